@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from nwor_bench.microbench import peers
-from nwor_bench.microbench.baselines import make_baseline
 from nwor_bench.microbench.cases import COPY, EMPTY, OURS, PEERS, Group, Shape, bytes_moved
-from nwor_bench.microbench.implementation import (
+from nwor_bench.microbench.inputs import count_sets
+from nwor_bench.microbench.peers import make_baseline
+from nwor_bench.microbench.rows import (
     Call,
     Implementation,
     Implementations,
     with_peers,
 )
-from nwor_bench.microbench.inputs import count_sets
 from nwor_kernels.fp8 import quantize_e4m3
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace, verify_attention_triton
 from nwor_kernels.verify_attention.reference import verify_attention_varlen_reference
@@ -103,20 +103,28 @@ class AttentionBuffers:
         self.output = torch.empty(query.shape, device=device, dtype=torch.bfloat16)
         self.write_window()
 
-    def our_call(self, workspace: VerifyWorkspace, cached: int = 0) -> Call:
-        """One launch. Each request's first `cached` window tokens are read from the cache."""
+    def our_call(self, workspace: VerifyWorkspace) -> Call:
+        """One launch of our kernel."""
         keywords = {
             "max_query_len": self.rows,
             "max_seq_len": self.max_seq_len,
             "workspace": workspace,
         }
-        return self._bind(verify_attention_triton, self.output, cached, **keywords)
+        return self._bind(verify_attention_triton, self.output, **keywords)
 
-    def flash_metadata(self, num_splits: int = MAX_SPLITS) -> Tensor:
-        """FlashAttention's scheduler metadata, [n] int32: columns with one entry per request."""
+    def flash_call(self) -> Call:
+        """One call of FlashAttention 3; its scheduler metadata is made beforehand."""
+        attend, schedule = peers.flash_attention()
         shape = self.shape
-        metadata: Tensor = peers.flash_attention()[1](
-            **self._flash_common(num_splits),
+        common: dict[str, Any] = {
+            "max_seqlen_q": self.rows,
+            "max_seqlen_k": self.max_seq_len,
+            "cu_seqlens_q": self.starts,
+            "causal": True,
+            "num_splits": MAX_SPLITS,
+        }
+        metadata: Tensor = schedule(
+            **common,
             batch_size=self.requests,
             num_heads_q=shape.heads,
             num_heads_kv=shape.kv_heads,
@@ -126,17 +134,6 @@ class AttentionBuffers:
             page_size=shape.block_size,
             window_size=(-1, -1),
         )
-        return metadata
-
-    def flash_call(self, num_splits: int = MAX_SPLITS) -> Call:
-        """One call of FlashAttention 3; its scheduler metadata is made beforehand.
-
-        Args:
-            num_splits: most splits of a context; 0 lets FlashAttention choose.
-        """
-        attend = peers.flash_attention()[0]
-        metadata, shape = self.flash_metadata(num_splits), self.shape
-        common = self._flash_common(num_splits)
         key, value = self.cache.transpose(1, 2).chunk(2, dim=-1)
         scale = self.scale.expand(self.requests, shape.kv_heads) if self.fp8 else None
         return lambda: attend(
@@ -154,16 +151,6 @@ class AttentionBuffers:
             fa_version=3,
             **common,
         )
-
-    def _flash_common(self, num_splits: int) -> dict[str, Any]:
-        """Arguments of both FlashAttention and its scheduler."""
-        return {
-            "max_seqlen_q": self.rows,
-            "max_seqlen_k": self.max_seq_len,
-            "cu_seqlens_q": self.starts,
-            "causal": True,
-            "num_splits": num_splits,
-        }
 
     def expected(self) -> Tensor:
         """The result in float32, by the kernel's torch reference."""
@@ -195,13 +182,11 @@ class AttentionBuffers:
         offset = (position % self.shape.block_size).repeat(self.requests)
         self.cache.transpose(1, 2).view(torch.uint8)[block, offset] = rows.view(torch.uint8)
 
-    def _bind(
-        self, attend: Callable[..., None], output: Tensor, cached: int = 0, **more: Any
-    ) -> Call:
+    def _bind(self, attend: Callable[..., None], output: Tensor, **more: Any) -> Call:
         """`attend` bound to the arguments that our kernel and its reference share."""
         starts, scale = self.starts, self.scale if self.fp8 else None
         return partial(
             attend, self.query, self.key, self.value, self.cache, starts, self.seq_lens, self.table,
-            starts[:-1] + cached, starts[1:], output, scale=self.shape.head_dim**-0.5,
+            starts[:-1], starts[1:], output, scale=self.shape.head_dim**-0.5,
             q_scale=scale, k_scale=scale, v_scale=scale, **more,
         )  # fmt: skip

@@ -12,8 +12,17 @@ from itertools import product
 from typing import Protocol
 
 from nwor_bench.microbench.cases import L2, OURS, PEERS, Group, LaunchMode, Spec
-from nwor_bench.microbench.implementation import Implementation, Implementations, describe
-from nwor_bench.microbench.rows import Row, Sample, Status, blank, half_widths, timed_rows
+from nwor_bench.microbench.rows import (
+    Implementation,
+    Implementations,
+    Row,
+    Sample,
+    Status,
+    blank,
+    describe,
+    half_widths,
+    timed_rows,
+)
 from nwor_bench.workload.stopping import FIRST_LOOK, StoppingRule
 
 Replay = Callable[[], Sample]
@@ -136,7 +145,7 @@ def _time_case(
         return [], refused
     rule = make_rule(bench.spec.max_rounds, bench.spec.ci_width)
     measured = run_rounds(replays, rule, rng, bench.throttled_ms)
-    timed = [each.timed for each in implementations if each.name in replays]
+    timed = [each for each in implementations if each.name in replays]
     rows = timed_rows(group, l2, launch, timed, measured.samples, measured.discarded)
     if measured.throttled:
         rows = [replace(row, reason="the GPU throttled its clocks") for row in rows]

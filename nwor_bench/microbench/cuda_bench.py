@@ -17,11 +17,12 @@ from nwor_bench.instruments.conditions import ConditionMonitor
 from nwor_bench.microbench.attention import attention_implementations
 from nwor_bench.microbench.bench import Bench, Replay
 from nwor_bench.microbench.cases import L2, Group, LaunchMode, Spec
-from nwor_bench.microbench.commit import commit_implementations
-from nwor_bench.microbench.implementation import Call, Implementation, Implementations
-from nwor_bench.microbench.mask import mask_implementations
-from nwor_bench.microbench.rows import Sample
-from nwor_bench.microbench.stage import stage_implementations
+from nwor_bench.microbench.rows import Call, Implementation, Implementations, Sample
+from nwor_bench.microbench.writes import (
+    commit_implementations,
+    mask_implementations,
+    stage_implementations,
+)
 
 _BUILDERS = {
     "commit": commit_implementations,

@@ -22,8 +22,7 @@ from nwor_bench.microbench.report import (
     plan_facts,
     write_files,
 )
-from nwor_bench.microbench.result import Result
-from nwor_bench.microbench.rows import Row
+from nwor_bench.microbench.rows import Result, Row
 from nwor_bench.records.files import result_document
 from nwor_bench.records.run_folder import RUNS, default_folder
 from nwor_bench.report.terminal import print_document, print_path

@@ -1,4 +1,4 @@
-"""Peers: other implementations of the cache write, and FlashAttention 3, as bound calls.
+"""Peers: other cache writes, FlashAttention 3, an empty kernel and a plain copy, as bound calls.
 
 Views, index tensors and int32 copies are made beforehand, so that only the peer's own kernels are
 timed. This is the only module of the microbenchmarks that imports vLLM.
@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
-from nwor_bench.microbench.cases import Shape
-from nwor_bench.microbench.implementation import Call, RefusedError, not_installed, refused
+from nwor_bench.microbench.cases import COPY, EMPTY, Shape
+from nwor_bench.microbench.inputs import count_sets
+from nwor_bench.microbench.rows import Call, Implementation, RefusedError, Status
 from nwor_kernels.fp8 import quantize_e4m3
+from nwor_kernels.launch import Launch
 
 Bind = Callable[[Tensor, Tensor, Tensor, Any], Call]
 
@@ -83,7 +86,7 @@ def _vllm_writer(
 def _flashinfer(shape: Shape, cache_dtype: str, scale: Tensor) -> Writer:
     """FlashInfer addresses rows by request and page: here every row is a request of one page."""
     if cache_dtype == "fp8":
-        raise refused("append_paged_kv_cache does not quantise to fp8")
+        raise RefusedError(Status.REFUSED, "append_paged_kv_cache does not quantise to fp8")
     try:
         append_paged_kv_cache = import_module("flashinfer.page").append_paged_kv_cache
     except ImportError as error:
@@ -130,8 +133,8 @@ def _index_copy(shape: Shape, cache_dtype: str, scale: Tensor) -> Writer:
 
 def _import_failed(what: str, error: ImportError) -> RefusedError:
     if isinstance(error, ModuleNotFoundError) and error.name == what.lower():
-        return not_installed(f"{what} is not installed")
-    return not_installed(f"{what} does not import: {error}")
+        return RefusedError(Status.NOT_INSTALLED, f"{what} is not installed")
+    return RefusedError(Status.NOT_INSTALLED, f"{what} does not import: {error}")
 
 
 @cache
@@ -142,14 +145,14 @@ def _cuda_write() -> Callable[..., None]:
     """
     found = importlib.util.find_spec("vllm")
     if found is None:
-        raise not_installed("vLLM is not installed")
+        raise RefusedError(Status.NOT_INSTALLED, "vLLM is not installed")
     for folder in found.submodule_search_locations or []:
         for library in sorted(Path(folder).glob("_C_stable_libtorch*.so")):
             torch.ops.load_library(library)  # type: ignore[no-untyped-call]
     try:
         return torch.ops._C_cache_ops.reshape_and_cache_flash.default
     except AttributeError as error:
-        raise refused("this vLLM was built without CUDA kernels") from error
+        raise RefusedError(Status.REFUSED, "this vLLM was built without CUDA kernels") from error
 
 
 @cache
@@ -160,7 +163,9 @@ def _triton_write() -> Callable[..., None]:
             triton_reshape_and_cache_flash,
         )
     except ImportError as error:
-        raise not_installed(f"vLLM's Triton write does not import: {error}") from error
+        raise RefusedError(
+            Status.NOT_INSTALLED, f"vLLM's Triton write does not import: {error}"
+        ) from error
     return triton_reshape_and_cache_flash
 
 
@@ -173,5 +178,76 @@ def flash_attention() -> tuple[Callable[..., Any], Callable[..., Any]]:
             get_scheduler_metadata,
         )
     except ImportError as error:
-        raise not_installed(f"vLLM's FlashAttention does not import: {error}") from error
+        raise RefusedError(
+            Status.NOT_INSTALLED, f"vLLM's FlashAttention does not import: {error}"
+        ) from error
     return flash_attn_varlen_func, get_scheduler_metadata
+
+
+MOST_COPIED = 256 << 20
+"""Most bytes in one copy. On an H200 graph copies of 513 MiB and more reached 2.77 TB/s instead of
+4.2; eager copies did not slow down."""
+
+
+def make_baseline(name: str, bytes_moved: int, sets: int, device: torch.device) -> Implementation:
+    """`empty` or `copy`, with one call per set of buffers.
+
+    Args:
+        bytes_moved: bytes that the copy reads and writes together, half of them each.
+    """
+    return {EMPTY: _empty, COPY: _copy}[name](bytes_moved, sets, device)
+
+
+@triton.jit
+def _empty_kernel(anything):  # type: ignore[no-untyped-def]
+    pass
+
+
+@cache
+def _empty_launch() -> Launch:
+    """Launch of the empty kernel, without early start, as most kernels are launched."""
+    return Launch(_empty_kernel, (1, 1, 1), {}, num_warps=1)
+
+
+def _empty(bytes_moved: int, sets: int, device: torch.device) -> Implementation:
+    anything = torch.ones(1, device=device)
+    launch = _empty_launch()
+    return Implementation(EMPTY, 1, None, [lambda: launch(anything)] * sets, lambda: "")
+
+
+def _copy(bytes_moved: int, sets: int, device: torch.device) -> Implementation:
+    size = max(1, bytes_moved // 2)
+    sets = max(sets, count_sets(bytes_moved))
+    pairs = [
+        (
+            torch.randint(256, (size,), dtype=torch.uint8, device=device),
+            torch.zeros(size, dtype=torch.uint8, device=device),
+        )
+        for _ in range(sets)
+    ]
+
+    calls = [_copying(*pair) for pair in pairs]
+
+    def check() -> str:
+        source, target = pairs[0]
+        target.copy_(~source)
+        calls[0]()
+        return "" if torch.equal(source, target) else "the copy differs from its source"
+
+    parts = -(-size // MOST_COPIED)
+    return Implementation(COPY, parts, 2 * size, calls, check)
+
+
+def _copying(source: Tensor, target: Tensor) -> Call:
+    """A copy, in parts of at most MOST_COPIED bytes."""
+    if source.numel() <= MOST_COPIED:
+        return lambda: target.copy_(source)
+    parts = list(
+        zip(torch.split(target, MOST_COPIED), torch.split(source, MOST_COPIED), strict=True)
+    )
+
+    def copy_parts() -> None:
+        for to, part in parts:
+            to.copy_(part)
+
+    return copy_parts

@@ -9,13 +9,11 @@ from typing import Any
 
 import pandas as pd
 
-from nwor_bench.microbench.cases import L2, OURS, Group, LaunchMode, Spec, estimate_s
-from nwor_bench.microbench.result import GoalResult, Result, Verdict
-from nwor_bench.microbench.rows import COLUMNS, FORMAT_VERSION, Row, Status
+from nwor_bench.microbench.cases import L2, OURS, PEERS, Group, LaunchMode, Spec, estimate_s
+from nwor_bench.microbench.rows import COLUMNS, FORMAT_VERSION, Result, Row, Status
 from nwor_bench.records.files import write_atomically
 from nwor_bench.records.json_part import to_json
 from nwor_bench.report.document import (
-    Block,
     Bullets,
     Code,
     Document,
@@ -26,7 +24,7 @@ from nwor_bench.report.document import (
     table,
 )
 from nwor_bench.report.markdown import render_markdown
-from nwor_bench.report.text import NOT_MEASURED, decimal, percent, plural
+from nwor_bench.report.text import NOT_MEASURED, decimal, percent
 
 NOTES = (
     "time: median time of one call over rounds. A commit writes all layers, a stage one layer.",
@@ -74,17 +72,6 @@ def json_text(result: Result) -> str:
 
 def json_content(result: Result) -> dict[str, Any]:
     """Everything in kernels.json."""
-    goals = [
-        {
-            "goal": each.goal.text,
-            "bound": each.goal.bound,
-            "verdict": each.verdict,
-            "cases": each.cases,
-            "met": each.met,
-            "worst": None if each.worst is None else asdict(each.worst),
-        }
-        for each in result.goals
-    ]
     return {
         "format_version": FORMAT_VERSION,
         "kind": "kernels",
@@ -93,19 +80,13 @@ def json_content(result: Result) -> dict[str, Any]:
         "device": result.facts,
         "environment": to_json(result.environment),
         "spec": asdict(result.spec),
-        "goals": goals,
         "rows": [asdict(row) for row in result.rows],
     }
 
 
 def document(result: Result) -> Document:
-    """The answer, goals, machine, a table a kernel, and notes; kernels.csv has all rows."""
-    lead: list[Block] = [_headline(result)]
-    if result.goals:
-        headers = ("goal (graph-captured)", "verdict", "cases", "worst time/nwor [95 %]")
-        goals = [goal_cells(each) for each in result.goals]
-        lead.append(table(headers, goals, numbers_from=4))
-    lead += [Paragraph(machine(result)), Code(result.command)]
+    """The answer, machine, a table per kernel, and notes; kernels.csv has all rows."""
+    lead = (_headline(result), Paragraph(machine(result)), Code(result.command))
     shown = _shown(result.rows)
     state = f" ({shown[0].launch}, {shown[0].l2} L2)" if shown else ""
     sections = [
@@ -117,13 +98,29 @@ def document(result: Result) -> Document:
         bullets = Bullets(tuple(listed))
         sections.append(Section("Rows without a time, or with a remark", (bullets,), brief=True))
     sections.append(Section("How to read the tables", (Bullets(NOTES),)))
-    return Document("Kernels against their peers", tuple(lead), tuple(sections))
+    return Document("Kernels against their peers", lead, tuple(sections))
 
 
 def _headline(result: Result) -> Headline:
-    """How many goals are met, and which results are wrong."""
-    met = sum(each.verdict is Verdict.MET for each in result.goals)
-    text = f"{met} of {plural(len(result.goals), 'goal')} met."
+    """Each kernel's time against its main peer's, and which results are wrong."""
+    shown = _shown(result.rows)
+    ratios = {
+        (row.kernel, row.implementation): [
+            each.time_over_nwor
+            for each in shown
+            if (each.kernel, each.implementation) == (row.kernel, row.implementation)
+            and each.time_over_nwor is not None
+        ]
+        for row in shown
+        if row.implementation == PEERS[row.kernel][0]
+    }
+    text = " ".join(
+        f"{kernel}: {peer} takes {significant(min(found))} to {significant(max(found))} times "
+        "our time."
+        for (kernel, peer), found in ratios.items()
+        if found
+    )
+    text = text or "No ratio was measured."
     wrong = dict.fromkeys(
         f"{row.implementation}, {row.kernel} {case(row)}, {row.cache_dtype}: {row.reason}"
         for row in result.invalid
@@ -275,17 +272,3 @@ def reasons(rows: Sequence[Row]) -> list[str]:
             where = f"{row.kernel}, {row.cache_dtype}"
             found[f"{row.implementation} ({where}): {row.status}: {row.reason}"] = None
     return list(found)
-
-
-def goal_cells(result: GoalResult) -> tuple[str, str, str, str]:
-    """Goal, verdict, number of cases that meet it, and the worst case with its ratio."""
-    worst = result.worst
-    if worst is None:
-        return (result.goal.text, result.verdict, NOT_MEASURED, NOT_MEASURED)
-    where = f"{case(worst)}, {worst.cache_dtype}, {worst.l2}"
-    return (
-        result.goal.text,
-        result.verdict,
-        f"{result.met} of {result.cases}",
-        f"{interval(worst)} ({where})",
-    )

@@ -1,12 +1,14 @@
-"""Rows of the result: one implementation in one case. Pure."""
+"""Implementations of a kernel's work, and the rows that a run makes of them. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from statistics import median
+from typing import Any
 
 from nwor_bench.analysis.statistics import paired_ratio
-from nwor_bench.microbench.cases import COPY, L2, OURS, Group, LaunchMode
+from nwor_bench.microbench.cases import COPY, L2, OURS, Group, LaunchMode, Spec
+from nwor_bench.records.environment import Environment
 
 FORMAT_VERSION = 1
 """Version of kernels.json and kernels.csv; increase it when a column changes its meaning."""
@@ -82,13 +84,73 @@ class Row:
 COLUMNS = tuple(field.name for field in fields(Row))
 
 
+Call = Callable[[], object]
+
+
 @dataclass(frozen=True)
-class Timed:
-    """Facts about an implementation that are known before it is timed."""
+class Implementation:
+    """One implementation of a kernel's work, in one group.
+
+    Attributes:
+        name: `nwor` or a peer's.
+        launches: kernels that a call launches.
+        bytes_moved: bytes that a call must read and write; None for the empty kernel.
+        calls: one per set of buffers; a round over all sets finds none of its data in L2.
+        check: makes one call on poisoned outputs; returns the fault, or an empty string.
+    """
 
     name: str
     launches: int
     bytes_moved: int | None
+    calls: Sequence[Call]
+    check: Callable[[], str]
+
+
+class RefusedError(Exception):
+    """The implementation cannot run here; its rows show the reason instead of a time."""
+
+    def __init__(self, status: Status, reason: str):
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A peer that is listed but not timed."""
+
+    name: str
+    status: Status
+    reason: str
+
+
+@dataclass(frozen=True)
+class Implementations:
+    """All implementations of one group: those that can run, and those that cannot."""
+
+    runnable: tuple[Implementation, ...]
+    refused: tuple[Refusal, ...]
+
+
+def with_peers(
+    ours: Implementation, names: Sequence[str], make: Callable[[str], Implementation]
+) -> Implementations:
+    """Our implementation and the peers `names`; a peer that `make` cannot make is refused."""
+    runnable, refusals = [ours], []
+    for name in names:
+        try:
+            runnable.append(make(name))
+        except RefusedError as refusal:
+            refusals.append(Refusal(name, refusal.status, refusal.reason))
+        except Exception as error:  # a foreign library may raise anything
+            refusals.append(Refusal(name, Status.REFUSED, describe(error)))
+    return Implementations(tuple(runnable), tuple(refusals))
+
+
+def describe(error: Exception) -> str:
+    """An error as a reason: its type and its first line."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}"[:200]
 
 
 def blank(
@@ -116,7 +178,7 @@ def timed_rows(
     group: Group,
     l2: L2,
     launch: LaunchMode,
-    timed: Sequence[Timed],
+    timed: Sequence[Implementation],
     samples: Mapping[str, Sequence[Sample]],
     discarded: int = 0,
 ) -> list[Row]:
@@ -130,9 +192,10 @@ def timed_rows(
     rows = []
     for each in timed:
         values = asdict(blank(group, each.name, l2, launch, Status.OK))
-        values |= asdict(each) | _ratio(times, each.name) | _host(samples[each.name], each.launches)
-        del values["name"]
+        values |= _ratio(times, each.name) | _host(samples[each.name], each.launches)
         values |= {
+            "launches": each.launches,
+            "bytes_moved": each.bytes_moved,
             "rounds": len(times[each.name]),
             "time_us": median(times[each.name]),
             "gb_per_s": speeds.get(each.name),
@@ -177,3 +240,26 @@ def _host(samples: Sequence[Sample], launches: int) -> dict[str, float]:
 
 def _over(value: float | None, base: float | None) -> float | None:
     return None if value is None or not base else value / base
+
+
+@dataclass(frozen=True)
+class Result:
+    """One kernel run.
+
+    Attributes:
+        command: the command line.
+        facts: facts about the device: `gpu`, `l2_bytes`, `copy_gb_per_s`.
+        environment: from `nwor_bench.instruments.environment.collect`.
+    """
+
+    spec: Spec
+    rows: Sequence[Row]
+    command: str
+    facts: dict[str, Any]
+    environment: Environment
+    elapsed_s: float
+
+    @property
+    def invalid(self) -> list[Row]:
+        """Rows whose implementation gave a wrong result."""
+        return [row for row in self.rows if row.status is Status.INVALID]

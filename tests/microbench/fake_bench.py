@@ -6,8 +6,7 @@ from random import Random
 
 from nwor_bench.microbench.bench import Bench, Replay
 from nwor_bench.microbench.cases import L2, OURS, PEERS, Group, LaunchMode, Spec, bytes_moved
-from nwor_bench.microbench.implementation import Implementation, Implementations, Refusal
-from nwor_bench.microbench.rows import Sample, Status
+from nwor_bench.microbench.rows import Implementation, Implementations, Refusal, Sample, Status
 
 FACTS = {"gpu": "Fake GPU", "l2_bytes": 60 << 20, "copy_gb_per_s": 4000.0}
 

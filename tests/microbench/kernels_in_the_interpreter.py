@@ -9,21 +9,20 @@ import json
 
 import torch
 
-from nwor_bench.microbench import inputs, mask, stage
+from nwor_bench.microbench import inputs, writes
 from nwor_bench.microbench.cases import OURS, Group, Shape, Window
-from nwor_bench.microbench.commit import commit_implementations
 
 SHAPE = Shape(layers=2, heads=4, kv_heads=2, head_dim=64)
 
 
 def main() -> None:
     inputs.COLD_BYTES = 1
-    stage.SETS = mask.SETS = 2
+    writes.SETS = 2
     window, found = Window(2, 3), {}
     for build, group in (
-        (commit_implementations, Group("commit", "bf16", window, 0.5)),
-        (stage.stage_implementations, Group("stage", "bf16", window)),
-        (mask.mask_implementations, Group("mask", "bf16", window, 0.5)),
+        (writes.commit_implementations, Group("commit", "bf16", window, 0.5)),
+        (writes.stage_implementations, Group("stage", "bf16", window)),
+        (writes.mask_implementations, Group("mask", "bf16", window, 0.5)),
     ):
         built = build(group, SHAPE, torch.device("cpu"), 1)
         for each in built.runnable:

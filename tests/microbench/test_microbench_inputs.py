@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nwor_bench.microbench.cases import Group, Shape, Window
-from nwor_bench.microbench.implementation import RefusedError
 from nwor_bench.microbench.inputs import (
     FP8_POISON,
     SlotPool,
@@ -22,6 +21,7 @@ from nwor_bench.microbench.inputs import (
     spread,
 )
 from nwor_bench.microbench.peers import make_writer
+from nwor_bench.microbench.rows import RefusedError
 from nwor_kernels.commit.reference import accepted_rows, commit_windows_reference
 
 CPU = torch.device("cpu")
@@ -157,7 +157,7 @@ def test_attentions_reference_is_attention() -> None:
 
 def test_a_large_copy_is_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from nwor_bench.microbench import baselines
+    from nwor_bench.microbench import peers as baselines
 
     monkeypatch.setattr(baselines, "MOST_COPIED", 100)
     copy = baselines.make_baseline("copy", 500, 3, CPU)

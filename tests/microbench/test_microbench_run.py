@@ -7,8 +7,7 @@ from fake_bench import NO_FLASHINFER, make_bench
 
 from nwor_bench.microbench.bench import Bench, fault_of, run_groups
 from nwor_bench.microbench.cases import L2, OURS, PEERS, LaunchMode, Spec, Window, expand
-from nwor_bench.microbench.implementation import Implementation, not_installed, with_peers
-from nwor_bench.microbench.rows import Row, Status
+from nwor_bench.microbench.rows import Implementation, RefusedError, Row, Status, with_peers
 
 SPEC = Spec(kernels=("commit", "mask"), windows=(Window(8, 4),), acceptances=(0.5,), max_rounds=5)
 MODES = len(L2) * len(LaunchMode)
@@ -120,7 +119,7 @@ def test_peers_that_cannot_be_made_are_listed() -> None:
 
     def make(name: str) -> Implementation:
         if name == "flashinfer":
-            raise not_installed("FlashInfer is not installed")
+            raise RefusedError(Status.NOT_INSTALLED, "FlashInfer is not installed")
         if name == "vllm_triton":
             raise AttributeError("no such operator")
         return replace(ours, name=name)

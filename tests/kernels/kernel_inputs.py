@@ -86,6 +86,19 @@ def nan_caches(
     return memory, [cache[1::2, 1:, 1:-1, ::2] for cache in memory]
 
 
+def nan_staging(
+    shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    strided: bool,
+    device: torch.device | str = "cpu",
+) -> tuple[Tensor, Tensor]:
+    """(memory, view): NaN staging rows [capacity, kv_heads, width], with gaps if `strided`."""
+    capacity, kv_heads, width = shape
+    larger = (2 * capacity + 1, kv_heads + 1, width + 3) if strided else shape
+    memory = torch.full(larger, float("nan"), dtype=dtype, device=device)
+    return memory, memory[1::2, 1:, 2:-1] if strided else memory
+
+
 def assert_same(actual: Tensor, expected: Tensor) -> None:
     """Equal values in equal places, NaN (never written) included."""
     torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)

@@ -1,4 +1,4 @@
-"""Direct launches: what reaches the driver, and what is refused.
+"""Launches: one look-up of each binary; what a direct launch gives the driver, and what it refuses.
 
 The driver is a stand-in, built here against CUDA's header as Triton ships it, so that structures
 which do not have the header's layout arrive as nonsense. test_direct_launch_gpu.py has a real one.
@@ -30,7 +30,7 @@ from driver_stand_in import (
 
 from nwor_kernels import direct_launch
 from nwor_kernels.direct_launch import Refused, prepare, refusals
-from nwor_kernels.launch import Launch
+from nwor_kernels.launch import Launch, Launches
 
 
 def random_arguments() -> list[Any]:
@@ -220,3 +220,42 @@ def test_an_interpreted_kernel_is_launched_as_it_always_was(record):
         run(torch.zeros(4, dtype=torch.int32), number)
     assert len(jit.launches) == 3
     assert record.launches == 0
+
+
+GIVEN = (torch.ones(8), torch.ones(8), None, None, 2**40, 9, 5)
+LOOKED_UP: dict[str, Any] = {"grid": (4, 1, 1), "arguments": GIVEN, "constants": {"CONSTANT": 8}}
+
+
+def launch_twice(**changes: Any) -> tuple[StandInJit, StandInKernel]:
+    """A launch of LOOKED_UP and one with changes, through `Launches` with `number` free."""
+    kernel = StandInKernel()
+    jit = StandInJit(kernel)
+    launches = Launches(jit, free=frozenset({"number"}))
+    launches(**LOOKED_UP, num_warps=4)
+    launches(**{**LOOKED_UP, "num_warps": 4, **changes})
+    return jit, kernel
+
+
+def test_a_binary_is_looked_up_once():
+    again = (torch.randn(3, 8), *GIVEN[1:6], 7)
+    jit, kernel = launch_twice(arguments=again)
+    assert len(jit.launches) == 1
+    assert kernel.by_triton == [((4, 1, 1), *again, 8)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"grid": (5, 1, 1)}, id="grid"),
+        pytest.param({"arguments": (torch.ones(8).half(), *GIVEN[1:])}, id="dtype"),
+        pytest.param({"arguments": (torch.ones(9)[1:], *GIVEN[1:])}, id="alignment"),
+        pytest.param({"arguments": (*GIVEN[:2], torch.ones(8), *GIVEN[3:])}, id="none"),
+        pytest.param({"arguments": (*GIVEN[:5], 1, 5)}, id="number"),
+        pytest.param({"constants": {"CONSTANT": 16}}, id="constant"),
+        pytest.param({"num_warps": 8}, id="warps"),
+    ],
+)
+def test_another_binary_is_looked_up_again(changes):
+    jit, kernel = launch_twice(**changes)
+    assert len(jit.launches) == 2
+    assert not kernel.by_triton

@@ -5,22 +5,20 @@ import torch
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_inputs import FLOAT_DTYPES, SEEDS, assert_same, generator, num_written, random_kv
+from kernel_inputs import (
+    FLOAT_DTYPES,
+    SEEDS,
+    assert_same,
+    generator,
+    nan_staging,
+    num_written,
+    random_kv,
+)
 
 from nwor_kernels.metadata import ERROR_OVERFLOW, ERROR_ROW_RANGE, error_names
 from nwor_kernels.stage.reference import stage_kv_cache_reference
 
 UNTOUCHED = [77, 77]
-
-
-def nan_staging(capacity, kv_heads, width, dtype, *, strided):
-    """(memory, view): staging rows full of NaN, the view with gaps around it when strided."""
-    if not strided:
-        memory = torch.full((capacity, kv_heads, width), float("nan"), dtype=dtype)
-        return memory, memory
-    larger = (2 * capacity + 1, kv_heads + 1, width + 3)
-    memory = torch.full(larger, float("nan"), dtype=dtype)
-    return memory, memory[1::2, 1:, 2:-1]
 
 
 @examples(60)
@@ -41,8 +39,9 @@ def test_each_row_is_copied_and_padding_is_left_alone(
     rows = data.draw(st.lists(st.integers(-2, num_tokens - 1), max_size=8))
     key, value = random_kv(num_tokens, kv_heads, widths, dtype, generator(seed), fused=fused)
     capacity = len(rows) + spare
-    key_memory, staged_key = nan_staging(capacity, kv_heads, widths[0], dtype, strided=strided)
-    value_memory, staged_value = nan_staging(capacity, kv_heads, widths[1], dtype, strided=strided)
+    (key_memory, staged_key), (value_memory, staged_value) = (
+        nan_staging((capacity, kv_heads, width), dtype, strided) for width in widths
+    )
     metadata = torch.tensor(UNTOUCHED, dtype=torch.int32)
 
     stage_kv_cache_reference(

@@ -5,20 +5,25 @@ give the same bits, and shows in the interpreter too which lines are given up.
 """
 
 import itertools
-import runpy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from attention_cases import Request, attend_slowly, make_step, stage_step
-from test_triton_verify_attention import check, run
+from test_triton_verify_attention import check, run, workspace_for
 from torch import Tensor
 
 pytest.importorskip("triton")
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace, verify_attention_triton
-from nwor_kernels.verify_attention.tuning import Discard, Tuning, can_discard, launch_shape
+from nwor_kernels.verify_attention.tuning import (
+    MAX_PARTS,
+    Discard,
+    LaunchShape,
+    Tuning,
+    can_discard,
+    launch_shape,
+)
 
 UNEVEN = [Request(130, 5, 4), Request(33, 3, 2), Request(50, 1, 0), Request(0, 5, 4)]
 SENTINEL = 12345.0
@@ -28,10 +33,7 @@ KEPT: dict[str, Any] = {"discard": Discard.OFF}
 
 def leftovers(step, device, filled: float, **tuning: Any) -> tuple[Tensor, Tensor, Tensor]:
     """(output, accumulators, sums) of a launch in a workspace that was full of a number."""
-    workspace = VerifyWorkspace.create(
-        max_requests=4, num_heads=6, num_kv_heads=2, head_dim=40, max_query_len=5,
-        device=device, programs=tuning["programs"],
-    )  # fmt: skip
+    workspace = workspace_for(step, device, tuning["programs"])
     for tensor in (workspace.accumulators, workspace.sums):
         tensor.fill_(filled)
     shape = Tuning(block_n=16, min_tiles=1, **KEPT | tuning)
@@ -76,22 +78,46 @@ def test_padding_rows_are_not_left(triton_device):
 EVEN = [Request(90, 5, 4)] * 3
 BATCHES = [pytest.param(EVEN, marks=pytest.mark.long, id="even"), pytest.param(UNEVEN, id="uneven")]
 
-MODEL = Path(__file__).with_name("partial_results.py")
-partial_bytes = runpy.run_path(str(MODEL))["partial_bytes"]
-"""The kernel's arithmetic on the host's integers, compared here with what the kernel writes."""
+
+def cut(steps: list[int], pairs: int, shape: LaunchShape) -> tuple[int, int]:
+    """`parts.cut` on the host: (steps a program, multiple to which a pair's are rounded up)."""
+    all_steps, most, programs = sum(steps) * pairs, max(steps), shape.programs
+    busy = sum(n > 0 for n in steps) * pairs
+    least = max(-(-most // MAX_PARTS), shape.min_tiles)
+    part = max(-(-all_steps // programs), least)
+    aligned = -(-most // max(programs // max(busy, 1), 1))
+    aligned = max(min(aligned, -(-all_steps // max(programs - busy, 1))), least)
+    if busy <= programs and aligned <= part + part // 4 + 1:
+        return aligned, aligned
+    whole = -(-busy // programs) * most
+    is_little_more = whole * 100 <= part * (100 + shape.whole_pairs)
+    return (whole, most) if shape.whole_pairs and busy > programs and is_little_more else (part, 1)
+
+
+def partial_bytes(requests: list[Request], kv_heads: int, ratio: int, shape: LaunchShape) -> int:
+    """Bytes that a launch leaves in its workspace, by the same arithmetic as the kernel's."""
+    steps = [-(-(r.length - r.drafts) // shape.block_n) + 1 if r.drafts else 0 for r in requests]
+    pairs = kv_heads * shape.row_tiles
+    part, multiple = cut(steps, pairs, shape)
+    total = at = 0
+    for request, own in zip(requests, steps, strict=True):
+        slots = -(-own // multiple) * multiple
+        for pair in range(pairs if own else 0):
+            shared_by = (at + slots - 1) // part - at // part + 1
+            at += slots
+            if shared_by > 1:  # a pair that one program has leaves nothing
+                before = pair % shape.row_tiles * shape.rows
+                rows = min(max(request.queries * ratio - before, 0), shape.rows)
+                # float32: the accumulator's rows, and maximum and sum of padding rows too
+                total += shared_by * 4 * (rows * shape.dim + 2 * shape.rows)
+    return total
 
 
 def bytes_left(device, requests, *, heads=4, kv_heads=2, head_dim=32, **tuning: Any) -> int:
-    """Bytes of partial results that a launch leaves in a workspace that was full of NaN.
-
-    They are as many as the DRAM study's model says.
-    """
+    """Bytes of partial results that a launch leaves in a workspace that was full of NaN."""
     step = make_step(requests, heads=heads, kv_heads=kv_heads, head_dim=head_dim, seed=8)
     queries = max(request.queries for request in requests)
-    workspace = VerifyWorkspace.create(
-        max_requests=len(requests), num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim,
-        max_query_len=queries, device=device, programs=tuning["programs"],
-    )  # fmt: skip
+    workspace = workspace_for(step, device, tuning["programs"])
     left = (workspace.accumulators, workspace.sums)
     for tensor in left:
         tensor.fill_(float("nan"))
@@ -99,10 +125,8 @@ def bytes_left(device, requests, *, heads=4, kv_heads=2, head_dim=32, **tuning: 
     output = run(step, stage_step(step, False), device, workspace=workspace, tuning=chosen)
     check(step, output, torch.from_numpy(attend_slowly(step)), torch.float32)
     found = sum(4 * int((~tensor.isnan()).sum()) for tensor in left)
-    lengths, drafts = [r.length for r in requests], [r.drafts for r in requests]
-    rows = [request.queries * heads // kv_heads for request in requests]
     shape = launch_shape(queries, heads // kv_heads, head_dim, 4, device, chosen)
-    assert found == partial_bytes(lengths, drafts, rows, kv_heads, shape, shape.programs)
+    assert found == partial_bytes(requests, kv_heads, heads // kv_heads, shape)
     return found
 
 
@@ -117,7 +141,7 @@ def bytes_left(device, requests, *, heads=4, kv_heads=2, head_dim=32, **tuning: 
         ),
     ],
 )
-def test_as_much_is_left_as_the_model_says(triton_device, requests, programs, min_tiles):
+def test_as_much_is_left_as_the_rules_say(triton_device, requests, programs, min_tiles):
     found = bytes_left(
         triton_device, requests, programs=programs, min_tiles=min_tiles, whole_pairs=0
     )
@@ -192,10 +216,7 @@ class Layers:
             heads=24, kv_heads=8, head_dim=128, dtype=torch.bfloat16, seed=23,
         )  # fmt: skip
         staged = stage_step(step, True)
-        self.workspace = VerifyWorkspace.create(
-            max_requests=requests, num_heads=24, num_kv_heads=8, head_dim=128,
-            max_query_len=queries, device=cuda,
-        )  # fmt: skip
+        self.workspace = workspace_for(step, cuda)
         query, cache, table, lens, starts, key, value = (
             part.to(cuda)
             for part in (

@@ -5,7 +5,15 @@ import torch
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_inputs import SEEDS, assert_same, generator, num_written, random_kv, to_device
+from kernel_inputs import (
+    SEEDS,
+    assert_same,
+    generator,
+    nan_staging,
+    num_written,
+    random_kv,
+    to_device,
+)
 
 pytest.importorskip("triton")
 
@@ -13,13 +21,6 @@ from nwor_kernels.stage.kernel import stage_kv_cache_triton
 from nwor_kernels.stage.reference import stage_kv_cache_reference
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
-
-
-def nan_staging(capacity, kv_heads, width, dtype, device, *, strided):
-    """(memory, view): staging rows full of NaN, the view with gaps around it when strided."""
-    larger = (2 * capacity + 1, kv_heads + 1, width + 3) if strided else (capacity, kv_heads, width)
-    memory = torch.full(larger, float("nan"), dtype=dtype, device=device)
-    return memory, memory[1::2, 1:, 2:-1] if strided else memory
 
 
 def compare(key, value, rows, capacity, device, *, strided=False):
@@ -30,7 +31,7 @@ def compare(key, value, rows, capacity, device, *, strided=False):
         (stage_kv_cache_triton, device),
     ):
         to_key, to_value = (
-            nan_staging(capacity, *source.shape[1:], source.dtype, where, strided=strided)
+            nan_staging((capacity, *source.shape[1:]), source.dtype, strided, where)
             for source in (key, value)
         )
         metadata = torch.full((2, 3), 77, dtype=torch.int32, device=where)

@@ -50,6 +50,16 @@ def longest(step: Step) -> int:
     return max(request.queries for request in step.requests if request.drafts)
 
 
+def workspace_for(step: Step, device: torch.device, programs: int | None = None) -> VerifyWorkspace:
+    """Room for launches of steps like this one."""
+    heads, head_dim = step.query.shape[1:]
+    return VerifyWorkspace.create(
+        max_requests=len(step.requests), num_heads=heads, num_kv_heads=step.kv_cache.shape[1],
+        head_dim=head_dim, value_dim=step.value[0].shape[2], max_query_len=longest(step),
+        device=device, programs=programs,
+    )  # fmt: skip
+
+
 def run(
     step: Step,
     staged: Staged,
@@ -279,33 +289,13 @@ def test_values_of_another_width(triton_device, head_dim, value_dim, ratio, dtyp
     shape = {"heads": heads, "kv_heads": 2, "head_dim": head_dim, "value_dim": value_dim}
     step = make_step(requests, dtype=dtype, seed=22 + programs, **shape)
     staged = stage_step(step, programs == 1)
-    workspace = VerifyWorkspace.create(
-        max_requests=4, num_heads=heads, num_kv_heads=2, head_dim=head_dim, value_dim=value_dim,
-        max_query_len=5, device=triton_device, programs=programs,
-    )  # fmt: skip
+    workspace = workspace_for(step, triton_device, programs)
     for tensor in (workspace.accumulators, workspace.sums):
         tensor.fill_(float("nan"))
     tuning = Tuning(block_n=16, programs=programs, min_tiles=1, discard=Discard.POISON)
     result = run(step, staged, triton_device, workspace=workspace, tuning=tuning, **options)
     check(step, result, torch.from_numpy(attend_slowly(step, **options)), dtype)
     assert not workspace.arrived.any()
-
-
-@pytest.mark.parametrize(("head_dim", "value_dim"), [(192, 128), (32, 64)])
-def test_an_fp8_cache_with_values_of_another_width(triton_device, head_dim, value_dim):
-    scales = Scales(*(torch.tensor([2.0**-n]) for n in (8, 7)))
-    dtype = torch.float16 if INTERPRETED else torch.bfloat16
-    shape = {"heads": 4, "kv_heads": 1, "head_dim": head_dim, "value_dim": value_dim}
-    step = make_step([Request(37, 5, 4), Request(0, 5, 4)], dtype=dtype, seed=28, **shape)
-    if INTERPRETED:  # it rounds to e4m3 wrongly, so there is nothing left to round
-        rounded, _, _ = quantised_step(step, scales)
-        step.key = [part.to(dtype) for part in rounded.key]
-        step.value = [part.to(dtype) for part in rounded.value]
-    staged = stage_step(step, True)
-    seen, query, _ = quantised_step(step, scales)
-    cache = as_e4m3_cache(committed_only(step, staged), scales, head_dim)
-    result = run(step, staged, triton_device, cache=cache, query=query, scales=scales)
-    check(step, result, torch.from_numpy(attend_slowly(seen)), torch.bfloat16)
 
 
 def test_a_cache_with_heads_innermost(triton_device):
@@ -327,10 +317,7 @@ def test_the_longest_window_and_more_query_rows_than_a_tile_has(triton_device, r
 def test_a_workspace_serves_launch_after_launch(triton_device):
     """The arrival counters must be at zero again, or the second launch merges too early."""
     requests = [Request(80, 5, 4), Request(50, 5, 4), Request(1, 5, 4)]
-    workspace = VerifyWorkspace.create(
-        max_requests=4, num_heads=2, num_kv_heads=1, head_dim=8, max_query_len=5,
-        device=triton_device, programs=5,
-    )  # fmt: skip
+    workspace = workspace_for(make_step(requests, heads=2, kv_heads=1), triton_device, 5)
     workspace.accumulators.fill_(float("nan"))
     for seed in (9, 10, 11):
         step = make_step(requests, heads=2, kv_heads=1, seed=seed)
@@ -368,20 +355,24 @@ def test_padding_requests_of_a_captured_shape_are_left_alone(triton_device):
 
 
 @pytest.mark.parametrize(
-    ("per_head", "fp8_query", "head_dim"),
+    ("per_head", "fp8_query", "head_dim", "value_dim"),
     [
-        (True, True, 96),
+        (True, True, 96, 96),
+        (False, False, 192, 128),
+        (False, False, 32, 64),
         *(
             pytest.param(*case, marks=pytest.mark.long)
-            for case in ((False, False, 96), (False, True, 32), (True, False, 32))
+            for case in ((False, False, 96, 96), (False, True, 32, 32), (True, False, 32, 32))
         ),
     ],
 )
-def test_fp8_cache_sees_staged_tokens_as_if_written(triton_device, per_head, fp8_query, head_dim):
+def test_fp8_cache_sees_staged_tokens_as_if_written(
+    triton_device, per_head, fp8_query, head_dim, value_dim
+):
     k, v = ([2**-7, 2**-8], [2**-6, 2**-7]) if per_head else ([2**-8], [2**-7])
     scales = Scales(torch.tensor(k), torch.tensor(v), torch.tensor([0.02]) if fp8_query else None)
     dtype = torch.float16 if INTERPRETED else torch.bfloat16
-    step = make_step(WINDOWS, dtype=dtype, head_dim=head_dim, seed=13)
+    step = make_step(WINDOWS, dtype=dtype, head_dim=head_dim, value_dim=value_dim, seed=13)
     rounded, _, _ = quantised_step(step, scales)
     if INTERPRETED:  # it rounds to e4m3 wrongly, so there is nothing left to round
         step.key, step.value = (
@@ -389,7 +380,7 @@ def test_fp8_cache_sees_staged_tokens_as_if_written(triton_device, per_head, fp8
         )
     staged = stage_step(step, True)
     seen, query, _ = quantised_step(step, scales)
-    cache = as_e4m3_cache(committed_only(step, staged), scales)
+    cache = as_e4m3_cache(committed_only(step, staged), scales, head_dim)
     result = run(step, staged, triton_device, cache=cache, query=query, scales=scales)
     check(step, result, torch.from_numpy(attend_slowly(seen)), torch.bfloat16)
 
@@ -505,9 +496,7 @@ def test_a_captured_graph_serves_other_lengths_and_is_repeatable():
     query, starts = place(long.query), place(long.query_start_loc)
     key, value = place(staged.key), place(staged.value)
     output = torch.empty_like(query)
-    workspace = VerifyWorkspace.create(
-        max_requests=3, num_heads=4, num_kv_heads=2, head_dim=64, max_query_len=5, device=cuda
-    )
+    workspace = workspace_for(long, cuda)
 
     def launch():
         verify_attention_triton(

@@ -5,15 +5,19 @@ same model, in the same KV-cache group. So the runner is asked what it registere
 models were loaded.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from nwor_bench.errors import BenchError
+from nwor_bench.plugin.window import LayerTrace
+
+logger = logging.getLogger("vllm.nwor_bench")
 
 
 class StagingUnavailable(BenchError):
@@ -76,6 +80,51 @@ def partition(layers: Sequence[LayerCache]) -> list[list[LayerCache]]:
     return list(parts.values())
 
 
+class StagedLayers:
+    """The target layers in the order of their numbers, and how they are staged.
+
+    Args:
+        layers: the target layers.
+        capacity: most draft tokens that a window can have (requests x k).
+
+    Raises:
+        StagingUnavailable: no layers.
+    """
+
+    def __init__(self, layers: Sequence[LayerCache], capacity: int):
+        if not layers:
+            raise StagingUnavailable("no_target_layers")
+        self.alike = partition(layers)
+        """Layers that one launch can serve, set by set."""
+        self.layers = [layer for part in self.alike for layer in part]
+        self.num_layers = len(layers)
+        self.capacity = capacity
+        self.trace: LayerTrace | None = None
+        """Records the layers' inputs and outputs in a window that is checked."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Cache bytes of one token over all target layers."""
+        return sum(layer.row_bytes for layer in self.layers)
+
+
+Parts = TypeVar("Parts")
+
+
+def set_up(make: Callable[[], Parts]) -> tuple[Parts | None, str | None]:
+    """(Staging for one runner, None), or (None, the fallback reason).
+
+    An error in our code is a fallback reason too: it stops neither mode off nor vLLM's start.
+    """
+    try:
+        return make(), None
+    except StagingUnavailable as unavailable:
+        return None, str(unavailable)
+    except Exception as fault:
+        logger.exception("nwor: staging could not be set up; windows are written directly")
+        return None, f"setup:{type(fault).__name__}"
+
+
 @dataclass(frozen=True)
 class TargetLayers:
     """The layers of a runner that have a cache, by their role in staging."""
@@ -102,7 +151,7 @@ class SlotRows:
 
     chosen: int | slice
     """Index into [groups, tokens]: one group, or a slice from the first group with target layers
-    to the last. A group between them without target layers comes along and is not looked at."""
+    to the last. Groups between them without target layers are included, and ignored."""
     of_layer: tuple[int, ...]
     """Each target layer's row in the chosen slots; 0 for one group."""
 

@@ -19,7 +19,7 @@ from nwor_bench.plugin.observe import metrics
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.records.fallback_reasons import Guard, LeftOut
-from nwor_bench.records.metrics import Labels, MetricFiles, labels_of, process_name
+from nwor_bench.records.metrics import Labels, MetricFiles, process_name
 from nwor_bench.records.types import MeasuredWindow
 from nwor_bench.records.window_order import ALL, Turn, abba_effect, size_class
 
@@ -217,10 +217,8 @@ class LiveTraffic:
         self._publisher = None
         folder = metrics.folder_of()
         if folder is not None:
-            rank = metrics.global_rank(worker)
-            pair = metrics.pair_name(worker.vllm_config)
-            labels = labels_of(pair, settings.mode_name, settings.scv_mode, rank)
-            files = MetricFiles(folder, f"{process_name(rank)}-live")
+            labels = metrics.worker_labels(worker, settings.mode_name, settings.scv_mode)
+            files = MetricFiles(folder, f"{process_name(metrics.global_rank(worker))}-live")
             self._publisher = Publisher(self._groups, self._turns, files, labels)
         hook.accumulator.listeners.append(self._add)
         hook.late.on_overcount = self._turns.overcounted

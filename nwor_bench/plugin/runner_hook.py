@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
 from nwor_bench.plugin.late_counts import Accumulator, LateCounts, read_without_waiting
-from nwor_bench.plugin.layers import LayerCache, attention_layers
+from nwor_bench.plugin.layers import StagedLayers, attention_layers
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.scheduler_output import finished, restarted
@@ -18,32 +18,23 @@ from nwor_bench.records.types import BesidePrefill, NworMode, ScvMode
 from nwor_bench.records.window_order import Turn
 
 
-class StagedLayers(Protocol):
-    """Facts about the place in which windows are staged."""
+class ScvValidator:
+    """Decides which drafts were accepted, in one SCV mode at a time, and counts how."""
 
-    num_layers: int
-    """Number of target layers."""
-    capacity: int
-    """Most draft tokens that a window can have."""
+    def __init__(self) -> None:
+        self.switch(ScvMode.OFF)
 
-    @property
-    def layers(self) -> Sequence[LayerCache]:
-        """The target layers in the runner's order."""
+    def switch(self, mode: ScvMode) -> None:
+        """Start a mode anew: counters at zero."""
+        self.mode = mode
+        self.counters: Counter[str] = Counter()
+        self.fallbacks: Counter[str] = Counter()
+        """Validations not done as the mode says, by reason."""
 
-    @property
-    def bytes_per_token(self) -> int:
-        """Cache bytes of one token over all target layers."""
-
-
-class ScvValidator(Protocol):
-    """Decides which drafts were accepted, in one SCV mode at a time."""
-
-    mode: ScvMode
-    """The mode in use."""
-    counters: Counter[str]
-    """Named counts of validations since the mode was set."""
-    fallbacks: Counter[str]
-    """Validations not done as the mode says since it was set, by reason."""
+    def count_fallback(self, reason: str) -> None:
+        """Count a validation that did not run as its mode says."""
+        self.counters["scv_fallback_count"] += 1
+        self.fallbacks[reason] += 1
 
 
 class Turns(Protocol):
@@ -65,20 +56,13 @@ class Turns(Protocol):
 class RunnerHook(ABC):
     """One worker's hook: it follows vLLM's V1 or V2 runner and owns its windows.
 
-    Calls come between batches. `agree` comes first and once, then `attach`; `detach` may follow at
-    any time, and `attach` again.
+    Calls come between batches: first `agree`, once, then `attach`; `detach` and `attach` may follow
+    at any time.
 
     Attributes:
-        runner: vLLM's model runner.
-        nwor_mode: the NWOR mode in use.
         layers: the runner's layers that have a cache, by their role in staging.
         target_layers: names of the target's layers with K/V of their own, in the runner's order.
         drafter_layers: names of the drafter's layers; they are never staged.
-        staging_unavailable: the fallback reason of every window in mode stage; None if windows are
-            staged.
-        window: the window in flight, one object for good; None if nothing can be staged.
-        buffers: where windows are staged; None likewise.
-        validator: decides which drafts were accepted.
         accumulator: holds finished windows until they are drained.
         late: steps whose counts are still on the device.
         clock: marks the steps on the device, if it is on.
@@ -93,9 +77,12 @@ class RunnerHook(ABC):
     stage_by: str
     """How drafts are held: "reference" or "copy"."""
     window: Window | None
+    """The window in flight, one object for good; None if nothing can be staged."""
     buffers: StagedLayers | None
+    """Where windows are staged; None likewise."""
     validator: ScvValidator
     staging_unavailable: str | None
+    """The fallback reason of every window in mode stage; None if windows are staged."""
     _patches: PatchSet
 
     def __init__(self, runner: Any, settings: PluginSettings):

@@ -26,11 +26,10 @@ class WindowBatch:
     rows: Tensor
     """[N] int64, the staged tokens' rows in the batch."""
     slots: Tensor
-    """Their cache slots, int64: one a token in each KV-cache group, the same for every layer of the
-    group. [N] if the target layers lie in one group, else [groups, N] (`SlotRows`)."""
+    """Their cache slots, int64: [N], or [groups, N] for several KV-cache groups (`SlotRows`)."""
     direct_slots: Tensor | None
-    """[num_tokens] or [groups, num_tokens] int64, the slots to be written at once: the step's, with
-    -1 for staged tokens. None: the whole step waits for the commit."""
+    """[num_tokens] or [groups, num_tokens] int64, the slots to write at once: the step's, with -1
+    for staged tokens. None: the whole step waits for the commit."""
 
     @cached_property
     def total(self) -> int:
@@ -89,24 +88,58 @@ class Staging(Protocol):
         """Write every staged row of these layers to the cache."""
 
 
-class Outcome(NamedTuple):
-    """How a window ended; `fallback_reason` is None when it was committed.
+@dataclass
+class LayerCall:
+    """One layer's inputs and output in the latest forward; None if it had none."""
 
-    `committed_tokens` is None while only the device knows it.
-    """
+    key: Tensor | None = None
+    """[rows, kv_heads, head_dim], K as the layer would write it."""
+    value: Tensor | None = None
+    """[rows, kv_heads, value_dim]."""
+    query: Tensor | tuple[Tensor, ...] | None = None
+    """[rows, heads, head_dim], or the parts of a latent layer's query."""
+    output: Tensor | None = None
+    """[rows, heads, value_dim], our attention's output."""
+    selected: Tensor | None = None
+    """[rows, selected] int32, positions that a sparse layer's indexer chose."""
+
+
+@dataclass
+class LayerTrace:
+    """Calls of all target layers, by name. A layer records only while staging has a trace."""
+
+    calls: dict[str, LayerCall] = field(default_factory=dict)
+
+    def of(self, name: str) -> LayerCall:
+        """The layer's call, made at its first use."""
+        return self.calls.setdefault(name, LayerCall())
+
+    def wrote(self, name: str, key: Tensor, value: Tensor) -> None:
+        """Copy the K and V that a layer was given to write."""
+        call = self.of(name)
+        call.key, call.value = key.clone(), value.clone()
+
+    def attended(
+        self,
+        name: str,
+        query: Tensor | tuple[Tensor, ...],
+        output: Tensor,
+        selected: Tensor | None = None,
+    ) -> None:
+        """Copy a layer's queries and the output of its attention."""
+        call = self.of(name)
+        call.query = query.clone() if isinstance(query, Tensor) else tuple(q.clone() for q in query)
+        call.output = output.clone()
+        call.selected = None if selected is None else selected.clone()
+
+
+class Outcome(NamedTuple):
+    """How a window ended; `fallback_reason` is None when it was committed."""
 
     staged_tokens: int
-    committed_tokens: int | None
     fallback_reason: str | None
     control_tokens: int = 0
     """Drafts of a control window: written directly, and read from the window."""
-
-    @property
-    def rejected_tokens(self) -> int | None:
-        """Staged and dropped."""
-        if self.committed_tokens is None:
-            return None
-        return self.staged_tokens - self.committed_tokens
 
 
 @dataclass
@@ -118,7 +151,6 @@ class Window:
     batch: WindowBatch | None = None
     _staged_layers: set[int] = field(default_factory=set)
     _accepted: Tensor | None = None
-    _committed_tokens: int | None = 0
     _reason: str | None = None
     _repeats: bool = False
     is_control: bool = False
@@ -158,7 +190,7 @@ class Window:
         self.is_control = control
 
     def forget(self) -> None:
-        """Drop a window whose tokens were never real: a capture's dummy batch."""
+        """Drop the window; without `close` only one whose tokens were never real (a capture)."""
         self.staging.reset()
         self.state = State.IDLE
         self.batch = self._accepted = self._reason = None
@@ -186,13 +218,8 @@ class Window:
             raise WindowError(f"replayed() while the window is {self.state.value}")
         self._staged_layers = self._every_layer
 
-    def accept(self, accepted: Tensor, accepted_tokens: int | None) -> bool:
-        """Take what was accepted. False: the window fell back.
-
-        Args:
-            accepted: as the staging's commit wants it, usually the mask of accepted rows.
-            accepted_tokens: how many drafts that is; None while only the device knows.
-        """
+    def accept(self, accepted: Tensor) -> bool:
+        """Take what was accepted, as the staging's commit wants it. False: the window fell back."""
         if self.state is State.DIRECT:
             return False
         if self.state is not State.OPEN or self.batch is None:
@@ -204,7 +231,6 @@ class Window:
             self.abort("accept:mask_shape")
             return False
         self._accepted = accepted
-        self._committed_tokens = accepted_tokens
         self.state = State.ACCEPTED
         return True
 
@@ -267,17 +293,13 @@ class Window:
         if self.state not in (State.COMMITTED, State.DIRECT) or self.batch is None:
             raise WindowError(f"close() while the window is {self.state.value}")
         if self.state is State.COMMITTED and self.is_control:
-            outcome = Outcome(0, 0, None, control_tokens=self.batch.total)
+            outcome = Outcome(0, None, control_tokens=self.batch.total)
         elif self.state is State.COMMITTED:
-            outcome = Outcome(self.batch.total, self._committed_tokens, None)
+            outcome = Outcome(self.batch.total, None)
         else:
-            outcome = Outcome(0, 0, self._reason)
+            outcome = Outcome(0, self._reason)
         # Now, not as the next window begins: by reference the K/V of the whole step are alive.
-        self.staging.reset()
-        self.state = State.IDLE
-        self.batch = self._accepted = self._reason = None
-        self._committed_tokens = 0
-        self._staged_layers = set()
+        self.forget()
         return outcome
 
 

@@ -3,7 +3,8 @@
 Methods return plain dicts and lists, since results may cross a process border.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,20 +24,20 @@ from nwor_bench.records.types import NworMode, Phase, ScvMode
 
 register()
 
-COUNTED = "nwor_counted"
-"""Attribute of a worker that holds its window counters; made on first use."""
+TOOLS = "nwor_tools"
+"""Attribute of a worker that holds its instruments by name, each made at its first use."""
 
-WRITES = "nwor_write_watch"
-"""Attribute of a worker that holds its `WriteWatch`; made on first use."""
+Tool = TypeVar("Tool")
 
-NUDGE = "nwor_attention_nudge"
-"""Attribute of a worker that holds its `AttentionNudge`; made on first use."""
 
-KV_ROWS = "nwor_kv_rows"
-"""Attribute of a worker that holds its `KvRows`; made on first use."""
+def _tool(worker: Any, name: str, make: Callable[[], Tool]) -> Tool:
+    """The worker's instrument of this name."""
+    tools: dict[str, Any] = vars(worker).setdefault(TOOLS, {})
+    if name not in tools:
+        tools[name] = make()
+    found: Tool = tools[name]
+    return found
 
-TURNS = "nwor_turns"
-"""Attribute of a worker that holds the `Interleaving` of its last interleaved batch."""
 
 COUNTERS: dict[str, type[CountedWindows] | type[LaunchWindows]] = {
     Phase.COUNTERS: CountedWindows,
@@ -58,14 +59,14 @@ class NworWorkerExtension:
         """Interleave cells in the next batch; call it between batches."""
         turns = Interleaving(_hook(self), cells, pairs, seed)
         turns.start()
-        setattr(self, TURNS, turns)
+        vars(self).setdefault(TOOLS, {})["turns"] = turns
 
     def nwor_stop_interleaving(self) -> list[dict[str, dict[str, int]]]:
         """Return to mode off; each cell's SCV counters, in the cells' order."""
         hook = _hook(self)
         hook.interleave(None)
         hook.set_modes(NworMode.OFF, ScvMode.OFF)
-        turns: Interleaving = getattr(self, TURNS)
+        turns: Interleaving = getattr(self, TOOLS)["turns"]
         return turns.facts()
 
     def nwor_seed(self, seed: int) -> None:
@@ -108,31 +109,24 @@ class NworWorkerExtension:
 
         Call it between batches.
         """
-        counted = getattr(self, COUNTED, None) or {}
-        setattr(self, COUNTED, counted)
-        if kind not in counted:
-            counted[kind] = COUNTERS[kind](_hook(self))
-        counted[kind].switch(on)
+        hook = _hook(self)
+        _tool(self, kind, lambda: COUNTERS[kind](hook)).switch(on)
 
     def nwor_start_counters(self, kind: str) -> None:
         """Begin to count a batch."""
-        getattr(self, COUNTED)[kind].start()
+        getattr(self, TOOLS)[kind].start()
 
     def nwor_take_counters(self, kind: str) -> dict[str, Any]:
         """End the batch: each window's counts in order, and how precise they are."""
-        return dict(getattr(self, COUNTED)[kind].take())
+        return dict(getattr(self, TOOLS)[kind].take())
 
     def nwor_watch_writes(self, on: bool) -> dict[str, int]:
         """Watch staged slots, or stop; see `WriteWatch.switch`. Call it between batches."""
         hook = _hook(self)
-        watch = getattr(self, WRITES, None)
-        if watch is None:
-            if hook.window is None or hook.buffers is None:
-                return dict.fromkeys(COUNTS, 0)
-            layers = hook.buffers.layers
-            caches, rows = zip(*((each.kv_cache, each.slot_row) for each in layers), strict=True)
-            watch = WriteWatch(hook.window, list(caches), rows)
-            setattr(self, WRITES, watch)
+        window, buffers = hook.window, hook.buffers
+        if window is None or buffers is None:
+            return dict.fromkeys(COUNTS, 0)
+        watch = _tool(self, "write watch", lambda: WriteWatch(window, buffers.layers))
         return dict(watch.switch(on))
 
     def nwor_check_layers(self, requests: int | None) -> list[dict[str, Any]]:
@@ -144,33 +138,29 @@ class NworWorkerExtension:
 
         Call it before each batch.
         """
-        rows = getattr(self, KV_ROWS, None) or KvRows(_hook(self))
-        setattr(self, KV_ROWS, rows)
-        rows.watch(on)
+        hook = _hook(self)
+        _tool(self, "kv rows", lambda: KvRows(hook)).watch(on)
 
     def nwor_nudge_attention(self, on: bool) -> None:
         """Move the output of the target's attention by a rounding step, or stop."""
         hook = _hook(self)
-        nudge = getattr(self, NUDGE, None)
-        if nudge is None:
-            context = hook.runner.compilation_config.static_forward_context
-            nudge = AttentionNudge([context[name] for name in hook.target_layers])
-            setattr(self, NUDGE, nudge)
-        nudge.switch(on)
+        context = hook.runner.compilation_config.static_forward_context
+        layers = [context[name] for name in hook.target_layers]
+        _tool(self, "nudge", lambda: AttentionNudge(layers)).switch(on)
 
     def nwor_keep_kv(
         self, name: str, requests: list[str], spans: list[tuple[int, int]]
     ) -> dict[str, Any]:
         """Keep rows of finished requests under `name`; see `KvRows.keep`."""
-        return dict(getattr(self, KV_ROWS).keep(name, requests, spans))
+        return dict(getattr(self, TOOLS)["kv rows"].keep(name, requests, spans))
 
     def nwor_compare_kv(self, name: str, pairs: list[tuple[int, str, int, int]]) -> dict[str, Any]:
         """Errors of kept rows against others; see `KvRows.compare`."""
-        return dict(getattr(self, KV_ROWS).compare(name, pairs))
+        return dict(getattr(self, TOOLS)["kv rows"].compare(name, pairs))
 
     def nwor_drop_kv(self, names: list[str]) -> None:
         """Forget kept rows."""
-        getattr(self, KV_ROWS).drop(names)
+        getattr(self, TOOLS)["kv rows"].drop(names)
 
     def nwor_status(self) -> dict[str, Any]:
         """Facts about runner, layers and staging, for run.json and the cross-checks."""

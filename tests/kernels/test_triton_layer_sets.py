@@ -111,7 +111,7 @@ def test_every_layer_gets_its_rows_in_its_groups_slots(
     if in_commit:
         bench.staging.validate_in_commit(lambda launch, given: launch(given))
         counts = counts + 1
-    assert bench.window.accept(counts, None)
+    assert bench.window.accept(counts)
     assert bench.window.commit()
     assert bench.window.close().fallback_reason is None
     assert not bench.staging.errors.any()
@@ -143,7 +143,7 @@ def test_a_bad_slot_of_a_group_stops_its_launch_and_says_in_which_layer(
     bench = Bench(triton_device, 7)
     bench.slots[2, 5] = 96
     bench.run("whole step")
-    assert bench.window.accept(bench.accepted, None)
+    assert bench.window.accept(bench.accepted)
     bench.window.commit()
     errors = bench.staging.errors.tolist()
     flagged = [layer.name for layer, flag in zip(bench.staging.layers, errors, strict=True) if flag]
@@ -175,7 +175,7 @@ def test_a_captured_window_is_committed_from_each_sets_addresses(
     bench.staging.open(captured)
     bench.window.begin(captured)
     bench.window.replayed()
-    assert bench.window.accept(bench.accepted, None)
+    assert bench.window.accept(bench.accepted)
     assert bench.window.commit()
     bench.window.close()
     assert not bench.staging.errors.any()
@@ -193,7 +193,7 @@ def test_layers_of_one_set_may_be_laid_out_differently(triton_device: torch.devi
         for layer in bench.layers:
             layer.kv_cache.fill_(torch.nan)
         bench.run("whole step")
-        assert bench.window.accept(bench.accepted, None)
+        assert bench.window.accept(bench.accepted)
         assert bench.window.commit()
         assert bench.window.close().fallback_reason is None
         bench.expect(KEPT)

@@ -133,7 +133,7 @@ class Bench:
     def settle(self, step: Step, in_commit: bool) -> None:
         if in_commit:
             self.staging.validate_in_commit(lambda launch, counts: launch(counts))
-        assert self.window.accept(step.num_sampled if in_commit else step.accepted(), None)
+        assert self.window.accept(step.num_sampled if in_commit else step.accepted())
         assert self.window.commit()
         assert self.window.close().fallback_reason is None
         assert not self.staging.errors.any()
@@ -238,7 +238,7 @@ def end_by_abort(bench: Bench, step: Step) -> None:
 
 
 def end_by_withdrawal(bench: Bench, step: Step) -> None:
-    assert bench.window.accept(step.accepted(), None)
+    assert bench.window.accept(step.accepted())
     assert bench.window.commit()
     bench.window.withdraw("planted")
     bench.window.close()

@@ -129,7 +129,7 @@ def test_sampled_ids_that_do_not_fit(
     damage: Callable[[torch.Tensor], torch.Tensor],
     reason: str,
 ) -> None:
-    from nwor_bench.plugin.runner_v1.validation import Validation, Validator
+    from nwor_bench.plugin.runner_v1.staging import Validation, Validator
 
     validate = Validator.validate
 

@@ -32,7 +32,7 @@ def stock_after(**arguments: Any) -> Any:
 def check_written_directly(layers: Any, stock: Any, reason: str, verified: list[int]) -> None:
     """The window fell back for that reason, and all is as in a step that was never staged."""
     assert layers.window.fallback_reason == reason
-    assert not layers.window.accept(torch.zeros(2, dtype=torch.int32), None)
+    assert not layers.window.accept(torch.zeros(2, dtype=torch.int32))
     outcome = layers.window.close()
     assert (outcome.staged_tokens, outcome.fallback_reason) == (0, reason)
     assert layers.verified == verified

@@ -389,7 +389,7 @@ def test_a_sparse_layers_output_is_nudged_once_whichever_way_it_attends() -> Non
         nudge.switch(on)
         selected, sums = layer.impl.forward_mqa(query, None, "a step", layer)
         dense = torch.full_like(query, torch.nan)
-        layer.impl.forward_mha(query, None, None, None, None, None, output=dense)
+        layer.impl.forward_mha(query, None, None, None, "a step", None, output=dense)
         assert sums == "sums"
         for output in (selected, dense):
             assert torch.equal(output, query) is not on

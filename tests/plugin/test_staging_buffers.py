@@ -231,14 +231,14 @@ def test_a_window_over_real_buffers_leaves_the_cache_that_stock_vllm_leaves(faul
         write_kv_cache(key, value, cache.kv_cache, direct_slots if staged else step_slots)
     if fault_at == "commit":
         buffers.metadata[1, 0] = 2
-    window.accept(torch.tensor([True, False, True]), 2)
+    window.accept(torch.tensor([True, False, True]))
     window.commit()
 
     committed = fault_at is None
-    expected = Outcome(3, 2, None)
+    expected = Outcome(3, None)
     if not committed:
         problem = "commit:count_mismatch" if fault_at == "commit" else "stage:kv_shape"
-        expected = Outcome(0, 0, problem)
+        expected = Outcome(0, problem)
     assert window.close() == expected
     for layer, cache in enumerate(buffers.layers):
         key, value = kv_of_layer(layer)

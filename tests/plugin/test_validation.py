@@ -6,7 +6,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.plugin.runner_v1.validation import ValidationRefused, Validator, accepted_on_host
+from nwor_bench.plugin.runner_v1.staging import ValidationRefused, Validator, accepted_on_host
 from nwor_bench.records.types import ScvMode
 
 VOCAB = 20

@@ -25,9 +25,9 @@ def staged_window(num_draft_tokens=(2, 0, 1)):
 
 def test_a_window_that_goes_well():
     engine = staged_window()
-    assert engine.window.accept(torch.tensor([True, False, True]), 2)
+    assert engine.window.accept(torch.tensor([True, False, True]))
     assert engine.window.commit()
-    assert engine.window.close() == Outcome(3, 2, None)
+    assert engine.window.close() == Outcome(3, None)
     first, _, last = engine.slots
     for layer in range(LAYERS):
         everything = engine.expected(layer)
@@ -63,7 +63,7 @@ def test_a_layer_left_out_of_the_forward_pass_is_no_window_to_commit():
     engine = open_window()
     engine.forward(0)
     engine.forward(2)
-    assert not engine.window.accept(torch.tensor([True, True, True]), 3)
+    assert not engine.window.accept(torch.tensor([True, True, True]))
     assert engine.window.close().fallback_reason == "accept:layer_not_staged"
     assert engine.in_cache(0) == engine.expected(0)
     assert engine.in_cache(1) == {}

@@ -22,7 +22,7 @@ class Watched:
         self.caches = caches
         self.buffers = StagingBuffers(layers, 4)
         self.window = Window(self.buffers)
-        self.watch = WriteWatch(self.window, caches)
+        self.watch = WriteWatch(self.window, self.buffers.layers)
         self.key, self.value = torch.randn(2, 5, 2, 4).unbind()
 
     def stage(self) -> None:
@@ -32,7 +32,7 @@ class Watched:
             assert self.window.stage(layer, self.key, self.value)
 
     def settle(self, accepted: list[bool]) -> None:
-        assert self.window.accept(torch.tensor(accepted), sum(accepted))
+        assert self.window.accept(torch.tensor(accepted))
         assert self.window.commit()
         self.window.close()
 
@@ -74,7 +74,7 @@ def test_a_layer_that_was_left_out_is_uneven() -> None:
     watched.watch.switch(True)
     watched.stage()
     kept = watched.caches[1].clone()
-    assert watched.window.accept(torch.tensor([True, True, False]), 2)
+    assert watched.window.accept(torch.tensor([True, True, False]))
     assert watched.window.commit()
     watched.caches[1].copy_(kept)
     watched.window.close()

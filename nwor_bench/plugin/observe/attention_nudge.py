@@ -6,14 +6,14 @@ decode and its prefill may add in the same order, bit for bit. The error that a 
 leaves in each layer's K/V is measured in mode off, with this on during a prefill.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nwor_bench.plugin.layers import is_latent, is_sparse
-from nwor_bench.plugin.patching import Patch, PatchSet
+from nwor_bench.plugin.patching import Patch, PatchSet, Wrapper
 
 SEED = 20
 """Seed of the signs: every run moves the same elements the same way."""
@@ -21,6 +21,13 @@ SEED = 20
 FLOAT32_STEPS = 16
 """Steps of float32: sums of a thousand terms and fast exponentials err by several, while below
 float32 the rounding of the output is larger than both."""
+
+
+LATENT_ARGUMENTS = ("query", "key", "value", "kv_cache", "attn_metadata", "output")
+"""What we use of latent attention's arguments, by place; of other attention the layer is first."""
+
+PREFILL_ARGUMENTS = (*LATENT_ARGUMENTS[:5], "k_scale", "output")
+"""The same of a sparse layer's prefill."""
 
 
 class AttentionNudge:
@@ -50,11 +57,15 @@ class AttentionNudge:
         if is_sparse(layer):  # calls its implementation itself, or the layer's method around it
             return [
                 Patch(layer.impl, "forward_mqa", self._wrap_selected),
-                Patch(layer.impl, "forward_mha", self._wrap_dense),
+                Patch(
+                    layer.impl,
+                    "forward_mha",
+                    self._wrap((*LATENT_ARGUMENTS[:5], "k_scale", "output")),
+                ),
             ]
         if is_latent(layer):  # its implementation has no one method that does all rows
-            return [Patch(layer, "forward_impl", self._wrap_latent)]
-        return [Patch(layer.impl, "forward", self._wrap)]
+            return [Patch(layer, "forward_impl", self._wrap(LATENT_ARGUMENTS))]
+        return [Patch(layer.impl, "forward", self._wrap(("layer", *LATENT_ARGUMENTS)))]
 
     def _wrap_selected(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward_mqa(*args: Any, **kwargs: Any) -> Any:
@@ -64,53 +75,20 @@ class AttentionNudge:
 
         return forward_mqa
 
-    def _wrap_dense(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def forward_mha(*args: Any, output: Tensor, **kwargs: Any) -> Any:
-            result = original(*args, output=output, **kwargs)
-            self._move(output)
-            return result
+    def _wrap(self, names: Sequence[str]) -> Wrapper:
+        """Wraps a method with these first arguments."""
 
-        return forward_mha
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            def attend(*args: Any, **kwargs: Any) -> Any:
+                result = original(*args, **kwargs)
+                given = {**dict(zip(names, args, strict=False)), **kwargs}
+                if given.get("attn_metadata") is not None:
+                    self._move(given["output"])
+                return result
 
-    def _wrap_latent(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def forward_impl(
-            query: Tensor,
-            latent: Tensor,
-            key_pe: Tensor,
-            kv_cache: Tensor,
-            attn_metadata: Any,
-            output: Tensor,
-            *args: Any,
-            **kwargs: Any,
-        ) -> Any:
-            step = (query, latent, key_pe, kv_cache, attn_metadata, output)
-            result = original(*step, *args, **kwargs)
-            if attn_metadata is not None:
-                self._move(output)
-            return result
+            return attend
 
-        return forward_impl
-
-    def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(
-            layer: Any,
-            query: Tensor,
-            key: Tensor,
-            value: Tensor,
-            kv_cache: Tensor,
-            attn_metadata: Any,
-            output: Tensor,
-            *args: Any,
-            **kwargs: Any,
-        ) -> Any:
-            result = original(
-                layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs
-            )
-            if attn_metadata is not None:
-                self._move(output)
-            return result
-
-        return forward
+        return wrap
 
     def _move(self, output: Tensor) -> None:
         """Every element up or down, in place."""

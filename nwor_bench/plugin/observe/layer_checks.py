@@ -26,7 +26,7 @@ from nwor_bench.plugin.observe.errors import (
     exact_attention,
     head_errors,
 )
-from nwor_bench.plugin.observe.layer_trace import LayerCall, LayerTrace
+from nwor_bench.plugin.window import LayerCall, LayerTrace
 
 SAMPLE = 4
 """Requests of a window that the float64 reference attends."""

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from nwor_bench.errors import ConfigError
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.settings import PluginSettings
-from nwor_bench.records.metrics import MetricFiles, WindowMetrics, labels_of, process_name
+from nwor_bench.records.metrics import Labels, MetricFiles, WindowMetrics, labels_of, process_name
 from nwor_bench.records.types import MeasuredWindow
 from nwor_bench.records.window_order import Turn
 
@@ -76,17 +76,14 @@ def publish(hook: RunnerHook, worker: Any, settings: PluginSettings) -> None:
     folder = folder_of()
     if folder is None:
         return
-    rank = global_rank(worker)
-    pair = pair_name(worker.vllm_config)
-    metrics = WindowMetrics(MetricFiles(folder, process_name(rank)))
-
-    begun = labels_of(pair, settings.mode_name, settings.scv_mode, rank)
+    metrics = WindowMetrics(MetricFiles(folder, process_name(global_rank(worker))))
+    begun = worker_labels(worker, settings.mode_name, settings.scv_mode)
 
     def count(window: MeasuredWindow, _: Turn | None) -> None:
         if settings.interleave:  # counts come late, when the hook's modes are others
             metrics.add(window, begun)
         else:
-            metrics.add(window, labels_of(pair, hook.nwor_mode, hook.validator.mode, rank))
+            metrics.add(window, worker_labels(worker, hook.nwor_mode, hook.validator.mode))
 
     metrics.begin(begun)
     hook.accumulator.listeners.append(count)
@@ -97,11 +94,15 @@ def publish_refusal(reason: str, worker: Any, settings: PluginSettings) -> None:
     folder = folder_of()
     if folder is None:
         return
-    rank = global_rank(worker)
-    labels = labels_of(pair_name(worker.vllm_config), settings.mode_name, settings.scv_mode, rank)
-    files = MetricFiles(folder, process_name(rank))
+    labels = worker_labels(worker, settings.mode_name, settings.scv_mode)
+    files = MetricFiles(folder, process_name(global_rank(worker)))
     files.add("nwor_fallback_count", (*labels, ("reason", reason)), 1)
     files.close()
+
+
+def worker_labels(worker: Any, nwor_mode: str, scv_mode: str) -> Labels:
+    """The labels of a worker's samples in these modes."""
+    return labels_of(pair_name(worker.vllm_config), nwor_mode, scv_mode, global_rank(worker))
 
 
 def global_rank(worker: Any) -> int:

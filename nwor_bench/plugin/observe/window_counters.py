@@ -9,16 +9,17 @@ Launches: PyTorch's profiler records the CUDA calls between two steps' starts on
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from nwor_bench.errors import BenchError, ConfigError
 from nwor_bench.instruments.counter_join import ClockMatch, counted_between, match_clocks
 from nwor_bench.instruments.launches import STEP, count_calls, open_profiler, read_calls
-from nwor_bench.instruments.pm_sampling import CountersUnavailable, PmSampler, PmSamples
-from nwor_bench.plugin.patching import Patch, PatchSet
+from nwor_bench.instruments.pm_sampling import CountersUnavailable, PmSampler
+from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_hook import RunnerHook
 
 COPIES = 3
@@ -34,42 +35,8 @@ TRUSTED = (0.95, 1.05)
 """Bytes counted over bytes copied: outside of this the counters are not used."""
 
 
-class Sampler(Protocol):
-    """Samples hardware counters; on a GPU `PmSampler`."""
-
-    names: tuple[str, ...]
-    interval_ns: int
-
-    def start(self) -> None:
-        """Start sampling."""
-
-    def stop(self, seconds: float) -> PmSamples:
-        """Stop; the samples of the last `seconds`."""
-
-    def close(self) -> None:
-        """Release the counters."""
-
-
-class Timeline(Protocol):
-    """Marks points on the device's stream, and reads their times later."""
-
-    copy_bytes: int
-
-    def anchor(self) -> int:
-        """Set the marks' zero to now; about the host's CLOCK_REALTIME of it, in ns."""
-
-    def mark(self) -> Any:
-        """Mark this point of the stream."""
-
-    def ns(self, mark: Any) -> float:
-        """The time of a mark in ns since the anchor; waits for the device."""
-
-    def copy(self) -> None:
-        """Read and write `copy_bytes`."""
-
-
 class CudaTimeline:
-    """Events on the current stream of this process's GPU."""
+    """Events on the current stream of this process's GPU, whose times are read later."""
 
     copy_bytes = COPY_BYTES
 
@@ -79,7 +46,7 @@ class CudaTimeline:
         self._zero: Any = None
 
     def anchor(self) -> int:
-        """Set the zero on an idle stream; the host's time in the middle of the call."""
+        """Set the zero on an idle stream; the host's CLOCK_REALTIME of it, in ns."""
         torch.cuda.synchronize()
         before = time.clock_gettime_ns(time.CLOCK_REALTIME)
         self._zero = self.mark()
@@ -93,24 +60,24 @@ class CudaTimeline:
         return event
 
     def ns(self, mark: Any) -> float:
-        """Milliseconds between the events, as ns (to about 0.5 us)."""
+        """Time of a mark in ns since the anchor (to about 0.5 us); waits for the device."""
         mark.synchronize()
         return float(self._zero.elapsed_time(mark)) * 1e6
 
     def copy(self) -> None:
-        """From one buffer to the other."""
+        """Read and write `copy_bytes`."""
         self._to.copy_(self._from)
 
 
-def open_instruments() -> tuple[Sampler, Timeline]:
+def open_instruments() -> tuple[PmSampler, CudaTimeline]:
     """The counters and the stream of this process's GPU. Raises CountersUnavailable."""
     if not torch.cuda.is_available():
         raise CountersUnavailable.at("--counters dram", "there is no CUDA device in this worker")
     return PmSampler(torch.cuda.current_device()), CudaTimeline()
 
 
-class CountedWindows:
-    """Counts the bytes that the windows of one runner move, batch by batch.
+class _MarkedSteps(ABC):
+    """Marks the start of each step of one runner while it is on.
 
     Args:
         hook: the runner's hook, of either runner; its windows are drained in the order in which
@@ -119,17 +86,36 @@ class CountedWindows:
 
     def __init__(self, hook: RunnerHook):
         self._hook = hook
-        self._patches: PatchSet | None = None
-        self._instruments: tuple[Sampler, Timeline] | None = None
+        self._patch = Patch(hook.runner, "execute_model", self._wrap_execute_model)
+
+    @property
+    def on(self) -> bool:
+        """True while steps are marked."""
+        return self._patch.applied
+
+    @abstractmethod
+    def _mark_step(self, is_window: bool) -> None:
+        """A step begins."""
+
+    def _wrap_execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            if not kwargs.get("dummy_run") and scheduler_output.total_num_scheduled_tokens:
+                self._mark_step(bool(scheduler_output.scheduled_spec_decode_tokens))
+            return original(scheduler_output, *args, **kwargs)
+
+        return execute_model
+
+
+class CountedWindows(_MarkedSteps):
+    """Counts the bytes that the windows of one runner move, batch by batch."""
+
+    def __init__(self, hook: RunnerHook):
+        super().__init__(hook)
+        self._instruments: tuple[PmSampler, CudaTimeline] | None = None
         self._marks: list[tuple[Any, bool]] = []
         self._copies: list[tuple[Any, Any]] = []
         self._started = 0.0
         self._anchor_ns = 0
-
-    @property
-    def on(self) -> bool:
-        """True while windows are marked."""
-        return self._patches is not None
 
     def switch(self, on: bool) -> None:
         """Open the counters and mark windows, or close them; call it between batches."""
@@ -137,15 +123,11 @@ class CountedWindows:
             return
         if on:
             self._instruments = open_instruments()
-            wrap = Patch(self._hook.runner, "execute_model", self._wrap_execute_model)
-            self._patches = PatchSet([wrap])
-            self._patches.apply()
+            self._patch.apply()
             return
-        assert self._patches is not None
-        self._patches.undo()
-        sampler, _ = self._opened()
-        sampler.close()
-        self._patches = self._instruments = None
+        self._patch.undo()
+        self._opened()[0].close()
+        self._instruments = None
 
     def start(self) -> None:
         """Start sampling, and make the copies before a batch."""
@@ -190,7 +172,7 @@ class CountedWindows:
         ]
         return {"windows": windows, "facts": self._facts(match, len(samples.start_ns), sampler)}
 
-    def _facts(self, match: ClockMatch, samples: int, sampler: Sampler) -> dict[str, Any]:
+    def _facts(self, match: ClockMatch, samples: int, sampler: PmSampler) -> dict[str, Any]:
         return {
             "samples": samples,
             "sample_us": sampler.interval_ns / 1e3,
@@ -201,7 +183,7 @@ class CountedWindows:
             "copy_ratio": round(match.copy_ratio, 5),
         }
 
-    def _copy(self, timeline: Timeline) -> None:
+    def _copy(self, timeline: CudaTimeline) -> None:
         for _ in range(COPIES):
             time.sleep(QUIET_S)
             start = timeline.mark()
@@ -211,46 +193,29 @@ class CountedWindows:
             self._copies.append((start, end))
         time.sleep(QUIET_S)
 
-    def _opened(self) -> tuple[Sampler, Timeline]:
+    def _opened(self) -> tuple[PmSampler, CudaTimeline]:
         if self._instruments is None:
             raise BenchError("hardware counters are not switched on in this worker")
         return self._instruments
 
-    def _wrap_execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-            if not kwargs.get("dummy_run") and scheduler_output.total_num_scheduled_tokens:
-                _, timeline = self._opened()
-                is_window = bool(scheduler_output.scheduled_spec_decode_tokens)
-                self._marks.append((timeline.mark(), is_window))
-            return original(scheduler_output, *args, **kwargs)
-
-        return execute_model
+    def _mark_step(self, is_window: bool) -> None:
+        self._marks.append((self._opened()[1].mark(), is_window))
 
 
-class LaunchWindows:
-    """Counts the CUDA calls of one runner's windows, batch by batch.
-
-    Args:
-        hook: the runner's hook, of either runner.
-    """
+class LaunchWindows(_MarkedSteps):
+    """Counts the CUDA calls of one runner's windows, batch by batch."""
 
     def __init__(self, hook: RunnerHook):
-        self._hook = hook
-        self._patches: PatchSet | None = None
+        super().__init__(hook)
         self._profiler: Any = None
         self._is_window: list[bool] = []
 
     def switch(self, on: bool) -> None:
         """Mark steps, or stop; call it between batches."""
-        if on == (self._patches is not None):
-            return
-        if self._patches is not None:
-            self._patches.undo()
-            self._patches = None
-            return
-        wrap = Patch(self._hook.runner, "execute_model", self._wrap_execute_model)
-        self._patches = PatchSet([wrap])
-        self._patches.apply()
+        if on and not self.on:
+            self._patch.apply()
+        elif not on:
+            self._patch.undo()
 
     def start(self) -> None:
         """Start recording."""
@@ -285,12 +250,7 @@ class LaunchWindows:
         facts = {"calls": len(calls), "read_s": round(time.perf_counter() - began, 3)}
         return {"windows": count_calls(calls, starts, ends), "facts": facts}
 
-    def _wrap_execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-            if not kwargs.get("dummy_run") and scheduler_output.total_num_scheduled_tokens:
-                self._is_window.append(bool(scheduler_output.scheduled_spec_decode_tokens))
-                with torch.profiler.record_function(STEP):
-                    pass
-            return original(scheduler_output, *args, **kwargs)
-
-        return execute_model
+    def _mark_step(self, is_window: bool) -> None:
+        self._is_window.append(is_window)
+        with torch.profiler.record_function(STEP):
+            pass

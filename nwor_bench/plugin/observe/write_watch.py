@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nwor_bench.plugin.layers import LayerCache
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.window import State, Window, WindowBatch
 
@@ -32,17 +33,13 @@ class WriteWatch:
 
     Args:
         window: the worker's.
-        caches: the target layers', [blocks, kv_heads, block_size, width] each.
-        slot_rows: each layer's row of slots that are [groups, N]; None: slots are [N].
+        layers: the target layers.
     """
 
-    def __init__(
-        self, window: Window, caches: list[Tensor], slot_rows: Sequence[int] | None = None
-    ):
+    def __init__(self, window: Window, layers: Sequence[LayerCache]):
         self._window = window
-        self._caches = [_as_bytes_if_fp8(cache) for cache in caches]
+        self._layers = [(_as_bytes_if_fp8(each.kv_cache), each.slot_row) for each in layers]
         self._counts: Counter[str] = Counter()
-        self._rows = slot_rows or [0] * len(caches)
         self._slots: Tensor | None = None
         self._drafts: Tensor | None = None
         self._without_slot = 0
@@ -84,14 +81,12 @@ class WriteWatch:
         by_group, drafts = batch.slots, _is_draft(batch)
         if by_group.dim() == 1:
             by_group = by_group[None]
-        real = by_group[self._rows[0]] >= 0  # a token has a slot in every group, or in none
+        real = by_group[self._layers[0][1]] >= 0  # a token has a slot in every group, or in none
         self._slots = by_group[:, real]
         self._drafts = drafts[real]
         self._without_slot = max(batch.total - int(self._drafts.sum()), 0)
-        for cache, row in zip(self._caches, self._rows, strict=True):
-            slots = self._slots[row]
-            block, offset = slots // cache.shape[2], slots % cache.shape[2]
-            cache[block, :, offset] = _mark_of(cache)
+        for cache, row in self._layers:
+            cache[_index(cache, self._slots[row])] = _mark_of(cache)
 
     def _wrap_commit(self, original: Callable[[], bool]) -> Callable[[], bool]:
         def commit() -> bool:
@@ -117,12 +112,15 @@ class WriteWatch:
     def _written(self) -> Tensor:
         """[layers, rows] bool: which staged rows no longer hold the mark."""
         assert self._slots is not None
-        found = []
-        for cache, row in zip(self._caches, self._rows, strict=True):
-            slots = self._slots[row]
-            block, offset = slots // cache.shape[2], slots % cache.shape[2]
-            found.append((cache[block, :, offset] != _mark_of(cache)).flatten(1).any(1))
-        return torch.stack(found)
+        changed = [
+            cache[_index(cache, self._slots[row])] != _mark_of(cache) for cache, row in self._layers
+        ]
+        return torch.stack([each.flatten(1).any(1) for each in changed])
+
+
+def _index(cache: Tensor, slots: Tensor) -> tuple[Tensor, slice, Tensor]:
+    """Index of the rows [N, kv_heads, width] at these slots."""
+    return slots // cache.shape[2], slice(None), slots % cache.shape[2]
 
 
 def _is_draft(batch: WindowBatch) -> Tensor:

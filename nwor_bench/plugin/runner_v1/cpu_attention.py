@@ -6,7 +6,6 @@ and keeps the cache in the GPU's layout, [blocks, kv_heads, block_size, K + V wi
 `set_up_staging` makes the buffers, or says why windows are written directly.
 """
 
-import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +26,7 @@ from nwor_bench.plugin.layers import (
     StagingUnavailable,
     TargetLayers,
     rows_of,
+    set_up,
     slot_rows,
 )
 from nwor_bench.plugin.runner_v1.staging import StagingBuffers, write_kv_cache
@@ -37,8 +37,6 @@ from nwor_kernels.verify_attention.reference import (
     plan_attention,
     verify_attention_reference,
 )
-
-logger = logging.getLogger("vllm.nwor_bench")
 
 
 @dataclass(frozen=True)
@@ -198,18 +196,13 @@ class ReferenceCPUAttentionBackend(CPUAttentionBackend):
 def set_up_staging(
     runner: Any, target: TargetLayers, capacity: int
 ) -> tuple[StagingBuffers | None, str | None]:
-    """Staging buffers for vLLM's V1 runner, or None and the fallback reason.
+    """Staging buffers for vLLM's V1 runner; see `set_up`."""
 
-    An error in this code is a fallback reason too: it stops neither mode off nor vLLM's start.
-    """
-    try:
+    def make() -> StagingBuffers:
         layers, slots = stageable_layers(runner, target)
-        return StagingBuffers(layers, capacity, grouped=slots.several), None
-    except StagingUnavailable as unavailable:
-        return None, str(unavailable)
-    except Exception as fault:
-        logger.exception("nwor: staging could not be set up; windows are written directly")
-        return None, f"setup:{type(fault).__name__}"
+        return StagingBuffers(layers, capacity, grouped=slots.several)
+
+    return set_up(make)
 
 
 def stageable_layers(runner: Any, target: TargetLayers) -> tuple[list[LayerCache], SlotRows]:

@@ -8,7 +8,6 @@ tokens has no window and passes through.
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +20,12 @@ from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.refusals import chunk_of
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.runner_v1.cpu_attention import LayerStaging, set_up_staging
-from nwor_bench.plugin.runner_v1.staging import StagingBuffers
-from nwor_bench.plugin.runner_v1.validation import Validation, ValidationRefused, Validator
+from nwor_bench.plugin.runner_v1.staging import (
+    StagingBuffers,
+    Validation,
+    ValidationRefused,
+    Validator,
+)
 from nwor_bench.plugin.runner_v1.window_checks import WindowChecks
 from nwor_bench.plugin.scheduler_output import invalid_drafts, is_windows_alone
 from nwor_bench.plugin.settings import PluginSettings
@@ -94,9 +97,8 @@ class V1RunnerHook(RunnerHook):
 
     def set_modes(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
         """Switch modes between steps; the counters of the old mode start again at zero."""
-        self.take_turn(nwor_mode, scv_mode)
-        self.validator.counters = Counter()
-        self.validator.fallbacks = Counter()
+        self.nwor_mode = nwor_mode
+        self.validator.switch(scv_mode)
 
     def take_turn(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
         """Switch both modes between two windows."""
@@ -261,7 +263,7 @@ class V1RunnerHook(RunnerHook):
     def _commit(self, window: Window, validation: Validation | None) -> None:
         """Commit what was accepted, unless this rank or another has to write directly."""
         num_accepted = validation.num_accepted if validation else []
-        if validation is not None and window.accept(validation.accepted, sum(num_accepted)):
+        if validation is not None and window.accept(validation.accepted):
             window.commit()
         reason = self._vote.settle(self._alarm or window.fallback_reason, num_accepted)
         if reason is not None:

@@ -1,12 +1,16 @@
-"""Staging on a CPU: buffers of one K and one V row a draft token in each target layer."""
+"""Staging and validation on a CPU: buffers of draft tokens' K/V, and which drafts were accepted."""
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from nwor_bench.plugin.device_counts import in_every_layer
-from nwor_bench.plugin.layers import LayerCache, StagingUnavailable, partition
-from nwor_bench.plugin.observe.layer_trace import LayerTrace
+from nwor_bench.plugin.layers import LayerCache, StagedLayers
+from nwor_bench.plugin.runner_hook import ScvValidator
+from nwor_bench.records.types import ScvMode
 from nwor_kernels.commit.reference import commit_windows_reference
+from nwor_kernels.mask.reference import acceptance_mask_reference
 from nwor_kernels.metadata import ERROR_FLAG, error_names
 from nwor_kernels.stage.reference import stage_kv_cache_reference
 
@@ -72,45 +76,25 @@ class BufferSet:
         write_kv_cache(self.key[place, staged], self.value[place, staged], cache, of_layer)
 
 
-class StagingBuffers:
-    """Holds a window's K/V outside the cache.
-
-    Args:
-        layers: the target layers.
-        capacity: most draft tokens that a window can have (requests x k).
-        grouped: the target layers lie in several KV-cache groups, so slots are [groups, N].
-
-    Raises:
-        StagingUnavailable: no layers.
-    """
+class StagingBuffers(StagedLayers):
+    """Holds a window's K/V outside the cache; `grouped` slots are [groups, N]."""
 
     def __init__(self, layers: list[LayerCache], capacity: int, grouped: bool = False):
-        if not layers:
-            raise StagingUnavailable("no_target_layers")
-        self.num_layers = len(layers)
-        self.capacity = capacity
+        super().__init__(layers, capacity)
         device = layers[0].kv_cache.device
-        self.trace: LayerTrace | None = None
-        """Records the layers' inputs and outputs in a window that is checked."""
         self.metadata = torch.zeros(self.num_layers, 2, dtype=torch.int32, device=device)
         self.written = torch.zeros(self.num_layers, dtype=torch.int32, device=device)
         self.committed_tokens = 0
         """Drafts that the window's commit wrote in every layer, as it counted them."""
         self.sets: list[BufferSet] = []
-        self.layers: list[LayerCache] = []
-        """In the order of their numbers: set by set."""
-        for alike in partition(layers):
-            first = len(self.layers)
+        first = 0
+        for alike in self.alike:
             part = slice(first, first + len(alike))
-            counters = self.metadata[part], self.written[part]
-            self.sets.append(BufferSet(alike, capacity, *counters, grouped))
-            self.layers += alike
+            self.sets.append(
+                BufferSet(alike, capacity, self.metadata[part], self.written[part], grouped)
+            )
+            first = part.stop
         self._places = [(each, place) for each in self.sets for place in range(len(each.layers))]
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Cache bytes of one token over all target layers."""
-        return sum(layer.row_bytes for layer in self.layers)
 
     def staged(self, layer: int) -> tuple[Tensor, Tensor]:
         """[capacity, kv_heads, ...] each: K and V of this layer's staged rows."""
@@ -168,3 +152,96 @@ def write_kv_cache(key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) 
     block, offset = slots[rows] // block_size, slots[rows] % block_size
     both = torch.cat([key[rows], value[rows]], dim=-1)
     kv_cache[block, :, offset] = both.to(kv_cache.dtype)
+
+
+class ValidationRefused(ValueError):
+    """The sampled ids cannot be matched to the window; the message is the fallback reason."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """A validated window."""
+
+    accepted: Tensor
+    """[N] bool, in the order of the window's drafts."""
+    num_accepted: list[int]
+    """Accepted drafts of each request of the batch."""
+    path: str
+    """"host" or "device"."""
+    fallback_reason: str | None
+    """Why a device mode did not replay a graph."""
+
+
+class Validator(ScvValidator):
+    """Which of a window's drafts did the target accept?
+
+    `off` copies the sampled ids to the host and loops, the reference. The other modes run the
+    device kernel's reference, and count why no graph is captured.
+
+    Args:
+        capacity: most draft tokens that a window can have.
+        vocab_size: size of the target's vocabulary.
+        device: where the sampled ids live.
+    """
+
+    def __init__(self, capacity: int, vocab_size: int, device: torch.device):
+        super().__init__()
+        self._capacity = capacity
+        self._vocab_size = vocab_size
+        self._device = device
+
+    def validate(self, sampled_token_ids: Tensor, num_draft_tokens: tuple[int, ...]) -> Validation:
+        """Decide which drafts were accepted.
+
+        Args:
+            sampled_token_ids: [requests, width] int, -1 padded, width <= drafts + 1.
+            num_draft_tokens: drafts of each request, in the same order.
+
+        Raises:
+            ValidationRefused: ids of a shape or type that cannot belong to this window.
+        """
+        ids = sampled_token_ids
+        if ids.dim() != 2 or ids.shape[0] != len(num_draft_tokens):
+            raise ValidationRefused("sampled_ids_shape")
+        if ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool:
+            raise ValidationRefused("sampled_ids_dtype")
+        if sum(num_draft_tokens) > self._capacity:
+            raise ValidationRefused("more_drafts_than_capacity")
+        if self.mode is ScvMode.OFF:
+            return self._on_host(ids, num_draft_tokens)
+        return self._on_device(ids, num_draft_tokens)
+
+    def _on_host(self, ids: Tensor, num_draft_tokens: tuple[int, ...]) -> Validation:
+        num_accepted = accepted_on_host(ids.tolist(), num_draft_tokens, self._vocab_size)
+        mask = [
+            draft < accepted
+            for drafts, accepted in zip(num_draft_tokens, num_accepted, strict=True)
+            for draft in range(drafts)
+        ]
+        accepted = torch.tensor(mask, dtype=torch.bool, device=self._device)
+        return Validation(accepted, num_accepted, "host", None)
+
+    def _on_device(self, ids: Tensor, num_draft_tokens: tuple[int, ...]) -> Validation:
+        drafts = torch.tensor(num_draft_tokens, dtype=torch.int32, device=self._device)
+        accepted = torch.empty(sum(num_draft_tokens), dtype=torch.bool, device=self._device)
+        num_accepted = torch.empty_like(drafts)
+        acceptance_mask_reference(ids, drafts, self._vocab_size, accepted, num_accepted)
+        self.counters["scv_device_validations"] += 1
+        reason = "no_cuda" if self._device.type != "cuda" else "capture_not_supported"
+        self.count_fallback(reason)
+        return Validation(accepted, num_accepted.tolist(), "device", reason)
+
+
+def accepted_on_host(
+    sampled_token_ids: list[list[int]], num_draft_tokens: tuple[int, ...], vocab_size: int
+) -> list[int]:
+    """Accepted drafts of each request: valid ids less the one that is no draft.
+
+    A row without a valid id (a chunked prefill) accepted nothing; no row accepts more than
+    it has drafts.
+    """
+    accepted = []
+    for ids, drafts in zip(sampled_token_ids, num_draft_tokens, strict=True):
+        valid = sum(1 for token in ids if 0 <= token < vocab_size)
+        accepted.append(min(max(valid - 1, 0), drafts))
+    return accepted

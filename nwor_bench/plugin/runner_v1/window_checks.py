@@ -19,10 +19,9 @@ from nwor_bench.plugin.layers import (
 )
 from nwor_bench.plugin.observe.errors import AttentionFacts
 from nwor_bench.plugin.observe.layer_checks import LayerChecks, StepRows, StepTables
-from nwor_bench.plugin.observe.layer_trace import LayerCall, LayerTrace
 from nwor_bench.plugin.refusals import chunk_of
 from nwor_bench.plugin.runner_v1.staging import StagingBuffers
-from nwor_bench.plugin.window import State, Window
+from nwor_bench.plugin.window import LayerCall, LayerTrace, State, Window
 
 WHOLE_BYTES = 1 << 30
 """Caches up to this size in all are read whole; of larger ones, the blocks of the step."""

@@ -35,12 +35,11 @@ from vllm.v1.attention.backends.triton_attn_diffkv import (
 from nwor_bench.plugin import refusals
 from nwor_bench.plugin.layers import causal_implementation
 from nwor_bench.plugin.observe.errors import AttentionFacts, element_view
-from nwor_bench.plugin.observe.layer_trace import LayerCall
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.staged_layer import StagedLayer, StepInputs
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
-from nwor_bench.plugin.window import Window
+from nwor_bench.plugin.window import LayerCall, Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace, verify_attention_triton
 from nwor_kernels.verify_attention.tuning import unsupported_reason

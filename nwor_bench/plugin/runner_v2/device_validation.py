@@ -9,7 +9,7 @@ host less time. The way of each window is counted.
 
 import logging
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nwor_bench.plugin.runner_hook import ScvValidator
 from nwor_bench.records.types import ScvMode
 from nwor_kernels.mask.kernel import acceptance_mask_from_counts_triton, bind_mask
 
@@ -36,18 +37,15 @@ Shape = tuple[Hashable, ...]
 
 
 class DeviceValidation(NamedTuple):
-    """What was decided about one window.
-
-    Attributes:
-        num_accepted: [requests] int32 on the device, accepted drafts of each request.
-        path: "host", "device" (launched eagerly), "capture" (launched eagerly, then captured
-            for the next window) or "graph".
-        fallback_reason: why the mode's own path was not taken; None if it was.
-    """
+    """What was decided about one window."""
 
     num_accepted: Tensor
+    """[requests] int32 on the device, accepted drafts of each request."""
     path: str
+    """"host", "device" (launched eagerly), "capture" (launched eagerly, then captured for the next
+    window) or "graph"."""
     fallback_reason: str | None = None
+    """Why the mode's own path was not taken; None if it was."""
 
 
 @dataclass
@@ -86,7 +84,7 @@ class _Captured:
         self.graph.replay()
 
 
-class DeviceValidator:
+class DeviceValidator(ScvValidator):
     """Validates windows in one SCV mode at a time and counts how.
 
     Args:
@@ -96,9 +94,7 @@ class DeviceValidator:
     """
 
     def __init__(self, drafts: int, max_requests: int, device: torch.device):
-        self.mode = ScvMode.OFF
-        self.counters: Counter[str] = Counter()
-        self.fallbacks: Counter[str] = Counter()
+        super().__init__()
         self._device = device
         most = _bucket(max_requests)
         self._mask = torch.empty(most * drafts, dtype=torch.bool, device=device)
@@ -112,15 +108,6 @@ class DeviceValidator:
     def capture_stream(self) -> torch.cuda.Stream:
         """The stream that launches are captured on: kernels keep its attributes in the graph."""
         return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-
-    def switch(self, mode: ScvMode) -> None:
-        """Start a mode anew: counters at zero, adaptive's memory of shapes empty.
-
-        Captured graphs are kept, since a graph is the same in both modes.
-        """
-        self.mode = mode
-        self.counters = Counter()
-        self.fallbacks = Counter()
 
     def validate(
         self, num_sampled: Tensor, drafts: np.ndarray, uniform: int | None
@@ -137,7 +124,7 @@ class DeviceValidator:
             return self._on_host(num_sampled, drafts)
         num_accepted = self._num_accepted[: len(drafts)]
         if uniform is None:
-            self._count_fallback("uneven_windows")
+            self.count_fallback("uneven_windows")
             self._launch_uneven(num_sampled, drafts, num_accepted)
             return DeviceValidation(num_accepted, "device", "uneven_windows")
         requests = _bucket(len(drafts))
@@ -191,14 +178,14 @@ class DeviceValidator:
             return "device", None
         self.counters["scv_graph_misses"] += 1
         if self._cannot_capture:
-            self._count_fallback(self._cannot_capture)
+            self.count_fallback(self._cannot_capture)
             return "device", self._cannot_capture
         if adaptive and len(trial.eager) < TRIALS:
             return "device", None
         # The launch above served this window, and was the warm-up that a capture needs.
         self._cannot_capture = problem = self._capture(shape, requests, launch)
         if problem:
-            self._count_fallback(problem)
+            self.count_fallback(problem)
             return "device", problem
         return "capture", None
 
@@ -209,10 +196,9 @@ class DeviceValidator:
                 del kept[shape]
 
     def _trial_of(self, shape: Shape) -> _Trial:
-        trial = self._trials.get(shape)
-        if trial is None:
-            trial = self._trials[shape] = _Trial()
-        return trial
+        if shape not in self._trials:
+            self._trials[shape] = _Trial()
+        return self._trials[shape]
 
     def _replay(self, shape: Shape, captured: _Captured, num_sampled: Tensor) -> None:
         self._graphs.move_to_end(shape)
@@ -233,13 +219,9 @@ class DeviceValidator:
 
     def _mask_launch(self, drafts: int) -> Callable[[Tensor], None]:
         """The launch of the mask kernel for windows of this length, given their counts."""
-        known = self._mask_launches.get(drafts)
-        if known is not None:
-            return known
-
-        launch = bind_mask(self._mask, self._num_accepted, drafts)
-        self._mask_launches[drafts] = launch
-        return launch
+        if drafts not in self._mask_launches:
+            self._mask_launches[drafts] = bind_mask(self._mask, self._num_accepted, drafts)
+        return self._mask_launches[drafts]
 
     def _launch_uneven(self, num_sampled: Tensor, drafts: np.ndarray, num_accepted: Tensor) -> None:
         self.counters["scv_device_validations"] += 1
@@ -267,10 +249,6 @@ class DeviceValidator:
         self._graphs[shape] = _Captured(graph, num_sampled)
         self.counters["scv_graph_captures"] += 1
         return None
-
-    def _count_fallback(self, reason: str) -> None:
-        self.counters["scv_fallback_count"] += 1
-        self.fallbacks[reason] += 1
 
 
 def _bucket(requests: int) -> int:

@@ -347,7 +347,7 @@ class V2RunnerHook(RunnerHook):
 
     def _commit(self, step: Step, window: Window, accepted: Tensor) -> None:
         """Commit, unless this rank or another has to write directly."""
-        if window.accept(accepted, None) and window.commit():
+        if window.accept(accepted) and window.commit():
             step.certain = step.batch.certain if step.batch is not None else 0
         assert self.refusals is not None
         own = self.refusals.to_vote() or self._alarm or window.fallback_reason

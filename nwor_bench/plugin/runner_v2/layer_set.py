@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nwor_bench.plugin.layers import LayerCache, StagingUnavailable
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
+from nwor_bench.plugin.window import HeldValuesLost
 from nwor_kernels.commit.plan import CommitPlan, StagedSources
 
 logger = logging.getLogger("vllm.nwor_bench")
@@ -59,6 +60,66 @@ class CopyBuffers:
         return cls(keys, values, metadata, StagedSources(list(keys), list(values)))
 
 
+class HeldValues:
+    """Holds each layer's K/V of a window, and detects two layers with the same address.
+
+    Args:
+        num_layers: layers of a whole window.
+    """
+
+    def __init__(self, num_layers: int):
+        self._num_layers = num_layers
+        self._proven: set[int] = set()
+        self._owners: dict[int, int] = {}
+        self._layers: set[int] = set()
+        self._originals: list[Tensor] = []
+        self._repeats = False
+
+    def clear(self) -> None:
+        """Forget the window and release its tensors."""
+        self._owners.clear()
+        self._layers.clear()
+        self._originals.clear()
+        self._repeats = False
+
+    def take(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The tensors to hold: K and V themselves, or copies in a first window.
+
+        Args:
+            layer: its number; a layer that comes again begins another run of a capture's forward.
+            key, value: [rows, kv_heads, head_dim], strided.
+
+        Returns:
+            None if an earlier layer has the same address; that one's copy is still right.
+
+        Raises:
+            HeldValuesLost: an earlier layer has the same address, and no copy was made.
+        """
+        if layer in self._layers:
+            self.clear()
+            self._repeats = True  # padding: nothing can be lost, and a graph keeps addresses
+        self._layers.add(layer)
+        by_reference = self._repeats or key.shape[0] in self._proven
+        for address in {key.data_ptr(), value.data_ptr()}:
+            owner = self._owners.setdefault(address, layer)
+            if owner == layer:
+                continue
+            if by_reference and not self._repeats:
+                raise HeldValuesLost(
+                    f"the K/V of target layer {owner} were overwritten by layer {layer} before "
+                    f"the commit, in a window of {key.shape[0]} rows; unset VLLM_NWOR_MODE, or "
+                    "set VLLM_NWOR_STAGE_BY=copy"
+                )
+            return None
+        if by_reference:
+            return key, value
+        if len(self._layers) == self._num_layers:
+            self._proven.add(key.shape[0])
+        # Held as well: memory that is free may be given to the next layer without any fault.
+        self._originals += [key, value]
+        return key.clone(), value.clone()
+
+
 Launch = Callable[[Tensor], None]
 """Launches a commit for these counts, [requests] int32 on the device."""
 
@@ -66,10 +127,8 @@ Launch = Callable[[Tensor], None]
 class LayerSet:
     """K/V of a window in the layers of one set, and the launch that commits them.
 
-    `GpuStaging` holds one of these for each shape of cache, and uses only what is
-    public here. Layers whose rows look otherwise (a latent instead of K and V) fit if their cache
-    can be viewed as [blocks, heads, block_size, width] with two sources a row, side by side: the
-    first `head_dim` elements come from what is staged as K, the rest from what is staged as V.
+    A cache is viewed as [blocks, heads, block_size, width]: of a row the first `head_dim` elements
+    come from what is staged as K, the rest from what is staged as V. Latents fit too.
 
     Args:
         number: the set's place among the sets.
@@ -117,11 +176,6 @@ class LayerSet:
             logger.warning("nwor: windows are written directly: %s", refusal)
             # The reason is a label of a metric, so it holds none of the message's numbers.
             raise StagingUnavailable("commit:caches_do_not_fit") from refusal
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Cache bytes of one token over the set's layers."""
-        return sum(layer.row_bytes for layer in self.layers)
 
     def release(self) -> None:
         """Let go of the last window's K/V."""

@@ -24,13 +24,12 @@ from torch import Tensor
 
 from nwor_bench.plugin import refusals
 from nwor_bench.plugin.observe.errors import AttentionFacts, element_view
-from nwor_bench.plugin.observe.layer_trace import LayerCall
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_v2.attention import FP8, element_of_cache
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.staged_layer import StagedLayer, StepInputs
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
-from nwor_bench.plugin.window import Window
+from nwor_bench.plugin.window import LayerCall, Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.mla_verify_attention.kernel import mla_verify_attention_triton, unsupported_reason
 from nwor_kernels.mla_verify_attention.tail import mla_tail_triton

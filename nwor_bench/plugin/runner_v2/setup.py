@@ -1,6 +1,5 @@
 """Staging on a GPU set up for one runner, or why its windows must be written directly."""
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -18,6 +17,7 @@ from nwor_bench.plugin.layers import (
     is_latent,
     is_sparse,
     rows_of,
+    set_up,
     slot_rows,
 )
 from nwor_bench.plugin.patching import PatchSet
@@ -36,8 +36,6 @@ from nwor_bench.records import fallback_reasons as reasons
 from nwor_bench.records.types import NworMode, StageBy
 from nwor_kernels.mla_verify_attention.kernel import create_workspace
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace
-
-logger = logging.getLogger("vllm.nwor_bench")
 
 
 @dataclass(frozen=True)
@@ -74,17 +72,8 @@ class StagingParts:
 def set_up_staging(
     runner: Any, target: TargetLayers, settings: PluginSettings
 ) -> tuple[StagingParts | None, str | None]:
-    """Everything that staging needs from vLLM's V2 runner, or None and the fallback reason.
-
-    An error in this code is a fallback reason too: it stops neither mode off nor vLLM's start.
-    """
-    try:
-        return _parts(runner, target, settings), None
-    except StagingUnavailable as unavailable:
-        return None, str(unavailable)
-    except Exception as fault:
-        logger.exception("nwor: staging could not be set up; windows are written directly")
-        return None, f"setup:{type(fault).__name__}"
+    """Everything that staging needs from vLLM's V2 runner; see `set_up`."""
+    return set_up(lambda: _parts(runner, target, settings))
 
 
 def _parts(runner: Any, target: TargetLayers, settings: PluginSettings) -> StagingParts:

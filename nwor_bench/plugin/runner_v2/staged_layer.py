@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from nwor_bench.plugin.layers import StagingUnavailable, causal_implementation
-from nwor_bench.plugin.observe.layer_trace import LayerTrace
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
-from nwor_bench.plugin.window import Window
+from nwor_bench.plugin.window import LayerTrace, Window
 
 
 class StepViews(NamedTuple):

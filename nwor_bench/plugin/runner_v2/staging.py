@@ -22,77 +22,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin.layers import LayerCache, StagingUnavailable, partition
-from nwor_bench.plugin.observe.layer_trace import LayerTrace
+from nwor_bench.plugin.layers import LayerCache, StagedLayers
 from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
-from nwor_bench.plugin.runner_v2.layer_set import CopyBuffers, Launch, LayerSet
-from nwor_bench.plugin.window import HeldValuesLost
+from nwor_bench.plugin.runner_v2.layer_set import CopyBuffers, HeldValues, Launch, LayerSet
 from nwor_bench.records.fallback_reasons import Fault, fault_of
 from nwor_kernels.commit.plan import StagedSources
 from nwor_kernels.metadata import error_names
 from nwor_kernels.stage.kernel import stage_kv_cache_triton
 
 logger = logging.getLogger("vllm.nwor_bench")
-
-
-class HeldValues:
-    """Holds each layer's K/V of a window, and detects two layers with the same address.
-
-    Args:
-        num_layers: layers of a whole window.
-    """
-
-    def __init__(self, num_layers: int):
-        self._num_layers = num_layers
-        self._proven: set[int] = set()
-        self._owners: dict[int, int] = {}
-        self._layers: set[int] = set()
-        self._originals: list[Tensor] = []
-        self._repeats = False
-
-    def clear(self) -> None:
-        """Forget the window and release its tensors."""
-        self._owners.clear()
-        self._layers.clear()
-        self._originals.clear()
-        self._repeats = False
-
-    def take(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The tensors to hold: K and V themselves, or copies in a first window.
-
-        Args:
-            layer: its number; a layer that comes again begins another run of a capture's forward.
-            key, value: [rows, kv_heads, head_dim], strided.
-
-        Returns:
-            None if an earlier layer has the same address; that one's copy is still right.
-
-        Raises:
-            HeldValuesLost: an earlier layer has the same address, and no copy was made.
-        """
-        if layer in self._layers:
-            self.clear()
-            self._repeats = True  # padding: nothing can be lost, and a graph keeps addresses
-        self._layers.add(layer)
-        by_reference = self._repeats or key.shape[0] in self._proven
-        for address in {key.data_ptr(), value.data_ptr()}:
-            owner = self._owners.setdefault(address, layer)
-            if owner == layer:
-                continue
-            if by_reference and not self._repeats:
-                raise HeldValuesLost(
-                    f"the K/V of target layer {owner} were overwritten by layer {layer} before "
-                    f"the commit, in a window of {key.shape[0]} rows; unset VLLM_NWOR_MODE, or "
-                    "set VLLM_NWOR_STAGE_BY=copy"
-                )
-            return None
-        if by_reference:
-            return key, value
-        if len(self._layers) == self._num_layers:
-            self._proven.add(key.shape[0])
-        # Held as well: memory that is free may be given to the next layer without any fault.
-        self._originals += [key, value]
-        return key.clone(), value.clone()
 
 
 CACHE_LINE = 32
@@ -102,7 +40,7 @@ EVERY_ROW = 1 << 20
 """A count above any window's: a commit with it writes every staged row."""
 
 
-class GpuStaging:
+class GpuStaging(StagedLayers):
     """The target layers' K/V of the window in flight, and the launches that commit them.
 
     Args:
@@ -115,10 +53,7 @@ class GpuStaging:
     """
 
     def __init__(self, layers: list[LayerCache], capacity: int, grouped: bool = False):
-        if not layers:
-            raise StagingUnavailable("no_target_layers")
-        self.num_layers = len(layers)
-        self.capacity = capacity
+        super().__init__(layers, capacity)
         device = layers[0].kv_cache.device
         self._counts_of_all = torch.full((capacity,), EVERY_ROW, dtype=torch.int32, device=device)
         self.errors = torch.zeros(self.num_layers, dtype=torch.int32, device=device)
@@ -127,14 +62,12 @@ class GpuStaging:
         self.written = written[0]
         """[layers] int32: rows that commits stored, modulo 2**32; direct writes are left out."""
         self.sets: list[LayerSet] = []
-        self.layers: list[LayerCache] = []
-        """In the order of their numbers: set by set."""
-        for number, alike in enumerate(partition(layers)):
-            first = len(self.layers)
+        first = 0
+        for number, alike in enumerate(self.alike):
             part = slice(first, first + len(alike))
             counters = self.errors[part], written[:, part]
             self.sets.append(LayerSet(number, first, alike, *counters, grouped))
-            self.layers += alike
+            first = part.stop
         self._places = [(each, place) for each in self.sets for place in range(len(each.layers))]
         self._batch: GpuWindowBatch | None = None
         self._through: Callable[[Launch, Tensor], None] | None = None
@@ -142,8 +75,6 @@ class GpuStaging:
         self._holds_layers = False
         self._first_layer = 0
         self._memory: Tensor | None = None
-        self.trace: LayerTrace | None = None
-        """Records the layers' inputs and outputs in a window that is checked."""
 
     def place(self, layer: int) -> tuple[LayerSet, int]:
         """The set that this layer belongs to, and its place in it."""
@@ -163,9 +94,8 @@ class GpuStaging:
     def allocate(self) -> str | None:
         """Allocate the buffers of copies; the fallback reason if there is no memory.
 
-        Called as staging is switched on, which is after vLLM has profiled its memory and taken
-        its cache: requests x k rows a layer have to fit into what vLLM left free. Mode off never
-        allocates it, and a window, in which vLLM may hold most of that memory, never has to.
+        Called as staging is switched on, after vLLM has profiled its memory and taken its cache, so
+        that no window has to allocate. Mode off never allocates it.
         """
         try:
             _ = self.copies
@@ -178,11 +108,6 @@ class GpuStaging:
             )
             return "copy_buffers:OutOfMemoryError"
         return None
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Cache bytes of one token over all target layers."""
-        return sum(each.bytes_per_token for each in self.sets)
 
     def open(self, batch: GpuWindowBatch) -> None:
         """Set the window that the next stage and commit belong to."""

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.observe.layer_checks import LayerChecks, StepRows, StepTables
-from nwor_bench.plugin.observe.layer_trace import LayerTrace
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
 from nwor_bench.plugin.runner_v2.plan import WindowPlanner
 from nwor_bench.plugin.runner_v2.setup import StagingParts
-from nwor_bench.plugin.window import State, Window
+from nwor_bench.plugin.window import LayerTrace, State, Window
 
 
 class WindowChecks:

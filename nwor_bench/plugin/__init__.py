@@ -1,7 +1,6 @@
-"""The vLLM plugin: found through the entry point `vllm.general_plugins`.
+"""The vLLM plugin, found through the entry point `vllm.general_plugins`.
 
-Without VLLM_NWOR_MODE and VLLM_SCV_MODE in the environment `register` returns at once and
-vLLM stays as it is.
+Without VLLM_NWOR_MODE and VLLM_SCV_MODE in the environment, vLLM stays as it is.
 """
 
 import logging
@@ -13,13 +12,10 @@ not_installed: str | None = None
 def register() -> None:
     """Called by vLLM in every process; may be called more than once.
 
-    Only wrong settings are raised. Any other error must not stop vLLM: it is logged with its
-    traceback, and `not_installed` names it.
+    Any error but wrong settings is logged, and vLLM runs as without the plugin (`not_installed`).
 
     Raises:
         ConfigError: unknown mode in the environment, or an unsupported vLLM or device.
-
-    A vLLM with which the plugin was not tried is a warning, unless VLLM_NWOR_STRICT_VERSION is set.
     """
     global not_installed
     from nwor_bench.plugin.settings import read_settings

@@ -1,8 +1,8 @@
-"""Attach the hook to a worker, or leave vLLM as it is and say why.
+"""Install the plugin in a vLLM process, and attach its hook to each worker after warm-up.
 
-An installed plugin must never stop a vLLM process: an error here is logged once with its traceback,
-counted under its reason, and every patch is undone. With tensor parallelism all ranks attach or
-none does, since attached ranks wait for each other.
+An installed plugin never stops a vLLM process: an error is logged once with its traceback, counted
+under its reason, and every patch is undone. With tensor parallelism all ranks attach, or none,
+since attached ranks wait for each other.
 """
 
 import logging
@@ -34,11 +34,10 @@ _patches: PatchSet | None = None
 def install(settings: PluginSettings) -> None:
     """Attach to every worker after its warm-up; on a CPU override the attention backend too.
 
-    Hooks come after warm-up on purpose: warm-up runs on dummy tensors and must not be staged.
-    On a GPU no class of vLLM's attention is replaced.
+    Warm-up runs on dummy tensors, which must not be staged.
 
     Raises:
-        ConfigError: on a platform for which no hook exists, or which cannot stage as asked.
+        ConfigError: a platform without a hook, or one that cannot stage as asked.
     """
     global _patches
     if _patches is not None:
@@ -92,8 +91,7 @@ def _attach_after(original: Callable[..., Any]) -> Callable[..., Any]:
 def _once(original: Callable[..., Any]) -> Callable[..., Any]:
     """Register vLLM's CPU kernels once a process, not once an engine.
 
-    Registering (from vLLM 0.31 on) scans every loaded module, and the scan fails on llvmlite, which
-    prompt lookup loads: without this the second engine of a process would not start.
+    Registering scans every loaded module and fails on llvmlite, which prompt lookup loads.
     """
     done = False
 
@@ -117,10 +115,7 @@ NOT_ATTACHED = "nwor_not_attached"
 
 
 def attach_hook(worker: Any) -> None:
-    """Wrap the worker's runner in the modes that the environment asks for; raises nothing.
-
-    After an error the worker's attribute NOT_ATTACHED says why it has no hook.
-    """
+    """Wrap the worker's runner; raises nothing. After an error NOT_ATTACHED says why."""
     try:
         settings = read_settings()
         if settings is None:

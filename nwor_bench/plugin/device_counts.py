@@ -1,9 +1,8 @@
 """Counts of many steps on their way from the device to the host, and what commits say they wrote.
 
-Counts come in one copy. Rows that commits wrote are counted on the device from the start on, and
-each reading brings the sum so far. If a reading adds up, each of its windows is given what it
-accepted. If it does not, the oldest windows get what was written, and the last one the excess:
-committed tokens are then not the accepted ones.
+Counts come in one copy, with the sum of rows that commits wrote so far. If the sum is what was
+accepted, so is each window's. If not, the oldest windows get what was written, the last one the
+excess: committed tokens are then not the accepted ones.
 """
 
 from collections.abc import Sequence
@@ -17,10 +16,7 @@ from nwor_bench.plugin.step import Step, accepted_of, has_passed
 
 
 def read_all(counts: Sequence[Tensor | None], also: Tensor | None) -> list[list[int]]:
-    """Every step's counts as host lists; waits for the device.
-
-    If anything is copied, `also` is copied with it and returned as one more list.
-    """
+    """Every step's counts as host lists, and `also` as one more if anything is copied; waits."""
     wanted = _with(counts, also)
     there = [tensor for tensor in wanted if tensor is not None]
     return _split(torch.cat(there).tolist() if there else [], wanted)
@@ -49,10 +45,7 @@ class Coming:
 
 
 class SideReader:
-    """Begins copies on a stream of its own, which waits for no step that is in flight.
-
-    So only tensors may be copied that the device has finished writing.
-    """
+    """Copies on a stream that waits for no step in flight: only for tensors that are final."""
 
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream | None = None

@@ -1,8 +1,11 @@
 """Cells are interleaved within a batch: the hook's modes change between two windows.
 
-A switch is cheap, because everything that a mode needs was made when it was first set: under full
-CUDA graphs another graph replays, eagerly the target layers' methods are swapped. Every rank draws
-the same turns from the same seed.
+A switch is cheap: under full CUDA graphs another graph replays, eagerly the target layers' methods
+are swapped. Every rank draws the same turns from the same seed.
+
+In a server (`LiveTurns`) requests come and go: a step that is more than windows ends a group, and
+the rest of its turns are skipped. Turns do not depend on the traffic, so the same share is left out
+of both modes. A guard may stop staging for good.
 """
 
 import logging
@@ -35,7 +38,7 @@ class TurnsOfCell:
 
 
 class Interleaving:
-    """The turns of one batch; `live.turns` has those of a server.
+    """The turns of one batch; `LiveTurns` has those of a server.
 
     Args:
         hook: of the runner whose windows are interleaved.
@@ -169,11 +172,7 @@ SEED = "live"
 
 
 class LiveTurns(Interleaving):
-    """The turns of a server.
-
-    Args:
-        hook: of the runner whose windows are interleaved.
-        scv_mode: how acceptance is decided in mode stage.
+    """The turns of a server: off, and stage with `scv_mode`.
 
     Attributes:
         stopped: the guard that stopped staging for good; None while off and stage are interleaved.

@@ -1,11 +1,10 @@
 """Windows counted late, many at a time, and kept until they are drained.
 
-Accepted counts stay on the device while the engine runs: each step leaves the tensor that vLLM
-computed anyway, and one copy reads those of many steps. Counts may be read before a drain, to bound
-what waits on the device, but windows are recorded when they are drained: only then are the lengths
-of the finished requests known (see `step`).
+Accepted counts stay on the device: each step leaves the tensor that vLLM computed anyway, and one
+copy reads those of many steps. Windows are recorded when they are drained, when the lengths of the
+finished requests are known (see `step`).
 
-In a server nobody drains: counts are then read every quarter of a second, without waiting for the
+In a server nobody drains: counts are read every quarter of a second, without waiting for the
 device, and a few windows are recorded before each step.
 """
 
@@ -111,10 +110,7 @@ class LateCounts:
     Args:
         accumulator: receives the records.
         num_layers: target layers, for stage operations.
-        debug: log every window.
-
-    Attributes:
-        debug: as given; it may be switched at any time.
+        debug: log every window; it may be switched at any time.
     """
 
     def __init__(self, accumulator: Accumulator, num_layers: int, debug: bool = False):
@@ -206,7 +202,7 @@ class LateCounts:
 
         Args:
             output_lengths: tokens that each finished request returned, by its external name; None
-                if unknown (`vllm serve`): every window then counts.
+                (`vllm serve`): every window counts.
         """
         self._read_pending()
         self._record_arrived(len(self._arrived), output_lengths)
@@ -218,9 +214,10 @@ class LateCounts:
             self._alone_in_a_row = 0
 
     def read_finished(self) -> None:
-        """Read the counts of steps that the device has finished, in two calls; waits for nothing.
+        """Read counts of steps that the device has finished: one call begins a copy, a later takes
+        it.
 
-        The first call begins a copy, a later one takes it. Needs the marks of `step_started`.
+        Waits for nothing. Needs the marks of `step_started`.
         """
         if self._coming is not None:
             if self._coming[1].is_there():

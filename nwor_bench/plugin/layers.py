@@ -1,8 +1,7 @@
 """Which layers belong to the target, their caches, the slots of each, and recurrent states.
 
-Names alone do not show it: an EAGLE head on a 30-layer target registers as layer 30 of the
-same model, in the same KV-cache group. So the runner is asked what it registered after both
-models were loaded.
+Names alone do not show it: an EAGLE head on a 30-layer target registers as layer 30 of the same
+model, in the same KV-cache group. The runner knows after both models were loaded.
 """
 
 import logging
@@ -270,10 +269,11 @@ def slot_rows(runner: Any, names: Sequence[str]) -> SlotRows:
 
 
 def recurrent_facts(runner: Any, drafter_layers: Iterable[str]) -> dict[str, Any] | None:
-    """Number of the target's recurrent layers, and a request's states on this rank, in bytes.
+    """Number of the target's recurrent layers, and bytes of a request's states on this rank, or
+    None.
 
-    None without such layers. vLLM names the convolution's inputs first, then the recurrent state;
-    a layer with only one of the two is known by its state's dimensions.
+    vLLM names the convolution's inputs first, then the recurrent state; a layer with only one of
+    the two is known by its state's dimensions.
     """
     context = runner.compilation_config.static_forward_context
     drafters = set(drafter_layers)

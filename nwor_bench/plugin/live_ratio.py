@@ -1,9 +1,8 @@
 """The ratio of stage to off in a server: from its windows to /metrics, in bounded memory.
 
-A group counts if none of its turns was skipped, and if its used windows are all timed, none fell
-back, and all are in one class of batch size: requests come and go, so their number may change. The
-first window of each run is not used: it follows a switch. The ratio is computed in a thread of its
-own: no step waits for it.
+A group counts if no turn was skipped, all used windows are timed, none fell back, and all are in
+one class of batch size. The first window of each run is not used: it follows a switch. The ratio is
+computed in a thread of its own.
 """
 
 import logging

@@ -1,14 +1,13 @@
 """Tensor-parallel ranks agree on each window's outcome.
 
-Only the rank itself sees an error of its own. Without a vote it would write its window directly
-while the others commit theirs: the caches would be right, but one engine would report two outcomes.
-So the ranks exchange a few numbers on the host for each staged window, over vLLM's gloo group, and
-their reasons only after an error.
+A rank alone sees its own errors. Without a vote it would write its window directly while the others
+commit theirs. So the ranks exchange a few numbers on the host for each staged window, over vLLM's
+gloo group, and their reasons after an error.
 
-Counts that are read late are compared late. Each rank reads when it can, but all seal the same
-steps, and sums up its counts to each of them. A vote also says how far a rank has read. So after
-it every rank knows the last sealed step that all have read, and the next vote compares the sums
-up to that step.
+Late counts are compared late: all ranks seal the same steps and keep a checksum of all counts up to
+each. A vote says how far a rank has read, and the next one compares the checksums of the last
+sealed
+step that all have read.
 """
 
 from collections.abc import Sequence
@@ -59,12 +58,13 @@ class RankVote:
             del self._told[next(iter(self._told))]
 
     def settle(self, reason: str | None, num_accepted: Sequence[int] = ()) -> str | None:
-        """Why every rank falls back, or None if none has to.
+        """Why every rank falls back; None if none has to.
 
         Args:
             reason: why this rank's window fell back, or None.
-            num_accepted: accepted drafts of each request if the host knows them. Ranks that
-                sampled differently would commit different tokens, so all write directly.
+            num_accepted: accepted drafts of each request if the host knows them; ranks that differ
+                all
+                write directly.
         """
         if self._group is None:
             return reason

@@ -2,12 +2,10 @@
 
 Staging holds a window's K/V from the write hook to the commit, and our own kernel does the
 attention. So the hook must run in every step, the K/V must stay in place, and a layer's metadata
-must describe the step's requests. A configuration that breaks one of these is refused by name
-before anything is staged; `of_step` checks every step for what no configuration shows.
+must describe the step's requests. `of_step` checks every step for what no configuration shows.
 
 Composite attention (Gemma 4, whose image tokens see each other) has one implementation for steps
-with an image mask and a causal one for all others, windows among them. Both share the cache and its
-write, so we look at the causal one; a step's metadata say which one they are for.
+with an image mask and a causal one for all others, windows among them: we look at the causal one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -75,9 +73,7 @@ IMAGE_MASK = "attention:image_mask"
 
 
 def of_compilation(config: Any, ops: Sequence[str] = SPLIT_OPS) -> str | None:
-    """The fallback reason of a way to compile and capture under which K/V cannot be held.
-
-    For staging on a GPU. On a CPU nothing is captured and drafts are copied at once.
+    """The fallback reason of a way to compile and capture under which K/V cannot be held on a GPU.
 
     Args:
         config: vLLM's `CompilationConfig`.
@@ -102,10 +98,7 @@ def of_compilation(config: Any, ops: Sequence[str] = SPLIT_OPS) -> str | None:
 def breaks_piecewise_graphs(cudagraph_manager: Any) -> bool:
     """True if piecewise CUDA graphs are breakable: the write is captured, and cannot be held.
 
-    Full graphs and eager steps do not differ: attention breaks only a piecewise capture.
-
-    Args:
-        cudagraph_manager: the V2 runner's; None without CUDA graphs.
+    `cudagraph_manager` is the V2 runner's; None without CUDA graphs.
     """
     if cudagraph_manager is None:
         return False
@@ -137,11 +130,7 @@ def of_module(layer: Any) -> str | None:
 
 
 def of_kind(layer: Any) -> str | None:
-    """The fallback reason of a layer without an attention implementation; None if it has one.
-
-    Mamba, gated delta net and short convolutions keep a state instead of K/V; a sparse indexer's
-    cache is written by the layer that it belongs to.
-    """
+    """The fallback reason of a layer without an attention implementation; None if it has one."""
     if getattr(layer, "impl", None) is not None:
         return None
     if isinstance(layer, MambaBase):
@@ -172,8 +161,8 @@ def of_layer(layer: Any, builders: Iterable[type]) -> str | None:
 def of_builder(builder: type, known: Iterable[type]) -> str | None:
     """The fallback reason of a layer's metadata builder; None if it is one of these.
 
-    vLLM derives builders that cut a request into virtual ones or lengthen it: static sinks, fast
-    prefill, chunked local attention. Only the last is supported: what each query sees is known.
+    vLLM derives builders that cut a request into virtual ones or lengthen it. Of these only chunked
+    local attention is supported: what each query sees is known.
     """
     if builder in tuple(known) or (is_chunked(builder) and issubclass(builder, tuple(known))):
         return None
@@ -240,8 +229,8 @@ def _requests_of(metadata: Any) -> tuple[int, int]:
 def of_latent_step(metadata: Any, num_draft_tokens: Sequence[int]) -> str | None:
     """The fallback reason of a latent layer's metadata in this step; None if they fit the window.
 
-    vLLM puts requests with few rows first, as decodes. The length of the context of what comes
-    behind them, as prefill, is the host's, which is not exact for windows under async scheduling.
+    vLLM takes requests with few rows as decodes, the rest as prefills, whose context length is the
+    host's: not exact for windows under async scheduling.
 
     Args:
         metadata: vLLM's `MLACommonMetadata`.
@@ -263,8 +252,7 @@ def of_call(
 
     Args:
         key, value: None if a fused kernel has written them already (vLLM 0.33).
-        positional, named: what came after `output`: scales of a fused quantisation, or what a
-            later vLLM adds.
+        positional, named: what came after `output`.
         shared: the layer reads another's K/V, so that its own do not matter.
     """
     if (key is None or value is None) and not shared:

@@ -149,10 +149,9 @@ class RunnerHook(ABC):
         """Switch as for a turn of stage; the windows compute as in mode off."""
 
     def count_without_waiting(self) -> PatchSet:
-        """Count windows as they come, for a server; the patches are not yet applied.
+        """Patches, not yet applied, that count windows as they come, for a server.
 
-        Apply them before the hook is attached: the hook's wrappers must be the outer ones. Steps
-        are marked from now on, since the marks show which of them the device has finished.
+        Apply them before the hook is attached: its wrappers must be the outer ones.
         """
         self.clock.on = True
         return PatchSet([Patch(self.runner, "execute_model", read_without_waiting(self.late))])
@@ -161,21 +160,19 @@ class RunnerHook(ABC):
         """Windows since the last drain, as dicts of `MeasuredWindow`; waits for the device once.
 
         Args:
-            output_lengths: tokens that each finished request returned, by its name; windows that
-                ran past them are counted separately. None: every window counts.
+            output_lengths: tokens that each finished request returned, by its name; windows beyond
+                them
+                are counted separately. None: every window counts.
         """
         self.late.resolve(output_lengths)
         return self.accumulator.drain()
 
     @abstractmethod
     def check_layers(self, requests: int | None) -> list[dict[str, Any]]:
-        """Check each layer of some windows of the next batch. Call it in the cell's modes.
+        """Check each layer of some windows of the next batch; what was measured since the last
+        call.
 
-        Args:
-            requests: most requests of the batch; None: check no longer.
-
-        Returns:
-            What was measured since the last call.
+        Call it in the cell's modes. `requests`: most requests of the batch; None: stop checking.
         """
 
     def device_errors(self) -> list[str]:

@@ -1,10 +1,12 @@
 """What vLLM's SchedulerOutput and GrammarOutput say about requests and their drafts.
 
 Drafts that a grammar forbids are verified, but left out of vLLM's statistics. With async scheduling
-a window is scheduled before its drafts are known: the scheduler checks them while the forward runs
-and writes how many are forbidden into its own SchedulerOutput (`num_invalid_spec_tokens`), which a
-worker in another process never sees. From vLLM 0.32 on every worker, with any executor, is given
-the grammar's output: how many of each request's drafts may be accepted.
+the scheduler checks them while the forward runs and notes them in its own SchedulerOutput, which a
+worker in another process never sees. From vLLM 0.32 on every worker gets the grammar's output: how
+many of each request's drafts may be accepted.
+
+Differences between vLLM 0.31 to 0.33 are found on vLLM's objects, never by its version, and only
+here and in `refusals`.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -26,10 +28,9 @@ def acceptable_drafts(grammar_output: Any) -> Sequence[int] | None:
 
 
 def invalid_drafts_in_scheduler(scheduler_output: Any) -> Mapping[str, int]:
-    """Forbidden drafts by request, as the scheduler notes them in its own SchedulerOutput.
+    """Forbidden drafts by request in the scheduler's own SchedulerOutput (vLLM 0.31).
 
-    vLLM 0.31 has them nowhere else, and a worker in another process has a copy without them: its
-    forbidden drafts count as drafts there.
+    A worker in another process has a copy without them, and counts them as drafts.
     """
     return scheduler_output.num_invalid_spec_tokens or {}
 
@@ -63,8 +64,7 @@ def finished(scheduler_output: Any) -> Collection[str]:
 def restarted(scheduler_output: Any) -> Mapping[str, int]:
     """Requests that go on after a preemption, with the tokens that the scheduler has of each.
 
-    Their number may be below what was sampled: tokens of a step that was in flight are dropped
-    if the preemption came from a reset of the prefix cache.
+    After a reset of the prefix cache that may be fewer than were sampled.
     """
     known = {}
     for new in scheduler_output.scheduled_new_reqs:  # the V2 runner's form
@@ -83,19 +83,16 @@ def restarted(scheduler_output: Any) -> Mapping[str, int]:
 def invalid_drafts(
     scheduler_output: Any, grammar_output: Any, checked: Collection[str]
 ) -> Mapping[str, int]:
-    """Forbidden drafts, which the scheduler leaves out of its statistics.
+    """Forbidden drafts by request, which the scheduler leaves out of its statistics.
 
     Only a step that waited for earlier tokens (`pending_structured_output_tokens`) has its drafts
-    checked by the scheduler late; drafts of any other step were checked before they were scheduled.
+    checked late; others were checked before they were scheduled.
 
     Args:
         scheduler_output: vLLM's SchedulerOutput of the step, in any process.
         grammar_output: vLLM's GrammarOutput of the step, or None.
-        checked: requests whose drafts the runner handed to the scheduler; one that sat out the
-            step before keeps its placeholders, and vLLM counts those as drafts.
-
-    Returns:
-        Forbidden drafts by request, of those that have some.
+        checked: requests whose drafts the runner handed to the scheduler; others keep their
+            placeholders, which vLLM counts as drafts.
     """
     if grammar_output is None or not scheduler_output.pending_structured_output_tokens:
         return {}

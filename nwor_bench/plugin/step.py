@@ -216,7 +216,7 @@ def measured(
 
     Args:
         step: with `drafts`.
-        num_sampled: tokens that each request got; empty for a step that died: vLLM counts none.
+        num_sampled: tokens that each request got; empty for a step that died, which vLLM ignores.
         before: what was known when it began.
         num_layers: target layers, for stage operations.
     """

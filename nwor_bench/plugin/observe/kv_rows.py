@@ -5,7 +5,7 @@ Rows of a block that another request is given before the batch ends are copied a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -129,15 +129,7 @@ class GroupRows:
             del self._kept[name]
 
     def compare(self, name: str, pairs: Sequence[Pair]) -> dict[str, Any]:
-        """Errors of kept rows against other kept rows of the same token ids.
-
-        Positions that are not in both sets are left out; the caller knows the spans.
-
-        Returns:
-            `checked` and `unknown`: positions compared, and those whose block was reused.
-            `errors`: for each layer and K or V the dicts of `errors_of`, which also have `layer`,
-            `name` and `what`.
-        """
+        """As `KvRows.compare` does, for these layers."""
         if name not in self._kept or any(pair[1] not in self._kept for pair in pairs):
             raise BenchError.at(
                 "K/V rows", f"{name!r} is compared with rows that are not kept", name
@@ -145,20 +137,9 @@ class GroupRows:
         rows = _matched(self._kept, name, pairs)
         checked = rows.places.requests.numel()
         errors = RowErrors(rows.places)
-        if checked:
-            rows = self._beside_rows(name, rows)
-            for number in range(len(self._layers)):
-                self._add_errors(errors, number, name, rows)
+        for number in range(len(self._layers) if checked else 0):
+            self._add_errors(errors, number, name, rows)
         return {"checked": checked, "unknown": rows.unknown, "errors": errors.read()}
-
-    def _beside_rows(self, name: str, rows: "_Matched") -> "_Matched":
-        """The same with each set's indices on the device of its rows: once, not for each layer."""
-
-        def beside(index: Tensor, kept: KeptRows) -> Tensor:
-            return index.to(kept.layers[0].device)
-
-        theirs = [(other, beside(index, self._kept[other])) for other, index in rows.theirs]
-        return replace(rows, ours=beside(rows.ours, self._kept[name]), theirs=theirs)
 
     def _add_errors(self, errors: RowErrors, number: int, name: str, rows: "_Matched") -> None:
         layer = self._layers[number]
@@ -208,7 +189,13 @@ def _matched(kept: dict[str, KeptRows], name: str, pairs: Sequence[Pair]) -> _Ma
         torch.cat([empty, *positions]),
         torch.cat([empty.bool(), *outputs]),
     )
-    return _Matched(torch.cat([empty, *ours]), theirs, places, unknown)
+    # Each set's indices go to the device of its rows: once, not for each layer.
+    mine_at, *beside = (
+        index.to(kept[other].layers[0].device)
+        for other, index in ((name, torch.cat([empty, *ours])), *theirs)
+    )
+    others = [(other, index) for (other, _), index in zip(theirs, beside, strict=True)]
+    return _Matched(mine_at, others, places, unknown)
 
 
 def _places(held: Sequence[Held | None], positions: Sequence[int], tables: BlockTables) -> Tensor:

@@ -12,7 +12,7 @@ Then the cache is restored to its state after the commit.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ from nwor_bench.plugin.observe.errors import (
     exact_attention,
     head_errors,
 )
-from nwor_bench.plugin.window import LayerCall, LayerTrace
+from nwor_bench.plugin.window import LayerCall, LayerTrace, State, Window
 
 SAMPLE = 4
 """Requests of a window that the float64 reference attends."""
@@ -166,16 +166,37 @@ class LayerChecks:
             if each.cache_rows().data_ptr() == place and each.cache_rows().shape == shape
         ]
 
-    def committed(self, accepted: Sequence[int], tables: Mapping[str, StepTables]) -> None:
-        """Check the window that has just been committed, if its begin was remembered.
+    def ended(
+        self,
+        window: Window,
+        num_sampled: Sequence[int],
+        tables_of: Callable[[], Mapping[str, StepTables]],
+    ) -> bool:
+        """Check a window that has been committed; True if it was checked.
+
+        One that fell back is not checked: the next of its path is.
 
         Args:
-            accepted: accepted drafts of each request.
-            tables: by layer, where its contexts are.
+            window: not yet closed; its begin was remembered.
+            num_sampled: tokens that each request got.
+            tables_of: by layer, where its contexts are.
         """
         before, self._before = self._before, None
         if before is None:
-            return
+            return False
+        if window.state is not State.COMMITTED:
+            self._seen[before.step.path] -= 1
+            return False
+        drafts = before.step.drafts
+        accepted = [min(max(n - 1, 0), most) for n, most in zip(num_sampled, drafts, strict=True)]
+        if window.is_control:
+            accepted = list(drafts)  # every draft was written, and may stay
+        self._check(before, accepted, tables_of())
+        return True
+
+    def _check(
+        self, before: _Before, accepted: Sequence[int], tables: Mapping[str, StepTables]
+    ) -> None:
         began = perf_counter()
         kept = _kept_rows(before.step, accepted)
         sample = _sample(before.step, next(iter(tables.values())).seq_lens)
@@ -193,12 +214,6 @@ class LayerChecks:
         found["seconds"] = self.spent_s + perf_counter() - began
         self.spent_s = 0.0
         self.windows.append(found)
-
-    def forget(self) -> None:
-        """The window fell back: nothing of it is checked, and the next of its path is."""
-        if self._before is not None:
-            self._seen[self._before.step.path] -= 1
-        self._before = None
 
     def _check_owner(
         self,

@@ -151,9 +151,11 @@ class V1RunnerHook(RunnerHook):
             step, started = self._step, time.perf_counter()
             output = original(*args, **kwargs)
             if step is not None:
-                ids, discarded = output.sampled_token_ids, self.runner.discard_request_mask.gpu
-                step.req_ids = tuple(self.runner.input_batch.req_ids)
-                step.num_sampled = count_sampled(ids, discarded, self._vocab_size)
+                ids, runner = output.sampled_token_ids, self.runner
+                step.req_ids = tuple(runner.input_batch.req_ids)
+                if runner.use_async_scheduling:  # else the host is given the ids anyway
+                    discarded = runner.discard_request_mask.gpu
+                    step.num_sampled = count_sampled(ids, discarded, self._vocab_size)
                 if step.has_window:
                     step.host_ms["sample_ms"] = _ms_since(started)
                     self._validate_and_commit(step, ids)
@@ -169,6 +171,9 @@ class V1RunnerHook(RunnerHook):
             step, self._step = self._step, None
             if step is None:
                 return output
+            if not self.runner.use_async_scheduling:
+                counts = [len(ids) for ids in output.sampled_token_ids]
+                step.num_sampled = torch.tensor(counts, dtype=torch.int32)
             if step.has_window:
                 step.invalid_drafts = invalid_drafts(step.scheduler_output, grammar_output, checked)
                 step.host_ms["wall_ms"] = _ms_since(step.started)

@@ -21,7 +21,7 @@ from nwor_bench.plugin.observe.errors import AttentionFacts
 from nwor_bench.plugin.observe.layer_checks import LayerChecks, StepRows, StepTables
 from nwor_bench.plugin.refusals import chunk_of
 from nwor_bench.plugin.runner_v1.staging import StagingBuffers
-from nwor_bench.plugin.window import LayerCall, LayerTrace, State, Window
+from nwor_bench.plugin.window import LayerCall, LayerTrace, Window
 
 WHOLE_BYTES = 1 << 30
 """Caches up to this size in all are read whole; of larger ones, the blocks of the step."""
@@ -147,16 +147,9 @@ class WindowChecks:
         if self._buffers.trace is None:
             return
         self._buffers.trace = None
-        if window.state is not State.COMMITTED:
-            self._checks.forget()
-            return
-        accepted = [
-            min(max(sampled - 1, 0), drafts)
-            for sampled, drafts in zip(num_sampled, self._drafts, strict=True)
-        ]
-        if window.is_control:
-            accepted = list(self._drafts)  # every draft was written, and may stay
-        self._checks.committed(accepted, {each.name: self._tables(each) for each in self._layers})
+        self._checks.ended(
+            window, num_sampled, lambda: {each.name: self._tables(each) for each in self._layers}
+        )
 
     def _owners(self) -> list[str]:
         return [layer.name for layer in self._layers if layer.owner == layer.name]

@@ -4,9 +4,8 @@ By reference a window keeps the K/V of its whole step alive in every layer, whic
 profile has not seen. So drafts beside a prefill are copied, and those of very large steps.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,6 +20,9 @@ from nwor_bench.plugin.runner_v2.batch import (
     whole_step,
 )
 from nwor_bench.records.fallback_reasons import BREAKABLE_CUDA_GRAPHS
+
+if TYPE_CHECKING:
+    from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
 
 REFERENCED_PART = 64
 """By reference a window may keep 1/64 of the device's memory alive: 1.25 GB of 80.
@@ -73,18 +75,6 @@ Planned = tuple[GpuWindowBatch | None, str | None]
 """A window, or the reason why this step is written directly."""
 
 
-class CapturedWindows(Protocol):
-    """The planner's view of the full CUDA graphs that stage (`StagingGraphs`)."""
-
-    @property
-    def shapes(self) -> Mapping[Any, GpuWindowBatch]:
-        """Each captured window by vLLM's descriptor of its graph."""
-
-    @property
-    def unavailable(self) -> str | None:
-        """Why nothing is captured; None while graphs can be used."""
-
-
 class WindowPlanner:
     """Turns steps into windows.
 
@@ -104,7 +94,7 @@ class WindowPlanner:
         length: int,
         slots: int | slice,
         max_requests: int,
-        graphs: CapturedWindows,
+        graphs: "StagingGraphs",
         device: torch.device,
         copied: bool = False,
         most_referenced: int | None = None,

@@ -18,7 +18,7 @@ from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
 from nwor_bench.plugin.runner_v2.plan import WindowPlanner
 from nwor_bench.plugin.runner_v2.setup import StagingParts
-from nwor_bench.plugin.window import LayerTrace, State, Window
+from nwor_bench.plugin.window import LayerTrace, Window
 
 
 class WindowChecks:
@@ -154,24 +154,16 @@ class WindowChecks:
         self._parts.staging.trace = None
         if path is None:
             return
-        if window.state is not State.COMMITTED:
-            self._checks.forget()
-            return
-        batch = self._input_batch
-        drafts = batch.num_draft_tokens_per_req.tolist()
-        counts = num_sampled[: batch.num_reqs].tolist()
-        accepted = [min(max(sampled - 1, 0), n) for sampled, n in zip(counts, drafts, strict=True)]
-        if window.is_control:
-            accepted = drafts  # every draft was written, and may stay
-        inputs = self._parts.inputs
-        tables = {
-            layer.name: StepTables(
-                *inputs.tables(layer.name, batch.num_reqs), self._metadata[layer.name]
-            )
-            for layer in self._parts.layers
+        requests = self._input_batch.num_reqs
+        if self._checks.ended(window, num_sampled[:requests].tolist(), self._tables):
+            self._checks.windows[-1]["graphs"] = self._hidden
+
+    def _tables(self) -> dict[str, StepTables]:
+        inputs, requests = self._parts.inputs, self._input_batch.num_reqs
+        return {
+            name: StepTables(*inputs.tables(name, requests), self._metadata[name])
+            for name in (layer.name for layer in self._parts.layers)
         }
-        self._checks.committed(accepted, tables)
-        self._checks.windows[-1]["graphs"] = self._hidden
 
 
 def _hidden(output: Any) -> Tensor:

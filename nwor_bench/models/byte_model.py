@@ -1,13 +1,26 @@
 """The byte model: predicted DRAM bytes of one verification step. Nothing is measured.
 
-`strategies` has the bytes of the drafts' K/V; this module adds the rest of the step. Other
-activations, logits, the drafter and the sampler are left out in every strategy. A real step moves
-more bytes, so every share of the step is an upper bound. All bytes are per tensor-parallel rank.
+A window stages N drafts (requests x k), of which A are accepted. A row is one token's K/V in all
+layers. DRAM reads and writes count alike. Rows that each strategy moves for the drafts:
+
+- direct: write each draft's row to the cache: N.
+- copy, spilled from L2: write each row to a staging buffer (N), read the accepted rows (A), write
+  them to the cache (A): N + 2A, never less than direct.
+- copy, kept in L2: staging never reaches DRAM; write the accepted rows: A.
+- by reference: keep the K/V activations; read the accepted rows (A), write them (A): 2A. Keeping
+  them is assumed to cost no more DRAM writes than in stock vLLM.
+
+Staged rows have the activations' element size: with bf16 activations and an fp8 cache "by
+reference" pays below 1/3 acceptance instead of 1/2.
+
+The rest of the step leaves out other activations, logits, the drafter and the sampler. A real step
+moves more bytes, so every share of the step is an upper bound. All bytes are per tensor-parallel
+rank.
 """
 
 from dataclasses import dataclass, replace
 
-from nwor_bench.models.recurrent import STOCK, StateLoad, state_bytes
+from nwor_bench.models.recurrent import STOCK, Moved, StateLoad, state_bytes
 from nwor_bench.models.shape import ModelShape
 
 CACHE_BITS = {"float32": 32, "bfloat16": 16, "float16": 16}
@@ -20,9 +33,8 @@ WEIGHT_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8, "int8": 8
 
 @dataclass(frozen=True)
 class Move:
-    """staged x N + accepted x A rows that are read from or written to DRAM."""
+    """staged x N + accepted x A rows, read from or written to DRAM."""
 
-    what: str
     reads: bool
     staged: int = 0
     accepted: int = 0
@@ -62,7 +74,7 @@ class Strategy:
 DIRECT = Strategy(
     "direct",
     "direct (stock vLLM)",
-    (Move("write each draft to the cache", reads=False, staged=1),),
+    (Move(reads=False, staged=1),),
     launches_per_layer=1,
     launches_per_window=0,
     writes_drafts_in_place=True,
@@ -71,9 +83,9 @@ COPY_SPILLED = Strategy(
     "copy_spilled",
     "copy, spilled from L2",
     (
-        Move("copy each draft to staging", reads=False, staged=1, as_activations=True),
-        Move("read accepted from staging", reads=True, accepted=1, as_activations=True),
-        Move("write accepted to the cache", reads=False, accepted=1),
+        Move(reads=False, staged=1, as_activations=True),
+        Move(reads=True, accepted=1, as_activations=True),
+        Move(reads=False, accepted=1),
     ),
     launches_per_layer=1,
     launches_per_window=1,
@@ -81,17 +93,14 @@ COPY_SPILLED = Strategy(
 COPY_IN_L2 = Strategy(
     "copy_in_l2",
     "copy, kept in L2",
-    (Move("write accepted to the cache", reads=False, accepted=1),),
+    (Move(reads=False, accepted=1),),
     launches_per_layer=1,
     launches_per_window=1,
 )
 BY_REFERENCE = Strategy(
     "reference",
     "by reference",
-    (
-        Move("read accepted activations", reads=True, accepted=1, as_activations=True),
-        Move("write accepted to the cache", reads=False, accepted=1),
-    ),
+    (Move(reads=True, accepted=1, as_activations=True), Move(reads=False, accepted=1)),
     launches_per_layer=0,
     launches_per_window=1,
 )
@@ -100,14 +109,9 @@ STRATEGIES = (DIRECT, COPY_SPILLED, COPY_IN_L2, BY_REFERENCE)
 
 @dataclass(frozen=True)
 class Workload:
-    """One verification step.
+    """One verification step; `context` and `draft_tokens` are per request.
 
-    Attributes:
-        requests: requests in the step.
-        context: cached tokens per request.
-        draft_tokens: drafts per request.
-        acceptance: accepted drafts over drafts, a fraction.
-        ranks: tensor-parallel ranks.
+    `acceptance` is accepted drafts over drafts, a fraction; `ranks` are tensor-parallel.
     """
 
     requests: int
@@ -130,19 +134,6 @@ class Workload:
     def tokens(self) -> int:
         """Tokens that the step computes: the drafts, and one certain token per request."""
         return self.staged + self.requests
-
-
-@dataclass(frozen=True)
-class Moved:
-    """Predicted DRAM bytes of a strategy in one window."""
-
-    read: float
-    written: float
-
-    @property
-    def total(self) -> float:
-        """Bytes read and written."""
-        return self.read + self.written
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What each layer of a decoder keeps, from its config.json, or by its family if that lists nothing.
+"""The cache of each layer of a decoder, from its config.json or, if that lists none, its family.
 
 The rules for sliding windows are those by which Transformers, and vLLM with it, fills in
 `layer_types`. Pure.
@@ -15,7 +15,7 @@ FULL_EVERY = 4
 
 
 class Kind(StrEnum):
-    """What a layer keeps between steps."""
+    """State that a layer keeps between steps."""
 
     FULL = "full attention"
     SLIDING = "sliding attention"

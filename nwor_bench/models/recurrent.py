@@ -134,8 +134,8 @@ class StateLoad:
 
 
 @dataclass(frozen=True)
-class StateBytes:
-    """Predicted DRAM bytes of the recurrent states in one step."""
+class Moved:
+    """Predicted DRAM bytes of a strategy in one step."""
 
     read: float
     written: float
@@ -146,7 +146,7 @@ class StateBytes:
         return self.read + self.written
 
 
-def state_bytes(layers: RecurrentLayers, strategy: StateStrategy, load: StateLoad) -> StateBytes:
+def state_bytes(layers: RecurrentLayers, strategy: StateStrategy, load: StateLoad) -> Moved:
     """Bytes that the strategy moves in one step, the convolution's inputs included."""
     state, k = layers.state, load.draft_tokens
     one, column = state.state_bytes(load.ranks), state.conv_column_bytes(load.ranks)
@@ -155,7 +155,7 @@ def state_bytes(layers: RecurrentLayers, strategy: StateStrategy, load: StateLoa
     written = (strategy.states_written + strategy.states_a_draft * k) * one + (k + 1) * record
     kept = state.conv_kernel - 1
     every = load.requests * layers.count
-    return StateBytes(
+    return Moved(
         read=every * (read + kept * column), written=every * (written + (kept + k) * column)
     )
 

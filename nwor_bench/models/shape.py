@@ -57,7 +57,7 @@ class Mla:
 
 @dataclass(frozen=True)
 class Indexer:
-    """What selects the positions that sparse latent attention reads (DeepSeek V3.2, GLM-5).
+    """Selects the positions that sparse latent attention reads (DeepSeek V3.2, GLM-5).
 
     Attributes:
         heads, head_dim: of its queries; its keys have one head.

@@ -2,10 +2,11 @@
 layer by layer over a DRAM that counts what crosses its border and holds real values."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import combinations, product
 
 import pytest
+from counted_dram import Dram
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,32 +22,6 @@ from nwor_bench.models.byte_model import (
     break_even_map,
 )
 from nwor_bench.models.shape import Experts, Indexer, Layer, Mla, ModelShape
-
-Place = tuple[str, int, int]
-"""Region, layer, token."""
-
-
-@dataclass
-class Dram:
-    """Memory that counts bytes; `hold` and `peek` are not traffic."""
-
-    cells: dict[Place, str] = field(default_factory=dict)
-    read_bytes: int = 0
-    written_bytes: int = 0
-
-    def hold(self, place: Place, value: str) -> None:
-        self.cells[place] = value
-
-    def peek(self, place: Place) -> str:
-        return self.cells[place]
-
-    def read(self, place: Place, size: int) -> str:
-        self.read_bytes += size
-        return self.cells[place]
-
-    def write(self, place: Place, value: str, size: int) -> None:
-        self.written_bytes += size
-        self.cells[place] = value
 
 
 @dataclass(frozen=True)
@@ -86,7 +61,7 @@ def run_copy_in_l2(dram: Dram, window: Window) -> None:
 
 def run_reference(dram: Dram, window: Window) -> None:
     for layer, token in window.each():  # the GEMM's output, which stock vLLM has too
-        dram.hold(("activation", layer, token), f"new {layer} {token}")
+        dram.cells["activation", layer, token] = f"new {layer} {token}"
     for layer, token in window.each_accepted():
         value = dram.read(("activation", layer, token), window.activation_size)
         dram.write(("cache", layer, token), value, window.cache_size)
@@ -102,12 +77,10 @@ SIMULATED: dict[Strategy, Callable[[Dram, Window], None]] = {
 
 def simulate(strategy: Strategy, window: Window) -> Dram:
     """Run one window; what must hold afterwards in the cache is checked here."""
-    dram = Dram()
-    for layer, token in window.each():
-        dram.hold(("cache", layer, token), "old")
+    dram = Dram({("cache", layer, token): "old" for layer, token in window.each()})
     SIMULATED[strategy](dram, window)
     for layer, token in window.each():
-        slot = dram.peek(("cache", layer, token))
+        slot = dram.cells["cache", layer, token]
         if window.accepted[token]:
             assert slot == f"new {layer} {token}"
         elif strategy is not DIRECT:

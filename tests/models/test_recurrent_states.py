@@ -2,11 +2,12 @@
 element by state element, over a DRAM that counts what crosses its border and holds values."""
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from counted_dram import Dram
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
@@ -47,23 +48,6 @@ def recurrent(name: str, **changes: Any) -> RecurrentLayers:
     found = published(name, **changes).recurrent
     assert found is not None
     return found
-
-
-@dataclass
-class Dram:
-    """Memory that counts bytes; a key is one element."""
-
-    cells: dict[tuple[Any, ...], int] = field(default_factory=dict)
-    read_bytes: int = 0
-    written_bytes: int = 0
-
-    def read(self, key: tuple[Any, ...], size: int) -> int:
-        self.read_bytes += size
-        return self.cells[key]
-
-    def write(self, key: tuple[Any, ...], value: int, size: int) -> None:
-        self.written_bytes += size
-        self.cells[key] = value
 
 
 @dataclass(frozen=True)

@@ -153,15 +153,11 @@ def test_an_indexers_keys_are_said_to_be_written_directly() -> None:
     assert notes == [3, 2]  # breakable graphs are left out of the one without any
 
 
-@pytest.mark.parametrize("name", ["deepseek-ai/DeepSeek-V3.2", "zai-org/GLM-5"])
-def test_the_sparse_recipes_are_staged(name: str) -> None:
-    (row,) = (row for row in coverage(EngineFacts()) if row.kept.name == name)
-    assert (row.kind, row.found.outcome, row.found.reason) == ("sparse MLA", Outcome.STAGED, None)
-
-
 @pytest.mark.parametrize(
     ("name", "kind", "reason"),
     [
+        ("deepseek-ai/DeepSeek-V3.2", "sparse MLA", None),
+        ("zai-org/GLM-5", "sparse MLA", None),
         ("google/gemma-4-12B-it", "sliding + full, 2 head sizes, image masks", None),
         ("XiaomiMiMo/MiMo-V2.5", "sinks, sliding + full, values of another size", None),
         ("dots-studio/dots3-note-prev", "sparse MLA, MLA, sliding + full, 2 head sizes",
@@ -169,9 +165,7 @@ def test_the_sparse_recipes_are_staged(name: str) -> None:
         ("Qwen/Qwen3.8-Flash-Next", "recurrent, sparse", "own_attention:qwen4_exp"),
     ],
 )  # fmt: skip
-def test_recipe_models_that_are_alone_in_their_class(
-    name: str, kind: str, reason: str | None
-) -> None:
+def test_recipe_models_of_rare_classes(name: str, kind: str, reason: str | None) -> None:
     (row,) = (row for row in coverage(EngineFacts()) if row.kept.name == name)
     assert (row.kind, row.found.reason) == (kind, reason)
 
@@ -265,12 +259,8 @@ def test_methods_are_staged_or_refused_with_their_reason() -> None:
         ({"block_configs": [{}] * 4}, "block_configs"),
         ({"block_configs": ["x"] * 4}, "block_configs"),
         (
-            {
-                "model_type": "qwen3",
-                "sliding_window": 8,
-                "use_sliding_window": True,
-                "max_window_layers": "x",
-            },
+            {"model_type": "qwen3", "sliding_window": 8, "use_sliding_window": True,
+             "max_window_layers": "x"},
             "max_window_layers",
         ),
         (
@@ -278,7 +268,7 @@ def test_methods_are_staged_or_refused_with_their_reason() -> None:
             "sliding_window_pattern",
         ),
     ],
-)
+)  # fmt: skip
 def test_a_config_that_does_not_say_its_layers_is_refused(
     changes: dict[str, Any], words: str
 ) -> None:

@@ -64,7 +64,7 @@ def unsupported_step(
 
 
 class Discard(IntEnum):
-    """The end of partial results that a launch has merged (`parts.py`)."""
+    """How a launch discards partial results that it has merged (`parts.py`)."""
 
     OFF = 0
     L2 = 1
@@ -125,7 +125,7 @@ class LaunchShape:
     num_stages: int
     """Triton's."""
     discard: Discard
-    """The end of merged partial results."""
+    """Of merged partial results."""
     whole_pairs: int
     """Per cent more steps that a program may have for whole pairs; 0: always cut."""
     merged: int = 1
@@ -240,7 +240,7 @@ def programs_on(processors: int, rows: int, dim: int, pairs: int | None = None) 
 
 
 def discard_on(device: torch.device, wanted: Discard | None) -> Discard:
-    """The end of merged partial results on a device; `wanted` as in `Tuning`."""
+    """How merged partial results are discarded on a device; `wanted` as in `Tuning`."""
     chosen = DISCARD if wanted is None else wanted
     return Discard.OFF if chosen is Discard.L2 and not can_discard(device) else chosen
 

@@ -67,7 +67,7 @@ class FolderSource(StrictModel):
 
 
 class ModelPair(StrictModel):
-    """A pair file (scenarios/pairs/NAME.toml): where target and drafter come from, how they draft.
+    """A pair file (scenarios/pairs/NAME.toml): the source of target and drafter, and the method.
 
     `speculative` holds further entries of vLLM's speculative_config for `method`. Of the tables
     packaged, generated, shape and folder only the one that `source` names is present.

@@ -1,4 +1,5 @@
-"""A model's layers from its config.json, as far as staging depends on them. Pure."""
+"""The facts that staging depends on: a model's layers, from its config.json, and the attention that
+vLLM 0.32 would choose for them on a device. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

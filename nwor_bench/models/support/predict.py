@@ -35,7 +35,7 @@ _GENERATING = Path(__file__).with_name("generating.json")
 
 MOST_WINDOW_TOKENS = 16
 MOST_HEAD_DIM = 512
-"""What the verification kernel takes (`nwor_kernels.verify_attention.tuning`)."""
+"""Limits of the verification kernel (`nwor_kernels.verify_attention.tuning`)."""
 
 FP8_CACHES = ("fp8", "fp8_e4m3")
 """Caches whose rows the plugin reads on a GPU, beside those of `PLAIN_CACHES`."""
@@ -75,7 +75,7 @@ MTP_ARCHITECTURES = ("Glm4Moe", "GlmOcr", "MiMo")
 
 
 class Outcome(StrEnum):
-    """What becomes of drafts."""
+    """How drafts are handled."""
 
     STAGED = "staged"
     DIRECT = "direct"

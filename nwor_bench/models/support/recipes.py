@@ -108,7 +108,7 @@ def class_of(model: ModelFacts) -> str:
 
 @dataclass(frozen=True)
 class FoundConfig:
-    """A config.json's content, the model's name, and where it was found."""
+    """A config.json's content, the model's name, and the place of the file."""
 
     name: str
     config: dict[str, Any]
@@ -136,7 +136,7 @@ def find_config(named: str) -> FoundConfig:
         return FoundConfig(named, read_config_file(cached, FIELD, named), str(cached))
     raise ConfigError.for_field(
         FIELD, named, "it is neither kept nor in the hub's cache; name its config.json or its "
-        "folder, or see `nwor-bench supports --recipes` for what is kept",
+        "folder, or see `nwor-bench supports --recipes` for the kept ones",
     )  # fmt: skip
 
 

@@ -30,10 +30,6 @@ def test_shipped_pairs_load_under_their_file_names() -> None:
         assert len(pair.description) > 10
 
 
-def test_tiny_and_tiny_ngram_have_the_same_target() -> None:
-    assert load_pair("tiny").generated == load_pair("tiny-ngram").generated
-
-
 def test_pair_of_the_users_own_finds_folders_beside_its_file(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(FOLDER_PAIR)
     (tmp_path / "target").mkdir()

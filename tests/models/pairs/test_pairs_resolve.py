@@ -130,11 +130,20 @@ def test_folder_without_config_is_refused(
         resolve_pair(**options)
 
 
-def test_config_that_is_no_json_object_is_refused(tmp_path: Path) -> None:
-    for content, cause in (("{", ValueError), ("[]", None)):
-        (tmp_path / "config.json").write_text(content)
-        with refused("target_model", value=str(tmp_path), cause=cause, naming="config.json"):
-            resolve_pair(target_model=str(tmp_path))
+@pytest.mark.parametrize(
+    ("content", "wanted"),
+    [
+        ("{", {"cause": ValueError, "naming": "config.json"}),
+        ("[1]", {"cause": None, "naming": "is not a JSON object"}),
+        ('{"model_type": "llama", "text_config": [1]}', {"naming": '"text_config"'}),
+    ],
+)
+def test_a_config_that_is_not_a_json_object_is_refused(
+    tmp_path: Path, content: str, wanted: dict[str, Any]
+) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with refused("target_model", value=str(tmp_path), **wanted):
+        resolve_pair(target_model=str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from refusals import refused
 
 from nwor_bench.errors import ExitCode
 from nwor_bench.models.pairs import ResolvedPair, check_model_configs, resolve_pair
@@ -75,23 +74,6 @@ def test_what_transformers_refuses_is_one_message_with_the_file(
     assert f"{folder}/config.json" in message
     assert re.search(words, message)
     assert not Path("run").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("{", {"cause": ValueError}),
-        ("[1]", {"cause": None, "naming": "is not a JSON object"}),
-        ('{"model_type": "llama", "text_config": [1]}', {"naming": '"text_config"'}),
-    ],
-)
-def test_what_is_no_config_is_refused(
-    tiny: ResolvedPair, text: str, wanted: dict[str, Any]
-) -> None:
-    folder = changed(tiny.target)
-    (folder / "config.json").write_text(text)
-    with refused("target_model", value=str(folder), **wanted):
-        resolve_pair(target_model=str(folder))
 
 
 def test_a_shape_that_transformers_refuses_names_its_pair(command_line: Run) -> None:

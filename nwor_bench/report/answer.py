@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nwor_bench.analysis.cell_data import REFERENCE
-from nwor_bench.analysis.findings import nothing_timed
+from nwor_bench.analysis.findings.run import nothing_timed
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.header import RunHeader

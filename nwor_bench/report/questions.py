@@ -7,7 +7,7 @@ from pathlib import PurePath
 from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.cell_data import REFERENCE
 from nwor_bench.analysis.effects import WINDOWS
-from nwor_bench.analysis.findings import nothing_timed, sufficient_budget
+from nwor_bench.analysis.findings.run import nothing_timed, sufficient_budget
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN
 from nwor_bench.analysis.verdicts import VALUES_NOT_COMPARED
 from nwor_bench.records.header import PairFacts, RunHeader

@@ -3,7 +3,7 @@
 import shlex
 
 from nwor_bench.analysis.analyse import Analysis
-from nwor_bench.analysis.findings import Severity, grouped
+from nwor_bench.analysis.findings.table import Severity, grouped
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.environment import Environment
 from nwor_bench.records.header import PairFacts, RunHeader

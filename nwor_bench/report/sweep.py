@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nwor_bench.analysis.findings import grouped
+from nwor_bench.analysis.findings.table import grouped
 from nwor_bench.records.types import CellResult, Verdict
 from nwor_bench.report.answer import CPU_BADGE, CPU_LIMIT, Answer
 from nwor_bench.report.document import (

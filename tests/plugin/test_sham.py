@@ -11,7 +11,7 @@ from interleaved_run import IN_TURN, Planted, interleaved_run
 from synthetic_run import AA_CELL, analysed, summarised
 from v2_pieces import make_hook, run_step
 
-from nwor_bench.analysis.findings import FindingKind
+from nwor_bench.analysis.findings.table import FindingKind
 from nwor_bench.plugin.interleaving import Interleaving
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.records.cell import SHAM, SWITCHED

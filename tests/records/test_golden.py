@@ -9,7 +9,7 @@ import pytest
 from synthetic_run import analysed, faults_of
 
 from nwor_bench.analysis.analyse import analyse
-from nwor_bench.analysis.findings import FindingKind
+from nwor_bench.analysis.findings.table import FindingKind
 from nwor_bench.records.run_folder import KEPT_RECORDS_FILE
 from nwor_bench.records.store import READABLE_VERSIONS, read_run
 from nwor_bench.records.types import FORMAT_VERSION

@@ -81,7 +81,7 @@ def test_advice_switches_on_what_was_measured():
 def test_a_cpu_run_is_not_told_to_add_blocks_or_to_mend_cuda():
     run = make_run(aa=True)
     remedies = {f.kind: f.remedy for f in analysed(run).findings}
-    assert "times on a CPU" in remedies["few_blocks"]
+    assert "Times on a CPU" in remedies["few_blocks"]
     assert "needs CUDA" in remedies["ineffective"]
     gpu = replace(run, header=gpu_run().header)
     assert "--batches" in {f.kind: f.remedy for f in analysed(gpu).findings}["few_blocks"]

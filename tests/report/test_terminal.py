@@ -10,7 +10,7 @@ from rich.console import Console
 from synthetic_run import analysed, change_batches, make_run, save_run, summarised
 from typer.testing import CliRunner
 
-from nwor_bench.analysis.findings import Severity, grouped
+from nwor_bench.analysis.findings.table import Severity, grouped
 from nwor_bench.cli.commands.report import report
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.store import RunData

@@ -9,8 +9,7 @@ from synthetic_run import with_parts
 from toy_run import Runner, of_phase
 
 from nwor_bench.analysis.analyse import analyse
-from nwor_bench.analysis.findings import nothing_timed, sufficient_budget
-from nwor_bench.analysis.findings.time_budget import FEW_BLOCKS
+from nwor_bench.analysis.findings.run import FEW_BLOCKS, nothing_timed, sufficient_budget
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import Phase
 from nwor_bench.run import budget

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nwor_bench.analysis.findings.time_budget import FEW_BLOCKS
+from nwor_bench.analysis.findings.run import FEW_BLOCKS
 from nwor_bench.records.types import Interleave
 from nwor_bench.run.budget import WARMUP_SHARE
 from nwor_bench.workload.resources import resource_dir

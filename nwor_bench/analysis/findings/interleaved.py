@@ -1,4 +1,4 @@
-"""Findings about windows that took turns: do their ratios hold? Pure."""
+"""Findings about interleaved windows: can their ratios be trusted? Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,12 +11,7 @@ from nwor_bench.analysis.effects import (
     correlation_of_clocks,
     mean_disagrees,
 )
-from nwor_bench.analysis.findings.finding import (
-    HOST_REMEDY,
-    Finding,
-    FindingKind,
-    Severity,
-)
+from nwor_bench.analysis.findings.table import Finding, FindingKind, Severity, found
 from nwor_bench.analysis.statistics import SIGNIFICANCE
 from nwor_bench.instruments.robust import Estimate, RatioInterval
 from nwor_bench.records.cell import Cell
@@ -24,13 +19,13 @@ from nwor_bench.records.fallback_reasons import in_words
 from nwor_bench.records.types import CellResult
 
 TOGETHER = 0.75
-"""Correlation of both clocks from which the host sets the pace. On H200s it was -0.04 to 0.59 in
-six settings that the GPU paced, 0.77 to 1 in 20 runs on a busy host (sweeps/studies/interleave)."""
+"""Correlation of both clocks from which a run counts as host-bound. On H200s it was -0.04 to 0.59
+in six settings that were not, 0.77 to 1 in 20 runs on a busy host (sweeps/studies/interleave)."""
 
 MANY_LEFT_OUT = 0.05
-"""Share of groups that may be left out before it is said."""
+"""Share of groups that may be left out without a finding."""
 
-NEIGHBOURS_COMPARED = "Nothing to do: neighbouring windows are compared"
+NEIGHBOURS = "Nothing to do. Neighbouring windows are compared"
 
 _CLOCK_KINDS = (FindingKind.THROTTLING, FindingKind.CLOCKS)
 
@@ -39,75 +34,62 @@ def interleaved_findings(
     effects: Mapping[Cell, PairEffect], cells: Sequence[CellResult]
 ) -> Iterator[Finding]:
     """What weakens ratios of neighbouring windows; `effects` are those over off x off."""
-    compared = [cell for cell in cells if cell.interleaved and cell.ratio_to_off is not None]
     count = sum(effect.decisive is not None for effect in effects.values())
-    for cell in compared:
+    for cell in cells:
         effect = effects.get(cell.cell)
-        if effect is not None:
+        if effect is not None and cell.interleaved and cell.ratio_to_off is not None:
             yield from _of_cell(cell, effect, count)
     yield from _pace(effects.values())
 
 
-def with_borne_warnings_as_notes(
-    found: Sequence[Finding],
-    effects: Mapping[Cell, PairEffect],
-    cells: Sequence[CellResult],
+def unaffected_as_notes(
+    every: Sequence[Finding], effects: Mapping[Cell, PairEffect], cells: Sequence[CellResult]
 ) -> list[Finding]:
-    """The findings, with notes for warnings that ratios of neighbouring windows bear.
+    """The findings, with warnings as notes if ratios of neighbouring windows are unaffected.
 
-    Times that were not steady are borne by every such ratio; clocks that moved, where the ratios
-    themselves show it.
+    Unsteady times affect no such ratio; changed clocks none if the ratios themselves show it.
     """
-    if not _windows_decide(cells):
-        return list(found)
-    shown: dict[FindingKind, str] = {FindingKind.WARMUP: NEIGHBOURS_COMPARED + "."}
-    if any(finding.kind in _CLOCK_KINDS for finding in found):
-        clocks = _clocks_do_not_matter(effects, cells)
-        shown |= dict.fromkeys(_CLOCK_KINDS, clocks) if clocks is not None else {}
+    compared = [cell for cell in cells if cell.ratio_to_off is not None]
+    if not compared or any(cell.interleaved != WINDOWS for cell in compared):
+        return list(every)
+    remedies = {FindingKind.WARMUP: f"{NEIGHBOURS}."}
+    if any(finding.kind in _CLOCK_KINDS for finding in every):
+        clocks = _clocks_do_not_matter([effects[cell.cell] for cell in compared])
+        remedies |= dict.fromkeys(_CLOCK_KINDS, clocks) if clocks is not None else {}
     return [
-        replace(finding, severity=Severity.NOTE, remedy=shown[finding.kind])
-        if finding.kind in shown
+        replace(finding, severity=Severity.NOTE, remedy=remedies[finding.kind])
+        if finding.kind in remedies
         else finding
-        for finding in found
+        for finding in every
     ]
 
 
-def _windows_decide(cells: Sequence[CellResult]) -> bool:
-    """True if every ratio of the run is one of neighbouring windows."""
-    compared = [cell for cell in cells if cell.ratio_to_off is not None]
-    return bool(compared) and all(cell.interleaved == WINDOWS for cell in compared)
+def _slopes(effect: PairEffect) -> list[tuple[Estimate, str]]:
+    """How the ratio changes with the clock and with throttling, as far as known."""
+    state = effect.conditions
+    known = ((state.per_100_mhz, "for 100 MHz more"), (state.if_throttled, "while throttled"))
+    return [(slope, unit) for slope, unit in known if slope is not None]
 
 
-def depends_on_clock(effect: PairEffect, cells: int) -> bool:
-    """True if the ratio goes with the clock or with throttling (Bonferroni over the cells)."""
-    found = effect.conditions
-    return any(
-        slope is not None and slope.p_value * cells < SIGNIFICANCE
-        for slope in (found.per_100_mhz, found.if_throttled)
-    )
+def _depends_on_clock(effect: PairEffect, cells: int) -> bool:
+    """True if the ratio depends on the clock or on throttling (Bonferroni over the cells)."""
+    return any(slope.p_value * cells < SIGNIFICANCE for slope, _ in _slopes(effect))
 
 
-def _clocks_do_not_matter(
-    effects: Mapping[Cell, PairEffect], cells: Sequence[CellResult]
-) -> str | None:
-    """By how much a ratio goes with the clock at most; None if one does, or it is not known."""
-    own = [effects[cell.cell] for cell in cells if cell.ratio_to_off is not None]
-    slopes: list[tuple[Cell, Estimate]] = []
-    for effect in own:
-        state = effect.conditions
-        known = [slope for slope in (state.per_100_mhz, state.if_throttled) if slope is not None]
-        if depends_on_clock(effect, len(own)) or not known:
+def _clocks_do_not_matter(effects: Sequence[PairEffect]) -> str | None:
+    """The largest dependence of a ratio on the clock; None if one matters, or it is unknown."""
+    widest: tuple[float, str] = (0.0, "")
+    for effect in effects:
+        slopes = _slopes(effect)
+        if not slopes or _depends_on_clock(effect, len(effects)):
             return None
-        slopes.append((effect.pair.treated, known[0]))
-    cell, widest = max(slopes, key=lambda each: abs(each[1].value) + each[1].half_width())
-    unit = "for 100 MHz" if effects[cell].conditions.per_100_mhz else "where it is throttled"
-    return (
-        f"{NEIGHBOURS_COMPARED}, and no ratio goes with the clock (at most "
-        f"{cell.label}, by {slope_words(widest)} {unit})."
-    )
+        slope, unit = slopes[0]
+        text = f"{effect.pair.treated.label}, by {_slope_words(slope)} {unit}"
+        widest = max(widest, (abs(slope.value) + slope.half_width(), text))
+    return f"{NEIGHBOURS}, and no ratio depends on the clock (at most {widest[1]})."
 
 
-def slope_words(slope: Estimate) -> str:
+def _slope_words(slope: Estimate) -> str:
     """`+0.02 % [-0.03, 0.07]`."""
     half = slope.half_width()
     low, high = (100 * expm1(end) for end in (slope.value - half, slope.value + half))
@@ -115,83 +97,36 @@ def slope_words(slope: Estimate) -> str:
 
 
 def _pace(effects: Iterable[PairEffect]) -> Iterator[Finding]:
-    """Does the host set the pace? It does so for all cells or for none."""
-    found = {effect.pair.treated: correlation_of_clocks(effect.groups) for effect in effects}
-    known = {cell: together for cell, together in found.items() if together is not None}
-    if not known:
-        return
-    cell, least = min(known.items(), key=lambda each: each[1])
-    if least < TOGETHER:
-        return
-    yield Finding(
-        FindingKind.HOST_PACE,
-        Severity.WARNING,
-        "The host sets the pace: groups of windows that took longer on its clock did so on the "
-        f"GPU's too (rank correlation {least:.2f} or more, {cell.label}). The GPU waited, so that "
-        "a difference in its own work may not show.",
-        HOST_REMEDY,
-    )
+    """A run is host-bound for all cells or for none."""
+    every = {effect.pair.treated: correlation_of_clocks(effect.groups) for effect in effects}
+    known = [(together, cell.label) for cell, together in every.items() if together is not None]
+    if known and min(known)[0] >= TOGETHER:
+        least, name = min(known)
+        yield found(FindingKind.HOST_PACE, least=least, name=name)
 
 
 def _of_cell(cell: CellResult, effect: PairEffect, cells: int) -> Iterator[Finding]:
-    name, found = cell.label, effect.decisive
-    if found is not None and cell.interleaved != WINDOWS:
-        yield Finding(
-            FindingKind.WINDOWS_DISAGREE,
-            Severity.WARNING,
-            f"{name}: neighbouring windows give {_interval(found.robust)}, whole batches "
-            f"{_bounds(cell.ratio_batches, cell.ratio_batches_low, cell.ratio_batches_high)}. "
-            "The intervals do not overlap, so whole batches decide.",
-            "Measure with --interleave batches, and report the disagreement.",
-            name,
-        )
-    if found is not None and carries_over(effect, cells) and effect.carry_over is not None:
-        yield Finding(
-            FindingKind.CARRY_OVER,
-            Severity.WARNING,
-            f"{name}: its ratio depends on how long runs of windows are. In runs of two it is "
-            f"{_interval(effect.carry_over)} times that in long ones.",
-            "A mode leaves something behind in the window after it: measure with --interleave "
-            "batches.",
-            name,
-        )
-    if found is not None and mean_disagrees(effect, cells):
-        yield Finding(
-            FindingKind.LONG_WINDOWS,
-            Severity.WARNING,
-            f"{name}: a few long windows carry a difference. The mean ratio is "
-            f"{_interval(found.mean)}, without their weight it is {_interval(found.robust)}.",
-            "Look for what makes single windows long (windows.csv); the verdict leaves them out.",
-            name,
-        )
-    if found is not None and depends_on_clock(effect, cells):
-        yield _clock_effect(name, effect)
+    name, ratio = cell.label, effect.decisive
+    if ratio is not None:
+        if cell.interleaved != WINDOWS:
+            whole = (cell.ratio_batches, cell.ratio_batches_low, cell.ratio_batches_high)
+            windows, batches = _interval(ratio.robust), _bounds(*whole)
+            yield found(FindingKind.WINDOWS_DISAGREE, name, windows=windows, batches=batches)
+        if carries_over(effect, cells) and effect.carry_over is not None:
+            yield found(FindingKind.CARRY_OVER, name, ratio=_interval(effect.carry_over))
+        if mean_disagrees(effect, cells):
+            mean, robust = _interval(ratio.mean), _interval(ratio.robust)
+            yield found(FindingKind.LONG_WINDOWS, name, mean=mean, robust=robust)
+        if _depends_on_clock(effect, cells):
+            slopes = ", ".join(f"{_slope_words(slope)} {unit}" for slope, unit in _slopes(effect))
+            yield found(FindingKind.CLOCK_EFFECT, name, slopes=slopes)
     left_out = sum(effect.left_out.values())
-    if left_out > MANY_LEFT_OUT * (left_out + len(effect.groups)):
+    groups = left_out + len(effect.groups)
+    if left_out > MANY_LEFT_OUT * groups:
         reasons = ", ".join(f"{n} {in_words(why)}" for why, n in sorted(effect.left_out.items()))
-        yield Finding(
-            FindingKind.GROUPS_LEFT_OUT,
-            Severity.NOTE,
-            f"{name}: groups of windows left out: {left_out} of {left_out + len(effect.groups)} "
-            f"({reasons}).",
-            "Nothing to do while the interval is narrow enough.",
-            name,
+        yield found(
+            FindingKind.GROUPS_LEFT_OUT, name, left_out=left_out, groups=groups, reasons=reasons
         )
-
-
-def _clock_effect(name: str, effect: PairEffect) -> Finding:
-    parts = []
-    if effect.conditions.per_100_mhz is not None:
-        parts.append(f"{slope_words(effect.conditions.per_100_mhz)} for 100 MHz more")
-    if effect.conditions.if_throttled is not None:
-        parts.append(f"{slope_words(effect.conditions.if_throttled)} while throttled")
-    return Finding(
-        FindingKind.CLOCK_EFFECT,
-        Severity.WARNING,
-        f"{name}: its ratio goes with the GPU's clock: {', '.join(parts)}.",
-        "The ratio is that of the clocks of this run; lock them (nvidia-smi --lock-gpu-clocks).",
-        name,
-    )
 
 
 def _interval(ratio: RatioInterval) -> str:

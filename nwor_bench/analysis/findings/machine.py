@@ -6,12 +6,7 @@ from statistics import fmean, median
 
 from scipy.stats import median_abs_deviation
 
-from nwor_bench.analysis.findings.finding import (
-    HOST_REMEDY,
-    Finding,
-    FindingKind,
-    Severity,
-)
+from nwor_bench.analysis.findings.table import Finding, FindingKind, Severity, found
 from nwor_bench.analysis.invariants import full_windows, windows_by_batch
 from nwor_bench.analysis.trend import trend
 from nwor_bench.instruments.conditions import throttle_names
@@ -23,7 +18,7 @@ from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Phase
 
 BUSY = 0.05
-"""Share of the processors' time that others may take before it is said."""
+"""Share of the processors' time that others may take without a finding."""
 
 CLOCK_CHANGE = 0.02
 """Lowest below highest clock, as a share."""
@@ -33,52 +28,46 @@ LOW_MEMORY = 0.05
 
 HOST_SCATTER = 0.03
 HOST_OVER_GPU = 3.0
-"""The host is said to set the pace where windows scatter by more than the first, and by more than
-the second times what the forward pass in them does on the GPU. Seen on H200s: windows 4 to 20 %,
+"""A run counts as host-bound if windows scatter by more than HOST_SCATTER, and by more than
+HOST_OVER_GPU times what their forward passes do on the GPU. Seen on H200s: windows 4 to 20 %,
 forward passes 1 to 4 %."""
 
 _TIMED = (Phase.TIMED, Phase.INTERLEAVED)
 
 PACED_WINDOWS = 16
-"""Fewest windows from which a scatter is told."""
+"""Fewest windows for a scatter."""
 
 
 def machine_findings(run: RunData) -> Iterator[Finding]:
-    """Warm-up, drift, and what the batches' conditions tell."""
+    """Warm-up, drift, the host, and what the batches' conditions show."""
     yield from _time(run)
     yield from _pace(run)
-    yield from _launches(run)
+    refused = (run.header.engine or EngineStatus()).launch_refusals
+    if refused:
+        why = ", ".join(f"{reason} ({number})" for reason, number in sorted(refused.items()))
+        yield found(FindingKind.LAUNCHES, why=why)
     timed = [batch for batch in run.batches if batch.phase in _TIMED and batch.conditions]
     if timed:
         yield from _gpu(timed)
-        yield from _host(run, timed)
+        yield from _cpu(timed)
+        yield from _memory(run, timed)
 
 
 def _time(run: RunData) -> Iterator[Finding]:
     """Was the machine steady before and while blocks were timed?"""
     unsteady = (run.header.warmup or WarmupFacts()).not_steady
     if unsteady:
-        yield Finding(
-            FindingKind.WARMUP,
-            Severity.WARNING,
-            f"Window times were not steady when warm-up ended: {unsteady}.",
-            "Write a larger --max-warmup, or look for what else runs on the machine.",
-        )
+        yield found(FindingKind.WARMUP, why=unsteady)
     means = _baseline_means(run)
     drift = trend(means)
     if drift.matters:
-        yield Finding(
-            FindingKind.TREND,
-            Severity.WARNING,
-            f"Window times of off x off drifted by {100 * drift.drift:+.1f} % over "
-            f"{len(means)} blocks (Mann-Kendall p = {drift.p_value:.3f}).",
-            "Ratios bear it, since every block holds all cells; absolute times do not. Warm up "
-            "longer (--warmup), and fix the clocks if you may.",
+        yield found(
+            FindingKind.TREND, drift=100 * drift.drift, blocks=len(means), p_value=drift.p_value
         )
 
 
 def _pace(run: RunData) -> Iterator[Finding]:
-    """Is it the host that windows wait for? From the batches that time phases on the device."""
+    """Do windows wait for the host? From the batches that time phases on the device."""
     probed = [b for b in run.batches if b.phase == Phase.PROBE and b.cell.is_baseline]
     windows = full_windows(probed, windows_by_batch(run))
     pairs = [(w.wall_ms, w.forward_ms) for w in windows if w.wall_ms and w.forward_ms]
@@ -89,20 +78,22 @@ def _pace(run: RunData) -> Iterator[Finding]:
         for times in zip(*pairs, strict=True)
     )
     if wall_scatter > max(HOST_SCATTER, HOST_OVER_GPU * forward_scatter):
-        yield Finding(
+        yield found(
             FindingKind.HOST_PACE,
-            Severity.WARNING,
-            f"The host sets the pace: a window took {wall:.2f} ms and scattered by "
-            f"{100 * wall_scatter:.0f} %, the forward pass in it took the GPU {forward:.2f} ms and "
-            f"scattered by {100 * forward_scatter:.1f} %.",
-            HOST_REMEDY,
+            sentence="The run is host-bound: a window took {wall:.2f} ms and scattered by "
+            "{scatter:.0f} %, its forward pass took the GPU {forward:.2f} ms and scattered by "
+            "{of_forward:.1f} %.",
+            wall=wall,
+            scatter=100 * wall_scatter,
+            forward=forward,
+            of_forward=100 * forward_scatter,
         )
 
 
 def _baseline_means(run: RunData) -> list[float]:
     """Mean window time of off x off in each timed block, in ms.
 
-    Where cells take turns those batches alone count: only the first blocks have whole ones too.
+    If cells were interleaved, only those batches count: whole ones ran in the first blocks only.
     """
     interleaved = {batch_key(b) for b in run.batches if b.phase == Phase.INTERLEAVED}
     blocks = {batch.block for batch in run.batches if batch.phase in _TIMED}
@@ -114,20 +105,6 @@ def _baseline_means(run: RunData) -> list[float]:
     return [fmean(times[block]) for block in sorted(blocks & times.keys())]
 
 
-def _launches(run: RunData) -> Iterator[Finding]:
-    """Were commits and masks launched in the slower way?"""
-    refused = (run.header.engine or EngineStatus()).launch_refusals
-    if refused:
-        why = ", ".join(f"{reason} ({number})" for reason, number in sorted(refused.items()))
-        yield Finding(
-            FindingKind.LAUNCHES,
-            Severity.NOTE,
-            f"Triton launched kernels that the driver launches directly elsewhere: {why}.",
-            "It costs the host some microseconds a window; vLLM's own Triton and a driver of CUDA "
-            "12.4 or later are known to do.",
-        )
-
-
 def _gpu(timed: Sequence[BatchRecord]) -> Iterator[Finding]:
     reasons = Counter(
         name for b in timed for name in throttle_names(b.conditions.get("gpu_throttle_reasons"))
@@ -135,69 +112,42 @@ def _gpu(timed: Sequence[BatchRecord]) -> Iterator[Finding]:
     held = sum(b.conditions.get("gpu_throttled_ms", 0.0) for b in timed)
     if reasons or held > 0:
         listed = ", ".join(f"{name} in {count}" for name, count in reasons.most_common())
-        yield Finding(
-            FindingKind.THROTTLING,
-            Severity.WARNING,
-            f"The GPU throttled in timed batches: {listed or 'power or temperature'} of "
-            f"{len(timed)} batches, {held:.0f} ms held down.",
-            "Cool it, raise the power limit, or lock lower clocks that it can hold.",
-        )
+        listed = listed or "power or temperature"
+        yield found(FindingKind.THROTTLING, reasons=listed, batches=len(timed), held=held)
     clocks = _values(timed, "gpu_sm_clock_mhz")
     if clocks and min(clocks) < (1 - CLOCK_CHANGE) * max(clocks):
-        yield Finding(
-            FindingKind.CLOCKS,
-            Severity.WARNING,
-            f"The GPU's SM clock ran from {min(clocks):.0f} to {max(clocks):.0f} MHz in timed "
-            "batches.",
-            "Lock the clocks (nvidia-smi --lock-gpu-clocks) if you may; else add blocks.",
-        )
+        yield found(FindingKind.CLOCKS, low=min(clocks), high=max(clocks))
     others = _values(timed, "gpu_other_processes")
     if others and max(others) > 0:
-        yield Finding(
-            FindingKind.GPU_SHARED,
-            Severity.WARNING,
-            f"Up to {max(others):.0f} other processes were on the GPU in "
-            f"{sum(other > 0 for other in others)} of {len(timed)} timed batches.",
-            "Measure on a GPU of your own.",
-        )
+        count = sum(other > 0 for other in others)
+        yield found(FindingKind.GPU_SHARED, most=max(others), count=count, batches=len(timed))
 
 
-def _host(run: RunData, timed: Sequence[BatchRecord]) -> Iterator[Finding]:
-    for name, kind, words, remedy in (
-        ("cpu_other", FindingKind.CPU_BUSY, "Other processes used", "Stop what else runs here."),
-        ("cpu_steal", FindingKind.CPU_STEAL, "The hypervisor took",
-         "Measure on a machine that is not shared, or at another time."),
-    ):  # fmt: skip
+def _cpu(timed: Sequence[BatchRecord]) -> Iterator[Finding]:
+    for name, kind in (("cpu_other", FindingKind.CPU_BUSY), ("cpu_steal", FindingKind.CPU_STEAL)):
         shares = _values(timed, name)
         busy = [share for share in shares if share > BUSY]
         if busy:
-            yield Finding(
+            yield found(
                 kind,
-                Severity.WARNING if len(busy) > len(shares) / 10 else Severity.NOTE,
-                f"{words} up to {_percent(max(busy))} of the processors' time, more than "
-                f"{_percent(BUSY)} in {len(busy)} of {len(shares)} timed batches.",
-                remedy,
+                severity=Severity.WARNING if len(busy) > len(shares) / 10 else Severity.NOTE,
+                most=f"{100 * max(busy):.1f} %",
+                busy=f"{100 * BUSY:.1f} %",
+                count=len(busy),
+                batches=len(shares),
             )
+
+
+def _memory(run: RunData, timed: Sequence[BatchRecord]) -> Iterator[Finding]:
     faults = sum(_values(timed, "major_faults"))
     swapped = sum(_values(timed, "swapped_in_bytes"))
-    memory = (run.header.environment or Environment()).memory or MemoryFacts()
-    total = memory.total_bytes
+    total = ((run.header.environment or Environment()).memory or MemoryFacts()).total_bytes
     free = min(_values(timed, "memory_available_bytes"), default=None)
     low = total is not None and free is not None and free < LOW_MEMORY * total
     if swapped or faults > len(timed) or low:
-        least = f", {free / 1e9:.1f} GB free at the least" if free is not None else ""
-        yield Finding(
-            FindingKind.MEMORY_PRESSURE,
-            Severity.WARNING,
-            f"Memory ran short in timed batches: {faults:.0f} pages read from disk, "
-            f"{swapped / 1e6:.1f} MB swapped in{least}.",
-            "Free memory, or write a smaller kv_cache_gib or fewer --requests.",
-        )
+        least = f", at least {free / 1e9:.1f} GB free" if free is not None else ""
+        yield found(FindingKind.MEMORY_PRESSURE, faults=faults, swapped=swapped / 1e6, least=least)
 
 
 def _values(batches: Sequence[BatchRecord], name: str) -> list[float]:
     return [batch.conditions[name] for batch in batches if name in batch.conditions]
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"

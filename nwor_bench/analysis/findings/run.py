@@ -1,71 +1,241 @@
-"""Findings: what in a run weakens its numbers, and what to do about it. Pure.
+"""All findings of a run: those of its cells, its A/A arm, its records and its time budget.
 
-A finding is typed so that a report can group it, a CI job can act on it, and nobody has to read
-sentences to know that the GPU throttled. Nothing is dropped because of a finding: outlying
-blocks and noisy batches count, and are named here.
+Nothing is dropped because of a finding: outlying blocks and noisy batches count, and are named.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import ceil
+from statistics import median
 
-from nwor_bench.analysis.effects import PairEffect
-from nwor_bench.analysis.findings.cells import cell_findings
-from nwor_bench.analysis.findings.finding import Finding, FindingKind, Severity
-from nwor_bench.analysis.findings.interleaved import (
-    interleaved_findings,
-    with_borne_warnings_as_notes,
-)
+from nwor_bench.analysis.effects import WINDOWS, PairEffect, sham_windows
+from nwor_bench.analysis.findings.interleaved import interleaved_findings, unaffected_as_notes
 from nwor_bench.analysis.findings.machine import machine_findings
-from nwor_bench.analysis.findings.noise import noise_findings
-from nwor_bench.analysis.findings.time_budget import time_budget_findings
-from nwor_bench.records.cell import Cell
+from nwor_bench.analysis.findings.table import Finding, FindingKind, Severity, found, rank
+from nwor_bench.analysis.paired import LATENCY_MS
+from nwor_bench.instruments.robust import MIN_GROUPS
+from nwor_bench.records.cell import SWITCHED, Cell
 from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.finished_blocks import SUPERSEDED_EVENT, block_name
+from nwor_bench.records.header import KvGateFacts, RunHeader
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import CellResult
+from nwor_bench.records.types import AA, CellResult, RunStatus, Verdict
+from nwor_bench.workload.run_spec import Counters
 
-ON_CPU = "Nothing to do, as times on a CPU say nothing of NWOR on a GPU."
+FEW_BLOCKS = 10
+"""With fewer, intervals are wide."""
+
+ON_CPU = "Nothing to do. Times on a CPU say nothing of NWOR on a GPU."
+
+SHARES = 1.6
+"""A budget over the time that it must leave: up to 35 % may go to warm-up and probed blocks."""
+
+_FINE_S = 120
+"""Up to here a budget is rounded up to 10 s, above to whole minutes."""
+
+_UNMATCHED = 0.05
+"""Share of windows that may be unmatched without a finding."""
 
 _BLOCKS_HELP = (FindingKind.FEW_BLOCKS, FindingKind.AMBIGUOUS, FindingKind.NOISE_FLOOR)
-"""What more blocks would mend, where times count."""
+"""More blocks would help, on a GPU."""
 
 
 def find_all(
     run: RunData, cells: Sequence[CellResult], effects: Mapping[Cell, PairEffect]
 ) -> list[Finding]:
     """All findings of a run, the severest first; `effects` are those over off x off."""
-    found = [
-        *time_budget_findings(run, cells),
-        *noise_findings(run, cells),
-        *cell_findings(cells),
+    every = [
+        *_time_budget(run, cells),
+        *_noise(run, cells),
+        *_few(cells),
+        *_idle(cells),
+        *(finding for cell in cells for finding in _one_cell(cell)),
         *interleaved_findings(effects, cells),
         *machine_findings(run),
         *_records(run),
     ]
-    found = with_borne_warnings_as_notes(found, effects, cells)
+    every = unaffected_as_notes(every, effects, cells)
     if (run.header.engine or EngineStatus()).device == "cpu":
-        found = [replace(f, remedy=ON_CPU) if f.kind in _BLOCKS_HELP else f for f in found]
-    order = {severity: place for place, severity in enumerate(reversed(Severity))}
-    return sorted(found, key=lambda finding: order[finding.severity])
+        every = [replace(f, remedy=ON_CPU) if f.kind in _BLOCKS_HELP else f for f in every]
+    return sorted(every, key=lambda finding: rank(finding.severity))
+
+
+def nothing_timed(header: RunHeader, cells: Sequence[CellResult]) -> str | None:
+    """How the time budget was spent, as a clause, if it left no timed block; else None.
+
+    None too for a run that was interrupted or failed: there the clock is not the cause.
+    """
+    spec = header.spec or {}
+    budget_s = spec.get("time_budget_s")
+    timed = any(cell.windows or cell.batches or cell.groups for cell in cells)
+    by_clock = header.status is RunStatus.COMPLETE and header.stopped is not None
+    if not by_clock or timed or budget_s is None or header.measuring_s is None:
+        return None
+    gate_s = (header.kv_gate or KvGateFacts()).gate_seconds
+    gate = "" if gate_s is None else f" (the gate alone {_seconds(gate_s)})"
+    lost = ["no block was timed"]
+    lost += ["no DRAM bytes were counted"] if spec.get("counters") == Counters.DRAM else []
+    lost += ["no launches were counted"] if spec.get("counters") == Counters.LAUNCHES else []
+    return (
+        f"warm-up and gate took {_seconds(header.measuring_s)}{gate} of the time budget of "
+        f"{budget_s:g} s, so {' and '.join(lost)}"
+    )
+
+
+def sufficient_budget(run: RunData, cells: Sequence[CellResult]) -> str:
+    """A `--time-budget` with room for `FEW_BLOCKS` timed blocks, for a run that timed none.
+
+    SHARES x (spent + (FEW_BLOCKS + counted) x block), rounded up: `spent` is what warm-up and gate
+    took, `counted` the blocks that count DRAM bytes or launches and must fit in too, `block` a
+    batch of every cell at the median of those that ran (the run itself expects as much).
+    """
+    batch_s = median(batch.latency_ms for batch in run.batches) / 1e3 if run.batches else 0.0
+    blocks = FEW_BLOCKS + _counted_blocks(run.header)
+    wanted = SHARES * ((run.header.measuring_s or 0.0) + blocks * len(cells) * batch_s)
+    return f"{10 * ceil(wanted / 10)}s" if wanted <= _FINE_S else f"{ceil(wanted / 60)}m"
+
+
+def _counted_blocks(header: RunHeader) -> int:
+    """As `RunSpec.counted_blocks` plans them."""
+    spec, scenario = header.spec or {}, header.scenario or {}
+    if spec.get("counters") == Counters.DRAM:
+        return int(scenario.get("batches", FEW_BLOCKS))
+    return 1 if spec.get("counters") == Counters.LAUNCHES else 0
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def _time_budget(run: RunData, cells: Sequence[CellResult]) -> Iterator[Finding]:
+    clause = nothing_timed(run.header, cells)
+    if clause is not None:
+        budget = sufficient_budget(run, cells)
+        clause = f"{clause[0].upper()}{clause[1:]}"
+        yield found(FindingKind.TIME_BUDGET, clause=clause, budget=budget)
+
+
+def _noise(run: RunData, cells: Sequence[CellResult]) -> Iterator[Finding]:
+    """The A/A arm, and what it says of the other cells."""
+    arms = [cell for cell in cells if cell.arm == AA]
+    if cells and not arms:
+        yield _no_arm(run)
+    for arm in arms:
+        if arm.verdict == Verdict.INVALID:
+            yield found(
+                FindingKind.AA_DIFFERS,
+                arm.label,
+                severity=Severity.ERROR,
+                sentence="off x off differs from itself: {reason}. No parity can be trusted.",
+                remedy="Find what is not deterministic in the engine. Try other --engine-args or "
+                "another --dtype.",
+                reason=arm.reason,
+            )
+        if arm.verdict in (Verdict.FASTER, Verdict.SLOWER):
+            ratio = f"{arm.ratio_to_off:.4f} [{arm.ratio_ci_low:.4f}, {arm.ratio_ci_high:.4f}]"
+            switching = ""
+            if arm.interleaved == WINDOWS and sham_windows(run)[SWITCHED]:
+                switching = " It switches as stage does, so switching itself may bias every ratio."
+            yield found(
+                FindingKind.AA_DIFFERS,
+                arm.label,
+                verdict=arm.verdict,
+                ratio=ratio,
+                switching=switching,
+            )
+        if arm.ratio_ci_low is None or arm.ratio_ci_high is None:
+            continue
+        floor = max(abs(arm.ratio_ci_low - 1), abs(arm.ratio_ci_high - 1))
+        drowned = [cell.label for cell in cells if _is_drowned(cell, floor)]
+        if drowned:
+            yield found(FindingKind.NOISE_FLOOR, floor=100 * floor, cells=", ".join(drowned))
+
+
+def _no_arm(run: RunData) -> Finding:
+    planned = [label for block in run.header.blocks or () for label in block.order or ()]
+    if not any(AA in label for label in planned):
+        return found(FindingKind.AA_MISSING)
+    return found(
+        FindingKind.AA_MISSING,
+        sentence="The run ended before its A/A arm (off x off against itself) ran.",
+        remedy="Resume the run. `nwor-bench sweep --resume` and its folder.",
+    )
+
+
+def _is_drowned(cell: CellResult, floor: float) -> bool:
+    ratio = cell.ratio_to_off
+    compared = cell.arm != AA and cell.verdict == Verdict.AMBIGUOUS
+    return compared and ratio is not None and abs(ratio - 1) <= floor
+
+
+def _few(cells: Sequence[CellResult]) -> Iterator[Finding]:
+    """Too few blocks for cells that these decide, too few groups for interleaved ones."""
+    by_blocks = [c for c in cells if c.ratio_to_off is not None and c.interleaved != WINDOWS]
+    least = min((cell.batches for cell in by_blocks), default=FEW_BLOCKS)
+    if least < FEW_BLOCKS and all(cell.groups is None for cell in by_blocks):
+        yield found(FindingKind.FEW_BLOCKS, of="Timed blocks", blocks=least)
+    elif least < FEW_BLOCKS:
+        # Interleaved cells run whole batches in a few blocks, however many there are.
+        remedy = f"Write --interleave batches, and --batches {FEW_BLOCKS} or more."
+        of = "Timed blocks of whole batches"
+        yield found(FindingKind.FEW_BLOCKS, remedy=remedy, of=of, blocks=least)
+    few = [c for c in cells if c.groups is not None and c.groups < MIN_GROUPS]
+    if few:
+        yield found(
+            FindingKind.FEW_GROUPS,
+            least=MIN_GROUPS,
+            groups=", ".join(f"{cell.label} {cell.groups}" for cell in few),
+            decide=" Whole batches decide." if any(c.ratio_ci_low is not None for c in few) else "",
+        )
+
+
+def _idle(cells: Sequence[CellResult]) -> Iterator[Finding]:
+    """Modes that never fired, one finding a reason."""
+    idle: dict[str | None, list[str]] = {}
+    for cell in cells:
+        if cell.verdict == Verdict.INEFFECTIVE:
+            idle.setdefault(cell.reason, []).append(cell.label)
+    for reason, labels in idle.items():
+        no_cuda = "no_cuda" in (reason or "")
+        remedy = "Measure it on a GPU. It needs CUDA." if no_cuda else None
+        names = ", ".join(labels)
+        yield found(FindingKind.INEFFECTIVE, remedy=remedy, cells=names, reason=reason)
+
+
+def _one_cell(cell: CellResult) -> Iterator[Finding]:
+    name = cell.label
+    if cell.verdict == Verdict.AMBIGUOUS and cell.ratio_to_off is not None and cell.arm != AA:
+        effect = cell.smallest_effect
+        least = "" if effect is None else f" Smallest visible effect: {_percent(effect)}."
+        reason = cell.reason or "its interval is too wide"
+        yield found(FindingKind.AMBIGUOUS, name, reason=reason, least=least)
+    if cell.outlier_blocks:
+        yield found(FindingKind.OUTLIERS, name, blocks=", ".join(map(str, cell.outlier_blocks)))
+    if cell.compared == LATENCY_MS:
+        yield found(FindingKind.LATENCY, name)
+    left_out, matched = cell.unmatched_windows or 0, cell.matched_windows or 0
+    if left_out > _UNMATCHED * (2 * matched + left_out):
+        yield found(FindingKind.UNMATCHED, name, left_out=left_out, matched=matched)
+    if cell.fallbacks and cell.verdict != Verdict.INEFFECTIVE:
+        share = sum(cell.fallbacks.values()) / max(1, cell.windows)
+        yield found(
+            FindingKind.FALLBACKS,
+            name,
+            severity=Severity.WARNING if share > 0.1 else Severity.NOTE,
+            share=_percent(share),
+            reasons=", ".join(f"{reason} {n}" for reason, n in cell.fallbacks.items()),
+        )
 
 
 def _records(run: RunData) -> Iterator[Finding]:
     for event in run.events:
         if event.get("event") == "resumed":
             for text in event.get("warnings") or []:
-                yield Finding(
-                    FindingKind.TORN,
-                    Severity.NOTE,
-                    f"The run was resumed. {text}",
-                    "Nothing to do: what was left out was measured again.",
-                )
+                yield found(FindingKind.TORN, text=text)
         if event.get("event") == SUPERSEDED_EVENT:
-            count = len(event["batches"])
-            yield Finding(
-                FindingKind.SUPERSEDED,
-                Severity.NOTE,
-                f"{block_name((event['phase'], event['block']))} was cut and run again whole: "
-                f"{count} {'batch' if count == 1 else 'batches'} of its first try "
-                f"{'is' if count == 1 else 'are'} set aside.",
-                "Nothing to do: the cells of a block come from one engine process.",
-            )
+            block = block_name((event["phase"], event["block"]))
+            yield found(FindingKind.SUPERSEDED, block=block, count=len(event["batches"]))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

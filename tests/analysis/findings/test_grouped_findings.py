@@ -2,12 +2,12 @@
 
 import pytest
 
-from nwor_bench.analysis.findings import Finding, FindingKind, Severity, grouped
 from nwor_bench.analysis.findings.run import ON_CPU
+from nwor_bench.analysis.findings.table import TABLE, Finding, FindingKind, Severity, grouped
 
 
 def found(kind: FindingKind, severity: Severity, cell: str | None = None) -> Finding:
-    return Finding(kind, severity, "Message.", "Remedy.", cell)
+    return Finding(kind, severity, "Message.", TABLE[kind].remedy, cell)
 
 
 def test_cells_of_one_cause_share_a_line() -> None:

@@ -7,7 +7,7 @@ import pytest
 from interleaved_run import STAGE_GRAPH, Planted, interleaved_run
 from synthetic_run import analysed
 
-from nwor_bench.analysis.findings import Finding, FindingKind, Severity, grouped
+from nwor_bench.analysis.findings.table import Finding, FindingKind, Severity, grouped
 from nwor_bench.records.header import WarmupFacts
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Phase, WindowRecord
@@ -132,7 +132,7 @@ def test_clocks_that_move_are_a_note_where_ratios_do_not_go_with_them() -> None:
     clocks, throttled = found_in(planted_run("clocks"), FindingKind.CLOCKS, FindingKind.THROTTLING)
     for found in (clocks, throttled):
         assert found.severity is Severity.NOTE
-        assert "no ratio goes with the clock" in found.remedy
+        assert "no ratio depends on the clock" in found.remedy
         assert "for 100 MHz" in found.remedy
 
 

@@ -6,7 +6,7 @@ import pytest
 from synthetic_run import analysed, change_batches, change_windows, make_run, summarised
 
 from nwor_bench.analysis.analyse import noise_floor
-from nwor_bench.analysis.findings import FindingKind
+from nwor_bench.analysis.findings.table import FindingKind
 from nwor_bench.analysis.statistics import SIGNIFICANCE
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Verdict
@@ -89,10 +89,10 @@ def test_an_outlying_block_counts_and_is_named(run):
     assert cell.ratio_to_off == pytest.approx(before.ratio_to_off * 3 ** (1 / 12))
     assert before.outlier_blocks == ()
     (note,) = (f.message for f in analysed(odd).findings if f.kind == FindingKind.OUTLIERS)
-    assert note.endswith(": block 7 stands apart from the others, and counts all the same.")
+    assert note.endswith(": outlying blocks: 7. They count as well.")
     two = [replace(cell, outlier_blocks=(3, 7))]
     (note,) = (f.message for f in analysed(odd, two).findings if f.kind == FindingKind.OUTLIERS)
-    assert note.endswith(": blocks 3, 7 stand apart from the others, and count all the same.")
+    assert note.endswith(": outlying blocks: 3, 7. They count as well.")
 
 
 def test_an_arm_that_breaks_parity_is_invalid_and_gives_no_floor(run):

@@ -14,7 +14,7 @@ from synthetic_run import (
     with_parts,
 )
 
-from nwor_bench.analysis.findings import FindingKind, Severity
+from nwor_bench.analysis.findings.table import FindingKind, Severity
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord
 
@@ -134,7 +134,7 @@ def test_a_host_that_sets_the_pace_is_said(run, wall, forward, is_said):
     found = found_in(paced)
     assert (FindingKind.HOST_PACE in found) is is_said
     if is_said:
-        assert "The host sets the pace: a window took" in found[FindingKind.HOST_PACE].message
+        assert "The run is host-bound: a window took" in found[FindingKind.HOST_PACE].message
 
 
 def test_warm_up_that_never_became_steady_is_said(run):
@@ -146,7 +146,7 @@ def test_warm_up_that_never_became_steady_is_said(run):
 def test_few_blocks_and_a_missing_arm_are_said():
     kinds = found_in(make_run(blocks=4))
     assert "Timed blocks: 4." in kinds[FindingKind.FEW_BLOCKS].message
-    assert "every sweep has one" in kinds[FindingKind.AA_MISSING].remedy
+    assert "Every sweep has one" in kinds[FindingKind.AA_MISSING].remedy
 
 
 def test_an_arm_that_had_no_turn_yet_is_not_called_missing():
@@ -169,7 +169,7 @@ def test_an_ambiguous_cell_is_told_what_it_could_have_seen(run):
     odd = replace(run, windows=tuple(map(shaken, run.windows)))
     (finding,) = [f for f in analysed(odd).findings if f.kind is FindingKind.AMBIGUOUS]
     assert finding.cell == "stage x off"
-    assert "smallest effect to be seen" in finding.message
+    assert "Smallest visible effect" in finding.message
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from report_runs import spent_by_gate
 from synthetic_run import analysed, make_run, summarised, with_parts
 
-from nwor_bench.analysis.findings import Finding, FindingKind, Severity
-from nwor_bench.analysis.findings.time_budget import nothing_timed, sufficient_budget
+from nwor_bench.analysis.findings.run import nothing_timed, sufficient_budget
+from nwor_bench.analysis.findings.table import Finding, FindingKind, Severity
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import RunStatus
 from nwor_bench.run.budget import PROBE_SHARE, WARMUP_SHARE

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 from checklist_rows import ONE_LONG
-from checklist_tools import check_cache, check_partial, compare, greedy
+from checklist_tools import check_cache, check_partial, check_support, compare, greedy
 from engine_tools import NGRAM, tiny_pair, tiny_spec
-from support_tools import check_support
 from tiny_architectures import write_architecture
 
 from nwor_bench.engine.engine import VllmEngine

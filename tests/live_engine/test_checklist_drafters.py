@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 from checklist_rows import ONE_LONG, SMALL_CACHE, check_adapter, check_drafter, check_preemption
-from checklist_tools import check_cache, check_partial, compare, greedy
+from checklist_tools import check_cache, check_partial, check_support, compare, greedy
 from engine_tools import tiny_pair, tiny_spec, worker_of
-from support_tools import check_support
 from tiny_drafters import eagle3_pair, mtp_pair, speculators_pair
 
 from nwor_bench.engine.engine import VllmEngine

@@ -20,9 +20,8 @@ from engine_tools import (
     worker_of,
 )
 from planted_faults import FAULTS, Fault
-from planted_gate import GateOutcome, run_gate
+from planted_gate import SOUND, GateOutcome, Outcomes, recorded, run_gate
 from planted_gpu import captured_anew, drop_captures
-from planted_outcomes import SOUND, Outcomes, recorded
 
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.pairs import resolve_pair

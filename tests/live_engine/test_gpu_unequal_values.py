@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from engine_tools import GRAPHS, implementations_of, mtp_of, tiny_spec
 from test_gpu_groups import SYNTHETIC, check_all
-from tiny_unequal import unequal_pair
+from tiny_architectures import unequal_pair
 
 from nwor_bench.engine.engine import VllmEngine
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from checklist_tools import check_support
 from engine_tools import prompts_of, run_cell, tiny_spec, total
-from support_tools import check_support
 from tiny_hybrids import EAGER_DUMMY, hybrid_pair
 
 from nwor_bench.engine.engine import VllmEngine

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from engine_tools import prompts_of, tiny_spec, worker_of
 from planted_faults import FAULTS, RANK_FAULTS, Fault
-from planted_gate import GateOutcome, run_gate
-from planted_outcomes import SOUND, Outcomes, recorded
+from planted_gate import SOUND, GateOutcome, Outcomes, recorded, run_gate
 
 from nwor_bench.analysis.parity.tokens import ParityRule
 from nwor_bench.engine.engine import VllmEngine

@@ -8,8 +8,7 @@ import pytest
 import rank_faults
 from engine_tools import prompts_of, tiny_pair, tiny_spec
 from planted_faults import RANK_FAULTS, RankFault
-from planted_gate import GateOutcome, run_gate
-from planted_outcomes import Outcomes, recorded
+from planted_gate import GateOutcome, Outcomes, recorded, run_gate
 
 from nwor_bench.engine.engine import VllmEngine
 

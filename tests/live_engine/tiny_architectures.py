@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.models.pairs.tiny import BYTE_VOCABULARY, SPECIAL_TOKENS, write_byte_tokenizer
 
 VOCABULARY = 264
@@ -120,3 +121,46 @@ def write_architecture(folder: Path, name: str, seed: int = 0) -> Path:
     write_byte_tokenizer(folder)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": END}))
     return folder
+
+
+MIMO: dict[str, Any] = {
+    **COMMON,
+    "architectures": ["MiMoV2ForCausalLM"],
+    "model_type": "qwen2",
+    "num_hidden_layers": 4,
+    "hybrid_layer_pattern": [0, 1, 1, 0],  # 1: sliding
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "head_dim": 192,
+    "v_head_dim": 128,
+    "swa_num_attention_heads": 32,
+    "swa_num_key_value_heads": 4,
+    "swa_head_dim": 192,
+    "swa_v_head_dim": 128,
+    "sliding_window_size": 32,
+    "attention_value_scale": 0.707,
+    "attention_bias": False,
+    "partial_rotary_factor": 0.334,
+    "layernorm_epsilon": 1e-5,
+    "hidden_act": "silu",
+    "moe_layer_freq": [0, 1, 1, 1],
+    "moe_intermediate_size": 64,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+}
+
+
+def unequal_pair(
+    folder: Path, dtype: str, speculative: dict[str, Any], *, sinks: bool
+) -> ResolvedPair:
+    """The model in `folder`, drafted for by prompt lookup with these settings."""
+    folder.mkdir(parents=True, exist_ok=True)
+    own = {"add_swa_attention_sink_bias": sinks, "torch_dtype": dtype}
+    (folder / "config.json").write_text(json.dumps(MIMO | own))
+    write_byte_tokenizer(folder)
+    return ResolvedPair(
+        "unequal", "ngram", str(folder), None, dtype, speculative, load_format="dummy"
+    )

@@ -153,26 +153,22 @@ def test_another_mask_is_left_to_stock_attention(layers: Any, name: str, value: 
     check_written_directly(layers, stock_after(), f"attention:{word}", [0])
 
 
-def shared_buffers(which: str, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def shared_buffers(layers: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V buffers into which each layer is computed."""
-    if which == "V is K":
-        buffer = torch.empty_like(keys)
-        return buffer, buffer
-    return torch.empty_like(keys), torch.empty_like(keys)
+    return torch.empty_like(layers.keys[0]), torch.empty_like(layers.keys[0])
 
 
 def test_layers_computed_into_one_buffer_lose_nothing(layers: Any) -> None:
     """Code compiled as a whole: the second layer's K/V lie where the first one's were."""
-    buffers = shared_buffers("both", layers.keys[0])
     layers.begin("whole step")
-    layers.forward(buffers=buffers)
+    layers.forward(buffers=shared_buffers(layers))
     check_written_directly(layers, stock_after(), "stage:activations_reused", [0])
 
 
 @pytest.mark.parametrize("way", ["drafts, copied", "equal drafts, copied"])
 def test_copies_are_safe_from_it(layers: Any, way: str) -> None:
     layers.begin(way)
-    layers.forward(buffers=shared_buffers("both", layers.keys[0]))
+    layers.forward(buffers=shared_buffers(layers))
     assert layers.window.fallback_reason is None
     assert layers.verified == [0, 1, 2]
     for ours, theirs in zip(layers.outputs, stock_after().outputs, strict=True):
@@ -206,7 +202,7 @@ def test_memory_that_turns_out_to_be_shared_later_ends_the_step(layers: Any) -> 
     layers.window.close()
     layers.begin("whole step")
     with pytest.raises(HeldValuesLost, match=r"target layer 0 .* by layer 1 .*VLLM_NWOR"):
-        layers.forward(buffers=shared_buffers("both", layers.keys[0]))
+        layers.forward(buffers=shared_buffers(layers))
 
 
 def test_a_second_window_is_held_by_reference(layers: Any) -> None:
@@ -220,13 +216,18 @@ def test_a_second_window_is_held_by_reference(layers: Any) -> None:
         layers.window.close()
 
 
-def test_a_capture_keeps_the_addresses_of_its_last_run(layers: Any) -> None:
-    """A capture runs the forward twice, on padding; the graph reads where the last run lay."""
+def begin_capture(layers: Any) -> None:
+    """Open a window of padding in which the forward may run more than once."""
     batch = layers.begin("whole step")
     layers.window.forget()
     batch.slots.fill_(-1)
     layers.staging.open(batch)
     layers.window.begin(batch, repeats=True)
+
+
+def test_a_capture_keeps_the_addresses_of_its_last_run(layers: Any) -> None:
+    """A capture runs the forward twice, on padding; the graph reads where the last run lay."""
+    begin_capture(layers)
     for _ in range(2):
         layers.forward()
     assert layers.window.staged_every_layer
@@ -235,12 +236,8 @@ def test_a_capture_keeps_the_addresses_of_its_last_run(layers: Any) -> None:
 
 
 def test_a_capture_whose_layers_share_memory_falls_back(layers: Any) -> None:
-    batch = layers.begin("whole step")
-    layers.window.forget()
-    batch.slots.fill_(-1)
     before = [cache.clone() for cache in layers.caches]
-    layers.staging.open(batch)
-    layers.window.begin(batch, repeats=True)
+    begin_capture(layers)
     for number in range(3):  # the warm-up run is sound
         assert layers.window.stage(number, layers.keys[number], layers.values[number])
     assert layers.window.stage(0, layers.keys[0], layers.values[0])
@@ -251,11 +248,7 @@ def test_a_capture_whose_layers_share_memory_falls_back(layers: Any) -> None:
 
 
 def test_a_capture_in_which_one_layers_hook_stayed_silent_is_seen(layers: Any) -> None:
-    batch = layers.begin("whole step")
-    layers.window.forget()
-    batch.slots.fill_(-1)
-    layers.staging.open(batch)
-    layers.window.begin(batch, repeats=True)
+    begin_capture(layers)
     for number in range(3):
         layers.window.stage(number, layers.keys[number], layers.values[number])
     for number in (0, 2):

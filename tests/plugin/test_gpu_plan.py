@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import SimpleNamespace
+from typing import Any
 from weakref import ref
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
+from nwor_bench.plugin.runner_v2.plan import may_read_this_step
 
 pytest.importorskip("triton")
 from nwor_bench.plugin.runner_v2 import plan as gpu_plan
@@ -385,3 +388,27 @@ def test_captured_windows_of_one_size_are_different_launches():
     captured = [replace(window, sources=(StagedSources([k], [k]),)) for k in rows]
     assert captured[0].commit_shape != captured[1].commit_shape
     assert captured[0].commit_shape == replace(captured[0], slots=-window.slots).commit_shape
+
+
+def output(*computed: int, resumed: tuple[str, ...] = ()) -> Any:
+    """A SchedulerOutput: cached tokens of each request that starts, and resumed requests."""
+    return SimpleNamespace(
+        scheduled_new_reqs=[SimpleNamespace(num_computed_tokens=n) for n in computed],
+        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set(resumed)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "reads"),
+    [
+        (output(), False),
+        (output(0), False),  # nothing cached: it reads its own tokens alone
+        (output(32), True),
+        (output(0, 32), True),
+        (output(resumed=("a-1",)), True),
+    ],
+)
+def test_only_a_request_that_starts_on_cached_tokens_reads_what_others_write(
+    step: Any, reads: bool
+) -> None:
+    assert may_read_this_step(step) is reads

@@ -264,18 +264,6 @@ TOTAL_OF_FIELD = {
 }
 
 
-def one_window(drafts: int = 1) -> MeasuredWindow:
-    return MeasuredWindow(
-        num_reqs=1,
-        draft_tokens=drafts,
-        staged_tokens=0,
-        committed_tokens=0,
-        rejected_tokens=0,
-        stage_operations=0,
-        fallback_reason=None,
-    )
-
-
 @given(windows=st.lists(COUNTS, max_size=8), drains=st.sets(st.integers(0, 7)))
 def test_totals_add_up_whenever_the_windows_are_drained(windows, drains):
     kept, drained = Accumulator(), []
@@ -295,22 +283,16 @@ def test_totals_add_up_whenever_the_windows_are_drained(windows, drains):
     assert kept.totals["nwor_fallback_count"] == reasons.total()
 
 
-def test_a_drain_hands_out_each_window_once():
-    kept = Accumulator()
-    kept.add(one_window(2))
-    kept.add(one_window(3))
-    assert [window["draft_tokens"] for window in kept.drain()] == [2, 3]
-    assert kept.drain() == []
-    kept.add(one_window(4))
-    assert [window["draft_tokens"] for window in kept.drain()] == [4]
-
-
 def test_a_window_becomes_a_plain_dict_where_unmeasured_times_are_none():
     kept = Accumulator()
-    counts = replace(
-        one_window(6),
+    staged = dict.fromkeys(("staged", "committed", "rejected"), 0)
+    counts = MeasuredWindow(
         num_reqs=2,
+        draft_tokens=6,
         accepted_tokens=3,
+        **{f"{name}_tokens": count for name, count in staged.items()},
+        stage_operations=0,
+        fallback_reason=None,
         scv_path="device",
         accepted_per_position=(2, 1),
     )
@@ -323,30 +305,6 @@ def test_a_window_becomes_a_plain_dict_where_unmeasured_times_are_none():
     assert window["accepted_per_position"] == (2, 1)
     assert window["scv_path"] == "device"
     assert window["fallback_reason"] is None
-
-
-def test_no_time_is_zero_before_it_is_measured():
-    times = {name: value for name, value in vars(one_window()).items() if name.endswith("_ms")}
-    assert set(times.values()) == {None}
-
-
-def test_undrained_windows_are_bounded_and_still_count(monkeypatch):
-    monkeypatch.setattr(late_counts, "MAX_UNDRAINED", 3)
-    kept = Accumulator()
-    for drafts in range(1, 6):
-        kept.add(one_window(drafts))
-    assert kept.totals["windows"] == 5
-    assert kept.totals["draft_tokens"] == 15
-    assert [window["draft_tokens"] for window in kept.drain()] == [3, 4, 5]
-
-
-def test_a_batch_keeps_every_window_once_somebody_drains(monkeypatch):
-    monkeypatch.setattr(late_counts, "MAX_UNDRAINED", 3)
-    kept = Accumulator()
-    assert kept.drain() == []  # as a sweep does before its first batch
-    for drafts in range(1, 6):
-        kept.add(one_window(drafts))
-    assert [window["draft_tokens"] for window in kept.drain()] == [1, 2, 3, 4, 5]
 
 
 def test_the_bounds_as_shipped():
@@ -374,15 +332,3 @@ def test_per_position_counts_requests(requests):
             had_draft += j + 1 <= n
             kept_draft += j + 1 <= m
         assert (accepted_at[j], drafted_at[j]) == (kept_draft, had_draft)
-
-
-@pytest.mark.parametrize(
-    ("drafts", "kept", "accepted_at", "drafted_at"),
-    [
-        ((), [], (), ()),
-        ((0, 0), [0, 0], (), ()),
-        ((3, 1, 0), [2, 1, 0], (2, 1, 0), (2, 1, 1)),
-    ],
-)
-def test_per_position_known(drafts, kept, accepted_at, drafted_at):
-    assert per_position(drafts, kept) == (accepted_at, drafted_at)

@@ -5,7 +5,9 @@ output in every layer and every byte of the caches.
 """
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +22,7 @@ from latent_layers import (
     StockWrite,
     check_same,
 )
+from test_sparse_mla import SparseLayers
 from torch import Tensor
 
 pytestmark = pytest.mark.slow  # vLLM's attention backends are imported
@@ -138,32 +141,39 @@ class LatentLayers(LatentStep):
         return self
 
 
-@pytest.fixture(params=[[4, 4], [4, 4, 1, 2]], ids=["windows alone", "mixed"])
+@pytest.fixture(params=[[4, 4], [4, 4, 1, 7]], ids=["windows alone", "mixed"])
 def lengths(request: pytest.FixtureRequest) -> list[int]:
     return request.param
 
 
-@pytest.fixture(params=[StockImpl, FlashAttnMLAImpl], ids=["program", "tail"])
-def implementation(request: pytest.FixtureRequest) -> type[StockImpl]:
+KINDS: dict[str, Callable[..., Any]] = {
+    "program": LatentLayers,
+    "tail": partial(LatentLayers, implementation=FlashAttnMLAImpl),
+    "sparse": SparseLayers,
+}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("otherwise", [False, True], ids=["", "joined queries or prefills"])
 @pytest.mark.parametrize("copied", [False, True])
 def test_a_window_is_read_from_where_it_is_staged(
-    lengths: list[int],
-    implementation: type[StockImpl],
-    copied: bool,
-    joined: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    lengths: list[int], kind: str, copied: bool, otherwise: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stock = LatentLayers(lengths).forward()
-    ours = LatentLayers(lengths, monkeypatch, implementation)
+    joined, prefills = ({}, {"mha_from": 3}) if kind == "sparse" else ({"joined": True}, {})
+    if not otherwise:
+        joined, prefills = {}, {}
+    stock = KINDS[kind](lengths).forward(**prefills)
+    ours = KINDS[kind](lengths, monkeypatch)
     ours.begin(copied)
-    ours.forward(joined=joined)
-    way = "tail" if lengths == [4, 4] else "program"
-    assert ours.tail.ways == ({way: LAYERS} if implementation is FlashAttnMLAImpl else {})
-    assert not any(layer.impl.need_to_return_lse_for_decode for layer in ours.layers)
+    ours.forward(**prefills, **joined)
+    if kind != "sparse":
+        way = "tail" if lengths == [4, 4] else "program"
+        assert ours.tail.ways == ({way: LAYERS} if kind == "tail" else {})
+        assert not any(layer.impl.need_to_return_lse_for_decode for layer in ours.layers)
     assert ours.window.staged_every_layer
     assert ours.window.fallback_reason is None
     check_same(ours, stock, caches=False)
@@ -172,10 +182,9 @@ def test_a_window_is_read_from_where_it_is_staged(
 
 
 def test_a_control_window_is_written_at_once(
-    lengths: list[int], implementation: type[StockImpl], monkeypatch: pytest.MonkeyPatch
+    lengths: list[int], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stock = LatentLayers(lengths).forward()
-    ours = LatentLayers(lengths, monkeypatch, implementation)
+    stock, ours = KINDS[kind](lengths).forward(), KINDS[kind](lengths, monkeypatch)
     ours.begin(copied=False, control=True)
     check_same(ours.forward(), stock, caches=True)
 
@@ -195,11 +204,10 @@ def test_a_step_otherwise_than_planned_is_written_before_it_is_read(
     step: dict[str, Any],
     reason: str,
     lengths: list[int],
-    implementation: type[StockImpl],
+    kind: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stock = LatentLayers(lengths).forward(**step)
-    ours = LatentLayers(lengths, monkeypatch, implementation)
+    stock, ours = KINDS[kind](lengths).forward(**step), KINDS[kind](lengths, monkeypatch)
     ours.begin(copied=False)
     ours.forward(**step)
     assert ours.window.fallback_reason == reason

@@ -60,15 +60,17 @@ def test_an_instances_inherited_method_is_wrapped_on_that_instance_alone():
     runner, other = Runner(), Runner()
     before = dict(vars(runner))
     patch = Patch(runner, "method", wrapped)
-    assert not patch.applied
-    patch.apply()
-    assert patch.applied
-    assert runner.method(7) == ("wrapped", ("stock", 7))
-    assert other.method(7) == ("stock", 7)
-    patch.undo()
-    assert not patch.applied
-    assert vars(runner) == before
-    assert runner.method(7) == ("stock", 7)
+    for _ in range(2):
+        assert not patch.applied
+        patch.apply()
+        assert patch.applied
+        assert runner.method(7) == ("wrapped", ("stock", 7))
+        assert other.method(7) == ("stock", 7)
+        patch.undo()
+        assert not patch.applied
+        assert vars(runner) == before
+        assert runner.method(7) == ("stock", 7)
+    patch.undo()  # nothing to undo
 
 
 def test_an_instances_own_callable_is_put_back_itself():
@@ -91,15 +93,6 @@ def test_a_class_gets_back_the_very_object_that_it_had(name):
     assert vars(Runner)[name] is own
 
 
-def test_a_class_method_wrapped_reaches_every_instance():
-    patch = Patch(Runner, "method", wrapped)
-    patch.apply()
-    try:
-        assert Runner().method(1) == ("wrapped", ("stock", 1))
-    finally:
-        patch.undo()
-
-
 def test_a_class_that_inherits_the_method_has_none_of_its_own_again():
     patch = Patch(Runner, "inherited", wrapped)
     patch.apply()
@@ -109,21 +102,10 @@ def test_a_class_that_inherits_the_method_has_none_of_its_own_again():
     assert "inherited" not in vars(Runner)
 
 
-def test_apply_and_undo_again():
-    runner = Runner()
-    patch = Patch(runner, "method", wrapped)
-    for _ in range(2):
-        patch.apply()
-        assert runner.method() == ("wrapped", ("stock", 0))
-        patch.undo()
-        assert runner.method() == ("stock", 0)
-    patch.undo()  # nothing to undo
-    assert "method" not in vars(runner)
-
-
-@pytest.mark.parametrize("name", ["missing", "number"])
-def test_a_target_that_is_no_method_is_refused_and_nothing_changes(name):
-    runner = Runner()
+@pytest.mark.parametrize(
+    ("runner", "name"), [(Runner(), "missing"), (Runner(), "number"), (Runner, "missing")]
+)
+def test_a_target_that_is_no_method_is_refused_and_nothing_changes(runner, name):
     before = dict(vars(runner))
     patch = Patch(runner, name, wrapped)
     for act in (patch.check, patch.apply):
@@ -131,11 +113,6 @@ def test_a_target_that_is_no_method_is_refused_and_nothing_changes(name):
             act()
     assert not patch.applied
     assert vars(runner) == before
-
-
-def test_a_class_is_named_in_the_message_too():
-    with refused("cannot attach to Runner.missing", PatchError):
-        Patch(Runner, "missing", wrapped).check()
 
 
 def test_applying_twice_is_refused_and_the_first_stays():
@@ -238,6 +215,11 @@ def test_a_set_that_fails_takes_wraps_of_one_method_off_in_reverse():
     with pytest.raises(RuntimeError, match="the wrapper failed"):
         PatchSet([*parts, Patch(runner, "hook", failing)]).apply()
     assert "method" not in vars(runner)
+    patches = PatchSet(parts)
+    patches.apply()
+    assert runner.method() == ("wrapped", ("wrapped", ("stock", 0)))
+    patches.undo()
+    assert "method" not in vars(runner)
 
 
 def test_a_set_applied_twice_is_refused_and_stays():
@@ -249,15 +231,6 @@ def test_a_set_applied_twice_is_refused_and_stays():
     assert patches.applied
     assert runner.method() == ("wrapped", ("stock", 0))
     patches.undo()
-
-
-def test_two_wraps_of_one_method_come_off_in_reverse():
-    runner = Runner()
-    patches = PatchSet([Patch(runner, "method", wrapped), Patch(runner, "method", wrapped)])
-    patches.apply()
-    assert runner.method() == ("wrapped", ("wrapped", ("stock", 0)))
-    patches.undo()
-    assert "method" not in vars(runner)
 
 
 def test_an_empty_set_is_never_applied():

@@ -2,7 +2,8 @@
 
 The model's fused kernel, FlashAttention over single rows and stock attention are torch here, and
 our kernels their references: compared are attention's output, and every byte of the latent caches
-and of the indexers'. What is refused is asked of vLLM's own classes.
+and of the indexers'. What is refused is asked of vLLM's own classes. `test_mla_attention.py` has
+what holds for every kind of latent layer.
 """
 
 import sys
@@ -11,7 +12,6 @@ from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import latent_layers
 import numpy as np
 import pytest
 import torch
@@ -23,6 +23,7 @@ from latent_layers import (
     WIDTH,
     LatentStep,
     StockWrite,
+    check_same,
     write_rows,
 )
 from test_refusals import attention_group, attention_layer, reason_of, recurrent, runner_with
@@ -178,28 +179,6 @@ def lengths(request: pytest.FixtureRequest) -> list[int]:
     return request.param
 
 
-def check_same(ours: SparseLayers, stock: SparseLayers, *, caches: bool) -> None:
-    latent_layers.check_same(ours, stock, caches=caches)
-    for one, other in zip(ours.indexers, stock.indexers, strict=True):
-        assert torch.equal(one, other)  # in every mode
-
-
-@pytest.mark.parametrize("mha_from", [None, 3])
-@pytest.mark.parametrize("copied", [False, True])
-def test_a_window_is_read_from_where_it_is_staged(
-    lengths: list[int], copied: bool, mha_from: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stock = SparseLayers(lengths).forward(mha_from=mha_from)
-    ours = SparseLayers(lengths, monkeypatch)
-    ours.begin(copied)
-    ours.forward(mha_from=mha_from)
-    assert ours.window.staged_every_layer
-    assert ours.window.fallback_reason is None
-    check_same(ours, stock, caches=False)
-    ours.window.abort("planted")  # what was held is what stock would have written
-    check_same(ours, stock, caches=True)
-
-
 def test_no_row_of_the_window_is_in_the_cache_before_the_commit(
     lengths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,27 +214,6 @@ def test_without_a_window_and_after_undoing_all_is_stock(
     ours.patches.undo()
     assert ours.model.fused_norm_rope is fused_norm_rope
     assert not {"forward_mqa", "forward_mha"} & set(vars(ours.layers[0].impl))
-
-
-@pytest.mark.parametrize(
-    ("step", "reason"),
-    [
-        ({"silent": 0}, "attention:kv_not_staged"),
-        ({"silent": 1}, "attention:kv_not_staged"),
-        ({"causal": False}, "attention:not_causal"),
-        ({"num_reqs": 5}, "attention:other_requests"),
-        ({"num_decodes": 1}, "attention:window_as_prefill"),
-    ],
-)
-def test_a_step_otherwise_than_planned_is_written_before_it_is_read(
-    step: dict[str, Any], reason: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stock = SparseLayers(lengths).forward(**step)
-    ours = SparseLayers(lengths, monkeypatch)
-    ours.begin(copied=False)
-    ours.forward(**step)
-    assert ours.window.fallback_reason == reason
-    check_same(ours, stock, caches=True)
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ def test_the_list_of_faults_is_the_tests_own(
     pytest.importorskip("vllm")
     monkeypatch.syspath_prepend(str(PLANTS))
     from planted_faults import FAULTS, RANK_FAULTS
-    from planted_outcomes import SOUND as RECORDED
+    from planted_gate import SOUND as RECORDED
 
     fields = ("name", "stands_for", "why")
     own = [{name: getattr(f, name) for name in fields} for f in (*FAULTS, *RANK_FAULTS)]

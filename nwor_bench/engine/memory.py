@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.instruments.device_memory import free_memory
+from nwor_bench.instruments.device import free_memory
 from nwor_bench.models.config_json import most_cached_elements
 from nwor_bench.models.config_reader import (
     AUTO,

@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from nwor_bench.instruments.device_memory import visible_handles
+from nwor_bench.instruments.device import visible_handles
 
 THROTTLE_BITS = {
     0x0000000000000004: "software power cap",

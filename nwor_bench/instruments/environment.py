@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from nwor_bench.instruments.device_memory import visible_handles
+from nwor_bench.instruments.device import visible_handles
 from nwor_bench.records.environment import (
     CpuFacts,
     Environment,

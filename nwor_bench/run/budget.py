@@ -16,8 +16,7 @@ from statistics import fmean, median
 from typing import Any
 
 from nwor_bench.analysis.trend import not_steady
-from nwor_bench.instruments.device_memory import uses_gpu
-from nwor_bench.instruments.processor import bf16_is_slow
+from nwor_bench.instruments.device import bf16_is_slow, uses_gpu
 from nwor_bench.records.finished_blocks import (
     BlockKey,
     block_of,

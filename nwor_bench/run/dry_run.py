@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from nwor_bench.engine.memory import GIB, kv_cache_bytes, needed_bytes
 from nwor_bench.errors import BenchError
-from nwor_bench.instruments.device_memory import free_memory
+from nwor_bench.instruments.device import free_memory
 from nwor_bench.models.config_json import read_shape
 from nwor_bench.models.pairs import ResolvedPair, read_model_config
 from nwor_bench.records.types import Interleave, Phase, ScvMode, StageBy

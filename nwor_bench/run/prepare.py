@@ -14,8 +14,7 @@ from nwor_bench.engine.engine import VllmEngine, check_arguments
 from nwor_bench.engine.memory import require_memory
 from nwor_bench.errors import ExitCode
 from nwor_bench.instruments import environment
-from nwor_bench.instruments.device_memory import uses_gpu
-from nwor_bench.instruments.processor import float32_reason
+from nwor_bench.instruments.device import float32_reason, uses_gpu
 from nwor_bench.models.pairs import (
     ResolvedPair,
     check_hub_models,

@@ -158,6 +158,6 @@ def visible_devices() -> list[str]:
     """UUIDs of the GPUs that Ray gave this process; "cpu" where it gave none."""
     if not os.environ.get("CUDA_VISIBLE_DEVICES"):
         return ["cpu"]
-    from nwor_bench.instruments.device_memory import visible_gpu_uuids
+    from nwor_bench.instruments.device import visible_gpu_uuids
 
     return visible_gpu_uuids() or ["cpu"]

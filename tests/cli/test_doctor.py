@@ -262,7 +262,7 @@ def test_cpu_clocks(governor: str | None, state: State) -> None:
 
 @pytest.mark.parametrize(("free", "state"), [(64 << 30, State.OK), (1 << 30, State.WRONG)])
 def test_memory(monkeypatch: pytest.MonkeyPatch, free: int, state: State) -> None:
-    from nwor_bench.instruments.device_memory import FreeMemory
+    from nwor_bench.instruments.device import FreeMemory
 
     monkeypatch.setattr(machine, "free_memory", lambda: FreeMemory(free, "gpu"))
     check = machine.check_memory()

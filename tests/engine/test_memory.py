@@ -21,8 +21,8 @@ from nwor_bench.engine.memory import (
     require_memory,
 )
 from nwor_bench.errors import ExitCode
-from nwor_bench.instruments import device_memory
-from nwor_bench.instruments.device_memory import FreeMemory
+from nwor_bench.instruments import device
+from nwor_bench.instruments.device import FreeMemory
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.workload.config import RunSpec, Scenario, resolve
 
@@ -244,9 +244,9 @@ def test_without_the_flag_the_message_names_what_asks_for_memory(
 
 
 def test_the_cpu_build_asks_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_memory, "_is_cpu_build", lambda: True)
+    monkeypatch.setattr(device, "_is_cpu_build", lambda: True)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=12345))
-    assert device_memory.free_memory() == FreeMemory(12345, "host")
+    assert device.free_memory() == FreeMemory(12345, "host")
 
 
 class Nvml:
@@ -287,15 +287,15 @@ class Nvml:
 def test_the_gpus_that_will_be_used_are_asked(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, ranks: int, free_bytes: int
 ) -> None:
-    monkeypatch.setattr(device_memory, "_is_cpu_build", lambda: False)
+    monkeypatch.setattr(device, "_is_cpu_build", lambda: False)
     monkeypatch.setitem(sys.modules, "pynvml", Nvml())
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert device_memory.free_memory(ranks) == FreeMemory(free_bytes, "gpu")
+    assert device.free_memory(ranks) == FreeMemory(free_bytes, "gpu")
 
 
 def test_without_a_driver_the_host_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_memory, "_is_cpu_build", lambda: False)
+    monkeypatch.setattr(device, "_is_cpu_build", lambda: False)
     monkeypatch.setitem(sys.modules, "pynvml", Nvml(broken=True))
-    assert device_memory.free_memory().where == "host"
+    assert device.free_memory().where == "host"

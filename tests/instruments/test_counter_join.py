@@ -6,8 +6,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.instruments.counter_join import counted_between, match_clocks
-from nwor_bench.instruments.pm_sampling import PmSamples
+from nwor_bench.instruments.pm_sampling import PmSamples, counted_between, match_clocks
 
 BASE = 1_795_256_057_766_808_452  # nanoseconds of CLOCK_REALTIME do not fit into a float64
 SAMPLE = 50_000

@@ -4,8 +4,13 @@ import time
 
 import pytest
 
-from nwor_bench.instruments.counter_join import counted_between, match_clocks
-from nwor_bench.instruments.pm_sampling import CountersUnavailable, PmSampler, check_counters
+from nwor_bench.instruments.pm_sampling import (
+    CountersUnavailable,
+    PmSampler,
+    check_counters,
+    counted_between,
+    match_clocks,
+)
 
 pytestmark = pytest.mark.gpu
 

@@ -50,16 +50,9 @@ def test_a_script_of_the_toolkit_has_it_elsewhere(root: Path) -> None:
     (root / "usr/local/cuda").symlink_to(root / "usr/local/cuda-13.0")
     versions = ("2024.3.2", "2025.3.1", "2025.10.0")
     folders = {v: package(root / "opt/nvidia/nsight-compute" / v, v) for v in versions}
-    wanted = [folders[v] for v in ("2025.3.1", "2025.10.0", "2024.3.2")]
+    wanted = [folders[v] for v in ("2025.10.0", "2025.3.1", "2024.3.2")]
     assert module_folders(root / "usr/local/cuda/bin/ncu") == wanted
-    assert load_module(ncu).name == "2025.3.1"
-
-
-def test_a_package_beside_the_toolkits_bin(root: Path) -> None:
-    ncu = tool(root / "home/cuda/bin/ncu", "2025.3.1")
-    inside = package(root / "home/cuda/nsight-compute-2025.3.1", "beside")
-    package(root / "opt/nvidia/nsight-compute/2026.1.0", "newer")
-    assert module_folders(ncu)[0] == inside
+    assert load_module(ncu).name == "2025.10.0"
 
 
 def test_without_a_tool_the_newest_is_taken(root: Path) -> None:

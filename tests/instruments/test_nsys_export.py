@@ -13,8 +13,7 @@ from nsys_exports import unpacked
 from refusals import refused
 
 from nwor_bench.instruments.nsight.nsys_export import read_export
-from nwor_bench.instruments.nsight.nsys_warnings import nothing_of_the_gpu
-from nwor_bench.instruments.nsight.nsys_windows import NsysWindow, windows_of
+from nwor_bench.instruments.nsight.nsys_windows import NsysWindow, nothing_of_the_gpu, windows_of
 
 EXPORT = unpacked("nsys_windows")
 

@@ -14,8 +14,7 @@ from make_nsys_export import TABLES
 from nsys_exports import DATA, unpacked
 
 from nwor_bench.instruments.nsight.nsys_export import read_export
-from nwor_bench.instruments.nsight.nsys_warnings import lost_calls, settled
-from nwor_bench.instruments.nsight.nsys_windows import NsysWindow, windows_of
+from nwor_bench.instruments.nsight.nsys_windows import NsysWindow, lost_calls, settled, windows_of
 
 EXPORT = unpacked("nsys_gpu")
 

@@ -12,8 +12,7 @@ from make_nsys_export import TABLES
 from nsys_exports import DATA, unpacked
 
 from nwor_bench.instruments.nsight.nsys_export import NsysExport, read_export
-from nwor_bench.instruments.nsight.nsys_warnings import nothing_of_the_gpu
-from nwor_bench.instruments.nsight.nsys_windows import windows_of
+from nwor_bench.instruments.nsight.nsys_windows import nothing_of_the_gpu, windows_of
 
 EXPORT = unpacked("nsys_cpu")
 

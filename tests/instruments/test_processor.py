@@ -2,8 +2,8 @@
 
 import pytest
 
-from nwor_bench.instruments import processor
-from nwor_bench.instruments.processor import float32_reason, no_native_bf16
+from nwor_bench.instruments import device
+from nwor_bench.instruments.device import float32_reason, no_native_bf16
 
 AVX2 = "processor\t: 0\nmodel name\t: avx512_bf16 in a name\nflags\t\t: fpu sse2 avx avx2 fma\n"
 AVX512 = "flags\t\t: avx2 avx512f avx512_vnni\n"
@@ -53,7 +53,7 @@ def test_dtype_follows_the_processor(
 ) -> None:
     info = tmp_path_factory.mktemp("proc") / "cpuinfo"
     info.write_text(AMX)
-    monkeypatch.setattr(processor, "CPU_INFO", info)
-    monkeypatch.setattr(processor, "uses_gpu", lambda: gpu)
+    monkeypatch.setattr(device, "CPU_INFO", info)
+    monkeypatch.setattr(device, "uses_gpu", lambda: gpu)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", isa)
     assert (float32_reason(dtype) is not None) == changes

@@ -73,7 +73,7 @@ def test_two_engines_never_share_a_device(tmp_path: Path, monkeypatch: pytest.Mo
         pass
     uuids = {"0": ["GPU-a"], "1": ["GPU-b"], "1,2": ["GPU-b", "GPU-c"]}
     see = lambda: uuids[os.environ["CUDA_VISIBLE_DEVICES"]]  # noqa: E731
-    monkeypatch.setattr("nwor_bench.instruments.device_memory.visible_gpu_uuids", see)
+    monkeypatch.setattr("nwor_bench.instruments.device.visible_gpu_uuids", see)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with device_held_alone(tmp_path):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")

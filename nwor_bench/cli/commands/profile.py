@@ -11,13 +11,23 @@ from nwor_bench.cli.help import Command, Group, examples
 from nwor_bench.cli.output_flags import AsJson, Quiet, tell_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from nwor_bench.report.document import Table
+
+    Rows = Sequence[Mapping[str, Any]]
 
 app = typer.Typer(
     cls=Group,
     help="Run a sweep under one of NVIDIA's profilers: profile ncu -- sweep ...",
     no_args_is_help=True,
 )
+
+UNITS = {"_bytes": ("_MB", 1e6), "_ns": ("_ms", 1e6)}
+"""Larger units for the terminal."""
+
+WHOLE = 10_000
+"""Numbers from here on have no decimals on the terminal."""
 
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -92,8 +102,7 @@ def _tell_ncu(report: Path, run: Path | None, shown: "_Shown") -> None:
         read_report,
         warmup_warning,
     )
-    from nwor_bench.instruments.nsight.tables import write_table
-    from nwor_bench.instruments.nsight.tools import TABLE, look_for_tool
+    from nwor_bench.instruments.nsight.tools import TABLE, look_for_tool, write_table
     from nwor_bench.records.store import read_run
 
     if not report.is_file():
@@ -103,7 +112,7 @@ def _tell_ncu(report: Path, run: Path | None, shown: "_Shown") -> None:
     windows = read_report(report, load_module(look_for_tool("ncu")), cells)
     rows = [window.row() for window in windows]
     write_table(report.with_suffix(TABLE), rows)
-    shown.windows("Windows by Nsight Compute", rows, rows, report.with_suffix(TABLE))
+    shown.windows("Windows by Nsight Compute, means", rows, rows, report.with_suffix(TABLE))
     _warn(None if data is None else warmup_warning(windows, data))
 
 
@@ -151,14 +160,13 @@ def nsys(
     code, written = 0, ending(report, REPORT)
     shown = _Shown(as_json, quiet)
     if dry_run:
-        tool, metrics = Path("nsys"), _metrics(None) if gpu_metrics else ()
-        profiling = nsys_command(tool, context.args, report, capture, metrics)
+        tool = Path("nsys")
+        profiling = nsys_command(tool, context.args, report, capture, gpu_metrics)
         shown.commands([profiling, export_command(tool, written, ending(report, EXPORT))])
         return
     if read is None:
         tool = find_tool("nsys")
-        metrics = _metrics(tool) if gpu_metrics else ()
-        command = nsys_command(tool, context.args, report, capture, metrics)
+        command = nsys_command(tool, context.args, report, capture, gpu_metrics)
         check_version("nsys", tool)
         code = run_profile(command, report, capture, stdout_free=shown.is_short)
     _tell_nsys(export_of(read or written, stdout_free=shown.is_short), shown)
@@ -168,23 +176,20 @@ def nsys(
 
 def _tell_nsys(export: Path, shown: "_Shown") -> None:
     """Write the windows of an export, print their means by cell, and warn of missing data."""
-    from nwor_bench.instruments.nsight import nsys_warnings
+    from nwor_bench.instruments.nsight import nsys_windows
     from nwor_bench.instruments.nsight.nsys_export import read_export
-    from nwor_bench.instruments.nsight.nsys_windows import windows_of
-    from nwor_bench.instruments.nsight.tables import by_cell, cells_across, write_table
-    from nwor_bench.instruments.nsight.tools import TABLE
+    from nwor_bench.instruments.nsight.tools import TABLE, write_table
 
     found = read_export(export)
-    windows = windows_of(found)
+    windows = nsys_windows.windows_of(found)
     every = [window.row() for window in windows]
     write_table(export.with_suffix(TABLE), every)
-    _warn(nsys_warnings.nothing_of_the_gpu(found))
-    _warn(nsys_warnings.lost_calls(found, windows))
-    _warn(nsys_warnings.nothing_settled(windows))
-    cells = [window.cell for window in windows]
-    rows = by_cell([window.row() for window in nsys_warnings.settled(windows)], cells)
+    _warn(nsys_windows.nothing_of_the_gpu(found))
+    _warn(nsys_windows.lost_calls(found, windows))
+    _warn(nsys_windows.nothing_settled(windows))
+    settled = [window.row() for window in nsys_windows.settled(windows)]
     title = "Windows by Nsight Systems, steady-state means"
-    shown.windows(title, cells_across(rows), every, export.with_suffix(TABLE))
+    shown.windows(title, settled, every, export.with_suffix(TABLE))
 
 
 @dataclass(frozen=True)
@@ -207,28 +212,51 @@ class _Shown:
         else:
             typer.echo("\n".join(lines))
 
-    def windows(self, title: str, table: Any, rows: Any, file: Path) -> None:
-        """Print the table; the file's path alone if quiet, every window's row as JSON."""
-        from nwor_bench.instruments.nsight.tables import print_table
-
+    def windows(self, title: str, counted: "Rows", every: "Rows", file: Path) -> None:
+        """Print means over the counted windows; only the file's path if quiet; as JSON all rows."""
         if self.as_json:
-            tell_json({"table": str(file), "windows": [dict(row) for row in rows]})
+            tell_json({"table": str(file), "windows": [dict(row) for row in every]})
         elif self.quiet:
             typer.echo(str(file))
         else:
-            print_table(title, table)
+            from rich.console import Console
+
+            from nwor_bench.report.document import Document
+            from nwor_bench.report.terminal import print_document
+
+            table = means_table(title, counted, [row.get("cell") for row in every])
+            print_document(Console(), Document(title, (table,)))
 
 
-def _metrics(tool: Path | None) -> tuple[str, str]:
-    """Options for GPU metrics in this tool's version (None: a new version)."""
-    from nwor_bench.instruments.nsight.nsys_profile import METRICS_NOW, metrics_options
-    from nwor_bench.instruments.nsight.tools import output_of
+def means_table(title: str, counted: "Rows", cells: "Iterable[str | None]") -> "Table":
+    """Means over each cell's windows: a row per measure, a column per cell.
 
-    return METRICS_NOW if tool is None else metrics_options(output_of(tool, "profile", "--help"))
+    Cells without a counted window have columns too.
+    """
+    from nwor_bench.instruments.nsight.tools import by_cell, columns_of
+    from nwor_bench.report.document import table
+
+    means = by_cell(counted, cells)
+    names = [name for name in columns_of(means) if name != "cell"]
+    rows = [_measure(name, [mean[name] for mean in means]) for name in names]
+    return table(("", *(str(mean["cell"] or "") for mean in means)), rows, caption=title)
+
+
+def _measure(name: str, values: "Sequence[float | None]") -> tuple[str, ...]:
+    """A measure's name and values in the terminal's unit."""
+    from nwor_bench.report.text import decimal
+
+    size = 1.0
+    for unit, (larger, times) in UNITS.items():
+        if name.endswith(unit):
+            name, size = name.removesuffix(unit) + larger, times
+    scaled = [None if value is None else value / size for value in values]
+    whole = name == "windows" or any(abs(value or 0) >= WHOLE for value in scaled)
+    return (name.replace("_", " "), *(decimal(value, 0 if whole else 3) for value in scaled))
 
 
 _WITH_READ = ("read", "run", "as_json", "quiet")
-"""Options that say something where --read runs nothing."""
+"""Options that have an effect if --read runs nothing."""
 
 
 def _check_read(read: Path | None, context: typer.Context) -> None:

@@ -6,7 +6,7 @@ from nwor_bench.cli.doctor.check import Check, State
 from nwor_bench.cli.doctor.software import is_cpu_build
 from nwor_bench.engine.memory import GIB, RUNTIME_BYTES
 from nwor_bench.instruments.conditions import throttle_names
-from nwor_bench.instruments.device_memory import free_memory
+from nwor_bench.instruments.device import free_memory
 from nwor_bench.records.environment import GpuFacts
 
 Gpus = Sequence[GpuFacts]

@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, v
 from nwor_bench.cli.doctor.check import Check, State
 from nwor_bench.engine.preload import DONE, LIBRARY, openmp_library
 from nwor_bench.errors import BenchError, UnsupportedVllmError
-from nwor_bench.instruments.device_memory import CPU_BUILD
+from nwor_bench.instruments.device import CPU_BUILD
 from nwor_bench.instruments.versions import (
     REMEDY,
     STRICT,

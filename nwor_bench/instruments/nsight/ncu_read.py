@@ -1,8 +1,8 @@
 """Read a report of Nsight Compute window by window, units included, with NVIDIA's module.
 
-The module `ncu_report` comes with the tool. It reads reports of its own version, of older ones
-and, as far as seen, of slightly newer ones. `load_module` looks for it in PYTHONPATH, then beside
-the tool: `ncu` is often a script in /usr/local/cuda/bin that starts a tool in another folder.
+The module `ncu_report` comes with the tool and reads reports of its own version and of older ones.
+`load_module` looks for it in PYTHONPATH, then in the tool's package, then in the newest installed
+package: `ncu` is often a script in /usr/local/cuda/bin that starts a tool in another folder.
 
 If SciPy or PyTorch was loaded before the module, reading a report ends the process (std::bad_cast;
 seen with 2024.1's module). Read reports in a process of their own, as `nwor-bench profile ncu`
@@ -12,7 +12,7 @@ does.
 import importlib
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -27,13 +27,10 @@ from nwor_bench.records.types import Phase
 
 MODULE = "ncu_report"
 
-BESIDE = "nsight-compute-*"
-"""Folder names of Nsight Compute beside the toolkit's bin."""
-
 PACKAGES = (
     "opt/nvidia/nsight-compute/*",
-    f"usr/local/cuda/{BESIDE}",
-    f"usr/local/cuda-*/{BESIDE}",
+    "usr/local/cuda/nsight-compute-*",
+    "usr/local/cuda-*/nsight-compute-*",
     "usr/lib/nsight-compute",
 )
 """Other places: Nsight Compute by itself, in any toolkit, and Debian's package."""
@@ -197,27 +194,14 @@ def load_module(ncu: Path | None) -> ModuleType:
 
 
 def module_folders(ncu: Path | None) -> list[Path]:
-    """Folders with the module: the tool's own package, then its version, then newest first."""
-    folders = dict.fromkeys(package / "extras" / "python" for package in _packages(ncu))
-    return [folder for folder in folders if (folder / f"{MODULE}.py").is_file()]
-
-
-def _packages(ncu: Path | None) -> Iterator[Path]:
-    found = [folder for pattern in PACKAGES for folder in Path(tools.ROOT).glob(pattern)]
-    version = None
-    if ncu is not None:
+    """Folders with the module: the tool's own package, then installed ones, newest first."""
+    packages = [folder for pattern in PACKAGES for folder in Path(tools.ROOT).glob(pattern)]
+    packages.sort(key=_numbers, reverse=True)
+    if ncu is not None:  # `ncu` itself, or target/linux-...-x64/ncu
         tool = ncu.resolve().parent
-        yield from (tool, tool.parent.parent)  # for `ncu` itself, and target/linux-...-x64/ncu
-        found += tool.parent.glob(BESIDE)
-        version = _version_of(ncu)
-    found.sort(key=lambda folder: (_numbers(folder) == version, _numbers(folder)), reverse=True)
-    yield from (folder.resolve() for folder in found)
-
-
-def _version_of(ncu: Path) -> list[int] | None:
-    """[2025, 3, 1] of "Version 2025.3.1.0 (build ...)", as in the package's folder name."""
-    found = re.search(r"(\d{4})\.(\d+)\.(\d+)", tools.output_of(ncu, "--version"))
-    return None if found is None else [int(number) for number in found.groups()]
+        packages = [tool, tool.parent.parent, *packages]
+    folders = dict.fromkeys(each.resolve() / "extras" / "python" for each in packages)
+    return [folder for folder in folders if (folder / f"{MODULE}.py").is_file()]
 
 
 def _numbers(folder: Path) -> list[int]:

@@ -15,27 +15,21 @@ from nwor_bench.instruments.nsight.tools import (
 )
 from nwor_bench.instruments.nvtx_ranges import DOMAIN
 
-REPORT, RAW, EXPORT = ".nsys-rep", ".qdstrm", ".sqlite"
-"""Endings of a report, of raw data that was not imported, and of an export."""
+REPORT, EXPORT = ".nsys-rep", ".sqlite"
+"""Endings of a report and of an export."""
 
-METRICS_NOW = ("--gpu-metrics-devices", "cuda-visible")
-METRICS_ONCE = ("--gpu-metrics-device", "all")
-"""Options for GPU metrics in newer versions, and in older ones (seen: 2023.4)."""
-
-IMPORT = (
-    "its importer (QdstrmImporter, in the folder host-linux-x64) is not installed here or failed. "
-    "Where Nsight Systems is complete, of this version or newer, write `QdstrmImporter -i {raw}` "
-    "and then `nwor-bench profile nsys --read {report}`"
-)
+METRICS = ("--gpu-metrics-devices", "cuda-visible")
+"""Options that sample GPU metrics too (versions from 2024)."""
 
 PERMIT = (
-    ". --gpu-metrics needs a supported GPU and permission to read counters: leave it out, run as "
-    "root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
+    ". --gpu-metrics needs a version from 2024, a supported GPU and permission to read "
+    "counters: leave it out, run as root, or load the driver with "
+    "NVreg_RestrictProfilingToAdminUsers=0"
 )
 
 
 def nsys_command(
-    nsys: Path, sweep: Sequence[str], report: Path, capture: str, metrics: Sequence[str] = ()
+    nsys: Path, sweep: Sequence[str], report: Path, capture: str, gpu_metrics: bool = False
 ) -> list[str]:
     """`nsys profile ... python ... sweep ...`, capturing one range of the sweep.
 
@@ -44,7 +38,7 @@ def nsys_command(
         sweep: arguments of `nwor-bench`, beginning with "sweep".
         report: the report's path without its ending.
         capture: the range whose first instance is captured: sweep, block, cell or batch.
-        metrics: options that sample GPU metrics too (see `metrics_options`).
+        gpu_metrics: sample GPU metrics too.
 
     Raises ConfigError unless the command is a sweep of one new run.
     """
@@ -60,16 +54,11 @@ def nsys_command(
         *("--capture-range", "nvtx", "--nvtx-capture", f"{capture}@{DOMAIN}"),
         *("--capture-range-end", "stop", "--kill", "none"),
         *("--sample", "none", "--cpuctxsw", "none"),
-        *metrics,
+        *(METRICS if gpu_metrics else ()),
         *("--output", str(report), "--force-overwrite", "true"),
         *PROGRAM,
         *sweep,
     ]
-
-
-def metrics_options(help_text: str) -> tuple[str, str]:
-    """Options for GPU metrics in the version with this `nsys profile --help`."""
-    return METRICS_NOW if METRICS_NOW[0] in help_text else METRICS_ONCE
 
 
 def export_command(nsys: Path, report: Path, target: Path) -> list[str]:
@@ -88,22 +77,18 @@ def run_profile(
     Removes an earlier report first. Without a report it raises KeyboardInterrupt after Ctrl-C, else
     ConfigError with the reason as far as known.
     """
-    make_room(report, REPORT, RAW, EXPORT)
+    make_room(report, REPORT, EXPORT)
     code = run_tool(command, stdout_free=stdout_free)
     if not ending(report, REPORT).is_file():
         if code == ExitCode.INTERRUPTED:
             raise KeyboardInterrupt
         counters = any(part.startswith("--gpu-metrics") for part in command)
-        reason = _why_no_report(code, report, capture)
+        reason = _why_no_report(code, capture)
         raise ConfigError.at("profile nsys", f"{reason}{PERMIT if counters else ''}")
     return code
 
 
-def _why_no_report(code: int, report: Path, capture: str) -> str:
-    raw = ending(report, RAW)
-    if raw.is_file():
-        remedy = IMPORT.format(raw=raw, report=ending(report, REPORT))
-        return f"{PRODUCT['nsys']} left {raw} and made no report of it: {remedy}"
+def _why_no_report(code: int, capture: str) -> str:
     if code:
         return (
             f"no report: {PRODUCT['nsys']} or the sweep in it ended with exit code {code}; the "
@@ -122,11 +107,6 @@ def export_of(source: Path, *, stdout_free: bool = False) -> Path:
     """
     if not source.is_file():
         raise ConfigError.at(f"profile nsys: {source}", "there is no such file")
-    if source.suffix == RAW:
-        remedy = IMPORT.format(raw=source, report=source.with_suffix(REPORT))
-        raise ConfigError.at(
-            f"profile nsys: {source}", f"was not imported yet: {remedy}", joint=" "
-        )
     if source.suffix != REPORT:
         return source
     export = source.with_suffix(EXPORT)

@@ -1,5 +1,6 @@
-"""Nsight's command-line tools: find them, check their version, run them around a sweep."""
+"""Nsight's command-line tools: find them, run them around a sweep, write the windows' table."""
 
+import csv
 import os
 import re
 import shlex
@@ -7,9 +8,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from types import FrameType
+from typing import Any
 
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.instruments.nvtx_ranges import SWITCH
@@ -31,6 +34,12 @@ PROGRAM = (sys.executable, "-c", "from nwor_bench.cli.app import main; main()")
 
 TABLE = ".windows.csv"
 """Ending of the table made from a report, long enough not to replace a user's own .csv file."""
+
+
+NAMES = ("place", "cell", "batch", "window", "process", "requests")
+"""Columns that identify a window."""
+
+Row = Mapping[str, Any]
 
 
 class ToolUnavailable(ConfigError):
@@ -190,3 +199,48 @@ def check_is_sweep(command: Sequence[str]) -> None:
             " ".join(command),
             "write `-- sweep` and its flags, e.g. `-- sweep --pair tiny`",
         )
+
+
+def columns_of(rows: Sequence[Row]) -> list[str]:
+    """All column names, in order of first occurrence."""
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def write_table(path: Path, rows: Sequence[Row]) -> None:
+    """Write rows as CSV; None becomes an empty field.
+
+    Raises ConfigError if the file cannot be written.
+    """
+    try:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, columns_of(rows), restval="", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows({k: "" if v is None else v for k, v in row.items()} for row in rows)
+    except OSError as error:
+        raise ConfigError.at(
+            f"profile: {path}",
+            f"cannot be written ({error.strerror}); copy the report to a writable "
+            "folder, and --read it there",
+            joint=" ",
+        ) from error
+
+
+def by_cell(rows: Sequence[Row], cells: Iterable[Any] = ()) -> list[dict[str, Any]]:
+    """Means over each cell's windows; a column without values is None, never 0.
+
+    Args:
+        rows: windows.
+        cells: cells listed first, even without rows.
+    """
+    groups: dict[Any, list[Row]] = {cell: [] for cell in cells}
+    for row in rows:
+        groups.setdefault(row.get("cell"), []).append(row)
+    names = [name for name in columns_of(rows) if name not in NAMES]
+    found = []
+    for cell, own in groups.items():
+        means: dict[str, Any] = {"cell": cell, "windows": len(own)}
+        for name in names:
+            values = [float(row[name]) for row in own if row.get(name) is not None]
+            means[name] = fmean(values) if values else None
+        found.append(means)
+    return found

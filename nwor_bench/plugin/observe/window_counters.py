@@ -16,9 +16,14 @@ from typing import Any
 import torch
 
 from nwor_bench.errors import BenchError, ConfigError
-from nwor_bench.instruments.counter_join import ClockMatch, counted_between, match_clocks
 from nwor_bench.instruments.launches import STEP, count_calls, open_profiler, read_calls
-from nwor_bench.instruments.pm_sampling import CountersUnavailable, PmSampler
+from nwor_bench.instruments.pm_sampling import (
+    ClockMatch,
+    CountersUnavailable,
+    PmSampler,
+    counted_between,
+    match_clocks,
+)
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_hook import RunnerHook
 

@@ -57,9 +57,8 @@ class Launch:
     def bind(self, *arguments: object, at: int) -> Callable[[Tensor, int], None]:
         """A launch with all arguments fixed except one tensor's address and the last number.
 
-        The first launch goes through Triton, later ones to the driver (`direct_launch`). If that is
-        refused they go through Triton with addresses as integers, which saves the driver a query
-        for every tensor. The fixed tensors are kept alive.
+        The first launch goes through Triton, later ones to the driver (`direct_launch`), unless
+        that is refused or a profiler has hooked Triton's launches. Fixed tensors are kept alive.
 
         Args:
             arguments: as for a launch, without the tensor and without the number that comes last.
@@ -70,36 +69,22 @@ class Launch:
         """
         before, after = arguments[:at], arguments[at:]
         direct: DirectLaunch | None = None
+        is_refused = False
 
         def launch(tensor: Tensor, number: int) -> None:
-            nonlocal direct
-            if direct is None:
-                self(*before, tensor, *after, number)
-                if self._compiled is not None:
-                    direct = self._by_address((*before, tensor, *after, number), at)
-            else:
+            nonlocal direct, is_refused
+            if direct is not None and not hooks_installed():
                 direct(tensor.data_ptr(), number)
-
-        return launch
-
-    def _by_address(self, arguments: tuple[object, ...], at: int) -> DirectLaunch:
-        """The cheapest launch, given the address at this place and the last number."""
-        addresses = _addresses(arguments)
-        first, last = addresses[:at], addresses[at + 1 : -1]
-        again, in_order = self._again, self._in_order
-        assert again is not None
-
-        def through_triton(address: int, number: int) -> None:
-            again(*first, address, *last, number, *in_order)
-
-        try:
-            by_driver = prepare(self._compiled, self._grid, addresses, at)
-        except Refused as refused:
-            count_refusal(str(refused))
-            return through_triton
-
-        def launch(address: int, number: int) -> None:
-            (through_triton if hooks_installed() else by_driver)(address, number)
+                return
+            given = (*before, tensor, *after, number)
+            self(*given)
+            if direct is None and not is_refused and self._compiled is not None:
+                addresses = [one.data_ptr() if isinstance(one, Tensor) else one for one in given]
+                try:
+                    direct = prepare(self._compiled, self._grid, addresses, at)
+                except Refused as refused:
+                    count_refusal(str(refused))
+                    is_refused = True
 
         return launch
 
@@ -145,10 +130,6 @@ def _binary_of(given: object) -> object:
     if isinstance(given, Tensor):
         return given.device, given.dtype, given.data_ptr() % 16 == 0
     return given
-
-
-def _addresses(arguments: tuple[object, ...]) -> list[object]:
-    return [given.data_ptr() if isinstance(given, Tensor) else given for given in arguments]
 
 
 @cache

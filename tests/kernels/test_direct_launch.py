@@ -185,8 +185,8 @@ def test_a_refused_launch_stays_with_triton_and_is_counted_and_said_once(record,
         counts = torch.zeros(4, dtype=torch.int32)
         for number in range(3):
             run(counts, number)
-        addresses = (fixed[0].data_ptr(), counts.data_ptr(), None, fixed[2].data_ptr())
-        expected = [((2, 1, 1), *addresses, 2**40, 9, number, 8) for number in (1, 2)]
+        given = (fixed[0], counts, None, fixed[2], 2**40, 9)
+        expected = [((2, 1, 1), *given, number, 8) for number in (1, 2)]
         assert kernel.by_triton == expected
     assert record.launches == 0
     assert refusals == {"clusters": 2}

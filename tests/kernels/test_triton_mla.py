@@ -149,7 +149,7 @@ def test_a_workspace_has_room_for_small_and_large_launches():
 
 
 def check_on_gpu(step, tolerance, **options):
-    """Against the reference in float64 on the GPU; test_mla_reference.py holds that."""
+    """Against the reference in float64 on the GPU; test_attention_references.py holds that."""
     cuda = torch.device("cuda")
     expected = run(
         mla_verify_attention_reference, step, cuda, dtype=torch.float64, out_dtype=torch.float64

@@ -1,7 +1,7 @@
 """The verification kernel against attention by its definition, in float64.
 
 Interpreted on the CPU, token by token over small shapes; on a GPU over the grid of shapes too, with
-the varlen reference (itself held to the definition in test_varlen_reference.py) in float64.
+the varlen reference (itself held to the definition in test_attention_references.py) in float64.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""The cells of a run: ratios on one axis, times, tokens, request latency, acceptance."""
+"""The cells of a run: ratios on one axis, times, tokens, acceptance."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,7 +10,6 @@ from nwor_bench.report.document import Block, Bullets, Figure, Paragraph, Sectio
 from nwor_bench.report.figures import (
     REST,
     ROW,
-    TINTS,
     VERDICT_MARKS,
     Mark,
     colour,
@@ -23,13 +22,14 @@ from nwor_bench.report.text import (
     compared_time,
     count,
     decimal,
-    joined,
     percent,
     ratio,
 )
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
+
+ACCEPTANCE_NOTE = "Equal acceptance does not prove equal output; see Evidence."
 
 REQUEST_NOTE = (
     "Request latency: vLLM's own request metrics over the timed batches, defined as in vllm bench "
@@ -58,14 +58,15 @@ def _verdicts(cells: Sequence[CellResult]) -> Table:
 
 
 def cell_section(cells: Sequence[CellResult]) -> Section:
-    """Reasons of the verdicts, times of batches and requests, tokens."""
+    """Reasons of the verdicts, times of batches and requests, tokens, acceptance."""
     blocks: list[Block] = []
     if all(cell.ratio_to_off is None for cell in cells):
         blocks.append(Paragraph("No cell could be compared with off x off."))
     reasons = [f"{c.label} ({c.verdict}): {c.reason.rstrip('.')}." for c in cells if c.reason]
     if reasons:
         blocks.append(Bullets(tuple(reasons)))
-    return Section("Cells", (*blocks, *_times(cells), _tokens(cells)), brief=True)
+    blocks += [*_times(cells), _tokens(cells), *_acceptance(cells)]
+    return Section("Cells", tuple(blocks), brief=True)
 
 
 def _times(cells: Sequence[CellResult]) -> list[Block]:
@@ -161,8 +162,8 @@ def _caption(time: str, margin: float, floor: float | None) -> str:
     )
 
 
-def acceptance_section(cells: Sequence[CellResult]) -> Section:
-    """Accepted drafts by position: a figure and a table; without positions only the table."""
+def _acceptance(cells: Sequence[CellResult]) -> list[Block]:
+    """Accepted drafts, altogether and by position."""
     positions = max((len(cell.acceptance_per_position) for cell in cells), default=0)
     rows = []
     for cell in cells:
@@ -171,52 +172,6 @@ def acceptance_section(cells: Sequence[CellResult]) -> Section:
         rows.append(
             [cell.label, percent(cell.acceptance_rate), decimal(cell.acceptance_length, 2), *rates]
         )
-    heads = [f"Draft {position + 1}" for position in range(positions)]
-    caption = "Accepted draft tokens over proposed ones, altogether and by position in the draft"
-    body = table(["Cell", "Rate", "Length", *heads], rows, caption=caption)
-    figure = (
-        _acceptance_figure(cells)
-        if positions
-        else Paragraph("Acceptance by position was not counted.")
-    )
-    note = Paragraph("Equal acceptance does not prove equal output; see Evidence.")
-    return Section("Acceptance", (figure, body, note), folded=True)
-
-
-def _acceptance_figure(cells: Sequence[CellResult]) -> Figure:
-    """Cells that accepted alike share their bars."""
-    groups: dict[tuple[float, ...], list[str]] = {}
-    for cell in cells:
-        if cell.acceptance_per_position:
-            groups.setdefault(cell.acceptance_per_position, []).append(cell.label)
-    names = {
-        rates: "all cells" if len(groups) == 1 else joined(own) for rates, own in groups.items()
-    }
-    words = "; ".join(f"{name}: {', '.join(map(percent, rates))}" for rates, name in names.items())
-
-    def draw(canvas: "Canvas") -> None:
-        axes = canvas.subplots()
-        width = 0.8 / len(names)
-        for place, (rates, name) in enumerate(names.items()):
-            shift = (place - (len(names) - 1) / 2) * width
-            bars = axes.bar([i + shift for i in range(len(rates))], [100 * r for r in rates],
-                            width * 0.95, color=colour(TINTS[place % len(TINTS)]),
-                            label=name)  # fmt: skip
-            axes.bar_label(bars, [percent(r, 0) for r in rates], fontsize=11, padding=2)
-        most = max(map(len, names))
-        axes.set_xticks(range(most), [f"draft {place + 1}" for place in range(most)])
-        axes.set(ylabel="accepted, %", ylim=(0, 105))
-        axes.locator_params(axis="y", nbins=6)
-        axes.grid(visible=True, axis="y")
-        legend(canvas, axes)
-
-    return Figure(
-        name="acceptance",
-        caption=(
-            "Share of the draft tokens at each position that the model accepted. Cells with "
-            "equal counts share their bars."
-        ),
-        alternative=f"Acceptance by position in the draft. {words}.",
-        draw=draw,
-        height=230 + 22 * len(groups),
-    )
+    heads = ["Cell", "Rate", "Length", *(f"Draft {position + 1}" for position in range(positions))]
+    caption = "Acceptance: accepted over proposed draft tokens, in total and by position"
+    return [table(heads, rows, caption=caption), Paragraph(ACCEPTANCE_NOTE)]

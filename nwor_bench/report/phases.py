@@ -11,13 +11,11 @@ from nwor_bench.records.cell import cell_order
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import LAUNCH_COUNTS, Phase, Verdict
 from nwor_bench.report.answer import on_cpu
-from nwor_bench.report.document import Block, Figure, Paragraph, Section, table
-from nwor_bench.report.figures import category_rows, colour, legend
+from nwor_bench.report.document import Block, Paragraph, Section, table
 from nwor_bench.report.text import NOT_MEASURED, count, decimal, percent
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Canvas
+    pass
 
 TITLE = "Where a window's time goes"
 
@@ -38,13 +36,9 @@ LAUNCHES = (
     "replays many kernels. Host waits are calls that wait for the GPU."
 )
 
-_COLOURS = {"forward_ms": "ambiguous", "sample_ms": "faster", "mask_ms": "ineffective",
-            "commit_ms": "slower"}  # fmt: skip
-_SHORT = ("sample_ms", "mask_ms", "commit_ms")
-
 
 def phase_section(analysis: Analysis) -> Section:
-    """A timeline and its tables, or the reason why nothing was probed; then launches."""
+    """Tables of phases, or the reason why nothing was probed; then launches."""
     run = analysis.run
     invalid = {cell.cell for cell in analysis.cells if cell.verdict == Verdict.INVALID}
     rows = [row for row in cell_phases(run) if row.cell not in invalid]
@@ -74,11 +68,7 @@ def _phases(rows: Sequence[CellPhases]) -> list[Block]:
         ],
         caption="What the hooks add on the host",
     )  # fmt: skip
-    drawn = [row for row in rows if any(value is not None for value in row.device_ms.values())]
-    timeline: Block = (
-        _timeline(drawn) if drawn else Paragraph("The probe measured no phase on the device.")
-    )
-    return [timeline, device, Paragraph(ON_DEVICE), host, Paragraph(ON_HOST)]
+    return [device, Paragraph(ON_DEVICE), host, Paragraph(ON_HOST)]
 
 
 def _why_not(run: RunData) -> str:
@@ -88,56 +78,6 @@ def _why_not(run: RunData) -> str:
             "this run had none."
         )
     return "Not measured: no batch was probed, or none whose times count."
-
-
-def _timeline(rows: Sequence[CellPhases]) -> Figure:
-    """A window's phases one after the other; below, the short ones on an axis of their own."""
-
-    def draw(canvas: "Canvas") -> None:
-        upper, lower = canvas.subplots(2, 1)
-        _bars(upper, PHASES, rows)
-        _bars(lower, _SHORT, rows)
-        timed = [(p, row.window_ms) for p, row in enumerate(rows) if row.window_ms is not None]
-        upper.plot([ms for _, ms in timed], [p for p, _ in timed], "|", ms=12, mew=2,
-                   color=colour("text"), label="whole window", clip_on=False)  # fmt: skip
-        upper.set_xlabel("ms")
-        lower.set_xlabel("only the short phases, ms")
-        for axes in (upper, lower):
-            axes.set_xlim(0, None)
-        legend(canvas, upper)
-
-    words = "; ".join(
-        f"{row.cell.label}: "
-        + ", ".join(f"{name.removesuffix('_ms')} {decimal(value, 3)}"
-                    for name, value in row.device_ms.items() if value is not None)
-        for row in rows
-    )  # fmt: skip
-    return Figure(
-        name="timeline",
-        caption=(
-            "A window from its start, medians of the probed windows: forward, sample, mask (which "
-            "drafts were accepted), commit. The mark is the whole window in the timed batches, "
-            "host and drafter included. Phases that were not measured are not drawn."
-        ),
-        alternative=f"Timeline of a window, ms. {words}.",
-        draw=draw,
-        height=68 * len(rows) + 150,
-    )
-
-
-def _bars(axes: "Axes", names: Sequence[str], rows: Sequence[CellPhases]) -> None:
-    """The phases of each cell, each from the end of the one before it."""
-    ends = [0.0] * len(rows)
-    for name in names:
-        own = [(p, ms) for p, row in enumerate(rows) if (ms := row.device_ms[name]) is not None]
-        if own:
-            axes.barh([p for p, _ in own], [ms for _, ms in own], 0.7,
-                      left=[ends[p] for p, _ in own], color=colour(_COLOURS[name]),
-                      label=name.removesuffix("_ms"))  # fmt: skip
-        for place, length in own:
-            ends[place] += length
-    category_rows(axes, [row.cell.label for row in rows])
-    axes.grid(visible=True, axis="x")
 
 
 def _launches(run: RunData) -> list[Block]:

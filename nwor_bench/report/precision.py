@@ -1,4 +1,4 @@
-"""How finely a run measured: block by block, window by window, and each ratio's precision."""
+"""Measurement precision: block by block, window by window, and of each ratio."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +11,10 @@ from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.cell_data import CellData
 from nwor_bench.analysis.paired import pair_times
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import AA, Cell, CellResult, NworMode, Phase, Verdict
+from nwor_bench.records.types import AA, Cell, CellResult, Phase, Verdict
 from nwor_bench.report.document import Block, Figure, Paragraph, Section, Table, table
 from nwor_bench.report.figures import (
     TINTS,
-    category_rows,
     colour,
     legend,
     line_at_one,
@@ -38,10 +37,6 @@ if TYPE_CHECKING:
 TITLE = "Measurement precision"
 
 _MARKERS = ("o", "s", "^", "D", "v")
-_TAIL = 0.005
-"""Share of the windows at each end that the figure leaves out; the table has them."""
-
-_POINTS = 201
 _WITHOUT_TIME = (Verdict.INVALID, Verdict.INEFFECTIVE)
 
 Times = NDArray[np.float64]
@@ -59,7 +54,7 @@ class _Blocks:
 
 
 def precision_section(analysis: Analysis) -> Section:
-    """Two figures, then the tables: windows, ratios and blocks."""
+    """A figure of the blocks, then the tables: windows, ratios and blocks."""
     run, cells, found = analysis.run, analysis.cells, _blocks(analysis)
     blocks: list[Block] = [
         _block_figure(found, compared_time(cells))
@@ -191,21 +186,14 @@ def _block_table(found: _Blocks, cells: Sequence[CellResult]) -> Table:
 
 
 def _window_times(analysis: Analysis) -> list[Block]:
-    """A figure of all timed windows' times with a table; a sentence if there are none."""
-    cells = analysis.cells
-    idle = {cell.cell for cell in cells if cell.verdict in _WITHOUT_TIME}
+    """A table of all timed windows' times; a sentence if there are none."""
+    idle = {cell.cell for cell in analysis.cells if cell.verdict in _WITHOUT_TIME}
     gathered = [own for own in analysis.gathered if own.cell not in idle]
     times = {own.cell: found for own in gathered if len(found := _times(own)) > 1}
     if not times:
         return [Paragraph("No valid window time was measured.")]
-    differences = _differences([own for own in gathered if own.cell in times])
-    blocks: list[Block] = [
-        _window_figure(differences)
-        if differences
-        else Paragraph("No window has an equal partner in off x off."),
-        _window_table(times),
-    ]
-    left_out = [cell.label for cell in cells if cell.cell in idle]
+    blocks: list[Block] = [_window_table(times)]
+    left_out = [cell.label for cell in analysis.cells if cell.cell in idle]
     if left_out:
         blocks.append(Paragraph(f"Left out, because their times do not count: {joined(left_out)}."))
     return blocks
@@ -213,61 +201,6 @@ def _window_times(analysis: Analysis) -> list[Block]:
 
 def _times(cell: CellData) -> Times:
     return np.array([window.wall_ms for window in cell.windows if window.wall_ms is not None])
-
-
-def _differences(gathered: Sequence[CellData]) -> dict[Cell, Times]:
-    """Per cent by which each window took longer than the same window of off x off."""
-    keyed = {own.cell: _by_place(own) for own in gathered}
-    baseline = next((own for cell, own in keyed.items() if cell.is_baseline), {})
-    found = {
-        cell: np.array([100 * (own[key] / baseline[key] - 1) for key in own.keys() & baseline])
-        for cell, own in keyed.items()
-        if not cell.is_baseline
-    }
-    return {cell: own for cell, own in found.items() if len(own) > 1}
-
-
-def _by_place(cell: CellData) -> dict[tuple[int, int, int, int], float]:
-    """Window times by block and place in it, among windows of equal work."""
-    return {
-        (window.block, window.window, window.num_reqs, window.draft_tokens): window.wall_ms
-        for window in cell.windows
-        if window.wall_ms
-    }
-
-
-def _window_figure(differences: dict[Cell, Times]) -> Figure:
-    medians = "; ".join(
-        f"{cell.label} median {float(np.median(own)):+.2f} %" for cell, own in differences.items()
-    )
-
-    def draw(canvas: "Canvas") -> None:
-        axes = canvas.subplots()
-        axes.axvline(0, color=colour("text"), lw=1.5, zorder=1)
-        for place, (cell, own) in enumerate(differences.items()):
-            # Drawn from quantiles: the shape of many windows in few numbers.
-            shape = np.quantile(own, np.linspace(_TAIL, 1 - _TAIL, _POINTS))
-            tint = colour("faster" if cell.nwor_mode is NworMode.STAGE else "ambiguous")
-            violin = axes.violinplot([float(f"{value:.5g}") for value in shape], [place],
-                                     orientation="horizontal", widths=0.8, showextrema=False,
-                                     quantiles=[[0.25, 0.5, 0.75]])  # fmt: skip
-            for body in violin["bodies"]:  # type: ignore[attr-defined]
-                body.set(facecolor=tint, edgecolor=tint, alpha=0.4)
-            violin["cquantiles"].set_color(tint)
-        category_rows(axes, [cell.label for cell in differences])
-        numbers(axes, "x", "window time less that of off x off, %")
-
-    return Figure(
-        name="window-times",
-        caption=(
-            "How much longer each window took than the same window of off x off: wider at "
-            "more frequent times, with the quartiles and the median. Left of 0 is faster. "
-            f"The {100 * _TAIL:g} % at each end are not drawn."
-        ),
-        alternative=f"Distribution of window times less those of off x off. {medians}.",
-        draw=draw,
-        height=58 * len(differences) + 60,
-    )
 
 
 def _window_table(times: dict[Cell, Times]) -> Table:

@@ -11,7 +11,7 @@ from nwor_bench.records.json_part import to_json
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import RunStatus
 from nwor_bench.report.answer import CPU_LIMIT, answer, on_cpu
-from nwor_bench.report.cells import acceptance_section, cell_section, first_blocks
+from nwor_bench.report.cells import cell_section, first_blocks
 from nwor_bench.report.document import (
     Block,
     Bullets,
@@ -31,13 +31,6 @@ from nwor_bench.report.questions import questions
 from nwor_bench.report.text import joined, settings
 from nwor_bench.report.traffic import dram_summary, traffic_section
 
-BACKGROUND = (
-    "vLLM can guess several tokens ahead (drafts) and let the model check them in one step, a "
-    "window. Stock vLLM writes every draft's K/V to the cache, rejected ones too. NWOR "
-    "(no-write-on-reject) writes only accepted ones; SCV decides which those are, on the host or "
-    "in a kernel. A cell is an NWOR mode x an SCV mode; off x off is serving without either."
-)
-
 _OF_MANY_RUNS = ("--file", "--resume")
 """Flags whose command does not measure only this run, or is refused because the run exists."""
 
@@ -49,7 +42,6 @@ def build_document(analysis: Analysis) -> Document:
         cell_section(analysis.cells),
         *([interleaved] if interleaved else []),
         precision_section(analysis),
-        acceptance_section(analysis.cells),
         phase_section(analysis),
         traffic_section(analysis),
         evidence_section(analysis),
@@ -135,7 +127,7 @@ def _this_run(run: RunData) -> Section:
     caption = "Options, the engine's settings, and the machine"
     body = table(["Part", "Setting", "Value"], rows, numbers_from=3, caption=caption)
     sentence = [Paragraph(f"{known[0].upper()}{known[1:]}.")] if known else []
-    return Section("This run", (Paragraph(BACKGROUND), *sentence, body), folded=True)
+    return Section("This run", (*sentence, body), folded=True)
 
 
 def _repeat(command: str | None) -> Block:

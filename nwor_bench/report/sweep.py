@@ -17,7 +17,7 @@ from nwor_bench.report.document import (
     Table,
     table,
 )
-from nwor_bench.report.sweep_figures import ratio_figures, tradeoff_figure
+from nwor_bench.report.sweep_figures import ratio_figures
 from nwor_bench.report.swept_run import SweptRun, label_of_run, labels, varying
 from nwor_bench.report.text import (
     NOT_MEASURED,
@@ -47,9 +47,6 @@ def sweep_document(name: str, runs: Sequence[SweptRun]) -> Document:
         figures = ratio_figures(measured)
         if figures:
             sections.append(Section("What the ratio depends on", tuple(figures)))
-        tradeoff = tradeoff_figure(measured)
-        if tradeoff:
-            sections.append(Section("Latency and throughput", (tradeoff,)))
         sections.append(_times(measured))
     return Document(f"nwor-bench sweep: {name}", tuple(lead), tuple(sections))
 

@@ -1,21 +1,18 @@
-"""Figures of a sweep: ratios against what varies, and latency against throughput."""
+"""Figures of a sweep: ratios against what varies."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nwor_bench.records.types import CellResult, NworMode
+from nwor_bench.records.types import CellResult
 from nwor_bench.report.document import Figure
-from nwor_bench.report.figures import VERDICT_MARKS, colour, legend, line_at_one, numbers, panels
+from nwor_bench.report.figures import VERDICT_MARKS, colour, line_at_one, numbers, panels
 from nwor_bench.report.swept_run import SweptRun, label_of_run, labels, varying
 from nwor_bench.report.text import joined, ratio
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
-
-MOST_PANELS = 6
-"""Of the latency figure."""
 
 _NAMED = 4
 """Lines that can carry a name each without covering another."""
@@ -147,99 +144,3 @@ def _ratios_in_words(runs: Sequence[SweptRun], variable: Variable) -> str:
         ]
         parts.append(f"{label} at {joined(found)}")
     return "; ".join(parts) + "."
-
-
-Point = tuple[float, float, SweptRun, CellResult]
-"""Output tokens/s, latency in ms, and the run and cell that they belong to."""
-
-_KINDS = {
-    "off x off": ("s", "text"),
-    "off with SCV": ("x", "ambiguous"),
-    "control": ("^", "ineffective"),
-    "stage": ("o", "faster"),
-}
-"""Mark and colour of each kind of cell."""
-
-
-def tradeoff_figure(runs: Sequence[SweptRun]) -> Figure | None:
-    """Latency against throughput, a panel for each pair and scenario; None for one run."""
-    points = _tradeoffs(runs)
-    if len({run.number for *_, run, _ in points}) < 2:
-        return None
-    groups: dict[str, list[Point]] = {}
-    for point in points:
-        place = point[2].place
-        groups.setdefault(f"{place.get('pair')}, {place.get('scenario')}", []).append(point)
-    name = "TPOT p50, ms" if _latency(runs) == "tpot_ms_p50" else "window, ms"
-    return _tradeoff_figure(dict(list(groups.items())[:MOST_PANELS]), name)
-
-
-def front(points: Sequence[Point]) -> list[Point]:
-    """The points that no other beats in both throughput and latency, by rising throughput."""
-    best: list[Point] = []
-    for point in sorted(points, key=lambda p: (-p[0], p[1])):
-        if not best or point[1] < best[-1][1]:
-            best.append(point)
-    return best[::-1]
-
-
-def _tradeoffs(runs: Sequence[SweptRun]) -> list[Point]:
-    name = _latency(runs)
-    return [
-        (cell.tokens_per_s, latency, run, cell)
-        for run in runs
-        for cell in run.cells
-        if cell.arm is None and cell.tokens_per_s is not None
-        if (latency := getattr(cell, name)) is not None
-    ]
-
-
-def _latency(runs: Sequence[SweptRun]) -> str:
-    """TPOT, or window time if a run has no request metrics."""
-    timed = [c for run in runs for c in run.cells if c.tokens_per_s is not None]
-    known = timed and all(c.tpot_ms_p50 is not None for c in timed)
-    return "tpot_ms_p50" if known else "window_ms_mean"
-
-
-def _tradeoff_figure(groups: dict[str, list[Point]], latency: str) -> Figure:
-    columns = min(2, len(groups))
-    fronts = {name: front(own) for name, own in groups.items()}
-
-    def draw(canvas: "Canvas") -> None:
-        found = panels(canvas, list(groups), columns, shared=False)
-        for place, (axes, (name, points)) in enumerate(zip(found, groups.items(), strict=True)):
-            axes.plot([p[0] for p in fronts[name]], [p[1] for p in fronts[name]], "--", lw=1.3,
-                      color=colour("soft"), label="not beaten in both")  # fmt: skip
-            for kind, (marker, tint) in _KINDS.items():
-                own = [point for point in points if _kind(point[3]) == kind]
-                if own:
-                    axes.plot([p[0] for p in own], [p[1] for p in own], marker, ms=4,
-                              color=colour(tint), label=kind)  # fmt: skip
-            below = place + columns >= len(groups)
-            numbers(axes, "x", "output tokens/s" if below else "")
-            numbers(axes, "y", "" if place % columns else latency)
-        legend(canvas, found[0])
-
-    words = "; ".join(
-        f"{name}: not beaten are "
-        + ", ".join(f"run {run.number} {cell.label} ({tokens:,.0f} tokens/s, {ms:.2f} ms)"
-                    for tokens, ms, run, cell in own)
-        for name, own in fronts.items()
-    )  # fmt: skip
-    return Figure(
-        name="tradeoff",
-        caption=(
-            "Latency against throughput, one mark a run and cell: right and down is better. The "
-            "dashed line joins the marks that no other beats in both. Whether two marks of one run "
-            "really differ, the ratios say, not this figure."
-        ),
-        alternative=f"{latency} against output tokens/s. {words}.",
-        draw=draw,
-        height=250 * -(-len(groups) // columns) + 70,
-    )
-
-
-def _kind(cell: CellResult) -> str:
-    if cell.nwor_mode != NworMode.OFF:
-        return str(cell.nwor_mode)
-    return "off x off" if cell.cell.is_baseline else "off with SCV"

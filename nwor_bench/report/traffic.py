@@ -17,12 +17,11 @@ from nwor_bench.records.engine_status import EngineStatus
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import SETTLING, BatchRecord, CellResult, NworMode, Phase
-from nwor_bench.report.document import Block, Figure, Paragraph, Section, Table, table
-from nwor_bench.report.figures import REST, ROW, Mark, colour, forest, legend
+from nwor_bench.report.document import Block, Paragraph, Section, Table, table
 from nwor_bench.report.text import NOT_MEASURED, count, decimal, plural, size
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
+    pass
 
 TITLE = "Bytes: predicted and measured"
 
@@ -52,7 +51,7 @@ def traffic_section(analysis: Analysis) -> Section:
     blocks: list[Block] = [_cache_bytes(run, cells), Paragraph(_cache_note(run.header))]
     blocks += _states(run.header, cells)
     if found:
-        blocks = [Paragraph(answer(found), strong=True), *_figure(found), _amounts(found),
+        blocks = [Paragraph(answer(found), strong=True), _amounts(found),
                   _differences(found), Paragraph(MEASURED), *_how_well(run, found),
                   *blocks]  # fmt: skip
     else:
@@ -93,45 +92,6 @@ def _sentence(cell: CellBytes) -> str:
     if predicted is not None:
         text += f"; {_signed(predicted)} MB were predicted"
     return f"{text}."
-
-
-def _figure(cells: Sequence[CellBytes]) -> list[Figure]:
-    """Written DRAM bytes less those of off x off, measured and predicted."""
-    found = [(cell, cell.differences[WRITE]) for cell in cells if WRITE in cell.differences]
-    if not found:
-        return []
-    marks = [
-        Mark(cell.cell.label, amount.mean / 1e6, _in_mb(amount.low), _in_mb(amount.high),
-             "measured", "o", "faster")
-        for cell, amount in found
-    ]  # fmt: skip
-    marks += [
-        Mark(cell.cell.label, cell.predicted[WRITE] / 1e6, None, None, "predicted", "D", "slower")
-        for cell, _ in found
-        if WRITE in cell.predicted
-    ]
-    labels = [cell.cell.label for cell, _ in found]
-
-    def draw(canvas: "Canvas") -> None:
-        axes = canvas.subplots()
-        axes.axvline(0, color=colour("text"), lw=1.5, zorder=1)
-        forest(axes, labels, marks)
-        axes.set_xlabel("MB a window, less off x off")
-        axes.grid(visible=True, axis="x")
-        legend(canvas, axes)
-
-    words = "; ".join(f"{cell.cell.label} {decimal(a.mean / 1e6, 2)}" for cell, a in found)
-    figure = Figure(
-        name="dram-bytes",
-        caption=(
-            "MB that a window wrote to DRAM less those of off x off, with 95 % intervals, and the "
-            "byte model's prediction. Left of 0: fewer bytes."
-        ),
-        alternative=f"DRAM bytes written a window less off x off, MB, measured: {words}.",
-        draw=draw,
-        height=ROW * len(found) + REST,
-    )
-    return [figure]
 
 
 def _amounts(cells: Sequence[CellBytes]) -> Table:
@@ -266,10 +226,6 @@ def _with_interval(amount: Amount | None, signed: bool = False) -> str:
     if amount.low is None or amount.high is None:
         return show(amount.mean)
     return f"{show(amount.mean)} [{show(amount.low)}, {show(amount.high)}]"
-
-
-def _in_mb(value: float | None) -> float | None:
-    return None if value is None else value / 1e6
 
 
 def _mb(value: float | None) -> str:

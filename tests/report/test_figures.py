@@ -11,8 +11,6 @@ from report_runs import RUNS, faster, gpu_run, invalid, with_counters
 from synthetic_run import change_batches, change_windows, document_of, make_run, summarised
 
 from nwor_bench.analysis.analyse import noise_floor
-from nwor_bench.analysis.dram import cell_bytes
-from nwor_bench.analysis.phases import PHASES, cell_phases
 from nwor_bench.records.store import RunData
 from nwor_bench.report.cells import interval_figure
 from nwor_bench.report.document import Figure, Paragraph
@@ -84,8 +82,7 @@ def test_every_figure_is_drawn_with_its_texts_in_the_page_s_colours(name):
 
 
 def test_all_figures_are_there_if_all_was_measured(run):
-    names = {"intervals", "blocks", "window-times", "acceptance", "timeline", "dram-bytes"}
-    assert set(figures(run)) == names
+    assert set(figures(run)) == {"intervals", "blocks"}
     for figure in figures(run).values():
         assert figure.caption.endswith(".")
         assert len(figure.alternative) > 40
@@ -93,7 +90,7 @@ def test_all_figures_are_there_if_all_was_measured(run):
 
 def test_what_was_not_measured_is_a_sentence_and_no_figure():
     cpu = make_run(aa=True)
-    assert set(figures(cpu)) == {"intervals", "blocks", "window-times", "acceptance"}
+    assert set(figures(cpu)) == {"intervals", "blocks"}
     assert "timed between events on a GPU" in words(cpu, "Where a window's time goes")
     assert "not measured in this run" in words(cpu, "Bytes: predicted and measured")
     assert "no batch was probed" in words(gpu_run(probed=False), "Where a window's time goes")
@@ -107,7 +104,6 @@ def test_what_was_not_measured_is_a_sentence_and_no_figure():
     assert set(figures(one)) == set()
     assert "No cell could be compared" in words(one, "Cells")
     assert "No valid window time" in words(one, "Measurement precision")
-    assert "was not counted" in words(one, "Acceptance")
 
 
 def test_each_interval_lies_where_its_numbers_say(run):
@@ -165,89 +161,21 @@ def test_each_block_has_its_ratio_and_its_clocks(run):
     assert "clocks were not recorded" in figures(run)["blocks"].caption
 
 
-def test_window_times_keep_their_distribution_and_their_outliers(run, figures_left_out):
-    slow = change_windows(
-        run,
-        lambda w: (w.nwor_mode, w.scv_mode, w.block, w.window) == ("stage", "off", 3, 2),
-        wall_ms=987.654,
-    )
-    timed = {b.batch for b in slow.batches if b.phase == "timed"}
-    treated, baseline = (
-        {(w.block, w.window): w.wall_ms for w in slow.windows
-         if (w.nwor_mode, w.scv_mode, w.arm) == name and w.batch in timed}
-        for name in (("stage", "off", None), ("off", "off", None))
-    )  # fmt: skip
-    own = [100 * (treated[place] / baseline[place] - 1) for place in treated]
-    (axes,) = panels(slow, "window-times")
-    assert "off x off" not in rows(axes)
-    place = rows(axes).index("stage x off")
-    (lines,) = [c for c in axes.collections if hasattr(c, "get_segments")][place : place + 1]
-    quartiles = [segment[0][0] for segment in lines.get_segments()]
-    assert quartiles[1] == pytest.approx(np.median(own), rel=1e-3)
-    assert quartiles[0] == pytest.approx(np.percentile(own, 25), rel=3e-2)
-    assert axes.lines[0].get_xdata()[0] == 0
-    assert ">987.65</td>" in render_html(document_of(slow))
+def test_window_times_keep_their_outliers(run, figures_left_out):
+    def slow(w):
+        return (w.nwor_mode, w.scv_mode, w.block, w.window) == ("stage", "off", 3, 2)
+
+    changed = change_windows(run, slow, wall_ms=987.654)
+    assert ">987.65</td>" in render_html(document_of(changed))
 
 
 def test_times_that_do_not_count_are_in_no_figure():
     wrong = invalid()
-    for name in ("window-times", "timeline", "intervals"):
-        (axes, *_) = panels(wrong, name)
-        assert "stage x off" in rows(axes)
-        assert "stage x graph" not in rows(axes)
+    (axes,) = panels(wrong, "intervals")
+    assert "stage x off" in rows(axes)
+    assert "stage x graph" not in rows(axes)
     assert "stage x graph" not in {line.get_label() for line in panels(wrong, "blocks")[0].lines}
     assert "stage x graph" in words(wrong, "Measurement precision")
-
-
-def test_cells_that_accepted_alike_share_their_bars(run):
-    (axes,) = panels(run, "acceptance")
-    (bars,) = axes.containers
-    rates = summarised(run)[0].acceptance_per_position
-    assert [bar.get_height() for bar in bars] == [100 * rate for rate in rates]
-    assert bars.get_label() == "all cells"
-    other = change_batches(
-        change_windows(run, lambda w: w.nwor_mode == "stage", accepted_per_position=(1, 0, 0, 0)),
-        lambda b: b.nwor_mode == "stage",
-        vllm_accepted_per_position=None,
-    )
-    names = [bars.get_label() for bars in panels(other, "acceptance")[0].containers]
-    assert len(names) == 2
-    assert names[1] == "stage x off, stage x graph and stage x adaptive"
-
-
-def test_the_timeline_shows_each_measured_phase_and_no_other(run):
-    measured = {row.cell.label: row for row in cell_phases(run)}
-    upper, lower = panels(run, "timeline")
-    assert [bars.get_label() for bars in upper.containers] == [
-        n.removesuffix("_ms") for n in PHASES
-    ]
-    ends: dict[str, float] = {}
-    for bars, name in zip(upper.containers, PHASES, strict=True):
-        shown = {rows(upper)[round(b.get_y() + 0.35)]: b for b in bars}
-        wanted = {label: row.device_ms[name] for label, row in measured.items()}
-        assert set(shown) == {label for label, value in wanted.items() if value is not None}
-        for label, bar in shown.items():
-            assert bar.get_width() == pytest.approx(wanted[label])
-            assert bar.get_x() == pytest.approx(ends.get(label, 0.0))
-            ends[label] = bar.get_x() + bar.get_width()
-    assert [bars.get_label() for bars in lower.containers] == ["sample", "mask", "commit"]
-    fused = change_windows(run, lambda w: True, mask_ms=None)
-    assert "mask" not in {bars.get_label() for bars in panels(fused, "timeline")[0].containers}
-    assert "mask" not in figures(fused)["timeline"].alternative
-
-
-def test_dram_bytes_are_drawn_beside_their_prediction(run):
-    found = {cell.cell.label: cell for cell in cell_bytes(run) if cell.cell.arm is None}
-    (axes,) = panels(run, "dram-bytes")
-    measured, predicted = (container[0] for container in axes.containers)
-    place = rows(axes).index("stage x graph")
-    cell = found["stage x graph"]
-    x = dict(zip(measured.get_ydata(), measured.get_xdata(), strict=True))[place]
-    assert x == cell.differences["dram_write_bytes"].mean / 1e6
-    assert x == pytest.approx(-0.05, rel=0.1)
-    x = dict(zip(predicted.get_ydata(), predicted.get_xdata(), strict=True))
-    assert x[place] == cell.predicted["dram_write_bytes"] / 1e6
-    assert rows(axes).index("off x graph") not in x
 
 
 def test_hostile_labels_make_no_markup():

@@ -14,7 +14,6 @@ from nwor_bench.errors import ExitCode
 from nwor_bench.report.document import Figure, Headline, Table
 from nwor_bench.report.figures import draw_svg
 from nwor_bench.report.sweep import MIXED, NOTHING, sweep_document
-from nwor_bench.report.sweep_figures import front
 from nwor_bench.report.swept_run import SweptRun
 from nwor_bench.report.text import shade, shade_of
 from nwor_bench.run.sweep_folder import SweepIndex
@@ -89,31 +88,14 @@ def test_the_ratio_is_drawn_against_what_varies(folder: Path, tmp_path: Path) ->
     wide = save_sweep(
         tmp_path / "wide", [(place(r, d), both) for r in (1, 8) for d in ("bfloat16", "float32")]
     )
-    figures = [
-        block.name
-        for section in sweep_document("wide", swept_runs(SweepIndex.open(wide))).sections
-        for block in section.blocks
-        if isinstance(block, Figure)
-    ]
-    assert figures == ["ratio-by-requests", "ratio-by-data-type", "tradeoff"]
-    drawn = draw_svg(
-        next(
-            block
-            for section in sweep_document("wide", swept_runs(SweepIndex.open(wide))).sections
-            for block in section.blocks
-            if isinstance(block, Figure)
-        )
-    )
+    document = sweep_document("wide", swept_runs(SweepIndex.open(wide)))
+    figures = [b for s in document.sections for b in s.blocks if isinstance(b, Figure)]
+    assert [figure.name for figure in figures] == ["ratio-by-requests", "ratio-by-data-type"]
+    drawn = draw_svg(figures[0])
     assert {"1", "8", "stage x graph", "requests"} <= set(re.findall(r">([^<>\n]+)</text>", drawn))
     narrow = sweep_document("grid", swept_runs(SweepIndex.open(folder)))
     titles = [b.name for s in narrow.sections for b in s.blocks if isinstance(b, Figure)]
-    assert titles == ["ratio-by-requests", "tradeoff"]
-
-
-def test_the_front_holds_what_no_other_beats(runs: tuple[SweptRun, ...]) -> None:
-    run, cell = runs[0], runs[0].cells[0]
-    points = [(t, ms, run, cell) for t, ms in ((100, 5), (90, 6), (120, 9), (110, 9), (80, 4))]
-    assert [(t, ms) for t, ms, *_ in front(points)] == [(80, 4), (100, 5), (120, 9)]
+    assert titles == ["ratio-by-requests"]
 
 
 def test_report_writes_the_summaries_of_a_sweep_folder(command_line: Run, folder: Path) -> None:
@@ -124,7 +106,7 @@ def test_report_writes_the_summaries_of_a_sweep_folder(command_line: Run, folder
     assert out.startswith("MIXED: ")
     assert all(len(line) <= 80 for line in out.splitlines() if "Sweep folder" not in line)
     page = (folder / "summary.html").read_text(encoding="utf-8")
-    assert page.count("<figure") == page.count('role="img"') == 2
+    assert page.count("<figure") == page.count('role="img"') == 1
     assert "vLLM did not start: no luck" in page
     assert 'class="number s-faster-2"' in page
     assert len(page) < 1_500_000

@@ -174,7 +174,9 @@ class _Attachment:
     def _wrap(self) -> None:
         metrics.publish(self._hook, self._worker, self._settings)
         if self._settings.interleave:
-            self._live = _live_traffic(self._hook, self._worker, self._settings)
+            from nwor_bench.plugin.live_ratio import LiveTraffic  # scipy takes a second
+
+            self._live = LiveTraffic(self._hook, self._worker, self._settings)
         if self._settings.interleave or metrics.folder_of() is not None:
             self._reading = self._hook.count_without_waiting()  # else a harness drains them
             self._reading.apply()
@@ -221,13 +223,6 @@ def make_hook(runner: Any, settings: PluginSettings) -> RunnerHook:
     from nwor_bench.plugin.runner_v2.hook import V2RunnerHook
 
     return V2RunnerHook(runner, settings)
-
-
-def _live_traffic(hook: RunnerHook, worker: Any, settings: PluginSettings) -> "LiveTraffic":
-    """Imported only if it is used: scipy takes a second."""
-    from nwor_bench.plugin.live_ratio import LiveTraffic
-
-    return LiveTraffic(hook, worker, settings)
 
 
 def _name(fault: Exception) -> str:

@@ -213,6 +213,12 @@ class RunnerHook(ABC):
         """Why this rank's turns want no window staged any more."""
         return self._turns.alarm if self._turns is not None else None
 
+    def _note_outcome(self, step: Step, window: Window) -> None:
+        """Close the window and note how it has ended."""
+        outcome = window.close()
+        step.staged_tokens, step.control_tokens = outcome.staged_tokens, outcome.control_tokens
+        step.fallback_reason = outcome.fallback_reason
+
     def _close_leftover(self) -> None:
         """Write and count the window that a step left open when it died between its calls."""
         step, self._step = self._step, None

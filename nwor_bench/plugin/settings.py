@@ -53,20 +53,18 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> PluginSettings | N
     if not environ.get(NWOR_MODE) and not environ.get(SCV_MODE):
         return None
     interleave = environ.get(NWOR_MODE) == INTERLEAVE
-    # Validated on the host, stage would wait for the device in each window: nobody asks for that.
+    # Validation on the host would wait for the device in each window.
     scv_mode = ScvMode.GRAPH if interleave else ScvMode.OFF
     return PluginSettings(
-        nwor_mode=NworMode.STAGE if interleave else _nwor_mode(environ),
+        nwor_mode=NworMode.STAGE
+        if interleave
+        else _choice(environ, NWOR_MODE, NworMode.OFF, also=(INTERLEAVE,)),
         scv_mode=_choice(environ, SCV_MODE, scv_mode),
         debug=environ.get(DEBUG, "0") not in ("", "0"),
         stage_by=_choice(environ, STAGE_BY, StageBy.REFERENCE),
         beside_prefill=_choice(environ, BESIDE_PREFILL, BesidePrefill.DIRECT),
         interleave=interleave,
     )
-
-
-def _nwor_mode(environ: Mapping[str, str]) -> NworMode:
-    return _choice(environ, NWOR_MODE, NworMode.OFF, also=(INTERLEAVE,))
 
 
 def _choice(

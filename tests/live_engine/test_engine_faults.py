@@ -169,6 +169,18 @@ def test_a_step_that_dies_is_closed_by_the_next(
     assert output.token_ids == reference.token_ids
 
 
+def test_without_async_scheduling_no_kernel_counts_tokens(
+    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host is given the ids anyway, so off x off adds no device work."""
+    from nwor_bench.plugin.runner_v1 import hook
+
+    monkeypatch.setattr(hook, "count_sampled", lambda *_: pytest.fail("tokens were counted"))
+    output = run_cell(engine, "off", "off", PROMPTS)
+    assert total(output, "draft_tokens") == output.counters.draft_tokens > 0
+    assert total(output, "accepted_tokens") == output.counters.accepted_tokens > 0
+
+
 class Messages(logging.Handler):
     """Keeps what was logged."""
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.plugin.observe.errors import RowPlaces, errors_of
+from nwor_bench.plugin.observe.errors import RowErrors, RowPlaces
 from nwor_bench.plugin.observe.kv_rows import KvRows
 
 SIZE = 4
@@ -352,6 +352,14 @@ def test_one_changed_value_is_named_exactly(what: str, layer: int, head: int) ->
 def places_of(rows: int) -> RowPlaces:
     numbers = torch.arange(rows)
     return RowPlaces(torch.zeros_like(numbers), numbers, torch.ones(rows, dtype=torch.bool))
+
+
+def errors_of(
+    rows: torch.Tensor, reference: torch.Tensor, places: RowPlaces, cache_dtype: str
+) -> list[dict[str, Any]]:
+    errors = RowErrors(places)
+    errors.add({}, rows, reference, cache_dtype)
+    return errors.read()
 
 
 def test_errors_do_not_depend_on_the_scale_of_a_layer() -> None:

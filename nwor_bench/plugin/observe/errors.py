@@ -40,31 +40,6 @@ def element_view(rows: Tensor, cache_dtype: str) -> Tensor:
     return rows.view(torch.float8_e5m2 if "e5m2" in cache_dtype else torch.float8_e4m3fn)
 
 
-def errors_of(
-    rows: Tensor, reference: Tensor, places: RowPlaces, cache_dtype: str
-) -> list[dict[str, Any]]:
-    """Errors of one layer's K or V rows, one dict for each part that has rows.
-
-    The error of one head's row is its L2 distance to the reference over the root mean square
-    norm of all reference rows: a wrong row is off by about 1 in any layer of any model, and one
-    wrong head is not averaged away.
-
-    Args:
-        rows, reference: [rows, kv_heads, head_dim] in the cache's dtype, on one device.
-        places: what each row is.
-        cache_dtype: vLLM's kv_cache_dtype.
-
-    Returns:
-        Dicts of `part`, `rows` (each head counts), `largest`, `rms`, `median` (None: not
-        finite), the place of the largest, `differing` rows (bit for bit) and the place of the
-        first, `one_step` and `one_element`: the error of one rounding step of the largest
-        element, and of an average one.
-    """
-    errors = RowErrors(places)
-    errors.add({}, rows, reference, cache_dtype)
-    return errors.read()
-
-
 @dataclass(frozen=True)
 class _LayerErrors:
     """Errors of one layer's K or V rows, on their device."""
@@ -84,6 +59,10 @@ class _LayerErrors:
 class RowErrors:
     """Errors of many layers' K and V rows: on the device until all are read in one copy.
 
+    The error of one head's row is its L2 distance to the reference over the root mean square
+    norm of all reference rows: a wrong row is off by about 1 in any layer of any model, and one
+    wrong head is not averaged away.
+
     Args:
         places: what each row is, in every layer.
     """
@@ -95,7 +74,13 @@ class RowErrors:
     def add(
         self, labels: Mapping[str, Any], rows: Tensor, reference: Tensor, cache_dtype: str
     ) -> None:
-        """Measure one layer's K or V rows as `errors_of` says; `labels` go into its dicts."""
+        """Measure one layer's K or V rows.
+
+        Args:
+            labels: further entries of its dicts.
+            rows, reference: [rows, kv_heads, head_dim] in the cache's dtype, on one device.
+            cache_dtype: vLLM's kv_cache_dtype.
+        """
         expected = cache_values(reference, cache_dtype)
         norm = expected.square().sum(-1).mean().sqrt()
         distance = (cache_values(rows, cache_dtype) - expected).square_().sum(-1).sqrt()
@@ -107,7 +92,13 @@ class RowErrors:
         self._layers.append(_LayerErrors(dict(labels), one_element, errors, differing, one_step))
 
     def read(self) -> list[dict[str, Any]]:
-        """The dicts of all layers, in the order in which they were added."""
+        """The dicts of all layers in the order of `add`, one for each part that has rows.
+
+        They hold `part`, `rows` (each head counts), `largest`, `rms`, `median` (None: not finite),
+        the place of the largest, `differing` rows (bit for bit) and the place of the first,
+        `one_step` and `one_element`: the error of one rounding step of the largest element, and of
+        an average one.
+        """
         alike: dict[int, list[int]] = {}
         for number, layer in enumerate(self._layers):
             alike.setdefault(layer.errors.shape[1], []).append(number)

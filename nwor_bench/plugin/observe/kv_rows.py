@@ -293,8 +293,8 @@ class KvRows:
         Returns:
             `checked` and `unknown`: positions compared, and those whose block was reused, of the
             group that knows the fewest.
-            `errors`: for each layer and K or V the dicts of `errors_of`, which also have `layer`,
-            `name` and `what`; layer by layer.
+            `errors`: for each layer and K or V the dicts of `RowErrors.read`, which also have
+            `layer`, `name` and `what`; layer by layer.
         """
         found = [rows.compare(name, pairs) for rows in self._groups.values()]
         errors = [entry for each in found for entry in each["errors"]]

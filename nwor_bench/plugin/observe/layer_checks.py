@@ -352,7 +352,7 @@ def _seen(selected: Tensor | None, first: int, last: int, tokens: int) -> Tensor
 def _write_errors(
     left: Tensor, stock: Tensor, kept: Tensor, starts: Sequence[int]
 ) -> dict[str, Any]:
-    """Rows that stock's write leaves otherwise than the commit did: how many, and the first."""
+    """Rows that differ between stock's write and the commit: how many, and the first."""
     differing = (_bits(left) != _bits(stock)).any(-1) & kept[:, None]
     found: dict[str, Any] = {"written": int(kept.sum()), "differing": int(differing.sum())}
     found["first_differing"] = None

@@ -7,14 +7,13 @@ the processes that the server starts, and adds the folder to what /metrics shows
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from prometheus_client import REGISTRY, Metric
+from prometheus_client import REGISTRY
 from prometheus_client.multiprocess import MultiProcessCollector
-from prometheus_client.registry import Collector
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.plugin.runner_hook import RunnerHook
@@ -34,17 +33,6 @@ VLLM_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 _own_folder: TemporaryDirectory[str] | None = None
 
 
-class FolderCollector(Collector):
-    """All metrics in the files of a folder, merged at each scrape."""
-
-    def __init__(self, folder: str):
-        self._files = MultiProcessCollector(None, folder)  # type: ignore[no-untyped-call]
-
-    def collect(self) -> Iterator[Metric]:
-        """Read the files."""
-        yield from self._files.collect()  # type: ignore[no-untyped-call]
-
-
 def share_folder() -> None:
     """In the first process of a server: make the folder, and show it on /metrics."""
     global _own_folder
@@ -52,7 +40,7 @@ def share_folder() -> None:
         return
     _own_folder = TemporaryDirectory(prefix="nwor-metrics-")
     os.environ[FOLDER] = _own_folder.name
-    REGISTRY.register(FolderCollector(_own_folder.name))
+    MultiProcessCollector(REGISTRY, _own_folder.name)  # type: ignore[no-untyped-call]
 
 
 def folder_of(environ: Mapping[str, str] = os.environ) -> Path | None:

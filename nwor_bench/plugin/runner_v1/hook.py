@@ -284,11 +284,9 @@ class V1RunnerHook(RunnerHook):
         """Note how a window that was opened has ended."""
         if self.window is None or self.window.batch is None:
             return
-        outcome = self.window.close()
-        step.staged_tokens, step.control_tokens = outcome.staged_tokens, outcome.control_tokens
-        step.fallback_reason = outcome.fallback_reason
+        self._note_outcome(step, self.window)
         if self._turns is not None:
-            self._turns.ended(outcome.fallback_reason)
+            self._turns.ended(step.fallback_reason)
 
 
 def count_sampled(sampled_token_ids: Tensor, discarded: Tensor, vocab_size: int) -> Tensor:

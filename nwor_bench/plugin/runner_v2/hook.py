@@ -4,7 +4,7 @@ Four methods of the runner are wrapped, and two of its CUDA graph manager: `exec
 what was scheduled, `dispatch` which graph will run it, `prepare_attn` the slots (begin),
 `run_fullgraph` is the forward under a full graph, `sample` gives the accepted counts on the
 device (accept, commit). Counts are read by the host when the harness drains them, never here.
-`modes.py` switches what is in place between windows.
+`StagingModes` switches what is in place between windows.
 """
 
 import logging
@@ -364,6 +364,4 @@ class V2RunnerHook(RunnerHook):
         """Have the local gate look at the window, and note how it has ended."""
         if self.checks is not None:
             self.checks.end(window, num_sampled)
-        outcome = window.close()
-        step.staged_tokens, step.control_tokens = outcome.staged_tokens, outcome.control_tokens
-        step.fallback_reason = outcome.fallback_reason
+        self._note_outcome(step, window)

@@ -188,7 +188,7 @@ class LayerSet:
         """Take the layout of the next layer that is held, whatever an earlier forward's was.
 
         The first window of a size is held by copy, and so is the first run of a capture's forward.
-        Copies lie otherwise than the views of a fused QKV that the next run points at.
+        Copies have other strides than the views of a fused QKV that the next run points at.
         """
         self._strides: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 

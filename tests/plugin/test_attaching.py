@@ -12,7 +12,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from refusals import refused
 from test_refusals import RECURRENT, recurrent
 from test_v2_hook import runner_of_two_requests
-from v2_pieces import scheduled
+from v2_pieces import input_batch_of, scheduled
 
 from nwor_bench.errors import BenchError, ConfigError
 
@@ -58,6 +58,10 @@ def fallbacks(folder: Path) -> list[str]:
     return [line for line in lines if not line.endswith(" 0.0")]
 
 
+def methods_of(runner: Any) -> dict[str, Any]:
+    return {name: getattr(runner, name) for name in METHODS}
+
+
 def fails(*_: Any, **__: Any) -> Any:
     raise ZeroDivisionError("planted")
 
@@ -82,11 +86,11 @@ def test_a_fault_in_any_step_leaves_stock_vllm_and_its_reason(
 
     monkeypatch.setattr(STEPS[step], fails)
     runner = runner_of_two_requests()
-    stock = {name: getattr(runner, name) for name in METHODS}
+    stock = methods_of(runner)
     worker = worker_of(runner)
     with caplog.at_level(logging.WARNING, "vllm.nwor_bench"):
         attaching.attach_hook(worker)
-    assert {name: getattr(runner, name) for name in METHODS} == stock
+    assert methods_of(runner) == stock
     assert not hasattr(worker, attaching.HOOK)
     told = [record for record in caplog.records if record.name == "vllm.nwor_bench"]
     assert len(told) == 1
@@ -120,10 +124,10 @@ def test_metrics_that_cannot_be_written_stop_nothing(
 
     monkeypatch.setenv("VLLM_NWOR_METRICS_DIR", str(folder / "gone"))
     runner = runner_of_two_requests()
-    stock = {name: getattr(runner, name) for name in METHODS}
+    stock = methods_of(runner)
     worker = worker_of(runner)
     attach_hook(worker)
-    assert {name: getattr(runner, name) for name in METHODS} == stock
+    assert methods_of(runner) == stock
     assert "attach:ConfigError" in worker.nwor_not_attached
 
 
@@ -151,12 +155,12 @@ def test_a_fault_of_another_rank_detaches_this_one(
 
     monkeypatch.setattr(RankVote, "of_worker", Vote)
     runner = runner_of_two_requests()
-    stock = {name: getattr(runner, name) for name in METHODS}
+    stock = methods_of(runner)
     worker = worker_of(runner)
     with caplog.at_level(logging.WARNING, "vllm.nwor_bench"):
         attach_hook(worker)
     assert Vote.asked == 5  # made, agreed twice, wrapped, switched on
-    assert {name: getattr(runner, name) for name in METHODS} == stock
+    assert methods_of(runner) == stock
     assert not hasattr(worker, HOOK)
     assert worker.nwor_not_attached.startswith("rank_1:attach:OutOfMemoryError")
     assert len([r for r in caplog.records if r.name == "vllm.nwor_bench"]) == 1
@@ -172,13 +176,13 @@ def test_nothing_happens_where_nothing_is_asked_or_drafted(
         monkeypatch.delenv("VLLM_NWOR_MODE")
         monkeypatch.delenv("VLLM_SCV_MODE")
     runner = runner_of_two_requests()
-    stock = {name: getattr(runner, name) for name in METHODS}
+    stock = methods_of(runner)
     worker = worker_of(runner)
     if asked:
         worker.vllm_config.speculative_config = None
     with caplog.at_level(logging.INFO, "vllm.nwor_bench"):
         attach_hook(worker)
-    assert {name: getattr(runner, name) for name in METHODS} == stock
+    assert methods_of(runner) == stock
     assert vars(worker).keys() == {"model_runner", "vllm_config", "rank"}
     assert list(folder.iterdir()) == []
     told = [(r.levelname, "--speculative-config" in r.message) for r in caplog.records]
@@ -198,8 +202,6 @@ def hybrid_runner(module: str, name: str) -> Any:
 def test_a_hybrids_windows_are_seen_and_their_reason_is_shown(
     module: str, name: str, mode: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import numpy as np
-
     from nwor_bench.plugin.attaching import attach_hook
 
     monkeypatch.setenv("VLLM_NWOR_MODE", mode)
@@ -210,15 +212,7 @@ def test_a_hybrids_windows_are_seen_and_their_reason_is_shown(
     assert hook.staging_unavailable == "recurrent_layers"
     requests = ["a-1", "b-2"]
     runner.execute_model(scheduled(requests, drafts=4))
-    runner.prepare_attn(
-        SimpleNamespace(
-            req_ids=requests,
-            num_tokens=10,
-            num_reqs=2,
-            num_draft_tokens=8,
-            num_draft_tokens_per_req=np.array([4, 4], dtype=np.int32),
-        )
-    )
+    runner.prepare_attn(input_batch_of(requests, 4))
     runner.sample(None, None, None)
     (window,) = hook.drain(None)
     assert window["accepted_tokens"] == 2

@@ -4,10 +4,9 @@ can be held is the last one that is tried."""
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from v2_pieces import scheduled
+from v2_pieces import input_batch_of, scheduled
 
 pytestmark = pytest.mark.slow  # vLLM's attention backends are imported
 
@@ -130,15 +129,7 @@ def test_after_one_window_that_cannot_be_held_no_other_is_tried(
     for _ in range(3):
         requests = ["a-1", "b-2"]
         runner.execute_model(scheduled(requests, drafts=3))
-        runner.prepare_attn(
-            SimpleNamespace(
-                req_ids=requests,
-                num_tokens=8,
-                num_reqs=2,
-                num_draft_tokens=6,
-                num_draft_tokens_per_req=np.array([3, 3], dtype=np.int32),
-            )
-        )
+        runner.prepare_attn(input_batch_of(requests, 3))
         layers.forward(**shared(layers))
         runner.sample(None, None, None)
     reasons = [window["fallback_reason"] for window in hook.drain(None)]

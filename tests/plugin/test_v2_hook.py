@@ -3,10 +3,9 @@
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from v2_pieces import PieceStaging, make_hook, run_step, scheduled
+from v2_pieces import PieceStaging, input_batch_of, make_hook, make_runner, run_step, scheduled
 
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.records.fallback_reasons import BESIDE_PREFILL
@@ -91,14 +90,11 @@ def test_mode_off_allocates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(asked) == 1
 
 
-DRAFTS = np.array([4, 4], dtype=np.int32)
-
-
 def runner_of_two_requests() -> Any:
     """A runner with a KV connector, so that nothing is staged; each request accepts one draft."""
     parallel = SimpleNamespace(data_parallel_size=1, use_ubatching=False)
-    return SimpleNamespace(
-        kv_cache_config=SimpleNamespace(kv_cache_groups=[]),
+    runner = make_runner()
+    vars(runner).update(
         compilation_config=SimpleNamespace(static_forward_context={}),
         vllm_config=SimpleNamespace(kv_transfer_config=object()),
         parallel_config=parallel,
@@ -108,16 +104,14 @@ def runner_of_two_requests() -> Any:
         pcp_manager=None,
         adaptive_verification=None,
         ubatch_runner=None,
-        cudagraph_manager=None,
         num_speculative_steps=4,
         max_num_reqs=2,
         dtype=torch.float32,
-        device=torch.device("cpu"),
-        execute_model=lambda scheduler_output: None,
         prepare_attn=lambda input_batch: (None, torch.zeros(1, 10)),
         draft_tokens_handler=SimpleNamespace(req_ids=["a-1", "b-2"]),
         sample=lambda *args: (None, torch.tensor([2, 2], dtype=torch.int32), None),
     )
+    return runner
 
 
 def window_of(
@@ -141,13 +135,7 @@ def window_of(
         pending_structured_output_tokens=arguments.get("waited", True),
         num_invalid_spec_tokens=None,  # for ever: the scheduler writes into its own copy
     )
-    batch = SimpleNamespace(
-        req_ids=["a-1", "b-2"],
-        num_tokens=10,
-        num_reqs=2,
-        num_draft_tokens=8,
-        num_draft_tokens_per_req=DRAFTS,
-    )
+    batch = input_batch_of(["a-1", "b-2"], 4)
     allowed = arguments.get("allowed")
     grammar = None
     if allowed is not None:

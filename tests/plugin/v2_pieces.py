@@ -140,6 +140,17 @@ def scheduled(
     )
 
 
+def input_batch_of(requests: Sequence[str], drafts: int = K) -> Any:
+    """vLLM's InputBatch of windows of so many drafts each."""
+    return SimpleNamespace(
+        req_ids=list(requests),
+        num_reqs=len(requests),
+        num_tokens=len(requests) * (drafts + 1),
+        num_draft_tokens=len(requests) * drafts,
+        num_draft_tokens_per_req=np.full(len(requests), drafts, dtype=np.int32),
+    )
+
+
 def run_step(
     hook: Any,
     requests: Sequence[str],
@@ -157,13 +168,7 @@ def run_step(
     runner.execute_model(step)
     if not requests:
         return
-    batch = SimpleNamespace(
-        req_ids=list(requests),
-        num_reqs=len(requests),
-        num_tokens=len(requests) * (K + 1),
-        num_draft_tokens=len(requests) * K,
-        num_draft_tokens_per_req=np.full(len(requests), K, dtype=np.int32),
-    )
+    batch = input_batch_of(requests)
     runner.prepare_attn(batch)
     if hook.window is not None and hook.window.is_staging:
         kv = torch.arange(len(requests) * (K + 1))

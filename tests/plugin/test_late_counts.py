@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from live_windows import counts_of
 
 from nwor_bench.plugin import late_counts
 from nwor_bench.plugin.late_counts import MOST_PENDING, Accumulator, LateCounts
@@ -285,16 +286,8 @@ def test_totals_add_up_whenever_the_windows_are_drained(windows, drains):
 
 def test_a_window_becomes_a_plain_dict_where_unmeasured_times_are_none():
     kept = Accumulator()
-    staged = dict.fromkeys(("staged", "committed", "rejected"), 0)
-    counts = MeasuredWindow(
-        num_reqs=2,
-        draft_tokens=6,
-        accepted_tokens=3,
-        **{f"{name}_tokens": count for name, count in staged.items()},
-        stage_operations=0,
-        fallback_reason=None,
-        scv_path="device",
-        accepted_per_position=(2, 1),
+    counts = counts_of(
+        2, draft_tokens=6, accepted_tokens=3, scv_path="device", accepted_per_position=(2, 1)
     )
     kept.add(replace(counts, wall_ms=1.5, mask_ms=0.25))
     (window,) = kept.drain()

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from live_windows import counts_of
 from prometheus_client import REGISTRY, generate_latest
 from refusals import refused
 
@@ -23,7 +24,7 @@ from nwor_bench.plugin.observe.metrics import (
     share_folder,
 )
 from nwor_bench.plugin.settings import PluginSettings
-from nwor_bench.records.types import MeasuredWindow, NworMode, ScvMode
+from nwor_bench.records.types import NworMode, ScvMode
 
 
 @pytest.fixture(autouse=True)
@@ -82,18 +83,7 @@ def test_a_server_shows_what_its_workers_count() -> None:
     reasoned = at.replace('rank="3"', 'rank="3",reason="micro_batches"')
     assert f"nwor_fallback_count_total{{{reasoned}}} 0.0" in nwor_lines()
     assert not any(line.startswith("nwor_acceptance_rate") for line in nwor_lines())
-    counts = MeasuredWindow(
-        num_reqs=1,
-        draft_tokens=4,
-        accepted_tokens=1,
-        staged_tokens=4,
-        committed_tokens=1,
-        rejected_tokens=3,
-        stage_operations=12,
-        fallback_reason=None,
-        scv_path="graph",
-    )
-    hook.accumulator.add(counts)
+    hook.accumulator.add(counts_of(1, scv_path="graph"))  # of 4 drafts 1 is accepted
     lines = nwor_lines()
     for sample in (
         f"nwor_total_staged_total{{{at}}} 4.0",

@@ -1,6 +1,6 @@
 """What tests plant in every worker process, or read from it, by `collective_rpc` of a function."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -194,8 +194,3 @@ def _as_cached(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if dtype is torch.uint8:
         return rows.to(torch.float8_e4m3fn).view(torch.uint8)
     return rows.to(dtype)
-
-
-def total(counts: Sequence[dict[str, int]], name: str) -> int:
-    """Sum over ranks."""
-    return sum(count[name] for count in counts)

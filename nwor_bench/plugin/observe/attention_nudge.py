@@ -57,11 +57,7 @@ class AttentionNudge:
         if is_sparse(layer):  # calls its implementation itself, or the layer's method around it
             return [
                 Patch(layer.impl, "forward_mqa", self._wrap_selected),
-                Patch(
-                    layer.impl,
-                    "forward_mha",
-                    self._wrap((*LATENT_ARGUMENTS[:5], "k_scale", "output")),
-                ),
+                Patch(layer.impl, "forward_mha", self._wrap(PREFILL_ARGUMENTS)),
             ]
         if is_latent(layer):  # its implementation has no one method that does all rows
             return [Patch(layer, "forward_impl", self._wrap(LATENT_ARGUMENTS))]

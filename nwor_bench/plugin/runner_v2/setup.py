@@ -1,7 +1,6 @@
 """Staging on a GPU set up for one runner, or why its windows must be written directly."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -20,7 +19,7 @@ from nwor_bench.plugin.layers import (
     set_up,
     slot_rows,
 )
-from nwor_bench.plugin.patching import PatchSet
+from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.runner_v2 import attention, mla_attention, sparse_mla
 from nwor_bench.plugin.runner_v2.attention import StagingAttention
@@ -38,93 +37,94 @@ from nwor_kernels.mla_verify_attention.kernel import create_workspace
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace
 
 
-@dataclass(frozen=True)
 class StagingParts:
-    """Staging for one runner."""
+    """Staging for one runner.
 
-    window: Window
-    staging: GpuStaging
-    inputs: StepInputs
-    graphs: StagingGraphs
-    """Full CUDA graphs of mode `stage`."""
-    planner: WindowPlanner
-    """Plans windows of mode `stage`."""
-    attention: PatchSet
-    """Applied in modes `stage` and `control`."""
-    control_graphs: StagingGraphs
-    """Full CUDA graphs of mode `control`."""
-    control_planner: WindowPlanner
-    """Plans windows of mode `control`."""
-    sham_graphs: StockGraphs
-    """Stock's forward captured once more, for the A/A arm."""
-    mla_tail: MlaTail
-    """Equal windows of latent layers that stock can attend in part."""
-    layers: list[Any]
-    """The target layers' `StagedLayer`s."""
-    plan: Callable[[bool], tuple[StagingGraphs, WindowPlanner]]
-    """Makes a further, empty graph set and its planner, for mode control or not."""
-    slots: int | slice
-    """Index of the target layers' slots in the runner's (`SlotRows.chosen`)."""
-    has_states: bool
-    """The target has recurrent layers, so a forward cannot be run again."""
+    Raises:
+        StagingUnavailable: windows are written directly; the message is the fallback reason.
+    """
+
+    def __init__(self, runner: Any, target: TargetLayers, settings: PluginSettings):
+        names = [*target.staged, *target.sharing]
+        self._runner, self._length = runner, runner.num_speculative_steps + 1
+        reason = why_runner_cannot_stage(runner)
+        reason = reason or _why_layers_cannot(runner, target, names, self._length)
+        if reason:
+            raise StagingUnavailable(reason)
+        slots = slot_rows(runner, target.staged)
+        caches = target_caches(runner, target.staged, slots)
+        most_drafts = runner.max_num_reqs * runner.num_speculative_steps
+        self.staging = GpuStaging(caches, most_drafts, grouped=slots.several)
+        self.window = Window(self.staging)
+        self.inputs = StepInputs(runner, names)
+        self.slots = slots.chosen
+        """Index of the target layers' slots in the runner's (`SlotRows.chosen`)."""
+        self.has_states = bool(target.recurrent)
+        """The target has recurrent layers, so a forward cannot be run again."""
+        self._copied = settings.stage_by is StageBy.COPY
+        context = runner.compilation_config.static_forward_context
+        layers, memory = [context[name] for name in target.staged], memory_of(runner.device)
+        self._most_referenced = most_referenced_rows(layers, runner.dtype.itemsize, memory)
+        self.graphs, self.planner = self.plan(control=False)
+        """Of mode `stage`."""
+        self.control_graphs, self.control_planner = self.plan(control=True)
+        """Of mode `control`."""
+        self.sham_graphs = StockGraphs(runner, self.window, self.staging, self.inputs, self.slots)
+        """Stock's forward captured once more, for the A/A arm."""
+        self.mla_tail = MlaTail(self.inputs, runner.max_num_reqs, runner.device)
+        """Equal windows of latent layers that stock can attend in part."""
+        self.layers = self._staged_layers(target)
+        """The target layers' `StagedLayer`s."""
+        self.attention = PatchSet(self._patches())
+        """Applied in modes `stage` and `control`."""
+
+    def plan(self, control: bool) -> tuple[StagingGraphs, WindowPlanner]:
+        """A further, empty set of full CUDA graphs and its planner, for mode control or stage."""
+        runner = self._runner
+        around = (self.window, self.staging, self.inputs, self.slots)
+        graphs = StagingGraphs(runner, *around, self._copied, control)
+        return graphs, WindowPlanner(
+            self._length,
+            self.slots,
+            runner.max_num_reqs,
+            graphs,
+            runner.device,
+            self._copied,
+            most_referenced=self._most_referenced,
+            breakable=refusals.breaks_piecewise_graphs(runner.cudagraph_manager),
+        )
+
+    def _staged_layers(self, target: TargetLayers) -> list[Any]:
+        context = self._runner.compilation_config.static_forward_context
+        numbers = {layer.name: number for number, layer in enumerate(self.staging.layers)}
+        workspaces: dict[tuple[int, ...], VerifyWorkspace] = {}
+        found: list[Any] = []
+        for name in [*numbers, *target.sharing]:
+            layer, number = context[name], numbers[target.sharing.get(name, name)]
+            around = (self.window, self.staging, self.inputs, self.inputs.table_of[name])
+            if is_sparse(layer):
+                found.append(SparseMlaAttention(number, layer, *around))
+                continue
+            workspace = _workspace(workspaces, layer, self._runner, self._length)
+            if is_latent(layer):
+                tail = self.mla_tail if serves(layer.impl) else None
+                found.append(MlaStagingAttention(number, layer, *around, workspace, tail))
+            else:
+                writes = name in numbers
+                found.append(StagingAttention(number, layer, *around, workspace, writes=writes))
+        return found
+
+    def _patches(self) -> list[Patch]:
+        patches = [patch for each in self.layers for patch in each.patches()]
+        sparse = [each for each in self.layers if isinstance(each, SparseMlaAttention)]
+        return [*patches, fused_write_patch(sparse, self.window)] if sparse else patches
 
 
 def set_up_staging(
     runner: Any, target: TargetLayers, settings: PluginSettings
 ) -> tuple[StagingParts | None, str | None]:
     """Everything that staging needs from vLLM's V2 runner; see `set_up`."""
-    return set_up(lambda: _parts(runner, target, settings))
-
-
-def _parts(runner: Any, target: TargetLayers, settings: PluginSettings) -> StagingParts:
-    names = [*target.staged, *target.sharing]
-    length = runner.num_speculative_steps + 1
-    reason = why_runner_cannot_stage(runner) or _why_layers_cannot(runner, target, names, length)
-    if reason:
-        raise StagingUnavailable(reason)
-    slots = slot_rows(runner, target.staged)
-    caches = target_caches(runner, target.staged, slots)
-    staging = GpuStaging(caches, runner.max_num_reqs * (length - 1), grouped=slots.several)
-    copied = settings.stage_by is StageBy.COPY
-    window = Window(staging)
-    inputs = StepInputs(runner, names)
-    context = runner.compilation_config.static_forward_context
-    layers = [context[name] for name in target.staged]
-    most = most_referenced_rows(layers, runner.dtype.itemsize, memory_of(runner.device))
-
-    def planned(control: bool) -> tuple[StagingGraphs, WindowPlanner]:
-        graphs = StagingGraphs(runner, window, staging, inputs, slots.chosen, copied, control)
-        return graphs, WindowPlanner(
-            length,
-            slots.chosen,
-            runner.max_num_reqs,
-            graphs,
-            runner.device,
-            copied,
-            most_referenced=most,
-            breakable=refusals.breaks_piecewise_graphs(runner.cudagraph_manager),
-        )
-
-    tail = MlaTail(inputs, runner.max_num_reqs, runner.device)
-    patched = _staged_layers(runner, target, length, window, staging, inputs, tail)
-    sparse = [each for each in patched if isinstance(each, SparseMlaAttention)]
-    patches = [patch for each in patched for patch in each.patches()]
-    if sparse:
-        patches.append(fused_write_patch(sparse, window))
-    return StagingParts(
-        window,
-        staging,
-        inputs,
-        *planned(False),
-        PatchSet(patches),
-        *planned(True),
-        StockGraphs(runner, window, staging, inputs, slots.chosen),
-        tail,
-        patched,
-        planned,
-        slots.chosen,
-        bool(target.recurrent),
-    )
+    return set_up(lambda: StagingParts(runner, target, settings))
 
 
 def _why_layers_cannot(
@@ -159,35 +159,6 @@ def _why_layer_cannot(layer: Any, length: int, dtype: torch.dtype) -> str | None
     if is_sparse(layer):
         kind = sparse_mla
     return kind.why_unsupported(layer, length, dtype)
-
-
-def _staged_layers(
-    runner: Any,
-    target: TargetLayers,
-    length: int,
-    window: Window,
-    staging: GpuStaging,
-    inputs: StepInputs,
-    tail: MlaTail,
-) -> list[Any]:
-    context = runner.compilation_config.static_forward_context
-    numbers = {layer.name: number for number, layer in enumerate(staging.layers)}
-    workspaces: dict[tuple[int, ...], VerifyWorkspace] = {}
-    found: list[Any] = []
-    for name in [*numbers, *target.sharing]:
-        layer, number = context[name], numbers[target.sharing.get(name, name)]
-        around = (window, staging, inputs, inputs.table_of[name])
-        if is_sparse(layer):
-            found.append(SparseMlaAttention(number, layer, *around))
-            continue
-        workspace = _workspace(workspaces, layer, runner, length)
-        if is_latent(layer):
-            helped = tail if serves(layer.impl) else None
-            found.append(MlaStagingAttention(number, layer, *around, workspace, helped))
-        else:
-            writes = name in numbers
-            found.append(StagingAttention(number, layer, *around, workspace, writes=writes))
-    return found
 
 
 def _workspace(

@@ -6,13 +6,13 @@ Without VLLM_NWOR_MODE and VLLM_SCV_MODE in the environment, vLLM stays as it is
 import logging
 
 not_installed: str | None = None
-"""Why the plugin is not installed in this process; vLLM then runs as without it."""
+"""Why the plugin is not installed in this process; vLLM then runs without it."""
 
 
 def register() -> None:
     """Called by vLLM in every process; may be called more than once.
 
-    Any error but wrong settings is logged, and vLLM runs as without the plugin (`not_installed`).
+    Any error but wrong settings is logged, and vLLM runs without the plugin (`not_installed`).
 
     Raises:
         ConfigError: unknown mode in the environment, or an unsupported vLLM or device.
@@ -41,5 +41,5 @@ def register() -> None:
     except Exception as fault:
         not_installed = f"install:{type(fault).__name__} ({fault})"
         logging.getLogger("vllm.nwor_bench").exception(
-            "nwor-bench is not installed into this vLLM, which runs as without it"
+            "nwor-bench could not be installed into vLLM, which runs without it"
         )

@@ -121,7 +121,7 @@ def attach_hook(worker: Any) -> None:
         if settings is None:
             return
         if worker.vllm_config.speculative_config is None:
-            logger.warning("nwor: no --speculative-config, so no windows: nothing is staged")
+            logger.warning("nwor: nothing is staged without --speculative-config")
             return
         attachment = _Attachment(worker, settings)
         reason = attachment.run()
@@ -206,7 +206,7 @@ class _Attachment:
         try:
             step()
         except Exception as fault:
-            logger.exception("nwor-bench is not attached; vLLM runs as without it")
+            logger.exception("nwor-bench is not attached; vLLM runs without it")
             self.fault = self.fault or fault
             return _name(fault)
         return None

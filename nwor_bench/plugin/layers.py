@@ -120,7 +120,7 @@ def set_up(make: Callable[[], Parts]) -> tuple[Parts | None, str | None]:
     except StagingUnavailable as unavailable:
         return None, str(unavailable)
     except Exception as fault:
-        logger.exception("nwor: staging could not be set up; windows are written directly")
+        logger.exception("nwor: could not set up staging; windows are written directly")
         return None, f"setup:{type(fault).__name__}"
 
 

@@ -164,7 +164,7 @@ class Publisher:
             try:
                 self.publish()
             except Exception:
-                logger.exception("nwor: the ratio on /metrics stays as it is from now on")
+                logger.exception("nwor: the ratio on /metrics is no longer updated")
                 return
 
     def _count(self, found: Snapshot) -> None:

@@ -214,7 +214,7 @@ def _hook(worker: Any) -> RunnerHook:
     if reason is not None:
         raise BenchError.at(
             "the nwor-bench plugin is not attached to this worker",
-            f"because of {reason}; vLLM runs as without it, and its log has the traceback",
+            f"because of {reason}; vLLM runs without it, and its log has the traceback",
             reason,
             joint=", ",
         )

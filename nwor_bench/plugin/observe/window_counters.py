@@ -243,12 +243,11 @@ class LaunchWindows(_MarkedSteps):
                 f"{len(self._is_window)} steps ran and {len(marks) - 1} show in PyTorch's "
                 "profiler: launches cannot be assigned to windows"
             )
-        if not calls and any(self._is_window):  # a window without a launch there is none
+        if not calls and any(self._is_window):  # every window launches something
             raise ConfigError.at(
                 "--counters launches",
-                "PyTorch's profiler recorded no call of CUDA in a whole batch, "
-                "and 0 would be wrong; run it under no other profiler, since CUPTI serves one at "
-                "a time, or leave --counters out",
+                "PyTorch's profiler recorded no CUDA call in a whole batch; stop other profilers "
+                "(CUPTI serves one at a time), or leave --counters out",
             )
         places = [place for place, window in enumerate(self._is_window) if window]
         starts, ends = [marks[p] for p in places], [marks[p + 1] for p in places]

@@ -134,6 +134,19 @@ def check_preemption(engine: VllmEngine, scv: str) -> None:
     check_cache(engine, LONG[:2], ask(engine, "stage", LONG[:2], greedy(40), scv=scv))
 
 
+SCHEDULE = {"num_speculative_tokens_per_batch_size": [[1, 3, 4], [4, 8, 2]]}
+"""Two drafts from four requests on, four below."""
+
+
+def check_schedule(engine: VllmEngine, scv_modes: Sequence[str]) -> Answers:
+    """An engine with SCHEDULE, whose eight requests end one after the other. The staged answers."""
+    lengths = [greedy(10 + 8 * number) for number in range(len(ONE_LONG))]
+    stock, staged = compare(engine, ONE_LONG, lengths, scv_modes)
+    check_partial(stock)
+    assert {2, 4} <= {len(window["drafts_per_position"]) for window in staged.windows}
+    return staged
+
+
 def check_drafter(engine: VllmEngine, scv_modes: Sequence[str]) -> None:
     """A drafter of one layer in the target's cache group; it is not staged.
 

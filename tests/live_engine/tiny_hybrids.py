@@ -7,12 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from engine_tools import NGRAM
 from tiny_architectures import COMMON
 
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.models.pairs.tiny import write_byte_tokenizer
-
-NGRAM = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
 
 MAMBA_2: dict[str, Any] = {
     "mamba_n_heads": 4,

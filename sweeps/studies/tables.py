@@ -12,20 +12,23 @@ beside the page is a table of its name, without suffix and with `_` for `-`:
 
 A line never begins with a value: Markdown would take the whole line for HTML. Besides SQLite's
 functions there are `fmt(pattern, value, ...)`, which is Python's `str.format` (NULL if a value is),
-and the aggregates `median(x)`, `effect(x)` and `half_width(x)`: the robust location that reports
-use for groups of windows, and half its 95 % interval.
+and the aggregates `median(x)`, `median_low(x)` and `median_high(x)` (its 95 % interval by the sign
+test), `rank_correlation(x, y)`, and `effect(x)` with `half_width(x)`: the
+robust location that reports use for groups of windows, and half its 95 % interval.
 """
 
 import argparse
 import re
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from inspect import signature
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.stats import quantile_test, spearmanr
 
 SWEEPS = Path(__file__).resolve().parents[1]
 DEFINITION = re.compile(r"<!-- (view|let)\s(.*?)-->", re.DOTALL)
@@ -75,8 +78,9 @@ def open_tables(folder: Path) -> sqlite3.Connection:
         name = file.name.partition(".")[0].replace("-", "_")
         pd.read_csv(file, comment="#").to_sql(name, database, index=False)
     database.create_function("fmt", -1, fmt, deterministic=True)
-    for name, of in (("median", median), ("effect", effect), ("half_width", half_width)):
-        database.create_aggregate(name, 1, aggregate(of))  # type: ignore[arg-type]
+    for name, of in AGGREGATES.items():
+        arguments = len(signature(of).parameters)
+        database.create_aggregate(name, arguments, aggregate(of))  # type: ignore[arg-type]
     return database
 
 
@@ -142,19 +146,37 @@ def _located(numbers: list[float]) -> Any:
     return found
 
 
-def aggregate(of: Callable[[list[float]], float]) -> type:
-    """An SQLite aggregate that hands all values but NULL to a function; NULL without any."""
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's."""
+    return float(spearmanr(first, second).statistic)
+
+
+AGGREGATES: dict[str, Callable[..., float]] = {
+    "median": median,
+    "median_low": lambda numbers: quantile_test(numbers).confidence_interval().low,
+    "median_high": lambda numbers: quantile_test(numbers).confidence_interval().high,
+    "effect": effect,
+    "half_width": half_width,
+    "rank_correlation": rank_correlation,
+}
+
+
+def aggregate(of: Callable[..., float]) -> type:
+    """An SQLite aggregate that calls `of` with a list per argument.
+
+    Rows with a NULL are left out; without any other row the result is NULL.
+    """
 
     class Aggregate:
         def __init__(self) -> None:
-            self.found: list[float] = []
+            self.found: list[tuple[float, ...]] = []
 
-        def step(self, value: float | None) -> None:
-            if value is not None:
-                self.found.append(value)
+        def step(self, *row: float | None) -> None:
+            if None not in row:
+                self.found.append(row)  # type: ignore[arg-type]
 
         def finalize(self) -> float | None:
-            return float(of(self.found)) if self.found else None
+            return float(of(*map(list, zip(*self.found, strict=True)))) if self.found else None
 
     return Aggregate
 

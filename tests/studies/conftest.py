@@ -1,4 +1,4 @@
-"""Loads a study's scripts as they run: with their own folder alone on the path."""
+"""Loads a study's scripts as they run: with only their own folder on the path."""
 
 import importlib
 import sys
@@ -13,9 +13,9 @@ STUDIES = Path(__file__).resolve().parents[2] / "sweeps" / "studies"
 
 @pytest.fixture
 def study(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], ModuleType]]:
-    """`study("dram-bytes", "page")` is that folder's page.py.
+    """`study("runs", "compact")` is that folder's compact.py.
 
-    Several studies have a page.py: a study's modules are forgotten before another's are loaded.
+    Studies have modules of the same name: one study's are forgotten before another's are loaded.
     """
     before = set(sys.modules)
 

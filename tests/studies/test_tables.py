@@ -1,20 +1,20 @@
-"""Pages hold what their CSV files give, and the scripts beside them still start."""
+"""Pages have the numbers of their CSV files, and the scripts beside them still start."""
 
 import runpy
 import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
-STUDIES = Path(__file__).resolve().parents[2] / "sweeps" / "studies"
+CHECKOUT = Path(__file__).resolve().parents[2]
+STUDIES = CHECKOUT / "sweeps" / "studies"
 sys.path.insert(0, str(STUDIES))
 import tables  # noqa: E402
 
 PAGES = list(tables.pages())
-SCRIPTS = [
-    path for path in sorted(STUDIES.glob("*/measure*.py")) if not path.with_name("page.py").exists()
-]
+SCRIPTS = sorted(STUDIES.glob("*/measure*.py"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
@@ -22,6 +22,23 @@ def test_no_number_of_a_page_was_typed(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert tables.filled(page) == text
     assert not [line for line in text.splitlines() if tables.VALUE.match(line)]
+
+
+def test_what_other_pages_cite_of_interleaved_windows() -> None:
+    """The results' counts of runs, and the README's row of each 8k run, one a host."""
+    page = STUDIES / "interleave" / "README.md"
+    known = tables.values(page)
+    results = " ".join((CHECKOUT / "docs" / "results-h200.md").read_text(encoding="utf-8").split())
+    assert (
+        f"saves {known['gains']} % in {known['pay']} of {known['splits']} runs "
+        f"and costs {known['costs']} % in {known['cost']}," in results
+    )
+    readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+    cells = pd.read_csv(page.with_name("cells.csv"))
+    long = cells[(cells.context == 8192) & (cells.cell == "stage x graph")]
+    for _, row in long[long.ratio_ci_low.notna()].iterrows():
+        ratio = f"{row.ratio_to_off:.3f} [{row.ratio_ci_low:.3f}, {row.ratio_ci_high:.3f}]"
+        assert f"| {row.cache.replace('auto', 'bf16'):5} | {ratio} |" in readme
 
 
 @pytest.mark.slow  # imports vLLM
@@ -104,6 +121,19 @@ def test_a_value_without_a_definition_is_refused(page: Path) -> None:
     page.write_text("about <!--many-->3<!--/-->")
     with pytest.raises(KeyError, match="many"):
         tables.filled(page)
+
+
+def test_the_medians_interval_is_that_of_the_sign_test(page: Path) -> None:
+    """Of 10 values the 2nd and the 9th: fewer than 2 of 10 heads have a chance of 1.1 %."""
+    page.with_name("ten.csv").write_text("x\n" + "\n".join(str(i * i) for i in range(1, 11)))
+    page.write_text("<!-- let SELECT median_low(x) AS low, median_high(x) AS high FROM ten -->")
+    assert tables.values(page) == {"low": 4, "high": 81}
+
+
+def test_a_rank_correlation_leaves_out_rows_without_a_value(page: Path) -> None:
+    page.with_name("two.csv").write_text("x,y\n1,1\n2,8\n3,27\n4,\n5,-1\n")
+    page.write_text("<!-- let SELECT rank_correlation(x, y) AS rho FROM two -->")
+    assert tables.values(page)["rho"] == pytest.approx(1 - 6 * (1 + 1 + 1 + 9) / (4 * 15))
 
 
 def test_groups_are_located_as_reports_locate_them(page: Path) -> None:

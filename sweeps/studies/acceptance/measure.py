@@ -4,8 +4,8 @@
 
 RUN is a run folder, or one of which run.json and batches.csv were kept. Figures are vLLM's own
 counts of the timed batches, equal to those of cells.csv. Both cells ran the same prompts in each
-block. Prints the page and ends with 1 if an interval excludes 0; --output keeps acceptance.csv, a
-row a cell and block, and README.md, which `page.py` makes of it.
+block. Writes acceptance.csv, a row a cell and block, and differences.csv, a row a figure; ends with
+1 if an interval excludes 0.
 """
 
 import argparse
@@ -13,14 +13,17 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
-from page import document
+from numpy.typing import NDArray
+from scipy import stats
 
 from nwor_bench.analysis.comparing.stored_run import BATCHES_TABLE
 from nwor_bench.records.csv_tables import read_table
 from nwor_bench.records.types import AA, BatchRecord
 
 OFF = "off x off"
+CONFIDENCE = 0.95
 
 
 def rows_of(folder: Path) -> pd.DataFrame:
@@ -55,21 +58,62 @@ def _cell(batch: BatchRecord) -> str:
     return f"{batch.nwor_mode} x {batch.scv_mode}"
 
 
+def differences(rows: pd.DataFrame) -> pd.DataFrame:
+    """Acceptance length and each position's rate in off and in stage, with their difference.
+
+    Student's t on the jackknife's pseudo-values, with blocks - 1 degrees of freedom (Miller, The
+    jackknife, a review, Biometrika 61, 1974).
+
+    Raises:
+        ValueError: cells that stage differ from each other.
+    """
+    cells = {str(cell): counts_of(part) for cell, part in rows.groupby("cell", sort=False)}
+    off = cells[OFF]
+    stage, *others = (counts for cell, counts in cells.items() if cell.startswith("stage"))
+    if not all(np.array_equal(stage, other) for other in others):
+        raise ValueError("cells that stage differ from each other; compare them first")
+    n = len(off)
+    of_off, of_stage = (_estimates(counts.sum(axis=0)) for counts in (off, stage))
+    without = np.array(
+        [
+            _estimates(stage.sum(axis=0) - stage[i]) - _estimates(off.sum(axis=0) - off[i])
+            for i in range(n)
+        ]
+    )
+    whole = of_stage - of_off
+    pseudo = n * whole - (n - 1) * without
+    half = stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * stats.sem(pseudo, axis=0)
+    names = ["acceptance length", *(f"draft {i} accepted" for i in range(1, off.shape[1]))]
+    return pd.DataFrame(
+        {"figure": names, "off": of_off, "stage": of_stage}
+        | {"low": whole - half, "high": whole + half}
+    )
+
+
+def counts_of(rows: pd.DataFrame) -> NDArray[np.int64]:
+    """[blocks, 1 + k] of one cell: requests' windows, then accepted drafts by position."""
+    accepted = [name for name in rows.columns if name.startswith("accepted_")]
+    return rows.sort_values("block")[["windows", *accepted]].to_numpy(dtype=np.int64)
+
+
+def _estimates(sums: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Acceptance length, and the rate of each position, from windows and accepted drafts."""
+    rates = sums[1:] / sums[0]
+    return np.array([1 + rates.sum(), *rates])
+
+
 def main() -> int:
-    """Read the run, print the page or keep it; 1 if an interval excludes 0."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Read the run and write both tables; 1 if an interval excludes 0."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="a run folder")
-    parser.add_argument("--output", type=Path, help="a folder for acceptance.csv and README.md")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent)
     args = parser.parse_args()
     rows = rows_of(args.folder)
-    text, found = document(rows)
-    if args.output is None:
-        print(text)
-    else:
-        args.output.mkdir(parents=True, exist_ok=True)
-        rows.to_csv(args.output / "acceptance.csv", index=False)
-        (args.output / "README.md").write_text(text, encoding="utf-8")
-    return 0 if all(difference.holds_zero for difference in found) else 1
+    found = differences(rows)
+    args.output.mkdir(parents=True, exist_ok=True)
+    rows.to_csv(args.output / "acceptance.csv", index=False)
+    found.to_csv(args.output / "differences.csv", index=False, float_format="%.6g")
+    return int(not ((found.low <= 0) & (found.high >= 0)).all())
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@ The 3B shape under full CUDA graphs. First the hooks as they are, in every cell.
 adaptive with a clock around each part (which adds to the time of any enclosing part). Parts that
 can be repeated are repeated immediately: a plan is the same, a commit writes the same rows. The
 second call's time is the work. The first call's extra time, also seen in a loop over two numbers,
-is cold CPU caches: vLLM's other code has run since the last window. `page.py` makes README.md from
-the CSV. Needs a GPU.
+is cold CPU caches: vLLM's other code has run since the last window. Needs a GPU.
 """
 
 import argparse

@@ -6,7 +6,7 @@ Simulated runs whose true effect is known (`simulated_groups.py`), 20 to 1,000 g
 95 % intervals of five ways to locate them. `ours` is
 `nwor_bench.instruments.robust.robust_location`; `mean` its `mean_location`; the other
 three have Huber's location too, and differ in the variance: Newey and West's, one that takes
-groups for independent, and a first-order autoregression's. Writes coverage.csv.gz and README.md.
+groups for independent, and a first-order autoregression's. Writes coverage.csv.gz.
 """
 
 import argparse
@@ -16,7 +16,6 @@ from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
-from page import write_page
 from simulated_groups import NOISES, Logs
 
 from nwor_bench.instruments import robust
@@ -110,14 +109,13 @@ def lines(runs: int) -> Iterator[Line]:
 
 
 def main() -> None:
-    """Simulate; write the CSV and the page."""
+    """Simulate; write the CSV."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=int, default=2000)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent)
     args = parser.parse_args()
     table = args.output / "coverage.csv.gz"
     pd.DataFrame(lines(args.runs)).to_csv(table, index=False, float_format="%.6g")
-    write_page(table, table.with_name("stopping.csv"))
 
 
 if __name__ == "__main__":

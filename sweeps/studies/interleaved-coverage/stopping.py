@@ -4,8 +4,7 @@
 
 Simulated groups of eight windows as in a server, one class, read every 20 groups until the
 command's own rule ends; the width sought is that of the median run at 100 or 400 groups. Beside it
-the rule of before: ended at the first look that is narrow, from 50 groups on. Writes stopping.csv
-and README.md.
+the rule of before: ended at the first look that is narrow, from 50 groups on. Writes stopping.csv.
 """
 
 import argparse
@@ -17,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from measure import Line
-from page import write_page
 from simulated_groups import NOISES, Sample, Windows
 
 from nwor_bench.cli.live.watching import WidthRule
@@ -82,14 +80,13 @@ def lines(runs: int) -> Iterator[Line]:
 
 
 def main() -> None:
-    """Simulate; write the CSV and the page."""
+    """Simulate; write the CSV."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=int, default=2000)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent)
     args = parser.parse_args()
     table = args.output / "stopping.csv"
     pd.DataFrame(lines(args.runs)).to_csv(table, index=False, float_format="%.6g")
-    write_page(table.with_name("coverage.csv.gz"), table)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python sweeps/studies/interval-coverage/measure.py [--runs 2000] [--output FOLDER]
 
 Simulated runs whose true ratio is 1 (`simulated_noise.py`), most of them with noise that is
-autocorrelated and heavy-tailed. Three questions, all in coverage.csv, of which README.md is made:
+autocorrelated and heavy-tailed. Three questions, all in coverage.csv:
 
 - intervals: ways to make an interval from n blocks. `ours` is
   `nwor_bench.analysis.statistics.paired_ratio`.
@@ -21,7 +21,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from intervals_held import best_of, bootstraps, ours, stop, students_t
-from page import write_page
 from simulated_noise import Logs, all_cells, autoregression, design, heavy, neighbours_t3, normal
 
 from nwor_bench.workload.stopping import StoppingRule
@@ -97,7 +96,7 @@ MODELS: dict[str, Callable[[np.random.Generator, int, int], Logs]] = {
 
 
 def main() -> None:
-    """Simulate; write the CSV and the page."""
+    """Simulate; write the CSV."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=2000)
     parser.add_argument("--bootstraps", type=int, default=1000, help="runs that are resampled too")
@@ -110,7 +109,6 @@ def main() -> None:
     ]
     table = args.output / "coverage.csv"
     pd.DataFrame(lines).to_csv(table, index=False, float_format="%.6g")
-    write_page(table)
 
 
 if __name__ == "__main__":

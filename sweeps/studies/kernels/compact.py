@@ -3,8 +3,8 @@
     nwor-bench kernels --context 1024,8192 --rounds 20 --output FOLDER
     python sweeps/studies/kernels/compact.py FOLDER
 
-What no page shows is left out; the command, the machine and the shape stand before the table.
-`page.py` makes README.md of it.
+Keeps only the columns that the page uses; comments before the table have the command, the machine
+and the shape.
 """
 
 import argparse

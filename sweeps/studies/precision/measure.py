@@ -8,8 +8,8 @@ times over the same less the waits that were measured in them. On a CPU the host
 the device does (a kernel that spins, between CUDA events), since the host runs ahead of it. The
 injected cell gets its verdict by the usual rules: Holm's correction, the noise floor of the A/A
 arm. Prints every run, and for each delay how many were SLOWER and how many intervals held the
-truth; FOLDER/injection.csv has a row a run, `page.py` makes README.md of injection.csv here. Ends
-with 1 if of the delays of 2 % and more fewer than nine in ten were found.
+truth; FOLDER/injection.csv has a row a run. Ends with 1 if fewer than nine in ten of the delays of
+2 % and more were found.
 
 A run ends when every interval is within +- 0.45 of the delay, or at --max-blocks: where batches
 scatter by a tenth, as on a shared CPU, it takes a thousand short blocks to see 2 %. On a GPU whose

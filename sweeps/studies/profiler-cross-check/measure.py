@@ -6,7 +6,7 @@
 
 RUN holds sampled windows of the same engine arguments and the same drafts (sweep --counters dram,
 or `sweeps/studies/dram-bytes/measure.py`). A window of the report is compared with the mean of the
-sampled off x off windows of its number in a batch. Writes ncu.csv; `page.py` makes README.md of it.
+sampled off x off windows of its number in a batch. Writes ncu.csv.
 """
 
 import argparse

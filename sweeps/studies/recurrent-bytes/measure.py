@@ -4,7 +4,8 @@
 
 An engine for each number of drafts, eager, mode off; on it a counted batch for each number of
 requests, behind one that warms up. Needs a GPU whose counters may be read, and no other work on it.
-Writes states.csv: medians over the windows in which all requests run.
+Writes states.csv: medians over the windows in which all requests run, beside the prediction of
+`nwor-bench plan`.
 """
 
 import argparse
@@ -16,10 +17,13 @@ from typing import Any
 
 import pandas as pd
 
+from nwor_bench.cli.plan_flags import load_configs, predict
 from nwor_bench.engine.engine import VllmEngine, check_arguments
 from nwor_bench.engine.protocol import Sampling
 from nwor_bench.instruments.cupti_library import run_under_own_cupti
+from nwor_bench.models.byte_model import Workload
 from nwor_bench.models.pairs import ResolvedPair, resolve_pair
+from nwor_bench.models.recurrent import STOCK, state_bytes
 from nwor_bench.records.types import Phase
 from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 
@@ -56,6 +60,18 @@ def prompts_of(requests: int, tokens: int, seed: int) -> list[list[int]]:
     return [[draw.randrange(10, VOCABULARY) for _ in range(tokens)] for _ in range(requests)]
 
 
+def predicted(drafts: int, requests: int, tokens: int) -> dict[str, int]:
+    """Bytes read, and bytes of states written, in the middle of a counted batch."""
+    context = tokens + int(WINDOWS * ACCEPTED) // 2
+    load = Workload(requests, context, drafts, acceptance=(ACCEPTED - 1) / drafts)
+    (config,) = load_configs([], None, PAIR)
+    model = predict(config, load, "auto", "auto").model
+    assert model.shape.recurrent is not None
+    states = state_bytes(model.shape.recurrent, STOCK, model.states(load))
+    read = states.read + model.weights_read(load) + model.context_read(load)
+    return {"predicted_read_bytes": int(read), "predicted_written_bytes": int(states.written)}
+
+
 def row_of(engine: VllmEngine, drafts: int, requests: int, tokens: int) -> dict[str, Any]:
     """One counted batch: medians over its full windows, and how well copies were counted."""
     sampling = Sampling(
@@ -84,6 +100,7 @@ def row_of(engine: VllmEngine, drafts: int, requests: int, tokens: int) -> dict[
         "state_bytes": facts.state_bytes,
         "conv_bytes": facts.conv_bytes,
         "copy_ratio": output.counter_facts["copy_ratio"],
+        **predicted(drafts, requests, tokens),
     }
 
 

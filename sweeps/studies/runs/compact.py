@@ -3,8 +3,7 @@
     python sweeps/studies/runs/compact.py FOLDER... --output sweeps/results/h200/runs.csv.gz
 
 FOLDER is a run folder, or one that holds some. Read are run.json, the times of report.md's
-section "Where a window's time goes", and the first mismatch of the gate in batches.csv. `page.py`
-makes the page.
+section "Where a window's time goes", and the first mismatch of the gate in batches.csv.
 """
 
 import argparse

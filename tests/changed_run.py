@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from synthetic_run import save_run, summarised, write_reports
+from synthetic_run import once_a_run, save_run, summarised, write_reports
 
 from nwor_bench.analysis.cell_data import gather_cells
 from nwor_bench.analysis.comparing.stored_run import StoredRun
@@ -45,37 +46,31 @@ def other_prompts(run: RunData) -> RunData:
     return replace(run, batches=batches)
 
 
+@once_a_run
 def stored(run: RunData) -> StoredRun:
     """The run as `load_stored` gives it, without a folder; made once for each run."""
-    if id(run) not in _STORED:
-        made = StoredRun(
-            folder=Path("somewhere"),
-            header=run.header,
-            cells={result.cell: result for result in summarised(run)},
-            data={data.cell: data for data in gather_cells(run)},
-            source="records.jsonl",
-            warnings=(),
-        )
-        _STORED[id(run)] = run, made
-    return _STORED[id(run)][1]
-
-
-_STORED: dict[int, tuple[RunData, StoredRun]] = {}
-"""By identity, as `synthetic_run` keeps runs."""
+    return StoredRun(
+        folder=Path("somewhere"),
+        header=run.header,
+        cells={result.cell: result for result in summarised(run)},
+        data={data.cell: data for data in gather_cells(run)},
+        source="records.jsonl",
+        warnings=(),
+    )
 
 
 def save_baseline(run: RunData, folder: Path, *files: str) -> Path:
     """The run with its reports, of which only run.json and the files named are kept."""
-    if id(run) not in _REPORTED:
-        whole = folder.with_name(f"{folder.name}-whole")
-        save_run(run, whole)
-        write_reports(whole)
-        _REPORTED[id(run)] = run, {path.name: path.read_bytes() for path in whole.iterdir()}
     folder.mkdir()
     for name in ("run.json", *files):
-        (folder / name).write_bytes(_REPORTED[id(run)][1][name])
+        (folder / name).write_bytes(_reported(run)[name])
     return folder
 
 
-_REPORTED: dict[int, tuple[RunData, dict[str, bytes]]] = {}
-"""Runs by identity, as `synthetic_run` keeps them, and what is in their folders with reports."""
+@once_a_run
+def _reported(run: RunData) -> dict[str, bytes]:
+    with TemporaryDirectory() as folder:
+        whole = Path(folder) / "run"
+        save_run(run, whole)
+        write_reports(whole)
+        return {path.name: path.read_bytes() for path in whole.iterdir()}

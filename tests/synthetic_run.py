@@ -4,13 +4,14 @@ Nothing in it was measured.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from random import Random
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
 
 import pytest
 
@@ -34,6 +35,8 @@ from nwor_bench.records.types import (
 from nwor_bench.report.document import Document
 from nwor_bench.report.files import ReportPaths, write_files
 from nwor_bench.report.run_report import build_document
+
+T = TypeVar("T")
 
 LAYERS = 30
 BYTES_PER_TOKEN = 23_040
@@ -268,18 +271,31 @@ def _batch(
     )
 
 
+def once_a_run(make: Callable[[RunData], T]) -> Callable[[RunData], T]:
+    """`make`, called once for each run; runs are told apart by identity, and kept for that."""
+    made: dict[int, tuple[RunData, T]] = {}
+
+    @wraps(make)
+    def get(run: RunData) -> T:
+        if id(run) not in made:
+            made[id(run)] = run, make(run)
+        return made[id(run)][1]
+
+    return get
+
+
 def save_run(run: RunData, folder: Path) -> None:
     """Write the run as a sweep does, batch by batch; the same run again is a copy."""
-    if id(run) not in _SAVED:
-        _write_run(run, folder)
-        _SAVED[id(run)] = run, {path.name: path.read_bytes() for path in folder.iterdir()}
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in _SAVED[id(run)][1].items():
+    for name, content in _files_of(run).items():
         (folder / name).write_bytes(content)
 
 
-_SAVED: dict[int, tuple[RunData, dict[str, bytes]]] = {}
-"""Runs by identity, kept so that none is taken for another, and what is in their folders."""
+@once_a_run
+def _files_of(run: RunData) -> dict[str, bytes]:
+    with TemporaryDirectory() as folder:
+        _write_run(run, Path(folder) / "run")
+        return {path.name: path.read_bytes() for path in (Path(folder) / "run").iterdir()}
 
 
 def _write_run(run: RunData, folder: Path) -> None:
@@ -307,25 +323,17 @@ def faults_of(run: RunData) -> list[str]:
 
 def analysed(run: RunData, cells: Sequence[CellResult] | None = None) -> Analysis:
     """`analyse(run)`, once for each run; with other `cells` if they are given."""
-    if id(run) not in _ANALYSES:
-        _ANALYSES[id(run)] = run, analyse(run)
-    found = _ANALYSES[id(run)][1]
+    found = _analysis_of(run)
     return found if cells is None else replace(found, cells=tuple(cells))
 
 
-_ANALYSES: dict[int, tuple[RunData, Analysis]] = {}
-"""Runs by identity, and what they say."""
+_analysis_of = once_a_run(analyse)
 
 
+@once_a_run
 def document_of(run: RunData) -> Document:
     """The report of a run, once for each run."""
-    if id(run) not in _DOCUMENTS:
-        _DOCUMENTS[id(run)] = run, build_document(analysed(run))
-    return _DOCUMENTS[id(run)][1]
-
-
-_DOCUMENTS: dict[int, tuple[RunData, Document]] = {}
-"""Runs by identity, and their reports."""
+    return build_document(analysed(run))
 
 
 def write_reports(folder: Path, *, drawn: bool = False) -> ReportPaths:

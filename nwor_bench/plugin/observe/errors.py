@@ -85,7 +85,7 @@ class RowErrors:
         norm = expected.square().sum(-1).mean().sqrt()
         distance = (cache_values(rows, cache_dtype) - expected).square_().sum(-1).sqrt()
         errors = torch.where(distance == 0, distance, distance / norm)
-        differing = (_bits(rows) != _bits(reference)).any(-1).to(torch.uint8)
+        differing = (bits_of(rows) != bits_of(reference)).any(-1).to(torch.uint8)
         step = torch.finfo(element_view(reference, cache_dtype).dtype).eps
         one_step = step * expected.abs().max() / norm
         one_element = step / expected.shape[-1] ** 0.5
@@ -167,9 +167,10 @@ def _number(value: float) -> float | None:
     return value if abs(value) < float("inf") else None
 
 
-def _bits(rows: Tensor) -> Tensor:
-    sizes: Sequence[torch.dtype] = (torch.uint8, torch.int16, torch.int32)
-    return rows.view(sizes[rows.element_size().bit_length() - 1])
+def bits_of(rows: Tensor) -> Tensor:
+    """The same memory as integers: bytes that are NaN compare, too."""
+    sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+    return rows.view(sizes[rows.element_size()])
 
 
 FIELDS = (

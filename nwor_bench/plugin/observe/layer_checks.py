@@ -23,6 +23,7 @@ from torch import Tensor
 from nwor_bench.plugin.observe.errors import (
     FIELDS,
     AttentionFacts,
+    bits_of,
     exact_attention,
     head_errors,
 )
@@ -152,7 +153,7 @@ class LayerChecks:
             slots = torch.cat([step.slots[name][: step.starts[-1]] for name in self._beside(layer)])
             blocks = torch.unique(slots[slots >= 0] // rows.shape[2])
             before.blocks[layer.name] = blocks
-            before.rows[layer.name] = _bits(rows)[blocks]
+            before.rows[layer.name] = bits_of(rows)[blocks]
             if layer.name in self._whole:
                 before.sums[layer.name] = _sums(rows)
         self.spent_s += perf_counter() - began
@@ -227,7 +228,7 @@ class LayerChecks:
         cache, blocks = owner.cache_rows(), before.blocks[owner.name]
         slots = before.step.slots[owner.name][: before.step.starts[-1]]
         kept = kept.to(slots.device)
-        after = _bits(cache)[blocks]
+        after = bits_of(cache)[blocks]
         own: dict[str, Any] = {"layer": owner.name}
         own |= self._strangers(owner, before, after, kept)
         found = [own]
@@ -242,7 +243,7 @@ class LayerChecks:
             entry["attention"] = self._attention(layer, before.step, sample, tables[layer.name])
             if layer is not owner:
                 found.append(entry)
-        _bits(cache)[blocks] = after
+        bits_of(cache)[blocks] = after
         return found
 
     def _strangers(
@@ -335,7 +336,7 @@ def _context(cache: Tensor, tables: StepTables, request: int) -> Tensor:
     """[tokens, kv_heads, width]: a request's cached rows, in the order of its positions."""
     length, size = int(tables.seq_lens[request]), cache.shape[2]
     blocks = tables.block_table[request, : -(-length // size)].long()
-    rows = _bits(cache)[blocks].transpose(1, 2).flatten(0, 1)[:length]
+    rows = bits_of(cache)[blocks].transpose(1, 2).flatten(0, 1)[:length]
     return rows.view(cache.dtype)
 
 
@@ -353,7 +354,7 @@ def _write_errors(
     left: Tensor, stock: Tensor, kept: Tensor, starts: Sequence[int]
 ) -> dict[str, Any]:
     """Rows that differ between stock's write and the commit: how many, and the first."""
-    differing = (_bits(left) != _bits(stock)).any(-1) & kept[:, None]
+    differing = (bits_of(left) != bits_of(stock)).any(-1) & kept[:, None]
     found: dict[str, Any] = {"written": int(kept.sum()), "differing": int(differing.sum())}
     found["first_differing"] = None
     if found["differing"]:
@@ -366,7 +367,7 @@ def _write_errors(
 def _at(cache: Tensor, slots: Tensor) -> Tensor:
     """[rows, kv_heads, width] at these slots; row 0 of block 0 for a negative one."""
     at = slots.clamp(min=0)
-    return _bits(cache)[at // cache.shape[2], :, at % cache.shape[2]]
+    return bits_of(cache)[at // cache.shape[2], :, at % cache.shape[2]]
 
 
 def _rows(output: Tensor, shape: Sequence[int]) -> Tensor:
@@ -374,15 +375,9 @@ def _rows(output: Tensor, shape: Sequence[int]) -> Tensor:
     return output.view(output.shape[0], *shape)
 
 
-def _bits(rows: Tensor) -> Tensor:
-    """The same memory as integers: bytes that are NaN compare, too."""
-    sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-    return rows.view(sizes[rows.element_size()])
-
-
 def _sums(rows: Tensor) -> Tensor:
     """[blocks] int64: the sum of each block's elements as integers."""
-    return _bits(rows).sum((1, 2, 3), dtype=torch.int64)
+    return bits_of(rows).sum((1, 2, 3), dtype=torch.int64)
 
 
 def _plain(numbers: Tensor) -> Any:

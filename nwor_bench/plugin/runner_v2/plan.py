@@ -4,7 +4,7 @@ By reference a window keeps the K/V of its whole step alive in every layer, whic
 profile has not seen. So drafts beside a prefill are copied, and those of very large steps.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,39 +75,30 @@ Planned = tuple[GpuWindowBatch | None, str | None]
 """A window, or the reason why this step is written directly."""
 
 
+@dataclass
 class WindowPlanner:
-    """Turns steps into windows.
+    """Turns steps into windows."""
 
-    Args:
-        length: rows of a full window, the certain first token included (k + 1).
-        slots: index of the target layers' slots in the runner's (`SlotRows.chosen`).
-        max_requests: most requests of a step.
-        graphs: the full CUDA graphs that stage.
-        device: where the rows' numbers are kept.
-        copied: drafts are copied in every step, not only if they would not stay in place.
-        most_referenced: most rows of a step whose K/V may be held by reference; None: any number.
-        breakable: vLLM's piecewise CUDA graphs capture the write (`breaks_piecewise_graphs`).
-    """
+    length: int
+    """Rows of a full window, the certain first token included (k + 1)."""
+    slots: int | slice
+    """Index of the target layers' slots in the runner's (`SlotRows.chosen`)."""
+    max_requests: int
+    """Most requests of a step."""
+    graphs: "StagingGraphs"
+    """The full CUDA graphs that stage."""
+    device: torch.device
+    """Holds the rows' numbers."""
+    copied: bool = False
+    """Drafts are copied in every step, not only if they would not stay in place."""
+    most_referenced: int | None = None
+    """Most rows of a step whose K/V may be held by reference; None: any number."""
+    breakable: bool = False
+    """vLLM's piecewise CUDA graphs capture the write (`breaks_piecewise_graphs`)."""
 
-    def __init__(
-        self,
-        length: int,
-        slots: int | slice,
-        max_requests: int,
-        graphs: "StagingGraphs",
-        device: torch.device,
-        copied: bool = False,
-        most_referenced: int | None = None,
-        breakable: bool = False,
-    ):
-        self._length = length
-        self._slots = slots
-        self._graphs = graphs
-        self._copied = copied
-        self._most_referenced = most_referenced
-        self._breakable = breakable
+    def __post_init__(self) -> None:
         self._copies: dict[tuple[int, int], GpuWindowBatch] = {}
-        self._rows = torch.arange(max_requests * length, device=device)
+        self._rows = torch.arange(self.max_requests * self.length, device=self.device)
         self._replays: dict[tuple[int, ...], GpuWindowBatch] = {}
 
     def plan(
@@ -129,31 +120,31 @@ class WindowPlanner:
         # By the names of vLLM's CUDAGraphMode.
         mode = "NONE" if descriptor is None else descriptor.cg_mode.name
         if mode == "FULL":
-            if certain_at_once and not self._copied:
+            if certain_at_once and not self.copied:
                 return None, "prefix_hit_in_full_graph"  # its capture writes nothing at once
             return self._replay(input_batch, slot_mappings, descriptor)
-        if mode == "PIECEWISE" and self._breakable:
+        if mode == "PIECEWISE" and self.breakable:
             return None, BREAKABLE_CUDA_GRAPHS
         if input_batch.num_draft_tokens == 0:
             return None, "no_drafts"
         counts = DraftCounts(input_batch.num_draft_tokens_per_req, input_batch.num_tokens)
-        slot_mapping = slot_mappings[self._slots]
+        slot_mapping = slot_mappings[self.slots]
         length = counts.uniform_length()
-        copied = self._copied or mode == "PIECEWISE" or not self._may_hold(counts)
-        if mode == "NONE" and length is not None and length <= self._length:
+        copied = self.copied or mode == "PIECEWISE" or not self._may_hold(counts)
+        if mode == "NONE" and length is not None and length <= self.length:
             if copied or certain_at_once:
                 return self._copy(len(counts.per_request), length, slot_mapping), None
             rows = self._rows[: counts.num_tokens]
             slots = slot_mapping[..., : counts.num_tokens]
             return whole_step(counts, length, rows, slots), None
         batch = drafts_only(counts, input_batch.query_start_loc_np, slot_mapping, copied=copied)
-        if batch.max_query_len > self._length:
+        if batch.max_query_len > self.length:
             return None, "window_beside_prefill_of_its_request"
         return batch, None
 
     def _may_hold(self, counts: DraftCounts) -> bool:
         """True if the K/V of this whole step may stay alive in every layer until the commit."""
-        most = self._most_referenced
+        most = self.most_referenced
         return counts.windows_alone and (most is None or counts.num_tokens <= most)
 
     def _copy(self, requests: int, length: int, slot_mapping: Tensor) -> GpuWindowBatch:
@@ -173,7 +164,7 @@ class WindowPlanner:
         """
         requests, tokens = input_batch.num_reqs, descriptor.num_tokens
         length = descriptor.uniform_token_count
-        if length is None or not 1 < length <= self._length:
+        if length is None or not 1 < length <= self.length:
             return None, "full_graph_of_another_shape"
         drafts = length - 1
         key = (tokens, requests, length, descriptor.num_active_loras)
@@ -181,15 +172,15 @@ class WindowPlanner:
             return None, "full_graph_with_uneven_windows"
         ready = self._replays.get(key)
         if ready is None:
-            captured = self._graphs.shapes.get(descriptor)
+            captured = self.graphs.shapes.get(descriptor)
             if captured is None:
-                return None, self._graphs.unavailable or "full_graph_of_another_shape"
+                return None, self.graphs.unavailable or "full_graph_of_another_shape"
             ready = replace(captured, num_draft_tokens=(drafts,) * requests)
             if not captured.copied:
-                ready = replace(ready, slots=slot_mappings[self._slots, :tokens])
+                ready = replace(ready, slots=slot_mappings[self.slots, :tokens])
             _keep(self._replays, key, ready)
         if ready.copied:
-            set_slots(ready, slot_mappings[self._slots, :tokens])
+            set_slots(ready, slot_mappings[self.slots, :tokens])
         return ready, None
 
 

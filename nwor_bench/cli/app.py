@@ -7,6 +7,7 @@ from typing import Any
 import typer
 
 from nwor_bench import __version__
+from nwor_bench.cli.command import Command, Group, examples
 from nwor_bench.cli.commands import (
     compare,
     doctor,
@@ -20,7 +21,6 @@ from nwor_bench.cli.commands import (
     supports,
     sweep,
 )
-from nwor_bench.cli.help import Command, Group, examples
 from nwor_bench.errors import BenchError, ConfigError, ExitCode
 
 

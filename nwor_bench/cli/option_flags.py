@@ -7,13 +7,13 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from nwor_bench.cli import completion
+from nwor_bench.cli.command import complete_pairs, complete_runs, complete_sweeps
 from nwor_bench.workload.options import Declared, Panel, bare, declared, names
 
 _COMPLETIONS = {
-    "pair": completion.pairs,
-    "file": completion.sweeps,
-    "resume": completion.runs,
+    "pair": complete_pairs,
+    "file": complete_sweeps,
+    "resume": complete_runs,
 }
 """What the shell offers for an option, by its name."""
 

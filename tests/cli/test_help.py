@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nwor_bench.cli import completion
+from nwor_bench.cli import command
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -42,10 +42,10 @@ def test_the_shell_completes_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         if folder != "runs/no-run":
             (tmp_path / folder / "run.json").touch()
     monkeypatch.chdir(tmp_path)
-    assert completion.runs("") == ["runs/first", "runs/second"]
-    assert completion.runs("runs/s") == ["runs/second"]
-    assert completion.runs("elsewhere/") == ["elsewhere/third"]
-    assert "short" in completion.scenarios("s")
-    assert "smollm2" in completion.pairs("smol")
-    assert "tiny" not in completion.pairs("smol")
-    assert "quick" in completion.sweeps("q")
+    assert command.complete_runs("") == ["runs/first", "runs/second"]
+    assert command.complete_runs("runs/s") == ["runs/second"]
+    assert command.complete_runs("elsewhere/") == ["elsewhere/third"]
+    assert "short" in command.complete_scenarios("s")
+    assert "smollm2" in command.complete_pairs("smol")
+    assert "tiny" not in command.complete_pairs("smol")
+    assert "quick" in command.complete_sweeps("q")

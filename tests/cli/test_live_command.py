@@ -9,9 +9,18 @@ from pathlib import Path
 import pytest
 from test_json_output import lacking, top_level
 
-from nwor_bench.cli.live import watching
-from nwor_bench.cli.live.readings import Reading, Unreachable, metrics_address, parse
-from nwor_bench.cli.live.watching import FIRST_LOOK, GONE_AFTER_S, Ended, Wanted, watch
+from nwor_bench.cli import live_server as watching
+from nwor_bench.cli.live_server import (
+    FIRST_LOOK,
+    GONE_AFTER_S,
+    Ended,
+    Reading,
+    Unreachable,
+    Wanted,
+    metrics_address,
+    parse,
+    watch,
+)
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.instruments.robust import MIN_GROUPS
 from nwor_bench.records.fallback_reasons import IN_WORDS, Guard, LeftOut, in_words
@@ -130,7 +139,7 @@ def test_the_answer_comes_first(
     assert said.startswith(f"{badge}: ")
     assert words in said
     assert "40 interrupted by a step that is more than windows; 2 with a batch size" in said
-    assert "Staging: on, stage x graph and off x off in turn." in said
+    assert "Staging: on, stage x graph and off x off interleaved." in said
     assert "Timed on the device's clock." in said
     assert max(map(len, out.splitlines())) <= 80
     assert server.asked == ["/metrics"]
@@ -280,7 +289,7 @@ def test_a_class_without_windows_is_told_from_a_busy_server(
         (OTHERS, "no metrics of nwor-bench are there; start the server with VLLM_NWOR_MODE="),
         ("<html>hello</html>", "VLLM_NWOR_MODE=interleave"),
         (OTHERS, "with speculation"),
-        ('nwor_windows_total{nwor_mode="stage"} 3.0\n', "runs in mode stage alone"),
+        ('nwor_windows_total{nwor_mode="stage"} 3.0\n', "runs only in mode stage"),
         (
             'nwor_fallback_count_total{nwor_mode="interleave",reason="attach:PatchError"} 1.0\n',
             "not attached there (attach:PatchError)",

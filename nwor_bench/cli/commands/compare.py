@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nwor_bench.cli import completion
-from nwor_bench.cli.help import Command
-from nwor_bench.cli.output_flags import PRINTED
+from nwor_bench.cli.command import PRINTED, Command, complete_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,10 +39,10 @@ def with_printed_json(args: list[str]) -> list[str]:
 def compare(
     base: Annotated[
         Path, typer.Argument(help="The run or sweep to compare with, or a stored baseline.",
-                             autocompletion=completion.runs)
+                             autocompletion=complete_runs)
     ],
     new: Annotated[
-        Path, typer.Argument(help="The run or sweep to check.", autocompletion=completion.runs)
+        Path, typer.Argument(help="The run or sweep to check.", autocompletion=complete_runs)
     ],
     threshold: Annotated[
         str, typer.Option(help="Smaller changes are no regression.")

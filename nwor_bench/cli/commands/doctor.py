@@ -28,8 +28,8 @@ def doctor(
     from nwor_bench.engine.preload import run_under_one_openmp
 
     run_under_one_openmp()
-    from nwor_bench.cli.doctor import can_sweep, examine
-    from nwor_bench.cli.doctor.check import check_lines, verdict, wrap
+    from nwor_bench.cli.doctor import can_sweep, check_lines, verdict, wrap
+    from nwor_bench.cli.doctor.checks import examine
     from nwor_bench.cli.doctor.hooks import check_hooks
 
     if not no_engine and not quiet:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nwor_bench.cli.output_flags import AsJson, Quiet
+from nwor_bench.cli.command import AsJson, Quiet
 
 if TYPE_CHECKING:
     from nwor_bench.microbench.cases import Shape, Spec

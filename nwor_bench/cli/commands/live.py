@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nwor_bench.cli.output_flags import AsJson, Quiet, tell_json
+from nwor_bench.cli.command import AsJson, Quiet, tell_json
 from nwor_bench.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
@@ -14,11 +14,10 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from nwor_bench.cli.live.readings import Reading
-    from nwor_bench.cli.live.watching import Seen, Wanted
+    from nwor_bench.cli.live_server import Reading, Seen, Wanted
 
 SAY_EVERY_S = 10.0
-"""Time between two lines where there is no terminal."""
+"""Time between two lines if there is no terminal."""
 
 
 def live(
@@ -38,7 +37,7 @@ def live(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Watch a server in which off and stage take turns, and say whether NWOR pays.
+    """Watch a server in which off and stage are interleaved: does NWOR pay?
 
     The server runs with VLLM_NWOR_MODE=interleave; this only reads its /metrics.
 
@@ -48,8 +47,7 @@ def live(
     """
     from functools import partial
 
-    from nwor_bench.cli.live.readings import metrics_address, read
-    from nwor_bench.cli.live.watching import Wanted, watch
+    from nwor_bench.cli.live_server import Wanted, metrics_address, read, watch
     from nwor_bench.workload.stopping import parse_fraction, parse_seconds
 
     wanted = Wanted(
@@ -88,11 +86,11 @@ def _class_of(text: str) -> str:
 def _display(
     console: "Console", wanted: "Wanted", silent: bool
 ) -> "Iterator[Callable[[Reading, float], None]]":
-    """A table that updates in place on a terminal, lines elsewhere, or nothing."""
+    """A line that updates in place on a terminal, lines elsewhere, or nothing."""
     if silent:
         yield lambda reading, waited_s: None
         return
-    from nwor_bench.cli.live.text import progress_line, table
+    from nwor_bench.cli.live_text import progress_line
 
     if not console.is_terminal:
         last = -SAY_EVERY_S
@@ -105,18 +103,17 @@ def _display(
 
         yield say
         return
-    from rich.console import Group
-    from rich.live import Live
+    from rich.text import Text
 
-    with Live(console=console, transient=True, auto_refresh=False) as screen:
-        yield lambda reading, waited_s: screen.update(
-            Group(progress_line(reading, wanted, waited_s), "", table(reading)), refresh=True
+    with console.status("") as status:
+        yield lambda reading, waited_s: status.update(
+            Text(progress_line(reading, wanted, waited_s))
         )
 
 
 def _exit_code(seen: "Seen", wanted: "Wanted", strict: bool) -> ExitCode:
-    from nwor_bench.cli.live.text import is_conclusive
-    from nwor_bench.cli.live.watching import Ended
+    from nwor_bench.cli.live_server import Ended
+    from nwor_bench.cli.live_text import is_conclusive
 
     codes = {
         Ended.STOPPED: ExitCode.CORRECTNESS_BROKEN,
@@ -139,18 +136,12 @@ def _tell(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """The answer, then the table; or the answer alone, or a document."""
-    from nwor_bench.cli.live import text
+    """The document, or its answer only, or JSON."""
+    from nwor_bench.cli import live_text as text
 
     if as_json:
         tell_json(text.result(seen, wanted, url, code))
         return
-    from rich.text import Text
+    from nwor_bench.report.terminal import print_document
 
-    found = text.answer(seen, wanted)
-    console.print(Text(f"{found.badge}: {found.sentence}"))
-    if seen.ended in text.ENDINGS:
-        console.print(Text(text.ENDINGS[seen.ended]))
-    if not quiet:
-        console.print()
-        console.print(text.table(seen.reading))
+    print_document(console, text.document(seen, wanted, quiet=quiet))

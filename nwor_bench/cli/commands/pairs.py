@@ -4,9 +4,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nwor_bench.cli import completion
-from nwor_bench.cli.help import Command, Group, examples
-from nwor_bench.cli.output_flags import AsJson, Quiet, tell_json
+from nwor_bench.cli.command import (
+    AsJson,
+    Command,
+    Group,
+    Quiet,
+    complete_pairs,
+    examples,
+    print_table,
+    tell_json,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +31,7 @@ Name = Annotated[
     str,
     typer.Argument(
         help="A pair's name, or the path of a pair's .toml file.",
-        autocompletion=completion.pairs,
+        autocompletion=complete_pairs,
     ),
 ]
 
@@ -44,18 +51,15 @@ def list_pairs(as_json: AsJson = False, quiet: Quiet = False) -> None:
 
 
 def _print_list(pairs: "dict[str, ModelPair]") -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from nwor_bench.models.pairs import DEFAULT_PAIR
 
-    table = Table("pair", "drafts by", "dtype", "ready", "what it is")
+    rows = []
     for name, pair in pairs.items():
         label = f"{name} (default)" if name == DEFAULT_PAIR else name
         ready = "yes" if _is_ready(pair) else "no"
         weights = "; no weights" if pair.shape is not None else ""
-        table.add_row(label, pair.method, pair.dtype, ready, f"{pair.description}{weights}")
-    Console().print(table)
+        rows.append((label, pair.method, pair.dtype, ready, f"{pair.description}{weights}"))
+    print_table(("pair", "drafts by", "dtype", "ready", "description"), rows, numbers_from=5)
 
 
 @app.command(cls=Command, epilog=examples("nwor-bench pairs show smollm2"))
@@ -75,26 +79,16 @@ def show(name: Name, as_json: AsJson = False, quiet: Quiet = False) -> None:
 
 
 def _print_pair(pair: "ModelPair") -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
     fields = pair.model_dump(exclude={pair.source, "speculative"}, exclude_none=True)
-    table = Table(show_header=False)
-    table.add_column("field", no_wrap=True)
-    table.add_column("value", overflow="fold")  # a checksum or a path is never cut short
-    for key, value in fields.items():
-        table.add_row(key, escape(str(value)))
+    rows = list(fields.items())
     source = getattr(pair, pair.source).model_dump(exclude_none=True)
     for group, values in (("speculative", pair.speculative), (pair.source, source)):
-        for key, value in _rows(group, values):
-            table.add_row(key, escape(str(value)))
+        rows += _rows(group, values)
     if pair.shape is not None:
-        for key, value in _without_weights(pair.shape):
-            table.add_row(key, value)
+        rows += _without_weights(pair.shape)
     if (folder := _cached_folder(pair)) is not None:
-        table.add_row("ready", f"yes, in {folder}" if folder.is_dir() else f"no ({folder})")
-    Console().print(table)
+        rows.append(("ready", f"yes, in {folder}" if folder.is_dir() else f"no ({folder})"))
+    print_table(("field", "value"), [(key, str(value)) for key, value in rows], numbers_from=2)
 
 
 @app.command(cls=Command, epilog=examples("nwor-bench pairs fetch smollm2"))

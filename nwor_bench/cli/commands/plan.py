@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nwor_bench.cli import completion
+from nwor_bench.cli.command import complete_pairs
 
 if TYPE_CHECKING:
     from nwor_bench.report.plan import BytePrediction
@@ -27,7 +27,7 @@ def plan(
     ] = None,
     pair: Annotated[
         str | None, typer.Option(help="The target of a fetched pair.", rich_help_panel=MODEL,
-                                 autocompletion=completion.pairs)
+                                 autocompletion=complete_pairs)
     ] = None,
     requests: Annotated[
         int, typer.Option("--requests", "--num-prompts", help="Requests per step.")

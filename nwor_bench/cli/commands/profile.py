@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nwor_bench.cli.help import Command, Group, examples
-from nwor_bench.cli.output_flags import AsJson, Quiet, tell_json
+from nwor_bench.cli.command import AsJson, Command, Group, Quiet, examples, tell_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nwor_bench.cli import completion
+from nwor_bench.cli.command import complete_runs
 from nwor_bench.errors import ExitCode, StoreError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def report(
     run: Annotated[
         Path, typer.Argument(help="A run or sweep folder, as `nwor-bench sweep` wrote it.",
-                             autocompletion=completion.runs)
+                             autocompletion=complete_runs)
     ],
     github_summary: Annotated[
         bool, typer.Option("--github-summary",

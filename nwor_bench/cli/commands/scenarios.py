@@ -4,14 +4,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nwor_bench.cli import completion
-from nwor_bench.cli.help import Command, Group, examples
-from nwor_bench.cli.output_flags import AsJson, Quiet, tell_json
+from nwor_bench.cli.command import (
+    AsJson,
+    Command,
+    Group,
+    Quiet,
+    complete_scenarios,
+    examples,
+    print_table,
+    tell_json,
+)
 
 if TYPE_CHECKING:
     from typing import Any
-
-    from rich.table import Table
 
     from nwor_bench.workload.config import Scenario
     from nwor_bench.workload.prompts import Prompt
@@ -39,27 +44,14 @@ def list_scenarios(as_json: AsJson = False, quiet: Quiet = False) -> None:
 
 
 def _print_list(scenarios: "list[Scenario]") -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table()
-    table.add_column("name")
-    for column in (
-        "requests",
-        "batches",
-        "drafts",
-        "new\ntokens",
-        "temp",
-        "max\nlen",
-        "prompts",
-    ):
-        table.add_column(column, justify="right")
+    headers = ["name", "requests", "batches", "drafts", "new_tokens", "temp", "max_len", "prompts"]
+    rows = []
     for s in scenarios:
         numbers = (s.requests, s.batches, s.draft_tokens, s.max_new_tokens, s.temperature)
         count = _number_of_prompts(s)
         shown = "hub" if count is None else count
-        table.add_row(s.name, *map(str, (*numbers, s.max_model_len, shown)))
-    Console().print(table)
+        rows.append((s.name, *map(str, (*numbers, s.max_model_len, shown))))
+    print_table([header.replace("_", " ") for header in headers], rows, numbers_from=1)
 
 
 def _facts(scenario: "Scenario") -> "dict[str, Any]":
@@ -80,7 +72,7 @@ def show_scenario(
         str,
         typer.Argument(
             help="A scenario's name, or the path of a .toml file.",
-            autocompletion=completion.scenarios,
+            autocompletion=complete_scenarios,
         ),
     ],
     as_json: AsJson = False,
@@ -109,7 +101,7 @@ def _print_scenario(scenario: "Scenario") -> None:
     from nwor_bench.workload.prompts import load_prompts
 
     console = Console()
-    console.print(_fields(scenario))
+    print_table(("field", "value"), _fields(scenario), numbers_from=2)
     try:
         prompts = load_prompts(scenario)
     except ConfigError as error:
@@ -117,7 +109,9 @@ def _print_scenario(scenario: "Scenario") -> None:
             raise
         console.print(f"Its prompts cannot be shown here: {error}", markup=False, highlight=False)
         return
-    console.print(_lengths(prompts))
+    headers = ("category", "prompts", "shortest", "median", "longest")
+    console.print("\nPrompts, lengths in characters:")
+    print_table(headers, _lengths(prompts), numbers_from=1)
     example = prompts[0]
     text = example.text[:EXAMPLE_CHARS]
     cut = "" if len(text) == len(example.text) else f"... ({len(example.text)} characters)"
@@ -125,13 +119,8 @@ def _print_scenario(scenario: "Scenario") -> None:
     console.print(text + cut, markup=False, highlight=False)
 
 
-def _fields(scenario: "Scenario") -> "Table":
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(show_header=False)
-    table.add_column("field")
-    table.add_column("value", overflow="fold")
+def _fields(scenario: "Scenario") -> list[tuple[str, str]]:
+    rows = []
     values = scenario.model_dump(mode="json")
     source = values.pop("prompts")
     if source["source"] != "hub":
@@ -140,22 +129,17 @@ def _fields(scenario: "Scenario") -> "Table":
     for key, value in values.items():
         if value not in (None, "", [], {}):
             shown = ", ".join(value) if isinstance(value, list) else str(value)
-            table.add_row(key, escape(shown))
-    return table
+            rows.append((key, shown))
+    return rows
 
 
-def _lengths(prompts: "list[Prompt]") -> "Table":
-    """A table of prompts by category: their number, and their lengths in characters."""
+def _lengths(prompts: "list[Prompt]") -> list[tuple[str, ...]]:
+    """Per category: the number of prompts, and their lengths in characters."""
     from statistics import median
 
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table("category", title="Prompts, lengths in characters", title_justify="left")
-    for column in ("prompts", "shortest", "median", "longest"):
-        table.add_column(column, justify="right")
+    rows = []
     for category in [*sorted({prompt.category for prompt in prompts}), "all"]:
         sizes = [len(p.text) for p in prompts if category in (p.category, "all")]
         numbers = (len(sizes), min(sizes), round(median(sizes)), max(sizes))
-        table.add_row(escape(category), *map(str, numbers))
-    return table
+        rows.append((category, *map(str, numbers)))
+    return rows

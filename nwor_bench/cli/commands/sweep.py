@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nwor_bench.cli import completion
+from nwor_bench.cli.command import complete_scenarios
 from nwor_bench.cli.option_flags import of_holders, with_flags, written_on
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.run.run_options import RunOptions, check_output_flags
@@ -28,7 +28,7 @@ def sweep(
         str,
         typer.Option(
             help="A scenario's name, or the path of a scenario's .toml file.",
-            autocompletion=completion.scenarios,
+            autocompletion=complete_scenarios,
         ),
     ] = DEFAULT_SCENARIO,
     prompts: Annotated[

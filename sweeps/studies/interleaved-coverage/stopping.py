@@ -18,7 +18,7 @@ import pandas as pd
 from measure import Line
 from simulated_groups import NOISES, Sample, Windows
 
-from nwor_bench.cli.live.watching import WidthRule
+from nwor_bench.cli.live_server import WidthRule
 from nwor_bench.instruments.robust import Estimate, robust_location
 from nwor_bench.plugin.interleaving import RUN_LENGTHS
 

@@ -1,21 +1,16 @@
-"""A live A/B in the terminal and as JSON: the answer first, a table of at most 80 columns."""
+"""A live A/B as a document and as JSON."""
 
 from datetime import timedelta
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN, verdict
-from nwor_bench.cli.live.readings import ClassRatio, Reading
-from nwor_bench.cli.live.watching import Ended, Seen, Wanted
+from nwor_bench.cli.live_server import ClassRatio, Ended, Reading, Seen, Wanted
 from nwor_bench.instruments.robust import MIN_GROUPS, RatioInterval
 from nwor_bench.records.fallback_reasons import in_words
 from nwor_bench.records.types import Verdict
 from nwor_bench.records.window_order import ALL
 from nwor_bench.report.answer import CPU_BADGE, CPU_SENTENCE, NOTHING_BADGE, Answer
+from nwor_bench.report.document import Block, Bullets, Document, Headline, Paragraph, Table, table
 from nwor_bench.report.text import NOT_MEASURED, change, change_range, plural
 
 STOPPED_BADGE = "STAGING STOPPED"
@@ -66,26 +61,33 @@ def interval_of(own: ClassRatio) -> RatioInterval | None:
     return RatioInterval(own.ratio, own.low, own.high, own.groups)
 
 
-def table(reading: Reading) -> RenderableType:
-    """Ratio, interval and groups by class of batch sizes; what is left out; whether it stages."""
-    rows = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    rows.add_column("Requests", no_wrap=True)
-    for name in ("Time in stage / off\n[95 % interval]", "+-", "Groups"):
-        rows.add_column(name, justify="right", no_wrap=True)
+def document(seen: Seen, wanted: Wanted, *, quiet: bool = False) -> Document:
+    """The answer and why it ended; then, unless `quiet`, the classes and what is left out."""
+    found = answer(seen, wanted)
+    lead: list[Block] = [Headline(found.badge, found.sentence)]
+    if seen.ended in ENDINGS:
+        lead.append(Paragraph(ENDINGS[seen.ended]))
+    if not quiet:
+        lead += [_classes(seen.reading), Bullets(tuple(status_lines(seen.reading)))]
+    return Document("Off against stage in a running server", tuple(lead))
+
+
+def _classes(reading: Reading) -> Table:
+    """Ratio, interval and groups by class of batch sizes."""
+    rows = []
     for own in reading.classes.values():
         width = own.half_width
         half = NOT_MEASURED if width is None else f"{100 * width:.2f} %"
-        rows.add_row(own.num_reqs, _ratio(own), half, f"{own.groups:,}")
-    lines = [Text(line) for line in status_lines(reading)]
-    return Group(rows, "", *lines)
+        rows.append((own.num_reqs, _ratio(own), half, f"{own.groups:,}"))
+    return table(("Requests", "Time in stage / off [95 % interval]", "+-", "Groups"), rows)
 
 
 def status_lines(reading: Reading) -> list[str]:
-    """What is left out and why, whether staging goes on, and what timed the windows."""
+    """What is left out and why, whether staging goes on, and which clock timed the windows."""
     left = [f"{number:,} {in_words(why)}" for why, number in reading.left_out.items()]
     lines = [f"Groups left out: {'; '.join(left) if left else 'none'}."]
     lines.append(
-        f"Staging: on, stage x {reading.scv_mode} and off x off in turn."
+        f"Staging: on, stage x {reading.scv_mode} and off x off interleaved."
         if reading.stopped is None
         else f"Staging: stopped for good ({reading.stopped})."
     )

@@ -1,0 +1,134 @@
+"""What all commands share: how help reads, what is printed, and names for the shell to complete.
+
+The shell asks for names at every Tab, so nothing heavy is imported here.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from nwor_bench.errors import ConfigError
+from nwor_bench.records.files import result_document
+from nwor_bench.workload.resources import resource_dir
+
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print only the result, as JSON (docs/json.md).")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer.")]
+
+PRINTED = Path("-")
+"""A file's path that means stdout."""
+
+_CHOOSING = {
+    "as_json": "--json",
+    "json": "--json",
+    "markdown": "--markdown",
+    "quiet": "--quiet",
+    "verbose": "--verbose",
+}
+"""Flags that choose what is printed, by parameter; a flag that takes a file chooses with `-`."""
+
+
+def check_one_choice(values: Mapping[str, Any]) -> None:
+    """Raise ConfigError if two of a command's parameters choose what is printed.
+
+    --quiet may stand beside --json, which prints nothing else anyway.
+    """
+    given = {
+        flag: values[name]
+        for name, flag in _CHOOSING.items()
+        if values.get(name) in (True, PRINTED, str(PRINTED))
+    }
+    if len(given) > 1 and given.keys() != {"--json", "--quiet"}:
+        (first, value), (second, _) = list(given.items())[:2]
+        remedy = f"{second} chooses what is printed too; give one of the two"
+        raise ConfigError.for_field(first, True if value is True else str(PRINTED), remedy)
+
+
+def tell_json(content: Mapping[str, Any]) -> None:
+    """Print one JSON document, headed by its version and ours."""
+    typer.echo(result_document(content), nl=False)
+
+
+class Command(TyperCommand):
+    """A command whose help fits a narrow terminal."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, unless two of its flags choose what is printed (ConfigError)."""
+        check_one_choice(ctx.params)
+        return super().invoke(ctx)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help."""
+        _shorten(self.get_params(ctx))
+        super().format_help(ctx, formatter)
+
+
+class Group(TyperGroup):
+    """A group of commands of the same kind."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help."""
+        _shorten(self.get_params(ctx))
+        super().format_help(ctx, formatter)
+
+
+def _shorten(params: list[Any]) -> None:
+    """Show no type of flags, and further names in the text: they would not fit the column."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+        more = [name for name in param.opts if name.startswith("--")][1:]
+        if more:
+            param.opts = [name for name in param.opts if name not in more]
+            param.help = f"{param.help} Also {', '.join(more)}."
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help."""
+    return "\n".join(["Examples:", *(f"  {line}" for line in lines)])
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], numbers_from: int) -> None:
+    """Print a table; columns from `numbers_from` on are numbers, which are never cut."""
+    from rich.console import Console
+
+    from nwor_bench.report.document import Document, table
+    from nwor_bench.report.terminal import print_document
+
+    print_document(Console(), Document("", (table(headers, rows, numbers_from),)))
+
+
+def complete_scenarios(incomplete: str) -> list[str]:
+    """Shipped scenarios."""
+    return _beginning(_shipped(resource_dir("scenarios")), incomplete)
+
+
+def complete_pairs(incomplete: str) -> list[str]:
+    """Shipped model pairs."""
+    return _beginning(_shipped(resource_dir("scenarios") / "pairs"), incomplete)
+
+
+def complete_sweeps(incomplete: str) -> list[str]:
+    """Shipped sweep files."""
+    return _beginning(_shipped(resource_dir("sweeps")), incomplete)
+
+
+def complete_runs(incomplete: str) -> list[str]:
+    """Run and sweep folders in runs/ and below the folder that is being typed."""
+    typed = Path(incomplete)
+    parents = {Path("runs"), typed if incomplete.endswith("/") else typed.parent}
+    files = ("run.json", "sweep.json")
+    found = [path for parent in parents for file in files for path in parent.glob(f"*/{file}")]
+    return _beginning(sorted({str(path.parent) for path in found}), incomplete)
+
+
+def _shipped(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.toml"))
+
+
+def _beginning(names: list[str], incomplete: str) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]

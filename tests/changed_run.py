@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from synthetic_run import once_a_run, save_run, summarised, write_reports
+from synthetic_run import once_a_run, summarised
 
 from nwor_bench.analysis.cell_data import gather_cells
 from nwor_bench.analysis.comparing.stored_run import StoredRun
@@ -57,20 +56,3 @@ def stored(run: RunData) -> StoredRun:
         source="records.jsonl",
         warnings=(),
     )
-
-
-def save_baseline(run: RunData, folder: Path, *files: str) -> Path:
-    """The run with its reports, of which only run.json and the files named are kept."""
-    folder.mkdir()
-    for name in ("run.json", *files):
-        (folder / name).write_bytes(_reported(run)[name])
-    return folder
-
-
-@once_a_run
-def _reported(run: RunData) -> dict[str, bytes]:
-    with TemporaryDirectory() as folder:
-        whole = Path(folder) / "run"
-        save_run(run, whole)
-        write_reports(whole)
-        return {path.name: path.read_bytes() for path in whole.iterdir()}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from nwor_bench.analysis.comparing.change_estimates import Change
 from nwor_bench.analysis.comparing.compare import CellChange, ChangeVerdict, Comparison
 from nwor_bench.analysis.comparing.preconditions import DecideBy, unknown_machine
-from nwor_bench.analysis.comparing.stored_run import SUMMARIES, StoredRun
+from nwor_bench.analysis.comparing.stored_run import StoredRun
 from nwor_bench.analysis.effects import DEVICE_MS, WALL_MS
 from nwor_bench.analysis.paired import LATENCY_MS
 from nwor_bench.records.types import CellResult
@@ -160,7 +160,7 @@ def _fraction(value: float) -> str:
 
 def notes(comparison: Comparison) -> list[str]:
     """Caveats of the comparison, and how it was made."""
-    found = [*_forced(comparison), *_warnings(comparison), *_sources(comparison)]
+    found = [*_forced(comparison), *_warnings(comparison)]
     found += _machines(comparison)
     found += [*_pairing(comparison), *_drift(comparison), *_acceptance(comparison)]
     if comparison.others:
@@ -184,15 +184,6 @@ def _forced(comparison: Comparison) -> list[str]:
 
 def _warnings(comparison: Comparison) -> list[str]:
     return [f"{n}: {w.rstrip('.')}." for n, run in _sides(comparison) for w in run.warnings]
-
-
-def _sources(comparison: Comparison) -> list[str]:
-    return [
-        f"{name} kept only cell summaries: times have no interval, and the ratio's interval comes "
-        "from the summaries."
-        for name, run in _sides(comparison)
-        if run.source == SUMMARIES
-    ]
 
 
 def _machines(comparison: Comparison) -> list[str]:
@@ -224,8 +215,8 @@ def _pairing(comparison: Comparison) -> list[str]:
         )
     if any(not change.paired and change not in interleaved for change in made):
         found.append(
-            "The runs are not paired (prompts, seeds or number of blocks differ, or only summaries "
-            "were kept): intervals are for two independent samples (Welch)."
+            "The runs are not paired, because prompts, seeds or number of blocks differ: intervals "
+            "are for two independent samples (Welch)."
         )
     if any(change.measure == LATENCY_MS for change in made):
         found.append("Some times are those of whole batches, because a run has no window times.")

@@ -1,16 +1,14 @@
 """Runs whose cells took turns are compared by their windows' ratios."""
 
 from functools import cache
-from pathlib import Path
 
 import pytest
 from changed_run import stored
 from interleaved_run import STAGE_GRAPH, Planted, interleaved_run
-from synthetic_run import save_run, write_reports
 
 from nwor_bench.analysis.comparing.change_verdicts import CellChange
 from nwor_bench.analysis.comparing.compare import ChangeVerdict, Comparison, compare_runs
-from nwor_bench.analysis.comparing.stored_run import StoredRun, load_stored
+from nwor_bench.analysis.comparing.stored_run import StoredRun
 from nwor_bench.report.comparison_text import notes
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -54,14 +52,3 @@ def test_the_ends_of_an_interval_give_its_standard_error_back() -> None:
     assert own.half_width is not None
     # Two equal errors, with about twice the degrees of freedom.
     assert change.interval.half_width == pytest.approx(1.33 * own.half_width, rel=0.1)
-
-
-@pytest.mark.long
-def test_a_stored_baseline_of_tables_is_compared_alike(tmp_path: Path) -> None:
-    run = interleaved_run(Planted({"stage x graph": 0.972}), whole={"graph": 0.972})
-    save_run(run, tmp_path)
-    write_reports(tmp_path)
-    (tmp_path / "records.jsonl").unlink()
-    change = of_graph(compare_runs(load_stored(tmp_path), stored(run))).ratio
-    assert change is not None
-    assert (change.measure, change.ratio) == ("device_ms", pytest.approx(1))

@@ -1,5 +1,6 @@
 """`nwor-bench compare` and --github-summary as a user meets them: output, files, exit codes."""
 
+import gzip
 import json
 import shlex
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
-from changed_run import save_baseline, slowed
+from changed_run import slowed
 from synthetic_run import make_run, save_run, with_header
 
 from nwor_bench.cli import app as cli
@@ -37,7 +38,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
     for name, run in RUNS.items():
         save_run(run, root / name)
-    save_baseline(BASE, root / "stored", "cells.csv", "batches.csv")
+    (root / "stored").mkdir()
+    (root / "stored/run.json").write_bytes((root / "base/run.json").read_bytes())
+    packed = gzip.compress((root / "base/records.jsonl").read_bytes())
+    (root / "stored/records.jsonl.gz").write_bytes(packed)
     return root
 
 

@@ -120,8 +120,6 @@ def test_notes_tell_what_weakens_the_numbers() -> None:
         with_header(RUN, "engine", device="cpu"), force=True
     )
     assert "seed: BASE 3, NEW 8" in told(with_header(RUN, "spec", seed=8))
-    summaries = replace(BASE, data={}, source="cell summaries")
-    assert "BASE kept only cell summaries: times have no interval" in told(RUN, summaries)
     cut = replace(BASE, warnings=("it did not end as planned (status: partial)",))
     assert "BASE: it did not end as planned (status: partial)." in told(RUN, cut)
 

@@ -32,7 +32,7 @@ class Change:
     """NEW over BASE (1.02 = 2 % more time), with a 95 % interval if there are enough blocks.
 
     Attributes:
-        measure: WINDOW_MS or LATENCY_MS, or the clock ("device_ms", "wall_ms") of windows in turn.
+        measure: WINDOW_MS or LATENCY_MS; DEVICE_MS or WALL_MS for interleaved windows.
         paired: True if blocks of the same prompts were compared in pairs.
         base_blocks, new_blocks: blocks behind the interval.
         why_open: why there is no interval.
@@ -56,10 +56,10 @@ class Change:
 
 @dataclass(frozen=True)
 class _Side:
-    """One run's number: by block if blocks were kept, else from the cell's summary."""
+    """One run's number, by block and over all blocks."""
 
     ratio: float
-    blocks: ByBlock | None
+    blocks: ByBlock
     interval: RatioInterval | None
 
 
@@ -71,9 +71,7 @@ def time_change(base: StoredRun, new: StoredRun, cell: Cell) -> Change | None:
     before, after = base.cells[cell], new.cells[cell]
     if before.latency_ms_p50 is None or after.latency_ms_p50 is None:
         return None
-    ours, theirs = new.data.get(cell), base.data.get(cell)
-    if ours is None or theirs is None:
-        return _summary_change(before, after)
+    ours, theirs = new.data[cell], base.data[cell]
     same = same_blocks(theirs, ours)
     if len(same) >= MIN_BLOCKS:
         times = pair_times(_only(ours, same), _only(theirs, same))
@@ -108,20 +106,17 @@ def ratio_change(base: StoredRun, new: StoredRun, cell: Cell) -> Change | None:
     """Change of the cell's ratio to off x off; None if a run has no such ratio."""
     if base.cells[cell].ratio_to_off is None or new.cells[cell].ratio_to_off is None:
         return None
-    in_turn = _in_turn(base.cells[cell], new.cells[cell])
-    if in_turn is not None:
-        return in_turn
+    interleaved = _interleaved(base.cells[cell], new.cells[cell])
+    if interleaved is not None:
+        return interleaved
     for measure in (WINDOW_MS, LATENCY_MS):
         below, above = _ratio_side(base, cell, measure), _ratio_side(new, cell, measure)
         if below is not None and above is not None:
-            same: Collection[int] = ()
-            if below.blocks is not None and above.blocks is not None:
-                same = same_blocks(base.data[cell], new.data[cell])
-            return _change(measure, below, above, same)
+            return _change(measure, below, above, same_blocks(base.data[cell], new.data[cell]))
     return None
 
 
-def _in_turn(before: CellResult, after: CellResult) -> Change | None:
+def _interleaved(before: CellResult, after: CellResult) -> Change | None:
     """Change of ratios that are both of neighbouring windows on the same clock; else None."""
     sides = [
         (cell.ratio_to_off, cell.ratio_ci_low, cell.ratio_ci_high, cell.groups)
@@ -157,14 +152,13 @@ def _work(cell: CellData) -> dict[int, list[tuple[str, int, float]]]:
 
 def _change(measure: str, base: _Side, new: _Side, same: Collection[int]) -> Change:
     """Paired over `same` blocks if there are enough, else unpaired."""
-    if base.blocks is not None and new.blocks is not None:
-        common = sorted(base.blocks.keys() & new.blocks.keys() & set(same))
-        if len(common) >= MIN_BLOCKS:
-            interval = paired_ratio(
-                [new.blocks[block] for block in common], [base.blocks[block] for block in common]
-            )
-            assert interval is not None
-            return Change(measure, interval.ratio, interval, True, len(common), len(common))
+    common = sorted(base.blocks.keys() & new.blocks.keys() & set(same))
+    if len(common) >= MIN_BLOCKS:
+        interval = paired_ratio(
+            [new.blocks[block] for block in common], [base.blocks[block] for block in common]
+        )
+        assert interval is not None
+        return Change(measure, interval.ratio, interval, True, len(common), len(common))
     below, above = (None if s.interval is None else s.interval.blocks for s in (base, new))
     both = None
     if base.interval is not None and new.interval is not None:
@@ -174,12 +168,8 @@ def _change(measure: str, base: _Side, new: _Side, same: Collection[int]) -> Cha
 
 
 def _too_few(base: _Side, new: _Side) -> str:
-    parts = []
-    for name, side in (("BASE", base), ("NEW", new)):
-        if side.blocks is not None and len(side.blocks) < MIN_BLOCKS:
-            parts.append(f"{name} has {len(side.blocks)}")
-        elif side.interval is None:
-            parts.append(f"{name} kept no interval")
+    sides = (("BASE", base), ("NEW", new))
+    parts = [f"{n} has {len(s.blocks)}" for n, s in sides if len(s.blocks) < MIN_BLOCKS]
     return f"an interval needs {MIN_BLOCKS} timed blocks, and {' and '.join(parts)}"
 
 
@@ -191,9 +181,9 @@ def _side(values: ByBlock) -> _Side:
 
 def _ratio_side(run: StoredRun, cell: Cell, measure: str) -> _Side | None:
     """The cell's ratio to off x off by that measure; None if the run lacks it."""
-    own, baseline = run.data.get(cell), run.baseline_of(cell)
-    if own is None or baseline is None:
-        return _summary_side(run.cells[cell], measure)
+    own, baseline = run.data[cell], run.baseline_of(cell)
+    if baseline is None:
+        return None
     if measure == LATENCY_MS:
         above, below = _times(own, measure), _times(baseline, measure)
         blocks = {b: above[b] / below[b] for b in above.keys() & below.keys()}
@@ -203,28 +193,6 @@ def _ratio_side(run: StoredRun, cell: Cell, measure: str) -> _Side | None:
         return None
     ratios = [a / b for a, b in zip(times.treated, times.baseline, strict=True)]
     return _side(dict(zip(times.blocks, ratios, strict=True)))
-
-
-def _summary_side(cell: CellResult, measure: str) -> _Side | None:
-    # Before `compared` was written, the ratio was that of latencies.
-    if cell.ratio_to_off is None or (cell.compared or LATENCY_MS) != measure:
-        return None
-    interval = None
-    if cell.ratio_ci_low is not None and cell.ratio_ci_high is not None:
-        bounds = (cell.ratio_ci_low, cell.ratio_ci_high)
-        interval = from_bounds(cell.ratio_to_off, *bounds, cell.batches)
-    return _Side(cell.ratio_to_off, None, interval)
-
-
-def _summary_change(before: CellResult, after: CellResult) -> Change | None:
-    why = "a run kept cell summaries only, and an interval needs blocks"
-    if before.window_ms_mean and after.window_ms_mean:
-        ratio = after.window_ms_mean / before.window_ms_mean
-        return Change(WINDOW_MS, ratio, None, why_open=why)
-    if before.latency_ms_p50 and after.latency_ms_p50:
-        ratio = after.latency_ms_p50 / before.latency_ms_p50
-        return Change(LATENCY_MS, ratio, None, why_open=why)
-    return None
 
 
 def _times(cell: CellData, measure: str) -> dict[int, float]:

@@ -18,9 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from nwor_bench.analysis.comparing.stored_run import BATCHES_TABLE
-from nwor_bench.records.csv_tables import read_table
-from nwor_bench.records.types import AA, BatchRecord
+from nwor_bench.records.types import AA
 
 OFF = "off x off"
 CONFIDENCE = 0.95
@@ -29,33 +27,29 @@ CONFIDENCE = 0.95
 def rows_of(folder: Path) -> pd.DataFrame:
     """A row a cell and block: requests' windows, accepted drafts by position, equal texts."""
     header = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    batches = [
-        batch
-        for batch in read_table(folder / BATCHES_TABLE, BatchRecord)
-        if batch.phase == "timed" and batch.arm != AA
-    ]
+    table = pd.read_csv(folder / "batches.csv", keep_default_na=False)
+    table = table[table["phase"] == "timed"]
+    if "arm" in table:
+        table = table[table["arm"] != AA]
+    table = table.assign(cell=table["nwor_mode"] + " x " + table["scv_mode"])
+    table = table.assign(other=table["cell"] != OFF).sort_values(["other", "cell", "block"])
     prompts = {block["block"]: block["prompt_ids"] for block in header["blocks"]}
-    texts = {b.block: b.token_digests for b in batches if _cell(b) == OFF}
+    texts = table[~table["other"]].set_index("block")["token_digests"].to_dict()
     rows = []
-    for batch in sorted(
-        batches, key=lambda batch: (_cell(batch) != OFF, _cell(batch), batch.block)
-    ):
-        if batch.vllm_num_drafts is None or batch.vllm_accepted_per_position is None:
-            raise ValueError(f"batch {batch.batch} has no count of accepted drafts by position")
-        equal = zip(batch.token_digests, texts[batch.block], strict=True)
-        is_off = _cell(batch) == OFF
+    for batch in table.to_dict("records"):
+        if batch["vllm_num_drafts"] == "" or batch["vllm_accepted_per_position"] == "":
+            raise ValueError(f"batch {batch['batch']} has no count of accepted drafts by position")
+        accepted = map(int, batch["vllm_accepted_per_position"].split(";"))
+        own, off = (text.split(";") for text in (batch["token_digests"], texts[batch["block"]]))
+        equal = sum(a == b for a, b in zip(own, off, strict=True))
         rows.append(
-            {"cell": _cell(batch), "block": batch.block, "windows": batch.vllm_num_drafts}
-            | {f"accepted_{i}": n for i, n in enumerate(batch.vllm_accepted_per_position, 1)}
-            | {"requests": batch.requests, "same_text_as_off": sum(a == b for a, b in equal)}
-            | {"prompts": ";".join(prompts[batch.block]) if is_off else ""}
+            {"cell": batch["cell"], "block": batch["block"], "windows": batch["vllm_num_drafts"]}
+            | {f"accepted_{i}": n for i, n in enumerate(accepted, 1)}
+            | {"requests": batch["requests"], "same_text_as_off": equal}
+            | {"prompts": "" if batch["other"] else ";".join(prompts[batch["block"]])}
             | {"command": "" if rows else header["command"]}
         )
     return pd.DataFrame(rows)
-
-
-def _cell(batch: BatchRecord) -> str:
-    return f"{batch.nwor_mode} x {batch.scv_mode}"
 
 
 def differences(rows: pd.DataFrame) -> pd.DataFrame:

@@ -171,8 +171,9 @@ class V1RunnerHook(RunnerHook):
             step, self._step = self._step, None
             if step is None:
                 return output
-            if not self.runner.use_async_scheduling:
-                counts = [len(ids) for ids in output.sampled_token_ids]
+            sampled = getattr(output, "sampled_token_ids", None)  # a rank without logits has none
+            if not self.runner.use_async_scheduling and sampled is not None:
+                counts = [len(ids) for ids in sampled]
                 step.num_sampled = torch.tensor(counts, dtype=torch.int32)
             if step.has_window:
                 step.invalid_drafts = invalid_drafts(step.scheduler_output, grammar_output, checked)

@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.types import NworMode, StageBy
+from nwor_bench.workload.option_values import check_length
 from nwor_bench.workload.options import declared, flag_of, names, read_all
 from nwor_bench.workload.resources import resource_dir
 from nwor_bench.workload.run_spec import (
@@ -17,7 +18,6 @@ from nwor_bench.workload.run_spec import (
     RunSpec,
     ScenarioValues,
     VllmEntries,
-    check_length,
 )
 from nwor_bench.workload.toml_file import NamedFile, StrictModel, read_toml, remedy
 

@@ -2,10 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from enum import StrEnum
 from itertools import product
-from math import isfinite
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.types import (
@@ -17,6 +15,18 @@ from nwor_bench.records.types import (
     ScvMode,
     StageBy,
 )
+from nwor_bench.workload.option_values import (
+    NAMED_LENGTHS,
+    CacheDtype,
+    CellName,
+    Counters,
+    Dtype,
+    bytes_of_gib,
+    cell_words,
+    fraction_above_zero,
+    includes_off,
+    parse_length,
+)
 from nwor_bench.workload.options import (
     Axis,
     Compare,
@@ -26,7 +36,6 @@ from nwor_bench.workload.options import (
     axes_of,
     declared,
     in_range,
-    parse_as,
     to_plain,
     within,
 )
@@ -37,12 +46,6 @@ if TYPE_CHECKING:
 
 MOST_BLOCKS = 10_000
 """Timed blocks that a run may have; each is drawn before the first begins."""
-
-
-def _fraction_above_zero(value: float) -> str | None:
-    if value <= 0:
-        return "write a number greater than 0"
-    return "write 1 or less" if value > 1 else None
 
 
 class ScenarioValues:
@@ -84,7 +87,7 @@ class ScenarioValues:
     )] = 0.0
     """Of sampling; 0 is greedy."""
     top_p: Annotated[float, Option(
-        "Nucleus sampling.", has_flag=False, check=_fraction_above_zero,
+        "Nucleus sampling.", has_flag=False, check=fraction_above_zero,
     )] = 1.0
     """Share of the probability that sampling chooses from."""
     max_model_len: Annotated[int, Option(
@@ -148,125 +151,11 @@ def _agreed(
     return given if value is None else value
 
 
-class CellName(StrEnum):
-    """A cell of the grid, by its modes, as --cells names it."""
-
-    OFF_GRAPH = "off-graph"
-    OFF_ADAPTIVE = "off-adaptive"
-    STAGE_OFF = "stage-off"
-    STAGE_GRAPH = "stage-graph"
-    STAGE_ADAPTIVE = "stage-adaptive"
-
-    @property
-    def modes(self) -> tuple[NworMode, ScvMode]:
-        """Its NWOR and SCV mode."""
-        nwor, scv = self.split("-")
-        return NworMode(nwor), ScvMode(scv)
-
-
-def added_cell(word: object) -> str | None:
-    """What to write instead of a cell that is added and never chosen; None for other words."""
-    if word == "off-off":
-        return "off x off and its A/A arm are added by themselves; write a cell such as stage-graph"
-    if isinstance(word, str) and word.startswith("control-"):
-        return (
-            "control x off is added by itself beside a staging cell on a GPU, and anywhere with "
-            "control among the NWOR modes; write a cell such as stage-graph"
-        )
-    return None
-
-
-def cell_words(flag: str, given: Any) -> Any:
-    """The words of `flag`, as they are; raises ConfigError for a cell that is added."""
-    words = parse_as(tuple[str, ...], flag, given)
-    for word in words:
-        if (remedy := added_cell(word)) is not None:
-            raise ConfigError.for_field(flag, word, remedy)
-    return words
-
-
-NAMED_LENGTHS: Mapping[str, float] = {
-    "deepseek-v4": 2.54,
-    "glm-5.2": 3.33,
-    "kimi-k2.5": 3.24,
-    "kimi-k3": 3.22,
-    "minimax-m3": 3.11,
-    "qwen3.5": 3.97,
-}
-"""Mean tokens a window with NAMED_DRAFTS drafts, by the model's name."""
-
-NAMED_DRAFTS = 4
-"""Draft tokens a window for which the named lengths were measured."""
-
-
-def parse_length(flag: str, given: Any) -> float:
-    """The length that a number or a name stands for. Raises ConfigError."""
-    if isinstance(given, str) and given.strip().lower() in NAMED_LENGTHS:
-        return NAMED_LENGTHS[given.strip().lower()]
-    try:
-        length = float(given)
-    except ValueError:
-        raise ConfigError.unknown(flag, given, list(NAMED_LENGTHS)) from None
-    if not isfinite(length):
-        raise ConfigError.for_field(flag, given, "write a number such as 2.6, or a name")
-    return length
-
-
-def check_length(flag: str, given: Any, draft_tokens: int) -> None:
-    """Refuse a length that no window of so many drafts gives, and a name for other windows.
-
-    A window gives a request from one token to all its drafts plus one. Raises ConfigError.
-    """
-    length = parse_length(flag, given)
-    if isinstance(given, str) and given.strip().lower() in NAMED_LENGTHS:
-        if draft_tokens != NAMED_DRAFTS:
-            remedy = (
-                f"it was measured with {NAMED_DRAFTS} draft tokens, and this run has "
-                f"{draft_tokens}; write --draft-tokens {NAMED_DRAFTS}, or a number"
-            )
-            raise ConfigError.for_field(flag, given, remedy)
-    elif not 1 <= length <= draft_tokens + 1:
-        remedy = f"write 1 to {draft_tokens + 1}: what a window of {draft_tokens} drafts can give"
-        raise ConfigError.for_field(flag, given, remedy)
-
-
 DEFAULT_PAIR = "smollm2"
 DEFAULT_SCENARIO = "short"
 DEFAULT_MAX_WARMUP = 15
-MOST_GIB = 1_000_000
-
 WARMUP_LOOKBACK = 5
 """Batches that must be steady. Five rising or falling in a row have p = 0.017, four 0.083."""
-
-Dtype = Literal["auto", "bfloat16", "float16", "float32"]
-
-CacheDtype = Literal[
-    "auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla",
-    "nvfp4_ds_mla", "turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc",
-    "turboquant_3bit_nc", "ultraquant_4bit", "int4_per_token_head", "int8_per_token_head",
-    "fp8_per_token_head", "nvfp4", "nvfp4_4over6",
-]  # fmt: skip
-"""vLLM's kv_cache_dtype, auto being the model's; importing it from vLLM would take seconds."""
-
-
-def _includes_off(modes: tuple[str, ...]) -> str | None:
-    if "off" in modes:
-        return None
-    return f"write off,{','.join(modes)}: every cell is compared with off x off"
-
-
-def _bytes_of_gib(field: str, given: float) -> int:
-    if not 0 < given <= MOST_GIB:
-        raise ConfigError.for_field(field, given, f"write more than 0, {MOST_GIB} at most")
-    return int(given * 2**30)
-
-
-class Counters(StrEnum):
-    """What untimed blocks behind the timed ones count. One at a time: PyTorch's profiler, which
-    counts launches, changes the clock of the DRAM counters in every later run of the process."""
-
-    DRAM = "dram"
-    LAUNCHES = "launches"
 
 
 @dataclass(frozen=True)
@@ -277,12 +166,12 @@ class RunSpec:
     """The workload, with the values of flags and sweep files already in it."""
     # fmt: off
     nwor_modes: Annotated[tuple[NworMode, ...], Option(
-        "off, stage, control: where drafts' K/V goes.", Panel.MODES, check=_includes_off,
+        "off, stage, control: where drafts' K/V goes.", Panel.MODES, check=includes_off,
         table="axes",
     )] = (NworMode.OFF, NworMode.STAGE)
     """Rows of the grid of cells."""
     scv_modes: Annotated[tuple[ScvMode, ...], Option(
-        "off, graph, adaptive: who validates.", Panel.MODES, check=_includes_off, table="axes",
+        "off, graph, adaptive: who validates.", Panel.MODES, check=includes_off, table="axes",
     )] = tuple(ScvMode)
     """Columns of the grid of cells."""
     only_cells: Annotated[tuple[CellName, ...] | None, Option(
@@ -440,7 +329,7 @@ class VllmEntries:
     )]
     kv_cache_gib: Annotated[int, Option(
         "KV-cache size (default: what the requests need).", has_flag=False, written=float,
-        read=_bytes_of_gib, table="settings", entry=("engine_args", "kv_cache_memory_bytes"),
+        read=bytes_of_gib, table="settings", entry=("engine_args", "kv_cache_memory_bytes"),
     )]
     # fmt: on
 

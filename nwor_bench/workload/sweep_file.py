@@ -11,6 +11,7 @@ from pydantic import Field, create_model, field_validator
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.workload.config import load_scenario, resolve
+from nwor_bench.workload.option_values import added_cell
 from nwor_bench.workload.options import Declared, declared
 from nwor_bench.workload.resources import resource_dir
 from nwor_bench.workload.run_spec import (
@@ -20,7 +21,6 @@ from nwor_bench.workload.run_spec import (
     RunSpec,
     ScenarioValues,
     VllmEntries,
-    added_cell,
 )
 from nwor_bench.workload.toml_file import NamedFile, StrictModel, read_toml
 

@@ -9,7 +9,7 @@ from refusals import refused
 
 from nwor_bench.engine.arguments import engine_arguments
 from nwor_bench.workload.config import load_scenario, resolve
-from nwor_bench.workload.run_spec import NAMED_LENGTHS
+from nwor_bench.workload.option_values import NAMED_LENGTHS
 from nwor_bench.workload.sweep_file import load_sweep, make_points
 
 KEY = "synthetic_acceptance_length"

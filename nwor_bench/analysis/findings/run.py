@@ -20,7 +20,7 @@ from nwor_bench.records.finished_blocks import SUPERSEDED_EVENT, block_name
 from nwor_bench.records.header import KvGateFacts, RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, RunStatus, Verdict
-from nwor_bench.workload.run_spec import Counters
+from nwor_bench.workload.option_values import Counters
 
 FEW_BLOCKS = 10
 """With fewer, intervals are wide."""

@@ -25,7 +25,10 @@ ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss 20B, full graphs": ("gpt-oss-20b-shape", FULL_FOR_ALL),
     "Gemma 3 12B, full graphs": ("gemma-3-12b-shape", FULL_FOR_ALL),
     "DeepSeek-V2-Lite, full graphs": ("deepseek-lite-shape", FULL_FOR_ALL),
-    "Qwen3-Next, full graphs": ("qwen3-next-shape", FULL_FOR_ALL),
+    "Qwen3-Next, full graphs": (
+        "qwen3-next-shape",
+        {**FULL_FOR_ALL, "gdn_prefill_backend": "triton"},
+    ),
     "3B, fp8 cache, full graphs": ("llama-3b-shape", {**FULL_FOR_ALL, "kv_cache_dtype": "fp8"}),
     "3B, eager": ("llama-3b-shape", EAGER),
     "3B, piecewise": ("llama-3b-shape", PIECEWISE),

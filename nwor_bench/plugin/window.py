@@ -102,6 +102,8 @@ class LayerCall:
     """[rows, heads, value_dim], our attention's output."""
     selected: Tensor | None = None
     """[rows, selected] int32, positions that a sparse layer's indexer chose."""
+    is_merged: bool = False
+    """Stock attended the committed tokens, and the window's rows were merged into its output."""
 
 
 @dataclass
@@ -125,12 +127,15 @@ class LayerTrace:
         query: Tensor | tuple[Tensor, ...],
         output: Tensor,
         selected: Tensor | None = None,
+        *,
+        is_merged: bool = False,
     ) -> None:
         """Copy a layer's queries and the output of its attention."""
         call = self.of(name)
         call.query = query.clone() if isinstance(query, Tensor) else tuple(q.clone() for q in query)
         call.output = output.clone()
         call.selected = None if selected is None else selected.clone()
+        call.is_merged = is_merged
 
 
 class Outcome(NamedTuple):

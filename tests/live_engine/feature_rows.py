@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from checklist_rows import LONG, PROMPTS, SMALL_CACHE
 from checklist_tools import ask, check_cache, check_partial, check_same, compare, greedy, metric
@@ -62,8 +63,12 @@ def check_beam_search(engine: VllmEngine) -> None:
         drafts, staged = (total_of(windows, f"{name}_tokens") for name in ("draft", "staged"))
         assert drafts > 0
         assert staged == (drafts if mode == "stage" else 0)
-        beams.append([[(s.tokens, s.cum_logprob) for s in each.sequences] for each in found])
-    assert beams[0] == beams[1]
+        beams.append([beam for each in found for beam in each.sequences])
+    stock, ours = beams
+    assert [beam.tokens for beam in ours] == [beam.tokens for beam in stock]
+    # A GPU's two kernels of attention round differently.
+    expected = [beam.cum_logprob for beam in stock]
+    assert [beam.cum_logprob for beam in ours] == pytest.approx(expected, abs=1e-4)
 
 
 def check_reload(engine: VllmEngine, target: str, folder: Path, *, exact: bool = True) -> None:

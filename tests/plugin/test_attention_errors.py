@@ -9,6 +9,7 @@ from nwor_bench.plugin.observe.errors import (
     AttentionFacts,
     exact_attention,
     head_errors,
+    merged_attention,
 )
 from nwor_kernels.verify_attention.reference import plan_attention, verify_attention_reference
 
@@ -126,3 +127,49 @@ def test_output_that_was_not_written_is_not_finite() -> None:
     heads, _ = head_errors(ours, exact, torch.arange(ROWS), exact, derivative)
     assert not torch.isfinite(heads[1, FIELDS.index("apart")])
     assert torch.isfinite(heads[0]).all()
+
+
+def latents(seed: int, peaked: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, K and V of a latent layer in float64, each element a bfloat16 number."""
+    given = torch.Generator().manual_seed(seed)
+    query = peaked * torch.randn(ROWS, HEADS, 24, generator=given)
+    key = torch.randn(900, 1, 24, generator=given)
+    query, key = (each.bfloat16().double() for each in (query, key))
+    return query, key, key[..., :16]
+
+
+@pytest.mark.parametrize("selects", [False, True])
+def test_merged_attention_is_exact_but_for_its_roundings(selects: bool) -> None:
+    query, key, value = latents(7, 1.0)
+    seen = None
+    if selects:
+        seen = torch.rand(ROWS, 900, generator=torch.Generator().manual_seed(8)) < 0.1
+        seen[:, -ROWS] = True
+        seen[0, :-ROWS] = False  # a row of which stock sees nothing
+    exact, _ = exact_attention(query, key, value, AttentionFacts(0.2), seen)
+    merged = merged_attention(query, key, value, 0.2, torch.float64, seen)
+    assert torch.allclose(merged, exact, rtol=1e-12, atol=1e-14)
+    rounded = merged_attention(query, key, value, 0.2, torch.bfloat16, seen)
+    assert 0 < torch.linalg.norm(rounded - exact) < 2**-8 * torch.linalg.norm(exact)
+
+
+def test_two_roundings_lengthen_the_output_and_the_reference_knows_by_how_much() -> None:
+    """By hand, row by row: stock's part is causal up to its end, and each row adds its own rest."""
+    query, key, value = latents(9, 1.0)
+    exact, derivative = exact_attention(query, key, value, AttentionFacts(0.2))
+    ours = torch.empty_like(exact)
+    for row in range(ROWS):
+        end = 900 - 2 * ROWS + 1 + row
+        scores = torch.einsum("hd,td->ht", query[row], key[: 900 - ROWS + 1 + row, 0]) * 0.2
+        stock = (scores[:, :end].softmax(-1) @ value[:end, 0]).bfloat16().double()
+        weights = (scores[:, end:] - scores[:, :end].logsumexp(-1, keepdim=True)).exp()
+        merged = stock + weights @ value[end : 900 - ROWS + 1 + row, 0]
+        ours[row] = (merged / (1 + weights.sum(-1, keepdim=True))).bfloat16().double()
+    expected = merged_attention(query, key, value, 0.2, torch.bfloat16)
+    assert (ours != expected).double().mean() < 0.01
+    stock = exact.bfloat16().double()
+    rows = torch.arange(ROWS)
+    _, against_exact = head_errors(ours, stock, rows, exact, derivative)
+    _, against_merged = head_errors(ours, stock, rows, exact, derivative, expected)
+    assert abs(against_merged[0]) < abs(against_exact[0]) / 3
+    assert against_merged[1] > 0

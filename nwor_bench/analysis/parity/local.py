@@ -7,7 +7,7 @@ below the rounding of one row.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from nwor_bench.analysis.parity.kv import KvVerdict
@@ -204,9 +204,7 @@ def _attention_errors(
         attention = entry.get("attention")
         if attention is None or "missing" in attention:
             continue
-        margin = attention.get("margin", 1.0)
-        for error in _layer_errors((entry["layer"], rank), attention):
-            yield replace(error, allowed=margin * error.allowed)
+        yield from _layer_errors((entry["layer"], rank), attention)
 
 
 def _layer_errors(at: tuple[str, int], attention: Mapping[str, Any]) -> Iterator[LocalFault]:

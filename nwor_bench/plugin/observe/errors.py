@@ -178,10 +178,11 @@ FIELDS = (
     "gain", "gain_error", "stock_gain", "scale", "scale_error", "stock_scale",
 )  # fmt: skip
 """Columns of `head_errors`. Errors are distances of a head's rows, over the root mean square norm
-of the head's rows: `ours` and `stock` to the reference (root mean square, and the largest), `apart`
-between the two, over all rows, with the row of the largest. `gain` is our output's signed error
-along the reference (0.01: 1 % too long), `scale` along the derivative by the logarithm of the
-softmax scale (0.01: a scale 1 % too large), each with its standard error over rows, and stock's."""
+of the head's rows: `ours` and `stock` to the reference (root mean square, and the largest; ours to
+`merged_attention` if a window's rows were merged into stock's output), `apart` between the two,
+over all rows, with the row of the largest. `gain` is our output's signed error along the reference
+(0.01: 1 % too long), `scale` along the derivative by the logarithm of the softmax scale (0.01: a
+scale 1 % too large), each with its standard error over rows, and stock's."""
 
 
 @dataclass(frozen=True)
@@ -198,8 +199,6 @@ class AttentionFacts:
     """[heads], a score that takes weight and gives no value."""
     alibi_slopes: Tensor | None = None
     """[heads], added as slope * (key position - query position)."""
-    margin: float = 1.0
-    """By what the local gate multiplies its limits for this kind of attention."""
 
 
 def exact_attention(
@@ -254,8 +253,55 @@ def exact_attention(
     return output, derivative
 
 
+def merged_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    dtype: torch.dtype,
+    seen: Tensor | None = None,
+) -> Tensor:
+    """Attention over the committed tokens, rounded, with a window's rows merged in, rounded again.
+
+    Two roundings have a bias that one does not have: where the window's rows take little weight,
+    the merge moves an element by less than half a step, and rounding puts it back. On an H200 this
+    lengthened the output of a DeepSeek-V2-Lite shape by 0.02 %, in our kernel as in this function.
+
+    Args:
+        query: [rows, heads, width] float64, of the request's last positions, all of them staged.
+        key, value: [tokens, 1, width] and [tokens, 1, value_dim] float64.
+        scale: factor on the scores.
+        dtype: of the output, to which both are rounded.
+        seen: as for `exact_attention`. Stock then attends to all committed tokens that a row
+            selected; otherwise its causal mask ends with the committed tokens.
+
+    Returns:
+        [rows, heads, value_dim] float64.
+    """
+    rows, tokens = query.shape[0], key.shape[0]
+    token = torch.arange(tokens, device=key.device)
+    position = token[-rows:, None]
+    visible, by_stock = token <= position, token <= position - rows
+    if seen is not None:
+        visible, by_stock = visible & seen, (token < tokens - rows) & seen
+    scores = torch.einsum("qhd,td->hqt", query, key[:, 0]) * scale
+    weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+    stocks = weights * by_stock
+    share = stocks.sum(-1, keepdim=True)
+    first, rest = (
+        torch.einsum("hqt,td->hqd", each, value[:, 0]) for each in (stocks, weights - stocks)
+    )
+    committed = (first / share.clamp_min(1e-300)).to(dtype).double()
+    return (share * committed + rest).to(dtype).double().transpose(0, 1)
+
+
 def head_errors(
-    ours: Tensor, stock: Tensor, sample: Tensor, exact: Tensor, derivative: Tensor
+    ours: Tensor,
+    stock: Tensor,
+    sample: Tensor,
+    exact: Tensor,
+    derivative: Tensor,
+    expected: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Errors by head, and the signed ones over all heads together.
 
@@ -263,6 +309,7 @@ def head_errors(
         ours, stock: [rows, heads, value_dim].
         sample: [sampled rows] int64, rows that the reference has.
         exact, derivative: [sampled rows, heads, value_dim] float64.
+        expected: likewise, what ours is compared with if not with `exact`.
 
     Returns:
         [heads, 12] float64 with the columns of FIELDS, and [6] float64: the last six of all heads.
@@ -270,7 +317,8 @@ def head_errors(
     ours, stock = ours.double(), stock.double()
     norm = exact.square().sum(-1).mean(0).sqrt()
     apart, apart_row = ((ours - stock).square().sum(-1).sqrt() / norm).max(0)
-    our_error, stock_error = ours[sample] - exact, stock[sample] - exact
+    our_error = ours[sample] - (exact if expected is None else expected)
+    stock_error = stock[sample] - exact
     sizes = []
     for error in (our_error, stock_error):
         squares = error.square().sum(-1)
@@ -293,15 +341,18 @@ def head_errors(
 
 
 def _signed(ours: Tensor, stock: Tensor, direction: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """[heads] each: our error along a direction, its standard error over rows, and stock's.
+    """[heads] each: our error along a direction, its standard error over rows, and stock's error.
 
     A regression through the origin over the elements of all rows; its residuals are summed by row,
-    since elements of a row are not independent.
+    since elements of a row are not independent. The standard error is the larger of ours and
+    stock's: against a reference with our own roundings, ours would be too small.
     """
     length = direction.square().sum(-1)
     total = length.sum(0)
-    along = (ours * direction).sum(-1)
-    estimate = along.sum(0) / total
-    residual = along - estimate * length
-    error = residual.square().sum(0).sqrt() / total
-    return estimate, error, (stock * direction).sum((0, -1)) / total
+    estimates, errors = [], []
+    for each in (ours, stock):
+        along = (each * direction).sum(-1)
+        estimates.append(along.sum(0) / total)
+        residual = along - estimates[-1] * length
+        errors.append(residual.square().sum(0).sqrt() / total)
+    return estimates[0], torch.maximum(*errors), estimates[1]

@@ -26,6 +26,7 @@ from nwor_bench.plugin.observe.errors import (
     bits_of,
     exact_attention,
     head_errors,
+    merged_attention,
 )
 from nwor_bench.plugin.window import LayerCall, LayerTrace, State, Window
 
@@ -273,28 +274,36 @@ class LayerChecks:
             return {"missing": True}
         stock = layer.stock_attention(call, tables.metadata)
         queries, facts = layer.exact_query(call), layer.attention_facts()
-        exact, derivative, rows = [], [], []
+        exact, derivative, expected, rows = [], [], [], []
         for request in sample:
             first, last = step.starts[request], step.starts[request + 1]
             context = _context(layer.cache_rows(), tables, request)
             seen = _seen(call.selected, first, last, context.shape[0])
-            of_request = exact_attention(
-                queries[first:last], *layer.exact_rows(context), facts, seen
-            )
+            given = (queries[first:last], *layer.exact_rows(context))
+            of_request = exact_attention(*given, facts, seen)
             exact.append(of_request[0])
             derivative.append(of_request[1])
+            if call.is_merged:
+                dtype = call.output.dtype
+                expected.append(merged_attention(*given, facts.scale, dtype, seen))
             rows.append(torch.arange(first, last, device=stock.device))
         drafted = _drafted(step).to(stock.device)
         ours, theirs = (_rows(out, exact[0].shape[1:])[drafted] for out in (call.output, stock))
         place = torch.searchsorted(drafted, torch.cat(rows))
-        heads, pooled = head_errors(ours, theirs, place, torch.cat(exact), torch.cat(derivative))
+        heads, pooled = head_errors(
+            ours,
+            theirs,
+            place,
+            torch.cat(exact),
+            torch.cat(derivative),
+            torch.cat(expected) if expected else None,
+        )
         return {
             "fields": list(FIELDS),
             "heads": _plain(heads),
             "pooled": _plain(pooled),
             "rows": int(sum(each.numel() for each in rows)),
             "requests": _requests_of(drafted, step),
-            "margin": facts.margin,
         }
 
 

@@ -35,10 +35,6 @@ from nwor_kernels.mla_verify_attention.kernel import mla_verify_attention_triton
 from nwor_kernels.mla_verify_attention.tail import mla_tail_triton
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace
 
-LATENT_MARGIN = 4.0
-"""Correct latent layers (DeepSeek-V2-Lite's shape, full graphs, H200) reached 2.5 times the limits
-of other attention: their signed error is about 0.0002, and the cause is not known."""
-
 
 def why_rows_unsupported(impl: Any, max_query_len: int, dtype: torch.dtype) -> str | None:
     """The fallback reason of a latent row that our kernels do not read; None if they do.
@@ -99,8 +95,8 @@ class LatentLayer(StagedLayer):
         return exact, exact[..., : impl.kv_lora_rank]
 
     def attention_facts(self) -> AttentionFacts:
-        """The scale, as staged latent layers have nothing else, and wider limits."""
-        return AttentionFacts(scale=float(self._causal.scale), margin=LATENT_MARGIN)
+        """The scale: staged latent layers have nothing else."""
+        return AttentionFacts(scale=float(self._causal.scale))
 
     def _wrap_prefill(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Prefills read the cache too, of requests without a window: `_guard` sees to that."""
@@ -346,7 +342,7 @@ class MlaStagingAttention(LatentLayer):
                 with returning_sums(self._layer.impl):
                     output, sums = original(query, kv_cache, committed, layer)
                 self._merge_window(batch, parts, kv_cache, output, sums)
-                self._record(query, output)
+                self._record(query, output, is_merged=True)
                 return output, None
             if batch.tokens_per_request is None:
                 # Requests without a window attend here; the others' rows are overwritten below.
@@ -360,9 +356,11 @@ class MlaStagingAttention(LatentLayer):
 
         return forward_mqa
 
-    def _record(self, query: Tensor | tuple[Tensor, ...], output: Tensor) -> None:
+    def _record(
+        self, query: Tensor | tuple[Tensor, ...], output: Tensor, *, is_merged: bool = False
+    ) -> None:
         if self.trace is not None:
-            self.trace.attended(self.name, query, output)
+            self.trace.attended(self.name, query, output, is_merged=is_merged)
 
     def _parts_of(self, query: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """(Absorbed part, rotary part) of queries; vLLM joins them when it quantises them."""

@@ -96,7 +96,7 @@ class SparseMlaAttention(LatentLayer):
             output = self._attend(batch, query, kv_cache, attn_metadata)
             if self.trace is not None:
                 selected = self._layer.impl.topk_indices_buffer[: output.shape[0]]
-                self.trace.attended(self.name, query, output, selected)
+                self.trace.attended(self.name, query, output, selected, is_merged=True)
             return output, None
 
         return forward_mqa

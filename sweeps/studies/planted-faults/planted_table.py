@@ -42,6 +42,9 @@ Each fault was planted in one layer, in shrinking sizes; the table has the small
 seen, with all larger ones seen too. Sizes of scale, output and V are relative: 0.003 is +0.3 %.
 Smaller changes of a bf16 output are below its rounding step (0.4 %) and change few elements. Full
 graphs ran 8 requests of 1,024 tokens on one H200.
+
+DeepSeek: the wrong scale is in our kernel, which attends the window there; stock attends the rest.
+Qwen3-Next: recurrent states share the cache's memory, so blocks of no request are not watched.
 """
 CHECKS = """\
 ## What each check compares

@@ -33,9 +33,20 @@ MODELS = {"deepseek-v3": (128, 512, 64), "v3 of 8 ranks": (16, 512, 64), "v2-lit
           "mistral-small-4": (32, 256, 64), "kimi-k2": (64, 512, 64)}  # fmt: skip
 
 
+def attend(step, device, tuning=None, **options):
+    """The kernel's output, in a workspace for steps like this one."""
+    itemsize = step.cache.element_size() if step.k_scale is None else 2
+    heads, width = step.query.shape[1:]
+    sizes = (heads, step.latent_dim, width - step.latent_dim, itemsize, device, tuning)
+    told = limits(step)
+    room = create_workspace(len(step.paged.seq_lens), told["max_query_len"], *sizes)
+    options = {"workspace": room, **told, **options}
+    return run(mla_verify_attention_triton, step, device, tuning=tuning, **options)
+
+
 def verify(device, requests, dtype=torch.float32, tuning=None, **shape):
     step = make_mla_step(requests, dtype=dtype, **shape)
-    result = run(mla_verify_attention_triton, step, device, tuning=tuning, **limits(step))
+    result = attend(step, device, tuning)
     check(step, result, attend_slowly(step), TOLERANCE[dtype])
 
 
@@ -76,8 +87,7 @@ def test_a_workspace_serves_launch_after_launch(triton_device):
     workspace.accumulators.fill_(float("nan"))
     for seed in (4, 5):
         step = make_mla_step([Request(80, 5, 4), Request(50, 5, 4)], heads=2, seed=seed)
-        options = {"workspace": workspace, "tuning": tuning, **limits(step)}
-        result = run(mla_verify_attention_triton, step, triton_device, **options)
+        result = attend(step, triton_device, tuning, workspace=workspace)
         check(step, result, attend_slowly(step), TOLERANCE[torch.float32])
         assert not workspace.arrived.any()
     assert not workspace.accumulators.isnan().all(), "no context was cut"
@@ -88,7 +98,7 @@ def test_requests_without_rows_are_left_alone_though_rows_are_staged_for_them(tr
     step = make_mla_step([Request(37, 5, 4), Request(0, 0, 0)], whole=False, heads=2, seed=6)
     step.staged.start[1], step.staged.end[1] = 0, 4
     step.paged.block_table[1] = 10**6
-    result = run(mla_verify_attention_triton, step, triton_device, **limits(step))
+    result = attend(step, triton_device)
     check(step, result, attend_slowly(step), TOLERANCE[torch.float32])
 
 
@@ -98,19 +108,17 @@ def test_fp8_cache_sees_staged_rows_as_if_written(triton_device, q_scale):
     step = make_mla_step(WINDOWS, dtype=dtype, heads=2, latent_dim=64, pe_dim=32, seed=7)
     step = quantise(step, 2**-7, q_scale, exactly=INTERPRETED)  # the interpreter rounds wrongly
     # One tensor of queries, as vLLM's quantised ones are.
-    options = {"split_query": q_scale is None, **limits(step)}
-    result = run(mla_verify_attention_triton, step, triton_device, **options)
+    result = attend(step, triton_device, split_query=q_scale is None)
     check(step, result, attend_slowly(step), TOLERANCE[torch.bfloat16])
 
 
 def test_a_launch_that_does_not_fit_is_refused(triton_device):
     step = make_mla_step([Request(30, 5, 4)] * 3, seed=8)
     small = create_workspace(3, 5, 4, 32, 16, 4, triton_device, Tuning(programs=1))
-    options = {"workspace": small, **limits(step)}
     with pytest.raises(ValueError, match="workspace"):
-        run(mla_verify_attention_triton, step, triton_device, **options)
+        attend(step, triton_device, workspace=small)
     with pytest.raises(ValueError, match="window_of_17"):
-        run(mla_verify_attention_triton, step, triton_device, max_query_len=17, max_seq_len=99)
+        attend(step, triton_device, max_query_len=17, max_seq_len=99)
 
 
 def test_what_is_not_served_has_a_word():
@@ -154,12 +162,7 @@ def check_on_gpu(step, tolerance, **options):
     expected = run(
         mla_verify_attention_reference, step, cuda, dtype=torch.float64, out_dtype=torch.float64
     )
-    check(
-        step,
-        run(mla_verify_attention_triton, step, cuda, **limits(step), **options),
-        expected,
-        tolerance,
-    )
+    check(step, attend(step, cuda, **options), expected, tolerance)
 
 
 @pytest.mark.gpu

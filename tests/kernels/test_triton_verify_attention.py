@@ -54,7 +54,7 @@ def workspace_for(step: Step, device: torch.device, programs: int | None = None)
     """Room for launches of steps like this one."""
     heads, head_dim = step.query.shape[1:]
     return VerifyWorkspace.create(
-        max_requests=len(step.requests), num_heads=heads, num_kv_heads=step.kv_cache.shape[1],
+        max_requests=len(step.seq_lens), num_heads=heads, num_kv_heads=step.kv_cache.shape[1],
         head_dim=head_dim, value_dim=step.value[0].shape[2], max_query_len=longest(step),
         device=device, programs=programs,
     )  # fmt: skip
@@ -68,7 +68,8 @@ def run(
     cache: Tensor | None = None,
     query: Tensor | None = None,
     scales: Scales | None = None,
-    kernel=verify_attention_triton,
+    tuning: Tuning | None = None,
+    workspace: VerifyWorkspace | None = None,
     **options,
 ) -> Tensor:
     """The output, NaN where nothing was written; only committed and staged K/V are not NaN."""
@@ -85,7 +86,7 @@ def run(
     output = torch.full(shape, float("nan"), dtype=dtype, device=device)
     fused = staged.key._base.to(device)
     key, value = of_fused(fused, *staged.key.shape[1:])
-    kernel(
+    verify_attention_triton(
         query.to(device),
         key,
         value,
@@ -99,6 +100,8 @@ def run(
         scale=step.scale,
         max_query_len=longest(step),
         max_seq_len=int(step.seq_lens.max()),
+        workspace=workspace or workspace_for(step, device, tuning and tuning.programs),
+        tuning=tuning,
         **options,
     )
     return output.cpu()

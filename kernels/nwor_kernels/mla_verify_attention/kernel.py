@@ -150,12 +150,12 @@ def mla_verify_attention_triton(
     max_seq_len: int,
     q_scale: Tensor | None = None,
     k_scale: Tensor | None = None,
-    workspace: VerifyWorkspace | None = None,
+    workspace: VerifyWorkspace,
     tuning: Tuning | None = None,
 ) -> None:
     """Attend the queries of every request with staged rows; other output rows stay as they are.
 
-    Safe in a CUDA graph: it reads nothing on the host and allocates only a missing workspace.
+    Safe in a CUDA graph: it reads nothing on the host and allocates nothing.
     Arguments that are not listed are those of `verify_attention_triton`.
 
     Args:
@@ -168,7 +168,7 @@ def mla_verify_attention_triton(
             dtype of `latent`, or e4m3 (uint8 is taken as e4m3).
         output: [num_tokens, heads, latent_dim], written in place, still to be multiplied by W_UV.
         q_scale, k_scale: float32, one element; for fp8 queries and fp8 caches.
-        workspace: from `create_workspace`; one is made if there is none.
+        workspace: from `create_workspace`.
 
     Raises:
         ValueError: the kernel does not serve this shape, or the workspace is too small for it.
@@ -186,10 +186,6 @@ def mla_verify_attention_triton(
     shape = launch_shape(
         max_query_len, heads, latent_dim, pe_dim, itemsize, query.device, tuning, requests
     )
-    if workspace is None:
-        workspace = create_workspace(
-            requests, max_query_len, heads, latent_dim, pe_dim, itemsize, query.device, tuning
-        )
     workspace.check(shape, requests * shape.row_tiles)
     steps = requests * shape.row_tiles * (triton.cdiv(max_seq_len, shape.block_n) + 1)
     grid = min(shape.programs, triton.cdiv(steps, shape.min_tiles))

@@ -118,12 +118,12 @@ def verify_attention_triton(
     q_scale: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
-    workspace: VerifyWorkspace | None = None,
+    workspace: VerifyWorkspace,
     tuning: Tuning | None = None,
 ) -> None:
     """Attend the queries of every request with staged tokens; other output rows stay as they are.
 
-    Safe in a CUDA graph: it reads nothing on the host and allocates only a missing workspace.
+    Safe in a CUDA graph: it reads nothing on the host and allocates nothing.
 
     Args:
         query: [num_tokens, heads, head_dim]; float8_e4m3fn if vLLM quantises queries.
@@ -149,7 +149,7 @@ def verify_attention_triton(
         alibi_slopes: [heads], contiguous: slope * (key position - query position) is added to the
             scores, after the softcap.
         q_scale, k_scale, v_scale: float32, [1] or [kv_heads]; for fp8 caches.
-        workspace: from `VerifyWorkspace.create`; one is made if there is none.
+        workspace: from `VerifyWorkspace.create`.
         tuning: the launch's shape, for benchmarks.
 
     Raises:
@@ -180,17 +180,6 @@ def verify_attention_triton(
         requests * kv_heads,
         value_dim,
     )
-    if workspace is None:
-        workspace = VerifyWorkspace.create(
-            max_requests=requests,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            value_dim=value_dim,
-            max_query_len=max_query_len,
-            device=query.device,
-            programs=shape.programs,
-        )
     workspace.check(shape, requests * kv_heads * shape.row_tiles)
     steps = requests * kv_heads * shape.row_tiles * (triton.cdiv(max_seq_len, shape.block_n) + 1)
     grid = min(shape.programs, triton.cdiv(steps, shape.min_tiles))

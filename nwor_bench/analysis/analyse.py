@@ -225,7 +225,7 @@ PERCENTILES = tuple(f"{metric}_ms_p{point}" for metric in METRICS for point in L
 
 
 def request_percentiles(batches: Sequence[BatchRecord]) -> dict[str, float | None]:
-    """Each of `PERCENTILES` over all samples of the batches; None where these are too few."""
+    """Each of `PERCENTILES` over all samples of the batches; None if these are too few."""
     times = [batch.request_times for batch in batches if batch.request_times is not None]
     samples = {
         "ttft": _joined([own.ttft_ms for own in times]),

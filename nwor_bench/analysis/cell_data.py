@@ -46,7 +46,7 @@ class CellData:
         found_later: first output mismatch found after the batch was stored, or in a block that
             was interrupted and run again; None if there is none.
         cannot_fire: why its SCV mode cannot fire on this machine, as the gate proved; such a cell
-            is not timed. None where it may.
+            is not timed. None if it may fire.
     """
 
     cell: Cell
@@ -88,7 +88,7 @@ class CellData:
 
     @property
     def measured(self) -> bool:
-        """True if it was timed, in whole batches or in turn with others."""
+        """True if it was timed, in whole batches or interleaved."""
         return bool(self.timed or self.interleaved)
 
     @property

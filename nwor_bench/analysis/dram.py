@@ -1,6 +1,6 @@
 """DRAM bytes of each cell's windows, and their differences from off x off. Pure.
 
-Uses batches of phase "counters" alone. A window counts in the steady state: all requests take part,
+Uses only batches of phase "counters". A window counts in the steady state: all requests take part,
 none is being prefilled, and it is not among the batch's first windows, in which L2 still writes
 back the prefill's data. Windows of two cells are compared at the same place: equal requests,
 drafts, and tokens generated so far.

@@ -30,49 +30,30 @@ SLOPE_MHZ = 100
 
 
 @dataclass(frozen=True)
-class BatchState:
-    """The GPU during one batch; None where it was not recorded."""
-
-    clock_mhz: float | None
-    throttled_share: float | None
-    """Throttled time over the batch's time."""
-
-
-@dataclass(frozen=True)
 class ConditionEffects:
-    """How a pair's effect goes with the machine's state; None where it did not vary."""
+    """How a pair's effect depends on the machine's state; None if that did not vary."""
 
     per_100_mhz: Estimate | None
     """Change of the log ratio for 100 MHz more."""
-
-    throttled_share: float | None
-    """Share of the groups whose batch was throttled."""
 
     if_throttled: Estimate | None
     """Change of the log ratio from a batch never throttled to one always throttled."""
 
 
-def batch_state(batch: BatchRecord) -> BatchState:
-    """The state that the batch's conditions tell."""
-    held = batch.conditions.get("gpu_throttled_ms")
-    share = None if held is None else min(1.0, held / batch.latency_ms)
-    return BatchState(batch.conditions.get("gpu_sm_clock_mhz"), share)
-
-
 def condition_effects(
-    groups: Sequence[Group], effects: Sequence[float], states: Mapping[int, BatchState]
+    groups: Sequence[Group], effects: Sequence[float], batches: Mapping[int, BatchRecord]
 ) -> ConditionEffects:
-    """Effects of groups by the state of their batch; `states` by the batch's number."""
-    rows = [(states[group.batch], effect) for group, effect in zip(groups, effects, strict=True)]
-    clocked = [(s.clock_mhz, e) for s, e in rows if s.clock_mhz is not None]
-    throttled = [(s.throttled_share, e) for s, e in rows if s.throttled_share is not None]
-    return ConditionEffects(
-        per_100_mhz=_slope([(clock / SLOPE_MHZ, e) for clock, e in clocked]),
-        throttled_share=(
-            sum(share > 0 for share, _ in throttled) / len(throttled) if throttled else None
-        ),
-        if_throttled=_slope(throttled),
-    )
+    """Effects of groups by the conditions of their batch; `batches` by number."""
+    clocked, throttled = [], []
+    for group, effect in zip(groups, effects, strict=True):
+        batch = batches[group.batch]
+        clock = batch.conditions.get("gpu_sm_clock_mhz")
+        held_ms = batch.conditions.get("gpu_throttled_ms")
+        if clock is not None:
+            clocked.append((clock / SLOPE_MHZ, effect))
+        if held_ms is not None:
+            throttled.append((min(1.0, held_ms / batch.latency_ms), effect))
+    return ConditionEffects(_slope(clocked), _slope(throttled))
 
 
 def _slope(rows: Sequence[tuple[float, float]]) -> Estimate | None:
@@ -102,7 +83,7 @@ class PairEffect:
     groups: tuple[Group, ...]
     left_out: dict[LeftOut, int]
     clock: str
-    """The clock that decides: DEVICE_MS, or WALL_MS where there is no device's."""
+    """The clock that decides: DEVICE_MS, or WALL_MS without a device's."""
 
     device: ClockEffect | None
     """None without a device's clock, or below MIN_GROUPS."""
@@ -131,7 +112,7 @@ class PairEffect:
 def pair_effects(run: RunData) -> list[PairEffect]:
     """One entry a compared pair, by treated cell, then reference.
 
-    A cell that took turns with off x off has one, even if no group came that far.
+    A cell that was interleaved with off x off has one, even without a complete group.
     """
     interleaved = [batch for batch in run.batches if batch.phase == Phase.INTERLEAVED]
     if not interleaved:
@@ -141,7 +122,7 @@ def pair_effects(run: RunData) -> list[PairEffect]:
     groups: dict[Pair, list[Group]] = {pair: [] for pair in [*_over_off(run), *found.left_out]}
     for group in found.counted:
         groups.setdefault(group.pair, []).append(group)
-    states = {batch.batch: batch_state(batch) for batch in interleaved}
+    batches = {batch.batch: batch for batch in interleaved}
     effects = []
     for pair in sorted(groups, key=_pair_order):
         own = groups[pair]
@@ -155,7 +136,7 @@ def pair_effects(run: RunData) -> list[PairEffect]:
                 device=_on_clock(own, DEVICE_MS) if clock == DEVICE_MS else None,
                 host=_on_clock(own, WALL_MS),
                 carry_over=_carry_over(own, clock),
-                conditions=condition_effects(own, log_effects(own, clock), states),
+                conditions=condition_effects(own, log_effects(own, clock), batches),
             )
         )
     return effects
@@ -174,9 +155,11 @@ def log_effects(groups: Sequence[Group], clock: str) -> list[float]:
 
 
 def _over_off(run: RunData) -> list[Pair]:
-    """Each cell that took turns, over off x off."""
-    turns = [event["cells"] for event in run.events if event.get("event") == Phase.INTERLEAVED]
-    labels = {label for cells in turns for label in cells}
+    """Each interleaved cell, over off x off."""
+    interleaved = [
+        event["cells"] for event in run.events if event.get("event") == Phase.INTERLEAVED
+    ]
+    labels = {label for cells in interleaved for label in cells}
     cells = {batch.cell for batch in run.batches if batch.cell.label in labels}
     return [
         Pair(baseline, cell)
@@ -210,7 +193,7 @@ LEAST_GROUPS = 20
 def correlation_of_clocks(groups: Sequence[Group]) -> float | None:
     """Spearman's rank correlation of the groups' effects on the device's and the host's clock.
 
-    None below LEAST_GROUPS, without a device's clock, or where a clock shows no scatter.
+    None below LEAST_GROUPS, without a device's clock, or if a clock shows no scatter.
     """
     both = [(group.device, group.host) for group in groups if group.device is not None]
     if len(both) < LEAST_GROUPS:
@@ -222,7 +205,7 @@ def correlation_of_clocks(groups: Sequence[Group]) -> float | None:
 
 
 def sham_windows(run: RunData) -> Counter[str]:
-    """Windows of the A/A arm's turns: `SWITCHED`, or by the reason for which they were plain off.
+    """Interleaved windows of the A/A arm: `SWITCHED`, or by the reason why they were plain off.
 
     Empty for runs of older versions, whose A/A arm never switched anything.
     """

@@ -1,4 +1,4 @@
-"""Groups of neighbouring windows in which two cells take turns: A B B A or B A A B.
+"""Groups of neighbouring windows in which two cells are interleaved: A B B A or B A A B.
 
 The first window of each run is dropped: it follows a switch. A group's effect is the mean log time
 of B's windows less that of A's; the order A B B A cancels what drifts linearly. Pure, and free of
@@ -25,7 +25,7 @@ class Pair:
     """Two cells that a group compares."""
 
     reference: Cell
-    """A: off x off where it is one of the two, else control."""
+    """A: off x off if it is one of the two, else control."""
 
     treated: Cell
     """B."""
@@ -51,7 +51,7 @@ class Group:
     """B's mean log time less A's, on the host's clock."""
 
     device: float | None
-    """The same on the device's clock; None where there is none."""
+    """The same on the device's clock; None if there is none."""
 
 
 @dataclass(frozen=True)

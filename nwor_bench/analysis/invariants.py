@@ -172,7 +172,7 @@ def _batch_violations(
 ) -> list[Violation]:
     """Counts of one batch that do not add up.
 
-    Windows may be missing where nothing is staged; in mode stage they must add up. In every mode
+    Windows may be missing if nothing is staged; in mode stage they must add up. In every mode
     the ranks of one engine must have counted the same. Interleaved batches have rules of their own.
     """
     if batch.phase in INTERLEAVED_PHASES:
@@ -305,7 +305,7 @@ def _window(window: WindowRecord) -> Iterator[Violation]:
 
 
 def _tokens(batch: BatchRecord, reference: BatchRecord) -> list[str]:
-    """Requests whose tokens differ from those of the same prompts in off x off alone."""
+    """Requests whose tokens differ from those of the same prompts in whole batches of off x off."""
     same_work = (batch.prompt_digest, batch.output_tokens, batch.temperature) == (
         reference.prompt_digest,
         reference.output_tokens,
@@ -318,11 +318,11 @@ def _tokens(batch: BatchRecord, reference: BatchRecord) -> list[str]:
     if not differing:
         return []
     total = len(reference.token_digests)
-    return [f"{differing} of {total} requests gave other tokens than off x off alone"]
+    return [f"{differing} of {total} requests gave other tokens than off x off in whole batches"]
 
 
 def _suspects(windows: Iterable[WindowRecord]) -> list[Cell]:
-    """The batch's cells that differ from stock vLLM; off x off if it is alone."""
+    """The batch's cells that differ from stock vLLM; off x off if it is the only one."""
     cells = sorted({window.cell for window in windows}, key=cell_order)
     return [cell for cell in cells if not cell.is_baseline and cell.arm is None] or cells
 

@@ -84,6 +84,6 @@ def _median(windows: Sequence[WindowRecord], name: str) -> float | None:
 
 
 def _per_window(batches: Sequence[BatchRecord], counter: str, windows: int) -> float | None:
-    """A counter over the windows; None where no batch counted it."""
+    """A counter over the windows; None if no batch counted it."""
     counts = [batch.scv_counters[counter] for batch in batches if counter in batch.scv_counters]
     return sum(counts) / windows if counts and windows else None

@@ -28,7 +28,7 @@ DEFAULT_MARGIN = 0.01
 """Differences within this fraction count as none."""
 
 SIGNIFICANCE = 0.05
-"""Chance of calling a difference where there is none, over all cells of a run (Holm)."""
+"""Chance of calling a difference if there is none, over all cells of a run (Holm)."""
 
 POWER = 0.8
 """Chance of detecting an effect of size `smallest_effect`."""
@@ -156,7 +156,7 @@ def smallest_effect(interval: RatioInterval, cells: int = 1) -> float | None:
 
     exp((t_{1 - alpha / 2m} + t_{0.8}) standard error) - 1, with n - 1 degrees of freedom, alpha
     0.05 and m compared cells: a true effect of this size is called in 80 % of such runs (Cohen,
-    Statistical Power Analysis, 1988, with Bonferroni's bound, Holm's hardest case). None where
+    Statistical Power Analysis, 1988, with Bonferroni's bound, Holm's hardest case). None if
     the standard error is not known.
     """
     if interval.standard_error is None:

@@ -57,7 +57,7 @@ def not_steady(values: Sequence[float], lookback: int = WARMUP_LOOKBACK) -> str 
     most MAX_SPREAD over the shortest.
     """
     if len(values) < lookback:
-        return f"only {len(values)} of the {lookback} batches that it takes to tell"
+        return f"only {len(values)} of the {lookback} batches that the check needs"
     last = list(values[-lookback:])
     found = trend(last)
     if found.matters:

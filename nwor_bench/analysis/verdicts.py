@@ -15,7 +15,7 @@
 windows if the cell was interleaved with off x off, unless whole batches disagree with it; else
 that of whole batches, block by block.
 
-The A/A arm's verdict uses its own interval alone, without Holm's correction and the noise floor:
+The A/A arm's verdict uses only its own interval, without Holm's correction and the noise floor:
 the arm is not a hypothesis of the run.
 
 A timed `stage` cell whose SCV mode never fired keeps its NWOR verdict; `scv_status` and its reason
@@ -92,7 +92,7 @@ class ComparedCell:
     cell: CellData
     cell_verdict: CellVerdict
     interval: RatioInterval | None = None
-    """That of the paired ratio; None where the verdict needs none (rules 1 to 4)."""
+    """That of the paired ratio; None if the verdict needs none (rules 1 to 4)."""
 
 
 def compare_with_off(
@@ -100,7 +100,7 @@ def compare_with_off(
     baseline: CellData | None,
     violation: str | None,
     effect: PairEffect | None,
-    in_turn: int,
+    interleaved: int,
 ) -> ComparedCell:
     """Compare a cell, or give it the verdict of the rules 1 to 4 of `cell_verdicts`.
 
@@ -108,8 +108,8 @@ def compare_with_off(
         cell: the cell's data.
         baseline: off x off, or None if there is none to trust.
         violation: the cell's first count that does not add up, or None.
-        effect: that of its windows, if it took turns with off x off.
-        in_turn: cells that have such an effect.
+        effect: that of its windows, if it was interleaved with off x off.
+        interleaved: cells that have such an effect.
     """
     if cell.parity == Verdict.INVALID:
         where = f" ({cell.first_mismatch})" if cell.first_mismatch else ""
@@ -132,7 +132,7 @@ def compare_with_off(
     else:
         case = _compare(cell, times)
     if effect is not None:
-        case = _in_turn(case, effect, in_turn)
+        case = _interleaved(case, effect, interleaved)
     if case.interval is not None and cell.parity is None:
         text = "its output was not checked"
         unchecked = replace(case.cell_verdict, verdict=str(Verdict.AMBIGUOUS), reason=text)
@@ -168,8 +168,8 @@ def _compare(cell: CellData, times: PairedTimes) -> ComparedCell:
     return ComparedCell(cell, cell_verdict, interval)
 
 
-def _in_turn(batches: ComparedCell, effect: PairEffect, cells: int) -> ComparedCell:
-    """The cell's case where its windows alternated with those of off x off.
+def _interleaved(batches: ComparedCell, effect: PairEffect, cells: int) -> ComparedCell:
+    """The case of a cell whose windows were interleaved with those of off x off.
 
     Args:
         batches: its case by whole batches.
@@ -222,12 +222,12 @@ def cell_verdicts(
         cells: all cells of the pair, off x off and its A/A arm among them.
         baseline: off x off, or None if there is none to trust.
         violations: each cell's first count that does not add up, or None.
-        effects: of the cells that took turns with off x off window by window.
+        effects: of the cells that were interleaved with off x off.
     """
     effects = effects or {}
-    in_turn = sum(effect.decisive is not None for effect in effects.values())
+    interleaved = sum(effect.decisive is not None for effect in effects.values())
     cases = [
-        compare_with_off(cell, baseline, violation, effects.get(cell.cell), in_turn)
+        compare_with_off(cell, baseline, violation, effects.get(cell.cell), interleaved)
         for cell, violation in zip(cells, violations, strict=True)
     ]
     floor = next((c.interval.distance for c in cases if c.cell.is_aa and c.interval), None)
@@ -256,7 +256,7 @@ def cell_verdicts(
 def _decide(case: ComparedCell, floor: float | None, compared_cells: int | None) -> CellVerdict:
     interval, adjusted = case.interval, case.cell_verdict.p_value_holm
     assert interval is not None
-    # Windows in turn tell differences of less than 1 %. The A/A arm is to show none that matters.
+    # Interleaved windows show differences below 1 %. The A/A arm should show none that matters.
     small_counts = case.cell_verdict.interleaved == WINDOWS and case.cell.cell.arm is None
     found = verdict(interval, p_adjusted=adjusted, noise_floor=floor, small_counts=small_counts)
     reasons = [case.cell_verdict.reason] if case.cell_verdict.reason else []

@@ -41,7 +41,7 @@ def test_nothing_to_see_is_no_trend(values):
 
 
 def test_steady_takes_enough_batches():
-    assert not_steady([]) == f"only 0 of the {WARMUP_LOOKBACK} batches that it takes to tell"
+    assert not_steady([]) == f"only 0 of the {WARMUP_LOOKBACK} batches that the check needs"
     assert not_steady([10.0] * (WARMUP_LOOKBACK - 1)) is not None
     assert not_steady([10.0] * WARMUP_LOOKBACK) is None
 

@@ -156,7 +156,7 @@ def _scv_stopped(before: CellResult, after: CellResult) -> bool:
 
 def _by_role(cell: CellChange, by: DecideBy) -> tuple[ChangeVerdict, str] | None:
     if cell.cell.arm == AA:
-        return ChangeVerdict.NOT_COMPARED, "it shows the changes that chance alone makes"
+        return ChangeVerdict.NOT_COMPARED, "it shows only changes by chance"
     if cell.is_reference and by is DecideBy.RATIO:
         return ChangeVerdict.NOT_COMPARED, "it is the reference of the other cells' ratios"
     assert cell.base is not None

@@ -37,7 +37,7 @@ _OWN_SETTINGS = (
 """Environment variables that nwor-bench sets itself."""
 
 _HOST = ("CPU", "CPU threads")
-"""The machine's facts that do not forbid a comparison where the model runs on a GPU."""
+"""The machine's facts that do not forbid a comparison if the model runs on a GPU."""
 
 _UNKNOWN = object()
 

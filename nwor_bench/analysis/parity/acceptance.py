@@ -10,8 +10,8 @@ The plain interval is off in two ways:
   than necessary, which costs power only.
 - After a tie the text differs, and the windows of one request are correlated. For each such request
   the variance grows as if each cell drew its rate after the first difference anew from 0 to 1. One
-  batch then has little power if many requests differ, so each batch is compared alone and together
-  with the cell's earlier batches.
+  batch then has little power if many requests differ, so each batch is compared by itself and
+  together with the cell's earlier batches.
 """
 
 from collections import defaultdict
@@ -80,10 +80,10 @@ def acceptance_of(
 
 
 class AcceptanceCheck:
-    """Compares each batch of a cell with off x off's, alone and with the cell's earlier ones.
+    """Compares each batch of a cell with off x off's, by itself and with the cell's earlier ones.
 
-    A batch that shares a prompt with an earlier one is compared alone only: greedy decoding repeats
-    itself, which adds no evidence.
+    A batch that shares a prompt with an earlier one is compared only by itself: greedy decoding
+    repeats itself, which adds no evidence.
     """
 
     def __init__(self) -> None:

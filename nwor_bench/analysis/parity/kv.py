@@ -181,9 +181,9 @@ def _finding(
     entry: Mapping[str, Any],
     place: Mapping[str, int] | None = None,
 ) -> KvMismatch:
-    told = {name: entry[name] for name in ("layer", "name", "what", "part")}
+    values = {name: entry[name] for name in ("layer", "name", "what", "part")}
     where = entry["place"] if place is None else place
-    return KvMismatch(measure, error, allowed, own, rank, **told, **where)
+    return KvMismatch(measure, error, allowed, own, rank, **values, **where)
 
 
 KV_EVENT = "kv_gate"
@@ -213,11 +213,11 @@ class KvResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the finding includes its ratio to the limit."""
-        told = {**asdict(self), "verdict": str(self.verdict)}
+        values = {**asdict(self), "verdict": str(self.verdict)}
         if self.finding is not None:
             ratio = self.finding.ratio
-            told["finding"]["ratio"] = None if ratio == float("inf") else ratio
-        return told
+            values["finding"]["ratio"] = None if ratio == float("inf") else ratio
+        return values
 
 
 def kv_event(cell: Cell, result: KvResult) -> dict[str, Any]:

@@ -124,17 +124,17 @@ def local_result(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> LocalResult:
     windows = [(rank, window) for rank, found in enumerate(ranks) for window in found]
     if not windows:
         return LocalResult(KvVerdict.NOT_RUN, "no window was committed in a way that is checked")
-    told = [(r, window, entry) for r, window in windows for entry in window["layers"]]
-    unlike = next((e["layer"] for _, _, e in told if _is_not_stock(e.get("attention"))), None)
-    errors = list(_attention_errors(told))
-    faults = [*_exact_faults(windows, told), *(each for each in errors if _ratio(each) > 1)]
+    entries = [(r, window, entry) for r, window in windows for entry in window["layers"]]
+    unlike = next((e["layer"] for _, _, e in entries if _is_not_stock(e.get("attention"))), None)
+    errors = list(_attention_errors(entries))
+    faults = [*_exact_faults(windows, entries), *(each for each in errors if _ratio(each) > 1)]
     first = windows[0][1]
     result = {
         "windows": len(ranks[0]),
         "paths": tuple(dict.fromkeys(window["path"] for _, window in windows)),
         "layers": len(first["layers"]),
         "attended": sum(entry.get("attention") is not None for entry in first["layers"]),
-        "written": sum(entry.get("written", 0) for _, _, entry in told),
+        "written": sum(entry.get("written", 0) for _, _, entry in entries),
         "rejected": sum(window["rejected"] for window in ranks[0]),
         "ranks": len(ranks),
         "seconds": round(sum(window["seconds"] for window in ranks[0]), 3),
@@ -167,13 +167,13 @@ def _graphs_equal(windows: Iterable[Mapping[str, Any]]) -> bool | None:
 
 def _exact_faults(
     windows: Sequence[tuple[int, Mapping[str, Any]]],
-    told: Sequence[tuple[int, Mapping[str, Any], Mapping[str, Any]]],
+    entries: Sequence[tuple[int, Mapping[str, Any], Mapping[str, Any]]],
 ) -> Iterator[LocalFault]:
     for rank, window in windows:
         graphs = window.get("graphs")
         if graphs and graphs["checking"] and not graphs["repeated"]:
             yield LocalFault("graph", "the model's output", rank, graphs["checking"], 0.0, "")
-    for rank, _, entry in told:
+    for rank, _, entry in entries:
         if entry.get("differing"):
             request, row, head = entry["first_differing"]
             where = f", first in head {head} of row {row} of request {request}"
@@ -197,10 +197,10 @@ def _heads(attention: Mapping[str, Any]) -> list[dict[str, float | None]]:
 
 
 def _attention_errors(
-    told: Iterable[tuple[int, Mapping[str, Any], Mapping[str, Any]]],
+    entries: Iterable[tuple[int, Mapping[str, Any], Mapping[str, Any]]],
 ) -> Iterator[LocalFault]:
     """Every error of attention that has a limit, broken or not."""
-    for rank, _, entry in told:
+    for rank, _, entry in entries:
         attention = entry.get("attention")
         if attention is None or "missing" in attention:
             continue

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from math import fsum, sqrt
 
 ALLOWED_RMS = 5.0
-"""The largest gap of a tie in multiples of the error scale, where no movement was larger."""
+"""The largest gap of a tie in multiples of the error scale, if no movement was larger."""
 
 STILL = 1e-4
 """Movements up to here, in nats, are the rounding of log probabilities in float32."""
@@ -96,7 +96,7 @@ class PlaceVerdict:
     place: Place
 
     gaps: tuple[float | None, ...]
-    """log p(reference's token) - log p(cell's token), in nats, in each shape; None where one of
+    """log p(reference's token) - log p(cell's token), in nats, in each shape; None if one of
     the two is not among the likeliest tokens."""
 
     scale: ErrorScale

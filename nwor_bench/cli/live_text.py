@@ -103,8 +103,8 @@ def status_lines(reading: Reading) -> list[str]:
 def progress_line(reading: Reading, wanted: Wanted, waited_s: float) -> str:
     """One line, for logs."""
     own = reading.of(wanted.num_reqs)
-    told = f"{_ratio(own)} in {plural(own.groups, 'group')}"
-    return f"{timedelta(seconds=int(waited_s))}  {own.num_reqs}: {told}"
+    ratio = f"{_ratio(own)} in {plural(own.groups, 'group')}"
+    return f"{timedelta(seconds=int(waited_s))}  {own.num_reqs}: {ratio}"
 
 
 def result(seen: Seen, wanted: Wanted, url: str, exit_code: int) -> dict[str, Any]:

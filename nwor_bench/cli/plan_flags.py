@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 MOST = 10**9
-"""Requests, tokens or ranks beyond it are typing errors."""
+"""Most requests, tokens or ranks; more is a typing error."""
 
 
 @dataclass(frozen=True)

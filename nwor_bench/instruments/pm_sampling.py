@@ -115,7 +115,7 @@ class PmSampler:
             )
 
     def _configure(self) -> tuple[str, ...]:
-        """Configure all metrics, or those of DRAM alone if the GPU cannot count all at once."""
+        """Configure all metrics, or only those of DRAM if the GPU cannot count all at once."""
         wanted = {**METRICS, **MORE_METRICS}
         try:
             self._apply(wanted)

@@ -2,7 +2,7 @@
 
 In a round every implementation runs once, in random order. They are compared within a round, when
 clocks and other load on the GPU were the same. `nwor_bench.workload.stopping` decides when to stop,
-from the width of the intervals alone.
+only from the width of the intervals.
 """
 
 import random

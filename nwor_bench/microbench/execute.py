@@ -125,12 +125,12 @@ def _progress(
 ) -> Callable[[Group, list[Row]], None]:
     """A callback that prints one line per finished group, on a terminal only."""
     done = 0
-    tells = console.is_terminal and not shown.quiet and not shown.as_json
+    prints = console.is_terminal and not shown.quiet and not shown.as_json
 
     def print_group(group: Group, rows: list[Row]) -> None:
         nonlocal done
         done += 1
-        if tells:
+        if prints:
             seconds = perf_counter() - begun
             console.print(f"[{done}/{groups}] {group.label} ({seconds:.0f} s)", markup=False)
 

@@ -33,7 +33,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class WindowSet:
-    """One step: all rows, the chosen rows alone, and the indices of the chosen rows."""
+    """One step: all rows, only the chosen rows, and the indices of the chosen rows."""
 
     all: Rows
     chosen: Rows

@@ -33,7 +33,7 @@ from nwor_kernels.metadata import STAGED_COUNT
 from nwor_kernels.stage.kernel import stage_kv_cache_triton
 
 SETS = 64
-"""Calls in a round of stage or mask: one call takes 1-2 us, too short to time alone."""
+"""Calls in a round of stage or mask: one call takes 1-2 us, too short to time by itself."""
 
 SCALE = 0.37
 """K and V scale of fp8 caches, small enough that some random values saturate e4m3."""

@@ -28,7 +28,7 @@ class PromptSource(StrictModel):
     """Where a scenario's prompts come from, and how long they may be (in characters).
 
     With `tokens` each prompt is cut or repeated to exactly that many tokens. `category_field` names
-    a hub data set's column of categories, which take turns in a batch; without it all are one.
+    a hub data set's column of categories, which alternate in a batch.
     """
 
     source: Literal["builtin", "hub", "jsonl"] = "builtin"
@@ -239,7 +239,7 @@ def _check_amount(spec: RunSpec) -> None:
             raise ConfigError.for_field(
                 "--max-blocks",
                 spec.max_blocks,
-                "it bounds --ci-width and --time-budget; write one of them too, or --batches alone",
+                "it bounds --ci-width and --time-budget; write one of them too, or only --batches",
             )
         if not batches <= spec.max_blocks <= MOST_BLOCKS:
             wanted = f"{MOST_BLOCKS} or less"
@@ -254,7 +254,7 @@ def _check_amount(spec: RunSpec) -> None:
         raise ConfigError.for_field(
             "--max-warmup",
             spec.max_warmup,
-            f"write {WARMUP_LOOKBACK} or more: fewer batches do not tell whether times are steady; "
+            f"write {WARMUP_LOOKBACK} or more: fewer batches cannot show whether times are steady; "
             f"for exactly so many write --warmup {spec.max_warmup} too",
         )
 

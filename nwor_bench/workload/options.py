@@ -23,7 +23,7 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def fraction(text: str) -> float | None:
-    """`16%`, `16 %` and `0.16` are 0.16; None for what is no number. `16` is 16."""
+    """`16%`, `16 %` and `0.16` are 0.16; None if it is not a number. `16` is 16."""
     found = _number_and_unit(text)
     if found is None or found[1] not in ("", "%"):
         return None
@@ -31,7 +31,7 @@ def fraction(text: str) -> float | None:
 
 
 def seconds(text: str) -> float | None:
-    """`60`, `60s`, `1m` and `1min` are 60; None for what is no duration."""
+    """`60`, `60s`, `1m` and `1min` are 60; None if it is not a duration."""
     found = _number_and_unit(text)
     if found is None or found[1] not in _UNITS:
         return None
@@ -51,7 +51,7 @@ def bare(kind: Any) -> Any:
 
 
 def parse_as(kind: Any, flag: str, given: Any) -> Any:
-    """What a flag or a file says, whether its words are known or not. Raises ConfigError."""
+    """The value that a flag or a file gives; unknown words are kept. Raises ConfigError."""
     if get_origin(kind) is tuple:
         words = given.split(",") if isinstance(given, str) else given
         return tuple(word.strip() for word in words)
@@ -110,7 +110,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: Any, value: Any) -> Any:
-    """A field's value from what JSON has. Raises ValueError or TypeError for what is none."""
+    """A field's value from what JSON has. Raises ValueError or TypeError if it is not one."""
     if value is None and bare(kind) is not kind:
         return None
     kind = bare(kind)
@@ -137,7 +137,7 @@ class Panel(StrEnum):
 
 
 class Compare(StrEnum):
-    """What `compare` does where two runs differ in an option."""
+    """What `compare` does if two runs differ in an option."""
 
     REFUSE = "refuse"
     TELL = "tell"
@@ -156,7 +156,7 @@ class Axis:
     is_slow: bool = False
     """Its values change after those of all other axes."""
     shares_engine: bool = False
-    """Runs that differ in it alone share an engine."""
+    """Runs that differ only in it share an engine."""
 
 
 @dataclass(frozen=True)
@@ -168,17 +168,17 @@ class Option:
     panel: Panel = Panel.GENERAL
     """The group of --help that it stands in."""
     name: str | None = None
-    """Name in flags and sweep files, where that is not the field's."""
+    """Name in flags and sweep files, if it is not the field's."""
     aliases: tuple[str, ...] = ()
     """Further flags of the same meaning, such as -v."""
     has_flag: bool = True
-    """False for what only files can say."""
+    """False if only files have it."""
     flag_variable: str | None = None
     """Environment variable that stands for the flag."""
     written: type | None = None
-    """Type in flags and sweep files where it is not the field's; their default is None then."""
+    """Type in flags and sweep files, if not the field's; then their default is None."""
     read: Callable[[str, Any], Any] | None = None
-    """From flag and text to the value, where the field's type does not tell how."""
+    """From flag and text to the value, if the field's type is not enough."""
     check: Check | None = None
     """Refuses values that the type allows."""
     table: Literal["settings", "axes"] | None = None
@@ -190,9 +190,9 @@ class Option:
     engine_argument: str | None = None
     """vLLM's argument that it decides; --engine-args must not say it too."""
     worker_variable: str | None = None
-    """Environment variable that tells it to the plugin in vLLM's workers."""
+    """Environment variable with its value for the plugin in vLLM's workers."""
     compare: Compare | None = None
-    """What `compare` does where two runs differ in it."""
+    """What `compare` does if two runs differ in it."""
     is_local: bool = False
     """It concerns this process, in which no engine runs with --ray."""
 
@@ -232,7 +232,7 @@ class Declared:
 
     @property
     def written_default(self) -> Any:
-        """What flags and sweep files say where nothing is written; None leaves the default."""
+        """The default of flags and sweep files; None leaves the field's."""
         return None if self.option.written else self.default
 
     def parse(self, given: Any) -> Any:

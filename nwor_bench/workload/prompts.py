@@ -30,7 +30,7 @@ class Prompt:
 def first_turn(value: Any) -> str | None:
     """The user's first turn: a text, the first of a list of texts, or of messages with `content`.
 
-    A request is one turn, so later turns are not used. None where there is no text: null, an empty
+    A request is one turn, so later turns are not used. None if there is no text: null, an empty
     list, blanks, a placeholder. Raises TypeError for what holds no text, such as token ids.
     """
     if isinstance(value, list | tuple):
@@ -284,7 +284,7 @@ def encode(
     max_new_tokens: int,
     tokens: int | None = None,
 ) -> list[list[int]]:
-    """Token ids of each prompt, through the tokenizer's chat template where it has one.
+    """Token ids of each prompt, through the tokenizer's chat template if it has one.
 
     With `tokens` each is repeated or cut to that length; prompts that differ in their first
     tokens stay different.

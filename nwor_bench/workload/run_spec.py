@@ -129,7 +129,7 @@ class PairChoice:
     # fmt: on
 
     def with_config(self, config: Mapping[str, Any] | None) -> "PairChoice":
-        """Take the method and the drafter from vLLM's speculative_config where no flag names them.
+        """Take the method and the drafter from vLLM's speculative_config if no flag names them.
 
         Raises ConfigError where a flag says otherwise.
         """
@@ -190,10 +190,10 @@ class RunSpec:
     )] = 0
     """Of prompts, order and sampling."""
     interleave: Annotated[Interleave | None, Option(
-        "windows, batches: where cells take turns (default: windows on a GPU).", Panel.PRECISION,
+        "windows, batches: how cells are interleaved (default: windows on a GPU).", Panel.PRECISION,
         table="settings", compare=Compare.TELL,
     )] = None
-    """Where cells take turns; None before the machine is known."""
+    """How cells are interleaved; None before the machine is known."""
     max_warmup: Annotated[int | None, Option(
         "Untimed batches at most (default: 15).", Panel.PRECISION, table="settings",
     )] = None
@@ -214,7 +214,7 @@ class RunSpec:
         "without bf16, 120s on a GPU).", Panel.PRECISION, name="time_budget",
         written=str, read=parse_seconds, table="settings",
     )] = None
-    """Seconds after the engine's start beyond which no block may end."""
+    """Seconds after the engine's start; no block may end later."""
     dtype: Annotated[Dtype | None, Option(
         "auto, bfloat16, float16 or float32 (default: the pair's).", Panel.VLLM,
         axis=Axis(4, "{}", "{}", is_slow=True), engine_argument="dtype",
@@ -246,8 +246,8 @@ class RunSpec:
         """Every combination of the modes, in the order given, and last the A/A arm: off x off
         once more. off x off itself is among them.
 
-        Where cells take turns within a batch, mode stage brings its control. It commits nothing, so
-        that there is nothing to validate: it has one cell, with SCV off.
+        If cells are interleaved within a batch, mode stage brings its control. A control commits
+        nothing, so it has one cell, with SCV off.
         """
         chosen = list(product(self.nwor_modes, self.scv_modes))
         if self.only_cells is not None:
@@ -289,7 +289,7 @@ class RunSpec:
 
     @property
     def worker_variables(self) -> dict[str, str]:
-        """Environment variables that tell the plugin in vLLM's workers what this run asks for."""
+        """This run's settings for the plugin in vLLM's workers, as environment variables."""
         return {
             each.option.worker_variable: str(getattr(self, each.field))
             for each in declared(RunSpec)

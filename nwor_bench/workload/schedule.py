@@ -13,7 +13,7 @@ from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Prompt
 
 CHECK_BLOCKS = (1, 8, 16)
-"""Blocks in which every cell also runs a whole batch where cells take turns within batches: their
+"""Blocks in which every cell also runs a whole batch if cells are interleaved within batches: their
 ratio checks that of windows. Three are what an interval needs; a short run has its first, its
 middle and its last block checked. A time budget may leave room for fewer."""
 
@@ -35,7 +35,7 @@ class Plan:
     """A sweep's batches: untimed ones, the gate (baseline first), the timed blocks.
 
     There are `warmup` to `max_warmup` untimed batches, and the stopping rule may skip the last
-    blocks. Where cells take turns within batches every block has one such batch, and only the
+    blocks. If cells are interleaved within batches, every block has one such batch, and only the
     CHECK_BLOCKS have a whole batch of every cell.
     """
 
@@ -111,7 +111,7 @@ def select_blocks(
 ) -> list[list[Prompt]]:
     """The prompts of blocks 0 to `blocks` - 1, `requests` each, the same for every cell.
 
-    Deterministic by (seed, block), for any number of blocks. Categories take turns. Within a block
+    Deterministic by (seed, block), for any number of blocks. Categories alternate. Within a block
     no prompt repeats while unused ones are left. Over the blocks the least used come first, so that
     later blocks have new text while any is left.
     """

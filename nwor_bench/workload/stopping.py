@@ -1,8 +1,8 @@
 """When has a sweep measured enough? By the intervals' width or by the clock, never the verdict.
 
-To look at a verdict again and again until it says something finds a difference where there is
-none in a quarter of runs (simulated: sweeps/studies/interval-coverage). Whether an interval is
-narrow does not tell where it lies, so a run may stop on it (Chow and Robbins, Annals of
+Looking at a verdict again and again until it is conclusive finds a difference that does not exist
+in a quarter of runs (simulated: sweeps/studies/interval-coverage). Whether an interval is
+narrow says nothing about where it lies, so a run may stop on it (Chow and Robbins, Annals of
 Mathematical Statistics 36, 1965). What remains is that a narrow interval is also a lucky one; a
 first look after FIRST_LOOK blocks and looks that lie LOOK_STEP apart keep the interval's
 coverage at the stop between 93 and 97 % (simulated likewise). The clock knows no ratio at all.

@@ -93,7 +93,7 @@ class SweepFile(NamedFile):
 
 
 def load_sweep(path: Path) -> SweepFile:
-    """Read a sweep file; a shipped one by its name alone too.
+    """Read a sweep file; a shipped one also by its name.
 
     Raises ConfigError with file, line and field of every fault.
     """

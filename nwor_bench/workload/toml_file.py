@@ -53,7 +53,7 @@ def read_toml(path: str | Path, model: type[M]) -> M:
     text = _read_text(path)
     data = _parse(path, text)
     try:
-        # Through JSON, where a list may become a tuple and a string an enum or a path
+        # Through JSON, because then a list may become a tuple and a string an enum or a path
         # although the model is strict.
         return model.model_validate_json(json.dumps(data, default=str))
     except ValidationError as error:

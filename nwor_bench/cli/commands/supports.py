@@ -114,7 +114,7 @@ def _one(found: "FoundConfig", engine: "EngineFacts", quiet: bool, as_json: bool
 def _states(
     found: "FoundConfig", engine: "EngineFacts"
 ) -> "tuple[RecurrentLayers, StateLoad] | None":
-    """A hybrid's recurrent layers, and one request's step; None where they are not covered."""
+    """A hybrid's recurrent layers, and one request's step; None if not covered."""
     from nwor_bench.models.recurrent import StateLoad, recurrent_layers
 
     read = recurrent_layers(found.config)

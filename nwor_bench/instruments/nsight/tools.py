@@ -121,8 +121,8 @@ def run_tool(command: Sequence[str], *, stdout_free: bool = False) -> int:
     What it prints goes to stderr if stdout must stay free.
 
     Ctrl-C also reaches the tool and its sweep, which take a while to save their results;
-    `subprocess.run` would kill the tool and leave the sweep running. SIGTERM reaches this process
-    alone, so it is passed on to the tool as Ctrl-C.
+    `subprocess.run` would kill the tool and leave the sweep running. SIGTERM reaches only this
+    process, so it is passed on to the tool as Ctrl-C.
 
     Raises ToolUnavailable if it cannot be run.
     """

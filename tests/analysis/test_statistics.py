@@ -1,4 +1,4 @@
-"""Ratios and their intervals, against known cases and simulated truth."""
+"""Ratios, intervals, corrections and verdicts, against known cases, scipy and simulated truth."""
 
 import math
 
@@ -8,14 +8,23 @@ import scipy.stats
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from intervals_held import best_of
+from scipy import stats
 from simulated_noise import all_cells, design_t3, heavy, neighbours_t3, normal
 
 from nwor_bench.analysis.statistics import (
+    from_bounds,
     geometric_mean_ratio,
+    holm,
+    outlying,
     paired_ratio,
     simultaneous_bounds,
+    smallest_effect,
+    unpaired_ratio,
     variance_inflation,
+    verdict,
 )
+from nwor_bench.instruments.robust import RatioInterval
+from nwor_bench.records.types import Verdict
 
 LATENCIES = st.lists(st.floats(1.0, 1e4), min_size=3, max_size=12)
 
@@ -174,3 +183,167 @@ def test_the_intervals_of_all_cells_hold_at_once():
         bounds = [simultaneous_bounds(interval, 6) for interval in found]
         held += all(low <= 1 <= high for low, high in bounds)
     assert held / 500 >= 0.94  # 0.95 less two standard errors of 500 runs would be 0.93
+
+
+def interval(low: float, high: float) -> RatioInterval:
+    return RatioInterval((low * high) ** 0.5, low, high, blocks=9)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_adjusts_as_its_definition_says(p_values):
+    """Step down: the k-th smallest is called if it and all smaller pass alpha / (m - k)."""
+    adjusted = holm(p_values)
+    for alpha in (0.01, 0.05, 0.2):
+        ranked = sorted(range(len(p_values)), key=lambda i: p_values[i])
+        called = set()
+        for rank, place in enumerate(ranked):
+            if p_values[place] * (len(p_values) - rank) >= alpha:
+                break
+            called.add(place)
+        assert {i for i, p in enumerate(adjusted) if p < alpha} == called
+
+
+def test_one_wild_block_is_outlying_and_counts():
+    treated = [1.001, 0.999, 1.002, 0.998, 1.0005, 0.9995, 1.0015, 3.0]
+    assert outlying(np.log(treated).tolist()) == [7]
+    assert paired_ratio(treated, [1.0] * 8).ratio > 1.1  # it counts
+
+
+def test_equal_sides_have_no_difference():
+    found = paired_ratio([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
+    assert (found.low, found.high, found.p_value) == (1.0, 1.0, 1.0)
+    assert outlying([0.0] * 6) == []
+
+
+@pytest.mark.parametrize("cells", [1, 5])
+def test_an_effect_of_the_smallest_size_is_called_in_four_of_five_runs(cells):
+    """The known standard error gives the effect; runs with that true effect must call it so often.
+
+    2,000 runs of 12 blocks; the tolerance is four standard errors of a binomial, and the formula's
+    own approximation (a shifted t for a non-central one) costs up to two points.
+    """
+    rng = np.random.default_rng(3)
+    runs, blocks, noise = 2000, 12, 0.01
+    interval = RatioInterval(1.0, 0.99, 1.01, blocks, 0.5, noise / blocks**0.5)
+    effect = math.log1p(smallest_effect(interval, cells))
+    logs = rng.normal(effect, noise, (runs, blocks))
+    p_values = scipy.stats.ttest_1samp(logs, 0.0, axis=1).pvalue
+    called = np.mean(p_values < 0.05 / cells)
+    assert abs(called - 0.8) < 4 * math.sqrt(0.16 / runs) + 0.02
+
+
+@pytest.mark.parametrize(
+    ("p_adjusted", "noise_floor", "expected"),
+    [
+        (0.01, 0.005, Verdict.SLOWER),
+        (0.06, 0.005, Verdict.AMBIGUOUS),
+        (0.01, 0.05, Verdict.AMBIGUOUS),
+        (None, None, Verdict.SLOWER),
+    ],
+)
+def test_a_difference_must_pass_correction_and_noise_floor(p_adjusted, noise_floor, expected):
+    found = verdict(interval(1.01, 1.05), p_adjusted=p_adjusted, noise_floor=noise_floor)
+    assert found is expected
+    same = verdict(interval(0.995, 1.004), p_adjusted=p_adjusted, noise_floor=noise_floor)
+    assert same is Verdict.SAME
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.995, 1.004, Verdict.SAME),
+        (1.002, 1.006, Verdict.SAME),
+        (0.991, 0.997, Verdict.SAME),
+        (0.99, 1.01, Verdict.SAME),
+        (1.002, 1.02, Verdict.SLOWER),
+        (1.03, 1.05, Verdict.SLOWER),
+        (0.9, 0.999, Verdict.FASTER),
+        (0.8, 0.9, Verdict.FASTER),
+        (0.98, 1.005, Verdict.AMBIGUOUS),
+        (0.9, 1.1, Verdict.AMBIGUOUS),
+        (1.0, 1.05, Verdict.AMBIGUOUS),
+    ],
+)
+def test_verdicts(low, high, expected):
+    assert verdict(interval(low, high)) is expected
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (1.002, 1.004, Verdict.SLOWER),
+        (0.991, 0.997, Verdict.FASTER),
+        (0.999, 1.001, Verdict.SAME),
+        (1.0005, 1.0009, Verdict.SAME),  # below the noise floor
+        (0.98, 1.005, Verdict.AMBIGUOUS),
+    ],
+)
+def test_where_small_differences_count_they_come_first(low, high, expected):
+    found = verdict(interval(low, high), p_adjusted=0.01, noise_floor=0.001, small_counts=True)
+    assert found is expected
+
+
+def test_no_interval_is_ambiguous():
+    assert verdict(None) is Verdict.AMBIGUOUS
+
+
+@given(low=st.floats(0.5, 2), high=st.floats(0.5, 2))
+def test_the_sides_mirror_each_other(low, high):
+    """Swapping treated and baseline swaps FASTER and SLOWER (with no margin, exactly)."""
+    assume(low <= high)
+    mirror = {Verdict.FASTER: Verdict.SLOWER, Verdict.SLOWER: Verdict.FASTER}
+    there = verdict(interval(low, high), margin=0.0)
+    back = verdict(interval(1 / high, 1 / low), margin=0.0)
+    assert back is mirror.get(there, there)
+
+
+def estimate(logs: np.ndarray) -> RatioInterval:
+    """Geometric mean with the plain standard error of independent values."""
+    mean, error = float(logs.mean()), float(stats.sem(logs))
+    half = stats.t.ppf(0.975, len(logs) - 1) * error
+    return RatioInterval(
+        float(np.exp(mean)), float(np.exp(mean - half)), float(np.exp(mean + half)),
+        len(logs), standard_error=error,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("many", "few"), [(5, 5), (40, 4), (3, 60)])
+def test_it_is_the_welch_interval_of_the_logs(many: int, few: int) -> None:
+    rng = np.random.default_rng()
+    above, below = rng.normal(0.1, 0.05, many), rng.normal(0.05, 0.2, few)
+    ours = unpaired_ratio(estimate(above), estimate(below))
+    theirs = stats.ttest_ind(above, below, equal_var=False)
+    bounds = theirs.confidence_interval(0.95)
+    assert ours.p_value == pytest.approx(theirs.pvalue, rel=1e-9)
+    assert (ours.low, ours.high) == pytest.approx(np.exp([bounds.low, bounds.high]), rel=1e-9)
+
+
+def test_an_interval_gives_its_standard_error_back() -> None:
+    logs = np.random.default_rng().normal(0.03, 0.02, 9)
+    whole = estimate(logs)
+    kept = from_bounds(whole.ratio, whole.low, whole.high, 9)
+    assert kept.standard_error == pytest.approx(whole.standard_error, rel=1e-9)
+    assert from_bounds(1.0, 0.9, 1.1, 1) is None
+
+
+def test_without_spread_it_is_certain() -> None:
+    same = RatioInterval(1.5, 1.5, 1.5, 4, standard_error=0.0)
+    other = RatioInterval(3.0, 3.0, 3.0, 4, standard_error=0.0)
+    assert unpaired_ratio(same, same).p_value == 1
+    assert (unpaired_ratio(other, same).p_value, unpaired_ratio(other, same).low) == (0, 2)
+    assert unpaired_ratio(same, RatioInterval(1, 1, 1, 4)) is None
+
+
+@pytest.mark.slow  # many simulated runs
+def test_the_truth_lies_in_the_interval_as_often_as_it_says() -> None:
+    # Blocks of very unequal length, heavy-tailed noise, other prompts in each run: 2,000 pairs
+    # of runs whose true change is 3 %.
+    rng = np.random.default_rng(20)
+    ones = [1.0] * 12
+    inside = 0
+    for _ in range(2000):
+        base = np.exp(rng.normal(3, 0.3, 12) + 0.02 * rng.standard_t(4, 12))
+        new = np.exp(np.log(1.03) + rng.normal(3, 0.3, 12) + 0.02 * rng.standard_t(4, 12))
+        change = unpaired_ratio(paired_ratio(list(new), ones), paired_ratio(list(base), ones))
+        inside += change.low <= 1.03 <= change.high
+    assert 0.93 <= inside / 2000 <= 0.97

@@ -45,7 +45,7 @@ def pages() -> Iterator[Path]:
 
 
 def filled(page: Path) -> str:
-    """The page's text with every table and value made anew.
+    """The page's text with every table and value filled in.
 
     Raises:
         KeyError: a value that no `let` of the page defines.

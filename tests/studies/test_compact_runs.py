@@ -38,11 +38,11 @@ def test_a_row_a_cell_with_the_figures_of_the_run(compact: ModuleType) -> None:
     assert list(rows["n"]) == [cell["batches"] for cell in cells]
     assert list(rows["verdict"]) == [cell["verdict"] for cell in cells]
     stage = rows.set_index("cell").loc["stage x graph"]
-    told = next(c for c in cells if (c["nwor_mode"], c["scv_mode"]) == ("stage", "graph"))
-    assert stage["ratio"] == told["ratio_to_off"]
+    kept = next(c for c in cells if (c["nwor_mode"], c["scv_mode"]) == ("stage", "graph"))
+    assert stage["ratio"] == kept["ratio_to_off"]
     assert (stage["ratio_low"], stage["ratio_high"]) == (
-        told["ratio_ci_low"],
-        told["ratio_ci_high"],
+        kept["ratio_ci_low"],
+        kept["ratio_ci_high"],
     )
     assert (stage["run"], stage["gpu"], stage["commit"]) == (KEPT.name, "none", "ef2d2b881bb1")
     assert "off x off (A/A)" in set(rows["cell"])
@@ -62,7 +62,7 @@ def test_times_are_the_reports_and_a_dash_is_none(compact: ModuleType) -> None:
     }
 
 
-def test_a_mismatch_is_the_gates_alone(compact: ModuleType, tmp_path: Path) -> None:
+def test_only_the_gates_mismatch_counts(compact: ModuleType, tmp_path: Path) -> None:
     shutil.copy(KEPT / "batches.csv", tmp_path)
     assert compact.mismatches_in(tmp_path / "batches.csv") == {}
     batches = pd.read_csv(tmp_path / "batches.csv")

@@ -2,11 +2,11 @@
 
     python sweeps/studies/hook-cost/measure.py [--pair smollm2] [--blocks 20] [--what nvtx]
 
-One engine; each block runs the same prompts on, off, off, on (or the reverse, in turns), so
-that a drift within the block cancels. Prints the ratio of latencies, attached over detached,
+One engine; each block runs the same prompts on, off, off, on (or the reverse, alternating),
+so that drift within the block cancels. Prints the ratio of latencies, attached over detached,
 with its 95 % interval; and that of the block's two runs without, which shows the noise. With
-`--what nvtx` NVTX ranges are what is switched, the hooks stay; run it under a profiler (or with
-NVTX_INJECTION64_PATH), since ranges cost less without a listener.
+`--what nvtx` NVTX ranges are switched instead of the hooks; run it under a profiler (or with
+NVTX_INJECTION64_PATH), because ranges cost less without a listener.
 """
 
 import argparse

@@ -114,7 +114,7 @@ def put_clocks(hook: Any, parts: Parts) -> None:
         cuGetErrorName=driver.cuGetErrorName,
     )
     vars(direct_launch)["load_driver"] = lambda: stand_in
-    staging._bound.clear()  # bound anew, with the clock inside
+    staging._bound.clear()  # bound again, with the clock inside
     find = staging._launch
 
     def launch_of(*args: Any) -> Callable[..., Any]:

@@ -3,11 +3,11 @@
     python sweeps/studies/interleave/measure.py 8 64 256 8:device 8:host --output DIR
     python sweeps/studies/interleave/measure.py 8:none+device --runs 20 --seconds 30 --output DIR
 
-Off x off takes turns with other arms of itself, window by window, with so many requests. In the
+Off x off is interleaved with other arms of itself, with the given number of requests. In the
 windows of arm `device` the device spins, in those of `host` the host waits, for a share of a
-window's time; where there is a spin, other windows are launched one of next to no cycles. How long
-a spin takes is measured with CUDA events before each batch. Needs a GPU. Writes a CSV a part as
-its runs end, one row a group.
+window's time. If an arm spins, all other windows launch a spin of almost no cycles. The length of a
+spin is measured with CUDA events before each batch. Needs a GPU. Writes a CSV for each part, one
+row a group.
 """
 
 import argparse
@@ -36,11 +36,11 @@ from nwor_bench.workload.config import load_scenario, resolve
 from nwor_bench.workload.run_spec import PairChoice
 
 LEAST_CYCLES = 200
-"""Of a spin that plants nothing: its launch is what both arms share."""
+"""Of a spin that plants no delay, so that both arms have its launch."""
 
 SPINS = 200
 LONG_SPIN = 1_000_000
-"""Cycles of the spin that tells how long a cycle takes."""
+"""Cycles of the spin that measures the length of a cycle."""
 
 
 class Planted:
@@ -115,7 +115,7 @@ class Part:
 
     @classmethod
     def of(cls, text: str) -> "Part":
-        """`8:device`, `8:none+device` and the like; without a kind nothing is planted."""
+        """`8:device`, `8:none+device` and so on; without a kind no delay is planted."""
         requests, _, kinds = text.partition(":")
         return cls(int(requests), tuple((kinds or "none").split("+")))
 
@@ -126,7 +126,7 @@ class Part:
 
 
 class InterleavedEngine:
-    """One engine on which off x off takes turns with itself, with any number of requests."""
+    """One engine that interleaves off x off with itself, with any number of requests."""
 
     def __init__(self, arguments: argparse.Namespace):
         requests = sorted({part.requests for part in arguments.parts})
@@ -182,7 +182,7 @@ class InterleavedEngine:
 
 
 def typical_s(windows: list[WindowRecord]) -> float:
-    """A window's time where nothing is planted, in seconds."""
+    """A window's time without a planted delay, in seconds."""
     own = [w.device_ms for w in windows if w.arm is None and w.device_ms is not None]
     return median(own) / 1e3
 

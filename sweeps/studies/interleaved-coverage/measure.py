@@ -29,7 +29,7 @@ Line = dict[str, object]
 
 
 def independent(scores: Logs) -> tuple[float, float]:
-    """As if neighbouring groups told nothing of each other."""
+    """As if groups were independent."""
     return float(scores.var(ddof=1)), len(scores) - 1
 
 

@@ -1,4 +1,4 @@
-r"""What does taking turns cost a server? off, stage and interleave under `vllm bench serve`.
+r"""What does interleaving cost a server? off, stage and interleave under `vllm bench serve`.
 
     python sweeps/studies/live-serving/measure.py --pair llama-3b-shape --output DIR
     python sweeps/studies/live-serving/measure.py --pair tiny --modes off stage interleave \
@@ -9,9 +9,9 @@ A server for each mode; all stay up, so their caches must fit side by side. The 
 its capacity: as many requests at once as it takes. It is stock vLLM, without the plugin; on a CPU
 it is mode off, because there the plugin brings an attention of its own for every mode. In each
 round every server gets the same open-loop loads (Poisson) at 50 % and at 90 % of that, and then as
-many at once, or those that --loads names. Whose turn it is first is drawn anew for each load; the
-others idle. Greedy answers to fixed prompts are compared with the first's where acceptance follows
-the model. Writes serving.csv, one row a mode, load and round.
+many at once, or the loads of --loads. The order of servers is random for each load; the others are
+idle. Greedy answers to fixed prompts are compared with the first's if acceptance follows the model.
+Writes serving.csv, one row a mode, load and round.
 """
 
 import argparse
@@ -144,14 +144,14 @@ def bench(
 
 def answers(base: str) -> list[str]:
     """Greedy answers to the fixed prompts."""
-    told = []
+    texts = []
     for prompt in PROMPTS:
         body = {"model": "model", "prompt": prompt, "max_tokens": 48, "temperature": 0}
         request = Request(f"{base}/v1/completions", json.dumps(body).encode())
         request.add_header("content-type", "application/json")
         with urlopen(request, timeout=60) as reply:
-            told.append(json.load(reply)["choices"][0]["text"])
-    return told
+            texts.append(json.load(reply)["choices"][0]["text"])
+    return texts
 
 
 def metrics(base: str) -> dict[str, float]:
@@ -165,9 +165,9 @@ def metrics(base: str) -> dict[str, float]:
     return found
 
 
-def arguments_of(told: str | None) -> argparse.Namespace:
-    """What server and load are to be; `told` says what the command does."""
-    parser = argparse.ArgumentParser(description=told)
+def arguments_of(description: str | None) -> argparse.Namespace:
+    """Servers and loads from the command line."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--pair", default="llama-3b-shape")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=DEFAULT_MODES)
@@ -196,7 +196,7 @@ def main() -> None:
         for each in servers.values():
             each.wait()
         bases = {mode: each.base for mode, each in servers.items()}
-        told = {mode: answers(base) for mode, base in bases.items()}
+        given = {mode: answers(base) for mode, base in bases.items()}
         for base in bases.values():
             for rate, requests in ((float("inf"), arguments.most), (4.0, 12)):
                 bench(base, pair, arguments, rate, requests, WARM_UP_SEED)
@@ -205,7 +205,7 @@ def main() -> None:
         load = bench(bases[first], pair, arguments, float("inf"), most, CAPACITY_SEED)
         rows: list[dict[str, Any]] = [{"mode": first, "load": "all at once", **load}]
         capacity = load["request_throughput"]
-        same = {mode: told[mode] == told[first] for mode in arguments.modes}
+        same = {mode: given[mode] == given[first] for mode in arguments.modes}
         for number in range(arguments.rounds * len(arguments.loads)):
             name = arguments.loads[number % len(arguments.loads)]
             rate = SHARES[name] * capacity

@@ -42,7 +42,7 @@ def record(command: list[str], cast: Path) -> int:
 
 
 def _read(terminal: int) -> bytes:
-    """What came; nothing once the command has ended, which Linux tells as an error."""
+    """The output read; empty once the command has ended (an error on Linux)."""
     try:
         return os.read(terminal, 65536)
     except OSError:

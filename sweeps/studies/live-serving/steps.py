@@ -5,7 +5,7 @@ r"""Which steps of a server take longer with staging? Every step of one engine, 
       --most 4 --input 64 --tokens 64 --output DIR \
       --flags '{"kv_cache_memory_bytes": 200000000, "enforce_eager": true}'        # without a GPU
 
-Requests arrive as at a server (Poisson). The mode changes every few seconds, in an order drawn anew
+Requests arrive as at a server (Poisson). The mode changes every few seconds, in a new random order
 for each block: stock (no hooks), off, stage (drafts beside a prefill are written directly), beside
 (they are staged) and interleave. A step lasts until the next one begins. Writes steps.csv: medians
 by rate, block, mode and kind of step.

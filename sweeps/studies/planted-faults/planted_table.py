@@ -100,7 +100,7 @@ def write_faults(folder: Path, faults: list[dict[str, str]]) -> None:
 
 
 def cell(fault: str, facts: dict[str, Any]) -> str:
-    """Which checks saw a fault; empty where it was not planted.
+    """Which checks saw a fault; empty if it was not planted.
 
     A fault whose verdict was recomputed from the measured errors is marked.
     """

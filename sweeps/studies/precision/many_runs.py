@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser, **defaults: object) -> None:
 
 
 def spec_of(args: argparse.Namespace) -> RunSpec:
-    """off x off and its A/A arm alone, with the arguments' sizes."""
+    """Only off x off and its A/A arm, with the arguments' sizes."""
     return resolve(
         load_scenario(args.scenario),
         requests=args.requests,

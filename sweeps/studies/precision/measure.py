@@ -11,10 +11,10 @@ arm. Prints every run, and for each delay how many were SLOWER and how many inte
 truth; FOLDER/injection.csv has a row a run. Ends with 1 if fewer than nine in ten of the delays of
 2 % and more were found.
 
-A run ends when every interval is within +- 0.45 of the delay, or at --max-blocks: where batches
-scatter by a tenth, as on a shared CPU, it takes a thousand short blocks to see 2 %. On a GPU whose
-host is slow or shared the host sets the pace of a 3B shape's windows, and hides what the device
-waits; deep-3b-shape.toml, three times as deep, leaves it to the device:
+A run ends when every interval is within +- 0.45 of the delay, or at --max-blocks. If batches
+scatter by a tenth, as on a shared CPU, it takes a thousand short blocks to see 2 %. On a GPU with a
+slow or shared host a 3B shape is host-bound, which hides the delay; deep-3b-shape.toml, three times
+as deep, is device-bound:
 
     python sweeps/studies/precision/measure.py --delays 1 --folder /tmp/injection
         --pair sweeps/studies/precision/deep-3b-shape.toml --scenario ctx-1k --requests 8

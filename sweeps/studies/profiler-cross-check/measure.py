@@ -101,8 +101,8 @@ def main() -> None:
     windows, run = pd.read_csv(given.report), read_run(given.run)
     rows = rows_of(windows, sampled(run))
     facts = facts_of(run, given.run.name, len(windows), given.profile)
-    told = "".join(f"# {name}: {value}\n" for name, value in facts.items())
-    text = told + rows.to_csv(index=False, float_format="%.6g")
+    header = "".join(f"# {name}: {value}\n" for name, value in facts.items())
+    text = header + rows.to_csv(index=False, float_format="%.6g")
     Path(__file__).with_name("ncu.csv").write_text(text, encoding="utf-8")
 
 

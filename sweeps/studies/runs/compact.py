@@ -87,7 +87,7 @@ def mismatches_in(table: Path) -> dict[str, str]:
 
 
 def rows_of(folder: Path, name: str) -> Iterator[dict[str, Any]]:
-    """A row a cell of one run; the command stands in the first one alone."""
+    """A row a cell of one run; only the first has the command."""
     header = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     scenario, environment = header["scenario"], header["environment"]
     report = folder / "report.md"
@@ -129,8 +129,8 @@ def rows_of(folder: Path, name: str) -> Iterator[dict[str, Any]]:
 def _synthetic_length(header: dict[str, Any]) -> float | None:
     """Tokens per window by synthetic acceptance; None if drafts are really verified."""
     own = header["spec"].get("speculative_config") or {}
-    told: float | None = (header["pair"]["speculative"] | own).get("synthetic_acceptance_length")
-    return told
+    length: float | None = (header["pair"]["speculative"] | own).get("synthetic_acceptance_length")
+    return length
 
 
 def compact(roots: Sequence[Path]) -> pd.DataFrame:

@@ -38,7 +38,7 @@ def cell(tests: list[dict[str, Any]]) -> str:
 
 
 def render(outcomes: dict[str, dict[str, Any]]) -> str:
-    """The table in Markdown, with a line on where its columns come from."""
+    """The table in Markdown, with the origin of its columns."""
     rows: list[dict[str, Any]] = []
     rows_of_note: dict[str, dict[str, None]] = {}
     for row in dict.fromkeys(row for facts in outcomes.values() for row in facts["rows"]):

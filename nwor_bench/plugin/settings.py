@@ -16,7 +16,7 @@ BESIDE_PREFILL = "VLLM_NWOR_BESIDE_PREFILL"
 DEBUG = "VLLM_NWOR_DEBUG"
 
 INTERLEAVE = "interleave"
-"""Value of VLLM_NWOR_MODE: off and stage are interleaved (see `live_turns`)."""
+"""Value of VLLM_NWOR_MODE: off and stage are interleaved (see `interleaving`)."""
 
 Choice = TypeVar("Choice", bound=StrEnum)
 

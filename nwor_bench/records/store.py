@@ -40,7 +40,6 @@ from nwor_bench.records.run_folder import (
 )
 from nwor_bench.records.types import FORMAT_VERSION, BatchRecord, RunStatus, WindowRecord
 
-READABLE_VERSIONS = (1, FORMAT_VERSION)
 """Version 1 had no A/A arm, conditions or findings; its records read as they are."""
 
 
@@ -235,11 +234,10 @@ def read_header(folder: Path) -> RunHeader:
         )
     values = read_object(_read_bytes(path), path)
     version = values.get("format_version")
-    if version not in READABLE_VERSIONS:
-        known = ", ".join(str(v) for v in READABLE_VERSIONS)
+    if version != FORMAT_VERSION:
         raise StoreError.at(
             f"{path}: format_version",
-            f"{version!r} is unknown; this nwor-bench reads {known}",
+            f"{version!r} is unknown; this nwor-bench reads {FORMAT_VERSION}: run the sweep again",
             version,
             joint=" ",
         )

@@ -14,7 +14,7 @@ from nwor_bench.records.environment import CpuFacts, Environment
 from nwor_bench.records.header import PairFacts, RunHeader, check_complete
 from nwor_bench.records.run_folder import RUN_FILE
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import FORMAT_VERSION, Interleave, RunStatus
+from nwor_bench.records.types import Interleave, RunStatus
 from nwor_bench.run.batch import prompt_digest
 from nwor_bench.workload.config import RunSpec, Scenario, load_scenario
 from nwor_bench.workload.options import declared, from_plain, to_plain
@@ -29,19 +29,11 @@ _ENGINE = ("device", "attention_backend", "runner", "target_layers", "bytes_per_
 
 
 def require_resumable(run: RunData, folder: str) -> None:
-    """Raises ConfigError for a run that is complete, or of another format version, StoreError
-    for one whose header lacks what it was begun with."""
+    """Raises ConfigError for a run that is complete, StoreError for one whose header lacks what it
+    was begun with."""
     if run.header.status is RunStatus.COMPLETE:
         raise ConfigError.for_field(
             "--resume", folder, "this run is complete; `nwor-bench report` shows it"
-        )
-    version = run.header.format_version
-    if version != FORMAT_VERSION:
-        raise ConfigError.for_field(
-            "--resume",
-            folder,
-            f"it was begun with format version {version} and can be read, not continued; "
-            "start a new run",
         )
     check_complete(run.header, f"{folder}/{RUN_FILE}")
 

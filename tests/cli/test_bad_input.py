@@ -422,9 +422,9 @@ def test_reports_of_what_is_no_run(refusal: Refusal) -> None:
         ("{", "", "run.json", {"cause": ValueError}),
         ("[]", "", "run.json: format_version", {"value": None}),
         ('{"format_version": 99}', "", "run.json: format_version", {"value": 99}),
-        ('{"format_version": 1}', None, "records.jsonl", {"cause": FileNotFoundError}),
-        ('{"format_version": 1}', "nonsense\n", "records.jsonl:1", {"cause": ValueError}),
-        ('{"format_version": 1}', '{"kind": "batch"}\n', "records.jsonl:1: batch record, pair", {}),
+        ('{"format_version": 2}', None, "records.jsonl", {"cause": FileNotFoundError}),
+        ('{"format_version": 2}', "nonsense\n", "records.jsonl:1", {"cause": ValueError}),
+        ('{"format_version": 2}', '{"kind": "batch"}\n', "records.jsonl:1: batch record, pair", {}),
         ('{"format_version": 2, "status": "complete"}', "", "records.jsonl", {"cause": None}),
     ],
 )

@@ -23,7 +23,7 @@ from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 from nwor_bench.workload.option_values import Counters
 from nwor_bench.workload.sweep_file import Settings, SweepFile, group_by_engine, make_points
 
-OLD_RUN = Path(__file__).resolve().parent.parent / "golden" / "version-1"
+OLD_RUN = Path(__file__).resolve().parent.parent / "golden" / "run"
 FOLDER = Path("/site-packages/nvidia/cu13/lib")
 
 

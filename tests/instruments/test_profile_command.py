@@ -246,7 +246,7 @@ def test_graphs_are_warned_of() -> None:
     assert "--counters dram" in warning
 
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "version-1"
+GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "run"
 
 
 def test_windows_are_named_by_the_cells_of_the_sweeps_own_run(

@@ -130,11 +130,13 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
         read_run(tmp_path)
 
 
-@pytest.mark.parametrize("version", [0, 3, "1", None])
+@pytest.mark.parametrize("version", [1, 3, "2", None, True])
 def test_other_versions_are_refused_and_the_known_ones_named(store, version):
     path = store.folder / RUN_FILE
     path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": version}))
-    with refused("run.json: format_version", StoreError, value=version, naming="1, 2"):
+    with refused(
+        "run.json: format_version", StoreError, value=version, naming="reads 2: run the sweep again"
+    ):
         read_run(store.folder)
     with pytest.raises(StoreError):
         RunStore.open(store.folder)

@@ -426,13 +426,6 @@ def test_a_complete_run_is_refused() -> None:
     )
 
 
-def test_a_run_of_version_1_is_read_and_not_continued() -> None:
-    interrupted_at(9)
-    change_header(format_version=1)
-    with refused("--resume", value=str(RUN), naming="version 1"):
-        go_on()
-
-
 def test_no_run_is_refused() -> None:
     with refused("run folder", value="nothing", naming="run.json"):
         go_on(folder=Path("nothing"))

@@ -309,5 +309,5 @@ def test_the_report_says_what_was_run_again(capsys: pytest.CaptureFixture[str]) 
     assert "block 1 (timed) was cut and is run again whole" in told
     found = [f for f in read_run(RUN).header.findings if f["kind"] == "superseded"]
     assert len(found) == 1
-    assert "4 batches" in found[0]["message"]
+    assert "batches of its first try set aside: 4" in found[0]["message"]
     assert "block 1 (timed)" in found[0]["message"]

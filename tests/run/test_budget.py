@@ -10,8 +10,9 @@ from toy_run import Runner, of_phase
 
 from nwor_bench.analysis.analyse import analyse
 from nwor_bench.analysis.findings.run import FEW_BLOCKS, nothing_timed, sufficient_budget
-from nwor_bench.records.store import read_run
+from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import Phase
+from nwor_bench.report.files import write_files
 from nwor_bench.run import budget
 from nwor_bench.run.budget import default_stop
 from nwor_bench.workload.config import load_scenario, resolve
@@ -105,6 +106,44 @@ def test_the_blocks_of_an_earlier_try_are_kept_and_counted(tmp_path: Path, clock
     # The gate and seven blocks of three, by the batches' own times.
     assert left.spent_s == pytest.approx(0.1 * (7 + 21), rel=0.02)
     assert left.block_s(Phase.TIMED, 7) == pytest.approx(0.3, rel=0.02)
+
+
+def interleaved(folder: Path, clock: Clock, blocks: int, seconds: str) -> RunData:
+    """Cells take turns; the clock counts a tenth of the time that the engine reports, so that
+    before the first block whole batches of all cells seem to take most of a second."""
+    clock.batch_s = 0.01
+    stop = {"time_budget": seconds, "max_blocks": blocks}
+    engine = FakeEngine(before=clock.before)
+    return Runner(folder, engine, interleave="windows", batches=blocks, **stop).run()
+
+
+def blocks_of(run: RunData, phase: Phase) -> list[int]:
+    return sorted({batch.block for batch in of_phase(run, phase)})
+
+
+@pytest.mark.slow
+def test_a_short_budget_goes_to_interleaved_windows_before_whole_batches(
+    tmp_path: Path, clock: Clock
+) -> None:
+    short = interleaved(tmp_path / "short", clock, 4, "1s")
+    assert blocks_of(short, Phase.INTERLEAVED) == [1, 2, 3, 4]
+    assert blocks_of(short, Phase.TIMED) == []
+    roomy = interleaved(tmp_path / "roomy", clock, 4, "100s")
+    assert blocks_of(roomy, Phase.TIMED) == [1, 2, 4]
+    order = [batch.phase for batch in roomy.batches if batch.block == 1]
+    assert order.index(Phase.INTERLEAVED) < order.index(Phase.TIMED)
+
+
+@pytest.mark.slow
+def test_a_run_without_whole_batches_still_has_its_ratios(tmp_path: Path, clock: Clock) -> None:
+    run = interleaved(tmp_path / "run", clock, 12, "1s")
+    cells = {cell.cell.label: cell for cell in analyse(run).cells}
+    staged = next(cell for label, cell in cells.items() if label.startswith("stage"))
+    assert staged.windows
+    assert staged.batches == 0
+    assert staged.ratio_batches is None
+    write_files(tmp_path, analyse(run))
+    assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(

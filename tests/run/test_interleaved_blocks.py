@@ -8,10 +8,8 @@ import pytest
 from fake_engine import FakeEngine
 from toy_run import Runner
 
-from nwor_bench.analysis.analyse import analyse
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import NworMode, Phase
-from nwor_bench.report.files import write_files
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -69,25 +67,3 @@ def turns_of(run: RunData) -> dict[int, list[tuple[str, int | None]]]:
         if window.batch in numbers:
             found.setdefault(numbers[window.batch], []).append((window.cell.label, window.group))
     return found
-
-
-def test_a_short_budget_goes_to_windows_in_turn_before_whole_batches(tmp_path: Path) -> None:
-    """A batch takes 0.1 s here: whole ones of all cells take more than a quarter of a second."""
-    _, run = run_in_turns(tmp_path, 4, time_budget="1s", max_blocks=4)
-    assert blocks_of(run, Phase.INTERLEAVED)[:1] == [1]
-    assert blocks_of(run, Phase.TIMED) == []
-    _, roomy = run_in_turns(tmp_path / "roomy", 4, time_budget="100s", max_blocks=4)
-    assert blocks_of(roomy, Phase.TIMED) == [1, 2, 4]
-    order = [batch.phase for batch in roomy.batches if batch.block == 1]
-    assert order.index(Phase.INTERLEAVED) < order.index(Phase.TIMED)
-
-
-def test_a_run_without_whole_batches_still_has_its_ratios(tmp_path: Path) -> None:
-    _, run = run_in_turns(tmp_path, 12, time_budget="1s", max_blocks=12)
-    cells = {cell.cell.label: cell for cell in analyse(run).cells}
-    staged = next(cell for label, cell in cells.items() if label.startswith("stage"))
-    assert staged.windows
-    assert staged.batches == 0
-    assert staged.ratio_batches is None
-    write_files(tmp_path, analyse(run))
-    assert (tmp_path / "report.html").stat().st_size > 10_000

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -25,39 +25,18 @@ _CHECKS = {each.field: each.option.check for each in declared(ScenarioValues)}
 
 
 class PromptSource(StrictModel):
-    """Where a scenario's prompts come from, and how long they may be (in characters).
+    """Which prompts a scenario uses: those of `path` (JSONL), or the shipped ones without it."""
 
-    With `tokens` each prompt is cut or repeated to exactly that many tokens. `category_field` names
-    a hub data set's column of categories, which alternate in a batch.
-    """
-
-    source: Literal["builtin", "hub", "jsonl"] = "builtin"
+    path: Path | None = None
     categories: tuple[str, ...] = ()
+    """Empty for all."""
     min_chars: int = Field(default=1, ge=1)
     max_chars: int | None = Field(default=None, ge=1)
-    path: Path | None = None
-    dataset: str | None = None
-    dataset_config: str | None = None
-    split: str = "train"
-    field: str | None = None
-    category_field: str | None = None
-    where: dict[str, str] = Field(default_factory=dict)
-    instruction: str | None = None
-    limit: int = Field(default=200, ge=1)
     tokens: int | None = Field(default=None, ge=1, le=10_000_000)
+    """Cut or repeat each prompt to exactly so many tokens."""
 
     @model_validator(mode="after")
-    def _fits_its_source(self) -> "PromptSource":
-        if self.source == "jsonl" and self.path is None:
-            raise ValueError("source 'jsonl' needs `path`, a file with one JSON object a line")
-        if self.source == "hub" and (self.dataset is None or self.field is None):
-            raise ValueError("source 'hub' needs `dataset` and `field` (the column of the text)")
-        if self.source != "jsonl" and self.path is not None:
-            raise ValueError('`path` needs `source = "jsonl"`')
-        if self.source != "hub" and self.dataset is not None:
-            raise ValueError('`dataset` needs `source = "hub"`')
-        if self.source != "hub" and self.category_field is not None:
-            raise ValueError('`category_field` needs `source = "hub"`')
+    def _has_lengths(self) -> "PromptSource":
         if self.max_chars is not None and self.max_chars < self.min_chars:
             raise ValueError(f"write min_chars ({self.min_chars}) <= max_chars ({self.max_chars})")
         return self

@@ -1,11 +1,9 @@
 """Prompts: load them for a scenario, and turn them into token ids."""
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,122 +25,6 @@ class Prompt:
     text: str
 
 
-def first_turn(value: Any) -> str | None:
-    """The user's first turn: a text, the first of a list of texts, or of messages with `content`.
-
-    A request is one turn, so later turns are not used. None if there is no text: null, an empty
-    list, blanks, a placeholder. Raises TypeError for what holds no text, such as token ids.
-    """
-    if isinstance(value, list | tuple):
-        value = _first_of_user(value)
-    if value is None or isinstance(value, str):
-        return None if _is_blank(value) else value
-    raise TypeError(f"{type(value).__name__} is no text, nor a list of texts or messages")
-
-
-def _is_blank(text: str | None) -> bool:
-    """True if there is no text, or a placeholder for one."""
-    return text is None or not text.strip() or text.startswith(PLACEHOLDER)
-
-
-def _first_of_user(turns: list[Any] | tuple[Any, ...]) -> Any:
-    """The first turn that is not another role's; None without one."""
-    for turn in turns:
-        if not isinstance(turn, Mapping):
-            return turn
-        if turn.get("role", "user") == "user":
-            return turn.get("content")
-    return None
-
-
-HubLoader = Callable[[str, str | None, str], Iterable[Mapping[str, Any]]]
-"""(dataset, configuration, split) -> rows."""
-
-
-def hub_prompts(
-    source: PromptSource, loader: HubLoader | None, fits: Callable[[Prompt], bool]
-) -> list[Prompt]:
-    """The first `limit` prompts that fit; `loader` replaces the `datasets` library.
-
-    Raises ConfigError if the data set cannot be read, a column is missing or holds no text, or no
-    row gives a prompt that fits.
-    """
-    assert source.dataset is not None  # PromptSource refuses hub without a data set
-    rows = (loader or _datasets_rows)(source.dataset, source.dataset_config, source.split)
-    found: list[Prompt] = []
-    left_out: Counter[str] = Counter()
-    for number, row in enumerate(rows):
-        prompt = _prompt(source, number, row)
-        if isinstance(prompt, str):
-            left_out[prompt] += 1
-        elif not fits(prompt):
-            left_out["of another length or category"] += 1
-        else:
-            found.append(prompt)
-            if len(found) == source.limit:
-                break
-    if not found:
-        raise _nothing_found(source, left_out)
-    return found
-
-
-def _prompt(source: PromptSource, number: int, row: Mapping[str, Any]) -> Prompt | str:
-    """The row's prompt, or why it is left out."""
-    value = _cell(row, "field", source.field or "")
-    category = "hub"
-    if source.category_field is not None:
-        category = str(_cell(row, "category_field", source.category_field))
-    if any(row.get(name) != wanted for name, wanted in source.where.items()):
-        return "not those of `where`"
-    try:
-        text = first_turn(value)
-    except TypeError as error:
-        remedy = f"row {number}: {error}; name a column of texts"
-        raise ConfigError.for_field("prompts.field", source.field, remedy) from error
-    if text is None:
-        return "empty or placeholders"
-    if source.instruction:
-        text = f"{source.instruction}\n\n{text}"
-    return Prompt(f"{source.dataset}-{number}", category, text)
-
-
-def _cell(row: Mapping[str, Any], key: str, column: str) -> Any:
-    if column not in row:
-        raise ConfigError.unknown(f"prompts.{key}", column, row)
-    return row[column]
-
-
-def _nothing_found(source: PromptSource, left_out: Counter[str]) -> ConfigError:
-    counts = ", ".join(f"{count} {why}" for why, count in left_out.items()) or "there are none"
-    remedy = f"no row of {source.dataset} gives a prompt ({counts}); change [prompts]"
-    return ConfigError.for_field("prompts.field", source.field, f"{remedy} in the scenario")
-
-
-def _datasets_rows(dataset: str, config: str | None, split: str) -> Iterator[Mapping[str, Any]]:
-    """Stream a data set with the optional `datasets` library."""
-    remedy = 'pip install datasets and be online, or write source = "builtin" in [prompts]'
-    try:
-        load_dataset = import_module("datasets").load_dataset
-    except ImportError as error:
-        raise ConfigError.for_field("prompts.dataset", dataset, remedy) from error
-    try:
-        yield from load_dataset(dataset, config, split=split, streaming=True)
-    except Exception as error:  # the library passes on whatever its network client raises
-        message = f"it did not load ({error}); {remedy}"
-        raise ConfigError.for_field("prompts.dataset", dataset, message) from error
-
-
-__all__ = [
-    "Encode",
-    "Prompt",
-    "builtin_categories",
-    "encode",
-    "load_prompts",
-    "load_tokenizer",
-    "read_jsonl",
-    "with_own_prompts",
-]
-
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 TEXT_KEYS = ("text", "prompt", "turns", "messages")
@@ -152,19 +34,13 @@ Encode = Callable[[tuple[Prompt, ...]], list[list[int]]]
 """Prompts to token ids, with the target's tokenizer."""
 
 
-def load_prompts(scenario: Scenario, hub_loader: HubLoader | None = None) -> list[Prompt]:
-    """All prompts that fit the scenario's source, categories and lengths, in a fixed order.
+def load_prompts(scenario: Scenario) -> list[Prompt]:
+    """All prompts that fit the scenario's categories and lengths, in a fixed order.
 
-    `hub_loader` replaces the `datasets` library. Raises ConfigError if the source cannot be read or
-    no prompt fits.
+    Raises ConfigError if the source cannot be read or no prompt fits.
     """
     source = scenario.prompts
-    if source.source == "builtin":
-        prompts = _builtin(source)
-    elif source.source == "jsonl":
-        prompts = _jsonl(source)
-    else:
-        return hub_prompts(source, hub_loader, lambda prompt: _fits(prompt, source))
+    prompts = _builtin(source) if source.path is None else read_jsonl(source.path)
     fitting = [prompt for prompt in prompts if _fits(prompt, source)]
     if not fitting:
         upper = source.max_chars or "any number of"
@@ -202,11 +78,6 @@ def _builtin(source: PromptSource) -> list[Prompt]:
     return [p for name in wanted for p in read_jsonl(_builtin_dir() / f"{name}.jsonl", name)]
 
 
-def _jsonl(source: PromptSource) -> list[Prompt]:
-    assert source.path is not None  # PromptSource refuses jsonl without a path
-    return read_jsonl(source.path)
-
-
 def read_jsonl(path: Path, category: str = "user") -> list[Prompt]:
     """Prompts of a JSONL file: one of `TEXT_KEYS`, optional `id` and `category`.
 
@@ -240,8 +111,7 @@ def with_own_prompts(scenario: Scenario, path: Path) -> Scenario:
     """
     if not read_jsonl(path):
         raise ConfigError.for_field("--prompts", str(path), 'it is empty; write {"text": "..."}')
-    source = PromptSource(source="jsonl", path=path)
-    return scenario.model_copy(update={"prompts": source})
+    return scenario.model_copy(update={"prompts": PromptSource(path=path)})
 
 
 def _prompt_of_line(where: str, number: int, line: str, category: str) -> Prompt:
@@ -258,19 +128,26 @@ def _prompt_of_line(where: str, number: int, line: str, category: str) -> Prompt
     for key, value in values.items():
         if not isinstance(value, str) or not value.strip():
             raise _no_text(f"{where}: {key}", value)
-    return Prompt(values["id"], values["category"], _text(f"{where}: {names[0]}", row[names[0]]))
+    return Prompt(
+        values["id"], values["category"], _first_turn(f"{where}: {names[0]}", row[names[0]])
+    )
 
 
-def _text(where: str, value: Any) -> str:
-    try:
-        text = first_turn(value)
-    except TypeError as error:
-        raise _no_text(where, value) from error
-    if text is None:
+def _first_turn(where: str, value: Any) -> str:
+    """The user's first turn: a text, the first of a list of texts, or of messages."""
+    turn = value
+    if isinstance(value, list):
+        users = (
+            turn.get("content") if isinstance(turn, Mapping) else turn
+            for turn in value
+            if not isinstance(turn, Mapping) or turn.get("role", "user") == "user"
+        )
+        turn = next(users, None)
+    if not isinstance(turn, str) or not turn.strip() or turn.startswith(PLACEHOLDER):
         raise _no_text(where, value)
-    if not text.isascii() and _HALF_CHARACTER.search(text):
-        raise ConfigError.for_field(where, text, "it has half a character (\\ud800 to \\udfff)")
-    return text
+    if not turn.isascii() and _HALF_CHARACTER.search(turn):
+        raise ConfigError.for_field(where, turn, "it has half a character (\\ud800 to \\udfff)")
+    return turn
 
 
 def _no_text(where: str, value: Any) -> ConfigError:

@@ -121,31 +121,17 @@ def test_list_fits_eighty_columns() -> None:
         cells = next(line.split() for line in output.splitlines() if line.startswith(f"{name} "))
         s = load_scenario(name)
         numbers = [s.requests, s.batches, s.draft_tokens, s.max_new_tokens, s.temperature]
-        # The hub is not asked for a list.
-        prompts = "hub" if s.prompts.source == "hub" else len(load_prompts(s))
+        prompts = len(load_prompts(s))
         assert cells == [name, *map(str, [*numbers, s.max_model_len, prompts])]
 
 
 def test_show_has_all_fields_and_an_example() -> None:
     output = run("show", "short")
-    for words in ("draft_tokens", "prompts.max_chars", "800", "median", "Example"):
+    for words in ("draft_tokens", "prompts.max_chars", "800", "Example"):
         assert words in output
     first = load_prompts(load_scenario("short"))[0]
     assert first.id in output
     assert first.text.split("\n")[0][:60] in output
-
-
-def test_show_has_a_hub_scenarios_fields_without_the_network(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def offline(name: str) -> None:
-        raise ImportError(name)
-
-    monkeypatch.setattr("nwor_bench.workload.prompts.import_module", offline)
-    output = run("show", "speed-bench")
-    assert "prompts.category_field" in output
-    assert "pip install datasets" in output
-    assert "Example" not in output
 
 
 def test_show_counts_a_users_own_prompts(tmp_path: Path) -> None:
@@ -154,11 +140,11 @@ def test_show_counts_a_users_own_prompts(tmp_path: Path) -> None:
     scenario = tmp_path / "own.toml"
     scenario.write_text(
         "requests = 1\nbatches = 1\ndraft_tokens = 1\nmax_new_tokens = 2\nmax_model_len = 64\n"
-        '[prompts]\nsource = "jsonl"\npath = "p.jsonl"\n'
+        '[prompts]\npath = "p.jsonl"\n'
     )
-    output = run("show", str(scenario))
-    row = next(line for line in output.splitlines() if "all" in line.split())
-    assert re.findall(r"\d+", row) == ["3", "3", "4", "8"]
+    rows = [line.split() for line in run("show", str(scenario)).splitlines()]
+    assert ["prompts", "3"] in rows
+    assert "(mine[/x]):" in " ".join(map(" ".join, rows))
 
 
 def test_unknown_scenario() -> None:

@@ -19,14 +19,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from nwor_bench.workload.config import Scenario
-    from nwor_bench.workload.prompts import Prompt
 
 app = typer.Typer(cls=Group, help="List and show the scenarios (workloads).", no_args_is_help=True)
 
 EXAMPLE_CHARS = 400
-
-HUB_FIELDS = ("split", "limit")
-"""Fields of a prompt source with defaults that only hub data sets use."""
 
 
 @app.command("list", cls=Command, epilog=examples("nwor-bench scenarios list"))
@@ -44,26 +40,24 @@ def list_scenarios(as_json: AsJson = False, quiet: Quiet = False) -> None:
 
 
 def _print_list(scenarios: "list[Scenario]") -> None:
-    headers = ["name", "requests", "batches", "drafts", "new_tokens", "temp", "max_len", "prompts"]
+    headers = ["name", "requests", "batches", "drafts", "new tokens", "temp", "max len", "prompts"]
     rows = []
     for s in scenarios:
         numbers = (s.requests, s.batches, s.draft_tokens, s.max_new_tokens, s.temperature)
-        count = _number_of_prompts(s)
-        shown = "hub" if count is None else count
-        rows.append((s.name, *map(str, (*numbers, s.max_model_len, shown))))
-    print_table([header.replace("_", " ") for header in headers], rows, numbers_from=1)
+        rows.append((s.name, *map(str, (*numbers, s.max_model_len, _number_of_prompts(s)))))
+    print_table(headers, rows, numbers_from=1)
 
 
 def _facts(scenario: "Scenario") -> "dict[str, Any]":
-    """A scenario's fields, and how many prompts it has; None for those of a hub data set."""
+    """A scenario's fields, and how many prompts it has."""
     fields = scenario.model_dump(mode="json")
     return {**fields, "number_of_prompts": _number_of_prompts(scenario)}
 
 
-def _number_of_prompts(scenario: "Scenario") -> int | None:
+def _number_of_prompts(scenario: "Scenario") -> int:
     from nwor_bench.workload.prompts import load_prompts
 
-    return None if scenario.prompts.source == "hub" else len(load_prompts(scenario))
+    return len(load_prompts(scenario))
 
 
 @app.command("show", cls=Command, epilog=examples("nwor-bench scenarios show short"))
@@ -78,10 +72,7 @@ def show_scenario(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show a scenario's fields, the lengths of its prompts, and one prompt.
-
-    If a hub data set cannot be read, its fields and the reason.
-    """
+    """Show a scenario's fields and one of its prompts."""
     from nwor_bench.workload.config import load_scenario
 
     scenario = load_scenario(name)
@@ -97,49 +88,23 @@ def _print_scenario(scenario: "Scenario") -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    from nwor_bench.errors import ConfigError
     from nwor_bench.workload.prompts import load_prompts
 
-    console = Console()
-    print_table(("field", "value"), _fields(scenario), numbers_from=2)
-    try:
-        prompts = load_prompts(scenario)
-    except ConfigError as error:
-        if scenario.prompts.source != "hub":
-            raise
-        console.print(f"Its prompts cannot be shown here: {error}", markup=False, highlight=False)
-        return
-    headers = ("category", "prompts", "shortest", "median", "longest")
-    console.print("\nPrompts, lengths in characters:")
-    print_table(headers, _lengths(prompts), numbers_from=1)
+    console, prompts = Console(), load_prompts(scenario)
+    print_table(("field", "value"), [*_fields(scenario), ("prompts", str(len(prompts)))], 2)
     example = prompts[0]
     text = example.text[:EXAMPLE_CHARS]
     cut = "" if len(text) == len(example.text) else f"... ({len(example.text)} characters)"
-    console.print(f"Example, [bold]{escape(example.id)}[/bold] ({escape(example.category)}):")
+    console.print(f"\nExample, [bold]{escape(example.id)}[/bold] ({escape(example.category)}):")
     console.print(text + cut, markup=False, highlight=False)
 
 
 def _fields(scenario: "Scenario") -> list[tuple[str, str]]:
     rows = []
     values = scenario.model_dump(mode="json")
-    source = values.pop("prompts")
-    if source["source"] != "hub":
-        source = {key: source[key] for key in source if key not in HUB_FIELDS}
-    values |= {f"prompts.{key}": value for key, value in source.items()}
+    values |= {f"prompts.{key}": value for key, value in values.pop("prompts").items()}
     for key, value in values.items():
         if value not in (None, "", [], {}):
             shown = ", ".join(value) if isinstance(value, list) else str(value)
             rows.append((key, shown))
-    return rows
-
-
-def _lengths(prompts: "list[Prompt]") -> list[tuple[str, ...]]:
-    """Per category: the number of prompts, and their lengths in characters."""
-    from statistics import median
-
-    rows = []
-    for category in [*sorted({prompt.category for prompt in prompts}), "all"]:
-        sizes = [len(p.text) for p in prompts if category in (p.category, "all")]
-        numbers = (len(sizes), min(sizes), round(median(sizes)), max(sizes))
-        rows.append((category, *map(str, numbers)))
     return rows

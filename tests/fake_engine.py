@@ -11,7 +11,7 @@ from nwor_bench.engine.protocol import BatchOutput, GreedyOutput, Pair, Sampling
 from nwor_bench.engine.readings import VllmCounters
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.cell import INTERLEAVED
-from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Cell, NworMode, Phase, RequestTimes, ScvMode
 from nwor_bench.records.window_order import WindowOrder

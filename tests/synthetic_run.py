@@ -17,8 +17,8 @@ import pytest
 
 from nwor_bench.analysis.analyse import Analysis, analyse
 from nwor_bench.analysis.invariants import find_violations
+from nwor_bench.records.facts import to_json
 from nwor_bench.records.header import RunHeader, parse_header
-from nwor_bench.records.json_part import to_json
 from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData, RunStore, read_run
 from nwor_bench.records.types import (

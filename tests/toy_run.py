@@ -1,6 +1,5 @@
 """One run of the toy scenario on a stand-in engine."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +57,7 @@ class Runner:
         self.log = Log()
         self.folder = folder
         blocks = blocks_for_header(self.plan)
-        header = replace(make_header([]), blocks=blocks, engine=engine.status())
+        header = make_header([]).model_copy(update={"blocks": blocks, "engine": engine.status()})
         self.sweep = BlockRunner(
             self.plan, self.spec, engine, RunStore.create(folder, header), encode, self.log
         )

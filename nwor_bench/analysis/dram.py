@@ -24,7 +24,7 @@ from nwor_bench.analysis.statistics import MIN_BLOCKS, POWER, SIGNIFICANCE, vari
 from nwor_bench.instruments.robust import CONFIDENCE
 from nwor_bench.models.byte_model import BY_REFERENCE, CACHE_BITS, COPY_SPILLED, DIRECT, Strategy
 from nwor_bench.records.cell import Cell, NworMode, ScvMode, cell_order
-from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData

@@ -8,7 +8,7 @@ from nwor_bench.analysis.parity.acceptance import acceptance_violations
 from nwor_bench.analysis.parity.tokens import ParityRule
 from nwor_bench.records.batch import INTERLEAVED_PHASES
 from nwor_bench.records.cell import Cell, NworMode, cell_order
-from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.finished_blocks import first_tries
 from nwor_bench.records.header import ParityFacts, RunHeader
 from nwor_bench.records.lines import BatchKey, batch_key

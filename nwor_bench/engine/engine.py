@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from nwor_bench.errors import EngineError
 from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.cell import SHAM
-from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.types import AA, Cell, Phase
 from nwor_bench.records.window_order import WindowOrder
 from nwor_bench.workload.config import RunSpec
@@ -58,12 +57,12 @@ class VllmEngine:
 
     def status(self) -> EngineStatus:
         """Device, layers, block size, CUDA graphs, number of starts and what is attached."""
-        return replace(
-            common_status(self._rpc_all("nwor_status")),
-            vllm=self._vllm,
-            start_count=VllmEngine.starts,
-            start_seconds=round(self.start_seconds, 2),
-        )
+        ours = {
+            "vllm": self._vllm,
+            "start_count": VllmEngine.starts,
+            "start_seconds": round(self.start_seconds, 2),
+        }
+        return common_status(self._rpc_all("nwor_status")).model_copy(update=ours)
 
     def set_modes(self, cell: Cell) -> None:
         """Switch both modes live; call it between batches.

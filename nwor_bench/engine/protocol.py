@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from nwor_bench.engine.readings import VllmCounters
-from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.types import Cell, Phase, RequestTimes
 from nwor_bench.records.window_order import WindowOrder
 

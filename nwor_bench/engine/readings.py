@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from nwor_bench.errors import EngineError
-from nwor_bench.records.engine_status import EngineStatus, RankStatus
-from nwor_bench.records.json_part import PartError, read_part
+from nwor_bench.records.facts import EngineStatus, RankStatus
 from nwor_bench.records.types import RequestTimes
 
 _COUNTERS = {
@@ -166,10 +167,10 @@ def common_status(statuses: Sequence[Mapping[str, Any]]) -> EngineStatus:
                 )
     facts = dict(first)
     if len(statuses) > 1:
-        facts["ranks"] = [{name: s[name] for name in RankStatus.names()} for s in statuses]
+        facts["ranks"] = [{name: s[name] for name in RankStatus.model_fields} for s in statuses]
     try:
-        return read_part(EngineStatus, facts)
-    except PartError as error:
+        return EngineStatus.read(facts)
+    except ValidationError as error:
         raise EngineError.at(
             "what the worker says of itself is not understood", str(error)
         ) from error

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from nwor_bench.instruments.device import visible_handles
-from nwor_bench.records.environment import (
+from nwor_bench.records.facts import (
     CpuFacts,
     Environment,
     GitState,

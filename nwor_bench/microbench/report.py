@@ -11,8 +11,8 @@ import pandas as pd
 
 from nwor_bench.microbench.cases import L2, OURS, PEERS, Group, LaunchMode, Spec, estimate_s
 from nwor_bench.microbench.rows import COLUMNS, FORMAT_VERSION, Result, Row, Status
+from nwor_bench.records.facts import to_json
 from nwor_bench.records.files import write_atomically
-from nwor_bench.records.json_part import to_json
 from nwor_bench.report.document import (
     Bullets,
     Code,

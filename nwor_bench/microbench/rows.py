@@ -8,7 +8,7 @@ from typing import Any
 
 from nwor_bench.analysis.statistics import paired_ratio
 from nwor_bench.microbench.cases import COPY, L2, OURS, Group, LaunchMode, Spec
-from nwor_bench.records.environment import Environment
+from nwor_bench.records.facts import Environment
 
 FORMAT_VERSION = 1
 """Version of kernels.json and kernels.csv; increase it when a column changes its meaning."""

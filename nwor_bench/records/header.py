@@ -6,187 +6,138 @@ header than reading it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from nwor_bench.errors import StoreError
-from nwor_bench.records.engine_status import EngineStatus
-from nwor_bench.records.environment import Environment
+from nwor_bench.records.facts import EngineStatus, Environment, JsonPart
 from nwor_bench.records.files import parse_json
-from nwor_bench.records.json_part import JsonPart, PartError, read_part, short
 from nwor_bench.records.types import FORMAT_VERSION, RunStatus
 
 
-@dataclass(frozen=True, kw_only=True)
 class PairFacts(JsonPart):
     """The models that ran; see `models.pairs.ResolvedPair`."""
 
     name: str | None = None
     """The pair's name."""
-
     method: str | None = None
     """How drafts are made: ngram, draft_model, eagle or eagle3."""
-
     target: str | None = None
     """The target's folder or hub name."""
-
     draft: str | None = None
     """The drafter's folder or hub name; None for ngram."""
-
     dtype: str | None = None
     """Data type where the spec names none: the pair file's, or what the processor is fast in."""
-
     speculative: Mapping[str, Any] | None = None
     """Further settings of vLLM's speculative_config."""
-
     description: str | None = None
     """The pair file's sentence on it."""
-
     load_format: str | None = None
     """vLLM's; "dummy" for random weights."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class BlockEntry(JsonPart):
     """One planned block."""
 
     block: int | None = None
     """Its number; 0 is the gate's."""
-
     order: tuple[str, ...] | None = None
     """Labels of the cells, in the order in which they run."""
-
     prompt_ids: tuple[str, ...] | None = None
     """The prompts that every cell gets."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class WarmupFacts(JsonPart):
     """How warm-up ended."""
 
     batches: int | None = None
     """Batches of off x off that it took."""
-
     lookback: int | None = None
     """Latest batches whose times must be steady."""
-
     not_steady: str | None = None
     """Why window times were not steady at its end; None if they were."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ParityFacts(JsonPart):
     """The gate's comparison and its result."""
 
     rule: str | None = None
     """What cells must share with off x off; see `ParityRule`."""
-
     compared: str | None = None
     """The rule in words."""
-
     ties: Mapping[str, Any] | None = None
     """Checks of differing tokens; None if there were none."""
-
     broken: Mapping[str, str] | None = None
     """First mismatch of each broken cell, by its label."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class KvGateFacts(JsonPart):
     """The comparison of staging cells' KV cache with mode off's, and its cost."""
 
     multiples: Mapping[str, float] | None = None
     """Largest allowed error of a cell in multiples of mode off's own, by kind of error."""
-
     budget_bytes: int | None = None
     """Most memory for kept rows on each rank."""
-
     seconds: float | None = None
     """Time that comparing took."""
-
     gate_seconds: float | None = None
     """Time that the whole gate took."""
-
     own_errors: Mapping[str, Mapping[str, float]] | None = None
     """Mode off against itself: the smallest and largest of a layer, by kind of error."""
-
     cells: Mapping[str, Mapping[str, Any]] | None = None
     """Result of each cell, by its label; see `KvResult`."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunHeader(JsonPart):
     """run.json."""
 
     format_version: int = FORMAT_VERSION
     """Version of run.json and records.jsonl."""
-
     status: RunStatus | None = None
     """How the run ended; partial while it runs."""
-
     scenario: Mapping[str, Any] | None = None
     """The scenario with the command line's changes; the same as spec's."""
-
     pair: PairFacts | None = None
     """The models that ran."""
-
     dtype_note: str | None = None
     """Why the pair's dtype is not its file's; None where it is."""
-
     choice: Mapping[str, str | None] | None = None
     """The pair as the command line named it, by flag."""
-
     spec: Mapping[str, Any] | None = None
     """The whole configuration; see `RunSpec`."""
-
     engine: EngineStatus | None = None
     """The engine; None if it never started."""
-
     environment: Environment | None = None
     """Machine and software."""
-
     parity: ParityFacts | None = None
     """The gate's comparison and result; None if it never began."""
-
     noise_floor: Mapping[str, Any] | None = None
     """The A/A arm's noise floor; None if it has no interval."""
-
     warmup: WarmupFacts | None = None
     """How warm-up ended; None before that."""
-
     stopped: str | None = None
     """Why the run stopped before its last block; None if it did not."""
-
     blocks: tuple[BlockEntry, ...] | None = None
     """The plan, block by block."""
-
     command: str | None = None
     """The command line, ready to be copied."""
-
     started_at: str | None = None
     """UTC time."""
-
     finished_at: str | None = None
     """UTC time; None while it runs."""
-
     kv_gate: KvGateFacts | None = None
     """The K/V gate's comparison; None if it compared nothing."""
-
     measuring_s: float | None = None
     """Time from the started engine to the last batch, over all tries."""
-
     findings: tuple[Mapping[str, Any], ...] | None = None
     """Findings that limit the results; see `Finding`."""
-
     cells: tuple[Mapping[str, Any], ...] | None = None
     """Each cell's summary; see `CellResult`."""
-
     split: tuple[Mapping[str, Any], ...] | None = None
     """Effects of staging cells, split into the attention's and the writes'; see `Split`."""
-
     violations: tuple[str, ...] | None = None
     """Counts that do not add up, as sentences."""
-
     warnings: tuple[str, ...] | None = None
     """Half-written records after a crash, as sentences."""
 
@@ -197,14 +148,6 @@ class RunHeader(JsonPart):
         if asked not in (None, "auto"):
             return str(asked)
         return (self.engine or EngineStatus()).dtype or (self.pair or PairFacts()).dtype
-
-
-WRITTEN_LATER = frozenset(
-    ("kv_gate", "measuring_s", "findings", "cells", "split", "violations", "warnings")
-)
-"""Keys that run.json does not have when a run begins."""
-
-_OBJECTS_OF_SPEC = ("scenario", "engine_args")
 
 
 def read_object(text: str | bytes, place: object) -> dict[str, Any]:
@@ -222,13 +165,20 @@ def parse_header(values: Mapping[str, Any], place: object) -> RunHeader:
     Raises StoreError for a part whose type differs from what nwor-bench writes.
     """
     try:
-        header = read_part(RunHeader, values)
-        for name in _OBJECTS_OF_SPEC:
-            value = (header.spec or {}).get(name)
-            if value is not None and not isinstance(value, Mapping):
-                raise PartError(f"spec.{name}", f"is {short(value)}, not an object", value)
-    except PartError as error:
-        raise _damaged(place, error.name, error.what, error.value) from error
+        header = RunHeader.read(values)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        name = ".".join(map(str, fault["loc"]))
+        message = fault["msg"][0].lower() + fault["msg"][1:]
+        raise _damaged(
+            place, name, f"is {_short(fault['input'])}, but {message}", fault["input"]
+        ) from error
+    for name in ("scenario", "engine_args"):
+        value = (header.spec or {}).get(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise _damaged(
+                place, f"spec.{name}", f"is {_short(value)}, but input should be an object", value
+            )
     return header
 
 
@@ -254,7 +204,7 @@ def check_complete(header: RunHeader, place: object) -> None:
         raise _damaged(
             place,
             f"scenario.{name}",
-            f"is {short(twice.get(name))} and spec.scenario.{name} {short(told.get(name))}",
+            f"is {_short(twice.get(name))} and spec.scenario.{name} {_short(told.get(name))}",
             twice.get(name),
         )
 
@@ -262,3 +212,9 @@ def check_complete(header: RunHeader, place: object) -> None:
 def _damaged(place: object, name: str, what: str, value: object) -> StoreError:
     problem = f"{what}: the file was changed since nwor-bench wrote it; restore it"
     return StoreError.at(f"{place}: {name}", problem, value, joint=" ")
+
+
+def _short(value: object) -> str:
+    """A value in a message, cut if it is long."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -9,11 +9,12 @@ import json
 import os
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nwor_bench.errors import ConfigError, StoreError
+from nwor_bench.records.facts import to_json
 from nwor_bench.records.files import sync_folder, write_atomically
 from nwor_bench.records.finished_blocks import (
     BlockKey,
@@ -22,7 +23,6 @@ from nwor_bench.records.finished_blocks import (
     superseded_numbers,
 )
 from nwor_bench.records.header import RunHeader, parse_header, read_object
-from nwor_bench.records.json_part import to_json
 from nwor_bench.records.lines import (
     BatchKey,
     batch_key,
@@ -88,7 +88,9 @@ class RunStore:
             raise not_writable(folder, error) from error
         except OSError as error:
             raise not_writable(folder, error) from error
-        full = replace(header, format_version=FORMAT_VERSION, status=RunStatus.PARTIAL)
+        full = header.model_copy(
+            update={"format_version": FORMAT_VERSION, "status": RunStatus.PARTIAL}
+        )
         write_header(folder, full)
         return cls(folder, full, set())
 
@@ -142,7 +144,7 @@ class RunStore:
 
     def update(self, **changes: Any) -> None:
         """Set fields of the header and rewrite run.json atomically."""
-        header = replace(self.header, **changes)
+        header = self.header.model_copy(update=changes)
         write_header(self.folder, header)
         self.header = header
 

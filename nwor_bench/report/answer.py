@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from nwor_bench.analysis.cell_data import REFERENCE
 from nwor_bench.analysis.findings.run import nothing_timed
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN
-from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import CellResult, NworMode, Verdict
 from nwor_bench.report.document import Headline

@@ -9,7 +9,7 @@ from nwor_bench.analysis.comparing.compare import Comparison
 from nwor_bench.analysis.comparing.preconditions import DecideBy
 from nwor_bench.analysis.comparing.stored_run import StoredRun
 from nwor_bench.analysis.comparing.sweeps import RunChange, SweepComparison
-from nwor_bench.records.environment import Environment, GitState
+from nwor_bench.records.facts import Environment, GitState
 from nwor_bench.records.files import document as json_document
 from nwor_bench.records.types import to_dict
 from nwor_bench.report import comparison_text as words

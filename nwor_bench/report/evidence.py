@@ -8,8 +8,8 @@ from nwor_bench.analysis.invariants import counter_checks
 from nwor_bench.analysis.parity.kv import KvVerdict
 from nwor_bench.analysis.parity.local import LOCAL_EVENT
 from nwor_bench.records.cell import Cell
+from nwor_bench.records.facts import to_json
 from nwor_bench.records.header import KvGateFacts
-from nwor_bench.records.json_part import to_json
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, Verdict
 from nwor_bench.report.document import Block, Bullets, Paragraph, Section, Table, table

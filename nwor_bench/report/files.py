@@ -65,15 +65,15 @@ def write_files(folder: Path, analysis: Analysis) -> ReportPaths:
 
 def with_summaries(analysis: Analysis) -> RunHeader:
     """The header with the cells' summaries and what is wrong, if anything."""
-    return replace(
-        analysis.run.header,
-        noise_floor=analysis.noise_floor,
-        findings=tuple(finding.to_dict() for finding in analysis.findings),
-        cells=tuple(to_dict(cell) for cell in analysis.cells),
-        split=tuple(part.to_dict() for part in analysis.splits) or None,
-        violations=tuple(violation.text for violation in analysis.violations),
-        warnings=analysis.run.warnings,
-    )
+    summaries = {
+        "noise_floor": analysis.noise_floor,
+        "findings": tuple(finding.to_dict() for finding in analysis.findings),
+        "cells": tuple(to_dict(cell) for cell in analysis.cells),
+        "split": tuple(part.to_dict() for part in analysis.splits) or None,
+        "violations": tuple(violation.text for violation in analysis.violations),
+        "warnings": analysis.run.warnings,
+    }
+    return analysis.run.header.model_copy(update=summaries)
 
 
 def to_csv(

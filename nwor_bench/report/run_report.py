@@ -4,10 +4,8 @@ import shlex
 
 from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.findings.table import Severity, grouped
-from nwor_bench.records.engine_status import EngineStatus
-from nwor_bench.records.environment import Environment
+from nwor_bench.records.facts import EngineStatus, Environment, to_json
 from nwor_bench.records.header import PairFacts, RunHeader
-from nwor_bench.records.json_part import to_json
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import RunStatus
 from nwor_bench.report.answer import CPU_LIMIT, answer, on_cpu

@@ -8,7 +8,7 @@ from typing import Any
 from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.cell_data import REFERENCE
 from nwor_bench.analysis.findings.table import Finding, Severity
-from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, NworMode
 from nwor_bench.report.answer import Answer, answer

@@ -13,7 +13,7 @@ from nwor_bench.analysis.dram import (
     predicted_difference,
     strategy_of,
 )
-from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import SETTLING, BatchRecord, CellResult, NworMode, Phase

@@ -19,8 +19,8 @@ from nwor_bench.errors import ExitCode
 from nwor_bench.instruments import environment
 from nwor_bench.instruments.conditions import ConditionMonitor
 from nwor_bench.models.pairs import ResolvedPair
-from nwor_bench.records.engine_status import EngineStatus
-from nwor_bench.records.header import WRITTEN_LATER, PairFacts, RunHeader
+from nwor_bench.records.facts import EngineStatus
+from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.run_folder import only_writer
 from nwor_bench.records.store import RunData, RunStore, read_run
 from nwor_bench.records.types import BatchRecord, CellResult, RunStatus, Verdict, WindowRecord
@@ -216,7 +216,6 @@ def _header(prepared: Prepared, started_at: datetime) -> RunHeader:
         blocks=blocks_for_header(prepared.plan),
         command=prepared.command or shlex.join(["nwor-bench", *sys.argv[1:]]),
         started_at=started_at.isoformat(timespec="seconds"),
-        absent=WRITTEN_LATER,
     )
 
 

@@ -9,8 +9,7 @@ from pydantic import ValidationError
 
 from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.models.pairs import ResolvedPair
-from nwor_bench.records.engine_status import EngineStatus
-from nwor_bench.records.environment import CpuFacts, Environment
+from nwor_bench.records.facts import CpuFacts, EngineStatus, Environment
 from nwor_bench.records.header import PairFacts, RunHeader, check_complete
 from nwor_bench.records.run_folder import RUN_FILE
 from nwor_bench.records.store import RunData
@@ -161,7 +160,7 @@ def check_engine(run: RunData, status: EngineStatus) -> None:
         return
     for name in _ENGINE:
         then, now = getattr(begun, name), getattr(status, name)
-        if name not in begun.absent and then != now:
+        if name in begun.model_fields_set and then != now:
             raise _differs(f"engine.{name}", now, then)
 
 

@@ -28,7 +28,7 @@ from nwor_bench.cli.doctor.hooks import check_hooks
 from nwor_bench.engine.protocol import BatchOutput, Sampling
 from nwor_bench.errors import BenchError, ConfigError, EngineError, ExitCode
 from nwor_bench.instruments import environment
-from nwor_bench.records.environment import GpuFacts
+from nwor_bench.records.facts import GpuFacts
 from nwor_bench.records.types import Cell, NworMode
 
 H200 = GpuFacts(
@@ -508,7 +508,7 @@ def run(
 
 
 def a_gpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = replace(environment.collect(), gpus=(H200,), gpu_note=None)
+    facts = environment.collect().model_copy(update={"gpus": (H200,), "gpu_note": None})
     monkeypatch.setattr(environment, "collect", lambda: facts)
 
 

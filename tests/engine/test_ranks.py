@@ -7,7 +7,7 @@ from refusals import refused
 
 from nwor_bench.engine.readings import common_status, disagreement
 from nwor_bench.errors import EngineError
-from nwor_bench.records.json_part import to_json
+from nwor_bench.records.facts import to_json
 
 COUNTS = ("draft_tokens", "accepted_tokens", "staged_tokens", "committed_tokens")
 windows = st.lists(

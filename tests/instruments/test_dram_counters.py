@@ -15,7 +15,7 @@ from synthetic_run import BYTES_PER_TOKEN, analysed, make_run, with_header
 from nwor_bench.analysis.dram import amount_of, cell_bytes, csv_rows, predicted_difference
 from nwor_bench.analysis.invariants import accepted
 from nwor_bench.models.byte_model import BY_REFERENCE, COPY_SPILLED
-from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import SETTLING, BatchRecord, WindowRecord
 from nwor_bench.report.document import Document

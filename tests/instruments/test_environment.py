@@ -11,8 +11,7 @@ import pytest
 
 from nwor_bench import __version__
 from nwor_bench.instruments import environment
-from nwor_bench.records.environment import Environment, GitState, GpuFacts
-from nwor_bench.records.json_part import read_part, to_json
+from nwor_bench.records.facts import Environment, GitState, GpuFacts, to_json
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +21,7 @@ def found() -> Environment:
 
 def test_it_is_plain_json(found):
     plain = json.loads(json.dumps(to_json(found), allow_nan=False))
-    assert read_part(Environment, plain) == found
+    assert Environment.read(plain) == found
 
 
 def test_it_names_this_interpreter_and_package(found):

@@ -18,7 +18,7 @@ from tiny_hybrids import EAGER_DUMMY, hybrid_pair
 
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.config_json import read_shape
-from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.facts import EngineStatus
 from nwor_bench.workload.run_spec import RunSpec
 
 pytestmark = pytest.mark.engine

@@ -13,7 +13,7 @@ from nwor_bench.microbench.bench import run_groups
 from nwor_bench.microbench.cases import OURS, Spec, Window, expand
 from nwor_bench.microbench.report import document, json_text, plan_document, write_files
 from nwor_bench.microbench.rows import COLUMNS, FORMAT_VERSION, Result
-from nwor_bench.records.environment import Environment
+from nwor_bench.records.facts import Environment
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.terminal import print_document
 

@@ -14,7 +14,7 @@ from refusals import refused
 from synthetic_run import make_run, save_run
 
 from nwor_bench.errors import ExitCode, StoreError
-from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import batch_key, parse_records, record_line
 from nwor_bench.records.run_folder import KEPT_RECORDS_FILE, RECORDS_FILE, RUN_FILE, default_folder

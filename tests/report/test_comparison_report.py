@@ -11,7 +11,7 @@ from rich.console import Console
 from synthetic_run import change_batches, change_windows, make_run, with_header
 
 from nwor_bench.analysis.comparing.compare import DecideBy, compare_runs
-from nwor_bench.records.environment import Environment
+from nwor_bench.records.facts import Environment
 from nwor_bench.records.store import read_header
 from nwor_bench.report.comparison import comparison_document, comparison_json
 from nwor_bench.report.comparison_text import (
@@ -127,10 +127,10 @@ def test_notes_tell_what_weakens_the_numbers() -> None:
 def test_a_machine_that_was_not_recorded_is_told() -> None:
     """A run is refused on another machine; it was compared in silence on an unknown one."""
     real = read_header(REAL)
-    header = replace(BASE.header, environment=real.environment, engine=real.engine)
+    header = BASE.header.model_copy(update={"environment": real.environment, "engine": real.engine})
     known = replace(BASE, header=header)
     assert "did not record" not in " ".join(notes(compare_runs(known, known)))
-    unknown = replace(known, header=replace(header, environment=Environment()))
+    unknown = replace(known, header=header.model_copy(update={"environment": Environment()}))
     told = " ".join(notes(compare_runs(unknown, known)))
     assert "BASE did not record its GPUs, CPU and CPU threads: the runs may differ" in told
     assert "NEW did not record" not in told

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from report_runs import gpu_run
 from synthetic_run import change_batches, document_of, make_run, summarised, with_header, with_parts
 
-from nwor_bench.records.json_part import to_json
+from nwor_bench.records.facts import to_json
 from nwor_bench.records.types import Verdict
 from nwor_bench.report.document import (
     Bullets,

@@ -12,7 +12,7 @@ from refusals import refused
 from synthetic_run import change_batches, make_run, save_run, summarised, write_reports
 
 from nwor_bench.errors import ConfigError, StoreError
-from nwor_bench.records.json_part import to_json
+from nwor_bench.records.facts import to_json
 from nwor_bench.records.run_folder import RECORDS_FILE
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import CellResult, RunStatus, WindowRecord
@@ -141,7 +141,10 @@ def test_an_invalid_cell_has_no_time_in_any_summary(tmp_path):
 def test_a_run_without_batches_still_gets_its_reports(tmp_path):
     run = make_run()
     empty = replace(
-        run, batches=(), windows=(), header=replace(run.header, status=RunStatus.PARTIAL)
+        run,
+        batches=(),
+        windows=(),
+        header=run.header.model_copy(update={"status": RunStatus.PARTIAL}),
     )
     save_run(empty, tmp_path / "run")
     paths = write_reports(tmp_path / "run")

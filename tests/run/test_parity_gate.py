@@ -12,8 +12,7 @@ from toy_run import STAGE, Runner, encode, of_phase
 
 from nwor_bench.analysis.parity.tokens import ParityRule, parity_rule
 from nwor_bench.engine.protocol import BatchOutput
-from nwor_bench.records.engine_status import EngineStatus
-from nwor_bench.records.json_part import to_json
+from nwor_bench.records.facts import EngineStatus, to_json
 from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import NworMode
 from nwor_bench.run.gate.parity import COMPARED

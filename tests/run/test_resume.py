@@ -377,7 +377,7 @@ def test_another_machine_or_order_is_refused(changes: dict[str, Any], field: str
         *((part, None, "") for part in ("spec", "pair", "choice", "blocks", "environment")),
         ("environment__packages", None, ""),
         ("environment", "x", "object"),
-        ("blocks", "x", "list"),
+        ("blocks", "x", "array"),
         ("scenario__requests", 3, "spec.scenario.requests 2"),
     ],
 )

@@ -9,10 +9,8 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import Any
 
-from nwor_bench.records.engine_status import EngineStatus
-from nwor_bench.records.environment import CpuFacts, Environment
+from nwor_bench.records.facts import CpuFacts, EngineStatus, Environment, JsonPart
 from nwor_bench.records.header import PairFacts, RunHeader
-from nwor_bench.records.json_part import JsonPart
 from nwor_bench.workload.options import Compare, declared
 from nwor_bench.workload.run_spec import RunSpec
 
@@ -151,7 +149,7 @@ def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 def _field(part: JsonPart | None, name: str) -> Any:
     """A part's field; _UNKNOWN if the run did not record it."""
-    return _UNKNOWN if part is None or name in part.absent else getattr(part, name)
+    return getattr(part, name) if part and name in part.model_fields_set else _UNKNOWN
 
 
 def _entry(values: Mapping[str, Any] | None, name: str) -> Any:

@@ -10,8 +10,7 @@ from nwor_bench.analysis.findings.table import Finding, FindingKind, Severity, f
 from nwor_bench.analysis.invariants import full_windows, windows_by_batch
 from nwor_bench.analysis.trend import trend
 from nwor_bench.instruments.conditions import throttle_names
-from nwor_bench.records.engine_status import EngineStatus
-from nwor_bench.records.environment import Environment, MemoryFacts
+from nwor_bench.records.facts import EngineStatus, Environment, MemoryFacts
 from nwor_bench.records.header import WarmupFacts
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData

@@ -27,7 +27,7 @@ from nwor_bench.instruments.versions import (
     untried_version,
     vllm_version,
 )
-from nwor_bench.records.environment import CpuFacts, GpuFacts
+from nwor_bench.records.facts import CpuFacts, GpuFacts
 
 PLUGIN_GROUP = "vllm.general_plugins"
 PLUGIN = "nwor_bench"

@@ -10,7 +10,7 @@ from nwor_bench.cli.doctor import Check, State, what_and_remedy
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.protocol import BatchOutput, Engine, Sampling
 from nwor_bench.errors import BenchError, ConfigError
-from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 
 NAME = "hooks"

@@ -10,7 +10,7 @@ from nwor_bench.analysis.parity.kv import KvResult, KvVerdict, kv_event, write_f
 from nwor_bench.analysis.parity.local import local_event, local_result
 from nwor_bench.engine.protocol import Engine
 from nwor_bench.records.cell import INTERLEAVED, NworMode
-from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.store import RunStore
 from nwor_bench.records.types import Cell, Phase
 from nwor_bench.records.window_order import WindowOrder

@@ -24,7 +24,7 @@ from nwor_bench.analysis.parity.kv import (
 )
 from nwor_bench.engine.protocol import KvCache
 from nwor_bench.records.cell import INTERLEAVED
-from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.header import KvGateFacts
 from nwor_bench.records.types import Cell, NworMode
 from nwor_bench.run.gate.kv_references import KvBatch, KvReferences, kv_batch

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nwor_bench.engine.protocol import KvCache, Pair, Span
-from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.facts import EngineStatus
 
 
 def committed_positions(prompt_length: int, output_length: int) -> int:

@@ -33,7 +33,7 @@ from nwor_bench.analysis.parity.tokens import (
     ties_facts,
 )
 from nwor_bench.records.cell import INTERLEAVED
-from nwor_bench.records.engine_status import EngineStatus
+from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.finished_blocks import is_finished
 from nwor_bench.records.header import ParityFacts
 from nwor_bench.records.store import RunData

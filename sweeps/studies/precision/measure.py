@@ -45,7 +45,7 @@ from nwor_bench.engine.protocol import (  # noqa: E402
     KvCache,
     Sampling,
 )
-from nwor_bench.records.engine_status import EngineStatus  # noqa: E402
+from nwor_bench.records.facts import EngineStatus  # noqa: E402
 from nwor_bench.records.store import RunData  # noqa: E402
 from nwor_bench.records.types import AA, Cell, CellResult, NworMode, ScvMode, Verdict  # noqa: E402
 from nwor_bench.workload.config import RunSpec  # noqa: E402

@@ -151,6 +151,6 @@ def test_clocks_that_move_stay_a_warning_where_batches_decide() -> None:
 def test_a_short_warm_up_is_a_note_where_windows_decide(graph: float, severity: Severity) -> None:
     run = planted_run("", graph)
     facts = WarmupFacts(batches=2, lookback=5, not_steady="a spread of 11 % over 5 batches")
-    run = replace(run, header=replace(run.header, warmup=facts))
+    run = replace(run, header=run.header.model_copy(update={"warmup": facts}))
     (found,) = found_in(run, FindingKind.WARMUP)
     assert found.severity is severity

@@ -1,28 +1,46 @@
-"""Facts of a started engine, as stored in run.json."""
+"""Facts of a started engine, and of machine and software, as stored in run.json.
 
+Values that could not be read are None or empty, not 0.
+"""
+
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
-from nwor_bench.records.json_part import JsonPart
+from pydantic import BaseModel, ConfigDict
 
 
-@dataclass(frozen=True, kw_only=True)
+class JsonPart(BaseModel):
+    """An object in run.json; any field may be None.
+
+    `model_fields_set` names the fields that were given. The others were not recorded: their None
+    says nothing, and they are not written. Keys of other versions are kept as read.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="allow")
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Self:
+        """The part of a JSON object. Raises pydantic's ValidationError for another type."""
+        return cls.model_validate_json(json.dumps(values))
+
+
+def to_json(part: JsonPart | None) -> dict[str, Any]:
+    """The JSON object of a part; {} for None."""
+    return {} if part is None else part.model_dump(mode="json", exclude_unset=True)
+
+
 class CudaGraphs(JsonPart):
     """Full CUDA graphs of the target's windows, one set for each NWOR mode."""
 
     mode: str | None = None
     """vLLM's cudagraph_mode."""
-
     stock_window_sizes: tuple[int, ...] | None = None
     """Tokens of the windows that vLLM captured."""
-
     stage_window_sizes: tuple[int, ...] | None = None
     """Tokens of the windows that were captured for mode stage."""
-
     stage_memory_bytes: int | None = None
     """Memory that the capture for mode stage took."""
-
     stage_unavailable: str | None = None
     """Why mode stage has no graphs; None if it has, or was not captured yet."""
     control_memory_bytes: int | None = None
@@ -39,121 +57,179 @@ class CudaGraphs(JsonPart):
     """Why the A/A arm has no graphs of its own; None if it has, or nobody asked."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class RecurrentFacts(JsonPart):
     """The states of the target's recurrent layers, on one rank."""
 
     layers: int | None = None
     """Number of them."""
-
     state_bytes: int | None = None
     """Bytes of a request's recurrent states over all of them."""
-
     conv_bytes: int | None = None
     """Bytes of a request's last inputs of their convolutions."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class RankStatus(JsonPart):
     """What a tensor-parallel rank has for itself."""
 
     device: str | None = None
     """Its device."""
-
     target_layers: int | None = None
     """Attention layers of its part of the target."""
-
     drafter_layers: int | None = None
     """Attention layers of its part of the drafter."""
-
     kv_heads: int | None = None
     """K/V heads a layer."""
-
     bytes_per_token: int | None = None
     """Bytes that one token's K and V take over all its target layers."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class EngineStatus(JsonPart):
     """Facts of vLLM and the plugin; with tensor parallelism the first rank's, and `ranks`."""
 
     attached: bool | None = None
     """Whether the runner's methods are wrapped."""
-
     runner: str | None = None
     """vLLM's model runner: V1 or V2."""
-
     device: str | None = None
     """Such as cpu or cuda:0."""
-
     target_layers: int | None = None
     """Attention layers of the target; recurrent ones are none."""
-
     kv_heads: int | None = None
     """K/V heads a layer."""
-
     drafter_layers: int | None = None
     """Attention layers of the drafter, which are never staged."""
-
     staging_buffers: int | None = None
     """Layers that can stage: the target's, or 0."""
-
     staging_capacity: int | None = None
     """Tokens that a window may stage."""
-
     staging_unavailable: str | None = None
     """Why nothing can be staged; None if it can."""
-
     stage_by: str | None = None
     """How staged K/V is held on a GPU; see `StageBy`."""
-
     bytes_per_token: int | None = None
     """Bytes that one token's K and V take over all target layers; None where nothing stages."""
-
     rejection_sample_method: str | None = None
     """vLLM's; with "synthetic" acceptance does not follow the target."""
-
     block_size: int | None = None
     """Tokens of a cache block."""
-
     num_gpu_blocks: int | None = None
     """Cache blocks, on a CPU too."""
-
     dtype: str | None = None
     """Data type of weights and activations."""
-
     kv_cache_dtype: str | None = None
     """Data type of the cache; auto is that of the activations."""
-
     attention_backend: str | None = None
     """Class of the first target layer's attention; None if no layer has one."""
-
     dummy_weights: Mapping[str, Any] | None = None
     """Values of the random weights; None if weights were loaded."""
-
     cuda_graphs: CudaGraphs | None = None
     """Full CUDA graphs; None on a CPU."""
-
     launch_refusals: Mapping[str, int] | None = None
     """Kernels that Triton launched in the driver's place, by reason."""
-
     has_probe: bool | None = None
     """Whether a window's phases can be timed on the device."""
-
     totals: Mapping[str, int] | None = None
     """Counts of all windows since the engine's start."""
-
     vllm: str | None = None
     """Version of vLLM."""
-
     start_count: int | None = None
     """Engines that this process has started."""
-
     start_seconds: float | None = None
     """Time that the start took."""
-
     ranks: tuple[RankStatus, ...] | None = None
     """Each tensor-parallel rank's own facts; None for a single one."""
-
     recurrent: RecurrentFacts | None = None
     """States of the target's recurrent layers; None if it has none."""
+
+
+class CpuFacts(JsonPart):
+    """The processor, and the machine's load when the run began."""
+
+    model: str | None = None
+    """As /proc/cpuinfo names it."""
+    architecture: str | None = None
+    """Such as x86_64."""
+    cores: int | None = None
+    """Physical cores."""
+    threads: int | None = None
+    """Hardware threads."""
+    usable_threads: int | None = None
+    """Hardware threads that this process may use (Linux)."""
+    governor: str | None = None
+    """Frequency governor of the first core; virtual machines often hide it."""
+    load_1min: float | None = None
+    """Runnable processes, mean of the last minute."""
+    load_5min: float | None = None
+    """Runnable processes, mean of the last five minutes."""
+
+
+class MemoryFacts(JsonPart):
+    """The host's memory, in bytes."""
+
+    total_bytes: int | None = None
+    """Memory in the machine."""
+    available_bytes: int | None = None
+    """Memory that programs could still get when the run began."""
+
+
+class GpuFacts(JsonPart):
+    """One GPU by NVML, when the run began."""
+
+    name: str | None = None
+    """Product name."""
+    driver: str | None = None
+    """Version of the driver."""
+    compute_capability: str | None = None
+    """Such as 9.0."""
+    memory_total_bytes: int | None = None
+    """Memory of the GPU."""
+    sm_clock_mhz: int | None = None
+    """Clock of the multiprocessors."""
+    sm_clock_max_mhz: int | None = None
+    """Highest clock of the multiprocessors."""
+    memory_clock_mhz: int | None = None
+    """Clock of the memory."""
+    temperature_c: int | None = None
+    """Temperature of the GPU."""
+    power_limit_w: float | None = None
+    """Enforced power limit."""
+    throttle_reasons: int | None = None
+    """NVML's bits for the reasons of reduced clocks; see `conditions.throttle_names`."""
+    ecc: bool | None = None
+    """Whether memory errors are corrected."""
+
+
+class GitState(JsonPart):
+    """Revision of the checkout that nwor-bench ran from; None for an installed copy."""
+
+    revision: str | None = None
+    """Commit."""
+    dirty: bool | None = None
+    """Whether there were uncommitted changes."""
+
+
+class Environment(JsonPart):
+    """Machine, GPUs, libraries, revision and settings; never who ran it, or on which host."""
+
+    collected_at: str | None = None
+    """UTC time."""
+    command_line: tuple[str, ...] | None = None
+    """Arguments of the process."""
+    python: str | None = None
+    """Version of Python."""
+    os: str | None = None
+    """Name and version of the operating system."""
+    cpu: CpuFacts | None = None
+    """The processor."""
+    memory: MemoryFacts | None = None
+    """The host's memory."""
+    gpus: tuple[GpuFacts, ...] | None = None
+    """The GPUs that the process saw."""
+    gpu_note: str | None = None
+    """Why there are no GPUs, if there are none."""
+    packages: Mapping[str, str | None] | None = None
+    """Version by distribution; None for one that is not installed."""
+    git: GitState | None = None
+    """The checkout that nwor-bench ran from."""
+    settings: Mapping[str, str | None] | None = None
+    """Environment variables that affect a run; None for one that is not set."""

@@ -244,7 +244,7 @@ def test_several_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_gpu_clocks(changes: dict[str, Any], state: State, words: str) -> None:
-    check = checks.check_clocks([replace(H200, **changes)], None)
+    check = checks.check_clocks([H200.model_copy(update=changes)], None)
     assert check.state is state
     assert words in check.found
 

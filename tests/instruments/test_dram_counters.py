@@ -175,13 +175,13 @@ def test_too_few_blocks_give_a_mean_alone() -> None:
     ],
 )
 def test_the_prediction_is_the_byte_models(cache, strategy, read, written) -> None:
-    engine = replace(ENGINE, kv_cache_dtype=cache)
+    engine = ENGINE.model_copy(update={"kv_cache_dtype": cache})
     found = predicted_difference(engine, 32, 12, strategy)
     assert found == {"dram_read_bytes": read, "dram_write_bytes": written}
 
 
 def test_held_by_reference_the_certain_first_tokens_are_read_back_too() -> None:
-    engine = replace(ENGINE, kv_cache_dtype="fp8")  # held at twice the cache's size
+    engine = ENGINE.model_copy(update={"kv_cache_dtype": "fp8"})  # held at twice the cache's size
     for strategy, more in ((BY_REFERENCE, 8 * 2_000), (COPY_SPILLED, 0)):
         without = predicted_difference(engine, 32, 12, strategy)
         found = predicted_difference(engine, 32, 12, strategy, requests=8)

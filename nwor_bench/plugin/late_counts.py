@@ -1,8 +1,8 @@
-"""Windows counted late, many at a time, and kept until they are drained.
+"""Windows counted late, many at a time.
 
 Accepted counts stay on the device: each step leaves the tensor that vLLM computed anyway, and one
-copy reads those of many steps. Windows are recorded when they are drained, when the lengths of the
-finished requests are known (see `step`).
+copy reads those of many steps, with the sum of rows that commits wrote so far. Windows are recorded
+when they are drained: then the lengths of the finished requests are known (see `step`).
 
 In a server nobody drains: counts are read every quarter of a second, without waiting for the
 device, and a few windows are recorded before each step.
@@ -10,83 +10,21 @@ device, and a few windows are recorded before each step.
 
 import logging
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from operator import add
 from typing import Any
 from zlib import crc32
 
 import numpy as np
-from torch import Tensor, cat
+import torch
+from torch import Tensor
 
-from nwor_bench.plugin.device_counts import Coming, SideReader, WrittenRows, read_all
-from nwor_bench.plugin.step import Before, Step, accepted_of, has_passed, measured
+from nwor_bench.plugin.step import Accumulator, Step, accepted_of, has_passed, measured, unfinished
 from nwor_bench.records.types import SETTLING, MeasuredWindow
-from nwor_bench.records.window_order import Turn
 
 logger = logging.getLogger("vllm.nwor_bench")
-
-MAX_UNDRAINED = 10_000
-"""Windows kept if none was ever drained (`vllm serve`); of older ones only totals remain."""
-
-MAX_BETWEEN_DRAINS = 1_000_000
-"""Windows kept between two drains of a run: more than an hour of one batch."""
-
-TOTALS = {
-    "draft_tokens": "draft_tokens",
-    "accepted_tokens": "accepted_tokens",
-    "nwor_total_staged": "staged_tokens",
-    "nwor_total_committed": "committed_tokens",
-    "nwor_total_rejected": "rejected_tokens",
-    "nwor_stage_operations": "stage_operations",
-}
-"""The field of a window that each total sums up."""
-
-
-@dataclass
-class Accumulator:
-    """Measured windows and running totals of one worker. Plain host numbers only."""
-
-    windows: deque[tuple[MeasuredWindow, Turn | None]] = field(default_factory=deque)
-    """Windows since the last drain with their turns in an interleaved batch, oldest first."""
-    totals: Counter[str] = field(default_factory=Counter)
-    """Sums over all windows, by metric name; a drain leaves them."""
-    fallbacks: Counter[str] = field(default_factory=Counter)
-    """Windows that were written directly, by reason; a drain leaves them."""
-    listeners: list[Callable[[MeasuredWindow, Turn | None], None]] = field(default_factory=list)
-    """Called with every window as it is added, for the metrics of `vllm serve`."""
-    drained: bool = False
-    """True after the first drain: then more drains are expected."""
-
-    @property
-    def most_kept(self) -> int:
-        """Most windows that wait for a drain."""
-        return MAX_BETWEEN_DRAINS if self.drained else MAX_UNDRAINED
-
-    def add(self, window: MeasuredWindow, turn: Turn | None = None) -> None:
-        """Keep one finished window."""
-        self.windows.append((window, turn))
-        if len(self.windows) > self.most_kept:
-            self.windows.popleft()
-        self.totals["windows"] += 1
-        for name, of_window in TOTALS.items():
-            self.totals[name] += getattr(window, of_window)
-        if window.fallback_reason:
-            self.totals["nwor_fallback_count"] += 1
-            self.fallbacks[window.fallback_reason] += 1
-        for listener in self.listeners:
-            listener(window, turn)
-
-    def drain(self) -> list[dict[str, Any]]:
-        """Return the windows since the last drain as dicts, oldest first, and forget them."""
-        drained = [
-            {**vars(window), **(vars(turn) if turn else {})} for window, turn in self.windows
-        ]
-        self.windows.clear()
-        self.drained = True
-        return drained
-
 
 SEALED = 16
 """If commits run, the device's counters are copied behind every step of this number, so that a
@@ -102,6 +40,131 @@ all of them would be late by tens of milliseconds."""
 
 MOST_PENDING = 2_000
 """Steps whose counts wait on the device; then one copy reads them."""
+
+
+def read_all(counts: Sequence[Tensor | None], also: Tensor | None) -> list[list[int]]:
+    """Every step's counts as host lists, and `also` as one more if anything is copied; waits."""
+    wanted = _with(counts, also)
+    there = [tensor for tensor in wanted if tensor is not None]
+    return _split(torch.cat(there).tolist() if there else [], wanted)
+
+
+@dataclass
+class Coming:
+    """A copy that the device may still be making; its source is kept until it has been read."""
+
+    _wanted: Sequence[Tensor | None]
+    _on_device: Tensor | None
+    _on_host: Tensor | None
+    _copied: torch.cuda.Event | None
+    """None if there was nothing to wait for."""
+
+    def is_there(self) -> bool:
+        """True if `lists` would not wait."""
+        return self._copied is None or has_passed(self._copied)
+
+    def lists(self) -> list[list[int]]:
+        """As `read_all` returns them; waits for the copy."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return _split([] if self._on_host is None else self._on_host.tolist(), self._wanted)
+
+
+class SideReader:
+    """Copies on a stream that waits for no step in flight: only for tensors that are final."""
+
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+
+    def begin(self, counts: Sequence[Tensor | None], also: Tensor | None) -> Coming:
+        """Begin to copy every step's counts, and `also` as `read_all` does."""
+        wanted = _with(counts, also)
+        there = [tensor for tensor in wanted if tensor is not None]
+        if not there or there[0].device.type != "cuda":
+            return Coming(wanted, None, torch.cat(there) if there else None, None)
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(there[0].device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._stream):
+            flat = torch.cat(there)
+            host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
+            host.copy_(flat, non_blocking=True)
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record()
+        return Coming(wanted, flat, host, copied)
+
+
+def _with(counts: Sequence[Tensor | None], also: Tensor | None) -> list[Tensor | None]:
+    if also is None or all(tensor is None for tensor in counts):
+        return list(counts)
+    return [*counts, also]
+
+
+def _split(flat: list[int], counts: Sequence[Tensor | None]) -> list[list[int]]:
+    lists: list[list[int]] = []
+    start = 0
+    for tensor in counts:
+        end = start + (0 if tensor is None else tensor.numel())
+        lists.append(flat[start:end])
+        start = end
+    return lists
+
+
+class WrittenRows:
+    """Rows that the commits of each reading wrote.
+
+    The counters are a sum over all commits. If it is what was accepted, so is each window's. If
+    not, the oldest windows get what was written and the last one the excess: its committed tokens
+    are then not the accepted ones.
+
+    Args:
+        before: rows written in each layer so far, modulo 2**32.
+    """
+
+    def __init__(self, before: Sequence[int]):
+        self._before = before
+
+    def settle(
+        self, steps: Sequence[Step], num_sampled: Sequence[list[int]], now: Sequence[int]
+    ) -> None:
+        """Set how many drafts the commit of each step of a reading wrote.
+
+        Args:
+            steps: in their order.
+            num_sampled: tokens that each request of each step got.
+            now: rows written in each layer up to the last step, modulo 2**32.
+        """
+        pairs = zip(steps, num_sampled, strict=True)
+        committed = [
+            (step, *_rows_due(step, counts)) for step, counts in pairs if step.certain is not None
+        ]
+        if not committed:
+            return  # rows that nobody committed are found in the next reading with a commit
+        wrote = [(new - old) % 2**32 for new, old in zip(now, self._before, strict=True)]
+        self._before = now
+        left = in_every_layer(wrote, sum(due for _, due, _ in committed))
+        for step, due, certain in committed:
+            rows = min(due, left)
+            left -= rows
+            step.committed_tokens = max(rows - certain, 0)
+        step.committed_tokens = (step.committed_tokens or 0) + left
+
+
+def in_every_layer(wrote: Sequence[int], due: int) -> int:
+    """One number for all layers: the least if a layer lacks rows, else the most."""
+    least = min(wrote)
+    return least if least < due else max(wrote)
+
+
+def _rows_due(step: Step, num_sampled: list[int]) -> tuple[int, int]:
+    """Rows that the step's commit had to write in each layer; how many of them are certain."""
+    sampled, certain, drafts = np.array(num_sampled, dtype=np.int64), step.certain, step.drafts
+    assert certain is not None
+    assert drafts is not None
+    accepted = accepted_of(drafts, num_sampled)
+    rows = accepted + certain
+    if step.decided_in_commit:
+        rows = np.clip(sampled + certain - 1, 0, drafts + certain)
+    return int(rows.sum()), int((rows - accepted).sum())
 
 
 class LateCounts:
@@ -141,11 +204,6 @@ class LateCounts:
     def is_reading(self) -> bool:
         """True while counts are on their way to the host."""
         return self._coming is not None
-
-    @property
-    def requests_known(self) -> int:
-        """Requests whose tokens are still counted: their end has not been read."""
-        return len(self._sampled_before)
 
     def read_with(self, flags: Tensor, take: Callable[[list[int]], None], written: Tensor) -> None:
         """Read two tensors on the steps' device with every copy of counts.
@@ -205,8 +263,9 @@ class LateCounts:
                 (`vllm serve`): every window counts.
         """
         self._read_pending()
-        self._record_arrived(len(self._arrived), output_lengths)
-        self._forget(self._finished)  # all of their steps have been counted
+        self.settle(len(self._arrived), output_lengths)
+        for req_id in self._finished:  # all of their steps have been counted
+            self._sampled_before.pop(req_id, None)
         self._finished = set()
         if output_lengths is not None:
             self._sampled_before.clear()
@@ -235,13 +294,10 @@ class LateCounts:
             sealed = (step.counters for step in reversed(steps) if step.counters is not None)
             self._coming = (steps, self._reader.begin(counts, next(sealed, None)))
 
-    def settle(self, most: int) -> None:
-        """Count at most so many of the steps that have been read; every window counts."""
-        self._record_arrived(min(most, len(self._arrived)), None)
-
-    def _record_arrived(self, number: int, lengths: dict[str, int] | None) -> None:
-        for _ in range(number):
-            self._count(*self._arrived.popleft(), lengths)
+    def settle(self, most: int, output_lengths: Mapping[str, int] | None = None) -> None:
+        """Count at most so many of the steps that have been read; lengths as for `resolve`."""
+        for _ in range(min(most, len(self._arrived))):
+            self._count(*self._arrived.popleft(), output_lengths)
 
     def _take_coming(self) -> None:
         assert self._coming is not None
@@ -249,7 +305,6 @@ class LateCounts:
         self._take(steps, coming.lists())
 
     def _read_pending(self) -> None:
-        """Bring all pending counts to the host, in one copy."""
         if self._coming is not None:
             self._take_coming()
         steps = list(self._pending)
@@ -265,24 +320,23 @@ class LateCounts:
         for step, num_sampled in zip(steps, lists, strict=True):
             step.num_sampled = step.counters = None
             self._arrived.append((step, num_sampled))
-        self._record_arrived(len(self._arrived) - self._accumulator.most_kept, None)
+        self.settle(len(self._arrived) - self._accumulator.most_kept)
 
     def _counters_now(self) -> Tensor | None:
-        """Flags and rows written behind all steps that have been launched; waits for nothing."""
-        return None if self._counters is None else cat(self._counters)
-
-    def _forget(self, req_ids: Collection[str]) -> None:
-        for req_id in req_ids:
-            self._sampled_before.pop(req_id, None)
+        return None if self._counters is None else torch.cat(self._counters)
 
     def _count(self, step: Step, num_sampled: list[int], lengths: Mapping[str, int] | None) -> None:
         """Add up each request's tokens, in the steps' order; record the window if it is one."""
         known = self._sampled_before
-        self._forget(step.finished)
+        for req_id in step.finished:
+            known.pop(req_id, None)
         known.update(step.restarted)
         step.finished, step.restarted = (), {}
         if self.tell_digest is not None:
-            self._tell(step, num_sampled)
+            counted = (num_sampled, step.committed_tokens)
+            self._digest = crc32(repr(counted).encode(), self._digest)
+            if step.sealed:
+                self.tell_digest(step.sealed, self._digest)
         tokens = [known.get(req_id, 0) for req_id in step.req_ids]
         known.update(zip(step.req_ids, map(add, tokens, num_sampled), strict=False))
         steady = self._alone_in_a_row >= SETTLING
@@ -292,16 +346,11 @@ class LateCounts:
         overcount = num_sampled and bool((np.array(num_sampled) > step.drafts + 1).any())
         if overcount and self.on_overcount is not None:
             self.on_overcount()
-        window = measured(step, num_sampled, Before(tokens, lengths, steady), self._num_layers)
+        requests = unfinished(step.req_ids, tokens, lengths) if num_sampled else slice(0)
+        window = measured(step, num_sampled, requests, self._num_layers, steady=steady)
         self._accumulator.add(window, step.turn)
         if self.debug:
             _log(step, num_sampled, window)
-
-    def _tell(self, step: Step, num_sampled: list[int]) -> None:
-        counted = (num_sampled, step.committed_tokens)
-        self._digest = crc32(repr(counted).encode(), self._digest)
-        if step.sealed and self.tell_digest is not None:
-            self.tell_digest(step.sealed, self._digest)
 
 
 def _log(step: Step, num_sampled: list[int], window: MeasuredWindow) -> None:

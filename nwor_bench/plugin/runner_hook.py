@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
-from nwor_bench.plugin.late_counts import Accumulator, LateCounts, read_without_waiting
+from nwor_bench.plugin.late_counts import LateCounts, read_without_waiting
 from nwor_bench.plugin.layers import StagedLayers, attention_layers
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.scheduler_output import finished, restarted
 from nwor_bench.plugin.settings import PluginSettings
-from nwor_bench.plugin.step import DeviceClock, Probe, Step
+from nwor_bench.plugin.step import Accumulator, DeviceClock, Probe, Step
 from nwor_bench.plugin.window import Window, close_leftover
 from nwor_bench.records.types import BesidePrefill, NworMode, ScvMode
 from nwor_bench.records.window_order import Turn

@@ -1,10 +1,11 @@
-"""One step of vLLM's runner, from its start until its counts are read and its window is measured.
+"""One step of vLLM's runner, from its start to the record of its window, kept until a drain.
 
 With async scheduling the engine also runs windows of requests that have already finished; vLLM does
 not count those. The requests' lengths show which they are, and they are counted separately.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,19 +20,23 @@ from nwor_bench.records.window_order import Turn
 
 
 class _Passed:
-    """The mark of a device that has done its work when the host goes on: a CPU's."""
-
     def query(self) -> bool:
-        """Always: the device has come to it."""
         return True
 
 
 PASSED = _Passed()
+"""The mark of a CPU, whose work is done when the host goes on."""
+
+
+def timed_event() -> Any:
+    """A CUDA event on the current stream that can be timed."""
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
 
 class DeviceClock:
-    """Marks the steps of a server and of interleaved batches; off elsewhere, so that off x off
-    stays stock."""
+    """Marks steps in a server and in interleaved batches; off elsewhere: off x off stays stock."""
 
     def __init__(self, device: torch.device):
         self._has_events = device.type == "cuda"
@@ -41,11 +46,7 @@ class DeviceClock:
         """An event on the current stream, `PASSED` without CUDA; None while off."""
         if not self.on:
             return None
-        if not self._has_events:
-            return PASSED
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
+        return timed_event() if self._has_events else PASSED
 
 
 def has_passed(mark: Any) -> bool:
@@ -85,9 +86,7 @@ class Probe:
     def mark(self, name: str) -> None:
         """Record an event on the current stream; nothing while off."""
         if self.on:
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record()
-            self._marks[name] = event
+            self._marks[name] = timed_event()
 
     def take(self) -> Marks:
         """The marks of the window that has just ended."""
@@ -185,45 +184,43 @@ class Step:
         return self.num_tokens == int(self.drafts.sum()) + len(self.drafts)
 
 
-@dataclass(frozen=True)
-class Before:
-    """What was known of a window's requests when it began."""
+def unfinished(
+    req_ids: Sequence[str], tokens: Sequence[int], lengths: Mapping[str, int] | None
+) -> np.ndarray | slice:
+    """Index of the requests that had not finished when a window began.
 
-    tokens: Sequence[int]
-    """Tokens that each request had."""
-    lengths: Mapping[str, int] | None
-    """Tokens that each finished request returned, by its external name; None if unknown."""
-    steady: bool
-    """False for the first windows after a prefill, whose times include the rest of it."""
-
-    def unfinished(self, req_ids: Sequence[str]) -> np.ndarray | slice:
-        """Index of the requests that had not finished: all of them if lengths are unknown."""
-        lengths = self.lengths
-        if lengths is None:
-            return slice(None)
-        return np.array(
-            [
-                already < lengths.get(external_request_id(req_id), already + 1)
-                for req_id, already in zip(req_ids, self.tokens, strict=True)
-            ]
-        )
+    Args:
+        req_ids: of the window.
+        tokens: that each request had.
+        lengths: tokens that each finished request returned, by its external name; None: unknown,
+            every request counts.
+    """
+    if lengths is None:
+        return slice(None)
+    known = ((external_request_id(req_id), n) for req_id, n in zip(req_ids, tokens, strict=True))
+    return np.array([already < lengths.get(name, already + 1) for name, already in known])
 
 
 def measured(
-    step: Step, num_sampled: Sequence[int], before: Before, num_layers: int
+    step: Step,
+    num_sampled: Sequence[int],
+    counted: np.ndarray | slice,
+    num_layers: int,
+    *,
+    steady: bool,
 ) -> MeasuredWindow:
     """What happened to the drafts of a step with a window, and how long it took.
 
     Args:
         step: with `drafts`.
         num_sampled: tokens that each request got; empty for a step that died, which vLLM ignores.
-        before: what was known when it began.
+        counted: index of the requests that vLLM counts (`unfinished`).
         num_layers: target layers, for stage operations.
+        steady: False for the first windows after a prefill, whose times include the rest of it.
     """
     drafts = step.drafts
     assert drafts is not None
     accepted = accepted_of(drafts, num_sampled)
-    counted = before.unfinished(step.req_ids) if num_sampled else slice(0)
     kept = valid_drafts(drafts, step.req_ids, step.invalid_drafts)[counted]
     kept_accepted = accepted[counted]
     accepted_at, drafted_at = per_position(kept, kept_accepted)
@@ -246,12 +243,11 @@ def measured(
         control_tokens=step.control_tokens,
         accepted_per_position=accepted_at,
         drafts_per_position=drafted_at,
-        **(step.host_ms or _times(step, before.steady)),
+        **(step.host_ms or _times(step, steady)),
     )
 
 
 def _times(step: Step, steady: bool) -> dict[str, Any]:
-    """The window's times by the step's clocks, by field of `MeasuredWindow`."""
     return {
         "wall_ms": _ms(step.period_s) if steady else None,
         "hook_ms": _ms(step.hook_s),
@@ -284,3 +280,64 @@ def per_position(
     places = np.arange(drafts.max(initial=0))
     accepted = (np.asarray(num_accepted, dtype=np.int64)[:, None] > places).sum(axis=0)
     return tuple(accepted.tolist()), tuple((drafts[:, None] > places).sum(axis=0).tolist())
+
+
+MAX_UNDRAINED = 10_000
+"""Windows kept if none was ever drained (`vllm serve`); of older ones only totals remain."""
+
+MAX_BETWEEN_DRAINS = 1_000_000
+"""Windows kept between two drains of a run: more than an hour of one batch."""
+
+TOTALS = {
+    "draft_tokens": "draft_tokens",
+    "accepted_tokens": "accepted_tokens",
+    "nwor_total_staged": "staged_tokens",
+    "nwor_total_committed": "committed_tokens",
+    "nwor_total_rejected": "rejected_tokens",
+    "nwor_stage_operations": "stage_operations",
+}
+"""The field of a window that each total sums up."""
+
+
+@dataclass
+class Accumulator:
+    """Measured windows and running totals of one worker. Plain host numbers only."""
+
+    windows: deque[tuple[MeasuredWindow, Turn | None]] = field(default_factory=deque)
+    """Windows since the last drain with their turns in an interleaved batch, oldest first."""
+    totals: Counter[str] = field(default_factory=Counter)
+    """Sums over all windows, by metric name; a drain leaves them."""
+    fallbacks: Counter[str] = field(default_factory=Counter)
+    """Windows that were written directly, by reason; a drain leaves them."""
+    listeners: list[Callable[[MeasuredWindow, Turn | None], None]] = field(default_factory=list)
+    """Called with every window as it is added, for the metrics of `vllm serve`."""
+    drained: bool = False
+    """True after the first drain: then more drains are expected."""
+
+    @property
+    def most_kept(self) -> int:
+        """Most windows that wait for a drain."""
+        return MAX_BETWEEN_DRAINS if self.drained else MAX_UNDRAINED
+
+    def add(self, window: MeasuredWindow, turn: Turn | None = None) -> None:
+        """Keep one finished window."""
+        self.windows.append((window, turn))
+        if len(self.windows) > self.most_kept:
+            self.windows.popleft()
+        self.totals["windows"] += 1
+        for name, of_window in TOTALS.items():
+            self.totals[name] += getattr(window, of_window)
+        if window.fallback_reason:
+            self.totals["nwor_fallback_count"] += 1
+            self.fallbacks[window.fallback_reason] += 1
+        for listener in self.listeners:
+            listener(window, turn)
+
+    def drain(self) -> list[dict[str, Any]]:
+        """Return the windows since the last drain as dicts, oldest first, and forget them."""
+        drained = [
+            {**vars(window), **(vars(turn) if turn else {})} for window, turn in self.windows
+        ]
+        self.windows.clear()
+        self.drained = True
+        return drained

@@ -9,12 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from live_windows import counts_of
 
 from nwor_bench.plugin import late_counts
-from nwor_bench.plugin.late_counts import MOST_PENDING, Accumulator, LateCounts
-from nwor_bench.plugin.scheduler_output import external_request_id
-from nwor_bench.plugin.step import Step, per_position
+from nwor_bench.plugin import step as of_step
+from nwor_bench.plugin.late_counts import MOST_PENDING, LateCounts
+from nwor_bench.plugin.step import TOTALS, Accumulator, Step, per_position
 from nwor_bench.records.types import MeasuredWindow
 
 LAYERS = 3
@@ -79,11 +78,6 @@ def test_windows_of_finished_requests_are_counted_apart():
     assert windows[2]["accepted_tokens"] == 1 + 3
 
 
-def test_a_window_that_begins_at_the_last_token_still_counts():
-    windows = resolved([step(["a-x"], [1]), step(["a-x"], [1], [4])], {"a": 2})
-    assert windows[0]["uncounted_draft_tokens"] == 0
-
-
 def test_without_lengths_every_window_counts():
     windows = resolved([step(["a-x"], [5], [4]), step(["a-x"], [5], [4])])
     assert sum(w["uncounted_draft_tokens"] for w in windows) == 0
@@ -128,59 +122,28 @@ def test_the_windows_behind_a_prefill_have_no_time_of_their_own():
     assert walls(*windows[:2], beside_prefill, *windows[2:]) == [*before, *timed, *before, None]
 
 
-def test_a_request_is_known_by_the_name_its_caller_gave():
-    assert external_request_id("17-0a1b2c3d") == "17"
-    assert external_request_id("chat-cmpl-5-0a1b2c3d") == "chat-cmpl-5"
-    assert external_request_id("17") == "17"
-
-
 BATCH = 5_000
 """Steps of a long batch, more than twice what may wait on the device."""
 
 
 @pytest.mark.slow
-def test_a_batch_of_any_length_is_counted_exactly():
+def test_a_long_batch_is_counted_exactly_with_few_tensors_on_the_device():
     """b ends after 10 tokens, with two windows past its end; a goes on to the last step."""
     steps = [step(["a-x", "b-y"], [1, 2], [4, 4]) for _ in range(7)]
     steps += [step(["a-x"], [1], [4]) for _ in range(BATCH - len(steps))]
-    windows = resolved(steps, {"a": BATCH, "b": 10})
+    accumulator = Accumulator()
+    late = LateCounts(accumulator, LAYERS)
+    alive = [ref(one.num_sampled) for one in steps]
+    for number in range(BATCH):
+        late.add(steps[number])
+        steps[number] = None
+    assert sum(tensor() is not None for tensor in alive) <= MOST_PENDING
+    late.resolve({"a": BATCH, "b": 10})
+    windows = accumulator.drain()
     assert len(windows) == BATCH
     assert [w["uncounted_draft_tokens"] for w in windows[:7]] == [0] * 5 + [4, 4]
     assert [w["uncounted_accepted_tokens"] for w in windows[:7]] == [0] * 5 + [1, 1]
     assert sum(w["uncounted_draft_tokens"] for w in windows) == 8
-
-
-@pytest.mark.slow  # a long batch
-def test_a_long_batch_keeps_few_tensors_on_the_device():
-    late = LateCounts(Accumulator(), LAYERS)
-    alive = []
-    for _ in range(BATCH):
-        one = step(["a-x"], [1], [4])
-        alive.append(ref(one.num_sampled))
-        late.add(one)
-        del one
-    assert sum(tensor() is not None for tensor in alive) <= MOST_PENDING
-
-
-@pytest.mark.slow
-def test_times_of_a_long_batch_are_those_of_a_short_one():
-    """What is read early keeps the time to the step that began after the reading."""
-    count = MOST_PENDING + 4
-    found = walls(*[alone() for _ in range(count)])
-    assert found == [None, None, *[250.0] * (count - 3), None]
-
-
-def test_a_finished_request_is_forgotten_when_its_steps_are_read():
-    late = LateCounts(Accumulator(), LAYERS)
-    late.add(step(["a-x", "b-y"], [3, 1], [4, 4]))
-    late.note_requests({"a-x"}, {})
-    assert late.requests_known == 0  # nothing has been read yet
-    late.add(step(["b-y"], [1], [4]))
-    late.resolve(None)
-    assert late.requests_known == 1  # b alone
-    late.note_requests({"b-y"}, {})
-    late.resolve(None)
-    assert late.requests_known == 0
 
 
 @pytest.mark.slow
@@ -214,7 +177,7 @@ def test_a_request_that_starts_again_has_what_the_scheduler_says():
 
 
 def test_where_nobody_ever_drains_only_the_last_windows_are_kept(monkeypatch):
-    monkeypatch.setattr(late_counts, "MAX_UNDRAINED", 30)
+    monkeypatch.setattr(of_step, "MAX_UNDRAINED", 30)
     monkeypatch.setattr(late_counts, "MOST_PENDING", 10)
     accumulator = Accumulator()
     late = LateCounts(accumulator, LAYERS)
@@ -255,15 +218,6 @@ COUNTS = st.builds(
     fallback_reason=st.sampled_from([None, "stage:overflow", "micro_batches"]),
 )
 
-TOTAL_OF_FIELD = {
-    "draft_tokens": "draft_tokens",
-    "accepted_tokens": "accepted_tokens",
-    "nwor_total_staged": "staged_tokens",
-    "nwor_total_committed": "committed_tokens",
-    "nwor_total_rejected": "rejected_tokens",
-    "nwor_stage_operations": "stage_operations",
-}
-
 
 @given(windows=st.lists(COUNTS, max_size=8), drains=st.sets(st.integers(0, 7)))
 def test_totals_add_up_whenever_the_windows_are_drained(windows, drains):
@@ -276,35 +230,12 @@ def test_totals_add_up_whenever_the_windows_are_drained(windows, drains):
 
     assert [window["wall_ms"] for window in drained] == list(range(len(windows)))
     assert kept.totals["windows"] == len(windows)
-    for total, field in TOTAL_OF_FIELD.items():
+    for total, field in TOTALS.items():
         assert kept.totals[total] == sum(getattr(counts, field) for counts in windows)
         assert kept.totals[total] == sum(window[field] for window in drained)
     reasons = Counter(c.fallback_reason for c in windows if c.fallback_reason)
     assert kept.fallbacks == reasons
     assert kept.totals["nwor_fallback_count"] == reasons.total()
-
-
-def test_a_window_becomes_a_plain_dict_where_unmeasured_times_are_none():
-    kept = Accumulator()
-    counts = counts_of(
-        2, draft_tokens=6, accepted_tokens=3, scv_path="device", accepted_per_position=(2, 1)
-    )
-    kept.add(replace(counts, wall_ms=1.5, mask_ms=0.25))
-    (window,) = kept.drain()
-    assert type(window) is dict
-    assert (window["num_reqs"], window["draft_tokens"], window["accepted_tokens"]) == (2, 6, 3)
-    assert (window["wall_ms"], window["mask_ms"]) == (1.5, 0.25)
-    assert window["forward_ms"] is window["sample_ms"] is window["commit_ms"] is None
-    assert window["accepted_per_position"] == (2, 1)
-    assert window["scv_path"] == "device"
-    assert window["fallback_reason"] is None
-
-
-def test_the_bounds_as_shipped():
-    kept = Accumulator()
-    assert kept.most_kept == late_counts.MAX_UNDRAINED
-    kept.drain()
-    assert kept.most_kept == late_counts.MAX_BETWEEN_DRAINS
 
 
 @given(

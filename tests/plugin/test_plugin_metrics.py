@@ -12,7 +12,6 @@ from prometheus_client import REGISTRY, generate_latest
 from refusals import refused
 
 from nwor_bench.plugin import register
-from nwor_bench.plugin.late_counts import Accumulator
 from nwor_bench.plugin.observe import metrics
 from nwor_bench.plugin.observe.metrics import (
     FOLDER,
@@ -24,6 +23,7 @@ from nwor_bench.plugin.observe.metrics import (
     share_folder,
 )
 from nwor_bench.plugin.settings import PluginSettings
+from nwor_bench.plugin.step import Accumulator
 from nwor_bench.records.types import NworMode, ScvMode
 
 

@@ -7,17 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from nwor_bench.plugin.device_counts import Coming
 from nwor_bench.plugin.late_counts import (
     COUNTED_A_STEP,
     READ_S,
     SEALED,
-    Accumulator,
+    Coming,
     LateCounts,
     read_without_waiting,
 )
 from nwor_bench.plugin.runner_hook import RunnerHook
-from nwor_bench.plugin.step import DeviceClock, Step
+from nwor_bench.plugin.step import Accumulator, DeviceClock, Step
 
 DRAFTS = 4
 
@@ -223,9 +222,9 @@ def test_a_second_of_steps_is_counted_a_few_at_a_time() -> None:
     late.read_finished()
     late.read_finished()
     assert not late.is_reading
-    assert late.requests_known == len(accumulator.windows) == 0
+    assert len(late._sampled_before) == len(accumulator.windows) == 0
     late.settle(2)
-    assert (late.requests_known, len(accumulator.windows)) == (1, 2)
+    assert (len(late._sampled_before), len(accumulator.windows)) == (1, 2)
     late.resolve(None)
     assert len(accumulator.windows) == 10
 

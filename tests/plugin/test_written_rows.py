@@ -10,8 +10,7 @@ import torch
 from test_live_on_v2 import REQUESTS, Started
 from v2_pieces import LAYERS, K, run_step
 
-from nwor_bench.plugin.device_counts import WrittenRows
-from nwor_bench.plugin.late_counts import SEALED
+from nwor_bench.plugin.late_counts import SEALED, WrittenRows
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.step import Step
 from nwor_bench.records.fallback_reasons import Fault, Guard

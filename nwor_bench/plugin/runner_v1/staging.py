@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin.device_counts import in_every_layer
+from nwor_bench.plugin.late_counts import in_every_layer
 from nwor_bench.plugin.layers import LayerCache, StagedLayers
 from nwor_bench.plugin.runner_hook import ScvValidator
 from nwor_bench.records.types import ScvMode

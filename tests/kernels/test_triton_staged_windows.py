@@ -22,15 +22,15 @@ from torch import Tensor
 pytest.importorskip("triton")
 from nwor_bench.plugin.layers import LayerCache
 from nwor_bench.plugin.runner_v1.staging import write_kv_cache
-from nwor_bench.plugin.runner_v2.batch import (
+from nwor_bench.plugin.runner_v2.plan import (
     DraftCounts,
     GpuWindowBatch,
+    WindowPlanner,
     drafts_only,
     equal_drafts,
     set_slots,
     whole_step,
 )
-from nwor_bench.plugin.runner_v2.plan import WindowPlanner
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.window import Window, close_leftover
 

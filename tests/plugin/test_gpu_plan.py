@@ -16,14 +16,14 @@ from nwor_bench.plugin.runner_v2.plan import may_read_this_step
 
 pytest.importorskip("triton")
 from nwor_bench.plugin.runner_v2 import plan as gpu_plan
-from nwor_bench.plugin.runner_v2.batch import (
+from nwor_bench.plugin.runner_v2.plan import (
     DraftCounts,
+    WindowPlanner,
     drafts_only,
     equal_drafts,
     set_slots,
     whole_step,
 )
-from nwor_bench.plugin.runner_v2.plan import WindowPlanner
 from nwor_kernels.commit.plan import StagedSources
 
 requests = st.lists(

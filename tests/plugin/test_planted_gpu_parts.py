@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from nwor_bench.plugin.layers import LayerCache
-from nwor_bench.plugin.runner_v2.batch import DraftCounts, drafts_only, whole_step
+from nwor_bench.plugin.runner_v2.plan import DraftCounts, drafts_only, whole_step
 from nwor_bench.records.types import ScvMode
 from nwor_kernels.commit.reference import accepted_rows, commit_windows_reference
 

@@ -11,6 +11,7 @@ import torch
 from v2_pieces import PieceStaging, input_batch_of, make_hook, make_runner, run_step, scheduled
 
 from nwor_bench.plugin import late_counts
+from nwor_bench.plugin import step as of_step
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.records.fallback_reasons import BESIDE_PREFILL
 from nwor_bench.records.types import BesidePrefill, NworMode, ScvMode
@@ -234,7 +235,7 @@ BYTES_A_NAME = 100
 @pytest.mark.parametrize("reads", [True, False], ids=["metrics read", "nobody reads"])
 def test_memory_does_not_grow_with_requests(monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
     # What waits for a reading or a drain is full before the first look: the rest is growth.
-    monkeypatch.setattr(late_counts, "MAX_UNDRAINED", 500)
+    monkeypatch.setattr(of_step, "MAX_UNDRAINED", 500)
     monkeypatch.setattr(late_counts, "MOST_PENDING", 100)
     hook = make_hook(monkeypatch)
     curve = dict(memory_curve(hook, 24_000, 8_000, reads))

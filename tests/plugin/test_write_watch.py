@@ -6,7 +6,7 @@ import torch
 from nwor_bench.plugin.layers import LayerCache
 from nwor_bench.plugin.observe.write_watch import MARK, MARK_IN_E4M3, WriteWatch, _is_draft
 from nwor_bench.plugin.runner_v1.staging import StagingBuffers, write_kv_cache
-from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
+from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
 from nwor_bench.plugin.window import Window, WindowBatch
 
 LAYERS = 3

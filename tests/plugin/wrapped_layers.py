@@ -20,7 +20,7 @@ from nwor_bench.plugin.runner_v1.staging import write_kv_cache
 from nwor_bench.plugin.runner_v2 import attention as gpu_attention
 from nwor_bench.plugin.runner_v2 import staging as gpu_staging
 from nwor_bench.plugin.runner_v2.attention import StagingAttention
-from nwor_bench.plugin.runner_v2.batch import (
+from nwor_bench.plugin.runner_v2.plan import (
     DraftCounts,
     GpuWindowBatch,
     drafts_only,

@@ -21,7 +21,7 @@ from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, ModelCu
 from vllm.v1.worker.gpu.lora_utils import create_lora_capture_hook
 
 from nwor_bench.plugin.layers import StagingUnavailable
-from nwor_bench.plugin.runner_v2.batch import (
+from nwor_bench.plugin.runner_v2.plan import (
     DraftCounts,
     GpuWindowBatch,
     equal_drafts,

@@ -19,11 +19,10 @@ from torch import Tensor
 from nwor_bench.plugin.layers import layers_alone_in_their_memory
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.runner_hook import RunnerHook
-from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.device_validation import DeviceValidator
 from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs, StockGraphs
 from nwor_bench.plugin.runner_v2.layer_set import Launch
-from nwor_bench.plugin.runner_v2.plan import may_read_this_step
+from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch, may_read_this_step
 from nwor_bench.plugin.runner_v2.setup import StagingModes, graph_facts, set_up_staging
 from nwor_bench.plugin.runner_v2.staging import DeviceRefusals, GpuStaging
 from nwor_bench.plugin.runner_v2.window_checks import WindowChecks

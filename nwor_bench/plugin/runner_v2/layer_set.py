@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.layers import LayerCache, StagingUnavailable
-from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
+from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
 from nwor_bench.plugin.window import HeldValuesLost
 from nwor_kernels.commit.plan import CommitPlan, StagedSources
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from nwor_bench.plugin import refusals
 from nwor_bench.plugin.patching import Patch
-from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.mla_attention import LatentLayer, why_rows_unsupported
+from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
 from nwor_bench.plugin.window import Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.mla_verify_attention.tail import split_selection_triton

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.layers import LayerCache, StagedLayers
-from nwor_bench.plugin.runner_v2.batch import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.layer_set import CopyBuffers, HeldValues, Launch, LayerSet
+from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
 from nwor_bench.records.fallback_reasons import Fault, fault_of
 from nwor_kernels.commit.plan import StagedSources
 from nwor_kernels.metadata import error_names

@@ -29,20 +29,12 @@ class Log:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.done: list[tuple[Cell, BatchRecord]] = []
-        self.steps: list[tuple[str, str]] = []
-        self.ratios: list[str] = []
 
     def say(self, line: str) -> None:
         self.lines.append(line)
 
     def batch_done(self, cell: Cell, record: BatchRecord) -> None:
         self.done.append((cell, record))
-
-    def step(self, now: str, then: str) -> None:
-        self.steps.append((now, then))
-
-    def leading(self, ratio: str) -> None:
-        self.ratios.append(ratio)
 
 
 class Runner:

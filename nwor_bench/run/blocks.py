@@ -18,7 +18,7 @@ from nwor_bench.run.budget import BlockLog, Budget, RemainingWork, warm_up
 from nwor_bench.run.gate.block import GateBlock, kv_gate
 from nwor_bench.run.gate.parity import Answer, ParityGate, broken_event
 from nwor_bench.run.gate.ties import TieCheck
-from nwor_bench.run.progress import Progress, RunningRatio
+from nwor_bench.run.progress import Progress
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Encode
 from nwor_bench.workload.schedule import Block, Plan
@@ -85,7 +85,6 @@ class BlockRunner:
         self._remaining = RemainingWork(
             plan, spec, self._budget, self._log, store.folder, has_probe
         )
-        self._ratio = RunningRatio(run)
         first = _next_number(run)
         self._batches = BatchRunner(engine, store, encode, spec, self._ranges, monitor, first)
 
@@ -97,9 +96,7 @@ class BlockRunner:
             self._run()
 
     def _run(self) -> None:
-        self._progress.step("warm-up", "gate")
         self._warm_up()
-        self._progress.step("gate", "block 1")
         self.gate()
         done = 0
         self.stopped = self._remaining.why_stop(done, len(self._live_cells()))
@@ -107,20 +104,11 @@ class BlockRunner:
             if self.stopped is not None:
                 self._progress.say(f"stopped after {plural(done, 'block')}: {self.stopped}")
                 break
-            self._tell_step(block)
             self._timed_block(block)
             done = block.number
             self.stopped = self._remaining.why_stop(done, len(self._live_cells()))
         for phase, blocks in self._remaining.untimed_blocks(len(self._live_cells())).items():
             self._count_in(phase, blocks if done else 0)
-
-    def _tell_step(self, block: Block) -> None:
-        last = block.number == len(self.plan.blocks)
-        then = "report" if last else f"block {block.number + 1}, unless the intervals suffice"
-        self._progress.step(f"block {block.number}", then)
-        leading = self._ratio.leading(self._live_cells())
-        if leading is not None:
-            self._progress.leading(leading)
 
     def _warm_up(self) -> None:
         def batch() -> RanBatch:
@@ -215,7 +203,6 @@ class BlockRunner:
         if not blocks:
             return
         self._progress.say(f"{phase}: {plural(blocks, 'block')} once more, untimed")
-        self._progress.step(phase, "report")
         self._switch(phase, True)
         try:
             for block in self.plan.blocks[:blocks]:
@@ -248,7 +235,6 @@ class BlockRunner:
         if self._on_batch is not None:
             self._on_batch(record, batch.windows)
         self._budget.batch(record.latency_ms / 1e3)
-        self._ratio.add(record, batch.windows)
         self._progress.batch_done(batch.cell, record)
 
     def _live_cells(self) -> frozenset[Cell]:

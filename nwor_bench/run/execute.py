@@ -27,7 +27,7 @@ from nwor_bench.records.types import BatchRecord, CellResult, RunStatus, Verdict
 from nwor_bench.report.files import write_files
 from nwor_bench.run import resume
 from nwor_bench.run.blocks import BlockRunner, OnBatch
-from nwor_bench.run.progress import Progress, make_progress, tell_result
+from nwor_bench.run.progress import Progress, tell_result
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Encode
@@ -168,7 +168,6 @@ def run_prepared(
 
         def measure(progress: Progress, interrupts: Interrupts) -> None:
             progress.say(f"vLLM with {pair.name} (log: {log or 'this terminal'})")
-            progress.step("engine start", "warm-up")
             with source(log) as engine:
                 interrupts.check()
                 status = engine.status()
@@ -190,11 +189,7 @@ def run_prepared(
                 store.update(engine=engine.status())
 
         total = plan.num_batches + sum(prepared.spec.counted_blocks.values()) * len(plan.cells)
-        budget_s = prepared.spec.time_budget_s
-        with (
-            make_progress(console, plan.cells, total, budget_s) as progress,
-            heed_interrupts() as interrupts,
-        ):
+        with Progress(console, total) as progress, heed_interrupts() as interrupts:
             status, failure = _guarded(measure, store, progress, interrupts)
         code = _finish(store, status, console, options, in_sweep=in_sweep)
         if status is not RunStatus.COMPLETE and not in_sweep:

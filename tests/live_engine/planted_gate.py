@@ -35,12 +35,6 @@ class Quiet:
     def batch_done(self, cell: Cell, record: Any) -> None:
         """Nothing."""
 
-    def step(self, now: str, then: str) -> None:
-        """Nothing."""
-
-    def leading(self, ratio: str) -> None:
-        """Nothing."""
-
 
 @dataclass(frozen=True)
 class GateOutcome:

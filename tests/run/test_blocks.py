@@ -206,16 +206,3 @@ def test_without_a_probe_nothing_is_probed(folder: Path) -> None:
     engine = FakeEngine()
     assert not of_phase(Runner(folder, engine).run(), "probe")
     assert engine.switched == []
-
-
-def test_what_runs_what_comes_next_and_who_leads_is_told(folder: Path) -> None:
-    log = Runner(folder, FakeEngine(), warmup=2)
-    log.run()
-    assert log.log.steps[:3] == [
-        ("warm-up", "gate"),
-        ("gate", "block 1"),
-        ("block 1", "block 2, unless the intervals suffice"),
-    ]
-    assert log.log.steps[4] == ("block 3", "report")
-    assert len(log.log.ratios) == 2  # with blocks 2 and 3: none is known before the first
-    assert all(" of off x off, " in told for told in log.log.ratios)

@@ -59,7 +59,7 @@ app.command(
 )(report.report)
 app.command(
     "compare",
-    cls=compare.CompareCommand,
+    cls=Command,
     epilog=examples("nwor-bench compare runs/before runs/after --threshold 2%"),
 )(compare.compare)
 app.command(

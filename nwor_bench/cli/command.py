@@ -19,33 +19,27 @@ AsJson = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer.")]
 
-PRINTED = Path("-")
-"""A file's path that means stdout."""
-
-_CHOOSING = {
-    "as_json": "--json",
-    "json": "--json",
-    "markdown": "--markdown",
-    "quiet": "--quiet",
-    "verbose": "--verbose",
-}
-"""Flags that choose what is printed, by parameter; a flag that takes a file chooses with `-`."""
+_CHOOSING = ("as_json", "json", "markdown", "quiet", "verbose")
+"""Parameters that choose what is printed."""
 
 
 def check_one_choice(values: Mapping[str, Any]) -> None:
-    """Raise ConfigError if two of a command's parameters choose what is printed.
+    """Raise ConfigError if two flags choose what is printed, except --quiet beside --json."""
+    given = [f"--{name.removeprefix('as_')}" for name in _CHOOSING if values.get(name)]
+    if len(given) > 1 and given != ["--json", "--quiet"]:
+        remedy = f"{given[1]} chooses what is printed too; give one of the two"
+        raise ConfigError.for_field(given[0], True, remedy)
 
-    --quiet may stand beside --json, which prints nothing else anyway.
-    """
-    given = {
-        flag: values[name]
-        for name, flag in _CHOOSING.items()
-        if values.get(name) in (True, PRINTED, str(PRINTED))
-    }
-    if len(given) > 1 and given.keys() != {"--json", "--quiet"}:
-        (first, value), (second, _) = list(given.items())[:2]
-        remedy = f"{second} chooses what is printed too; give one of the two"
-        raise ConfigError.for_field(first, True if value is True else str(PRINTED), remedy)
+
+def write_output(flag: str, path: Path, text: str) -> None:
+    """Write a file, replacing an older one. Raises ConfigError if it cannot be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError.for_field(
+            flag, str(path), f"cannot be written ({error.strerror}); name a file in a folder "
+            "that exists and can be written",
+        ) from error  # fmt: skip
 
 
 def tell_json(content: Mapping[str, Any]) -> None:

@@ -479,9 +479,9 @@ def test_what_vllm_refuses_is_refused_before_a_folder_is_made(
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
-        ("plan --target-model ~nobody-here/x", "--target-model"),
+        ("plan --config ~nobody-here/x", "--config"),
         ("supports ~nobody-here/x", "CONFIG_OR_MODEL"),
-        ("plan --pair tiny --requests 1" + "0" * 400, "--requests"),
+        ("plan --config tiny --requests 1" + "0" * 400, "--requests"),
         ('sweep --engine-args {"block_size":0}', "--engine-args: block_size"),
         (
             'sweep --engine-args {"kv_cache_memory_bytes":true}',

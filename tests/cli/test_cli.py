@@ -99,7 +99,7 @@ def test_the_flags_of_the_sweep_are_all_explained(command_line: Run) -> None:
         (("pairs", "show", "smollm2"), "packaged.version"),
         (("scenarios", "list"), "mixed"),
         (("scenarios", "show", "short"), "max_new_tokens"),
-        (("scenarios", "show", "long"), "summarising"),
+        (("scenarios", "show", "long"), "6000"),
         ((*TINY, "--dry-run"), "2 blocks x 7 cells"),
     ],
 )

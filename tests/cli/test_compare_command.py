@@ -90,8 +90,7 @@ def test_exit_codes(run: Run, arguments: str, code: int) -> None:
         ("base same --threshold 0", "--threshold: '0' is not usable; write a change between"),
         ("base same --threshold 1,5%", "--threshold: '1,5%' is not usable"),
         ("base same --decide-by ratios", "did you mean 'ratio'?"),
-        ("base same --markdown no/where.md", "--markdown: 'no/where.md' is not usable"),
-        ("base same --json no/where.json", "--json: 'no/where.json' is not usable"),
+        ("base same --html no/where.html", "--html: 'no/where.html' is not usable"),
         ("base same --github-summary", "GITHUB_STEP_SUMMARY is not set"),
     ],
 )
@@ -118,28 +117,16 @@ def test_a_refusal_names_fields_and_values(run: Run) -> None:
     assert "scenario.requests: BASE 2, NEW 8" in " ".join(out.split())
 
 
-def test_markdown_to_a_file_or_instead_of_the_tables(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "compare.md"
-    code, shown, _ = run("compare", "base", "slower", "--markdown", str(path))
+def test_markdown_or_json_instead_of_the_tables(run: Run) -> None:
+    code, printed, _ = run("compare", "base", "slower", "--markdown")
     assert code == 4
-    assert "BASE: base" in shown
-    code, printed, _ = run("compare", "base", "slower", "--markdown", "-")
-    assert code == 4
-    assert printed == path.read_text(encoding="utf-8")
     assert printed.startswith(
         "# nwor-bench compare\n\n**REGRESSION: 1 regression: stage x graph got worse"
     )
-
-
-def test_json_to_a_file_or_instead_of_the_tables(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "compare.json"
-    run("compare", "base", "slower", "--json", str(path))
-    content = json.loads(path.read_text())
+    content = json.loads(run("compare", "base", "slower", "--json")[1])
     assert content["exit_code"] == 4
     outcomes = {c["outcome"] for c in content["cells"] if c["scv_mode"] == "graph"}
     assert outcomes == {"SAME", "REGRESSION"}
-    _, printed, _ = run("compare", "base", "slower", "--json", "-")
-    assert json.loads(printed) == content
 
 
 def test_the_jobs_summary_is_appended_to(
@@ -207,7 +194,9 @@ def commands_in(workflow: Path) -> list[list[str]]:
     jobs = yaml.safe_load(workflow.read_text())["jobs"].values()
     scripts = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
     lines = "\n".join(scripts).replace("\\\n", " ").splitlines()
-    return [shlex.split(line)[1:] for line in lines if line.startswith("nwor-bench ")]
+    return [
+        shlex.split(line.partition(">")[0])[1:] for line in lines if line.startswith("nwor-bench ")
+    ]
 
 
 def parse(arguments: list[str]) -> str:
@@ -237,6 +226,6 @@ def test_the_example_for_ci_is_a_workflow() -> None:
     assert compare[2] == report[1] == written
     upload = next(step for step in job["steps"] if "upload-artifact" in step.get("uses", ""))
     kept = upload["with"]["path"].split()
-    outputs = [compare[compare.index(flag) + 1] for flag in ("--markdown", "--json")]
-    assert kept == [f"{written}/", *outputs]
+    assert kept == [f"{written}/", "compare.json"]
+    assert "--json" in compare
     assert set(job["env"]) <= {"TARGET_MODEL", "DRAFT_MODEL"}

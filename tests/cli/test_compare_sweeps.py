@@ -53,7 +53,7 @@ def test_json_markdown_and_quiet(command_line: Run, sweeps: tuple[str, str]) -> 
     assert (told["only_in_base"], told["exit_code"]) == (["64 requests"], 4)
     _, out, _ = command_line("compare", *sweeps, "-q")
     assert " ".join(out.split()) == f"REGRESSION: {told['headline']}"
-    _, out, _ = command_line("compare", *sweeps, "--markdown", "-")
+    _, out, _ = command_line("compare", *sweeps, "--markdown")
     assert out.startswith("# nwor-bench compare\n\n**REGRESSION: REGRESSION in 1")
 
 

@@ -11,7 +11,6 @@ from fake_engine import FakeEngine, FakeFactory, accept_arguments
 from swept_folder import save_sweep
 from synthetic_run import make_run, save_run
 
-from nwor_bench.cli.commands.compare import with_printed_json
 from nwor_bench.errors import ExitCode
 from nwor_bench.run.prepare import run_one
 from nwor_bench.run.sweep import run_sweep
@@ -144,20 +143,6 @@ def test_doctor(command_line: Run) -> None:
     told = json.loads(out)
     assert lacking(told, "doctor") == []
     assert set(told) == top_level("doctor")
-
-
-@pytest.mark.parametrize(
-    ("given", "read"),
-    [
-        ("a b --json", "a b --json -"),
-        ("--json --strict a b", "--json - --strict a b"),
-        ("a b --json -", "a b --json -"),
-        ("a b --json x.json", "a b --json x.json"),
-        ("a b --json=x.json", "a b --json=x.json"),
-    ],
-)
-def test_compares_json_needs_no_file(given: str, read: str) -> None:
-    assert with_printed_json(given.split()) == read.split()
 
 
 @pytest.mark.parametrize(

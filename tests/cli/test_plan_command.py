@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from nwor_bench.errors import ExitCode
@@ -89,16 +88,17 @@ def test_an_unknown_model_type_is_said(plan: Run) -> None:
     assert "'novel' is read as Llama" in flat(out)
 
 
-def test_csv_has_a_row_for_each_strategy_and_says_predicted(plan: Run) -> None:
-    code, _, _ = plan(*LLAMA, "--acceptance", "0.25", "--csv", "plan.csv")
+def test_json_has_each_strategy_and_says_predicted(plan: Run) -> None:
+    code, out, _ = plan(*LLAMA, "--acceptance", "0.25", "--json")
     assert code == 0
-    rows = pd.read_csv("plan.csv").set_index("strategy")
-    assert list(rows.index) == ["direct", "copy_spilled", "copy_in_l2", "reference"]
+    rows = json.loads(out)["predictions"][0]["strategies"]
+    assert [r["strategy"] for r in rows] == ["direct", "copy_spilled", "copy_in_l2", "reference"]
     row = 28 * 2 * 8 * 128 * 2
-    total = rows.predicted_bytes_read + rows.predicted_bytes_written
-    assert list(total / row) == [32, 48, 8, 16]
-    assert rows.predicted_break_even_acceptance.isna().tolist() == [True, True, False, False]
-    counted = [name for name in rows.columns if "bytes" in name or "share" in name]
+    total = [r["predicted_bytes_read"] + r["predicted_bytes_written"] for r in rows]
+    assert total == [32 * row, 48 * row, 8 * row, 16 * row]
+    limits = [r["predicted_break_even_acceptance"] for r in rows]
+    assert [limit is None for limit in limits] == [True, True, False, False]
+    counted = [name for name in rows[0] if "bytes" in name or "share" in name]
     assert all(name.startswith("predicted_") for name in counted)
 
 
@@ -107,36 +107,19 @@ def test_several_models_are_compared(plan: Run) -> None:
     code, out, _ = plan(*chosen)
     assert code == 0
     assert max(map(len, out.splitlines())) <= 80
-    _, markdown, _ = plan(*chosen, "--markdown")
-    lines = markdown.strip().splitlines()
-    assert len(lines) == 2 + len(MODELS)
-    assert [line.split("|")[1].strip() for line in lines[2:]] == list(MODELS)
+    assert [line[2:].split(":")[0] for line in out.splitlines() if ": The" in line] == [*MODELS]
     code, _, err = plan(*chosen, "--html", "x.html")
     assert code == ExitCode.BAD_USAGE
     assert "name one" in err
 
 
-def test_a_model_folder_and_a_pair(plan: Run) -> None:
+def test_a_model_folder(plan: Run) -> None:
     folder = Path("my-model")
     folder.mkdir()
     shutil.copy(CONFIGS / "Llama-3.1-8B.json", folder / "config.json")
-    code, out, _ = plan("--target-model", "my-model")
+    code, out, _ = plan("--config", "my-model")
     assert code == 0
     assert "my-model: 8.03 billion" in out
-    Path("p.toml").write_text(
-        'name = "p"\ndescription = ""\nsource = "folder"\nmethod = "ngram"\n'
-        '[folder]\ntarget = "my-model"\n'
-    )
-    code, out, _ = plan("--pair", "p.toml")
-    assert code == 0
-    assert "8.03 billion" in out
-
-
-def test_a_shape_needs_no_fetching(plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NWOR_BENCH_CACHE", str(Path("nothing-fetched").resolve()))
-    code, out, _ = plan("--pair", "llama-8b-shape")
-    assert code == 0
-    assert "llama-8b-shape: 8.03 billion" in out
 
 
 def test_a_small_model_has_parameters_too(plan: Run) -> None:
@@ -152,18 +135,15 @@ def test_a_small_model_has_parameters_too(plan: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "write --config FILE"),
+        ((), "write --config"),
         (("--config", "none.json"), "none.json"),
         (("--config", "."), "holds no config.json"),
         (("--config", "broken.json"), "as JSON"),
         (("--config", "deep.json"), "as JSON"),
         (("--config", "list.json"), "not a JSON object"),
         (("--config", "empty.json"), "hidden_size"),
-        (("--target-model", "org/name"), "name its config.json with --config"),
-        (("--target-model", "no/such/folder"), "no such folder"),
-        (("--pair", "smolm2"), "did you mean 'smollm2'"),
-        (("--pair", "tiny"), "pairs fetch tiny"),
-        ((*LLAMA, "--pair", "tiny"), "--pair: 'tiny'"),
+        (("--config", "org/name"), "name a config.json"),
+        (("--config", "no/such/folder"), "no such folder"),
         ((*LLAMA, "--requests", "0"), "--requests: 0"),
         ((*LLAMA, "--context", "-1"), "--context: -1"),
         ((*LLAMA, "--draft-tokens", "0"), "--draft-tokens: 0"),
@@ -174,8 +154,6 @@ def test_a_small_model_has_parameters_too(plan: Run) -> None:
         ((*LLAMA, "--tensor-parallel-size", "0"), "--tensor-parallel-size: 0"),
         ((*LLAMA, "--tensor-parallel-size", "5"), "24 attention heads"),
         (("--config", "quantised.json"), "--weight-dtype: 'auto'"),
-        ((*LLAMA, "--csv", "no/folder/x.csv"), "--csv: 'no/folder/x.csv'"),
-        ((*LLAMA, "--csv", "-"), "--csv: '-'"),
         pytest.param(
             (*LLAMA, "--html", "."), "--html: '.'", marks=pytest.mark.long
         ),  # a whole page
@@ -218,7 +196,7 @@ def test_neither_torch_nor_vllm_is_loaded() -> None:
         "print([name for name in heavy if name in sys.modules], file=sys.stderr)\n"
     )
     environ = {**os.environ, "PYTHONPATH": f"{CHECKOUT}:{CHECKOUT / 'kernels'}"}
-    arguments = ["plan", *LLAMA, "--html", "x.html", "--csv", "x.csv"]
+    arguments = ["plan", *LLAMA, "--html", "x.html"]
     command = [sys.executable, "-c", script, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environ)
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 
-from nwor_bench.cli.plan_flags import parse_acceptance
+from nwor_bench.cli.commands.plan import parse_acceptance
 from nwor_bench.microbench.cases import parse_acceptances
 from nwor_bench.workload.config import load_scenario, resolve
 from nwor_bench.workload.options import fraction, seconds

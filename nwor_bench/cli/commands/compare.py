@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nwor_bench.cli.command import PRINTED, Command, complete_runs
+from nwor_bench.cli.command import complete_runs, write_output
+from nwor_bench.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,24 +17,6 @@ if TYPE_CHECKING:
     from nwor_bench.report.document import Document
 
 OUTPUT = "Output"
-
-
-class CompareCommand(Command):
-    """Takes --json without a file too, as the other commands do."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """A --json that no file follows prints."""
-        return super().parse_args(ctx, with_printed_json(args))
-
-
-def with_printed_json(args: list[str]) -> list[str]:
-    """The arguments with `--json -` for a --json that an option or nothing follows."""
-    found = []
-    for place, arg in enumerate(args):
-        after = args[place + 1 : place + 2]
-        is_bare = arg == "--json" and (not after or (after[0][:1] == "-" and after[0] != "-"))
-        found += [arg, "-"] if is_bare else [arg]
-    return found
 
 
 def compare(
@@ -57,13 +40,13 @@ def compare(
         bool, typer.Option("--force", help="Compare runs of different work or machines too.")
     ] = False,
     markdown: Annotated[
-        Path | None, typer.Option(help="Write a table for a pull request; - prints it instead.",
-                                  rich_help_panel=OUTPUT)
-    ] = None,
-    json: Annotated[
-        Path | None, typer.Option(help="Write everything as JSON; without a file or with - it is "
-                                       "printed instead.", rich_help_panel=OUTPUT)
-    ] = None,
+        bool, typer.Option("--markdown", help="Print a table for a pull request.",
+                           rich_help_panel=OUTPUT)
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print only the result, as JSON (docs/json.md).",
+                           rich_help_panel=OUTPUT)
+    ] = False,
     html: Annotated[
         Path | None, typer.Option(help="Write a page that opens offline.", rich_help_panel=OUTPUT)
     ] = None,
@@ -82,7 +65,6 @@ def compare(
     5 not comparable, or inconclusive with --strict.
     """
     from nwor_bench.analysis.comparing.preconditions import DecideBy
-    from nwor_bench.errors import ConfigError
     from nwor_bench.records.store import read_header
     from nwor_bench.report.markdown import (
         append_github_summary,
@@ -102,15 +84,17 @@ def compare(
 
     compare = partial(compare_runs, threshold=fraction, decide_by=DecideBy(decide_by), force=force)
     outputs = _sweeps(base, new, compare) if _both_sweeps(base, new) else _runs(base, new, compare)
-    if PRINTED not in (markdown, json):
-        _show(outputs.document, base, new, quiet=quiet)
     text = render_markdown(outputs.document) if markdown or github_summary else ""
-    _put("--markdown", markdown, text)
+    if as_json:
+        typer.echo(outputs.as_json(strict=strict), nl=False)
+    elif markdown:
+        typer.echo(text, nl=False)
+    else:
+        _show(outputs.document, base, new, quiet=quiet)
     if html is not None:
         from nwor_bench.report.html import render_html
 
-        _put("--html", html, render_html(outputs.document))
-    _put("--json", json, outputs.as_json(strict=strict))
+        write_output("--html", html, render_html(outputs.document))
     if github_summary:
         append_github_summary(text)
     raise typer.Exit(outputs.exit_code(strict=strict))
@@ -161,17 +145,7 @@ def _show(document: "Document", base: Path, new: Path, *, quiet: bool) -> None:
         print_path(console, name, folder)
 
 
-def _put(flag: str, path: Path | None, text: str) -> None:
-    from nwor_bench.cli.plan_flags import write_output
-
-    if path == PRINTED:
-        typer.echo(text, nl=not text.endswith("\n"))
-    elif path is not None:
-        write_output(flag, path, text)
-
-
 def _fraction(threshold: str) -> float:
-    from nwor_bench.errors import ConfigError
     from nwor_bench.workload.stopping import parse_fraction
 
     try:

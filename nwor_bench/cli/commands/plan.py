@@ -2,32 +2,27 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nwor_bench.cli.command import complete_pairs
+from nwor_bench.cli.command import write_output
+from nwor_bench.errors import ConfigError
 
 if TYPE_CHECKING:
+    from nwor_bench.models.byte_model import Workload
     from nwor_bench.report.plan import BytePrediction
 
-MODEL = "Model (name one)"
 OUTPUT = "Output"
+
+MOST = 10**9
+"""Most requests, tokens or ranks; more is a typing error."""
 
 
 def plan(
     config: Annotated[
-        list[Path] | None,
-        typer.Option(help="A config.json, or its folder; repeat it to compare models.",
-                     rich_help_panel=MODEL)
-    ] = None,
-    target_model: Annotated[
-        str | None, typer.Option("--target-model", "--model", help="A local model folder.",
-                                 rich_help_panel=MODEL)
-    ] = None,
-    pair: Annotated[
-        str | None, typer.Option(help="The target of a fetched pair.", rich_help_panel=MODEL,
-                                 autocompletion=complete_pairs)
+        list[str] | None,
+        typer.Option(help="A config.json, or its folder; repeat it to compare models.")
     ] = None,
     requests: Annotated[
         int, typer.Option("--requests", "--num-prompts", help="Requests per step.")
@@ -48,17 +43,10 @@ def plan(
         str, typer.Option(help="auto (the model's), float32, bfloat16, float16, fp8, int8, int4.")
     ] = "auto",
     tensor_parallel_size: Annotated[int, typer.Option(help="Ranks that share the model.")] = 1,
-    csv: Annotated[
-        Path | None, typer.Option(help="Write one row per strategy.", rich_help_panel=OUTPUT)
-    ] = None,
     html: Annotated[
         Path | None, typer.Option(help="Write the break-even map, one offline page.",
                                   rich_help_panel=OUTPUT)
     ] = None,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print a Markdown table, one row per model.",
-                           rich_help_panel=OUTPUT)
-    ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print only the answer.", rich_help_panel=OUTPUT)
     ] = False,
@@ -71,29 +59,20 @@ def plan(
 
     Reads a model's config.json and counts the DRAM bytes of one verification step.
     """
-    from nwor_bench.cli.plan_flags import (
-        check_workload,
-        load_configs,
-        parse_acceptance,
-        predict,
-        write_output,
-    )
-    from nwor_bench.errors import ConfigError
     from nwor_bench.models.byte_model import Workload
 
     load = Workload(
         requests, context, draft_tokens, parse_acceptance(acceptance), tensor_parallel_size
     )
-    check_workload(load)
+    _check_workload(load)
+    if not config:
+        raise ConfigError.at("no model", "write --config with a config.json or a model folder")
     predictions = [
-        predict(source, load, cache_dtype, weight_dtype)
-        for source in load_configs(config or [], target_model, pair)
+        predict(*_read_config(named), load, cache_dtype, weight_dtype) for named in config
     ]
     if html is not None and len(predictions) > 1:
         raise ConfigError.for_field("--html", str(html), "the map shows one model; name one")
-    if csv is not None:
-        write_output("--csv", csv, _csv_of(predictions))
-    from nwor_bench.report.plan import models_document, models_table, plan_document
+    from nwor_bench.report.plan import models_document, plan_document
 
     if len(predictions) > 1:
         document = models_document(predictions)
@@ -105,10 +84,6 @@ def plan(
         write_output("--html", html, render_html(document))
     if as_json:
         _print_json(predictions)
-    elif markdown:
-        from nwor_bench.report.markdown import render_blocks
-
-        typer.echo(render_blocks([models_table(predictions)]))
     else:
         from rich.console import Console
 
@@ -117,14 +92,84 @@ def plan(
         print_document(Console(), document.shortened(), quiet=quiet)
 
 
-def _csv_of(predictions: "Sequence[BytePrediction]") -> str:
-    import pandas as pd
+def parse_acceptance(text: str) -> float:
+    """Accepted over drafts, as `0.5` or `50%`. Raises ConfigError unless it is from 0 to 1."""
+    from nwor_bench.workload.options import fraction
 
-    from nwor_bench.report.plan import csv_rows
+    value = fraction(text)
+    if value is None or not 0 <= value <= 1:
+        raise ConfigError.for_field(
+            "--acceptance", text, "write a fraction of drafts from 0 to 1 such as 0.5 or 50%"
+        )
+    return value
 
-    return pd.DataFrame([row for prediction in predictions for row in csv_rows(prediction)]).to_csv(
-        index=False
-    )
+
+def _check_workload(load: "Workload") -> None:
+    counts = {
+        "--requests": load.requests,
+        "--context": load.context,
+        "--draft-tokens": load.draft_tokens,
+        "--tensor-parallel-size": load.ranks,
+    }
+    for flag, value in counts.items():
+        if not 1 <= value <= MOST:
+            raise ConfigError.for_field(flag, value, f"write 1 to {MOST}")
+
+
+def _read_config(named: str) -> "tuple[str, dict[str, Any]]":
+    """A model's name and config. Raises ConfigError for a file that is no config, and hub names."""
+    from nwor_bench.models.pairs.local import locate_model, read_config_file, read_model_config
+    from nwor_bench.records.files import home_path
+
+    path = home_path(named)
+    if path.is_file():
+        name = path.resolve().parent.name if path.name == "config.json" else path.stem
+        return name, read_config_file(path, "--config", named)
+    folder = locate_model("--config", named)
+    config = read_model_config(folder, "--config")
+    if config is None:
+        remedy = "hub models are not read from here; name a config.json or a model folder"
+        raise ConfigError.for_field("--config", named, remedy)
+    return Path(folder).name, config
+
+
+def predict(
+    name: str, config: "dict[str, Any]", load: "Workload", cache_dtype: str, weight_dtype: str
+) -> "BytePrediction":
+    """The prediction for one model.
+
+    Raises ConfigError for an unknown dtype, or if the model cannot be split over the ranks.
+    """
+    from nwor_bench.models.byte_model import CACHE_BITS, WEIGHT_BITS, ByteModel
+    from nwor_bench.models.config_json import read_shape
+    from nwor_bench.models.config_reader import AUTO, MODEL_BITS, chosen_cache_dtype
+    from nwor_bench.report.plan import BytePrediction
+
+    shape = read_shape(config, "--config", name)
+    if not shape.fits_ranks(load.ranks):
+        raise ConfigError.for_field(
+            "--tensor-parallel-size",
+            load.ranks,
+            f"write a divisor of the {shape.heads} attention heads that divides the "
+            f"{shape.kv_heads} KV heads or is a multiple of them",
+        )
+    cache = chosen_cache_dtype(config, cache_dtype)
+    cache = shape.dtype if cache == AUTO else cache
+    if cache not in CACHE_BITS:
+        raise ConfigError.unknown("--cache-dtype", cache, [*CACHE_BITS, AUTO])
+    if weight_dtype not in (AUTO, *WEIGHT_BITS):
+        raise ConfigError.unknown("--weight-dtype", weight_dtype, [*WEIGHT_BITS, AUTO])
+    weight_bits = shape.weight_bits if weight_dtype == AUTO else WEIGHT_BITS[weight_dtype]
+    if weight_bits is None:
+        raise ConfigError.for_field(
+            "--weight-dtype", weight_dtype, "the config's quantization_config does not say how "
+            f"many bits a weight has; write one of {', '.join(WEIGHT_BITS)}",
+        )  # fmt: skip
+    if weight_dtype == AUTO:
+        plain = weight_bits == MODEL_BITS[shape.dtype]
+        weight_dtype = shape.dtype if plain else f"{weight_bits}-bit (quantised)"
+    model = ByteModel(shape, CACHE_BITS[cache], weight_bits, MODEL_BITS[shape.dtype])
+    return BytePrediction(name, model, load, cache, weight_dtype)
 
 
 def _print_json(predictions: "Sequence[BytePrediction]") -> None:

@@ -17,12 +17,12 @@ from typing import Any
 
 import pandas as pd
 
-from nwor_bench.cli.plan_flags import load_configs, predict
+from nwor_bench.cli.commands.plan import predict
 from nwor_bench.engine.engine import VllmEngine, check_arguments
 from nwor_bench.engine.protocol import Sampling
 from nwor_bench.instruments.cupti_library import run_under_own_cupti
 from nwor_bench.models.byte_model import Workload
-from nwor_bench.models.pairs import ResolvedPair, resolve_pair
+from nwor_bench.models.pairs import ResolvedPair, load_pair, resolve_pair
 from nwor_bench.models.recurrent import STOCK, state_bytes
 from nwor_bench.records.types import Phase
 from nwor_bench.workload.config import RunSpec, load_scenario, resolve
@@ -64,8 +64,9 @@ def predicted(drafts: int, requests: int, tokens: int) -> dict[str, int]:
     """Bytes read, and bytes of states written, in the middle of a counted batch."""
     context = tokens + int(WINDOWS * ACCEPTED) // 2
     load = Workload(requests, context, drafts, acceptance=(ACCEPTED - 1) / drafts)
-    (config,) = load_configs([], None, PAIR)
-    model = predict(config, load, "auto", "auto").model
+    shape = load_pair(PAIR).shape
+    assert shape is not None
+    model = predict(PAIR, shape.target, load, "auto", "auto").model
     assert model.shape.recurrent is not None
     states = state_bytes(model.shape.recurrent, STOCK, model.states(load))
     read = states.read + model.weights_read(load) + model.context_read(load)

@@ -231,7 +231,10 @@ class LateCounts:
         self._last = None
 
     def note_requests(self, finished: Collection[str], restarted: Mapping[str, int]) -> None:
-        """Note the requests that a step ends and restarts (see `scheduler_output`)."""
+        """Note the requests that have ended before a step, and those that it restarts.
+
+        Steps without tokens name ended ones too: the last requests of a server end with one.
+        """
         if finished:
             self._finished.update(finished)
         if restarted:

@@ -17,7 +17,6 @@ from vllm.config import CompilationMode
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 
 from nwor_bench.plugin.layers import causal_implementation
-from nwor_bench.plugin.scheduler_output import bypasses_kv_cache_update
 from nwor_bench.records import fallback_reasons as reasons
 
 
@@ -149,7 +148,10 @@ def of_layer(layer: Any, builders: Iterable[type]) -> str | None:
     backend = getattr(layer, "attn_backend", None)
     reason = of_builder(causal_builder_of(backend), builders) if backend is not None else None
     impl = causal_implementation(layer.impl)
-    if reason is None and bypasses_kv_cache_update(layer):
+    if reason is None and any(
+        getattr(part, "kv_cache_update_bypass", False)  # from vLLM 0.33
+        for part in (layer, layer.impl)
+    ):
         return "kv_cache_update_bypass"
     if reason is None and backend is not None and is_chunked(backend.get_builder_cls()):
         reason = None if chunk_of(layer) > 0 else reasons.CHUNKED_LOCAL_ATTENTION

@@ -4,18 +4,20 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nwor_bench.plugin.late_counts import LateCounts, read_without_waiting
 from nwor_bench.plugin.layers import StagedLayers, attention_layers
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
-from nwor_bench.plugin.scheduler_output import finished, restarted
+from nwor_bench.plugin.scheduler_output import restarted
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.step import Accumulator, DeviceClock, Probe, Step
 from nwor_bench.plugin.window import Window, close_leftover
 from nwor_bench.records.types import BesidePrefill, NworMode, ScvMode
-from nwor_bench.records.window_order import Turn
+
+if TYPE_CHECKING:
+    from nwor_bench.plugin.interleaving import Interleaving
 
 
 class ScvValidator:
@@ -35,22 +37,6 @@ class ScvValidator:
         """Count a validation that did not run as its mode says."""
         self.counters["scv_fallback_count"] += 1
         self.fallbacks[reason] += 1
-
-
-class Turns(Protocol):
-    """Which cell each window of an interleaved batch belongs to (`Interleaving`)."""
-
-    alarm: str | None
-    """Why this rank wants no window staged any more; sent with the next staged window's vote."""
-
-    def next(self, scheduler_output: Any) -> Turn | None:
-        """The turn of the step that begins; the hook's modes are switched to its cell."""
-
-    def ended(self, fallback_reason: str | None) -> None:
-        """A window has ended; `fallback_reason` is the ranks' common one."""
-
-    def sham_fell_back(self, reason: str) -> None:
-        """The window in flight cannot run as a sham."""
 
 
 class RunnerHook(ABC):
@@ -95,7 +81,7 @@ class RunnerHook(ABC):
         self.clock = DeviceClock(runner.device)
         self.probe = Probe()
         self._stages_beside_prefill = settings.beside_prefill is BesidePrefill.STAGE
-        self._turns: Turns | None = None
+        self._turns: Interleaving | None = None
         self._step: Step | None = None
         self._vote = RankVote.of_worker()
 
@@ -131,7 +117,7 @@ class RunnerHook(ABC):
     def set_modes(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
         """Switch both modes; the validator's counters start at zero."""
 
-    def interleave(self, turns: Turns | None) -> None:
+    def interleave(self, turns: "Interleaving | None") -> None:
         """Interleave cells within the batches to come; None: no longer."""
         self._turns = turns
         self.clock.on = turns is not None
@@ -194,7 +180,7 @@ class RunnerHook(ABC):
     def _start_step(self, scheduler_output: Any) -> None:
         """A step begins on the host; `_step` is None after it if the step has no tokens."""
         self._close_leftover()
-        self.late.note_requests(finished(scheduler_output), restarted(scheduler_output))
+        self.late.note_requests(scheduler_output.finished_req_ids, restarted(scheduler_output))
         if not scheduler_output.total_num_scheduled_tokens:
             if self._turns is not None:  # what comes before the next step is waiting
                 self._turns.next(scheduler_output)

@@ -16,30 +16,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 
-def acceptable_drafts(grammar_output: Any) -> Sequence[int] | None:
-    """How many drafts of each request of a GrammarOutput may be accepted; None: vLLM 0.31.
-
-    A grammar output without numbers means in vLLM that no draft may be accepted.
-    """
-    if not hasattr(grammar_output, "num_acceptable_drafts"):
-        return None
-    requests = len(grammar_output.structured_output_request_ids)
-    return grammar_output.num_acceptable_drafts or [0] * requests
-
-
-def invalid_drafts_in_scheduler(scheduler_output: Any) -> Mapping[str, int]:
-    """Forbidden drafts by request in the scheduler's own SchedulerOutput (vLLM 0.31).
-
-    A worker in another process has a copy without them, and counts them as drafts.
-    """
-    return scheduler_output.num_invalid_spec_tokens or {}
-
-
-def bypasses_kv_cache_update(layer: Any) -> bool:
-    """True if a fused kernel writes a layer's K/V before attention is called (from vLLM 0.33)."""
-    return any(getattr(part, "kv_cache_update_bypass", False) for part in (layer, layer.impl))
-
-
 def external_request_id(req_id: str) -> str:
     """The caller's name of a request: vLLM appends a dash and a random suffix."""
     return req_id.rpartition("-")[0] or req_id
@@ -50,15 +26,6 @@ def is_windows_alone(scheduler_output: Any) -> bool:
     drafts = scheduler_output.scheduled_spec_decode_tokens
     tokens = sum(map(len, drafts.values())) + len(scheduler_output.num_scheduled_tokens)
     return bool(drafts) and scheduler_output.total_num_scheduled_tokens == tokens
-
-
-def finished(scheduler_output: Any) -> Collection[str]:
-    """Requests that ended since the last step; none of them is in a later step.
-
-    Steps without tokens name them too: the last requests of a server end with one.
-    """
-    ended: Collection[str] = scheduler_output.finished_req_ids
-    return ended
 
 
 def restarted(scheduler_output: Any) -> Mapping[str, int]:
@@ -96,11 +63,13 @@ def invalid_drafts(
     """
     if grammar_output is None or not scheduler_output.pending_structured_output_tokens:
         return {}
-    acceptable = acceptable_drafts(grammar_output)
-    if acceptable is None:
-        return dict(invalid_drafts_in_scheduler(scheduler_output))
+    if not hasattr(grammar_output, "num_acceptable_drafts"):
+        # vLLM 0.31: only the scheduler's own process has them; others count them as drafts.
+        return scheduler_output.num_invalid_spec_tokens or {}
     scheduled = scheduler_output.scheduled_spec_decode_tokens
     req_ids = grammar_output.structured_output_request_ids
+    # Without numbers no draft may be accepted.
+    acceptable = grammar_output.num_acceptable_drafts or [0] * len(req_ids)
     invalid = {
         req_id: len(scheduled.get(req_id, ())) - allowed
         for req_id, allowed in zip(req_ids, acceptable, strict=True)

@@ -10,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nwor_bench.plugin.scheduler_output import (
-    acceptable_drafts,
-    finished,
     invalid_drafts,
     restarted,
 )
@@ -33,7 +31,7 @@ def output(new: list[Any], resumed: dict[str, int], running: dict[str, int]) -> 
         num_computed_tokens=[0] * len(both),
         num_output_tokens=list(both.values()),
     )
-    made.finished_req_ids = {"gone-1"}
+
     return made
 
 
@@ -57,7 +55,6 @@ def new_request(name: str, prompt: int, prefill: int | None) -> Any:
 def test_a_new_request_starts_from_nothing() -> None:
     step = output([new_request("v2-1", 5, 5), new_request("v1-1", 5, None)], {}, {"r-1": 7})
     assert restarted(step) == {}
-    assert finished(step) == {"gone-1"}
 
 
 @pytest.mark.slow  # vLLM is imported
@@ -172,6 +169,6 @@ def test_a_worker_reads_what_vllms_scheduler_counts(
     grammar_output = Scheduler.get_grammar_bitmask(scheduler, output)
     assert copy.num_invalid_spec_tokens is None
     assert invalid_drafts(output, grammar_output, proposing) == output.num_invalid_spec_tokens
-    told = acceptable_drafts(grammar_output) is not None if grammar_output else True
+    told = grammar_output is None or hasattr(grammar_output, "num_acceptable_drafts")
     expected = output.num_invalid_spec_tokens if told else {}
     assert invalid_drafts(copy, grammar_output, proposing) == expected

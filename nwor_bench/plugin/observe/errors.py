@@ -40,22 +40,6 @@ def element_view(rows: Tensor, cache_dtype: str) -> Tensor:
     return rows.view(torch.float8_e5m2 if "e5m2" in cache_dtype else torch.float8_e4m3fn)
 
 
-@dataclass(frozen=True)
-class _LayerErrors:
-    """Errors of one layer's K or V rows, on their device."""
-
-    labels: dict[str, Any]
-    """Further entries of its dicts: which layer, and K or V."""
-    one_element: float
-    """Error of one rounding step of an average element."""
-    errors: Tensor
-    """[rows, kv_heads] float32."""
-    differing: Tensor
-    """[rows, kv_heads] uint8: 1 if a row is not equal bit for bit."""
-    one_step: Tensor
-    """Error of one rounding step of the largest element."""
-
-
 class RowErrors:
     """Errors of many layers' K and V rows: on the device until all are read in one copy.
 
@@ -69,7 +53,11 @@ class RowErrors:
 
     def __init__(self, places: RowPlaces):
         self._places = places
-        self._layers: list[_LayerErrors] = []
+        self._rows_of = [
+            which.nonzero(as_tuple=True)[0] for which in (~places.is_output, places.is_output)
+        ]
+        self._labels: list[dict[str, Any]] = []
+        self._measured: list[Tensor] = []
 
     def add(
         self, labels: Mapping[str, Any], rows: Tensor, reference: Tensor, cache_dtype: str
@@ -89,7 +77,12 @@ class RowErrors:
         step = torch.finfo(element_view(reference, cache_dtype).dtype).eps
         one_step = step * expected.abs().max() / norm
         one_element = step / expected.shape[-1] ** 0.5
-        self._layers.append(_LayerErrors(dict(labels), one_element, errors, differing, one_step))
+        for part, index in zip(PARTS, self._rows_of, strict=True):
+            if index.numel():
+                facts = {"part": part, "one_element": one_element, "heads": errors.shape[1]}
+                there = index.to(errors.device)
+                self._labels.append({**labels, **facts})
+                self._measured.append(_numbers(errors[there], differing[there], one_step))
 
     def read(self) -> list[dict[str, Any]]:
         """The dicts of all layers in the order of `add`, one for each part that has rows.
@@ -99,43 +92,18 @@ class RowErrors:
         `one_step` and `one_element`: the error of one rounding step of the largest element, and of
         an average one.
         """
-        alike: dict[int, list[int]] = {}
-        for number, layer in enumerate(self._layers):
-            alike.setdefault(layer.errors.shape[1], []).append(number)
-        found: list[list[dict[str, Any]]] = [[] for _ in self._layers]
-        chosen = (~self._places.is_output, self._places.is_output)
-        for part, which in zip(PARTS, chosen, strict=True):
-            index = which.nonzero(as_tuple=True)[0]
-            for numbers in alike.values() if index.numel() else ():
-                for number, entry in zip(numbers, self._part(part, index, numbers), strict=True):
-                    found[number].append(entry)
-        return [entry for entries in found for entry in entries]
+        numbers = torch.stack(self._measured).tolist() if self._measured else []
+        return [self._entry(*each) for each in zip(self._labels, numbers, strict=True)]
 
-    def _part(self, part: str, index: Tensor, numbers: Sequence[int]) -> list[dict[str, Any]]:
-        """One dict for each of these layers, which have the same number of heads."""
-        layers = [self._layers[number] for number in numbers]
-        there = index.to(layers[0].errors.device)
-        errors = torch.stack([layer.errors for layer in layers])[:, there].flatten(1)
-        differing = torch.stack([layer.differing for layer in layers])[:, there].flatten(1)
-        steps = torch.stack([layer.one_step for layer in layers])
-        measured = _numbers(errors, differing, steps).tolist()
-        return [
-            self._entry(layer, part, index, values)
-            for layer, values in zip(layers, measured, strict=True)
-        ]
-
-    def _entry(
-        self, layer: _LayerErrors, part: str, index: Tensor, numbers: Sequence[float]
-    ) -> dict[str, Any]:
+    def _entry(self, labels: dict[str, Any], numbers: Sequence[float]) -> dict[str, Any]:
         largest, rms, median, one_step, worst, first, count = numbers
-        heads = layer.errors.shape[1]
+        index, heads = self._rows_of[PARTS.index(labels["part"])], labels["heads"]
         at_worst, at_first = (
             _place(self._places, int(index[int(n) // heads]), int(n) % heads)
             for n in (worst, first)
         )
         return {
-            **layer.labels,
-            "part": part,
+            **{name: value for name, value in labels.items() if name != "heads"},
             "rows": index.numel() * heads,
             "largest": _number(largest),
             "rms": _number(rms),
@@ -144,18 +112,16 @@ class RowErrors:
             "differing": int(count),
             "first": at_first if count else None,
             "one_step": _number(one_step),
-            "one_element": layer.one_element,
         }
 
 
 def _numbers(errors: Tensor, differing: Tensor, one_step: Tensor) -> Tensor:
-    """[layers, 7] float64, read by `_entry`, from [layers, rows], [layers, rows] and [layers]."""
-    errors = errors.nan_to_num(nan=torch.inf, posinf=torch.inf)
-    largest, worst = errors.max(1)
-    rms, median = errors.square().mean(1).sqrt(), errors.median(1).values
-    measured = (largest, rms, median, one_step.nan_to_num(nan=0.0))
-    found = (worst, differing.argmax(1), differing.sum(1))
-    return torch.stack([numbers.double() for numbers in (*measured, *found)], 1)
+    """[7] float64 for `_entry`, from [rows, kv_heads] twice and one number; stays on the device."""
+    errors = errors.flatten().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    largest, worst = errors.max(0)
+    measured = (largest, errors.square().mean().sqrt(), errors.median())
+    found = (one_step.nan_to_num(nan=0.0), worst, differing.flatten().argmax(), differing.sum())
+    return torch.stack([number.double() for number in (*measured, *found)])
 
 
 def _place(places: RowPlaces, row: int, head: int) -> dict[str, int]:

@@ -4,7 +4,8 @@ On a CPU both modes run our reference attention backend, so stock means that bac
 staging.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,14 +47,14 @@ class CpuCheckedLayer:
         assert call.value is not None
         rows, layer = slots.shape[0], self.layer
         key, value = call.key[:rows], call.value[:rows]
-        with _Unstaged(layer.impl):
+        with _unstaged(layer.impl):
             layer.impl.do_kv_cache_update(layer, key, value, layer.kv_cache, slots)
 
     def stock_attention(self, call: LayerCall, metadata: Any) -> Tensor:
         """Attend with staging off."""
         assert call.output is not None
         output = torch.full_like(call.output, float("nan"))
-        with _Unstaged(self.layer.impl):
+        with _unstaged(self.layer.impl):
             self.layer.impl.forward(
                 self.layer, call.query, call.key, call.value, self.layer.kv_cache, metadata, output
             )
@@ -84,17 +85,14 @@ class CpuCheckedLayer:
         )
 
 
-class _Unstaged:
+@contextmanager
+def _unstaged(impl: Any) -> Iterator[None]:
     """While open, an implementation runs as in mode off."""
-
-    def __init__(self, impl: Any):
-        self._impl = impl
-
-    def __enter__(self) -> None:
-        self._staging, self._impl.staging = self._impl.staging, None
-
-    def __exit__(self, *_: object) -> None:
-        self._impl.staging = self._staging
+    staging, impl.staging = impl.staging, None
+    try:
+        yield
+    finally:
+        impl.staging = staging
 
 
 class WindowChecks:

@@ -10,7 +10,8 @@ graph holds the copies' kernels, and writes each window's first token to where t
 
 import logging
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -169,7 +170,7 @@ class StagingGraphs:
         batch = self._padding(desc)
         self._staging.open(batch)
         self._inputs.open_capture(len(batch.num_draft_tokens))
-        with _RepeatedWindow(self._window, batch, self._control):
+        with _repeated(self._window, batch, self._control):
             self._run_capture(manager, desc)
             reason = self._window.fallback_reason
             if reason is None and not self._window.staged_every_layer:
@@ -233,16 +234,11 @@ class StockGraphs(StagingGraphs):
         return self._padding(desc)
 
 
-class _RepeatedWindow:
-    """Keeps a window open over several forwards (warm-up and capture), then forgets it."""
-
-    def __init__(self, window: Window, batch: GpuWindowBatch, control: bool):
-        self._window = window
-        self._batch = batch
-        self._control = control
-
-    def __enter__(self) -> None:
-        self._window.begin(self._batch, repeats=True, control=self._control)
-
-    def __exit__(self, *_: object) -> None:
-        self._window.forget()
+@contextmanager
+def _repeated(window: Window, batch: GpuWindowBatch, control: bool) -> Iterator[None]:
+    """Keep a window open over several forwards (warm-up and capture), then forget it."""
+    window.begin(batch, repeats=True, control=control)
+    try:
+        yield
+    finally:
+        window.forget()

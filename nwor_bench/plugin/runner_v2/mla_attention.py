@@ -13,7 +13,6 @@ with the lengths of what the cache holds, and is asked for its log-sum-exp, by w
 """
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -162,9 +161,6 @@ class LatentLayer(StagedLayer):
         )
 
 
-TAIL, PROGRAM = "tail", "program"
-
-
 def serves(impl: Any) -> bool:
     """True for an implementation that returns its log-sum-exp, over caches that are not fp8."""
     return (
@@ -186,7 +182,7 @@ def returning_sums(impl: Any) -> Iterator[None]:
 
 
 class MlaTail:
-    """Which steps stock attends in part, and their metadata; one object for all latent layers.
+    """Metadata with which stock attends the committed tokens; one object for all latent layers.
 
     Args:
         inputs: attention's inputs besides latents.
@@ -201,15 +197,6 @@ class MlaTail:
         self._metadata: Any = None
         self._committed_only: Any = None
         self._first_layer = -1
-        self.ways: Counter[str] = Counter()
-        """Layers attended by TAIL and by PROGRAM. Those of a graph count as it is captured, not as
-        it is replayed."""
-
-    def takes(self, batch: GpuWindowBatch) -> bool:
-        """True for a step of nothing but equal windows; in others our own program attends."""
-        is_equal = batch.tokens_per_request is not None
-        self.ways[TAIL if is_equal else PROGRAM] += 1
-        return is_equal
 
     def committed_only(self, number: int, batch: GpuWindowBatch, metadata: Any) -> Any:
         """The step's metadata with the lengths of what is committed, made by its first layer.
@@ -222,7 +209,7 @@ class MlaTail:
 
         Args:
             number: the layer's number among the target layers.
-            batch: the window, which `takes` has taken.
+            batch: the window, of a step of nothing but equal windows.
             metadata: the layer's own, whose `decode` is a dataclass with `seq_lens`.
         """
         if metadata is not self._metadata or number == self._first_layer:
@@ -337,7 +324,7 @@ class MlaStagingAttention(LatentLayer):
             if batch is None:
                 return original(query, kv_cache, attn_metadata, layer)
             parts = self._parts_of(query)
-            if self._tail is not None and self._tail.takes(batch):
+            if self._tail is not None and batch.tokens_per_request is not None:
                 committed = self._tail.committed_only(self._number, batch, attn_metadata)
                 with returning_sums(self._layer.impl):
                     output, sums = original(query, kv_cache, committed, layer)

@@ -14,17 +14,12 @@ import pytest
 from fake_engine import FakeEngine
 from typer.testing import CliRunner
 
+from nwor_bench.cli import doctor_checks as checks
+from nwor_bench.cli import doctor_hooks as hooks
 from nwor_bench.cli.app import app
-from nwor_bench.cli.doctor import (
-    Check,
-    State,
-    can_sweep,
-    check_lines,
-    checks,
-    hooks,
-)
-from nwor_bench.cli.doctor.checks import examine
-from nwor_bench.cli.doctor.hooks import check_hooks
+from nwor_bench.cli.commands.doctor import check_lines
+from nwor_bench.cli.doctor_checks import Check, State, can_sweep, examine
+from nwor_bench.cli.doctor_hooks import check_hooks
 from nwor_bench.engine.protocol import BatchOutput, Sampling
 from nwor_bench.errors import BenchError, ConfigError, EngineError, ExitCode
 from nwor_bench.instruments import environment
@@ -223,15 +218,12 @@ def test_gpu(
     monkeypatch: pytest.MonkeyPatch, cpu_build: bool, gpus: list[Any], state: State, ready: bool
 ) -> None:
     monkeypatch.setattr(checks, "is_cpu_build", lambda: cpu_build)
-    check = checks.check_gpu(gpus, "NVML: no driver")
+    check = checks.check_gpu(gpus * 2, "NVML: no driver")
     assert check.state is state
     assert can_sweep([check]) is ready
-    assert ("140 GiB, compute capability 9.0" if gpus else "NVML: no driver") in check.found
-
-
-def test_several_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "is_cpu_build", lambda: False)
-    assert checks.check_gpu([H200, H200], None).found.startswith("2 x NVIDIA H200")
+    assert (
+        "2 x NVIDIA H200, 140 GiB, compute capability 9.0" if gpus else "no driver"
+    ) in check.found
 
 
 @pytest.mark.parametrize(
@@ -244,17 +236,9 @@ def test_several_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_gpu_clocks(changes: dict[str, Any], state: State, words: str) -> None:
-    check = checks.check_clocks([H200.model_copy(update=changes)], None)
+    check = checks.check_clocks([H200.model_copy(update=changes)])
     assert check.state is state
     assert words in check.found
-
-
-@pytest.mark.parametrize(
-    ("governor", "state"),
-    [("performance", State.OK), ("powersave", State.WRONG), (None, State.MISSING)],
-)
-def test_cpu_clocks(governor: str | None, state: State) -> None:
-    assert checks.check_clocks([], governor).state is state
 
 
 @pytest.mark.parametrize(("free", "state"), [(64 << 30, State.OK), (1 << 30, State.WRONG)])
@@ -272,33 +256,39 @@ def test_memory(monkeypatch: pytest.MonkeyPatch, free: int, state: State) -> Non
 
 
 @pytest.mark.parametrize(
-    ("parameters", "capabilities", "state", "words"),
+    ("parameters", "capabilities", "cupti", "state", "words"),
     [
-        ("RmProfilingAdminOnly: 0\n", "0000000000000000", State.OK, "every user"),
-        ("RmProfilingAdminOnly: 1\n", "000001ffffffffff", State.OK, "this process is one"),
-        ("RmProfilingAdminOnly: 1\n", "00000000a80425fb", State.WRONG, "administrators only"),
-        (None, "000001ffffffffff", State.MISSING, "does not say"),
+        ("RmProfilingAdminOnly: 0\n", "0000000000000000", True, State.OK, "every user"),
+        ("RmProfilingAdminOnly: 1\n", "000001ffffffffff", True, State.OK, "this process is one"),
+        ("RmProfilingAdminOnly: 1\n", "00000000a80425fb", True, State.WRONG, "administrators only"),
+        (None, "000001ffffffffff", True, State.MISSING, "does not say"),
+        ("RmProfilingAdminOnly: 0\n", "0000000000000000", False, State.MISSING, "cupti-python"),
     ],
 )
-def test_permission(
+def test_counters(
     monkeypatch: pytest.MonkeyPatch,
+    packages: Packages,
     tmp_path: Path,
     parameters: str | None,
     capabilities: str,
+    cupti: bool,
     state: State,
     words: str,
 ) -> None:
-    """The last but one is what a container gets that is started without --cap-add."""
+    """The third is a container started without --cap-add."""
+    packages(**({"cupti_python": "13.4.0"} if cupti else {}))
     files = {name: tmp_path / name for name in ("params", "status")}
     if parameters is not None:
         files["params"].write_text(f"EnableMSI: 1\n{parameters}")
     files["status"].write_text(f"Name:\tpython\nCapEff:\t{capabilities}\nCapBnd:\t0\n")
     monkeypatch.setattr(checks, "DRIVER_PARAMETERS", files["params"])
     monkeypatch.setattr(checks, "PROCESS_STATUS", files["status"])
-    check = checks.check_permission(has_gpu=True)
+    check = checks.check_counters(has_gpu=True)
     assert check.state is state
     assert words in check.found
-    assert ("--cap-add=SYS_ADMIN" in check.remedy) is (state is not State.OK)
+    remedy = "--cap-add=SYS_ADMIN" if cupti else "pip install 'nwor-bench[counters]'"
+    assert (remedy in check.remedy) is (state is not State.OK)
+    assert checks.check_counters(has_gpu=False).remedy == "see GPU"
 
 
 @pytest.mark.parametrize(
@@ -331,69 +321,6 @@ def test_no_nsight(executable: Callable[[str, str], Path]) -> None:
 def test_a_tool_that_cannot_be_run(executable: Callable[[str, str], Path]) -> None:
     executable("ncu", "").write_bytes(b"\x7fELF nonsense")
     assert checks.check_nsight("ncu").state is State.WRONG
-
-
-@pytest.mark.parametrize(
-    ("script", "state", "found", "remedy"),
-    [
-        ("pass", State.OK, "samples", ""),
-        (
-            "raise SystemExit('--counters dram: this user may not; run as root')",
-            State.WRONG,
-            "this user may not",
-            "run as root",
-        ),
-        ("raise SystemExit(1)", State.WRONG, "no reason given", "nwor-bench[counters]"),
-    ],
-)
-def test_cupti(
-    monkeypatch: pytest.MonkeyPatch,
-    packages: Packages,
-    script: str,
-    state: State,
-    found: str,
-    remedy: str,
-) -> None:
-    packages(cupti_python="13.4.0")
-    monkeypatch.setattr(checks, "COUNT_ONCE", script)
-    check = checks.check_cupti(has_gpu=True)
-    assert check.state is state
-    assert found in check.found
-    assert remedy in check.remedy
-
-
-def test_counting_once_refuses_here_with_a_remedy(packages: Packages) -> None:
-    """The script itself, on a machine without the package: one message, no traceback."""
-    packages(cupti_python="13.4.0")
-    check = checks.check_cupti(has_gpu=True)
-    assert check.state is State.WRONG
-    assert "Traceback" not in check.found
-    assert "pip install" in check.remedy
-
-
-def test_without_cupti_or_gpu(packages: Packages) -> None:
-    packages()
-    assert checks.check_cupti(has_gpu=True).remedy.startswith("pip install 'nwor-bench[counters]'")
-    packages(cupti_python="13.4.0")
-    assert checks.check_cupti(has_gpu=False).remedy == "see GPU"
-
-
-def test_nvtx(monkeypatch: pytest.MonkeyPatch, packages: Packages) -> None:
-    monkeypatch.delenv("NVTX_DISABLE", raising=False)
-    packages()
-    assert checks.check_nvtx().state is State.MISSING
-    packages(nvtx="0.2.17")
-    assert checks.check_nvtx().state is State.OK
-    monkeypatch.setenv("VLLM_NWOR_NVTX", "yes")
-    check = checks.check_nvtx()
-    assert (check.state, check.remedy) == (State.WRONG, "write 1 for ranges, 0 for none")
-    monkeypatch.delenv("VLLM_NWOR_NVTX")
-    monkeypatch.setitem(sys.modules, "nvtx", None)  # installed, and does not load
-    check = checks.check_nvtx()
-    assert check.state is State.WRONG
-    assert "does not load" in check.found + check.remedy
-    monkeypatch.setenv("NVTX_DISABLE", "1")
-    assert checks.check_nvtx().state is State.WRONG
 
 
 # Hooks
@@ -521,7 +448,7 @@ def test_the_lines_fit_80_columns(
     code, out = run("--no-engine")
     assert code == 0
     assert max(map(len, out.splitlines())) <= 80
-    names = ["vLLM", "torch", "plugin", "OpenMP", "GPU", "driver", "clocks", "memory"]
+    names = ["vLLM", "torch", "plugin", "OpenMP", "GPU", "clocks", "memory"]
     starts = [line.split()[:2] for line in out.splitlines() if line and not line.startswith(" ")]
     assert [name for name, _ in starts[: len(names)]] == names
     assert {state for _, state in starts[: len(names)]} <= set(State)
@@ -550,21 +477,15 @@ def test_what_stops_a_sweep_ends_with_2(
     assert json.loads(out)["can_sweep"] is False
 
 
-def test_a_long_remedy_is_wrapped() -> None:
-    long = Check("ncu", State.WRONG, "x " * 90, "y " * 90)
-    lines = check_lines([long])
-    assert max(map(len, lines)) <= 80
-    assert sum(line.count("x") for line in lines) == 90
-    assert sum(line.count("y") for line in lines) == 90
-
-
 @pytest.mark.parametrize("indent", [0, 16, 28, 36])
-def test_what_is_there_to_be_copied_stays_on_one_line(indent: int) -> None:
+def test_long_text_is_wrapped_and_what_is_copied_stays_on_one_line(indent: int) -> None:
     path, option = "/opt/nvidia/nsight-systems/2025.3.1/bin/nsys", "--cap-add=SYS_ADMIN"
-    before = "x" * indent
+    before = "x " * 60 + "x" * indent
     lines = check_lines([Check("nsys", State.WRONG, f"{before} {path}", f"{before} {option}")])
     assert max(map(len, lines)) <= 80
-    assert {path, option} <= {word for line in lines for word in line.split()}
+    words = [word for line in lines for word in line.split()]
+    assert {path, option} <= set(words)
+    assert words.count("x") == 120
 
 
 @pytest.mark.long

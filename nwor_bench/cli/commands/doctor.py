@@ -1,10 +1,22 @@
 """`nwor-bench doctor`: what this machine can measure, with a remedy for what it cannot."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from functools import partial
+from textwrap import wrap as wrap_text
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nwor_bench.errors import ExitCode
+
+if TYPE_CHECKING:
+    from nwor_bench.cli.doctor_checks import Check
+
+WIDTH = 80
+INDENT = 19
+
+_wrap = partial(wrap_text, width=WIDTH, break_on_hyphens=False)
+"""Wrapped lines. Hyphens do not break, so that paths, options and packages can be copied."""
 
 
 def doctor(
@@ -28,9 +40,8 @@ def doctor(
     from nwor_bench.engine.preload import run_under_one_openmp
 
     run_under_one_openmp()
-    from nwor_bench.cli.doctor import can_sweep, check_lines, verdict, wrap
-    from nwor_bench.cli.doctor.checks import examine
-    from nwor_bench.cli.doctor.hooks import check_hooks
+    from nwor_bench.cli.doctor_checks import can_sweep, examine
+    from nwor_bench.cli.doctor_hooks import check_hooks
 
     if not no_engine and not quiet:
         typer.echo("starting a tiny engine to try the hooks ...", err=True)
@@ -40,7 +51,32 @@ def doctor(
         facts = {"nwor_bench": __version__, "can_sweep": ready}
         typer.echo(json.dumps({**facts, "checks": [asdict(check) for check in checks]}, indent=2))
     else:
-        for line in wrap(verdict(checks)) if quiet else check_lines(checks):
+        for line in _wrap(verdict(checks)) if quiet else check_lines(checks):
             typer.echo(line)
     if not ready:
         raise typer.Exit(ExitCode.BAD_USAGE)
+
+
+def check_lines(checks: "Sequence[Check]") -> list[str]:
+    """One line per check, `name  state  what was found`, followed by its remedy."""
+    lines = []
+    for check in checks:
+        head = f"{check.name:9} {check.state:8} "
+        lines += _wrap(check.found, initial_indent=head, subsequent_indent=" " * INDENT) or [head]
+        if check.remedy:
+            arrow = " " * INDENT + "-> "
+            lines += _wrap(check.remedy, initial_indent=arrow, subsequent_indent=" " * len(arrow))
+    return [*lines, "", *_wrap(verdict(checks))]
+
+
+def verdict(checks: "Sequence[Check]") -> str:
+    """One sentence: whether a sweep can run, and which checks failed."""
+    from nwor_bench.cli.doctor_checks import State, can_sweep
+
+    failed = [check.name for check in checks if check.state is not State.OK]
+    if not can_sweep(checks):
+        stops = [check.name for check in checks if check.needed and check.name in failed]
+        return f"A sweep cannot run here until these are fixed: {', '.join(stops)}."
+    if not failed:
+        return "A sweep can run here, and everything that nwor-bench measures can be measured."
+    return f"A sweep can run here. Missing or wrong, but not needed for it: {', '.join(failed)}."

@@ -2,22 +2,19 @@
 
 import os
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
-from nwor_bench.cli.doctor import Check, State, can_sweep, what_and_remedy
 from nwor_bench.engine.memory import GIB, RUNTIME_BYTES
 from nwor_bench.engine.preload import DONE, LIBRARY, openmp_library
-from nwor_bench.errors import BenchError, ConfigError, UnsupportedVllmError
+from nwor_bench.errors import BenchError, UnsupportedVllmError
 from nwor_bench.instruments import environment
 from nwor_bench.instruments.conditions import throttle_names
-from nwor_bench.instruments.cupti_library import cupti_environment, cupti_folder
 from nwor_bench.instruments.device import CPU_BUILD, free_memory
 from nwor_bench.instruments.nsight.tools import PRODUCT, ToolUnavailable, check_version, find_tool
-from nwor_bench.instruments.nvtx_ranges import open_ranges, wanted
 from nwor_bench.instruments.versions import (
     REMEDY,
     STRICT,
@@ -27,7 +24,7 @@ from nwor_bench.instruments.versions import (
     untried_version,
     vllm_version,
 )
-from nwor_bench.records.facts import CpuFacts, GpuFacts
+from nwor_bench.records.facts import GpuFacts
 
 PLUGIN_GROUP = "vllm.general_plugins"
 PLUGIN = "nwor_bench"
@@ -45,12 +42,44 @@ PERMIT = (
     "NVreg_RestrictProfilingToAdminUsers=0"
 )
 
-COUNT_ONCE = (
-    "from nwor_bench.errors import BenchError\n"
-    "from nwor_bench.instruments.pm_sampling import check_counters\n"
-    "try:\n    check_counters(lambda: True)\n"
-    "except BenchError as refusal:\n    raise SystemExit(str(refusal))\n"
-)
+
+class State(StrEnum):
+    """Result of a check."""
+
+    OK = "ok"
+    MISSING = "missing"
+    """Not installed or not present."""
+    WRONG = "wrong"
+    """Present, but not usable."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check, and what to do if it failed."""
+
+    name: str
+    state: State
+    found: str
+    """What was found, or what is missing."""
+    remedy: str = ""
+    """Empty if nothing is to be done."""
+    needed: bool = False
+    """True if a sweep cannot run without it."""
+
+    def __post_init__(self) -> None:
+        if self.state is not State.OK and not self.remedy:
+            raise ValueError(f"{self.name} is {self.state} and has no remedy")
+
+
+def what_and_remedy(message: str) -> tuple[str, str]:
+    """An error message split at its semicolon: what is wrong, and what to do ('' if not given)."""
+    what, _, remedy = message.partition("; ")
+    return what, remedy
+
+
+def can_sweep(checks: Iterable[Check]) -> bool:
+    """True if every check that a sweep needs is ok."""
+    return all(check.state is State.OK for check in checks if check.needed)
 
 
 def examine(check_hooks: Callable[[], Check] | None = None) -> list[Check]:
@@ -61,15 +90,13 @@ def examine(check_hooks: Callable[[], Check] | None = None) -> list[Check]:
     """
     facts = environment.collect()
     gpus = facts.gpus or ()
-    cpu = facts.cpu or CpuFacts()
     checks = [
         check_vllm(),
         check_torch(bool(gpus)),
         check_plugin(),
         check_openmp(),
         check_gpu(gpus, facts.gpu_note),
-        check_driver(gpus),
-        check_clocks(gpus, cpu.governor),
+        check_clocks(gpus),
         check_memory(),
     ]
     if check_hooks is not None:
@@ -78,15 +105,7 @@ def examine(check_hooks: Callable[[], Check] | None = None) -> list[Check]:
         else:
             what = "not tried: an engine needs a check above that failed"
             checks.append(Check("hooks", State.MISSING, what, "see above", needed=True))
-    has_gpu = bool(gpus)
-    return [
-        *checks,
-        check_permission(has_gpu),
-        check_cupti(has_gpu),
-        check_nsight("ncu"),
-        check_nsight("nsys"),
-        check_nvtx(),
-    ]
+    return [*checks, check_counters(bool(gpus)), check_nsight("ncu"), check_nsight("nsys")]
 
 
 def installed(package: str) -> str | None:
@@ -142,15 +161,11 @@ def check_plugin() -> Check:
     if not points:
         remedy = "pip install --no-deps -e . in the checkout; until then vllm serve has no hooks"
         return Check("plugin", State.MISSING, f"no entry point in {PLUGIN_GROUP}", remedy)
-    point = next(iter(points))
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None and PLUGIN not in allowed.split(","):
         remedy = f"unset VLLM_PLUGINS, or add {PLUGIN} to it"
         return Check("plugin", State.WRONG, f"VLLM_PLUGINS={allowed} leaves it out", remedy)
-    return _loaded(point)
-
-
-def _loaded(point: EntryPoint) -> Check:
+    point = next(iter(points))
     try:
         point.load()
     except (ImportError, AttributeError, BenchError) as error:
@@ -187,24 +202,20 @@ def check_gpu(gpus: Gpus, note: str | None) -> Check:
     many = "" if len(gpus) == 1 else f"{len(gpus)} x "
     memory = first.memory_total_bytes
     size = "" if memory is None else f", {memory / GIB:.0f} GiB"
-    what = f"{many}{first.name}{size}, compute capability {first.compute_capability}"
+    what = (
+        f"{many}{first.name}{size}, compute capability {first.compute_capability}, "
+        f"driver {first.driver}"
+    )
     if is_cpu_build():
         remedy = "install vLLM's CUDA build to use it: make clean venv DEVICE=cuda"
         return Check("GPU", State.WRONG, f"{what}; vLLM's CPU build does not use it", remedy)
     return Check("GPU", State.OK, what, needed=True)
 
 
-def check_driver(gpus: Gpus) -> Check:
-    """The driver's version; PyTorch's check shows which CUDA it supports."""
+def check_clocks(gpus: Gpus) -> Check:
+    """Whether the GPU's clocks are throttled."""
     if not gpus:
-        return Check("driver", State.MISSING, "no GPU to drive", "see GPU")
-    return Check("driver", State.OK, str(gpus[0].driver))
-
-
-def check_clocks(gpus: Gpus, governor: str | None) -> Check:
-    """Whether the GPU's clocks are throttled; without a GPU the CPU governor."""
-    if not gpus:
-        return _check_governor(governor)
+        return Check("clocks", State.MISSING, "no GPU", "see GPU")
     first = gpus[0]
     if first.sm_clock_mhz is None:
         remedy = "nothing to do; reports will show no clocks"
@@ -215,16 +226,6 @@ def check_clocks(gpus: Gpus, governor: str | None) -> Check:
         remedy = "let it cool or raise its power limit; timings are slow and noisy until then"
         return Check("clocks", State.WRONG, f"{what}, throttled: {', '.join(held)}", remedy)
     return Check("clocks", State.OK, f"{what}, not throttled")
-
-
-def _check_governor(governor: str | None) -> Check:
-    if governor is None:
-        what = "the machine does not report its CPU governor (often a virtual machine)"
-        return Check("clocks", State.MISSING, what, "nothing to do; add blocks if times are noisy")
-    if governor != "performance":
-        remedy = "cpupower frequency-set -g performance (root)"
-        return Check("clocks", State.WRONG, f"CPU governor {governor}", remedy)
-    return Check("clocks", State.OK, "CPU governor performance")
 
 
 def check_memory() -> Check:
@@ -242,8 +243,8 @@ def check_memory() -> Check:
     return Check("memory", State.OK, what, needed=True)
 
 
-def check_permission(has_gpu: bool) -> Check:
-    """Whether the driver lets this user read hardware counters."""
+def check_counters(has_gpu: bool) -> Check:
+    """Whether this user may read the GPU's hardware counters, and CUPTI is there to do so."""
     name = "counters"
     if not has_gpu:
         return Check(name, State.MISSING, "no GPU", "see GPU")
@@ -253,11 +254,13 @@ def check_permission(has_gpu: bool) -> Check:
     except OSError as error:
         what = f"the driver does not say who may read counters ({error.strerror})"
         return Check(name, State.MISSING, what, f"if a profiler is refused: {PERMIT}")
-    if not restricted:
-        return Check(name, State.OK, "every user may read hardware counters")
-    if _is_admin(status):
-        return Check(name, State.OK, "for administrators only, and this process is one")
-    return Check(name, State.WRONG, "for administrators only", PERMIT)
+    if restricted and not _is_admin(status):
+        return Check(name, State.WRONG, "for administrators only", PERMIT)
+    if installed("cupti-python") is None:
+        remedy = "pip install 'nwor-bench[counters]'; without it there is no --counters dram"
+        return Check(name, State.MISSING, "the package cupti-python is not installed", remedy)
+    who = "for administrators only, and this process is one" if restricted else "for every user"
+    return Check(name, State.OK, f"{who}; cupti-python {installed('cupti-python')}")
 
 
 def _is_admin(status: str) -> bool:
@@ -265,58 +268,14 @@ def _is_admin(status: str) -> bool:
     return found is not None and bool(int(found[1], 16) >> CAP_SYS_ADMIN & 1)
 
 
-def check_cupti(has_gpu: bool) -> Check:
-    """Whether CUPTI can sample this GPU's counters, tried in a process of its own."""
-    install = "pip install 'nwor-bench[counters]'; without it there is no --counters dram"
-    found = installed("cupti-python")
-    if found is None:
-        return Check("CUPTI", State.MISSING, "the package cupti-python is not installed", install)
-    if not has_gpu:
-        return Check("CUPTI", State.MISSING, f"cupti-python {found}, but no GPU", "see GPU")
-    environ = cupti_environment(os.environ, cupti_folder()) or dict(os.environ)
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    try:
-        command = [sys.executable, "-c", COUNT_ONCE]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
-    except subprocess.TimeoutExpired:
-        remedy = "end other profilers, which may hold the counters"
-        return Check("CUPTI", State.WRONG, f"cupti-python {found} does not answer", remedy)
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        what, remedy = what_and_remedy(said.removeprefix("--counters dram: "))
-        return Check("CUPTI", State.WRONG, what, remedy or install)
-    return Check("CUPTI", State.OK, f"cupti-python {found} samples the GPU's counters")
-
-
 def check_nsight(tool: str) -> Check:
     """Whether `ncu` or `nsys` is installed, runs, and is new enough."""
+    state = State.MISSING
     try:
         path = find_tool(tool)
-    except ToolUnavailable as error:
-        return _refused(tool, State.MISSING, error)
-    try:
+        state = State.WRONG
         found = check_version(tool, path)
     except ToolUnavailable as error:
-        return _refused(tool, State.WRONG, error)
+        what, remedy = what_and_remedy(re.sub(r"^profile[^:]*: ", "", str(error)))
+        return Check(tool, state, what, remedy)
     return Check(tool, State.OK, f"{PRODUCT[tool]} {found}, {path}")
-
-
-def _refused(tool: str, state: State, error: ToolUnavailable) -> Check:
-    what, remedy = what_and_remedy(re.sub(r"^profile[^:]*: ", "", str(error)))
-    return Check(tool, state, what, remedy)
-
-
-def check_nvtx() -> Check:
-    """Whether the package nvtx is installed and loads."""
-    found = installed("nvtx")
-    if found is None:
-        return Check("NVTX", State.MISSING, "the package nvtx is not installed", "pip install nvtx")
-    if os.environ.get("NVTX_DISABLE"):
-        return Check("NVTX", State.WRONG, "NVTX_DISABLE disables ranges", "unset NVTX_DISABLE")
-    try:
-        wanted()
-        open_ranges({})
-    except ConfigError as error:
-        what, remedy = what_and_remedy(str(error))
-        return Check("NVTX", State.WRONG, what, remedy)
-    return Check("NVTX", State.OK, f"nvtx {found}, domain nwor-bench; on under a profiler")

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
 
-from nwor_bench.cli.doctor import Check, State, what_and_remedy
+from nwor_bench.cli.doctor_checks import Check, State, what_and_remedy
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.protocol import BatchOutput, Engine, Sampling
 from nwor_bench.errors import BenchError, ConfigError

@@ -37,12 +37,6 @@ class LayerCache:
     scales: tuple[Tensor, Tensor] | None = None
     """K and V scale of an fp8 cache, [1] or [kv_heads] float32."""
 
-    @property
-    def row_bytes(self) -> int:
-        """Cache bytes of one token."""
-        cache = self.kv_cache
-        return cache.shape[1] * cache.shape[3] * cache.element_size()
-
 
 def is_latent(layer: Any) -> bool:
     """True for latent attention (MLA), whose cache has one row a token and no heads."""
@@ -65,20 +59,6 @@ def rows_of(layer: Any) -> tuple[Tensor, int]:
     return layer.kv_cache, layer.head_size
 
 
-def partition(layers: Sequence[LayerCache]) -> list[list[LayerCache]]:
-    """Layers that one launch can serve together, in the order of their first appearance.
-
-    The KV-cache group is not part of it: a launch serves several of them.
-    """
-    parts: dict[Hashable, list[LayerCache]] = {}
-    for layer in layers:
-        cache = layer.kv_cache
-        scales = tuple(scale.numel() for scale in layer.scales or ())
-        alike = (cache.shape[1:], cache.stride(), cache.dtype, layer.head_dim, layer.dtype, scales)
-        parts.setdefault(alike, []).append(layer)
-    return list(parts.values())
-
-
 class StagedLayers:
     """The target layers in the order of their numbers, and how they are staged.
 
@@ -93,8 +73,14 @@ class StagedLayers:
     def __init__(self, layers: Sequence[LayerCache], capacity: int):
         if not layers:
             raise StagingUnavailable("no_target_layers")
-        self.alike = partition(layers)
-        """Layers that one launch can serve, set by set."""
+        parts: dict[Hashable, list[LayerCache]] = {}
+        for layer in layers:
+            cache = layer.kv_cache
+            form = (cache.shape[1:], cache.stride(), cache.dtype, layer.head_dim, layer.dtype)
+            scales = tuple(scale.numel() for scale in layer.scales or ())
+            parts.setdefault((*form, scales), []).append(layer)
+        self.alike = list(parts.values())
+        """Layers that one launch can serve, set by set, whatever their KV-cache groups."""
         self.layers = [layer for part in self.alike for layer in part]
         self.num_layers = len(layers)
         self.capacity = capacity
@@ -104,7 +90,8 @@ class StagedLayers:
     @property
     def bytes_per_token(self) -> int:
         """Cache bytes of one token over all target layers."""
-        return sum(layer.row_bytes for layer in self.layers)
+        caches = [layer.kv_cache for layer in self.layers]
+        return sum(each.shape[1] * each.shape[3] * each.element_size() for each in caches)
 
 
 Parts = TypeVar("Parts")

@@ -57,12 +57,6 @@ class _Trial:
     replay_pays: bool = True
     """True until as many replays have been tried as launches, then by their medians."""
 
-    def add_replay(self, seconds: float) -> None:
-        """Note the time of a replay; after the last one the medians decide."""
-        self.replayed.append(seconds)
-        if len(self.replayed) == TRIALS:
-            self.replay_pays = median(self.replayed) < median(self.eager)
-
 
 _NO_TRIAL = _Trial()
 """For mode `graph`, which compares nothing: it stays empty, so replaying pays."""
@@ -160,13 +154,18 @@ class DeviceValidator(ScvValidator):
         """
         captured = self._graphs.get(shape)
         adaptive = self.mode is ScvMode.ADAPTIVE
-        trial = self._trial_of(shape) if adaptive else _NO_TRIAL
+        trial = self._trials.setdefault(shape, _Trial()) if adaptive else _NO_TRIAL
         untried = adaptive and len(trial.eager) < TRIALS
         began = time.perf_counter()
         if captured is not None and not untried and trial.replay_pays:
-            self._replay(shape, captured, num_sampled)
+            self._graphs.move_to_end(shape)
+            self.counters["scv_graph_hits"] += 1
+            self.counters["scv_launches"] += 2  # the copy of the counts, and the graph
+            captured.replay(num_sampled)
             if adaptive and len(trial.replayed) < TRIALS:
-                trial.add_replay(time.perf_counter() - began)
+                trial.replayed.append(time.perf_counter() - began)
+                if len(trial.replayed) == TRIALS:
+                    trial.replay_pays = median(trial.replayed) < median(trial.eager)
             return "graph", None
         launch(num_sampled)
         if untried:
@@ -195,19 +194,7 @@ class DeviceValidator(ScvValidator):
             for shape in [shape for shape in kept if shape[-1] == sources]:
                 del kept[shape]
 
-    def _trial_of(self, shape: Shape) -> _Trial:
-        if shape not in self._trials:
-            self._trials[shape] = _Trial()
-        return self._trials[shape]
-
-    def _replay(self, shape: Shape, captured: _Captured, num_sampled: Tensor) -> None:
-        self._graphs.move_to_end(shape)
-        self.counters["scv_graph_hits"] += 1
-        self.counters["scv_launches"] += 2  # the copy of the counts, and the graph
-        captured.replay(num_sampled)
-
     def _on_host(self, num_sampled: Tensor, drafts: np.ndarray) -> DeviceValidation:
-        """Copy to the host (which waits for the device), loop, copy back."""
         counts = num_sampled.tolist()
         accepted = [
             min(max(sampled - 1, 0), allowed)
@@ -218,7 +205,6 @@ class DeviceValidator(ScvValidator):
         return DeviceValidation(num_accepted.to(self._device, non_blocking=True), "host")
 
     def _mask_launch(self, drafts: int) -> Callable[[Tensor], None]:
-        """The launch of the mask kernel for windows of this length, given their counts."""
         if drafts not in self._mask_launches:
             self._mask_launches[drafts] = bind_mask(self._mask, self._num_accepted, drafts)
         return self._mask_launches[drafts]

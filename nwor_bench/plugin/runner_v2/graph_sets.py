@@ -40,9 +40,7 @@ class StagingGraphs:
 
     Args:
         runner: vLLM's V2 model runner, after it has captured its own graphs.
-        window: the window in flight; it is opened for each capture.
-        staging: holds the captured layers' K/V.
-        inputs: of their attention, besides K/V.
+        window, staging, inputs: of this runner; the window is opened for each capture.
         slots: index of the target layers' slots in the runner's (`SlotRows.chosen`).
         copied: drafts are copied, not left in the capture's own memory.
         control: the layers write their drafts too, and nothing is committed (mode `control`).
@@ -110,15 +108,12 @@ class StagingGraphs:
             with self._dummy_adapters():
                 for desc in self.wanted():
                     self.shapes[desc] = self._capture_one(self._manager, desc)
-        except StagingUnavailable as refusal:
-            logger.error("nwor: no full CUDA graphs for %s: %s", self._purpose, refusal)
-            self.give_up(f"graph_capture:{refusal}")
-            return
         except Exception as fault:  # out of memory, or a kernel that cannot be captured
             logger.exception(
                 "nwor: no full CUDA graphs for %s; windows are written directly", self._purpose
             )
-            self.give_up(f"graph_capture:{type(fault).__name__}")
+            known = isinstance(fault, StagingUnavailable)
+            self.give_up(f"graph_capture:{fault if known else type(fault).__name__}")
             return
         torch.cuda.synchronize()
         torch.cuda.empty_cache()

@@ -265,11 +265,11 @@ class V2RunnerHook(RunnerHook):
         step.fallback_reason = self._why_direct(step)
         if self._parts is None or step.fallback_reason is not None:
             return
-        certain_at_once = may_read_this_step(step.scheduler_output)
         control = self.nwor_mode is NworMode.CONTROL
         planner = self._parts.control_planner if control else self._parts.planner
         if self.checks is not None:
             planner = self.checks.planner(planner, control, self._descriptor)
+        certain_at_once = may_read_this_step(step.scheduler_output)
         batch, step.fallback_reason = planner.plan(
             input_batch, slot_mappings, self._descriptor, certain_at_once=certain_at_once
         )
@@ -284,7 +284,6 @@ class V2RunnerHook(RunnerHook):
             self.checks.begin(input_batch, slot_mappings, self._parts.slots)
 
     def _why_direct(self, step: Step) -> str | None:
-        """Why this window is written directly before it is planned; None: it is planned."""
         if self._parts is None or self.staging_unavailable is not None:
             return self.staging_unavailable
         refused = self.refusals
@@ -340,8 +339,9 @@ class V2RunnerHook(RunnerHook):
         began = time.perf_counter()
         shape = batch.commit_shape
         _, tokens, length, _ = shape
-        path, reason = self.validator.run(shape, tokens // length, launch, num_sampled)
-        step.scv_path, step.scv_fallback_reason = path, reason
+        step.scv_path, step.scv_fallback_reason = self.validator.run(
+            shape, tokens // length, launch, num_sampled
+        )
         step.scv_s = time.perf_counter() - began
 
     def _commit(self, step: Step, window: Window, accepted: Tensor) -> None:
@@ -349,8 +349,8 @@ class V2RunnerHook(RunnerHook):
         if window.accept(accepted) and window.commit():
             step.certain = step.batch.certain if step.batch is not None else 0
         assert self.refusals is not None
-        own = self.refusals.to_vote() or self._alarm or window.fallback_reason
-        reason = self._vote.settle(own)
+        refused = None if self.refusals.stopped else self.refusals.reason
+        reason = self._vote.settle(refused or self._alarm or window.fallback_reason)
         self.refusals.settle(reason)
         if reason is None:
             return
@@ -360,7 +360,6 @@ class V2RunnerHook(RunnerHook):
             self.staging_unavailable = reason
 
     def _close_window(self, step: Step, window: Window, num_sampled: Tensor) -> None:
-        """Have the local gate look at the window, and note how it has ended."""
         if self.checks is not None:
             self.checks.end(window, num_sampled)
         self._note_outcome(step, window)

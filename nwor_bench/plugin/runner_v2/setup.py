@@ -152,35 +152,28 @@ def _why_layers_cannot(
 
 
 def _why_layer_cannot(layer: Any, length: int, dtype: torch.dtype) -> str | None:
-    reason = refusals.of_kind(layer)
-    if reason is not None:
-        return reason
     kind = mla_attention if is_latent(layer) else attention
-    if is_sparse(layer):
-        kind = sparse_mla
-    return kind.why_unsupported(layer, length, dtype)
+    kind = sparse_mla if is_sparse(layer) else kind
+    return refusals.of_kind(layer) or kind.why_unsupported(layer, length, dtype)
 
 
 def _workspace(
     made: dict[tuple[int, ...], VerifyWorkspace], layer: Any, runner: Any, length: int
 ) -> VerifyWorkspace:
     """The workspace of layers of this shape: they run one after the other."""
-    impl, most = layer.impl, runner.max_num_reqs
+    impl, most, heads = layer.impl, runner.max_num_reqs, layer.impl.num_heads
     latent = is_latent(layer)
-    of_key, of_value = (
-        (impl.kv_lora_rank, impl.qk_rope_head_dim)
-        if latent
-        else (impl.head_size, layer.head_size_v)
-    )
-    shape = (latent, impl.num_heads, impl.num_kv_heads, of_key, of_value)
+    of_key = impl.kv_lora_rank if latent else impl.head_size
+    of_value = impl.qk_rope_head_dim if latent else layer.head_size_v
+    shape = (latent, heads, impl.num_kv_heads, of_key, of_value)
     if shape not in made and latent:
         made[shape] = create_workspace(
-            most, length, impl.num_heads, of_key, of_value, runner.dtype.itemsize, runner.device
+            most, length, heads, of_key, of_value, runner.dtype.itemsize, runner.device
         )
     elif shape not in made:
         made[shape] = VerifyWorkspace.create(
             max_requests=most,
-            num_heads=impl.num_heads,
+            num_heads=heads,
             num_kv_heads=impl.num_kv_heads,
             head_dim=of_key,
             value_dim=of_value,
@@ -214,15 +207,12 @@ def target_caches(runner: Any, names: Sequence[str], slots: SlotRows) -> list[La
     """The target's caches on a GPU."""
     context = runner.compilation_config.static_forward_context
     return [
-        LayerCache(name, *rows_of(layer), runner.dtype, row, _scales_of(layer))
-        for name, row, layer in zip(
-            names, slots.of_layer, (context[name] for name in names), strict=True
-        )
+        LayerCache(name, *rows_of(context[name]), runner.dtype, row, _scales_of(context[name]))
+        for name, row in zip(names, slots.of_layer, strict=True)
     ]
 
 
 def _scales_of(layer: Any) -> tuple[Tensor, Tensor] | None:
-    """K and V scale of an fp8 cache."""
     if not layer.impl.kv_cache_dtype.startswith("fp8"):
         return None
     key_scale = layer._k_scale.view(-1)
@@ -292,19 +282,15 @@ def graph_facts(stock: Any, parts: StagingParts | None) -> dict[str, Any]:
         parts: staging for the runner; None if nothing can be staged.
     """
     facts: dict[str, Any] = {"mode": None if stock is None else stock.cudagraph_mode.name}
-    graphs = parts.graphs if parts else None
-    facts["stock_window_sizes"] = (
-        sorted(desc.num_tokens for desc in graphs.wanted()) if graphs else []
-    )
-    facts["stage_window_sizes"] = graphs.capture_sizes if graphs else []
+    sizes = sorted(desc.num_tokens for desc in parts.graphs.wanted()) if parts else []
+    facts["stock_window_sizes"] = sizes
     for name, each in (
-        ("stage", graphs),
+        ("stage", parts.graphs if parts else None),
         ("control", parts.control_graphs if parts else None),
         ("sham", parts.sham_graphs if parts else None),
     ):
+        facts[f"{name}_window_sizes"] = each.capture_sizes if each else []
         facts[f"{name}_memory_bytes"] = each.memory_bytes if each else None
         facts[f"{name}_unavailable"] = each.unavailable if each else None
-    sham = parts.sham_graphs if parts else None
-    facts["sham_window_sizes"] = sham.capture_sizes if sham else []
-    facts["sham_capture_s"] = sham.capture_s if sham else None
+        facts[f"{name}_capture_s"] = each.capture_s if each else None
     return facts

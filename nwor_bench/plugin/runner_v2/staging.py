@@ -150,8 +150,7 @@ class GpuStaging(StagedLayers):
                 return Fault.ACTIVATIONS_REUSED.value
             of_set.hold(place, *held)
             return ""
-        if of_set.buffers is None:
-            _ = self.copies
+        _ = self.copies
         buffers = of_set.buffers
         assert buffers is not None
         to_key, to_value = buffers.keys[place], buffers.values[place]
@@ -190,7 +189,6 @@ class GpuStaging(StagedLayers):
             each.forget_launches()
 
     def _launch(self, slots: Tensor, certain: int) -> Launch:
-        """The launch of every set that commits the window in flight, given its counts."""
         batch = self._batch
         assert batch is not None
         launches = [each.launch(batch, slots, certain) for each in self.sets]
@@ -229,7 +227,7 @@ class DeviceRefusals:
     """Commits of one worker that were refused, and whether it still stages.
 
     Args:
-        errors: [layers] int32 on the device; commits or their ERROR_* flags in.
+        errors: [layers] int32 on the device, into which commits or their ERROR_* flags.
     """
 
     def __init__(self, errors: Tensor):
@@ -252,7 +250,7 @@ class DeviceRefusals:
                 self._unread[f"layer {layer}: {error_names(flag)}"] = None
         if self.reason is None:
             self.reason = f"{Fault.DEVICE_REFUSED}:{error_names(together)}"
-            layers = sum(1 for flag in flags if flag)
+            layers = sum(map(bool, flags))
             logger.error(WHAT_IS_LOST, error_names(together), layers, len(flags))
 
     def take(self) -> list[str]:
@@ -260,10 +258,6 @@ class DeviceRefusals:
         self.note(self.errors.tolist())
         unread, self._unread = list(self._unread), {}
         return unread
-
-    def to_vote(self) -> str | None:
-        """This rank's vote on a staged window; None: nothing was refused."""
-        return None if self.stopped else self.reason
 
     def settle(self, reason: str | None) -> None:
         """Take the ranks' common reason for a window; a refusal in it stops staging."""

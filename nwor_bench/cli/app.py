@@ -67,7 +67,7 @@ app.command(
     cls=Command,
     epilog=examples(
         "nwor-bench plan --config config.json",
-        "nwor-bench plan --config config.json --num-prompts 64 --html plan.html",
+        "nwor-bench plan --config config.json --num-prompts 64",
     ),
 )(plan.plan)
 app.command(

@@ -18,7 +18,7 @@ moves more bytes, so every share of the step is an upper bound. All bytes are pe
 rank.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from nwor_bench.models.recurrent import STOCK, Moved, StateLoad, state_bytes
 from nwor_bench.models.shape import ModelShape
@@ -256,52 +256,3 @@ class ByteModel:
         fixed = sum(move.staged * bits[move.as_activations] for move in strategy.moves)
         slope = sum(move.accepted * bits[move.as_activations] for move in strategy.moves)
         return fixed, slope
-
-
-MAPPED = tuple(strategy for strategy in STRATEGIES if strategy is not DIRECT)
-"""Strategies that a break-even map shows."""
-
-_ACCEPTANCES = tuple(number / 20 for number in range(21))
-_REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-_DRAFT_TOKENS = (1, 2, 3, 4, 5, 8, 16)
-_CONTEXTS = (128, 1024, 4096, 16384, 65536, 131072)
-
-
-@dataclass(frozen=True)
-class BreakEvenMap:
-    """Predicted savings over acceptance and batch size, for several k and contexts.
-
-    The axes include the values of `load`.
-    """
-
-    model: ByteModel
-    load: Workload
-    acceptances: tuple[float, ...]
-    requests: tuple[int, ...]
-    draft_tokens: tuple[int, ...]
-    contexts: tuple[int, ...]
-
-    def shares(self, strategy: Strategy, draft_tokens: int, context: int) -> list[list[float]]:
-        """Savings as fractions of the step's DRAM bytes: one row per batch size, by acceptance.
-
-        Positive if the strategy moves fewer bytes than direct.
-        """
-        load = replace(self.load, draft_tokens=draft_tokens, context=context)
-        return [self._row(strategy, replace(load, requests=number)) for number in self.requests]
-
-    def _row(self, strategy: Strategy, load: Workload) -> list[float]:
-        step = self.model.step(load)  # of direct, so the same for every acceptance
-        loads = (replace(load, acceptance=acceptance) for acceptance in self.acceptances)
-        return [self.model.saved(strategy, each) / step for each in loads]
-
-
-def break_even_map(model: ByteModel, load: Workload) -> BreakEvenMap:
-    """The break-even map around a workload."""
-    return BreakEvenMap(
-        model,
-        load,
-        acceptances=_ACCEPTANCES,
-        requests=tuple(sorted({*_REQUESTS, load.requests})),
-        draft_tokens=tuple(sorted({*_DRAFT_TOKENS, load.draft_tokens})),
-        contexts=tuple(sorted({*_CONTEXTS, load.context})),
-    )

@@ -1,12 +1,11 @@
 """A comparison of two runs or of two sweeps, as a document and as JSON."""
 
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import Any
 
 from nwor_bench.analysis.comparing.change_estimates import Change
 from nwor_bench.analysis.comparing.change_verdicts import CellChange, ChangeVerdict
 from nwor_bench.analysis.comparing.compare import Comparison
-from nwor_bench.analysis.comparing.preconditions import DecideBy
 from nwor_bench.analysis.comparing.stored_run import StoredRun
 from nwor_bench.analysis.comparing.sweeps import RunChange, SweepComparison
 from nwor_bench.records.facts import Environment, GitState
@@ -17,18 +16,13 @@ from nwor_bench.report.document import (
     Block,
     Bullets,
     Document,
-    Figure,
     Headline,
     Paragraph,
     Section,
     Table,
     table,
 )
-from nwor_bench.report.figures import REST, ROW, Mark, forest, legend, ratio_axis
-from nwor_bench.report.text import NOT_MEASURED, plural, shade_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
+from nwor_bench.report.text import plural
 
 COMPARISON_FORMAT_VERSION = 1
 
@@ -41,24 +35,13 @@ _KINDS = {
 }
 """The colour of a verdict."""
 
-_MARKS = {
-    ChangeVerdict.REGRESSION: (">", "slower"),
-    ChangeVerdict.IMPROVEMENT: ("<", "faster"),
-    ChangeVerdict.SAME: ("o", "same"),
-    ChangeVerdict.AMBIGUOUS: ("D", "ambiguous"),
-    ChangeVerdict.NOT_COMPARED: ("|", "soft"),
-}
-"""Marker and colour of each verdict, readable without the colour."""
-
 
 def comparison_document(comparison: Comparison) -> Document:
-    """Two runs: the headline and its figure, the changes, both runs' values, notes."""
-    figure = _figure(comparison)
+    """Two runs: the headline, the changes, both runs' values, notes."""
     verdict = RunChange("", comparison).outcome
     lead: list[Block] = [
         _headline(verdict, words.headline(comparison)),
         Paragraph(f"BASE {_origin(comparison.base)}. NEW {_origin(comparison.new)}."),
-        *([figure] if figure else []),
     ]
     values = table(words.VALUE_HEADERS, words.value_rows(comparison), numbers_from=1)
     sections = (
@@ -70,7 +53,7 @@ def comparison_document(comparison: Comparison) -> Document:
 
 
 def sweep_comparison_document(comparison: SweepComparison) -> Document:
-    """Two sweeps: the headline, each run's worst change, all cells, then each run by itself."""
+    """Two sweeps: the headline, each run's worst change, then each run by itself."""
     lead: list[Block] = [
         _headline(sweep_verdict(comparison), sweep_headline(comparison)),
         Paragraph(f"BASE is {comparison.base.name}. NEW is {comparison.new.name}."),
@@ -81,8 +64,7 @@ def sweep_comparison_document(comparison: SweepComparison) -> Document:
             "run shows."
         ),
     ]
-    cells = Section("All cells", (_grid(comparison),))
-    return Document(TITLE, tuple(lead), (cells, *map(_run_section, comparison.runs)))
+    return Document(TITLE, tuple(lead), tuple(map(_run_section, comparison.runs)))
 
 
 def sweep_verdict(comparison: SweepComparison) -> ChangeVerdict:
@@ -141,47 +123,6 @@ def _changes(comparison: Comparison) -> tuple[Block, ...]:
     )
 
 
-def _figure(comparison: Comparison) -> Figure | None:
-    """The deciding changes on one axis, with threshold and noise; None without any."""
-    found = [
-        (words.name_of(cell, comparison), cell, change)
-        for cell in comparison.cells
-        if (change := words.deciding(cell, comparison))
-    ]
-    if not found:
-        return None
-    what = "ratio to off x off" if comparison.decide_by is DecideBy.RATIO else "time"
-    marks = [
-        Mark(name, change.ratio, *_ends(change), str(outcome), *look)
-        for outcome, look in _MARKS.items()
-        for name, cell, change in found
-        if cell.outcome is outcome
-    ]
-
-    def draw(canvas: "Canvas") -> None:
-        axes = canvas.subplots()
-        ratio_axis(axes, f"{what}, NEW / BASE", comparison.noise_floor, comparison.threshold)
-        forest(axes, [name for name, _, _ in found], marks)
-        legend(canvas, axes)
-
-    parts = (f"{name} {words.change_text(change)}, {cell.outcome}" for name, cell, change in found)
-    return Figure(
-        name="changes",
-        caption=(
-            f"Each cell's {what} in NEW over that in BASE, with its 95 % interval: right of 1 is "
-            "worse. Dotted: the threshold. Shaded: the change of the A/A arm, which is chance."
-        ),
-        alternative=f"Change of the {what} from BASE to NEW. {'; '.join(parts)}.",
-        draw=draw,
-        height=ROW * len(found) + REST,
-    )
-
-
-def _ends(change: Change) -> tuple[float | None, float | None]:
-    interval = change.interval
-    return (None, None) if interval is None else (interval.low, interval.high)
-
-
 def _worst(comparison: SweepComparison) -> Table:
     rows = []
     for run in comparison.runs:
@@ -200,41 +141,6 @@ def _worst_cell(run: RunChange) -> CellChange:
         return 0.0 if change is None else abs(change.ratio - 1)
 
     return max(run.comparison.having(run.outcome), key=away)
-
-
-def _grid(comparison: SweepComparison) -> Table:
-    """Runs down, cells across, shaded by change."""
-    labels = list(
-        dict.fromkeys(
-            words.name_of(cell, run.comparison)
-            for run in comparison.runs
-            for cell in run.comparison.cells
-            if cell.outcome is not ChangeVerdict.NOT_COMPARED
-        )
-    )
-    rows, shades = [], []
-    for run in comparison.runs:
-        own = {words.name_of(cell, run.comparison): cell for cell in run.comparison.cells}
-        cells = [own.get(label) for label in labels]
-        rows.append([run.name, *(_value(cell, run.comparison) for cell in cells)])
-        shades.append(("", *(_shade(cell, run.comparison) for cell in cells)))
-    caption = "Change from BASE to NEW. Shaded: IMPROVEMENT blue, REGRESSION orange, SAME green"
-    return replace(table(["Run", *labels], rows, caption=caption), shades=tuple(shades))
-
-
-def _value(cell: CellChange | None, comparison: Comparison) -> str:
-    if cell is None:
-        return NOT_MEASURED
-    change = words.deciding(cell, comparison)
-    return str(cell.outcome) if change is None else words.change_text(change)
-
-
-def _shade(cell: CellChange | None, comparison: Comparison) -> str:
-    if cell is None or cell.outcome not in _KINDS:
-        return ""
-    side = _KINDS[cell.outcome]
-    change = words.deciding(cell, comparison)
-    return side if side == "same" else shade_of(side, change.ratio if change else None)
 
 
 def _run_section(run: RunChange) -> Section:
@@ -302,12 +208,12 @@ def _cell(cell: CellChange) -> dict[str, Any]:
 def _change(change: Change | None) -> dict[str, Any] | None:
     if change is None:
         return None
-    interval, (low, high) = change.interval, _ends(change)
+    interval = change.interval
     return {
         "measure": change.measure,
         "ratio": change.ratio,
-        "low": low,
-        "high": high,
+        "low": None if interval is None else interval.low,
+        "high": None if interval is None else interval.high,
         "p_value": None if interval is None else interval.p_value,
         "paired": change.paired,
         "base_blocks": change.base_blocks,

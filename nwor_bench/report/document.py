@@ -91,7 +91,6 @@ class Figure:
         alternative: its content in words, for screen readers.
         draw: draws it with matplotlib; colours are those of `figures.colour`.
         height: in CSS pixels.
-        width: in CSS pixels.
     """
 
     name: str
@@ -99,7 +98,6 @@ class Figure:
     alternative: str
     draw: "Callable[[Canvas], None]"
     height: int
-    width: int = 720
 
 
 Block = Headline | Paragraph | Callout | Bullets | Definitions | Code | Table | Figure

@@ -21,16 +21,13 @@ COLOURS = ("text", "soft", "line", "head", "band", "same", "faster", "slower", "
            "ineffective", "invalid")  # fmt: skip
 _STAND_INS = {name: f"#0f1e{place:02x}" for place, name in enumerate(COLOURS, 16)}
 
-TINTS = ("faster", "slower", "ineffective", "same", "invalid", "ambiguous")
-"""Colours of lines and bars without a meaning of their own."""
-
 VERDICT_MARKS = {"FASTER": "<", "SLOWER": ">", "SAME": "o", "AMBIGUOUS": "D"}
 """matplotlib's marker of each verdict: readable without its colour."""
 
 ROW, REST = 34, 108
 """CSS pixels of a row of a forest plot, and of everything else in it."""
 
-_DOTS = 72
+_WIDTH, _DOTS = 720, 72
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ def canvas_of(figure: Figure) -> "Canvas":
     from matplotlib.figure import Figure as Canvas
 
     with mpl.rc_context(_settings(figure.name)):
-        size = (figure.width / _DOTS, figure.height / _DOTS)
+        size = (_WIDTH / _DOTS, figure.height / _DOTS)
         canvas = Canvas(figsize=size, dpi=_DOTS, layout="constrained")
         figure.draw(canvas)
     return canvas
@@ -121,34 +118,6 @@ def ratio_axis(axes: "Axes", title: str, floor: float | None, margin: float) -> 
     axes.set_xlabel(title)
     axes.locator_params(axis="x", nbins=5)
     axes.xaxis.set_major_formatter("{x:.3f}")
-
-
-def numbers(axes: "Axes", side: str, title: str, ticks: int | None = None) -> None:
-    """A labelled axis of numbers with its grid; `side` is "x" or "y"."""
-    axes.set(**{f"{side}label": title})
-    if ticks is not None:
-        axes.locator_params(axis=side, nbins=ticks)  # type: ignore[arg-type]
-    axes.grid(visible=True, axis=side)  # type: ignore[arg-type]
-
-
-def line_at_one(axes: "Axes") -> None:
-    """A horizontal line at the ratio 1."""
-    axes.axhline(1, color=colour("text"), lw=1.5, zorder=1)
-
-
-def panels(canvas: "Canvas", titles: Sequence[str], columns: int, *, shared: bool) -> "list[Axes]":
-    """One panel a title, in rows of `columns`; the rest of the grid stays empty."""
-    rows = -(-len(titles) // columns)
-    grid = canvas.subplots(rows, columns, squeeze=False, sharex=shared, sharey=shared)
-    found = list(grid.ravel())
-    for place, axes in enumerate(found):
-        if place >= len(titles):
-            axes.set_visible(False)
-            continue
-        axes.set_title(titles[place], fontsize=12, loc="left")
-        if place + columns >= len(titles):  # a column's last panel may have nothing below it
-            axes.tick_params(labelbottom=True)
-    return found[: len(titles)]
 
 
 def _reach(marks: Sequence[Mark]) -> list[list[float]]:

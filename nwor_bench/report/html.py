@@ -93,9 +93,8 @@ def _block(block: Block) -> str:
 
 
 def _figure(figure: Figure) -> str:
-    wide = ' class="wide"' if figure.width > Figure.width else ""
     return (
-        f'<figure id="{figure.name}"{wide}><div class="plot" tabindex="0">{draw_svg(figure)}</div>'
+        f'<figure id="{figure.name}"><div class="plot" tabindex="0">{draw_svg(figure)}</div>'
         f"<figcaption>{escape(figure.caption)}</figcaption></figure>"
     )
 
@@ -228,7 +227,6 @@ pre {
 }
 .verdict { font-weight: 600; }
 figure { margin: 1rem 0; max-width: 46rem; }
-figure.wide { max-width: none; }
 .plot { width: 100%; overflow-x: auto; }
 .plot svg { display: block; width: 100%; min-width: 34rem; height: auto; }
 .plot svg * { stroke-linejoin: round; stroke-linecap: butt; }

@@ -1,11 +1,8 @@
-"""A report document as GitHub-flavoured Markdown, also for the summary of a GitHub Actions job."""
+"""A report document as GitHub-flavoured Markdown."""
 
-import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
-from nwor_bench.errors import ConfigError
 from nwor_bench.report.document import (
     Block,
     Bullets,
@@ -22,13 +19,6 @@ from nwor_bench.report.document import (
 # Brackets only if they could make a link, underscores only if they could emphasise a word:
 # numbers and names stay legible in the raw text.
 _SPECIAL = re.compile(r"([\\`*<>|~$]|\](?=[\[(:])|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
-
-VARIABLE = "GITHUB_STEP_SUMMARY"
-FLAG = "--github-summary"
-LIMIT_BYTES = 1024 * 1024
-"""What GitHub shows of a step's summary; it refuses a longer one."""
-
-_CUT = "\n\n(Cut here: a step's summary holds 1 MiB. The report's file has the rest.)\n"
 
 
 def render_markdown(document: Document) -> str:
@@ -89,44 +79,3 @@ def _table(table: Table) -> str:
     align = ["right" if i >= table.numbers_from else "left" for i in range(len(headers))]
     grid = frame.to_markdown(index=False, tablefmt="pipe", disable_numparse=True, colalign=align)
     return f"{escape(table.caption)}:\n\n{grid}" if table.caption else grid
-
-
-def github_summary_file() -> Path:
-    """The file that GitHub Actions shows as the step's summary; made if it is not there yet.
-
-    Raises ConfigError if the variable is not set (not in a GitHub Actions job), or what it names
-    cannot be written.
-    """
-    path = os.environ.get(VARIABLE)
-    if not path:
-        raise ConfigError.at(
-            FLAG,
-            f"the environment variable {VARIABLE} is not set. GitHub Actions sets it in "
-            f"each step; elsewhere set {VARIABLE} to a file's path, or leave the flag out.",
-        )
-    try:
-        Path(path).open("a").close()
-    except OSError as error:
-        raise ConfigError.for_field(
-            VARIABLE, path, f"it cannot be written ({error.strerror}); name a file that can be"
-        ) from error
-    return Path(path)
-
-
-def append_github_summary(markdown: str) -> None:
-    """Add a report to the step's summary, cut at a line's end if it would be too long.
-
-    Raises ConfigError if GITHUB_STEP_SUMMARY is not set or its file cannot be written.
-    """
-    path = github_summary_file()
-    with path.open("a", encoding="utf-8", newline="\n") as file:
-        file.write(_fitting(markdown, LIMIT_BYTES - path.stat().st_size))
-
-
-def _fitting(markdown: str, room: int) -> str:
-    text = markdown.rstrip("\n") + "\n\n"
-    if len(text.encode()) <= room:
-        return text
-    keep = max(0, room - len(_CUT.encode()))
-    kept = text.encode()[:keep].decode(errors="ignore")
-    return (kept.rpartition("\n")[0] + _CUT) if keep else ""

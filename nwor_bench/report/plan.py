@@ -1,39 +1,41 @@
-"""The byte model's predictions as documents, CSV rows and JSON. Nothing is measured."""
+"""The byte model's predictions as documents and JSON. Nothing is measured."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nwor_bench.models.byte_model import (
     BY_REFERENCE,
     DIRECT,
-    MAPPED,
     STRATEGIES,
-    BreakEvenMap,
     ByteModel,
     Strategy,
     Workload,
-    break_even_map,
 )
 from nwor_bench.models.config_json import KNOWN_TYPES
+from nwor_bench.models.recurrent import (
+    REPLAY_FUSED,
+    STATE_STRATEGIES,
+    STOCK,
+    RecurrentLayers,
+    StateLoad,
+    pays_from,
+    saved_of_states,
+    state_bytes,
+)
 from nwor_bench.report.document import (
+    Block,
     Bullets,
     Definitions,
     Document,
-    Figure,
     Headline,
     Paragraph,
     Section,
     Table,
     table,
 )
-from nwor_bench.report.states import recurrent_values, state_blocks
 from nwor_bench.report.text import plural, signed_size, size
 from nwor_bench.report.text import two_digits as percent
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Canvas
 
 NEVER = "never"
 
@@ -43,13 +45,12 @@ MODEL_HEADERS = (
     "by reference saves", "pays below", "launches, stock to by reference",
 )  # fmt: skip
 
+STATE_HEADERS = ("recurrent states", "read", "written", "saved", "of step", "pays from k")
+
 COMPARISON_NOTE = (
     "Predicted by the byte model, not measured; shares of the step's DRAM bytes are upper bounds. "
     "Name a single model to see all details."
 )
-
-_SHADES = ("#b4541a", "#f3f1ec", "#1f6fb2")
-_INK = "#1c1f23"
 
 
 @dataclass(frozen=True)
@@ -69,15 +70,14 @@ class BytePrediction:
 
 
 def plan_document(prediction: BytePrediction) -> Document:
-    """One model: the answer, a step's bytes, the strategies, the break-even map, assumptions."""
-    states = state_blocks(prediction.model, prediction.load)
+    """One model: the answer, a step's bytes, the strategies, recurrent states, assumptions."""
+    states = _state_blocks(prediction.model, prediction.load)
     lead = (Headline("", _headline(prediction)), Paragraph(_setting(prediction)))
     sections = (
-        Section("Where it pays: acceptance x batch", _map_blocks(prediction)),
-        Section("One step of stock vLLM", (_step(prediction),), brief=True),
-        Section("Ways to keep drafts out of the cache", (_strategies(prediction),), brief=True),
-        *([Section("Recurrent states", states, brief=True)] if states else []),
-        Section("What these numbers assume", (Bullets(_notes(prediction)),), brief=True),
+        Section("One step of stock vLLM", (_step(prediction),)),
+        Section("Ways to keep drafts out of the cache", (_strategies(prediction),)),
+        *([Section("Recurrent states", states)] if states else []),
+        Section("What these numbers assume", (Bullets(_notes(prediction)),)),
     )
     return Document(f"Would NWOR pay? {prediction.name}", lead, sections)
 
@@ -107,8 +107,8 @@ def models_table(predictions: Sequence[BytePrediction]) -> Table:
     return table(MODEL_HEADERS, rows)
 
 
-def csv_rows(prediction: BytePrediction) -> list[dict[str, Any]]:
-    """One row per strategy; units are in the names, `predicted_` marks the byte model's numbers."""
+def prediction_values(prediction: BytePrediction) -> dict[str, Any]:
+    """Everything for JSON; units are in the names, `predicted_` marks the byte model's numbers."""
     model, load = prediction.model, prediction.load
     common = {
         "model": prediction.name,
@@ -126,17 +126,12 @@ def csv_rows(prediction: BytePrediction) -> list[dict[str, Any]]:
         "predicted_weight_bytes_read": model.weights_read(load),
         "predicted_context_bytes_read": model.context_read(load),
     }
-    return [{**common, **_strategy_values(prediction, strategy)} for strategy in STRATEGIES]
-
-
-def prediction_values(prediction: BytePrediction) -> dict[str, Any]:
-    """Everything for JSON: the answer and a row per strategy, with `csv_rows`' names."""
     return {
         "model": prediction.name,
         "headline": _headline(prediction),
         "most_saved_share": prediction.most_share,
-        "strategies": csv_rows(prediction),
-        "recurrent": recurrent_values(prediction.model, prediction.load),
+        "strategies": [common | _strategy_values(prediction, each) for each in STRATEGIES],
+        "recurrent": _recurrent_values(prediction.model, prediction.load),
     }
 
 
@@ -277,73 +272,93 @@ def _notes(prediction: BytePrediction) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _map_blocks(prediction: BytePrediction) -> tuple[Figure, Table]:
-    """Acceptance across, requests upwards, one map for each strategy and number of drafts."""
-    chart = break_even_map(prediction.model, prediction.load)
-    rows = _limit_rows(chart)
-    words = "; ".join(f"{row[0]}: saves {row[1]}" for row in rows)
-    contexts = (f"at most, {context:,} tokens" for context in chart.contexts)
-    limits = table(
-        ["drafts' K/V", f"saves (k = {chart.load.draft_tokens})", *contexts], rows, numbers_from=2
+def _state_blocks(model: ByteModel, load: Workload) -> tuple[Block, ...]:
+    """A sentence, the ways to keep states right, assumptions; () for other models."""
+    layers = model.shape.recurrent
+    if layers is None:
+        return ()
+    return (
+        Paragraph(state_sentence(layers, model.states(load))),
+        table(STATE_HEADERS, _state_rows(layers, model, load)),
+        Bullets(_state_notes(layers, load)),
     )
-    figure = Figure(
-        name="break-even",
-        caption=(
-            f"Predicted saving, % of the step's DRAM bytes, with {chart.load.context:,} tokens of "
-            "context a request; k drafts a request. Blue: fewer DRAM bytes than stock vLLM. Brown: "
-            "more. Dashed: the acceptance at which both move the same. The circle marks the "
-            "workload above. Each map has its own colour scale; its title says its range."
-        ),
-        alternative=f"Predicted savings over acceptance and requests. {words}",
-        draw=lambda canvas: _draw_maps(canvas, chart),
-        height=round(126 * len(MAPPED) + 29),
-        width=round(137 * len(chart.draft_tokens) + 58),
-    )
-    return figure, limits
 
 
-def _limit_rows(chart: BreakEvenMap) -> list[list[str]]:
-    """Break-even acceptance of each way of staging, and its largest saving at each context."""
-    rows = []
-    for strategy in MAPPED:
-        limit = chart.model.break_even(strategy)
-        maps = (chart.shares(strategy, chart.load.draft_tokens, c) for c in chart.contexts)
-        below = NEVER if limit is None else f"below {100 * limit:.0f} % acceptance"
-        rows.append([strategy.label, below, *(f"{100 * max(map(max, m)):.2g} %" for m in maps)])
+def state_sentence(layers: RecurrentLayers, load: StateLoad) -> str:
+    """The size of a request's states, and the bytes that stock vLLM reads and writes of them."""
+    one = size(round(layers.state_bytes(load.ranks)))
+    stock = state_bytes(layers, STOCK, load)
+    saved = saved_of_states(layers, REPLAY_FUSED, load) / stock.total
+    drafts, requests = plural(load.draft_tokens, "draft"), plural(load.requests, "request")
+    return (
+        f"Recurrent states: {layers.count} layers of {layers.state.kind} keep {one} a request in "
+        f"{layers.state.state_bits}-bit. Stock vLLM stores one a token: with {drafts} and "
+        f"{requests} a step reads {size(round(stock.read))} and writes "
+        f"{size(round(stock.written))}. Replaying accepted tokens in the next step would save "
+        f"{percent(saved)} of that."
+    )
+
+
+def _state_rows(layers: RecurrentLayers, model: ByteModel, load: Workload) -> list[tuple[str, ...]]:
+    """One row for each way to keep states right."""
+    rows: list[tuple[str, ...]] = []
+    for strategy in STATE_STRATEGIES:
+        moved = state_bytes(layers, strategy, model.states(load))
+        saved = saved_of_states(layers, strategy, model.states(load))
+        gain = ("", "", "")
+        if strategy is not STOCK:
+            least = pays_from(layers, strategy, model.states(load))
+            pays = "never" if least is None else str(least)
+            gain = (signed_size(saved), percent(saved / model.step(load)), pays)
+        rows.append((strategy.label, size(round(moved.read)), size(round(moved.written)), *gain))
     return rows
 
 
-def _draw_maps(canvas: "Canvas", chart: BreakEvenMap) -> None:
-    from matplotlib.colors import LinearSegmentedColormap
-
-    shades = LinearSegmentedColormap.from_list("break-even", _SHADES)
-    grid = canvas.subplots(len(MAPPED), len(chart.draft_tokens), squeeze=False, sharex=True,
-                           sharey=True)  # fmt: skip
-    for strategy, row in zip(MAPPED, grid, strict=True):
-        row[0].set_ylabel(f"{strategy.label}\nrequests a step", fontsize=9)
-        for drafts, axes in zip(chart.draft_tokens, row, strict=True):
-            _draw_map(axes, chart, strategy, drafts, shades)
-    for axes in grid[-1]:
-        axes.set_xlabel("acceptance, %", fontsize=9)
+def _state_notes(layers: RecurrentLayers, load: Workload) -> tuple[str, ...]:
+    reserved = size(round(layers.slot_bytes(load.draft_tokens, load.ranks)))
+    return (
+        "The plugin stages only attention layers and leaves recurrent layers unchanged: the "
+        "numbers show what staging states would save.",
+        f"vLLM reserves a state for each of k + 1 tokens: {reserved} a request. 'one state' is a "
+        "lower bound: states that wait for acceptance in DRAM cost two states more than stock.",
+        "vLLM 0.32 can replay itself: --use-replayssm for Mamba2, and a record of each token for "
+        "Kimi K3's KDA. Its default for the others is the first row.",
+    )
 
 
-def _draw_map(
-    axes: "Axes", chart: BreakEvenMap, strategy: Strategy, drafts: int, shades: Any
-) -> None:
-    shares = [[100 * share for share in row]
-              for row in chart.shares(strategy, drafts, chart.load.context)]  # fmt: skip
-    most = max(abs(share) for row in shares for share in row) or 1.0
-    rows, half = chart.requests, 50 / (len(chart.acceptances) - 1)
-    axes.imshow(shares, cmap=shades, vmin=-most, vmax=most, origin="lower", aspect="auto",
-                extent=(-half, 100 + half, -0.5, len(rows) - 0.5),
-                interpolation="nearest")  # fmt: skip
-    limit = chart.model.break_even(strategy)
-    if limit is not None:
-        axes.axvline(100 * limit, color=_INK, ls="--", lw=1.2)
-    if drafts == chart.load.draft_tokens:
-        axes.plot(100 * chart.load.acceptance, rows.index(chart.load.requests), "o", mfc="none",
-                  mec=_INK, mew=1.6, ms=7, clip_on=False)  # fmt: skip
-    axes.set_yticks(range(len(rows)), [str(number) for number in rows])
-    axes.tick_params(labelsize=9)
-    axes.set_title(f"k = {drafts}: {min(map(min, shares)):+.2g} to {max(map(max, shares)):+.2g} %",
-                   fontsize=9)  # fmt: skip
+def _recurrent_values(model: ByteModel, load: Workload) -> dict[str, Any] | None:
+    """Everything for JSON; None without recurrent layers."""
+    layers = model.shape.recurrent
+    if layers is None:
+        return None
+    values = layer_values(layers, model.states(load))
+    for row, strategy in zip(values["strategies"], STATE_STRATEGIES, strict=True):
+        saved = saved_of_states(layers, strategy, model.states(load))
+        row["predicted_share_of_step_saved"] = saved / model.step(load)
+    return values
+
+
+def layer_values(layers: RecurrentLayers, load: StateLoad) -> dict[str, Any]:
+    """For JSON: the states' sizes, and the bytes of each way to keep them right."""
+    rows = []
+    for strategy in STATE_STRATEGIES:
+        moved = state_bytes(layers, strategy, load)
+        rows.append(
+            {
+                "strategy": strategy.name,
+                "predicted_bytes_read": moved.read,
+                "predicted_bytes_written": moved.written,
+                "predicted_bytes_saved": saved_of_states(layers, strategy, load),
+                "pays_from_draft_tokens": (
+                    None if strategy is STOCK else pays_from(layers, strategy, load)
+                ),
+            }
+        )
+    return {
+        "kind": layers.state.kind,
+        "layers": layers.count,
+        "state_bits": layers.state.state_bits,
+        "state_bytes_per_request": layers.state_bytes(load.ranks),
+        "reserved_bytes_per_request": layers.slot_bytes(load.draft_tokens, load.ranks),
+        "strategies": rows,
+    }

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,15 +10,8 @@ from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.cell_data import CellData
 from nwor_bench.analysis.paired import pair_times
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import AA, Cell, CellResult, Phase, Verdict
-from nwor_bench.report.document import Block, Figure, Paragraph, Section, Table, table
-from nwor_bench.report.figures import (
-    TINTS,
-    colour,
-    legend,
-    line_at_one,
-    numbers,
-)
+from nwor_bench.records.types import Cell, CellResult, Phase, Verdict
+from nwor_bench.report.document import Block, Paragraph, Section, Table, table
 from nwor_bench.report.text import (
     NOT_MEASURED,
     compared_time,
@@ -31,12 +23,8 @@ from nwor_bench.report.text import (
     plural,
 )
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
-
 TITLE = "Measurement precision"
 
-_MARKERS = ("o", "s", "^", "D", "v")
 _WITHOUT_TIME = (Verdict.INVALID, Verdict.INEFFECTIVE)
 
 Times = NDArray[np.float64]
@@ -54,15 +42,9 @@ class _Blocks:
 
 
 def precision_section(analysis: Analysis) -> Section:
-    """A figure of the blocks, then the tables: windows, ratios and blocks."""
+    """Tables of windows, ratios and blocks."""
     run, cells, found = analysis.run, analysis.cells, _blocks(analysis)
-    blocks: list[Block] = [
-        _block_figure(found, compared_time(cells))
-        if found.ratios
-        else Paragraph("No block was timed in off x off and another cell."),
-        *_window_times(analysis),
-        _ratios(cells),
-    ]
+    blocks: list[Block] = [*_window_times(analysis), _ratios(cells)]
     facts = _warm_up_and_stop(run)
     if facts:
         blocks.append(Paragraph(facts))
@@ -118,63 +100,7 @@ def _blocks(analysis: Analysis) -> _Blocks:
     return _Blocks(ratios, dict(sorted(clocks.items())), dict(sorted(throttled.items())))
 
 
-def _block_figure(found: _Blocks, time: str) -> Figure:
-    machine = {"MHz": found.clocks, "ms": found.throttled}
-    below = {unit: values for unit, values in machine.items() if values}
-
-    def draw(canvas: "Canvas") -> None:
-        heights = [3.0] + [1.0] * len(below)
-        grid = canvas.subplots(len(heights), 1, squeeze=False, sharex=True,
-                               height_ratios=heights)  # fmt: skip
-        axes, *others = grid[:, 0]
-        line_at_one(axes)
-        for place, (cell, own) in enumerate(found.ratios.items()):
-            tint = "ambiguous" if cell.arm == AA else TINTS[place % 5]
-            axes.plot(list(own), list(own.values()), _MARKERS[place % len(_MARKERS)], ms=4, lw=1.3,
-                      ls=":" if cell.arm == AA else "-", color=colour(tint),
-                      label=cell.label)  # fmt: skip
-        numbers(axes, "y", "ratio to off x off")
-        for lower, (unit, values) in zip(others, below.items(), strict=True):
-            lower.plot(list(values), list(values.values()), ".-", lw=1.3, color=colour("soft"))
-            numbers(lower, "y", unit, ticks=4)
-        for each in (axes, *others):
-            each.grid(visible=True, axis="x")
-        (others or [axes])[-1].set_xlabel("timed block, in time order")
-        legend(canvas, axes)
-
-    return Figure(
-        name="blocks",
-        caption=(
-            f"Each cell's {time} over that of off x off in the same block: below 1 is faster. "
-            f"Drift and outlying blocks show here. {_machine_words(found)}"
-        ),
-        alternative=f"Ratio to off x off in each block. {_in_words(found)}",
-        draw=draw,
-        height=250 + 75 * len(below),
-    )
-
-
-def _machine_words(found: _Blocks) -> str:
-    if not found.clocks and not found.throttled:
-        return "The GPU's clocks were not recorded."
-    return "Below: each block's lowest SM clock (MHz), and how long the GPU was throttled (ms)."
-
-
-def _in_words(found: _Blocks) -> str:
-    parts = [
-        f"{cell.label}: {min(own.values()):.4f} to {max(own.values()):.4f}"
-        for cell, own in found.ratios.items()
-    ]
-    clocks = list(found.clocks.values())
-    if clocks:
-        parts.append(f"SM clock {min(clocks):.0f} to {max(clocks):.0f} MHz")
-    if found.throttled:
-        parts.append(f"throttled for {sum(found.throttled.values()):.0f} ms")
-    return "; ".join(parts)
-
-
 def _block_table(found: _Blocks, cells: Sequence[CellResult]) -> Table:
-    """The numbers of the block figure."""
     rows = [
         [str(block), *(decimal(own.get(block), 4) for own in found.ratios.values()),
          decimal(found.clocks.get(block), 0), decimal(found.throttled.get(block), 0)]

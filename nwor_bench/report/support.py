@@ -21,7 +21,7 @@ from nwor_bench.records.fallback_reasons import (
     KV_TRANSFER,
 )
 from nwor_bench.report.document import Bullets, Document, Headline, Paragraph, Section, table
-from nwor_bench.report.states import state_sentence
+from nwor_bench.report.plan import state_sentence
 
 LAYER_HEADERS = ("layers", "what", "backend", "by themselves")
 METHOD_HEADERS = ("method", "drafts", "runner", "why not staged")

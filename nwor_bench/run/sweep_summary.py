@@ -16,8 +16,7 @@ from nwor_bench.records.store import read_run
 from nwor_bench.report.files import run_result
 from nwor_bench.report.html import render_html
 from nwor_bench.report.markdown import render_markdown
-from nwor_bench.report.sweep import sweep_answer, sweep_document
-from nwor_bench.report.swept_run import SweptRun
+from nwor_bench.report.sweep import SweptRun, sweep_answer, sweep_document
 from nwor_bench.run.sweep_folder import FAILED, SweepIndex
 from nwor_bench.workload.run_spec import AXES
 

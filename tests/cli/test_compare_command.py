@@ -1,4 +1,4 @@
-"""`nwor-bench compare` and --github-summary as a user meets them: output, files, exit codes."""
+"""`nwor-bench compare` as a user meets it: output, files, exit codes."""
 
 import gzip
 import json
@@ -13,7 +13,6 @@ from changed_run import slowed
 from synthetic_run import make_run, save_run, with_header
 
 from nwor_bench.cli import app as cli
-from nwor_bench.report.markdown import LIMIT_BYTES, append_github_summary
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -91,7 +90,6 @@ def test_exit_codes(run: Run, arguments: str, code: int) -> None:
         ("base same --threshold 1,5%", "--threshold: '1,5%' is not usable"),
         ("base same --decide-by ratios", "did you mean 'ratio'?"),
         ("base same --html no/where.html", "--html: 'no/where.html' is not usable"),
-        ("base same --github-summary", "GITHUB_STEP_SUMMARY is not set"),
     ],
 )
 def test_bad_usage_is_one_message(run: Run, arguments: str, words: str) -> None:
@@ -129,62 +127,11 @@ def test_markdown_or_json_instead_of_the_tables(run: Run) -> None:
     assert outcomes == {"SAME", "REGRESSION"}
 
 
-def test_the_jobs_summary_is_appended_to(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    summary = tmp_path / "summary.md"
-    summary.write_text("before\n")
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    code, _, _ = run("compare", "base", "slower", "--github-summary")
-    assert code == 4
-    code, _, _ = run("report", "same", "--github-summary")
-    assert code == 0
-    text = summary.read_text(encoding="utf-8")
-    assert text.startswith("before\n# nwor-bench compare\n")
-    report = (Path("same") / "report.md").read_text(encoding="utf-8")
-    assert text.endswith(f"\n\n{report.rstrip()}\n\n")
-
-
-def test_report_without_a_jobs_summary_writes_nothing(run: Run) -> None:
-    code, out, err = run("report", "slower", "--github-summary")
-    assert (code, out) == (2, "")
-    assert "--github-summary" in err
-    assert "leave the flag out" in err
-    assert not (Path("slower") / "report.md").exists()
-
-
-def test_a_summary_is_cut_where_github_would_refuse_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    summary = tmp_path / "summary.md"
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    # Lines of three-byte characters, so that a cut by bytes could split one.
-    lines = "\n".join(f"{number}: {'→' * 50}" for number in range(9000))
-    append_github_summary(lines)
-    size = summary.stat().st_size
-    assert LIMIT_BYTES - 1000 < size <= LIMIT_BYTES
-    text = summary.read_text(encoding="utf-8")
-    kept, _, last = text.partition("\n\n(Cut here")
-    assert lines.startswith(kept + "\n")
-    assert last
-    append_github_summary("more\n" * 1000)
-    assert summary.stat().st_size <= LIMIT_BYTES
-
-
-def test_a_summary_that_cannot_be_written_is_bad_usage(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
-    code, _, err = run("compare", "base", "base", "--github-summary")
-    assert code == 2
-    assert "GITHUB_STEP_SUMMARY" in err
-
-
 def test_help_fits_and_explains(run: Run) -> None:
     code, out, _ = run("compare", "--help")
     assert code == 0
     assert max(map(len, out.splitlines())) <= 80
-    flags = "--threshold --decide-by --strict --force --markdown --json --github-summary"
+    flags = "--threshold --decide-by --strict --force --markdown --json"
     assert [flag for flag in flags.split() if flag not in out] == []
     assert "4 a regression" in out
 
@@ -211,7 +158,7 @@ def parse(arguments: list[str]) -> str:
 
 def test_the_example_for_ci_calls_what_there_is() -> None:
     called = [parse(arguments) for arguments in commands_in(CI_EXAMPLE)]
-    assert called == ["sweep", "compare", "report"]
+    assert called == ["sweep", "compare"]
     with pytest.raises(Exception, match="No such option"):
         parse(["compare", "a", "b", "--no-such-flag"])
 
@@ -219,13 +166,13 @@ def test_the_example_for_ci_calls_what_there_is() -> None:
 def test_the_example_for_ci_is_a_workflow() -> None:
     workflow = yaml.safe_load(CI_EXAMPLE.read_text())
     (job,) = workflow["jobs"].values()
-    sweep, compare, report = commands_in(CI_EXAMPLE)
+    sweep, compare = commands_in(CI_EXAMPLE)
     # YAML reads the bare word `on` as true.
     assert "pull_request" in workflow[True]
     written = sweep[sweep.index("--output") + 1]
-    assert compare[2] == report[1] == written
+    assert compare[2] == written
     upload = next(step for step in job["steps"] if "upload-artifact" in step.get("uses", ""))
     kept = upload["with"]["path"].split()
-    assert kept == [f"{written}/", "compare.json"]
-    assert "--json" in compare
+    assert kept == [f"{written}/", "compare.md"]
+    assert "--markdown" in compare
     assert set(job["env"]) <= {"TARGET_MODEL", "DRAFT_MODEL"}

@@ -99,10 +99,8 @@ def test_pages(command_line: Run, base: RunData, sweeps: tuple[str, str]) -> Non
     assert (code, err) == (ExitCode.REGRESSION, "")
     page = Path("runs.html").read_text(encoding="utf-8")
     assert '<span class="badge b-slower">REGRESSION</span>' in page
-    assert page.count("<figure") == 1
     command_line("compare", *sweeps, "--html", "sweeps.html")
     page = Path("sweeps.html").read_text(encoding="utf-8")
-    assert 's-slower-3"' in page
     assert page.count("<details>") == 2
     code, _, err = command_line("compare", "a", "b", "--html", "none/page.html")
     assert code == ExitCode.BAD_USAGE

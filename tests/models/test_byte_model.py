@@ -19,7 +19,6 @@ from nwor_bench.models.byte_model import (
     ByteModel,
     Strategy,
     Workload,
-    break_even_map,
 )
 from nwor_bench.models.shape import Experts, Indexer, Layer, Mla, ModelShape
 
@@ -263,21 +262,6 @@ def test_launches(strategy: Strategy, fewest: int, most: int) -> None:
 
 
 # --- the map ---
-
-
-def test_the_map_holds_the_workload_and_the_models_shares() -> None:
-    model = model_of(shape_of())
-    chart = break_even_map(model, Workload(24, 777, 6, 0.5))
-    assert 24 in chart.requests
-    assert 777 in chart.contexts
-    assert 6 in chart.draft_tokens
-    shares = chart.shares(BY_REFERENCE, 6, 777)
-    assert [len(row) for row in shares] == [len(chart.acceptances)] * len(chart.requests)
-    for requests, row in zip(chart.requests, shares, strict=True):
-        for acceptance, share in zip(chart.acceptances, row, strict=True):
-            load = Workload(requests, 777, 6, acceptance)
-            assert share == pytest.approx(model.share(BY_REFERENCE, load))
-            assert share * (0.5 - acceptance) >= 0
 
 
 def test_indexer_keys_are_in_the_step_and_in_no_strategy() -> None:

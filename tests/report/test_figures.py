@@ -13,9 +13,10 @@ from synthetic_run import change_batches, change_windows, document_of, make_run,
 from nwor_bench.analysis.analyse import noise_floor
 from nwor_bench.records.store import RunData
 from nwor_bench.report.cells import interval_figure
-from nwor_bench.report.document import Figure, Paragraph
+from nwor_bench.report.document import Figure, Paragraph, Table
 from nwor_bench.report.figures import COLOURS, VERDICT_MARKS, canvas_of, colour, draw_svg
 from nwor_bench.report.html import render_html
+from nwor_bench.report.text import NOT_MEASURED
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -42,6 +43,13 @@ def words(run: RunData, title: str) -> str:
     document = document_of(run)
     (section,) = [section for section in document.sections if section.title == title]
     return " ".join(block.text for block in section.blocks if isinstance(block, Paragraph))
+
+
+def block_columns(run: RunData) -> dict[str, tuple[str, ...]]:
+    """The columns of the table of blocks."""
+    (section,) = [s for s in document_of(run).sections if s.title == "Measurement precision"]
+    (found,) = [b for b in section.blocks if isinstance(b, Table) and b.headers[0] == "Block"]
+    return dict(zip(found.headers, zip(*found.rows, strict=True), strict=True))
 
 
 def shown_texts(svg: str) -> list[str]:
@@ -81,16 +89,8 @@ def test_every_figure_is_drawn_with_its_texts_in_the_page_s_colours(name):
         assert svg == draw_svg(figure)
 
 
-def test_all_figures_are_there_if_all_was_measured(run):
-    assert set(figures(run)) == {"intervals", "blocks"}
-    for figure in figures(run).values():
-        assert figure.caption.endswith(".")
-        assert len(figure.alternative) > 40
-
-
 def test_what_was_not_measured_is_a_sentence_and_no_figure():
     cpu = make_run(aa=True)
-    assert set(figures(cpu)) == {"intervals", "blocks"}
     assert "timed between events on a GPU" in words(cpu, "Where a window's time goes")
     assert "not measured in this run" in words(cpu, "Bytes: predicted and measured")
     assert "no batch was probed" in words(gpu_run(probed=False), "Where a window's time goes")
@@ -146,19 +146,16 @@ def test_each_block_has_its_ratio_and_its_clocks(run):
         lambda b: b.phase == "timed" and b.block == 3 and b.nwor_mode == "stage",
         conditions={"gpu_sm_clock_mhz": 1500.0, "gpu_throttled_ms": 40.0},
     )
-    ratios, clocks, throttled = panels(warm, "blocks")
-    lines = {line.get_label(): line.get_data() for line in ratios.lines}
+    columns = block_columns(warm)
+    assert columns["Block"] == tuple(str(block) for block in range(1, 13))
     for cell in summarised(warm):
         if cell.ratio_to_off is not None:
-            blocks, values = lines[cell.label]
-            assert list(blocks) == list(range(1, 13))
+            values = [float(value) for value in columns[cell.label]]
             assert np.exp(np.mean(np.log(values))) == pytest.approx(cell.ratio_to_off, rel=1e-3)
-    seen = dict(zip(*clocks.lines[0].get_data(), strict=True))
-    assert seen == {block: 1500.0 if block == 3 else 1980.0 for block in range(1, 13)}
-    assert list(throttled.lines[0].get_ydata()) == [120.0]
-    assert (clocks.get_ylabel(), throttled.get_ylabel()) == ("MHz", "ms")
-    assert "SM clock 1500 to 1980 MHz" in figures(warm)["blocks"].alternative
-    assert "clocks were not recorded" in figures(run)["blocks"].caption
+    clocks = tuple("1,500" if block == 3 else "1,980" for block in range(1, 13))
+    assert columns["SM clock MHz"] == clocks
+    assert columns["Throttled ms"][2] == "120"
+    assert set(block_columns(run)["SM clock MHz"]) == {NOT_MEASURED}
 
 
 def test_window_times_keep_their_outliers(run, figures_left_out):
@@ -174,7 +171,7 @@ def test_times_that_do_not_count_are_in_no_figure():
     (axes,) = panels(wrong, "intervals")
     assert "stage x off" in rows(axes)
     assert "stage x graph" not in rows(axes)
-    assert "stage x graph" not in {line.get_label() for line in panels(wrong, "blocks")[0].lines}
+    assert "stage x graph" not in block_columns(wrong)
     assert "stage x graph" in words(wrong, "Measurement precision")
 
 

@@ -53,10 +53,6 @@ def compare(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print only the answer.", rich_help_panel=OUTPUT)
     ] = False,
-    github_summary: Annotated[
-        bool, typer.Option("--github-summary", rich_help_panel=OUTPUT,
-                           help="Append the table to the job's summary on GitHub.")
-    ] = False,
 ) -> None:  # fmt: skip
     """Compare two runs cell by cell: where is NEW slower than BASE, or broken?
 
@@ -66,11 +62,6 @@ def compare(
     """
     from nwor_bench.analysis.comparing.preconditions import DecideBy
     from nwor_bench.records.store import read_header
-    from nwor_bench.report.markdown import (
-        append_github_summary,
-        github_summary_file,
-        render_markdown,
-    )
 
     fraction = _fraction(threshold)
     if decide_by not in set(DecideBy):
@@ -78,25 +69,22 @@ def compare(
     for folder in (base, new):
         if not folder.is_dir():
             read_header(folder)  # refuses it before pandas and scipy are imported
-    if github_summary:
-        github_summary_file()  # refuse before anything is read
     from nwor_bench.analysis.comparing.compare import compare_runs
 
     compare = partial(compare_runs, threshold=fraction, decide_by=DecideBy(decide_by), force=force)
     outputs = _sweeps(base, new, compare) if _both_sweeps(base, new) else _runs(base, new, compare)
-    text = render_markdown(outputs.document) if markdown or github_summary else ""
     if as_json:
         typer.echo(outputs.as_json(strict=strict), nl=False)
     elif markdown:
-        typer.echo(text, nl=False)
+        from nwor_bench.report.markdown import render_markdown
+
+        typer.echo(render_markdown(outputs.document), nl=False)
     else:
         _show(outputs.document, base, new, quiet=quiet)
     if html is not None:
         from nwor_bench.report.html import render_html
 
         write_output("--html", html, render_html(outputs.document))
-    if github_summary:
-        append_github_summary(text)
     raise typer.Exit(outputs.exit_code(strict=strict))
 
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nwor_bench.cli.command import write_output
 from nwor_bench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,10 +42,6 @@ def plan(
         str, typer.Option(help="auto (the model's), float32, bfloat16, float16, fp8, int8, int4.")
     ] = "auto",
     tensor_parallel_size: Annotated[int, typer.Option(help="Ranks that share the model.")] = 1,
-    html: Annotated[
-        Path | None, typer.Option(help="Write the break-even map, one offline page.",
-                                  rich_help_panel=OUTPUT)
-    ] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print only the answer.", rich_help_panel=OUTPUT)
     ] = False,
@@ -70,18 +65,12 @@ def plan(
     predictions = [
         predict(*_read_config(named), load, cache_dtype, weight_dtype) for named in config
     ]
-    if html is not None and len(predictions) > 1:
-        raise ConfigError.for_field("--html", str(html), "the map shows one model; name one")
     from nwor_bench.report.plan import models_document, plan_document
 
     if len(predictions) > 1:
         document = models_document(predictions)
     else:
         document = plan_document(predictions[0])
-    if html is not None:
-        from nwor_bench.report.html import render_html
-
-        write_output("--html", html, render_html(document))
     if as_json:
         _print_json(predictions)
     else:
@@ -89,7 +78,7 @@ def plan(
 
         from nwor_bench.report.terminal import print_document
 
-        print_document(Console(), document.shortened(), quiet=quiet)
+        print_document(Console(), document, quiet=quiet)
 
 
 def parse_acceptance(text: str) -> float:

@@ -17,10 +17,6 @@ def report(
         Path, typer.Argument(help="A run or sweep folder, as `nwor-bench sweep` wrote it.",
                              autocompletion=complete_runs)
     ],
-    github_summary: Annotated[
-        bool, typer.Option("--github-summary",
-                           help="Append report.md to the job's summary on GitHub.")
-    ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print only the answer and the folder.")
     ] = False,
@@ -39,15 +35,12 @@ def report(
     from nwor_bench.records.run_folder import RECORDS_FILE, RUN_FILE, SWEEP_FILE
     from nwor_bench.records.store import read_run
     from nwor_bench.records.types import RunStatus, Verdict
-    from nwor_bench.report.markdown import append_github_summary, github_summary_file
     from nwor_bench.run.run_options import DEFAULT_OPTIONS, check_output_flags
 
     options = replace(DEFAULT_OPTIONS, quiet=quiet, as_json=as_json, verbose=verbose)
     check_output_flags(options)
-    if github_summary:
-        github_summary_file()  # refuse before anything is written
     if (run / SWEEP_FILE).is_file() and not (run / RUN_FILE).is_file():
-        raise typer.Exit(_report_sweep(run, options, github_summary))
+        raise typer.Exit(_report_sweep(run, options))
     data = read_run(run)
     if data.header.status is RunStatus.COMPLETE and not data.batches:
         raise StoreError.at(
@@ -62,15 +55,13 @@ def report(
     from nwor_bench.run.progress import tell_result
 
     found = analyse(data)
-    paths = write_files(run, found)
+    write_files(run, found)
     tell_result(Console(), options, found, run, in_sweep=False)
-    if github_summary:
-        append_github_summary(paths.markdown.read_text(encoding="utf-8"))
     if any(cell.verdict == Verdict.INVALID for cell in found.cells):
         raise typer.Exit(ExitCode.CORRECTNESS_BROKEN)
 
 
-def _report_sweep(folder: Path, options: "RunOptions", github_summary: bool) -> int:
+def _report_sweep(folder: Path, options: "RunOptions") -> int:
     """Rebuild the summary of a sweep; the reports of its runs stay as they are."""
     from nwor_bench.run.sweep_folder import SweepIndex
 
@@ -81,14 +72,13 @@ def _report_sweep(folder: Path, options: "RunOptions", github_summary: bool) -> 
     from rich.console import Console
 
     from nwor_bench.records.types import Verdict
-    from nwor_bench.report.markdown import append_github_summary
     from nwor_bench.report.sweep import sweep_document
     from nwor_bench.report.terminal import print_document, print_path
     from nwor_bench.run.progress import tell_json
     from nwor_bench.run.sweep_summary import sweep_result, swept_runs, write_summary
 
     runs = swept_runs(index)
-    text = write_summary(index, runs)
+    write_summary(index, runs)
     if options.as_json:
         tell_json(sweep_result(index, runs))
     else:
@@ -96,7 +86,5 @@ def _report_sweep(folder: Path, options: "RunOptions", github_summary: bool) -> 
         shown = document.shortened() if options.verbose else replace(document, sections=())
         print_document(console, shown, quiet=options.quiet)
         print_path(console, "Sweep folder", folder)
-    if github_summary:
-        append_github_summary(text)
     invalid = any(cell.verdict == Verdict.INVALID for run in runs for cell in run.cells)
     return ExitCode.CORRECTNESS_BROKEN if invalid else ExitCode.OK

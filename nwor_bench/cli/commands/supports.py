@@ -103,7 +103,7 @@ def _one(found: "FoundConfig", engine: "EngineFacts", quiet: bool, as_json: bool
     support, methods = predict_support(model, engine), tuple(methods_of(model, engine))
     states = _states(found, engine)
     if as_json:
-        from nwor_bench.report.states import layer_values
+        from nwor_bench.report.plan import layer_values
 
         values = words.support_values(support, methods)
         _print_json(values | {"recurrent": layer_values(*states) if states else None})

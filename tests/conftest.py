@@ -130,14 +130,6 @@ def installed_version() -> Callable[[str], str | None]:
     return cache(environment._version)
 
 
-@pytest.fixture(scope="session")
-def cpu_speed() -> Callable[[], Any]:
-    """The speed of this machine's processor, tried once: a tenth of a second for each plan."""
-    from nwor_bench.run import dry_run
-
-    return cache(dry_run._try_cpu)
-
-
 @pytest.fixture
 def figures_left_out() -> Iterator[None]:
     """Pages without their drawings."""
@@ -152,7 +144,6 @@ def own_surroundings(
     pair_cache: Path,
     checkout_facts: dict[str, Any],
     installed_version: Callable[[str], str | None],
-    cpu_speed: Callable[[], Any],
     figures_left_out: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -164,7 +155,7 @@ def own_surroundings(
     gives the same tokens as ours.
     """
     from nwor_bench.instruments import environment
-    from nwor_bench.run import dry_run, prepare
+    from nwor_bench.run import prepare
 
     def check(pair: Any, real: Callable[[Any], None] = prepare.check_model_configs) -> None:
         if not pair.name.startswith("tiny"):
@@ -177,7 +168,6 @@ def own_surroundings(
     monkeypatch.setattr(prepare, "load_tokenizer", load)
     monkeypatch.setattr(environment, "_git", lambda source: checkout_facts)
     monkeypatch.setattr(environment, "_version", installed_version)
-    monkeypatch.setattr(dry_run, "_try_cpu", cpu_speed)
     monkeypatch.setenv("NWOR_BENCH_CACHE", str(pair_cache))
     monkeypatch.setenv("NWOR_BENCH_PRELOADED", "1")
     monkeypatch.setenv("COLUMNS", "80")

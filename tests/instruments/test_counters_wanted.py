@@ -144,10 +144,14 @@ def test_every_run_of_a_sweep_file_counts_what_the_file_asks_for(
         path.write_text(text + extra)
         assert run_sweep(path, RunOptions(dry_run=True)) is ExitCode.OK
         lines = capsys.readouterr().out.splitlines()
-        rows.append([line.split()[:6] for line in lines if line.split()[:2] == ["1", "short"]])
+        rows.append([line for line in lines if line.startswith("  run 1: ")])
     # One batch to warm up, then seven cells in the gate and three blocks; one block more for the
     # launches, three for the counters.
-    assert [row[-1] for (row,) in rows] == ["29", "36", "50"]
+    assert [row.split("(")[1] for (row,) in rows] == [
+        "29 batches)",
+        "36 batches)",
+        "50 batches)",
+    ]
     checked: list[RunSpec] = []
 
     def check(pair: ResolvedPair, spec: RunSpec) -> None:

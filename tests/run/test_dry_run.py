@@ -61,19 +61,20 @@ def test_counted_batches_are_told(told: Any, flags: dict[str, bool], line: str) 
     assert line in told(batches=4, **flags)
 
 
-@pytest.mark.parametrize("nwor", ['"off", "stage"', '"off"'])
-def test_cells_are_kept_whole_at_the_end_of_a_line(
-    nwor: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_sweep_lists_cells_engines_and_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "small.toml"
-    path.write_text(f'[axes]\npairs = ["tiny"]\nnwor_modes = [{nwor}]\n')
+    path.write_text(
+        '[axes]\npairs = ["tiny"]\nrequests = [2, 4]\nnwor_modes = ["off"]\n'
+        '[settings]\ntime_budget = "90s"\n'
+    )
     run_sweep(path, RunOptions(dry_run=True))
     lines = capsys.readouterr().out.splitlines()
-    assert "sweep small: 1 run, engine starts: 1" in lines
-    start = next(i for i, line in enumerate(lines) if " cells a run: " in line)
-    end = next(i for i, line in enumerate(lines) if line.split()[0] == "run")
-    assert all(len(line) <= 80 and line == line.rstrip() for line in lines[start:end])
-    assert all(line.endswith(",") for line in lines[start : end - 1])
-    told = " ".join(line.strip() for line in lines[start:end])
-    assert told.endswith(", off x adaptive, off x off (A/A)") or ", stage x adaptive, " in told
-    assert told.count(" x ") == int(lines[start].split()[0])
+    assert "sweep small: 2 runs, engine starts: 1" in lines
+    assert "  off x off (A/A)" in lines
+    assert "engine 1: tiny, up to 4 requests" in lines
+    runs = [line for line in lines if line.startswith("  run ")]
+    assert [line.split()[1] for line in runs] == ["1:", "2:"]
+    assert "2 requests" in runs[0]
+    assert lines[-1] == "time: at most 3 min, besides engine starts"

@@ -1,7 +1,7 @@
 """Driver calls per window: kernel launches, graph launches, host waits, copies.
 
-Calls are recorded by Kineto (PyTorch's profiler) or Nsight Systems, as name and time. Kineto needs
-no tool and no permission. Recording costs host time per call, so such batches are never timed.
+PyTorch's profiler (Kineto) records the calls as name and time; it needs no tool and no permission.
+Recording costs host time per call, so such batches are never timed.
 """
 
 import re
@@ -46,17 +46,10 @@ _SUFFIX = re.compile(r"(_v\d+|_ptsz|_ptds)+$")
 
 @dataclass(frozen=True)
 class HostCall:
-    """A call of CUDA's runtime or driver; times are on the same clock as the windows.
-
-    Attributes:
-        end_ns: None if only the start was recorded.
-        to_pageable: True for a copy from the GPU to pageable memory, for which the host waits.
-    """
+    """A call of CUDA's runtime or driver; its time is on the same clock as the windows."""
 
     name: str
     start_ns: int
-    end_ns: int | None = None
-    to_pageable: bool = False
 
 
 def kind_of(name: str) -> str | None:

@@ -1,7 +1,6 @@
 """--json and --quiet of the commands beside sweep, report, compare and plan."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,16 +8,14 @@ from typing import Any
 import pytest
 from documented_keys import lacking, top_level
 from fake_bench import FACTS, make_bench
-from nsys_exports import unpacked
 from rich.console import Console
+from simulated_ncu_report import Action, report_of
 
 from nwor_bench.errors import ExitCode
 from nwor_bench.microbench.cases import Spec, Window
 from nwor_bench.microbench.execute import Shown, run_kernels
 from nwor_bench.models.pairs import pair_names
 from nwor_bench.workload.config import scenario_names
-
-EXPORT = unpacked("nsys_windows")
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -90,19 +87,37 @@ def test_kernels(command_line: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert quiet.startswith(f"{told['cases']} cases in {len(told['groups'])} groups")
 
 
-def test_profile(command_line: Run, tmp_path: Path) -> None:
-    for tool, commands in (("ncu", 1), ("nsys", 2)):
+def test_profile(command_line: Run) -> None:
+    for tool in ("ncu", "nsys"):
         out = command_line("profile", tool, "--dry-run", "--json", "--", "sweep")[1]
         told = check_keys(out, "profile --dry-run")
-        assert len(told["commands"]) == commands
         plain = command_line("profile", tool, "--dry-run", "--", "sweep")[1]
-        assert plain.splitlines() == told["commands"]
-    export = str(shutil.copy(EXPORT, tmp_path / "export.sqlite"))
-    _, out, _ = command_line("profile", "nsys", "--read", export, "--json")
-    told = check_keys(out, "profile ncu, profile nsys")
+        assert plain.strip() == told["command"]
+
+
+def test_profile_ncu(command_line: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = tmp_path / "r.ncu-rep"
+    report.touch()
+    module = report_of(Action((("batch", 1), ("window", 0)), gpu_ns=(5, "ns")))
+    monkeypatch.setattr("nwor_bench.instruments.nsight.ncu_read.load_module", lambda ncu: module)
+    told = check_keys(
+        command_line("profile", "ncu", "--read", str(report), "--json")[1], "profile ncu"
+    )
     assert len(told["windows"]) == len(Path(told["table"]).read_text().splitlines()) - 1
-    quiet = command_line("profile", "nsys", "--read", export, "-q")[1]
+    quiet = command_line("profile", "ncu", "--read", str(report), "-q")[1]
     assert quiet == f"{told['table']}\n"
+
+
+def test_profile_nsys(command_line: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nsys"
+    tool.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo 2025.3.1 && exit\n'
+        'while [ "$1" != --output ]; do shift; done; echo report > "$2.nsys-rep"\n'
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    out = command_line("profile", "nsys", "--json", "--", "sweep")[1]
+    assert Path(check_keys(out, "profile nsys")["report"]).read_text() == "report\n"
 
 
 @pytest.mark.slow

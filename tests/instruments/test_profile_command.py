@@ -12,7 +12,6 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from nsys_exports import unpacked
 from refusals import refused
 from simulated_ncu_report import Action, report_of
 from typer.testing import CliRunner
@@ -70,18 +69,13 @@ def test_the_filter_of_a_sweep_of_many_windows_stays_short() -> None:
     assert len(numbers_regex(101, 98_765)) < 200
 
 
-def test_nsys_dry_run_prints_both_commands() -> None:
+def test_nsys_dry_run_prints_its_command() -> None:
     result = invoke("profile", "nsys", "--dry-run", "--capture", "batch", "--", *SWEEP)
     assert result.exit_code == 0
-    profile, export = (shlex.split(line) for line in result.stdout.splitlines())
+    profile = shlex.split(result.stdout)
     assert profile[:2] == ["nsys", "profile"]
     assert profile[-len(SWEEP) :] == SWEEP
     assert "batch@nwor-bench" in profile
-    assert not any("--gpu-metrics" in word for word in profile)
-    assert export[:2] == ["nsys", "export"]
-    assert export[-1] == f"{profile[profile.index('--output') + 1]}.nsys-rep"
-    more = invoke("profile", "nsys", "--dry-run", "--gpu-metrics", "--", *SWEEP)
-    assert "--gpu-metrics-devices cuda-visible" in more.stdout
 
 
 @pytest.mark.parametrize(
@@ -235,6 +229,17 @@ def test_a_tool_that_is_none_is_one_message(tool: str, text: str | None, here: P
         raise invoke("profile", tool, "--", *SWEEP).exception
 
 
+@pytest.mark.parametrize(
+    "rest", [["--", *SWEEP], ["--repotr", "x"], ["--report", "x"], ["--dry-run"]]
+)
+def test_an_option_that_reading_ignores_is_refused(here: Path, rest: list[str]) -> None:
+    """Options that profile does not know are the sweep's, and --read runs none."""
+    named = next(word for word in rest if word != "--")
+    with refused("profile", naming="--read x.y") as caught:
+        raise invoke("profile", "ncu", "--read", "x.y", *rest).exception
+    assert named in caught.value.value
+
+
 def test_graphs_are_warned_of() -> None:
     dry = invoke("profile", "ncu", "--dry-run", "--", "sweep")
     assert "enforce_eager" in dry.stderr
@@ -282,30 +287,6 @@ def test_windows_are_named_by_the_cells_of_the_sweeps_own_run(
     invoke("profile", "ncu", "--read", "nwor-ncu.ncu-rep")
     with table.open(newline="") as file:
         assert {row["cell"] for row in csv.DictReader(file)} == {""}  # not known
-
-
-def test_an_export_is_read_into_a_table(tmp_path: Path) -> None:
-    export = Path(shutil.copy(unpacked("nsys_windows"), tmp_path / "export.sqlite"))
-    result = invoke("profile", "nsys", "--read", str(export))
-    assert result.exit_code == 0, result.exception
-    with (tmp_path / "export.windows.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["cell"] for row in rows] == ["off x off"] * 3 + ["stage x graph"] * 3
-    assert rows[0]["graph_launches"] == "1"
-    assert rows[2]["graph_launches"] == rows[2]["idle_ms"] == ""  # not measured, and not 0
-    words = result.output.split()
-    assert (words.count("off"), words.count("graph") > 0) == (2, True)
-
-
-@pytest.mark.parametrize("name", ["nsys_windows", "nsys_gpu"])
-def test_an_export_of_short_batches_says_what_to_write(name: str, tmp_path: Path) -> None:
-    """In the first no batch has a window behind its first two."""
-    source = unpacked(name)
-    result = invoke("profile", "nsys", "--read", str(shutil.copy(source, tmp_path)))
-    assert result.exit_code == 0, result.exception
-    is_short = name == "nsys_windows"
-    assert ("none of the export's 6 windows counts" in result.stderr) is is_short
-    assert ("larger --max-new-tokens" in result.stderr) is is_short
 
 
 def test_ncus_command_needs_no_shell() -> None:

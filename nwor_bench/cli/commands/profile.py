@@ -1,20 +1,18 @@
-"""`nwor-bench profile`: a sweep under Nsight Compute or Nsight Systems, and its windows."""
+"""`nwor-bench profile`: a sweep under Nsight Compute or Nsight Systems."""
 
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nwor_bench.cli.command import AsJson, Command, Group, Quiet, examples, tell_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
+    from nwor_bench.instruments.nsight.ncu_read import NcuWindow
     from nwor_bench.report.document import Table
-
-    Rows = Sequence[Mapping[str, Any]]
 
 app = typer.Typer(
     cls=Group,
@@ -22,7 +20,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-UNITS = {"_bytes": ("_MB", 1e6), "_ns": ("_ms", 1e6)}
+UNITS = {"bytes": ("MB", 1e6), "ns": ("ms", 1e6)}
 """Larger units for the terminal."""
 
 WHOLE = 10_000
@@ -31,10 +29,7 @@ WHOLE = 10_000
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the command line and stop.")]
-Report = Annotated[
-    Path, typer.Option(help="The report's path without its ending; tables go beside it.")
-]
-Read = Annotated[Path | None, typer.Option(help="Read this report (or export) and run nothing.")]
+Report = Annotated[Path, typer.Option(help="The report's path without its ending.")]
 
 
 @app.command(
@@ -50,7 +45,7 @@ def ncu(
         int, typer.Option(help="Windows before them: warm-up and gate (see windows.csv).")
     ] = 100,
     report: Report = Path("nwor-ncu"),
-    read: Read = None,
+    read: Annotated[Path | None, typer.Option(help="Read this report and run nothing.")] = None,
     run: Annotated[
         Path | None, typer.Option(help="With --read: the run folder, to name the windows' cells.")
     ] = None,
@@ -75,9 +70,8 @@ def ncu(
     report = without_ending(report, REPORT)
     if run is not None and read is None:
         raise ConfigError.for_field("--run", str(run), "leave it out: the run made here is found")
-    shown = _Shown(as_json, quiet)
     if dry_run:
-        shown.commands([ncu_command(Path("ncu"), context.args, report, windows, skip)])
+        _print_command(ncu_command(Path("ncu"), context.args, report, windows, skip), as_json)
         _warn(graph_warning(context.args))
         return
     if read is None:
@@ -85,23 +79,25 @@ def ncu(
         command = ncu_command(tool, context.args, report, windows, skip)
         check_version("ncu", tool)
         _warn(graph_warning(context.args))
-        read, run = run_profile(command, report, stdout_free=shown.is_short)
+        read, run = run_profile(command, report, stdout_free=as_json or quiet)
         again = ["nwor-bench", "profile", "ncu", "--read", str(read)]
         again += [] if run is None else ["--run", str(run)]
         typer.echo(f"Report: {read} (again: {shlex.join(again)})", err=True)
-    _tell_ncu(read, run, shown)
+    _read_ncu(read, run, as_json=as_json, quiet=quiet)
 
 
-def _tell_ncu(report: Path, run: Path | None, shown: "_Shown") -> None:
+def _read_ncu(report: Path, run: Path | None, *, as_json: bool, quiet: bool) -> None:
     """Write and print the windows of a report, with their cells if the run is known."""
     from nwor_bench.errors import ConfigError
+    from nwor_bench.instruments.nsight.ncu_profile import TABLE
     from nwor_bench.instruments.nsight.ncu_read import (
         cells_of,
         load_module,
         read_report,
         warmup_warning,
+        write_table,
     )
-    from nwor_bench.instruments.nsight.tools import TABLE, look_for_tool, write_table
+    from nwor_bench.instruments.nsight.tools import look_for_tool
     from nwor_bench.records.store import read_run
 
     if not report.is_file():
@@ -109,9 +105,20 @@ def _tell_ncu(report: Path, run: Path | None, shown: "_Shown") -> None:
     data = None if run is None else read_run(run)
     cells = {} if data is None else cells_of(data)
     windows = read_report(report, load_module(look_for_tool("ncu")), cells)
-    rows = [window.row() for window in windows]
-    write_table(report.with_suffix(TABLE), rows)
-    shown.windows("Windows by Nsight Compute, means", rows, rows, report.with_suffix(TABLE))
+    file = report.with_suffix(TABLE)
+    write_table(file, windows)
+    if as_json:
+        tell_json({"table": str(file), "windows": [window.row() for window in windows]})
+    elif quiet:
+        typer.echo(str(file))
+    else:
+        from rich.console import Console
+
+        from nwor_bench.report.document import Document
+        from nwor_bench.report.terminal import print_document
+
+        title = "Windows by Nsight Compute, means"
+        print_document(Console(), Document(title, (means_table(title, windows),)))
     _warn(None if data is None else warmup_warning(windows, data))
 
 
@@ -126,132 +133,73 @@ def nsys(
     capture: Annotated[
         str, typer.Option(help="Capture the first of these: sweep, block, cell or batch.")
     ] = "block",
-    gpu_metrics: Annotated[
-        bool, typer.Option("--gpu-metrics", help="Sample GPU metrics too.")
-    ] = False,
     report: Report = Path("nwor-nsys"),
-    read: Read = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Launches, waits, idle time and bandwidth of each window, by Nsight Systems.
+    """A timeline of part of a sweep with its windows as NVTX ranges, by Nsight Systems.
 
     A block runs every cell once, after warm-up and gate; a sweep's first cell and batch
     belong to warm-up. The exit code is the sweep's.
     """
     from nwor_bench.errors import ConfigError
     from nwor_bench.instruments.nsight.nsys_profile import (
-        EXPORT,
         REPORT,
-        export_command,
-        export_of,
         nsys_command,
         run_profile,
+        stats_command,
     )
-    from nwor_bench.instruments.nsight.tools import check_version, ending, find_tool, without_ending
+    from nwor_bench.instruments.nsight.tools import check_version, find_tool, without_ending
     from nwor_bench.instruments.nvtx_ranges import HARNESS_RANGES
 
     if capture not in HARNESS_RANGES:
         raise ConfigError.unknown("--capture", capture, HARNESS_RANGES)
-    _check_read(read, context)
     report = without_ending(report, REPORT)
-    code, written = 0, ending(report, REPORT)
-    shown = _Shown(as_json, quiet)
     if dry_run:
-        tool = Path("nsys")
-        profiling = nsys_command(tool, context.args, report, capture, gpu_metrics)
-        shown.commands([profiling, export_command(tool, written, ending(report, EXPORT))])
+        _print_command(nsys_command(Path("nsys"), context.args, report, capture), as_json)
         return
-    if read is None:
-        tool = find_tool("nsys")
-        command = nsys_command(tool, context.args, report, capture, gpu_metrics)
-        check_version("nsys", tool)
-        code = run_profile(command, report, capture, stdout_free=shown.is_short)
-    _tell_nsys(export_of(read or written, stdout_free=shown.is_short), shown)
+    tool = find_tool("nsys")
+    command = nsys_command(tool, context.args, report, capture)
+    check_version("nsys", tool)
+    code, written = run_profile(command, report, capture, stdout_free=as_json or quiet)
+    stats = shlex.join(stats_command(written))
+    if as_json:
+        tell_json({"report": str(written), "stats": stats})
+    else:
+        typer.echo(str(written) if quiet else f"Report: {written} (GPU time by range: {stats})")
     if code:
         raise typer.Exit(code)
 
 
-def _tell_nsys(export: Path, shown: "_Shown") -> None:
-    """Write the windows of an export, print their means by cell, and warn of missing data."""
-    from nwor_bench.instruments.nsight import nsys_windows
-    from nwor_bench.instruments.nsight.nsys_export import read_export
-    from nwor_bench.instruments.nsight.tools import TABLE, write_table
-
-    found = read_export(export)
-    windows = nsys_windows.windows_of(found)
-    every = [window.row() for window in windows]
-    write_table(export.with_suffix(TABLE), every)
-    _warn(nsys_windows.nothing_of_the_gpu(found))
-    _warn(nsys_windows.lost_calls(found, windows))
-    _warn(nsys_windows.nothing_settled(windows))
-    settled = [window.row() for window in nsys_windows.settled(windows)]
-    title = "Windows by Nsight Systems, steady-state means"
-    shown.windows(title, settled, every, export.with_suffix(TABLE))
+def _print_command(command: "Sequence[str]", as_json: bool) -> None:
+    """Print the command line of a dry run."""
+    line = shlex.join(command)
+    if as_json:
+        tell_json({"command": line})
+    else:
+        typer.echo(line)
 
 
-@dataclass(frozen=True)
-class _Shown:
-    """What a profile prints."""
+def means_table(title: str, windows: "Sequence[NcuWindow]") -> "Table":
+    """Means over each cell's windows: a row per counter, a column per cell."""
+    from statistics import fmean
 
-    as_json: bool
-    quiet: bool
-
-    @property
-    def is_short(self) -> bool:
-        """True if the sweep's own output goes to stderr."""
-        return self.as_json or self.quiet
-
-    def commands(self, commands: "Sequence[Sequence[str]]") -> None:
-        """Print the command lines of a dry run."""
-        lines = [shlex.join(command) for command in commands]
-        if self.as_json:
-            tell_json({"commands": lines})
-        else:
-            typer.echo("\n".join(lines))
-
-    def windows(self, title: str, counted: "Rows", every: "Rows", file: Path) -> None:
-        """Print means over the counted windows; only the file's path if quiet; as JSON all rows."""
-        if self.as_json:
-            tell_json({"table": str(file), "windows": [dict(row) for row in every]})
-        elif self.quiet:
-            typer.echo(str(file))
-        else:
-            from rich.console import Console
-
-            from nwor_bench.report.document import Document
-            from nwor_bench.report.terminal import print_document
-
-            table = means_table(title, counted, [row.get("cell") for row in every])
-            print_document(Console(), Document(title, (table,)))
-
-
-def means_table(title: str, counted: "Rows", cells: "Iterable[str | None]") -> "Table":
-    """Means over each cell's windows: a row per measure, a column per cell.
-
-    Cells without a counted window have columns too.
-    """
-    from nwor_bench.instruments.nsight.tools import by_cell, columns_of
+    from nwor_bench.instruments.nsight.ncu_profile import METRICS
     from nwor_bench.report.document import table
-
-    means = by_cell(counted, cells)
-    names = [name for name in columns_of(means) if name != "cell"]
-    rows = [_measure(name, [mean[name] for mean in means]) for name in names]
-    return table(("", *(str(mean["cell"] or "") for mean in means)), rows, caption=title)
-
-
-def _measure(name: str, values: "Sequence[float | None]") -> tuple[str, ...]:
-    """A measure's name and values in the terminal's unit."""
     from nwor_bench.report.text import decimal
 
-    size = 1.0
-    for unit, (larger, times) in UNITS.items():
-        if name.endswith(unit):
-            name, size = name.removesuffix(unit) + larger, times
-    scaled = [None if value is None else value / size for value in values]
-    whole = name == "windows" or any(abs(value or 0) >= WHOLE for value in scaled)
-    return (name.replace("_", " "), *(decimal(value, 0 if whole else 3) for value in scaled))
+    cells = {w.cell: [o for o in windows if o.cell == w.cell] for w in windows}
+    rows = [("windows", *(str(len(own)) for own in cells.values()))]
+    for name in METRICS:
+        plain, unit = name.rsplit("_", 1)
+        shown, size = UNITS.get(unit, (unit, 1.0))
+        known = [[v for w in own if (v := w.values[name]) is not None] for own in cells.values()]
+        means = [fmean(values) / size if values else None for values in known]
+        digits = 0 if any((mean or 0) >= WHOLE for mean in means) else 3
+        label = f"{plain} {shown}".replace("_", " ")
+        rows.append((label, *(decimal(mean, digits) for mean in means)))
+    return table(("", *(str(cell or "") for cell in cells)), rows, caption=title)
 
 
 _WITH_READ = ("read", "run", "as_json", "quiet")

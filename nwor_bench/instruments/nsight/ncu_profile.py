@@ -29,8 +29,8 @@ METRICS = {
 }
 """Column names, and NVIDIA's names of their metrics."""
 
-REPORT = ".ncu-rep"
-"""Ending of a report."""
+REPORT, TABLE = ".ncu-rep", ".windows.csv"
+"""Endings of a report, and of the table made from it."""
 
 
 def ncu_command(
@@ -47,7 +47,10 @@ def ncu_command(
 
     Raises ConfigError for a sweep that cannot be replayed.
     """
-    check_sweep(sweep)
+    check_is_sweep(
+        sweep, ("--output", "--resume", "--file"), "the sweep is run once a pass, each in a folder "
+        "of its own under runs/; leave it out"
+    )  # fmt: skip
     for flag, value, least in (("--windows", windows, 1), ("--skip", skip, 0)):
         if value < least:
             raise ConfigError.for_field(flag, value, f"write {least} or more")
@@ -84,17 +87,6 @@ def numbers_regex(first: int, last: int) -> str:
     return "|".join(parts)
 
 
-def check_sweep(sweep: Sequence[str]) -> None:
-    """Raise ConfigError unless the command is a sweep that every pass can run in a new folder."""
-    check_is_sweep(sweep)
-    for name in ("--output", "--resume", "--file"):
-        if any(part == name or part.startswith(f"{name}=") for part in sweep):
-            raise ConfigError.for_field(
-                "profile", name, "the sweep is run once a pass, each in a folder of its own under "
-                "runs/; leave it out",
-            )  # fmt: skip
-
-
 def graph_warning(sweep: Sequence[str]) -> str | None:
     """A warning if the sweep's engine would replay CUDA graphs, which ncu may refuse; else None."""
     for place, part in enumerate(sweep):
@@ -120,8 +112,8 @@ def run_profile(
     Removes an earlier report first. Raises KeyboardInterrupt after Ctrl-C, ConfigError if there is
     no report.
     """
-    make_room(report, REPORT)
     written, earlier = ending(report, REPORT), run_folders()
+    make_room(written, ending(report, TABLE))
     code = run_tool(command, stdout_free=stdout_free)
     if code == ExitCode.INTERRUPTED:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Read a report of Nsight Compute window by window, units included, with NVIDIA's module.
+"""Read a report of Nsight Compute window by window with NVIDIA's module, and write its table.
 
 The module `ncu_report` comes with the tool and reads reports of its own version and of older ones.
 `load_module` looks for it in PYTHONPATH, then in the tool's package, then in the newest installed
@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import pandas as pd
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.instruments.nsight import tools
@@ -166,6 +168,23 @@ def warmup_warning(windows: Sequence[NcuWindow], run: RunData) -> str | None:
         f"{len(early)} of {len(windows)} windows belong to warm-up and gate. To leave them out use "
         f"--skip {before}, with --warmup equal to --max-warmup so that warm-up has the same length"
     )
+
+
+def write_table(path: Path, windows: Sequence[NcuWindow]) -> None:
+    """Write the windows as CSV; None becomes an empty field.
+
+    Raises ConfigError if the file cannot be written.
+    """
+    frame = pd.DataFrame([window.row() for window in windows])
+    try:
+        frame.convert_dtypes().to_csv(path, index=False)
+    except OSError as error:
+        raise ConfigError.at(
+            f"profile: {path}",
+            f"cannot be written ({error.strerror}); copy the report to a writable "
+            "folder, and --read it there",
+            joint=" ",
+        ) from error
 
 
 def load_module(ncu: Path | None) -> ModuleType:

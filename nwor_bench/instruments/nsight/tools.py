@@ -1,6 +1,5 @@
-"""Nsight's command-line tools: find them, run them around a sweep, write the windows' table."""
+"""Nsight's command-line tools: find them, and run them around a sweep."""
 
-import csv
 import os
 import re
 import shlex
@@ -8,11 +7,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 from types import FrameType
-from typing import Any
 
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.instruments.nvtx_ranges import SWITCH
@@ -31,15 +28,6 @@ PLACES = {
 ROOT = "/"
 
 PROGRAM = (sys.executable, "-c", "from nwor_bench.cli.app import main; main()")
-
-TABLE = ".windows.csv"
-"""Ending of the table made from a report, long enough not to replace a user's own .csv file."""
-
-
-NAMES = ("place", "cell", "batch", "window", "process", "requests")
-"""Columns that identify a window."""
-
-Row = Mapping[str, Any]
 
 
 class ToolUnavailable(ConfigError):
@@ -176,71 +164,30 @@ def ending(report: Path, suffix: str) -> Path:
     return report.with_name(report.name + suffix)
 
 
-def make_room(report: Path, *suffixes: str) -> None:
-    """Make the report's folder, and remove an earlier report (these endings) and table.
+def make_room(*files: Path) -> None:
+    """Make the report's folder, and remove earlier files, which must not be taken for the new ones.
 
-    An earlier file must not be taken for the new one. Raises ConfigError if that fails.
+    Raises ConfigError if that fails.
     """
     try:
-        report.parent.mkdir(parents=True, exist_ok=True)
-        for suffix in (*suffixes, TABLE):
-            ending(report, suffix).unlink(missing_ok=True)
+        for file in files:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError.for_field(
-            "--report", str(report), f"{error.strerror}: {error.filename}; name another place"
-        ) from error
+            "--report", str(files[0].with_suffix("")), f"{error.strerror}: {error.filename}; name "
+            "another place"
+        ) from error  # fmt: skip
 
 
-def check_is_sweep(command: Sequence[str]) -> None:
-    """Raise ConfigError unless the command is a sweep."""
+def check_is_sweep(command: Sequence[str], refused: Sequence[str], remedy: str) -> None:
+    """Raise ConfigError unless the command is a sweep without the refused options."""
     if not command or command[0] != "sweep":
         raise ConfigError.for_field(
             "profile",
             " ".join(command),
             "write `-- sweep` and its flags, e.g. `-- sweep --pair tiny`",
         )
-
-
-def columns_of(rows: Sequence[Row]) -> list[str]:
-    """All column names, in order of first occurrence."""
-    return list(dict.fromkeys(name for row in rows for name in row))
-
-
-def write_table(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows as CSV; None becomes an empty field.
-
-    Raises ConfigError if the file cannot be written.
-    """
-    try:
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, columns_of(rows), restval="", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows({k: "" if v is None else v for k, v in row.items()} for row in rows)
-    except OSError as error:
-        raise ConfigError.at(
-            f"profile: {path}",
-            f"cannot be written ({error.strerror}); copy the report to a writable "
-            "folder, and --read it there",
-            joint=" ",
-        ) from error
-
-
-def by_cell(rows: Sequence[Row], cells: Iterable[Any] = ()) -> list[dict[str, Any]]:
-    """Means over each cell's windows; a column without values is None, never 0.
-
-    Args:
-        rows: windows.
-        cells: cells listed first, even without rows.
-    """
-    groups: dict[Any, list[Row]] = {cell: [] for cell in cells}
-    for row in rows:
-        groups.setdefault(row.get("cell"), []).append(row)
-    names = [name for name in columns_of(rows) if name not in NAMES]
-    found = []
-    for cell, own in groups.items():
-        means: dict[str, Any] = {"cell": cell, "windows": len(own)}
-        for name in names:
-            values = [float(row[name]) for row in own if row.get(name) is not None]
-            means[name] = fmean(values) if values else None
-        found.append(means)
-    return found
+    for name in refused:
+        if any(part == name or part.startswith(f"{name}=") for part in command):
+            raise ConfigError.for_field("profile", name, remedy)

@@ -1,27 +1,89 @@
 """A sweep over a Ray cluster: one task for each engine, each on a GPU of its own.
 
-Ray places the tasks (`num_gpus`; where the cluster has no GPU, whole machines in turn); each
-measures into a folder of its own machine and sends every finished run back, so that all end in
-one sweep folder. If a worker is lost, its unfinished runs start again on another.
+Ray places the tasks (`num_gpus`; if the cluster has no GPU, one on each machine). A task measures
+into a folder of its own machine and sends every finished run back, so that all end in one sweep
+folder. The unfinished runs of a lost worker have failed; `--resume` starts them again.
 """
 
+import io
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import socket
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
 
+from nwor_bench.engine.engine import VllmEngine, check_arguments
+from nwor_bench.engine.memory import require_memory
 from nwor_bench.errors import ConfigError, EngineError, ExitCode
-from nwor_bench.run.ray_worker import Failed, GroupTask, Placed, RunFiles, measure_group
+from nwor_bench.run.execute import GroupEngine, Prepared, run_prepared
+from nwor_bench.run.prepare import prepare_point
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.run.sweep import close_sweep, failure_of, finish_sweep, worst_code
 from nwor_bench.run.sweep_folder import DONE, FAILED, INTERRUPTED, SweepIndex
 from nwor_bench.workload.options import declared
-from nwor_bench.workload.sweep_file import EngineGroup
+from nwor_bench.workload.sweep_file import EngineGroup, Point
+
+
+@dataclass(frozen=True)
+class GroupTask:
+    """Runs of one engine. `command` is the command line, for the records."""
+
+    group: EngineGroup
+    command: tuple[str, ...]
+    continue_on_error: bool
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """A run that ended, with all files of its folder; `error` says why it failed, if it did."""
+
+    number: int
+    exit_code: int
+    files: dict[str, bytes]
+    error: str | None = None
+
+
+def measure_group(task: GroupTask) -> Iterator[str | RunFiles]:
+    """The task of a worker: gives the machine's name, then each run of the group on one engine.
+
+    Checks models, memory and vLLM first, as the sweep's own machine could not.
+    """
+    yield socket.gethostname()
+    sys.argv = list(task.command)
+    quiet = Console(file=io.StringIO())
+    group = task.group
+    prepared = {point.number: prepare_point(point, quiet) for point in group.points}
+    pair = prepared[group.points[0].number].pair
+    require_memory(pair, group.spec)
+    check_arguments(pair, group.spec)
+    with ExitStack() as stack:
+        work = Path(stack.enter_context(TemporaryDirectory(prefix="nwor-bench-ray-")))
+        engine = stack.enter_context(closing(GroupEngine(VllmEngine, group.spec)))
+        for point in group.points:
+            result = _measure(prepared[point.number], point, engine, work / point.folder)
+            yield result
+            if result.error is not None and not task.continue_on_error:
+                return
+
+
+def _measure(prepared: Prepared, point: Point, engine: GroupEngine, folder: Path) -> RunFiles:
+    quiet, text = Console(file=io.StringIO()), None
+    try:
+        code = run_prepared(prepared, folder, engine.source(prepared), quiet, in_sweep=True)
+    except Exception as error:
+        engine.close()
+        code, text = failure_of(error)
+    found = folder.iterdir() if folder.is_dir() else ()
+    files = {path.name: path.read_bytes() for path in found if path.is_file()}
+    return RunFiles(point.number, int(code), files, text)
 
 
 @dataclass(frozen=True)
@@ -70,10 +132,6 @@ def find_slots(nodes: Sequence[dict[str, Any]], gpus_each: int, make_affinity: A
         )
         for node in alive
     ]
-
-
-LOST_WORKERS = 3
-"""Most workers that one engine's runs may lose before the sweep gives up on them."""
 
 
 def require_ray() -> Any:
@@ -136,7 +194,6 @@ class _RaySweep:
         self._command, self._options = command, options
         self._waiting: list[EngineGroup] = []
         self._running: dict[Any, tuple[EngineGroup, Slot]] = {}
-        self._lost: dict[int, int] = {}
         self._codes = [ExitCode(code) for code in index.done_codes()]
 
     def run(self, groups: Iterable[EngineGroup]) -> ExitCode:
@@ -164,8 +221,7 @@ class _RaySweep:
 
     def _start(self, group: EngineGroup, slot: Slot) -> None:
         """Start a task. `max_calls`: each process serves one engine, so no state is left behind."""
-        name, command = self._index.content["name"], tuple(self._command)
-        task = GroupTask(name, group, command, self._options.continue_on_error)
+        task = GroupTask(group, tuple(self._command), self._options.continue_on_error)
         remote = self._ray.remote(max_calls=1, max_retries=0, **slot.options)(measure_group)
         self._running[remote.remote(task)] = (group, slot)
 
@@ -177,67 +233,44 @@ class _RaySweep:
         except StopIteration:
             del self._running[stream]
             return [slot]
-        except self._ray.exceptions.RayTaskError as error:
-            del self._running[stream]
-            self._fail_group(group, error.cause)
-            return [slot]
         except self._ray.exceptions.RayError as error:
             del self._running[stream]
-            self._again(group, error)
+            lost = EngineError.at("the worker was lost", str(error).strip().partition("\n")[0])
+            self._fail_group(group, getattr(error, "cause", None) or lost)
             alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
             return [slot] if slot.node is None or slot.node in alive else []
         self._heed(message, group)
         return []
 
-    def _heed(self, message: Placed | RunFiles | Failed, group: EngineGroup) -> None:
-        number = group.number
-        if isinstance(message, Placed):
-            self._say(f"engine {number} on {message.host}, {message.device}")
+    def _heed(self, message: str | RunFiles, group: EngineGroup) -> None:
+        if isinstance(message, str):
+            self._say(f"engine {group.number} on {message}")
             return
         point = next(p for p in group.points if p.number == message.number)
         self._write(self._index.folder / point.folder, message.files)
-        code = ExitCode(message.exit_code)
-        if isinstance(message, Failed):
-            self._index.set_run(
-                message.number, status=FAILED, error=message.error, exit_code=message.exit_code
-            )
-            self._say(f"run {message.number} failed: {message.error}")
-            if not self._options.continue_on_error:
-                raise EngineError.at(f"run {message.number} ({point.label})", message.error)
-        else:
-            status = INTERRUPTED if code is ExitCode.INTERRUPTED else DONE
-            self._index.set_run(message.number, status=status, error=None, exit_code=int(code))
-            self._say(f"run {message.number} of {self._total}: {point.label}: {status}")
+        code, status = ExitCode(message.exit_code), DONE
+        if message.error is not None:
+            status = FAILED
+        elif code is ExitCode.INTERRUPTED:
+            status = INTERRUPTED
+        self._index.set_run(message.number, status=status, error=message.error, exit_code=int(code))
+        why = "" if message.error is None else f": {message.error}"
+        total = len(self._index.content["runs"])
+        self._say(f"run {message.number} of {total}: {point.label}: {status}{why}")
         self._codes.append(code)
+        if message.error is not None and not self._options.continue_on_error:
+            raise EngineError.at(f"run {message.number} ({point.label})", message.error)
 
     def _fail_group(self, group: EngineGroup, error: BaseException) -> None:
-        """Mark the unfinished runs as failed: the engine could not be placed or started."""
+        """Mark the unfinished runs as failed: the worker was lost or refused them."""
         code, text = failure_of(error)
-        for point in self._left(group):
+        left = [p for p in group.points if self._index.status(p.number) not in (DONE, FAILED)]
+        for point in left:
             self._index.set_run(point.number, status=FAILED, error=text, exit_code=int(code))
             self._codes.append(code)
         self._say(f"engine {group.number} failed: {error}")
         if not self._options.continue_on_error:
             raise error
-
-    def _again(self, group: EngineGroup, error: BaseException) -> None:
-        """Restart the runs that a lost worker or node had not sent back."""
-        lost = self._lost[group.number] = self._lost.get(group.number, 0) + 1
-        left = self._left(group)
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        if lost >= LOST_WORKERS:
-            given_up = EngineError.at(
-                f"{lost} workers", f"were lost; the last: {reason}", joint=" "
-            )
-            self._fail_group(group, given_up)
-        elif left:
-            self._say(
-                f"engine {group.number}: worker lost ({reason}); {len(left)} runs start again"
-            )
-            self._waiting.insert(0, replace(group, points=tuple(left)))
-
-    def _left(self, group: EngineGroup) -> list[Any]:
-        return [p for p in group.points if self._index.status(p.number) not in (DONE, FAILED)]
 
     def _write(self, folder: Path, files: dict[str, bytes]) -> None:
         """Move a complete run into its folder, replacing an unfinished one."""
@@ -249,10 +282,6 @@ class _RaySweep:
         if folder.exists():
             shutil.rmtree(folder)
         partial.rename(folder)
-
-    @property
-    def _total(self) -> int:
-        return len(self._index.content["runs"])
 
     def _say(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)

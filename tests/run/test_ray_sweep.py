@@ -1,8 +1,6 @@
 """Sweeps over a Ray cluster: placement, lost workers, one folder. A stand-in for Ray, and Ray."""
 
 import json
-import os
-import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +14,16 @@ from typer.testing import CliRunner
 from nwor_bench.cli.app import app
 from nwor_bench.errors import ConfigError, EngineError, ExitCode
 from nwor_bench.records.store import read_run
-from nwor_bench.run.ray_sweep import Slot, check_flags_for_ray, find_slots, run_on_ray
-from nwor_bench.run.ray_worker import Failed, GroupTask, Placed, RunFiles, device_held_alone
+from nwor_bench.run.ray_sweep import (
+    GroupTask,
+    RunFiles,
+    Slot,
+    check_flags_for_ray,
+    find_slots,
+    run_on_ray,
+)
 from nwor_bench.run.run_options import RunOptions
-from nwor_bench.run.sweep import run_sweep
+from nwor_bench.run.sweep import resume_sweep, run_sweep
 from nwor_bench.run.sweep_folder import SweepIndex
 from nwor_bench.workload.sweep_file import EngineGroup, SweepFile, group_by_engine, make_points
 
@@ -63,93 +67,6 @@ def test_without_gpus_each_engine_gets_a_whole_machine() -> None:
         find_slots([node("a", 4, name="x"), node("a", 4, name="y")], 1, affinity)
 
 
-def test_two_engines_never_share_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with device_held_alone(tmp_path) as device:
-        assert device == "cpu"
-        with refused("--ray", cause=BlockingIOError, naming="on cpu of"):
-            device_held_alone(tmp_path).__enter__()
-    with device_held_alone(tmp_path):
-        pass
-    uuids = {"0": ["GPU-a"], "1": ["GPU-b"], "1,2": ["GPU-b", "GPU-c"]}
-    see = lambda: uuids[os.environ["CUDA_VISIBLE_DEVICES"]]  # noqa: E731
-    monkeypatch.setattr("nwor_bench.instruments.device.visible_gpu_uuids", see)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    with device_held_alone(tmp_path):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-        with device_held_alone(tmp_path):
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
-            with refused("--ray", cause=BlockingIOError, naming="on GPU-b of"):
-                device_held_alone(tmp_path).__enter__()
-
-
-@pytest.fixture
-def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("socket.gethostname", lambda: "node7")
-
-
-@pytest.mark.parametrize(
-    ("variable", "folder"),
-    [
-        ("NWOR_BENCH_CACHE", "locks"),
-        ("XDG_CACHE_HOME", "nwor-bench/locks"),
-        ("HOME", ".cache/nwor-bench/locks"),
-    ],
-)
-def test_the_lock_lies_in_a_folder_of_the_users_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_a_cpu: None, variable: str, folder: str
-) -> None:
-    """Never in a folder that all users share; its name tells machines with one home apart."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "shared"))
-    for name in ("NWOR_BENCH_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv(variable, str(tmp_path / "own"))
-    locks = tmp_path / "own" / folder
-    with device_held_alone():
-        assert [path.name for path in locks.iterdir()] == ["node7-cpu.lock"]
-        assert stat.S_IMODE(locks.stat().st_mode) == 0o700
-        with refused("--ray", cause=BlockingIOError, naming="on cpu of node7"):
-            device_held_alone().__enter__()
-        monkeypatch.setattr("socket.gethostname", lambda: "node8")
-        with device_held_alone():
-            pass
-    assert not (tmp_path / "shared").exists()
-
-
-def test_a_lock_that_cannot_be_made_says_where_and_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_a_cpu: None
-) -> None:
-    monkeypatch.setenv("NWOR_BENCH_CACHE", str(tmp_path))
-    (tmp_path / "locks").write_text("a file")
-    with refused("NWOR_BENCH_CACHE", cause=FileExistsError) as caught:
-        device_held_alone().__enter__()
-    assert str(caught.value) == (
-        f"NWOR_BENCH_CACHE: '{tmp_path}/locks' is not usable; the lock that keeps engines apart "
-        "cannot be made there (File exists); set NWOR_BENCH_CACHE on node7 to a folder that you "
-        "can write and lock"
-    )
-    (tmp_path / "locks").unlink()
-    lock = tmp_path / "locks" / "node7-cpu.lock"
-    lock.mkdir(parents=True)
-    with refused("NWOR_BENCH_CACHE", value=str(lock), cause=IsADirectoryError):
-        device_held_alone().__enter__()
-
-
-def test_a_file_system_without_locks_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_a_cpu: None
-) -> None:
-    monkeypatch.setenv("NWOR_BENCH_CACHE", str(tmp_path))
-
-    def refuse(file: Any, how: int) -> None:
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr("fcntl.flock", refuse)
-    lock = tmp_path / "locks" / "node7-cpu.lock"
-    with refused("NWOR_BENCH_CACHE", value=str(lock), naming="(No locks available)"):
-        device_held_alone().__enter__()
-
-
 class RayError(Exception):
     pass
 
@@ -160,11 +77,11 @@ class RayTaskError(RayError):
         self.cause = cause
 
 
-Script = Callable[[GroupTask, int], Iterator[Any]]
+Script = Callable[[GroupTask], Iterator[Any]]
 
 
 class FakeRay:
-    """Runs `script(task, how often this engine was started)` a message at a time, in turn.
+    """Runs `script(task)` a message at a time, in turn.
 
     An exception that a script yields is raised where its message is fetched.
     """
@@ -188,9 +105,8 @@ class FakeRay:
         return lambda function: SimpleNamespace(remote=self.start)
 
     def start(self, task: GroupTask) -> Iterator[Any]:
-        number = task.group.number
-        stream = self.script(task, self.starts.count(number))
-        self.starts.append(number)
+        stream = self.script(task)
+        self.starts.append(task.group.number)
         self.running.add(stream)
         self.most = max(self.most, len(self.running))
         return self.watched(stream)
@@ -241,18 +157,14 @@ def on_fake_ray(
     return run
 
 
-def measured(task: GroupTask, start: int) -> Iterator[Any]:
-    yield Placed("a", "cpu")
+def measured(task: GroupTask) -> Iterator[Any]:
+    yield "a"
     for point in task.group.points:
-        yield RunFiles(point.number, 0, {"run.json": f"start {start}".encode()})
+        yield RunFiles(point.number, 0, {"run.json": b"{}"})
 
 
-def runs(index: SweepIndex) -> list[tuple[str, str]]:
-    """Each run's status, and what its run.json says."""
-    return [
-        (run["status"], (index.folder / run["folder"] / "run.json").read_text())
-        for run in index.content["runs"]
-    ]
+def statuses(index: SweepIndex) -> list[str]:
+    return [run["status"] for run in index.content["runs"]]
 
 
 GPUS = [node("a", 8, 2)]
@@ -261,66 +173,57 @@ GPUS = [node("a", 8, 2)]
 def test_engines_run_at_once_and_end_in_one_folder(on_fake_ray: Any) -> None:
     ray, code, index = on_fake_ray(measured, GPUS)
     assert (ray.most, sorted(ray.starts), code) == (2, [1, 2], ExitCode.OK)
-    assert runs(index) == [("done", "start 0")] * 4
+    assert statuses(index) == ["done"] * 4
+    assert all(
+        (index.folder / run["folder"] / "run.json").is_file() for run in index.content["runs"]
+    )
     assert index.content["finished_at"]
     ray, _, _ = on_fake_ray(measured, [node("a", 8)])
     assert ray.most == 1
 
 
-def test_a_lost_workers_unfinished_runs_start_again(on_fake_ray: Any) -> None:
-    def lossy(task: GroupTask, start: int) -> Iterator[Any]:
-        for count, message in enumerate(measured(task, start)):
-            if task.group.number == 1 and start == 0 and count == 2:
+def test_the_unfinished_runs_of_a_lost_worker_have_failed(on_fake_ray: Any) -> None:
+    def lossy(task: GroupTask) -> Iterator[Any]:
+        for count, message in enumerate(measured(task)):
+            if task.group.number == 1 and count == 2:
                 yield RayError("The worker died")
             yield message
 
-    ray, code, index = on_fake_ray(lossy, GPUS)
-    assert (sorted(ray.starts), code) == ([1, 1, 2], ExitCode.OK)
-    assert runs(index) == [("done", "start 0"), ("done", "start 1"), *[("done", "start 0")] * 2]
-
-
-def test_an_engine_that_always_kills_its_worker_is_given_up(on_fake_ray: Any) -> None:
-    def deadly(task: GroupTask, start: int) -> Iterator[Any]:
-        if task.group.number == 1:
-            yield RayError("The worker died")
-        yield from measured(task, start)
-
-    with refused("3 workers", EngineError, naming="The worker died"):
-        on_fake_ray(deadly, GPUS)
-    ray, code, index = on_fake_ray(deadly, GPUS, continue_on_error=True)
+    with refused("the worker was lost", EngineError, naming="The worker died"):
+        on_fake_ray(lossy, GPUS)
+    _, code, index = on_fake_ray(lossy, GPUS, continue_on_error=True)
     assert code is ExitCode.FAILED
-    assert ray.starts.count(1) == 3
-    assert [run["status"] for run in index.content["runs"]] == ["failed"] * 2 + ["done"] * 2
+    assert statuses(index) == ["done", "failed", "done", "done"]
 
 
 def test_the_last_machine_going_away_ends_the_sweep(on_fake_ray: Any) -> None:
     machine = node("a", 8)
 
-    def taken_away(task: GroupTask, start: int) -> Iterator[Any]:
+    def taken_away(task: GroupTask) -> Iterator[Any]:
         machine["Alive"] = False
         yield RayError("The node died")
 
     with refused("Ray", EngineError):
-        on_fake_ray(taken_away, [machine])
+        on_fake_ray(taken_away, [machine], continue_on_error=True)
 
 
 def test_a_failed_run_ends_the_sweep_unless_it_may_go_on(on_fake_ray: Any) -> None:
-    def failing(task: GroupTask, start: int) -> Iterator[Any]:
-        for message in measured(task, start):
+    def failing(task: GroupTask) -> Iterator[Any]:
+        for message in measured(task):
             is_bad = isinstance(message, RunFiles) and message.number == 1
-            yield Failed(1, 3, message.files, "parity broke") if is_bad else message
+            yield RunFiles(1, 3, message.files, "parity broke") if is_bad else message
 
     run = "run 1 (tiny-ngram short, 4 drafts, 1 requests, temperature 0)"
     with refused(run, EngineError, naming="parity broke"):
         on_fake_ray(failing, [node("a", 8)])
     _, code, index = on_fake_ray(failing, GPUS, continue_on_error=True)
     assert code is ExitCode.CORRECTNESS_BROKEN
-    assert [run["status"] for run in index.content["runs"]] == ["failed"] + ["done"] * 3
+    assert statuses(index) == ["failed"] + ["done"] * 3
     assert index.content["runs"][0]["error"] == "parity broke"
 
 
 def test_what_a_worker_refuses_is_raised_as_it_is(on_fake_ray: Any) -> None:
-    def refusing(task: GroupTask, start: int) -> Iterator[Any]:
+    def refusing(task: GroupTask) -> Iterator[Any]:
         yield RayTaskError(ConfigError.at("memory", "too little", 5))
 
     with refused("memory", value=5):
@@ -346,7 +249,7 @@ def test_ray_is_for_sweep_files(own_surroundings: None) -> None:
 
 @pytest.mark.long
 @pytest.mark.engine
-def test_a_sweep_on_a_local_ray_survives_a_killed_worker(
+def test_a_sweep_on_a_local_ray_goes_on_after_a_killed_worker(
     own_surroundings: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray = pytest.importorskip("ray")
@@ -374,8 +277,11 @@ def test_a_sweep_on_a_local_ray_survives_a_killed_worker(
         'nwor_modes = ["off", "stage"]\nscv_modes = ["off"]\n'
         "[settings]\nbatches = 3\nmax_new_tokens = 6\nmax_warmup = 1\n"
     )
-    assert run_sweep(content, RunOptions(output=Path("out"), ray=True)) is ExitCode.OK
+    options = RunOptions(output=Path("out"), ray=True, continue_on_error=True)
+    assert run_sweep(content, options) is ExitCode.FAILED
     assert len(killed) == 1
+    assert sorted(statuses(SweepIndex.open(Path("out")))) == ["done", "failed"]
+    assert resume_sweep(Path("out"), options=RunOptions(ray=True)) is ExitCode.OK
     assert not ray.is_initialized()
     index = json.loads(Path("out/sweep.json").read_text())
     assert [run["status"] for run in index["runs"]] == ["done", "done"]

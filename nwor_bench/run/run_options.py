@@ -48,11 +48,6 @@ class RunOptions:
         is_local=True,
     )] = None
     """Port of the counters; 0 for a free one, None for no server."""
-    prometheus_textfile: Annotated[Path | None, Option(
-        "Write the counters for node exporter's textfile collector.", Panel.PROFILING,
-        is_local=True,
-    )] = None
-    """File of the counters for node exporter."""
     dry_run: Annotated[bool, Option("Show what would run, and stop.")] = False
     """Show what would run, and stop."""
     quiet: Annotated[bool, Option(

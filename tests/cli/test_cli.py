@@ -83,7 +83,7 @@ def test_the_flags_of_the_sweep_are_all_explained(command_line: Run) -> None:
         "--requests --batches --warmup --draft-tokens --max-new-tokens --temperature "
         "--max-model-len --seed --dtype --tensor-parallel-size "
         "--speculative-config --engine-args --output --dry-run --verbose "
-        "--prometheus-port --prometheus-textfile "
+        "--prometheus-port "
         "--max-warmup --ci-width --max-blocks --time-budget --resume --file --continue-on-error"
     )
     assert [flag for flag in flags.split() if flag not in out] == []

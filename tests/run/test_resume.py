@@ -308,7 +308,7 @@ def test_every_flag_is_held_against_the_run_or_changes_nothing_of_it() -> None:
     interrupted_at(9)
     header = read_run(RUN).header
     harmless = {"resume", "dry_run", "verbose", "quiet", "json",
-                "prometheus_port", "prometheus_textfile"}  # fmt: skip
+                "prometheus_port"}  # fmt: skip
     for_files = {"file", "continue_on_error", "ray"}  # refused before a single run is resumed
     command = typer.main.get_command(app).commands["sweep"]  # type: ignore[attr-defined]
     names = {parameter.name for parameter in command.params} - harmless - for_files - {"help"}

@@ -51,10 +51,8 @@ def sweep(
 
     metrics = context.with_resource(
         sweep_metrics(
-            options.prometheus_port,
-            options.prometheus_textfile,
+            None if options.dry_run else options.prometheus_port,
             partial(typer.echo, err=options.quiet or options.as_json),
-            dry_run=options.dry_run,
         )
     )
     options = replace(options, on_batch=metrics)

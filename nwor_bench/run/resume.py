@@ -16,7 +16,7 @@ from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Interleave, RunStatus
 from nwor_bench.run.batch import prompt_digest
 from nwor_bench.workload.config import RunSpec, Scenario, load_scenario
-from nwor_bench.workload.options import declared, from_plain, to_plain
+from nwor_bench.workload.options import declared, read_as, to_plain
 from nwor_bench.workload.prompts import Encode
 from nwor_bench.workload.run_spec import PairChoice, ScenarioValues, VllmEntries
 from nwor_bench.workload.schedule import Plan, blocks_for_header
@@ -48,15 +48,15 @@ def stored_spec(header: RunHeader) -> RunSpec:
         fault = error.errors()[0]
         name = ".".join(map(str, ("spec", "scenario", *fault["loc"])))
         raise _unusable(name, fault["input"], remedy(fault)) from error
-    except (ValueError, TypeError) as error:  # a mode of another name, a list that is none
-        raise StoreError.at(f"{RUN_FILE}: spec", f"{error}; restore the file") from error
+    except ConfigError as error:
+        raise StoreError.at(RUN_FILE, f"{error}; restore the file") from error
 
 
 def _spec_of(stored: Mapping[str, Any]) -> RunSpec:
     # Through JSON, as strict models take text for paths and lists for tuples from it alone.
     scenario = Scenario.model_validate_json(json.dumps(stored["scenario"]))
     values = {
-        option.field: from_plain(option.kind, stored[option.field])
+        option.field: read_as(option.kind, f"spec.{option.field}", stored[option.field])
         for option in declared(RunSpec)
         if option.field in stored
     }
@@ -111,7 +111,7 @@ def check_flags(given: Mapping[str, Any], header: RunHeader) -> None:
             if option.name in given:
                 text = given[option.name]
                 begun = choice.get(option.name) if holder is PairChoice else spec.value_of(option)
-                _require_same(option.flag, text, option.parse(text), begun)
+                _require_same(option.flag, text, option.read(text), begun)
 
 
 def _require_same(flag: str, text: object, value: object, begun: object) -> None:

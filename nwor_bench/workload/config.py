@@ -4,11 +4,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.types import NworMode, StageBy
-from nwor_bench.workload.option_values import check_length
 from nwor_bench.workload.options import declared, flag_of, names, read_all
 from nwor_bench.workload.resources import resource_dir
 from nwor_bench.workload.run_spec import (
@@ -20,8 +19,6 @@ from nwor_bench.workload.run_spec import (
     VllmEntries,
 )
 from nwor_bench.workload.toml_file import NamedFile, StrictModel, read_toml, remedy
-
-_CHECKS = {each.field: each.option.check for each in declared(ScenarioValues)}
 
 
 class PromptSource(StrictModel):
@@ -46,15 +43,6 @@ class Scenario(ScenarioValues, NamedFile):
     """A workload: prompts, how many of them at once, and how the model decodes."""
 
     prompts: PromptSource = PromptSource()
-
-    @field_validator("*")
-    @classmethod
-    def _passes_its_check(cls, value: Any, field: ValidationInfo) -> Any:
-        check = _CHECKS.get(str(field.field_name))
-        wanted = None if check is None else check(value)
-        if wanted is not None:
-            raise ValueError(wanted)
-        return value
 
 
 def scenario_names() -> tuple[str, ...]:
@@ -125,9 +113,10 @@ def resolve(scenario: Scenario, **given: Any) -> RunSpec:
     wanted = _drafts_from(values.get("speculative_config"), wanted)
     spec = RunSpec(scenario=_override(scenario, wanted), **values)
     _check(spec)
-    if given.get("acceptance_length") is not None:
-        drafts = spec.scenario.draft_tokens
-        check_length("--acceptance-length", given["acceptance_length"], drafts)
+    length, drafts = given.get("acceptance_length"), spec.scenario.draft_tokens
+    if length is not None and not 1 <= float(length) <= drafts + 1:
+        remedy_text = f"write 1 to {drafts + 1}: what a window of {drafts} drafts can give"
+        raise ConfigError.for_field("--acceptance-length", length, remedy_text)
     return spec
 
 
@@ -145,11 +134,11 @@ def _add_entries(values: dict[str, Any], given: Mapping[str, Any]) -> None:
         if value is not None and each.option.entry is not None:
             field, key = each.option.entry
             wanted = each.read(value)
-            twice = (values.get(field) or {}).get(key, wanted)
-            if twice != wanted:
-                remedy_text = f"{flag_of(field)} says {key} {twice!r}; give one of the two"
+            said = values.get(field) or {}
+            if key in said and said[key] != wanted:
+                remedy_text = f"{flag_of(field)} says {key} {said[key]!r}; give one of the two"
                 raise ConfigError.for_field(each.flag, value, remedy_text)
-            values[field] = {**(values.get(field) or {}), key: wanted}
+            values[field] = {**said, key: wanted}
 
 
 def _override(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:

@@ -1,20 +1,20 @@
 """An option is declared once: as a field, annotated with how it is written.
 
-    block_size: Annotated[int | None, Option("Tokens a cache block.", Panel.VLLM)] = None
+    max_warmup: Annotated[int, Option("Untimed batches.", Panel.PRECISION), Ge(1)] = 15
 
 Such a field gives `nwor-bench sweep` its flag, sweep files their entry, run.json its key, --resume
-and `compare` what they hold runs against, and vLLM's workers their environment variable. Classes
-with such fields: `RunSpec`, `ScenarioValues`, `VllmEntries`, `PairChoice`, `RunOptions`.
-`nwor-bench --help` reads them, so their modules import no pydantic."""
+and `compare` the values that they compare, and vLLM's workers their environment variable. Pydantic
+checks values by the field's type. Classes with such fields: `RunSpec`, `ScenarioValues`,
+`VllmEntries`, `PairChoice`, `RunOptions`. `--help` reads them, so their modules import no pydantic.
+"""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum, StrEnum
 from functools import cache
-from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.files import parse_json
@@ -50,42 +50,46 @@ def bare(kind: Any) -> Any:
     return kind
 
 
-def parse_as(kind: Any, flag: str, given: Any) -> Any:
-    """The value that a flag or a file gives; unknown words are kept. Raises ConfigError."""
-    if get_origin(kind) is tuple:
-        words = given.split(",") if isinstance(given, str) else given
-        return tuple(word.strip() for word in words)
-    if get_origin(kind) is dict:
-        return json_object(flag, given)
-    return Path(given) if kind is Path else given
+def words_of(given: Any) -> tuple[str, ...]:
+    """The words of `off, stage`, or of a list."""
+    return tuple(word.strip() for word in (given.split(",") if isinstance(given, str) else given))
 
 
-def known_words(kind: Any, flag: str, value: Any) -> Any:
-    """The value with its words as members of the type. Raises ConfigError for unknown ones."""
-    if get_origin(kind) is tuple:
-        return _modes(get_args(kind)[0], flag, value)
-    if get_origin(kind) is Literal:
-        return _word(flag, value, get_args(kind))
-    if isinstance(kind, type) and issubclass(kind, StrEnum):
-        return kind(_word(flag, value, list(kind)))
-    return value
+@cache
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter  # imports must leave --help fast
+
+    return TypeAdapter(kind)
 
 
-def _word(flag: str, word: str, known: Sequence[str]) -> str:
-    if word not in known:
-        raise ConfigError.unknown(flag, word, [str(each) for each in known])
-    return word
+def read_as(kind: Any, flag: str, given: Any) -> Any:
+    """A value of this type from what a flag or a file gives. Raises ConfigError."""
+    from pydantic import ValidationError
 
+    from nwor_bench.workload.toml_file import remedy
 
-def _modes(kind: type[StrEnum], flag: str, words: Sequence[str]) -> tuple[StrEnum, ...]:
-    text = ",".join(words)
-    for word in words:
-        if not word:
-            raise ConfigError.for_field(flag, text, f"write for example {','.join(kind)}")
-        _word(flag, word, list(kind))
-    if len(set(words)) < len(words):
-        raise ConfigError.for_field(flag, text, "write each mode once")
-    return tuple(kind(word) for word in words)
+    plain = bare(get_args(kind)[0] if get_origin(kind) is Annotated else kind)
+    value = given
+    if get_origin(plain) is tuple and given is not None:
+        value = words_of(given)
+    elif get_origin(plain) is dict and given is not None:
+        value = json_object(flag, given)
+    try:
+        found = _adapter(kind).validate_python(value)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        word = get_args(plain)[0] if get_origin(plain) is tuple else plain
+        known = get_args(word) if get_origin(word) is Literal else word
+        if fault["type"] not in ("enum", "literal_error"):
+            raise ConfigError.for_field(flag, fault["input"], remedy(fault)) from error
+        if not fault["input"]:
+            raise ConfigError.for_field(
+                flag, given, f"write for example {','.join(known)}"
+            ) from None
+        raise ConfigError.unknown(flag, fault["input"], [str(each) for each in known]) from None
+    if isinstance(found, tuple) and len(set(found)) < len(found):
+        raise ConfigError.for_field(flag, ",".join(value), "write each mode once")
+    return found
 
 
 def json_object(flag: str, given: str | dict[str, Any]) -> dict[str, Any]:
@@ -107,16 +111,6 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [to_plain(each) for each in value]
     return value.value if isinstance(value, Enum) else value
-
-
-def from_plain(kind: Any, value: Any) -> Any:
-    """A field's value from what JSON has. Raises ValueError or TypeError if it is not one."""
-    if value is None and bare(kind) is not kind:
-        return None
-    kind = bare(kind)
-    if get_origin(kind) is tuple:
-        return tuple(from_plain(get_args(kind)[0], each) for each in value)
-    return kind(value) if isinstance(kind, type) and issubclass(kind, Enum) else value
 
 
 Check = Callable[[Any], str | None]
@@ -180,7 +174,7 @@ class Option:
     read: Callable[[str, Any], Any] | None = None
     """From flag and text to the value, if the field's type is not enough."""
     check: Check | None = None
-    """Refuses values that the type allows."""
+    """Refuses values that the type allows; bounds are annotations of the type (`Ge(1)`)."""
     table: Literal["settings", "axes"] | None = None
     """The table of a sweep file that has it."""
     axis: Axis | None = None
@@ -205,6 +199,8 @@ class Declared:
     field: str
     kind: Any
     """The field's type."""
+    bounds: tuple[Any, ...]
+    """Of its values, from `annotated_types`."""
     default: Any
     """None where the holder's fields replace values that stand elsewhere."""
     option: Option
@@ -235,18 +231,11 @@ class Declared:
         """The default of flags and sweep files; None leaves the field's."""
         return None if self.option.written else self.default
 
-    def parse(self, given: Any) -> Any:
-        """What a flag or a sweep file says, whether its words are known or not.
-
-        Raises ConfigError.
-        """
-        if self.option.read is not None:
-            return self.option.read(self.flag, given)
-        return parse_as(self.bare_kind, self.flag, given)
-
     def read(self, given: Any) -> Any:
         """The field's value from what a flag or a sweep file says. Raises ConfigError."""
-        value = known_words(self.bare_kind, self.flag, self.parse(given))
+        value = given if self.option.read is None else self.option.read(self.flag, given)
+        kind = Annotated[self.bare_kind, *self.bounds] if self.bounds else self.bare_kind
+        value = read_as(kind, self.flag, value)
         remedy = None if self.option.check is None else self.option.check(value)
         if remedy is not None:
             shown = ",".join(given) if isinstance(given, tuple) else given
@@ -260,9 +249,12 @@ def declared(holder: type) -> tuple[Declared, ...]:
     defaults = _defaults(holder)
     found: list[Declared] = []
     for field, annotation in holder.__annotations__.items():
-        for option in getattr(annotation, "__metadata__", ()):  # what Annotated adds to a type
-            kind = annotation.__origin__
-            found.append(Declared(holder, field, kind, defaults.get(field), option))
+        added = getattr(annotation, "__metadata__", ())  # what Annotated adds to a type
+        bounds = tuple(each for each in added if not isinstance(each, Option))
+        for option in added:
+            if isinstance(option, Option):
+                kind = annotation.__origin__
+                found.append(Declared(holder, field, kind, bounds, defaults.get(field), option))
     return tuple(found)
 
 
@@ -294,22 +286,6 @@ def read_all(holder: type, given: dict[str, Any]) -> dict[str, Any]:
 def flag_of(name: str) -> str:
     """The command-line flag of a name: draft_tokens is --draft-tokens."""
     return "--" + name.replace("_", "-")
-
-
-def within(low: float, high: float | None = None) -> Check:
-    """A check of a number's bounds, both included."""
-
-    def check(value: float) -> str | None:
-        if value < low:
-            return f"write {low} or more"
-        return f"write {high} or less" if high is not None and value > high else None
-
-    return check
-
-
-def in_range(low: int, high: int) -> Check:
-    """A check that names both bounds."""
-    return lambda value: None if low <= value <= high else f"write {low} to {high}"
 
 
 def names(options: Iterable[Declared]) -> tuple[str, ...]:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any
 
+from annotated_types import Ge, Interval
+
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.types import (
     AA,
@@ -16,16 +18,13 @@ from nwor_bench.records.types import (
     StageBy,
 )
 from nwor_bench.workload.option_values import (
-    NAMED_LENGTHS,
     CacheDtype,
     CellName,
     Counters,
     Dtype,
     bytes_of_gib,
     cell_words,
-    fraction_above_zero,
     includes_off,
-    parse_length,
 )
 from nwor_bench.workload.options import (
     Axis,
@@ -35,9 +34,7 @@ from nwor_bench.workload.options import (
     Panel,
     axes_of,
     declared,
-    in_range,
     to_plain,
-    within,
 )
 from nwor_bench.workload.stopping import MAX_BLOCKS, StoppingRule, parse_fraction, parse_seconds
 
@@ -57,43 +54,41 @@ class ScenarioValues:
 
     # fmt: off
     requests: Annotated[int, Option(
-        "Requests a batch.", Panel.WORKLOAD, aliases=("--num-prompts",), check=within(1, 100_000),
+        "Requests a batch.", Panel.WORKLOAD, aliases=("--num-prompts",),
         axis=Axis(2, "{} requests", "r{}", shares_engine=True),
-    )]
+    ), Interval(ge=1, le=100_000)]
     """Prompts of a batch, all at once."""
     batches: Annotated[int, Option(
-        "Timed blocks (with --ci-width: at least).", Panel.WORKLOAD, check=within(1, MOST_BLOCKS),
-        table="settings",
-    )]
+        "Timed blocks (with --ci-width: at least).", Panel.WORKLOAD, table="settings",
+    ), Interval(ge=1, le=MOST_BLOCKS)]
     """Timed blocks: in each, every cell runs once on the same prompts."""
     warmup: Annotated[int, Option(
         "Untimed batches first, at least: more until times are steady.", Panel.WORKLOAD,
-        check=within(0), table="settings",
-    )] = 1
+        table="settings",
+    ), Ge(0)] = 1
     """Untimed batches a cell."""
     draft_tokens: Annotated[int, Option(
         "Drafts a request and window.", Panel.WORKLOAD,
-        aliases=("--num-speculative-tokens",), check=within(1),
-        axis=Axis(1, "{} drafts", "k{}"),
-    )]
+        aliases=("--num-speculative-tokens",), axis=Axis(1, "{} drafts", "k{}"),
+    ), Ge(1)]
     """Tokens that the drafter proposes to each request, each window."""
     max_new_tokens: Annotated[int, Option(
-        "Tokens to generate a request.", Panel.WORKLOAD, check=within(2), table="settings",
-    )]
+        "Tokens to generate a request.", Panel.WORKLOAD, table="settings",
+    ), Ge(2)]
     """Tokens that a request generates at most; the prefill gives the first, without a window."""
     temperature: Annotated[float, Option(
-        "0 is greedy.", Panel.WORKLOAD, check=within(0),
+        "0 is greedy.", Panel.WORKLOAD,
         axis=Axis(3, "temperature {:g}", "t{:g}", shares_engine=True),
-    )] = 0.0
+    ), Ge(0)] = 0.0
     """Of sampling; 0 is greedy."""
     top_p: Annotated[float, Option(
-        "Nucleus sampling.", has_flag=False, check=fraction_above_zero,
-    )] = 1.0
+        "Nucleus sampling.", has_flag=False,
+    ), Interval(gt=0, le=1)] = 1.0
     """Share of the probability that sampling chooses from."""
     max_model_len: Annotated[int, Option(
-        "Prompt plus output, tokens.", Panel.WORKLOAD, check=within(2), table="settings",
+        "Prompt plus output, tokens.", Panel.WORKLOAD, table="settings",
         engine_argument="max_model_len",
-    )]
+    ), Ge(2)]
     """Tokens of a request's prompt and output together, at most."""
     ignore_eos: Annotated[bool, Option(
         "Generate on after the end-of-sequence token.", has_flag=False,
@@ -186,8 +181,8 @@ class RunSpec:
     """How mode stage holds drafts' K/V on a GPU."""
     seed: Annotated[int, Option(
         "Seed of prompts, order, sampling (default: 0).", Panel.WORKLOAD, written=int,
-        check=in_range(0, 2**32 - 1), table="settings", engine_argument="seed",
-    )] = 0
+        table="settings", engine_argument="seed",
+    ), Interval(ge=0, le=2**32 - 1)] = 0
     """Of prompts, order and sampling."""
     interleave: Annotated[Interleave | None, Option(
         "windows, batches: how cells are interleaved (default: windows on a GPU).", Panel.PRECISION,
@@ -221,9 +216,9 @@ class RunSpec:
     )] = None
     """vLLM's dtype; None for the pair's."""
     tensor_parallel_size: Annotated[int, Option(
-        "Ranks that share the target.", Panel.VLLM, check=within(1), table="settings",
+        "Ranks that share the target.", Panel.VLLM, table="settings",
         engine_argument="tensor_parallel_size", compare=Compare.REFUSE,
-    )] = 1
+    ), Ge(1)] = 1
     """Tensor-parallel ranks of the target."""
     speculative_config: Annotated[dict[str, Any] | None, Option(
         "vLLM's JSON, on top of the pair's.", Panel.VLLM, engine_argument="speculative_config",
@@ -318,15 +313,14 @@ class VllmEntries:
         axis=Axis(5, "{} cache", "kv{}"), entry=("engine_args", "kv_cache_dtype"),
     )]
     acceptance_length: Annotated[float, Option(
-        "Accept so many tokens a window, synthetically: a number, or a model's name (4 drafts): "
-        f"{', '.join(NAMED_LENGTHS)}.", Panel.VLLM, written=str, read=parse_length,
+        "Accept so many tokens a window, synthetically.", Panel.VLLM,
         axis=Axis(6, "acceptance length {:g}", "a{:g}"),
         entry=("speculative_config", "synthetic_acceptance_length"),
     )]
     block_size: Annotated[int, Option(
-        "Tokens per cache block.", has_flag=False, check=within(1), table="settings",
+        "Tokens per cache block.", has_flag=False, table="settings",
         entry=("engine_args", "block_size"),
-    )]
+    ), Ge(1)]
     kv_cache_gib: Annotated[int, Option(
         "KV-cache size (default: what the requests need).", has_flag=False, written=float,
         read=bytes_of_gib, table="settings", entry=("engine_args", "kv_cache_memory_bytes"),

@@ -12,7 +12,7 @@ from pydantic import Field, create_model, field_validator
 from nwor_bench.errors import ConfigError
 from nwor_bench.workload.config import load_scenario, resolve
 from nwor_bench.workload.option_values import added_cell
-from nwor_bench.workload.options import Declared, declared
+from nwor_bench.workload.options import declared
 from nwor_bench.workload.resources import resource_dir
 from nwor_bench.workload.run_spec import (
     AXES,
@@ -35,13 +35,8 @@ def _table(name: str) -> dict[str, Any]:
     }
 
 
-def _kind(option: Declared) -> Any:
-    """The type of an axis' values: a field's, or text too where text can stand for it."""
-    return option.bare_kind if option.option.read is None else option.bare_kind | str
-
-
 _varied: dict[str, Any] = {
-    option.name: (GenericAlias(tuple, (_kind(option), ...)), ()) for option, _ in AXES
+    option.name: (GenericAlias(tuple, (option.bare_kind, ...)), ()) for option, _ in AXES
 }
 _AxesOfOptions: Any = create_model("Axes", __base__=StrictModel, **_varied, **_table("axes"))
 _SettingsOfOptions: Any = create_model("Settings", __base__=StrictModel, **_table("settings"))

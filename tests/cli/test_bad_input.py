@@ -166,7 +166,7 @@ def test_lists_of_modes(
         ("--requests", "1000000000", "100000 or less"),
         ("--batches", "1000000000", "10000 or less"),
         ("--temperature", "inf", "a finite number"),
-        ("--seed", "4294967296", "0 to 4294967295"),
+        ("--seed", "4294967296", "4294967295 or less"),
         ("--tensor-parallel-size", "0", "1 or more"),
     ],
 )

@@ -290,7 +290,7 @@ def widest(run: RunData, blocks: int) -> float:
         ("--engine-args", "{", "JSON"),
         ("--speculative-config", "[]", "JSON object"),
         ("--ci-width", "wide", "0.5%"),
-        ("--scv-modes", "bogus", "with"),
+        ("--scv-modes", "bogus", "known: adaptive, graph, off"),
         ("--output", "other", "--resume"),
     ],
 )
@@ -394,7 +394,7 @@ def test_an_edited_header_is_refused_by_the_name_of_what_changed(
 def test_an_edited_mode_is_refused_by_its_name() -> None:
     interrupted_at(9)
     change_header(spec__nwor_modes=["offf"])
-    with refused("run.json: spec", StoreError, cause=ValueError, naming="'offf'"):
+    with refused("run.json", StoreError, naming="spec.nwor_modes: unknown name 'offf'"):
         go_on()
 
 

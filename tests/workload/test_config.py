@@ -109,7 +109,7 @@ def test_a_bad_value_is_refused_with_its_flag(field: str, value: float, bound: s
 @pytest.mark.parametrize(
     ("field", "given", "wanted"),
     [
-        ("seed", -1, {"value": -1, "naming": "0 to 4294967295"}),
+        ("seed", -1, {"value": -1, "naming": "0 or more"}),
         ("tensor_parallel_size", 0, {"value": 0, "naming": "1 or more"}),
         ("dtype", "float23", {"value": "float23", "near": "float32"}),
         ("nwor_modes", "off,stgae", {"value": "stgae", "near": "stage"}),

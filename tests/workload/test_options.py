@@ -8,6 +8,7 @@ from typing import Annotated, Any, get_origin
 
 import pytest
 import typer
+from annotated_types import Interval
 from refusals import refused
 from typer.testing import CliRunner
 
@@ -21,11 +22,10 @@ from nwor_bench.workload.options import (
     Option,
     Panel,
     declared,
-    from_plain,
     names,
     read_all,
+    read_as,
     to_plain,
-    within,
 )
 from nwor_bench.workload.run_spec import AXES, PairChoice, RunSpec, ScenarioValues, VllmEntries
 from nwor_bench.workload.sweep_file import Axes, Settings
@@ -44,7 +44,7 @@ class Toy:
 
     colour: Annotated[Colour, Option("A colour.", Panel.VLLM, aliases=("-c", "--hue"))] = Colour.RED
     colours: Annotated[tuple[Colour, ...], Option("Colours.")] = tuple(Colour)
-    count: Annotated[int | None, Option("A number.", check=within(2, 5))] = None
+    count: Annotated[int | None, Option("A number."), Interval(ge=2, le=5)] = None
     loud: Annotated[bool, Option("Say more.")] = False
     path: Annotated[Path | None, Option("A file.", flag_variable="TOY_PATH")] = None
     more: Annotated[dict[str, Any] | None, Option("JSON.", name="extra")] = None
@@ -103,7 +103,7 @@ def test_a_bad_value_is_refused_by_the_flags_own_name(
 def test_json_gives_back_what_it_was_given(value: Toy) -> None:
     for each in declared(Toy):
         told = to_plain(getattr(value, each.field))
-        assert from_plain(each.kind, told) == getattr(value, each.field)
+        assert read_as(each.kind, "toy", told) == getattr(value, each.field)
 
 
 def test_no_two_options_have_one_name() -> None:

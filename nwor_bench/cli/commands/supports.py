@@ -81,13 +81,13 @@ def _engine(
     from nwor_bench.errors import ConfigError
     from nwor_bench.models.support.facts import Device, EngineFacts
     from nwor_bench.workload.option_values import CacheDtype
-    from nwor_bench.workload.options import known_words
+    from nwor_bench.workload.options import read_as
 
     if draft_tokens < 1:
         raise ConfigError.for_field("--draft-tokens", draft_tokens, "write 1 or more")
-    known_words(CacheDtype, "--cache-dtype", cache_dtype)
+    read_as(CacheDtype, "--cache-dtype", cache_dtype)
     return EngineFacts(
-        known_words(Device, "--device", device), draft_tokens, cache_dtype, one_group, eager
+        read_as(Device, "--device", device), draft_tokens, cache_dtype, one_group, eager
     )
 
 

@@ -17,7 +17,6 @@ REFUSALS = (
     ("sweep --prompts none.jsonl", "none.jsonl: cannot be read"),
     ("sweep --requests 0", "write 1 or more"),
     ("sweep --ci-width much", "--ci-width: 'much'"),
-    ("sweep --acceptance-length glm5.2", "did you mean 'glm-5.2'"),
     ("sweep --nwor-modes of", "did you mean 'off'"),
     ("sweep --kv-cache-dtype fp9", "did you mean 'fp8'"),
     ("sweep --engine-args {", "--engine-args: '{'"),

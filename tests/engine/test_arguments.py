@@ -77,10 +77,10 @@ def test_a_step_larger_than_all_requests_is_refused(
 
 @pytest.mark.parametrize(
     ("pair", "length", "field"),
-    [("tiny", "glm-5.2", "--acceptance-length"), ("llama-3b-shape", None, "--pair")],
+    [("tiny", 3.33, "--acceptance-length"), ("llama-3b-shape", None, "--pair")],
 )
 def test_synthetic_acceptance_is_refused_on_a_cpu(
-    monkeypatch: pytest.MonkeyPatch, pair: str, length: str | None, field: str
+    monkeypatch: pytest.MonkeyPatch, pair: str, length: float | None, field: str
 ) -> None:
     own, spec = resolve_pair(pair), resolve(load_scenario("short"), acceptance_length=length)
     with refused(field, value=pair if length is None else 3.33):

@@ -1,4 +1,4 @@
-"""Time groups of cases: build the inputs, check every implementation, run rounds. Needs no CUDA.
+"""Run `nwor-bench kernels`: check every implementation, time it in rounds, write the files.
 
 In a round every implementation runs once, in random order. They are compared within a round, when
 clocks and other load on the GPU were the same. `nwor_bench.workload.stopping` decides when to stop,
@@ -6,15 +6,26 @@ only from the width of the intervals.
 """
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import product
-from typing import Protocol
+from datetime import UTC, datetime
+from itertools import count, product
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
 
-from nwor_bench.microbench.cases import L2, OURS, PEERS, Group, LaunchMode, Spec
+from rich.console import Console
+
+from nwor_bench.errors import ConfigError, ExitCode
+from nwor_bench.instruments import environment
+from nwor_bench.microbench.cases import L2, OURS, PEERS, Group, LaunchMode, Spec, expand
+from nwor_bench.microbench.report import document, json_content, write_files
 from nwor_bench.microbench.rows import (
     Implementation,
     Implementations,
+    Result,
     Row,
     Sample,
     Status,
@@ -23,21 +34,17 @@ from nwor_bench.microbench.rows import (
     half_widths,
     timed_rows,
 )
+from nwor_bench.records.files import result_document
+from nwor_bench.records.run_folder import RUNS, default_folder
+from nwor_bench.report.terminal import print_document, print_path
 from nwor_bench.workload.stopping import FIRST_LOOK, StoppingRule
 
 Replay = Callable[[], Sample]
 """Runs one round of one implementation."""
 
-Samples = Mapping[str, Sequence[Sample]]
-"""Samples of each implementation, by name."""
-
-Build = Callable[[Group], Implementations]
-"""Makes a group's implementations and inputs; raises MemoryError if the inputs do not fit."""
-
 WARMUP_ROUNDS = 2
 
-TRIES = 3
-"""A case is timed at most this often if the GPU throttled its clocks each time."""
+FILES = ("kernels.csv", "kernels.json", "kernels.md")
 
 
 class Stopwatch(Protocol):
@@ -52,17 +59,16 @@ class Bench:
     """Everything that times the groups.
 
     Attributes:
-        build: makes a group's implementations.
+        build: makes a group's implementations and inputs; raises MemoryError if the inputs do not
+            fit.
         stopwatch: makes their replays.
-        clock: seconds, for the time budget.
         throttled_ms: time so far in which power or temperature lowered the clocks; None: unknown.
         release: frees a group's memory.
     """
 
     spec: Spec
-    build: Build
+    build: Callable[[Group], Implementations]
     stopwatch: Stopwatch
-    clock: Callable[[], float]
     throttled_ms: Callable[[], float | None] = lambda: None
     release: Callable[[], None] = lambda: None
 
@@ -70,20 +76,12 @@ class Bench:
 def run_groups(
     bench: Bench, groups: Iterable[Group], on_group: Callable[[Group, list[Row]], None]
 ) -> list[Row]:
-    """All rows of all groups; calls `on_group` after each group.
-
-    Groups that would start after the time budget are listed as SKIPPED.
-    """
-    begun, rows = bench.clock(), []
+    """All rows of all groups; calls `on_group` after each group."""
+    rows: list[Row] = []
     rng = random.Random(bench.spec.seed)
-    budget = bench.spec.time_budget_s
     for group in groups:
-        if budget is not None and bench.clock() - begun >= budget:
-            reason = f"--time-budget {budget:g}s was used up"
-            found = _blanks(bench.spec, group, Status.SKIPPED, reason)
-        else:
-            found = _run_group(bench, group, rng)
-            bench.release()
+        found = _run_group(bench, group, rng)
+        bench.release()
         rows += found
         on_group(group, found)
     return rows
@@ -93,8 +91,9 @@ def _run_group(bench: Bench, group: Group, rng: random.Random) -> list[Row]:
     try:
         built = bench.build(group)
     except MemoryError:
-        return _blanks(bench.spec, group, Status.REFUSED, "its inputs do not fit the GPU's memory")
-    failed = {each.name: (each.status, each.reason) for each in built.refused}
+        reason = "its inputs do not fit the GPU's memory"
+        built = Implementations((), dict.fromkeys((OURS, *PEERS[group.kernel]), reason))
+    failed = {name: (Status.REFUSED, reason) for name, reason in built.refused.items()}
     sound = []
     for implementation in built.runnable:
         fault = fault_of(implementation)
@@ -143,29 +142,14 @@ def _time_case(
             refused[each.name] = (Status.REFUSED, f"{launch}: {describe(error)}")
     if not replays:
         return [], refused
-    rule = make_rule(bench.spec.max_rounds, bench.spec.ci_width)
-    measured = run_rounds(replays, rule, rng, bench.throttled_ms)
+    before = bench.throttled_ms()
+    samples = run_rounds(replays, make_rule(bench.spec.max_rounds, bench.spec.ci_width), rng)
+    after = bench.throttled_ms()
     timed = [each for each in implementations if each.name in replays]
-    rows = timed_rows(group, l2, launch, timed, measured.samples, measured.discarded)
-    if measured.throttled:
+    rows = timed_rows(group, l2, launch, timed, samples)
+    if before is not None and after is not None and after > before:
         rows = [replace(row, reason="the GPU throttled its clocks") for row in rows]
     return rows, refused
-
-
-def _blanks(spec: Spec, group: Group, status: Status, reason: str) -> list[Row]:
-    return [
-        blank(group, name, l2, launch, status, reason)
-        for l2, launch, name in product(spec.l2, spec.launch, (OURS, *PEERS[group.kernel]))
-    ]
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Samples of one case, and the number of rounds discarded before them."""
-
-    samples: Samples
-    discarded: int = 0
-    throttled: bool = False
 
 
 def make_rule(max_rounds: int, ci_width: float) -> StoppingRule:
@@ -176,31 +160,9 @@ def make_rule(max_rounds: int, ci_width: float) -> StoppingRule:
 
 
 def run_rounds(
-    replays: Mapping[str, Replay],
-    rule: StoppingRule,
-    rng: random.Random,
-    throttled_ms: Callable[[], float | None] = lambda: None,
-) -> Measured:
-    """Rounds of one case.
-
-    Args:
-        replays: each implementation's, by name.
-        throttled_ms: time so far in which power or temperature lowered the clocks; None: unknown.
-            If it grows during a case, the case is timed again; the last try counts and says so.
-    """
-    discarded = 0
-    for attempt in range(TRIES):
-        before = throttled_ms()
-        samples = _rounds(replays, rule, rng)
-        after = throttled_ms()
-        throttled = before is not None and after is not None and after > before
-        if not throttled or attempt == TRIES - 1:
-            return Measured(samples, discarded, throttled)
-        discarded += len(next(iter(samples.values())))
-    raise AssertionError("unreachable")
-
-
-def _rounds(replays: Mapping[str, Replay], rule: StoppingRule, rng: random.Random) -> Samples:
+    replays: Mapping[str, Replay], rule: StoppingRule, rng: random.Random
+) -> dict[str, list[Sample]]:
+    """Samples of each implementation of one case, by name."""
     names = list(replays)
     samples: dict[str, list[Sample]] = {name: [] for name in names}
     for _ in range(WARMUP_ROUNDS):
@@ -215,3 +177,89 @@ def _rounds(replays: Mapping[str, Replay], rule: StoppingRule, rng: random.Rando
         if rule.stop(done, half_widths(samples) if done in rule.looks else [], 0.0, 0.0):
             break
     return samples
+
+
+def run_kernels(
+    console: Console,
+    spec: Spec,
+    output: Path | None,
+    *,
+    quiet: bool = False,
+    as_json: bool = False,
+    make_bench: Callable[[Spec], tuple[Bench, dict[str, Any]]] | None = None,
+) -> int:
+    """Measure, write the files and print them; returns the exit code.
+
+    Args:
+        output: folder for the files; None: runs/<UTC time>-kernels.
+        quiet: print only the answer and the files.
+        as_json: print one JSON document only.
+        make_bench: makes the bench; None: the one on the current CUDA device.
+
+    Raises:
+        ConfigError: no CUDA device, or the files cannot be written to the folder.
+    """
+    folder = output or default_folder(RUNS, "kernels", "", datetime.now(UTC))
+    _check_folder(folder)
+    begun = perf_counter()
+    bench, facts = (make_bench or _cuda_bench)(spec)
+    groups = expand(spec)
+    done = count(1)
+
+    def on_group(group: Group, rows: list[Row]) -> None:
+        if console.is_terminal and not quiet and not as_json:
+            seconds = perf_counter() - begun
+            line = f"[{next(done)}/{len(groups)}] {group.label} ({seconds:.0f} s)"
+            console.print(line, markup=False)
+
+    rows = run_groups(bench, groups, on_group)
+    command = shlex.join(["nwor-bench", *sys.argv[1:]])
+    elapsed_s = perf_counter() - begun
+    result = Result(spec, rows, command, facts, environment.collect(), elapsed_s)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unusable(folder, str(error.strerror)) from error
+    files = write_files(folder, result)
+    if as_json:
+        named = {"folder": str(folder), "files": list(map(str, files))}
+        sys.stdout.write(result_document({**named, **json_content(result)}))
+    else:
+        print_document(console, document(result).shortened(), quiet=quiet)
+        print_path(console, "Files", ", ".join(map(str, files)))
+    return ExitCode.CORRECTNESS_BROKEN if result.invalid else ExitCode.OK
+
+
+def _cuda_bench(spec: Spec) -> tuple[Bench, dict[str, Any]]:
+    require_cuda()
+    from nwor_bench.microbench.cuda_bench import make_bench
+
+    return make_bench(spec)
+
+
+def require_cuda() -> None:
+    """Raise ConfigError unless PyTorch sees a CUDA device and Triton is installed."""
+    remedy = "run it on a machine with an NVIDIA GPU, set up by `make venv DEVICE=cuda`"
+    try:
+        import torch
+        import triton
+    except ImportError as error:
+        raise ConfigError.at(f"kernels needs {error.name}", remedy) from error
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"kernels needs a CUDA device and PyTorch {torch.__version__} (Triton "
+            f"{triton.__version__}) sees none: {remedy}"
+        )
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that holds a kernel run, or whose path leads through a file."""
+    if any((folder / name).exists() for name in FILES):
+        raise _unusable(folder, "it already holds a kernel run")
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise _unusable(folder, f"{nearest} is a file")
+
+
+def _unusable(folder: Path, why: str) -> ConfigError:
+    return ConfigError.for_field("--output", str(folder), f"{why}; name a new folder")

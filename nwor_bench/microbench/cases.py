@@ -1,4 +1,4 @@
-"""The cases of `nwor-bench kernels`: kernels, peers, windows, and the expected time. Pure."""
+"""The cases of `nwor-bench kernels`: kernels, peers and windows. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,21 +14,16 @@ EMPTY = "empty"
 STOCK = "vllm_cuda"
 FLASH = "flash_attention_3"
 
-_WRITES = (STOCK, "vllm_triton", "flashinfer", "torch_index_copy", EMPTY, COPY)
-
 PEERS: dict[str, tuple[str, ...]] = {
-    "commit": _WRITES,
-    "stage": _WRITES,
+    "commit": (STOCK, EMPTY, COPY),
+    "stage": (STOCK, EMPTY, COPY),
     "mask": (EMPTY, COPY),
     "verify_attention": (FLASH, EMPTY, COPY),
 }
-"""Each kernel's peers. vLLM, FlashInfer and torch write one layer's cache per call, so a commit is
-compared with one write per layer. No other project has a mask kernel."""
+"""Each kernel's peers. vLLM writes one layer's cache per call, so a commit is compared with one
+write per layer. No other project has a mask kernel."""
 
 CACHE_DTYPES = ("bf16", "fp8")
-
-SETUP_S = 0.7
-"""Typical setup time of a group: buffers, compilation, checks, graph capture."""
 
 
 class L2(StrEnum):
@@ -94,8 +89,10 @@ class Group:
 
     @property
     def accepted(self) -> int:
-        """Accepted tokens of the window; all of them if acceptance is None."""
-        return accepted_tokens(self.window, self.acceptance)
+        """Accepted tokens, at least one; all of the window's if acceptance is None."""
+        if self.acceptance is None:
+            return self.window.tokens
+        return max(1, round(self.acceptance * self.window.tokens))
 
     @property
     def label(self) -> str:
@@ -119,13 +116,7 @@ class Spec:
     shape: Shape = Shape()
     max_rounds: int = 30
     ci_width: float = 0.01
-    time_budget_s: float | None = None
     seed: int = 0
-
-
-def accepted_tokens(window: Window, acceptance: float | None) -> int:
-    """Accepted tokens of the window, at least one: with none accepted there is no work to time."""
-    return window.tokens if acceptance is None else max(1, round(acceptance * window.tokens))
 
 
 def expand(spec: Spec) -> list[Group]:
@@ -162,17 +153,6 @@ def bytes_moved(group: Group, shape: Shape) -> int:
         return group.window.requests * 8 + group.window.tokens
     rows = group.window.requests * (group.window.drafts + 1)
     return group.window.requests * (group.context or 0) * cache_bytes + rows * shape.row_bytes
-
-
-def estimate_s(group: Group, spec: Spec) -> float:
-    """Rough time of a group in seconds, assuming 3 us per launch and 2 TB/s."""
-    moved = bytes_moved(group, spec.shape)
-    launches = spec.shape.layers if group.kernel == "commit" else 1
-    calls = max(2, min(32, (512 << 20) // max(moved, 1)))
-    implementations = len(PEERS[group.kernel]) + 1
-    round_us = implementations * (calls * (3 * launches / 2 + moved / 2e6) + 150)
-    modes = len(spec.l2) * len(spec.launch)
-    return SETUP_S + modes * spec.max_rounds * round_us / 1e6
 
 
 def parse_windows(text: str) -> tuple[Window, ...]:

@@ -8,7 +8,7 @@ when the first event is reached.
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -148,14 +148,12 @@ def make_bench(spec: Spec) -> tuple[Bench, dict[str, Any]]:
         except torch.OutOfMemoryError as error:
             raise MemoryError from error
 
-    bench = Bench(spec, build, stopwatch, time.perf_counter, _throttled_ms(), _release)
-    return bench, facts
-
-
-def _throttled_ms() -> Callable[[], float | None]:
-    """A function: ms since now in which power or temperature lowered the clocks (NVML)."""
     monitor = ConditionMonitor(gpus=True)
-    return lambda: monitor.end().get("gpu_throttled_ms")
+
+    def throttled_ms() -> float | None:
+        return monitor.end().get("gpu_throttled_ms")
+
+    return Bench(spec, build, stopwatch, throttled_ms, _release), facts
 
 
 def _release() -> None:

@@ -1,4 +1,4 @@
-"""A kernel run as a document, as files (kernels.csv, kernels.json, kernels.md), and its plan."""
+"""A kernel run as a document and as files (kernels.csv, kernels.json, kernels.md)."""
 
 import json
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from nwor_bench.microbench.cases import L2, OURS, PEERS, Group, LaunchMode, Spec, estimate_s
+from nwor_bench.microbench.cases import L2, OURS, PEERS, LaunchMode
 from nwor_bench.microbench.rows import COLUMNS, FORMAT_VERSION, Result, Row, Status
 from nwor_bench.records.facts import to_json
 from nwor_bench.records.files import write_atomically
@@ -38,14 +38,6 @@ NOTES = (
     "kernels.csv has every row: each L2 state and launch mode, launches and rounds.",
 )
 
-_WORDS = {
-    Status.INVALID: "INVALID",
-    Status.NOT_INSTALLED: "absent",
-    Status.REFUSED: "refused",
-    Status.SKIPPED: "skipped",
-}
-"""Shown instead of a time."""
-
 
 def write_files(folder: Path, result: Result) -> list[Path]:
     """Write the three files, replacing older ones. Raises StoreError if that fails."""
@@ -66,7 +58,7 @@ def csv_text(rows: Sequence[Row]) -> str:
 
 
 def json_text(result: Result) -> str:
-    """Everything as JSON, with the format version."""
+    """kernels.json."""
     return json.dumps(json_content(result), indent=1, allow_nan=False) + "\n"
 
 
@@ -164,43 +156,6 @@ def _same(row: Row) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def plan_facts(spec: Spec, groups: Sequence[Group]) -> dict[str, Any]:
-    """The groups that a run would time, and its expected time, for JSON."""
-    seconds = [estimate_s(group, spec) for group in groups]
-    return {
-        "cases": len(groups) * len(spec.l2) * len(spec.launch),
-        "expected_s": sum(seconds),
-        "groups": [
-            {"group": group.label, "expected_s": s}
-            for group, s in zip(groups, seconds, strict=True)
-        ],
-    }
-
-
-def plan_document(spec: Spec, groups: Sequence[Group]) -> Document:
-    """The expected time, and the groups that a run would time."""
-    cases = len(spec.l2) * len(spec.launch)
-    total = sum(estimate_s(group, spec) for group in groups)
-    text = (
-        f"{len(groups) * cases} cases in {len(groups)} groups (L2 {', '.join(spec.l2)}; "
-        f"{', '.join(spec.launch)}), about {total:.0f} s on an H200 once compiled. Nothing was "
-        "measured."
-    )
-    if spec.time_budget_s is not None and total > spec.time_budget_s:
-        text += (
-            f" --time-budget {spec.time_budget_s:g}s is shorter: the last groups would be skipped."
-        )
-    rows = [
-        (group.kernel, "" if group.kernel == "mask" else group.cache_dtype, str(group.window),
-         "" if group.acceptance is None else f"{group.acceptance:g}",
-         "" if group.context is None else str(group.context), str(cases),
-         f"{estimate_s(group, spec):.1f}")
-        for group in groups
-    ]  # fmt: skip
-    heads = ("kernel", "cache", "window", "accepted", "context", "cases", "about s")
-    return Document("Kernels: plan", (Headline("", text), table(heads, rows, numbers_from=2)))
-
-
 def machine(result: Result) -> str:
     """Device, copy bandwidth, model shape, library versions and duration, in a few sentences."""
     facts, shape = result.facts, result.spec.shape
@@ -255,7 +210,7 @@ def case_heading(rows: Sequence[Row]) -> str:
 def numbers(row: Row) -> tuple[str, ...]:
     """Time, GB/s, share of copy and ratio of a row; the status instead of a missing time."""
     if row.status is not Status.OK:
-        return (_WORDS[row.status], *[NOT_MEASURED] * 3)
+        return (row.status if row.status is Status.INVALID else "refused", *[NOT_MEASURED] * 3)
     return (
         microseconds(row.time_us),
         decimal(row.gb_per_s, 0),

@@ -10,7 +10,7 @@ from nwor_bench.analysis.statistics import paired_ratio
 from nwor_bench.microbench.cases import COPY, L2, OURS, Group, LaunchMode, Spec
 from nwor_bench.records.facts import Environment
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Version of kernels.json and kernels.csv; increase it when a column changes its meaning."""
 
 
@@ -20,11 +20,8 @@ class Status(StrEnum):
     OK = "OK"
     INVALID = "INVALID"
     """Its result was wrong, so it was not timed."""
-    NOT_INSTALLED = "NOT_INSTALLED"
     REFUSED = "REFUSED"
-    """It does not support this case, or raised an error."""
-    SKIPPED = "SKIPPED"
-    """The time budget was used up."""
+    """It is not installed, does not support this case, or raised an error."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,6 @@ class Row:
         time_over_nwor: this time over our kernel's, geometric mean over rounds, with its 95 %
             interval (low, high); 2 means that ours takes half the time.
         host_us_per_call, host_us_per_launch: host time of an eager call, and per launch.
-        discarded_rounds: rounds discarded because the GPU throttled its clocks.
     """
 
     kernel: str
@@ -77,7 +73,6 @@ class Row:
     time_over_nwor_high: float | None = None
     host_us_per_call: float | None = None
     host_us_per_launch: float | None = None
-    discarded_rounds: int | None = None
     reason: str = ""
 
 
@@ -109,42 +104,28 @@ class Implementation:
 class RefusedError(Exception):
     """The implementation cannot run here; its rows show the reason instead of a time."""
 
-    def __init__(self, status: Status, reason: str):
-        super().__init__(reason)
-        self.status = status
-        self.reason = reason
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A peer that is listed but not timed."""
-
-    name: str
-    status: Status
-    reason: str
-
 
 @dataclass(frozen=True)
 class Implementations:
-    """All implementations of one group: those that can run, and those that cannot."""
+    """All implementations of one group: those that can run, and why the others cannot, by name."""
 
     runnable: tuple[Implementation, ...]
-    refused: tuple[Refusal, ...]
+    refused: Mapping[str, str]
 
 
 def with_peers(
     ours: Implementation, names: Sequence[str], make: Callable[[str], Implementation]
 ) -> Implementations:
     """Our implementation and the peers `names`; a peer that `make` cannot make is refused."""
-    runnable, refusals = [ours], []
+    runnable, refused = [ours], {}
     for name in names:
         try:
             runnable.append(make(name))
         except RefusedError as refusal:
-            refusals.append(Refusal(name, refusal.status, refusal.reason))
+            refused[name] = str(refusal)
         except Exception as error:  # a foreign library may raise anything
-            refusals.append(Refusal(name, Status.REFUSED, describe(error)))
-    return Implementations(tuple(runnable), tuple(refusals))
+            refused[name] = describe(error)
+    return Implementations(tuple(runnable), refused)
 
 
 def describe(error: Exception) -> str:
@@ -180,7 +161,6 @@ def timed_rows(
     launch: LaunchMode,
     timed: Sequence[Implementation],
     samples: Mapping[str, Sequence[Sample]],
-    discarded: int = 0,
 ) -> list[Row]:
     """One row for each timed implementation, in the order of `timed`."""
     times = {name: [sample.time_us for sample in rounds] for name, rounds in samples.items()}
@@ -200,7 +180,6 @@ def timed_rows(
             "time_us": median(times[each.name]),
             "gb_per_s": speeds.get(each.name),
             "share_of_copy": _over(speeds.get(each.name), speeds.get(COPY)),
-            "discarded_rounds": discarded,
         }
         rows.append(Row(**values))
     return rows

@@ -1,8 +1,8 @@
 """Inputs and calls of the kernels that write: commit, stage and mask, and of their peers.
 
-A commit writes all layers' accepted rows in one launch, its peers write layer by layer. A stage
-copies one layer's draft rows into buffers, its peers write them to the cache. A mask marks accepted
-drafts from counts on the device; no other project has such a kernel.
+A commit writes all layers' accepted rows in one launch, stock vLLM writes layer by layer. A stage
+copies one layer's draft rows into buffers, stock vLLM writes them to the cache. A mask marks
+accepted drafts from counts on the device; no other project has such a kernel.
 """
 
 from dataclasses import replace
@@ -23,7 +23,7 @@ from nwor_bench.microbench.inputs import (
     poison,
     spread,
 )
-from nwor_bench.microbench.peers import Writer, make_baseline, make_writer
+from nwor_bench.microbench.peers import bind_stock_write, make_baseline
 from nwor_bench.microbench.rows import Call, Implementation, Implementations, with_peers
 from nwor_kernels.commit.plan import CommitPlan, StagedSources
 from nwor_kernels.commit.reference import commit_windows_reference
@@ -104,7 +104,7 @@ class _CommitInputs:
         calls = [bind(one.all, counts) for one, counts in self.sets]
 
         def check() -> str:
-            wrong = self._check(calls[0], exact=True)
+            wrong = self._check(calls[0])
             return wrong or ("the kernel set an error flag" if bool(errors.any()) else "")
 
         return Implementation(OURS, 1, self.bytes, calls, check)
@@ -112,17 +112,14 @@ class _CommitInputs:
     def _peer(self, name: str) -> Implementation:
         if name in (EMPTY, COPY):
             return make_baseline(name, self.bytes, len(self.sets), self.device)
-        writer = make_writer(name, self.shape, self.group.cache_dtype, self.scale)
-        calls = [self._layer_by_layer(writer, one.chosen) for one, _ in self.sets]
-        launches = writer.launches * self.shape.layers
+        calls = [self._layer_by_layer(one.chosen) for one, _ in self.sets]
         return Implementation(
-            name, launches, self.bytes, calls, lambda: self._check(calls[0], exact=False)
+            name, self.shape.layers, self.bytes, calls, lambda: self._check(calls[0])
         )
 
-    def _layer_by_layer(self, writer: Writer, rows: Rows) -> Call:
-        where = writer.prepare(rows.slots)
+    def _layer_by_layer(self, rows: Rows) -> Call:
         layers = zip(rows.keys, rows.values, self.caches, strict=True)
-        writes = [writer.bind(key, value, cache, where) for key, value, cache in layers]
+        writes = [bind_stock_write(*layer, rows.slots, self.scale) for layer in layers]
 
         def write_layers() -> None:
             for write in writes:
@@ -130,10 +127,10 @@ class _CommitInputs:
 
         return write_layers
 
-    def _check(self, call: Call, *, exact: bool) -> str:
+    def _check(self, call: Call) -> str:
         poison(self.caches)
         call()
-        return difference(self.caches, self.expected, exact=exact)
+        return difference(self.caches, self.expected)
 
 
 def stage_implementations(
@@ -193,9 +190,8 @@ class _StageInputs:
     def _peer(self, name: str) -> Implementation:
         if name in (EMPTY, COPY):
             return make_baseline(name, self.bytes, SETS, self.device)
-        writer = make_writer(name, self.shape, self.group.cache_dtype, self.scale)
         calls = [
-            writer.bind(rows.keys[0], rows.values[0], self.caches[0], writer.prepare(rows.slots))
+            bind_stock_write(rows.keys[0], rows.values[0], self.caches[0], rows.slots, self.scale)
             for rows in (one.chosen for one in self.sets)
         ]
 
@@ -203,12 +199,10 @@ class _StageInputs:
             poison(self.caches)
             expected = self._expected(self.sets[0].chosen)
             calls[0]()
-            return difference(self.caches, expected, exact=False)
+            return difference(self.caches, expected)
 
         cache_bytes = 2 if self.group.cache_dtype == "bf16" else 1
-        return Implementation(
-            name, writer.launches, self.bytes * (2 + cache_bytes) // 4, calls, check
-        )
+        return Implementation(name, 1, self.bytes * (2 + cache_bytes) // 4, calls, check)
 
     def _expected(self, rows: Rows) -> list[Tensor]:
         """The poisoned cache after the torch reference writes these rows."""

@@ -12,8 +12,8 @@ from rich.console import Console
 from simulated_ncu_report import Action, report_of
 
 from nwor_bench.errors import ExitCode
+from nwor_bench.microbench.bench import run_kernels
 from nwor_bench.microbench.cases import Spec, Window
-from nwor_bench.microbench.execute import Shown, run_kernels
 from nwor_bench.models.pairs import pair_names
 from nwor_bench.workload.config import scenario_names
 
@@ -65,26 +65,21 @@ def test_scenarios(command_line: Run) -> None:
 def test_kernels(command_line: Run, capsys: pytest.CaptureFixture[str]) -> None:
     spec = Spec(kernels=("stage",), windows=(Window(8, 4),), max_rounds=3)
 
-    def session(folder: str, shown: Shown) -> str:
+    def session(folder: str, **shown: bool) -> str:
         capsys.readouterr()
         bench = make_bench(spec), FACTS
         console = Console(width=80)
-        code = run_kernels(console, spec, Path(folder), shown=shown, make_bench=lambda _: bench)
+        code = run_kernels(console, spec, Path(folder), make_bench=lambda _: bench, **shown)
         assert code == ExitCode.OK
         return capsys.readouterr().out
 
-    told = check_keys(session("a", Shown(as_json=True)), "kernels", whole=False)
+    told = check_keys(session("a", as_json=True), "kernels", whole=False)
     assert told["folder"] == "a"
     kept = json.loads(Path("a/kernels.json").read_text())
     assert {name: told[name] for name in kept} == kept
-    quiet, every = session("b", Shown(quiet=True)), session("c", Shown())
+    quiet, every = session("b", quiet=True), session("c")
     assert len(quiet.splitlines()) < len(every.splitlines())
     assert quiet.splitlines()[-1].startswith("Files: b/kernels.csv")
-
-    out = command_line("kernels", "--dry-run", "--json")[1]
-    told = check_keys(out, "kernels --dry-run")
-    quiet = command_line("kernels", "--dry-run", "-q")[1]
-    assert quiet.startswith(f"{told['cases']} cases in {len(told['groups'])} groups")
 
 
 def test_profile(command_line: Run) -> None:

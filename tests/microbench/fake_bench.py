@@ -1,12 +1,12 @@
 """A bench without a GPU: implementations of given speeds, right or wrong, on a set clock."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
 from nwor_bench.microbench.bench import Bench, Replay
 from nwor_bench.microbench.cases import L2, OURS, PEERS, Group, LaunchMode, Spec, bytes_moved
-from nwor_bench.microbench.rows import Implementation, Implementations, Refusal, Sample, Status
+from nwor_bench.microbench.rows import Implementation, Implementations, Sample
 
 FACTS = {"gpu": "Fake GPU", "l2_bytes": 60 << 20, "copy_gb_per_s": 4000.0}
 
@@ -41,17 +41,14 @@ def make_bench(
     us: Mapping[str, float] | None = None,
     *,
     wrong: Mapping[str, str] | None = None,
-    refusals: tuple[Refusal, ...] = (),
-    seconds_a_group: float = 0.0,
+    refused: Mapping[str, str] | None = None,
+    throttled: Iterator[float] | None = None,
     cannot: frozenset[tuple[str, LaunchMode]] = frozenset(),
 ) -> Bench:
-    """A bench whose peers are all there but for `refusals`; `wrong` says whose check fails how."""
-    clock = {"s": 0.0}
+    """A bench whose peers are all there but for `refused`; `wrong` says whose check fails how."""
 
     def build(group: Group) -> Implementations:
-        clock["s"] += seconds_a_group
-        listed = tuple(each for each in refusals if each.name in PEERS[group.kernel])
-        out = {refusal.name for refusal in listed}
+        out = {n: why for n, why in (refused or {}).items() if n in PEERS[group.kernel]}
         implementations = [
             Implementation(
                 name,
@@ -63,10 +60,10 @@ def make_bench(
             for name in (OURS, *PEERS[group.kernel])
             if name not in out
         ]
-        return Implementations(tuple(implementations), listed)
+        return Implementations(tuple(implementations), out)
 
     stopwatch = FakeStopwatch(us or {OURS: 4.0, "vllm_cuda": 80.0, "copy": 2.0}, cannot)
-    return Bench(spec, build, stopwatch, lambda: clock["s"])
+    return Bench(spec, build, stopwatch, lambda: None if throttled is None else next(throttled))
 
 
-NO_FLASHINFER = Refusal("flashinfer", Status.NOT_INSTALLED, "FlashInfer is not installed")
+NO_VLLM = {"vllm_cuda": "vLLM is not installed"}

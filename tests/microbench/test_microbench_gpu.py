@@ -80,7 +80,7 @@ def test_reading_from_memory_takes_longer_than_from_l2(bench) -> None:
 
 
 def test_a_session_writes_its_files(tmp_path: Path) -> None:
-    from nwor_bench.microbench.execute import run_kernels
+    from nwor_bench.microbench.bench import run_kernels
 
     spec = Spec(windows=(WINDOW,), acceptances=(0.5,), contexts=(300,), shape=SHAPE, max_rounds=3)
     assert run_kernels(Console(width=80), spec, tmp_path / "out") == ExitCode.OK
@@ -89,4 +89,4 @@ def test_a_session_writes_its_files(tmp_path: Path) -> None:
     assert len(ours) == 7 * 4
     assert (ours.status == "OK").all()
     assert (ours.time_us > 0).all()
-    assert json.loads((tmp_path / "out" / "kernels.json").read_text())["format_version"] == 1
+    assert json.loads((tmp_path / "out" / "kernels.json").read_text())["format_version"] == 2

@@ -20,9 +20,7 @@ from nwor_bench.microbench.inputs import (
     poison,
     spread,
 )
-from nwor_bench.microbench.peers import make_writer
-from nwor_bench.microbench.rows import RefusedError
-from nwor_kernels.commit.reference import accepted_rows, commit_windows_reference
+from nwor_kernels.commit.reference import accepted_rows
 
 CPU = torch.device("cpu")
 SHAPE = Shape(layers=2, heads=4, kv_heads=2, head_dim=64)
@@ -87,48 +85,8 @@ def test_every_wrong_byte_is_seen(cache_dtype: str) -> None:
     assert difference(found, expected) == ""
     found[1][2, 1, 4, 7] = FP8_POISON if cache_dtype == "fp8" else float("nan")
     assert difference(found, expected).startswith("layer 1: ")
-    assert difference(found, expected, exact=False).startswith("layer 1: ")
     poison(found)
-    assert "layer 1" in difference(found, expected, exact=False)
-
-
-def test_a_peer_may_round_to_the_neighbour_now_and_then_and_ours_may_not() -> None:
-    expected = make_caches(SHAPE, 3, "fp8", CPU)
-    expected[0][1] = torch.randint(1, 0x70, expected[0][1].shape, dtype=torch.uint8)
-    found = [cache.clone() for cache in expected]
-    found[0][1, 0, 0, 0] += 1
-    assert difference(found, expected, exact=True)
-    assert difference(found, expected, exact=False) == ""
-    found[0][1, 0, 0, 0] += 1
-    assert difference(found, expected, exact=False)
-    found[0][1] = expected[0][1] + 1
-    assert difference(found, expected, exact=False)
-
-
-@pytest.mark.parametrize("cache_dtype", ["bf16", "fp8"])
-def test_torchs_write_writes_what_the_reference_writes(cache_dtype: str) -> None:
-    window = Window(3, 4)
-    pool = SlotPool(window, SHAPE.block_size, 1, generator(1))
-    one = make_set(SHAPE, window.tokens, pool.take(), torch.arange(window.tokens), CPU)
-    scale = torch.full((1,), 0.37)
-    caches = make_caches(SHAPE, pool.num_blocks, cache_dtype, CPU)
-    expected = [cache.clone() for cache in caches]
-    scales = [scale] * 2 if cache_dtype == "fp8" else None
-    commit_windows_reference(
-        one.all.keys, one.all.values, expected, one.all.slots,
-        torch.ones(window.tokens, dtype=torch.bool), torch.zeros(2, dtype=torch.int32),
-        k_scales=scales, v_scales=scales,
-    )  # fmt: skip
-    writer = make_writer("torch_index_copy", SHAPE, cache_dtype, scale)
-    where = writer.prepare(one.chosen.slots)
-    for layer, cache in enumerate(caches):
-        writer.bind(one.chosen.keys[layer], one.chosen.values[layer], cache, where)()
-    assert difference(caches, expected) == ""
-
-
-def test_flashinfer_quantises_nothing() -> None:
-    with pytest.raises(RefusedError, match="does not quantise"):
-        make_writer("flashinfer", SHAPE, "fp8", torch.ones(1))
+    assert "layer 1" in difference(found, expected)
 
 
 def test_attentions_reference_is_attention() -> None:

@@ -1,9 +1,10 @@
 """A run on a bench without a GPU: what is wrong, refused or late is listed and never timed."""
 
 from dataclasses import replace
+from itertools import count
 
 import pytest
-from fake_bench import NO_FLASHINFER, make_bench
+from fake_bench import NO_VLLM, make_bench
 
 from nwor_bench.microbench.bench import Bench, fault_of, run_groups
 from nwor_bench.microbench.cases import L2, OURS, PEERS, LaunchMode, Spec, Window, expand
@@ -22,7 +23,7 @@ def of(rows: list[Row], name: str, kernel: str = "commit") -> list[Row]:
 
 
 def test_every_implementation_has_a_line_in_every_case() -> None:
-    rows = run(make_bench(SPEC, refusals=(NO_FLASHINFER,), wrong={"copy": "not the source"}))
+    rows = run(make_bench(SPEC, refused=NO_VLLM, wrong={"copy": "not the source"}))
     for kernel, dtypes in (("commit", 2), ("mask", 1)):
         for name in (OURS, *PEERS[kernel]):
             assert len(of(rows, name, kernel)) == dtypes * MODES
@@ -33,18 +34,18 @@ def test_every_implementation_has_a_line_in_every_case() -> None:
 def test_a_ratio_is_the_peers_time_over_ours() -> None:
     rows = run(make_bench(SPEC, {OURS: 4.0, "vllm_cuda": 80.0}))
     for row in of(rows, "vllm_cuda"):
-        assert row.time_over_nwor == pytest.approx(20, rel=1e-3)
+        assert row.time_over_nwor == pytest.approx(20, rel=2.1e-3)  # each is off by 0.1 %
         assert row.time_over_nwor_low < row.time_over_nwor < row.time_over_nwor_high
 
 
 def test_what_is_wrong_is_not_timed() -> None:
-    bench = make_bench(SPEC, wrong={"vllm_triton": "layer 3: 7 bytes"})
+    bench = make_bench(SPEC, wrong={"vllm_cuda": "layer 3: 7 bytes"})
     rows = run(bench)
-    wrong = of(rows, "vllm_triton")
+    wrong = of(rows, "vllm_cuda")
     assert {row.status for row in wrong} == {Status.INVALID}
     assert {row.reason for row in wrong} == {"layer 3: 7 bytes"}
     assert {row.time_us for row in wrong} == {None}
-    assert "vllm_triton" not in bench.stopwatch.replayed
+    assert "vllm_cuda" not in bench.stopwatch.replayed
     assert {row.status for row in of(rows, OURS)} == {Status.OK}
 
 
@@ -56,10 +57,10 @@ def test_when_ours_is_wrong_the_peers_are_timed_without_a_ratio() -> None:
 
 
 def test_what_is_not_installed_is_listed_with_its_reason() -> None:
-    rows = run(make_bench(SPEC, refusals=(NO_FLASHINFER,)))
-    absent = of(rows, "flashinfer")
+    rows = run(make_bench(SPEC, refused=NO_VLLM))
+    absent = of(rows, "vllm_cuda")
     assert {(row.status, row.reason) for row in absent} == {
-        (Status.NOT_INSTALLED, "FlashInfer is not installed")
+        (Status.REFUSED, "vLLM is not installed")
     }
     assert {row.time_us for row in absent} == {None}
 
@@ -76,18 +77,6 @@ def test_what_cannot_be_captured_is_still_timed_eagerly() -> None:
 def test_our_own_error_is_not_swallowed() -> None:
     with pytest.raises(RuntimeError, match="cannot be captured"):
         run(make_bench(SPEC, cannot=frozenset({(OURS, LaunchMode.GRAPH)})))
-
-
-def test_groups_past_the_time_budget_are_listed_as_skipped() -> None:
-    heard = []
-    bench = make_bench(replace(SPEC, time_budget_s=15.0), seconds_a_group=10.0)
-    rows = run_groups(bench, expand(bench.spec), lambda group, lines: heard.append(group.kernel))
-    assert heard == ["commit", "commit", "mask"]
-    assert {row.status for row in of(rows, OURS)} == {Status.OK}
-    late = of(rows, OURS, "mask")
-    assert {row.status for row in late} == {Status.SKIPPED}
-    assert {row.reason for row in late} == {"--time-budget 15s was used up"}
-    assert len(late) == MODES
 
 
 def test_inputs_that_do_not_fit_are_a_refusal() -> None:
@@ -118,17 +107,22 @@ def test_peers_that_cannot_be_made_are_listed() -> None:
     ours = Implementation(OURS, 1, 8, [], str)
 
     def make(name: str) -> Implementation:
-        if name == "flashinfer":
-            raise RefusedError(Status.NOT_INSTALLED, "FlashInfer is not installed")
-        if name == "vllm_triton":
+        if name == "vllm_cuda":
+            raise RefusedError("vLLM is not installed")
+        if name == "empty":
             raise AttributeError("no such operator")
         return replace(ours, name=name)
 
     made = with_peers(ours, PEERS["commit"], make)
-    assert [s.name for s in made.runnable] == [
-        OURS, "vllm_cuda", "torch_index_copy", "empty", "copy",
-    ]  # fmt: skip
-    assert {refusal.name: refusal.status for refusal in made.refused} == {
-        "vllm_triton": Status.REFUSED,
-        "flashinfer": Status.NOT_INSTALLED,
+    assert [each.name for each in made.runnable] == [OURS, "copy"]
+    assert made.refused == {
+        "vllm_cuda": "vLLM is not installed",
+        "empty": "AttributeError: no such operator",
     }
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_rounds_under_throttled_clocks_say_so(grows: bool) -> None:
+    rows = run(make_bench(SPEC, throttled=count(0, 5 if grows else 0)))
+    assert {row.reason for row in rows} == {"the GPU throttled its clocks" if grows else ""}
+    assert all(row.time_us for row in rows)

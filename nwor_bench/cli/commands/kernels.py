@@ -8,7 +8,7 @@ import typer
 from nwor_bench.cli.command import AsJson, Quiet
 
 if TYPE_CHECKING:
-    from nwor_bench.microbench.cases import Shape, Spec
+    from nwor_bench.microbench.cases import Shape
 
 WORK = "What to time"
 SHAPE = "The model's shape"
@@ -56,26 +56,21 @@ def kernels(
         str, typer.Option(help="Stop a case when each ratio is known to +- this much.",
                           rich_help_panel=PRECISION)
     ] = "1%",
-    time_budget: Annotated[
-        str | None, typer.Option(help="Start no group after this time, e.g. 60s, 5m.",
-                                 rich_help_panel=PRECISION)
-    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of inputs and order.")] = 0,
     output: Annotated[
         Path | None, typer.Option(help="Folder for the files (default: runs/TIME-kernels).",
                                   rich_help_panel=OUTPUT)
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the cases and their expected time, and stop. "
-                                             "Needs no GPU.")
-    ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
-    """Check and time our kernels against vLLM's, FlashInfer's and torch's.
+    """Check and time our kernels against vLLM's.
 
     Exit codes: 0 done, 2 bad input or no CUDA device, 3 a result was wrong.
     """
+    from rich.console import Console
+
+    from nwor_bench.microbench.bench import run_kernels
     from nwor_bench.microbench.cases import (
         CACHE_DTYPES,
         L2,
@@ -87,7 +82,7 @@ def kernels(
         parse_names,
         parse_windows,
     )
-    from nwor_bench.workload.stopping import parse_fraction, parse_seconds
+    from nwor_bench.workload.stopping import parse_fraction
 
     spec = Spec(
         kernels=parse_names("--kernels", kernels, tuple(PEERS)),
@@ -100,21 +95,9 @@ def kernels(
         shape=_shape(layers, heads, kv_heads, head_dim, block_size),
         max_rounds=_at_least("--rounds", rounds, 3),
         ci_width=parse_fraction("--ci-width", ci_width),
-        time_budget_s=None if time_budget is None else parse_seconds("--time-budget", time_budget),
         seed=seed,
     )
-    raise typer.Exit(_run(spec, output, dry_run, quiet=quiet, as_json=as_json))
-
-
-def _run(spec: "Spec", output: Path | None, dry_run: bool, *, quiet: bool, as_json: bool) -> int:
-    from rich.console import Console
-
-    from nwor_bench.microbench.execute import Shown, run_kernels, show_plan
-
-    shown = Shown(quiet=quiet, as_json=as_json)
-    if dry_run:
-        return show_plan(Console(), spec, shown)
-    return run_kernels(Console(), spec, output, shown=shown)
+    raise typer.Exit(run_kernels(Console(), spec, output, quiet=quiet, as_json=as_json))
 
 
 def _shape(layers: int, heads: int, kv_heads: int, head_dim: int, block_size: int) -> "Shape":

@@ -9,7 +9,6 @@ from nwor_bench.analysis.parity.tokens import ParityRule
 from nwor_bench.records.batch import INTERLEAVED_PHASES
 from nwor_bench.records.cell import Cell, NworMode, cell_order
 from nwor_bench.records.facts import EngineStatus
-from nwor_bench.records.finished_blocks import first_tries
 from nwor_bench.records.header import ParityFacts, RunHeader
 from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData
@@ -132,7 +131,7 @@ def find_violations(run: RunData) -> list[Violation]:
     found += [v for batch in every.batches for v in _batch_violations(batch, windows)]
     found += interleaved_violations(every.batches, windows, exact=_is_exact(run.header))
     found += _prompt_violations(run)
-    for batches in (run.batches, *first_tries(run.superseded, run.events)):
+    for batches in (run.batches, *run.first_tries()):
         found += _output_violations(run.header, batches)
     return found
 

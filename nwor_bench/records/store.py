@@ -2,13 +2,17 @@
 
 A batch is written as one append: its windows' lines, then its own. Windows count only with their
 batch's line, so a run that dies in the middle of an append loses that batch only.
+
+A block is finished when all its cells have run and were checked, in one engine process, since its
+cells are compared with each other. A resumed run does not repeat it. An interrupted block runs
+again as a whole; its earlier batches stay in the file as superseded: only their faults count.
 """
 
 import gzip
 import json
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +20,6 @@ from typing import Any
 from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.records.facts import to_json
 from nwor_bench.records.files import sync_folder, write_atomically
-from nwor_bench.records.finished_blocks import (
-    BlockKey,
-    finished_blocks,
-    other_events,
-    superseded_numbers,
-)
 from nwor_bench.records.header import RunHeader, parse_header, read_object
 from nwor_bench.records.lines import (
     BatchKey,
@@ -38,9 +36,30 @@ from nwor_bench.records.run_folder import (
     not_writable,
     records_path,
 )
-from nwor_bench.records.types import FORMAT_VERSION, BatchRecord, RunStatus, WindowRecord
+from nwor_bench.records.types import FORMAT_VERSION, BatchRecord, Phase, RunStatus, WindowRecord
 
-"""Version 1 had no A/A arm, conditions or findings; its records read as they are."""
+BlockKey = tuple[Phase, int]
+"""(phase, block number)."""
+
+FINISHED_EVENT = "block_finished"
+"""Event: every cell of the block has run and was checked."""
+
+SUPERSEDED_EVENT = "superseded"
+"""Event: the block runs again; its batches with these numbers are superseded."""
+
+
+def block_of(item: BatchRecord | Mapping[str, Any]) -> BlockKey:
+    """A batch's or event's block; the gate's interleaved batches are part of the gate."""
+    if isinstance(item, BatchRecord):
+        phase, block = item.phase, item.block
+    else:
+        phase, block = item["phase"], item["block"]
+    return (Phase.GATE if phase == Phase.INTERLEAVED_GATE else phase, block)
+
+
+def block_name(block: BlockKey) -> str:
+    """For people: `block 3 (timed)`."""
+    return f"block {block[1]} ({block[0]})"
 
 
 @dataclass(frozen=True)
@@ -60,6 +79,20 @@ class RunData:
     superseded: tuple[BatchRecord, ...] = ()
     superseded_windows: tuple[WindowRecord, ...] = ()
     finished: frozenset[BlockKey] = frozenset()
+
+    def cut_blocks(self) -> dict[BlockKey, list[int]]:
+        """Unfinished blocks, each with the numbers of its batches."""
+        cut: dict[BlockKey, list[int]] = {}
+        for batch in self.batches:
+            block = block_of(batch)
+            if batch.phase != Phase.WARMUP and block not in self.finished:
+                cut.setdefault(block, []).append(batch.batch)
+        return cut
+
+    def first_tries(self) -> list[list[BatchRecord]]:
+        """The superseded batches, grouped by block and engine process."""
+        numbers = [e["batches"] for e in self.events if e.get("event") == SUPERSEDED_EVENT]
+        return [[batch for batch in self.superseded if batch.batch in own] for own in numbers]
 
 
 class RunStore:
@@ -180,17 +213,21 @@ def read_run(folder: Path) -> RunData:
     header = read_header(folder)
     path = records_path(folder)
     records = parse_records(path, _read_records(path))
-    aside = superseded_numbers(records.events)
-    batches = tuple(b for b in records.batches if b.batch not in aside)
+    by_kind = {
+        kind: [event for event in records.events if event.get("event") == kind]
+        for kind in (FINISHED_EVENT, SUPERSEDED_EVENT)
+    }
+    aside = {number for event in by_kind[SUPERSEDED_EVENT] for number in event["batches"]}
+    others = [e for e in records.events if e.get("event") != FINISHED_EVENT]
     return RunData(
         header=header,
-        batches=batches,
+        batches=tuple(b for b in records.batches if b.batch not in aside),
         windows=tuple(w for w in records.windows if w.batch not in aside),
-        events=tuple(other_events(e for e in records.events if e.get("batch") not in aside)),
+        events=tuple(e for e in others if e.get("batch") not in aside),
         warnings=tuple(records.warnings),
         superseded=tuple(b for b in records.batches if b.batch in aside),
         superseded_windows=tuple(w for w in records.windows if w.batch in aside),
-        finished=finished_blocks(batches, records.events),
+        finished=frozenset((e["phase"], e["block"]) for e in by_kind[FINISHED_EVENT]),
     )
 
 

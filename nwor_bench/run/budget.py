@@ -17,15 +17,16 @@ from typing import Any
 
 from nwor_bench.analysis.trend import not_steady
 from nwor_bench.instruments.device import bf16_is_slow, uses_gpu
-from nwor_bench.records.finished_blocks import (
-    BlockKey,
-    block_of,
-    cut_blocks,
-    finished_event,
-    superseded_event,
-)
 from nwor_bench.records.header import WarmupFacts
-from nwor_bench.records.store import RunData, RunStore, read_run
+from nwor_bench.records.store import (
+    FINISHED_EVENT,
+    SUPERSEDED_EVENT,
+    BlockKey,
+    RunData,
+    RunStore,
+    block_of,
+    read_run,
+)
 from nwor_bench.records.types import BatchRecord, Phase
 from nwor_bench.run.batch import RanBatch
 from nwor_bench.workload.config import RunSpec
@@ -77,8 +78,9 @@ class Budget:
     def __init__(self, seconds: float | None, run: RunData, interleaved: bool = False):
         spent: dict[BlockKey, float] = defaultdict(float)
         for batch in run.batches:
-            if block_of(batch) in run.finished:
-                spent[block_of(batch)] += batch.latency_ms / 1e3
+            block = block_of(batch)
+            if block in run.finished:
+                spent[block] += batch.latency_ms / 1e3
         self._seconds = seconds
         self._warmup_share = WARMUP_SHARE_IN_TURNS if interleaved else WARMUP_SHARE
         self._blocks = dict(spent)
@@ -145,7 +147,7 @@ class BlockLog:
     def __init__(self, store: RunStore, run: RunData):
         self.finished_before = run.finished
         self._store = store
-        self._cut = cut_blocks(run.batches, run.finished)
+        self._cut = run.cut_blocks()
 
     def is_cut(self, phase: Phase, block: Block) -> bool:
         """True for a block that an earlier start began, until it begins again."""
@@ -157,13 +159,16 @@ class BlockLog:
         if key in self.finished_before:
             return False
         if key in self._cut:
-            now = datetime.now(UTC).isoformat(timespec="milliseconds")
-            self._store.append_event(superseded_event(key, self._cut.pop(key), now))
+            at = datetime.now(UTC).isoformat(timespec="milliseconds")
+            self._append(SUPERSEDED_EVENT, key, batches=sorted(self._cut.pop(key)), at=at)
         return True
 
     def finish(self, phase: Phase, block: Block) -> None:
         """Note that the block was run and checked to its end."""
-        self._store.append_event(finished_event((phase, block.number)))
+        self._append(FINISHED_EVENT, (phase, block.number))
+
+    def _append(self, event: str, key: BlockKey, **more: Any) -> None:
+        self._store.append_event({"event": event, "phase": key[0], "block": key[1], **more})
 
 
 _BEFORE_A_LOOK = (

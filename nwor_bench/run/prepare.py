@@ -21,9 +21,8 @@ from nwor_bench.models.pairs import (
     check_model_configs,
     resolve_pair,
 )
-from nwor_bench.records.finished_blocks import block_name, cut_blocks
 from nwor_bench.records.run_folder import RUNS, check_output, default_folder
-from nwor_bench.records.store import RunData, read_run
+from nwor_bench.records.store import RunData, block_name, read_run
 from nwor_bench.records.types import Interleave, Phase
 from nwor_bench.run import resume
 from nwor_bench.run.dry_run import plan_lines
@@ -163,7 +162,7 @@ def _check_resumable(run: RunData, prepared: Prepared, folder: Path, console: Co
         console.print(f"Warning: {warning}", highlight=False, markup=False)
     stored = len([batch for batch in run.batches if batch.phase != Phase.WARMUP])
     every = len(prepared.plan.cells) * (1 + len(prepared.plan.blocks))
-    cut = [block_name(block) for block in cut_blocks(run.batches, run.finished)]
+    cut = [block_name(block) for block in run.cut_blocks()]
     again = f"; {' and '.join(cut)} was cut and is run again whole" if cut else ""
     line = f"{folder}: {stored} of at most {every} batches are stored; it goes on from there{again}"
     console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -1,6 +1,7 @@
 """The gate's interleaved batches, and what timed ones are compared with; no engine."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from nwor_bench.analysis.analyse import analyse
 from nwor_bench.engine.protocol import BatchOutput, Sampling
 from nwor_bench.errors import ExitCode
 from nwor_bench.records.cell import INTERLEAVED
-from nwor_bench.records.finished_blocks import cut_blocks, finished_blocks
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Cell, NworMode, Phase
 from nwor_bench.records.window_order import WindowOrder
@@ -170,6 +170,6 @@ def test_a_gate_cut_behind_its_interleaved_batch_is_not_finished(tmp_path: Path)
     _, run = swept(tmp_path, FakeEngine())
     (last,) = of_phase(run, Phase.INTERLEAVED_GATE)
     stored = [batch for batch in run.batches if batch.batch <= last.batch]
-    assert finished_blocks(stored, []) == frozenset()
     of_gate = [batch.batch for batch in stored if batch.phase != Phase.WARMUP]
-    assert cut_blocks(stored, []) == {(Phase.GATE, 0): of_gate}
+    cut = replace(run, batches=tuple(stored), finished=frozenset())
+    assert cut.cut_blocks() == {(Phase.GATE, 0): of_gate}

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ class GpuEngine(FakeEngine):
         return output
 
     def status(self) -> EngineStatus:
-        return replace(super().status(), rejection_sample_method=self.method)
+        return super().status().model_copy(update={"rejection_sample_method": self.method})
 
 
 def gpu_engine(change: Change | None = None, **values: Any) -> GpuEngine:

@@ -16,9 +16,8 @@ from nwor_bench.analysis.paired import LATENCY_MS
 from nwor_bench.instruments.robust import MIN_GROUPS
 from nwor_bench.records.cell import SWITCHED, Cell
 from nwor_bench.records.facts import EngineStatus
-from nwor_bench.records.finished_blocks import SUPERSEDED_EVENT, block_name
 from nwor_bench.records.header import KvGateFacts, RunHeader
-from nwor_bench.records.store import RunData
+from nwor_bench.records.store import SUPERSEDED_EVENT, RunData, block_name
 from nwor_bench.records.types import AA, CellResult, RunStatus, Verdict
 from nwor_bench.workload.option_values import Counters
 

@@ -34,9 +34,8 @@ from nwor_bench.analysis.parity.tokens import (
 )
 from nwor_bench.records.cell import INTERLEAVED
 from nwor_bench.records.facts import EngineStatus
-from nwor_bench.records.finished_blocks import is_finished
 from nwor_bench.records.header import ParityFacts
-from nwor_bench.records.store import RunData
+from nwor_bench.records.store import RunData, block_of
 from nwor_bench.records.types import BatchRecord, Cell
 from nwor_bench.run.gate.ties import TieCheck
 from nwor_bench.workload.prompts import Encode
@@ -107,7 +106,7 @@ class ParityGate:
                 self.broken.setdefault(Cell.from_names(event), event["reason"])
             elif event.get("event") == TIES_EVENT:
                 self._checked[event_key(event)] = event
-            elif event.get("event") == SUMS_EVENT and is_finished(event, run.finished):
+            elif event.get("event") == SUMS_EVENT and block_of(event) in run.finished:
                 self._sums.add(Cell.from_names(event), read_sums(event))
 
     def check(self, cell: Cell, answer: Answer, reference: Answer | None, block: Block) -> Answer:

@@ -1,54 +1,197 @@
-"""Measurement precision: block by block, window by window, and of each ratio."""
+"""How sure the ratios are: interleaved windows and the effect in parts; windows and blocks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nwor_bench.analysis.analyse import Analysis
-from nwor_bench.analysis.cell_data import CellData
+from nwor_bench.analysis.effects import PairEffect, Split, sham_windows, why_carry_over_untested
 from nwor_bench.analysis.paired import pair_times
+from nwor_bench.instruments.robust import RatioInterval
+from nwor_bench.records.cell import SWITCHED, Cell
+from nwor_bench.records.fallback_reasons import in_words
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import Cell, CellResult, Phase, Verdict
-from nwor_bench.report.document import Block, Paragraph, Section, Table, table
+from nwor_bench.records.types import CellResult, Phase, Verdict
+from nwor_bench.report.document import Block, Bullets, Paragraph, Section, Table, table
 from nwor_bench.report.text import (
     NOT_MEASURED,
+    change,
     compared_time,
     count,
     decimal,
-    joined,
     p_value,
     percent,
     plural,
+    with_bounds,
 )
 
-TITLE = "Measurement precision"
+INTERLEAVED = "Interleaved windows"
+PRECISION = "Measurement precision"
 
+NOTE = (
+    "Cells alternate within a batch. A group is four runs of a few windows, A B B A or B A A B, so "
+    "both cells saw the same batch, context and clocks; the first window of each run is left out. "
+    "A group's effect is the mean log time of B's windows minus that of A's; the ratio is Huber's "
+    "robust location over the groups."
+)
+IS_SHAM = (
+    "The A/A cell switches as stage does (attention patched and restored; with full CUDA graphs a "
+    "second set, captured as stock) and computes what off x off computes. Its ratio shows the "
+    "effect of switching itself."
+)
+NO_SHAM = "The A/A cell switched nothing, so its ratio cannot show a bias of switching."
+
+SHAM_REASONS = {
+    "nothing_to_switch": "on this runner stage patches nothing and has no graphs",
+    "full_graph_of_another_shape": "vLLM replayed a CUDA graph of a shape that stage lacks",
+}
+"""In words; other reasons are printed unchanged."""
+
+UNTESTED = "could not be tested"
 _WITHOUT_TIME = (Verdict.INVALID, Verdict.INEFFECTIVE)
+_DIGITS = 4
+"""Of these ratios: most are known to a tenth of a per cent."""
 
-Times = NDArray[np.float64]
+
+def interleaved_section(analysis: Analysis) -> Section | None:
+    """Ratios, left-out groups and the effect in parts; None for a run of whole batches."""
+    cells = analysis.cells
+    without = {cell.cell for cell in cells if cell.verdict in _WITHOUT_TIME}
+    results = {cell.cell: cell for cell in cells}
+    effects = [e for e in analysis.effects if not {e.pair.treated, e.pair.reference} & without]
+    if not effects:
+        return None
+    blocks: list[Block] = [
+        Paragraph(NOTE),
+        _windows_and_batches(effects, results),
+        Paragraph(sham_words(analysis.run)),
+    ]
+    seen = what_batches_show(cells)
+    blocks += [Paragraph(seen)] if seen else []
+    remarks = [*_left_out(effects), *_untested(effects)]
+    blocks += [Bullets(tuple(remarks))] if remarks else []
+    blocks += [_split_table(analysis.splits)] if analysis.splits else []
+    return Section(INTERLEAVED, tuple(blocks))
 
 
-@dataclass(frozen=True)
-class _Blocks:
-    """Each timed block's ratios and clocks, by its number, in time order."""
+def split_lines(parts: Sequence[Split]) -> list[str]:
+    """`stage x graph, 2.8 % less: attention 1.5 % less +- 0.10, writes 1.3 % less +- 0.07.`
 
-    ratios: dict[Cell, dict[int, float]]
-    clocks: dict[int, float]
-    """Lowest SM clock in MHz."""
-    throttled: dict[int, float]
-    """Milliseconds in which power or temperature lowered the clocks."""
+    One sentence for each staging cell whose effect is split.
+    """
+    return [
+        f"{part.cell.label}, {change(part.total.ratio)}: attention {_part(part.attention)}, writes "
+        f"{_part(part.writes)}."
+        for part in parts
+    ]
+
+
+def sham_words(run: RunData) -> str:
+    """What the A/A cell switched, and so what its ratio shows."""
+    counts = sham_windows(run)
+    switched = counts.pop(SWITCHED, 0)
+    without = ", ".join(
+        f"{count(n)} ({SHAM_REASONS.get(why, why)})" for why, n in sorted(counts.items())
+    )
+    rest = f" Windows of it that switched nothing: {without}." if without else ""
+    return f"{IS_SHAM if switched else NO_SHAM}{rest}"
+
+
+def what_batches_show(cells: Sequence[CellResult]) -> str | None:
+    """The smallest bias of windows that whole batches would show; None without such a check."""
+    found = [cell.visible_bias for cell in cells if cell.visible_bias is not None]
+    if not found:
+        return None
+    ends = f", {percent(min(found))} to {percent(max(found))}" if len(found) > 1 else ""
+    return (
+        f"Whole batches would show a bias of the windows' ratios of {percent(median(found))} or "
+        f"more (median of {plural(len(found), 'cell')}{ends}). They miss a smaller one in more "
+        "than half of the runs."
+    )
+
+
+def _pair_name(effect: PairEffect) -> str:
+    """`stage x graph`, or `stage x graph over control x off`."""
+    treated, reference = effect.pair.treated, effect.pair.reference
+    return treated.label if reference.is_baseline else f"{treated.label} over {reference.label}"
+
+
+def _windows_and_batches(effects: Sequence[PairEffect], results: dict[Cell, CellResult]) -> Table:
+    rows = []
+    for effect in effects:
+        own = results.get(effect.pair.treated) if effect.pair.reference.is_baseline else None
+        found = effect.decisive
+        rows.append([
+            _pair_name(effect),
+            NOT_MEASURED if own is None else own.interleaved or NOT_MEASURED,
+            _bounds(found.robust if found else None),
+            NOT_MEASURED if own is None else _batches(own),
+            _bounds(effect.carry_over) if effect.carry_over else UNTESTED,
+            count(len(effect.groups)),
+            count(sum(effect.left_out.values())),
+        ])  # fmt: skip
+    heads = ["Cell", "Decided by", "Windows", "Whole batches", "Carry-over", "Groups", "Left out"]
+    caption = "Time over off x off [95 % interval] by interleaved windows and by whole batches"
+    return table(heads, rows, numbers_from=2, caption=caption)
+
+
+def _batches(cell: CellResult) -> str:
+    if cell.ratio_batches is None:
+        return NOT_MEASURED
+    low, high = cell.ratio_batches_low, cell.ratio_batches_high
+    return with_bounds(cell.ratio_batches, low, high, _DIGITS)
+
+
+def _bounds(ratio: RatioInterval | None) -> str:
+    if ratio is None:
+        return NOT_MEASURED
+    return with_bounds(ratio.ratio, ratio.low, ratio.high, _DIGITS)
+
+
+def _left_out(effects: Sequence[PairEffect]) -> list[str]:
+    return [
+        f"{_pair_name(effect)}: groups left out: "
+        f"{', '.join(f'{count(n)} {in_words(why)}' for why, n in sorted(effect.left_out.items()))}."
+        for effect in effects
+        if effect.left_out
+    ]
+
+
+def _untested(effects: Sequence[PairEffect]) -> list[str]:
+    return [
+        f"{_pair_name(effect)}: carry-over {UNTESTED} ({why})."
+        for effect in effects
+        if (why := why_carry_over_untested(effect)) is not None
+    ]
+
+
+def _part(ratio: RatioInterval) -> str:
+    return f"{change(ratio.ratio)} +- {100 * ratio.half_width:.2f}"
+
+
+def _split_table(parts: Sequence[Split]) -> Table:
+    rows = [
+        [part.cell.label, name, over, _bounds(ratio), change(ratio.ratio)]
+        for part in parts
+        for name, over, ratio in (
+            ("total", f"{part.cell.label} / off x off", part.total),
+            ("attention", f"{part.control.label} / off x off", part.attention),
+            ("writes, validation and commit", f"{part.cell.label} / {part.control.label}",
+             part.writes),
+        )
+    ]  # fmt: skip
+    heads = ["Cell", "Part", "Compared", "Ratio", "Change"]
+    caption = "The effect in parts: control x off has stage's attention and off's writes"
+    return table(heads, rows, numbers_from=3, caption=caption)
 
 
 def precision_section(analysis: Analysis) -> Section:
     """Tables of windows, ratios and blocks."""
-    run, cells, found = analysis.run, analysis.cells, _blocks(analysis)
-    blocks: list[Block] = [*_window_times(analysis), _ratios(cells)]
-    facts = _warm_up_and_stop(run)
-    if facts:
-        blocks.append(Paragraph(facts))
-    return Section(TITLE, (*blocks, _block_table(found, cells)), folded=True)
+    facts = _warm_up_and_stop(analysis.run)
+    stopped = [Paragraph(facts)] if facts else []
+    blocks = (_window_times(analysis), _ratios(analysis.cells), *stopped, _block_table(analysis))
+    return Section(PRECISION, blocks, folded=True)
 
 
 def _ratios(cells: Sequence[CellResult]) -> Table:
@@ -78,64 +221,44 @@ def _warm_up_and_stop(run: RunData) -> str:
     return " ".join(parts)
 
 
-def _blocks(analysis: Analysis) -> _Blocks:
+def _window_times(analysis: Analysis) -> Block:
+    """Percentiles of all timed windows; a sentence if there are none."""
+    idle = {cell.cell for cell in analysis.cells if cell.verdict in _WITHOUT_TIME}
+    points = {"Least": 0.0, "1 %": 0.01, "25 %": 0.25, "Median": 0.5, "75 %": 0.75, "99 %": 0.99,
+              "Most": 1.0}  # fmt: skip
+    rows = []
+    for own in analysis.gathered:
+        times = [window.wall_ms for window in own.windows if window.wall_ms is not None]
+        if own.cell not in idle and len(times) > 1:
+            values = np.quantile(times, list(points.values()))
+            rows.append([own.cell.label, count(len(times)), *(decimal(v, 2) for v in values)])
+    if not rows:
+        return Paragraph("No valid window time was measured.")
+    caption = "Window times in milliseconds: least, percentiles and most"
+    return table(["Cell", "Windows", *points], rows, caption=caption)
+
+
+def _block_table(analysis: Analysis) -> Table:
+    """Each timed block's ratios, lowest SM clock and throttled time."""
     compared = {cell.cell for cell in analysis.cells if cell.ratio_to_off is not None}
-    run, gathered = analysis.run, analysis.gathered
-    baseline = next((own for own in gathered if own.is_baseline), None)
-    ratios: dict[Cell, dict[int, float]] = {}
-    for own in gathered:
+    baseline = next((own for own in analysis.gathered if own.is_baseline), None)
+    ratios: dict[str, dict[int, float]] = {}
+    for own in analysis.gathered:
         pairs = pair_times(own, baseline) if baseline and own.cell in compared else None
         if pairs is not None:
             times = zip(pairs.blocks, pairs.treated, pairs.baseline, strict=True)
-            ratios[own.cell] = {block: above / below for block, above, below in times}
-    clocks: dict[int, float] = {}
-    throttled: dict[int, float] = {}
-    for batch in (batch for batch in run.batches if batch.phase == Phase.TIMED):
-        clock = batch.conditions.get("gpu_sm_clock_mhz")
-        if clock is not None:
-            clocks[batch.block] = min(clock, clocks.get(batch.block, clock))
-        held = batch.conditions.get("gpu_throttled_ms")
-        if held is not None:
-            throttled[batch.block] = throttled.get(batch.block, 0.0) + held
-    return _Blocks(ratios, dict(sorted(clocks.items())), dict(sorted(throttled.items())))
-
-
-def _block_table(found: _Blocks, cells: Sequence[CellResult]) -> Table:
-    rows = [
-        [str(block), *(decimal(own.get(block), 4) for own in found.ratios.values()),
-         decimal(found.clocks.get(block), 0), decimal(found.throttled.get(block), 0)]
-        for block in sorted({block for own in found.ratios.values() for block in own})
-    ]  # fmt: skip
-    heads = ["Block", *(cell.label for cell in found.ratios), "SM clock MHz", "Throttled ms"]
-    caption = f"{compared_time(cells).capitalize()} over that of off x off, in time order"
+            ratios[own.cell.label] = {block: above / below for block, above, below in times}
+    rows = []
+    for block in sorted({block for own in ratios.values() for block in own}):
+        known = [b.conditions for b in analysis.run.batches
+                 if b.phase == Phase.TIMED and b.block == block]  # fmt: skip
+        clocks = [c["gpu_sm_clock_mhz"] for c in known if c.get("gpu_sm_clock_mhz") is not None]
+        throttled = [c["gpu_throttled_ms"] for c in known if c.get("gpu_throttled_ms") is not None]
+        rows.append([
+            str(block), *(decimal(own.get(block), 4) for own in ratios.values()),
+            decimal(min(clocks, default=None), 0),
+            decimal(sum(throttled) if throttled else None, 0),
+        ])  # fmt: skip
+    heads = ["Block", *ratios, "SM clock MHz", "Throttled ms"]
+    caption = f"{compared_time(analysis.cells).capitalize()} over that of off x off, in time order"
     return table(heads, rows, caption=caption)
-
-
-def _window_times(analysis: Analysis) -> list[Block]:
-    """A table of all timed windows' times; a sentence if there are none."""
-    idle = {cell.cell for cell in analysis.cells if cell.verdict in _WITHOUT_TIME}
-    gathered = [own for own in analysis.gathered if own.cell not in idle]
-    times = {own.cell: found for own in gathered if len(found := _times(own)) > 1}
-    if not times:
-        return [Paragraph("No valid window time was measured.")]
-    blocks: list[Block] = [_window_table(times)]
-    left_out = [cell.label for cell in analysis.cells if cell.cell in idle]
-    if left_out:
-        blocks.append(Paragraph(f"Left out, because their times do not count: {joined(left_out)}."))
-    return blocks
-
-
-def _times(cell: CellData) -> Times:
-    return np.array([window.wall_ms for window in cell.windows if window.wall_ms is not None])
-
-
-def _window_table(times: dict[Cell, Times]) -> Table:
-    points = {"Least": 0.0, "1 %": 0.01, "25 %": 0.25, "Median": 0.5, "75 %": 0.75, "99 %": 0.99,
-              "Most": 1.0}  # fmt: skip
-    rows = [
-        [cell.label, count(len(own)),
-         *(decimal(float(value), 2) for value in np.quantile(own, list(points.values())))]
-        for cell, own in times.items()
-    ]  # fmt: skip
-    caption = "Window times in milliseconds: least, percentiles and most"
-    return table(["Cell", "Windows", *points], rows, caption=caption)

@@ -8,7 +8,7 @@ from nwor_bench.records.facts import EngineStatus, Environment, to_json
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import RunStatus
-from nwor_bench.report.answer import CPU_LIMIT, answer, on_cpu
+from nwor_bench.report.answer import CPU_LIMIT, answer, on_cpu, questions
 from nwor_bench.report.cells import cell_section, first_blocks
 from nwor_bench.report.document import (
     Block,
@@ -21,11 +21,9 @@ from nwor_bench.report.document import (
     table,
 )
 from nwor_bench.report.evidence import evidence_section
-from nwor_bench.report.interleaved import interleaved_section
 from nwor_bench.report.limits import findings_section, glossary
 from nwor_bench.report.phases import phase_section
-from nwor_bench.report.precision import precision_section
-from nwor_bench.report.questions import questions
+from nwor_bench.report.precision import interleaved_section, precision_section
 from nwor_bench.report.text import joined, settings
 from nwor_bench.report.traffic import dram_summary, traffic_section
 

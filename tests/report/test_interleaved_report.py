@@ -13,17 +13,17 @@ from synthetic_run import analysed, change_windows, document_of, save_run, summa
 
 from nwor_bench.records.cell import SHAM, SWITCHED
 from nwor_bench.records.store import RunData, read_header, read_run
+from nwor_bench.report.answer import questions
 from nwor_bench.report.document import Bullets, Paragraph, Section, Table
 from nwor_bench.report.files import run_result
-from nwor_bench.report.interleaved import (
+from nwor_bench.report.limits import limits
+from nwor_bench.report.precision import (
+    INTERLEAVED,
     IS_SHAM,
     NO_SHAM,
-    TITLE,
     interleaved_section,
     split_lines,
 )
-from nwor_bench.report.limits import limits
-from nwor_bench.report.questions import questions
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -132,7 +132,7 @@ def test_the_split_is_an_answer() -> None:
 def test_the_answer_counts_groups_not_blocks() -> None:
     cells = summarised(run())
     sure = dict(questions(analysed(run(), cells)).entries)["How sure is that?"]
-    assert "It rests on 120 groups of neighbouring windows on the same prompts" in sure
+    assert "It rests on 120 groups of neighbouring windows." in sure
 
 
 @pytest.mark.long
@@ -171,5 +171,5 @@ def test_a_run_of_whole_batches_has_none_of_it() -> None:
     cells = summarised(made)
     assert interleaved_section(analysed(made, cells)) is None
     assert split_lines(analysed(made, cells).splits) == []
-    assert TITLE not in [s.title for s in document_of(made).sections]
+    assert INTERLEAVED not in [s.title for s in document_of(made).sections]
     assert "What makes the difference?" not in dict(questions(analysed(made, cells)).entries)

@@ -1,6 +1,6 @@
-"""A server's live A/B: read its /metrics again and again until there is a reason to end.
+"""Read a server's /metrics until the interval is narrow enough or the time is up.
 
-The interval's width and the clock end it, never where the ratio lies (see `workload.stopping`).
+The ratio itself never ends it (see `workload.stopping`).
 """
 
 import time
@@ -26,18 +26,18 @@ EVERY_S = 1.0
 """Time between two readings."""
 
 GONE_AFTER_S = 10.0
-"""A server that does not answer with these metrics for so long is gone."""
+"""A server without an answer for this long is gone."""
 
 FIRST_LOOK = 200
-"""Fewest groups on whose width it may decide to end."""
+"""Fewest groups whose interval may end it."""
 
 AGAIN = 2
-"""Groups at the end over those at which the interval was narrow enough: a narrow interval is also a
-lucky one, and the groups behind it were not chosen (sweeps/studies/interleaved-coverage)."""
+"""It ends at this many times the groups at which the interval was first narrow enough: that first
+interval is partly luck, the groups after it are not (sweeps/studies/interleaved-coverage)."""
 
 
 class Unreachable(BenchError):
-    """No answer, or none that a running server gives."""
+    """The server does not answer, or answers with an error."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def metrics_address(url: str) -> str:
         parts = urlsplit(url)
         host = (parts.hostname or "").encode("idna")
         usable = parts.scheme in ("http", "https") and bool(host) and parts.port != 0
-    except ValueError:  # a port or a host's name that is none
+    except ValueError:  # an invalid port or host name
         usable = False
     if not usable or not url.isascii() or any(char.isspace() for char in url):
         raise ConfigError.for_field("URL", url, "write for example http://localhost:8000")
@@ -200,7 +200,7 @@ def _by_reason(samples: list[Any], name: str, **labels: str) -> dict[str, int]:
 
 
 class Ended(StrEnum):
-    """What ended it."""
+    """Why it ended."""
 
     WIDTH = "ci_width"
     TIME = "time_budget"
@@ -222,18 +222,18 @@ class Wanted:
 
 @dataclass
 class WidthRule:
-    """When is the interval narrow enough?"""
+    """Decides whether the interval is narrow enough."""
 
     ci_width: float
     next_look: int = FIRST_LOOK
-    """Groups at which the width is looked at next."""
+    """Groups at the next look at the width."""
     end_at: int | None = None
     """Groups at which it ends; None until a look found the interval narrow."""
     is_first: bool = True
-    """Nobody waited for what the first reading shows, so it may end there."""
+    """The first reading may end it at once: nobody waited for it to be narrow."""
 
     def is_met(self, groups: int, half_width: float | None) -> bool:
-        """Call it with more and more groups; half the interval counts at looks only."""
+        """Call it with growing groups; the width counts only at looks."""
         first, self.is_first = self.is_first, False
         if self.end_at is None and groups >= self.next_look:
             if half_width is not None and half_width <= self.ci_width:

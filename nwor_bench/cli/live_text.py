@@ -5,6 +5,7 @@ from typing import Any
 
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN, verdict
 from nwor_bench.cli.live_server import ClassRatio, Ended, Reading, Seen, Wanted
+from nwor_bench.errors import ExitCode
 from nwor_bench.instruments.robust import MIN_GROUPS, RatioInterval
 from nwor_bench.records.fallback_reasons import in_words
 from nwor_bench.records.types import Verdict
@@ -48,10 +49,16 @@ def answer(seen: Seen, wanted: Wanted) -> Answer:
     return Answer(str(found), f"{lead}: {measured}.{_aa_warning(reading)}")
 
 
-def is_conclusive(seen: Seen, wanted: Wanted) -> bool:
-    """True if the ratio has an interval that says FASTER, SLOWER or SAME."""
+def exit_code(seen: Seen, wanted: Wanted, *, strict: bool) -> ExitCode:
+    """Exit code of the command; with `strict` 5 unless the verdict is FASTER, SLOWER or SAME."""
+    codes = {
+        Ended.STOPPED: ExitCode.CORRECTNESS_BROKEN,
+        Ended.GONE: ExitCode.FAILED,
+        Ended.INTERRUPTED: ExitCode.INTERRUPTED,
+    }
     interval = interval_of(seen.reading.of(wanted.num_reqs))
-    return interval is not None and verdict(interval) is not Verdict.AMBIGUOUS
+    unsure = interval is None or verdict(interval) is Verdict.AMBIGUOUS
+    return codes.get(seen.ended, ExitCode.INCONCLUSIVE if strict and unsure else ExitCode.OK)
 
 
 def interval_of(own: ClassRatio) -> RatioInterval | None:
@@ -83,7 +90,7 @@ def _classes(reading: Reading) -> Table:
 
 
 def status_lines(reading: Reading) -> list[str]:
-    """What is left out and why, whether staging goes on, and which clock timed the windows."""
+    """Groups left out and why, whether staging continues, and which clock timed the windows."""
     left = [f"{number:,} {in_words(why)}" for why, number in reading.left_out.items()]
     lines = [f"Groups left out: {'; '.join(left) if left else 'none'}."]
     lines.append(
@@ -101,7 +108,7 @@ def status_lines(reading: Reading) -> list[str]:
 
 
 def progress_line(reading: Reading, wanted: Wanted, waited_s: float) -> str:
-    """One line, for logs."""
+    """One line while it waits."""
     own = reading.of(wanted.num_reqs)
     ratio = f"{_ratio(own)} in {plural(own.groups, 'group')}"
     return f"{timedelta(seconds=int(waited_s))}  {own.num_reqs}: {ratio}"
@@ -113,22 +120,8 @@ def result(seen: Seen, wanted: Wanted, url: str, exit_code: int) -> dict[str, An
     return {
         "url": url,
         "answer": {"badge": found.badge, "sentence": found.sentence, "num_reqs": wanted.num_reqs},
-        "classes": [
-            {
-                "num_reqs": own.num_reqs,
-                "ratio": own.ratio,
-                "ratio_ci_low": own.low,
-                "ratio_ci_high": own.high,
-                "groups": own.groups,
-            }
-            for own in reading.classes.values()
-        ],
-        "aa": {
-            "ratio": reading.aa.ratio,
-            "ratio_ci_low": reading.aa.low,
-            "ratio_ci_high": reading.aa.high,
-            "groups": reading.aa.groups,
-        },
+        "classes": [{"num_reqs": own.num_reqs, **_values(own)} for own in reading.classes.values()],
+        "aa": _values(reading.aa),
         "left_out": reading.left_out,
         "staging_stopped": reading.stopped,
         "fallbacks": reading.fallbacks,
@@ -136,6 +129,15 @@ def result(seen: Seen, wanted: Wanted, url: str, exit_code: int) -> dict[str, An
         "ended": str(seen.ended),
         "waited_s": round(seen.waited_s, 1),
         "exit_code": exit_code,
+    }
+
+
+def _values(own: ClassRatio) -> dict[str, Any]:
+    return {
+        "ratio": own.ratio,
+        "ratio_ci_low": own.low,
+        "ratio_ci_high": own.high,
+        "groups": own.groups,
     }
 
 

@@ -21,6 +21,7 @@ from nwor_bench.cli.live_server import (
     parse,
     watch,
 )
+from nwor_bench.cli.live_text import progress_line
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.instruments.robust import MIN_GROUPS
 from nwor_bench.records.fallback_reasons import IN_WORDS, Guard, LeftOut, in_words
@@ -133,9 +134,7 @@ def test_the_answer_comes_first(
     server.pages = [known(ratio, left_out={"interrupted": 40, "batch_size": 2})]
     code, out, err = command_line("live", server.url)
     assert (code, err) == (0, "")
-    progress, *rest = out.splitlines()
-    assert progress.startswith("0:00:00  all: ")
-    said = " ".join(" ".join(rest).split())
+    said = " ".join(out.split())
     assert said.startswith(f"{badge}: ")
     assert words in said
     assert "40 interrupted by a step that is more than windows; 2 with a batch size" in said
@@ -143,6 +142,12 @@ def test_the_answer_comes_first(
     assert "Timed on the device's clock." in said
     assert max(map(len, out.splitlines())) <= 80
     assert server.asked == ["/metrics"]
+
+
+def test_the_progress_line() -> None:
+    reading = parse(known(FASTER), "http://h/metrics")
+    line = progress_line(reading, Wanted("5-8", 0.005, 60.0), 61.4)
+    assert line == "0:01:01  5-8: 0.9700 [0.9680, 0.9720] in 400 groups"
 
 
 def test_quiet_prints_the_answer_alone(command_line: Run, server: Server) -> None:

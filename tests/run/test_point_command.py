@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nwor_bench.cli.option_flags import of_holders
+from nwor_bench.cli.commands.sweep import of_holders
 from nwor_bench.run.prepare import point_command
 from nwor_bench.workload.config import load_scenario, resolve
 from nwor_bench.workload.run_spec import RunSpec, ScenarioValues

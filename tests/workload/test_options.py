@@ -12,7 +12,7 @@ from annotated_types import Interval
 from refusals import refused
 from typer.testing import CliRunner
 
-from nwor_bench.cli.option_flags import with_flags, written_on
+from nwor_bench.cli.commands.sweep import with_flags, written_on
 from nwor_bench.plugin.settings import read_settings
 from nwor_bench.records.header import RunHeader
 from nwor_bench.run.resume import stored_spec

@@ -1,23 +1,13 @@
 """`nwor-bench live URL`: does NWOR pay on the traffic of a running server?"""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from contextlib import nullcontext
+from functools import partial
+from typing import Annotated
 
 import typer
 
 from nwor_bench.cli.command import AsJson, Quiet, tell_json
-from nwor_bench.errors import ConfigError, ExitCode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rich.console import Console
-
-    from nwor_bench.cli.live_server import Reading, Seen, Wanted
-
-SAY_EVERY_S = 10.0
-"""Time between two lines if there is no terminal."""
+from nwor_bench.errors import ConfigError
 
 
 def live(
@@ -45,9 +35,7 @@ def live(
     3 a correctness guard stopped staging, 5 inconclusive with --strict,
     130 interrupted.
     """
-    from functools import partial
-
-    from nwor_bench.cli.live_server import Wanted, metrics_address, read, watch
+    from nwor_bench.cli.live_server import Reading, Wanted, metrics_address, read, watch
     from nwor_bench.workload.stopping import parse_fraction, parse_seconds
 
     wanted = Wanted(
@@ -57,12 +45,24 @@ def live(
     )
     address = metrics_address(url)
     from rich.console import Console
+    from rich.text import Text
+
+    from nwor_bench.cli import live_text as text
+    from nwor_bench.report.terminal import print_document
 
     console = Console()
-    with _display(console, wanted, silent=quiet or as_json) as show:
+    with nullcontext() if quiet or as_json else console.status("") as status:
+
+        def show(reading: Reading, waited_s: float) -> None:
+            if status is not None:  # prints nothing without a terminal
+                status.update(Text(text.progress_line(reading, wanted, waited_s)))
+
         seen = watch(partial(read, address), wanted, show)
-    code = _exit_code(seen, wanted, strict)
-    _tell(console, seen, wanted, url, code, quiet=quiet, as_json=as_json)
+    code = text.exit_code(seen, wanted, strict=strict)
+    if as_json:
+        tell_json(text.result(seen, wanted, url, code))
+    else:
+        print_document(console, text.document(seen, wanted, quiet=quiet))
     raise typer.Exit(code)
 
 
@@ -80,68 +80,3 @@ def _class_of(text: str) -> str:
     raise ConfigError.for_field(
         "--num-reqs", text, "write all, a batch size, or a class: 1, 2, 3-4, 5-8, 9-16, ..."
     )
-
-
-@contextmanager
-def _display(
-    console: "Console", wanted: "Wanted", silent: bool
-) -> "Iterator[Callable[[Reading, float], None]]":
-    """A line that updates in place on a terminal, lines elsewhere, or nothing."""
-    if silent:
-        yield lambda reading, waited_s: None
-        return
-    from nwor_bench.cli.live_text import progress_line
-
-    if not console.is_terminal:
-        last = -SAY_EVERY_S
-
-        def say(reading: "Reading", waited_s: float) -> None:
-            nonlocal last
-            if waited_s - last >= SAY_EVERY_S:
-                last = waited_s
-                typer.echo(progress_line(reading, wanted, waited_s))
-
-        yield say
-        return
-    from rich.text import Text
-
-    with console.status("") as status:
-        yield lambda reading, waited_s: status.update(
-            Text(progress_line(reading, wanted, waited_s))
-        )
-
-
-def _exit_code(seen: "Seen", wanted: "Wanted", strict: bool) -> ExitCode:
-    from nwor_bench.cli.live_server import Ended
-    from nwor_bench.cli.live_text import is_conclusive
-
-    codes = {
-        Ended.STOPPED: ExitCode.CORRECTNESS_BROKEN,
-        Ended.GONE: ExitCode.FAILED,
-        Ended.INTERRUPTED: ExitCode.INTERRUPTED,
-    }
-    if seen.ended in codes:
-        return codes[seen.ended]
-    inconclusive = strict and not is_conclusive(seen, wanted)
-    return ExitCode.INCONCLUSIVE if inconclusive else ExitCode.OK
-
-
-def _tell(
-    console: "Console",
-    seen: "Seen",
-    wanted: "Wanted",
-    url: str,
-    code: ExitCode,
-    *,
-    quiet: bool,
-    as_json: bool,
-) -> None:
-    """The document, or its answer only, or JSON."""
-    from nwor_bench.cli import live_text as text
-
-    if as_json:
-        tell_json(text.result(seen, wanted, url, code))
-        return
-    from nwor_bench.report.terminal import print_document
-
-    print_document(console, text.document(seen, wanted, quiet=quiet))

@@ -1,11 +1,10 @@
 """Values that options take: cells, acceptance lengths, dtypes, counters, and their checks."""
 
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Literal
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.types import NworMode, ScvMode
-from nwor_bench.workload.options import words_of
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 
@@ -21,7 +20,8 @@ MOST_GIB = 1_000_000
 
 
 class CellName(StrEnum):
-    """A cell of the grid, by its modes, as --cells names it."""
+    """A cell of the grid, by its modes, as --cells names it. off x off, its A/A arm and the control
+    are added by themselves."""
 
     OFF_GRAPH = "off-graph"
     OFF_ADAPTIVE = "off-adaptive"
@@ -34,27 +34,6 @@ class CellName(StrEnum):
         """Its NWOR and SCV mode."""
         nwor, scv = self.split("-")
         return NworMode(nwor), ScvMode(scv)
-
-
-def added_cell(word: object) -> str | None:
-    """What to write instead of a cell that is added and never chosen; None for other words."""
-    if word == "off-off":
-        return "off x off and its A/A arm are added by themselves; write a cell such as stage-graph"
-    if isinstance(word, str) and word.startswith("control-"):
-        return (
-            "control x off is added by itself beside a staging cell on a GPU, and anywhere with "
-            "control among the NWOR modes; write a cell such as stage-graph"
-        )
-    return None
-
-
-def cell_words(flag: str, given: Any) -> tuple[str, ...]:
-    """The words of `flag`; raises ConfigError for a cell that is added."""
-    words = words_of(given)
-    for word in words:
-        if (remedy := added_cell(word)) is not None:
-            raise ConfigError.for_field(flag, word, remedy)
-    return words
 
 
 def includes_off(modes: tuple[str, ...]) -> str | None:

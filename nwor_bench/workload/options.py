@@ -87,6 +87,8 @@ def read_as(kind: Any, flag: str, given: Any) -> Any:
                 flag, given, f"write for example {','.join(known)}"
             ) from None
         raise ConfigError.unknown(flag, fault["input"], [str(each) for each in known]) from None
+    if found == ():
+        raise ConfigError.for_field(flag, value, "write one or more, or leave it out")
     if isinstance(found, tuple) and len(set(found)) < len(found):
         raise ConfigError.for_field(flag, ",".join(value), "write each mode once")
     return found

@@ -23,7 +23,6 @@ from nwor_bench.workload.option_values import (
     Counters,
     Dtype,
     bytes_of_gib,
-    cell_words,
     includes_off,
 )
 from nwor_bench.workload.options import (
@@ -171,7 +170,7 @@ class RunSpec:
     """Columns of the grid of cells."""
     only_cells: Annotated[tuple[CellName, ...] | None, Option(
         "Only these cells, e.g. stage-graph, beside off x off, its A/A arm and the control.",
-        Panel.MODES, name="cells", read=cell_words, table="settings",
+        Panel.MODES, name="cells", table="settings",
     )] = None
     """Cells of the grid to measure; None for all."""
     stage_by: Annotated[StageBy, Option(

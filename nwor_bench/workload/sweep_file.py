@@ -11,7 +11,6 @@ from pydantic import Field, create_model, field_validator
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.workload.config import load_scenario, resolve
-from nwor_bench.workload.option_values import added_cell
 from nwor_bench.workload.options import declared
 from nwor_bench.workload.resources import resource_dir
 from nwor_bench.workload.run_spec import (
@@ -61,17 +60,6 @@ class Axes(_AxesOfOptions):
 
 class Settings(_SettingsOfOptions):
     """Settings that all runs share, named like the flags of `nwor-bench sweep`."""
-
-    @field_validator("cells", mode="before")
-    @classmethod
-    def _none_is_added(cls, cells: Any) -> Any:
-        if not isinstance(cells, list):
-            return cells
-        if not cells:
-            raise ValueError("write one cell or more, such as stage-graph, or leave it out")
-        if remedy := next(filter(None, map(added_cell, cells)), None):
-            raise ValueError(remedy)
-        return tuple(cells)  # of JSON's list; pydantic takes no other from here
 
 
 class SweepFile(NamedFile):

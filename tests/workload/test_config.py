@@ -292,13 +292,6 @@ def test_a_cell_outside_of_the_grid_is_refused() -> None:
         resolve(SCENARIO, cells="stage-on")
 
 
-@pytest.mark.parametrize("cell", ["control-off", "control-graph", "off-off"])
-def test_a_cell_that_is_added_by_itself_is_refused_with_one_to_write(cell: str) -> None:
-    with refused("--cells", value=cell, naming="stage-graph") as caught:
-        resolve(SCENARIO, cells=f"stage-graph,{cell}")
-    assert "added by" in str(caught.value)
-
-
 def test_the_control_comes_with_mode_stage_where_windows_take_turns() -> None:
     control = "control x off"
     assert control in labels(interleave="windows")

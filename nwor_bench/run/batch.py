@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypedDict
+from typing import Any
 
 from nwor_bench.analysis.parity.tokens import digest
 from nwor_bench.engine.protocol import BatchOutput, Engine, Sampling
@@ -44,35 +44,32 @@ def window_records(
     place: BatchPlace, output: BatchOutput, bytes_per_token: int | None
 ) -> list[WindowRecord]:
     """One record per window. Bytes are tokens x cache bytes per token, not measured traffic."""
-    return [
-        _window_record(place, number, window, bytes_per_token)
-        for number, window in enumerate(output.windows)
-    ]
 
-
-def _window_record(
-    place: BatchPlace, number: int, window: dict[str, Any], bytes_per_token: int | None
-) -> WindowRecord:
     def in_bytes(tokens: int) -> int | None:
         return None if bytes_per_token is None else tokens * bytes_per_token
 
-    tuples = {
-        name: tuple(window[name]) for name in ("accepted_per_position", "drafts_per_position")
-    }
-    cell = place.cell_of(window)
-    return WindowRecord(
-        pair=cell.pair,
-        nwor_mode=str(cell.nwor_mode),
-        scv_mode=str(cell.scv_mode),
-        block=place.block.number,
-        batch=place.batch,
-        window=number,
-        arm=cell.arm,
-        bytes_staged=in_bytes(window["staged_tokens"]),
-        bytes_committed=in_bytes(window["committed_tokens"]),
-        bytes_avoided=in_bytes(window["rejected_tokens"]),
-        **{**{name: window[name] for name in window.keys() - {"cell"}}, **tuples},
-    )
+    records = []
+    for number, window in enumerate(output.windows):
+        cell = place.cell_of(window)
+        measured = {name: value for name, value in window.items() if name != "cell"}
+        for name in ("accepted_per_position", "drafts_per_position"):
+            measured[name] = tuple(window[name])
+        records.append(
+            WindowRecord(
+                pair=cell.pair,
+                nwor_mode=str(cell.nwor_mode),
+                scv_mode=str(cell.scv_mode),
+                block=place.block.number,
+                batch=place.batch,
+                window=number,
+                arm=cell.arm,
+                bytes_staged=in_bytes(window["staged_tokens"]),
+                bytes_committed=in_bytes(window["committed_tokens"]),
+                bytes_avoided=in_bytes(window["rejected_tokens"]),
+                **measured,
+            )
+        )
+    return records
 
 
 def batch_record(
@@ -113,7 +110,7 @@ def batch_record(
         temperature=sampling.temperature,
         seed=sampling.seed,
         started_at=place.started_at,
-        fallbacks=_count_fallbacks(windows, "fallback_reason"),
+        fallbacks=dict(Counter(w["fallback_reason"] for w in windows if w["fallback_reason"])),
         scv_counters=output.scv_counters,
         arm=place.cell.arm,
         conditions=conditions,
@@ -122,49 +119,17 @@ def batch_record(
     )
 
 
-def counter_event(place: BatchPlace, facts: dict[str, Any]) -> dict[str, Any]:
-    """Event with the precision of a batch's counters, for the records."""
-    return {
-        "event": place.phase,
-        **place.cell.names,
-        "block": place.block.number,
-        "batch": place.batch,
-        **facts,
-    }
-
-
-def interleaved_event(
-    place: BatchPlace, facts: Sequence[dict[str, dict[str, int]]]
-) -> dict[str, Any]:
-    """Event with each cell's SCV counters in an interleaved batch, for the records."""
-    assert place.turns is not None
-    labels = [cell.label for cell in place.turns.cells]
-    return {
-        "event": place.phase,
-        "block": place.block.number,
-        "batch": place.batch,
-        "cells": dict(zip(labels, facts, strict=True)),
-    }
-
-
 def prompt_digest(prompts: Sequence[Sequence[int]]) -> str:
     """A short fingerprint of a block's prompts, token by token."""
     return digest([token for prompt in prompts for token in (*prompt, -1)])
-
-
-def _count_fallbacks(windows: list[dict[str, Any]], name: str) -> dict[str, int]:
-    return dict(Counter(window[name] for window in windows if window[name]))
 
 
 Check = Callable[[list[list[int]], Answer], Answer]
 """Checks a batch before it is stored, given its prompts; returns the answer with its parity."""
 
 
-class Watched(TypedDict):
-    """What a gate batch was watched for, by rank; see `RanBatch`."""
-
-    written: list[dict[str, int]]
-    layers: list[list[dict[str, Any]]]
+Watched = tuple[list[dict[str, int]], list[list[dict[str, Any]]]]
+"""What a gate batch was watched for, by rank: writes and layers, see `RanBatch`."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +204,7 @@ class BatchRunner:
     def _run(self, place: BatchPlace, check: Check | None) -> RanBatch:
         prompts = self._encode(place.block.prompts)
         sampling = self._sampling(place.phase, place.block)
-        facts = None
+        facts: list[dict[str, dict[str, int]]] = []
         if place.turns is not None:
             self._engine.interleave(place.turns)
         try:
@@ -254,48 +219,42 @@ class BatchRunner:
             answer = check(prompts, answer)
         windows = window_records(place, output, self._bytes_per_token)
         self._store.append_batch(answer.record, windows)
+        event = {"event": place.phase, "block": place.block.number, "batch": place.batch}
         if output.counter_facts is not None:
-            self._store.append_event(counter_event(place, output.counter_facts))
-        if facts is not None:
-            self._store.append_event(interleaved_event(place, facts))
-        return RanBatch(place.cell, answer, windows, **watched)
+            self._store.append_event({**event, **place.cell.names, **output.counter_facts})
+        if place.turns is not None:
+            labels = [cell.label for cell in place.turns.cells]
+            self._store.append_event({**event, "cells": dict(zip(labels, facts, strict=True))})
+        return RanBatch(place.cell, answer, windows, *watched)
 
     def _generate(
         self, place: BatchPlace, prompts: list[list[int]], sampling: Sampling
     ) -> tuple[BatchOutput, Watched, Conditions]:
         """The engine's output, what a gate batch was watched for, and the conditions."""
-        label = place.cell.label
-        stages = place.turns is not None or place.cell.nwor_mode is not NworMode.OFF
-        watched_batch = stages and place.phase in (Phase.GATE, Phase.INTERLEAVED_GATE)
+        label, nwor = place.cell.label, place.cell.nwor_mode
+        is_gate = place.phase in (Phase.GATE, Phase.INTERLEAVED_GATE)
+        watches = is_gate and (place.turns is not None or nwor is not NworMode.OFF)
+        written: list[dict[str, int]] = []
+        layers: list[list[dict[str, Any]]] = []
         with span(self._ranges, "cell", place.order, label):
-            if place.turns is None:  # which set their own modes
+            if place.turns is None:  # interleaved cells set their own modes
                 self._engine.set_modes(place.cell)
             if self._monitor is not None:
                 self._monitor.begin()
             with span(self._ranges, "batch", place.batch, label):
-                if watched_batch:
-                    # Control alone writes every draft at once.
-                    writes = place.cell.nwor_mode is not NworMode.CONTROL
-                    output, watched = self._generate_watched(prompts, sampling, writes)
-                else:
+                if watches:
+                    self._engine.check_layers(len(prompts))
+                    if nwor is not NworMode.CONTROL:  # which writes every draft at once
+                        self._engine.watch_writes(True)
+                try:
                     output = self._engine.generate(prompts, sampling)
-                    watched = Watched(written=[], layers=[])
+                finally:
+                    if watches:
+                        layers = self._engine.check_layers(len(prompts))
+                        if nwor is not NworMode.CONTROL:
+                            written = self._engine.watch_writes(False)
             conditions = {} if self._monitor is None else self._monitor.end()
-        return output, watched, conditions
-
-    def _generate_watched(
-        self, prompts: list[list[int]], sampling: Sampling, writes: bool
-    ) -> tuple[BatchOutput, Watched]:
-        """A gate batch that stages: its layers are checked, and if asked for its writes watched."""
-        self._engine.check_layers(len(prompts))
-        if writes:
-            self._engine.watch_writes(True)
-        try:
-            output = self._engine.generate(prompts, sampling)
-        finally:
-            layers = self._engine.check_layers(len(prompts))
-            written = self._engine.watch_writes(False) if writes else []
-        return output, Watched(written=written, layers=layers)
+        return output, (written, layers), conditions
 
     def _sampling(self, phase: Phase, block: Block) -> Sampling:
         """Sampling parameters: the gate is always greedy; seeds depend on the block."""

@@ -14,7 +14,7 @@ from nwor_bench.records.store import RunData, RunStore, read_run
 from nwor_bench.records.types import BatchRecord, Cell, Phase, WindowRecord
 from nwor_bench.report.text import plural
 from nwor_bench.run.batch import BatchRunner, RanBatch
-from nwor_bench.run.budget import BlockLog, Budget, RemainingWork, warm_up
+from nwor_bench.run.budget import BlockLog, Budget, half_widths, warm_up
 from nwor_bench.run.gate.block import GateBlock, kv_gate
 from nwor_bench.run.gate.parity import Answer, ParityGate, broken_event
 from nwor_bench.run.gate.ties import TieCheck
@@ -81,10 +81,7 @@ class BlockRunner:
         self.parity.restore(run)
         self._log = BlockLog(store, run)
         self._budget = Budget(spec.time_budget_s, run, plan.interleaved)
-        has_probe = bool(status.has_probe)
-        self._remaining = RemainingWork(
-            plan, spec, self._budget, self._log, store.folder, has_probe
-        )
+        self._has_probe = bool(status.has_probe)
         first = _next_number(run)
         self._batches = BatchRunner(engine, store, encode, spec, self._ranges, monitor, first)
 
@@ -99,15 +96,15 @@ class BlockRunner:
         self._warm_up()
         self.gate()
         done = 0
-        self.stopped = self._remaining.why_stop(done, len(self._live_cells()))
+        self.stopped = self._why_stop(done)
         for block in self.plan.blocks:
             if self.stopped is not None:
                 self._progress.say(f"stopped after {plural(done, 'block')}: {self.stopped}")
                 break
             self._timed_block(block)
             done = block.number
-            self.stopped = self._remaining.why_stop(done, len(self._live_cells()))
-        for phase, blocks in self._remaining.untimed_blocks(len(self._live_cells())).items():
+            self.stopped = self._why_stop(done)
+        for phase, blocks in self._untimed_blocks().items():
             self._count_in(phase, blocks if done else 0)
 
     def _warm_up(self) -> None:
@@ -149,10 +146,38 @@ class BlockRunner:
             "of off x off"
         )
 
+    def _untimed_blocks(self) -> dict[Phase, int]:
+        """Blocks that run once more after the last, by what is on in them."""
+        probed = self._budget.probed_blocks(len(self._live_cells())) if self._has_probe else 0
+        return {Phase.PROBE: probed, **self.spec.counted_blocks}
+
+    def _has_whole_batches(self, block: Block) -> bool:
+        """True if every cell has a batch of its own; a check only if it has room."""
+        if not self.plan.has_whole_batches(block):
+            return False
+        if not self.plan.interleaved or self._log.is_cut(Phase.TIMED, block):
+            return True
+        return self._budget.has_room_to_check(len(self._live_cells()))
+
+    def _why_stop(self, done: int) -> str | None:
+        """What the stopping rule says after `done` blocks."""
+        rule, blocks = self.spec.stopping, self.plan.blocks
+        widths = half_widths(read_run(self._store.folder), done) if done in rule.looks else []
+        if self._log.finished_before & {(Phase.TIMED, done + 1), (Phase.INTERLEAVED, done + 1)}:
+            return rule.stop(done, widths, 0.0, 0.0)  # the clock let an earlier try go on
+        # With one more block the untimed ones after the last must fit in too.
+        whole_s = self._budget.block_s(Phase.TIMED, len(self._live_cells()))
+        next_s = whole_s * sum(self._untimed_blocks().values())
+        if done == len(blocks) or self._has_whole_batches(blocks[done]):
+            next_s += whole_s
+        if self.plan.interleaved:
+            next_s += self._budget.block_s(Phase.INTERLEAVED, 1)
+        return rule.stop(done, widths, self._budget.spent_s, next_s)
+
     def _timed_block(self, block: Block) -> None:
         if self.plan.interleaved:
             self._interleaved_batch(block)  # first: a short budget has room for little else
-        if self._remaining.has_whole_batches(block, len(self._live_cells())):
+        if self._has_whole_batches(block):
             self._whole_batches(block)
 
     def _interleaved_batch(self, block: Block) -> None:

@@ -14,8 +14,7 @@ from toy_run import BASELINE, STAGE, Runner
 from nwor_bench.analysis.parity.kv import compare_exactly, compare_within, tolerances
 from nwor_bench.engine.protocol import BatchOutput, Sampling
 from nwor_bench.records.types import NworMode
-from nwor_bench.run.gate.kv import BUDGET_BYTES, rows_budget
-from nwor_bench.run.gate.kv_references import choose_spans, groups_that_fit, halves
+from nwor_bench.run.gate.kv import BUDGET_BYTES, choose_spans, groups_that_fit, rows_budget
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 30)), max_size=6)
 
@@ -45,12 +44,6 @@ def test_groups_fit_into_the_cache(lengths: list[int], size: int, blocks: int) -
     for group in groups:
         needed = sum(-(-lengths[number] // size) for number in group)
         assert needed <= blocks or len(group) == 1
-
-
-def test_halves_are_another_batch_shape() -> None:
-    assert halves([3]) == halves([]) == []
-    assert halves([3, 4]) == [[3], [4]]
-    assert halves([3, 4, 5]) == [[3], [4, 5]]
 
 
 def test_the_budget_leaves_the_host_its_memory() -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import Protocol
 
 from nwor_bench.analysis.parity.ties import (
     ErrorScale,
@@ -14,42 +13,12 @@ from nwor_bench.analysis.parity.ties import (
 )
 from nwor_bench.analysis.parity.tokens import Tokens
 from nwor_bench.engine.arguments import TOP
+from nwor_bench.engine.protocol import Engine
 from nwor_bench.errors import EngineError
 from nwor_bench.records.types import Cell
 
 MOST_POSITIONS = 128
 """Output positions of the gate's block on which the error scale is measured."""
-
-
-class GreedyOutput(Protocol):
-    """One request's greedy output; see `engine.GreedyOutput`."""
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """The output tokens."""
-
-    @property
-    def top(self) -> tuple[TopLogprobs, ...]:
-        """The likeliest tokens at each output position, if they were asked for."""
-
-
-class GreedyEngine(Protocol):
-    """The engine as `TieCheck` uses it; see `engine.VllmEngine`."""
-
-    def set_modes(self, cell: Cell) -> None:
-        """Switch both modes live."""
-
-    def decode_greedily(
-        self,
-        prompts: Tokens,
-        max_new_tokens: Sequence[int],
-        *,
-        ignore_eos: bool,
-        top: int = 0,
-        keep_prefix_cache: bool = False,
-        nudged: bool = False,
-    ) -> Sequence[GreedyOutput]:
-        """Greedy outputs, apart from the measured batches."""
 
 
 class TieCheck:
@@ -75,7 +44,7 @@ class TieCheck:
 
     def __init__(
         self,
-        engine: GreedyEngine,
+        engine: Engine,
         baseline: Cell,
         gate: Callable[[], Tokens],
         max_new_tokens: int,

@@ -2,6 +2,7 @@
 
 import errno
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -42,63 +43,36 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(
-    "sweep",
-    cls=Command,
-    epilog=examples(
+_EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
+    sweep.sweep: (
         "nwor-bench sweep",
         "nwor-bench sweep --model FOLDER --draft-model FOLDER --method eagle3",
         "nwor-bench sweep --prompts mine.jsonl --num-prompts 64 --ci-width 0.5%",
         "nwor-bench sweep --file quick",
     ),
-)(sweep.sweep)
-app.command(
-    "report",
-    cls=Command,
-    epilog=examples("nwor-bench report runs/first", "nwor-bench report runs/first --json"),
-)(report.report)
-app.command(
-    "compare",
-    cls=Command,
-    epilog=examples("nwor-bench compare runs/before runs/after --threshold 2%"),
-)(compare.compare)
-app.command(
-    "plan",
-    cls=Command,
-    epilog=examples(
+    report.report: ("nwor-bench report runs/first", "nwor-bench report runs/first --json"),
+    compare.compare: ("nwor-bench compare runs/before runs/after --threshold 2%",),
+    plan.plan: (
         "nwor-bench plan --config config.json",
-        "nwor-bench plan --config config.json --num-prompts 64",
+        "nwor-bench plan --config config.json --num-prompts 64 --html plan.html",
     ),
-)(plan.plan)
-app.command(
-    "supports",
-    cls=Command,
-    epilog=examples(
+    supports.supports: (
         "nwor-bench supports config.json",
         "nwor-bench supports openai/gpt-oss-20b --device blackwell",
         "nwor-bench supports --recipes",
     ),
-)(supports.supports)
-app.command(
-    "doctor",
-    cls=Command,
-    epilog=examples("nwor-bench doctor", "nwor-bench doctor --no-engine --json"),
-)(doctor.doctor)
-app.command(
-    "kernels",
-    cls=Command,
-    epilog=examples(
-        "nwor-bench kernels --dry-run", "nwor-bench kernels --kernels commit --time-budget 60s"
+    doctor.doctor: ("nwor-bench doctor", "nwor-bench doctor --no-engine --json"),
+    kernels.kernels: (
+        "nwor-bench kernels --dry-run",
+        "nwor-bench kernels --kernels commit --time-budget 60s",
     ),
-)(kernels.kernels)
-app.command(
-    "live",
-    cls=Command,
-    epilog=examples(
+    live.live: (
         "nwor-bench live http://localhost:8000",
         "nwor-bench live http://localhost:8000 --num-reqs 5-8 --ci-width 0.3%",
     ),
-)(live.live)
+}
+for _command, _lines in _EXAMPLES.items():
+    app.command(cls=Command, epilog=examples(*_lines))(_command)
 app.add_typer(profile.app, name="profile")
 app.add_typer(pairs.app, name="pairs")
 app.add_typer(scenarios.app, name="scenarios")

@@ -25,11 +25,9 @@ class RunOptions:
     output: Annotated[Path | None, Option(
         "Run folder (default: runs/TIME-SCENARIO-PAIR).", Panel.FILES, read=_new_folder,
     )] = None
-    """The new folder; None for one named by time, scenario and pair."""
     resume: Annotated[Path | None, Option(
         "Go on with the run (or sweep) in this folder.", Panel.FILES,
     )] = None
-    """The folder of a run or sweep that was cut short."""
     file: Annotated[Path | None, Option(
         "A sweep file (sweeps/*.toml): many runs, one engine where one will do.", Panel.FILES,
     )] = None
@@ -37,27 +35,21 @@ class RunOptions:
     continue_on_error: Annotated[bool, Option(
         "With --file: go on with the next run when one fails.", Panel.FILES,
     )] = False
-    """Of a sweep: go on with the next run when one fails."""
     ray: Annotated[bool, Option(
         "With --file: on a Ray cluster (RAY_ADDRESS, else this machine), one engine a GPU.",
         Panel.FILES,
     )] = False
-    """Of a sweep: run its engines on a Ray cluster."""
     prometheus_port: Annotated[int | None, Option(
         "Serve the counters at http://localhost:PORT/metrics; 0: a free port.", Panel.PROFILING,
         is_local=True,
     )] = None
-    """Port of the counters; 0 for a free one, None for no server."""
     dry_run: Annotated[bool, Option("Show what would run, and stop.")] = False
-    """Show what would run, and stop."""
     quiet: Annotated[bool, Option(
         "Print only the answer and the folder.", aliases=("-q",),
     )] = False
-    """Print only the answer and the folder."""
     as_json: Annotated[bool, Option(
         "Print only the result, as JSON (docs/json.md).", name="json",
     )] = False
-    """Print the result as one JSON document and nothing else."""
     verbose: Annotated[bool, Option(
         "Show all details, and vLLM's log.", aliases=("-v",), is_local=True,
     )] = False

@@ -56,21 +56,17 @@ class ScenarioValues:
         "Requests a batch.", Panel.WORKLOAD, aliases=("--num-prompts",),
         axis=Axis(2, "{} requests", "r{}", shares_engine=True),
     ), Interval(ge=1, le=100_000)]
-    """Prompts of a batch, all at once."""
     batches: Annotated[int, Option(
         "Timed blocks (with --ci-width: at least).", Panel.WORKLOAD, table="settings",
     ), Interval(ge=1, le=MOST_BLOCKS)]
-    """Timed blocks: in each, every cell runs once on the same prompts."""
     warmup: Annotated[int, Option(
         "Untimed batches first, at least: more until times are steady.", Panel.WORKLOAD,
         table="settings",
     ), Ge(0)] = 1
-    """Untimed batches a cell."""
     draft_tokens: Annotated[int, Option(
         "Drafts a request and window.", Panel.WORKLOAD,
         aliases=("--num-speculative-tokens",), axis=Axis(1, "{} drafts", "k{}"),
     ), Ge(1)]
-    """Tokens that the drafter proposes to each request, each window."""
     max_new_tokens: Annotated[int, Option(
         "Tokens to generate a request.", Panel.WORKLOAD, table="settings",
     ), Ge(2)]
@@ -79,20 +75,16 @@ class ScenarioValues:
         "0 is greedy.", Panel.WORKLOAD,
         axis=Axis(3, "temperature {:g}", "t{:g}", shares_engine=True),
     ), Ge(0)] = 0.0
-    """Of sampling; 0 is greedy."""
     top_p: Annotated[float, Option(
         "Nucleus sampling.", has_flag=False,
     ), Interval(gt=0, le=1)] = 1.0
-    """Share of the probability that sampling chooses from."""
     max_model_len: Annotated[int, Option(
         "Prompt plus output, tokens.", Panel.WORKLOAD, table="settings",
         engine_argument="max_model_len",
     ), Ge(2)]
-    """Tokens of a request's prompt and output together, at most."""
     ignore_eos: Annotated[bool, Option(
         "Generate on after the end-of-sequence token.", has_flag=False,
     )] = True
-    """Generate `max_new_tokens` whatever the model says."""
     # fmt: on
 
 
@@ -104,22 +96,18 @@ class PairChoice:
     pair: Annotated[str | None, Option(
         "A model pair's name or .toml file (default: smollm2).", Panel.MODELS,
     )] = None
-    """A model pair's name or file."""
     target_model: Annotated[str | None, Option(
         "A local folder or hub name, instead of --pair.", Panel.MODELS,
         aliases=("--model",), flag_variable="TARGET_MODEL",
         engine_argument="model",
     )] = None
-    """The target, instead of a pair's."""
     draft_model: Annotated[str | None, Option(
         "The drafter: a local folder or hub name.", Panel.MODELS,
         aliases=("--speculative-model",), flag_variable="DRAFT_MODEL",
     )] = None
-    """The drafter, instead of a pair's."""
     method: Annotated[str | None, Option(
         "How to draft: ngram, draft_model, eagle or eagle3.", Panel.MODELS,
     )] = None
-    """vLLM's method of drafting."""
     # fmt: on
 
     def with_config(self, config: Mapping[str, Any] | None) -> "PairChoice":
@@ -177,12 +165,10 @@ class RunSpec:
         "reference, copy: how a GPU stages drafts' K/V.", has_flag=False, table="settings",
         worker_variable="VLLM_NWOR_STAGE_BY", compare=Compare.TELL,
     )] = StageBy.REFERENCE
-    """How mode stage holds drafts' K/V on a GPU."""
     seed: Annotated[int, Option(
         "Seed of prompts, order, sampling (default: 0).", Panel.WORKLOAD, written=int,
         table="settings", engine_argument="seed",
     ), Interval(ge=0, le=2**32 - 1)] = 0
-    """Of prompts, order and sampling."""
     interleave: Annotated[Interleave | None, Option(
         "windows, batches: how cells are interleaved (default: windows on a GPU).", Panel.PRECISION,
         table="settings", compare=Compare.TELL,
@@ -218,17 +204,14 @@ class RunSpec:
         "Ranks that share the target.", Panel.VLLM, table="settings",
         engine_argument="tensor_parallel_size", compare=Compare.REFUSE,
     ), Ge(1)] = 1
-    """Tensor-parallel ranks of the target."""
     speculative_config: Annotated[dict[str, Any] | None, Option(
         "vLLM's JSON, on top of the pair's.", Panel.VLLM, engine_argument="speculative_config",
         compare=Compare.REFUSE,
     )] = None
-    """vLLM's own, on top of the pair's."""
     engine_args: Annotated[dict[str, Any], Option(
         "More arguments of vLLM's LLM(), as JSON.", Panel.VLLM, table="settings",
         compare=Compare.REFUSE,
     )] = field(default_factory=dict)
-    """Further arguments of vLLM's LLM()."""
     counters: Annotated[Counters | None, Option(
         "dram: DRAM bytes per window; launches: launches and host waits. In untimed blocks (GPU).",
         Panel.PROFILING, table="settings",

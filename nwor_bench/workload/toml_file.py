@@ -3,15 +3,16 @@
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from nwor_bench.errors import ConfigError, nearest
 from nwor_bench.records.files import read_text
+from nwor_bench.workload.options import bare
 
 
 class StrictModel(BaseModel):
@@ -141,22 +142,10 @@ def dotted(path: Sequence[str | int]) -> str:
 
 
 def _field_names(model: type[BaseModel], loc: Sequence[str | int]) -> set[str]:
-    """Names that the table at `loc` may hold; the union of them where several models fit."""
-    models = {model}
+    """Names that the table at `loc` may hold."""
     for part in loc:
-        inner = {
-            found
-            for m in models
-            if isinstance(part, str) and part in m.model_fields
-            for found in _models_in(m.model_fields[part].annotation)
-        }
-        models = inner or models  # an index or a union's tag stays in the same table
-    return {name for m in models for name in m.model_fields}
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Models inside an annotation, such as those of `tuple[A, ...] | None`."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from _models_in(argument)
+        field = model.model_fields.get(str(part))
+        inner = None if field is None else bare(field.annotation)
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            model = inner
+    return set(model.model_fields)

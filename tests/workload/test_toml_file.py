@@ -20,7 +20,6 @@ class Sample(StrictModel):
     temperature: float = 0.0
     mode: NworMode = NworMode.OFF
     prompts: Prompts | None = None
-    more: tuple[Prompts, ...] = ()
 
 
 def write(folder: Path, text: str) -> Path:
@@ -37,14 +36,11 @@ def error_of(folder: Path, text: str) -> str:
 
 
 def test_reads_a_valid_file(tmp_path: Path) -> None:
-    text = (
-        'requests = 3\ntemperature = 1\nmode = "stage"\n[[more]]\nkind = "a"\n[[more]]\nkind = "b"'
-    )
+    text = 'requests = 3\ntemperature = 1\nmode = "stage"'
     sample = read_toml(write(tmp_path, text), Sample)
     assert sample.requests == 3
     assert sample.temperature == 1.0
     assert sample.mode is NworMode.STAGE
-    assert [prompts.kind for prompts in sample.more] == ["a", "b"]
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path: Path) -> None:
@@ -71,11 +67,6 @@ def test_a_table_that_is_unknown_is_named_and_not_printed(tmp_path: Path) -> Non
     with refused(f"{path}: build-system", near="") as caught:
         read_toml(path, Sample)
     assert "setuptools" not in str(caught.value)
-
-
-def test_unknown_field_in_an_array_of_tables(tmp_path: Path) -> None:
-    message = error_of(tmp_path, 'requests = 1\n[[more]]\nkind="a"\n[[more]]\nkind="b"\nkid=1\n')
-    assert "sample.toml: more[1].kid = 1: unknown field; did you mean 'kind'?" in message
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from rich.console import Console
-
-    from nwor_bench.models.pairs import ModelPair, ResolvedPair
-    from nwor_bench.models.pairs.pair import ShapeSource
+    from nwor_bench.models.pairs import ModelPair
 
 app = typer.Typer(cls=Group, help="Model pairs: list, show, fetch.", no_args_is_help=True)
 
@@ -68,39 +65,28 @@ def show(name: Name, as_json: AsJson = False, quiet: Quiet = False) -> None:
     from nwor_bench.models.pairs import load_pair
 
     pair = load_pair(name)
+    content = {**pair.model_dump(mode="json", exclude_none=True), **_facts(name, pair)}
+    folder = _cached_folder(pair)
+    place = None if folder is None else str(folder)
     if as_json:
-        folder = _cached_folder(pair)
-        content = {**pair.model_dump(mode="json", exclude_none=True), **_facts(name, pair)}
-        tell_json({"pair": content, "folder": None if folder is None else str(folder)})
+        tell_json({"pair": content, "folder": place})
     elif quiet:
         typer.echo(f"{pair.name}: {pair.description}")
     else:
-        _print_pair(pair)
-
-
-def _print_pair(pair: "ModelPair") -> None:
-    fields = pair.model_dump(exclude={pair.source, "speculative"}, exclude_none=True)
-    rows = list(fields.items())
-    source = getattr(pair, pair.source).model_dump(exclude_none=True)
-    for group, values in (("speculative", pair.speculative), (pair.source, source)):
-        rows += _rows(group, values)
-    if pair.shape is not None:
-        rows += _without_weights(pair.shape)
-    if (folder := _cached_folder(pair)) is not None:
-        rows.append(("ready", f"yes, in {folder}" if folder.is_dir() else f"no ({folder})"))
-    print_table(("field", "value"), [(key, str(value)) for key, value in rows], numbers_from=2)
+        rows = [*_rows("", content), ("folder", place or "your own")]
+        print_table(("field", "value"), [(key, str(value)) for key, value in rows], numbers_from=2)
 
 
 @app.command(cls=Command, epilog=examples("nwor-bench pairs fetch smollm2"))
 def fetch(name: Name = "smollm2", as_json: AsJson = False, quiet: Quiet = False) -> None:
     """Download or generate a pair, unless it is in the cache."""
-    from rich.console import Console
+    from nwor_bench.models.pairs import fetch_pair, load_pair
 
-    from nwor_bench.models.pairs import load_pair
-
-    pair = load_pair(name)
+    pair, silent = load_pair(name), as_json or quiet
     was_ready = _is_ready(pair)
-    resolved = _fetch(pair, name, Console(), silent=as_json or quiet)
+    resolved = fetch_pair(
+        pair, progress=lambda step: None if silent else typer.echo(f"{name}: {step}")
+    )
     if as_json:
         tell_json({"pair": pair.name, "was_ready": was_ready, "target": resolved.target,
                    "drafter": resolved.draft, "load_format": resolved.load_format})  # fmt: skip
@@ -114,18 +100,6 @@ def fetch(name: Name = "smollm2", as_json: AsJson = False, quiet: Quiet = False)
         from nwor_bench.models.pairs.tiny import WITHOUT_WEIGHTS
 
         typer.echo(f"weights: {WITHOUT_WEIGHTS}")
-
-
-def _fetch(pair: "ModelPair", name: str, console: "Console", *, silent: bool) -> "ResolvedPair":
-    """The pair, with its steps on the terminal unless `silent`."""
-    from nwor_bench.models.pairs import fetch_pair
-
-    if silent:
-        return fetch_pair(pair, progress=lambda step: None)
-    if console.is_terminal:
-        with console.status(f"{name}: starting") as status:
-            return fetch_pair(pair, progress=lambda step: status.update(f"{name}: {step}"))
-    return fetch_pair(pair, progress=lambda step: typer.echo(f"{name}: {step}"))
 
 
 def _facts(name: str, pair: "ModelPair") -> "dict[str, Any]":
@@ -143,23 +117,13 @@ def _facts(name: str, pair: "ModelPair") -> "dict[str, Any]":
     }
 
 
-def _rows(group: str, values: "dict[str, Any]") -> "Iterator[tuple[str, Any]]":
-    """One row per value, and one per entry of a config.json inside the pair."""
+def _rows(prefix: str, values: "dict[str, Any]") -> "Iterator[tuple[str, Any]]":
+    """One row per value; keys of nested tables are joined by dots."""
     for key, value in values.items():
         if isinstance(value, dict):
-            yield from ((f"{group}.{key}.{entry}", inner) for entry, inner in value.items())
+            yield from _rows(f"{prefix}{key}.", value)
         else:
-            yield f"{group}.{key}", value
-
-
-def _without_weights(shape: "ShapeSource") -> "Iterator[tuple[str, str]]":
-    from nwor_bench.models.pairs.tiny import WITHOUT_WEIGHTS, shape_parameters
-
-    yield "weights", WITHOUT_WEIGHTS
-    for name, config in (("target", shape.target), ("draft", shape.draft)):
-        if config is not None:
-            millions = shape_parameters(config, f"shape.{name}") / 1e6
-            yield f"{name} parameters", f"about {millions:,.0f} million"
+            yield f"{prefix}{key}", value
 
 
 def _cached_folder(pair: "ModelPair") -> "Path | None":

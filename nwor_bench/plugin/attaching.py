@@ -191,7 +191,6 @@ class _Attachment:
             self._hook.set_modes(self._settings.nwor_mode, self._settings.scv_mode)
 
     def _undo(self) -> None:
-        """Restore the stock methods, the last wrapped first."""
         self._try(self._hook.detach)
         ranges = self._ranges
         if ranges is not None:

@@ -89,7 +89,6 @@ def facts_of(runner: Any) -> dict[str, Any] | None:
 
 
 def _fill_one(path: str, module: nn.Module, name: str, weight: Tensor) -> str:
-    """Fill one parameter; the kind of value that it got."""
     if weight.is_meta or not weight.is_floating_point() or torch.finfo(weight.dtype).bits < 16:
         return "left_alone"
     if name in CACHE_SCALES:
@@ -152,7 +151,6 @@ def lean_queries_on_keys(
 
 
 def _inputs(module: nn.Module, weight: Tensor) -> int:
-    """Inputs that a row of the whole model's matrix sums over."""
     if isinstance(module, RowParallelLinear):
         return int(module.input_size)
     return weight.shape[-1]

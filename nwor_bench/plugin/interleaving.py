@@ -41,10 +41,8 @@ class Interleaving:
     """The turns of one batch; `LiveTurns` has those of a server.
 
     Args:
-        hook: of the runner whose windows are interleaved.
         cells: NWOR and SCV mode of each cell; "sham" is off with the switching of stage.
         pairs: numbers of the cells that are compared.
-        seed: of the order.
         run_lengths: windows of a run, and how often such a run is drawn.
     """
 

@@ -129,7 +129,6 @@ class WrittenRows:
         """Set how many drafts the commit of each step of a reading wrote.
 
         Args:
-            steps: in their order.
             num_sampled: tokens that each request of each step got.
             now: rows written in each layer up to the last step, modulo 2**32.
         """
@@ -168,13 +167,7 @@ def _rows_due(step: Step, num_sampled: list[int]) -> tuple[int, int]:
 
 
 class LateCounts:
-    """Turns pending steps into window records.
-
-    Args:
-        accumulator: receives the records.
-        num_layers: target layers, for stage operations.
-        debug: log every window; it may be switched at any time.
-    """
+    """Turns pending steps into window records."""
 
     def __init__(self, accumulator: Accumulator, num_layers: int, debug: bool = False):
         self._accumulator = accumulator
@@ -210,7 +203,6 @@ class LateCounts:
 
         Args:
             flags: [n] int32, and who takes them.
-            take: is given them.
             written: [layers] int32, rows that commits have stored in each layer, modulo 2**32.
         """
         self._counters, self._take_flags = (flags, written), take
@@ -329,7 +321,6 @@ class LateCounts:
         return None if self._counters is None else torch.cat(self._counters)
 
     def _count(self, step: Step, num_sampled: list[int], lengths: Mapping[str, int] | None) -> None:
-        """Add up each request's tokens, in the steps' order; record the window if it is one."""
         known = self._sampled_before
         for req_id in step.finished:
             known.pop(req_id, None)

@@ -63,7 +63,6 @@ class StagedLayers:
     """The target layers in the order of their numbers, and how they are staged.
 
     Args:
-        layers: the target layers.
         capacity: most draft tokens that a window can have (requests x k).
 
     Raises:
@@ -204,7 +203,6 @@ def _tensors(cache: Any) -> list[Tensor]:
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    """True if the two share addresses between their first and last element."""
     (start, end), (first, last) = (
         (each.data_ptr(), each.data_ptr() + _extent(each)) for each in (one, other)
     )
@@ -278,7 +276,6 @@ def recurrent_facts(runner: Any, drafter_layers: Iterable[str]) -> dict[str, Any
 
 
 def _bytes_of(layer: Any) -> tuple[int, int]:
-    """Bytes of the recurrent state and of the convolution's inputs."""
     parts = [
         (shape, prod(shape) * dtype.itemsize)
         for shape, dtype in zip(layer.get_state_shape(), layer.get_state_dtype(), strict=True)

@@ -125,14 +125,7 @@ EVERY_S = 2.0
 
 
 class Publisher:
-    """Writes the groups' ratios into metric files of its own.
-
-    Args:
-        groups: of this worker.
-        turns: of this worker: do they go on?
-        files: which no other thread writes.
-        labels: of every sample.
-    """
+    """Writes the groups' ratios into metric files of its own."""
 
     def __init__(self, groups: LiveGroups, turns: LiveTurns, files: MetricFiles, labels: Labels):
         self._groups = groups
@@ -202,13 +195,7 @@ def _metric(name: str, of: str) -> tuple[str, str]:
 
 
 class LiveTraffic:
-    """Off and stage are interleaved in this worker, and /metrics shows their ratio.
-
-    Args:
-        hook: of the worker's runner; it is not attached yet.
-        worker: vLLM's.
-        settings: with `interleave`.
-    """
+    """Off and stage are interleaved in this worker, and /metrics shows their ratio."""
 
     def __init__(self, hook: RunnerHook, worker: Any, settings: PluginSettings):
         self._turns = LiveTurns(hook, settings.scv_mode)

@@ -20,7 +20,6 @@ class Patch:
     Args:
         target: the class or instance that owns the attribute.
         name: the attribute's name; it must exist and be callable.
-        wrapper: builds the replacement from the original.
     """
 
     def __init__(self, target: Any, name: str, wrapper: Wrapper):

@@ -82,7 +82,6 @@ class RankVote:
         return Fault.RANKS_DIFFER.value if differ else None
 
     def _common_reason(self, reason: str | None) -> str:
-        """The reason that all ranks have, else the first faulty rank's with its number."""
         reasons: list[str | None] = [None] * dist.get_world_size(self._group)
         dist.all_gather_object(reasons, reason, group=self._group)
         if len(set(reasons)) == 1:

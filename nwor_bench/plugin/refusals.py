@@ -75,7 +75,6 @@ def of_compilation(config: Any, ops: Sequence[str] = SPLIT_OPS) -> str | None:
     """The fallback reason of a way to compile and capture under which K/V cannot be held on a GPU.
 
     Args:
-        config: vLLM's `CompilationConfig`.
         ops: the target's writes and attentions.
     """
     mode = getattr(config, "mode", None) or CompilationMode.NONE
@@ -142,7 +141,6 @@ def of_layer(layer: Any, builders: Iterable[type]) -> str | None:
     """The fallback reason of an attention layer whose implementation is supported, or None.
 
     Args:
-        layer: vLLM's attention module.
         builders: the metadata builders under which a step's metadata describe its requests.
     """
     backend = getattr(layer, "attn_backend", None)
@@ -204,7 +202,6 @@ def of_step(metadata: Any, requests: int | None) -> str | None:
     """The fallback reason of one layer's metadata in this step; None if they fit the window.
 
     Args:
-        metadata: the layer's attention metadata.
         requests: requests of the window, those without drafts included; None if the metadata
             are of virtual requests (chunked local attention).
     """
@@ -221,7 +218,6 @@ def of_step(metadata: Any, requests: int | None) -> str | None:
 
 
 def _requests_of(metadata: Any) -> tuple[int, int]:
-    """How many requests a step's metadata describe, by each of two of its parts."""
     if hasattr(metadata, "seq_lens"):
         return metadata.seq_lens.shape[0], metadata.query_start_loc.shape[0] - 1
     both = metadata.num_decodes + metadata.num_prefills  # FlashInfer has only these
@@ -233,10 +229,6 @@ def of_latent_step(metadata: Any, num_draft_tokens: Sequence[int]) -> str | None
 
     vLLM takes requests with few rows as decodes, the rest as prefills, whose context length is the
     host's: not exact for windows under async scheduling.
-
-    Args:
-        metadata: vLLM's `MLACommonMetadata`.
-        num_draft_tokens: drafts of each request of the window.
     """
     if metadata.num_reqs != len(num_draft_tokens):
         return "attention:other_requests"

@@ -49,10 +49,6 @@ class RunnerHook(ABC):
         layers: the runner's layers that have a cache, by their role in staging.
         target_layers: names of the target's layers with K/V of their own, in the runner's order.
         drafter_layers: names of the drafter's layers; they are never staged.
-        accumulator: holds finished windows until they are drained.
-        late: steps whose counts are still on the device.
-        clock: marks the steps on the device, if it is on.
-        probe: marks the phases of windows, if it is on.
     """
 
     name: ClassVar[str]
@@ -196,11 +192,9 @@ class RunnerHook(ABC):
 
     @property
     def _alarm(self) -> str | None:
-        """Why this rank's turns want no window staged any more."""
         return self._turns.alarm if self._turns is not None else None
 
     def _note_outcome(self, step: Step, window: Window) -> None:
-        """Close the window and note how it has ended."""
         outcome = window.close()
         step.staged_tokens, step.control_tokens = outcome.staged_tokens, outcome.control_tokens
         step.fallback_reason = outcome.fallback_reason

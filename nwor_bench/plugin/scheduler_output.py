@@ -56,8 +56,6 @@ def invalid_drafts(
     checked late; others were checked before they were scheduled.
 
     Args:
-        scheduler_output: vLLM's SchedulerOutput of the step, in any process.
-        grammar_output: vLLM's GrammarOutput of the step, or None.
         checked: requests whose drafts the runner handed to the scheduler; others keep their
             placeholders, which vLLM counts as drafts.
     """

@@ -190,7 +190,6 @@ def unfinished(
     """Index of the requests that had not finished when a window began.
 
     Args:
-        req_ids: of the window.
         tokens: that each request had.
         lengths: tokens that each finished request returned, by its external name; None: unknown,
             every request counts.
@@ -212,10 +211,8 @@ def measured(
     """What happened to the drafts of a step with a window, and how long it took.
 
     Args:
-        step: with `drafts`.
         num_sampled: tokens that each request got; empty for a step that died, which vLLM ignores.
         counted: index of the requests that vLLM counts (`unfinished`).
-        num_layers: target layers, for stage operations.
         steady: False for the first windows after a prefill, whose times include the rest of it.
     """
     drafts = step.drafts

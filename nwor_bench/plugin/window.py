@@ -183,7 +183,6 @@ class Window:
         """Open a window; raises WindowError if one is still in flight.
 
         Args:
-            batch: its drafts and their slots.
             repeats: a graph capture runs the forward more than once: a layer may stage again.
             control: each layer writes its drafts too, so nothing is committed.
         """

@@ -31,7 +31,6 @@ Tool = TypeVar("Tool")
 
 
 def _tool(worker: Any, name: str, make: Callable[[], Tool]) -> Tool:
-    """The worker's instrument of this name."""
     tools: dict[str, Any] = vars(worker).setdefault(TOOLS, {})
     if name not in tools:
         tools[name] = make()

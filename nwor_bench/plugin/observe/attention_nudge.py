@@ -31,11 +31,7 @@ PREFILL_ARGUMENTS = (*LATENT_ARGUMENTS[:5], "k_scale", "output")
 
 
 class AttentionNudge:
-    """Wraps the attention of target layers while it is on.
-
-    Args:
-        layers: vLLM's attention modules of the target.
-    """
+    """Wraps the attention of target layers while it is on."""
 
     def __init__(self, layers: list[Any]):
         self._layers = layers
@@ -87,7 +83,6 @@ class AttentionNudge:
         return wrap
 
     def _move(self, output: Tensor) -> None:
-        """Every element up or down, in place."""
         if self._signs is None:
             self._signs = torch.Generator(output.device).manual_seed(SEED)
         step = torch.finfo(output.dtype).eps

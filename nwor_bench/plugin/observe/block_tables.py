@@ -24,7 +24,6 @@ class BlockTables:
 
     Args:
         block_sizes: tokens a block, one for each KV-cache group; all share one pool of blocks.
-        group: the group whose tables are kept.
     """
 
     def __init__(self, block_sizes: Sequence[int], group: int):
@@ -105,7 +104,6 @@ class BlockWatch:
     """Notes the blocks of every step of a runner while it is on; nothing is wrapped otherwise.
 
     Args:
-        runner: vLLM's.
         groups: numbers of the KV-cache groups whose blocks are noted.
     """
 

@@ -46,9 +46,6 @@ class RowErrors:
     The error of one head's row is its L2 distance to the reference over the root mean square
     norm of all reference rows: a wrong row is off by about 1 in any layer of any model, and one
     wrong head is not averaged away.
-
-    Args:
-        places: what each row is, in every layer.
     """
 
     def __init__(self, places: RowPlaces):
@@ -67,7 +64,6 @@ class RowErrors:
         Args:
             labels: further entries of its dicts.
             rows, reference: [rows, kv_heads, head_dim] in the cache's dtype, on one device.
-            cache_dtype: vLLM's kv_cache_dtype.
         """
         expected = cache_values(reference, cache_dtype)
         norm = expected.square().sum(-1).mean().sqrt()
@@ -179,7 +175,6 @@ def exact_attention(
         query: [rows, heads, head_dim] float64, of the request's last positions.
         key: [tokens, kv_heads, head_dim] float64.
         value: [tokens, kv_heads, value_dim] float64.
-        facts: the layer's.
         seen: [rows, tokens] bool, positions that a sparse layer selected; None: all.
 
     Returns:
@@ -236,7 +231,6 @@ def merged_attention(
     Args:
         query: [rows, heads, width] float64, of the request's last positions, all of them staged.
         key, value: [tokens, 1, width] and [tokens, 1, value_dim] float64.
-        scale: factor on the scores.
         dtype: of the output, to which both are rounded.
         seen: as for `exact_attention`. Stock then attends to all committed tokens that a row
             selected; otherwise its causal mask ends with the committed tokens.

@@ -58,12 +58,7 @@ class KeptRows:
 
 
 class GroupRows:
-    """K/V rows of the target layers in one KV-cache group, which all have them in the same blocks.
-
-    Args:
-        tables: which blocks of this group each request was given.
-        layers: the group's target layers.
-    """
+    """K/V rows of the target layers in one KV-cache group, which all have them in the same blocks."""
 
     def __init__(self, tables: BlockTables, layers: Sequence[LayerRows]):
         self._tables = tables
@@ -120,7 +115,6 @@ class GroupRows:
             self._rescued[held] = [_gather(layer, slots) for layer in self._layers]
 
     def _row_bytes(self) -> int:
-        """Bytes of one token in all target layers of this rank."""
         return sum(_row_bytes(layer.kv_cache) for layer in self._layers)
 
     def drop(self, names: Sequence[str] | None) -> None:
@@ -157,8 +151,6 @@ class GroupRows:
 
 @dataclass(frozen=True)
 class _Matched:
-    """Rows of one set, the rows that they are compared with, and their places."""
-
     ours: Tensor
     theirs: list[tuple[str, Tensor]]
     places: RowPlaces
@@ -224,7 +216,6 @@ def _offsets(spans: Sequence[tuple[int, int]]) -> tuple[int, ...]:
 
 
 def _row_bytes(kv_cache: Tensor) -> int:
-    """Bytes of one token in one layer of this rank."""
     return kv_cache.shape[1] * kv_cache.shape[3] * kv_cache.element_size()
 
 
@@ -236,11 +227,7 @@ def _place_for(num_bytes: int, device: torch.device) -> torch.device:
 
 
 class KvRows:
-    """K/V rows that one worker keeps for the K/V gate.
-
-    Args:
-        hook: the runner's hook, which knows the target's layers.
-    """
+    """K/V rows that one worker keeps for the K/V gate."""
 
     def __init__(self, hook: RunnerHook):
         layers = _layers_by_group(hook)
@@ -306,7 +293,6 @@ class KvRows:
 
 
 def _layers_by_group(hook: RunnerHook) -> dict[int, list[LayerRows]]:
-    """The target's layers that have K/V, by the number of their KV-cache group."""
     context = hook.runner.compilation_config.static_forward_context
     numbers = {name: number for number, name in enumerate(hook.target_layers)}
     found: dict[int, list[LayerRows]] = {}

@@ -181,7 +181,6 @@ class LayerChecks:
         Args:
             window: not yet closed; its begin was remembered.
             num_sampled: tokens that each request got.
-            tables_of: by layer, where its contexts are.
         """
         before, self._before = self._before, None
         if before is None:
@@ -225,7 +224,6 @@ class LayerChecks:
         sample: Sequence[int],
         tables: Mapping[str, StepTables],
     ) -> list[dict[str, Any]]:
-        """Check a layer's write, then the attention of all layers that read its K/V."""
         cache, blocks = owner.cache_rows(), before.blocks[owner.name]
         slots = before.step.slots[owner.name][: before.step.starts[-1]]
         kept = kept.to(slots.device)
@@ -268,7 +266,6 @@ class LayerChecks:
     def _attention(
         self, layer: CheckedLayer, step: StepRows, sample: Sequence[int], tables: StepTables
     ) -> dict[str, Any]:
-        """Errors of a layer's attention."""
         call = self.trace.calls.get(layer.name, LayerCall())
         if call.output is None:
             return {"missing": True}
@@ -330,13 +327,11 @@ def _sample(step: StepRows, seq_lens: Tensor) -> list[int]:
 
 
 def _drafted(step: StepRows) -> Tensor:
-    """[rows] int64: rows of the requests with drafts."""
     spans = zip(step.starts, step.starts[1:], step.drafts, strict=False)
     return torch.cat([torch.arange(first, last) for first, last, drafts in spans if drafts])
 
 
 def _requests_of(rows: Tensor, step: StepRows) -> list[int]:
-    """The request of each of these rows."""
     bounds = torch.tensor(list(step.starts[1:]))
     return [int(r) for r in torch.searchsorted(bounds, rows.cpu(), right=True).tolist()]
 
@@ -390,7 +385,6 @@ def _sums(rows: Tensor) -> Tensor:
 
 
 def _plain(numbers: Tensor) -> Any:
-    """Nested lists; None if a number is not finite."""
 
     def finite(each: Any) -> Any:
         if isinstance(each, list):

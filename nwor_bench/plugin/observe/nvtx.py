@@ -14,11 +14,7 @@ from nwor_bench.records.types import label_of
 
 
 class WindowRanges:
-    """The ranges of one runner's windows.
-
-    Args:
-        hook: the runner's hook, of either runner.
-    """
+    """The ranges of one runner's windows."""
 
     def __init__(self, hook: RunnerHook):
         self._hook = hook
@@ -130,7 +126,6 @@ class WindowRanges:
     def _around(
         self, name: str, payload: Callable[[], int]
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """A wrapper that puts a range around every call within a window."""
 
         def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
             def in_range(*args: Any, **kwargs: Any) -> Any:

@@ -100,7 +100,6 @@ class _MarkedSteps(ABC):
 
     @abstractmethod
     def _mark_step(self, is_window: bool) -> None:
-        """A step begins."""
 
     def _wrap_execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:

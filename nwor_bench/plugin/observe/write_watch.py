@@ -29,12 +29,7 @@ COUNTS = ("windows", "early", "uneven", "written", "without_slot")
 
 
 class WriteWatch:
-    """Watches one worker's window while it is on.
-
-    Args:
-        window: the worker's.
-        layers: the target layers.
-    """
+    """Watches one worker's window while it is on."""
 
     def __init__(self, window: Window, layers: Sequence[LayerCache]):
         self._window = window
@@ -119,7 +114,6 @@ class WriteWatch:
 
 
 def _index(cache: Tensor, slots: Tensor) -> tuple[Tensor, slice, Tensor]:
-    """Index of the rows [N, kv_heads, width] at these slots."""
     return slots // cache.shape[2], slice(None), slots % cache.shape[2]
 
 

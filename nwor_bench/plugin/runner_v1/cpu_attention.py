@@ -72,7 +72,6 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
         self.why_stock = self._why_stock()
 
     def _why_stock(self) -> str | None:
-        """Why the stock backend serves this layer in both modes; None: this backend does."""
         if self.is_fp8_kv_cache:
             return reasons.cache_dtype(self.kv_cache_dtype)
         return None if self.attn_type == AttentionType.DECODER else f"layer_type:{self.attn_type}"

@@ -38,11 +38,7 @@ logger = logging.getLogger("vllm.nwor_bench")
 
 
 class V1RunnerHook(RunnerHook):
-    """Follows one V1 runner (see `RunnerHook`).
-
-    Attributes:
-        checks: the local gate's, while it is on.
-    """
+    """Follows one V1 runner (see `RunnerHook`)."""
 
     name = "V1"
     has_probe = False
@@ -187,7 +183,6 @@ class V1RunnerHook(RunnerHook):
     # The window of one step.
 
     def _begin(self, step: Step) -> None:
-        """Note the drafts of each request, and open the window if staging is on."""
         drafts = step.scheduler_output.scheduled_spec_decode_tokens
         step.req_ids = tuple(self.runner.input_batch.req_ids)
         per_request = tuple(len(drafts.get(req_id, ())) for req_id in step.req_ids)
@@ -231,7 +226,6 @@ class V1RunnerHook(RunnerHook):
         return WindowBatch(drafts, rows, slot_mapping[..., rows], direct_slots)
 
     def _validate_and_commit(self, step: Step, sampled_token_ids: Tensor) -> None:
-        """Decide what was accepted, if any mode asks for it, and commit what is staged."""
         window = self.window
         staged = window is not None and window.batch is not None
         if window is not None and staged and window.is_control:
@@ -267,7 +261,6 @@ class V1RunnerHook(RunnerHook):
         return found
 
     def _commit(self, window: Window, validation: Validation | None) -> None:
-        """Commit what was accepted, unless this rank or another has to write directly."""
         num_accepted = validation.num_accepted if validation else []
         if validation is not None and window.accept(validation.accepted):
             window.commit()
@@ -276,13 +269,11 @@ class V1RunnerHook(RunnerHook):
             window.withdraw(reason)
 
     def _check(self, window: Window, sampled_token_ids: Tensor) -> None:
-        """Have the local gate look at a window that is committed, or fell back."""
         if self.checks is not None:
             valid = (sampled_token_ids >= 0) & (sampled_token_ids < self._vocab_size)
             self.checks.end(window, valid.sum(1).tolist())
 
     def _close_window(self, step: Step) -> None:
-        """Note how a window that was opened has ended."""
         if self.window is None or self.window.batch is None:
             return
         self._note_outcome(step, self.window)
@@ -296,7 +287,6 @@ def count_sampled(sampled_token_ids: Tensor, discarded: Tensor, vocab_size: int)
     Args:
         sampled_token_ids: [requests, width] int; ids outside of the vocabulary are padding.
         discarded: [at least requests] bool, requests whose prefill goes on: theirs do not count.
-        vocab_size: size of the target's vocabulary.
 
     Returns:
         [requests] int32.
@@ -307,5 +297,4 @@ def count_sampled(sampled_token_ids: Tensor, discarded: Tensor, vocab_size: int)
 
 
 def _ms_since(started: float) -> float:
-    """Milliseconds on the host's clock since `started`, which is in seconds."""
     return (time.perf_counter() - started) * 1e3

@@ -19,8 +19,6 @@ class BufferSet:
     """Buffers of layers whose caches have one shape, which one launch commits.
 
     Args:
-        layers: target layers of one shape and dtype.
-        capacity: most draft tokens that a window can have (requests x k).
         metadata: [layers, 2] int32, this set's part of all layers' counts and flags.
         written: [layers] int32, likewise of the rows that commits stored.
         grouped: slots are [groups, N], and each layer has a row of them.
@@ -177,11 +175,6 @@ class Validator(ScvValidator):
 
     `off` copies the sampled ids to the host and loops, the reference. The other modes run the
     device kernel's reference, and count why no graph is captured.
-
-    Args:
-        capacity: most draft tokens that a window can have.
-        vocab_size: size of the target's vocabulary.
-        device: where the sampled ids live.
     """
 
     def __init__(self, capacity: int, vocab_size: int, device: torch.device):

@@ -96,13 +96,7 @@ def _unstaged(impl: Any) -> Iterator[None]:
 
 
 class WindowChecks:
-    """The local gate's hand in one worker, from its start to its end.
-
-    Args:
-        runner: vLLM's V1 runner.
-        target: its layers.
-        buffers: of its target layers.
-    """
+    """The local gate's hand in one worker, from its start to its end."""
 
     def __init__(self, runner: Any, target: TargetLayers, buffers: StagingBuffers):
         context = runner.compilation_config.static_forward_context

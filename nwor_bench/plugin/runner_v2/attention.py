@@ -66,10 +66,7 @@ def query_as_flashinfer(impl: Any, layer: Any, query: Tensor, metadata: Any) -> 
     (XQA, trtllm-gen), else as prefills. Then no decode has more than one query.
 
     Args:
-        impl: FlashInfer's implementation.
-        layer: vLLM's attention module.
         query: [num_tokens, heads, head_dim].
-        metadata: FlashInfer's, of a step with a window.
     """
     windows_decode = metadata.num_decode_tokens > metadata.num_decodes
     dtype = metadata.q_data_type_decode if windows_decode else metadata.q_data_type_prefill
@@ -140,7 +137,6 @@ class StagingAttention(StagedLayer):
     held until the commit, behind all of them.
 
     Args:
-        number, layer, window, staging, inputs, table: as for `StagedLayer`.
         workspace: partial results of split attention, shared by layers of its shape.
         writes: the layer has K/V of its own.
     """

@@ -84,7 +84,6 @@ class DeviceValidator(ScvValidator):
     Args:
         drafts: most drafts of a request.
         max_requests: most requests of a step.
-        device: a CUDA device.
     """
 
     def __init__(self, drafts: int, max_requests: int, device: torch.device):

@@ -40,7 +40,6 @@ class StagingGraphs:
 
     Args:
         runner: vLLM's V2 model runner, after it has captured its own graphs.
-        window, staging, inputs: of this runner; the window is opened for each capture.
         slots: index of the target layers' slots in the runner's (`SlotRows.chosen`).
         copied: drafts are copied, not left in the capture's own memory.
         control: the layers write their drafts too, and nothing is committed (mode `control`).

@@ -38,13 +38,7 @@ logger = logging.getLogger("vllm.nwor_bench")
 
 
 class V2RunnerHook(RunnerHook):
-    """Follows one V2 runner (see `RunnerHook`).
-
-    Attributes:
-        graphs: full CUDA graphs of mode stage; None if nothing can be staged.
-        refusals: commits that the device refused; None likewise.
-        checks: the local gate's, while it is on.
-    """
+    """Follows one V2 runner (see `RunnerHook`)."""
 
     name = "V2"
     has_probe = True
@@ -253,7 +247,6 @@ class V2RunnerHook(RunnerHook):
     # The window of one step.
 
     def _begin(self, step: Step, input_batch: Any, slot_mappings: Tensor) -> None:
-        """Note the drafts of each request, and open the window if staging is on."""
         drafts = input_batch.num_draft_tokens_per_req
         if drafts is None:
             drafts = np.zeros(input_batch.num_reqs, dtype=np.int32)
@@ -298,7 +291,6 @@ class V2RunnerHook(RunnerHook):
         return None
 
     def _validate_and_commit(self, step: Step, num_sampled: Tensor) -> None:
-        """Decide what was accepted, if any mode asks for it, and commit what is staged."""
         window, validator = self.window, self.validator
         staged = window is not None and window.batch is not None
         if window is not None and staged and window.is_control:
@@ -324,7 +316,6 @@ class V2RunnerHook(RunnerHook):
         self._close_window(step, window, num_sampled)
 
     def _validate(self, step: Step, num_sampled: Tensor) -> Tensor:
-        """[requests] int32 on the device, accepted drafts of each request."""
         assert step.drafts is not None
         began = time.perf_counter()
         found = self.validator.validate(num_sampled, step.drafts, step.uniform)
@@ -345,7 +336,6 @@ class V2RunnerHook(RunnerHook):
         step.scv_s = time.perf_counter() - began
 
     def _commit(self, step: Step, window: Window, accepted: Tensor) -> None:
-        """Commit, unless this rank or another has to write directly."""
         if window.accept(accepted) and window.commit():
             step.certain = step.batch.certain if step.batch is not None else 0
         assert self.refusals is not None

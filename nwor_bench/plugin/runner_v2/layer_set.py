@@ -44,8 +44,6 @@ class CopyBuffers:
         """Buffers of the layers' dtype (not their caches', which may be quantised).
 
         Args:
-            layers: layers of one shape.
-            capacity: rows of each.
             memory: [`num_bytes`] uint8, which holds all keys and then all values.
         """
         first = layers[0]
@@ -61,11 +59,7 @@ class CopyBuffers:
 
 
 class HeldValues:
-    """Holds each layer's K/V of a window, and detects two layers with the same address.
-
-    Args:
-        num_layers: layers of a whole window.
-    """
+    """Holds each layer's K/V of a window, and detects two layers with the same address."""
 
     def __init__(self, num_layers: int):
         self._num_layers = num_layers
@@ -133,7 +127,6 @@ class LayerSet:
     Args:
         number: the set's place among the sets.
         first: number of its first layer among all target layers.
-        layers: its layers.
         errors: [layers] int32 on the device, this set's part of all layers' flags.
         written: [2, layers] int32 likewise: rows stored by commits, and by direct writes.
         grouped: slots are [groups, N], and each layer has a row of them.
@@ -291,7 +284,6 @@ class LayerSet:
 
 
 def _laid_out(rows: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """`rows` with these strides: itself, or a copy."""
     if rows.stride() == strides:
         return rows
     laid_out = torch.empty_strided(rows.shape, strides, dtype=rows.dtype, device=rows.device)

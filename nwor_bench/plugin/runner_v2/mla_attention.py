@@ -39,9 +39,7 @@ def why_rows_unsupported(impl: Any, max_query_len: int, dtype: torch.dtype) -> s
     """The fallback reason of a latent row that our kernels do not read; None if they do.
 
     Args:
-        impl: the layer's implementation.
         max_query_len: most rows of a request in a window.
-        dtype: of the activations.
     """
     cache_dtype = element_of_cache(impl, dtype)
     if cache_dtype is None:
@@ -140,7 +138,6 @@ class LatentLayer(StagedLayer):
         """Merge the window's rows into stock's output over the committed tokens.
 
         Args:
-            batch: the window.
             query: absorbed part [rows, heads, latent] and rotary part [rows, heads, rotary part].
             kv_cache: [blocks, block_size, width].
             output: [rows, heads, latent], stock's; overwritten.
@@ -182,13 +179,7 @@ def returning_sums(impl: Any) -> Iterator[None]:
 
 
 class MlaTail:
-    """Metadata with which stock attends the committed tokens; one object for all latent layers.
-
-    Args:
-        inputs: attention's inputs besides latents.
-        max_requests: most requests of a step.
-        device: where the lengths are kept.
-    """
+    """Metadata with which stock attends the committed tokens; one object for all latent layers."""
 
     def __init__(self, inputs: StepInputs, max_requests: int, device: torch.device):
         self._inputs = inputs
@@ -268,7 +259,6 @@ class MlaStagingAttention(LatentLayer):
     """Wraps the write and the attention of one latent target layer.
 
     Args:
-        number, layer, window, staging, inputs, table: as for `StagedLayer`.
         workspace: partial results of split attention, shared by layers of its shape.
         tail: attends equal windows with stock's help; None if stock cannot.
     """

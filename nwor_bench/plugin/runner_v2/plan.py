@@ -106,7 +106,6 @@ def drafts_only(
     """Plan a step that stages only its drafts.
 
     Args:
-        counts: drafts of each request.
         query_start_loc: [requests + 1] int32 on the host; a request's drafts are its last rows.
         slot_mapping: [num_tokens, padded] int64, the target layers' slots; [groups, num_tokens,
             padded] for several KV-cache groups.
@@ -147,7 +146,6 @@ def whole_step(
     """Plan a step of equal windows, all of whose rows wait for the commit.
 
     Args:
-        counts: drafts of each request.
         length: rows of each window, the certain first token included.
         rows: [num_tokens] int64, 0, 1, 2, ...
         slot_mapping: [num_tokens] or [groups, num_tokens] int64, the target layers' slots; padding
@@ -173,9 +171,7 @@ def equal_drafts(
     in each step's slots, which are padding until then.
 
     Args:
-        requests: windows of the step.
         length: rows of each window, the certain first token included.
-        device: where the tensors are kept.
         groups: leading dimension of slots that are [groups, N]; () for one KV-cache group.
     """
     drafts = length - 1
@@ -198,7 +194,6 @@ def set_slots(batch: GpuWindowBatch, slot_mapping: Tensor) -> None:
     """Fill in the slots of a step planned by `equal_drafts`; two small copies on the device.
 
     Args:
-        batch: the plan.
         slot_mapping: [num_tokens or more] or [groups, num_tokens or more] int64, the target layers'
             slots; padding is -1.
     """
@@ -241,7 +236,6 @@ def most_referenced_rows(layers: list[Any], itemsize: int, memory_bytes: int | N
     latent layer likewise.
 
     Args:
-        layers: vLLM's attention layers of the target, on this rank.
         itemsize: bytes of an activation.
         memory_bytes: the device's memory; None: any number of rows.
     """
@@ -390,9 +384,6 @@ def may_read_this_step(scheduler_output: Any) -> bool:
     Only then can a step read what it writes: running requests read blocks of their own, and a
     block is looked up when a request starts. Whether the block is new is not asked, since with
     async scheduling the host does not know how far each request has come.
-
-    Args:
-        scheduler_output: vLLM's SchedulerOutput of the step.
     """
     if any(new.num_computed_tokens > 0 for new in scheduler_output.scheduled_new_reqs):
         return True

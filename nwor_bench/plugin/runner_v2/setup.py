@@ -160,7 +160,6 @@ def _why_layer_cannot(layer: Any, length: int, dtype: torch.dtype) -> str | None
 def _workspace(
     made: dict[tuple[int, ...], VerifyWorkspace], layer: Any, runner: Any, length: int
 ) -> VerifyWorkspace:
-    """The workspace of layers of this shape: they run one after the other."""
     impl, most, heads = layer.impl, runner.max_num_reqs, layer.impl.num_heads
     latent = is_latent(layer)
     of_key = impl.kv_lora_rank if latent else impl.head_size
@@ -220,12 +219,7 @@ def _scales_of(layer: Any) -> tuple[Tensor, Tensor] | None:
 
 
 class StagingModes:
-    """Switches the target layers between stock's methods and ours, and captures our graphs.
-
-    Args:
-        parts: staging for the runner.
-        vote: of the ranks; each capture needs one.
-    """
+    """Switches the target layers between stock's methods and ours, and captures our graphs."""
 
     def __init__(self, parts: StagingParts, vote: RankVote):
         self._parts = parts

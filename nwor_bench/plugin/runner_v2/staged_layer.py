@@ -40,7 +40,6 @@ class StepInputs:
     """The runner's inputs of the step in flight.
 
     Args:
-        runner: vLLM's V2 runner.
         names: the layers whose attention is ours.
 
     Raises:
@@ -78,11 +77,7 @@ class StepInputs:
                 self._block_tables.append(table)
 
     def open(self, input_batch: Any) -> None:
-        """Take the inputs of a step that runs without a full graph; waits for nothing.
-
-        Args:
-            input_batch: vLLM's.
-        """
+        """Take the inputs of a step that runs without a full graph; waits for nothing."""
         self._choose(input_batch.num_reqs)
         bounds = input_batch.seq_lens_cpu_upper_bound[: input_batch.num_reqs]
         self.max_seq_len = int(bounds.max())
@@ -95,12 +90,7 @@ class StepInputs:
     def for_kernel(
         self, batch: GpuWindowBatch, table: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """The kernels' `query_start_loc`, `seq_lens`, `block_table`, `staged_start`, `staged_end`.
-
-        Args:
-            batch: the window.
-            table: number of the layer's block table.
-        """
+        """The kernels' `query_start_loc`, `seq_lens`, `block_table`, `staged_start`, `staged_end`."""
         views = self.views
         starts, ends = batch.staged_start, batch.staged_end
         if starts is None or ends is None:
@@ -131,10 +121,6 @@ class StagedLayer:
 
     Args:
         number: number of the layer whose K/V it reads, which is its own unless it shares them.
-        layer: vLLM's attention module.
-        window: the window in flight.
-        staging: holds the window's K/V.
-        inputs: of its attention, besides K/V.
         table: number of the layer's block table among them.
     """
 

@@ -44,7 +44,6 @@ class GpuStaging(StagedLayers):
     """The target layers' K/V of the window in flight, and the launches that commit them.
 
     Args:
-        layers: the target layers.
         capacity: most draft tokens that a window can have (requests x k).
         grouped: the target layers lie in several KV-cache groups, so slots are [groups, N].
 

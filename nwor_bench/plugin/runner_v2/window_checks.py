@@ -22,13 +22,7 @@ from nwor_bench.plugin.window import LayerTrace, Window
 
 
 class WindowChecks:
-    """The local gate's hand in one worker, from its start to its end.
-
-    Args:
-        runner: vLLM's V2 runner.
-        parts: staging for that runner.
-        whole: see `LayerChecks`.
-    """
+    """The local gate's hand in one worker, from its start to its end."""
 
     def __init__(self, runner: Any, parts: StagingParts, whole: Collection[str]):
         self._runner = runner
@@ -108,7 +102,6 @@ class WindowChecks:
         """The window is open and its forward comes next.
 
         Args:
-            input_batch: vLLM's.
             slot_mappings: [groups, rows] int64.
             chosen: index of the target layers' slots in them.
         """

@@ -7,7 +7,6 @@ computed in a thread of its own.
 
 import logging
 from collections import Counter, deque
-from dataclasses import dataclass
 from enum import StrEnum
 from threading import Event, Lock, Thread
 from typing import Any
@@ -39,32 +38,23 @@ class Clock(StrEnum):
     HOST = "host"
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """What is known at one moment."""
-
-    effects: dict[str, list[float]]
-    """Log ratios of the classes that got a group since the last snapshot, oldest first."""
-
-    groups: dict[str, int]
-    """Groups of each class since the start."""
-
-    left_out: dict[LeftOut, int]
-    clock: Clock | None
-    """None before the first group."""
-
-
 class LiveGroups:
-    """Collects windows into groups. One thread adds, another takes snapshots."""
+    """Collects windows into groups. One thread adds, another reads under `lock`.
+
+    Attributes:
+        effects: log ratios of each class, oldest first, bounded.
+        groups: groups of each class since the start.
+        left_out: groups without a ratio, by reason.
+        clock: what timed the groups; None before the first.
+    """
 
     def __init__(self) -> None:
+        self.effects: dict[str, deque[float]] = {}
+        self.groups: Counter[str] = Counter()
+        self.left_out: Counter[LeftOut] = Counter()
+        self.clock: Clock | None = None
+        self.lock = Lock()
         self._members: list[tuple[MeasuredWindow, Turn]] = []
-        self._effects: dict[str, deque[float]] = {}
-        self._groups: Counter[str] = Counter()
-        self._left_out: Counter[LeftOut] = Counter()
-        self._changed: set[str] = set()
-        self._clock: Clock | None = None
-        self._lock = Lock()
 
     def add(self, window: MeasuredWindow, turn: Turn | None) -> None:
         """Take a finished window; windows come in the order in which they ran."""
@@ -76,26 +66,18 @@ class LiveGroups:
         if turn.is_last:
             self._close()
 
-    def snapshot(self) -> Snapshot:
-        """What is known now."""
-        with self._lock:
-            changed, self._changed = self._changed, set()
-            effects = {name: list(self._effects[name]) for name in changed}
-            return Snapshot(effects, dict(self._groups), dict(self._left_out), self._clock)
-
     def _close(self) -> None:
         members, self._members = self._members, []
         found = _effect(members)
-        with self._lock:
+        with self.lock:
             if isinstance(found, LeftOut):
-                self._left_out[found] += 1
+                self.left_out[found] += 1
                 return
-            effect, self._clock = found
+            effect, self.clock = found
             is_aa = any(turn.cell == AGAIN for _, turn in members)
             for name in (AA,) if is_aa else (size_class(members[-1][0].num_reqs), ALL):
-                self._effects.setdefault(name, deque(maxlen=KEPT)).append(effect)
-                self._groups[name] += 1
-                self._changed.add(name)
+                self.effects.setdefault(name, deque(maxlen=KEPT)).append(effect)
+                self.groups[name] += 1
 
 
 def _effect(
@@ -132,7 +114,7 @@ class Publisher:
         self._turns = turns
         self._files = files
         self._labels = labels
-        self._told: dict[tuple[str, str], int] = {}
+        self._shown: dict[tuple[str, str], int] = {}
         self._end = Event()
 
     def start(self) -> None:
@@ -146,11 +128,20 @@ class Publisher:
 
     def publish(self) -> None:
         """Write what has changed since the last call."""
-        found = self._groups.snapshot()
-        self._count(found)
-        for name, effects in sorted(found.effects.items()):
-            if len(effects) >= MIN_GROUPS:
-                self._show(name, effects, str(found.clock))
+        found = self._groups
+        with found.lock:
+            groups, left_out = {ALL: 0, AA: 0, **found.groups}, dict(found.left_out)
+            effects = {name: list(each) for name, each in found.effects.items()}
+        for name, number in groups.items():
+            metric, num_reqs = _metric(name, "groups")
+            if self._raise_to(metric, "num_reqs", num_reqs, number):
+                self._show(name, effects.get(name, []), str(found.clock))
+        for reason in LeftOut:
+            number = left_out.get(reason, 0)
+            self._raise_to("nwor_live_groups_left_out", "reason", reason, number)
+        for guard in Guard:
+            number = int(self._turns.stopped is guard)
+            self._raise_to("nwor_live_staging_stopped", "reason", guard, number)
 
     def _run(self) -> None:
         while not self._end.wait(EVERY_S):
@@ -160,25 +151,17 @@ class Publisher:
                 logger.exception("nwor: the ratio on /metrics is no longer updated")
                 return
 
-    def _count(self, found: Snapshot) -> None:
-        for name, number in {ALL: 0, AA: 0, **found.groups}.items():
-            metric, num_reqs = _metric(name, "groups")
-            self._raise_to(metric, "num_reqs", num_reqs, number)
-        for reason in LeftOut:
-            number = found.left_out.get(reason, 0)
-            self._raise_to("nwor_live_groups_left_out", "reason", reason, number)
-        for guard in Guard:
-            number = int(self._turns.stopped is guard)
-            self._raise_to("nwor_live_staging_stopped", "reason", guard, number)
-
-    def _raise_to(self, name: str, label: str, value: str, number: int) -> None:
-        told = self._told.get((name, value))
-        if told != number:
-            self._told[name, value] = number
-            self._files.add(name, (*self._labels, (label, str(value))), number - (told or 0))
+    def _raise_to(self, name: str, label: str, value: str, number: int) -> bool:
+        """Bring a counter to this number; True if it was another."""
+        shown = self._shown.get((name, value))
+        if shown == number:
+            return False
+        self._shown[name, value] = number
+        self._files.add(name, (*self._labels, (label, str(value))), number - (shown or 0))
+        return True
 
     def _show(self, name: str, effects: list[float], clock: str) -> None:
-        located = robust_location(effects)
+        located = robust_location(effects) if len(effects) >= MIN_GROUPS else None
         if located is None:
             return
         ratio = as_ratio(located)

@@ -51,8 +51,8 @@ def test_two_windows_in_five_are_staged_and_timed_groups_come_of_them(
     windows = started.run(1 + 10 * 8 + 1)
     turns = [(turn.cell, counts.staged_tokens) for counts, turn in windows if turn]
     assert Counter(turns[:80]) == {(0, 0): 40, (1, 2 * K): 32, (2, 0): 8}
-    assert started.groups.snapshot().groups == {"2": 8, ALL: 8, AA: 2}
-    assert started.groups.snapshot().left_out == {}
+    assert started.groups.groups == {"2": 8, ALL: 8, AA: 2}
+    assert started.groups.left_out == {}
 
 
 def test_a_pause_ends_the_group_and_is_no_time_of_its_last_window(
@@ -64,7 +64,7 @@ def test_a_pause_ends_the_group_and_is_no_time_of_its_last_window(
     run_step(started.hook, [], finished=REQUESTS)
     started.run(1 + 8 + 1)
     assert [window.wall_ms for window, _ in started.windows][3] is None
-    found = started.groups.snapshot()
+    found = started.groups
     assert found.groups[ALL] == 1
     assert {str(reason): number for reason, number in found.left_out.items()} == {"interrupted": 1}
 

@@ -1,11 +1,15 @@
 """K/V rows of finished requests, copied out of the cache under a name and compared by name.
 
-Each KV-cache group gives a request blocks of its own, so each group's layers are read separately.
-Rows of a block that another request is given before the batch ends are copied at that moment.
+Which blocks a request was given is noted from the scheduler's output, for each KV-cache group: each
+gives a request blocks of its own. After a request has finished its blocks keep their contents until
+they are given away again. vLLM gives a request's last, partly filled block away first, within the
+same batch: blocks about to be lost are reported in time to copy their rows.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -13,9 +17,98 @@ from torch import Tensor
 
 from nwor_bench.errors import BenchError
 from nwor_bench.plugin.layers import rows_of
-from nwor_bench.plugin.observe.block_tables import BlockTables, BlockWatch, Held
 from nwor_bench.plugin.observe.errors import RowErrors, RowPlaces
+from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_hook import RunnerHook
+from nwor_bench.plugin.scheduler_output import external_request_id
+
+NULL_BLOCK = 0
+"""vLLM's empty block, in place of blocks that a layer no longer needs."""
+
+Held = tuple[int, int]
+"""A block, and how often it had been reused when the request got it."""
+
+
+class BlockTables:
+    """Block tables of one KV-cache group for every request since `clear`.
+
+    Args:
+        block_sizes: tokens a block, one for each KV-cache group; all share one pool of blocks.
+    """
+
+    def __init__(self, block_sizes: Sequence[int], group: int):
+        self.block_size = block_sizes[group]
+        self._block_sizes = tuple(block_sizes)
+        self._group = group
+        self._given: Counter[int] = Counter()
+        self._tables: dict[str, list[Held]] = {}
+        self._held: set[Held] = set()
+
+    def clear(self) -> None:
+        """Forget all requests."""
+        self._given.clear()
+        self._tables.clear()
+        self._held.clear()
+
+    def note(self, output: Any) -> list[Held]:
+        """Take over the blocks of one step's scheduler output.
+
+        Returns the noted blocks that are given away again in this step: their request has finished,
+        or they have left its sliding window. Their contents are lost once the step runs.
+
+        A block counts as given away before any table is written down: a request may hit a block
+        that another one gets in the same step, and both then hold the same contents.
+        """
+        changes = list(_changes(output))
+        lost = [held for held in self._given_now(changes) if held in self._held]
+        for req_id, blocks, computed in changes:
+            name = external_request_id(req_id)
+            if computed is not None:
+                self._tables[name] = []
+            if name in self._tables:  # else it began before this was switched on
+                held = [(block, self._given[block]) for block in blocks[self._group]]
+                self._tables[name] += held
+                self._held.update(held)
+        return lost
+
+    def _given_now(
+        self, changes: Iterable[tuple[str, Sequence[list[int]], int | None]]
+    ) -> Iterator[Held]:
+        """Count the blocks that are given away; each as it was held until now."""
+        for _, blocks, computed in changes:
+            for size, ids in zip(self._block_sizes, blocks, strict=True):
+                hits = 0 if computed is None else computed // size
+                for block in ids[hits:]:
+                    yield block, self._given[block]
+                    self._given[block] += 1
+
+    def held(self, name: str, start: int, stop: int) -> list[Held | None]:
+        """The block of each position from `start` to `stop`; None if there is none."""
+        table = self._tables.get(name, [])
+        blocks = [position // self.block_size for position in range(start, stop)]
+        found = [table[block] if block < len(table) else None for block in blocks]
+        return [held if held and held[0] != NULL_BLOCK else None for held in found]
+
+    def is_current(self, held: Held) -> bool:
+        """True if the block has not been given to another request since."""
+        block, times = held
+        return self._given[block] == times
+
+
+def _changes(output: Any) -> Iterator[tuple[str, Sequence[list[int]], int | None]]:
+    """(request, its blocks of each group, tokens that were in the cache already).
+
+    The last is None for blocks that come on top of those which the request has.
+    """
+    for new in output.scheduled_new_reqs:  # V2 sends resumed requests as new ones, too
+        yield new.req_id, new.block_ids, new.num_computed_tokens
+    cached = output.scheduled_cached_reqs
+    for i, req_id in enumerate(cached.req_ids):
+        blocks = cached.new_block_ids[i]
+        if blocks is not None:
+            resumed = req_id in cached.resumed_req_ids
+            yield req_id, blocks, cached.num_computed_tokens[i] if resumed else None
+
 
 Pair = tuple[int, str, int, int]
 """(request of this set, other set, its request there, length of its prompt)."""
@@ -58,7 +151,7 @@ class KeptRows:
 
 
 class GroupRows:
-    """K/V rows of the target layers in one KV-cache group, which all have them in the same blocks."""
+    """K/V rows of one KV-cache group's target layers, which have them in the same blocks."""
 
     def __init__(self, tables: BlockTables, layers: Sequence[LayerRows]):
         self._tables = tables
@@ -66,9 +159,19 @@ class GroupRows:
         self._rescued: dict[Held, list[Tensor]] = {}
         self._layers = layers
 
-    def forget_rescued(self) -> None:
-        """Forget what was copied before its block was reused: another batch begins."""
+    def forget_blocks(self) -> None:
+        """Forget which blocks requests had and what was copied of them: another batch begins."""
         self._rescued.clear()
+        self._tables.clear()
+
+    def note(self, scheduler_output: Any) -> None:
+        """Take over a step's blocks; rows whose block it gives away are copied first."""
+        size = self._tables.block_size
+        for held in self._tables.note(scheduler_output):
+            if (len(self._rescued) + 1) * size * self._row_bytes() > RESCUE_BYTES:
+                return  # the rest is lost
+            slots = held[0] * size + torch.arange(size)
+            self._rescued[held] = [_gather(layer, slots) for layer in self._layers]
 
     def why_unreadable(self) -> str | None:
         """Why the cache cannot be read row by row; None if it can be."""
@@ -92,8 +195,10 @@ class GroupRows:
         places = _places(held, offsets, self._tables)
         known = places >= 0
         num_bytes = len(held) * self._row_bytes()
-        there = _place_for(num_bytes, self._layers[0].kv_cache.device)
-        slots = places.to(self._layers[0].kv_cache.device)
+        there = device = self._layers[0].kv_cache.device
+        if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < ROOM * num_bytes:
+            there = torch.device("cpu")
+        slots = places.to(device)
         rows = [_gather(layer, slots).to(there) for layer in self._layers]
         for block, copies in self._rescued.items():
             index = [i for i, each in enumerate(held) if each == block]
@@ -102,20 +207,13 @@ class GroupRows:
             for layer_rows, copy in zip(rows, copies, strict=True):
                 layer_rows[index] = copy[inside].to(there)
         spans = tuple((start, stop) for start, stop in spans)
-        self._kept[name] = KeptRows(spans, _offsets(spans), known, tuple(rows))
+        ends = tuple(accumulate(stop - start for start, stop in spans))
+        self._kept[name] = KeptRows(spans, (0, *ends), known, tuple(rows))
         return num_bytes
 
-    def rescue(self, lost: list[Held]) -> None:
-        """Copy the rows of blocks that are about to be reused, as far as there is room."""
-        size = self._tables.block_size
-        for held in lost:
-            if (len(self._rescued) + 1) * size * self._row_bytes() > RESCUE_BYTES:
-                return
-            slots = held[0] * size + torch.arange(size)
-            self._rescued[held] = [_gather(layer, slots) for layer in self._layers]
-
     def _row_bytes(self) -> int:
-        return sum(_row_bytes(layer.kv_cache) for layer in self._layers)
+        caches = [layer.kv_cache for layer in self._layers]
+        return sum(each.shape[1] * each.shape[3] * each.element_size() for each in caches)
 
     def drop(self, names: Sequence[str] | None) -> None:
         """Forget kept rows; None: all of them."""
@@ -207,43 +305,36 @@ def _gather(layer: LayerRows, slots: Tensor) -> Tensor:
     return layer.kv_cache[there // size, :, there % size]
 
 
-def _offsets(spans: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    offsets, rows = [], 0
-    for start, stop in spans:
-        offsets.append(rows)
-        rows += stop - start
-    return tuple(offsets)
-
-
-def _row_bytes(kv_cache: Tensor) -> int:
-    return kv_cache.shape[1] * kv_cache.shape[3] * kv_cache.element_size()
-
-
-def _place_for(num_bytes: int, device: torch.device) -> torch.device:
-    """The device itself if it has enough free memory, else the host."""
-    if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < ROOM * num_bytes:
-        return torch.device("cpu")
-    return device
-
-
 class KvRows:
-    """K/V rows that one worker keeps for the K/V gate."""
+    """K/V rows that one worker keeps for the K/V gate; the runner is wrapped while it is on."""
 
     def __init__(self, hook: RunnerHook):
-        layers = _layers_by_group(hook)
-        self._watch = BlockWatch(hook.runner, layers)
+        groups = hook.runner.kv_cache_config.kv_cache_groups
+        sizes = [each.kv_cache_spec.block_size for each in groups]
         self._groups = {
-            group: GroupRows(self._watch.tables[group], theirs) for group, theirs in layers.items()
+            group: GroupRows(BlockTables(sizes, group), layers)
+            for group, layers in _layers_by_group(hook).items()
         }
-        self._watch.before_loss = {group: rows.rescue for group, rows in self._groups.items()}
+        self._patch = Patch(hook.runner, "execute_model", self._wrap)
 
     def watch(self, on: bool) -> None:
-        """Start to note a batch's blocks, or stop and forget all rows."""
+        """Start to note a batch's blocks, again if already on; or stop and forget all rows."""
         for rows in self._groups.values():
-            rows.forget_rescued()
-        self._watch.switch(on and self.why_unreadable() is None)
+            rows.forget_blocks()
         if not on:
+            self._patch.undo()
             self.drop(None)
+        elif not self._patch.applied and self.why_unreadable() is None:
+            self._patch.apply()
+
+    def _wrap(self, original: Any) -> Any:
+        def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            if not kwargs.get("dummy_run"):
+                for rows in self._groups.values():
+                    rows.note(scheduler_output)
+            return original(scheduler_output, *args, **kwargs)
+
+        return execute_model
 
     def why_unreadable(self) -> str | None:
         """Why the cache cannot be read row by row; None if it can be."""
@@ -302,10 +393,8 @@ def _layers_by_group(hook: RunnerHook) -> dict[int, list[LayerRows]]:
                 continue
             layer = context[name]
             dtype = str(getattr(layer, "kv_cache_dtype", "auto"))
-            rows = LayerRows(numbers[name], name, *_rows_of(layer), dtype)
+            has_heads = hasattr(layer, "head_size")
+            cache, head_dim = rows_of(layer) if has_heads else (layer.kv_cache, 0)
+            rows = LayerRows(numbers[name], name, cache, head_dim, dtype)
             found.setdefault(group, []).append(rows)
     return found
-
-
-def _rows_of(layer: Any) -> tuple[Any, int]:
-    return rows_of(layer) if hasattr(layer, "head_size") else (layer.kv_cache, 0)

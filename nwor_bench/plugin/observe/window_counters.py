@@ -9,7 +9,6 @@ Launches: PyTorch's profiler records the CUDA calls between two steps' starts on
 """
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +25,7 @@ from nwor_bench.instruments.pm_sampling import (
 )
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_hook import RunnerHook
+from nwor_bench.plugin.step import timed_event
 
 COPIES = 3
 """Copies of known size before a batch, and as many after it."""
@@ -60,9 +60,7 @@ class CudaTimeline:
 
     def mark(self) -> Any:
         """An event on the current stream."""
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
+        return timed_event()
 
     def ns(self, mark: Any) -> float:
         """Time of a mark in ns since the anchor (to about 0.5 us); waits for the device."""
@@ -81,16 +79,11 @@ def open_instruments() -> tuple[PmSampler, CudaTimeline]:
     return PmSampler(torch.cuda.current_device()), CudaTimeline()
 
 
-class _MarkedSteps(ABC):
-    """Marks the start of each step of one runner while it is on.
+class _MarkedSteps:
+    """Calls `mark` with "is a window" as each step of a runner starts, while it is on."""
 
-    Args:
-        hook: the runner's hook, of either runner; its windows are drained in the order in which
-            they are marked here.
-    """
-
-    def __init__(self, hook: RunnerHook):
-        self._hook = hook
+    def __init__(self, hook: RunnerHook, mark: Callable[[bool], None]):
+        self._mark = mark
         self._patch = Patch(hook.runner, "execute_model", self._wrap_execute_model)
 
     @property
@@ -98,13 +91,10 @@ class _MarkedSteps(ABC):
         """True while steps are marked."""
         return self._patch.applied
 
-    @abstractmethod
-    def _mark_step(self, is_window: bool) -> None:
-
     def _wrap_execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
             if not kwargs.get("dummy_run") and scheduler_output.total_num_scheduled_tokens:
-                self._mark_step(bool(scheduler_output.scheduled_spec_decode_tokens))
+                self._mark(bool(scheduler_output.scheduled_spec_decode_tokens))
             return original(scheduler_output, *args, **kwargs)
 
         return execute_model
@@ -114,7 +104,7 @@ class CountedWindows(_MarkedSteps):
     """Counts the bytes that the windows of one runner move, batch by batch."""
 
     def __init__(self, hook: RunnerHook):
-        super().__init__(hook)
+        super().__init__(hook, self._mark_step)
         self._instruments: tuple[PmSampler, CudaTimeline] | None = None
         self._marks: list[tuple[Any, bool]] = []
         self._copies: list[tuple[Any, Any]] = []
@@ -210,7 +200,7 @@ class LaunchWindows(_MarkedSteps):
     """Counts the CUDA calls of one runner's windows, batch by batch."""
 
     def __init__(self, hook: RunnerHook):
-        super().__init__(hook)
+        super().__init__(hook, self._mark_step)
         self._profiler: Any = None
         self._is_window: list[bool] = []
 

@@ -90,7 +90,7 @@ class StepInputs:
     def for_kernel(
         self, batch: GpuWindowBatch, table: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """The kernels' `query_start_loc`, `seq_lens`, `block_table`, `staged_start`, `staged_end`."""
+        """`query_start_loc`, `seq_lens`, `block_table`, `staged_start`, `staged_end`."""
         views = self.views
         starts, ends = batch.staged_start, batch.staged_end
         if starts is None or ends is None:

@@ -103,20 +103,6 @@ def test_a_fault_in_any_step_leaves_stock_vllm_and_its_reason(
     assert line.endswith(" 1.0")
 
 
-def test_a_method_that_vllm_does_not_have_is_such_a_fault(folder: Path) -> None:
-    from nwor_bench.plugin.attaching import attach_hook
-
-    runner = runner_of_two_requests()
-    stock = runner.execute_model
-    del runner.sample
-    worker = worker_of(runner)
-    attach_hook(worker)
-    assert runner.execute_model is stock
-    assert "attach:PatchError" in worker.nwor_not_attached
-    (line,) = fallbacks(folder)
-    assert 'reason="attach:PatchError"' in line
-
-
 def test_metrics_that_cannot_be_written_stop_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,14 +115,6 @@ def test_metrics_that_cannot_be_written_stop_nothing(
     attach_hook(worker)
     assert methods_of(runner) == stock
     assert "attach:ConfigError" in worker.nwor_not_attached
-
-
-def test_a_configuration_without_what_we_ask_for_stops_nothing(folder: Path) -> None:
-    from nwor_bench.plugin.attaching import attach_hook
-
-    worker = SimpleNamespace(model_runner=runner_of_two_requests())
-    attach_hook(worker)
-    assert "attach:AttributeError" in worker.nwor_not_attached
 
 
 def test_a_fault_of_another_rank_detaches_this_one(

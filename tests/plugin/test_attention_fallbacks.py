@@ -67,18 +67,6 @@ def test_a_write_that_ran_inside_a_graph_is_not_taken_for_staged(
     )
 
 
-def test_what_an_earlier_window_staged_is_not_taken_for_this_ones(layers: Any) -> None:
-    layers.begin("whole step")
-    layers.forward()
-    layers.window.abort("planted")
-    layers.window.close()
-    layers.outputs.clear()
-    layers.verified.clear()
-    layers.begin("whole step")
-    layers.forward(captured_write=[0, 1, 2])
-    check_written_directly(layers, stock_after(), "attention:kv_not_staged", [])
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("odd", [0, 1, 2])
 def test_attention_without_k_and_v_reads_the_cache(layers: Any, way: str, odd: int) -> None:
@@ -165,16 +153,6 @@ def test_layers_computed_into_one_buffer_lose_nothing(layers: Any) -> None:
     check_written_directly(layers, stock_after(), "stage:activations_reused", [0])
 
 
-@pytest.mark.parametrize("way", ["drafts, copied", "equal drafts, copied"])
-def test_copies_are_safe_from_it(layers: Any, way: str) -> None:
-    layers.begin(way)
-    layers.forward(buffers=shared_buffers(layers))
-    assert layers.window.fallback_reason is None
-    assert layers.verified == [0, 1, 2]
-    for ours, theirs in zip(layers.outputs, stock_after().outputs, strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
 def test_values_alone_in_one_buffer_are_seen(layers: Any) -> None:
     buffer = torch.empty_like(layers.values[0])
     layers.begin("whole step")
@@ -183,13 +161,6 @@ def test_values_alone_in_one_buffer_are_seen(layers: Any) -> None:
     assert layers.window.fallback_reason == "stage:activations_reused"
     stock = stock_after()
     assert torch.equal(layers.caches[0], stock.caches[0])
-
-
-def test_a_model_whose_values_are_its_keys_is_staged(layers: Any) -> None:
-    layers.begin("whole step")
-    for number in range(3):
-        assert layers.window.stage(number, layers.keys[number], layers.keys[number])
-    assert layers.window.staged_every_layer
 
 
 def test_memory_that_turns_out_to_be_shared_later_ends_the_step(layers: Any) -> None:

@@ -76,13 +76,6 @@ def test_attention_finds_a_requests_staged_rows(batch):
     assert window.max_query_len == max(n for n, drafts in batch if drafts)
 
 
-def test_the_plan_leaves_the_steps_own_slots_alone():
-    window, _, slots = plan([(5, 4), (3, 0)], copied=False)
-    before = slots.clone()
-    window.direct_slots.fill_(-7)
-    assert torch.equal(slots, before)
-
-
 @pytest.mark.parametrize(
     ("drafts", "tokens", "length"),
     [
@@ -209,13 +202,6 @@ def test_an_eager_step_of_equal_windows_is_copied_without_its_first_tokens():
     equal_to_drafts_only(shorter, 2, 2, slot_mappings(4)[1])
 
 
-def test_by_reference_the_whole_step_waits():
-    mappings = slot_mappings(6)
-    window, _ = planner(copied=False).plan(input_batch([2, 2], [3, 3]), mappings, None)
-    assert (window.copied, window.certain, window.direct_slots) == (False, 1, None)
-    assert window.slots.tolist() == mappings[1].tolist()
-
-
 @pytest.mark.parametrize("copied", [False, True])
 def test_a_mixed_step_is_copied_if_that_is_asked_for(copied):
     batch, mappings = input_batch([2, 0], [3, 1]), slot_mappings(4)
@@ -331,16 +317,6 @@ def test_a_graph_that_captured_whole_steps_does_not_replay_such_a_step():
     assert planned == (None, "prefix_hit_in_full_graph")
     window, reason = made.plan(batch, mappings, Descriptor(6))
     assert (window.certain, reason) == (1, None)  # the next step is staged again
-
-
-def test_a_graph_that_copies_writes_certain_tokens_and_replays_such_a_step():
-    captured = replace(equal_drafts(2, 3, torch.device("cpu")), sources="the capture's")
-    made = planner(Graphs({Descriptor(6): captured}), copied=True)
-    mappings = slot_mappings(6)
-    batch = input_batch([2, 2], [3, 3])
-    window, reason = made.plan(batch, mappings, Descriptor(6), certain_at_once=True)
-    assert reason is None
-    assert certain_slots(window, mappings) == mappings[1].tolist()[::3]
 
 
 def test_drafts_beside_a_prefill_are_copied():

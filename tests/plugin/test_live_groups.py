@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from live_windows import timed, turns_of_group
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -22,7 +20,7 @@ from nwor_bench.plugin.live_ratio import AA, Clock, LiveGroups, Publisher
 from nwor_bench.records.fallback_reasons import Guard, LeftOut
 from nwor_bench.records.metrics import LIVE_METRICS, MetricFiles, labels_of
 from nwor_bench.records.types import ScvMode
-from nwor_bench.records.window_order import ALL, size_class
+from nwor_bench.records.window_order import ALL
 
 OFF_MS, STAGE_MS = 10.0, 9.7
 
@@ -75,13 +73,6 @@ def test_a_window_spoils_its_group(place: int, window: Any, reason: LeftOut) -> 
     found = groups
     assert found.left_out == {reason: 1}
     assert found.groups == {"2": 1, ALL: 1}
-
-
-def test_the_first_window_of_a_run_may_be_of_any_kind() -> None:
-    groups = LiveGroups()
-    odd = timed(None, num_reqs=9, fallback_reason="kv_transfer")
-    add_group(groups, 0, at0=odd, at2=odd, at4=odd, at6=odd)
-    assert groups.groups == {"2": 1, ALL: 1}
 
 
 @pytest.mark.parametrize("given_turns", range(1, 8))
@@ -152,15 +143,6 @@ def test_a_planted_effect_is_found_among_arrivals_and_drift(effect: float) -> No
         ratio = as_ratio(located)
         assert abs(ratio.ratio - exp(effect)) < 2 * ratio.half_width
         assert ratio.half_width < 0.002
-
-
-@given(st.integers(1, 5000))
-def test_a_class_spans_the_sizes_up_to_a_power_of_two(requests: int) -> None:
-    low, _, high = size_class(requests).partition("-")
-    assert int(low) <= requests <= int(high or low)
-    assert int(high or low) & (int(high or low) - 1) == 0
-    assert size_class(int(low)) == size_class(int(high or low)) == size_class(requests)
-    assert size_class(int(high or low) + 1) != size_class(requests)
 
 
 LABELS = labels_of("a + b", "interleave", "graph", 0)

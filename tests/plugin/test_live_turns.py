@@ -1,6 +1,5 @@
 """Turns in a server: prefills end a group, guards end staging, every rank does the same."""
 
-import logging
 import random
 from collections import Counter
 from types import SimpleNamespace
@@ -151,16 +150,6 @@ def test_which_reasons_stop_staging(reason: str | None, guard: Guard | None) -> 
         assert hook.calls[-1] == ("set", NworMode.OFF, ScvMode.OFF)
         assert hook.calls[-2][0] == "turn"  # once
         assert given == [None] * 40
-
-
-def test_one_log_line_says_why_staging_stopped(caplog: pytest.LogCaptureFixture) -> None:
-    turns, _ = started()
-    with caplog.at_level(logging.ERROR, "vllm.nwor_bench"):
-        turns.ended("commit:planted")
-        turns.ended("commit:again")
-    (line,) = caplog.messages
-    assert "commit:planted" in line
-    assert "Staging has stopped for good" in line
 
 
 @pytest.mark.parametrize(

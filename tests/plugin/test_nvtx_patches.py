@@ -132,18 +132,6 @@ def test_a_windows_ranges(domain: RecordingDomain, eager: bool) -> None:
     assert "execute_model" not in vars(runner)
 
 
-def test_a_staged_full_graph_is_a_forward_too(domain: RecordingDomain) -> None:
-    """Where staging replays its own graph the stock manager is not called."""
-    runner = Runner(eager=False)
-    hook = Hook(runner)
-    WindowRanges(hook).switch(True)
-    replay = hook.graph_sets[0].replay
-    runner.cudagraph_manager.run_fullgraph = replay
-    step(runner, {"a": [1, 2]})
-    (window,) = domain.take().inside
-    assert window.names[0] == "forward"
-
-
 def test_a_step_that_was_never_sampled_is_closed_by_the_next(domain: RecordingDomain) -> None:
     runner = Runner(eager=True)
     WindowRanges(Hook(runner)).switch(True)

@@ -11,7 +11,6 @@ from live_windows import counts_of
 from prometheus_client import REGISTRY, generate_latest
 from refusals import refused
 
-from nwor_bench.plugin import register
 from nwor_bench.plugin.observe import metrics
 from nwor_bench.plugin.observe.metrics import (
     FOLDER,
@@ -112,14 +111,6 @@ def test_a_sweep_switches_them_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     publish(hook, worker_of_rank(0), SETTINGS)
     assert hook.accumulator.listeners == []
     assert list(tmp_path.iterdir()) == []
-
-
-def test_without_the_plugins_switches_there_is_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("VLLM_NWOR_MODE", "VLLM_SCV_MODE"):
-        monkeypatch.delenv(name, raising=False)
-    register()
-    assert FOLDER not in os.environ
-    assert nwor_lines() == []
 
 
 def test_vllms_own_folder_comes_first(tmp_path: Path) -> None:

@@ -84,11 +84,6 @@ def test_in_turns_stage_validates_by_graph_unless_told_otherwise(scv, read):
     assert settings.mode_name == "interleave"
 
 
-def test_without_turns_a_mode_has_its_own_name():
-    settings = read_settings({"VLLM_NWOR_MODE": "stage"})
-    assert (settings.interleave, settings.mode_name) == (False, "stage")
-
-
 @pytest.mark.parametrize(
     ("value", "debug"), [("1", True), ("yes", True), ("0", False), ("", False), (None, False)]
 )
@@ -131,13 +126,6 @@ def test_how_drafts_are_held(environ, by, needs_gpu):
     assert read_settings(environ) is None  # alone they switch nothing on
 
 
-@pytest.mark.parametrize("value", [None, "", "direct", "stage"])
-def test_beside_a_prefill(value):
-    environ = {} if value is None else {"VLLM_NWOR_BESIDE_PREFILL": value}
-    settings = read_settings({"VLLM_NWOR_MODE": "stage", **environ})
-    assert settings.beside_prefill == (value or "direct")
-
-
 @pytest.mark.parametrize(
     ("environ", "field", "wanted"),
     [
@@ -169,14 +157,6 @@ def test_on_a_cpu_they_are_refused_before_anything_is_hooked():
     (line,) = [line for line in said.splitlines() if "VLLM_NWOR_STAGE_BY" in line]
     assert line.startswith("VLLM_NWOR_STAGE_BY: 'copy' ")
     assert "CUDA device" in line
-
-
-def test_the_process_environment_is_the_default(monkeypatch):
-    monkeypatch.setenv("VLLM_NWOR_MODE", "stage")
-    monkeypatch.setenv("VLLM_SCV_MODE", "graph")
-    monkeypatch.setenv("VLLM_NWOR_DEBUG", "1")
-    monkeypatch.delenv("VLLM_NWOR_BESIDE_PREFILL", raising=False)  # a harness's engine sets it
-    assert read_settings() == PluginSettings(NworMode.STAGE, ScvMode.GRAPH, debug=True)
 
 
 def test_without_the_variables_register_imports_neither_vllm_nor_torch():

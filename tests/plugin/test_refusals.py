@@ -240,11 +240,6 @@ def test_a_graph_that_is_not_split_at_the_write_and_the_attention_is_refused(
     assert reason_of(runner_with(two(), config)) == "whole_graph_compilation"
 
 
-def test_the_two_ops_are_enough() -> None:
-    ops = ["vllm::unified_attention_with_output", "vllm::unified_kv_cache_update"]
-    assert reason_of(runner_with(two(), compiled(splitting_ops=ops))) is None
-
-
 def test_inductors_own_partition_is_refused() -> None:
     config = compiled(use_inductor_graph_partition=True)
     assert reason_of(runner_with(two(), config)) == "inductor_graph_partition"

@@ -44,21 +44,6 @@ def test_a_server_stops_staging_once_it_has_read_a_refusal(
 
 
 @pytest.mark.slow
-def test_staging_stays_stopped_through_a_change_of_modes(monkeypatch: pytest.MonkeyPatch) -> None:
-    hook = make_hook(monkeypatch)
-    run_step(hook, REQUESTS)
-    hook.buffers.errors[0] = ERROR_OVERFLOW
-    run_step(hook, REQUESTS)
-    hook.late.resolve(None)
-    run_step(hook, REQUESTS)
-    for mode in ("off", "stage"):
-        hook.set_modes(type(hook.nwor_mode)(mode), hook.validator.mode)
-    run_step(hook, REQUESTS)
-    hook.late.resolve(None)
-    assert reasons(hook)[-1] == "staging_stopped"
-
-
-@pytest.mark.slow
 def test_a_sweeps_drain_still_names_layers_and_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether or not a reading came before the drain; told once."""
     for early in (False, True):

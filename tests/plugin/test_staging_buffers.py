@@ -56,16 +56,6 @@ def assert_cache_holds(cache, entries):
             assert slot_of(cache, slot).isnan().all()
 
 
-def test_one_buffer_a_target_layer_of_the_layers_shape():
-    buffers = make_buffers(layers=3, capacity=7, dtype=torch.bfloat16)
-    assert buffers.num_layers == 3
-    assert buffers.capacity == 7
-    assert buffers.sets[0].key.shape == (3, 7, 2, 3)
-    assert buffers.sets[0].value.shape == (3, 7, 2, 5)
-    assert buffers.sets[0].key.dtype is buffers.sets[0].value.dtype is torch.bfloat16
-    assert buffers.metadata.tolist() == [[0, 0]] * 3
-
-
 @pytest.mark.parametrize(
     ("kw", "by_hand"),
     [
@@ -120,17 +110,6 @@ def test_no_layers_at_all():
         StagingBuffers([], 4)
 
 
-def test_stage_holds_rows_and_says_nothing():
-    buffers = make_buffers()
-    key, value = kv_of_layer(1)
-    assert buffers.stage(1, key, value, torch.tensor([5, 2])) == ""
-    assert torch.equal(buffers.sets[0].key[1, :2], key[[5, 2]])
-    assert torch.equal(buffers.sets[0].value[1, :2], value[[5, 2]])
-    assert buffers.metadata.tolist() == [[0, 0], [2, 0], [0, 0]]
-    buffers.reset()
-    assert buffers.metadata.tolist() == [[0, 0]] * 3
-
-
 @pytest.mark.parametrize(
     ("key_shape", "value_shape"),
     [
@@ -150,25 +129,6 @@ def test_stage_refuses_another_shape(key_shape, value_shape):
     assert buffers.metadata.tolist() == [[0, 0]] * 3
 
 
-def test_stage_passes_on_the_kernels_words():
-    buffers = make_buffers(capacity=2)
-    key, value = kv_of_layer(0)
-    assert buffers.stage(0, key, value, torch.tensor([1, 2, 3])) == "overflow"
-    assert buffers.stage(1, key, value, torch.tensor([6])) == "row_range"
-
-
-def test_commit_writes_the_accepted_rows_of_every_layer():
-    buffers = make_buffers()
-    slots = torch.tensor([11, 0, 6])
-    for layer in range(3):
-        assert buffers.stage(layer, *kv_of_layer(layer), torch.tensor([1, 2, 4])) == ""
-    assert buffers.commit(slots, torch.tensor([True, False, True])) == ""
-    for layer, cache in enumerate(buffers.layers):
-        key, value = kv_of_layer(layer)
-        entries = {11: (key[1], value[1]), 6: (key[4], value[4])}
-        assert_cache_holds(cache.kv_cache, entries)
-
-
 def test_commit_names_every_problem_and_writes_nothing():
     buffers = make_buffers(capacity=2)
     rows = torch.tensor([1, 2])
@@ -178,17 +138,6 @@ def test_commit_names_every_problem_and_writes_nothing():
     assert said == "overflow+count_mismatch+slot_range"
     for layer in buffers.layers:
         assert_cache_holds(layer.kv_cache, {})
-
-
-def test_write_directly_writes_the_named_layers_and_skips_padding():
-    buffers = make_buffers()
-    for layer in range(3):
-        buffers.stage(layer, *kv_of_layer(layer), torch.tensor([1, 2, 4]))
-    buffers.write_directly([0, 2], torch.tensor([9, -1, 2]))
-    for layer, cache in enumerate(buffers.layers):
-        key, value = kv_of_layer(layer)
-        entries = {9: (key[1], value[1]), 2: (key[4], value[4])}
-        assert_cache_holds(cache.kv_cache, entries if layer != 1 else {})
 
 
 @examples(60)
@@ -319,20 +268,6 @@ def test_what_rejection_sampling_decided_is_read_back(window, mode):
 
 @pytest.mark.parametrize("mode", list(ScvMode))
 @pytest.mark.parametrize(
-    ("sampled", "kept"),
-    [([[1, 2], [3, -1]], [1, 0]), ([[1], [3]], [0, 0]), ([[], []], [0, 0])],
-)
-def test_ids_narrower_than_the_drafts_accept_what_they_can(mode, sampled, kept):
-    ids = torch.tensor(sampled).long().reshape(2, -1)
-    validation = make_validator(mode).validate(ids, (3, 2))
-    assert validation.num_accepted == kept
-    assert validation.accepted.tolist() == [
-        draft < k for k, n in zip(kept, (3, 2), strict=True) for draft in range(n)
-    ]
-
-
-@pytest.mark.parametrize("mode", list(ScvMode))
-@pytest.mark.parametrize(
     ("ids", "reason"),
     [
         (torch.ones(3, 4).long(), "sampled_ids_shape"),  # one request too many
@@ -364,14 +299,6 @@ def test_more_drafts_than_the_buffers_hold_are_refused(mode):
         validator.validate(ids, (3, 3))
 
 
-def test_the_host_reference_counts_nothing():
-    validator = make_validator()
-    validation = validator.validate(torch.ones(1, 3).long(), (2,))
-    assert (validation.path, validation.fallback_reason) == ("host", None)
-    assert not validator.counters
-    assert not validator.fallbacks
-
-
 @pytest.mark.parametrize("mode", DEVICE_MODES)
 def test_without_a_graph_the_kernel_runs_eagerly_and_each_time_is_counted(mode):
     validator = make_validator(mode)
@@ -380,16 +307,3 @@ def test_without_a_graph_the_kernel_runs_eagerly_and_each_time_is_counted(mode):
         assert (validation.path, validation.fallback_reason) == ("device", "no_cuda")
     assert validator.counters == {"scv_device_validations": 3, "scv_fallback_count": 3}
     assert validator.fallbacks == {"no_cuda": 3}
-
-
-def test_fallbacks_are_counted_by_reason():
-    validator = make_validator(ScvMode.GRAPH)
-    for reason in ("sampled_ids_shape", "no_cuda", "sampled_ids_shape"):
-        validator.count_fallback(reason)
-    assert validator.counters == {"scv_fallback_count": 3}
-    assert validator.fallbacks == {"sampled_ids_shape": 2, "no_cuda": 1}
-
-
-def test_host_rows_may_differ_in_length():
-    # The engine hands the sampled ids on as lists without their padding.
-    assert accepted_on_host([[4, 5, 6], [7], []], (2, 3, 0), VOCAB) == [2, 0, 0]

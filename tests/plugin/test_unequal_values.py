@@ -152,32 +152,6 @@ def test_windows_are_staged(make: Any, way: str) -> None:
         assert torch.equal(ours, was) == whole  # else the certain first tokens are written
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("odd", [0, 2])
-def test_a_window_that_is_given_up_leaves_what_stock_leaves(make: Any, way: str, odd: int) -> None:
-    import wrapped_layers
-
-    stock = make(staged=False)
-    stock.forward()
-    metadata = wrapped_layers.step_metadata()
-    metadata.seq_lens = torch.cat([metadata.seq_lens, metadata.seq_lens[:1]])
-    layers = make(staged=True)
-    layers.begin(way)
-    with pytest.MonkeyPatch.context() as patch:
-        # Stock attention of the odd layer sees the step's own requests.
-        patch.setattr(wrapped_layers, "attend", _first_requests(wrapped_layers.attend))
-        layers.forward(metadata=metadata, odd_layer=odd)
-    check_written_directly(layers, stock, "attention:other_requests", list(range(odd)))
-
-
-def _first_requests(attend: Any) -> Any:
-    def attend_first(query: Tensor, cache: Tensor, step: Any, output: Tensor, **more: Any) -> None:
-        step.seq_lens = step.seq_lens[: step.query_start_loc.numel() - 1]
-        attend(query, cache, step, output, **more)
-
-    return attend_first
-
-
 def composite_layer(**changes: Any) -> Any:
     """A layer with vLLM's own composite, made without a GPU; `changes` are its causal part's."""
     from vllm.v1.attention.backends.triton_flash_attn import TritonFlashAttentionBackend

@@ -142,18 +142,6 @@ def test_counters_are_read_as_they_stand_behind_a_sealed_step() -> None:
     assert [counts.committed_tokens for counts, _ in accumulator.windows] == [1] * (SEALED + 3)
 
 
-def test_steps_without_a_commit_copy_no_counters() -> None:
-    late, accumulator = counted()
-    late.read_with(torch.zeros(2).int(), lambda _: None, torch.zeros(3).int())
-    for mark in run_steps(late, SEALED + 2):
-        mark.passed = True
-    assert not any(step.sealed for step in late._pending)
-    late.read_finished()
-    late.read_finished()
-    late.settle(100)
-    assert len(accumulator.windows) == SEALED + 1
-
-
 def test_a_request_with_more_tokens_than_its_window_has_is_reported() -> None:
     late, _ = counted()
     calls: list[int] = []
@@ -239,17 +227,3 @@ def test_a_servers_counts_are_read_and_its_steps_are_marked() -> None:
     assert runner.execute_model is not stock
     reading.undo()
     assert runner.execute_model is stock
-
-
-def test_counts_on_a_host_are_read_while_it_is_busy() -> None:
-    late, accumulator = counted()
-    clock = DeviceClock(torch.device("cpu"))
-    assert clock.mark() is None
-    clock.on = True
-    run_steps(late, 3)
-    for step in late._pending:
-        step.ended = clock.mark()
-    late.read_finished()
-    late.read_finished()
-    late.settle(3)
-    assert [window.device_ms for window, _ in accumulator.windows] == [None] * 3

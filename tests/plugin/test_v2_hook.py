@@ -41,20 +41,6 @@ def test_the_planner_hears_of_a_request_that_starts_on_cached_tokens(
     assert hook._parts.planner.certain_at_once == [False, True, False, False]
 
 
-def test_a_resumed_request_is_counted_on_from_what_the_scheduler_has(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Two steps gave four tokens, of which a reset of the prefix cache dropped two."""
-    hook = make_hook(monkeypatch)
-    run_step(hook, ["a-1"])
-    run_step(hook, ["a-1"])
-    run_step(hook, ["a-1"], new=[starting("a-1", 32, tokens=33 + 2)])
-    run_step(hook, ["a-1"])
-    run_step(hook, ["a-1"])
-    windows = hook.drain({"a": 6})
-    assert [window["uncounted_draft_tokens"] for window in windows[2:]] == [0, 0, 2]
-
-
 @pytest.mark.parametrize(
     ("chosen", "prefilled", "reason"),
     [
@@ -171,14 +157,6 @@ def test_all_drafts_count_where_none_is_forbidden(
     window = window_of(monkeypatch, **arguments)
     assert (window["draft_tokens"], window["uncounted_draft_tokens"]) == (8, 0)
     assert window["drafts_per_position"] == (2, 2, 2, 2)
-
-
-def test_forbidden_drafts_of_a_finished_request_are_left_out_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    window = window_of(monkeypatch, {"a": 0, "b": 9}, allowed=1)
-    assert (window["draft_tokens"], window["uncounted_draft_tokens"]) == (8, 4)
-    assert (window["accepted_tokens"], window["uncounted_accepted_tokens"]) == (2, 1)
 
 
 AT_ONCE = 8

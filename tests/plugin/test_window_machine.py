@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from window_model import ModelEngine
 
-from nwor_bench.plugin.window import Outcome, State, WindowError
+from nwor_bench.plugin.window import State, WindowError
 
 LAYERS = 3
 
@@ -27,26 +27,6 @@ def staged_window(num_draft_tokens=(2, 0, 1)):
     return engine
 
 
-def test_a_window_that_goes_well():
-    engine = staged_window()
-    assert engine.window.accept(torch.tensor([True, False, True]))
-    assert engine.window.commit()
-    assert engine.window.close() == Outcome(3, None)
-    first, _, last = engine.slots
-    for layer in range(LAYERS):
-        everything = engine.expected(layer)
-        assert engine.in_cache(layer) == {slot: everything[slot] for slot in (first, last)}
-
-
-def test_the_faulty_layer_is_left_to_its_attention():
-    engine = open_window()
-    engine.forward(0)
-    engine.staging.stage_faults.append("overflow")
-    assert not engine.window.stage(1, engine.kv(1), engine.kv(1))
-    assert engine.in_cache(0) == engine.expected(0)
-    assert engine.in_cache(1) == {}  # whatever a failed copy left must not be written
-
-
 def test_a_fault_is_logged_with_its_traceback(caplog):
     engine = open_window()
     engine.staging.stage_faults.append(RuntimeError("the disk is on fire"))
@@ -61,16 +41,6 @@ def test_an_interrupt_is_no_fallback():
     engine.staging.stage_faults.append(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         engine.forward(0)
-
-
-def test_a_layer_left_out_of_the_forward_pass_is_no_window_to_commit():
-    engine = open_window()
-    engine.forward(0)
-    engine.forward(2)
-    assert not engine.window.accept(torch.tensor([True, True, True]))
-    assert engine.window.close().fallback_reason == "accept:layer_not_staged"
-    assert engine.in_cache(0) == engine.expected(0)
-    assert engine.in_cache(1) == {}
 
 
 def test_a_direct_write_that_fails_is_not_swallowed():
@@ -91,12 +61,6 @@ def test_an_error_of_order_names_the_call_and_the_state():
         engine.window.commit()
     with pytest.raises(WindowError, match=r"begin\(\) while a window is open"):
         engine.window.begin(engine.window.batch)
-
-
-def test_a_batch_totals_its_drafts():
-    engine = ModelEngine(1)
-    assert engine.batch((2, 0, 3)).total == 5
-    assert engine.batch(()).total == 0
 
 
 FAULTS = ["overflow", RuntimeError("fault"), MemoryError("fault")]

@@ -129,7 +129,7 @@ _GUARDS = {
     Fault.COUNTS: Guard.COUNTS,
     Fault.RANKS_DIFFER: Guard.RANKS_DIFFER,
 }
-"""The faults of correctness after which staging stops for good in a server."""
+"""Faults after which staging stops for good in a server."""
 
 
 def guard_of(fallback_reason: str | None) -> Guard | None:
@@ -191,10 +191,14 @@ class LiveTurns(Interleaving):
         Windows without a turn run in the mode of the last turn.
         """
         if self.stopped is not None:
-            self._switch_off()
+            if not self._is_off:  # between two steps; on every rank before the same one
+                self._is_off = True
+                self._hook.set_modes(NworMode.OFF, ScvMode.OFF)
             return None
         if not is_windows_alone(scheduler_output):
-            self._skip_group()
+            last, self._last = self._last, None
+            while last is not None and not last.is_last:  # skip the rest of the group
+                last = next(self._turns)
             self._settling = WAITED
             return None
         if self._settling:
@@ -202,17 +206,6 @@ class LiveTurns(Interleaving):
             return None
         self._last = self._take(next(self._turns))
         return self._last
-
-    def _skip_group(self) -> None:
-        last, self._last = self._last, None
-        while last is not None and not last.is_last:
-            last = next(self._turns)
-
-    def _switch_off(self) -> None:
-        """Between two steps; on every rank before the same one."""
-        if not self._is_off:
-            self._is_off = True
-            self._hook.set_modes(NworMode.OFF, ScvMode.OFF)
 
     def ended(self, fallback_reason: str | None) -> None:
         """A window has ended: staging stops if its reason shows a guard.

@@ -82,11 +82,6 @@ class RunnerHook(ABC):
         self._vote = RankVote.of_worker()
 
     @property
-    def graph_sets(self) -> Sequence[Any]:
-        """The sets of CUDA graphs of our own, one for each mode that has one; each has `replay`."""
-        return ()
-
-    @property
     def attached(self) -> bool:
         """True while the runner's methods are wrapped."""
         return self._patches.applied
@@ -157,6 +152,11 @@ class RunnerHook(ABC):
         Call it in the cell's modes. `requests`: most requests of the batch; None: stop checking.
         """
 
+    @property
+    def graph_sets(self) -> Sequence[Any]:
+        """Our own sets of CUDA graphs, one for each mode that has one; each has `replay`."""
+        return ()
+
     def device_errors(self) -> list[str]:
         """Commits that the device refused since the last call; waits for the device."""
         return []
@@ -195,9 +195,7 @@ class RunnerHook(ABC):
         return self._turns.alarm if self._turns is not None else None
 
     def _note_outcome(self, step: Step, window: Window) -> None:
-        outcome = window.close()
-        step.staged_tokens, step.control_tokens = outcome.staged_tokens, outcome.control_tokens
-        step.fallback_reason = outcome.fallback_reason
+        step.staged_tokens, step.fallback_reason, step.control_tokens = window.close()
 
     def _close_leftover(self) -> None:
         """Write and count the window that a step left open when it died between its calls."""

@@ -231,5 +231,4 @@ def _backend_name(hook: RunnerHook) -> str | None:
     """
     context = hook.runner.compilation_config.static_forward_context
     implementations = (getattr(context[name], "impl", None) for name in hook.target_layers)
-    found = next((impl for impl in implementations if impl is not None), None)
-    return None if found is None else type(found).__name__
+    return next((type(impl).__name__ for impl in implementations if impl is not None), None)

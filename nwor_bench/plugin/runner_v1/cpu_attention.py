@@ -55,11 +55,6 @@ class LayerStaging:
     name: str = ""
     """The layer's own name, also if it shares another's K/V."""
 
-    @property
-    def slot_row(self) -> int:
-        """The layer's row of slots that are [groups, N]."""
-        return self.buffers.layers[self.layer].slot_row
-
 
 class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
     """Writes and reads the paged cache in torch; stages on layers that the runner hook chose."""
@@ -95,7 +90,7 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
             if staged and staging.buffers.trace is not None:
                 staging.buffers.trace.wrote(staging.name, key, value)
             if staged and batch is not None and not staging.window.is_control:
-                slot_mapping = batch.direct_slots_of[staging.slot_row]
+                slot_mapping = batch.direct_slots_of[staging.buffers.layers[staging.layer].slot_row]
         num_tokens = slot_mapping.shape[0]
         write_kv_cache(key[:num_tokens], value[:num_tokens], kv_cache, slot_mapping)
 

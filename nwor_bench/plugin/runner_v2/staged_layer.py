@@ -1,13 +1,12 @@
-"""Inputs of our attention besides K/V: the V2 runner's own, not a backend's.
+"""A staged layer, and the inputs of its attention besides K/V: the V2 runner's, not a backend's.
 
 The runner writes lengths, row offsets and block tables to buffers that it makes once, before every
-forward, whether a graph replays it or not. A backend's metadata are made from these and may have
-another form: chunked local attention cuts requests into virtual ones.
+forward, whether a graph replays it or not. A backend's metadata may have another form: chunked
+local attention cuts requests into virtual ones.
 
-Lengths and offsets are `runner.input_buffers`. Block tables are one for each KV-cache group. Where
-a backend takes smaller blocks than vLLM's manager gives, its `AttentionGroup` keeps a table of
-kernel blocks, a buffer made once too, which is filled as its metadata are built. Slots need no such
-table: kernel blocks cut a block into equal parts, so slot // size and slot % size stay right.
+There is one block table for each KV-cache group. If a backend takes smaller blocks than vLLM's
+manager gives, its `AttentionGroup` keeps a table of kernel blocks, also a buffer made once. Slots
+need no such table: kernel blocks cut a block into equal parts.
 """
 
 from collections.abc import Callable, Sequence

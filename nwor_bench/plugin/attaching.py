@@ -150,9 +150,9 @@ class _Attachment:
         self._settings = settings
         self._vote = RankVote.of_worker()
         self._hook: RunnerHook
-        self._ranges: WindowRanges | None = None
-        self._reading = PatchSet([])
+        self._ranges: WindowRanges
         self._live: LiveTraffic | None = None
+        self._undo: list[Callable[[], None]] = []
 
     def run(self) -> str | None:
         """Attach; None, or the reason why it is not attached."""
@@ -162,7 +162,8 @@ class _Attachment:
         for step in (self._hook.agree, self._wrap, self._switch_on):
             reason = self._vote.settle(self._try(step))
             if reason is not None:
-                self._undo()
+                for undo in reversed(self._undo):
+                    self._try(undo)
                 return reason
         setattr(self._worker, RANGES, self._ranges)
         setattr(self._worker, HOOK, self._hook)
@@ -177,10 +178,13 @@ class _Attachment:
             from nwor_bench.plugin.live_ratio import LiveTraffic  # scipy takes a second
 
             self._live = LiveTraffic(self._hook, self._worker, self._settings)
+            self._undo.append(self._live.undo)
         if self._settings.interleave or metrics.folder_of() is not None:
-            self._reading = self._hook.count_without_waiting()  # else a harness drains them
-            self._reading.apply()
+            reading = self._hook.count_without_waiting()  # else a harness drains them
+            self._undo.append(reading.undo)
+            reading.apply()
         self._ranges = WindowRanges(self._hook)
+        self._undo += [lambda: self._ranges.switch(False), self._hook.detach]
         self._ranges.switch(nvtx_ranges.wanted())
         self._hook.attach()
 
@@ -189,16 +193,6 @@ class _Attachment:
             self._live.start()
         else:
             self._hook.set_modes(self._settings.nwor_mode, self._settings.scv_mode)
-
-    def _undo(self) -> None:
-        self._try(self._hook.detach)
-        ranges = self._ranges
-        if ranges is not None:
-            self._try(lambda: ranges.switch(False))
-        live = self._live
-        if live is not None:
-            self._try(live.undo)
-        self._try(self._reading.undo)
 
     def _try(self, step: Callable[[], Any]) -> str | None:
         """Run a step; an error is logged with its traceback and becomes a fallback reason."""

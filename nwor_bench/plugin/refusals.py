@@ -19,23 +19,6 @@ from vllm.model_executor.layers.mamba.abstract import MambaBase
 from nwor_bench.plugin.layers import causal_implementation
 from nwor_bench.records import fallback_reasons as reasons
 
-
-def causal_builder(builder: Any) -> type:
-    """The class of the metadata builder that serves windows, of a builder at work."""
-    return type(getattr(builder, "causal_builder", builder))
-
-
-def causal_builder_of(backend: Any) -> type:
-    """The same of a layer's backend."""
-    builder: type = getattr(backend, "causal_backend_cls", backend).get_builder_cls()
-    return builder
-
-
-def has_image_mask(metadata: Any) -> bool:
-    """True if a composite chose the implementation for image masks for this step."""
-    return getattr(metadata, "_attention_backend_variant", 1) == 0
-
-
 SPLIT_OPS = ("vllm::unified_kv_cache_update", "vllm::unified_attention_with_output")
 """The write and the attention: compiled code and piecewise graphs must end before each."""
 
@@ -110,11 +93,6 @@ def of_engine(vllm_config: Any) -> str | None:
     return reasons.BATCH_INVARIANT if envs.VLLM_BATCH_INVARIANT else None
 
 
-def of_model(model_config: Any) -> str | None:
-    """The fallback reason of a model whose attention sees other positions than ours."""
-    return reasons.RSWA_WINDOW if getattr(model_config, "rswa_window", None) is not None else None
-
-
 def of_module(layer: Any) -> str | None:
     """The fallback reason of a layer that a model's own module defines, in whole or in part.
 
@@ -144,7 +122,8 @@ def of_layer(layer: Any, builders: Iterable[type]) -> str | None:
         builders: the metadata builders under which a step's metadata describe its requests.
     """
     backend = getattr(layer, "attn_backend", None)
-    reason = of_builder(causal_builder_of(backend), builders) if backend is not None else None
+    causal = getattr(backend, "causal_backend_cls", backend)
+    reason = of_builder(causal.get_builder_cls(), builders) if causal is not None else None
     impl = causal_implementation(layer.impl)
     if reason is None and any(
         getattr(part, "kv_cache_update_bypass", False)  # from vLLM 0.33
@@ -190,7 +169,7 @@ def of_groups(
     for group in (group for groups in attn_groups for group in groups):
         theirs = [layers[name] for name in group.layer_names if name in layers]
         for builder in group.metadata_builders if theirs else ():
-            reason = of_builder(causal_builder(builder), known)
+            reason = of_builder(type(getattr(builder, "causal_builder", builder)), known)
             if is_chunked(type(builder)) and any(chunk_of(layer) < 1 for layer in theirs):
                 reason = reasons.CHUNKED_LOCAL_ATTENTION
             if reason is not None:
@@ -205,7 +184,7 @@ def of_step(metadata: Any, requests: int | None) -> str | None:
         requests: requests of the window, those without drafts included; None if the metadata
             are of virtual requests (chunked local attention).
     """
-    if has_image_mask(metadata):
+    if getattr(metadata, "_attention_backend_variant", 1) == 0:  # a composite's choice
         return IMAGE_MASK
     if requests is not None and _requests_of(metadata) != (requests, requests):
         return "attention:other_requests"

@@ -10,9 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from refusals import refused
-from test_refusals import RECURRENT, recurrent
 from test_v2_hook import runner_of_two_requests
-from v2_pieces import input_batch_of, scheduled
 
 from nwor_bench.errors import BenchError, ConfigError
 
@@ -165,40 +163,6 @@ def test_nothing_happens_where_nothing_is_asked_or_drafted(
     assert list(folder.iterdir()) == []
     told = [(r.levelname, "--speculative-config" in r.message) for r in caplog.records]
     assert told == [("WARNING", True)] * asked
-
-
-def hybrid_runner(module: str, name: str) -> Any:
-    runner = runner_of_two_requests()
-    runner.vllm_config.kv_transfer_config = None
-    runner.compilation_config.static_forward_context["layer"] = recurrent(module, name)
-    runner.kv_cache_config.kv_cache_groups.append(SimpleNamespace(layer_names=["layer"]))
-    return runner
-
-
-@pytest.mark.parametrize("mode", ["off", "stage"])
-@pytest.mark.parametrize(("module", "name"), RECURRENT)
-def test_a_hybrids_windows_are_seen_and_their_reason_is_shown(
-    module: str, name: str, mode: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from nwor_bench.plugin.attaching import attach_hook
-
-    monkeypatch.setenv("VLLM_NWOR_MODE", mode)
-    runner = hybrid_runner(module, name)
-    worker = worker_of(runner)
-    attach_hook(worker)
-    hook = worker.nwor_hook
-    assert hook.staging_unavailable == "recurrent_layers"
-    requests = ["a-1", "b-2"]
-    runner.execute_model(scheduled(requests, drafts=4))
-    runner.prepare_attn(input_batch_of(requests, 4))
-    runner.sample(None, None, None)
-    (window,) = hook.drain(None)
-    assert window["accepted_tokens"] == 2
-    assert window["staged_tokens"] == 0
-    expected = "recurrent_layers" if mode == "stage" else None
-    assert window["fallback_reason"] == expected
-    shown = [line for line in fallbacks(folder) if 'reason="recurrent_layers"' in line]
-    assert len(shown) == (1 if mode == "stage" else 0)
 
 
 def registering(monkeypatch: pytest.MonkeyPatch, install: Callable[..., Any]) -> Callable[[], None]:

@@ -206,29 +206,6 @@ def test_a_capture_keeps_the_addresses_of_its_last_run(layers: Any) -> None:
     assert all(h is k for h, k in zip(held, [*layers.keys, *layers.values], strict=True))
 
 
-def test_a_capture_whose_layers_share_memory_falls_back(layers: Any) -> None:
-    before = [cache.clone() for cache in layers.caches]
-    begin_capture(layers)
-    for number in range(3):  # the warm-up run is sound
-        assert layers.window.stage(number, layers.keys[number], layers.values[number])
-    assert layers.window.stage(0, layers.keys[0], layers.values[0])
-    assert not layers.window.stage(1, layers.keys[0], layers.values[1])
-    assert layers.window.fallback_reason == "stage:activations_reused"
-    assert all(torch.equal(a, b) for a, b in zip(layers.caches, before, strict=True))
-    layers.window.forget()
-
-
-def test_a_capture_in_which_one_layers_hook_stayed_silent_is_seen(layers: Any) -> None:
-    begin_capture(layers)
-    for number in range(3):
-        layers.window.stage(number, layers.keys[number], layers.values[number])
-    for number in (0, 2):
-        layers.window.stage(number, layers.keys[number], layers.values[number])
-    assert not layers.window.staged_every_layer
-    assert not layers.window.has_staged(1)
-    layers.window.forget()
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_a_layer_that_shares_k_and_v_reads_what_the_other_staged(layers: Any, way: str) -> None:
     """It has no write, may be called without K and V, and reads the other layer's cache."""

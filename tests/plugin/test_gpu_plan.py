@@ -203,15 +203,6 @@ def test_an_eager_step_of_equal_windows_is_copied_without_its_first_tokens():
 
 
 @pytest.mark.parametrize("copied", [False, True])
-def test_a_mixed_step_is_copied_if_that_is_asked_for(copied):
-    batch, mappings = input_batch([2, 0], [3, 1]), slot_mappings(4)
-    window, reason = planner(copied=copied).plan(batch, mappings, None)
-    assert reason is None
-    assert (window.copied, window.tokens_per_request, window.certain) == (copied, None, 0)
-    assert window.direct_slots.tolist() == [int(mappings[1, 0]), -1, -1, int(mappings[1, 3])]
-
-
-@pytest.mark.parametrize("copied", [False, True])
 def test_a_replay_of_fewer_requests_than_were_captured(copied):
     captured = replace(equal_drafts(4, 3, torch.device("cpu")), sources="the capture's")
     if not copied:

@@ -78,16 +78,6 @@ def test_windows_of_finished_requests_are_counted_apart():
     assert windows[2]["accepted_tokens"] == 1 + 3
 
 
-def test_without_lengths_every_window_counts():
-    windows = resolved([step(["a-x"], [5], [4]), step(["a-x"], [5], [4])])
-    assert sum(w["uncounted_draft_tokens"] for w in windows) == 0
-
-
-def test_invalid_drafts_are_not_vllms():
-    (window,) = resolved([step(["a-x"], [1], [4], invalid_drafts={"a-x": 3})])
-    assert window["uncounted_draft_tokens"] == 3
-
-
 def walls(*steps):
     accumulator = Accumulator()
     late = LateCounts(accumulator, LAYERS)
@@ -192,18 +182,6 @@ def test_where_nobody_ever_drains_only_the_last_windows_are_kept(monkeypatch):
     late.resolve({"b": 400})
     windows = accumulator.drain()
     assert [w["uncounted_draft_tokens"] for w in windows] == [0] * 400 + [4] * 100
-
-
-def test_what_else_waits_on_the_device_comes_with_the_same_copy():
-    read = []
-    late = LateCounts(Accumulator(), LAYERS)
-    flags = torch.tensor([0, 9, 0], dtype=torch.int32)
-    late.read_with(flags, read.append, torch.zeros(2, dtype=torch.int32))
-    late.resolve(None)
-    assert read == []  # no step, no copy
-    late.add(step(["a-x"], [2], [4]))
-    late.resolve(None)
-    assert read == [[0, 9, 0]]
 
 
 COUNTS = st.builds(

@@ -7,7 +7,6 @@ import pytest
 from refusals import refused
 
 from nwor_bench.errors import ExitCode
-from nwor_bench.instruments.launches import HostCall
 from nwor_bench.plugin.observe import window_counters as launch_windows
 from nwor_bench.plugin.observe.window_counters import LaunchWindows
 
@@ -43,18 +42,3 @@ def test_a_profiler_that_hears_no_cuda_is_refused(
         batch(windows, runner, [{}, {"a": [1]}])
     assert refusal.value.exit_code == ExitCode.BAD_USAGE
     assert batch(windows, runner, [{}, {}])["windows"] == []  # a prefill alone has none to count
-
-
-def test_a_window_without_a_wait_has_none(
-    windows: LaunchWindows, runner: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """0 where others of the batch were heard."""
-    real = launch_windows.read_calls
-
-    def one_launch_a_step(profiler: Any) -> Any:
-        marks = real(profiler)[1]
-        return [HostCall("cudaGraphLaunch", mark) for mark in marks], marks
-
-    monkeypatch.setattr(launch_windows, "read_calls", one_launch_a_step)
-    counted = batch(windows, runner, [{}, {"a": [1]}, {"a": [2]}])["windows"]
-    assert [(w["graph_launches"], w["host_syncs"]) for w in counted] == [(1, 0), (1, 0)]

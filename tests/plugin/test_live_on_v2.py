@@ -55,20 +55,6 @@ def test_two_windows_in_five_are_staged_and_timed_groups_come_of_them(
     assert started.groups.left_out == {}
 
 
-def test_a_pause_ends_the_group_and_is_no_time_of_its_last_window(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    started = Started(monkeypatch)
-    for _ in range(1 + 3):  # not read yet as the pause begins
-        run_step(started.hook, REQUESTS)
-    run_step(started.hook, [], finished=REQUESTS)
-    started.run(1 + 8 + 1)
-    assert [window.wall_ms for window, _ in started.windows][3] is None
-    found = started.groups
-    assert found.groups[ALL] == 1
-    assert {str(reason): number for reason, number in found.left_out.items()} == {"interrupted": 1}
-
-
 def test_a_refused_commit_ends_staging_and_loses_no_window(monkeypatch: pytest.MonkeyPatch) -> None:
     started = Started(monkeypatch)
     started.run(9)
@@ -96,14 +82,3 @@ def test_an_alarm_is_told_in_the_next_staged_window(monkeypatch: pytest.MonkeyPa
     assert started.hook.nwor_mode is NworMode.OFF
     assert [counts.staged_tokens for counts, _ in later] == [0] * 40
     assert started.hook.window.staging.direct_writes == 1
-
-
-def test_tokens_beyond_a_window_raise_the_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = Started(monkeypatch)
-    started.hook.late.on_overcount = started.turns.overcounted
-    started.run(9)
-    assert started.turns.alarm is None
-    run_step(started.hook, REQUESTS)
-    started.hook.late._pending[-1].num_sampled += K
-    started.hook.late.resolve(None)
-    assert started.turns.alarm == "counts_do_not_add_up:accepted_more_than_drafted"

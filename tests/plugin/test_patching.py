@@ -167,19 +167,6 @@ def test_a_set_that_fails_half_way_undoes_what_it_did(culprit):
     assert not any(part.applied for part in parts)
 
 
-def test_a_set_that_fails_takes_wraps_of_one_method_off_in_reverse():
-    runner = Runner()
-    parts = [Patch(runner, "method", wrapped), Patch(runner, "method", wrapped)]
-    with pytest.raises(RuntimeError, match="the wrapper failed"):
-        PatchSet([*parts, Patch(runner, "hook", failing)]).apply()
-    assert "method" not in vars(runner)
-    patches = PatchSet(parts)
-    patches.apply()
-    assert runner.method() == ("wrapped", ("wrapped", ("stock", 0)))
-    patches.undo()
-    assert "method" not in vars(runner)
-
-
 def test_a_set_undoes_all_that_it_can_before_it_complains() -> None:
     class Target:
         def first(self) -> str:

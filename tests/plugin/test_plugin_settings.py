@@ -100,13 +100,18 @@ def test_debug(value, debug):
         ("VLLM_NWOR_MODE", "graph", ""),
         ("VLLM_SCV_MODE", "adaptiv", "adaptive"),
         ("VLLM_SCV_MODE", "stage", ""),
+        ("VLLM_NWOR_BESIDE_PREFILL", "staged", "stage"),
+        ("VLLM_NWOR_STAGE_BY", "copi", "copy"),
     ],
 )
 def test_an_unknown_mode_names_the_variable_the_value_and_what_is_known(variable, value, nearest):
-    known = {"VLLM_NWOR_MODE": "control, interleave, off, stage"}
-    naming = known.get(variable, "adaptive, graph, off")
+    known = {
+        "VLLM_NWOR_MODE": "control, interleave, off, stage",
+        "VLLM_SCV_MODE": "adaptive, graph, off",
+    }
+    naming = known.get(variable, nearest)
     with refused(variable, value=value, near=nearest, naming=naming) as caught:
-        read_settings({variable: value})
+        read_settings({"VLLM_NWOR_MODE": "off", variable: value})
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code is ExitCode.BAD_USAGE
 
@@ -124,26 +129,6 @@ def test_how_drafts_are_held(environ, by, needs_gpu):
     settings = read_settings({"VLLM_NWOR_MODE": "stage", **environ})
     assert (settings.stage_by, settings.needs_gpu) == (by, needs_gpu)
     assert read_settings(environ) is None  # alone they switch nothing on
-
-
-@pytest.mark.parametrize(
-    ("environ", "field", "wanted"),
-    [
-        (
-            {"VLLM_NWOR_BESIDE_PREFILL": "staged"},
-            "VLLM_NWOR_BESIDE_PREFILL",
-            {"value": "staged", "near": "stage"},
-        ),
-        (
-            {"VLLM_NWOR_STAGE_BY": "copi"},
-            "VLLM_NWOR_STAGE_BY",
-            {"value": "copi", "near": "copy"},
-        ),
-    ],
-)
-def test_ways_to_hold_drafts_that_are_none(environ, field, wanted):
-    with refused(field, **wanted):
-        read_settings({"VLLM_NWOR_MODE": "off", **environ})
 
 
 @pytest.mark.long  # imports vLLM in a process of its own

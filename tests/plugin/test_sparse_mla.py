@@ -195,16 +195,6 @@ def test_no_row_of_the_window_is_in_the_cache_before_the_commit(
         )
 
 
-def test_a_control_window_is_written_at_once_and_once(
-    lengths: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours = SparseLayers(lengths, monkeypatch)
-    monkeypatch.setattr(StockImpl, "do_kv_cache_update", None)
-    ours.begin(copied=False, control=True)
-    check_same(ours.forward(), SparseLayers(lengths).forward(), caches=True)
-    assert ours.window.staged_every_layer
-
-
 def test_without_a_window_and_after_undoing_all_is_stock(
     lengths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,4 @@
-"""Values wider or narrower than keys (MiMo V2), and composite attention (Gemma 4): vLLM's classes.
-
-Their kernels are replaced by torch, in the layout that vLLM passes them: tokens before heads.
-"""
+"""vLLM's values of another width than keys (MiMo V2), and composite attention (Gemma 4)."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -10,16 +7,12 @@ import pytest
 import torch
 from test_attention_fallbacks import WAYS, check_written_directly, stock_after
 from test_refusals import NAMES, attention_group, attention_layer, reason_of, runner_with
-from torch import Tensor
 
 from nwor_bench.plugin.refusals import IMAGE_MASK
 
 pytestmark = pytest.mark.slow  # vLLM's attention backends are imported
 
 KINDS = ("Flash", "Triton")
-KERNELS = {"Flash": "flash_attn_varlen_func", "Triton": "unified_attention_diffkv"}
-VALUE_WIDTH = 6
-"""Of the wrapped layers, whose keys have 8."""
 
 
 def module_of(kind: str) -> Any:
@@ -70,86 +63,6 @@ def test_a_workspace_has_the_values_width() -> None:
     of_wide, of_narrow = (_workspace(made, layer, runner, 5) for layer in (wide, narrow))
     assert of_wide.accumulators.numel() == 2 * of_narrow.accumulators.numel()
     assert _workspace(made, unequal_layer("Triton"), runner, 5) is of_narrow
-
-
-def write(key: Tensor, value: Tensor, cache: Tensor, slots: Tensor, *_: Any) -> None:
-    """vLLM's write: the cache is [blocks, block_size, heads, K + V width]."""
-    size = cache.shape[1]
-    for row, slot in enumerate(slots.tolist()):
-        if slot >= 0:
-            cache[slot // size, slot % size] = torch.cat([key[row], value[row]], dim=-1)
-
-
-@pytest.fixture(params=KINDS)
-def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes layers with one of vLLM's implementations, wrapped or not."""
-    import wrapped_layers
-
-    kind, plain = request.param, wrapped_layers.step_metadata
-    module = module_of(kind)
-    attended: list[int] = []
-
-    def attend(*, q: Tensor, k: Tensor, v: Tensor, out: Tensor, block_table: Tensor, **more: Any):  # type: ignore[no-untyped-def]
-        attended.append(len(q))
-        cache = torch.cat([k, v], dim=-1).transpose(1, 2)
-        starts, lengths = more["cu_seqlens_q"], more["seqused_k"]
-        step = SimpleNamespace(query_start_loc=starts, seq_lens=lengths, block_table=block_table)
-        wrapped_layers.attend(q, cache, step, out)
-
-    def step() -> Any:
-        """What either implementation reads of a step besides."""
-        metadata = plain()
-        names = ("scheduler_metadata", "seq_threshold_3D", "num_par_softmax_segments")
-        buffers = ("softmax_segm_output", "softmax_segm_max", "softmax_segm_expsum")
-        vars(metadata).update(dict.fromkeys((*names, *buffers)))
-        vars(metadata).update(num_actual_tokens=wrapped_layers.ROWS, max_query_len=4)
-        vars(metadata).update(max_num_splits=0)
-        return metadata
-
-    def impl() -> Any:
-        made = unequal_layer(kind).impl
-        vars(made).update(
-            num_heads=wrapped_layers.HEADS, num_kv_heads=wrapped_layers.KV_HEADS,
-            head_size=wrapped_layers.WIDTH, scale=wrapped_layers.StockImpl.scale,
-            dcp_world_size=1, vllm_flash_attn_version=3, use_alibi_sqrt=False,
-        )  # fmt: skip
-        return made
-
-    monkeypatch.setattr(module, "triton_reshape_and_cache_flash_diffkv", write)
-    monkeypatch.setattr(module, KERNELS[kind], attend, raising=False)
-    backend = getattr(module, f"{kind}AttentionDiffKVBackend")
-    monkeypatch.setattr(backend, "head_size_v", VALUE_WIDTH)
-    monkeypatch.setattr(wrapped_layers, "step_metadata", step)
-
-    def layers(staged: bool) -> Any:
-        attended.clear()
-        made = wrapped_layers.WrappedLayers(staged, monkeypatch, impl, VALUE_WIDTH)
-        made.attended = attended  # type: ignore[attr-defined]
-        return made
-
-    return layers
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_windows_are_staged(make: Any, way: str) -> None:
-    stock = make(staged=False)
-    stock.forward()
-    assert stock.attended == [8, 8, 8]
-    layers = make(staged=True)
-    before = [cache.clone() for cache in layers.caches]
-    batch = layers.begin(way)
-    layers.forward()
-    assert layers.window.fallback_reason is None
-    assert layers.window.staged_every_layer
-    assert layers.verified == [0, 1, 2]
-    assert len(layers.attended) == (0 if batch.tokens_per_request else 3)  # others' requests
-    for ours, theirs in zip(layers.outputs, stock.outputs, strict=True):
-        assert ours.shape[-1] == VALUE_WIDTH
-        torch.testing.assert_close(ours, theirs)
-    whole = way == "whole step"
-    for ours, theirs, was in zip(layers.caches, stock.caches, before, strict=True):
-        assert not torch.equal(ours, theirs)
-        assert torch.equal(ours, was) == whole  # else the certain first tokens are written
 
 
 def composite_layer(**changes: Any) -> Any:

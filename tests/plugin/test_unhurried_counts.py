@@ -15,8 +15,7 @@ from nwor_bench.plugin.late_counts import (
     LateCounts,
     read_without_waiting,
 )
-from nwor_bench.plugin.runner_hook import RunnerHook
-from nwor_bench.plugin.step import Accumulator, DeviceClock, Step
+from nwor_bench.plugin.step import Accumulator, Step
 
 DRAFTS = 4
 
@@ -215,15 +214,3 @@ def test_a_second_of_steps_is_counted_a_few_at_a_time() -> None:
     assert (len(late._sampled_before), len(accumulator.windows)) == (1, 2)
     late.resolve(None)
     assert len(accumulator.windows) == 10
-
-
-def test_a_servers_counts_are_read_and_its_steps_are_marked() -> None:
-    runner = SimpleNamespace(execute_model=lambda step: "stock")
-    stock, clock = runner.execute_model, DeviceClock(torch.device("cpu"))
-    hook: Any = SimpleNamespace(late=Late(), runner=runner, clock=clock)
-    reading = RunnerHook.count_without_waiting(hook)
-    reading.apply()
-    assert clock.on
-    assert runner.execute_model is not stock
-    reading.undo()
-    assert runner.execute_model is stock

@@ -48,16 +48,6 @@ def test_a_sound_window_writes_what_it_accepted() -> None:
     assert (cache[10 // 4, :, 10 % 4] == MARK).all()  # rejected: the next window overwrites it
 
 
-def test_nothing_is_marked_or_counted_while_it_is_off() -> None:
-    watched = Watched()
-    watched.watch.switch(True)
-    watched.watch.switch(False)
-    watched.stage()
-    watched.settle([True, False, True])
-    assert set(watched.watch.switch(False).values()) == {0}
-    assert not (watched.caches[0] == MARK).any()
-
-
 def test_a_direct_write_is_seen_before_the_commit() -> None:
     watched = Watched()
     watched.watch.switch(True)
@@ -80,15 +70,6 @@ def test_a_layer_that_was_left_out_is_uneven() -> None:
     watched.window.close()
     seen = watched.watch.switch(False)
     assert (seen["windows"], seen["early"], seen["uneven"], seen["written"]) == (1, 0, 2, 2)
-
-
-def test_a_window_that_fell_back_is_no_committed_one() -> None:
-    watched = Watched()
-    watched.watch.switch(True)
-    watched.stage()
-    watched.window.abort("why")
-    watched.window.close()
-    assert watched.watch.switch(False)["windows"] == 0
 
 
 def test_a_draft_without_a_slot_is_told_apart() -> None:

@@ -166,16 +166,14 @@ class WrappedLayers:
         staged: bool,
         monkeypatch: Any = None,
         make_impl: Callable[[], Any] = StockImpl,
-        value_width: int = WIDTH,
     ):
         random = torch.Generator().manual_seed(5)
-        both = WIDTH + value_width
+        both = 2 * WIDTH
         shape = (REQUESTS * BLOCKS_EACH, KV_HEADS, BLOCK_SIZE, both)
         self.caches = [torch.randn(shape, generator=random) for _ in range(LAYERS)]
         self.query = torch.randn(ROWS, HEADS, WIDTH, generator=random)
         fused = torch.randn(LAYERS, ROWS, KV_HEADS, both, generator=random)
         self.keys, self.values = list(fused[..., :WIDTH]), list(fused[..., WIDTH:])
-        self.value_width = value_width
         self.layers: list[Any] = [
             SimpleNamespace(impl=make_impl(), kv_cache=cache) for cache in self.caches
         ]
@@ -222,15 +220,10 @@ class WrappedLayers:
         buffers: tuple[Tensor, Tensor] | None = None,
         **scales: Any,
     ) -> None:
-        """Run all layers.
+        """Run all layers; `odd_layer` with this metadata, without a key, or with these scales.
 
-        Args:
-            captured_write: layers whose stock write runs inside a graph, past every hook.
-            metadata: what `odd_layer` is given instead of the step's metadata.
-            odd_layer: the layer that is called otherwise than the others.
-            key_is_none: its K/V were written by a fused kernel.
-            buffers: every layer's K and V are put here first, as compiled code does.
-            scales: further arguments of its attention.
+        The stock write of layers `captured_write` runs inside a graph, past every hook. `buffers`:
+        every layer's K and V are put here first, as compiled code does.
         """
         for number, layer in enumerate(self.layers):
             key, value = self.keys[number], self.values[number]
@@ -243,7 +236,7 @@ class WrappedLayers:
                 layer.impl.do_kv_cache_update(layer, key, value, cache, step_slots())
             given = (None, None) if odd and key_is_none else (key, value)
             used = metadata if odd and metadata is not None else step_metadata()
-            output = torch.full((ROWS, HEADS, self.value_width), torch.nan)
+            output = torch.full((ROWS, HEADS, WIDTH), torch.nan)
             more = scales if odd else {}
             layer.impl.forward(layer, self.query, *given, cache, used, output, **more)
             self.outputs.append(output)

@@ -196,9 +196,11 @@ def why_runner_cannot_stage(runner: Any) -> str | None:
         "sleep_mode": getattr(model, "enable_sleep_mode", False),
         "eplb": getattr(runner.parallel_config, "enable_eplb", False),
         "batch_sharded_sampling": getattr(runner, "batch_sharder", None) is not None,
+        # Its attention sees other positions than ours.
+        reasons.RSWA_WINDOW: getattr(model, "rswa_window", None) is not None,
     }
     reason = next((reason for reason, holds in parts.items() if holds), None)
-    reason = reason or refusals.of_engine(config) or refusals.of_model(model)
+    reason = reason or refusals.of_engine(config)
     return reason or refusals.of_compilation(runner.compilation_config)
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from nwor_bench.instruments.nsight.ncu_profile import METRICS
+from nwor_bench.instruments.nsight.ncu import METRICS
 
 
 @dataclass

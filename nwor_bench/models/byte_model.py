@@ -20,7 +20,7 @@ rank.
 
 from dataclasses import dataclass
 
-from nwor_bench.models.recurrent import STOCK, Moved, StateLoad, state_bytes
+from nwor_bench.models.recurrent import Moved
 from nwor_bench.models.shape import ModelShape
 
 CACHE_BITS = {"float32": 32, "bfloat16": 16, "float16": 16}
@@ -235,13 +235,9 @@ class ByteModel:
     def states_moved(self, load: Workload) -> float:
         """Bytes of recurrent states that stock vLLM reads and writes; 0 without such layers."""
         recurrent = self.shape.recurrent
-        return 0.0 if recurrent is None else state_bytes(recurrent, STOCK, self.states(load)).total
-
-    def states(self, load: Workload) -> StateLoad:
-        """A step as the strategies of recurrent states see it."""
-        return StateLoad(
-            load.requests, load.draft_tokens, load.acceptance, self.activation_bits, load.ranks
-        )
+        if recurrent is None:
+            return 0.0
+        return recurrent.moved(load.requests, load.draft_tokens, load.ranks).total
 
     def share(self, strategy: Strategy, load: Workload) -> float:
         """The strategy's saving as a fraction of the step's bytes.

@@ -13,18 +13,8 @@ from nwor_bench.models.byte_model import (
     Workload,
 )
 from nwor_bench.models.config_json import KNOWN_TYPES
-from nwor_bench.models.recurrent import (
-    REPLAY_FUSED,
-    STATE_STRATEGIES,
-    STOCK,
-    RecurrentLayers,
-    StateLoad,
-    pays_from,
-    saved_of_states,
-    state_bytes,
-)
+from nwor_bench.models.recurrent import RecurrentLayers
 from nwor_bench.report.document import (
-    Block,
     Bullets,
     Definitions,
     Document,
@@ -45,7 +35,6 @@ MODEL_HEADERS = (
     "by reference saves", "pays below", "launches, stock to by reference",
 )  # fmt: skip
 
-STATE_HEADERS = ("recurrent states", "read", "written", "saved", "of step", "pays from k")
 
 COMPARISON_NOTE = (
     "Predicted by the byte model, not measured; shares of the step's DRAM bytes are upper bounds. "
@@ -71,12 +60,25 @@ class BytePrediction:
 
 def plan_document(prediction: BytePrediction) -> Document:
     """One model: the answer, a step's bytes, the strategies, recurrent states, assumptions."""
-    states = _state_blocks(prediction.model, prediction.load)
+    layers, load = prediction.model.shape.recurrent, prediction.load
     lead = (Headline("", _headline(prediction)), Paragraph(_setting(prediction)))
     sections = (
         Section("One step of stock vLLM", (_step(prediction),)),
         Section("Ways to keep drafts out of the cache", (_strategies(prediction),)),
-        *([Section("Recurrent states", states)] if states else []),
+        *(
+            []
+            if layers is None
+            else [
+                Section(
+                    "Recurrent states",
+                    (
+                        Paragraph(
+                            state_sentence(layers, load.requests, load.draft_tokens, load.ranks)
+                        ),
+                    ),
+                )
+            ]
+        ),
         Section("What these numbers assume", (Bullets(_notes(prediction)),)),
     )
     return Document(f"Would NWOR pay? {prediction.name}", lead, sections)
@@ -110,6 +112,7 @@ def models_table(predictions: Sequence[BytePrediction]) -> Table:
 def prediction_values(prediction: BytePrediction) -> dict[str, Any]:
     """Everything for JSON; units are in the names, `predicted_` marks the byte model's numbers."""
     model, load = prediction.model, prediction.load
+    layers, step = model.shape.recurrent, (load.requests, load.draft_tokens, load.ranks)
     common = {
         "model": prediction.name,
         "parameters": model.shape.parameters(),
@@ -131,7 +134,7 @@ def prediction_values(prediction: BytePrediction) -> dict[str, Any]:
         "headline": _headline(prediction),
         "most_saved_share": prediction.most_share,
         "strategies": [common | _strategy_values(prediction, each) for each in STRATEGIES],
-        "recurrent": _recurrent_values(prediction.model, prediction.load),
+        "recurrent": None if layers is None else layer_values(layers, *step),
     }
 
 
@@ -272,93 +275,33 @@ def _notes(prediction: BytePrediction) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _state_blocks(model: ByteModel, load: Workload) -> tuple[Block, ...]:
-    """A sentence, the ways to keep states right, assumptions; () for other models."""
-    layers = model.shape.recurrent
-    if layers is None:
-        return ()
-    return (
-        Paragraph(state_sentence(layers, model.states(load))),
-        table(STATE_HEADERS, _state_rows(layers, model, load)),
-        Bullets(_state_notes(layers, load)),
-    )
-
-
-def state_sentence(layers: RecurrentLayers, load: StateLoad) -> str:
+def state_sentence(
+    layers: RecurrentLayers, requests: int, draft_tokens: int, ranks: int = 1
+) -> str:
     """The size of a request's states, and the bytes that stock vLLM reads and writes of them."""
-    one = size(round(layers.state_bytes(load.ranks)))
-    stock = state_bytes(layers, STOCK, load)
-    saved = saved_of_states(layers, REPLAY_FUSED, load) / stock.total
-    drafts, requests = plural(load.draft_tokens, "draft"), plural(load.requests, "request")
+    stock = layers.moved(requests, draft_tokens, ranks)
     return (
-        f"Recurrent states: {layers.count} layers of {layers.state.kind} keep {one} a request in "
-        f"{layers.state.state_bits}-bit. Stock vLLM stores one a token: with {drafts} and "
-        f"{requests} a step reads {size(round(stock.read))} and writes "
-        f"{size(round(stock.written))}. Replaying accepted tokens in the next step would save "
-        f"{percent(saved)} of that."
+        f"Recurrent states: {layers.count} layers of {layers.state.kind} keep "
+        f"{size(round(layers.state_bytes(ranks)))} a request in {layers.state.state_bits}-bit. "
+        f"Stock vLLM stores one a token: with {plural(draft_tokens, 'draft')} and "
+        f"{plural(requests, 'request')} a step reads {size(round(stock.read))} and writes "
+        f"{size(round(stock.written))}. vLLM reserves "
+        f"{size(round(layers.slot_bytes(draft_tokens, ranks)))} a request. The plugin stages only "
+        "attention layers."
     )
 
 
-def _state_rows(layers: RecurrentLayers, model: ByteModel, load: Workload) -> list[tuple[str, ...]]:
-    """One row for each way to keep states right."""
-    rows: list[tuple[str, ...]] = []
-    for strategy in STATE_STRATEGIES:
-        moved = state_bytes(layers, strategy, model.states(load))
-        saved = saved_of_states(layers, strategy, model.states(load))
-        gain = ("", "", "")
-        if strategy is not STOCK:
-            least = pays_from(layers, strategy, model.states(load))
-            pays = "never" if least is None else str(least)
-            gain = (signed_size(saved), percent(saved / model.step(load)), pays)
-        rows.append((strategy.label, size(round(moved.read)), size(round(moved.written)), *gain))
-    return rows
-
-
-def _state_notes(layers: RecurrentLayers, load: Workload) -> tuple[str, ...]:
-    reserved = size(round(layers.slot_bytes(load.draft_tokens, load.ranks)))
-    return (
-        "The plugin stages only attention layers and leaves recurrent layers unchanged: the "
-        "numbers show what staging states would save.",
-        f"vLLM reserves a state for each of k + 1 tokens: {reserved} a request. 'one state' is a "
-        "lower bound: states that wait for acceptance in DRAM cost two states more than stock.",
-        "vLLM 0.32 can replay itself: --use-replayssm for Mamba2, and a record of each token for "
-        "Kimi K3's KDA. Its default for the others is the first row.",
-    )
-
-
-def _recurrent_values(model: ByteModel, load: Workload) -> dict[str, Any] | None:
-    """Everything for JSON; None without recurrent layers."""
-    layers = model.shape.recurrent
-    if layers is None:
-        return None
-    values = layer_values(layers, model.states(load))
-    for row, strategy in zip(values["strategies"], STATE_STRATEGIES, strict=True):
-        saved = saved_of_states(layers, strategy, model.states(load))
-        row["predicted_share_of_step_saved"] = saved / model.step(load)
-    return values
-
-
-def layer_values(layers: RecurrentLayers, load: StateLoad) -> dict[str, Any]:
-    """For JSON: the states' sizes, and the bytes of each way to keep them right."""
-    rows = []
-    for strategy in STATE_STRATEGIES:
-        moved = state_bytes(layers, strategy, load)
-        rows.append(
-            {
-                "strategy": strategy.name,
-                "predicted_bytes_read": moved.read,
-                "predicted_bytes_written": moved.written,
-                "predicted_bytes_saved": saved_of_states(layers, strategy, load),
-                "pays_from_draft_tokens": (
-                    None if strategy is STOCK else pays_from(layers, strategy, load)
-                ),
-            }
-        )
+def layer_values(
+    layers: RecurrentLayers, requests: int, draft_tokens: int, ranks: int = 1
+) -> dict[str, Any]:
+    """For JSON: the states' sizes, and the bytes that stock vLLM moves."""
+    stock = layers.moved(requests, draft_tokens, ranks)
     return {
         "kind": layers.state.kind,
         "layers": layers.count,
         "state_bits": layers.state.state_bits,
-        "state_bytes_per_request": layers.state_bytes(load.ranks),
-        "reserved_bytes_per_request": layers.slot_bytes(load.draft_tokens, load.ranks),
-        "strategies": rows,
+        "state_bytes_per_request": layers.state_bytes(ranks),
+        "reserved_bytes_per_request": layers.slot_bytes(draft_tokens, ranks),
+        "predicted_bytes_read": stock.read,
+        "predicted_bytes_written": stock.written,
     }

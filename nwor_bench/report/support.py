@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nwor_bench.models.layer_kinds import Kind
-from nwor_bench.models.recurrent import RecurrentLayers, StateLoad
+from nwor_bench.models.recurrent import RecurrentLayers
 from nwor_bench.models.support.facts import LayerFacts
 from nwor_bench.models.support.predict import (
     LayerGroup,
@@ -37,14 +37,14 @@ def support_document(
     found: Support,
     methods: Sequence[MethodSupport],
     origin: str,
-    states: tuple[RecurrentLayers, StateLoad] | None,
+    states: RecurrentLayers | None,
 ) -> Document:
     """One model: the answer, its layers, the speculative methods, and notes."""
     drafts = [
         (m.method.value, WORDS[m.outcome], m.runner.value if m.runner else "", m.reason or "")
         for m in methods
     ]
-    notes = [state_sentence(*states)] if states else []
+    notes = [state_sentence(states, 1, found.engine.draft_tokens)] if states else []
     blocks = (
         Paragraph(f"{_setting(found)} Facts: {origin}."),
         table(LAYER_HEADERS, layer_rows(found), numbers_from=4),

@@ -94,7 +94,7 @@ def test_profile_ncu(command_line: Run, tmp_path: Path, monkeypatch: pytest.Monk
     report = tmp_path / "r.ncu-rep"
     report.touch()
     module = report_of(Action((("batch", 1), ("window", 0)), gpu_ns=(5, "ns")))
-    monkeypatch.setattr("nwor_bench.instruments.nsight.ncu_read.load_module", lambda ncu: module)
+    monkeypatch.setattr("nwor_bench.instruments.nsight.ncu.load_module", lambda ncu: module)
     told = check_keys(
         command_line("profile", "ncu", "--read", str(report), "--json")[1], "profile ncu"
     )

@@ -8,7 +8,7 @@ import pytest
 from refusals import refused
 
 from nwor_bench.instruments.nsight import tools
-from nwor_bench.instruments.nsight.ncu_read import MODULE, load_module, module_folders
+from nwor_bench.instruments.nsight.ncu import MODULE, load_module, module_folders
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 from refusals import refused
 from simulated_ncu_report import Action, report_of
 
-from nwor_bench.instruments.nsight.ncu_read import read_report
+from nwor_bench.instruments.nsight.ncu import read_report
 
 
 def test_units_are_read_and_what_is_missing_is_none(tmp_path: Path) -> None:

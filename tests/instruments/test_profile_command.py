@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from nwor_bench.cli.app import app
 from nwor_bench.errors import ConfigError, ExitCode
-from nwor_bench.instruments.nsight import ncu_profile, tools
-from nwor_bench.instruments.nsight.ncu_profile import (
+from nwor_bench.instruments.nsight import ncu, tools
+from nwor_bench.instruments.nsight.ncu import (
     METRICS,
     graph_warning,
     ncu_command,
@@ -178,9 +178,9 @@ def test_an_earlier_report_is_not_taken_for_this_runs(here: Path) -> None:
 
 
 def test_ctrl_c_is_no_failure_of_ncus(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ncu_profile, "run_tool", lambda command, **_: ExitCode.INTERRUPTED)
+    monkeypatch.setattr(ncu, "run_tool", lambda command, **_: ExitCode.INTERRUPTED)
     with pytest.raises(KeyboardInterrupt):
-        ncu_profile.run_profile(["ncu"], Path("r"))
+        ncu.run_profile(["ncu"], Path("r"))
 
 
 @pytest.mark.parametrize("tool", ["ncu", "nsys"])
@@ -266,7 +266,7 @@ def test_windows_are_named_by_the_cells_of_the_sweeps_own_run(
     batches = read_run(GOLDEN).batches
     actions = [Action((("batch", b.batch), ("window", 0)), gpu_ns=(5, "ns")) for b in batches]
     module, table = report_of(*actions), here / "nwor-ncu.windows.csv"
-    monkeypatch.setattr("nwor_bench.instruments.nsight.ncu_read.load_module", lambda ncu: module)
+    monkeypatch.setattr("nwor_bench.instruments.nsight.ncu.load_module", lambda ncu: module)
     result = invoke("profile", "ncu", "--", *SWEEP)
     assert result.exit_code == 0, result.exception
     assert f"--read nwor-ncu.ncu-rep --run {made[1]})" in result.stderr

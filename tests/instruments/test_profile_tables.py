@@ -5,8 +5,7 @@ from pathlib import Path
 from refusals import refused
 
 from nwor_bench.cli.commands.profile import means_table
-from nwor_bench.instruments.nsight.ncu_profile import METRICS
-from nwor_bench.instruments.nsight.ncu_read import NcuWindow, write_table
+from nwor_bench.instruments.nsight.ncu import METRICS, NcuWindow, write_table
 from nwor_bench.report.text import NOT_MEASURED
 
 

@@ -11,7 +11,7 @@ from nwor_bench.cli.command import AsJson, Command, Group, Quiet, examples, tell
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nwor_bench.instruments.nsight.ncu_read import NcuWindow
+    from nwor_bench.instruments.nsight.ncu import NcuWindow
     from nwor_bench.report.document import Table
 
 app = typer.Typer(
@@ -58,7 +58,7 @@ def ncu(
     Each window is measured as one range; the sweep runs once per counter pass.
     """
     from nwor_bench.errors import ConfigError
-    from nwor_bench.instruments.nsight.ncu_profile import (
+    from nwor_bench.instruments.nsight.ncu import (
         REPORT,
         graph_warning,
         ncu_command,
@@ -89,8 +89,8 @@ def ncu(
 def _read_ncu(report: Path, run: Path | None, *, as_json: bool, quiet: bool) -> None:
     """Write and print the windows of a report, with their cells if the run is known."""
     from nwor_bench.errors import ConfigError
-    from nwor_bench.instruments.nsight.ncu_profile import TABLE
-    from nwor_bench.instruments.nsight.ncu_read import (
+    from nwor_bench.instruments.nsight.ncu import (
+        TABLE,
         cells_of,
         load_module,
         read_report,
@@ -144,7 +144,7 @@ def nsys(
     belong to warm-up. The exit code is the sweep's.
     """
     from nwor_bench.errors import ConfigError
-    from nwor_bench.instruments.nsight.nsys_profile import (
+    from nwor_bench.instruments.nsight.nsys import (
         REPORT,
         nsys_command,
         run_profile,
@@ -185,7 +185,7 @@ def means_table(title: str, windows: "Sequence[NcuWindow]") -> "Table":
     """Means over each cell's windows: a row per counter, a column per cell."""
     from statistics import fmean
 
-    from nwor_bench.instruments.nsight.ncu_profile import METRICS
+    from nwor_bench.instruments.nsight.ncu import METRICS
     from nwor_bench.report.document import table
     from nwor_bench.report.text import decimal
 

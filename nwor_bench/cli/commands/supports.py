@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from nwor_bench.models.recurrent import RecurrentLayers, StateLoad
     from nwor_bench.models.support.facts import EngineFacts
     from nwor_bench.models.support.recipes import FoundConfig
     from nwor_bench.report.document import Document
@@ -93,6 +92,7 @@ def _engine(
 
 def _one(found: "FoundConfig", engine: "EngineFacts", quiet: bool, as_json: bool) -> None:
     from nwor_bench.models.config_reader import chosen_cache_dtype
+    from nwor_bench.models.recurrent import recurrent_layers
     from nwor_bench.models.support.facts import read_facts
     from nwor_bench.models.support.predict import methods_of, predict_support
     from nwor_bench.models.support.recipes import FIELD
@@ -101,27 +101,16 @@ def _one(found: "FoundConfig", engine: "EngineFacts", quiet: bool, as_json: bool
     model = read_facts(found.config, found.name, FIELD, found.origin)
     engine = replace(engine, cache_dtype=chosen_cache_dtype(found.config, engine.cache_dtype))
     support, methods = predict_support(model, engine), tuple(methods_of(model, engine))
-    states = _states(found, engine)
+    states = recurrent_layers(found.config)
     if as_json:
         from nwor_bench.report.plan import layer_values
 
         values = words.support_values(support, methods)
-        _print_json(values | {"recurrent": layer_values(*states) if states else None})
+        _print_json(
+            values | {"recurrent": layer_values(states, 1, engine.draft_tokens) if states else None}
+        )
         return
     _show(words.support_document(support, methods, found.origin, states), quiet)
-
-
-def _states(
-    found: "FoundConfig", engine: "EngineFacts"
-) -> "tuple[RecurrentLayers, StateLoad] | None":
-    """A hybrid's recurrent layers, and one request's step; None if not covered."""
-    from nwor_bench.models.recurrent import StateLoad, recurrent_layers
-
-    read = recurrent_layers(found.config)
-    if read is None:
-        return None
-    layers, bits = read
-    return layers, StateLoad(1, engine.draft_tokens, 0.5, bits)
 
 
 def _recipes(engine: "EngineFacts", quiet: bool, markdown: bool, as_json: bool) -> None:

@@ -23,7 +23,6 @@ from nwor_bench.engine.protocol import Sampling
 from nwor_bench.instruments.cupti_library import run_under_own_cupti
 from nwor_bench.models.byte_model import Workload
 from nwor_bench.models.pairs import ResolvedPair, load_pair, resolve_pair
-from nwor_bench.models.recurrent import STOCK, state_bytes
 from nwor_bench.records.types import Phase
 from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 
@@ -68,7 +67,7 @@ def predicted(drafts: int, requests: int, tokens: int) -> dict[str, int]:
     assert shape is not None
     model = predict(PAIR, shape.target, load, "auto", "auto").model
     assert model.shape.recurrent is not None
-    states = state_bytes(model.shape.recurrent, STOCK, model.states(load))
+    states = model.shape.recurrent.moved(requests, drafts)
     read = states.read + model.weights_read(load) + model.context_read(load)
     return {"predicted_read_bytes": int(read), "predicted_written_bytes": int(states.written)}
 

@@ -183,7 +183,7 @@ def parse_header(values: Mapping[str, Any], place: object) -> RunHeader:
 
 
 def check_complete(header: RunHeader, place: object) -> None:
-    """Raises StoreError if a part needed for resuming is missing, or two parts disagree."""
+    """Raises StoreError if a part needed for resuming is missing."""
     spec, environment = header.spec or {}, header.environment or Environment()
     for name, part in (
         ("spec", header.spec),
@@ -197,16 +197,6 @@ def check_complete(header: RunHeader, place: object) -> None:
     ):
         if part is None:
             raise _damaged(place, name, "is missing", None)
-    told, twice = spec["scenario"], header.scenario
-    if twice is not None and twice != told:
-        fields = {*told, *twice}
-        name = min(field for field in fields if told.get(field) != twice.get(field))
-        raise _damaged(
-            place,
-            f"scenario.{name}",
-            f"is {_short(twice.get(name))} and spec.scenario.{name} {_short(told.get(name))}",
-            twice.get(name),
-        )
 
 
 def _damaged(place: object, name: str, what: str, value: object) -> StoreError:

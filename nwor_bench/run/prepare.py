@@ -120,7 +120,7 @@ def resume_one(
     check_vllm_version(console)
     run = read_run(folder)
     resume.require_resumable(run, str(folder))
-    resume.check_flags(given, run.header)
+    resume.check_flags(given)
     spec = resume.stored_spec(run.header)
     named = run.header.choice or {}
     choice = {name.name: named.get(name.name) for name in fields(PairChoice)}

@@ -15,10 +15,10 @@ from nwor_bench.records.run_folder import RUN_FILE
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Interleave, RunStatus
 from nwor_bench.run.batch import prompt_digest
-from nwor_bench.workload.config import RunSpec, Scenario, load_scenario
-from nwor_bench.workload.options import declared, read_as, to_plain
+from nwor_bench.run.run_options import RunOptions
+from nwor_bench.workload.config import RunSpec, Scenario
+from nwor_bench.workload.options import declared, flag_of, names, read_as
 from nwor_bench.workload.prompts import Encode
-from nwor_bench.workload.run_spec import PairChoice, ScenarioValues, VllmEntries
 from nwor_bench.workload.schedule import Plan, blocks_for_header
 from nwor_bench.workload.toml_file import remedy
 
@@ -47,7 +47,8 @@ def stored_spec(header: RunHeader) -> RunSpec:
     except ValidationError as error:
         fault = error.errors()[0]
         name = ".".join(map(str, ("spec", "scenario", *fault["loc"])))
-        raise _unusable(name, fault["input"], remedy(fault)) from error
+        problem = f"is {fault['input']!r}; {remedy(fault)}, or restore the file"
+        raise StoreError.at(f"{RUN_FILE}: {name}", problem, fault["input"], joint=" ") from error
     except ConfigError as error:
         raise StoreError.at(RUN_FILE, f"{error}; restore the file") from error
 
@@ -62,11 +63,6 @@ def _spec_of(stored: Mapping[str, Any]) -> RunSpec:
     }
     # Runs of older versions know no interleaved batches.
     return RunSpec(scenario, **{"interleave": Interleave.BATCHES, **values})
-
-
-def _unusable(name: str, value: object, wanted: str) -> StoreError:
-    problem = f"is {value!r}; {wanted}, or restore the file"
-    return StoreError.at(f"{RUN_FILE}: {name}", problem, value, joint=" ")
 
 
 def check_spec(run: RunData, spec: RunSpec) -> None:
@@ -85,39 +81,17 @@ def check_pair(run: RunData, pair: ResolvedPair) -> None:
             raise _differs(f"pair.{name}", value, getattr(begun, name))
 
 
-def check_flags(given: Mapping[str, Any], header: RunHeader) -> None:
-    """Refuse a flag that contradicts the run.
+def check_flags(given: Mapping[str, Any]) -> None:
+    """Refuse flags that say what to measure or where: the run has its own.
 
-    Args:
-        given: values by option name of the flags on the command line.
-        header: the run's header.
-
-    Raises:
-        ConfigError: with the flag, its value and the run's value.
+    `given` has the values of the command line by option name. Raises ConfigError.
     """
-    if "output" in given:
-        raise ConfigError.for_field(
-            "--output", given["output"], "--resume goes on in the run's own folder; leave it out"
-        )
-    spec, choice = stored_spec(header), header.choice or {}
-    if "scenario" in given:
-        name = load_scenario(given["scenario"]).name
-        _require_same("--scenario", given["scenario"], name, spec.scenario.name)
-    if "prompts" in given:
-        path = spec.scenario.prompts.path
-        _require_same("--prompts", given["prompts"], given["prompts"], path and str(path))
-    for holder in (PairChoice, ScenarioValues, RunSpec, VllmEntries):
-        for option in declared(holder):
-            if option.name in given:
-                text = given[option.name]
-                begun = choice.get(option.name) if holder is PairChoice else spec.value_of(option)
-                _require_same(option.flag, text, option.read(text), begun)
-
-
-def _require_same(flag: str, text: object, value: object, begun: object) -> None:
-    if value != begun:
-        how = "without it" if begun is None or begun is False else f"with {to_plain(begun)!r}"
-        raise ConfigError.for_field(flag, text, f"the run was begun {how}; leave the flag out")
+    allowed = set(names(declared(RunOptions))) - {"output"}
+    for name, value in given.items():
+        if name not in allowed:
+            raise ConfigError.for_field(
+                flag_of(name), value, "--resume continues the run as it was begun; leave it out"
+            )
 
 
 def check_plan(run: RunData, plan: Plan, encode: Encode) -> None:

@@ -123,10 +123,6 @@ def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 3)
 
 
-MAY_DIFFER = ("device", "totals")
-"""Facts of a worker in which ranks may differ; `totals` follow from the windows."""
-
-
 def disagreement(windows_by_rank: Sequence[Sequence[Mapping[str, Any]]]) -> str | None:
     """Where the ranks' windows differ in a count, as half a sentence; None if they agree.
 
@@ -156,7 +152,7 @@ def common_status(statuses: Sequence[Mapping[str, Any]]) -> EngineStatus:
     """
     first = statuses[0]
     for rank, status in enumerate(statuses):
-        for name in first.keys() - set(MAY_DIFFER):
+        for name in first.keys() - {"device"}:
             if status[name] != first[name]:
                 raise EngineError.at(
                     f"rank {rank} has {name}",

@@ -4,7 +4,7 @@ With async scheduling the engine also runs windows of requests that have already
 not count those. The requests' lengths show which they are, and they are counted separately.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -280,32 +280,18 @@ def per_position(
 
 
 MAX_UNDRAINED = 10_000
-"""Windows kept if none was ever drained (`vllm serve`); of older ones only totals remain."""
+"""Windows kept if none was ever drained (`vllm serve`): the latest."""
 
 MAX_BETWEEN_DRAINS = 1_000_000
 """Windows kept between two drains of a run: more than an hour of one batch."""
 
-TOTALS = {
-    "draft_tokens": "draft_tokens",
-    "accepted_tokens": "accepted_tokens",
-    "nwor_total_staged": "staged_tokens",
-    "nwor_total_committed": "committed_tokens",
-    "nwor_total_rejected": "rejected_tokens",
-    "nwor_stage_operations": "stage_operations",
-}
-"""The field of a window that each total sums up."""
-
 
 @dataclass
 class Accumulator:
-    """Measured windows and running totals of one worker. Plain host numbers only."""
+    """Measured windows of one worker. Plain host numbers only."""
 
     windows: deque[tuple[MeasuredWindow, Turn | None]] = field(default_factory=deque)
     """Windows since the last drain with their turns in an interleaved batch, oldest first."""
-    totals: Counter[str] = field(default_factory=Counter)
-    """Sums over all windows, by metric name; a drain leaves them."""
-    fallbacks: Counter[str] = field(default_factory=Counter)
-    """Windows that were written directly, by reason; a drain leaves them."""
     listeners: list[Callable[[MeasuredWindow, Turn | None], None]] = field(default_factory=list)
     """Called with every window as it is added, for the metrics of `vllm serve`."""
     drained: bool = False
@@ -321,12 +307,6 @@ class Accumulator:
         self.windows.append((window, turn))
         if len(self.windows) > self.most_kept:
             self.windows.popleft()
-        self.totals["windows"] += 1
-        for name, of_window in TOTALS.items():
-            self.totals[name] += getattr(window, of_window)
-        if window.fallback_reason:
-            self.totals["nwor_fallback_count"] += 1
-            self.fallbacks[window.fallback_reason] += 1
         for listener in self.listeners:
             listener(window, turn)
 

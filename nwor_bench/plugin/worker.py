@@ -187,7 +187,6 @@ class NworWorkerExtension:
             "cuda_graphs": hook.graph_facts(),
             "launch_refusals": hook.launch_refusals(),
             "has_probe": hook.has_probe,
-            "totals": dict(hook.accumulator.totals),
             "recurrent": recurrent_facts(hook.runner, hook.drafter_layers),
         }
 

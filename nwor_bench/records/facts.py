@@ -128,8 +128,6 @@ class EngineStatus(JsonPart):
     """Kernels that Triton launched in the driver's place, by reason."""
     has_probe: bool | None = None
     """Whether a window's phases can be timed on the device."""
-    totals: Mapping[str, int] | None = None
-    """Counts of all windows since the engine's start."""
     vllm: str | None = None
     """Version of vLLM."""
     start_count: int | None = None

@@ -53,7 +53,6 @@ STATUS = {
     "kv_heads": 4,
     "bytes_per_token": 57344,
     "num_gpu_blocks": 1000,
-    "totals": {"windows": 3},
 }
 
 
@@ -62,7 +61,7 @@ def test_one_ranks_status_is_left_as_it_is():
 
 
 def test_each_ranks_own_facts_are_kept():
-    other = {**STATUS, "device": "cuda:1", "totals": {"windows": 2}}
+    other = {**STATUS, "device": "cuda:1"}
     status = to_json(common_status([STATUS, other]))
     assert {name: status[name] for name in STATUS} == STATUS
     assert [rank["device"] for rank in status["ranks"]] == ["cuda:0", "cuda:1"]

@@ -1,7 +1,5 @@
 """Windows counted after the fact and kept until a drain; those of finished requests separately."""
 
-from collections import Counter
-from dataclasses import replace
 from weakref import ref
 
 import numpy as np
@@ -13,8 +11,7 @@ from hypothesis import strategies as st
 from nwor_bench.plugin import late_counts
 from nwor_bench.plugin import step as of_step
 from nwor_bench.plugin.late_counts import MOST_PENDING, LateCounts
-from nwor_bench.plugin.step import TOTALS, Accumulator, Step, per_position
-from nwor_bench.records.types import MeasuredWindow
+from nwor_bench.plugin.step import Accumulator, Step, per_position
 
 LAYERS = 3
 
@@ -174,7 +171,6 @@ def test_where_nobody_ever_drains_only_the_last_windows_are_kept(monkeypatch):
     for _ in range(500):
         late.add(step(["a-x"], [1], [4]))
     late.resolve(None)
-    assert accumulator.totals["windows"] == 500
     assert len(accumulator.drain()) == 30
     # Now somebody drains: from here on nothing is left out.
     for _ in range(500):
@@ -182,38 +178,6 @@ def test_where_nobody_ever_drains_only_the_last_windows_are_kept(monkeypatch):
     late.resolve({"b": 400})
     windows = accumulator.drain()
     assert [w["uncounted_draft_tokens"] for w in windows] == [0] * 400 + [4] * 100
-
-
-COUNTS = st.builds(
-    MeasuredWindow,
-    num_reqs=st.integers(0, 9),
-    draft_tokens=st.integers(0, 99),
-    accepted_tokens=st.integers(0, 99),
-    staged_tokens=st.integers(0, 99),
-    committed_tokens=st.integers(0, 99),
-    rejected_tokens=st.integers(0, 99),
-    stage_operations=st.integers(0, 999),
-    fallback_reason=st.sampled_from([None, "stage:overflow", "micro_batches"]),
-)
-
-
-@given(windows=st.lists(COUNTS, max_size=8), drains=st.sets(st.integers(0, 7)))
-def test_totals_add_up_whenever_the_windows_are_drained(windows, drains):
-    kept, drained = Accumulator(), []
-    for number, counts in enumerate(windows):
-        kept.add(replace(counts, wall_ms=float(number)))
-        if number in drains:
-            drained += kept.drain()
-    drained += kept.drain()
-
-    assert [window["wall_ms"] for window in drained] == list(range(len(windows)))
-    assert kept.totals["windows"] == len(windows)
-    for total, field in TOTALS.items():
-        assert kept.totals[total] == sum(getattr(counts, field) for counts in windows)
-        assert kept.totals[total] == sum(window[field] for window in drained)
-    reasons = Counter(c.fallback_reason for c in windows if c.fallback_reason)
-    assert kept.fallbacks == reasons
-    assert kept.totals["nwor_fallback_count"] == reasons.total()
 
 
 @given(

@@ -229,4 +229,4 @@ def test_every_request_is_forgotten_when_the_last_has_ended(
         pass
     hook.late.resolve(None)
     assert hook.late._sampled_before == {}
-    assert hook.accumulator.totals["windows"] == 200
+    assert len(hook.drain(None)) == 200

@@ -61,7 +61,7 @@ class ConfigError(BenchError):
     @classmethod
     def for_field(cls, field: str, value: object, remedy: str) -> Self:
         """Name the field, the value given, and what to write instead."""
-        return cls.at(field, f"{value!r} is not usable; {remedy}", value)
+        return cls.at(field, f"{value!r} is invalid; {remedy}", value)
 
     @classmethod
     def unknown(cls, field: str, value: str, known: Iterable[str]) -> Self:

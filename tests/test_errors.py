@@ -19,7 +19,7 @@ UNKNOWN = ConfigError.unknown("--pair", "tinny", ["smollm2", "tiny"])
         (StoreError.at("f.csv", "is cut", joint=" "), "f.csv is cut", "f.csv", None, ""),
         (
             ConfigError.for_field("--seed", -1, "write 0 or more"),
-            "--seed: -1 is not usable; write 0 or more",
+            "--seed: -1 is invalid; write 0 or more",
             *("--seed", -1, ""),
         ),
         (

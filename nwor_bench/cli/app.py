@@ -54,7 +54,7 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
     compare.compare: ("nwor-bench compare runs/before runs/after --threshold 2%",),
     plan.plan: (
         "nwor-bench plan --config config.json",
-        "nwor-bench plan --config config.json --num-prompts 64 --html plan.html",
+        "nwor-bench plan --config config.json --num-prompts 64 --acceptance 60%",
     ),
     supports.supports: (
         "nwor-bench supports config.json",
@@ -63,8 +63,8 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
     ),
     doctor.doctor: ("nwor-bench doctor", "nwor-bench doctor --no-engine --json"),
     kernels.kernels: (
-        "nwor-bench kernels --dry-run",
-        "nwor-bench kernels --kernels commit --time-budget 60s",
+        "nwor-bench kernels",
+        "nwor-bench kernels --kernels commit --ci-width 2%",
     ),
     live.live: (
         "nwor-bench live http://localhost:8000",

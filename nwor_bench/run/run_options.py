@@ -26,17 +26,17 @@ class RunOptions:
         "Run folder (default: runs/TIME-SCENARIO-PAIR).", Panel.FILES, read=_new_folder,
     )] = None
     resume: Annotated[Path | None, Option(
-        "Go on with the run (or sweep) in this folder.", Panel.FILES,
+        "Continue the run (or sweep) in this folder.", Panel.FILES,
     )] = None
     file: Annotated[Path | None, Option(
-        "A sweep file (sweeps/*.toml): many runs, one engine where one will do.", Panel.FILES,
+        "A sweep file (sweeps/*.toml): many runs, as few engines as possible.", Panel.FILES,
     )] = None
     """A sweep file, or the name of a shipped one."""
     continue_on_error: Annotated[bool, Option(
-        "With --file: go on with the next run when one fails.", Panel.FILES,
+        "With --file: continue with the next run if one fails.", Panel.FILES,
     )] = False
     ray: Annotated[bool, Option(
-        "With --file: on a Ray cluster (RAY_ADDRESS, else this machine), one engine a GPU.",
+        "With --file: on a Ray cluster (RAY_ADDRESS, else this machine), one engine per GPU.",
         Panel.FILES,
     )] = False
     prometheus_port: Annotated[int | None, Option(

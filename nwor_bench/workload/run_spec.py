@@ -53,22 +53,22 @@ class ScenarioValues:
 
     # fmt: off
     requests: Annotated[int, Option(
-        "Requests a batch.", Panel.WORKLOAD, aliases=("--num-prompts",),
+        "Requests per batch.", Panel.WORKLOAD, aliases=("--num-prompts",),
         axis=Axis(2, "{} requests", "r{}", shares_engine=True),
     ), Interval(ge=1, le=100_000)]
     batches: Annotated[int, Option(
         "Timed blocks (with --ci-width: at least).", Panel.WORKLOAD, table="settings",
     ), Interval(ge=1, le=MOST_BLOCKS)]
     warmup: Annotated[int, Option(
-        "Untimed batches first, at least: more until times are steady.", Panel.WORKLOAD,
+        "Fewest untimed batches first; more run until times are steady.", Panel.WORKLOAD,
         table="settings",
     ), Ge(0)] = 1
     draft_tokens: Annotated[int, Option(
-        "Drafts a request and window.", Panel.WORKLOAD,
+        "Drafts per request and window.", Panel.WORKLOAD,
         aliases=("--num-speculative-tokens",), axis=Axis(1, "{} drafts", "k{}"),
     ), Ge(1)]
     max_new_tokens: Annotated[int, Option(
-        "Tokens to generate a request.", Panel.WORKLOAD, table="settings",
+        "Tokens to generate per request.", Panel.WORKLOAD, table="settings",
     ), Ge(2)]
     """Tokens that a request generates at most; the prefill gives the first, without a window."""
     temperature: Annotated[float, Option(
@@ -148,16 +148,17 @@ class RunSpec:
     """The workload, with the values of flags and sweep files already in it."""
     # fmt: off
     nwor_modes: Annotated[tuple[NworMode, ...], Option(
-        "off, stage, control: where drafts' K/V goes.", Panel.MODES, check=includes_off,
+        "off, stage, control: how drafts' K/V is written.", Panel.MODES, check=includes_off,
         table="axes",
     )] = (NworMode.OFF, NworMode.STAGE)
     """Rows of the grid of cells."""
     scv_modes: Annotated[tuple[ScvMode, ...], Option(
-        "off, graph, adaptive: who validates.", Panel.MODES, check=includes_off, table="axes",
+        "off, graph, adaptive: how acceptance is computed.", Panel.MODES, check=includes_off,
+        table="axes",
     )] = tuple(ScvMode)
     """Columns of the grid of cells."""
     only_cells: Annotated[tuple[CellName, ...] | None, Option(
-        "Only these cells, e.g. stage-graph, beside off x off, its A/A arm and the control.",
+        "Only these cells, e.g. stage-graph; off x off, its A/A arm and the control are added.",
         Panel.MODES, name="cells", table="settings",
     )] = None
     """Cells of the grid to measure; None for all."""
@@ -175,23 +176,23 @@ class RunSpec:
     )] = None
     """How cells are interleaved; None before the machine is known."""
     max_warmup: Annotated[int | None, Option(
-        "Untimed batches at most (default: 15).", Panel.PRECISION, table="settings",
+        "Most untimed batches (default: 15).", Panel.PRECISION, table="settings",
     )] = None
     """Warm-up batches at most; None for DEFAULT_MAX_WARMUP."""
     ci_width: Annotated[float | None, Option(
-        "Stop when every interval is within +- this much, e.g. 0.5% (default: 1%, unless another "
-        "of these flags or --batches is written).", Panel.PRECISION, written=str,
+        "Stop when every interval is within +- this much, e.g. 0.5% (default: 1%, without another "
+        "of these flags or --batches).", Panel.PRECISION, written=str,
         read=parse_fraction, table="settings",
     )] = None
     """Half-width of every ratio's interval at which to stop, as a fraction."""
     max_blocks: Annotated[int | None, Option(
-        "Timed blocks at most, with the above or below (default: 200).", Panel.PRECISION,
+        "Most timed blocks, with --ci-width or --time-budget (default: 200).", Panel.PRECISION,
         table="settings",
     )] = None
     """Timed blocks at most; None for MAX_BLOCKS."""
     time_budget_s: Annotated[float | None, Option(
-        "Whole run but the engine's start, e.g. 5m (default likewise: 60s on a CPU, 100s on one "
-        "without bf16, 120s on a GPU).", Panel.PRECISION, name="time_budget",
+        "Time of the run without the engine's start, e.g. 5m (default, as above: 60s on a CPU, "
+        "100s without bf16, 120s on a GPU).", Panel.PRECISION, name="time_budget",
         written=str, read=parse_seconds, table="settings",
     )] = None
     """Seconds after the engine's start; no block may end later."""
@@ -295,7 +296,7 @@ class VllmEntries:
         axis=Axis(5, "{} cache", "kv{}"), entry=("engine_args", "kv_cache_dtype"),
     )]
     acceptance_length: Annotated[float, Option(
-        "Accept so many tokens a window, synthetically.", Panel.VLLM,
+        "Accept this many tokens per window on average, synthetically (GPU).", Panel.VLLM,
         axis=Axis(6, "acceptance length {:g}", "a{:g}"),
         entry=("speculative_config", "synthetic_acceptance_length"),
     )]

@@ -45,7 +45,7 @@ def test_vllms_names(command_line: Run) -> None:
         (("--kv-cache-dtype", "fp9"), "--cache-dtype: unknown name 'fp9'; did you mean 'fp8'"),
         (
             ("--kv-cache-dtype", "fp8", "--engine-args", '{"kv_cache_dtype": "auto"}'),
-            "--cache-dtype: 'fp8' is not usable; --engine-args says kv_cache_dtype 'auto'",
+            "--cache-dtype: 'fp8' is invalid; --engine-args says kv_cache_dtype 'auto'",
         ),
     ],
 )
@@ -92,7 +92,7 @@ def test_own_prompts_with_the_scenarios_other_values(command_line: Run, engine: 
     [
         ('{"text": "a"}\n{"txt": "b"}', "mine.jsonl:2: write an object with"),
         ('{"text": "a"}\n\nno JSON', "mine.jsonl:3: is not JSON"),
-        ("", "--prompts: 'mine.jsonl' is not usable; it is empty"),
+        ("", "--prompts: 'mine.jsonl' is invalid; it is empty"),
         (None, "mine.jsonl: cannot be read"),
     ],
 )

@@ -119,10 +119,10 @@ def test_the_messages_of_flags_name_flag_value_and_remedy(sweep: Refusal) -> Non
         "float16, float32\n"
     )
     assert sweep("--draft-tokens", "0") == (
-        "nwor-bench: --draft-tokens: 0 is not usable; write 1 or more\n"
+        "nwor-bench: --draft-tokens: 0 is invalid; write 1 or more\n"
     )
     assert sweep("--nwor-modes", "off,off") == (
-        "nwor-bench: --nwor-modes: 'off,off' is not usable; write each mode once\n"
+        "nwor-bench: --nwor-modes: 'off,off' is invalid; write each mode once\n"
     )
 
 
@@ -198,7 +198,7 @@ def test_what_is_no_number_is_bad_usage(sweep: Refusal, flag: str, value: str) -
 def test_no_memory_for_the_cache(sweep: Refusal) -> None:
     message = sweep("--engine-args", '{"kv_cache_memory_bytes": 1000000000000000}')
     assert re.search(
-        r"kv_cache_memory_bytes: '1000000000000000' is not usable; no free memory.* GiB needed.* "
+        r"kv_cache_memory_bytes: '1000000000000000' is invalid; no free memory.* GiB needed.* "
         r"GiB free; write",
         message,
     )
@@ -231,7 +231,7 @@ def test_a_model_folder_without_config(refusal: Refusal) -> None:
     for flag in ("--target-model", "--draft-model"):
         message = refusal("sweep", flag, "empty")
         assert message.startswith(f"nwor-bench: {flag[2:].replace('-', '_')}: ")
-        assert "empty' is not usable; the folder holds no config.json; name a" in message
+        assert "empty' is invalid; the folder holds no config.json; name a" in message
 
 
 def test_a_drafter_whose_vocabulary_does_not_fit(refusal: Refusal) -> None:
@@ -261,10 +261,10 @@ def test_a_pair_and_a_target_contradict(sweep: Refusal, monkeypatch: pytest.Monk
 
 def test_models_from_the_environment(refusal: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TARGET_MODEL", "/no/such/target")
-    assert "'/no/such/target' is not usable; no such folder" in refusal("sweep")
+    assert "'/no/such/target' is invalid; no such folder" in refusal("sweep")
     monkeypatch.delenv("TARGET_MODEL")
     monkeypatch.setenv("DRAFT_MODEL", "/no/such/draft")
-    assert "'/no/such/draft' is not usable; no such folder" in refusal("sweep", "--pair", "tiny")
+    assert "'/no/such/draft' is invalid; no such folder" in refusal("sweep", "--pair", "tiny")
 
 
 @pytest.mark.slow
@@ -343,7 +343,7 @@ def test_an_output_that_holds_a_run(refusal: Refusal) -> None:
         (Path("old") / name).write_text("{}")
         message = refusal("sweep", "--pair", "tiny", "--output", "old")
         assert message == (
-            "nwor-bench: --output: 'old' is not usable; it already holds a run; name a new folder\n"
+            "nwor-bench: --output: 'old' is invalid; it already holds a run; name a new folder\n"
         )
         (Path("old") / name).unlink()
 
@@ -365,7 +365,7 @@ def test_an_output_where_nothing_can_be_made(
 ) -> None:
     run_with(check_engine=lambda pair, spec: None)
     message = refusal("sweep", "--pair", "tiny", "--output", "/proc/no/run")
-    assert "--output: '/proc/no/run' is not usable; it cannot be written" in message
+    assert "--output: '/proc/no/run' is invalid; it cannot be written" in message
 
 
 def test_what_is_wrong_with_the_output_is_said_first(refuses: Callable[..., None]) -> None:

@@ -125,7 +125,7 @@ def test_a_bad_switch_of_ranges_is_refused_before_anything_starts(
     monkeypatch.setenv("VLLM_NWOR_NVTX", "yes")
     code, out, err = command_line(*TINY, "--output", "run")
     assert (code, out) == (ExitCode.BAD_USAGE, "")
-    assert err.startswith("nwor-bench: VLLM_NWOR_NVTX: 'yes' is not usable; write 1")
+    assert err.startswith("nwor-bench: VLLM_NWOR_NVTX: 'yes' is invalid; write 1")
     assert engine.calls == []
     assert list(tmp_path.iterdir()) == []
 

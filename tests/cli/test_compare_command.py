@@ -84,12 +84,12 @@ def test_exit_codes(run: Run, arguments: str, code: int) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("base nowhere", "'nowhere' is not usable; name a folder that holds a run.json"),
+        ("base nowhere", "'nowhere' is invalid; name a folder that holds a run.json"),
         ("base .", "name a folder that holds a run.json"),
-        ("base same --threshold 0", "--threshold: '0' is not usable; write a change between"),
-        ("base same --threshold 1,5%", "--threshold: '1,5%' is not usable"),
+        ("base same --threshold 0", "--threshold: '0' is invalid; write a change between"),
+        ("base same --threshold 1,5%", "--threshold: '1,5%' is invalid"),
         ("base same --decide-by ratios", "did you mean 'ratio'?"),
-        ("base same --html no/where.html", "--html: 'no/where.html' is not usable"),
+        ("base same --html no/where.html", "--html: 'no/where.html' is invalid"),
     ],
 )
 def test_bad_usage_is_one_message(run: Run, arguments: str, words: str) -> None:

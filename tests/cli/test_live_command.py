@@ -343,7 +343,7 @@ def test_slips_are_refused_before_anything_is_asked(
 ) -> None:
     code, out, err = command_line("live", *arguments)
     assert (code, out) == (ExitCode.BAD_USAGE, "")
-    assert "is not usable" in err
+    assert "is invalid" in err
 
 
 def test_metrics_stand_below_the_address() -> None:

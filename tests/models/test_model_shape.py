@@ -389,5 +389,5 @@ def test_refused_by_the_name_of_the_entry(changes: dict[str, Any], words: str) -
     with pytest.raises(ConfigError) as refused:
         small(**changes)
     message = str(refused.value)
-    assert message.startswith("--config: 'small' is not usable; ")
+    assert message.startswith("--config: 'small' is invalid; ")
     assert words in message

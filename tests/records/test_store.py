@@ -99,7 +99,7 @@ def test_a_folder_that_holds_a_run_is_refused(store, left):
         RunStore.create(store.folder, HEADER)
     assert caught.value.exit_code == ExitCode.BAD_USAGE
     assert str(caught.value) == (
-        f"--output: '{store.folder}' is not usable; it already holds a run; name a new folder"
+        f"--output: '{store.folder}' is invalid; it already holds a run; name a new folder"
     )
     assert (store.folder / left).read_bytes() == before
 

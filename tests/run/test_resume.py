@@ -390,7 +390,7 @@ def test_a_complete_run_is_refused() -> None:
     with refused("--resume", value=str(RUN)) as caught:
         go_on()
     assert str(caught.value) == (
-        f"--resume: '{RUN}' is not usable; this run is complete; `nwor-bench report` shows it"
+        f"--resume: '{RUN}' is invalid; this run is complete; `nwor-bench report` shows it"
     )
 
 

@@ -248,7 +248,7 @@ def test_the_message_of_a_scenario_file_names_field_value_and_remedy(tmp_path: P
     path.write_text(TOML.replace("draft_tokens = 4", "draft_tokens = 0"))
     with refused("bad.toml: draft_tokens") as caught:
         load_scenario(path)
-    assert str(caught.value) == f"{path}: draft_tokens: 0 is not usable; write 1 or more"
+    assert str(caught.value) == f"{path}: draft_tokens: 0 is invalid; write 1 or more"
 
 
 def test_shipped_scenarios() -> None:

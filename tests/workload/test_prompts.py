@@ -104,7 +104,7 @@ def test_the_messages_of_a_prompts_file_name_line_key_value_and_remedy(tmp_path:
     with refused(f"{path}:1: text") as caught:
         read_jsonl(path)
     remedy = "write a text, neither empty nor a placeholder"
-    assert str(caught.value) == f"{path}:1: text: 5 is not usable; {remedy}"
+    assert str(caught.value) == f"{path}:1: text: 5 is invalid; {remedy}"
     path = write_lines(tmp_path, "[]")
     with refused(f"{path}:1") as caught:
         read_jsonl(path)
@@ -262,7 +262,7 @@ def test_a_prompt_that_does_not_fit_is_named() -> None:
     with refused("--max-model-len", value=4) as caught:
         encode(TWO, Words(), 4, 2)
     assert str(caught.value) == (
-        "--max-model-len: 4 is not usable; prompt 'b' has 3 tokens and --max-new-tokens adds 2; "
+        "--max-model-len: 4 is invalid; prompt 'b' has 3 tokens and --max-new-tokens adds 2; "
         "write at least 5, or use shorter prompts (max_chars in the scenario)"
     )
 

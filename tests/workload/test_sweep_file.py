@@ -138,8 +138,8 @@ def test_the_messages_of_a_sweep_file_name_field_value_and_remedy(tmp_path: Path
     assert str(caught.value) == (
         f"{path}: setting: unknown field; did you mean 'settings'? known here: axes, "
         "description, name, settings\n"
-        f"{path}: axes.requests: [1, 1] is not usable; write each value once\n"
-        f"{path}: axes.pairs: [] is not usable; write one value or more"
+        f"{path}: axes.requests: [1, 1] is invalid; write each value once\n"
+        f"{path}: axes.pairs: [] is invalid; write one value or more"
     )
 
 
@@ -475,7 +475,7 @@ def test_a_folder_that_holds_a_sweep_is_refused(small: Path) -> None:
     with refused("--output", value="out") as caught:
         sweep(small, Engines())
     assert str(caught.value) == (
-        "--output: 'out' is not usable; it already holds a sweep; name a new folder"
+        "--output: 'out' is invalid; it already holds a sweep; name a new folder"
     )
 
 

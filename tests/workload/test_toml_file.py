@@ -84,7 +84,7 @@ def test_a_table_that_is_unknown_is_named_and_not_printed(tmp_path: Path) -> Non
 )
 def test_mistyped_field(tmp_path: Path, line: str, field: str, remedy: str) -> None:
     message = error_of(tmp_path, f"# first\n{line}\n")
-    assert f"sample.toml: {field} is not usable; {remedy}" in message
+    assert f"sample.toml: {field} is invalid; {remedy}" in message
 
 
 def test_missing_field_names_its_table(tmp_path: Path) -> None:

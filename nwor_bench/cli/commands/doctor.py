@@ -28,8 +28,7 @@ def doctor(
 ) -> None:
     """Check what this machine can measure: vLLM, hooks, GPU, profilers, memory.
 
-    Starts a tiny engine to try the hooks (5 to 20 s; the first engine on a machine
-    with a GPU takes minutes).
+    Starts a tiny engine to try the hooks (5 to 20 s; the first on a GPU: minutes).
 
     Exit codes: 0 a sweep can run, 2 it cannot.
     """

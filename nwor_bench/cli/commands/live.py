@@ -16,7 +16,7 @@ def live(
         str, typer.Option(help="Stop when the ratio is known to +- this much.")
     ] = "0.5%",
     time_budget: Annotated[
-        str, typer.Option(help="Stop after this time in any case.")
+        str, typer.Option(help="Stop after this time at the latest.")
     ] = "10m",
     num_reqs: Annotated[
         str, typer.Option(help="Batch size whose ratio counts, such as 8 or 5-8; all: any.")
@@ -31,7 +31,7 @@ def live(
 
     The server runs with VLLM_NWOR_MODE=interleave; this only reads its /metrics.
 
-    Exit codes: 0 done, 1 server unreachable or gone, 2 bad input or no such metrics,
+    Exit codes: 0 done, 1 server unreachable, 2 bad input or no such metrics,
     3 a correctness guard stopped staging, 5 inconclusive with --strict,
     130 interrupted.
     """

@@ -36,11 +36,11 @@ def supports(
     ] = "auto",
     one_group: Annotated[
         bool, typer.Option("--one-kv-group", "--disable-hybrid-kv-cache-manager",
-                           help="As with vLLM's flag: sliding layers keep all of a request.",
+                           help="As vLLM's flag: sliding layers keep the whole request.",
                            rich_help_panel=ENGINE)
     ] = False,
     eager: Annotated[
-        bool, typer.Option("--enforce-eager", help="As with vLLM's flag: no CUDA graphs.",
+        bool, typer.Option("--enforce-eager", help="As vLLM's flag: no CUDA graphs.",
                            rich_help_panel=ENGINE)
     ] = False,
     quiet: Annotated[

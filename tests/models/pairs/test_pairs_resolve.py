@@ -56,7 +56,7 @@ def test_draft_model_of_another_vocabulary_is_refused(
     with refused("draft_model", value=draft) as caught:
         resolve_pair(target_model=target, draft_model=draft)
     assert str(caught.value) == (
-        f"draft_model: '{draft}' is not usable; its vocabulary has {size} tokens and the target's "
+        f"draft_model: '{draft}' is invalid; its vocabulary has {size} tokens and the target's "
         f"1000; name a drafter made for {target}"
     )
 

@@ -124,6 +124,6 @@ def test_what_vllm_cannot_read_is_one_message_with_the_file(
     flags = ("--target-model", models["target"], "--draft-model", models["draft"])
     code, _, error = command_line("sweep", *flags, *SIZES)
     assert code == ExitCode.BAD_USAGE
-    assert f"'{folder}/config.json' is not usable; vLLM refuses it" in error
+    assert f"'{folder}/config.json' is invalid; vLLM refuses it" in error
     assert words in error
     assert not Path("run").exists()

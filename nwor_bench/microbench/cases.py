@@ -16,12 +16,10 @@ FLASH = "flash_attention_3"
 
 PEERS: dict[str, tuple[str, ...]] = {
     "commit": (STOCK, EMPTY, COPY),
-    "stage": (STOCK, EMPTY, COPY),
-    "mask": (EMPTY, COPY),
     "verify_attention": (FLASH, EMPTY, COPY),
 }
 """Each kernel's peers. vLLM writes one layer's cache per call, so a commit is compared with one
-write per layer. No other project has a mask kernel."""
+write per layer."""
 
 CACHE_DTYPES = ("bf16", "fp8")
 
@@ -120,17 +118,16 @@ class Spec:
 
 
 def expand(spec: Spec) -> list[Group]:
-    """All groups, kernel by kernel in the given order. A mask has one group for all dtypes."""
+    """All groups, kernel by kernel in the given order."""
     groups = []
     for kernel in spec.kernels:
-        dtypes = spec.cache_dtypes[:1] if kernel == "mask" else spec.cache_dtypes
-        depends = kernel in ("commit", "mask")
-        acceptances: Sequence[float | None] = spec.acceptances if depends else (None,)
-        contexts: Sequence[int | None] = spec.contexts if kernel == "verify_attention" else (None,)
+        commits = kernel == "commit"
+        acceptances: Sequence[float | None] = spec.acceptances if commits else (None,)
+        contexts: Sequence[int | None] = (None,) if commits else spec.contexts
         groups += [
             Group(kernel, dtype, window, acceptance, context)
             for dtype, window, acceptance, context in product(
-                dtypes, spec.windows, acceptances, contexts
+                spec.cache_dtypes, spec.windows, acceptances, contexts
             )
         ]
     return groups
@@ -140,17 +137,11 @@ def bytes_moved(group: Group, shape: Shape) -> int:
     """Bytes that one call must read and write, each counted once.
 
     - commit: reads the accepted rows in bf16, writes them in the cache's dtype.
-    - stage: copies one layer's staged rows.
-    - mask: reads a count per request, writes a count and the mask.
     - verify_attention: reads context and window; queries and outputs are not counted.
     """
     cache_bytes = shape.row_bytes if group.cache_dtype == "bf16" else shape.row_bytes // 2
     if group.kernel == "commit":
         return shape.layers * group.accepted * (shape.row_bytes + cache_bytes)
-    if group.kernel == "stage":
-        return group.window.tokens * 2 * shape.row_bytes
-    if group.kernel == "mask":
-        return group.window.requests * 8 + group.window.tokens
     rows = group.window.requests * (group.window.drafts + 1)
     return group.window.requests * (group.context or 0) * cache_bytes + rows * shape.row_bytes
 

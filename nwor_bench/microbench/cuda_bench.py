@@ -17,17 +17,11 @@ from nwor_bench.instruments.conditions import ConditionMonitor
 from nwor_bench.microbench.attention import attention_implementations
 from nwor_bench.microbench.bench import Bench, Replay
 from nwor_bench.microbench.cases import L2, Group, LaunchMode, Spec
+from nwor_bench.microbench.commit import commit_implementations
 from nwor_bench.microbench.rows import Call, Implementation, Implementations, Sample
-from nwor_bench.microbench.writes import (
-    commit_implementations,
-    mask_implementations,
-    stage_implementations,
-)
 
 _BUILDERS = {
     "commit": commit_implementations,
-    "stage": stage_implementations,
-    "mask": mask_implementations,
     "verify_attention": attention_implementations,
 }
 

@@ -27,7 +27,7 @@ from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.text import NOT_MEASURED, decimal, percent
 
 NOTES = (
-    "time: median time of one call over rounds. A commit writes all layers, a stage one layer.",
+    "time: median time of one call over rounds. A commit writes all layers.",
     "GB/s: bytes that the call must read and write, each counted once, over the time. of copy: "
     "this over the GB/s of a device-to-device copy of as many bytes in the same case.",
     "time/nwor: this implementation's time over our kernel's, paired by round, geometric mean "
@@ -123,9 +123,9 @@ def _headline(result: Result) -> Headline:
 
 
 def _by_kernel(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """Rows by kernel and cache dtype, under `commit, fp8 cache` or `mask`."""
+    """Rows by kernel and cache dtype, under `commit, fp8 cache`."""
     return [
-        (kernel if kernel == "mask" else f"{kernel}, {dtype} cache", list(own))
+        (f"{kernel}, {dtype} cache", list(own))
         for (kernel, dtype), own in groupby(rows, lambda row: (row.kernel, row.cache_dtype))
     ]
 

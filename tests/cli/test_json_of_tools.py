@@ -63,7 +63,7 @@ def test_scenarios(command_line: Run) -> None:
 
 @pytest.mark.slow
 def test_kernels(command_line: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    spec = Spec(kernels=("stage",), windows=(Window(8, 4),), max_rounds=3)
+    spec = Spec(kernels=("commit",), windows=(Window(8, 4),), max_rounds=3)
 
     def session(folder: str, **shown: bool) -> str:
         capsys.readouterr()

@@ -85,7 +85,7 @@ def session(folder: Path | None, **faults: object) -> int:
     from nwor_bench.microbench.bench import run_kernels
     from nwor_bench.microbench.cases import Spec, Window
 
-    spec = Spec(kernels=("stage",), windows=(Window(8, 4),), max_rounds=3)
+    spec = Spec(kernels=("commit",), windows=(Window(8, 4),), max_rounds=3)
     return run_kernels(
         Console(width=80), spec, folder, make_bench=lambda s: (make_bench(s, **faults), FACTS)
     )

@@ -12,7 +12,7 @@ from refusals import refused
 
 from nwor_bench.cli import app as cli
 from nwor_bench.errors import ConfigError, ExitCode, StoreError
-from nwor_bench.instruments import cupti_library
+from nwor_bench.instruments import pm_sampling
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunStore
@@ -99,9 +99,9 @@ def replaced(monkeypatch: pytest.MonkeyPatch, own_surroundings: None) -> list[di
         seen.append(environ)
         raise Replaced
 
-    monkeypatch.setattr(cupti_library, "cupti_folder", lambda: FOLDER)
-    monkeypatch.setattr(cupti_library.os, "execve", execve)
-    monkeypatch.delenv(cupti_library.DONE, raising=False)
+    monkeypatch.setattr(pm_sampling, "cupti_folder", lambda: FOLDER)
+    monkeypatch.setattr(pm_sampling.os, "execve", execve)
+    monkeypatch.delenv(pm_sampling.DONE, raising=False)
     monkeypatch.setenv("LD_LIBRARY_PATH", "/before")
     return seen
 
@@ -118,7 +118,7 @@ def test_the_command_starts_again_before_anything_is_measured(
     with pytest.raises(Replaced):
         cli.main()
     assert [environ["LD_LIBRARY_PATH"] for environ in replaced] == [f"{FOLDER}:/before"]
-    assert cupti_library.cupti_environment(replaced[0], FOLDER) is None  # once
+    assert pm_sampling.cupti_environment(replaced[0], FOLDER) is None  # once
 
 
 def test_without_counters_the_command_goes_on(

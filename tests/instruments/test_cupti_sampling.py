@@ -11,7 +11,7 @@ import pytest
 from refusals import refused
 
 from nwor_bench.errors import ExitCode
-from nwor_bench.instruments import cupti_library, pm_sampling
+from nwor_bench.instruments import pm_sampling
 from nwor_bench.instruments.pm_sampling import CountersUnavailable, PmSampler, check_counters
 
 
@@ -180,20 +180,20 @@ def test_the_process_is_replaced_once(monkeypatch: pytest.MonkeyPatch, tmp_path:
     (tmp_path / "cupti").mkdir()
     (tmp_path / "cupti" / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert cupti_library.cupti_folder() == folder
+    assert pm_sampling.cupti_folder() == folder
     seen: list[dict[str, str]] = []
 
     def execve(path: str, arguments: list[str], environ: dict[str, str]) -> None:
         seen.append(environ)
         raise Replaced
 
-    monkeypatch.setattr(cupti_library.os, "execve", execve)
-    monkeypatch.delenv(cupti_library.DONE, raising=False)
+    monkeypatch.setattr(pm_sampling.os, "execve", execve)
+    monkeypatch.delenv(pm_sampling.DONE, raising=False)
     monkeypatch.setenv("LD_LIBRARY_PATH", "/before")
     with pytest.raises(Replaced):
-        cupti_library.run_under_own_cupti()
+        pm_sampling.run_under_own_cupti()
     assert seen[0]["LD_LIBRARY_PATH"] == f"{folder}:/before"
-    again: Any = cupti_library.cupti_environment(seen[0], folder)
+    again: Any = pm_sampling.cupti_environment(seen[0], folder)
     assert again is None
-    assert cupti_library.cupti_environment({"LD_LIBRARY_PATH": str(folder)}, folder) is None
-    assert cupti_library.cupti_environment({}, None) is None
+    assert pm_sampling.cupti_environment({"LD_LIBRARY_PATH": str(folder)}, folder) is None
+    assert pm_sampling.cupti_environment({}, None) is None

@@ -9,28 +9,24 @@ import json
 
 import torch
 
-from nwor_bench.microbench import inputs, writes
+from nwor_bench.microbench import inputs
 from nwor_bench.microbench.cases import OURS, Group, Shape, Window
+from nwor_bench.microbench.commit import commit_implementations
 
 SHAPE = Shape(layers=2, heads=4, kv_heads=2, head_dim=64)
 
 
 def main() -> None:
     inputs.COLD_BYTES = 1
-    writes.SETS = 2
-    window, found = Window(2, 3), {}
-    for build, group in (
-        (writes.commit_implementations, Group("commit", "bf16", window, 0.5)),
-        (writes.stage_implementations, Group("stage", "bf16", window)),
-        (writes.mask_implementations, Group("mask", "bf16", window, 0.5)),
-    ):
-        built = build(group, SHAPE, torch.device("cpu"), 1)
-        for each in built.runnable:
-            if each.name in (OURS, "copy"):
-                right = each.check()
-                each.calls[0] = lambda: None
-                found[f"{group.kernel} {each.name}"] = [right, each.check()]
-        found[f"{group.kernel} refused"] = list(built.refused)
+    found = {}
+    group = Group("commit", "bf16", Window(2, 3), 0.5)
+    built = commit_implementations(group, SHAPE, torch.device("cpu"), 1)
+    for each in built.runnable:
+        if each.name in (OURS, "copy"):
+            right = each.check()
+            each.calls[0] = lambda: None
+            found[each.name] = [right, each.check()]
+    found["refused"] = list(built.refused)
     print(json.dumps(found))
 
 

@@ -29,8 +29,6 @@ def test_the_default_run_has_every_case_that_was_asked_for() -> None:
     assert len(set(groups)) == len(groups)
     assert Counter(group.kernel for group in groups) == {
         "commit": 4 * 3 * 2,  # windows, acceptances, cache dtypes
-        "stage": 4 * 2,
-        "mask": 4 * 3,
         "verify_attention": 4 * 2,
     }
     assert {str(group.window) for group in groups} == {"8x4", "64x4", "64x8", "256x8"}
@@ -38,13 +36,14 @@ def test_the_default_run_has_every_case_that_was_asked_for() -> None:
 
 def test_acceptance_and_context_belong_to_the_kernels_that_depend_on_them() -> None:
     for group in expand(Spec(contexts=(1024, 8192))):
-        assert (group.acceptance is not None) == (group.kernel in ("commit", "mask"))
+        assert (group.acceptance is not None) == (group.kernel == "commit")
         assert (group.context is not None) == (group.kernel == "verify_attention")
 
 
 def test_groups_keep_the_order_of_the_kernels_given() -> None:
-    spec = Spec(kernels=("mask", "commit"), windows=(Window(8, 4),), acceptances=(0.5,))
-    assert [group.kernel for group in expand(spec)] == ["mask", "commit", "commit"]
+    names = ("verify_attention", "commit")
+    spec = Spec(names, windows=(Window(8, 4),), acceptances=(0.5,), cache_dtypes=("fp8",))
+    assert [group.kernel for group in expand(spec)] == [*names]
 
 
 @given(WINDOWS, st.floats(0.001, 1))
@@ -59,8 +58,6 @@ def test_bytes_of_each_kernel() -> None:
     row = 2 * 2 * 64 * 2  # K and V of two heads of 64 in bf16
     assert bytes_moved(Group("commit", "bf16", window, 0.5), shape) == 3 * 10 * (row + row)
     assert bytes_moved(Group("commit", "fp8", window, 0.5), shape) == 3 * 10 * (row + row // 2)
-    assert bytes_moved(Group("stage", "fp8", window), shape) == 20 * 2 * row
-    assert bytes_moved(Group("mask", "bf16", window, 0.5), shape) == 5 * 8 + 20
     attention = bytes_moved(Group("verify_attention", "fp8", window, context=100), shape)
     assert attention == 5 * 100 * row // 2 + 25 * row
 
@@ -85,7 +82,7 @@ def test_acceptances_that_are_none_are_refused(text: str) -> None:
 def test_lists_keep_their_order_and_drop_what_comes_twice() -> None:
     assert parse_acceptances("0.9, 0.1,0.9") == (0.9, 0.1)
     assert parse_counts("--context", "8192,1024") == (8192, 1024)
-    assert parse_names("--kernels", "stage,commit", tuple(PEERS)) == ("stage", "commit")
+    assert parse_names("--cache-dtype", "fp8,bf16", ("bf16", "fp8")) == ("fp8", "bf16")
 
 
 def test_unknown_names_are_refused_with_the_nearest() -> None:

@@ -66,10 +66,10 @@ def test_markdown_says_how_it_was_made_and_what_is_wrong(result: Result) -> None
     assert "Fake GPU" in text
     headline = text.splitlines()[2]
     assert headline.startswith("**INVALID: ")
-    assert headline.count("9 bytes differ") == 2 * (3 * 2 + 1)  # windows, dtypes; a mask has one
+    assert headline.count("9 bytes differ") == 2 * 2 * 2  # kernels, windows, cache dtypes
     assert "it does not import" in text
     assert "| 8x4, 0.1" in text
-    for kernel in ("commit, fp8 cache", "stage, bf16 cache", "## mask", "verify_attention, bf16"):
+    for kernel in ("commit, fp8 cache", "verify_attention, bf16"):
         assert kernel in text
 
 
@@ -79,7 +79,7 @@ def test_the_answer_is_each_kernels_time_against_its_main_peer() -> None:
     shown = document(Result(SPEC, rows, "", FACTS, ENVIRONMENT, 1.0))
     headline = render_markdown(shown).splitlines()[2]
     assert "commit: vllm_cuda takes 20.0 to 20.0 times our time." in headline
-    assert "mask: empty takes 0.25 to 0.25 times our time." in headline
+    assert "verify_attention: flash_attention_3 takes 1.25 to 1.25 times our time." in headline
 
 
 @pytest.mark.slow

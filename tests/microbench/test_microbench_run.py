@@ -10,7 +10,7 @@ from nwor_bench.microbench.bench import Bench, fault_of, run_groups
 from nwor_bench.microbench.cases import L2, OURS, PEERS, LaunchMode, Spec, Window, expand
 from nwor_bench.microbench.rows import Implementation, RefusedError, Row, Status, with_peers
 
-SPEC = Spec(kernels=("commit", "mask"), windows=(Window(8, 4),), acceptances=(0.5,), max_rounds=5)
+SPEC = Spec(windows=(Window(8, 4),), acceptances=(0.5,), max_rounds=5)
 MODES = len(L2) * len(LaunchMode)
 
 
@@ -24,9 +24,9 @@ def of(rows: list[Row], name: str, kernel: str = "commit") -> list[Row]:
 
 def test_every_implementation_has_a_line_in_every_case() -> None:
     rows = run(make_bench(SPEC, refused=NO_VLLM, wrong={"copy": "not the source"}))
-    for kernel, dtypes in (("commit", 2), ("mask", 1)):
+    for kernel in PEERS:
         for name in (OURS, *PEERS[kernel]):
-            assert len(of(rows, name, kernel)) == dtypes * MODES
+            assert len(of(rows, name, kernel)) == 2 * MODES
     first = [row.implementation for row in rows[: 1 + len(PEERS["commit"])]]
     assert first == [OURS, *PEERS["commit"]]
 
@@ -89,7 +89,7 @@ def test_inputs_that_do_not_fit_are_a_refusal() -> None:
 
     rows = run(replace(bench, build=build))
     assert {row.status for row in of(rows, OURS)} == {Status.REFUSED}
-    assert {row.status for row in of(rows, OURS, "mask")} == {Status.OK}
+    assert {row.status for row in of(rows, OURS, "verify_attention")} == {Status.OK}
 
 
 def fails() -> str:

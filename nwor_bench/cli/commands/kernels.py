@@ -18,14 +18,14 @@ OUTPUT = "Output"
 
 def kernels(
     kernels: Annotated[
-        str, typer.Option(help="Some of commit, stage, mask, verify_attention.",
+        str, typer.Option(help="Some of commit, verify_attention.",
                           rich_help_panel=WORK)
-    ] = "commit,stage,mask,verify_attention",
+    ] = "commit,verify_attention",
     windows: Annotated[
         str, typer.Option(help="Requests x drafts.", rich_help_panel=WORK)
     ] = "8x4,64x4,64x8,256x8",
     acceptance: Annotated[
-        str, typer.Option(help="Accepted drafts over drafts; for commit and mask.",
+        str, typer.Option(help="Accepted drafts over drafts; for commit.",
                           rich_help_panel=WORK)
     ] = "0.1,0.5,0.9",
     context: Annotated[

@@ -17,7 +17,6 @@ from nwor_bench.cli.command import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
     from typing import Any
 
     from nwor_bench.models.pairs import ModelPair
@@ -62,18 +61,17 @@ def _print_list(pairs: "dict[str, ModelPair]") -> None:
 @app.command(cls=Command, epilog=examples("nwor-bench pairs show smollm2"))
 def show(name: Name, as_json: AsJson = False, quiet: Quiet = False) -> None:
     """Show a pair's source and how it drafts."""
-    from nwor_bench.models.pairs import load_pair
+    from nwor_bench.models.pairs import load_pair, pair_folder
 
     pair = load_pair(name)
     content = {**pair.model_dump(mode="json", exclude_none=True), **_facts(name, pair)}
-    folder = _cached_folder(pair)
-    place = None if folder is None else str(folder)
+    place = str(pair_folder(pair))
     if as_json:
         tell_json({"pair": content, "folder": place})
     elif quiet:
         typer.echo(f"{pair.name}: {pair.description}")
     else:
-        rows = [*_rows("", content), ("folder", place or "your own")]
+        rows = [*_rows("", content), ("folder", place)]
         print_table(("field", "value"), [(key, str(value)) for key, value in rows], numbers_from=2)
 
 
@@ -126,13 +124,7 @@ def _rows(prefix: str, values: "dict[str, Any]") -> "Iterator[tuple[str, Any]]":
             yield f"{prefix}{key}", value
 
 
-def _cached_folder(pair: "ModelPair") -> "Path | None":
-    """The pair's folder in the cache; None for a pair of the user's own folders."""
+def _is_ready(pair: "ModelPair") -> bool:
     from nwor_bench.models.pairs import pair_folder
 
-    return None if pair.source == "folder" else pair_folder(pair)
-
-
-def _is_ready(pair: "ModelPair") -> bool:
-    folder = _cached_folder(pair)
-    return folder is None or folder.is_dir()
+    return pair_folder(pair).is_dir()

@@ -182,7 +182,7 @@ def _prepare_process(counters: str | None, options: RunOptions) -> None:
     from nwor_bench.engine.preload import run_under_one_openmp
 
     run_under_one_openmp()
-    from nwor_bench.instruments.cupti_library import run_under_own_cupti
+    from nwor_bench.instruments.pm_sampling import run_under_own_cupti
     from nwor_bench.run.sweep_folder import reads_dram
 
     if reads_dram(counters, options):

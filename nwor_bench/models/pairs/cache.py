@@ -47,8 +47,7 @@ def cache_root(cache_dir: str | Path | None = None) -> Path:
 def pair_folder(pair: ModelPair, cache_dir: str | Path | None = None) -> Path:
     """The pair's folder in the cache; it differs if the source (version, seed, ...) differs."""
     source = pair.packaged or pair.generated or pair.shape
-    if source is None:
-        raise ValueError(f"pair {pair.name} names folders of its own; nothing of it is cached")
+    assert source is not None  # the model's validator holds this
     # Pairs that differ only in the drafter share one build of the target.
     content = source.model_dump(exclude={"drafter"})
     recipe = json.dumps([_RECIPE, pair.source, content], sort_keys=True)

@@ -77,8 +77,7 @@ def _drafting_itself(
     pair: ModelPair, method: str, cache_dir: str | Path | None, progress: Progress
 ) -> ResolvedPair:
     """The pair with its own drafter, or without a drafter for ngram."""
-    parts = pair.shape or pair.folder
-    own = parts.draft if parts else pair.packaged and pair.packaged.drafter
+    own = pair.shape.draft if pair.shape else pair.packaged and pair.packaged.drafter
     has_drafter = pair.generated is not None or bool(own)
     uses_drafter = has_drafter and method != "ngram"
     choose_method(method, pair.name if uses_drafter else None)  # refuse before fetching
@@ -96,10 +95,6 @@ def _models(
     pair: ModelPair, cache_dir: str | Path | None, progress: Progress
 ) -> tuple[str, str | None]:
     """Target and drafter of the pair's source, built first if needed."""
-    if pair.folder is not None:
-        draft = pair.folder.draft
-        target = locate_model("folder.target", pair.folder.target)
-        return target, None if draft is None else locate_model("folder.draft", draft)
     folder = pair_folder(pair, cache_dir)
     if pair.packaged is not None:
         source = pair.packaged

@@ -59,30 +59,22 @@ class ShapeSource(StrictModel):
     draft: dict[str, Any] | None = None
 
 
-class FolderSource(StrictModel):
-    """Existing models, each a local folder or a hub name (org/name)."""
-
-    target: str
-    draft: str | None = None
-
-
 class ModelPair(StrictModel):
     """A pair file (scenarios/pairs/NAME.toml): the source of target and drafter, and the method.
 
     `speculative` holds further entries of vLLM's speculative_config for `method`. Of the tables
-    packaged, generated, shape and folder only the one that `source` names is present.
+    packaged, generated and shape only the one that `source` names is present.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     description: str
-    source: Literal["packaged", "generated", "shape", "folder"]
+    source: Literal["packaged", "generated", "shape"]
     method: Method
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
     speculative: dict[str, int | float | str | bool] = Field(default_factory=dict)
     packaged: PackagedSource | None = None
     generated: GeneratedSource | None = None
     shape: ShapeSource | None = None
-    folder: FolderSource | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -90,7 +82,6 @@ class ModelPair(StrictModel):
             "packaged": self.packaged,
             "generated": self.generated,
             "shape": self.shape,
-            "folder": self.folder,
         }
         present = [name for name, table in tables.items() if table is not None]
         if present != [self.source]:
@@ -141,32 +132,21 @@ def load_pair(name: str) -> ModelPair:
     """
     if name.endswith(".toml"):
         path = Path(name).expanduser()
-        return _with_folders_beside(path, read_toml(path, ModelPair))
+        return _with_drafter_beside(path, read_toml(path, ModelPair))
     if name not in pair_names():
         raise ConfigError.unknown("pair", name, pair_names())
     path = _folder() / f"{name}.toml"
-    return _with_folders_beside(path, read_toml(path, ModelPair))
+    return _with_drafter_beside(path, read_toml(path, ModelPair))
 
 
 def _folder() -> Path:
     return resource_dir("scenarios") / "pairs"
 
 
-def _with_folders_beside(path: Path, pair: ModelPair) -> ModelPair:
-    """The pair with model folders resolved relative to the pair's file."""
-    if pair.packaged is not None and pair.packaged.drafter is not None:
-        drafter = str((path.parent / pair.packaged.drafter).resolve())
-        packaged = pair.packaged.model_copy(update={"drafter": drafter})
-        return pair.model_copy(update={"packaged": packaged})
-    if pair.folder is None:
+def _with_drafter_beside(path: Path, pair: ModelPair) -> ModelPair:
+    """The pair with its drafter's folder resolved relative to the pair's file."""
+    if pair.packaged is None or pair.packaged.drafter is None:
         return pair
-
-    def beside(reference: str) -> str:
-        folder = path.parent / reference
-        return str(folder.resolve()) if folder.is_dir() else reference
-
-    draft = pair.folder.draft
-    source = FolderSource(
-        target=beside(pair.folder.target), draft=None if draft is None else beside(draft)
-    )
-    return pair.model_copy(update={"folder": source})
+    drafter = str((path.parent / pair.packaged.drafter).resolve())
+    packaged = pair.packaged.model_copy(update={"drafter": drafter})
+    return pair.model_copy(update={"packaged": packaged})

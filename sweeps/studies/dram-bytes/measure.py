@@ -25,7 +25,7 @@ from rich.console import Console
 
 from nwor_bench.analysis.dram import csv_rows
 from nwor_bench.engine.engine import VllmEngine, check_arguments
-from nwor_bench.instruments.cupti_library import run_under_own_cupti
+from nwor_bench.instruments.pm_sampling import run_under_own_cupti
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.run.execute import run_prepared

@@ -20,7 +20,7 @@ import pandas as pd
 from nwor_bench.cli.commands.plan import predict
 from nwor_bench.engine.engine import VllmEngine, check_arguments
 from nwor_bench.engine.protocol import Sampling
-from nwor_bench.instruments.cupti_library import run_under_own_cupti
+from nwor_bench.instruments.pm_sampling import run_under_own_cupti
 from nwor_bench.models.byte_model import Workload
 from nwor_bench.models.pairs import ResolvedPair, load_pair, resolve_pair
 from nwor_bench.records.types import Phase

@@ -9,15 +9,14 @@ from refusals import refused
 
 from nwor_bench.models.pairs import DEFAULT_PAIR, fetch_pair, load_pair, pair_names
 
-FOLDER_PAIR = """\
+OWN_PAIR = """\
 name = "mine"
 description = "my own"
-source = "folder"
+source = "shape"
 method = "draft_model"
 
-[folder]
-target = "target"
-draft = "org/draft"
+[shape.target]
+hidden_size = 8
 """
 
 
@@ -30,30 +29,26 @@ def test_shipped_pairs_load_under_their_file_names() -> None:
         assert len(pair.description) > 10
 
 
-def test_pair_of_the_users_own_finds_folders_beside_its_file(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text(FOLDER_PAIR)
-    (tmp_path / "target").mkdir()
-    (tmp_path / "target/config.json").write_text("{}")
-    ready = fetch_pair(load_pair(str(tmp_path / "mine.toml")))
-    assert ready.target == str(tmp_path / "target")
-    assert ready.draft == "org/draft"
-
-
 @pytest.mark.parametrize(
     ("old", "new", "field", "wanted"),
     [
         ('method = "draft_model"', 'method = "medusa"', "method", {"value": "medusa"}),
         ('name = "mine"', 'nam = "mine"', "nam", {"value": "mine", "near": "name"}),
-        ("target = ", "targt = ", "folder.targt", {"naming": "folder.target: is missing"}),
+        ("shape.target", "shape.targt", "shape.targt", {"naming": "shape.target: is missing"}),
         ('description = "my own"', "description = 3", "description", {"value": 3}),
-        ("[folder]", "[generated]", "generated.target", {"naming": "generated.head_dim"}),
+        (
+            "[shape.target]",
+            "[generated.target]",
+            "generated.target",
+            {"naming": "generated.head_dim"},
+        ),
     ],
 )
 def test_faulty_pair_files_name_the_field(
     tmp_path: Path, old: str, new: str, field: str, wanted: dict[str, Any]
 ) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text(FOLDER_PAIR.replace(old, new))
+    path.write_text(OWN_PAIR.replace(old, new))
     with refused(f"{path}: {field}", **wanted):
         load_pair(str(path))
 
@@ -61,7 +56,7 @@ def test_faulty_pair_files_name_the_field(
 @pytest.mark.parametrize("source", ["packaged", "generated"])
 def test_source_must_name_the_table_that_is_there(tmp_path: Path, source: str) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text(FOLDER_PAIR.replace('source = "folder"', f'source = "{source}"'))
+    path.write_text(OWN_PAIR.replace('source = "shape"', f'source = "{source}"'))
     with refused("mine.toml: the file", naming=f"table [{source}]"):
         load_pair(str(path))
 

@@ -19,14 +19,13 @@ from vllm.forward_context import get_forward_context
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.refusals import chunk_of
 from nwor_bench.plugin.runner_hook import RunnerHook
-from nwor_bench.plugin.runner_v1.cpu_attention import LayerStaging, set_up_staging
+from nwor_bench.plugin.runner_v1.cpu_attention import LayerStaging, WindowChecks, set_up_staging
 from nwor_bench.plugin.runner_v1.staging import (
     StagingBuffers,
     Validation,
     ValidationRefused,
     Validator,
 )
-from nwor_bench.plugin.runner_v1.window_checks import WindowChecks
 from nwor_bench.plugin.scheduler_output import invalid_drafts, is_windows_alone
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.step import Step

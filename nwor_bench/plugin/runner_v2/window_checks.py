@@ -22,7 +22,7 @@ from nwor_bench.plugin.window import LayerTrace, Window
 
 
 class WindowChecks:
-    """The local gate's hand in one worker, from its start to its end."""
+    """The windows of one worker that the local gate checks, from its start to its end."""
 
     def __init__(self, runner: Any, parts: StagingParts, whole: Collection[str]):
         self._runner = runner

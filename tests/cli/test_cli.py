@@ -64,31 +64,10 @@ def test_help_loads_nothing_heavy() -> None:
     assert f"nwor-bench {__version__}" in done.stdout
 
 
-def test_version(command_line: Run) -> None:
-    assert command_line("--version") == (0, f"nwor-bench {__version__}\n", "")
-
-
 def test_no_command_shows_the_help_and_is_bad_usage(command_line: Run) -> None:
     code, out, err = command_line()
     assert code == ExitCode.BAD_USAGE
     assert all(command in out + err for command in ("sweep", "report", "pairs", "scenarios"))
-
-
-def test_the_flags_of_the_sweep_are_all_explained(command_line: Run) -> None:
-    code, out, _ = command_line("sweep", "--help")
-    assert code == 0
-    assert widest(out) <= 80
-    flags = (
-        "--scenario --pair --target-model --draft-model --method --nwor-modes --scv-modes "
-        "--requests --batches --warmup --draft-tokens --max-new-tokens --temperature "
-        "--max-model-len --seed --dtype --tensor-parallel-size "
-        "--speculative-config --engine-args --output --dry-run --verbose "
-        "--prometheus-port "
-        "--max-warmup --ci-width --max-blocks --time-budget --resume --file --continue-on-error"
-    )
-    assert [flag for flag in flags.split() if flag not in out] == []
-    for words in ("TARGET_MODEL", "DRAFT_MODEL", "130 interrupted", "3 correctness broken"):
-        assert words in out
 
 
 @pytest.mark.parametrize(
@@ -108,15 +87,6 @@ def test_output_fits_80_columns(command_line: Run, arguments: tuple[str, ...], w
     assert (code, err) == (0, "")
     assert words in out
     assert widest(out) <= 80
-
-
-def test_fetch_makes_the_tiny_pair(command_line: Run, pair_cache: Path) -> None:
-    code, out, _ = command_line("pairs", "fetch", "tiny")
-    assert code == 0
-    lines = dict(line.split(": ", 1) for line in out.splitlines())
-    for model in (lines["target"], lines["drafter"]):
-        assert (Path(model) / "config.json").is_file()
-        assert Path(model).is_relative_to(pair_cache)
 
 
 def test_a_bad_switch_of_ranges_is_refused_before_anything_starts(
@@ -232,10 +202,3 @@ def test_the_package_runs_as_a_module(arguments: tuple[str, ...]) -> None:
     assert found.returncode == 0, found.stderr
     assert "nwor-bench" in found.stdout
     assert "python -m" not in found.stdout
-
-
-def test_a_module_that_is_given_nonsense_exits_as_the_command_does() -> None:
-    command = [sys.executable, "-m", "nwor_bench", "report", "no/such/run"]
-    found = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
-    assert found.returncode == ExitCode.BAD_USAGE
-    assert found.stderr.startswith("nwor-bench: run folder: ")

@@ -138,27 +138,6 @@ def test_a_comparison_of_sweeps(command_line: Run) -> None:
     assert set(told) == top_level("compare of two sweep folders")
 
 
-def test_doctor(command_line: Run) -> None:
-    _, out, _ = command_line("doctor", "--no-engine", "--json")
-    told = json.loads(out)
-    assert lacking(told, "doctor") == []
-    assert set(told) == top_level("doctor")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("report", "nowhere", "--json"), "run folder: "),
-    ],
-)
-def test_a_refusal_leaves_stdout_empty(
-    command_line: Run, arguments: tuple[str, ...], words: str
-) -> None:
-    code, out, err = command_line(*arguments)
-    assert (code, out) == (ExitCode.BAD_USAGE, "")
-    assert words in err
-
-
 @pytest.mark.parametrize("flag", ["-V", "--version"])
 def test_the_version(command_line: Run, flag: str) -> None:
     assert command_line(flag)[1].startswith("nwor-bench ")

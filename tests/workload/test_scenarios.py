@@ -9,7 +9,6 @@ import pytest
 from typer.testing import CliRunner
 
 from nwor_bench.cli.commands.scenarios import app
-from nwor_bench.errors import ConfigError
 from nwor_bench.workload.config import load_scenario, scenario_names
 from nwor_bench.workload.prompts import (
     Prompt,
@@ -145,12 +144,6 @@ def test_show_counts_a_users_own_prompts(tmp_path: Path) -> None:
     rows = [line.split() for line in run("show", str(scenario)).splitlines()]
     assert ["prompts", "3"] in rows
     assert "(mine[/x]):" in " ".join(map(" ".join, rows))
-
-
-def test_unknown_scenario() -> None:
-    result = CliRunner().invoke(app, ["show", "medum"])
-    assert isinstance(result.exception, ConfigError)
-    assert "did you mean 'medium'?" in str(result.exception)
 
 
 def test_prompts_carry_no_placeholder() -> None:

@@ -16,7 +16,6 @@ from nwor_bench.workload.stopping import (
     LOOK_STEP,
     StoppingRule,
     parse_fraction,
-    parse_seconds,
 )
 
 
@@ -51,30 +50,10 @@ def test_the_clock_starts_no_block_that_it_could_not_end():
     assert "55.0 s were spent" in rule.stop(0, [], 55.0, 10.0)  # before the first, too
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("0.5%", 0.005), ("2 %", 0.02), ("0.005", 0.005), ("50%", 0.5)]
-)
-def test_fractions(text, value):
-    assert parse_fraction("--ci-width", text) == pytest.approx(value)
-
-
 @pytest.mark.parametrize("text", ["", "0", "0%", "100%", "1.5", "-1%", "half", "1.2.3%", "nan"])
 def test_fractions_that_cannot_be_are_refused(text):
     with refused("--ci-width", value=text):
         parse_fraction("--ci-width", text)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"), [("60s", 60), ("90", 90), ("5m", 300), ("1.5 min", 90), ("2h", 7200)]
-)
-def test_times(text, value):
-    assert parse_seconds("--time-budget", text) == value
-
-
-@pytest.mark.parametrize("text", ["", "0s", "-5s", "5 days", "inf", "s"])
-def test_times_that_cannot_be_are_refused(text):
-    with refused("--time-budget", value=text):
-        parse_seconds("--time-budget", text)
 
 
 @pytest.mark.slow  # many simulated runs

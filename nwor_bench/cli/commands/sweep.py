@@ -139,10 +139,7 @@ def sweep(
 def _check_early(
     scenario: str, prompts: str | None, flags: dict[str, Any], options: RunOptions
 ) -> None:
-    """Refuse slips of the keyboard before pandas, torch and vLLM are imported: these take seconds.
-
-    All of it is checked again where it is used.
-    """
+    """Refuse typing errors before pandas, torch and vLLM are imported, which takes seconds."""
     if options.output is not None:
         from nwor_bench.records.run_folder import check_output
 
@@ -151,17 +148,24 @@ def _check_early(
         from nwor_bench.workload.sweep_file import load_sweep
 
         load_sweep(options.file)
-        return
     for name in ("continue_on_error", "ray"):
-        if getattr(options, name) and options.resume is None:
+        if getattr(options, name) and not _is_sweep(options):
             raise ConfigError.for_field(flag_of(name), True, "it needs --file")
-    if options.resume is not None:
+    if options.file is not None or options.resume is not None:
         return
     _spec(scenario, prompts, flags)
     if flags["pair"] is not None:
         from nwor_bench.models.pairs.pair import load_pair
 
         load_pair(flags["pair"])
+
+
+def _is_sweep(options: RunOptions) -> bool:
+    """True for a sweep file, and for the folder of a sweep that is resumed."""
+    from nwor_bench.records.run_folder import SWEEP_FILE
+
+    resume = options.resume
+    return options.file is not None or (resume is not None and (resume / SWEEP_FILE).is_file())
 
 
 def _spec(scenario: str, prompts: str | None, flags: dict[str, Any]) -> RunSpec:
@@ -199,23 +203,16 @@ def _run(
     flags: dict[str, Any],
     options: RunOptions,
 ) -> ExitCode:
-    """Begin or go on with a run or a sweep; `given` is what the command line says of `flags`."""
-    from nwor_bench.run.sweep_folder import INDEX_FILE
-
+    """Start or resume a run or a sweep; `given` holds the flags on the command line."""
     resume, file = options.resume, options.file
-    if resume is not None and (file is not None or (resume / INDEX_FILE).is_file()):
-        from nwor_bench.run.sweep import check_flags, resume_sweep
+    if _is_sweep(options):
+        from nwor_bench.run.sweep import check_flags, resume_sweep, run_sweep
 
         check_flags(given)
-        return resume_sweep(resume, file, options)
-    if file is not None:
-        from nwor_bench.run.sweep import check_flags, run_sweep
-
-        check_flags(given)
+        if resume is not None:
+            return resume_sweep(resume, file, options)
+        assert file is not None  # _is_sweep
         return run_sweep(file, options)
-    for name in ("continue_on_error", "ray"):
-        if getattr(options, name):
-            raise ConfigError.for_field(flag_of(name), True, "it needs --file")
     from nwor_bench.run.prepare import resume_one, run_one
 
     if resume is not None:

@@ -6,13 +6,12 @@ from itertools import zip_longest
 
 from nwor_bench.analysis.parity.acceptance import acceptance_violations
 from nwor_bench.analysis.parity.tokens import ParityRule
-from nwor_bench.records.batch import INTERLEAVED_PHASES
 from nwor_bench.records.cell import Cell, NworMode, cell_order
 from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.header import ParityFacts, RunHeader
 from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import BatchRecord, Phase, WindowRecord
+from nwor_bench.records.types import INTERLEAVED_PHASES, BatchRecord, Phase, WindowRecord
 
 
 @dataclass(frozen=True)

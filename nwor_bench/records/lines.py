@@ -9,9 +9,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from nwor_bench.errors import StoreError
-from nwor_bench.records.batch import INTERLEAVED_PHASES
 from nwor_bench.records.files import parse_json
-from nwor_bench.records.types import BatchRecord, WindowRecord, to_dict
+from nwor_bench.records.types import INTERLEAVED_PHASES, BatchRecord, WindowRecord, to_dict
 
 BatchKey = tuple[str, int, int]
 Record = WindowRecord | BatchRecord | dict[str, Any]

@@ -26,7 +26,7 @@ from nwor_bench.records.store import RunData, RunStore, read_run
 from nwor_bench.records.types import BatchRecord, CellResult, RunStatus, Verdict, WindowRecord
 from nwor_bench.report.files import write_files
 from nwor_bench.run import resume
-from nwor_bench.run.blocks import BlockRunner, OnBatch
+from nwor_bench.run.blocks import BlockRunner
 from nwor_bench.run.progress import Progress, tell_result
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.workload.config import RunSpec
@@ -77,9 +77,8 @@ EngineFactory = Callable[[ResolvedPair, RunSpec, Path | None], Engine]
 class Prepared:
     """A sweep that has been checked and can start: what runs, on which pair, in which order.
 
-    `choice` is the pair as the command line named it, `pair` what that came to; `dtype_note` says
-    why its dtype is not the pair file's; `command` measures this run alone, where that is not the
-    command of this process.
+    `choice` is the pair as the command line named it, `pair` the result; `dtype_note` says why its
+    dtype is not the pair file's.
     """
 
     spec: RunSpec
@@ -88,25 +87,10 @@ class Prepared:
     plan: Plan
     encode: Encode
     dtype_note: str | None = None
-    command: str | None = None
 
 
 EngineSource = Callable[[Path | None], AbstractContextManager[Engine]]
 """Gives the engine for one run, started already or now; the path is for vLLM's log."""
-
-
-def own_engine(prepared: Prepared, engine_factory: EngineFactory) -> EngineSource:
-    """An engine for one run: started when asked for, closed when the run ends."""
-
-    @contextmanager
-    def source(log: Path | None) -> Iterator[Engine]:
-        engine = engine_factory(prepared.pair, prepared.spec, log)
-        try:
-            yield engine
-        finally:
-            engine.close()
-
-    return source
 
 
 class GroupEngine:
@@ -115,21 +99,27 @@ class GroupEngine:
     Args:
         factory: starts an engine.
         spec: the group's configuration, with room for its largest run.
+        is_shared: it outlives the run; otherwise it is closed as soon as the run has been measured.
     """
 
-    def __init__(self, factory: EngineFactory, spec: RunSpec):
+    def __init__(self, factory: EngineFactory, spec: RunSpec, *, is_shared: bool = True):
         self._factory = factory
         self._spec = spec
+        self._is_shared = is_shared
         self._engine: Engine | None = None
 
     def source(self, prepared: Prepared) -> EngineSource:
-        """The engine for `run_prepared`; it outlives the run."""
+        """The engine for `run_prepared`."""
 
         @contextmanager
         def engine(log: Path | None) -> Iterator[Engine]:
             if self._engine is None:
                 self._engine = self._factory(prepared.pair, self._spec, log)
-            yield self._engine
+            try:
+                yield self._engine
+            finally:
+                if not self._is_shared:
+                    self.close()
 
         return engine
 
@@ -173,6 +163,12 @@ def run_prepared(
                 status = engine.status()
                 if resumed is not None:
                     resume.check_engine(resumed, status)
+
+                def on_batch(batch: BatchRecord, windows: Iterable[WindowRecord]) -> None:
+                    if options.on_batch is not None:
+                        options.on_batch(batch, windows)
+                    interrupts.check()
+
                 monitor = ConditionMonitor(gpus=str(status.device).startswith("cuda"))
                 sweep = BlockRunner(
                     plan,
@@ -182,7 +178,7 @@ def run_prepared(
                     prepared.encode,
                     progress,
                     monitor,
-                    _and_then(options.on_batch, interrupts.check),
+                    on_batch,
                 )
                 _measure(sweep, status, store, progress)
                 # Staging captured its graphs on the way: what they took is known only now.
@@ -209,7 +205,7 @@ def _header(prepared: Prepared, started_at: datetime) -> RunHeader:
         spec=spec,
         environment=environment.collect(),
         blocks=blocks_for_header(prepared.plan),
-        command=prepared.command or shlex.join(["nwor-bench", *sys.argv[1:]]),
+        command=shlex.join(["nwor-bench", *sys.argv[1:]]),
         started_at=started_at.isoformat(timespec="seconds"),
     )
 
@@ -228,17 +224,6 @@ def _measure(sweep: BlockRunner, status: EngineStatus, store: RunStore, progress
     finally:
         spent = (store.header.measuring_s or 0.0) + _since(began)
         store.update(parity=sweep.parity.facts(), measuring_s=spent, stopped=sweep.stopped)
-
-
-def _and_then(on_batch: OnBatch | None, check: Callable[[], None]) -> OnBatch:
-    """Both, in that order, for every batch."""
-
-    def both(batch: BatchRecord, windows: Iterable[WindowRecord]) -> None:
-        if on_batch is not None:
-            on_batch(batch, windows)
-        check()
-
-    return both
 
 
 def _guarded(

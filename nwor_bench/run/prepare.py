@@ -1,7 +1,5 @@
 """A run from the spec to the reports: check everything, then run it on one engine."""
 
-import json
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
@@ -26,49 +24,14 @@ from nwor_bench.records.store import RunData, block_name, read_run
 from nwor_bench.records.types import Interleave, Phase
 from nwor_bench.run import resume
 from nwor_bench.run.dry_run import plan_lines
-from nwor_bench.run.execute import EngineFactory, EngineSource, Prepared, own_engine, run_prepared
+from nwor_bench.run.execute import EngineFactory, EngineSource, GroupEngine, Prepared, run_prepared
 from nwor_bench.run.progress import check_vllm_version, console_for, tell_plan
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
-from nwor_bench.workload.config import RunSpec, load_scenario
-from nwor_bench.workload.options import Declared, declared, to_plain
+from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Encode, encode, load_prompts, load_tokenizer
-from nwor_bench.workload.run_spec import PairChoice, ScenarioValues
+from nwor_bench.workload.run_spec import PairChoice
 from nwor_bench.workload.schedule import Plan, make_plan
 from nwor_bench.workload.sweep_file import Point
-
-
-def point_command(point: Point) -> str | None:
-    """`nwor-bench sweep` with the run's scenario, pair, and the flags that differ from them.
-
-    None if it differs in an option that only sweep files have.
-    """
-    scenario = load_scenario(point.scenario)
-    parts = ["nwor-bench", "sweep", "--scenario", point.scenario, "--pair", point.pair]
-    for each in declared(ScenarioValues):
-        value = getattr(point.spec.scenario, each.field)
-        if each.option.has_flag and value != getattr(scenario, each.field):
-            parts += _written(each, value)
-    for each in declared(RunSpec):
-        value = getattr(point.spec, each.field)
-        if value != each.default:
-            if not each.option.has_flag:
-                return None
-            parts += _written(each, value)
-    return shlex.join(parts)
-
-
-def _written(each: Declared, value: Any) -> list[str]:
-    """A flag and its value, as the command line takes it."""
-    if isinstance(value, bool):
-        return [each.flag if value else f"--no-{each.flag.removeprefix('--')}"]
-    if isinstance(value, dict):
-        return [each.flag, json.dumps(value)]
-    if isinstance(value, tuple):
-        return [each.flag, ",".join(to_plain(value))]
-    if isinstance(value, float):  # flags take no exponents
-        return [each.flag, f"{value:.12f}".rstrip("0").rstrip(".")]
-    return [each.flag, str(to_plain(value))]
-
 
 CheckEngine = Callable[[ResolvedPair, RunSpec], None]
 """Raises ConfigError for what vLLM would refuse, without starting it."""
@@ -98,8 +61,8 @@ def run_one(
     now = datetime.now(UTC)
     folder = options.output or default_folder(RUNS, spec.scenario.name, prepared.pair.name, now)
     check_engine(prepared.pair, spec)
-    engine = own_engine(prepared, engine_factory)
-    return run_prepared(prepared, folder, engine, console, options)
+    engine = GroupEngine(engine_factory, prepared.spec, is_shared=False)
+    return run_prepared(prepared, folder, engine.source(prepared), console, options)
 
 
 def resume_one(
@@ -129,8 +92,8 @@ def resume_one(
         _check_resumable(run, prepared, folder, Console())
         return ExitCode.OK
     check_engine(prepared.pair, spec)
-    engine = own_engine(prepared, engine_factory)
-    return resume_prepared(prepared, folder, engine, console, options)
+    engine = GroupEngine(engine_factory, prepared.spec, is_shared=False)
+    return resume_prepared(prepared, folder, engine.source(prepared), console, options)
 
 
 def resume_prepared(
@@ -205,9 +168,8 @@ def with_interleave(spec: RunSpec) -> RunSpec:
 
 
 def prepare_point(point: Point, console: Console) -> Prepared:
-    """A run of a sweep file, with the command that measures it alone. Raises as `prepare` does."""
-    prepared = prepare(point.spec, PairChoice(pair=point.pair), console)
-    return replace(prepared, command=point_command(point))
+    """A run of a sweep file. Raises as `prepare` does."""
+    return prepare(point.spec, PairChoice(pair=point.pair), console)
 
 
 def _encode_all(plan: Plan, spec: RunSpec, pair: ResolvedPair) -> Encode:

@@ -7,16 +7,7 @@ from nwor_bench.analysis.analyse import PERCENTILES, noise_floor
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN
 from nwor_bench.records.types import CellResult
 from nwor_bench.report.document import Block, Bullets, Figure, Paragraph, Section, Table, table
-from nwor_bench.report.figures import (
-    REST,
-    ROW,
-    VERDICT_MARKS,
-    Mark,
-    colour,
-    forest,
-    legend,
-    ratio_axis,
-)
+from nwor_bench.report.figures import colour
 from nwor_bench.report.text import (
     NOT_MEASURED,
     compared_time,
@@ -27,7 +18,14 @@ from nwor_bench.report.text import (
 )
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
+
+VERDICT_MARKS = {"FASTER": "<", "SLOWER": ">", "SAME": "o", "AMBIGUOUS": "D"}
+"""matplotlib's marker of each verdict: readable without its colour."""
+
+_ROW, _REST = 34, 108
+"""CSS pixels of a row of the figure, and of everything else in it."""
 
 ACCEPTANCE_NOTE = "Equal acceptance does not prove equal output; see Evidence."
 
@@ -109,33 +107,49 @@ def interval_figure(cells: Sequence[CellResult], margin: float) -> Figure | None
     words = "; ".join(f"{c.label} {ratio(c)}, {c.verdict}" for c in shown)
 
     def draw(canvas: "Canvas") -> None:
-        axes = canvas.subplots()
-        ratio_axis(axes, f"{time} / that of off x off", floor, margin)
-        forest(axes, [c.label for c in shown], _marks(shown))
+        axes, soft = canvas.subplots(), colour("soft")
+        if floor:
+            axes.axvspan(1 - floor, 1 + floor, color=colour("band"), lw=0, zorder=0)
+        for place in (1 - margin, 1 + margin):
+            axes.axvline(place, color=soft, lw=1.5, ls=":", zorder=1)
+        axes.axvline(1, color=colour("text"), lw=1.5, zorder=1)
+        _draw_marks(axes, shown)
         axes.set_xlim(*_range(shown, max(margin, floor or 0.0)))
-        soft = colour("soft")
+        axes.set_xlabel(f"{time} / that of off x off")
+        axes.locator_params(axis="x", nbins=5)
+        axes.xaxis.set_major_formatter("{x:.3f}")
         axes.text(0, 1.02, "← less time", transform=axes.transAxes, va="bottom", color=soft)
         axes.text(1, 1.02, "more time →", transform=axes.transAxes, va="bottom", ha="right",
                   color=soft)  # fmt: skip
-        legend(canvas, axes)
+        canvas.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=4)
 
     return Figure(
         name="intervals",
         caption=_caption(time, margin, floor),
         alternative=f"{time[0].upper()}{time[1:]} over that of off x off. {words}.",
         draw=draw,
-        height=ROW * len(shown) + REST,
+        height=_ROW * len(shown) + _REST,
     )
 
 
-def _marks(cells: Sequence[CellResult]) -> list[Mark]:
-    return [
-        Mark(c.label, c.ratio_to_off, c.ratio_ci_low, c.ratio_ci_high, verdict, marker,
-             verdict.lower())
-        for verdict, marker in VERDICT_MARKS.items()
-        for c in cells
-        if c.verdict == verdict and c.ratio_to_off is not None
-    ]  # fmt: skip
+def _draw_marks(axes: "Axes", cells: Sequence[CellResult]) -> None:
+    """Each cell's ratio with its interval, one row a cell, the first at the top."""
+    axes.set_yticks(range(len(cells)), [cell.label for cell in cells])
+    axes.set_ylim(len(cells) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    for verdict, marker in VERDICT_MARKS.items():
+        own = [(row, c, c.ratio_to_off or 0.0) for row, c in enumerate(cells)
+               if c.verdict == verdict]  # fmt: skip
+        if own:
+            reach = [[at - (c.ratio_ci_low or at) for _, c, at in own],
+                     [(c.ratio_ci_high or at) - at for _, c, at in own]]  # fmt: skip
+            tint = colour(verdict.lower())
+            axes.errorbar(
+                [at for _, _, at in own], [row for row, _, _ in own], xerr=reach, label=verdict,
+                fmt=marker, color=tint, mfc="none" if marker == "D" else tint, ms=8, mew=2, lw=2,
+                capsize=4, ls="none", clip_on=False,
+            )  # fmt: skip
 
 
 def _range(cells: Sequence[CellResult], reach: float) -> tuple[float, float]:

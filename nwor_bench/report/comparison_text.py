@@ -1,7 +1,5 @@
 """The words of a comparison: headline, rows of text, reasons, and notes."""
 
-from collections.abc import Sequence
-
 from nwor_bench.analysis.comparing.change_estimates import Change
 from nwor_bench.analysis.comparing.compare import CellChange, ChangeVerdict, Comparison
 from nwor_bench.analysis.comparing.preconditions import DecideBy, unknown_machine
@@ -204,8 +202,8 @@ def _pairing(comparison: Comparison) -> list[str]:
     paired = [change.new_blocks for change in made if change.paired and change.new_blocks]
     if paired:
         found.append(
-            f"Both runs timed {_span(paired)} of the same prompts, seed and temperature, which are "
-            "compared in pairs."
+            f"Both runs timed {plural(min(paired), 'block')} of the same prompts, seed and "
+            "temperature, which are compared in pairs."
         )
     interleaved = [change for change in made if change.measure in (DEVICE_MS, WALL_MS)]
     if interleaved:
@@ -220,28 +218,7 @@ def _pairing(comparison: Comparison) -> list[str]:
         )
     if any(change.measure == LATENCY_MS for change in made):
         found.append("Some times are those of whole batches, because a run has no window times.")
-    return [*found, *_untimed(comparison)]
-
-
-def _untimed(comparison: Comparison) -> list[str]:
-    """How many windows have no time and are left out."""
-    times = [cell.time for cell in comparison.cells if cell.time is not None]
-    without = [
-        sum(getattr(t, name) or 0 for t in times) for name in ("base_untimed", "new_untimed")
-    ]
-    if not any(without):
-        return []
-    every = [sum(getattr(t, name) or 0 for t in times) for name in ("base_windows", "new_windows")]
-    return [
-        f"Windows without a time are left out: {without[0]:,} of {every[0]:,} in BASE, "
-        f"{without[1]:,} of {every[1]:,} in NEW (on a GPU the first window after a prefill has "
-        "none)."
-    ]
-
-
-def _span(blocks: Sequence[int]) -> str:
-    low, high = min(blocks), max(blocks)
-    return plural(low, "block") if low == high else f"{low} to {high} blocks"
+    return found
 
 
 def _drift(comparison: Comparison) -> list[str]:

@@ -9,7 +9,6 @@ from nwor_bench.analysis.parity.kv import KvVerdict
 from nwor_bench.analysis.parity.local import LOCAL_EVENT
 from nwor_bench.records.cell import Cell
 from nwor_bench.records.facts import to_json
-from nwor_bench.records.header import KvGateFacts
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, Verdict
 from nwor_bench.report.document import Block, Bullets, Paragraph, Section, Table, table
@@ -18,7 +17,6 @@ from nwor_bench.report.text import (
     count,
     decimal,
     joined,
-    percent,
     plural,
     settings,
 )
@@ -173,11 +171,10 @@ def local_sentence(run: RunData) -> str:
 def local_blocks(run: RunData) -> list[Block]:
     """The table of the layers' check and its method; nothing for runs without it."""
     heads = ["Cell", "Layers", "What differs", "Windows", "Rows written", "Rejected drafts",
-             "Attention's error over allowed", "Time (s)"]  # fmt: skip
+             "Attention's error over allowed"]  # fmt: skip
     rows = [
         [name, r["verdict"], r["reason"] or NOT_MEASURED, count(r["windows"]),
-         count(r["written"]), count(r["rejected"]), decimal(r["nearest"], 2),
-         decimal(r["seconds"], 2)]
+         count(r["written"]), count(r["rejected"]), decimal(r["nearest"], 2)]
         for name, r in _results(run, LOCAL_EVENT).items()
     ]  # fmt: skip
     body = table(heads, rows, numbers_from=3, caption="Each layer on its own inputs")
@@ -209,7 +206,7 @@ def _cache_words(result: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def kv_blocks(run: RunData) -> list[Block]:
-    """The table of the K/V gate, its method and its cost; nothing for runs without one."""
+    """The table of the K/V gate and its method; nothing for runs without one."""
     rows = []
     for name, result in _results(run, "kv_gate").items():
         finding = result.get("finding") or {}
@@ -222,19 +219,4 @@ def kv_blocks(run: RunData) -> list[Block]:
         return []
     heads = ["Cell", "K/V", "What differs", "Positions", "Largest error over allowed"]
     body = table(heads, rows, numbers_from=3, caption="The KV cache compared with mode off's")
-    facts = run.header.kv_gate
-    return [body, Paragraph(KV), *([Paragraph(_kv_cost(facts))] if facts else [])]
-
-
-def _kv_cost(facts: KvGateFacts) -> str:
-    """The K/V gate's time, and mode off's distance from itself."""
-    spent, gate = facts.seconds or 0.0, facts.gate_seconds
-    share = f" ({percent(spent / gate)})" if gate else ""
-    text = f"The K/V gate took {decimal(spent, 2)} s of the gate's {decimal(gate, 2)} s{share}."
-    own = (facts.own_errors or {}).get("largest")
-    if own is None or facts.multiples is None:
-        return text
-    return (
-        f"{text} Mode off against itself: the largest error of a layer is {own['smallest']:.2g} to "
-        f"{own['largest']:.2g}; {facts.multiples['largest']:g} times a layer's own is allowed."
-    )
+    return [body, Paragraph(KV)]

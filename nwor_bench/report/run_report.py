@@ -22,10 +22,9 @@ from nwor_bench.report.document import (
 )
 from nwor_bench.report.evidence import evidence_section
 from nwor_bench.report.limits import findings_section, glossary
-from nwor_bench.report.phases import phase_section
 from nwor_bench.report.precision import interleaved_section, precision_section
 from nwor_bench.report.text import joined, settings
-from nwor_bench.report.traffic import dram_summary, traffic_section
+from nwor_bench.report.window_costs import dram_summary, phase_section, traffic_section
 
 _OF_MANY_RUNS = ("--file", "--resume")
 """Flags whose command does not measure only this run, or is refused because the run exists."""

@@ -20,7 +20,7 @@ from nwor_bench.records.fallback_reasons import (
     BREAKABLE_CUDA_GRAPHS,
     KV_TRANSFER,
 )
-from nwor_bench.report.document import Bullets, Document, Headline, Paragraph, Section, table
+from nwor_bench.report.document import Bullets, Document, Headline, Paragraph, table
 from nwor_bench.report.plan import state_sentence
 
 LAYER_HEADERS = ("layers", "what", "backend", "by themselves")
@@ -52,35 +52,6 @@ def support_document(
         Bullets((*notes, *support_notes(found))),
     )
     return Document(found.model.name, (Headline("", answer(found)), *blocks))
-
-
-def recipe_document(covered: Sequence[Covered], left_out: Sequence[str]) -> Document:
-    """vLLM's recipe models by outcome and reason, the most frequent first."""
-    groups = Counter(map(_why, covered))
-    sections = tuple(
-        Section(
-            f"{why} ({number})",
-            (
-                table(
-                    ("model", "method, drafts", "layers"),
-                    [
-                        (row.kept.name, f"{row.kept.method.value} {row.kept.draft_tokens}",
-                         row.kind)
-                        for row in covered
-                        if _why(row) == why
-                    ],
-                    numbers_from=3,
-                ),
-            ),
-        )
-        for why, number in groups.most_common()
-    )  # fmt: skip
-    notes = Bullets((
-        f"Left out: {', '.join(left_out)}.",
-        "Methods and drafts are the recipes'; docs/support.md has the facts' sources.",
-    ))  # fmt: skip
-    lead = (Headline("", recipe_answer(covered, left_out)), notes)
-    return Document("vLLM's recipe models", lead, sections)
 
 
 def answer(found: Support) -> str:
@@ -231,7 +202,7 @@ def _why(row: Covered) -> str:
 
 
 def coverage_table(covered: Sequence[Covered], left_out: Sequence[str]) -> str:
-    """The table of docs/support.md, in Markdown."""
+    """vLLM's recipe models as the Markdown table of docs/support.md."""
     rows = [
         (f"[{row.kept.name}]({row.kept.source})",
          f"{row.kept.method.value}, {row.kept.draft_tokens}", row.kind,

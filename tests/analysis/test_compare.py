@@ -161,7 +161,7 @@ def settling(run: RunData) -> RunData:
 
 
 @pytest.mark.parametrize("other", [other_prompts, lambda run: run])
-def test_windows_without_a_time_are_left_out_and_told(other) -> None:
+def test_windows_without_a_time_are_left_out(other) -> None:
     """GPU runs with other prompts are compared by window time, as those with the same are."""
     base, new = settling(BASE), settling(other(slowed(BASE, {GRAPH: 1.05}, machine=1.1)))
     # Batches take as long in both runs: only windows' times tell that something changed.
@@ -181,12 +181,6 @@ def test_windows_without_a_time_are_left_out_and_told(other) -> None:
     timed = 12 * 8  # blocks x windows of a cell
     assert changed.time.base_windows == changed.time.new_windows == timed
     assert changed.time.base_untimed == changed.time.new_untimed == 12 * 3
-    cells = len(comparison.cells)
-    sentence = (
-        f"Windows without a time are left out: {cells * 36:,} of {cells * timed:,} in "
-        f"BASE, {cells * 36:,} of {cells * timed:,} in NEW"
-    )
-    assert [note for note in notes(comparison) if note.startswith(sentence)]
     assert not any("whole batches" in note for note in notes(comparison))
 
 

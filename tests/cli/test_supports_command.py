@@ -47,7 +47,6 @@ def flat(text: str) -> str:
         ((LLAMA, "--device", "blackwell", "--cache-dtype", "nvfp4"),
          "Llama-3.2-3B: every draft would be written directly, as stock vLLM does: "
          "cache_dtype:nvfp4."),
-        (("--recipes",), f"Of {len(kept_models())} recipe models with a speculative method"),
     ],
 )  # fmt: skip
 def test_the_answer_comes_first_within_80_columns(
@@ -103,7 +102,6 @@ def test_every_kept_model_has_an_answer(supports: Run, kept: Any) -> None:
     [
         ((), "name one model"),
         ((LLAMA, "--recipes"), "name one model"),
-        ((LLAMA, "--markdown"), "--recipes"),
         ((LLAMA, "--device", "tpu"), "--device: unknown name 'tpu'"),
         ((LLAMA, "--draft-tokens", "0"), "--draft-tokens: 0"),
         ((LLAMA, "--cache-dtype", "fp9"), "--cache-dtype: unknown name 'fp9'"),

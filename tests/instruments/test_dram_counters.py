@@ -20,7 +20,7 @@ from nwor_bench.records.store import RunData
 from nwor_bench.records.types import SETTLING, BatchRecord, WindowRecord
 from nwor_bench.report.document import Document
 from nwor_bench.report.markdown import render_markdown
-from nwor_bench.report.traffic import dram_summary, traffic_section
+from nwor_bench.report.window_costs import dram_summary, traffic_section
 
 WRITTEN = 214_000_000
 SAVED = 1_800_000

@@ -330,7 +330,7 @@ def test_fifty_recipe_models_and_more_have_facts_with_a_source() -> None:
 
 def test_the_page_has_the_recipe_table() -> None:
     page = (CHECKOUT / "docs/support.md").read_text(encoding="utf-8")
-    begin = "<!-- recipe table: written by `nwor-bench supports --recipes --markdown` -->"
+    begin = "<!-- recipe table: written by `nwor-bench supports --recipes` -->"
     table = page.partition(begin)[2].partition("<!-- end of the recipe table -->")[0].strip()
     assert table == coverage_table(coverage(EngineFacts()), left_out())
 

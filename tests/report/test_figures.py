@@ -12,9 +12,9 @@ from synthetic_run import change_batches, change_windows, document_of, make_run,
 
 from nwor_bench.analysis.analyse import noise_floor
 from nwor_bench.records.store import RunData
-from nwor_bench.report.cells import interval_figure
+from nwor_bench.report.cells import VERDICT_MARKS, interval_figure
 from nwor_bench.report.document import Figure, Paragraph, Table
-from nwor_bench.report.figures import COLOURS, VERDICT_MARKS, canvas_of, colour, draw_svg
+from nwor_bench.report.figures import COLOURS, canvas_of, colour, draw_svg
 from nwor_bench.report.html import render_html
 from nwor_bench.report.text import NOT_MEASURED
 

@@ -21,7 +21,7 @@ def supports(
                        help="A config.json, a model folder, or a hub name that is kept or cached.")
     ] = None,
     recipes: Annotated[
-        bool, typer.Option("--recipes", help="The table over vLLM's recipe models instead.")
+        bool, typer.Option("--recipes", help="Print a Markdown table of vLLM's recipe models.")
     ] = False,
     device: Annotated[
         str, typer.Option(help="hopper, blackwell or cpu.", rich_help_panel=ENGINE)
@@ -46,10 +46,6 @@ def supports(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print only the answer.", rich_help_panel=OUTPUT)
     ] = False,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print --recipes as the table of docs/support.md.",
-                           rich_help_panel=OUTPUT)
-    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print only the prediction, as JSON (docs/json.md).",
                            rich_help_panel=OUTPUT)
@@ -65,10 +61,8 @@ def supports(
     if recipes == (model is not None):
         raise ConfigError("name one model (a config.json, folder or hub name), or write --recipes")
     if model is None:
-        _recipes(engine, quiet, markdown, as_json)
+        _recipes(engine, quiet, as_json)
         return
-    if markdown:
-        raise ConfigError.for_field("--markdown", True, "it prints the table of --recipes")
     from nwor_bench.models.support.recipes import find_config
 
     _one(find_config(model), engine, quiet, as_json)
@@ -113,7 +107,7 @@ def _one(found: "FoundConfig", engine: "EngineFacts", quiet: bool, as_json: bool
     _show(words.support_document(support, methods, found.origin, states), quiet)
 
 
-def _recipes(engine: "EngineFacts", quiet: bool, markdown: bool, as_json: bool) -> None:
+def _recipes(engine: "EngineFacts", quiet: bool, as_json: bool) -> None:
     from nwor_bench.models.support.recipes import coverage, left_out
     from nwor_bench.report import support as words
 
@@ -121,10 +115,7 @@ def _recipes(engine: "EngineFacts", quiet: bool, markdown: bool, as_json: bool) 
     if as_json:
         _print_json({"device": engine.device.value, **words.recipe_values(covered, left)})
         return
-    if markdown:
-        typer.echo(words.coverage_table(covered, left))
-        return
-    _show(words.recipe_document(covered, left), quiet)
+    typer.echo(words.recipe_answer(covered, left) if quiet else words.coverage_table(covered, left))
 
 
 def _show(document: "Document", quiet: bool) -> None:

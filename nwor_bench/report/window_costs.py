@@ -1,11 +1,9 @@
-"""Bytes: what staging should move by the byte model, beside what the GPU's counters measured."""
+"""What a window costs: where its time goes, and its bytes as predicted and as measured."""
 
 from collections.abc import Sequence
 from statistics import fmean, median
-from typing import TYPE_CHECKING
 
 from nwor_bench.analysis.analyse import Analysis
-from nwor_bench.analysis.cell_data import REFERENCE
 from nwor_bench.analysis.dram import (
     Amount,
     CellBytes,
@@ -13,17 +11,42 @@ from nwor_bench.analysis.dram import (
     predicted_difference,
     strategy_of,
 )
+from nwor_bench.analysis.invariants import full_windows, windows_by_batch
+from nwor_bench.analysis.phases import PHASES, CellPhases, cell_phases
+from nwor_bench.records.cell import cell_order
 from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import SETTLING, BatchRecord, CellResult, NworMode, Phase
+from nwor_bench.records.types import (
+    LAUNCH_COUNTS,
+    SETTLING,
+    CellResult,
+    NworMode,
+    Phase,
+    Verdict,
+)
+from nwor_bench.report.answer import on_cpu
 from nwor_bench.report.document import Block, Paragraph, Section, Table, table
-from nwor_bench.report.text import NOT_MEASURED, count, decimal, plural, size
+from nwor_bench.report.text import NOT_MEASURED, count, decimal, percent, plural, size
 
-if TYPE_CHECKING:
-    pass
+TIME, BYTES = "Where a window's time goes", "Bytes: predicted and measured"
 
-TITLE = "Bytes: predicted and measured"
+ON_DEVICE = (
+    "Device: milliseconds between events on the GPU, medians over the windows of one probed batch "
+    "a cell, separate from the timed ones. Forward includes the preparation of attention. There is "
+    "no mask time if the commit decides by itself. Probe: a probed window's time over a timed "
+    "one's, the cost of the events."
+)
+ON_HOST = (
+    "Host: milliseconds that our hooks add to a window, and the part of it that decides which "
+    "drafts were accepted (waiting for the device included), medians over the timed windows. "
+    "Launches and waits are those of deciding. Windows that captured a graph have the path capture."
+)
+LAUNCHES = (
+    "Counted by PyTorch's profiler in one separate block: means over the windows with all "
+    "requests, from the start of a step on the host to the start of the next. A graph launch "
+    "replays many kernels. Host waits are calls that wait for the GPU."
+)
 
 READ, WRITE, L2 = "dram_read_bytes", "dram_write_bytes", "l2_bytes"
 
@@ -45,18 +68,76 @@ MEASURED = (
 )
 
 
+def phase_section(analysis: Analysis) -> Section:
+    """Tables of phases, or the reason why nothing was probed; then launches."""
+    run = analysis.run
+    invalid = {cell.cell for cell in analysis.cells if cell.verdict == Verdict.INVALID}
+    rows = [row for row in cell_phases(run) if row.cell not in invalid]
+    blocks = _phases(rows) if rows else [Paragraph(_why_not(run))]
+    return Section(TIME, (*blocks, *_launches(run)), brief=True, folded=True)
+
+
+def _phases(rows: Sequence[CellPhases]) -> list[Block]:
+    device = table(
+        ["Cell", "Window ms", "Forward", "Sample", "Mask", "Commit", "Probe"],
+        [
+            [row.cell.label, decimal(row.window_ms, 3),
+             *(decimal(row.device_ms[name], 3) for name in PHASES), decimal(row.probe_cost, 3)]
+            for row in rows
+        ],
+        caption="A window on the device, ms",
+    )  # fmt: skip
+    host = table(
+        ["Cell", "Hooks ms", "Deciding ms", "Share of window", "Launches", "Host waits",
+         "Windows by path"],
+        [
+            [row.cell.label, decimal(row.hook_ms, 3), decimal(row.scv_host_ms, 3),
+             percent(row.deciding_share), decimal(row.launches, 2), decimal(row.host_syncs, 2),
+             ", ".join(f"{path} {count(n)}" for path, n in sorted(row.paths.items()))
+             or NOT_MEASURED]
+            for row in rows
+        ],
+        caption="What the hooks add on the host",
+    )  # fmt: skip
+    return [device, Paragraph(ON_DEVICE), host, Paragraph(ON_HOST)]
+
+
+def _why_not(run: RunData) -> str:
+    if on_cpu(run.header):
+        return (
+            "Not measured: forward, sample, mask and commit are timed between events on a GPU, and "
+            "this run had none."
+        )
+    return "Not measured: no batch was probed, or none whose times count."
+
+
+def _launches(run: RunData) -> list[Block]:
+    """One table with its note; nothing if no launches were counted."""
+    windows = windows_by_batch(run)
+    batches = [batch for batch in run.batches if batch.phase == Phase.LAUNCHES]
+    rows = []
+    for cell in sorted({batch.cell for batch in batches}, key=cell_order):
+        own = [batch for batch in batches if batch.cell == cell]
+        full = [w for w in full_windows(own, windows) if w.kernel_launches is not None]
+        means = [fmean(getattr(w, n) for w in full) if full else None for n in LAUNCH_COUNTS]
+        rows.append([cell.label, *(decimal(mean, 2) for mean in means), count(len(full))])
+    heads = ["Cell", "Kernel launches", "Graph launches", "Host waits", "Async copies", "Windows"]
+    body = table(heads, rows, caption="Launches and waits of a window")
+    return [body, Paragraph(LAUNCHES)] if rows else []
+
+
 def traffic_section(analysis: Analysis) -> Section:
     """Predicted and cache bytes, then the counters' if there are any."""
     run, cells, found = analysis.run, analysis.cells, analysis.dram
     blocks: list[Block] = [_cache_bytes(run, cells), Paragraph(_cache_note(run.header))]
-    blocks += _states(run.header, cells)
+    blocks += _states(run.header)
     if found:
         blocks = [Paragraph(answer(found), strong=True), _amounts(found),
                   _differences(found), Paragraph(MEASURED), *_how_well(run, found),
                   *blocks]  # fmt: skip
     else:
         blocks.append(Paragraph(NO_DRAM))
-    return Section(TITLE, tuple(blocks), brief=bool(found), folded=True)
+    return Section(BYTES, tuple(blocks), brief=bool(found), folded=True)
 
 
 def dram_summary(cells: Sequence[CellBytes]) -> str | None:
@@ -174,7 +255,8 @@ def _predicted(run: RunData, cell: CellResult) -> dict[str, float]:
     """The byte model's difference for a staging cell's mean window; empty for other cells."""
     if cell.nwor_mode != NworMode.STAGE or not cell.windows or not cell.nwor_total_staged:
         return {}
-    own = {(b.batch, b.block) for b in _timed(run) if b.cell == cell.cell}
+    own = {(b.batch, b.block) for b in run.batches
+           if b.phase == Phase.TIMED and b.cell == cell.cell}  # fmt: skip
     active = [w.num_reqs for w in run.windows
               if w.cell == cell.cell and (w.batch, w.block) in own]  # fmt: skip
     return predicted_difference(
@@ -186,12 +268,8 @@ def _predicted(run: RunData, cell: CellResult) -> dict[str, float]:
     )
 
 
-def _timed(run: RunData) -> list[BatchRecord]:
-    return [batch for batch in run.batches if batch.phase == Phase.TIMED]
-
-
-def _states(header: RunHeader, cells: Sequence[CellResult]) -> list[Block]:
-    """A paragraph for a model with recurrent layers, which no mode changes."""
+def _states(header: RunHeader) -> list[Block]:
+    """A sentence for a model with recurrent layers."""
     facts = (header.engine or EngineStatus()).recurrent
     if facts is None or not facts.layers:
         return []
@@ -199,17 +277,6 @@ def _states(header: RunHeader, cells: Sequence[CellResult]) -> list[Block]:
         f"The target has {plural(facts.layers, 'recurrent layer')}, whose states take "
         f"{size(facts.state_bytes)} a request. No mode changes how they are written."
     )
-    baseline = next((cell for cell in cells if cell.verdict == REFERENCE), None)
-    per_request = (header.scenario or {}).get("draft_tokens")
-    if baseline and baseline.windows and baseline.draft_tokens and per_request:
-        drafts = baseline.draft_tokens / baseline.windows
-        one = drafts / per_request * (facts.state_bytes or 0)
-        every = one + drafts * (facts.state_bytes or 0)
-        text += (
-            f" Predicted for a mean window ({decimal(drafts)} drafts): stock vLLM reads "
-            f"{size(round(one))} of states and writes {size(round(every))}, one state a token; "
-            f"one state a request would be {size(round(one))}."
-        )
     return [Paragraph(text)]
 
 

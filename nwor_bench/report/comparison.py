@@ -22,11 +22,16 @@ from nwor_bench.report.document import (
     Table,
     table,
 )
-from nwor_bench.report.text import plural
+from nwor_bench.report.text import NOT_MEASURED, decimal, percent, plural
 
 COMPARISON_FORMAT_VERSION = 1
 
 TITLE = "nwor-bench compare"
+
+CHANGE_HEADERS = ("Cell", "Change", "Ratio to off, NEW / BASE", "Time, NEW / BASE")
+VALUE_HEADERS = ("Cell", "Window ms", "Tokens/s", "Accepted", "Parity")
+ARROW = " → "
+"""Between BASE's value and NEW's."""
 
 _KINDS = {
     ChangeVerdict.REGRESSION: "slower",
@@ -43,10 +48,9 @@ def comparison_document(comparison: Comparison) -> Document:
         _headline(verdict, words.headline(comparison)),
         Paragraph(f"BASE {_origin(comparison.base)}. NEW {_origin(comparison.new)}."),
     ]
-    values = table(words.VALUE_HEADERS, words.value_rows(comparison), numbers_from=1)
     sections = (
         Section("Changes", _changes(comparison), brief=True),
-        Section(f"BASE{words.ARROW}NEW", (values,), brief=True),
+        Section(f"BASE{ARROW}NEW", (_values(comparison),), brief=True),
         Section("Notes", (Bullets(tuple(words.notes(comparison))),), brief=True),
     )
     return Document(TITLE, tuple(lead), sections)
@@ -116,11 +120,36 @@ def _headline(verdict: ChangeVerdict, text: str) -> Headline:
 
 
 def _changes(comparison: Comparison) -> tuple[Block, ...]:
+    rows = [
+        [words.name_of(cell, comparison), str(cell.outcome), words.change_text(cell.ratio),
+         words.change_text(cell.time)]
+        for cell in comparison.cells
+    ]  # fmt: skip
     return (
-        table(words.CHANGE_HEADERS, words.change_rows(comparison), numbers_from=2),
+        table(CHANGE_HEADERS, rows, numbers_from=2),
         Bullets(tuple(words.reasons(comparison))),
         Paragraph(words.how_decided(comparison)),
     )
+
+
+def _values(comparison: Comparison) -> Table:
+    """BASE's and NEW's values of each cell."""
+    rows = []
+    for cell in comparison.cells:
+        sides = (cell.base, cell.new)
+        before, after = ((side.parity or "unchecked") if side else NOT_MEASURED for side in sides)
+        rows.append([
+            words.name_of(cell, comparison),
+            ARROW.join(decimal(side.window_ms_mean if side else None, 2) for side in sides),
+            ARROW.join(_rate(side.tokens_per_s if side else None) for side in sides),
+            ARROW.join(percent(side.acceptance_rate if side else None) for side in sides),
+            before if before == after else f"{before}{ARROW}{after}",
+        ])  # fmt: skip
+    return table(VALUE_HEADERS, rows)
+
+
+def _rate(tokens_per_s: float | None) -> str:
+    return decimal(tokens_per_s, 0 if (tokens_per_s or 0) >= 1000 else 1)
 
 
 def _worst(comparison: SweepComparison) -> Table:

@@ -6,14 +6,8 @@ from nwor_bench.analysis.comparing.preconditions import DecideBy, unknown_machin
 from nwor_bench.analysis.comparing.stored_run import StoredRun
 from nwor_bench.analysis.effects import DEVICE_MS, WALL_MS
 from nwor_bench.analysis.paired import LATENCY_MS
-from nwor_bench.records.types import CellResult
 from nwor_bench.report.answer import CPU_SENTENCE, on_cpu
-from nwor_bench.report.text import NOT_MEASURED, decimal, joined, plural, with_bounds
-
-CHANGE_HEADERS = ("Cell", "Change", "Ratio to off, NEW / BASE", "Time, NEW / BASE")
-VALUE_HEADERS = ("Cell", "Window ms", "Tokens/s", "Accepted", "Parity")
-ARROW = " → "
-"""Between BASE's value and NEW's."""
+from nwor_bench.report.text import NOT_MEASURED, joined, plural, with_bounds
 
 _PHRASES = {
     ChangeVerdict.REGRESSION: "got worse",
@@ -56,36 +50,6 @@ def _start(comparison: Comparison) -> str:
     if comparison.having(ChangeVerdict.SAME, ChangeVerdict.IMPROVEMENT):
         return "No regression"
     return "Nothing was compared"
-
-
-def change_rows(comparison: Comparison) -> list[tuple[str, ...]]:
-    """Rows under CHANGE_HEADERS: each cell's verdict and both changes."""
-    return [
-        (
-            name_of(cell, comparison),
-            str(cell.outcome),
-            change_text(cell.ratio),
-            change_text(cell.time),
-        )
-        for cell in comparison.cells
-    ]
-
-
-def value_rows(comparison: Comparison) -> list[tuple[str, ...]]:
-    """Rows under VALUE_HEADERS: BASE's and NEW's values."""
-    rows: list[tuple[str, ...]] = []
-    for cell in comparison.cells:
-        sides = (cell.base, cell.new)
-        rows.append(
-            (
-                name_of(cell, comparison),
-                ARROW.join(decimal(side.window_ms_mean if side else None, 2) for side in sides),
-                ARROW.join(map(_rate, sides)),
-                ARROW.join(_percent(side) for side in sides),
-                _parity(cell),
-            )
-        )
-    return rows
 
 
 def change_text(change: Change | None) -> str:
@@ -134,22 +98,6 @@ def _least_change(comparison: Comparison) -> str:
         f"A change counts above {_fraction(floor)}, the noise floor: the change of the A/A arm, "
         f"which is chance (--threshold is {_fraction(threshold)})."
     )
-
-
-def _rate(cell: CellResult | None) -> str:
-    rate = cell.tokens_per_s if cell is not None else None
-    return decimal(rate, 0 if rate is not None and rate >= 1000 else 1)
-
-
-def _percent(cell: CellResult | None) -> str:
-    rate = cell.acceptance_rate if cell is not None else None
-    return NOT_MEASURED if rate is None else f"{100 * rate:.1f}%"
-
-
-def _parity(cell: CellChange) -> str:
-    before, after = ((side.parity or "unchecked") if side else NOT_MEASURED
-                     for side in (cell.base, cell.new))  # fmt: skip
-    return before if before == after else f"{before}{ARROW}{after}"
 
 
 def _fraction(value: float) -> str:

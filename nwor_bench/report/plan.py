@@ -87,26 +87,20 @@ def plan_document(prediction: BytePrediction) -> Document:
 def models_document(predictions: Sequence[BytePrediction]) -> Document:
     """Several models: each one's answer, and a table with one row per model."""
     answers = Definitions(tuple((f"{each.name}:", _headline(each)) for each in predictions))
-    lead = (answers, models_table(predictions), Paragraph(COMPARISON_NOTE))
-    return Document("Would NWOR pay?", lead)
-
-
-def models_table(predictions: Sequence[BytePrediction]) -> Table:
-    """One row per model."""
     rows = []
-    for prediction in predictions:
-        model, load = prediction.model, prediction.load
-        read = model.weights_read(load) + model.context_read(load)
+    for each in predictions:
+        model, load = each.model, each.load
         rows.append([
-            prediction.name,
-            size(round(read)),
+            each.name,
+            size(round(model.weights_read(load) + model.context_read(load))),
             size(round(model.moved(DIRECT, load).total)),
-            percent(prediction.most_share),
+            percent(each.most_share),
             percent(model.share(BY_REFERENCE, load)),
-            _pays_below(prediction, BY_REFERENCE),
-            f"{_launches(prediction, DIRECT)} to {_launches(prediction, BY_REFERENCE)}",
+            _pays_below(each, BY_REFERENCE),
+            f"{_launches(each, DIRECT)} to {_launches(each, BY_REFERENCE)}",
         ])  # fmt: skip
-    return table(MODEL_HEADERS, rows)
+    lead = (answers, table(MODEL_HEADERS, rows), Paragraph(COMPARISON_NOTE))
+    return Document("Would NWOR pay?", lead)
 
 
 def prediction_values(prediction: BytePrediction) -> dict[str, Any]:

@@ -24,8 +24,6 @@ from nwor_bench.report.document import (
 from nwor_bench.report.text import (
     NOT_MEASURED,
     SHADES_NOTE,
-    decimal,
-    percent,
     plural,
     ratio,
     shade,
@@ -124,7 +122,6 @@ def sweep_document(name: str, runs: Sequence[SweptRun]) -> Document:
         if any(run.answer and run.answer.badge == CPU_BADGE for run in measured):
             lead.append(Callout("Measured on a CPU", CPU_LIMIT))
         sections.append(Section("All cells", (_ratios(runs),), brief=True))
-        sections.append(_times(measured))
     return Document(f"nwor-bench sweep: {name}", tuple(lead), tuple(sections))
 
 
@@ -220,19 +217,3 @@ def _weakened(runs: Sequence[SweptRun]) -> list[Block]:
             where = "all runs"
         lines.append(f"{group.severity.upper()}: {group.line} ({where})")
     return [Paragraph("What weakens these answers:"), Bullets(tuple(lines))] if lines else []
-
-
-def _times(runs: Sequence[SweptRun]) -> Section:
-    axes = varying(runs)
-    rows = [
-        [str(run.number), label_of_run(run, axes), cell.label, str(cell.verdict),
-         decimal(cell.window_ms_mean, 2), decimal(cell.ttft_ms_p50, 2),
-         decimal(cell.tpot_ms_p50, 2), decimal(cell.itl_ms_p50, 2), decimal(cell.tokens_per_s),
-         percent(cell.acceptance_rate)]
-        for run in runs
-        for cell in run.cells
-    ]  # fmt: skip
-    heads = ["Run", "Of", "Cell", "Verdict", "Window ms", "TTFT p50 ms", "TPOT p50 ms",
-             "ITL p50 ms", "Output tokens/s", "Accepted"]  # fmt: skip
-    body = table(heads, rows, numbers_from=4, caption="Times of each run and cell")
-    return Section("Times", (body,), folded=True)

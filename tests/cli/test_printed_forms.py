@@ -49,8 +49,6 @@ def test_quiet_changes_nothing_beside_json(command_line: Run, command: str) -> N
 @pytest.mark.parametrize(
     ("arguments", "first", "second"),
     [
-        ("supports --recipes --json --markdown", "--json", "--markdown"),
-        ("supports --recipes -q --markdown", "--markdown", "--quiet"),
         ("compare no-run no-run --json --markdown", "--json", "--markdown"),
         ("compare no-run no-run --markdown -q", "--markdown", "--quiet"),
         ("sweep --json -v", "--json", "--verbose"),

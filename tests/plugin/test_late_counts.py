@@ -133,21 +133,6 @@ def test_a_long_batch_is_counted_exactly_with_few_tensors_on_the_device():
     assert sum(w["uncounted_draft_tokens"] for w in windows) == 8
 
 
-@pytest.mark.slow
-def test_a_request_that_ended_before_the_drain_is_still_judged_by_its_length():
-    accumulator = Accumulator()
-    late = LateCounts(accumulator, LAYERS)
-    for sampled in (1, 3, 2, 2):
-        late.add(step(["a-x"], [sampled], [4]))
-    late.note_requests({"a-x"}, {})
-    for _ in range(MOST_PENDING + 1):  # read early, when a's name has long been dropped
-        late.add(step(["b-y"], [1], [4]))
-    late.resolve({"a": 4, "b": MOST_PENDING + 1})
-    windows = accumulator.drain()
-    assert [w["uncounted_draft_tokens"] for w in windows[:4]] == [0, 0, 4, 4]
-    assert sum(w["uncounted_draft_tokens"] for w in windows[4:]) == 0
-
-
 def test_a_request_that_starts_again_has_what_the_scheduler_says():
     """Preempted with a step in flight whose tokens the scheduler dropped: 3 of 8 are left."""
     accumulator = Accumulator()

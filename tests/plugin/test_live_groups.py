@@ -16,7 +16,7 @@ from nwor_bench.instruments.robust import as_ratio, robust_location
 from nwor_bench.plugin import live_ratio
 from nwor_bench.plugin import live_ratio as live_groups
 from nwor_bench.plugin.interleaving import LiveTurns
-from nwor_bench.plugin.live_ratio import AA, Clock, LiveGroups, Publisher
+from nwor_bench.plugin.live_ratio import Clock, LiveGroups, Publisher
 from nwor_bench.records.fallback_reasons import Guard, LeftOut
 from nwor_bench.records.metrics import LIVE_METRICS, MetricFiles, labels_of
 from nwor_bench.records.types import ScvMode
@@ -43,17 +43,6 @@ def test_a_group_compares_the_windows_behind_the_first_of_each_run() -> None:
     assert found.clock is Clock.HOST
     assert [exp(effect) for effect in found.effects["2"]] == [pytest.approx(0.97)]
     assert found.effects[ALL] == found.effects["2"]
-
-
-def test_off_against_itself_has_a_class_of_its_own() -> None:
-    groups = LiveGroups()
-    add_group(groups, 0)
-    for turn in turns_of_group(1, order=(2, 0, 0, 2)):
-        groups.add(timed(10.1 if turn.cell else OFF_MS), turn)
-    found = groups
-    assert found.groups == {"2": 1, ALL: 1, AA: 1}
-    assert [exp(effect) for effect in found.effects[AA]] == [pytest.approx(1.01)]
-    assert [exp(effect) for effect in found.effects[ALL]] == [pytest.approx(0.97)]
 
 
 @pytest.mark.parametrize(
@@ -85,14 +74,6 @@ def test_a_group_cut_short_is_left_out_and_spoils_no_other(given_turns: int) -> 
     found = groups
     assert found.left_out == {LeftOut.INTERRUPTED: 1}
     assert [exp(effect) for effect in found.effects[ALL]] == [pytest.approx(0.97)]
-
-
-def test_a_lost_window_inside_a_group_is_seen() -> None:
-    groups = LiveGroups()
-    for place, turn in enumerate(turns_of_group(0)):
-        if place != 3:
-            groups.add(timed(10.0), turn)
-    assert groups.left_out == {LeftOut.INTERRUPTED: 1}
 
 
 def test_the_devices_clock_decides_where_there_is_one() -> None:

@@ -6,13 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from live_windows import counts_of, idle, timed, windows_alone, with_prefill
+from live_windows import counts_of, idle, windows_alone, with_prefill
 
 from nwor_bench.plugin.interleaving import LiveTurns, guard_of, miscount
-from nwor_bench.plugin.live_ratio import AA, LiveGroups
-from nwor_bench.records.fallback_reasons import Fault, Guard, LeftOut
+from nwor_bench.records.fallback_reasons import Fault, Guard
 from nwor_bench.records.types import SETTLING, NworMode, ScvMode
-from nwor_bench.records.window_order import ALL
 
 
 class FakeHook:
@@ -95,25 +93,6 @@ def test_every_rank_draws_the_same_turns_whatever_its_windows_were() -> None:
         step = with_prefill() if draw.random() < 0.05 else windows_alone()
         first, second = (turns.next(step) for turns in ranks)
         assert first == second
-
-
-@pytest.mark.slow
-def test_interrupted_groups_are_counted_and_whole_ones_stay_whole() -> None:
-    """Arrivals end groups; every group that was begun counts or is left out."""
-    draw, (turns, _), groups, begun = random.Random(2), started(), LiveGroups(), set()
-    for _ in range(5000):
-        turn = turns.next(with_prefill() if draw.random() < 0.05 else windows_alone())
-        if turn is not None:
-            begun.add(turn.group)
-        groups.add(timed(10.0), turn)
-    found = groups
-    open_now = 1 if groups._members else 0
-    assert found.groups[ALL] + found.groups[AA] + found.left_out[
-        LeftOut.INTERRUPTED
-    ] + open_now == len(begun)
-    assert found.groups[ALL] > 100
-    assert found.left_out[LeftOut.INTERRUPTED] > 100
-    assert set(found.left_out) == {LeftOut.INTERRUPTED}
 
 
 @pytest.mark.parametrize(

@@ -132,19 +132,6 @@ def test_a_windows_ranges(domain: RecordingDomain, eager: bool) -> None:
     assert "execute_model" not in vars(runner)
 
 
-def test_a_step_that_was_never_sampled_is_closed_by_the_next(domain: RecordingDomain) -> None:
-    runner = Runner(eager=True)
-    WindowRanges(Hook(runner)).switch(True)
-    scheduled = SimpleNamespace(
-        scheduled_spec_decode_tokens={"a": [1]},
-        num_scheduled_tokens={"a": 2},
-        total_num_scheduled_tokens=2,
-    )
-    runner.execute_model(scheduled)
-    step(runner, {"a": [1]})
-    assert [window.names[0] for window in domain.take().inside] == ["forward", "forward"]
-
-
 def test_a_failing_forward_leaves_no_range_open(domain: RecordingDomain) -> None:
     runner = Runner(eager=False)
     hook = Hook(runner)

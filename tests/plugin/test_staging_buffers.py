@@ -140,37 +140,6 @@ def test_commit_names_every_problem_and_writes_nothing():
         assert_cache_holds(layer.kv_cache, {})
 
 
-@examples(60)
-@given(
-    kv_heads=st.integers(1, 3),
-    widths=st.tuples(st.integers(1, 4), st.integers(1, 4)),
-    block_size=st.integers(1, 4),
-    cache_dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-    strided=st.booleans(),
-    data=st.data(),
-)
-def test_write_kv_cache_writes_each_row_to_its_slot(
-    kv_heads, widths, block_size, cache_dtype, strided, data
-):
-    blocks = 3
-    every_slot = data.draw(st.permutations(range(blocks * block_size)))
-    slots = every_slot[: data.draw(st.integers(0, len(every_slot)))]
-    for at in data.draw(st.lists(st.integers(0, len(slots)), max_size=3)):
-        slots.insert(at, -1)
-    key, value = kv_of_layer(7, len(slots), kv_heads, widths)
-    memory = torch.full((blocks, 2, block_size, kv_heads, sum(widths)), NAN, dtype=cache_dtype)
-    cache = memory[:, 0].transpose(1, 2)
-    if not strided:
-        cache = cache.contiguous()
-
-    write_kv_cache(key, value, cache, torch.tensor(slots).long())
-
-    rows = {slot: i for i, slot in enumerate(slots) if slot >= 0}
-    entries = {slot: (key[i].to(cache_dtype), value[i].to(cache_dtype)) for slot, i in rows.items()}
-    assert_cache_holds(cache, entries)
-    assert memory[:, 1].isnan().all()
-
-
 @pytest.mark.parametrize("fault_at", [None, 0, 1, 2, "commit"])
 def test_a_window_over_real_buffers_leaves_the_cache_that_stock_vllm_leaves(fault_at):
     buffers = make_buffers()

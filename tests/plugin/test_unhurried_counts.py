@@ -199,18 +199,3 @@ def test_a_busy_server_never_waits_and_an_idle_one_reads_the_rest() -> None:
     late.is_reading = True
     assert step(8, 0.01) == ["look"]
     assert step(0, 0.01) == ["wait"]
-
-
-def test_a_second_of_steps_is_counted_a_few_at_a_time() -> None:
-    """Else the step behind a reading waits for all of them: requests are added up too."""
-    late, accumulator = counted()
-    for mark in run_steps(late, 10):
-        mark.passed = True
-    late.read_finished()
-    late.read_finished()
-    assert not late.is_reading
-    assert len(late._sampled_before) == len(accumulator.windows) == 0
-    late.settle(2)
-    assert (len(late._sampled_before), len(accumulator.windows)) == (1, 2)
-    late.resolve(None)
-    assert len(accumulator.windows) == 10

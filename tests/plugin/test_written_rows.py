@@ -106,28 +106,6 @@ def test_counts_that_are_not_those_written_stop_staging(
     assert sum(counts.staged_tokens for counts, _ in later) == 0
 
 
-@pytest.mark.slow
-def test_a_busy_server_finds_a_commit_that_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing waits for the device: the counters behind a sealed step are read with its counts."""
-    started = Started(monkeypatch)
-    late, staging = started.hook.late, started.hook.buffers
-    started.hook.clock.on = True
-
-    def busy(steps: int) -> None:
-        for _ in range(steps):
-            run_step(started.hook, REQUESTS)
-            late.read_finished()
-            late.settle(2)
-
-    busy(4 * SEALED)
-    assert len(started.windows) > 2 * SEALED
-    assert started.turns.alarm is None
-    staging.commit = lambda *_: ""
-    busy(3 * SEALED)
-    assert started.turns.stopped is Guard.COUNTS
-    assert started.hook.nwor_mode is NworMode.OFF
-
-
 class Ranks:
     """Votes of two ranks in threads, with an all-reduce of their own."""
 

@@ -69,10 +69,7 @@ class Interleaving:
         self._current: int | None = None
 
     def start(self) -> None:
-        """Interleave the cells from now on.
-
-        Every mode is set once first, since that may capture CUDA graphs.
-        """
+        """Interleave the cells from now on; first set every mode once: that may capture graphs."""
         for cell in self.cells:
             self._hook.set_modes(cell.nwor_mode, cell.scv_mode)
         self._hook.set_modes(NworMode.OFF, ScvMode.OFF)
@@ -186,10 +183,7 @@ class LiveTurns(Interleaving):
         self._settling = WAITED
 
     def next(self, scheduler_output: Any) -> Turn | None:
-        """The step's turn; None for a step with more than windows, and while it settles.
-
-        Windows without a turn run in the mode of the last turn.
-        """
+        """The step's turn, or None, in the last turn's mode: more than windows, or settling."""
         if self.stopped is not None:
             if not self._is_off:  # between two steps; on every rank before the same one
                 self._is_off = True
@@ -208,10 +202,7 @@ class LiveTurns(Interleaving):
         return self._last
 
     def ended(self, fallback_reason: str | None) -> None:
-        """A window has ended: staging stops if its reason shows a guard.
-
-        The reason is the ranks' common one, so all stop after the same window.
-        """
+        """A window has ended: all ranks stop staging if their common reason shows a guard."""
         guard = guard_of(fallback_reason)
         if guard is None or self.stopped is not None:
             return

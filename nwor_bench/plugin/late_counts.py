@@ -209,10 +209,7 @@ class LateCounts:
         self._written = WrittenRows(written.tolist())
 
     def step_started(self, now: float, mark: Any = None) -> None:
-        """A step begins on the host: the one before it lasted until now.
-
-        `mark` is the CUDA event of its start, if steps are timed on the device too.
-        """
+        """A step begins: the one before it lasted until now. `mark`: CUDA event of the start."""
         last, self._last = self._last, None
         if last is not None:
             last.period_s = now - last.started

@@ -97,10 +97,7 @@ Parts = TypeVar("Parts")
 
 
 def set_up(make: Callable[[], Parts]) -> tuple[Parts | None, str | None]:
-    """(Staging for one runner, None), or (None, the fallback reason).
-
-    An error in our code is a fallback reason too: it stops neither mode off nor vLLM's start.
-    """
+    """(Staging, None), or (None, the fallback reason), which an error of ours is too."""
     try:
         return make(), None
     except StagingUnavailable as unavailable:
@@ -147,10 +144,7 @@ class SlotRows:
 
 
 def attention_layers(runner: Any) -> TargetLayers:
-    """The layers of this runner that have a cache.
-
-    V1 keeps the drafter's names in `drafter`, V2 in `speculator`; prompt lookup has none.
-    """
+    """The layers of this runner that have a cache, by role; prompt lookup has no drafter."""
     drafter = getattr(runner, "drafter", None)
     speculator = getattr(runner, "speculator", None)
     draft_names = set(getattr(drafter, "_draft_attn_layer_names", None) or ())
@@ -211,10 +205,9 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
 
 def _extent(tensor: Tensor) -> int:
     """Bytes from a tensor's first element to behind its last."""
-    if not tensor.numel():
-        return 0
     steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.element_size()
+    elements = 1 + sum((size - 1) * stride for size, stride in steps)
+    return elements * tensor.element_size() if tensor.numel() else 0
 
 
 def is_sparse(layer: Any) -> bool:
@@ -254,8 +247,7 @@ def slot_rows(runner: Any, names: Sequence[str]) -> SlotRows:
 
 
 def recurrent_facts(runner: Any, drafter_layers: Iterable[str]) -> dict[str, Any] | None:
-    """Number of the target's recurrent layers, and bytes of a request's states on this rank, or
-    None.
+    """The target's recurrent layers and bytes of a request's states on this rank; None without.
 
     vLLM names the convolution's inputs first, then the recurrent state; a layer with only one of
     the two is known by its state's dimensions.

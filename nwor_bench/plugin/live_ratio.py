@@ -41,11 +41,7 @@ class Clock(StrEnum):
 class LiveGroups:
     """Collects windows into groups. One thread adds, another reads under `lock`.
 
-    Attributes:
-        effects: log ratios of each class, oldest first, bounded.
-        groups: groups of each class since the start.
-        left_out: groups without a ratio, by reason.
-        clock: what timed the groups; None before the first.
+    `effects` are the log ratios of each class, oldest first, and `left_out` groups without one.
     """
 
     def __init__(self) -> None:

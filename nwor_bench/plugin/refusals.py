@@ -77,10 +77,7 @@ def of_compilation(config: Any, ops: Sequence[str] = SPLIT_OPS) -> str | None:
 
 
 def breaks_piecewise_graphs(cudagraph_manager: Any) -> bool:
-    """True if piecewise CUDA graphs are breakable: the write is captured, and cannot be held.
-
-    `cudagraph_manager` is the V2 runner's; None without CUDA graphs.
-    """
+    """True if the V2 runner's piecewise CUDA graphs capture the write, which cannot be held."""
     if cudagraph_manager is None:
         return False
     return bool(getattr(cudagraph_manager, "use_breakable_cg", is_breakable_cudagraph_enabled()))

@@ -126,10 +126,7 @@ class RunnerHook(ABC):
         """Switch as for a turn of stage; the windows compute as in mode off."""
 
     def count_without_waiting(self) -> PatchSet:
-        """Patches, not yet applied, that count windows as they come, for a server.
-
-        Apply them before the hook is attached: its wrappers must be the outer ones.
-        """
+        """Patches that count windows as they come, for a server; apply them before `attach`."""
         self.clock.on = True
         return PatchSet([Patch(self.runner, "execute_model", read_without_waiting(self.late))])
 
@@ -146,8 +143,7 @@ class RunnerHook(ABC):
 
     @abstractmethod
     def check_layers(self, requests: int | None) -> list[dict[str, Any]]:
-        """Check each layer of some windows of the next batch; what was measured since the last
-        call.
+        """Check each layer of some windows of the next batch; what was measured since last time.
 
         Call it in the cell's modes. `requests`: most requests of the batch; None: stop checking.
         """

@@ -29,10 +29,7 @@ def is_windows_alone(scheduler_output: Any) -> bool:
 
 
 def restarted(scheduler_output: Any) -> Mapping[str, int]:
-    """Requests that go on after a preemption, with the tokens that the scheduler has of each.
-
-    After a reset of the prefix cache that may be fewer than were sampled.
-    """
+    """Requests that go on after a preemption, with their tokens: perhaps fewer than sampled."""
     known = {}
     for new in scheduler_output.scheduled_new_reqs:  # the V2 runner's form
         if new.prefill_token_ids is None or new.prompt_token_ids is None:

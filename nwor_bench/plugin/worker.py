@@ -71,9 +71,8 @@ class NworWorkerExtension:
     def nwor_seed(self, seed: int) -> None:
         """Seed the worker's random stream, so that equal batches sample equally.
 
-        Not through `SamplingParams(seed=...)`: with prefill in chunks vLLM 0.32 rewinds a
-        request's generator, which a CPU generator cannot do ("CPU Generator does not use
-        offset").
+        `SamplingParams(seed=...)` fails on a CPU: with chunked prefill vLLM 0.32 rewinds a
+        request's generator.
         """
         torch.manual_seed(seed)
         # The V2 runner draws the seed of a request that brings none from numpy.
@@ -104,10 +103,7 @@ class NworWorkerExtension:
         getattr(self, RANGES).switch(on)
 
     def nwor_set_counters(self, kind: str, on: bool) -> None:
-        """Count what windows move in DRAM ("counters") or call ("launches"), or stop.
-
-        Call it between batches.
-        """
+        """Count DRAM bytes ("counters") or CUDA calls ("launches") of windows, or stop."""
         hook = _hook(self)
         _tool(self, kind, lambda: COUNTERS[kind](hook)).switch(on)
 
@@ -133,10 +129,7 @@ class NworWorkerExtension:
         return _hook(self).check_layers(requests)
 
     def nwor_watch_blocks(self, on: bool) -> None:
-        """Note which cache blocks the next batch's requests get; or stop and forget all rows.
-
-        Call it before each batch.
-        """
+        """Note the next batch's cache blocks, before each batch; or stop and forget all rows."""
         hook = _hook(self)
         _tool(self, "kv rows", lambda: KvRows(hook)).watch(on)
 
@@ -224,10 +217,7 @@ def _hook(worker: Any) -> RunnerHook:
 
 
 def _backend_name(hook: RunnerHook) -> str | None:
-    """The first attention implementation among the target layers; None if no layer has one.
-
-    Recurrent layers have none.
-    """
+    """The first attention implementation among the target layers; None for recurrent ones."""
     context = hook.runner.compilation_config.static_forward_context
     implementations = (getattr(context[name], "impl", None) for name in hook.target_layers)
     return next((type(impl).__name__ for impl in implementations if impl is not None), None)

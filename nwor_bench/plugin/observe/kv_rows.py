@@ -122,10 +122,7 @@ RESCUE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class LayerRows:
-    """Where a target layer's rows are: its cache, and where V begins in a row.
-
-    Of latent attention K is the latent, and V the rotary part.
-    """
+    """A target layer's cache, and where V begins in a row; of latent rows the rotary part."""
 
     number: int
     """Its place among the target layers."""

@@ -285,8 +285,10 @@ class LayerChecks:
                 expected.append(merged_attention(*given, facts.scale, dtype, seen))
             rows.append(torch.arange(first, last, device=stock.device))
         drafted = _drafted(step).to(stock.device)
-        ours, theirs = (_rows(out, exact[0].shape[1:])[drafted] for out in (call.output, stock))
+        shape = exact[0].shape[1:]  # an output may have its heads flattened
+        ours, theirs = (out.view(len(out), *shape)[drafted] for out in (call.output, stock))
         place = torch.searchsorted(drafted, torch.cat(rows))
+        bounds = torch.tensor(list(step.starts[1:]))
         heads, pooled = head_errors(
             ours,
             theirs,
@@ -300,7 +302,7 @@ class LayerChecks:
             "heads": _plain(heads),
             "pooled": _plain(pooled),
             "rows": int(sum(each.numel() for each in rows)),
-            "requests": _requests_of(drafted, step),
+            "requests": torch.searchsorted(bounds, drafted.cpu(), right=True).tolist(),
         }
 
 
@@ -329,11 +331,6 @@ def _sample(step: StepRows, seq_lens: Tensor) -> list[int]:
 def _drafted(step: StepRows) -> Tensor:
     spans = zip(step.starts, step.starts[1:], step.drafts, strict=False)
     return torch.cat([torch.arange(first, last) for first, last, drafts in spans if drafts])
-
-
-def _requests_of(rows: Tensor, step: StepRows) -> list[int]:
-    bounds = torch.tensor(list(step.starts[1:]))
-    return [int(r) for r in torch.searchsorted(bounds, rows.cpu(), right=True).tolist()]
 
 
 def _context(cache: Tensor, tables: StepTables, request: int) -> Tensor:
@@ -372,11 +369,6 @@ def _at(cache: Tensor, slots: Tensor) -> Tensor:
     """[rows, kv_heads, width] at these slots; row 0 of block 0 for a negative one."""
     at = slots.clamp(min=0)
     return bits_of(cache)[at // cache.shape[2], :, at % cache.shape[2]]
-
-
-def _rows(output: Tensor, shape: Sequence[int]) -> Tensor:
-    """[rows, heads, value_dim] of an output that may have its heads flattened."""
-    return output.view(output.shape[0], *shape)
 
 
 def _sums(rows: Tensor) -> Tensor:

@@ -44,10 +44,7 @@ def share_folder() -> None:
 
 
 def folder_of(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The folder for a worker's files; None if metrics are off.
-
-    Raises ConfigError if the folder that the environment names is none.
-    """
+    """The folder for a worker's files; None if metrics are off. Raises ConfigError if missing."""
     if environ.get(SWITCH) == "0":
         return None
     for name in (VLLM_FOLDER, FOLDER):

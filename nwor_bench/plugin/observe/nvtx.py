@@ -31,10 +31,7 @@ class WindowRanges:
         return self._patches is not None
 
     def switch(self, on: bool) -> None:
-        """Emit ranges, or stop; call it between batches.
-
-        The hook is detached meanwhile, since its wrappers must be the outer ones.
-        """
+        """Emit ranges, or stop, between batches; the hook's wrappers are put around them again."""
         if on == self.on:
             return
         hook = self._hook

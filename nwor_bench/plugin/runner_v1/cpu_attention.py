@@ -208,10 +208,7 @@ def set_up_staging(
 
 
 def stageable_layers(runner: Any, target: TargetLayers) -> tuple[list[LayerCache], SlotRows]:
-    """The target's layers with their caches, and where to find their slots.
-
-    Raises StagingUnavailable with the fallback reason if windows must be written directly.
-    """
+    """The target's layers and their slots; raises StagingUnavailable with a fallback reason."""
     if runner.device.type != "cpu":
         raise StagingUnavailable(reasons.V1_RUNNER_ON_GPU)
     if runner.parallel_config.pipeline_parallel_size > 1:

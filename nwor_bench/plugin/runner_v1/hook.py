@@ -173,7 +173,10 @@ class V1RunnerHook(RunnerHook):
             if step.has_window:
                 step.invalid_drafts = invalid_drafts(step.scheduler_output, grammar_output, checked)
                 step.host_ms["wall_ms"] = _ms_since(step.started)
-                self._close_window(step)
+                if self.window is not None and self.window.batch is not None:
+                    self._note_outcome(step, self.window)
+                    if self._turns is not None:
+                        self._turns.ended(step.fallback_reason)
             self.late.add(step)
             return output
 
@@ -271,13 +274,6 @@ class V1RunnerHook(RunnerHook):
         if self.checks is not None:
             valid = (sampled_token_ids >= 0) & (sampled_token_ids < self._vocab_size)
             self.checks.end(window, valid.sum(1).tolist())
-
-    def _close_window(self, step: Step) -> None:
-        if self.window is None or self.window.batch is None:
-            return
-        self._note_outcome(step, self.window)
-        if self._turns is not None:
-            self._turns.ended(step.fallback_reason)
 
 
 def count_sampled(sampled_token_ids: Tensor, discarded: Tensor, vocab_size: int) -> Tensor:

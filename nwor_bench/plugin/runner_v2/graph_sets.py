@@ -214,10 +214,7 @@ class StagingGraphs:
 
 
 class StockGraphs(StagingGraphs):
-    """Stock's own forward captured once more; the sham of the A/A arm replays it.
-
-    The caller has restored the target layers' stock methods before the capture.
-    """
+    """Stock's own forward captured once more, without our attention, for the A/A arm's sham."""
 
     _purpose = "the A/A arm"
 

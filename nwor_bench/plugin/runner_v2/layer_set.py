@@ -233,10 +233,7 @@ class LayerSet:
         certain: int = 0,
         direct: bool = False,
     ) -> None:
-        """Write the first `counts[request] + certain` rows of each request, in every layer.
-
-        `direct` rows are counted separately: no window commits them.
-        """
+        """Write each request's first `counts + certain` rows; count `direct` ones separately."""
         metadata = None
         if batch.copied and batch.sources is None:
             # A captured graph stages its padding too, which has no slots to count against.

@@ -225,10 +225,7 @@ BACKENDS = {
 
 
 def supported() -> tuple[tuple[type, ...], tuple[type, ...]]:
-    """(Implementations, builders) of those modules that vLLM has imported in this process.
-
-    Importing the others may fail, and no layer can have them.
-    """
+    """(Implementations, builders) of those modules that vLLM has imported: importing may fail."""
     found = []
     for module, names in BACKENDS.items():
         loaded = sys.modules.get(f"vllm.v1.attention.backends.mla.{module}")

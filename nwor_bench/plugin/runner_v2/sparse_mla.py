@@ -151,10 +151,7 @@ class SparseMlaAttention(LatentLayer):
 
 
 def fused_write_patch(layers: Iterable[SparseMlaAttention], window: Window) -> Patch:
-    """The patch of the one kernel in which all these layers write.
-
-    A call names its layer by the cache it writes to; the drafter's layers have others.
-    """
+    """The patch of the one kernel in which all these layers write, each to a cache of its own."""
     of_cache = {layer.cache.data_ptr(): layer for layer in layers}
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:

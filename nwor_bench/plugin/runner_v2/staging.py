@@ -114,10 +114,7 @@ class GpuStaging(StagedLayers):
         self._through = None
 
     def validate_in_commit(self, through: Callable[[Launch, Tensor], None]) -> None:
-        """Let this window's commit decide what was accepted.
-
-        It is then given vLLM's `num_sampled`, and `through` launches it (perhaps as a graph).
-        """
+        """Let `through` launch this window's commit, which decides itself, by `num_sampled`."""
         self._through = through
 
     def reset(self) -> None:
@@ -176,10 +173,7 @@ class GpuStaging(StagedLayers):
         return ""
 
     def warm_up(self, batch: GpuWindowBatch) -> None:
-        """Compile the commit of windows of this shape, so that no window waits for it.
-
-        `batch` is captured and all padding (slots of -1): nothing is written.
-        """
+        """Compile the commit of a captured shape, all of it padding: nothing is written."""
         self.open(batch)
         requests = len(batch.num_draft_tokens)
         for certain in (batch.certain - 1, batch.certain):

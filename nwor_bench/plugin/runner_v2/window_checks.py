@@ -46,10 +46,7 @@ class WindowChecks:
         return prepare_attn
 
     def prepare(self, requests: int, control: bool) -> str | None:
-        """Capture the checking graph for windows of so many requests; why that failed, else None.
-
-        Call it between batches, in the mode that it is for.
-        """
+        """Capture the checking graph of this mode, between batches; why that failed, else None."""
         stock = self._parts.control_graphs if control else self._parts.graphs
         shapes = [desc for desc in stock.shapes if (desc.num_reqs or 0) >= requests]
         if control in self._sets or not shapes:

@@ -22,7 +22,7 @@ from nwor_bench.cli.live_server import (
     watch,
 )
 from nwor_bench.cli.live_text import progress_line
-from nwor_bench.errors import ConfigError, ExitCode
+from nwor_bench.errors import ExitCode
 from nwor_bench.instruments.robust import MIN_GROUPS
 from nwor_bench.records.fallback_reasons import IN_WORDS, Guard, LeftOut, in_words
 from nwor_bench.records.window_order import ALL
@@ -150,15 +150,6 @@ def test_the_progress_line() -> None:
     assert line == "0:01:01  5-8: 0.9700 [0.9680, 0.9720] in 400 groups"
 
 
-def test_quiet_prints_the_answer_alone(command_line: Run, server: Server) -> None:
-    server.pages = [known(FASTER)]
-    code, out, err = command_line("live", server.url, "-q")
-    assert (code, err) == (0, "")
-    said = " ".join(out.split())
-    assert said.startswith("FASTER: Yes, NWOR pays here")
-    assert said.endswith("(95 % confidence: 2.8 % to 3.2 % less; 400 groups).")
-
-
 def test_the_document_has_every_documented_key(command_line: Run, server: Server) -> None:
     server.pages = [known(FASTER, left_out={"untimed": 3}, aa=(1.0001, 0.9985, 1.0017))]
     code, out, err = command_line("live", server.url, "--json", "--num-reqs", "7")
@@ -262,30 +253,23 @@ def test_a_guard_that_stopped_staging_ends_with_3(
     assert (code, json.loads(out)["staging_stopped"]) == (3, "commit_refused")
 
 
-def test_windows_that_are_never_staged_are_named(command_line: Run, server: Server) -> None:
-    server.pages = [page(left_out={"fallback": 50}, fallbacks={"kv_transfer": 200})]
-    _, out, _ = command_line("live", server.url, "--time-budget", "0.05s")
-    assert "no window is staged, because of kv_transfer." in " ".join(out.split())
-
-
-def test_a_server_without_traffic_is_told_to_be(command_line: Run, server: Server) -> None:
-    server.pages = [page()]
-    _, out, _ = command_line("live", server.url, "--time-budget", "0.05s")
-    assert "Send it requests." in " ".join(out.split())
-
-
-def test_too_few_groups_say_how_many_it_takes(command_line: Run, server: Server) -> None:
-    server.pages = [page(groups={"1": 9, ALL: 9}, left_out={"batch_size": 63})]
-    _, out, _ = command_line("live", server.url, "-q", "--time-budget", "0.05s")
-    assert f"(9), and a ratio needs {MIN_GROUPS}" in " ".join(out.split())
-
-
-def test_a_class_without_windows_is_told_from_a_busy_server(
-    command_line: Run, server: Server
+@pytest.mark.parametrize(
+    ("text", "flags", "words"),
+    [
+        (page(left_out={"fallback": 50}, fallbacks={"kv_transfer": 200}), (),
+         "no window is staged, because of kv_transfer."),
+        (page(), (), "Send it requests."),
+        (page(groups={"1": 9, ALL: 9}), (), f"(9), and a ratio needs {MIN_GROUPS}"),
+        (known(FASTER), ("--num-reqs", "200"), "400 others have windows of another size than 129-"),
+    ],
+    ids=["never staged", "no traffic", "too few groups", "another class"],
+)  # fmt: skip
+def test_without_a_ratio_it_says_why(
+    command_line: Run, server: Server, text: str, flags: tuple[str, ...], words: str
 ) -> None:
-    server.pages = [known(FASTER, left_out={"interrupted": 3})]
-    _, out, _ = command_line("live", server.url, "--time-budget", "0.05s", "--num-reqs", "200")
-    assert "400 others have windows of another size than 129-256" in " ".join(out.split())
+    server.pages = [text]
+    _, out, _ = command_line("live", server.url, "-q", "--time-budget", "0.05s", *flags)
+    assert words in " ".join(out.split())
 
 
 @pytest.mark.parametrize(
@@ -364,48 +348,41 @@ class Script:
             raise step
         return parse(step, "http://h/metrics")
 
-    def watch(self, budget_s: float = 600.0) -> watching.Seen:
+    def watch(self) -> watching.Seen:
         def sleep(seconds: float) -> None:
             self.now += seconds
 
-        wanted = Wanted(ALL, 0.005, budget_s)
+        wanted = Wanted(ALL, 0.005, 600.0)
         show = lambda reading, waited_s: None  # noqa: E731
         return watch(self.read, wanted, show, sleep=sleep, clock=lambda: self.now)
 
 
-def test_a_server_that_goes_is_given_a_moment() -> None:
-    gone, twice = Unreachable("gone"), page({ALL: FASTER}, {ALL: 800})
-    found = Script(page(), gone, gone, known(FASTER), twice).watch()
-    assert found.ended is Ended.WIDTH
-    found = Script(page({ALL: UNSURE}, {ALL: 60}), gone).watch()
-    assert found.ended is Ended.GONE
-    assert GONE_AFTER_S < found.waited_s < GONE_AFTER_S + 2
-    assert found.reading.of(ALL).groups == 60
+UNDONE, WIDE, ODD = page({ALL: UNSURE}, {ALL: 60}), page({ALL: FASTER}, {ALL: 800}), "<html>404"
 
 
-def test_a_proxy_may_answer_while_its_server_restarts() -> None:
-    twice = page({ALL: FASTER}, {ALL: 800})
-    found = Script(page({ALL: UNSURE}, {ALL: 60}), "<html>404</html>", known(FASTER), twice).watch()
-    assert found.ended is Ended.WIDTH
-    found = Script(page({ALL: UNSURE}, {ALL: 60}), "<html>404</html>").watch()
-    assert (found.ended, found.reading.of(ALL).groups) == (Ended.GONE, 60)
-
-
-def test_a_restarted_server_is_looked_at_from_the_first_look_on() -> None:
-    pages = (page({ALL: FASTER}, {ALL: n}) for n in (10, FIRST_LOOK, 2 * FIRST_LOOK))
-    found = Script(page({ALL: UNSURE}, {ALL: 4000}), *pages).watch()
-    assert (found.ended, found.waited_s) == (Ended.WIDTH, 3.0)
-
-
-def test_the_clock_ends_it() -> None:
-    found = Script(page({ALL: UNSURE}, {ALL: 60})).watch(budget_s=30.5)
-    assert (found.ended, found.waited_s) == (Ended.TIME, 30.5)
-
-
-def test_ctrl_c_keeps_what_was_read() -> None:
-    found = Script(page({ALL: UNSURE}, {ALL: 60}), KeyboardInterrupt()).watch()
-    assert found.ended is Ended.INTERRUPTED
-    assert found.reading.of(ALL).ratio == 0.999
+@pytest.mark.parametrize(
+    ("steps", "ended", "waited_s", "groups"),
+    [
+        ((UNDONE,), Ended.TIME, 600.0, 60),
+        ((UNDONE, KeyboardInterrupt()), Ended.INTERRUPTED, 1.0, 60),
+        ((page(), Unreachable("gone"), known(FASTER), WIDE), Ended.WIDTH, 3.0, 800),
+        ((UNDONE, Unreachable("gone")), Ended.GONE, GONE_AFTER_S + 1, 60),
+        # A proxy may answer while its server restarts.
+        ((UNDONE, ODD, known(FASTER), WIDE), Ended.WIDTH, 3.0, 800),
+        ((UNDONE, ODD), Ended.GONE, GONE_AFTER_S + 1, 60),
+        # A restarted server counts from 0, and so do the looks.
+        (
+            (page({ALL: UNSURE}, {ALL: 4000}), *(page({ALL: FASTER}, {ALL: n})
+             for n in (10, FIRST_LOOK, 2 * FIRST_LOOK))), Ended.WIDTH, 3.0, 2 * FIRST_LOOK,
+        ),
+    ],
+)  # fmt: skip
+def test_what_ends_it(
+    steps: tuple[str | BaseException, ...], ended: Ended, waited_s: float, groups: int
+) -> None:
+    found = Script(*steps).watch()
+    assert (found.ended, found.waited_s) == (ended, waited_s)
+    assert found.reading.of(ALL).groups == groups
 
 
 def test_a_server_gone_ends_with_1_and_shows_the_last_reading(
@@ -424,13 +401,6 @@ def test_a_server_gone_ends_with_1_and_shows_the_last_reading(
     assert code == ExitCode.FAILED
     assert "no longer answers" in out
     assert "0.9990 [0.9600, 1.0400]" in out
-
-
-def test_a_newer_server_may_say_more() -> None:
-    with pytest.raises(ConfigError):
-        parse("", "http://h/metrics")
-    odd = known(FASTER, left_out={"new_reason": 2}, stopped="new_guard")
-    assert parse(odd, "http://h/metrics").stopped == "new_guard"
 
 
 def test_every_reason_has_words() -> None:

@@ -1,7 +1,4 @@
-"""What all commands share: how help reads, what is printed, and names for the shell to complete.
-
-The shell asks for names at every Tab, so nothing heavy is imported here.
-"""
+"""What all commands share: how help reads, and what is printed."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +9,6 @@ from typer.core import TyperCommand, TyperGroup
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.files import result_document
-from nwor_bench.workload.resources import resource_dir
 
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print only the result, as JSON (docs/json.md).")
@@ -94,35 +90,3 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], numbers_f
     from nwor_bench.report.terminal import print_document
 
     print_document(Console(), Document("", (table(headers, rows, numbers_from),)))
-
-
-def complete_scenarios(incomplete: str) -> list[str]:
-    """Shipped scenarios."""
-    return _beginning(_shipped(resource_dir("scenarios")), incomplete)
-
-
-def complete_pairs(incomplete: str) -> list[str]:
-    """Shipped model pairs."""
-    return _beginning(_shipped(resource_dir("scenarios") / "pairs"), incomplete)
-
-
-def complete_sweeps(incomplete: str) -> list[str]:
-    """Shipped sweep files."""
-    return _beginning(_shipped(resource_dir("sweeps")), incomplete)
-
-
-def complete_runs(incomplete: str) -> list[str]:
-    """Run and sweep folders in runs/ and below the folder that is being typed."""
-    typed = Path(incomplete)
-    parents = {Path("runs"), typed if incomplete.endswith("/") else typed.parent}
-    files = ("run.json", "sweep.json")
-    found = [path for parent in parents for file in files for path in parent.glob(f"*/{file}")]
-    return _beginning(sorted({str(path.parent) for path in found}), incomplete)
-
-
-def _shipped(folder: Path) -> list[str]:
-    return sorted(path.stem for path in folder.glob("*.toml"))
-
-
-def _beginning(names: list[str], incomplete: str) -> list[str]:
-    return [name for name in names if name.startswith(incomplete)]

@@ -9,7 +9,6 @@ from pydantic import Field, ValidationError, model_validator
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.types import NworMode, StageBy
 from nwor_bench.workload.options import declared, flag_of, names, read_all
-from nwor_bench.workload.resources import resource_dir
 from nwor_bench.workload.run_spec import (
     MOST_BLOCKS,
     WARMUP_LOOKBACK,
@@ -18,7 +17,7 @@ from nwor_bench.workload.run_spec import (
     ScenarioValues,
     VllmEntries,
 )
-from nwor_bench.workload.toml_file import NamedFile, StrictModel, read_toml, remedy
+from nwor_bench.workload.toml_file import NamedFile, StrictModel, read_toml, remedy, resource_dir
 
 
 class PromptSource(StrictModel):

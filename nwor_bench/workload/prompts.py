@@ -10,7 +10,7 @@ from typing import Any
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.files import parse_json, read_text
 from nwor_bench.workload.config import PromptSource, Scenario
-from nwor_bench.workload.resources import resource_dir
+from nwor_bench.workload.toml_file import resource_dir
 
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
 """How a text of SPEED-Bench begins that only NVIDIA's prepare script fills in."""

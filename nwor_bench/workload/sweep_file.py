@@ -12,7 +12,6 @@ from pydantic import Field, create_model, field_validator
 from nwor_bench.errors import ConfigError
 from nwor_bench.workload.config import load_scenario, resolve
 from nwor_bench.workload.options import declared
-from nwor_bench.workload.resources import resource_dir
 from nwor_bench.workload.run_spec import (
     AXES,
     DEFAULT_PAIR,
@@ -21,7 +20,7 @@ from nwor_bench.workload.run_spec import (
     ScenarioValues,
     VllmEntries,
 )
-from nwor_bench.workload.toml_file import NamedFile, StrictModel, read_toml
+from nwor_bench.workload.toml_file import NamedFile, StrictModel, read_toml, resource_dir
 
 
 def _table(name: str) -> dict[str, Any]:

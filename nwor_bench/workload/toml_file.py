@@ -1,4 +1,4 @@
-"""Read a TOML file into a strict model; every fault names file, table, key and remedy."""
+"""Shipped data files, and TOML files as strict models: faults name file, table, key and remedy."""
 
 import json
 import re
@@ -30,6 +30,8 @@ class NamedFile(StrictModel):
     description: str = ""
 
 
+PACKAGE_DIR = Path(__file__).resolve().parents[1]
+
 M = TypeVar("M", bound=StrictModel)
 
 _WORDINGS = (
@@ -42,6 +44,21 @@ _WORDINGS = (
     (r"\ba valid string\b", 'text in "double quotes"'),
     (r"^(Tuple|List) should have at least 1 item.*", "write one value or more"),
 )
+
+
+def resource_dir(name: str) -> Path:
+    """The folder of shipped data called `name`, for example "scenarios".
+
+    An installed wheel carries it inside the package; a checkout has it beside the package.
+    Raises ConfigError when it is in neither place.
+    """
+    places = (PACKAGE_DIR / name, PACKAGE_DIR.parent / name)
+    for place in places:
+        if place.is_dir():
+            return place
+    looked = " and ".join(str(place) for place in places)
+    problem = f"is missing (looked in {looked}); reinstall nwor-bench"
+    raise ConfigError.at(f"data folder {name!r}", problem, joint=" ")
 
 
 def read_toml(path: str | Path, model: type[M]) -> M:

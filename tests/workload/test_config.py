@@ -20,7 +20,7 @@ from nwor_bench.workload.config import (
     resolve,
     scenario_names,
 )
-from nwor_bench.workload.resources import resource_dir
+from nwor_bench.workload.toml_file import resource_dir
 
 SCENARIO = Scenario(
     name="base",

@@ -16,8 +16,8 @@ from nwor_bench.workload.prompts import (
     load_prompts,
     read_jsonl,
 )
-from nwor_bench.workload.resources import resource_dir
 from nwor_bench.workload.schedule import select_blocks
+from nwor_bench.workload.toml_file import resource_dir
 
 CATEGORIES = ("chat", "code", "maths", "retrieval", "summarising", "translation")
 FILES = sorted((resource_dir("scenarios") / "prompts").glob("*.jsonl"))

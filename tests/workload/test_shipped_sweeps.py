@@ -5,11 +5,11 @@ import pytest
 from nwor_bench.analysis.findings.run import FEW_BLOCKS
 from nwor_bench.records.types import Interleave
 from nwor_bench.run.budget import WARMUP_SHARE
-from nwor_bench.workload.resources import resource_dir
 from nwor_bench.workload.run_spec import WARMUP_LOOKBACK, RunSpec
 from nwor_bench.workload.schedule import CHECK_BLOCKS
 from nwor_bench.workload.stopping import FIRST_LOOK
 from nwor_bench.workload.sweep_file import load_sweep, make_points
+from nwor_bench.workload.toml_file import resource_dir
 
 FILES = sorted(path.stem for path in resource_dir("sweeps").glob("*.toml"))
 

@@ -26,8 +26,8 @@ from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep import check_flags, resume_sweep, run_sweep
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.option_values import CacheDtype
-from nwor_bench.workload.resources import resource_dir
 from nwor_bench.workload.sweep_file import Axes, SweepFile, group_by_engine, load_sweep, make_points
+from nwor_bench.workload.toml_file import resource_dir
 
 pytestmark = pytest.mark.slow  # whole runs
 

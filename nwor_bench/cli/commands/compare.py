@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nwor_bench.cli.command import complete_runs, write_output
+from nwor_bench.cli.command import write_output
 from nwor_bench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,11 +21,10 @@ OUTPUT = "Output"
 
 def compare(
     base: Annotated[
-        Path, typer.Argument(help="The run or sweep to compare with, or a stored baseline.",
-                             autocompletion=complete_runs)
+        Path, typer.Argument(help="The run or sweep to compare with, or a stored baseline.")
     ],
     new: Annotated[
-        Path, typer.Argument(help="The run or sweep to check.", autocompletion=complete_runs)
+        Path, typer.Argument(help="The run or sweep to check.")
     ],
     threshold: Annotated[
         str, typer.Option(help="Smaller changes are no regression.")

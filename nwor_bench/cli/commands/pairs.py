@@ -9,7 +9,6 @@ from nwor_bench.cli.command import (
     Command,
     Group,
     Quiet,
-    complete_pairs,
     examples,
     print_table,
     tell_json,
@@ -25,10 +24,7 @@ app = typer.Typer(cls=Group, help="Model pairs: list, show, fetch.", no_args_is_
 
 Name = Annotated[
     str,
-    typer.Argument(
-        help="A pair's name, or the path of a pair's .toml file.",
-        autocompletion=complete_pairs,
-    ),
+    typer.Argument(help="A pair's name, or the path of a pair's .toml file."),
 ]
 
 

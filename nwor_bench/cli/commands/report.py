@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nwor_bench.cli.command import complete_runs
 from nwor_bench.errors import ExitCode, StoreError
 
 if TYPE_CHECKING:
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
 
 def report(
     run: Annotated[
-        Path, typer.Argument(help="A run or sweep folder, as `nwor-bench sweep` wrote it.",
-                             autocompletion=complete_runs)
+        Path, typer.Argument(help="A run or sweep folder, as `nwor-bench sweep` wrote it.")
     ],
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print only the answer and the folder.")

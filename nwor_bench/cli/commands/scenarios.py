@@ -9,7 +9,6 @@ from nwor_bench.cli.command import (
     Command,
     Group,
     Quiet,
-    complete_scenarios,
     examples,
     print_table,
     tell_json,
@@ -64,10 +63,7 @@ def _number_of_prompts(scenario: "Scenario") -> int:
 def show_scenario(
     name: Annotated[
         str,
-        typer.Argument(
-            help="A scenario's name, or the path of a .toml file.",
-            autocompletion=complete_scenarios,
-        ),
+        typer.Argument(help="A scenario's name, or the path of a .toml file."),
     ],
     as_json: AsJson = False,
     quiet: Quiet = False,

@@ -10,12 +10,6 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from nwor_bench.cli.command import (
-    complete_pairs,
-    complete_runs,
-    complete_scenarios,
-    complete_sweeps,
-)
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.run.run_options import RunOptions, check_output_flags
 from nwor_bench.workload.options import Declared, Panel, bare, declared, flag_of, names, read_all
@@ -26,13 +20,6 @@ from nwor_bench.workload.run_spec import (
     ScenarioValues,
     VllmEntries,
 )
-
-_COMPLETIONS = {
-    "pair": complete_pairs,
-    "file": complete_sweeps,
-    "resume": complete_runs,
-}
-"""What the shell offers for an option, by its name."""
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -62,7 +49,6 @@ def _parameter(each: Declared) -> inspect.Parameter:
         *option.aliases,
         help=option.help,
         envvar=option.flag_variable,
-        autocompletion=_COMPLETIONS.get(each.name),
         rich_help_panel=None if option.panel is Panel.GENERAL else option.panel.value,
     )
     return inspect.Parameter(
@@ -104,8 +90,7 @@ def sweep(
     scenario: Annotated[
         str,
         typer.Option(
-            help="A scenario's name, or the path of a scenario's .toml file.",
-            autocompletion=complete_scenarios,
+            help="A scenario's name, or the path of a scenario's .toml file."
         ),
     ] = DEFAULT_SCENARIO,
     prompts: Annotated[

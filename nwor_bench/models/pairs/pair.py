@@ -7,8 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.workload.resources import resource_dir
-from nwor_bench.workload.toml_file import StrictModel, read_toml
+from nwor_bench.workload.toml_file import StrictModel, read_toml, resource_dir
 
 Method = Literal["ngram", "draft_model", "eagle", "eagle3"]
 METHODS: tuple[Method, ...] = ("ngram", "draft_model", "eagle", "eagle3")

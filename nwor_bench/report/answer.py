@@ -134,22 +134,15 @@ def _timed(cells: Sequence[CellResult], subject: str) -> Answer:
     if faster:  # the lowest ratio of those whose interval excludes 1 for all cells at once
         best = faster[0]
         return Answer(best.verdict, f"Yes, {subject} pays here: {_measured(best)}.", best)
-    undecided = _having(Verdict.AMBIGUOUS, cells)
-    if undecided:
-        best = undecided[0]
+    no = f"No, {subject} does not pay here"
+    for best in _having(Verdict.AMBIGUOUS, cells):
         return Answer(best.verdict, _undecided(best, subject), best)
-    same = _having(Verdict.SAME, cells)
-    if same:
-        best = same[0]
-        text = (
-            f"No, {subject} does not pay here: it makes no difference of more than "
-            f"{100 * DEFAULT_MARGIN:g} %; {_measured(best)}."
-        )
-        return Answer(best.verdict, text, best)
+    for best in _having(Verdict.SAME, cells):
+        none = f"it makes no difference of more than {100 * DEFAULT_MARGIN:g} %"
+        return Answer(best.verdict, f"{no}: {none}; {_measured(best)}.", best)
     best = _having(Verdict.SLOWER, cells)[0]
     at_best = "at its best, " if len(cells) > 1 else ""
-    text = f"No, {subject} does not pay here, it costs time: {at_best}{_measured(best)}."
-    return Answer(best.verdict, text, best)
+    return Answer(best.verdict, f"{no}, it costs time: {at_best}{_measured(best)}.", best)
 
 
 def _measured(cell: CellResult) -> str:

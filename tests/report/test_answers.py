@@ -131,14 +131,6 @@ def test_a_best_cell_that_is_sure_by_holm_alone_is_said_to_be():
     assert "excludes" not in said
 
 
-def test_a_run_that_stored_no_simultaneous_interval_gives_its_own():
-    none = {"ratio_simultaneous_low": None, "ratio_simultaneous_high": None}
-    cells = [replace(c, **none, simultaneous_cells=None) for c in summarised(faster())]
-    found = answer(faster().header, cells)
-    ends = 100 * (1 - found.cell.ratio_ci_high), 100 * (1 - found.cell.ratio_ci_low)
-    assert f"(95 % confidence: {ends[0]:.1f} % to {ends[1]:.1f} % less)" in found.sentence
-
-
 def test_an_undecided_answer_gives_both_ends():
     run = ambiguous()
     cells = summarised(run)

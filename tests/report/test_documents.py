@@ -24,8 +24,8 @@ from nwor_bench.report.document import (
     table,
 )
 from nwor_bench.report.html import CSS, render_html
-from nwor_bench.report.limits import limits
 from nwor_bench.report.markdown import escape, render_markdown
+from nwor_bench.report.run_report import limits
 from nwor_bench.report.text import NOT_MEASURED
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -115,12 +115,6 @@ def test_every_verdict_and_the_dash_are_in_the_glossary(run):
     (entries,) = document_of(run).sections[-1].blocks
     terms = ", ".join(term for term, _ in entries.entries)
     assert [name for name in (*Verdict, NOT_MEASURED) if name not in terms] == []
-
-
-def test_on_a_cpu_the_reader_is_told_twice_what_the_times_measure(run):
-    lead = markdown(run).split("## Cells")[0]
-    assert "it ran on a CPU, and measures the harness, not NWOR" in lead
-    assert "Measured on a CPU" in lead
 
 
 def test_markdown_tables_are_whole(run):

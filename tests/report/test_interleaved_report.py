@@ -16,7 +16,6 @@ from nwor_bench.records.store import RunData, read_header, read_run
 from nwor_bench.report.answer import questions
 from nwor_bench.report.document import Bullets, Paragraph, Section, Table
 from nwor_bench.report.files import run_result
-from nwor_bench.report.limits import limits
 from nwor_bench.report.precision import (
     INTERLEAVED,
     IS_SHAM,
@@ -24,6 +23,7 @@ from nwor_bench.report.precision import (
     interleaved_section,
     split_lines,
 )
+from nwor_bench.report.run_report import limits
 
 pytestmark = pytest.mark.slow  # whole runs
 

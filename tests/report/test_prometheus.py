@@ -12,8 +12,6 @@ from urllib.request import urlopen
 
 import pytest
 from fake_engine import FakeEngine, FakeFactory, accept_arguments
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
@@ -22,7 +20,7 @@ from toy_run import Runner
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.records.metrics import KNOWN_REASONS, METRICS, MetricFiles, WindowMetrics, labels_of
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import CellResult, columns
+from nwor_bench.records.types import CellResult, MeasuredWindow, columns
 from nwor_bench.report.evidence import MEANINGS
 from nwor_bench.report.prometheus import sweep_metrics
 
@@ -130,68 +128,52 @@ def test_a_sweeps_metrics_are_the_sums_of_its_records(tmp_path: Path) -> None:
             assert found == count
 
 
-@st.composite
-def windows(draw: Any) -> list[tuple[int, Any]]:
-    """Windows of one to three ranks, as workers record them."""
-    from nwor_bench.records.types import MeasuredWindow
-
-    found = []
-    for _ in range(draw(st.integers(1, 12))):
-        drafts = draw(st.integers(0, 64))
-        accepted = draw(st.integers(0, drafts))
-        staged = draw(st.sampled_from([0, drafts]))
-        counts = MeasuredWindow(
-            num_reqs=1,
-            draft_tokens=drafts,
-            accepted_tokens=accepted,
-            staged_tokens=staged,
-            committed_tokens=min(accepted, staged),
-            rejected_tokens=staged - min(accepted, staged),
-            stage_operations=3 * staged,
-            fallback_reason=draw(st.sampled_from([None, "micro_batches", 'odd "reason"\\\n'])),
-            scv_path=draw(st.sampled_from([None, "host", "device", "capture", "graph"])),
-            scv_fallback_reason=draw(st.sampled_from([None, "no_cuda", "uneven_windows"])),
-        )
-        found.append((draw(st.integers(0, 2)), counts))
-    return found
+def window(staged: int = 0, accepted: int = 0, **reasons: Any) -> MeasuredWindow:
+    """A window of four drafts in three layers."""
+    return MeasuredWindow(
+        num_reqs=1,
+        draft_tokens=4,
+        accepted_tokens=accepted,
+        staged_tokens=staged,
+        committed_tokens=min(accepted, staged),
+        rejected_tokens=staged - min(accepted, staged),
+        stage_operations=3 * staged,
+        **{"fallback_reason": None, **reasons},
+    )
 
 
-@pytest.mark.slow
-@given(recorded=windows())
-def test_workers_are_merged_and_labelled_by_rank(
-    tmp_path_factory: pytest.TempPathFactory, recorded: list[tuple[int, Any]]
-) -> None:
-    folder = tmp_path_factory.mktemp("metrics")
-    files = {rank: MetricFiles(folder, f"nwor-{rank}-1") for rank in range(3)}
-    workers = {rank: WindowMetrics(file) for rank, file in files.items()}
-    for rank, worker in workers.items():
-        worker.begin(labels_of("a pair", "stage", "graph", rank))
-    for rank, window in recorded:
-        workers[rank].add(window, labels_of("a pair", "stage", "graph", rank))
-    samples = parse(exposed(folder))
-    for rank in range(3):
-        mine = [window for number, window in recorded if number == rank]
-        at = {"rank": str(rank), "pair": "a pair", "nwor_mode": "stage", "scv_mode": "graph"}
-        assert total(samples, "nwor_windows_total", **at) == len(mine)
-        assert total(samples, "nwor_total_staged_total", **at) == sum(w.staged_tokens for w in mine)
-        replays = sum(window.scv_path == "graph" for window in mine)
-        assert total(samples, "scv_graph_hits_total", **at) == replays
-        captures = sum(window.scv_path == "capture" for window in mine)
-        assert total(samples, "scv_graph_captures_total", **at) == captures
-        for name, field in (
-            ("nwor_fallback_count_total", "fallback_reason"),
-            ("scv_fallback_count_total", "scv_fallback_reason"),
-        ):
-            for reason in {getattr(window, field) for window in mine} - {None}:
-                count = sum(getattr(window, field) == reason for window in mine)
-                assert total(samples, name, reason=reason, **at) == count
-        if mine:
-            assert total(samples, "nwor_unique_tokens", **at) == mine[-1].staged_tokens
-        if not any(window.draft_tokens for window in mine):
-            # Nothing was drafted, so there is no rate: no sample, not 0.
-            assert not any(n == "nwor_acceptance_rate" and dict(k)["rank"] == str(rank)
-                           for n, k in samples)  # fmt: skip
-    for file in files.values():
+def test_workers_are_merged_and_labelled_by_rank(tmp_path: Path) -> None:
+    odd = 'odd "reason"\\\n'
+    recorded = {
+        0: [window(4, 1, scv_path="capture"), window(4, 3, scv_path="graph")],
+        1: [window(fallback_reason=odd), window(fallback_reason=odd, scv_path="graph"),
+            window(4, 4, scv_fallback_reason="no_cuda")],
+        2: [],
+    }  # fmt: skip
+    files = [MetricFiles(tmp_path, f"nwor-{rank}-1") for rank in recorded]
+    for rank, windows in recorded.items():
+        worker, labels = WindowMetrics(files[rank]), labels_of("a pair", "stage", "graph", rank)
+        worker.begin(labels)
+        for each in windows:
+            worker.add(each, labels)
+    samples = parse(exposed(tmp_path))
+    at = {"pair": "a pair", "nwor_mode": "stage", "scv_mode": "graph"}
+    for name, expected in {
+        "nwor_windows_total": (2, 3, 0),
+        "nwor_total_staged_total": (8, 4, 0),
+        "scv_graph_hits_total": (1, 1, 0),
+        "scv_graph_captures_total": (1, 0, 0),
+        "nwor_fallback_count_total": (0, 2, 0),
+        "scv_fallback_count_total": (0, 1, 0),
+    }.items():
+        found = tuple(total(samples, name, rank=str(rank), **at) for rank in range(3))
+        assert (name, found) == (name, expected)
+    assert total(samples, "nwor_fallback_count_total", rank="1", reason=odd) == 2
+    assert total(samples, "nwor_unique_tokens", rank="0") == 4
+    # Rank 2 drafted nothing, so there is no rate: no sample, not 0.
+    rated = {dict(k)["rank"] for n, k in samples if n == "nwor_acceptance_rate"}
+    assert rated == {"0", "1"}
+    for file in files:
         file.close()
 
 
@@ -223,8 +205,6 @@ FALLBACKS = ("nwor_fallback_count_total", "scv_fallback_count_total")
 @pytest.mark.parametrize("name", FALLBACKS)
 def test_fallbacks_are_at_0_before_the_first(tmp_path: Path, name: str) -> None:
     """`increase()` sees a first fallback only where the series stood at 0 in a scrape before."""
-    from nwor_bench.records.types import MeasuredWindow
-
     files = MetricFiles(tmp_path, "nwor-0-1")
     metrics, labels = WindowMetrics(files), labels_of("a pair", "stage", "graph", 0)
     metrics.begin(labels)
@@ -234,18 +214,8 @@ def test_fallbacks_are_at_0_before_the_first(tmp_path: Path, name: str) -> None:
     assert known
     for reason in (*sorted(known), "not_known_yet"):
         reasons = [reason if n == name else None for n in FALLBACKS]
-        window = MeasuredWindow(
-            num_reqs=1,
-            draft_tokens=4,
-            accepted_tokens=1,
-            staged_tokens=0,
-            committed_tokens=0,
-            rejected_tokens=0,
-            stage_operations=0,
-            fallback_reason=reasons[0],
-            scv_fallback_reason=reasons[1],
-        )
-        metrics.add(window, labels)
+        reason_of = {"fallback_reason": reasons[0], "scv_fallback_reason": reasons[1]}
+        metrics.add(window(**reason_of), labels)
     after = parse(exposed(tmp_path))
     assert total(after, name) == len(known) + 1
     assert {v for (n, at), v in after.items() if n == name} == {1.0}
@@ -313,15 +283,6 @@ def test_a_dry_run_serves_nothing(
         code, out, _ = command_line(*TINY, "--dry-run", "--prometheus-port", port)
     assert code == 0
     assert "metrics: " not in out
-
-
-@pytest.mark.slow
-def test_a_sweep_from_the_command_line(
-    own_surroundings: None, command_line: Run, engine: FakeEngine
-) -> None:
-    code, out, _ = command_line(*TINY, "--output", "run", "--prometheus-port", "0")
-    assert code == 0
-    assert "metrics: http://localhost:" in out
 
 
 def open_metric_files() -> int:

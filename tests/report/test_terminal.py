@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from nwor_bench.analysis.findings.table import Severity, grouped
 from nwor_bench.cli.commands.report import report
-from nwor_bench.errors import ConfigError
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult
 from nwor_bench.report.answer import answer
@@ -151,16 +150,6 @@ def app():
 
 
 @pytest.mark.slow
-def test_the_command_rebuilds_the_reports(app, tmp_path, figures_left_out):
-    save_run(make_run(), tmp_path / "run")
-    result = CliRunner().invoke(app, [str(tmp_path / "run")])
-    assert result.exit_code == 0, result.output
-    assert "stage x off" in result.output
-    names = {"run.json", "cells.csv", "batches.csv", "windows.csv", "report.md", "report.html"}
-    assert names <= {path.name for path in (tmp_path / "run").iterdir()}
-
-
-@pytest.mark.slow
 def test_the_command_exits_with_3_if_a_cell_is_invalid(app, tmp_path, figures_left_out):
     run = change_batches(
         make_run(), lambda b: b.nwor_mode == "stage" and b.phase == "gate", parity="INVALID"
@@ -169,8 +158,3 @@ def test_the_command_exits_with_3_if_a_cell_is_invalid(app, tmp_path, figures_le
     result = CliRunner().invoke(app, [str(tmp_path / "run")])
     assert result.exit_code == 3
     assert "INVALID" in result.output
-
-
-def test_the_command_refuses_a_folder_without_a_run(app, tmp_path):
-    result = CliRunner().invoke(app, [str(tmp_path)])
-    assert isinstance(result.exception, ConfigError)

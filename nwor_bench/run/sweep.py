@@ -193,7 +193,11 @@ def run_sweep(
     sweep = load_sweep(path)
     groups = group_by_engine(make_points(sweep))
     if options.output is not None:
-        _check_output(options.output)
+        if (options.output / INDEX_FILE).exists():
+            raise ConfigError.for_field(
+                "--output", str(options.output), "it already holds a sweep; name a new folder"
+            )
+        check_output(options.output)
     prepared = _checked(sweep, groups, console, options, check_engine)
     if options.dry_run:
         tell_plan(options, sweep_lines(sweep, groups, prepared))
@@ -232,8 +236,11 @@ def resume_sweep(
         )
     groups = group_by_engine(make_points(sweep))
     index.check_runs(groups)
-    left = [_without(group, index) for group in groups]
-    left = [group for group in left if group.points]
+    left = []
+    for group in groups:  # an engine's capacity stays the same
+        points = tuple(p for p in group.points if index.status(p.number) != DONE)
+        if points:
+            left.append(EngineGroup(group.number, group.spec, points))
     if not left:
         raise ConfigError.for_field("--resume", str(folder), "all of its runs are done")
     prepared = _checked(sweep, left, console, options, check_engine)
@@ -252,14 +259,29 @@ def _checked(
 ) -> dict[int, Prepared]:
     """Check every run of the groups before the first starts; the runs by number.
 
-    Engines are checked where they run: for a dry run nowhere, with Ray by its workers.
+    Memory and engines are checked where they run, with Ray by its workers; a dry run starts none.
     """
-    if options.ray:
-        _check_sweep_for_ray(sweep)
-    prepared = _prepare_all(groups, console, here=not options.ray)
+    if options.ray and sweep.settings.counters == Counters.DRAM:
+        raise ConfigError.for_field(
+            "--ray", True,  # a worker starts with the libcupti that PyTorch brings
+            "a Ray worker cannot read DRAM counters (counters under [settings]); leave --ray "
+            "out, or begin a sweep without counters",
+        )  # fmt: skip
+    prepared = {
+        point.number: prepare_point(point, console) for group in groups for point in group.points
+    }
+    pairs = [(group, prepared[group.points[0].number].pair) for group in groups]
+    if not options.ray:
+        for group, pair in pairs:
+            try:
+                require_memory(pair, group.spec)
+            except ConfigError as error:
+                raise error.within(f"engine {group.number} ({pair.name})") from error
+    for note in sorted({each.dtype_note for each in prepared.values() if each.dtype_note}):
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
     if not options.ray and not options.dry_run:
-        for group in groups:
-            check_engine(prepared[group.points[0].number].pair, group.spec)
+        for group, pair in pairs:
+            check_engine(pair, group.spec)
     return prepared
 
 
@@ -277,47 +299,3 @@ def _run(
 
         return run_on_ray(index, groups, sys.argv, console, options)
     return SweepRunner(index, prepared, console, engine_factory, options).run(groups)
-
-
-def _check_sweep_for_ray(sweep: SweepFile) -> None:
-    """Refuse DRAM counters: a Ray worker starts with the libcupti that PyTorch brings."""
-    if sweep.settings.counters == Counters.DRAM:
-        raise ConfigError.for_field(
-            "--ray", True,
-            "a Ray worker cannot read DRAM counters (counters under [settings]); leave --ray "
-            "out, or begin a sweep without counters",
-        )  # fmt: skip
-
-
-def _check_output(folder: Path) -> None:
-    """Refuse a folder that already holds a sweep or a run, or that cannot be created."""
-    if (folder / INDEX_FILE).exists():
-        raise ConfigError.for_field(
-            "--output", str(folder), "it already holds a sweep; name a new folder"
-        )
-    check_output(folder)
-
-
-def _prepare_all(
-    groups: Sequence[EngineGroup], console: Console, here: bool = True
-) -> dict[int, Prepared]:
-    """Check every run before the first starts; memory only where the engines run `here`."""
-    prepared: dict[int, Prepared] = {}
-    for group in groups:
-        for point in group.points:
-            ready = prepare_point(point, console)
-            prepared[point.number] = ready
-        try:
-            if here:
-                require_memory(ready.pair, group.spec)
-        except ConfigError as error:
-            raise error.within(f"engine {group.number} ({ready.pair.name})") from error
-    for note in sorted({each.dtype_note for each in prepared.values() if each.dtype_note}):
-        console.print(note, highlight=False, markup=False, soft_wrap=True)
-    return prepared
-
-
-def _without(group: EngineGroup, index: SweepIndex) -> EngineGroup:
-    """The group without finished runs; the engine's capacity stays the same."""
-    points = tuple(p for p in group.points if index.status(p.number) != DONE)
-    return EngineGroup(group.number, group.spec, points)

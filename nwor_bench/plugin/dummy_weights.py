@@ -1,11 +1,10 @@
 """Generated weights for models without weights, with which attention matters.
 
-vLLM's dummy loader draws every weight from +-0.001. Activations are then so small that nothing
-which
-attention adds survives rounding to bf16, and no check of the K/V cache could see a fault. This
-loader fills the same parameters so that a row attends to itself with about a sixth of its attention
-at 1,000 tokens of context, no layer's rows become alike, and K and V stay below 10 (an fp8 cache
-with scale 1 holds 448).
+vLLM's dummy loader draws every weight from +-0.001. Activations are then so small that rounding to
+bf16 removes all that attention adds, and no check of the K/V cache could see a fault. This loader
+fills the same parameters so that a row attends to itself with about a sixth of its attention at
+1,000 tokens of context, no layer's rows become alike, and K and V stay below 10 (an fp8 cache with
+scale 1 holds 448).
 
 It is a loader because vLLM packs, splits and quantises weights right after loading.
 """

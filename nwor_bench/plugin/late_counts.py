@@ -265,10 +265,9 @@ class LateCounts:
             self._alone_in_a_row = 0
 
     def read_finished(self) -> None:
-        """Read counts of steps that the device has finished: one call begins a copy, a later takes
-        it.
+        """Read counts of steps that the device has finished, without waiting for it.
 
-        Waits for nothing. Needs the marks of `step_started`.
+        One call begins a copy, a later one takes it. Needs the marks of `step_started`.
         """
         if self._coming is not None:
             if self._coming[1].is_there():

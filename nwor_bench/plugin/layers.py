@@ -1,6 +1,6 @@
 """Which layers belong to the target, their caches, the slots of each, and recurrent states.
 
-Names alone do not show it: an EAGLE head on a 30-layer target registers as layer 30 of the same
+Names do not show it: an EAGLE head on a 30-layer target registers as layer 30 of the same
 model, in the same KV-cache group. The runner knows after both models were loaded.
 """
 

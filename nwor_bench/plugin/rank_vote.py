@@ -1,13 +1,12 @@
 """Tensor-parallel ranks agree on each window's outcome.
 
-A rank alone sees its own errors. Without a vote it would write its window directly while the others
-commit theirs. So the ranks exchange a few numbers on the host for each staged window, over vLLM's
-gloo group, and their reasons after an error.
+A rank sees only its own errors, and would write its window directly while the others commit theirs.
+So the ranks exchange a few numbers on the host for each staged window, over vLLM's gloo group, and
+their reasons after an error.
 
 Late counts are compared late: all ranks seal the same steps and keep a checksum of all counts up to
 each. A vote says how far a rank has read, and the next one compares the checksums of the last
-sealed
-step that all have read.
+sealed step that all have read.
 """
 
 from collections.abc import Sequence
@@ -62,9 +61,8 @@ class RankVote:
 
         Args:
             reason: why this rank's window fell back, or None.
-            num_accepted: accepted drafts of each request if the host knows them; ranks that differ
-                all
-                write directly.
+            num_accepted: accepted drafts of each request if the host knows them; if ranks differ,
+                all write directly.
         """
         if self._group is None:
             return reason

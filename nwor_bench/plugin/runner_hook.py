@@ -135,8 +135,7 @@ class RunnerHook(ABC):
 
         Args:
             output_lengths: tokens that each finished request returned, by its name; windows beyond
-                them
-                are counted separately. None: every window counts.
+                them are counted separately. None: every window counts.
         """
         self.late.resolve(output_lengths)
         return self.accumulator.drain()

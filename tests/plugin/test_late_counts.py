@@ -46,13 +46,6 @@ def test_a_staged_window_is_settled_from_the_devices_counts():
     assert window["uncounted_draft_tokens"] == 0
 
 
-def test_a_window_written_directly_stages_and_commits_nothing():
-    (window,) = resolved([step(["a-1"], [3], [4], fallback_reason="why")])
-    counted = ("staged_tokens", "committed_tokens", "rejected_tokens", "stage_operations")
-    assert [window[name] for name in counted] == [0, 0, 0, 0]
-    assert (window["accepted_tokens"], window["fallback_reason"]) == (2, "why")
-
-
 def test_prefill_only_requests_accept_nothing_and_acceptance_never_exceeds_drafts():
     (window,) = resolved([step(["a-1", "b-1", "c-1"], [0, 3, 9], [0, 2, 4])])
     assert window["accepted_tokens"] == 0 + 2 + 4

@@ -196,22 +196,6 @@ def test_every_class_has_its_ratio_with_an_interval(shown: Shown) -> None:
     assert ("nwor_live_ratio", "1") not in found
 
 
-def test_counters_grow_and_the_ratio_moves(shown: Shown) -> None:
-    shown.add(20)
-    shown.publisher.publish()
-    shown.publisher.publish()
-    assert shown.scrape()["nwor_live_groups_total", "all"] == 20
-    before = shown.scrape()["nwor_live_ratio", "all"]
-    shown.add(60, stage_ms=8.0)
-    shown.groups.add(timed(1.0), turns_of_group(98)[0])
-    shown.groups.add(timed(1.0), turns_of_group(99)[0])
-    shown.publisher.publish()
-    found = shown.scrape()
-    assert found["nwor_live_groups_total", "all"] == 80
-    assert found["nwor_live_ratio", "all"] < before
-    assert found["nwor_live_groups_left_out_total", "interrupted"] == 1
-
-
 def test_a_guard_shows_as_1(shown: Shown) -> None:
     shown.publisher.publish()
     shown.turns.stopped = Guard.RANKS_DIFFER

@@ -335,36 +335,6 @@ def test_a_chunked_layer_is_staged_if_it_tells_its_chunk() -> None:
     assert reason_of(runner_with(two(layer))) is None
 
 
-def test_a_real_chunked_layer_is_followed_on_a_cpu_too() -> None:
-    from vllm.model_executor.layers.attention.chunked_local_attention import (
-        create_chunked_local_attention_backend,
-    )
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
-
-    from nwor_bench.plugin.layers import StagingUnavailable, TargetLayers
-    from nwor_bench.plugin.runner_v1.cpu_attention import (
-        ReferenceCPUAttentionBackend,
-        ReferenceCPUAttentionImpl,
-        stageable_layers,
-    )
-
-    assert ReferenceCPUAttentionBackend.get_builder_cls() is CPUAttentionMetadataBuilder
-    impl = object.__new__(ReferenceCPUAttentionImpl)
-    impl.why_stock = None
-    backend = create_chunked_local_attention_backend(ReferenceCPUAttentionBackend, 64)
-    cache = torch.zeros(3, 2, 16, 64)
-    layer = SimpleNamespace(impl=impl, attn_backend=backend, kv_cache=cache, head_size=32)
-    runner = runner_with({NAMES[0]: layer})
-    runner.parallel_config.pipeline_parallel_size = 1
-    target = TargetLayers([NAMES[0]])
-    with pytest.raises(StagingUnavailable, match=r"^chunked_local_attention$"):
-        stageable_layers(runner, target)
-    layer.attention_chunk_size = 64
-    layers, slots = stageable_layers(runner, target)
-    assert [found.name for found in layers] == [NAMES[0]]
-    assert not slots.several
-
-
 def test_vllms_older_runner_is_refused_on_a_gpu() -> None:
     """Before anything else is looked at: its attention there is stock vLLM's."""
     from nwor_bench.plugin.layers import attention_layers

@@ -1,7 +1,7 @@
 """Ranges around a worker's windows: patches that exist only while NVTX is on.
 
 They are inside the runner hook's own wrappers, around vLLM's methods, so that `sample` is vLLM's
-sampling alone and `mask` and `commit` come after it. While NVTX is off no patch is in place.
+sampling only, and `mask` and `commit` come after it. While NVTX is off no patch is in place.
 """
 
 from collections.abc import Callable

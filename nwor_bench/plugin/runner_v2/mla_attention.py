@@ -7,9 +7,8 @@ activations (`forward_mha`), their context from the cache.
 
 In steps of equal windows stock attends the committed tokens, and our kernel adds the rest. vLLM's
 FlashAttention takes 24 us a layer at 8 requests of 1,250 tokens on an H200 and 51 at 64, our
-program for all of the attention 35 and 132. So stock is called
-with the lengths of what the cache holds, and is asked for its log-sum-exp, by which
-`mla_tail_triton` merges the window in.
+program for all of the attention 35 and 132. So stock is called with the lengths of what the cache
+holds, and its log-sum-exp lets `mla_tail_triton` merge the window in.
 """
 
 import sys

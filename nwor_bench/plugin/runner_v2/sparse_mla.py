@@ -155,17 +155,17 @@ def fused_write_patch(layers: Iterable[SparseMlaAttention], window: Window) -> P
     of_cache = {layer.cache.data_ptr(): layer for layer in layers}
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def fused_norm_rope(*args: Any, **told: Any) -> Any:
-            cache, latent = told.get("mla_kv_cache"), told.get("kv_c_out")
+        def fused_norm_rope(*args: Any, **given: Any) -> Any:
+            cache, latent = given.get("mla_kv_cache"), given.get("kv_c_out")
             if not window.is_staging or cache is None or latent is None:
-                return original(*args, **told)
+                return original(*args, **given)
             layer = of_cache.get(cache.data_ptr())
             if layer is None:
-                return original(*args, **told)
+                return original(*args, **given)
             if not window.is_control:
-                told["mla_kv_cache"] = None
-            queries = original(*args, **told)
-            layer.write(latent, told["k_pe_out"], told["slot_mapping"])
+                given["mla_kv_cache"] = None
+            queries = original(*args, **given)
+            layer.write(latent, given["k_pe_out"], given["slot_mapping"])
             return queries
 
         return fused_norm_rope

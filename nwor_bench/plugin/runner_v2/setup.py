@@ -278,15 +278,13 @@ def graph_facts(stock: Any, parts: StagingParts | None) -> dict[str, Any]:
         parts: staging for the runner; None if nothing can be staged.
     """
     facts: dict[str, Any] = {"mode": None if stock is None else stock.cudagraph_mode.name}
-    sizes = sorted(desc.num_tokens for desc in parts.graphs.wanted()) if parts else []
-    facts["stock_window_sizes"] = sizes
-    for name, each in (
-        ("stage", parts.graphs if parts else None),
-        ("control", parts.control_graphs if parts else None),
-        ("sham", parts.sham_graphs if parts else None),
-    ):
-        facts[f"{name}_window_sizes"] = each.capture_sizes if each else []
+    graphs, sham = (parts.graphs, parts.sham_graphs) if parts else (None, None)
+    facts["stock_window_sizes"] = sorted(d.num_tokens for d in graphs.wanted()) if graphs else []
+    facts["stage_window_sizes"] = graphs.capture_sizes if graphs else []
+    facts["sham_window_sizes"] = sham.capture_sizes if sham else []
+    facts["sham_capture_s"] = sham.capture_s if sham else None
+    control = parts.control_graphs if parts else None
+    for name, each in (("stage", graphs), ("control", control), ("sham", sham)):
         facts[f"{name}_memory_bytes"] = each.memory_bytes if each else None
         facts[f"{name}_unavailable"] = each.unavailable if each else None
-        facts[f"{name}_capture_s"] = each.capture_s if each else None
     return facts

@@ -16,7 +16,7 @@ from nwor_bench.instruments.pm_sampling import check_counters
 from nwor_bench.models.pairs import ResolvedPair, refused_config
 from nwor_bench.records.types import StageBy
 from nwor_bench.workload.config import RunSpec
-from nwor_bench.workload.option_values import Counters
+from nwor_bench.workload.run_spec import Counters
 
 
 @contextmanager

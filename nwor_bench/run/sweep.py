@@ -30,8 +30,8 @@ from nwor_bench.run.progress import check_vllm_version, console_for, tell_json, 
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.run.sweep_folder import DONE, FAILED, INDEX_FILE, INTERRUPTED, SweepIndex
 from nwor_bench.run.sweep_summary import sweep_result, swept_runs, write_summary
-from nwor_bench.workload.option_values import Counters
 from nwor_bench.workload.options import declared, flag_of, names
+from nwor_bench.workload.run_spec import Counters
 from nwor_bench.workload.sweep_file import (
     Axes,
     EngineGroup,

@@ -13,7 +13,7 @@ from nwor_bench.records.header import read_object
 from nwor_bench.records.run_folder import SWEEP_FILE
 from nwor_bench.records.store import read_header
 from nwor_bench.run.run_options import RunOptions
-from nwor_bench.workload.option_values import Counters
+from nwor_bench.workload.run_spec import Counters
 from nwor_bench.workload.sweep_file import EngineGroup, SweepFile, load_sweep
 from nwor_bench.workload.toml_file import dotted, remedy
 

@@ -50,11 +50,6 @@ def bare(kind: Any) -> Any:
     return kind
 
 
-def words_of(given: Any) -> tuple[str, ...]:
-    """The words of `off, stage`, or of a list."""
-    return tuple(word.strip() for word in (given.split(",") if isinstance(given, str) else given))
-
-
 @cache
 def _adapter(kind: Any) -> Any:
     from pydantic import TypeAdapter  # imports must leave --help fast
@@ -70,10 +65,10 @@ def read_as(kind: Any, flag: str, given: Any) -> Any:
 
     plain = bare(get_args(kind)[0] if get_origin(kind) is Annotated else kind)
     value = given
-    if get_origin(plain) is tuple and given is not None:
-        value = words_of(given)
-    elif get_origin(plain) is dict and given is not None:
-        value = json_object(flag, given)
+    if get_origin(plain) is tuple and isinstance(given, str):
+        value = [word.strip() for word in given.split(",")]
+    elif get_origin(plain) is dict and isinstance(given, str):
+        value = _json_of(flag, given)
     try:
         found = _adapter(kind).validate_python(value)
     except ValidationError as error:
@@ -82,11 +77,10 @@ def read_as(kind: Any, flag: str, given: Any) -> Any:
         known = get_args(word) if get_origin(word) is Literal else word
         if fault["type"] not in ("enum", "literal_error"):
             raise ConfigError.for_field(flag, fault["input"], remedy(fault)) from error
-        if not fault["input"]:
-            raise ConfigError.for_field(
-                flag, given, f"write for example {','.join(known)}"
-            ) from None
-        raise ConfigError.unknown(flag, fault["input"], [str(each) for each in known]) from None
+        if get_origin(plain) is tuple and not fault["input"]:
+            wanted = f"write for example {','.join(known)}"
+            raise ConfigError.for_field(flag, given, wanted) from None
+        raise ConfigError.unknown(flag, str(fault["input"]), map(str, known)) from None
     if found == ():
         raise ConfigError.for_field(flag, value, "write one or more, or leave it out")
     if isinstance(found, tuple) and len(set(found)) < len(found):
@@ -94,17 +88,14 @@ def read_as(kind: Any, flag: str, given: Any) -> Any:
     return found
 
 
-def json_object(flag: str, given: str | dict[str, Any]) -> dict[str, Any]:
-    """The object that a flag's JSON text holds, or that a file gives. Raises ConfigError."""
-    if isinstance(given, dict):
-        return given
+def _json_of(flag: str, text: str) -> dict[str, Any]:
     try:
-        value = parse_json(given)
+        value = parse_json(text)
     except ValueError as error:
         reason = f"it is not JSON ({error}); write an object such as '{{\"name\": 1}}'"
-        raise ConfigError.for_field(flag, given, reason) from error
+        raise ConfigError.for_field(flag, text, reason) from error
     if not isinstance(value, dict):
-        raise ConfigError.for_field(flag, given, "write a JSON object such as '{\"name\": 1}'")
+        raise ConfigError.for_field(flag, text, "write a JSON object such as '{\"name\": 1}'")
     return value
 
 

@@ -20,7 +20,7 @@ from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep import resume_sweep, run_sweep
 from nwor_bench.run.sweep_folder import SweepIndex, reads_dram
 from nwor_bench.workload.config import RunSpec, load_scenario, resolve
-from nwor_bench.workload.option_values import Counters
+from nwor_bench.workload.run_spec import Counters
 from nwor_bench.workload.sweep_file import Settings, SweepFile, group_by_engine, make_points
 
 OLD_RUN = Path(__file__).resolve().parent.parent / "golden" / "run"

@@ -359,10 +359,13 @@ def test_an_edited_header_is_refused_by_the_name_of_what_changed(
         go_on()
 
 
-def test_an_edited_mode_is_refused_by_its_name() -> None:
+@pytest.mark.parametrize(
+    ("modes", "words"), [(["offf"], "unknown name 'offf'"), ([5], "unknown name '5'"), (5, "5 is")]
+)
+def test_an_edited_mode_is_refused_by_its_name(modes: object, words: str) -> None:
     interrupted_at(9)
-    change_header(spec__nwor_modes=["offf"])
-    with refused("run.json", StoreError, naming="spec.nwor_modes: unknown name 'offf'"):
+    change_header(spec__nwor_modes=modes)
+    with refused("run.json", StoreError, naming=f"spec.nwor_modes: {words}"):
         go_on()
 
 

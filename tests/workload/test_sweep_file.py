@@ -25,7 +25,7 @@ from nwor_bench.run import execute
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep import check_flags, resume_sweep, run_sweep
 from nwor_bench.workload.config import RunSpec
-from nwor_bench.workload.option_values import CacheDtype
+from nwor_bench.workload.run_spec import CacheDtype
 from nwor_bench.workload.sweep_file import Axes, SweepFile, group_by_engine, load_sweep, make_points
 from nwor_bench.workload.toml_file import resource_dir
 

@@ -19,7 +19,7 @@ from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.header import KvGateFacts, RunHeader
 from nwor_bench.records.store import SUPERSEDED_EVENT, RunData, block_name
 from nwor_bench.records.types import AA, CellResult, RunStatus, Verdict
-from nwor_bench.workload.option_values import Counters
+from nwor_bench.workload.run_spec import Counters
 
 FEW_BLOCKS = 10
 """With fewer, intervals are wide."""

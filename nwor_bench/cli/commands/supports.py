@@ -73,8 +73,8 @@ def _engine(
 ) -> "EngineFacts":
     from nwor_bench.errors import ConfigError
     from nwor_bench.models.support.facts import Device, EngineFacts
-    from nwor_bench.workload.option_values import CacheDtype
     from nwor_bench.workload.options import read_as
+    from nwor_bench.workload.run_spec import CacheDtype
 
     if draft_tokens < 1:
         raise ConfigError.for_field("--draft-tokens", draft_tokens, "write 1 or more")

@@ -12,7 +12,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from refusals import refused
 from test_v2_hook import runner_of_two_requests
 
-from nwor_bench.errors import BenchError, ConfigError
+from nwor_bench.errors import BenchError
 
 pytestmark = pytest.mark.slow  # vLLM's runner is imported
 
@@ -186,16 +186,3 @@ def test_a_fault_while_vllm_loads_the_plugin_is_not_vllms(
     assert "planted" in caplog.text
     with refused(NOT_ATTACHED, BenchError, value="install:ZeroDivisionError (planted)"):
         NworWorkerExtension.nwor_status(SimpleNamespace())
-
-
-def test_what_the_environment_asks_wrongly_is_still_one_clear_error(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_: Any) -> None:
-        raise ConfigError.at("VLLM_NWOR_STAGE_BY", "planted")
-
-    with refused("VLLM_NWOR_STAGE_BY"):
-        registering(monkeypatch, refuse)()
-    monkeypatch.setenv("VLLM_NWOR_MODE", "stag")
-    with refused("VLLM_NWOR_MODE", value="stag", near="stage"):
-        registering(monkeypatch, fails)()

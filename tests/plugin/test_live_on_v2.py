@@ -1,7 +1,6 @@
-"""Turns of a server on the V2 runner's hook: both modes, alarms, and what comes after them."""
+"""Turns of a server on the V2 runner's hook: both modes, and what follows a refused commit."""
 
 from collections import Counter
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,17 +67,3 @@ def test_a_refused_commit_ends_staging_and_loses_no_window(monkeypatch: pytest.M
     reasons = [counts.fallback_reason for counts, _ in later if counts.fallback_reason]
     assert len(reasons) == 1
     assert reasons[0].startswith("device_refused")
-
-
-def test_an_alarm_is_told_in_the_next_staged_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = Started(monkeypatch)
-    started.run(9)
-    wrong = SimpleNamespace(**{**vars(started.windows[0][0]), "accepted_tokens": 99})
-    started.turns.check(wrong)  # type: ignore[arg-type]
-    later = started.run(40)
-    assert started.turns.stopped is Guard.COUNTS
-    reasons = [counts.fallback_reason for counts, _ in later if counts.fallback_reason]
-    assert reasons == ["counts_do_not_add_up:accepted_more_than_drafted"]
-    assert started.hook.nwor_mode is NworMode.OFF
-    assert [counts.staged_tokens for counts, _ in later] == [0] * 40
-    assert started.hook.window.staging.direct_writes == 1

@@ -9,7 +9,6 @@ from v2_pieces import make_hook, run_step
 from nwor_bench.plugin.interleaving import Interleaving
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.records.cell import SHAM, SWITCHED
-from nwor_bench.records.types import NworMode, ScvMode
 from nwor_bench.records.window_order import Turn
 
 pytestmark = pytest.mark.slow  # vLLM's runner is imported
@@ -65,15 +64,6 @@ def test_a_sham_patches_and_replays_graphs_of_its_own_in_mode_off(
         assert machine.layer.forward() == "stock"
     off, sham = ("off", False, "vLLM"), ("off", True, "sham")
     assert seen == [off, sham, ("stage", True, "vLLM"), sham, off]
-
-
-def test_graphs_of_the_sham_are_captured_without_our_attention(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    machine = Machine(monkeypatch)
-    machine.hook.take_turn(NworMode.STAGE, ScvMode.OFF)
-    assert machine.hook.prepare_sham() is None
-    assert machine.captures == 1
 
 
 def test_a_sham_turns_windows_count_as_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ def _gpus() -> tuple[tuple[GpuFacts, ...], str | None]:
 
 def _gpu(nvml: Any, handle: Any) -> GpuFacts:
     def ask(name: str, *arguments: Any) -> Any:
-        """One NVML query, or None where this GPU does not support it."""
+        """One NVML query, or None if this GPU does not support it."""
         try:
             return getattr(nvml, name)(handle, *arguments)
         except nvml.NVMLError:

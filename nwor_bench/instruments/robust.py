@@ -1,4 +1,4 @@
-"""Location and slope of group effects, with intervals that bear heavy tails and autocorrelation.
+"""Location and slope of group effects, with intervals for heavy tails and autocorrelation.
 
 Three parts, each chosen by simulation (sweeps/studies/interleaved-coverage):
 

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from nwor_bench.models.config_reader import MODEL_BITS, Config, ConfigReader
-from nwor_bench.models.layer_kinds import Kind, kinds_of
+from nwor_bench.models.config_reader import MODEL_BITS, Config, ConfigReader, Kind, kinds_of
 from nwor_bench.models.recurrent import read_state, recurrent_kinds
 from nwor_bench.models.shape import Experts, Heads, Indexer, Layer, Mla, ModelShape
 

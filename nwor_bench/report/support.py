@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from nwor_bench.models.layer_kinds import Kind
+from nwor_bench.models.config_reader import Kind
 from nwor_bench.models.recurrent import RecurrentLayers
 from nwor_bench.models.support.facts import LayerFacts
 from nwor_bench.models.support.predict import (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from refusals import refused
 
-from nwor_bench.models.layer_kinds import Kind
+from nwor_bench.models.config_reader import Kind
 from nwor_bench.models.support.facts import (
     OWN_ATTENTION,
     Device,
@@ -292,7 +292,7 @@ def test_a_model_of_one_layer_has_no_plural() -> None:
 def test_a_model_is_found_by_file_folder_kept_name_and_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(PLAIN))

@@ -7,8 +7,7 @@ from enum import StrEnum
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.config_json import has_latent_rows, read_latent_row, read_layer_heads
-from nwor_bench.models.config_reader import Config, ConfigReader
-from nwor_bench.models.layer_kinds import Kind, kinds_of
+from nwor_bench.models.config_reader import Config, ConfigReader, Kind, kinds_of
 
 _MM_PREFIX = ("bagel", "gemma3", "molmo2", "moondream3", "paligemma")
 """Model types whose images see themselves in both directions, by vLLM's list."""

@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
-from nwor_bench.models.layer_kinds import Kind
+from nwor_bench.models.config_reader import Kind
 from nwor_bench.models.support.facts import (
     OWN_ATTENTION,
     OWN_BUILDERS,

@@ -6,14 +6,13 @@ could not be read are in the list `left_out`.
 """
 
 import json
-import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.models.layer_kinds import Kind
+from nwor_bench.models.config_reader import Kind
 from nwor_bench.models.pairs.local import locate_model, read_config_file, read_model_config
 from nwor_bench.models.support.facts import EngineFacts, ModelFacts, read_facts
 from nwor_bench.models.support.predict import Method, MethodSupport, method_support
@@ -131,25 +130,12 @@ def find_config(named: str) -> FoundConfig:
     for kept in kept_models():
         if kept.name.lower() == named.lower():
             return FoundConfig(kept.name, kept.config, kept.source)
-    cached = cached_config(named)
-    if cached is not None:
-        return FoundConfig(named, read_config_file(cached, FIELD, named), str(cached))
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    cached = try_to_load_from_cache(named, "config.json", cache_dir=constants.HF_HUB_CACHE)
+    if isinstance(cached, str):
+        return FoundConfig(named, read_config_file(Path(cached), FIELD, named), cached)
     raise ConfigError.for_field(
         FIELD, named, "it is neither kept nor in the hub's cache; name its config.json or its "
         "folder, or see `nwor-bench supports --recipes` for the kept ones",
     )  # fmt: skip
-
-
-def cached_config(hub_name: str) -> Path | None:
-    """config.json of the hub's cache, of the revision that `main` was; None if there is none."""
-    home = os.environ.get("HF_HOME") or home_path("~/.cache/huggingface")
-    root = home_path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
-    folder = root / f"models--{hub_name.replace('/', '--')}"
-    try:
-        revision = (folder / "refs/main").read_text(encoding="utf-8").strip()
-    except OSError:
-        revision = ""
-    named = folder / "snapshots" / revision / "config.json"
-    if revision and named.is_file():
-        return named
-    return next(iter(sorted(folder.glob("snapshots/*/config.json"))), None)

@@ -1,4 +1,4 @@
-"""How a run is shown and where it goes: the options that change nothing of what is measured."""
+"""Options that do not change the measurement: where a run goes and what is shown."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ def _new_folder(flag: str, text: str) -> Path:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Where a run or a sweep of runs goes, what is shown of it, and who is told."""
+    """Where a run or a sweep goes, and what is printed."""
 
     # fmt: off
     output: Annotated[Path | None, Option(

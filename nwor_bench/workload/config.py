@@ -29,7 +29,7 @@ class PromptSource(StrictModel):
     min_chars: int = Field(default=1, ge=1)
     max_chars: int | None = Field(default=None, ge=1)
     tokens: int | None = Field(default=None, ge=1, le=10_000_000)
-    """Cut or repeat each prompt to exactly so many tokens."""
+    """Cut or repeat each prompt to exactly this many tokens."""
 
     @model_validator(mode="after")
     def _has_lengths(self) -> "PromptSource":
@@ -127,7 +127,7 @@ def _require_known(given: Iterable[str]) -> None:
 
 
 def _add_entries(values: dict[str, Any], given: Mapping[str, Any]) -> None:
-    """Put what has a name of its own where vLLM looks for it."""
+    """Move values of `VllmEntries` into the JSON that vLLM reads."""
     for each in declared(VllmEntries):
         value = given.get(each.name)
         if value is not None and each.option.entry is not None:
@@ -222,7 +222,7 @@ def _check_amount(spec: RunSpec) -> None:
             "--max-warmup",
             spec.max_warmup,
             f"write {WARMUP_LOOKBACK} or more: fewer batches cannot show whether times are steady; "
-            f"for exactly so many write --warmup {spec.max_warmup} too",
+            f"for exactly that many write --warmup {spec.max_warmup} too",
         )
 
 

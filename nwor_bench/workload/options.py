@@ -195,7 +195,7 @@ class Declared:
     bounds: tuple[Any, ...]
     """Of its values, from `annotated_types`."""
     default: Any
-    """None where the holder's fields replace values that stand elsewhere."""
+    """None if the field replaces a value of another place, such as the scenario's."""
     option: Option
 
     @property
@@ -215,7 +215,7 @@ class Declared:
 
     @property
     def written(self) -> Any:
-        """Its type in sweep files, and in flags where these have it."""
+        """Its type in flags and sweep files."""
         kind = self.option.written or self.kind
         return kind if self.written_default is not None else kind | None
 

@@ -82,7 +82,7 @@ def bytes_of_gib(field: str, given: float) -> int:
 
 
 class Counters(StrEnum):
-    """What untimed blocks behind the timed ones count. One at a time: PyTorch's profiler, which
+    """What is counted in untimed blocks after the timed ones. Only one: PyTorch's profiler, which
     counts launches, changes the clock of the DRAM counters in every later run of the process."""
 
     DRAM = "dram"
@@ -93,7 +93,7 @@ class ScenarioValues:
     """How many prompts run at once and how the model decodes; `Scenario` adds the prompts.
 
     A plain class whose annotations pydantic takes over, so that --help reads them without it. The
-    upper limits catch slips of the keyboard before their prompts fill the memory.
+    upper limits catch typing errors before their prompts fill the memory.
     """
 
     # fmt: off
@@ -158,7 +158,7 @@ class PairChoice:
     def with_config(self, config: Mapping[str, Any] | None) -> "PairChoice":
         """Take the method and the drafter from vLLM's speculative_config if no flag names them.
 
-        Raises ConfigError where a flag says otherwise.
+        Raises ConfigError if a flag contradicts it.
         """
         draft_model = _agreed("--draft-model", self.draft_model, config, "model")
         method = _agreed("--method", self.method, config, "method")

@@ -55,7 +55,7 @@ class Plan:
         return not self.interleaved or block.number in checked
 
     def window_order(self, block: Block, cells: Sequence[Cell]) -> WindowOrder:
-        """The turns of these cells, off x off among them, in the block's interleaved batch."""
+        """The order of these cells' windows in the block's interleaved batch; off x off is one."""
         seed = f"{self.seed}:windows:{block.number}"
         return WindowOrder(tuple(cells), compared_pairs(cells), seed)
 

@@ -5,7 +5,7 @@ in a quarter of runs (simulated: sweeps/studies/interval-coverage). Whether an i
 narrow says nothing about where it lies, so a run may stop on it (Chow and Robbins, Annals of
 Mathematical Statistics 36, 1965). What remains is that a narrow interval is also a lucky one; a
 first look after FIRST_LOOK blocks and looks that lie LOOK_STEP apart keep the interval's
-coverage at the stop between 93 and 97 % (simulated likewise). The clock knows no ratio at all.
+coverage at the stop between 93 and 97 % (simulated too). The clock does not depend on the ratio.
 """
 
 from collections.abc import Sequence
@@ -30,11 +30,11 @@ class StoppingRule:
     """How many timed blocks a sweep runs.
 
     Attributes:
-        blocks: without `ci_width` and `time_budget_s` exactly so many, else at least (the clock
+        blocks: without `ci_width` and `time_budget_s` exactly this many, else at least (the clock
             may end it before).
-        max_blocks: at most so many.
+        max_blocks: at most this many.
         ci_width: stop when the half-width of every ratio's interval is at most this fraction.
-        time_budget_s: start no block that would end later than so many seconds after the engine's
+        time_budget_s: start no block that would end later than this many seconds after the engine's
             start.
     """
 
@@ -45,7 +45,7 @@ class StoppingRule:
 
     @property
     def looks(self) -> tuple[int, ...]:
-        """Numbers of blocks after which the widths are looked at, the last one aside."""
+        """Numbers of blocks after which the widths are checked, without the last."""
         if self.ci_width is None:
             return ()
         found = [max(self.blocks, FIRST_LOOK)]

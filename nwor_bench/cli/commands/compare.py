@@ -53,7 +53,7 @@ def compare(
         bool, typer.Option("--quiet", "-q", help="Print only the answer.", rich_help_panel=OUTPUT)
     ] = False,
 ) -> None:  # fmt: skip
-    """Compare two runs cell by cell: where is NEW slower than BASE, or broken?
+    """Compare two runs cell by cell: is NEW slower than BASE, or broken?
 
     Two sweep folders are compared run by run.
     Exit codes: 0 no regression, 2 bad input, 4 a regression,

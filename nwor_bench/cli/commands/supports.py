@@ -126,8 +126,8 @@ def _show(document: "Document", quiet: bool) -> None:
     print_document(Console(), document, quiet=quiet)
 
 
-def _print_json(told: dict[str, Any]) -> None:
+def _print_json(content: dict[str, Any]) -> None:
     from nwor_bench import __version__
     from nwor_bench.records.files import document
 
-    typer.echo(document({"supports_version": 1, "nwor_bench": __version__, **told}), nl=False)
+    typer.echo(document({"supports_version": 1, "nwor_bench": __version__, **content}), nl=False)

@@ -8,6 +8,7 @@ from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.cell_data import REFERENCE
 from nwor_bench.analysis.effects import WINDOWS
 from nwor_bench.analysis.findings.run import nothing_timed, sufficient_budget
+from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN
 from nwor_bench.analysis.verdicts import VALUES_NOT_COMPARED
 from nwor_bench.records.facts import EngineStatus
@@ -230,6 +231,8 @@ def same_output(cells: Sequence[CellResult]) -> str:
             "Yes, except at ties: wherever a cell's token differed, off x off itself cannot tell "
             "the two tokens apart. Evidence lists them."
         )
+    if any(cell.parity == ACCEPTANCE_ONLY for cell in compared):
+        return "Only acceptance by position was compared, because acceptance is synthetic here."
     return "As far as it could be checked; see Evidence."
 
 

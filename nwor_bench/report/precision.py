@@ -1,7 +1,6 @@
 """How sure the ratios are: interleaved windows and the effect in parts; windows and blocks."""
 
 from collections.abc import Sequence
-from statistics import median
 
 import numpy as np
 
@@ -67,8 +66,6 @@ def interleaved_section(analysis: Analysis) -> Section | None:
         _windows_and_batches(effects, results),
         Paragraph(sham_words(analysis.run)),
     ]
-    seen = what_batches_show(cells)
-    blocks += [Paragraph(seen)] if seen else []
     remarks = [*_left_out(effects), *_untested(effects)]
     blocks += [Bullets(tuple(remarks))] if remarks else []
     blocks += [_split_table(analysis.splits)] if analysis.splits else []
@@ -96,19 +93,6 @@ def sham_words(run: RunData) -> str:
     )
     rest = f" Windows of it that switched nothing: {without}." if without else ""
     return f"{IS_SHAM if switched else NO_SHAM}{rest}"
-
-
-def what_batches_show(cells: Sequence[CellResult]) -> str | None:
-    """The smallest bias of windows that whole batches would show; None without such a check."""
-    found = [cell.visible_bias for cell in cells if cell.visible_bias is not None]
-    if not found:
-        return None
-    ends = f", {percent(min(found))} to {percent(max(found))}" if len(found) > 1 else ""
-    return (
-        f"Whole batches would show a bias of the windows' ratios of {percent(median(found))} or "
-        f"more (median of {plural(len(found), 'cell')}{ends}). They miss a smaller one in more "
-        "than half of the runs."
-    )
 
 
 def _pair_name(effect: PairEffect) -> str:

@@ -1,6 +1,6 @@
 """The report of a run: the answer, its cells, the evidence, the run itself, the glossary."""
 
-import shlex
+import re
 from collections.abc import Iterator, Sequence
 
 from nwor_bench.analysis.analyse import Analysis
@@ -176,29 +176,12 @@ def _repeat(command: str | None) -> Block:
     """The command without this run's folder, which exists; a sentence if none is known."""
     if not command:
         return Paragraph("The command was not recorded.")
-    words = _split(command)
-    if any(word.split("=")[0] in _OF_MANY_RUNS for word in words):
+    if re.search(rf" ({'|'.join(_OF_MANY_RUNS)})\b", command):
         return Paragraph(
             "This run's own command was not recorded: it was part of a sweep file or was resumed. "
             "Its settings are under This run."
         )
-    return Code(_without_output(words) if "--output" in command else command)
-
-
-def _split(command: str) -> list[str]:
-    try:
-        return shlex.split(command)
-    except ValueError:  # not a command line that nwor-bench wrote
-        return [command]
-
-
-def _without_output(words: list[str]) -> str:
-    kept, skip = [], False
-    for word in words:
-        if not skip and word.split("=")[0] != "--output":
-            kept.append(word)
-        skip = word == "--output"
-    return shlex.join(kept)
+    return Code(re.sub(r" --output[ =]('[^']*'|\S+)", "", command))
 
 
 def _findings(analysis: Analysis) -> Section:

@@ -91,13 +91,6 @@ def test_what_the_aa_cell_switched_is_told() -> None:
     assert "7 (on this runner" in none
 
 
-def test_the_bias_that_whole_batches_show_is_told() -> None:
-    seen = [cell.visible_bias for cell in summarised(run()) if cell.visible_bias is not None]
-    assert len(seen) == 7
-    (told,) = [text for text in words(run()) if text.startswith("Whole batches would show")]
-    assert f"of {100 * sorted(seen)[3]:.1f} % or more (median of 7 cells" in told
-
-
 def test_carry_over_that_could_not_be_tested_is_told_with_its_reason() -> None:
     few = interleaved_run(Planted(EFFECTS), batches=3)
     found = interleaved_section(analysed(few))

@@ -9,7 +9,6 @@ import pytest
 from documented_keys import lacking, top_level
 from fake_bench import FACTS, make_bench
 from rich.console import Console
-from simulated_ncu_report import Action, report_of
 
 from nwor_bench.errors import ExitCode
 from nwor_bench.microbench.bench import run_kernels
@@ -90,29 +89,21 @@ def test_profile(command_line: Run) -> None:
         assert plain.strip() == told["command"]
 
 
-def test_profile_ncu(command_line: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = tmp_path / "r.ncu-rep"
-    report.touch()
-    module = report_of(Action((("batch", 1), ("window", 0)), gpu_ns=(5, "ns")))
-    monkeypatch.setattr("nwor_bench.instruments.nsight.ncu.load_module", lambda ncu: module)
-    told = check_keys(
-        command_line("profile", "ncu", "--read", str(report), "--json")[1], "profile ncu"
-    )
-    assert len(told["windows"]) == len(Path(told["table"]).read_text().splitlines()) - 1
-    quiet = command_line("profile", "ncu", "--read", str(report), "-q")[1]
-    assert quiet == f"{told['table']}\n"
-
-
-def test_profile_nsys(command_line: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = tmp_path / "nsys"
+@pytest.mark.parametrize(("name", "flag"), [("ncu", "--export"), ("nsys", "--output")])
+def test_profile_names_its_report(
+    name: str, flag: str, command_line: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / name
     tool.write_text(
         '#!/bin/sh\n[ "$1" = --version ] && echo 2025.3.1 && exit\n'
-        'while [ "$1" != --output ]; do shift; done; echo report > "$2.nsys-rep"\n'
+        f'while [ "$1" != {flag} ]; do shift; done; echo report > "$2.{name}-rep"\n'
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    out = command_line("profile", "nsys", "--json", "--", "sweep")[1]
-    assert Path(check_keys(out, "profile nsys")["report"]).read_text() == "report\n"
+    told = check_keys(command_line("profile", name, "--json", "--", "sweep")[1], f"profile {name}")
+    assert Path(told["report"]).read_text() == "report\n"
+    quiet = command_line("profile", name, "-q", "--", "sweep")[1]
+    assert quiet == f"{told['report']}\n"
 
 
 @pytest.mark.slow

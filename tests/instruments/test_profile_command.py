@@ -1,9 +1,7 @@
-"""`nwor-bench profile`: command lines, missing tools, and where reports and tables lie."""
+"""`nwor-bench profile`: command lines, missing tools, and reports."""
 
-import csv
 import re
 import shlex
-import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
-from simulated_ncu_report import Action, report_of
 from typer.testing import CliRunner
 
 from nwor_bench.cli.app import app
@@ -25,7 +22,6 @@ from nwor_bench.instruments.nsight.ncu import (
     ncu_command,
     numbers_regex,
 )
-from nwor_bench.records.store import read_run
 
 pytestmark = pytest.mark.slow  # whole command lines
 
@@ -48,7 +44,7 @@ def test_ncu_dry_run_prints_what_would_run() -> None:
     assert pairs["--nvtx-include"] == "nwor-bench@window/"
     assert pairs["--cache-control"] == pairs["--clock-control"] == "none"
     assert pairs["--replay-mode"] == "app-range"
-    assert pairs["--metrics"].split(",") == list(METRICS.values())
+    assert pairs["--metrics"].split(",") == list(METRICS)
 
 
 def matched(pattern: str, up_to: int) -> list[int]:
@@ -88,7 +84,6 @@ def test_nsys_dry_run_prints_its_command() -> None:
         (["nsys", "--dry-run", "--", "sweep", "--file=x"], "--file"),
         (["nsys", "--dry-run", "--", "report", "x"], "-- sweep"),
         (["ncu", "--dry-run", "--windows", "0", "--", "sweep"], "--windows"),
-        (["ncu", "--dry-run", "--run", "runs/x", "--", "sweep"], "--run"),
         (["nsys", "--dry-run", "--capture", "window", "--", "sweep"], "--capture"),
     ],
 )
@@ -100,7 +95,7 @@ def test_what_cannot_run_is_refused(arguments: list[str], message: str) -> None:
 
 
 @pytest.mark.parametrize("tool", ["ncu", "nsys"])
-def test_a_missing_tool_is_one_message_and_no_table(
+def test_a_missing_tool_is_one_message_and_no_report(
     tool: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -129,7 +124,9 @@ def test_an_old_tool_is_refused(says: str, version: str, tmp_path: Path) -> None
         tools.check_version("ncu", tool)
 
 
-def test_a_tool_that_fails_leaves_no_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_tool_that_fails_leaves_no_report(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     script(tmp_path / "ncu", 'case "$1" in --version) echo "Version 2025.3.1.0";; *) exit 9;; esac')
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     monkeypatch.chdir(tmp_path)
@@ -138,14 +135,6 @@ def test_a_tool_that_fails_leaves_no_table(monkeypatch: pytest.MonkeyPatch, tmp_
     assert "exit code 9" in str(result.exception)
     assert "NVreg_RestrictProfilingToAdminUsers=0" in str(result.exception)
     assert [path.name for path in tmp_path.iterdir()] == ["ncu"]
-
-
-def test_a_report_is_kept_where_the_module_is_missing(here: Path) -> None:
-    script(here / "../bin/ncu", WRITES)
-    result = invoke("profile", "ncu", "--", *SWEEP)
-    assert "ncu_report does not load" in str(result.exception)
-    assert "nwor-bench profile ncu --read nwor-ncu.ncu-rep" in result.output
-    assert Path("nwor-ncu.ncu-rep").read_text() == "report\n"
 
 
 WRITES = (
@@ -166,9 +155,17 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "here"
 
 
+def test_the_report_is_named_with_the_command_that_reads_it(here: Path) -> None:
+    script(here / "../bin/ncu", WRITES)
+    result = invoke("profile", "ncu", "--", *SWEEP)
+    assert result.exit_code == 0, result.exception
+    assert Path("nwor-ncu.ncu-rep").read_text() == "report\n"
+    reads = "ncu --import nwor-ncu.ncu-rep --page raw --csv --print-units base"
+    assert result.stdout == f"Report: nwor-ncu.ncu-rep (to read it: {reads})\n"
+
+
 def test_an_earlier_report_is_not_taken_for_this_runs(here: Path) -> None:
-    for earlier in ("nwor-ncu.ncu-rep", "nwor-ncu.windows.csv"):
-        (here / earlier).write_text("of another run")
+    (here / "nwor-ncu.ncu-rep").write_text("of another run")
     script(here / "../bin/ncu", WRITES_NONE)
     result = invoke("profile", "ncu", "--", *SWEEP)
     assert isinstance(result.exception, ConfigError)
@@ -211,14 +208,6 @@ def test_a_reports_ending_may_be_written(tool: str) -> None:
     assert " a.b " in plain.stdout
 
 
-@pytest.mark.parametrize("source", ["none.ncu-rep", "folder"])
-def test_a_report_to_read_that_is_none_is_named_before_the_module(source: str, here: Path) -> None:
-    (here / "folder").mkdir()
-    result = invoke("profile", "ncu", "--read", source)
-    assert isinstance(result.exception, ConfigError)
-    assert str(result.exception) == f"profile ncu: {source}: there is no such file"
-
-
 @pytest.mark.parametrize("tool", ["ncu", "nsys"])
 @pytest.mark.parametrize("text", ["printf '\\377\\376'", None], ids=["no text", "no program"])
 def test_a_tool_that_is_none_is_one_message(tool: str, text: str | None, here: Path) -> None:
@@ -227,17 +216,6 @@ def test_a_tool_that_is_none_is_one_message(tool: str, text: str | None, here: P
         path.write_bytes(b"\x7fELF and no more")
     with refused(path.name, tools.ToolUnavailable, naming=tools.PRODUCT[tool]):
         raise invoke("profile", tool, "--", *SWEEP).exception
-
-
-@pytest.mark.parametrize(
-    "rest", [["--", *SWEEP], ["--repotr", "x"], ["--report", "x"], ["--dry-run"]]
-)
-def test_an_option_that_reading_ignores_is_refused(here: Path, rest: list[str]) -> None:
-    """Options that profile does not know are the sweep's, and --read runs none."""
-    named = next(word for word in rest if word != "--")
-    with refused("profile", naming="--read x.y") as caught:
-        raise invoke("profile", "ncu", "--read", "x.y", *rest).exception
-    assert named in caught.value.value
 
 
 def test_graphs_are_warned_of() -> None:
@@ -249,44 +227,6 @@ def test_graphs_are_warned_of() -> None:
     warning = graph_warning(["sweep", "--engine-args", '{"enforce_eager": false}'])
     assert warning is not None
     assert "--counters dram" in warning
-
-
-GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "run"
-
-
-def test_windows_are_named_by_the_cells_of_the_sweeps_own_run(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The run is the one that the profiled sweep has made, in its last pass."""
-    earlier = here / "runs" / "20990101T000000Z-short-tiny"
-    shutil.copytree(GOLDEN, earlier)
-    made = [f"runs/2026010{number}T000000Z-short-tiny" for number in (1, 2)]
-    copies = "; ".join(f"mkdir {run}; cp {GOLDEN}/* {run}" for run in made)
-    script(here / "../bin/ncu", WRITES.replace("echo report", f"{copies}; echo report"))
-    batches = read_run(GOLDEN).batches
-    actions = [Action((("batch", b.batch), ("window", 0)), gpu_ns=(5, "ns")) for b in batches]
-    module, table = report_of(*actions), here / "nwor-ncu.windows.csv"
-    monkeypatch.setattr("nwor_bench.instruments.nsight.ncu.load_module", lambda ncu: module)
-    result = invoke("profile", "ncu", "--", *SWEEP)
-    assert result.exit_code == 0, result.exception
-    assert f"--read nwor-ncu.ncu-rep --run {made[1]})" in result.stderr
-    with table.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["cell"] for row in rows] == [f"{b.nwor_mode} x {b.scv_mode}" for b in batches]
-    assert len({row["cell"] for row in rows}) > 1
-    early = [b for b in batches if b.phase != "timed"]
-    assert early == list(batches[: len(early)])
-    skip = sum(batch.windows for batch in early)
-    assert f"{len(early)} of {len(batches)} windows belong to warm-up and gate" in result.stderr
-    assert f"--skip {skip}, " in result.stderr
-
-    again = invoke("profile", "ncu", "--read", "nwor-ncu.ncu-rep", "--run", made[1])
-    assert again.exit_code == 0, again.exception
-    with table.open(newline="") as file:
-        assert list(csv.DictReader(file)) == rows
-    invoke("profile", "ncu", "--read", "nwor-ncu.ncu-rep")
-    with table.open(newline="") as file:
-        assert {row["cell"] for row in csv.DictReader(file)} == {""}  # not known
 
 
 def test_ncus_command_needs_no_shell() -> None:

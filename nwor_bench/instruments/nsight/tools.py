@@ -23,7 +23,7 @@ PLACES = {
     "ncu": ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu"),
     "nsys": ("/usr/local/cuda/bin/nsys", "/opt/nvidia/nsight-systems/*/bin/nsys"),
 }
-"""Where NVIDIA's packages install them, if they are not in PATH."""
+"""Other places: those of NVIDIA's packages."""
 
 ROOT = "/"
 
@@ -35,20 +35,10 @@ class ToolUnavailable(ConfigError):
 
 
 def find_tool(name: str) -> Path:
-    """Path of `ncu` or `nsys`. Raises ToolUnavailable if it is not installed."""
-    found = look_for_tool(name)
-    if found is None:
-        raise ToolUnavailable.at(
-            f"profile {name}: {PRODUCT[name]}",
-            f"is not installed (no {name!r} in PATH); install it with the CUDA toolkit, or put its "
-            "folder into PATH",
-            joint=" ",
-        )
-    return found
+    """Path of `ncu` or `nsys`, in PATH or where NVIDIA's packages install it.
 
-
-def look_for_tool(name: str) -> Path | None:
-    """Path of `ncu` or `nsys` in PATH or where NVIDIA's packages install it; else None."""
+    Raises ToolUnavailable if it is not installed.
+    """
     found = shutil.which(name)
     if found is not None:
         return Path(found)
@@ -56,7 +46,12 @@ def look_for_tool(name: str) -> Path | None:
         installed = list(Path(ROOT).glob(pattern.lstrip("/")))
         if installed:
             return max(installed, key=_version_in)
-    return None
+    raise ToolUnavailable.at(
+        f"profile {name}: {PRODUCT[name]}",
+        f"is not installed (no {name!r} in PATH); install it with the CUDA toolkit, or put its "
+        "folder into PATH",
+        joint=" ",
+    )
 
 
 def _version_in(path: Path) -> list[int]:

@@ -1,9 +1,9 @@
 """Compare Nsight Compute's bytes per window with those sampled in the process (PM sampling).
 
     nwor-bench profile ncu ...
-    nwor-bench profile ncu --read REPORT.ncu-rep
-    python sweeps/studies/profiler-cross-check/measure.py REPORT.windows.csv RUN --profile COMMAND
+    python sweeps/studies/profiler-cross-check/measure.py REPORT.ncu-rep RUN --profile COMMAND
 
+NVIDIA's module `ncu_report` reads the report: put extras/python of Nsight Compute into PYTHONPATH.
 RUN holds sampled windows of the same engine arguments and the same drafts (sweep --counters dram,
 or `sweeps/studies/dram-bytes/measure.py`). A window of the report is compared with the mean of the
 sampled off x off windows of its number in a batch. Writes ncu.csv.
@@ -21,6 +21,40 @@ from nwor_bench.records.types import BatchRecord, NworMode, Phase, ScvMode, Wind
 
 SECTOR = 32
 """Bytes of one of L2's sectors."""
+
+
+METRICS = {
+    "dram_read_bytes": "dram__bytes_read.sum",
+    "dram_write_bytes": "dram__bytes_write.sum",
+    "l2_read_sectors": "lts__t_sectors_op_read.sum",
+    "l2_write_sectors": "lts__t_sectors_op_write.sum",
+}
+UNITS = {"sector": 1, "byte": 1, "Kbyte": 10**3, "Mbyte": 10**6, "Gbyte": 10**9}
+
+
+def measured(report: Path) -> pd.DataFrame:
+    """The report's windows, with the numbers that the ranges around them carry."""
+    import ncu_report  # before SciPy and PyTorch, after which it cannot read a report
+
+    results = ncu_report.load_report(str(report))
+    rows = []
+    for action in (each for number in range(len(results)) for each in results[number]):
+        metrics = {name: action.metric_by_name(theirs) for name, theirs in METRICS.items()}
+        values = {n: m.value() * UNITS[m.unit()] for n, m in metrics.items() if m is not None}
+        rows.append({name: _payload(action, name) for name in ("batch", "window")} | values)
+    return pd.DataFrame(rows)
+
+
+def _payload(action: Any, name: str) -> int | None:
+    """Payload of our range around a result."""
+    state = action.nvtx_state()
+    for domain in map(state.domain_by_id, state):
+        if domain.name() == "nwor-bench":
+            for depth in range(len(domain.push_pop_ranges())):
+                found = domain.push_pop_range(depth)
+                if name in (found.name(), found.message()) and found.has_attributes():
+                    return int(found.payload_as_uint64())
+    return None
 
 
 def sampled(run: RunData) -> dict[int, list[WindowRecord]]:
@@ -94,11 +128,11 @@ def facts_of(run: RunData, name: str, measured: int, profile: str) -> dict[str, 
 def main() -> None:
     """Read both and write the CSV, its facts in lines before the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("report", type=Path, help="table of profile ncu")
+    parser.add_argument("report", type=Path, help="of profile ncu")
     parser.add_argument("run", type=Path)
     parser.add_argument("--profile", default="", help="the command that made the report")
     given = parser.parse_args()
-    windows, run = pd.read_csv(given.report), read_run(given.run)
+    windows, run = measured(given.report), read_run(given.run)
     rows = rows_of(windows, sampled(run))
     facts = facts_of(run, given.run.name, len(windows), given.profile)
     header = "".join(f"# {name}: {value}\n" for name, value in facts.items())

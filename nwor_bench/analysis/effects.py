@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import expm1, log
 from typing import Any
 
 from scipy.stats import spearmanr
@@ -296,21 +295,6 @@ def disagree(one: RatioInterval, other: RatioInterval, cells: int = 1) -> bool:
     low, high = simultaneous_bounds(one, cells)
     other_low, other_high = simultaneous_bounds(other, cells)
     return high < other_low or other_high < low
-
-
-def visible_bias(
-    windows: RatioInterval | None, batches: RatioInterval | None, cells: int = 1
-) -> float | None:
-    """The bias from which on `disagree` sees it in half of the runs or more, a fraction.
-
-    Both half widths together, on the log scale. None if one estimate has no standard error.
-    """
-    if windows is None or batches is None:
-        return None
-    if windows.standard_error is None or batches.standard_error is None:
-        return None
-    tops = ((each, simultaneous_bounds(each, cells)[1]) for each in (windows, batches))
-    return expm1(sum(log(top / each.ratio) for each, top in tops))
 
 
 def mean_disagrees(effect: PairEffect, cells: int = 1) -> bool:

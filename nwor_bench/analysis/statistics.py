@@ -111,21 +111,6 @@ def variance_inflation(values: NDArray[np.float64]) -> float:
     return max(1.0, (1 + r) / (1 - r))
 
 
-def outlying(values: Sequence[float], limit: float = 3.5) -> list[int]:
-    """Places of values whose modified z-score, 0.6745 |x - median| / MAD, exceeds `limit`.
-
-    Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993. They are shown, never dropped.
-    """
-    numbers = np.asarray(values, dtype=float)
-    if len(numbers) < MIN_BLOCKS:
-        return []
-    away = np.abs(numbers - np.median(numbers))
-    spread = float(np.median(away))
-    if spread == 0:
-        return []
-    return [int(place) for place in np.flatnonzero(0.6745 * away / spread > limit)]
-
-
 def log_ratios(treated: Sequence[float], baseline: Sequence[float]) -> NDArray[np.float64]:
     """d_i = log(treated_i / baseline_i). Raises ValueError as `geometric_mean_ratio` does."""
     above, below = np.asarray(treated, dtype=float), np.asarray(baseline, dtype=float)

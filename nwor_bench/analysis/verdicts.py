@@ -33,7 +33,7 @@ from nwor_bench.analysis.cell_data import (
     idle_scv,
     values_compared,
 )
-from nwor_bench.analysis.effects import WINDOWS, PairEffect, deciding, visible_bias
+from nwor_bench.analysis.effects import WINDOWS, PairEffect, deciding
 from nwor_bench.analysis.paired import PairedTimes, pair_times
 from nwor_bench.analysis.statistics import (
     DEFAULT_MARGIN,
@@ -41,8 +41,6 @@ from nwor_bench.analysis.statistics import (
     SIGNIFICANCE,
     geometric_mean_ratio,
     holm,
-    log_ratios,
-    outlying,
     paired_ratio,
     simultaneous_bounds,
     smallest_effect,
@@ -72,7 +70,6 @@ class CellVerdict:
     p_value: float | None = None
     p_value_holm: float | None = None
     smallest_effect: float | None = None
-    outlier_blocks: tuple[int, ...] = ()
     ratio_simultaneous_low: float | None = None
     ratio_simultaneous_high: float | None = None
     simultaneous_cells: int | None = None
@@ -82,7 +79,6 @@ class CellVerdict:
     ratio_batches: float | None = None
     ratio_batches_low: float | None = None
     ratio_batches_high: float | None = None
-    visible_bias: float | None = None
 
 
 @dataclass(frozen=True)
@@ -156,14 +152,12 @@ def _compare(cell: CellData, times: PairedTimes) -> ComparedCell:
     if interval is None:
         few = f"its timed blocks are {len(times.blocks)}, and an interval needs {MIN_BLOCKS}"
         return ComparedCell(cell, replace(cell_verdict, verdict=str(Verdict.AMBIGUOUS), reason=few))
-    away = outlying(log_ratios(times.treated, times.baseline).tolist())
     cell_verdict = replace(
         cell_verdict,
         ratio_ci_low=interval.low,
         ratio_ci_high=interval.high,
         p_value=interval.p_value,
         smallest_effect=smallest_effect(interval),
-        outlier_blocks=tuple(times.blocks[place] for place in away),
     )
     return ComparedCell(cell, cell_verdict, interval)
 
@@ -186,7 +180,6 @@ def _interleaved(batches: ComparedCell, effect: PairEffect, cells: int) -> Compa
         "ratio_batches": whole.ratio_to_off,
         "ratio_batches_low": whole.ratio_ci_low,
         "ratio_batches_high": whole.ratio_ci_high,
-        "visible_bias": visible_bias(windows, batches.interval, cells),
     }
     if decides == WINDOWS:
         assert windows is not None

@@ -30,14 +30,12 @@ class CellResult:
     `simultaneous_cells` compared cells at once, and so for the one that came out best.
     `p_value` belongs to the ratio's own interval; `p_value_holm` is adjusted for the number of
     compared cells. `smallest_effect` is the smallest relative effect that the run could
-    detect in this cell. `outlier_blocks` are blocks whose ratio is an outlier; they are not left
-    out.
+    detect in this cell.
     `arm` is "A/A" for the second off x off.
     `interleaved` is set where the cell took turns with off x off window by window: "windows" if the
     ratio is that of `groups` groups of neighbouring windows (`compared` is then "device_ms" or
     "wall_ms"), "batches" if whole batches decided. `groups_left_out` do not count. `ratio_batches`
-    is the ratio of whole batches, which show a bias of windows in turn from `visible_bias` on (a
-    fraction) in half of the runs or more.
+    is the ratio of whole batches.
     `scv_status` is the verdict on SCV alone: "off", "ok" or "INEFFECTIVE".
     `scv_status` is "not measured", and the counts of tokens, stage operations and fallbacks are
     None, for a cell that was never timed.
@@ -94,7 +92,6 @@ class CellResult:
     p_value: float | None = None
     p_value_holm: float | None = None
     smallest_effect: float | None = None
-    outlier_blocks: tuple[int, ...] = ()
     ratio_simultaneous_low: float | None = None
     ratio_simultaneous_high: float | None = None
     simultaneous_cells: int | None = None
@@ -113,7 +110,6 @@ class CellResult:
     itl_ms_p50: float | None = None
     itl_ms_p95: float | None = None
     itl_ms_p99: float | None = None
-    visible_bias: float | None = None
 
     @property
     def half_width(self) -> float | None:

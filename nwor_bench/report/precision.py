@@ -182,13 +182,12 @@ def _ratios(cells: Sequence[CellResult]) -> Table:
     rows = [
         [c.label, c.compared or NOT_MEASURED, count(c.matched_windows),
          count(c.unmatched_windows), percent(c.half_width, 2), percent(c.smallest_effect, 2),
-         p_value(c.p_value_holm if c.p_value_holm is not None else c.p_value),
-         ", ".join(map(str, c.outlier_blocks)) or NOT_MEASURED]
+         p_value(c.p_value_holm if c.p_value_holm is not None else c.p_value)]
         for c in cells
         if c.ratio_to_off is not None
     ]  # fmt: skip
     heads = ["Cell", "Compared", "Matched windows", "Left out", "Interval +-",
-             "Smallest visible effect", "p", "Outlying blocks"]  # fmt: skip
+             "Smallest visible effect", "p"]  # fmt: skip
     caption = "Precision of each ratio; the A/A cell's row is the noise"
     return table(heads, rows, numbers_from=2, caption=caption)
 

@@ -1,6 +1,6 @@
 """All findings of a run: those of its cells, its A/A arm, its records and its time budget.
 
-Nothing is dropped because of a finding: outlying blocks and noisy batches count, and are named.
+Nothing is dropped because of a finding: noisy blocks and batches count.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -208,8 +208,6 @@ def _one_cell(cell: CellResult) -> Iterator[Finding]:
         least = "" if effect is None else f" Smallest visible effect: {_percent(effect)}."
         reason = cell.reason or "its interval is too wide"
         yield found(FindingKind.AMBIGUOUS, name, reason=reason, least=least)
-    if cell.outlier_blocks:
-        yield found(FindingKind.OUTLIERS, name, blocks=", ".join(map(str, cell.outlier_blocks)))
     if cell.compared == LATENCY_MS:
         yield found(FindingKind.LATENCY, name)
     left_out, matched = cell.unmatched_windows or 0, cell.matched_windows or 0

@@ -29,7 +29,6 @@ class FindingKind(StrEnum):
     FEW_GROUPS = "few_groups"
     INEFFECTIVE = "ineffective"
     AMBIGUOUS = "ambiguous"
-    OUTLIERS = "outliers"
     LATENCY = "latency_compared"
     UNMATCHED = "unmatched_windows"
     FALLBACKS = "fallbacks"
@@ -110,8 +109,6 @@ TABLE = {
     _K.AMBIGUOUS: Row(_WARNING, "{name} is AMBIGUOUS: {reason}.{least}",
         "Add blocks (--batches 20). Four times as many halve the interval.",
         "too uncertain", "be"),
-    _K.OUTLIERS: Row(_NOTE, "{name}: outlying blocks: {blocks}. They count as well.",
-        "See their conditions in batches.csv.", "outlying blocks", "have"),
     _K.LATENCY: Row(_WARNING,
         "{name}: whole batches were compared, because windows have no time or none match.",
         "The ratio includes the prefill. It also compares unequal work if the cells accepted "

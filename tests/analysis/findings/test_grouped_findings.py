@@ -36,7 +36,7 @@ def test_every_kind_has_a_line(kind: FindingKind) -> None:
 def test_the_severest_comes_first_and_speaks_for_its_group() -> None:
     groups = grouped(
         [
-            found(FindingKind.OUTLIERS, Severity.NOTE, "stage x off"),
+            found(FindingKind.UNMATCHED, Severity.NOTE, "stage x off"),
             found(FindingKind.FALLBACKS, Severity.NOTE, "stage x off"),
             found(FindingKind.FALLBACKS, Severity.WARNING, "stage x graph"),
             found(FindingKind.AA_DIFFERS, Severity.ERROR, "off x off A/A"),

@@ -3,10 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from synthetic_run import analysed, change_batches, change_windows, make_run, summarised
+from synthetic_run import change_batches, change_windows, make_run, summarised
 
 from nwor_bench.analysis.analyse import noise_floor
-from nwor_bench.analysis.findings.table import FindingKind
 from nwor_bench.analysis.statistics import SIGNIFICANCE
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Verdict
@@ -80,19 +79,12 @@ def test_a_difference_that_does_not_survive_the_correction_is_not_called():
     assert "after correction for 5 cells" in cell.reason
 
 
-def test_an_outlying_block_counts_and_is_named(run):
+def test_an_outlying_block_counts(run):
     wild = [1.0] * 12
     wild[6] = 3.0
     odd = slowed(run, lambda w: (w.nwor_mode, w.scv_mode) == ("stage", "off"), wild)
     cell, before = cells_by_label(odd)["stage x off"], cells_by_label(run)["stage x off"]
-    assert cell.outlier_blocks == (7,)
     assert cell.ratio_to_off == pytest.approx(before.ratio_to_off * 3 ** (1 / 12))
-    assert before.outlier_blocks == ()
-    (note,) = (f.message for f in analysed(odd).findings if f.kind == FindingKind.OUTLIERS)
-    assert note.endswith(": outlying blocks: 7. They count as well.")
-    two = [replace(cell, outlier_blocks=(3, 7))]
-    (note,) = (f.message for f in analysed(odd, two).findings if f.kind == FindingKind.OUTLIERS)
-    assert note.endswith(": outlying blocks: 3, 7. They count as well.")
 
 
 def test_an_arm_that_breaks_parity_is_invalid_and_gives_no_floor(run):

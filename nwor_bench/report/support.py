@@ -12,7 +12,6 @@ from nwor_bench.models.support.predict import (
     MethodSupport,
     Outcome,
     Support,
-    generating,
 )
 from nwor_bench.models.support.recipes import Covered
 from nwor_bench.records.fallback_reasons import (
@@ -55,22 +54,7 @@ def support_document(
 
 
 def answer(found: Support) -> str:
-    """The answer in one sentence; a second if vLLM may not run the model."""
-    return _of_drafts(found) + ("" if is_known(found) else f" {_unknown(found)}")
-
-
-def is_known(found: Support) -> bool:
-    """Whether vLLM 0.32 has the architecture among those that generate text."""
-    return found.model.architecture in generating()
-
-
-def _unknown(found: Support) -> str:
-    named = found.model.architecture
-    missing = f"has no {named} that generates text" if named else "needs an architecture"
-    return f"That is true only if vLLM runs the model: 0.32 {missing}."
-
-
-def _of_drafts(found: Support) -> str:
+    """The answer in one sentence."""
     layers = sum(g.count for g in found.groups if g.layer.kind is not Kind.NOTHING)
     if found.reason is None:
         stock = sum(g.count for g in found.groups if g.layer.kind is Kind.RECURRENT)
@@ -136,9 +120,10 @@ def _by_itself(group: LayerGroup) -> str:
 def support_notes(found: Support) -> list[str]:
     """Assumptions of the prediction."""
     notes = [
-        "Predicted only from the config.json, for vLLM 0.32 and its own choices; the plugin "
-        "decides in the engine, and a run's report has its reason. With KV transfer "
-        f"({KV_TRANSFER}) or VLLM_BATCH_INVARIANT=1 ({BATCH_INVARIANT}) it stages nothing.",
+        "Predicted only from the config.json, for vLLM 0.32 and its own choices, if vLLM has the "
+        "architecture; the plugin decides in the engine, and a run's report has its reason. With "
+        f"KV transfer ({KV_TRANSFER}) or VLLM_BATCH_INVARIANT=1 ({BATCH_INVARIANT}) it stages "
+        "nothing.",
         "eagle, eagle3, dflash, dspark, medusa and draft_model need a drafter made for this model.",
     ]
     if found.reason is None and found.indexed and not found.engine.eager:
@@ -156,7 +141,6 @@ def support_values(found: Support, methods: Sequence[MethodSupport]) -> dict[str
     return {
         "model": found.model.name,
         "architecture": found.model.architecture,
-        "architecture_known": is_known(found),
         "answer": {
             "outcome": found.outcome.value,
             "reason": found.reason,

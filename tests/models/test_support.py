@@ -22,7 +22,6 @@ from nwor_bench.models.support.predict import (
     MOST_WINDOW_TOKENS,
     Method,
     Outcome,
-    generating,
     method_support,
     methods_of,
     predict_support,
@@ -31,7 +30,6 @@ from nwor_bench.models.support.recipes import coverage, find_config, kept_models
 from nwor_bench.report.support import (
     answer,
     coverage_table,
-    is_known,
     layer_rows,
     support_notes,
 )
@@ -276,15 +274,6 @@ def test_a_config_that_does_not_say_its_layers_is_refused(
         facts(**changes)
 
 
-@pytest.mark.parametrize("named", ["BertModel", "Eagle3LlamaForCausalLM", "NovelForCausalLM", ""])
-def test_an_architecture_that_vllm_does_not_generate_with_is_said(named: str) -> None:
-    found = predict_support(facts(architectures=[named]), EngineFacts())
-    assert not is_known(found)
-    assert answer(found).startswith(answer(predict_support(facts(), EngineFacts())))
-    assert "if vLLM runs the model" in answer(found)
-    assert named in answer(found)
-
-
 def test_a_model_of_one_layer_has_no_plural() -> None:
     assert "layers" not in answer(predict_support(facts(num_hidden_layers=1), EngineFacts()))
 
@@ -360,16 +349,3 @@ def test_what_is_copied_from_vllm_and_the_kernel_is_theirs() -> None:
     for name, package in OWN_ATTENTION.items():
         assert f"vllm.models.{package}" in _VLLM_MODELS[name][0]
     assert (MOST_HEAD_DIM, MOST_WINDOW_TOKENS) == (tuning.MAX_HEAD_DIM, tuning.MAX_QUERY_LEN)
-
-
-@pytest.mark.slow  # imports vLLM
-def test_the_generating_architectures_are_those_of_vllm() -> None:
-    from vllm import __version__
-    from vllm.model_executor.models import registry
-
-    if not __version__.startswith("0.32."):
-        pytest.skip("the names are those of 0.32")
-    assert generating() == {
-        *registry._TEXT_GENERATION_MODELS, *registry._MULTIMODAL_MODELS,
-        *registry._TRANSFORMERS_SUPPORTED_MODELS,
-    }  # fmt: skip

@@ -5,13 +5,10 @@ one that it would report. All attention layers of the target stage, or none; rec
 them stay stock.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
-from pathlib import Path
 
 from nwor_bench.models.config_reader import Kind
 from nwor_bench.models.support.facts import (
@@ -29,9 +26,6 @@ from nwor_bench.models.support.facts import (
     attention_of,
 )
 from nwor_bench.records import fallback_reasons as reasons
-
-_GENERATING = Path(__file__).with_name("generating.json")
-"""Names of vLLM's registry."""
 
 MOST_WINDOW_TOKENS = 16
 MOST_HEAD_DIM = 512
@@ -243,9 +237,3 @@ def _why_refused(model: ModelFacts, engine: EngineFacts, method: Method) -> str 
     if not by_type and not model.architecture.startswith(MTP_ARCHITECTURES):
         return f"vLLM has no MTP for model type {model.model_type}"
     return "the config says that it has no MTP layers" if model.mtp_layers == 0 else None
-
-
-@cache
-def generating() -> frozenset[str]:
-    """Architectures that vLLM 0.32 generates text with: not encoders, not drafters."""
-    return frozenset(json.loads(_GENERATING.read_text(encoding="utf-8")))

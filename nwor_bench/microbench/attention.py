@@ -8,15 +8,10 @@ import torch
 from torch import Tensor
 
 from nwor_bench.microbench import peers
-from nwor_bench.microbench.cases import COPY, EMPTY, OURS, PEERS, Group, Shape, bytes_moved
+from nwor_bench.microbench.cases import COPY, OURS, PEERS, Group, Shape, bytes_moved
 from nwor_bench.microbench.inputs import count_sets
-from nwor_bench.microbench.peers import make_baseline
-from nwor_bench.microbench.rows import (
-    Call,
-    Implementation,
-    Implementations,
-    with_peers,
-)
+from nwor_bench.microbench.peers import make_copy
+from nwor_bench.microbench.rows import Call, Implementation, Implementations, with_peers
 from nwor_kernels.fp8 import quantize_e4m3
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace, verify_attention_triton
 from nwor_kernels.verify_attention.reference import verify_attention_varlen_reference
@@ -44,8 +39,8 @@ def attention_implementations(
     wanted = sets[0].expected()
 
     def peer(name: str) -> Implementation:
-        if name in (EMPTY, COPY):
-            return make_baseline(name, moved, len(sets), device)
+        if name == COPY:
+            return make_copy(moved, len(sets), device)
         calls = [each.flash_call() for each in sets]
         return Implementation(name, 1, moved, calls, lambda: sets[0].wrong(calls[0], wanted))
 

@@ -10,13 +10,12 @@ from nwor_bench.workload.options import fraction
 
 OURS = "nwor"
 COPY = "copy"
-EMPTY = "empty"
 STOCK = "vllm_cuda"
 FLASH = "flash_attention_3"
 
 PEERS: dict[str, tuple[str, ...]] = {
-    "commit": (STOCK, EMPTY, COPY),
-    "verify_attention": (FLASH, EMPTY, COPY),
+    "commit": (STOCK, COPY),
+    "verify_attention": (FLASH, COPY),
 }
 """Each kernel's peers. vLLM writes one layer's cache per call, so a commit is compared with one
 write per layer."""

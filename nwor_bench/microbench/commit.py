@@ -6,7 +6,7 @@ A commit writes all layers' accepted rows in one launch, stock vLLM writes layer
 import torch
 from torch import Tensor
 
-from nwor_bench.microbench.cases import COPY, EMPTY, OURS, PEERS, Group, Shape, bytes_moved
+from nwor_bench.microbench.cases import COPY, OURS, PEERS, Group, Shape, bytes_moved
 from nwor_bench.microbench.inputs import (
     Rows,
     SlotPool,
@@ -19,7 +19,7 @@ from nwor_bench.microbench.inputs import (
     poison,
     spread,
 )
-from nwor_bench.microbench.peers import bind_stock_write, make_baseline
+from nwor_bench.microbench.peers import bind_stock_write, make_copy
 from nwor_bench.microbench.rows import Call, Implementation, Implementations, with_peers
 from nwor_kernels.commit.plan import CommitPlan, StagedSources
 from nwor_kernels.commit.reference import commit_windows_reference
@@ -99,8 +99,8 @@ class _CommitInputs:
         return Implementation(OURS, 1, self.bytes, calls, check)
 
     def _peer(self, name: str) -> Implementation:
-        if name in (EMPTY, COPY):
-            return make_baseline(name, self.bytes, len(self.sets), self.device)
+        if name == COPY:
+            return make_copy(self.bytes, len(self.sets), self.device)
         calls = [self._layer_by_layer(one.chosen) for one, _ in self.sets]
         return Implementation(
             name, self.shape.layers, self.bytes, calls, lambda: self._check(calls[0])

@@ -84,17 +84,13 @@ class SlotPool:
 def make_set(
     shape: Shape, rows: int, slots: Tensor, choice: Tensor, device: torch.device
 ) -> WindowSet:
-    """`rows` random rows in every layer, and the rows `choice` of them.
-
-    `slots` has one entry per row, or one per chosen row.
-    """
+    """`rows` random rows in every layer with a slot each, and the rows `choice` of them."""
     width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     packed = torch.randn(shape.layers, rows, width, device=device, dtype=torch.bfloat16)
-    of_choice = slots[choice] if slots.numel() == rows else slots
-    choice = choice.to(device)
+    slots, choice = slots.to(device), choice.to(device)
     return WindowSet(
-        _rows(packed, shape, slots.to(device)),
-        _rows(packed[:, choice], shape, of_choice.to(device)),
+        _rows(packed, shape, slots),
+        _rows(packed[:, choice], shape, slots[choice]),
         choice,
     )
 

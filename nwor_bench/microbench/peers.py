@@ -1,4 +1,4 @@
-"""Peers: vLLM's cache write, FlashAttention 3, an empty kernel and a plain copy, as bound calls.
+"""Peers: vLLM's cache write, FlashAttention 3 and a plain copy, as bound calls.
 
 Views are made beforehand, so that only the peer's own kernels are timed. This is the only module of
 the microbenchmarks that imports vLLM.
@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
-from nwor_bench.microbench.cases import COPY, EMPTY
+from nwor_bench.microbench.cases import COPY
 from nwor_bench.microbench.inputs import count_sets
 from nwor_bench.microbench.rows import Call, Implementation, RefusedError
-from nwor_kernels.launch import Launch
 
 
 def bind_stock_write(
@@ -71,33 +69,12 @@ MOST_COPIED = 256 << 20
 4.2; eager copies did not slow down."""
 
 
-def make_baseline(name: str, bytes_moved: int, sets: int, device: torch.device) -> Implementation:
-    """`empty` or `copy`, with one call per set of buffers.
+def make_copy(bytes_moved: int, sets: int, device: torch.device) -> Implementation:
+    """A plain copy, with one call per set of buffers or more.
 
     Args:
-        bytes_moved: bytes that the copy reads and writes together, half of them each.
+        bytes_moved: bytes that it reads and writes together, half of them each.
     """
-    return {EMPTY: _empty, COPY: _copy}[name](bytes_moved, sets, device)
-
-
-@triton.jit
-def _empty_kernel(anything):  # type: ignore[no-untyped-def]
-    pass
-
-
-@cache
-def _empty_launch() -> Launch:
-    """Launch of the empty kernel, without early start, as most kernels are launched."""
-    return Launch(_empty_kernel, (1, 1, 1), {}, num_warps=1)
-
-
-def _empty(bytes_moved: int, sets: int, device: torch.device) -> Implementation:
-    anything = torch.ones(1, device=device)
-    launch = _empty_launch()
-    return Implementation(EMPTY, 1, None, [lambda: launch(anything)] * sets, lambda: "")
-
-
-def _copy(bytes_moved: int, sets: int, device: torch.device) -> Implementation:
     size = max(1, bytes_moved // 2)
     sets = max(sets, count_sets(bytes_moved))
     pairs = [

@@ -47,7 +47,7 @@ class Row:
         share_of_copy: gb_per_s over that of a device-to-device copy of as many bytes.
         time_over_nwor: this time over our kernel's, geometric mean over rounds, with its 95 %
             interval (low, high); 2 means that ours takes half the time.
-        host_us_per_call, host_us_per_launch: host time of an eager call, and per launch.
+        host_us_per_call: host time of an eager call.
     """
 
     kernel: str
@@ -72,7 +72,6 @@ class Row:
     time_over_nwor_low: float | None = None
     time_over_nwor_high: float | None = None
     host_us_per_call: float | None = None
-    host_us_per_launch: float | None = None
     reason: str = ""
 
 
@@ -89,14 +88,14 @@ class Implementation:
     Attributes:
         name: `nwor` or a peer's.
         launches: kernels that a call launches.
-        bytes_moved: bytes that a call must read and write; None for the empty kernel.
+        bytes_moved: bytes that a call must read and write.
         calls: one per set of buffers; a round over all sets finds none of its data in L2.
         check: makes one call on poisoned outputs; returns the fault, or an empty string.
     """
 
     name: str
     launches: int
-    bytes_moved: int | None
+    bytes_moved: int
     calls: Sequence[Call]
     check: Callable[[], str]
 
@@ -164,22 +163,21 @@ def timed_rows(
 ) -> list[Row]:
     """One row for each timed implementation, in the order of `timed`."""
     times = {name: [sample.time_us for sample in rounds] for name, rounds in samples.items()}
-    speeds = {
-        each.name: each.bytes_moved / median(times[each.name]) / 1e3
-        for each in timed
-        if each.bytes_moved
-    }
+    speeds = {each.name: each.bytes_moved / median(times[each.name]) / 1e3 for each in timed}
+    copy = speeds.get(COPY)
     rows = []
     for each in timed:
         values = asdict(blank(group, each.name, l2, launch, Status.OK))
-        values |= _ratio(times, each.name) | _host(samples[each.name], each.launches)
+        hosts = [sample.host_us for sample in samples[each.name] if sample.host_us is not None]
+        values |= _ratio(times, each.name)
         values |= {
             "launches": each.launches,
             "bytes_moved": each.bytes_moved,
             "rounds": len(times[each.name]),
             "time_us": median(times[each.name]),
-            "gb_per_s": speeds.get(each.name),
-            "share_of_copy": _over(speeds.get(each.name), speeds.get(COPY)),
+            "gb_per_s": speeds[each.name],
+            "share_of_copy": None if copy is None else speeds[each.name] / copy,
+            "host_us_per_call": median(hosts) if hosts else None,
         }
         rows.append(Row(**values))
     return rows
@@ -208,17 +206,6 @@ def _ratio(times: Mapping[str, Sequence[float]], name: str) -> dict[str, float]:
         "time_over_nwor_low": interval.low,
         "time_over_nwor_high": interval.high,
     }
-
-
-def _host(samples: Sequence[Sample], launches: int) -> dict[str, float]:
-    hosts = [sample.host_us for sample in samples if sample.host_us is not None]
-    if not hosts:
-        return {}
-    return {"host_us_per_call": median(hosts), "host_us_per_launch": median(hosts) / launches}
-
-
-def _over(value: float | None, base: float | None) -> float | None:
-    return None if value is None or not base else value / base
 
 
 @dataclass(frozen=True)

@@ -115,10 +115,10 @@ def test_attentions_reference_is_attention() -> None:
 
 def test_a_large_copy_is_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from nwor_bench.microbench import peers as baselines
+    from nwor_bench.microbench import peers
 
-    monkeypatch.setattr(baselines, "MOST_COPIED", 100)
-    copy = baselines.make_baseline("copy", 500, 3, CPU)
+    monkeypatch.setattr(peers, "MOST_COPIED", 100)
+    copy = peers.make_copy(500, 3, CPU)
     assert (copy.launches, copy.bytes_moved) == (3, 500)
     assert len(copy.calls) >= 3
     assert copy.check() == ""

@@ -7,7 +7,7 @@ from nwor_bench.microbench.bench import WARMUP_ROUNDS, make_rule, run_rounds
 from nwor_bench.microbench.rows import Sample
 from nwor_bench.workload.stopping import FIRST_LOOK
 
-NAMES = ("nwor", "vllm_cuda", "copy", "empty")
+NAMES = ("nwor", "vllm_cuda", "copy")
 
 
 class Machine:

@@ -11,13 +11,16 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 
 @cache
 def documented() -> dict[str, tuple[str, ...]]:
-    """Keys by the heading of their table."""
+    """Keys by the heading of their section: its `Keys:` paragraph and its table's first column."""
     text = (CHECKOUT / "docs/json.md").read_text(encoding="utf-8")
     sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
-    return {
-        section.splitlines()[0]: tuple(re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE))
-        for section in sections
-    }
+    return {section.splitlines()[0]: tuple(keys_of(section)) for section in sections}
+
+
+def keys_of(section: str) -> Iterator[str]:
+    flags = re.MULTILINE | re.DOTALL
+    for part in re.findall(r"^(?:Keys:.*?(?:\n\n|\Z)|\| `.*? \|)", section, flags):
+        yield from re.findall(r"`([^`]+)`", part)
 
 
 def lacking(content: Any, section: str) -> list[str]:

@@ -182,20 +182,17 @@ def recipe_answer(covered: Sequence[Covered], left_out: Sequence[str]) -> str:
 
 def _why(row: Covered) -> str:
     reason = row.found.reason
-    return WORDS[row.found.outcome] + (f": {reason}" if reason else "")
+    return WORDS[row.found.outcome] + (f": `{reason}`" if reason else "")
 
 
 def coverage_table(covered: Sequence[Covered], left_out: Sequence[str]) -> str:
     """vLLM's recipe models as the Markdown table of docs/support.md."""
-    rows = [
-        (f"[{row.kept.name}]({row.kept.source})",
-         f"{row.kept.method.value}, {row.kept.draft_tokens}", row.kind,
-         _why(row).replace(f": {row.found.reason}", f": `{row.found.reason}`"))
-        for row in covered
-    ]  # fmt: skip
-    heads = ("Model", "Method, drafts", "Layers", "Drafts today")
-    lines = [f"| {' | '.join(cells)} |" for cells in (heads, ("---",) * len(heads), *rows)]
-    grid = "\n".join(lines)
+    models: dict[tuple[str, str], list[str]] = {}
+    for row in covered:
+        models.setdefault((row.kind, _why(row)), []).append(f"[{row.kept.name}]({row.kept.source})")
+    rows = [(*group, ", ".join(links)) for group, links in models.items()]
+    heads = ("Layers", "Drafts", "Models")
+    grid = "\n".join(f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows))
     return f"{recipe_answer(covered, left_out)}\n\n{grid}\n\nLeft out: {', '.join(left_out)}."
 
 

@@ -192,7 +192,7 @@ def why_runner_cannot_stage(runner: Any) -> str | None:
         "context_parallel": runner.dcp_size > 1 or runner.pcp_manager is not None,
         "adaptive_verification": runner.adaptive_verification is not None,
         "micro_batches": runner.ubatch_runner is not None,
-        # Never run with staging (docs/support.md).
+        # Never run with staging (docs/features.md).
         "sleep_mode": getattr(model, "enable_sleep_mode", False),
         "eplb": getattr(runner.parallel_config, "enable_eplb", False),
         "batch_sharded_sampling": getattr(runner, "batch_sharder", None) is not None,

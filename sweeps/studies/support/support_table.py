@@ -7,8 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 RESULTS = Path(__file__).resolve().parent
 CHECKOUT = RESULTS.parents[2]
 BEGIN = "<!-- support table: written by `make support-table` -->"
@@ -38,26 +36,27 @@ def cell(tests: list[dict[str, Any]]) -> str:
 
 
 def render(outcomes: dict[str, dict[str, Any]]) -> str:
-    """The table in Markdown, with the origin of its columns."""
-    rows: list[dict[str, Any]] = []
+    """The table in Markdown, with the origin of its columns. Rows with equal outcomes share one."""
+    rows: dict[tuple[str, ...], list[str]] = {}
     rows_of_note: dict[str, dict[str, None]] = {}
     for row in dict.fromkeys(row for facts in outcomes.values() for row in facts["rows"]):
-        line: dict[str, Any] = {"Row": row}
-        tests_of_row = 0
-        for name, title in COLUMNS.items():
-            tests = [t for t in outcomes.get(name, {}).get("tests", []) if row in t["rows"]]
-            line[title] = cell(tests)
-            tests_of_row += len(tests)
-            for note in (note for test in tests for note in test["notes"]):
-                rows_of_note.setdefault(note, {})[row] = None
-        rows.append({**line, "Tests": tests_of_row})
-    table = pd.DataFrame(rows).to_markdown(index=False)
+        tests = {
+            name: [t for t in outcomes.get(name, {}).get("tests", []) if row in t["rows"]]
+            for name in COLUMNS
+        }
+        rows.setdefault(tuple(cell(each) for each in tests.values()), []).append(row)
+        for note in (n for each in tests.values() for test in each for n in test["notes"]):
+            rows_of_note.setdefault(note, {})[row] = None
+    heads = ("Tested", *COLUMNS.values())
+    lines = [heads, ("---",) * len(heads), *(("; ".join(r), *cells) for cells, r in rows.items())]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     origin = [
-        f"{COLUMNS[name]}: {facts['device']}, vLLM {facts['vllm']}, torch {facts['torch']}."
+        f"{COLUMNS[name]}: {len(facts['tests'])} tests, {facts['device']}, vLLM {facts['vllm']}, "
+        f"torch {facts['torch']}."
         for name, facts in outcomes.items()
     ]
-    lines = origin + [f"{', '.join(named)}: {note}" for note, named in rows_of_note.items()]
-    return table + "\n\n" + "\n".join(f"- {line}" for line in lines)
+    notes = origin + [f"{', '.join(named)}: {note}" for note, named in rows_of_note.items()]
+    return table + "\n\n" + "\n".join(f"- {note}" for note in notes)
 
 
 def put(document: str, table: str) -> str:

@@ -187,6 +187,21 @@ def run_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return give
 
 
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Command lines run on this stand-in instead of vLLM."""
+    from fake_engine import FakeEngine, FakeFactory, accept_arguments
+
+    from nwor_bench.run.prepare import resume_one, run_one
+    from nwor_bench.run.sweep import run_sweep
+
+    fake = FakeEngine()
+    for function in (run_one, resume_one, run_sweep):
+        monkeypatch.setitem(function.__kwdefaults__, "engine_factory", FakeFactory(fake))
+        monkeypatch.setitem(function.__kwdefaults__, "check_engine", accept_arguments)
+    return fake
+
+
 @pytest.fixture(scope="session")
 def built_command() -> Callable[[Any], Any]:
     """typer's `get_command`, once for each application: it reads every option's signature."""

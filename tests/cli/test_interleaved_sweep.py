@@ -4,21 +4,10 @@ import json
 from collections.abc import Callable
 
 import pytest
-from fake_engine import FakeEngine, FakeFactory, accept_arguments
-
-from nwor_bench.run.prepare import run_one
 
 SWEEP = ("sweep", "--pair", "tiny", "--requests", "2", "--max-new-tokens", "6", "--batches", "24")
 
-pytestmark = pytest.mark.usefixtures("own_surroundings")
-
-
-@pytest.fixture(autouse=True)
-def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
-    fake = FakeEngine()
-    monkeypatch.setitem(run_one.__kwdefaults__, "engine_factory", FakeFactory(fake))
-    monkeypatch.setitem(run_one.__kwdefaults__, "check_engine", accept_arguments)
-    return fake
+pytestmark = pytest.mark.usefixtures("own_surroundings", "engine")
 
 
 @pytest.mark.slow  # a whole sweep with many windows

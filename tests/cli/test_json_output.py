@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 from changed_run import slowed
 from documented_keys import documented, lacking, top_level
-from fake_engine import FakeEngine, FakeFactory, accept_arguments
+from fake_engine import FakeEngine
 from swept_folder import save_sweep
 from synthetic_run import make_run, save_run
 
 from nwor_bench.errors import ExitCode
-from nwor_bench.run.prepare import run_one
-from nwor_bench.run.sweep import run_sweep
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 CONFIG = CHECKOUT / "tests/data/configs/Llama-3.2-3B.json"
@@ -31,16 +29,7 @@ max_new_tokens = 6
 
 Run = Callable[..., tuple[int, str, str]]
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_surroundings")]
-
-
-@pytest.fixture(autouse=True)
-def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
-    fake = FakeEngine()
-    for function in (run_one, run_sweep):
-        monkeypatch.setitem(function.__kwdefaults__, "engine_factory", FakeFactory(fake))
-        monkeypatch.setitem(function.__kwdefaults__, "check_engine", accept_arguments)
-    return fake
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_surroundings", "engine")]
 
 
 def test_a_sweep_and_its_report_print_one_document(command_line: Run) -> None:
@@ -53,13 +42,6 @@ def test_a_sweep_and_its_report_print_one_document(command_line: Run) -> None:
     assert told["status"] == "complete"
     assert told["cells"][0]["cell"] == "off x off"
     assert command_line("report", "run", "--json") == (0, out, "")
-
-
-def test_a_broken_run_says_so_in_its_document(command_line: Run, engine: FakeEngine) -> None:
-    engine.wrong = lambda number, cell: cell.label == "stage x off"
-    code, out, _ = command_line(*TINY, "--output", "run", "--json")
-    assert code == ExitCode.CORRECTNESS_BROKEN
-    assert json.loads(out)["answer"]["badge"] == "INVALID"
 
 
 def test_an_interrupted_run_prints_its_document(command_line: Run, engine: FakeEngine) -> None:

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from test_json_output import lacking, top_level
+from documented_keys import lacking, top_level
 
 from nwor_bench.cli import live_server as watching
 from nwor_bench.cli.live_server import (

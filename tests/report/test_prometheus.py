@@ -4,14 +4,14 @@ import json
 import re
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from fake_engine import FakeEngine, FakeFactory, accept_arguments
+from fake_engine import FakeEngine
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
@@ -70,13 +70,6 @@ def served_sweep(folder: Path) -> tuple[RunData, str]:
     with sweep_metrics(0, said.append) as done:
         runner.sweep._on_batch = done
         return runner.run(), served(said)
-
-
-@pytest.fixture
-def engine(run_with: Callable[..., None]) -> FakeEngine:
-    fake = FakeEngine()
-    run_with(engine_factory=FakeFactory(fake), check_engine=accept_arguments)
-    return fake
 
 
 def test_names_are_those_of_the_design_and_of_cells_csv() -> None:
@@ -248,16 +241,20 @@ def test_no_port_serves_nothing() -> None:
         assert done is None
 
 
-def test_a_port_in_use_is_refused_before_anything_starts(
-    own_surroundings: None, command_line: Run, engine: FakeEngine
-) -> None:
+@pytest.fixture
+def taken_port() -> Iterator[str]:
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))
         taken.listen()
-        port = str(taken.getsockname()[1])
-        code, _, error = command_line(*TINY, "--output", "run", "--prometheus-port", port)
+        yield str(taken.getsockname()[1])
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(
+    own_surroundings: None, command_line: Run, engine: FakeEngine, taken_port: str
+) -> None:
+    code, _, error = command_line(*TINY, "--output", "run", "--prometheus-port", taken_port)
     assert code == ExitCode.BAD_USAGE
-    assert f"--prometheus-port: {port}" in error
+    assert f"--prometheus-port: {taken_port}" in error
     assert "write another port" in error
     assert engine.calls == []
     assert not Path("run").exists()
@@ -274,13 +271,9 @@ def test_an_impossible_port_is_refused_before_anything_starts(
 
 @pytest.mark.slow  # opens ports
 def test_a_dry_run_serves_nothing(
-    own_surroundings: None, command_line: Run, engine: FakeEngine
+    own_surroundings: None, command_line: Run, engine: FakeEngine, taken_port: str
 ) -> None:
-    with socket.socket() as taken:
-        taken.bind(("0.0.0.0", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        code, out, _ = command_line(*TINY, "--dry-run", "--prometheus-port", port)
+    code, out, _ = command_line(*TINY, "--dry-run", "--prometheus-port", taken_port)
     assert code == 0
     assert "metrics: " not in out
 

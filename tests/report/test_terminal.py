@@ -1,17 +1,14 @@
-"""The terminal's view fits and keeps its digits; `report` exits with 3 if a cell is INVALID."""
+"""The terminal's view fits and keeps its digits."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import typer
 from report_runs import faster, with_counters
 from rich.console import Console
-from synthetic_run import analysed, change_batches, make_run, save_run, summarised
-from typer.testing import CliRunner
+from synthetic_run import analysed, change_batches, make_run, summarised
 
 from nwor_bench.analysis.findings.table import Severity, grouped
-from nwor_bench.cli.commands.report import report
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult
 from nwor_bench.report.answer import answer
@@ -140,21 +137,3 @@ def test_square_brackets_in_a_reason_are_not_markup():
         run, lambda b: b.nwor_mode == "stage", parity="INVALID", first_mismatch="[red]token[/red]"
     )
     assert "[red]token[/red]" in of_run(bad)
-
-
-@pytest.fixture
-def app():
-    app = typer.Typer()
-    app.command()(report)
-    return app
-
-
-@pytest.mark.slow
-def test_the_command_exits_with_3_if_a_cell_is_invalid(app, tmp_path, figures_left_out):
-    run = change_batches(
-        make_run(), lambda b: b.nwor_mode == "stage" and b.phase == "gate", parity="INVALID"
-    )
-    save_run(run, tmp_path / "run")
-    result = CliRunner().invoke(app, [str(tmp_path / "run")])
-    assert result.exit_code == 3
-    assert "INVALID" in result.output

@@ -65,3 +65,7 @@ def encode(prompts: tuple[Prompt, ...]) -> list[list[int]]:
 
 def of_phase(run: RunData, phase: str) -> list[BatchRecord]:
     return [batch for batch in run.batches if batch.phase == phase]
+
+
+def blocks_of(run: RunData, phase: str) -> list[int]:
+    return sorted({batch.block for batch in of_phase(run, phase)})

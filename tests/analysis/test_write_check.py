@@ -1,18 +1,15 @@
 """The gate's check of writes: its words, and that a cell that fails it is INVALID."""
 
 import re
-from pathlib import Path
 
 import pytest
-from fake_engine import FakeEngine, FakeFactory, accept_arguments
+from fake_engine import FakeEngine
+from tiny_session import RUN, begin
 
 from nwor_bench.analysis.parity.kv import write_fault
 from nwor_bench.errors import ExitCode
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import NworMode
-from nwor_bench.run.prepare import PairChoice, run_one
-from nwor_bench.run.run_options import RunOptions
-from nwor_bench.workload.config import load_scenario, resolve
 
 SOUND = {"windows": 4, "early": 0, "uneven": 0, "written": 7, "without_slot": 0}
 
@@ -54,16 +51,8 @@ def test_a_cell_that_writes_early_is_invalid() -> None:
         return [{**SOUND, "windows": int(graph), "early": int(graph)}]
 
     engine.watch_writes = watch_writes  # type: ignore[method-assign]
-    spec = resolve(load_scenario("short"), requests=2, batches=2, max_new_tokens=6, max_warmup=1)
-    code = run_one(
-        spec,
-        PairChoice(pair="tiny"),
-        RunOptions(output=Path("run")),
-        engine_factory=FakeFactory(engine),
-        check_engine=accept_arguments,
-    )
-    assert code is ExitCode.CORRECTNESS_BROKEN
-    run = read_run(Path("run"))
+    assert begin(engine) is ExitCode.CORRECTNESS_BROKEN
+    run = read_run(RUN)
     broken = run.header.parity.broken
     assert broken == {"stage x graph": "writes: 1 staged rows were written before their commit"}
     timed = {b.scv_mode for b in run.batches if b.phase == "timed" and b.nwor_mode == "stage"}

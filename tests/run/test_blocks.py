@@ -29,13 +29,8 @@ def test_warm_up_then_gate_then_blocks_in_the_planned_order(folder: Path) -> Non
     assert [batch.batch for batch in run.batches] == list(range(30))
     assert [batch.order for batch in run.batches] == [0, 0] + list(range(7)) * 4
     assert len(runner.log.done) == runner.plan.num_batches == 30
-
-
-def test_the_order_in_run_json_is_the_order_that_ran(folder: Path) -> None:
-    run = Runner(folder, FakeEngine()).run()
     for entry in run.header.blocks:
-        phase = "gate" if entry.block == 0 else "timed"
-        ran = [b for b in of_phase(run, phase) if b.block == entry.block]
+        ran = [b for b in run.batches if b.phase != "warmup" and b.block == entry.block]
         assert list(entry.order) == [batch.cell.label for batch in ran]
         assert len(entry.prompt_ids) == 2
 
@@ -61,19 +56,13 @@ def test_all_cells_of_a_block_get_the_same_prompts_and_seed(folder: Path) -> Non
             asked.setdefault(batch.block, set()).add((call.prompts, call.sampling))
     assert sorted(asked) == [1, 2, 3]
     assert all(len(what) == 1 for what in asked.values())
-    assert len({next(iter(what))[1].seed for what in asked.values()}) == 3
+    assert sorted({call.sampling.seed for call in runner.engine.calls}) == [5, 7, 9, 11]
     digests = {(b.block, b.prompt_digest) for b in run.batches if b.phase == "timed"}
     assert len(digests) == 3
     for block in runner.plan.blocks:
         prompts, sampling = next(iter(asked[block.number]))
         assert [list(p) for p in prompts] == encode(block.prompts)
         assert sampling.max_new_tokens == 8
-
-
-def test_every_block_has_a_seed_of_its_own(folder: Path) -> None:
-    runner = Runner(folder, FakeEngine(), temperature=0.8, seed=5)
-    runner.run()
-    assert sorted({call.sampling.seed for call in runner.engine.calls}) == [5, 7, 9, 11]
 
 
 def test_a_cell_with_other_tokens_is_invalid_and_never_timed(folder: Path) -> None:
@@ -156,12 +145,6 @@ def test_a_crash_leaves_every_batch_before_it(folder: Path, n: int) -> None:
     assert len(run.windows) == 3 * n
     assert run.warnings == ()
     assert run.header.status == "partial"
-
-
-def test_windows_are_stored_with_bytes_only_where_they_are_known(folder: Path) -> None:
-    run = Runner(folder, FakeEngine(bytes_per_token=None)).run()
-    assert {window.bytes_staged for window in run.windows} == {None}
-    assert any(window.staged_tokens for window in run.windows)
 
 
 def test_a_sound_run_has_six_comparable_cells(folder: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from fake_engine import FakeEngine
 from refusals import refused
 from synthetic_run import with_parts
-from toy_run import Runner, of_phase
+from toy_run import Runner, blocks_of, of_phase
 
 from nwor_bench.analysis.analyse import analyse
 from nwor_bench.analysis.findings.run import FEW_BLOCKS, nothing_timed, sufficient_budget
@@ -115,10 +115,6 @@ def interleaved(folder: Path, clock: Clock, blocks: int, seconds: str) -> RunDat
     stop = {"time_budget": seconds, "max_blocks": blocks}
     engine = FakeEngine(before=clock.before)
     return Runner(folder, engine, interleave="windows", batches=blocks, **stop).run()
-
-
-def blocks_of(run: RunData, phase: Phase) -> list[int]:
-    return sorted({batch.block for batch in of_phase(run, phase)})
 
 
 @pytest.mark.slow

@@ -21,6 +21,9 @@ def test_cells_that_cannot_fire_take_no_timed_batches(tmp_path: Path) -> None:
     assert len(timed) == 3 * 3  # off x off, its A/A arm and stage x off
     assert {batch.scv_mode for batch in timed} == {ScvMode.OFF}
     assert any("gate: INEFFECTIVE off x graph" in line for line in runner.log.lines)
+    widths = half_widths(run, 3)  # a look waits for no interval of theirs
+    assert len(widths) == 2
+    assert None not in widths
 
 
 def test_they_are_ineffective_with_the_reason_and_without_numbers(tmp_path: Path) -> None:
@@ -37,13 +40,6 @@ def test_they_are_ineffective_with_the_reason_and_without_numbers(tmp_path: Path
     compared = {cell.simultaneous_cells for cell in cells if cell.p_value_holm is not None}
     assert compared == {1}
     assert [f for f in analysed(run, cells).findings if f.kind is FindingKind.INEFFECTIVE]
-
-
-def test_a_look_waits_for_no_interval_of_theirs(tmp_path: Path) -> None:
-    run = Runner(tmp_path / "run", FakeEngine(scv_fallback="no_cuda")).run()
-    widths = half_widths(run, 3)
-    assert len(widths) == 2
-    assert None not in widths
 
 
 @pytest.mark.parametrize("reason", ["capture_not_supported", "uneven_windows"])

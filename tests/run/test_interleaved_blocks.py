@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from fake_engine import FakeEngine
-from toy_run import Runner
+from toy_run import Runner, blocks_of
 
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import NworMode, Phase
@@ -17,10 +17,6 @@ pytestmark = pytest.mark.slow  # whole runs
 def run_in_turns(folder: Path, batches: int, **more: Any) -> tuple[Runner, RunData]:
     runner = Runner(folder / "run", FakeEngine(), interleave="windows", batches=batches, **more)
     return runner, runner.run()
-
-
-def blocks_of(run: RunData, phase: Phase) -> list[int]:
-    return sorted({batch.block for batch in run.batches if batch.phase == phase})
 
 
 @pytest.mark.parametrize(

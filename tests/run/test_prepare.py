@@ -10,8 +10,9 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from fake_engine import FakeEngine, FakeFactory, accept_arguments, events_but_gates
+from fake_engine import FakeEngine, FakeFactory, events_but_gates
 from refusals import refused
+from tiny_session import begin, spec_of
 
 from nwor_bench.errors import ConfigError, EngineError, ExitCode
 from nwor_bench.models.pairs import ResolvedPair
@@ -19,26 +20,11 @@ from nwor_bench.records.store import RunData, read_run
 from nwor_bench.run.execute import heed_interrupts
 from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.run.run_options import RunOptions
-from nwor_bench.workload.config import RunSpec, load_scenario, resolve
+from nwor_bench.workload.config import RunSpec
 
 REPORTS = ("run.json", "cells.csv", "batches.csv", "windows.csv", "report.md", "report.html")
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_surroundings")]
 GATE_ENDS = 1 + 7  # one warm-up, six cells and the A/A arm
-
-
-def spec_of(**overrides: Any) -> RunSpec:
-    small = {"requests": 2, "batches": 2, "max_new_tokens": 6, **overrides}
-    return resolve(load_scenario("short"), **small, max_warmup=1)
-
-
-def session(engine: FakeEngine, output: Path | None = Path("run"), **overrides: Any) -> ExitCode:
-    return run_one(
-        spec_of(**overrides),
-        PairChoice(pair="tiny"),
-        RunOptions(output=output),
-        engine_factory=FakeFactory(engine),
-        check_engine=accept_arguments,
-    )
 
 
 def reported(folder: Path = Path("run")) -> tuple[RunData, pd.DataFrame]:
@@ -53,7 +39,7 @@ def reported(folder: Path = Path("run")) -> tuple[RunData, pd.DataFrame]:
 
 def test_a_sound_session(capsys: pytest.CaptureFixture[str]) -> None:
     engine = FakeEngine()
-    assert session(engine) is ExitCode.OK
+    assert begin(engine) is ExitCode.OK
     run, cells = reported()
     assert run.header.status == "complete"
     assert len(run.batches) == GATE_ENDS + 2 * 7
@@ -71,14 +57,14 @@ def test_a_sound_session(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_prompts_are_the_pairs_own_tokens() -> None:
     engine = FakeEngine()
-    session(engine)
+    begin(engine)
     ids = engine.calls[0].prompts
     assert len(ids) == 2
     assert all(len(prompt) > 10 and max(prompt) < 264 for prompt in ids)
 
 
 def test_a_run_goes_into_runs_by_default() -> None:
-    session(FakeEngine(), output=None)
+    begin(FakeEngine(), output=None)
     (folder,) = Path("runs").iterdir()
     assert folder.name.endswith("-short-tiny")
     reported(folder)
@@ -86,7 +72,7 @@ def test_a_run_goes_into_runs_by_default() -> None:
 
 def test_broken_parity_ends_with_3() -> None:
     engine = FakeEngine(wrong=lambda number, cell: cell.label == "stage x graph")
-    assert session(engine) is ExitCode.CORRECTNESS_BROKEN
+    assert begin(engine) is ExitCode.CORRECTNESS_BROKEN
     run, cells = reported()
     assert run.header.status == "complete"
     assert list(run.header.parity.broken) == ["stage x graph"]
@@ -95,22 +81,12 @@ def test_broken_parity_ends_with_3() -> None:
     assert broken["latency_ms_p50"] == broken["tokens_per_s"] == broken["ratio_to_off"] == ""
 
 
-def test_parity_that_breaks_in_a_timed_block_ends_with_3() -> None:
-    def wrong(number: int, cell: Any) -> bool:
-        return number >= GATE_ENDS and cell.label == "stage x off"
-
-    assert session(FakeEngine(wrong=wrong)) is ExitCode.CORRECTNESS_BROKEN
-    run, cells = reported()
-    assert [event["event"] for event in events_but_gates(run)] == ["parity_broken"]
-    assert list(cells[cells.verdict == "INVALID"].scv_mode) == ["off"]
-
-
 @pytest.mark.parametrize("n", [0, 1, 5, GATE_ENDS, 12])
 def test_an_interruption_keeps_what_was_measured(
     n: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine = FakeEngine(failing={n: KeyboardInterrupt()})
-    assert session(engine) is ExitCode.INTERRUPTED
+    assert begin(engine) is ExitCode.INTERRUPTED
     run, _ = reported()
     assert run.header.status == "partial"
     assert len(run.batches) == n
@@ -133,7 +109,7 @@ def test_an_interruption_that_a_library_loses_ends_the_run_behind_the_batch(
             with suppress(KeyboardInterrupt):
                 signal.raise_signal(which)
 
-    assert session(FakeEngine(before=lose)) is ExitCode.INTERRUPTED
+    assert begin(FakeEngine(before=lose)) is ExitCode.INTERRUPTED
     run, _ = reported()
     assert (run.header.status, len(run.batches)) == ("partial", 10)
     assert signal.getsignal(which) is before
@@ -147,14 +123,7 @@ def test_an_interruption_that_the_start_of_the_engine_loses_ends_the_run() -> No
             signal.raise_signal(signal.SIGINT)
         return engine
 
-    code = run_one(
-        spec_of(),
-        PairChoice(pair="tiny"),
-        RunOptions(output=Path("run")),
-        engine_factory=start,
-        check_engine=accept_arguments,
-    )
-    assert code is ExitCode.INTERRUPTED
+    assert begin(start) is ExitCode.INTERRUPTED
     run, _ = reported()
     assert (run.header.status, len(run.batches), engine.closed) == ("partial", 0, 1)
 
@@ -176,7 +145,7 @@ def test_sigterm_is_an_interruption_and_only_while_measuring() -> None:
         if number == 9:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    assert session(FakeEngine(before=stop)) is ExitCode.INTERRUPTED
+    assert begin(FakeEngine(before=stop)) is ExitCode.INTERRUPTED
     run, _ = reported()
     assert (run.header.status, len(run.batches)) == ("partial", 9)
     assert signal.getsignal(signal.SIGTERM) is before
@@ -186,7 +155,7 @@ def test_an_interruption_of_a_broken_run_still_says_3() -> None:
     engine = FakeEngine(
         wrong=lambda number, cell: cell.label == "stage x off", failing={12: KeyboardInterrupt()}
     )
-    assert session(engine) is ExitCode.CORRECTNESS_BROKEN
+    assert begin(engine) is ExitCode.CORRECTNESS_BROKEN
     assert reported()[0].header.status == "partial"
 
 
@@ -196,7 +165,7 @@ def test_an_interruption_of_a_broken_run_still_says_3() -> None:
 def test_an_error_is_raised_after_the_reports_are_written(error: Exception) -> None:
     engine = FakeEngine(failing={10: error})
     with pytest.raises(type(error)) as caught:
-        session(engine)
+        begin(engine)
     assert caught.value is error
     run, cells = reported()
     assert run.header.status == "failed"
@@ -216,13 +185,7 @@ def test_an_engine_that_does_not_start_leaves_a_failed_run(
         raise EngineError.at("vLLM did not start", "no luck")
 
     with refused("vLLM did not start", EngineError):
-        run_one(
-            spec_of(),
-            PairChoice(pair="tiny"),
-            RunOptions(output=Path("run")),
-            engine_factory=broken,
-            check_engine=accept_arguments,
-        )
+        begin(broken)
     run, cells = reported()
     assert (run.header.status, len(run.batches), len(cells)) == ("failed", 0, 0)
     out = capsys.readouterr().out
@@ -236,13 +199,7 @@ def test_what_vllm_refuses_leaves_no_run_folder() -> None:
 
     factory = FakeFactory()
     with refused("vLLM refuses this configuration"):
-        run_one(
-            spec_of(),
-            PairChoice(pair="tiny"),
-            RunOptions(output=Path("run")),
-            engine_factory=factory,
-            check_engine=refuse,
-        )
+        begin(factory, check=refuse)
     assert factory.starts == 0
     assert not Path("run").exists()
 
@@ -277,7 +234,7 @@ def test_the_dry_runs_order_is_the_order_of_the_run(capsys: pytest.CaptureFixtur
     lines = capsys.readouterr().out.splitlines()
     names = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines if line[2:3].isdigit()}
     shown = [[names[n] for n in line.split(":")[1].split()] for line in lines[-3:]]
-    session(FakeEngine())
+    begin(FakeEngine())
     assert shown == [list(block.order) for block in reported()[0].header.blocks]
 
 
@@ -319,7 +276,7 @@ def test_flags_and_speculative_config_must_agree(
 
 def test_run_json_tells_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/bin/nwor-bench", "sweep", "--output", "my run"])
-    session(FakeEngine(), seed=9)
+    begin(FakeEngine(), seed=9)
     header = json.loads(Path("run/run.json").read_text())
     assert header["pair"]["name"] == "tiny"
     assert header["spec"]["seed"] == 9
@@ -333,7 +290,7 @@ def test_float32_where_the_processor_has_no_bf16(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("nwor_bench.run.prepare.float32_reason", lambda dtype: f"not {dtype}")
-    session(FakeEngine())
+    begin(FakeEngine())
     run = read_run(Path("run"))
     assert run.header.pair.dtype == "float32"
     assert run.header.dtype_note is not None
@@ -342,7 +299,7 @@ def test_float32_where_the_processor_has_no_bf16(
 
 def test_the_users_dtype_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nwor_bench.run.prepare.float32_reason", lambda dtype: f"not {dtype}")
-    session(FakeEngine(), dtype="bfloat16")
+    begin(FakeEngine(), dtype="bfloat16")
     run = read_run(Path("run"))
     assert run.header.spec["dtype"] == "bfloat16"
     assert run.header.dtype_note is None

@@ -5,15 +5,17 @@ import os
 import signal
 import time
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 import typer
-from fake_engine import FakeEngine, FakeFactory, accept_arguments, events_but_gates
+from fake_engine import FakeEngine, events_but_gates
 from refusals import refused
+from tiny_session import RUN, go_on
+from tiny_session import begin as begin_tiny
 
 from nwor_bench.analysis.analyse import analyse
 from nwor_bench.cli.app import app
@@ -23,36 +25,11 @@ from nwor_bench.records.run_folder import RECORDS_FILE, RUN_FILE, only_writer
 from nwor_bench.records.store import RunData, RunStore, read_run
 from nwor_bench.records.types import BatchRecord
 from nwor_bench.run import resume
-from nwor_bench.run.prepare import PairChoice, resume_one, run_one
-from nwor_bench.run.run_options import RunOptions
-from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_surroundings")]
 
-RUN = Path("run")
+begin = partial(begin_tiny, batches=3)
 WHOLE = 7 + 3 * 7  # the gate and three blocks of six cells and the A/A arm
-
-
-def spec_of(**flags: Any) -> RunSpec:
-    overrides = {"requests": 2, "batches": 3, "max_new_tokens": 6}
-    return resolve(load_scenario("short"), **overrides, **{"max_warmup": 1, **flags})
-
-
-def begin(engine: FakeEngine, **flags: Any) -> ExitCode:
-    return run_one(
-        spec_of(**flags),
-        PairChoice(pair="tiny"),
-        RunOptions(output=RUN),
-        engine_factory=FakeFactory(engine),
-        check_engine=accept_arguments,
-    )
-
-
-def go_on(engine: FakeEngine | None = None, given: Any = None, folder: Path = RUN) -> ExitCode:
-    return resume_one(
-        folder, given or {},
-        engine_factory=FakeFactory(engine or FakeEngine()), check_engine=accept_arguments,
-    )  # fmt: skip
 
 
 def interrupted_at(n: int) -> None:
@@ -115,15 +92,6 @@ def test_a_resumed_run_is_the_run_that_was_never_cut(n: int, uncut: list[BatchRe
     assert [event["event"] for event in events_but_gates(run)] == ["interrupted", "resumed", *again]
 
 
-def test_a_run_may_be_cut_again_and_again(uncut: list[BatchRecord]) -> None:
-    interrupted_at(5)
-    for n in (1, 3, 6):
-        engine = FakeEngine(failing={n: KeyboardInterrupt()})
-        assert go_on(engine) is ExitCode.INTERRUPTED
-    assert go_on() is ExitCode.OK
-    assert measured() == uncut
-
-
 def test_a_failed_run_can_be_resumed(uncut: list[BatchRecord]) -> None:
     with pytest.raises(RuntimeError, match="gone"):
         begin(FakeEngine(failing={12: RuntimeError("gone")}))
@@ -165,15 +133,6 @@ def test_parity_is_checked_in_the_block_that_runs_again(n: int) -> None:
     assert "1 of 2 requests differ" in run.header.parity.broken["stage x adaptive"]
 
 
-def test_a_cell_that_broke_before_the_cut_stays_broken() -> None:
-    wrong = {"wrong": lambda number, cell: cell.label == "stage x graph"}
-    interrupt(12, ExitCode.CORRECTNESS_BROKEN, **wrong)
-    engine = FakeEngine()
-    assert go_on(engine) is ExitCode.CORRECTNESS_BROKEN
-    assert "stage x graph" not in {call.cell.label for call in engine.calls}
-    assert list(read_run(RUN).header.parity.broken) == ["stage x graph"]
-
-
 def test_a_break_that_was_not_checked_yet_is_a_break() -> None:
     """Killed between the last batch of a block and the event that ends it.
 
@@ -192,20 +151,6 @@ def test_a_break_that_was_not_checked_yet_is_a_break() -> None:
     assert [(c["nwor_mode"], c["scv_mode"]) for c in invalid] == [("stage", "off")]
     assert "block 1 (timed): 1 of 2 requests gave other tokens" in invalid[0]["reason"]
     assert [batch.block for batch in run.superseded] == [1] * 7
-
-
-def test_a_run_that_stops_early_stops_at_the_same_block() -> None:
-    """The fake's windows are exact, so the first look, after ten blocks, ends the run."""
-    flags = {"ci_width": "1%", "max_blocks": 30}
-    begin(FakeEngine(), **flags)
-    whole, stopped = measured(), read_run(RUN).header.stopped
-    assert len(whole) == 7 + 10 * 7
-    assert "--ci-width 1%" in stopped
-    RUN.rename("whole")
-    begin(FakeEngine(failing={60: KeyboardInterrupt()}), **flags)
-    go_on()
-    assert measured() == whole
-    assert read_run(RUN).header.stopped == stopped
 
 
 class ShakyEngine(FakeEngine):
@@ -345,8 +290,6 @@ def test_another_machine_or_order_is_refused(changes: dict[str, Any], field: str
     [
         *((part, None, "") for part in ("spec", "pair", "choice", "blocks", "environment")),
         ("environment__packages", None, ""),
-        ("environment", "x", "object"),
-        ("blocks", "x", "array"),
     ],
 )
 def test_an_edited_header_is_refused_by_the_name_of_what_changed(
@@ -395,11 +338,6 @@ def test_a_complete_run_is_refused() -> None:
     assert str(caught.value) == (
         f"--resume: '{RUN}' is invalid; this run is complete; `nwor-bench report` shows it"
     )
-
-
-def test_no_run_is_refused() -> None:
-    with refused("run folder", value="nothing", naming="run.json"):
-        go_on(folder=Path("nothing"))
 
 
 def test_two_writers_are_refused() -> None:

@@ -7,12 +7,12 @@ tokens of two processes never agree, and within one process every difference is 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngine, FakeFactory, accept_arguments
+from fake_engine import FakeEngine
+from tiny_session import RUN, begin, go_on
 
 from nwor_bench.analysis.parity.ties import ErrorScale, Place, PlaceVerdict
 from nwor_bench.errors import ExitCode
@@ -21,13 +21,9 @@ from nwor_bench.records.run_folder import RECORDS_FILE
 from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import BatchRecord
 from nwor_bench.run import blocks as runner
-from nwor_bench.run.prepare import PairChoice, resume_one, run_one
-from nwor_bench.run.run_options import RunOptions
-from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_surroundings", "ties")]
 
-RUN = Path("run")
 CELLS, BLOCKS = 7, 2
 BATCHES = 1 + CELLS * (1 + BLOCKS)  # one of warm-up, the gate, two timed blocks
 FAR = 1000
@@ -79,25 +75,6 @@ def ties(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "TieCheck", LastTokens)
 
 
-def spec_of(**flags: Any) -> RunSpec:
-    overrides = {"requests": 2, "batches": BLOCKS, "max_new_tokens": 6}
-    return resolve(load_scenario("short"), **overrides, **{"max_warmup": 1, **flags})
-
-
-def begin(engine: FakeEngine, **flags: Any) -> ExitCode:
-    return run_one(
-        spec_of(**flags),
-        PairChoice(pair="tiny"),
-        RunOptions(output=RUN),
-        engine_factory=FakeFactory(engine),
-        check_engine=accept_arguments,
-    )
-
-
-def go_on(engine: FakeEngine) -> ExitCode:
-    return resume_one(RUN, {}, engine_factory=FakeFactory(engine), check_engine=accept_arguments)
-
-
 def outcome(run: RunData) -> list[tuple[str, str, int]]:
     """Parity, verdict and timed batches of every cell, as run.json tells them."""
     names = ("nwor_mode", "scv_mode", "arm", "parity", "verdict", "batches")
@@ -147,14 +124,7 @@ def test_an_interruption_after_a_blocks_last_batch_is_no_verdict() -> None:
         if (batch.phase, batch.block, batch.order) == ("timed", 1, CELLS - 1):
             raise KeyboardInterrupt
 
-    code = run_one(
-        spec_of(),
-        PairChoice(pair="tiny"),
-        RunOptions(output=RUN, on_batch=interrupt),
-        engine_factory=FakeFactory(TieEngine(1)),
-        check_engine=accept_arguments,
-    )
-    assert code is ExitCode.INTERRUPTED
+    assert begin(TieEngine(1), on_batch=interrupt) is ExitCode.INTERRUPTED
     engine = TieEngine(2)
     assert go_on(engine) is ExitCode.OK
     assert len(engine.calls) == 1 + BLOCKS * CELLS  # warm-up and both timed blocks
@@ -227,13 +197,6 @@ def test_a_cell_that_broke_in_the_gate_stays_broken(cut: int) -> None:
     assert label not in timed
 
 
-def test_a_break_in_the_block_that_runs_again_is_found() -> None:
-    begin(TieEngine(1, failing={12: KeyboardInterrupt()}))
-    engine = TieEngine(2, wrong=lambda number, cell: cell.label == "stage x graph")
-    assert go_on(engine) is ExitCode.CORRECTNESS_BROKEN
-    assert list(read_run(RUN).header.parity.broken) == ["stage x graph"]
-
-
 def test_counts_that_did_not_add_up_in_a_block_that_ran_again_are_no_less_wrong() -> None:
     class Miscounting(TieEngine):
         def generate(self, prompts: Any, sampling: Any) -> Any:
@@ -250,11 +213,6 @@ def test_counts_that_did_not_add_up_in_a_block_that_ran_again_are_no_less_wrong(
     assert go_on(TieEngine(2)) is ExitCode.CORRECTNESS_BROKEN
     cells = {cell["verdict"]: cell["reason"] for cell in read_run(RUN).header.cells}
     assert "stage operations" in cells["INVALID"]
-
-
-def uncut_after() -> list[tuple[str, str, int]]:
-    RUN.rename("resumed")
-    return uncut()
 
 
 def test_a_cell_with_explained_ties_counts_in_a_look() -> None:
@@ -279,13 +237,7 @@ def test_a_run_that_is_killed_keeps_its_parity_rule() -> None:
     def look(batch: BatchRecord, windows: Any) -> None:
         headers.append(read_run(RUN).header.parity)
 
-    run_one(
-        spec_of(),
-        PairChoice(pair="tiny"),
-        RunOptions(output=RUN, on_batch=look),
-        engine_factory=FakeFactory(TieEngine(1)),
-        check_engine=accept_arguments,
-    )
+    begin(TieEngine(1), on_batch=look)
     assert {header.rule for header in headers} == {"explained"}
 
 

@@ -156,6 +156,12 @@ def change_windows(run: RunData, test: Any, **changes: Any) -> RunData:
     return replace(run, windows=windows)
 
 
+def kept(run: RunData, test: Callable[[Any], bool]) -> RunData:
+    """The run with only those batches and windows for which `test(record)` holds."""
+    batches, windows = filter(test, run.batches), filter(test, run.windows)
+    return replace(run, batches=tuple(batches), windows=tuple(windows))
+
+
 def _draw_window(rng: Random) -> list[tuple[int, int]]:
     """(drafts, accepted) of each of two requests."""
     drafts = [rng.randint(1, DRAFTS) for _ in range(2)]

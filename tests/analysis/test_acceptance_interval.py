@@ -27,10 +27,6 @@ def beside(ours: Counts, theirs: Counts, diverged: tuple[int, ...] = ()) -> Acce
     return Acceptance(known[0], ours[1], known[1], theirs[1], diverged, 1024)
 
 
-def test_equal_acceptance_passes() -> None:
-    assert acceptance_outside(beside((SOUND, 300), (SOUND, 300))) is None
-
-
 def test_a_drafters_tie_passes() -> None:
     """One draft more accepted, and a window less: what one tie of a bf16 drafter does."""
     assert acceptance_outside(beside(((200, 120, 70, 31), 299), (SOUND, 300))) is None

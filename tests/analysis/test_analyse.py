@@ -14,6 +14,7 @@ from synthetic_run import (
     change_windows,
     faults_of,
     header_of,
+    kept,
     make_run,
 )
 
@@ -96,11 +97,7 @@ def test_sums_are_those_of_the_timed_records(seed, blocks):
 def test_what_was_not_measured_is_none_not_zero(device, scv_status, verdict):
     run = make_run(device=device)
     assert cell(run, "off", "off").bytes_staged is None
-    gate_only = replace(
-        run,
-        batches=tuple(b for b in run.batches if b.phase == "gate"),
-        windows=tuple(w for w in run.windows if w.block == 0),
-    )
+    gate_only = kept(run, lambda record: record.block == 0)
     result = cell(gate_only, "stage", "graph")
     assert (result.batches, result.scv_status) == (0, scv_status)
     for name in (*TIMES, *RATIOS, "acceptance_rate", "nwor_total_staged", "scv_graph_hits"):
@@ -116,11 +113,7 @@ def test_windows_without_positions_give_no_acceptance_length(run):
 
 
 def test_per_position_rates_divide_by_the_drafts_there(run):
-    one = replace(
-        run,
-        batches=tuple(b for b in run.batches if b.phase == "timed" and b.block == 1),
-        windows=tuple(w for w in run.windows if w.block == 1),
-    )
+    one = kept(run, lambda record: record.block == 1)
     planted = change_windows(
         one, of("off", "off"), drafts_per_position=(4, 2, 1), accepted_per_position=(3, 1, 0)
     )
@@ -161,15 +154,7 @@ def test_the_planted_slowdown_is_found(run):
 
 
 def test_only_blocks_that_both_cells_ran_are_compared(run):
-    lost = replace(
-        run,
-        batches=tuple(
-            b for b in run.batches if not (of("stage", "off")(b) and b.block not in (0, 1, 2, 3))
-        ),
-        windows=tuple(
-            w for w in run.windows if not (of("stage", "off")(w) and w.block not in (0, 1, 2, 3))
-        ),
-    )
+    lost = kept(run, lambda record: not of("stage", "off")(record) or record.block < 4)
     ours = {b.block: b.latency_ms for b in lost.batches if of("stage", "off", "timed")(b)}
     base = {b.block: b.latency_ms for b in lost.batches if of("off", "off", "timed")(b)}
     assert (len(ours), len(base)) == (3, 6)
@@ -193,13 +178,8 @@ def test_a_cell_that_breaks_parity_carries_no_time(run, phase):
 
 
 def test_parity_that_was_found_broken_afterwards_counts(run):
-    event = {
-        "event": "parity_broken",
-        "pair": "toy",
-        "nwor_mode": "stage",
-        "scv_mode": "off",
-        "reason": "block 3 differs",
-    }
+    cell_name = {"pair": "toy", "nwor_mode": "stage", "scv_mode": "off"}
+    event = {"event": "parity_broken", **cell_name, "reason": "block 3 differs"}
     result = cell(replace(run, events=(event,)), "stage", "off")
     assert (result.verdict, result.parity) == (Verdict.INVALID, "INVALID")
     assert "block 3 differs" in result.reason

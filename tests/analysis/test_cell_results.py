@@ -10,16 +10,16 @@ from synthetic_run import (
     change_batches,
     change_windows,
     faults_of,
+    kept,
     save_run,
     summarised,
     write_reports,
 )
 
 from nwor_bench.analysis.analyse import noise_floor
-from nwor_bench.analysis.cell_data import gather_cells
 from nwor_bench.analysis.invariants import counter_checks, find_violations
 from nwor_bench.records.store import RunData, read_run
-from nwor_bench.records.types import AA, Cell, CellResult, Phase, Verdict, WindowRecord
+from nwor_bench.records.types import AA, BatchRecord, Cell, CellResult, Phase, Verdict, WindowRecord
 from nwor_bench.run.budget import half_widths
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -38,8 +38,8 @@ def cell_of(run: RunData, cell: Cell) -> CellResult:
     return next(found for found in summarised(run) if found.cell == cell)
 
 
-def interleaved(window: WindowRecord) -> bool:
-    return window.batch >= FIRST_BATCH
+def interleaved(record: WindowRecord | BatchRecord) -> bool:
+    return record.batch >= FIRST_BATCH
 
 
 def test_the_ratio_is_that_of_windows(run: RunData) -> None:
@@ -93,19 +93,15 @@ def test_too_few_groups_leave_whole_batches() -> None:
 
 def test_too_few_groups_and_blocks_say_how_many_groups_there_are() -> None:
     run = interleaved_run(Planted(EFFECTS), batches=1, groups=16, whole=WHOLE)
-    batches = tuple(b for b in run.batches if b.phase != Phase.TIMED or b.block == 1)
-    windows = tuple(w for w in run.windows if w.block < 2 or interleaved(w))
-    cell = cell_of(replace(run, batches=batches, windows=windows), STAGE_GRAPH)
+    few = kept(run, lambda record: record.block < 2 or interleaved(record))
+    cell = cell_of(few, STAGE_GRAPH)
     assert (cell.verdict, cell.groups, cell.ratio_ci_low) == (Verdict.AMBIGUOUS, 2, None)
     assert "groups of windows are 2" in (cell.reason or "")
 
 
 def test_windows_alone_decide_where_no_whole_batch_was_timed(run: RunData) -> None:
-    kept = [b for b in run.batches if b.phase != Phase.TIMED]
-    numbers = {b.batch for b in kept}
-    rest = [w for w in run.windows if w.block == 0 or interleaved(w)]
-    assert numbers
-    cell = cell_of(replace(run, batches=tuple(kept), windows=tuple(rest)), STAGE_GRAPH)
+    untimed = kept(run, lambda record: record.block == 0 or interleaved(record))
+    cell = cell_of(untimed, STAGE_GRAPH)
     assert (cell.interleaved, cell.ratio_batches, cell.verdict) == ("windows", None, "FASTER")
 
 
@@ -205,19 +201,14 @@ def test_a_stage_window_that_staged_a_part_is_a_fault(run: RunData) -> None:
 
 
 def test_other_tokens_than_those_of_off_alone_are_a_fault(run: RunData) -> None:
-    def first(run: RunData, **changes: object) -> RunData:
-        return change_batches(run, lambda b: b.batch == FIRST_BATCH, **changes)
-
-    same = first(run, prompt_digest="prompts-1")
+    same = of_first(prompt_digest="prompts-1")(run)
     assert faults_of(same) == []
-    other = first(same, token_digests=("x", "b1"))
-    found = find_violations(other)
+    other = of_first(token_digests=("x", "b1"))
+    found = find_violations(other(same))
     assert {each.cell for each in found} >= {STAGE_GRAPH, CONTROL}
     assert OFF not in {each.cell for each in found}
     assert "1 of 2 requests gave other tokens" in found[0].text
-    assert [
-        found.text for found in find_violations(first(run, token_digests=("x", "b1")))
-    ] == []  # other prompts
+    assert faults_of(other(run)) == []  # other prompts
 
 
 def test_the_stopping_rule_sees_groups_up_to_its_block(run: RunData) -> None:
@@ -233,12 +224,3 @@ def test_records_and_tables_keep_the_groups(run: RunData, tmp_path: Path) -> Non
     assert summarised(read_run(tmp_path)) == summarised(run)
     paths = write_reports(tmp_path)
     assert "interleaved" in paths.windows_csv.read_text()
-
-
-def test_a_cells_interleaved_data(run: RunData) -> None:
-    data = {own.cell: own for own in gather_cells(run)}
-    assert len(data[STAGE_GRAPH].interleaved) == sum(
-        interleaved(w) and w.cell == STAGE_GRAPH for w in run.windows
-    )
-    assert all(own.measured for own in data.values())
-    assert any(own.cell.arm == AA and own.interleaved for own in data.values())

@@ -1,12 +1,10 @@
 """How a GPU is to hold drafts' K/V: from flag or file to the worker, and refused on a CPU."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngine, accept_arguments
 from refusals import refused
 from synthetic_run import header_of
 
@@ -15,14 +13,11 @@ from nwor_bench.analysis.dram import strategy_of
 from nwor_bench.engine import arguments as engine_config
 from nwor_bench.errors import ExitCode
 from nwor_bench.models.byte_model import BY_REFERENCE, COPY_SPILLED
-from nwor_bench.records.store import read_run
-from nwor_bench.records.types import StageBy
 from nwor_bench.run import resume
-from nwor_bench.run.prepare import PairChoice, resume_one, run_one
+from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep import run_sweep
 from nwor_bench.workload.config import RunSpec, load_scenario, resolve
-from nwor_bench.workload.sweep_file import load_sweep, make_points
 
 COPY = {"stage_by": "copy"}
 
@@ -33,32 +28,9 @@ def spec(**changes: Any) -> RunSpec:
     return resolve(load_scenario("short"), requests=2, batches=3, **changes)
 
 
-def test_drafts_are_held_by_reference_unless_asked_otherwise() -> None:
-    assert spec().stage_by is StageBy.REFERENCE
-    asked = spec(**COPY)
-    assert asked.stage_by is StageBy.COPY
-    plain = json.loads(json.dumps(asked.to_dict()))
-    assert plain["stage_by"] == "copy"
-    assert resume.stored_spec(header_of({"spec": plain})) == asked
-
-
-@pytest.mark.parametrize(
-    ("flags", "field", "wanted"),
-    [
-        ({"stage_by": "copi"}, "stage_by", {"value": "copi", "near": "copy"}),
-        (
-            {"stage_by": "copy", "nwor_modes": "off"},
-            "stage_by",
-            {"value": "copy", "naming": "--nwor-modes off,stage"},
-        ),
-    ],
-)
-def test_words_that_do_not_go_together(
-    flags: dict[str, str], field: str, wanted: dict[str, Any]
-) -> None:
-    with refused(field, **wanted) as refusal:
-        spec(**flags)
-    assert refusal.value.exit_code is ExitCode.BAD_USAGE
+def test_copying_needs_mode_stage() -> None:
+    with refused("stage_by", value="copy", naming="--nwor-modes off,stage"):
+        spec(**COPY, nwor_modes="off")
 
 
 def test_without_a_gpu_there_is_one_message_and_nothing_starts(
@@ -79,24 +51,6 @@ def test_the_workers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
         assert os.environ["VLLM_NWOR_STAGE_BY"] == by
 
 
-@pytest.mark.slow  # several runs
-def test_a_run_goes_on_as_it_was_begun(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    how: dict[str, Any] = {"check_engine": accept_arguments}
-    stopped = FakeEngine(failing={9: KeyboardInterrupt()})
-    begun = spec(**COPY, max_warmup=1)
-    run_one(
-        begun,
-        PairChoice(pair="tiny"),
-        RunOptions(output=folder),
-        engine_factory=lambda *_: stopped,
-        **how,
-    )
-    assert read_run(folder).header.spec["stage_by"] == "copy"
-    code = resume_one(folder, {}, engine_factory=lambda *_: FakeEngine(), **how)
-    assert code is ExitCode.OK
-
-
 def test_a_run_begun_before_there_was_a_choice_is_by_reference() -> None:
     plain = spec().to_dict()
     del plain["stage_by"]
@@ -104,16 +58,11 @@ def test_a_run_begun_before_there_was_a_choice_is_by_reference() -> None:
 
 
 @pytest.mark.slow
-def test_a_sweep_file_names_them_under_settings(tmp_path: Path, capsys: Any) -> None:
+def test_a_dry_run_of_a_sweep_file_says_how(tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "it.toml"
     path.write_text('[axes]\npairs = ["tiny"]\n[settings]\nstage_by = "copy"')
-    (point,) = make_points(load_sweep(path))
-    assert point.spec.stage_by is StageBy.COPY
     assert run_sweep(path, RunOptions(dry_run=True)) is ExitCode.OK
     assert "mode stage: by copy" in capsys.readouterr().out.splitlines()
-    path.write_text('[settings]\nstage_by = "copies"')
-    with refused("it.toml: settings.stage_by", value="copies"):
-        load_sweep(path)
 
 
 @pytest.mark.parametrize(

@@ -142,14 +142,6 @@ def test_other_versions_are_refused_and_the_known_ones_named(store, version):
         RunStore.open(store.folder)
 
 
-@pytest.mark.parametrize("name", ["scenario", "pair", "engine", "environment", "parity", "cells"])
-def test_a_part_of_the_wrong_kind_is_refused_by_its_name(store, name):
-    path = store.folder / RUN_FILE
-    path.write_text(json.dumps({**json.loads(path.read_text()), name: "x"}))
-    with refused(f"run.json: {name}", StoreError, value="x"):
-        read_run(store.folder)
-
-
 @pytest.mark.parametrize("text", ["", "{", "[" * 10**5, "\x00"])
 def test_a_header_that_is_no_json_is_refused(store, text):
     (store.folder / RUN_FILE).write_text(text)

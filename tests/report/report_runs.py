@@ -9,8 +9,9 @@ from typing import Any
 
 from synthetic_run import SLOWDOWN, change_batches, make_run, with_header, with_parts
 
+from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import BatchRecord, NworMode, WindowRecord
+from nwor_bench.records.types import NworMode, WindowRecord
 
 GPU_ENGINE = {"device": "cuda", "dtype": "bfloat16", "kv_cache_dtype": "auto", "runner": "V2"}
 
@@ -64,21 +65,16 @@ def _gpu_run(
 
 def with_probe(run: RunData) -> RunData:
     """The run with one probed batch a cell, a copy of its last timed one."""
-    last: dict[tuple[object, ...], BatchRecord] = {}
-    for batch in run.batches:
-        if batch.phase == "timed":
-            last[batch.nwor_mode, batch.scv_mode, batch.arm] = batch
+    last = {batch.cell: batch for batch in run.batches if batch.phase == "timed"}
     probes = [
         replace(batch, phase="probe", batch=9000 + i) for i, batch in enumerate(last.values())
     ]
-    windows = []
-    for probe, batch in zip(probes, last.values(), strict=True):
-        key = (batch.nwor_mode, batch.scv_mode, batch.arm, batch.batch, batch.block)
-        windows += [
-            replace(window, batch=probe.batch)
-            for window in run.windows
-            if (window.nwor_mode, window.scv_mode, window.arm, window.batch, window.block) == key
-        ]
+    windows = [
+        replace(window, batch=probe.batch)
+        for probe, batch in zip(probes, last.values(), strict=True)
+        for window in run.windows
+        if batch_key(window) == batch_key(batch)
+    ]
     return replace(run, batches=(*run.batches, *probes), windows=(*run.windows, *windows))
 
 
@@ -151,7 +147,6 @@ def with_counters(run: RunData, saved_bytes: int, blocks: int = 5) -> RunData:
             continue
         counted = replace(batch, phase="counters", batch=20_000 + number)
         batches.append(counted)
-        own = (batch.nwor_mode, batch.scv_mode, batch.arm, batch.batch, batch.block)
         saved = saved_bytes if batch.nwor_mode == "stage" else 0
         windows += [
             replace(
@@ -161,7 +156,7 @@ def with_counters(run: RunData, saved_bytes: int, blocks: int = 5) -> RunData:
                 dram_write_bytes=200_000 - saved + rng.randrange(2_000),
             )
             for window in run.windows
-            if (window.nwor_mode, window.scv_mode, window.arm, window.batch, window.block) == own
+            if batch_key(window) == batch_key(batch)
         ]
     return replace(run, batches=(*run.batches, *batches), windows=(*run.windows, *windows))
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from report_runs import RUNS, ambiguous, faster, gpu_run, invalid
-from synthetic_run import analysed, change_batches, make_run, summarised, with_parts
+from synthetic_run import analysed, change_batches, kept, make_run, summarised, with_parts
 
 from nwor_bench.analysis.analyse import noise_floor
 from nwor_bench.records.store import RunData
@@ -79,11 +79,7 @@ def test_the_answer_names_the_best_cell_its_effect_and_its_interval():
 def test_one_compared_cell_needs_no_correction():
     run = faster()
     two = {("off", "off"), ("stage", "graph")}
-    run = replace(
-        run,
-        batches=tuple(b for b in run.batches if (b.nwor_mode, b.scv_mode) in two),
-        windows=tuple(w for w in run.windows if (w.nwor_mode, w.scv_mode) in two),
-    )
+    run = kept(run, lambda record: (record.nwor_mode, record.scv_mode) in two)
     best = named(summarised(run), "stage x graph")
     assert best.ratio_simultaneous_low == pytest.approx(best.ratio_ci_low, rel=1e-12)
     assert best.ratio_simultaneous_high == pytest.approx(best.ratio_ci_high, rel=1e-12)
@@ -191,27 +187,14 @@ def test_the_noise_is_told_with_the_answer():
     run = faster()
     found = noise_floor(summarised(run))
     assert change_range(found["low"], found["high"]) in told(run)["How sure is that?"]
-    without = replace(
-        run,
-        batches=tuple(b for b in run.batches if b.arm is None),
-        windows=tuple(w for w in run.windows if w.arm is None),
-    )
+    without = kept(run, lambda record: record.arm is None)
     assert "The machine's noise is not known" in told(without)["How sure is that?"]
 
 
 def test_scv_alone_is_asked_about_where_nothing_stages():
-    run = gpu_run()
-    off = replace(
-        run,
-        batches=tuple(b for b in run.batches if b.nwor_mode == "off"),
-        windows=tuple(w for w in run.windows if w.nwor_mode == "off"),
-    )
+    off = kept(gpu_run(), lambda record: record.nwor_mode == "off")
     assert "SCV does not pay here" in answer(off.header, summarised(off)).sentence
-    alone = replace(
-        off,
-        batches=tuple(b for b in off.batches if b.scv_mode == "off"),
-        windows=tuple(w for w in off.windows if w.scv_mode == "off"),
-    )
+    alone = kept(off, lambda record: record.scv_mode == "off")
     assert "nothing to compare" in answer(alone.header, summarised(alone)).sentence
     assert "Nothing was measured" in answer({}, []).sentence
 

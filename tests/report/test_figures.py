@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from report_runs import RUNS, faster, gpu_run, invalid, with_counters
-from synthetic_run import change_batches, change_windows, document_of, make_run, summarised
+from synthetic_run import change_batches, change_windows, document_of, kept, make_run, summarised
 
 from nwor_bench.analysis.analyse import noise_floor
 from nwor_bench.records.store import RunData
@@ -98,9 +98,7 @@ def test_what_was_not_measured_is_a_sentence_and_no_figure():
         change_windows(cpu, lambda w: True, wall_ms=None, accepted_per_position=()),
         batches=tuple(replace(b, vllm_accepted_per_position=None) for b in cpu.batches),
     )
-    one = replace(bare, batches=tuple(b for b in bare.batches if b.phase == "gate"))
-    gate = {batch.batch for batch in one.batches}
-    one = replace(one, windows=tuple(w for w in one.windows if w.batch in gate))
+    one = kept(bare, lambda record: record.block == 0)
     assert set(figures(one)) == set()
     assert "No cell could be compared" in words(one, "Cells")
     assert "No valid window time" in words(one, "Measurement precision")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from refusals import refused
-from synthetic_run import change_batches, make_run, save_run, summarised, write_reports
+from synthetic_run import make_run, save_run, summarised, write_reports
 
 from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.records.facts import to_json
@@ -123,19 +123,6 @@ def test_a_torn_run_is_reported_with_its_warning(folder):
     for path in (paths.markdown, paths.html):
         text = path.read_text()
         assert text.index("was not written to the end") < text.index("How sure is that?")
-
-
-def test_an_invalid_cell_has_no_time_in_any_summary(tmp_path):
-    run = change_batches(
-        make_run(),
-        lambda b: (b.nwor_mode, b.scv_mode, b.phase) == ("stage", "off", "gate"),
-        parity="INVALID",
-    )
-    save_run(run, tmp_path / "run")
-    row = rows(write_reports(tmp_path / "run").cells_csv)[3]
-    assert (row["nwor_mode"], row["scv_mode"], row["verdict"]) == ("stage", "off", "INVALID")
-    for name in ("latency_ms_p50", "latency_ms_p95", "window_ms_mean", "tokens_per_s"):
-        assert row[name] == ""
 
 
 def test_a_run_without_batches_still_gets_its_reports(tmp_path):

@@ -20,10 +20,12 @@ def of(given: Any, drafts: int = 4, **more: Any) -> Any:
     return spec.speculative_config
 
 
-@pytest.mark.parametrize(("given", "drafts"), [("3.4", 2), (0.9, 2), ("nan", 2)])
+@pytest.mark.parametrize(("given", "drafts"), [("3.1", 2), (0.9, 2), ("nan", 2)])
 def test_what_no_window_gives_is_refused(given: Any, drafts: int) -> None:
     with refused("--acceptance-length", value=given, naming="1 to 3"):
         of(given, drafts)
+    for edge in (1.0, 3.0):
+        assert of(edge, drafts) == {KEY: edge}
 
 
 def test_the_length_is_said_once() -> None:

@@ -4,7 +4,6 @@ import functools
 import json
 import re
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -158,17 +157,6 @@ def test_values_meet_the_rules_of_the_flags(
     path = tmp_path / "s.toml"
     path.write_text(f"[settings]\n{settings}\n")
     with refused(field, value=value):
-        make_points(load_sweep(path))
-
-
-@pytest.mark.parametrize(("length", "fits"), [("0.9", 0), ("1.0", 1), ("3.0", 1), ("3.1", 0)])
-def test_an_acceptance_length_is_what_a_window_can_give(
-    tmp_path: Path, length: str, fits: int
-) -> None:
-    path = tmp_path / "s.toml"
-    path.write_text(f"[axes]\ndraft_tokens = [2]\nacceptance_length = [{length}]\n")
-    outside = refused("--acceptance-length", value=float(length), naming="1 to 3")
-    with nullcontext() if fits else outside:
         make_points(load_sweep(path))
 
 
@@ -378,6 +366,7 @@ def test_a_single_run_is_no_sweep(small: Path) -> None:
         ("[]", "sweep.json: format_version"),
         ("{", "sweep.json"),
         ('{"format_version": 1}', "sweep.json: sweep"),
+        ('{"format_version": 7}', "sweep.json: format_version"),
         ('{"format_version": 1, "sweep": {"axs": {}}}', "sweep.json: sweep.axs"),
         ("[" * 10**5, "sweep.json"),
     ],
@@ -477,14 +466,6 @@ def test_a_folder_that_holds_a_sweep_is_refused(small: Path) -> None:
     assert str(caught.value) == (
         "--output: 'out' is invalid; it already holds a sweep; name a new folder"
     )
-
-
-def test_an_index_of_another_version_is_refused(small: Path) -> None:
-    leave_a_sweep(cut=False)
-    path = Path("out/sweep.json")
-    path.write_text(json.dumps({**index(), "format_version": 7}))
-    with refused("sweep.json: format_version", StoreError, value=7):
-        resume_sweep(Path("out"))
 
 
 def test_flags_that_the_file_decides_are_refused() -> None:

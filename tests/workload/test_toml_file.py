@@ -7,7 +7,7 @@ from refusals import refused
 
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.records.types import NworMode
-from nwor_bench.workload.toml_file import StrictModel, dotted, read_toml
+from nwor_bench.workload.toml_file import StrictModel, read_toml
 
 
 class Prompts(StrictModel):
@@ -123,7 +123,3 @@ def test_unreadable_files(tmp_path: Path) -> None:
 def test_models_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Prompts(kind="a").kind = "b"  # type: ignore[misc]
-
-
-def test_dotted() -> None:
-    assert dotted(("a", 0, "b", "c")) == "a[0].b.c"

@@ -50,10 +50,6 @@ def test_the_severest_comes_first_and_speaks_for_its_group() -> None:
     assert sum(len(group.findings) for group in groups) == 4
 
 
-def test_no_findings_no_groups() -> None:
-    assert grouped([]) == []
-
-
 def test_on_a_cpu_no_group_asks_for_blocks():
     cells = [
         Finding(FindingKind.AMBIGUOUS, Severity.WARNING, f"{name} is AMBIGUOUS.", ON_CPU, name)

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 from interleaved_run import STAGE_GRAPH, Planted, interleaved_run
-from synthetic_run import analysed
+from synthetic_run import analysed, kept
 
 from nwor_bench.analysis.findings.table import Finding, FindingKind, Severity, grouped
 from nwor_bench.records.header import WarmupFacts
@@ -95,11 +95,8 @@ def test_too_few_groups_for_an_interval_are_said() -> None:
     few = interleaved_run(Planted(EFFECTS), batches=2, groups=6)
     (found,) = found_in(few, FindingKind.FEW_GROUPS)
     assert "Whole batches decide" in found.message
-    in_turn = {window.batch for window in few.windows if window.group is not None}
-    kept = tuple(b for b in few.batches if b.batch in in_turn or b.phase != Phase.TIMED)
-    numbers = {batch.batch for batch in kept}
-    windows = tuple(window for window in few.windows if window.batch in numbers)
-    few = replace(few, batches=kept, windows=windows)
+    timed = {batch.batch for batch in few.batches if batch.phase == Phase.TIMED}
+    few = kept(few, lambda record: record.batch not in timed)
     (found,) = found_in(few, FindingKind.FEW_GROUPS)
     assert found.severity is Severity.WARNING
     assert "Whole batches" not in found.message

@@ -45,6 +45,20 @@ def changed(model: str, **changes: Any) -> Path:
     return folder
 
 
+def sweep_with(
+    command_line: Run, tiny: ResolvedPair, role: str, changes: dict[str, Any]
+) -> tuple[Path, str]:
+    """The changed model's folder, and the refusal of a sweep with it; nothing was started."""
+    models = {"target": tiny.target, "draft": str(tiny.draft)}
+    folder = changed(models[role], **changes)
+    models[role] = str(folder)
+    flags = ("--target-model", models["target"], "--draft-model", models["draft"])
+    code, _, error = command_line("sweep", *flags, *SIZES)
+    assert code == ExitCode.BAD_USAGE
+    assert not Path("run").exists()
+    return folder, error
+
+
 @pytest.mark.parametrize("role", ["target", "draft"])
 @pytest.mark.parametrize(
     ("changes", "words"),
@@ -63,17 +77,11 @@ def changed(model: str, **changes: Any) -> Path:
 def test_what_transformers_refuses_is_one_message_with_the_file(
     command_line: Run, tiny: ResolvedPair, role: str, changes: dict[str, Any], words: str
 ) -> None:
-    models = {"target": tiny.target, "draft": str(tiny.draft)}
-    folder = changed(models[role], **changes)
-    models[role] = str(folder)
-    flags = ("--target-model", models["target"], "--draft-model", models["draft"])
-    code, _, error = command_line("sweep", *flags, *SIZES)
-    assert code == ExitCode.BAD_USAGE
+    folder, error = sweep_with(command_line, tiny, role, changes)
     message = " ".join(error.splitlines()[-1:])
     assert message.startswith("nwor-bench: pair ")
     assert f"{folder}/config.json" in message
     assert re.search(words, message)
-    assert not Path("run").exists()
 
 
 def test_a_shape_that_transformers_refuses_names_its_pair(command_line: Run) -> None:
@@ -118,12 +126,6 @@ def test_what_vllm_cannot_read_is_one_message_with_the_file(
 ) -> None:
     for name in ("VLLM_NWOR_MODE", "VLLM_SCV_MODE", "VLLM_CONFIGURE_LOGGING"):
         monkeypatch.setenv(name, "0" if "LOGGING" in name else "off")
-    models = {"target": tiny.target, "draft": str(tiny.draft)}
-    folder = changed(models[role], **changes)
-    models[role] = str(folder)
-    flags = ("--target-model", models["target"], "--draft-model", models["draft"])
-    code, _, error = command_line("sweep", *flags, *SIZES)
-    assert code == ExitCode.BAD_USAGE
+    folder, error = sweep_with(command_line, tiny, role, changes)
     assert f"'{folder}/config.json' is invalid; vLLM refuses it" in error
     assert words in error
-    assert not Path("run").exists()

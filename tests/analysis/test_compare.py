@@ -1,12 +1,15 @@
 """What compare may say of two runs whose true difference is known."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from changed_run import other_prompts, slowed, stored
+from interleaved_run import STAGE_GRAPH, Planted, interleaved_run
 from refusals import refused
 from synthetic_run import change_batches, change_windows, kept, make_run, with_header, with_parts
 
+from nwor_bench.analysis.comparing.change_verdicts import CellChange
 from nwor_bench.analysis.comparing.compare import ChangeVerdict, Comparison, DecideBy, compare_runs
 from nwor_bench.analysis.comparing.preconditions import blocking_differences, other_differences
 from nwor_bench.analysis.comparing.stored_run import StoredRun
@@ -342,3 +345,46 @@ def test_what_else_differs_is_told() -> None:
     new = with_header(new, "spec", seed=8)
     told = [str(difference) for difference in compare(new).others]
     assert told == ["git revision: BASE 0123abc, NEW 9876fed", "seed: BASE 3, NEW 8"]
+
+
+# Interleaved runs are compared by their windows' ratios.
+
+
+@cache
+def measured(graph: float, seed: int = 5) -> StoredRun:
+    effects = {"stage x graph": graph, "control x off": 0.985}
+    whole = {"graph": graph, "control": 0.985}
+    return stored(interleaved_run(Planted(effects), whole=whole, seed=seed))
+
+
+def of_graph(comparison: Comparison) -> CellChange:
+    return next(cell for cell in comparison.cells if cell.cell == STAGE_GRAPH)
+
+
+def test_a_small_change_of_windows_is_found() -> None:
+    """Three blocks of whole batches would see nothing below several per cent."""
+    comparison = compare_runs(measured(0.972), measured(0.990, seed=6))
+    found = of_graph(comparison)
+    assert found.outcome is ChangeVerdict.REGRESSION
+    assert found.ratio is not None
+    assert found.ratio.measure == "device_ms"
+    assert found.ratio.interval is not None
+    assert found.ratio.interval.low < 0.990 / 0.972 < found.ratio.interval.high
+    assert found.ratio.interval.half_width < 0.003
+    assert any("interleaved windows" in note for note in notes(comparison))
+
+
+def test_runs_of_the_same_code_are_the_same() -> None:
+    comparison = compare_runs(measured(0.972), measured(0.972, seed=6))
+    assert of_graph(comparison).outcome is ChangeVerdict.SAME
+
+
+def test_the_ends_of_an_interval_give_its_standard_error_back() -> None:
+    change = of_graph(compare_runs(measured(0.972), measured(0.972))).ratio
+    assert change is not None
+    assert change.interval is not None
+    assert change.ratio == pytest.approx(1)
+    own = measured(0.972).cells[STAGE_GRAPH]
+    assert own.half_width is not None
+    # Two equal errors, with about twice the degrees of freedom.
+    assert change.interval.half_width == pytest.approx(1.33 * own.half_width, rel=0.1)

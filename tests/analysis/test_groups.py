@@ -152,14 +152,6 @@ def test_swapping_the_cells_negates_the_effect(times: list[tuple[float, float]])
 
 
 def test_the_effect_is_the_ratio_of_geometric_means() -> None:
-    times = [
-        (False, 1),
-        (False, 4),
-        (True, 4),
-        (True, 4),
-        (True, 2),
-        (True, 8),
-        (False, 2),
-        (False, 2),
-    ]
+    runs = ((False, (1, 4)), (True, (4, 4, 2, 8)), (False, (2, 2)))
+    times = [(is_treated, ms) for is_treated, own in runs for ms in own]
     assert abba_effect(times) == pytest.approx(log(4) - log(2))

@@ -17,17 +17,10 @@ def cells_of(run) -> dict[str, CellData]:
 
 
 def window(block: int, number: int, ms: float | None, reqs=2, drafts=8, accepted=3) -> WindowRecord:
-    counts = dict.fromkeys(
-        ("staged_tokens", "committed_tokens", "rejected_tokens", "stage_operations"), 0
-    )
-    empty = dict.fromkeys(
-        ("bytes_staged", "bytes_committed", "bytes_avoided", "fallback_reason", "forward_ms",
-         "sample_ms", "mask_ms", "commit_ms")
-    )  # fmt: skip
-    return WindowRecord(
-        pair="toy", nwor_mode="off", scv_mode="off", block=block, batch=block, window=number,
+    like = next(w for w in make_run(blocks=1).windows if w.cell.is_baseline)
+    return replace(
+        like, block=block, batch=block, window=number,
         num_reqs=reqs, draft_tokens=drafts, wall_ms=ms, accepted_tokens=accepted,
-        **counts, **empty,
     )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """The commands as a user meets them: at once, within 80 columns, with the promised exit codes."""
 
+import json
 import os
 import shutil
 import signal
@@ -14,6 +15,8 @@ from fake_engine import FakeEngine
 
 from nwor_bench import __version__
 from nwor_bench.errors import ExitCode
+from nwor_bench.records.store import read_run
+from nwor_bench.workload.config import load_scenario, resolve
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 CONFIG = CHECKOUT / "tests/data/configs/Llama-3.2-3B.json"
@@ -22,7 +25,7 @@ TINY = ("sweep", "--pair", "tiny", "--requests", "2", "--batches", "2", "--max-n
 
 Run = Callable[..., tuple[int, str, str]]
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_surroundings")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_surroundings", "engine")]
 
 
 def widest(text: str) -> int:
@@ -67,11 +70,7 @@ def test_no_command_shows_the_help_and_is_bad_usage(command_line: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("pairs", "list"), "smollm2 (default)"),
         (("pairs", "show", "tiny"), "generated.noise"),
-        (("pairs", "show", "smollm2"), "packaged.version"),
-        (("scenarios", "list"), "mixed"),
-        (("scenarios", "show", "short"), "max_new_tokens"),
         (("scenarios", "show", "long"), "6000"),
         ((*TINY, "--dry-run"), "2 blocks x 7 cells"),
     ],
@@ -171,3 +170,54 @@ def test_the_package_runs_as_a_module(arguments: tuple[str, ...]) -> None:
     assert found.returncode == 0, found.stderr
     assert "nwor-bench" in found.stdout
     assert "python -m" not in found.stdout
+
+
+# vLLM's names for our flags, and the user's own prompts.
+
+
+def test_vllms_names(command_line: Run) -> None:
+    flags = "--num-prompts 3 --num-speculative-tokens 2 --kv-cache-dtype fp8 --batches 1"
+    code, _, err = command_line("sweep", "--pair", "tiny", *flags.split(), "--output", "run")
+    assert (code, err) == (0, "")
+    spec = read_run(Path("run")).header.spec or {}
+    assert (spec["scenario"]["requests"], spec["scenario"]["draft_tokens"]) == (3, 2)
+    assert spec["engine_args"] == {"kv_cache_dtype": "fp8"}
+
+
+def test_an_alias_and_an_engine_argument_must_agree(command_line: Run) -> None:
+    arguments = ("--kv-cache-dtype", "fp8", "--engine-args", '{"kv_cache_dtype": "auto"}')
+    code, _, err = command_line("sweep", *arguments)
+    assert code == ExitCode.BAD_USAGE
+    assert "--cache-dtype: 'fp8' is invalid; --engine-args says kv_cache_dtype 'auto'" in err
+
+
+def test_a_model_that_the_hub_does_not_give(
+    command_line: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without a network it would be asked for five times, for 45 seconds in all.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    code, _, err = command_line("sweep", "--model", "no/where")
+    assert code == ExitCode.BAD_USAGE
+    assert "--target-model: 'no/where'" in err
+
+
+def test_both_ways_to_say_the_same() -> None:
+    spec = resolve(load_scenario("short"), cache_dtype="fp8", engine_args={"kv_cache_dtype": "fp8"})
+    assert spec.engine_args == {"kv_cache_dtype": "fp8"}
+
+
+def write(path: str, *rows: object) -> None:
+    Path(path).write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+
+
+def test_own_prompts_with_the_scenarios_other_values(command_line: Run, engine: FakeEngine) -> None:
+    write("mine.jsonl", {"prompt": "What is a cache?"}, {"text": "Why?"}, {"text": "How long?"})
+    engine.failing[9] = KeyboardInterrupt()
+    code, _, _ = command_line(*TINY, "--output", "run", "--prompts", "mine.jsonl")
+    assert code == ExitCode.INTERRUPTED
+    header = read_run(Path("run")).header
+    assert (header.scenario or {})["prompts"]["path"] == "mine.jsonl"
+    used = {name for block in header.blocks or () for name in block.prompt_ids or ()}
+    assert used <= {"line-1", "line-2", "line-3"}
+    engine.failing.clear()
+    assert command_line("sweep", "--resume", "run")[0] == 0

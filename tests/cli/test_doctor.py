@@ -138,13 +138,6 @@ def test_torch_beside_a_gpu(
     assert words in check.found
 
 
-def test_no_torch_is_no_sweep(packages: Packages) -> None:
-    packages()
-    check = checks.check_torch(has_gpu=False)
-    assert check.state is State.MISSING
-    assert not can_sweep([check])
-
-
 def point(value: str) -> EntryPoint:
     return EntryPoint("nwor_bench", value, checks.PLUGIN_GROUP)
 

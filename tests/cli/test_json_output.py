@@ -123,3 +123,23 @@ def test_a_comparison_of_sweeps(command_line: Run) -> None:
 @pytest.mark.parametrize("flag", ["-V", "--version"])
 def test_the_version(command_line: Run, flag: str) -> None:
     assert command_line(flag)[1].startswith("nwor-bench ")
+
+
+def test_the_ratio_of_a_sweep_is_that_of_interleaved_windows(command_line: Run) -> None:
+    flags = ("--batches", "24", "--interleave", "windows", "--output", "run", "--json")
+    code, out, _ = command_line(*TINY, *flags)
+    assert code == 0
+    told = json.loads(out)
+    assert told["violations"] == []
+    cells = {cell["cell"]: cell for cell in told["cells"]}
+    for name in ("off x off (A/A)", "stage x off", "stage x graph"):
+        cell = cells[name]
+        assert (cell["interleaved"], cell["compared"]) == ("windows", "wall_ms")
+        assert cell["groups"] > 10
+        assert cell["ratio_to_off"] == pytest.approx(1, abs=0.01)
+        assert cell["ratio_batches"] == 1
+        assert cell["verdict"] == "SAME"
+    # The made-up engine's control does nothing of its own.
+    assert cells["control x off"]["verdict"] == "INEFFECTIVE"
+    assert told["split"] == []
+    assert command_line("report", "run", "--json") == (0, out, "")

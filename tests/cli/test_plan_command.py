@@ -19,12 +19,7 @@ SHARE = re.compile(r"save here is ([\d.]+) % of the step's DRAM bytes")
 
 Run = Callable[..., tuple[int, str, str]]
 
-
-@pytest.fixture(autouse=True)
-def own_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NWOR_BENCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_surroundings")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""One flag chooses what a command prints: --json, --markdown, --quiet or --verbose."""
+"""One flag chooses what a command prints; every help fits 80 columns and ends with an example."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -62,3 +62,23 @@ def test_other_forms_beside_each_other(
     assert (code, out) == (ExitCode.BAD_USAGE, "")
     assert err.startswith(f"nwor-bench: {first}: ")
     assert second in err
+
+
+COMMANDS = (
+    "sweep", "report", "compare", "plan", "supports", "doctor", "kernels", "live", "profile ncu",
+    "profile nsys", "pairs list", "pairs show", "pairs fetch", "scenarios list",
+    "scenarios show",
+)  # fmt: skip
+
+GROUPS = ("", "pairs", "scenarios", "profile")
+
+
+@pytest.mark.parametrize("command", [*GROUPS, *COMMANDS])
+def test_a_help_fits_and_ends_with_an_example(command_line: Run, command: str) -> None:
+    code, out, _ = command_line(*command.split(), "--help")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert "<bool>" not in out
+    assert "…" not in out
+    last = out.rstrip().splitlines()[-1].strip()
+    assert command in GROUPS or last.startswith(f"nwor-bench {command}")

@@ -151,23 +151,6 @@ def test_an_indexers_keys_are_said_to_be_written_directly() -> None:
     assert notes == [3, 2]  # breakable graphs are left out of the one without any
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "reason"),
-    [
-        ("deepseek-ai/DeepSeek-V3.2", "sparse MLA", None),
-        ("zai-org/GLM-5", "sparse MLA", None),
-        ("google/gemma-4-12B-it", "sliding + full, 2 head sizes, image masks", None),
-        ("XiaomiMiMo/MiMo-V2.5", "sinks, sliding + full, values of another size", None),
-        ("dots-studio/dots3-note-prev", "sparse MLA, MLA, sliding + full, 2 head sizes",
-         "own_attention:dots3_note"),
-        ("Qwen/Qwen3.8-Flash-Next", "recurrent, sparse", "own_attention:qwen4_exp"),
-    ],
-)  # fmt: skip
-def test_recipe_models_of_rare_classes(name: str, kind: str, reason: str | None) -> None:
-    (row,) = (row for row in coverage(EngineFacts()) if row.kept.name == name)
-    assert (row.kind, row.found.reason) == (kind, reason)
-
-
 def test_values_of_another_size_are_told() -> None:
     model = facts(**SLIDING, v_head_dim=64, swa_num_key_value_heads=2, swa_v_head_dim=32)
     assert [layer.value_dim for layer in model.layers[:2]] == [32, None]

@@ -8,7 +8,6 @@ from report_runs import faster, gpu_run, slower
 from synthetic_run import analysed, document_of, make_run, with_header, with_parts
 
 from nwor_bench.records.store import RunData
-from nwor_bench.report.html import render_html
 from nwor_bench.report.markdown import render_markdown
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -52,12 +51,6 @@ def test_to_repeat_names_a_command_that_repeats_this_run_alone(command, shown):
         assert "was not recorded" in part
 
 
-def test_reference_is_not_set_like_a_verdict(figures_left_out):
-    page = render_html(document_of(faster()))
-    assert "v-reference" not in page
-    assert re.search(r'class="[^"]*verdict v-faster[^"]*">FASTER<', page)
-
-
 def test_advice_for_a_run_with_the_reader_s_own_models():
     own = with_pair(faster(), {"target_model": "org/name", "draft_model": "org/draft"},
                     target="org/name", method="draft_model")  # fmt: skip
@@ -85,7 +78,3 @@ def test_a_cpu_run_is_not_told_to_add_blocks_or_to_mend_cuda():
     assert "needs CUDA" in remedies["ineffective"]
     gpu = replace(run, header=gpu_run().header)
     assert "--batches" in {f.kind: f.remedy for f in analysed(gpu).findings}["few_blocks"]
-
-
-def test_sentences_have_single_spaces():
-    assert "same  prompts" not in str(document_of(faster()))

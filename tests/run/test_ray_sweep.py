@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from refusals import refused
 from rich.console import Console
-from typer.testing import CliRunner
 
-from nwor_bench.cli.app import app
 from nwor_bench.errors import ConfigError, EngineError, ExitCode
 from nwor_bench.records.store import read_run
 from nwor_bench.run.ray_sweep import (
@@ -240,11 +238,6 @@ def test_flags_about_this_process_are_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("nwor_bench.run.ray_sweep.import_module", missing)
     with refused("--ray", cause=ImportError, naming="pip install 'nwor-bench[ray]'"):
         check_flags_for_ray({"file": "quick"})
-
-
-def test_ray_is_for_sweep_files(own_surroundings: None) -> None:
-    with refused("--ray", value=True, naming="--file"):
-        CliRunner().invoke(app, ["sweep", "--ray"], catch_exceptions=False)
 
 
 @pytest.mark.long

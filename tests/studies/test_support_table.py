@@ -13,6 +13,7 @@ from support_rows import ROWS
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PAGE = CHECKOUT / "docs" / "support.md"
+CPU = {"device": "CPU", "vllm": "0.32.0", "torch": "2.13", "rows": ROWS}
 
 
 @pytest.fixture
@@ -45,8 +46,7 @@ def test_a_cell_says_how_its_tests_ended(
 
 def test_every_row_is_in_the_table_and_a_missing_column_is_empty(table: ModuleType) -> None:
     tests = [ended("passed") | {"notes": ["only alone"]}]
-    facts = {"device": "CPU", "vllm": "0.32.0", "torch": "2.13", "rows": ROWS, "tests": tests}
-    text = table.render({"cpu": facts})
+    text = table.render({"cpu": {**CPU, "tests": tests}})
     lines = [[part.strip() for part in line.split("|")] for line in text.splitlines()]
     cells = {row: line[2:4] for line in lines if len(line) > 4 for row in line[1].split("; ")}
     assert set(ROWS) <= set(cells)
@@ -57,14 +57,7 @@ def test_every_row_is_in_the_table_and_a_missing_column_is_empty(table: ModuleTy
 
 def test_what_a_test_of_two_rows_notes_is_said_once(table: ModuleType) -> None:
     test = ended("passed") | {"rows": ["LoRA", "eagle"], "notes": ["only alone"]}
-    facts = {
-        "device": "CPU",
-        "vllm": "0.32.0",
-        "torch": "2.13",
-        "rows": ROWS,
-        "tests": [test, test],
-    }
-    text = table.render({"cpu": facts})
+    text = table.render({"cpu": {**CPU, "tests": [test, test]}})
     assert text.count("only alone") == 1
     assert "- LoRA, eagle: only alone" in text
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from refusals import refused
 from typer.testing import CliRunner
 
 from nwor_bench.cli.commands.pairs import app
@@ -53,9 +52,3 @@ def test_fetch_tells_where_and_that_it_was_there_already(tmp_path: Path) -> None
     )
     assert (Path(place) / "config.json").is_file()
     assert Path(place).is_relative_to(tmp_path)
-
-
-@pytest.mark.parametrize("command", ["show", "fetch"])
-def test_unknown_pair(command: str) -> None:
-    with refused("pair", value="tinny", near="tiny"):
-        runner.invoke(app, [command, "tinny"], catch_exceptions=False)

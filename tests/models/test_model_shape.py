@@ -397,7 +397,7 @@ def test_refused_by_the_name_of_the_entry(changes: dict[str, Any], words: str) -
 
 EIGHT = {"num_bits": 8, "type": "float", "dynamic": False}
 
-CONFIGS: list[tuple[dict[str, Any] | None, str]] = [
+QUANTISED: list[tuple[dict[str, Any] | None, str]] = [
     (None, "auto"),
     ({"quant_method": "fp8"}, "auto"),
     ({"quant_method": "modelopt"}, "auto"),
@@ -413,7 +413,7 @@ SCHEME = {"quant_method": "compressed-tensors", "kv_cache_scheme": EIGHT}
 
 @pytest.mark.parametrize(
     ("quantised", "expected"),
-    [*CONFIGS, (SCHEME, "fp8"), ({**SCHEME, "kv_cache_scheme": None}, "auto")],
+    [*QUANTISED, (SCHEME, "fp8"), ({**SCHEME, "kv_cache_scheme": None}, "auto")],
 )
 def test_the_checkpoint_says_what_auto_is(quantised: dict[str, Any] | None, expected: str) -> None:
     assert checkpoint_cache_dtype({"quantization_config": quantised}) == expected
@@ -423,7 +423,7 @@ def test_the_checkpoint_says_what_auto_is(quantised: dict[str, Any] | None, expe
 def test_vllm_says_the_same() -> None:
     from vllm.utils.torch_utils import resolve_kv_cache_dtype_string
 
-    for quantised, expected in CONFIGS:
+    for quantised, expected in QUANTISED:
         model: Any = SimpleNamespace(hf_config=SimpleNamespace(quantization_config=quantised))
         theirs = resolve_kv_cache_dtype_string("auto", model)
         assert theirs.removesuffix("_e4m3") == expected

@@ -51,14 +51,10 @@ Qwen3-Next: recurrent states share the cache's memory, so blocks of no request a
 CHECKS = """\
 ## What each check compares
 
-- **tokens**: with those of off x off.
-- **acceptance**: accepted drafts by position, with off x off. On a CPU it is not checked once
-  tokens differ.
-- **K/V**, **layers**: the [K/V gate and the local gate](kv-gate.md).
-- **writes**: slots of staged rows hold a mark from a window's start to its commit. Afterwards as
-  many rows are written as were counted, in every layer.
-- **counters**: staged, committed and rejected tokens add up and equal vLLM's counts.
-- **ranks**: all ranks recorded the same windows.
+[The gate](methodology.md#before-timing-is-the-output-the-same) has the checks. *Layers* is the local
+gate. *Writes*: slots of staged rows hold a mark from a window's start to its commit; afterwards as
+many rows are written as were counted, in every layer. *Ranks*: all ranks recorded the same windows.
+On a CPU acceptance is not checked once tokens differ.
 
 Timed batches have no write watch: a rejected draft that is written there and overwritten by the
 next window changes no answer, row or count.
@@ -79,12 +75,16 @@ def read_outcomes(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def sizes_table(folder: Path) -> pd.DataFrame:
-    """smallest.csv with a row for each fault and a column for each engine."""
+    """smallest.csv with a row for each fault; engines with the same sizes share a column."""
     found = pd.read_csv(folder / "smallest.csv")
     found["smallest"] = found["smallest"].map("{:g}".format)
     table = found.pivot(index="fault", columns="engine", values="smallest")
-    ordered = table.loc[found["fault"].unique(), found["engine"].unique()]
-    return ordered.fillna("").rename_axis("Fault").rename_axis(None, axis=1).reset_index()
+    ordered = table.loc[found["fault"].unique(), found["engine"].unique()].fillna("")
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for engine in ordered:
+        alike.setdefault(tuple(ordered[engine]), []).append(engine)
+    merged = {"; ".join(engines): values for values, engines in alike.items()}
+    return pd.DataFrame(merged, index=ordered.index).rename_axis("Fault").reset_index()
 
 
 def read_faults(folder: Path) -> list[dict[str, str]]:

@@ -61,42 +61,6 @@ def test_any_ids_of_any_width_give_what_the_loop_gives(drafts, width, spare, dty
     )
 
 
-@examples(100)
-@given(drafts=st.lists(st.integers(0, 6), min_size=1, max_size=6), data=st.data())
-def test_what_rejection_sampling_returns_is_read_back(drafts, data):
-    kept = [data.draw(st.integers(0, n)) for n in drafts]
-    width = max(drafts) + 1
-    sampled = [[3] * (m + 1) + [-1] * (width - m - 1) for m in kept]
-    mask, counts = run_mask(sampled, drafts, width, sum(drafts))
-    assert counts == kept
-    assert sum(mask) == sum(kept)
-
-
-@pytest.mark.parametrize(
-    ("sampled", "drafts", "mask", "counts"),
-    [
-        ([[5, 6, 7]], [2], [1, 1], [2]),  # all accepted, and the bonus token
-        ([[5, -1, -1]], [2], [0, 0], [0]),  # all rejected: the corrected token alone
-        ([[-1, -1, -1]], [2], [0, 0], [0]),  # a chunked prefill samples nothing
-        ([[5, 6, 7]], [0], [], [0]),  # no drafts, nothing to accept
-        ([[0, 9, 10]], [2], [1, 0], [1]),  # id 0 and the last id are valid, vocab_size is not
-        ([[5, 6], [5, 6]], [4, 3], [1, 0, 0, 0, 1, 0, 0], [1, 1]),  # narrower than the drafts
-        ([[5], [5]], [2, 1], [0, 0, 0], [0, 0]),
-        ([[], []], [2, 1], [0, 0, 0], [0, 0]),
-        ([[5, 6], [-1, -1], [7, 8]], [1, 0, 1], [1, 1], [1, 0, 1]),  # a request in between
-        ([[-1, -1], [5, 6]], [0, 1], [1], [0, 1]),
-    ],
-)
-def test_known_windows(sampled, drafts, mask, counts):
-    got_mask, got_counts = run_mask(sampled, drafts, len(sampled[0]), sum(drafts))
-    assert (got_mask, got_counts) == ([bool(m) for m in mask], counts)
-
-
-@pytest.mark.parametrize("width", [0, 3])
-def test_a_window_without_requests_clears_the_mask(width):
-    assert run_mask([], [], width, 4) == ([False] * 4, [])
-
-
 def test_strided_ids_counts_and_outputs():
     ids = torch.tensor([[1, 99, 2, 99, 3], [4, 99, -1, 99, -1]])[:, ::2]
     drafts = torch.tensor([2, 99, 2, 99], dtype=torch.int32)[::2]

@@ -93,18 +93,6 @@ def test_what_does_not_fit_is_flagged_and_nothing_is_staged(key_rows, value_rows
     assert num_written(staged_key) == num_written(staged_value) == 0
 
 
-def test_a_full_buffer_is_no_overflow_and_an_empty_window_is_sound():
-    staged_key, staged_value = torch.full((2, 3, 1, 2), float("nan"))
-    key = torch.arange(6.0).view(3, 1, 2)
-    metadata = torch.tensor(UNTOUCHED, dtype=torch.int32)
-    stage_kv_cache_reference(key, key, torch.tensor([]).long(), staged_key, staged_value, metadata)
-    assert metadata.tolist() == [0, 0]
-    assert num_written(staged_key) == 0
-    stage_kv_cache_reference(key, key, torch.tensor([2, 1, 0]), staged_key, staged_value, metadata)
-    assert metadata.tolist() == [3, 0]
-    assert_same(staged_key, key.flip(0))
-
-
 def test_flags_read_as_words():
     assert error_names(0) == ""
     assert error_names(1) == "overflow"

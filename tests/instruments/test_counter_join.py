@@ -44,14 +44,6 @@ def test_every_window_gets_its_share(seed: int, borders: list[int]) -> None:
         assert row == pytest.approx(wanted, rel=1e-6, abs=1.0)
 
 
-def test_neighbouring_windows_add_up_to_the_whole() -> None:
-    samples = samples_of(np.random.default_rng(1).uniform(0, 9e5, (200, 2)))
-    times = np.sort(np.random.default_rng(2).uniform(0, 190 * SAMPLE, 30))
-    found = counted_between(samples, BASE + SAMPLE, times[:-1], times[1:])
-    whole = counted_between(samples, BASE + SAMPLE, [times[0]], [times[-1]])
-    assert found.sum(axis=0) == pytest.approx(whole[0], rel=1e-9)
-
-
 def test_a_window_with_missing_samples_is_not_a_number() -> None:
     samples = samples_of(np.full((100, 2), 7.0), missing=slice(40, 45))
     starts = [10.0 * SAMPLE, 39.0 * SAMPLE, 60.0 * SAMPLE, 98.0 * SAMPLE]

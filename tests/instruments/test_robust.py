@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 
-from nwor_bench.instruments import robust
 from nwor_bench.instruments.robust import (
     MIN_GROUPS,
     as_ratio,
@@ -54,17 +53,6 @@ def test_the_interval_holds_the_truth_in_95_percent_of_runs(
 ) -> None:
     # 400 runs tell 95 % from 92 % or 98 % (3 standard errors are 3.3 %).
     assert 0.917 <= coverage(noise) <= 0.983
-
-
-@pytest.mark.slow  # many simulated runs
-def test_without_autocorrelation_in_the_variance_it_would_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def naive(scores: Values) -> tuple[float, int]:
-        return float(scores.var(ddof=1)), len(scores) - 1
-
-    monkeypatch.setattr(robust, "long_run_variance", naive)
-    assert coverage(autocorrelated) < 0.85
 
 
 def test_one_group_of_another_world_hardly_moves_it() -> None:

@@ -126,20 +126,6 @@ def test_what_somebody_else_patched_since_is_left_to_them():
     assert "method" not in vars(runner)
 
 
-@pytest.mark.parametrize(
-    ("target", "wrapper", "error"),
-    [(Runner(), failing, RuntimeError), (Refusing(), wrapped, AttributeError)],
-)
-def test_a_patch_that_fails_is_not_applied(target, wrapper, error):
-    before = dict(vars(target))
-    patch = Patch(target, "method", wrapper)
-    with pytest.raises(error):
-        patch.apply()
-    assert not patch.applied
-    assert vars(target) == before
-    patch.undo()  # nothing to undo
-
-
 def test_a_set_checks_every_target_before_the_first_change():
     runner, built = Runner(), []
 

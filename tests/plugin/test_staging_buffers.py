@@ -14,9 +14,7 @@ from nwor_bench.plugin.runner_v1.staging import (
     ValidationRefused,
     Validator,
     accepted_on_host,
-    write_kv_cache,
 )
-from nwor_bench.plugin.window import Outcome, Window, WindowBatch
 from nwor_bench.records.types import ScvMode
 
 NAN = float("nan")
@@ -138,40 +136,6 @@ def test_commit_names_every_problem_and_writes_nothing():
     assert said == "overflow+count_mismatch+slot_range"
     for layer in buffers.layers:
         assert_cache_holds(layer.kv_cache, {})
-
-
-@pytest.mark.parametrize("fault_at", [None, 0, 1, 2, "commit"])
-def test_a_window_over_real_buffers_leaves_the_cache_that_stock_vllm_leaves(fault_at):
-    buffers = make_buffers()
-    window = Window(buffers)
-    step_slots = torch.tensor([4, 5, 6, 0, 1, -1])  # two requests: rows 0-2 and 3-4, padding
-    rows = torch.tensor([1, 2, 4])
-    direct_slots = step_slots.clone()
-    direct_slots[rows] = -1
-    window.begin(WindowBatch((2, 1), rows, step_slots[rows], direct_slots))
-    for layer, cache in enumerate(buffers.layers):
-        key, value = kv_of_layer(layer)
-        given_key = key[:, :, :2] if layer == fault_at else key
-        staged = window.is_staging and window.stage(layer, given_key, value)
-        write_kv_cache(key, value, cache.kv_cache, direct_slots if staged else step_slots)
-    if fault_at == "commit":
-        buffers.metadata[1, 0] = 2
-    window.accept(torch.tensor([True, False, True]))
-    window.commit()
-
-    committed = fault_at is None
-    expected = Outcome(3, None)
-    if not committed:
-        problem = "commit:count_mismatch" if fault_at == "commit" else "stage:kv_shape"
-        expected = Outcome(0, problem)
-    assert window.close() == expected
-    for layer, cache in enumerate(buffers.layers):
-        key, value = kv_of_layer(layer)
-        held = {4: 0, 5: 1, 6: 2, 0: 3, 1: 4}
-        if committed:
-            del held[6]
-        entries = {slot: (key[row], value[row]) for slot, row in held.items()}
-        assert_cache_holds(cache.kv_cache, entries)
 
 
 VOCAB = 20

@@ -48,17 +48,6 @@ def test_a_sound_window_writes_what_it_accepted() -> None:
     assert (cache[10 // 4, :, 10 % 4] == MARK).all()  # rejected: the next window overwrites it
 
 
-def test_a_direct_write_is_seen_before_the_commit() -> None:
-    watched = Watched()
-    watched.watch.switch(True)
-    watched.stage()
-    for cache in watched.caches[:2]:
-        write_kv_cache(watched.key[ROWS], watched.value[ROWS], cache, SLOTS)
-    watched.settle([True, True, True])
-    seen = watched.watch.switch(False)
-    assert (seen["early"], seen["uneven"], seen["written"]) == (2 * 3, 0, 3)
-
-
 def test_a_layer_that_was_left_out_is_uneven() -> None:
     watched = Watched()
     watched.watch.switch(True)

@@ -8,6 +8,7 @@ from nwor_bench.analysis.invariants import accepted, windows_by_batch
 from nwor_bench.analysis.parity.kv import KV_EVENT, KvVerdict
 from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY
 from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, cell_order
+from nwor_bench.records.fallback_reasons import NO_CUDA
 from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import (
@@ -236,7 +237,7 @@ def _found_later(run: RunData) -> dict[Cell, str]:
     return found
 
 
-_FOR_GOOD = {"no_cuda": "there is no CUDA device"}
+_FOR_GOOD = {NO_CUDA: "it cannot run without CUDA"}
 """Fallback reasons that no later window of the run can be without, in words."""
 
 
@@ -255,7 +256,7 @@ def cannot_fire(run: RunData) -> dict[Cell, str]:
         if fell_back and validated <= fell_back and len(reasons) == 1:
             why = _FOR_GOOD.get(str(*reasons))
             if why is not None:
-                found[batch.cell] = f"{why}, so SCV cannot fire: proven by the gate, not timed"
+                found[batch.cell] = f"{why}; checked, not timed"
     return found
 
 

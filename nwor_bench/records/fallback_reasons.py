@@ -50,6 +50,8 @@ KV_TRANSFER = "kv_transfer"
 BATCH_INVARIANT = "batch_invariant"
 """VLLM_BATCH_INVARIANT=1: our attention splits a request's context by the whole batch."""
 RSWA_WINDOW = "rswa_window"
+NO_CUDA = "no_cuda"
+"""SCV's kernel and graphs need a CUDA device: the host validates."""
 BESIDE_PREFILL = "beside_prefill"
 """The step writes a prefill's rows anyway (`BesidePrefill`)."""
 

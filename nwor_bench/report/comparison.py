@@ -247,9 +247,5 @@ def _change(change: Change | None) -> dict[str, Any] | None:
         "paired": change.paired,
         "base_blocks": change.base_blocks,
         "new_blocks": change.new_blocks,
-        "base_windows": change.base_windows,
-        "new_windows": change.new_windows,
-        "base_untimed_windows": change.base_untimed,
-        "new_untimed_windows": change.new_untimed,
         "why_no_interval": change.why_open,
     }

@@ -54,8 +54,8 @@ FALLBACKS = (
 )
 
 MEANINGS = {
-    "no_cuda": "no CUDA device, so no graph can be captured; the device path ran eagerly",
-    "capture_not_supported": "this runner cannot capture a graph of the kernel; it ran eagerly",
+    "no_cuda": "no CUDA device: the host validated",
+    "capture_not_supported": "vLLM's V1 runner: the host validated",
     "uneven_windows": "requests had different numbers of drafts; no graph covers that",
     "breakable_cuda_graphs": "a breakable piecewise CUDA graph contains the cache's write",
     "beside_prefill": "the step ran a prefill too, whose rows it writes anyway",

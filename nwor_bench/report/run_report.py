@@ -213,8 +213,8 @@ def _device(run: RunData, cells: Sequence[CellResult]) -> Iterator[str]:
     if on_cpu(run.header):
         if any(cell.scv_mode != ScvMode.OFF for cell in cells):
             yield (
-                "SCV graphs need CUDA: graph and adaptive ran the device path eagerly, so this run "
-                "does not show the gain of a graph."
+                "SCV graphs need CUDA: in graph and adaptive the host validated, so this run does "
+                "not show the gain of a graph."
             )
         return
     if not any(cell.nwor_mode == NworMode.STAGE and cell.ratio_to_off for cell in cells):

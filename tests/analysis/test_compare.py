@@ -175,15 +175,11 @@ def test_windows_without_a_time_are_left_out(other) -> None:
     assert changed.time.measure == changed.ratio.measure == "window_ms"
     assert changed.time.interval.low < 1.05 * 1.1 < changed.time.interval.high
     assert changed.outcome is ChangeVerdict.REGRESSION
-    timed = 12 * 8  # blocks x windows of a cell
-    assert changed.time.base_windows == changed.time.new_windows == timed
-    assert changed.time.base_untimed == changed.time.new_untimed == 12 * 3
     assert not any("whole batches" in note for note in notes(comparison))
 
 
 def test_where_every_window_has_a_time_none_is_said_to_be_left_out() -> None:
     comparison = compare(other_prompts(slowed(BASE, {})))
-    assert cell_of(comparison, "stage x graph").time.base_untimed == 0
     assert not any("left out" in note for note in notes(comparison))
 
 
@@ -191,7 +187,6 @@ def test_one_block_without_any_time_makes_it_the_time_of_batches() -> None:
     new = change_windows(other_prompts(slowed(BASE, {})), lambda w: w.block == 3, wall_ms=None)
     change = cell_of(compare(new), "stage x graph").time
     assert change.measure == "latency_ms"
-    assert (change.base_untimed, change.new_untimed) == (None, None)
 
 
 BROKEN = change_batches(BASE, is_graph, parity="INVALID", first_mismatch="request 1 differs")

@@ -148,7 +148,7 @@ def test_every_cell_has_its_turns_and_its_own_counters(engine: VllmEngine) -> No
     for seed in "abcdefghijklmnopqrstuvwx":
         output, windows, facts = run_in_turns(engine, STEADY, seed=seed)
         for cell, own in windows.items():
-            validations = facts[cell]["scv_counters"].get("scv_device_validations", 0)
+            validations = facts[cell]["scv_counters"].get("scv_fallback_count", 0)
             assert validations == (0 if cell.scv_mode is ScvMode.OFF else len(own)), cell.label
             seen |= {cell} if own else set()
         turns = [window for window in output.windows if window.get("group") is not None]

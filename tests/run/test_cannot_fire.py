@@ -1,4 +1,4 @@
-"""Cells that cannot fire without CUDA: proven by the gate, INEFFECTIVE, in no timed block."""
+"""Cells that cannot fire without CUDA: checked by the gate, INEFFECTIVE, in no timed block."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def test_they_are_ineffective_with_the_reason_and_without_numbers(tmp_path: Path
     assert len(idle) == 4
     for cell in idle:
         assert (cell.verdict, cell.scv_status) == (Verdict.INEFFECTIVE, "INEFFECTIVE")
-        assert "no CUDA device" in (cell.reason or "")
+        assert "without CUDA" in (cell.reason or "")
         assert cell.parity == "exact"
         assert (cell.batches, cell.ratio_to_off, cell.tokens_per_s) == (0, None, None)
         assert (cell.scv_fallback_count, cell.nwor_total_staged) == (None, None)

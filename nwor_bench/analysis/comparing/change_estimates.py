@@ -36,9 +36,6 @@ class Change:
         paired: True if blocks of the same prompts were compared in pairs.
         base_blocks, new_blocks: blocks behind the interval.
         why_open: why there is no interval.
-        base_windows, new_windows: windows of the timed blocks; None if windows are not compared.
-        base_untimed, new_untimed: windows among these without a time (after a prefill, or before a
-            pause), which are left out.
     """
 
     measure: str
@@ -48,10 +45,6 @@ class Change:
     base_blocks: int | None = None
     new_blocks: int | None = None
     why_open: str | None = None
-    base_windows: int | None = None
-    new_windows: int | None = None
-    base_untimed: int | None = None
-    new_untimed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -79,27 +72,12 @@ def time_change(base: StoredRun, new: StoredRun, cell: Cell) -> Change | None:
         # _change makes the interval, so that pairing is in one place.
         above = dict(zip(times.blocks, times.treated, strict=True))
         below = dict(zip(times.blocks, times.baseline, strict=True))
-        change = _change(times.compared, _side(below), _side(above), same)
-        return _with_windows(change, _only(theirs, same), _only(ours, same))
+        return _change(times.compared, _side(below), _side(above), same)
     for measure in (WINDOW_MS, LATENCY_MS):
         below, above = _times(theirs, measure), _times(ours, measure)
         if below and above:
-            return _with_windows(_change(measure, _side(below), _side(above), same), theirs, ours)
+            return _change(measure, _side(below), _side(above), same)
     return None
-
-
-def _with_windows(change: Change, base: CellData, new: CellData) -> Change:
-    """The change with its windows counted, if it compares windows."""
-    if change.measure != WINDOW_MS:
-        return change
-    untimed = [sum(not window.wall_ms for window in side.windows) for side in (base, new)]
-    return replace(
-        change,
-        base_windows=len(base.windows),
-        new_windows=len(new.windows),
-        base_untimed=untimed[0],
-        new_untimed=untimed[1],
-    )
 
 
 def ratio_change(base: StoredRun, new: StoredRun, cell: Cell) -> Change | None:

@@ -16,6 +16,7 @@ from nwor_bench.analysis.paired import LATENCY_MS
 from nwor_bench.instruments.robust import MIN_GROUPS
 from nwor_bench.records.cell import SWITCHED, Cell
 from nwor_bench.records.facts import EngineStatus
+from nwor_bench.records.fallback_reasons import NO_CUDA
 from nwor_bench.records.header import KvGateFacts, RunHeader
 from nwor_bench.records.store import SUPERSEDED_EVENT, RunData, block_name
 from nwor_bench.records.types import AA, CellResult, RunStatus, Verdict
@@ -190,14 +191,14 @@ def _few(cells: Sequence[CellResult]) -> Iterator[Finding]:
 
 def _idle(cells: Sequence[CellResult]) -> Iterator[Finding]:
     """Modes that never fired, one finding a reason."""
-    idle: dict[str | None, list[str]] = {}
+    idle: dict[str | None, list[CellResult]] = {}
     for cell in cells:
         if cell.verdict == Verdict.INEFFECTIVE:
-            idle.setdefault(cell.reason, []).append(cell.label)
-    for reason, labels in idle.items():
-        no_cuda = "no_cuda" in (reason or "")
+            idle.setdefault(cell.reason, []).append(cell)
+    for reason, own in idle.items():
+        no_cuda = all(NO_CUDA in cell.scv_fallbacks for cell in own)
         remedy = "Measure it on a GPU. It needs CUDA." if no_cuda else None
-        names = ", ".join(labels)
+        names = ", ".join(cell.label for cell in own)
         yield found(FindingKind.INEFFECTIVE, remedy=remedy, cells=names, reason=reason)
 
 

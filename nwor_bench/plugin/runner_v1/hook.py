@@ -259,7 +259,7 @@ class V1RunnerHook(RunnerHook):
             if self.window is not None:
                 self.window.abort(f"validate:{refusal}")
             return None
-        step.scv_path, step.scv_fallback_reason = found.path, found.fallback_reason
+        step.scv_path, step.scv_fallback_reason = "host", found.fallback_reason
         return found
 
     def _commit(self, window: Window, validation: Validation | None) -> None:

@@ -8,9 +8,9 @@ from torch import Tensor
 from nwor_bench.plugin.late_counts import in_every_layer
 from nwor_bench.plugin.layers import LayerCache, StagedLayers
 from nwor_bench.plugin.runner_hook import ScvValidator
+from nwor_bench.records.fallback_reasons import NO_CUDA
 from nwor_bench.records.types import ScvMode
 from nwor_kernels.commit.reference import commit_windows_reference
-from nwor_kernels.mask.reference import acceptance_mask_reference
 from nwor_kernels.metadata import ERROR_FLAG, error_names
 from nwor_kernels.stage.reference import stage_kv_cache_reference
 
@@ -164,17 +164,15 @@ class Validation:
     """[N] bool, in the order of the window's drafts."""
     num_accepted: list[int]
     """Accepted drafts of each request of the batch."""
-    path: str
-    """"host" or "device"."""
     fallback_reason: str | None
-    """Why a device mode did not replay a graph."""
+    """Why the host decided in a mode of the device."""
 
 
 class Validator(ScvValidator):
     """Which of a window's drafts did the target accept?
 
-    `off` copies the sampled ids to the host and loops, the reference. The other modes run the
-    device kernel's reference, and count why no graph is captured.
+    Every mode copies the sampled ids to the host and loops, the reference; `graph` and `adaptive`
+    count why.
     """
 
     def __init__(self, capacity: int, vocab_size: int, device: torch.device):
@@ -200,11 +198,10 @@ class Validator(ScvValidator):
             raise ValidationRefused("sampled_ids_dtype")
         if sum(num_draft_tokens) > self._capacity:
             raise ValidationRefused("more_drafts_than_capacity")
-        if self.mode is ScvMode.OFF:
-            return self._on_host(ids, num_draft_tokens)
-        return self._on_device(ids, num_draft_tokens)
-
-    def _on_host(self, ids: Tensor, num_draft_tokens: tuple[int, ...]) -> Validation:
+        reason = None
+        if self.mode is not ScvMode.OFF:
+            reason = NO_CUDA if self._device.type != "cuda" else "capture_not_supported"
+            self.count_fallback(reason)
         num_accepted = accepted_on_host(ids.tolist(), num_draft_tokens, self._vocab_size)
         mask = [
             draft < accepted
@@ -212,17 +209,7 @@ class Validator(ScvValidator):
             for draft in range(drafts)
         ]
         accepted = torch.tensor(mask, dtype=torch.bool, device=self._device)
-        return Validation(accepted, num_accepted, "host", None)
-
-    def _on_device(self, ids: Tensor, num_draft_tokens: tuple[int, ...]) -> Validation:
-        drafts = torch.tensor(num_draft_tokens, dtype=torch.int32, device=self._device)
-        accepted = torch.empty(sum(num_draft_tokens), dtype=torch.bool, device=self._device)
-        num_accepted = torch.empty_like(drafts)
-        acceptance_mask_reference(ids, drafts, self._vocab_size, accepted, num_accepted)
-        self.counters["scv_device_validations"] += 1
-        reason = "no_cuda" if self._device.type != "cuda" else "capture_not_supported"
-        self.count_fallback(reason)
-        return Validation(accepted, num_accepted.tolist(), "device", reason)
+        return Validation(accepted, num_accepted, reason)
 
 
 def accepted_on_host(

@@ -23,10 +23,10 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 
-from nwor_bench.analysis.dram import csv_rows
+from nwor_bench.analysis.dram import COUNTERS, Amount, cell_bytes
 from nwor_bench.engine.engine import VllmEngine, check_arguments
 from nwor_bench.instruments.pm_sampling import run_under_own_cupti
-from nwor_bench.records.store import read_run
+from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.run.execute import run_prepared
 from nwor_bench.run.prepare import PairChoice, prepare
@@ -141,6 +141,41 @@ def run_stage(arguments: argparse.Namespace, stage_by: str) -> None:
             engine.close()
 
 
+def cell_rows(run: RunData) -> list[dict[str, Any]]:
+    """One row per cell; None if not measured."""
+    scenario, spec = run.header.scenario or {}, run.header.spec or {}
+    rows = []
+    for cell in cell_bytes(run):
+        row: dict[str, Any] = {
+            "pair": cell.cell.pair,
+            "scenario": scenario.get("name"),
+            "requests": scenario.get("requests"),
+            "draft_tokens": scenario.get("draft_tokens"),
+            "engine_args": spec.get("engine_args"),
+            "stage_by": spec.get("stage_by"),
+            "nwor_mode": str(cell.cell.nwor_mode),
+            "scv_mode": str(cell.cell.scv_mode),
+            "arm": cell.cell.arm,
+            "blocks": cell.blocks,
+            "windows": cell.windows,
+            "matched_windows": cell.matched,
+            "staged_tokens_mean": cell.staged,
+            "accepted_tokens_mean": cell.accepted,
+            "sampler_cost": cell.sampler_cost,
+        }
+        for name in COUNTERS:
+            row |= _columns(name, cell.amounts.get(name), ("mean", "low", "high"))
+            fields = ("mean", "low", "high", "smallest")
+            row |= _columns(f"{name}_minus_off", cell.differences.get(name), fields)
+            row[f"{name}_minus_off_predicted"] = cell.predicted.get(name)
+        rows.append(row)
+    return rows
+
+
+def _columns(name: str, amount: Amount | None, fields: Sequence[str]) -> dict[str, float | None]:
+    return {f"{name}_{part}": getattr(amount, part, None) for part in fields}
+
+
 def rows_of(roots: Sequence[Path]) -> list[dict[str, Any]]:
     """A row a run and cell of all complete runs below the folders; the command is in the first."""
     rows: list[dict[str, Any]] = []
@@ -152,7 +187,7 @@ def rows_of(roots: Sequence[Path]) -> list[dict[str, Any]]:
         gpu = environment["gpus"][0]
         origin = {"gpu": gpu["name"], "driver": gpu["driver"]}
         origin |= {name: environment["packages"][name] for name in PACKAGES}
-        for place, row in enumerate(csv_rows(read_run(path.parent))):
+        for place, row in enumerate(cell_rows(read_run(path.parent))):
             command = "" if place else header["command"]
             rows.append({"run": path.parent.name, **row, **origin, "command": command})
     return rows

@@ -1,4 +1,4 @@
-"""What a run's records say: computed once, and handed to every reader.
+"""Analysis of a run's records, computed once for every reader.
 
 Counters and times come from the batches of phase "timed" and their windows, and from a cell's own
 windows in interleaved batches; a batch of any phase can break parity. A value that was never timed
@@ -45,7 +45,7 @@ class Analysis:
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """What weakens the numbers, the severest first."""
+        """Reasons to trust the numbers less, the severest first."""
         return tuple(find_all(self.run, self.cells, effects_over_off(self.effects)))
 
     @cached_property

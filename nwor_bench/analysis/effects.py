@@ -1,4 +1,4 @@
-"""Effect of each pair of interleaved cells, and what else their groups show. Pure."""
+"""Effect of each pair of interleaved cells, and other results of their groups. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -76,7 +76,7 @@ class ClockEffect:
 
 @dataclass(frozen=True)
 class PairEffect:
-    """What the groups of one pair say."""
+    """Results of one pair's groups."""
 
     pair: Pair
     groups: tuple[Group, ...]

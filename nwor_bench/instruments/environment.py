@@ -1,4 +1,4 @@
-"""What a run ran on: machine, GPUs, libraries, revision, settings. Never who or which host.
+"""Environment of a run: machine, GPUs, libraries, revision, settings. No user or host names.
 
 What cannot be read is None or an empty list, never 0.
 """

@@ -36,7 +36,7 @@ KINDS = {
     "host_syncs": HOST_SYNCS,
     "async_copies": COPIES,
 }
-"""What is counted, and the CUDA runtime and driver calls that count as it."""
+"""Kinds of calls, with the CUDA runtime and driver calls of each."""
 
 STEP = "nwor-bench step"
 """Name of the mark at the start of each engine step."""

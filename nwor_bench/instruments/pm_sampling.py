@@ -71,7 +71,7 @@ PERMISSION = (
 
 
 class CountersUnavailable(ConfigError):
-    """Hardware counters are unavailable: the message says what is missing and what to do."""
+    """Hardware counters are unavailable: the message names the cause and the remedy."""
 
 
 def unavailable(reason: str) -> CountersUnavailable:

@@ -4,8 +4,8 @@ Three parts, each chosen by simulation (sweeps/studies/interleaved-coverage):
 
 - Huber's M-estimate (Annals of Mathematical Statistics 35, 1964; c = 1.345: 95 % efficient for
   normal noise). Each value counts, an outlier like one at c scales. The plain mean's interval is
-  1.5 times as wide where window times are Student's t with 2 degrees of freedom, and 4 times as
-  wide where the clock jumps (200 groups).
+  1.5 times as wide if window times are Student's t with 2 degrees of freedom, and 4 times as
+  wide if the clock jumps (200 groups).
 - One scale, the MAD of all values. Groups weigh alike, whatever the length of their runs: window
   times wander, so longer groups are not better ones (on a busy H200 those of runs of 8 scatter 1.1
   times as much as those of runs of 2: see `records.window_order`).
@@ -215,7 +215,7 @@ def _iterate(values: Values, design: Values, scale: float) -> Values:
 
 
 def _scale(values: Values) -> float:
-    """The MAD of centred values, or where half of them are equal their standard deviation."""
+    """The MAD of centred values; their standard deviation if half of them are equal."""
     spread, deviation = 1.4826 * float(np.median(np.abs(values))), float(values.std())
     return spread if spread > 1e-9 * deviation else deviation
 

@@ -112,9 +112,9 @@ def _split(flat: list[int], counts: Sequence[Tensor | None]) -> list[list[int]]:
 class WrittenRows:
     """Rows that the commits of each reading wrote.
 
-    The counters are a sum over all commits. If it is what was accepted, so is each window's. If
-    not, the oldest windows get what was written and the last one the excess: its committed tokens
-    are then not the accepted ones.
+    The counters are a sum over all commits. If it equals the accepted rows, so does each window's.
+    If not, the oldest windows get the written rows and the last one the excess: its committed
+    tokens are then not the accepted ones.
 
     Args:
         before: rows written in each layer so far, modulo 2**32.
@@ -190,8 +190,8 @@ class LateCounts:
         self._coming: tuple[list[Step], Coming] | None = None
         self.on_overcount: Callable[[], None] | None = None
         """Called if a request got more tokens than its drafts and one."""
-        self.tell_digest: Callable[[int, int], None] | None = None
-        """Given the number of each sealed step and a checksum of all counts up to it."""
+        self.on_sealed: Callable[[int, int], None] | None = None
+        """Called with the number of each sealed step and a checksum of all counts up to it."""
 
     @property
     def is_reading(self) -> bool:
@@ -322,11 +322,11 @@ class LateCounts:
             known.pop(req_id, None)
         known.update(step.restarted)
         step.finished, step.restarted = (), {}
-        if self.tell_digest is not None:
+        if self.on_sealed is not None:
             counted = (num_sampled, step.committed_tokens)
             self._digest = crc32(repr(counted).encode(), self._digest)
             if step.sealed:
-                self.tell_digest(step.sealed, self._digest)
+                self.on_sealed(step.sealed, self._digest)
         tokens = [known.get(req_id, 0) for req_id in step.req_ids]
         known.update(zip(step.req_ids, map(add, tokens, num_sampled), strict=False))
         steady = self._alone_in_a_row >= SETTLING

@@ -32,7 +32,7 @@ AA = "a/a"
 
 
 class Clock(StrEnum):
-    """What timed the windows: CUDA events, or the host if there are none."""
+    """Clock of the windows: CUDA events, or the host if there are none."""
 
     DEVICE = "device"
     HOST = "host"

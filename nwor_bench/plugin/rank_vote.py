@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from nwor_bench.records.fallback_reasons import Fault
 
-MOST_TOLD = 4096
+MOST_NOTED = 4096
 """Sums kept for a vote: of a window of 8 ms, those of nine minutes."""
 
 NOTHING = -(1 << 40)
@@ -34,7 +34,7 @@ class RankVote:
 
     def __init__(self, group: Any = None):
         self._group = group
-        self._told: dict[int, int] = {}
+        self._noted: dict[int, int] = {}
         self._read_by_all = 0
 
     @classmethod
@@ -46,15 +46,15 @@ class RankVote:
         return cls(group.cpu_group if group.world_size > 1 else None)
 
     @property
-    def alone(self) -> bool:
+    def is_single(self) -> bool:
         """True for a single rank, which decides without a vote."""
         return self._group is None
 
-    def tell(self, step: int, digest: int) -> None:
+    def note(self, step: int, digest: int) -> None:
         """Note a checksum of this rank's counts up to a sealed step, for the votes to come."""
-        self._told[step] = digest
-        if len(self._told) > MOST_TOLD:
-            del self._told[next(iter(self._told))]
+        self._noted[step] = digest
+        if len(self._noted) > MOST_NOTED:
+            del self._noted[next(iter(self._noted))]
 
     def settle(self, reason: str | None, num_accepted: Sequence[int] = ()) -> str | None:
         """Why every rank falls back; None if none has to.
@@ -67,9 +67,9 @@ class RankVote:
         if self._group is None:
             return reason
         digest = crc32(repr(list(num_accepted)).encode())
-        late = self._told.get(self._read_by_all)
+        late = self._noted.get(self._read_by_all)
         both = (NOTHING, NOTHING) if late is None else (late, -late)
-        read = next(reversed(self._told), 0)
+        read = next(reversed(self._noted), 0)
         votes = torch.tensor([int(reason is not None), digest, -digest, *both, -read])
         dist.all_reduce(votes, dist.ReduceOp.MAX, group=self._group)
         fault, high, minus_low, late_high, late_minus_low, minus_read = votes.tolist()

@@ -1,4 +1,4 @@
-"""What vLLM's SchedulerOutput and GrammarOutput say about requests and their drafts.
+"""Requests and drafts in vLLM's SchedulerOutput and GrammarOutput.
 
 Drafts that a grammar forbids are verified, but left out of vLLM's statistics. With async scheduling
 the scheduler checks them while the forward runs and notes them in its own SchedulerOutput, which a

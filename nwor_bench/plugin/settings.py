@@ -23,7 +23,7 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 @dataclass(frozen=True)
 class PluginSettings:
-    """What the environment variables choose."""
+    """Values of the environment variables."""
 
     nwor_mode: NworMode
     scv_mode: ScvMode

@@ -208,7 +208,7 @@ def measured(
     *,
     steady: bool,
 ) -> MeasuredWindow:
-    """What happened to the drafts of a step with a window, and how long it took.
+    """Counts and times of a step with a window.
 
     Args:
         num_sampled: tokens that each request got; empty for a step that died, which vLLM ignores.

@@ -147,11 +147,11 @@ def test_ranks_compare_late_counts_up_to_a_step_that_both_have_read(
     both = Ranks(monkeypatch)
     first, second = both.ranks
     for step in (16, 32, 48):
-        first.tell(step, step)
+        first.note(step, step)
     assert both.vote() == AGREED  # the second has read nothing yet
-    second.tell(16, 16)
+    second.note(16, 16)
     assert both.vote() == both.vote() == AGREED
-    second.tell(32, 99)
+    second.note(32, 99)
     assert both.vote() == AGREED  # each learns how far the other has read
     assert both.vote() == DIFFERED
 

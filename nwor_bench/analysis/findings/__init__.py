@@ -1,1 +1,1 @@
-"""What weakens a run's numbers, and what to do about it."""
+"""Findings: weaknesses of a run's numbers, with remedies."""

@@ -33,7 +33,7 @@ _CLOCK_KINDS = (FindingKind.THROTTLING, FindingKind.CLOCKS)
 def interleaved_findings(
     effects: Mapping[Cell, PairEffect], cells: Sequence[CellResult]
 ) -> Iterator[Finding]:
-    """What weakens ratios of neighbouring windows; `effects` are those over off x off."""
+    """Weaknesses of ratios of neighbouring windows; `effects` are those over off x off."""
     count = sum(effect.decisive is not None for effect in effects.values())
     for cell in cells:
         effect = effects.get(cell.cell)

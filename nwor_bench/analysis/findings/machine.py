@@ -38,7 +38,7 @@ PACED_WINDOWS = 16
 
 
 def machine_findings(run: RunData) -> Iterator[Finding]:
-    """Warm-up, drift, the host, and what the batches' conditions show."""
+    """Warm-up, drift, the host, and the batches' conditions."""
     yield from _time(run)
     yield from _pace(run)
     refused = (run.header.engine or EngineStatus()).launch_refusals

@@ -72,7 +72,7 @@ def nothing_timed(header: RunHeader, cells: Sequence[CellResult]) -> str | None:
     if not by_clock or timed or budget_s is None or header.measuring_s is None:
         return None
     gate_s = (header.kv_gate or KvGateFacts()).gate_seconds
-    gate = "" if gate_s is None else f" (the gate alone {_seconds(gate_s)})"
+    gate = "" if gate_s is None else f" (the gate {_seconds(gate_s)} of it)"
     lost = ["no block was timed"]
     lost += ["no DRAM bytes were counted"] if spec.get("counters") == Counters.DRAM else []
     lost += ["no launches were counted"] if spec.get("counters") == Counters.LAUNCHES else []
@@ -85,8 +85,8 @@ def nothing_timed(header: RunHeader, cells: Sequence[CellResult]) -> str | None:
 def sufficient_budget(run: RunData, cells: Sequence[CellResult]) -> str:
     """A `--time-budget` with room for `FEW_BLOCKS` timed blocks, for a run that timed none.
 
-    SHARES x (spent + (FEW_BLOCKS + counted) x block), rounded up: `spent` is what warm-up and gate
-    took, `counted` the blocks that count DRAM bytes or launches and must fit in too, `block` a
+    SHARES x (spent + (FEW_BLOCKS + counted) x block), rounded up: `spent` is the time of warm-up
+    and gate, `counted` the blocks that count DRAM bytes or launches and must fit in too, `block` a
     batch of every cell at the median of those that ran (the run itself expects as much).
     """
     batch_s = median(batch.latency_ms for batch in run.batches) / 1e3 if run.batches else 0.0
@@ -116,7 +116,7 @@ def _time_budget(run: RunData, cells: Sequence[CellResult]) -> Iterator[Finding]
 
 
 def _noise(run: RunData, cells: Sequence[CellResult]) -> Iterator[Finding]:
-    """The A/A arm, and what it says of the other cells."""
+    """The A/A arm, and effects smaller than its noise."""
     arms = [cell for cell in cells if cell.arm == AA]
     if cells and not arms:
         yield _no_arm(run)

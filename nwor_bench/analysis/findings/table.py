@@ -1,4 +1,4 @@
-"""Findings: what weakens a run's numbers, how severe it is, and what to do about it. Pure.
+"""Findings: weaknesses of a run's numbers, their severity and remedy. Pure.
 
 `TABLE` has one row a kind; the conditions are in `run`, `machine` and `interleaved`. A finding is
 typed so that a report can group it and a CI job can act on it.
@@ -19,7 +19,7 @@ class Severity(StrEnum):
 
 
 class FindingKind(StrEnum):
-    """What was found; the names are part of run.json's format."""
+    """Kinds of findings; the names are part of run.json's format."""
 
     TIME_BUDGET = "time_budget"
     AA_DIFFERS = "aa_differs"
@@ -68,7 +68,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Row:
-    """What is said of one kind of finding."""
+    """Texts of one kind of finding."""
 
     severity: Severity
     sentence: str
@@ -76,7 +76,7 @@ class Row:
     remedy: str
     """Its first sentence is the one that a terminal shows."""
     clause: str
-    """All findings of the kind in a few words; with `verb`, what follows "3 cells have"."""
+    """All findings of the kind in a few words; with `verb`, the words after "3 cells have"."""
     verb: str = ""
     """`be` or `have` for findings of single cells."""
 
@@ -184,7 +184,7 @@ TABLE = {
         "Free memory, or write fewer --requests. A smaller kv_cache_gib also helps.",
         "Memory ran short"),
     _K.TORN: Row(_NOTE, "The run was resumed. {text}",
-        "Nothing to do. What was left out was measured again.", "A crash cut off records"),
+        "Nothing to do. The lost part was measured again.", "A crash cut off records"),
     _K.SUPERSEDED: Row(_NOTE,
         "{block} was cut and run again whole; batches of its first try set aside: {count}.",
         "Nothing to do. The cells of a block come from one engine process.",
@@ -222,7 +222,7 @@ class FindingGroup:
     """The severest of the findings."""
 
     line: str
-    """What was found and what to do, in one line."""
+    """Finding and remedy in one line."""
 
     findings: tuple[Finding, ...]
 

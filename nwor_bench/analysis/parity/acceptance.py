@@ -227,7 +227,7 @@ Tie = tuple[str, int, int, float]
 
 @dataclass(frozen=True)
 class BatchSums:
-    """What one batch of a cell adds."""
+    """One batch of a cell: its share of the sums."""
 
     prompts: tuple[str, ...]
     """Digests of its prompts."""
@@ -238,7 +238,7 @@ class BatchSums:
 def batch_sums(
     prompts: Sequence[Sequence[int]], verdicts: Sequence[PlaceVerdict], acceptance: Acceptance
 ) -> BatchSums:
-    """What a batch adds: its differing tokens and its counts of acceptance."""
+    """A batch's differing tokens and its counts of acceptance."""
     digests = tuple(map(digest, prompts))
     ties = [(digests[v.place.request], v.place.position, v.place.token, v.multiple)
             for v in verdicts]  # fmt: skip
@@ -253,7 +253,7 @@ class ParitySums:
         self._acceptance = AcceptanceCheck()
 
     def add(self, cell: Cell, batch: BatchSums) -> str | None:
-        """What a sound cell's sums would not be, in words; None if they are fine."""
+        """Why a sound cell would not have these sums; None if it may."""
         # Blocks may share prompts, and equal prompts have equal ties: each counts once.
         ties = self._ties.setdefault(cell, {})
         for prompt, position, token, multiple in batch.ties:

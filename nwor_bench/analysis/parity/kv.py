@@ -89,7 +89,7 @@ class KvMismatch:
             return f"{place}: not a finite number"
         if self.allowed == 0:
             return (
-                f"{place} is not what off x off left, bit for bit; the layer's largest error is "
+                f"{place} is not equal to off x off's, bit for bit; the layer's largest error is "
                 f"{self.error:.3g} of a row's norm"
             )
         return (

@@ -53,7 +53,7 @@ class LocalFault:
     """Head, request and row, as far as they are known."""
 
     def sentence(self, ranks: int) -> str:
-        """What is wrong, where, by how much."""
+        """The fault, its place and its size."""
         rank = f" on rank {self.rank}" if ranks > 1 else ""
         at = f"local gate: {self.layer}{rank}{self.where}"
         if self.kind in _EXACT:
@@ -63,7 +63,7 @@ class LocalFault:
 
 
 _EXACT = {
-    "write": "{count} rows of heads are not what stock writes for the same K and V, bit for bit",
+    "write": "{count} rows of heads differ from stock's write of the same K and V",
     "other row": "{count} rows of the cache changed that this window does not write",
     "attention": "attention did not read the staged rows",
     "graph": "the graph that is timed gives other output than the one that is checked, in {count} "
@@ -80,7 +80,7 @@ _NEAR = {
 
 @dataclass(frozen=True)
 class LocalResult:
-    """The local gate's result for one cell; None for what was not checked."""
+    """The local gate's result for one cell; None if not checked."""
 
     verdict: KvVerdict
     reason: str | None = None

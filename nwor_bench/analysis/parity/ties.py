@@ -91,7 +91,7 @@ class Place:
 
 @dataclass(frozen=True)
 class PlaceVerdict:
-    """One differing token: its gap in each batch shape of mode off, and what is allowed."""
+    """One differing token: its gap in each batch shape of mode off, and the limit."""
 
     place: Place
 

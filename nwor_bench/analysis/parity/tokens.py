@@ -19,7 +19,7 @@ Tokens = Sequence[Sequence[int]]
 
 
 class ParityRule(StrEnum):
-    """What a cell's greedy output must share with that of off x off.
+    """How much of off x off's greedy output a cell must reproduce.
 
     EXACT: every token, and every position's acceptance. EXPLAINED: each differing token must be a
     tie in mode off, and each position's acceptance must stay within its interval.

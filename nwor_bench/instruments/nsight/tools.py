@@ -31,11 +31,11 @@ PROGRAM = (sys.executable, "-c", "from nwor_bench.cli.app import main; main()")
 
 
 class ToolUnavailable(ConfigError):
-    """A profiler is missing or too old; the message says what to install."""
+    """A profiler is missing or too old; the message names the remedy."""
 
 
 def find_tool(name: str) -> Path:
-    """Path of `ncu` or `nsys`, in PATH or where NVIDIA's packages install it.
+    """Path of `ncu` or `nsys`, in PATH or in a folder of NVIDIA's packages.
 
     Raises ToolUnavailable if it is not installed.
     """

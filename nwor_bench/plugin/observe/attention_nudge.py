@@ -24,7 +24,7 @@ float32 the rounding of the output is larger than both."""
 
 
 LATENT_ARGUMENTS = ("query", "key", "value", "kv_cache", "attn_metadata", "output")
-"""What we use of latent attention's arguments, by place; of other attention the layer is first."""
+"""First arguments of latent attention; other attention has the layer before them."""
 
 PREFILL_ARGUMENTS = (*LATENT_ARGUMENTS[:5], "k_scale", "output")
 """The same of a sparse layer's prefill."""

@@ -149,7 +149,7 @@ scale 1 % too large), each with its standard error over rows, and stock's."""
 
 @dataclass(frozen=True)
 class AttentionFacts:
-    """What attention of a layer computes besides softmax(q k) v."""
+    """Terms of a layer's attention besides softmax(q k) v."""
 
     scale: float
     softcap: float = 0.0
@@ -224,7 +224,7 @@ def merged_attention(
 ) -> Tensor:
     """Attention over the committed tokens, rounded, with a window's rows merged in, rounded again.
 
-    Two roundings have a bias that one does not have: where the window's rows take little weight,
+    Two roundings have a bias that one does not have: if the window's rows take little weight,
     the merge moves an element by less than half a step, and rounding puts it back. On an H200 this
     lengthened the output of a DeepSeek-V2-Lite shape by 0.02 %, in our kernel as in this function.
 
@@ -269,7 +269,7 @@ def head_errors(
         ours, stock: [rows, heads, value_dim].
         sample: [sampled rows] int64, rows that the reference has.
         exact, derivative: [sampled rows, heads, value_dim] float64.
-        expected: likewise, what ours is compared with if not with `exact`.
+        expected: likewise, the reference of ours if it is not `exact`.
 
     Returns:
         [heads, 12] float64 with the columns of FIELDS, and [6] float64: the last six of all heads.

@@ -157,7 +157,7 @@ class GroupRows:
         self._layers = layers
 
     def forget_blocks(self) -> None:
-        """Forget which blocks requests had and what was copied of them: another batch begins."""
+        """Forget the requests' blocks and their copies: another batch begins."""
         self._rescued.clear()
         self._tables.clear()
 

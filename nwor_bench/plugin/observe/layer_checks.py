@@ -71,7 +71,7 @@ class CheckedLayer(Protocol):
         """[rows, heads, head_dim] float64, a call's queries as they meet `exact_rows`."""
 
     def attention_facts(self) -> AttentionFacts:
-        """What its attention computes besides softmax(q k) v."""
+        """Terms of its attention besides softmax(q k) v."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class LayerChecks:
         self._before: _Before | None = None
         self.trace = LayerTrace()
         self.windows: list[dict[str, Any]] = []
-        """What was measured of each window that was checked."""
+        """Measurements of each window that was checked."""
         self.spent_s = 0.0
         """Time of checking that no window's `seconds` has yet."""
 
@@ -342,7 +342,7 @@ def _context(cache: Tensor, tables: StepTables, request: int) -> Tensor:
 
 
 def _seen(selected: Tensor | None, first: int, last: int, tokens: int) -> Tensor | None:
-    """[rows, tokens] bool, what the rows of a sparse layer selected; None for other layers."""
+    """[rows, tokens] bool, positions that a sparse layer selected; None for other layers."""
     if selected is None:
         return None
     chosen = selected[first:last].long()
@@ -377,7 +377,6 @@ def _sums(rows: Tensor) -> Tensor:
 
 
 def _plain(numbers: Tensor) -> Any:
-
     def finite(each: Any) -> Any:
         if isinstance(each, list):
             return [finite(inner) for inner in each]

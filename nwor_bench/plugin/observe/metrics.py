@@ -3,7 +3,7 @@
 The server and its workers are different processes, so they share a folder of metric files. With
 several API servers vLLM has such a folder already (PROMETHEUS_MULTIPROC_DIR) and shows whatever
 is in it; with one, the plugin makes a folder when it is loaded in the server, leaves its name to
-the processes that the server starts, and adds the folder to what /metrics shows.
+the processes that the server starts, and adds the folder to /metrics.
 """
 
 import os

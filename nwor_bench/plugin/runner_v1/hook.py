@@ -248,7 +248,7 @@ class V1RunnerHook(RunnerHook):
             step.host_ms["commit_ms"] = _ms_since(started)
 
     def _validate(self, step: Step, sampled_token_ids: Tensor) -> Validation | None:
-        """What was accepted; None: the ids do not fit the window, so every draft is kept."""
+        """The accepted drafts; None: the ids do not fit the window, so every draft is kept."""
         assert step.drafts is not None
         try:
             found = self.validator.validate(sampled_token_ids, tuple(step.drafts.tolist()))

@@ -124,7 +124,7 @@ def why_unsupported(layer: Any, max_query_len: int, dtype: torch.dtype) -> str |
 
 
 def element_of_cache(impl: Any, dtype: torch.dtype) -> torch.dtype | None:
-    """What a cache holds of activations of `dtype`; None if our kernels do not read it."""
+    """Dtype of a cache of activations of `dtype`; None if our kernels do not read it."""
     if impl.kv_cache_dtype in FP8:
         return torch.float8_e4m3fn
     return dtype if impl.kv_cache_dtype in UNQUANTISED else None

@@ -37,7 +37,7 @@ Shape = tuple[Hashable, ...]
 
 
 class DeviceValidation(NamedTuple):
-    """What was decided about one window."""
+    """The decision about one window."""
 
     num_accepted: Tensor
     """[requests] int32 on the device, accepted drafts of each request."""

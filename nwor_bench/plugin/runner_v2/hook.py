@@ -54,8 +54,8 @@ class V2RunnerHook(RunnerHook):
         self._drafts: int = runner.num_speculative_steps
         self.validator = DeviceValidator(self._drafts, runner.max_num_reqs, runner.device)
         self._parts, self.staging_unavailable = set_up_staging(runner, self.layers, settings)
-        if not self._vote.alone:
-            self.late.tell_digest = self._vote.tell
+        if not self._vote.is_single:
+            self.late.on_sealed = self._vote.note
         self._name_parts()
         self._patches = self._runner_patches()
 
@@ -283,7 +283,7 @@ class V2RunnerHook(RunnerHook):
         if refused is not None and refused.stopped:
             return Fault.STAGING_STOPPED.value
         # With several ranks this window's vote informs the others, and all stop with it.
-        if refused is not None and refused.reason is not None and self._vote.alone:
+        if refused is not None and refused.reason is not None and self._vote.is_single:
             refused.settle(refused.reason)
             return refused.reason
         if not self._stages_beside_prefill and not is_windows_alone(step.scheduler_output):

@@ -252,7 +252,7 @@ def _held_elements(layer: Any) -> int:
         return int(of_keys + impl.num_kv_heads * layer.head_size_v)
     if is_sparse(layer):
         return int(impl.head_size)  # tensors of their own
-    # The normalised latent; the rotary part is a view of what both projections down gave.
+    # The normalised latent; the rotary part is a view of the output of both projections down.
     return int(impl.kv_lora_rank + (impl.q_lora_rank or 0) + impl.head_size)
 
 

@@ -13,7 +13,7 @@ and the device is given the request of each row.
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -23,9 +23,6 @@ from nwor_bench.plugin.layers import is_latent, is_sparse
 from nwor_bench.plugin.window import WindowBatch
 from nwor_bench.records.fallback_reasons import BREAKABLE_CUDA_GRAPHS
 from nwor_kernels.commit.plan import StagedSources
-
-if TYPE_CHECKING:
-    from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
 
 
 @dataclass(frozen=True)
@@ -263,9 +260,16 @@ Planned = tuple[GpuWindowBatch | None, str | None]
 """A window, or the reason why this step is written directly."""
 
 
+class CapturedWindows(Protocol):
+    """Full CUDA graphs that stage (`StagingGraphs`)."""
+
+    shapes: dict[Any, GpuWindowBatch]
+    unavailable: str | None
+
+
 @dataclass
 class WindowPlanner:
-    """Turns steps into windows."""
+    """Plans the window of each step."""
 
     length: int
     """Rows of a full window, the certain first token included (k + 1)."""
@@ -273,8 +277,7 @@ class WindowPlanner:
     """Index of the target layers' slots in the runner's (`SlotRows.chosen`)."""
     max_requests: int
     """Most requests of a step."""
-    graphs: "StagingGraphs"
-    """The full CUDA graphs that stage."""
+    graphs: CapturedWindows
     device: torch.device
     """Holds the rows' numbers."""
     copied: bool = False

@@ -4,35 +4,6 @@ import torch
 from torch import Tensor
 
 
-def acceptance_mask_reference(
-    sampled_token_ids: Tensor,
-    num_draft_tokens: Tensor,
-    vocab_size: int,
-    accepted: Tensor,
-    num_accepted: Tensor,
-) -> None:
-    """Fill the mask of a window's drafts and the number accepted per request.
-
-    Rejection sampling returns, per request, the accepted drafts and then one more token
-    (corrected or bonus), padded with -1: m valid ids mean m - 1 accepted drafts. An id is
-    valid when 0 <= id < vocab_size, as in vLLM's `RejectionSampler.parse_output`. A request
-    with no valid id (a chunked prefill) has accepted nothing, nor more than it has drafts.
-
-    Args:
-        sampled_token_ids: [requests, width] int; width may be less than drafts + 1, then at
-            most width - 1 drafts can be accepted. Width 0 is allowed.
-        num_draft_tokens: [requests] int32, drafts of each request; draft j of request r is
-            entry sum(num_draft_tokens[:r]) + j of the mask.
-        vocab_size: size of the target's vocabulary.
-        accepted: [capacity] bool, overwritten: True if draft j < number accepted; False
-            past the window's drafts.
-        num_accepted: [requests] int32, overwritten.
-    """
-    valid = (sampled_token_ids >= 0) & (sampled_token_ids < vocab_size)
-    num_sampled = valid.sum(dim=1)
-    acceptance_mask_from_counts_reference(num_sampled, num_draft_tokens, accepted, num_accepted)
-
-
 def acceptance_mask_from_counts_reference(
     num_sampled: Tensor,
     num_draft_tokens: Tensor | None,
@@ -40,11 +11,19 @@ def acceptance_mask_from_counts_reference(
     num_accepted: Tensor,
     drafts_per_request: int | None = None,
 ) -> None:
-    """`acceptance_mask_reference` from the number of sampled ids, which vLLM's V2 runner returns.
+    """Fill the mask of a window's drafts and the number accepted per request.
+
+    Rejection sampling returns, per request, the accepted drafts and then one more token (corrected
+    or bonus): m ids mean m - 1 accepted drafts. A request without an id (a chunked prefill) has
+    accepted nothing, nor more than it has drafts.
 
     Args:
-        num_sampled: [requests] int, accepted drafts + 1; 0 for a chunked prefill.
-        num_draft_tokens, accepted, num_accepted: as there.
+        num_sampled: [requests] int, sampled ids of each request.
+        num_draft_tokens: [requests] int32, drafts of each request; draft j of request r is
+            entry sum(num_draft_tokens[:r]) + j of the mask.
+        accepted: [capacity] bool, overwritten: True if draft j < number accepted; False
+            past the window's drafts.
+        num_accepted: [requests] int32, overwritten.
         drafts_per_request: drafts of every request, instead of `num_draft_tokens`.
 
     Raises:

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -140,11 +139,6 @@ def cell_bytes(run: RunData) -> list[CellBytes]:
     placed = {cell: _placed(counted, cell, windows) for cell in cells}
     compared = len(cells) - 1
     return [_of_cell(run, cell, placed, windows, compared) for cell in cells]
-
-
-def clock_facts(run: RunData) -> list[dict[str, Any]]:
-    """The worker's facts on clock offset and counter accuracy, for each counted batch."""
-    return [event for event in run.events if event.get("event") == Phase.COUNTERS]
 
 
 def amount_of(values: Sequence[float], compared: int = 1) -> Amount:

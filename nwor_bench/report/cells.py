@@ -29,6 +29,8 @@ _ROW, _REST = 34, 108
 
 ACCEPTANCE_NOTE = "Equal acceptance does not prove equal output; see Evidence."
 
+FEW_FOR_P95 = 20
+
 REQUEST_NOTE = (
     "Request latency: vLLM's own request metrics over the timed batches, defined as in vllm bench "
     "serve. All requests of a batch arrive at once, so TTFT includes waiting for each other's "
@@ -76,8 +78,10 @@ def _times(cells: Sequence[CellResult]) -> list[Block]:
         for c in cells
     ]  # fmt: skip
     names = [f"{name.split('_')[0].upper()} {name.split('_')[-1]}" for name in known]
-    body = table(["Cell", "Batches", "p50 ms", "p95 ms", *names], rows,
-                 caption="Milliseconds of a batch and of a request")  # fmt: skip
+    caption = "Milliseconds of a batch and of a request"
+    if any(cell.latency_ms_p95 is not None and cell.batches < FEW_FOR_P95 for cell in cells):
+        caption += f" (p95 of fewer than {FEW_FOR_P95} batches is close to their maximum)"
+    body = table(["Cell", "Batches", "p50 ms", "p95 ms", *names], rows, caption=caption)
     return [body, Paragraph(REQUEST_NOTE)] if known else [body]
 
 

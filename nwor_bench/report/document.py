@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class Headline:
     """The one sentence that every reader must see, with a badge.
 
-    `kind` names the badge's colour: a verdict in lower case, or "none". Without a badge the
-    only the sentence is shown.
+    `kind` names the badge's colour: a verdict in lower case, or "none". Without a badge only
+    the sentence is shown.
     """
 
     badge: str
@@ -74,9 +74,6 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     numbers_from: int = 1
     caption: str = ""
-    shades: tuple[tuple[str, ...], ...] = ()
-    """Each value's background, "" for none: `faster-1` to `faster-3`, `slower-1` to `slower-3`,
-    `same`, `ineffective`, `invalid`; media without colours ignore them."""
     links: tuple[str, ...] = ()
     """The address of each row's first value, "" for none."""
 

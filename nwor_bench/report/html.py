@@ -127,18 +127,15 @@ def _cell(line: int, place: int, table: Table) -> str:
     text = escape(value)
     if not place and table.links and table.links[line]:
         text = f'<a href="{html.escape(table.links[line])}">{text}</a>'
-    shade = table.shades[line][place] if table.shades else ""
-    return f"<{tag}{scope}{_class(place, value, table, shade)}>{text}</{tag}>"
+    return f"<{tag}{scope}{_class(place, value, table)}>{text}</{tag}>"
 
 
-def _class(place: int, value: str, table: Table, shade: str = "") -> str:
+def _class(place: int, value: str, table: Table) -> str:
     names = ["number"] if place >= table.numbers_from else []
     if value in _VERDICTS:
         names += ["verdict", f"v-{_VERDICTS[value]}"]
     if len(value) > _LONG:
         names.append("long")
-    if shade:
-        names.append(f"s-{shade}")
     return f' class="{" ".join(names)}"' if names else ""
 
 
@@ -235,15 +232,6 @@ figcaption { color: var(--soft); font-size: .8125rem; max-width: 46rem; margin-t
 .v-same { color: var(--same); } .v-faster { color: var(--faster); }
 .v-slower { color: var(--slower); } .v-ambiguous { color: var(--ambiguous); }
 .v-ineffective { color: var(--ineffective); } .v-invalid { color: var(--invalid); }
-.s-same { background: color-mix(in srgb, var(--same) 12%, var(--page)); }
-.s-faster-1 { background: color-mix(in srgb, var(--faster) 14%, var(--page)); }
-.s-faster-2 { background: color-mix(in srgb, var(--faster) 28%, var(--page)); }
-.s-faster-3 { background: color-mix(in srgb, var(--faster) 42%, var(--page)); }
-.s-slower-1 { background: color-mix(in srgb, var(--slower) 14%, var(--page)); }
-.s-slower-2 { background: color-mix(in srgb, var(--slower) 28%, var(--page)); }
-.s-slower-3 { background: color-mix(in srgb, var(--slower) 42%, var(--page)); }
-.s-ineffective { background: color-mix(in srgb, var(--ineffective) 14%, var(--page)); }
-.s-invalid { background: color-mix(in srgb, var(--invalid) 25%, var(--page)); }
 @media print { .scroll { overflow: visible; } body { font-size: 11px; } }
 """
 """Light and dark, and narrow enough for a phone."""

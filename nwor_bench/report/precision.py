@@ -1,4 +1,4 @@
-"""How sure the ratios are: interleaved windows and the effect in parts; windows and blocks."""
+"""How sure the ratios are: interleaved windows, the effect in parts, window times."""
 
 from collections.abc import Sequence
 
@@ -6,17 +6,15 @@ import numpy as np
 
 from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.effects import PairEffect, Split, sham_windows, why_carry_over_untested
-from nwor_bench.analysis.paired import pair_times
 from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.cell import SWITCHED, Cell
 from nwor_bench.records.fallback_reasons import in_words
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import CellResult, Phase, Verdict
+from nwor_bench.records.types import CellResult, Verdict
 from nwor_bench.report.document import Block, Bullets, Paragraph, Section, Table, table
 from nwor_bench.report.text import (
     NOT_MEASURED,
     change,
-    compared_time,
     count,
     decimal,
     p_value,
@@ -25,7 +23,6 @@ from nwor_bench.report.text import (
     with_bounds,
 )
 
-INTERLEAVED = "Interleaved windows"
 PRECISION = "Measurement precision"
 
 NOTE = (
@@ -53,23 +50,35 @@ _DIGITS = 4
 """Of these ratios: most are known to a tenth of a per cent."""
 
 
-def interleaved_section(analysis: Analysis) -> Section | None:
-    """Ratios, left-out groups and the effect in parts; None for a run of whole batches."""
+def precision_section(analysis: Analysis) -> Section:
+    """Interleaved windows, if cells are interleaved within batches; window times and ratios."""
+    facts = _warm_up_and_stop(analysis.run)
+    stopped = [Paragraph(facts)] if facts else []
+    blocks = (
+        *interleaved_blocks(analysis),
+        _window_times(analysis),
+        _ratios(analysis.cells),
+        *stopped,
+    )
+    return Section(PRECISION, blocks, folded=True)
+
+
+def interleaved_blocks(analysis: Analysis) -> list[Block]:
+    """Ratios, left-out groups and the effect in parts; nothing for a run of whole batches."""
     cells = analysis.cells
     without = {cell.cell for cell in cells if cell.verdict in _WITHOUT_TIME}
     results = {cell.cell: cell for cell in cells}
     effects = [e for e in analysis.effects if not {e.pair.treated, e.pair.reference} & without]
     if not effects:
-        return None
-    blocks: list[Block] = [
+        return []
+    remarks = [*_left_out(effects), *_untested(effects)]
+    return [
         Paragraph(NOTE),
         _windows_and_batches(effects, results),
         Paragraph(sham_words(analysis.run)),
+        *([Bullets(tuple(remarks))] if remarks else []),
+        *([_split_table(analysis.splits)] if analysis.splits else []),
     ]
-    remarks = [*_left_out(effects), *_untested(effects)]
-    blocks += [Bullets(tuple(remarks))] if remarks else []
-    blocks += [_split_table(analysis.splits)] if analysis.splits else []
-    return Section(INTERLEAVED, tuple(blocks))
 
 
 def split_lines(parts: Sequence[Split]) -> list[str]:
@@ -170,14 +179,6 @@ def _split_table(parts: Sequence[Split]) -> Table:
     return table(heads, rows, numbers_from=3, caption=caption)
 
 
-def precision_section(analysis: Analysis) -> Section:
-    """Tables of windows, ratios and blocks."""
-    facts = _warm_up_and_stop(analysis.run)
-    stopped = [Paragraph(facts)] if facts else []
-    blocks = (_window_times(analysis), _ratios(analysis.cells), *stopped, _block_table(analysis))
-    return Section(PRECISION, blocks, folded=True)
-
-
 def _ratios(cells: Sequence[CellResult]) -> Table:
     rows = [
         [c.label, c.compared or NOT_MEASURED, count(c.matched_windows),
@@ -219,29 +220,3 @@ def _window_times(analysis: Analysis) -> Block:
         return Paragraph("No valid window time was measured.")
     caption = "Window times in milliseconds: least, percentiles and most"
     return table(["Cell", "Windows", *points], rows, caption=caption)
-
-
-def _block_table(analysis: Analysis) -> Table:
-    """Each timed block's ratios, lowest SM clock and throttled time."""
-    compared = {cell.cell for cell in analysis.cells if cell.ratio_to_off is not None}
-    baseline = next((own for own in analysis.gathered if own.is_baseline), None)
-    ratios: dict[str, dict[int, float]] = {}
-    for own in analysis.gathered:
-        pairs = pair_times(own, baseline) if baseline and own.cell in compared else None
-        if pairs is not None:
-            times = zip(pairs.blocks, pairs.treated, pairs.baseline, strict=True)
-            ratios[own.cell.label] = {block: above / below for block, above, below in times}
-    rows = []
-    for block in sorted({block for own in ratios.values() for block in own}):
-        known = [b.conditions for b in analysis.run.batches
-                 if b.phase == Phase.TIMED and b.block == block]  # fmt: skip
-        clocks = [c["gpu_sm_clock_mhz"] for c in known if c.get("gpu_sm_clock_mhz") is not None]
-        throttled = [c["gpu_throttled_ms"] for c in known if c.get("gpu_throttled_ms") is not None]
-        rows.append([
-            str(block), *(decimal(own.get(block), 4) for own in ratios.values()),
-            decimal(min(clocks, default=None), 0),
-            decimal(sum(throttled) if throttled else None, 0),
-        ])  # fmt: skip
-    heads = ["Block", *ratios, "SM clock MHz", "Throttled ms"]
-    caption = f"{compared_time(analysis.cells).capitalize()} over that of off x off, in time order"
-    return table(heads, rows, caption=caption)

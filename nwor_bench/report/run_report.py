@@ -7,11 +7,11 @@ from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.cell_data import REFERENCE
 from nwor_bench.analysis.effects import WINDOWS
 from nwor_bench.analysis.findings.table import Severity, grouped
-from nwor_bench.analysis.statistics import DEFAULT_MARGIN, MIN_BLOCKS, SIGNIFICANCE
+from nwor_bench.analysis.statistics import DEFAULT_MARGIN, SIGNIFICANCE
 from nwor_bench.records.facts import EngineStatus, Environment, to_json
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import CellResult, NworMode, Phase, RunStatus, ScvMode
+from nwor_bench.records.types import CellResult, NworMode, Phase, RunStatus
 from nwor_bench.report.answer import CPU_LIMIT, answer, on_cpu, questions
 from nwor_bench.report.cells import cell_section, first_blocks
 from nwor_bench.report.document import (
@@ -26,8 +26,8 @@ from nwor_bench.report.document import (
     table,
 )
 from nwor_bench.report.evidence import evidence_section
-from nwor_bench.report.precision import interleaved_section, precision_section
-from nwor_bench.report.text import NOT_MEASURED, joined, plural, settings
+from nwor_bench.report.precision import precision_section
+from nwor_bench.report.text import NOT_MEASURED, joined, settings
 from nwor_bench.report.window_costs import dram_summary, phase_section, traffic_section
 
 _OF_MANY_RUNS = ("--file", "--resume")
@@ -79,10 +79,9 @@ ENTRIES = (
 
 def build_document(analysis: Analysis) -> Document:
     """The whole report of a run, made only from its records."""
-    run, interleaved = analysis.run, interleaved_section(analysis)
+    run = analysis.run
     sections = (
         cell_section(analysis.cells),
-        *([interleaved] if interleaved else []),
         precision_section(analysis),
         phase_section(analysis),
         traffic_section(analysis),
@@ -200,51 +199,24 @@ def _findings(analysis: Analysis) -> Section:
 def limits(run: RunData, cells: Sequence[CellResult]) -> tuple[str, ...]:
     """A sentence or two for each thing that a reader might wrongly conclude from this run."""
     return (
-        *_device(run, cells),
-        *_time(run, cells),
+        *_attention(run, cells),
         *_work(run, cells),
+        "A verdict is valid for this pair, machine and load; others may differ.",
         "Equal tokens were shown for the gate's prompts and this data type. That is strong "
         "evidence of the same computation, not a proof for every input.",
-        "Tokens saved are not bytes saved, and bytes saved are not time saved.",
     )
 
 
-def _device(run: RunData, cells: Sequence[CellResult]) -> Iterator[str]:
-    if on_cpu(run.header):
-        if any(cell.scv_mode != ScvMode.OFF for cell in cells):
-            yield (
-                "SCV graphs need CUDA: in graph and adaptive the host validated, so this run does "
-                "not show the gain of a graph."
-            )
-        return
-    if not any(cell.nwor_mode == NworMode.STAGE and cell.ratio_to_off for cell in cells):
-        return
+def _attention(run: RunData, cells: Sequence[CellResult]) -> Iterator[str]:
+    """Only interleaved windows with the control separate the effects of attention and writes."""
     split = any(c.nwor_mode == NworMode.CONTROL and c.interleaved == WINDOWS for c in cells)
-    yield (
-        "Mode stage changes two things: drafts are not written, and attention is nwor-bench's "
-        "kernel instead of the backend's. A ratio contains both effects. "
-        + ("Interleaved windows separate them for the cell that alternated with control x off."
-           if split else
-           "To compare only the attention kernels: nwor-bench kernels --kernels verify_attention.")
-    )  # fmt: skip
-
-
-def _time(run: RunData, cells: Sequence[CellResult]) -> Iterator[str]:
-    blocks = len({batch.block for batch in run.batches if batch.phase == Phase.TIMED})
-    if any(cell.interleaved == WINDOWS for cell in cells):
-        if all(cell.ratio_batches_low is None for cell in cells):
-            yield (
-                f"Whole batches ran in {plural(blocks, 'block')}; checking window ratios needs at "
-                f"least {MIN_BLOCKS}."
-            )
-    elif blocks < MIN_BLOCKS:
+    staged = any(cell.nwor_mode == NworMode.STAGE and cell.ratio_to_off for cell in cells)
+    if staged and not split and not on_cpu(run.header):
         yield (
-            f"{plural(blocks, 'timed block')}: too few for an interval, which needs {MIN_BLOCKS}, "
-            "so no cell can be FASTER or SLOWER."
+            "Mode stage changes two things: drafts are not written, and attention is nwor-bench's "
+            "kernel instead of the backend's. A ratio contains both effects. To compare only the "
+            "attention kernels: nwor-bench kernels --kernels verify_attention."
         )
-    yield "A verdict is valid for this pair, machine and load; others may differ."
-    if any(cell.latency_ms_p95 is not None and cell.batches < 20 for cell in cells):
-        yield "The 95th percentile of fewer than 20 batches is close to their maximum."
 
 
 def _work(run: RunData, cells: Sequence[CellResult]) -> Iterator[str]:

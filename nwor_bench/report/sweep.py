@@ -23,10 +23,8 @@ from nwor_bench.report.document import (
 )
 from nwor_bench.report.text import (
     NOT_MEASURED,
-    SHADES_NOTE,
     plural,
     ratio,
-    shade,
 )
 
 DONE = "done"
@@ -176,15 +174,13 @@ def _answers(runs: Sequence[SweptRun]) -> Table:
 
 
 def _ratios(runs: Sequence[SweptRun]) -> Table:
-    """Runs down, cells across, shaded by how far each ratio is from 1."""
+    """Runs down, cells across."""
     axes, names = varying(runs), labels(runs)
-    rows, shades = [], []
-    for run in runs:
-        cells = [run.cell(name) for name in names]
-        rows.append([f"{run.number}: {label_of_run(run, axes)}", *map(_value, cells)])
-        shades.append(("", *map(shade, cells)))
-    made = table(["Run", *names], rows, caption=f"Ratio to off x off. {SHADES_NOTE}")
-    return replace(made, shades=tuple(shades), links=_links(runs))
+    rows = [
+        [f"{run.number}: {label_of_run(run, axes)}", *(_value(run.cell(name)) for name in names)]
+        for run in runs
+    ]
+    return replace(table(["Run", *names], rows, caption="Ratio to off x off"), links=_links(runs))
 
 
 def _links(runs: Sequence[SweptRun]) -> tuple[str, ...]:
@@ -194,7 +190,8 @@ def _links(runs: Sequence[SweptRun]) -> tuple[str, ...]:
 def _value(cell: CellResult | None) -> str:
     if cell is None:
         return NOT_MEASURED
-    return str(cell.verdict) if cell.ratio_to_off is None else ratio(cell)
+    verdict = str(cell.verdict)
+    return verdict if cell.ratio_to_off is None else f"{verdict} {ratio(cell)}"
 
 
 def _chance(runs: Sequence[SweptRun]) -> str:

@@ -1,4 +1,4 @@
-"""How values read in reports: one form for each kind of number, and the shades of ratios."""
+"""How values read in reports: one form for each kind of number."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -6,7 +6,7 @@ from math import floor, log10
 from typing import Any
 
 from nwor_bench.analysis.paired import LATENCY_MS
-from nwor_bench.records.types import CellResult, Verdict
+from nwor_bench.records.types import CellResult
 
 NOT_MEASURED = "–"  # noqa: RUF001 - an en dash is meant
 """Shown for a missing value (the glossary lists why one may be missing); CSV files have ""."""
@@ -162,28 +162,3 @@ def _side(ratio: float) -> str:
 def _off_by(ratio: float) -> str:
     away = 100 * abs(ratio - 1)
     return f"{away:.{2 if away < 1 else 1}f} %"
-
-
-SHADE_STEPS = (0.01, 0.03)
-"""Distances from 1 at which a shade grows stronger."""
-
-SHADES_NOTE = (
-    "Shaded: FASTER blue, SLOWER orange, stronger from 1 % and from 3 % on; SAME green; "
-    "AMBIGUOUS not."
-)
-
-
-def shade(cell: CellResult | None) -> str:
-    """The name of the shade of a cell's ratio, "" for none (see `Table.shades`)."""
-    if cell is None or cell.verdict not in set(Verdict):
-        return ""
-    verdict = Verdict(cell.verdict)
-    if verdict in (Verdict.FASTER, Verdict.SLOWER):
-        return shade_of(verdict.lower(), cell.ratio_to_off)
-    return "" if verdict is Verdict.AMBIGUOUS else verdict.lower()
-
-
-def shade_of(side: str, ratio: float | None) -> str:
-    """`faster-2` for side `faster` and a ratio that is 1 % to 3 % from 1."""
-    away = abs((1.0 if ratio is None else ratio) - 1)
-    return f"{side}-{1 + sum(away >= step for step in SHADE_STEPS)}"

@@ -1,13 +1,12 @@
 """What a window costs: where its time goes, and its bytes as predicted and as measured."""
 
 from collections.abc import Sequence
-from statistics import fmean, median
+from statistics import fmean
 
 from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.dram import (
     Amount,
     CellBytes,
-    clock_facts,
     predicted_difference,
     strategy_of,
 )
@@ -133,7 +132,7 @@ def traffic_section(analysis: Analysis) -> Section:
     blocks += _states(run.header)
     if found:
         blocks = [Paragraph(answer(found), strong=True), _amounts(found),
-                  _differences(found), Paragraph(MEASURED), *_how_well(run, found),
+                  _differences(found), Paragraph(MEASURED), *_sampling_cost(found),
                   *blocks]  # fmt: skip
     else:
         blocks.append(Paragraph(NO_DRAM))
@@ -204,30 +203,16 @@ def _differences(cells: Sequence[CellBytes]) -> Table:
     return table(heads, rows, caption="MB a window, less off x off")
 
 
-def _how_well(run: RunData, cells: Sequence[CellBytes]) -> list[Block]:
-    """How well the samples' clock is known, and the cost of sampling."""
+def _sampling_cost(cells: Sequence[CellBytes]) -> list[Block]:
+    """What counting costs a window."""
     costs = [cell.sampler_cost for cell in cells if cell.sampler_cost is not None]
-    text = ""
-    facts = clock_facts(run)
-    if facts:
-        spread = max(fact["clock_spread_us"] for fact in facts)
-        host = median(fact["clock_to_host_us"] for fact in facts)
-        ratios = [fact["copy_ratio"] for fact in facts]
-        copies = sum(fact["copies_found"] for fact in facts)
-        made = sum(fact["copies_made"] for fact in facts)
-        text = (
-            f"Clocks: {count(copies)} of {count(made)} copies of known size tie the windows to the "
-            f"samples of {facts[0]['sample_us']:g} us, to +- {decimal(spread, 1)} us at worst; the "
-            f"host's clock differs by {decimal(host, 1)} us. Of the bytes copied, "
-            f"{decimal(100 * min(ratios), 2)} to {decimal(100 * max(ratios), 2)} % were counted as "
-            "read. "
-        )
-    if costs:
-        text += (
-            f"A counted window took {decimal(min(costs), 3)} to {decimal(max(costs), 3)} of a "
-            "timed one's time: that is what sampling and its events cost."
-        )
-    return [Paragraph(text.rstrip())] if text else []
+    if not costs:
+        return []
+    text = (
+        f"A counted window took {decimal(min(costs), 3)} to {decimal(max(costs), 3)} of a timed "
+        "one's time: the cost of sampling and its events."
+    )
+    return [Paragraph(text)]
 
 
 def _cache_bytes(run: RunData, cells: Sequence[CellResult]) -> Table:

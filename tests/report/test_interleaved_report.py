@@ -9,29 +9,19 @@ from pathlib import Path
 import pytest
 from interleaved_run import STAGE_GRAPH, Planted, interleaved_run
 from report_runs import gpu_run
-from synthetic_run import (
-    analysed,
-    change_windows,
-    document_of,
-    kept,
-    save_run,
-    summarised,
-    write_reports,
-)
+from synthetic_run import analysed, change_windows, save_run, summarised, write_reports
 
 from nwor_bench.records.cell import SHAM, SWITCHED
 from nwor_bench.records.store import RunData, read_header, read_run
 from nwor_bench.report.answer import questions
-from nwor_bench.report.document import Bullets, Paragraph, Section, Table
+from nwor_bench.report.document import Block, Bullets, Paragraph, Table
 from nwor_bench.report.files import run_result
 from nwor_bench.report.precision import (
-    INTERLEAVED,
     IS_SHAM,
     NO_SHAM,
-    interleaved_section,
+    interleaved_blocks,
     split_lines,
 )
-from nwor_bench.report.run_report import limits
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -51,14 +41,12 @@ def run() -> RunData:
 
 
 @cache
-def section() -> Section:
-    found = interleaved_section(analysed(run()))
-    assert found is not None
-    return found
+def blocks() -> list[Block]:
+    return interleaved_blocks(analysed(run()))
 
 
-def tables(found: Section) -> dict[str, Table]:
-    return {block.headers[1]: block for block in found.blocks if isinstance(block, Table)}
+def tables(found: list[Block]) -> dict[str, Table]:
+    return {block.headers[1]: block for block in found if isinstance(block, Table)}
 
 
 def row(found: Table, name: str) -> dict[str, str]:
@@ -67,7 +55,7 @@ def row(found: Table, name: str) -> dict[str, str]:
 
 
 def test_windows_stand_beside_whole_batches() -> None:
-    ratios = tables(section())["Decided by"]
+    ratios = tables(blocks())["Decided by"]
     own = row(ratios, STAGE_GRAPH.label)
     assert own["Decided by"] == "windows"
     for column in ("Windows", "Whole batches"):
@@ -79,9 +67,8 @@ def test_windows_stand_beside_whole_batches() -> None:
 
 
 def words(made: RunData) -> list[str]:
-    found = interleaved_section(analysed(made))
-    assert found is not None
-    return [block.text for block in found.blocks if isinstance(block, Paragraph)]
+    found = interleaved_blocks(analysed(made))
+    return [block.text for block in found if isinstance(block, Paragraph)]
 
 
 def with_sham(counts: dict[str, int]) -> RunData:
@@ -101,11 +88,10 @@ def test_what_the_aa_cell_switched_is_told() -> None:
 
 def test_carry_over_that_could_not_be_tested_is_told_with_its_reason() -> None:
     few = interleaved_run(Planted(EFFECTS), batches=3)
-    found = interleaved_section(analysed(few))
-    assert found is not None
+    found = interleaved_blocks(analysed(few))
     ratios = tables(found)["Decided by"]
     assert row(ratios, STAGE_GRAPH.label)["Carry-over"] == "could not be tested"
-    items = [item for block in found.blocks if isinstance(block, Bullets) for item in block.items]
+    items = [item for block in found if isinstance(block, Bullets) for item in block.items]
     assert any(
         item.startswith("stage x graph: carry-over could not be tested (groups by windows")
         for item in items
@@ -117,9 +103,8 @@ def test_left_out_groups_are_told_with_their_reason() -> None:
         run(), lambda w: w.cell == STAGE_GRAPH and w.block == 2 and w.group is not None,
         device_ms=None,
     )  # fmt: skip
-    found = interleaved_section(analysed(untimed))
-    assert found is not None
-    first = next(block for block in found.blocks if isinstance(block, Bullets))
+    found = interleaved_blocks(analysed(untimed))
+    first = next(block for block in found if isinstance(block, Bullets))
     assert "stage x graph: groups left out: 8 with a window that has no time." in first.items
 
 
@@ -151,19 +136,9 @@ def test_json_has_the_split(tmp_path: Path) -> None:
     assert dict(header.split[0]) == split
 
 
-def test_windows_that_no_whole_batches_check_are_told() -> None:
-    def told(made: RunData) -> bool:
-        return any("Whole batches ran in" in text for text in limits(made, summarised(made)))
-
-    assert not told(run())
-    others = {b.batch for b in run().batches if b.phase == "timed" and b.block != 1}
-    assert told(kept(run(), lambda record: record.batch not in others))
-
-
 def test_a_run_of_whole_batches_has_none_of_it() -> None:
     made = gpu_run()
     cells = summarised(made)
-    assert interleaved_section(analysed(made, cells)) is None
+    assert interleaved_blocks(analysed(made, cells)) == []
     assert split_lines(analysed(made, cells).splits) == []
-    assert INTERLEAVED not in [s.title for s in document_of(made).sections]
     assert "What makes the difference?" not in dict(questions(analysed(made, cells)).entries)

@@ -24,14 +24,13 @@ def begin(
     *,
     check: Callable[..., None] = accept_arguments,
     output: Path | None = RUN,
-    on_batch: Callable[..., None] | None = None,
     **flags: Any,
 ) -> ExitCode:
     """Run it on this engine, or on what this function starts."""
     return run_one(
         spec_of(**flags),
         PairChoice(pair="tiny"),
-        RunOptions(output=output, on_batch=on_batch),
+        RunOptions(output=output),
         engine_factory=started(engine),
         check_engine=check,
     )

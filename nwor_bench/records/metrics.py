@@ -1,7 +1,7 @@
 """Prometheus metrics, and the files through which processes share them.
 
-Names are those of cells.csv and run.json; a counter's samples also end in `_total`. Counts come
-window by window from the harness's records or from a worker's, which use the same names.
+Names are those of cells.csv and run.json; a counter's samples also end in `_total`. A server's
+workers count window by window.
 
 Values live in memory-mapped files, the ones of prometheus_client's multiprocess mode: a worker
 writes a number where it changes (about a microsecond), a server in another process reads them
@@ -96,7 +96,7 @@ class MetricFiles:
     """One process's values in a folder of metric files.
 
     Args:
-        folder: exists; shared by all processes of one server or sweep.
+        folder: exists; shared by all processes of one server.
         process: name of this process's files, unique in the folder.
     """
 

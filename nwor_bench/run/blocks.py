@@ -4,14 +4,14 @@ A run that was cut short goes on behind its last finished block (`block_log`), w
 and seeds. Warm-up is always done anew, for the engine is cold.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from nwor_bench.analysis.cell_data import cannot_fire
 from nwor_bench.engine.protocol import Engine
 from nwor_bench.instruments.conditions import ConditionMonitor
 from nwor_bench.instruments.nvtx_ranges import ranges_if_wanted, span
 from nwor_bench.records.store import RunData, RunStore, read_run
-from nwor_bench.records.types import BatchRecord, Cell, Phase, WindowRecord
+from nwor_bench.records.types import Cell, Phase
 from nwor_bench.report.text import plural
 from nwor_bench.run.batch import BatchRunner, RanBatch
 from nwor_bench.run.budget import BlockLog, Budget, half_widths, warm_up
@@ -22,9 +22,6 @@ from nwor_bench.run.progress import Progress
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Encode
 from nwor_bench.workload.schedule import Block, Plan
-
-OnBatch = Callable[[BatchRecord, Iterable[WindowRecord]], None]
-"""Is told of every batch once it is stored, with its windows."""
 
 
 class BlockRunner:
@@ -38,7 +35,7 @@ class BlockRunner:
         encode: prompts to token ids.
         progress: is told what happens.
         monitor: watches the machine during batches; None records no conditions.
-        on_batch: is told of every batch once it is stored.
+        check: called after every batch; raises to end the run.
     """
 
     def __init__(
@@ -50,7 +47,7 @@ class BlockRunner:
         encode: Encode,
         progress: Progress,
         monitor: ConditionMonitor | None = None,
-        on_batch: OnBatch | None = None,
+        check: Callable[[], None] = lambda: None,
     ):
         self.plan = plan
         self.spec = spec
@@ -75,7 +72,7 @@ class BlockRunner:
         self._engine = engine
         self._store = store
         self._progress = progress
-        self._on_batch = on_batch
+        self._check = check
         self._ranges = ranges_if_wanted()
         run = read_run(store.folder)
         self.parity.restore(run)
@@ -255,10 +252,9 @@ class BlockRunner:
         return batch
 
     def _tell(self, batch: RanBatch) -> None:
-        """Tell who listens; everything that was found of the batch is stored before."""
+        """Count and show a batch; everything that was found of it is stored before."""
+        self._check()
         record = batch.answer.record
-        if self._on_batch is not None:
-            self._on_batch(record, batch.windows)
         self._budget.batch(record.latency_ms / 1e3)
         self._progress.batch_done(batch.cell, record)
 

@@ -4,7 +4,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.run_folder import only_writer
 from nwor_bench.records.store import RunData, RunStore, read_run
-from nwor_bench.records.types import BatchRecord, CellResult, RunStatus, Verdict, WindowRecord
+from nwor_bench.records.types import CellResult, RunStatus, Verdict
 from nwor_bench.report.files import write_files
 from nwor_bench.run import resume
 from nwor_bench.run.blocks import BlockRunner
@@ -163,12 +163,6 @@ def run_prepared(
                 status = engine.status()
                 if resumed is not None:
                     resume.check_engine(resumed, status)
-
-                def on_batch(batch: BatchRecord, windows: Iterable[WindowRecord]) -> None:
-                    if options.on_batch is not None:
-                        options.on_batch(batch, windows)
-                    interrupts.check()
-
                 monitor = ConditionMonitor(gpus=str(status.device).startswith("cuda"))
                 sweep = BlockRunner(
                     plan,
@@ -178,7 +172,7 @@ def run_prepared(
                     prepared.encode,
                     progress,
                     monitor,
-                    on_batch,
+                    interrupts.check,
                 )
                 _measure(sweep, status, store, progress)
                 # Staging captured its graphs on the way: what they took is known only now.

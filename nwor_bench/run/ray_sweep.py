@@ -28,7 +28,6 @@ from nwor_bench.run.prepare import prepare_point
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.run.sweep import close_sweep, failure_of, finish_sweep, worst_code
 from nwor_bench.run.sweep_folder import DONE, FAILED, INTERRUPTED, SweepIndex
-from nwor_bench.workload.options import declared
 from nwor_bench.workload.sweep_file import EngineGroup, Point
 
 
@@ -145,15 +144,13 @@ def require_ray() -> Any:
 
 
 def check_flags_for_ray(given: Mapping[str, Any]) -> None:
-    """Refuse flags that mean nothing on another machine, and --ray without Ray.
+    """Refuse --verbose, as engines run on other machines, and --ray without Ray.
 
     `given` is what the command line says, by option name.
     """
-    for each in declared(RunOptions):
-        if each.option.is_local and each.name in given:
-            raise ConfigError.for_field(
-                each.flag, given[each.name], "the engines run elsewhere with --ray; leave it out"
-            )
+    if "verbose" in given:
+        remedy = "the engines run elsewhere with --ray; leave it out"
+        raise ConfigError.for_field("--verbose", given["verbose"], remedy)
     require_ray()
 
 

@@ -2,13 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.workload.options import Option, Panel
-
-if TYPE_CHECKING:
-    from nwor_bench.run.blocks import OnBatch
 
 
 def _new_folder(flag: str, text: str) -> Path:
@@ -39,10 +36,6 @@ class RunOptions:
         "With --file: on a Ray cluster (RAY_ADDRESS, else this machine), one engine per GPU.",
         Panel.FILES,
     )] = False
-    prometheus_port: Annotated[int | None, Option(
-        "Serve the counters at http://localhost:PORT/metrics; 0: a free port.", Panel.PROFILING,
-        is_local=True,
-    )] = None
     dry_run: Annotated[bool, Option("Show what would run, and stop.")] = False
     quiet: Annotated[bool, Option(
         "Print only the answer and the folder.", aliases=("-q",),
@@ -51,12 +44,10 @@ class RunOptions:
         "Print only the result, as JSON (docs/json.md).", name="json",
     )] = False
     verbose: Annotated[bool, Option(
-        "Show all details, and vLLM's log.", aliases=("-v",), is_local=True,
+        "Show all details, and vLLM's log.", aliases=("-v",),
     )] = False
     """Print every finding and leave vLLM's log on the terminal, not in a file of the folder."""
     # fmt: on
-    on_batch: "OnBatch | None" = None
-    """Told of every batch once it is stored."""
 
 
 DEFAULT_OPTIONS = RunOptions()

@@ -180,8 +180,6 @@ class Option:
     """Environment variable with its value for the plugin in vLLM's workers."""
     compare: Compare | None = None
     """What `compare` does if two runs differ in it."""
-    is_local: bool = False
-    """It concerns this process, in which no engine runs with --ray."""
 
 
 @dataclass(frozen=True)

@@ -229,8 +229,8 @@ def test_what_a_worker_refuses_is_raised_as_it_is(on_fake_ray: Any) -> None:
 
 
 def test_flags_about_this_process_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with refused("--prometheus-port", value=0, naming="--ray"):
-        check_flags_for_ray({"file": "quick", "prometheus_port": 0})
+    with refused("--verbose", value=True, naming="--ray"):
+        check_flags_for_ray({"file": "quick", "verbose": True})
 
     def missing(name: str) -> None:
         raise ImportError(name)

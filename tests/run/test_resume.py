@@ -234,7 +234,7 @@ def test_flags_that_say_what_to_measure_are_refused(flag: str, value: Any) -> No
 
 def test_every_flag_that_changes_the_run_is_refused() -> None:
     """A new flag of the sweep must not be ignored in silence when a run goes on."""
-    harmless = {"resume", "dry_run", "verbose", "quiet", "json", "prometheus_port"}
+    harmless = {"resume", "dry_run", "verbose", "quiet", "json"}
     for_files = {"file", "continue_on_error", "ray"}  # refused before a single run is resumed
     command = typer.main.get_command(app).commands["sweep"]  # type: ignore[attr-defined]
     names = {parameter.name for parameter in command.params} - harmless - for_files - {"help"}

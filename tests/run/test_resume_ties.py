@@ -19,8 +19,9 @@ from nwor_bench.errors import ExitCode
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.run_folder import RECORDS_FILE
 from nwor_bench.records.store import RunData, read_run
-from nwor_bench.records.types import BatchRecord
+from nwor_bench.records.types import BatchRecord, Cell
 from nwor_bench.run import blocks as runner
+from nwor_bench.run.progress import Progress
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_surroundings", "ties")]
 
@@ -117,14 +118,19 @@ def test_the_batches_of_a_block_come_from_one_engine_process(cut: int) -> None:
     assert all(len(processes) == 1 for processes in blocks.values())
 
 
-def test_an_interruption_after_a_blocks_last_batch_is_no_verdict() -> None:
+def test_an_interruption_after_a_blocks_last_batch_is_no_verdict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Ctrl-C comes once the batch is stored, before the block's tokens are compared."""
 
-    def interrupt(batch: BatchRecord, windows: Any) -> None:
+    def interrupt(_progress: Progress, _cell: Cell, batch: BatchRecord) -> None:
         if (batch.phase, batch.block, batch.order) == ("timed", 1, CELLS - 1):
             raise KeyboardInterrupt
 
-    assert begin(TieEngine(1), on_batch=interrupt) is ExitCode.INTERRUPTED
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "batch_done", interrupt)
+        code = begin(TieEngine(1))
+    assert code is ExitCode.INTERRUPTED
     engine = TieEngine(2)
     assert go_on(engine) is ExitCode.OK
     assert len(engine.calls) == 1 + BLOCKS * CELLS  # warm-up and both timed blocks
@@ -230,14 +236,15 @@ def test_a_cell_with_explained_ties_counts_in_a_look() -> None:
     assert max(batch.block for batch in read_run(RUN).batches) == 10
 
 
-def test_a_run_that_is_killed_keeps_its_parity_rule() -> None:
+def test_a_run_that_is_killed_keeps_its_parity_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """A report of what is left must not hold explained ties against it."""
     headers = []
 
-    def look(batch: BatchRecord, windows: Any) -> None:
+    def look(_progress: Progress, _cell: Cell, _batch: BatchRecord) -> None:
         headers.append(read_run(RUN).header.parity)
 
-    begin(TieEngine(1), on_batch=look)
+    monkeypatch.setattr(Progress, "batch_done", look)
+    begin(TieEngine(1))
     assert {header.rule for header in headers} == {"explained"}
 
 

@@ -2,9 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -109,15 +107,6 @@ def sweep(
     check_output_flags(options)
     _check_early(scenario, prompts, flags, options)
     _prepare_process(flags["counters"], options)
-    from nwor_bench.report.prometheus import sweep_metrics
-
-    metrics = context.with_resource(
-        sweep_metrics(
-            None if options.dry_run else options.prometheus_port,
-            partial(typer.echo, err=options.quiet or options.as_json),
-        )
-    )
-    options = replace(options, on_batch=metrics)
     raise typer.Exit(_run(written_on(context), scenario, prompts, flags, options))
 
 

@@ -2,13 +2,9 @@
 
 import json
 import re
-import socket
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import pytest
 from fake_engine import FakeEngine
@@ -17,21 +13,16 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 from toy_run import Runner
 
-from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.records.metrics import KNOWN_REASONS, METRICS, MetricFiles, WindowMetrics, labels_of
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, MeasuredWindow, columns
 from nwor_bench.report.evidence import MEANINGS
-from nwor_bench.report.prometheus import sweep_metrics
 
 DESIGNED = {
     *("nwor_total_staged", "nwor_total_committed", "nwor_total_rejected", "nwor_acceptance_rate"),
     *("nwor_fallback_count", "nwor_unique_tokens", "nwor_stage_operations"),
     *("scv_graph_hits", "scv_graph_captures", "scv_fallback_count"),
 }
-TINY = ("sweep", "--pair", "tiny", "--requests", "2", "--batches", "2", "--max-new-tokens", "6")
-
-Run = Callable[..., tuple[int, str, str]]
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
@@ -58,18 +49,20 @@ def exposed(folder: Path) -> str:
     return generate_latest(registry).decode()
 
 
-def served(said: list[str]) -> str:
-    with urlopen(said[0].removeprefix("metrics: "), timeout=10) as response:
-        return str(response.read().decode())
-
-
-def served_sweep(folder: Path) -> tuple[RunData, str]:
-    """A sweep on a fake engine, and what was served at its end."""
-    said: list[str] = []
-    runner = Runner(folder / "run", FakeEngine(), batches=2)
-    with sweep_metrics(0, said.append) as done:
-        runner.sweep._on_batch = done
-        return runner.run(), served(said)
+def counted(folder: Path) -> tuple[RunData, str]:
+    """A run on a fake engine, and the metrics of its windows."""
+    run = Runner(folder / "run", FakeEngine(), batches=2).run()
+    metrics_folder = folder / "metrics"
+    metrics_folder.mkdir()
+    files = MetricFiles(metrics_folder, "nwor-0-1")
+    metrics = WindowMetrics(files)
+    for each in run.windows:
+        labels = labels_of(each.pair, each.nwor_mode, each.scv_mode, rank=0)
+        metrics.begin(labels)
+        metrics.add(each, labels)
+    text = exposed(metrics_folder)
+    files.close()
+    return run, text
 
 
 def test_names_are_those_of_the_design_and_of_cells_csv() -> None:
@@ -82,7 +75,7 @@ def test_names_are_those_of_the_design_and_of_cells_csv() -> None:
 
 @pytest.mark.slow
 def test_types_follow_prometheus_practice(tmp_path: Path) -> None:
-    _, text = served_sweep(tmp_path)
+    _, text = counted(tmp_path)
     families = list(text_string_to_metric_families(text))
     kinds = {metric.name: metric.kind for metric in METRICS}
     assert {family.name: family.type for family in families} == kinds
@@ -95,8 +88,8 @@ def test_types_follow_prometheus_practice(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_sweeps_metrics_are_the_sums_of_its_records(tmp_path: Path) -> None:
-    run, text = served_sweep(tmp_path)
+def test_metrics_are_the_sums_of_a_runs_records(tmp_path: Path) -> None:
+    run, text = counted(tmp_path)
     samples = parse(text)
     assert sum(window.staged_tokens for window in run.windows) > 0
     for modes in {(window.nwor_mode, window.scv_mode) for window in run.windows}:
@@ -170,28 +163,6 @@ def test_workers_are_merged_and_labelled_by_rank(tmp_path: Path) -> None:
         file.close()
 
 
-@pytest.mark.slow  # a whole run
-def test_counters_rise_while_a_sweep_runs(tmp_path: Path) -> None:
-    seen: list[float] = []
-    said: list[str] = []
-
-    def look(number: int) -> None:
-        samples = parse(served(said))
-        seen.append(sum(v for (name, _), v in samples.items() if name == "nwor_windows_total"))
-
-    runner = Runner(tmp_path / "run", FakeEngine(before=look), batches=2)
-    with sweep_metrics(0, said.append) as done:
-        runner.sweep._on_batch = done
-        run = runner.run()
-        look(0)
-    stored = [0.0]
-    for batch in run.batches:
-        stored.append(stored[-1] + batch.windows)
-    assert seen == stored
-    with pytest.raises(OSError, match="refused"):
-        urlopen(said[0].removeprefix("metrics: "), timeout=10)
-
-
 FALLBACKS = ("nwor_fallback_count_total", "scv_fallback_count_total")
 
 
@@ -217,88 +188,6 @@ def test_fallbacks_are_at_0_before_the_first(tmp_path: Path, name: str) -> None:
 
 def test_every_reason_that_a_report_explains_is_at_0_from_the_start() -> None:
     assert set(MEANINGS) <= {reason for reasons in KNOWN_REASONS.values() for reason in reasons}
-
-
-def listening(port: int) -> set[str]:
-    """Addresses at which this process listens on a port."""
-    import psutil
-
-    found = psutil.Process().net_connections("tcp")
-    return {c.laddr.ip for c in found if c.status == psutil.CONN_LISTEN and c.laddr.port == port}
-
-
-@pytest.mark.slow  # opens a port
-def test_it_listens_on_this_machine_only() -> None:
-    said: list[str] = []
-    with sweep_metrics(0, said.append):
-        assert said[0].startswith("metrics: http://localhost:")
-        port = int(said[0].rpartition(":")[2].partition("/")[0])
-        assert listening(port) == {"127.0.0.1"}
-
-
-def test_no_port_serves_nothing() -> None:
-    with sweep_metrics(None, print) as done:
-        assert done is None
-
-
-@pytest.fixture
-def taken_port() -> Iterator[str]:
-    with socket.socket() as taken:
-        taken.bind(("0.0.0.0", 0))
-        taken.listen()
-        yield str(taken.getsockname()[1])
-
-
-def test_a_port_in_use_is_refused_before_anything_starts(
-    own_surroundings: None, command_line: Run, engine: FakeEngine, taken_port: str
-) -> None:
-    code, _, error = command_line(*TINY, "--output", "run", "--prometheus-port", taken_port)
-    assert code == ExitCode.BAD_USAGE
-    assert f"--prometheus-port: {taken_port}" in error
-    assert "write another port" in error
-    assert engine.calls == []
-    assert not Path("run").exists()
-
-
-def test_an_impossible_port_is_refused_before_anything_starts(
-    own_surroundings: None, command_line: Run, engine: FakeEngine
-) -> None:
-    code, _, error = command_line(*TINY, "--output", "run", "--prometheus-port", "70000")
-    assert code == ExitCode.BAD_USAGE
-    assert "write 1 to 65535" in error
-    assert engine.calls == []
-
-
-@pytest.mark.slow  # opens ports
-def test_a_dry_run_serves_nothing(
-    own_surroundings: None, command_line: Run, engine: FakeEngine, taken_port: str
-) -> None:
-    code, out, _ = command_line(*TINY, "--dry-run", "--prometheus-port", taken_port)
-    assert code == 0
-    assert "metrics: " not in out
-
-
-def open_metric_files() -> int:
-    """How many this process holds, deleted ones too."""
-    names = []
-    for link in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # the listing's own
-            names.append(str(link.readlink()))
-    return sum("/nwor-metrics-" in name for name in names)
-
-
-@pytest.mark.slow  # opens ports
-def test_ports_and_files_are_free_again_afterwards() -> None:
-    said: list[str] = []
-    with sweep_metrics(0, said.append):
-        port = int(said[0].rpartition(":")[2].partition("/")[0])
-        before = open_metric_files()
-        with pytest.raises(ConfigError) as refused, sweep_metrics(port, said.append):
-            pass
-        assert open_metric_files() == before > 0, refused  # keeping the error keeps no file open
-    assert open_metric_files() == 0
-    with sweep_metrics(port, said.append):
-        pass
 
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "sweeps" / "grafana-dashboard.json"

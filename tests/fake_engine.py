@@ -213,15 +213,15 @@ class FakeEngine:
         assert self.cell is not None
         if self.order is None:
             return [_window(self.cell, asked, step, self.scv_fallback) for step in range(WINDOWS)]
-        turns = list(islice(self.order.turns(), INTERLEAVED_WINDOWS))
+        places = list(islice(self.order.places(), INTERLEAVED_WINDOWS))
         cells = self.order.cells
         return [
             {
-                **_window(cells[turn.cell], asked, step, self.scv_fallback, step < WINDOWS),
+                **_window(cells[place.cell], asked, step, self.scv_fallback, step < WINDOWS),
                 "wall_ms": 10.0 + 0.1 * step,  # a drift that A B B A cancels to well below 1 %
-                **vars(turn),
+                **vars(place),
             }
-            for step, turn in enumerate(turns)
+            for step, place in enumerate(places)
         ]
 
     def watch_writes(self, on: bool) -> list[dict[str, int]]:

@@ -1,4 +1,4 @@
-"""Made-up runs in which cells take turns window by window, with planted effects. Not measured."""
+"""Made-up runs in which cells are interleaved, with planted effects. Not measured."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,12 +17,12 @@ from nwor_bench.records.types import (
     ScvMode,
     WindowRecord,
 )
-from nwor_bench.records.window_order import compared_pairs, turns_of
+from nwor_bench.records.window_order import compared_pairs, places_of
 
 OFF = CELLS[0]
 CONTROL = Cell("toy", NworMode.CONTROL, ScvMode.OFF)
 STAGE_GRAPH = Cell("toy", NworMode.STAGE, ScvMode.GRAPH)
-IN_TURN = (*CELLS, AA_CELL, CONTROL)
+INTERLEAVED_CELLS = (*CELLS, AA_CELL, CONTROL)
 REQUESTS, DRAFTS = 2, 8
 FIRST_BATCH = 5000
 
@@ -47,7 +47,7 @@ class Planted:
     """Scatter that the host's clock has beside the device's; 0 where the host sets the pace."""
 
     clocks: Sequence[float] = (1980.0,)
-    """SM clocks of the batches, in turn."""
+    """SM clocks of the batches, in place."""
 
     per_100_mhz: float = 0.0
     """Change of every effect's logarithm for 100 MHz more than the first clock."""
@@ -68,7 +68,7 @@ def interleaved_run(
     """Three blocks of whole batches and `batches` interleaved ones.
 
     Args:
-        planted: the truth of the windows in turn.
+        planted: the truth of the windows in place.
         batches: interleaved batches.
         groups: of each batch.
         whole: true ratios of whole batches of stage cells by SCV mode, and of "control".
@@ -136,24 +136,24 @@ def group_windows(
 def _batch_windows(
     place: int, groups: int, planted: Planted, clock: float, rng: Random, device: bool
 ) -> Iterator[WindowRecord]:
-    like = {cell: _window(cell, place) for cell in IN_TURN}
+    like = {cell: _window(cell, place) for cell in INTERLEAVED_CELLS}
     for window in range(2):  # after the prefill
         yield _changed(like[OFF], window=window, wall_ms=None, device_ms=None)
-    for turn in turns_of(compared_pairs(IN_TURN), str(rng.random())):
-        if turn.group == groups:
+    for place in places_of(compared_pairs(INTERLEAVED_CELLS), str(rng.random())):
+        if place.group == groups:
             return
-        cell = IN_TURN[turn.cell]
-        ours, hosts = _times(cell, planted, clock, turn.position, rng)
+        cell = INTERLEAVED_CELLS[place.cell]
+        ours, hosts = _times(cell, planted, clock, place.position, rng)
         window += 1
         yield _changed(
             like[cell],
             window=window,
             wall_ms=hosts,
             device_ms=ours if device else None,
-            group=turn.group,
-            run=turn.run,
-            run_length=turn.run_length,
-            position=turn.position,
+            group=place.group,
+            run=place.run,
+            run_length=place.run_length,
+            position=place.position,
         )
 
 

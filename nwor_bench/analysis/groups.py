@@ -71,7 +71,7 @@ def find_groups(windows: Iterable[WindowRecord]) -> FoundGroups:
         own = list(members)
         pair = pair_of({window.cell for window in own})
         if pair is None:
-            continue  # cut before its second cell had its turn: nothing was compared
+            continue  # cut before its second cell ran: nothing was compared
         found = _group(pair, own)
         if isinstance(found, Group):
             counted.append(found)

@@ -111,7 +111,7 @@ class VllmEngine:
         )
 
     def interleave(self, order: WindowOrder) -> None:
-        """Let cells take turns in the next batch, window by window.
+        """Interleave the cells in the next batch, window by window.
 
         Modes that were never set are set first, which may capture CUDA graphs.
         """

@@ -91,7 +91,7 @@ class Engine(Protocol):
         """Run one batch to its end from an empty prefix cache."""
 
     def interleave(self, order: WindowOrder) -> None:
-        """Let cells take turns in the next batch, window by window."""
+        """Interleave the cells in the next batch, window by window."""
 
     def stop_interleaving(self) -> list[dict[str, dict[str, int]]]:
         """Return to mode off; each cell's SCV counters and fallbacks, in the order's cells."""

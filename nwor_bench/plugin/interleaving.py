@@ -1,11 +1,11 @@
 """Cells are interleaved within a batch: the hook's modes change between two windows.
 
 A switch is cheap: under full CUDA graphs another graph replays, eagerly the target layers' methods
-are swapped. Every rank draws the same turns from the same seed.
+are swapped. Every rank draws the same order from the same seed.
 
-In a server (`LiveTurns`) requests come and go: a step that is more than windows ends a group, and
-the rest of its turns are skipped. Turns do not depend on the traffic, so the same share is left out
-of both modes. A guard may stop staging for good.
+In a server (`LiveInterleaving`) requests come and go: a step that is more than windows ends a
+group, and the rest of the group is skipped. The order does not depend on the traffic, so the same
+share is left out of both modes. A guard may stop staging for good.
 """
 
 import logging
@@ -19,14 +19,14 @@ from nwor_bench.plugin.scheduler_output import is_windows_alone
 from nwor_bench.records.cell import SHAM, SWITCHED
 from nwor_bench.records.fallback_reasons import Fault, Guard, fault_of, in_words
 from nwor_bench.records.types import SETTLING, MeasuredWindow, NworMode, ScvMode
-from nwor_bench.records.window_order import RUN_LENGTHS, Turn, turns_of
+from nwor_bench.records.window_order import RUN_LENGTHS, WindowPlace, places_of
 
 logger = logging.getLogger("vllm.nwor_bench")
 
 
 @dataclass
-class TurnsOfCell:
-    """An interleaved cell, and its validator's counters between its turns."""
+class InterleavedCell:
+    """An interleaved cell, and its validator's counters between its windows."""
 
     nwor_mode: NworMode
     scv_mode: ScvMode
@@ -38,7 +38,7 @@ class TurnsOfCell:
 
 
 class Interleaving:
-    """The turns of one batch; `LiveTurns` has those of a server.
+    """The order of one batch; `LiveInterleaving` has that of a server.
 
     Args:
         cells: NWOR and SCV mode of each cell; "sham" is off with the switching of stage.
@@ -59,13 +59,14 @@ class Interleaving:
     ):
         self._hook = hook
         self.cells = [
-            TurnsOfCell(NworMode.OFF, ScvMode(scv), Counter())
+            InterleavedCell(NworMode.OFF, ScvMode(scv), Counter())
             if nwor == SHAM
-            else TurnsOfCell(NworMode(nwor), ScvMode(scv))
+            else InterleavedCell(NworMode(nwor), ScvMode(scv))
             for nwor, scv in cells
         ]
         self._why_no_sham: str | None = None
-        self._turns: Iterator[Turn] = turns_of([(a, b) for a, b in pairs], seed, run_lengths)
+        numbers = [(a, b) for a, b in pairs]
+        self._places: Iterator[WindowPlace] = places_of(numbers, seed, run_lengths)
         self._current: int | None = None
 
     def start(self) -> None:
@@ -77,14 +78,14 @@ class Interleaving:
             self._why_no_sham = self._hook.prepare_sham()
         self._hook.interleave(self)
 
-    def next(self, scheduler_output: Any) -> Turn | None:
-        """The turn of the step that begins; None for a step with more than windows.
+    def next(self, scheduler_output: Any) -> WindowPlace | None:
+        """The place of the step that begins; None for a step with more than windows.
 
-        Switches the hook's modes if the turn is another cell's. Called for every step.
+        Switches the hook's modes if the step is another cell's. Called for every step.
         """
         if not is_windows_alone(scheduler_output):
             return None
-        return self._take(next(self._turns))
+        return self._take(next(self._places))
 
     def sham_fell_back(self, reason: str) -> None:
         """The window in flight cannot run as a sham: it runs as plain off."""
@@ -96,19 +97,19 @@ class Interleaving:
     def ended(self, fallback_reason: str | None) -> None:
         """A window has ended; `fallback_reason` is the ranks' common one."""
 
-    def _take(self, turn: Turn) -> Turn:
-        cell = self.cells[turn.cell]
+    def _take(self, place: WindowPlace) -> WindowPlace:
+        cell = self.cells[place.cell]
         if cell.sham is not None:
             cell.sham[self._why_no_sham or SWITCHED] += 1
-        if turn.cell != self._current:
-            self._current = turn.cell
+        if place.cell != self._current:
+            self._current = place.cell
             if cell.sham is not None and self._why_no_sham is None:
-                self._hook.take_sham_turn()
+                self._hook.switch_to_sham()
             else:
-                self._hook.take_turn(cell.nwor_mode, cell.scv_mode)
+                self._hook.switch_to(cell.nwor_mode, cell.scv_mode)
             validator = self._hook.validator
             validator.counters, validator.fallbacks = cell.counters, cell.fallbacks
-        return turn
+        return place
 
     def facts(self) -> list[dict[str, dict[str, int]]]:
         """Each cell's SCV counters, in the cells' order, and a sham's windows by outcome."""
@@ -160,14 +161,14 @@ RUN_LENGTHS = {2: 1}
 """Windows of a run: a group of eight is the shortest, and ends most often before a prefill."""
 
 WAITED = SETTLING - 1
-"""Windows without a turn behind a step that is more: the first of a group is not used either."""
+"""Windows left out after a step with more than windows; a group's first is not used either."""
 
 SEED = "live"
-"""One for all: every tensor-parallel rank draws the same turns, and traffic knows none of them."""
+"""Every tensor-parallel rank draws the same order."""
 
 
-class LiveTurns(Interleaving):
-    """The turns of a server: off, and stage with `scv_mode`.
+class LiveInterleaving(Interleaving):
+    """The order of a server: off, and stage with `scv_mode`.
 
     Attributes:
         stopped: the guard that stopped staging for good; None while off and stage are interleaved.
@@ -179,11 +180,11 @@ class LiveTurns(Interleaving):
         super().__init__(hook, cells, PAIRS, SEED, RUN_LENGTHS)
         self.stopped: Guard | None = None
         self._is_off = False
-        self._last: Turn | None = None
+        self._last: WindowPlace | None = None
         self._settling = WAITED
 
-    def next(self, scheduler_output: Any) -> Turn | None:
-        """The step's turn, or None, in the last turn's mode: more than windows, or settling."""
+    def next(self, scheduler_output: Any) -> WindowPlace | None:
+        """The step's place; None, in the last mode, for more than windows and while settling."""
         if self.stopped is not None:
             if not self._is_off:  # between two steps; on every rank before the same one
                 self._is_off = True
@@ -192,13 +193,13 @@ class LiveTurns(Interleaving):
         if not is_windows_alone(scheduler_output):
             last, self._last = self._last, None
             while last is not None and not last.is_last:  # skip the rest of the group
-                last = next(self._turns)
+                last = next(self._places)
             self._settling = WAITED
             return None
         if self._settling:
             self._settling -= 1
             return None
-        self._last = self._take(next(self._turns))
+        self._last = self._take(next(self._places))
         return self._last
 
     def ended(self, fallback_reason: str | None) -> None:

@@ -338,7 +338,7 @@ class LateCounts:
             self.on_overcount()
         requests = unfinished(step.req_ids, tokens, lengths) if num_sampled else slice(0)
         window = measured(step, num_sampled, requests, self._num_layers, steady=steady)
-        self._accumulator.add(window, step.turn)
+        self._accumulator.add(window, step.place)
         if self.debug:
             _log(step, num_sampled, window)
 

@@ -1,6 +1,6 @@
 """The ratio of stage to off in a server: from its windows to /metrics, in bounded memory.
 
-A group counts if no turn was skipped, all used windows are timed, none fell back, and all are in
+A group counts if no window was skipped, all used windows are timed, none fell back, and all are in
 one class of batch size. The first window of each run is not used: it follows a switch. The ratio is
 computed in a thread of its own.
 """
@@ -12,14 +12,14 @@ from threading import Event, Lock, Thread
 from typing import Any
 
 from nwor_bench.instruments.robust import MIN_GROUPS, as_ratio, robust_location
-from nwor_bench.plugin.interleaving import AGAIN, OFF, LiveTurns
+from nwor_bench.plugin.interleaving import AGAIN, OFF, LiveInterleaving
 from nwor_bench.plugin.observe import metrics
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.records.fallback_reasons import Guard, LeftOut
 from nwor_bench.records.metrics import Labels, MetricFiles, process_name
 from nwor_bench.records.types import MeasuredWindow
-from nwor_bench.records.window_order import ALL, Turn, abba_effect, size_class
+from nwor_bench.records.window_order import ALL, WindowPlace, abba_effect, size_class
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -50,16 +50,16 @@ class LiveGroups:
         self.left_out: Counter[LeftOut] = Counter()
         self.clock: Clock | None = None
         self.lock = Lock()
-        self._members: list[tuple[MeasuredWindow, Turn]] = []
+        self._members: list[tuple[MeasuredWindow, WindowPlace]] = []
 
-    def add(self, window: MeasuredWindow, turn: Turn | None) -> None:
+    def add(self, window: MeasuredWindow, place: WindowPlace | None) -> None:
         """Take a finished window; windows come in the order in which they ran."""
-        if turn is None:
+        if place is None:
             return
-        if self._members and self._members[0][1].group != turn.group:
+        if self._members and self._members[0][1].group != place.group:
             self._close()
-        self._members.append((window, turn))
-        if turn.is_last:
+        self._members.append((window, place))
+        if place.is_last:
             self._close()
 
     def _close(self) -> None:
@@ -70,18 +70,18 @@ class LiveGroups:
                 self.left_out[found] += 1
                 return
             effect, self.clock = found
-            is_aa = any(turn.cell == AGAIN for _, turn in members)
+            is_aa = any(place.cell == AGAIN for _, place in members)
             for name in (AA,) if is_aa else (size_class(members[-1][0].num_reqs), ALL):
                 self.effects.setdefault(name, deque(maxlen=KEPT)).append(effect)
                 self.groups[name] += 1
 
 
 def _effect(
-    members: list[tuple[MeasuredWindow, Turn]],
+    members: list[tuple[MeasuredWindow, WindowPlace]],
 ) -> tuple[float, Clock] | LeftOut:
     """Mean log time of the other cell's windows less that of off, or why there is none."""
-    turns = [turn for _, turn in members]
-    if [turn.position for turn in turns] != 4 * list(range(turns[0].run_length)):
+    places = [place for _, place in members]
+    if [place.position for place in places] != 4 * list(range(places[0].run_length)):
         return LeftOut.INTERRUPTED
     used = [member for member in members if member[1].position]
     if any(window.fallback_reason is not None for window, _ in used):
@@ -91,7 +91,7 @@ def _effect(
     for clock, field in ((Clock.DEVICE, "device_ms"), (Clock.HOST, "wall_ms")):
         values = [getattr(window, field) for window, _ in used]
         if all(value is not None and value > 0 for value in values):
-            is_other = [turn.cell != OFF for _, turn in used]
+            is_other = [place.cell != OFF for _, place in used]
             return abba_effect(zip(is_other, values, strict=True)), clock
         if any(value is not None for value in values):
             break  # never the one clock beside the other
@@ -105,9 +105,11 @@ EVERY_S = 2.0
 class Publisher:
     """Writes the groups' ratios into metric files of its own."""
 
-    def __init__(self, groups: LiveGroups, turns: LiveTurns, files: MetricFiles, labels: Labels):
+    def __init__(
+        self, groups: LiveGroups, interleaving: LiveInterleaving, files: MetricFiles, labels: Labels
+    ):
         self._groups = groups
-        self._turns = turns
+        self._interleaving = interleaving
         self._files = files
         self._labels = labels
         self._shown: dict[tuple[str, str], int] = {}
@@ -136,7 +138,7 @@ class Publisher:
             number = left_out.get(reason, 0)
             self._raise_to("nwor_live_groups_left_out", "reason", reason, number)
         for guard in Guard:
-            number = int(self._turns.stopped is guard)
+            number = int(self._interleaving.stopped is guard)
             self._raise_to("nwor_live_staging_stopped", "reason", guard, number)
 
     def _run(self) -> None:
@@ -177,20 +179,20 @@ class LiveTraffic:
     """Off and stage are interleaved in this worker, and /metrics shows their ratio."""
 
     def __init__(self, hook: RunnerHook, worker: Any, settings: PluginSettings):
-        self._turns = LiveTurns(hook, settings.scv_mode)
+        self._interleaving = LiveInterleaving(hook, settings.scv_mode)
         self._groups = LiveGroups()
         self._publisher = None
         folder = metrics.folder_of()
         if folder is not None:
             labels = metrics.worker_labels(worker, settings.mode_name, settings.scv_mode)
             files = MetricFiles(folder, f"{process_name(metrics.global_rank(worker))}-live")
-            self._publisher = Publisher(self._groups, self._turns, files, labels)
+            self._publisher = Publisher(self._groups, self._interleaving, files, labels)
         hook.accumulator.listeners.append(self._add)
-        hook.late.on_overcount = self._turns.overcounted
+        hook.late.on_overcount = self._interleaving.overcounted
 
     def start(self) -> None:
         """Begin to interleave."""
-        self._turns.start()
+        self._interleaving.start()
         if self._publisher is not None:
             self._publisher.start()
 
@@ -199,6 +201,6 @@ class LiveTraffic:
         if self._publisher is not None:
             self._publisher.stop()
 
-    def _add(self, window: MeasuredWindow, turn: Turn | None) -> None:
-        self._turns.check(window)
-        self._groups.add(window, turn)
+    def _add(self, window: MeasuredWindow, place: WindowPlace | None) -> None:
+        self._interleaving.check(window)
+        self._groups.add(window, place)

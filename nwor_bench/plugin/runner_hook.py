@@ -77,7 +77,7 @@ class RunnerHook(ABC):
         self.clock = DeviceClock(runner.device)
         self.probe = Probe()
         self._stages_beside_prefill = settings.beside_prefill is BesidePrefill.STAGE
-        self._turns: Interleaving | None = None
+        self._interleaving: Interleaving | None = None
         self._step: Step | None = None
         self._vote = RankVote.of_worker()
 
@@ -108,13 +108,13 @@ class RunnerHook(ABC):
     def set_modes(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
         """Switch both modes; the validator's counters start at zero."""
 
-    def interleave(self, turns: "Interleaving | None") -> None:
+    def interleave(self, interleaving: "Interleaving | None") -> None:
         """Interleave cells within the batches to come; None: no longer."""
-        self._turns = turns
-        self.clock.on = turns is not None
+        self._interleaving = interleaving
+        self.clock.on = interleaving is not None
 
     @abstractmethod
-    def take_turn(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
+    def switch_to(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
         """Switch both modes between two windows; both were set before."""
 
     @abstractmethod
@@ -122,8 +122,8 @@ class RunnerHook(ABC):
         """Capture the sham's graphs once, after every mode was set; the reason if it cannot run."""
 
     @abstractmethod
-    def take_sham_turn(self) -> None:
-        """Switch as for a turn of stage; the windows compute as in mode off."""
+    def switch_to_sham(self) -> None:
+        """Switch as for stage; the windows compute as in mode off."""
 
     def count_without_waiting(self) -> PatchSet:
         """Patches that count windows as they come, for a server; apply them before `attach`."""
@@ -173,21 +173,21 @@ class RunnerHook(ABC):
         self._close_leftover()
         self.late.note_requests(scheduler_output.finished_req_ids, restarted(scheduler_output))
         if not scheduler_output.total_num_scheduled_tokens:
-            if self._turns is not None:  # what comes before the next step is waiting
-                self._turns.next(scheduler_output)
+            if self._interleaving is not None:  # what comes before the next step is waiting
+                self._interleaving.next(scheduler_output)
                 self.late.went_idle()
             return
         now, mark = time.perf_counter(), self.clock.mark()
         self.late.step_started(now, mark)
         has_window = bool(scheduler_output.scheduled_spec_decode_tokens)
         step = Step(now, has_window, scheduler_output, began=mark)
-        if self._turns is not None:  # after the mark: a switch belongs to its own window
-            step.turn = self._turns.next(scheduler_output)
+        if self._interleaving is not None:  # after the mark: a switch belongs to its own window
+            step.place = self._interleaving.next(scheduler_output)
         self._step = step
 
     @property
     def _alarm(self) -> str | None:
-        return self._turns.alarm if self._turns is not None else None
+        return self._interleaving.alarm if self._interleaving is not None else None
 
     def _note_outcome(self, step: Step, window: Window) -> None:
         step.staged_tokens, step.fallback_reason, step.control_tokens = window.close()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nwor_bench.plugin.scheduler_output import external_request_id, valid_drafts
 from nwor_bench.records.types import MeasuredWindow
-from nwor_bench.records.window_order import Turn
+from nwor_bench.records.window_order import WindowPlace
 
 
 class _Passed:
@@ -164,8 +164,8 @@ class Step:
     """CUDA event of the step's start; None unless the device's clock is on."""
     ended: Any = None
     """CUDA event of the next step's start; the V1 runner's is behind `num_sampled`."""
-    turn: Turn | None = None
-    """The window's turn in an interleaved batch."""
+    place: WindowPlace | None = None
+    """The window's place in an interleaved batch."""
     marks: Marks = field(default_factory=dict)
     """CUDA events between the window's phases, if the probe is on."""
     host_ms: dict[str, float] = field(default_factory=dict)
@@ -290,9 +290,11 @@ MAX_BETWEEN_DRAINS = 1_000_000
 class Accumulator:
     """Measured windows of one worker. Plain host numbers only."""
 
-    windows: deque[tuple[MeasuredWindow, Turn | None]] = field(default_factory=deque)
-    """Windows since the last drain with their turns in an interleaved batch, oldest first."""
-    listeners: list[Callable[[MeasuredWindow, Turn | None], None]] = field(default_factory=list)
+    windows: deque[tuple[MeasuredWindow, WindowPlace | None]] = field(default_factory=deque)
+    """Windows since the last drain with their places in an interleaved batch, oldest first."""
+    listeners: list[Callable[[MeasuredWindow, WindowPlace | None], None]] = field(
+        default_factory=list
+    )
     """Called with every window as it is added, for the metrics of `vllm serve`."""
     drained: bool = False
     """True after the first drain: then more drains are expected."""
@@ -302,18 +304,18 @@ class Accumulator:
         """Most windows that wait for a drain."""
         return MAX_BETWEEN_DRAINS if self.drained else MAX_UNDRAINED
 
-    def add(self, window: MeasuredWindow, turn: Turn | None = None) -> None:
+    def add(self, window: MeasuredWindow, place: WindowPlace | None = None) -> None:
         """Keep one finished window."""
-        self.windows.append((window, turn))
+        self.windows.append((window, place))
         if len(self.windows) > self.most_kept:
             self.windows.popleft()
         for listener in self.listeners:
-            listener(window, turn)
+            listener(window, place)
 
     def drain(self) -> list[dict[str, Any]]:
         """Return the windows since the last drain as dicts, oldest first, and forget them."""
         drained = [
-            {**vars(window), **(vars(turn) if turn else {})} for window, turn in self.windows
+            {**vars(window), **(vars(place) if place else {})} for window, place in self.windows
         ]
         self.windows.clear()
         self.drained = True

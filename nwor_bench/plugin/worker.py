@@ -56,17 +56,17 @@ class NworWorkerExtension:
         self, cells: list[tuple[str, str]], pairs: list[tuple[int, int]], seed: str
     ) -> None:
         """Interleave cells in the next batch; call it between batches."""
-        turns = Interleaving(_hook(self), cells, pairs, seed)
-        turns.start()
-        vars(self).setdefault(TOOLS, {})["turns"] = turns
+        interleaving = Interleaving(_hook(self), cells, pairs, seed)
+        interleaving.start()
+        vars(self).setdefault(TOOLS, {})["interleaving"] = interleaving
 
     def nwor_stop_interleaving(self) -> list[dict[str, dict[str, int]]]:
         """Return to mode off; each cell's SCV counters, in the cells' order."""
         hook = _hook(self)
         hook.interleave(None)
         hook.set_modes(NworMode.OFF, ScvMode.OFF)
-        turns: Interleaving = getattr(self, TOOLS)["turns"]
-        return turns.facts()
+        interleaving: Interleaving = getattr(self, TOOLS)["interleaving"]
+        return interleaving.facts()
 
     def nwor_seed(self, seed: int) -> None:
         """Seed the worker's random stream, so that equal batches sample equally.

@@ -14,7 +14,7 @@ INTERLEAVED = "interleaved"
 """`arm` of what a check found in an interleaved batch, which is no cell's own."""
 
 SHAM = "sham"
-"""What the A/A arm runs in an interleaved batch: off, with the switching of a turn of stage."""
+"""What the A/A arm runs in an interleaved batch: off, switched to as stage is."""
 
 SWITCHED = "switched"
 """A sham's windows that ran as such; other counts are by the reason for which they did not."""

@@ -22,26 +22,26 @@ class CellResult:
     """A cell's summary: sums over its timed batches and a paired ratio to off x off.
 
     `ratio_to_off` is the cell's time over the baseline's on the same prompts, block by block;
-    it is None where the cell is INEFFECTIVE or INVALID, and for the baseline itself.
+    it is None if the cell is INEFFECTIVE or INVALID, and for the baseline itself.
     `compared` says which time: "window_ms", the mean time of windows of equal batch size and
     context (`matched_windows` of the cell's, `unmatched_windows` of both cells' left out), or
-    "latency_ms" of whole batches where no window can be matched or was timed.
+    "latency_ms" of whole batches if no window can be matched or was timed.
     `ratio_ci_*` is the cell's own 95 % interval; `ratio_simultaneous_*` the one that holds for all
     `simultaneous_cells` compared cells at once, and so for the one that came out best.
     `p_value` belongs to the ratio's own interval; `p_value_holm` is adjusted for the number of
     compared cells. `smallest_effect` is the smallest relative effect that the run could
     detect in this cell.
     `arm` is "A/A" for the second off x off.
-    `interleaved` is set where the cell took turns with off x off window by window: "windows" if the
+    `interleaved` is set if the cell was interleaved with off x off by windows: "windows" if the
     ratio is that of `groups` groups of neighbouring windows (`compared` is then "device_ms" or
     "wall_ms"), "batches" if whole batches decided. `groups_left_out` do not count. `ratio_batches`
     is the ratio of whole batches.
-    `scv_status` is the verdict on SCV alone: "off", "ok" or "INEFFECTIVE".
+    `scv_status` is the verdict on SCV: "off", "ok" or "INEFFECTIVE".
     `scv_status` is "not measured", and the counts of tokens, stage operations and fallbacks are
     None, for a cell that was never timed.
     `ttft_ms_*`, `tpot_ms_*` and `itl_ms_*` are percentiles over the requests of all timed batches
     (see `RequestTimes`); p95 is None below 20 samples, p99 below 100.
-    `parity` is "reference", "exact", "explained" (ties alone differ), "acceptance only",
+    `parity` is "reference", "exact", "explained" (only ties differ), "acceptance only",
     "INVALID" or None (not checked).
     `verdict` is one of `Verdict`, or "reference" for the baseline.
     """

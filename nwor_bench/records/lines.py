@@ -36,7 +36,7 @@ def batch_key(record: BatchRecord | WindowRecord) -> BatchKey:
 
 
 def is_own(window: WindowRecord, batch: BatchRecord) -> bool:
-    """True for a window of this batch: of its cell, unless cells take turns in it."""
+    """True for a window of this batch: of its cell, unless it is interleaved."""
     if batch_key(window) != batch_key(batch):
         return False
     modes = [(str(each.nwor_mode), str(each.scv_mode)) for each in (window, batch)]

@@ -61,7 +61,7 @@ class BesidePrefill(StrEnum):
 
 
 class Interleave(StrEnum):
-    """Where cells take turns: window by window within a batch, or batch by batch."""
+    """How cells are interleaved: by windows within a batch, or by whole batches."""
 
     WINDOWS = "windows"
     BATCHES = "batches"
@@ -82,7 +82,7 @@ waits for the prefill, the second for the drafter's prefill, which runs after th
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredWindow:
-    """What one worker measured of one window: counts, times in ms, and its turn.
+    """What one worker measured of one window: counts, times in ms, and its place.
 
     `staged_tokens = committed_tokens + rejected_tokens` always. A window that was written directly
     (mode off, or a fallback) has `staged_tokens` 0. A time is None if the phase did not run or was
@@ -228,7 +228,7 @@ class Phase(StrEnum):
     """Greedy, untimed: tokens, acceptance and K/V of every cell against off x off."""
 
     INTERLEAVED_GATE = "interleaved gate"
-    """Greedy, untimed: all cells take turns, and the batch is checked as a gate batch is."""
+    """Greedy, untimed: all cells interleaved; the batch is checked as a gate batch is."""
 
     WARMUP = "warmup"
     """Batches of off x off until window times are steady."""
@@ -237,7 +237,7 @@ class Phase(StrEnum):
     """The blocks that the cells' times come from."""
 
     INTERLEAVED = "interleaved"
-    """Timed: all cells take turns within the batch, a few windows each. The batch is recorded as
+    """Timed: all cells interleaved within the batch, a few windows each. The batch is recorded as
     off x off's, its windows as their own cells'."""
 
     COUNTERS = "counters"

@@ -43,7 +43,7 @@ def abba_effect(times: Iterable[tuple[bool, float]]) -> float:
 
 
 @dataclass(frozen=True)
-class Turn:
+class WindowPlace:
     """One window's place in its batch; see `MeasuredWindow`."""
 
     cell: int
@@ -64,21 +64,21 @@ class WindowOrder:
     """The order of an interleaved batch: plain values, so that every worker can be given it."""
 
     cells: tuple[Cell, ...]
-    """The cells that take turns."""
+    """The interleaved cells."""
     pairs: tuple[tuple[int, int], ...]
     """Numbers of the cells that are compared with each other."""
     seed: str
     """Of the pairs' order, the runs' lengths and who begins."""
 
-    def turns(self) -> Iterator[Turn]:
-        """Every window's turn, without end."""
-        return turns_of(self.pairs, self.seed)
+    def places(self) -> Iterator[WindowPlace]:
+        """Every window's place, without end."""
+        return places_of(self.pairs, self.seed)
 
 
-def turns_of(
+def places_of(
     pairs: Sequence[tuple[int, int]], seed: str, run_lengths: Mapping[int, int] = RUN_LENGTHS
-) -> Iterator[Turn]:
-    """Turns of the pairs, every pair once in each round; the same seed gives the same turns.
+) -> Iterator[WindowPlace]:
+    """Places of the pairs, every pair once in each round; the same seed gives the same places.
 
     Args:
         pairs: numbers of the cells that are compared.
@@ -99,7 +99,7 @@ def turns_of(
             cells = (first, second) if draw.random() < 0.5 else (second, first)
             for run, which in enumerate(_ABBA):
                 for position in range(length):
-                    yield Turn(cells[which], group, run, length, position)
+                    yield WindowPlace(cells[which], group, run, length, position)
             group += 1
 
 

@@ -29,15 +29,15 @@ class BatchPlace:
     batch: int
     order: int
     started_at: str
-    turns: WindowOrder | None = None
-    """The cells that take turns, in an interleaved batch."""
+    window_order: WindowOrder | None = None
+    """The order of an interleaved batch's cells; None for a batch of one cell."""
 
     def cell_of(self, window: dict[str, Any]) -> Cell:
         """The cell that one of the batch's windows is of."""
         number = window.get("cell")
-        if self.turns is None:
+        if self.window_order is None:
             return self.cell
-        return self.cell if number is None else self.turns.cells[number]
+        return self.cell if number is None else self.window_order.cells[number]
 
 
 def window_records(
@@ -195,22 +195,23 @@ class BatchRunner:
         baseline: Cell,
         phase: Phase,
         block: Block,
-        turns: WindowOrder,
+        window_order: WindowOrder,
         check: Check | None = None,
     ) -> RanBatch:
-        """The same with cells that take turns, window by window; recorded as off x off's."""
-        return self._run(BatchPlace(baseline, phase, block, self._next, 0, _now(), turns), check)
+        """The same with interleaved cells; recorded as off x off's."""
+        place = BatchPlace(baseline, phase, block, self._next, 0, _now(), window_order)
+        return self._run(place, check)
 
     def _run(self, place: BatchPlace, check: Check | None) -> RanBatch:
         prompts = self._encode(place.block.prompts)
         sampling = self._sampling(place.phase, place.block)
         facts: list[dict[str, dict[str, int]]] = []
-        if place.turns is not None:
-            self._engine.interleave(place.turns)
+        if place.window_order is not None:
+            self._engine.interleave(place.window_order)
         try:
             output, watched, conditions = self._generate(place, prompts, sampling)
         finally:
-            if place.turns is not None:
+            if place.window_order is not None:
                 facts = self._engine.stop_interleaving()
         self._next += 1
         record = batch_record(place, output, prompts, sampling, conditions)
@@ -222,8 +223,8 @@ class BatchRunner:
         event = {"event": place.phase, "block": place.block.number, "batch": place.batch}
         if output.counter_facts is not None:
             self._store.append_event({**event, **place.cell.names, **output.counter_facts})
-        if place.turns is not None:
-            labels = [cell.label for cell in place.turns.cells]
+        if place.window_order is not None:
+            labels = [cell.label for cell in place.window_order.cells]
             self._store.append_event({**event, "cells": dict(zip(labels, facts, strict=True))})
         return RanBatch(place.cell, answer, windows, *watched)
 
@@ -233,11 +234,11 @@ class BatchRunner:
         """The engine's output, what a gate batch was watched for, and the conditions."""
         label, nwor = place.cell.label, place.cell.nwor_mode
         is_gate = place.phase in (Phase.GATE, Phase.INTERLEAVED_GATE)
-        watches = is_gate and (place.turns is not None or nwor is not NworMode.OFF)
+        watches = is_gate and (place.window_order is not None or nwor is not NworMode.OFF)
         written: list[dict[str, int]] = []
         layers: list[list[dict[str, Any]]] = []
         with span(self._ranges, "cell", place.order, label):
-            if place.turns is None:  # interleaved cells set their own modes
+            if place.window_order is None:  # interleaved cells set their own modes
                 self._engine.set_modes(place.cell)
             if self._monitor is not None:
                 self._monitor.begin()

@@ -178,16 +178,16 @@ class BlockRunner:
             self._whole_batches(block)
 
     def _interleaved_batch(self, block: Block) -> None:
-        """One batch in which the cells that are still measured take turns."""
+        """One interleaved batch of the cells that are still measured."""
         live = self._live_cells()
         if len(live) < 2 or not self._log.begin(Phase.INTERLEAVED, block):
             return
         began = self._budget.spent_s
         cells = [cell for cell in self.plan.cells if cell in live]
         with span(self._ranges, "block", block.number):
-            turns = self.plan.window_order(block, cells)
+            window_order = self.plan.window_order(block, cells)
             baseline = self.plan.baseline
-            batch = self._batches.run_interleaved(baseline, Phase.INTERLEAVED, block, turns)
+            batch = self._batches.run_interleaved(baseline, Phase.INTERLEAVED, block, window_order)
         self._tell(batch)
         self._interleaved = (block.number, batch.answer)
         self._log.finish(Phase.INTERLEAVED, block)
@@ -208,14 +208,14 @@ class BlockRunner:
     def _recheck(self, block: Block, answers: dict[Cell, Answer]) -> None:
         """A timed block at temperature 0 is one more gate, at no cost."""
         live = self._live_cells()
-        in_turn = [cell for cell in self.plan.cells if cell in live]
+        in_order = [cell for cell in self.plan.cells if cell in live]
         broken = list(self.parity.recheck(block, answers, self.plan.baseline))
         number, answer = self._interleaved or (None, None)
         if number == block.number and answer is not None:  # a resumed run may lack it
             reference = answers[self.plan.baseline]
             difference = self.parity.interleaved_difference(answer, reference, block)
             if difference is not None:
-                broken += self.parity.break_interleaved(in_turn, difference)
+                broken += self.parity.break_interleaved(in_order, difference)
         for cell, reason in broken:
             self._store.append_event(broken_event(cell, block, reason))
             self._progress.say(f"block {block.number}: {cell.label} is INVALID: {reason}")

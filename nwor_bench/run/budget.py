@@ -33,11 +33,11 @@ from nwor_bench.workload.schedule import Block
 WARMUP_SHARE = 0.2
 """Most of the budget that warm-up may take: the rest is for the gate, and for blocks."""
 
-WARMUP_SHARE_IN_TURNS = 0.1
-"""The same where cells take turns: neighbours are compared, steady or not."""
+WARMUP_SHARE_INTERLEAVED = 0.1
+"""The same for interleaved cells: neighbours are compared, steady or not."""
 
 CHECK_SHARE = 0.25
-"""Most of the budget that whole batches may take where cells take turns: they only check."""
+"""Most of the budget that whole batches may take if cells are interleaved: they only check."""
 
 PROBE_SHARE = 0.15
 """Most of the budget that probed blocks may take: timed blocks come first."""
@@ -69,7 +69,7 @@ class Budget:
     Args:
         seconds: the budget; None for none.
         run: what is measured already: its finished blocks are not run again, and count.
-        interleaved: cells take turns within a batch.
+        interleaved: cells are interleaved within a batch.
     """
 
     def __init__(self, seconds: float | None, run: RunData, interleaved: bool = False):
@@ -79,7 +79,7 @@ class Budget:
             if block in run.finished:
                 spent[block] += batch.latency_ms / 1e3
         self._seconds = seconds
-        self._warmup_share = WARMUP_SHARE_IN_TURNS if interleaved else WARMUP_SHARE
+        self._warmup_share = WARMUP_SHARE_INTERLEAVED if interleaved else WARMUP_SHARE
         self._blocks = dict(spent)
         self._spent_before = sum(spent.values())
         self._batches: list[float] = []

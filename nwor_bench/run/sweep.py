@@ -45,7 +45,7 @@ from nwor_bench.workload.sweep_file import (
 
 
 class SweepRunner:
-    """Runs the groups in turn, each on its own engine, and keeps the index up to date."""
+    """Runs one group after another, each on its own engine, and keeps the index up to date."""
 
     def __init__(
         self,

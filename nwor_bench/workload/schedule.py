@@ -137,10 +137,10 @@ def _choose(
 
     categories = sorted(queues, key=uses)
     longest = max(map(len, queues.values()))
-    turns = [
-        queues[category][turn]
-        for turn in range(longest)
+    alternating = [
+        queues[category][place]
+        for place in range(longest)
         for category in categories
-        if turn < len(queues[category])
+        if place < len(queues[category])
     ]
-    return [turns[i % len(turns)] for i in range(requests)]
+    return [alternating[i % len(alternating)] for i in range(requests)]

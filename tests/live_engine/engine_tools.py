@@ -111,18 +111,18 @@ TURN_MODES = [
     ("off", "off"), ("off", "adaptive"), ("stage", "off"), ("stage", "graph"), ("control", "off"),
 ]  # fmt: skip
 AA_CELL = Cell("tiny", NworMode.OFF, ScvMode.OFF, AA)
-TURN_CELLS = (
+INTERLEAVED_CELLS = (
     *(Cell("tiny", NworMode(nwor), ScvMode(scv)) for nwor, scv in TURN_MODES), AA_CELL,
 )  # fmt: skip
 """Cells that are interleaved in tests of interleaved batches."""
 
 
-def run_in_turns(
+def run_interleaved(
     engine: VllmEngine,
     prompts: list[list[int]],
     max_new_tokens: int = 40,
     seed: str = "a",
-    cells: tuple[Cell, ...] = TURN_CELLS,
+    cells: tuple[Cell, ...] = INTERLEAVED_CELLS,
 ) -> tuple[BatchOutput, dict[Cell, list[dict[str, Any]]], dict[Cell, dict[str, Any]]]:
     """One batch in which cells are interleaved; its windows and SCV counters by cell."""
     engine.interleave(WindowOrder(cells, compared_pairs(cells), seed))

@@ -27,17 +27,19 @@ ENOUGH = 10
 """Groups that an interval takes."""
 
 
-IN_TURN = {"nwor_mode": "interleave", "extension": "planted_live.PlantedWorker"}
+INTERLEAVED_CELLS = {"nwor_mode": "interleave", "extension": "planted_live.PlantedWorker"}
 """The modes are interleaved, and the worker can go wrong."""
 
 FINDS_WORKER = {"PYTHONPATH": f"{environment()['PYTHONPATH']}:{HERE}"}
 
 
 @contextmanager
-def stock_and_turns(folder: Path, *flags: str, **extra: str) -> Iterator[Servers]:
+def stock_and_interleaved(folder: Path, *flags: str, **extra: str) -> Iterator[Servers]:
     """One server as vLLM ships it, one whose modes are interleaved."""
     extra = FINDS_WORKER | extra
-    with stock_and_staged(folder, *flags, **IN_TURN, draft_model=True, **extra) as started:
+    with stock_and_staged(
+        folder, *flags, **INTERLEAVED_CELLS, draft_model=True, **extra
+    ) as started:
         yield started
 
 
@@ -83,7 +85,7 @@ def fallbacks(base: str) -> dict[str, float]:
     return {reason: value for reason, value in found.items() if value}
 
 
-def check_turns(servers: Servers, stock: dict[str, str]) -> None:
+def check_interleaved(servers: Servers, stock: dict[str, str]) -> None:
     """The stock answers, both modes, counts that add up, and a ratio with its interval."""
     base = servers.staged
     began = read_metrics(f"{base}/metrics")

@@ -384,18 +384,18 @@ def counted_in_each_layer(counts: Any, layers: int) -> Any:
 
 
 def at_each_switch_to_off(hook: Any, damage: Callable[[], None]) -> AbstractContextManager[None]:
-    """With `damage` done each time that off takes its turn behind a cell that stages."""
+    """With `damage` done each time that off runs behind a cell that stages."""
     from nwor_bench.records.types import NworMode
 
-    def wrap(take_turn: Callable[..., None]) -> Callable[..., None]:
+    def wrap(switch_to: Callable[..., None]) -> Callable[..., None]:
         def faulty(nwor_mode: NworMode, scv_mode: Any) -> None:
             if hook.nwor_mode is NworMode.STAGE and nwor_mode is NworMode.OFF:
                 damage()
-            take_turn(nwor_mode, scv_mode)
+            switch_to(nwor_mode, scv_mode)
 
         return faulty
 
-    return wrapped(hook, "take_turn", wrap)
+    return wrapped(hook, "switch_to", wrap)
 
 
 def switch_fault(damage: Callable[[Any, Tensor], None]) -> Plant:

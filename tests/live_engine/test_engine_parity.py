@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from engine_tools import (
-    TURN_CELLS,
+    INTERLEAVED_CELLS,
     prompts_of,
     run_cell,
-    run_in_turns,
+    run_interleaved,
     tiny_pair,
     tiny_spec,
     total,
@@ -125,10 +125,10 @@ def test_control_gives_the_tokens_of_off(engine: VllmEngine, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_cells_that_take_turns_give_the_tokens_of_off(engine: VllmEngine, name: str) -> None:
-    """One sequence, whose windows are written and committed by the cell that has the turn."""
+def test_interleaved_cells_give_the_tokens_of_off(engine: VllmEngine, name: str) -> None:
+    """One sequence, whose windows are written and committed by the cell that runs then."""
     reference = run_cell(engine, "off", "off", BATCHES[name])
-    output, windows, _ = run_in_turns(engine, BATCHES[name])
+    output, windows, _ = run_interleaved(engine, BATCHES[name])
     assert output.token_ids == reference.token_ids
     assert output.counters == reference.counters
     assert total(output, "accepted_tokens") == output.counters.accepted_tokens
@@ -146,16 +146,16 @@ def test_every_cell_has_its_turns_and_its_own_counters(engine: VllmEngine) -> No
     """A batch has 10 to 40 windows, which is a group or two."""
     seen: set[Cell] = set()
     for seed in "abcdefghijklmnopqrstuvwx":
-        output, windows, facts = run_in_turns(engine, STEADY, seed=seed)
+        output, windows, facts = run_interleaved(engine, STEADY, seed=seed)
         for cell, own in windows.items():
             validations = facts[cell]["scv_counters"].get("scv_fallback_count", 0)
             assert validations == (0 if cell.scv_mode is ScvMode.OFF else len(own)), cell.label
             seen |= {cell} if own else set()
         turns = [window for window in output.windows if window.get("group") is not None]
         assert [turn["position"] for turn in turns][:2] == [0, 1]
-        if seen == set(TURN_CELLS):
+        if seen == set(INTERLEAVED_CELLS):
             break
-    assert seen == set(TURN_CELLS)
+    assert seen == set(INTERLEAVED_CELLS)
     assert run_cell(engine, "off", "off", STEADY).windows[0].get("group") is None
 
 

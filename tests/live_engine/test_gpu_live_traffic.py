@@ -5,7 +5,13 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
-from live_tools import check_command, check_stops, check_turns, stock_and_turns, stock_answers
+from live_tools import (
+    check_command,
+    check_interleaved,
+    check_stops,
+    stock_and_interleaved,
+    stock_answers,
+)
 from serve_tools import PROMPTS, Servers
 from server_tools import complete
 from test_gpu_serve import EXACT, SHARED_GPU
@@ -23,7 +29,7 @@ def installed() -> None:
 @pytest.fixture(scope="module")
 def servers(installed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     """One server as vLLM ships it, one in which the modes are interleaved."""
-    with stock_and_turns(tmp_path_factory.mktemp("live"), *SHARED_GPU, **EXACT) as started:
+    with stock_and_interleaved(tmp_path_factory.mktemp("live"), *SHARED_GPU, **EXACT) as started:
         yield started
 
 
@@ -36,7 +42,7 @@ def stock(servers: Servers) -> dict[str, str]:
 def test_turns_serve_the_stock_answers_and_show_their_ratio(
     servers: Servers, stock: dict[str, str]
 ) -> None:
-    check_turns(servers, stock)
+    check_interleaved(servers, stock)
 
 
 def test_the_command_shows_the_devices_clock(servers: Servers) -> None:
@@ -51,6 +57,6 @@ def test_a_commit_that_the_device_refused_stops_staging(
 
 
 def test_a_commit_that_writes_nothing_stops_staging(installed: None, tmp_path: Path) -> None:
-    with stock_and_turns(tmp_path, *SHARED_GPU, **EXACT) as own:
+    with stock_and_interleaved(tmp_path, *SHARED_GPU, **EXACT) as own:
         complete(own.staged, PROMPTS[0])
         check_stops(own.staged, None, "no_commit", "counts_do_not_add_up")

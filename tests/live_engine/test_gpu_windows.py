@@ -12,11 +12,11 @@ import pytest
 from engine_tools import (
     AA_CELL,
     EAGER,
+    INTERLEAVED_CELLS,
     PIECEWISE,
-    TURN_CELLS,
     prompts_of,
     run_cell,
-    run_in_turns,
+    run_interleaved,
     tiny_pair,
     tiny_spec,
     total,
@@ -114,11 +114,11 @@ def test_control_gives_the_stock_tokens(engine: VllmEngine) -> None:
     assert counted(control, "accepted") == control.counters.accepted_tokens
 
 
-def test_cells_that_take_turns_give_the_stock_tokens(engine: VllmEngine) -> None:
+def test_interleaved_cells_give_the_stock_tokens(engine: VllmEngine) -> None:
     prompts = prompts_of(LENGTHS)
     stock = run_cell(engine, "off", "off", prompts)
     for seed in "abc":
-        output, windows, _ = run_in_turns(engine, prompts, seed=seed)
+        output, windows, _ = run_interleaved(engine, prompts, seed=seed)
         assert output.token_ids == stock.token_ids
         assert reasons(output) == {None}
         assert counted(output, "draft") == output.counters.draft_tokens
@@ -149,7 +149,7 @@ def test_the_sham_replays_graphs_of_its_own_and_leaves_what_stock_leaves(
     sham, replayed = hook._parts.sham_graphs, []
     replay = sham.replay
     monkeypatch.setattr(sham, "replay", lambda desc: replayed.append(desc) or replay(desc))
-    output, windows, facts = run_in_turns(engine, prompts, cells=(TURN_CELLS[0], AA_CELL))
+    output, windows, facts = run_interleaved(engine, prompts, cells=(INTERLEAVED_CELLS[0], AA_CELL))
     assert cache.keep("sham", spans) is None
     found = cache.compare("sham", [(i, "stock", i, len(p)) for i, p in enumerate(prompts)])
     cache.watch(False)

@@ -1,6 +1,6 @@
 """`vllm serve` that stages, always or interleaved with off: stock answers, ratio and guards.
 
-The servers are vLLM's own processes. One that always stages is in test-all: in turns half of the
+The servers are vLLM's own processes. One that always stages is in test-all: here half of the
 windows are staged, and half of a load's requests are cancelled too.
 """
 
@@ -11,11 +11,11 @@ import pytest
 from live_tools import (
     HERE,
     check_command,
+    check_interleaved,
     check_stops,
-    check_turns,
     fallbacks,
     metrics_when,
-    stock_and_turns,
+    stock_and_interleaved,
     stock_answers,
 )
 from serve_tools import (
@@ -43,7 +43,7 @@ def staging_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     """One server as vLLM ships it, one in which the modes are interleaved."""
-    with stock_and_turns(tmp_path_factory.mktemp("live")) as started:
+    with stock_and_interleaved(tmp_path_factory.mktemp("live")) as started:
         yield started
 
 
@@ -68,7 +68,7 @@ def test_a_load_with_cancelled_requests_leaves_nothing_behind(staging_servers: S
 def test_turns_serve_the_stock_answers_and_show_their_ratio(
     servers: Servers, stock: dict[str, str]
 ) -> None:
-    check_turns(servers, stock)
+    check_interleaved(servers, stock)
     assert fallbacks(servers.staged).keys() == {"beside_prefill"}
 
 
@@ -89,7 +89,7 @@ def test_a_refused_commit_stops_staging_and_the_server_goes_on(
 
 @pytest.mark.long
 def test_a_commit_that_writes_nothing_stops_staging(tmp_path: Path) -> None:
-    with stock_and_turns(tmp_path) as own:
+    with stock_and_interleaved(tmp_path) as own:
         complete(own.staged, PROMPTS[0])
         check_stops(own.staged, None, "no_commit", "counts_do_not_add_up")
 

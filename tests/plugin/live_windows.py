@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from nwor_bench.records.types import MeasuredWindow
-from nwor_bench.records.window_order import Turn
+from nwor_bench.records.window_order import WindowPlace
 
 
 def windows_alone(requests: int = 2, drafts: int = 4) -> Any:
@@ -55,9 +55,11 @@ def timed(
     return counts_of(num_reqs, wall_ms=wall, device_ms=device, **changed)
 
 
-def turns_of_group(group: int, order: Sequence[int] = (0, 1, 1, 0), length: int = 2) -> list[Turn]:
+def places_of_group(
+    group: int, order: Sequence[int] = (0, 1, 1, 0), length: int = 2
+) -> list[WindowPlace]:
     return [
-        Turn(cell, group, run, length, position)
+        WindowPlace(cell, group, run, length, position)
         for run, cell in enumerate(order)
         for position in range(length)
     ]

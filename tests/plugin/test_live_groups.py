@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live_windows import timed, turns_of_group
+from live_windows import places_of_group, timed
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from nwor_bench.instruments.robust import as_ratio, robust_location
 from nwor_bench.plugin import live_ratio
 from nwor_bench.plugin import live_ratio as live_groups
-from nwor_bench.plugin.interleaving import LiveTurns
+from nwor_bench.plugin.interleaving import LiveInterleaving
 from nwor_bench.plugin.live_ratio import Clock, LiveGroups, Publisher
 from nwor_bench.records.fallback_reasons import Guard, LeftOut
 from nwor_bench.records.metrics import LIVE_METRICS, MetricFiles, labels_of
@@ -27,11 +27,11 @@ OFF_MS, STAGE_MS = 10.0, 9.7
 
 def add_group(groups: LiveGroups, number: int, **changes: Any) -> None:
     """One whole group; `changes` are by the window's place in it: a window each."""
-    for place, turn in enumerate(turns_of_group(number)):
-        ms = STAGE_MS if turn.cell else OFF_MS
+    for number_of, place in enumerate(places_of_group(number)):
+        ms = STAGE_MS if place.cell else OFF_MS
         # What follows a switch is slow and must not count.
-        window = timed(50.0 if turn.position == 0 else ms)
-        groups.add(changes.get(f"at{place}", window), turn)
+        window = timed(50.0 if place.position == 0 else ms)
+        groups.add(changes.get(f"at{number_of}", window), place)
 
 
 def test_a_group_compares_the_windows_behind_the_first_of_each_run() -> None:
@@ -64,11 +64,11 @@ def test_a_window_spoils_its_group(place: int, window: Any, reason: LeftOut) -> 
     assert found.groups == {"2": 1, ALL: 1}
 
 
-@pytest.mark.parametrize("given_turns", range(1, 8))
-def test_a_group_cut_short_is_left_out_and_spoils_no_other(given_turns: int) -> None:
+@pytest.mark.parametrize("given_places", range(1, 8))
+def test_a_group_cut_short_is_left_out_and_spoils_no_other(given_places: int) -> None:
     groups = LiveGroups()
-    for turn in turns_of_group(0)[:given_turns]:
-        groups.add(timed(1.0 + turn.position), turn)
+    for place in places_of_group(0)[:given_places]:
+        groups.add(timed(1.0 + place.position), place)
     groups.add(timed(77.0), None)  # the prefill
     add_group(groups, 1)
     found = groups
@@ -78,8 +78,8 @@ def test_a_group_cut_short_is_left_out_and_spoils_no_other(given_turns: int) -> 
 
 def test_the_devices_clock_decides_where_there_is_one() -> None:
     groups = LiveGroups()
-    for turn in turns_of_group(0):
-        groups.add(timed(10.0, device=9.0 if turn.cell else 10.0), turn)
+    for place in places_of_group(0):
+        groups.add(timed(10.0, device=9.0 if place.cell else 10.0), place)
     found = groups
     assert found.clock is Clock.DEVICE
     assert [exp(effect) for effect in found.effects[ALL]] == [pytest.approx(0.9)]
@@ -90,10 +90,10 @@ def test_memory_is_bounded_and_the_latest_groups_stay(monkeypatch: pytest.Monkey
     groups = LiveGroups()
     for number in range(100):
         fast = 9.0 if number >= 84 else 5.0
-        for turn in turns_of_group(number):
-            groups.add(timed(fast if turn.cell else 10.0), turn)
+        for place in places_of_group(number):
+            groups.add(timed(fast if place.cell else 10.0), place)
     for number in range(100, 300):  # groups that are never finished
-        groups.add(timed(10.0), turns_of_group(number)[0])
+        groups.add(timed(10.0), places_of_group(number)[0])
     found = groups
     assert found.groups == {"2": 100, ALL: 100}
     assert {len(effects) for effects in found.effects.values()} == {16}
@@ -111,10 +111,10 @@ def test_a_planted_effect_is_found_among_arrivals_and_drift(effect: float) -> No
         order = draw.choice([(0, 1, 1, 0), (1, 0, 0, 1)])
         cut = draw.randrange(1, 8) if draw.random() < 1 / 6 else 8
         requests = draw.choice([3, 4, 5, 8])
-        for turn in turns_of_group(number, order)[:cut]:
+        for place in places_of_group(number, order)[:cut]:
             clock = draw.choice([1.0, 1.3]) if draw.random() < 0.02 else clock * 1.0002
-            ms = 8.0 * clock * (1 + requests / 50) * exp(draw.gauss(effect * turn.cell, 0.01))
-            groups.add(timed(ms, num_reqs=requests), turn)
+            ms = 8.0 * clock * (1 + requests / 50) * exp(draw.gauss(effect * place.cell, 0.01))
+            groups.add(timed(ms, num_reqs=requests), place)
     found = groups
     assert found.left_out[LeftOut.INTERRUPTED] == pytest.approx(250, rel=0.2)
     assert set(found.groups) == {"3-4", "5-8", ALL}
@@ -135,15 +135,15 @@ class Shown:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.groups = LiveGroups()
-        self.turns = LiveTurns(None, ScvMode.GRAPH)  # type: ignore[arg-type]
+        self.interleaving = LiveInterleaving(None, ScvMode.GRAPH)  # type: ignore[arg-type]
         files = MetricFiles(folder, "nwor-0-1-live")
-        self.publisher = Publisher(self.groups, self.turns, files, LABELS)
+        self.publisher = Publisher(self.groups, self.interleaving, files, LABELS)
 
     def add(self, number: int, stage_ms: float = 9.7, requests: int = 2) -> None:
         for group in range(number):
-            for turn in turns_of_group(group):
-                ms = stage_ms * (1 + 0.001 * (group % 5 - 2)) if turn.cell else 10.0
-                self.groups.add(timed(ms, num_reqs=requests), turn)
+            for place in places_of_group(group):
+                ms = stage_ms * (1 + 0.001 * (group % 5 - 2)) if place.cell else 10.0
+                self.groups.add(timed(ms, num_reqs=requests), place)
 
     def scrape(self) -> dict[tuple[str, str], float]:
         """Value by sample's name, and class or reason."""
@@ -198,7 +198,7 @@ def test_every_class_has_its_ratio_with_an_interval(shown: Shown) -> None:
 
 def test_a_guard_shows_as_1(shown: Shown) -> None:
     shown.publisher.publish()
-    shown.turns.stopped = Guard.RANKS_DIFFER
+    shown.interleaving.stopped = Guard.RANKS_DIFFER
     shown.publisher.publish()
     shown.publisher.publish()
     found = shown.scrape()

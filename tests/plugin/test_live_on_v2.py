@@ -1,4 +1,4 @@
-"""Turns of a server on the V2 runner's hook: both modes, and what follows a refused commit."""
+"""A server's interleaving on the V2 runner's hook: both modes, and a refused commit."""
 
 from collections import Counter
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from v2_pieces import K, make_hook, run_step
 
-from nwor_bench.plugin.interleaving import LiveTurns
+from nwor_bench.plugin.interleaving import LiveInterleaving
 from nwor_bench.plugin.live_ratio import AA, LiveGroups
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.records.fallback_reasons import Guard
@@ -23,16 +23,16 @@ class Started:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, vote: RankVote | None = None) -> None:
         self.hook: Any = make_hook(monkeypatch, vote)
-        self.turns = LiveTurns(self.hook, ScvMode.OFF)
+        self.interleaving = LiveInterleaving(self.hook, ScvMode.OFF)
         self.groups = LiveGroups()
         self.windows: list[Any] = []
         self.hook.accumulator.listeners.append(self.record)
-        self.turns.start()
+        self.interleaving.start()
 
-    def record(self, window: Any, turn: Any) -> None:
-        self.windows.append((window, turn))
-        self.turns.check(window)
-        self.groups.add(window, turn)
+    def record(self, window: Any, place: Any) -> None:
+        self.windows.append((window, place))
+        self.interleaving.check(window)
+        self.groups.add(window, place)
 
     def run(self, steps: int) -> list[Any]:
         """That many steps, read as a server reads them; the windows that they recorded."""
@@ -48,8 +48,8 @@ def test_two_windows_in_five_are_staged_and_timed_groups_come_of_them(
 ) -> None:
     started = Started(monkeypatch)
     windows = started.run(1 + 10 * 8 + 1)
-    turns = [(turn.cell, counts.staged_tokens) for counts, turn in windows if turn]
-    assert Counter(turns[:80]) == {(0, 0): 40, (1, 2 * K): 32, (2, 0): 8}
+    interleaving = [(place.cell, counts.staged_tokens) for counts, place in windows if place]
+    assert Counter(interleaving[:80]) == {(0, 0): 40, (1, 2 * K): 32, (2, 0): 8}
     assert started.groups.groups == {"2": 8, ALL: 8, AA: 2}
     assert started.groups.left_out == {}
 
@@ -60,7 +60,7 @@ def test_a_refused_commit_ends_staging_and_loses_no_window(monkeypatch: pytest.M
     started.hook.refusals.errors.fill_(1)
     started.run(8)  # the flags are read at their end
     later = started.run(40)
-    assert started.turns.stopped is Guard.COMMIT_REFUSED
+    assert started.interleaving.stopped is Guard.COMMIT_REFUSED
     assert started.hook.nwor_mode is NworMode.OFF
     assert len(later) == 40
     assert [counts.staged_tokens for counts, _ in later] == [0] * 40

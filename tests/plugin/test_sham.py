@@ -9,7 +9,7 @@ from v2_pieces import make_hook, run_step
 from nwor_bench.plugin.interleaving import Interleaving
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.records.cell import SHAM, SWITCHED
-from nwor_bench.records.window_order import Turn
+from nwor_bench.records.window_order import WindowPlace
 
 pytestmark = pytest.mark.slow  # vLLM's runner is imported
 
@@ -41,24 +41,24 @@ class Machine:
     def _patched(self, original: Any) -> Any:
         return lambda: original()
 
-    def turns(self, *cells: tuple[str, str]) -> Interleaving:
+    def interleaving(self, *cells: tuple[str, str]) -> Interleaving:
         made = Interleaving(self.hook, cells, [(0, n) for n in range(1, len(cells))], "a")
         made.start()
         return made
 
 
-def turn(cell: int) -> Turn:
-    return Turn(cell, 0, 0, 2, 0)
+def place(cell: int) -> WindowPlace:
+    return WindowPlace(cell, 0, 0, 2, 0)
 
 
 def test_a_sham_patches_and_replays_graphs_of_its_own_in_mode_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine = Machine(monkeypatch)
-    turns = machine.turns(OFF, ARM, STAGE)
+    interleaving = machine.interleaving(OFF, ARM, STAGE)
     seen = []
     for number in (0, 1, 2, 1, 0):
-        turns._take(turn(number))
+        interleaving._take(place(number))
         patched = machine.layer.forward is not machine.stock
         seen.append((str(machine.hook.nwor_mode), patched, machine.run_fullgraph("captured")))
         assert machine.layer.forward() == "stock"
@@ -68,7 +68,7 @@ def test_a_sham_patches_and_replays_graphs_of_its_own_in_mode_off(
 
 def test_a_sham_turns_windows_count_as_off(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch)
-    machine.turns(OFF, ARM)
+    machine.interleaving(OFF, ARM)
     for _ in range(24):
         run_step(machine.hook, ["a-1", "b-2"])
     windows = machine.hook.drain(None)
@@ -81,21 +81,21 @@ def test_a_sham_without_its_graphs_is_plain_off_and_counted(
 ) -> None:
     reason = "graph_capture:OutOfMemoryError"
     machine = Machine(monkeypatch, reason)
-    turns = machine.turns(OFF, ARM)
+    interleaving = machine.interleaving(OFF, ARM)
     for number in (1, 1, 0, 1):
-        turns._take(turn(number))
+        interleaving._take(place(number))
         assert machine.layer.forward is machine.stock
         assert machine.run_fullgraph("captured") == "vLLM"
-    assert [facts.get(SHAM) for facts in turns.facts()] == [None, {reason: 3}]
+    assert [facts.get(SHAM) for facts in interleaving.facts()] == [None, {reason: 3}]
 
 
 def test_a_window_of_a_shape_that_was_not_captured_is_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine = Machine(monkeypatch)
-    turns = machine.turns(OFF, ARM)
-    step = SimpleNamespace(turn=turns._take(turn(1)))
+    interleaving = machine.interleaving(OFF, ARM)
+    step = SimpleNamespace(place=interleaving._take(place(1)))
     machine.hook._step = step
     assert machine.run_fullgraph("uneven") == "vLLM"
     machine.hook._step = None
-    assert turns.facts()[1][SHAM] == {SWITCHED: 0, "full_graph_of_another_shape": 1}
+    assert interleaving.facts()[1][SHAM] == {SWITCHED: 0, "full_graph_of_another_shape": 1}

@@ -94,14 +94,14 @@ def test_counts_that_are_not_those_written_stop_staging(
 ) -> None:
     started = Started(monkeypatch)
     started.run(9)
-    assert started.turns.alarm is None
+    assert started.interleaving.alarm is None
     for _ in range(8):
         run_step(started.hook, REQUESTS)
     spoil(started)
     started.hook.late.resolve(None)
-    assert (started.turns.alarm or "").startswith("counts_do_not_add_up:")
+    assert (started.interleaving.alarm or "").startswith("counts_do_not_add_up:")
     later = started.run(40)
-    assert started.turns.stopped is Guard.COUNTS
+    assert started.interleaving.stopped is Guard.COUNTS
     assert started.hook.nwor_mode is NworMode.OFF
     assert sum(counts.staged_tokens for counts, _ in later) == 0
 

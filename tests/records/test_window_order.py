@@ -1,4 +1,4 @@
-"""Turns of an interleaved batch: every group is balanced, every pair has its share."""
+"""Windows of an interleaved batch: every group is balanced, every pair has its share."""
 
 from collections import Counter, defaultdict
 from itertools import groupby, islice
@@ -10,16 +10,18 @@ from hypothesis import strategies as st
 from nwor_bench.analysis.groups import SETTLED
 from nwor_bench.instruments.robust import robust_slope
 from nwor_bench.records.types import AA, Cell, NworMode, ScvMode
-from nwor_bench.records.window_order import RUN_LENGTHS, Turn, compared_pairs, turns_of
+from nwor_bench.records.window_order import RUN_LENGTHS, WindowPlace, compared_pairs, places_of
 
 SEEDS = st.text(max_size=8)
 PAIRS = st.integers(1, 6).map(lambda n: [(0, other) for other in range(1, n + 1)])
 
 
-def groups_of(pairs: list[tuple[int, int]], seed: str, windows: int) -> dict[int, list[Turn]]:
+def groups_of(
+    pairs: list[tuple[int, int]], seed: str, windows: int
+) -> dict[int, list[WindowPlace]]:
     groups = defaultdict(list)
-    for turn in islice(turns_of(pairs, seed), windows):
-        groups[turn.group].append(turn)
+    for place in islice(places_of(pairs, seed), windows):
+        groups[place.group].append(place)
     groups.popitem()  # the last may be cut
     return groups
 
@@ -29,9 +31,9 @@ def test_a_group_is_four_runs_of_one_length_in_a_palindrome(pairs, seed):
     for own in groups_of(pairs, seed, 300).values():
         length = own[0].run_length
         assert length in RUN_LENGTHS
-        assert [turn.run for turn in own] == [run for run in range(4) for _ in range(length)]
-        assert [turn.position for turn in own] == 4 * list(range(length))
-        cells = [turn.cell for turn in own[::length]]
+        assert [place.run for place in own] == [run for run in range(4) for _ in range(length)]
+        assert [place.position for place in own] == 4 * list(range(length))
+        cells = [place.cell for place in own[::length]]
         assert cells == cells[::-1]
         assert len(set(cells)) == 2
         assert tuple(sorted(set(cells))) in pairs
@@ -41,13 +43,13 @@ def test_a_group_is_four_runs_of_one_length_in_a_palindrome(pairs, seed):
 def test_every_pair_has_its_turn_in_each_round(pairs, seed):
     groups = list(groups_of(pairs, seed, 1000).values())
     for start in range(0, len(groups) - len(pairs), len(pairs)):
-        round_of = [{turn.cell for turn in own} for own in groups[start : start + len(pairs)]]
+        round_of = [{place.cell for place in own} for own in groups[start : start + len(pairs)]]
         assert sorted(map(sorted, round_of)) == sorted(map(list, pairs))
 
 
 @given(PAIRS, SEEDS)
 def test_the_same_seed_gives_the_same_turns(pairs, seed):
-    assert list(islice(turns_of(pairs, seed), 200)) == list(islice(turns_of(pairs, seed), 200))
+    assert list(islice(places_of(pairs, seed), 200)) == list(islice(places_of(pairs, seed), 200))
 
 
 @pytest.mark.slow
@@ -69,11 +71,11 @@ def test_both_lengths_come_equally_often_in_each_pairs_few_groups(pairs, seed):
 
 def lengths_by_pair(pairs, seed, groups, run_lengths=RUN_LENGTHS):
     found = defaultdict(list)
-    for _, own in groupby(turns_of(pairs, seed, run_lengths), lambda turn: turn.group):
-        turns = list(own)
-        if turns[0].group == groups:
+    for _, own in groupby(places_of(pairs, seed, run_lengths), lambda place: place.group):
+        places = list(own)
+        if places[0].group == groups:
             return found
-        found[frozenset(turn.cell for turn in turns)].append(turns[0].run_length)
+        found[frozenset(place.cell for place in places)].append(places[0].run_length)
 
 
 def share_with_a_slope(run_lengths):

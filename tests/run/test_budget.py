@@ -109,7 +109,7 @@ def test_the_blocks_of_an_earlier_try_are_kept_and_counted(tmp_path: Path, clock
 
 
 def interleaved(folder: Path, clock: Clock, blocks: int, seconds: str) -> RunData:
-    """Cells take turns; the clock counts a tenth of the time that the engine reports, so that
+    """Cells are interleaved; the clock counts a tenth of the time that the engine reports, so that
     before the first block whole batches of all cells seem to take most of a second."""
     clock.batch_s = 0.01
     stop = {"time_budget": seconds, "max_blocks": blocks}

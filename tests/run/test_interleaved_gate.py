@@ -26,7 +26,7 @@ RULES = [{}, GPU]
 """Of a CPU and of a GPU."""
 
 
-def in_turns(cell: Cell | None) -> bool:
+def in_interleaved(cell: Cell | None) -> bool:
     return cell is not None and cell.arm == INTERLEAVED
 
 
@@ -36,7 +36,7 @@ def swept(folder: Path, engine: FakeEngine) -> tuple[Runner, RunData]:
 
 
 def check_all_are_invalid(runner: Runner, run: RunData, words: str) -> None:
-    """Every cell that differs from stock is INVALID for these words, since each took turns."""
+    """Every cell that differs from stock is INVALID for these words, since all were interleaved."""
     broken = runner.sweep.parity.broken
     suspects = {cell for cell in runner.plan.cells if not cell.is_baseline and cell.arm is None}
     assert set(broken) == suspects
@@ -56,7 +56,7 @@ def test_a_sound_run_interleaves_in_its_gate_and_passes(
     assert runner.sweep.parity.broken == {}
     (batch, *more) = of_phase(run, Phase.INTERLEAVED_GATE)
     assert batch.temperature == 0
-    assert not more  # 60 windows: every cell had its turn
+    assert not more  # 60 windows: every cell ran
     own = {window.cell for window in run.windows if window.batch == batch.batch}
     assert {cell.nwor_mode for cell in own} == set(NworMode)
     last_of_gate = max(each.batch for each in of_phase(run, Phase.GATE))
@@ -73,7 +73,7 @@ def test_a_run_of_whole_batches_has_no_interleaved_gate(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_wrong_rows_after_an_interleaved_batch(tmp_path: Path, rule: dict[str, Any]) -> None:
-    runner, run = swept(tmp_path, FakeEngine(kv=FakeKvCache(wrong=in_turns), **rule))
+    runner, run = swept(tmp_path, FakeEngine(kv=FakeKvCache(wrong=in_interleaved), **rule))
     check_all_are_invalid(runner, run, "K/V: layer 1")
     timed = {window.cell.nwor_mode for window in run.windows if window.block}
     assert timed == {NworMode.OFF}
@@ -84,9 +84,9 @@ def in_batch(wanted: int) -> Callable[[int, Cell], bool]:
     seen: list[int] = []
 
     def wrong(number: int, cell: Cell) -> bool:
-        if in_turns(cell):
+        if in_interleaved(cell):
             seen.append(number)
-        return in_turns(cell) and len(seen) == wanted
+        return in_interleaved(cell) and len(seen) == wanted
 
     return wrong
 
@@ -102,7 +102,7 @@ class EarlyWrites(FakeEngine):
 
     def watch_writes(self, on: bool) -> list[dict[str, int]]:
         seen = {"windows": 0, "early": 3, "uneven": 0, "written": 0, "without_slot": 0}
-        return [seen] if in_turns(self.cell) else []
+        return [seen] if in_interleaved(self.cell) else []
 
 
 def test_an_early_write_in_interleaved_windows(tmp_path: Path) -> None:
@@ -141,11 +141,11 @@ def test_a_timed_interleaved_batch_is_compared_with_off_alone(
     check_all_are_invalid(runner, runner.run(), "1 of 2 requests differ")
 
 
-class ShortTurns(FakeEngine):
+class ShortBatches(FakeEngine):
     """Runs too few windows for more than one pair of cells."""
 
     def _windows(self, asked: Any) -> list[dict[str, Any]]:
-        return super()._windows(asked)[:4] if in_turns(self.cell) else super()._windows(asked)
+        return super()._windows(asked)[:4] if in_interleaved(self.cell) else super()._windows(asked)
 
     def interleave(self, order: WindowOrder) -> None:
         super().interleave(order)
@@ -153,7 +153,7 @@ class ShortTurns(FakeEngine):
 
 
 def test_cells_without_a_turn_get_another_batch(tmp_path: Path) -> None:
-    engine = ShortTurns()
+    engine = ShortBatches()
     runner, run = swept(tmp_path, engine)
     gate = of_phase(run, Phase.INTERLEAVED_GATE)
     acting = {cell for cell in runner.plan.cells if cell.nwor_mode is not NworMode.OFF}
@@ -162,7 +162,7 @@ def test_cells_without_a_turn_get_another_batch(tmp_path: Path) -> None:
         assert set(order.cells) >= left
         left -= {window.cell for window in run.windows if window.batch == batch.batch}
     assert 1 < len(gate) <= MOST_INTERLEAVED
-    told = [line for line in runner.log.lines if line.startswith("gate: no turn")]
+    told = [line for line in runner.log.lines if line.startswith("gate: not run in")]
     assert bool(told) is bool(left)
 
 

@@ -296,7 +296,7 @@ def test_a_cell_outside_of_the_grid_is_refused() -> None:
         resolve(SCENARIO, cells="stage-on")
 
 
-def test_the_control_comes_with_mode_stage_where_windows_take_turns() -> None:
+def test_the_control_comes_with_mode_stage_with_interleaved_windows() -> None:
     control = "control x off"
     assert control in labels(interleave="windows")
     assert control not in labels(interleave="batches")

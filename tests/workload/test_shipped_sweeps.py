@@ -50,7 +50,7 @@ def test_there_are_blocks_enough_for_an_answer(name: str) -> None:
             assert spec.stopping.looks
             assert spec.stopping.looks[0] == max(FIRST_LOOK, spec.scenario.batches)
         if spec.time_budget_s is not None:
-            # Where cells take turns, a few whole batches check them and one batch is a block.
+            # If cells are interleaved, a few whole batches check them and one batch is a block.
             interleaved = spec.interleave is Interleave.WINDOWS
             whole = len(CHECK_BLOCKS) if interleaved else FIRST_LOOK
             batches = len(spec.cells("pair")) * (1 + whole) + WARMUP_LOOKBACK + interleaved

@@ -20,7 +20,7 @@ from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.records.metrics import Labels, MetricFiles, WindowMetrics, labels_of, process_name
 from nwor_bench.records.types import MeasuredWindow
-from nwor_bench.records.window_order import Turn
+from nwor_bench.records.window_order import WindowPlace
 
 SWITCH = "VLLM_NWOR_METRICS"
 """0: no metrics (a sweep has its own); anything else, or nothing: in `vllm serve`."""
@@ -64,7 +64,7 @@ def publish(hook: RunnerHook, worker: Any, settings: PluginSettings) -> None:
     metrics = WindowMetrics(MetricFiles(folder, process_name(global_rank(worker))))
     begun = worker_labels(worker, settings.mode_name, settings.scv_mode)
 
-    def count(window: MeasuredWindow, _: Turn | None) -> None:
+    def count(window: MeasuredWindow, _: WindowPlace | None) -> None:
         if settings.interleave:  # counts come late, when the hook's modes are others
             metrics.add(window, begun)
         else:

@@ -95,18 +95,18 @@ class V1RunnerHook(RunnerHook):
         self.nwor_mode = nwor_mode
         self.validator.switch(scv_mode)
 
-    def take_turn(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
+    def switch_to(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
         """Switch both modes between two windows."""
         self.nwor_mode = nwor_mode
         self.validator.mode = scv_mode
 
     def prepare_sham(self) -> str:
-        """Why there is no sham: a turn of stage sets the mode, as every turn does."""
+        """Why there is no sham: stage sets the mode, as every cell does."""
         return "nothing_to_switch"
 
-    def take_sham_turn(self) -> None:
+    def switch_to_sham(self) -> None:
         """Run in mode off."""
-        self.take_turn(NworMode.OFF, ScvMode.OFF)
+        self.switch_to(NworMode.OFF, ScvMode.OFF)
 
     def check_layers(self, requests: int | None) -> list[dict[str, Any]]:
         """Check windows of the next batch layer by layer; what was measured since the last call."""
@@ -175,8 +175,8 @@ class V1RunnerHook(RunnerHook):
                 step.host_ms["wall_ms"] = _ms_since(step.started)
                 if self.window is not None and self.window.batch is not None:
                     self._note_outcome(step, self.window)
-                    if self._turns is not None:
-                        self._turns.ended(step.fallback_reason)
+                    if self._interleaving is not None:
+                        self._interleaving.ended(step.fallback_reason)
             self.late.add(step)
             return output
 

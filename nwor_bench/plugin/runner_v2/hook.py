@@ -112,7 +112,7 @@ class V2RunnerHook(RunnerHook):
             self.staging_unavailable = reason
             self._drop_staging()
 
-    def take_turn(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
+    def switch_to(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
         """Switch both modes between two windows; mode off runs on the stock objects again."""
         self.nwor_mode, self._is_sham = nwor_mode, False
         self.validator.mode = scv_mode
@@ -123,7 +123,7 @@ class V2RunnerHook(RunnerHook):
         """Capture stock's forward once more; why windows of a sham run as plain off, or None."""
         return self.staging_unavailable if self._modes is None else self._modes.prepare_sham()
 
-    def take_sham_turn(self) -> None:
+    def switch_to_sham(self) -> None:
         """Mode off with the switching of stage: patches that pass through, graphs of our own."""
         self.nwor_mode, self._is_sham = NworMode.OFF, True
         self.validator.mode = ScvMode.OFF
@@ -211,8 +211,8 @@ class V2RunnerHook(RunnerHook):
         if desc in graphs.shapes:
             return graphs.replay(desc)
         step = self._step
-        if self._turns is not None and step is not None and step.turn is not None:
-            self._turns.sham_fell_back("full_graph_of_another_shape")
+        if self._interleaving is not None and step is not None and step.place is not None:
+            self._interleaving.sham_fell_back("full_graph_of_another_shape")
         return original(desc)
 
     def _wrap_sample(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -235,8 +235,8 @@ class V2RunnerHook(RunnerHook):
                 self.probe.mark("sample_end")
                 self._validate_and_commit(step, output[1])
                 step.marks = self.probe.take()
-                if self._turns is not None:
-                    self._turns.ended(step.fallback_reason)
+                if self._interleaving is not None:
+                    self._interleaving.ended(step.fallback_reason)
             self._step = None
             self.late.add(step)
             step.hook_s += time.perf_counter() - began

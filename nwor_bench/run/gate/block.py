@@ -22,10 +22,10 @@ from nwor_bench.workload.schedule import Block
 
 MOST_INTERLEAVED = 4
 """Most interleaved batches of a gate: a short batch has windows for a few pairs of cells only, so
-the next one is of the cells that had no turn yet."""
+the next one has the cells that did not run yet."""
 
-TurnsOf = Callable[[Block, Sequence[Cell]], WindowOrder]
-"""The turns of these cells in an interleaved batch of the block."""
+OrderOf = Callable[[Block, Sequence[Cell]], WindowOrder]
+"""The order of these cells in an interleaved batch of the block."""
 
 
 class GateBlock:
@@ -40,7 +40,7 @@ class GateBlock:
         store: receives the results.
         progress: receives progress messages.
         tell: called with every batch once its results are stored.
-        turns: gives the turns of interleaved batches; None if the run has none.
+        order_of: gives the order of interleaved batches; None if the run has none.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class GateBlock:
         store: RunStore,
         progress: Progress,
         tell: Callable[[RanBatch], None],
-        turns: TurnsOf | None = None,
+        order_of: OrderOf | None = None,
     ):
         self._block = block
         self._engine = engine
@@ -63,7 +63,7 @@ class GateBlock:
         self._store = store
         self._progress = progress
         self._tell = tell
-        self._turns = turns
+        self._order_of = order_of
 
     def run(self) -> None:
         """A batch of every cell; the cells that differ are in `parity.broken` afterwards."""
@@ -73,8 +73,8 @@ class GateBlock:
             for order, cell in enumerate(self._block.order):
                 answer = self._run_batch(cell, order, reference)
                 reference = reference or answer
-            if self._turns is not None and reference is not None:
-                self._run_interleaved(reference, self._turns)
+            if self._order_of is not None and reference is not None:
+                self._run_interleaved(reference, self._order_of)
         self._engine.check_layers(None)
         found = [result for cell, result in self._kv.results.items() if cell.arm is None]
         if found:
@@ -102,15 +102,15 @@ class GateBlock:
         self._tell(batch)
         return batch.answer
 
-    def _run_interleaved(self, reference: Answer, turns: TurnsOf) -> None:
-        """Interleaved batches of the cells that passed, until all that stage had a turn."""
+    def _run_interleaved(self, reference: Answer, order_of: OrderOf) -> None:
+        """Interleaved batches of the cells that passed, until all that stage have run."""
         baseline, broken = reference.record.cell, self._parity.broken
         cells = [cell for cell in self._block.order if cell not in broken]
         waiting = [cell for cell in cells if cell.nwor_mode is not NworMode.OFF]
         for _ in range(MOST_INTERLEAVED):
             if not waiting:
                 return
-            ran, faults = self._interleaved(reference, turns(self._block, cells))
+            ran, faults = self._interleaved(reference, order_of(self._block, cells))
             for fault in faults:
                 for cell, every in self._parity.break_interleaved(cells, fault):
                     self._store.append_event(broken_event(cell, self._block, every))
@@ -122,7 +122,7 @@ class GateBlock:
             cells = [baseline, *waiting]
         if waiting:
             labels = ", ".join(cell.label for cell in waiting)
-            self._progress.say(f"gate: no turn in {MOST_INTERLEAVED} interleaved batches: {labels}")
+            self._progress.say(f"gate: not run in {MOST_INTERLEAVED} interleaved batches: {labels}")
 
     def _interleaved(self, reference: Answer, order: WindowOrder) -> tuple[RanBatch, list[str]]:
         """One interleaved batch, and the faults in it."""
@@ -150,7 +150,7 @@ class GateBlock:
         Every check of a gate's batch is called here, of a cell's own and of interleaved ones.
 
         Args:
-            cell: whose batch it is; with the arm INTERLEAVED that of all that take turns.
+            cell: whose batch it is; with the arm INTERLEAVED that of all interleaved cells.
             run: runs the batch and calls its check while the K/V is in the cache.
             compare: checks tokens and acceptance.
         """

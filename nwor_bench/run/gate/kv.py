@@ -268,7 +268,7 @@ class KvGate:
         """Check the cache after the cell's gate batch; None for a cell of mode off.
 
         Call it right after each batch of the gate, for off x off first. A cell with the arm
-        INTERLEAVED stands for all that took turns.
+        INTERLEAVED stands for all interleaved cells.
         """
         stages = cell.nwor_mode is not NworMode.OFF or cell.arm == INTERLEAVED
         if not (stages or cell == self._baseline):

@@ -146,8 +146,8 @@ class ParityGate:
     def break_interleaved(
         self, cells: Iterable[Cell], difference: str
     ) -> Iterator[tuple[Cell, str]]:
-        """Break all of these cells that differ from stock vLLM: nobody can tell which of those
-        that took turns is at fault. Each with all its reasons."""
+        """Break all of these cells that differ from stock vLLM: any of them may be at
+        fault. Each with all its reasons."""
         for cell in cells:
             if not cell.is_baseline and cell.arm is None:
                 yield cell, self.break_cell(cell, f"in interleaved windows: {difference}")

@@ -56,9 +56,9 @@ class Planted:
         self._cycles = 0
         self._wait_s = 0.0
 
-    def before_window(self, turn: Any) -> None:
+    def before_window(self, place: Any) -> None:
         """Spin or wait, as the window begins."""
-        kind = "none" if turn is None else self._kinds[turn.cell]
+        kind = "none" if place is None else self._kinds[place.cell]
         if self._spins:
             torch.cuda._sleep(LEAST_CYCLES + self._cycles * (kind == "device"))
         if kind == "host":
@@ -94,9 +94,9 @@ def planting(planted: Planted) -> Iterator[None]:
     original = Interleaving.next
 
     def slowed(self: Interleaving, scheduler_output: Any) -> Any:
-        turn = original(self, scheduler_output)
-        planted.before_window(turn)
-        return turn
+        place = original(self, scheduler_output)
+        planted.before_window(place)
+        return place
 
     Interleaving.next = slowed  # type: ignore[method-assign]
     try:

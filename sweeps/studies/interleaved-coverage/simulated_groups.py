@@ -88,7 +88,7 @@ def contaminated(rng: np.random.Generator, windows: int) -> Logs:
 
 
 def autocorrelated(r: float) -> Sample:
-    """Harder than turns make them: the groups' effects themselves are autocorrelated, t3."""
+    """Harder than in a run: the groups' effects themselves are autocorrelated, t3."""
     return lambda rng, groups: SIGMA * autoregression(rng.standard_t(3, groups), r)
 
 

@@ -121,7 +121,7 @@ class Steps:
 
 def switch(hook: Any, mode: str) -> None:
     """Change the hook's mode between two steps."""
-    from nwor_bench.plugin.interleaving import LiveTurns
+    from nwor_bench.plugin.interleaving import LiveInterleaving
 
     hook.drain(None)
     hook.interleave(None)
@@ -134,7 +134,7 @@ def switch(hook: Any, mode: str) -> None:
         hook.attach()
     hook._stages_beside_prefill = mode == "beside"  # a server's is fixed when it starts
     if mode == "interleave":
-        LiveTurns(hook, ScvMode.GRAPH).start()
+        LiveInterleaving(hook, ScvMode.GRAPH).start()
     elif mode != "off":
         hook.set_modes(NworMode.STAGE, ScvMode.GRAPH)
 

@@ -1,4 +1,4 @@
-"""Turns in a server: prefills end a group, guards end staging, every rank does the same."""
+"""Interleaving in a server: prefills end a group, guards end staging, every rank does the same."""
 
 import random
 from collections import Counter
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from live_windows import counts_of, idle, windows_alone, with_prefill
 
-from nwor_bench.plugin.interleaving import LiveTurns, guard_of, miscount
+from nwor_bench.plugin.interleaving import LiveInterleaving, guard_of, miscount
 from nwor_bench.records.fallback_reasons import Fault, Guard
 from nwor_bench.records.types import SETTLING, NworMode, ScvMode
 
@@ -18,7 +18,7 @@ class FakeHook:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, NworMode, ScvMode]] = []
-        self.turns: Any = None
+        self.interleaving: Any = None
         self.validator = SimpleNamespace(counters=Counter(), fallbacks=Counter())
 
     @property
@@ -28,62 +28,62 @@ class FakeHook:
     def set_modes(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
         self.calls.append(("set", nwor_mode, scv_mode))
 
-    def take_turn(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
-        self.calls.append(("turn", nwor_mode, scv_mode))
+    def switch_to(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
+        self.calls.append(("place", nwor_mode, scv_mode))
 
-    def interleave(self, turns: Any) -> None:
-        self.turns = turns
+    def interleave(self, interleaving: Any) -> None:
+        self.interleaving = interleaving
 
 
-def started() -> tuple[LiveTurns, FakeHook]:
+def started() -> tuple[LiveInterleaving, FakeHook]:
     hook = FakeHook()
-    turns = LiveTurns(hook, ScvMode.GRAPH)
-    turns.start()
-    return turns, hook
+    interleaving = LiveInterleaving(hook, ScvMode.GRAPH)
+    interleaving.start()
+    return interleaving, hook
 
 
-def after_settling(turns: LiveTurns) -> None:
+def after_settling(interleaving: LiveInterleaving) -> None:
     for _ in range(SETTLING - 1):  # the first window of a group is not used either
-        assert turns.next(windows_alone()) is None
+        assert interleaving.next(windows_alone()) is None
 
 
 def test_both_modes_are_set_once_and_the_turns_begin_in_off() -> None:
-    turns, hook = started()
+    interleaving, hook = started()
     off = ("set", NworMode.OFF, ScvMode.OFF)
     assert hook.calls == [off, ("set", NworMode.STAGE, ScvMode.GRAPH), off, off]
-    assert hook.turns is turns
+    assert hook.interleaving is interleaving
 
 
 def test_windows_take_turns_in_groups_of_eight() -> None:
-    turns, hook = started()
-    after_settling(turns)
+    interleaving, hook = started()
+    after_settling(interleaving)
     given = []
     for _ in range(400):
-        given.append(turns.next(windows_alone()))
+        given.append(interleaving.next(windows_alone()))
         assert hook.mode is (NworMode.STAGE if given[-1].cell == 1 else NworMode.OFF)
-    assert [turn.group for turn in given] == [n // 8 for n in range(400)]
-    assert {tuple(turn.cell for turn in given[n : n + 8]) for n in range(0, 400, 8)} == {
+    assert [place.group for place in given] == [n // 8 for n in range(400)]
+    assert {tuple(place.cell for place in given[n : n + 8]) for n in range(0, 400, 8)} == {
         (0, 0, 1, 1, 1, 1, 0, 0),
         (1, 1, 0, 0, 0, 0, 1, 1),
         (0, 0, 2, 2, 2, 2, 0, 0),
         (2, 2, 0, 0, 0, 0, 2, 2),
     }
-    assert Counter(turn.cell for turn in given) == {0: 200, 1: 160, 2: 40}
+    assert Counter(place.cell for place in given) == {0: 200, 1: 160, 2: 40}
     for first in range(0, 400, 40):  # of each five groups one is A/A
-        assert sum(turn.cell == 2 for turn in given[first : first + 40]) == 4
+        assert sum(place.cell == 2 for place in given[first : first + 40]) == 4
 
 
 @pytest.mark.parametrize("other", [with_prefill(), idle()], ids=["prefill", "idle"])
 @pytest.mark.parametrize("before", range(10))
 def test_a_step_that_is_more_than_windows_ends_the_group(other: Any, before: int) -> None:
-    turns, _ = started()
-    after_settling(turns)
-    given = [turns.next(windows_alone()) for _ in range(before)]
-    assert turns.next(other) is None
-    after_settling(turns)
-    after = turns.next(windows_alone())
+    interleaving, _ = started()
+    after_settling(interleaving)
+    given = [interleaving.next(windows_alone()) for _ in range(before)]
+    assert interleaving.next(other) is None
+    after_settling(interleaving)
+    after = interleaving.next(windows_alone())
     assert (after.run, after.position) == (0, 0)
-    groups = {turn.group for turn in given}
+    groups = {place.group for place in given}
     assert after.group == len(groups)
 
 
@@ -91,7 +91,7 @@ def test_every_rank_draws_the_same_turns_whatever_its_windows_were() -> None:
     draw, ranks = random.Random(1), [started()[0] for _ in range(2)]
     for _ in range(2000):
         step = with_prefill() if draw.random() < 0.05 else windows_alone()
-        first, second = (turns.next(step) for turns in ranks)
+        first, second = (interleaving.next(step) for interleaving in ranks)
         assert first == second
 
 
@@ -115,19 +115,19 @@ def test_every_rank_draws_the_same_turns_whatever_its_windows_were() -> None:
 )
 def test_which_reasons_stop_staging(reason: str | None, guard: Guard | None) -> None:
     assert guard_of(reason) is guard
-    turns, hook = started()
-    after_settling(turns)
+    interleaving, hook = started()
+    after_settling(interleaving)
     while hook.mode is not NworMode.STAGE:
-        turns.next(windows_alone())
-    turns.ended(reason)
-    assert turns.stopped is guard
-    given = [turns.next(windows_alone()) for _ in range(40)]
+        interleaving.next(windows_alone())
+    interleaving.ended(reason)
+    assert interleaving.stopped is guard
+    given = [interleaving.next(windows_alone()) for _ in range(40)]
     if guard is None:
         assert NworMode.STAGE in [mode for _, mode, _ in hook.calls[-20:]]
         assert None not in given
     else:
         assert hook.calls[-1] == ("set", NworMode.OFF, ScvMode.OFF)
-        assert hook.calls[-2][0] == "turn"  # once
+        assert hook.calls[-2][0] == "place"  # once
         assert given == [None] * 40
 
 
@@ -151,19 +151,19 @@ def test_counts_that_do_not_add_up_raise_the_alarm(
 ) -> None:
     counts = counts_of(**changed)
     assert miscount(counts) == problem
-    turns, _ = started()
-    turns.check(counts)
-    turns.check(counts_of())
-    assert turns.alarm == (problem and f"{Guard.COUNTS}:{problem}")
-    assert turns.stopped is None  # the ranks vote on it in the next staged window
+    interleaving, _ = started()
+    interleaving.check(counts)
+    interleaving.check(counts_of())
+    assert interleaving.alarm == (problem and f"{Guard.COUNTS}:{problem}")
+    assert interleaving.stopped is None  # the ranks vote on it in the next staged window
 
 
 def test_the_voted_alarm_stops_staging_and_is_not_raised_again() -> None:
-    turns, _ = started()
-    turns.overcounted()
-    alarm = turns.alarm
+    interleaving, _ = started()
+    interleaving.overcounted()
+    alarm = interleaving.alarm
     assert alarm is not None
-    turns.ended(alarm)
-    turns.overcounted()
-    assert turns.stopped is Guard.COUNTS
-    assert turns.alarm is None
+    interleaving.ended(alarm)
+    interleaving.overcounted()
+    assert interleaving.stopped is Guard.COUNTS
+    assert interleaving.alarm is None

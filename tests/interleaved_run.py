@@ -84,7 +84,7 @@ def interleaved_run(
 _MADE: dict[str, RunData] = {}
 """Runs by what they were asked for, each made once."""
 
-_IN_TURN: dict[str, list[list[WindowRecord]]] = {}
+_WINDOWS: dict[str, list[list[WindowRecord]]] = {}
 """The windows of a run's interleaved batches, which runs with other whole batches have too."""
 
 
@@ -100,14 +100,14 @@ def _make(
     run = _with_control(run, whole.get("control", 1.0))
     clocks = [planted.clocks[place % len(planted.clocks)] for place in range(batches)]
     key = repr((planted, batches, groups, device, seed))
-    if key not in _IN_TURN:
+    if key not in _WINDOWS:
         rng = Random(seed)
-        _IN_TURN[key] = [
+        _WINDOWS[key] = [
             list(_batch_windows(place, groups, planted, clock, rng, device))
             for place, clock in enumerate(clocks)
         ]
     records, windows, events = list(run.batches), list(run.windows), list(run.events)
-    for place, (clock, own) in enumerate(zip(clocks, _IN_TURN[key], strict=True)):
+    for place, (clock, own) in enumerate(zip(clocks, _WINDOWS[key], strict=True)):
         records.append(_batch(run.batches, place, own, clock))
         windows += own
         events.append(_event(place, own))

@@ -54,7 +54,7 @@ def test_both_modes_are_set_once_and_the_turns_begin_in_off() -> None:
     assert hook.interleaving is interleaving
 
 
-def test_windows_take_turns_in_groups_of_eight() -> None:
+def test_windows_are_interleaved_in_groups_of_eight() -> None:
     interleaving, hook = started()
     after_settling(interleaving)
     given = []

@@ -192,7 +192,7 @@ def test_without_a_probe_nothing_is_probed(folder: Path) -> None:
     assert engine.switched == []
 
 
-def run_in_turns(folder: Path, batches: int, **more: Any) -> tuple[Runner, RunData]:
+def run_interleaved(folder: Path, batches: int, **more: Any) -> tuple[Runner, RunData]:
     runner = Runner(folder / "run", FakeEngine(), interleave="windows", batches=batches, **more)
     return runner, runner.run()
 
@@ -203,7 +203,7 @@ def run_in_turns(folder: Path, batches: int, **more: Any) -> tuple[Runner, RunDa
 def test_every_block_is_interleaved_and_some_are_checked(
     tmp_path: Path, batches: int, checked: list[int]
 ) -> None:
-    _, run = run_in_turns(tmp_path, batches)
+    _, run = run_interleaved(tmp_path, batches)
     assert blocks_of(run, Phase.INTERLEAVED) == list(range(1, batches + 1))
     assert blocks_of(run, Phase.TIMED) == checked
     in_turn = Counter(batch.block for batch in run.batches if batch.phase == Phase.INTERLEAVED)
@@ -211,7 +211,7 @@ def test_every_block_is_interleaved_and_some_are_checked(
 
 
 def test_windows_are_recorded_as_their_own_cells(tmp_path: Path) -> None:
-    runner, run = run_in_turns(tmp_path, 2)
+    runner, run = run_interleaved(tmp_path, 2)
     batches = [batch for batch in run.batches if batch.phase == Phase.INTERLEAVED]
     assert len(batches) == 2
     for batch in batches:
@@ -220,7 +220,7 @@ def test_windows_are_recorded_as_their_own_cells(tmp_path: Path) -> None:
         (event,) = [event for event in told if event["batch"] == batch.batch]
         cells = [cell for cell in runner.plan.cells if cell.label in event["cells"]]
         order = runner.plan.window_order(runner.plan.blocks[batch.block - 1], cells)
-        expected = [order.cells[turn.cell] for turn, _ in zip(order.turns(), own, strict=False)]
+        expected = [order.cells[place.cell] for place, _ in zip(order.places(), own, strict=False)]
         assert [window.cell for window in own] == expected
         assert batch.cell.is_baseline
         staged = sum(w.draft_tokens for w in own if w.cell.nwor_mode is NworMode.STAGE)
@@ -229,12 +229,12 @@ def test_windows_are_recorded_as_their_own_cells(tmp_path: Path) -> None:
 
 def test_another_process_draws_the_same_turns(tmp_path: Path) -> None:
     """A block that was cut is run again whole, in the order that the plan has."""
-    first = run_in_turns(tmp_path / "first", 3)[1]
-    assert turns_of(run_in_turns(tmp_path / "again", 3)[1]) == turns_of(first)
-    assert turns_of(run_in_turns(tmp_path / "other", 3, seed=1)[1]) != turns_of(first)
+    first = run_interleaved(tmp_path / "first", 3)[1]
+    assert order_of(run_interleaved(tmp_path / "again", 3)[1]) == order_of(first)
+    assert order_of(run_interleaved(tmp_path / "other", 3, seed=1)[1]) != order_of(first)
 
 
-def turns_of(run: RunData) -> dict[int, list[tuple[str, int | None]]]:
+def order_of(run: RunData) -> dict[int, list[tuple[str, int | None]]]:
     numbers = {b.batch: b.block for b in run.batches if b.phase == Phase.INTERLEAVED}
     found: dict[int, list[tuple[str, int | None]]] = {}
     for window in run.windows:

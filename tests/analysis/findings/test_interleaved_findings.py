@@ -1,4 +1,4 @@
-"""Findings about windows that took turns: each planted fault is named, a sound run has none."""
+"""Findings about interleaved windows: each planted fault is named, a sound run has none."""
 
 from dataclasses import replace
 from functools import cache

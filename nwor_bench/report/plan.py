@@ -1,6 +1,5 @@
 """The byte model's predictions as documents and JSON. Nothing is measured."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,6 @@ from nwor_bench.models.config_json import KNOWN_TYPES
 from nwor_bench.models.recurrent import RecurrentLayers
 from nwor_bench.report.document import (
     Bullets,
-    Definitions,
     Document,
     Headline,
     Paragraph,
@@ -30,16 +28,6 @@ from nwor_bench.report.text import two_digits as percent
 NEVER = "never"
 
 STRATEGY_HEADERS = ("drafts' K/V", "read", "written", "saved", "of step", "pays below", "launches")
-MODEL_HEADERS = (
-    "model", "weights and context read", "drafts' K/V, stock", "most NWOR could save",
-    "by reference saves", "pays below", "launches, stock to by reference",
-)  # fmt: skip
-
-
-COMPARISON_NOTE = (
-    "Predicted by the byte model, not measured; shares of the step's DRAM bytes are upper bounds. "
-    "Name a single model to see all details."
-)
 
 
 @dataclass(frozen=True)
@@ -82,25 +70,6 @@ def plan_document(prediction: BytePrediction) -> Document:
         Section("What these numbers assume", (Bullets(_notes(prediction)),)),
     )
     return Document(f"Would NWOR pay? {prediction.name}", lead, sections)
-
-
-def models_document(predictions: Sequence[BytePrediction]) -> Document:
-    """Several models: each one's answer, and a table with one row per model."""
-    answers = Definitions(tuple((f"{each.name}:", _headline(each)) for each in predictions))
-    rows = []
-    for each in predictions:
-        model, load = each.model, each.load
-        rows.append([
-            each.name,
-            size(round(model.weights_read(load) + model.context_read(load))),
-            size(round(model.moved(DIRECT, load).total)),
-            percent(each.most_share),
-            percent(model.share(BY_REFERENCE, load)),
-            _pays_below(each, BY_REFERENCE),
-            f"{_launches(each, DIRECT)} to {_launches(each, BY_REFERENCE)}",
-        ])  # fmt: skip
-    lead = (answers, table(MODEL_HEADERS, rows), Paragraph(COMPARISON_NOTE))
-    return Document("Would NWOR pay?", lead)
 
 
 def prediction_values(prediction: BytePrediction) -> dict[str, Any]:

@@ -31,7 +31,7 @@ _STYLES = {
     "SAME": "green", "FASTER": "bold green", "SLOWER": "yellow", "AMBIGUOUS": "cyan",
     "INEFFECTIVE": "magenta", "INVALID": "bold red", "IMPROVEMENT": "bold green",
     "REGRESSION": "bold red", "ONLY IN BASE": "yellow", "ONLY IN NEW": "yellow",
-    "met": "green", "missed": "bold red", "unclear": "yellow",
+    "ok": "green", "missing": "yellow", "wrong": "bold red",
 }  # fmt: skip
 _MARKS = {"ERROR: ": "bold red", "WARNING: ": "yellow", "NOTE: ": "dim"}
 

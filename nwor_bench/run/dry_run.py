@@ -1,4 +1,4 @@
-"""What `sweep --dry-run` prints: batches and their order, runs, engine starts, time and memory."""
+"""What `sweep --dry-run` prints: batches, cells, runs, engine starts, time and memory."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,15 +12,11 @@ from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.schedule import Plan
 from nwor_bench.workload.sweep_file import EngineGroup, SweepFile
 
-SHOWN_BLOCKS = 20
-"""Blocks whose order a dry run prints."""
-
 
 def plan_lines(plan: Plan, spec: RunSpec, pair: ResolvedPair) -> list[str]:
-    """The plan for people; cells are numbered, so that a block's order fits in one line."""
+    """The plan for people."""
     scenario = spec.scenario
-    numbers = {cell: number for number, cell in enumerate(plan.cells, start=1)}
-    lines = [
+    return [
         f"pair {pair.name}: {pair.method}, {spec.dtype or pair.dtype}, one engine start",
         _memory(pair, spec),
         f"scenario {scenario.name}: {scenario.requests} requests x "
@@ -30,15 +26,8 @@ def plan_lines(plan: Plan, spec: RunSpec, pair: ResolvedPair) -> list[str]:
         *_counted(plan, spec),
         *_staging(spec),
         "cells (NWOR x SCV):",
-        *(f"  {number}  {cell.label}" for cell, number in numbers.items()),
-        "order:",
+        *(f"  {cell.label}" for cell in plan.cells),
     ]
-    for block in (plan.gate, *plan.blocks[:SHOWN_BLOCKS]):
-        name = f"block {block.number}" if block.number else "gate"
-        lines.append(f"  {name}: " + " ".join(str(numbers[cell]) for cell in block.order))
-    if len(plan.blocks) > SHOWN_BLOCKS:
-        lines.append(f"  ... and so on, to block {len(plan.blocks)} at most")
-    return lines
 
 
 def sweep_lines(

@@ -121,9 +121,10 @@ def finish_sweep(index: SweepIndex) -> None:
 def close_sweep(index: SweepIndex, console: Console, options: RunOptions) -> None:
     """Write index and summary, even after a failure, and print their paths."""
     index.write()
-    write_summary(index)
+    runs = swept_runs(index)
+    write_summary(index, runs)
     if options.as_json:
-        tell_json(sweep_result(index, swept_runs(index)))
+        tell_json(sweep_result(index, runs))
     line = f"Sweep folder: {index.folder}"
     shown = Console() if options.quiet and not options.as_json else console
     shown.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -32,12 +32,11 @@ _PLACE = ("number", *AXIS_NAMES, "status")
 """Columns that identify a run."""
 
 
-def write_summary(index: SweepIndex, runs: Sequence[SweptRun] | None = None) -> str:
+def write_summary(index: SweepIndex, runs: Sequence[SweptRun]) -> None:
     """summary.csv (one row a run and cell), summary.md (its short form) and summary.html.
 
-    Returns the text of summary.md. `runs` are those of `swept_runs`, None to read them here.
+    `runs` are those of `swept_runs`.
     """
-    runs = swept_runs(index) if runs is None else runs
     rows = []
     for run, entry in zip(runs, index.content["runs"], strict=True):
         place = {name: entry.get(name) for name in _PLACE}
@@ -52,7 +51,6 @@ def write_summary(index: SweepIndex, runs: Sequence[SweptRun] | None = None) -> 
     text = render_markdown(document.shortened(f"Figures and times are in {SUMMARY_PAGE}."))
     write_atomically(index.folder / SUMMARY_PAGE, render_html(document))
     write_atomically(index.folder / "summary.md", text)
-    return text
 
 
 def swept_runs(index: SweepIndex) -> tuple[SweptRun, ...]:

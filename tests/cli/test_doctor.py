@@ -1,5 +1,6 @@
 """What `doctor` says of machines that have this and lack that; exit codes; 80 columns; JSON."""
 
+import io
 import json
 import os
 import sys
@@ -13,12 +14,13 @@ from typing import Any
 import pytest
 from documented_keys import lacking, top_level
 from fake_engine import FakeEngine
+from rich.console import Console
 from typer.testing import CliRunner
 
 from nwor_bench.cli import doctor_checks as checks
 from nwor_bench.cli import doctor_hooks as hooks
 from nwor_bench.cli.app import app
-from nwor_bench.cli.commands.doctor import check_lines
+from nwor_bench.cli.commands.doctor import doctor_document
 from nwor_bench.cli.doctor_checks import Check, State, can_sweep, examine
 from nwor_bench.cli.doctor_hooks import check_hooks
 from nwor_bench.engine.protocol import BatchOutput, Sampling
@@ -26,6 +28,7 @@ from nwor_bench.errors import BenchError, ConfigError, EngineError, ExitCode
 from nwor_bench.instruments import environment
 from nwor_bench.records.facts import GpuFacts
 from nwor_bench.records.types import Cell, NworMode
+from nwor_bench.report.terminal import print_document
 
 H200 = GpuFacts(
     name="NVIDIA H200",
@@ -437,7 +440,8 @@ def test_the_lines_fit_80_columns(
     assert code == 0
     assert max(map(len, out.splitlines())) <= 80
     names = ["vLLM", "torch", "plugin", "OpenMP", "GPU", "clocks", "memory"]
-    starts = [line.split()[:2] for line in out.splitlines() if line and not line.startswith(" ")]
+    table = out[out.index("Check ") :].splitlines()[2:]
+    starts = [line.split()[:2] for line in table if line and not line.startswith(" ")]
     assert [name for name, _ in starts[: len(names)]] == names
     assert {state for _, state in starts[: len(names)]} <= set(State)
     assert "hooks" not in out
@@ -470,7 +474,13 @@ def test_what_stops_a_sweep_ends_with_2(
 def test_long_text_is_wrapped_and_what_is_copied_stays_on_one_line(indent: int) -> None:
     path, option = "/opt/nvidia/nsight-systems/2025.3.1/bin/nsys", "--cap-add=SYS_ADMIN"
     before = "x " * 60 + "x" * indent
-    lines = check_lines([Check("nsys", State.WRONG, f"{before} {path}", f"{before} {option}")])
+    document = doctor_document(
+        [Check("nsys", State.WRONG, f"{before} {path}", f"{before} {option}")]
+    )
+    console = Console(file=io.StringIO(), width=80)
+    print_document(console, document)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     words = [word for line in lines for word in line.split()]
     assert {path, option} <= set(words)

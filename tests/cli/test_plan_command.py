@@ -94,14 +94,6 @@ def test_json_has_each_strategy_and_says_predicted(plan: Run) -> None:
     assert all(name.startswith("predicted_") for name in counted)
 
 
-def test_several_models_are_compared(plan: Run) -> None:
-    chosen = [part for model in MODELS for part in ("--config", str(CONFIGS / f"{model}.json"))]
-    code, out, _ = plan(*chosen)
-    assert code == 0
-    assert max(map(len, out.splitlines())) <= 80
-    assert [line[2:].split(":")[0] for line in out.splitlines() if ": The" in line] == [*MODELS]
-
-
 def test_a_small_model_has_parameters_too(plan: Run) -> None:
     config = json.loads((CONFIGS / "Llama-3.2-3B.json").read_text())
     small = {"num_hidden_layers": 1, "hidden_size": 24, "head_dim": 1, "intermediate_size": 48}

@@ -1,4 +1,4 @@
-"""What a dry run says besides cells and order: when a run may stop, what it counts afterwards."""
+"""What a dry run says besides cells: when a run may stop, what it counts afterwards."""
 
 from pathlib import Path
 from typing import Any

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nwor_bench.cli.command import write_output
+from nwor_bench.cli.command import AsJson, Quiet, write_output
 from nwor_bench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from nwor_bench.analysis.comparing.sweeps import Compare
     from nwor_bench.report.document import Document
-
-OUTPUT = "Output"
 
 
 def compare(
@@ -39,19 +37,13 @@ def compare(
         bool, typer.Option("--force", help="Compare runs of different work or machines too.")
     ] = False,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print a table for a pull request.",
-                           rich_help_panel=OUTPUT)
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print only the result, as JSON (docs/json.md).",
-                           rich_help_panel=OUTPUT)
+        bool, typer.Option("--markdown", help="Print a table for a pull request.")
     ] = False,
     html: Annotated[
-        Path | None, typer.Option(help="Write a page that opens offline.", rich_help_panel=OUTPUT)
+        Path | None, typer.Option(help="Write a page that opens offline.")
     ] = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print only the answer.", rich_help_panel=OUTPUT)
-    ] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Compare two runs cell by cell: is NEW slower than BASE, or broken?
 

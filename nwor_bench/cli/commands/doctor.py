@@ -1,30 +1,24 @@
 """`nwor-bench doctor`: what this machine can measure, with a remedy for what it cannot."""
 
 from collections.abc import Sequence
-from functools import partial
-from textwrap import wrap as wrap_text
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nwor_bench.cli.command import AsJson, Quiet
 from nwor_bench.errors import ExitCode
 
 if TYPE_CHECKING:
     from nwor_bench.cli.doctor_checks import Check
-
-WIDTH = 80
-INDENT = 19
-
-_wrap = partial(wrap_text, width=WIDTH, break_on_hyphens=False)
-"""Wrapped lines. Hyphens do not break, so that paths, options and packages can be copied."""
+    from nwor_bench.report.document import Document
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
     no_engine: Annotated[
         bool, typer.Option("--no-engine", help="Start no engine; skips the check of the hooks.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Check what this machine can measure: vLLM, hooks, GPU, profilers, memory.
 
@@ -50,22 +44,26 @@ def doctor(
         facts = {"nwor_bench": __version__, "can_sweep": ready}
         typer.echo(json.dumps({**facts, "checks": [asdict(check) for check in checks]}, indent=2))
     else:
-        for line in _wrap(verdict(checks)) if quiet else check_lines(checks):
-            typer.echo(line)
+        from rich.console import Console
+
+        from nwor_bench.report.terminal import print_document
+
+        print_document(Console(), doctor_document(checks), quiet=quiet)
     if not ready:
         raise typer.Exit(ExitCode.BAD_USAGE)
 
 
-def check_lines(checks: "Sequence[Check]") -> list[str]:
-    """One line per check, `name  state  what was found`, followed by its remedy."""
-    lines = []
+def doctor_document(checks: "Sequence[Check]") -> "Document":
+    """Whether a sweep can run, then a row for each check; its remedy is a row below it."""
+    from nwor_bench.report.document import Document, Headline, table
+
+    rows = []
     for check in checks:
-        head = f"{check.name:9} {check.state:8} "
-        lines += _wrap(check.found, initial_indent=head, subsequent_indent=" " * INDENT) or [head]
+        rows.append((check.name, str(check.state), check.found))
         if check.remedy:
-            arrow = " " * INDENT + "-> "
-            lines += _wrap(check.remedy, initial_indent=arrow, subsequent_indent=" " * len(arrow))
-    return [*lines, "", *_wrap(verdict(checks))]
+            rows.append(("", "", f"→ {check.remedy}"))
+    found = table(("Check", "State", "Found"), rows, numbers_from=3)
+    return Document("What this machine can measure", (Headline("", verdict(checks)), found))
 
 
 def verdict(checks: "Sequence[Check]") -> str:

@@ -1,18 +1,16 @@
 """`nwor-bench plan`: the most that NWOR could save, from a config.json and the byte model."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nwor_bench.cli.command import AsJson, Quiet
 from nwor_bench.errors import ConfigError
 
 if TYPE_CHECKING:
     from nwor_bench.models.byte_model import Workload
     from nwor_bench.report.plan import BytePrediction
-
-OUTPUT = "Output"
 
 MOST = 10**9
 """Most requests, tokens or ranks; more is a typing error."""
@@ -20,8 +18,7 @@ MOST = 10**9
 
 def plan(
     config: Annotated[
-        list[str] | None,
-        typer.Option(help="A config.json, or its folder; repeat it to compare models.")
+        str | None, typer.Option(help="A config.json, or its folder.")
     ] = None,
     requests: Annotated[
         int, typer.Option("--requests", "--num-prompts", help="Requests per step.")
@@ -42,13 +39,8 @@ def plan(
         str, typer.Option(help="auto (the model's), float32, bfloat16, float16, fp8, int8, int4.")
     ] = "auto",
     tensor_parallel_size: Annotated[int, typer.Option(help="Ranks that share the model.")] = 1,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print only the answer.", rich_help_panel=OUTPUT)
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print only the prediction, as JSON (docs/json.md).",
-                           rich_help_panel=OUTPUT)
-    ] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Predict the most that NWOR could save. Needs no GPU; measures nothing.
 
@@ -62,23 +54,16 @@ def plan(
     _check_workload(load)
     if not config:
         raise ConfigError.at("no model", "write --config with a config.json or a model folder")
-    predictions = [
-        predict(*_read_config(named), load, cache_dtype, weight_dtype) for named in config
-    ]
-    from nwor_bench.report.plan import models_document, plan_document
-
-    if len(predictions) > 1:
-        document = models_document(predictions)
-    else:
-        document = plan_document(predictions[0])
+    prediction = predict(*_read_config(config), load, cache_dtype, weight_dtype)
     if as_json:
-        _print_json(predictions)
+        _print_json(prediction)
     else:
         from rich.console import Console
 
+        from nwor_bench.report.plan import plan_document
         from nwor_bench.report.terminal import print_document
 
-        print_document(Console(), document, quiet=quiet)
+        print_document(Console(), plan_document(prediction), quiet=quiet)
 
 
 def parse_acceptance(text: str) -> float:
@@ -161,11 +146,11 @@ def predict(
     return BytePrediction(name, model, load, cache, weight_dtype)
 
 
-def _print_json(predictions: "Sequence[BytePrediction]") -> None:
+def _print_json(prediction: "BytePrediction") -> None:
     from nwor_bench import __version__
     from nwor_bench.records.files import document
     from nwor_bench.report.plan import prediction_values
 
-    values = [prediction_values(prediction) for prediction in predictions]
-    content = {"plan_version": 1, "nwor_bench": __version__, "predictions": values}
+    values = prediction_values(prediction)
+    content = {"plan_version": 1, "nwor_bench": __version__, "predictions": [values]}
     typer.echo(document(content), nl=False)

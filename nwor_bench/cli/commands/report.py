@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nwor_bench.cli.command import AsJson
 from nwor_bench.errors import ExitCode, StoreError
 
 if TYPE_CHECKING:
@@ -18,9 +19,7 @@ def report(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print only the answer and the folder.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print only the result, as JSON (docs/json.md).")
-    ] = False,
+    as_json: AsJson = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all details.")] = False,
 ) -> None:  # fmt: skip
     """Rebuild all reports of RUN from its records, and show its cells.
@@ -33,10 +32,9 @@ def report(
     from nwor_bench.records.run_folder import RECORDS_FILE, RUN_FILE, SWEEP_FILE
     from nwor_bench.records.store import read_run
     from nwor_bench.records.types import RunStatus, Verdict
-    from nwor_bench.run.run_options import DEFAULT_OPTIONS, check_output_flags
+    from nwor_bench.run.run_options import DEFAULT_OPTIONS
 
     options = replace(DEFAULT_OPTIONS, quiet=quiet, as_json=as_json, verbose=verbose)
-    check_output_flags(options)
     if (run / SWEEP_FILE).is_file() and not (run / RUN_FILE).is_file():
         raise typer.Exit(_report_sweep(run, options))
     data = read_run(run)

@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nwor_bench.cli.command import AsJson, Quiet
+
 if TYPE_CHECKING:
     from nwor_bench.models.support.facts import EngineFacts
     from nwor_bench.models.support.recipes import FoundConfig
     from nwor_bench.report.document import Document
 
 ENGINE = "Engine"
-OUTPUT = "Output"
 
 
 def supports(
@@ -43,13 +44,8 @@ def supports(
         bool, typer.Option("--enforce-eager", help="As vLLM's flag: no CUDA graphs.",
                            rich_help_panel=ENGINE)
     ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print only the answer.", rich_help_panel=OUTPUT)
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print only the prediction, as JSON (docs/json.md).",
-                           rich_help_panel=OUTPUT)
-    ] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Say whether a model's drafts would be staged, and why not. Needs no GPU.
 

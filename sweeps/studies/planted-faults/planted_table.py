@@ -51,10 +51,10 @@ Qwen3-Next: recurrent states share the cache's memory, so blocks of no request a
 CHECKS = """\
 ## What each check compares
 
-[The gate](methodology.md#before-timing-is-the-output-the-same) has the checks. *Layers* is the local
-gate. *Writes*: slots of staged rows hold a mark from a window's start to its commit; afterwards as
-many rows are written as were counted, in every layer. *Ranks*: all ranks recorded the same windows.
-On a CPU acceptance is not checked once tokens differ.
+[The gate](methodology.md#before-timing-is-the-output-the-same) has the checks. *Layers* is the
+local gate. *Writes*: slots of staged rows hold a mark from a window's start to its commit;
+afterwards as many rows are written as were counted, in every layer. *Ranks*: all ranks recorded the
+same windows. On a CPU acceptance is not checked once tokens differ.
 
 Timed batches have no write watch: a rejected draft that is written there and overwritten by the
 next window changes no answer, row or count.

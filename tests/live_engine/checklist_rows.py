@@ -160,6 +160,16 @@ def check_drafter(engine: VllmEngine, scv_modes: Sequence[str]) -> None:
     check_cache(engine, ONE_LONG, staged)
 
 
+def check_drafter_behind_32_layers(engine: VllmEngine, scv_modes: Sequence[str]) -> None:
+    """An engine of 32 layers with an EAGLE head, 16 requests, 8 drafts and two ranks."""
+    status = engine.status()
+    assert status.target_layers == status.staging_buffers == 32
+    assert [rank.drafter_layers for rank in status.ranks] == [1, 1]
+    prompts = prompts_of([20 + 3 * n for n in range(16)])
+    _, staged = compare(engine, prompts, greedy(), scv_modes)
+    assert max(window["draft_tokens"] for window in staged.windows) == 16 * 8
+
+
 def check_adapter(
     engine: VllmEngine, target: str, folder: Path, scv_modes: Sequence[str], fallback: str | None
 ) -> None:

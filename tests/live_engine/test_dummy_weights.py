@@ -1,6 +1,5 @@
-"""A shape without weights on real vLLM: attention matters in it, and every start gives the same."""
+"""A shape without weights on real vLLM: every value is filled in, and attention matters."""
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -35,35 +34,16 @@ def shape_pair(folder: Path) -> ResolvedPair:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the pair is."""
-    return tmp_path_factory.mktemp("pair")
-
-
-@pytest.fixture(scope="module")
-def pair(folder: Path) -> ResolvedPair:
-    """The shape, once."""
-    return shape_pair(folder)
-
-
-@pytest.fixture(scope="module")
-def engine(start_engine: Callable[..., VllmEngine], pair: ResolvedPair) -> VllmEngine:
+def engine(
+    start_engine: Callable[..., VllmEngine], tmp_path_factory: pytest.TempPathFactory
+) -> VllmEngine:
     """An engine with generated values."""
-    return start_engine(pair, tiny_spec(block_size=32))
+    return start_engine(shape_pair(tmp_path_factory.mktemp("pair")), tiny_spec(block_size=32))
 
 
 def models(engine: VllmEngine) -> Iterator[torch.nn.Module]:
     runner = worker_of(engine).model_runner
     yield from (runner.model, runner.drafter.model)
-
-
-def digest(engine: VllmEngine) -> str:
-    """Of every parameter's bytes, in the models' order."""
-    found = hashlib.sha256()
-    for model in models(engine):
-        for name, value in model.named_parameters():
-            found.update(name.encode() + value.detach().contiguous().numpy().tobytes())
-    return found.hexdigest()
 
 
 def last_keys(engine: VllmEngine, prompt: list[int]) -> torch.Tensor:
@@ -135,22 +115,6 @@ def test_a_masked_row_shows_in_the_last_layer(
     masked = last_keys(engine, prompt)
     changed = (masked - whole)[1:].norm(dim=-1) / whole[1:].norm(dim=-1)
     assert changed.median() > 20 * BF16_NOISE
-
-
-def test_a_second_start_gives_the_same_values(
-    engine: VllmEngine, pair: ResolvedPair, start_engine: Callable[..., VllmEngine]
-) -> None:
-    again = start_engine(pair, tiny_spec(block_size=32))
-    assert digest(again) == digest(engine)
-
-
-def test_staged_cells_give_the_tokens_of_off(engine: VllmEngine) -> None:
-    prompts = prompts_of([24, 31, 18, 40, 27, 22, 35, 29])
-    stock = run_cell(engine, "off", "off", prompts)
-    staged = run_cell(engine, "stage", "graph", prompts)
-    assert [len(tokens) for tokens in staged.token_ids] == [40] * 8
-    assert staged.counters == stock.counters
-    assert {window["fallback_reason"] for window in staged.windows} == {None}
 
 
 PROMPTS = prompts_of([40, 25])

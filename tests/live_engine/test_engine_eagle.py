@@ -4,15 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from engine_tools import (
-    eagle_pair,
-    prompts_of,
-    run_cell,
-    smollm2_on_short,
-    tiny_spec,
-    total,
-    worker_of,
-)
+from checklist_rows import check_drafter
+from engine_tools import eagle_pair, run_cell, smollm2_on_short, tiny_spec, total
 
 from nwor_bench.engine.engine import VllmEngine
 
@@ -24,17 +17,8 @@ def test_the_head_is_told_from_the_targets_layers(
     tmp_path: Path, start_engine: Callable[..., VllmEngine]
 ) -> None:
     engine = start_engine(eagle_pair(tmp_path), tiny_spec(block_size=32))
-    hook = worker_of(engine).nwor_hook
-    assert hook.target_layers == [f"model.layers.{i}.self_attn.attn" for i in range(3)]
-    assert hook.drafter_layers == ["model.layers.3.self_attn.attn"]
     assert engine.status().staging_buffers == 3
-    prompts = prompts_of([24, 31, 18, 40])
-    reference = run_cell(engine, "off", "off", prompts)
-    output = run_cell(engine, "stage", "graph", prompts)
-    assert output.token_ids == reference.token_ids
-    assert output.counters == reference.counters
-    assert 0 < output.counters.accepted_tokens < output.counters.draft_tokens
-    assert total(output, "stage_operations") == 3 * total(output, "staged_tokens") > 0
+    check_drafter(engine, ["graph"])
 
 
 @pytest.mark.long

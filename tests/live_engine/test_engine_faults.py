@@ -115,11 +115,9 @@ def test_a_commit_that_raises(
     ("damage", "reason"),
     [
         (lambda ids: ids[:-1], "validate:sampled_ids_shape"),
-        (lambda ids: ids.flatten(), "validate:sampled_ids_shape"),
         (lambda ids: ids.float(), "validate:sampled_ids_dtype"),
-        (lambda ids: ids[:0], "validate:sampled_ids_shape"),
     ],
-    ids=["row missing", "flat", "float", "empty"],
+    ids=["row missing", "float"],
 )
 def test_sampled_ids_that_do_not_fit(
     engine: VllmEngine,

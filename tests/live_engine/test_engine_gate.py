@@ -1,7 +1,6 @@
 """The gate on real vLLM: planted faults that keep the engine running but change its words."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +30,6 @@ def sweep(folder: Path, **changes: Any) -> tuple[ExitCode, pd.DataFrame, dict[st
     code = run_one(spec, PairChoice(pair="tiny"), RunOptions(output=folder))
     cells = pd.read_csv(folder / "cells.csv", keep_default_na=False)
     return code, cells, json.loads((folder / "run.json").read_text())
-
-
-def plant_stale_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip the write and leave attention as it was: the first published NWOR's fault."""
-    from nwor_bench.plugin.runner_v1.cpu_attention import ReferenceCPUAttentionImpl
-
-    monkeypatch.setattr(ReferenceCPUAttentionImpl, "_open_staging", lambda self, *_: None)
 
 
 def plant_wrong_value(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,20 +86,10 @@ def test_a_sound_run_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("plant", "reason"),
-    [
-        (plant_stale_attention, ""),
-        (plant_wrong_value, "K/V: layer 1 (model.layers.1.self_attn.attn), request "),
-    ],
-)
 def test_a_planted_fault_turns_the_cell_invalid(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    plant: Callable[[pytest.MonkeyPatch], None],
-    reason: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plant(monkeypatch)
+    plant_wrong_value(monkeypatch)
     code, cells, run = sweep(tmp_path / "run")
     assert code is ExitCode.CORRECTNESS_BROKEN
     stage, off = cells[cells.nwor_mode == "stage"], cells[cells.nwor_mode == "off"]
@@ -118,4 +100,5 @@ def test_a_planted_fault_turns_the_cell_invalid(
     assert (stage[timings] == "").all(axis=None)
     assert "INVALID" in (tmp_path / "run" / "report.md").read_text()
     assert set(run["parity"]["broken"]) == {"stage x off", "stage x graph"}
-    assert run["parity"]["broken"]["stage x off"].startswith(reason)
+    reason = run["parity"]["broken"]["stage x off"]
+    assert reason.startswith("K/V: layer 1 (model.layers.1.self_attn.attn), request ")

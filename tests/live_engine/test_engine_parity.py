@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from checklist_rows import SHARED, check_shared_prefixes
+from checklist_tools import compare, greedy
 from engine_tools import (
     INTERLEAVED_CELLS,
     prompts_of,
@@ -47,7 +49,6 @@ SETTINGS = [
 
 STEADY = prompts_of([24, 31, 18, 40, 27, 22, 35, 29])
 MIXED = prompts_of([300, 20, 150, 25, 260, 33, 18, 90])
-SHARED = [[66] + [65] * 130 + prompt[1:] for prompt in prompts_of([20] * 8)]
 BATCHES = {
     "one request": STEADY[:1],
     "several requests": STEADY,
@@ -96,20 +97,9 @@ def engine(
     "scv_modes", [("off", "graph"), pytest.param(("adaptive",), marks=pytest.mark.long)]
 )
 def test_stage_gives_the_tokens_of_off(
-    engine: VllmEngine, setting: Setting, name: str, scv_modes: tuple[str, ...]
+    engine: VllmEngine, name: str, scv_modes: tuple[str, ...]
 ) -> None:
-    reference = run_cell(engine, "off", "off", BATCHES[name])
-    drafts = reference.counters.draft_tokens
-    assert drafts > 0
-    for scv in scv_modes:
-        output = run_cell(engine, "stage", scv, BATCHES[name])
-        assert output.token_ids == reference.token_ids
-        assert total(output, "staged_tokens") == drafts
-        assert total(output, "committed_tokens") == output.counters.accepted_tokens
-        assert output.counters == reference.counters
-        rejected = total(output, "rejected_tokens")
-        assert total(output, "staged_tokens") == total(output, "committed_tokens") + rejected
-        assert {window["fallback_reason"] for window in output.windows} == {None}
+    compare(engine, BATCHES[name], greedy(), scv_modes)
 
 
 @pytest.mark.parametrize("name", BY_NAME)
@@ -159,12 +149,6 @@ def test_every_cell_has_its_turns_and_its_own_counters(engine: VllmEngine) -> No
     assert run_cell(engine, "off", "off", STEADY).windows[0].get("group") is None
 
 
-def test_the_setting_accepts_what_it_is_for(engine: VllmEngine, setting: Setting) -> None:
-    counters = run_cell(engine, "stage", "off", STEADY).counters
-    low, high = setting.acceptance
-    assert low <= counters.accepted_tokens / counters.draft_tokens <= high
-
-
 @pytest.mark.row("temperature and top-p")
 def test_sampling_keeps_the_counts(engine: VllmEngine) -> None:
     """Tokens cannot be compared: vLLM's CPU rejection sampler is not reproducible from a seed."""
@@ -176,26 +160,7 @@ def test_sampling_keeps_the_counts(engine: VllmEngine) -> None:
 
 @pytest.mark.row("shared prefixes")
 def test_prefix_cache_hits_read_committed_tokens(engine: VllmEngine) -> None:
-    """A second turn continues from blocks that the first turn's commits filled."""
-    from vllm import SamplingParams
-
-    llm = engine._llm
-    answers = {}
-    for nwor in ("off", "stage"):
-        first = run_cell(engine, nwor, "off", STEADY)
-        turns = [p + list(t) + [90, 91] for p, t in zip(STEADY, first.token_ids, strict=True)]
-        hits = _prefix_cache_hits(llm)
-        params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True, detokenize=False)
-        inputs = [{"prompt_token_ids": turn} for turn in turns]
-        outputs = llm.generate(inputs, params, use_tqdm=False)
-        assert _prefix_cache_hits(llm) > hits
-        answers[nwor] = [tuple(output.outputs[0].token_ids) for output in outputs]
-    assert answers["stage"] == answers["off"]
-
-
-def _prefix_cache_hits(llm: object) -> int:
-    metrics = llm.get_metrics()  # type: ignore[attr-defined]
-    return sum(m.value for m in metrics if m.name == "vllm:prefix_cache_hits")
+    check_shared_prefixes(engine, ["off"])
 
 
 def test_modes_switch_in_one_engine_and_only_target_layers_are_staged(
@@ -206,6 +171,8 @@ def test_modes_switch_in_one_engine_and_only_target_layers_are_staged(
     assert status.drafter_layers == (0 if setting.method == "ngram" else 3)
     output = run_cell(engine, "stage", "off", STEADY)
     assert total(output, "stage_operations") == 3 * total(output, "staged_tokens")
+    low, high = setting.acceptance
+    assert low <= output.counters.accepted_tokens / output.counters.draft_tokens <= high
     off = run_cell(engine, "off", "off", STEADY)
     assert total(off, "staged_tokens") == 0
     assert off.windows[0]["mask_ms"] is None

@@ -105,20 +105,3 @@ def test_smollm2_in_bf16_differs_from_stock_only_where_logits_are_close(tmp_path
         gap = (logits[a[at]] - logits[b[at]]).abs()
         assert gap <= 2 * error, f"request differs at token {at}: gap {gap}, bf16 error {error}"
     print(f"smollm2 bf16, ours against stock: {differing} of {len(prompts)} requests differ")
-
-
-def test_the_variables_switch_the_plugin_on_in_vllms_own_processes(tmp_path: Path) -> None:
-    """As `vllm serve` runs it: engine core and worker in processes of their own."""
-    pair = tiny_pair(tmp_path / "pair", "ngram")
-    prompts = prompts_of([24, 31])
-    variables = {
-        "VLLM_NWOR_MODE": "stage",
-        "VLLM_SCV_MODE": "graph",
-        "VLLM_NWOR_DEBUG": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-    }
-    stock, served = answers(tmp_path, pair, prompts, stock={}, served=variables)
-    assert served["tokens"] == stock["tokens"]
-    assert "nwor begin: drafts per request" in served["log"]
-    assert "nwor commit: accepted per request" in served["log"]
-    assert "nwor" not in stock["log"]

@@ -6,16 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from engine_tools import EAGER, FULL, prompts_of, run_cell, tiny_pair, tiny_spec
-from test_requests_and_logprobs import LENGTHS, MIXED, counted, reference_logprobs, target_of
+from engine_tools import EAGER, FULL, run_cell, tiny_pair, tiny_spec
+from test_requests_and_logprobs import (
+    MIXED,
+    check_log_probabilities,
+    check_measured_batches,
+    reference_logprobs,
+    target_of,
+)
 
 from nwor_bench.analysis.parity.ties import Place
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.errors import BenchError, ExitCode
 from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.records.types import Cell, NworMode, ScvMode
-from nwor_bench.run.gate.ties import TOP, TieCheck
+from nwor_bench.run.gate.ties import TieCheck
 from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.config import load_scenario, resolve
@@ -38,25 +43,12 @@ def engine(
 
 @pytest.mark.parametrize("nwor", ["off", "stage"])
 def test_log_probabilities_are_the_models_own(engine: VllmEngine, nwor: str) -> None:
-    engine.set_modes(Cell("tiny", NworMode(nwor), ScvMode.GRAPH))
-    outputs = engine.decode_greedily(MIXED, LENGTHS, ignore_eos=True, top=TOP)
-    assert [len(output.token_ids) for output in outputs] == LENGTHS
-    for prompt, output in zip(MIXED, outputs, strict=True):
-        expected = reference_logprobs(target_of(engine), [*prompt, *output.token_ids])
-        for at, (token, top) in enumerate(zip(output.token_ids, output.top, strict=True)):
-            row = expected[len(prompt) - 1 + at]
-            assert token == max(top, key=lambda t: top[t])
-            found = torch.tensor([top[t] for t in top])
-            torch.testing.assert_close(found, row[list(top)], atol=2e-3, rtol=0)
+    check_log_probabilities(engine, nwor, ScvMode.GRAPH, 2e-3)
 
 
 @pytest.mark.parametrize("nwor", ["off", "stage"])
 def test_measured_batches_do_not_see_what_was_asked(engine: VllmEngine, nwor: str) -> None:
-    prompts = prompts_of([24, 70, 18, 40])
-    before = run_cell(engine, nwor, "graph", prompts)
-    engine.decode_greedily(prompts, LENGTHS, ignore_eos=True, top=TOP)
-    engine.decode_greedily(prompts, LENGTHS, ignore_eos=True, keep_prefix_cache=True)
-    assert counted(run_cell(engine, nwor, "graph", prompts)) == counted(before)
+    check_measured_batches(engine, nwor)
 
 
 def test_the_check_tells_a_gap_from_a_tie(engine: VllmEngine) -> None:

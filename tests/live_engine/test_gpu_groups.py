@@ -1,7 +1,8 @@
 """Real vLLM on a GPU with target layers of several KV-cache groups, shapes and kinds: all staged.
 
 Sliding windows beside full attention, attention sinks, layers that share K/V, chunked local
-attention, head dims that differ by layer, and attention beside recurrent layers. One engine a model
+attention, head dims that differ by layer, attention beside recurrent layers, and models that draft
+with a layer of their own (sparse latent attention is in test_gpu_sparse_mla.py). One engine a model
 and way of running; each must stage every window, commit what it hands in, and stay within the
 errors of mode off. In float32 tokens are compared too.
 """
@@ -12,10 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_tools import GRAPHS, NGRAM, SCV, prompts_of, run_cell, tiny_spec, total
+from engine_tools import (
+    GRAPHS,
+    NGRAM,
+    SCV,
+    mtp_of,
+    pair_with,
+    prompts_of,
+    run_cell,
+    tiny_spec,
+    total,
+)
 from kv_gate_tools import kv_results
 from rank_faults import on_ranks, watch_slots, watched_slots
-from tiny_architectures import write_architecture
+from tiny_architectures import V3, write_architecture
 from tiny_hybrids import OWN_ARGUMENTS, hybrid_pair
 
 from nwor_bench.analysis.parity.kv import KvVerdict
@@ -58,6 +69,11 @@ HYBRIDS = [
     ("Granite hybrid", "eager"),
     ("Falcon-H1", "eager"),
 ]
+OWN_DRAFTERS = [("DeepSeek-V3", 4), ("GLM-4.5", 4), ("Qwen3-Next", 1)]
+"""Families that draft with a layer of their own (MTP), and their target layers without it.
+
+It lies in the target's cache groups and is attended alike, and stays stock's.
+"""
 
 
 def check_staged(engine: VllmEngine, prompts: list[list[int]], *, exact: bool) -> None:
@@ -140,6 +156,14 @@ def test_an_architecture_of_several_groups_or_shapes_is_staged(
     check_all(start_alone(pair, spec), dtype, graphs, record_property)
 
 
+def start_family(family: str, graphs: str, pair: ResolvedPair, start_alone: Any) -> VllmEngine:
+    # A state takes a whole page of the cache, which the byte model of K/V does not know.
+    arguments = {**DUMMY, **GRAPHS[graphs], **OWN_ARGUMENTS.get(family, {})}
+    spec = tiny_spec(draft_tokens=4, kv_cache_gib=0.5, engine_args=json.dumps(arguments))
+    engine: VllmEngine = start_alone(pair, spec)
+    return engine
+
+
 @pytest.mark.parametrize(("family", "graphs"), HYBRIDS)
 def test_attention_beside_other_layers_is_staged(
     family: str,
@@ -150,7 +174,25 @@ def test_attention_beside_other_layers_is_staged(
 ) -> None:
     pair = hybrid_pair(tmp_path / "model", family, "bfloat16")
     pair = ResolvedPair("groups", "ngram", pair.target, None, "bfloat16", SYNTHETIC)
-    # A state takes a whole page of the cache, which the byte model of K/V does not know.
-    arguments = {**DUMMY, **GRAPHS[graphs], **OWN_ARGUMENTS.get(family, {})}
-    spec = tiny_spec(draft_tokens=4, kv_cache_gib=0.5, engine_args=json.dumps(arguments))
-    check_all(start_alone(pair, spec), "bfloat16", graphs, record_property)
+    engine = start_family(family, graphs, pair, start_alone)
+    check_all(engine, "bfloat16", graphs, record_property)
+
+
+@pytest.mark.row("mtp")
+@pytest.mark.parametrize("graphs", ["full", "eager"])
+@pytest.mark.parametrize(("family", "target_layers"), OWN_DRAFTERS)
+def test_a_model_that_drafts_for_itself_is_staged(
+    family: str,
+    target_layers: int,
+    graphs: str,
+    tmp_path: Path,
+    start_alone: Callable[..., VllmEngine],
+    record_property: Callable[[str, object], None],
+) -> None:
+    if family == "DeepSeek-V3":
+        pair = pair_with("mla-shape", {**V3, "num_nextn_predict_layers": 1}, tmp_path)
+    else:
+        pair = hybrid_pair(tmp_path / "model", family, "bfloat16")
+    engine = start_family(family, graphs, mtp_of(pair), start_alone)
+    assert engine.status().target_layers == target_layers, engine.status()
+    check_all(engine, "bfloat16", graphs, record_property)

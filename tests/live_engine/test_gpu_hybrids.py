@@ -70,19 +70,3 @@ def test_code_that_hides_the_write_runs_as_without_us_and_says_why(
     spec = tiny_spec(requests=2, draft_tokens=4, engine_args=json.dumps(arguments))
     engine = start_alone(tiny_pair(tmp_path / "model", "ngram"), spec)
     check_refused(engine, reason, prompts_of([20, 30]))
-
-
-def test_stages_by_reference_after_the_first_window_of_each_size(
-    tmp_path: Path, start_alone: Callable[..., VllmEngine]
-) -> None:
-    """Its layers lie apart, so nothing is refused, and eager windows give the tokens of `off`."""
-    spec = tiny_spec(draft_tokens=4, engine_args=json.dumps({"enforce_eager": True}))
-    engine = start_alone(tiny_pair(tmp_path / "model", "draft_model"), spec)
-    prompts = prompts_of([20, 30, 25, 40])
-    stock = run_cell(engine, "off", "off", prompts)
-    for _ in range(2):
-        staged = run_cell(engine, "stage", "graph", prompts)
-        assert staged.token_ids == stock.token_ids
-        assert {window["fallback_reason"] for window in staged.windows} == {None}
-        assert total(staged, "staged_tokens") == total(staged, "draft_tokens") > 0
-    assert engine.status().staging_unavailable is None

@@ -21,6 +21,7 @@ from engine_tools import (
     worker_of,
 )
 from test_gpu_groups import check_all
+from tiny_architectures import V3
 
 from nwor_bench.engine.engine import VllmEngine
 
@@ -30,16 +31,6 @@ pytestmark = [
     pytest.mark.row("latent attention (MLA)"),
 ]
 
-V3 = {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "model_type": "deepseek_v3",
-    "scoring_func": "sigmoid",
-    "topk_method": "noaux_tc",
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 2.5,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
-}
 MODELS: dict[str, dict[str, Any]] = {
     "deepseek-v2": {},
     "deepseek-v2-lite": {"q_lora_rank": None},

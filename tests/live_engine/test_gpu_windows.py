@@ -23,7 +23,6 @@ from engine_tools import (
     total_of,
     worker_of,
 )
-from planted_gpu import attend_to_the_cache
 
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.protocol import BatchOutput
@@ -170,14 +169,6 @@ def test_the_sham_replays_graphs_of_its_own_and_leaves_what_stock_leaves(
         assert replayed == []
 
 
-def test_a_batch_after_staging_finds_a_sound_cache(engine: VllmEngine) -> None:
-    """What was staged and committed is read by later steps and by prefix-cache hits."""
-    prompts = prompts_of(LENGTHS, seed=5)
-    first = run_cell(engine, "off", "off", prompts)
-    run_cell(engine, "stage", "graph", prompts)
-    assert run_cell(engine, "off", "off", prompts).token_ids == first.token_ids
-
-
 def test_both_graph_sets_have_the_same_shapes(engine: VllmEngine) -> None:
     before = engine._rpc("nwor_status")["num_gpu_blocks"]
     run_cell(engine, "stage", "graph", prompts_of(LENGTHS[:2]), 8)
@@ -208,20 +199,6 @@ def test_off_leaves_the_layers_as_vllm_made_them(engine: VllmEngine) -> None:
     runner = worker_of(engine).model_runner
     for layer in runner.compilation_config.static_forward_context.values():
         assert {"forward", "do_kv_cache_update"}.isdisjoint(vars(layer.impl))
-
-
-def test_attention_that_reads_the_cache_alone_is_found_out(
-    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first published NWOR's fault: skip the write, attend to what lies in the slots."""
-    if engine.graphs == "full":  # type: ignore[attr-defined]
-        pytest.skip("its graphs were captured sound")
-    from nwor_bench.plugin.runner_v2 import attention as gpu_attention
-
-    prompts = prompts_of(LENGTHS)
-    stock = run_cell(engine, "off", "off", prompts)
-    monkeypatch.setattr(gpu_attention.StagingAttention, "_verify", attend_to_the_cache)
-    assert run_cell(engine, "stage", "off", prompts).token_ids != stock.token_ids
 
 
 @pytest.mark.row("faults inside a window")

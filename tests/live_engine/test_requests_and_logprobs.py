@@ -133,11 +133,9 @@ def counted(output: BatchOutput) -> tuple[Any, ...]:
     return output.token_ids, output.counters, windows
 
 
-@pytest.mark.parametrize("nwor", ["off", "stage"])
-def test_log_probabilities_are_the_models_own_at_every_output_position(
-    engine: VllmEngine, nwor: str
-) -> None:
-    engine.set_modes(Cell("tiny", NworMode(nwor), ScvMode.OFF))
+def check_log_probabilities(engine: VllmEngine, nwor: str, scv: ScvMode, tolerance: float) -> None:
+    """At every output position they are the model's own, as transformers computes them."""
+    engine.set_modes(Cell("tiny", NworMode(nwor), scv))
     outputs = engine.decode_greedily(MIXED, LENGTHS, ignore_eos=True, top=TOP)
     assert [len(output.token_ids) for output in outputs] == LENGTHS
     for prompt, output in zip(MIXED, outputs, strict=True):
@@ -148,7 +146,14 @@ def test_log_probabilities_are_the_models_own_at_every_output_position(
             assert token == max(top, key=lambda t: top[t])
             assert set(row.topk(5).indices.tolist()) <= set(top)
             found = torch.tensor([top[t] for t in top])
-            torch.testing.assert_close(found, row[list(top)], atol=2e-4, rtol=0)
+            torch.testing.assert_close(found, row[list(top)], atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("nwor", ["off", "stage"])
+def test_log_probabilities_are_the_models_own_at_every_output_position(
+    engine: VllmEngine, nwor: str
+) -> None:
+    check_log_probabilities(engine, nwor, ScvMode.OFF, 2e-4)
 
 
 def test_a_prefix_from_the_cache_has_the_same_log_probabilities(engine: VllmEngine) -> None:
@@ -186,15 +191,20 @@ def test_without_being_asked_no_log_probabilities_come(engine: VllmEngine) -> No
     assert [(len(o.token_ids), o.top) for o in outputs] == [(3, ()), (5, ())]
 
 
-@pytest.mark.parametrize("nwor", [pytest.param("off", marks=pytest.mark.long), "stage"])
-def test_measured_batches_do_not_see_what_was_asked_between_them(
-    engine: VllmEngine, nwor: str
-) -> None:
+def check_measured_batches(engine: VllmEngine, nwor: str) -> None:
+    """They do not see what was asked between them."""
     before = run_cell(engine, nwor, "graph", MIXED)
     engine.decode_greedily(MIXED, LENGTHS, ignore_eos=True, top=TOP)
     engine.decode_greedily(MIXED, LENGTHS, ignore_eos=True, keep_prefix_cache=True)
     assert counted(run_cell(engine, nwor, "graph", MIXED)) == counted(before)
     assert before.counters.draft_tokens > 0
+
+
+@pytest.mark.parametrize("nwor", [pytest.param("off", marks=pytest.mark.long), "stage"])
+def test_measured_batches_do_not_see_what_was_asked_between_them(
+    engine: VllmEngine, nwor: str
+) -> None:
+    check_measured_batches(engine, nwor)
 
 
 @pytest.mark.long

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checklist_rows import check_grammar
-from checklist_tools import ask, check_cache, greedy
+from checklist_rows import check_drafter_behind_32_layers, check_grammar
+from checklist_tools import ask, check_cache, check_partial, compare, greedy
 from engine_tools import eagle_pair, prompts_of, run_cell, tiny_pair, tiny_spec, total
 from kv_gate_tools import change_a_value, kv_results
 from rank_faults import (
@@ -62,22 +62,12 @@ def test_each_rank_stages_its_own_heads(engine: VllmEngine) -> None:
 @pytest.mark.parametrize(
     "scv", ["off", *(pytest.param(scv, marks=pytest.mark.long) for scv in ("graph", "adaptive"))]
 )
-def test_tokens_and_counts_are_those_of_stock(
-    engine: VllmEngine, reference: BatchOutput, scv: str
+def test_tokens_and_counts_are_those_of_stock_and_the_cache_is_sound(
+    engine: VllmEngine, scv: str
 ) -> None:
-    staged = run_cell(engine, "stage", scv, PROMPTS)
-    assert staged.token_ids == reference.token_ids
-    assert staged.counters == reference.counters
-    assert 0 < staged.counters.accepted_tokens < staged.counters.draft_tokens
-    assert total(staged, "staged_tokens") == staged.counters.draft_tokens
-    assert total(staged, "committed_tokens") == staged.counters.accepted_tokens
-    assert staged.rank_disagreement is reference.rank_disagreement is None
-    ranks = engine._rpc_all("nwor_window_state")
-    assert ranks == ["idle", "idle"]
-
-
-def test_the_cache_is_sound_on_every_rank(engine: VllmEngine) -> None:
-    staged = ask(engine, "stage", PROMPTS, greedy(40))
+    stock, staged = compare(engine, PROMPTS, greedy(), [scv])
+    check_partial(stock)
+    assert engine._rpc_all("nwor_window_state") == ["idle", "idle"]
     check_cache(engine, PROMPTS, staged)
 
 
@@ -186,20 +176,7 @@ def test_drafter_layers_behind_32_target_layers_are_not_staged(
     """
     pair = eagle_pair(tmp_path, layers=32)
     engine = start_engine(pair, tiny_spec(requests=16, draft_tokens=8, **TWO_RANKS))
-    status = engine.status()
-    assert status.target_layers == status.staging_buffers == 32
-    assert [rank.drafter_layers for rank in status.ranks] == [1, 1]
-    prompts = prompts_of([20 + 3 * n for n in range(16)])
-    stock = run_cell(engine, "off", "off", prompts)
-    for scv in ("off", "graph"):
-        staged = run_cell(engine, "stage", scv, prompts)
-        assert staged.token_ids == stock.token_ids
-        assert staged.counters == stock.counters
-        assert staged.rank_disagreement is None
-        assert max(window["draft_tokens"] for window in staged.windows) == 16 * 8
-        assert {window["fallback_reason"] for window in staged.windows} == {None}
-        assert total(staged, "committed_tokens") == staged.counters.accepted_tokens > 0
-        assert total(staged, "stage_operations") == 32 * total(staged, "staged_tokens")
+    check_drafter_behind_32_layers(engine, ("off", "graph"))
 
 
 def test_more_ranks_than_processors_are_refused(

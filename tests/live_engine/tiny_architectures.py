@@ -123,6 +123,18 @@ def write_architecture(folder: Path, name: str, seed: int = 0) -> Path:
     return folder
 
 
+V3: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+}
+"""DeepSeek-V3's settings on top of the pair `mla-shape`, which is a small DeepSeek-V2."""
+
 MIMO: dict[str, Any] = {
     **COMMON,
     "architectures": ["MiMoV2ForCausalLM"],

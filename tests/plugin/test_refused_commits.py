@@ -1,11 +1,12 @@
 """A commit that the device refused: read late, told once, and nothing is staged any more."""
 
 import logging
-from threading import Barrier, Thread
+from threading import Thread
 from typing import Any
 
 import pytest
 import torch
+from test_written_rows import Ranks
 from v2_pieces import make_hook, run_step
 
 from nwor_bench.plugin.rank_vote import RankVote
@@ -57,32 +58,13 @@ def test_a_sweeps_drain_still_names_layers_and_flags(monkeypatch: pytest.MonkeyP
         assert hook.device_errors() == []
 
 
-class SharedVote(RankVote):
-    """Two ranks as two threads: each waits for the other's word, as gloo makes them do."""
-
-    def __init__(self, rank: int, words: list[str | None], barrier: Barrier):
-        super().__init__(group="two ranks")
-        self._rank, self._words, self._barrier = rank, words, barrier
-
-    def settle(self, reason: str | None, num_accepted: Any = ()) -> str | None:
-        self._words[self._rank] = reason
-        self._barrier.wait(timeout=30)
-        words = list(self._words)
-        self._barrier.wait(timeout=30)
-        if len(set(words)) == 1:
-            return words[0]
-        return next(f"rank_{n}:{word}" for n, word in enumerate(words) if word)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("late_rank_reads", [False, True])
 def test_ranks_stop_with_the_same_window(
     monkeypatch: pytest.MonkeyPatch, late_rank_reads: bool
 ) -> None:
     """Each rank reads its own flags when it reads; the window's vote tells the others."""
-    words: list[str | None] = [None, None]
-    barrier = Barrier(2)
-    hooks: list[Any] = []
+    both = Ranks(monkeypatch)
     faults: list[BaseException] = []
 
     def rank(number: int, hook: Any) -> None:
@@ -96,11 +78,11 @@ def test_ranks_stop_with_the_same_window(
             hook.late.resolve(None)
         except BaseException as fault:
             faults.append(fault)
-            barrier.abort()
+            both.barrier.abort()
 
-    monkeypatch.setattr(SharedVote, "settle", lambda *_: None)  # while the hooks are made
-    hooks = [make_hook(monkeypatch, SharedVote(n, words, barrier)) for n in range(2)]
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(RankVote, "settle", lambda *_: None)  # while the hooks are made
+        hooks = [make_hook(patch, vote) for vote in both.ranks]
     threads = [Thread(target=rank, args=pair) for pair in enumerate(hooks)]
     for thread in threads:
         thread.start()

@@ -107,20 +107,28 @@ def test_counts_that_are_not_those_written_stop_staging(
 
 
 class Ranks:
-    """Votes of two ranks in threads, with an all-reduce of their own."""
+    """Votes of two ranks in threads over stand-in collectives; a rank's group is its number."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._votes: list[torch.Tensor] = []
-        self._barrier = Barrier(2)
-        self.ranks = [RankVote("two ranks") for _ in range(2)]
+        self._said: list[Any] = [None, None]
+        self.barrier = Barrier(2)
+        self.ranks = [RankVote(rank) for rank in range(2)]
         monkeypatch.setattr("torch.distributed.all_reduce", self._all_reduce)
+        monkeypatch.setattr("torch.distributed.all_gather_object", self._all_gather)
+        monkeypatch.setattr("torch.distributed.get_world_size", lambda group: 2)
 
-    def _all_reduce(self, votes: torch.Tensor, *_: Any, **__: Any) -> None:
-        self._votes.append(votes.clone())
-        self._barrier.wait(timeout=30)
-        highest = torch.stack(self._votes[-2:]).amax(0)
-        self._barrier.wait(timeout=30)
-        votes.copy_(highest)
+    def _exchange(self, rank: int, own: Any) -> list[Any]:
+        self._said[rank] = own
+        self.barrier.wait(timeout=30)
+        both = list(self._said)
+        self.barrier.wait(timeout=30)
+        return both
+
+    def _all_reduce(self, votes: torch.Tensor, *_: Any, group: int) -> None:
+        votes.copy_(torch.stack(self._exchange(group, votes.clone())).amax(0))
+
+    def _all_gather(self, reasons: list[Any], reason: str | None, group: int) -> None:
+        reasons[:] = self._exchange(group, reason)
 
     def vote(self) -> list[str | None]:
         """What each rank settles on."""

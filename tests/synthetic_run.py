@@ -354,7 +354,7 @@ def without_figures() -> Iterator[None]:
     """Pages without their drawings, which are two thirds of what a small run takes.
 
     test_figures.py draws the figures of every kind of run; test_documents.py and
-    test_kept_runs.py whole pages.
+    test_golden.py whole pages.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nwor_bench.report.html.draw_svg", lambda figure: "<svg></svg>")

@@ -123,7 +123,7 @@ def test_per_position_rates_divide_by_the_drafts_there(run):
     assert result.acceptance_length == 2.0
 
 
-def test_a_window_of_finished_requests_alone_hides_no_acceptance_length(run):
+def test_a_window_of_only_finished_requests_hides_no_acceptance_length(run):
     """Seen on an H200: the last window's drafts were all of a request that had ended."""
     ended = next(w for w in run.windows if of("off", "off")(w) and w.block == 1)
     changed = replace(

@@ -75,7 +75,7 @@ def test_the_noise_floor_is_that_of_groups(run: RunData) -> None:
     assert floor["floor"] < 0.003
 
 
-def test_whole_batches_decide_where_they_disagree() -> None:
+def test_whole_batches_decide_if_they_disagree() -> None:
     cell = cell_of(interleaved_run(Planted(EFFECTS), whole={**WHOLE, "graph": 1.1}), STAGE_GRAPH)
     assert (cell.interleaved, cell.compared) == ("batches", "window_ms")
     assert cell.ratio_to_off == pytest.approx(1.1, abs=0.02)
@@ -99,7 +99,7 @@ def test_too_few_groups_and_blocks_say_how_many_groups_there_are() -> None:
     assert "groups of windows are 2" in (cell.reason or "")
 
 
-def test_windows_alone_decide_where_no_whole_batch_was_timed(run: RunData) -> None:
+def test_only_windows_decide_if_no_whole_batch_was_timed(run: RunData) -> None:
     untimed = kept(run, lambda record: record.block == 0 or interleaved(record))
     cell = cell_of(untimed, STAGE_GRAPH)
     assert (cell.interleaved, cell.ratio_batches, cell.verdict) == ("windows", None, "FASTER")
@@ -200,7 +200,7 @@ def test_a_stage_window_that_staged_a_part_is_a_fault(run: RunData) -> None:
     assert cell_of(changed, STAGE_GRAPH).verdict == Verdict.INVALID
 
 
-def test_other_tokens_than_those_of_off_alone_are_a_fault(run: RunData) -> None:
+def test_other_tokens_than_those_of_off_are_a_fault(run: RunData) -> None:
     same = of_first(prompt_digest="prompts-1")(run)
     assert faults_of(same) == []
     other = of_first(token_digests=("x", "b1"))

@@ -140,7 +140,7 @@ def test_too_few_blocks_give_no_interval_and_no_verdict() -> None:
     assert "BASE has 2 and NEW has 2" in cell.reason
 
 
-def test_a_batch_is_compared_where_windows_have_no_time() -> None:
+def test_a_batch_is_compared_if_windows_have_no_time() -> None:
     new = change_windows(slowed(BASE, {GRAPH: 1.05}), lambda window: True, wall_ms=None)
     cell = cell_of(compare(new), "stage x graph")
     assert cell.ratio.measure == cell.time.measure == "latency_ms"
@@ -178,7 +178,7 @@ def test_windows_without_a_time_are_left_out(other) -> None:
     assert not any("whole batches" in note for note in notes(comparison))
 
 
-def test_where_every_window_has_a_time_none_is_said_to_be_left_out() -> None:
+def test_if_every_window_has_a_time_none_is_said_to_be_left_out() -> None:
     comparison = compare(other_prompts(slowed(BASE, {})))
     assert not any("left out" in note for note in notes(comparison))
 
@@ -233,7 +233,7 @@ def test_output_that_is_no_longer_checked_is_ambiguous() -> None:
     assert "checked in BASE and not in NEW" in cell.reason
 
 
-def test_cells_of_one_run_alone_are_listed() -> None:
+def test_cells_of_only_one_run_are_listed() -> None:
     without_graph = kept(BASE, lambda record: not is_graph(record))
     comparison = compare(without_graph, stored(kept(BASE, lambda record: record.arm is None)))
     found = outcomes(comparison)
@@ -263,7 +263,7 @@ def test_force_matches_the_cells_of_a_pair_of_another_name() -> None:
     assert changed.ratio == cell_of(compare(new), "stage x graph").ratio
 
 
-def test_another_host_is_told_of_where_the_model_ran_on_a_gpu_and_refused_on_a_cpu() -> None:
+def test_another_host_is_reported_on_a_gpu_and_refused_on_a_cpu() -> None:
     line, cpu = "CPU: BASE Toy CPU, NEW B", {"cpu": {"model": "B"}}
     other = with_header(BASE, "environment", **cpu)
     assert blocking_differences(BASE.header, other.header) == []
@@ -335,7 +335,7 @@ def test_what_an_older_run_did_not_record_is_unknown_not_different() -> None:
     assert not compare(with_header(BASE, "environment", gpus=None)).forced
 
 
-def test_what_else_differs_is_told() -> None:
+def test_what_else_differs_is_reported() -> None:
     new = with_header(BASE, "environment", git={"revision": "9876fed", "dirty": False})
     new = with_header(new, "spec", seed=8)
     told = [str(difference) for difference in compare(new).others]

@@ -120,7 +120,7 @@ def test_the_split_adds_up() -> None:
     assert split.to_dict()["attention"]["ratio"] == split.attention.ratio
 
 
-def test_no_split_where_whole_batches_decided_or_control_is_missing() -> None:
+def test_no_split_if_whole_batches_decided_or_control_is_missing() -> None:
     run = interleaved_run(Planted(EFFECTS), whole={**WHOLE, "control": 0.8})
     assert splits(pair_effects(run), summarised(run)) == []
     assert splits([], []) == []

@@ -81,7 +81,7 @@ def test_samples_survive_the_records(tmp_path) -> None:
     assert {batch.request_times for batch in read_run(tmp_path / "run").batches} == {times()}
 
 
-def test_the_report_shows_them_beside_window_time_only_where_measured() -> None:
+def test_the_report_shows_them_beside_window_time_only_if_measured() -> None:
     run = timed_run()
     section = cell_section(summarised(run))
     body = next(block for block in section.blocks if isinstance(block, Table))

@@ -259,7 +259,7 @@ def test_verdicts(low, high, expected):
         (0.98, 1.005, Verdict.AMBIGUOUS),
     ],
 )
-def test_where_small_differences_count_they_come_first(low, high, expected):
+def test_if_small_differences_count_they_come_first(low, high, expected):
     found = verdict(interval(low, high), p_adjusted=0.01, noise_floor=0.001, small_counts=True)
     assert found is expected
 

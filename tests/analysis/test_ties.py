@@ -53,7 +53,7 @@ def test_the_mean_gap_is_held_against_the_allowance(
     assert found.is_tie is is_tie
 
 
-def test_where_nothing_moves_only_equal_logits_are_a_tie() -> None:
+def test_if_nothing_moves_only_equal_logits_are_a_tie() -> None:
     still = ErrorScale(rms=0.0, largest=0.0, positions=9, within=0, moved_rms=0.0)
     assert PlaceVerdict(PLACE, (0.0, 0.0), still).is_tie
     assert not PlaceVerdict(PLACE, (1e-3, 1e-3), still).is_tie
@@ -87,7 +87,7 @@ def test_the_scale_is_what_decoding_differs_by_from_the_mean_of_the_shapes() -> 
     assert found.within == 2  # 0.8 and 1.6 nats beside an allowance of 1.77
 
 
-def test_what_a_rounding_step_of_attention_moves_counts_where_decoding_moves_nothing() -> None:
+def test_what_a_rounding_step_of_attention_moves_counts_if_decoding_moves_nothing() -> None:
     """FlashAttention on an H200: decode and prefill agreed bit for bit at 128 of 128 positions."""
     tops = [{1: -0.1, 2: -1.1}] * 16
     step = [{1: -0.1, 2: -1.1 - STEP * (n == 3)} for n in range(16)]
@@ -219,7 +219,7 @@ def stepped(jumps: int, positions: int = 128) -> ErrorScale:
     return error_scale(decoded, still, [still, still, still])
 
 
-def test_a_gap_of_a_step_is_a_tie_where_steps_were_seen() -> None:
+def test_a_gap_of_a_step_is_a_tie_if_steps_were_seen() -> None:
     scale = stepped(jumps=4)
     assert scale.rms == pytest.approx(STEP / 32**0.5)
     assert 5 * scale.rms < STEP

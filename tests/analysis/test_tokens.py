@@ -174,7 +174,7 @@ def test_a_second_difference_behind_a_tie_is_found() -> None:
     assert (len(found.verdicts), found.rounds) == (2, 1)
 
 
-def test_first_differences_alone_say_how_much_was_compared() -> None:
+def test_first_differences_say_how_much_was_compared() -> None:
     engine = FakeEngine(flips=flip(0, 3, 0.05))
     found = checked(engine, to_the_end=False)
     assert (found.tokens_compared, found.tokens, found.rounds) == (4 + 12 + 12, 36, 0)

@@ -401,7 +401,7 @@ def test_what_is_not_vllms_failure_says_itself_what_to_do(
 
 
 @pytest.mark.slow
-def test_the_engine_is_not_started_where_it_could_not_run(
+def test_the_engine_is_not_started_if_it_could_not_run(
     monkeypatch: pytest.MonkeyPatch, packages: Packages
 ) -> None:
     packages()

@@ -225,7 +225,7 @@ def test_strict_ends_with_5_if_it_is_inconclusive(
     assert command_line(*flags, "--strict")[0] == strict
 
 
-def test_a_cpu_server_is_told_as_one(command_line: Run, server: Server) -> None:
+def test_a_cpu_server_is_reported_as_one(command_line: Run, server: Server) -> None:
     server.pages = [known(SLOWER, clock="host")]
     code, out, _ = command_line("live", server.url)
     assert code == 0

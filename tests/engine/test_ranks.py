@@ -39,7 +39,7 @@ def test_any_other_count_on_any_rank_is_named(batch, ranks, data):
 
 
 @given(windows)
-def test_a_window_that_one_rank_alone_ran_is_named(batch):
+def test_a_window_that_only_one_rank_ran_is_named(batch):
     first, second = copies(batch, 2)
     assert disagreement([first, second[:-1]]) == (
         f"rank 1 ran {len(batch) - 1} windows and rank 0 {len(batch)}"

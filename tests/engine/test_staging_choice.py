@@ -43,7 +43,7 @@ def test_without_a_gpu_there_is_one_message_and_nothing_starts(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_workers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_workers_get_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_config, "on_cpu", lambda: False)
     for changes, by in (({}, "reference"), (COPY, "copy")):
         monkeypatch.setattr(os, "environ", {})
@@ -73,7 +73,7 @@ def test_the_prediction_is_that_of_what_was_done(asked: Any, strategy: Any) -> N
     assert strategy_of(header_of({"spec": asked})) is strategy
 
 
-def test_runs_that_hold_drafts_otherwise_can_be_compared_and_it_is_told() -> None:
+def test_runs_that_hold_drafts_otherwise_can_be_compared_and_it_is_reported() -> None:
     base = header_of({"spec": {"stage_by": "reference"}})
     new = header_of({"spec": {"stage_by": "copy"}})
     assert blocking_differences(base, new) == []

@@ -105,7 +105,7 @@ def test_ranks_share_the_heads() -> None:
     assert not published("Qwen3-Next-80B-A3B", linear_num_value_heads=6).fits_ranks(4)
 
 
-def test_a_step_holds_the_states_and_kv_of_attending_layers_alone() -> None:
+def test_a_step_holds_the_states_and_kv_of_attending_layers_only() -> None:
     shape = published("Qwen3-Next-80B-A3B")
     model = ByteModel(shape, 16, 16, 16)
     load = Workload(requests=2, context=100, draft_tokens=4, acceptance=0.5)

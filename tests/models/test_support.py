@@ -151,7 +151,7 @@ def test_an_indexers_keys_are_said_to_be_written_directly() -> None:
     assert notes == [3, 2]  # breakable graphs are left out of the one without any
 
 
-def test_values_of_another_size_are_told() -> None:
+def test_values_of_another_size_are_reported() -> None:
     model = facts(**SLIDING, v_head_dim=64, swa_num_key_value_heads=2, swa_v_head_dim=32)
     assert [layer.value_dim for layer in model.layers[:2]] == [32, None]
     rows = layer_rows(predict_support(model, EngineFacts()))

@@ -171,7 +171,7 @@ def test_second_call_installs_nothing(set_up: Path, target: str) -> None:
 
 
 @pytest.mark.parametrize(("device", "workers"), [("cpu", ["2"]), ("cuda", [])])
-def test_engines_run_side_by_side_where_they_share_no_gpu(
+def test_engines_run_side_by_side_if_they_share_no_gpu(
     set_up: Path, device: str, workers: list[str]
 ) -> None:
     recipe = run("make", "-n", "test", f"DEVICE={device}", cwd=set_up)

@@ -3,6 +3,7 @@
 tests/golden/run was written on the stand-in engine before cells had arms: nothing in it is a
 measurement."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from synthetic_run import analysed, faults_of
 
 from nwor_bench.analysis.analyse import analyse
 from nwor_bench.analysis.findings.table import FindingKind
-from nwor_bench.records.run_folder import KEPT_RECORDS_FILE
+from nwor_bench.records.run_folder import KEPT_RECORDS_FILE, RUN_FILE
 from nwor_bench.records.store import read_run
 from nwor_bench.report.files import write_files
 
@@ -46,3 +47,38 @@ def test_its_reports_can_be_made_anew(tmp_path):
     paths = write_files(folder, analyse(read_run(folder)))
     assert (folder / KEPT_RECORDS_FILE).read_bytes() == before
     assert "golden" not in paths.markdown.read_text()
+
+
+KEPT = Path(__file__).parents[2] / "sweeps" / "results" / "h200" / "kept"
+RUNS = sorted(path.parent for path in KEPT.glob(f"*/{RUN_FILE}"))
+
+
+def test_two_runs_are_kept_and_one_has_its_page() -> None:
+    assert len(RUNS) == 2
+    assert [run.name for run in RUNS if (run / "report.html").is_file()] == [RUNS[0].name]
+
+
+@pytest.mark.slow  # two whole reports
+@pytest.mark.parametrize("folder", RUNS, ids=lambda path: path.name)
+def test_its_report_is_made_again_from_its_records(folder: Path, tmp_path: Path) -> None:
+    for name in (RUN_FILE, KEPT_RECORDS_FILE):
+        shutil.copy(folder / name, tmp_path / name)
+    kept = json.loads((folder / RUN_FILE).read_text())["cells"]
+    run = read_run(tmp_path)
+    cells = analyse(run).cells
+    assert [(c.label, c.verdict, c.windows) for c in cells] == [
+        (
+            f"{c['nwor_mode']} x {c['scv_mode']}" + (f" ({c['arm']})" if c["arm"] else ""),
+            c["verdict"],
+            c["windows"],
+        )
+        for c in kept
+    ]
+    for cell, before in zip(cells, kept, strict=True):
+        assert cell.ratio_to_off == pytest.approx(before["ratio_to_off"])
+    paths = write_files(tmp_path, analyse(run))
+    assert paths.html.stat().st_size > 10_000
+    for path in (paths.html, paths.markdown):
+        if (folder / path.name).is_file():
+            assert path.read_bytes() == (folder / path.name).read_bytes()
+    assert "How sure is that?" in paths.markdown.read_text()

@@ -55,7 +55,7 @@ def test_each_kind_of_run_is_answered(name, badge, sentence, sure, then):
 
 
 @pytest.mark.parametrize("name", ["invalid", "ineffective", "cpu"])
-def test_no_effect_is_named_where_none_counts(name):
+def test_no_effect_is_named_if_none_counts(name):
     run = RUNS[name]()
     texts = [answer(run.header, summarised(run)).sentence, *told(run).values()]
     assert not re.search(r"\d %", " ".join(texts))
@@ -117,7 +117,7 @@ def test_the_best_is_taken_of_the_cells_that_are_faster_for_all_at_once():
     assert "95 % confidence: 0.10 % to 11.0 % less" in found.sentence
 
 
-def test_a_best_cell_that_is_sure_by_holm_alone_is_said_to_be():
+def test_a_best_cell_that_is_sure_only_by_holm_is_said_to_be():
     cells = [cell for cell in chosen_among_two(0.94, 0.95) if cell.label != "stage x graph"]
     found = answer(faster().header, cells)
     assert (found.badge, found.cell.label) == ("FASTER", "stage x off")
@@ -183,7 +183,7 @@ def test_an_untrustworthy_baseline_leaves_nothing_to_compare():
     assert sentence.startswith("Nothing can be compared, because off x off itself")
 
 
-def test_the_noise_is_told_with_the_answer():
+def test_the_noise_is_reported_with_the_answer():
     run = faster()
     found = noise_floor(summarised(run))
     assert change_range(found["low"], found["high"]) in told(run)["How sure is that?"]
@@ -191,7 +191,7 @@ def test_the_noise_is_told_with_the_answer():
     assert "The machine's noise is not known" in told(without)["How sure is that?"]
 
 
-def test_scv_alone_is_asked_about_where_nothing_stages():
+def test_only_scv_is_asked_about_if_nothing_stages():
     off = kept(gpu_run(), lambda record: record.nwor_mode == "off")
     assert "SCV does not pay here" in answer(off.header, summarised(off)).sentence
     alone = kept(off, lambda record: record.scv_mode == "off")

@@ -120,7 +120,7 @@ def test_notes_tell_what_weakens_the_numbers() -> None:
     assert "BASE: it did not end as planned (status: partial)." in told(RUN, cut)
 
 
-def test_a_machine_that_was_not_recorded_is_told() -> None:
+def test_a_machine_that_was_not_recorded_is_reported() -> None:
     """A run is refused on another machine; it was compared in silence on an unknown one."""
     real = read_header(REAL)
     header = BASE.header.model_copy(update={"environment": real.environment, "engine": real.engine})
@@ -133,7 +133,7 @@ def test_a_machine_that_was_not_recorded_is_told() -> None:
 
 
 @pytest.mark.slow
-def test_other_acceptance_on_the_same_prompts_is_told() -> None:
+def test_other_acceptance_on_the_same_prompts_is_reported() -> None:
     def accepting_less(run):
         new = stored(run)
         key = next(cell for cell in new.cells if cell.label == "stage x adaptive")

@@ -77,7 +77,7 @@ def with_sham(counts: dict[str, int]) -> RunData:
     return replace(run(), events=(*run().events, event))
 
 
-def test_what_the_aa_cell_switched_is_told() -> None:
+def test_what_the_aa_cell_switched_is_reported() -> None:
     assert NO_SHAM in words(run())  # as runs of older versions
     assert IS_SHAM in words(with_sham({SWITCHED: 40}))
     (partly,) = [t for t in words(with_sham({SWITCHED: 40, "odd": 2})) if t.startswith(IS_SHAM)]
@@ -86,7 +86,7 @@ def test_what_the_aa_cell_switched_is_told() -> None:
     assert "7 (on this runner" in none
 
 
-def test_carry_over_that_could_not_be_tested_is_told_with_its_reason() -> None:
+def test_carry_over_that_could_not_be_tested_is_reported_with_its_reason() -> None:
     few = interleaved_run(Planted(EFFECTS), batches=3)
     found = interleaved_blocks(analysed(few))
     ratios = tables(found)["Decided by"]
@@ -98,7 +98,7 @@ def test_carry_over_that_could_not_be_tested_is_told_with_its_reason() -> None:
     )
 
 
-def test_left_out_groups_are_told_with_their_reason() -> None:
+def test_left_out_groups_are_reported_with_their_reason() -> None:
     untimed = change_windows(
         run(), lambda w: w.cell == STAGE_GRAPH and w.block == 2 and w.group is not None,
         device_ms=None,

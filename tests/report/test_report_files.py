@@ -96,7 +96,7 @@ def test_awkward_text_survives_the_csv():
     assert (row["reason"], row["pair"]) == ('a "b", c\n; d=é', "x,y")
 
 
-def test_no_records_are_a_header_alone():
+def test_no_records_are_only_a_header():
     assert to_csv(WindowRecord, []).count("\n") == 1
 
 

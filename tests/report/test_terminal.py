@@ -123,7 +123,7 @@ def test_quiet_leaves_the_answer():
 
 
 @pytest.mark.slow
-def test_counted_bytes_are_told():
+def test_counted_bytes_are_reported():
     run = with_counters(faster(), 50_000)
     text = flat(of_run(run))
     assert "DRAM bytes: stage x off wrote 0.05 MB a window fewer than off x off" in text

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from report_runs import gpu_run, spent_by_gate
-from rich.console import Console
 from swept_folder import save_sweep
 from synthetic_run import analysed, change_batches, summarised, with_header, with_parts
 
@@ -13,9 +12,7 @@ from nwor_bench.records.store import RunData
 from nwor_bench.records.types import RunStatus
 from nwor_bench.report.answer import answer, questions
 from nwor_bench.report.document import Bullets
-from nwor_bench.report.run_report import summary
 from nwor_bench.report.sweep import sweep_document
-from nwor_bench.report.terminal import print_document
 from nwor_bench.run.sweep_folder import SweepIndex
 from nwor_bench.run.sweep_summary import swept_runs
 
@@ -35,17 +32,6 @@ def test_the_answer_names_gate_and_budget_and_what_to_write() -> None:
     said = dict(questions(analysed(run)).entries)
     assert "--time-budget 6m" in said["What next?"]
     assert not any(flag in said["What next?"] for flag in WRONG)
-
-
-def test_the_terminal_says_both_in_80_columns() -> None:
-    run = spent_by_gate()
-    console = Console(width=80, color_system=None, force_terminal=False)
-    with console.capture() as capture:
-        print_document(console, summary(analysed(run)))
-    lines = capture.get().splitlines()
-    assert "66 s" in " ".join(lines[:3])
-    (line,) = [line for line in lines if line.startswith("- WARNING: ") and "--time-budget" in line]
-    assert line.endswith("write --time-budget 4m")
 
 
 @pytest.mark.parametrize("status", [RunStatus.PARTIAL, RunStatus.FAILED])

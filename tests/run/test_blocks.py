@@ -160,7 +160,7 @@ def test_a_sound_run_has_six_comparable_cells(folder: Path) -> None:
         assert cell.nwor_total_staged == cell.nwor_total_committed + cell.nwor_total_rejected
 
 
-def test_where_there_is_a_probe_two_blocks_run_once_more_with_it(folder: Path) -> None:
+def test_if_there_is_a_probe_two_blocks_run_once_more_with_it(folder: Path) -> None:
     engine = FakeEngine(has_probe=True, wrong=lambda number, cell: number == 3)
     runner = Runner(folder, engine)
     run = runner.run()

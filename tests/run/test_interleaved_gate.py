@@ -132,7 +132,7 @@ def test_other_acceptance_in_interleaved_windows(tmp_path: Path, rule: dict[str,
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_timed_interleaved_batch_is_compared_with_off_alone(
+def test_a_timed_interleaved_batch_is_compared_with_off(
     tmp_path: Path, rule: dict[str, Any]
 ) -> None:
     """Its tokens differ in the timed batch only; block 1 has whole batches too."""

@@ -1,5 +1,6 @@
-"""The K/V gate's logic: which positions, which tolerance, which verdict; no engine."""
+"""The gate's checks of K/V and writes: which positions, tolerance and verdict; no engine."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +10,13 @@ import pytest
 from fake_engine import OWN_ERROR, FakeEngine, FakeKvCache
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_session import RUN, begin
 from toy_run import BASELINE, STAGE, Runner
 
-from nwor_bench.analysis.parity.kv import compare_exactly, compare_within, tolerances
+from nwor_bench.analysis.parity.kv import compare_exactly, compare_within, tolerances, write_fault
 from nwor_bench.engine.protocol import BatchOutput, Sampling
+from nwor_bench.errors import ExitCode
+from nwor_bench.records.store import read_run
 from nwor_bench.records.types import NworMode
 from nwor_bench.run.gate.kv import BUDGET_BYTES, choose_spans, groups_that_fit, rows_budget
 
@@ -119,7 +123,7 @@ def test_rows_of_mode_off_that_are_not_finite_give_no_tolerance() -> None:
     assert (allowed, why_not) == ({}, "rows of mode off itself are not finite in layers.1, K")
 
 
-def test_where_mode_off_is_equal_to_itself_one_rounding_step_is_allowed() -> None:
+def test_if_mode_off_is_equal_to_itself_one_rounding_step_is_allowed() -> None:
     equal = {"largest": 0.0, "rms": 0.0, "median": 0.0}
     assert not checked(entry(0, largest=1e-4, rms=1e-5, median=0.0), **equal)[1]
     assert checked(entry(0, largest=2e-4, rms=1e-5, median=0.0), **equal)[1]
@@ -287,9 +291,60 @@ def test_what_could_not_be_checked_is_said(tmp_path: Path, kv: FakeKvCache, reas
     assert runner.sweep.parity.broken == {}
 
 
-def test_where_nothing_can_be_staged_nothing_is_asked(tmp_path: Path) -> None:
+def test_if_nothing_can_be_staged_nothing_is_asked(tmp_path: Path) -> None:
     runner, run = swept(tmp_path, FakeKvCache(), bytes_per_token=None)
     assert runner.engine.kv.watched == []
     assert runner.engine.kv.kept == {}
     for cell in run.header.kv_gate.cells.values():
         assert cell["verdict"] == "not run"
+
+
+SOUND = {"windows": 4, "early": 0, "uneven": 0, "written": 7, "without_slot": 0}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "says"),
+    [
+        ([], None),
+        ([SOUND], None),
+        ([SOUND, SOUND], None),
+        ([{**SOUND, "early": 3}], "3 staged rows were written before their commit"),
+        ([SOUND, {**SOUND, "uneven": 1}], "in every layer alike on rank 1"),
+        ([{**SOUND, "written": 8}], "8 drafts are in the cache .* but 7 were accepted"),
+        ([{**SOUND, "written": 6}], "6 drafts are in the cache .* but 7 were accepted"),
+        ([{**SOUND, "written": 6, "without_slot": 1}], None),  # beyond the model's length
+        ([{**SOUND, "windows": 0, "written": 0}], None),  # nothing was staged
+    ],
+)
+def test_what_the_writes_say(ranks: list[dict[str, int]], says: str | None) -> None:
+    found = write_fault(ranks, accepted=7)
+    if says is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert found.startswith("writes: ")
+        assert re.search(says, found)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_surroundings")
+def test_a_cell_that_writes_early_is_invalid() -> None:
+    engine = FakeEngine()
+    switched: list[tuple[bool, str]] = []
+
+    def watch_writes(on: bool) -> list[dict[str, int]]:
+        assert engine.cell is not None
+        switched.append((on, engine.cell.label))
+        graph = engine.cell.label == "stage x graph"
+        return [{**SOUND, "windows": int(graph), "early": int(graph)}]
+
+    engine.watch_writes = watch_writes  # type: ignore[method-assign]
+    assert begin(engine) is ExitCode.CORRECTNESS_BROKEN
+    run = read_run(RUN)
+    broken = run.header.parity.broken
+    assert broken == {"stage x graph": "writes: 1 staged rows were written before their commit"}
+    timed = {b.scv_mode for b in run.batches if b.phase == "timed" and b.nwor_mode == "stage"}
+    assert timed == {"off", "adaptive"}  # a broken cell is not timed
+    cells = {label for _, label in switched}
+    assert all(label.startswith(str(NworMode.STAGE)) for label in cells)
+    assert [on for on, _ in switched] == [True, False] * len(cells)  # the gate's batch alone

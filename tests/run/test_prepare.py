@@ -128,7 +128,7 @@ def test_an_interruption_that_the_start_of_the_engine_loses_ends_the_run() -> No
     assert (run.header.status, len(run.batches), engine.closed) == ("partial", 0, 1)
 
 
-def test_ctrl_c_is_ignored_where_the_process_was_started_to_ignore_it() -> None:
+def test_ctrl_c_is_ignored_if_the_process_was_started_to_ignore_it() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with heed_interrupts() as interrupts:
@@ -272,7 +272,7 @@ def test_run_json_tells_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [block["block"] for block in header["blocks"]] == [0, 1, 2]
 
 
-def test_float32_where_the_processor_has_no_bf16(
+def test_float32_if_the_processor_has_no_bf16(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("nwor_bench.run.prepare.float32_reason", lambda dtype: f"not {dtype}")

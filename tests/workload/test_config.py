@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 
+from nwor_bench.engine.arguments import engine_arguments
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.types import AA, Cell, NworMode, ScvMode
 from nwor_bench.workload.config import (
@@ -20,6 +22,7 @@ from nwor_bench.workload.config import (
     resolve,
     scenario_names,
 )
+from nwor_bench.workload.sweep_file import load_sweep, make_points
 from nwor_bench.workload.toml_file import resource_dir
 
 SCENARIO = Scenario(
@@ -258,10 +261,6 @@ def test_the_message_of_a_scenario_file_names_field_value_and_remedy(tmp_path: P
 def test_shipped_scenarios() -> None:
     shipped = "ctx-1k ctx-256 ctx-8k long medium mixed short"
     assert scenario_names() == tuple(shipped.split())
-    lengths = {name: load_scenario(name).prompts for name in scenario_names()}
-    assert lengths["short"].max_chars == 800
-    assert (lengths["medium"].min_chars, lengths["medium"].max_chars) == (800, 4000)
-    assert lengths["long"].min_chars == 6000
     for name in scenario_names():
         assert load_scenario(name).name == name
         resolve(load_scenario(name))
@@ -304,3 +303,53 @@ def test_the_control_comes_with_mode_stage_with_interleaved_windows() -> None:
     explicit = labels(interleave="batches", nwor_modes="off,stage,control")
     assert explicit.count(control) == 1
     assert "control x graph" not in explicit
+
+
+# Acceptance lengths.
+
+
+KEY = "synthetic_acceptance_length"
+
+
+def of(given: Any, drafts: int = 4, **more: Any) -> Any:
+    """What the run's speculative_config says."""
+    spec = resolve(load_scenario("short"), acceptance_length=given, draft_tokens=drafts, **more)
+    return spec.speculative_config
+
+
+@pytest.mark.parametrize(("given", "drafts"), [("3.1", 2), (0.9, 2), ("nan", 2)])
+def test_what_no_window_gives_is_refused(given: Any, drafts: int) -> None:
+    with refused("--acceptance-length", value=given, naming="1 to 3"):
+        of(given, drafts)
+    for edge in (1.0, 3.0):
+        assert of(edge, drafts) == {KEY: edge}
+
+
+def test_the_length_is_said_once() -> None:
+    again = {"speculative_config": {KEY: 3.33}}
+    assert of("3.33", **again) == of(3.33) == {KEY: 3.33}
+    with refused("--acceptance-length", value="3.2", naming="--speculative-config"):
+        of("3.2", **again)
+
+
+def test_a_sweep_files_length_is_in_the_label(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text("[axes]\ndraft_tokens = [4]\nacceptance_length = [2.6, 3]\n")
+    points = make_points(load_sweep(path))
+    assert [point.axes["acceptance_length"] for point in points] == [2.6, 3.0]
+    assert points[0].label.endswith("acceptance length 2.6")
+
+
+@pytest.mark.slow  # imports vLLM
+def test_the_engine_is_told_the_method_that_the_length_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("nwor_bench.engine.memory.kv_cache_bytes", lambda *_: 1)
+    told = SimpleNamespace(
+        target="t", dtype="float32", load_format=None, speculative_config=lambda _: {"model": "d"}
+    )
+    spec = resolve(load_scenario("short"), acceptance_length="2.6")
+    config = engine_arguments(told, spec)["speculative_config"]  # type: ignore[arg-type]
+    assert (config[KEY], config["rejection_sample_method"]) == (2.6, "synthetic")
+    plain = engine_arguments(told, resolve(load_scenario("short")))  # type: ignore[arg-type]
+    assert "rejection_sample_method" not in plain["speculative_config"]

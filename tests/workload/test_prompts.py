@@ -249,7 +249,7 @@ class Words:
 TWO = [Prompt("a", "c", "one two"), Prompt("b", "c", "three four five")]
 
 
-def test_encode_uses_the_chat_template_where_there_is_one() -> None:
+def test_encode_uses_the_chat_template_if_there_is_one() -> None:
     plain, chatty = Words(), Words()
     chatty.chat_template = "{{ messages }}"
     assert encode(TWO, plain, 100, 1) == [[3, 3], [5, 4, 4]]

@@ -71,7 +71,7 @@ def test_a_planted_fault_is_named(
     assert len(grouped(own)) == 1
 
 
-def test_the_host_sets_the_pace_where_both_clocks_scatter_alike() -> None:
+def test_the_host_sets_the_pace_if_both_clocks_scatter_alike() -> None:
     (found,) = found_in(planted_run("host"))
     assert found.kind is FindingKind.HOST_PACE
     assert found.severity is Severity.WARNING
@@ -85,7 +85,7 @@ def test_nobody_knows_the_pace_without_a_devices_clock() -> None:
     assert found_in(replace(run, windows=windows), FindingKind.HOST_PACE) == []
 
 
-def test_blocks_are_few_only_where_they_decide() -> None:
+def test_blocks_are_few_only_if_they_decide() -> None:
     (found,) = found_in(planted_run("", 1.1), FindingKind.FEW_BLOCKS)
     assert "whole batches: 3" in found.message  # 12 blocks were timed
     assert "--interleave batches" in found.remedy
@@ -125,7 +125,7 @@ def test_groups_left_out_are_a_note() -> None:
     assert "with a window that has no time" in found.message
 
 
-def test_clocks_that_move_are_a_note_where_ratios_do_not_go_with_them() -> None:
+def test_clocks_that_move_are_a_note_if_ratios_do_not_go_with_them() -> None:
     clocks, throttled = found_in(planted_run("clocks"), FindingKind.CLOCKS, FindingKind.THROTTLING)
     for found in (clocks, throttled):
         assert found.severity is Severity.NOTE
@@ -138,14 +138,14 @@ def test_clocks_that_move_the_ratio_stay_a_warning() -> None:
     assert {found.severity for found in own} == {Severity.WARNING}
 
 
-def test_clocks_that_move_stay_a_warning_where_batches_decide() -> None:
+def test_clocks_that_move_stay_a_warning_if_batches_decide() -> None:
     run = planted_run("clocks", 1.1)
     own = found_in(run, FindingKind.CLOCKS, FindingKind.THROTTLING)
     assert {found.severity for found in own} == {Severity.WARNING}
 
 
 @pytest.mark.parametrize(("graph", "severity"), [(0.972, Severity.NOTE), (1.1, Severity.WARNING)])
-def test_a_short_warm_up_is_a_note_where_windows_decide(graph: float, severity: Severity) -> None:
+def test_a_short_warm_up_is_a_note_if_windows_decide(graph: float, severity: Severity) -> None:
     run = planted_run("", graph)
     facts = WarmupFacts(batches=2, lookback=5, not_steady="a spread of 11 % over 5 batches")
     run = replace(run, header=run.header.model_copy(update={"warmup": facts}))

@@ -214,7 +214,7 @@ def test_the_severest_come_first(run):
 
 
 @pytest.mark.slow
-def test_launches_in_the_slower_way_are_told(run):
+def test_launches_in_the_slower_way_are_reported(run):
     for refused, told in (({}, False), ({"scratch_memory": 2, "clusters": 1}, True)):
         made = with_header(run, "engine", launch_refusals=refused)
         finding = found_in(made).get(FindingKind.LAUNCHES)

@@ -30,7 +30,7 @@ def no_building(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_module, "build_once", refuse)
 
 
-def test_target_alone_drafts_by_prompt_lookup(target: str) -> None:
+def test_a_target_without_a_drafter_drafts_by_prompt_lookup(target: str) -> None:
     pair = resolve_pair(target_model=target)
     assert (pair.name, pair.method, pair.target, pair.draft) == ("target", "ngram", target, None)
     assert pair.dtype == "auto"
@@ -178,7 +178,7 @@ def test_relative_folders_become_absolute(
     assert resolve_pair(target_model="./target").target == target
 
 
-def test_method_alone_changes_how_a_pair_drafts(tmp_path: Path) -> None:
+def test_a_method_changes_how_a_pair_drafts(tmp_path: Path) -> None:
     as_is = resolve_pair("tiny", cache_dir=tmp_path)
     assert as_is.method == "draft_model"
     assert as_is.draft is not None
@@ -190,7 +190,7 @@ def test_method_alone_changes_how_a_pair_drafts(tmp_path: Path) -> None:
     assert back.speculative == {}
 
 
-def test_drafter_alone_replaces_the_pairs_own(tmp_path: Path) -> None:
+def test_a_drafter_replaces_the_pairs_own(tmp_path: Path) -> None:
     draft = model_folder(tmp_path / "draft", vocab_size=264)
     pair = resolve_pair("tiny", draft_model=draft, cache_dir=tmp_path / "cache")
     assert (pair.name, pair.draft) == ("tiny", draft)

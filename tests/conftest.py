@@ -1,4 +1,4 @@
-"""What all tests share: GPU tests are skipped where there is no CUDA device."""
+"""Fixtures of all tests. GPU tests are skipped if there is no CUDA device."""
 
 import gc
 import logging
@@ -15,7 +15,7 @@ import pytest
 from file_tokenizer import FileTokenizer
 from hypothesis import settings
 
-# A shell has its background jobs ignore Ctrl-C; tests that press it need it heeded.
+# A shell makes its background jobs ignore Ctrl-C; some tests send it to themselves.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -75,7 +75,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take long come first: where files run side by side, none is left for the end."""
+    """Slow files come first: if files run in parallel, no slow one is left for the end."""
     long = {item.path for item in items if _takes_long(item)}
     items.sort(key=lambda item: item.path not in long)
 
@@ -85,7 +85,7 @@ def _takes_long(item: pytest.Item) -> bool:
 
 
 def pytest_collection() -> None:
-    """The tests and all that they import stay to the end: there is no garbage to look for yet."""
+    """Tests and their imports live to the end: there is no garbage to look for yet."""
     gc.disable()
 
 
@@ -98,16 +98,16 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """Look for garbage once, so that its errors are told; pytest would search all five times."""
+    """Collect garbage once, so that its errors are shown; pytest would do it five times."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _nothing_waits_for_the_disk() -> Iterator[None]:
-    """What is written need not outlive the machine: a busy disk is most of what some tests take.
+    """No fsync: on a busy disk it takes most of the time of some tests.
 
-    test_store.py holds that records are synchronised.
+    test_store.py checks that records are synchronised.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
@@ -116,7 +116,7 @@ def _nothing_waits_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def checkout_facts() -> dict[str, Any]:
-    """What git says of the checkout, asked once: three processes for each run add up."""
+    """Git facts of the checkout, asked once: it takes three processes."""
     from nwor_bench.instruments import environment
 
     return environment._git(Path(environment.__file__))
@@ -124,7 +124,7 @@ def checkout_facts() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def installed_version() -> Callable[[str], str | None]:
-    """A package's version, read once: ten files for each run add up."""
+    """A package's version, read once: it takes ten files."""
     from nwor_bench.instruments import environment
 
     return cache(environment._version)
@@ -150,9 +150,8 @@ def own_surroundings(
 ) -> None:
     """A command line in a folder of its own: tiny is built, nothing comes from outside.
 
-    Transformers, whose import takes seconds, is not asked about tiny: test_refused_configs.py
-    holds what becomes of configurations that it refuses, test_pairs_tiny.py that its tokenizer
-    gives the same tokens as ours.
+    Transformers, whose import takes seconds, does not see tiny: test_refused_configs.py checks
+    configurations that it refuses, test_pairs_tiny.py that its tokenizer gives our tokens.
     """
     from nwor_bench.instruments import environment
     from nwor_bench.run import prepare
@@ -178,7 +177,7 @@ def own_surroundings(
 
 @pytest.fixture
 def run_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`run_with(engine_factory=..., check_engine=...)`: what a command's `run_one` gets as well."""
+    """`run_with(engine_factory=..., check_engine=...)` adds arguments to a command's `run_one`."""
     from nwor_bench.run import prepare
 
     def give(**arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""A stand-in for vLLM: answers from a hash, counts as vLLM would, and fails where a test asks."""
+"""A stand-in for vLLM: answers from a hash, counts as vLLM would, and fails if a test asks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

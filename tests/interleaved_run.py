@@ -6,7 +6,7 @@ from math import exp
 from random import Random
 
 from report_runs import gpu_run
-from synthetic_run import AA_CELL, CELLS, LAYERS
+from synthetic_run import AA_CELL, CELLS, LAYERS, make_run
 
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import (
@@ -32,7 +32,7 @@ class Planted:
     """What is true of a run."""
 
     effects: Mapping[str, float]
-    """Window time over that of off x off, by the cell's label; 1 where absent."""
+    """Window time over that of off x off, by the cell's label; 1 if absent."""
 
     noise: float = 0.004
     """Scatter of a window's log time."""
@@ -44,7 +44,7 @@ class Planted:
     """Power of the effects on the host's clock: 1 as on the device's, 0 none."""
 
     host_noise: float = 0.004
-    """Scatter that the host's clock has beside the device's; 0 where the host sets the pace."""
+    """Scatter that the host's clock has beside the device's; 0 if the run is host-bound."""
 
     clocks: Sequence[float] = (1980.0,)
     """SM clocks of the batches, in place."""
@@ -184,8 +184,9 @@ def _window(cell: Cell, place: int) -> WindowRecord:
     """A quiet window of the cell, in no group."""
     staged = DRAFTS if cell.nwor_mode is NworMode.STAGE else 0
     accepted = 5
-    return WindowRecord(
-        pair=cell.pair,
+    like = next(w for w in make_run(blocks=1).windows if w.cell.is_baseline)
+    return replace(
+        like,
         nwor_mode=str(cell.nwor_mode),
         scv_mode=str(cell.scv_mode),
         arm=cell.arm,
@@ -199,10 +200,6 @@ def _window(cell: Cell, place: int) -> WindowRecord:
         committed_tokens=accepted if staged else 0,
         rejected_tokens=staged - accepted if staged else 0,
         stage_operations=staged * LAYERS,
-        bytes_staged=None,
-        bytes_committed=None,
-        bytes_avoided=None,
-        fallback_reason=None,
         accepted_per_position=(2, 2, 1, 0),
         drafts_per_position=(2, 2, 2, 2),
         scv_path="graph" if cell.scv_mode is not ScvMode.OFF else "host",
@@ -211,8 +208,6 @@ def _window(cell: Cell, place: int) -> WindowRecord:
         device_ms=10.0,
         forward_ms=None,
         sample_ms=None,
-        mask_ms=None,
-        commit_ms=None,
     )
 
 

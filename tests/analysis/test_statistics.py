@@ -76,7 +76,7 @@ def test_latencies_that_cannot_be_are_refused(treated, baseline):
 
 @given(treated=LATENCIES, baseline=LATENCIES)
 def test_the_p_value_belongs_to_the_interval(treated, baseline):
-    """p < 0.05 exactly where the 95 % interval leaves 1 out."""
+    """p < 0.05 exactly if the 95 % interval excludes 1."""
     size = min(len(treated), len(baseline))
     found = paired_ratio(treated[:size], baseline[:size])
     assume(abs(found.p_value - 0.05) > 1e-9)
@@ -128,7 +128,7 @@ def test_intervals_hold_the_truth_in_95_of_100_runs(model, blocks):
     """A short form of sweeps/studies/interval-coverage: 700 runs with a known true ratio.
 
     Noise has heavy tails (Student's t with 3 degrees of freedom) and is autocorrelated. The
-    tolerance is 93 to 97 % and three standard errors of a binomial of 700 beside it.
+    tolerance is 93 to 97 % plus three standard errors of a binomial of 700.
     """
     runs, truth = 700, 1.013
     beside = 3 * math.sqrt(0.05 * 0.95 / runs)

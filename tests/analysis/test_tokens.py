@@ -165,7 +165,7 @@ def test_a_difference_that_mode_off_can_tell_apart_is_invalid(gap: float) -> Non
 
 
 def test_a_second_difference_behind_a_tie_is_found() -> None:
-    """Checked by first differences alone this cell would pass."""
+    """If only first differences were checked, this cell would pass."""
     flips = {**flip(0, 3, 0.05), **flip(0, 9, 1.5)}
     assert checked(FakeEngine(flips=flips), to_the_end=False).comparison.parity == EXPLAINED
     found = checked(FakeEngine(flips=flips))

@@ -33,7 +33,7 @@ def widest(text: str) -> int:
 
 
 def test_help_and_predictions_load_nothing_heavy() -> None:
-    """In one process, since what is not loaded at its end was loaded by none of them."""
+    """In one process: what any of them loads is still loaded at its end."""
     commands = ("sweep", "report", "doctor", "compare", "pairs", "scenarios", "plan")
     script = (
         "import sys\n"

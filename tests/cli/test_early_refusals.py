@@ -56,7 +56,7 @@ for arguments, words in {REFUSALS!r}:
 
 @pytest.mark.slow  # a process
 def test_refusals_import_nothing_heavy(tmp_path: Path) -> None:
-    """In one process, since what is not loaded at its end was loaded by none of them."""
+    """In one process: what any of them loads is still loaded at its end."""
     (tmp_path / "file").touch()
     (tmp_path / "empty-sweep").mkdir()
     (tmp_path / "empty-sweep/sweep.json").write_text('{"format_version": 1}')

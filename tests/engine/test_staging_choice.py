@@ -13,7 +13,6 @@ from nwor_bench.analysis.dram import strategy_of
 from nwor_bench.engine import arguments as engine_config
 from nwor_bench.errors import ExitCode
 from nwor_bench.models.byte_model import BY_REFERENCE, COPY_SPILLED
-from nwor_bench.run import resume
 from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep import run_sweep
@@ -49,12 +48,6 @@ def test_the_workers_get_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "environ", {})
         engine_config.set_environment("bfloat16", 1, spec(**changes).worker_variables)
         assert os.environ["VLLM_NWOR_STAGE_BY"] == by
-
-
-def test_a_run_begun_before_there_was_a_choice_is_by_reference() -> None:
-    plain = spec().to_dict()
-    del plain["stage_by"]
-    assert resume.stored_spec(header_of({"spec": plain})) == spec()
 
 
 @pytest.mark.slow

@@ -121,7 +121,7 @@ def test_notes_tell_what_weakens_the_numbers() -> None:
 
 
 def test_a_machine_that_was_not_recorded_is_reported() -> None:
-    """A run is refused on another machine; it was compared in silence on an unknown one."""
+    """A known other machine is refused; an unknown one is compared, and reported."""
     real = read_header(REAL)
     header = BASE.header.model_copy(update={"environment": real.environment, "engine": real.engine})
     known = replace(BASE, header=header)

@@ -100,7 +100,7 @@ def test_the_rule_needs_no_folder_of_weights(
 
 
 def test_a_drafters_tie_leaves_the_cell_valid(folder: Path) -> None:
-    """Equal tokens, one draft less accepted: INVALID until now."""
+    """Equal tokens, one draft less accepted."""
     runner = Runner(folder, gpu_engine(accepted(one_less)))
     run = runner.run()
     assert runner.sweep.parity.broken == {}
@@ -128,7 +128,6 @@ def test_in_float32_and_with_synthetic_acceptance_it_must_be_equal(
 
 @pytest.mark.parametrize("at", [None, 7])
 def test_other_acceptance_is_invalid_beside_a_tie_too(folder: Path, at: int | None) -> None:
-    """One explained token switched the check of acceptance off until now."""
     lost = accepted(lambda counts: (0,) * DRAFTS)
     runner = Runner(folder, gpu_engine(lost), requests=8)
     if at is not None:

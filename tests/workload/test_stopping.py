@@ -60,8 +60,8 @@ def test_fractions_that_cannot_be_are_refused(text):
 def test_stopping_on_width_keeps_the_coverage_and_on_the_verdict_would_not():
     """400 heavy-tailed runs of up to 100 blocks, half-width sought: 0.4 of a block's spread.
 
-    The interval at the stop must hold the truth in 93 to 97 % (three binomial standard errors
-    beside); the same looks, stopped as soon as an interval excludes 1, are wrong in over 10 %.
+    The interval at the stop must hold the truth in 93 to 97 % (plus three binomial standard
+    errors); the same looks, stopped as soon as an interval excludes 1, are wrong in over 10 %.
     """
     runs, most = 400, 100
     logs = heavy(np.random.default_rng(2), (runs, most)) * 0.01

@@ -431,7 +431,7 @@ def test_wrong_numbers_are_worse_than_none(small: Path) -> None:
 
 
 def test_an_interruption_of_a_broken_run_ends_the_sweep_too(small: Path) -> None:
-    """Exit code 3 is the run's, and nobody may take it for leave to start the next one."""
+    """Exit code 3 is the run's; the next run must not start."""
     assert sweep(small, broken_in(1)({0: KeyboardInterrupt()})) is ExitCode.INTERRUPTED
     assert [run["status"] for run in index()["runs"]] == ["interrupted"] + ["pending"] * 3
 

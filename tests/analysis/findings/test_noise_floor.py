@@ -99,7 +99,7 @@ def test_an_arm_that_breaks_parity_is_invalid_and_gives_no_floor(run):
 
 
 def test_the_arms_windows_are_not_taken_for_off_x_offs(run):
-    """Slow down the arm alone: no other ratio may move."""
+    """Only the arm is slower: no other ratio may move."""
     biased = change_windows(run, lambda w: w.arm is not None, wall_ms=500.0)
     for label, cell in cells_by_label(run).items():
         if "A/A" not in label:

@@ -197,20 +197,16 @@ def test_what_a_crash_cut_off_is_said(run):
 
 
 def test_cells_that_never_fired_for_one_reason_are_one_finding():
-    idle = [f for f in findings_of(make_run(blocks=12, aa=True)) if f.kind == "ineffective"]
+    idle = [f for f in analysed(make_run(blocks=12, aa=True)).findings if f.kind == "ineffective"]
     assert len(idle) == 1
     assert "off x graph, off x adaptive" in idle[0].message
 
 
-def findings_of(run: RunData):
-    return analysed(run).findings
-
-
 def test_the_severest_come_first(run):
     broken = change_batches(run, lambda b: b.arm is not None, parity="INVALID")
-    order = [finding.severity for finding in findings_of(broken)]
+    order = [finding.severity for finding in analysed(broken).findings]
     assert order == sorted(order, key=["error", "warning", "note"].index)
-    assert all(f.message and f.remedy for f in findings_of(broken))
+    assert all(f.message and f.remedy for f in analysed(broken).findings)
 
 
 @pytest.mark.slow

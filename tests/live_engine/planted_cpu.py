@@ -67,16 +67,14 @@ def last_layer_one_slot_on(buffers: Any, commit: Callable[..., str]) -> Callable
 
     def faulty(slots: Tensor, accepted: Tensor) -> str:
         last = _last_layer(buffers)
-        kept = buffers.sets[0].kv_caches[last].clone()
+        kept = buffers.layers[last].kv_cache.clone()
         problem = commit(slots, accepted)
-        cache = buffers.sets[0].kv_caches[last]
+        cache = buffers.layers[last].kv_cache
         cache.copy_(kept)
         further = (slots[accepted] + 1).clamp(max=cache.shape[0] * cache.shape[2] - 1)
         block, offset = _at(cache, further)
         rows = accepted.nonzero()[:, 0]
-        cache[block, :, offset] = torch.cat(
-            [buffers.sets[0].key[last], buffers.sets[0].value[last]], -1
-        )[rows]
+        cache[block, :, offset] = torch.cat([buffers.key[last], buffers.value[last]], -1)[rows]
         return problem
 
     return faulty
@@ -105,9 +103,9 @@ def layer_skipped(buffers: Any, commit: Callable[..., str]) -> Callable[..., str
     """Layer 1 is left out."""
 
     def faulty(slots: Tensor, accepted: Tensor) -> str:
-        kept = buffers.sets[0].kv_caches[1].clone()
+        kept = buffers.layers[1].kv_cache.clone()
         problem = commit(slots, accepted)
-        buffers.sets[0].kv_caches[1].copy_(kept)
+        buffers.layers[1].kv_cache.copy_(kept)
         return problem
 
     return faulty
@@ -118,7 +116,7 @@ def values_of_two_layers_swapped(buffers: Any, commit: Callable[..., str]) -> Ca
     """Layers 0 and 1 get each other's V."""
 
     def faulty(slots: Tensor, accepted: Tensor) -> str:
-        buffers.sets[0].value[:2] = buffers.sets[0].value[:2].flip(0)
+        buffers.value[:2] = reversed(buffers.value[:2])
         return commit(slots, accepted)
 
     return faulty
@@ -129,9 +127,7 @@ def key_and_value_swapped(buffers: Any, commit: Callable[..., str]) -> Callable[
     """Layer 1 gets V where K belongs, and K where V belongs."""
 
     def faulty(slots: Tensor, accepted: Tensor) -> str:
-        key = buffers.sets[0].key[1].clone()
-        buffers.sets[0].key[1] = buffers.sets[0].value[1]
-        buffers.sets[0].value[1] = key
+        buffers.key[1], buffers.value[1] = buffers.value[1], buffers.key[1]
         return commit(slots, accepted)
 
     return faulty
@@ -193,15 +189,15 @@ def stage_wrapped(make: Callable[[Any, int, int], None]) -> Plant:
 def head_wrong_in_staging(buffers: Any, layer: int, rows: int) -> None:
     """K of head 1 of layer 1 has the other sign where it is staged."""
     if layer == 1:
-        buffers.sets[0].key[1, :rows, 1] *= -1
+        buffers.key[1][:rows, 1] *= -1
 
 
 @stage_wrapped
 def value_rounded_to_fp8(buffers: Any, layer: int, rows: int) -> None:
     """V of layer 1 is held in three bits of mantissa."""
     if layer == 1:
-        rounded = buffers.sets[0].value[1, :rows].to(torch.float8_e4m3fn)
-        buffers.sets[0].value[1, :rows] = rounded.to(buffers.sets[0].value.dtype)
+        rounded = buffers.value[1][:rows].to(torch.float8_e4m3fn)
+        buffers.value[1][:rows] = rounded.to(buffers.value[1].dtype)
 
 
 def attention_wrapped(change: Callable[..., None]) -> Plant:
@@ -342,13 +338,19 @@ def accepts_one_too_many(worker: Any) -> AbstractContextManager[None]:
 
 
 def accepts_one_too_many_in_scv_graph(worker: Any) -> AbstractContextManager[None]:
-    """The same on the device alone; the host's own count is right."""
+    """The same in the SCV modes of a device only."""
+    from nwor_bench.records.types import ScvMode
+
     validator = worker.nwor_hook.validator
 
-    def wrap(on_device: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda ids, drafts: _accept_one_more(on_device(ids, drafts), drafts)
+    def wrap(validate: Callable[..., Any]) -> Callable[..., Any]:
+        def faulty(ids: Any, drafts: tuple[int, ...]) -> Any:
+            found = validate(ids, drafts)
+            return found if validator.mode is ScvMode.OFF else _accept_one_more(found, drafts)
 
-    return wrapped(validator, "_on_device", wrap)
+        return faulty
+
+    return wrapped(validator, "validate", wrap)
 
 
 def counts_changed(change: Callable[[Any, int], Any]) -> Plant:
@@ -425,7 +427,7 @@ def switch_fault(damage: Callable[[Any, Tensor], None]) -> Plant:
 @switch_fault
 def rows_lost_at_a_switch(buffers: Any, slots: Tensor) -> None:
     """The last commit's rows are zero in every layer."""
-    for cache in buffers.sets[0].kv_caches:
+    for cache in [layer.kv_cache for layer in buffers.layers]:
         block, offset = _at(cache, slots)
         cache[block, :, offset] = 0
 
@@ -433,6 +435,6 @@ def rows_lost_at_a_switch(buffers: Any, slots: Tensor) -> None:
 @switch_fault
 def one_row_lost_at_a_switch(buffers: Any, slots: Tensor) -> None:
     """The last commit's first row is 1 throughout in layer 0."""
-    cache = buffers.sets[0].kv_caches[0]
+    cache = buffers.layers[0].kv_cache
     block, offset = _at(cache, slots[:1])
     cache[block, :, offset] = 1

@@ -84,7 +84,6 @@ def test_layers_that_differ_have_buffers_of_their_own(other):
     """A window is committed in both shapes, each layer to its own cache and its group's slots."""
     first, second = layer_cache("a"), replace(layer_cache("b", **other), slot_row=1)
     buffers = StagingBuffers([first, second], 4, grouped=True)
-    assert len(buffers.sets) == (1 if other == {"blocks": 2} else 2)
     assert buffers.layers == [first, second]
     rows, slots = torch.tensor([1, 2]), torch.tensor([[7, 0], [2, 5]])
     for number, layer in enumerate(buffers.layers):
@@ -92,14 +91,19 @@ def test_layers_that_differ_have_buffers_of_their_own(other):
         kv = kv_of_layer(number, 6, layer.kv_cache.shape[1], (layer.head_dim, width))
         kv = tuple(tensor.to(layer.dtype) for tensor in kv)
         assert buffers.stage(number, *kv, rows) == ""
-        staged = buffers.staged(number)
+        staged = buffers.key[number], buffers.value[number]
         assert all(torch.equal(a[:2], b[1:3]) for a, b in zip(staged, kv, strict=True))
     assert buffers.commit(slots, torch.tensor([True, False])) == ""
     for number, layer in enumerate(buffers.layers):
-        committed = tuple(t[0].to(layer.kv_cache.dtype) for t in buffers.staged(number))
+        committed = tuple(
+            t[0].to(layer.kv_cache.dtype) for t in (buffers.key[number], buffers.value[number])
+        )
         assert_cache_holds(layer.kv_cache, {(7, 2)[number]: committed})
     buffers.write_directly([1], slots)
-    held = [tuple(t[i].to(second.kv_cache.dtype) for t in buffers.staged(1)) for i in (0, 1)]
+    held = [
+        tuple(t[i].to(second.kv_cache.dtype) for t in (buffers.key[1], buffers.value[1]))
+        for i in (0, 1)
+    ]
     assert_cache_holds(second.kv_cache, {2: held[0], 5: held[1]})
 
 
@@ -120,10 +124,10 @@ def test_no_layers_at_all():
 )
 def test_stage_refuses_another_shape(key_shape, value_shape):
     buffers = make_buffers()
-    buffers.sets[0].key.fill_(NAN)
+    buffers.key[0].fill_(NAN)
     said = buffers.stage(0, torch.ones(key_shape), torch.ones(value_shape), torch.tensor([0]))
     assert said == "kv_shape"
-    assert buffers.sets[0].key.isnan().all()
+    assert buffers.key[0].isnan().all()
     assert buffers.metadata.tolist() == [[0, 0]] * 3
 
 

@@ -123,17 +123,14 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
         if attn_metadata is None:  # a warm-up run
             return output
         staging = self._open_staging(key, value, attn_metadata)
-        staged_key, staged_value = (
-            staging.buffers.staged(staging.layer) if staging else (None, None)
-        )
         verify_attention_reference(
             query,
             kv_cache,
             self._plan(attn_metadata, kv_cache.shape[2], staging),
             output,
             scale=self.scale,
-            staged_key=staged_key,
-            staged_value=staged_value,
+            staged_key=staging.buffers.key[staging.layer] if staging else None,
+            staged_value=staging.buffers.value[staging.layer] if staging else None,
             softcap=self.logits_soft_cap,
             alibi_slopes=self.alibi_slopes,
             sinks=self.sinks,

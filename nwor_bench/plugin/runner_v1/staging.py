@@ -15,89 +15,29 @@ from nwor_kernels.metadata import ERROR_FLAG, error_names
 from nwor_kernels.stage.reference import stage_kv_cache_reference
 
 
-class BufferSet:
-    """Buffers of layers whose caches have one shape, which one launch commits.
-
-    Args:
-        metadata: [layers, 2] int32, this set's part of all layers' counts and flags.
-        written: [layers] int32, likewise of the rows that commits stored.
-        grouped: slots are [groups, N], and each layer has a row of them.
-    """
-
-    def __init__(
-        self,
-        layers: list[LayerCache],
-        capacity: int,
-        metadata: Tensor,
-        written: Tensor,
-        grouped: bool,
-    ):
-        self.layers = layers
-        self.kv_caches = [layer.kv_cache for layer in layers]
-        self._metadata = metadata
-        self._written = written
-        self._slot_rows = [layer.slot_row for layer in layers] if grouped else None
-        _, kv_heads, _, width = self.kv_caches[0].shape
-        head_dim, dtype, device = layers[0].head_dim, layers[0].dtype, metadata.device
-        shape = (len(layers), capacity, kv_heads)
-        self.key = torch.empty(*shape, head_dim, dtype=dtype, device=device)
-        self.value = torch.empty(*shape, width - head_dim, dtype=dtype, device=device)
-
-    def stage(self, place: int, key: Tensor, value: Tensor, rows: Tensor) -> str:
-        """Copy the rows of the layer at this place; returns the error words, or ''."""
-        if (key.shape[1:], value.shape[1:]) != (self.key.shape[2:], self.value.shape[2:]):
-            return "kv_shape"
-        metadata = self._metadata[place]
-        staged = self.key[place], self.value[place], metadata
-        stage_kv_cache_reference(key, value, rows, *staged)
-        return error_names(int(metadata[ERROR_FLAG]))
-
-    def commit(self, slots: Tensor, accepted: Tensor) -> None:
-        """Write accepted rows to all layers of the set, or to none of them."""
-        commit_windows_reference(
-            list(self.key),
-            list(self.value),
-            self.kv_caches,
-            slots,
-            accepted,
-            self._metadata[:, ERROR_FLAG],
-            layer_metadata=self._metadata,
-            written=self._written,
-            slot_rows=self._slot_rows,
-        )
-
-    def write(self, place: int, slots: Tensor) -> None:
-        """Write every staged row of the layer at this place."""
-        of_layer = slots[self.layers[place].slot_row] if slots.dim() == 2 else slots
-        staged = slice(0, of_layer.numel())
-        cache = self.kv_caches[place]
-        write_kv_cache(self.key[place, staged], self.value[place, staged], cache, of_layer)
-
-
 class StagingBuffers(StagedLayers):
-    """Holds a window's K/V outside the cache; `grouped` slots are [groups, N]."""
+    """Holds a window's K/V outside the cache.
+
+    `grouped`: slots are [groups, N], and each layer has a row of them.
+    """
 
     def __init__(self, layers: list[LayerCache], capacity: int, grouped: bool = False):
         super().__init__(layers, capacity)
         device = layers[0].kv_cache.device
+        self._grouped = grouped
         self.metadata = torch.zeros(self.num_layers, 2, dtype=torch.int32, device=device)
         self.written = torch.zeros(self.num_layers, dtype=torch.int32, device=device)
         self.committed_tokens = 0
         """Drafts that the window's commit wrote in every layer, as it counted them."""
-        self.sets: list[BufferSet] = []
-        first = 0
-        for alike in self.alike:
-            part = slice(first, first + len(alike))
-            self.sets.append(
-                BufferSet(alike, capacity, self.metadata[part], self.written[part], grouped)
-            )
-            first = part.stop
-        self._places = [(each, place) for each in self.sets for place in range(len(each.layers))]
-
-    def staged(self, layer: int) -> tuple[Tensor, Tensor]:
-        """[capacity, kv_heads, ...] each: K and V of this layer's staged rows."""
-        of_set, place = self._places[layer]
-        return of_set.key[place], of_set.value[place]
+        self.key: list[Tensor] = []
+        """By layer, [capacity, kv_heads, head_dim]."""
+        self.value: list[Tensor] = []
+        """By layer, [capacity, kv_heads, value_head_dim]."""
+        for layer in self.layers:
+            _, kv_heads, _, width = layer.kv_cache.shape
+            rows = torch.empty(capacity, kv_heads, width, dtype=layer.dtype, device=device)
+            self.key.append(rows[..., : layer.head_dim].contiguous())
+            self.value.append(rows[..., layer.head_dim :].contiguous())
 
     def reset(self) -> None:
         """Forget the last window."""
@@ -106,34 +46,54 @@ class StagingBuffers(StagedLayers):
 
     def stage(self, layer: int, key: Tensor, value: Tensor, rows: Tensor) -> str:
         """Copy the rows into the layer's buffers; returns the error words, or ''."""
-        of_set, place = self._places[layer]
-        return of_set.stage(place, key, value, rows)
+        staged = self.key[layer], self.value[layer]
+        if (key.shape[1:], value.shape[1:]) != (staged[0].shape[1:], staged[1].shape[1:]):
+            return "kv_shape"
+        metadata = self.metadata[layer]
+        stage_kv_cache_reference(key, value, rows, *staged, metadata)
+        return error_names(int(metadata[ERROR_FLAG]))
 
     def commit(self, slots: Tensor, accepted: Tensor) -> str:
         """Write accepted rows to all layers; returns the error words, or ''.
 
-        After an error a set may have written: the window then falls back, and writes every row.
+        After an error other layers may have written: the window then falls back, and writes every
+        row.
         """
         self.written.zero_()
-        for each in self.sets:
-            each.commit(slots, accepted)
+        for number, layer in enumerate(self.layers):
+            own = slice(number, number + 1)
+            commit_windows_reference(
+                [self.key[number]],
+                [self.value[number]],
+                [layer.kv_cache],
+                self._slots_of(layer, slots),
+                accepted,
+                self.metadata[own, ERROR_FLAG],
+                layer_metadata=self.metadata[own],
+                written=self.written[own],
+            )
         self.committed_tokens = self._committed(slots, accepted)
         problems = 0
         for flags in self.metadata[:, ERROR_FLAG].tolist():
             problems |= flags
         return error_names(problems)
 
+    def _slots_of(self, layer: LayerCache, slots: Tensor) -> Tensor:
+        return slots[layer.slot_row] if self._grouped else slots
+
     def _committed(self, slots: Tensor, accepted: Tensor) -> int:
         """Drafts that were written; one without a slot cannot be, and is no fault."""
-        real = slots[self.layers[0].slot_row] >= 0 if slots.dim() == 2 else slots >= 0
-        due = int((accepted & real).sum())
+        due = int((accepted & (self._slots_of(self.layers[0], slots) >= 0)).sum())
         return int(accepted.sum()) - due + in_every_layer(self.written.tolist(), due)
 
     def write_directly(self, layers: list[int], slots: Tensor) -> None:
         """Write every staged row of these layers, as stock vLLM would have done at once."""
-        for layer in layers:
-            of_set, place = self._places[layer]
-            of_set.write(place, slots)
+        for number in layers:
+            layer = self.layers[number]
+            of_layer = self._slots_of(layer, slots)
+            staged = slice(0, of_layer.numel())
+            rows = self.key[number][staged], self.value[number][staged]
+            write_kv_cache(*rows, layer.kv_cache, of_layer)
 
 
 def write_kv_cache(key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> None:

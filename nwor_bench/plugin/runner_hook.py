@@ -4,7 +4,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from nwor_bench.plugin.late_counts import LateCounts, read_without_waiting
 from nwor_bench.plugin.layers import StagedLayers, attention_layers
@@ -15,9 +15,22 @@ from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.step import Accumulator, DeviceClock, Probe, Step
 from nwor_bench.plugin.window import Window, close_leftover
 from nwor_bench.records.types import BesidePrefill, NworMode, ScvMode
+from nwor_bench.records.window_order import WindowPlace
 
-if TYPE_CHECKING:
-    from nwor_bench.plugin.interleaving import Interleaving
+
+class CellOrder(Protocol):
+    """Which interleaved cell each step belongs to (`Interleaving`)."""
+
+    alarm: str | None
+
+    def next(self, scheduler_output: Any) -> WindowPlace | None:
+        """The place of the step that begins, after switching to its cell's modes."""
+
+    def ended(self, fallback_reason: str | None) -> None:
+        """A window has ended."""
+
+    def sham_fell_back(self, reason: str) -> None:
+        """The window in flight runs as plain off."""
 
 
 class ScvValidator:
@@ -77,7 +90,7 @@ class RunnerHook(ABC):
         self.clock = DeviceClock(runner.device)
         self.probe = Probe()
         self._stages_beside_prefill = settings.beside_prefill is BesidePrefill.STAGE
-        self._interleaving: Interleaving | None = None
+        self._interleaving: CellOrder | None = None
         self._step: Step | None = None
         self._vote = RankVote.of_worker()
 
@@ -108,7 +121,7 @@ class RunnerHook(ABC):
     def set_modes(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
         """Switch both modes; the validator's counters start at zero."""
 
-    def interleave(self, interleaving: "Interleaving | None") -> None:
+    def interleave(self, interleaving: CellOrder | None) -> None:
         """Interleave cells within the batches to come; None: no longer."""
         self._interleaving = interleaving
         self.clock.on = interleaving is not None
@@ -173,7 +186,7 @@ class RunnerHook(ABC):
         self._close_leftover()
         self.late.note_requests(scheduler_output.finished_req_ids, restarted(scheduler_output))
         if not scheduler_output.total_num_scheduled_tokens:
-            if self._interleaving is not None:  # what comes before the next step is waiting
+            if self._interleaving is not None:  # the time before the next step is waiting
                 self._interleaving.next(scheduler_output)
                 self.late.went_idle()
             return

@@ -298,7 +298,7 @@ def disagree(one: RatioInterval, other: RatioInterval, cells: int = 1) -> bool:
 
 
 def mean_disagrees(effect: PairEffect, cells: int = 1) -> bool:
-    """True if the mean lies apart from the robust location: a few windows carry a difference."""
+    """True if the mean differs from the robust location: a few windows carry a difference."""
     found = effect.decisive
     return found is not None and disagree(found.robust, found.mean, cells)
 

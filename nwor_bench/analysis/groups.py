@@ -63,7 +63,7 @@ class FoundGroups:
 
 
 def find_groups(windows: Iterable[WindowRecord]) -> FoundGroups:
-    """The groups among interleaved windows, which stand in the order in which they ran."""
+    """The groups among interleaved windows, in the order in which they ran."""
     counted: list[Group] = []
     left_out: dict[Pair, Counter[LeftOut]] = {}
     inside = (window for window in windows if window.group is not None)

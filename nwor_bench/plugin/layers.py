@@ -79,7 +79,7 @@ class StagedLayers:
             scales = tuple(scale.numel() for scale in layer.scales or ())
             parts.setdefault((*form, scales), []).append(layer)
         self.alike = list(parts.values())
-        """Layers that one launch can serve, set by set, whatever their KV-cache groups."""
+        """Sets of layers that one launch can serve, of any KV-cache group."""
         self.layers = [layer for part in self.alike for layer in part]
         self.num_layers = len(layers)
         self.capacity = capacity

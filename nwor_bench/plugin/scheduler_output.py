@@ -33,7 +33,7 @@ def restarted(scheduler_output: Any) -> Mapping[str, int]:
     known = {}
     for new in scheduler_output.scheduled_new_reqs:  # the V2 runner's form
         if new.prefill_token_ids is None or new.prompt_token_ids is None:
-            continue  # V1 is given no tokens, and a prompt of embeddings has none
+            continue  # V1 gets no tokens, and a prompt of embeddings has none
         tokens = len(new.prefill_token_ids) - len(new.prompt_token_ids)
         if tokens > 0:
             known[new.req_id] = tokens

@@ -233,7 +233,7 @@ def test_ties_that_are_all_far_apart_make_a_cell_invalid(folder: Path) -> None:
     for request in range(8):
         flip(runner, 0, request, 5 + request, gap=0.2)
     runner.run()
-    assert "together they lie too far apart" in runner.sweep.parity.broken[STAGE]
+    assert "together they are too far apart" in runner.sweep.parity.broken[STAGE]
 
 
 def test_a_prompt_of_several_blocks_counts_its_tie_once(folder: Path) -> None:

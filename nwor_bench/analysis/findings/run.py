@@ -25,7 +25,7 @@ from nwor_bench.workload.run_spec import Counters
 FEW_BLOCKS = 10
 """With fewer, intervals are wide."""
 
-ON_CPU = "Nothing to do. Times on a CPU say nothing of NWOR on a GPU."
+ON_CPU = "Nothing to do. Times on a CPU do not apply to NWOR on a GPU."
 
 SHARES = 1.6
 """A budget over the time that it must leave: up to 35 % may go to warm-up and probed blocks."""

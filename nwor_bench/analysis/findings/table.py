@@ -105,7 +105,7 @@ TABLE = {
         "more --max-new-tokens: a group counts if it ends within its batch.",
         "Too few groups of windows"),
     _K.INEFFECTIVE: Row(_WARNING, "{cells} never fired: {reason}.",
-        "Its cells' times say nothing of it. Evidence lists the reason.", "A mode never fired"),
+        "Ignore its cells' times. Evidence lists the reason.", "A mode never fired"),
     _K.AMBIGUOUS: Row(_WARNING, "{name} is AMBIGUOUS: {reason}.{least}",
         "Add blocks (--batches 20). Four times as many halve the interval.",
         "too uncertain", "be"),
@@ -201,7 +201,7 @@ def found(
     remedy: str | None = None,
     **values: Any,
 ) -> Finding:
-    """A finding by its row; what is given replaces the row's, `values` fill the placeholders."""
+    """A finding by its row; arguments replace the row's texts, `values` fill the placeholders."""
     row = TABLE[kind]
     if cell is not None:
         values["name"] = cell

@@ -63,7 +63,7 @@ class ErrorScale:
     """Output positions on which it was measured."""
 
     within: int
-    """Of them, positions whose two likeliest tokens lie within the allowance."""
+    """Of them, positions whose two likeliest tokens are within the allowance."""
 
     moved_rms: float
     """Root mean square of the movements over the positions that moved at all, in nats."""
@@ -163,7 +163,7 @@ def together_outside(differences: int, squares: float) -> str | None:
     if squares <= allowed:
         return None
     return (
-        f"its {differences} differing tokens are ties one by one, but together they lie too far "
+        f"its {differences} differing tokens are ties one by one, but together they are too far "
         f"apart: the squared gaps sum to {squares:.0f} times the squared error of mode off, "
         f"sound flips to {allowed:.0f} at most"
     )

@@ -13,7 +13,7 @@ PARTS = ("prompt", "output")
 
 @dataclass(frozen=True)
 class RowPlaces:
-    """Where rows stand: request and position of each, and whether it is an output token's.
+    """Places of rows: request and position of each, and whether it is an output token's.
 
     All are [rows] on the host: int64, int64 and bool.
     """

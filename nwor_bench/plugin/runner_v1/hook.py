@@ -148,7 +148,7 @@ class V1RunnerHook(RunnerHook):
             if step is not None:
                 ids, runner = output.sampled_token_ids, self.runner
                 step.req_ids = tuple(runner.input_batch.req_ids)
-                if runner.use_async_scheduling:  # else the host is given the ids anyway
+                if runner.use_async_scheduling:  # otherwise the host gets the ids anyway
                     discarded = runner.discard_request_mask.gpu
                     step.num_sampled = count_sampled(ids, discarded, self._vocab_size)
                 if step.has_window:

@@ -390,5 +390,5 @@ def may_read_this_step(scheduler_output: Any) -> bool:
     """
     if any(new.num_computed_tokens > 0 for new in scheduler_output.scheduled_new_reqs):
         return True
-    # The V2 runner is given a preempted request as a new one, V1 as a resumed one.
+    # The V2 runner gets a preempted request as a new one, V1 as a resumed one.
     return bool(scheduler_output.scheduled_cached_reqs.resumed_req_ids)

@@ -135,7 +135,7 @@ def _why_layers_cannot(
     layers = {name: context[name] for name in names}
     indexers = [context[name] for name in target.indexers]
     found = chain(
-        # Of any layer, whatever its kind.
+        # Of layers of any kind.
         map(refusals.of_module, (*layers.values(), *indexers)),
         (_why_layer_cannot(layer, length, runner.dtype) for layer in layers.values()),
     )

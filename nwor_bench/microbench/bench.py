@@ -35,7 +35,7 @@ from nwor_bench.microbench.rows import (
     timed_rows,
 )
 from nwor_bench.records.files import result_document
-from nwor_bench.records.run_folder import RUNS, default_folder
+from nwor_bench.records.run_folder import RUNS, check_output, default_folder, not_writable
 from nwor_bench.report.terminal import print_document, print_path
 from nwor_bench.workload.stopping import FIRST_LOOK, StoppingRule
 
@@ -200,7 +200,7 @@ def run_kernels(
         ConfigError: no CUDA device, or the files cannot be written to the folder.
     """
     folder = output or default_folder(RUNS, "kernels", "", datetime.now(UTC))
-    _check_folder(folder)
+    check_output(folder, FILES)
     begun = perf_counter()
     bench, facts = (make_bench or _cuda_bench)(spec)
     groups = expand(spec)
@@ -219,7 +219,7 @@ def run_kernels(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _unusable(folder, str(error.strerror)) from error
+        raise not_writable(folder, error) from error
     files = write_files(folder, result)
     if as_json:
         named = {"folder": str(folder), "files": list(map(str, files))}
@@ -250,16 +250,3 @@ def require_cuda() -> None:
             f"kernels needs a CUDA device and PyTorch {torch.__version__} (Triton "
             f"{triton.__version__}) sees none: {remedy}"
         )
-
-
-def _check_folder(folder: Path) -> None:
-    """Refuse a folder that holds a kernel run, or whose path leads through a file."""
-    if any((folder / name).exists() for name in FILES):
-        raise _unusable(folder, "it already holds a kernel run")
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not nearest.is_dir():
-        raise _unusable(folder, f"{nearest} is a file")
-
-
-def _unusable(folder: Path, why: str) -> ConfigError:
-    return ConfigError.for_field("--output", str(folder), f"{why}; name a new folder")

@@ -1,17 +1,15 @@
 """A kernel run as a document and as files (kernels.csv, kernels.json, kernels.md)."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from nwor_bench.microbench.cases import L2, OURS, PEERS, LaunchMode
-from nwor_bench.microbench.rows import COLUMNS, FORMAT_VERSION, Result, Row, Status
+from nwor_bench.microbench.rows import FORMAT_VERSION, Result, Row, Status
 from nwor_bench.records.facts import to_json
+from nwor_bench.records.files import document as json_document
 from nwor_bench.records.files import write_atomically
 from nwor_bench.report.document import (
     Bullets,
@@ -23,6 +21,7 @@ from nwor_bench.report.document import (
     Table,
     table,
 )
+from nwor_bench.report.files import to_csv
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.text import NOT_MEASURED, decimal, percent
 
@@ -42,24 +41,13 @@ NOTES = (
 def write_files(folder: Path, result: Result) -> list[Path]:
     """Write the three files, replacing older ones. Raises StoreError if that fails."""
     written = {
-        "kernels.csv": csv_text(result.rows),
-        "kernels.json": json_text(result),
+        "kernels.csv": to_csv(Row, result.rows),
+        "kernels.json": json_document(json_content(result)),
         "kernels.md": render_markdown(document(result)),
     }
     for name, content in written.items():
         write_atomically(folder / name, content)
     return [folder / name for name in written]
-
-
-def csv_text(rows: Sequence[Row]) -> str:
-    """The rows as CSV; values that were not measured are empty."""
-    frame = pd.DataFrame([asdict(row) for row in rows], columns=list(COLUMNS))
-    return frame.convert_dtypes().to_csv(index=False, float_format="%.6g")
-
-
-def json_text(result: Result) -> str:
-    """kernels.json."""
-    return json.dumps(json_content(result), indent=1, allow_nan=False) + "\n"
 
 
 def json_content(result: Result) -> dict[str, Any]:

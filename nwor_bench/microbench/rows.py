@@ -1,7 +1,7 @@
 """Implementations of a kernel's work, and the rows that a run makes of them. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from statistics import median
 from typing import Any
@@ -73,9 +73,6 @@ class Row:
     time_over_nwor_high: float | None = None
     host_us_per_call: float | None = None
     reason: str = ""
-
-
-COLUMNS = tuple(field.name for field in fields(Row))
 
 
 Call = Callable[[], object]

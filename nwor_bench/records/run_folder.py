@@ -2,7 +2,7 @@
 
 import fcntl
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from errno import ENOTDIR
@@ -52,13 +52,13 @@ def only_writer(folder: Path) -> Iterator[None]:
         yield
 
 
-def check_output(folder: Path) -> None:
-    """Check early what `RunStore.create` would refuse; leaves nothing behind.
+def check_output(folder: Path, files: Sequence[str] = (RUN_FILE, RECORDS_FILE)) -> None:
+    """Check early that a run can be written to the folder; leaves nothing behind.
 
-    Raises ConfigError if the folder holds a run, or a file is in its way.
+    `files` are a run's. Raises ConfigError if the folder holds a run, or a file is in its way.
     """
     try:
-        holds_run = (folder / RUN_FILE).exists() or (folder / RECORDS_FILE).exists()
+        holds_run = any((folder / name).exists() for name in files)
         nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     except OSError as error:  # a name too long, a folder that may not be looked into
         raise not_writable(folder, error) from error

@@ -76,10 +76,7 @@ def with_summaries(analysis: Analysis) -> RunHeader:
     return analysis.run.header.model_copy(update=summaries)
 
 
-def to_csv(
-    record_type: type,
-    records: Sequence[CellResult] | Sequence[BatchRecord] | Sequence[WindowRecord],
-) -> str:
+def to_csv(record_type: type, records: Sequence[Any]) -> str:
     """Records as CSV text with their fields as columns.
 
     None is an empty field; lists are joined by semicolons, mappings are JSON.

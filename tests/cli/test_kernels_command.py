@@ -107,5 +107,5 @@ def test_an_older_run_is_never_overwritten(tmp_path: Path) -> None:
         session(tmp_path / "out")
     assert (tmp_path / "out" / "kernels.csv").read_text() == before
     (tmp_path / "file").touch()
-    with refused("--output", naming=f"{tmp_path / 'file'} is a file"):
+    with refused("--output", naming="Not a directory"):
         session(tmp_path / "file" / "out")

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import fields
 from io import StringIO
 from pathlib import Path
 
@@ -11,8 +12,8 @@ from rich.console import Console
 
 from nwor_bench.microbench.bench import run_groups
 from nwor_bench.microbench.cases import OURS, Spec, Window, expand
-from nwor_bench.microbench.report import document, json_text, write_files
-from nwor_bench.microbench.rows import COLUMNS, FORMAT_VERSION, Result
+from nwor_bench.microbench.report import document, json_content, write_files
+from nwor_bench.microbench.rows import FORMAT_VERSION, Result, Row
 from nwor_bench.records.facts import Environment
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.terminal import print_document
@@ -40,7 +41,7 @@ def test_csv_has_fixed_columns_and_leaves_empty_what_was_not_measured(
     write_files(tmp_path, result)
     text = (tmp_path / "kernels.csv").read_text()
     rows = list(csv.DictReader(StringIO(text)))
-    assert tuple(rows[0]) == COLUMNS
+    assert list(rows[0]) == [field.name for field in fields(Row)]
     assert len(rows) == len(result.rows)
     untimed = [row for row in rows if row["status"] != "OK"]
     assert {row["implementation"] for row in untimed} == {"copy", "flash_attention_3"}
@@ -53,7 +54,7 @@ def test_csv_has_fixed_columns_and_leaves_empty_what_was_not_measured(
 
 @pytest.mark.slow
 def test_json_names_its_format_and_holds_everything(result: Result) -> None:
-    content = json.loads(json_text(result))
+    content = json.loads(json.dumps(json_content(result)))
     assert (content["format_version"], content["kind"]) == (FORMAT_VERSION, "kernels")
     assert content["command"] == "nwor-bench kernels --seed 0"
     assert len(content["rows"]) == len(result.rows)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import product
+from typing import Literal, get_args
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.workload.options import fraction
@@ -20,7 +21,8 @@ PEERS: dict[str, tuple[str, ...]] = {
 """Each kernel's peers. vLLM writes one layer's cache per call, so a commit is compared with one
 write per layer."""
 
-CACHE_DTYPES = ("bf16", "fp8")
+Kernel = Literal["commit", "verify_attention"]
+CacheDtype = Literal["bf16", "fp8"]
 
 
 class L2(StrEnum):
@@ -103,11 +105,11 @@ class Group:
 class Spec:
     """The options of one `nwor-bench kernels` run."""
 
-    kernels: tuple[str, ...] = tuple(PEERS)
+    kernels: tuple[Kernel, ...] = get_args(Kernel)
     windows: tuple[Window, ...] = (Window(8, 4), Window(64, 4), Window(64, 8), Window(256, 8))
     acceptances: tuple[float, ...] = (0.1, 0.5, 0.9)
     contexts: tuple[int, ...] = (1024,)
-    cache_dtypes: tuple[str, ...] = CACHE_DTYPES
+    cache_dtypes: tuple[CacheDtype, ...] = get_args(CacheDtype)
     l2: tuple[L2, ...] = tuple(L2)
     launch: tuple[LaunchMode, ...] = tuple(LaunchMode)
     shape: Shape = Shape()
@@ -167,23 +169,6 @@ def parse_acceptances(text: str) -> tuple[float, ...]:
     if not values or len(values) < len(read):
         raise ConfigError.for_field("--acceptance", text, "write fractions such as 0.1,50%,0.9")
     return values
-
-
-def parse_counts(flag: str, text: str) -> tuple[int, ...]:
-    """Parse whole numbers of 1 or more, as `1024,8192`. Raises ConfigError."""
-    parts = _parts(flag, text)
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise ConfigError.for_field(flag, text, "write whole numbers such as 1024,8192")
-    return tuple(map(int, parts))
-
-
-def parse_names(flag: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Parse known names, keeping their order. Raises ConfigError."""
-    names = _parts(flag, text)
-    for name in names:
-        if name not in known:
-            raise ConfigError.unknown(flag, name, known)
-    return names
 
 
 def _parts(flag: str, text: str) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from nwor_bench.microbench.cases import (
-    PEERS,
     Group,
     Shape,
     Spec,
@@ -16,8 +15,6 @@ from nwor_bench.microbench.cases import (
     bytes_moved,
     expand,
     parse_acceptances,
-    parse_counts,
-    parse_names,
     parse_windows,
 )
 
@@ -81,12 +78,3 @@ def test_acceptances_that_are_none_are_refused(text: str) -> None:
 
 def test_lists_keep_their_order_and_drop_what_comes_twice() -> None:
     assert parse_acceptances("0.9, 0.1,0.9") == (0.9, 0.1)
-    assert parse_counts("--context", "8192,1024") == (8192, 1024)
-    assert parse_names("--cache-dtype", "fp8,bf16", ("bf16", "fp8")) == ("fp8", "bf16")
-
-
-def test_unknown_names_are_refused_with_the_nearest() -> None:
-    with refused("--kernels", value="comit", near="commit"):
-        parse_names("--kernels", "comit", tuple(PEERS))
-    with refused("--context", value="1k"):
-        parse_counts("--context", "1k")

@@ -68,30 +68,30 @@ def kernels(
 
     Exit codes: 0 done, 2 bad input or no CUDA device, 3 a result was wrong.
     """
+    from pydantic import PositiveInt
     from rich.console import Console
 
     from nwor_bench.microbench.bench import run_kernels
     from nwor_bench.microbench.cases import (
-        CACHE_DTYPES,
         L2,
-        PEERS,
+        CacheDtype,
+        Kernel,
         LaunchMode,
         Spec,
         parse_acceptances,
-        parse_counts,
-        parse_names,
         parse_windows,
     )
+    from nwor_bench.workload.options import read_as
     from nwor_bench.workload.stopping import parse_fraction
 
     spec = Spec(
-        kernels=parse_names("--kernels", kernels, tuple(PEERS)),
+        kernels=read_as(tuple[Kernel, ...], "--kernels", kernels),
         windows=parse_windows(windows),
         acceptances=parse_acceptances(acceptance),
-        contexts=parse_counts("--context", context),
-        cache_dtypes=parse_names("--cache-dtype", cache_dtype, CACHE_DTYPES),
-        l2=tuple(map(L2, parse_names("--l2", l2, tuple(L2)))),
-        launch=tuple(map(LaunchMode, parse_names("--launch", launch, tuple(LaunchMode)))),
+        contexts=read_as(tuple[PositiveInt, ...], "--context", context),
+        cache_dtypes=read_as(tuple[CacheDtype, ...], "--cache-dtype", cache_dtype),
+        l2=read_as(tuple[L2, ...], "--l2", l2),
+        launch=read_as(tuple[LaunchMode, ...], "--launch", launch),
         shape=_shape(layers, heads, kv_heads, head_dim, block_size),
         max_rounds=_at_least("--rounds", rounds, 3),
         ci_width=parse_fraction("--ci-width", ci_width),

@@ -93,15 +93,6 @@ def test_a_run_begins_with_what_is_known(tmp_path: Path) -> None:
     assert "measuring_s" in store.header.model_fields_set
 
 
-def test_null_is_a_value_and_a_missing_key_is_none() -> None:
-    header = parse_header({"format_version": 2, "engine": {"bytes_per_token": None}}, "run.json")
-    assert header.engine is not None
-    assert "bytes_per_token" in header.engine.model_fields_set
-    assert "block_size" not in header.engine.model_fields_set
-    assert "engine" in header.model_fields_set
-    assert "pair" not in header.model_fields_set
-
-
 @pytest.mark.parametrize(
     ("values", "found", "wanted"),
     [

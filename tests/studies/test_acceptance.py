@@ -82,19 +82,12 @@ def write_run(folder: Path, rows: pd.DataFrame) -> None:
     modes = rows["cell"].str.split(" x ", expand=True)
     batches = pd.DataFrame(
         {
-            "pair": "smollm2", "nwor_mode": modes[0], "scv_mode": modes[1], "phase": "timed",
-            "block": rows["block"], "batch": range(len(rows)), "order": 0,
-            "requests": rows["requests"], "prompt_tokens": 8, "output_tokens": 256,
-            "latency_ms": 1.0, "tokens_per_s": 1.0, "windows": 20, "draft_tokens": 400,
-            "accepted_tokens": 100, "staged_tokens": 0, "committed_tokens": 0,
-            "vllm_num_drafts": rows["windows"], "vllm_draft_tokens": 400,
-            "vllm_accepted_tokens": 100, "vllm_accepted_per_position": per_position,
-            "parity": "", "prompt_digest": "a", "token_digests": [
+            "nwor_mode": modes[0], "scv_mode": modes[1], "phase": "timed", "block": rows["block"],
+            "requests": rows["requests"], "vllm_num_drafts": rows["windows"],
+            "vllm_accepted_per_position": per_position, "token_digests": [
                 ";".join(["same"] * n + [cell] * (8 - n))
                 for n, cell in zip(rows["same_text_as_off"], rows["cell"], strict=True)
             ],
-            "temperature": 0.0, "seed": 0, "started_at": "2026-01-01T00:00:00+00:00",
-            "fallbacks": "{}", "scv_counters": "{}",
         }
     )  # fmt: skip
     batches.to_csv(folder / "batches.csv", index=False)

@@ -62,21 +62,28 @@ def test_draft_model_of_another_vocabulary_is_refused(
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
-def test_eagle_may_draft_from_part_of_the_vocabulary_only(
+def test_eagle_may_draft_from_part_of_the_vocabulary(
     tmp_path: Path, target: str, method: str
 ) -> None:
     part = model_folder(tmp_path / "part", vocab_size=1000, draft_vocab_size=200)
     assert resolve_pair(target_model=target, draft_model=part, method=method).draft == part
-    wide = model_folder(tmp_path / "wide", vocab_size=1000, draft_vocab_size=1001)
-    with refused("draft_model", value=wide, naming="1001 tokens"):
-        resolve_pair(target_model=target, draft_model=wide, method=method)
 
 
-def test_vocabulary_inside_a_text_config_counts(tmp_path: Path) -> None:
-    target = model_folder(tmp_path / "target", text_config={"vocab_size": 50})
-    draft = model_folder(tmp_path / "draft", vocab_size=51)
-    with refused("draft_model", value=draft, naming="51 tokens"):
-        resolve_pair(target_model=target, draft_model=draft)
+@pytest.mark.parametrize(
+    ("config", "method", "naming"),
+    [
+        ({"vocab_size": 1000, "draft_vocab_size": 1001}, "eagle", "1001 tokens"),
+        ({"vocab_size": 1000, "draft_vocab_size": 1001}, "eagle3", "1001 tokens"),
+        ({"text_config": {"vocab_size": 999}}, None, "999 tokens"),
+        ({"vocab_size": 1000}, "ngram", "method ngram"),
+    ],
+)
+def test_a_drafter_that_does_not_fit_is_refused(
+    tmp_path: Path, target: str, config: dict[str, Any], method: str | None, naming: str
+) -> None:
+    draft = model_folder(tmp_path / "draft", **config)
+    with refused("draft_model", value=draft, naming=naming):
+        resolve_pair(target_model=target, draft_model=draft, method=method)
 
 
 @pytest.mark.parametrize(
@@ -89,12 +96,6 @@ def test_method_follows_from_the_drafter(
 ) -> None:
     draft = model_folder(tmp_path / "draft", vocab_size=1000, architectures=[architecture])
     assert resolve_pair(target_model=target, draft_model=draft).method == method
-
-
-def test_drafter_for_ngram_is_refused(tmp_path: Path, target: str) -> None:
-    draft = model_folder(tmp_path / "draft", vocab_size=1000)
-    with refused("draft_model", value=draft, naming="method ngram"):
-        resolve_pair(target_model=target, draft_model=draft, method="ngram")
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3"])

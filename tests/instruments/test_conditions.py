@@ -101,7 +101,7 @@ def test_gpus_are_read_the_worst_of_them(use: Any) -> None:
     assert found["gpu_other_processes"] == 1
 
 
-def test_where_our_number_is_not_known_one_process_is_ours(use: Any) -> None:
+def test_one_process_is_ours_if_our_number_is_not_known(use: Any) -> None:
     found = use(FakeNvml(([4001], [4001, 4002]))).end()
     assert found["gpu_other_processes"] == 1
 
@@ -126,7 +126,7 @@ def test_only_visible_gpus_are_read(
     assert use(FakeNvml(([], []))).end()["gpu_sm_clock_mhz"] == clock
 
 
-def test_without_nvml_the_host_is_read_alone(use: Any) -> None:
+def test_without_nvml_only_the_host_is_read(use: Any) -> None:
     found = use(FakeNvml(([], []), {"nvmlInit"})).end()
     assert "memory_available_bytes" in found
     assert not [name for name in found if name.startswith("gpu")]

@@ -164,7 +164,7 @@ def test_the_interval_is_students_at_least(values: list[float]) -> None:
         assert found.high - found.low >= (plain[1] - plain[0]) * (1 - 1e-6)
 
 
-def test_too_few_blocks_give_a_mean_alone() -> None:
+def test_too_few_blocks_give_only_a_mean() -> None:
     found = amount_of([1.0, 3.0])
     assert (found.mean, found.low, found.high, found.smallest) == (2.0, None, None, None)
 

@@ -117,7 +117,7 @@ def test_ctrl_c_waits_for_the_report(folder: Path, report: str) -> None:
 
 @pytest.mark.slow  # processes
 def test_sigterm_is_handed_on_to_the_tool(folder: Path) -> None:
-    """A CI runner's stop reaches this command alone; the tool would run on to its end."""
+    """A CI runner's stop reaches only this command; the tool would run on to its end."""
     install(folder, SLOW.format(report="touch ended"))
     code, _ = ended_by(folder, lambda pid: os.kill(pid, signal.SIGTERM))
     assert code == ExitCode.INTERRUPTED

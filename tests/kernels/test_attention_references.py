@@ -175,7 +175,7 @@ def test_staged_tokens_attend_bit_by_bit_like_written_ones(
     assert_equal_bits(staged, attend(step, **options))
 
 
-def test_a_staged_row_belongs_to_one_request_alone():
+def test_a_staged_row_belongs_to_only_one_request():
     # The first request ends with its block, so that one row too many has no place to go.
     step = make_step([Request(12, 4), Request(3, 2, drafts=2), Request(0, 16)], seed=5)
     staged = staged_rows(step, [0, 1])

@@ -126,7 +126,7 @@ def test_a_workspace_that_shares_a_line_with_others_is_refused():
     VerifyWorkspace(shifted, shifted, arrived).check(off, pairs=8)
 
 
-def test_nothing_is_discarded_where_there_is_no_such_instruction():
+def test_nothing_is_discarded_if_there_is_no_such_instruction():
     cpu = torch.device("cpu")
     assert not can_discard(cpu)
     assert launch_shape(5, 3, 128, 2, cpu, Tuning(discard=Discard.L2)).discard is Discard.OFF

@@ -144,7 +144,7 @@ def test_tiles_fit_into_shared_memory(heads, itemsize):
     ("folded", "is_small", "rows"),
     [(80, True, 16), (80, False, 32), (640, False, 64), (5, False, 16)],
 )
-def test_tiles_are_small_where_there_are_few(folded, is_small, rows):
+def test_tiles_are_small_if_there_are_few(folded, is_small, rows):
     assert rows_wanted(folded, is_small) == rows
 
 

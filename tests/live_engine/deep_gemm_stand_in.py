@@ -1,6 +1,6 @@
 """The scores of vLLM's sparse indexer in torch, for machines on which DeepGEMM does not load.
 
-vLLM takes both from DeepGEMM alone: a score is the sum over heads of weight * relu(q.k), times the
+vLLM takes both only from DeepGEMM: a score is the sum over heads of weight * relu(q.k), times the
 key's scale. A key is 128 bytes of fp8; a block has its keys first, then a float32 scale for each.
 Nothing waits for the device and no size depends on a value, so that full CUDA graphs capture it.
 """

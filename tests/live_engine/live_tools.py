@@ -48,7 +48,7 @@ def stock_answers(servers: Servers) -> dict[str, str]:
 
 
 def metrics_when(base: str, ready: Callable[[dict[str, float]], bool]) -> dict[str, float]:
-    """Sums of all samples, but of the class `all` alone where there are classes; once ready."""
+    """Sums of all samples, but only of the class `all` if there are classes; once ready."""
     deadline = time.monotonic() + 60
     while True:
         every = read_metrics(f"{base}/metrics")

@@ -255,7 +255,7 @@ def own_row_missed(group: Any, visible: Tensor) -> None:
 
 
 def stale_attention(worker: Any) -> AbstractContextManager[None]:
-    """The write is skipped and attention reads the cache alone: the first published NWOR."""
+    """The write is skipped and attention reads only the cache: the first published NWOR."""
     from nwor_bench.plugin.runner_v1.cpu_attention import ReferenceCPUAttentionImpl
 
     return wrapped(

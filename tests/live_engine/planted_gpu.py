@@ -364,7 +364,7 @@ def attend_to_the_cache(self: Any, batch: Any, query: Any, kv_cache: Any, output
 
 
 def stale_attention(worker: Any) -> AbstractContextManager[None]:
-    """The write is skipped and attention reads the cache alone: the first published NWOR."""
+    """The write is skipped and attention reads only the cache: the first published NWOR."""
     from nwor_bench.plugin.runner_v2 import attention as gpu_attention
 
     return wrapped(gpu_attention.StagingAttention, "_verify", lambda _: attend_to_the_cache)

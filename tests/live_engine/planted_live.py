@@ -27,7 +27,7 @@ class PlantedWorker(NworWorkerExtension):
         hook.buffers.commit = commit
 
     def _device_refusal(self, hook: Any) -> None:
-        hook.refusals.errors.fill_(1)  # the flag alone: the commits themselves are right
+        hook.refusals.errors.fill_(1)  # only the flag: the commits themselves are right
 
     def _no_commit(self, hook: Any) -> None:
         """Every commit from now on writes nothing, and says nothing of it."""

@@ -173,7 +173,7 @@ class SlotWatch:
             return accepted
         batch = self._buffers._batch
         rows = torch.arange(slots.shape[-1], device=slots.device)
-        if batch.tokens_per_request is None:  # drafts alone are staged
+        if batch.tokens_per_request is None:  # only drafts are staged
             return batch.row_index < accepted[batch.row_request]
         # The certain first token is staged too; `num_sampled` counts it, accepted drafts do not.
         certain = 0 if self._buffers._through is not None else 1

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.engine
 class Setting:
     """One engine: its row, how it drafts, its block size, and the acceptance it must show.
 
-    `long`: in `make test-all` alone.
+    `long`: only in `make test-all`.
     """
 
     row: str
@@ -56,7 +56,7 @@ BATCHES = {
     "shared prefix": SHARED,
 }
 IN_MAKE_TEST = "prefill beside decode"
-"""The hardest batch: of the others `make test` has mode stage alone."""
+"""The hardest batch: of the others `make test` has only mode stage."""
 
 BY_NAME = [
     pytest.param(name, marks=[pytest.mark.long] * (name != IN_MAKE_TEST)) for name in BATCHES

@@ -84,7 +84,7 @@ def test_the_same_tokens_as_stock_in_float32(tmp_path: Path, method: str) -> Non
     assert staged["tokens"] == stock["tokens"]
 
 
-def test_smollm2_in_bf16_differs_from_stock_only_where_logits_are_close(tmp_path: Path) -> None:
+def test_smollm2_in_bf16_differs_from_stock_only_if_logits_are_close(tmp_path: Path) -> None:
     """Each first difference is between two tokens whose float32 logits bf16 cannot tell apart."""
     from transformers import AutoModelForCausalLM
 

@@ -76,7 +76,7 @@ def test_windows_are_staged_and_the_cache_is_sound(
     )
 
 
-def test_full_graphs_of_windows_are_captured_where_vllm_has_them(
+def test_full_graphs_of_windows_are_captured_if_vllm_has_them(
     engine: tuple[str, VllmEngine],
 ) -> None:
     """Behind the test above: mode stage has captured its own."""

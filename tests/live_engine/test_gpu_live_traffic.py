@@ -52,7 +52,7 @@ def test_the_command_shows_the_devices_clock(servers: Servers) -> None:
 def test_a_commit_that_the_device_refused_stops_staging(
     servers: Servers, stock: dict[str, str]
 ) -> None:
-    """Its flag alone is planted, so every answer stays right. Last: the server stages no more."""
+    """Only its flag is planted, so every answer stays right. Last: the server stages no more."""
     check_stops(servers.staged, stock, "device_refusal", "commit_refused")
 
 

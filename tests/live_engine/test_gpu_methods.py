@@ -1,6 +1,6 @@
 """Speculative methods and settings on a GPU that no other file has, with random weights.
 
-In float32 tokens are those of mode off. Drafters that vLLM runs in bfloat16 alone draw their
+In float32 tokens are those of mode off. Drafters that vLLM runs only in bfloat16 draw their
 acceptance (synthetic), and the K/V gate compares the cache.
 """
 

@@ -89,7 +89,7 @@ def test_drafter_layers_behind_32_target_layers_are_not_staged(
 def test_ranks_stop_staging_with_the_same_window(
     tmp_path: Path, start_engine: Callable[..., VllmEngine]
 ) -> None:
-    """One rank alone reads that a commit was refused; a staged window's vote tells the other."""
+    """Only one rank reads that a commit was refused; a staged window's vote tells the other."""
     spec = tiny_spec(draft_tokens=4, tensor_parallel_size=2, engine_args=json.dumps(EAGER))
     engine = start_engine(tiny_pair(tmp_path, "draft_model"), spec)
     prompts = prompts_of([20, 30, 40, 50])

@@ -202,48 +202,37 @@ def test_off_leaves_the_layers_as_vllm_made_them(engine: VllmEngine) -> None:
 
 
 @pytest.mark.row("faults inside a window")
-def test_a_commit_that_fails_writes_the_window_directly(
+@pytest.mark.parametrize("method", ["commit", "stage"])
+def test_a_fault_inside_a_window_writes_it_directly(
     engine: VllmEngine,
+    method: str,
     monkeypatch: pytest.MonkeyPatch,
     record_property: Callable[[str, str], None],
 ) -> None:
-    from nwor_bench.plugin.runner_v2.staging import GpuStaging
-
-    def broken(*_: Any) -> str:
-        raise RuntimeError("planted")
-
-    prompts = prompts_of(LENGTHS)
-    stock = run_cell(engine, "off", "off", prompts)
-    monkeypatch.setattr(GpuStaging, "commit", broken)
-    output = run_cell(engine, "stage", "off", prompts)
-    assert output.token_ids == stock.token_ids
-    assert reasons(output) == {"commit:RuntimeError"}
-    record_property("written_directly", "commit:RuntimeError")
-    assert total(output, "staged_tokens") == 0
-
-
-@pytest.mark.row("faults inside a window")
-def test_a_layer_that_cannot_stage_falls_back_in_all(
-    engine: VllmEngine,
-    monkeypatch: pytest.MonkeyPatch,
-    record_property: Callable[[str, str], None],
-) -> None:
-    if engine.graphs == "full":  # type: ignore[attr-defined]
+    if method == "stage" and engine.graphs == "full":  # type: ignore[attr-defined]
         pytest.skip("no layer is called in a replay")
     from nwor_bench.plugin.runner_v2.staging import GpuStaging
 
     stage = GpuStaging.stage
 
-    def broken(self: Any, layer: int, *rest: Any) -> str:
+    def no_commit(*_: Any) -> str:
+        raise RuntimeError("planted")
+
+    def no_second_layer(self: Any, layer: int, *rest: Any) -> str:
         return "planted" if layer == 1 else stage(self, layer, *rest)
 
+    broken, reason = {
+        "commit": (no_commit, "commit:RuntimeError"),
+        "stage": (no_second_layer, "stage:planted"),
+    }[method]
     prompts = prompts_of(LENGTHS)
     stock = run_cell(engine, "off", "off", prompts)
-    monkeypatch.setattr(GpuStaging, "stage", broken)
+    monkeypatch.setattr(GpuStaging, method, broken)
     output = run_cell(engine, "stage", "off", prompts)
     assert output.token_ids == stock.token_ids
-    assert reasons(output) == {"stage:planted"}
-    record_property("written_directly", "stage:planted")
+    assert reasons(output) == {reason}
+    record_property("written_directly", reason)
+    assert total(output, "staged_tokens") == 0
 
 
 def test_the_probe_times_the_phases(engine: VllmEngine) -> None:

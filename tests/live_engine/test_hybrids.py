@@ -1,8 +1,8 @@
 """Real vLLM with models whose layers keep a state: their attention layers are staged.
 
-Mamba and Jamba are not here: vLLM's CPU build lacks their selective scan. Tokens are compared
-on a GPU alone (test_gpu_hybrids.py): with drafts vLLM's CPU build gives other tokens from batch to
-batch, with our hooks taken off as well, since its kernels do not take a state back.
+Mamba is not here: vLLM's CPU build lacks its selective scan. Tokens are compared only on a GPU
+(test_gpu_hybrids.py): with drafts vLLM's CPU build gives other tokens from batch to batch, with our
+hooks taken off as well, since its kernels do not take a state back.
 """
 
 import json
@@ -48,7 +48,7 @@ def check_states(config: dict[str, Any], status: EngineStatus, spec: RunSpec) ->
 
 
 def rest(*case: str | None) -> Any:
-    """A case that `make test-all` has alone."""
+    """A case that only `make test-all` has."""
     return pytest.param(*case, marks=pytest.mark.long)
 
 

@@ -96,7 +96,7 @@ def test_a_commit_that_writes_nothing_stops_staging(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_two_ranks_take_the_same_turns_and_stop_together(tmp_path: Path) -> None:
-    """A fault that rank 1 alone can see; ranks that disagreed would wait for each other."""
+    """A fault that only rank 1 can see; ranks that disagreed would wait for each other."""
     path = ":".join((str(CHECKOUT), f"{CHECKOUT}/kernels", HERE))
     modes = {"VLLM_NWOR_MODE": "interleave", "VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": path}
     flags = ("--tensor-parallel-size", "2", "--worker-extension-cls", "planted_live.PlantedWorker")

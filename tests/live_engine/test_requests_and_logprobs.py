@@ -209,7 +209,7 @@ def test_measured_batches_do_not_see_what_was_asked_between_them(
 
 @pytest.mark.long
 def test_the_tie_check_measures_and_goes_on_with_a_real_engine(engine: VllmEngine) -> None:
-    """In float32 mode off's gaps move by rounding alone: the second likeliest is no tie."""
+    """In float32 mode off's gaps move only by rounding: the second likeliest is no tie."""
     reference = run_cell(engine, "off", "off", MIXED, max_new_tokens=20).token_ids
     ties = TieCheck(engine, OFF, lambda: MIXED, 20, ignore_eos=True)
     row = reference_logprobs(target_of(engine), [*MIXED[1], *reference[1][:5]])[-1]

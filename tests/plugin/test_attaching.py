@@ -143,7 +143,7 @@ def test_a_fault_of_another_rank_detaches_this_one(
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_nothing_happens_where_nothing_is_asked_or_drafted(
+def test_nothing_happens_if_nothing_is_asked_or_drafted(
     asked: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from nwor_bench.plugin.attaching import attach_hook

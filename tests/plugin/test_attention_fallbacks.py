@@ -153,7 +153,7 @@ def test_layers_computed_into_one_buffer_lose_nothing(layers: Any) -> None:
     check_written_directly(layers, stock_after(), "stage:activations_reused", [0])
 
 
-def test_values_alone_in_one_buffer_are_seen(layers: Any) -> None:
+def test_only_values_in_one_buffer_are_seen(layers: Any) -> None:
     buffer = torch.empty_like(layers.values[0])
     layers.begin("whole step")
     assert layers.window.stage(0, layers.keys[0], buffer.copy_(layers.values[0]))

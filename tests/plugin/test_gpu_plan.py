@@ -104,7 +104,7 @@ def test_a_whole_step_waits_for_the_commit_entirely():
 
 
 def equal_to_drafts_only(window, requests, length, slots):
-    """Does the plan stage and write what a plan made for this step alone would?"""
+    """Does the plan stage and write what a plan made only for this step would?"""
     counts = DraftCounts(np.full(requests, length - 1, dtype=np.int32), requests * length)
     starts = np.arange(0, requests * length + 1, length, dtype=np.int32)
     wanted = drafts_only(counts, starts, slots, copied=True)
@@ -369,7 +369,7 @@ def output(*computed: int, resumed: tuple[str, ...] = ()) -> Any:
     ("step", "reads"),
     [
         (output(), False),
-        (output(0), False),  # nothing cached: it reads its own tokens alone
+        (output(0), False),  # nothing cached: it reads only its own tokens
         (output(32), True),
         (output(0, 32), True),
         (output(resumed=("a-1",)), True),

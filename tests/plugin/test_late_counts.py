@@ -64,7 +64,7 @@ def test_windows_of_finished_requests_are_counted_apart():
     windows = resolved(steps, {"a": 5, "b": 100})
     assert [w["uncounted_draft_tokens"] for w in windows] == [0, 0, 4]
     assert [w["uncounted_accepted_tokens"] for w in windows] == [0, 0, 3]
-    assert windows[2]["accepted_per_position"] == (1, 0, 0, 0)  # b's alone
+    assert windows[2]["accepted_per_position"] == (1, 0, 0, 0)  # only b's
     assert windows[2]["accepted_tokens"] == 1 + 3
 
 
@@ -141,7 +141,7 @@ def test_a_request_that_starts_again_has_what_the_scheduler_says():
     assert [w["uncounted_draft_tokens"] for w in windows[2:]] == [0, 0, 4]
 
 
-def test_where_nobody_ever_drains_only_the_last_windows_are_kept(monkeypatch):
+def test_only_the_last_windows_are_kept_if_nobody_drains(monkeypatch):
     monkeypatch.setattr(of_step, "MAX_UNDRAINED", 30)
     monkeypatch.setattr(late_counts, "MOST_PENDING", 10)
     accumulator = Accumulator()

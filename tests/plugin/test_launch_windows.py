@@ -41,4 +41,4 @@ def test_a_profiler_that_hears_no_cuda_is_refused(
     with refused("--counters launches", naming="CUPTI") as refusal:
         batch(windows, runner, [{}, {"a": [1]}])
     assert refusal.value.exit_code == ExitCode.BAD_USAGE
-    assert batch(windows, runner, [{}, {}])["windows"] == []  # a prefill alone has none to count
+    assert batch(windows, runner, [{}, {}])["windows"] == []  # a prefill has none to count

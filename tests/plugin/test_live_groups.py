@@ -14,7 +14,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nwor_bench.instruments.robust import as_ratio, robust_location
 from nwor_bench.plugin import live_ratio
-from nwor_bench.plugin import live_ratio as live_groups
 from nwor_bench.plugin.interleaving import LiveInterleaving
 from nwor_bench.plugin.live_ratio import Clock, LiveGroups, Publisher
 from nwor_bench.records.fallback_reasons import Guard, LeftOut
@@ -37,12 +36,11 @@ def add_group(groups: LiveGroups, number: int, **changes: Any) -> None:
 def test_a_group_compares_the_windows_behind_the_first_of_each_run() -> None:
     groups = LiveGroups()
     add_group(groups, 0)
-    found = groups
-    assert found.groups == {"2": 1, ALL: 1}
-    assert found.left_out == {}
-    assert found.clock is Clock.HOST
-    assert [exp(effect) for effect in found.effects["2"]] == [pytest.approx(0.97)]
-    assert found.effects[ALL] == found.effects["2"]
+    assert groups.groups == {"2": 1, ALL: 1}
+    assert groups.left_out == {}
+    assert groups.clock is Clock.HOST
+    assert [exp(effect) for effect in groups.effects["2"]] == [pytest.approx(0.97)]
+    assert groups.effects[ALL] == groups.effects["2"]
 
 
 @pytest.mark.parametrize(
@@ -59,9 +57,8 @@ def test_a_window_spoils_its_group(place: int, window: Any, reason: LeftOut) -> 
     groups = LiveGroups()
     add_group(groups, 0, **{f"at{place}": window})
     add_group(groups, 1)
-    found = groups
-    assert found.left_out == {reason: 1}
-    assert found.groups == {"2": 1, ALL: 1}
+    assert groups.left_out == {reason: 1}
+    assert groups.groups == {"2": 1, ALL: 1}
 
 
 @pytest.mark.parametrize("given_places", range(1, 8))
@@ -71,22 +68,20 @@ def test_a_group_cut_short_is_left_out_and_spoils_no_other(given_places: int) ->
         groups.add(timed(1.0 + place.position), place)
     groups.add(timed(77.0), None)  # the prefill
     add_group(groups, 1)
-    found = groups
-    assert found.left_out == {LeftOut.INTERRUPTED: 1}
-    assert [exp(effect) for effect in found.effects[ALL]] == [pytest.approx(0.97)]
+    assert groups.left_out == {LeftOut.INTERRUPTED: 1}
+    assert [exp(effect) for effect in groups.effects[ALL]] == [pytest.approx(0.97)]
 
 
-def test_the_devices_clock_decides_where_there_is_one() -> None:
+def test_the_devices_clock_decides_if_there_is_one() -> None:
     groups = LiveGroups()
     for place in places_of_group(0):
         groups.add(timed(10.0, device=9.0 if place.cell else 10.0), place)
-    found = groups
-    assert found.clock is Clock.DEVICE
-    assert [exp(effect) for effect in found.effects[ALL]] == [pytest.approx(0.9)]
+    assert groups.clock is Clock.DEVICE
+    assert [exp(effect) for effect in groups.effects[ALL]] == [pytest.approx(0.9)]
 
 
 def test_memory_is_bounded_and_the_latest_groups_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_groups, "KEPT", 16)
+    monkeypatch.setattr(live_ratio, "KEPT", 16)
     groups = LiveGroups()
     for number in range(100):
         fast = 9.0 if number >= 84 else 5.0
@@ -94,10 +89,9 @@ def test_memory_is_bounded_and_the_latest_groups_stay(monkeypatch: pytest.Monkey
             groups.add(timed(fast if place.cell else 10.0), place)
     for number in range(100, 300):  # groups that are never finished
         groups.add(timed(10.0), places_of_group(number)[0])
-    found = groups
-    assert found.groups == {"2": 100, ALL: 100}
-    assert {len(effects) for effects in found.effects.values()} == {16}
-    assert all(effect == pytest.approx(log(0.9)) for effect in found.effects[ALL])
+    assert groups.groups == {"2": 100, ALL: 100}
+    assert {len(effects) for effects in groups.effects.values()} == {16}
+    assert all(effect == pytest.approx(log(0.9)) for effect in groups.effects[ALL])
     assert len(groups._members) == 1
 
 
@@ -115,10 +109,9 @@ def test_a_planted_effect_is_found_among_arrivals_and_drift(effect: float) -> No
             clock = draw.choice([1.0, 1.3]) if draw.random() < 0.02 else clock * 1.0002
             ms = 8.0 * clock * (1 + requests / 50) * exp(draw.gauss(effect * place.cell, 0.01))
             groups.add(timed(ms, num_reqs=requests), place)
-    found = groups
-    assert found.left_out[LeftOut.INTERRUPTED] == pytest.approx(250, rel=0.2)
-    assert set(found.groups) == {"3-4", "5-8", ALL}
-    for effects in found.effects.values():
+    assert groups.left_out[LeftOut.INTERRUPTED] == pytest.approx(250, rel=0.2)
+    assert set(groups.groups) == {"3-4", "5-8", ALL}
+    for effects in groups.effects.values():
         located = robust_location(effects)
         assert located is not None
         ratio = as_ratio(located)

@@ -249,7 +249,7 @@ def test_lengths_are_shortened_once_a_forward_at_one_place(
     ("changes", "expected"),
     [({}, True), ({"kv_cache_dtype": "fp8"}, False), ({"dcp_world_size": 2}, False)],
 )
-def test_stock_helps_where_it_returns_its_sums(changes: dict[str, Any], expected: bool) -> None:
+def test_stock_helps_if_it_returns_its_sums(changes: dict[str, Any], expected: bool) -> None:
     from nwor_bench.plugin.runner_v2.mla_attention import returning_sums, serves
 
     impl = FlashAttnMLAImpl()

@@ -56,7 +56,7 @@ def stock_classes():
     assert dict(vars(Runner)) == before
 
 
-def test_an_instances_inherited_method_is_wrapped_on_that_instance_alone():
+def test_an_instances_inherited_method_is_wrapped_only_on_that_instance():
     runner, other = Runner(), Runner()
     before = dict(vars(runner))
     patch = Patch(runner, "method", wrapped)

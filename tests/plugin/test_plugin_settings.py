@@ -128,7 +128,7 @@ def test_an_unknown_mode_names_the_variable_the_value_and_what_is_known(variable
 def test_how_drafts_are_held(environ, by, needs_gpu):
     settings = read_settings({"VLLM_NWOR_MODE": "stage", **environ})
     assert (settings.stage_by, settings.needs_gpu) == (by, needs_gpu)
-    assert read_settings(environ) is None  # alone they switch nothing on
+    assert read_settings(environ) is None  # by themselves they switch nothing on
 
 
 @pytest.mark.long  # imports vLLM in a process of its own

@@ -86,7 +86,7 @@ def test_a_grammar_output_without_numbers_lets_no_draft_pass() -> None:
     assert invalid_drafts(step(a=4), silent, ["a"]) == {"a": 4}
 
 
-def test_vllm_0_31_tells_it_in_the_schedulers_own_output_alone() -> None:
+def test_vllm_0_31_says_it_only_in_the_schedulers_own_output() -> None:
     """In process the scheduler's note is there by then; a copy for another process has None."""
     silent = grammar(a=0)
     del silent.num_acceptable_drafts

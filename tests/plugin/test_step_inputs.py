@@ -84,7 +84,7 @@ def layers_in(*groups: list[str], shares: dict[str, str], drafter: set[str]) -> 
 
 
 @pytest.mark.slow  # vLLM's recurrent layers are imported
-def test_the_targets_own_groups_alone_count() -> None:
+def test_only_the_targets_own_groups_count() -> None:
     """A drafter's layers may come first, last, between, or share a group with the target's."""
     shares = {"t3": "t1", "d3": "t0"}
     groups = (["d0"], ["t0", "d1"], ["d2"], ["t1", "t2", "t3"], ["d3"])

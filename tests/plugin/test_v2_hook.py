@@ -146,7 +146,7 @@ def test_drafts_that_a_grammar_forbids_are_not_vllms(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("arguments", [{}, {"allowed": 4}, {"allowed": 1, "waited": False}])
-def test_all_drafts_count_where_none_is_forbidden(
+def test_all_drafts_count_if_none_is_forbidden(
     arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     window = window_of(monkeypatch, **arguments)

@@ -38,7 +38,7 @@ def committed(now: list[int], *windows: tuple[Step, list[int]], before: int = 0)
 @pytest.mark.parametrize(
     ("certain", "in_commit", "rows"),
     [
-        (0, False, 4 + 0),  # drafts alone
+        (0, False, 4 + 0),  # only drafts
         (0, True, 4 + 0),
         (1, False, 5 + 1),  # the whole step: each request's first row too
         (1, True, 5 + 1),

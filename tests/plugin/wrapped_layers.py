@@ -196,7 +196,7 @@ class WrappedLayers:
             PatchSet(patches).apply()
 
     def begin(self, way: str) -> GpuWindowBatch:
-        """Open a window that is held whole, or of which the drafts alone are held or copied."""
+        """Open a window that is held whole, or of which only the drafts are held or copied."""
         counts = DraftCounts(np.full(REQUESTS, DRAFTS, dtype=np.int32), ROWS)
         if way == "whole step":
             batch = whole_step(counts, DRAFTS + 1, torch.arange(ROWS), step_slots())

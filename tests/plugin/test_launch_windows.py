@@ -32,6 +32,7 @@ def windows(runner: Any) -> LaunchWindows:
     return counted
 
 
+@pytest.mark.slow  # PyTorch's profiler
 def test_a_profiler_that_hears_no_cuda_is_refused(
     windows: LaunchWindows, runner: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,14 +9,7 @@ from report_runs import gpu_run
 from synthetic_run import AA_CELL, CELLS, LAYERS, make_run
 
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import (
-    BatchRecord,
-    Cell,
-    NworMode,
-    Phase,
-    ScvMode,
-    WindowRecord,
-)
+from nwor_bench.records.types import BatchRecord, Cell, NworMode, Phase, ScvMode, WindowRecord
 from nwor_bench.records.window_order import compared_pairs, places_of
 
 OFF = CELLS[0]
@@ -89,12 +82,7 @@ _WINDOWS: dict[str, list[list[WindowRecord]]] = {}
 
 
 def _make(
-    planted: Planted,
-    batches: int,
-    groups: int,
-    whole: Mapping[str, float],
-    device: bool,
-    seed: int,
+    planted: Planted, batches: int, groups: int, whole: Mapping[str, float], device: bool, seed: int
 ) -> RunData:
     run = gpu_run(effects=whole, noise=0.003, blocks=3, probed=False)
     run = _with_control(run, whole.get("control", 1.0))

@@ -32,11 +32,7 @@ UNKNOWN = ConfigError.unknown("--pair", "tinny", ["smollm2", "tiny"])
             "--pair: unknown name '?'; known: tiny",
             *("--pair", "?", ""),
         ),
-        (
-            UNKNOWN.within("run 2"),
-            f"run 2: {UNKNOWN}",
-            *("run 2: --pair", "tinny", "tiny"),
-        ),
+        (UNKNOWN.within("run 2"), f"run 2: {UNKNOWN}", *("run 2: --pair", "tinny", "tiny")),
         (BenchError("lost").within("run 2"), "run 2: lost", "run 2", None, ""),
         (
             ConfigError.all_of([UNKNOWN, ConfigError.at("--seed", "is none", 5)]),

@@ -256,9 +256,7 @@ def test_scv_that_fired_is_judged_by_its_latency():
     assert (result.scv_status, result.verdict) == ("ok", Verdict.SAME)
     assert (result.scv_graph_hits, result.scv_graph_captures) == (8 * 7, 8)
     once = change_batches(
-        run,
-        of("off", "graph"),
-        scv_counters={"scv_device_validations": 8, "scv_fallback_count": 7},
+        run, of("off", "graph"), scv_counters={"scv_device_validations": 8, "scv_fallback_count": 7}
     )
     assert cell(once, "off", "graph").scv_status == "ok"
 

@@ -196,9 +196,7 @@ IDLE = change_windows(
 )  # fmt: skip
 IDLE = change_batches(IDLE, is_graph, staged_tokens=0, committed_tokens=0)
 NO_SCV = change_batches(
-    BASE,
-    is_graph,
-    scv_counters={"scv_device_validations": 8, "scv_fallback_count": 8},
+    BASE, is_graph, scv_counters={"scv_device_validations": 8, "scv_fallback_count": 8}
 )
 
 

@@ -9,11 +9,7 @@ from hypothesis import strategies as st
 from interleaved_run import CONTROL, OFF, STAGE_GRAPH, group_windows
 from synthetic_run import AA_CELL, CELLS
 
-from nwor_bench.analysis.groups import (
-    Group,
-    find_groups,
-    pair_of,
-)
+from nwor_bench.analysis.groups import Group, find_groups, pair_of
 from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.records.types import Cell, WindowRecord
 from nwor_bench.records.window_order import abba_effect

@@ -5,14 +5,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from interleaved_run import (
-    CONTROL,
-    OFF,
-    STAGE_GRAPH,
-    Planted,
-    group_windows,
-    interleaved_run,
-)
+from interleaved_run import CONTROL, OFF, STAGE_GRAPH, Planted, group_windows, interleaved_run
 from synthetic_run import AA_CELL, faults_of
 
 from nwor_bench.analysis.invariants import find_violations

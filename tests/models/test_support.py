@@ -27,12 +27,7 @@ from nwor_bench.models.support.predict import (
     predict_support,
 )
 from nwor_bench.models.support.recipes import coverage, find_config, kept_models, left_out
-from nwor_bench.report.support import (
-    answer,
-    coverage_table,
-    layer_rows,
-    support_notes,
-)
+from nwor_bench.report.support import answer, coverage_table, layer_rows, support_notes
 
 CHECKOUT = Path(__file__).parents[2]
 

@@ -281,10 +281,7 @@ PLANTED = [
             "nwor_bench/plugin/a.py": "from ..analysis.statistics import mean",
         },
     ),
-    (
-        "window knows no vllm",
-        {"nwor_bench/plugin/window.py": "try:\n    import vllm\nfinally: 1"},
-    ),
+    ("window knows no vllm", {"nwor_bench/plugin/window.py": "try:\n    import vllm\nfinally: 1"}),
     (
         "runner_v1 without runner_v2",
         {

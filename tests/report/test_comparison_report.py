@@ -14,13 +14,7 @@ from nwor_bench.analysis.comparing.compare import DecideBy, compare_runs
 from nwor_bench.records.facts import Environment
 from nwor_bench.records.store import read_header
 from nwor_bench.report.comparison import comparison_document, comparison_json
-from nwor_bench.report.comparison_text import (
-    change_text,
-    headline,
-    how_decided,
-    notes,
-    reasons,
-)
+from nwor_bench.report.comparison_text import change_text, headline, how_decided, notes, reasons
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.terminal import print_document
 from nwor_bench.report.text import with_bounds

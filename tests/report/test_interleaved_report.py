@@ -16,12 +16,7 @@ from nwor_bench.records.store import RunData, read_header, read_run
 from nwor_bench.report.answer import questions
 from nwor_bench.report.document import Block, Bullets, Paragraph, Table
 from nwor_bench.report.files import run_result
-from nwor_bench.report.precision import (
-    IS_SHAM,
-    NO_SHAM,
-    interleaved_blocks,
-    split_lines,
-)
+from nwor_bench.report.precision import IS_SHAM, NO_SHAM, interleaved_blocks, split_lines
 
 pytestmark = pytest.mark.slow  # whole runs
 

@@ -63,9 +63,7 @@ def test_a_sweep_that_measured_nothing_says_so(runs: tuple[SweptRun, ...]) -> No
     assert document.sections == ()
 
 
-def test_ratios_stand_in_a_table_that_leads_to_the_runs(
-    runs: tuple[SweptRun, ...],
-) -> None:
+def test_ratios_stand_in_a_table_that_leads_to_the_runs(runs: tuple[SweptRun, ...]) -> None:
     (cells,) = [s for s in sweep_document("grid", runs).sections if s.title == "All cells"]
     (ratios,) = [block for block in cells.blocks if isinstance(block, Table)]
     assert ratios.headers[:4] == ("Run", "stage x off", "stage x graph", "stage x adaptive")

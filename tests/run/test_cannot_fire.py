@@ -50,8 +50,7 @@ def test_another_reason_may_pass_so_they_are_timed(tmp_path: Path, reason: str) 
 
 def test_a_cell_that_breaks_parity_is_invalid_all_the_same(tmp_path: Path) -> None:
     engine = FakeEngine(
-        scv_fallback="no_cuda",
-        wrong=lambda number, cell: cell.scv_mode is ScvMode.GRAPH,
+        scv_fallback="no_cuda", wrong=lambda number, cell: cell.scv_mode is ScvMode.GRAPH
     )
     cells = analyse(Runner(tmp_path / "run", engine).run()).cells
     found = {(c.nwor_mode, c.scv_mode): c.verdict for c in cells if c.arm is None}

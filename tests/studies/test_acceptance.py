@@ -43,10 +43,7 @@ def test_with_equal_blocks_it_is_the_paired_t_interval(measure: ModuleType) -> N
     windows = np.full(9, 150)
     off, stage = (counts(windows, np.array([0.5, 0.6, 0.6]), rng) for _ in range(2))
     found = measure.differences(table(off, stage))
-    assert list(found.figure) == [
-        "acceptance length",
-        *(f"draft {i} accepted" for i in (1, 2, 3)),
-    ]
+    assert list(found.figure) == ["acceptance length", *(f"draft {i} accepted" for i in (1, 2, 3))]
     rates = [values[:, 1:] / values[:, :1] for values in (off, stage)]
     for d, a, b in zip(list(found.itertuples())[1:], rates[0].T, rates[1].T, strict=True):
         exact = stats.ttest_rel(b, a).confidence_interval()

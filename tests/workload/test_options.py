@@ -18,15 +18,7 @@ from nwor_bench.records.header import RunHeader
 from nwor_bench.run.resume import stored_spec
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.config import Scenario, load_scenario, resolve
-from nwor_bench.workload.options import (
-    Option,
-    Panel,
-    declared,
-    names,
-    read_all,
-    read_as,
-    to_plain,
-)
+from nwor_bench.workload.options import Option, Panel, declared, names, read_all, read_as, to_plain
 from nwor_bench.workload.run_spec import AXES, PairChoice, RunSpec, ScenarioValues, VllmEntries
 from nwor_bench.workload.sweep_file import Axes, Settings
 

@@ -12,13 +12,7 @@ from refusals import refused
 
 from nwor_bench.workload import prompts as module
 from nwor_bench.workload.config import PromptSource, Scenario
-from nwor_bench.workload.prompts import (
-    PLACEHOLDER,
-    Prompt,
-    encode,
-    load_prompts,
-    read_jsonl,
-)
+from nwor_bench.workload.prompts import PLACEHOLDER, Prompt, encode, load_prompts, read_jsonl
 from nwor_bench.workload.schedule import select_blocks
 
 

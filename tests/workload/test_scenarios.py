@@ -10,11 +10,7 @@ from typer.testing import CliRunner
 
 from nwor_bench.cli.commands.scenarios import app
 from nwor_bench.workload.config import load_scenario, scenario_names
-from nwor_bench.workload.prompts import (
-    builtin_categories,
-    load_prompts,
-    read_jsonl,
-)
+from nwor_bench.workload.prompts import builtin_categories, load_prompts, read_jsonl
 from nwor_bench.workload.schedule import select_blocks
 from nwor_bench.workload.toml_file import resource_dir
 

@@ -11,12 +11,7 @@ from refusals import refused
 from simulated_noise import heavy
 
 from nwor_bench.analysis.statistics import paired_ratio
-from nwor_bench.workload.stopping import (
-    FIRST_LOOK,
-    LOOK_STEP,
-    StoppingRule,
-    parse_fraction,
-)
+from nwor_bench.workload.stopping import FIRST_LOOK, LOOK_STEP, StoppingRule, parse_fraction
 
 
 @given(blocks=st.integers(1, 60), more=st.integers(0, 200))

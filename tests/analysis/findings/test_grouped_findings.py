@@ -42,11 +42,7 @@ def test_the_severest_comes_first_and_speaks_for_its_group() -> None:
             found(FindingKind.AA_DIFFERS, Severity.ERROR, "off x off A/A"),
         ]
     )
-    assert [group.severity for group in groups] == [
-        Severity.ERROR,
-        Severity.WARNING,
-        Severity.NOTE,
-    ]
+    assert [group.severity for group in groups] == [Severity.ERROR, Severity.WARNING, Severity.NOTE]
     assert sum(len(group.findings) for group in groups) == 4
 
 

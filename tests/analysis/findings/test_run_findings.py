@@ -123,10 +123,7 @@ def test_a_host_that_sets_the_pace_is_said(run, wall, forward, is_said):
     probed = replace(batch, phase="probe", batch=9000)
     windows = [
         replace(
-            window,
-            batch=9000,
-            wall_ms=7 * rng.gauss(1, wall),
-            forward_ms=3 * rng.gauss(1, forward),
+            window, batch=9000, wall_ms=7 * rng.gauss(1, wall), forward_ms=3 * rng.gauss(1, forward)
         )
         for window in own * 5
     ]

@@ -76,11 +76,7 @@ def test_a_run_with_a_timed_block_gets_no_such_advice() -> None:
     assert nothing_timed(run.header, summarised(run)) is None
 
 
-@given(
-    measuring_s=st.floats(0.5, 5_000),
-    batch_s=st.floats(0.01, 100),
-    counters=st.booleans(),
-)
+@given(measuring_s=st.floats(0.5, 5_000), batch_s=st.floats(0.01, 100), counters=st.booleans())
 def test_the_budget_has_room_for_a_block_and_all_that_must_fit_behind_it(
     measuring_s: float, batch_s: float, counters: bool
 ) -> None:

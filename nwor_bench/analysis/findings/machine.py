@@ -2,12 +2,9 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from statistics import fmean, median
-
-from scipy.stats import median_abs_deviation
+from statistics import fmean
 
 from nwor_bench.analysis.findings.table import Finding, FindingKind, Severity, found
-from nwor_bench.analysis.invariants import full_windows, windows_by_batch
 from nwor_bench.analysis.trend import trend
 from nwor_bench.instruments.conditions import throttle_names
 from nwor_bench.records.facts import EngineStatus, Environment, MemoryFacts
@@ -25,22 +22,12 @@ CLOCK_CHANGE = 0.02
 LOW_MEMORY = 0.05
 """Memory available over memory in the machine."""
 
-HOST_SCATTER = 0.03
-HOST_OVER_GPU = 3.0
-"""A run counts as host-bound if windows scatter by more than HOST_SCATTER, and by more than
-HOST_OVER_GPU times what their forward passes do on the GPU. Seen on H200s: windows 4 to 20 %,
-forward passes 1 to 4 %."""
-
 _TIMED = (Phase.TIMED, Phase.INTERLEAVED)
-
-PACED_WINDOWS = 16
-"""Fewest windows for a scatter."""
 
 
 def machine_findings(run: RunData) -> Iterator[Finding]:
     """Warm-up, drift, the host, and the batches' conditions."""
     yield from _time(run)
-    yield from _pace(run)
     refused = (run.header.engine or EngineStatus()).launch_refusals
     if refused:
         why = ", ".join(f"{reason} ({number})" for reason, number in sorted(refused.items()))
@@ -62,30 +49,6 @@ def _time(run: RunData) -> Iterator[Finding]:
     if drift.matters:
         yield found(
             FindingKind.TREND, drift=100 * drift.drift, blocks=len(means), p_value=drift.p_value
-        )
-
-
-def _pace(run: RunData) -> Iterator[Finding]:
-    """Do windows wait for the host? From the batches that time phases on the device."""
-    probed = [b for b in run.batches if b.phase == Phase.PROBE and b.cell.is_baseline]
-    windows = full_windows(probed, windows_by_batch(run))
-    pairs = [(w.wall_ms, w.forward_ms) for w in windows if w.wall_ms and w.forward_ms]
-    if len(pairs) < PACED_WINDOWS:
-        return
-    (wall, wall_scatter), (forward, forward_scatter) = (
-        (median(times), median_abs_deviation(times, scale="normal") / median(times))
-        for times in zip(*pairs, strict=True)
-    )
-    if wall_scatter > max(HOST_SCATTER, HOST_OVER_GPU * forward_scatter):
-        yield found(
-            FindingKind.HOST_PACE,
-            sentence="The run is host-bound: a window took {wall:.2f} ms and scattered by "
-            "{scatter:.0f} %, its forward pass took the GPU {forward:.2f} ms and scattered by "
-            "{of_forward:.1f} %.",
-            wall=wall,
-            scatter=100 * wall_scatter,
-            forward=forward,
-            of_forward=100 * forward_scatter,
         )
 
 

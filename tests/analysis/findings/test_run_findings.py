@@ -1,7 +1,6 @@
 """Findings: each planted fault is named with its remedy, and a sound run has none of them."""
 
 from dataclasses import replace
-from random import Random
 from typing import Any
 
 import pytest
@@ -100,38 +99,6 @@ def test_a_drift_of_the_windows_is_said(run):
     drift = found_in(replace(run, windows=windows))[FindingKind.TREND]
     assert "+10." in drift.message
     assert "12 blocks" in drift.message
-
-
-@pytest.mark.parametrize(
-    ("wall", "forward", "is_said"),
-    [(0.2, 0.01, True), (0.2, 0.15, False), (0.01, 0.001, False)],
-    ids=["the host scatters", "both do", "neither does"],
-)
-def test_a_host_that_sets_the_pace_is_said(run, wall, forward, is_said):
-    """Windows scatter far more than what the GPU does in them."""
-    rng = Random(3)
-    batch = next(
-        b
-        for b in run.batches
-        if b.phase == "timed" and (b.nwor_mode, b.arm) == ("off", None) and b.scv_mode == "off"
-    )
-    own = [
-        w
-        for w in run.windows
-        if (w.nwor_mode, w.scv_mode, w.arm, w.batch) == ("off", "off", None, batch.batch)
-    ]
-    probed = replace(batch, phase="probe", batch=9000)
-    windows = [
-        replace(
-            window, batch=9000, wall_ms=7 * rng.gauss(1, wall), forward_ms=3 * rng.gauss(1, forward)
-        )
-        for window in own * 5
-    ]
-    paced = replace(run, batches=(*run.batches, probed), windows=(*run.windows, *windows))
-    found = found_in(paced)
-    assert (FindingKind.HOST_PACE in found) is is_said
-    if is_said:
-        assert "The run is host-bound: a window took" in found[FindingKind.HOST_PACE].message
 
 
 def test_warm_up_that_never_became_steady_is_said(run):

@@ -1,4 +1,4 @@
-"""What all commands share: how help reads, and what is printed."""
+"""Shared by all commands: help texts and output."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

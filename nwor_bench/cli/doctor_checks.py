@@ -60,7 +60,7 @@ class Check:
     name: str
     state: State
     found: str
-    """What was found, or what is missing."""
+    """The finding, in words."""
     remedy: str = ""
     """Empty if nothing is to be done."""
     needed: bool = False

@@ -296,7 +296,7 @@ def _speculation(pair: ResolvedPair, spec: RunSpec) -> dict[str, Any]:
     """vLLM's speculative config: the pair's, then the sweep's on top."""
     drafts = spec.scenario.draft_tokens
     config = {**pair.speculative_config(drafts), **(spec.speculative_config or {})}
-    if "synthetic_acceptance_length" in config:  # which vLLM takes with this method alone
+    if "synthetic_acceptance_length" in config:  # which vLLM takes only with this method
         config.setdefault("rejection_sample_method", "synthetic")
     return config
 

@@ -220,7 +220,7 @@ class VllmEngine:
         if len(taken["windows"]) != len(windows):
             raise EngineError(
                 f"{len(windows)} windows ran and {len(taken['windows'])} were marked for "
-                f"{phase}: what was counted cannot be told apart"
+                f"{phase}: counts cannot be assigned to windows"
             )
         for window, counted in zip(windows, taken["windows"], strict=True):
             window.update(counted)

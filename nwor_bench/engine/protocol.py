@@ -1,4 +1,4 @@
-"""The engine as a run sees it: what it is asked for, what it answers, and the protocol."""
+"""The engine as a run sees it: its protocol, requests and answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

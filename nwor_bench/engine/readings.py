@@ -1,4 +1,4 @@
-"""What is read back from a vLLM: its own counters and request metrics, and the ranks' records.
+"""Read back from vLLM: its own counters and request metrics, and the ranks' records.
 
 With tensor parallelism every rank counts every window, and a run stores the first rank's records.
 They represent all ranks only if the ranks agree, which is checked after every batch.
@@ -75,7 +75,7 @@ class RequestMetrics:
         self._steps.latencies = []
 
     def end(self, outputs: Sequence[Any]) -> RequestTimes | None:
-        """Times of the batch with these RequestOutputs; None where vLLM kept no metrics."""
+        """Times of the batch with these RequestOutputs; None if vLLM kept no metrics."""
         stats = [output.metrics for output in outputs]
         if not stats or None in stats:
             return None
@@ -124,7 +124,7 @@ def _ms(seconds: float) -> float:
 
 
 def disagreement(windows_by_rank: Sequence[Sequence[Mapping[str, Any]]]) -> str | None:
-    """Where the ranks' windows differ in a count, as half a sentence; None if they agree.
+    """How the ranks' windows differ in a count, as half a sentence; None if they agree.
 
     Args:
         windows_by_rank: the same batch as each rank recorded it, the first rank first. Times
@@ -147,8 +147,8 @@ def disagreement(windows_by_rank: Sequence[Sequence[Mapping[str, Any]]]) -> str 
 def common_status(statuses: Sequence[Mapping[str, Any]]) -> EngineStatus:
     """The first rank's facts, and the facts that each rank has for itself.
 
-    Raises EngineError if the ranks differ where they must not: with different numbers of layers,
-    blocks or captured graphs they would take different paths through the same window.
+    Raises EngineError if the ranks differ in another fact: with different numbers of layers, blocks
+    or captured graphs they would take different paths through the same window.
     """
     first = statuses[0]
     for rank, status in enumerate(statuses):

@@ -26,7 +26,7 @@ class NworMode(StrEnum):
     OFF = "off"
     STAGE = "stage"
     CONTROL = "control"
-    """The attention of stage with the direct writes of off: it tells the two effects apart."""
+    """The attention of stage with the direct writes of off: it separates the two effects."""
 
 
 class ScvMode(StrEnum):

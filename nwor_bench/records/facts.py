@@ -107,7 +107,7 @@ class EngineStatus(JsonPart):
     stage_by: str | None = None
     """How staged K/V is held on a GPU; see `StageBy`."""
     bytes_per_token: int | None = None
-    """Bytes that one token's K and V take over all target layers; None where nothing stages."""
+    """Bytes that one token's K and V take over all target layers; None if nothing stages."""
     rejection_sample_method: str | None = None
     """vLLM's; with "synthetic" acceptance does not follow the target."""
     block_size: int | None = None

@@ -12,7 +12,7 @@ from nwor_bench.errors import StoreError
 
 
 def home_path(text: str | Path) -> Path:
-    """The path with a home folder for `~`; `~name` stays as it is where nobody has that name."""
+    """The path with a home folder for `~`; `~name` stays as it is if nobody has that name."""
     return Path(os.path.expanduser(text))  # noqa: PTH111, as Path.expanduser raises RuntimeError
 
 

@@ -28,7 +28,7 @@ class PairFacts(JsonPart):
     draft: str | None = None
     """The drafter's folder or hub name; None for ngram."""
     dtype: str | None = None
-    """Data type where the spec names none: the pair file's, or what the processor is fast in."""
+    """Data type if the spec names none: the pair file's, or float32 if bf16 is slow here."""
     speculative: Mapping[str, Any] | None = None
     """Further settings of vLLM's speculative_config."""
     description: str | None = None
@@ -101,7 +101,7 @@ class RunHeader(JsonPart):
     pair: PairFacts | None = None
     """The models that ran."""
     dtype_note: str | None = None
-    """Why the pair's dtype is not its file's; None where it is."""
+    """Why the pair's dtype is not its file's; None if it is."""
     choice: Mapping[str, str | None] | None = None
     """The pair as the command line named it, by flag."""
     spec: Mapping[str, Any] | None = None

@@ -56,7 +56,7 @@ def event_line(event: dict[str, Any]) -> bytes:
     """
     if "kind" in event:
         raise StoreError.at(
-            'an event may not have a field "kind"', "it tells records apart", event["kind"]
+            'an event may not have a field "kind"', "it names the record's type", event["kind"]
         )
     return _line("event", event)
 

@@ -4,9 +4,9 @@ Names are those of cells.csv and run.json; a counter's samples also end in `_tot
 workers count window by window.
 
 Values live in memory-mapped files, the ones of prometheus_client's multiprocess mode: a worker
-writes a number where it changes (about a microsecond), a server in another process reads them
-with `MultiProcessCollector`. Labels: `pair`, `nwor_mode`, `scv_mode`, `rank`, and `reason` where
-a fallback is counted.
+writes a number when it changes (about a microsecond), a server in another process reads them
+with `MultiProcessCollector`. Labels: `pair`, `nwor_mode`, `scv_mode`, `rank`, and `reason` for
+fallbacks.
 """
 
 import os
@@ -61,7 +61,7 @@ LIVE_METRICS = (
     Metric("nwor_live_groups_left_out", COUNTER, "Groups that do not count, by reason."),
     Metric("nwor_live_staging_stopped", COUNTER, "1: staging has stopped for good, by reason."),
 )
-"""Of a server with VLLM_NWOR_MODE=interleave alone, with further labels."""
+"""Only of a server with VLLM_NWOR_MODE=interleave, with further labels."""
 BY_REASON = ("nwor_fallback_count", "scv_fallback_count")
 KNOWN_REASONS = {
     "nwor_fallback_count": (
@@ -84,7 +84,7 @@ KNOWN_REASONS = {
     ),
 }
 """Reasons that each have a series at 0 from the start: Prometheus' `increase` sees a first fallback
-only where a scrape before it saw the series. Reasons that name an exception or a rank are made up
+only if a scrape before it saw the series. Reasons that name an exception or a rank are made up
 as they come, and their series begins with the first."""
 BY_NAME = {metric.name: metric for metric in (*METRICS, *LIVE_METRICS)}
 
@@ -179,7 +179,7 @@ def labels_of(pair: str, nwor_mode: str, scv_mode: str, rank: int) -> Labels:
 def process_name(rank: int) -> str:
     """A name for this process's files, unique among the server's processes.
 
-    Not the process id alone: vLLM's own metrics in the same folder use that name.
+    Not only the process id: vLLM's own metrics in the same folder use that name.
     """
     return f"nwor-{rank}-{os.getpid()}"
 

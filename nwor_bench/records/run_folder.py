@@ -1,4 +1,4 @@
-"""A run's folder: names of its files, where it is made, and who may write it."""
+"""A run's folder: names of its files, its default place, and the lock of its writer."""
 
 import fcntl
 import re

@@ -123,13 +123,13 @@ class MeasuredWindow:
     """Draft tokens that were written directly, and that attention read from the window all the
     same; in mode control only."""
     wall_ms: float | None = None
-    """From the start of this window's step to the next step's; on the V1 runner the step alone."""
+    """From the start of this window's step to the next step's; on the V1 runner only the step."""
     forward_ms: float | None = None
     """The target's forward."""
     sample_ms: float | None = None
     """vLLM's rejection sampling."""
     mask_ms: float | None = None
-    """Deciding which drafts were accepted; None where the commit decides."""
+    """Deciding which drafts were accepted; None if the commit decides."""
     commit_ms: float | None = None
     """Writing the accepted tokens of all layers to the cache."""
     hook_ms: float | None = None
@@ -174,7 +174,7 @@ class WindowRecord(MeasuredWindow):
     window: int
     """Number of the window in its batch."""
     bytes_staged: int | None
-    """Staged tokens x cache bytes of a token over all target layers; None where that is unknown."""
+    """Staged tokens x cache bytes of a token over all target layers; None if unknown."""
     bytes_committed: int | None
     """The same of committed tokens."""
     bytes_avoided: int | None

@@ -8,7 +8,6 @@ from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.effects import PairEffect, Split, sham_windows, why_carry_over_untested
 from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.cell import SWITCHED, Cell
-from nwor_bench.records.fallback_reasons import in_words
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, Verdict
 from nwor_bench.report.document import Block, Bullets, Paragraph, Section, Table, table
@@ -71,7 +70,7 @@ def interleaved_blocks(analysis: Analysis) -> list[Block]:
     effects = [e for e in analysis.effects if not {e.pair.treated, e.pair.reference} & without]
     if not effects:
         return []
-    remarks = [*_left_out(effects), *_untested(effects)]
+    remarks = _untested(effects)
     return [
         Paragraph(NOTE),
         _windows_and_batches(effects, results),
@@ -140,15 +139,6 @@ def _bounds(ratio: RatioInterval | None) -> str:
     if ratio is None:
         return NOT_MEASURED
     return with_bounds(ratio.ratio, ratio.low, ratio.high, _DIGITS)
-
-
-def _left_out(effects: Sequence[PairEffect]) -> list[str]:
-    return [
-        f"{_pair_name(effect)}: groups left out: "
-        f"{', '.join(f'{count(n)} {in_words(why)}' for why, n in sorted(effect.left_out.items()))}."
-        for effect in effects
-        if effect.left_out
-    ]
 
 
 def _untested(effects: Sequence[PairEffect]) -> list[str]:

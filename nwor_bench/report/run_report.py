@@ -39,7 +39,7 @@ ENTRIES = (
      "of all running requests in one forward pass."),
     ("NWOR", "No-write-on-reject. off: every draft token's K/V is written to the cache, as in "
      "stock vLLM. stage: it is kept out of the cache until the token is accepted. control: "
-     "attention as in stage, writes as in off, so that the two effects can be told apart."),
+     "attention as in stage, writes as in off, which separates the two effects."),
     ("SCV", "Speculative cache validation decides which staged tokens were accepted. off: on the "
      "host. graph: by a kernel on the GPU, replayed as a CUDA graph. adaptive: the kernel is "
      "launched eagerly until a graph pays. As a column: whether it ran as asked."),

@@ -1,4 +1,4 @@
-"""What a window costs: where its time goes, and its bytes as predicted and as measured."""
+"""The costs of a window: its time by phase, and its bytes, predicted and measured."""
 
 from collections.abc import Sequence
 from statistics import fmean

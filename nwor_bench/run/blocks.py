@@ -33,7 +33,7 @@ class BlockRunner:
         engine: started, in any mode.
         store: receives every batch as it ends; blocks that it holds are not run again.
         encode: prompts to token ids.
-        progress: is told what happens.
+        progress: receives progress messages.
         monitor: watches the machine during batches; None records no conditions.
         check: called after every batch; raises to end the run.
     """

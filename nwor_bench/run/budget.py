@@ -43,19 +43,19 @@ PROBE_SHARE = 0.15
 """Most of the budget that probed blocks may take: timed blocks come first."""
 
 PROBED_BLOCKS = 2
-"""Blocks that run once more with each window's phases timed, where the engine has a probe."""
+"""Blocks that run once more with each window's phases timed, if the engine has a probe."""
 
 DEFAULT_CI_WIDTH = "1%"
 """The margin of verdict SAME: a narrower interval decides little more."""
 
 DEFAULT_BUDGETS = {"gpu": "120s", "cpu": "60s", "cpu without bf16": "100s"}
-"""A first answer within about two minutes. Without native bf16 a gate alone takes half a minute."""
+"""A first answer within about two minutes. Without native bf16 the gate takes half a minute."""
 
 _AMOUNT = ("batches", "ci_width", "max_blocks", "time_budget")
 
 
 def default_stop(given: Mapping[str, Any]) -> dict[str, str]:
-    """When a single run stops whose flags do not say how much to measure; {} where they do."""
+    """Stopping options of a single run whose flags do not say how much to measure; otherwise {}."""
     if any(given.get(name) is not None for name in _AMOUNT):
         return {}
     cpu = "cpu without bf16" if bf16_is_slow() else "cpu"

@@ -1,4 +1,4 @@
-"""What `sweep --dry-run` prints: batches, cells, runs, engine starts, time and memory."""
+"""Output of `sweep --dry-run`: batches, cells, runs, engine starts, time and memory."""
 
 from collections.abc import Mapping, Sequence
 

@@ -48,7 +48,7 @@ class Interrupts:
 
 @contextmanager
 def heed_interrupts() -> Iterator[Interrupts]:
-    """SIGINT and SIGTERM raise KeyboardInterrupt and are remembered; in the main thread alone.
+    """SIGINT and SIGTERM raise KeyboardInterrupt and are remembered; only in the main thread.
 
     SIGTERM too, so that results survive when a CI runner stops the job. A SIGINT that the process
     ignored from its start, like a shell's background job, stays ignored.
@@ -233,8 +233,8 @@ def _guarded(
         pass
     except Exception as error:
         if not interrupts.seen:  # code that Ctrl-C cuts short may raise an error of its own
-            told = str(error) or repr(error)
-            store.append_event({"event": "failed", "at": _now(), "error": told})
+            message = str(error) or repr(error)
+            store.append_event({"event": "failed", "at": _now(), "error": message})
             return RunStatus.FAILED, error
     else:
         return RunStatus.COMPLETE, None

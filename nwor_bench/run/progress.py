@@ -1,4 +1,4 @@
-"""What a run prints: its progress, the plan, and the result as text or JSON."""
+"""A run's output: progress, plan, and the result as text or JSON."""
 
 import sys
 import time

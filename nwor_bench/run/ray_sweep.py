@@ -134,7 +134,7 @@ def find_slots(nodes: Sequence[dict[str, Any]], gpus_each: int, make_affinity: A
 
 
 def require_ray() -> Any:
-    """The `ray` package. Raises ConfigError where it is not installed."""
+    """The `ray` package. Raises ConfigError if it is not installed."""
     try:
         return import_module("ray")
     except ImportError as error:

@@ -54,7 +54,7 @@ def stored_spec(header: RunHeader) -> RunSpec:
 
 
 def _spec_of(stored: Mapping[str, Any]) -> RunSpec:
-    # Through JSON, as strict models take text for paths and lists for tuples from it alone.
+    # Through JSON, as strict models take text for paths and lists for tuples only from it.
     scenario = Scenario.model_validate_json(json.dumps(stored["scenario"]))
     values = {
         option.field: read_as(option.kind, f"spec.{option.field}", stored[option.field])

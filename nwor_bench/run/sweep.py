@@ -172,7 +172,7 @@ def _instead_of(flag: str) -> str:
         for name in (flag, f"{flag}s"):
             if name in model.model_fields:
                 return f"the sweep file says it: write it as `{name}` under [{table}]"
-    return "--file cannot take it: leave it out, or sweep that run alone"
+    return "--file cannot take it: leave it out, or sweep only that run"
 
 
 def run_sweep(

@@ -1,4 +1,4 @@
-"""What a run measures: which models, how much of it, and until when."""
+"""The options of a run: models, workload, modes, and when to stop."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from interleaved_run import STAGE_GRAPH, Planted, interleaved_run
 from report_runs import gpu_run
-from synthetic_run import analysed, change_windows, save_run, summarised, write_reports
+from synthetic_run import analysed, save_run, summarised, write_reports
 
 from nwor_bench.records.cell import SHAM, SWITCHED
 from nwor_bench.records.store import RunData, read_header, read_run
@@ -91,16 +91,6 @@ def test_carry_over_that_could_not_be_tested_is_reported_with_its_reason() -> No
         item.startswith("stage x graph: carry-over could not be tested (groups by windows")
         for item in items
     )
-
-
-def test_left_out_groups_are_reported_with_their_reason() -> None:
-    untimed = change_windows(
-        run(), lambda w: w.cell == STAGE_GRAPH and w.block == 2 and w.group is not None,
-        device_ms=None,
-    )  # fmt: skip
-    found = interleaved_blocks(analysed(untimed))
-    first = next(block for block in found if isinstance(block, Bullets))
-    assert "stage x graph: groups left out: 8 with a window that has no time." in first.items
 
 
 def test_the_split_is_an_answer() -> None:

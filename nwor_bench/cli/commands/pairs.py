@@ -15,7 +15,6 @@ from nwor_bench.cli.command import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
 
     from nwor_bench.models.pairs import ModelPair
@@ -67,8 +66,10 @@ def show(name: Name, as_json: AsJson = False, quiet: Quiet = False) -> None:
     elif quiet:
         typer.echo(f"{pair.name}: {pair.description}")
     else:
-        rows = [*_rows("", content), ("folder", place)]
-        print_table(("field", "value"), [(key, str(value)) for key, value in rows], numbers_from=2)
+        from nwor_bench.report.text import settings
+
+        rows = [*settings(content), ("folder", place)]
+        print_table(("field", "value"), rows, numbers_from=2)
 
 
 @app.command(cls=Command, epilog=examples("nwor-bench pairs fetch smollm2"))
@@ -109,15 +110,6 @@ def _facts(name: str, pair: "ModelPair") -> "dict[str, Any]":
         "has_weights": pair.shape is None,
         "description": pair.description,
     }
-
-
-def _rows(prefix: str, values: "dict[str, Any]") -> "Iterator[tuple[str, Any]]":
-    """One row per value; keys of nested tables are joined by dots."""
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _rows(f"{prefix}{key}.", value)
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _is_ready(pair: "ModelPair") -> bool:

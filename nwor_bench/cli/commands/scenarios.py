@@ -82,25 +82,18 @@ def show_scenario(
 
 def _print_scenario(scenario: "Scenario") -> None:
     from rich.console import Console
-    from rich.markup import escape
 
+    from nwor_bench.report.document import Code, Document, Paragraph, table
+    from nwor_bench.report.terminal import print_document
+    from nwor_bench.report.text import settings
     from nwor_bench.workload.prompts import load_prompts
 
-    console, prompts = Console(), load_prompts(scenario)
-    print_table(("field", "value"), [*_fields(scenario), ("prompts", str(len(prompts)))], 2)
-    example = prompts[0]
+    example = load_prompts(scenario)[0]
     text = example.text[:EXAMPLE_CHARS]
     cut = "" if len(text) == len(example.text) else f"... ({len(example.text)} characters)"
-    console.print(f"\nExample, [bold]{escape(example.id)}[/bold] ({escape(example.category)}):")
-    console.print(text + cut, markup=False, highlight=False)
-
-
-def _fields(scenario: "Scenario") -> list[tuple[str, str]]:
-    rows = []
-    values = scenario.model_dump(mode="json")
-    values |= {f"prompts.{key}": value for key, value in values.pop("prompts").items()}
-    for key, value in values.items():
-        if value not in (None, "", [], {}):
-            shown = ", ".join(value) if isinstance(value, list) else str(value)
-            rows.append((key, shown))
-    return rows
+    blocks = (
+        table(("field", "value"), list(settings(_facts(scenario))), numbers_from=2),
+        Paragraph(f"Example, {example.id} ({example.category}):"),
+        Code(text + cut),
+    )
+    print_document(Console(), Document(scenario.name, blocks))

@@ -145,7 +145,7 @@ class GateBlock:
     def _checked(
         self, cell: Cell, run: Callable[[Check], RanBatch], compare: Callable[[Answer], Answer]
     ) -> tuple[RanBatch, list[str]]:
-        """Run a batch of the gate and check it; the faults that `compare` does not tell.
+        """Run a batch of the gate and check it; the faults that `compare` does not find.
 
         Every check of a gate's batch is called here, of a cell's own and of interleaved ones.
 

@@ -45,7 +45,7 @@ BROKEN_EVENT = "parity_broken"
 
 COMPARED = {
     ParityRule.EXACT: "greedy tokens and per-position acceptance, request by request",
-    ParityRule.EXPLAINED: "greedy tokens, request by request: where one differs, mode off's own "
+    ParityRule.EXPLAINED: "greedy tokens, request by request: if one differs, mode off's own "
     "log probabilities of both, asked for in three batch shapes, must be a tie, and all ties of a "
     "cell together no farther apart than sound flips; behind a tie the cell goes on from off x "
     "off's token until the gate's block is compared to its end (timed blocks: the first difference "

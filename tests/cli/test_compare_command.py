@@ -64,7 +64,6 @@ def run(
         ("stored slower", 4),
         ("slower base --strict", 0),
         ("base slower --threshold 10%", 0),
-        ("base slower --threshold 0.1", 0),
         ("base noisy", 0),
         ("base noisy --strict", 5),
         ("base slower --strict", 4),

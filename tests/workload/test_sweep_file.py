@@ -104,12 +104,9 @@ def index() -> dict[str, Any]:
     [
         ("drafts = [2]", "s.toml: axes.drafts", {"value": [2], "near": "draft_tokens"}),
         ("requests = 4", "s.toml: axes.requests", {"value": 4}),
-        ("requests = [4]\npairs = []", "s.toml: axes.pairs", {"value": []}),
         ('dtype = ["float8"]', "s.toml: axes.dtype[0]", {"value": "float8"}),
         ('cache_dtype = ["fp9"]', "s.toml: axes.cache_dtype[0]", {"value": "fp9"}),
         ("[settings]\ntime_budget = 60", "s.toml: settings.time_budget", {"value": 60}),
-        ("requests = [1, 2, 1]", "s.toml: axes.requests", {"value": [1, 2, 1]}),
-        ("[setting]\nbatches = 2", "s.toml: setting", {"near": "settings"}),
         ("[settings]\nci_with = '1%'", "s.toml: settings.ci_with", {"near": "ci_width"}),
         ("[settings]\ncounters = 'yes'", "s.toml: settings.counters", {"value": "yes"}),
         ("[settings]\ncells = ['stage-on']", "s.toml: settings.cells[0]", {"value": "stage-on"}),

@@ -6,7 +6,7 @@ Nothing in it was measured.
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, wraps
 from pathlib import Path
 from random import Random
@@ -33,7 +33,7 @@ from nwor_bench.records.types import (
     WindowRecord,
 )
 from nwor_bench.report.document import Document
-from nwor_bench.report.files import ReportPaths, write_files
+from nwor_bench.report.files import write_files
 from nwor_bench.report.run_report import build_document
 
 T = TypeVar("T")
@@ -342,11 +342,29 @@ def document_of(run: RunData) -> Document:
     return build_document(analysed(run))
 
 
+@dataclass(frozen=True)
+class ReportPaths:
+    """Where the report files of a run are."""
+
+    run_json: Path
+    cells_csv: Path
+    batches_csv: Path
+    windows_csv: Path
+    markdown: Path
+    html: Path
+
+
+def report_paths(folder: Path) -> ReportPaths:
+    names = ("run.json", "cells.csv", "batches.csv", "windows.csv", "report.md", "report.html")
+    return ReportPaths(*(folder / name for name in names))
+
+
 def write_reports(folder: Path, *, drawn: bool = False) -> ReportPaths:
     """Read a saved run and make all its report files, the page with its figures if `drawn`."""
     run = read_run(folder)
     with nullcontext() if drawn else without_figures():
-        return write_files(folder, analyse(run))
+        write_files(folder, analyse(run))
+    return report_paths(folder)
 
 
 @contextmanager

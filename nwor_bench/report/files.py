@@ -5,7 +5,7 @@ Also the result as JSON for scripts; docs/json.md lists its keys.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from nwor_bench.analysis.findings.table import grouped
 from nwor_bench.records.files import write_atomically
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import batch_key
-from nwor_bench.records.run_folder import RUN_FILE
 from nwor_bench.records.store import RunData, write_header
 from nwor_bench.records.types import BatchRecord, CellResult, WindowRecord, columns, to_dict
 from nwor_bench.report.answer import answer
@@ -27,40 +26,18 @@ from nwor_bench.report.run_report import build_document, warnings
 THE_REST = "Figures, precision and a glossary are in the run folder's report.html."
 
 
-@dataclass(frozen=True)
-class ReportPaths:
-    """Where the files of a run are."""
-
-    run_json: Path
-    cells_csv: Path
-    batches_csv: Path
-    windows_csv: Path
-    markdown: Path
-    html: Path
-
-
-def write_files(folder: Path, analysis: Analysis) -> ReportPaths:
+def write_files(folder: Path, analysis: Analysis) -> None:
     """Make all report files of a run anew.
 
     Raises StoreError if they cannot be written.
     """
-    paths = ReportPaths(
-        run_json=folder / RUN_FILE,
-        cells_csv=folder / "cells.csv",
-        batches_csv=folder / "batches.csv",
-        windows_csv=folder / "windows.csv",
-        markdown=folder / "report.md",
-        html=folder / "report.html",
-    )
-    run, cells = analysis.run, analysis.cells
+    run, document = analysis.run, build_document(analysis)
     write_header(folder, with_summaries(analysis))
-    write_atomically(paths.cells_csv, to_csv(CellResult, cells))
-    write_atomically(paths.batches_csv, batches_csv(run.batches))
-    write_atomically(paths.windows_csv, _windows_csv(run))
-    document = build_document(analysis)
-    write_atomically(paths.html, render_html(document))  # first: report.md cites it
-    write_atomically(paths.markdown, render_markdown(document.shortened(THE_REST)))
-    return paths
+    write_atomically(folder / "cells.csv", to_csv(CellResult, analysis.cells))
+    write_atomically(folder / "batches.csv", batches_csv(run.batches))
+    write_atomically(folder / "windows.csv", _windows_csv(run))
+    write_atomically(folder / "report.html", render_html(document))  # first: report.md cites it
+    write_atomically(folder / "report.md", render_markdown(document.shortened(THE_REST)))
 
 
 def with_summaries(analysis: Analysis) -> RunHeader:

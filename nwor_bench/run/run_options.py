@@ -52,10 +52,3 @@ class RunOptions:
 
 DEFAULT_OPTIONS = RunOptions()
 """Of a run of which nothing is asked but to be run."""
-
-
-def check_output_flags(options: RunOptions) -> None:
-    """Refuse flags whose output would not be what they promise. Raises ConfigError."""
-    if options.as_json and options.dry_run and options.resume is not None:
-        remedy = "a run that goes on has no plan to print as JSON; leave one of the two out"
-        raise ConfigError.for_field("--dry-run", True, remedy)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from nwor_bench.errors import ConfigError, ExitCode
-from nwor_bench.run.run_options import RunOptions, check_output_flags
+from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.options import Declared, Panel, bare, declared, flag_of, names, read_all
 from nwor_bench.workload.run_spec import (
     DEFAULT_SCENARIO,
@@ -104,7 +104,6 @@ def sweep(
     130 interrupted (what was measured is kept).
     """
     options = RunOptions(**read_all(RunOptions, flags))
-    check_output_flags(options)
     _check_early(scenario, prompts, flags, options)
     _prepare_process(flags["counters"], options)
     raise typer.Exit(_run(written_on(context), scenario, prompts, flags, options))
@@ -114,6 +113,9 @@ def _check_early(
     scenario: str, prompts: str | None, flags: dict[str, Any], options: RunOptions
 ) -> None:
     """Refuse typing errors before pandas, torch and vLLM are imported, which takes seconds."""
+    if options.as_json and options.dry_run and options.resume is not None:
+        remedy = "a resumed run has no plan to print as JSON; leave one of the two out"
+        raise ConfigError.for_field("--dry-run", True, remedy)
     if options.output is not None:
         from nwor_bench.records.run_folder import check_output
 

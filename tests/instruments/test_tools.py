@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from refusals import refused
 
 from nwor_bench.instruments.nsight import tools
 
@@ -21,8 +20,3 @@ def test_the_newest_version_is_taken_by_number(nothing_in_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "ncu").touch()
     assert tools.find_tool("ncu").parent.name == "2025.10.0"
-
-
-def test_none_installed_is_one_message_with_the_remedy() -> None:
-    with refused("profile nsys: Nsight Systems", tools.ToolUnavailable, naming="'nsys'"):
-        tools.find_tool("nsys")

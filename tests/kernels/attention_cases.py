@@ -286,3 +286,23 @@ def as_e4m3_cache(cache: Tensor, scales: Scales, head_dim: int | None = None) ->
         for part, scale in zip(both, (scales.k, scales.v), strict=True)
     ]
     return torch.cat(parts, dim=-1).view(tokens.shape).transpose(1, 2).contiguous()
+
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+"""Relative to the norm of the exact result: rounding of operands, weights and output."""
+
+WINDOWS = [Request(37, 5, 4), Request(0, 5, 4), Request(16, 5, 4), Request(130, 5, 4)]
+MIXED = [Request(40, 3, 2), Request(9, 21, 0), Request(0, 4, 3), Request(70, 1, 0)]
+
+
+def check_rows(step: Step, result: Tensor, expected: Tensor | np.ndarray, tolerance: float) -> None:
+    """Rows of requests with a window are right; all other rows were left alone."""
+    wanted = torch.as_tensor(expected)
+    for r, request in enumerate(step.requests):
+        rows = slice(*step.query_start_loc[r : r + 2].tolist())
+        if not request.drafts:
+            assert result[rows].isnan().all()
+            continue
+        error = (result[rows].double() - wanted[rows]).norm() / wanted[rows].norm()
+        assert error < tolerance, f"request {r}: {error:.2e}"
+    assert result[step.owned_rows :].isnan().all()

@@ -4,7 +4,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from attention_cases import Request, Scales, Staged, Step, as_e4m3_cache, committed_only, make_step
+from attention_cases import (
+    Request,
+    Scales,
+    Staged,
+    Step,
+    as_e4m3_cache,
+    check_rows,
+    committed_only,
+    make_step,
+)
 from attention_cases import stage_step as stage_kv
 from kernel_inputs import generator
 from torch import Tensor
@@ -131,16 +140,8 @@ def limits(step: MlaStep) -> dict[str, int]:
 
 
 def check(step: MlaStep, result: Tensor, expected: Tensor | np.ndarray, tolerance: float) -> None:
-    """Rows of requests with a window are right; all other rows were left alone."""
-    wanted = torch.as_tensor(expected)
-    for r, request in enumerate(step.requests):
-        rows = slice(*step.paged.query_start_loc[r : r + 2].tolist())
-        if not request.drafts:
-            assert result[rows].isnan().all()
-            continue
-        error = (result[rows].double() - wanted[rows]).norm() / wanted[rows].norm()
-        assert error < tolerance, f"request {r}: {error:.2e}"
-    assert result[step.paged.owned_rows :].isnan().all()
+    """As `check_rows` of any step."""
+    check_rows(step.paged, result, expected, tolerance)
 
 
 def _read_back(rows: Tensor, scale: Tensor) -> Tensor:

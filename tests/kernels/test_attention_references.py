@@ -9,6 +9,7 @@ from attention_cases import (
     Step,
     as_e4m3_cache,
     attend_slowly,
+    check_rows,
     committed_only,
     for_heads,
     make_step,
@@ -256,23 +257,11 @@ def attend_varlen(step, staged, *, cache=None, query=None, scales=None, **option
     return output
 
 
-def check(step, output, expected, tolerance=1e-6):
-    """Requests with drafts are right, everything else was left alone."""
-    for r, request in enumerate(step.requests):
-        rows = slice(int(step.query_start_loc[r]), int(step.query_start_loc[r + 1]))
-        if request.drafts:
-            wanted = torch.from_numpy(expected[rows])
-            assert (output[rows] - wanted).norm() < tolerance * wanted.norm(), f"request {r}"
-        else:
-            assert output[rows].isnan().all()
-    assert output[step.owned_rows :].isnan().all()
-
-
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("requests", [WINDOWS, MIXED_WINDOWS, CHUNK_BESIDE])
 def test_varlen_windows_beside_other_requests(requests, whole):
     step = make_step(requests, seed=1)
-    check(step, attend_varlen(step, stage_step(step, whole)), attend_slowly(step))
+    check_rows(step, attend_varlen(step, stage_step(step, whole)), attend_slowly(step), 1e-6)
 
 
 @pytest.mark.parametrize("sliding_window", [6, 7, 20, 64])
@@ -280,7 +269,7 @@ def test_varlen_windows_beside_other_requests(requests, whole):
 def test_varlen_sliding_window(sliding_window, whole):
     step = make_step(WINDOWS, seed=3)
     output = attend_varlen(step, stage_step(step, whole), sliding_window=sliding_window)
-    check(step, output, attend_slowly(step, sliding_window=sliding_window))
+    check_rows(step, output, attend_slowly(step, sliding_window=sliding_window), 1e-6)
 
 
 @pytest.mark.slow
@@ -288,7 +277,7 @@ def test_varlen_sliding_window(sliding_window, whole):
 def test_varlen_what_layers_add(name):
     step, options = make_step(WINDOWS, seed=5), for_heads(OPTIONS[name], 4)
     output = attend_varlen(step, stage_step(step, True), **options)
-    check(step, output, attend_slowly(step, **options))
+    check_rows(step, output, attend_slowly(step, **options), 1e-6)
 
 
 @pytest.mark.parametrize("per_head", [True, False])
@@ -301,7 +290,7 @@ def test_varlen_fp8_cache_sees_staged_tokens_as_if_written(per_head, fp8_query):
     seen, query, _ = quantised_step(step, scales)
     cache = as_e4m3_cache(committed_only(step, staged), scales)
     output = attend_varlen(step, staged, cache=cache, query=query, scales=scales)
-    check(step, output, attend_slowly(seen))
+    check_rows(step, output, attend_slowly(seen), 1e-6)
 
 
 @pytest.mark.parametrize("whole", [True, False])

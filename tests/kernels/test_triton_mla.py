@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention_cases import Request
+from attention_cases import MIXED, TOLERANCE, WINDOWS, Request
 from kernel_inputs import INTERPRETED
 from mla_cases import attend_slowly, check, limits, make_mla_step, quantise, run
 
@@ -24,11 +24,6 @@ from nwor_kernels.mla_verify_attention.kernel import (
 from nwor_kernels.mla_verify_attention.reference import mla_verify_attention_reference
 from nwor_kernels.verify_attention.tuning import Discard, Tuning
 
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-"""Relative to the norm of the exact result: rounding of operands, weights and output."""
-
-WINDOWS = [Request(37, 5, 4), Request(0, 5, 4), Request(16, 5, 4), Request(130, 5, 4)]
-MIXED = [Request(40, 3, 2), Request(9, 21, 0), Request(0, 4, 3), Request(70, 1, 0)]
 MODELS = {"deepseek-v3": (128, 512, 64), "v3 of 8 ranks": (16, 512, 64), "v2-lite": (16, 512, 64),
           "mistral-small-4": (32, 256, 64), "kimi-k2": (64, 512, 64)}  # fmt: skip
 

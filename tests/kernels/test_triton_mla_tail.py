@@ -7,10 +7,9 @@ Stock's part is torch, interpreted or on a GPU, and one test has the real FlashA
 import numpy as np
 import pytest
 import torch
-from attention_cases import Request
+from attention_cases import TOLERANCE, Request
 from kernel_inputs import INTERPRETED
 from mla_cases import MlaStep, attend_slowly, check, limits, make_mla_step, run
-from test_triton_mla import TOLERANCE
 
 pytest.importorskip("triton")
 from nwor_kernels.mla_verify_attention.reference import (

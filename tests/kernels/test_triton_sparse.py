@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from attention_cases import Request
+from attention_cases import TOLERANCE, Request
 from kernel_inputs import INTERPRETED, generator
 from mla_cases import MlaStep, check, limits, make_mla_step, run
-from test_triton_mla import TOLERANCE
 
 pytest.importorskip("triton")
 from nwor_kernels.mla_verify_attention.reference import (

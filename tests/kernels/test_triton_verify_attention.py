@@ -7,13 +7,17 @@ the varlen reference (itself held to the definition in test_attention_references
 import pytest
 import torch
 from attention_cases import (
+    MIXED,
     OPTIONS,
+    TOLERANCE,
+    WINDOWS,
     Request,
     Scales,
     Staged,
     Step,
     as_e4m3_cache,
     attend_slowly,
+    check_rows,
     committed_only,
     for_heads,
     make_step,
@@ -37,11 +41,6 @@ from nwor_kernels.verify_attention.tuning import (
     unsupported_reason,
 )
 
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-"""Relative to the norm of the exact result: rounding of operands, weights and output."""
-
-WINDOWS = [Request(37, 5, 4), Request(0, 5, 4), Request(16, 5, 4), Request(130, 5, 4)]
-MIXED = [Request(40, 3, 2), Request(9, 21, 0), Request(0, 4, 3), Request(70, 1, 0)]
 GRID_REQUESTS = [Request(300, 5, 4), Request(61, 5, 4), Request(7, 1, 0), Request(0, 5, 4)]
 
 
@@ -108,15 +107,8 @@ def run(
 
 
 def check(step: Step, result: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    """Rows of requests with a window are right; all other rows were left alone."""
-    for r, request in enumerate(step.requests):
-        rows = slice(int(step.query_start_loc[r]), int(step.query_start_loc[r + 1]))
-        if not request.drafts:
-            assert result[rows].isnan().all()
-            continue
-        error = (result[rows].double() - expected[rows]).norm() / expected[rows].norm()
-        assert error < TOLERANCE[dtype], f"request {r}: {error:.2e}"
-    assert result[step.owned_rows :].isnan().all()
+    """As `check_rows`, with the tolerance of a dtype."""
+    check_rows(step, result, expected, TOLERANCE[dtype])
 
 
 def pop_options(shape: dict) -> dict:

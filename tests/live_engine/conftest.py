@@ -52,6 +52,14 @@ def start_alone(start_engine: Callable[..., VllmEngine]) -> Iterator[Callable[..
         engine.close()
 
 
+@pytest.fixture
+def environment_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """run_one sets vLLM's switches for its process."""
+    for name in ("VLLM_NWOR_MODE", "VLLM_SCV_MODE"):
+        monkeypatch.setenv(name, "off")
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+
 @pytest.fixture(scope="module")
 def engine(
     start_engine: Callable[..., VllmEngine], tmp_path_factory: pytest.TempPathFactory

@@ -179,30 +179,14 @@ def test_without_async_scheduling_no_kernel_counts_tokens(
     assert total(output, "accepted_tokens") == output.counters.accepted_tokens > 0
 
 
-class Messages(logging.Handler):
-    """Keeps what was logged."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
-
-
 def test_debug_logs_begin_and_commit_of_each_window(
-    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(worker_of(engine).nwor_hook.late, "debug", True)
-    messages = Messages()
-    logger = logging.getLogger("vllm.nwor_bench")
-    logger.addHandler(messages)
-    try:
+    with caplog.at_level(logging.INFO, "vllm.nwor_bench"):
         output = run_cell(engine, "stage", "off", PROMPTS[:2])
-    finally:
-        logger.removeHandler(messages)
-    begins = [text for text in messages.texts if text.startswith("nwor begin")]
-    commits = [text for text in messages.texts if text.startswith("nwor commit")]
+    begins = [text for text in caplog.messages if text.startswith("nwor begin")]
+    commits = [text for text in caplog.messages if text.startswith("nwor commit")]
     assert len(begins) == len(commits) == len(output.windows)
     for text, window in zip(commits, output.windows, strict=True):
         assert f"staged {window['staged_tokens']}, committed {window['committed_tokens']}" in text

@@ -17,10 +17,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("figures_left_out")]
 
 
 @pytest.fixture(autouse=True)
-def _environment_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """run_one sets vLLM's switches for its process."""
-    for name in ("VLLM_NWOR_MODE", "VLLM_SCV_MODE", "VLLM_ENABLE_V1_MULTIPROCESSING"):
-        monkeypatch.setenv(name, "off" if "MODE" in name else "0")
+def _runner_v1(environment_given_back: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
 
 

@@ -41,10 +41,3 @@ def test_weights_offloaded_to_the_host(tmp_path: Path, start_alone: Start) -> No
     engine = start_alone(tiny_pair(tmp_path, "draft_model"), spec)
     stock, _ = compare(engine, PROMPTS, greedy(), SCV)
     check_partial(stock)
-
-
-def test_an_engine_that_may_sleep_is_refused(tmp_path: Path, start_alone: Start) -> None:
-    arguments = {**FULL_FOR_ALL, "enable_sleep_mode": True}
-    spec = tiny_spec(block_size=32, engine_args=json.dumps(arguments))
-    engine = start_alone(tiny_pair(tmp_path, "draft_model"), spec)
-    compare(engine, PROMPTS, greedy(), ["off"], fallback="sleep_mode")

@@ -64,16 +64,13 @@ def test_the_check_tells_a_gap_from_a_tie(engine: VllmEngine) -> None:
 
 
 @pytest.mark.parametrize("mode", [EAGER, FULL], ids=["eager", "full"])
-def test_a_sound_run_in_bfloat16_passes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: dict[str, Any]
-) -> None:
+@pytest.mark.usefixtures("environment_given_back")
+def test_a_sound_run_in_bfloat16_passes(tmp_path: Path, mode: dict[str, Any]) -> None:
     """Real weights: differing tokens, if any, are ties; what was checked stands in run.json."""
     try:
         resolve_pair("smollm2")
     except BenchError as error:
         pytest.skip(f"smollm2 cannot be fetched here: {error}")
-    for name in ("VLLM_NWOR_MODE", "VLLM_SCV_MODE", "VLLM_ENABLE_V1_MULTIPROCESSING"):
-        monkeypatch.setenv(name, "off" if "MODE" in name else "0")  # given back after the run
     overrides = {"requests": 8, "batches": 3, "max_new_tokens": 128}
     spec = resolve(
         load_scenario("short"), **overrides, dtype="bfloat16", engine_args=json.dumps(mode)

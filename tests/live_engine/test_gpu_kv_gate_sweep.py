@@ -12,15 +12,11 @@ from nwor_bench.errors import ExitCode
 from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.run.run_options import RunOptions
 
-pytestmark = [pytest.mark.engine, pytest.mark.gpu]
-
-
-@pytest.fixture(autouse=True)
-def _environment_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """run_one sets vLLM's switches for its process."""
-    for name in ("VLLM_NWOR_MODE", "VLLM_SCV_MODE"):
-        monkeypatch.setenv(name, "off")
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.gpu,
+    pytest.mark.usefixtures("environment_given_back"),
+]
 
 
 @pytest.mark.parametrize(("graphs", "cache"), KINDS)

@@ -10,16 +10,24 @@ from typing import Any
 
 import pytest
 import torch
-from engine_tools import FULL_FOR_ALL, PIECEWISE, prompts_of, tiny_spec, worker_of
+from engine_tools import (
+    EAGER,
+    FULL_FOR_ALL,
+    PIECEWISE,
+    prompts_of,
+    run_cell,
+    tiny_spec,
+    worker_of,
+)
 from planted_layers import LAYER_FAULTS, LayerFault, check_a_batch, keep_sizes, smallest_seen
 
 from nwor_bench.analysis.parity.kv import KvVerdict
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.pairs import resolve_pair
+from nwor_bench.records.types import Cell, NworMode, ScvMode
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
 
-EAGER: dict[str, Any] = {"enforce_eager": True}
 ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
     "3B, full graphs": ("llama-3b-shape", FULL_FOR_ALL),
     "gpt-oss 20B, full graphs": ("gpt-oss-20b-shape", FULL_FOR_ALL),
@@ -79,16 +87,11 @@ def test_sound_layers_pass(subject: Subject, cell: tuple[str, str]) -> None:
 
 
 def test_the_checking_graph_gives_the_timed_graphs_output(subject: Subject) -> None:
-    from nwor_bench.records.types import Cell, NworMode, ScvMode
-
     if "full" not in subject.name:
         pytest.skip("no full graphs")
     engine = subject.engine
-    cell = Cell("tiny", NworMode.STAGE, ScvMode.GRAPH)
-    engine.set_modes(cell)
+    engine.set_modes(Cell("tiny", NworMode.STAGE, ScvMode.GRAPH))
     engine.check_layers(8)
-    from engine_tools import run_cell
-
     run_cell(engine, "stage", "graph", PROMPTS, 16)
     graphs = [window["graphs"] for window in engine.check_layers(None)[0]]
     print(f"\n{subject.name}: {graphs}")

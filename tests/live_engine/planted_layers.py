@@ -130,31 +130,16 @@ def scale_wrong(worker: Any, size: float) -> Iterator[None]:
         yield
 
 
-def head_too_long(worker: Any, size: float) -> AbstractContextManager[None]:
-    """What attention of one head returns is too large."""
+def output_too_large(*at: Any) -> PlantOf:
+    """What attention returns is too large at this index of [rows, heads, value_dim]."""
 
-    def change(output: Tensor) -> None:
-        output[:, HEAD] *= 1 + size
+    def plant(worker: Any, size: float) -> AbstractContextManager[None]:
+        def change(output: Tensor) -> None:
+            output[at] *= 1 + size
 
-    return _attention_changed(worker, change)
+        return _attention_changed(worker, change)
 
-
-def layer_too_long(worker: Any, size: float) -> AbstractContextManager[None]:
-    """What attention of every head of one layer returns is too large."""
-
-    def change(output: Tensor) -> None:
-        output *= 1 + size
-
-    return _attention_changed(worker, change)
-
-
-def row_wrong(worker: Any, size: float) -> AbstractContextManager[None]:
-    """Attention of one row, in one head, is off by this much."""
-
-    def change(output: Tensor) -> None:
-        output[2, HEAD] *= 1 + size
-
-    return _attention_changed(worker, change)
+    return plant
 
 
 @contextmanager
@@ -261,9 +246,9 @@ PARTS = (0.1, 0.03, 0.02, 0.01, 0.003, 0.001, 0.0003, 0.0001)
 
 LAYER_FAULTS = (
     LayerFault("softmax scale of one layer", scale_wrong, PARTS, 0.02),
-    LayerFault("attention's output, all heads of one layer", layer_too_long, PARTS, 0.01),
-    LayerFault("attention's output, one head", head_too_long, PARTS, 0.01),
-    LayerFault("attention's output, one head of one row", row_wrong, PARTS, 0.1),
+    LayerFault("attention's output, all heads of one layer", output_too_large(...), PARTS, 0.01),
+    LayerFault("attention's output, one head", output_too_large(slice(None), HEAD), PARTS, 0.01),
+    LayerFault("attention's output, one head of one row", output_too_large(2, HEAD), PARTS, 0.1),
     LayerFault("V of one head as it is staged", value_wrong, PARTS, 0.01),
     LayerFault("sliding window short by positions", sliding_window_short, (8, 2, 1), 1, _slides),
     LayerFault("sinks left out, layers", sinks_missing, (1,), 1, _has_sinks),

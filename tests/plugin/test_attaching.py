@@ -1,7 +1,6 @@
 """Whatever fails while the hook attaches: vLLM goes on as it was, and somebody can read why."""
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -165,23 +164,17 @@ def test_nothing_happens_if_nothing_is_asked_or_drafted(
     assert told == [("WARNING", True)] * asked
 
 
-def registering(monkeypatch: pytest.MonkeyPatch, install: Callable[..., Any]) -> Callable[[], None]:
-    import nwor_bench.plugin.attaching as module
-    from nwor_bench import plugin
-
-    monkeypatch.setattr(plugin, "not_installed", None)
-    monkeypatch.setattr(module, "install", install)
-    return plugin.register
-
-
 def test_a_fault_while_vllm_loads_the_plugin_is_not_vllms(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from nwor_bench import plugin
+    from nwor_bench.plugin import attaching
     from nwor_bench.plugin.worker import NworWorkerExtension
 
+    monkeypatch.setattr(plugin, "not_installed", None)
+    monkeypatch.setattr(attaching, "install", fails)
     with caplog.at_level(logging.ERROR, "vllm.nwor_bench"):
-        registering(monkeypatch, fails)()
+        plugin.register()
     assert plugin.not_installed == "install:ZeroDivisionError (planted)"
     assert "planted" in caplog.text
     with refused(NOT_ATTACHED, BenchError, value="install:ZeroDivisionError (planted)"):

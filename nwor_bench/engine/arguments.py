@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from nwor_bench.errors import BenchError, ConfigError, EngineError
 from nwor_bench.instruments.pm_sampling import check_counters
+from nwor_bench.models.methods import NOT_ON_CPU, Method
 from nwor_bench.models.pairs import ResolvedPair, refused_config
 from nwor_bench.records.types import StageBy
 from nwor_bench.workload.config import RunSpec
@@ -163,6 +164,7 @@ def check_arguments(pair: ResolvedPair, spec: RunSpec) -> None:
     """
     _check_staging(spec)
     _check_logprobs(spec)
+    _check_method(pair)
     _check_acceptance(pair, spec)
     set_environment(spec.dtype or pair.dtype, spec.tensor_parallel_size, spec.worker_variables)
     if spec.counters is Counters.DRAM:
@@ -233,6 +235,13 @@ def _check_logprobs(spec: RunSpec) -> None:
             f"the gate asks for {TOP} log probabilities a token; leave it out, or write {TOP} or "
             "more",
         )
+
+
+def _check_method(pair: ResolvedPair) -> None:
+    """Refuse methods that vLLM's CPU build accepts and cannot run."""
+    remedy = NOT_ON_CPU.get(Method(pair.method)) if on_cpu() else None
+    if remedy is not None:
+        raise ConfigError.for_field("--method", pair.method, remedy)
 
 
 def _check_acceptance(pair: ResolvedPair, spec: RunSpec) -> None:

@@ -13,6 +13,7 @@ from nwor_bench.models.config_reader import (
     chosen_cache_dtype,
     text_entries,
 )
+from nwor_bench.models.methods import Method, mtp_layers
 from nwor_bench.models.pairs import ResolvedPair, read_model_config
 from nwor_bench.models.pairs.tiny import LOAD_FORMAT, shape_parameters
 from nwor_bench.workload.config import RunSpec
@@ -64,7 +65,7 @@ def cache_bytes_per_token(pair: ResolvedPair, spec: RunSpec) -> int | None:
     for model in (pair.target, pair.draft):
         if model is None:
             continue
-        elements = _cache_elements(read_model_config(model) or {})
+        elements = _cache_elements(read_model_config(model) or {}, _own_layers(pair))
         if elements == 0:
             return None
         total += elements * cache_element_bytes(pair, spec)
@@ -94,14 +95,22 @@ def _bytes_of_config(config: dict[str, Any]) -> int:
         return WIDEST
 
 
-def _cache_elements(config: dict[str, Any]) -> int:
+def _own_layers(pair: ResolvedPair) -> int:
+    """The target's MTP layers if it drafts with them: vLLM gives each a cache."""
+    if pair.draft is not None or pair.method != Method.MTP:
+        return 0
+    return mtp_layers(text_entries(read_model_config(pair.target) or {})) or 1
+
+
+def _cache_elements(config: dict[str, Any], drafting: int = 0) -> int:
     """0 if the config does not say: vLLM knows more models, and fills in missing entries.
 
     Without a number of heads it is all of the hidden size: too much rather than too little.
     """
     reader = ConfigReader({"num_attention_heads": 1, **text_entries(config)})
     try:
-        return reader.number("num_hidden_layers") * most_cached_elements(reader)
+        layers = reader.number("num_hidden_layers") + drafting
+        return layers * most_cached_elements(reader)
     except ConfigError:
         return 0
 

@@ -22,11 +22,11 @@ class PairFacts(JsonPart):
     name: str | None = None
     """The pair's name."""
     method: str | None = None
-    """How drafts are made: ngram, draft_model, eagle or eagle3."""
+    """vLLM's speculative method."""
     target: str | None = None
     """The target's folder or hub name."""
     draft: str | None = None
-    """The drafter's folder or hub name; None for ngram."""
+    """The drafter's folder or hub name; None if the method takes none."""
     dtype: str | None = None
     """Data type if the spec names none: the pair file's, or float32 if bf16 is slow here."""
     speculative: Mapping[str, Any] | None = None

@@ -355,7 +355,8 @@ def _switched_on(header: RunHeader, cell: CellResult) -> str:
 def _gpu_command(header: RunHeader) -> str:
     """The command that answers on a GPU, with the reader's models if they are known."""
     choice, pair = header.choice or {}, header.pair or PairFacts()
-    draft = f"--draft-model {choice.get('draft_model') or 'MODEL'}"
-    drafter = "--method ngram" if pair.method == "ngram" else draft
+    drafter = f"--draft-model {choice.get('draft_model') or 'MODEL'}"
+    if pair.draft is None:
+        drafter = f"--method {pair.method}"
     target = choice.get("target_model") or "MODEL"
     return f"nwor-bench sweep --target-model {target} {drafter} --ci-width 0.5%"

@@ -151,7 +151,8 @@ class PairChoice:
         aliases=("--speculative-model",), flag_variable="DRAFT_MODEL",
     )] = None
     method: Annotated[str | None, Option(
-        "How to draft: ngram, draft_model, eagle or eagle3.", Panel.MODELS,
+        "How to draft: mtp, eagle3, eagle, dflash, dspark, draft_model, ngram, ngram_gpu, suffix.",
+        Panel.MODELS,
     )] = None
     # fmt: on
 

@@ -10,7 +10,7 @@ import pytest
 from documented_keys import documented, lacking
 
 from nwor_bench.errors import ExitCode
-from nwor_bench.models.support.predict import Method
+from nwor_bench.models.methods import Method
 from nwor_bench.models.support.recipes import kept_models, left_out
 
 CONFIGS = Path(__file__).resolve().parents[1] / "data" / "configs"

@@ -10,8 +10,9 @@ from engine_tools import total_of
 
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.readings import VllmCounters, disagreement, read_counters
+from nwor_bench.models.methods import Method
 from nwor_bench.models.support.facts import Device, EngineFacts, attention_of, read_facts
-from nwor_bench.models.support.predict import Method, Outcome, method_support, predict_support
+from nwor_bench.models.support.predict import Outcome, method_support, predict_support
 from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.workload.run_spec import RunSpec

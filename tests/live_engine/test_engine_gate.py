@@ -21,10 +21,12 @@ def _runner_v1(environment_given_back: None, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
 
 
-def sweep(folder: Path, **changes: Any) -> tuple[ExitCode, pd.DataFrame, dict[str, Any]]:
-    """A real sweep of the tiny pair; its exit code, cells and run.json."""
+def sweep(
+    folder: Path, pair: str = "tiny", **changes: Any
+) -> tuple[ExitCode, pd.DataFrame, dict[str, Any]]:
+    """A real sweep of a generated pair; its exit code, cells and run.json."""
     spec = tiny_spec(scv_modes="off,graph", warmup=1, max_warmup=1, **changes)
-    code = run_one(spec, PairChoice(pair="tiny"), RunOptions(output=folder))
+    code = run_one(spec, PairChoice(pair=pair), RunOptions(output=folder))
     cells = pd.read_csv(folder / "cells.csv", keep_default_na=False)
     return code, cells, json.loads((folder / "run.json").read_text())
 
@@ -99,3 +101,15 @@ def test_a_planted_fault_turns_the_cell_invalid(
     assert set(run["parity"]["broken"]) == {"stage x off", "stage x graph"}
     reason = run["parity"]["broken"]["stage x off"]
     assert reason.startswith("K/V: layer 1 (model.layers.1.self_attn.attn), request ")
+
+
+def test_a_model_that_drafts_with_its_mtp_layer_is_swept(tmp_path: Path) -> None:
+    """No drafter is named; the MTP layer drafts, stays stock, and the target's layers stage."""
+    code, cells, run = sweep(tmp_path / "run", "tiny-mtp")
+    assert code is ExitCode.OK
+    assert set(cells.parity) == {"reference", "exact"}
+    check_kv_gate(tmp_path / "run", run)
+    assert (run["engine"]["target_layers"], run["engine"]["drafter_layers"]) == (3, 1)
+    staged = cells[(cells.nwor_mode == "stage") & (cells.scv_mode == "off")].iloc[0]
+    assert int(staged.nwor_total_staged) == int(staged.draft_tokens) > 0
+    assert 0 < int(staged.nwor_total_committed) == int(staged.accepted_tokens)

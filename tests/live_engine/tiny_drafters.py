@@ -1,4 +1,4 @@
-"""An EAGLE-3 head, a multi-token-prediction layer and a LoRA adapter for the tiny target."""
+"""An EAGLE-3 head and a LoRA adapter for the tiny target, and the pair with an MTP layer."""
 
 import json
 from pathlib import Path
@@ -88,29 +88,8 @@ def speculators_pair(folder: Path) -> ResolvedPair:
 
 
 def mtp_pair(folder: Path) -> ResolvedPair:
-    """A target of MiMo's shape that brings its own drafter: one multi-token-prediction layer.
-
-    The layer is the target's first one and sees the last token's embedding alone.
-    """
-    target = Path(tiny_pair(folder, "ngram").target)
-    config, weights = _read(target)
-    size = weights["model.embed_tokens.weight"].shape[1]
-    for name in list(weights):  # Qwen2's attention has biases, Llama's has none
-        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
-            weights[name.replace("weight", "bias")] = np.zeros(weights[name].shape[0])
-    layer = {
-        name.replace(PREFIX, "model.mtp_layers.0."): weight
-        for name, weight in weights.items()
-        if name.startswith(PREFIX)
-    }
-    for norm in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
-        layer[f"model.mtp_layers.0.{norm}.weight"] = np.ones(size)
-    both = np.hstack([np.zeros((size, size)), np.eye(size)])
-    layer["model.mtp_layers.0.input_proj.weight"] = both
-    config |= {"architectures": ["MiMoForCausalLM"], "model_type": "qwen2"}
-    config |= {"num_nextn_predict_layers": 1}
-    _write(target, config, weights | layer)
-    return ResolvedPair("tiny", "mtp", str(target), None, "float32")
+    """The generated pair whose target drafts with its own MTP layer."""
+    return resolve_pair("tiny-mtp", cache_dir=folder)
 
 
 def write_lora(folder: Path, target: Path, rank: int = 8) -> Path:

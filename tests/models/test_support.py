@@ -9,6 +9,7 @@ import pytest
 from refusals import refused
 
 from nwor_bench.models.config_reader import Kind
+from nwor_bench.models.methods import Method
 from nwor_bench.models.support.facts import (
     OWN_ATTENTION,
     Device,
@@ -20,7 +21,6 @@ from nwor_bench.models.support.facts import (
 from nwor_bench.models.support.predict import (
     MOST_HEAD_DIM,
     MOST_WINDOW_TOKENS,
-    Method,
     Outcome,
     method_support,
     methods_of,

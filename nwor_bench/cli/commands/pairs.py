@@ -90,7 +90,7 @@ def fetch(name: Name = "smollm2", as_json: AsJson = False, quiet: Quiet = False)
     if not quiet:
         typer.echo(f"{pair.name}: {'already there' if was_ready else 'ready'}")
     typer.echo(f"target: {resolved.target}")
-    typer.echo(f"drafter: {resolved.draft or 'none (prompt lookup)'}")
+    typer.echo(f"drafter: {resolved.draft or f'none (method {resolved.method})'}")
     if resolved.load_format is not None and not quiet:
         from nwor_bench.models.pairs.tiny import WITHOUT_WEIGHTS
 

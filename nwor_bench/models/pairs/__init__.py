@@ -12,12 +12,11 @@ from nwor_bench.models.pairs.local import (
     read_model_config,
     refused_config,
 )
-from nwor_bench.models.pairs.pair import METHODS, ModelPair, ResolvedPair, load_pair, pair_names
+from nwor_bench.models.pairs.pair import ModelPair, ResolvedPair, load_pair, pair_names
 from nwor_bench.workload.run_spec import DEFAULT_PAIR
 
 __all__ = [
     "DEFAULT_PAIR",
-    "METHODS",
     "ModelPair",
     "ResolvedPair",
     "cache_root",

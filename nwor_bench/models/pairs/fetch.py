@@ -5,6 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from nwor_bench.errors import ConfigError
+from nwor_bench.models.config_reader import text_entries
+from nwor_bench.models.methods import (
+    FROM_TARGET,
+    PROMPT_LOOKUP,
+    STAGED_METHODS,
+    WITHOUT_DRAFTER,
+    Method,
+    mtp_layers,
+    why_no_mtp,
+)
 from nwor_bench.models.pairs.cache import (
     Progress,
     build_once,
@@ -13,12 +23,12 @@ from nwor_bench.models.pairs.cache import (
     unpacked,
 )
 from nwor_bench.models.pairs.local import locate_model, read_model_config
-from nwor_bench.models.pairs.pair import METHODS, ModelPair, PackagedSource, ResolvedPair, load_pair
+from nwor_bench.models.pairs.pair import ModelPair, PackagedSource, ResolvedPair, load_pair
 from nwor_bench.models.pairs.tiny import LOAD_FORMAT, check_shape, generate_tiny, write_shape
 from nwor_bench.workload.run_spec import DEFAULT_PAIR
 
-PROMPT_LOOKUP: dict[str, Any] = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
-"""Default ngram settings: match the last 3 tokens, else 2, else 1."""
+LOOKUP_LENGTHS: dict[str, Any] = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
+"""Default settings of prompt lookup: match the last 3 tokens, else 2, else 1."""
 
 
 def _silent(_: str) -> None:
@@ -48,8 +58,8 @@ def resolve_pair(
     """The pair called `name` (default: smollm2), or the user's own models, ready to load.
 
     `target_model` and `draft_model` are local folders or hub names. A target replaces the pair; a
-    drafter or a method changes only how the pair drafts. Without `method`, the drafter decides,
-    and it is ngram without a drafter. Raises ConfigError and BenchError as `fetch_pair` does;
+    drafter or a method changes only how the pair drafts. Without `method`, the drafter decides; it
+    is ngram without a drafter. Raises ConfigError and BenchError as `fetch_pair` does;
     wrong options are refused before anything is fetched.
     """
     progress = progress or _silent
@@ -76,12 +86,10 @@ def resolve_pair(
 def _drafting_itself(
     pair: ModelPair, method: str, cache_dir: str | Path | None, progress: Progress
 ) -> ResolvedPair:
-    """The pair with its own drafter, or without a drafter for ngram."""
-    own = pair.shape.draft if pair.shape else pair.packaged and pair.packaged.drafter
-    has_drafter = pair.generated is not None or bool(own)
-    uses_drafter = has_drafter and method != "ngram"
+    """The pair with its own drafter, or without one if the method takes none."""
+    uses_drafter = pair.own_drafter and method not in WITHOUT_DRAFTER | FROM_TARGET
     choose_method(method, pair.name if uses_drafter else None)  # refuse before fetching
-    if uses_drafter and pair.method not in ("ngram", method):
+    if uses_drafter and pair.method not in WITHOUT_DRAFTER | {method}:
         raise ConfigError.for_field(
             "method", method, f"{pair.name}'s own drafter is for {pair.method}: leave --method "
             "out, write --method ngram, or name another drafter with --draft-model",
@@ -111,7 +119,7 @@ def _models(
     assert pair.generated is not None  # the model's validator holds this
     shape = pair.generated.model_dump()
     build_once(folder, lambda work: _build_generated(shape, work, progress), progress)
-    return str(folder / "target"), str(folder / "draft")
+    return str(folder / "target"), str(folder / "draft") if pair.own_drafter else None
 
 
 def _build_packaged(source: PackagedSource, work: Path, progress: Progress) -> None:
@@ -134,10 +142,12 @@ def _resolved(
     """The resolved pair, after checking that method, target and drafter fit."""
     choose_method(method, draft)
     check_vocabulary(method, target, draft)
+    if method == Method.MTP and draft is None:
+        check_mtp_layers(target)
     if pair is not None and pair.method == method:
         speculative = dict(pair.speculative)
     else:
-        speculative = dict(PROMPT_LOOKUP) if method == "ngram" else {}
+        speculative = dict(LOOKUP_LENGTHS) if method in PROMPT_LOOKUP else {}
     return ResolvedPair(
         name=name,
         method=method,
@@ -157,19 +167,35 @@ def choose_method(method: str | None, draft: str | None) -> str:
     """
     if method is None:
         return _method_of(draft)
-    if method not in METHODS:
-        raise ConfigError.unknown("method", method, METHODS)
-    if method == "ngram" and draft is not None:
+    if method not in STAGED_METHODS:
+        raise ConfigError.unknown("method", method, STAGED_METHODS)
+    if method in WITHOUT_DRAFTER and draft is not None:
         raise ConfigError.for_field(
-            "draft_model", draft, "method ngram drafts from the prompt and takes no drafter: "
-            "leave --draft-model out, or write --method draft_model, eagle or eagle3",
+            "draft_model", draft, f"method {method} drafts from the tokens so far and takes no "
+            "drafter: leave --draft-model out, or write --method draft_model, eagle or eagle3",
         )  # fmt: skip
-    if method != "ngram" and draft is None:
+    if method not in WITHOUT_DRAFTER | FROM_TARGET and draft is None:
         raise ConfigError.for_field(
             "method", method, "it needs a drafter: add --draft-model FOLDER_OR_HUB_NAME, "
-            "or write --method ngram",
+            "or write --method ngram, or --method mtp if the model has MTP layers",
         )  # fmt: skip
     return method
+
+
+def check_mtp_layers(target: str) -> None:
+    """Refuse method mtp for a target without MTP layers that vLLM drafts with.
+
+    Hub models are left for vLLM to check. Raises ConfigError.
+    """
+    config = read_model_config(target, "target_model")
+    if config is None:
+        return
+    architecture = str((config.get("architectures") or [""])[0])
+    layers = mtp_layers(text_entries(config))
+    reason = why_no_mtp(str(config.get("model_type")), architecture, layers)
+    if reason is not None:
+        raise ConfigError.for_field("method", Method.MTP.value, f"{reason} ({target}); write "
+            "--method ngram, or name a drafter with --draft-model")  # fmt: skip
 
 
 def _method_of(draft: str | None) -> str:
@@ -177,9 +203,8 @@ def _method_of(draft: str | None) -> str:
         return "ngram"
     config = read_model_config(draft, "draft_model") or {}
     kinds = f"{config.get('architectures')} {config.get('model_type')}".lower()
-    if "eagle3" in kinds:
-        return "eagle3"
-    return "eagle" if "eagle" in kinds else "draft_model"
+    known = (Method.EAGLE3, Method.EAGLE, Method.DFLASH, Method.DSPARK, Method.MTP)
+    return next((method for method in known if method in kinds), Method.DRAFT_MODEL)
 
 
 def check_vocabulary(method: str, target: str, draft: str | None) -> None:

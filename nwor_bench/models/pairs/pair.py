@@ -4,14 +4,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from nwor_bench.errors import ConfigError
+from nwor_bench.models.methods import STAGED_METHODS, Method
 from nwor_bench.workload.toml_file import StrictModel, read_toml, resource_dir
-
-Method = Literal["ngram", "draft_model", "eagle", "eagle3"]
-METHODS: tuple[Method, ...] = ("ngram", "draft_model", "eagle", "eagle3")
-"""Drafting methods; all but ngram (prompt lookup) need a drafter."""
 
 _SHA256 = r"^[0-9a-f]{64}$"
 
@@ -32,7 +29,8 @@ class PackagedSource(StrictModel):
 
 
 class GeneratedSource(StrictModel):
-    """Shape, seed and drafter noise of a pair that `generate_tiny` writes."""
+    """Shape, seed and drafter noise of a pair that `generate_tiny` writes; with an MTP layer the
+    target drafts for itself and there is no drafter."""
 
     seed: int = Field(ge=0)
     noise: float = Field(ge=0)
@@ -43,6 +41,7 @@ class GeneratedSource(StrictModel):
     head_dim: int = Field(ge=1)
     vocab: int = Field(ge=261)
     max_positions: int = Field(ge=1)
+    mtp_layers: int = Field(default=0, ge=0, le=1)
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
@@ -68,12 +67,28 @@ class ModelPair(StrictModel):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     description: str
     source: Literal["packaged", "generated", "shape"]
-    method: Method
+    method: Method = Field(strict=False)
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
     speculative: dict[str, int | float | str | bool] = Field(default_factory=dict)
     packaged: PackagedSource | None = None
     generated: GeneratedSource | None = None
     shape: ShapeSource | None = None
+
+    @field_validator("method")
+    @classmethod
+    def _is_staged(cls, method: Method) -> Method:
+        if method not in STAGED_METHODS:
+            raise ValueError(f"write one of {', '.join(STAGED_METHODS)}")
+        return method
+
+    @property
+    def own_drafter(self) -> bool:
+        """True if the pair brings a drafter beside its target."""
+        if self.generated is not None:
+            return not self.generated.mtp_layers
+        if self.shape is not None:
+            return self.shape.draft is not None
+        return self.packaged is not None and self.packaged.drafter is not None
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -49,10 +49,12 @@ def generate_tiny(
     head_dim: int = 32,
     vocab: int = 264,
     max_positions: int = 32768,
+    mtp_layers: int = 0,
 ) -> tuple[Path, Path]:
     """Write `folder`/target and `folder`/draft; returns the two paths.
 
-    `noise` is relative to each weight matrix's standard deviation. The same arguments give the
+    `noise` is relative to each weight matrix's standard deviation. With `mtp_layers` = 1 the target
+    drafts with a layer of its own, and `folder`/draft is not written. The same arguments give the
     same files, byte for byte.
     """
     if vocab < BYTE_VOCABULARY or heads % kv_heads or noise < 0:
@@ -64,9 +66,36 @@ def generate_tiny(
     target_weights = _random_weights(np.random.default_rng([seed, 0]), config)
     draft_weights = _with_noise(np.random.default_rng([seed, 1]), target_weights, noise)
     target, draft = folder / "target", folder / "draft"
+    if mtp_layers:
+        config, target_weights = _with_mtp_layer(config, target_weights, draft_weights)
     _write_model(target, config, target_weights)
-    _write_model(draft, config, draft_weights)
+    if not mtp_layers:
+        _write_model(draft, config, draft_weights)
     return target, draft
+
+
+def _with_mtp_layer(
+    config: dict[str, Any], target: Weights, draft: Weights
+) -> tuple[dict[str, Any], Weights]:
+    """The target as a MiMo model, whose MTP layer is the drafter's first layer.
+
+    It sees the embedding of the last token and not the target's hidden state. MiMo's attention is
+    Qwen2's, which has biases; here they are 0.
+    """
+    hidden, prefix, layer = config["hidden_size"], "model.mtp_layers.0.", "model.layers.0."
+    weights = dict(target)
+    own = {name: weight for name, weight in draft.items() if name.startswith(layer)}
+    weights |= {name.replace(layer, prefix): weight for name, weight in own.items()}
+    for name in [name for name in weights if name.endswith(("q_proj.weight", "k_proj.weight",
+                                                            "v_proj.weight"))]:  # fmt: skip
+        bias = np.zeros(weights[name].shape[0], np.float32)
+        weights[name.replace("weight", "bias")] = bias
+    for norm in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
+        weights[f"{prefix}{norm}.weight"] = np.ones(hidden, np.float32)
+    ignored, seen = np.zeros((hidden, hidden), np.float32), np.eye(hidden, dtype=np.float32)
+    weights[f"{prefix}input_proj.weight"] = np.hstack([ignored, seen])
+    mimo = {"architectures": ["MiMoForCausalLM"], "model_type": "qwen2"}
+    return {**config, **mimo, "num_nextn_predict_layers": 1}, weights
 
 
 def _config(

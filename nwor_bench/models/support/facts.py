@@ -8,11 +8,10 @@ from enum import StrEnum
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.config_json import has_latent_rows, read_latent_row, read_layer_heads
 from nwor_bench.models.config_reader import Config, ConfigReader, Kind, kinds_of
+from nwor_bench.models.methods import mtp_layers
 
 _MM_PREFIX = ("bagel", "gemma3", "molmo2", "moondream3", "paligemma")
 """Model types whose images see themselves in both directions, by vLLM's list."""
-
-_MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,6 @@ def read_facts(config: Config, name: str, field: str, source: str) -> ModelFacts
     images = outer in _MM_PREFIX or (
         outer.startswith("gemma4") and text.get("use_bidirectional_attention") == "vision"
     )
-    mtp = next((_whole(text, key) for key in _MTP_LAYERS if text.get(key) is not None), None)
     return ModelFacts(
         name=name,
         architecture=str(architectures[0]),
@@ -96,7 +94,7 @@ def read_facts(config: Config, name: str, field: str, source: str) -> ModelFacts
         layers=layers,
         images_see_themselves=images,
         rswa=text.get("rswa_window") is not None,
-        mtp_layers=mtp,
+        mtp_layers=mtp_layers(text),
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from nwor_bench.models.config_reader import Kind
+from nwor_bench.models.methods import Method, why_no_mtp
 from nwor_bench.models.support.facts import (
     OWN_ATTENTION,
     OWN_BUILDERS,
@@ -35,37 +36,11 @@ FP8_CACHES = ("fp8", "fp8_e4m3")
 """Caches whose rows the plugin reads on a GPU, beside those of `PLAIN_CACHES`."""
 
 
-class Method(StrEnum):
-    """Methods of vLLM 0.32."""
-
-    NGRAM = "ngram"
-    NGRAM_GPU = "ngram_gpu"
-    SUFFIX = "suffix"
-    DRAFT_MODEL = "draft_model"
-    EAGLE = "eagle"
-    EAGLE3 = "eagle3"
-    MTP = "mtp"
-    DFLASH = "dflash"
-    DSPARK = "dspark"
-    MEDUSA = "medusa"
-
-
 ON_V1 = frozenset({Method.SUFFIX, Method.MEDUSA})
 """Methods that vLLM serves with its V1 runner, on a GPU too."""
 
 ON_V2 = frozenset({Method.DSPARK})
 """Methods that its V1 runner does not have."""
-
-MTP_FAMILIES = (
-    *("bailing_hybrid", "deepseek_v3", "deepseek_v4", "dots3_note", "ernie4_5_moe", "exaone4_5"),
-    *("exaone_moe", "gemma4", "glm4_moe", "glm5_next", "glm_moe_dsa", "glm_ocr", "hy_v3", "hy_v4"),
-    *("inkling", "intern_s2", "interns2", "kimi_k3", "longcat_flash", "mimo", "minimax_m3"),
-    *("nemotron_h", "pangu_ultra_moe", "qwen3_5", "qwen3_next", "qwen4_exp", "step3p5", "step3p7"),
-)
-"""Beginnings of the model types whose MTP layers vLLM 0.32 drafts with."""
-
-MTP_ARCHITECTURES = ("Glm4Moe", "GlmOcr", "MiMo")
-"""Beginnings of further architectures that it drafts with, of any model type."""
 
 
 class Outcome(StrEnum):
@@ -233,7 +208,4 @@ def _why_refused(model: ModelFacts, engine: EngineFacts, method: Method) -> str 
         return "vLLM's V1 runner, a CPU's, does not have it"
     if method is not Method.MTP:
         return None
-    by_type = model.model_type.startswith(MTP_FAMILIES)
-    if not by_type and not model.architecture.startswith(MTP_ARCHITECTURES):
-        return f"vLLM has no MTP for model type {model.model_type}"
-    return "the config says that it has no MTP layers" if model.mtp_layers == 0 else None
+    return why_no_mtp(model.model_type, model.architecture, model.mtp_layers)

@@ -13,9 +13,10 @@ from typing import Any
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.config_reader import Kind
+from nwor_bench.models.methods import Method
 from nwor_bench.models.pairs.local import locate_model, read_config_file, read_model_config
 from nwor_bench.models.support.facts import EngineFacts, ModelFacts, read_facts
-from nwor_bench.models.support.predict import Method, MethodSupport, method_support
+from nwor_bench.models.support.predict import MethodSupport, method_support
 from nwor_bench.records.files import home_path
 
 FILE = Path(__file__).with_name("recipes.json")

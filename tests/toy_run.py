@@ -33,6 +33,9 @@ class Log:
     def say(self, line: str) -> None:
         self.lines.append(line)
 
+    def doing(self, what: str) -> None:
+        """Nothing is shown between two lines."""
+
     def batch_done(self, cell: Cell, record: BatchRecord) -> None:
         self.done.append((cell, record))
 

@@ -1,8 +1,8 @@
 """Analysis of a run's records, computed once for every reader.
 
 Counters and times come from the batches of phase "timed" and their windows, and from a cell's own
-windows in interleaved batches; a batch of any phase can break parity. A value that was never timed
-is None, not 0.
+windows in interleaved batches; the counts of a cell that was never timed are its gate's. A batch of
+any phase can break parity. A value that was not measured is None, not 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -76,7 +76,9 @@ def analyse(run: RunData) -> Analysis:
     for _, group in groupby(gathered, key=lambda data: data.cell.pair):
         cells = list(group)
         faults = [first.get(cell.cell) for cell in cells]
-        verdicts = cell_verdicts(cells, _baseline(cells, first), faults, over_off)
+        verdicts = cell_verdicts(
+            cells, _baseline(cells, first), faults, over_off, checks_only=run.header.checks_only
+        )
         results += [_result(*both) for both in zip(cells, verdicts, strict=True)]
     return Analysis(run, tuple(gathered), tuple(effects), tuple(violations), tuple(results))
 
@@ -122,8 +124,9 @@ def _result(cell: CellData, cell_verdict: CellVerdict) -> CellResult:
         arm=cell.cell.arm,
         batches=len(cell.timed),
         windows=cell.num_windows,
-        requests=sum(batch.requests for batch in cell.timed),
-        output_tokens=sum(batch.output_tokens for batch in cell.timed),
+        requests=sum(batch.requests for batch in cell.counted_batches),
+        output_tokens=sum(batch.output_tokens for batch in cell.counted_batches),
+        counts_from=cell.counts_from,
         parity=cell.parity,
         scv_status=cell.scv_status,
         fallbacks=cell.fallbacks,
@@ -149,7 +152,7 @@ def _counts(cell: CellData) -> dict[str, Any]:
         "nwor_fallback_count": sum(cell.fallbacks.values()),
         **cell.scv_counters,
     }
-    return dict(counts) if cell.measured else dict.fromkeys(counts)
+    return dict(counts) if cell.counts_from else dict.fromkeys(counts)
 
 
 def _bytes(cell: CellData) -> dict[str, Any]:

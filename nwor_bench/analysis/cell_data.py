@@ -41,6 +41,7 @@ class CellData:
         batches: all its batches, of every phase.
         timed: batches of phase "timed", the only ones behind times of whole batches.
         windows: the windows of the timed batches.
+        gated: the windows of its gate batch, which count if nothing of it was timed.
         interleaved: its own windows in interleaved batches; they count as the timed ones do.
         interleaved_counters: SCV's counters over them.
         kv_verdict: the K/V gate's last verdict on its cache; None if the gate did not look.
@@ -59,28 +60,43 @@ class CellData:
     interleaved: list[WindowRecord] = field(default_factory=list)
     interleaved_counters: Counter[str] = field(default_factory=Counter)
     kv_verdict: str | None = None
+    gated: list[WindowRecord] = field(default_factory=list)
 
     @property
     def counted(self) -> list[WindowRecord]:
         """The windows behind its counts."""
-        return [*self.windows, *self.interleaved]
+        return [*self.windows, *self.interleaved] if self.measured else self.gated
+
+    @property
+    def counted_batches(self) -> list[BatchRecord]:
+        """The whole batches behind its counts: the timed ones, or else the gate's."""
+        if self.measured:
+            return self.timed
+        return [batch for batch in self.batches if batch.phase == Phase.GATE]
+
+    @property
+    def counts_from(self) -> str | None:
+        """The phase that its counts are from; None if it ran in neither."""
+        if self.measured:
+            return str(Phase.TIMED)
+        return str(Phase.GATE) if self.counted_batches else None
 
     @property
     def draft_tokens(self) -> int:
         """Draft tokens in its counted windows."""
-        timed = sum(batch.draft_tokens for batch in self.timed)
-        return timed + sum(window.draft_tokens for window in self.interleaved)
+        whole = sum(batch.draft_tokens for batch in self.counted_batches)
+        return whole + sum(window.draft_tokens for window in self.interleaved)
 
     @property
     def accepted_tokens(self) -> int:
         """Accepted ones of these."""
-        timed = sum(batch.accepted_tokens for batch in self.timed)
-        return timed + sum(accepted(window) for window in self.interleaved)
+        whole = sum(batch.accepted_tokens for batch in self.counted_batches)
+        return whole + sum(accepted(window) for window in self.interleaved)
 
     @property
     def num_windows(self) -> int:
         """Number of its counted windows."""
-        return sum(batch.windows for batch in self.timed) + len(self.interleaved)
+        return sum(batch.windows for batch in self.counted_batches) + len(self.interleaved)
 
     @property
     def is_baseline(self) -> bool:
@@ -99,12 +115,12 @@ class CellData:
 
     @property
     def staged(self) -> int:
-        """Draft tokens staged in timed windows."""
+        """Draft tokens staged in its counted windows."""
         return sum(window.staged_tokens for window in self.counted)
 
     @property
     def controlled(self) -> int:
-        """Draft tokens that mode control wrote directly, in timed windows."""
+        """Draft tokens that mode control wrote directly, in its counted windows."""
         return sum(window.control_tokens for window in self.counted)
 
     @property
@@ -131,16 +147,16 @@ class CellData:
     def fallbacks(self) -> dict[str, int]:
         """Windows written directly although the mode is stage, by reason."""
         counts: Counter[str] = Counter()
-        for batch in self.timed:
+        for batch in self.counted_batches:
             counts.update(batch.fallbacks)
         counts.update(w.fallback_reason for w in self.interleaved if w.fallback_reason)
         return dict(sorted(counts.items()))
 
     @property
     def scv_counters(self) -> dict[str, int]:
-        """SCV's own counters over the timed batches."""
+        """SCV's own counters over the counted batches."""
         return {
-            name: sum(b.scv_counters.get(name, 0) for b in self.timed)
+            name: sum(b.scv_counters.get(name, 0) for b in self.counted_batches)
             + self.interleaved_counters[name]
             for name in SCV_COUNTERS
         }
@@ -156,8 +172,8 @@ class CellData:
         """ "off", "ok", "INEFFECTIVE" (it never ran as asked) or "not measured"."""
         if self.cell.scv_mode is ScvMode.OFF:
             return "off"
-        if not self.measured:
-            return "not measured" if self.cannot_fire is None else str(Verdict.INEFFECTIVE)
+        if self.counts_from is None:
+            return "not measured"
         counters = self.scv_counters
         validated = counters["scv_graph_hits"] + counters["scv_device_validations"]
         fired = validated > counters["scv_fallback_count"]
@@ -187,6 +203,7 @@ def gather_cells(run: RunData) -> list[CellData]:
         batches = [batch for batch in run.batches if batch.cell == cell]
         timed = [batch for batch in batches if batch.phase == Phase.TIMED]
         own = [window for batch in timed for window in windows[batch_key(batch)]]
+        gated = [w for b in batches if b.phase == Phase.GATE for w in windows[batch_key(b)]]
         cells.append(
             CellData(
                 cell,
@@ -198,6 +215,7 @@ def gather_cells(run: RunData) -> list[CellData]:
                 interleaved.get(cell, []),
                 counters.get(cell.label, Counter()),
                 kv.get(cell),
+                gated,
             )
         )
     return cells
@@ -261,15 +279,15 @@ def cannot_fire(run: RunData) -> dict[Cell, str]:
 
 
 def idle_reason(cell: CellData) -> str | None:
-    """Why the cell's mode never fired, or None if it did or nothing was timed yet."""
+    """Why the cell's mode never fired, or None if it did or nothing ran yet."""
     if cell.cannot_fire is not None and not cell.measured:
         return cell.cannot_fire
     if cell.cell.nwor_mode is NworMode.CONTROL:
-        acted = cell.controlled or not cell.measured
+        acted = cell.controlled or cell.counts_from is None
         return None if acted else "attention read no draft token from the window"
     if cell.cell.nwor_mode is not NworMode.STAGE:
         return idle_scv(cell)
-    if cell.staged or not cell.measured:
+    if cell.staged or cell.counts_from is None:
         return None
     if not cell.draft_tokens:
         return "no draft token was proposed, so nothing was staged"

@@ -6,12 +6,13 @@
 3. INEFFECTIVE: its mode never fired. NWOR `stage` staged nothing, `control` never acted or, with
    NWOR off, the SCV mode validated nothing as asked; or the gate proved that its SCV mode cannot
    fire on this machine, so that it was not timed. The cell gets no ratio.
-4. AMBIGUOUS: nothing can be compared (no valid off x off, too few blocks, output not checked),
+4. CHECKED: the run times nothing, as asked (`--batches 0`), and its output was compared.
+5. AMBIGUOUS: nothing can be compared (no valid off x off, too few blocks, output not checked),
    or its values were not (`cell_data.values_compared`): then it gets no ratio.
-5. Otherwise `statistics.verdict` decides from the paired ratio, its p value adjusted for the
+6. Otherwise `statistics.verdict` decides from the paired ratio, its p value adjusted for the
    number of compared cells (Holm), and the noise floor (the A/A arm's largest distance from 1).
 
-`compare_with_off` decides 1 to 4, cell by cell, and gives the paired ratio: that of neighbouring
+`compare_with_off` decides 1 to 5, cell by cell, and gives the paired ratio: that of neighbouring
 windows if the cell was interleaved with off x off, unless whole batches disagree with it; else
 that of whole batches, block by block.
 
@@ -88,7 +89,7 @@ class ComparedCell:
     cell: CellData
     cell_verdict: CellVerdict
     interval: RatioInterval | None = None
-    """That of the paired ratio; None if the verdict needs none (rules 1 to 4)."""
+    """That of the paired ratio; None if the verdict needs none (rules 1 to 5)."""
 
 
 def compare_with_off(
@@ -97,8 +98,10 @@ def compare_with_off(
     violation: str | None,
     effect: PairEffect | None,
     interleaved: int,
+    *,
+    checks_only: bool = False,
 ) -> ComparedCell:
-    """Compare a cell, or give it the verdict of the rules 1 to 4 of `cell_verdicts`.
+    """Compare a cell, or give it the verdict of the rules 1 to 5 above.
 
     Args:
         cell: the cell's data.
@@ -106,6 +109,7 @@ def compare_with_off(
         violation: the cell's first count that does not add up, or None.
         effect: that of its windows, if it was interleaved with off x off.
         interleaved: cells that have such an effect.
+        checks_only: the run times nothing.
     """
     if cell.parity == Verdict.INVALID:
         where = f" ({cell.first_mismatch})" if cell.first_mismatch else ""
@@ -120,6 +124,8 @@ def compare_with_off(
         return ComparedCell(cell, CellVerdict(str(Verdict.INEFFECTIVE), idle))
     if not values_compared(cell):
         return _ambiguous(cell, VALUES_NOT_COMPARED)
+    if checks_only and cell.parity is not None:
+        return ComparedCell(cell, CellVerdict(str(Verdict.CHECKED)))
     if baseline is None:
         return _ambiguous(cell, "there is no valid off x off to compare it with")
     times = pair_times(cell, baseline)
@@ -208,6 +214,8 @@ def cell_verdicts(
     baseline: CellData | None,
     violations: Sequence[str | None],
     effects: Mapping[Cell, PairEffect] | None = None,
+    *,
+    checks_only: bool = False,
 ) -> list[CellVerdict]:
     """Verdicts of one pair's cells, in the order given.
 
@@ -216,11 +224,19 @@ def cell_verdicts(
         baseline: off x off, or None if there is none to trust.
         violations: each cell's first count that does not add up, or None.
         effects: of the cells that were interleaved with off x off.
+        checks_only: the run times nothing.
     """
     effects = effects or {}
     interleaved = sum(effect.decisive is not None for effect in effects.values())
     cases = [
-        compare_with_off(cell, baseline, violation, effects.get(cell.cell), interleaved)
+        compare_with_off(
+            cell,
+            baseline,
+            violation,
+            effects.get(cell.cell),
+            interleaved,
+            checks_only=checks_only,
+        )
         for cell, violation in zip(cells, violations, strict=True)
     ]
     floor = next((c.interval.distance for c in cases if c.cell.is_aa and c.interval), None)

@@ -13,6 +13,8 @@ class Verdict(StrEnum):
     FASTER = "FASTER"
     SLOWER = "SLOWER"
     AMBIGUOUS = "AMBIGUOUS"
+    CHECKED = "CHECKED"
+    """Its output was compared, and nothing was timed, as asked."""
     INEFFECTIVE = "INEFFECTIVE"
     INVALID = "INVALID"
 
@@ -20,6 +22,8 @@ class Verdict(StrEnum):
 @dataclass(frozen=True)
 class CellResult:
     """A cell's summary: sums over its timed batches and a paired ratio to off x off.
+
+    A cell of which nothing was timed has the counts of its gate batch: `counts_from` says which.
 
     `ratio_to_off` is the cell's time over the baseline's on the same prompts, block by block;
     it is None if the cell is INEFFECTIVE or INVALID, and for the baseline itself.
@@ -38,7 +42,7 @@ class CellResult:
     is the ratio of whole batches.
     `scv_status` is the verdict on SCV: "off", "ok" or "INEFFECTIVE".
     `scv_status` is "not measured", and the counts of tokens, stage operations and fallbacks are
-    None, for a cell that was never timed.
+    None, for a cell that never ran.
     `ttft_ms_*`, `tpot_ms_*` and `itl_ms_*` are percentiles over the requests of all timed batches
     (see `RequestTimes`); p95 is None below 20 samples, p99 below 100.
     `parity` is "reference", "exact", "explained" (only ties differ), "acceptance only",
@@ -110,6 +114,7 @@ class CellResult:
     itl_ms_p50: float | None = None
     itl_ms_p95: float | None = None
     itl_ms_p99: float | None = None
+    counts_from: str | None = None
 
     @property
     def half_width(self) -> float | None:

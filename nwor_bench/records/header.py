@@ -142,6 +142,11 @@ class RunHeader(JsonPart):
     """Half-written records after a crash, as sentences."""
 
     @property
+    def checks_only(self) -> bool:
+        """True if the run compares outputs and times nothing (`RunSpec.checks_only`)."""
+        return (self.scenario or {}).get("batches") == 0
+
+    @property
     def data_type(self) -> str | None:
         """Data type of weights and activations: what was asked for, else the engine's or pair's."""
         asked = (self.spec or {}).get("dtype")

@@ -5,17 +5,18 @@ from dataclasses import dataclass
 from math import ceil
 
 from nwor_bench.analysis.analyse import Analysis
-from nwor_bench.analysis.cell_data import REFERENCE
+from nwor_bench.analysis.cell_data import EXACT, REFERENCE
 from nwor_bench.analysis.effects import WINDOWS
 from nwor_bench.analysis.findings.run import nothing_timed, sufficient_budget
 from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN
 from nwor_bench.analysis.verdicts import VALUES_NOT_COMPARED
+from nwor_bench.models.measured import measured_rows, outcomes
 from nwor_bench.records.facts import EngineStatus
-from nwor_bench.records.header import PairFacts, RunHeader
+from nwor_bench.records.header import KvGateFacts, PairFacts, RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, NworMode, RunStatus, Verdict
-from nwor_bench.report.document import Definitions, Headline
+from nwor_bench.report.document import Callout, Definitions, Headline
 from nwor_bench.report.evidence import kv_sentence, local_sentence
 from nwor_bench.report.precision import split_lines
 from nwor_bench.report.text import (
@@ -30,14 +31,22 @@ from nwor_bench.report.text import (
 )
 
 CPU_SENTENCE = "On a CPU these times measure the harness, not NWOR."
-CPU_LIMIT = (
+MEASURED_ON_CPU = Callout(
+    "Measured on a CPU",
     "These timings measure the harness, not NWOR: on a CPU both modes run on a reference "
     "attention backend of nwor-bench's own, because the stock CPU cache cannot be read in part. "
     "Tokens, acceptance and counts are valid; speed does not carry over to a GPU in either "
-    "direction."
+    "direction.",
+)
+CHECKED_ON_CPU = Callout(
+    "Checked on a CPU",
+    "Both modes ran on a reference attention backend of nwor-bench's own, because the stock CPU "
+    "cache cannot be read in part. On a GPU the same gate checks the kernels that run there.",
 )
 
 CPU_BADGE = "CPU RUN"
+IDENTICAL_BADGE = "OUTPUT IDENTICAL"
+TIES_BADGE = "IDENTICAL BUT FOR TIES"
 NOTHING_BADGE = "NOTHING COMPARED"
 
 _PLAN = "`nwor-bench plan --config FOLDER` (the target's)"
@@ -70,8 +79,8 @@ def on_cpu(header: RunHeader) -> bool:
 
 
 def answer(header: RunHeader, cells: Sequence[CellResult]) -> Answer:
-    """The first that applies: nothing measured, INVALID, a CPU, never fired, no time left to
-    measure, the times' verdict."""
+    """The first that applies: nothing measured, INVALID, only checked, a CPU, never fired, no time
+    left to measure, the times' verdict."""
     if not cells:
         return Answer(NOTHING_BADGE, "Nothing was measured.")
     invalid = [cell for cell in cells if cell.verdict == Verdict.INVALID]
@@ -80,6 +89,8 @@ def answer(header: RunHeader, cells: Sequence[CellResult]) -> Answer:
         return Answer(str(Verdict.INVALID), _invalid(invalid, subject))
     if not asked:
         return Answer(NOTHING_BADGE, "Only off x off ran, so there is nothing to compare.")
+    if header.checks_only:
+        return _checked(header, cells)
     if on_cpu(header):
         return Answer(
             CPU_BADGE,
@@ -95,6 +106,27 @@ def answer(header: RunHeader, cells: Sequence[CellResult]) -> Answer:
     if not_timed is not None:
         return Answer(str(Verdict.AMBIGUOUS), f"{_unknown(subject)}: {not_timed}.", live[0])
     return _timed(live, subject)
+
+
+def _checked(header: RunHeader, cells: Sequence[CellResult]) -> Answer:
+    """What was compared, for a run that times nothing."""
+    compared = [cell for cell in cells if cell.verdict != REFERENCE and cell.parity is not None]
+    parities = {cell.parity for cell in compared}
+    what = ["tokens", "acceptance"]
+    badge, start = IDENTICAL_BADGE, "Output identical"
+    if not parities <= {EXACT, "explained"}:
+        badge, start, what = str(Verdict.CHECKED), "No difference found", ["acceptance"]
+    elif parities != {EXACT}:
+        badge, start = TIES_BADGE, "Output identical except at ties"
+    found = [
+        c for c in ((header.kv_gate or KvGateFacts()).cells or {}).values() if c.get("checked")
+    ]
+    if found:
+        least = min(found, key=lambda cell: cell["checked"])
+        what.append(f"{least['checked']:,} cache positions in {plural(least['layers'], 'layer')}")
+    of = f"{len(compared)} of {plural(len(cells) - 1, 'cell')}"
+    sentence = f"{start} in {of}: {joined(what)} equal those of off x off. Nothing was timed"
+    return Answer(badge, f"{sentence}: speed needs a GPU." if on_cpu(header) else f"{sentence}.")
 
 
 def subject_cells(cells: Sequence[CellResult]) -> tuple[list[CellResult], str]:
@@ -205,12 +237,22 @@ def questions(analysis: Analysis) -> Definitions:
     found = answer(run.header, cells)
     entries = {
         "What makes the difference?": split_lines(analysis.splits),
+        "Does it pay on a GPU?": _elsewhere(run.header),
         "How sure is that?": _how_sure(found, analysis),
         "Is the output the same?": (same_output(cells), local_sentence(run), kv_sentence(run)),
         "What next?": _next(run, found, cells),
     }
     answers = ((question, " ".join(filter(None, texts))) for question, texts in entries.items())
     return Definitions(tuple((question, text) for question, text in answers if text))
+
+
+def _elsewhere(header: RunHeader) -> Iterator[str]:
+    """What was measured on GPUs, for a run on a CPU that timed nothing."""
+    if header.checks_only and on_cpu(header):
+        yield (
+            f"On an H200 staging (stage x graph) was {outcomes(measured_rows())}; the README has "
+            "the table. `nwor-bench plan --config FOLDER` names those nearest to a model."
+        )
 
 
 def same_output(cells: Sequence[CellResult]) -> str:
@@ -237,6 +279,8 @@ def same_output(cells: Sequence[CellResult]) -> str:
 
 
 def _how_sure(found: Answer, analysis: Analysis) -> Iterator[str]:
+    if analysis.run.header.checks_only and found.badge != Verdict.INVALID:
+        return
     if found.badge == CPU_BADGE:
         yield "Output and counts passed their checks; nothing is known of the speed on a GPU."
         return
@@ -317,6 +361,13 @@ def _next_by_verdict(run: RunData, found: Answer, cells: Sequence[CellResult]) -
             )
         case Verdict.AMBIGUOUS:
             return _measure_longer(found.cell)
+        case _ if header.checks_only and not on_cpu(header):
+            return "Time it: the same command without --batches 0."
+        case _ if header.checks_only:
+            return (
+                "`nwor-bench supports MODEL` shows what would be staged of your model; "
+                f"`{_gpu_command(header)}` on the GPU that you serve with times it."
+            )
         case _ if on_cpu(header) and cells:
             return (
                 f"To learn whether it pays, run {_gpu_command(header)} on the GPU that you serve "

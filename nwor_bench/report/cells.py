@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nwor_bench.analysis.analyse import PERCENTILES, noise_floor
+from nwor_bench.analysis.cell_data import EXACT
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN
-from nwor_bench.records.types import CellResult
+from nwor_bench.records.types import CellResult, Verdict
 from nwor_bench.report.document import Block, Bullets, Figure, Paragraph, Section, Table, table
 from nwor_bench.report.figures import colour
 from nwor_bench.report.text import (
@@ -40,8 +41,23 @@ REQUEST_NOTE = (
 
 def first_blocks(cells: Sequence[CellResult]) -> list[Block]:
     """The first screen: all ratios on one axis, and a table that fits 80 columns."""
+    if any(cell.verdict == Verdict.CHECKED for cell in cells):
+        return [_outputs(cells)]
     figure = interval_figure(cells, DEFAULT_MARGIN)
     return [*([figure] if figure else []), _verdicts(cells)] if cells else []
+
+
+def _outputs(cells: Sequence[CellResult]) -> Table:
+    """The counts of a run that times nothing."""
+    rows = [
+        [c.label, "same" if c.parity == EXACT else c.parity or NOT_MEASURED, count(c.windows),
+         count(c.draft_tokens), count(c.accepted_tokens), count(c.nwor_total_staged),
+         count(c.nwor_total_committed)]
+        for c in cells
+    ]  # fmt: skip
+    heads = ["Cell", "Tokens", "Windows", "Drafts", "Accepted", "Staged", "Committed"]
+    caption = "One batch of each cell, compared with that of off x off"
+    return table(heads, rows, numbers_from=2, caption=caption)
 
 
 def _verdicts(cells: Sequence[CellResult]) -> Table:

@@ -12,7 +12,7 @@ from nwor_bench.records.facts import EngineStatus, Environment, to_json
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, NworMode, Phase, RunStatus
-from nwor_bench.report.answer import CPU_LIMIT, answer, on_cpu, questions
+from nwor_bench.report.answer import CHECKED_ON_CPU, MEASURED_ON_CPU, answer, on_cpu, questions
 from nwor_bench.report.cells import cell_section, first_blocks
 from nwor_bench.report.document import (
     Block,
@@ -129,7 +129,7 @@ def _lead(analysis: Analysis) -> list[Block]:
     lead += [Callout("Incomplete", text) for text in warnings(run)]
     lead += first_blocks(cells)
     if on_cpu(run.header):
-        lead.append(Callout("Measured on a CPU", CPU_LIMIT))
+        lead.append(CHECKED_ON_CPU if run.header.checks_only else MEASURED_ON_CPU)
     counted = dram_summary(analysis.dram)
     lead += [Paragraph(counted)] if counted else []
     groups = [g for g in grouped(analysis.findings) if g.severity != Severity.NOTE]

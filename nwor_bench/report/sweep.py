@@ -10,7 +10,7 @@ from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.findings.table import Finding, Severity, grouped
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, NworMode, Verdict
-from nwor_bench.report.answer import CPU_BADGE, CPU_LIMIT, Answer, answer
+from nwor_bench.report.answer import CPU_BADGE, MEASURED_ON_CPU, Answer, answer
 from nwor_bench.report.document import (
     Block,
     Bullets,
@@ -118,7 +118,7 @@ def sweep_document(name: str, runs: Sequence[SweptRun]) -> Document:
     if measured:
         lead += [Paragraph(_chance(measured)), *_weakened(measured)]
         if any(run.answer and run.answer.badge == CPU_BADGE for run in measured):
-            lead.append(Callout("Measured on a CPU", CPU_LIMIT))
+            lead.append(MEASURED_ON_CPU)
         sections.append(Section("All cells", (_ratios(runs),), brief=True))
     return Document(f"nwor-bench sweep: {name}", tuple(lead), tuple(sections))
 

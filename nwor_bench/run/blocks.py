@@ -108,6 +108,8 @@ class BlockRunner:
         def batch() -> RanBatch:
             return self._run_batch(self.plan.baseline, Phase.WARMUP, self.plan.gate, 0)
 
+        if self.plan.max_warmup == 0:
+            return
         facts = warm_up(batch, self.plan.warmup, self.plan.max_warmup, self._budget)
         self._store.update(warmup=facts)
         unsteady = facts.not_steady
@@ -247,6 +249,7 @@ class BlockRunner:
         return {cell: self._run_batch(cell, phase, block, order).answer for order, cell in cells}
 
     def _run_batch(self, cell: Cell, phase: Phase, block: Block, order: int) -> RanBatch:
+        self._progress.doing(f"{phase}: {cell.label}")
         batch = self._batches.run(cell, phase, block, order)
         self._tell(batch)
         return batch

@@ -15,7 +15,7 @@ from statistics import fmean, median
 from typing import Any
 
 from nwor_bench.analysis.trend import not_steady
-from nwor_bench.instruments.device import bf16_is_slow, uses_gpu
+from nwor_bench.instruments.device import uses_gpu
 from nwor_bench.records.header import WarmupFacts
 from nwor_bench.records.store import (
     FINISHED_EVENT,
@@ -27,7 +27,7 @@ from nwor_bench.records.store import (
 )
 from nwor_bench.records.types import BatchRecord, Phase
 from nwor_bench.run.batch import RanBatch
-from nwor_bench.workload.run_spec import WARMUP_LOOKBACK
+from nwor_bench.workload.run_spec import WARMUP_LOOKBACK, ScenarioValues
 from nwor_bench.workload.schedule import Block
 
 WARMUP_SHARE = 0.2
@@ -48,19 +48,31 @@ PROBED_BLOCKS = 2
 DEFAULT_CI_WIDTH = "1%"
 """The margin of verdict SAME: a narrower interval decides little more."""
 
-DEFAULT_BUDGETS = {"gpu": "120s", "cpu": "60s", "cpu without bf16": "100s"}
-"""A first answer within about two minutes. Without native bf16 the gate takes half a minute."""
+DEFAULT_BUDGET = "120s"
+"""A first answer on a GPU within about two minutes."""
 
-_AMOUNT = ("batches", "ci_width", "max_blocks", "time_budget")
+CHECKED_REQUESTS, CHECKED_TOKENS = 4, 12
+"""Most requests and new tokens of a run that only checks, unless flags say more: on a CPU without
+native bf16 a batch of eight requests takes up to 20 s."""
+
+_AMOUNT = ("batches", "ci_width", "max_blocks", "max_warmup", "time_budget", "counters")
 
 
-def default_stop(given: Mapping[str, Any]) -> dict[str, str]:
-    """Stopping options of a single run whose flags do not say how much to measure; otherwise {}."""
+def default_amount(given: Mapping[str, Any], workload: ScenarioValues) -> dict[str, Any]:
+    """How much a single run measures if its flags do not say so; {} if they do.
+
+    A CPU only checks the output: its times would say nothing about NWOR.
+    """
     if any(given.get(name) is not None for name in _AMOUNT):
         return {}
-    cpu = "cpu without bf16" if bf16_is_slow() else "cpu"
-    budget = DEFAULT_BUDGETS["gpu" if uses_gpu() else cpu]
-    return {"ci_width": DEFAULT_CI_WIDTH, "time_budget": budget}
+    if uses_gpu():
+        return {"ci_width": DEFAULT_CI_WIDTH, "time_budget": DEFAULT_BUDGET}
+    few = {
+        "batches": 0,
+        "requests": min(CHECKED_REQUESTS, workload.requests),
+        "max_new_tokens": min(CHECKED_TOKENS, workload.max_new_tokens),
+    }
+    return {name: value for name, value in few.items() if given.get(name) is None}
 
 
 class Budget:

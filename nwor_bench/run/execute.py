@@ -13,7 +13,7 @@ from types import FrameType
 
 from rich.console import Console
 
-from nwor_bench.analysis.analyse import analyse
+from nwor_bench.analysis.analyse import Analysis, analyse
 from nwor_bench.engine.protocol import Engine
 from nwor_bench.errors import ExitCode
 from nwor_bench.instruments import environment
@@ -158,6 +158,7 @@ def run_prepared(
 
         def measure(progress: Progress, interrupts: Interrupts) -> None:
             progress.say(f"vLLM with {pair.name} (log: {log or 'this terminal'})")
+            progress.doing("vLLM is starting")
             with source(log) as engine:
                 interrupts.check()
                 status = engine.status()
@@ -175,13 +176,19 @@ def run_prepared(
                     interrupts.check,
                 )
                 _measure(sweep, status, store, progress)
+                progress.doing("closing the engine")
                 # Staging captured its graphs on the way: what they took is known only now.
                 store.update(engine=engine.status())
 
         total = plan.num_batches + sum(prepared.spec.counted_blocks.values()) * len(plan.cells)
-        with Progress(console, total) as progress, heed_interrupts() as interrupts:
-            status, failure = _guarded(measure, store, progress, interrupts)
-        code = _finish(store, status, console, options, in_sweep=in_sweep)
+        with Progress(console, total, options.heartbeat) as progress:
+            with heed_interrupts() as interrupts:
+                status, failure = _guarded(measure, store, progress, interrupts)
+            progress.doing("writing the reports")
+            found = _finish(store, status)
+        console.print()
+        tell_result(console, options, found, folder, in_sweep=in_sweep)
+        code = _exit_code(status, found)
         if status is not RunStatus.COMPLETE and not in_sweep:
             say_how_to_go_on(folder, console)
     if failure is not None:
@@ -243,15 +250,15 @@ def _guarded(
     return RunStatus.PARTIAL, None
 
 
-def _finish(
-    store: RunStore, status: RunStatus, console: Console, options: RunOptions, *, in_sweep: bool
-) -> ExitCode:
-    """Final status, reports, the result on the terminal."""
+def _finish(store: RunStore, status: RunStatus) -> Analysis:
+    """Store the final status and write the reports."""
     store.finish(status, finished_at=_now())
     found = analyse(read_run(store.folder))
     write_files(store.folder, found)
-    console.print()
-    tell_result(console, options, found, store.folder, in_sweep=in_sweep)
+    return found
+
+
+def _exit_code(status: RunStatus, found: Analysis) -> ExitCode:
     if status is RunStatus.PARTIAL and worst_of(found.cells) is ExitCode.OK:
         return ExitCode.INTERRUPTED
     return worst_of(found.cells)

@@ -17,6 +17,7 @@ from nwor_bench.records.types import INTERLEAVED_PHASES, BatchRecord, Cell, Phas
 from nwor_bench.report.files import run_result
 from nwor_bench.report.run_report import summary
 from nwor_bench.report.terminal import print_document, print_path
+from nwor_bench.run.heartbeat import Heartbeat
 from nwor_bench.run.run_options import RunOptions
 
 
@@ -73,26 +74,46 @@ class Progress:
     Args:
         console: where it prints.
         num_batches: the most that may run.
+        heartbeat: shows that a step goes on if no terminal does.
     """
 
-    def __init__(self, console: Console, num_batches: int):
+    def __init__(self, console: Console, num_batches: int, heartbeat: Heartbeat | None = None):
         self._console = console
         self._num_batches = num_batches
+        self._heartbeat = heartbeat
         self._done = 0
         self._began = time.monotonic()
-        self._status = console.status("")
+        self._doing = ""
+        self._status = console.status(self)
 
     def __enter__(self) -> "Progress":
         if self._console.is_terminal:
+            if self._heartbeat is not None:
+                self._heartbeat.stop()
             self._status.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._status.stop()
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+
+    def __rich__(self) -> Text:
+        """The line that a terminal shows beside the spinner, drawn several times a second."""
+        elapsed = timedelta(seconds=round(time.monotonic() - self._began))
+        return Text(f"{elapsed} {self._doing}", overflow="ellipsis", no_wrap=True)
+
+    def doing(self, what: str) -> None:
+        """Show what is being done, for as long as nothing else is."""
+        self._doing = what
+        if self._heartbeat is not None:
+            self._heartbeat.note(what)
 
     def say(self, line: str) -> None:
         """Print a step that happens once: start-up, the gate's outcome."""
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        if self._heartbeat is not None:
+            self._heartbeat.note()
 
     def batch_done(self, cell: Cell, record: BatchRecord) -> None:
         """Show a batch's numbers."""
@@ -109,7 +130,6 @@ class Progress:
             + (f"  parity {record.parity}" if record.parity else "")
         )
         if self._console.is_terminal:
-            elapsed = timedelta(seconds=round(time.monotonic() - self._began))
-            self._status.update(Text(f"{elapsed} {line}"))
+            self._doing = line
         else:
             self.say(line)

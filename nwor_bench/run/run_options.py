@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.workload.options import Option, Panel
+
+if TYPE_CHECKING:
+    from nwor_bench.run.heartbeat import Heartbeat
 
 
 def _new_folder(flag: str, text: str) -> Path:
@@ -48,6 +51,8 @@ class RunOptions:
     )] = False
     """Print every finding and leave vLLM's log on the terminal, not in a file of the folder."""
     # fmt: on
+    heartbeat: "Heartbeat | None" = None
+    """Shows that a long step goes on; None for none."""
 
 
 DEFAULT_OPTIONS = RunOptions()

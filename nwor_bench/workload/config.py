@@ -201,6 +201,14 @@ def _check_staging(spec: RunSpec) -> None:
 def _check_amount(spec: RunSpec) -> None:
     """How much to measure: the flags must not contradict each other."""
     batches, warmup = spec.scenario.batches, spec.scenario.warmup
+    if spec.checks_only:
+        timing = {"ci_width": spec.ci_width, "time_budget": spec.time_budget_s,
+                  "max_blocks": spec.max_blocks, "max_warmup": spec.max_warmup,
+                  "counters": spec.counters}  # fmt: skip
+        for name, value in timing.items():
+            if value is not None:
+                remedy_text = f"{flag_of(name)} is for timed blocks; write --batches 1 or more"
+                raise ConfigError.for_field("--batches", batches, remedy_text)
     if spec.max_blocks is not None:
         if spec.ci_width is None and spec.time_budget_s is None:
             raise ConfigError.for_field(

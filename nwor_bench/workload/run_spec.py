@@ -102,8 +102,9 @@ class ScenarioValues:
         axis=Axis(2, "{} requests", "r{}", shares_engine=True),
     ), Interval(ge=1, le=100_000)]
     batches: Annotated[int, Option(
-        "Timed blocks (with --ci-width: at least).", Panel.WORKLOAD, table="settings",
-    ), Interval(ge=1, le=MOST_BLOCKS)]
+        "Timed blocks (with --ci-width: at least); 0 only checks the output.", Panel.WORKLOAD,
+        table="settings",
+    ), Interval(ge=0, le=MOST_BLOCKS)]
     warmup: Annotated[int, Option(
         "Fewest untimed batches first; more run until times are steady.", Panel.WORKLOAD,
         table="settings",
@@ -227,7 +228,7 @@ class RunSpec:
     """Warm-up batches at most; None for DEFAULT_MAX_WARMUP."""
     ci_width: Annotated[float | None, Option(
         "Stop when every interval is within +- this much, e.g. 0.5% (default: 1%, without another "
-        "of these flags or --batches).", Panel.PRECISION, written=str,
+        "of these flags or --batches, on a GPU).", Panel.PRECISION, written=str,
         read=parse_fraction, table="settings",
     )] = None
     """Half-width of every ratio's interval at which to stop, as a fraction."""
@@ -237,8 +238,8 @@ class RunSpec:
     )] = None
     """Timed blocks at most; None for MAX_BLOCKS."""
     time_budget_s: Annotated[float | None, Option(
-        "Time of the run without the engine's start, e.g. 5m (default, as above: 60s on a CPU, "
-        "100s without bf16, 120s on a GPU).", Panel.PRECISION, name="time_budget",
+        "Time of the run without the engine's start, e.g. 5m (default, as above: 120s).",
+        Panel.PRECISION, name="time_budget",
         written=str, read=parse_seconds, table="settings",
     )] = None
     """Seconds after the engine's start; no block may end later."""
@@ -296,8 +297,15 @@ class RunSpec:
         return StoppingRule(blocks, most, self.ci_width, self.time_budget_s)
 
     @property
+    def checks_only(self) -> bool:
+        """True if nothing is timed: the run ends with the gate."""
+        return self.scenario.batches == 0
+
+    @property
     def warmup_batches(self) -> tuple[int, int]:
         """Warm-up batches, at least and at most: in between, until their times are steady."""
+        if self.checks_only:
+            return 0, 0
         least = self.scenario.warmup
         most = max(least, DEFAULT_MAX_WARMUP) if self.max_warmup is None else self.max_warmup
         return least, most

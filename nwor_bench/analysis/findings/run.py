@@ -48,7 +48,7 @@ def find_all(
         *_time_budget(run, cells),
         *_noise(run, cells),
         *_few(cells),
-        *_idle(cells),
+        *_idle(run.header, cells),
         *(finding for cell in cells for finding in _one_cell(cell)),
         *interleaved_findings(effects, cells),
         *machine_findings(run),
@@ -67,7 +67,7 @@ def nothing_timed(header: RunHeader, cells: Sequence[CellResult]) -> str | None:
     """
     spec = header.spec or {}
     budget_s = spec.get("time_budget_s")
-    timed = any(cell.windows or cell.batches or cell.groups for cell in cells)
+    timed = any(cell.batches or cell.groups for cell in cells)
     by_clock = header.status is RunStatus.COMPLETE and header.stopped is not None
     if not by_clock or timed or budget_s is None or header.measuring_s is None:
         return None
@@ -189,8 +189,9 @@ def _few(cells: Sequence[CellResult]) -> Iterator[Finding]:
         )
 
 
-def _idle(cells: Sequence[CellResult]) -> Iterator[Finding]:
-    """Modes that never fired, one finding a reason."""
+def _idle(header: RunHeader, cells: Sequence[CellResult]) -> Iterator[Finding]:
+    """Modes that never fired, one finding a reason; without times they weaken nothing."""
+    severity = Severity.NOTE if header.checks_only else Severity.WARNING
     idle: dict[str | None, list[CellResult]] = {}
     for cell in cells:
         if cell.verdict == Verdict.INEFFECTIVE:
@@ -199,7 +200,9 @@ def _idle(cells: Sequence[CellResult]) -> Iterator[Finding]:
         no_cuda = all(NO_CUDA in cell.scv_fallbacks for cell in own)
         remedy = "Measure it on a GPU. It needs CUDA." if no_cuda else None
         names = ", ".join(cell.label for cell in own)
-        yield found(FindingKind.INEFFECTIVE, remedy=remedy, cells=names, reason=reason)
+        yield found(
+            FindingKind.INEFFECTIVE, severity=severity, remedy=remedy, cells=names, reason=reason
+        )
 
 
 def _one_cell(cell: CellResult) -> Iterator[Finding]:

@@ -1,10 +1,11 @@
 """`nwor-bench sweep`: its flags, made from the declared options, and what they start."""
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -18,6 +19,9 @@ from nwor_bench.workload.run_spec import (
     ScenarioValues,
     VllmEntries,
 )
+
+if TYPE_CHECKING:
+    from nwor_bench.run.heartbeat import Heartbeat
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -105,8 +109,21 @@ def sweep(
     """
     options = RunOptions(**read_all(RunOptions, flags))
     _check_early(scenario, prompts, flags, options)
+    options = replace(options, heartbeat=_started(context, options))
     _prepare_process(flags["counters"], options)
     raise typer.Exit(_run(written_on(context), scenario, prompts, flags, options))
+
+
+def _started(context: typer.Context, options: RunOptions) -> "Heartbeat | None":
+    """The first line, before anything heavy is imported, and then a sign of life."""
+    from nwor_bench.engine.preload import DONE
+    from nwor_bench.run.heartbeat import Heartbeat
+
+    if options.quiet or options.as_json:
+        return None
+    if DONE not in os.environ:  # else this process has replaced the one that said it
+        typer.echo("loading PyTorch and vLLM ...")
+    return context.with_resource(Heartbeat(typer.echo, "loading PyTorch and vLLM"))
 
 
 def _check_early(
@@ -146,7 +163,7 @@ def _is_sweep(options: RunOptions) -> bool:
 
 def _spec(scenario: str, prompts: str | None, flags: dict[str, Any]) -> RunSpec:
     """The run that the flags ask for."""
-    from nwor_bench.run.budget import default_stop
+    from nwor_bench.run.budget import default_amount
     from nwor_bench.workload.config import load_scenario, resolve
     from nwor_bench.workload.prompts import with_own_prompts
 
@@ -154,7 +171,7 @@ def _spec(scenario: str, prompts: str | None, flags: dict[str, Any]) -> RunSpec:
     if prompts is not None:
         workload = with_own_prompts(workload, Path(prompts))
     values = of_holders(flags, ScenarioValues, RunSpec, VllmEntries)
-    return resolve(workload, **values | default_stop(values))
+    return resolve(workload, **values | default_amount(values, workload))
 
 
 def _prepare_process(counters: str | None, options: RunOptions) -> None:

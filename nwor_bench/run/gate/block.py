@@ -88,6 +88,7 @@ class GateBlock:
 
     def _run_batch(self, cell: Cell, order: int, reference: Answer | None) -> Answer:
         """A batch of one cell."""
+        self._progress.doing(f"gate: {cell.label}")
 
         def compare(answer: Answer) -> Answer:
             return self._parity.check(cell, answer, reference, self._block)

@@ -407,7 +407,7 @@ def _gpu_command(header: RunHeader) -> str:
     """The command that answers on a GPU, with the reader's models if they are known."""
     choice, pair = header.choice or {}, header.pair or PairFacts()
     drafter = f"--draft-model {choice.get('draft_model') or 'MODEL'}"
-    if pair.draft is None:
+    if pair.draft is None and choice.get("draft_model") is None:
         drafter = f"--method {pair.method}"
     target = choice.get("target_model") or "MODEL"
     return f"nwor-bench sweep --target-model {target} {drafter} --ci-width 0.5%"

@@ -63,6 +63,7 @@ ENTRIES = (
     ("SAME", f"The whole interval lies within {100 * DEFAULT_MARGIN:g} % of 1. For interleaved "
      "windows FASTER and SLOWER come first, because they show smaller differences."),
     ("AMBIGUOUS", "None of these: the run was too short or too noisy."),
+    ("CHECKED", "The output was compared with that of off x off, and nothing was timed, as asked."),
     ("INEFFECTIVE", "The mode never fired, so it has no ratio."),
     ("INVALID", "The mode changed the model's output, or its counts do not add up: its times do "
      "not count."),

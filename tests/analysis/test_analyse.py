@@ -23,7 +23,7 @@ from nwor_bench.analysis.cell_data import REFERENCE
 from nwor_bench.analysis.invariants import counter_checks, full_windows, windows_by_batch
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import Cell, CellResult, NworMode, ScvMode, Verdict
+from nwor_bench.records.types import Cell, CellResult, NworMode, Phase, ScvMode, Verdict
 
 TIMES = ("latency_ms_p50", "latency_ms_p95", "window_ms_mean", "tokens_per_s")
 RATIOS = ("ratio_to_off", "ratio_ci_low", "ratio_ci_high")
@@ -91,19 +91,43 @@ def test_sums_are_those_of_the_timed_records(seed, blocks):
 @pytest.mark.parametrize(
     ("device", "scv_status", "verdict"),
     [
-        ("cuda", "not measured", Verdict.AMBIGUOUS),
+        ("cuda", "ok", Verdict.AMBIGUOUS),
         ("cpu", "INEFFECTIVE", Verdict.INEFFECTIVE),  # the gate proves that it cannot fire
     ],
 )
 def test_what_was_not_measured_is_none_not_zero(device, scv_status, verdict):
+    """The counts of a cell that was not timed are its gate batch's; times and ratios are none."""
     run = make_run(device=device)
     assert cell(run, "off", "off").bytes_staged is None
     gate_only = kept(run, lambda record: record.block == 0)
     result = cell(gate_only, "stage", "graph")
     assert (result.batches, result.scv_status) == (0, scv_status)
-    for name in (*TIMES, *RATIOS, "acceptance_rate", "nwor_total_staged", "scv_graph_hits"):
+    for name in (*TIMES, *RATIOS):
         assert getattr(result, name) is None, name
+    (gate,) = [b for b in run.batches if b.cell == result.cell and b.phase == Phase.GATE]
+    assert (result.counts_from, result.windows) == ("gate", gate.windows)
+    assert result.draft_tokens == gate.draft_tokens
+    assert result.nwor_total_staged == gate.staged_tokens > 0
+    assert cell(run, "off", "off").counts_from == "timed"
     assert (result.verdict, result.parity) == (verdict, "exact")
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_run_that_only_checks_gives_no_verdict_on_time(device):
+    run = kept(make_run(device=device), lambda record: record.block == 0)
+    scenario = {**run.header.scenario, "batches": 0}
+    run = replace(run, header=run.header.model_copy(update={"scenario": scenario}))
+    assert cell(run, "stage", "off").verdict == Verdict.CHECKED
+    planted = change_batches(run, of("stage", "off"), parity="INVALID", first_mismatch="token 3")
+    assert cell(planted, "stage", "off").verdict == Verdict.INVALID
+    unchecked = change_batches(run, of("stage", "off"), parity=None)
+    assert cell(unchecked, "stage", "off").verdict == Verdict.AMBIGUOUS
+    direct = dict.fromkeys(
+        ("staged_tokens", "committed_tokens", "rejected_tokens", "stage_operations"), 0
+    )
+    nothing = change_windows(run, of("stage", "off"), **direct, fallback_reason="mixed_batch")
+    nothing = change_batches(nothing, of("stage", "off"), staged_tokens=0, committed_tokens=0)
+    assert cell(nothing, "stage", "off").verdict == Verdict.INEFFECTIVE
 
 
 def test_windows_without_positions_give_no_acceptance_length(run):

@@ -14,7 +14,7 @@ from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import Phase
 from nwor_bench.report.files import write_files
 from nwor_bench.run import budget
-from nwor_bench.run.budget import default_stop
+from nwor_bench.run.budget import default_amount
 from nwor_bench.workload.config import load_scenario, resolve
 from nwor_bench.workload.run_spec import RunSpec
 from nwor_bench.workload.stopping import parse_fraction, parse_seconds
@@ -142,28 +142,42 @@ def test_a_run_without_whole_batches_still_has_its_ratios(tmp_path: Path, clock:
     assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize(
-    ("gpu", "slow", "seconds"),
-    [(True, False, "120s"), (False, False, "60s"), (False, True, "100s")],
-)
-def test_a_run_has_a_budget_by_default(
-    monkeypatch: pytest.MonkeyPatch, gpu: bool, slow: bool, seconds: str
-) -> None:
-    monkeypatch.setattr(budget, "uses_gpu", lambda: gpu)
-    monkeypatch.setattr(budget, "bf16_is_slow", lambda: slow)
-    assert default_stop({"seed": 1, "batches": None}) == {"ci_width": "1%", "time_budget": seconds}
+def test_a_gpu_times_within_a_budget_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "uses_gpu", lambda: True)
+    found = default_amount({"seed": 1, "batches": None}, load_scenario("short"))
+    assert found == {"ci_width": "1%", "time_budget": "120s"}
+
+
+def test_a_cpu_only_checks_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "uses_gpu", lambda: False)
+    short = load_scenario("short")
+    found = default_amount({"seed": 1}, short)
+    assert found["batches"] == 0
+    assert 0 < found["requests"] <= short.requests
+    assert 2 <= found["max_new_tokens"] <= short.max_new_tokens
+    asked = default_amount({"requests": 6, "max_new_tokens": 20}, short)
+    assert asked == {"batches": 0}
+    spec = resolve(short, **found)
+    assert spec.checks_only
+    assert (spec.warmup_batches, spec.stopping.max_blocks) == ((0, 0), 0)
+
+
+@pytest.mark.parametrize("timing", [{"ci_width": "1%"}, {"time_budget": "9s"}, {"max_warmup": 9}])
+def test_a_run_that_times_nothing_takes_no_flags_for_timing(timing: dict[str, object]) -> None:
+    with refused("--batches", value=0):
+        resolve(load_scenario("short"), batches=0, **timing)
 
 
 @pytest.mark.parametrize(
     "given", [{"batches": 5}, {"ci_width": "2%"}, {"time_budget": "5m"}, {"max_blocks": 9}]
 )
 def test_flags_that_say_how_much_replace_the_default(given: dict[str, object]) -> None:
-    assert default_stop(given) == {}
+    assert default_amount(given, load_scenario("short")) == {}
 
 
 def test_the_defaults_are_what_the_flags_take() -> None:
     assert parse_fraction("--ci-width", budget.DEFAULT_CI_WIDTH) == 0.01
-    assert [parse_seconds("--time-budget", s) for s in budget.DEFAULT_BUDGETS.values()]
+    assert parse_seconds("--time-budget", budget.DEFAULT_BUDGET) == 120
     assert RunSpec.__dataclass_fields__["time_budget_s"].default is None
 
 

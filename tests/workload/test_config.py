@@ -195,7 +195,8 @@ def test_whatever_resolves_keeps_the_rules(overrides: dict[str, int | None]) -> 
     except ConfigError:
         return
     s = spec.scenario
-    assert min(s.requests, s.batches, s.draft_tokens, s.max_new_tokens) >= 1
+    assert min(s.requests, s.draft_tokens, s.max_new_tokens) >= 1
+    assert s.batches >= 0
     assert 0 <= s.temperature < float("inf")
     assert s.max_new_tokens + s.draft_tokens < s.max_model_len
     assert 0 <= spec.seed < 2**32

@@ -143,7 +143,7 @@ def test_the_messages_of_a_sweep_file_name_field_value_and_remedy(tmp_path: Path
     ("settings", "field", "value"),
     [
         ("ci_width = 'half'", "--ci-width", "half"),
-        ("batches = 0", "--batches", 0),
+        ("batches = -1", "--batches", -1),
         ("max_blocks = 9", "--max-blocks", 9),
         ("cells = []", "--cells", ()),
     ],

@@ -1,6 +1,7 @@
 """The byte model's predictions as documents and JSON. Nothing is measured."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from nwor_bench.models.byte_model import (
@@ -12,6 +13,7 @@ from nwor_bench.models.byte_model import (
     Workload,
 )
 from nwor_bench.models.config_json import KNOWN_TYPES
+from nwor_bench.models.measured import MeasuredRow, nearest_rows
 from nwor_bench.models.recurrent import RecurrentLayers
 from nwor_bench.report.document import (
     Bullets,
@@ -22,7 +24,7 @@ from nwor_bench.report.document import (
     Table,
     table,
 )
-from nwor_bench.report.text import plural, signed_size, size
+from nwor_bench.report.text import count, plural, signed_size, size
 from nwor_bench.report.text import two_digits as percent
 
 NEVER = "never"
@@ -47,9 +49,14 @@ class BytePrediction:
 
 
 def plan_document(prediction: BytePrediction) -> Document:
-    """One model: the answer, a step's bytes, the strategies, recurrent states, assumptions."""
+    """One model: the answer beside the nearest measured settings, a step's bytes, the strategies,
+    recurrent states, assumptions."""
     layers, load = prediction.model.shape.recurrent, prediction.load
-    lead = (Headline("", _headline(prediction)), Paragraph(_setting(prediction)))
+    lead = (
+        Headline("", _headline(prediction)),
+        Paragraph(_setting(prediction)),
+        _measured(_nearest(prediction)),
+    )
     sections = (
         Section("One step of stock vLLM", (_step(prediction),)),
         Section("Ways to keep drafts out of the cache", (_strategies(prediction),)),
@@ -70,6 +77,20 @@ def plan_document(prediction: BytePrediction) -> Document:
         Section("What these numbers assume", (Bullets(_notes(prediction)),)),
     )
     return Document(f"Would NWOR pay? {prediction.name}", lead, sections)
+
+
+def _measured(rows: Sequence[MeasuredRow]) -> Table:
+    """What staging did to the time of a window in the nearest settings."""
+    return table(
+        ["Model", "Requests", "Context", "Cache", "Time over stock [95 % interval]", "Verdict"],
+        [
+            [row.pair, count(row.requests), count(row.context), row.cache,
+             f"{row.ratio:.3f} [{row.low:.3f}, {row.high:.3f}]", row.verdict]
+            for row in rows
+        ],
+        numbers_from=1,
+        caption="Nearest settings measured on an H200, stage x graph, 4 drafts",
+    )  # fmt: skip
 
 
 def prediction_values(prediction: BytePrediction) -> dict[str, Any]:
@@ -95,6 +116,7 @@ def prediction_values(prediction: BytePrediction) -> dict[str, Any]:
     return {
         "model": prediction.name,
         "headline": _headline(prediction),
+        "measured": [asdict(row) for row in _nearest(prediction)],
         "most_saved_share": prediction.most_share,
         "strategies": [common | _strategy_values(prediction, each) for each in STRATEGIES],
         "recurrent": None if layers is None else layer_values(layers, *step),
@@ -119,22 +141,20 @@ def _strategy_values(prediction: BytePrediction, strategy: Strategy) -> dict[str
 
 def _headline(prediction: BytePrediction) -> str:
     """The answer in one sentence."""
-    limit = _pays_below(prediction, BY_REFERENCE)
-    gain = prediction.model.share(BY_REFERENCE, prediction.load)
-    if limit == NEVER:
-        by_reference = "staging by reference never pays in bytes"
-    else:
-        effect = f"saves {percent(gain)}" if gain > 0 else f"costs {percent(-gain)} more"
-        if percent(gain) == "0 %":
-            effect = "changes nothing"
-        by_reference = (
-            f"staging by reference pays below {limit} acceptance, "
-            f"and at {percent(prediction.load.acceptance)} it {effect}"
-        )
+    rows = _nearest(prediction)
+    low, high = min(row.ratio for row in rows), max(row.ratio for row in rows)
+    launches = _launches(prediction, BY_REFERENCE).replace("-", " to ")
     return (
-        f"The most that NWOR could save here is {percent(prediction.most_share)} of the step's "
-        f"DRAM bytes; {by_reference}."
+        f"In bytes: NWOR saves at most {percent(prediction.most_share)} of a step's DRAM bytes. In "
+        f"launches: stock's {_launches(prediction, DIRECT)} writes become {launches}, which counts "
+        f"for more. Measured in the nearest settings: {low:.3f} to {high:.3f} times stock's time "
+        "of a window."
     )
+
+
+def _nearest(prediction: BytePrediction) -> tuple[MeasuredRow, ...]:
+    load = prediction.load
+    return nearest_rows(prediction.model.shape, load.requests, load.context)
 
 
 def _amount(parameters: int) -> str:

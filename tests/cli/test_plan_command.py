@@ -1,5 +1,6 @@
 """`nwor-bench plan` as a user meets it: answer first, 80 columns, files, refusals."""
 
+import csv
 import json
 import re
 from collections.abc import Callable
@@ -15,7 +16,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 CONFIGS = CHECKOUT / "tests" / "data" / "configs"
 MODELS = ("Llama-3.2-3B", "Llama-3.1-8B", "Llama-3.1-70B", "Qwen3-30B-A3B", "DeepSeek-V3")
 LLAMA = ("--config", str(CONFIGS / "Llama-3.2-3B.json"))
-SHARE = re.compile(r"save here is ([\d.]+) % of the step's DRAM bytes")
+SHARE = re.compile(r"saves at most ([\d.]+) %")
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -37,9 +38,9 @@ def test_the_answer_comes_first_within_80_columns(plan: Run, model: str) -> None
     code, out, err = plan("--config", str(CONFIGS / f"{model}.json"))
     assert (code, err) == (0, "")
     assert max(map(len, out.splitlines())) <= 80
-    assert flat(out).startswith("The most that NWOR could save here is ")
-    assert "staging by reference pays below 50 % acceptance" in flat(out)
-    assert "nothing was measured" in flat(out)
+    assert flat(out).startswith("In bytes: NWOR saves at most ")
+    assert "writes become 1 to " in flat(out)
+    assert "The byte model predicts these numbers" in flat(out)
     assert ("Experts:" in out) == (model in ("Qwen3-30B-A3B", "DeepSeek-V3"))
 
 
@@ -58,10 +59,10 @@ def test_the_share_of_the_3b_shape_is_the_one_counted_by_hand(plan: Run) -> None
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--acceptance", "0.16"), "at 16 % it saves"),
-        (("--acceptance", "0.5"), "at 50 % it changes nothing"),
-        (("--acceptance", "0.8"), "at 80 % it costs"),
-        (("--cache-dtype", "fp8"), "pays below 33 % acceptance"),
+        (("--acceptance", "0.16"), "16 % of drafts accepted"),
+        (("--acceptance", "0.5"), "0 B 0 % 50 % 1-29"),
+        (("--acceptance", "0.8"), "-2.2 MB -0.030 % 50 % 1-29"),
+        (("--cache-dtype", "fp8"), "33 % 1-29"),
         (("--weight-dtype", "int4"), "weights in int4"),
         (("--tensor-parallel-size", "2"), "one of 2 ranks"),
     ],
@@ -175,3 +176,26 @@ def test_a_hybrids_recurrent_states_are_predicted(plan: Run) -> None:
 def test_other_models_have_no_recurrent_states(plan: Run) -> None:
     assert "ecurrent" not in plan(*LLAMA)[1]
     assert json.loads(plan(*LLAMA, "--json")[1])["predictions"][0]["recurrent"] is None
+
+
+def test_the_nearest_measured_settings_stand_beside_the_prediction(plan: Run) -> None:
+    """Those of its own shape come first, with the numbers that the study's CSV has."""
+    _, out, _ = plan(*LLAMA, "--json")
+    nearest = json.loads(out)["predictions"][0]["measured"]
+    with (CHECKOUT / "sweeps/studies/interleave/cells.csv").open() as file:
+        kept = [row for row in csv.DictReader(file) if row["cell"] == "stage x graph"]
+    first = nearest[0]
+    assert (first["pair"], first["requests"], first["context"]) == ("llama-3b-shape", 8, 1024)
+    of_it = [
+        row
+        for row in kept
+        if row["pair"] == first["pair"]
+        and row["cache"] == first["cache"]
+        and row["requests"] == "8"
+        and row["context"] == "1024"
+        and row["acceptance"] == "2.6"
+    ]
+    assert first["ratio"] == float(of_it[-1]["ratio_to_off"])
+    _, out, _ = plan("--config", str(CONFIGS / "DeepSeek-V3.json"), "--requests", "64", "--json")
+    latent = json.loads(out)["predictions"][0]["measured"][0]
+    assert (latent["pair"], latent["requests"]) == ("deepseek-lite-shape", 64)

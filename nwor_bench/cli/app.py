@@ -22,6 +22,7 @@ from nwor_bench.cli.commands import (
     supports,
     sweep,
 )
+from nwor_bench.cli.packages import missing_module
 from nwor_bench.errors import BenchError, ConfigError, ExitCode
 
 
@@ -104,6 +105,11 @@ def main() -> None:
         app(prog_name="nwor-bench")  # also as `python -m nwor_bench`
     except BenchError as error:
         _fail(error)
+    except ModuleNotFoundError as error:
+        refusal = missing_module(error)
+        if refusal is None:
+            raise
+        _fail(refusal)
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise

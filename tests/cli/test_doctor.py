@@ -505,3 +505,33 @@ def test_the_hooks_really_stage(pair_cache: Path) -> None:
     (check,) = [c for c in json.loads(done.stdout)["checks"] if c["name"] == "hooks"]
     assert check["state"] == "ok"
     assert "V1 runner, 3 target layers: " in check["found"]
+
+
+# Packages
+
+
+@pytest.mark.parametrize("name", ["pandas", "scipy", "gguf", "tabulate"])
+def test_a_package_that_a_sweep_needs_is_named_with_the_line_that_installs_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+    found = CliRunner().invoke(app, ["doctor", "--no-engine"])
+    assert isinstance(found.exception, ConfigError)
+    assert found.exception.exit_code == ExitCode.BAD_USAGE
+    assert f"pip install '{name}>=" in str(found.exception)
+
+
+def test_a_missing_package_is_one_line_in_every_command(
+    command_line: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tabulate", None)
+    monkeypatch.setattr("nwor_bench.report.plan.plan_document", lambda _: import_tabulate())
+    config = Path(__file__).parents[1] / "data" / "configs" / "Llama-3.2-3B.json"
+    code, out, err = command_line("plan", "--config", str(config))
+    assert (code, out) == (ExitCode.BAD_USAGE, "")
+    assert err.startswith("nwor-bench: package tabulate is not installed; write pip install ")
+    assert len(err.splitlines()) == 1
+
+
+def import_tabulate() -> None:
+    import tabulate  # noqa: F401

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nwor_bench.cli.command import AsJson, Quiet
-from nwor_bench.errors import ExitCode
+from nwor_bench.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
     from nwor_bench.cli.doctor_checks import Check
@@ -33,6 +33,7 @@ def doctor(
     from nwor_bench.engine.preload import run_under_one_openmp
 
     run_under_one_openmp()
+    _check_packages()
     from nwor_bench.cli.doctor_checks import can_sweep, examine
     from nwor_bench.cli.doctor_hooks import check_hooks
 
@@ -51,6 +52,20 @@ def doctor(
         print_document(Console(), doctor_document(checks), quiet=quiet)
     if not ready:
         raise typer.Exit(ExitCode.BAD_USAGE)
+
+
+def _check_packages() -> None:
+    """Import what a sweep and a report need: other checks, and messages, need some of it too.
+
+    Raises ConfigError with the packages that are missing and the line that installs them.
+    """
+    from nwor_bench.cli.packages import install_command, missing_packages
+
+    missing = missing_packages()
+    if missing:
+        why = "; ".join(f"{requirement} ({reason})" for requirement, reason in missing.items())
+        problem = f"cannot be imported: {why}; write {install_command(missing)}"
+        raise ConfigError.at("A sweep cannot run here: packages", problem, joint=" ")
 
 
 def doctor_document(checks: "Sequence[Check]") -> "Document":

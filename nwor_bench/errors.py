@@ -18,6 +18,10 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+MOST_LISTED = 50
+"""Names that a refusal lists; more, such as vLLM's arguments, would fill a screen."""
+
+
 class BenchError(Exception):
     """Base of all errors that nwor-bench raises on purpose.
 
@@ -65,10 +69,11 @@ class ConfigError(BenchError):
 
     @classmethod
     def unknown(cls, field: str, value: str, known: Iterable[str]) -> Self:
-        """Refuse an unknown name and offer the nearest known one."""
-        names = sorted(known)
+        """Refuse an unknown name and offer the nearest known one, or all if they are few."""
+        names = sorted(map(str, known))
         hint, near = nearest(value, names)
-        problem = f"unknown name {value!r}; {hint}known: {', '.join(names)}"
+        listed = f"known: {', '.join(names)}" if len(names) <= MOST_LISTED else ""
+        problem = f"unknown name {value!r}; {hint}{listed or f'there are {len(names)} names'}"
         return cls.at(field, problem, value, near=near)
 
     @classmethod

@@ -11,11 +11,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from nwor_bench.engine.preflight import check_flags, check_pair
 from nwor_bench.errors import BenchError, ConfigError, EngineError
 from nwor_bench.instruments.pm_sampling import check_counters
-from nwor_bench.models.methods import NOT_ON_CPU, Method
 from nwor_bench.models.pairs import ResolvedPair, refused_config
-from nwor_bench.records.types import StageBy
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.run_spec import Counters
 
@@ -68,9 +67,6 @@ def _log_vllm_to(path: Path) -> None:
     logger.setLevel(logging.INFO)
     logger.propagate = False
 
-
-TOP = 20
-"""Likeliest tokens that the gate asks for at a position; a token beyond them is no tie."""
 
 _REFUSALS = (ValueError, TypeError, NotImplementedError, AssertionError)
 """Errors that vLLM raises for a configuration that it does not support."""
@@ -126,19 +122,13 @@ def set_environment(
 def _processors_of_ranks(ranks: int) -> str:
     """The processors that this process may use, shared out: "0,1|2,3" for two ranks of four.
 
-    One rank gets vLLM's own choice, "auto"; for more that is a NUMA node each, or a refusal.
-    Raises ConfigError if there are fewer processors than ranks.
+    One rank gets vLLM's own choice, "auto"; for more that is a NUMA node each, or a refusal. There
+    are as many processors as ranks at least (`preflight.check_flags`).
     """
     if ranks == 1:
         return "auto"
     processors = sorted(os.sched_getaffinity(0))
     share = len(processors) // ranks
-    if share == 0:
-        raise ConfigError.for_field(
-            "--tensor-parallel-size",
-            ranks,
-            f"each rank needs a processor, and there are {len(processors)} here",
-        )
     shares = [processors[rank * share : (rank + 1) * share] for rank in range(ranks)]
     return "|".join(",".join(map(str, each)) for each in shares)
 
@@ -162,16 +152,11 @@ def check_arguments(pair: ResolvedPair, spec: RunSpec) -> None:
 
     Raises ConfigError with vLLM's own reason if it refuses.
     """
-    _check_staging(spec)
-    _check_logprobs(spec)
-    _check_method(pair)
-    _check_acceptance(pair, spec)
+    check_flags(spec)
+    check_pair(pair, spec)
     set_environment(spec.dtype or pair.dtype, spec.tensor_parallel_size, spec.worker_variables)
     if spec.counters is Counters.DRAM:
         check_counters(_has_gpu)
-    if spec.counters is Counters.LAUNCHES and not _has_gpu():
-        remedy = "there is no CUDA device here, so there is nothing to count"
-        raise ConfigError.for_field("--counters", spec.counters.value, remedy)
     with TemporaryDirectory() as folder, log_to_file(Path(folder) / "vllm.log"), _refusals():
         from vllm import EngineArgs
 
@@ -223,47 +208,6 @@ def _check_configs(pair: ResolvedPair, trust_remote_code: bool) -> None:
             get_config(model, trust_remote_code)
         except Exception as error:  # see above
             raise refused_config(f"pair {pair.name}: {role}", Path(model), error, "vLLM") from error
-
-
-def _check_logprobs(spec: RunSpec) -> None:
-    """The gate asks for the `TOP` likeliest tokens at a difference."""
-    most = spec.engine_args.get("max_logprobs", TOP)
-    if isinstance(most, int) and 0 <= most < TOP:
-        raise ConfigError.for_field(
-            "--engine-args: max_logprobs",
-            most,
-            f"the gate asks for {TOP} log probabilities a token; leave it out, or write {TOP} or "
-            "more",
-        )
-
-
-def _check_method(pair: ResolvedPair) -> None:
-    """Refuse methods that vLLM's CPU build accepts and cannot run."""
-    remedy = NOT_ON_CPU.get(Method(pair.method)) if on_cpu() else None
-    if remedy is not None:
-        raise ConfigError.for_field("--method", pair.method, remedy)
-
-
-def _check_acceptance(pair: ResolvedPair, spec: RunSpec) -> None:
-    """Refuse synthetic acceptance on a CPU: vLLM starts, and its first window fails."""
-    length = "synthetic_acceptance_length"
-    if not on_cpu() or _speculation(pair, spec).get("rejection_sample_method") != "synthetic":
-        return
-    asked = (spec.speculative_config or {}).get(length)
-    field, value = ("--pair", pair.name) if asked is None else ("--acceptance-length", asked)
-    remedy = "vLLM has no synthetic acceptance on a CPU; leave it out, or run on a GPU"
-    raise ConfigError.for_field(field, value, remedy)
-
-
-def _check_staging(spec: RunSpec) -> None:
-    """Refuse staging options on a CPU."""
-    if spec.stage_by is not StageBy.REFERENCE and not _has_gpu():
-        raise ConfigError.for_field(
-            "stage_by",
-            spec.stage_by.value,
-            "there is no CUDA device here, and on a CPU mode stage has one way to hold drafts; "
-            "leave stage_by out",
-        )
 
 
 def start_llm(pair: ResolvedPair, spec: RunSpec) -> Any:

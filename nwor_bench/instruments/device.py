@@ -40,7 +40,7 @@ def free_memory(ranks: int = 1) -> FreeMemory:
     The host's memory with vLLM's CPU build, or without a GPU (vLLM itself then reports that it
     finds none).
     """
-    gpus = [] if _is_cpu_build() else _free_on_gpus(ranks)
+    gpus = [] if is_cpu_build() else _free_on_gpus(ranks)
     if gpus:
         return FreeMemory(min(gpus), "gpu")
     import psutil
@@ -50,10 +50,11 @@ def free_memory(ranks: int = 1) -> FreeMemory:
 
 def uses_gpu() -> bool:
     """Will the installed vLLM run on a GPU of this machine?"""
-    return not _is_cpu_build() and bool(visible_gpu_uuids())
+    return not is_cpu_build() and bool(visible_gpu_uuids())
 
 
-def _is_cpu_build() -> bool:
+def is_cpu_build() -> bool:
+    """True if the installed vLLM is the CPU build."""
     try:
         version(CPU_BUILD)
     except PackageNotFoundError:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
+from nwor_bench.errors import ConfigError
+
 
 class Method(StrEnum):
     """Names of `speculative_config`'s method."""
@@ -49,6 +51,12 @@ MTP_ARCHITECTURES = ("Glm4Moe", "GlmOcr", "MiMo")
 """Beginnings of further architectures that it drafts with, of any model type."""
 
 _MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
+
+
+def check_method(field: str, method: str) -> None:
+    """Raise ConfigError for a method whose drafts the plugin does not stage."""
+    if method not in STAGED_METHODS:
+        raise ConfigError.unknown(field, method, STAGED_METHODS)
 
 
 def mtp_layers(text: Mapping[str, Any]) -> int | None:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from nwor_bench.engine.engine import VllmEngine, check_arguments
 from nwor_bench.engine.memory import require_memory
+from nwor_bench.engine.preflight import check_flags, check_pair
 from nwor_bench.errors import ExitCode
 from nwor_bench.instruments import environment
 from nwor_bench.instruments.device import float32_reason, uses_gpu
@@ -142,6 +143,7 @@ def _ready(spec: RunSpec, choice: PairChoice, console: Console) -> Prepared:
 
 def prepare(spec: RunSpec, choice: PairChoice, console: Console) -> Prepared:
     """Make the pair ready and decide every batch. Raises ConfigError for what cannot run."""
+    check_flags(spec)
     choice = choice.with_config(spec.speculative_config)
     pair = resolve_pair(
         choice.pair,
@@ -150,6 +152,7 @@ def prepare(spec: RunSpec, choice: PairChoice, console: Console) -> Prepared:
         method=choice.method,
         progress=lambda line: console.print(line, highlight=False, markup=False),
     )
+    check_pair(pair, spec)
     check_hub_models(pair)
     check_model_configs(pair)
     note = float32_reason(pair.dtype) if spec.dtype is None else None

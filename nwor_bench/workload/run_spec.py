@@ -28,7 +28,7 @@ from nwor_bench.workload.options import (
     declared,
     to_plain,
 )
-from nwor_bench.workload.stopping import MAX_BLOCKS, StoppingRule, parse_fraction, parse_seconds
+from nwor_bench.workload.stopping import MAX_BLOCKS, StoppingRule, parse_half_width, parse_seconds
 
 if TYPE_CHECKING:
     from nwor_bench.workload.config import Scenario
@@ -229,7 +229,7 @@ class RunSpec:
     ci_width: Annotated[float | None, Option(
         "Stop when every interval is within +- this much, e.g. 0.5% (default: 1%, without another "
         "of these flags or --batches, on a GPU).", Panel.PRECISION, written=str,
-        read=parse_fraction, table="settings",
+        read=parse_half_width, table="settings",
     )] = None
     """Half-width of every ratio's interval at which to stop, as a fraction."""
     max_blocks: Annotated[int | None, Option(

@@ -21,6 +21,9 @@ FIRST_LOOK = 10
 LOOK_STEP = 1.2
 """Blocks at a look over those at the look before."""
 
+WIDEST = 0.1
+"""Largest half-width to stop at."""
+
 MAX_BLOCKS = 200
 """Blocks at which a run ends that neither the width nor the clock has ended."""
 
@@ -86,6 +89,16 @@ def parse_fraction(flag: str, text: str) -> float:
     value = fraction(text)
     if value is None or not 0 < value < 1:
         raise ConfigError.for_field(flag, text, "write for example 0.5% (half the interval)")
+    return value
+
+
+def parse_half_width(flag: str, text: str) -> float:
+    """As `parse_fraction`, up to WIDEST: `0.5` is hardly meant as 50 %."""
+    value = parse_fraction(flag, text)
+    if value > WIDEST:
+        wide = f"+-{100 * value:g} % would say nothing (at most {100 * WIDEST:g}%)"
+        meant = f"; did you mean {text}%?" if text.replace(".", "", 1).isdigit() else ""
+        raise ConfigError.for_field(flag, text, f"{wide}{meant}")
     return value
 
 

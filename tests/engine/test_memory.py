@@ -244,7 +244,7 @@ def test_without_the_flag_the_message_names_what_asks_for_memory(
 
 
 def test_the_cpu_build_asks_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "_is_cpu_build", lambda: True)
+    monkeypatch.setattr(device, "is_cpu_build", lambda: True)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=12345))
     assert device.free_memory() == FreeMemory(12345, "host")
 
@@ -287,7 +287,7 @@ class Nvml:
 def test_the_gpus_that_will_be_used_are_asked(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, ranks: int, free_bytes: int
 ) -> None:
-    monkeypatch.setattr(device, "_is_cpu_build", lambda: False)
+    monkeypatch.setattr(device, "is_cpu_build", lambda: False)
     monkeypatch.setitem(sys.modules, "pynvml", Nvml())
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
@@ -296,6 +296,6 @@ def test_the_gpus_that_will_be_used_are_asked(
 
 
 def test_without_a_driver_the_host_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "_is_cpu_build", lambda: False)
+    monkeypatch.setattr(device, "is_cpu_build", lambda: False)
     monkeypatch.setitem(sys.modules, "pynvml", Nvml(broken=True))
     assert device.free_memory().where == "host"

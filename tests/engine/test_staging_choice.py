@@ -11,6 +11,7 @@ from synthetic_run import header_of
 from nwor_bench.analysis.comparing.preconditions import blocking_differences, other_differences
 from nwor_bench.analysis.dram import strategy_of
 from nwor_bench.engine import arguments as engine_config
+from nwor_bench.engine import preflight
 from nwor_bench.errors import ExitCode
 from nwor_bench.models.byte_model import BY_REFERENCE, COPY_SPILLED
 from nwor_bench.run.prepare import PairChoice, run_one
@@ -35,7 +36,7 @@ def test_copying_needs_mode_stage() -> None:
 def test_without_a_gpu_there_is_one_message_and_nothing_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_config, "on_cpu", lambda: True)
+    monkeypatch.setattr(preflight, "uses_gpu", lambda: False)
     with refused("stage_by", value="copy", naming="CUDA") as refusal:
         run_one(spec(**COPY), PairChoice(pair="tiny"), RunOptions(output=tmp_path / "run"))
     assert "\n" not in str(refusal.value)
@@ -51,7 +52,10 @@ def test_the_workers_get_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_dry_run_of_a_sweep_file_says_how(tmp_path: Path, capsys: Any) -> None:
+def test_a_dry_run_of_a_sweep_file_says_how(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "uses_gpu", lambda: True)
     path = tmp_path / "it.toml"
     path.write_text('[axes]\npairs = ["tiny"]\n[settings]\nstage_by = "copy"')
     assert run_sweep(path, RunOptions(dry_run=True)) is ExitCode.OK

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from nwor_bench.engine import preflight
 from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep import run_sweep
@@ -49,8 +50,9 @@ def test_a_plain_run_stops_nowhere_and_counts_nothing(told: Any) -> None:
     ],
 )
 def test_what_may_end_a_run_and_what_is_counted_after_it(
-    told: Any, flags: dict[str, str], line: str
+    told: Any, flags: dict[str, str], line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(preflight, "uses_gpu", lambda: True)  # else counters are refused
     assert line in told(batches=4, **flags)
 
 

@@ -147,7 +147,13 @@ def _check_early(
             raise ConfigError.for_field(flag_of(name), True, "it needs --file")
     if options.file is not None or options.resume is not None:
         return
-    _spec(scenario, prompts, flags)
+    from nwor_bench.engine.preflight import check_flags
+
+    check_flags(_spec(scenario, prompts, flags))
+    if flags["method"] is not None:
+        from nwor_bench.models.methods import check_method
+
+        check_method("--method", flags["method"])
     if flags["pair"] is not None:
         from nwor_bench.models.pairs.pair import load_pair
 

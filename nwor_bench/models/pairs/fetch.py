@@ -9,9 +9,9 @@ from nwor_bench.models.config_reader import text_entries
 from nwor_bench.models.methods import (
     FROM_TARGET,
     PROMPT_LOOKUP,
-    STAGED_METHODS,
     WITHOUT_DRAFTER,
     Method,
+    check_method,
     mtp_layers,
     why_no_mtp,
 )
@@ -167,8 +167,7 @@ def choose_method(method: str | None, draft: str | None) -> str:
     """
     if method is None:
         return _method_of(draft)
-    if method not in STAGED_METHODS:
-        raise ConfigError.unknown("method", method, STAGED_METHODS)
+    check_method("method", method)
     if method in WITHOUT_DRAFTER and draft is not None:
         raise ConfigError.for_field(
             "draft_model", draft, f"method {method} drafts from the tokens so far and takes no "

@@ -12,7 +12,7 @@ from nwor_bench.analysis.parity.ties import (
     gap_between,
 )
 from nwor_bench.analysis.parity.tokens import Tokens
-from nwor_bench.engine.arguments import TOP
+from nwor_bench.engine.preflight import TOP
 from nwor_bench.engine.protocol import Engine
 from nwor_bench.errors import EngineError
 from nwor_bench.records.types import Cell

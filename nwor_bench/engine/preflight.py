@@ -1,0 +1,120 @@
+"""Refusals before vLLM, torch or transformers are imported, which takes seconds.
+
+What vLLM itself would refuse later is `engine.arguments.check_arguments`. Names of vLLM's arguments
+are read from its source, without importing it.
+"""
+
+import ast
+import os
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from nwor_bench.errors import ConfigError
+from nwor_bench.instruments.device import is_cpu_build, uses_gpu, visible_gpu_uuids
+from nwor_bench.models.methods import NOT_ON_CPU, Method
+from nwor_bench.models.pairs.pair import ResolvedPair
+from nwor_bench.records.types import ScvMode, StageBy
+from nwor_bench.workload.run_spec import RunSpec
+
+TOP = 20
+"""Likeliest tokens that the gate asks for at a position; a token beyond them is no tie."""
+
+NO_CUDA = "there is no CUDA device here"
+
+
+def check_flags(spec: RunSpec) -> None:
+    """Refuse flags that cannot run on this machine, or that vLLM does not know.
+
+    Raises ConfigError.
+    """
+    _check_names("--engine-args", spec.engine_args, "engine/arg_utils.py", "EngineArgs")
+    speculation = spec.speculative_config or {}
+    _check_names("--speculative-config", speculation, "config/speculative.py", "SpeculativeConfig")
+    _check_logprobs(spec)
+    _check_ranks(spec)
+    if not uses_gpu():
+        _check_without_gpu(spec)
+
+
+def check_pair(pair: ResolvedPair, spec: RunSpec) -> None:
+    """Refuse what vLLM's CPU build accepts and cannot run. Raises ConfigError."""
+    if not is_cpu_build():
+        return
+    remedy = NOT_ON_CPU.get(Method(pair.method))
+    if remedy is not None:
+        raise ConfigError.for_field("--method", pair.method, remedy)
+    speculation = {**pair.speculative, **(spec.speculative_config or {})}
+    length = (spec.speculative_config or {}).get("synthetic_acceptance_length")
+    if length is not None or speculation.get("rejection_sample_method") == "synthetic":
+        field, value = ("--pair", pair.name) if length is None else ("--acceptance-length", length)
+        remedy = "vLLM has no synthetic acceptance on a CPU; leave it out, or run on a GPU"
+        raise ConfigError.for_field(field, value, remedy)
+
+
+def _check_names(flag: str, given: Iterable[str], module: str, holder: str) -> None:
+    """Refuse entries that vLLM's class does not have; nothing is known without vLLM's source."""
+    names = list(given)
+    known = set(_fields(module, holder)) if names else set()
+    for name in names:
+        if known and name not in known:
+            raise ConfigError.unknown(flag, name, sorted(known))
+
+
+def _fields(module: str, holder: str) -> Iterator[str]:
+    """Annotated fields of a class of vLLM, from its source."""
+    found = find_spec("vllm")
+    for folder in (found and found.submodule_search_locations) or ():
+        path = Path(folder) / module
+        if path.is_file():
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and node.name == holder:
+                    yield from (
+                        part.target.id
+                        for part in node.body
+                        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
+                    )
+
+
+def _check_logprobs(spec: RunSpec) -> None:
+    """The gate asks for the `TOP` likeliest tokens at a difference."""
+    most = spec.engine_args.get("max_logprobs", TOP)
+    if isinstance(most, int) and 0 <= most < TOP:
+        raise ConfigError.for_field(
+            "--engine-args: max_logprobs",
+            most,
+            f"the gate asks for {TOP} log probabilities a token; leave it out, or write {TOP} or "
+            "more",
+        )
+
+
+def _check_ranks(spec: RunSpec) -> None:
+    """One GPU a rank, unless vLLM is told to use other machines too; one processor on a CPU."""
+    ranks = spec.tensor_parallel_size
+    if ranks == 1 or spec.engine_args.get("distributed_executor_backend") == "ray":
+        return
+    if uses_gpu():
+        here, what = len(visible_gpu_uuids()), "GPU"
+    else:
+        here, what = len(os.sched_getaffinity(0)), "processor"
+    if ranks > here:
+        remedy = f"each rank needs a {what}, and there are {here} here"
+        raise ConfigError.for_field("--tensor-parallel-size", ranks, remedy)
+
+
+def _check_without_gpu(spec: RunSpec) -> None:
+    """Refuse flags that only a GPU has a use for."""
+    refused: list[tuple[str, Any, str]] = []
+    if spec.stage_by is not StageBy.REFERENCE:
+        remedy = f"{NO_CUDA}, and mode stage has one way to hold drafts; leave stage_by out"
+        refused.append(("stage_by", spec.stage_by.value, remedy))
+    if spec.counters is not None:
+        remedy = f"{NO_CUDA}, so there is nothing to count; leave it out"
+        refused.append(("--counters", spec.counters.value, remedy))
+    chosen = spec.only_cells or ()
+    if chosen and all(name.modes[1] is not ScvMode.OFF for name in chosen):
+        remedy = f"{NO_CUDA}, and SCV graph and adaptive need one; write stage-off"
+        refused.append(("--cells", ",".join(chosen), remedy))
+    for field, value, remedy in refused:
+        raise ConfigError.for_field(field, value, remedy)

@@ -1,0 +1,114 @@
+"""Refusals that need no vLLM in memory: names, ranks, and what only a GPU can do."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from refusals import refused
+
+from nwor_bench.engine import preflight
+from nwor_bench.engine.preflight import check_flags, check_pair
+from nwor_bench.models.methods import NOT_ON_CPU
+from nwor_bench.models.pairs import ResolvedPair
+from nwor_bench.workload.config import RunSpec, load_scenario, resolve
+
+
+def spec_of(**given: Any) -> RunSpec:
+    return resolve(load_scenario("short"), **given)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "uses_gpu", lambda: True)
+    monkeypatch.setattr(preflight, "is_cpu_build", lambda: False)
+    monkeypatch.setattr(preflight, "visible_gpu_uuids", lambda: ["GPU-0", "GPU-1"])
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "uses_gpu", lambda: False)
+    monkeypatch.setattr(preflight, "is_cpu_build", lambda: True)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+
+
+@pytest.mark.parametrize(
+    ("flag", "name", "near"),
+    [
+        ("engine_args", "enforce_eger", "enforce_eager"),
+        ("speculative_config", "num_speculative_token", "num_speculative_tokens"),
+    ],
+)
+def test_a_name_that_vllm_does_not_know_is_refused(flag: str, name: str, near: str) -> None:
+    with refused(f"--{flag.replace('_', '-')}", value=name, near=near):
+        check_flags(spec_of(**{flag: json.dumps({name: 1})}))
+
+
+def test_names_that_vllm_knows_pass() -> None:
+    check_flags(spec_of(engine_args='{"enforce_eager": true, "use_replayssm": true}'))
+    check_flags(spec_of(speculative_config='{"prompt_lookup_max": 3}'))
+
+
+def test_without_vllms_source_names_are_left_to_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "find_spec", lambda _: None)
+    check_flags(spec_of(engine_args='{"enforce_eger": true}'))
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_more_ranks_than_gpus_are_refused_unless_ray_has_more() -> None:
+    check_flags(spec_of(tensor_parallel_size=2))
+    with refused("--tensor-parallel-size", value=8, naming="2 here"):
+        check_flags(spec_of(tensor_parallel_size=8))
+    ray = '{"distributed_executor_backend": "ray"}'
+    check_flags(spec_of(tensor_parallel_size=8, engine_args=ray))
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize(
+    ("given", "field", "value"),
+    [
+        ({"cells": "stage-graph"}, "--cells", "stage-graph"),
+        ({"cells": "off-graph,stage-adaptive"}, "--cells", "off-graph,stage-adaptive"),
+        ({"counters": "dram", "batches": 3}, "--counters", "dram"),
+        ({"counters": "launches", "batches": 3}, "--counters", "launches"),
+        ({"stage_by": "copy"}, "stage_by", "copy"),
+        ({"tensor_parallel_size": 3}, "--tensor-parallel-size", 3),
+    ],
+)
+def test_what_needs_a_gpu_is_refused_on_a_cpu(
+    given: dict[str, Any], field: str, value: object
+) -> None:
+    with refused(field, value=value):
+        check_flags(spec_of(**given))
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_cells_that_a_cpu_can_run_pass() -> None:
+    check_flags(spec_of(cells="stage-off,stage-graph"))
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_a_gpu_has_all_of_it() -> None:
+    check_flags(spec_of(cells="stage-graph", counters="dram", batches=3, stage_by="copy"))
+    for method in NOT_ON_CPU:
+        check_pair(ResolvedPair("own", method, "org/model", None, "auto"), spec_of())
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("method", sorted(NOT_ON_CPU))
+def test_methods_that_a_cpu_cannot_run_are_refused(method: str) -> None:
+    with refused("--method", value=method):
+        check_pair(ResolvedPair("own", method, "org/model", None, "auto"), spec_of())
+
+
+@pytest.mark.slow
+def test_it_imports_neither_vllm_nor_torch_nor_transformers() -> None:
+    code = (
+        "import sys; from nwor_bench.engine.preflight import check_flags; "
+        "from nwor_bench.workload.config import load_scenario, resolve; "
+        "check_flags(resolve(load_scenario('short'), engine_args='{\"enforce_eager\": true}')); "
+        "print(sorted({'vllm', 'torch', 'transformers', 'scipy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -135,8 +135,12 @@ def test_without_counters_the_command_goes_on(
 
 @pytest.mark.slow  # several runs
 def test_every_run_of_a_sweep_file_counts_what_the_file_asks_for(
-    own_surroundings: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    own_surroundings: None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("nwor_bench.engine.preflight.uses_gpu", lambda: True)
     path = tmp_path / "small.toml"
     text = '[axes]\npairs = ["tiny"]\nrequests = [1, 2]\n[settings]\nbatches = 3\nmax_warmup = 1\n'
     rows = []

@@ -9,7 +9,7 @@ from nwor_bench.cli.commands.plan import parse_acceptance
 from nwor_bench.microbench.cases import parse_acceptances
 from nwor_bench.workload.config import load_scenario, resolve
 from nwor_bench.workload.options import fraction, seconds
-from nwor_bench.workload.stopping import parse_fraction, parse_seconds
+from nwor_bench.workload.stopping import WIDEST, parse_fraction, parse_seconds
 
 HUNDREDTHS = st.integers(1, 9999)
 SHORT = load_scenario("short")
@@ -24,7 +24,16 @@ def test_a_percentage_and_its_fraction_are_the_same_everywhere(hundredths: int) 
         assert parse_fraction("--threshold", text) == expected
         assert parse_acceptance(text) == expected
         assert parse_acceptances(text) == (expected,)
-        assert resolve(SHORT, ci_width=text).ci_width == expected
+        if value <= WIDEST:
+            assert resolve(SHORT, ci_width=text).ci_width == expected
+        else:
+            with refused("--ci-width", value=text):
+                resolve(SHORT, ci_width=text)
+
+
+def test_a_percentage_without_its_sign_is_asked_about() -> None:
+    with refused("--ci-width", value="0.5", naming="did you mean 0.5%?"):
+        resolve(SHORT, ci_width="0.5")
 
 
 @given(st.integers(1, 10**6), st.sampled_from([("", 1), ("s", 1), ("m", 60), ("h", 3600)]))

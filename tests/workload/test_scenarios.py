@@ -137,7 +137,7 @@ def test_show_counts_a_users_own_prompts(tmp_path: Path) -> None:
         '[prompts]\npath = "p.jsonl"\n'
     )
     rows = [line.split() for line in run("show", str(scenario)).splitlines()]
-    assert ["prompts", "3"] in rows
+    assert ["number_of_prompts", "3"] in rows
     assert "(mine[/x]):" in " ".join(map(" ".join, rows))
 
 

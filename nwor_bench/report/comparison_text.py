@@ -45,6 +45,12 @@ def _start(comparison: Comparison) -> str:
     worse = comparison.having(ChangeVerdict.REGRESSION)
     if worse:
         return plural(len(worse), "regression")
+    if comparison.too_noisy:
+        floor, threshold = comparison.noise_floor or 0.0, comparison.threshold
+        return (
+            f"Inconclusive: by chance alone the A/A arm changed by {_fraction(floor)}, more than "
+            f"--threshold ({_fraction(threshold)})"
+        )
     if comparison.having(ChangeVerdict.AMBIGUOUS, ChangeVerdict.ONLY_IN_BASE):
         return "No regression was shown, and none can be ruled out"
     if comparison.having(ChangeVerdict.SAME, ChangeVerdict.IMPROVEMENT):
@@ -91,12 +97,13 @@ def how_decided(comparison: Comparison) -> str:
 
 
 def _least_change(comparison: Comparison) -> str:
-    threshold, floor = comparison.threshold, comparison.noise_floor
-    if floor is None or floor <= threshold:
-        return f"A change counts above {_fraction(threshold)} (--threshold)."
+    threshold, floor = _fraction(comparison.threshold), comparison.noise_floor
+    if floor is None or not comparison.too_noisy:
+        return f"A change counts above {threshold} (--threshold)."
     return (
         f"A change counts above {_fraction(floor)}, the noise floor: the change of the A/A arm, "
-        f"which is chance (--threshold is {_fraction(threshold)})."
+        f"which is chance. It exceeds --threshold ({threshold}), so no regression means exit code "
+        "5: measure both runs longer, or write a larger --threshold."
     )
 
 

@@ -24,6 +24,7 @@ RUNS = {
     "same": slowed(BASE, {}),
     "slower": slowed(BASE, {("stage", "graph"): 1.05}),
     "noisy": slowed(BASE, {}, noise=0.2),
+    "unsure": slowed(BASE, {("stage", "graph"): 1.006}, noise=0.006),
     "long": with_header(slowed(BASE, {}), "scenario", name="long", requests=8),
 }
 
@@ -64,8 +65,10 @@ def run(
         ("stored slower", 4),
         ("slower base --strict", 0),
         ("base slower --threshold 10%", 0),
-        ("base noisy", 0),
-        ("base noisy --strict", 5),
+        ("base noisy", 5),
+        ("base noisy --threshold 90%", 0),
+        ("base unsure", 0),
+        ("base unsure --strict", 5),
         ("base slower --strict", 4),
         ("base long", 5),
         ("base long --force", 0),
@@ -149,5 +152,5 @@ def test_the_example_for_ci_is_a_workflow() -> None:
     upload = next(step for step in job["steps"] if "upload-artifact" in step.get("uses", ""))
     kept = upload["with"]["path"].split()
     assert kept == [f"{written}/", "compare.md"]
-    assert "--markdown" in compare
+    assert {"--markdown", "--strict"} <= set(compare)
     assert set(job["env"]) <= {"TARGET_MODEL", "DRAFT_MODEL"}

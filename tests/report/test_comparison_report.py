@@ -74,8 +74,11 @@ def test_the_terminal_shows_every_number_in_80_columns(width: int, change) -> No
 def test_the_headline_says_which_way_and_how_sure() -> None:
     assert headline(compare(WORSE)).startswith("1 regression: stage x graph got worse; ")
     assert headline(compare(RUN)).startswith("No regression: ")
-    noisy = headline(compare(slowed(RUN, {}, noise=0.2)))
-    assert noisy.startswith("No regression was shown, and none can be ruled out: ")
+    noisy = compare(slowed(RUN, {}, noise=0.2))
+    changed = f"the A/A arm changed by {100 * noisy.noise_floor:.3g} %, more than --threshold (1 %)"
+    assert headline(noisy).startswith(f"Inconclusive: by chance alone {changed}: ")
+    unsure = headline(compare(slowed(RUN, {("stage", "graph"): 1.006}, noise=0.006)))
+    assert unsure.startswith("No regression was shown, and none can be ruled out: ")
     alone = stored(kept(RUN, lambda record: record.scv_mode == record.nwor_mode == "off"))
     assert headline(compare_runs(alone, alone)).startswith("Nothing was compared: ")
 

@@ -49,10 +49,20 @@ class Comparison:
         """The cells with these verdicts."""
         return [cell for cell in self.cells if cell.outcome in outcomes]
 
+    @property
+    def too_noisy(self) -> bool:
+        """True if a regression just above the threshold could not be found."""
+        return self.noise_floor is not None and self.noise_floor > self.threshold
+
     def exit_code(self, *, strict: bool = False) -> ExitCode:
-        """REGRESSION if a cell regressed; `strict`: INCONCLUSIVE if one is AMBIGUOUS or gone."""
+        """REGRESSION if a cell regressed, INCONCLUSIVE if the runs are too noisy.
+
+        `strict`: INCONCLUSIVE also if a cell is AMBIGUOUS or only in BASE.
+        """
         if self.having(ChangeVerdict.REGRESSION):
             return ExitCode.REGRESSION
+        if self.too_noisy:
+            return ExitCode.INCONCLUSIVE
         if strict and self.having(ChangeVerdict.AMBIGUOUS, ChangeVerdict.ONLY_IN_BASE):
             return ExitCode.INCONCLUSIVE
         return ExitCode.OK

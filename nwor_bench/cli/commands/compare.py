@@ -31,7 +31,7 @@ def compare(
         str, typer.Option(help="ratio (to off x off; cancels the machine's drift) or time.")
     ] = "ratio",
     strict: Annotated[
-        bool, typer.Option("--strict", help="End with 5 if a cell is AMBIGUOUS or only in BASE.")
+        bool, typer.Option("--strict", help="End with 5 also if a cell is AMBIGUOUS or only in BASE.")
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Compare runs of different work or machines too.")
@@ -49,7 +49,8 @@ def compare(
 
     Two sweep folders are compared run by run.
     Exit codes: 0 no regression, 2 bad input, 4 a regression,
-    5 not comparable, or inconclusive with --strict.
+    5 not comparable, or inconclusive: the A/A arm changed by more than the
+    threshold; with --strict also a cell AMBIGUOUS or only in BASE.
     """
     from nwor_bench.analysis.comparing.preconditions import DecideBy
     from nwor_bench.records.store import read_header

@@ -44,6 +44,8 @@ _KINDS = {
 def comparison_document(comparison: Comparison) -> Document:
     """Two runs: the headline, the changes, both runs' values, notes."""
     verdict = RunChange("", comparison).outcome
+    if comparison.too_noisy and verdict is not ChangeVerdict.REGRESSION:
+        verdict = ChangeVerdict.AMBIGUOUS
     lead: list[Block] = [
         _headline(verdict, words.headline(comparison)),
         Paragraph(f"BASE {_origin(comparison.base)}. NEW {_origin(comparison.new)}."),

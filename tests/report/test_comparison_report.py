@@ -77,6 +77,9 @@ def test_the_headline_says_which_way_and_how_sure() -> None:
     noisy = compare(slowed(RUN, {}, noise=0.2))
     changed = f"the A/A arm changed by {100 * noisy.noise_floor:.3g} %, more than --threshold (1 %)"
     assert headline(noisy).startswith(f"Inconclusive: by chance alone {changed}: ")
+    barely = compare(RUN, threshold=1e-6)  # every cell is SAME
+    document = comparison_document(replace(barely, noise_floor=1e-5))
+    assert document.lead[0].badge == "AMBIGUOUS"
     unsure = headline(compare(slowed(RUN, {("stage", "graph"): 1.006}, noise=0.006)))
     assert unsure.startswith("No regression was shown, and none can be ruled out: ")
     alone = stored(kept(RUN, lambda record: record.scv_mode == record.nwor_mode == "off"))

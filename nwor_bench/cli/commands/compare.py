@@ -31,7 +31,8 @@ def compare(
         str, typer.Option(help="ratio (to off x off; cancels the machine's drift) or time.")
     ] = "ratio",
     strict: Annotated[
-        bool, typer.Option("--strict", help="End with 5 also if a cell is AMBIGUOUS or only in BASE.")
+        bool, typer.Option("--strict",
+                           help="End with 5 also if a cell is AMBIGUOUS or only in BASE.")
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Compare runs of different work or machines too.")

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from nwor_bench.analysis.parity.ties import Place, PlaceVerdict, leading_two, together_outside
-from nwor_bench.engine.preflight import TOP
 from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.engine.preflight import TOP
 from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.run.gate.ties import TieCheck

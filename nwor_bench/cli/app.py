@@ -60,7 +60,6 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
     supports.supports: (
         "nwor-bench supports config.json",
         "nwor-bench supports openai/gpt-oss-20b --device blackwell",
-        "nwor-bench supports --recipes",
     ),
     doctor.doctor: ("nwor-bench doctor", "nwor-bench doctor --no-engine --json"),
     kernels.kernels: (

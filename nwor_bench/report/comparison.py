@@ -1,4 +1,4 @@
-"""A comparison of two runs or of two sweeps, as a document and as JSON."""
+"""A comparison of two runs, as a document and as JSON."""
 
 from dataclasses import asdict
 from typing import Any
@@ -7,7 +7,6 @@ from nwor_bench.analysis.comparing.change_estimates import Change
 from nwor_bench.analysis.comparing.change_verdicts import CellChange, ChangeVerdict
 from nwor_bench.analysis.comparing.compare import Comparison
 from nwor_bench.analysis.comparing.stored_run import StoredRun
-from nwor_bench.analysis.comparing.sweeps import RunChange, SweepComparison
 from nwor_bench.records.facts import Environment, GitState
 from nwor_bench.records.files import document as json_document
 from nwor_bench.records.types import to_dict
@@ -22,7 +21,7 @@ from nwor_bench.report.document import (
     Table,
     table,
 )
-from nwor_bench.report.text import NOT_MEASURED, decimal, percent, plural
+from nwor_bench.report.text import NOT_MEASURED, decimal, percent
 
 COMPARISON_FORMAT_VERSION = 1
 
@@ -43,11 +42,9 @@ _KINDS = {
 
 def comparison_document(comparison: Comparison) -> Document:
     """Two runs: the headline, the changes, both runs' values, notes."""
-    verdict = RunChange("", comparison).outcome
-    if comparison.too_noisy and verdict is not ChangeVerdict.REGRESSION:
-        verdict = ChangeVerdict.AMBIGUOUS
+    verdict = comparison.outcome
     lead: list[Block] = [
-        _headline(verdict, words.headline(comparison)),
+        Headline(str(verdict), words.headline(comparison), _KINDS.get(verdict, "none")),
         Paragraph(f"BASE {_origin(comparison.base)}. NEW {_origin(comparison.new)}."),
     ]
     sections = (
@@ -58,67 +55,22 @@ def comparison_document(comparison: Comparison) -> Document:
     return Document(TITLE, tuple(lead), sections)
 
 
-def sweep_comparison_document(comparison: SweepComparison) -> Document:
-    """Two sweeps: the headline, each run's worst change, then each run by itself."""
-    lead: list[Block] = [
-        _headline(sweep_verdict(comparison), sweep_headline(comparison)),
-        Paragraph(f"BASE is {comparison.base.name}. NEW is {comparison.new.name}."),
-        _worst(comparison),
-        Paragraph(
-            "Each row has the cell that changed most among the worst. Changes are corrected for "
-            "the cells of their own run, not for the number of runs: repeat a change that only one "
-            "run shows."
-        ),
-    ]
-    return Document(TITLE, tuple(lead), tuple(map(_run_section, comparison.runs)))
-
-
-def sweep_verdict(comparison: SweepComparison) -> ChangeVerdict:
-    """The worst verdict of the runs."""
-    found = {run.outcome for run in comparison.runs}
-    return next(outcome for outcome in ChangeVerdict if outcome in found)
-
-
-def sweep_headline(comparison: SweepComparison) -> str:
-    """How many runs have which verdict, and which are in only one sweep."""
-    parts = [
-        f"{outcome} in {len(own)}"
-        for outcome in ChangeVerdict
-        if (own := comparison.having(outcome))
-    ]
-    text = f"{', '.join(parts)} of {plural(len(comparison.runs), 'run')} that both have."
-    for side, names in (("BASE", comparison.only_in_base), ("NEW", comparison.only_in_new)):
-        if names:
-            text += f" Only in {side}: {'; '.join(names)}."
-    return text
-
-
 def comparison_json(comparison: Comparison, *, strict: bool) -> str:
     """Everything as JSON; values that were not measured are null."""
-    content = _content(comparison, strict=strict)
-    return json_document({"comparison_version": COMPARISON_FORMAT_VERSION, **content})
-
-
-def sweep_comparison_json(comparison: SweepComparison, *, strict: bool) -> str:
-    """Everything as JSON; values that were not measured are null."""
-    runs = [
-        {"name": run.name, "outcome": str(run.outcome), **_content(run.comparison, strict=strict)}
-        for run in comparison.runs
-    ]
     return json_document({
         "comparison_version": COMPARISON_FORMAT_VERSION,
-        "headline": sweep_headline(comparison),
+        "headline": words.headline(comparison),
         "exit_code": int(comparison.exit_code(strict=strict)),
-        "base": {"folder": str(comparison.base)},
-        "new": {"folder": str(comparison.new)},
-        "runs": runs,
-        "only_in_base": list(comparison.only_in_base),
-        "only_in_new": list(comparison.only_in_new),
+        "decide_by": str(comparison.decide_by),
+        "threshold": comparison.threshold,
+        "noise_floor": comparison.noise_floor,
+        "base": _run(comparison.base),
+        "new": _run(comparison.new),
+        "forced_differences": [asdict(difference) for difference in comparison.forced],
+        "other_differences": [asdict(difference) for difference in comparison.others],
+        "cells": [_cell(cell) for cell in comparison.cells],
+        "notes": words.notes(comparison),
     })  # fmt: skip
-
-
-def _headline(verdict: ChangeVerdict, text: str) -> Headline:
-    return Headline(str(verdict), text, _KINDS.get(verdict, "none"))
 
 
 def _changes(comparison: Comparison) -> tuple[Block, ...]:
@@ -154,35 +106,6 @@ def _rate(tokens_per_s: float | None) -> str:
     return decimal(tokens_per_s, 0 if (tokens_per_s or 0) >= 1000 else 1)
 
 
-def _worst(comparison: SweepComparison) -> Table:
-    rows = []
-    for run in comparison.runs:
-        cell = _worst_cell(run)
-        change = words.deciding(cell, run.comparison)
-        name = words.name_of(cell, run.comparison)
-        rows.append([run.name, str(run.outcome), name, words.change_text(change)])
-    return table(["Run", "Change", "Changed cell", "NEW / BASE"], rows, numbers_from=3)
-
-
-def _worst_cell(run: RunChange) -> CellChange:
-    """The cell that decides the run's verdict: of several the one that changed most."""
-
-    def away(cell: CellChange) -> float:
-        change = words.deciding(cell, run.comparison)
-        return 0.0 if change is None else abs(change.ratio - 1)
-
-    return max(run.comparison.having(run.outcome), key=away)
-
-
-def _run_section(run: RunChange) -> Section:
-    blocks = (
-        Paragraph(words.headline(run.comparison), strong=True),
-        *_changes(run.comparison),
-        Bullets(tuple(words.notes(run.comparison))),
-    )
-    return Section(f"{run.name}: {run.outcome}", blocks, folded=True)
-
-
 def _origin(run: StoredRun) -> str:
     environment = run.header.environment or Environment()
     parts = [f"is {run.folder.name}"]
@@ -194,23 +117,6 @@ def _origin(run: StoredRun) -> str:
         if value is not None:
             parts.append(f"{name} {value}")
     return ", ".join(parts)
-
-
-def _content(comparison: Comparison, *, strict: bool) -> dict[str, Any]:
-    """The comparison's keys without their version."""
-    return {
-        "headline": words.headline(comparison),
-        "exit_code": int(comparison.exit_code(strict=strict)),
-        "decide_by": str(comparison.decide_by),
-        "threshold": comparison.threshold,
-        "noise_floor": comparison.noise_floor,
-        "base": _run(comparison.base),
-        "new": _run(comparison.new),
-        "forced_differences": [asdict(difference) for difference in comparison.forced],
-        "other_differences": [asdict(difference) for difference in comparison.others],
-        "cells": [_cell(cell) for cell in comparison.cells],
-        "notes": words.notes(comparison),
-    }
 
 
 def _run(run: StoredRun) -> dict[str, Any]:

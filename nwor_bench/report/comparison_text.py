@@ -26,11 +26,6 @@ def name_of(cell: CellChange, comparison: Comparison) -> str:
     return cell.label if len(pairs) == 1 else f"{cell.cell.pair}: {cell.label}"
 
 
-def deciding(cell: CellChange, comparison: Comparison) -> Change | None:
-    """The change that decides: of the cell's ratio, or of its time."""
-    return cell.ratio if comparison.decide_by is DecideBy.RATIO else cell.time
-
-
 def headline(comparison: Comparison) -> str:
     """One or two sentences: whether NEW is worse than BASE, and in which cells."""
     groups = {

@@ -1,6 +1,5 @@
 """Whether the plugin would stage a model's drafts, as a document and as JSON. Predicted."""
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ from nwor_bench.models.support.predict import (
     Outcome,
     Support,
 )
-from nwor_bench.models.support.recipes import Covered
 from nwor_bench.records.fallback_reasons import (
     BATCH_INVARIANT,
     BREAKABLE_CUDA_GRAPHS,
@@ -167,50 +165,4 @@ def support_values(found: Support, methods: Sequence[MethodSupport]) -> dict[str
             }
             for m in methods
         ],
-    }
-
-
-def recipe_answer(covered: Sequence[Covered], left_out: Sequence[str]) -> str:
-    """How many recipe models stage today."""
-    counts = Counter(row.found.outcome for row in covered)
-    return (
-        f"Of {len(covered)} recipe models with a speculative method {counts[Outcome.STAGED]} would "
-        f"be staged, {counts[Outcome.DIRECT]} written directly, {counts[Outcome.REFUSED]} refused "
-        f"by vLLM; the config.json of {len(left_out)} more could not be read."
-    )
-
-
-def _why(row: Covered) -> str:
-    reason = row.found.reason
-    return WORDS[row.found.outcome] + (f": `{reason}`" if reason else "")
-
-
-def coverage_table(covered: Sequence[Covered], left_out: Sequence[str]) -> str:
-    """vLLM's recipe models as the Markdown table of docs/support.md."""
-    models: dict[tuple[str, str], list[str]] = {}
-    for row in covered:
-        models.setdefault((row.kind, _why(row)), []).append(f"[{row.kept.name}]({row.kept.source})")
-    rows = [(*group, ", ".join(links)) for group, links in models.items()]
-    heads = ("Layers", "Drafts", "Models")
-    grid = "\n".join(f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows))
-    return f"{recipe_answer(covered, left_out)}\n\n{grid}\n\nLeft out: {', '.join(left_out)}."
-
-
-def recipe_values(covered: Sequence[Covered], left_out: Sequence[str]) -> dict[str, Any]:
-    """Everything for JSON."""
-    return {
-        "answer": {"sentence": recipe_answer(covered, left_out)},
-        "recipes": [
-            {
-                "model": row.kept.name,
-                "method": row.kept.method.value,
-                "draft_tokens": row.kept.draft_tokens,
-                "layers": row.kind,
-                "outcome": row.found.outcome.value,
-                "reason": row.found.reason,
-                "source": row.kept.source,
-            }
-            for row in covered
-        ],
-        "left_out": list(left_out),
     }

@@ -7,9 +7,6 @@ from typing import Any
 from pandas import DataFrame
 
 from nwor_bench.analysis.analyse import analyse
-from nwor_bench.analysis.comparing.stored_run import StoredRun, load_stored
-from nwor_bench.analysis.comparing.sweeps import SEPARATOR
-from nwor_bench.errors import ConfigError
 from nwor_bench.records.files import write_atomically
 from nwor_bench.records.run_folder import RUN_FILE
 from nwor_bench.records.store import read_run
@@ -17,7 +14,7 @@ from nwor_bench.report.files import run_result
 from nwor_bench.report.html import render_html
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.sweep import SweptRun, sweep_answer, sweep_document
-from nwor_bench.run.sweep_folder import FAILED, SweepIndex
+from nwor_bench.run.sweep_folder import SweepIndex
 from nwor_bench.workload.run_spec import AXES
 
 SUMMARY_PAGE = "summary.html"
@@ -99,25 +96,3 @@ def sweep_result(index: SweepIndex, runs: Sequence[SweptRun]) -> dict[str, Any]:
         "answer": {"badge": found.badge, "sentence": found.sentence},
         "runs": entries,
     }
-
-
-def load_sweep_runs(folder: Path) -> dict[str, StoredRun]:
-    """The runs that were measured, in the order of their numbers.
-
-    Raises StoreError for a damaged index or run.
-    """
-    index = SweepIndex.open(folder)
-    index.check_readable()
-    runs: dict[str, StoredRun] = {}
-    for entry in index.content["runs"]:
-        own = folder / entry["folder"]
-        if entry["status"] == FAILED or not (own / RUN_FILE).is_file():
-            continue
-        try:
-            stored = load_stored(own)
-        except ConfigError:  # cut before its first batch
-            continue
-        name = SEPARATOR.join(words_of(entry).values())
-        # Pairs in different folders may have files of one name.
-        runs[f"{name}{SEPARATOR}{entry['pair']}" if name in runs else name] = stored
-    return runs

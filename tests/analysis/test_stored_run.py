@@ -52,8 +52,8 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with refused("run folder", value=str(tmp_path)) as caught:
         load_stored(tmp_path)
     assert str(caught.value) == (
-        f"run folder: '{tmp_path}' is invalid; it holds a sweep of several runs; name one run "
-        "in it, or two sweeps"
+        f"run folder: '{tmp_path}' is invalid; it holds a sweep of several runs; compare its "
+        "run folders one by one"
     )
     save_run(replace(RUN, batches=(), windows=()), tmp_path / "empty")
     with refused("run folder", value=str(tmp_path / "empty")):

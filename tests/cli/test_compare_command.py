@@ -9,6 +9,7 @@ import pytest
 import typer
 import yaml
 from changed_run import slowed
+from swept_folder import save_sweep
 from synthetic_run import make_run, save_run, with_header
 
 from nwor_bench.cli import app as cli
@@ -112,6 +113,19 @@ def test_markdown_instead_of_the_tables(run: Run) -> None:
     assert printed.startswith(
         "# nwor-bench compare\n\n**REGRESSION: 1 regression: stage x graph got worse"
     )
+
+
+def test_a_page(run: Run, tmp_path: Path) -> None:
+    assert run("compare", "base", "slower", "--html", str(tmp_path / "page.html"))[0] == 4
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert '<span class="badge b-slower">REGRESSION</span>' in page
+
+
+def test_a_sweep_folder_is_refused(run: Run, tmp_path: Path) -> None:
+    sweep = save_sweep(tmp_path / "grid", [({"requests": 8, "dtype": "float32"}, BASE)])
+    code, _, err = run("compare", str(sweep), "base")
+    assert code == 2
+    assert "compare its run folders one by one" in " ".join(err.split())
 
 
 def commands_in(workflow: Path) -> list[list[str]]:

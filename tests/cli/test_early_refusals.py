@@ -31,8 +31,8 @@ REFUSALS = (
     ("compare empty-sweep empty-sweep --decide-by tim", "did you mean 'time'"),
     ("plan --config none.json", "none.json"),
     ("plan --config none.json --acceptance 3", "--acceptance: '3'"),
-    ("supports no/such", "neither kept nor in the hub's cache"),
-    ("supports --recipes --device hoper", "did you mean 'hopper'"),
+    ("supports no/such", "not in the hub's cache"),
+    ("supports m --device hoper", "did you mean 'hopper'"),
     ("scenarios show shrt", "did you mean 'short'"),
     ("pairs show tinny", "did you mean 'tiny'"),
 )

@@ -8,7 +8,6 @@ import pytest
 from changed_run import slowed
 from documented_keys import documented, lacking, top_level
 from fake_engine import FakeEngine
-from swept_folder import save_sweep
 from synthetic_run import make_run, save_run
 
 from nwor_bench.errors import ExitCode
@@ -108,16 +107,6 @@ def test_a_comparison(command_line: Run) -> None:
     assert set(told) == top_level("compare")
     _, out, _ = command_line("compare", "base", "new", "-q")
     assert " ".join(out.split()) == f"REGRESSION: {told['headline']}"
-
-
-def test_a_comparison_of_sweeps(command_line: Run) -> None:
-    place = {"requests": 8, "dtype": "float32"}
-    run = make_run(blocks=4, device="cuda", aa=True)
-    for name in ("base", "new"):
-        save_sweep(Path(name), [(place, run)])
-    told = json.loads(command_line("compare", "base", "new", "--json")[1])
-    assert lacking(told, "compare of two sweep folders") == []
-    assert set(told) == top_level("compare of two sweep folders")
 
 
 @pytest.mark.parametrize("flag", ["-V", "--version"])

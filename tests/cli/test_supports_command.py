@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from documented_keys import documented, lacking
+from recipe_models import CONTENT
 
 from nwor_bench.errors import ExitCode
 from nwor_bench.models.methods import Method
-from nwor_bench.models.support.recipes import kept_models, left_out
 
 CONFIGS = Path(__file__).resolve().parents[1] / "data" / "configs"
 LLAMA = str(CONFIGS / "Llama-3.2-3B.json")
@@ -84,24 +84,19 @@ def test_json_has_the_documented_keys(supports: Run) -> None:
         assert set(content) == {key.split(".")[0].split("[")[0] for key in documented()["supports"]}
     assert content["recurrent"]["state_bytes_per_request"] == 48 * 48 * 128 * 128 * 4
     assert told(supports, LLAMA)["recurrent"] is None
-    recipes = told(supports, "--recipes")
-    assert lacking(recipes, "supports --recipes") == []
-    assert len(recipes["recipes"]) == len(kept_models())
-    assert recipes["left_out"] == list(left_out())
 
 
-@pytest.mark.parametrize("kept", kept_models(), ids=lambda kept: kept.name)
-def test_every_kept_model_has_an_answer(supports: Run, kept: Any) -> None:
-    found = told(supports, kept.name)
-    assert found["model"] == kept.name
-    assert {each["method"] for each in found["methods"]} == set(Method)
+def test_every_recipe_model_has_an_answer(supports: Run) -> None:
+    for entry in CONTENT["models"]:
+        Path("config.json").write_text(json.dumps(entry["config"]))
+        found = told(supports, "config.json")
+        assert {each["method"] for each in found["methods"]} == set(Method)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "name one model"),
-        ((LLAMA, "--recipes"), "name one model"),
+        ((), "CONFIG_OR_MODEL"),
         ((LLAMA, "--device", "tpu"), "--device: unknown name 'tpu'"),
         ((LLAMA, "--draft-tokens", "0"), "--draft-tokens: 0"),
         ((LLAMA, "--cache-dtype", "fp9"), "--cache-dtype: unknown name 'fp9'"),

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recipe_models import LEFT_OUT, recipe_table, recipes
 from refusals import refused
 
 from nwor_bench.models.config_reader import Kind
 from nwor_bench.models.methods import Method
+from nwor_bench.models.pairs.local import find_config
 from nwor_bench.models.support.facts import (
     OWN_ATTENTION,
     Device,
@@ -26,10 +28,10 @@ from nwor_bench.models.support.predict import (
     methods_of,
     predict_support,
 )
-from nwor_bench.models.support.recipes import coverage, find_config, kept_models, left_out
-from nwor_bench.report.support import answer, coverage_table, layer_rows, support_notes
+from nwor_bench.report.support import answer, layer_rows, support_notes
 
 CHECKOUT = Path(__file__).parents[2]
+FIELD = "CONFIG_OR_MODEL"
 
 PLAIN: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
@@ -256,18 +258,17 @@ def test_a_model_of_one_layer_has_no_plural() -> None:
     assert "layers" not in answer(predict_support(facts(num_hidden_layers=1), EngineFacts()))
 
 
-def test_a_model_is_found_by_file_folder_kept_name_and_cache(
+def test_a_model_is_found_by_file_folder_and_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(PLAIN))
-    assert find_config(str(folder)).config == PLAIN
-    assert find_config(str(folder / "config.json")).name == "mine"
-    assert find_config("OPENAI/gpt-oss-20b").name == "openai/gpt-oss-20b"
-    with refused("CONFIG_OR_MODEL", value="someone/model", naming="--recipes"):
-        find_config("someone/model")
+    assert find_config(FIELD, str(folder)).config == PLAIN
+    assert find_config(FIELD, str(folder / "config.json")).name == "mine"
+    with refused(FIELD, value="someone/model", naming="cache"):
+        find_config(FIELD, "someone/model")
     cached = tmp_path / "hub/models--someone--model"
     for revision, layers in (("a", 1), ("b", 2)):
         (cached / "snapshots" / revision).mkdir(parents=True)
@@ -275,19 +276,18 @@ def test_a_model_is_found_by_file_folder_kept_name_and_cache(
         (cached / "snapshots" / revision / "config.json").write_text(written)
     (cached / "refs").mkdir()
     (cached / "refs/main").write_text("b")
-    assert find_config("someone/model").config["num_hidden_layers"] == 2
+    assert find_config(FIELD, "someone/model").config["num_hidden_layers"] == 2
     (folder / "config.json").write_text("[]")
-    with refused("CONFIG_OR_MODEL", value=str(folder / "config.json"), cause=None):
-        find_config(str(folder / "config.json"))
+    with refused(FIELD, value=str(folder / "config.json"), cause=None):
+        find_config(FIELD, str(folder / "config.json"))
 
 
 def test_fifty_recipe_models_and_more_have_facts_with_a_source() -> None:
-    kept = kept_models()
-    assert len(kept) >= 50
-    assert len({each.name for each in kept}) == len(kept)
-    assert all(each.source.startswith("https://") and each.draft_tokens > 0 for each in kept)
-    assert {each.name for each in kept}.isdisjoint(left_out())
-    rows = coverage(EngineFacts())
+    rows = recipes()
+    assert len(rows) >= 50
+    assert len({row.name for row in rows}) == len(rows)
+    assert all(row.source.startswith("https://") and row.draft_tokens > 0 for row in rows)
+    assert {row.name for row in rows}.isdisjoint(LEFT_OUT)
     assert {row.kind for row in rows} >= {
         "plain", "recurrent", "MLA", "sparse MLA", "sparse", "recurrent, MLA", "sliding + full",
         "sinks, sliding + full", "shared K/V, sliding + full, 2 head sizes",
@@ -297,9 +297,8 @@ def test_fifty_recipe_models_and_more_have_facts_with_a_source() -> None:
 
 def test_the_page_has_the_recipe_table() -> None:
     page = (CHECKOUT / "docs/support.md").read_text(encoding="utf-8")
-    begin = "<!-- recipe table: written by `nwor-bench supports --recipes` -->"
-    table = page.partition(begin)[2].partition("<!-- end of the recipe table -->")[0].strip()
-    assert table == coverage_table(coverage(EngineFacts()), left_out())
+    table = page.partition("<!-- recipe table: ")[2].partition("-->")[2]
+    assert table.partition("<!-- end of the recipe table -->")[0].strip() == recipe_table()
 
 
 def test_every_method_is_on_the_page_and_the_tests_that_it_names_are_there() -> None:

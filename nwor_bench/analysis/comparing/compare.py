@@ -26,6 +26,17 @@ __all__ = ["CellChange", "ChangeVerdict", "Comparison", "DecideBy", "compare_run
 
 DEFAULT_THRESHOLD = 0.01
 
+WORST_FIRST = (
+    ChangeVerdict.REGRESSION,
+    ChangeVerdict.AMBIGUOUS,
+    ChangeVerdict.ONLY_IN_BASE,
+    ChangeVerdict.ONLY_IN_NEW,
+    ChangeVerdict.IMPROVEMENT,
+    ChangeVerdict.SAME,
+    ChangeVerdict.NOT_COMPARED,
+)
+"""The order in which the cells' verdicts make the comparison's own."""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -53,6 +64,15 @@ class Comparison:
     def too_noisy(self) -> bool:
         """True if a regression just above the threshold could not be found."""
         return self.noise_floor is not None and self.noise_floor > self.threshold
+
+    @property
+    def outcome(self) -> ChangeVerdict:
+        """The worst verdict of its cells; AMBIGUOUS if the runs are too noisy for a better one."""
+        found = {cell.outcome for cell in self.cells}
+        worst = next(outcome for outcome in WORST_FIRST if outcome in found)
+        if self.too_noisy and worst is not ChangeVerdict.REGRESSION:
+            return ChangeVerdict.AMBIGUOUS
+        return worst
 
     def exit_code(self, *, strict: bool = False) -> ExitCode:
         """REGRESSION if a cell regressed, INCONCLUSIVE if the runs are too noisy.

@@ -63,7 +63,7 @@ def load_stored(folder: Path) -> StoredRun:
         raise ConfigError.for_field(
             "run folder",
             str(folder),
-            "it holds a sweep of several runs; name one run in it, or two sweeps",
+            "it holds a sweep of several runs; compare its run folders one by one",
         )
     header, records = read_header(folder), records_path(folder)
     if not records.is_file():

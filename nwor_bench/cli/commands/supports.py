@@ -1,29 +1,26 @@
 """`nwor-bench supports`: what the plugin would stage of a model, from its config.json."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nwor_bench.cli.command import AsJson, Quiet
 
 if TYPE_CHECKING:
+    from nwor_bench.models.pairs.local import FoundConfig
     from nwor_bench.models.support.facts import EngineFacts
-    from nwor_bench.models.support.recipes import FoundConfig
-    from nwor_bench.report.document import Document
 
 ENGINE = "Engine"
+MODEL = "CONFIG_OR_MODEL"
 
 
 def supports(
     model: Annotated[
-        str | None,
-        typer.Argument(metavar="CONFIG_OR_MODEL", show_default=False,
-                       help="A config.json, a model folder, or a hub name that is kept or cached.")
-    ] = None,
-    recipes: Annotated[
-        bool, typer.Option("--recipes", help="Print a Markdown table of vLLM's recipe models.")
-    ] = False,
+        str,
+        typer.Argument(metavar=MODEL,
+                       help="A config.json, a model folder, or a hub name that is cached.")
+    ],
     device: Annotated[
         str, typer.Option(help="hopper, blackwell or cpu.", rich_help_panel=ENGINE)
     ] = "hopper",
@@ -51,17 +48,10 @@ def supports(
 
     Exit codes: 0 answered, 2 bad input.
     """
-    from nwor_bench.errors import ConfigError
-
     engine = _engine(device, draft_tokens, cache_dtype, one_group, eager)
-    if recipes == (model is not None):
-        raise ConfigError("name one model (a config.json, folder or hub name), or write --recipes")
-    if model is None:
-        _recipes(engine, quiet, as_json)
-        return
-    from nwor_bench.models.support.recipes import find_config
+    from nwor_bench.models.pairs.local import find_config
 
-    _one(find_config(model), engine, quiet, as_json)
+    _show(find_config(MODEL, model), engine, quiet, as_json)
 
 
 def _engine(
@@ -80,50 +70,33 @@ def _engine(
     )
 
 
-def _one(found: "FoundConfig", engine: "EngineFacts", quiet: bool, as_json: bool) -> None:
+def _show(found: "FoundConfig", engine: "EngineFacts", quiet: bool, as_json: bool) -> None:
     from nwor_bench.models.config_reader import chosen_cache_dtype
     from nwor_bench.models.recurrent import recurrent_layers
     from nwor_bench.models.support.facts import read_facts
     from nwor_bench.models.support.predict import methods_of, predict_support
-    from nwor_bench.models.support.recipes import FIELD
     from nwor_bench.report import support as words
 
-    model = read_facts(found.config, found.name, FIELD, found.origin)
+    model = read_facts(found.config, found.name, MODEL, found.origin)
     engine = replace(engine, cache_dtype=chosen_cache_dtype(found.config, engine.cache_dtype))
     support, methods = predict_support(model, engine), tuple(methods_of(model, engine))
     states = recurrent_layers(found.config)
     if as_json:
+        from nwor_bench import __version__
+        from nwor_bench.records.files import document
         from nwor_bench.report.plan import layer_values
 
-        values = words.support_values(support, methods)
-        _print_json(
-            values | {"recurrent": layer_values(states, 1, engine.draft_tokens) if states else None}
-        )
+        content = {
+            "supports_version": 1,
+            "nwor_bench": __version__,
+            **words.support_values(support, methods),
+            "recurrent": layer_values(states, 1, engine.draft_tokens) if states else None,
+        }
+        typer.echo(document(content), nl=False)
         return
-    _show(words.support_document(support, methods, found.origin, states), quiet)
-
-
-def _recipes(engine: "EngineFacts", quiet: bool, as_json: bool) -> None:
-    from nwor_bench.models.support.recipes import coverage, left_out
-    from nwor_bench.report import support as words
-
-    covered, left = coverage(engine), left_out()
-    if as_json:
-        _print_json({"device": engine.device.value, **words.recipe_values(covered, left)})
-        return
-    typer.echo(words.recipe_answer(covered, left) if quiet else words.coverage_table(covered, left))
-
-
-def _show(document: "Document", quiet: bool) -> None:
     from rich.console import Console
 
     from nwor_bench.report.terminal import print_document
 
-    print_document(Console(), document, quiet=quiet)
-
-
-def _print_json(content: dict[str, Any]) -> None:
-    from nwor_bench import __version__
-    from nwor_bench.records.files import document
-
-    typer.echo(document({"supports_version": 1, "nwor_bench": __version__, **content}), nl=False)
+    page = words.support_document(support, methods, found.origin, states)
+    print_document(Console(), page, quiet=quiet)

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from codecs import BOM_UTF8
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -91,6 +92,38 @@ def read_config_file(
         remedy = 'the "text_config" of its config is not an object; correct it'
         raise ConfigError.for_field(field, named, remedy)
     return config
+
+
+@dataclass(frozen=True)
+class FoundConfig:
+    """A config.json's content, the model's name, and the place of the file."""
+
+    name: str
+    config: dict[str, Any]
+    origin: str
+
+
+def find_config(field: str, named: str) -> FoundConfig:
+    """The config of a config.json, a model folder, or a cached hub model.
+
+    Nothing is downloaded. Raises ConfigError.
+    """
+    path = home_path(named)
+    if path.is_file():
+        name = path.resolve().parent.name if path.name == CONFIG else path.stem
+        return FoundConfig(name, read_config_file(path, field, named), str(path))
+    located = locate_model(field, named)
+    config = read_model_config(located, field)
+    if config is not None:
+        return FoundConfig(Path(located).name, config, located)
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    cached = try_to_load_from_cache(named, CONFIG, cache_dir=constants.HF_HUB_CACHE)
+    if isinstance(cached, str):
+        return FoundConfig(named, read_config_file(Path(cached), field, named), cached)
+    raise ConfigError.for_field(
+        field, named, "it is not in the hub's cache; name its config.json or its folder"
+    )
 
 
 def check_model_configs(pair: ResolvedPair) -> None:

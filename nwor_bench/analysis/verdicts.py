@@ -76,7 +76,6 @@ class CellVerdict:
     simultaneous_cells: int | None = None
     interleaved: str | None = None
     groups: int | None = None
-    groups_left_out: int | None = None
     ratio_batches: float | None = None
     ratio_batches_low: float | None = None
     ratio_batches_high: float | None = None
@@ -182,7 +181,6 @@ def _interleaved(batches: ComparedCell, effect: PairEffect, cells: int) -> Compa
     beside: dict[str, Any] = {
         "interleaved": decides,
         "groups": len(effect.groups),
-        "groups_left_out": sum(effect.left_out.values()),
         "ratio_batches": whole.ratio_to_off,
         "ratio_batches_low": whole.ratio_ci_low,
         "ratio_batches_high": whole.ratio_ci_high,

@@ -37,7 +37,6 @@ SETTINGS = (
     "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY",
 )  # fmt: skip
 
-_GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 _CPU_INFO = Path("/proc/cpuinfo")
 
 
@@ -64,16 +63,12 @@ def collect() -> Environment:
 
 def _cpu() -> CpuFacts:
     affinity = getattr(os, "sched_getaffinity", None)  # Linux only
-    load = os.getloadavg()
     return CpuFacts(
         model=_cpu_model(),
         architecture=platform.machine(),
         cores=psutil.cpu_count(logical=False),
         threads=psutil.cpu_count(logical=True),
         usable_threads=len(affinity(0)) if affinity else None,
-        governor=_read(_GOVERNOR),
-        load_1min=round(load[0], 2),
-        load_5min=round(load[1], 2),
     )
 
 

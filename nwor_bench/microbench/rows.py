@@ -40,7 +40,7 @@ class Row:
     """A row of the table; None if not measured.
 
     Attributes:
-        staged_tokens, written_tokens: tokens per call; a commit writes accepted tokens only.
+        staged_tokens: tokens per call.
         launches: kernels that one call launches.
         time_us: median time of one call.
         gb_per_s: bytes_moved (each byte read or written once) over time_us, in 10^9 bytes/s.
@@ -61,7 +61,6 @@ class Row:
     l2: L2
     launch: LaunchMode
     staged_tokens: int
-    written_tokens: int
     launches: int | None = None
     bytes_moved: int | None = None
     rounds: int | None = None
@@ -146,7 +145,6 @@ def blank(
         l2=l2,
         launch=launch,
         staged_tokens=group.window.tokens,
-        written_tokens=group.accepted,
         reason=reason,
     )
 

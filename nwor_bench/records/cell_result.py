@@ -38,8 +38,8 @@ class CellResult:
     `arm` is "A/A" for the second off x off.
     `interleaved` is set if the cell was interleaved with off x off by windows: "windows" if the
     ratio is that of `groups` groups of neighbouring windows (`compared` is then "device_ms" or
-    "wall_ms"), "batches" if whole batches decided. `groups_left_out` do not count. `ratio_batches`
-    is the ratio of whole batches.
+    "wall_ms"), "batches" if whole batches decided. `ratio_batches` is
+    the ratio of whole batches.
     `scv_status` is the verdict on SCV: "off", "ok" or "INEFFECTIVE".
     `scv_status` is "not measured", and the counts of tokens, stage operations and fallbacks are
     None, for a cell that never ran.
@@ -101,7 +101,6 @@ class CellResult:
     simultaneous_cells: int | None = None
     interleaved: str | None = None
     groups: int | None = None
-    groups_left_out: int | None = None
     ratio_batches: float | None = None
     ratio_batches_low: float | None = None
     ratio_batches_high: float | None = None

@@ -141,7 +141,7 @@ class EngineStatus(JsonPart):
 
 
 class CpuFacts(JsonPart):
-    """The processor, and the machine's load when the run began."""
+    """The processor."""
 
     model: str | None = None
     """As /proc/cpuinfo names it."""
@@ -153,12 +153,6 @@ class CpuFacts(JsonPart):
     """Hardware threads."""
     usable_threads: int | None = None
     """Hardware threads that this process may use (Linux)."""
-    governor: str | None = None
-    """Frequency governor of the first core; virtual machines often hide it."""
-    load_1min: float | None = None
-    """Runnable processes, mean of the last minute."""
-    load_5min: float | None = None
-    """Runnable processes, mean of the last five minutes."""
 
 
 class MemoryFacts(JsonPart):

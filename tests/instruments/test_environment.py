@@ -39,7 +39,7 @@ def test_it_does_not_name_the_host(found):
 def test_machine_facts_are_positive_or_absent(found):
     assert found.memory.total_bytes > 2**20
     assert found.cpu.threads >= 1
-    for name in ("model", "cores", "usable_threads", "governor"):
+    for name in ("model", "cores", "usable_threads"):
         assert getattr(found.cpu, name) not in (0, ""), name
 
 

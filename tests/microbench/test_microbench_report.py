@@ -49,7 +49,7 @@ def test_csv_has_fixed_columns_and_leaves_empty_what_was_not_measured(
     assert "nan" not in text.lower()
     ours = rows[0]
     assert float(ours["time_us"]) == pytest.approx(3.5, rel=1e-2)
-    assert (ours["launches"], ours["written_tokens"], ours["context"]) == ("1", "3", "")
+    assert (ours["launches"], ours["context"]) == ("1", "")
 
 
 @pytest.mark.slow

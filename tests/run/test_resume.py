@@ -118,8 +118,8 @@ def test_a_torn_line_is_cut_off_measured_again_and_said(
     assert go_on() is ExitCode.OK
     assert measured() == uncut
     assert "was not written to the end" in capsys.readouterr().out
-    findings = json.loads((RUN / RUN_FILE).read_text())["findings"]
-    assert any(f["kind"] == "torn_records" and "last line" in f["message"] for f in findings)
+    (resumed,) = (e for e in read_run(RUN).events if e["event"] == "resumed")
+    assert "was not written to the end" in resumed["warnings"][0]
 
 
 @pytest.mark.parametrize("n", [12, pytest.param(4, marks=pytest.mark.slow)])

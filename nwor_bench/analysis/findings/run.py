@@ -18,7 +18,7 @@ from nwor_bench.records.cell import SWITCHED, Cell
 from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.fallback_reasons import NO_CUDA
 from nwor_bench.records.header import KvGateFacts, RunHeader
-from nwor_bench.records.store import SUPERSEDED_EVENT, RunData, block_name
+from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, RunStatus, Verdict
 from nwor_bench.workload.run_spec import Counters
 
@@ -52,7 +52,6 @@ def find_all(
         *(finding for cell in cells for finding in _one_cell(cell)),
         *interleaved_findings(effects, cells),
         *machine_findings(run),
-        *_records(run),
     ]
     every = unaffected_as_notes(every, effects, cells)
     if (run.header.engine or EngineStatus()).device == "cpu":
@@ -226,16 +225,6 @@ def _one_cell(cell: CellResult) -> Iterator[Finding]:
             share=_percent(share),
             reasons=", ".join(f"{reason} {n}" for reason, n in cell.fallbacks.items()),
         )
-
-
-def _records(run: RunData) -> Iterator[Finding]:
-    for event in run.events:
-        if event.get("event") == "resumed":
-            for text in event.get("warnings") or []:
-                yield found(FindingKind.TORN, text=text)
-        if event.get("event") == SUPERSEDED_EVENT:
-            block = block_name((event["phase"], event["block"]))
-            yield found(FindingKind.SUPERSEDED, block=block, count=len(event["batches"]))
 
 
 def _percent(share: float) -> str:

@@ -47,8 +47,6 @@ class FindingKind(StrEnum):
     CPU_BUSY = "cpu_busy"
     CPU_STEAL = "cpu_steal"
     MEMORY_PRESSURE = "memory_pressure"
-    TORN = "torn_records"
-    SUPERSEDED = "superseded"
 
 
 @dataclass(frozen=True)
@@ -183,12 +181,6 @@ TABLE = {
         "swapped in{least}.",
         "Free memory, or write fewer --requests. A smaller kv_cache_gib also helps.",
         "Memory ran short"),
-    _K.TORN: Row(_NOTE, "The run was resumed. {text}",
-        "Nothing to do. The lost part was measured again.", "A crash cut off records"),
-    _K.SUPERSEDED: Row(_NOTE,
-        "{block} was cut and run again whole; batches of its first try set aside: {count}.",
-        "Nothing to do. The cells of a block come from one engine process.",
-        "Blocks were cut and run again"),
 }  # fmt: skip
 
 

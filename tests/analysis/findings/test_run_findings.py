@@ -154,12 +154,6 @@ def test_an_effect_below_the_noise_floor_names_its_cells(run):
     assert "off x graph" not in finding.message
 
 
-def test_what_a_crash_cut_off_is_said(run):
-    event = {"event": "resumed", "at": "now", "warnings": ["records.jsonl: its last line ..."]}
-    torn = found_in(replace(run, events=(event,)))[FindingKind.TORN]
-    assert "its last line" in torn.message
-
-
 def test_cells_that_never_fired_for_one_reason_are_one_finding():
     idle = [f for f in analysed(make_run(blocks=12, aa=True)).findings if f.kind == "ineffective"]
     assert len(idle) == 1

@@ -14,7 +14,7 @@ from nwor_bench.errors import BenchError, UnsupportedVllmError
 from nwor_bench.instruments import environment
 from nwor_bench.instruments.conditions import throttle_names
 from nwor_bench.instruments.device import CPU_BUILD, free_memory
-from nwor_bench.instruments.nsight.tools import PRODUCT, ToolUnavailable, check_version, find_tool
+from nwor_bench.instruments.nsight import NCU, NSYS, Profiler, ToolUnavailable, find_tool
 from nwor_bench.instruments.versions import (
     REMEDY,
     STRICT,
@@ -105,7 +105,7 @@ def examine(check_hooks: Callable[[], Check] | None = None) -> list[Check]:
         else:
             what = "not tried: an engine needs a check above that failed"
             checks.append(Check("hooks", State.MISSING, what, "see above", needed=True))
-    return [*checks, check_counters(bool(gpus)), check_nsight("ncu"), check_nsight("nsys")]
+    return [*checks, check_counters(bool(gpus)), check_nsight(NCU), check_nsight(NSYS)]
 
 
 def installed(package: str) -> str | None:
@@ -268,14 +268,12 @@ def _is_admin(status: str) -> bool:
     return found is not None and bool(int(found[1], 16) >> CAP_SYS_ADMIN & 1)
 
 
-def check_nsight(tool: str) -> Check:
+def check_nsight(profiler: Profiler) -> Check:
     """Whether `ncu` or `nsys` is installed, runs, and is new enough."""
-    state = State.MISSING
     try:
-        path = find_tool(tool)
-        state = State.WRONG
-        found = check_version(tool, path)
+        path, found = find_tool(profiler)
     except ToolUnavailable as error:
         what, remedy = what_and_remedy(re.sub(r"^profile[^:]*: ", "", str(error)))
-        return Check(tool, state, what, remedy)
-    return Check(tool, State.OK, f"{PRODUCT[tool]} {found}, {path}")
+        state = State.MISSING if "is not installed" in what else State.WRONG
+        return Check(profiler.name, state, what, remedy)
+    return Check(profiler.name, State.OK, f"{profiler.product} {found}, {path}")

@@ -26,6 +26,7 @@ from nwor_bench.cli.doctor_hooks import check_hooks
 from nwor_bench.engine.protocol import BatchOutput, Sampling
 from nwor_bench.errors import BenchError, ConfigError, EngineError, ExitCode
 from nwor_bench.instruments import environment
+from nwor_bench.instruments.nsight import NCU, NSYS
 from nwor_bench.records.facts import GpuFacts
 from nwor_bench.records.types import Cell, NworMode
 from nwor_bench.report.terminal import print_document
@@ -58,7 +59,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> Packages:
 def executable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
     """Put a shell script into an otherwise empty PATH."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("nwor_bench.instruments.nsight.tools.PLACES", {"ncu": (), "nsys": ()})
+    monkeypatch.setattr("nwor_bench.instruments.nsight.EXTRA_PLACE", "/nowhere")
 
     def write(name: str, script: str) -> Path:
         path = tmp_path / name
@@ -298,14 +299,14 @@ def test_nsight(
     executable: Callable[[str, str], Path], script: str, state: State, words: str
 ) -> None:
     path = executable("ncu", script)
-    check = checks.check_nsight("ncu")
+    check = checks.check_nsight(NCU)
     assert check.state is state
     assert words in check.found
     assert str(path) in check.found
 
 
 def test_no_nsight(executable: Callable[[str, str], Path]) -> None:
-    check = checks.check_nsight("nsys")
+    check = checks.check_nsight(NSYS)
     assert check.state is State.MISSING
     assert "Nsight Systems is not installed" in check.found
     assert check.remedy
@@ -313,7 +314,7 @@ def test_no_nsight(executable: Callable[[str, str], Path]) -> None:
 
 def test_a_tool_that_cannot_be_run(executable: Callable[[str, str], Path]) -> None:
     executable("ncu", "").write_bytes(b"\x7fELF nonsense")
-    assert checks.check_nsight("ncu").state is State.WRONG
+    assert checks.check_nsight(NCU).state is State.WRONG
 
 
 # Hooks

@@ -35,7 +35,7 @@ def test_every_command_has_both_flags() -> None:
     "command",
     [
         f"plan --config {CONFIG}",
-        "supports Qwen/Qwen3-Next-80B-A3B-Instruct",
+        f"supports {CONFIG}",
         "pairs list",
         "scenarios show short",
     ],

@@ -71,7 +71,7 @@ def test_a_sweep_that_fails_after_its_report_keeps_it(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("profile", "naming"),
     [
-        ("true", "block@nwor-bench"),
+        ("true", "nothing was captured"),
         ("exit 9", "exit code 9"),
     ],
 )

@@ -11,6 +11,8 @@ from nwor_bench.cli.command import AsJson, Command, Group, Quiet, examples, tell
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from nwor_bench.instruments.nsight import Profiler
+
 app = typer.Typer(
     cls=Group,
     help="Run a sweep under one of NVIDIA's profilers: profile ncu -- sweep ...",
@@ -44,26 +46,22 @@ def ncu(
 
     Each window is measured as one range; the sweep runs once per counter pass.
     """
-    from nwor_bench.instruments.nsight.ncu import (
-        REPORT,
-        graph_warning,
-        ncu_command,
-        run_profile,
-        values_command,
-    )
-    from nwor_bench.instruments.nsight.tools import check_version, find_tool, without_ending
+    from nwor_bench.instruments import nsight
 
-    report = without_ending(report, REPORT)
-    if dry_run:
-        _print_command(ncu_command(Path("ncu"), context.args, report, windows, skip), as_json)
-        _warn(graph_warning(context.args))
-        return
-    tool = find_tool("ncu")
-    command = ncu_command(tool, context.args, report, windows, skip)
-    check_version("ncu", tool)
-    _warn(graph_warning(context.args))
-    written = run_profile(command, report, stdout_free=as_json or quiet)
-    _print_report(written, ("values", values_command(written)), as_json=as_json, quiet=quiet)
+    nsight.check_is_sweep(
+        context.args, ("--output", "--resume", "--file"), "the sweep is run once a pass, each in "
+        "a folder of its own under runs/; leave it out"
+    )  # fmt: skip
+    report = nsight.without_ending(nsight.NCU, report)
+    options = nsight.ncu_options(report, windows, skip)
+    if "enforce_eager" not in " ".join(context.args):
+        typer.secho(
+            "nwor-bench: ncu measures windows of an eager engine: add --engine-args "
+            "'{\"enforce_eager\": true}' to the sweep. For windows under CUDA graphs use sweep "
+            "--counters dram.", fg="yellow", err=True,
+        )  # fmt: skip
+    _profile(nsight.NCU, [*options, *nsight.PROGRAM, *context.args], report,
+             dry_run=dry_run, as_json=as_json, quiet=quiet)  # fmt: skip
 
 
 @app.command(
@@ -88,50 +86,42 @@ def nsys(
     belong to warm-up. The exit code is the sweep's.
     """
     from nwor_bench.errors import ConfigError
-    from nwor_bench.instruments.nsight.nsys import (
-        REPORT,
-        nsys_command,
-        run_profile,
-        stats_command,
-    )
-    from nwor_bench.instruments.nsight.tools import check_version, find_tool, without_ending
+    from nwor_bench.instruments import nsight
     from nwor_bench.instruments.nvtx_ranges import HARNESS_RANGES
 
     if capture not in HARNESS_RANGES:
         raise ConfigError.unknown("--capture", capture, HARNESS_RANGES)
-    report = without_ending(report, REPORT)
+    nsight.check_is_sweep(
+        context.args, ("--resume", "--file"), "one range of one new run is captured; write that "
+        "run's own flags"
+    )  # fmt: skip
+    report = nsight.without_ending(nsight.NSYS, report)
+    options = nsight.nsys_options(report, capture)
+    _profile(nsight.NSYS, [*options, *nsight.PROGRAM, *context.args], report,
+             dry_run=dry_run, as_json=as_json, quiet=quiet)  # fmt: skip
+
+
+def _profile(
+    profiler: "Profiler", arguments: "Sequence[str]", report: Path,
+    *, dry_run: bool, as_json: bool, quiet: bool,
+) -> None:  # fmt: skip
+    """Run the profiler, and print the report with the command line that reads it."""
+    from nwor_bench.instruments.nsight import find_tool, run_profile
+
     if dry_run:
-        _print_command(nsys_command(Path("nsys"), context.args, report, capture), as_json)
+        line = shlex.join([profiler.name, *arguments])
+        if as_json:
+            tell_json({"command": line})
+        else:
+            typer.echo(line)
         return
-    tool = find_tool("nsys")
-    command = nsys_command(tool, context.args, report, capture)
-    check_version("nsys", tool)
-    code, written = run_profile(command, report, capture, stdout_free=as_json or quiet)
-    _print_report(written, ("stats", stats_command(written)), as_json=as_json, quiet=quiet)
+    tool, _ = find_tool(profiler)
+    command = [str(tool), *arguments]
+    code, written = run_profile(profiler, command, report, stdout_free=as_json or quiet)
+    line = shlex.join([*profiler.reads, str(written)])
+    if as_json:
+        tell_json({"report": str(written), profiler.read_key: line})
+    else:
+        typer.echo(str(written) if quiet else f"Report: {written} (to read it: {line})")
     if code:
         raise typer.Exit(code)
-
-
-def _print_command(command: "Sequence[str]", as_json: bool) -> None:
-    """Print the command line of a dry run."""
-    line = shlex.join(command)
-    if as_json:
-        tell_json({"command": line})
-    else:
-        typer.echo(line)
-
-
-def _print_report(
-    report: Path, reader: "tuple[str, Sequence[str]]", *, as_json: bool, quiet: bool
-) -> None:
-    """Print the report and the command line that reads it, `reader` with its key in JSON."""
-    key, line = reader[0], shlex.join(reader[1])
-    if as_json:
-        tell_json({"report": str(report), key: line})
-    else:
-        typer.echo(str(report) if quiet else f"Report: {report} (to read it: {line})")
-
-
-def _warn(sentence: str | None) -> None:
-    if sentence is not None:
-        typer.secho(f"nwor-bench: {sentence}", fg="yellow", err=True)

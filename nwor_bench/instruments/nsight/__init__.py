@@ -1,1 +1,0 @@
-"""Nsight Systems and Nsight Compute around a sweep: command lines, and their reports by window."""

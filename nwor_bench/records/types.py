@@ -110,7 +110,8 @@ class MeasuredWindow:
     uncounted_accepted_tokens: int = 0
     """Accepted tokens of requests that had finished before this window."""
     fallback_reason: str | None
-    """Why the window was written directly in mode stage; None otherwise."""
+    """Why the window was written directly in mode stage; None otherwise. In windows.csv SCV's
+    reason follows as `scv:REASON`."""
     accepted_per_position: tuple[int, ...] = ()
     """[j]: requests whose draft j was accepted."""
     drafts_per_position: tuple[int, ...] = ()
@@ -256,52 +257,76 @@ INTERLEAVED_PHASES = frozenset({Phase.INTERLEAVED, Phase.INTERLEAVED_GATE})
 
 @dataclass(frozen=True)
 class BatchRecord:
-    """One `generate` call of one cell: a block's prompts, submitted together.
-
-    `order` is the cell's place in the block's random order. `vllm_*` are vLLM's own spec_decode
-    counters over this batch, read while the engine lives. `token_digests` has one digest a
-    request of its output token ids (parity evidence); `prompt_digest` identifies the block's
-    prompts.
-    `conditions` are the machine's conditions during the batch (see `conditions.py`), empty if not
-    watched. `rank_disagreement` names a count in which another tensor-parallel rank differs from
-    the first, whose records these are. `request_times` are vLLM's own request metrics, None if it
-    gave none; batches.csv has their percentiles instead.
-    """
+    """One `generate` call of one cell: a block's prompts, submitted together."""
 
     pair: str
+    """Name of the pair of models."""
     nwor_mode: NworMode
+    """The cell's NWOR mode; off for an interleaved batch."""
     scv_mode: ScvMode
+    """The cell's SCV mode; off for an interleaved batch."""
     phase: Phase
+    """Purpose of the batch: gate, warmup, timed, interleaved ... (`Phase`)."""
     block: int
+    """Number of the block of prompts."""
     batch: int
+    """Number of the batch in the run."""
     order: int
+    """The cell's place in the block's random order."""
     requests: int
+    """Requests in the batch."""
     prompt_tokens: int
+    """Prompt tokens of all requests."""
     output_tokens: int
+    """Output tokens of all requests."""
     latency_ms: float
+    """Time of the whole `generate` call."""
     tokens_per_s: float
+    """Output tokens per second of that time."""
     windows: int
+    """Windows in the batch."""
     draft_tokens: int
+    """Draft tokens that the target verified."""
     accepted_tokens: int
+    """Draft tokens that the target accepted, staged or not."""
     staged_tokens: int
+    """Draft tokens whose K/V was kept out of the cache."""
     committed_tokens: int
+    """Staged tokens that were accepted and written to the cache."""
     vllm_num_drafts: int | None
+    """vLLM's own counter over this batch: drafts (a request in a window)."""
     vllm_draft_tokens: int | None
+    """vLLM's own counter over this batch: draft tokens."""
     vllm_accepted_tokens: int | None
+    """vLLM's own counter over this batch: accepted tokens."""
     vllm_accepted_per_position: tuple[int, ...] | None
+    """vLLM's own counter over this batch: accepted tokens by position."""
     parity: str | None
+    """Result of the comparison with off x off; None if there was none."""
     prompt_digest: str
+    """Digest of the block's prompts."""
     token_digests: tuple[str, ...]
+    """A digest of each request's output tokens."""
     temperature: float
+    """Sampling temperature."""
     seed: int
+    """Seed of the batch's sampling."""
     started_at: str
+    """Start, in UTC."""
     fallbacks: dict[str, int] = field(default_factory=dict)
+    """Windows written directly in mode stage, by reason."""
     scv_counters: dict[str, int] = field(default_factory=dict)
+    """SCV's counters over this batch."""
     first_mismatch: str | None = None
+    """First difference from off x off; None if there is none."""
     arm: str | None = None
+    """The cell's arm: "A/A" for the second off x off, else None."""
     conditions: dict[str, float] = field(default_factory=dict)
+    """State of the machine during the batch (`instruments/conditions.py`); empty if not watched."""
     rank_disagreement: str | None = None
+    """A count in which another tensor-parallel rank differs from the first."""
     request_times: RequestTimes | None = None
+    """vLLM's times of each request; batches.csv has their percentiles instead."""
 
     @property
     def cell(self) -> Cell:

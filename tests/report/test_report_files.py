@@ -17,6 +17,7 @@ from nwor_bench.records.run_folder import RECORDS_FILE
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import CellResult, RunStatus, WindowRecord
 from nwor_bench.report.files import to_csv
+from nwor_bench.report.load import frame_of
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -84,7 +85,7 @@ def test_what_was_not_measured_is_an_empty_field(reports):
 
 def test_whole_numbers_stay_whole_beside_missing_ones():
     windows = make_run(blocks=1, windows=4).windows
-    text = to_csv(WindowRecord, [replace(windows[0], bytes_staged=None), windows[1]])
+    text = to_csv(frame_of(WindowRecord, [replace(windows[0], bytes_staged=None), windows[1]]))
     found = [row["bytes_staged"] for row in csv.DictReader(io.StringIO(text))]
     assert found == ["", str(windows[1].bytes_staged or "")]
     assert ".0," not in text.split("\n")[2].split(windows[1].pair)[0]
@@ -92,12 +93,12 @@ def test_whole_numbers_stay_whole_beside_missing_ones():
 
 def test_awkward_text_survives_the_csv():
     cell = replace(summarised(make_run())[0], reason='a "b", c\n; d=é', pair="x,y")
-    (row,) = csv.DictReader(io.StringIO(to_csv(CellResult, [cell])))
+    (row,) = csv.DictReader(io.StringIO(to_csv(frame_of(CellResult, [cell]))))
     assert (row["reason"], row["pair"]) == ('a "b", c\n; d=é', "x,y")
 
 
 def test_no_records_are_only_a_header():
-    assert to_csv(WindowRecord, []).count("\n") == 1
+    assert to_csv(frame_of(WindowRecord, [])).count("\n") == 1
 
 
 def test_run_json_keeps_the_header_and_gains_the_summaries(reports):

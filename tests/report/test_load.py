@@ -1,0 +1,154 @@
+"""`nwor_bench.load`, its frames, and docs/columns.csv, which says what each of their columns is.
+
+Run as a script it writes docs/columns.csv again, from the docstrings of the records' fields.
+"""
+
+import ast
+import csv
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pandas as pd
+import pytest
+from refusals import refused
+from synthetic_run import make_run, save_run, write_reports
+
+import nwor_bench
+from nwor_bench.analysis.analyse import PERCENTILES
+from nwor_bench.records.types import BatchRecord, CellResult, WindowRecord
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+PAGE = CHECKOUT / "docs" / "columns.csv"
+KEPT = CHECKOUT / "sweeps" / "results" / "h200" / "kept"
+RECORDS = {"cells": CellResult, "batches": BatchRecord, "windows": WindowRecord}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with all its report files."""
+    folder = tmp_path_factory.mktemp("loaded") / "run"
+    save_run(make_run(), folder)
+    write_reports(folder)
+    return folder
+
+
+def test_importing_the_package_is_light() -> None:
+    heavy = {"torch", "vllm", "pandas", "numpy", "pydantic"}
+    code = f"import sys, nwor_bench; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.slow  # a process that imports pandas
+def test_loading_needs_no_engine() -> None:
+    code = (
+        "import sys, nwor_bench\n"
+        f"nwor_bench.load({str(KEPT / 'smollm2-short')!r}).frame('windows')\n"
+        "print(sorted({'torch', 'vllm'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.slow  # a whole run
+def test_records_and_frames_are_those_of_the_files(folder: Path) -> None:
+    run = nwor_bench.load(str(folder))
+    assert run.header.status == "complete"
+    assert [type(rows[0]) for rows in (run.cells, run.batches, run.windows)] == [*RECORDS.values()]
+    for table, records in zip(RECORDS, (run.cells, run.batches, run.windows), strict=True):
+        frame = run.frame(table)
+        stored = pd.read_csv(folder / f"{table}.csv", dtype=str, keep_default_na=False)
+        assert list(frame.columns) == list(stored.columns)
+        assert len(frame) == len(stored) == len(records) > 0
+        for name in set(frame.columns) & set(vars(records[0])) - {"fallback_reason"}:
+            for value, record in zip(frame[name], records, strict=True):
+                own = getattr(record, name)
+                if own is None:
+                    assert pd.isna(value), name
+                elif isinstance(own, int | float | str):
+                    assert value == own, name
+
+
+@pytest.mark.slow  # a whole run
+def test_a_frame_can_be_computed_with(folder: Path) -> None:
+    frame = nwor_bench.load(folder).frame("cells")
+    assert pd.api.types.is_integer_dtype(frame["nwor_total_staged"])
+    assert pd.api.types.is_float_dtype(frame["ratio_to_off"])
+    assert frame["ratio_to_off"].isna().any()
+    assert frame["ratio_to_off"].mean() > 0
+
+
+@pytest.mark.slow  # a whole run
+def test_what_cannot_be_loaded_is_refused(folder: Path, tmp_path: Path) -> None:
+    with refused("run folder", value=str(tmp_path)):
+        nwor_bench.load(tmp_path)
+    with refused("table", value="window"):
+        nwor_bench.load(folder).frame("window")
+
+
+@pytest.mark.slow  # reads a whole run
+def test_the_documented_example_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (CHECKOUT / "docs" / "runs.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(.+?)^```$", page, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(CHECKOUT)
+    exec(example, {})
+    said = capsys.readouterr().out
+    for cell in nwor_bench.load(KEPT / "llama-3b-shape-ctx-1k").cells:
+        assert f"{cell.label} {cell.verdict} {cell.ratio_to_off}" in said
+    assert "wall_ms" in said
+
+
+def meanings(record_type: type) -> dict[str, str]:
+    """The docstring of each field of a record, in one line."""
+    found = {}
+    for cls in reversed(record_type.__mro__[:-1]):
+        (defined,) = ast.parse(dedent(inspect.getsource(cls))).body
+        assert isinstance(defined, ast.ClassDef)
+        for field, text in zip(defined.body, defined.body[1:], strict=False):
+            match field, text:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(said))),
+                ):
+                    found[name] = " ".join(said.split()).replace('"', "'")
+    return found
+
+
+def documented() -> list[list[str]]:
+    """The rows of docs/columns.csv as the code has them: file, column, meaning."""
+    known = {table: meanings(record_type) for table, record_type in RECORDS.items()}
+    known["batches"] |= {name: known["cells"][name] for name in PERCENTILES}
+    known["windows"]["phase"] = known["batches"]["phase"]
+    run = nwor_bench.load(KEPT / "smollm2-short")
+    return [
+        [f"{table}.csv", column, known[table].get(column, "")]
+        for table in RECORDS
+        for column in run.frame(table).columns
+    ]
+
+
+@pytest.mark.slow  # reads a whole run
+def test_every_column_is_documented() -> None:
+    rows = documented()
+    assert [row for row in rows if not row[2]] == []
+    with PAGE.open(encoding="utf-8", newline="") as file:
+        assert list(csv.reader(file)) == [["file", "column", "meaning"], *rows], (
+            "python tests/report/test_load.py writes docs/columns.csv again"
+        )
+
+
+if __name__ == "__main__":
+    with PAGE.open("w", encoding="utf-8", newline="") as out:
+        csv.writer(out, lineterminator="\n").writerows(
+            [["file", "column", "meaning"], *documented()]
+        )

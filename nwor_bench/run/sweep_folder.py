@@ -10,10 +10,11 @@ from pydantic import ValidationError
 from nwor_bench.errors import StoreError
 from nwor_bench.records.files import write_atomically
 from nwor_bench.records.header import read_object
-from nwor_bench.records.run_folder import SWEEP_FILE
+from nwor_bench.records.run_folder import RUN_FILE, SWEEP_FILE
 from nwor_bench.records.store import read_header
+from nwor_bench.records.types import RunStatus
 from nwor_bench.run.run_options import RunOptions
-from nwor_bench.workload.run_spec import Counters
+from nwor_bench.workload.run_spec import AXES, Counters, RunSpec, ScenarioValues
 from nwor_bench.workload.sweep_file import EngineGroup, SweepFile, load_sweep
 from nwor_bench.workload.toml_file import dotted, remedy
 
@@ -30,7 +31,7 @@ class SweepIndex:
     """Index of a sweep folder, rewritten after every run so that it is always up to date."""
 
     def __init__(self, folder: Path, content: dict[str, Any]):
-        """Use `create` or `open` instead."""
+        """Use `create`, `open` or `of_runs` instead."""
         self.folder = folder
         self.content = content
 
@@ -78,6 +79,16 @@ class SweepIndex:
                 joint=" ",
             )
         return cls(folder, content)
+
+    @classmethod
+    def of_runs(cls, folder: Path) -> "SweepIndex":
+        """An index of run folders that were measured one by one, such as a job array's.
+
+        Raises StoreError if one of them is damaged.
+        """
+        found = sorted(path.parent for path in folder.glob(f"*/{RUN_FILE}"))
+        runs = [_entry(number, own) for number, own in enumerate(found, start=1)]
+        return cls(folder, {"name": folder.resolve().name, "runs": runs})
 
     def check_readable(self) -> None:
         """Raises StoreError for an index whose runs cannot be shown."""
@@ -146,6 +157,27 @@ class SweepIndex:
     def _run(self, number: int) -> dict[str, Any]:
         found: dict[str, Any] = next(r for r in self.content["runs"] if r["number"] == number)
         return found
+
+
+def _entry(number: int, folder: Path) -> dict[str, Any]:
+    """A run of its own as a sweep lists its runs; its folder is its label."""
+    header = read_header(folder)
+    pair, scenario = header.pair, header.scenario or {}
+    parts = {ScenarioValues: scenario, RunSpec: header.spec or {}}
+    axes = {
+        each.name: parts[each.holder].get(each.field)
+        if each.option.entry is None
+        else (parts[RunSpec].get(each.option.entry[0]) or {}).get(each.option.entry[1])
+        for each, _ in AXES
+    }
+    ended = {RunStatus.COMPLETE: DONE, RunStatus.FAILED: FAILED}
+    status = ended.get(header.status or RunStatus.PARTIAL, INTERRUPTED)
+    return {
+        **{"number": number, "folder": folder.name, "label": folder.name},
+        **{"pair": (pair and pair.name) or "", "scenario": scenario.get("name") or ""},
+        **axes,
+        **{"status": status, "exit_code": None, "error": None},
+    }
 
 
 def _has(run: object, wanted: Mapping[str, Any]) -> bool:

@@ -56,11 +56,12 @@ def swept_runs(index: SweepIndex) -> tuple[SweptRun, ...]:
     for entry in index.content["runs"]:
         folder = index.folder / entry["folder"]
         data = read_run(folder) if (folder / RUN_FILE).is_file() else None
+        label = {"label": entry["label"]} if "label" in entry else {}
         runs.append(SweptRun(
             number=entry["number"],
             folder=entry["folder"],
-            place={name: entry.get(name) for name in AXIS_NAMES},
-            words=words_of(entry),
+            place=label | {name: entry.get(name) for name in AXIS_NAMES},
+            words=label | words_of(entry),
             status=entry["status"],
             error=entry["error"],
             analysis=None if data is None else analyse(data),

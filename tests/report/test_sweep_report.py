@@ -2,9 +2,11 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from report_runs import gpu_run, invalid
 from swept_folder import save_sweep
@@ -109,3 +111,25 @@ def test_a_sweep_on_a_cpu_says_so(tmp_path: Path) -> None:
     page = sweep_document("cpu", swept_runs(SweepIndex.open(folder)))
     assert isinstance(page.lead[0], Headline)
     assert page.lead[0].badge == "CPU RUN"
+
+
+def test_report_puts_runs_of_their_own_side_by_side(command_line: Run, folder: Path) -> None:
+    """A job array leaves run folders and no sweep.json."""
+    loose = folder.parent / "array"
+    shutil.copytree(folder, loose, ignore=shutil.ignore_patterns("sweep.json", "summary.*"))
+    code, out, _ = command_line("report", str(loose), "--json")
+    assert code == ExitCode.OK
+    told = json.loads(out)
+    assert (told["name"], told["answer"]["badge"]) == ("array", MIXED)
+    named = [(run["folder"], run["pair"], run["requests"], run["status"]) for run in told["runs"]]
+    assert named == [("01-toy", "toy", 1, "done"), ("02-toy", "toy", 8, "done")]
+    rows = pd.read_csv(loose / "summary.csv")
+    assert set(zip(rows["folder"], rows["requests"], strict=True)) == {("01-toy", 1), ("02-toy", 8)}
+    assert "1: 01-toy, 1 request" in (loose / "summary.md").read_text()
+
+
+def test_a_folder_without_any_run_is_refused(command_line: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    code, out, err = command_line("report", str(tmp_path))
+    assert (code, out) == (ExitCode.BAD_USAGE, "")
+    assert "name a folder that holds a run.json" in err

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def report(
     run: Annotated[
-        Path, typer.Argument(help="A run or sweep folder, as `nwor-bench sweep` wrote it.")
+        Path, typer.Argument(help="A run or sweep folder, or a folder of run folders.")
     ],
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print only the answer and the folder.")
@@ -24,7 +24,7 @@ def report(
 ) -> None:  # fmt: skip
     """Rebuild all reports of RUN from its records, and show its cells.
 
-    For a sweep folder: its summary.html, summary.md and summary.csv.
+    For a sweep folder, or a folder of runs: its summary.html, summary.md and summary.csv.
     Exits with 3 if a cell is INVALID.
     """
     from dataclasses import replace
@@ -35,7 +35,9 @@ def report(
     from nwor_bench.run.run_options import DEFAULT_OPTIONS
 
     options = replace(DEFAULT_OPTIONS, quiet=quiet, as_json=as_json, verbose=verbose)
-    if (run / SWEEP_FILE).is_file() and not (run / RUN_FILE).is_file():
+    if not (run / RUN_FILE).is_file() and (
+        (run / SWEEP_FILE).is_file() or any(run.glob(f"*/{RUN_FILE}"))
+    ):
         raise typer.Exit(_report_sweep(run, options))
     data = read_run(run)
     if data.header.status is RunStatus.COMPLETE and not data.batches:
@@ -58,10 +60,11 @@ def report(
 
 
 def _report_sweep(folder: Path, options: "RunOptions") -> int:
-    """Rebuild the summary of a sweep; the reports of its runs stay as they are."""
-    from nwor_bench.run.sweep_folder import SweepIndex
+    """Rebuild the summary of several runs; the reports of its runs stay as they are."""
+    from nwor_bench.run.sweep_folder import INDEX_FILE, SweepIndex
 
-    index = SweepIndex.open(folder)
+    of_sweep = (folder / INDEX_FILE).is_file()
+    index = SweepIndex.open(folder) if of_sweep else SweepIndex.of_runs(folder)
     index.check_readable()
     from dataclasses import replace
 

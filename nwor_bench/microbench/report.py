@@ -22,6 +22,7 @@ from nwor_bench.report.document import (
     table,
 )
 from nwor_bench.report.files import to_csv
+from nwor_bench.report.load import frame_of
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.text import NOT_MEASURED, decimal, percent
 
@@ -41,7 +42,7 @@ NOTES = (
 def write_files(folder: Path, result: Result) -> list[Path]:
     """Write the three files, replacing older ones. Raises StoreError if that fails."""
     written = {
-        "kernels.csv": to_csv(Row, result.rows),
+        "kernels.csv": to_csv(frame_of(Row, result.rows)),
         "kernels.json": json_document(json_content(result)),
         "kernels.md": render_markdown(document(result)),
     }

@@ -37,41 +37,53 @@ class Sample:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table; None if not measured.
-
-    Attributes:
-        staged_tokens: tokens per call.
-        launches: kernels that one call launches.
-        time_us: median time of one call.
-        gb_per_s: bytes_moved (each byte read or written once) over time_us, in 10^9 bytes/s.
-        share_of_copy: gb_per_s over that of a device-to-device copy of as many bytes.
-        time_over_nwor: this time over our kernel's, geometric mean over rounds, with its 95 %
-            interval (low, high); 2 means that ours takes half the time.
-        host_us_per_call: host time of an eager call.
-    """
+    """A row of the table; None if not measured."""
 
     kernel: str
+    """The kernel whose work the row does."""
     implementation: str
+    """`nwor`, a peer's name, or the copy."""
     status: Status
+    """`OK`, `INVALID` (wrong result) or `REFUSED`."""
     cache_dtype: str
+    """Data type of the cache."""
     requests: int
+    """Requests per call."""
     drafts: int
+    """Draft tokens per request."""
     acceptance: float | None
+    """Accepted over draft tokens."""
     context: int | None
+    """Tokens per request in the cache."""
     l2: L2
+    """Whether the L2 cache holds data of the call: `cold` or `warm`."""
     launch: LaunchMode
+    """`eager`, or replay of a CUDA graph."""
     staged_tokens: int
+    """Draft tokens per call."""
     launches: int | None = None
+    """Kernels that a call launches."""
     bytes_moved: int | None = None
+    """Bytes that a call must read and write, each counted once."""
     rounds: int | None = None
+    """Timed rounds."""
     time_us: float | None = None
+    """Median time of a call."""
     gb_per_s: float | None = None
+    """`bytes_moved` over `time_us`, in 10^9 bytes/s."""
     share_of_copy: float | None = None
+    """`gb_per_s` over that of a device-to-device copy of as many bytes."""
     time_over_nwor: float | None = None
+    """This time over our kernel's, geometric mean over rounds; 2 means that ours takes half the
+    time."""
     time_over_nwor_low: float | None = None
+    """Low end of its 95 % interval."""
     time_over_nwor_high: float | None = None
+    """High end of it."""
     host_us_per_call: float | None = None
+    """Host time of an eager call."""
     reason: str = ""
+    """Why there is no time, or that the GPU throttled."""
 
 
 Call = Callable[[], object]

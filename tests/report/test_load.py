@@ -19,7 +19,8 @@ from synthetic_run import make_run, save_run, write_reports
 
 import nwor_bench
 from nwor_bench.analysis.analyse import PERCENTILES
-from nwor_bench.records.types import BatchRecord, CellResult, WindowRecord
+from nwor_bench.microbench.rows import Row
+from nwor_bench.records.types import BatchRecord, CellResult, WindowRecord, columns
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PAGE = CHECKOUT / "docs" / "columns.csv"
@@ -129,11 +130,14 @@ def documented() -> list[list[str]]:
     known = {table: meanings(record_type) for table, record_type in RECORDS.items()}
     known["batches"] |= {name: known["cells"][name] for name in PERCENTILES}
     known["windows"]["phase"] = known["batches"]["phase"]
+    known["kernels"] = meanings(Row)
     run = nwor_bench.load(KEPT / "smollm2-short")
+    listed = {table: list(run.frame(table).columns) for table in RECORDS}
+    listed["kernels"] = columns(Row)
     return [
         [f"{table}.csv", column, known[table].get(column, "")]
-        for table in RECORDS
-        for column in run.frame(table).columns
+        for table, names in listed.items()
+        for column in names
     ]
 
 

@@ -53,6 +53,13 @@ SIDE_BY_SIDE := $(if $(filter cpu,$(DEVICE)),-n 2 --dist loadfile --no-loadscope
 
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS)
 
+# Where uv is installed it goes first, with the same pins, and takes a fraction of the time. It does
+# not read pip's configuration: if it does not find a build, pip follows.
+UV ?= $(shell command -v uv)
+UV_INSTALL = $(UV) pip install -q --index-strategy unsafe-best-match --python $(BIN)/python $(PIP_ARGS)
+BY_UV = $(UV_INSTALL) $(1) || { echo "uv could not (its reason is above); pip tries"; $(PIP_INSTALL) $(1); }
+install = $(if $(UV),$(BY_UV),$(PIP_INSTALL) $(1))
+
 .PHONY: help venv sweep test test-fast test-all test-gpu support-table lint types clean stamps
 
 help:  ## list the targets
@@ -119,21 +126,23 @@ fi
 endef
 
 define install_cpu
-echo "installing the CPU build of PyTorch into $(VENV)"
-$(PIP_INSTALL) --no-deps "$$(grep '^torch==' $(VENV)/pins.txt)" || {
+echo "downloading 1.1 GB: PyTorch's CPU build (190 MB), Triton (290 MB), vLLM $(VLLM) (130 MB)," \
+  "Ray (75 MB), 180 smaller packages; 4 GB in $(VENV), 3 to 5 minutes, once"
+$(call install,--no-deps "$$(grep '^torch==' $(VENV)/pins.txt)") || {
   echo "pip could not install the CPU build of PyTorch (its reason is above). Where pip does not" \
     "find that build by itself, name PyTorch's CPU wheel index: make venv" \
     'PIP_ARGS="--extra-index-url URL" (docs/install.md says where to find it). It must fit' \
     "$$($(BIN)/python --version)." >&2
   exit 1
 }
-echo "installing the CPU build of vLLM $(VLLM) into $(VENV) (2 to 3 minutes, once)"
-$(PIP_INSTALL) --no-deps -r $(VENV)/pins.txt
+echo "PyTorch is installed; vLLM and the others follow"
+$(call install,--no-deps -r $(VENV)/pins.txt)
 endef
 
 define install_cuda
-echo "installing the CUDA build of vLLM $(VLLM) into $(VENV) (some GB and several minutes, once)"
-$(PIP_INSTALL) -r $(VENV)/pins.txt
+echo "downloading 4.1 GB: CUDA libraries (2.3 GB), PyTorch (530 MB), vLLM $(VLLM) (330 MB), Triton" \
+  "(200 MB), 220 smaller packages; 10 GB in $(VENV), several minutes, once"
+$(call install,-r $(VENV)/pins.txt)
 endef
 
 $(LOCKED):
@@ -149,5 +158,5 @@ $(LOCKED):
 $(INSTALLED): $(LOCKED)
 	@echo "installing nwor-bench into $(VENV)"
 	rm -f $(VENV)/.installed-*
-	$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
+	$(call install,--no-deps --no-build-isolation --editable .)
 	touch $@

@@ -17,6 +17,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 TOP_LEVEL = {
     *("nwor_bench", "kernels", "scenarios", "sweeps", "tests", "docs", "requirements"),
     *("pyproject.toml", "Makefile", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"),
+    *("CITATION.cff", "Dockerfile"),
 }
 BREAK_THE_CPU_IMPORT = {"torchvision", "torchaudio", "torchcodec"}
 
@@ -24,7 +25,7 @@ BREAK_THE_CPU_IMPORT = {"torchvision", "torchaudio", "torchcodec"}
 def run(*command: str, cwd: Path) -> str:
     """Standard output of a command that must succeed, free of what an outer make passes down."""
     outer = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "DEVICE", "PYTHON", "PIP_ARGS"}
-    env = {name: value for name, value in os.environ.items() if name not in outer}
+    env = {name: value for name, value in os.environ.items() if name not in outer} | {"UV": ""}
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -158,6 +159,37 @@ def finish_set_up(checkout: Path) -> None:
     (checkout / ".venv").mkdir(exist_ok=True)
     for stamp in run("make", "-s", "stamps", "DEVICE=cpu", cwd=checkout).split():
         (checkout / stamp).touch()
+
+
+@pytest.mark.parametrize(("device", "named"), [("cpu", "PyTorch"), ("cuda", "CUDA libraries")])
+def test_the_set_up_says_what_it_downloads(set_up: Path, device: str, named: str) -> None:
+    said = run("make", "-n", "venv", f"DEVICE={device}", cwd=set_up)
+    assert re.search(rf'echo "downloading [\d.]+ GB: {named}.* \([\d.]+ [MG]B\)', said)
+
+
+def test_uv_installs_the_same_where_it_is_installed_and_pip_follows(set_up: Path) -> None:
+    recipe = would_run(set_up, "venv", "UV=/opt/uv", "PIP_ARGS=--extra-index-url X")
+    both = re.findall(
+        r"/opt/uv pip install .*--python \.venv/bin/python (--extra-index-url X .+?) \|\|.*"
+        r"python -m pip install -qq --disable-pip-version-check (.+?);",
+        recipe,
+    )
+    assert len(both) == recipe.count("uv pip install") == 3
+    assert [by_uv for by_uv, _ in both] == [by_pip for _, by_pip in both]
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_pip_installs_what_uv_cannot(set_up: Path, works: bool) -> None:
+    """The recipe with stand-ins for uv and pip: what one cannot, the other does."""
+    tools, said = set_up / ".venv" / "bin", set_up / "said"
+    finish_set_up(set_up)
+    (set_up / "pyproject.toml").write_text("# changed")
+    tools.mkdir()
+    for name, code in (("python", 0), ("uv", 0 if works else 1)):
+        (tools / name).write_text(f'#!/bin/sh\necho {name} >> "{said}"\nexit {code}\n')
+        (tools / name).chmod(0o755)
+    run("make", "venv", "DEVICE=cpu", "UV=.venv/bin/uv", cwd=set_up)
+    assert said.read_text().split() == (["uv"] if works else ["uv", "python"])
 
 
 @pytest.mark.parametrize("target", ["sweep", "test", "test-fast", "test-all", "lint", "types"])

@@ -210,6 +210,12 @@ def _check_configs(pair: ResolvedPair, trust_remote_code: bool) -> None:
             raise refused_config(f"pair {pair.name}: {role}", Path(model), error, "vLLM") from error
 
 
+WITHOUT_TORCHVISION = (
+    "its build does not fit PyTorch's: pip uninstall -y torchvision torchaudio torchcodec "
+    "(docs/install.md)"
+)
+
+
 def start_llm(pair: ResolvedPair, spec: RunSpec) -> Any:
     """vLLM's `LLM`; raises ConfigError if it refuses, EngineError if it does not start."""
     try:
@@ -220,7 +226,10 @@ def start_llm(pair: ResolvedPair, spec: RunSpec) -> Any:
     except BenchError:
         raise
     except Exception as error:
-        raise EngineError.at("vLLM did not start", f"{type(error).__name__}: {error}") from error
+        said = f"{type(error).__name__}: {error}"
+        if "torchvision" in said:
+            said += f"; {WITHOUT_TORCHVISION}"
+        raise EngineError.at("vLLM did not start", said) from error
 
 
 @contextmanager

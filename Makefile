@@ -141,7 +141,7 @@ endef
 
 define install_cuda
 echo "downloading 4.1 GB: CUDA libraries (2.3 GB), PyTorch (530 MB), vLLM $(VLLM) (330 MB), Triton" \
-  "(200 MB), 220 smaller packages; 10 GB in $(VENV), several minutes, once"
+  "(200 MB), 220 smaller packages; 9 GB in $(VENV), several minutes, once"
 $(call install,-r $(VENV)/pins.txt)
 endef
 

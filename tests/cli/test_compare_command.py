@@ -6,13 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import typer
 import yaml
 from changed_run import slowed
+from command_calls import parse
 from swept_folder import save_sweep
 from synthetic_run import make_run, save_run, with_header
-
-from nwor_bench.cli import app as cli
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -136,16 +134,6 @@ def commands_in(workflow: Path) -> list[list[str]]:
     return [
         shlex.split(line.partition(">")[0])[1:] for line in lines if line.startswith("nwor-bench ")
     ]
-
-
-def parse(arguments: list[str]) -> str:
-    """Have the real command line parse a call without running it; returns the command."""
-    group = typer.main.get_command(cli.app)
-    context = group.make_context("nwor-bench", list(arguments))
-    rest = [*context._protected_args, *context.args]
-    name, command, rest = group.resolve_command(context, rest)
-    command.make_context(name, rest, parent=context)
-    return name
 
 
 def test_the_example_for_ci_calls_what_there_is() -> None:

@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -21,6 +22,7 @@ TOP_LEVEL = {
     *("pyproject.toml", "Makefile", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"),
     *("CITATION.cff", "Dockerfile"),
 }
+BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE")
 BREAK_THE_CPU_IMPORT = {"torchvision", "torchaudio", "torchcodec"}
 
 
@@ -111,7 +113,7 @@ def copy_of_the_sources(folder: Path) -> Path:
     ignore = shutil.ignore_patterns("__pycache__", "results", "studies")
     for name in ("nwor_bench", "kernels", "scenarios", "sweeps"):
         shutil.copytree(CHECKOUT / name, folder / name, ignore=ignore)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in BUILT_FROM:
         shutil.copy(CHECKOUT / name, folder)
     return folder
 
@@ -322,6 +324,35 @@ def test_on_a_gpu_any_vllm_can_be_asked_for(set_up: Path) -> None:
 def test_a_vllm_without_pins_is_refused_on_a_cpu(set_up: Path) -> None:
     said = refusal("make", "venv", "DEVICE=cpu", "VLLM=0.30.0", cwd=set_up)
     assert 'VLLM is "0.30.0"; on a CPU write 0.32.0 or 0.31.0.' in said
+
+
+def test_the_image_has_the_locked_vllm_and_adds_only_what_is_missing() -> None:
+    lines = (CHECKOUT / "Dockerfile").read_text().splitlines()
+    locked = re.findall(r"^LOCKED_VLLM := (.+)$", (CHECKOUT / "Makefile").read_text(), re.MULTILINE)
+    assert [line for line in lines if line.startswith("FROM")] == [
+        f"FROM vllm/vllm-openai:v{version}" for version in locked
+    ]
+    (install,) = [line for line in lines if "pip install" in line]
+    assert re.search(r"--constraint /tmp/installed\.txt /src ", install)
+    assert 'ENTRYPOINT ["nwor-bench"]' in lines
+
+
+def test_the_image_gets_what_the_wheel_is_built_from() -> None:
+    sent = (CHECKOUT / ".dockerignore").read_text().split("\n*\n")[1].splitlines()
+    kept = {line.removeprefix("!").partition("/")[0] for line in sent if line.startswith("!")}
+    assert kept == {"nwor_bench", "kernels", "scenarios", "sweeps", *BUILT_FROM}
+
+
+def test_version_is_the_changelogs_newest_and_the_citations() -> None:
+    import nwor_bench
+
+    text = (CHECKOUT / "CHANGELOG.md").read_text()
+    newest = re.findall(r"^## \[(\d.*?)\] - (\S+)$", text, re.MULTILINE)[0]
+    cited = yaml.safe_load((CHECKOUT / "CITATION.cff").read_text())
+    assert newest == (nwor_bench.__version__, str(cited["date-released"]))
+    assert cited["version"] == nwor_bench.__version__
+    assert cited["license"] == "Apache-2.0"
+    assert {"cff-version", "message", "title", "authors"} <= set(cited)
 
 
 def test_every_pinned_vllm_was_tried() -> None:

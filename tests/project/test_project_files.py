@@ -351,6 +351,8 @@ def test_version_is_the_changelogs_newest_and_the_citations() -> None:
     cited = yaml.safe_load((CHECKOUT / "CITATION.cff").read_text())
     assert newest == (nwor_bench.__version__, str(cited["date-released"]))
     assert cited["version"] == nwor_bench.__version__
+    install = (CHECKOUT / "docs" / "install.md").read_text()
+    assert set(re.findall(r"nwor_bench-([\d.]+)-py3", install)) == {nwor_bench.__version__}
     assert cited["license"] == "Apache-2.0"
     assert {"cff-version", "message", "title", "authors"} <= set(cited)
 

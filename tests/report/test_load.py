@@ -1,6 +1,7 @@
 """`nwor_bench.load`, its frames, and docs/columns.csv, which says what each of their columns is.
 
-Run as a script it writes docs/columns.csv again, from the docstrings of the records' fields.
+`PYTHONPATH=tests python tests/report/test_load.py` writes that page again, from the docstrings of
+the records' fields.
 """
 
 import ast
@@ -147,12 +148,11 @@ def test_every_column_is_documented() -> None:
     assert [row for row in rows if not row[2]] == []
     with PAGE.open(encoding="utf-8", newline="") as file:
         assert list(csv.reader(file)) == [["file", "column", "meaning"], *rows], (
-            "python tests/report/test_load.py writes docs/columns.csv again"
+            "PYTHONPATH=tests python tests/report/test_load.py writes docs/columns.csv again"
         )
 
 
 if __name__ == "__main__":
+    listed = [["file", "column", "meaning"], *documented()]
     with PAGE.open("w", encoding="utf-8", newline="") as out:
-        csv.writer(out, lineterminator="\n").writerows(
-            [["file", "column", "meaning"], *documented()]
-        )
+        csv.writer(out, lineterminator="\n").writerows(listed)

@@ -127,7 +127,7 @@ endef
 
 define install_cpu
 echo "downloading 1.1 GB: PyTorch's CPU build (190 MB), Triton (290 MB), vLLM $(VLLM) (130 MB)," \
-  "Ray (75 MB), 180 smaller packages; 4 GB in $(VENV), 3 to 5 minutes, once"
+  "Ray (75 MB), 180 smaller packages; 4 GB in $(VENV), 2 to 5 minutes, once"
 $(call install,--no-deps "$$(grep '^torch==' $(VENV)/pins.txt)") || {
   echo "pip could not install the CPU build of PyTorch (its reason is above). Where pip does not" \
     "find that build by itself, name PyTorch's CPU wheel index: make venv" \

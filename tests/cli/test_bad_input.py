@@ -235,10 +235,8 @@ def test_reports_of_a_damaged_run(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--engine-args", '{"no_such_arg": 1}'], "no_such_arg"),
         (["--engine-args", '{"quantization": "nope"}'], "Unknown quantization method: nope"),
         (["--max-model-len", "100000", "--requests", "1"], "max_model_len (100000) is greater"),
-        (["--speculative-config", '{"no_such_field": 1}'], "no_such_field"),
         (["--tensor-parallel-size", "3"], "divisible by tensor parallel size (3)"),
     ],
 )

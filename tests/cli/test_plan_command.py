@@ -114,7 +114,6 @@ def test_a_small_model_has_parameters_too(plan: Run) -> None:
         (("--config", "deep.json"), "as JSON"),
         (("--config", "list.json"), "not a JSON object"),
         (("--config", "empty.json"), "hidden_size"),
-        (("--config", "org/name"), "name a config.json"),
         (("--config", "no/such/folder"), "no such folder"),
         ((*LLAMA, "--requests", "0"), "--requests: 0"),
         ((*LLAMA, "--context", "-1"), "--context: -1"),

@@ -1,6 +1,5 @@
 """`nwor-bench plan`: the most that NWOR could save, from a config.json and the byte model."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,7 +17,7 @@ MOST = 10**9
 
 def plan(
     config: Annotated[
-        str | None, typer.Option(help="A config.json, or its folder.")
+        str | None, typer.Option(help="A config.json, a model folder, or a hub name.")
     ] = None,
     requests: Annotated[
         int, typer.Option("--requests", "--num-prompts", help="Requests per step.")
@@ -53,8 +52,11 @@ def plan(
     )
     _check_workload(load)
     if not config:
-        raise ConfigError.at("no model", "write --config with a config.json or a model folder")
-    prediction = predict(*_read_config(config), load, cache_dtype, weight_dtype)
+        raise ConfigError.at("no model", "write --config with a config.json, folder or hub name")
+    from nwor_bench.models.pairs.local import find_config
+
+    found = find_config("--config", config)
+    prediction = predict(found.name, found.config, load, cache_dtype, weight_dtype)
     if as_json:
         _print_json(prediction)
     else:
@@ -88,23 +90,6 @@ def _check_workload(load: "Workload") -> None:
     for flag, value in counts.items():
         if not 1 <= value <= MOST:
             raise ConfigError.for_field(flag, value, f"write 1 to {MOST}")
-
-
-def _read_config(named: str) -> "tuple[str, dict[str, Any]]":
-    """A model's name and config. Raises ConfigError for a file that is no config, and hub names."""
-    from nwor_bench.models.pairs.local import locate_model, read_config_file, read_model_config
-    from nwor_bench.records.files import home_path
-
-    path = home_path(named)
-    if path.is_file():
-        name = path.resolve().parent.name if path.name == "config.json" else path.stem
-        return name, read_config_file(path, "--config", named)
-    folder = locate_model("--config", named)
-    config = read_model_config(folder, "--config")
-    if config is None:
-        remedy = "hub models are not read from here; name a config.json or a model folder"
-        raise ConfigError.for_field("--config", named, remedy)
-    return Path(folder).name, config
 
 
 def predict(

@@ -19,7 +19,7 @@ def supports(
     model: Annotated[
         str,
         typer.Argument(metavar=MODEL,
-                       help="A config.json, a model folder, or a hub name that is cached.")
+                       help="A config.json, a model folder, or a hub name.")
     ],
     device: Annotated[
         str, typer.Option(help="hopper, blackwell or cpu.", rich_help_panel=ENGINE)

@@ -1,15 +1,18 @@
 """Model folders and hub names: locate them, read and check their config.json.
 
-A hub model is asked for once, with a short limit: the libraries behind it retry for a minute.
+The hub is asked once, with a short limit: the libraries behind it retry for a minute.
 """
 
 import json
 import os
 import re
 from codecs import BOM_UTF8
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
@@ -25,8 +28,13 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _NEEDED = ("hidden_size", "num_hidden_layers")
 """Sizes that must be given: transformers would silently use another model's defaults."""
 
-LIMIT_S = 5.0
+LIMIT_S = 2.0
 """How long the hub may take to answer."""
+
+FETCH_LIMIT_S = 10.0
+"""How long it may take to send a config.json."""
+
+Result = TypeVar("Result")
 
 _REFUSED = (401, 403, 404)
 _ENTRY_MISSING = "EntryNotFound"
@@ -104,9 +112,9 @@ class FoundConfig:
 
 
 def find_config(field: str, named: str) -> FoundConfig:
-    """The config of a config.json, a model folder, or a cached hub model.
+    """The config of a config.json, a model folder, or a hub model, cached or not.
 
-    Nothing is downloaded. Raises ConfigError.
+    Of a hub model only config.json is fetched. Raises ConfigError.
     """
     path = home_path(named)
     if path.is_file():
@@ -118,12 +126,30 @@ def find_config(field: str, named: str) -> FoundConfig:
         return FoundConfig(Path(located).name, config, located)
     from huggingface_hub import constants, try_to_load_from_cache
 
-    cached = try_to_load_from_cache(named, CONFIG, cache_dir=constants.HF_HUB_CACHE)
-    if isinstance(cached, str):
-        return FoundConfig(named, read_config_file(Path(cached), field, named), cached)
-    raise ConfigError.for_field(
-        field, named, "it is not in the hub's cache; name its config.json or its folder"
-    )
+    file = try_to_load_from_cache(named, CONFIG, cache_dir=constants.HF_HUB_CACHE)
+    if not isinstance(file, str):
+        check_hub_model(field, named)
+        file = _fetch_config(field, named)
+    return FoundConfig(named, read_config_file(Path(file), field, named), file)
+
+
+def _fetch_config(field: str, name: str) -> str:
+    """Path of a hub model's config.json in the cache, fetched silently."""
+    from huggingface_hub import constants, hf_hub_download
+    from huggingface_hub.utils import disable_progress_bars, logging
+
+    disable_progress_bars()
+    logging.set_verbosity(logging.CRITICAL)
+
+    def fetch() -> str:
+        return hf_hub_download(name, CONFIG, cache_dir=constants.HF_HUB_CACHE)
+
+    try:
+        return _within(FETCH_LIMIT_S, fetch)
+    except OSError as error:  # the hub's own errors too
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        remedy = f"its {CONFIG} cannot be fetched ({reason}); name a {CONFIG} or a model folder"
+        raise ConfigError.for_field(field, name, remedy) from error
 
 
 def check_model_configs(pair: ResolvedPair) -> None:
@@ -200,9 +226,10 @@ def check_hub_model(field: str, name: str) -> None:
             raise ConfigError.for_field(field, name, remedy)
         return
     try:
-        _ask(f"{constants.ENDPOINT}/{name}/resolve/main/{CONFIG}")
+        _within(LIMIT_S, lambda: _ask(f"{constants.ENDPOINT}/{name}/resolve/main/{CONFIG}"))
     except HTTPError as error:
-        if error.code in _REFUSED and error.headers.get("X-Error-Code") != _ENTRY_MISSING:
+        refused = error.code in _REFUSED and error.headers.get("X-Error-Code") != _ENTRY_MISSING
+        if refused or (error.code >= 500 and not cached):
             raise ConfigError.for_field(field, name, _no_access(error.code)) from error
     except (URLError, OSError) as error:
         if not cached:
@@ -225,9 +252,28 @@ def _ask(address: str) -> None:
         pass
 
 
+def _within(limit_s: float, call: Callable[[], Result]) -> Result:
+    """Result of a call; raises TimeoutError in time, even if the look-up of a name hangs."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except Exception as error:  # for the caller
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    try:
+        return future.result(limit_s)
+    except TimeoutError as error:
+        raise TimeoutError(f"no answer within {limit_s:g} s") from error
+
+
 def _no_access(code: int) -> str:
     if code == 404:
         return "the hub has no such model; correct the name, or name a local folder"
+    if code >= 500:
+        return f"the hub fails ({code}); try again later, or name a local folder"
     return (
         f"the hub refuses it ({code}): there is no such model, or it needs your consent on its "
         "page and a token (HF_TOKEN)"

@@ -44,8 +44,6 @@ Replay = Callable[[], Sample]
 
 WARMUP_ROUNDS = 2
 
-FILES = ("kernels.csv", "kernels.json", "kernels.md")
-
 
 class Stopwatch(Protocol):
     """Turns an implementation into rounds."""
@@ -200,7 +198,7 @@ def run_kernels(
         ConfigError: no CUDA device, or the files cannot be written to the folder.
     """
     folder = output or default_folder(RUNS, "kernels", "", datetime.now(UTC))
-    check_output(folder, FILES)
+    check_output(folder)
     begun = perf_counter()
     bench, facts = (make_bench or _cuda_bench)(spec)
     groups = expand(spec)

@@ -2,7 +2,7 @@
 
 import fcntl
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from errno import ENOTDIR
@@ -52,20 +52,21 @@ def only_writer(folder: Path) -> Iterator[None]:
         yield
 
 
-def check_output(folder: Path, files: Sequence[str] = (RUN_FILE, RECORDS_FILE)) -> None:
+def check_output(folder: Path) -> None:
     """Check early that a run can be written to the folder; leaves nothing behind.
 
-    `files` are a run's. Raises ConfigError if the folder holds a run, or a file is in its way.
+    Raises ConfigError if the folder holds anything, or a file is in its way.
     """
     try:
-        holds_run = any((folder / name).exists() for name in files)
+        held = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
         nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     except OSError as error:  # a name too long, a folder that may not be looked into
         raise not_writable(folder, error) from error
-    if holds_run:
-        raise ConfigError.for_field(
-            "--output", str(folder), "it already holds a run; name a new folder"
-        )
+    if held:
+        known = {SWEEP_FILE: "a sweep", RUN_FILE: "a run", RECORDS_FILE: "a run"}
+        what = next((known[name] for name in known if name in held), f"files ({held[0]})")
+        remedy = f"it already holds {what}; name a new folder, or an empty one"
+        raise ConfigError.for_field("--output", str(folder), remedy)
     if not nearest.is_dir():
         cause = NotADirectoryError(ENOTDIR, strerror(ENOTDIR))
         raise not_writable(folder, cause) from cause

@@ -28,7 +28,7 @@ from nwor_bench.run.execute import (
 from nwor_bench.run.prepare import CheckEngine, prepare_point, resume_prepared
 from nwor_bench.run.progress import check_vllm_version, console_for, tell_json, tell_plan
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
-from nwor_bench.run.sweep_folder import DONE, FAILED, INDEX_FILE, INTERRUPTED, SweepIndex
+from nwor_bench.run.sweep_folder import DONE, FAILED, INTERRUPTED, SweepIndex
 from nwor_bench.run.sweep_summary import sweep_result, swept_runs, write_summary
 from nwor_bench.workload.options import declared, flag_of, names
 from nwor_bench.workload.run_spec import Counters
@@ -194,10 +194,6 @@ def run_sweep(
     sweep = load_sweep(path)
     groups = group_by_engine(make_points(sweep))
     if options.output is not None:
-        if (options.output / INDEX_FILE).exists():
-            raise ConfigError.for_field(
-                "--output", str(options.output), "it already holds a sweep; name a new folder"
-            )
         check_output(options.output)
     prepared = _checked(sweep, groups, console, options, check_engine)
     if options.dry_run:

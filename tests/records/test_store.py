@@ -99,15 +99,17 @@ def test_a_folder_that_holds_a_run_is_refused(store, left):
         RunStore.create(store.folder, HEADER)
     assert caught.value.exit_code == ExitCode.BAD_USAGE
     assert str(caught.value) == (
-        f"--output: '{store.folder}' is invalid; it already holds a run; name a new folder"
+        f"--output: '{store.folder}' is invalid; it already holds a run; name a new folder, or "
+        "an empty one"
     )
     assert (store.folder / left).read_bytes() == before
 
 
-def test_an_existing_folder_without_a_run_is_used(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    RunStore.create(tmp_path, HEADER)
-    assert (tmp_path / "notes.txt").read_text() == "mine"
+def test_an_empty_folder_is_used_and_one_with_files_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    RunStore.create(tmp_path / "empty", HEADER)
+    with refused("--output", value=str(tmp_path), naming="files (empty)"):
+        RunStore.create(tmp_path, HEADER)
 
 
 @pytest.mark.parametrize("where", ["file", "file/below"])

@@ -4,6 +4,7 @@ The hub is asked once, with a short limit: the libraries behind it retry for a m
 """
 
 import json
+import logging
 import os
 import re
 from codecs import BOM_UTF8
@@ -136,10 +137,10 @@ def find_config(field: str, named: str) -> FoundConfig:
 def _fetch_config(field: str, name: str) -> str:
     """Path of a hub model's config.json in the cache, fetched silently."""
     from huggingface_hub import constants, hf_hub_download
-    from huggingface_hub.utils import disable_progress_bars, logging
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     disable_progress_bars()
-    logging.set_verbosity(logging.CRITICAL)
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
 
     def fetch() -> str:
         return hf_hub_download(name, CONFIG, cache_dir=constants.HF_HUB_CACHE)

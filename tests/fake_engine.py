@@ -13,7 +13,7 @@ from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.cell import INTERLEAVED
 from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import Cell, NworMode, Phase, RequestTimes, ScvMode
+from nwor_bench.records.types import Cell, NworMode, RequestTimes, ScvMode
 from nwor_bench.records.window_order import WindowOrder
 from nwor_bench.workload.config import RunSpec
 
@@ -172,8 +172,8 @@ class FakeEngine:
     def set_probe(self, on: bool) -> None:
         self.switched.append((len(self.calls), "probe", on))
 
-    def set_counters(self, phase: Phase, on: bool) -> None:
-        self.switched.append((len(self.calls), phase, on))
+    def set_counters(self, on: bool) -> None:
+        self.switched.append((len(self.calls), "counters", on))
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
         assert self.cell is not None, "no mode was set"

@@ -19,7 +19,7 @@ from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.cell import SHAM
 from nwor_bench.records.facts import EngineStatus
-from nwor_bench.records.types import AA, Cell, Phase
+from nwor_bench.records.types import AA, Cell
 from nwor_bench.records.window_order import WindowOrder
 from nwor_bench.workload.config import RunSpec
 
@@ -50,7 +50,7 @@ class VllmEngine:
             self._llm = start_llm(pair, spec)
         self.start_seconds = time.perf_counter() - started
         VllmEngine.starts += 1
-        self._counting: Phase | None = None
+        self._counting = False
         self._kv_cache = VllmKvCache(self._llm, self._rpc_all)
         self._vllm = require_supported_vllm()
         self._request_metrics = RequestMetrics(self._llm)
@@ -90,7 +90,7 @@ class VllmEngine:
         self._kv_cache.before_batch()
         before = read_counters(self._llm)
         if self._counting:
-            self._rpc("nwor_start_counters", str(self._counting))
+            self._rpc("nwor_start_counters")
         self._request_metrics.begin()
         started = time.perf_counter()
         outputs = self._llm.generate(inputs, params, use_tqdm=False)
@@ -98,7 +98,7 @@ class VllmEngine:
         self._kv_cache.last_batch(outputs)
         ranks = self._drain(outputs)
         windows = ranks[0]["windows"]
-        facts = self._add_counters(self._counting, windows) if self._counting else None
+        facts = self._add_counters(windows) if self._counting else None
         return BatchOutput(
             token_ids=tuple(tuple(output.outputs[0].token_ids) for output in outputs),
             latency_ms=latency_ms,
@@ -196,10 +196,10 @@ class VllmEngine:
         """Time each window's phases on the device, or stop; costs host time (see the report)."""
         self._rpc("nwor_set_probe", on)
 
-    def set_counters(self, phase: Phase, on: bool) -> None:
-        """Count each window's DRAM bytes or CUDA calls, or stop (first rank's)."""
-        self._rpc("nwor_set_counters", str(phase), on)
-        self._counting = phase if on else None
+    def set_counters(self, on: bool) -> None:
+        """Count each window's DRAM bytes, or stop (first rank's)."""
+        self._rpc("nwor_set_counters", on)
+        self._counting = on
 
     def watch_writes(self, on: bool) -> list[dict[str, int]]:
         """Watch staging's writes, or stop and return each rank's counts since the start."""
@@ -214,13 +214,13 @@ class VllmEngine:
         """The KV cache of every rank, to be read back between batches."""
         return self._kv_cache
 
-    def _add_counters(self, phase: Phase, windows: list[dict[str, Any]]) -> dict[str, Any]:
+    def _add_counters(self, windows: list[dict[str, Any]]) -> dict[str, Any]:
         """Add the counts to the windows; returns their precision."""
-        taken = self._rpc("nwor_take_counters", str(phase))
+        taken = self._rpc("nwor_take_counters")
         if len(taken["windows"]) != len(windows):
             raise EngineError(
-                f"{len(windows)} windows ran and {len(taken['windows'])} were marked for "
-                f"{phase}: counts cannot be assigned to windows"
+                f"{len(windows)} windows ran and {len(taken['windows'])} were counted: "
+                "counts cannot be assigned to windows"
             )
         for window, counted in zip(windows, taken["windows"], strict=True):
             window.update(counted)

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from nwor_bench.engine.readings import VllmCounters
 from nwor_bench.records.facts import EngineStatus
-from nwor_bench.records.types import Cell, Phase, RequestTimes
+from nwor_bench.records.types import Cell, RequestTimes
 from nwor_bench.records.window_order import WindowOrder
 
 Span = tuple[int, int]
@@ -111,8 +111,8 @@ class Engine(Protocol):
     def set_probe(self, on: bool) -> None:
         """Time each window's phases on the device, if `status().has_probe`."""
 
-    def set_counters(self, phase: Phase, on: bool) -> None:
-        """Count what batches of that phase count (DRAM bytes or CUDA calls), or stop."""
+    def set_counters(self, on: bool) -> None:
+        """Count each window's DRAM bytes, or stop."""
 
     def watch_writes(self, on: bool) -> list[dict[str, int]]:
         """Watch staging's writes, or stop and return each rank's counts (see `write_check`)."""

@@ -119,7 +119,7 @@ class PmSampler:
             self.close()
             raise unavailable(
                 "PyTorch's profiler has run in this process and changed CUPTI's clock; "
-                "use --counters launches in another run"
+                "measure in another process"
             )
 
     def _configure(self) -> tuple[str, ...]:

@@ -17,10 +17,10 @@ from nwor_bench.plugin.interleaving import Interleaving
 from nwor_bench.plugin.layers import recurrent_facts
 from nwor_bench.plugin.observe.attention_nudge import AttentionNudge
 from nwor_bench.plugin.observe.kv_rows import KvRows
-from nwor_bench.plugin.observe.window_counters import CountedWindows, LaunchWindows
+from nwor_bench.plugin.observe.window_counters import CountedWindows
 from nwor_bench.plugin.observe.write_watch import COUNTS, WriteWatch
 from nwor_bench.plugin.runner_hook import RunnerHook
-from nwor_bench.records.types import NworMode, Phase, ScvMode
+from nwor_bench.records.types import NworMode, ScvMode
 
 register()
 
@@ -36,13 +36,6 @@ def _tool(worker: Any, name: str, make: Callable[[], Tool]) -> Tool:
         tools[name] = make()
     found: Tool = tools[name]
     return found
-
-
-COUNTERS: dict[str, type[CountedWindows] | type[LaunchWindows]] = {
-    Phase.COUNTERS: CountedWindows,
-    Phase.LAUNCHES: LaunchWindows,
-}
-"""The counters of each phase, by the name of the phase."""
 
 
 class NworWorkerExtension:
@@ -102,18 +95,18 @@ class NworWorkerExtension:
         _hook(self)
         getattr(self, RANGES).switch(on)
 
-    def nwor_set_counters(self, kind: str, on: bool) -> None:
-        """Count DRAM bytes ("counters") or CUDA calls ("launches") of windows, or stop."""
+    def nwor_set_counters(self, on: bool) -> None:
+        """Count the DRAM bytes of windows, or stop."""
         hook = _hook(self)
-        _tool(self, kind, lambda: COUNTERS[kind](hook)).switch(on)
+        _tool(self, "counters", lambda: CountedWindows(hook)).switch(on)
 
-    def nwor_start_counters(self, kind: str) -> None:
+    def nwor_start_counters(self) -> None:
         """Begin to count a batch."""
-        getattr(self, TOOLS)[kind].start()
+        getattr(self, TOOLS)["counters"].start()
 
-    def nwor_take_counters(self, kind: str) -> dict[str, Any]:
+    def nwor_take_counters(self) -> dict[str, Any]:
         """End the batch: each window's counts in order, and how precise they are."""
-        return dict(getattr(self, TOOLS)[kind].take())
+        return dict(getattr(self, TOOLS)["counters"].take())
 
     def nwor_watch_writes(self, on: bool) -> dict[str, int]:
         """Watch staged slots, or stop; see `WriteWatch.switch`. Call it between batches."""

@@ -15,7 +15,6 @@ __all__ = [
     "AA",
     "FORMAT_VERSION",
     "INTERLEAVED_PHASES",
-    "LAUNCH_COUNTS",
     "SETTLING",
     "BatchRecord",
     "Cell",
@@ -188,14 +187,6 @@ class WindowRecord(MeasuredWindow):
     """DRAM bytes written meanwhile; in phase "counters" only."""
     l2_bytes: int | None = None
     """Bytes that the L2 cache moved meanwhile; in phase "counters" only."""
-    kernel_launches: int | None = None
-    """Kernels that the host launched meanwhile; in phase "launches" only."""
-    graph_launches: int | None = None
-    """CUDA graphs that the host launched meanwhile; in phase "launches" only."""
-    host_syncs: int | None = None
-    """Times that the host waited for the device meanwhile; in phase "launches" only."""
-    async_copies: int | None = None
-    """Asynchronous copies that the host began meanwhile; in phase "launches" only."""
 
     @property
     def cell(self) -> Cell:
@@ -243,9 +234,6 @@ class Phase(StrEnum):
 
     COUNTERS = "counters"
     """Untimed: each window's DRAM bytes are counted."""
-
-    LAUNCHES = "launches"
-    """Untimed: each window's CUDA calls are counted."""
 
     PROBE = "probe"
     """Untimed: each window's phases are timed on the device."""
@@ -332,10 +320,6 @@ class BatchRecord:
     def cell(self) -> Cell:
         """The cell that the batch is of."""
         return recorded_cell(self.pair, self.nwor_mode, self.scv_mode, self.arm)
-
-
-LAUNCH_COUNTS = ("kernel_launches", "graph_launches", "host_syncs", "async_copies")
-"""The window's fields that batches of phase "launches" fill."""
 
 
 def columns(record_type: type) -> list[str]:

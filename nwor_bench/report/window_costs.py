@@ -10,14 +10,11 @@ from nwor_bench.analysis.dram import (
     predicted_difference,
     strategy_of,
 )
-from nwor_bench.analysis.invariants import full_windows, windows_by_batch
 from nwor_bench.analysis.phases import PHASES, CellPhases, cell_phases
-from nwor_bench.records.cell import cell_order
 from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import (
-    LAUNCH_COUNTS,
     SETTLING,
     CellResult,
     NworMode,
@@ -41,12 +38,6 @@ ON_HOST = (
     "drafts were accepted (waiting for the device included), medians over the timed windows. "
     "Launches and waits are those of deciding. Windows that captured a graph have the path capture."
 )
-LAUNCHES = (
-    "Counted by PyTorch's profiler in one separate block: means over the windows with all "
-    "requests, from the start of a step on the host to the start of the next. A graph launch "
-    "replays many kernels. Host waits are calls that wait for the GPU."
-)
-
 READ, WRITE, L2 = "dram_read_bytes", "dram_write_bytes", "l2_bytes"
 
 CACHE = (
@@ -68,12 +59,12 @@ MEASURED = (
 
 
 def phase_section(analysis: Analysis) -> Section:
-    """Tables of phases, or the reason why nothing was probed; then launches."""
+    """Tables of phases, or the reason why nothing was probed."""
     run = analysis.run
     invalid = {cell.cell for cell in analysis.cells if cell.verdict == Verdict.INVALID}
     rows = [row for row in cell_phases(run) if row.cell not in invalid]
     blocks = _phases(rows) if rows else [Paragraph(_why_not(run))]
-    return Section(TIME, (*blocks, *_launches(run)), brief=True, folded=True)
+    return Section(TIME, tuple(blocks), brief=True, folded=True)
 
 
 def _phases(rows: Sequence[CellPhases]) -> list[Block]:
@@ -108,21 +99,6 @@ def _why_not(run: RunData) -> str:
             "this run had none."
         )
     return "Not measured: no batch was probed, or none whose times count."
-
-
-def _launches(run: RunData) -> list[Block]:
-    """One table with its note; nothing if no launches were counted."""
-    windows = windows_by_batch(run)
-    batches = [batch for batch in run.batches if batch.phase == Phase.LAUNCHES]
-    rows = []
-    for cell in sorted({batch.cell for batch in batches}, key=cell_order):
-        own = [batch for batch in batches if batch.cell == cell]
-        full = [w for w in full_windows(own, windows) if w.kernel_launches is not None]
-        means = [fmean(getattr(w, n) for w in full) if full else None for n in LAUNCH_COUNTS]
-        rows.append([cell.label, *(decimal(mean, 2) for mean in means), count(len(full))])
-    heads = ["Cell", "Kernel launches", "Graph launches", "Host waits", "Async copies", "Windows"]
-    body = table(heads, rows, caption="Launches and waits of a window")
-    return [body, Paragraph(LAUNCHES)] if rows else []
 
 
 def traffic_section(analysis: Analysis) -> Section:

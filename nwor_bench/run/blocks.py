@@ -148,7 +148,7 @@ class BlockRunner:
     def _untimed_blocks(self) -> dict[Phase, int]:
         """Blocks that run once more after the last, by what is on in them."""
         probed = self._budget.probed_blocks(len(self._live_cells())) if self._has_probe else 0
-        return {Phase.PROBE: probed, **self.spec.counted_blocks}
+        return {Phase.PROBE: probed, Phase.COUNTERS: self.spec.counted_blocks}
 
     def _has_whole_batches(self, block: Block) -> bool:
         """True if every cell has a batch of its own; a check only if it has room."""
@@ -240,7 +240,7 @@ class BlockRunner:
         if phase is Phase.PROBE:
             self._engine.set_probe(on)
         else:
-            self._engine.set_counters(phase, on)
+            self._engine.set_counters(on)
 
     def _run_block(self, phase: Phase, block: Block) -> dict[Cell, Answer]:
         """A batch of every cell that is still measured, in the block's order."""

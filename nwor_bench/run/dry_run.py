@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from nwor_bench.engine.memory import GIB, kv_cache_bytes, needed_bytes
 from nwor_bench.instruments.device import free_memory
 from nwor_bench.models.pairs import ResolvedPair
-from nwor_bench.records.types import Phase, StageBy
+from nwor_bench.records.types import StageBy
 from nwor_bench.report.text import plural
 from nwor_bench.run.execute import Prepared
 from nwor_bench.workload.config import RunSpec
@@ -49,7 +49,7 @@ def sweep_lines(
         lines.append("  " + _memory(pair, group.spec))
         for point in group.points:
             plan, spec = prepared[point.number].plan, point.spec
-            batches = plan.num_batches + sum(spec.counted_blocks.values()) * len(plan.cells)
+            batches = plan.num_batches + spec.counted_blocks * len(plan.cells)
             lines.append(f"  run {point.number}: {point.label} ({batches:,} batches)")
     lines.append("the batches are the most that a run may have")
     budgets = [point.spec.time_budget_s for point in points]
@@ -101,13 +101,9 @@ def _until(spec: RunSpec) -> list[str]:
 
 def _counted(plan: Plan, spec: RunSpec) -> list[str]:
     """The blocks that run once more for counters."""
-    names = {Phase.COUNTERS: "DRAM counters", Phase.LAUNCHES: "launch counts"}
-    parts = [
-        f"{blocks} x {len(plan.cells)} for {names[phase]}"
-        for phase, blocks in spec.counted_blocks.items()
-        if blocks
-    ]
-    return [f"untimed batches after them: {', '.join(parts)}"] if parts else []
+    blocks = spec.counted_blocks
+    text = f"untimed batches after them: {blocks} x {len(plan.cells)} for DRAM counters"
+    return [text] if blocks else []
 
 
 def _staging(spec: RunSpec) -> list[str]:

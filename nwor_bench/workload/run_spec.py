@@ -14,7 +14,6 @@ from nwor_bench.records.types import (
     Cell,
     Interleave,
     NworMode,
-    Phase,
     ScvMode,
     StageBy,
 )
@@ -82,11 +81,9 @@ def bytes_of_gib(field: str, given: float) -> int:
 
 
 class Counters(StrEnum):
-    """What is counted in untimed blocks after the timed ones. Only one: PyTorch's profiler, which
-    counts launches, changes the clock of the DRAM counters in every later run of the process."""
+    """What is counted in untimed blocks after the timed ones."""
 
     DRAM = "dram"
-    LAUNCHES = "launches"
 
 
 class ScenarioValues:
@@ -261,10 +258,10 @@ class RunSpec:
         compare=Compare.REFUSE,
     )] = field(default_factory=dict)
     counters: Annotated[Counters | None, Option(
-        "dram: DRAM bytes per window; launches: launches and host waits. In untimed blocks (GPU).",
+        "dram: DRAM bytes per window, in untimed blocks (GPU).",
         Panel.PROFILING, table="settings",
     )] = None
-    """What to count in untimed blocks: dram repeats every block, launches one."""
+    """What to count in untimed blocks."""
     # fmt: on
 
     def cells(self, pair_name: str) -> tuple[Cell, ...]:
@@ -311,13 +308,9 @@ class RunSpec:
         return least, most
 
     @property
-    def counted_blocks(self) -> dict[Phase, int]:
-        """Blocks that run once more, untimed, for each kind of counters: DRAM bytes need as many
-        as times do, launches are the same in every block."""
-        return {
-            Phase.COUNTERS: self.scenario.batches if self.counters is Counters.DRAM else 0,
-            Phase.LAUNCHES: 1 if self.counters is Counters.LAUNCHES else 0,
-        }
+    def counted_blocks(self) -> int:
+        """Blocks that run once more, untimed, to count DRAM bytes: as many as are timed."""
+        return self.scenario.batches if self.counters is Counters.DRAM else 0
 
     @property
     def worker_variables(self) -> dict[str, str]:

@@ -34,8 +34,7 @@ REFUSALS = (
     ("plan --config none.json --acceptance 3", "--acceptance: '3'"),
     ("supports no/such", "cannot be reached"),
     ("supports m --device hoper", "did you mean 'hopper'"),
-    ("scenarios show shrt", "did you mean 'short'"),
-    ("pairs show tinny", "did you mean 'tiny'"),
+    ("pairs fetch tinny", "did you mean 'tiny'"),
 )
 
 SCRIPT = f"""

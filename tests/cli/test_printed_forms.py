@@ -37,7 +37,6 @@ def test_every_command_has_both_flags() -> None:
         f"plan --config {CONFIG}",
         f"supports {CONFIG}",
         "pairs list",
-        "scenarios show short",
     ],
 )
 def test_quiet_changes_nothing_beside_json(command_line: Run, command: str) -> None:
@@ -66,8 +65,7 @@ def test_other_forms_beside_each_other(
 
 COMMANDS = (
     "sweep", "report", "compare", "plan", "supports", "doctor", "kernels", "live", "profile ncu",
-    "profile nsys", "pairs list", "pairs show", "pairs fetch", "scenarios list",
-    "scenarios show",
+    "profile nsys", "pairs list", "pairs fetch", "scenarios list",
 )  # fmt: skip
 
 GROUPS = ("", "pairs", "scenarios", "profile")

@@ -71,7 +71,6 @@ def test_more_ranks_than_gpus_are_refused_unless_ray_has_more() -> None:
         ({"cells": "stage-graph"}, "--cells", "stage-graph"),
         ({"cells": "off-graph,stage-adaptive"}, "--cells", "off-graph,stage-adaptive"),
         ({"counters": "dram", "batches": 3}, "--counters", "dram"),
-        ({"counters": "launches", "batches": 3}, "--counters", "launches"),
         ({"stage_by": "copy"}, "stage_by", "copy"),
         ({"tensor_parallel_size": 3}, "--tensor-parallel-size", 3),
     ],

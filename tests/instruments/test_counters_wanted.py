@@ -52,7 +52,7 @@ BEGUN: list[tuple[str, Begin]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("counters", ["dram", "launches", None])
+@pytest.mark.parametrize("counters", ["dram", None])
 @pytest.mark.parametrize(("flag", "begin"), BEGUN)
 def test_it_is_read_from_what_was_begun_or_asked_for(
     flag: str, begin: Begin, counters: str | None, tmp_path: Path
@@ -144,18 +144,13 @@ def test_every_run_of_a_sweep_file_counts_what_the_file_asks_for(
     path = tmp_path / "small.toml"
     text = '[axes]\npairs = ["tiny"]\nrequests = [1, 2]\n[settings]\nbatches = 3\nmax_warmup = 1\n'
     rows = []
-    for extra in ("", 'counters = "launches"\n', 'counters = "dram"\n'):
+    for extra in ("", 'counters = "dram"\n'):
         path.write_text(text + extra)
         assert run_sweep(path, RunOptions(dry_run=True)) is ExitCode.OK
         lines = capsys.readouterr().out.splitlines()
         rows.append([line for line in lines if line.startswith("  run 1: ")])
-    # One batch to warm up, then seven cells in the gate and three blocks; one block more for the
-    # launches, three for the counters.
-    assert [row.split("(")[1] for (row,) in rows] == [
-        "29 batches)",
-        "36 batches)",
-        "50 batches)",
-    ]
+    # One batch to warm up, then seven cells in the gate and three blocks; three for the counters.
+    assert [row.split("(")[1] for (row,) in rows] == ["29 batches)", "50 batches)"]
     checked: list[RunSpec] = []
 
     def check(pair: ResolvedPair, spec: RunSpec) -> None:
@@ -164,7 +159,7 @@ def test_every_run_of_a_sweep_file_counts_what_the_file_asks_for(
 
     with refused("GPU"):
         run_sweep(path, RunOptions(output=tmp_path / "out"), check_engine=check)
-    assert [spec.counted_blocks for spec in checked] == [{"counters": 3, "launches": 0}]
+    assert [spec.counted_blocks for spec in checked] == [3]
     assert not (tmp_path / "out").exists()
 
 

@@ -111,7 +111,7 @@ def test_a_clock_that_another_profiler_left_is_found_out(
     """Seen on an H200: after PyTorch's profiler CUPTI tells the processor's cycles."""
     cycles = SimpleNamespace(get_timestamp=lambda: 218_000_000_000)
     monkeypatch.setattr(sys.modules["cupti"], "cupti", cycles)
-    with refused("--counters dram", CountersUnavailable, naming="--counters launches"):
+    with refused("--counters dram", CountersUnavailable, naming="PyTorch's profiler"):
         PmSampler()
     assert cupti.made[0].log == ["enable", "disable"]
 

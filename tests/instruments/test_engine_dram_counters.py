@@ -11,7 +11,6 @@ from simulated_counters import RATES, SimulatedGpu
 
 from nwor_bench.analysis.dram import cell_bytes
 from nwor_bench.errors import BenchError, ExitCode
-from nwor_bench.instruments.pm_sampling import CountersUnavailable
 from nwor_bench.records.store import read_run
 from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.run.run_options import RunOptions
@@ -95,43 +94,8 @@ def test_counters_that_cannot_be_trusted_end_the_run(tmp_path: Path, gpu: Simula
     assert [batch for batch in run.batches if batch.phase == "timed"]
 
 
-@pytest.mark.long
-def test_launches_are_counted_in_one_more_block(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stand-in for PyTorch's profiler: three launches and a wait in each step of the engine."""
-    from nwor_bench.instruments.launches import HostCall
-    from nwor_bench.plugin.observe import window_counters as launch_windows
-
-    monkeypatch.setattr("nwor_bench.engine.arguments._has_gpu", lambda: True)
-    real = launch_windows.read_calls
-
-    def with_calls(profiler: Any) -> tuple[list[HostCall], list[int]]:
-        _, marks = real(profiler)
-        names = ["cudaLaunchKernel"] * 3 + ["cudaStreamSynchronize"]
-        return [HostCall(name, mark + 1) for mark in marks[:-1] for name in names], marks
-
-    monkeypatch.setattr(launch_windows, "read_calls", with_calls)
-    asked = spec(counters="launches")
-    code = run_one(asked, PairChoice(pair="tiny"), RunOptions(output=tmp_path / "run"))
-    assert code is ExitCode.OK
-    run = read_run(tmp_path / "run")
-    phases = [batch.phase for batch in run.batches]
-    assert phases.count("launches") == 3
-    counted = {batch.batch for batch in run.batches if batch.phase == "launches"}
-    for window in run.windows:
-        found = (window.kernel_launches, window.graph_launches, window.host_syncs)
-        assert found == ((3, 0, 1) if window.batch in counted else (None, None, None))
-
-
 def test_without_a_gpu_there_is_one_message_and_nothing_starts(tmp_path: Path) -> None:
-    with refused("--counters dram", CountersUnavailable) as refusal:
+    with refused("--counters", value="dram") as refusal:
         run_one(spec(), PairChoice(pair="tiny"), RunOptions(output=tmp_path / "run"))
     assert refusal.value.exit_code == 2
-    with refused("--counters", value="launches"):
-        run_one(
-            spec(counters="launches"),
-            PairChoice(pair="tiny"),
-            RunOptions(output=tmp_path / "run"),
-        )
     assert not (tmp_path / "run").exists()

@@ -46,7 +46,6 @@ def test_a_plain_run_stops_nowhere_and_counts_nothing(told: Any) -> None:
             "stops early: every interval within +- 1 %, or 90 s after the engine's start",
         ),
         ({"counters": "dram"}, "untimed batches after them: 4 x 7 for DRAM counters"),
-        ({"counters": "launches"}, "untimed batches after them: 1 x 7 for launch counts"),
     ],
 )
 def test_what_may_end_a_run_and_what_is_counted_after_it(

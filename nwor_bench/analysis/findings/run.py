@@ -74,7 +74,6 @@ def nothing_timed(header: RunHeader, cells: Sequence[CellResult]) -> str | None:
     gate = "" if gate_s is None else f" (the gate {_seconds(gate_s)} of it)"
     lost = ["no block was timed"]
     lost += ["no DRAM bytes were counted"] if spec.get("counters") == Counters.DRAM else []
-    lost += ["no launches were counted"] if spec.get("counters") == Counters.LAUNCHES else []
     return (
         f"warm-up and gate took {_seconds(header.measuring_s)}{gate} of the time budget of "
         f"{budget_s:g} s, so {' and '.join(lost)}"
@@ -85,7 +84,7 @@ def sufficient_budget(run: RunData, cells: Sequence[CellResult]) -> str:
     """A `--time-budget` with room for `FEW_BLOCKS` timed blocks, for a run that timed none.
 
     SHARES x (spent + (FEW_BLOCKS + counted) x block), rounded up: `spent` is the time of warm-up
-    and gate, `counted` the blocks that count DRAM bytes or launches and must fit in too, `block` a
+    and gate, `counted` the blocks that count DRAM bytes and must fit in too, `block` a
     batch of every cell at the median of those that ran (the run itself expects as much).
     """
     batch_s = median(batch.latency_ms for batch in run.batches) / 1e3 if run.batches else 0.0
@@ -97,9 +96,7 @@ def sufficient_budget(run: RunData, cells: Sequence[CellResult]) -> str:
 def _counted_blocks(header: RunHeader) -> int:
     """As `RunSpec.counted_blocks` plans them."""
     spec, scenario = header.spec or {}, header.scenario or {}
-    if spec.get("counters") == Counters.DRAM:
-        return int(scenario.get("batches", FEW_BLOCKS))
-    return 1 if spec.get("counters") == Counters.LAUNCHES else 0
+    return int(scenario.get("batches", FEW_BLOCKS)) if spec.get("counters") == Counters.DRAM else 0
 
 
 def _seconds(seconds: float) -> str:

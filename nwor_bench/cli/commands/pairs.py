@@ -1,4 +1,4 @@
-"""`nwor-bench pairs list|show|fetch`: model pairs."""
+"""`nwor-bench pairs list|fetch`: model pairs."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from nwor_bench.models.pairs import ModelPair
 
-app = typer.Typer(cls=Group, help="Model pairs: list, show, fetch.", no_args_is_help=True)
+app = typer.Typer(cls=Group, help="Model pairs: list, fetch.", no_args_is_help=True)
 
 Name = Annotated[
     str,
@@ -51,25 +51,6 @@ def _print_list(pairs: "dict[str, ModelPair]") -> None:
         weights = "; no weights" if pair.shape is not None else ""
         rows.append((label, pair.method, pair.dtype, ready, f"{pair.description}{weights}"))
     print_table(("pair", "drafts by", "dtype", "ready", "description"), rows, numbers_from=5)
-
-
-@app.command(cls=Command, epilog=examples("nwor-bench pairs show smollm2"))
-def show(name: Name, as_json: AsJson = False, quiet: Quiet = False) -> None:
-    """Show a pair's source and how it drafts."""
-    from nwor_bench.models.pairs import load_pair, pair_folder
-
-    pair = load_pair(name)
-    content = {**pair.model_dump(mode="json", exclude_none=True), **_facts(name, pair)}
-    place = str(pair_folder(pair))
-    if as_json:
-        tell_json({"pair": content, "folder": place})
-    elif quiet:
-        typer.echo(f"{pair.name}: {pair.description}")
-    else:
-        from nwor_bench.report.text import settings
-
-        rows = [*settings(content), ("folder", place)]
-        print_table(("field", "value"), rows, numbers_from=2)
 
 
 @app.command(cls=Command, epilog=examples("nwor-bench pairs fetch smollm2"))

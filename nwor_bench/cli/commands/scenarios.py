@@ -1,6 +1,6 @@
-"""`nwor-bench scenarios list|show`: the workloads of a run."""
+"""`nwor-bench scenarios list`: the workloads of a run."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
     from nwor_bench.workload.config import Scenario
 
-app = typer.Typer(cls=Group, help="List and show the scenarios (workloads).", no_args_is_help=True)
-
-EXAMPLE_CHARS = 400
+app = typer.Typer(cls=Group, help="The scenarios (workloads).", no_args_is_help=True)
 
 
 @app.command("list", cls=Command, epilog=examples("nwor-bench scenarios list"))
@@ -57,43 +55,3 @@ def _number_of_prompts(scenario: "Scenario") -> int:
     from nwor_bench.workload.prompts import load_prompts
 
     return len(load_prompts(scenario))
-
-
-@app.command("show", cls=Command, epilog=examples("nwor-bench scenarios show short"))
-def show_scenario(
-    name: Annotated[
-        str,
-        typer.Argument(help="A scenario's name, or the path of a .toml file."),
-    ],
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
-    """Show a scenario's fields and one of its prompts."""
-    from nwor_bench.workload.config import load_scenario
-
-    scenario = load_scenario(name)
-    if as_json:
-        tell_json({"scenario": _facts(scenario)})
-    elif quiet:
-        typer.echo(f"{scenario.name}: {scenario.description}")
-    else:
-        _print_scenario(scenario)
-
-
-def _print_scenario(scenario: "Scenario") -> None:
-    from rich.console import Console
-
-    from nwor_bench.report.document import Code, Document, Paragraph, table
-    from nwor_bench.report.terminal import print_document
-    from nwor_bench.report.text import settings
-    from nwor_bench.workload.prompts import load_prompts
-
-    example = load_prompts(scenario)[0]
-    text = example.text[:EXAMPLE_CHARS]
-    cut = "" if len(text) == len(example.text) else f"... ({len(example.text)} characters)"
-    blocks = (
-        table(("field", "value"), list(settings(_facts(scenario))), numbers_from=2),
-        Paragraph(f"Example, {example.id} ({example.category}):"),
-        Code(text + cut),
-    )
-    print_document(Console(), Document(scenario.name, blocks))

@@ -1,11 +1,10 @@
-"""Counters of each window of a batch: DRAM and L2 bytes, or CUDA launches and host waits.
+"""DRAM and L2 bytes of each window of a batch.
 
 A window lasts from the start of its step to the start of the next one: the forward, sampling, the
 commit and the drafter. Everything here is in place only while counters are on.
 
-Bytes: an event on the stream marks each step's start, hardware counters are sampled beside them,
+An event on the stream marks each step's start, hardware counters are sampled beside them,
 and copies of known size before and after the batch tie the events to the samples (`counter_join`).
-Launches: PyTorch's profiler records the CUDA calls between two steps' starts on the host.
 """
 
 import time
@@ -14,8 +13,7 @@ from typing import Any
 
 import torch
 
-from nwor_bench.errors import BenchError, ConfigError
-from nwor_bench.instruments.launches import STEP, count_calls, open_profiler, read_calls
+from nwor_bench.errors import BenchError
 from nwor_bench.instruments.pm_sampling import (
     ClockMatch,
     CountersUnavailable,
@@ -79,41 +77,29 @@ def open_instruments() -> tuple[PmSampler, CudaTimeline]:
     return PmSampler(torch.cuda.current_device()), CudaTimeline()
 
 
-class _MarkedSteps:
-    """Calls `mark` with "is a window" as each step of a runner starts, while it is on."""
-
-    def __init__(self, hook: RunnerHook, mark: Callable[[bool], None]):
-        self._mark = mark
-        self._patch = Patch(hook.runner, "execute_model", self._wrap_execute_model)
-
-    @property
-    def on(self) -> bool:
-        """True while steps are marked."""
-        return self._patch.applied
-
-    def _wrap_execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-            if not kwargs.get("dummy_run") and scheduler_output.total_num_scheduled_tokens:
-                self._mark(bool(scheduler_output.scheduled_spec_decode_tokens))
-            return original(scheduler_output, *args, **kwargs)
-
-        return execute_model
-
-
-class CountedWindows(_MarkedSteps):
+class CountedWindows:
     """Counts the bytes that the windows of one runner move, batch by batch."""
 
     def __init__(self, hook: RunnerHook):
-        super().__init__(hook, self._mark_step)
+        self._patch = Patch(hook.runner, "execute_model", self._wrap_execute_model)
         self._instruments: tuple[PmSampler, CudaTimeline] | None = None
         self._marks: list[tuple[Any, bool]] = []
         self._copies: list[tuple[Any, Any]] = []
         self._started = 0.0
         self._anchor_ns = 0
 
+    def _wrap_execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            if not kwargs.get("dummy_run") and scheduler_output.total_num_scheduled_tokens:
+                is_window = bool(scheduler_output.scheduled_spec_decode_tokens)
+                self._marks.append((self._opened()[1].mark(), is_window))
+            return original(scheduler_output, *args, **kwargs)
+
+        return execute_model
+
     def switch(self, on: bool) -> None:
         """Open the counters and mark windows, or close them; call it between batches."""
-        if on == self.on:
+        if on == self._patch.applied:
             return
         if on:
             self._instruments = open_instruments()
@@ -191,59 +177,3 @@ class CountedWindows(_MarkedSteps):
         if self._instruments is None:
             raise BenchError("hardware counters are not switched on in this worker")
         return self._instruments
-
-    def _mark_step(self, is_window: bool) -> None:
-        self._marks.append((self._opened()[1].mark(), is_window))
-
-
-class LaunchWindows(_MarkedSteps):
-    """Counts the CUDA calls of one runner's windows, batch by batch."""
-
-    def __init__(self, hook: RunnerHook):
-        super().__init__(hook, self._mark_step)
-        self._profiler: Any = None
-        self._is_window: list[bool] = []
-
-    def switch(self, on: bool) -> None:
-        """Mark steps, or stop; call it between batches."""
-        if on and not self.on:
-            self._patch.apply()
-        elif not on:
-            self._patch.undo()
-
-    def start(self) -> None:
-        """Start recording."""
-        self._is_window = []
-        self._profiler = open_profiler()
-        self._profiler.start()
-
-    def take(self) -> dict[str, Any]:
-        """End the batch: each window's counts, in their order."""
-        if self._profiler is None:
-            raise BenchError("launches are not being counted in this worker")
-        with torch.profiler.record_function(STEP):  # the end of the last window
-            pass
-        began = time.perf_counter()
-        self._profiler.stop()
-        calls, marks = read_calls(self._profiler)
-        self._profiler = None
-        if len(marks) != len(self._is_window) + 1:
-            raise BenchError(
-                f"{len(self._is_window)} steps ran and {len(marks) - 1} show in PyTorch's "
-                "profiler: launches cannot be assigned to windows"
-            )
-        if not calls and any(self._is_window):  # every window launches something
-            raise ConfigError.at(
-                "--counters launches",
-                "PyTorch's profiler recorded no CUDA call in a whole batch; stop other profilers "
-                "(CUPTI serves one at a time), or leave --counters out",
-            )
-        places = [place for place, window in enumerate(self._is_window) if window]
-        starts, ends = [marks[p] for p in places], [marks[p + 1] for p in places]
-        facts = {"calls": len(calls), "read_s": round(time.perf_counter() - began, 3)}
-        return {"windows": count_calls(calls, starts, ends), "facts": facts}
-
-    def _mark_step(self, is_window: bool) -> None:
-        self._is_window.append(is_window)
-        with torch.profiler.record_function(STEP):
-            pass

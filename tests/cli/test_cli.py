@@ -67,18 +67,10 @@ def test_no_command_shows_the_help_and_is_bad_usage(command_line: Run) -> None:
     assert all(command in out + err for command in ("sweep", "report", "pairs", "scenarios"))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("pairs", "show", "tiny"), "generated.noise"),
-        (("scenarios", "show", "long"), "6000"),
-        ((*TINY, "--dry-run"), "2 blocks x 7 cells"),
-    ],
-)
-def test_output_fits_80_columns(command_line: Run, arguments: tuple[str, ...], words: str) -> None:
-    code, out, err = command_line(*arguments)
+def test_output_fits_80_columns(command_line: Run) -> None:
+    code, out, err = command_line(*TINY, "--dry-run")
     assert (code, err) == (0, "")
-    assert words in out
+    assert "2 blocks x 7 cells" in out
     assert widest(out) <= 80
 
 

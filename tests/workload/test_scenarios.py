@@ -3,12 +3,11 @@
 import json
 import re
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from nwor_bench.cli.commands.scenarios import app
+from nwor_bench.cli.app import app
 from nwor_bench.workload.config import load_scenario, scenario_names
 from nwor_bench.workload.prompts import builtin_categories, load_prompts, read_jsonl
 from nwor_bench.workload.schedule import select_blocks
@@ -102,14 +101,10 @@ def test_mixed_has_every_length() -> None:
 # --- the command ---
 
 
-def run(*arguments: str) -> str:
-    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "80"})
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
 def test_list_fits_eighty_columns() -> None:
-    output = run("list")
+    result = CliRunner().invoke(app, ["scenarios", "list"], env={"COLUMNS": "80"})
+    assert result.exit_code == 0, result.output
+    output = result.output
     assert max(map(len, output.splitlines())) <= 80
     for name in scenario_names():
         cells = next(line.split() for line in output.splitlines() if line.startswith(f"{name} "))
@@ -117,30 +112,3 @@ def test_list_fits_eighty_columns() -> None:
         numbers = [s.requests, s.batches, s.draft_tokens, s.max_new_tokens, s.temperature]
         prompts = len(load_prompts(s))
         assert cells == [name, *map(str, [*numbers, s.max_model_len, prompts])]
-
-
-def test_show_has_all_fields_and_an_example() -> None:
-    output = run("show", "short")
-    for words in ("draft_tokens", "prompts.max_chars", "800", "Example"):
-        assert words in output
-    first = load_prompts(load_scenario("short"))[0]
-    assert first.id in output
-    assert first.text.split("\n")[0][:60] in output
-
-
-def test_show_counts_a_users_own_prompts(tmp_path: Path) -> None:
-    lines = [{"text": "a" * size, "category": "mine[/x]"} for size in (3, 4, 8)]
-    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    scenario = tmp_path / "own.toml"
-    scenario.write_text(
-        "requests = 1\nbatches = 1\ndraft_tokens = 1\nmax_new_tokens = 2\nmax_model_len = 64\n"
-        '[prompts]\npath = "p.jsonl"\n'
-    )
-    rows = [line.split() for line in run("show", str(scenario)).splitlines()]
-    assert ["number_of_prompts", "3"] in rows
-    assert "(mine[/x]):" in " ".join(map(" ".join, rows))
-
-
-def test_prompts_carry_no_placeholder() -> None:
-    for prompt in ALL:
-        assert not re.search(r"lorem ipsum|TODO|XXX|FIXME", prompt.text)

@@ -106,13 +106,6 @@ def test_list_names_every_pair_within_80_columns() -> None:
     assert " yes " in output("list")
 
 
-def test_show_cuts_nothing_off() -> None:
-    text = output("show", "smollm2")
-    assert max(map(len, text.splitlines())) <= 80
-    joined = "".join(line.split()[-1] for line in text.splitlines() if line.strip())
-    assert "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70" in joined
-
-
 def test_fetch_tells_where_and_that_it_was_there_already(tmp_path: Path) -> None:
     first, second = output("fetch", "tiny"), output("fetch", "tiny")
     assert "tiny: generating" in first

@@ -16,6 +16,7 @@ from nwor_bench.models.config_reader import (
 from nwor_bench.models.methods import Method, mtp_layers
 from nwor_bench.models.pairs import ResolvedPair, read_model_config
 from nwor_bench.models.pairs.tiny import LOAD_FORMAT, shape_parameters
+from nwor_bench.models.recurrent import recurrent_layers
 from nwor_bench.workload.config import RunSpec
 
 GIB = 1 << 30
@@ -42,7 +43,7 @@ _CACHE_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2
 def kv_cache_bytes(pair: ResolvedPair, spec: RunSpec) -> int:
     """Bytes of KV cache: `kv_cache_memory_bytes`, or enough for all requests at full length.
 
-    One block comes on top, since vLLM keeps the first one empty.
+    One block comes on top, since vLLM keeps the first one empty, and a hybrid's recurrent states.
     """
     if CACHE_SIZE in spec.engine_args:
         return int(spec.engine_args[CACHE_SIZE])
@@ -51,7 +52,18 @@ def kv_cache_bytes(pair: ResolvedPair, spec: RunSpec) -> int:
         return UNKNOWN_MODEL_CACHE
     block = spec.engine_args.get("block_size") or 128
     length = -(-spec.scenario.max_model_len // block) * block
-    return int(per_token * spec.scenario.requests * length * HEADROOM) + per_token * block
+    states = _state_bytes(pair, spec)
+    per_request = (per_token * length + states) * HEADROOM
+    return int(per_request * spec.scenario.requests) + per_token * block
+
+
+def _state_bytes(pair: ResolvedPair, spec: RunSpec) -> int:
+    """Recurrent states that vLLM reserves a request, one for each of a window's tokens; 0 for a
+    model without, or if its config does not give their sizes."""
+    layers = recurrent_layers(read_model_config(pair.target) or {})
+    if layers is None:
+        return 0
+    return int(layers.slot_bytes(spec.scenario.draft_tokens, spec.tensor_parallel_size))
 
 
 def cache_bytes_per_token(pair: ResolvedPair, spec: RunSpec) -> int | None:

@@ -84,8 +84,17 @@ class Interleaving:
         Switches the hook's modes if the step is another cell's. Called for every step.
         """
         if not is_windows_alone(scheduler_output):
+            self._leave()
             return None
         return self._take(next(self._places))
+
+    def _leave(self) -> None:
+        """Run a step with more than windows in mode off: its window is recorded as off x off."""
+        if self._current is not None:
+            self._current = None
+            self._hook.switch_to(NworMode.OFF, ScvMode.OFF)
+            validator = self._hook.validator
+            validator.counters, validator.fallbacks = Counter(), Counter()
 
     def sham_fell_back(self, reason: str) -> None:
         """The window in flight cannot run as a sham: it runs as plain off."""

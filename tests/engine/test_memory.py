@@ -13,6 +13,7 @@ from refusals import refused
 from nwor_bench.engine import memory
 from nwor_bench.engine.memory import (
     GIB,
+    HEADROOM,
     RUNTIME_BYTES,
     UNKNOWN_MODEL_CACHE,
     WIDEST,
@@ -23,7 +24,7 @@ from nwor_bench.engine.memory import (
 from nwor_bench.errors import ExitCode
 from nwor_bench.instruments import device
 from nwor_bench.instruments.device import FreeMemory
-from nwor_bench.models.pairs import ResolvedPair
+from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 from nwor_bench.workload.config import RunSpec, Scenario, resolve
 
 SCENARIO = Scenario(
@@ -299,3 +300,15 @@ def test_without_a_driver_the_host_is_asked(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(device, "is_cpu_build", lambda: False)
     monkeypatch.setitem(sys.modules, "pynvml", Nvml(broken=True))
     assert device.free_memory().where == "host"
+
+
+def test_a_hybrids_recurrent_states_have_room_beside_its_kv(tmp_path: Path) -> None:
+    """Without it 7 of 8 requests ran at once on an H100, and the eighth waited for their blocks."""
+    pair = resolve_pair("qwen3-next-mtp-shape", cache_dir=tmp_path)
+    spec = spec_with(max_model_len=1024)
+    # 36 layers x (4 + 1 tokens) x (32 heads x 128 x 128 states of 2 bytes, and 3 + 4 inputs of
+    # 8,192 channels x 2 bytes)
+    states = 36 * 5 * (32 * 128 * 128 * 2 + 7 * 8192 * 2)
+    rows = 49 * 2 * 2 * 256 * 2  # of one token, in 48 layers and the MTP layer
+    per_request = rows * 1024 + states
+    assert kv_cache_bytes(pair, spec) == int(per_request * 8 * HEADROOM) + rows * 128

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from live_windows import counts_of, idle, windows_alone, with_prefill
 
-from nwor_bench.plugin.interleaving import LiveInterleaving, guard_of, miscount
+from nwor_bench.plugin.interleaving import Interleaving, LiveInterleaving, guard_of, miscount
 from nwor_bench.records.fallback_reasons import Fault, Guard
 from nwor_bench.records.types import SETTLING, NworMode, ScvMode
 
@@ -167,3 +167,24 @@ def test_the_voted_alarm_stops_staging_and_is_not_raised_again() -> None:
     interleaving.overcounted()
     assert interleaving.stopped is Guard.COUNTS
     assert interleaving.alarm is None
+
+
+def test_in_a_batch_a_step_with_a_prefill_runs_in_mode_off() -> None:
+    """Its window has no place and is recorded as off x off: seen staged on an H100, where a request
+    waited for another's blocks."""
+    hook = FakeHook()
+    cells = [("off", "off"), ("stage", "graph")]
+    interleaving = Interleaving(hook, cells, [(0, 1)], "seed")
+    interleaving.start()
+    while hook.mode is not NworMode.STAGE or hook.calls[-1][0] != "place":
+        assert interleaving.next(windows_alone()) is not None
+    counters = interleaving.cells[1].counters
+    assert hook.validator.counters is counters
+    assert interleaving.next(with_prefill()) is None
+    assert hook.mode is NworMode.OFF
+    assert hook.validator.counters is not counters
+    assert interleaving.next(with_prefill()) is None
+    assert hook.calls[-2:].count(("place", NworMode.OFF, ScvMode.OFF)) == 1
+    place = interleaving.next(windows_alone())
+    assert place is not None
+    assert hook.mode is interleaving.cells[place.cell].nwor_mode

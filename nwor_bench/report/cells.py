@@ -76,7 +76,7 @@ def _verdicts(cells: Sequence[CellResult]) -> Table:
 def cell_section(cells: Sequence[CellResult]) -> Section:
     """Reasons of the verdicts, times of batches and requests, tokens, acceptance."""
     blocks: list[Block] = []
-    if all(cell.ratio_to_off is None for cell in cells):
+    if all(c.ratio_to_off is None and c.verdict != Verdict.CHECKED for c in cells):
         blocks.append(Paragraph("No cell could be compared with off x off."))
     reasons = [f"{c.label} ({c.verdict}): {c.reason.rstrip('.')}." for c in cells if c.reason]
     if reasons:
@@ -86,7 +86,9 @@ def cell_section(cells: Sequence[CellResult]) -> Section:
 
 
 def _times(cells: Sequence[CellResult]) -> list[Block]:
-    """Percentiles of batches and, if vLLM gave any, of requests."""
+    """Percentiles of batches and, if vLLM gave any, of requests; nothing without a timed batch."""
+    if not any(cell.batches for cell in cells):
+        return []
     known = [name for name in PERCENTILES if any(getattr(c, name) is not None for c in cells)]
     rows = [
         [c.label, count(c.batches), decimal(c.latency_ms_p50), decimal(c.latency_ms_p95),

@@ -111,12 +111,12 @@ def _table(table: Table) -> str:
         for line, row in enumerate(table.rows)
     )
     name = f' role="region" aria-label="{html.escape(table.caption)}"' if table.caption else ""
-    caption = f"<caption><span>{escape(table.caption)}</span></caption>" if table.caption else ""
+    caption = f"<span>{escape(table.caption)}</span>" if table.caption else ""
     words = ' class="words"' if table.numbers_from >= len(table.headers) else ""
     # A box that scrolls must be reachable with the keyboard.
     return (
-        f'<div class="scroll" tabindex="0"{name}><table{words}>{caption}<thead><tr>'
-        f"{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
+        f'<div class="scroll" tabindex="0"{name}><table{words}><caption>{caption}</caption>'
+        f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
 
@@ -145,14 +145,14 @@ CSS = """
   --page: #fcfcfb; --text: #1c1f23; --soft: #5c6570; --line: #d9dde2; --head: #f1f3f5;
   --callout: #fff6e0; --callout-line: #d99a1b; --band: #e3e7ec; --link: #1f5f9c;
   --same: #2f7d4f; --faster: #1f6fb2; --slower: #b4541a; --ambiguous: #6b7280;
-  --ineffective: #8a4bb0; --invalid: #c02634;
+  --ineffective: #8a4bb0; --invalid: #c02634; --shade: #0003;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --page: #15181c; --text: #e4e7ea; --soft: #9aa4af; --line: #343b43; --head: #1e2329;
     --callout: #2c2512; --callout-line: #c9932c; --band: #2b323a; --link: #7fb8ee;
     --same: #6cc48f; --faster: #6db3ec; --slower: #f09a5c; --ambiguous: #a3acb8;
-    --ineffective: #c594e6; --invalid: #ff7b86;
+    --ineffective: #c594e6; --invalid: #ff7b86; --shade: #fff3;
   }
 }
 * { box-sizing: border-box; }
@@ -160,7 +160,7 @@ body {
   margin: 0; background: var(--page); color: var(--text);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif;
 }
-main { max-width: 62rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
+main { max-width: 66rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; container-type: inline-size; }
 h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 1rem; overflow-wrap: anywhere; }
 h2 {
   font-size: 1.15rem; margin: 1.8rem 0 .6rem; padding-bottom: .3rem;
@@ -193,8 +193,16 @@ nav li { margin: 0; }
 }
 .callout strong { display: block; }
 .scroll {
-  overflow-x: auto; margin: 1rem 0; border: 1px solid var(--line); border-radius: 6px;
+  margin: 1rem 0; border: 1px solid var(--line); border-radius: 6px;
   width: fit-content; max-width: 100%;
+}
+.scroll, .plot {  /* an edge that hides something is shaded */
+  overflow-x: auto;
+  background:
+    linear-gradient(90deg, var(--page) 40%, transparent) 0 0 / 3rem 100% no-repeat local,
+    linear-gradient(270deg, var(--page) 40%, transparent) 100% 0 / 3rem 100% no-repeat local,
+    linear-gradient(90deg, var(--shade), transparent) 0 0 / 1rem 100% no-repeat scroll,
+    linear-gradient(270deg, var(--shade), transparent) 100% 0 / 1rem 100% no-repeat scroll;
 }
 table {
   border-collapse: separate; border-spacing: 0; font-size: .875rem;
@@ -204,8 +212,15 @@ caption {
   text-align: left; padding: .4rem .7rem; color: var(--soft); font-size: .8125rem;
   border-bottom: 1px solid var(--line);
 }
+caption:empty { padding: 0 .7rem; border: 0; }
 caption span {  /* stays visible when the table scrolls */
   display: block; position: sticky; left: .7rem; width: min(100%, 100vw - 3.6rem);
+}
+caption::after {  /* has no size unless the table is wider than the page */
+  --hidden: calc((100% + 1.4rem + 1px - 100cqw) * 99);
+  content: "Scroll sideways \\2192" / ""; display: block; position: sticky; left: .7rem;
+  line-height: 1.3rem; margin-top: clamp(-1.3rem, var(--hidden) - 1.3rem, 0px);
+  width: clamp(0px, var(--hidden), 9rem); overflow: hidden; white-space: nowrap; color: var(--link);
 }
 th, td { padding: .22rem .7rem; text-align: left; white-space: nowrap; vertical-align: top; }
 th { background: var(--head); font-weight: 600; white-space: normal; vertical-align: bottom; }
@@ -224,7 +239,11 @@ pre {
 }
 .verdict { font-weight: 600; }
 figure { margin: 1rem 0; max-width: 46rem; }
-.plot { width: 100%; overflow-x: auto; }
+.plot { width: 100%; }
+@container (max-width: 33.9rem) {
+  figure::before { content: "Scroll sideways \\2192" / ""; color: var(--link); font-size: 13px; }
+  th, td { padding: .22rem .45rem; }
+}
 .plot svg { display: block; width: 100%; min-width: 34rem; height: auto; }
 .plot svg * { stroke-linejoin: round; stroke-linecap: butt; }
 .plot text { font-family: inherit !important; }

@@ -1,6 +1,6 @@
 """Time of a window's phases, and the share of deciding acceptance, from probed batches."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -20,6 +20,8 @@ class CellPhases:
     Attributes:
         cell: the cell that the windows belong to.
         device_ms: forward, sample, mask and commit, between events on the device.
+        rest_ms: a probed window's time less these: the drafter, and what the GPU does or waits for
+            between two windows. No event separates them.
         window_ms: a window from start to start, in the timed batches.
         hook_ms, scv_host_ms: host time that the hooks added to a window, and its part that decided
             acceptance, waiting included; in the timed batches.
@@ -30,6 +32,7 @@ class CellPhases:
 
     cell: Cell
     device_ms: dict[str, float | None]
+    rest_ms: float | None
     window_ms: float | None
     hook_ms: float | None
     scv_host_ms: float | None
@@ -68,6 +71,7 @@ def _phases_of(run: RunData, cell: Cell, windows: dict[BatchKey, list[WindowReco
     return CellPhases(
         cell=cell,
         device_ms={name: _median(probed, name) for name in PHASES},
+        rest_ms=_middle(_rest(window) for window in probed),
         window_ms=window_ms,
         hook_ms=_median(timed, "hook_ms"),
         scv_host_ms=_median(timed, "scv_host_ms"),
@@ -78,9 +82,20 @@ def _phases_of(run: RunData, cell: Cell, windows: dict[BatchKey, list[WindowReco
     )
 
 
+def _rest(window: WindowRecord) -> float | None:
+    """What no phase explains; None if the window or its forward was not timed."""
+    if window.wall_ms is None or window.forward_ms is None:
+        return None
+    return window.wall_ms - sum(getattr(window, name) or 0.0 for name in PHASES)
+
+
 def _median(windows: Sequence[WindowRecord], name: str) -> float | None:
-    values = [value for w in windows if (value := getattr(w, name)) is not None]
-    return median(values) if values else None
+    return _middle(getattr(window, name) for window in windows)
+
+
+def _middle(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def _per_window(batches: Sequence[BatchRecord], counter: str, windows: int) -> float | None:

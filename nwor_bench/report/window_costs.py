@@ -30,8 +30,10 @@ TIME, BYTES = "Where a window's time goes", "Bytes: predicted and measured"
 ON_DEVICE = (
     "Device: milliseconds between events on the GPU, medians over the windows of one probed batch "
     "a cell, separate from the timed ones. Forward includes the preparation of attention. There is "
-    "no mask time if the commit decides by itself. Probe: a probed window's time over a timed "
-    "one's, the cost of the events."
+    "no mask time if the commit decides by itself. Drafter and host: the rest of a probed window. "
+    "It is the drafter's work and the time in which the GPU waits for the host; no "
+    "event separates the two. Probe: a probed window's time over a timed one's, the cost of the "
+    "events."
 )
 ON_HOST = (
     "Host: milliseconds that our hooks add to a window, and the part of it that decides which "
@@ -69,10 +71,11 @@ def phase_section(analysis: Analysis) -> Section:
 
 def _phases(rows: Sequence[CellPhases]) -> list[Block]:
     device = table(
-        ["Cell", "Window ms", "Forward", "Sample", "Mask", "Commit", "Probe"],
+        ["Cell", "Window ms", "Forward", "Sample", "Mask", "Commit", "Drafter and host", "Probe"],
         [
             [row.cell.label, decimal(row.window_ms, 3),
-             *(decimal(row.device_ms[name], 3) for name in PHASES), decimal(row.probe_cost, 3)]
+             *(decimal(row.device_ms[name], 3) for name in PHASES), decimal(row.rest_ms, 3),
+             decimal(row.probe_cost, 3)]
             for row in rows
         ],
         caption="A window on the device, ms",

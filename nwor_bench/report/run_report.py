@@ -26,6 +26,7 @@ from nwor_bench.report.document import (
     table,
 )
 from nwor_bench.report.evidence import evidence_section
+from nwor_bench.report.over_time import over_time_section
 from nwor_bench.report.precision import precision_section
 from nwor_bench.report.text import NOT_MEASURED, joined, settings
 from nwor_bench.report.window_costs import dram_summary, phase_section, traffic_section
@@ -83,6 +84,7 @@ def build_document(analysis: Analysis) -> Document:
     run = analysis.run
     sections = (
         cell_section(analysis.cells),
+        *over_time_section(analysis),
         precision_section(analysis),
         phase_section(analysis),
         traffic_section(analysis),

@@ -13,6 +13,7 @@ from synthetic_run import change_batches, document_of, make_run, summarised, wit
 
 from nwor_bench.records.facts import to_json
 from nwor_bench.records.types import Verdict
+from nwor_bench.report.cells import cell_section
 from nwor_bench.report.document import (
     Bullets,
     Code,
@@ -89,14 +90,24 @@ def shown(run) -> str:
 def test_the_answer_comes_first_and_the_glossary_last(run):
     text = markdown(run)
     titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
-    assert titles == ["Cells", "Measurement precision", "Where a window's time goes",
-                      "Bytes: predicted and measured", "Evidence", "Findings and limits",
-                      "This run", "To repeat this run", "Glossary"]  # fmt: skip
+    assert titles == ["Cells", "Over the run", "Measurement precision",
+                      "Where a window's time goes", "Bytes: predicted and measured", "Evidence",
+                      "Findings and limits", "This run", "To repeat this run",
+                      "Glossary"]  # fmt: skip
     start = (
         "# nwor-bench: scenario short, models toy\n\n"
         "**CPU RUN: This run does not show whether NWOR pays"
     )
     assert text.startswith(start)
+
+
+def test_a_run_that_only_checks_has_no_table_of_times():
+    cells = [replace(c, batches=0, ratio_to_off=None, verdict=Verdict.CHECKED)
+             for c in summarised(make_run())]  # fmt: skip
+    text = render_markdown(Document("", (), (cell_section(cells),)))
+    assert "Tokens and fallbacks" in text
+    assert "Milliseconds" not in text
+    assert "could be compared" not in text
 
 
 def test_the_short_report_is_part_of_the_long_one(run):
@@ -211,7 +222,12 @@ def test_the_page_is_sound_and_loads_nothing(shown):
     assert not re.search(r"url\((?!#)|@import|https?:", shown)
     assert "prefers-color-scheme: dark" in shown
     assert 'name="viewport"' in shown
-    assert found.tags.count("figure") == 1
+    assert found.tags.count("figure") == 3
+
+
+def test_what_is_wider_than_a_phone_says_that_it_scrolls(shown):
+    for box in ("caption::after", "figure::before"):
+        assert re.search(box + r" \{[^}]*content: \"Scroll sideways", shown)
 
 
 def test_tables_and_headings_can_be_found_without_eyes(shown):
@@ -221,7 +237,7 @@ def test_tables_and_headings_can_be_found_without_eyes(shown):
         start = r'<table[^>]*><caption><span>[^<]+</span></caption><thead><tr><th scope="col"'
         assert re.match(start, each)
         assert each.count('<th scope="row"') == each.count("<tr>") - 1
-    assert [tag for tag in Page(shown).tags if re.fullmatch(r"h\d", tag)] == ["h1"] + ["h2"] * 9
+    assert [tag for tag in Page(shown).tags if re.fullmatch(r"h\d", tag)] == ["h1"] + ["h2"] * 10
     anchors = re.findall(r'<a href="#([^"]+)"', shown)
     assert anchors == re.findall(r'<h2 id="([^"]+)"', shown)
     for alternative in re.findall(r'role="img" aria-label="([^"]*)"', shown):

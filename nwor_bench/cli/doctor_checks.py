@@ -12,7 +12,6 @@ from nwor_bench.engine.memory import GIB, RUNTIME_BYTES
 from nwor_bench.engine.preload import DONE, LIBRARY, openmp_library
 from nwor_bench.errors import BenchError, UnsupportedVllmError
 from nwor_bench.instruments import environment
-from nwor_bench.instruments.conditions import throttle_names
 from nwor_bench.instruments.device import CPU_BUILD, free_memory
 from nwor_bench.instruments.nsight import NCU, NSYS, Profiler, ToolUnavailable, find_tool
 from nwor_bench.instruments.versions import (
@@ -96,7 +95,6 @@ def examine(check_hooks: Callable[[], Check] | None = None) -> list[Check]:
         check_plugin(),
         check_openmp(),
         check_gpu(gpus, facts.gpu_note),
-        check_clocks(gpus),
         check_memory(),
     ]
     if check_hooks is not None:
@@ -210,22 +208,6 @@ def check_gpu(gpus: Gpus, note: str | None) -> Check:
         remedy = "install vLLM's CUDA build to use it: make clean venv DEVICE=cuda"
         return Check("GPU", State.WRONG, f"{what}; vLLM's CPU build does not use it", remedy)
     return Check("GPU", State.OK, what, needed=True)
-
-
-def check_clocks(gpus: Gpus) -> Check:
-    """Whether the GPU's clocks are throttled."""
-    if not gpus:
-        return Check("clocks", State.MISSING, "no GPU", "see GPU")
-    first = gpus[0]
-    if first.sm_clock_mhz is None:
-        remedy = "nothing to do; reports will show no clocks"
-        return Check("clocks", State.MISSING, "this GPU does not report its clocks", remedy)
-    what = f"SM {first.sm_clock_mhz} of {first.sm_clock_max_mhz} MHz"
-    held = sorted({name for gpu in gpus for name in throttle_names(gpu.throttle_reasons)})
-    if held:
-        remedy = "let it cool or raise its power limit; timings are slow and noisy until then"
-        return Check("clocks", State.WRONG, f"{what}, throttled: {', '.join(held)}", remedy)
-    return Check("clocks", State.OK, f"{what}, not throttled")
 
 
 def check_memory() -> Check:

@@ -1,13 +1,12 @@
-"""Which layers belong to the target, their caches, the slots of each, and recurrent states.
+"""Which layers belong to the target, their caches, and the slots of each.
 
 Names do not show it: an EAGLE head on a 30-layer target registers as layer 30 of the same
 model, in the same KV-cache group. The runner knows after both models were loaded.
 """
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any, TypeVar
 
 import torch
@@ -244,35 +243,3 @@ def slot_rows(runner: Any, names: Sequence[str]) -> SlotRows:
     if first == last:
         return SlotRows(first, (0,) * len(names))
     return SlotRows(slice(first, last + 1), tuple(number - first for number in numbers))
-
-
-def recurrent_facts(runner: Any, drafter_layers: Iterable[str]) -> dict[str, Any] | None:
-    """The target's recurrent layers and bytes of a request's states on this rank; None without.
-
-    vLLM names the convolution's inputs first, then the recurrent state; a layer with only one of
-    the two is known by its state's dimensions.
-    """
-    context = runner.compilation_config.static_forward_context
-    drafters = set(drafter_layers)
-    layers = [
-        layer for name, layer in context.items() if is_recurrent(layer) and name not in drafters
-    ]
-    if not layers:
-        return None
-    sizes = [_bytes_of(layer) for layer in layers]
-    return {
-        "layers": len(layers),
-        "state_bytes": sum(state for state, _ in sizes),
-        "conv_bytes": sum(conv for _, conv in sizes),
-    }
-
-
-def _bytes_of(layer: Any) -> tuple[int, int]:
-    parts = [
-        (shape, prod(shape) * dtype.itemsize)
-        for shape, dtype in zip(layer.get_state_shape(), layer.get_state_dtype(), strict=True)
-    ]
-    if len(parts) == 1:
-        (shape, size), *_ = parts
-        return (size, 0) if len(shape) > 2 else (0, size)
-    return parts[1][1], parts[0][1]

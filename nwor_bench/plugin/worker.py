@@ -14,7 +14,6 @@ from nwor_bench.errors import BenchError
 from nwor_bench.plugin import dummy_weights, register
 from nwor_bench.plugin.attaching import HOOK, NOT_ATTACHED, RANGES
 from nwor_bench.plugin.interleaving import Interleaving
-from nwor_bench.plugin.layers import recurrent_facts
 from nwor_bench.plugin.observe.attention_nudge import AttentionNudge
 from nwor_bench.plugin.observe.kv_rows import KvRows
 from nwor_bench.plugin.observe.window_counters import CountedWindows
@@ -173,7 +172,6 @@ class NworWorkerExtension:
             "cuda_graphs": hook.graph_facts(),
             "launch_refusals": hook.launch_refusals(),
             "has_probe": hook.has_probe,
-            "recurrent": recurrent_facts(hook.runner, hook.drafter_layers),
         }
 
     def nwor_window_state(self) -> str | None:

@@ -57,17 +57,6 @@ class CudaGraphs(JsonPart):
     """Why the A/A arm has no graphs of its own; None if it has, or nobody asked."""
 
 
-class RecurrentFacts(JsonPart):
-    """The states of the target's recurrent layers, on one rank."""
-
-    layers: int | None = None
-    """Number of them."""
-    state_bytes: int | None = None
-    """Bytes of a request's recurrent states over all of them."""
-    conv_bytes: int | None = None
-    """Bytes of a request's last inputs of their convolutions."""
-
-
 class RankStatus(JsonPart):
     """What a tensor-parallel rank has for itself."""
 
@@ -136,8 +125,6 @@ class EngineStatus(JsonPart):
     """Time that the start took."""
     ranks: tuple[RankStatus, ...] | None = None
     """Each tensor-parallel rank's own facts; None for a single one."""
-    recurrent: RecurrentFacts | None = None
-    """States of the target's recurrent layers; None if it has none."""
 
 
 class CpuFacts(JsonPart):

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from nwor_bench.models.config_reader import Kind
-from nwor_bench.models.recurrent import RecurrentLayers
 from nwor_bench.models.support.facts import LayerFacts
 from nwor_bench.models.support.predict import (
     LayerGroup,
@@ -18,7 +17,6 @@ from nwor_bench.records.fallback_reasons import (
     KV_TRANSFER,
 )
 from nwor_bench.report.document import Bullets, Document, Headline, Paragraph, table
-from nwor_bench.report.plan import state_sentence
 
 LAYER_HEADERS = ("layers", "what", "backend", "by themselves")
 METHOD_HEADERS = ("method", "drafts", "runner", "why not staged")
@@ -34,19 +32,17 @@ def support_document(
     found: Support,
     methods: Sequence[MethodSupport],
     origin: str,
-    states: RecurrentLayers | None,
 ) -> Document:
     """One model: the answer, its layers, the speculative methods, and notes."""
     drafts = [
         (m.method.value, WORDS[m.outcome], m.runner.value if m.runner else "", m.reason or "")
         for m in methods
     ]
-    notes = [state_sentence(states, 1, found.engine.draft_tokens)] if states else []
     blocks = (
         Paragraph(f"{_setting(found)} Facts: {origin}."),
         table(LAYER_HEADERS, layer_rows(found), numbers_from=4),
         table(METHOD_HEADERS, drafts, numbers_from=4),
-        Bullets((*notes, *support_notes(found))),
+        Bullets(tuple(support_notes(found))),
     )
     return Document(found.model.name, (Headline("", answer(found)), *blocks))
 
@@ -135,7 +131,7 @@ def support_notes(found: Support) -> list[str]:
 
 
 def support_values(found: Support, methods: Sequence[MethodSupport]) -> dict[str, Any]:
-    """Everything for JSON, but the recurrent states."""
+    """Everything for JSON."""
     return {
         "model": found.model.name,
         "architecture": found.model.architecture,

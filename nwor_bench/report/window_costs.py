@@ -23,7 +23,7 @@ from nwor_bench.records.types import (
 )
 from nwor_bench.report.answer import on_cpu
 from nwor_bench.report.document import Block, Paragraph, Section, Table, table
-from nwor_bench.report.text import NOT_MEASURED, count, decimal, percent, plural, size
+from nwor_bench.report.text import NOT_MEASURED, count, decimal, percent, size
 
 TIME, BYTES = "Where a window's time goes", "Bytes: predicted and measured"
 
@@ -108,7 +108,6 @@ def traffic_section(analysis: Analysis) -> Section:
     """Predicted and cache bytes, then the counters' if there are any."""
     run, cells, found = analysis.run, analysis.cells, analysis.dram
     blocks: list[Block] = [_cache_bytes(run, cells), Paragraph(_cache_note(run.header))]
-    blocks += _states(run.header)
     if found:
         blocks = [Paragraph(answer(found), strong=True), _amounts(found),
                   _differences(found), Paragraph(MEASURED), *_sampling_cost(found),
@@ -230,18 +229,6 @@ def _predicted(run: RunData, cell: CellResult) -> dict[str, float]:
         strategy_of(run.header),
         fmean(active) if active else 0.0,
     )
-
-
-def _states(header: RunHeader) -> list[Block]:
-    """A sentence for a model with recurrent layers."""
-    facts = (header.engine or EngineStatus()).recurrent
-    if facts is None or not facts.layers:
-        return []
-    text = (
-        f"The target has {plural(facts.layers, 'recurrent layer')}, whose states take "
-        f"{size(facts.state_bytes)} a request. No mode changes how they are written."
-    )
-    return [Paragraph(text)]
 
 
 def _signed_size(amount: float | None) -> str:

@@ -176,14 +176,6 @@ def test_predicted_bytes_are_those_of_the_byte_model_by_hand(cache, wide):
     assert values[-3] == f"-{-written / 1000:,.1f} kB"
 
 
-def test_a_hybrids_states_are_named_beside_its_bytes(run):
-    assert "recurrent" not in section(markdown(run), TRAFFIC)
-    hybrid = with_header(run, "engine", recurrent={"layers": 36, "state_bytes": 10**6,
-                                                   "conv_bytes": 5})  # fmt: skip
-    text = section(markdown(hybrid), TRAFFIC)
-    assert "36 recurrent layers, whose states take 1.0 MB a request" in text
-
-
 def test_a_partial_run_says_so_before_its_verdict(run):
     partial = with_parts(run, status="partial")
     text = markdown(partial)

@@ -15,15 +15,11 @@ from nwor_bench.analysis.findings.table import Finding, FindingKind, Severity, f
 from nwor_bench.analysis.statistics import SIGNIFICANCE
 from nwor_bench.instruments.robust import Estimate, RatioInterval
 from nwor_bench.records.cell import Cell
-from nwor_bench.records.fallback_reasons import in_words
 from nwor_bench.records.types import CellResult
 
 TOGETHER = 0.75
 """Correlation of both clocks from which a run counts as host-bound. On H200s it was -0.04 to 0.59
 in six settings that were not, 0.77 to 1 in 20 runs on a busy host (sweeps/studies/interleave)."""
-
-MANY_LEFT_OUT = 0.05
-"""Share of groups that may be left out without a finding."""
 
 NEIGHBOURS = "Nothing to do. Neighbouring windows are compared"
 
@@ -120,13 +116,6 @@ def _of_cell(cell: CellResult, effect: PairEffect, cells: int) -> Iterator[Findi
         if _depends_on_clock(effect, cells):
             slopes = ", ".join(f"{_slope_words(slope)} {unit}" for slope, unit in _slopes(effect))
             yield found(FindingKind.CLOCK_EFFECT, name, slopes=slopes)
-    left_out = sum(effect.left_out.values())
-    groups = left_out + len(effect.groups)
-    if left_out > MANY_LEFT_OUT * groups:
-        reasons = ", ".join(f"{n} {in_words(why)}" for why, n in sorted(effect.left_out.items()))
-        yield found(
-            FindingKind.GROUPS_LEFT_OUT, name, left_out=left_out, groups=groups, reasons=reasons
-        )
 
 
 def _interval(ratio: RatioInterval) -> str:

@@ -36,7 +36,6 @@ class FindingKind(StrEnum):
     CARRY_OVER = "carry_over"
     LONG_WINDOWS = "long_windows"
     CLOCK_EFFECT = "clock_effect"
-    GROUPS_LEFT_OUT = "groups_left_out"
     WARMUP = "warmup"
     TREND = "trend"
     HOST_PACE = "host_pace"
@@ -137,9 +136,6 @@ TABLE = {
     _K.CLOCK_EFFECT: Row(_WARNING, "{name}: its ratio depends on the GPU's clock: {slopes}.",
         "Lock the clocks. The ratio is valid at the clocks of this run (nvidia-smi "
         "--lock-gpu-clocks).", "ratios that depend on the GPU's clock", "have"),
-    _K.GROUPS_LEFT_OUT: Row(_NOTE,
-        "{name}: {left_out} of {groups} groups of windows are left out: {reasons}.",
-        "Nothing to do. It widens the interval.", "groups that do not count", "have"),
     _K.WARMUP: Row(_WARNING, "Window times were not steady when warm-up ended: {why}.",
         "Raise --max-warmup. Or find what else runs on the machine.",
         "Window times were not steady after warm-up"),

@@ -72,7 +72,6 @@ def _engine(
 
 def _show(found: "FoundConfig", engine: "EngineFacts", quiet: bool, as_json: bool) -> None:
     from nwor_bench.models.config_reader import chosen_cache_dtype
-    from nwor_bench.models.recurrent import recurrent_layers
     from nwor_bench.models.support.facts import read_facts
     from nwor_bench.models.support.predict import methods_of, predict_support
     from nwor_bench.report import support as words
@@ -80,17 +79,14 @@ def _show(found: "FoundConfig", engine: "EngineFacts", quiet: bool, as_json: boo
     model = read_facts(found.config, found.name, MODEL, found.origin)
     engine = replace(engine, cache_dtype=chosen_cache_dtype(found.config, engine.cache_dtype))
     support, methods = predict_support(model, engine), tuple(methods_of(model, engine))
-    states = recurrent_layers(found.config)
     if as_json:
         from nwor_bench import __version__
         from nwor_bench.records.files import document
-        from nwor_bench.report.plan import layer_values
 
         content = {
             "supports_version": 1,
             "nwor_bench": __version__,
             **words.support_values(support, methods),
-            "recurrent": layer_values(states, 1, engine.draft_tokens) if states else None,
         }
         typer.echo(document(content), nl=False)
         return
@@ -98,5 +94,5 @@ def _show(found: "FoundConfig", engine: "EngineFacts", quiet: bool, as_json: boo
 
     from nwor_bench.report.terminal import print_document
 
-    page = words.support_document(support, methods, found.origin, states)
+    page = words.support_document(support, methods, found.origin)
     print_document(Console(), page, quiet=quiet)

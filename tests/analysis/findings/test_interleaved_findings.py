@@ -10,7 +10,7 @@ from synthetic_run import analysed, kept
 from nwor_bench.analysis.findings.table import Finding, FindingKind, Severity, grouped
 from nwor_bench.records.header import WarmupFacts
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import Phase, WindowRecord
+from nwor_bench.records.types import Phase
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -22,7 +22,6 @@ OF_WINDOWS = {
     FindingKind.CARRY_OVER,
     FindingKind.LONG_WINDOWS,
     FindingKind.CLOCK_EFFECT,
-    FindingKind.GROUPS_LEFT_OUT,
     FindingKind.HOST_PACE,
 }
 
@@ -111,18 +110,6 @@ def test_batches_too_short_for_a_second_cells_turn_are_said() -> None:
     assert "stage x graph 0" in found.message
     (blocks,) = found_in(short, FindingKind.FEW_BLOCKS)
     assert "--interleave batches" in blocks.remedy  # more of these batches would not help
-
-
-def test_groups_left_out_are_a_note() -> None:
-    run = planted_run()
-
-    def late(window: WindowRecord) -> bool:
-        return window.group is not None and window.cell == STAGE_GRAPH and window.block < 4
-
-    windows = [replace(w, device_ms=None) if late(w) else w for w in run.windows]
-    (found, *_) = found_in(replace(run, windows=tuple(windows)), FindingKind.GROUPS_LEFT_OUT)
-    assert found.severity is Severity.NOTE
-    assert "with a window that has no time" in found.message
 
 
 def test_clocks_that_move_are_a_note_if_ratios_do_not_go_with_them() -> None:

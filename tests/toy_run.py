@@ -1,5 +1,6 @@
 """One run of the toy scenario on a stand-in engine."""
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,12 @@ class Log:
 
     def doing(self, what: str) -> None:
         """Nothing is shown between two lines."""
+
+    def timed(self, *_: Any) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def block_done(self, number: int) -> None:
+        """Blocks are counted by their batches."""
 
     def batch_done(self, cell: Cell, record: BatchRecord) -> None:
         self.done.append((cell, record))

@@ -86,7 +86,8 @@ class BlockRunner:
         """Warm up, gate, then time; cells that break parity, and those whose SCV mode cannot fire
         on this machine, are not run further."""
         self._budget.begin()
-        with span(self._ranges, "sweep", self.plan.num_batches):
+        timed = self._progress.timed(lambda: self._budget.spent_s, self.spec.time_budget_s)
+        with span(self._ranges, "sweep", self.plan.num_batches), timed:
             self._run()
 
     def _run(self) -> None:
@@ -100,6 +101,8 @@ class BlockRunner:
                 break
             self._timed_block(block)
             done = block.number
+            if not self._is_finished(done):
+                self._progress.block_done(done)
             self.stopped = self._why_stop(done)
         for phase, blocks in self._untimed_blocks().items():
             self._count_in(phase, blocks if done else 0)
@@ -162,7 +165,7 @@ class BlockRunner:
         """What the stopping rule says after `done` blocks."""
         rule, blocks = self.spec.stopping, self.plan.blocks
         widths = half_widths(read_run(self._store.folder), done) if done in rule.looks else []
-        if self._log.finished_before & {(Phase.TIMED, done + 1), (Phase.INTERLEAVED, done + 1)}:
+        if self._is_finished(done + 1):
             return rule.stop(done, widths, 0.0, 0.0)  # the clock let an earlier try go on
         # With one more block the untimed ones after the last must fit in too.
         whole_s = self._budget.block_s(Phase.TIMED, len(self._live_cells()))
@@ -172,6 +175,11 @@ class BlockRunner:
         if self.plan.interleaved:
             next_s += self._budget.block_s(Phase.INTERLEAVED, 1)
         return rule.stop(done, widths, self._budget.spent_s, next_s)
+
+    def _is_finished(self, number: int) -> bool:
+        """True for a timed block that an earlier start finished."""
+        blocks = {(Phase.TIMED, number), (Phase.INTERLEAVED, number)}
+        return bool(self._log.finished_before & blocks)
 
     def _timed_block(self, block: Block) -> None:
         if self.plan.interleaved:
@@ -186,6 +194,7 @@ class BlockRunner:
             return
         began = self._budget.spent_s
         cells = [cell for cell in self.plan.cells if cell in live]
+        self._progress.doing(f"block {block.number}")
         with span(self._ranges, "block", block.number):
             window_order = self.plan.window_order(block, cells)
             baseline = self.plan.baseline
@@ -249,7 +258,7 @@ class BlockRunner:
         return {cell: self._run_batch(cell, phase, block, order).answer for order, cell in cells}
 
     def _run_batch(self, cell: Cell, phase: Phase, block: Block, order: int) -> RanBatch:
-        self._progress.doing(f"{phase}: {cell.label}")
+        self._progress.doing("warm-up" if phase is Phase.WARMUP else f"block {block.number}")
         batch = self._batches.run(cell, phase, block, order)
         self._tell(batch)
         return batch

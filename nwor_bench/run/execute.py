@@ -180,8 +180,7 @@ def run_prepared(
                 # Staging captured its graphs on the way: what they took is known only now.
                 store.update(engine=engine.status())
 
-        total = plan.num_batches + prepared.spec.counted_blocks * len(plan.cells)
-        with Progress(console, total, options.heartbeat) as progress:
+        with Progress(console, options.heartbeat) as progress:
             with heed_interrupts() as interrupts:
                 status, failure = _guarded(measure, store, progress, interrupts)
             progress.doing("writing the reports")

@@ -2,12 +2,14 @@
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
 from rich.text import Text
 
 from nwor_bench.analysis.analyse import Analysis
@@ -69,39 +71,53 @@ def tell_plan(options: RunOptions, lines: Sequence[str]) -> None:
 
 
 class Progress:
-    """A line for each step and batch; on a terminal the batches share one line, updated in place.
+    """A line for each step, batch of the gate, and block.
+
+    On a terminal the batches and blocks share one line, updated in place.
 
     Args:
         console: where it prints.
-        num_batches: the most that may run.
         heartbeat: shows that a step goes on if no terminal does.
     """
 
-    def __init__(self, console: Console, num_batches: int, heartbeat: Heartbeat | None = None):
+    def __init__(self, console: Console, heartbeat: Heartbeat | None = None):
         self._console = console
-        self._num_batches = num_batches
         self._heartbeat = heartbeat
-        self._done = 0
         self._began = time.monotonic()
-        self._doing = ""
-        self._status = console.status(self)
+        self._spent: Callable[[], float] | None = None
+        self._most = ""
+        self._doing = "starting"
+        # What libraries write to stderr stays there: vLLM's log takes it.
+        self._live = Live(
+            Spinner("dots", self), console=console, transient=True, redirect_stderr=False
+        )
 
     def __enter__(self) -> "Progress":
         if self._console.is_terminal:
             if self._heartbeat is not None:
                 self._heartbeat.stop()
-            self._status.start()
+            self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._status.stop()
+        self._live.stop()
         if self._heartbeat is not None:
             self._heartbeat.stop()
 
     def __rich__(self) -> Text:
         """The line that a terminal shows beside the spinner, drawn several times a second."""
-        elapsed = timedelta(seconds=round(time.monotonic() - self._began))
-        return Text(f"{elapsed} {self._doing}", overflow="ellipsis", no_wrap=True)
+        return Text(f"{self._doing}, {self._time()}", overflow="ellipsis", no_wrap=True)
+
+    @contextmanager
+    def timed(self, spent_s: Callable[[], float], budget_s: float | None) -> Iterator[None]:
+        """Inside, times are seconds spent of a budget."""
+        self._spent, self._most = spent_s, f" of at most {_clock(budget_s)}" if budget_s else ""
+        yield
+        self._spent, self._most = None, ""
+
+    def _time(self) -> str:
+        spent = time.monotonic() - self._began if self._spent is None else self._spent()
+        return f"{_clock(spent)}{self._most}"
 
     def doing(self, what: str) -> None:
         """Show what is being done, for as long as nothing else is."""
@@ -110,26 +126,30 @@ class Progress:
             self._heartbeat.note(what)
 
     def say(self, line: str) -> None:
-        """Print a step that happens once: start-up, the gate's outcome."""
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        """Print a step that happens once: start-up, the gate's outcome; in a log as one line."""
+        in_one = not self._console.is_terminal
+        self._console.print(line, highlight=False, markup=False, soft_wrap=in_one)
         if self._heartbeat is not None:
             self._heartbeat.note()
 
     def batch_done(self, cell: Cell, record: BatchRecord) -> None:
-        """Show a batch's numbers."""
-        self._done += 1
-        self._num_batches = max(self._num_batches, self._done)  # probed batches were not foreseen
-        phase = Phase.GATE if record.phase == Phase.INTERLEAVED_GATE else record.phase
-        is_block = phase in (Phase.TIMED, Phase.INTERLEAVED)
-        line = (
-            f"[{self._done:{len(str(self._num_batches))}}/{self._num_batches}] "
-            f"{f'block {record.block}' if is_block else phase:8} "
-            f"{'interleaved' if record.phase in INTERLEAVED_PHASES else cell.label:16} "
-            f"{record.latency_ms / 1e3:6.2f} s  {record.tokens_per_s:6.0f} tokens/s  "
-            f"accepted {record.accepted_tokens}/{record.draft_tokens}"
-            + (f"  parity {record.parity}" if record.parity else "")
-        )
-        if self._console.is_terminal:
-            self._doing = line
-        else:
-            self.say(line)
+        """Show the numbers of a gate's batch in a log; other batches are counted by block."""
+        is_gate = record.phase in (Phase.GATE, Phase.INTERLEAVED_GATE)
+        if is_gate and not self._console.is_terminal:
+            self.say(
+                f"gate: {'interleaved' if record.phase in INTERLEAVED_PHASES else cell.label:16} "
+                f"{record.latency_ms / 1e3:6.2f} s  "
+                f"accepted {record.accepted_tokens}/{record.draft_tokens}"
+                + (f"  parity {record.parity}" if record.parity else "")
+            )
+
+    def block_done(self, number: int) -> None:
+        """Show in a log how far the run is."""
+        if not self._console.is_terminal:
+            self.say(f"block {number} done, {self._time()}")
+
+
+def _clock(seconds: float) -> str:
+    """Minutes and seconds: 2:00."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02}"

@@ -77,6 +77,15 @@ class RecurrentLayers:
         """Bytes of one request's recurrent state in all layers."""
         return self.count * self.state.state_bytes(ranks)
 
+    def slot_bytes(self, draft_tokens: int, ranks: int = 1) -> float:
+        """Bytes that vLLM reserves a request: a state for each of k + 1 tokens, and inputs.
+
+        `MambaBase.get_kv_cache_spec` asks for k blocks more, each with both states.
+        """
+        columns = self.state.conv_kernel - 1 + draft_tokens
+        block = self.state.state_bytes(ranks) + columns * self.state.conv_column_bytes(ranks)
+        return self.count * (draft_tokens + 1) * block
+
     def moved(self, requests: int, draft_tokens: int, ranks: int = 1) -> Moved:
         """Bytes that stock vLLM moves in one step, the convolution's inputs included."""
         one, column = self.state.state_bytes(ranks), self.state.conv_column_bytes(ranks)
@@ -85,6 +94,22 @@ class RecurrentLayers:
             read=every * (one + kept * column),
             written=every * ((draft_tokens + 1) * one + (kept + draft_tokens) * column),
         )
+
+
+def recurrent_layers(config: Config) -> RecurrentLayers | None:
+    """A hybrid's recurrent layers.
+
+    None without such layers, or if the config does not give their states' sizes and types.
+    """
+    reader = ConfigReader(config)
+    try:
+        kinds = recurrent_kinds(reader)
+        if kinds is None or not {"dtype", "torch_dtype"} & reader.config.keys():
+            return None
+        count = sum(kind in (Kind.RECURRENT, Kind.BOTH) for kind in kinds)
+        return RecurrentLayers(count, read_state(reader))
+    except ConfigError:
+        return None
 
 
 def recurrent_kinds(reader: ConfigReader) -> tuple[Kind, ...] | None:

@@ -117,6 +117,13 @@ def test_a_step_holds_the_states_and_kv_of_attending_layers_only() -> None:
     assert states == pytest.approx(2 * (6 * one + 36 * 8192 * 2 * (3 + 7)))
 
 
+def test_reserved_slots_are_one_a_token() -> None:
+    layers = recurrent("Qwen3-Next-80B-A3B")
+    block = layers.state_bytes() + 36 * 8192 * 2 * (3 + 4)
+    assert layers.slot_bytes(4) == 5 * block
+    assert layers.slot_bytes(0) == layers.state_bytes() + 36 * 8192 * 2 * 3
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [

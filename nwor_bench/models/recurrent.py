@@ -8,9 +8,11 @@ read S and write (k + 1) S. The convolution reads kernel - 1 columns and writes 
 
 from dataclasses import dataclass
 
+from nwor_bench.errors import ConfigError
 from nwor_bench.models.config_reader import (
     FULL_EVERY,
     MODEL_BITS,
+    Config,
     ConfigReader,
     Kind,
     every_nth,

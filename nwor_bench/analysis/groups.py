@@ -9,8 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from math import isfinite
+from math import isfinite, log
+from statistics import fmean
 
+from nwor_bench.analysis.invariants import output_tokens
 from nwor_bench.records.cell import Cell, NworMode
 from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.records.types import WindowRecord
@@ -52,6 +54,13 @@ class Group:
 
     device: float | None
     """The same on the device's clock; None if there is none."""
+
+    tokens: float
+    """Log of B's mean output tokens a window over A's. Each run's first window counts here: a
+    switch costs time, not tokens."""
+
+    wall: float
+    """Log of B's mean time a window over A's, on the host's clock: `host` with arithmetic means."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +112,14 @@ def _group(pair: Pair, members: Sequence[WindowRecord]) -> Group | LeftOut:
         return LeftOut.FALLBACK
     if any(w.cell.nwor_mode is NworMode.CONTROL and not w.control_tokens for w in windows):
         return LeftOut.FALLBACK
-    if len({(window.num_reqs, window.draft_tokens) for window in windows}) > 1:
+    if len({_size(window) for window in windows}) > 1:
         return LeftOut.BATCH_SIZE
     host, device = _effect(pair, windows, "wall_ms"), _effect(pair, windows, "device_ms")
     untimed = all(window.device_ms is None for window in windows)
     if host is None or (device is None and not untimed):
         return LeftOut.UNTIMED
     first = windows[0]
+    alike = [w for w in members if w.fallback_reason is None and _size(w) == _size(first)]
     return Group(
         pair=pair,
         block=first.block,
@@ -119,7 +129,19 @@ def _group(pair: Pair, members: Sequence[WindowRecord]) -> Group | LeftOut:
         num_reqs=first.num_reqs,
         host=host,
         device=device,
+        tokens=_log_ratio(pair, [(w.cell, output_tokens(w)) for w in alike]),
+        wall=_log_ratio(pair, [(w.cell, w.wall_ms or 0.0) for w in windows]),
     )
+
+
+def _size(window: WindowRecord) -> tuple[int, int]:
+    return (window.num_reqs, window.draft_tokens)
+
+
+def _log_ratio(pair: Pair, values: Sequence[tuple[Cell, float]]) -> float:
+    """Log of B's mean over A's."""
+    ours = fmean(value for cell, value in values if cell == pair.treated)
+    return log(ours / fmean(value for cell, value in values if cell == pair.reference))
 
 
 def _turn(window: WindowRecord) -> tuple[int, int]:

@@ -27,6 +27,11 @@ def accepted(window: WindowRecord) -> int:
     return window.committed_tokens if window.staged_tokens else window.accepted_tokens
 
 
+def output_tokens(window: WindowRecord) -> int:
+    """Tokens that the window's requests gained: one each, and the accepted drafts."""
+    return window.num_reqs + accepted(window) - window.uncounted_accepted_tokens
+
+
 def counted_accepted(windows: Iterable[WindowRecord]) -> int:
     """Accepted tokens that vLLM counts too (without those of finished requests)."""
     return sum(accepted(w) - w.uncounted_accepted_tokens for w in windows)

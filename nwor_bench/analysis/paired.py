@@ -13,9 +13,11 @@ are left out and counted. For equal sequences the result is the mean over all wi
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log
+from typing import NamedTuple
 
 from nwor_bench.analysis.cell_data import CellData
-from nwor_bench.analysis.invariants import accepted
+from nwor_bench.analysis.invariants import output_tokens
 from nwor_bench.records.types import BatchRecord, WindowRecord
 
 CONTEXT_STEP = 64
@@ -35,12 +37,16 @@ class PairedTimes:
     timed windows. `matched_windows` counts the treated cell's windows, `unmatched_windows` the
     windows of both cells that were left out; both are None for LATENCY_MS. Neither counts windows
     without a time (the last window before a pause may have none).
+    `token_logs` and `time_logs` are each block's log ratio of output tokens a window and of time a
+    window, over all timed windows (LATENCY_MS: all tokens of the batches, and their latency).
     """
 
     compared: str
     blocks: tuple[int, ...]
     treated: tuple[float, ...]
     baseline: tuple[float, ...]
+    token_logs: tuple[float, ...]
+    time_logs: tuple[float, ...]
     matched_windows: int | None = None
     unmatched_windows: int | None = None
 
@@ -54,13 +60,13 @@ def pair_times(cell: CellData, baseline: CellData) -> PairedTimes | None:
     strata = [(_strata(*ours[block]), _strata(*theirs[block])) for block in blocks]
     matched = [_match(*both) for both in strata]
     found = [match for match in matched if match is not None]
+    work = _by_batch if len(found) < len(blocks) else _by_window
+    sides = [(work(*ours[block]), work(*theirs[block])) for block in blocks]
+    token_logs = tuple(log(a.tokens / a.windows * b.windows / b.tokens) for a, b in sides)
+    time_logs = tuple(log(a.ms / a.windows * b.windows / b.ms) for a, b in sides)
     if len(found) < len(blocks):
-        return PairedTimes(
-            LATENCY_MS,
-            tuple(blocks),
-            tuple(_latency(ours[block][0]) for block in blocks),
-            tuple(_latency(theirs[block][0]) for block in blocks),
-        )
+        treated, baseline = (tuple(side.ms for side in own) for own in zip(*sides, strict=True))
+        return PairedTimes(LATENCY_MS, tuple(blocks), treated, baseline, token_logs, time_logs)
     windows = sum(len(times) for both in strata for side in both for times in side.values())
     matches = sum(match[2] for match in found)
     return PairedTimes(
@@ -68,6 +74,8 @@ def pair_times(cell: CellData, baseline: CellData) -> PairedTimes | None:
         tuple(blocks),
         tuple(match[0] for match in found),
         tuple(match[1] for match in found),
+        token_logs,
+        time_logs,
         matches,
         windows - 2 * matches,
     )
@@ -88,11 +96,11 @@ def _strata(batches: Sequence[BatchRecord], windows: Sequence[WindowRecord]) -> 
     generated: dict[int, int] = defaultdict(int)
     strata: Strata = defaultdict(list)
     for window in sorted(windows, key=lambda w: (w.batch, w.window)):
-        if window.wall_ms is not None and window.wall_ms > 0:
+        if window.wall_ms:
             step = generated[window.batch] // (CONTEXT_STEP * requests)
             strata[window.num_reqs, window.draft_tokens, step].append(window.wall_ms)
         # Each request gains its accepted drafts and one more token.
-        generated[window.batch] += accepted(window) + window.num_reqs
+        generated[window.batch] += output_tokens(window)
     return strata
 
 
@@ -109,5 +117,21 @@ def _match(ours: Strata, theirs: Strata) -> tuple[float, float, int] | None:
     return above, below, total
 
 
-def _latency(batches: Sequence[BatchRecord]) -> float:
-    return sum(batch.latency_ms for batch in batches)
+class _Work(NamedTuple):
+    """A block's work in one cell."""
+
+    tokens: int
+    ms: float
+    windows: int
+
+
+def _by_batch(batches: Sequence[BatchRecord], _: Sequence[WindowRecord]) -> _Work:
+    tokens = sum(batch.output_tokens for batch in batches)
+    # A batch without windows counts as one.
+    windows = sum(max(1, batch.windows) for batch in batches)
+    return _Work(tokens, sum(batch.latency_ms for batch in batches), windows)
+
+
+def _by_window(_: Sequence[BatchRecord], windows: Sequence[WindowRecord]) -> _Work:
+    timed = [(output_tokens(window), window.wall_ms) for window in windows if window.wall_ms]
+    return _Work(sum(tokens for tokens, _ in timed), sum(ms for _, ms in timed), len(timed))

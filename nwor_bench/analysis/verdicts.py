@@ -47,6 +47,7 @@ from nwor_bench.analysis.statistics import (
     smallest_effect,
     verdict,
 )
+from nwor_bench.analysis.throughput import RateRatio, rate_of_blocks, rate_of_groups
 from nwor_bench.instruments.robust import MIN_GROUPS, RatioInterval
 from nwor_bench.records.types import Cell, Verdict
 
@@ -79,6 +80,13 @@ class CellVerdict:
     ratio_batches: float | None = None
     ratio_batches_low: float | None = None
     ratio_batches_high: float | None = None
+    tokens_per_s_ratio: float | None = None
+    tokens_per_s_ratio_low: float | None = None
+    tokens_per_s_ratio_high: float | None = None
+    tokens_per_s_ratio_simultaneous_low: float | None = None
+    tokens_per_s_ratio_simultaneous_high: float | None = None
+    tokens_per_s_clock: str | None = None
+    tokens_per_s_noise: str | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,8 @@ class ComparedCell:
     cell_verdict: CellVerdict
     interval: RatioInterval | None = None
     """That of the paired ratio; None if the verdict needs none (rules 1 to 5)."""
+    rate: RateRatio | None = None
+    """Tokens per second over off x off; None if the cell has no ratio."""
 
 
 def compare_with_off(
@@ -137,7 +147,7 @@ def compare_with_off(
     if case.interval is not None and cell.parity is None:
         text = "its output was not checked"
         unchecked = replace(case.cell_verdict, verdict=str(Verdict.AMBIGUOUS), reason=text)
-        return ComparedCell(cell, unchecked)
+        return replace(case, cell_verdict=unchecked, interval=None)
     return case
 
 
@@ -153,10 +163,11 @@ def _compare(cell: CellData, times: PairedTimes) -> ComparedCell:
         matched_windows=times.matched_windows,
         unmatched_windows=times.unmatched_windows,
     )
-    interval = paired_ratio(times.treated, times.baseline)
+    interval, rate = paired_ratio(times.treated, times.baseline), rate_of_blocks(times)
     if interval is None:
         few = f"its timed blocks are {len(times.blocks)}, and an interval needs {MIN_BLOCKS}"
-        return ComparedCell(cell, replace(cell_verdict, verdict=str(Verdict.AMBIGUOUS), reason=few))
+        cell_verdict = replace(cell_verdict, verdict=str(Verdict.AMBIGUOUS), reason=few)
+        return ComparedCell(cell, cell_verdict, rate=rate)
     cell_verdict = replace(
         cell_verdict,
         ratio_ci_low=interval.low,
@@ -164,7 +175,7 @@ def _compare(cell: CellData, times: PairedTimes) -> ComparedCell:
         p_value=interval.p_value,
         smallest_effect=smallest_effect(interval),
     )
-    return ComparedCell(cell, cell_verdict, interval)
+    return ComparedCell(cell, cell_verdict, interval, rate)
 
 
 def _interleaved(batches: ComparedCell, effect: PairEffect, cells: int) -> ComparedCell:
@@ -197,7 +208,7 @@ def _interleaved(batches: ComparedCell, effect: PairEffect, cells: int) -> Compa
             smallest_effect=smallest_effect(windows),
             **beside,
         )
-        return ComparedCell(batches.cell, own, windows)
+        return ComparedCell(batches.cell, own, windows, rate_of_groups(effect.groups))
     reason = whole.reason
     if windows is not None:
         reason = f"its windows ({windows.ratio:.4f}) and whole batches disagree, so these decide"
@@ -257,7 +268,24 @@ def cell_verdicts(
                 smallest_effect=smallest_effect(case.interval, len(open_cases)),
             )
             verdicts.append(_decide(replace(case, cell_verdict=adjusted), floor, len(open_cases)))
-    return verdicts
+    return [
+        replace(found, **_rate_fields(case, len(open_cases)))
+        for found, case in zip(verdicts, cases, strict=True)
+    ]
+
+
+def _rate_fields(case: ComparedCell, cells: int) -> dict[str, Any]:
+    """The fields of tokens per second; simultaneous bounds as the time's ratio has them."""
+    if case.rate is None:
+        return {}
+    found = {"ratio": case.rate.ratio, "clock": case.rate.clock, "noise": case.rate.noise}
+    own = case.rate.interval
+    if own is not None:
+        found |= {"ratio_low": own.low, "ratio_high": own.high}
+        if case.interval is not None and not case.cell.is_aa:
+            low, high = simultaneous_bounds(own, cells)
+            found |= {"ratio_simultaneous_low": low, "ratio_simultaneous_high": high}
+    return {f"tokens_per_s_{name}": value for name, value in found.items()}
 
 
 def _decide(case: ComparedCell, floor: float | None, compared_cells: int | None) -> CellVerdict:

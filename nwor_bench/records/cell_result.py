@@ -160,6 +160,22 @@ class CellResult:
     """99th percentile of the inter-token latency."""
     counts_from: str | None = None
     """Phase of the batches that were counted: "timed", or "gate" if none was timed."""
+    tokens_per_s_ratio: float | None = None
+    """Output tokens per second of decoding over those of off x off, from the same groups or blocks
+    (see `analysis.throughput`). Time per output token over that of off x off is 1 / this."""
+    tokens_per_s_ratio_low: float | None = None
+    """Low end of its own 95 % interval."""
+    tokens_per_s_ratio_high: float | None = None
+    """High end of it."""
+    tokens_per_s_ratio_simultaneous_low: float | None = None
+    """Low end of its interval that holds for all compared cells at once."""
+    tokens_per_s_ratio_simultaneous_high: float | None = None
+    """High end of it."""
+    tokens_per_s_clock: str | None = None
+    """The time behind it: "wall_ms" (windows of groups, host clock), "window_ms" or "latency_ms"
+    (whole batches)."""
+    tokens_per_s_noise: str | None = None
+    """What scatters most in it: "acceptance" (accepted drafts differ by chance) or "time"."""
 
     @property
     def half_width(self) -> float | None:

@@ -1,0 +1,76 @@
+"""Output tokens per second of a cell over those of off x off. Pure.
+
+In a group of windows, or in a block of whole batches, the log ratio is
+
+    log(tokens_B / windows_B) - log(tokens_A / windows_A) - log(ms_B / windows_B)
+                                                          + log(ms_A / windows_A)
+
+A window's tokens are one for each request and the accepted drafts; its time is that of the host's
+clock, which users feel. Acceptance differs by chance between the windows of two cells, also with
+equal output, and this scatter stays in the interval: it is that of time ratios (Huber's location of
+the groups, Student's t on the blocks), so it gets wider, often several times, and centres on the
+truth. Per group, not summed over the run: neighbouring windows share requests and context, whose
+acceptance differs more. For groups of equal cells the log ratio is symmetric around 0, so the
+logarithm adds no bias; if acceptance truly differs, its bias is of second order.
+
+Time per output token (TPOT) is requests x time / tokens. Both cells have the same requests, so the
+ratio of TPOT is exactly 1 / this ratio, and its bounds are 1 / these bounds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nwor_bench.analysis.effects import WALL_MS
+from nwor_bench.analysis.groups import Group
+from nwor_bench.analysis.paired import PairedTimes
+from nwor_bench.analysis.statistics import geometric_mean_ratio, paired_ratio
+from nwor_bench.instruments.robust import RatioInterval, as_ratio, robust_location
+
+ACCEPTANCE = "acceptance"
+TIME = "time"
+
+
+@dataclass(frozen=True)
+class RateRatio:
+    """Tokens per second over off x off: 1.02 is 2 % more."""
+
+    ratio: float
+    clock: str
+    """WALL_MS of windows in groups, WINDOW_MS or LATENCY_MS of whole batches."""
+
+    noise: str
+    """What scatters most: ACCEPTANCE (accepted drafts differ by chance) or TIME."""
+
+    interval: RatioInterval | None = None
+    """None for fewer than three blocks."""
+
+
+def rate_of_groups(groups: Sequence[Group]) -> RateRatio | None:
+    """The ratio from interleaved windows; None below MIN_GROUPS."""
+    tokens, times = [group.tokens for group in groups], [group.wall for group in groups]
+    found = robust_location(np.subtract(tokens, times).tolist())
+    if found is None:
+        return None
+    interval = as_ratio(found)
+    return RateRatio(interval.ratio, WALL_MS, _noise(tokens, times), interval)
+
+
+def rate_of_blocks(times: PairedTimes) -> RateRatio:
+    """The ratio from whole batches, paired block by block.
+
+    It is that of decoding (all timed windows); of whole batches if times are.
+    """
+    rates = np.exp(np.subtract(times.token_logs, times.time_logs)).tolist()
+    one = [1.0] * len(rates)
+    noise = _noise(times.token_logs, times.time_logs)
+    return RateRatio(
+        geometric_mean_ratio(rates, one), times.compared, noise, paired_ratio(rates, one)
+    )
+
+
+def _noise(tokens: Sequence[float], times: Sequence[float]) -> str:
+    """The part that scatters most, by its interquartile range."""
+    spread = [float(np.subtract(*np.percentile(part, [75, 25]))) for part in (tokens, times)]
+    return ACCEPTANCE if spread[0] > spread[1] else TIME

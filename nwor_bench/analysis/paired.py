@@ -65,8 +65,14 @@ def pair_times(cell: CellData, baseline: CellData) -> PairedTimes | None:
     token_logs = tuple(log(a.tokens / a.windows * b.windows / b.tokens) for a, b in sides)
     time_logs = tuple(log(a.ms / a.windows * b.windows / b.ms) for a, b in sides)
     if len(found) < len(blocks):
-        treated, baseline = (tuple(side.ms for side in own) for own in zip(*sides, strict=True))
-        return PairedTimes(LATENCY_MS, tuple(blocks), treated, baseline, token_logs, time_logs)
+        return PairedTimes(
+            LATENCY_MS,
+            tuple(blocks),
+            tuple(own.ms for own, _ in sides),
+            tuple(other.ms for _, other in sides),
+            token_logs,
+            time_logs,
+        )
     windows = sum(len(times) for both in strata for side in both for times in side.values())
     matches = sum(match[2] for match in found)
     return PairedTimes(

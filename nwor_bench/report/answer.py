@@ -6,10 +6,11 @@ from math import ceil
 
 from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.cell_data import EXACT, REFERENCE
-from nwor_bench.analysis.effects import WINDOWS
+from nwor_bench.analysis.effects import WINDOWS, Split
 from nwor_bench.analysis.findings.run import nothing_timed, sufficient_budget
 from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN
+from nwor_bench.analysis.throughput import ACCEPTANCE, TIME
 from nwor_bench.analysis.verdicts import VALUES_NOT_COMPARED
 from nwor_bench.models.measured import measured_rows, outcomes
 from nwor_bench.records.facts import EngineStatus
@@ -20,14 +21,15 @@ from nwor_bench.report.document import Callout, Definitions, Headline
 from nwor_bench.report.evidence import kv_sentence, local_sentence
 from nwor_bench.report.precision import split_lines
 from nwor_bench.report.text import (
-    change,
     change_range,
     compared_time,
     corrected,
     joined,
     percent,
     plural,
+    signed,
     sure_bounds,
+    sure_rates,
 )
 
 CPU_SENTENCE = "On a CPU these times measure the harness, not NWOR."
@@ -78,9 +80,9 @@ def on_cpu(header: RunHeader) -> bool:
     return (header.engine or EngineStatus()).device == "cpu"
 
 
-def answer(header: RunHeader, cells: Sequence[CellResult]) -> Answer:
+def answer(header: RunHeader, cells: Sequence[CellResult], parts: Sequence[Split] = ()) -> Answer:
     """The first that applies: nothing measured, INVALID, only checked, a CPU, never fired, no time
-    left to measure, the times' verdict."""
+    left to measure, the times' verdict. `parts` are the effects that were split in two."""
     if not cells:
         return Answer(NOTHING_BADGE, "Nothing was measured.")
     invalid = [cell for cell in cells if cell.verdict == Verdict.INVALID]
@@ -105,7 +107,7 @@ def answer(header: RunHeader, cells: Sequence[CellResult]) -> Answer:
     not_timed = nothing_timed(header, cells)
     if not_timed is not None:
         return Answer(str(Verdict.AMBIGUOUS), f"{_unknown(subject)}: {not_timed}.", live[0])
-    return _timed(live, subject)
+    return _timed(live, subject, parts)
 
 
 def _checked(header: RunHeader, cells: Sequence[CellResult]) -> Answer:
@@ -161,60 +163,74 @@ def _reason(cell: CellResult) -> str:
     return f"{cell.reason}".rstrip(".")
 
 
-def _timed(cells: Sequence[CellResult], subject: str) -> Answer:
+def _timed(cells: Sequence[CellResult], subject: str, parts: Sequence[Split]) -> Answer:
     """The verdict by times, from the cell with the lowest ratio among those that decide."""
     faster = sorted(_having(Verdict.FASTER, cells), key=holds_one)
+    no = f"{subject} does not pay here, it"
     if faster:  # the lowest ratio of those whose interval excludes 1 for all cells at once
-        best = faster[0]
-        return Answer(best.verdict, f"Yes, {subject} pays here: {_measured(best)}.", best)
-    no = f"No, {subject} does not pay here"
-    for best in _having(Verdict.AMBIGUOUS, cells):
-        return Answer(best.verdict, _undecided(best, subject), best)
-    for best in _having(Verdict.SAME, cells):
-        none = f"it makes no difference of more than {100 * DEFAULT_MARGIN:g} %"
-        return Answer(best.verdict, f"{no}: {none}; {_measured(best)}.", best)
-    best = _having(Verdict.SLOWER, cells)[0]
-    at_best = "at its best, " if len(cells) > 1 else ""
-    return Answer(best.verdict, f"{no}, it costs time: {at_best}{_measured(best)}.", best)
+        best, text = faster[0], f"{subject} pays here"
+    elif found := _having(Verdict.AMBIGUOUS, cells):
+        best = found[0]
+        if best.ratio_to_off is None:
+            why = best.reason or "nothing was compared"
+            return Answer(best.verdict, f"{_unknown(subject)}: {why}.", best)
+        text = f"this run does not show whether {subject} pays"
+    elif found := _having(Verdict.SAME, cells):
+        best, text = found[0], f"{no} makes no difference of more than {100 * DEFAULT_MARGIN:g} %"
+    else:
+        best = _having(Verdict.SLOWER, cells)[0]
+        text = f"{no} costs time{' even at its best' if len(cells) > 1 else ''}"
+    details = "; ".join(_details(best, parts))
+    return Answer(best.verdict, f"{_lead(best)}: {text} ({details}).", best)
 
 
-def _measured(cell: CellResult) -> str:
-    """The effect with the interval that is valid for the best of several cells, if it has one."""
-    bounds = sure_bounds(cell)
-    if bounds is None:
-        return _point(cell)
-    parts = [f"95 % confidence: {change_range(*bounds)}", corrected(cell)]
+def _lead(cell: CellResult) -> str:
+    """`+2.9 % tokens/s [2.7, 3.1] with stage x graph`; the time if tokens/s is not known."""
+    rate, bounds = cell.tokens_per_s_ratio, sure_rates(cell)
+    if rate is None:
+        return f"{_time(cell)} with {cell.label}"
+    text = f"{signed(rate, bounds, 'tokens/s')} with {cell.label}"
+    open_ = bounds is None or bounds[0] <= 1 <= bounds[1]
+    if open_ and cell.verdict in (Verdict.FASTER, Verdict.SLOWER):
+        text += f", undecided because {_SCATTER[cell.tokens_per_s_noise or TIME]}"
+    return text
+
+
+_SCATTER = {
+    ACCEPTANCE: "accepted drafts differ by chance",
+    TIME: "the host's times scatter",
+}
+
+
+def _time(cell: CellResult) -> str:
+    """`time of a window -2.8 % [-3.0, -2.6]`, with the interval that is valid for the best cell."""
+    assert cell.ratio_to_off is not None
+    step = compared_time([cell]).replace(" per ", " of a ")
+    return f"{step} {signed(cell.ratio_to_off, sure_bounds(cell))}"
+
+
+def _details(cell: CellResult, parts: Sequence[Split]) -> Iterator[str]:
+    """What stands behind the first number, and how sure it is."""
+    if cell.tokens_per_s_ratio is not None:
+        yield f"TPOT {signed(1 / cell.tokens_per_s_ratio)}"
+        yield _time(cell)
+    for part in parts:
+        if part.cell == cell.cell:
+            yield f"attention {signed(part.attention.ratio)}, writes {signed(part.writes.ratio)}"
+    if sure_bounds(cell) is not None:
+        yield ", ".join(filter(None, ["95 % intervals", corrected(cell)]))
     if cell.verdict in (Verdict.FASTER, Verdict.SLOWER) and holds_one(cell):
-        parts.append("only Holm's correction shows that there is a difference")
-    return f"{_point(cell)} ({', '.join(filter(None, parts))})"
+        yield "only Holm's correction shows that there is a difference"
+    if cell.verdict == Verdict.AMBIGUOUS and cell.reason and not holds_one(cell):
+        yield cell.reason.split("; ")[0]
+    if cell.parity == ACCEPTANCE_ONLY:
+        yield "synthetic acceptance"
 
 
 def holds_one(cell: CellResult) -> bool:
     """True if the cell's interval for all cells at once contains 1, or there is none."""
     bounds = sure_bounds(cell)
     return bounds is None or bounds[0] <= 1 <= bounds[1]
-
-
-def _point(cell: CellResult) -> str:
-    """`in the setting stage x graph a verification step took 2.1 % less time on average ...`."""
-    assert cell.ratio_to_off is not None
-    step = "batch" if compared_time([cell]) == "time per batch" else "verification step"
-    return (
-        f"in the setting {cell.label} a {step} took {change(cell.ratio_to_off)} time on average "
-        "than in off x off"
-    )
-
-
-def _undecided(cell: CellResult, subject: str) -> str:
-    start = _unknown(subject)
-    if cell.ratio_to_off is None:
-        return f"{start}: {cell.reason or 'nothing was compared'}."
-    bounds = sure_bounds(cell)
-    if bounds is not None and holds_one(cell):
-        may_be = f"but it may be {change_range(*bounds)} (95 % confidence)"
-        return f"{start}: {_point(cell)}, {', '.join(filter(None, [may_be, corrected(cell)]))}."
-    reason = "" if cell.reason is None else f"; {cell.reason.split('; ')[0]}"
-    return f"{start}: {_measured(cell)}{reason}."
 
 
 def _unknown(subject: str) -> str:
@@ -234,7 +250,7 @@ def _is_off(cell: CellResult) -> bool:
 def questions(analysis: Analysis) -> Definitions:
     """Each question with its answer; without those that do not apply."""
     run, cells = analysis.run, analysis.cells
-    found = answer(run.header, cells)
+    found = answer(run.header, cells, analysis.splits)
     entries = {
         "What makes the difference?": split_lines(analysis.splits),
         "Does it pay on a GPU?": _elsewhere(run.header),

@@ -1,6 +1,7 @@
 """The cells of a run: ratios on one axis, times, tokens, acceptance."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nwor_bench.analysis.analyse import PERCENTILES, noise_floor
@@ -9,6 +10,7 @@ from nwor_bench.analysis.statistics import DEFAULT_MARGIN
 from nwor_bench.records.types import CellResult, Verdict
 from nwor_bench.report.document import Block, Bullets, Figure, Paragraph, Section, Table, table
 from nwor_bench.report.figures import colour
+from nwor_bench.report.terminal import fits
 from nwor_bench.report.text import (
     NOT_MEASURED,
     compared_time,
@@ -30,7 +32,10 @@ _ROW, _REST = 34, 108
 
 ACCEPTANCE_NOTE = "Equal acceptance does not prove equal output; see Evidence."
 
+RATE_NOTE = "Tokens/s is that of whole batches, prefill included; its change is that of decoding"
+
 FEW_FOR_P95 = 20
+_TERMINAL = 80
 
 REQUEST_NOTE = (
     "Request latency: vLLM's own request metrics over the timed batches, defined as in vllm bench "
@@ -61,16 +66,32 @@ def _outputs(cells: Sequence[CellResult]) -> Table:
 
 
 def _verdicts(cells: Sequence[CellResult]) -> Table:
+    """With the change of tokens per second, if that fits a terminal."""
+    full = _verdict_table(cells, [_rate(cell) for cell in cells])
+    if any(cell.tokens_per_s_ratio for cell in cells) and fits(full, _TERMINAL):
+        return replace(full, caption=f"{full.caption}. {RATE_NOTE}")
+    return _verdict_table(cells, [decimal(cell.tokens_per_s) for cell in cells])
+
+
+def _verdict_table(cells: Sequence[CellResult], rates: Sequence[str]) -> Table:
     rows = [
-        [c.label, c.verdict, ratio(c), decimal(c.window_ms_mean, 2), decimal(c.tokens_per_s),
+        [c.label, c.verdict, ratio(c), decimal(c.window_ms_mean, 2), rate,
          percent(c.acceptance_rate)]
-        for c in cells
+        for c, rate in zip(cells, rates, strict=True)
     ]  # fmt: skip
-    heads = ["Cell", "Verdict", "Time over off x off [95 % interval]", "Window ms", "Tokens/s",
+    heads = ["Cell", "Verdict", "Time over off x off [95 % interval]", "ms a window", "Tokens/s",
              "Accepted"]  # fmt: skip
     time = compared_time(cells)
     caption = f"Ratios compare the {time}, below 1 is faster; each interval is the cell's own"
     return table(heads, rows, numbers_from=2, caption=caption)
+
+
+def _rate(cell: CellResult) -> str:
+    """`1,450 +2.0 %`: of the batches, and the change of decoding against off x off."""
+    rate = cell.tokens_per_s
+    text = decimal(rate, 0 if (rate or 0) >= 1000 else 1)
+    change = cell.tokens_per_s_ratio
+    return text if rate is None or change is None else f"{text} {100 * (change - 1):+.1f} %"
 
 
 def cell_section(cells: Sequence[CellResult]) -> Section:

@@ -57,7 +57,7 @@ def to_csv(frame: pd.DataFrame) -> str:
 def run_result(analysis: Analysis, folder: Path) -> dict[str, Any]:
     """The answer, cells and findings of a run; values that were not measured are None."""
     run, cells, every = analysis.run, analysis.cells, analysis.findings
-    found = answer(run.header, cells)
+    found = answer(run.header, cells, analysis.splits)
     return {
         "folder": str(folder),
         "status": run.header.status,

@@ -128,7 +128,7 @@ def warnings(run: RunData) -> list[str]:
 def _lead(analysis: Analysis) -> list[Block]:
     """The first screen: the answer, its figure and table, what weakens it, the questions."""
     run, cells = analysis.run, analysis.cells
-    lead: list[Block] = [answer(run.header, cells).headline]
+    lead: list[Block] = [answer(run.header, cells, analysis.splits).headline]
     lead += [Callout("Incomplete", text) for text in warnings(run)]
     lead += first_blocks(cells)
     if on_cpu(run.header):

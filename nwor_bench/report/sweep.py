@@ -70,9 +70,9 @@ class SweptRun:
     @cached_property
     def answer(self) -> Answer | None:
         """The run's own answer; None without cells."""
-        if self.data is None or not self.cells:
+        if self.analysis is None or not self.cells:
             return None
-        return answer(self.data.header, self.cells)
+        return answer(self.analysis.run.header, self.cells, self.analysis.splits)
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:

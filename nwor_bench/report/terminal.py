@@ -49,6 +49,11 @@ def print_document(console: Console, document: Document, *, quiet: bool = False)
         _print(console, section.blocks)
 
 
+def fits(table: Table, width: int) -> bool:
+    """True if a table is printed in one part."""
+    return len(_parts(table, width)) == 1
+
+
 def print_path(console: Console, name: str, path: object) -> None:
     """`Run folder: /tmp/run`, unwrapped so that it can be copied from a narrow terminal."""
     console.print(Text(f"{name}: {path}"), soft_wrap=True)

@@ -99,6 +99,13 @@ def sure_bounds(cell: CellResult) -> tuple[float, float] | None:
     return None if low is None or high is None else (low, high)
 
 
+def sure_rates(cell: CellResult) -> tuple[float, float] | None:
+    """The same of tokens per second."""
+    low = cell.tokens_per_s_ratio_simultaneous_low or cell.tokens_per_s_ratio_low
+    high = cell.tokens_per_s_ratio_simultaneous_high or cell.tokens_per_s_ratio_high
+    return None if low is None or high is None else (low, high)
+
+
 def corrected(cell: CellResult) -> str:
     """`corrected for 5 compared cells`; "" for a single cell or if the run did not store it."""
     cells = cell.simultaneous_cells or 1
@@ -140,6 +147,14 @@ def compared_time(cells: Sequence[CellResult]) -> str:
     """The time that the ratios of these cells compare, in words."""
     compared = {cell.compared for cell in cells if cell.compared is not None}
     return "time per batch" if compared == {LATENCY_MS} else "time per window"
+
+
+def signed(ratio: float, bounds: tuple[float, float] | None = None, unit: str = "") -> str:
+    """A ratio as `+2.9 % tokens/s [2.7, 3.1]`; two decimals below 1 % or for a narrow interval."""
+    fine = abs(ratio - 1) < 0.01 or (bounds is not None and bounds[1] - bounds[0] < NARROW)
+    point, *ends = (f"{100 * (each - 1):.{2 if fine else 1}f}" for each in (ratio, *(bounds or ())))
+    text = " ".join(filter(None, [f"{'' if ratio < 1 else '+'}{point} %", unit]))
+    return f"{text} [{', '.join(ends)}]" if ends else text
 
 
 def change(ratio: float) -> str:

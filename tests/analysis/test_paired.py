@@ -1,6 +1,7 @@
 """What is compared: windows of the same batch size and context, block by block."""
 
 from dataclasses import replace
+from math import log
 
 import pytest
 from hypothesis import given
@@ -46,6 +47,18 @@ def test_equal_sequences_give_the_plain_mean_of_all_windows():
                 if (w.nwor_mode, w.scv_mode, w.block) == (name, "off", block)
             ]
             assert mean == pytest.approx(sum(own) / len(own))
+
+
+def test_tokens_and_times_of_a_window_stand_beside_the_times():
+    """Off: 2 windows of 5 tokens in 10 ms. Treated: windows of 5 and 8 in 9 and 15, one untimed."""
+    ours = cell([window(1, 0, 9.0), window(1, 1, 15.0, accepted=6), window(1, 2, None)])
+    theirs = cell([window(1, 0, 10.0), window(1, 1, 10.0)])
+    found = pair_times(ours, theirs)
+    assert found.token_logs == pytest.approx([log(6.5 / 5)])
+    assert found.time_logs == pytest.approx([log(12 / 10)])
+    untimed = cell([window(1, 0, None)])
+    whole = pair_times(ours, untimed)
+    assert (whole.compared, whole.token_logs) == (LATENCY_MS, (0,))  # equal batches
 
 
 @given(st.lists(st.floats(1, 100), min_size=2, max_size=6), st.integers(1, 5))

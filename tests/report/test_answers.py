@@ -11,7 +11,7 @@ from nwor_bench.analysis.analyse import noise_floor
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult
 from nwor_bench.report.answer import answer, questions
-from nwor_bench.report.text import change, change_range, compared_time
+from nwor_bench.report.text import change, change_range, compared_time, signed, sure_rates
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -27,12 +27,13 @@ def named(cells: list[CellResult], label: str) -> CellResult:
 @pytest.mark.parametrize(
     ("name", "badge", "sentence", "sure", "then"),
     [
-        ("faster", "FASTER", "Yes, NWOR pays here", "Sure of the direction", "switch it on"),
-        ("slower", "SLOWER", "No, NWOR does not pay here, it costs time",
+        ("faster", "FASTER", "with stage x graph: NWOR pays here (TPOT",
+         "Sure of the direction", "switch it on"),
+        ("slower", "SLOWER", ": NWOR does not pay here, it costs time even at its best (",
          "Sure of the direction", "Leave NWOR off"),
-        ("same", "SAME", "No, NWOR does not pay here: it makes no difference",
+        ("same", "SAME", ": NWOR does not pay here, it makes no difference",
          "Sure that any effect is within", "Leave NWOR off"),
-        ("ambiguous", "AMBIGUOUS", "This run does not show whether NWOR pays",
+        ("ambiguous", "AMBIGUOUS", ": this run does not show whether NWOR pays (",
          "Not sure enough", "Measure longer"),
         ("invalid", "INVALID",
          "NWOR pays is not known, because the setting stage x graph failed its checks: it changed",
@@ -66,14 +67,45 @@ def test_the_answer_names_the_best_cell_its_effect_and_its_interval():
     cells = summarised(run)
     best = named(cells, "stage x graph")
     assert best.ratio_to_off == min(c.ratio_to_off for c in cells if c.ratio_to_off is not None)
-    effect = f"{100 * (1 - best.ratio_to_off):.1f} % less time"
     low, high = best.ratio_simultaneous_low, best.ratio_simultaneous_high
     assert low < best.ratio_ci_low < best.ratio_ci_high < high < 1
-    ends = f"{100 * (1 - high):.1f} % to {100 * (1 - low):.1f} % less"
+    time = f"time of a window {signed(best.ratio_to_off, (low, high))}"
+    rate = signed(best.tokens_per_s_ratio, sure_rates(best), "tokens/s")
     sentence = answer(run.header, cells).sentence
-    assert "in the setting stage x graph a verification step took" in sentence
-    assert effect in sentence
-    assert f"95 % confidence: {ends}, corrected for 5 compared cells)" in sentence
+    assert sentence.startswith(f"{rate} with stage x graph: NWOR pays here (TPOT -2.")
+    assert f"; {time}; 95 % intervals, corrected for 5 compared cells)" in sentence
+
+
+@pytest.mark.parametrize(
+    ("noise", "why"),
+    [("acceptance", "accepted drafts differ by chance"), ("time", "the host's times scatter")],
+)
+def test_undecided_tokens_are_said_to_be_with_their_reason(noise, why):
+    run = faster()
+    cells = [
+        replace(cell, tokens_per_s_ratio_simultaneous_low=0.998, tokens_per_s_noise=noise)
+        for cell in summarised(run)
+    ]
+    found = answer(run.header, cells)
+    assert found.badge == "FASTER"
+    assert f" with stage x graph, undecided because {why}: NWOR pays here (" in found.sentence
+    assert "undecided" not in answer(run.header, summarised(run)).sentence
+
+
+def test_without_tokens_the_answer_begins_with_the_time():
+    run = faster()
+    cells = [replace(cell, tokens_per_s_ratio=None) for cell in summarised(run)]
+    sentence = answer(run.header, cells).sentence
+    assert sentence.startswith("time of a window -2.")
+    assert "TPOT" not in sentence
+    assert sentence.count("time of a window") == 1
+
+
+def test_synthetic_acceptance_is_said_in_the_answer():
+    run = faster()
+    cells = [replace(cell, parity="acceptance only") for cell in summarised(run)]
+    assert answer(run.header, cells).sentence.endswith("; synthetic acceptance).")
+    assert "synthetic" not in answer(run.header, summarised(run)).sentence
 
 
 def test_one_compared_cell_needs_no_correction():
@@ -84,7 +116,7 @@ def test_one_compared_cell_needs_no_correction():
     assert best.ratio_simultaneous_low == pytest.approx(best.ratio_ci_low, rel=1e-12)
     assert best.ratio_simultaneous_high == pytest.approx(best.ratio_ci_high, rel=1e-12)
     sentence = answer(run.header, summarised(run)).sentence
-    assert re.search(r"\(95 % confidence: [^,]* less\)", sentence)
+    assert sentence.endswith("; 95 % intervals).")
     assert "corrected" not in " ".join([sentence, *told(run).values()])
 
 
@@ -114,14 +146,14 @@ def test_the_best_is_taken_of_the_cells_that_are_faster_for_all_at_once():
     cells = chosen_among_two(0.94, 0.95)
     found = answer(faster().header, cells)
     assert found.cell.label == "stage x graph"
-    assert "95 % confidence: 0.10 % to 11.0 % less" in found.sentence
+    assert "time of a window -5.0 % [-11.0, -0.1]" in found.sentence
 
 
 def test_a_best_cell_that_is_sure_only_by_holm_is_said_to_be():
     cells = [cell for cell in chosen_among_two(0.94, 0.95) if cell.label != "stage x graph"]
     found = answer(faster().header, cells)
     assert (found.badge, found.cell.label) == ("FASTER", "stage x off")
-    assert "anywhere from 11.0 % less to 0.10 % more" in found.sentence
+    assert "time of a window -6.0 % [-11.0, 0.1]" in found.sentence
     assert "only Holm's correction shows that there is a difference" in found.sentence
     said = dict(questions(analysed(faster(), cells)).entries)["How sure is that?"]
     assert "excludes" not in said
@@ -132,8 +164,7 @@ def test_an_undecided_answer_gives_both_ends():
     cells = summarised(run)
     found = answer(run.header, cells)
     assert found.cell.ratio_ci_low < 1 < found.cell.ratio_ci_high
-    assert "anywhere from" in found.sentence
-    assert re.search(r"[\d.]+ % less to [\d.]+ % more \(95 % confidence\)", found.sentence)
+    assert re.search(r"time of a window -[\d.]+ % \[-[\d.]+, [\d.]+\]; 95 %", found.sentence)
     assert f"{100 * found.cell.smallest_effect:.2f} % or more" in told(run)["What next?"]
 
 
@@ -236,6 +267,19 @@ def test_changes_read_as_percentages(ratio, text):
 
 
 @pytest.mark.parametrize(
+    ("ratio", "bounds", "text"),
+    [
+        (1.029, (1.027, 1.0311), "+2.9 % x [2.7, 3.1]"),
+        (0.972, (0.971, 0.973), "-2.80 % x [-2.90, -2.70]"),
+        (1.0043, (0.997, 1.0116), "+0.43 % x [-0.30, 1.16]"),
+        (0.5, None, "-50.0 % x"),
+    ],
+)
+def test_signed_changes_have_digits_that_fit(ratio, bounds, text):
+    assert signed(ratio, bounds, "x") == text
+
+
+@pytest.mark.parametrize(
     ("ends", "text"),
     [
         ((0.976, 0.982), "1.8 % to 2.4 % less"),
@@ -252,4 +296,4 @@ def test_batches_are_not_called_windows():
     windows = tuple(replace(window, wall_ms=None) for window in run.windows)
     cells = summarised(replace(run, windows=windows))
     assert compared_time(cells) == "time per batch"
-    assert "a batch took" in answer(run.header, cells).sentence
+    assert "; time of a batch -2." in answer(run.header, cells).sentence

@@ -50,9 +50,9 @@ def test_equal_sequences_give_the_plain_mean_of_all_windows():
 
 
 def test_tokens_and_times_of_a_window_stand_beside_the_times():
-    """Off: 2 windows of 5 tokens in 10 ms. Treated: windows of 5 and 8 in 9 and 15, one untimed."""
+    """Off: 3 windows of 5 tokens in 10 ms. Treated: windows of 5 and 8 in 9 and 15, one untimed."""
     ours = cell([window(1, 0, 9.0), window(1, 1, 15.0, accepted=6), window(1, 2, None)])
-    theirs = cell([window(1, 0, 10.0), window(1, 1, 10.0)])
+    theirs = cell([window(1, number, 10.0) for number in range(3)])
     found = pair_times(ours, theirs)
     assert found.token_logs == pytest.approx([log(6.5 / 5)])
     assert found.time_logs == pytest.approx([log(12 / 10)])

@@ -97,7 +97,10 @@ def test_the_split_is_an_answer() -> None:
     cells = summarised(run())
     (line,) = split_lines(analysed(run(), cells).splits)
     assert SPLIT.fullmatch(line)
-    assert dict(questions(analysed(run(), cells)).entries)["What makes the difference?"] == line
+    found = analysed(run(), cells)
+    assert dict(questions(found).entries)["What makes the difference?"] == line
+    sentence = run_result(found, Path())["answer"]["sentence"]
+    assert re.search(r"; attention -1\.[456] %, writes -1\.[234] %; 95 % intervals", sentence)
 
 
 def test_the_answer_counts_groups_not_blocks() -> None:

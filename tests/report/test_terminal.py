@@ -12,8 +12,8 @@ from nwor_bench.analysis.findings.table import Severity, grouped
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult
 from nwor_bench.report.answer import answer
-from nwor_bench.report.cells import cell_section, first_blocks
-from nwor_bench.report.document import Bullets, Document, Figure, Headline, Section, table
+from nwor_bench.report.cells import RATE_NOTE, cell_section, first_blocks
+from nwor_bench.report.document import Bullets, Document, Figure, Headline, Section, Table, table
 from nwor_bench.report.run_report import summary
 from nwor_bench.report.terminal import print_document, print_path
 from nwor_bench.report.text import ratio
@@ -68,6 +68,17 @@ def test_tables_fit_and_cut_no_number(cells, width):
         assert f"{cell.nwor_total_staged:,}" in details
         if cell.ratio_to_off is not None:
             assert ratio(cell) in row
+
+
+def test_the_change_of_tokens_stands_beside_them_if_that_fits():
+    cells = [
+        replace(cell, tokens_per_s=1449.7, tokens_per_s_ratio=cell.ratio_to_off and 1.0204)
+        for cell in summarised(make_run())
+    ]
+    for shown, text in ((cells, "1,450 +2.0 %"), (big_cells(), "98,765.4")):
+        (verdicts,) = (b for b in first_blocks(shown) if isinstance(b, Table))
+        assert verdicts.rows[-1][4] == text
+        assert (RATE_NOTE in verdicts.caption) == (text != "98,765.4")
 
 
 def test_a_table_that_is_too_wide_is_printed_in_parts():

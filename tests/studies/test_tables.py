@@ -1,7 +1,9 @@
 """Pages have the numbers of their CSV files, and the scripts beside them still start."""
 
+import re
 import runpy
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +41,17 @@ def test_what_other_pages_cite_of_interleaved_windows() -> None:
     for _, row in long[long.ratio_ci_low.notna()].iterrows():
         ratio = f"{row.ratio_to_off:.3f} [{row.ratio_ci_low:.3f}, {row.ratio_ci_high:.3f}]"
         assert f"| {row.cache.replace('auto', 'bf16'):5} | {ratio} |" in readme
+    staged = cells[cells.cell == "stage x graph"]
+    verdicts = {
+        f"{row.ratio_to_off:.3f} [{row.ratio_ci_low:.3f}, {row.ratio_ci_high:.3f}]": row.verdict
+        for _, row in staged[staged.ratio_ci_low.notna()].iterrows()
+    }
+    rows = re.findall(r"\| (\d\.\d{3} \[[\d., ]+\])", readme)
+    counts = Counter(verdicts[ratio] for ratio in rows)
+    faster, slower = counts["FASTER"], counts["SLOWER"]
+    rest = len(rows) - faster - slower
+    told = f"By verdict: faster in {faster} rows, slower in {slower}, undecided in {rest}"
+    assert told in readme
 
 
 @pytest.mark.slow  # imports vLLM

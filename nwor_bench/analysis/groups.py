@@ -120,6 +120,9 @@ def _group(pair: Pair, members: Sequence[WindowRecord]) -> Group | LeftOut:
         return LeftOut.UNTIMED
     first = windows[0]
     alike = [w for w in members if w.fallback_reason is None and _size(w) == _size(first)]
+    tokens = _log_ratio(pair, [(w.cell, output_tokens(w)) for w in alike])
+    if tokens is None:  # all requests had finished
+        return LeftOut.BATCH_SIZE
     return Group(
         pair=pair,
         block=first.block,
@@ -129,8 +132,8 @@ def _group(pair: Pair, members: Sequence[WindowRecord]) -> Group | LeftOut:
         num_reqs=first.num_reqs,
         host=host,
         device=device,
-        tokens=_log_ratio(pair, [(w.cell, output_tokens(w)) for w in alike]),
-        wall=_log_ratio(pair, [(w.cell, w.wall_ms or 0.0) for w in windows]),
+        tokens=tokens,
+        wall=_log_ratio(pair, [(w.cell, w.wall_ms or 0.0) for w in windows]) or 0.0,
     )
 
 
@@ -138,10 +141,11 @@ def _size(window: WindowRecord) -> tuple[int, int]:
     return (window.num_reqs, window.draft_tokens)
 
 
-def _log_ratio(pair: Pair, values: Sequence[tuple[Cell, float]]) -> float:
-    """Log of B's mean over A's."""
+def _log_ratio(pair: Pair, values: Sequence[tuple[Cell, float]]) -> float | None:
+    """Log of B's mean over A's; None if a mean is 0."""
     ours = fmean(value for cell, value in values if cell == pair.treated)
-    return log(ours / fmean(value for cell, value in values if cell == pair.reference))
+    theirs = fmean(value for cell, value in values if cell == pair.reference)
+    return log(ours / theirs) if ours and theirs else None
 
 
 def _turn(window: WindowRecord) -> tuple[int, int]:

@@ -27,9 +27,13 @@ def accepted(window: WindowRecord) -> int:
     return window.committed_tokens if window.staged_tokens else window.accepted_tokens
 
 
-def output_tokens(window: WindowRecord) -> int:
-    """Tokens that the window's requests gained: one each, and the accepted drafts."""
-    return window.num_reqs + accepted(window) - window.uncounted_accepted_tokens
+def output_tokens(window: WindowRecord) -> float:
+    """Tokens that the window's requests gained: one each, and the accepted drafts.
+
+    Requests that had finished before it gain none; they have their share of the drafts.
+    """
+    running = 1 - window.uncounted_draft_tokens / window.draft_tokens
+    return window.num_reqs * running + accepted(window) - window.uncounted_accepted_tokens
 
 
 def counted_accepted(windows: Iterable[WindowRecord]) -> int:

@@ -38,7 +38,8 @@ class PairedTimes:
     windows of both cells that were left out; both are None for LATENCY_MS. Neither counts windows
     without a time (the last window before a pause may have none).
     `token_logs` and `time_logs` are each block's log ratio of output tokens a window and of time a
-    window, over all timed windows (LATENCY_MS: all tokens of the batches, and their latency).
+    window, over all timed windows (LATENCY_MS: all tokens of the batches, and their latency);
+    `token_logs` is empty if a block's windows gave no token.
     """
 
     compared: str
@@ -62,7 +63,9 @@ def pair_times(cell: CellData, baseline: CellData) -> PairedTimes | None:
     found = [match for match in matched if match is not None]
     work = _by_batch if len(found) < len(blocks) else _by_window
     sides = [(work(*ours[block]), work(*theirs[block])) for block in blocks]
-    token_logs = tuple(log(a.tokens / a.windows * b.windows / b.tokens) for a, b in sides)
+    token_logs: tuple[float, ...] = ()
+    if all(own.tokens and other.tokens for own, other in sides):
+        token_logs = tuple(log(a.tokens / a.windows * b.windows / b.tokens) for a, b in sides)
     time_logs = tuple(log(a.ms / a.windows * b.windows / b.ms) for a, b in sides)
     if len(found) < len(blocks):
         return PairedTimes(
@@ -99,11 +102,11 @@ def _by_block(cell: CellData) -> dict[int, tuple[list[BatchRecord], list[WindowR
 def _strata(batches: Sequence[BatchRecord], windows: Sequence[WindowRecord]) -> Strata:
     """A block's window times by batch size and context, without untimed windows."""
     requests = max(batch.requests for batch in batches)
-    generated: dict[int, int] = defaultdict(int)
+    generated: dict[int, float] = defaultdict(float)
     strata: Strata = defaultdict(list)
     for window in sorted(windows, key=lambda w: (w.batch, w.window)):
         if window.wall_ms:
-            step = generated[window.batch] // (CONTEXT_STEP * requests)
+            step = int(generated[window.batch] // (CONTEXT_STEP * requests))
             strata[window.num_reqs, window.draft_tokens, step].append(window.wall_ms)
         # Each request gains its accepted drafts and one more token.
         generated[window.batch] += output_tokens(window)
@@ -126,7 +129,7 @@ def _match(ours: Strata, theirs: Strata) -> tuple[float, float, int] | None:
 class _Work(NamedTuple):
     """A block's work in one cell."""
 
-    tokens: int
+    tokens: float
     ms: float
     windows: int
 

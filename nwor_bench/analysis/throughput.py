@@ -6,12 +6,12 @@ In a group of windows, or in a block of whole batches, the log ratio is
                                                           + log(ms_A / windows_A)
 
 A window's tokens are one for each request and the accepted drafts; its time is that of the host's
-clock, which users feel. Acceptance differs by chance between the windows of two cells, also with
-equal output, and this scatter stays in the interval: it is that of time ratios (Huber's location of
-the groups, Student's t on the blocks), so it gets wider, often several times, and centres on the
-truth. Per group, not summed over the run: neighbouring windows share requests and context, whose
-acceptance differs more. For groups of equal cells the log ratio is symmetric around 0, so the
-logarithm adds no bias; if acceptance truly differs, its bias is of second order.
+clock, which users feel. Acceptance differs by chance between the windows of two cells, also if
+their output is the same. This scatter stays in the interval, which is that of time ratios (Huber's
+location of the groups, Student's t on the blocks). On simulated groups with 3 % scatter of window
+times it is 2 (64 requests) to 6 times (8 requests) as wide as that of times, and includes the truth
+in 93 to 96 % of runs. Ratios are taken per group, because neighbouring windows share requests and
+context, whose acceptance differs more. Two equal cells give log ratios symmetric around 0.
 
 Time per output token (TPOT) is requests x time / tokens. Both cells have the same requests, so the
 ratio of TPOT is exactly 1 / this ratio, and its bounds are 1 / these bounds.
@@ -57,11 +57,13 @@ def rate_of_groups(groups: Sequence[Group]) -> RateRatio | None:
     return RateRatio(interval.ratio, WALL_MS, _noise(tokens, times), interval)
 
 
-def rate_of_blocks(times: PairedTimes) -> RateRatio:
-    """The ratio from whole batches, paired block by block.
+def rate_of_blocks(times: PairedTimes) -> RateRatio | None:
+    """The ratio from whole batches, paired block by block; None if a block has no tokens.
 
     It is that of decoding (all timed windows); of whole batches if times are.
     """
+    if not times.token_logs:
+        return None
     rates = np.exp(np.subtract(times.token_logs, times.time_logs)).tolist()
     one = [1.0] * len(rates)
     noise = _noise(times.token_logs, times.time_logs)

@@ -11,7 +11,7 @@ import numpy as np
 from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.cell_data import CellData
 from nwor_bench.analysis.effects import WINDOWS, effects_over_off
-from nwor_bench.analysis.invariants import accepted
+from nwor_bench.analysis.invariants import output_tokens
 from nwor_bench.analysis.paired import pair_times
 from nwor_bench.instruments.robust import MIN_GROUPS, as_ratio, robust_location
 from nwor_bench.records.types import CellResult, Verdict, WindowRecord
@@ -150,16 +150,10 @@ def _rates_of(own: CellData) -> tuple[Dot, ...]:
         if window.wall_ms:
             batches.setdefault((window.batch, window.block), []).append(window)
     rates = [
-        1000 * sum(map(_tokens, windows)) / sum(window.wall_ms or 0.0 for window in windows)
+        1000 * sum(map(output_tokens, windows)) / sum(window.wall_ms or 0.0 for window in windows)
         for _, windows in sorted(batches.items())
     ]
     return tuple(Dot((at + 0.5) / len(rates), rate) for at, rate in enumerate(rates))
-
-
-def _tokens(window: WindowRecord) -> float:
-    """Output tokens of a window, without those of requests that had finished before."""
-    running = 1 - window.uncounted_draft_tokens / window.draft_tokens
-    return accepted(window) - window.uncounted_accepted_tokens + window.num_reqs * running
 
 
 def _figure(

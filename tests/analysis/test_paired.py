@@ -56,6 +56,8 @@ def test_tokens_and_times_of_a_window_stand_beside_the_times():
     found = pair_times(ours, theirs)
     assert found.token_logs == pytest.approx([log(6.5 / 5)])
     assert found.time_logs == pytest.approx([log(12 / 10)])
+    idle = cell([replace(window(1, 0, 9.0, accepted=0), uncounted_draft_tokens=8)])
+    assert pair_times(idle, theirs).token_logs == ()
     untimed = cell([window(1, 0, None)])
     whole = pair_times(ours, untimed)
     assert (whole.compared, whole.token_logs) == (LATENCY_MS, (0,))  # equal batches

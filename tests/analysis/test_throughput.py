@@ -13,6 +13,7 @@ from synthetic_run import summarised
 from nwor_bench.analysis.groups import Group, Pair, find_groups
 from nwor_bench.analysis.paired import PairedTimes
 from nwor_bench.analysis.throughput import rate_of_blocks, rate_of_groups
+from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.records.types import CellResult, WindowRecord
 
 PAIR = (OFF, STAGE_GRAPH)
@@ -52,11 +53,13 @@ def test_a_runs_first_window_counts_for_tokens_and_not_for_time() -> None:
 
 
 def test_tokens_of_finished_requests_are_none() -> None:
-    late = [
-        replace(w, uncounted_accepted_tokens=2) if w.cell == OFF else w
-        for w in group_windows(PAIR, 2)
-    ]
-    assert only(late).tokens == pytest.approx(log(7 / 5))
+    """One of two requests had finished before each window with off, with 2 of the 5 accepted."""
+    half = {"uncounted_draft_tokens": 4, "uncounted_accepted_tokens": 2}
+    late = [replace(w, **half) if w.cell == OFF else w for w in group_windows(PAIR, 2)]
+    assert only(late).tokens == pytest.approx(log(7 / 4))
+    both = {"uncounted_draft_tokens": 8, "uncounted_accepted_tokens": 5}
+    none = find_groups([replace(w, **both) for w in group_windows(PAIR, 2)])
+    assert list(none.left_out.values()) == [{LeftOut.BATCH_SIZE: 1}]
 
 
 def simulated(
@@ -122,8 +125,10 @@ def test_whole_batches_are_paired_block_by_block(blocks: int) -> None:
     numbers = tuple(range(blocks))
     ones = (1.0,) * blocks
     found = rate_of_blocks(PairedTimes("latency_ms", numbers, ones, ones, tokens, times))
+    assert found is not None
     assert found.ratio == pytest.approx(1.04 / 0.98)
     assert (found.clock, found.interval is None) == ("latency_ms", blocks == 2)
+    assert rate_of_blocks(PairedTimes("latency_ms", numbers, ones, ones, (), times)) is None
 
 
 def test_few_groups_have_no_rate() -> None:

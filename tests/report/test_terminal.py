@@ -73,7 +73,7 @@ def test_tables_fit_and_cut_no_number(cells, width):
 def test_the_change_of_tokens_stands_beside_them_if_that_fits():
     cells = [
         replace(cell, tokens_per_s=1449.7, tokens_per_s_ratio=cell.ratio_to_off and 1.0204)
-        for cell in summarised(make_run())
+        for cell in summarised(faster())
     ]
     for shown, text in ((cells, "1,450 +2.0 %"), (big_cells(), "98,765.4")):
         (verdicts,) = (b for b in first_blocks(shown) if isinstance(b, Table))

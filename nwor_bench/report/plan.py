@@ -14,6 +14,7 @@ from nwor_bench.models.byte_model import (
 )
 from nwor_bench.models.config_json import KNOWN_TYPES
 from nwor_bench.models.measured import MeasuredRow, nearest_rows
+from nwor_bench.models.recurrent import RecurrentLayers
 from nwor_bench.report.document import (
     Bullets,
     Document,
@@ -49,7 +50,8 @@ class BytePrediction:
 
 def plan_document(prediction: BytePrediction) -> Document:
     """One model: the answer beside the nearest measured settings, a step's bytes, the strategies,
-    assumptions."""
+    recurrent states, assumptions."""
+    layers, load = prediction.model.shape.recurrent, prediction.load
     lead = (
         Headline("", _headline(prediction)),
         Paragraph(_setting(prediction)),
@@ -58,6 +60,20 @@ def plan_document(prediction: BytePrediction) -> Document:
     sections = (
         Section("One step of stock vLLM", (_step(prediction),)),
         Section("Ways to keep drafts out of the cache", (_strategies(prediction),)),
+        *(
+            []
+            if layers is None
+            else [
+                Section(
+                    "Recurrent states",
+                    (
+                        Paragraph(
+                            state_sentence(layers, load.requests, load.draft_tokens, load.ranks)
+                        ),
+                    ),
+                )
+            ]
+        ),
         Section("What these numbers assume", (Bullets(_notes(prediction)),)),
     )
     return Document(f"Would NWOR pay? {prediction.name}", lead, sections)
@@ -80,6 +96,7 @@ def _measured(rows: Sequence[MeasuredRow]) -> Table:
 def prediction_values(prediction: BytePrediction) -> dict[str, Any]:
     """Everything for JSON; units are in the names, `predicted_` marks the byte model's numbers."""
     model, load = prediction.model, prediction.load
+    layers, step = model.shape.recurrent, (load.requests, load.draft_tokens, load.ranks)
     common = {
         "model": prediction.name,
         "parameters": model.shape.parameters(),
@@ -102,6 +119,7 @@ def prediction_values(prediction: BytePrediction) -> dict[str, Any]:
         "measured": [asdict(row) for row in _nearest(prediction)],
         "most_saved_share": prediction.most_share,
         "strategies": [common | _strategy_values(prediction, each) for each in STRATEGIES],
+        "recurrent": None if layers is None else layer_values(layers, *step),
     }
 
 
@@ -238,3 +256,35 @@ def _notes(prediction: BytePrediction) -> tuple[str, ...]:
             "above with the published one."
         )
     return tuple(lines)
+
+
+def state_sentence(
+    layers: RecurrentLayers, requests: int, draft_tokens: int, ranks: int = 1
+) -> str:
+    """The size of a request's states, and the bytes that stock vLLM reads and writes of them."""
+    stock = layers.moved(requests, draft_tokens, ranks)
+    return (
+        f"Recurrent states: {layers.count} layers of {layers.state.kind} keep "
+        f"{size(round(layers.state_bytes(ranks)))} a request in {layers.state.state_bits}-bit. "
+        f"Stock vLLM stores one a token: with {plural(draft_tokens, 'draft')} and "
+        f"{plural(requests, 'request')} a step reads {size(round(stock.read))} and writes "
+        f"{size(round(stock.written))}. vLLM reserves "
+        f"{size(round(layers.slot_bytes(draft_tokens, ranks)))} a request. The plugin stages only "
+        "attention layers."
+    )
+
+
+def layer_values(
+    layers: RecurrentLayers, requests: int, draft_tokens: int, ranks: int = 1
+) -> dict[str, Any]:
+    """For JSON: the states' sizes, and the bytes that stock vLLM moves."""
+    stock = layers.moved(requests, draft_tokens, ranks)
+    return {
+        "kind": layers.state.kind,
+        "layers": layers.count,
+        "state_bits": layers.state.state_bits,
+        "state_bytes_per_request": layers.state_bytes(ranks),
+        "reserved_bytes_per_request": layers.slot_bytes(draft_tokens, ranks),
+        "predicted_bytes_read": stock.read,
+        "predicted_bytes_written": stock.written,
+    }

@@ -160,8 +160,21 @@ def test_a_hybrids_recurrent_states_are_predicted(plan: Run) -> None:
     code, out, _ = plan(*hybrid)
     assert code == 0
     assert max(map(len, out.splitlines())) <= 80
+    assert "48 layers of gated delta net keep 151.0 MB a request in 32-bit" in flat(out)
     assert "recurrent states, read and written" in flat(out)
+    assert "\nRecurrent states\n" in out
+    _, out, _ = plan(*hybrid, "--json")
+    told = json.loads(out)["predictions"][0]["recurrent"]
+    one = 48 * 48 * 128 * 128 * 4
+    assert told["state_bytes_per_request"] == one
+    columns = 48 * 10240 * 2
+    assert told["predicted_bytes_read"] == 2 * (one + 3 * columns)
+    assert told["predicted_bytes_written"] == 2 * (5 * one + 7 * columns)
+
+
+def test_other_models_have_no_recurrent_states(plan: Run) -> None:
     assert "ecurrent" not in plan(*LLAMA)[1]
+    assert json.loads(plan(*LLAMA, "--json")[1])["predictions"][0]["recurrent"] is None
 
 
 def test_the_nearest_measured_settings_stand_beside_the_prediction(plan: Run) -> None:

@@ -23,6 +23,7 @@ from nwor_bench.engine.protocol import Sampling
 from nwor_bench.instruments.pm_sampling import run_under_own_cupti
 from nwor_bench.models.byte_model import Workload
 from nwor_bench.models.pairs import ResolvedPair, load_pair, resolve_pair
+from nwor_bench.records.types import Phase
 from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 
 PAIR = "qwen3-next-shape"
@@ -66,14 +67,9 @@ def predicted(drafts: int, requests: int, tokens: int) -> dict[str, int]:
     assert shape is not None
     model = predict(PAIR, shape.target, load, "auto", "auto").model
     assert model.shape.recurrent is not None
-    states, kept = model.shape.recurrent.moved(requests, drafts), model.shape.recurrent
+    states = model.shape.recurrent.moved(requests, drafts)
     read = states.read + model.weights_read(load) + model.context_read(load)
-    return {
-        "layers": kept.count,
-        "state_bytes": int(kept.state_bytes()),
-        "predicted_read_bytes": int(read),
-        "predicted_written_bytes": int(states.written),
-    }
+    return {"predicted_read_bytes": int(read), "predicted_written_bytes": int(states.written)}
 
 
 def row_of(engine: VllmEngine, drafts: int, requests: int, tokens: int) -> dict[str, Any]:
@@ -86,11 +82,13 @@ def row_of(engine: VllmEngine, drafts: int, requests: int, tokens: int) -> dict[
         ignore_eos=True,
     )
     engine.generate(prompts_of(requests, tokens, seed=1), sampling)
-    engine.set_counters(True)
+    engine.set_counters(Phase.COUNTERS, True)
     output = engine.generate(prompts_of(requests, tokens, seed=2), sampling)
-    engine.set_counters(False)
+    engine.set_counters(Phase.COUNTERS, False)
     full = [each for each in output.windows if each["draft_tokens"] == requests * drafts][2:]
     counted = [each for each in full if each.get("dram_write_bytes") is not None]
+    facts = engine.status().recurrent
+    assert facts is not None
     assert output.counter_facts is not None
     return {
         "draft_tokens": drafts,
@@ -98,6 +96,9 @@ def row_of(engine: VllmEngine, drafts: int, requests: int, tokens: int) -> dict[
         "windows": len(counted),
         "read_bytes": median(each["dram_read_bytes"] for each in counted),
         "written_bytes": median(each["dram_write_bytes"] for each in counted),
+        "layers": facts.layers,
+        "state_bytes": facts.state_bytes,
+        "conv_bytes": facts.conv_bytes,
         "copy_ratio": output.counter_facts["copy_ratio"],
         **predicted(drafts, requests, tokens),
     }

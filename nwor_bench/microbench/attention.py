@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from nwor_bench.microbench import peers
-from nwor_bench.microbench.cases import COPY, OURS, PEERS, Group, Shape, bytes_moved
+from nwor_bench.microbench.cases import OURS, PEER, Group, Shape, bytes_moved
 from nwor_bench.microbench.inputs import count_sets
-from nwor_bench.microbench.peers import make_copy
-from nwor_bench.microbench.rows import Call, Implementation, Implementations, with_peers
+from nwor_bench.microbench.rows import Call, Implementation, Implementations, with_peer
 from nwor_kernels.fp8 import quantize_e4m3
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace, verify_attention_triton
 from nwor_kernels.verify_attention.reference import verify_attention_varlen_reference
@@ -38,13 +37,13 @@ def attention_implementations(
     sets = [AttentionBuffers(group, shape, device) for _ in range(count_sets(moved, most=16))]
     wanted = sets[0].expected()
 
-    def peer(name: str) -> Implementation:
-        if name == COPY:
-            return make_copy(moved, len(sets), device)
+    name = PEER["verify_attention"]
+
+    def peer() -> Implementation:
         calls = [each.flash_call() for each in sets]
         return Implementation(name, 1, moved, calls, lambda: sets[0].wrong(calls[0], wanted))
 
-    return with_peers(_ours(group, shape, sets, wanted), PEERS["verify_attention"], peer)
+    return with_peer(_ours(group, shape, sets, wanted), name, peer)
 
 
 def _ours(

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import count, product
+from itertools import count
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
@@ -20,14 +20,13 @@ from rich.console import Console
 
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.instruments import environment
-from nwor_bench.microbench.cases import L2, OURS, PEERS, Group, LaunchMode, Spec, expand
+from nwor_bench.microbench.cases import OURS, PEER, Group, Spec, expand
 from nwor_bench.microbench.report import document, json_content, write_files
 from nwor_bench.microbench.rows import (
     Implementation,
     Implementations,
     Result,
     Row,
-    Sample,
     Status,
     blank,
     describe,
@@ -39,8 +38,8 @@ from nwor_bench.records.run_folder import RUNS, check_output, default_folder, no
 from nwor_bench.report.terminal import print_document, print_path
 from nwor_bench.workload.stopping import FIRST_LOOK, StoppingRule
 
-Replay = Callable[[], Sample]
-"""Runs one round of one implementation."""
+Replay = Callable[[], float]
+"""Runs one round of one implementation; the time of a call in us."""
 
 WARMUP_ROUNDS = 2
 
@@ -48,8 +47,8 @@ WARMUP_ROUNDS = 2
 class Stopwatch(Protocol):
     """Turns an implementation into rounds."""
 
-    def prepare(self, implementation: Implementation, l2: L2, launch: LaunchMode) -> Replay:
-        """A replay of its calls with L2 in that state, launched that way."""
+    def prepare(self, implementation: Implementation) -> Replay:
+        """A replay of its calls from a CUDA graph, with none of their data in L2."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def _run_group(bench: Bench, group: Group, rng: random.Random) -> list[Row]:
         built = bench.build(group)
     except MemoryError:
         reason = "its inputs do not fit the GPU's memory"
-        built = Implementations((), dict.fromkeys((OURS, *PEERS[group.kernel]), reason))
+        built = Implementations((), dict.fromkeys((OURS, PEER[group.kernel]), reason))
     failed = {name: (Status.REFUSED, reason) for name, reason in built.refused.items()}
     sound = []
     for implementation in built.runnable:
@@ -99,14 +98,10 @@ def _run_group(bench: Bench, group: Group, rng: random.Random) -> list[Row]:
             sound.append(implementation)
         else:
             failed[implementation.name] = fault
-    order = [OURS, *PEERS[group.kernel]]
-    rows = []
-    for l2, launch in product(bench.spec.l2, bench.spec.launch):
-        timed, refused = _time_case(bench, group, sound, l2, launch, rng)
-        untimed = failed | refused
-        timed += [blank(group, name, l2, launch, *why) for name, why in untimed.items()]
-        rows += sorted(timed, key=lambda row: order.index(row.implementation))
-    return rows
+    timed, refused = _time(bench, group, sound, rng)
+    failed |= refused
+    rows = timed + [blank(group, name, *why) for name, why in failed.items()]
+    return sorted(rows, key=lambda row: row.implementation != OURS)
 
 
 def fault_of(implementation: Implementation) -> tuple[Status, str] | None:
@@ -120,31 +115,26 @@ def fault_of(implementation: Implementation) -> tuple[Status, str] | None:
     return (Status.INVALID, wrong) if wrong else None
 
 
-def _time_case(
-    bench: Bench,
-    group: Group,
-    implementations: list[Implementation],
-    l2: L2,
-    launch: LaunchMode,
-    rng: random.Random,
+def _time(
+    bench: Bench, group: Group, implementations: list[Implementation], rng: random.Random
 ) -> tuple[list[Row], dict[str, tuple[Status, str]]]:
-    """The rows of one case, and the peers that could not be launched that way."""
+    """The rows of one group, and the peer that could not be launched."""
     replays: dict[str, Replay] = {}
     refused: dict[str, tuple[Status, str]] = {}
     for each in implementations:
         try:
-            replays[each.name] = bench.stopwatch.prepare(each, l2, launch)
+            replays[each.name] = bench.stopwatch.prepare(each)
         except Exception as error:
             if each.name == OURS:
                 raise
-            refused[each.name] = (Status.REFUSED, f"{launch}: {describe(error)}")
+            refused[each.name] = (Status.REFUSED, describe(error))
     if not replays:
         return [], refused
     before = bench.throttled_ms()
-    samples = run_rounds(replays, make_rule(bench.spec.max_rounds, bench.spec.ci_width), rng)
+    times = run_rounds(replays, make_rule(bench.spec.max_rounds, bench.spec.ci_width), rng)
     after = bench.throttled_ms()
     timed = [each for each in implementations if each.name in replays]
-    rows = timed_rows(group, l2, launch, timed, samples)
+    rows = timed_rows(group, timed, times)
     if before is not None and after is not None and after > before:
         rows = [replace(row, reason="the GPU throttled its clocks") for row in rows]
     return rows, refused
@@ -159,10 +149,10 @@ def make_rule(max_rounds: int, ci_width: float) -> StoppingRule:
 
 def run_rounds(
     replays: Mapping[str, Replay], rule: StoppingRule, rng: random.Random
-) -> dict[str, list[Sample]]:
-    """Samples of each implementation of one case, by name."""
+) -> dict[str, list[float]]:
+    """Times in us of each implementation of one group, by name."""
     names = list(replays)
-    samples: dict[str, list[Sample]] = {name: [] for name in names}
+    times: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(WARMUP_ROUNDS):
         for name in names:
             replays[name]()
@@ -170,11 +160,11 @@ def run_rounds(
     while done < rule.max_blocks:
         rng.shuffle(names)
         for name in names:
-            samples[name].append(replays[name]())
+            times[name].append(replays[name]())
         done += 1
-        if rule.stop(done, half_widths(samples) if done in rule.looks else [], 0.0, 0.0):
+        if rule.stop(done, half_widths(times) if done in rule.looks else [], 0.0, 0.0):
             break
-    return samples
+    return times
 
 
 def run_kernels(

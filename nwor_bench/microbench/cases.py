@@ -1,8 +1,7 @@
-"""The cases of `nwor-bench kernels`: kernels, peers and windows. Pure."""
+"""The cases of `nwor-bench kernels`: kernels, their peers and windows. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import product
 from typing import Literal, get_args
 
@@ -10,33 +9,12 @@ from nwor_bench.errors import ConfigError
 from nwor_bench.workload.options import fraction
 
 OURS = "nwor"
-COPY = "copy"
-STOCK = "vllm_cuda"
-FLASH = "flash_attention_3"
-
-PEERS: dict[str, tuple[str, ...]] = {
-    "commit": (STOCK, COPY),
-    "verify_attention": (FLASH, COPY),
-}
-"""Each kernel's peers. vLLM writes one layer's cache per call, so a commit is compared with one
+PEER = {"commit": "vllm_cuda", "verify_attention": "flash_attention_3"}
+"""Each kernel's peer. vLLM writes one layer's cache per call, so a commit is compared with one
 write per layer."""
 
 Kernel = Literal["commit", "verify_attention"]
 CacheDtype = Literal["bf16", "fp8"]
-
-
-class L2(StrEnum):
-    """State of the L2 cache: cold holds no data of the call, warm holds the previous call's."""
-
-    COLD = "cold"
-    WARM = "warm"
-
-
-class LaunchMode(StrEnum):
-    """How calls are launched: replayed from a CUDA graph, or one by one."""
-
-    GRAPH = "graph"
-    EAGER = "eager"
 
 
 @dataclass(frozen=True)
@@ -73,7 +51,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Group:
-    """One set of inputs, timed for every L2 state and launch mode.
+    """One set of inputs.
 
     Attributes:
         acceptance: accepted drafts over drafts; None if the kernel's work does not depend on it.
@@ -110,8 +88,6 @@ class Spec:
     acceptances: tuple[float, ...] = (0.1, 0.5, 0.9)
     contexts: tuple[int, ...] = (1024,)
     cache_dtypes: tuple[CacheDtype, ...] = get_args(CacheDtype)
-    l2: tuple[L2, ...] = tuple(L2)
-    launch: tuple[LaunchMode, ...] = tuple(LaunchMode)
     shape: Shape = Shape()
     max_rounds: int = 30
     ci_width: float = 0.01

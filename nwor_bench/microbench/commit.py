@@ -6,7 +6,7 @@ A commit writes all layers' accepted rows in one launch, stock vLLM writes layer
 import torch
 from torch import Tensor
 
-from nwor_bench.microbench.cases import COPY, OURS, PEERS, Group, Shape, bytes_moved
+from nwor_bench.microbench.cases import OURS, PEER, Group, Shape, bytes_moved
 from nwor_bench.microbench.inputs import (
     Rows,
     SlotPool,
@@ -19,8 +19,8 @@ from nwor_bench.microbench.inputs import (
     poison,
     spread,
 )
-from nwor_bench.microbench.peers import bind_stock_write, make_copy
-from nwor_bench.microbench.rows import Call, Implementation, Implementations, with_peers
+from nwor_bench.microbench.peers import bind_stock_write
+from nwor_bench.microbench.rows import Call, Implementation, Implementations, with_peer
 from nwor_kernels.commit.plan import CommitPlan, StagedSources
 from nwor_kernels.commit.reference import commit_windows_reference
 
@@ -31,7 +31,7 @@ SCALE = 0.37
 def commit_implementations(
     group: Group, shape: Shape, device: torch.device, seed: int
 ) -> Implementations:
-    """Our commit of a window staged by reference, and the peers' writes of its accepted rows."""
+    """Our commit of a window staged by reference, and vLLM's writes of its accepted rows."""
     return _CommitInputs(group, shape, device, seed).implementations()
 
 
@@ -59,8 +59,8 @@ class _CommitInputs:
         self.expected = self._expected()
 
     def implementations(self) -> Implementations:
-        """Our kernel and its peers."""
-        return with_peers(self._ours(), PEERS["commit"], self._peer)
+        """Our kernel and its peer."""
+        return with_peer(self._ours(), PEER["commit"], self._peer)
 
     def _expected(self) -> list[Tensor]:
         """The caches after the torch reference commits the first set."""
@@ -98,12 +98,10 @@ class _CommitInputs:
 
         return Implementation(OURS, 1, self.bytes, calls, check)
 
-    def _peer(self, name: str) -> Implementation:
-        if name == COPY:
-            return make_copy(self.bytes, len(self.sets), self.device)
+    def _peer(self) -> Implementation:
         calls = [self._layer_by_layer(one.chosen) for one, _ in self.sets]
         return Implementation(
-            name, self.shape.layers, self.bytes, calls, lambda: self._check(calls[0])
+            PEER["commit"], self.shape.layers, self.bytes, calls, lambda: self._check(calls[0])
         )
 
     def _layer_by_layer(self, rows: Rows) -> Call:

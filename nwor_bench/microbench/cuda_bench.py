@@ -1,13 +1,11 @@
 """The bench on a CUDA device: a stopwatch, and each kernel's implementations.
 
-The stopwatch times a round between two events: a replayed graph, or eager launches. Cold: it first
-reads a buffer larger than L2, and each call of the round has buffers of its own. Warm: all calls
-share one set of buffers. A spin kernel runs before a graph, so that the host has queued everything
-when the first event is reached.
+The stopwatch times a round, a replayed graph, between two events. It first reads a buffer larger
+than L2, and each call of the round has buffers of its own. A spin kernel runs before a graph, so
+that the host has queued everything when the first event is reached.
 """
 
 import gc
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,9 +14,9 @@ import torch
 from nwor_bench.instruments.conditions import ConditionMonitor
 from nwor_bench.microbench.attention import attention_implementations
 from nwor_bench.microbench.bench import Bench, Replay
-from nwor_bench.microbench.cases import L2, Group, LaunchMode, Spec
+from nwor_bench.microbench.cases import Group, Spec
 from nwor_bench.microbench.commit import commit_implementations
-from nwor_bench.microbench.rows import Call, Implementation, Implementations, Sample
+from nwor_bench.microbench.rows import Call, Implementation, Implementations
 
 _BUILDERS = {
     "commit": commit_implementations,
@@ -27,9 +25,6 @@ _BUILDERS = {
 
 MOST_NODES = 1024
 """Most kernels in one graph; an implementation with many launches makes fewer calls a round."""
-
-MOST_QUEUED = 256
-"""Most launches in an eager round: a full queue would make the host wait for the device."""
 
 SPIN_CYCLES = 60_000
 """About 30 us, longer than the host needs to queue two events and a graph."""
@@ -48,18 +43,24 @@ class CudaStopwatch:
         self._flushed = torch.ones(size, dtype=torch.float32, device="cuda")
         self._start, self._end = (_event() for _ in range(2))
 
-    def prepare(self, implementation: Implementation, l2: L2, launch: LaunchMode) -> Replay:
+    def prepare(self, implementation: Implementation) -> Replay:
         """A replay of one round; makes each of its calls once first."""
-        limit = MOST_NODES if launch is LaunchMode.GRAPH else MOST_QUEUED
-        number = max(1, min(len(implementation.calls), limit // implementation.launches))
+        number = max(1, min(len(implementation.calls), MOST_NODES // implementation.launches))
         calls = list(implementation.calls[:number])
-        if l2 is L2.WARM:
-            calls = [implementation.calls[0]] * number
         for call in calls:
             call()
-        if launch is LaunchMode.EAGER:
-            return self._eager(calls, l2)
-        return self._captured(calls, l2)
+        graph = capture(calls)
+
+        def replay() -> float:
+            self._flushed.sum()
+            torch.cuda._sleep(SPIN_CYCLES)  # type: ignore[no-untyped-call]
+            self._start.record()
+            graph.replay()
+            self._end.record()
+            self._end.synchronize()
+            return float(self._start.elapsed_time(self._end)) * 1000 / len(calls)
+
+        return replay
 
     def copy_gb_per_s(self, size: int = 1 << 31) -> float:
         """GB/s (10^9 bytes read and written) of a copy far larger than L2: the device's maximum."""
@@ -72,40 +73,6 @@ class CudaStopwatch:
             self._end.synchronize()
             times.append(self._start.elapsed_time(self._end))
         return 2 * size / min(times) / 1e6
-
-    def _captured(self, calls: Sequence[Call], l2: L2) -> Replay:
-        graph = capture(calls)
-
-        def replay() -> Sample:
-            self._flush(l2)
-            torch.cuda._sleep(SPIN_CYCLES)  # type: ignore[no-untyped-call]
-            self._start.record()
-            graph.replay()
-            self._end.record()
-            self._end.synchronize()
-            return Sample(self._start.elapsed_time(self._end) * 1000 / len(calls))
-
-        return replay
-
-    def _eager(self, calls: Sequence[Call], l2: L2) -> Replay:
-        def replay() -> Sample:
-            self._flush(l2)
-            torch.cuda.synchronize()
-            self._start.record()
-            begun = time.perf_counter()
-            for call in calls:
-                call()
-            host_s = time.perf_counter() - begun
-            self._end.record()
-            self._end.synchronize()
-            device_us = self._start.elapsed_time(self._end) * 1000
-            return Sample(device_us / len(calls), host_s * 1e6 / len(calls))
-
-        return replay
-
-    def _flush(self, l2: L2) -> None:
-        if l2 is L2.COLD:
-            self._flushed.sum()
 
 
 def capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:

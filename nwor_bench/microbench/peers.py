@@ -1,4 +1,4 @@
-"""Peers: vLLM's cache write, FlashAttention 3 and a plain copy, as bound calls.
+"""Peers: vLLM's cache write and FlashAttention 3, as bound calls.
 
 Views are made beforehand, so that only the peer's own kernels are timed. This is the only module of
 the microbenchmarks that imports vLLM.
@@ -13,9 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nwor_bench.microbench.cases import COPY
-from nwor_bench.microbench.inputs import count_sets
-from nwor_bench.microbench.rows import Call, Implementation, RefusedError
+from nwor_bench.microbench.rows import Call, RefusedError
 
 
 def bind_stock_write(
@@ -62,51 +60,3 @@ def flash_attention() -> tuple[Callable[..., Any], Callable[..., Any]]:
     except ImportError as error:
         raise RefusedError(f"vLLM's FlashAttention does not import: {error}") from error
     return flash_attn_varlen_func, get_scheduler_metadata
-
-
-MOST_COPIED = 256 << 20
-"""Most bytes in one copy. On an H200 graph copies of 513 MiB and more reached 2.77 TB/s instead of
-4.2; eager copies did not slow down."""
-
-
-def make_copy(bytes_moved: int, sets: int, device: torch.device) -> Implementation:
-    """A plain copy, with one call per set of buffers or more.
-
-    Args:
-        bytes_moved: bytes that it reads and writes together, half of them each.
-    """
-    size = max(1, bytes_moved // 2)
-    sets = max(sets, count_sets(bytes_moved))
-    pairs = [
-        (
-            torch.randint(256, (size,), dtype=torch.uint8, device=device),
-            torch.zeros(size, dtype=torch.uint8, device=device),
-        )
-        for _ in range(sets)
-    ]
-
-    calls = [_copying(*pair) for pair in pairs]
-
-    def check() -> str:
-        source, target = pairs[0]
-        target.copy_(~source)
-        calls[0]()
-        return "" if torch.equal(source, target) else "the copy differs from its source"
-
-    parts = -(-size // MOST_COPIED)
-    return Implementation(COPY, parts, 2 * size, calls, check)
-
-
-def _copying(source: Tensor, target: Tensor) -> Call:
-    """A copy, in parts of at most MOST_COPIED bytes."""
-    if source.numel() <= MOST_COPIED:
-        return lambda: target.copy_(source)
-    parts = list(
-        zip(torch.split(target, MOST_COPIED), torch.split(source, MOST_COPIED), strict=True)
-    )
-
-    def copy_parts() -> None:
-        for to, part in parts:
-            to.copy_(part)
-
-    return copy_parts

@@ -6,7 +6,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from nwor_bench.microbench.cases import L2, OURS, PEERS, LaunchMode
+from nwor_bench.microbench.cases import OURS, PEER
 from nwor_bench.microbench.rows import FORMAT_VERSION, Result, Row, Status
 from nwor_bench.records.facts import to_json
 from nwor_bench.records.files import document as json_document
@@ -24,18 +24,15 @@ from nwor_bench.report.document import (
 from nwor_bench.report.files import to_csv
 from nwor_bench.report.load import frame_of
 from nwor_bench.report.markdown import render_markdown
-from nwor_bench.report.text import NOT_MEASURED, decimal, percent
+from nwor_bench.report.text import NOT_MEASURED, decimal
 
 NOTES = (
     "time: median time of one call over rounds. A commit writes all layers.",
-    "GB/s: bytes that the call must read and write, each counted once, over the time. of copy: "
-    "this over the GB/s of a device-to-device copy of as many bytes in the same case.",
+    "GB/s: bytes that the call must read and write, each counted once, over the time.",
     "time/nwor: this implementation's time over our kernel's, paired by round, geometric mean "
     "with its 95 % interval; 2 means that ours takes half the time.",
-    "host: host time of an eager call in microseconds, all launches included.",
-    "cold: L2 holds no data of the call; warm: L2 holds the data of the previous call.",
+    "Calls are replayed from CUDA graphs, and L2 holds none of their data.",
     "Every result was checked against a torch reference before it was timed.",
-    "kernels.csv has every row: each L2 state and launch mode, launches and rounds.",
 )
 
 
@@ -66,13 +63,10 @@ def json_content(result: Result) -> dict[str, Any]:
 
 
 def document(result: Result) -> Document:
-    """The answer, machine, a table per kernel, and notes; kernels.csv has all rows."""
+    """The answer, machine, a table per kernel, and notes."""
     lead = (_headline(result), Paragraph(machine(result)), Code(result.command))
-    shown = _shown(result.rows)
-    state = f" ({shown[0].launch}, {shown[0].l2} L2)" if shown else ""
     sections = [
-        Section(name + state, (_short_table(rows, result.rows),), brief=True)
-        for name, rows in _by_kernel(shown)
+        Section(name, (_short_table(rows),), brief=True) for name, rows in _by_kernel(result.rows)
     ]
     listed = reasons(result.rows)
     if listed:
@@ -83,17 +77,16 @@ def document(result: Result) -> Document:
 
 
 def _headline(result: Result) -> Headline:
-    """Each kernel's time against its main peer's, and which results are wrong."""
-    shown = _shown(result.rows)
+    """Each kernel's time against its peer's, and which results are wrong."""
     ratios = {
         (row.kernel, row.implementation): [
             each.time_over_nwor
-            for each in shown
+            for each in result.rows
             if (each.kernel, each.implementation) == (row.kernel, row.implementation)
             and each.time_over_nwor is not None
         ]
-        for row in shown
-        if row.implementation == PEERS[row.kernel][0]
+        for row in result.rows
+        if row.implementation == PEER[row.kernel]
     }
     text = " ".join(
         f"{kernel}: {peer} takes {significant(min(found))} to {significant(max(found))} times "
@@ -119,30 +112,10 @@ def _by_kernel(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     ]
 
 
-def _shown(rows: Sequence[Row]) -> list[Row]:
-    """The rows of one L2 state and launch mode: graph-captured and cold if measured."""
-    graph = [row for row in rows if row.launch is LaunchMode.GRAPH] or list(rows)
-    return [row for row in graph if row.l2 is L2.COLD] or graph
-
-
-def _short_table(rows: Sequence[Row], every: Sequence[Row]) -> Table:
-    """Times of one launch mode, with the host time of the eager one."""
-    hosts = {_same(row): row.host_us_per_call for row in every if row.launch is LaunchMode.EAGER}
-    headers = (case_heading(rows), "implementation", "time us", "GB/s", "of copy",
-               "time/nwor [95 %]", "host us")  # fmt: skip
-    cells = [
-        (case(row), row.implementation, *numbers(row), significant(hosts.get(_same(row))))
-        for row in rows
-    ]
+def _short_table(rows: Sequence[Row]) -> Table:
+    headers = (case_heading(rows), "implementation", "time us", "GB/s", "time/nwor [95 %]")
+    cells = [(case(row), row.implementation, *numbers(row)) for row in rows]
     return table(headers, cells, numbers_from=2)
-
-
-def _same(row: Row) -> tuple[object, ...]:
-    """Key shared by the rows of one implementation in one group and L2 state."""
-    return (
-        row.kernel, row.cache_dtype, row.requests, row.drafts, row.acceptance, row.context,
-        row.implementation, row.l2,
-    )  # fmt: skip
 
 
 def machine(result: Result) -> str:
@@ -197,13 +170,12 @@ def case_heading(rows: Sequence[Row]) -> str:
 
 
 def numbers(row: Row) -> tuple[str, ...]:
-    """Time, GB/s, share of copy and ratio of a row; the status instead of a missing time."""
+    """Time, GB/s and ratio of a row; the status instead of a missing time."""
     if row.status is not Status.OK:
-        return (row.status if row.status is Status.INVALID else "refused", *[NOT_MEASURED] * 3)
+        return (row.status if row.status is Status.INVALID else "refused", *[NOT_MEASURED] * 2)
     return (
         microseconds(row.time_us),
         decimal(row.gb_per_s, 0),
-        percent(row.share_of_copy, 0),
         interval(row),
     )
 

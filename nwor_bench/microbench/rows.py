@@ -7,10 +7,10 @@ from statistics import median
 from typing import Any
 
 from nwor_bench.analysis.statistics import paired_ratio
-from nwor_bench.microbench.cases import COPY, L2, OURS, Group, LaunchMode, Spec
+from nwor_bench.microbench.cases import OURS, Group, Spec
 from nwor_bench.records.facts import Environment
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Version of kernels.json and kernels.csv; increase it when a column changes its meaning."""
 
 
@@ -25,24 +25,13 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One round of one implementation: device and host time per call, in microseconds.
-
-    Eager device time includes the gaps between launches. Host time is known for eager calls only.
-    """
-
-    time_us: float
-    host_us: float | None = None
-
-
-@dataclass(frozen=True)
 class Row:
     """A row of the table; None if not measured."""
 
     kernel: str
     """The kernel whose work the row does."""
     implementation: str
-    """`nwor`, a peer's name, or the copy."""
+    """`nwor`, or the peer's name."""
     status: Status
     """`OK`, `INVALID` (wrong result) or `REFUSED`."""
     cache_dtype: str
@@ -55,10 +44,6 @@ class Row:
     """Accepted over draft tokens."""
     context: int | None
     """Tokens per request in the cache."""
-    l2: L2
-    """Whether the L2 cache holds data of the call: `cold` or `warm`."""
-    launch: LaunchMode
-    """`eager`, or replay of a CUDA graph."""
     staged_tokens: int
     """Draft tokens per call."""
     launches: int | None = None
@@ -71,8 +56,6 @@ class Row:
     """Median time of a call."""
     gb_per_s: float | None = None
     """`bytes_moved` over `time_us`, in 10^9 bytes/s."""
-    share_of_copy: float | None = None
-    """`gb_per_s` over that of a device-to-device copy of as many bytes."""
     time_over_nwor: float | None = None
     """This time over our kernel's, geometric mean over rounds; 2 means that ours takes half the
     time."""
@@ -80,8 +63,6 @@ class Row:
     """Low end of its 95 % interval."""
     time_over_nwor_high: float | None = None
     """High end of it."""
-    host_us_per_call: float | None = None
-    """Host time of an eager call."""
     reason: str = ""
     """Why there is no time, or that the GPU throttled."""
 
@@ -120,19 +101,16 @@ class Implementations:
     refused: Mapping[str, str]
 
 
-def with_peers(
-    ours: Implementation, names: Sequence[str], make: Callable[[str], Implementation]
+def with_peer(
+    ours: Implementation, name: str, make: Callable[[], Implementation]
 ) -> Implementations:
-    """Our implementation and the peers `names`; a peer that `make` cannot make is refused."""
-    runnable, refused = [ours], {}
-    for name in names:
-        try:
-            runnable.append(make(name))
-        except RefusedError as refusal:
-            refused[name] = str(refusal)
-        except Exception as error:  # a foreign library may raise anything
-            refused[name] = describe(error)
-    return Implementations(tuple(runnable), refused)
+    """Our implementation and its peer, which is refused if `make` cannot make it."""
+    try:
+        return Implementations((ours, make()), {})
+    except RefusedError as refusal:
+        return Implementations((ours,), {name: str(refusal)})
+    except Exception as error:  # a foreign library may raise anything
+        return Implementations((ours,), {name: describe(error)})
 
 
 def describe(error: Exception) -> str:
@@ -141,9 +119,7 @@ def describe(error: Exception) -> str:
     return f"{type(error).__name__}: {first}"[:200]
 
 
-def blank(
-    group: Group, name: str, l2: L2, launch: LaunchMode, status: Status, reason: str = ""
-) -> Row:
+def blank(group: Group, name: str, status: Status, reason: str = "") -> Row:
     """A row without a time."""
     return Row(
         kernel=group.kernel,
@@ -154,46 +130,33 @@ def blank(
         drafts=group.window.drafts,
         acceptance=group.acceptance,
         context=group.context,
-        l2=l2,
-        launch=launch,
         staged_tokens=group.window.tokens,
         reason=reason,
     )
 
 
 def timed_rows(
-    group: Group,
-    l2: L2,
-    launch: LaunchMode,
-    timed: Sequence[Implementation],
-    samples: Mapping[str, Sequence[Sample]],
+    group: Group, timed: Sequence[Implementation], times: Mapping[str, Sequence[float]]
 ) -> list[Row]:
-    """One row for each timed implementation, in the order of `timed`."""
-    times = {name: [sample.time_us for sample in rounds] for name, rounds in samples.items()}
-    speeds = {each.name: each.bytes_moved / median(times[each.name]) / 1e3 for each in timed}
-    copy = speeds.get(COPY)
+    """One row for each timed implementation, in the order of `timed`; times in us by name."""
     rows = []
     for each in timed:
-        values = asdict(blank(group, each.name, l2, launch, Status.OK))
-        hosts = [sample.host_us for sample in samples[each.name] if sample.host_us is not None]
-        values |= _ratio(times, each.name)
+        time_us = median(times[each.name])
+        values = asdict(blank(group, each.name, Status.OK)) | _ratio(times, each.name)
         values |= {
             "launches": each.launches,
             "bytes_moved": each.bytes_moved,
             "rounds": len(times[each.name]),
-            "time_us": median(times[each.name]),
-            "gb_per_s": speeds[each.name],
-            "share_of_copy": None if copy is None else speeds[each.name] / copy,
-            "host_us_per_call": median(hosts) if hosts else None,
+            "time_us": time_us,
+            "gb_per_s": each.bytes_moved / time_us / 1e3,
         }
         rows.append(Row(**values))
     return rows
 
 
-def half_widths(samples: Mapping[str, Sequence[Sample]]) -> list[float | None]:
+def half_widths(times: Mapping[str, Sequence[float]]) -> list[float | None]:
     """Relative half width of each ratio's interval; None while there is no interval."""
     found: list[float | None] = []
-    times = {name: [sample.time_us for sample in rounds] for name, rounds in samples.items()}
     for name in times:
         if name != OURS and OURS in times:
             interval = paired_ratio(times[name], times[OURS])

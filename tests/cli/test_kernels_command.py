@@ -50,8 +50,6 @@ def test_without_cuda_it_says_so_before_anything_is_made(
         (("--acceptance", "50"), "--acceptance"),
         (("--context", "1k"), "--context"),
         (("--cache-dtype", "int8"), "--cache-dtype"),
-        (("--l2", "hot"), "--l2"),
-        (("--launch", "lazy"), "--launch"),
         (("--layers", "0"), "--layers"),
         (("--heads", "10"), "--heads"),
         (("--head-dim", "100"), "--head-dim"),

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from nwor_bench.microbench.bench import Bench, Replay
-from nwor_bench.microbench.cases import L2, OURS, PEERS, Group, LaunchMode, Spec, bytes_moved
-from nwor_bench.microbench.rows import Implementation, Implementations, Sample
+from nwor_bench.microbench.cases import OURS, PEER, Group, Spec, bytes_moved
+from nwor_bench.microbench.rows import Implementation, Implementations
 
 FACTS = {"gpu": "Fake GPU", "l2_bytes": 60 << 20, "copy_gb_per_s": 4000.0}
 
@@ -16,22 +16,19 @@ class FakeStopwatch:
     """Replays that take `us[name]` times a drift that all share within a round."""
 
     us: Mapping[str, float]
-    cannot: frozenset[tuple[str, LaunchMode]] = frozenset()
-    prepared: list[tuple[str, L2, LaunchMode]] = field(default_factory=list)
+    cannot: frozenset[str] = frozenset()
     replayed: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._noise = Random(7)
 
-    def prepare(self, implementation: Implementation, l2: L2, launch: LaunchMode) -> Replay:
-        if (implementation.name, launch) in self.cannot:
+    def prepare(self, implementation: Implementation) -> Replay:
+        if implementation.name in self.cannot:
             raise RuntimeError("cannot be captured\nsecond line")
-        self.prepared.append((implementation.name, l2, launch))
 
-        def replay() -> Sample:
+        def replay() -> float:
             self.replayed.append(implementation.name)
-            time_us = self.us.get(implementation.name, 5.0) * self._noise.uniform(0.999, 1.001)
-            return Sample(time_us, 40.0 if launch is LaunchMode.EAGER else None)
+            return self.us.get(implementation.name, 5.0) * self._noise.uniform(0.999, 1.001)
 
         return replay
 
@@ -43,12 +40,12 @@ def make_bench(
     wrong: Mapping[str, str] | None = None,
     refused: Mapping[str, str] | None = None,
     throttled: Iterator[float] | None = None,
-    cannot: frozenset[tuple[str, LaunchMode]] = frozenset(),
+    cannot: frozenset[str] = frozenset(),
 ) -> Bench:
     """A bench whose peers are all there but for `refused`; `wrong` says whose check fails how."""
 
     def build(group: Group) -> Implementations:
-        out = {n: why for n, why in (refused or {}).items() if n in PEERS[group.kernel]}
+        out = {n: why for n, why in (refused or {}).items() if n == PEER[group.kernel]}
         implementations = [
             Implementation(
                 name,
@@ -57,12 +54,12 @@ def make_bench(
                 [lambda: None],
                 lambda name=name: (wrong or {}).get(name, ""),
             )
-            for name in (OURS, *PEERS[group.kernel])
+            for name in (OURS, PEER[group.kernel])
             if name not in out
         ]
         return Implementations(tuple(implementations), out)
 
-    stopwatch = FakeStopwatch(us or {OURS: 4.0, "vllm_cuda": 80.0, "copy": 2.0}, cannot)
+    stopwatch = FakeStopwatch(us or {OURS: 4.0, "vllm_cuda": 80.0}, cannot)
     return Bench(spec, build, stopwatch, lambda: None if throttled is None else next(throttled))
 
 

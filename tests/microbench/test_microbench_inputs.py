@@ -111,16 +111,3 @@ def test_attentions_reference_is_attention() -> None:
     assert "nan" in step.wrong(lambda: step.output[1:].copy_(wanted[1:]), wanted)
     step.poison_window()
     torch.testing.assert_close(step.expected(), wanted)  # the window is read from its own K/V
-
-
-def test_a_large_copy_is_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton")
-    from nwor_bench.microbench import peers
-
-    monkeypatch.setattr(peers, "MOST_COPIED", 100)
-    copy = peers.make_copy(500, 3, CPU)
-    assert (copy.launches, copy.bytes_moved) == (3, 500)
-    assert len(copy.calls) >= 3
-    assert copy.check() == ""
-    copy.calls[0] = lambda: None  # type: ignore[index]
-    assert copy.check() == "the copy differs from its source"

@@ -26,9 +26,9 @@ ENVIRONMENT = Environment(packages={"torch": "2.11.0", "triton": "3.6.0", "vllm"
 def result() -> Result:
     bench = make_bench(
         SPEC,
-        {OURS: 3.5, "vllm_cuda": 1234.5, "copy": 2.0},
+        {OURS: 1234.5},
         refused={"flash_attention_3": "it does not import"},
-        wrong={"copy": "layer 0: 9 bytes differ from the reference"},
+        wrong={"vllm_cuda": "layer 0: 9 bytes differ from the reference"},
     )
     rows = run_groups(bench, expand(SPEC), lambda group, lines: None)
     return Result(SPEC, rows, "nwor-bench kernels --seed 0", FACTS, ENVIRONMENT, 12.3)
@@ -44,11 +44,11 @@ def test_csv_has_fixed_columns_and_leaves_empty_what_was_not_measured(
     assert list(rows[0]) == [field.name for field in fields(Row)]
     assert len(rows) == len(result.rows)
     untimed = [row for row in rows if row["status"] != "OK"]
-    assert {row["implementation"] for row in untimed} == {"copy", "flash_attention_3"}
+    assert {row["implementation"] for row in untimed} == {"vllm_cuda", "flash_attention_3"}
     assert {row["time_us"] + row["gb_per_s"] + row["rounds"] for row in untimed} == {""}
     assert "nan" not in text.lower()
     ours = rows[0]
-    assert float(ours["time_us"]) == pytest.approx(3.5, rel=1e-2)
+    assert float(ours["time_us"]) == pytest.approx(1234.5, rel=1e-2)
     assert (ours["launches"], ours["context"]) == ("1", "")
 
 
@@ -67,7 +67,7 @@ def test_markdown_says_how_it_was_made_and_what_is_wrong(result: Result) -> None
     assert "Fake GPU" in text
     headline = text.splitlines()[2]
     assert headline.startswith("**INVALID: ")
-    assert headline.count("9 bytes differ") == 2 * 2 * 2  # kernels, windows, cache dtypes
+    assert headline.count("9 bytes differ") == 2 * 2  # windows, cache dtypes
     assert "it does not import" in text
     assert "| 8x4, 0.1" in text
     for kernel in ("commit, fp8 cache", "verify_attention, bf16"):
@@ -94,5 +94,3 @@ def test_the_terminal_gets_80_columns_with_every_number_whole(
     assert "INVALID" in out
     assert "refused" in out
     assert "1,234" in out or "1,235" in out
-    assert "(graph, cold L2)" in out
-    assert "(eager" not in out

@@ -7,11 +7,10 @@ import pytest
 from fake_bench import NO_VLLM, make_bench
 
 from nwor_bench.microbench.bench import Bench, fault_of, run_groups
-from nwor_bench.microbench.cases import L2, OURS, PEERS, LaunchMode, Spec, Window, expand
-from nwor_bench.microbench.rows import Implementation, RefusedError, Row, Status, with_peers
+from nwor_bench.microbench.cases import OURS, PEER, Spec, Window, expand
+from nwor_bench.microbench.rows import Implementation, RefusedError, Row, Status, with_peer
 
 SPEC = Spec(windows=(Window(8, 4),), acceptances=(0.5,), max_rounds=5)
-MODES = len(L2) * len(LaunchMode)
 
 
 def run(bench: Bench) -> list[Row]:
@@ -23,12 +22,11 @@ def of(rows: list[Row], name: str, kernel: str = "commit") -> list[Row]:
 
 
 def test_every_implementation_has_a_line_in_every_case() -> None:
-    rows = run(make_bench(SPEC, refused=NO_VLLM, wrong={"copy": "not the source"}))
-    for kernel in PEERS:
-        for name in (OURS, *PEERS[kernel]):
-            assert len(of(rows, name, kernel)) == 2 * MODES
-    first = [row.implementation for row in rows[: 1 + len(PEERS["commit"])]]
-    assert first == [OURS, *PEERS["commit"]]
+    rows = run(make_bench(SPEC, refused=NO_VLLM))
+    for kernel, peer in PEER.items():
+        for name in (OURS, peer):
+            assert len(of(rows, name, kernel)) == 2  # cache dtypes
+    assert [row.implementation for row in rows[:2]] == [OURS, PEER["commit"]]
 
 
 def test_what_is_wrong_is_not_timed() -> None:
@@ -58,18 +56,16 @@ def test_what_is_not_installed_is_listed_with_its_reason() -> None:
     assert {row.time_us for row in absent} == {None}
 
 
-def test_what_cannot_be_captured_is_still_timed_eagerly() -> None:
-    rows = run(make_bench(SPEC, cannot=frozenset({("vllm_cuda", LaunchMode.GRAPH)})))
-    by_launch = {row.launch: row for row in of(rows, "vllm_cuda")}
-    assert by_launch[LaunchMode.EAGER].status is Status.OK
-    refused = by_launch[LaunchMode.GRAPH]
-    assert (refused.status, refused.time_us) == (Status.REFUSED, None)
-    assert refused.reason == "graph: RuntimeError: cannot be captured"
+def test_what_cannot_be_captured_is_refused() -> None:
+    rows = run(make_bench(SPEC, cannot=frozenset({"vllm_cuda"})))
+    for row in of(rows, "vllm_cuda"):
+        assert (row.status, row.time_us) == (Status.REFUSED, None)
+        assert row.reason == "RuntimeError: cannot be captured"
 
 
 def test_our_own_error_is_not_swallowed() -> None:
     with pytest.raises(RuntimeError, match="cannot be captured"):
-        run(make_bench(SPEC, cannot=frozenset({(OURS, LaunchMode.GRAPH)})))
+        run(make_bench(SPEC, cannot=frozenset({OURS})))
 
 
 def test_inputs_that_do_not_fit_are_a_refusal() -> None:
@@ -96,20 +92,22 @@ def test_a_peer_that_raises_is_refused_and_ours_may_not() -> None:
         fault_of(replace(peer, name=OURS))
 
 
-def test_peers_that_cannot_be_made_are_listed() -> None:
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RefusedError("vLLM is not installed"), "vLLM is not installed"),
+        (AttributeError("no such operator"), "AttributeError: no such operator"),
+    ],
+)
+def test_a_peer_that_cannot_be_made_is_listed(error: Exception, reason: str) -> None:
     ours = Implementation(OURS, 1, 8, [], str)
 
-    def make(name: str) -> Implementation:
-        if name == "vllm_cuda":
-            raise RefusedError("vLLM is not installed")
-        raise AttributeError("no such operator")
+    def make() -> Implementation:
+        raise error
 
-    made = with_peers(ours, PEERS["commit"], make)
+    made = with_peer(ours, "vllm_cuda", make)
     assert [each.name for each in made.runnable] == [OURS]
-    assert made.refused == {
-        "vllm_cuda": "vLLM is not installed",
-        "copy": "AttributeError: no such operator",
-    }
+    assert made.refused == {"vllm_cuda": reason}
 
 
 @pytest.mark.parametrize("grows", [True, False])

@@ -35,13 +35,6 @@ def kernels(
     cache_dtype: Annotated[
         str, typer.Option(help="bf16, fp8.", rich_help_panel=WORK)
     ] = "bf16,fp8",
-    l2: Annotated[
-        str, typer.Option(help="cold, warm: state of the L2 cache.",
-                          rich_help_panel=WORK)
-    ] = "cold,warm",
-    launch: Annotated[
-        str, typer.Option(help="graph, eager: how kernels are launched.", rich_help_panel=WORK)
-    ] = "graph,eager",
     layers: Annotated[int, typer.Option(help="Target layers.", rich_help_panel=SHAPE)] = 28,
     heads: Annotated[int, typer.Option(help="Query heads.", rich_help_panel=SHAPE)] = 24,
     kv_heads: Annotated[int, typer.Option(help="K/V heads.", rich_help_panel=SHAPE)] = 8,
@@ -73,10 +66,8 @@ def kernels(
 
     from nwor_bench.microbench.bench import run_kernels
     from nwor_bench.microbench.cases import (
-        L2,
         CacheDtype,
         Kernel,
-        LaunchMode,
         Spec,
         parse_acceptances,
         parse_windows,
@@ -90,8 +81,6 @@ def kernels(
         acceptances=parse_acceptances(acceptance),
         contexts=read_as(tuple[PositiveInt, ...], "--context", context),
         cache_dtypes=read_as(tuple[CacheDtype, ...], "--cache-dtype", cache_dtype),
-        l2=read_as(tuple[L2, ...], "--l2", l2),
-        launch=read_as(tuple[LaunchMode, ...], "--launch", launch),
         shape=_shape(layers, heads, kv_heads, head_dim, block_size),
         max_rounds=_at_least("--rounds", rounds, 3),
         ci_width=parse_fraction("--ci-width", ci_width),

@@ -24,15 +24,12 @@ COLUMNS = {
     "drafts": "drafts",
     "acceptance": "acceptance",
     "context": "context",
-    "l2": "l2",
-    "launch": "launch",
     "staged_tokens": "staged_tokens",
     "rounds": "n",
     "time_us": "time_us",
     "time_over_nwor": "ratio",
     "time_over_nwor_low": "ratio_low",
     "time_over_nwor_high": "ratio_high",
-    "host_us_per_call": "host_us",
     "reason": "reason",
 }
 """Columns of `nwor-bench kernels` that are kept, and their names here."""

@@ -55,9 +55,9 @@ class Group:
     device: float | None
     """The same on the device's clock; None if there is none."""
 
-    tokens: float
-    """Log of B's mean output tokens a window over A's. Each run's first window counts here: a
-    switch costs time, not tokens."""
+    tokens: float | None
+    """Log of B's mean output tokens a window over A's; None if a cell gave none (all requests had
+    finished). Each run's first window counts here: a switch costs time, not tokens."""
 
     wall: float
     """Log of B's mean time a window over A's, on the host's clock: `host` with arithmetic means."""
@@ -120,9 +120,6 @@ def _group(pair: Pair, members: Sequence[WindowRecord]) -> Group | LeftOut:
         return LeftOut.UNTIMED
     first = windows[0]
     alike = [w for w in members if w.fallback_reason is None and _size(w) == _size(first)]
-    tokens = _log_ratio(pair, [(w.cell, output_tokens(w)) for w in alike])
-    if tokens is None:  # all requests had finished
-        return LeftOut.BATCH_SIZE
     return Group(
         pair=pair,
         block=first.block,
@@ -132,7 +129,7 @@ def _group(pair: Pair, members: Sequence[WindowRecord]) -> Group | LeftOut:
         num_reqs=first.num_reqs,
         host=host,
         device=device,
-        tokens=tokens,
+        tokens=_log_ratio(pair, [(w.cell, output_tokens(w)) for w in alike]),
         wall=_log_ratio(pair, [(w.cell, w.wall_ms or 0.0) for w in windows]) or 0.0,
     )
 

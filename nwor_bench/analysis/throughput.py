@@ -48,8 +48,9 @@ class RateRatio:
 
 
 def rate_of_groups(groups: Sequence[Group]) -> RateRatio | None:
-    """The ratio from interleaved windows; None below MIN_GROUPS."""
-    tokens, times = [group.tokens for group in groups], [group.wall for group in groups]
+    """The ratio from groups in which both cells gave tokens; None below MIN_GROUPS."""
+    both = [(group.tokens, group.wall) for group in groups if group.tokens is not None]
+    tokens, times = [own for own, _ in both], [own for _, own in both]
     found = robust_location(np.subtract(tokens, times).tolist())
     if found is None:
         return None

@@ -13,7 +13,6 @@ from synthetic_run import summarised
 from nwor_bench.analysis.groups import Group, Pair, find_groups
 from nwor_bench.analysis.paired import PairedTimes
 from nwor_bench.analysis.throughput import rate_of_blocks, rate_of_groups
-from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.records.types import CellResult, WindowRecord
 
 PAIR = (OFF, STAGE_GRAPH)
@@ -58,8 +57,11 @@ def test_tokens_of_finished_requests_are_none() -> None:
     late = [replace(w, **half) if w.cell == OFF else w for w in group_windows(PAIR, 2)]
     assert only(late).tokens == pytest.approx(log(7 / 4))
     both = {"uncounted_draft_tokens": 8, "uncounted_accepted_tokens": 5}
-    none = find_groups([replace(w, **both) for w in group_windows(PAIR, 2)])
-    assert list(none.left_out.values()) == [{LeftOut.BATCH_SIZE: 1}]
+    none = only([replace(w, **both) for w in group_windows(PAIR, 2)])
+    assert none.tokens is None  # its time counts
+    found = rate_of_groups([none, *[only(late)] * 10])
+    assert found is not None
+    assert found.ratio == pytest.approx(7 / 4)
 
 
 def simulated(
@@ -113,7 +115,7 @@ def test_the_interval_includes_the_truth_in_19_of_20_simulated_runs(
 def test_the_larger_scatter_is_named() -> None:
     groups = list(simulated(np.random.default_rng(1), 20, 1, 1.0, 0.972))
     for tokens, noise in ((1.0, "acceptance"), (0.0, "time")):
-        found = rate_of_groups([replace(g, tokens=tokens * g.tokens) for g in groups])
+        found = rate_of_groups([replace(g, tokens=tokens * (g.tokens or 0)) for g in groups])
         assert found is not None
         assert found.noise == noise
 

@@ -13,7 +13,9 @@ from typing import Any
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.instruments.device import is_cpu_build, uses_gpu, visible_gpu_uuids
+from nwor_bench.models.config_reader import text_entries
 from nwor_bench.models.methods import NOT_ON_CPU, Method
+from nwor_bench.models.pairs.local import read_model_config
 from nwor_bench.models.pairs.pair import ResolvedPair
 from nwor_bench.records.types import ScvMode, StageBy
 from nwor_bench.workload.run_spec import RunSpec
@@ -39,7 +41,9 @@ def check_flags(spec: RunSpec) -> None:
 
 
 def check_pair(pair: ResolvedPair, spec: RunSpec) -> None:
-    """Refuse what vLLM's CPU build accepts and cannot run. Raises ConfigError."""
+    """Refuse what the target's config.json rules out, and what vLLM's CPU build accepts and cannot
+    run. Raises ConfigError."""
+    _check_target(pair, spec)
     if not is_cpu_build():
         return
     remedy = NOT_ON_CPU.get(Method(pair.method))
@@ -101,6 +105,23 @@ def _check_ranks(spec: RunSpec) -> None:
     if ranks > here:
         remedy = f"each rank needs a {what}, and there are {here} here"
         raise ConfigError.for_field("--tensor-parallel-size", ranks, remedy)
+
+
+def _check_target(pair: ResolvedPair, spec: RunSpec) -> None:
+    """Refuse heads that the ranks cannot share, and longer requests than the target's, as vLLM."""
+    config = text_entries(read_model_config(pair.target) or {})
+    heads, ranks = config.get("num_attention_heads"), spec.tensor_parallel_size
+    if isinstance(heads, int) and heads % ranks:
+        remedy = f"write a divisor of the target's {heads} attention heads"
+        raise ConfigError.for_field("--tensor-parallel-size", ranks, remedy)
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {"rope_type": "default"}
+    scaled = not isinstance(rope, dict) or rope.get("rope_type") != "default"
+    if scaled or "model_max_length" in config or os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN"):
+        return  # vLLM decides
+    longest, asked = config.get("max_position_embeddings"), spec.scenario.max_model_len
+    if isinstance(longest, int) and asked > longest:
+        remedy = f"the target's max_position_embeddings is {longest}; write at most that"
+        raise ConfigError.for_field("--max-model-len", asked, remedy)
 
 
 def _check_without_gpu(spec: RunSpec) -> None:

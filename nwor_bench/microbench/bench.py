@@ -20,7 +20,7 @@ from rich.console import Console
 
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.instruments import environment
-from nwor_bench.microbench.cases import OURS, PEER, Group, Spec, expand
+from nwor_bench.microbench.cases import ON_A_GPU, OURS, PEER, Group, Spec, expand
 from nwor_bench.microbench.report import document, json_content, write_files
 from nwor_bench.microbench.rows import (
     Implementation,
@@ -227,14 +227,13 @@ def _cuda_bench(spec: Spec) -> tuple[Bench, dict[str, Any]]:
 
 def require_cuda() -> None:
     """Raise ConfigError unless PyTorch sees a CUDA device and Triton is installed."""
-    remedy = "run it on a machine with an NVIDIA GPU, set up by `make venv DEVICE=cuda`"
     try:
         import torch
         import triton
     except ImportError as error:
-        raise ConfigError.at(f"kernels needs {error.name}", remedy) from error
+        raise ConfigError.at(f"kernels needs {error.name}", ON_A_GPU) from error
     if not torch.cuda.is_available():
         raise ConfigError(
             f"kernels needs a CUDA device and PyTorch {torch.__version__} (Triton "
-            f"{triton.__version__}) sees none: {remedy}"
+            f"{triton.__version__}) sees none: {ON_A_GPU}"
         )

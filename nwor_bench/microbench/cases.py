@@ -13,6 +13,8 @@ PEER = {"commit": "vllm_cuda", "verify_attention": "flash_attention_3"}
 """Each kernel's peer. vLLM writes one layer's cache per call, so a commit is compared with one
 write per layer."""
 
+ON_A_GPU = "run it on a machine with an NVIDIA GPU, set up by `make venv DEVICE=cuda`"
+
 Kernel = Literal["commit", "verify_attention"]
 CacheDtype = Literal["bf16", "fp8"]
 

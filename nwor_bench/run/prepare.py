@@ -13,7 +13,7 @@ from nwor_bench.engine.memory import require_memory
 from nwor_bench.engine.preflight import check_flags, check_pair
 from nwor_bench.errors import ExitCode
 from nwor_bench.instruments import environment
-from nwor_bench.instruments.device import float32_reason, uses_gpu
+from nwor_bench.instruments.device import uses_gpu
 from nwor_bench.models.pairs import (
     ResolvedPair,
     check_hub_models,
@@ -25,6 +25,7 @@ from nwor_bench.records.store import RunData, block_name, read_run
 from nwor_bench.records.types import Interleave, Phase
 from nwor_bench.run import resume
 from nwor_bench.run.dry_run import plan_lines
+from nwor_bench.run.early import with_own_dtype
 from nwor_bench.run.execute import EngineFactory, EngineSource, GroupEngine, Prepared, run_prepared
 from nwor_bench.run.progress import check_vllm_version, console_for, tell_plan
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
@@ -155,9 +156,7 @@ def prepare(spec: RunSpec, choice: PairChoice, console: Console) -> Prepared:
     check_pair(pair, spec)
     check_hub_models(pair)
     check_model_configs(pair)
-    note = float32_reason(pair.dtype) if spec.dtype is None else None
-    if note is not None:
-        pair = replace(pair, dtype="float32")
+    pair, note = with_own_dtype(pair, spec)
     spec = with_interleave(spec)
     plan = make_plan(spec, pair.name, load_prompts(spec.scenario))
     return Prepared(spec, asdict(choice), pair, plan, _encode_all(plan, spec, pair), note)

@@ -13,8 +13,9 @@ from nwor_bench.records.facts import CpuFacts, EngineStatus, Environment
 from nwor_bench.records.header import PairFacts, RunHeader, check_complete
 from nwor_bench.records.run_folder import RUN_FILE
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import Interleave, RunStatus
+from nwor_bench.records.types import Interleave
 from nwor_bench.run.batch import prompt_digest
+from nwor_bench.run.early import require_incomplete
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.config import RunSpec, Scenario
 from nwor_bench.workload.options import declared, flag_of, names, read_as
@@ -30,10 +31,7 @@ _ENGINE = ("device", "attention_backend", "runner", "target_layers", "bytes_per_
 def require_resumable(run: RunData, folder: str) -> None:
     """Raises ConfigError for a run that is complete, StoreError for one whose header lacks what it
     was begun with."""
-    if run.header.status is RunStatus.COMPLETE:
-        raise ConfigError.for_field(
-            "--resume", folder, "this run is complete; `nwor-bench report` shows it"
-        )
+    require_incomplete(run.header, folder)
     check_complete(run.header, f"{folder}/{RUN_FILE}")
 
 

@@ -233,13 +233,12 @@ def resume_sweep(
         )
     groups = group_by_engine(make_points(sweep))
     index.check_runs(groups)
+    index.require_unfinished()
     left = []
     for group in groups:  # an engine's capacity stays the same
         points = tuple(p for p in group.points if index.status(p.number) != DONE)
         if points:
             left.append(EngineGroup(group.number, group.spec, points))
-    if not left:
-        raise ConfigError.for_field("--resume", str(folder), "all of its runs are done")
     prepared = _checked(sweep, left, console, options, check_engine)
     if options.dry_run:
         tell_plan(options, sweep_lines(sweep, left, prepared))

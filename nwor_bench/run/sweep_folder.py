@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from nwor_bench.errors import StoreError
+from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.records.files import write_atomically
 from nwor_bench.records.header import read_object
 from nwor_bench.records.run_folder import RUN_FILE, SWEEP_FILE
@@ -89,6 +89,14 @@ class SweepIndex:
         found = sorted(path.parent for path in folder.glob(f"*/{RUN_FILE}"))
         runs = [_entry(number, own) for number, own in enumerate(found, start=1)]
         return cls(folder, {"name": folder.resolve().name, "runs": runs})
+
+    def require_unfinished(self) -> None:
+        """Raises ConfigError if every run is done."""
+        runs = self.content.get("runs")
+        listed = runs if isinstance(runs, list) else []
+        done = [isinstance(run, Mapping) and run.get("status") == DONE for run in listed]
+        if done and all(done):
+            raise ConfigError.for_field("--resume", str(self.folder), "all of its runs are done")
 
     def check_readable(self) -> None:
         """Raises StoreError for an index whose runs cannot be shown."""

@@ -1,6 +1,8 @@
 """A slip of the keyboard is refused before anything is imported that takes seconds."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +10,8 @@ from pathlib import Path
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+
+HUGE = '{"kv_cache_memory_bytes":1000000000000000}'
 
 REFUSALS = (
     ("sweep --scenario shrt", "did you mean 'short'"),
@@ -22,6 +26,17 @@ REFUSALS = (
     ("sweep --engine-args {", "--engine-args: '{'"),
     ("sweep --file quik", "did you mean 'quick'"),
     ("sweep --ray", "it needs --file"),
+    ("sweep --resume done", "this run is complete"),
+    ("sweep --output done", "it already holds a run"),
+    ("sweep --file cells.toml", "run 1 (tiny short, 4 drafts, 8 requests"),
+    ("sweep --cells stage-graph", "SCV graph and adaptive need one"),
+    ("sweep --target-model bare", "it has no tokenizer"),
+    ("sweep --target-model model --max-model-len 99999", "max_position_embeddings is 4096"),
+    (
+        'sweep --target-model model --engine-args {"kv_cache_memory_bytes":1000000000000000}',
+        "no free memory",
+    ),
+    ("kernels", "needs a CUDA device"),
     ("sweep --resume nowhere", "holds a run.json"),
     ("sweep --json -v", "give one of the two"),
     ("report nowhere", "holds a run.json"),
@@ -36,6 +51,21 @@ REFUSALS = (
     ("supports m --device hoper", "did you mean 'hopper'"),
     ("pairs fetch tinny", "did you mean 'tiny'"),
 )
+
+CONFIG = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 4096,
+}  # fmt: skip
+
+CELLS = """
+description = "cells that need a GPU"
+[axes]
+pairs = ["tiny"]
+scenarios = ["short"]
+[settings]
+batches = 3
+cells = ["stage-graph"]
+"""
 
 SCRIPT = f"""
 import os, sys
@@ -58,16 +88,23 @@ for arguments, words in {REFUSALS!r}:
 def test_refusals_import_nothing_heavy(tmp_path: Path) -> None:
     """In one process: what any of them loads is still loaded at its end."""
     (tmp_path / "file").touch()
-    (tmp_path / "empty-sweep").mkdir()
+    for name in ("empty-sweep", "done", "bare", "model"):
+        (tmp_path / name).mkdir()
+    shutil.copy(CHECKOUT / "tests/golden/run/run.json", tmp_path / "done")
+    (tmp_path / "bare/config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "model/config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "model/tokenizer.json").touch()
+    (tmp_path / "cells.toml").write_text(CELLS)
+    made = set(tmp_path.rglob("*"))
     (tmp_path / "empty-sweep/sweep.json").write_text('{"format_version": 1}')
     environ = {
         **os.environ, "PYTHONPATH": f"{CHECKOUT}:{CHECKOUT / 'kernels'}",
         "NWOR_BENCH_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "0",
-        "HF_ENDPOINT": "http://127.0.0.1:9",
+        "HF_ENDPOINT": "http://127.0.0.1:9", "CUDA_VISIBLE_DEVICES": "",
     }  # fmt: skip
     command = [sys.executable, "-c", SCRIPT]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environ)
     assert done.returncode == 0, done.stderr
     for _, words in REFUSALS:
         assert words in done.stderr
-    assert {path.name for path in tmp_path.iterdir()} == {"file", "empty-sweep"}
+    assert set(tmp_path.rglob("*")) == made | {tmp_path / "empty-sweep/sweep.json"}

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,6 +100,26 @@ def test_a_gpu_has_all_of_it() -> None:
 def test_methods_that_a_cpu_cannot_run_are_refused(method: str) -> None:
     with refused("--method", value=method):
         check_pair(ResolvedPair("own", method, "org/model", None, "auto"), spec_of())
+
+
+def test_what_the_targets_config_rules_out_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(entries: dict[str, Any], **given: Any) -> None:
+        (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 6} | entries))
+        check_pair(ResolvedPair("own", "ngram", str(tmp_path), None, "auto"), spec_of(**given))
+
+    with refused("--tensor-parallel-size", value=4, naming="6 attention heads"):
+        check({}, tensor_parallel_size=4)
+    check({}, tensor_parallel_size=3)
+    short = {"max_position_embeddings": 512}
+    with refused("--max-model-len", value=513, naming="is 512"):
+        check(short, max_model_len=513)
+    check(short, max_model_len=512)
+    for theirs in ({"rope_scaling": {"rope_type": "linear", "factor": 4}}, {"model_max_length": 9}):
+        check(short | theirs, max_model_len=513)
+    monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
+    check(short, max_model_len=513)
 
 
 @pytest.mark.slow

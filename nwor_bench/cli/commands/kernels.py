@@ -64,8 +64,10 @@ def kernels(
     from pydantic import PositiveInt
     from rich.console import Console
 
-    from nwor_bench.microbench.bench import run_kernels
+    from nwor_bench.errors import ConfigError
+    from nwor_bench.instruments.device import visible_gpu_uuids
     from nwor_bench.microbench.cases import (
+        ON_A_GPU,
         CacheDtype,
         Kernel,
         Spec,
@@ -86,6 +88,10 @@ def kernels(
         ci_width=parse_fraction("--ci-width", ci_width),
         seed=seed,
     )
+    if not visible_gpu_uuids():
+        raise ConfigError.at("kernels needs a CUDA device and there is none here", ON_A_GPU)
+    from nwor_bench.microbench.bench import run_kernels  # imports pandas and scipy
+
     raise typer.Exit(run_kernels(Console(), spec, output, quiet=quiet, as_json=as_json))
 
 

@@ -138,26 +138,40 @@ def _check_early(
         from nwor_bench.records.run_folder import check_output
 
         check_output(options.output)
-    if options.file is not None:
-        from nwor_bench.workload.sweep_file import load_sweep
-
-        load_sweep(options.file)
     for name in ("continue_on_error", "ray"):
         if getattr(options, name) and not _is_sweep(options):
             raise ConfigError.for_field(flag_of(name), True, "it needs --file")
-    if options.file is not None or options.resume is not None:
-        return
-    from nwor_bench.engine.preflight import check_flags
+    if options.resume is not None:
+        _check_resumed(options.resume)
+    elif options.file is not None:
+        from nwor_bench.run.early import check_sweep
+        from nwor_bench.workload.sweep_file import load_sweep
 
-    check_flags(_spec(scenario, prompts, flags))
-    if flags["method"] is not None:
-        from nwor_bench.models.methods import check_method
+        check_sweep(load_sweep(options.file))
+    else:
+        spec = _spec(scenario, prompts, flags)
+        if flags["method"] is not None:
+            from nwor_bench.models.methods import check_method
 
-        check_method("--method", flags["method"])
-    if flags["pair"] is not None:
-        from nwor_bench.models.pairs.pair import load_pair
+            check_method("--method", flags["method"])
+        from nwor_bench.run.early import check_run
 
-        load_pair(flags["pair"])
+        check_run(spec, PairChoice(**of_holders(flags, PairChoice)))
+
+
+def _check_resumed(folder: Path) -> None:
+    """Refuse a run or a sweep that is complete."""
+    from nwor_bench.records.run_folder import SWEEP_FILE
+
+    if (folder / SWEEP_FILE).is_file():
+        from nwor_bench.run.sweep_folder import SweepIndex
+
+        SweepIndex.open(folder).require_unfinished()
+    else:
+        from nwor_bench.records.store import read_header
+        from nwor_bench.run.early import require_incomplete
+
+        require_incomplete(read_header(folder), str(folder))
 
 
 def _is_sweep(options: RunOptions) -> bool:

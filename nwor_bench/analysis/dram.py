@@ -9,14 +9,13 @@ drafts, and tokens generated so far.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 
 import numpy as np
 from scipy import stats
 
 from nwor_bench.analysis.invariants import (
     accepted,
-    full_windows,
     windows_by_batch,
 )
 from nwor_bench.analysis.statistics import MIN_BLOCKS, POWER, SIGNIFICANCE, variance_inflation
@@ -74,7 +73,7 @@ def predicted_difference(
     }
 
 
-COUNTERS = ("dram_read_bytes", "dram_write_bytes", "l2_bytes")
+COUNTERS = ("dram_read_bytes", "dram_write_bytes")
 
 Place = tuple[int, int, int]
 """Requests with drafts, draft tokens, and tokens that the batch generated before the window."""
@@ -111,7 +110,6 @@ class CellBytes:
         differences: bytes minus those of off x off's matching windows; empty for off x off.
         matched: windows behind the differences.
         predicted: differences predicted by the byte model, by counter.
-        sampler_cost: time of a counted window over a timed one; None if one has no time.
     """
 
     cell: Cell
@@ -123,7 +121,6 @@ class CellBytes:
     differences: Mapping[str, Amount]
     matched: int
     predicted: Mapping[str, float]
-    sampler_cost: float | None
 
     @property
     def is_baseline(self) -> bool:
@@ -138,7 +135,7 @@ def cell_bytes(run: RunData) -> list[CellBytes]:
     windows = windows_by_batch(run)
     placed = {cell: _placed(counted, cell, windows) for cell in cells}
     compared = len(cells) - 1
-    return [_of_cell(run, cell, placed, windows, compared) for cell in cells]
+    return [_of_cell(run, cell, placed, compared) for cell in cells]
 
 
 def amount_of(values: Sequence[float], compared: int = 1) -> Amount:
@@ -191,7 +188,6 @@ def _of_cell(
     run: RunData,
     cell: Cell,
     placed: Mapping[Cell, Blocks],
-    windows: Mapping[BatchKey, list[WindowRecord]],
     compared: int,
 ) -> CellBytes:
     own = placed[cell]
@@ -218,7 +214,6 @@ def _of_cell(
         differences=differences,
         matched=matched,
         predicted=predicted,
-        sampler_cost=_sampler_cost(run, cell, windows),
     )
 
 
@@ -251,16 +246,3 @@ def _gap(ours: Sequence[WindowRecord], theirs: Sequence[WindowRecord], name: str
     above = [value for w in ours if (value := getattr(w, name)) is not None]
     below = [value for w in theirs if (value := getattr(w, name)) is not None]
     return fmean(above) - fmean(below) if above and below else None
-
-
-def _sampler_cost(
-    run: RunData, cell: Cell, windows: Mapping[BatchKey, list[WindowRecord]]
-) -> float | None:
-    """Median time of full windows in the counted batches over that in the timed ones."""
-    times = []
-    for phase in (Phase.COUNTERS, Phase.TIMED):
-        own = [b for b in run.batches if b.phase == phase and b.cell == cell]
-        walls = [w.wall_ms for w in full_windows(own, windows) if w.wall_ms is not None]
-        times.append(median(walls) if walls else None)
-    counted, timed = times
-    return counted / timed if counted and timed else None

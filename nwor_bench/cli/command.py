@@ -1,7 +1,6 @@
 """Shared by all commands: help texts and output."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -25,17 +24,6 @@ def check_one_choice(values: Mapping[str, Any]) -> None:
     if len(given) > 1 and given != ["--json", "--quiet"]:
         remedy = f"{given[1]} chooses what is printed too; give one of the two"
         raise ConfigError.for_field(given[0], True, remedy)
-
-
-def write_output(flag: str, path: Path, text: str) -> None:
-    """Write a file, replacing an older one. Raises ConfigError if it cannot be written."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError.for_field(
-            flag, str(path), f"cannot be written ({error.strerror}); name a file in a folder "
-            "that exists and can be written",
-        ) from error  # fmt: skip
 
 
 def tell_json(content: Mapping[str, Any]) -> None:

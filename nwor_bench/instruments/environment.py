@@ -7,7 +7,6 @@ import os
 import platform
 import subprocess
 import sys
-from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,6 @@ def collect() -> Environment:
     """
     gpus, gpu_note = _gpus()
     return Environment(
-        collected_at=datetime.now(UTC).isoformat(timespec="seconds"),
         command_line=tuple(sys.argv),
         python=platform.python_version(),
         os=platform.platform(),
@@ -65,7 +63,6 @@ def _cpu() -> CpuFacts:
     affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     return CpuFacts(
         model=_cpu_model(),
-        architecture=platform.machine(),
         cores=psutil.cpu_count(logical=False),
         threads=psutil.cpu_count(logical=True),
         usable_threads=len(affinity(0)) if affinity else None,
@@ -82,7 +79,7 @@ def _cpu_model() -> str | None:
 
 def _memory() -> MemoryFacts:
     memory = psutil.virtual_memory()
-    return MemoryFacts(total_bytes=memory.total, available_bytes=memory.available)
+    return MemoryFacts(total_bytes=memory.total)
 
 
 def _gpus() -> tuple[tuple[GpuFacts, ...], str | None]:
@@ -118,12 +115,7 @@ def _gpu(nvml: Any, handle: Any) -> GpuFacts:
         driver=nvml.nvmlSystemGetDriverVersion(),
         compute_capability=".".join(map(str, capability)) if capability else None,
         memory_total_bytes=memory.total if memory else None,
-        sm_clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
-        sm_clock_max_mhz=ask("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
-        memory_clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
-        temperature_c=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
         power_limit_w=power / 1000 if power is not None else None,
-        throttle_reasons=ask("nvmlDeviceGetCurrentClocksEventReasons"),
         ecc=bool(ecc[0]) if ecc else None,
     )
 

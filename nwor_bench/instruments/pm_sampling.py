@@ -41,7 +41,6 @@ METRICS = {
 }
 """Field names of a window, and NVIDIA's names of their counters."""
 
-MORE_METRICS = {"l2_bytes": "lts__t_bytes.sum"}
 """Also sampled if the GPU can count them in the same pass."""
 
 INTERVAL_NS = 50_000
@@ -123,26 +122,17 @@ class PmSampler:
             )
 
     def _configure(self) -> tuple[str, ...]:
-        """Configure all metrics, or only those of DRAM if the GPU cannot count all at once."""
-        wanted = {**METRICS, **MORE_METRICS}
         try:
-            self._apply(wanted)
-        except Exception:  # CUPTI's own error types: this GPU counts fewer metrics in one pass
-            wanted = METRICS
-            try:
-                self._apply(wanted)
-            except Exception as refusal:
-                self.close()
-                raise unavailable(
-                    f"this GPU does not sample {', '.join(wanted.values())} ({refusal}); "
-                    "use `nwor-bench profile ncu` instead"
-                ) from refusal
-        return tuple(wanted)
-
-    def _apply(self, metrics: dict[str, str]) -> None:
-        self._collector.configure(
-            metrics=list(metrics.values()), sampling_interval=self.interval_ns
-        )
+            self._collector.configure(
+                metrics=list(METRICS.values()), sampling_interval=self.interval_ns
+            )
+        except Exception as refusal:  # CUPTI's own error types
+            self.close()
+            raise unavailable(
+                f"this GPU does not sample {', '.join(METRICS.values())} ({refusal}); "
+                "use `nwor-bench profile ncu` instead"
+            ) from refusal
+        return tuple(METRICS)
 
     def start(self) -> None:
         """Start sampling."""

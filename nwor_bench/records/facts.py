@@ -132,8 +132,6 @@ class CpuFacts(JsonPart):
 
     model: str | None = None
     """As /proc/cpuinfo names it."""
-    architecture: str | None = None
-    """Such as x86_64."""
     cores: int | None = None
     """Physical cores."""
     threads: int | None = None
@@ -147,8 +145,6 @@ class MemoryFacts(JsonPart):
 
     total_bytes: int | None = None
     """Memory in the machine."""
-    available_bytes: int | None = None
-    """Memory that programs could still get when the run began."""
 
 
 class GpuFacts(JsonPart):
@@ -162,18 +158,8 @@ class GpuFacts(JsonPart):
     """Such as 9.0."""
     memory_total_bytes: int | None = None
     """Memory of the GPU."""
-    sm_clock_mhz: int | None = None
-    """Clock of the multiprocessors."""
-    sm_clock_max_mhz: int | None = None
-    """Highest clock of the multiprocessors."""
-    memory_clock_mhz: int | None = None
-    """Clock of the memory."""
-    temperature_c: int | None = None
-    """Temperature of the GPU."""
     power_limit_w: float | None = None
     """Enforced power limit."""
-    throttle_reasons: int | None = None
-    """NVML's bits for the reasons of reduced clocks; see `conditions.throttle_names`."""
     ecc: bool | None = None
     """Whether memory errors are corrected."""
 
@@ -190,8 +176,6 @@ class GitState(JsonPart):
 class Environment(JsonPart):
     """Machine, GPUs, libraries, revision and settings; never who ran it, or on which host."""
 
-    collected_at: str | None = None
-    """UTC time."""
     command_line: tuple[str, ...] | None = None
     """Arguments of the process."""
     python: str | None = None

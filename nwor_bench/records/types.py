@@ -185,8 +185,6 @@ class WindowRecord(MeasuredWindow):
     """DRAM bytes read from the window's start to the next step's; in phase "counters" only."""
     dram_write_bytes: int | None = None
     """DRAM bytes written meanwhile; in phase "counters" only."""
-    l2_bytes: int | None = None
-    """Bytes that the L2 cache moved meanwhile; in phase "counters" only."""
 
     @property
     def cell(self) -> Cell:

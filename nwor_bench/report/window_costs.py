@@ -40,7 +40,7 @@ ON_HOST = (
     "drafts were accepted (waiting for the device included), medians over the timed windows. "
     "Launches and waits are those of deciding. Windows that captured a graph have the path capture."
 )
-READ, WRITE, L2 = "dram_read_bytes", "dram_write_bytes", "l2_bytes"
+READ, WRITE = "dram_read_bytes", "dram_write_bytes"
 
 CACHE = (
     "Cache bytes are token counts times the bytes of one token's K and V over all target "
@@ -110,7 +110,7 @@ def traffic_section(analysis: Analysis) -> Section:
     blocks: list[Block] = [_cache_bytes(run, cells), Paragraph(_cache_note(run.header))]
     if found:
         blocks = [Paragraph(answer(found), strong=True), _amounts(found),
-                  _differences(found), Paragraph(MEASURED), *_sampling_cost(found),
+                  _differences(found), Paragraph(MEASURED),
                   *blocks]  # fmt: skip
     else:
         blocks.append(Paragraph(NO_DRAM))
@@ -154,12 +154,12 @@ def _sentence(cell: CellBytes) -> str:
 
 def _amounts(cells: Sequence[CellBytes]) -> Table:
     rows = [
-        [cell.cell.label, *(_with_interval(cell.amounts.get(n)) for n in (READ, WRITE, L2)),
+        [cell.cell.label, *(_with_interval(cell.amounts.get(n)) for n in (READ, WRITE)),
          count(cell.windows), count(cell.blocks), decimal(cell.staged, 1),
          decimal(cell.accepted, 2)]
         for cell in cells
     ]  # fmt: skip
-    heads = ["Cell", "DRAM read", "DRAM written", "Through L2", "Windows", "Blocks", "Drafts",
+    heads = ["Cell", "DRAM read", "DRAM written", "Windows", "Blocks", "Drafts",
              "Accepted"]  # fmt: skip
     return table(heads, rows, caption="MB a window (1 MB = 1,000,000 bytes)")
 
@@ -174,23 +174,10 @@ def _differences(cells: Sequence[CellBytes]) -> Table:
             found = cell.differences.get(name)
             row += [_with_interval(found, signed=True), _signed(cell.predicted.get(name)),
                     _mb(found.smallest if found else None)]  # fmt: skip
-        rows.append([*row, _with_interval(cell.differences.get(L2), signed=True),
-                     count(cell.matched)])  # fmt: skip
+        rows.append([*row, count(cell.matched)])
     heads = ["Cell", "Written", "Predicted", "Visible from", "Read", "Predicted", "Visible from",
-             "Through L2", "Windows"]  # fmt: skip
+             "Windows"]  # fmt: skip
     return table(heads, rows, caption="MB a window, less off x off")
-
-
-def _sampling_cost(cells: Sequence[CellBytes]) -> list[Block]:
-    """What counting costs a window."""
-    costs = [cell.sampler_cost for cell in cells if cell.sampler_cost is not None]
-    if not costs:
-        return []
-    text = (
-        f"A counted window took {decimal(min(costs), 3)} to {decimal(max(costs), 3)} of a timed "
-        "one's time: the cost of sampling and its events."
-    )
-    return [Paragraph(text)]
 
 
 def _cache_bytes(run: RunData, cells: Sequence[CellResult]) -> Table:

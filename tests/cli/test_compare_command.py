@@ -86,7 +86,6 @@ def test_exit_codes(run: Run, arguments: str, code: int) -> None:
     [
         ("base .", "name a folder that holds a run.json"),
         ("base same --threshold 0", "--threshold: '0' is invalid; write a change between"),
-        ("base same --html no/where.html", "--html: 'no/where.html' is invalid"),
     ],
 )
 def test_bad_usage_is_one_message(run: Run, arguments: str, words: str) -> None:
@@ -111,12 +110,6 @@ def test_markdown_instead_of_the_tables(run: Run) -> None:
     assert printed.startswith(
         "# nwor-bench compare\n\n**REGRESSION: 1 regression: stage x graph got worse"
     )
-
-
-def test_a_page(run: Run, tmp_path: Path) -> None:
-    assert run("compare", "base", "slower", "--html", str(tmp_path / "page.html"))[0] == 4
-    page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert '<span class="badge b-slower">REGRESSION</span>' in page
 
 
 def test_a_sweep_folder_is_refused(run: Run, tmp_path: Path) -> None:

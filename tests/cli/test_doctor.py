@@ -36,9 +36,6 @@ H200 = GpuFacts(
     driver="580.65.06",
     compute_capability="9.0",
     memory_total_bytes=150_754_820_096,
-    sm_clock_mhz=1980,
-    sm_clock_max_mhz=1980,
-    throttle_reasons=1,
 )
 
 Packages = Callable[..., None]

@@ -207,4 +207,3 @@ def test_the_section_says_what_was_saved_and_how_it_is_known() -> None:
     cell = next(each for each in cell_bytes(run) if each.cell.nwor_mode == "stage")
     wanted = (cell.accepted - cell.staged) * BYTES_PER_TOKEN
     assert cell.predicted["dram_write_bytes"] == pytest.approx(wanted)
-    assert "l2_bytes" not in cell.amounts

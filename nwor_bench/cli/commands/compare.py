@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nwor_bench.cli.command import AsJson, Quiet, write_output
+from nwor_bench.cli.command import AsJson, Quiet
 from nwor_bench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,9 +35,6 @@ def compare(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print a table for a pull request.")
     ] = False,
-    html: Annotated[
-        Path | None, typer.Option(help="Write a page that opens offline.")
-    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
@@ -73,10 +70,6 @@ def compare(
         typer.echo(render_markdown(document), nl=False)
     else:
         _show(document, base, new, quiet=quiet)
-    if html is not None:
-        from nwor_bench.report.html import render_html
-
-        write_output("--html", html, render_html(document))
     raise typer.Exit(found.exit_code(strict=strict))
 
 

@@ -161,7 +161,6 @@ def cell_rows(run: RunData) -> list[dict[str, Any]]:
             "matched_windows": cell.matched,
             "staged_tokens_mean": cell.staged,
             "accepted_tokens_mean": cell.accepted,
-            "sampler_cost": cell.sampler_cost,
         }
         for name in COUNTERS:
             row |= _columns(name, cell.amounts.get(name), ("mean", "low", "high"))

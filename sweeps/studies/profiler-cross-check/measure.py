@@ -19,15 +19,9 @@ import pandas as pd
 from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import BatchRecord, NworMode, Phase, ScvMode, WindowRecord
 
-SECTOR = 32
-"""Bytes of one of L2's sectors."""
-
-
 METRICS = {
     "dram_read_bytes": "dram__bytes_read.sum",
     "dram_write_bytes": "dram__bytes_write.sum",
-    "l2_read_sectors": "lts__t_sectors_op_read.sum",
-    "l2_write_sectors": "lts__t_sectors_op_write.sum",
 }
 UNITS = {"sector": 1, "byte": 1, "Kbyte": 10**3, "Mbyte": 10**6, "Gbyte": 10**9}
 
@@ -77,11 +71,9 @@ def rows_of(windows: pd.DataFrame, peers: dict[int, list[WindowRecord]]) -> pd.D
     rows: list[dict[str, Any]] = []
     for _, window in windows.iterrows():
         own = peers[int(window["window"])]
-        l2 = SECTOR * (window["l2_read_sectors"] + window["l2_write_sectors"])
         pairs = (
             ("DRAM read", window["dram_read_bytes"], [w.dram_read_bytes for w in own]),
             ("DRAM written", window["dram_write_bytes"], [w.dram_write_bytes for w in own]),
-            ("L2", l2, [w.l2_bytes for w in own]),
         )
         for name, ncu, others in pairs:
             known = [float(value) for value in others if value is not None]

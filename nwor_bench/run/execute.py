@@ -25,6 +25,7 @@ from nwor_bench.records.run_folder import only_writer
 from nwor_bench.records.store import RunData, RunStore, read_run
 from nwor_bench.records.types import CellResult, RunStatus, Verdict
 from nwor_bench.report.files import write_files
+from nwor_bench.report.text import plural
 from nwor_bench.run import resume
 from nwor_bench.run.blocks import BlockRunner
 from nwor_bench.run.progress import Progress, tell_result
@@ -87,6 +88,18 @@ class Prepared:
     plan: Plan
     encode: Encode
     dtype_note: str | None = None
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know before it runs, a line each."""
+        requests, prompts = len(self.plan.gate.prompts), len(set(self.plan.gate.prompts))
+        notes = [] if self.dtype_note is None else [self.dtype_note]
+        if prompts < requests:
+            notes.append(
+                f"{plural(prompts, 'prompt')} for {requests} requests: they repeat; "
+                f"add prompts, or write --requests {prompts}"
+            )
+        return notes
 
 
 EngineSource = Callable[[Path | None], AbstractContextManager[Engine]]

@@ -136,8 +136,8 @@ def _check_resumable(run: RunData, prepared: Prepared, folder: Path, console: Co
 def _ready(spec: RunSpec, choice: PairChoice, console: Console) -> Prepared:
     """A run that is prepared and fits into this machine's memory."""
     prepared = prepare(spec, choice, console)
-    if prepared.dtype_note is not None:
-        console.print(prepared.dtype_note, highlight=False, markup=False, soft_wrap=True)
+    for note in prepared.notes:
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
     require_memory(prepared.pair, spec)
     return prepared
 

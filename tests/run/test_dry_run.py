@@ -9,7 +9,8 @@ from nwor_bench.engine import preflight
 from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep import run_sweep
-from nwor_bench.workload.config import load_scenario, resolve
+from nwor_bench.workload.config import Scenario, load_scenario, resolve
+from nwor_bench.workload.prompts import with_own_prompts
 
 pytestmark = pytest.mark.usefixtures("own_surroundings")
 
@@ -18,8 +19,8 @@ pytestmark = pytest.mark.usefixtures("own_surroundings")
 def told(capsys: pytest.CaptureFixture[str]) -> Any:
     """The lines of a dry run of the tiny pair with these flags."""
 
-    def run(batches: int = 5, **flags: Any) -> list[str]:
-        spec = resolve(load_scenario("short"), batches=batches, **flags)
+    def run(batches: int = 5, scenario: Scenario | None = None, **flags: Any) -> list[str]:
+        spec = resolve(scenario or load_scenario("short"), batches=batches, **flags)
         run_one(spec, PairChoice(pair="tiny"), RunOptions(dry_run=True))
         lines = capsys.readouterr().out.splitlines()
         assert max(map(len, lines)) <= 80
@@ -53,6 +54,14 @@ def test_what_may_end_a_run_and_what_is_counted_after_it(
 ) -> None:
     monkeypatch.setattr(preflight, "uses_gpu", lambda: True)  # else counters are refused
     assert line in told(batches=4, **flags)
+
+
+def test_fewer_prompts_than_requests_are_said(told: Any, tmp_path: Path) -> None:
+    said = "1 prompt for 2 requests: they repeat; add prompts, or write --requests 1"
+    (tmp_path / "one.jsonl").write_text('{"text": "hello"}')
+    one = with_own_prompts(load_scenario("short"), tmp_path / "one.jsonl")
+    assert " ".join(told(scenario=one, requests=2)).startswith(said)
+    assert "prompt" not in told(scenario=one, requests=1)[0]
 
 
 def test_a_sweep_says_how_long_it_may_take(

@@ -25,7 +25,7 @@ class Headline:
 
     @property
     def line(self) -> str:
-        """`FASTER: Yes, NWOR pays here ...`."""
+        """`FASTER: +2.9 % tokens/s ...`."""
         return f"{self.badge}: {self.text}" if self.badge else self.text
 
 

@@ -22,7 +22,8 @@ SUMMARY_PAGE = "summary.html"
 _SHOWN = (
     "nwor_mode", "scv_mode", "arm", "verdict", "ratio_to_off", "ratio_ci_low", "ratio_ci_high",
     "compared", "smallest_effect", "window_ms_mean", "latency_ms_p50", "tokens_per_s",
-    "acceptance_rate", "batches", "parity",
+    "acceptance_rate", "batches", "parity", "tokens_per_s_ratio", "tokens_per_s_ratio_low",
+    "tokens_per_s_ratio_high",
 )  # fmt: skip
 AXIS_NAMES = ("pair", "scenario", *(option.name for option, _ in AXES))
 _PLACE = ("number", *AXIS_NAMES, "status")

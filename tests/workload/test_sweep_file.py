@@ -238,6 +238,7 @@ def test_a_sweep_leaves_a_run_folder_each_an_index_and_a_summary(small: Path) ->
     summary = pd.read_csv("out/summary.csv")
     assert len(summary) == 4 * 3  # off x off, stage x off, the A/A arm
     assert set(summary.requests) == {1, 2}
+    assert summary.tokens_per_s_ratio.notna().equals(summary.ratio_to_off.notna())
     assert "stage x off" in Path("out/summary.md").read_text()
     assert index()["finished_at"]
 

@@ -197,7 +197,7 @@ class FakeEngine:
             windows=windows,
             counters=_counters(windows),
             scv_counters=_scv_counters(self.cell, len(windows)),
-            request_times=RequestTimes((8.0,) * len(asked), (2.5,) * len(asked), (7.5,), (3,)),
+            request_times=RequestTimes((8.0,) * len(asked), (2.5,) * len(asked)),
         )
 
     def interleave(self, order: WindowOrder) -> None:

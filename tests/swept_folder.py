@@ -18,7 +18,7 @@ def at_place(run: RunData, **axes: Any) -> RunData:
     run = with_header(run, "spec", dtype=axes["dtype"])
     scale = 1 + axes["requests"] / 16
     ttft = tuple(20 * scale + place for place in range(2))
-    times = RequestTimes(ttft, (5.0 * scale, 5.1 * scale), (20.0 * scale,), (24,))
+    times = RequestTimes(ttft, (5.0 * scale, 5.1 * scale))
     run = change_batches(run, lambda batch: True, request_times=times)
     batches = tuple(
         replace(b, tokens_per_s=b.tokens_per_s * axes["requests"] / scale) for b in run.batches

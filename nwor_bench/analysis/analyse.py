@@ -12,7 +12,6 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nwor_bench.analysis.cell_data import CellData, gather_cells
 from nwor_bench.analysis.dram import CellBytes, cell_bytes
@@ -22,7 +21,7 @@ from nwor_bench.analysis.findings.table import Finding
 from nwor_bench.analysis.invariants import Violation, find_violations
 from nwor_bench.analysis.verdicts import CellVerdict, cell_verdicts
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import AA, BatchRecord, Cell, CellResult, RequestTimes, Verdict
+from nwor_bench.records.types import AA, BatchRecord, Cell, CellResult, Verdict
 
 
 @dataclass(frozen=True)
@@ -221,7 +220,7 @@ def _known_sum(values: Sequence[int | None]) -> int | None:
 LEAST_SAMPLES = {50: 1, 95: 20, 99: 100}
 """Samples that a percentile needs: below, it would be one of the largest values."""
 
-METRICS = ("ttft", "tpot", "itl")
+METRICS = ("ttft", "tpot")
 
 PERCENTILES = tuple(f"{metric}_ms_p{point}" for metric in METRICS for point in LEAST_SAMPLES)
 """Names of the percentiles in batches.csv, cells.csv and JSON."""
@@ -231,9 +230,8 @@ def request_percentiles(batches: Sequence[BatchRecord]) -> dict[str, float | Non
     """Each of `PERCENTILES` over all samples of the batches; None if these are too few."""
     times = [batch.request_times for batch in batches if batch.request_times is not None]
     samples = {
-        "ttft": _joined([own.ttft_ms for own in times]),
-        "tpot": _joined([own.tpot_ms for own in times]),
-        "itl": _joined([_repeated(own) for own in times]),
+        metric: np.array([ms for own in times for ms in getattr(own, f"{metric}_ms")], dtype=float)
+        for metric in METRICS
     }
     return {
         f"{metric}_ms_p{point}": float(np.percentile(samples[metric], point))
@@ -242,14 +240,3 @@ def request_percentiles(batches: Sequence[BatchRecord]) -> dict[str, float | Non
         for metric in METRICS
         for point, least in LEAST_SAMPLES.items()
     }
-
-
-def _joined(parts: Sequence[Sequence[float] | NDArray[np.float64]]) -> NDArray[np.float64]:
-    return np.concatenate([np.asarray(part, dtype=float) for part in parts]) if parts else _NONE
-
-
-def _repeated(times: RequestTimes) -> NDArray[np.float64]:
-    return np.repeat(np.asarray(times.itl_ms, dtype=float), np.asarray(times.itl_counts, dtype=int))
-
-
-_NONE: NDArray[np.float64] = np.array([], dtype=float)

@@ -13,7 +13,7 @@ from nwor_bench.engine.arguments import (
     stderr_to_file,
 )
 from nwor_bench.engine.protocol import BatchOutput, GreedyOutput, KvCache, Pair, Sampling, Span
-from nwor_bench.engine.readings import RequestMetrics, common_status, disagreement, read_counters
+from nwor_bench.engine.readings import common_status, disagreement, read_counters, request_times
 from nwor_bench.errors import EngineError
 from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.models.pairs import ResolvedPair
@@ -53,7 +53,6 @@ class VllmEngine:
         self._counting = False
         self._kv_cache = VllmKvCache(self._llm, self._rpc_all)
         self._vllm = require_supported_vllm()
-        self._request_metrics = RequestMetrics(self._llm)
 
     def status(self) -> EngineStatus:
         """Device, layers, block size, CUDA graphs, number of starts and what is attached."""
@@ -91,7 +90,6 @@ class VllmEngine:
         before = read_counters(self._llm)
         if self._counting:
             self._rpc("nwor_start_counters")
-        self._request_metrics.begin()
         started = time.perf_counter()
         outputs = self._llm.generate(inputs, params, use_tqdm=False)
         latency_ms = (time.perf_counter() - started) * 1e3
@@ -107,7 +105,7 @@ class VllmEngine:
             scv_counters=ranks[0]["scv_counters"],
             counter_facts=facts,
             rank_disagreement=disagreement([rank["windows"] for rank in ranks]),
-            request_times=self._request_metrics.end(outputs),
+            request_times=request_times(outputs),
         )
 
     def interleave(self, order: WindowOrder) -> None:

@@ -152,12 +152,6 @@ class CellResult:
     """95th percentile of the time per output token."""
     tpot_ms_p99: float | None = None
     """99th percentile of the time per output token."""
-    itl_ms_p50: float | None = None
-    """Median of the inter-token latency."""
-    itl_ms_p95: float | None = None
-    """95th percentile of the inter-token latency."""
-    itl_ms_p99: float | None = None
-    """99th percentile of the inter-token latency."""
     counts_from: str | None = None
     """Phase of the batches that were counted: "timed", or "gate" if none was timed."""
     tokens_per_s_ratio: float | None = None

@@ -203,13 +203,6 @@ class RequestTimes:
     """Time per output token: (e2e - TTFT) / (output tokens - 1), one a request of two tokens or
     more."""
 
-    itl_ms: tuple[float, ...]
-    """Inter-token latencies: from one output of a request to its next, whatever number of tokens
-    a step puts out. Distinct values, in ascending order."""
-
-    itl_counts: tuple[int, ...]
-    """How often each of `itl_ms` occurred: requests that decode together share theirs."""
-
 
 class Phase(StrEnum):
     """Purpose of a batch; a cell's times and counters come from timed batches only."""

@@ -1,4 +1,4 @@
-"""TTFT, TPOT and ITL: percentiles over a cell's requests, and none from too few samples."""
+"""TTFT and TPOT: percentiles over a cell's requests, and none from too few samples."""
 
 import csv
 import io
@@ -16,7 +16,7 @@ from nwor_bench.report.document import Paragraph, Table
 
 def times(requests: int = 2) -> RequestTimes:
     ttft = tuple(10.0 + place for place in range(requests))
-    return RequestTimes(ttft, tuple(t / 4 for t in ttft), (20.0, 21.0), (3 * requests, requests))
+    return RequestTimes(ttft, tuple(t / 4 for t in ttft))
 
 
 def timed_run() -> RunData:
@@ -34,13 +34,6 @@ def test_a_percentile_needs_its_samples(point: int, least: int) -> None:
     enough = request_percentiles(batches(least // 2))
     assert few[f"ttft_ms_p{point}"] is None
     assert enough[f"ttft_ms_p{point}"] == pytest.approx(11.0)
-
-
-def test_each_step_of_each_request_is_an_itl_sample() -> None:
-    found = request_percentiles(batches(3))
-    assert found["itl_ms_p50"] == 20.0
-    assert found["itl_ms_p95"] == 21.0  # 24 samples, where TTFT has 6
-    assert found["ttft_ms_p95"] is None
 
 
 def test_without_vllms_metrics_there_is_nothing() -> None:

@@ -231,7 +231,7 @@ def test_the_tie_check_measures_and_goes_on_with_a_real_engine(engine: VllmEngin
 def test_vllms_request_metrics_are_each_batchs_own(
     engine: VllmEngine,
 ) -> None:
-    """TTFT, TPOT and ITL agree with each other and with the batch's latency."""
+    """TTFT and TPOT agree with the batch's latency."""
     prompts = prompts_of([24, 150, 18, 40, 27, 22, 30, 35, 20, 26])  # two wait for others to end
     engine.decode_greedily(prompts, [20] * 10, ignore_eos=True)  # its steps must not be counted
     for mode in ("off", "stage"):
@@ -244,11 +244,6 @@ def test_vllms_request_metrics_are_each_batchs_own(
         for first, rest in zip(times.ttft_ms, decoding, strict=True):
             assert 0 < first < first + rest <= output.latency_ms + 5
         assert max(times.ttft_ms) > 2 * min(times.ttft_ms)
-        # A request's inter-token latencies add up to its time after the first token.
-        latencies = zip(times.itl_ms, times.itl_counts, strict=True)
-        assert sum(ms * n for ms, n in latencies) == pytest.approx(sum(decoding), abs=1.0)
-        # Drafts were accepted, so there are fewer steps than tokens.
-        assert 10 <= sum(times.itl_counts) < sum(lengths) - 10
 
 
 @pytest.mark.parametrize("value", [0, 5, 19])

@@ -2,7 +2,7 @@
 
 from nwor_bench.analysis.comparing.change_estimates import Change
 from nwor_bench.analysis.comparing.compare import CellChange, ChangeVerdict, Comparison
-from nwor_bench.analysis.comparing.preconditions import DecideBy, unknown_machine
+from nwor_bench.analysis.comparing.preconditions import DecideBy
 from nwor_bench.analysis.comparing.stored_run import StoredRun
 from nwor_bench.analysis.effects import DEVICE_MS, WALL_MS
 from nwor_bench.analysis.paired import LATENCY_MS
@@ -109,7 +109,6 @@ def _fraction(value: float) -> str:
 def notes(comparison: Comparison) -> list[str]:
     """Caveats of the comparison, and how it was made."""
     found = [*_forced(comparison), *_warnings(comparison)]
-    found += _machines(comparison)
     found += [*_pairing(comparison), *_drift(comparison), *_acceptance(comparison)]
     if comparison.others:
         listed = "; ".join(map(str, comparison.others))
@@ -132,15 +131,6 @@ def _forced(comparison: Comparison) -> list[str]:
 
 def _warnings(comparison: Comparison) -> list[str]:
     return [f"{n}: {w.rstrip('.')}." for n, run in _sides(comparison) for w in run.warnings]
-
-
-def _machines(comparison: Comparison) -> list[str]:
-    """Facts of the machine that a run did not record, so they were not compared."""
-    return [
-        f"{name} did not record its {joined(missing)}: the runs may differ in this."
-        for name, run in _sides(comparison)
-        if (missing := unknown_machine(run.header))
-    ]
 
 
 def _pairing(comparison: Comparison) -> list[str]:

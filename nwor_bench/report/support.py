@@ -72,13 +72,11 @@ def _all(layers: int) -> str:
 def _setting(found: Support) -> str:
     """How the answer was made."""
     own = found.engine
-    graphs = ", no CUDA graphs" if own.eager else ""
-    groups = ", hybrid KV-cache manager off" if own.one_group else ""
     backends = ", ".join(found.backends) or "no attention"
     return (
         f"{found.model.architecture or found.model.model_type} on {own.device.value}, vLLM's "
         f"{found.runner.value} runner, {backends}; {own.draft_tokens} drafts a window, cache "
-        f"{own.cache_dtype}{graphs}{groups}. All attention layers are staged, or none is."
+        f"{own.cache_dtype}. All attention layers are staged, or none is."
     )
 
 
@@ -120,7 +118,7 @@ def support_notes(found: Support) -> list[str]:
         "nothing.",
         "eagle, eagle3, dflash, dspark, medusa and draft_model need a drafter made for this model.",
     ]
-    if found.reason is None and found.indexed and not found.engine.eager:
+    if found.reason is None and found.indexed:
         notes.append(
             "Steps in piecewise CUDA graphs, as those that run a prefill too, are written "
             f"directly: {BREAKABLE_CUDA_GRAPHS}."

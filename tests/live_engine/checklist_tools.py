@@ -184,8 +184,6 @@ def check_support(folder: Path, status: EngineStatus, spec: RunSpec, method: str
         device=Device.CPU,
         draft_tokens=spec.scenario.draft_tokens,
         cache_dtype=given.get("kv_cache_dtype", "auto"),
-        one_group=given.get("disable_hybrid_kv_cache_manager", False),
-        eager=True,
     )
     model = read_facts(config, "tiny", "config", str(folder))
     found = predict_support(model, facts)

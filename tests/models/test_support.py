@@ -102,14 +102,12 @@ def test_each_class_has_its_reason(
 @pytest.mark.parametrize(
     ("changes", "engine", "expected"),
     [
-        (SLIDING, {"one_group": True}, None),
         ({}, {"cache_dtype": "fp8"}, None),
         ({}, {"cache_dtype": "nvfp4"}, "cache_dtype:nvfp4"),
         ({"v_head_dim": 32}, {"cache_dtype": "fp8"}, None),
         ({"v_head_dim": 32}, {"cache_dtype": "fp8_e5m2"}, "cache_dtype:fp8_e5m2"),
         ({}, {"draft_tokens": 15}, None),
         ({}, {"draft_tokens": 16}, "window_of_17_tokens"),
-        ({"architectures": ["KimiLinearForCausalLM"]}, {"eager": True}, "own_attention:kimi_k3"),
         ({}, {"device": Device.CPU, "cache_dtype": "fp8"}, "cache_dtype:fp8"),
         (V32, {}, None),
         ({**V32, "architectures": ["GlmMoeDsaForCausalLM"]}, {"eager": True}, None),
@@ -143,9 +141,7 @@ def test_an_indexers_keys_are_said_to_be_written_directly() -> None:
         "could be staged; indexer keys written directly"
     ]
     assert "indexers' keys are written directly" in answer(found)
-    notes = [len(support_notes(predict_support(facts(**V32), EngineFacts(eager=eager))))
-             for eager in (False, True)]  # fmt: skip
-    assert notes == [3, 2]  # breakable graphs are left out of the one without any
+    assert len(support_notes(found)) == 3  # breakable graphs too
 
 
 def test_values_of_another_size_are_reported() -> None:

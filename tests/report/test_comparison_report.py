@@ -11,8 +11,6 @@ from rich.console import Console
 from synthetic_run import change_batches, change_windows, kept, make_run, with_header
 
 from nwor_bench.analysis.comparing.compare import DecideBy, compare_runs
-from nwor_bench.records.facts import Environment
-from nwor_bench.records.store import read_header
 from nwor_bench.report.comparison import comparison_document, comparison_json
 from nwor_bench.report.comparison_text import change_text, headline, how_decided, notes, reasons
 from nwor_bench.report.markdown import render_markdown
@@ -118,18 +116,6 @@ def test_notes_tell_what_weakens_the_numbers() -> None:
     assert "seed: BASE 3, NEW 8" in told(with_header(RUN, "spec", seed=8))
     cut = replace(BASE, warnings=("it did not end as planned (status: partial)",))
     assert "BASE: it did not end as planned (status: partial)." in told(RUN, cut)
-
-
-def test_a_machine_that_was_not_recorded_is_reported() -> None:
-    """A known other machine is refused; an unknown one is compared, and reported."""
-    real = read_header(REAL)
-    header = BASE.header.model_copy(update={"environment": real.environment, "engine": real.engine})
-    known = replace(BASE, header=header)
-    assert "did not record" not in " ".join(notes(compare_runs(known, known)))
-    unknown = replace(known, header=header.model_copy(update={"environment": Environment()}))
-    told = " ".join(notes(compare_runs(unknown, known)))
-    assert "BASE did not record its GPUs, CPU and CPU threads: the runs may differ" in told
-    assert "NEW did not record" not in told
 
 
 @pytest.mark.slow

@@ -67,11 +67,6 @@ def other_differences(base: RunHeader, new: RunHeader) -> list[Difference]:
     return [*host, *_differences(_surroundings(base), _surroundings(new))]
 
 
-def unknown_machine(header: RunHeader) -> list[str]:
-    """Names of the machine's facts that a run did not record."""
-    return [name for name, value in _machine(header).items() if value is _UNKNOWN]
-
-
 def _differences(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
     return [
         Difference(field, _text(base[field]), _text(new[field]))

@@ -32,15 +32,6 @@ def supports(
         str, typer.Option("--cache-dtype", "--kv-cache-dtype", help="vLLM's kv_cache_dtype.",
                           rich_help_panel=ENGINE)
     ] = "auto",
-    one_group: Annotated[
-        bool, typer.Option("--one-kv-group", "--disable-hybrid-kv-cache-manager",
-                           help="As vLLM's flag: sliding layers keep the whole request.",
-                           rich_help_panel=ENGINE)
-    ] = False,
-    eager: Annotated[
-        bool, typer.Option("--enforce-eager", help="As vLLM's flag: no CUDA graphs.",
-                           rich_help_panel=ENGINE)
-    ] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
@@ -48,15 +39,13 @@ def supports(
 
     Exit codes: 0 answered, 2 bad input.
     """
-    engine = _engine(device, draft_tokens, cache_dtype, one_group, eager)
+    engine = _engine(device, draft_tokens, cache_dtype)
     from nwor_bench.models.pairs.local import find_config
 
     _show(find_config(MODEL, model), engine, quiet, as_json)
 
 
-def _engine(
-    device: str, draft_tokens: int, cache_dtype: str, one_group: bool, eager: bool
-) -> "EngineFacts":
+def _engine(device: str, draft_tokens: int, cache_dtype: str) -> "EngineFacts":
     from nwor_bench.errors import ConfigError
     from nwor_bench.models.support.facts import Device, EngineFacts
     from nwor_bench.workload.options import read_as
@@ -65,9 +54,7 @@ def _engine(
     if draft_tokens < 1:
         raise ConfigError.for_field("--draft-tokens", draft_tokens, "write 1 or more")
     read_as(CacheDtype, "--cache-dtype", cache_dtype)
-    return EngineFacts(
-        read_as(Device, "--device", device), draft_tokens, cache_dtype, one_group, eager
-    )
+    return EngineFacts(read_as(Device, "--device", device), draft_tokens, cache_dtype)
 
 
 def _show(found: "FoundConfig", engine: "EngineFacts", quiet: bool, as_json: bool) -> None:

@@ -190,18 +190,11 @@ class Runner(StrEnum):
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """How vLLM would be started.
-
-    Attributes:
-        one_group: vLLM's --disable-hybrid-kv-cache-manager.
-        eager: no CUDA graphs are captured.
-    """
+    """How vLLM would be started."""
 
     device: Device = Device.HOPPER
     draft_tokens: int = 4
     cache_dtype: str = "auto"
-    one_group: bool = False
-    eager: bool = False
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def why_direct(model: ModelFacts, engine: EngineFacts, runner: Runner) -> str | 
     """The reason under which the plugin would write every window directly; None if it stages."""
     if runner is Runner.V1 and engine.device is not Device.CPU:
         return reasons.V1_RUNNER_ON_GPU
-    layers = _attention_layers(model, engine)
+    layers = _attention_layers(model)
     found = _why_runner(model) if runner is Runner.V2 else None
     if found is None and not layers:
         return reasons.RECURRENT_LAYERS
@@ -159,17 +159,16 @@ def _why_on_gpu(layer: LayerFacts, engine: EngineFacts) -> str | None:
     return None
 
 
-def _attention_layers(model: ModelFacts, engine: EngineFacts) -> list[LayerFacts]:
+def _attention_layers(model: ModelFacts) -> list[LayerFacts]:
     """Attention layers as the plugin meets them: KV-cache group by group; sharing ones come last.
 
-    Layers of one kind are one group, of any head size. With vLLM's hybrid manager off, sliding
-    and chunked layers keep all of a request, as full ones do.
+    Layers of one kind are one group, of any head size.
     """
     groups: dict[tuple[object, ...], list[LayerFacts]] = {}
     for layer in model.layers:
         if layer.kind in (Kind.RECURRENT, Kind.NOTHING) or layer.shares_kv:
             continue
-        whole = engine.one_group or layer.kind in (Kind.FULL, Kind.BOTH)
+        whole = layer.kind in (Kind.FULL, Kind.BOTH)
         key = (Kind.FULL,) if whole else (layer.kind, layer.window)
         groups.setdefault(key, []).append(layer)
     found = [layer for group in groups.values() for layer in group]

@@ -138,6 +138,22 @@ def check_is_sweep(command: Sequence[str], refused: Sequence[str], remedy: str) 
             raise ConfigError.for_field("profile", name, remedy)
 
 
+def in_eager_mode(command: Sequence[str]) -> list[str]:
+    """The sweep with an eager engine, which ncu's range replay needs.
+
+    Raises ConfigError if its own --engine-args lack enforce_eager.
+    """
+    if not any(part.startswith("--engine-args") for part in command):
+        return [*command, "--engine-args", '{"enforce_eager": true}']
+    if "enforce_eager" not in " ".join(command):
+        remedy = (
+            'ncu measures an eager engine: add "enforce_eager": true to it; for windows under CUDA '
+            "graphs use sweep --counters dram"
+        )
+        raise ConfigError.for_field("profile", "--engine-args", remedy)
+    return list(command)
+
+
 def without_ending(profiler: Profiler, report: Path) -> Path:
     """The path of --report without its ending, as the profilers take it.
 

@@ -198,9 +198,9 @@ def test_a_tool_that_is_none_is_one_message(
         raise invoke("profile", tool.name, "--", *SWEEP).exception
 
 
-def test_graphs_are_warned_of() -> None:
-    dry = invoke("profile", "ncu", "--dry-run", "--", "sweep")
-    assert "enforce_eager" in dry.stderr
-    assert "--counters dram" in dry.stderr
-    assert "enforce_eager" not in dry.stdout
-    assert invoke("profile", "ncu", "--dry-run", "--", *SWEEP).stderr == ""
+def test_ncu_has_an_eager_engine() -> None:
+    plain = invoke("profile", "ncu", "--dry-run", "--", "sweep", "--pair", "tiny").stdout
+    assert plain == invoke("profile", "ncu", "--dry-run", "--", *SWEEP).stdout
+    assert "enforce_eager" in plain
+    with refused("profile", value="--engine-args", naming="--counters dram"):
+        raise invoke("profile", "ncu", "--", "sweep", "--engine-args", "{}").exception

@@ -44,7 +44,8 @@ def ncu(
 ) -> None:
     """DRAM and L2 counters of chosen windows, by Nsight Compute: profile ncu -- sweep ...
 
-    Each window is measured as one range; the sweep runs once per counter pass.
+    Each window is measured as one range; the sweep runs once per counter pass,
+    with an eager engine (enforce_eager).
     """
     from nwor_bench.instruments import nsight
 
@@ -54,13 +55,8 @@ def ncu(
     )  # fmt: skip
     report = nsight.without_ending(nsight.NCU, report)
     options = nsight.ncu_options(report, windows, skip)
-    if "enforce_eager" not in " ".join(context.args):
-        typer.secho(
-            "nwor-bench: ncu measures windows of an eager engine: add --engine-args "
-            "'{\"enforce_eager\": true}' to the sweep. For windows under CUDA graphs use sweep "
-            "--counters dram.", fg="yellow", err=True,
-        )  # fmt: skip
-    _profile(nsight.NCU, [*options, *nsight.PROGRAM, *context.args], report,
+    command = nsight.in_eager_mode(context.args)
+    _profile(nsight.NCU, [*options, *nsight.PROGRAM, *command], report,
              dry_run=dry_run, as_json=as_json, quiet=quiet)  # fmt: skip
 
 

@@ -110,7 +110,6 @@ def test_each_class_has_its_reason(
         ({}, {"draft_tokens": 16}, "window_of_17_tokens"),
         ({}, {"device": Device.CPU, "cache_dtype": "fp8"}, "cache_dtype:fp8"),
         (V32, {}, None),
-        ({**V32, "architectures": ["GlmMoeDsaForCausalLM"]}, {"eager": True}, None),
         (V32, {"cache_dtype": "fp8"}, "unsupported_attention:FlashMLASparseImpl"),
         (V32, {"device": Device.BLACKWELL}, "unsupported_attention:FlashMLASparseImpl"),
         (V32, {"device": Device.CPU}, "sparse_indexer"),

@@ -5,7 +5,6 @@ Float32, so that vLLM takes its Triton attention and tokens can be compared exac
 
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,19 +168,6 @@ def test_the_sham_replays_graphs_of_its_own_and_leaves_what_stock_leaves(
         assert replayed == []
 
 
-def test_both_graph_sets_have_the_same_shapes(engine: VllmEngine) -> None:
-    before = engine._rpc("nwor_status")["num_gpu_blocks"]
-    run_cell(engine, "stage", "graph", prompts_of(LENGTHS[:2]), 8)
-    status = engine._rpc("nwor_status")
-    facts = status["cuda_graphs"]
-    assert status["num_gpu_blocks"] == before
-    assert facts["stage_window_sizes"] == facts["stock_window_sizes"]
-    assert facts["stage_unavailable"] is None
-    if engine.graphs == "full":  # type: ignore[attr-defined]
-        assert facts["stock_window_sizes"] == [5, 20, 40]
-        assert facts["stage_memory_bytes"] >= 0
-
-
 def test_scv_captures_once_and_then_replays(engine: VllmEngine) -> None:
     prompts = prompts_of(LENGTHS[:2])
     for scv in ("graph", "adaptive"):
@@ -244,28 +230,3 @@ def test_the_probe_times_the_phases(engine: VllmEngine) -> None:
             assert window[phase] > 0
     silent = run_cell(engine, "stage", "off", prompts_of(LENGTHS[:2]), 16)
     assert {window["forward_ms"] for window in silent.windows} == {None}
-
-
-def test_graphs_that_cannot_be_captured_are_a_counted_fallback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-
-    from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
-
-    def full(*_: Any) -> None:
-        raise torch.OutOfMemoryError("planted")
-
-    monkeypatch.setattr(StagingGraphs, "_capture_one", full)
-    pair = tiny_pair(tmp_path, "draft_model", noise=0.2)
-    engine = VllmEngine(
-        pair, tiny_spec(draft_tokens=4, engine_args=json.dumps(GRAPHS["full"])), None
-    )
-    try:
-        prompts = prompts_of([30] * 8)
-        stock = run_cell(engine, "off", "off", prompts)
-        output = run_cell(engine, "stage", "graph", prompts)
-        assert output.token_ids == stock.token_ids
-        assert "graph_capture:OutOfMemoryError" in reasons(output)
-    finally:
-        engine.close()

@@ -15,9 +15,8 @@ from engine_tools import (
     total,
     worker_of,
 )
-from kv_gate_tools import change_a_value, check_whole, kv_results
+from kv_gate_tools import check_whole, kv_results
 from planted_layers import LAYER_FAULTS, LayerFault, check_a_batch, keep_sizes, smallest_seen
-from rank_faults import on_ranks
 
 from nwor_bench.analysis.parity.kv import KvVerdict
 from nwor_bench.engine.engine import VllmEngine
@@ -107,38 +106,6 @@ def test_a_commit_that_raises(
 
     monkeypatch.setattr(staging, "commit_windows_reference", broken)
     check(run_cell(engine, "stage", "off", PROMPTS), "commit:RuntimeError")
-
-
-@pytest.mark.row("faults inside a window")
-@pytest.mark.parametrize("scv", [pytest.param("off", marks=pytest.mark.long), "graph"])
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (lambda ids: ids[:-1], "validate:sampled_ids_shape"),
-        (lambda ids: ids.float(), "validate:sampled_ids_dtype"),
-    ],
-    ids=["row missing", "float"],
-)
-def test_sampled_ids_that_do_not_fit(
-    engine: VllmEngine,
-    check: Check,
-    monkeypatch: pytest.MonkeyPatch,
-    scv: str,
-    damage: Callable[[torch.Tensor], torch.Tensor],
-    reason: str,
-) -> None:
-    from nwor_bench.plugin.runner_v1.staging import Validation, Validator
-
-    validate = Validator.validate
-
-    def damaged(self: Validator, ids: torch.Tensor, drafts: tuple[int, ...]) -> Validation:
-        return validate(self, damage(ids), drafts)
-
-    monkeypatch.setattr(Validator, "validate", damaged)
-    output = run_cell(engine, "stage", scv, PROMPTS)
-    check(output, reason)
-    if scv == "graph":
-        assert output.scv_counters["scv_fallback_count"] == len(output.windows)
 
 
 def test_a_step_that_dies_is_closed_by_the_next(
@@ -259,35 +226,3 @@ def test_a_draft_model(engine: VllmEngine, one_attention: bool) -> None:
     for result in kv_results(engine, PROMPTS, one_attention=one_attention, scv_modes=scv_modes):
         check_whole(result, COMMITTED)
         assert result.verdict is (KvVerdict.EXACT if one_attention else KvVerdict.WITHIN)
-
-
-@pytest.mark.parametrize("one_attention", [True, False])
-@pytest.mark.parametrize(
-    ("layer", "request_number", "position", "column", "head"),
-    [
-        (0, 0, 3, 0, 0),
-        pytest.param(1, 3, 60, 20, 1, marks=pytest.mark.long),
-        pytest.param(2, 7, 67, 40, 1, marks=pytest.mark.long),
-    ],
-)
-def test_one_changed_value_is_named(
-    engine: VllmEngine,
-    one_attention: bool,
-    layer: int,
-    request_number: int,
-    position: int,
-    column: int,
-    head: int,
-) -> None:
-    def plant(output: BatchOutput) -> None:
-        place = (layer, request_number, position, column, head, 0)
-        on_ranks(engine, change_a_value, *place)
-
-    (result,) = kv_results(engine, PROMPTS, one_attention=one_attention, before_check=plant)
-    assert result.verdict is KvVerdict.BROKEN
-    assert result.reason is not None
-    part = "output" if position >= len(PROMPTS[request_number]) else "prompt"
-    assert result.reason.startswith(
-        f"K/V: layer {layer} (model.layers.{layer}.self_attn.attn), request {request_number}, "
-        f"position {position} (of its {part}), {'K' if column < 32 else 'V'}, head {head}"
-    )

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from engine_tools import (
-    abort_requests,
     prompts_of,
     run_cell,
     tiny_pair,
@@ -85,33 +84,6 @@ def test_ranges_of_a_staged_batch(engine: VllmEngine, domain: RecordingDomain) -
         assert draft.payload == requests
         # Every request has its drafts and one token more in the step.
         assert forward.payload == drafts + requests
-
-
-def test_ranges_of_a_stock_batch(engine: VllmEngine, domain: RecordingDomain) -> None:
-    output = run_cell(engine, "off", "off", PROMPTS)
-    for window in assert_windows(domain.take(), output, "off x off"):
-        assert window.names == ["forward", "sample", "draft"]
-        assert window.inside[0].inside == []
-
-
-def test_a_step_that_dies_leaves_no_range_open(
-    engine: VllmEngine, domain: RecordingDomain, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hook = worker_of(engine).nwor_hook
-
-    def die(*_: Any, **__: Any) -> None:
-        raise RuntimeError("the device is gone")
-
-    monkeypatch.setattr(hook.window, "accept", die)
-    with pytest.raises(RuntimeError, match="the device is gone"):
-        run_cell(engine, "stage", "off", PROMPTS)
-    monkeypatch.undo()
-    abort_requests(engine)
-    (window,) = domain.take().inside
-    assert window.names == ["forward", "sample", "mask"]
-    output = run_cell(engine, "stage", "off", PROMPTS[:3])
-    assert output.windows[0]["fallback_reason"] == "step_not_finished"
-    assert len(domain.take().inside) == len(output.windows) - 1
 
 
 def test_switched_off_live_nothing_of_nvtx_is_called(

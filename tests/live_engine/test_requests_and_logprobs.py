@@ -156,19 +156,6 @@ def test_log_probabilities_are_the_models_own_at_every_output_position(
     check_log_probabilities(engine, nwor, ScvMode.OFF, 2e-4)
 
 
-def test_a_prefix_from_the_cache_has_the_same_log_probabilities(engine: VllmEngine) -> None:
-    engine.set_modes(OFF)
-    ones = [1] * len(MIXED)
-    whole = engine.decode_greedily(MIXED, ones, ignore_eos=True, top=TOP)
-    cached = engine.decode_greedily(MIXED, ones, ignore_eos=True, top=TOP, keep_prefix_cache=True)
-    for prompt, first, again in zip(MIXED, whole, cached, strict=True):
-        expected = reference_logprobs(target_of(engine), prompt)[-1]
-        for output in (first, again):
-            (top,) = output.top
-            found = torch.tensor([top[t] for t in top])
-            torch.testing.assert_close(found, expected[list(top)], atol=2e-4, rtol=0)
-
-
 def test_a_rounding_step_of_attention_moves_log_probabilities_and_leaves_no_trace(
     engine: VllmEngine,
 ) -> None:
@@ -183,12 +170,6 @@ def test_a_rounding_step_of_attention_moves_log_probabilities_and_leaves_no_trac
         both = set(first.top[0]) & set(moved.top[0])
         moves = [abs(first.top[0][t] - moved.top[0][t]) for t in both]
         assert 0 < max(moves) < 1e-3  # float32
-
-
-def test_without_being_asked_no_log_probabilities_come(engine: VllmEngine) -> None:
-    engine.set_modes(OFF)
-    outputs = engine.decode_greedily(MIXED[:2], [3, 5], ignore_eos=True)
-    assert [(len(o.token_ids), o.top) for o in outputs] == [(3, ()), (5, ())]
 
 
 def check_measured_batches(engine: VllmEngine, nwor: str) -> None:

@@ -86,22 +86,6 @@ def test_a_cell_with_other_tokens_is_invalid_and_never_timed(folder: Path) -> No
     assert broken.latency_ms_p50 is broken.ratio_to_off is broken.tokens_per_s is None
 
 
-def test_other_acceptance_is_a_broken_gate_too(folder: Path) -> None:
-    class OtherAcceptance(FakeEngine):
-        def generate(self, prompts: Any, sampling: Any) -> Any:
-            output = super().generate(prompts, sampling)
-            if self.cell == STAGE:
-                counters = output.counters
-                first, *rest = counters.accepted_per_position
-                object.__setattr__(counters, "accepted_per_position", (first - 1, *rest))
-            return output
-
-    runner = Runner(folder, OtherAcceptance())
-    run = runner.run()
-    assert "accepted per position" in runner.sweep.parity.broken[STAGE]
-    assert STAGE not in {batch.cell for batch in of_phase(run, "timed")}
-
-
 def test_parity_that_breaks_later_is_found_and_stops_the_cell(folder: Path) -> None:
     number_of_block_2 = 1 + 7 + 7
 
@@ -134,30 +118,6 @@ def test_sampled_blocks_are_not_compared(folder: Path) -> None:
     assert events_but_gates(run) == []
     assert runner.sweep.parity.broken == {}
     assert len(of_phase(run, "timed")) == 21
-
-
-@pytest.mark.parametrize("n", [0, 1, 4, 7, 20])
-def test_a_crash_leaves_every_batch_before_it(folder: Path, n: int) -> None:
-    runner = Runner(folder, FakeEngine(failing={n: RuntimeError("gone")}))
-    with pytest.raises(RuntimeError, match="gone"):
-        runner.run()
-    run = read_run(folder)
-    assert len(run.batches) == n
-    assert len(run.windows) == 3 * n
-    assert run.warnings == ()
-    assert run.header.status == "partial"
-
-
-def test_a_sound_run_has_six_comparable_cells(folder: Path) -> None:
-    cells = analyse(Runner(folder, FakeEngine()).run()).cells
-    assert len(cells) == 7
-    assert Verdict.INVALID not in {cell.verdict for cell in cells}
-    staged = [c for c in cells if c.nwor_mode == "stage"]
-    assert all(c.nwor_total_staged == 3 * 3 * 2 * 4 for c in staged)
-    for cell in staged:
-        assert cell.nwor_total_committed is not None
-        assert cell.nwor_total_rejected is not None
-        assert cell.nwor_total_staged == cell.nwor_total_committed + cell.nwor_total_rejected
 
 
 def test_if_there_is_a_probe_two_blocks_run_once_more_with_it(folder: Path) -> None:
@@ -225,19 +185,3 @@ def test_windows_are_recorded_as_their_own_cells(tmp_path: Path) -> None:
         assert batch.cell.is_baseline
         staged = sum(w.draft_tokens for w in own if w.cell.nwor_mode is NworMode.STAGE)
         assert batch.staged_tokens == staged > 0
-
-
-def test_another_process_draws_the_same_turns(tmp_path: Path) -> None:
-    """A block that was cut is run again whole, in the order that the plan has."""
-    first = run_interleaved(tmp_path / "first", 3)[1]
-    assert order_of(run_interleaved(tmp_path / "again", 3)[1]) == order_of(first)
-    assert order_of(run_interleaved(tmp_path / "other", 3, seed=1)[1]) != order_of(first)
-
-
-def order_of(run: RunData) -> dict[int, list[tuple[str, int | None]]]:
-    numbers = {b.batch: b.block for b in run.batches if b.phase == Phase.INTERLEAVED}
-    found: dict[int, list[tuple[str, int | None]]] = {}
-    for window in run.windows:
-        if window.batch in numbers:
-            found.setdefault(numbers[window.batch], []).append((window.cell.label, window.group))
-    return found

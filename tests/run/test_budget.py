@@ -12,7 +12,6 @@ from nwor_bench.analysis.analyse import analyse
 from nwor_bench.analysis.findings.run import FEW_BLOCKS, nothing_timed, sufficient_budget
 from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import Phase
-from nwor_bench.report.files import write_files
 from nwor_bench.run import budget
 from nwor_bench.run.budget import default_amount
 from nwor_bench.workload.config import load_scenario, resolve
@@ -128,18 +127,6 @@ def test_a_short_budget_goes_to_interleaved_windows_before_whole_batches(
     assert blocks_of(roomy, Phase.TIMED) == [1, 2, 4]
     order = [batch.phase for batch in roomy.batches if batch.block == 1]
     assert order.index(Phase.INTERLEAVED) < order.index(Phase.TIMED)
-
-
-@pytest.mark.slow
-def test_a_run_without_whole_batches_still_has_its_ratios(tmp_path: Path, clock: Clock) -> None:
-    run = interleaved(tmp_path / "run", clock, 12, "1s")
-    cells = {cell.cell.label: cell for cell in analyse(run).cells}
-    staged = next(cell for label, cell in cells.items() if label.startswith("stage"))
-    assert staged.windows
-    assert staged.batches == 0
-    assert staged.ratio_batches is None
-    write_files(tmp_path, analyse(run))
-    assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
 def test_a_gpu_times_within_a_budget_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from toy_run import STAGE, Runner, encode, of_phase
 from nwor_bench.analysis.parity.tokens import ParityRule, parity_rule
 from nwor_bench.engine.protocol import BatchOutput
 from nwor_bench.records.facts import EngineStatus, to_json
-from nwor_bench.records.store import RunData, read_run
+from nwor_bench.records.store import RunData
 from nwor_bench.records.types import NworMode
 from nwor_bench.run.gate.parity import COMPARED
 
@@ -215,16 +215,6 @@ def test_measured_batches_are_the_planned_ones_whatever_is_judged(folder: Path) 
     ran = [batch.cell for batch in run.batches]
     assert [call.cell for call in runner.engine.calls] == ran
     assert len(ran) == runner.plan.num_batches
-
-
-def test_what_was_judged_is_read_back(folder: Path) -> None:
-    runner = Runner(folder, gpu_engine())
-    flip(runner, 0, 1, 3, gap=0.03)
-    before = runner.run()
-    again = Runner(folder.with_name("other"), gpu_engine())
-    again.sweep.parity.restore(read_run(folder))
-    assert again.sweep.parity.facts() == runner.sweep.parity.facts()
-    assert len(ties(before)) == 3
 
 
 def test_ties_that_are_all_far_apart_make_a_cell_invalid(folder: Path) -> None:

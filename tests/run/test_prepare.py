@@ -1,7 +1,6 @@
 """A whole session on a stand-in engine: however it ends, what was measured is reported."""
 
 import json
-import os
 import signal
 import sys
 from contextlib import suppress
@@ -70,17 +69,6 @@ def test_a_run_goes_into_runs_by_default() -> None:
     reported(folder)
 
 
-def test_broken_parity_ends_with_3() -> None:
-    engine = FakeEngine(wrong=lambda number, cell: cell.label == "stage x graph")
-    assert begin(engine) is ExitCode.CORRECTNESS_BROKEN
-    run, cells = reported()
-    assert run.header.status == "complete"
-    assert list(run.header.parity.broken) == ["stage x graph"]
-    (broken,) = cells[cells.verdict == "INVALID"].to_dict("records")
-    assert (broken["nwor_mode"], broken["scv_mode"], broken["batches"]) == ("stage", "graph", 0)
-    assert broken["latency_ms_p50"] == broken["tokens_per_s"] == broken["ratio_to_off"] == ""
-
-
 @pytest.mark.parametrize("n", [0, 1, 5, GATE_ENDS, 12])
 def test_an_interruption_keeps_what_was_measured(
     n: int, capsys: pytest.CaptureFixture[str]
@@ -136,19 +124,6 @@ def test_ctrl_c_is_ignored_if_the_process_was_started_to_ignore_it() -> None:
         assert not interrupts.seen
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def test_sigterm_is_an_interruption_and_only_while_measuring() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-
-    def stop(number: int) -> None:
-        if number == 9:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    assert begin(FakeEngine(before=stop)) is ExitCode.INTERRUPTED
-    run, _ = reported()
-    assert (run.header.status, len(run.batches)) == ("partial", 9)
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_an_interruption_of_a_broken_run_still_says_3() -> None:

@@ -107,21 +107,6 @@ def test_what_was_measured_is_timed_in_all(monkeypatch: pytest.MonkeyPatch) -> N
     assert read_run(RUN).header.measuring_s >= first
 
 
-def test_a_torn_line_is_cut_off_measured_again_and_said(
-    uncut: list[BatchRecord], capsys: pytest.CaptureFixture[str]
-) -> None:
-    interrupted_at(12)
-    path = RUN / RECORDS_FILE
-    lines = path.read_bytes().splitlines(keepends=True)
-    kept = [line for line in lines if b'"interrupted"' not in line]
-    path.write_bytes(b"".join(kept)[:-30])
-    assert go_on() is ExitCode.OK
-    assert measured() == uncut
-    assert "was not written to the end" in capsys.readouterr().out
-    (resumed,) = (e for e in read_run(RUN).events if e["event"] == "resumed")
-    assert "was not written to the end" in resumed["warnings"][0]
-
-
 @pytest.mark.parametrize("n", [12, pytest.param(4, marks=pytest.mark.slow)])
 def test_parity_is_checked_in_the_block_that_runs_again(n: int) -> None:
     """After the cut one cell answers otherwise than off x off does in the same process."""

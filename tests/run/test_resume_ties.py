@@ -16,7 +16,6 @@ from tiny_session import RUN, begin, go_on
 
 from nwor_bench.analysis.parity.ties import ErrorScale, Place, PlaceVerdict
 from nwor_bench.errors import ExitCode
-from nwor_bench.records.lines import batch_key
 from nwor_bench.records.run_folder import RECORDS_FILE
 from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import BatchRecord, Cell
@@ -105,19 +104,6 @@ def test_a_run_that_is_cut_and_resumed_comes_to_the_same_verdicts(cut: int) -> N
     assert [e for e in run.events if e["event"] == "parity_broken"] == []
 
 
-@pytest.mark.parametrize("cut", [3, 8, 12, 15, 18])
-def test_the_batches_of_a_block_come_from_one_engine_process(cut: int) -> None:
-    begin(TieEngine(1, failing={cut: KeyboardInterrupt()}))
-    first = {batch_key(batch) for batch in read_run(RUN).batches}
-    go_on(TieEngine(2))
-    blocks: dict[tuple[str, int], set[bool]] = {}
-    for batch in read_run(RUN).batches:
-        if batch.phase != "warmup":
-            blocks.setdefault((batch.phase, batch.block), set()).add(batch_key(batch) in first)
-    assert len(blocks) == 1 + BLOCKS
-    assert all(len(processes) == 1 for processes in blocks.values())
-
-
 def test_an_interruption_after_a_blocks_last_batch_is_no_verdict(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -136,18 +122,6 @@ def test_an_interruption_after_a_blocks_last_batch_is_no_verdict(
     assert len(engine.calls) == 1 + BLOCKS * CELLS  # warm-up and both timed blocks
 
 
-def test_finished_blocks_are_neither_run_nor_judged_again() -> None:
-    begin(TieEngine(1, failing={1 + 2 * CELLS: KeyboardInterrupt()}))  # block 1 is finished
-    before = read_run(RUN)
-    engine = TieEngine(2)
-    go_on(engine)
-    assert len(engine.calls) == 1 + CELLS
-    after = read_run(RUN)
-    kept = [b for b in after.batches if (b.phase, b.block) in {("gate", 0), ("timed", 1)}]
-    assert kept == [b for b in before.batches if b.phase != "warmup"]
-    assert after.superseded == ()
-
-
 @pytest.mark.parametrize("cut", [5, 12])
 def test_what_a_cut_block_had_stays_in_the_records_and_out_of_the_numbers(cut: int) -> None:
     begin(TieEngine(1, failing={cut: KeyboardInterrupt()}))
@@ -162,18 +136,6 @@ def test_what_a_cut_block_had_stays_in_the_records_and_out_of_the_numbers(cut: i
     assert {window.batch for window in run.windows} == numbers
     table = (RUN / "batches.csv").read_text().splitlines()
     assert len(table) == 1 + len(run.batches)
-
-
-def test_a_run_is_cut_again_in_the_block_that_was_cut_before() -> None:
-    expected = uncut()
-    begin(TieEngine(1, failing={12: KeyboardInterrupt()}))
-    for process in (2, 3):
-        engine = TieEngine(process, failing={3: KeyboardInterrupt()})
-        assert go_on(engine) is ExitCode.INTERRUPTED
-    assert go_on(TieEngine(4)) is ExitCode.OK
-    run = read_run(RUN)
-    assert outcome(run) == expected
-    assert len(run.superseded) == 4 + 2 + 2
 
 
 def test_an_interruption_before_the_block_runs_again_sets_nothing_aside() -> None:
@@ -248,13 +210,9 @@ def test_a_run_that_is_killed_keeps_its_parity_rule(monkeypatch: pytest.MonkeyPa
     assert {header.rule for header in headers} == {"explained"}
 
 
-def test_the_report_says_what_was_run_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_terminal_says_what_is_run_again(capsys: pytest.CaptureFixture[str]) -> None:
     begin(TieEngine(1, failing={12: KeyboardInterrupt()}))
     capsys.readouterr()
     go_on(TieEngine(2))
     told = capsys.readouterr().out.replace("\n", " ")
     assert "block 1 (timed) was cut and is run again whole" in told
-    found = [f for f in read_run(RUN).header.findings if f["kind"] == "superseded"]
-    assert len(found) == 1
-    assert "batches of its first try set aside: 4" in found[0]["message"]
-    assert "block 1 (timed)" in found[0]["message"]

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from interleaved_run import CONTROL, FIRST_BATCH, OFF, STAGE_GRAPH, Planted, interleaved_run
@@ -11,14 +10,12 @@ from synthetic_run import (
     change_windows,
     faults_of,
     kept,
-    save_run,
     summarised,
-    write_reports,
 )
 
 from nwor_bench.analysis.analyse import noise_floor
 from nwor_bench.analysis.invariants import counter_checks, find_violations
-from nwor_bench.records.store import RunData, read_run
+from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, BatchRecord, Cell, CellResult, Phase, Verdict, WindowRecord
 from nwor_bench.run.budget import half_widths
 
@@ -82,13 +79,6 @@ def test_whole_batches_decide_if_they_disagree() -> None:
     assert cell.ratio_to_off == cell.ratio_batches
     assert cell.verdict == Verdict.SLOWER
     assert "disagree" in (cell.reason or "")
-
-
-def test_too_few_groups_leave_whole_batches() -> None:
-    run = interleaved_run(Planted(EFFECTS), batches=1, groups=16, whole=WHOLE)
-    cell = cell_of(run, STAGE_GRAPH)
-    assert (cell.interleaved, cell.groups) == ("batches", 2)
-    assert cell.ratio_to_off == cell.ratio_batches is not None
 
 
 def test_too_few_groups_and_blocks_say_how_many_groups_there_are() -> None:
@@ -215,11 +205,3 @@ def test_the_stopping_rule_sees_groups_up_to_its_block(run: RunData) -> None:
     assert len(few) == len(all_) == 7
     assert max(w for w in all_ if w is not None) < 0.003
     assert sum(w for w in few if w) > 1.2 * sum(w for w in all_ if w)
-
-
-@pytest.mark.long
-def test_records_and_tables_keep_the_groups(run: RunData, tmp_path: Path) -> None:
-    save_run(run, tmp_path)
-    assert summarised(read_run(tmp_path)) == summarised(run)
-    paths = write_reports(tmp_path)
-    assert "interleaved" in paths.windows_csv.read_text()

@@ -140,13 +140,6 @@ def test_drift_that_is_linear_in_log_time_cancels(
     assert only(windows).device == pytest.approx(effect, abs=1e-9)
 
 
-@given(times=st.lists(st.tuples(st.floats(0.1, 1e3), st.floats(0.1, 1e3)), min_size=1))
-def test_swapping_the_cells_negates_the_effect(times: list[tuple[float, float]]) -> None:
-    ours = abba_effect(each for a, b in times for each in ((False, a), (True, b)))
-    theirs = abba_effect(each for a, b in times for each in ((True, a), (False, b)))
-    assert ours == pytest.approx(-theirs, abs=1e-12)
-
-
 def test_the_effect_is_the_ratio_of_geometric_means() -> None:
     runs = ((False, (1, 4)), (True, (4, 4, 2, 8)), (False, (2, 2)))
     times = [(is_treated, ms) for is_treated, own in runs for ms in own]

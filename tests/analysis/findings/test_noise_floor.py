@@ -79,14 +79,6 @@ def test_a_difference_that_does_not_survive_the_correction_is_not_called():
     assert "after correction for 5 cells" in cell.reason
 
 
-def test_an_outlying_block_counts(run):
-    wild = [1.0] * 12
-    wild[6] = 3.0
-    odd = slowed(run, lambda w: (w.nwor_mode, w.scv_mode) == ("stage", "off"), wild)
-    cell, before = cells_by_label(odd)["stage x off"], cells_by_label(run)["stage x off"]
-    assert cell.ratio_to_off == pytest.approx(before.ratio_to_off * 3 ** (1 / 12))
-
-
 def test_an_arm_that_breaks_parity_is_invalid_and_gives_no_floor(run):
     broken = change_batches(
         run, lambda b: b.arm is not None and b.phase == "gate", parity="INVALID",
@@ -104,16 +96,6 @@ def test_the_arms_windows_are_not_taken_for_off_x_offs(run):
     for label, cell in cells_by_label(run).items():
         if "A/A" not in label:
             assert cells_by_label(biased)[label].ratio_to_off == cell.ratio_to_off
-
-
-def test_an_arm_that_answers_otherwise_is_its_own_fault(run):
-    """off x off stays the reference that the others are compared with."""
-    other = change_batches(
-        run, lambda b: b.arm is not None and b.phase == "timed", token_digests=("x", "y")
-    )
-    found = cells_by_label(other)
-    assert found["off x off (A/A)"].verdict == Verdict.INVALID
-    assert found["stage x off"].verdict == Verdict.SLOWER
 
 
 def test_the_arm_never_stands_in_for_off_x_off(run):

@@ -160,13 +160,6 @@ def test_cells_that_never_fired_for_one_reason_are_one_finding():
     assert "off x graph, off x adaptive" in idle[0].message
 
 
-def test_the_severest_come_first(run):
-    broken = change_batches(run, lambda b: b.arm is not None, parity="INVALID")
-    order = [finding.severity for finding in analysed(broken).findings]
-    assert order == sorted(order, key=["error", "warning", "note"].index)
-    assert all(f.message and f.remedy for f in analysed(broken).findings)
-
-
 @pytest.mark.slow
 def test_launches_in_the_slower_way_are_reported(run):
     for refused, told in (({}, False), ({"scratch_memory": 2, "clusters": 1}, True)):

@@ -12,7 +12,7 @@ from refusals import refused
 
 from nwor_bench.cli import app
 from nwor_bench.engine.engine import VllmEngine
-from nwor_bench.errors import ConfigError, ExitCode, StoreError
+from nwor_bench.errors import ConfigError, ExitCode
 
 Refusal = Callable[..., str]
 Run = Callable[..., tuple[int, str, str]]
@@ -116,14 +116,6 @@ def test_unknown_names_elsewhere(refusal: Refusal, arguments: list[str], words: 
 # --- numbers ---
 
 
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [("--requests", "1e9"), ("--requests", "many"), ("--temperature", "hot"), ("--seed", "0.5")],
-)
-def test_what_is_no_number_is_bad_usage(sweep: Refusal, flag: str, value: str) -> None:
-    assert flag in sweep(flag, value)
-
-
 # --- memory and lengths ---
 
 
@@ -195,12 +187,6 @@ def test_what_is_wrong_with_the_output_is_said_first(refuses: Callable[..., None
 # --- files ---
 
 
-def test_a_faulty_pair_file(refuses: Callable[..., None]) -> None:
-    Path("mine.toml").write_text('name = "mine"\nmethod = 3\n')
-    naming = "mine.toml: method: 3 "
-    refuses(["sweep", "--pair", "mine.toml"], "mine.toml: description", naming=naming)
-
-
 # --- reports ---
 
 
@@ -209,23 +195,6 @@ def test_reports_of_what_is_no_run(refusal: Refusal) -> None:
     Path("file").write_text("x")
     for name in ("empty", "file", "missing"):
         assert "name a folder that holds a run.json" in refusal("report", name)
-
-
-@pytest.mark.parametrize(
-    ("header", "records", "field", "wanted"),
-    [
-        ("[]", "", "run.json: format_version", {"value": None}),
-        ('{"format_version": 2}', '{"kind": "batch"}\n', "records.jsonl:1: batch record, pair", {}),
-        ('{"format_version": 2, "status": "complete"}', "", "records.jsonl", {"cause": None}),
-    ],
-)
-def test_reports_of_a_damaged_run(
-    refuses: Callable[..., None], header: str, records: str, field: str, wanted: dict[str, Any]
-) -> None:
-    Path("run").mkdir()
-    Path("run/run.json").write_text(header)
-    Path("run/records.jsonl").write_text(records)
-    refuses(["report", "run"], field, kind=StoreError, **wanted)
 
 
 # --- vLLM's own refusals ---

@@ -385,24 +385,6 @@ def test_what_ends_it(
     assert found.reading.of(ALL).groups == groups
 
 
-def test_a_server_gone_ends_with_1_and_shows_the_last_reading(
-    command_line: Run, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watching, "GONE_AFTER_S", 0.0)
-    server.pages = [page({ALL: UNSURE}, {ALL: 60})]
-    answered = server.http.RequestHandlerClass.do_GET  # type: ignore[attr-defined]
-
-    def once(handler: BaseHTTPRequestHandler) -> None:
-        answered(handler)
-        server.status = 503
-
-    monkeypatch.setattr(server.http.RequestHandlerClass, "do_GET", once)
-    code, out, _ = command_line("live", server.url)
-    assert code == ExitCode.FAILED
-    assert "no longer answers" in out
-    assert "0.9990 [0.9600, 1.0400]" in out
-
-
 def test_every_reason_has_words() -> None:
     assert set(IN_WORDS) == {*LeftOut, *Guard}
     assert in_words("batch_size") == "with a batch size that changed its class"

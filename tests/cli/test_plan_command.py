@@ -95,16 +95,6 @@ def test_json_has_each_strategy_and_says_predicted(plan: Run) -> None:
     assert all(name.startswith("predicted_") for name in counted)
 
 
-def test_a_small_model_has_parameters_too(plan: Run) -> None:
-    config = json.loads((CONFIGS / "Llama-3.2-3B.json").read_text())
-    small = {"num_hidden_layers": 1, "hidden_size": 24, "head_dim": 1, "intermediate_size": 48}
-    Path("small.json").write_text(json.dumps({**config, **small}))
-    code, out, _ = plan("--config", "small.json")
-    # attention 24 x (2 x 24 + 2 x 8) x 1, MLP 3 x 24 x 48, one tied embedding 128,256 x 24
-    assert code == 0
-    assert "small: 3.08 million parameters, 1 layer." in out
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -1,6 +1,5 @@
 """Scenarios and command-line values are merged and checked in one place."""
 
-import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,6 @@ from nwor_bench.engine.arguments import engine_arguments
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.types import AA, Cell, NworMode, ScvMode
 from nwor_bench.workload.config import (
-    RunSpec,
     Scenario,
     flag_of,
     load_scenario,
@@ -166,17 +164,6 @@ def test_draft_tokens_come_from_vllms_speculative_config() -> None:
         resolve(SCENARIO, speculative_config='{"num_speculative_tokens": "x"}')
 
 
-def test_to_dict_is_plain_json() -> None:
-    spec = resolve(SCENARIO, nwor_modes="off", engine_args='{"max_num_seqs": 4}')
-    plain = json.loads(json.dumps(spec.to_dict()))
-    assert plain == spec.to_dict()
-    assert plain["nwor_modes"] == ["off"]
-    assert plain["scv_modes"] == ["off", "graph", "adaptive"]
-    assert plain["scenario"]["draft_tokens"] == 4
-    assert plain["engine_args"] == {"max_num_seqs": 4}
-    assert set(plain) == set(RunSpec.__dataclass_fields__)
-
-
 @given(
     st.builds(
         dict,
@@ -249,14 +236,6 @@ def test_a_faulty_file(
 def test_a_bad_value_is_refused_with_its_key(name: str, given: float) -> None:
     with refused(name, value=given):
         resolve(SCENARIO, **{name: given})
-
-
-def test_the_message_of_a_scenario_file_names_field_value_and_remedy(tmp_path: Path) -> None:
-    path = tmp_path / "bad.toml"
-    path.write_text(TOML.replace("draft_tokens = 4", "draft_tokens = 0"))
-    with refused("bad.toml: draft_tokens") as caught:
-        load_scenario(path)
-    assert str(caught.value) == f"{path}: draft_tokens: 0 is invalid; write 1 or more"
 
 
 def test_shipped_scenarios() -> None:

@@ -93,19 +93,6 @@ def test_a_faulty_line_is_named(
         read_jsonl(path)
 
 
-def test_the_messages_of_a_prompts_file_name_line_key_value_and_remedy(tmp_path: Path) -> None:
-    path = write_lines(tmp_path, '{"text": 5}')
-    with refused(f"{path}:1: text") as caught:
-        read_jsonl(path)
-    remedy = "write a text, neither empty nor a placeholder"
-    assert str(caught.value) == f"{path}:1: text: 5 is invalid; {remedy}"
-    path = write_lines(tmp_path, "[]")
-    with refused(f"{path}:1") as caught:
-        read_jsonl(path)
-    keys = "`text`, `prompt`, `turns`, `messages`"
-    assert str(caught.value) == f"{path}:1: write an object with one of {keys}"
-
-
 def test_unreadable_jsonl(tmp_path: Path) -> None:
     with refused("none.jsonl", cause=FileNotFoundError):
         read_jsonl(tmp_path / "none.jsonl")
@@ -130,11 +117,6 @@ def test_lengths_and_categories_filter(tmp_path: Path) -> None:
 def test_unknown_builtin_category() -> None:
     with refused("prompts.categories", value="math", near="maths"):
         load_prompts(scenario_with(categories=("math",)))
-
-
-def test_builtin_keeps_to_the_categories() -> None:
-    kept = load_prompts(scenario_with(categories=("code", "chat")))
-    assert {prompt.category for prompt in kept} == {"code", "chat"}
 
 
 # --- choosing ---

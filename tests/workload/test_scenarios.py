@@ -82,15 +82,6 @@ def test_each_scenario_has_prompts_for_three_blocks_of_its_own(name: str) -> Non
         assert len(prompt.text) <= (scenario.prompts.max_chars or 10**9)
 
 
-def test_long_prompts_are_long_and_fit() -> None:
-    prompts = load_prompts(load_scenario("long"))
-    assert len(prompts) >= 12
-    for prompt in prompts:
-        assert len(prompt.text) >= 6000
-        # No tokenizer here: two characters a token is below what listings of numbers reach.
-        assert len(prompt.text) / 2 < load_scenario("long").max_model_len
-
-
 def test_mixed_has_every_length() -> None:
     sizes = [len(prompt.text) for prompt in load_prompts(load_scenario("mixed"))]
     assert sum(size <= 800 for size in sizes) >= 40

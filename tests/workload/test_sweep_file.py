@@ -126,19 +126,6 @@ def test_faults_are_named_with_the_nearest_name(
         load_sweep(path)
 
 
-def test_the_messages_of_a_sweep_file_name_field_value_and_remedy(tmp_path: Path) -> None:
-    path = tmp_path / "s.toml"
-    path.write_text("[axes]\npairs = []\nrequests = [1, 1]\n[setting]\n")
-    with refused("s.toml: setting", near="settings") as caught:
-        load_sweep(path)
-    assert str(caught.value) == (
-        f"{path}: setting: unknown field; did you mean 'settings'? known here: axes, "
-        "description, name, settings\n"
-        f"{path}: axes.requests: [1, 1] is invalid; write each value once\n"
-        f"{path}: axes.pairs: [] is invalid; write one value or more"
-    )
-
-
 @pytest.mark.parametrize(
     ("settings", "field", "value"),
     [

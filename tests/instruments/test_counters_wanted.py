@@ -1,7 +1,6 @@
 """Who reads DRAM counters starts again under cupti-python's library: runs gone on with and sweep
 files too. No GPU and no CUPTI is needed to see it."""
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from fake_engine import accept_arguments
 from refusals import refused
 
 from nwor_bench.cli import app as cli
-from nwor_bench.errors import ConfigError, ExitCode, StoreError
+from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.instruments import pm_sampling
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.header import RunHeader
@@ -63,27 +62,10 @@ def test_it_is_read_from_what_was_begun_or_asked_for(
     assert reads_dram("dram", options)
 
 
-def test_nothing_asked_nothing_wanted() -> None:
-    assert not reads_dram(None, RunOptions())
-    assert reads_dram("dram", RunOptions())
-    assert not reads_dram(None, RunOptions(file=Path("quick")))
-    assert not reads_dram(None, RunOptions(resume=OLD_RUN))
-
-
 def test_what_a_sweep_was_begun_with_counts_not_the_file_beside_it(tmp_path: Path) -> None:
     folder = Path(begun_sweep(tmp_path / "out", "dram"))
     file = Path(sweep_file(tmp_path / "now", None))
     assert reads_dram(None, RunOptions(resume=folder, file=file))
-
-
-def test_faults_are_those_of_the_readers(tmp_path: Path) -> None:
-    with refused("run folder", value=str(tmp_path)):
-        reads_dram(None, RunOptions(resume=tmp_path))
-    with refused("--file", value="quik", near="quick"):
-        reads_dram(None, RunOptions(file=Path("quik")))
-    (tmp_path / "sweep.json").write_text("{")
-    with refused(tmp_path / "sweep.json", StoreError, cause=ValueError):
-        reads_dram(None, RunOptions(resume=tmp_path))
 
 
 class Replaced(BaseException):
@@ -173,12 +155,3 @@ def test_counters_are_not_for_ray(own_surroundings: None, tmp_path: Path) -> Non
     folder = Path(begun_sweep(tmp_path / "begun", "dram"))
     with refused("--ray", value=True, naming="counters under [settings]"):
         resume_sweep(folder, options=RunOptions(ray=True), check_engine=accept_arguments)
-
-
-def test_a_sweep_begun_before_the_settings_existed_goes_on_without(tmp_path: Path) -> None:
-    folder = Path(begun_sweep(tmp_path / "out", None))
-    content = json.loads((folder / "sweep.json").read_text())
-    del content["sweep"]["settings"]["counters"]
-    (folder / "sweep.json").write_text(json.dumps(content))
-    assert not reads_dram(None, RunOptions(resume=folder))
-    assert SweepIndex.open(folder).sweep == SweepFile(name="small")

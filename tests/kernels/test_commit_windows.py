@@ -20,7 +20,6 @@ from kernel_inputs import (
 from nwor_kernels.commit.reference import accepted_rows, commit_windows_reference
 from nwor_kernels.fp8 import quantize_e4m3
 from nwor_kernels.metadata import (
-    ERROR_COUNT_MISMATCH,
     ERROR_OVERFLOW,
     ERROR_ROW_RANGE,
     ERROR_SLOT_RANGE,
@@ -116,24 +115,6 @@ def test_what_is_out_of_range_stops_all_layers_even_if_rejected(slots, rows, fla
     assert errors == [flag | 64] * 2
 
 
-@pytest.mark.parametrize("layer", [0, 1])
-@pytest.mark.parametrize(
-    ("staged", "flag"),
-    [
-        ((0, 0), ERROR_COUNT_MISMATCH),
-        ((3, 0), ERROR_COUNT_MISMATCH),
-        ((2, ERROR_OVERFLOW), ERROR_OVERFLOW),
-        ((1, ERROR_ROW_RANGE), ERROR_ROW_RANGE | ERROR_COUNT_MISMATCH),
-    ],
-)
-def test_a_layer_that_staged_other_rows_or_has_a_flag_stops_all_layers(layer, staged, flag):
-    metadata = [(2, 0), (2, 0)]
-    metadata[layer] = staged
-    _, _, memory, _, errors = committed([0, -1, 5], [True] * 3, metadata=metadata)
-    assert num_written(memory) == 0
-    assert errors == [64 | flag * (at == layer) for at in range(2)]
-
-
 def test_each_layer_writes_to_the_slots_of_its_group_and_one_bad_slot_stops_all():
     slots, rows = [[0, 5, 7], [11, 2, 3]], [1, 0, 1]
     options = {"layers": 3, "slot_rows": rows, "seed": 3}
@@ -146,15 +127,6 @@ def test_each_layer_writes_to_the_slots_of_its_group_and_one_bad_slot_stops_all(
     _, _, memory, _, errors = committed(bad, [True, False, True], **options)
     assert num_written(memory) == 0
     assert errors == [64, 64 | ERROR_SLOT_RANGE, 64]
-
-
-def test_a_smaller_later_cache_stops_all():
-    rows, errors = list(torch.ones(2, 4, 1, 8)), torch.zeros(2, dtype=torch.int32)
-    caches = [torch.full((blocks, 1, 4, 16), torch.nan) for blocks in (2, 1)]
-    slots, accepted = torch.tensor([5, 1]), torch.tensor([True, False])
-    commit_windows_reference(rows, rows, caches, slots, accepted, errors)
-    assert errors.tolist() == [0, ERROR_SLOT_RANGE]
-    assert sum(map(num_written, caches)) == 0
 
 
 @pytest.mark.parametrize(

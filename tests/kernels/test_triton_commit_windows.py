@@ -7,7 +7,7 @@ import torch
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_inputs import CACHE_LAYOUTS, INTERPRETED, SEEDS, assert_same, num_written
+from kernel_inputs import CACHE_LAYOUTS, SEEDS, assert_same, num_written
 
 pytest.importorskip("triton")
 
@@ -16,9 +16,6 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 from window_cases import Windows, WindowShape, compare_windows, make_windows
 
-from nwor_bench.microbench import inputs
-from nwor_bench.microbench.cases import COPY, OURS, Group, Shape, Window
-from nwor_bench.microbench.commit import commit_implementations
 from nwor_kernels.commit.plan import CommitPlan, StagedSources
 from nwor_kernels.metadata import ERROR_COUNT_MISMATCH, ERROR_OVERFLOW, ERROR_SLOT_RANGE
 
@@ -395,22 +392,6 @@ def test_large_windows(triton_device, shape, how):
 
     assert num_written(compare_windows(shape, 7, triton_device, change).memory) > 0
     assert num_written(compare_windows(shape, 7, triton_device, spoil).memory) == 0
-
-
-@pytest.mark.long  # takes seconds in the interpreter
-def test_the_kernel_benchmark_sees_a_commit_that_is_left_out(triton_device, monkeypatch):
-    monkeypatch.setattr(inputs, "COLD_BYTES", 1)
-    group = Group("commit", "bf16", Window(2, 3), 0.5)
-    shape = Shape(layers=2, heads=4, kv_heads=2, head_dim=64)
-    built = commit_implementations(group, shape, triton_device, 1)
-    checked = [each for each in built.runnable if each.name in (OURS, COPY)]
-    assert [each.name for each in checked] == [OURS, COPY]
-    for each in checked:
-        assert each.check() == ""
-        each.calls[0] = lambda: None
-        assert each.check() != ""
-    if INTERPRETED:  # a peer that is not here is listed
-        assert "vllm_cuda" in built.refused
 
 
 @pytest.mark.gpu

@@ -31,18 +31,6 @@ def test_the_default_run_has_every_case_that_was_asked_for() -> None:
     assert {str(group.window) for group in groups} == {"8x4", "64x4", "64x8", "256x8"}
 
 
-def test_acceptance_and_context_belong_to_the_kernels_that_depend_on_them() -> None:
-    for group in expand(Spec(contexts=(1024, 8192))):
-        assert (group.acceptance is not None) == (group.kernel == "commit")
-        assert (group.context is not None) == (group.kernel == "verify_attention")
-
-
-def test_groups_keep_the_order_of_the_kernels_given() -> None:
-    names = ("verify_attention", "commit")
-    spec = Spec(names, windows=(Window(8, 4),), acceptances=(0.5,), cache_dtypes=("fp8",))
-    assert [group.kernel for group in expand(spec)] == [*names]
-
-
 @given(WINDOWS, st.floats(0.001, 1))
 def test_accepted_tokens_are_some_of_the_staged(window: Window, acceptance: float) -> None:
     accepted = Group("commit", "bf16", window, acceptance).accepted

@@ -1,22 +1,19 @@
 """The files and the terminal's view: fixed columns, empty cells, 80 columns, reasons told."""
 
 import csv
-import json
 from dataclasses import fields
 from io import StringIO
 from pathlib import Path
 
 import pytest
 from fake_bench import FACTS, make_bench
-from rich.console import Console
 
 from nwor_bench.microbench.bench import run_groups
 from nwor_bench.microbench.cases import OURS, Spec, Window, expand
-from nwor_bench.microbench.report import document, json_content, write_files
-from nwor_bench.microbench.rows import FORMAT_VERSION, Result, Row
+from nwor_bench.microbench.report import document, write_files
+from nwor_bench.microbench.rows import Result, Row
 from nwor_bench.records.facts import Environment
 from nwor_bench.report.markdown import render_markdown
-from nwor_bench.report.terminal import print_document
 
 SPEC = Spec(windows=(Window(8, 4), Window(256, 8)), acceptances=(0.1,), max_rounds=5)
 ENVIRONMENT = Environment(packages={"torch": "2.11.0", "triton": "3.6.0", "vllm": None})
@@ -52,15 +49,6 @@ def test_csv_has_fixed_columns_and_leaves_empty_what_was_not_measured(
     assert (ours["launches"], ours["context"]) == ("1", "")
 
 
-@pytest.mark.slow
-def test_json_names_its_format_and_holds_everything(result: Result) -> None:
-    content = json.loads(json.dumps(json_content(result)))
-    assert (content["format_version"], content["kind"]) == (FORMAT_VERSION, "kernels")
-    assert content["command"] == "nwor-bench kernels --seed 0"
-    assert len(content["rows"]) == len(result.rows)
-    assert content["spec"]["windows"][1] == {"requests": 256, "drafts": 8}
-
-
 def test_markdown_says_how_it_was_made_and_what_is_wrong(result: Result) -> None:
     text = render_markdown(document(result))
     assert "nwor-bench kernels --seed 0" in text
@@ -81,16 +69,3 @@ def test_the_answer_is_each_kernels_time_against_its_main_peer() -> None:
     headline = render_markdown(shown).splitlines()[2]
     assert "commit: vllm_cuda takes 20.0 to 20.0 times our time." in headline
     assert "verify_attention: flash_attention_3 takes 1.25 to 1.25 times our time." in headline
-
-
-@pytest.mark.slow
-def test_the_terminal_gets_80_columns_with_every_number_whole(
-    result: Result, capsys: pytest.CaptureFixture[str]
-) -> None:
-    print_document(Console(width=80), document(result).shortened())
-    out = capsys.readouterr().out
-    assert max(map(len, out.splitlines())) <= 80
-    assert "…" not in out
-    assert "INVALID" in out
-    assert "refused" in out
-    assert "1,234" in out or "1,235" in out

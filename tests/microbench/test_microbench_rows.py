@@ -48,11 +48,3 @@ def test_without_our_kernel_there_is_no_ratio() -> None:
     (row,) = timed_rows(GROUP, [implementation("vllm_cuda", 1, 8)], samples)
     assert row.time_over_nwor is None
     assert half_widths(samples) == []
-
-
-def test_half_widths_are_relative() -> None:
-    noise = [1.0, 1.02, 0.98, 1.01]
-    flat = {"nwor": rounds_of(1.0, [1] * 4)}
-    (near,) = half_widths({**flat, "vllm_cuda": rounds_of(1.0, noise)})
-    (far,) = half_widths({**flat, "vllm_cuda": rounds_of(100.0, noise)})
-    assert near == pytest.approx(far)

@@ -47,15 +47,6 @@ def test_when_ours_is_wrong_the_peers_are_timed_without_a_ratio() -> None:
     assert all(row.time_us and row.time_over_nwor is None for row in stock)
 
 
-def test_what_is_not_installed_is_listed_with_its_reason() -> None:
-    rows = run(make_bench(SPEC, refused=NO_VLLM))
-    absent = of(rows, "vllm_cuda")
-    assert {(row.status, row.reason) for row in absent} == {
-        (Status.REFUSED, "vLLM is not installed")
-    }
-    assert {row.time_us for row in absent} == {None}
-
-
 def test_what_cannot_be_captured_is_refused() -> None:
     rows = run(make_bench(SPEC, cannot=frozenset({"vllm_cuda"})))
     for row in of(rows, "vllm_cuda"):

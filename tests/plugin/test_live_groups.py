@@ -1,7 +1,6 @@
 """Groups of a server's windows: planted effects, what is left out, bounded memory, and /metrics."""
 
 import random
-import time
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from nwor_bench.instruments.robust import as_ratio, robust_location
 from nwor_bench.plugin import live_ratio
 from nwor_bench.plugin.interleaving import LiveInterleaving
 from nwor_bench.plugin.live_ratio import Clock, LiveGroups, Publisher
-from nwor_bench.records.fallback_reasons import Guard, LeftOut
+from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.records.metrics import LIVE_METRICS, MetricFiles, labels_of
 from nwor_bench.records.types import ScvMode
 from nwor_bench.records.window_order import ALL
@@ -187,27 +186,6 @@ def test_every_class_has_its_ratio_with_an_interval(shown: Shown) -> None:
     assert found["nwor_live_groups_total", "all"] == 95
     assert found["nwor_live_groups_total", "1"] == 5
     assert ("nwor_live_ratio", "1") not in found
-
-
-def test_a_guard_shows_as_1(shown: Shown) -> None:
-    shown.publisher.publish()
-    shown.interleaving.stopped = Guard.RANKS_DIFFER
-    shown.publisher.publish()
-    shown.publisher.publish()
-    found = shown.scrape()
-    assert found["nwor_live_staging_stopped_total", "ranks_differ"] == 1
-    assert found["nwor_live_staging_stopped_total", "commit_refused"] == 0
-
-
-def test_it_publishes_by_itself(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_ratio, "EVERY_S", 0.01)
-    shown.publisher.start()
-    shown.add(12)
-    deadline = time.monotonic() + 30
-    while ("nwor_live_ratio", "all") not in shown.scrape():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    shown.publisher.stop()
 
 
 def test_every_metric_is_told_in_the_docs() -> None:

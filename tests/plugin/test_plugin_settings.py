@@ -166,9 +166,3 @@ def test_an_unsupported_vllm_is_one_clear_line_before_anything_is_imported(prepa
     assert said.count("\n") == 1
     assert expected in said
     assert "make" in said
-
-
-def test_an_unknown_mode_is_refused_before_anything_is_imported():
-    said = run_python(REGISTER_AND_SAY.format(prepare="") + HEAVY, VLLM_SCV_MODE="grap")
-    assert said.count("\n") == 1
-    assert "VLLM_SCV_MODE" in said

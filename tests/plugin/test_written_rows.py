@@ -149,21 +149,6 @@ AGREED = [None, None]
 DIFFERED = [Fault.RANKS_DIFFER.value] * 2
 
 
-def test_ranks_compare_late_counts_up_to_a_step_that_both_have_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    both = Ranks(monkeypatch)
-    first, second = both.ranks
-    for step in (16, 32, 48):
-        first.note(step, step)
-    assert both.vote() == AGREED  # the second has read nothing yet
-    second.note(16, 16)
-    assert both.vote() == both.vote() == AGREED
-    second.note(32, 99)
-    assert both.vote() == AGREED  # each learns how far the other has read
-    assert both.vote() == DIFFERED
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("differ", [False, True])
 def test_the_hooks_tell_their_votes_what_they_counted(

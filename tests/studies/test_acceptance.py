@@ -9,7 +9,6 @@ from types import ModuleType
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats
 
 KEPT = Path(__file__).parents[2] / "sweeps/studies/acceptance/acceptance.csv"
 
@@ -36,20 +35,6 @@ def table(off: np.ndarray, stage: np.ndarray) -> pd.DataFrame:
         for cell, counted in (("off x off", off), ("stage x graph", stage))
     ]
     return pd.concat(parts)
-
-
-def test_with_equal_blocks_it_is_the_paired_t_interval(measure: ModuleType) -> None:
-    rng = np.random.default_rng()
-    windows = np.full(9, 150)
-    off, stage = (counts(windows, np.array([0.5, 0.6, 0.6]), rng) for _ in range(2))
-    found = measure.differences(table(off, stage))
-    assert list(found.figure) == ["acceptance length", *(f"draft {i} accepted" for i in (1, 2, 3))]
-    rates = [values[:, 1:] / values[:, :1] for values in (off, stage)]
-    for d, a, b in zip(list(found.itertuples())[1:], rates[0].T, rates[1].T, strict=True):
-        exact = stats.ttest_rel(b, a).confidence_interval()
-        assert (d.low, d.high) == pytest.approx((exact.low, exact.high))
-        assert (d.off, d.stage) == pytest.approx((a.mean(), b.mean()))
-    assert found.stage[0] == pytest.approx(1 + rates[1].sum(axis=1).mean())
 
 
 @pytest.mark.slow  # many simulated runs

@@ -34,23 +34,6 @@ def test_a_cell_says_which_checks_saw_a_fault(
     assert table.cell(fault, {"faults": found}) == says
 
 
-def test_a_fault_that_was_checked_again_says_so(table: ModuleType) -> None:
-    facts = {"faults": {"a": []}, "rejudged": {"a": {"checks": ["K/V"], "why": "another limit"}}}
-    assert table.cell("a", facts) == "K/V (checked again)"
-
-
-def test_engines_of_a_column_that_differ_are_both_shown(table: ModuleType) -> None:
-    outcomes = {"one": {"faults": {"a": ["K/V"]}}, "two": {"faults": {"a": ["K/V", "writes"]}}}
-    assert table.shared_cell("a", ("one", "two"), outcomes) == "one: K/V; two: K/V, writes"
-    assert table.shared_cell("a", ("one", "one"), outcomes) == "K/V"
-
-
-def test_a_column_that_was_not_run_is_empty(table: ModuleType) -> None:
-    lines = [line.split("|") for line in table.render({}).splitlines() if line.startswith("| ")]
-    first = [part.strip() for part in next(line for line in lines if SOUND in line[1])[2:-1]]
-    assert first == [""] * len(table.COLUMNS)
-
-
 def test_every_recorded_fault_is_in_the_table_and_none_passed(table: ModuleType) -> None:
     names = {SOUND, *(fault["name"] for fault in table.read_faults(table.RESULTS))}
     outcomes = table.read_outcomes(table.RESULTS)

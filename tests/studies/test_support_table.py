@@ -55,13 +55,6 @@ def test_every_row_is_in_the_table_and_a_missing_column_is_empty(table: ModuleTy
     assert "LoRA: only alone" in text
 
 
-def test_what_a_test_of_two_rows_notes_is_said_once(table: ModuleType) -> None:
-    test = ended("passed") | {"rows": ["LoRA", "eagle"], "notes": ["only alone"]}
-    text = table.render({"cpu": {**CPU, "tests": [test, test]}})
-    assert text.count("only alone") == 1
-    assert "- LoRA, eagle: only alone" in text
-
-
 def test_the_document_keeps_what_is_around_the_table(table: ModuleType) -> None:
     begin, end = table.BEGIN, table.END
     once = table.put(f"a\n{begin}\nold\n{end}\nb", "new")

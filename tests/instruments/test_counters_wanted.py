@@ -81,6 +81,7 @@ def replaced(monkeypatch: pytest.MonkeyPatch, own_surroundings: None) -> list[di
         seen.append(environ)
         raise Replaced
 
+    monkeypatch.setattr("nwor_bench.engine.preflight.uses_gpu", lambda: True)  # else refused
     monkeypatch.setattr(pm_sampling, "cupti_folder", lambda: FOLDER)
     monkeypatch.setattr(pm_sampling.os, "execve", execve)
     monkeypatch.delenv(pm_sampling.DONE, raising=False)

@@ -7,7 +7,13 @@ from nwor_bench.engine.memory import require_memory
 from nwor_bench.engine.preflight import check_flags, check_pair
 from nwor_bench.errors import ConfigError
 from nwor_bench.instruments.device import float32_reason
-from nwor_bench.models.pairs import ResolvedPair, load_pair, pair_folder, resolve_pair
+from nwor_bench.models.pairs import (
+    ResolvedPair,
+    check_hub_models,
+    load_pair,
+    pair_folder,
+    resolve_pair,
+)
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import RunStatus
 from nwor_bench.workload.run_spec import DEFAULT_PAIR, PairChoice, RunSpec
@@ -37,6 +43,7 @@ def check_run(spec: RunSpec, choice: PairChoice) -> None:
     check_pair(pair, spec)
     _check_tokenizer(pair.target)
     require_memory(with_own_dtype(pair, spec)[0], spec)
+    check_hub_models(pair)
 
 
 def check_sweep(sweep: SweepFile) -> None:

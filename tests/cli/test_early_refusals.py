@@ -36,6 +36,7 @@ REFUSALS = (
         'sweep --target-model model --engine-args {"kv_cache_memory_bytes":1000000000000000}',
         "no free memory",
     ),
+    ("sweep --target-model no/such", "cannot be reached"),
     ("kernels", "needs a CUDA device"),
     ("sweep --resume nowhere", "holds a run.json"),
     ("sweep --json -v", "give one of the two"),

@@ -32,6 +32,9 @@ class Quiet:
     def say(self, line: str) -> None:
         """Nothing."""
 
+    def doing(self, what: str) -> None:
+        """Nothing."""
+
     def batch_done(self, cell: Cell, record: Any) -> None:
         """Nothing."""
 

@@ -20,7 +20,6 @@ from rank_faults import (
     watch_slots,
     watched_slots,
 )
-from refusals import refused
 
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.protocol import BatchOutput
@@ -167,12 +166,3 @@ def test_drafter_layers_behind_32_target_layers_are_not_staged(
     pair = eagle_pair(tmp_path, layers=32)
     engine = start_engine(pair, tiny_spec(requests=16, draft_tokens=8, **TWO_RANKS))
     check_drafter_behind_32_layers(engine, ("off", "graph"))
-
-
-def test_more_ranks_than_processors_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
-    pair = tiny_pair(tmp_path, "ngram")
-    with refused("--tensor-parallel-size", value=1000):
-        VllmEngine(pair, tiny_spec(**{**TWO_RANKS, "tensor_parallel_size": 1000}))

@@ -10,7 +10,6 @@ from scipy.stats import spearmanr
 from nwor_bench.analysis.groups import SETTLED, Group, Pair, find_groups
 from nwor_bench.analysis.statistics import SIGNIFICANCE, simultaneous_bounds
 from nwor_bench.instruments.robust import (
-    LEAST_APART,
     Estimate,
     RatioInterval,
     as_ratio,
@@ -307,13 +306,3 @@ def carries_over(effect: PairEffect, cells: int = 1) -> bool:
     """True if the effect depends on the length of run (Bonferroni over the compared cells)."""
     found = effect.carry_over
     return found is not None and found.p_value is not None and found.p_value * cells < SIGNIFICANCE
-
-
-def why_carry_over_untested(effect: PairEffect) -> str | None:
-    """Why the groups carry no slope against the length of runs; None if they do."""
-    if effect.carry_over is not None:
-        return None
-    lengths_run = Counter(group.run_length for group in effect.groups)
-    own = [f"{groups} of {length}" for length, groups in sorted(lengths_run.items())]
-    lengths = ", ".join(own) or "none"
-    return f"groups by windows of a run: {lengths}; {LEAST_APART} beside the commonest are needed"

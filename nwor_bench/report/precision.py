@@ -2,20 +2,17 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from nwor_bench.analysis.analyse import Analysis
-from nwor_bench.analysis.effects import PairEffect, Split, sham_windows, why_carry_over_untested
+from nwor_bench.analysis.effects import PairEffect, Split, sham_windows
 from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.cell import SWITCHED, Cell
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, Verdict
-from nwor_bench.report.document import Block, Bullets, Paragraph, Section, Table, table
+from nwor_bench.report.document import Block, Paragraph, Section, Table, table
 from nwor_bench.report.text import (
     NOT_MEASURED,
     change,
     count,
-    decimal,
     p_value,
     percent,
     plural,
@@ -55,7 +52,6 @@ def precision_section(analysis: Analysis) -> Section:
     stopped = [Paragraph(facts)] if facts else []
     blocks = (
         *interleaved_blocks(analysis),
-        _window_times(analysis),
         _ratios(analysis.cells),
         *stopped,
     )
@@ -70,12 +66,10 @@ def interleaved_blocks(analysis: Analysis) -> list[Block]:
     effects = [e for e in analysis.effects if not {e.pair.treated, e.pair.reference} & without]
     if not effects:
         return []
-    remarks = _untested(effects)
     return [
         Paragraph(NOTE),
         _windows_and_batches(effects, results),
         Paragraph(sham_words(analysis.run)),
-        *([Bullets(tuple(remarks))] if remarks else []),
         *([_split_table(analysis.splits)] if analysis.splits else []),
     ]
 
@@ -141,14 +135,6 @@ def _bounds(ratio: RatioInterval | None) -> str:
     return with_bounds(ratio.ratio, ratio.low, ratio.high, _DIGITS)
 
 
-def _untested(effects: Sequence[PairEffect]) -> list[str]:
-    return [
-        f"{_pair_name(effect)}: carry-over {UNTESTED} ({why})."
-        for effect in effects
-        if (why := why_carry_over_untested(effect)) is not None
-    ]
-
-
 def _part(ratio: RatioInterval) -> str:
     return f"{change(ratio.ratio)} +- {100 * ratio.half_width:.2f}"
 
@@ -193,20 +179,3 @@ def _warm_up_and_stop(run: RunData) -> str:
     if stopped:
         parts.append(f"Blocks ended by {stopped}.")
     return " ".join(parts)
-
-
-def _window_times(analysis: Analysis) -> Block:
-    """Percentiles of all timed windows; a sentence if there are none."""
-    idle = {cell.cell for cell in analysis.cells if cell.verdict in _WITHOUT_TIME}
-    points = {"Least": 0.0, "1 %": 0.01, "25 %": 0.25, "Median": 0.5, "75 %": 0.75, "99 %": 0.99,
-              "Most": 1.0}  # fmt: skip
-    rows = []
-    for own in analysis.gathered:
-        times = [window.wall_ms for window in own.windows if window.wall_ms is not None]
-        if own.cell not in idle and len(times) > 1:
-            values = np.quantile(times, list(points.values()))
-            rows.append([own.cell.label, count(len(times)), *(decimal(v, 2) for v in values)])
-    if not rows:
-        return Paragraph("No valid window time was measured.")
-    caption = "Window times in milliseconds: least, percentiles and most"
-    return table(["Cell", "Windows", *points], rows, caption=caption)

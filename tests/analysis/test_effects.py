@@ -16,7 +16,6 @@ from nwor_bench.analysis.effects import (
     mean_disagrees,
     pair_effects,
     splits,
-    why_carry_over_untested,
 )
 from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.store import RunData
@@ -64,11 +63,8 @@ def test_carry_over_is_found_and_none_is_not() -> None:
     quiet = of_stage_graph(interleaved_run(Planted(EFFECTS), 30))
     assert quiet.carry_over is not None
     assert not carries_over(quiet)
-    assert why_carry_over_untested(quiet) is None
     few = of_stage_graph(interleaved_run(Planted(EFFECTS), batches=3))
     assert few.carry_over is None  # 24 groups, of which 12 have runs of 4
-    told = "groups by windows of a run: 12 of 2, 12 of 4; 15 beside the commonest are needed"
-    assert why_carry_over_untested(few) == told
     effect = of_stage_graph(interleaved_run(Planted(EFFECTS, carry_over=0.02), 30))
     assert carries_over(effect, cells=7)
     assert {group.run_length for group in effect.groups} == {2, 4}

@@ -14,7 +14,6 @@ from nwor_bench.records.store import RunData
 from nwor_bench.report.cells import VERDICT_MARKS, interval_figure
 from nwor_bench.report.document import Figure, Paragraph, Table
 from nwor_bench.report.figures import COLOURS, canvas_of, colour, draw_svg
-from nwor_bench.report.html import render_html
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -98,7 +97,6 @@ def test_what_was_not_measured_is_a_sentence_and_no_figure():
     one = kept(bare, lambda record: record.block == 0)
     assert set(figures(one)) == set()
     assert "No cell could be compared" in words(one, "Cells")
-    assert "No valid window time" in words(one, "Measurement precision")
 
 
 def test_each_interval_lies_where_its_numbers_say(run):
@@ -133,14 +131,6 @@ def test_the_noise_band_and_the_line_at_one(run):
     assert bare is not None
     assert not canvas_of(bare).axes[0].patches
     assert "There is no noise band" in bare.caption
-
-
-def test_window_times_keep_their_outliers(run, figures_left_out):
-    def slow(w):
-        return (w.nwor_mode, w.scv_mode, w.block, w.window) == ("stage", "off", 3, 2)
-
-    changed = change_windows(run, slow, wall_ms=987.654)
-    assert ">987.65</td>" in render_html(document_of(changed))
 
 
 def test_times_that_do_not_count_are_in_no_figure():

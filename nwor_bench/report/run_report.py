@@ -12,7 +12,7 @@ from nwor_bench.records.facts import EngineStatus, Environment, to_json
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, NworMode, Phase, RunStatus
-from nwor_bench.report.answer import CHECKED_ON_CPU, MEASURED_ON_CPU, answer, on_cpu, questions
+from nwor_bench.report.answer import CHECKED_ON_CPU, MEASURED_ON_CPU, answer, on_cpu
 from nwor_bench.report.cells import cell_section, first_blocks
 from nwor_bench.report.document import (
     Block,
@@ -28,6 +28,7 @@ from nwor_bench.report.document import (
 from nwor_bench.report.evidence import evidence_section
 from nwor_bench.report.over_time import over_time_section
 from nwor_bench.report.precision import precision_section
+from nwor_bench.report.questions import questions
 from nwor_bench.report.text import NOT_MEASURED, joined, settings
 from nwor_bench.report.window_costs import dram_summary, phase_section, traffic_section
 

@@ -10,7 +10,8 @@ from synthetic_run import analysed, change_batches, kept, summarised, with_parts
 from nwor_bench.analysis.analyse import noise_floor
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult
-from nwor_bench.report.answer import answer, questions
+from nwor_bench.report.answer import answer
+from nwor_bench.report.questions import questions
 from nwor_bench.report.text import change_range, compared_time, signed, sure_rates
 
 pytestmark = pytest.mark.slow  # whole runs

@@ -10,9 +10,10 @@ from synthetic_run import analysed, document_of, summarised, with_parts
 from nwor_bench.analysis.parity.kv import KvMismatch, KvResult, KvVerdict, kv_event
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, Cell, CellResult, NworMode, ScvMode
-from nwor_bench.report.answer import answer, questions
+from nwor_bench.report.answer import answer
 from nwor_bench.report.evidence import kv_blocks
 from nwor_bench.report.markdown import render_markdown
+from nwor_bench.report.questions import questions
 
 STAGE = Cell("tiny", NworMode.STAGE, ScvMode.OFF)
 GRAPH = Cell("tiny", NworMode.STAGE, ScvMode.GRAPH)

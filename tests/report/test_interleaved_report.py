@@ -13,10 +13,10 @@ from synthetic_run import analysed, save_run, summarised, write_reports
 
 from nwor_bench.records.cell import SHAM, SWITCHED
 from nwor_bench.records.store import RunData, read_header, read_run
-from nwor_bench.report.answer import questions
 from nwor_bench.report.document import Block, Paragraph, Table
 from nwor_bench.report.files import run_result
 from nwor_bench.report.precision import IS_SHAM, NO_SHAM, interleaved_blocks, split_lines
+from nwor_bench.report.questions import questions
 
 pytestmark = pytest.mark.slow  # whole runs
 

@@ -10,8 +10,9 @@ from synthetic_run import analysed, change_batches, summarised, with_header, wit
 
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import RunStatus
-from nwor_bench.report.answer import answer, questions
+from nwor_bench.report.answer import answer
 from nwor_bench.report.document import Bullets
+from nwor_bench.report.questions import questions
 from nwor_bench.report.sweep import sweep_document
 from nwor_bench.run.sweep_folder import SweepIndex
 from nwor_bench.run.sweep_summary import swept_runs

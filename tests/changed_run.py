@@ -53,6 +53,5 @@ def stored(run: RunData) -> StoredRun:
         header=run.header,
         cells={result.cell: result for result in summarised(run)},
         data={data.cell: data for data in gather_cells(run)},
-        source="records.jsonl",
         warnings=(),
     )

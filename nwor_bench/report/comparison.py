@@ -124,7 +124,6 @@ def _run(run: StoredRun) -> dict[str, Any]:
         "folder": str(run.folder),
         "started_at": run.header.started_at,
         "status": run.header.status,
-        "read_from": run.source,
         "warnings": list(run.warnings),
     }
 

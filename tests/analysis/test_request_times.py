@@ -8,7 +8,7 @@ import pytest
 from synthetic_run import change_batches, make_run, save_run, summarised, write_reports
 
 from nwor_bench.analysis.analyse import LEAST_SAMPLES, PERCENTILES, request_percentiles
-from nwor_bench.records.store import RunData, read_run
+from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, RequestTimes
 from nwor_bench.report.cells import REQUEST_NOTE, cell_section
 from nwor_bench.report.document import Paragraph, Table
@@ -67,11 +67,6 @@ def test_batches_csv_has_the_percentiles_of_each_batch_last(tmp_path) -> None:
     assert (rows[0]["ttft_ms_p50"], rows[0]["ttft_ms_p95"]) == ("10.5", "")
     cells = list(csv.DictReader(io.StringIO(paths.cells_csv.read_text(encoding="utf-8"))))
     assert tuple(name for name in cells[0] if name in PERCENTILES) == PERCENTILES
-
-
-def test_samples_survive_the_records(tmp_path) -> None:
-    save_run(timed_run(), tmp_path / "run")
-    assert {batch.request_times for batch in read_run(tmp_path / "run").batches} == {times()}
 
 
 def test_the_report_shows_them_beside_window_time_only_if_measured() -> None:

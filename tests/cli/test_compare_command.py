@@ -9,7 +9,6 @@ import pytest
 import yaml
 from changed_run import slowed
 from command_calls import parse
-from swept_folder import save_sweep
 from synthetic_run import make_run, save_run, with_header
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -95,28 +94,12 @@ def test_bad_usage_is_one_message(run: Run, arguments: str, words: str) -> None:
     assert err.count("nwor-bench:") == 1
 
 
-def test_a_refusal_names_fields_and_values(run: Run) -> None:
-    _, out, err = run("compare", "base", "long")
-    assert out == ""
-    assert "scenario.name: BASE short, NEW long" in err
-    assert "scenario.requests: BASE 2, NEW 8" in err
-    _, out, _ = run("compare", "base", "long", "--force")
-    assert "scenario.requests: BASE 2, NEW 8" in " ".join(out.split())
-
-
 def test_markdown_instead_of_the_tables(run: Run) -> None:
     code, printed, _ = run("compare", "base", "slower", "--markdown")
     assert code == 4
     assert printed.startswith(
         "# nwor-bench compare\n\n**REGRESSION: 1 regression: stage x graph got worse"
     )
-
-
-def test_a_sweep_folder_is_refused(run: Run, tmp_path: Path) -> None:
-    sweep = save_sweep(tmp_path / "grid", [({"requests": 8, "dtype": "float32"}, BASE)])
-    code, _, err = run("compare", str(sweep), "base")
-    assert code == 2
-    assert "compare its run folders one by one" in " ".join(err.split())
 
 
 def commands_in(workflow: Path) -> list[list[str]]:

@@ -22,7 +22,6 @@ from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 from nwor_bench.workload.run_spec import Counters
 from nwor_bench.workload.sweep_file import Settings, SweepFile, group_by_engine, make_points
 
-OLD_RUN = Path(__file__).resolve().parent.parent / "golden" / "run"
 FOLDER = Path("/site-packages/nvidia/cu13/lib")
 
 

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from kernel_inputs import (
     FLOAT_DTYPES,
     SEEDS,
-    assert_same,
     generator,
     nan_staging,
     num_written,
@@ -59,16 +58,6 @@ def test_each_row_is_copied_and_padding_is_left_alone(
     assert num_written(key_memory) == real * kv_heads * widths[0]
     assert num_written(value_memory) == real * kv_heads * widths[1]
     assert metadata.tolist() == [real, 0]
-
-
-def test_strided_rows_and_a_strided_metadata_row_are_followed():
-    key, value = random_kv(6, 1, (2, 2), torch.float32, generator(1), fused=False)
-    rows = torch.tensor([4, 9, 0, 9])[::2]
-    metadata = torch.full((4, 3), 77, dtype=torch.int32)
-    staged_key, staged_value = torch.full((2, 2, 1, 2), float("nan"))
-    stage_kv_cache_reference(key, value, rows, staged_key, staged_value, metadata[1, ::2])
-    assert_same(staged_key, key[[4, 0]])
-    assert metadata.tolist() == [[77] * 3, [2, 77, 0], [77] * 3, [77] * 3]
 
 
 @pytest.mark.parametrize(

@@ -116,25 +116,3 @@ def test_strided_counts_are_followed(triton_device):
     acceptance_mask_from_counts_triton(sampled, drafts, mask, counts)
     assert mask.tolist() == [True, True, False, False, False]
     assert counts.tolist() == [2, 0]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("equal", [True, False])
-def test_a_captured_mask_follows_new_counts(equal):
-    num_sampled = torch.zeros(8, dtype=torch.int32, device="cuda")
-    drafts = None if equal else torch.full((8,), 4, dtype=torch.int32, device="cuda")
-    _, mask, _, counts = outputs(32, 8, "cuda")
-
-    def run() -> None:
-        acceptance_mask_from_counts_triton(num_sampled, drafts, mask, counts, 4 if equal else None)
-
-    run()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    assert not mask.any()
-    num_sampled.copy_(torch.tensor([5, 0, 1, 3, 0, 0, 0, 2]))
-    graph.replay()
-    assert counts.tolist() == [4, 0, 0, 2, 0, 0, 0, 1]
-    assert mask.view(8, 4).sum(dim=1).tolist() == [4, 0, 0, 2, 0, 0, 0, 1]
-    assert mask.view(8, 4)[:, 0].tolist() == [True, False, False, True, *[False] * 3, True]

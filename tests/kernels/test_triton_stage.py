@@ -120,25 +120,3 @@ def test_what_does_not_fit_is_flagged_as_by_the_reference(
 ):
     key, value = torch.ones(key_rows, 2, 4), torch.ones(value_rows, 2, 4)
     compare(key, value, rows, 3, triton_device)
-
-
-@pytest.mark.gpu
-def test_a_captured_stage_follows_new_rows_without_capturing_anew():
-    key, value = (torch.randn(8, 8, 128, device="cuda").bfloat16() for _ in range(2))
-    rows = torch.full((6,), -1, device="cuda")
-    staged = torch.full((2, 6, 8, 128), float("nan"), device="cuda").bfloat16()
-    metadata = torch.full((2,), 77, dtype=torch.int32, device="cuda")
-    arguments = (key, value, rows, staged[0], staged[1], metadata)
-    stage_kv_cache_triton(*arguments)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        stage_kv_cache_triton(*arguments)
-    rows.copy_(torch.tensor([7, 0, -1, 3, -1, -1]))
-    graph.replay()
-    assert metadata.tolist() == [3, 0]
-    assert_same(staged[0][[0, 1, 3]], key[[7, 0, 3]])
-    assert_same(staged[1][[0, 1, 3]], value[[7, 0, 3]])
-    assert staged[:, [2, 4, 5]].isnan().all()
-    rows[5] = 8
-    graph.replay()
-    assert metadata.tolist() == [0, 2]

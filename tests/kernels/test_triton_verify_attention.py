@@ -173,12 +173,6 @@ def test_contexts_are_cut_anywhere(triton_device, programs, min_tiles, whole_pai
     verify(triton_device, requests, tuning=tuning, heads=2, kv_heads=1, seed=3)
 
 
-@pytest.mark.parametrize(("sliding_window", "programs"), [(1, 1), (3, 4), (20, 4), (64, 1)])
-def test_sliding_window(triton_device, sliding_window, programs):
-    options = {"tuning": Tuning(block_n=16, programs=programs), "sliding_window": sliding_window}
-    verify(triton_device, WINDOWS, heads=2, kv_heads=1, seed=4, **options)
-
-
 @pytest.mark.parametrize(
     ("name", "programs"),
     [
@@ -192,12 +186,6 @@ def test_what_layers_add(triton_device, name, programs):
     tuning = Tuning(block_n=16, programs=programs, min_tiles=1)
     options = for_heads(OPTIONS[name], 2)
     verify(triton_device, WINDOWS, heads=2, kv_heads=1, seed=18, tuning=tuning, **options)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_sinks_of_other_dtypes(triton_device, dtype):
-    sinks = torch.tensor([1.5, -0.75]).to(dtype)
-    verify(triton_device, [Request(37, 5, 4)], heads=2, kv_heads=1, seed=19, sinks=sinks)
 
 
 @pytest.mark.parametrize("name", ["sinks", "alibi_slopes"])

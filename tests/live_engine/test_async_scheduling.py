@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 from checklist_rows import PROMPTS, check_grammar
 from checklist_tools import Answers, ask, check_cache, check_same, greedy
-from engine_tools import tiny_pair, tiny_spec, worker_of
+from engine_tools import tiny_pair, tiny_spec
 
 from nwor_bench.engine.engine import VllmEngine
-from nwor_bench.plugin import late_counts
-from nwor_bench.plugin.attaching import HOOK
 
 pytestmark = [
     pytest.mark.engine,
@@ -88,24 +86,6 @@ def test_windows_of_finished_requests_are_counted_apart(engine: VllmEngine, scv:
     check_same(engine, staged, stock)
     check_vllms_counts(staged)
     check_cache(engine, PROMPTS, staged)
-
-
-def test_counts_that_are_read_early_are_judged_by_the_lengths(
-    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in a batch of thousands of steps; and who has ended is forgotten within the batch."""
-    if engine._llm.llm_engine.vllm_config.parallel_config.world_size > 1:
-        pytest.skip("the other rank's process reads when it wants")
-    monkeypatch.setattr(late_counts, "MOST_PENDING", 3)
-    params = [greedy(length) for length in LENGTHS]
-    answers = ask(engine, "stage", PROMPTS, params)
-    check_vllms_counts(answers)
-    assert answers.total("uncounted_draft_tokens") > 0
-    late = getattr(worker_of(engine), HOOK).late
-    engine._llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params)
-    # vLLM names the last to end with its next step, which nobody has asked for.
-    assert len(late._sampled_before) < len(LENGTHS) / 2
-    engine._rpc("nwor_drain")
 
 
 @pytest.mark.long  # compares the two

@@ -1,6 +1,5 @@
 """The report of interleaved windows: ratios, left-out groups, the split."""
 
-import json
 import re
 from dataclasses import replace
 from functools import cache
@@ -9,10 +8,10 @@ from pathlib import Path
 import pytest
 from interleaved_run import STAGE_GRAPH, Planted, interleaved_run
 from report_runs import gpu_run
-from synthetic_run import analysed, save_run, summarised, write_reports
+from synthetic_run import analysed, summarised
 
 from nwor_bench.records.cell import SHAM, SWITCHED
-from nwor_bench.records.store import RunData, read_header, read_run
+from nwor_bench.records.store import RunData
 from nwor_bench.report.document import Block, Paragraph, Table
 from nwor_bench.report.files import run_result
 from nwor_bench.report.precision import IS_SHAM, NO_SHAM, interleaved_blocks, split_lines
@@ -102,21 +101,6 @@ def test_the_answer_counts_groups_not_blocks() -> None:
     cells = summarised(run())
     sure = dict(questions(analysed(run(), cells)).entries)["How sure is that?"]
     assert "It rests on 120 groups of neighbouring windows." in sure
-
-
-@pytest.mark.long
-def test_json_has_the_split(tmp_path: Path) -> None:
-    save_run(run(), tmp_path)
-    write_reports(tmp_path)
-    kept = read_run(tmp_path)
-    told = run_result(analysed(kept), tmp_path)
-    (split,) = json.loads(json.dumps(told["split"]))
-    assert split["cell"] == "stage x graph"
-    for part in ("total", "attention", "writes"):
-        assert split[part]["low"] < split[part]["ratio"] < split[part]["high"] < 1
-    header = read_header(tmp_path)
-    assert header.split is not None
-    assert dict(header.split[0]) == split
 
 
 def test_a_run_of_whole_batches_has_none_of_it() -> None:

@@ -11,7 +11,6 @@ from synthetic_run import analysed, change_batches, make_run, summarised
 from nwor_bench.analysis.findings.table import Severity, grouped
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult
-from nwor_bench.report.answer import answer
 from nwor_bench.report.cells import RATE_NOTE, cell_section, first_blocks
 from nwor_bench.report.document import Bullets, Document, Figure, Headline, Section, Table, table
 from nwor_bench.report.run_report import summary
@@ -125,12 +124,6 @@ def test_causes_are_one_line_each_and_verbose_shows_the_evidence():
     assert "Committed" in verbose
     assert "Tokens compared with those of off x off" in verbose
     assert "Committed" not in " ".join(lines)
-
-
-def test_quiet_leaves_the_answer():
-    run = faster()
-    found = answer(run.header, summarised(run))
-    assert flat(of_run(run, quiet=True)) == f"{found.badge}: {found.sentence}"
 
 
 @pytest.mark.slow

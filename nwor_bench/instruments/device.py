@@ -131,18 +131,9 @@ def float32_reason(pair_dtype: str) -> str | None:
     """Why a pair of this dtype runs in float32 here; None if its own dtype stays."""
     if pair_dtype not in ("auto", "bfloat16") or uses_gpu():
         return None
-    reason = _no_native_bf16_here()
-    return None if reason is None else f"dtype float32: {reason}; --dtype overrides"
-
-
-def bf16_is_slow() -> bool:
-    """True if this machine's processor has no native bf16."""
-    return _no_native_bf16_here() is not None
-
-
-def _no_native_bf16_here() -> str | None:
     try:
         cpu_info = CPU_INFO.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None  # nothing is known of this processor
-    return no_native_bf16(cpu_info, os.environ)
+    reason = no_native_bf16(cpu_info, os.environ)
+    return None if reason is None else f"dtype float32: {reason}; --dtype overrides"

@@ -10,15 +10,14 @@ from fake_engine import accept_arguments
 from refusals import refused
 
 from nwor_bench.cli import app as cli
-from nwor_bench.errors import ConfigError, ExitCode
+from nwor_bench.errors import ExitCode
 from nwor_bench.instruments import pm_sampling
-from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunStore
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep import resume_sweep, run_sweep
 from nwor_bench.run.sweep_folder import SweepIndex, reads_dram
-from nwor_bench.workload.config import RunSpec, load_scenario, resolve
+from nwor_bench.workload.config import load_scenario, resolve
 from nwor_bench.workload.run_spec import Counters
 from nwor_bench.workload.sweep_file import Settings, SweepFile, group_by_engine, make_points
 
@@ -113,36 +112,6 @@ def test_without_counters_the_command_goes_on(
             cli.main()
         assert ended.value.code == ExitCode.BAD_USAGE
     assert replaced == []
-
-
-@pytest.mark.slow  # several runs
-def test_every_run_of_a_sweep_file_counts_what_the_file_asks_for(
-    own_surroundings: None,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("nwor_bench.engine.preflight.uses_gpu", lambda: True)
-    path = tmp_path / "small.toml"
-    text = '[axes]\npairs = ["tiny"]\nrequests = [1, 2]\n[settings]\nbatches = 3\nmax_warmup = 1\n'
-    rows = []
-    for extra in ("", 'counters = "dram"\n'):
-        path.write_text(text + extra)
-        assert run_sweep(path, RunOptions(dry_run=True)) is ExitCode.OK
-        lines = capsys.readouterr().out.splitlines()
-        rows.append([line for line in lines if line.startswith("  run 1: ")])
-    # One batch to warm up, then seven cells in the gate and three blocks; three for the counters.
-    assert [row.split("(")[1] for (row,) in rows] == ["29 batches)", "50 batches)"]
-    checked: list[RunSpec] = []
-
-    def check(pair: ResolvedPair, spec: RunSpec) -> None:
-        checked.append(spec)
-        raise ConfigError.at("GPU", "there is none here")
-
-    with refused("GPU"):
-        run_sweep(path, RunOptions(output=tmp_path / "out"), check_engine=check)
-    assert [spec.counted_blocks for spec in checked] == [3]
-    assert not (tmp_path / "out").exists()
 
 
 def test_counters_are_not_for_ray(own_surroundings: None, tmp_path: Path) -> None:

@@ -151,24 +151,16 @@ def check_rows(step: MlaStep, selected: Selected, result: torch.Tensor, toleranc
 
 @pytest.mark.parametrize("requests", [windows(5, 0, 7, 90), MIXED], ids=["equal", "mixed"])
 @pytest.mark.parametrize(("only", "most", "whole"), CASES)
-def test_a_selection_is_split_where_the_cache_ends(triton_device, requests, only, most, whole):
-    step = make_mla_step(requests, whole=whole, seed=3)
-    selected = select(step, most, only, seed=4)
-    found = split(step, selected, triton_device)
-    for ours, wanted in zip(found, split(step, selected, how=split_selection_reference),
-                            strict=True):  # fmt: skip
-        assert torch.equal(ours, wanted)
-
-
-@pytest.mark.parametrize("requests", [windows(5, 0, 7, 90), MIXED], ids=["equal", "mixed"])
-@pytest.mark.parametrize(("only", "most", "whole"), CASES)
 def test_windows(triton_device, requests, only, most, whole):
+    """The selection is split where the cache ends, as by the reference; then the tail is merged."""
     step = make_mla_step(requests, whole=whole, seed=5)
     selected = select(step, most, only, seed=6)
+    parts = split(step, selected, triton_device)
+    for ours, wanted in zip(parts, split(step, selected, how=split_selection_reference),
+                            strict=True):  # fmt: skip
+        assert torch.equal(ours, wanted)
     told = {"max_query_len": limits(step)["max_query_len"]}
-    result = merge(
-        mla_tail_triton, step, split(step, selected, triton_device), triton_device, **told
-    )
+    result = merge(mla_tail_triton, step, parts, triton_device, **told)
     check_rows(step, selected, result, TOLERANCE[torch.float32])
     if only == "all":  # rows of requests without a window, and padding, were left alone
         check(step, result, expected_of(step, selected), TOLERANCE[torch.float32])

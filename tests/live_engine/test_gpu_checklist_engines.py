@@ -20,27 +20,22 @@ from checklist_rows import (
 from checklist_tools import (
     ask,
     check_cache,
-    check_counts,
     check_partial,
     compare,
     greedy,
 )
 from engine_tools import (
-    EAGER,
     FULL_FOR_ALL,
-    NGRAM,
     SCV,
     eagle_pair,
     tiny_pair,
     tiny_spec,
     worker_of,
 )
-from rank_faults import on_ranks, watch_slots, watched_slots
-from tiny_architectures import write_architecture
 from tiny_drafters import eagle3_pair, mtp_pair
 
 from nwor_bench.engine.engine import VllmEngine
-from nwor_bench.models.pairs import ResolvedPair, resolve_pair
+from nwor_bench.models.pairs import ResolvedPair
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
 
@@ -115,40 +110,3 @@ def test_prompt_lookup(tmp_path: Path, start_alone: Start) -> None:
         stock, staged = compare(engine, prompts, greedy(), SCV)
         check_partial(stock)
         check_cache(engine, prompts, staged)
-
-
-@pytest.mark.row("layers that share K/V")
-def test_layers_that_share_kv(tmp_path: Path, start_alone: Start) -> None:
-    model = write_architecture(tmp_path / "model", "shared K/V")
-    pair = ResolvedPair("tiny", "ngram", str(model), None, "float32", NGRAM)
-    arguments = {**EAGER, "disable_hybrid_kv_cache_manager": True}
-    engine = start_alone(pair, spec_of(arguments, kv_cache_gib=0.1))
-    stock, staged = compare(engine, ONE_LONG, greedy(), SCV)
-    check_partial(stock)
-    check_cache(engine, ONE_LONG, staged)
-
-
-@pytest.mark.row("fp8 cache")
-def test_an_fp8_cache(tmp_path: Path, start_alone: Start) -> None:
-    """Counts under synthetic acceptance, and every slot beside a direct write.
-
-    FlashAttention rounds more than K and V to fp8, so tokens may differ: how many are accepted may
-    not, nor what the cache then holds.
-    """
-    arguments = {**EAGER, "kv_cache_dtype": "fp8"}
-    pair = resolve_pair("qwen-shape", cache_dir=tmp_path)
-    engine = start_alone(pair, spec_of(arguments, max_model_len=1024))
-    stock = ask(engine, "off", ONE_LONG, greedy())
-    check_partial(stock)
-    for scv in SCV:
-        staged = ask(engine, "stage", ONE_LONG, greedy(), scv=scv)
-        check_counts(engine, staged)
-        assert staged.counters == stock.counters
-        assert [len(tokens) for tokens in staged.tokens] == [len(t) for t in stock.tokens]
-        assert [tokens[0] for tokens in staged.tokens] == [t[0] for t in stock.tokens]
-    on_ranks(engine, watch_slots)
-    watched = ask(engine, "stage", ONE_LONG, greedy())
-    (slots,) = on_ranks(engine, watched_slots)
-    assert slots["windows"] == len(watched.windows) >= 8
-    assert slots["accepted"] > 0 < slots["rejected"]
-    assert slots["wrong"] == 0

@@ -149,6 +149,7 @@ CASES = [
     case("groups", architecture("gemma"), "full", GEMMA),
     *(case("sinks", architecture("sinks"), graphs) for graphs in GRAPHS),
     case("shared", architecture("shared K/V"), "eager", SHARED, dtype="float32"),
+    case("shared", architecture("shared K/V"), "eager", SHARED, dtype="float32", **ONE_GROUP),
     case("shared", architecture("shared K/V"), "full", SHARED),
     *(case("head dims", architecture("head dims"), graphs) for graphs in GRAPHS),
     case("v2", latent(), "eager", MLA, impl=FLASH_ATTN),

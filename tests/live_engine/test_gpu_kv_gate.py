@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_tools import GRAPHS, prompts_of
+from engine_tools import GRAPHS, check_every_draft_staged, prompts_of
 from kv_gate_tools import change_a_value, kv_results
 from rank_faults import on_ranks
 from shape_tools import NEW_TOKENS, check_kv_gate, shape_engine
@@ -28,7 +28,14 @@ def arguments_of(graphs: str, cache: str) -> dict[str, Any]:
     return {**GRAPHS[graphs], "kv_cache_dtype": cache}
 
 
-@pytest.fixture(scope="module", params=KINDS, ids="-".join)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(kind, marks=[pytest.mark.row("fp8 cache")] * (kind[1] == "fp8"))
+        for kind in KINDS
+    ],
+    ids="-".join,
+)
 def engine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[VllmEngine]:
@@ -40,7 +47,7 @@ def engine(
 def test_sound_modes_are_within_the_error_of_mode_off_itself(
     engine: VllmEngine, record_property: Callable[[str, object], None]
 ) -> None:
-    check_kv_gate(engine, PROMPTS, record_property)
+    check_kv_gate(engine, PROMPTS, record_property, before_check=check_every_draft_staged)
 
 
 @pytest.mark.parametrize("head", [0, -1])

@@ -1,4 +1,4 @@
-"""`vllm serve` on a GPU in which off and stage are interleaved: answers, ratio, refusals."""
+"""`vllm serve` on a GPU that stages, always or interleaved with off: answers, ratio, refusals."""
 
 from collections.abc import Iterator
 from importlib.metadata import entry_points
@@ -12,11 +12,16 @@ from live_tools import (
     stock_and_interleaved,
     stock_answers,
 )
-from serve_tools import PROMPTS, Servers
+from serve_tools import PROMPTS, Servers, check_answers, check_load, stock_and_staged
 from server_tools import complete
-from test_gpu_serve import EXACT, SHARED_GPU
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
+
+SHARED_GPU = ("--gpu-memory-utilization", "0.3")
+"""Of which each server takes next to nothing, but it looks whether there is that much."""
+
+EXACT = {"TRITON_F32_DEFAULT": "ieee", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+"""As in a sweep float32 is no tf32; and no sampler has to be built while requests wait."""
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +41,16 @@ def servers(installed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.fixture(scope="module")
 def stock(servers: Servers) -> dict[str, str]:
     return stock_answers(servers)
+
+
+@pytest.mark.row("vllm serve")
+@pytest.mark.row("cancelled requests")
+def test_staging_serves_the_stock_answers_also_after_cancelled_requests(
+    installed: None, tmp_path: Path
+) -> None:
+    with stock_and_staged(tmp_path, *SHARED_GPU, **EXACT) as own:
+        check_answers(own)
+        check_load(own)
 
 
 @pytest.mark.row("vllm serve")

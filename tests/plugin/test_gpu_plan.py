@@ -62,20 +62,6 @@ def test_every_draft_is_staged_once_and_nothing_else(batch, copied):
     assert window.total == len(expected)
 
 
-@given(batch=requests)
-def test_attention_finds_a_requests_staged_rows(batch):
-    for copied in (False, True):
-        window, _starts, _ = plan(batch, copied)
-        places = list(range(window.total)) if copied else window.rows.tolist()
-        for request, (_, drafts) in enumerate(batch):
-            begin, end = int(window.staged_start[request]), int(window.staged_end[request])
-            own = [p for p, r in zip(places, window.row_request.tolist(), strict=True)
-                   if r == request]  # fmt: skip
-            assert list(range(begin, end)) == own
-            assert end - begin == drafts
-    assert window.max_query_len == max(n for n, drafts in batch if drafts)
-
-
 @pytest.mark.parametrize(
     ("drafts", "tokens", "length"),
     [

@@ -376,15 +376,6 @@ def check_on_gpu(requests, dtype, *, fp8=None, tuning=None, **shape):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("block_size", [16, 32, 64, 128])
-@pytest.mark.parametrize("head_dim", [64, 96, 128, 256, 512])
-@pytest.mark.parametrize("ratio", [1, 3, 4, 7, 8])
-def test_the_grid_of_shapes(block_size, head_dim, ratio):
-    shape = {"heads": 2 * ratio, "kv_heads": 2, "head_dim": head_dim, "block_size": block_size}
-    check_on_gpu(GRID_REQUESTS, torch.bfloat16, seed=15, **shape)
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("head_dim", "value_dim", "ratio"),
     [(192, 128, 16), (192, 128, 8), (64, 32, 4), (128, 256, 8), (512, 64, 8)],
@@ -404,12 +395,15 @@ def test_the_grid_of_values_of_another_width(dtype, fp8, head_dim, value_dim, ra
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256, 512])
-@pytest.mark.parametrize(("block_size", "ratio"), [(16, 3), (32, 8), (64, 1), (128, 7)])
+@pytest.mark.parametrize(
+    ("block_size", "ratio"), [(16, 3), (32, 8), (64, 1), (128, 7), (16, 4), (64, 4), (16, 8)]
+)
 @pytest.mark.parametrize(
     ("dtype", "fp8"),
-    [(torch.float16, None), (torch.float32, None), (torch.bfloat16, 1), (torch.float16, 2)],
-)
-def test_the_grid_of_dtypes(dtype, fp8, block_size, head_dim, ratio):
+    [(torch.bfloat16, None), (torch.float16, None), (torch.float32, None), (torch.bfloat16, 1),
+     (torch.float16, 2)],
+)  # fmt: skip
+def test_the_grid_of_shapes_and_dtypes(dtype, fp8, block_size, head_dim, ratio):
     shape = {"heads": 2 * ratio, "kv_heads": 2, "head_dim": head_dim, "block_size": block_size}
     check_on_gpu(GRID_REQUESTS, dtype, fp8=fp8, seed=16, **shape)
 

@@ -101,17 +101,6 @@ def test_staging_gives_the_stock_tokens(engine: VllmEngine, scv: str) -> None:
         assert window["stage_operations"] == 3 * window["staged_tokens"]
 
 
-def test_control_gives_the_stock_tokens(engine: VllmEngine) -> None:
-    prompts = prompts_of(LENGTHS)
-    stock = run_cell(engine, "off", "off", prompts)
-    control = run_cell(engine, "control", "off", prompts)
-    assert control.token_ids == stock.token_ids
-    assert reasons(control) == {None}
-    assert total(control, "staged_tokens") == 0
-    assert total(control, "control_tokens") == total(control, "draft_tokens") > 0
-    assert counted(control, "accepted") == control.counters.accepted_tokens
-
-
 def test_interleaved_cells_give_the_stock_tokens(engine: VllmEngine) -> None:
     prompts = prompts_of(LENGTHS)
     stock = run_cell(engine, "off", "off", prompts)

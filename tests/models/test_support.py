@@ -249,10 +249,6 @@ def test_a_config_that_does_not_say_its_layers_is_refused(
         facts(**changes)
 
 
-def test_a_model_of_one_layer_has_no_plural() -> None:
-    assert "layers" not in answer(predict_support(facts(num_hidden_layers=1), EngineFacts()))
-
-
 def test_a_model_is_found_by_file_folder_and_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

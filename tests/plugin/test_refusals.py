@@ -46,6 +46,12 @@ def attention_layer(kind: str = "Flash", **changes: Any) -> Any:
     )
 
 
+def vllm_config(kv_transfer: Any = None, **model: Any) -> Any:
+    """What of vLLM's configuration is looked at; `model` are its model's settings."""
+    settings = SimpleNamespace(**{"rswa_window": None, **model})
+    return SimpleNamespace(kv_transfer_config=kv_transfer, model_config=settings)
+
+
 def runner_with(
     layers: dict[str, Any], compilation: Any = None, manager: Any = None, **changes: Any
 ) -> Any:
@@ -57,11 +63,10 @@ def runner_with(
     group = SimpleNamespace(layer_names=list(layers))
     size = next((layer.kv_cache.shape[2] for layer in layers.values() if hasattr(layer, "impl")), 0)
     attention = attention_group(list(layers), size)
-    model = SimpleNamespace(rswa_window=None)
     facts = {
         "kv_cache_config": SimpleNamespace(kv_cache_groups=[group]),
         "compilation_config": compilation,
-        "vllm_config": SimpleNamespace(kv_transfer_config=None, model_config=model),
+        "vllm_config": vllm_config(),
         "parallel_config": SimpleNamespace(data_parallel_size=1),
         "use_pp": False,
         "dcp_size": 1,
@@ -129,6 +134,8 @@ def test_what_can_be_staged_is_not_refused(kind: str) -> None:
     [
         ({"lora_config": object()}, None),
         ({"parallel_config": SimpleNamespace(data_parallel_size=2)}, "data_parallel"),
+        ({"vllm_config": vllm_config(enable_sleep_mode=True)}, "sleep_mode"),
+        ({"vllm_config": vllm_config(rswa_window=512)}, "rswa_window"),
         ({"use_pp": True}, "pipeline_parallel"),
         ({"dcp_size": 2}, "context_parallel"),
         ({"pcp_manager": object()}, "context_parallel"),
@@ -174,10 +181,8 @@ BOTH_RUNNERS = pytest.mark.parametrize("refused_by", [on_a_cpu, on_a_gpu])
 
 @BOTH_RUNNERS
 def test_a_connector_that_reads_the_cache_within_a_step_is_refused(refused_by: Any) -> None:
-    model = SimpleNamespace(rswa_window=None)
-    config = SimpleNamespace(kv_transfer_config=object(), model_config=model)
     assert refused_by() is None
-    assert refused_by(vllm_config=config) == "kv_transfer"
+    assert refused_by(vllm_config=vllm_config(object())) == "kv_transfer"
 
 
 @BOTH_RUNNERS
@@ -188,12 +193,6 @@ def test_a_batch_invariant_engine_is_refused(
     assert refused_by() == "batch_invariant"
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
     assert refused_by() is None
-
-
-def test_a_model_that_may_sleep_is_refused() -> None:
-    model = SimpleNamespace(rswa_window=None, enable_sleep_mode=True)
-    config = SimpleNamespace(kv_transfer_config=None, model_config=model)
-    assert reason_of(runner_with(two(), vllm_config=config)) == "sleep_mode"
 
 
 def test_vllm_names_what_is_refused_as_we_do() -> None:
@@ -219,30 +218,27 @@ def test_data_parallel_ranks_of_a_dense_model_are_engines_of_their_own() -> None
     assert reason_of(runner_with(two(), parallel_config=parallel)) is None
 
 
-@pytest.mark.parametrize("mode", [1, 2])
-def test_code_compiled_as_a_whole_is_refused(mode: int) -> None:
-    assert reason_of(runner_with(two(), compiled(mode))) == "whole_graph_compilation"
-
-
 @pytest.mark.parametrize(
-    "splitting_ops",
+    ("settings", "reason"),
     [
-        [],
-        ["vllm::unified_attention_with_output"],  # the write is then captured with the rest
-        ["vllm::unified_kv_cache_update"],
-        ["vllm::mamba_mixer2"],
+        ({"mode": 1}, "whole_graph_compilation"),
+        ({"mode": 2}, "whole_graph_compilation"),
+        *(
+            ({"splitting_ops": ops}, "whole_graph_compilation")
+            for ops in (
+                [],
+                ["vllm::unified_attention_with_output"],  # the write is captured with the rest
+                ["vllm::unified_kv_cache_update"],
+                ["vllm::mamba_mixer2"],
+            )
+        ),
+        ({"use_inductor_graph_partition": True}, "inductor_graph_partition"),
     ],
 )
-def test_a_graph_that_is_not_split_at_the_write_and_the_attention_is_refused(
-    splitting_ops: list[str],
+def test_code_that_hides_the_write_or_the_attention_is_refused(
+    settings: dict[str, Any], reason: str
 ) -> None:
-    config = compiled(splitting_ops=splitting_ops)
-    assert reason_of(runner_with(two(), config)) == "whole_graph_compilation"
-
-
-def test_inductors_own_partition_is_refused() -> None:
-    config = compiled(use_inductor_graph_partition=True)
-    assert reason_of(runner_with(two(), config)) == "inductor_graph_partition"
+    assert reason_of(runner_with(two(), compiled(**settings))) == reason
 
 
 @pytest.mark.parametrize(
@@ -352,12 +348,6 @@ def test_vllms_older_runner_is_refused_on_a_gpu() -> None:
 def test_attention_over_chunks_of_a_window_is_refused() -> None:
     layer = attention_layer("Triton", sliding_window=(31, 0), chunk_lookback=1)
     assert reason_of(runner_with(two(layer))) == "chunk_lookback"
-
-
-def test_reference_sliding_windows_are_refused() -> None:
-    model = SimpleNamespace(rswa_window=512)
-    config = SimpleNamespace(kv_transfer_config=None, model_config=model)
-    assert reason_of(runner_with(two(), vllm_config=config)) == "rswa_window"
 
 
 def test_a_write_that_an_implementation_bypasses_is_refused() -> None:

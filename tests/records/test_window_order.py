@@ -7,8 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.analysis.groups import SETTLED
-from nwor_bench.instruments.robust import robust_slope
 from nwor_bench.records.types import AA, Cell, NworMode, ScvMode
 from nwor_bench.records.window_order import RUN_LENGTHS, WindowPlace, compared_pairs, places_of
 
@@ -76,23 +74,6 @@ def lengths_by_pair(pairs, seed, groups, run_lengths=RUN_LENGTHS):
         if places[0].group == groups:
             return found
         found[frozenset(place.cell for place in places)].append(places[0].run_length)
-
-
-def share_with_a_slope(run_lengths):
-    """Of seven pairs with 40 groups each, over 20 seeds, those whose groups carry a slope."""
-    pairs, tested = [(0, other) for other in range(1, 8)], []
-    for seed in range(20):
-        for lengths in lengths_by_pair(pairs, str(seed), 40 * 7, run_lengths).values():
-            effects = [0.001 * (-1) ** place for place in range(len(lengths))]
-            shares = [1 / (length - SETTLED) for length in lengths]
-            tested.append(robust_slope(effects, shares) is not None)
-    return sum(tested) / len(tested)
-
-
-@pytest.mark.slow
-def test_forty_groups_carry_a_slope_in_every_cell_and_did_in_none():
-    assert share_with_a_slope(RUN_LENGTHS) == 1
-    assert share_with_a_slope({2: 17, 4: 2, 8: 1}) == 0  # as older versions drew them
 
 
 CELLS = (

@@ -23,7 +23,7 @@ from synthetic_run import (
 from nwor_bench.records.store import RunData
 from nwor_bench.report.markdown import escape, render_markdown
 from nwor_bench.report.run_report import build_document
-from nwor_bench.report.text import p_value, with_bounds
+from nwor_bench.report.text import with_bounds
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -80,13 +80,6 @@ def test_run_json_holds_floor_and_findings(run, tmp_path):
     batches = list(csv.DictReader(io.StringIO(paths.batches_csv.read_text())))
     assert json.loads(batches[-1]["conditions"])["cpu_other"] == 0.4
     assert {row["arm"] for row in batches} == {"", "A/A"}
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.5, "0.500"), (0.0004, "< 0.001"), (0.0, "< 0.001"), (1.0, "1.000")]
-)
-def test_p_values(value, text):
-    assert p_value(value) == text
 
 
 @pytest.mark.parametrize(

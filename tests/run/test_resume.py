@@ -271,37 +271,31 @@ def test_another_machine_or_order_is_refused(changes: dict[str, Any], field: str
 
 
 @pytest.mark.parametrize(
-    ("part", "value", "naming"),
+    ("changes", "field", "wanted"),
     [
-        *((part, None, "") for part in ("spec", "pair", "choice", "blocks", "environment")),
-        ("environment__packages", None, ""),
+        *(
+            ({part: None}, part.replace("__", "."), {"value": None, "naming": ""})
+            for part in ("spec", "pair", "choice", "blocks", "environment", "environment__packages")
+        ),
+        *(
+            ({"spec__nwor_modes": modes}, "", {"naming": f"spec.nwor_modes: {words}"})
+            for modes, words in (
+                (["offf"], "unknown name 'offf'"), ([5], "unknown name '5'"), (5, "5 is"),
+            )
+        ),
+        (
+            {"scenario__requests": "two", "spec__scenario__requests": "two"},
+            "spec.scenario.requests",
+            {"value": "two", "naming": "write a valid integer, or restore the file"},
+        ),
     ],
-)
+)  # fmt: skip
 def test_an_edited_header_is_refused_by_the_name_of_what_changed(
-    part: str, value: Any, naming: str
+    changes: dict[str, Any], field: str, wanted: dict[str, Any]
 ) -> None:
     interrupted_at(9)
-    change_header(**{part: value})
-    field = part.replace("__", ".")
-    with refused(f"run.json: {field}", StoreError, value=value, naming=naming):
-        go_on()
-
-
-@pytest.mark.parametrize(
-    ("modes", "words"), [(["offf"], "unknown name 'offf'"), ([5], "unknown name '5'"), (5, "5 is")]
-)
-def test_an_edited_mode_is_refused_by_its_name(modes: object, words: str) -> None:
-    interrupted_at(9)
-    change_header(spec__nwor_modes=modes)
-    with refused("run.json", StoreError, naming=f"spec.nwor_modes: {words}"):
-        go_on()
-
-
-def test_an_edited_scenario_is_refused_by_its_field() -> None:
-    interrupted_at(9)
-    change_header(scenario__requests="two", spec__scenario__requests="two")
-    naming = "write a valid integer, or restore the file"
-    with refused("run.json: spec.scenario.requests", StoreError, value="two", naming=naming):
+    change_header(**changes)
+    with refused(f"run.json: {field}".removesuffix(": "), StoreError, **wanted):
         go_on()
 
 

@@ -16,7 +16,6 @@ from tiny_session import RUN, begin, go_on
 
 from nwor_bench.analysis.parity.ties import ErrorScale, Place, PlaceVerdict
 from nwor_bench.errors import ExitCode
-from nwor_bench.records.run_folder import RECORDS_FILE
 from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import BatchRecord, Cell
 from nwor_bench.run import blocks as runner
@@ -120,22 +119,6 @@ def test_an_interruption_after_a_blocks_last_batch_is_no_verdict(
     engine = TieEngine(2)
     assert go_on(engine) is ExitCode.OK
     assert len(engine.calls) == 1 + BLOCKS * CELLS  # warm-up and both timed blocks
-
-
-@pytest.mark.parametrize("cut", [5, 12])
-def test_what_a_cut_block_had_stays_in_the_records_and_out_of_the_numbers(cut: int) -> None:
-    begin(TieEngine(1, failing={cut: KeyboardInterrupt()}))
-    text = (RUN / RECORDS_FILE).read_bytes()
-    go_on(TieEngine(2))
-    assert (RUN / RECORDS_FILE).read_bytes().startswith(text)
-    run = read_run(RUN)
-    number = 1 + (cut - 1) // CELLS * CELLS  # the cut block's first batch
-    assert [batch.batch for batch in run.superseded] == list(range(number, cut))
-    numbers = {batch.batch for batch in run.batches}
-    assert numbers.isdisjoint(batch.batch for batch in run.superseded)
-    assert {window.batch for window in run.windows} == numbers
-    table = (RUN / "batches.csv").read_text().splitlines()
-    assert len(table) == 1 + len(run.batches)
 
 
 def test_an_interruption_before_the_block_runs_again_sets_nothing_aside() -> None:

@@ -103,18 +103,6 @@ def test_stage_gives_the_tokens_of_off(
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_control_gives_the_tokens_of_off(engine: VllmEngine, name: str) -> None:
-    """Our attention with stock's writes: nothing is staged, and nothing is left to commit."""
-    reference = run_cell(engine, "off", "off", BATCHES[name])
-    output = run_cell(engine, "control", "off", BATCHES[name])
-    assert output.token_ids == reference.token_ids
-    assert output.counters == reference.counters
-    assert total(output, "staged_tokens") == total(output, "stage_operations") == 0
-    assert total(output, "control_tokens") == output.counters.draft_tokens > 0
-    assert {window["fallback_reason"] for window in output.windows} == {None}
-
-
-@pytest.mark.parametrize("name", BY_NAME)
 def test_interleaved_cells_give_the_tokens_of_off(engine: VllmEngine, name: str) -> None:
     """One sequence, whose windows are written and committed by the cell that runs then."""
     reference = run_cell(engine, "off", "off", BATCHES[name])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from checklist_rows import SMALL_CACHE
 from checklist_tools import metric
-from engine_tools import eagle_pair, prompts_of, tiny_pair, tiny_spec
+from engine_tools import prompts_of, tiny_pair, tiny_spec
 from kv_gate_tools import check_whole, kv_results
 
 from nwor_bench.analysis.parity.kv import KvVerdict
@@ -30,13 +30,6 @@ def test_prefix_hits_and_chunks(start_engine: Callable[..., VllmEngine], tmp_pat
         (result,) = kv_results(engine, SHARED, one_attention=one_attention)
         check_whole(result, COMMITTED + 8 * 100)
     assert metric(engine, "vllm:prefix_cache_hits") > hits
-
-
-def test_an_eagle_head(start_engine: Callable[..., VllmEngine], tmp_path: Path) -> None:
-    engine = start_engine(eagle_pair(tmp_path), tiny_spec(block_size=32))
-    for one_attention in (True, False):
-        (result,) = kv_results(engine, PROMPTS, one_attention=one_attention)
-        check_whole(result, COMMITTED)
 
 
 def test_preempted_requests(start_engine: Callable[..., VllmEngine], tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ import random
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 
@@ -23,8 +23,10 @@ from nwor_bench.instruments import environment
 from nwor_bench.microbench.cases import ON_A_GPU, OURS, PEER, Group, Spec, expand
 from nwor_bench.microbench.report import document, json_content, write_files
 from nwor_bench.microbench.rows import (
+    Bench,
     Implementation,
     Implementations,
+    Replay,
     Result,
     Row,
     Status,
@@ -38,36 +40,7 @@ from nwor_bench.records.run_folder import RUNS, check_output, default_folder, no
 from nwor_bench.report.terminal import print_document, print_path
 from nwor_bench.workload.stopping import FIRST_LOOK, StoppingRule
 
-Replay = Callable[[], float]
-"""Runs one round of one implementation; the time of a call in us."""
-
 WARMUP_ROUNDS = 2
-
-
-class Stopwatch(Protocol):
-    """Turns an implementation into rounds."""
-
-    def prepare(self, implementation: Implementation) -> Replay:
-        """A replay of its calls from a CUDA graph, with none of their data in L2."""
-
-
-@dataclass(frozen=True)
-class Bench:
-    """Everything that times the groups.
-
-    Attributes:
-        build: makes a group's implementations and inputs; raises MemoryError if the inputs do not
-            fit.
-        stopwatch: makes their replays.
-        throttled_ms: time so far in which power or temperature lowered the clocks; None: unknown.
-        release: frees a group's memory.
-    """
-
-    spec: Spec
-    build: Callable[[Group], Implementations]
-    stopwatch: Stopwatch
-    throttled_ms: Callable[[], float | None] = lambda: None
-    release: Callable[[], None] = lambda: None
 
 
 def run_groups(

@@ -13,10 +13,9 @@ import torch
 
 from nwor_bench.instruments.conditions import ConditionMonitor
 from nwor_bench.microbench.attention import attention_implementations
-from nwor_bench.microbench.bench import Bench, Replay
 from nwor_bench.microbench.cases import Group, Spec
 from nwor_bench.microbench.commit import commit_implementations
-from nwor_bench.microbench.rows import Call, Implementation, Implementations
+from nwor_bench.microbench.rows import Bench, Call, Implementation, Implementations, Replay
 
 _BUILDERS = {
     "commit": commit_implementations,

@@ -1,10 +1,10 @@
-"""Implementations of a kernel's work, and the rows that a run makes of them. Pure."""
+"""Implementations of a kernel's work, what times them, and the rows that a run makes. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 from nwor_bench.analysis.statistics import paired_ratio
 from nwor_bench.microbench.cases import OURS, Group, Spec
@@ -99,6 +99,36 @@ class Implementations:
 
     runnable: tuple[Implementation, ...]
     refused: Mapping[str, str]
+
+
+Replay = Callable[[], float]
+"""Runs one round of one implementation; the time of a call in us."""
+
+
+class Stopwatch(Protocol):
+    """Turns an implementation into rounds."""
+
+    def prepare(self, implementation: Implementation) -> Replay:
+        """A replay of its calls from a CUDA graph, with none of their data in L2."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Everything that times the groups.
+
+    Attributes:
+        build: makes a group's implementations and inputs; raises MemoryError if the inputs do not
+            fit.
+        stopwatch: makes their replays.
+        throttled_ms: time so far in which power or temperature lowered the clocks; None: unknown.
+        release: frees a group's memory.
+    """
+
+    spec: Spec
+    build: Callable[[Group], Implementations]
+    stopwatch: Stopwatch
+    throttled_ms: Callable[[], float | None] = lambda: None
+    release: Callable[[], None] = lambda: None
 
 
 def with_peer(

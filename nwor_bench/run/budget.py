@@ -27,7 +27,8 @@ from nwor_bench.records.store import (
 )
 from nwor_bench.records.types import BatchRecord, Phase
 from nwor_bench.run.batch import RanBatch
-from nwor_bench.workload.run_spec import WARMUP_LOOKBACK, ScenarioValues
+from nwor_bench.workload.run_spec import WARMUP_LOOKBACK
+from nwor_bench.workload.scenario_values import ScenarioValues
 from nwor_bench.workload.schedule import Block
 
 WARMUP_SHARE = 0.2

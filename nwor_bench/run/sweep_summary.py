@@ -1,12 +1,15 @@
-"""The summary of a sweep: summary.csv, summary.md and summary.html show all runs side by side."""
+"""The end of a sweep: its exit code, and summary.csv, summary.md and summary.html of all runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from pandas import DataFrame
+from rich.console import Console
 
 from nwor_bench.analysis.analyse import analyse
+from nwor_bench.errors import BenchError, ExitCode
 from nwor_bench.records.files import write_atomically
 from nwor_bench.records.run_folder import RUN_FILE
 from nwor_bench.records.store import read_run
@@ -14,6 +17,9 @@ from nwor_bench.report.files import run_result
 from nwor_bench.report.html import render_html
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.sweep import SweptRun, sweep_answer, sweep_document
+from nwor_bench.run.execute import say_how_to_go_on
+from nwor_bench.run.progress import tell_json
+from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep_folder import SweepIndex
 from nwor_bench.workload.run_spec import AXES
 
@@ -98,3 +104,41 @@ def sweep_result(index: SweepIndex, runs: Sequence[SweptRun]) -> dict[str, Any]:
         "answer": {"badge": found.badge, "sentence": found.sentence},
         "runs": entries,
     }
+
+
+def finish_sweep(index: SweepIndex) -> None:
+    """Mark the sweep as finished: every run has been tried."""
+    index.content["finished_at"] = datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def close_sweep(index: SweepIndex, console: Console, options: RunOptions) -> None:
+    """Write index and summary, even after a failure, and print their paths."""
+    index.write()
+    runs = swept_runs(index)
+    write_summary(index, runs)
+    if options.as_json:
+        tell_json(sweep_result(index, runs))
+    line = f"Sweep folder: {index.folder}"
+    shown = Console() if options.quiet and not options.as_json else console
+    shown.print(line, highlight=False, markup=False, soft_wrap=True)
+    if not index.is_done:
+        say_how_to_go_on(index.folder, console)
+
+
+def failure_of(error: BaseException) -> tuple[ExitCode, str]:
+    """The exit code of a run that raised, and its entry in the index."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, KeyboardInterrupt):
+        return ExitCode.INTERRUPTED, text
+    return error.exit_code if isinstance(error, BenchError) else ExitCode.FAILED, text
+
+
+def worst_code(codes: Iterable[ExitCode]) -> ExitCode:
+    """The exit code of a sweep, from those of its runs."""
+    return max(codes, key=_badness, default=ExitCode.OK)
+
+
+def _badness(code: ExitCode) -> int:
+    """Sort key of exit codes: wrong numbers are worse than none."""
+    order = [ExitCode.OK, ExitCode.BAD_USAGE, ExitCode.FAILED, ExitCode.CORRECTNESS_BROKEN]
+    return order.index(code) if code in order else len(order)

@@ -14,10 +14,13 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum, StrEnum
 from functools import cache
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.files import parse_json
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -50,6 +53,26 @@ def bare(kind: Any) -> Any:
     return kind
 
 
+_WORDINGS = (
+    (r"^Input should be ", "write "),
+    (r"greater than or equal to (\S+)", r"\1 or more"),
+    (r"less than or equal to (\S+)", r"\1 or less"),
+    (r"^write (greater|less) than", r"write a number \1 than"),
+    (r"\ban object\b", "a table"),
+    (r"\ba valid array\b", "a list in [brackets]"),
+    (r"\ba valid string\b", 'text in "double quotes"'),
+    (r"^(Tuple|List) should have at least 1 item.*", "write one value or more"),
+)
+
+
+def remedy(fault: "ErrorDetails") -> str:
+    """The remedy for a validator's message."""
+    message = re.sub(r"^(Value error|Assertion failed), ", "", fault["msg"])
+    for pattern, words in _WORDINGS:
+        message = re.sub(pattern, words, message)
+    return message
+
+
 @cache
 def _adapter(kind: Any) -> Any:
     from pydantic import TypeAdapter  # imports must leave --help fast
@@ -60,8 +83,6 @@ def _adapter(kind: Any) -> Any:
 def read_as(kind: Any, flag: str, given: Any) -> Any:
     """A value of this type from what a flag or a file gives. Raises ConfigError."""
     from pydantic import ValidationError
-
-    from nwor_bench.workload.toml_file import remedy
 
     plain = bare(get_args(kind)[0] if get_origin(kind) is Annotated else kind)
     value = given

@@ -12,14 +12,8 @@ from pydantic import Field, create_model, field_validator
 from nwor_bench.errors import ConfigError
 from nwor_bench.workload.config import load_scenario, resolve
 from nwor_bench.workload.options import declared
-from nwor_bench.workload.run_spec import (
-    AXES,
-    DEFAULT_PAIR,
-    DEFAULT_SCENARIO,
-    RunSpec,
-    ScenarioValues,
-    VllmEntries,
-)
+from nwor_bench.workload.run_spec import AXES, DEFAULT_PAIR, DEFAULT_SCENARIO, RunSpec, VllmEntries
+from nwor_bench.workload.scenario_values import ScenarioValues
 from nwor_bench.workload.toml_file import NamedFile, StrictModel, read_toml, resource_dir
 
 

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from nwor_bench.errors import ConfigError, nearest
 from nwor_bench.records.files import read_text
-from nwor_bench.workload.options import bare
+from nwor_bench.workload.options import bare, remedy
 
 
 class StrictModel(BaseModel):
@@ -33,17 +33,6 @@ class NamedFile(StrictModel):
 PACKAGE_DIR = Path(__file__).resolve().parents[1]
 
 M = TypeVar("M", bound=StrictModel)
-
-_WORDINGS = (
-    (r"^Input should be ", "write "),
-    (r"greater than or equal to (\S+)", r"\1 or more"),
-    (r"less than or equal to (\S+)", r"\1 or less"),
-    (r"^write (greater|less) than", r"write a number \1 than"),
-    (r"\ban object\b", "a table"),
-    (r"\ba valid array\b", "a list in [brackets]"),
-    (r"\ba valid string\b", 'text in "double quotes"'),
-    (r"^(Tuple|List) should have at least 1 item.*", "write one value or more"),
-)
 
 
 def resource_dir(name: str) -> Path:
@@ -140,14 +129,6 @@ def _known_path(data: Any, loc: Sequence[str | int]) -> tuple[str | int, ...]:
 def _value(value: object) -> str:
     """` = 3` for a message; nothing for a whole table."""
     return "" if isinstance(value, dict) else f" = {value!r}"
-
-
-def remedy(fault: ErrorDetails) -> str:
-    """The remedy for a validator's message."""
-    message = re.sub(r"^(Value error|Assertion failed), ", "", fault["msg"])
-    for pattern, words in _WORDINGS:
-        message = re.sub(pattern, words, message)
-    return message
 
 
 def dotted(path: Sequence[str | int]) -> str:

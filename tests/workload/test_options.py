@@ -19,7 +19,8 @@ from nwor_bench.run.resume import stored_spec
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.config import Scenario, load_scenario, resolve
 from nwor_bench.workload.options import Option, Panel, declared, names, read_all, read_as, to_plain
-from nwor_bench.workload.run_spec import AXES, PairChoice, RunSpec, ScenarioValues, VllmEntries
+from nwor_bench.workload.run_spec import AXES, PairChoice, RunSpec, VllmEntries
+from nwor_bench.workload.scenario_values import ScenarioValues
 from nwor_bench.workload.sweep_file import Axes, Settings
 
 HOLDERS = (PairChoice, ScenarioValues, RunSpec, VllmEntries, RunOptions)

@@ -13,13 +13,8 @@ import typer
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.options import Declared, Panel, bare, declared, flag_of, names, read_all
-from nwor_bench.workload.run_spec import (
-    DEFAULT_SCENARIO,
-    PairChoice,
-    RunSpec,
-    ScenarioValues,
-    VllmEntries,
-)
+from nwor_bench.workload.run_spec import DEFAULT_SCENARIO, PairChoice, RunSpec, VllmEntries
+from nwor_bench.workload.scenario_values import ScenarioValues
 
 if TYPE_CHECKING:
     from nwor_bench.run.heartbeat import Heartbeat

@@ -35,6 +35,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimulatedGpu:
     gpu = SimulatedGpu()
     monkeypatch.setattr(counted_windows, "open_instruments", lambda: (gpu, gpu))
     monkeypatch.setattr("nwor_bench.engine.arguments.check_counters", lambda has_gpu: None)
+    monkeypatch.setattr("nwor_bench.engine.preflight.uses_gpu", lambda: True)
     return gpu
 
 

@@ -1,6 +1,7 @@
 """The gate on real vLLM: planted faults that keep the engine running but change its words."""
 
 import json
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,12 @@ def plant_wrong_value(monkeypatch: pytest.MonkeyPatch) -> None:
     """V of head 1 in layer 1 is committed off by a millionth: no token shows it."""
     from nwor_bench.plugin.runner_v1 import staging
 
-    commit = staging.commit_windows_reference
+    commit, layers = staging.commit_windows_reference, cycle(range(3))
 
     def wrong(keys: Any, values: list[torch.Tensor], *rest: Any, **named: Any) -> None:
-        values = [value.clone() for value in values]
-        values[1][:, 1] *= 1 + 1e-6
+        if next(layers) == 1:  # one call a layer
+            values = [values[0].clone()]
+            values[0][:, 1] *= 1 + 1e-6
         commit(keys, values, *rest, **named)
 
     monkeypatch.setattr(staging, "commit_windows_reference", wrong)

@@ -7,19 +7,19 @@ hooks taken off as well, since its kernels do not take a state back.
 
 import json
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from checklist_tools import check_support, compare, greedy
-from engine_tools import prompts_of, run_cell, tiny_spec, total
+from engine_tools import prompts_of, run_cell, tiny_spec, total, worker_of
 from tiny_hybrids import EAGER_DUMMY, hybrid_pair
 
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.config_json import read_shape
-from nwor_bench.records.facts import EngineStatus
-from nwor_bench.workload.run_spec import RunSpec
+from nwor_bench.plugin.layers import is_recurrent
 
 pytestmark = pytest.mark.engine
 
@@ -29,22 +29,24 @@ PREDICTED = ("Nemotron-H", "Qwen3-Next")
 """Families whose states the byte model predicts."""
 
 
-def check_states(config: dict[str, Any], status: EngineStatus, spec: RunSpec) -> None:
+def check_states(config: dict[str, Any], engine: VllmEngine, drafts: int) -> None:
     """vLLM's layers have the states that the byte model reads from their config.json.
 
     Its CPU platform keeps states in float32 where the processor has AVX-512 for bfloat16, else in
     the model's dtype.
     """
     kept = "float32" if torch.cpu._is_avx512_bf16_supported() else config["torch_dtype"]
-    on_cpu = {**config, "mamba_ssm_dtype": kept}
-    expected, found = read_shape(on_cpu, "--config", "tiny").recurrent, status.recurrent
+    expected = read_shape({**config, "mamba_ssm_dtype": kept}, "--config", "tiny").recurrent
     assert expected is not None
-    assert found is not None
-    columns = expected.state.conv_kernel - 1 + spec.scenario.draft_tokens
-    conv = expected.count * columns * expected.state.conv_column_bytes()
-    assert (found.layers, found.state_bytes, found.conv_bytes) == (
-        expected.count, expected.state_bytes(), conv,
-    )  # fmt: skip
+    context = worker_of(engine).model_runner.compilation_config.static_forward_context
+    layers = [layer for layer in context.values() if is_recurrent(layer)]
+    assert len(layers) == expected.count
+    columns = expected.state.conv_kernel - 1 + drafts
+    for layer in layers:
+        parts = zip(layer.get_state_shape(), layer.get_state_dtype(), strict=True)
+        conv, state = (prod(shape) * dtype.itemsize for shape, dtype in parts)
+        assert state == expected.state.state_bytes()
+        assert conv == columns * expected.state.conv_column_bytes()
 
 
 def rest(*case: str | None) -> Any:
@@ -83,7 +85,8 @@ def test_a_hybrids_attention_layers_are_staged(
         assert (status.target_layers > 0) == (backend is not None)
         check_support(tmp_path / "model", status, spec)
         if family in PREDICTED:
-            check_states(json.loads((tmp_path / "model/config.json").read_text()), status, spec)
+            config = json.loads((tmp_path / "model/config.json").read_text())
+            check_states(config, engine, spec.scenario.draft_tokens)
         prompts = prompts_of([20, 30])
         for nwor, scv in MODES:
             output = run_cell(engine, nwor, scv, prompts, 16)

@@ -68,7 +68,7 @@ help:  ## list the targets
 
 venv: $(INSTALLED)  ## set up .venv (with VLLM= .venv-VERSION) for the device that this machine has
 
-sweep: $(INSTALLED)  ## measure the short scenario with the default pair; ARGS adds flags
+sweep: $(INSTALLED)  ## check the default pair's output, on a GPU measure it too; ARGS adds flags
 	@$(BIN)/nwor-bench sweep --scenario short $(ARGS)
 
 test: $(INSTALLED)  ## run the tests, one engine or more of each kind among them

@@ -127,7 +127,7 @@ def installed_version() -> Callable[[str], str | None]:
     """A package's version, read once: it takes ten files."""
     from nwor_bench.instruments import environment
 
-    return cache(environment._version)
+    return cache(environment.installed)
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def own_surroundings(
     monkeypatch.setattr(prepare, "check_model_configs", check)
     monkeypatch.setattr(prepare, "load_tokenizer", load)
     monkeypatch.setattr(environment, "_git", lambda source: checkout_facts)
-    monkeypatch.setattr(environment, "_version", installed_version)
+    monkeypatch.setattr(environment, "installed", installed_version)
     monkeypatch.setenv("NWOR_BENCH_CACHE", str(pair_cache))
     monkeypatch.setenv("NWOR_BENCH_PRELOADED", "1")
     monkeypatch.setenv("COLUMNS", "80")

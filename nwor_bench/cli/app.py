@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from nwor_bench import __version__
-from nwor_bench.cli.command import Command, Group, examples
+from nwor_bench.cli.command import Command, Group, examples, missing_module
 from nwor_bench.cli.commands import (
     compare,
     doctor,
@@ -18,11 +18,9 @@ from nwor_bench.cli.commands import (
     plan,
     profile,
     report,
-    scenarios,
     supports,
     sweep,
 )
-from nwor_bench.cli.packages import missing_module
 from nwor_bench.errors import BenchError, ConfigError, ExitCode
 
 
@@ -74,8 +72,8 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
 for _command, _lines in _EXAMPLES.items():
     app.command(cls=Command, epilog=examples(*_lines))(_command)
 app.add_typer(profile.app, name="profile")
-app.add_typer(pairs.app, name="pairs")
-app.add_typer(scenarios.app, name="scenarios")
+app.add_typer(pairs.pairs, name="pairs")
+app.add_typer(pairs.scenarios, name="scenarios")
 
 
 def _print_version(wanted: bool) -> None:

@@ -5,13 +5,14 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from nwor_bench.engine.memory import GIB, RUNTIME_BYTES
 from nwor_bench.errors import BenchError, UnsupportedVllmError
 from nwor_bench.instruments import environment
-from nwor_bench.instruments.device import CPU_BUILD, free_memory
+from nwor_bench.instruments.device import free_memory, is_cpu_build
+from nwor_bench.instruments.environment import installed
 from nwor_bench.instruments.nsight import NCU, NSYS, Profiler, ToolUnavailable, find_tool
 from nwor_bench.instruments.versions import (
     REMEDY,
@@ -100,19 +101,6 @@ def examine(check_hooks: Callable[[], Check] | None = None) -> list[Check]:
             what = "not tried: an engine needs a check above that failed"
             checks.append(Check("hooks", State.MISSING, what, "see above", needed=True))
     return [*checks, check_counters(bool(gpus)), check_nsight(NCU), check_nsight(NSYS)]
-
-
-def installed(package: str) -> str | None:
-    """A package's version from its metadata, without importing it; None if not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def is_cpu_build() -> bool:
-    """True if the installed vLLM is the CPU build."""
-    return installed(CPU_BUILD) is not None
 
 
 def check_vllm() -> Check:

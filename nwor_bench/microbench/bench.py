@@ -35,8 +35,13 @@ from nwor_bench.microbench.rows import (
     half_widths,
     timed_rows,
 )
-from nwor_bench.records.files import result_document
-from nwor_bench.records.run_folder import RUNS, check_output, default_folder, not_writable
+from nwor_bench.records.files import (
+    RUNS,
+    check_output,
+    default_folder,
+    not_writable,
+    result_document,
+)
 from nwor_bench.report.terminal import print_document, print_path
 from nwor_bench.workload.stopping import FIRST_LOOK, StoppingRule
 

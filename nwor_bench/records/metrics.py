@@ -68,15 +68,9 @@ KNOWN_REASONS = {
         *("adaptive_verification", "batch_invariant", "batch_sharded_sampling", BESIDE_PREFILL),
         *(BREAKABLE_CUDA_GRAPHS, "context_parallel", "data_parallel", "eplb"),
         *("full_graph_of_another_shape", "full_graph_with_uneven_windows", "kv_shape"),
-        *("kv_transfer", "layer_staged_twice"),
-        *("micro_batches", "more_drafts_than_capacity", "no_target_layers", "pipeline_parallel"),
-        *(
-            "ranks_accepted_differently",
-            "sleep_mode",
-            "step_not_finished",
-            "v1_runner_on_gpu",
-            "window_beside_prefill_of_its_request",
-        ),
+        *("kv_transfer", "layer_staged_twice", "micro_batches", "more_drafts_than_capacity"),
+        *("no_target_layers", "pipeline_parallel", "ranks_accepted_differently", "sleep_mode"),
+        *("step_not_finished", "v1_runner_on_gpu", "window_beside_prefill_of_its_request"),
     ),
     "scv_fallback_count": (
         *("capture_not_supported", "more_drafts_than_capacity", "no_cuda", "sampled_ids_dtype"),

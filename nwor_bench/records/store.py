@@ -19,7 +19,15 @@ from typing import Any
 
 from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.records.facts import to_json
-from nwor_bench.records.files import sync_folder, write_atomically
+from nwor_bench.records.files import (
+    RECORDS_FILE,
+    RUN_FILE,
+    check_output,
+    not_writable,
+    records_path,
+    sync_folder,
+    write_atomically,
+)
 from nwor_bench.records.header import RunHeader, parse_header, read_object
 from nwor_bench.records.lines import (
     BatchKey,
@@ -28,13 +36,6 @@ from nwor_bench.records.lines import (
     is_own,
     parse_records,
     record_line,
-)
-from nwor_bench.records.run_folder import (
-    RECORDS_FILE,
-    RUN_FILE,
-    check_output,
-    not_writable,
-    records_path,
 )
 from nwor_bench.records.types import FORMAT_VERSION, BatchRecord, Phase, RunStatus, WindowRecord
 

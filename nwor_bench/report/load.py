@@ -84,10 +84,6 @@ def frame_of(record_type: type, records: Sequence[Any]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=names, dtype=object)
 
 
-def _cells(analysis: Analysis) -> pd.DataFrame:
-    return frame_of(CellResult, analysis.cells)
-
-
 def _batches(analysis: Analysis) -> pd.DataFrame:
     """All batches; percentiles of a batch's request times are the last columns."""
     batches = analysis.run.batches
@@ -108,7 +104,7 @@ def _windows(analysis: Analysis) -> pd.DataFrame:
 
 
 TABLES: Mapping[str, Callable[[Analysis], pd.DataFrame]] = {
-    "cells": _cells,
+    "cells": lambda analysis: frame_of(CellResult, analysis.cells),
     "batches": _batches,
     "windows": _windows,
 }

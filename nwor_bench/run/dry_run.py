@@ -16,6 +16,7 @@ from nwor_bench.workload.sweep_file import EngineGroup, SweepFile
 def plan_lines(plan: Plan, spec: RunSpec, pair: ResolvedPair) -> list[str]:
     """The plan for people."""
     scenario = spec.scenario
+    counted = f"{spec.counted_blocks} x {len(plan.cells)} for DRAM counters"
     return [
         f"pair {pair.name}: {pair.method}, {spec.dtype or pair.dtype}, one engine start",
         _memory(pair, spec),
@@ -23,7 +24,7 @@ def plan_lines(plan: Plan, spec: RunSpec, pair: ResolvedPair) -> list[str]:
         f"{scenario.max_new_tokens} new tokens, {scenario.draft_tokens} drafts",
         _batches(plan, spec),
         *_until(spec),
-        *_counted(plan, spec),
+        *([f"untimed batches after them: {counted}"] if spec.counted_blocks else []),
         *_staging(spec),
         "cells (NWOR x SCV):",
         *(f"  {cell.label}" for cell in plan.cells),
@@ -97,13 +98,6 @@ def _until(spec: RunSpec) -> list[str]:
     if rule.time_budget_s is not None:
         ends.append(f"{rule.time_budget_s:g} s after the engine's start")
     return [f"stops early: {', or '.join(ends)}"] if ends else []
-
-
-def _counted(plan: Plan, spec: RunSpec) -> list[str]:
-    """The blocks that run once more for counters."""
-    blocks = spec.counted_blocks
-    text = f"untimed batches after them: {blocks} x {len(plan.cells)} for DRAM counters"
-    return [text] if blocks else []
 
 
 def _staging(spec: RunSpec) -> list[str]:

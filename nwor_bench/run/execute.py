@@ -20,8 +20,8 @@ from nwor_bench.instruments import environment
 from nwor_bench.instruments.conditions import ConditionMonitor
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.facts import EngineStatus
+from nwor_bench.records.files import only_writer
 from nwor_bench.records.header import PairFacts, RunHeader
-from nwor_bench.records.run_folder import only_writer
 from nwor_bench.records.store import RunData, RunStore, read_run
 from nwor_bench.records.types import CellResult, RunStatus, Verdict
 from nwor_bench.report.files import write_files

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from nwor_bench.engine.engine import VllmEngine, check_arguments
 from nwor_bench.engine.memory import require_memory
-from nwor_bench.engine.preflight import check_flags, check_pair
+from nwor_bench.engine.preflight import check_flags, check_pair, with_own_dtype
 from nwor_bench.errors import ExitCode
 from nwor_bench.instruments import environment
 from nwor_bench.instruments.device import uses_gpu
@@ -20,12 +20,11 @@ from nwor_bench.models.pairs import (
     check_model_configs,
     resolve_pair,
 )
-from nwor_bench.records.run_folder import RUNS, check_output, default_folder
+from nwor_bench.records.files import RUNS, check_output, default_folder
 from nwor_bench.records.store import RunData, block_name, read_run
 from nwor_bench.records.types import Interleave, Phase
 from nwor_bench.run import resume
 from nwor_bench.run.dry_run import plan_lines
-from nwor_bench.run.early import with_own_dtype
 from nwor_bench.run.execute import EngineFactory, EngineSource, GroupEngine, Prepared, run_prepared
 from nwor_bench.run.progress import check_vllm_version, console_for, tell_plan
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions

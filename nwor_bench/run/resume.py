@@ -7,15 +7,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from nwor_bench.engine.preflight import require_incomplete
 from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.facts import CpuFacts, EngineStatus, Environment
+from nwor_bench.records.files import RUN_FILE
 from nwor_bench.records.header import PairFacts, RunHeader, check_complete
-from nwor_bench.records.run_folder import RUN_FILE
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Interleave
 from nwor_bench.run.batch import prompt_digest
-from nwor_bench.run.early import require_incomplete
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.config import RunSpec, Scenario
 from nwor_bench.workload.options import declared, flag_of, names, read_as, remedy

@@ -13,7 +13,7 @@ from nwor_bench.analysis.analyse import analyse
 from nwor_bench.engine.engine import VllmEngine, check_arguments
 from nwor_bench.engine.memory import require_memory
 from nwor_bench.errors import ConfigError, ExitCode
-from nwor_bench.records.run_folder import RUN_FILE, RUNS, check_output, default_folder
+from nwor_bench.records.files import RUN_FILE, RUNS, check_output, default_folder
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import RunStatus
 from nwor_bench.run.dry_run import sweep_lines

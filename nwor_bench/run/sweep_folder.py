@@ -8,9 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from nwor_bench.errors import ConfigError, StoreError
-from nwor_bench.records.files import write_atomically
+from nwor_bench.records.files import RUN_FILE, SWEEP_FILE, write_atomically
 from nwor_bench.records.header import read_object
-from nwor_bench.records.run_folder import RUN_FILE, SWEEP_FILE
 from nwor_bench.records.store import read_header
 from nwor_bench.records.types import RunStatus
 from nwor_bench.run.run_options import RunOptions

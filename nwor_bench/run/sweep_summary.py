@@ -10,8 +10,7 @@ from rich.console import Console
 
 from nwor_bench.analysis.analyse import analyse
 from nwor_bench.errors import BenchError, ExitCode
-from nwor_bench.records.files import write_atomically
-from nwor_bench.records.run_folder import RUN_FILE
+from nwor_bench.records.files import RUN_FILE, write_atomically
 from nwor_bench.records.store import read_run
 from nwor_bench.report.files import run_result
 from nwor_bench.report.html import render_html

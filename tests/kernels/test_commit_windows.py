@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from accepted_rows import accepted_rows
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from kernel_inputs import (
     num_written,
 )
 
-from nwor_kernels.commit.reference import accepted_rows, commit_windows_reference
+from nwor_kernels.commit.reference import commit_windows_reference
 from nwor_kernels.fp8 import quantize_e4m3
 from nwor_kernels.metadata import (
     ERROR_OVERFLOW,

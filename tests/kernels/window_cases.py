@@ -4,11 +4,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from accepted_rows import accepted_rows
 from kernel_inputs import assert_same, generator, kv_of_layers, nan_caches, to_device
 from torch import Tensor
 
 from nwor_kernels.commit.plan import CommitPlan, StagedSources
-from nwor_kernels.commit.reference import accepted_rows, commit_windows_reference
+from nwor_kernels.commit.reference import commit_windows_reference
 
 E4M3_DTYPES = (torch.uint8, torch.float8_e4m3fn)
 

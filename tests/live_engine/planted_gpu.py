@@ -13,10 +13,9 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from accepted_rows import accepted_rows
 from planted_cpu import Plant, at_each_switch_to_off, wrapped
 from torch import Tensor
-
-from nwor_kernels.commit.reference import accepted_rows
 
 ALL = 1 << 20
 """A count above any window's."""

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
+from accepted_rows import accepted_rows
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +21,6 @@ from nwor_bench.microbench.inputs import (
     poison,
     spread,
 )
-from nwor_kernels.commit.reference import accepted_rows
 
 CPU = torch.device("cpu")
 SHAPE = Shape(layers=2, heads=4, kv_heads=2, head_dim=64)

@@ -12,7 +12,7 @@ from synthetic_run import analysed, faults_of, report_paths
 
 from nwor_bench.analysis.analyse import analyse
 from nwor_bench.analysis.findings.table import FindingKind
-from nwor_bench.records.run_folder import KEPT_RECORDS_FILE, RUN_FILE
+from nwor_bench.records.files import KEPT_RECORDS_FILE, RUN_FILE
 from nwor_bench.records.store import read_run
 from nwor_bench.report.files import write_files
 

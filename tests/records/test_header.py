@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from nwor_bench.errors import StoreError
 from nwor_bench.records.facts import JsonPart, to_json
+from nwor_bench.records.files import RUN_FILE
 from nwor_bench.records.header import BlockEntry, RunHeader, parse_header
-from nwor_bench.records.run_folder import RUN_FILE
 from nwor_bench.records.store import RunStore, read_header
 
 CHECKOUT = Path(__file__).resolve().parents[2]

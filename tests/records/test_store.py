@@ -15,9 +15,9 @@ from synthetic_run import make_run, save_run
 
 from nwor_bench.errors import ExitCode, StoreError
 from nwor_bench.records.facts import EngineStatus
+from nwor_bench.records.files import KEPT_RECORDS_FILE, RECORDS_FILE, RUN_FILE, default_folder
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import batch_key, parse_records, record_line
-from nwor_bench.records.run_folder import KEPT_RECORDS_FILE, RECORDS_FILE, RUN_FILE, default_folder
 from nwor_bench.records.store import RunStore, read_run
 from nwor_bench.records.types import BatchRecord, RunStatus, WindowRecord
 

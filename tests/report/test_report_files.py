@@ -13,7 +13,7 @@ from synthetic_run import make_run, save_run, summarised, write_reports
 
 from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.records.facts import to_json
-from nwor_bench.records.run_folder import RECORDS_FILE
+from nwor_bench.records.files import RECORDS_FILE
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import CellResult, RunStatus, WindowRecord
 from nwor_bench.report.files import to_csv

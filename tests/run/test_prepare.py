@@ -250,7 +250,7 @@ def test_run_json_tells_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_float32_if_the_processor_has_no_bf16(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("nwor_bench.run.early.float32_reason", lambda dtype: f"not {dtype}")
+    monkeypatch.setattr("nwor_bench.engine.preflight.float32_reason", lambda dtype: f"not {dtype}")
     begin(FakeEngine())
     run = read_run(Path("run"))
     assert run.header.pair.dtype == "float32"
@@ -259,7 +259,7 @@ def test_float32_if_the_processor_has_no_bf16(
 
 
 def test_the_users_dtype_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nwor_bench.run.early.float32_reason", lambda dtype: f"not {dtype}")
+    monkeypatch.setattr("nwor_bench.engine.preflight.float32_reason", lambda dtype: f"not {dtype}")
     begin(FakeEngine(), dtype="bfloat16")
     run = read_run(Path("run"))
     assert run.header.spec["dtype"] == "bfloat16"

@@ -21,7 +21,7 @@ from nwor_bench.analysis.analyse import analyse
 from nwor_bench.cli.app import app
 from nwor_bench.errors import ConfigError, ExitCode, StoreError
 from nwor_bench.instruments import environment
-from nwor_bench.records.run_folder import RECORDS_FILE, RUN_FILE, only_writer
+from nwor_bench.records.files import RECORDS_FILE, RUN_FILE, only_writer
 from nwor_bench.records.store import RunData, RunStore, read_run
 from nwor_bench.records.types import BatchRecord
 from nwor_bench.run import resume

@@ -6,14 +6,14 @@ from pathlib import Path
 from nwor_bench.analysis.analyse import analyse
 from nwor_bench.analysis.cell_data import CellData
 from nwor_bench.errors import ConfigError
-from nwor_bench.records.header import RunHeader
-from nwor_bench.records.run_folder import (
+from nwor_bench.records.files import (
     KEPT_RECORDS_FILE,
     RECORDS_FILE,
     RUN_FILE,
     SWEEP_FILE,
     records_path,
 )
+from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import read_header, read_run
 from nwor_bench.records.types import Cell, CellResult, RunStatus
 

@@ -59,7 +59,7 @@ def _check_packages() -> None:
 
     Raises ConfigError with the packages that are missing and the line that installs them.
     """
-    from nwor_bench.cli.packages import install_command, missing_packages
+    from nwor_bench.cli.command import install_command, missing_packages
 
     missing = missing_packages()
     if missing:

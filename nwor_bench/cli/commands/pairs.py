@@ -1,4 +1,4 @@
-"""`nwor-bench pairs list|fetch`: model pairs."""
+"""`nwor-bench pairs list|fetch` and `nwor-bench scenarios list`: what ships."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from nwor_bench.models.pairs import ModelPair
+    from nwor_bench.workload.config import Scenario
 
-app = typer.Typer(cls=Group, help="Model pairs: list, fetch.", no_args_is_help=True)
+pairs = typer.Typer(cls=Group, help="Model pairs: list, fetch.", no_args_is_help=True)
+scenarios = typer.Typer(cls=Group, help="The scenarios (workloads).", no_args_is_help=True)
 
 Name = Annotated[
     str,
@@ -27,25 +29,25 @@ Name = Annotated[
 ]
 
 
-@app.command("list", cls=Command, epilog=examples("nwor-bench pairs list"))
+@pairs.command("list", cls=Command, epilog=examples("nwor-bench pairs list"))
 def list_pairs(as_json: AsJson = False, quiet: Quiet = False) -> None:
     """List the shipped pairs."""
     from nwor_bench.models.pairs import load_pair, pair_names
 
-    pairs = {name: load_pair(name) for name in pair_names()}
+    found = {name: load_pair(name) for name in pair_names()}
     if as_json:
-        tell_json({"pairs": [_facts(name, pair) for name, pair in pairs.items()]})
+        tell_json({"pairs": [_pair_facts(name, pair) for name, pair in found.items()]})
     elif quiet:
-        typer.echo("\n".join(pairs))
+        typer.echo("\n".join(found))
     else:
-        _print_list(pairs)
+        _print_pairs(found)
 
 
-def _print_list(pairs: "dict[str, ModelPair]") -> None:
+def _print_pairs(found: "dict[str, ModelPair]") -> None:
     from nwor_bench.models.pairs import DEFAULT_PAIR
 
     rows = []
-    for name, pair in pairs.items():
+    for name, pair in found.items():
         label = f"{name} (default)" if name == DEFAULT_PAIR else name
         ready = "yes" if _is_ready(pair) else "no"
         weights = "; no weights" if pair.shape is not None else ""
@@ -53,7 +55,7 @@ def _print_list(pairs: "dict[str, ModelPair]") -> None:
     print_table(("pair", "drafts by", "dtype", "ready", "description"), rows, numbers_from=5)
 
 
-@app.command(cls=Command, epilog=examples("nwor-bench pairs fetch smollm2"))
+@pairs.command(cls=Command, epilog=examples("nwor-bench pairs fetch smollm2"))
 def fetch(name: Name = "smollm2", as_json: AsJson = False, quiet: Quiet = False) -> None:
     """Download or generate a pair, unless it is in the cache."""
     from nwor_bench.models.pairs import fetch_pair, load_pair
@@ -78,7 +80,7 @@ def fetch(name: Name = "smollm2", as_json: AsJson = False, quiet: Quiet = False)
         typer.echo(f"weights: {WITHOUT_WEIGHTS}")
 
 
-def _facts(name: str, pair: "ModelPair") -> "dict[str, Any]":
+def _pair_facts(name: str, pair: "ModelPair") -> "dict[str, Any]":
     """What the list says of a pair."""
     from nwor_bench.models.pairs import DEFAULT_PAIR
 
@@ -97,3 +99,38 @@ def _is_ready(pair: "ModelPair") -> bool:
     from nwor_bench.models.pairs import pair_folder
 
     return pair_folder(pair).is_dir()
+
+
+@scenarios.command("list", cls=Command, epilog=examples("nwor-bench scenarios list"))
+def list_scenarios(as_json: AsJson = False, quiet: Quiet = False) -> None:
+    """List the shipped scenarios."""
+    from nwor_bench.workload.config import load_scenario, scenario_names
+
+    found = [load_scenario(name) for name in scenario_names()]
+    if as_json:
+        tell_json({"scenarios": list(map(_scenario_facts, found))})
+    elif quiet:
+        typer.echo("\n".join(scenario.name for scenario in found))
+    else:
+        _print_scenarios(found)
+
+
+def _print_scenarios(found: "list[Scenario]") -> None:
+    headers = ["name", "requests", "batches", "drafts", "new tokens", "temp", "max len", "prompts"]
+    rows = []
+    for s in found:
+        numbers = (s.requests, s.batches, s.draft_tokens, s.max_new_tokens, s.temperature)
+        rows.append((s.name, *map(str, (*numbers, s.max_model_len, _number_of_prompts(s)))))
+    print_table(headers, rows, numbers_from=1)
+
+
+def _scenario_facts(scenario: "Scenario") -> "dict[str, Any]":
+    """A scenario's fields, and how many prompts it has."""
+    fields = scenario.model_dump(mode="json")
+    return {**fields, "number_of_prompts": _number_of_prompts(scenario)}
+
+
+def _number_of_prompts(scenario: "Scenario") -> int:
+    from nwor_bench.workload.prompts import load_prompts
+
+    return len(load_prompts(scenario))

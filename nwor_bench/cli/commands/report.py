@@ -29,7 +29,7 @@ def report(
     """
     from dataclasses import replace
 
-    from nwor_bench.records.run_folder import RECORDS_FILE, RUN_FILE, SWEEP_FILE
+    from nwor_bench.records.files import RECORDS_FILE, RUN_FILE, SWEEP_FILE
     from nwor_bench.records.store import read_run
     from nwor_bench.records.types import RunStatus, Verdict
     from nwor_bench.run.run_options import DEFAULT_OPTIONS

@@ -130,7 +130,7 @@ def _check_early(
         remedy = "a resumed run has no plan to print as JSON; leave one of the two out"
         raise ConfigError.for_field("--dry-run", True, remedy)
     if options.output is not None:
-        from nwor_bench.records.run_folder import check_output
+        from nwor_bench.records.files import check_output
 
         check_output(options.output)
     for name in ("continue_on_error", "ray"):
@@ -139,7 +139,7 @@ def _check_early(
     if options.resume is not None:
         _check_resumed(options.resume)
     elif options.file is not None:
-        from nwor_bench.run.early import check_sweep
+        from nwor_bench.engine.preflight import check_sweep
         from nwor_bench.workload.sweep_file import load_sweep
 
         check_sweep(load_sweep(options.file))
@@ -149,29 +149,29 @@ def _check_early(
             from nwor_bench.models.methods import check_method
 
             check_method("--method", flags["method"])
-        from nwor_bench.run.early import check_run
+        from nwor_bench.engine.preflight import check_run
 
         check_run(spec, PairChoice(**of_holders(flags, PairChoice)))
 
 
 def _check_resumed(folder: Path) -> None:
     """Refuse a run or a sweep that is complete."""
-    from nwor_bench.records.run_folder import SWEEP_FILE
+    from nwor_bench.records.files import SWEEP_FILE
 
     if (folder / SWEEP_FILE).is_file():
         from nwor_bench.run.sweep_folder import SweepIndex
 
         SweepIndex.open(folder).require_unfinished()
     else:
+        from nwor_bench.engine.preflight import require_incomplete
         from nwor_bench.records.store import read_header
-        from nwor_bench.run.early import require_incomplete
 
         require_incomplete(read_header(folder), str(folder))
 
 
 def _is_sweep(options: RunOptions) -> bool:
     """True for a sweep file, and for the folder of a sweep that is resumed."""
-    from nwor_bench.records.run_folder import SWEEP_FILE
+    from nwor_bench.records.files import SWEEP_FILE
 
     resume = options.resume
     return options.file is not None or (resume is not None and (resume / SWEEP_FILE).is_file())

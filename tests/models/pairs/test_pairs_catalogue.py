@@ -8,7 +8,7 @@ import pytest
 from refusals import refused
 from typer.testing import CliRunner
 
-from nwor_bench.cli.commands.pairs import app
+from nwor_bench.cli.commands.pairs import pairs as app
 from nwor_bench.models.pairs import DEFAULT_PAIR, fetch_pair, load_pair, pair_names
 
 OWN_PAIR = """\

@@ -11,12 +11,7 @@ from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, cell_order
 from nwor_bench.records.fallback_reasons import NO_CUDA
 from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import (
-    BatchRecord,
-    Phase,
-    Verdict,
-    WindowRecord,
-)
+from nwor_bench.records.types import BatchRecord, Phase, Verdict, WindowRecord
 
 REFERENCE = "reference"
 """Verdict and parity of off x off, with which the other cells are compared."""

@@ -14,10 +14,7 @@ from statistics import fmean
 import numpy as np
 from scipy import stats
 
-from nwor_bench.analysis.invariants import (
-    accepted,
-    windows_by_batch,
-)
+from nwor_bench.analysis.invariants import accepted, windows_by_batch
 from nwor_bench.analysis.statistics import MIN_BLOCKS, POWER, SIGNIFICANCE, variance_inflation
 from nwor_bench.instruments.robust import CONFIDENCE
 from nwor_bench.models.byte_model import BY_REFERENCE, CACHE_BITS, COPY_SPILLED, DIRECT, Strategy
@@ -184,12 +181,7 @@ def _is_full(window: WindowRecord, batch: BatchRecord) -> bool:
     return window.num_reqs == batch.requests and not window.uncounted_draft_tokens
 
 
-def _of_cell(
-    run: RunData,
-    cell: Cell,
-    placed: Mapping[Cell, Blocks],
-    compared: int,
-) -> CellBytes:
+def _of_cell(run: RunData, cell: Cell, placed: Mapping[Cell, Blocks], compared: int) -> CellBytes:
     own = placed[cell]
     flat = [w for places in own.values() for group in places.values() for w in group]
     baseline = Cell(cell.pair, NworMode.OFF, ScvMode.OFF)

@@ -12,13 +12,7 @@ from math import log
 import numpy as np
 from numpy.typing import NDArray
 
-from nwor_bench.instruments.robust import (
-    CONFIDENCE,
-    Estimate,
-    RatioInterval,
-    as_ratio,
-    t_quantile,
-)
+from nwor_bench.instruments.robust import CONFIDENCE, Estimate, RatioInterval, as_ratio, t_quantile
 from nwor_bench.records.types import Verdict
 
 MIN_BLOCKS = 3

@@ -239,12 +239,7 @@ def cell_verdicts(
     interleaved = sum(effect.decisive is not None for effect in effects.values())
     cases = [
         compare_with_off(
-            cell,
-            baseline,
-            violation,
-            effects.get(cell.cell),
-            interleaved,
-            checks_only=checks_only,
+            cell, baseline, violation, effects.get(cell.cell), interleaved, checks_only=checks_only
         )
         for cell, violation in zip(cells, violations, strict=True)
     ]

@@ -60,10 +60,7 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
         "nwor-bench supports openai/gpt-oss-20b --device blackwell",
     ),
     doctor.doctor: ("nwor-bench doctor", "nwor-bench doctor --no-engine --json"),
-    kernels.kernels: (
-        "nwor-bench kernels",
-        "nwor-bench kernels --kernels commit --ci-width 2%",
-    ),
+    kernels.kernels: ("nwor-bench kernels", "nwor-bench kernels --kernels commit --ci-width 2%"),
     live.live: (
         "nwor-bench live http://localhost:8000",
         "nwor-bench live http://localhost:8000 --num-reqs 5-8 --ci-width 0.3%",

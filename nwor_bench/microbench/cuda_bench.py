@@ -17,10 +17,7 @@ from nwor_bench.microbench.cases import Group, Spec
 from nwor_bench.microbench.commit import commit_implementations
 from nwor_bench.microbench.rows import Bench, Call, Implementation, Implementations, Replay
 
-_BUILDERS = {
-    "commit": commit_implementations,
-    "verify_attention": attention_implementations,
-}
+_BUILDERS = {"commit": commit_implementations, "verify_attention": attention_implementations}
 
 MOST_NODES = 1024
 """Most kernels in one graph; an implementation with many launches makes fewer calls a round."""

@@ -89,9 +89,7 @@ def make_set(
     packed = torch.randn(shape.layers, rows, width, device=device, dtype=torch.bfloat16)
     slots, choice = slots.to(device), choice.to(device)
     return WindowSet(
-        _rows(packed, shape, slots),
-        _rows(packed[:, choice], shape, slots[choice]),
-        choice,
+        _rows(packed, shape, slots), _rows(packed[:, choice], shape, slots[choice]), choice
     )
 
 

@@ -173,11 +173,7 @@ def numbers(row: Row) -> tuple[str, ...]:
     """Time, GB/s and ratio of a row; the status instead of a missing time."""
     if row.status is not Status.OK:
         return (row.status if row.status is Status.INVALID else "refused", *[NOT_MEASURED] * 2)
-    return (
-        microseconds(row.time_us),
-        decimal(row.gb_per_s, 0),
-        interval(row),
-    )
+    return (microseconds(row.time_us), decimal(row.gb_per_s, 0), interval(row))
 
 
 def reasons(rows: Sequence[Row]) -> list[str]:

@@ -76,9 +76,7 @@ class LiveGroups:
                 self.groups[name] += 1
 
 
-def _effect(
-    members: list[tuple[MeasuredWindow, WindowPlace]],
-) -> tuple[float, Clock] | LeftOut:
+def _effect(members: list[tuple[MeasuredWindow, WindowPlace]]) -> tuple[float, Clock] | LeftOut:
     """Mean log time of the other cell's windows less that of off, or why there is none."""
     places = [place for _, place in members]
     if [place.position for place in places] != 4 * list(range(places[0].run_length)):

@@ -183,10 +183,7 @@ def _lead(cell: CellResult) -> str:
     return text
 
 
-_SCATTER = {
-    ACCEPTANCE: "accepted drafts differ by chance",
-    TIME: "the host's times scatter",
-}
+_SCATTER = {ACCEPTANCE: "accepted drafts differ by chance", TIME: "the host's times scatter"}
 
 
 def _time(cell: CellResult) -> str:

@@ -11,14 +11,7 @@ from nwor_bench.records.types import CellResult, Verdict
 from nwor_bench.report.document import Block, Bullets, Figure, Paragraph, Section, Table, table
 from nwor_bench.report.figures import colour
 from nwor_bench.report.terminal import fits
-from nwor_bench.report.text import (
-    NOT_MEASURED,
-    compared_time,
-    count,
-    decimal,
-    percent,
-    ratio,
-)
+from nwor_bench.report.text import NOT_MEASURED, compared_time, count, decimal, percent, ratio
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

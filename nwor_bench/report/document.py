@@ -127,10 +127,7 @@ class Document:
 
 
 def table(
-    headers: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    numbers_from: int = 1,
-    caption: str = "",
+    headers: Sequence[str], rows: Sequence[Sequence[str]], numbers_from: int = 1, caption: str = ""
 ) -> Table:
     """A Table from any sequences. Raises ValueError if a row's length is not the header's."""
     for row in rows:

@@ -12,14 +12,7 @@ from nwor_bench.records.facts import to_json
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, Verdict
 from nwor_bench.report.document import Block, Bullets, Paragraph, Section, Table, table
-from nwor_bench.report.text import (
-    NOT_MEASURED,
-    count,
-    decimal,
-    joined,
-    plural,
-    settings,
-)
+from nwor_bench.report.text import NOT_MEASURED, count, decimal, joined, plural, settings
 
 TITLE = "Evidence"
 

@@ -15,15 +15,7 @@ from nwor_bench.models.byte_model import (
 from nwor_bench.models.config_json import KNOWN_TYPES
 from nwor_bench.models.measured import MeasuredRow, nearest_rows
 from nwor_bench.models.recurrent import RecurrentLayers
-from nwor_bench.report.document import (
-    Bullets,
-    Document,
-    Headline,
-    Paragraph,
-    Section,
-    Table,
-    table,
-)
+from nwor_bench.report.document import Bullets, Document, Headline, Paragraph, Section, Table, table
 from nwor_bench.report.text import count, plural, signed_size, size
 from nwor_bench.report.text import two_digits as percent
 

@@ -50,11 +50,7 @@ def precision_section(analysis: Analysis) -> Section:
     """Interleaved windows, if cells are interleaved within batches; window times and ratios."""
     facts = _warm_up_and_stop(analysis.run)
     stopped = [Paragraph(facts)] if facts else []
-    blocks = (
-        *interleaved_blocks(analysis),
-        _ratios(analysis.cells),
-        *stopped,
-    )
+    blocks = (*interleaved_blocks(analysis), _ratios(analysis.cells), *stopped)
     return Section(PRECISION, blocks, folded=True)
 
 

@@ -14,23 +14,11 @@ from nwor_bench.models.measured import measured_rows, outcomes
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, RunStatus, Verdict
-from nwor_bench.report.answer import (
-    CPU_BADGE,
-    Answer,
-    answer,
-    holds_one,
-    on_cpu,
-    subject_cells,
-)
+from nwor_bench.report.answer import CPU_BADGE, Answer, answer, holds_one, on_cpu, subject_cells
 from nwor_bench.report.document import Definitions
 from nwor_bench.report.evidence import kv_sentence, local_sentence
 from nwor_bench.report.precision import split_lines
-from nwor_bench.report.text import (
-    change_range,
-    joined,
-    percent,
-    plural,
-)
+from nwor_bench.report.text import change_range, joined, percent, plural
 
 _PLAN = "`nwor-bench plan --config FOLDER` (the target's)"
 _WORTH_WAITING = 100

@@ -5,17 +5,8 @@ from typing import Any
 
 from nwor_bench.models.config_reader import Kind
 from nwor_bench.models.support.facts import LayerFacts
-from nwor_bench.models.support.predict import (
-    LayerGroup,
-    MethodSupport,
-    Outcome,
-    Support,
-)
-from nwor_bench.records.fallback_reasons import (
-    BATCH_INVARIANT,
-    BREAKABLE_CUDA_GRAPHS,
-    KV_TRANSFER,
-)
+from nwor_bench.models.support.predict import LayerGroup, MethodSupport, Outcome, Support
+from nwor_bench.records.fallback_reasons import BATCH_INVARIANT, BREAKABLE_CUDA_GRAPHS, KV_TRANSFER
 from nwor_bench.report.document import Bullets, Document, Headline, Paragraph, table
 
 LAYER_HEADERS = ("layers", "what", "backend", "by themselves")
@@ -28,11 +19,7 @@ WORDS = {
 }
 
 
-def support_document(
-    found: Support,
-    methods: Sequence[MethodSupport],
-    origin: str,
-) -> Document:
+def support_document(found: Support, methods: Sequence[MethodSupport], origin: str) -> Document:
     """One model: the answer, its layers, the speculative methods, and notes."""
     drafts = [
         (m.method.value, WORDS[m.outcome], m.runner.value if m.runner else "", m.reason or "")

@@ -21,11 +21,7 @@ from nwor_bench.report.document import (
     Table,
     table,
 )
-from nwor_bench.report.text import (
-    NOT_MEASURED,
-    plural,
-    ratio,
-)
+from nwor_bench.report.text import NOT_MEASURED, plural, ratio
 
 DONE = "done"
 MIXED = "MIXED"

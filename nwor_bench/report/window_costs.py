@@ -4,23 +4,12 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from nwor_bench.analysis.analyse import Analysis
-from nwor_bench.analysis.dram import (
-    Amount,
-    CellBytes,
-    predicted_difference,
-    strategy_of,
-)
+from nwor_bench.analysis.dram import Amount, CellBytes, predicted_difference, strategy_of
 from nwor_bench.analysis.phases import PHASES, CellPhases, cell_phases
 from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import (
-    SETTLING,
-    CellResult,
-    NworMode,
-    Phase,
-    Verdict,
-)
+from nwor_bench.records.types import SETTLING, CellResult, NworMode, Phase, Verdict
 from nwor_bench.report.answer import on_cpu
 from nwor_bench.report.document import Block, Paragraph, Section, Table, table
 from nwor_bench.report.text import NOT_MEASURED, count, decimal, percent, size

@@ -42,12 +42,7 @@ def check_vllm_version(console: Console) -> None:
 
 
 def tell_result(
-    console: Console,
-    options: RunOptions,
-    analysis: Analysis,
-    folder: Path,
-    *,
-    in_sweep: bool,
+    console: Console, options: RunOptions, analysis: Analysis, folder: Path, *, in_sweep: bool
 ) -> None:
     """Print a run's result; the runs of a sweep are in the sweep's own JSON."""
     if options.as_json:

@@ -180,12 +180,7 @@ def run_on_ray(
 
 class _RaySweep:
     def __init__(
-        self,
-        ray: Any,
-        index: SweepIndex,
-        command: list[str],
-        console: Console,
-        options: RunOptions,
+        self, ray: Any, index: SweepIndex, command: list[str], console: Console, options: RunOptions
     ):
         self._ray, self._index, self._console = ray, index, console
         self._command, self._options = command, options

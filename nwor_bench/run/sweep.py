@@ -17,13 +17,7 @@ from nwor_bench.records.files import RUN_FILE, RUNS, check_output, default_folde
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import RunStatus
 from nwor_bench.run.dry_run import sweep_lines
-from nwor_bench.run.execute import (
-    EngineFactory,
-    GroupEngine,
-    Prepared,
-    run_prepared,
-    worst_of,
-)
+from nwor_bench.run.execute import EngineFactory, GroupEngine, Prepared, run_prepared, worst_of
 from nwor_bench.run.prepare import CheckEngine, prepare_point, resume_prepared
 from nwor_bench.run.progress import check_vllm_version, console_for, tell_plan
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions

@@ -8,12 +8,7 @@ from pydantic import ValidationError
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.types import NworMode, StageBy
 from nwor_bench.workload.options import declared, flag_of, names, read_all, remedy
-from nwor_bench.workload.run_spec import (
-    WARMUP_LOOKBACK,
-    PairChoice,
-    RunSpec,
-    VllmEntries,
-)
+from nwor_bench.workload.run_spec import WARMUP_LOOKBACK, PairChoice, RunSpec, VllmEntries
 from nwor_bench.workload.scenario import PromptSource, Scenario, load_scenario, scenario_names
 from nwor_bench.workload.scenario_values import MOST_BLOCKS, ScenarioValues
 

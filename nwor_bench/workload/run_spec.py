@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from annotated_types import Ge, Interval
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.records.types import (
-    AA,
-    Cell,
-    Interleave,
-    NworMode,
-    ScvMode,
-    StageBy,
-)
+from nwor_bench.records.types import AA, Cell, Interleave, NworMode, ScvMode, StageBy
 from nwor_bench.workload.options import (
     Axis,
     Compare,

@@ -7,11 +7,7 @@ cell in only one of the runs is listed with that verdict.
 from dataclasses import dataclass, replace
 
 from nwor_bench.analysis.comparing.change_estimates import ratio_change, time_change
-from nwor_bench.analysis.comparing.change_verdicts import (
-    CellChange,
-    ChangeVerdict,
-    change_verdicts,
-)
+from nwor_bench.analysis.comparing.change_verdicts import CellChange, ChangeVerdict, change_verdicts
 from nwor_bench.analysis.comparing.preconditions import (
     DecideBy,
     Difference,
@@ -115,8 +111,7 @@ def compare_runs(
     every = sorted(base.cells.keys() | new.cells.keys(), key=cell_order)
     if not base.cells.keys() & new.cells.keys():
         raise NotComparableError.at(
-            "BASE and NEW have no cell in common",
-            f"BASE has {_names(base)}; NEW has {_names(new)}",
+            "BASE and NEW have no cell in common", f"BASE has {_names(base)}; NEW has {_names(new)}"
         )
     cells = [_matched(base, new, cell) for cell in every]
     floor = None

@@ -222,11 +222,7 @@ class KvResult:
 
 def kv_event(cell: Cell, result: KvResult) -> dict[str, Any]:
     """The result for the records."""
-    return {
-        "event": KV_EVENT,
-        **cell.names,
-        **result.to_dict(),
-    }
+    return {"event": KV_EVENT, **cell.names, **result.to_dict()}
 
 
 def write_fault(ranks: Sequence[Mapping[str, int]], accepted: int) -> str | None:

@@ -4,15 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nwor_bench.cli.command import (
-    AsJson,
-    Command,
-    Group,
-    Quiet,
-    examples,
-    print_table,
-    tell_json,
-)
+from nwor_bench.cli.command import AsJson, Command, Group, Quiet, examples, print_table, tell_json
 
 if TYPE_CHECKING:
     from typing import Any
@@ -23,10 +15,7 @@ if TYPE_CHECKING:
 pairs = typer.Typer(cls=Group, help="Model pairs: list, fetch.", no_args_is_help=True)
 scenarios = typer.Typer(cls=Group, help="The scenarios (workloads).", no_args_is_help=True)
 
-Name = Annotated[
-    str,
-    typer.Argument(help="A pair's name, or the path of a pair's .toml file."),
-]
+Name = Annotated[str, typer.Argument(help="A pair's name, or the path of a pair's .toml file.")]
 
 
 @pairs.command("list", cls=Command, epilog=examples("nwor-bench pairs list"))

@@ -92,11 +92,7 @@ class ModelPair(StrictModel):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        tables = {
-            "packaged": self.packaged,
-            "generated": self.generated,
-            "shape": self.shape,
-        }
+        tables = {"packaged": self.packaged, "generated": self.generated, "shape": self.shape}
         present = [name for name, table in tables.items() if table is not None]
         if present != [self.source]:
             found = ", ".join(present) or "none"

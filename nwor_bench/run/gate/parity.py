@@ -189,12 +189,7 @@ class ParityGate:
         prompts = [tuple(prompt) for prompt in self._encode(block.prompts)]
         spent_before = self._ties.spent_s
         checked = check_tokens(
-            cell,
-            prompts,
-            answer.token_ids,
-            reference.token_ids,
-            self._ties,
-            to_the_end=to_the_end,
+            cell, prompts, answer.token_ids, reference.token_ids, self._ties, to_the_end=to_the_end
         )
         scale = self._ties.measured
         if checked.verdicts and scale is not None:
@@ -213,9 +208,4 @@ class ParityGate:
 
 def broken_event(cell: Cell, block: Block, reason: str) -> dict[str, Any]:
     """Event of a cell that broke parity in a timed block; `restore` reads it."""
-    return {
-        "event": BROKEN_EVENT,
-        **cell.names,
-        "block": block.number,
-        "reason": reason,
-    }
+    return {"event": BROKEN_EVENT, **cell.names, "block": block.number, "reason": reason}

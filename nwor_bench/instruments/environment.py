@@ -44,7 +44,7 @@ def collect() -> Environment:
         python=platform.python_version(),
         os=platform.platform(),
         cpu=_cpu(),
-        memory=_memory(),
+        memory=MemoryFacts(total_bytes=psutil.virtual_memory().total),
         gpus=gpus,
         gpu_note=gpu_note,
         packages={name: installed(name) for name in PACKAGES},
@@ -69,11 +69,6 @@ def _cpu_model() -> str | None:
         if name.strip() == "model name":
             return value.strip()
     return platform.processor() or None
-
-
-def _memory() -> MemoryFacts:
-    memory = psutil.virtual_memory()
-    return MemoryFacts(total_bytes=memory.total)
 
 
 def _gpus() -> tuple[tuple[GpuFacts, ...], str | None]:

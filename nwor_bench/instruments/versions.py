@@ -50,16 +50,12 @@ def require_supported_vllm() -> str:
 def untried_version() -> str | None:
     """One line if the installed vLLM is not in TRIED; None if it is, or if there is none."""
     installed = vllm_version()
-    if installed is None or _tried(installed):
+    if installed is None or installed.partition("+")[0] in TRIED:
         return None
     return (
         f"nwor-bench was not tried with vLLM {installed}, only with {supported()}: "
         "`nwor-bench doctor` checks whether the hooks attach"
     )
-
-
-def _tried(installed: str) -> bool:
-    return installed.partition("+")[0] in TRIED
 
 
 def _release(number: str) -> tuple[int, ...]:

@@ -108,7 +108,8 @@ def _fraction(value: float) -> str:
 
 def notes(comparison: Comparison) -> list[str]:
     """Caveats of the comparison, and how it was made."""
-    found = [*_forced(comparison), *_warnings(comparison)]
+    found = _forced(comparison)
+    found += [f"{n}: {w.rstrip('.')}." for n, run in _sides(comparison) for w in run.warnings]
     found += [*_pairing(comparison), *_drift(comparison), *_acceptance(comparison)]
     if comparison.others:
         listed = "; ".join(map(str, comparison.others))
@@ -127,10 +128,6 @@ def _forced(comparison: Comparison) -> list[str]:
         return []
     listed = "; ".join(map(str, comparison.forced))
     return [f"Compared with --force, although the runs differ in work or machine: {listed}."]
-
-
-def _warnings(comparison: Comparison) -> list[str]:
-    return [f"{n}: {w.rstrip('.')}." for n, run in _sides(comparison) for w in run.warnings]
 
 
 def _pairing(comparison: Comparison) -> list[str]:

@@ -235,7 +235,7 @@ def _measure(sweep: BlockRunner, status: EngineStatus, store: RunStore, progress
     try:
         sweep.run()
     finally:
-        spent = (store.header.measuring_s or 0.0) + _since(began)
+        spent = (store.header.measuring_s or 0.0) + round(time.perf_counter() - began, 3)
         store.update(parity=sweep.parity.facts(), measuring_s=spent, stopped=sweep.stopped)
 
 
@@ -286,10 +286,6 @@ def worst_of(cells: Sequence[CellResult]) -> ExitCode:
     """The exit code that a run's cells ask for, however it ended."""
     broken = any(cell.verdict == Verdict.INVALID for cell in cells)
     return ExitCode.CORRECTNESS_BROKEN if broken else ExitCode.OK
-
-
-def _since(began: float) -> float:
-    return round(time.perf_counter() - began, 3)
 
 
 def _now() -> str:

@@ -133,7 +133,7 @@ def _by_state(cell: CellChange) -> tuple[ChangeVerdict, str] | None:
     if before is not None:
         now = "INEFFECTIVE, no longer INVALID, in NEW" if after else "no longer so in NEW"
         return ChangeVerdict.IMPROVEMENT, f"{before} in BASE{_because(cell.base)}; {now}"
-    if _scv_stopped(cell.base, cell.new):
+    if cell.base.scv_status == "ok" and cell.new.scv_status == Verdict.INEFFECTIVE:
         return (
             ChangeVerdict.REGRESSION,
             f"SCV's mode fired in BASE and never in NEW{_because(cell.new)}",
@@ -148,10 +148,6 @@ def _state(cell: CellResult | None) -> Verdict | None:
 
 def _because(cell: CellResult) -> str:
     return f": {cell.reason.rstrip('.')}" if cell.reason else ""
-
-
-def _scv_stopped(before: CellResult, after: CellResult) -> bool:
-    return before.scv_status == "ok" and after.scv_status == Verdict.INEFFECTIVE
 
 
 def _by_role(cell: CellChange, by: DecideBy) -> tuple[ChangeVerdict, str] | None:

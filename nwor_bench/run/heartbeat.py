@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from threading import Event, Thread
 
-QUIET_S = 2.5
+QUIET_S = 2.0
 """Longest time without a line."""
 
 
@@ -43,7 +43,7 @@ class Heartbeat:
             self._doing, self._began = doing, self._printed
 
     def _run(self) -> None:
-        while not self._ended.wait(self._quiet_s / 5):
+        while not self._ended.wait(self._quiet_s / 10):
             now = time.monotonic()
             if now - self._printed >= self._quiet_s:
                 self._echo(f"  {self._doing}: {now - self._began:.0f} s")

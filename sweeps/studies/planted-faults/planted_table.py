@@ -60,8 +60,6 @@ Timed batches have no write watch: a rejected draft that is written there and ov
 next window changes no answer, row or count.
 
 Faults at a switch exist only in interleaved batches, and the gate's interleaved batch finds them.
-Our first such fault on an H200 was not seen, most likely because it missed its target: it kept a
-view of vLLM's slot buffer, which the drafter overwrites. Today's faults copy the slots.
 """
 
 

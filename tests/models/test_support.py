@@ -10,7 +10,7 @@ from recipe_models import LEFT_OUT, recipe_table, recipes
 from refusals import refused
 
 from nwor_bench.models.config_reader import Kind
-from nwor_bench.models.methods import Method
+from nwor_bench.models.methods import NOT_ON_CPU, Method
 from nwor_bench.models.pairs.local import find_config
 from nwor_bench.models.support.facts import (
     OWN_ATTENTION,
@@ -211,8 +211,10 @@ def test_methods_are_staged_or_refused_with_their_reason() -> None:
         assert found[method].runner is Runner.V1
         assert found[method].reason == "v1_runner_on_gpu"
     assert found[Method.MTP].reason == "vLLM has no MTP for model type llama"
-    on_cpu = method_support(facts(), EngineFacts(device=Device.CPU), Method.DSPARK)
-    assert on_cpu.outcome is Outcome.REFUSED
+    for method, reason in NOT_ON_CPU.items():  # as `sweep` refuses them
+        on_cpu = method_support(facts(), EngineFacts(device=Device.CPU), method)
+        assert (on_cpu.outcome, on_cpu.reason) == (Outcome.REFUSED, reason)
+    assert {Method.DSPARK, Method.NGRAM_GPU} <= set(NOT_ON_CPU)
     none = facts(model_type="glm4_moe", num_nextn_predict_layers=0)
     assert method_support(none, EngineFacts(), Method.MTP).outcome is Outcome.REFUSED
     named = facts(architectures=["MiMoForCausalLM"], num_nextn_predict_layers=1)

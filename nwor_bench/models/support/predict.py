@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from nwor_bench.models.config_reader import Kind
-from nwor_bench.models.methods import Method, why_no_mtp
+from nwor_bench.models.methods import NOT_ON_CPU, Method, why_no_mtp
 from nwor_bench.models.support.facts import (
     OWN_ATTENTION,
     OWN_BUILDERS,
@@ -38,9 +38,6 @@ FP8_CACHES = ("fp8", "fp8_e4m3")
 
 ON_V1 = frozenset({Method.SUFFIX, Method.MEDUSA})
 """Methods that vLLM serves with its V1 runner, on a GPU too."""
-
-ON_V2 = frozenset({Method.DSPARK})
-"""Methods that its V1 runner does not have."""
 
 
 class Outcome(StrEnum):
@@ -203,8 +200,8 @@ def methods_of(model: ModelFacts, engine: EngineFacts) -> Iterator[MethodSupport
 
 def _why_refused(model: ModelFacts, engine: EngineFacts, method: Method) -> str | None:
     """Why vLLM would not start; None if the config shows no reason."""
-    if method in ON_V2 and engine.device is Device.CPU:
-        return "vLLM's V1 runner, a CPU's, does not have it"
+    if method in NOT_ON_CPU and engine.device is Device.CPU:
+        return NOT_ON_CPU[method]
     if method is not Method.MTP:
         return None
     return why_no_mtp(model.model_type, model.architecture, model.mtp_layers)

@@ -7,8 +7,9 @@ are read from its source, without importing it.
 
 import ast
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -71,25 +72,31 @@ def check_pair(pair: ResolvedPair, spec: RunSpec) -> None:
 def _check_names(flag: str, given: Iterable[str], module: str, holder: str) -> None:
     """Refuse entries that vLLM's class does not have; nothing is known without vLLM's source."""
     names = list(given)
-    known = set(_fields(module, holder)) if names else set()
+    source = _source(module) if names else None
+    known = frozenset() if source is None else _fields(source, holder)
     for name in names:
         if known and name not in known:
             raise ConfigError.unknown(flag, name, sorted(known))
 
 
-def _fields(module: str, holder: str) -> Iterator[str]:
-    """Annotated fields of a class of vLLM, from its source."""
+def _source(module: str) -> Path | None:
+    """The file of a module of vLLM; None without vLLM's source."""
     found = find_spec("vllm")
-    for folder in (found and found.submodule_search_locations) or ():
-        path = Path(folder) / module
-        if path.is_file():
-            for node in ast.parse(path.read_text(encoding="utf-8")).body:
-                if isinstance(node, ast.ClassDef) and node.name == holder:
-                    yield from (
-                        part.target.id
-                        for part in node.body
-                        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
-                    )
+    folders = (found and found.submodule_search_locations) or ()
+    paths = (Path(folder) / module for folder in folders)
+    return next((path for path in paths if path.is_file()), None)
+
+
+@cache
+def _fields(source: Path, holder: str) -> frozenset[str]:
+    """Annotated fields of a class. Cached, as every run of a sweep file asks."""
+    return frozenset(
+        part.target.id
+        for node in ast.parse(source.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and node.name == holder
+        for part in node.body
+        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
+    )
 
 
 def _check_logprobs(spec: RunSpec) -> None:

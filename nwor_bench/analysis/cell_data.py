@@ -6,18 +6,12 @@ from dataclasses import dataclass, field
 
 from nwor_bench.analysis.invariants import accepted, windows_by_batch
 from nwor_bench.analysis.parity.kv import KV_EVENT, KvVerdict
-from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY
+from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, REFERENCE
 from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, cell_order
 from nwor_bench.records.fallback_reasons import NO_CUDA
 from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Phase, Verdict, WindowRecord
-
-REFERENCE = "reference"
-"""Verdict and parity of off x off, with which the other cells are compared."""
-
-EXACT = "exact"
-"""Parity of a cell whose tokens equal those of off x off."""
 
 SCV_COUNTERS = (
     "scv_device_validations",

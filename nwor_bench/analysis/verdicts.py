@@ -27,15 +27,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nwor_bench.analysis.cell_data import (
-    REFERENCE,
-    CellData,
-    idle_reason,
-    idle_scv,
-    values_compared,
-)
+from nwor_bench.analysis.cell_data import CellData, idle_reason, idle_scv, values_compared
 from nwor_bench.analysis.effects import WINDOWS, PairEffect, deciding
 from nwor_bench.analysis.paired import PairedTimes, pair_times
+from nwor_bench.analysis.parity.tokens import REFERENCE
 from nwor_bench.analysis.statistics import (
     DEFAULT_MARGIN,
     MIN_BLOCKS,

@@ -13,6 +13,7 @@ from math import log
 from nwor_bench.models.config_json import read_shape
 from nwor_bench.models.pairs.pair import load_pair, pair_names
 from nwor_bench.models.shape import ModelShape
+from nwor_bench.records.types import Verdict
 from nwor_bench.workload.toml_file import resource_dir
 
 FILE = "studies/interleave/cells.csv"
@@ -63,7 +64,7 @@ def measured_rows() -> tuple[MeasuredRow, ...]:
 def outcomes(rows: Sequence[MeasuredRow]) -> str:
     """`faster in 13 of 20 settings, slower in 4, undecided in 3`."""
     counts = Counter(row.verdict for row in rows)
-    faster, slower = counts["FASTER"], counts["SLOWER"]
+    faster, slower = counts[Verdict.FASTER], counts[Verdict.SLOWER]
     rest = len(rows) - faster - slower
     return f"faster in {faster} of {len(rows)} settings, slower in {slower}, undecided in {rest}"
 
@@ -77,10 +78,8 @@ def nearest_rows(
     and experts or not; then parameters, requests and context count by their ratios.
     """
 
-    def distance(row: MeasuredRow) -> float:
-        own = _shape_of(row.pair)
-        if own is None:
-            return float("inf")
+    def distance(setting: tuple[MeasuredRow, ModelShape]) -> float:
+        row, own = setting
         unlike = sum(mine != other for mine, other in zip(_kind(shape), _kind(own), strict=True))
         ratios = (
             (shape.parameters(), own.parameters()),
@@ -89,8 +88,9 @@ def nearest_rows(
         )
         return 10 * unlike + sum(abs(log(mine / other)) for mine, other in ratios)
 
-    known = [row for row in measured_rows() if _shape_of(row.pair) is not None]
-    return tuple(sorted(known, key=distance)[:most])
+    shapes = ((row, _shape_of(row.pair)) for row in measured_rows())
+    known = [(row, own) for row, own in shapes if own is not None]
+    return tuple(row for row, _ in sorted(known, key=distance)[:most])
 
 
 def _kind(shape: ModelShape) -> tuple[bool, bool, bool]:

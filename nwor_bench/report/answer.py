@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nwor_bench.analysis.cell_data import EXACT, REFERENCE
 from nwor_bench.analysis.effects import Split
 from nwor_bench.analysis.findings.run import nothing_timed
-from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY
+from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED, REFERENCE
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN
 from nwor_bench.analysis.throughput import ACCEPTANCE, TIME
 from nwor_bench.records.facts import EngineStatus
@@ -103,7 +102,7 @@ def _checked(header: RunHeader, cells: Sequence[CellResult]) -> Answer:
     parities = {cell.parity for cell in compared}
     what = ["tokens", "acceptance"]
     badge, start = IDENTICAL_BADGE, "Output identical"
-    if not parities <= {EXACT, "explained"}:
+    if not parities <= {EXACT, EXPLAINED}:
         badge, start, what = str(Verdict.CHECKED), "No difference found", ["acceptance"]
     elif parities != {EXACT}:
         badge, start = TIES_BADGE, "Output identical except at ties"

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nwor_bench.analysis.analyse import PERCENTILES, noise_floor
-from nwor_bench.analysis.cell_data import EXACT
+from nwor_bench.analysis.parity.tokens import EXACT
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN
 from nwor_bench.records.types import CellResult, Verdict
 from nwor_bench.report.document import Block, Bullets, Figure, Paragraph, Section, Table, table

@@ -4,10 +4,9 @@ from collections.abc import Iterator, Sequence
 from math import ceil
 
 from nwor_bench.analysis.analyse import Analysis
-from nwor_bench.analysis.cell_data import REFERENCE
 from nwor_bench.analysis.effects import WINDOWS
 from nwor_bench.analysis.findings.run import nothing_timed, sufficient_budget
-from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY
+from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED, REFERENCE
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN
 from nwor_bench.analysis.verdicts import VALUES_NOT_COMPARED
 from nwor_bench.models.measured import measured_rows, outcomes
@@ -60,9 +59,9 @@ def same_output(cells: Sequence[CellResult]) -> str:
     unchecked = [cell.label for cell in compared if cell.parity is None]
     if unchecked:
         return f"Not checked for {joined(unchecked)}."
-    if all(cell.parity == "exact" for cell in compared):
+    if all(cell.parity == EXACT for cell in compared):
         return "Yes: on the gate's prompts every cell gave the same tokens."
-    if all(cell.parity in ("exact", "explained") for cell in compared):
+    if all(cell.parity in (EXACT, EXPLAINED) for cell in compared):
         return (
             "Yes, except at ties: wherever a cell's token differed, off x off itself cannot tell "
             "the two tokens apart. Evidence lists them."

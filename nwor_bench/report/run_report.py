@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from nwor_bench.analysis.analyse import Analysis
-from nwor_bench.analysis.cell_data import REFERENCE
 from nwor_bench.analysis.effects import WINDOWS
 from nwor_bench.analysis.findings.table import Severity, grouped
+from nwor_bench.analysis.parity.tokens import REFERENCE
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN, SIGNIFICANCE
 from nwor_bench.records.facts import EngineStatus, Environment, to_json
 from nwor_bench.records.header import PairFacts, RunHeader

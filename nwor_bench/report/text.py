@@ -92,18 +92,24 @@ def sure_bounds(cell: CellResult) -> tuple[float, float] | None:
 
     It is the simultaneous one, or the cell's own for A/A and runs that did not store it.
     """
-    bounds = (cell.ratio_simultaneous_low, cell.ratio_simultaneous_high)
-    if bounds[0] is None or bounds[1] is None:
-        bounds = (cell.ratio_ci_low, cell.ratio_ci_high)
-    low, high = bounds
-    return None if low is None or high is None else (low, high)
+    return _first_interval(
+        (cell.ratio_simultaneous_low, cell.ratio_simultaneous_high),
+        (cell.ratio_ci_low, cell.ratio_ci_high),
+    )
 
 
 def sure_rates(cell: CellResult) -> tuple[float, float] | None:
     """The same of tokens per second."""
-    low = cell.tokens_per_s_ratio_simultaneous_low or cell.tokens_per_s_ratio_low
-    high = cell.tokens_per_s_ratio_simultaneous_high or cell.tokens_per_s_ratio_high
-    return None if low is None or high is None else (low, high)
+    return _first_interval(
+        (cell.tokens_per_s_ratio_simultaneous_low, cell.tokens_per_s_ratio_simultaneous_high),
+        (cell.tokens_per_s_ratio_low, cell.tokens_per_s_ratio_high),
+    )
+
+
+def _first_interval(*bounds: tuple[float | None, float | None]) -> tuple[float, float] | None:
+    """The first whose ends are both known."""
+    known = ((low, high) for low, high in bounds if low is not None and high is not None)
+    return next(known, None)
 
 
 def corrected(cell: CellResult) -> str:

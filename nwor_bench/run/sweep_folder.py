@@ -93,18 +93,14 @@ class SweepIndex:
 
     def require_unfinished(self) -> None:
         """Raises ConfigError if every run is done."""
-        runs = self.content.get("runs")
-        listed = runs if isinstance(runs, list) else []
-        done = [isinstance(run, Mapping) and run.get("status") == DONE for run in listed]
+        done = [isinstance(run, Mapping) and run.get("status") == DONE for run in self._listed]
         if done and all(done):
             raise ConfigError.for_field("--resume", str(self.folder), "all of its runs are done")
 
     def check_readable(self) -> None:
         """Raises StoreError for an index whose runs cannot be shown."""
-        runs = self.content.get("runs")
-        listed = runs if isinstance(runs, list) else []
-        known = all(isinstance(run, Mapping) and run.keys() >= _READ for run in listed)
-        if not isinstance(self.content.get("name"), str) or not listed or not known:
+        known = all(isinstance(run, Mapping) and run.keys() >= _READ for run in self._listed)
+        if not isinstance(self.content.get("name"), str) or not self._listed or not known:
             raise StoreError.at(
                 self.folder / INDEX_FILE,
                 "name or runs are not as nwor-bench wrote them: restore the file",
@@ -112,20 +108,25 @@ class SweepIndex:
 
     def check_runs(self, groups: Sequence[EngineGroup]) -> None:
         """Raises StoreError for an index without a name, or whose runs are not its axes' own."""
-        path, runs = self.folder / INDEX_FILE, self.content.get("runs")
+        path = self.folder / INDEX_FILE
         if not isinstance(self.content.get("name"), str):
             raise StoreError.at(f"{path}: name", "is not a text: restore the file", joint=" ")
-        listed = runs if isinstance(runs, list) else []
         for group in groups:
             for point in group.points:
                 wanted = {"number": point.number, "folder": point.folder, **point.axes}
-                if not any(_has(run, wanted) for run in listed):
+                if not any(_has(run, wanted) for run in self._listed):
                     raise StoreError.at(
                         f"{path}: runs: run {point.number} ({point.label})",
                         "of its axes is not listed as it was begun: the file was changed since "
                         "nwor-bench wrote it; restore it",
                         joint=" ",
                     )
+
+    @property
+    def _listed(self) -> list[Any]:
+        """The entries of its runs as they stand in the file, which may be damaged."""
+        runs = self.content.get("runs")
+        return runs if isinstance(runs, list) else []
 
     @property
     def sweep(self) -> SweepFile:

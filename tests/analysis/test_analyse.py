@@ -19,8 +19,8 @@ from synthetic_run import (
 )
 
 from nwor_bench.analysis.analyse import analyse
-from nwor_bench.analysis.cell_data import REFERENCE
 from nwor_bench.analysis.invariants import counter_checks, full_windows, windows_by_batch
+from nwor_bench.analysis.parity.tokens import REFERENCE
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Cell, CellResult, NworMode, Phase, ScvMode, Verdict

@@ -10,8 +10,14 @@ from nwor_bench.analysis.parity.ties import ALLOWED_RMS, ErrorScale, Place, Plac
 from nwor_bench.records.types import BatchRecord, Cell
 
 REFERENCE = "reference"
+"""Verdict and parity of off x off, with which the other cells are compared."""
+
 EXACT = "exact"
+"""Parity of a cell whose tokens equal those of off x off."""
+
 EXPLAINED = "explained"
+"""That of a cell whose tokens differ only at ties."""
+
 ACCEPTANCE_ONLY = "acceptance only"
 INVALID = "INVALID"
 

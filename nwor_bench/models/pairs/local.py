@@ -29,6 +29,9 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _NEEDED = ("hidden_size", "num_hidden_layers")
 """Sizes that must be given: transformers would silently use another model's defaults."""
 
+_DTYPE = re.compile(r"b?float16|float(32|64|8_\w+)?|half|double")
+"""PyTorch's names. Without PyTorch, as in --dry-run, transformers takes any."""
+
 LIMIT_S = 2.0
 """How long the hub may take to answer."""
 
@@ -176,6 +179,11 @@ def _check(field: str, folder: Path) -> None:
                 raise ConfigError.for_field(
                     field, path, f'it has no "{key}"; add it with the model\'s value'
                 )
+    for each in (config, inner):
+        dtype = each.get("dtype") or each.get("torch_dtype")
+        if isinstance(dtype, str) and not _DTYPE.fullmatch(dtype):
+            remedy = f'its "dtype" is {dtype!r}; write bfloat16, float16 or float32'
+            raise ConfigError.for_field(field, path, remedy)
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

@@ -11,6 +11,7 @@ from codecs import BOM_UTF8
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
@@ -237,8 +238,7 @@ def check_hub_model(field: str, name: str) -> None:
     try:
         _within(LIMIT_S, lambda: _ask(f"{constants.ENDPOINT}/{name}/resolve/main/{CONFIG}"))
     except HTTPError as error:
-        refused = error.code in _REFUSED and error.headers.get("X-Error-Code") != _ENTRY_MISSING
-        if refused or (error.code >= 500 and not cached):
+        if error.code in _REFUSED or (error.code >= 500 and not cached):
             raise ConfigError.for_field(field, name, _no_access(error.code)) from error
     except (URLError, OSError) as error:
         if not cached:
@@ -252,13 +252,18 @@ def check_hub_model(field: str, name: str) -> None:
         _go_offline(constants)
 
 
+@cache
 def _ask(address: str) -> None:
+    """Raises HTTPError or OSError; what was found once in this process is not asked again."""
     from huggingface_hub import get_token
 
     token = get_token()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    with urlopen(Request(address, headers=headers, method="HEAD"), timeout=LIMIT_S):
-        pass
+    try:
+        urlopen(Request(address, headers=headers, method="HEAD"), timeout=LIMIT_S).close()
+    except HTTPError as error:
+        if error.headers.get("X-Error-Code") != _ENTRY_MISSING:
+            raise
 
 
 def _within(limit_s: float, call: Callable[[], Result]) -> Result:

@@ -101,11 +101,11 @@ def _checked(header: RunHeader, cells: Sequence[CellResult]) -> Answer:
     compared = [cell for cell in cells if cell.verdict != REFERENCE and cell.parity is not None]
     parities = {cell.parity for cell in compared}
     what = ["tokens", "acceptance"]
-    badge, start = IDENTICAL_BADGE, "Output identical"
+    badge = IDENTICAL_BADGE
     if not parities <= {EXACT, EXPLAINED}:
-        badge, start, what = str(Verdict.CHECKED), "No difference found", ["acceptance"]
+        badge, what = str(Verdict.CHECKED), ["acceptance"]
     elif parities != {EXACT}:
-        badge, start = TIES_BADGE, "Output identical except at ties"
+        badge, what = TIES_BADGE, ["tokens (except at ties)", "acceptance"]
     found = [
         c for c in ((header.kv_gate or KvGateFacts()).cells or {}).values() if c.get("checked")
     ]
@@ -113,7 +113,7 @@ def _checked(header: RunHeader, cells: Sequence[CellResult]) -> Answer:
         least = min(found, key=lambda cell: cell["checked"])
         what.append(f"{least['checked']:,} cache positions in {plural(least['layers'], 'layer')}")
     of = f"{len(compared)} of {plural(len(cells) - 1, 'cell')}"
-    sentence = f"{start} in {of}: {joined(what)} equal those of off x off. Nothing was timed"
+    sentence = f"In {of} {joined(what)} equal those of off x off. Nothing was timed"
     return Answer(badge, f"{sentence}: speed needs a GPU." if on_cpu(header) else f"{sentence}.")
 
 

@@ -112,7 +112,7 @@ def _origin(run: StoredRun) -> str:
     for name, value in (
         ("begun", run.header.started_at),
         ("nwor-bench", (environment.packages or {}).get("nwor-bench")),
-        ("git", (environment.git or GitState()).revision),
+        ("git", ((environment.git or GitState()).revision or "")[:12] or None),
     ):
         if value is not None:
             parts.append(f"{name} {value}")

@@ -44,7 +44,8 @@ def _elsewhere(header: RunHeader) -> Iterator[str]:
     if header.checks_only and on_cpu(header):
         yield (
             f"On an H200 staging (stage x graph) was {outcomes(measured_rows())} (the last run of "
-            "each); the README has the table. `nwor-bench plan --config FOLDER` names those nearest to a model."
+            "each); the README has the table. `nwor-bench plan --config FOLDER` names those "
+            "nearest to a model."
         )
 
 

@@ -27,8 +27,8 @@ FEW_BLOCKS = 10
 
 ON_CPU = "Nothing to do. Times on a CPU do not apply to NWOR on a GPU."
 
-SHARES = 1.6
-"""A budget over the time that it must leave: up to 35 % may go to warm-up and probed blocks."""
+SHARES = 1.3
+"""A budget over the time that it must leave: a fifth may go to warm-up."""
 
 _FINE_S = 120
 """Up to here a budget is rounded up to 10 s, above to whole minutes."""

@@ -125,7 +125,8 @@ class MeasuredWindow:
     wall_ms: float | None = None
     """From the start of this window's step to the next step's; on the V1 runner only the step."""
     forward_ms: float | None = None
-    """The target's forward; this and the next three on the device, in interleaved batches only."""
+    """The target's forward. On a GPU this and the next three are device times, and only interleaved
+    batches have them."""
     sample_ms: float | None = None
     """Logits and vLLM's rejection sampling."""
     mask_ms: float | None = None

@@ -40,8 +40,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def runner(folder: Path, clock: Clock, seconds: str, has_probe: bool = False) -> Runner:
-    engine = FakeEngine(before=clock.before, scv_fallback="no_cuda", has_probe=has_probe)
+def runner(folder: Path, clock: Clock, seconds: str) -> Runner:
+    engine = FakeEngine(before=clock.before, scv_fallback="no_cuda")
     return Runner(folder, engine, batches=3, time_budget=seconds, max_warmup=15)
 
 
@@ -67,7 +67,7 @@ def test_warm_up_takes_a_share_and_says_so(tmp_path: Path, clock: Clock) -> None
 
 @pytest.mark.slow
 def test_without_room_for_a_block_nothing_is_timed(tmp_path: Path, clock: Clock) -> None:
-    made = runner(tmp_path / "run", clock, "1s", has_probe=True)
+    made = runner(tmp_path / "run", clock, "1s")
     run = made.run()
     assert {batch.phase for batch in run.batches} == {"warmup", "gate"}
     assert "stopped after 0 blocks" in made.log.lines[-1]
@@ -78,23 +78,15 @@ def test_without_room_for_a_block_nothing_is_timed(tmp_path: Path, clock: Clock)
 
 @pytest.mark.slow
 def test_the_budget_that_is_named_instead_suffices(tmp_path: Path, clock: Clock) -> None:
-    made = runner(tmp_path / "run", clock, "1s", has_probe=True)
+    made = runner(tmp_path / "run", clock, "1s")
     stored = made.run()
     ended = {"status": "complete", "stopped": made.sweep.stopped, "measuring_s": clock.now}
     run = with_parts(stored, spec={"time_budget_s": 1.0}, **ended)
     assert nothing_timed(run.header, analyse(run).cells) is not None
     enough = sufficient_budget(run, analyse(run).cells)
     clock.now = 0.0
-    again = runner(tmp_path / "again", clock, enough, has_probe=True).run()
+    again = runner(tmp_path / "again", clock, enough).run()
     assert len({batch.block for batch in of_phase(again, "timed")}) >= FEW_BLOCKS
-
-
-@pytest.mark.slow
-def test_probed_blocks_fit_too_and_timed_ones_come_first(tmp_path: Path, clock: Clock) -> None:
-    run = runner(tmp_path / "run", clock, "3.5s", has_probe=True).run()
-    assert clock.now <= 3.5
-    assert len(of_phase(run, "probe")) == 3  # one block of the two: a second takes over 15 %
-    assert len(of_phase(run, "timed")) == 3 * 6
 
 
 @pytest.mark.slow  # a run of many blocks

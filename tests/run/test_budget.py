@@ -1,11 +1,12 @@
 """The time budget: warm-up, gate and blocks fit into it; what does not fit is not measured."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fake_engine import FakeEngine
 from refusals import refused
-from synthetic_run import with_parts
+from synthetic_run import make_run, with_parts
 from toy_run import Runner, blocks_of, of_phase
 
 from nwor_bench.analysis.analyse import analyse
@@ -119,6 +120,17 @@ def test_a_short_budget_goes_to_interleaved_windows_before_whole_batches(
     assert blocks_of(roomy, Phase.TIMED) == [1, 2, 4]
     order = [batch.phase for batch in roomy.batches if batch.block == 1]
     assert order.index(Phase.INTERLEAVED) < order.index(Phase.TIMED)
+
+
+def test_two_thirds_of_a_budget_are_for_interleaved_windows(clock: Clock) -> None:
+    made = budget.Budget(3.0, replace(make_run(blocks=0), batches=()), interleaved=True)
+    made.batch(0.1)
+    clock.now += 0.5
+    made.block(Phase.INTERLEAVED, 1, 0.25)
+    assert made.has_room_to_check(7)  # 0.25 s of warm-up and gate, and 0.7 s
+    assert not made.has_room_to_check(8)
+    made.block(Phase.INTERLEAVED, 2, 0.25)
+    assert made.has_room_to_check(8)
 
 
 def test_a_gpu_times_within_a_budget_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

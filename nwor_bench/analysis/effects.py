@@ -58,6 +58,7 @@ def _slope(rows: Sequence[tuple[float, float]]) -> Estimate | None:
 
 DEVICE_MS = "device_ms"
 WALL_MS = "wall_ms"
+WORK_MS = "work_ms"
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,9 @@ class PairEffect:
     """None without a device's clock, or below MIN_GROUPS."""
 
     host: ClockEffect | None
+    work: RatioInterval | None
+    """The ratio of the GPU's own work, by Huber's location; None if a group has none."""
+
     carry_over: RatioInterval | None
     """The ratio in runs of two over that in endless runs: 1 without carry-over.
 
@@ -131,6 +135,7 @@ def pair_effects(run: RunData) -> list[PairEffect]:
                 clock=clock,
                 device=_on_clock(own, DEVICE_MS) if clock == DEVICE_MS else None,
                 host=_on_clock(own, WALL_MS),
+                work=_work(own),
                 carry_over=_carry_over(own, clock),
                 conditions=condition_effects(own, log_effects(own, clock), batches),
             )
@@ -171,6 +176,12 @@ def _on_clock(groups: Sequence[Group], clock: str) -> ClockEffect | None:
     if robust is None or mean is None:
         return None
     return ClockEffect(as_ratio(robust), as_ratio(mean))
+
+
+def _work(groups: Sequence[Group]) -> RatioInterval | None:
+    values = [group.work for group in groups if group.work is not None]
+    located = robust_location(values) if len(values) == len(groups) else None
+    return None if located is None else as_ratio(located)
 
 
 def _carry_over(groups: Sequence[Group], clock: str) -> RatioInterval | None:

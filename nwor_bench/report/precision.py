@@ -108,12 +108,14 @@ def _windows_and_batches(effects: Sequence[PairEffect], results: dict[Cell, Cell
             _pair_name(effect),
             NOT_MEASURED if own is None else own.interleaved or NOT_MEASURED,
             _bounds(found.robust if found else None),
+            _bounds(effect.work),
             NOT_MEASURED if own is None else _batches(own),
             _bounds(effect.carry_over) if effect.carry_over else UNTESTED,
             count(len(effect.groups)),
             count(sum(effect.left_out.values())),
         ])  # fmt: skip
-    heads = ["Cell", "Decided by", "Windows", "Whole batches", "Carry-over", "Groups", "Left out"]
+    heads = ["Cell", "Decided by", "Windows", "GPU's work", "Whole batches", "Carry-over",
+             "Groups", "Left out"]  # fmt: skip
     caption = "Time over off x off [95 % interval] by interleaved windows and by whole batches"
     return table(heads, rows, numbers_from=2, caption=caption)
 

@@ -28,7 +28,7 @@ from nwor_bench.plugin.runner_v2.staging import DeviceRefusals, GpuStaging
 from nwor_bench.plugin.runner_v2.window_checks import WindowChecks
 from nwor_bench.plugin.scheduler_output import invalid_drafts, is_windows_alone
 from nwor_bench.plugin.settings import PluginSettings
-from nwor_bench.plugin.step import Step
+from nwor_bench.plugin.step import START, Step
 from nwor_bench.plugin.window import Window
 from nwor_bench.records.fallback_reasons import BESIDE_PREFILL, Fault, fault_of
 from nwor_bench.records.types import NworMode, ScvMode
@@ -41,7 +41,6 @@ class V2RunnerHook(RunnerHook):
     """Follows one V2 runner (see `RunnerHook`)."""
 
     name = "V2"
-    has_probe = True
     buffers: GpuStaging | None
     validator: DeviceValidator
 
@@ -186,7 +185,8 @@ class V2RunnerHook(RunnerHook):
                 step.num_tokens = input_batch.num_tokens
                 if step.has_window:
                     self._begin(step, input_batch, slot_mappings)
-                    self.probe.mark("forward_start")
+                    if self._descriptor is None or self._descriptor.cg_mode.name != "FULL":
+                        self.clock.phase(step, START)  # else right before the replay
                 step.hook_s += time.perf_counter() - began
             return tables, slot_mappings
 
@@ -198,22 +198,27 @@ class V2RunnerHook(RunnerHook):
                 return self._run_sham(self._parts.sham_graphs, desc, original)
             window = self.window
             if self._modes is None or window is None or not window.is_staging:
-                return original(desc)
+                return self._replay(original, desc)
             window.replayed()
             graphs = self._modes.graphs_of(window.is_control)
             if self.checks is not None:
                 return self.checks.replay(graphs, window.is_control, desc)
-            return graphs.replay(desc)
+            return self._replay(graphs.replay, desc)
 
         return run_fullgraph
 
+    def _replay(self, replay: Callable[[Any], Any], desc: Any) -> Any:
+        if self._step is not None:
+            self.clock.phase(self._step, START)
+        return replay(desc)
+
     def _run_sham(self, graphs: StockGraphs, desc: Any, original: Callable[..., Any]) -> Any:
         if desc in graphs.shapes:
-            return graphs.replay(desc)
+            return self._replay(graphs.replay, desc)
         step = self._step
         if self._interleaving is not None and step is not None and step.place is not None:
             self._interleaving.sham_fell_back("full_graph_of_another_shape")
-        return original(desc)
+        return self._replay(original, desc)
 
     def _wrap_sample(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def sample(hidden_states: Any, input_batch: Any, grammar_output: Any) -> Any:
@@ -221,8 +226,10 @@ class V2RunnerHook(RunnerHook):
             if step is None:
                 return original(hidden_states, input_batch, grammar_output)
             if step.has_window:
-                self.probe.mark("sample_start")
+                self.clock.phase(step, "forward_ms")
             output = original(hidden_states, input_batch, grammar_output)
+            if step.has_window:
+                self.clock.phase(step, "sample_ms")
             began = time.perf_counter()
             step.num_sampled = output[1]
             if step.has_window:
@@ -232,9 +239,7 @@ class V2RunnerHook(RunnerHook):
                     step.invalid_drafts = invalid_drafts(
                         step.scheduler_output, grammar_output, checked
                     )
-                self.probe.mark("sample_end")
                 self._validate_and_commit(step, output[1])
-                step.marks = self.probe.take()
                 if self._interleaving is not None:
                     self._interleaving.ended(step.fallback_reason)
             self._step = None
@@ -310,16 +315,15 @@ class V2RunnerHook(RunnerHook):
             accepted = self._validate(step, num_sampled)
         if window is None or not staged:
             return
-        self.probe.mark("commit_start")
         self._commit(step, window, accepted)
-        self.probe.mark("commit_end")
+        self.clock.phase(step, "commit_ms")
         self._close_window(step, window, num_sampled)
 
     def _validate(self, step: Step, num_sampled: Tensor) -> Tensor:
         assert step.drafts is not None
         began = time.perf_counter()
         found = self.validator.validate(num_sampled, step.drafts, step.uniform)
-        self.probe.mark("mask_end")
+        self.clock.phase(step, "mask_ms")
         step.scv_path, step.scv_fallback_reason = found.path, found.fallback_reason
         step.scv_s = time.perf_counter() - began
         return found.num_accepted

@@ -117,7 +117,7 @@ class V2RunnerHook(RunnerHook):
         self.nwor_mode, self._is_sham = nwor_mode, False
         self.validator.mode = scv_mode
         if self._modes is not None:
-            self._modes.patch(nwor_mode is not NworMode.OFF)
+            self._modes.patch_next(nwor_mode is not NworMode.OFF)
 
     def prepare_sham(self) -> str | None:
         """Capture stock's forward once more; why windows of a sham run as plain off, or None."""
@@ -128,7 +128,7 @@ class V2RunnerHook(RunnerHook):
         self.nwor_mode, self._is_sham = NworMode.OFF, True
         self.validator.mode = ScvMode.OFF
         if self._modes is not None:
-            self._modes.patch(True)
+            self._modes.patch_next(True)
 
     def check_layers(self, requests: int | None) -> list[dict[str, Any]]:
         """Check windows of the next batch layer by layer; what was measured since the last call."""
@@ -163,6 +163,7 @@ class V2RunnerHook(RunnerHook):
 
     def _wrap_execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            self._descriptor = None  # vLLM asks its graphs for none if a step must run eagerly
             if not kwargs.get("dummy_run"):
                 self._start_step(scheduler_output)
             return original(scheduler_output, *args, **kwargs)
@@ -176,10 +177,18 @@ class V2RunnerHook(RunnerHook):
 
         return dispatch
 
+    @property
+    def _runs_full_graph(self) -> bool:
+        """True if a full CUDA graph will run the step in flight."""
+        return self._descriptor is not None and self._descriptor.cg_mode.name == "FULL"
+
     def _wrap_prepare_attn(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def prepare_attn(input_batch: Any) -> Any:
             tables, slot_mappings = original(input_batch)
             step = self._step
+            modes = self._modes
+            if modes is not None and modes.is_patch_due and not self._runs_full_graph:
+                modes.patch_now()
             if step is not None:
                 began = time.perf_counter()
                 step.req_ids = input_batch.req_ids

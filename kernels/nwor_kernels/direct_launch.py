@@ -97,7 +97,7 @@ def prepare(
     of_place = dict(zip(passed, zip(formats, offsets, strict=False), strict=False))
     for place, (form, offset) in of_place.items():
         Struct(form).pack_into(block, offset, arguments[place] or 0)
-    setters = [
+    setters: list[Callable[..., None]] = [
         partial(Struct(form).pack_into, block, offset)
         for form, offset in map(of_place.__getitem__, places)
     ]

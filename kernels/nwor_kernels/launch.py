@@ -115,8 +115,8 @@ class _Direct:
         raw = [one.data_ptr() if isinstance(one, Tensor) else one for one in arguments]
         try:
             self.launch = prepare(self._of._compiled, self._of._grid, raw, places)
-        except Refused as refused:
-            count_refusal(str(refused))
+        except Exception as fault:  # the launch above was made: its caller must not make it again
+            count_refusal(str(fault) if isinstance(fault, Refused) else type(fault).__name__)
             self._is_refused = True
 
 

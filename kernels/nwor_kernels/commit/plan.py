@@ -293,6 +293,8 @@ class CommitPlan:
             num_rejected: Tensor,
             query_start_loc: Tensor,
         ) -> None:
+            if num_sampled.dtype is not torch.int32 or not num_sampled.is_contiguous():
+                raise ValueError(f"counts must be contiguous int32, not {num_sampled.dtype}")
             requests = idx_mapping.shape[0]
             bound(idx_mapping, sampled_tokens, num_sampled, num_rejected, query_start_loc, requests)
 

@@ -100,6 +100,10 @@ _NOT_SPECIALIZED: Any = {
 }
 
 
+_update: Any = None
+"""The function that is called; `commit_and_update_with` puts another in its place."""
+
+
 def commit_and_update(
     sources,
     caches,

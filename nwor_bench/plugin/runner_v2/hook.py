@@ -3,7 +3,9 @@
 Four methods of the runner are wrapped, and two of its CUDA graph manager: `execute_model` says
 what was scheduled, `dispatch` which graph will run it, `prepare_attn` the slots (begin),
 `run_fullgraph` is the forward under a full graph, `sample` gives the accepted counts on the
-device (accept, commit). Counts are read by the host when the harness drains them, never here.
+device (accept, commit). In SCV mode `adaptive` a captured window is committed a moment later, by
+the launch that also runs vLLM's own update of its requests (`stock_update`). Counts are read by the
+host when the harness drains them, never here.
 `StagingModes` switches what is in place between windows.
 """
 
@@ -14,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from nwor_bench.plugin.layers import layers_alone_in_their_memory
@@ -23,8 +26,14 @@ from nwor_bench.plugin.runner_v2.device_validation import DeviceValidator
 from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs, StockGraphs
 from nwor_bench.plugin.runner_v2.layer_set import Launch
 from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch, may_read_this_step
-from nwor_bench.plugin.runner_v2.setup import StagingModes, graph_facts, set_up_staging
+from nwor_bench.plugin.runner_v2.setup import (
+    StagingModes,
+    StagingParts,
+    graph_facts,
+    set_up_staging,
+)
 from nwor_bench.plugin.runner_v2.staging import DeviceRefusals, GpuStaging
+from nwor_bench.plugin.runner_v2.stock_update import CALL, UpdateCall, find_update
 from nwor_bench.plugin.runner_v2.window_checks import WindowChecks
 from nwor_bench.plugin.scheduler_output import invalid_drafts, is_windows_alone
 from nwor_bench.plugin.settings import PluginSettings
@@ -54,6 +63,12 @@ class V2RunnerHook(RunnerHook):
         self._drafts: int = runner.num_speculative_steps
         self.validator = DeviceValidator(self._drafts, runner.max_num_reqs, runner.device)
         self._parts, self.staging_unavailable = set_up_staging(runner, self.layers, settings)
+        self._update = find_update() if self._parts is not None else None
+        self._awaiting: Step | None = None
+        """The step in flight, if vLLM's update will commit its window."""
+        self._updates_compiled = False
+        self._compiling: GpuWindowBatch | None = None
+        """A window of padding, if the update to come only compiles its commit."""
         if not self._vote.is_single:
             self.late.on_sealed = self._vote.note
         self._name_parts()
@@ -86,6 +101,8 @@ class V2RunnerHook(RunnerHook):
                 Patch(runner.cudagraph_manager, "dispatch", self._wrap_dispatch),
                 Patch(runner.cudagraph_manager, "run_fullgraph", self._wrap_run_fullgraph),
             ]
+        if self._update is not None:
+            patches.append(Patch(self._update.caller, CALL, self._wrap_post_update))
         return PatchSet(patches)
 
     @property
@@ -111,6 +128,30 @@ class V2RunnerHook(RunnerHook):
         if reason is not None:
             self.staging_unavailable = reason
             self._drop_staging()
+        if self._parts is not None and nwor_mode is NworMode.STAGE and self.validator.joins_update:
+            self._compile_updates(self._parts)
+
+    def _compile_updates(self, parts: StagingParts) -> None:
+        """Launch each captured commit with vLLM's update once, without a request to update."""
+        if self._update is None or self._updates_compiled:
+            return
+        self._updates_compiled = True
+        device, most = self.runner.device, self._drafts + 1
+        zeros = partial(torch.zeros, device=device)
+        try:
+            for batch in parts.graphs.shapes.values():
+                requests = len(batch.num_draft_tokens)
+                counts, starts = (zeros(n, dtype=torch.int32) for n in (requests, requests + 1))
+                sampled = zeros(requests, most, dtype=torch.int64)
+                nobody = torch.full((requests,), -1, device=device)
+                self._compiling = batch
+                self.runner.postprocess_sampled(nobody, sampled, counts, counts, starts)
+        except Exception:
+            logger.exception("nwor: vLLM's update of its requests runs in a launch of its own")
+            self._update = None
+        finally:
+            self._compiling = None
+            parts.staging.forget_launches()
 
     def switch_to(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
         """Switch both modes between two windows; mode off runs on the stock objects again."""
@@ -242,16 +283,70 @@ class V2RunnerHook(RunnerHook):
                         step.scheduler_output, grammar_output, checked
                     )
                 self.probe.mark("sample_end")
-                self._validate_and_commit(step, output[1])
-                step.marks = self.probe.take()
-                if self._interleaving is not None:
-                    self._interleaving.ended(step.fallback_reason)
-            self._step = None
-            self.late.add(step)
-            step.hook_s += time.perf_counter() - began
+                if self._commits_with_update(step):
+                    self._awaiting = step  # `post_update` comes next, with the same counts
+                    step.hook_s += time.perf_counter() - began
+                    return output
+            self._end(step, output[1], began)
             return output
 
         return sample
+
+    def _wrap_post_update(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def post_update(*arguments: Any, **named: Any) -> None:
+            if self._compiling is not None:
+                self._compile_update(self._compiling, UpdateCall(*arguments, **named))
+                return
+            step, self._awaiting = self._awaiting, None
+            if step is None or step is not self._step:
+                original(*arguments, **named)
+                return
+            began = time.perf_counter()
+            call = UpdateCall(*arguments, **named)
+            joined = None if call.query_start_loc is None else call
+            self._end(step, call.num_sampled, began, joined)
+            if joined is None or step.certain is None:  # or the window fell back before its commit
+                original(*arguments, **named)
+
+        return post_update
+
+    def _compile_update(self, batch: GpuWindowBatch, call: UpdateCall) -> None:
+        assert self.buffers is not None
+        assert self._update is not None
+        self.buffers.open(batch)
+        self.buffers.update_in_commit(self._update.kernel, call)
+        self.buffers.commit(batch.slots, call.num_sampled)
+        self.buffers.reset()
+
+    def _commits_with_update(self, step: Step) -> bool:
+        """True if one launch will commit the step's window and run vLLM's update."""
+        batch, window = step.batch, self.window
+        return (
+            self._update is not None
+            and batch is not None
+            and batch.sources is not None
+            and self.validator.joins_update
+            and window is not None
+            and window.is_staging
+            and not window.is_control
+            and not self.probe.on  # it times the commit
+        )
+
+    def _end(
+        self, step: Step, num_sampled: Tensor, began: float, update: UpdateCall | None = None
+    ) -> None:
+        """The step has its tokens: commit its window and keep it for the counts to come.
+
+        `update`: vLLM's, which the commit is to run.
+        """
+        if step.has_window:
+            self._validate_and_commit(step, num_sampled, update)
+            step.marks = self.probe.take()
+            if self._interleaving is not None:
+                self._interleaving.ended(step.fallback_reason)
+        self._step = None
+        self.late.add(step)
+        step.hook_s += time.perf_counter() - began
 
     # The window of one step.
 
@@ -299,7 +394,9 @@ class V2RunnerHook(RunnerHook):
             return BESIDE_PREFILL
         return None
 
-    def _validate_and_commit(self, step: Step, num_sampled: Tensor) -> None:
+    def _validate_and_commit(
+        self, step: Step, num_sampled: Tensor, update: UpdateCall | None
+    ) -> None:
         window, validator = self.window, self.validator
         staged = window is not None and window.batch is not None
         if window is not None and staged and window.is_control:
@@ -310,7 +407,12 @@ class V2RunnerHook(RunnerHook):
         if not staged and off:
             return  # no device work, no synchronisation: off x off, and beside a prefill
         batch, accepted = step.batch, num_sampled
-        if staged and batch is not None and batch.sources and validator.mode is not ScvMode.OFF:
+        if update is not None:
+            step.decided_in_commit = True
+            assert self._update is not None
+            assert self.buffers is not None
+            self.buffers.update_in_commit(self._update.kernel, update)
+        elif staged and batch is not None and batch.sources and validator.mode is not ScvMode.OFF:
             step.decided_in_commit = True
             assert self.buffers is not None
             # One launch decides and commits: a captured window's addresses never change.
@@ -322,6 +424,8 @@ class V2RunnerHook(RunnerHook):
         self.probe.mark("commit_start")
         self._commit(step, window, accepted)
         self.probe.mark("commit_end")
+        if update is not None and step.certain is not None:
+            step.scv_path = validator.joined_update()
         self._close_window(step, window, num_sampled)
 
     def _validate(self, step: Step, num_sampled: Tensor) -> Tensor:

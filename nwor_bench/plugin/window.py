@@ -251,6 +251,22 @@ class Window:
         self.state = State.COMMITTED
         return True
 
+    def commit_replayed(self, write: Callable[..., str], *arguments: Any) -> bool:
+        """Accept and commit in one: `write` decides, and writes every layer. False: it fell back.
+
+        For a window that a captured graph ran, so that every layer has staged.
+        """
+        if self.state is State.DIRECT:
+            return False
+        if self.state is not State.OPEN or self._staged_layers is not self._every_layer:
+            raise WindowError(f"commit_replayed() while the window is {self.state.value}")
+        problem = _attempt(write, *arguments)
+        if problem:
+            self.abort(f"commit:{problem}")
+            return False
+        self.state = State.COMMITTED
+        return True
+
     def abort(self, reason: str) -> None:
         """Return to direct mode with the cache valid; allowed at any point before commit."""
         if self.state in (State.IDLE, State.DIRECT):

@@ -26,6 +26,7 @@ from nwor_bench.plugin.runner_v2.device_validation import DeviceValidator
 from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs, StockGraphs
 from nwor_bench.plugin.runner_v2.layer_set import Launch
 from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch, may_read_this_step
+from nwor_bench.plugin.runner_v2.ready_windows import ReadyWindow, ReadyWindows
 from nwor_bench.plugin.runner_v2.setup import (
     StagingModes,
     StagingParts,
@@ -66,6 +67,9 @@ class V2RunnerHook(RunnerHook):
         self._update = find_update() if self._parts is not None else None
         self._awaiting: Step | None = None
         """The step in flight, if vLLM's update will commit its window."""
+        self._ready = ReadyWindows()
+        self._flight: ReadyWindow | None = None
+        """The window in flight, if it was ready."""
         self._updates_compiled = False
         self._compiling: GpuWindowBatch | None = None
         """A window of padding, if the update to come only compiles its commit."""
@@ -87,6 +91,7 @@ class V2RunnerHook(RunnerHook):
 
     def _drop_staging(self) -> None:
         self._parts = None
+        self._ready.clear()
         self._name_parts()
 
     def _runner_patches(self) -> PatchSet:
@@ -120,6 +125,7 @@ class V2RunnerHook(RunnerHook):
     def set_modes(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
         """Switch modes between steps; staging captures its graphs the first time."""
         self._close_leftover()
+        self._ready.clear()
         self.nwor_mode, self._is_sham = nwor_mode, False
         self.validator.switch(scv_mode)
         if scv_mode is not ScvMode.OFF:
@@ -173,6 +179,7 @@ class V2RunnerHook(RunnerHook):
 
     def check_layers(self, requests: int | None) -> list[dict[str, Any]]:
         """Check windows of the next batch layer by layer; what was measured since the last call."""
+        self._ready.clear()
         if self._parts is None:
             return []
         found = self.checks.take() if self.checks is not None else []
@@ -234,7 +241,7 @@ class V2RunnerHook(RunnerHook):
                 began = time.perf_counter()
                 step.req_ids = input_batch.req_ids
                 step.num_tokens = input_batch.num_tokens
-                if step.has_window:
+                if step.has_window and not self._begin_ready(step, input_batch):
                     self._begin(step, input_batch, slot_mappings)
                     self.probe.mark("forward_start")
                 step.hook_s += time.perf_counter() - began
@@ -283,7 +290,7 @@ class V2RunnerHook(RunnerHook):
                         step.scheduler_output, grammar_output, checked
                     )
                 self.probe.mark("sample_end")
-                if self._commits_with_update(step):
+                if self._flight is not None or self._commits_with_update(step):
                     self._awaiting = step  # `post_update` comes next, with the same counts
                     step.hook_s += time.perf_counter() - began
                     return output
@@ -340,13 +347,75 @@ class V2RunnerHook(RunnerHook):
         `update`: vLLM's, which the commit is to run.
         """
         if step.has_window:
-            self._validate_and_commit(step, num_sampled, update)
-            step.marks = self.probe.take()
+            ready, self._flight = self._flight, None
+            if ready is not None and update is not None:
+                self._end_ready(ready, step, update)
+            else:
+                self._validate_and_commit(step, num_sampled, update)
+                step.marks = self.probe.take()
             if self._interleaving is not None:
                 self._interleaving.ended(step.fallback_reason)
         self._step = None
         self.late.add(step)
         step.hook_s += time.perf_counter() - began
+
+    # A window like an earlier one.
+
+    def _begin_ready(self, step: Step, input_batch: Any) -> bool:
+        """Open the step's window if it is ready; False: it has to be planned."""
+        self._flight = None
+        if self.nwor_mode is not NworMode.STAGE or not self.validator.joins_update:
+            return False
+        ready = self._ready.find(self._descriptor, input_batch.num_reqs)
+        if ready is None or not ready.fits(input_batch) or not self._is_undisturbed(step):
+            return False
+        step.drafts, step.uniform, step.batch = ready.drafts, self._drafts, ready.batch
+        assert self._parts is not None
+        self._parts.staging.open(ready.batch)
+        self._parts.window.begin(ready.batch)
+        self._flight = ready
+        return True
+
+    def _is_undisturbed(self, step: Step) -> bool:
+        """True if nobody watches this window or asks for another path, and no request starts."""
+        refused, scheduled = self.refusals, step.scheduler_output
+        return (
+            self.checks is None
+            and not self.probe.on
+            and refused is not None
+            and refused.reason is None
+            and not scheduled.scheduled_new_reqs
+            and not scheduled.scheduled_cached_reqs.resumed_req_ids
+            and "commit" not in vars(self.window)  # an instrument has wrapped it
+        )
+
+    def _end_ready(self, ready: ReadyWindow, step: Step, call: UpdateCall) -> None:
+        """Commit a window that was ready, and run vLLM's update."""
+        window = self.window
+        assert window is not None
+        began = time.perf_counter()
+        if window.commit_replayed(ready.commit, call):
+            step.certain, step.decided_in_commit = ready.batch.certain, True
+            step.scv_path = self.validator.joined_update()
+            step.scv_s = time.perf_counter() - began
+        self._settle(window)
+        self._note_outcome(step, window)
+
+    def _make_ready(self, step: Step, window: Window) -> None:
+        """Keep the window that was committed for the steps to come, if they may be the same."""
+        batch, drafts = step.batch, step.drafts
+        if batch is None or batch.copied or drafts is None or step.uniform is None:
+            return  # a copying graph reads slots from buffers that are filled in each step
+        if not step.is_window_alone or window.fallback_reason is not None:
+            return
+        assert self._update is not None
+        assert self.buffers is not None
+        bind = partial(self.buffers.bind_update, batch, self._update.kernel)
+        drafts = drafts.copy()
+        made = ReadyWindow(
+            self._descriptor, len(drafts), step.num_tokens, batch, drafts, int(drafts.sum()), bind
+        )
+        self._ready.add(made)
 
     # The window of one step.
 
@@ -426,6 +495,7 @@ class V2RunnerHook(RunnerHook):
         self.probe.mark("commit_end")
         if update is not None and step.certain is not None:
             step.scv_path = validator.joined_update()
+            self._make_ready(step, window)
         self._close_window(step, window, num_sampled)
 
     def _validate(self, step: Step, num_sampled: Tensor) -> Tensor:
@@ -451,6 +521,10 @@ class V2RunnerHook(RunnerHook):
     def _commit(self, step: Step, window: Window, accepted: Tensor) -> None:
         if window.accept(accepted) and window.commit():
             step.certain = step.batch.certain if step.batch is not None else 0
+        self._settle(window)
+
+    def _settle(self, window: Window) -> None:
+        """Ask the ranks whether this window stays committed; if not, every rank writes it."""
         assert self.refusals is not None
         refused = None if self.refusals.stopped else self.refusals.reason
         reason = self._vote.settle(refused or self._alarm or window.fallback_reason)
@@ -461,6 +535,7 @@ class V2RunnerHook(RunnerHook):
         if fault_of(reason) is Fault.ACTIVATIONS_REUSED:  # it then holds for every window
             logger.error("nwor: %s; from now on windows are written directly", reason)
             self.staging_unavailable = reason
+            self._ready.clear()
 
     def _close_window(self, step: Step, window: Window, num_sampled: Tensor) -> None:
         if self.checks is not None:

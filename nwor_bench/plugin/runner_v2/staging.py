@@ -29,7 +29,7 @@ from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.stock_update import UpdateCall
 from nwor_bench.records.fallback_reasons import Fault, fault_of
 from nwor_kernels.commit.plan import StagedSources
-from nwor_kernels.commit.with_update import RequestStates
+from nwor_kernels.commit.with_update import RequestStates, Update
 from nwor_kernels.metadata import error_names
 from nwor_kernels.stage.kernel import stage_kv_cache_triton
 
@@ -180,7 +180,9 @@ class GpuStaging(StagedLayers):
         assert self._batch is not None
         certain = self._batch.certain
         if self._update is not None:
-            self._launch_with_update(slots, certain - 1, *self._update)
+            kernel, call = self._update
+            self._states, update = self.bind_update(self._batch, kernel, call, self._states)
+            update(*call.of_step())
         elif self._through is None:
             self._launch(slots, certain)(accepted)
         else:
@@ -213,17 +215,29 @@ class GpuStaging(StagedLayers):
 
         return launch_all
 
-    def _launch_with_update(
-        self, slots: Tensor, certain: int, kernel: Any, call: UpdateCall
-    ) -> None:
-        batch = self._batch
-        assert batch is not None
-        self._states = states = call.states(self._states)
+    def bind_update(
+        self, batch: GpuWindowBatch, kernel: Any, call: UpdateCall, known: RequestStates | None
+    ) -> tuple[RequestStates, Update]:
+        """The launch that commits a captured window and runs vLLM's update, and what it changes.
+
+        Args:
+            kernel: the update's.
+            known: what the last call changed; the same tensors give the same launch.
+        """
+        states = call.states(known)
+        certain = batch.certain - 1  # `num_sampled` counts the first row
         first, *others = self.sets
-        for each in others:
-            each.launch(batch, slots, certain)(call.num_sampled)
-        update = first.launch_with_update(batch, slots, certain, kernel, states)
-        update(*call.of_step())
+        update = first.launch_with_update(batch, batch.slots, certain, kernel, states)
+        if not others:
+            return states, update
+        launches = [each.launch(batch, batch.slots, certain) for each in others]
+
+        def update_last(idx_mapping: Tensor, sampled: Tensor, counts: Tensor, *more: Any) -> None:
+            for launch in launches:
+                launch(counts)
+            update(idx_mapping, sampled, counts, *more)
+
+        return states, update_last
 
     def write_directly(self, layers: list[int], slots: Tensor) -> None:
         """Write every staged row of these layers, as stock vLLM would have done at once."""

@@ -194,7 +194,7 @@ class Window:
         self.is_control = control
 
     def forget(self) -> None:
-        """Drop the window; without `close` only one whose tokens were never real (a capture)."""
+        """Drop the window without `close`: its caller knows the outcome, or it was a capture's."""
         self.staging.reset()
         self.state = State.IDLE
         self.batch = self._accepted = self._reason = None

@@ -36,7 +36,11 @@ from nwor_bench.plugin.runner_v2.setup import (
 from nwor_bench.plugin.runner_v2.staging import DeviceRefusals, GpuStaging
 from nwor_bench.plugin.runner_v2.stock_update import CALL, UpdateCall, find_update
 from nwor_bench.plugin.runner_v2.window_checks import WindowChecks
-from nwor_bench.plugin.scheduler_output import invalid_drafts, is_windows_alone
+from nwor_bench.plugin.scheduler_output import (
+    invalid_drafts,
+    is_windows_alone,
+    starts_requests,
+)
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.step import Step
 from nwor_bench.plugin.window import Window
@@ -378,14 +382,13 @@ class V2RunnerHook(RunnerHook):
 
     def _is_undisturbed(self, step: Step) -> bool:
         """True if nobody watches this window or asks for another path, and no request starts."""
-        refused, scheduled = self.refusals, step.scheduler_output
+        refused = self.refusals
         return (
             self.checks is None
             and not self.probe.on
             and refused is not None
             and refused.reason is None
-            and not scheduled.scheduled_new_reqs
-            and not scheduled.scheduled_cached_reqs.resumed_req_ids
+            and not starts_requests(step.scheduler_output)
             and "commit" not in vars(self.window)  # an instrument has wrapped it
         )
 
@@ -398,6 +401,10 @@ class V2RunnerHook(RunnerHook):
             step.certain, step.decided_in_commit = ready.batch.certain, True
             step.scv_path = self.validator.joined_update()
             step.scv_s = time.perf_counter() - began
+            if self._vote.is_single and self._alarm is None:  # then nobody can object
+                step.staged_tokens = ready.num_drafts
+                window.forget()
+                return
         self._settle(window)
         self._note_outcome(step, window)
 

@@ -82,13 +82,13 @@ class JoiningStaging(PieceStaging):
         self.launched.append("commit" if self._call is None else "commit and update")
         return ""
 
-    def bind_update(self, batch: Any, kernel: Any, call: Any, known: Any) -> tuple[Any, Any]:
+    def bind_update(self, batch: Any, kernel: Any, call: Any) -> tuple[Any, Any]:
         def launch(*tensors: Tensor) -> None:
             if self.problem is not None:
                 raise self.problem
             self.launched.append("ready")
 
-        return call.states(known), launch
+        return call.states(None), launch
 
     def forget_launches(self) -> None:
         """None are bound here."""

@@ -156,7 +156,7 @@ class LayerSet:
         self._grouped = grouped
         self._plan = self._plan_of(layers, [layer.slot_row for layer in layers])
         self._bound: dict[tuple[StagedSources, int], Launch] = {}
-        self._updating: dict[tuple[StagedSources, int, int], Update] = {}
+        self._updating: dict[tuple[StagedSources, int], tuple[RequestStates, Update]] = {}
         self._collected: StagedSources | None = None
         self.buffers: CopyBuffers | None = None
         """Where copies go; None until their memory is there."""
@@ -235,19 +235,20 @@ class LayerSet:
         assert batch.sources is not None
         assert batch.tokens_per_request is not None
         sources = batch.sources[self._number]
-        key = (sources, certain, id(states))
-        bound = self._updating.get(key)
-        if bound is None:
-            bound = self._updating[key] = self._plan.bind_with_update(
-                sources,
-                slots,
-                self._errors,
-                certain=certain,
-                tokens_per_request=batch.tokens_per_request,
-                written=self._written,
-                update=kernel,
-                states=states,
-            )
+        kept = self._updating.get((sources, certain))
+        if kept is not None and kept[0] is states:
+            return kept[1]
+        bound = self._plan.bind_with_update(
+            sources,
+            slots,
+            self._errors,
+            certain=certain,
+            tokens_per_request=batch.tokens_per_request,
+            written=self._written,
+            update=kernel,
+            states=states,
+        )
+        self._updating[sources, certain] = states, bound
         return bound
 
     def forget_launches(self) -> None:

@@ -31,7 +31,7 @@ class ReadyWindow:
     drafts: np.ndarray
     """[requests] int32, drafts of each; nobody changes it."""
     num_drafts: int
-    bind: Callable[[UpdateCall, RequestStates | None], tuple[RequestStates, Update]]
+    bind: Callable[[UpdateCall], tuple[RequestStates, Update]]
     """Finds the launch that changes the tensors of a call, and those tensors."""
     _states: RequestStates | None = None
     _launch: Update | None = None
@@ -45,9 +45,8 @@ class ReadyWindow:
 
     def commit(self, call: UpdateCall) -> str:
         """Write the accepted rows of all layers and run vLLM's update; '' as `Staging.commit`."""
-        states = call.states(self._states)
-        if states is not self._states or self._launch is None:
-            self._states, self._launch = self.bind(call, states)
+        if self._launch is None or call.states(self._states) is not self._states:
+            self._states, self._launch = self.bind(call)
         self._launch(*call.of_step())
         return ""
 

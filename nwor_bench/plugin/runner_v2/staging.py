@@ -181,7 +181,7 @@ class GpuStaging(StagedLayers):
         certain = self._batch.certain
         if self._update is not None:
             kernel, call = self._update
-            self._states, update = self.bind_update(self._batch, kernel, call, self._states)
+            _, update = self.bind_update(self._batch, kernel, call)
             update(*call.of_step())
         elif self._through is None:
             self._launch(slots, certain)(accepted)
@@ -216,15 +216,14 @@ class GpuStaging(StagedLayers):
         return launch_all
 
     def bind_update(
-        self, batch: GpuWindowBatch, kernel: Any, call: UpdateCall, known: RequestStates | None
+        self, batch: GpuWindowBatch, kernel: Any, call: UpdateCall
     ) -> tuple[RequestStates, Update]:
         """The launch that commits a captured window and runs vLLM's update, and what it changes.
 
         Args:
             kernel: the update's.
-            known: what the last call changed; the same tensors give the same launch.
         """
-        states = call.states(known)
+        self._states = states = call.states(self._states)
         certain = batch.certain - 1  # `num_sampled` counts the first row
         first, *others = self.sets
         update = first.launch_with_update(batch, batch.slots, certain, kernel, states)

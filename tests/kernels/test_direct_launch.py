@@ -29,7 +29,7 @@ from driver_stand_in import (
     function_of,
 )
 
-from nwor_kernels import direct_launch
+from nwor_kernels import direct_launch, launch
 from nwor_kernels.direct_launch import Refused, prepare, refusals
 from nwor_kernels.launch import Launch, Launches
 
@@ -65,6 +65,20 @@ def test_what_arrives_is_what_was_bound(record, early):
     assert record.num_attributes == early
     if early:
         assert (record.attribute, record.attribute_value) == (6, 1)
+
+
+def test_the_last_arguments_are_written_at_once_each_in_its_place(record):
+    """A byte and, three bytes of padding later, a number."""
+    given = random_arguments()
+    run = prepare(StandInKernel(), (1, 1, 1), given, (4, 5, 6))
+    for launches in (1, 2):
+        size, small, number = -(2**40) - launches, 7 + launches, 2**31 - launches
+        run(size, small, number)
+        assert arrived(record) == [*given[:2], given[3], size, small, number, 0, 0]
+        assert record.launches == launches
+    with pytest.raises(struct.error):
+        run(1, 2)
+    assert record.launches == 2
 
 
 def test_a_launch_goes_to_the_stream_that_is_current_then(record, streams):
@@ -179,6 +193,24 @@ def test_a_bound_launch_goes_to_the_driver_from_the_second_time_on(record):
     assert not refusals
 
 
+def test_a_launch_whose_first_arguments_are_bound(record):
+    kernel = StandInKernel()
+    jit = StandInJit(kernel)
+    table, flags = torch.zeros(2), torch.zeros(3)
+    signature = {"table": "*i64", "counts": "*i32", "flags": "*i1", "number": "i32"}
+    kernel.src.signature = {**signature, "CONSTANT": "constexpr"}
+    kernel.layout = function_of([8, 8, 8, 4, 8, 8])
+    kernel.function = ctypes.addressof(kernel.layout)
+    run = Launch(jit, (2, 1, 1), {"CONSTANT": 8}, num_warps=4).bind_last(table)
+    for number in (1, 2):
+        counts = torch.zeros(4, dtype=torch.int32)
+        run(counts, flags, number)
+    assert jit.launches[0][1:5] == (table, jit.launches[0][2], flags, 1)
+    assert (len(jit.launches), record.launches) == (1, 1)
+    parameters = list(record.parameters)[:6]
+    assert parameters == [table.data_ptr(), counts.data_ptr(), flags.data_ptr(), 2, 0, 0]
+
+
 def test_a_refused_launch_stays_with_triton_and_is_counted_and_said_once(record, caplog):
     for _ in range(2):
         kernel = StandInKernel(num_ctas=2)
@@ -192,6 +224,18 @@ def test_a_refused_launch_stays_with_triton_and_is_counted_and_said_once(record,
     assert record.launches == 0
     assert refusals == {"clusters": 2}
     assert [line.getMessage().endswith("clusters") for line in caplog.records] == [True]
+
+
+def test_a_fault_while_a_direct_launch_is_prepared_does_not_fail_the_launch_that_was_made(
+    record, monkeypatch
+):
+    """Whoever asked for it would make it again, and not every kernel may run twice."""
+    jit, run, _ = bound(StandInKernel())
+    monkeypatch.setattr(launch, "prepare", lambda *_: struct.pack("B", 256))
+    for number in range(3):
+        run(torch.zeros(4, dtype=torch.int32), number)
+    assert len(jit.launches) == 1
+    assert refusals == {"error": 1}
 
 
 @pytest.mark.parametrize("end", ["launch_enter_hook", "launch_exit_hook"])

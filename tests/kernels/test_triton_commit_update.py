@@ -90,6 +90,7 @@ def test_vllms_update_is_the_one_that_is_called() -> None:
     layers=st.integers(1, 3),
     counted=st.booleans(),
     groups=st.sampled_from((0, 0, 2)),
+    certain=st.sampled_from((0, -1)),
     data=st.data(),
 )
 def test_one_launch_leaves_what_two_leave(
@@ -100,6 +101,7 @@ def test_one_launch_leaves_what_two_leave(
     layers: int,
     counted: bool,
     groups: int,
+    certain: int,
     data: st.DataObject,
 ) -> None:
     """Twice with one bound launch: other counts, other requests, fewer than were captured."""
@@ -111,13 +113,14 @@ def test_one_launch_leaves_what_two_leave(
         StagedSources(actual.keys, actual.values),
         actual.slots,
         actual.errors,
-        certain=0,
+        certain=certain,
         tokens_per_request=tokens,
         written=actual.written,
         update=stock_update(),
         states=ours.states,
     )
     expected = make_windows(shape, seed, "cpu")
+    expected.options["certain"] = certain
     theirs = Requests(seed, captured, tokens, counted, triton_device)
     for more in range(2):
         requests = data.draw(st.integers(1, captured))

@@ -11,6 +11,7 @@ from torch import Tensor
 from v2_pieces import LAYERS, K, PieceBatch, PiecePlanner, PieceStaging, input_batch_of, scheduled
 
 from nwor_bench.plugin.interleaving import Interleaving
+from nwor_bench.plugin.layers import LayerCache
 from nwor_bench.plugin.patching import PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.settings import PluginSettings
@@ -309,3 +310,44 @@ def test_an_update_that_is_not_known_stays_vllms_and_is_counted(
     assert find_update() is None
     assert refusals == {"vllm: another post_update": 1}
     refusals.clear()
+
+
+def test_layers_of_several_shapes_are_committed_before_the_launch_that_updates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And a launch is bound again if vLLM's tensors are others."""
+    from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
+    from nwor_bench.plugin.runner_v2.staging import GpuStaging
+    from nwor_bench.plugin.runner_v2.stock_update import UpdateCall
+    from nwor_kernels.commit.plan import CommitPlan
+
+    launched: list[str] = []
+    bound: list[Any] = []
+
+    def bind_with_update(plan: Any, *_: Any, states: Any, **__: Any) -> Any:
+        bound.append(states)
+        return lambda *_: launched.append("update")
+
+    monkeypatch.setattr(CommitPlan, "bind", lambda *_, **__: lambda _: launched.append("commit"))
+    monkeypatch.setattr(CommitPlan, "bind_with_update", bind_with_update)
+    caches = [LayerCache(str(n), torch.zeros(2, 1, 4, n), 2, torch.float32) for n in (4, 6)]
+    staging = GpuStaging(caches, 4)
+    rows = torch.arange(6)
+    batch: Any = GpuWindowBatch(
+        (2, 2),
+        rows,
+        rows,
+        None,
+        tokens_per_request=3,
+        certain=1,
+        sources=("a", "b"),  # type: ignore[arg-type]
+    )
+    one = torch.zeros(2, dtype=torch.int32)
+    call = UpdateCall(one, one, one, None, torch.zeros(2, 3), one, one, one, one.view(1, 2), one)
+    for changed in (call, call, call._replace(total_len=one.clone()), call):
+        staging.open(batch)
+        staging.update_in_commit("kernel", changed)
+        assert staging.commit(rows, one) == ""
+        staging.reset()
+    assert launched == ["commit", "update"] * 4
+    assert [states.total_len is one for states in bound] == [True, False, True]

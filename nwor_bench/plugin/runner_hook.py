@@ -10,7 +10,7 @@ from nwor_bench.plugin.late_counts import LateCounts, read_without_waiting
 from nwor_bench.plugin.layers import StagedLayers, attention_layers
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
-from nwor_bench.plugin.scheduler_output import restarted
+from nwor_bench.plugin.scheduler_output import restarted, starts_requests
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.step import Accumulator, DeviceClock, Step
 from nwor_bench.plugin.window import Window, close_leftover
@@ -177,8 +177,10 @@ class RunnerHook(ABC):
 
     def _start_step(self, scheduler_output: Any) -> None:
         """A step begins on the host; `_step` is None after it if the step has no tokens."""
-        self._close_leftover()
-        self.late.note_requests(scheduler_output.finished_req_ids, restarted(scheduler_output))
+        if self._step is not None or (self.window is not None and self.window.batch is not None):
+            self._close_leftover()
+        if scheduler_output.finished_req_ids or starts_requests(scheduler_output):
+            self.late.note_requests(scheduler_output.finished_req_ids, restarted(scheduler_output))
         if not scheduler_output.total_num_scheduled_tokens:
             if self._interleaving is not None:  # the time before the next step is waiting
                 self._interleaving.next(scheduler_output)

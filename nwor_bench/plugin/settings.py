@@ -54,7 +54,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> PluginSettings | N
         return None
     interleave = environ.get(NWOR_MODE) == INTERLEAVE
     # Validation on the host would wait for the device in each window.
-    scv_mode = ScvMode.GRAPH if interleave else ScvMode.OFF
+    scv_mode = ScvMode.ADAPTIVE if interleave else ScvMode.OFF
     return PluginSettings(
         nwor_mode=NworMode.STAGE
         if interleave

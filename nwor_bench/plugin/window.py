@@ -194,7 +194,7 @@ class Window:
         self.is_control = control
 
     def forget(self) -> None:
-        """Drop the window; without `close` only one whose tokens were never real (a capture)."""
+        """Drop the window without `close`: its caller knows the outcome, or it was a capture's."""
         self.staging.reset()
         self.state = State.IDLE
         self.batch = self._accepted = self._reason = None
@@ -245,6 +245,22 @@ class Window:
         if self.state is not State.ACCEPTED or self.batch is None or self._accepted is None:
             raise WindowError(f"commit() while the window is {self.state.value}")
         problem = _attempt(self.staging.commit, self.batch.slots, self._accepted)
+        if problem:
+            self.abort(f"commit:{problem}")
+            return False
+        self.state = State.COMMITTED
+        return True
+
+    def commit_replayed(self, write: Callable[..., str], *arguments: Any) -> bool:
+        """Accept and commit in one: `write` decides, and writes every layer. False: it fell back.
+
+        For a window that a captured graph ran, so that every layer has staged.
+        """
+        if self.state is State.DIRECT:
+            return False
+        if self.state is not State.OPEN or self._staged_layers is not self._every_layer:
+            raise WindowError(f"commit_replayed() while the window is {self.state.value}")
+        problem = _attempt(write, *arguments)
         if problem:
             self.abort(f"commit:{problem}")
             return False

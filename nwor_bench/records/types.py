@@ -132,7 +132,8 @@ class MeasuredWindow:
     mask_ms: float | None = None
     """Deciding which drafts were accepted; None if the commit decides."""
     commit_ms: float | None = None
-    """Writing the accepted tokens of all layers to the cache."""
+    """Writing the accepted tokens of all layers to the cache, and on a GPU vLLM's update of its
+    requests, which one launch may do together; in mode off the update."""
     hook_ms: float | None = None
     """Host time that the hooks added."""
     scv_host_ms: float | None = None
@@ -151,7 +152,7 @@ class MeasuredWindow:
 
     @property
     def work_ms(self) -> float | None:
-        """The GPU's own work: forward, sample, mask and commit; None without a device's clock.
+        """The GPU's own work: forward, sample, mask, commit and update; None without its clock.
 
         The drafter, the same in every mode, is left out, and so is a mask that the host decides.
         """

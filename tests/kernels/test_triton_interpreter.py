@@ -13,7 +13,7 @@ HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parent.parent
 KERNELS = (
     ("verify_attention", "discard", "mask", "mla", "mla_tail", "sparse"),
-    ("commit_windows", "commit_fp8", "stage", "staged_windows"),
+    ("commit_windows", "commit_fp8", "commit_update", "stage", "staged_windows"),
 )
 """Halves that take about as long, each a process beside the other."""
 

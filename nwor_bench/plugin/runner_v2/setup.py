@@ -226,6 +226,7 @@ class StagingModes:
     def __init__(self, parts: StagingParts, vote: RankVote):
         self._parts = parts
         self._vote = vote
+        self._patched_next = False
 
     def switch(self, nwor_mode: NworMode) -> str | None:
         """Put a mode's attention in place; staging captures its graphs the first time.
@@ -252,12 +253,29 @@ class StagingModes:
 
     def patch(self, patched: bool) -> None:
         """Wrap the target layers' attention, or restore the stock methods."""
+        self._patched_next = patched
         if self._parts.attention.applied is patched:
             return
         if patched:
             self._parts.attention.apply()
         else:
             self._parts.attention.undo()
+
+    def patch_next(self, patched: bool) -> None:
+        """As `patch`, but only before the next forward that calls the layers' methods.
+
+        A full CUDA graph calls none, so a switch between two of them costs nothing.
+        """
+        self._patched_next = patched
+
+    @property
+    def is_patch_due(self) -> bool:
+        """True if `patch_next` asked for something else than what is in place."""
+        return self._parts.attention.applied is not self._patched_next
+
+    def patch_now(self) -> None:
+        """Do what `patch_next` asked for: the forward that comes next calls the layers."""
+        self.patch(self._patched_next)
 
     def prepare_sham(self) -> str | None:
         """Capture stock's forward once more; why windows of a sham run as plain off, or None."""

@@ -1,0 +1,214 @@
+"""A window's own K/V, merged into stock attention over the committed tokens.
+
+Stock attends every query row of a request to all of its committed tokens, without a causal mask,
+and returns the log-sum-exp of its scores. Here each row attends to the staged rows up to its own,
+and the two results are weighted by their sums. One launch of one program for each 16 query rows of
+a request that share a K/V head; none waits for another.
+
+Exact only for plain softmax attention (a softcap, a sink or a sliding window would have to be in
+both parts), and only if a request stages all of its rows, or all but the first.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nwor_kernels.launch import Launches
+from nwor_kernels.verify_attention.kernel import compute_type
+from nwor_kernels.verify_attention.tiles import LOG2_E, as_read_back, product, scale_of
+from nwor_kernels.verify_attention.tuning import padded, unsupported_reason
+
+ROWS = 16
+"""Query rows of a program: the fewest of a matrix instruction."""
+
+NUM_WARPS = 4
+
+
+@triton.jit(
+    do_not_specialize=["scale", "lse_head"],
+    do_not_specialize_on_alignment=[
+        "query_start_loc", "seq_lens", "staged_start", "staged_end", "lse",
+    ],
+)  # fmt: skip
+def merge_window_kernel(
+    query,
+    key,
+    value,
+    query_start_loc,
+    seq_lens,
+    staged_start,
+    staged_end,
+    output,
+    lse,
+    q_scale,
+    k_scale,
+    v_scale,
+    scale,
+    query_row,
+    query_head,
+    key_row,
+    key_head,
+    value_row,
+    value_head,
+    output_row,
+    output_head,
+    lse_head,
+    Q_SCALES: tl.constexpr,
+    K_SCALES: tl.constexpr,
+    V_SCALES: tl.constexpr,
+    FP8: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    RATIO: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM: tl.constexpr,
+    OUT_DIM: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
+    """One program: ROWS query rows of one request and one K/V head."""
+    tile, head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first_row = tl.load(query_start_loc + request)
+    num_rows = tl.load(query_start_loc + request + 1) - first_row
+    first_staged = tl.load(staged_start + request)
+    num_staged = tl.load(staged_end + request) - first_staged
+    if (tile * ROWS >= num_rows * RATIO) | (num_staged <= 0):
+        return
+    # Rows to which stock's part is to be added: none without committed tokens.
+    num_attended = tl.where(tl.load(seq_lens + request) > num_staged, num_rows, 0)
+
+    folded = tile * ROWS + tl.arange(0, ROWS)
+    number, in_group = folded // RATIO, folded % RATIO
+    is_row = number < num_rows
+    row, attended = (first_row + number).to(tl.int64), head * RATIO + in_group
+    in_key, in_value = tl.arange(0, DIM), tl.arange(0, OUT_DIM)
+    staged = tl.arange(0, WINDOW)
+    is_staged = staged < num_staged
+    source = (first_staged + staged).to(tl.int64)
+
+    q_at = query + row * query_row + attended * query_head
+    q_mask = is_row[:, None] & (in_key < HEAD_DIM)[None, :]
+    q = tl.load(q_at[:, None] + in_key[None, :], mask=q_mask, other=0.0).to(COMPUTE)
+    k_at = key + source * key_row + head * key_head
+    k_mask = is_staged[:, None] & (in_key < HEAD_DIM)[None, :]
+    k = tl.load(k_at[:, None] + in_key[None, :], mask=k_mask, other=0.0)
+    v_at = value + source * value_row + head * value_head
+    v_mask = is_staged[:, None] & (in_value < VALUE_DIM)[None, :]
+    v = tl.load(v_at[:, None] + in_value[None, :], mask=v_mask, other=0.0)
+    o_at = (output + row * output_row + attended * output_head)[:, None] + in_value[None, :]
+    in_head = (in_value < VALUE_DIM)[None, :]
+    was_attended = number < num_attended
+    before = tl.load(o_at, mask=was_attended[:, None] & in_head, other=0.0).to(tl.float32)
+    sums_at = lse + attended * lse_head + row
+    stock = tl.load(sums_at, mask=was_attended, other=float("-inf")) * LOG2_E
+
+    kept_k_scale = scale_of(k_scale, head, K_SCALES)
+    kept_v_scale = scale_of(v_scale, head, V_SCALES)
+    factor = scale * kept_k_scale * scale_of(q_scale, head, Q_SCALES) * LOG2_E
+    k = as_read_back(k, kept_k_scale, FP8, COMPUTE)
+    v = as_read_back(v, kept_v_scale, FP8, COMPUTE)
+    seen = is_staged[None, :] & (staged[None, :] <= (num_staged - num_rows + number)[:, None])
+    scores = tl.where(seen, product(q, tl.trans(k)) * factor, float("-inf"))
+    best = tl.maximum(tl.max(scores, axis=1), stock)
+    best = tl.where(is_row, best, 0.0)  # rows of padding have seen nothing
+    weights = tl.exp2(scores - best[:, None])
+    kept = tl.exp2(stock - best)
+    total = tl.sum(weights, axis=1) + kept
+    merged = product(weights.to(COMPUTE), v) * kept_v_scale + before * kept[:, None]
+    tl.store(o_at, merged / total[:, None], mask=is_row[:, None] & in_head)
+
+
+_launches = Launches(merge_window_kernel, free=frozenset({"scale", "lse_head"}))
+
+
+def merge_window_triton(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    staged_start: Tensor,
+    staged_end: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    *,
+    scale: float,
+    max_query_len: int,
+    quantised: bool = False,
+    q_scale: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    num_warps: int = NUM_WARPS,
+) -> None:
+    """Merge the staged rows of every request into stock's output over its committed tokens.
+
+    Safe in a CUDA graph: it reads nothing on the host and allocates nothing. Requests without
+    query rows or without staged rows are skipped.
+
+    Args:
+        query, key, value, query_start_loc, staged_start, staged_end: as for
+            `verify_attention_triton`.
+        seq_lens: likewise, the staged rows included.
+        output: [num_tokens, heads, value_dim], overwritten: stock's, not causal, over the first
+            L - s tokens of a request of L tokens and s staged rows. Not read for L = s.
+        lse: [heads, num_tokens] float32, the natural log-sum-exp of stock's scaled scores, its last
+            dimension contiguous. Not read for L = s.
+        scale: factor on the scores.
+        max_query_len: most query rows of a request with staged rows.
+        quantised: the cache is fp8, so staged K/V are read as if from such a cache.
+        q_scale, k_scale, v_scale: float32, [1] or [kv_heads]; for fp8 caches.
+        num_warps: Triton's, for benchmarks.
+
+    Raises:
+        ValueError: the kernel does not serve this shape.
+    """
+    requests = seq_lens.shape[0]
+    heads, head_dim = query.shape[1:]
+    kv_heads, value_dim = value.shape[1:]
+    reason = unsupported_reason(head_dim, max_query_len, key.dtype, key.dtype, value_dim)
+    if reason:
+        raise ValueError(f"merge_window does not serve this: {reason}")
+    if requests == 0:
+        return
+    k_scale, v_scale = (k_scale, v_scale) if quantised else (None, None)
+    arguments = (
+        query,
+        key,
+        value,
+        query_start_loc,
+        seq_lens,
+        staged_start,
+        staged_end,
+        output,
+        lse,
+        q_scale,
+        k_scale,
+        v_scale,
+        scale,
+        *query.stride()[:2],
+        *key.stride()[:2],
+        *value.stride()[:2],
+        *output.stride()[:2],
+        lse.stride(0),
+    )
+    constants = {
+        "Q_SCALES": _count(q_scale),
+        "K_SCALES": _count(k_scale),
+        "V_SCALES": _count(v_scale),
+        "FP8": int(quantised),
+        "COMPUTE": compute_type(key, quantised),
+        "RATIO": heads // kv_heads,
+        "HEAD_DIM": head_dim,
+        "VALUE_DIM": value_dim,
+        "ROWS": ROWS,
+        "DIM": padded(head_dim),
+        "OUT_DIM": padded(value_dim),
+        "WINDOW": max(16, triton.next_power_of_2(max_query_len)),
+    }
+    tiles = triton.cdiv(max_query_len * (heads // kv_heads), ROWS)
+    _launches((tiles, kv_heads, requests), arguments, constants, num_warps=num_warps)
+
+
+def _count(scales: Tensor | None) -> int:
+    return 0 if scales is None else scales.numel()

@@ -32,9 +32,7 @@ NAN = float("nan")
 UNEVEN = [Request(37, 5, 4), Request(0, 5, 4), Request(70, 1, 0), Request(130, 5, 4)]
 
 
-def attend_committed(
-    step: Step, staged: Staged, causal: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def attend_committed(step: Step, staged: Staged, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """(output, lse [heads, rows]) over each request's first L - s tokens, in float64.
 
     A causal mask ends with them. NaN for a row that saw no token.
@@ -112,9 +110,7 @@ def test_any_heads(heads, dims, whole, causal, triton_device):
 def test_any_window(queries, causal, triton_device):
     windows = [Request(c, queries, queries - 1) for c in (0, 1, queries - 1, queries, 33, 100)]
     step = make_step(windows, heads=6, kv_heads=2, head_dim=64, seed=queries)
-    found = run_kernel(
-        step, stage_step(step, True), step, step.query, triton_device, causal=causal
-    )
+    found = run_kernel(step, stage_step(step, True), step, step.query, triton_device, causal=causal)
     check_rows(step, found, attend_slowly(step), TOLERANCE[torch.float32])
 
 
@@ -130,7 +126,9 @@ def test_an_fp8_cache(causal, count, of_query, triton_device):
     )  # fmt: skip
     seen, query, _ = quantised_step(step, scales)
     if INTERPRETED:  # it rounds to e4m3 wrongly, so there is nothing left to round
-        step.key, step.value = ([rows.to(dtype) for rows in each] for each in (seen.key, seen.value))
+        step.key, step.value = (
+            [rows.to(dtype) for rows in each] for each in (seen.key, seen.value)
+        )
         seen, query, _ = quantised_step(step, scales)
     staged = stage_step(step, True)
     options = {f"{name}_scale": getattr(scales, name) for name in "kvq"}

@@ -211,7 +211,7 @@ def test_a_layer_that_shares_k_and_v_reads_what_the_other_staged(layers: Any, wa
     """It has no write, may be called without K and V, and reads the other layer's cache."""
     from types import SimpleNamespace
 
-    from wrapped_layers import attention_group, StockImpl, attend, step_metadata
+    from wrapped_layers import StockImpl, attend, attention_group, step_metadata
 
     from nwor_bench.plugin.patching import PatchSet
     from nwor_bench.plugin.runner_v2.attention import StagingAttention

@@ -1,7 +1,7 @@
 """Limits of the verification kernel, and the shape of its launches."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 
 import torch
@@ -134,8 +134,10 @@ def tuning_of(tiling: Tiling, cache_bytes: int, device: torch.device) -> Tuning 
     """
     if tiling is Tiling.FOUR_PROGRAMS:
         # Two warps have half of the registers of four; e4m3 is unpacked by four.
-        fewer = {"max_registers": 128} if cache_bytes == 1 else {"num_warps": 2}
-        return Tuning(programs=4 * processors_of(device), merged=1, **fewer)
+        usual = Tuning(programs=4 * processors_of(device), merged=1)
+        return (
+            replace(usual, max_registers=128) if cache_bytes == 1 else replace(usual, num_warps=2)
+        )
     if tiling is Tiling.ROWS_32:
         return Tuning(rows=32, num_stages=4, merged=1)
     return None

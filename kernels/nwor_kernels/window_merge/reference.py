@@ -37,7 +37,7 @@ def merge_window_reference(
         rows, committed = last - first, length - (end - start)
         begin = max(committed - (rows - 1), 0) if causal else committed
         context = _tokens(kv_cache, block_table[request], begin, committed)
-        parts = context.split((head_dim, context.shape[-1] - head_dim), dim=-1)
+        parts = context.tensor_split((head_dim,), dim=-1)
         keys, values = (
             _as_read_back(part, staged[start:end], factor, dtype).repeat_interleave(ratio, dim=1)
             for part, staged, factor in zip(parts, (key, value), (k_scale, v_scale), strict=True)

@@ -255,9 +255,7 @@ def merged_attention(
     weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
     stocks = weights * by_stock
     share = stocks.sum(-1, keepdim=True)
-    first, rest = (
-        torch.einsum("hqt,thd->hqd", each, value) for each in (stocks, weights - stocks)
-    )
+    first, rest = (torch.einsum("hqt,thd->hqd", each, value) for each in (stocks, weights - stocks))
     committed = (first / share.clamp_min(1e-300)).to(dtype).double()
     return (share * committed + rest).to(dtype).double().transpose(0, 1)
 

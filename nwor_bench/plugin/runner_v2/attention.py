@@ -14,7 +14,7 @@ type for decodes than for prefills on a Hopper GPU.
 
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -165,7 +165,8 @@ class AttentionGroup:
         self.committed = committed or {}
         bytes_each = kind.shape.cache_bytes
         self.tunings: dict[Contender, Tuning | None] = {
-            contender: tuning_of(tiling, bytes_each, device) for contender, tiling in TILINGS.items()
+            contender: tuning_of(tiling, bytes_each, device)
+            for contender, tiling in TILINGS.items()
         }
 
 
@@ -205,14 +206,8 @@ def shape_of(layer: Any, dtype: torch.dtype) -> AttentionShape:
     )
 
 
-class KernelInputs(NamedTuple):
-    """Of our kernels, besides queries, K, V, cache and output."""
-
-    query_start_loc: Tensor
-    seq_lens: Tensor
-    block_table: Tensor
-    staged_start: Tensor
-    staged_end: Tensor
+KernelInputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""`query_start_loc`, `seq_lens`, `block_table`, `staged_start`, `staged_end`."""
 
 
 class StagingAttention(StagedLayer):
@@ -329,7 +324,7 @@ class StagingAttention(StagedLayer):
     ) -> Contender:
         """Attend the window; what has attended it."""
         size, rows = (len(batch.num_draft_tokens), batch.max_query_len), batch.max_query_len
-        inputs = KernelInputs(*self._inputs.for_kernel(batch, self._table))
+        inputs = self._inputs.for_kernel(batch, self._table)
         held = self._set.keys[self._place], self._set.values[self._place]
         if batch.tokens_per_request is None:
             contender = self.group.kind.tiling(size)
@@ -371,8 +366,7 @@ class StagingAttention(StagedLayer):
             softcap=self._softcap,
             workspace=self.group.workspace,
             tuning=self.group.tunings[contender],
-            **self._scales(query),
-            **self._more,
+            **(self._scales(query) | self._more),
         )
 
     def merge(
@@ -407,7 +401,7 @@ class StagingAttention(StagedLayer):
             **self._scales(query),
         )
 
-    def _scales(self, query: Tensor) -> dict[str, Tensor | None]:
+    def _scales(self, query: Tensor) -> dict[str, Any]:
         layer, quantised = self._layer, self._quantised
         return {
             "q_scale": layer._q_scale.view(-1) if query.dtype == torch.float8_e4m3fn else None,

@@ -91,7 +91,9 @@ def decide(
         commit: a layer's share of the commit that staging adds.
     """
     stock = times[Contender.STOCK]
-    staged = {c: [t + commit for t in ts] for c, ts in times.items() if c is not Contender.STOCK}
+    staged: dict[Contender, list[float]] = {
+        c: [t + commit for t in ts] for c, ts in times.items() if c is not Contender.STOCK
+    }
 
     def lost(contender: Contender) -> tuple[float, float]:
         ratios = [mine / theirs for mine, theirs in zip(staged[contender], stock, strict=True)]
@@ -358,7 +360,9 @@ class AttentionChoices:
             found = [(count, choice) for count, choice in chosen if choice is not None]
             alike = len({choice.lengths for _, choice in found}) == 1
             # A shape that was not measured may lose or gain anything.
-            self._direct[size] = direct_lengths(found) if alike and len(found) == len(chosen) else NEVER
+            self._direct[size] = (
+                direct_lengths(found) if alike and len(found) == len(chosen) else NEVER
+            )
 
     def given(self) -> list[dict[Size, Choice]]:
         """What each kind has chosen, for other ranks."""

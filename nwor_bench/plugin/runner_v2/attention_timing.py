@@ -83,7 +83,10 @@ class AttentionTiming:
         return graph
 
     def _measure(self, graphs: dict[Contender, torch.cuda.CUDAGraph]) -> dict[Contender, float]:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = (
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(2)
+        )
 
         def seconds(graph: torch.cuda.CUDAGraph) -> float:
             graph.replay()  # the next launch is ready before this one ends
@@ -132,10 +135,9 @@ class _Step:
         scattered = 1 + number * stride % (blocks - 1)
         table = scattered.view(requests, each).int()
         starts = torch.arange(requests + 1, dtype=torch.int32, device=device) * self._rows
-        seq_lens = torch.full(
-            (requests,), length + self._rows, dtype=torch.int32, device=device
-        )
-        self._inputs = KernelInputs(starts, seq_lens, table, starts[:-1], starts[1:])
+        seq_lens = torch.full((requests,), length + self._rows, dtype=torch.int32, device=device)
+        self._inputs: KernelInputs = (starts, seq_lens, table, starts[:-1], starts[1:])
+        self._seq_lens = seq_lens
         self._lengths = torch.empty_like(seq_lens)
 
         heads = shape.heads + kv_heads
@@ -143,12 +145,14 @@ class _Step:
             rows, heads * shape.head_dim + kv_heads * shape.value_dim, dtype=runner.dtype,
             device=device,
         )  # fmt: skip
-        query, key, value = fused.split(
+        query, key, value = torch.split(
+            fused,
             [shape.heads * shape.head_dim, kv_heads * shape.head_dim, kv_heads * shape.value_dim],
             dim=1,
         )
         query = query.view(rows, shape.heads, shape.head_dim)
-        if shape.cache_dtype.startswith("fp8") and getattr(impl, "supports_quant_query_input", False):
+        quantised = shape.cache_dtype.startswith("fp8")
+        if quantised and getattr(impl, "supports_quant_query_input", False):
             query = quantize_e4m3(query, first.layer._q_scale.view(-1))
         self._query = query
         self._key = key.view(rows, kv_heads, shape.head_dim)
@@ -211,7 +215,7 @@ class _Step:
 
     def _merge(self, contender: Contender) -> None:
         committed = self._layers[0].group.committed[contender]
-        over = committed.over(self._metadata, self._inputs.seq_lens, self._rows, self._lengths)
+        over = committed.over(self._metadata, self._seq_lens, self._rows, self._lengths)
         for each in self._layers:
             each.merge(
                 over, self._query, self._key, self._value, each.layer.kv_cache, self._inputs,
@@ -222,4 +226,3 @@ class _Step:
 def _builder_of(runner: Any, name: str) -> Any:
     groups = (group for groups in runner.attn_groups for group in groups)
     return next((group.metadata_builders[0] for group in groups if name in group.layer_names), None)
-

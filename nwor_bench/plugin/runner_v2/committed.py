@@ -135,7 +135,7 @@ def attend_committed(
         kv_cache = kv_cache.view(torch.float8_e4m3fn)
     key, value = map(
         canonicalize_singleton_dim_strides,
-        kv_cache.transpose(1, 2).split(impl.head_size, dim=-1),
+        kv_cache.transpose(1, 2).tensor_split((impl.head_size,), dim=-1),
     )
     shape = (metadata.query_start_loc.shape[0] - 1, impl.num_kv_heads)
     _, sums = fa_utils.flash_attn_varlen_func(

@@ -131,7 +131,8 @@ class StagingParts:
         )
 
     def _choices(self, target: TargetLayers) -> AttentionChoices:
-        context, counts = self._runner.compilation_config.static_forward_context, {}
+        context = self._runner.compilation_config.static_forward_context
+        counts: dict[AttentionShape, int] = {}
         for name in (*target.staged, *target.sharing):
             layer = context[name]
             if is_latent(layer):

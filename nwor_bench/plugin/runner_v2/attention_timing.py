@@ -49,6 +49,7 @@ class AttentionTiming:
         self._runner, self._layers = runner, layers
         self._builder = _builder_of(runner, layers[0].name)
         self._random = random.Random(0)
+        self._stream = torch.cuda.Stream(runner.device)
 
     def lengths(self, size: Size) -> tuple[int, ...]:
         """Contexts of `LENGTHS` that the cache has room for, or the longest that it has."""
@@ -65,6 +66,7 @@ class AttentionTiming:
             return ()
         return tuple(sorted({min(length, longest) for length in LENGTHS}))
 
+    @torch.inference_mode()
     def times(self, size: Size, length: int) -> dict[Contender, float]:
         """Seconds of one layer by contender."""
         step = _Step(self._runner, self._layers, self._builder, size, length)
@@ -76,10 +78,15 @@ class AttentionTiming:
         return {c: t / step.layers for c, t in self._measure(graphs).items()}
 
     def _capture(self, forward: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        manager = self._runner.cudagraph_manager
-        with torch.cuda.graph(graph, pool=manager.pool):
-            forward()
+        """A graph in vLLM's pool. `torch.cuda.graph` would collect garbage each time."""
+        graph, stream = torch.cuda.CUDAGraph(), self._stream
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool=self._runner.cudagraph_manager.pool)
+            try:
+                forward()
+            finally:
+                graph.capture_end()
         return graph
 
     def _measure(self, graphs: dict[Contender, torch.cuda.CUDAGraph]) -> dict[Contender, float]:

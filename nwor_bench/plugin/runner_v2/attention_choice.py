@@ -23,8 +23,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
-from nwor_bench.models.pairs.cache import cache_root
 from nwor_bench.records import fallback_reasons as reasons
+from nwor_bench.records.user_cache import cache_root
 from nwor_kernels import verify_attention, window_merge
 from nwor_kernels.verify_attention.tuning import Tiling, fastest_tiling
 

@@ -49,7 +49,7 @@ class AttentionTiming:
         self._runner, self._layers = runner, layers
         self._builder = _builder_of(runner, layers[0].name)
         self._random = random.Random(0)
-        self._stream = torch.cuda.Stream(runner.device)
+        self._stream = torch.cuda.Stream(runner.device)  # type: ignore[no-untyped-call]
 
     def lengths(self, size: Size) -> tuple[int, ...]:
         """Contexts of `LENGTHS` that the cache has room for, or the longest that it has."""

@@ -13,12 +13,26 @@ NWOR_MODE = "VLLM_NWOR_MODE"
 SCV_MODE = "VLLM_SCV_MODE"
 STAGE_BY = "VLLM_NWOR_STAGE_BY"
 BESIDE_PREFILL = "VLLM_NWOR_BESIDE_PREFILL"
+ATTENTION = "VLLM_NWOR_ATTENTION"
 DEBUG = "VLLM_NWOR_DEBUG"
 
 INTERLEAVE = "interleave"
 """Value of VLLM_NWOR_MODE: off and stage are interleaved (see `interleaving`)."""
 
 Choice = TypeVar("Choice", bound=StrEnum)
+
+
+class AttentionBy(StrEnum):
+    """What attends the windows of full CUDA graphs on a GPU."""
+
+    AUTO = "auto"
+    """The fastest, by measurement as the graphs are captured."""
+    OURS = "ours"
+    """Our kernel."""
+    MERGE = "merge"
+    """Stock over the committed tokens and a merge, if it can; else our kernel."""
+    STOCK = "stock"
+    """Stock: every such window is written directly."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +44,7 @@ class PluginSettings:
     debug: bool
     stage_by: StageBy = StageBy.REFERENCE
     beside_prefill: BesidePrefill = BesidePrefill.DIRECT
+    attention: AttentionBy = AttentionBy.AUTO
     interleave: bool = False
     """Off x off and `nwor_mode` x `scv_mode` are interleaved."""
 
@@ -63,6 +78,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> PluginSettings | N
         debug=environ.get(DEBUG, "0") not in ("", "0"),
         stage_by=_choice(environ, STAGE_BY, StageBy.REFERENCE),
         beside_prefill=_choice(environ, BESIDE_PREFILL, BesidePrefill.DIRECT),
+        attention=_choice(environ, ATTENTION, AttentionBy.AUTO),
         interleave=interleave,
     )
 

@@ -104,6 +104,8 @@ class LayerCall:
     """[rows, selected] int32, positions that a sparse layer's indexer chose."""
     is_merged: bool = False
     """Stock attended the committed tokens, and the window's rows were merged into its output."""
+    is_causal: bool = True
+    """Of a merged output: stock's mask was causal and ended with the committed tokens."""
 
 
 @dataclass
@@ -129,13 +131,14 @@ class LayerTrace:
         selected: Tensor | None = None,
         *,
         is_merged: bool = False,
+        is_causal: bool = True,
     ) -> None:
         """Copy a layer's queries and the output of its attention."""
         call = self.of(name)
         call.query = query.clone() if isinstance(query, Tensor) else tuple(q.clone() for q in query)
         call.output = output.clone()
         call.selected = None if selected is None else selected.clone()
-        call.is_merged = is_merged
+        call.is_merged, call.is_causal = is_merged, is_causal
 
 
 class Outcome(NamedTuple):

@@ -14,7 +14,7 @@ from nwor_bench.plugin.interleaving import Interleaving
 from nwor_bench.plugin.layers import LayerCache
 from nwor_bench.plugin.patching import PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
-from nwor_bench.plugin.settings import PluginSettings
+from nwor_bench.plugin.settings import AttentionBy, PluginSettings
 from nwor_bench.plugin.window import NOT_FINISHED, Window
 from nwor_bench.records.types import NworMode, ScvMode
 from nwor_kernels.commit.with_update import UPDATE_ARGUMENTS
@@ -115,6 +115,7 @@ class Machine:
         parts = SimpleNamespace(
             window=Window(self.staging), staging=self.staging, graphs=graphs, planner=self.planner,
             inputs=SimpleNamespace(open=lambda batch: None), control_graphs=graphs,
+            attention_by=AttentionBy.OURS,
             sham_graphs=graphs, control_planner=self.planner, attention=PatchSet([]),
         )  # fmt: skip
         module = SimpleNamespace(post_update=self._stock)

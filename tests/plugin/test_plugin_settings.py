@@ -102,6 +102,7 @@ def test_debug(value, debug):
         ("VLLM_SCV_MODE", "stage", ""),
         ("VLLM_NWOR_BESIDE_PREFILL", "staged", "stage"),
         ("VLLM_NWOR_STAGE_BY", "copi", "copy"),
+        ("VLLM_NWOR_ATTENTION", "merged", "merge"),
     ],
 )
 def test_an_unknown_mode_names_the_variable_the_value_and_what_is_known(variable, value, nearest):

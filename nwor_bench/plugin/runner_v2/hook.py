@@ -44,7 +44,7 @@ from nwor_bench.plugin.scheduler_output import (
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.step import START, Step
 from nwor_bench.plugin.window import Window
-from nwor_bench.records.fallback_reasons import BESIDE_PREFILL, Fault, fault_of
+from nwor_bench.records.fallback_reasons import BESIDE_PREFILL, BY_CHOICE, Fault, fault_of
 from nwor_bench.records.types import NworMode, ScvMode
 from nwor_kernels.direct_launch import refusals as direct_launch_refusals
 
@@ -370,8 +370,10 @@ class V2RunnerHook(RunnerHook):
                 self._interleaving.ended(step.fallback_reason)
         self._step = None
         self.late.add(step)
-        if step.has_window:
-            self._ended = step
+        if step.has_window and self._update is None:
+            self.clock.phase(step, "commit_ms")
+        elif step.has_window:
+            self._ended = step  # its last phase ends behind vLLM's update
         step.hook_s += time.perf_counter() - began
 
     # A window like an earlier one.
@@ -489,7 +491,8 @@ class V2RunnerHook(RunnerHook):
             window.end_control()  # all layers have written: no commit, and no rank to wait for
             self._close_window(step, window, num_sampled)
             return
-        off = validator.mode is ScvMode.OFF or step.fallback_reason == BESIDE_PREFILL
+        direct = step.fallback_reason == BESIDE_PREFILL or step.fallback_reason in BY_CHOICE
+        off = validator.mode is ScvMode.OFF or direct
         if not staged and off:
             return  # no device work, no synchronisation: off x off, and beside a prefill
         batch, accepted = step.batch, num_sampled

@@ -238,7 +238,7 @@ class LateCounts:
 
     def add(self, step: Step) -> None:
         """Remember a finished step."""
-        step.scheduler_output = step.batch = None  # neither is kept while its counts wait
+        step.scheduler_output = step.batch = step.ready = None  # none is kept while its counts wait
         if self._finished:
             step.finished, self._finished = self._finished, set()
         if self._restarted:

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from nwor_bench.plugin.scheduler_output import external_request_id, valid_drafts
+from nwor_bench.plugin.window import Outcome
 from nwor_bench.records.types import MeasuredWindow
 from nwor_bench.records.window_order import WindowPlace
 
@@ -116,6 +117,10 @@ class Step:
     """vLLM's; None once the step has ended."""
     batch: Any = None
     """The V2 runner's window in flight (`GpuWindowBatch`); None once the step has ended."""
+    ready: Any = None
+    """The one like it that was ready (`ReadyWindow`); None likewise, or if it was planned."""
+    descriptor: Any = None
+    """vLLM's of the CUDA graph that the V2 runner's window was planned for."""
     uniform: int | None = None
     """Drafts of every request if all have as many as possible."""
     invalid_drafts: Mapping[str, int] | None = None
@@ -179,6 +184,10 @@ class Step:
         if self.drafts is None:
             return False
         return self.num_tokens == int(self.drafts.sum()) + len(self.drafts)
+
+    def take(self, outcome: Outcome) -> None:
+        """Note how its window ended."""
+        self.staged_tokens, self.fallback_reason, self.control_tokens = outcome
 
 
 def unfinished(

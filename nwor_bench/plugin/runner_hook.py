@@ -138,7 +138,7 @@ class RunnerHook(ABC):
 
     def count_without_waiting(self) -> PatchSet:
         """Patches that count windows as they come, for a server; apply them before `attach`."""
-        self.clock.on = self.clock.in_server = True
+        self.clock.on = self.clock.in_server = self.late.in_server = True
         return PatchSet([Patch(self.runner, "execute_model", read_without_waiting(self.late))])
 
     def drain(self, output_lengths: dict[str, int] | None) -> list[dict[str, Any]]:

@@ -287,5 +287,6 @@ def test_every_window_is_staged(
 
 def check_way(hook: Any, implementation: str, graphs: str) -> None:
     """FlashAttention attends equal windows in part, but copied ones (piecewise graphs) never."""
-    merged = hook._parts.mla_tail._metadata is not None
+    (group,) = hook._parts._groups.values()
+    merged = group.committed is not None and group.committed._metadata is not None
     assert merged == (implementation == FLASH_ATTN and graphs != "piecewise")

@@ -65,11 +65,7 @@ class Layer:
 def step(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes a step of (size, length) over three layers; the layers too."""
     from nwor_bench.plugin.runner_v2 import attention_timing
-    from nwor_bench.plugin.runner_v2.attention_choice import (
-        AttentionKind,
-        AttentionShape,
-        Contender,
-    )
+    from nwor_bench.plugin.runner_v2.attention_choice import AttentionKind, AttentionShape
 
     monkeypatch.setattr(attention_timing, "COLD_BYTES", 1 << 40)
     shape = AttentionShape("Stock", HEADS, KV_HEADS, WIDTH, WIDTH, "float32", "auto", BLOCK_SIZE)
@@ -78,9 +74,7 @@ def step(monkeypatch: pytest.MonkeyPatch) -> Any:
         torch.sub(seq_lens, staged, out=lengths)
         return lengths.tolist()
 
-    group = SimpleNamespace(
-        kind=AttentionKind(shape, 2), committed={Contender.MERGE: SimpleNamespace(over=over)}
-    )
+    group = SimpleNamespace(kind=AttentionKind(shape, 2), committed=SimpleNamespace(over=over))
     layers = [Layer(group) for _ in range(3)]
     runner: Any = SimpleNamespace(
         device=torch.device("cpu"), dtype=torch.float32, max_model_len=4096

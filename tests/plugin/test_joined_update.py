@@ -108,7 +108,9 @@ class Machine:
         self.staging, self.planner = JoiningStaging(), CapturedPlanner()
         self.updates = 0
         self.descriptor = Descriptor(Graph.FULL)
+        self.slower: str | None = None
         graphs = SimpleNamespace(
+            why_direct=lambda *_: self.slower,
             capture=lambda: None, give_up=lambda reason: None, unavailable=None, shapes={},
             replay=lambda desc: None,
         )  # fmt: skip
@@ -201,6 +203,16 @@ def test_one_launch_serves_commit_and_update_and_later_windows_are_ready(machine
     assert counters == {"scv_device_validations": 5, "scv_launches": 5}
     assert machine.drained() == [STAGED, STAGED, STAGED, (2 * K, None, "device"), STAGED]
     assert machine.hook._step is None
+
+
+def test_a_window_that_is_ready_is_planned_if_it_has_become_slower(machine: Machine) -> None:
+    """Its requests grow, and from some length on stock is faster."""
+    for slower in (None, None, "slower_than_stock", None):
+        machine.slower = slower
+        machine.run()
+    assert len(machine.planner.certain_at_once) == 2
+    ready = machine.staging.launched.count("ready")
+    assert ready == 2
 
 
 @pytest.mark.parametrize("modes", ["off off", "off adaptive", "control adaptive"])

@@ -386,8 +386,10 @@ class V2RunnerHook(RunnerHook):
         ready = self._ready.find(self._descriptor, input_batch.num_reqs)
         if ready is None or not ready.fits(input_batch) or not self._is_undisturbed(step):
             return False
-        step.drafts, step.uniform, step.batch = ready.drafts, self._drafts, ready.batch
         assert self._parts is not None
+        if self._parts.graphs.why_direct(self._descriptor, input_batch) is not None:
+            return False  # its requests have become longer
+        step.drafts, step.uniform, step.batch = ready.drafts, self._drafts, ready.batch
         self._parts.staging.open(ready.batch)
         self._parts.window.begin(ready.batch)
         self._flight = ready

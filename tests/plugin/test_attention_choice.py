@@ -212,7 +212,10 @@ def test_why_a_step_is_left_to_stock() -> None:
     assert choices.why_direct((32, 5), batch(8192)) is None
     assert choices.why_direct((64, 5), batch(8192)) is None  # it was not timed
     assert [choices.of(size).always for size in ((8, 5), (16, 5), (32, 5))] == [False, True, False]
-    assert choices.to_dict()["8x5"]["direct_at"] == [8192]
+    told = {"8x5": "ours; stock at 8192 tokens", "16x5": "stock", "32x5": "ours"}
+    assert choices.in_words() == told
+    times = {"context": [1024, 8192], "stock": [1e6, 1e6], "ours": [0.9e6, 1.1e6]}
+    assert choices.times_us()["8x5"] == {"24/8x128": times}
     stock = AttentionChoices([(timed, 28)], stock_only=True)
     assert stock.why_direct((32, 5), batch(8192)) == "stock_attention"
     assert stock.of((32, 5)).always

@@ -406,15 +406,6 @@ class AttentionChoices:
         for kind, _ in self._kinds:
             kind.chosen = {}
 
-    def in_words(self) -> str:
-        """A line for the log."""
-        told = []
-        for size, found in self.to_dict().items():
-            names = ", ".join(each["contender"] for each in found["shapes"].values())
-            left = f" (stock at {found['direct_at']})" if found["direct_at"] else ""
-            told.append(f"{size} {names}{left}")
-        return "; ".join(told) or f"the table ({self.failed or 'not timed'})"
-
     def of(self, size: Size) -> DirectLengths:
         """The contexts at which windows of this size are written directly."""
         return ALWAYS if self._stock_only else self._direct.get(size, NEVER)
@@ -430,20 +421,31 @@ class AttentionChoices:
             return reasons.SLOWER_THAN_STOCK if direct.at(float(bounds.numpy().mean())) else None
         return reasons.SLOWER_THAN_STOCK if direct.always else None
 
-    def to_dict(self) -> dict[str, Any]:
-        """By size: each shape's contender and times in us, and the contexts left to stock."""
-        sizes = sorted({size for kind, _ in self._kinds for size in kind.chosen})
-        return {f"{size[0]}x{size[1]}": self._told(size) for size in sizes}
+    def in_words(self) -> dict[str, str]:
+        """What attends windows of each size that was timed: `ours; stock at 8192, 32768 tokens`."""
+        return {f"{size[0]}x{size[1]}": self._told(size) for size in self._sizes}
 
-    def _told(self, size: Size) -> dict[str, Any]:
-        direct = self.of(size)
-        left = [n for n, is_left in zip(direct.lengths, direct.direct, strict=True) if is_left]
-        chosen = {str(kind.shape): kind.chosen.get(size) for kind, _ in self._kinds}
+    def times_us(self) -> dict[str, Any]:
+        """By size and shape of layers: contexts, and a layer's times at each of them."""
         return {
-            "direct_at": left,
-            "shapes": {
-                name: {"contender": str(choice.contender), "lengths": choice.lengths,
-                       "us": dict(choice.all_us)}
-                for name, choice in chosen.items() if choice is not None
-            },
-        }  # fmt: skip
+            f"{size[0]}x{size[1]}": {
+                str(kind.shape): {"context": list(choice.lengths)}
+                | {name: list(times) for name, times in choice.all_us.items()}
+                for kind, _ in self._kinds
+                if (choice := kind.chosen.get(size)) is not None
+            }
+            for size in self._sizes
+        }
+
+    @property
+    def _sizes(self) -> list[Size]:
+        return sorted({size for kind, _ in self._kinds for size in kind.chosen})
+
+    def _told(self, size: Size) -> str:
+        direct = self.of(size)
+        if direct.always:
+            return "stock"
+        names = dict.fromkeys(str(kind.contender(size)) for kind, _ in self._kinds)
+        left = [n for n, is_left in zip(direct.lengths, direct.direct, strict=True) if is_left]
+        at = f"; stock at {', '.join(map(str, left))} tokens" if left else ""
+        return f"{', '.join(names)}{at}"

@@ -42,10 +42,10 @@ from nwor_bench.plugin.runner_v2.plan import WindowPlanner, memory_of, most_refe
 from nwor_bench.plugin.runner_v2.sparse_mla import SparseMlaAttention, fused_write_patch
 from nwor_bench.plugin.runner_v2.staged_layer import StepInputs
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
-from nwor_bench.plugin.settings import AttentionBy, PluginSettings
+from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.window import Window
 from nwor_bench.records import fallback_reasons as reasons
-from nwor_bench.records.types import NworMode, StageBy
+from nwor_bench.records.types import AttentionBy, NworMode, StageBy
 from nwor_kernels.mla_verify_attention.kernel import create_workspace
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace
 from nwor_kernels.verify_attention.tuning import processors_of
@@ -358,7 +358,9 @@ class StagingModes:
         parts.choices.take(self._vote.of_first(parts.choices.given()), sizes)
         logger.info(
             "nwor: attention of %d window sizes, %d of them timed in %.1f s: %s",
-            len(sizes), measured, time.perf_counter() - began, parts.choices.in_words(),
+            len(sizes), measured, time.perf_counter() - began,
+            "; ".join(f"{size} {how}" for size, how in parts.choices.in_words().items())
+            or f"a table chooses ({parts.choices.failed or 'not timed'})",
         )  # fmt: skip
 
     def graphs_of(self, control: bool) -> StagingGraphs:
@@ -415,7 +417,8 @@ def graph_facts(stock: Any, parts: StagingParts | None) -> dict[str, Any]:
     facts["stage_window_sizes"] = graphs.capture_sizes if graphs else []
     facts["sham_window_sizes"] = sham.capture_sizes if sham else []
     facts["sham_capture_s"] = sham.capture_s if sham else None
-    facts["attention"] = parts.choices.to_dict() if parts else None
+    facts["attention"] = parts.choices.in_words() if parts else None
+    facts["attention_us"] = parts.choices.times_us() if parts else None
     control = parts.control_graphs if parts else None
     for name, each in (("stage", graphs), ("control", control), ("sham", sham)):
         facts[f"{name}_memory_bytes"] = each.memory_bytes if each else None

@@ -274,6 +274,7 @@ def test_every_window_is_staged(
         max_model_len=1024,
         engine_args=given,
         stage_by=stage_by,
+        attention="merge" if "MLA" in (implementation or "") else "ours",
     )
     engine = start_alone(build(tmp_path, dtype), spec)
     status = engine.status()

@@ -160,9 +160,10 @@ class AttentionGroup:
         committed: CommittedOnly | None = None,
     ):
         self.kind, self.workspace, self.committed = kind, workspace, committed
-        bytes_each = kind.shape.cache_bytes
+        shape = kind.shape
+        wide = max(shape.head_dim, shape.value_dim)
         self.tunings: dict[Contender, Tuning | None] = {
-            contender: tuning_of(tiling, bytes_each, device)
+            contender: tuning_of(tiling, shape.cache_bytes, device, wide)
             for contender, tiling in TILINGS.items()
         }
 

@@ -14,9 +14,9 @@ from nwor_bench.plugin.interleaving import Interleaving
 from nwor_bench.plugin.layers import LayerCache
 from nwor_bench.plugin.patching import PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
-from nwor_bench.plugin.settings import AttentionBy, PluginSettings
+from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.window import NOT_FINISHED, Window
-from nwor_bench.records.types import NworMode, ScvMode
+from nwor_bench.records.types import AttentionBy, NworMode, ScvMode
 from nwor_kernels.commit.with_update import UPDATE_ARGUMENTS
 from nwor_kernels.direct_launch import refusals
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from window_model import ModelStaging
 
 from nwor_bench.plugin.rank_vote import RankVote
-from nwor_bench.plugin.settings import AttentionBy, PluginSettings
+from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.window import Window, WindowBatch
-from nwor_bench.records.types import NworMode, ScvMode
+from nwor_bench.records.types import AttentionBy, NworMode, ScvMode
 
 K = 2
 LAYERS = 2

@@ -1,6 +1,6 @@
 """The step's and the work's ratio of each cell, from interleaved runs on a GPU.
 
-    python sweeps/studies/two-clocks/measure.py RUN [RUN ...]      # writes cells.csv beside this file
+    python sweeps/studies/two-clocks/measure.py RUN [RUN ...]      # writes cells.csv beside it
 
 A row is a compared cell of one run folder of `nwor-bench sweep`.
 """

@@ -8,7 +8,8 @@ r"""Which steps of a server take longer with staging? Every step of one engine, 
 Requests arrive as at a server (Poisson). The mode changes every few seconds, in a new random order
 for each block: stock (no hooks), off, stage (drafts beside a prefill are written directly), beside
 (they are staged) and interleave. A step lasts until the next one begins. Writes steps.csv: medians
-by rate, block, mode and kind of step.
+by rate, block, mode and kind of step, and of the time per token of requests that began and ended in
+the block. With VLLM_NWOR_METRICS=1 windows are counted as in a server.
 """
 
 import argparse
@@ -48,18 +49,31 @@ class Load:
         self._arguments = arguments
         self._draw = random.Random(1)
         self._number = 0
+        self._first: dict[str, tuple[float, int]] = {}
+        self.tpot_ms: list[float] = []
+        """Time per token of each request that began and ended in the last `run`."""
 
     def run(self, rate: float, seconds: float) -> None:
         """Let requests arrive and the engine work for so long."""
         now = arrives = time.perf_counter()
         end = now + seconds
+        self.tpot_ms, self._first, oldest = [], {}, self._number
         while now < end:
             while arrives <= now:
                 self._add()
                 arrives += self._draw.expovariate(rate)
             if self._engine.has_unfinished_requests():
-                self._engine.step()
+                outputs = self._engine.step()
+                self._time([each for each in outputs if int(each.request_id) >= oldest])
             now = time.perf_counter()
+
+    def _time(self, outputs: list[Any]) -> None:
+        now = time.perf_counter()
+        for output in outputs:
+            tokens = len(output.outputs[0].token_ids)
+            began, before = self._first.setdefault(output.request_id, (now, tokens))
+            if output.finished and tokens > before:
+                self.tpot_ms.append(1e3 * (now - began) / (tokens - before))
 
     def _add(self) -> None:
         from vllm import SamplingParams
@@ -99,14 +113,14 @@ class Steps:
 
         return execute_model
 
-    def table(self) -> pd.DataFrame:
-        """Medians; only steps that another one of the same block follows."""
+    def table(self, requests: list[dict[str, Any]]) -> pd.DataFrame:
+        """Medians; only steps that another one of the same block follows, and `requests`."""
         rows = pd.DataFrame(self.rows, columns=list(COLUMNS))
         rows["ms"] = -rows.began.diff(-1) * 1e3
         followed = (rows["mode"] == rows["mode"].shift(-1)) & (rows.tokens.shift(-1) > 0)
         rows = rows[followed & (rows.block >= 0) & (rows.drafting > 0)]
         rows["kind"] = rows.alone.map({True: "windows", False: "with a prefill"})
-        return (
+        steps = (
             rows.groupby(["rate", "block", "mode", "kind"])
             .agg(
                 steps=("ms", "size"),
@@ -117,9 +131,18 @@ class Steps:
             )
             .reset_index()
         )
+        return pd.concat([steps, pd.DataFrame(requests)], ignore_index=True)
 
 
-def switch(hook: Any, mode: str) -> None:
+def summary(table: pd.DataFrame) -> str:
+    """Each mode's median of the blocks, and of its ratio to stock in the same block."""
+    rows = table.pivot_table(index=["kind", "rate", "block"], columns="mode", values="ms")
+    ratios = rows.div(rows["stock"], axis=0).add_suffix(" / stock")
+    middle = pd.concat([rows, ratios], axis=1).groupby(["kind", "rate"]).median()
+    return f"{middle.round(4).T}\n{rows.groupby(['kind', 'rate']).size()}"
+
+
+def switch(hook: Any, mode: str, scv: ScvMode) -> None:
     """Change the hook's mode between two steps."""
     from nwor_bench.plugin.interleaving import LiveInterleaving
 
@@ -134,9 +157,9 @@ def switch(hook: Any, mode: str) -> None:
         hook.attach()
     hook._stages_beside_prefill = mode == "beside"  # a server's is fixed when it starts
     if mode == "interleave":
-        LiveInterleaving(hook, ScvMode.GRAPH).start()
+        LiveInterleaving(hook, scv).start()
     elif mode != "off":
-        hook.set_modes(NworMode.STAGE, ScvMode.GRAPH)
+        hook.set_modes(NworMode.STAGE, scv)
 
 
 def engine_of(arguments: argparse.Namespace) -> tuple[Any, Any]:
@@ -169,32 +192,40 @@ def main() -> None:
     parser.add_argument("--input", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=128, help="to generate")
     parser.add_argument("--most", type=int, default=64, help="requests at once")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--scv", type=ScvMode, choices=ScvMode, default=ScvMode.ADAPTIVE)
     parser.add_argument("--flags", help="engine arguments as JSON")
     arguments = parser.parse_args()
     os.environ |= {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NWOR_MODE": "stage",
-        "VLLM_SCV_MODE": "graph",
-        "VLLM_NWOR_METRICS": "0",
+        "VLLM_SCV_MODE": str(arguments.scv),
+        "VLLM_NWOR_METRICS": os.environ.get("VLLM_NWOR_METRICS", "0"),
     }
     from nwor_bench.plugin.attaching import HOOK
 
     arguments.output.mkdir(parents=True, exist_ok=True)
     engine, worker = engine_of(arguments)
     hook, load, steps = getattr(worker, HOOK), Load(engine, arguments), Steps(worker)
-    for mode in MODES:
-        switch(hook, mode)
+    for mode in arguments.modes:
+        switch(hook, mode, arguments.scv)
         load.run(arguments.rates[-1], 2 * SETTLING_S)
+    requests: list[dict[str, Any]] = []
     for rate in arguments.rates:
         for block in range(arguments.blocks):
-            for mode in random.Random(block).sample(MODES, len(MODES)):
+            for mode in random.Random(block).sample(arguments.modes, len(arguments.modes)):
                 steps.place = None
-                switch(hook, mode)
+                switch(hook, mode, arguments.scv)
                 load.run(rate, SETTLING_S)
                 steps.place = (rate, block, mode)
                 load.run(rate, arguments.seconds)
+                times = pd.Series(load.tpot_ms)
+                row = {"rate": rate, "block": block, "mode": mode, "kind": "time per token"}
+                requests.append({**row, "steps": len(times), "ms": times.median()})
             steps.place = None
-            steps.table().to_csv(arguments.output / "steps.csv", index=False, float_format="%.4g")
+            table = steps.table(requests)
+            table.to_csv(arguments.output / "steps.csv", index=False, float_format="%.4g")
+    print(summary(table))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Verification attention against FlashAttention 3, called as vLLM does under full CUDA graphs."""
+"""Verification attention against FlashAttention 3, called as vLLM does under full CUDA graphs.
+
+Beside them the other ways in which the plugin can attend a window, and FlashInfer.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,10 +13,12 @@ from torch import Tensor
 from nwor_bench.microbench import peers
 from nwor_bench.microbench.cases import OURS, PEER, Group, Shape, bytes_moved
 from nwor_bench.microbench.inputs import count_sets
-from nwor_bench.microbench.rows import Call, Implementation, Implementations, with_peer
+from nwor_bench.microbench.rows import Call, Implementation, Implementations, with_peers
 from nwor_kernels.fp8 import quantize_e4m3
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace, verify_attention_triton
 from nwor_kernels.verify_attention.reference import verify_attention_varlen_reference
+from nwor_kernels.verify_attention.tuning import Tiling, Tuning, tilings, tuning_of
+from nwor_kernels.window_merge.kernel import merge_window_triton
 
 SCALE = 0.02
 """Scale of queries, K and V with an fp8 cache."""
@@ -31,41 +36,65 @@ TOLERANCE = {"bf16": 1e-2, "fp8": 6e-2}
 def attention_implementations(
     group: Group, shape: Shape, device: torch.device, seed: int
 ) -> Implementations:
-    """Our kernel reads the window's K/V from the activations, FlashAttention from the cache."""
+    """Our kernel reads the window's K/V from the activations, FlashAttention from the cache.
+
+    `merge` does both: FlashAttention over the committed tokens, and a kernel of ours.
+    """
     torch.manual_seed(seed)
     moved = bytes_moved(group, shape)
     sets = [AttentionBuffers(group, shape, device) for _ in range(count_sets(moved, most=16))]
     wanted = sets[0].expected()
 
-    name = PEER["verify_attention"]
+    first, *more = tilings(sets[0].rows, shape.heads // shape.kv_heads, shape.head_dim)
+    ours = partial(_ours, group, shape, sets, wanted)
 
-    def peer() -> Implementation:
-        calls = [each.flash_call() for each in sets]
+    def of_calls(name: str, bind: "Callable[[AttentionBuffers], Call]") -> Implementation:
+        calls = [bind(each) for each in sets]
         return Implementation(name, 1, moved, calls, lambda: sets[0].wrong(calls[0], wanted))
 
-    return with_peer(_ours(group, shape, sets, wanted), name, peer)
+    def merge() -> Implementation:
+        calls = [each.merge_call() for each in sets]
+        # FlashAttention multiplies rows that it does not see by 0.
+        check = partial(_check_without_window, sets[0], calls[0], wanted, 100.0)
+        return Implementation("merge", 2, moved, calls, check)
+
+    flash = PEER["verify_attention"]
+    others: dict[str, Callable[[], Implementation]] = {
+        **{str(tiling): partial(ours, tiling) for tiling in more},
+        "merge": merge,
+        flash: partial(of_calls, flash, AttentionBuffers.flash_call),
+        "flashinfer": partial(of_calls, "flashinfer", AttentionBuffers.flashinfer_call),
+    }
+    return with_peers(ours(first), others)
+
+
+def _check_without_window(
+    buffers: "AttentionBuffers", call: Call, wanted: Tensor, value: float
+) -> str:
+    """The fault in a call that must not read the window, now all `value`, from the cache."""
+    buffers.spoil_window(value)
+    wrong = buffers.wrong(call, wanted)
+    buffers.write_window()
+    return wrong
 
 
 def _ours(
-    group: Group, shape: Shape, sets: "list[AttentionBuffers]", wanted: Tensor
+    group: Group, shape: Shape, sets: "list[AttentionBuffers]", wanted: Tensor, tiling: Tiling
 ) -> Implementation:
+    device = sets[0].query.device
+    tuning = tuning_of(tiling, 1 if sets[0].fp8 else 2, device, shape.head_dim)
     workspace = VerifyWorkspace.create(
         max_requests=group.window.requests,
         num_heads=shape.heads,
         num_kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         max_query_len=group.window.drafts + 1,
-        device=sets[0].query.device,
+        device=device,
     )
-    calls = [each.our_call(workspace) for each in sets]
-
-    def check() -> str:
-        sets[0].poison_window()
-        wrong = sets[0].wrong(calls[0], wanted)
-        sets[0].write_window()
-        return wrong
-
-    return Implementation(OURS, 1, bytes_moved(group, shape), calls, check)
+    calls = [each.our_call(workspace, tuning) for each in sets]
+    check = partial(_check_without_window, sets[0], calls[0], wanted, float("nan"))
+    name = OURS if tiling is Tiling.USUAL else str(tiling)
+    return Implementation(name, 1, bytes_moved(group, shape), calls, check)
 
 
 class AttentionBuffers:
@@ -90,6 +119,7 @@ class AttentionBuffers:
         )  # fmt: skip
         parts = [shape.heads, shape.kv_heads, shape.kv_heads]
         query, self.key, self.value = torch.split(fused, parts, dim=1)
+        self.given_query = query
         self.query = quantize_e4m3(query, self.scale) if self.fp8 else query
         self.table = torch.randperm(blocks, device=device).int().view(self.requests, -1)
         self.starts = torch.arange(self.requests + 1, device=device, dtype=torch.int32) * self.rows
@@ -97,24 +127,55 @@ class AttentionBuffers:
         self.output = torch.empty(query.shape, device=device, dtype=torch.bfloat16)
         self.write_window()
 
-    def our_call(self, workspace: VerifyWorkspace) -> Call:
+    def our_call(self, workspace: VerifyWorkspace, tuning: Tuning | None = None) -> Call:
         """One launch of our kernel."""
         keywords = {
             "max_query_len": self.rows,
             "max_seq_len": self.max_seq_len,
             "workspace": workspace,
+            "tuning": tuning,
         }
         return self._bind(verify_attention_triton, self.output, **keywords)
 
-    def flash_call(self) -> Call:
-        """One call of FlashAttention 3; its scheduler metadata is made beforehand."""
+    def merge_call(self) -> Call:
+        """FlashAttention 3 over the committed tokens without a mask, then our merge."""
+        context = self.seq_lens - self.rows
+        attend, starts = self.flash_call(context, causal=False), self.starts
+        scale = self.scale if self.fp8 else None
+
+        def call() -> None:
+            _, sums = attend()
+            merge_window_triton(
+                self.query, self.key, self.value, starts, self.seq_lens, starts[:-1], starts[1:],
+                self.output, sums, scale=self.shape.head_dim**-0.5, max_query_len=self.rows,
+                cache_dtype=self.cache.dtype, q_scale=scale, k_scale=scale, v_scale=scale,
+            )  # fmt: skip
+
+        return call
+
+    def flashinfer_call(self) -> Call:
+        """One call of FlashInfer's paged prefill, planned beforehand."""
+        shape = self.shape
+        return peers.bind_flashinfer(
+            self.given_query, self.cache, self.starts, self.table, self.seq_lens, self.output,
+            kv_heads=shape.kv_heads, scale=SCALE if self.fp8 else None,
+        )  # fmt: skip
+
+    def flash_call(self, lengths: Tensor | None = None, causal: bool = True) -> Callable[..., Any]:
+        """One call of FlashAttention 3; its scheduler metadata is made beforehand.
+
+        Args:
+            lengths: [requests] int32, tokens of the cache that are seen; None: all.
+            causal: without a mask it returns its log-sum-exp too.
+        """
+        lengths = self.seq_lens if lengths is None else lengths
         attend, schedule = peers.flash_attention()
         shape = self.shape
         common: dict[str, Any] = {
             "max_seqlen_q": self.rows,
             "max_seqlen_k": self.max_seq_len,
             "cu_seqlens_q": self.starts,
-            "causal": True,
+            "causal": causal,
             "num_splits": MAX_SPLITS,
         }
         metadata: Tensor = schedule(
@@ -123,7 +184,7 @@ class AttentionBuffers:
             num_heads_q=shape.heads,
             num_heads_kv=shape.kv_heads,
             headdim=shape.head_dim,
-            cache_seqlens=self.seq_lens,
+            cache_seqlens=lengths,
             qkv_dtype=self.query.dtype,
             page_size=shape.block_size,
             window_size=(-1, -1),
@@ -135,7 +196,8 @@ class AttentionBuffers:
             k=key,
             v=value,
             out=self.output,
-            seqused_k=self.seq_lens,
+            seqused_k=lengths,
+            return_softmax_lse=not causal,
             softmax_scale=shape.head_dim**-0.5,
             block_table=self.table,
             scheduler_metadata=metadata,
@@ -165,10 +227,10 @@ class AttentionBuffers:
         rows = torch.cat([self.key, self.value], dim=-1)
         self._fill(quantize_e4m3(rows, self.scale) if self.fp8 else rows)
 
-    def poison_window(self) -> None:
-        """Write NaN in place of the window's K/V: our kernel must not read it from the cache."""
+    def spoil_window(self, value: float) -> None:
+        """Write this value in place of the window's K/V, which must not be read from the cache."""
         sizes = (self.query.shape[0], self.shape.kv_heads, 2 * self.shape.head_dim)
-        self._fill(torch.full(sizes, float("nan"), device=self.query.device).to(self.cache.dtype))
+        self._fill(torch.full(sizes, value, device=self.query.device).to(self.cache.dtype))
 
     def _fill(self, rows: Tensor) -> None:
         position = self.context + torch.arange(self.rows, device=rows.device)

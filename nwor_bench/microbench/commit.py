@@ -20,7 +20,7 @@ from nwor_bench.microbench.inputs import (
     spread,
 )
 from nwor_bench.microbench.peers import bind_stock_write
-from nwor_bench.microbench.rows import Call, Implementation, Implementations, with_peer
+from nwor_bench.microbench.rows import Call, Implementation, Implementations, with_peers
 from nwor_kernels.commit.plan import CommitPlan, StagedSources
 from nwor_kernels.commit.reference import commit_windows_reference
 
@@ -60,7 +60,7 @@ class _CommitInputs:
 
     def implementations(self) -> Implementations:
         """Our kernel and its peer."""
-        return with_peer(self._ours(), PEER["commit"], self._peer)
+        return with_peers(self._ours(), {PEER["commit"]: self._peer})
 
     def _expected(self) -> list[Tensor]:
         """The caches after the torch reference commits the first set."""

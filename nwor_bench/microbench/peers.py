@@ -1,4 +1,4 @@
-"""Peers: vLLM's cache write and FlashAttention 3, as bound calls.
+"""Peers: vLLM's cache write, FlashAttention 3 and FlashInfer, as bound calls.
 
 Views are made beforehand, so that only the peer's own kernels are timed. This is the only module of
 the microbenchmarks that imports vLLM.
@@ -60,3 +60,47 @@ def flash_attention() -> tuple[Callable[..., Any], Callable[..., Any]]:
     except ImportError as error:
         raise RefusedError(f"vLLM's FlashAttention does not import: {error}") from error
     return flash_attn_varlen_func, get_scheduler_metadata
+
+
+FLASHINFER_WORKSPACE = 128 << 20
+
+
+def bind_flashinfer(
+    query: Tensor,
+    cache: Tensor,
+    starts: Tensor,
+    table: Tensor,
+    seq_lens: Tensor,
+    output: Tensor,
+    *,
+    kv_heads: int,
+    scale: float | None,
+) -> Call:
+    """FlashInfer's prefill over a paged cache, which serves windows on Hopper; planned beforehand.
+
+    Args:
+        query: [tokens, heads, head_dim], not quantised.
+        cache: [blocks, kv_heads, block_size, 2 * head_dim].
+        starts: [requests + 1] int32, first row of each request.
+        table: [requests, blocks of each] int32, all of them in use.
+        seq_lens: [requests] int32.
+        scale: of K and V of an fp8 cache; None for others.
+
+    Raises RefusedError if FlashInfer is not installed.
+    """
+    try:
+        import flashinfer
+    except ImportError as error:
+        raise RefusedError(f"FlashInfer does not import: {error}") from error
+    heads, head_dim = query.shape[1:]
+    block_size, (requests, each) = cache.shape[2], table.shape
+    memory = torch.empty(FLASHINFER_WORKSPACE, dtype=torch.uint8, device=query.device)
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(memory, "HND")
+    first_blocks = torch.arange(requests + 1, dtype=torch.int32, device=query.device) * each
+    wrapper.plan(
+        starts, first_blocks, table.flatten(), (seq_lens - 1) % block_size + 1, heads, kv_heads,
+        head_dim, block_size, causal=True, q_data_type=query.dtype, kv_data_type=cache.dtype,
+    )  # fmt: skip
+    key_and_value = torch.split(cache, head_dim, dim=-1)
+    scales = {} if scale is None else {"k_scale": scale, "v_scale": scale}
+    return lambda: wrapper.run(query, key_and_value, out=output, **scales)

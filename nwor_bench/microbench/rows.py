@@ -131,16 +131,19 @@ class Bench:
     release: Callable[[], None] = lambda: None
 
 
-def with_peer(
-    ours: Implementation, name: str, make: Callable[[], Implementation]
+def with_peers(
+    ours: Implementation, peers: Mapping[str, Callable[[], Implementation]]
 ) -> Implementations:
-    """Our implementation and its peer, which is refused if `make` cannot make it."""
-    try:
-        return Implementations((ours, make()), {})
-    except RefusedError as refusal:
-        return Implementations((ours,), {name: str(refusal)})
-    except Exception as error:  # a foreign library may raise anything
-        return Implementations((ours,), {name: describe(error)})
+    """Our implementation and others, by name; those that cannot be made are refused."""
+    made, refused = [ours], {}
+    for name, make in peers.items():
+        try:
+            made.append(make())
+        except RefusedError as refusal:
+            refused[name] = str(refusal)
+        except Exception as error:  # a foreign library may raise anything
+            refused[name] = describe(error)
+    return Implementations(tuple(made), refused)
 
 
 def describe(error: Exception) -> str:

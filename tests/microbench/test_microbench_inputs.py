@@ -109,5 +109,5 @@ def test_attentions_reference_is_attention() -> None:
     assert step.wrong(lambda: step.output.copy_(wanted), wanted) == ""
     assert "relative error" in step.wrong(lambda: step.output.copy_(wanted * 1.02), wanted)
     assert "nan" in step.wrong(lambda: step.output[1:].copy_(wanted[1:]), wanted)
-    step.poison_window()
+    step.spoil_window(float("nan"))
     torch.testing.assert_close(step.expected(), wanted)  # the window is read from its own K/V

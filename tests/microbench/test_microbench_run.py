@@ -8,7 +8,7 @@ from fake_bench import NO_VLLM, make_bench
 
 from nwor_bench.microbench.bench import Bench, fault_of, run_groups
 from nwor_bench.microbench.cases import OURS, PEER, Spec, Window, expand
-from nwor_bench.microbench.rows import Implementation, RefusedError, Row, Status, with_peer
+from nwor_bench.microbench.rows import Implementation, RefusedError, Row, Status, with_peers
 
 SPEC = Spec(windows=(Window(8, 4),), acceptances=(0.5,), max_rounds=5)
 
@@ -96,7 +96,7 @@ def test_a_peer_that_cannot_be_made_is_listed(error: Exception, reason: str) -> 
     def make() -> Implementation:
         raise error
 
-    made = with_peer(ours, "vllm_cuda", make)
+    made = with_peers(ours, {"vllm_cuda": make})
     assert [each.name for each in made.runnable] == [OURS]
     assert made.refused == {"vllm_cuda": reason}
 

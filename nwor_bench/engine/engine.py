@@ -12,8 +12,15 @@ from nwor_bench.engine.arguments import (
     start_llm,
     stderr_to_file,
 )
+from nwor_bench.engine.draft_counts import DraftCounts
 from nwor_bench.engine.protocol import BatchOutput, GreedyOutput, KvCache, Pair, Sampling, Span
-from nwor_bench.engine.readings import common_status, disagreement, read_counters, request_times
+from nwor_bench.engine.readings import (
+    common_status,
+    disagreement,
+    read_counters,
+    request_acceptance,
+    request_times,
+)
 from nwor_bench.errors import EngineError
 from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.models.pairs import ResolvedPair
@@ -52,6 +59,10 @@ class VllmEngine:
         VllmEngine.starts += 1
         self._counting = False
         self._kv_cache = VllmKvCache(self._llm, self._rpc_all)
+        self._draft_counts: DraftCounts | None = None
+        if spec.draft_counts is not None:
+            core = self._llm.llm_engine.engine_core.engine_core  # in this process
+            self._draft_counts = DraftCounts(core.scheduler)
         self._vllm = require_supported_vllm()
 
     def status(self) -> EngineStatus:
@@ -70,6 +81,8 @@ class VllmEngine:
         """
         with stderr_to_file(self._log):
             self._rpc("nwor_set_modes", str(cell.nwor_mode), str(cell.scv_mode))
+        if self._draft_counts is not None:
+            self._draft_counts.fix(cell.drafts or 0)
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
         """Run one batch to its end from an empty prefix cache; read counters before and after."""
@@ -106,6 +119,7 @@ class VllmEngine:
             counter_facts=facts,
             rank_disagreement=disagreement([rank["windows"] for rank in ranks]),
             request_times=request_times(outputs),
+            request_acceptance=request_acceptance(outputs, ranks[0]["request_acceptance"]),
         )
 
     def interleave(self, order: WindowOrder) -> None:
@@ -113,6 +127,10 @@ class VllmEngine:
 
         Modes that were never set are set first, which may capture CUDA graphs.
         """
+        if self._draft_counts is not None:
+            self._rpc("nwor_follow_scheduler", len(order.cells))
+            self._draft_counts.interleave(order)
+            return
         modes = [
             (SHAM if cell.arm == AA else str(cell.nwor_mode), str(cell.scv_mode))
             for cell in order.cells
@@ -122,6 +140,8 @@ class VllmEngine:
 
     def stop_interleaving(self) -> list[dict[str, dict[str, int]]]:
         """Return to mode off; each cell's SCV counters and fallbacks, in the order's cells."""
+        if self._draft_counts is not None:
+            self._draft_counts.fix(0)
         return list(self._rpc("nwor_stop_interleaving"))
 
     def decode_greedily(
@@ -227,6 +247,7 @@ class VllmEngine:
     def close(self) -> None:
         """Shut the engine core down and release its memory."""
         self._kv_cache.close()
+        self._draft_counts = None
         llm = self.__dict__.pop("_llm", None)
         if llm is not None:
             llm.llm_engine.engine_core.shutdown()

@@ -37,6 +37,11 @@ TOP = 20
 
 NO_CUDA = "there is no CUDA device here"
 
+CHANGES_COUNT = frozenset({Method.EAGLE, Method.EAGLE3, Method.MTP, Method.DRAFT_MODEL})
+"""Methods whose drafter proposes as many drafts as the scheduler says, for every request, and keeps
+its cache filled at k = 0. vLLM 0.32 asserts a constant number for medusa, suffix and ngram_gpu,
+dflash and dspark draft a block in one pass, and ngram finds drafts for some requests only."""
+
 
 def check_flags(spec: RunSpec) -> None:
     """Refuse flags that cannot run on this machine, or that vLLM does not know.
@@ -56,6 +61,10 @@ def check_pair(pair: ResolvedPair, spec: RunSpec) -> None:
     """Refuse what the target's config.json rules out, and what vLLM's CPU build accepts and cannot
     run. Raises ConfigError."""
     _check_target(pair, spec)
+    if spec.draft_counts is not None and Method(pair.method) not in CHANGES_COUNT:
+        fitting = ", ".join(sorted(CHANGES_COUNT))
+        remedy = f"the number of drafts can be changed between windows only with {fitting}"
+        raise ConfigError.for_field("draft_counts", pair.method, remedy)
     if not is_cpu_build():
         return
     remedy = NOT_ON_CPU.get(Method(pair.method))

@@ -225,7 +225,7 @@ def measured(
     staged = step.staged_tokens
     committed = total_accepted if step.committed_tokens is None else step.committed_tokens
     return MeasuredWindow(
-        num_reqs=int(np.count_nonzero(drafts)),
+        num_reqs=int(np.count_nonzero(drafts)) or len(drafts),
         draft_tokens=total,
         accepted_tokens=total_accepted,
         staged_tokens=staged,
@@ -240,8 +240,15 @@ def measured(
         control_tokens=step.control_tokens,
         accepted_per_position=accepted_at,
         drafts_per_position=drafted_at,
-        **(step.host_ms or _times(step, steady)),
+        **_times_of(step, steady),
     )
+
+
+def _times_of(step: Step, steady: bool) -> dict[str, Any]:
+    """The host's own times if the runner's hook took them; without a wall time from step to step."""
+    if not step.host_ms:
+        return _times(step, steady)
+    return {"wall_ms": _ms(step.period_s) if steady else None} | step.host_ms
 
 
 def _times(step: Step, steady: bool) -> dict[str, Any]:

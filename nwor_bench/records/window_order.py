@@ -24,6 +24,10 @@ lengths come equally often, so that 30 groups of a pair show whether what a swit
 fades with the length of a run (`instruments.robust.LEAST_APART` of the rarer length).
 """
 
+DRAFT_RUN_LENGTHS = {3: 1, 5: 1}
+"""The same for draft counts. A window verifies what the one before drafted, so here the last window
+of each run is not compared: its drafter works for the next run already."""
+
 _ABBA = (0, 1, 1, 0)
 
 RUNS = len(_ABBA)
@@ -70,9 +74,21 @@ class WindowOrder:
     seed: str
     """Of the pairs' order, the runs' lengths and who begins."""
 
+    @property
+    def drafts(self) -> tuple[int, ...] | None:
+        """Draft count of each cell, the A/A arm's being 0; None if modes are interleaved."""
+        counts = tuple(cell.drafts for cell in self.cells)
+        return tuple(count or 0 for count in counts) if set(counts) != {None} else None
+
     def places(self) -> Iterator[WindowPlace]:
         """Every window's place, without end."""
-        return places_of(self.pairs, self.seed)
+        lengths = RUN_LENGTHS if self.drafts is None else DRAFT_RUN_LENGTHS
+        return places_of(self.pairs, self.seed, lengths)
+
+
+PLACE = "nwor_place"
+"""If draft counts are interleaved: attribute of the SchedulerOutput of a step that only decodes,
+its `WindowPlace`, or None. So workers need no order of their own."""
 
 
 def places_of(

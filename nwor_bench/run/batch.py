@@ -116,6 +116,7 @@ def batch_record(
         conditions=conditions,
         rank_disagreement=output.rank_disagreement,
         request_times=output.request_times,
+        request_acceptance=output.request_acceptance,
     )
 
 
@@ -234,7 +235,8 @@ class BatchRunner:
         """The engine's output, what a gate batch was watched for, and the conditions."""
         label, nwor = place.cell.label, place.cell.nwor_mode
         is_gate = place.phase in (Phase.GATE, Phase.INTERLEAVED_GATE)
-        watches = is_gate and (place.window_order is not None or nwor is not NworMode.OFF)
+        interleaves = place.window_order is not None and place.window_order.drafts is None
+        watches = is_gate and (interleaves or nwor is not NworMode.OFF)
         written: list[dict[str, int]] = []
         layers: list[list[dict[str, Any]]] = []
         with span(self._ranges, "cell", place.order, label):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from annotated_types import Ge, Interval
 
 from nwor_bench.errors import ConfigError
+from nwor_bench.records.cell import drafts_arm
 from nwor_bench.records.types import AA, Cell, Interleave, NworMode, ScvMode, StageBy
 from nwor_bench.workload.options import (
     Axis,
@@ -151,6 +152,11 @@ class RunSpec:
         Panel.MODES, name="cells", table="settings",
     )] = None
     """Cells of the grid to measure; None for all."""
+    draft_counts: Annotated[tuple[int, ...] | None, Option(
+        "Draft counts to interleave, 0 among them, with NWOR off; see nwor-bench worth.",
+        has_flag=False, table="settings", compare=Compare.REFUSE,
+    )] = None
+    """The cells are these draft counts; None for a grid of modes."""
     stage_by: Annotated[StageBy, Option(
         "reference, copy: how a GPU stages drafts' K/V.", has_flag=False, table="settings",
         worker_variable="VLLM_NWOR_STAGE_BY", compare=Compare.TELL,
@@ -216,6 +222,9 @@ class RunSpec:
         If cells are interleaved within a batch, mode stage brings its control. A control commits
         nothing, so it has one cell, with SCV off.
         """
+        if self.draft_counts is not None:
+            arms = [*map(drafts_arm, sorted(self.draft_counts)), AA]
+            return tuple(Cell(pair_name, NworMode.OFF, ScvMode.OFF, arm) for arm in arms)
         chosen = list(product(self.nwor_modes, self.scv_modes))
         if self.only_cells is not None:
             kept = [(NworMode.OFF, ScvMode.OFF), *(name.modes for name in self.only_cells)]
@@ -260,7 +269,8 @@ class RunSpec:
     @property
     def worker_variables(self) -> dict[str, str]:
         """This run's settings for the plugin in vLLM's workers, as environment variables."""
-        return {
+        attention = "reference" if self.draft_counts is None else "stock"
+        return {"VLLM_NWOR_CPU_ATTENTION": attention} | {
             each.option.worker_variable: str(getattr(self, each.field))
             for each in declared(RunSpec)
             if each.option.worker_variable is not None

@@ -149,7 +149,7 @@ class ParityGate:
         """Break all of these cells that differ from stock vLLM: any of them may be at
         fault. Each with all its reasons."""
         for cell in cells:
-            if not cell.is_baseline and cell.arm is None:
+            if not cell.is_baseline and (cell.arm is None or cell.drafts is not None):
                 yield cell, self.break_cell(cell, f"in interleaved windows: {difference}")
 
     def facts(self) -> ParityFacts:
@@ -176,7 +176,9 @@ class ParityGate:
                 return Comparison(INVALID, lengths)
         if self.rule is ParityRule.EXPLAINED:
             return self._explain(cell, answer, reference, block, to_the_end=to_the_end)
-        acceptance = acceptance_mismatch(answer.record, reference.record)
+        acceptance = None
+        if reference.record.cell.drafts is None:  # else it differs: the draft counts do
+            acceptance = acceptance_mismatch(answer.record, reference.record)
         if self.rule is ParityRule.ACCEPTANCE_ONLY:
             return Comparison(INVALID if acceptance else ACCEPTANCE_ONLY, acceptance)
         difference = first_mismatch(answer.token_ids, reference.token_ids) or acceptance
@@ -197,7 +199,7 @@ class ParityGate:
             event = ties_event(cell, answer.record, checked, scale, spent)
             self._checked[event_key(event)] = event
             self._on_event(event)
-        if checked.comparison.parity == INVALID:
+        if checked.comparison.parity == INVALID or reference.record.cell.drafts is not None:
             return checked.comparison
         counts = acceptance_of(answer.record, reference.record, checked.diverged, checked.tokens)
         batch = batch_sums(prompts, checked.verdicts, counts)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from nwor_bench.errors import EngineError
+from nwor_bench.records.types import SETTLING
 from nwor_bench.records.window_order import PLACE, WindowOrder, WindowPlace
 
 
@@ -50,6 +51,8 @@ class DraftCounts:
         self._counts: tuple[int, ...] = ()
         self._at: WindowPlace | None = None
         self._coming: WindowPlace | None = None
+        self._settling = 0
+        self._drafted = 0
         self._original: Callable[..., Any] = scheduler.schedule
         scheduler.schedule = self._schedule
 
@@ -66,20 +69,27 @@ class DraftCounts:
         self._set(self._counts[self._at.cell])
 
     def _set(self, count: int) -> None:
+        self._drafted = count
         lookup = self._scheduler.dynamic_sd_lookup
         lookup[:] = [count] * len(lookup)
 
     def _schedule(self, *args: Any, **kwargs: Any) -> Any:
         at, coming = self._at, self._coming
-        if coming is not None:
-            self._set(self._counts[coming.cell])
+        if at is None or coming is None:
+            output = self._original(*args, **kwargs)
+            if decodes_only(output):
+                setattr(output, PLACE, None)
+            return output
+        count = self._counts[at.cell]
+        fits = not self._settling and self._drafted == count
+        self._set(self._counts[coming.cell] if fits else count)
         output = self._original(*args, **kwargs)
         decodes = decodes_only(output)
-        is_own = decodes and at is not None and verifies(output) == self._counts[at.cell]
+        self._settling = max(self._settling - 1, 0) if decodes else SETTLING
+        is_own = fits and decodes and verifies(output) == count
         if decodes:
             setattr(output, PLACE, at if is_own else None)
-        if at is not None and coming is not None:
-            self._at, self._coming = self._after(at, coming, ran=is_own)
+        self._at, self._coming = self._after(at, coming, ran=is_own)
         return output
 
     def _after(

@@ -199,7 +199,7 @@ def check_sweep(sweep: SweepFile) -> None:
     """Refuse a sweep file with a run that cannot start. Raises ConfigError that names the run."""
     for point in make_points(sweep):
         try:
-            check_run(point.spec, PairChoice(pair=point.pair))
+            check_run(point.spec, point.choice)
         except ConfigError as error:
             raise error.within(f"run {point.number} ({point.label})") from error
 

@@ -73,6 +73,8 @@ class WindowOrder:
     """Numbers of the cells that are compared with each other."""
     seed: str
     """Of the pairs' order, the runs' lengths and who begins."""
+    untimed: bool = False
+    """Draft counts change after every window, so that a short batch of the gate runs them all."""
 
     @property
     def drafts(self) -> tuple[int, ...] | None:
@@ -82,7 +84,9 @@ class WindowOrder:
 
     def places(self) -> Iterator[WindowPlace]:
         """Every window's place, without end."""
-        lengths = RUN_LENGTHS if self.drafts is None else DRAFT_RUN_LENGTHS
+        lengths = RUN_LENGTHS
+        if self.drafts is not None:
+            lengths = {1: 1} if self.untimed else DRAFT_RUN_LENGTHS
         return places_of(self.pairs, self.seed, lengths)
 
 

@@ -10,7 +10,7 @@ from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.findings.table import Finding, Severity, grouped
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, NworMode, Verdict
-from nwor_bench.report.answer import CPU_BADGE, MEASURED_ON_CPU, Answer, answer
+from nwor_bench.report.answer import CPU_BADGE, MEASURED_ON_CPU, Answer
 from nwor_bench.report.document import (
     Block,
     Bullets,
@@ -21,7 +21,9 @@ from nwor_bench.report.document import (
     Table,
     table,
 )
+from nwor_bench.report.run_report import answer_of
 from nwor_bench.report.text import NOT_MEASURED, plural, ratio
+from nwor_bench.report.worth import by_drafts, worth_answer, worth_blocks
 
 DONE = "done"
 MIXED = "MIXED"
@@ -68,7 +70,7 @@ class SweptRun:
         """The run's own answer; None without cells."""
         if self.analysis is None or not self.cells:
             return None
-        return answer(self.analysis.run.header, self.cells, self.analysis.splits)
+        return answer_of(self.analysis)
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
@@ -109,6 +111,8 @@ def labels(runs: Sequence[SweptRun]) -> list[str]:
 def sweep_document(name: str, runs: Sequence[SweptRun]) -> Document:
     """The whole report of a sweep."""
     measured = [run for run in runs if run.cells]
+    if by_drafts_only(measured):
+        return _worth_document(name, runs, measured)
     lead: list[Block] = [sweep_answer(runs).headline, *_missing(runs), _answers(runs)]
     sections: list[Section] = []
     if measured:
@@ -122,6 +126,9 @@ def sweep_document(name: str, runs: Sequence[SweptRun]) -> Document:
 def sweep_answer(runs: Sequence[SweptRun]) -> Answer:
     """How many runs have which answer, and the range of their ratios."""
     found = Counter(run.answer.badge for run in runs if run.answer)
+    measured = [run for run in runs if run.cells]
+    if by_drafts_only(measured):
+        return worth_answer([run.analysis for run in measured if run.analysis])
     if not found:
         return Answer(NOTHING, f"None of {plural(len(runs), 'run')} measured anything.")
     badge = next(iter(found)) if len(found) == 1 else MIXED
@@ -129,6 +136,23 @@ def sweep_answer(runs: Sequence[SweptRun]) -> Answer:
         badge = str(Verdict.INVALID)
     counts = ", ".join(f"{answer} in {number}" for answer, number in found.most_common())
     return Answer(badge, f"{counts} of {plural(len(runs), 'run')}. {_extremes(runs)}".strip())
+
+
+def by_drafts_only(runs: Sequence[SweptRun]) -> bool:
+    """True if the runs compare draft counts, and differ only in their batch size."""
+    alike = set(varying(runs)) <= {"requests"}
+    return bool(runs) and alike and all(run.data and by_drafts(run.data.header) for run in runs)
+
+
+def _worth_document(name: str, runs: Sequence[SweptRun], measured: Sequence[SweptRun]) -> Document:
+    """One answer of all batch sizes together; the runs' own reports have fewer requests."""
+    analyses = [run.analysis for run in measured if run.analysis]
+    lead = [worth_answer(analyses).headline, *_missing(runs), *worth_blocks(analyses)]
+    labels_of = [label_of_run(run, ("requests",)) for run in runs]
+    rows = [[str(run.number), label, run.status] for run, label in zip(runs, labels_of, strict=True)]
+    folders = replace(table(["Run", "Batch size", "Status"], rows, numbers_from=3), links=_links(runs))
+    sections = (Section("Runs", (folders,)),)
+    return Document(f"nwor-bench worth: {name}", (*lead, *_weakened(measured)), sections)
 
 
 def _extremes(runs: Sequence[SweptRun]) -> str:

@@ -64,6 +64,7 @@ class BlockRunner:
             ),
             scenario.ignore_eos,
             store.append_event,
+            by_drafts=plan.baseline.drafts is not None,
         )
         self.kv_gate = kv_gate(engine, status, plan.baseline)
         self.stopped: str | None = None

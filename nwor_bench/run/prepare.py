@@ -171,7 +171,7 @@ def with_interleave(spec: RunSpec) -> RunSpec:
 
 def prepare_point(point: Point, console: Console) -> Prepared:
     """A run of a sweep file. Raises as `prepare` does."""
-    return prepare(point.spec, PairChoice(pair=point.pair), console)
+    return prepare(point.spec, point.choice, console)
 
 
 def _encode_all(plan: Plan, spec: RunSpec, pair: ResolvedPair) -> Encode:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Interval
@@ -86,19 +87,24 @@ class PairChoice:
         "A model pair's name or .toml file (default: smollm2).", Panel.MODELS,
     )] = None
     target_model: Annotated[str | None, Option(
-        "A local folder or hub name, instead of --pair.", Panel.MODELS,
+        "A local folder or hub name, instead of --pair.", Panel.MODELS, table="settings",
         aliases=("--model",), flag_variable="TARGET_MODEL",
         engine_argument="model",
     )] = None
     draft_model: Annotated[str | None, Option(
-        "The drafter: a local folder or hub name.", Panel.MODELS,
+        "The drafter: a local folder or hub name.", Panel.MODELS, table="settings",
         aliases=("--speculative-model",), flag_variable="DRAFT_MODEL",
     )] = None
     method: Annotated[str | None, Option(
         "How to draft: mtp, eagle3, eagle, dflash, dspark, draft_model, ngram, ngram_gpu, suffix.",
-        Panel.MODELS,
+        Panel.MODELS, table="settings",
     )] = None
     # fmt: on
+
+    @property
+    def name(self) -> str:
+        """For labels and folders: the pair's, or the target's last part."""
+        return self.pair or Path(self.target_model or DEFAULT_PAIR).name
 
     def with_config(self, config: Mapping[str, Any] | None) -> "PairChoice":
         """Take the method and the drafter from vLLM's speculative_config if no flag names them.

@@ -111,7 +111,8 @@ class GateBlock:
         for _ in range(MOST_INTERLEAVED):
             if not waiting:
                 return
-            ran, faults = self._interleaved(reference, order_of(self._block, cells))
+            order = replace(order_of(self._block, cells), untimed=True)
+            ran, faults = self._interleaved(reference, order)
             for fault in faults:
                 for cell, every in self._parity.break_interleaved(cells, fault):
                     self._store.append_event(broken_event(cell, self._block, every))

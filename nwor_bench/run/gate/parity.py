@@ -72,6 +72,7 @@ class ParityGate:
         ties: checks differing tokens in precisions below float32.
         ignore_eos: every request generates all its tokens, so lengths may never differ.
         on_event: receives events for the records.
+        by_drafts: draft counts are compared, whose steps have other sizes: also float32 has ties.
 
     Attributes:
         broken: each cell whose output differed, with its first mismatch.
@@ -84,9 +85,12 @@ class ParityGate:
         ties: TieCheck,
         ignore_eos: bool,
         on_event: Callable[[dict[str, Any]], None],
+        by_drafts: bool = False,
     ):
         synthetic = status.rejection_sample_method == "synthetic"
         self.rule = parity_rule(status.device or "cpu", status.dtype or "float32", synthetic)
+        if by_drafts and not synthetic:
+            self.rule = ParityRule.EXPLAINED
         self.broken: dict[Cell, str] = {}
         self._encode = encode
         self._ties = ties
@@ -176,9 +180,7 @@ class ParityGate:
                 return Comparison(INVALID, lengths)
         if self.rule is ParityRule.EXPLAINED:
             return self._explain(cell, answer, reference, block, to_the_end=to_the_end)
-        acceptance = None
-        if reference.record.cell.drafts is None:  # else it differs: the draft counts do
-            acceptance = acceptance_mismatch(answer.record, reference.record)
+        acceptance = acceptance_mismatch(answer.record, reference.record)
         if self.rule is ParityRule.ACCEPTANCE_ONLY:
             return Comparison(INVALID if acceptance else ACCEPTANCE_ONLY, acceptance)
         difference = first_mismatch(answer.token_ids, reference.token_ids) or acceptance
@@ -200,7 +202,7 @@ class ParityGate:
             self._checked[event_key(event)] = event
             self._on_event(event)
         if checked.comparison.parity == INVALID or reference.record.cell.drafts is not None:
-            return checked.comparison
+            return checked.comparison  # draft counts accept other numbers of drafts
         counts = acceptance_of(answer.record, reference.record, checked.diverged, checked.tokens)
         batch = batch_sums(prompts, checked.verdicts, counts)
         self._on_event(sums_event(cell, answer.record, batch))

@@ -1,0 +1,274 @@
+"""Draft counts: the answer, tokens/s by batch size, acceptance by position, the line for vLLM."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from nwor_bench.analysis.analyse import Analysis
+from nwor_bench.analysis.invariants import windows_by_batch
+from nwor_bench.analysis.worth import Measured, Rate, Worth, worth_of
+from nwor_bench.records.header import PairFacts, RunHeader
+from nwor_bench.records.lines import batch_key
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import Phase, Verdict, WindowRecord
+from nwor_bench.report.answer import Answer, on_cpu
+from nwor_bench.report.document import (
+    Block,
+    Callout,
+    Code,
+    Figure,
+    Paragraph,
+    Table,
+    table,
+)
+from nwor_bench.report.figures import colour
+from nwor_bench.report.text import NOT_MEASURED, decimal, joined, percent, plural, with_bounds
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+ON_CPU = Callout(
+    "Measured on a CPU",
+    "These times judge this CPU, with vLLM's own attention. They do not carry over to a GPU. NWOR "
+    "is off throughout.",
+)
+
+HOW = (
+    "Intervals hold for all draft counts of a batch size together (95 %, Bonferroni). Times are "
+    "compared between neighbouring windows; tokens a window come from whole batches at one draft "
+    "count, and their error is that over requests."
+)
+
+
+def by_drafts(header: RunHeader) -> bool:
+    """True for a run whose cells are draft counts."""
+    return (header.spec or {}).get("draft_counts") is not None
+
+
+def measured_worth(analyses: Sequence[Analysis]) -> Worth:
+    """What the runs of one pair say together."""
+    return worth_of([Measured(each.run, each.effects) for each in analyses])
+
+
+def worth_answer(analyses: Sequence[Analysis]) -> Answer:
+    """Does speculation pay, up to how many requests, and with how many drafts?"""
+    broken = [
+        f"{cell.label} at {_requests(each.run)}: {cell.reason}"
+        for each in analyses
+        for cell in each.cells
+        if cell.verdict == Verdict.INVALID
+    ]
+    if broken:
+        text = "Whether speculation pays is not known, because draft counts failed their checks: "
+        return Answer(str(Verdict.INVALID), f"{text}{'; '.join(broken)}.")
+    return _answer(measured_worth(analyses))
+
+
+def _answer(worth: Worth) -> Answer:
+    known = [rate for rate in worth.rates if rate.ratio is not None]
+    if not known:
+        return Answer(
+            str(Verdict.AMBIGUOUS),
+            "This run does not show whether speculation pays: it has too few windows or requests "
+            "for an interval. Measure longer.",
+        )
+    paying = [r for r in known if worth.best[r.requests] == r.drafts]
+    slower = [rate for rate in known if rate.verdict == Verdict.SLOWER]
+    if paying:
+        ends = [paying[0]] if len(paying) == 1 else [paying[0], paying[-1]]
+        gains = joined([f"{rate.ratio:.2f} {_at(rate)}" for rate in ends])
+        text = f"Speculate {_where(worth)}: times the tokens/s of k = 0, {gains}"
+        rest = [size for size, k in sorted(worth.best.items()) if not k]
+        if rest:
+            text += f"; at {joined([str(n) for n in rest])} no draft count is shown to pay"
+        return Answer(str(Verdict.FASTER), f"{text}.")
+    best = max(known, key=lambda rate: rate.ratio or 0.0)
+    bounds = with_bounds(best.ratio or 0.0, best.low, best.high, 2)
+    if len(slower) == len(worth.rates):
+        text = f"Do not speculate here: at best it gives {bounds} times the tokens/s of k = 0"
+        return Answer(str(Verdict.SLOWER), f"{text}, {_at(best)}.")
+    text = "No draft count is shown to pay here. The best has"
+    return Answer(str(Verdict.AMBIGUOUS), f"{text} {bounds} times the tokens/s of k = 0, {_at(best)}.")
+
+
+def _where(worth: Worth) -> str:
+    sizes = sorted(worth.best)
+    pays = [size for size in sizes if worth.best[size]]
+    if pays == sizes[: len(pays)]:
+        return f"up to {plural(pays[-1], 'request')}"
+    return f"at {joined([str(size) for size in pays])} requests"
+
+
+def _at(rate: Rate) -> str:
+    return f"at {plural(rate.requests, 'request')} with k = {rate.drafts}"
+
+
+def _requests(run: RunData) -> str:
+    return plural(int((run.header.scenario or {})["requests"]), "request")
+
+
+def worth_blocks(analyses: Sequence[Analysis]) -> list[Block]:
+    """Table and curve, acceptance, the line for vLLM, and what the numbers are of."""
+    worth, header = measured_worth(analyses), analyses[0].run.header
+    blocks: list[Block] = [_rates(worth), *_curve(worth), Paragraph(HOW)]
+    if on_cpu(header):
+        blocks.append(ON_CPU)
+    blocks += [_acceptance(analyses), Paragraph(_tokens_note(worth)), *_line(worth, header)]
+    return [*blocks, *_notes(worth, analyses)]
+
+
+def _rates(worth: Worth) -> Table:
+    rows = [
+        [str(r.requests), str(r.drafts), r.verdict,
+         NOT_MEASURED if r.ratio is None else with_bounds(r.ratio, r.low, r.high, 2),
+         decimal(r.tokens, 2), decimal(r.time_ratio, 2), str(r.groups)]
+        for r in worth.rates
+    ]  # fmt: skip
+    heads = ["Requests", "k", "Verdict", "Tokens/s over k = 0", "Tokens", "Time", "Groups"]
+    caption = (
+        "Draft counts by batch size. Tokens: of a request in a window. Time: of a window over that "
+        "at k = 0"
+    )
+    return table(heads, rows, numbers_from=3, caption=caption)
+
+
+def _curve(worth: Worth) -> Iterator[Figure]:
+    """Tokens/s over k = 0 by draft count, a line for each batch size."""
+    lines = [
+        (size, [rate for rate in own if rate.ratio is not None])
+        for size, own in groupby(worth.rates, key=lambda rate: rate.requests)
+    ]
+    lines = [(size, own) for size, own in lines if own]
+    if not lines:
+        return
+    tints = ("text", "faster", "slower", "ambiguous", "same", "soft")
+
+    def draw(canvas: "Canvas") -> None:
+        axes = canvas.subplots()
+        axes.axhline(1, color=colour("soft"), lw=1.5, ls=":")
+        for place, (size, own) in enumerate(lines):
+            aside = 0.05 * (place - (len(lines) - 1) / 2)
+            ratios = [rate.ratio or 1.0 for rate in own]
+            reach = [[r - (x.low or r) for r, x in zip(ratios, own, strict=True)],
+                     [(x.high or r) - r for r, x in zip(ratios, own, strict=True)]]  # fmt: skip
+            axes.errorbar(
+                [0, *(rate.drafts + aside for rate in own)], [1, *ratios],
+                yerr=[[0, *reach[0]], [0, *reach[1]]], label=plural(size, "request"),
+                color=colour(tints[place % len(tints)]), marker="osD^v<"[place % 6], lw=1.5,
+                capsize=3,
+            )  # fmt: skip
+        axes.set_xticks(sorted({0, *(rate.drafts for rate in worth.rates)}))
+        axes.set_xlabel("drafts per request and window (k)")
+        axes.set_ylabel("tokens/s / that of k = 0")
+        axes.set_ylim(bottom=0)
+        axes.legend(ncols=2)
+
+    words = "; ".join(
+        f"{plural(r.requests, 'request')}, k = {r.drafts}: {r.ratio:.2f}"
+        for _, own in lines
+        for r in own
+    )
+    yield Figure(
+        name="worth",
+        caption="Tokens/s over k = 0 by draft count, with the table's intervals.",
+        alternative=f"Tokens/s over k = 0. {words}.",
+        draw=draw,
+        height=320,
+    )
+
+
+def _acceptance(analyses: Sequence[Analysis]) -> Table:
+    """Windows of a request in which draft j was accepted, by draft count."""
+    whole: dict[int, list[WindowRecord]] = {}
+    interleaved: dict[int, list[WindowRecord]] = {}
+    for each in analyses:
+        windows = windows_by_batch(each.run)
+        for batch in each.run.batches:
+            for window in windows[batch_key(batch)]:
+                k = window.cell.drafts
+                if k and batch.phase in (Phase.GATE, Phase.TIMED):
+                    whole.setdefault(k, []).append(window)
+                elif k and batch.phase == Phase.INTERLEAVED:
+                    interleaved.setdefault(k, []).append(window)
+    most = max([*whole, *interleaved], default=0)
+    rows = [[f"k = {k}", *_positions(whole[k], most)] for k in sorted(whole)]
+    rows += [[f"k = {k}, interleaved", *_positions(interleaved[k], most)] for k in interleaved
+             if k == most]  # fmt: skip
+    heads = ["Draft count", *(f"draft {j + 1}" for j in range(most))]
+    return table(heads, rows, caption="Acceptance by position: share of a request's windows")
+
+
+def _positions(windows: Iterable[WindowRecord], most: int) -> list[str]:
+    drafted, accepted = [0] * most, [0] * most
+    for window in windows:
+        for place, number in enumerate(window.drafts_per_position):
+            drafted[place] += number
+        for place, number in enumerate(window.accepted_per_position):
+            accepted[place] += number
+    pairs = zip(accepted, drafted, strict=True)
+    return [percent(a / d if d else None) for a, d in pairs]
+
+
+def _tokens_note(worth: Worth) -> str:
+    return (
+        f"Tokens a window rest on {plural(worth.texts, 'different request')} of all batch sizes. "
+        "The interleaved row need not equal the one above: windows begin at other places of the "
+        "text there."
+    )
+
+
+def speculative_config(worth: Worth, header: RunHeader) -> dict[str, Any] | None:
+    """vLLM's speculative_config by what is shown; None for no speculation."""
+    schedule, pair = worth.schedule, header.pair or PairFacts()
+    most = max((drafts for _, _, drafts in schedule), default=0)
+    if not most:
+        return None
+    config: dict[str, Any] = {**(pair.speculative or {}), "method": pair.method}
+    if pair.draft is not None:
+        config["model"] = pair.draft
+    config["num_speculative_tokens"] = most
+    if len(schedule) > 1:
+        config["num_speculative_tokens_per_batch_size"] = schedule
+    return config
+
+
+def _line(worth: Worth, header: RunHeader) -> Iterator[Block]:
+    config = speculative_config(worth, header)
+    if config is None:
+        yield Paragraph("For vLLM: leave --speculative-config out.")
+        return
+    largest = max(worth.best)
+    yield Paragraph(
+        "For vLLM, only from differences that the intervals show, elsewhere the smaller k. Above "
+        f"{plural(largest, 'request')} nothing was measured, and vLLM goes on with the last k:"
+    )
+    yield Code(f"--speculative-config '{json.dumps(config)}'")
+
+
+def _notes(worth: Worth, analyses: Sequence[Analysis]) -> Iterator[Block]:
+    pair = analyses[0].run.header.pair or PairFacts()
+    yield Paragraph(
+        "k = 0 is vLLM's own with a drafter loaded: the drafter still runs one pass in each step "
+        f"to keep its cache filled{_drafter_share(analyses)}. A server without speculation saves "
+        "that too, so the ratios above are over a k = 0 that is slower than plain decoding by up "
+        f"to this share (method {pair.method})."
+    )
+    if worth.noise:
+        parts = [
+            f"{with_bounds(*bounds, digits=2)} at {plural(size, 'request')}"
+            for size, bounds in sorted(worth.noise.items())
+        ]
+        yield Paragraph(f"Noise: k = 0 over itself took {joined(parts)} times as long.")
+
+
+def _drafter_share(analyses: Sequence[Analysis]) -> str:
+    """What of a window at k = 0 is neither the target's forward nor sampling."""
+    shares = [
+        1 - (w.forward_ms + (w.sample_ms or 0.0)) / w.wall_ms
+        for each in analyses
+        for w in each.run.windows
+        if w.cell.drafts == 0 and w.wall_ms and w.forward_ms
+    ]
+    return f" (with the host's work at most {percent(median(shares), 0)} of it)" if shares else ""

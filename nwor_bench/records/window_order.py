@@ -24,10 +24,6 @@ lengths come equally often, so that 30 groups of a pair show whether what a swit
 fades with the length of a run (`instruments.robust.LEAST_APART` of the rarer length).
 """
 
-DRAFT_RUN_LENGTHS = {3: 1, 5: 1}
-"""The same for draft counts. A window verifies what the one before drafted, so here the last window
-of each run is not compared: its drafter works for the next run already."""
-
 _ABBA = (0, 1, 1, 0)
 
 RUNS = len(_ABBA)
@@ -84,10 +80,8 @@ class WindowOrder:
 
     def places(self) -> Iterator[WindowPlace]:
         """Every window's place, without end."""
-        lengths = RUN_LENGTHS
-        if self.drafts is not None:
-            lengths = {1: 1} if self.untimed else DRAFT_RUN_LENGTHS
-        return places_of(self.pairs, self.seed, lengths)
+        brief = self.untimed and self.drafts is not None
+        return places_of(self.pairs, self.seed, {1: 1} if brief else RUN_LENGTHS)
 
 
 PLACE = "nwor_place"

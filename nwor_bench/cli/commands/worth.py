@@ -44,7 +44,9 @@ def worth(
     time_budget: Annotated[
         str, typer.Option(help="Time of all batch sizes without the engine's start.")
     ] = "4m",
-    dtype: Annotated[str | None, typer.Option(help="vLLM's dtype (default: the pair's).")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="vLLM's dtype (default: the pair's; on a CPU float32).")
+    ] = None,
     tensor_parallel_size: Annotated[int, typer.Option(help="Ranks that share the target.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of prompts, order, sampling.")] = 0,
     output: Annotated[
@@ -64,6 +66,7 @@ def worth(
     """
     from nwor_bench.cli.commands.sweep import prepare_process, started
     from nwor_bench.engine.preflight import check_sweep
+    from nwor_bench.instruments.device import uses_gpu
     from nwor_bench.run.run_options import RunOptions
     from nwor_bench.workload.stopping import parse_seconds
 
@@ -75,6 +78,8 @@ def worth(
     if target_model is not None and pair is not None:
         raise ConfigError.for_field("--pair", pair, "--target-model names the target already")
     seconds = parse_seconds("--time-budget", time_budget)
+    if dtype is None and not uses_gpu():
+        dtype = "float32"  # in bfloat16 draft counts differ at ties: explaining them takes minutes
     sweep = worth_sweep(
         pair, scenario, sizes, max_draft_tokens, seconds,
         {"target_model": target_model, "draft_model": draft_model, "method": method,
@@ -131,6 +136,7 @@ def worth_sweep(
     }  # fmt: skip
     settings = {
         **known, "draft_counts": tuple(range(most + 1)), "batches": 1,
+        "warmup": 0, "max_warmup": 0,  # the gate warms up every draft count
         "time_budget": f"{seconds / len(requests):g}s",
     }  # fmt: skip
     content = json.dumps({"name": "worth", "axes": axes, "settings": settings})

@@ -1,4 +1,4 @@
-"""Draft counts of vLLM's scheduler, set step by step: stock code reads k from a lookup by batch size.
+"""Draft counts of vLLM's scheduler, set step by step: stock code looks k up by batch size.
 
 The lookup (`num_speculative_tokens_per_batch_size`) gives the drafts that a step proposes; the next
 step verifies them. So it is set one place ahead. What a step verifies is read from its

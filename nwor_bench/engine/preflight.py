@@ -62,9 +62,8 @@ def check_pair(pair: ResolvedPair, spec: RunSpec) -> None:
     run. Raises ConfigError."""
     _check_target(pair, spec)
     if spec.draft_counts is not None and Method(pair.method) not in CHANGES_COUNT:
-        fitting = ", ".join(sorted(CHANGES_COUNT))
-        remedy = f"the number of drafts can be changed between windows only with {fitting}"
-        raise ConfigError.for_field("draft_counts", pair.method, remedy)
+        fitting = f"only {', '.join(sorted(CHANGES_COUNT))} change their draft count step by step"
+        raise ConfigError.for_field("--method", pair.method, fitting)
     if not is_cpu_build():
         return
     remedy = NOT_ON_CPU.get(Method(pair.method))

@@ -347,7 +347,6 @@ class LateCounts:
         if self.debug:
             _log(step, num_sampled, window)
 
-
     def _count_requests(
         self, step: Step, num_sampled: list[int], requests: np.ndarray | slice
     ) -> None:

@@ -245,7 +245,7 @@ def measured(
 
 
 def _times_of(step: Step, steady: bool) -> dict[str, Any]:
-    """The host's own times if the runner's hook took them; without a wall time from step to step."""
+    """The host's times if the runner's hook took them; the wall time from step to step if not."""
     if not step.host_ms:
         return _times(step, steady)
     return {"wall_ms": _ms(step.period_s) if steady else None} | step.host_ms

@@ -36,8 +36,8 @@ from nwor_bench.report.over_time import over_time_section
 from nwor_bench.report.precision import precision_section
 from nwor_bench.report.questions import questions
 from nwor_bench.report.text import NOT_MEASURED, joined, settings
-from nwor_bench.report.worth import by_drafts, worth_answer, worth_blocks
 from nwor_bench.report.window_costs import dram_summary, phase_section, traffic_section
+from nwor_bench.report.worth import by_drafts, worth_answer, worth_blocks
 
 _OF_MANY_RUNS = ("--file", "--resume")
 """Flags whose command does not measure only this run, or is refused because the run exists."""

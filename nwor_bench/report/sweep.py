@@ -148,10 +148,9 @@ def _worth_document(name: str, runs: Sequence[SweptRun], measured: Sequence[Swep
     """One answer of all batch sizes together; the runs' own reports have fewer requests."""
     analyses = [run.analysis for run in measured if run.analysis]
     lead = [worth_answer(analyses).headline, *_missing(runs), *worth_blocks(analyses)]
-    labels_of = [label_of_run(run, ("requests",)) for run in runs]
-    rows = [[str(run.number), label, run.status] for run, label in zip(runs, labels_of, strict=True)]
-    folders = replace(table(["Run", "Batch size", "Status"], rows, numbers_from=3), links=_links(runs))
-    sections = (Section("Runs", (folders,)),)
+    rows = [[str(run.number), label_of_run(run, ("requests",)), run.status] for run in runs]
+    folders = table(["Run", "Batch size", "Status"], rows, numbers_from=3)
+    sections = (Section("Runs", (replace(folders, links=_links(runs)),)),)
     return Document(f"nwor-bench worth: {name}", (*lead, *_weakened(measured)), sections)
 
 

@@ -89,8 +89,8 @@ def _answer(worth: Worth) -> Answer:
     if len(slower) == len(worth.rates):
         text = f"Do not speculate here: at best it gives {bounds} times the tokens/s of k = 0"
         return Answer(str(Verdict.SLOWER), f"{text}, {_at(best)}.")
-    text = "No draft count is shown to pay here. The best has"
-    return Answer(str(Verdict.AMBIGUOUS), f"{text} {bounds} times the tokens/s of k = 0, {_at(best)}.")
+    text = f"No draft count is shown to pay here. The best has {bounds} times the tokens/s of k = 0"
+    return Answer(str(Verdict.AMBIGUOUS), f"{text}, {_at(best)}.")
 
 
 def _where(worth: Worth) -> str:

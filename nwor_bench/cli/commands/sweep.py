@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -108,7 +108,7 @@ def sweep(
 
 
 def started(context: typer.Context, options: RunOptions) -> RunOptions:
-    """The options with a heartbeat. The first line, before anything heavy is imported, and then a sign of life."""
+    """Print the first line, before anything heavy is imported; the options with a sign of life."""
     from nwor_bench.engine.preload import DONE
     from nwor_bench.run.heartbeat import Heartbeat
 

@@ -40,7 +40,7 @@ def worth(
     scenario: Annotated[
         str, typer.Option(help="A scenario's name or .toml file: prompts and output length.")
     ] = "short",
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate per request.")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate per request.")] = 48,
     time_budget: Annotated[
         str, typer.Option(help="Time of all batch sizes without the engine's start.")
     ] = "4m",

@@ -18,16 +18,22 @@ from typing import Any
 import numpy as np
 
 from nwor_bench.analysis.effects import DEVICE_MS, PairEffect
+from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN, SIGNIFICANCE
 from nwor_bench.instruments.robust import Estimate, Values, robust_location, t_quantile
+from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import BatchRecord, Phase, Verdict
+from nwor_bench.records.types import BatchRecord, Phase, Verdict, WindowRecord
 
 MIN_REQUESTS = 3
 """Fewest requests whose acceptance gives an interval."""
 
 MIN_GROUPS = 3
 """Fewest groups of windows: from here the mean with Student's t, from ten Huber's location."""
+
+
+LEAST_FULL = 0.75
+"""Share of a batch's requests that a group needs."""
 
 
 @dataclass(frozen=True)
@@ -172,8 +178,11 @@ def _difference(
 
 
 def _time(effect: PairEffect, requests: int) -> Estimate | None:
-    """Log time of a window over that at k = 0, from groups of whole batches; None for too few."""
-    own = [group for group in effect.groups if group.num_reqs == requests]
+    """Log time of a window over that at k = 0; None for too few groups.
+
+    At the end of a batch some requests have finished: groups with most of them count.
+    """
+    own = [group for group in effect.groups if group.num_reqs >= LEAST_FULL * requests]
     on_device = effect.clock == DEVICE_MS
     logs = [group.device if on_device else group.host for group in own]
     values = [each for each in logs if each is not None]
@@ -201,6 +210,44 @@ def _requests(run: RunData, counts: Sequence[int]) -> Iterator[Request]:
             own = {k: batches[k].request_acceptance[place] for k in counts}
             if all(windows for windows, _ in own.values()):
                 yield text, own
+
+
+def same_places(run: RunData) -> tuple[int, int]:
+    """Windows that accepted what the largest count's window from the same token accepted, cut to
+    their own count; and how many were compared.
+
+    Of blocks of one request whose batches gave the same text: with more requests, records do not
+    say where a request's window began. Equal numbers show that a drafter's cache is as good after
+    switching, k = 0 included, as at one count.
+    """
+    windows = windows_by_batch(run)
+    blocks: dict[tuple[object, ...], list[BatchRecord]] = {}
+    for batch in run.batches:
+        if batch.requests == 1:
+            blocks.setdefault((batch.block, *batch.token_digests), []).append(batch)
+    equal = compared = 0
+    for batches in blocks.values():
+        whole = [b for b in batches if b.phase in (Phase.GATE, Phase.TIMED) and b.cell.drafts]
+        if not whole:
+            continue
+        most = max(whole, key=lambda batch: batch.cell.drafts or 0)
+        accepted = {at: n for at, _, n in _by_place(windows[batch_key(most)])}
+        for batch in batches:
+            if batch is most:
+                continue
+            for at, drafts, own in _by_place(windows[batch_key(batch)]):
+                if drafts and at in accepted:
+                    compared += 1
+                    equal += own == min(accepted[at], drafts)
+    return equal, compared
+
+
+def _by_place(windows: Sequence[WindowRecord]) -> Iterator[tuple[int, int, int]]:
+    """Of one request's windows: the token at which each began, its drafts and the accepted ones."""
+    at = 1  # the prefill gave the first
+    for window in windows:
+        yield at, window.draft_tokens, window.accepted_tokens
+        at += 1 + window.accepted_tokens
 
 
 class _Tokens:

@@ -21,7 +21,7 @@ from nwor_bench.engine.readings import (
     request_acceptance,
     request_times,
 )
-from nwor_bench.errors import EngineError
+from nwor_bench.errors import ConfigError, EngineError
 from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.cell import SHAM
@@ -61,6 +61,15 @@ class VllmEngine:
         self._kv_cache = VllmKvCache(self._llm, self._rpc_all)
         self._draft_counts: DraftCounts | None = None
         if spec.draft_counts is not None:
+            constant = self._rpc("nwor_constant_drafter")
+            if constant is not None:
+                self.close()
+                raise ConfigError.for_field(
+                    "--method",
+                    pair.method,
+                    f"vLLM's {constant} drafts {spec.scenario.draft_tokens} tokens at every draft "
+                    "count, so smaller ones would look too slow",
+                )
             core = self._llm.llm_engine.engine_core.engine_core  # in this process
             self._draft_counts = DraftCounts(core.scheduler)
         self._vllm = require_supported_vllm()

@@ -11,7 +11,7 @@ import torch
 
 from nwor_bench import plugin
 from nwor_bench.errors import BenchError
-from nwor_bench.plugin import dummy_weights, register
+from nwor_bench.plugin import dummy_weights, refusals, register
 from nwor_bench.plugin.attaching import HOOK, NOT_ATTACHED, RANGES
 from nwor_bench.plugin.interleaving import FollowedScheduler, Interleaving
 from nwor_bench.plugin.observe.attention_nudge import AttentionNudge
@@ -51,6 +51,10 @@ class NworWorkerExtension:
         interleaving = Interleaving(_hook(self), cells, pairs, seed)
         interleaving.start()
         vars(self).setdefault(TOOLS, {})["interleaving"] = interleaving
+
+    def nwor_constant_drafter(self) -> str | None:
+        """The drafter's class if it drafts the same number whatever the scheduler says."""
+        return refusals.constant_drafter(_hook(self).runner)
 
     def nwor_follow_scheduler(self, cells: int) -> None:
         """Interleave draft counts in the next batch as the scheduler does."""

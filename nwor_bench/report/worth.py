@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.invariants import windows_by_batch
-from nwor_bench.analysis.worth import Measured, Rate, Worth, worth_of
+from nwor_bench.analysis.worth import Measured, Rate, Worth, same_places, worth_of
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
@@ -78,11 +78,12 @@ def _answer(worth: Worth) -> Answer:
     slower = [rate for rate in known if rate.verdict == Verdict.SLOWER]
     if paying:
         ends = [paying[0]] if len(paying) == 1 else [paying[0], paying[-1]]
-        gains = joined([f"{rate.ratio:.2f} {_at(rate)}" for rate in ends])
-        text = f"Speculate {_where(worth)}: times the tokens/s of k = 0, {gains}"
+        text = f"Speculate {_where(worth)}: {ends[0].ratio:.2f} times the tokens/s of k = 0"
+        text += f" {_at(ends[0])}"
+        text += "".join(f", {rate.ratio:.2f} times {_at(rate)}" for rate in ends[1:])
         rest = [size for size, k in sorted(worth.best.items()) if not k]
         if rest:
-            text += f"; at {joined([str(n) for n in rest])} no draft count is shown to pay"
+            text += f"; at {_sizes(rest)} no draft count is shown to pay"
         return Answer(str(Verdict.FASTER), f"{text}.")
     best = max(known, key=lambda rate: rate.ratio or 0.0)
     bounds = with_bounds(best.ratio or 0.0, best.low, best.high, 2)
@@ -98,7 +99,12 @@ def _where(worth: Worth) -> str:
     pays = [size for size in sizes if worth.best[size]]
     if pays == sizes[: len(pays)]:
         return f"up to {plural(pays[-1], 'request')}"
-    return f"at {joined([str(size) for size in pays])} requests"
+    return f"at {_sizes(pays)}"
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    """`1 request`, `1 and 8 requests`."""
+    return f"{joined([str(size) for size in sizes])} request{'' if list(sizes) == [1] else 's'}"
 
 
 def _at(rate: Rate) -> str:
@@ -115,7 +121,11 @@ def worth_blocks(analyses: Sequence[Analysis]) -> list[Block]:
     blocks: list[Block] = [_rates(worth), *_curve(worth), Paragraph(HOW)]
     if on_cpu(header):
         blocks.append(ON_CPU)
-    blocks += [_acceptance(analyses), Paragraph(_tokens_note(worth)), *_line(worth, header)]
+    blocks += [
+        _acceptance(analyses),
+        Paragraph(_tokens_note(worth, analyses)),
+        *_line(worth, header),
+    ]
     return [*blocks, *_notes(worth, analyses)]
 
 
@@ -180,23 +190,17 @@ def _curve(worth: Worth) -> Iterator[Figure]:
 
 
 def _acceptance(analyses: Sequence[Analysis]) -> Table:
-    """Windows of a request in which draft j was accepted, by draft count."""
+    """Windows of a request in which draft j was accepted, by draft count, in whole batches."""
     whole: dict[int, list[WindowRecord]] = {}
-    interleaved: dict[int, list[WindowRecord]] = {}
     for each in analyses:
         windows = windows_by_batch(each.run)
         for batch in each.run.batches:
-            for window in windows[batch_key(batch)]:
-                k = window.cell.drafts
-                if k and batch.phase in (Phase.GATE, Phase.TIMED):
-                    whole.setdefault(k, []).append(window)
-                elif k and batch.phase == Phase.INTERLEAVED:
-                    interleaved.setdefault(k, []).append(window)
-    most = max([*whole, *interleaved], default=0)
-    rows = [[f"k = {k}", *_positions(whole[k], most)] for k in sorted(whole)]
-    rows += [[f"k = {k}, interleaved", *_positions(interleaved[k], most)] for k in interleaved
-             if k == most]  # fmt: skip
-    heads = ["Draft count", *(f"draft {j + 1}" for j in range(most))]
+            k = batch.cell.drafts
+            if k and batch.phase in (Phase.GATE, Phase.TIMED):
+                whole.setdefault(k, []).extend(windows[batch_key(batch)])
+    most = max(whole, default=0)
+    rows = [[str(k), *_positions(whole[k], most)] for k in sorted(whole)]
+    heads = ["k", *(f"draft {j + 1}" for j in range(most))]
     return table(heads, rows, caption="Acceptance by position: share of a request's windows")
 
 
@@ -211,12 +215,17 @@ def _positions(windows: Iterable[WindowRecord], most: int) -> list[str]:
     return [percent(a / d if d else None) for a, d in pairs]
 
 
-def _tokens_note(worth: Worth) -> str:
-    return (
-        f"Tokens a window rest on {plural(worth.texts, 'different request')} of all batch sizes. "
-        "The interleaved row need not equal the one above: windows begin at other places of the "
-        "text there."
-    )
+def _tokens_note(worth: Worth, analyses: Sequence[Analysis]) -> str:
+    pairs = [same_places(each.run) for each in analyses]
+    equal, compared = sum(e for e, _ in pairs), sum(n for _, n in pairs)
+    note = f"Tokens a window rest on {plural(worth.texts, 'different request')} of all batch sizes."
+    if compared:
+        note += (
+            f" Does switching harm the drafter? From the same token of the same text, {equal} of "
+            f"{plural(compared, 'window')} of other batches, interleaved ones among them, accepted "
+            "what a window of the largest k did."
+        )
+    return note
 
 
 def speculative_config(worth: Worth, header: RunHeader) -> dict[str, Any] | None:

@@ -37,7 +37,13 @@ class BatchPlace:
         number = window.get("cell")
         if self.window_order is None:
             return self.cell
-        return self.cell if number is None else self.window_order.cells[number]
+        if number is not None:
+            return self.window_order.cells[number]
+        if self.window_order.drafts is not None:  # between groups: by what it verified
+            ran = window["draft_tokens"] / window["num_reqs"]
+            own = (cell for cell in self.window_order.cells if cell.drafts == ran)
+            return next(own, self.cell)
+        return self.cell
 
 
 def window_records(

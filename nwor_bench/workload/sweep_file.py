@@ -166,9 +166,19 @@ def make_points(sweep: SweepFile) -> tuple[Point, ...]:
             spec = resolve(load_scenario(scenario), **sweep.shared, **place)
         except ConfigError as error:
             raise error.within(f"run {number} ({pair}, {scenario})") from error
+        if spec.draft_counts is not None and spec.time_budget_s is not None:
+            share = _share(spec.scenario.requests, sweep.axes.requests)
+            spec = replace(spec, time_budget_s=round(spec.time_budget_s * share, 1))
         choice = sweep.choice(pair)
         points.append(Point(number, choice.name, scenario, spec, choice))
     return tuple(points)
+
+
+def _share(requests: int, sizes: Sequence[int]) -> float:
+    """A batch size's share of the time for draft counts, which all sizes answer together: larger
+    batches take longer."""
+    weights = {size: 1 + size**0.5 for size in {requests, *sizes}}
+    return float(weights[requests] / sum(weights.values()))
 
 
 def _combinations(sweep: SweepFile) -> list[dict[str, Any]]:

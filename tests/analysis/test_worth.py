@@ -121,8 +121,12 @@ def test_groups_of_other_batch_sizes_and_too_few_do_not_count() -> None:
     own = measured(np.random.default_rng(0))
     for effect in own.effects:
         for group in effect.groups[2:]:
-            group.num_reqs = 3  # type: ignore[misc]
+            group.num_reqs = 2  # type: ignore[misc]
     assert {(rate.ratio, rate.groups) for rate in worth_of([own]).rates} == {(None, 0)}
+    for effect in own.effects:
+        for group in effect.groups[2:]:
+            group.num_reqs = 3  # type: ignore[misc]
+    assert {rate.groups for rate in worth_of([own]).rates} == {12}
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ class Scheduler:
         is_prefill = self._step in self._prefills
         verified = 0 if is_prefill else self._drafted
         drafts = {name: [-1] * verified for name in self._requests} if verified else {}
-        tokens = {name: 50 if is_prefill else 1 + verified for name in self._requests}
+        tokens = dict.fromkeys(self._requests, 50 if is_prefill else 1 + verified)
         self._step += 1
         self._drafted = self.dynamic_sd_lookup[len(self._requests)]
         return SimpleNamespace(
@@ -49,7 +49,10 @@ def run(
     DraftCounts(scheduler).interleave(WindowOrder(CELLS, compared_pairs(CELLS), "0", untimed))
     outputs = [scheduler.schedule() for _ in range(steps)]
     return [
-        (getattr(output, PLACE), max(map(len, output.scheduled_spec_decode_tokens.values()), default=0))
+        (
+            getattr(output, PLACE),
+            max(map(len, output.scheduled_spec_decode_tokens.values()), default=0),
+        )
         for output in outputs
         if hasattr(output, PLACE)
     ]

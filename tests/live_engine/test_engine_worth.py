@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nwor_bench.analysis.analyse import analyse
-from nwor_bench.analysis.worth import Measured, worth_of
+from nwor_bench.analysis.worth import Measured, same_places, worth_of
 from nwor_bench.errors import ExitCode
 from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import Phase
@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.engine,
     pytest.mark.usefixtures("environment_given_back", "figures_left_out"),
 ]
+
 
 def worth(folder: Path, pair: str, **settings: Any) -> tuple[ExitCode, list[RunData]]:
     content = {
@@ -78,6 +79,8 @@ def test_draft_counts_alternate_and_give_the_same_tokens(tmp_path: Path, pair: s
         assert analyse(run).violations == ()
     found = worth_of([Measured(run, analyse(run).effects) for run in runs])
     assert 4 <= found.texts <= 12
+    equal, compared = same_places(runs[0])
+    assert equal == compared > 20  # the drafter's cache does not suffer from switching
     assert all(rate.tokens and rate.tokens > 1.2 for rate in found.rates)
     document = (tmp_path / "worth" / "summary.md").read_text()
     assert "Acceptance by position" in document

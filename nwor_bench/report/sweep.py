@@ -111,8 +111,8 @@ def labels(runs: Sequence[SweptRun]) -> list[str]:
 def sweep_document(name: str, runs: Sequence[SweptRun]) -> Document:
     """The whole report of a sweep."""
     measured = [run for run in runs if run.cells]
-    if by_drafts_only(measured):
-        return _worth_document(name, runs, measured)
+    if by_drafts_only(runs):
+        return _worth_document(name, runs)
     lead: list[Block] = [sweep_answer(runs).headline, *_missing(runs), _answers(runs)]
     sections: list[Section] = []
     if measured:
@@ -126,9 +126,8 @@ def sweep_document(name: str, runs: Sequence[SweptRun]) -> Document:
 def sweep_answer(runs: Sequence[SweptRun]) -> Answer:
     """How many runs have which answer, and the range of their ratios."""
     found = Counter(run.answer.badge for run in runs if run.answer)
-    measured = [run for run in runs if run.cells]
-    if by_drafts_only(measured):
-        return worth_answer([run.analysis for run in measured if run.analysis])
+    if by_drafts_only(runs):
+        return worth_answer(swept_analyses(runs))
     if not found:
         return Answer(NOTHING, f"None of {plural(len(runs), 'run')} measured anything.")
     badge = next(iter(found)) if len(found) == 1 else MIXED
@@ -139,19 +138,29 @@ def sweep_answer(runs: Sequence[SweptRun]) -> Answer:
 
 
 def by_drafts_only(runs: Sequence[SweptRun]) -> bool:
-    """True if the runs compare draft counts, and differ only in their batch size."""
-    alike = set(varying(runs)) <= {"requests"}
-    return bool(runs) and alike and all(run.data and by_drafts(run.data.header) for run in runs)
+    """True if the runs that were measured compare draft counts, and only batch sizes differ."""
+    measured = [run for run in runs if run.cells]
+    alike = set(varying(measured)) <= {"requests"}
+    return (
+        bool(measured)
+        and alike
+        and all(by_drafts(each.run.header) for each in swept_analyses(runs))
+    )
 
 
-def _worth_document(name: str, runs: Sequence[SweptRun], measured: Sequence[SweptRun]) -> Document:
+def swept_analyses(runs: Sequence[SweptRun]) -> list[Analysis]:
+    """The analyses of the runs that were measured."""
+    return [run.analysis for run in runs if run.analysis is not None and run.cells]
+
+
+def _worth_document(name: str, runs: Sequence[SweptRun]) -> Document:
     """One answer of all batch sizes together; the runs' own reports have fewer requests."""
-    analyses = [run.analysis for run in measured if run.analysis]
+    analyses = swept_analyses(runs)
     lead = [worth_answer(analyses).headline, *_missing(runs), *worth_blocks(analyses)]
     rows = [[str(run.number), label_of_run(run, ("requests",)), run.status] for run in runs]
     folders = table(["Run", "Batch size", "Status"], rows, numbers_from=3)
     sections = (Section("Runs", (replace(folders, links=_links(runs)),)),)
-    return Document(f"nwor-bench worth: {name}", (*lead, *_weakened(measured)), sections)
+    return Document(f"nwor-bench worth: {name}", (*lead, *_weakened(runs)), sections)
 
 
 def _extremes(runs: Sequence[SweptRun]) -> str:

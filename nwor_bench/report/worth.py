@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -126,7 +127,8 @@ def worth_blocks(analyses: Sequence[Analysis]) -> list[Block]:
         Paragraph(_tokens_note(worth, analyses)),
         *_line(worth, header),
     ]
-    return [*blocks, *_notes(worth, analyses)]
+    parts = _parts_of(analyses)
+    return [*blocks, *_times(parts), *_notes(worth, header, parts)]
 
 
 def _rates(worth: Worth) -> Table:
@@ -189,6 +191,52 @@ def _curve(worth: Worth) -> Iterator[Figure]:
     )
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """Median times of a window, in ms."""
+
+    requests: int
+    k: int
+    whole: float
+    target: float | None
+    """The target's forward and sampling; None if they were not timed apart."""
+
+
+def _parts_of(analyses: Sequence[Analysis]) -> list[_Parts]:
+    """By batch size and draft count, from windows that draft as many as they verify."""
+    found: dict[tuple[int, int], list[WindowRecord]] = {}
+    for each in analyses:
+        size = int((each.run.header.scenario or {})["requests"])
+        for window in each.run.windows:
+            inside = window.group is not None and window.position != (window.run_length or 0) - 1
+            if inside and window.num_reqs == size and window.wall_ms:
+                found.setdefault((size, window.cell.drafts or 0), []).append(window)
+    parts = []
+    for (size, k), own in sorted(found.items()):
+        apart = [w.forward_ms + (w.sample_ms or 0.0) for w in own if w.forward_ms is not None]
+        whole = median(window.wall_ms or 0.0 for window in own)
+        parts.append(_Parts(size, k, whole, median(apart) if apart else None))
+    return parts
+
+
+def _times(parts: Sequence[_Parts]) -> Iterator[Table]:
+    """The target's time and the rest, if they were timed apart."""
+    rows = [
+        [
+            str(p.requests),
+            str(p.k),
+            decimal(p.whole),
+            decimal(p.target),
+            decimal(p.whole - p.target),
+        ]
+        for p in parts
+        if p.target is not None
+    ]
+    if rows:
+        heads = ["Requests", "k", "Window ms", "Target ms", "Drafter, host ms"]
+        yield table(heads, rows, caption="Median times. Target: its forward and sampling")
+
+
 def _acceptance(analyses: Sequence[Analysis]) -> Table:
     """Windows of a request in which draft j was accepted, by draft count, in whole batches."""
     whole: dict[int, list[WindowRecord]] = {}
@@ -243,6 +291,17 @@ def speculative_config(worth: Worth, header: RunHeader) -> dict[str, Any] | None
     return config
 
 
+def worth_result(analyses: Sequence[Analysis]) -> dict[str, Any]:
+    """The same as JSON for scripts."""
+    worth = measured_worth(analyses)
+    return {
+        "rates": [vars(rate) for rate in worth.rates],
+        "best": {str(size): k for size, k in sorted(worth.best.items())},
+        "different_requests": worth.texts,
+        "speculative_config": speculative_config(worth, analyses[0].run.header),
+    }
+
+
 def _line(worth: Worth, header: RunHeader) -> Iterator[Block]:
     config = speculative_config(worth, header)
     if config is None:
@@ -256,28 +315,23 @@ def _line(worth: Worth, header: RunHeader) -> Iterator[Block]:
     yield Code(f"--speculative-config '{json.dumps(config)}'")
 
 
-def _notes(worth: Worth, analyses: Sequence[Analysis]) -> Iterator[Block]:
-    pair = analyses[0].run.header.pair or PairFacts()
+def _notes(worth: Worth, header: RunHeader, parts: Sequence[_Parts]) -> Iterator[Block]:
+    pair = header.pair or PairFacts()
     yield Paragraph(
         "k = 0 is vLLM's own with a drafter loaded: the drafter still runs one pass in each step "
-        f"to keep its cache filled{_drafter_share(analyses)}. A server without speculation saves "
+        f"to keep its cache filled{_drafter_share(parts)}. A server without speculation saves "
         "that too, so the ratios above are over a k = 0 that is slower than plain decoding by up "
         f"to this share (method {pair.method})."
     )
     if worth.noise:
-        parts = [
+        ratios = [
             f"{with_bounds(*bounds, digits=2)} at {plural(size, 'request')}"
             for size, bounds in sorted(worth.noise.items())
         ]
-        yield Paragraph(f"Noise: k = 0 over itself took {joined(parts)} times as long.")
+        yield Paragraph(f"Noise: k = 0 over itself took {joined(ratios)} times as long.")
 
 
-def _drafter_share(analyses: Sequence[Analysis]) -> str:
+def _drafter_share(parts: Sequence[_Parts]) -> str:
     """What of a window at k = 0 is neither the target's forward nor sampling."""
-    shares = [
-        1 - (w.forward_ms + (w.sample_ms or 0.0)) / w.wall_ms
-        for each in analyses
-        for w in each.run.windows
-        if w.cell.drafts == 0 and w.wall_ms and w.forward_ms
-    ]
-    return f" (with the host's work at most {percent(median(shares), 0)} of it)" if shares else ""
+    shares = [1 - part.target / part.whole for part in parts if not part.k and part.target]
+    return f" (with the host's work at most {percent(max(shares), 0)} of it)" if shares else ""

@@ -29,7 +29,10 @@ MIN_REQUESTS = 3
 """Fewest requests whose acceptance gives an interval."""
 
 MIN_GROUPS = 3
-"""Fewest groups of windows: from here the mean with Student's t, from ten Huber's location."""
+"""Fewest groups of windows of a draft count: below ten their mean, from there Huber's location."""
+
+MIN_DEGREES = 3
+"""Fewest degrees of freedom of the groups' scatter, all counts of a batch size together."""
 
 
 LEAST_FULL = 0.75
@@ -111,16 +114,12 @@ def worth_of(runs: Sequence[Measured]) -> Worth:
     tokens = _Tokens([pair for own in runs for pair in _requests(own.run, counts)], counts)
     rates, best, noise = [], {}, {}
     for own in sorted(runs, key=lambda each: each.requests):
-        times = {
-            e.pair.treated.drafts: _time(e, own.requests)
-            for e in own.effects
-            if e.pair.reference.is_baseline
-        }
+        times = _times(own)
         aa = times.pop(None, None)
         if aa is not None:
             half = aa.half_width()
             noise[own.requests] = (exp(aa.value), exp(aa.value - half), exp(aa.value + half))
-        known = {0: Estimate(0.0, 0.0, 1, 0)} | {k: t for k, t in times.items() if k and t}
+        known = {0: Estimate(0.0, 0.0, 1, 0)} | {k: t for k, t in times.items() if k}
         rates += [_rate(own.requests, k, tokens, known, len(counts)) for k in counts]
         chosen = 0
         for k in counts:
@@ -177,20 +176,30 @@ def _difference(
     return value, value - half, value + half
 
 
-def _time(effect: PairEffect, requests: int) -> Estimate | None:
-    """Log time of a window over that at k = 0; None for too few groups.
+def _times(own: Measured) -> dict[int | None, Estimate]:
+    """Log time of a window over that at k = 0 by draft count, None being k = 0 against itself.
 
-    At the end of a batch some requests have finished: groups with most of them count.
+    Below ten groups their scatter is that of all counts of the batch size, which few groups show
+    better than a count's own. At the end of a batch some requests have finished: groups with most
+    of them count.
     """
-    own = [group for group in effect.groups if group.num_reqs >= LEAST_FULL * requests]
-    on_device = effect.clock == DEVICE_MS
-    logs = [group.device if on_device else group.host for group in own]
-    values = [each for each in logs if each is not None]
-    found = robust_location(values)
-    if found is not None or len(values) < MIN_GROUPS:
-        return found
-    error = float(np.std(values, ddof=1)) / len(values) ** 0.5
-    return Estimate(float(np.mean(values)), error, len(values) - 1, len(values))
+    logs: dict[int | None, list[float]] = {}
+    for effect in own.effects:
+        if effect.pair.reference.is_baseline:
+            full = [g for g in effect.groups if g.num_reqs >= LEAST_FULL * own.requests]
+            both = [g.device if effect.clock == DEVICE_MS else g.host for g in full]
+            logs[effect.pair.treated.drafts] = [value for value in both if value is not None]
+    degrees = sum(max(len(values) - 1, 0) for values in logs.values())
+    squares = sum(len(values) * float(np.var(values)) for values in logs.values() if values)
+    found = {}
+    for k, values in logs.items():
+        estimate = robust_location(values)
+        if estimate is None and len(values) >= MIN_GROUPS and degrees >= MIN_DEGREES:
+            error = (squares / degrees / len(values)) ** 0.5
+            estimate = Estimate(float(np.mean(values)), error, degrees, len(values))
+        if estimate is not None:
+            found[k] = estimate
+    return found
 
 
 Request = tuple[str, dict[int, tuple[int, int]]]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from nwor_bench.analysis.analyse import analyse
@@ -15,6 +16,8 @@ from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import Phase
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep import run_loaded
+from nwor_bench.run.sweep_folder import SweepIndex
+from nwor_bench.run.sweep_summary import sweep_result, swept_runs
 from nwor_bench.workload.sweep_file import SweepFile
 
 pytestmark = [
@@ -82,6 +85,11 @@ def test_draft_counts_alternate_and_give_the_same_tokens(tmp_path: Path, pair: s
     equal, compared = same_places(runs[0])
     assert equal == compared > 20  # the drafter's cache does not suffer from switching
     assert all(rate.tokens and rate.tokens > 1.2 for rate in found.rates)
+    index = SweepIndex.open(tmp_path / "worth")
+    told = sweep_result(index, swept_runs(index))["worth"]
+    rows = pd.read_csv(tmp_path / "worth" / "worth.csv")
+    assert [(r["requests"], r["drafts"]) for r in told["rates"]] == [(1, 1), (1, 2), (3, 1), (3, 2)]
+    assert list(zip(rows.requests, rows.drafts, strict=True)) == [(1, 1), (1, 2), (3, 1), (3, 2)]
     document = (tmp_path / "worth" / "summary.md").read_text()
     assert "Acceptance by position" in document
     assert "Draft counts by batch size" in document

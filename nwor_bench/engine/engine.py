@@ -49,6 +49,9 @@ class VllmEngine:
     starts = 0
     """Engines started in this process; a sweep of one pair must count one."""
 
+    _draft_counts: DraftCounts | None = None
+    """Sets the draft counts; None if the run compares modes."""
+
     def __init__(self, pair: ResolvedPair, spec: RunSpec, log: Path | None = None):
         self._log = log
         started = time.perf_counter()
@@ -59,7 +62,6 @@ class VllmEngine:
         VllmEngine.starts += 1
         self._counting = False
         self._kv_cache = VllmKvCache(self._llm, self._rpc_all)
-        self._draft_counts: DraftCounts | None = None
         if spec.draft_counts is not None:
             constant = self._rpc("nwor_constant_drafter")
             if constant is not None:

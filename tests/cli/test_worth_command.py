@@ -19,6 +19,16 @@ from nwor_bench.workload.sweep_file import group_by_engine, make_points
 pytestmark = pytest.mark.slow  # imports pydantic and more
 
 
+@pytest.fixture(autouse=True)
+def _never_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not refused would replace this process."""
+
+    def start() -> None:
+        raise AssertionError("it was not refused early")
+
+    monkeypatch.setattr("nwor_bench.engine.preload.run_under_one_openmp", start)
+
+
 def call(*words: str) -> None:
     CliRunner().invoke(app, ["worth", *words], catch_exceptions=False)
 

@@ -21,6 +21,9 @@ class ExitCode(IntEnum):
 MOST_LISTED = 50
 """Names that a refusal lists; more, such as vLLM's arguments, would fill a screen."""
 
+MOST_BESIDE_A_NEAR_ONE = 25
+"""Names that it lists if it offers one of them."""
+
 
 class BenchError(Exception):
     """Base of all errors that nwor-bench raises on purpose.
@@ -72,7 +75,8 @@ class ConfigError(BenchError):
         """Refuse an unknown name and offer the nearest known one, or all if they are few."""
         names = sorted(map(str, known))
         hint, near = nearest(value, names)
-        listed = f"known: {', '.join(names)}" if len(names) <= MOST_LISTED else ""
+        most = MOST_BESIDE_A_NEAR_ONE if near else MOST_LISTED
+        listed = f"known: {', '.join(names)}" if len(names) <= most else ""
         problem = f"unknown name {value!r}; {hint}{listed or f'there are {len(names)} names'}"
         return cls.at(field, problem, value, near=near)
 

@@ -219,6 +219,8 @@ def command_line(
     def invoke(*arguments: str) -> tuple[int, str, str]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "argv", ["nwor-bench", *arguments])
+            # Later tests of this process need transformers with PyTorch.
+            patch.setattr("nwor_bench.engine.preload.import_transformers_alone", lambda: None)
             # Printing the help, as a group does without arguments, changes the command.
             if len(arguments) > 1 and not {"-h", "--help"}.intersection(arguments):
                 patch.setattr("typer.main.get_command", built_command)

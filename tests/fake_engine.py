@@ -120,12 +120,12 @@ class FakeEngine:
         wrong: says which calls (number, cell) answer with one token changed.
         failing: what to raise in which call, by its number from 0.
         before: called at the start of every `generate` with the call's number.
-        bytes_per_token, has_probe, device, dtype: as `status` tells it.
+        bytes_per_token, device, dtype: as `status` tells it.
         scv_fallback: why no window is validated as an SCV mode asks.
         flips: by prefix (prompt and output so far), what mode stage answers otherwise.
         error: nats by which mode off's gaps move between batch shapes.
         decoded: cell, prompts and lengths of each `decode_greedily`.
-        switched: probe and counters, each with the number of calls before it.
+        switched: counters, with the number of calls before it.
         kv: its KV cache.
     """
 
@@ -133,7 +133,6 @@ class FakeEngine:
     failing: dict[int, BaseException] = field(default_factory=dict)
     before: Callable[[int], None] = lambda number: None
     bytes_per_token: int | None = BYTES_PER_TOKEN
-    has_probe: bool = False
     scv_fallback: str = "capture_not_supported"
     device: str = "cpu"
     dtype: str = "float32"
@@ -157,7 +156,6 @@ class FakeEngine:
             drafter_layers=0,
             bytes_per_token=self.bytes_per_token,
             block_size=32,
-            has_probe=self.has_probe,
             num_gpu_blocks=64,
             start_count=1,
             start_seconds=0.5,
@@ -168,9 +166,6 @@ class FakeEngine:
 
     def kv_cache(self) -> FakeKvCache:
         return self.kv
-
-    def set_probe(self, on: bool) -> None:
-        self.switched.append((len(self.calls), "probe", on))
 
     def set_counters(self, on: bool) -> None:
         self.switched.append((len(self.calls), "counters", on))

@@ -32,6 +32,11 @@ UNKNOWN = ConfigError.unknown("--pair", "tinny", ["smollm2", "tiny"])
             "--pair: unknown name '?'; known: tiny",
             *("--pair", "?", ""),
         ),
+        (
+            ConfigError.unknown("--pair", "tinny", ["tiny", *map(str, range(25))]),
+            "--pair: unknown name 'tinny'; did you mean 'tiny'? there are 26 names",
+            *("--pair", "tinny", "tiny"),
+        ),
         (UNKNOWN.within("run 2"), f"run 2: {UNKNOWN}", *("run 2: --pair", "tinny", "tiny")),
         (BenchError("lost").within("run 2"), "run 2: lost", "run 2", None, ""),
         (

@@ -23,8 +23,8 @@ logger = logging.getLogger("nwor_kernels")
 refusals: Counter[str] = Counter()
 """Kernels that are launched in Triton's way, by reason."""
 
-DirectLaunch = Callable[[int, int], None]
-"""Launches on the current stream, given the one address and the one number that differ."""
+DirectLaunch = Callable[..., None]
+"""Launches on the current stream, given the addresses and numbers that differ."""
 
 MOST_SHARED_MEMORY = 227 * 1024
 """Bytes of a block; beyond it newer Tritons add an attribute."""
@@ -67,7 +67,7 @@ class Refused(Exception):
 
 
 def prepare(
-    compiled: Any, grid: tuple[int, int, int], arguments: Sequence[Any], at: int
+    compiled: Any, grid: tuple[int, int, int], arguments: Sequence[Any], places: Sequence[int]
 ) -> DirectLaunch:
     """The direct launch of this binary, for one thread at a time.
 
@@ -76,7 +76,7 @@ def prepare(
         grid: programs in each of three dimensions.
         arguments: the kernel's arguments before its compile-time parameters: addresses, integers
             and None. Whatever the addresses point to must be kept alive.
-        at: which of them is the address that differs; the number that differs comes last.
+        places: which of them differ: addresses or integers, in ascending order.
 
     Raises:
         Refused: with a reason. What is returned raises RuntimeError, with the driver's name of
@@ -89,23 +89,33 @@ def prepare(
         raise Refused(f"missing: {missing}") from missing
     kinds = list(compiled.src.signature.values())[: len(arguments)]
     passed = [place for place, kind in enumerate(kinds) if kind != "constexpr"]
-    if not {at, len(arguments) - 1} <= set(passed):
-        raise Refused("layout: the address or the number is compiled in")
+    if not set(places) <= set(passed):
+        raise Refused("layout: an argument that differs is compiled in")
     formats = [_format_of(kind) for kind in (*(kinds[place] for place in passed), *_SCRATCH)]
     offsets, size = _layout(driver, compiled.function, formats)
     block = ctypes.create_string_buffer(size)
-    setters = {
-        place: partial(Struct(form).pack_into, block, offset)
-        for place, form, offset in zip(passed, formats, offsets, strict=False)
-    }
-    for place, set_argument in setters.items():
-        set_argument(arguments[place] or 0)
+    of_place = dict(zip(passed, zip(formats, offsets, strict=False), strict=False))
+    for place, (form, offset) in of_place.items():
+        Struct(form).pack_into(block, offset, arguments[place] or 0)
+    setters: list[Callable[..., None]] = [
+        partial(Struct(form).pack_into, block, offset)
+        for form, offset in map(of_place.__getitem__, places)
+    ]
+    if list(places) == passed[-len(places) :]:  # side by side: written at once
+        setters = [_setter_of_all(block, [of_place[place] for place in places])]
     start = ctypes.addressof(block)
     parameters = (c_void_p * len(offsets))(*[start + offset for offset in offsets])
-    config = _config(compiled.metadata, grid)
-    return _launch_by(
-        driver, compiled, config, parameters, setters[at], setters[len(arguments) - 1]
-    )
+    return _launch_by(driver, compiled, _config(compiled.metadata, grid), parameters, setters)
+
+
+def _setter_of_all(block: Any, fields: Sequence[tuple[str, int]]) -> Callable[..., None]:
+    """Writes values side by side, given the format and offset of each."""
+    first = end = fields[0][1]
+    form = "="
+    for each, offset in fields:
+        form += "x" * (offset - end) + each
+        end = offset + Struct(each).size
+    return partial(Struct(form).pack_into, block, first)
 
 
 def _launch_by(
@@ -113,25 +123,36 @@ def _launch_by(
     compiled: Any,
     config: _LaunchConfig,
     parameters: Any,
-    set_address: Callable[[int], None],
-    set_number: Callable[[int], None],
+    setters: Sequence[Callable[..., None]],
 ) -> DirectLaunch:
     device = torch.cuda.current_device()
-    stream_of, start = torch._C._cuda_getCurrentRawStream, driver.cuLaunchKernelEx
+    stream_of, driver_launch = torch._C._cuda_getCurrentRawStream, driver.cuLaunchKernelEx
     config_at, parameters_at, function = map(
         c_void_p, (ctypes.addressof(config), ctypes.addressof(parameters), compiled.function)
     )
+    held = compiled, parameters  # newer Tritons unload a binary without references
 
-    # Newer Tritons unload a binary without references.
-    def launch(address: int, number: int, *, held: object = (compiled, parameters)) -> None:
-        set_address(address)
-        set_number(number)
+    def start() -> None:
         config.stream = stream_of(device)
-        result = start(config_at, function, parameters_at, None)
+        result = driver_launch(config_at, function, parameters_at, None)
         if result:
             raise _driver_error(driver, "cuLaunchKernelEx", result)
 
-    return launch
+    if len(setters) == 1:
+        set_all = setters[0]
+
+        def launch(*values: int, held: object = held) -> None:
+            set_all(*values)
+            start()
+
+        return launch
+
+    def launch_each(*values: int, held: object = held) -> None:
+        for set_one, value in zip(setters, values, strict=True):
+            set_one(value)
+        start()
+
+    return launch_each
 
 
 def _check_binary(compiled: Any, grid: tuple[int, int, int]) -> None:

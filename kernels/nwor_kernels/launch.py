@@ -1,6 +1,6 @@
 """Repeated launches of a Triton kernel: less host time, no gap after the kernel before."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -57,36 +57,67 @@ class Launch:
     def bind(self, *arguments: object, at: int) -> Callable[[Tensor, int], None]:
         """A launch with all arguments fixed except one tensor's address and the last number.
 
-        The first launch goes through Triton, later ones to the driver (`direct_launch`), unless
-        that is refused or a profiler has hooked Triton's launches. Fixed tensors are kept alive.
-
         Args:
             arguments: as for a launch, without the tensor and without the number that comes last.
             at: the tensor's place among them.
 
         Returns:
-            The launch, given the tensor and the last number.
+            The launch, given the tensor and the last number (see `bind_last`).
         """
         before, after = arguments[:at], arguments[at:]
-        direct: DirectLaunch | None = None
-        is_refused = False
+        places = at, len(arguments) + 1
+        direct = _Direct(self)
 
         def launch(tensor: Tensor, number: int) -> None:
-            nonlocal direct, is_refused
-            if direct is not None and not hooks_installed():
-                direct(tensor.data_ptr(), number)
-                return
-            given = (*before, tensor, *after, number)
-            self(*given)
-            if direct is None and not is_refused and self._compiled is not None:
-                addresses = [one.data_ptr() if isinstance(one, Tensor) else one for one in given]
-                try:
-                    direct = prepare(self._compiled, self._grid, addresses, at)
-                except Refused as refused:
-                    count_refusal(str(refused))
-                    is_refused = True
+            if direct.launch is not None and not hooks_installed():
+                direct.launch(tensor.data_ptr(), number)
+            else:
+                direct.by_triton((*before, tensor, *after, number), places)
 
         return launch
+
+    def bind_last(self, *fixed: object) -> Callable[..., None]:
+        """A launch with its first arguments fixed.
+
+        The first launch goes through Triton, later ones to the driver (`direct_launch`), unless
+        that is refused or a profiler has hooked Triton's launches. Fixed tensors are kept alive.
+
+        Returns:
+            The launch, given the other arguments: tensors, and one number that comes last.
+        """
+        direct = _Direct(self)
+
+        def launch(*given: Any) -> None:
+            if direct.launch is not None and not hooks_installed():
+                *tensors, number = given
+                direct.launch(*[tensor.data_ptr() for tensor in tensors], number)
+            else:
+                every = (*fixed, *given)
+                direct.by_triton(every, range(len(fixed), len(every)))
+
+        return launch
+
+
+class _Direct:
+    """The driver's launch of a `Launch`, once Triton has compiled it."""
+
+    def __init__(self, of: Launch):
+        self._of = of
+        self._is_refused = False
+        self.launch: DirectLaunch | None = None
+        """None: launch through Triton."""
+
+    def by_triton(self, arguments: tuple[Any, ...], places: Sequence[int]) -> None:
+        """Launch through Triton, and the next time directly: all the same except `places`."""
+        self._of(*arguments)
+        if self.launch is not None or self._is_refused or self._of._compiled is None:
+            return
+        raw = [one.data_ptr() if isinstance(one, Tensor) else one for one in arguments]
+        try:
+            self.launch = prepare(self._of._compiled, self._of._grid, raw, places)
+        except Exception as fault:  # the launch above was made: its caller must not make it again
+            count_refusal(str(fault) if isinstance(fault, Refused) else type(fault).__name__)
+            self._is_refused = True
 
 
 class Launches:

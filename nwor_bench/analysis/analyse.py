@@ -211,7 +211,8 @@ def _acceptance(cell: CellData) -> dict[str, Any]:
 def _times(cell: CellData, *, trusted: bool) -> dict[str, Any]:
     """Times in ms and tokens per second; all None for an INVALID cell."""
     latencies = [batch.latency_ms for batch in cell.timed] if trusted else []
-    windows = [w.wall_ms for w in cell.windows if w.wall_ms is not None] if trusted else []
+    walls = (window.wall_ms for window in (cell.windows or cell.interleaved) if trusted)
+    windows = [wall_ms for wall_ms in walls if wall_ms is not None]
     tokens = sum(batch.output_tokens for batch in cell.timed)
     return {
         "latency_ms_p50": float(np.percentile(latencies, 50)) if latencies else None,

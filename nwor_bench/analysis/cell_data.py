@@ -8,7 +8,7 @@ from nwor_bench.analysis.invariants import accepted, windows_by_batch
 from nwor_bench.analysis.parity.kv import KV_EVENT, KvVerdict
 from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, REFERENCE
 from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, cell_order
-from nwor_bench.records.fallback_reasons import NO_CUDA
+from nwor_bench.records.fallback_reasons import NO_CUDA, SLOWER_THAN_STOCK
 from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Phase, Verdict, WindowRecord
@@ -280,6 +280,8 @@ def idle_reason(cell: CellData) -> str | None:
         return None
     if not cell.draft_tokens:
         return "no draft token was proposed, so nothing was staged"
+    if cell.fallbacks.keys() == {SLOWER_THAN_STOCK}:
+        return "stock's write and attention are faster here, so staging is off by choice"
     return f"no draft token was staged{_most_common(cell.fallbacks)}"
 
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
-from scipy import stats
 
 from nwor_bench.analysis.invariants import accepted, windows_by_batch
 from nwor_bench.analysis.statistics import MIN_BLOCKS, POWER, SIGNIFICANCE, variance_inflation
-from nwor_bench.instruments.robust import CONFIDENCE
+from nwor_bench.instruments.robust import CONFIDENCE, t_quantile
 from nwor_bench.models.byte_model import BY_REFERENCE, CACHE_BITS, COPY_SPILLED, DIRECT, Strategy
 from nwor_bench.records.cell import Cell, NworMode, ScvMode, cell_order
 from nwor_bench.records.facts import EngineStatus
@@ -148,9 +147,9 @@ def amount_of(values: Sequence[float], compared: int = 1) -> Amount:
         return Amount(mean)
     error = float(numbers.std(ddof=1)) * (variance_inflation(numbers) / count) ** 0.5
     free = count - 1
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, free)) * error
-    tails = stats.t.ppf(1 - SIGNIFICANCE / 2 / max(1, compared), free) + stats.t.ppf(POWER, free)
-    return Amount(mean, mean - half, mean + half, float(tails) * error)
+    half = t_quantile((1 + CONFIDENCE) / 2, free) * error
+    tails = t_quantile(1 - SIGNIFICANCE / 2 / max(1, compared), free) + t_quantile(POWER, free)
+    return Amount(mean, mean - half, mean + half, tails * error)
 
 
 Blocks = dict[int, dict[Place, list[WindowRecord]]]

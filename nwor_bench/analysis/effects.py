@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scipy.stats import spearmanr
-
 from nwor_bench.analysis.groups import SETTLED, Group, Pair, find_groups
 from nwor_bench.analysis.statistics import SIGNIFICANCE, simultaneous_bounds
 from nwor_bench.instruments.robust import (
@@ -60,6 +58,7 @@ def _slope(rows: Sequence[tuple[float, float]]) -> Estimate | None:
 
 DEVICE_MS = "device_ms"
 WALL_MS = "wall_ms"
+WORK_MS = "work_ms"
 
 
 @dataclass(frozen=True)
@@ -87,6 +86,9 @@ class PairEffect:
     """None without a device's clock, or below MIN_GROUPS."""
 
     host: ClockEffect | None
+    work: RatioInterval | None
+    """The ratio of the GPU's own work, by Huber's location; None if a group has none."""
+
     carry_over: RatioInterval | None
     """The ratio in runs of two over that in endless runs: 1 without carry-over.
 
@@ -133,6 +135,7 @@ def pair_effects(run: RunData) -> list[PairEffect]:
                 clock=clock,
                 device=_on_clock(own, DEVICE_MS) if clock == DEVICE_MS else None,
                 host=_on_clock(own, WALL_MS),
+                work=_work(own),
                 carry_over=_carry_over(own, clock),
                 conditions=condition_effects(own, log_effects(own, clock), batches),
             )
@@ -175,6 +178,12 @@ def _on_clock(groups: Sequence[Group], clock: str) -> ClockEffect | None:
     return ClockEffect(as_ratio(robust), as_ratio(mean))
 
 
+def _work(groups: Sequence[Group]) -> RatioInterval | None:
+    values = [group.work for group in groups if group.work is not None]
+    located = robust_location(values) if len(values) == len(groups) else None
+    return None if located is None else as_ratio(located)
+
+
 def _carry_over(groups: Sequence[Group], clock: str) -> RatioInterval | None:
     shares = [1 / (group.run_length - SETTLED) for group in groups]
     slope = robust_slope(log_effects(groups, clock), shares)
@@ -199,6 +208,8 @@ def correlation_of_clocks(groups: Sequence[Group]) -> float | None:
     device, host = zip(*both, strict=True)
     if len(set(device)) == 1 or len(set(host)) == 1:
         return None
+    from scipy.stats import spearmanr  # half a second
+
     return float(spearmanr(device, host).statistic)
 
 
@@ -222,6 +233,8 @@ class Split:
     cell: Cell
     control: Cell
     clock: str
+    """WORK_MS if the GPU's work was timed: it is known more precisely than the step."""
+
     total: RatioInterval
     """stage over off."""
 
@@ -261,10 +274,13 @@ def splits(effects: Sequence[PairEffect], cells: Sequence[CellResult]) -> list[S
         total, attention = over_off.get(stage), over_off.get(control)
         if total is None or attention is None:
             continue
-        parts = [each.decisive for each in (total, attention, writes)]
-        robust = [part.robust for part in parts if part is not None]
-        if len(robust) == len(parts):
-            found.append(Split(stage, control, total.clock, *robust))
+        parts = (total, attention, writes)
+        work = [each.work for each in parts if each.work is not None]
+        steps = [each.decisive.robust for each in parts if each.decisive is not None]
+        for clock, ratios in ((WORK_MS, work), (total.clock, steps)):
+            if len(ratios) == len(parts):
+                found.append(Split(stage, control, clock, *ratios))
+                break
     return found
 
 

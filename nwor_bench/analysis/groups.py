@@ -56,6 +56,9 @@ class Group:
     device: float | None
     """The same on the device's clock; None if there is none."""
 
+    work: float | None
+    """The same of the GPU's own work (`MeasuredWindow.work_ms`); None if it was not timed."""
+
     tokens: float | None
     """Log of B's mean output tokens a window over A's; None if a cell gave none (all requests had
     finished). Each run's first window counts here: a switch costs time, not tokens."""
@@ -134,6 +137,7 @@ def _group(pair: Pair, members: Sequence[WindowRecord]) -> Group | LeftOut:
         num_reqs=first.num_reqs,
         host=host,
         device=device,
+        work=_effect(pair, windows, "work_ms"),
         tokens=_log_ratio(pair, [(w.cell, output_tokens(w)) for w in alike]),
         wall=_log_ratio(pair, [(w.cell, w.wall_ms or 0.0) for w in windows]) or 0.0,
     )

@@ -61,13 +61,17 @@ def pair_times(cell: CellData, baseline: CellData) -> PairedTimes | None:
     strata = [(_strata(*ours[block]), _strata(*theirs[block])) for block in blocks]
     matched = [_match(*both) for both in strata]
     found = [match for match in matched if match is not None]
-    work = _by_batch if len(found) < len(blocks) else _by_window
+    by_window = len(found) == len(blocks)
+
+    def work(batches: Sequence[BatchRecord], windows: Sequence[WindowRecord]) -> Work:
+        return windows_work(windows) if by_window else _batches_work(batches)
+
     sides = [(work(*ours[block]), work(*theirs[block])) for block in blocks]
     token_logs: tuple[float, ...] = ()
     if all(own.tokens and other.tokens for own, other in sides):
         token_logs = tuple(log(a.tokens / a.windows * b.windows / b.tokens) for a, b in sides)
     time_logs = tuple(log(a.ms / a.windows * b.windows / b.ms) for a, b in sides)
-    if len(found) < len(blocks):
+    if not by_window:
         return PairedTimes(
             LATENCY_MS,
             tuple(blocks),
@@ -126,21 +130,22 @@ def _match(ours: Strata, theirs: Strata) -> tuple[float, float, int] | None:
     return above, below, total
 
 
-class _Work(NamedTuple):
-    """A block's work in one cell."""
+class Work(NamedTuple):
+    """What windows or batches of one cell did."""
 
     tokens: float
     ms: float
     windows: int
 
 
-def _by_batch(batches: Sequence[BatchRecord], _: Sequence[WindowRecord]) -> _Work:
+def _batches_work(batches: Sequence[BatchRecord]) -> Work:
     tokens = sum(batch.output_tokens for batch in batches)
     # A batch without windows counts as one.
     windows = sum(max(1, batch.windows) for batch in batches)
-    return _Work(tokens, sum(batch.latency_ms for batch in batches), windows)
+    return Work(tokens, sum(batch.latency_ms for batch in batches), windows)
 
 
-def _by_window(_: Sequence[BatchRecord], windows: Sequence[WindowRecord]) -> _Work:
+def windows_work(windows: Sequence[WindowRecord]) -> Work:
+    """Tokens and wall time of the windows that have a time."""
     timed = [(output_tokens(window), window.wall_ms) for window in windows if window.wall_ms]
-    return _Work(sum(tokens for tokens, _ in timed), sum(ms for _, ms in timed), len(timed))
+    return Work(sum(tokens for tokens, _ in timed), sum(ms for _, ms in timed), len(timed))

@@ -1,4 +1,4 @@
-"""Time of a window's phases, and the share of deciding acceptance, from probed batches."""
+"""Time of a window's phases, and the share of deciding acceptance."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,12 +20,11 @@ class CellPhases:
     Attributes:
         cell: the cell that the windows belong to.
         device_ms: forward, sample, mask and commit, between events on the device.
-        rest_ms: a probed window's time less these: the drafter, and what the GPU does or waits for
+        rest_ms: such a window's time less these: the drafter, and what the GPU does or waits for
             between two windows. No event separates them.
-        window_ms: a window from start to start, in the timed batches.
+        window_ms: a window from start to start; this and the next two in whole batches, if any.
         hook_ms, scv_host_ms: host time that the hooks added to a window, and its part that decided
-            acceptance, waiting included; in the timed batches.
-        probe_cost: a window's time in the probed batch over that in the timed ones.
+            acceptance, waiting included.
         launches, host_syncs: device launches and host waits per window for deciding acceptance.
         paths: timed windows by how they were decided: host, device, capture, graph.
     """
@@ -36,7 +35,6 @@ class CellPhases:
     window_ms: float | None
     hook_ms: float | None
     scv_host_ms: float | None
-    probe_cost: float | None
     launches: float | None
     host_syncs: float | None
     paths: dict[str, int]
@@ -50,19 +48,23 @@ class CellPhases:
 
 
 def cell_phases(run: RunData) -> list[CellPhases]:
-    """One entry for each cell that was probed, in the order of the cells."""
-    probed = [batch for batch in run.batches if batch.phase == Phase.PROBE]
-    cells = sorted({batch.cell for batch in probed}, key=cell_order)
+    """One entry for each cell with timed phases, in the order of the cells."""
     windows = windows_by_batch(run)
-    return [_phases_of(run, cell, windows) for cell in cells]
+    marked = full_windows((b for b in run.batches if b.phase == Phase.PROBE), windows)
+    interleaved = (b for b in run.batches if b.phase == Phase.INTERLEAVED)
+    marked += [w for w in full_windows(interleaved, windows) if w.work_ms is not None]
+    cells = sorted({window.cell for window in marked}, key=cell_order)
+    return [_phases_of(run, cell, windows, [w for w in marked if w.cell == cell]) for cell in cells]
 
 
-def _phases_of(run: RunData, cell: Cell, windows: dict[BatchKey, list[WindowRecord]]) -> CellPhases:
-    own = [batch for batch in run.batches if batch.cell == cell]
-    probed = full_windows([b for b in own if b.phase == Phase.PROBE], windows)
-    timed_batches = [b for b in own if b.phase == Phase.TIMED]
-    timed = full_windows(timed_batches, windows)
-    window_ms, probed_ms = _median(timed, "wall_ms"), _median(probed, "wall_ms")
+def _phases_of(
+    run: RunData,
+    cell: Cell,
+    windows: dict[BatchKey, list[WindowRecord]],
+    marked: Sequence[WindowRecord],
+) -> CellPhases:
+    timed_batches = [b for b in run.batches if b.cell == cell and b.phase == Phase.TIMED]
+    timed = full_windows(timed_batches, windows) or marked
     count = sum(batch.windows for batch in timed_batches)
     paths: dict[str, int] = {}
     for window in timed:
@@ -70,12 +72,11 @@ def _phases_of(run: RunData, cell: Cell, windows: dict[BatchKey, list[WindowReco
             paths[window.scv_path] = paths.get(window.scv_path, 0) + 1
     return CellPhases(
         cell=cell,
-        device_ms={name: _median(probed, name) for name in PHASES},
-        rest_ms=_middle(_rest(window) for window in probed),
-        window_ms=window_ms,
+        device_ms={name: _median(marked, name) for name in PHASES},
+        rest_ms=_middle(_rest(window) for window in marked),
+        window_ms=_median(timed, "wall_ms"),
         hook_ms=_median(timed, "hook_ms"),
         scv_host_ms=_median(timed, "scv_host_ms"),
-        probe_cost=probed_ms / window_ms if probed_ms and window_ms else None,
         launches=_per_window(timed_batches, "scv_launches", count),
         host_syncs=_per_window(timed_batches, "scv_host_syncs", count),
         paths=paths,
@@ -84,9 +85,10 @@ def _phases_of(run: RunData, cell: Cell, windows: dict[BatchKey, list[WindowReco
 
 def _rest(window: WindowRecord) -> float | None:
     """What no phase explains; None if the window or its forward was not timed."""
-    if window.wall_ms is None or window.forward_ms is None:
+    whole = window.wall_ms if window.device_ms is None else window.device_ms
+    if whole is None or window.forward_ms is None:
         return None
-    return window.wall_ms - sum(getattr(window, name) or 0.0 for name in PHASES)
+    return whole - sum(getattr(window, name) or 0.0 for name in PHASES)
 
 
 def _median(windows: Sequence[WindowRecord], name: str) -> float | None:

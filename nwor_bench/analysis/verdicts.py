@@ -82,6 +82,9 @@ class CellVerdict:
     tokens_per_s_ratio_simultaneous_high: float | None = None
     tokens_per_s_clock: str | None = None
     tokens_per_s_noise: str | None = None
+    work_ratio: float | None = None
+    work_ratio_ci_low: float | None = None
+    work_ratio_ci_high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -191,6 +194,12 @@ def _interleaved(batches: ComparedCell, effect: PairEffect, cells: int) -> Compa
         "ratio_batches_low": whole.ratio_ci_low,
         "ratio_batches_high": whole.ratio_ci_high,
     }
+    if effect.work is not None:
+        beside |= {
+            "work_ratio": effect.work.ratio,
+            "work_ratio_ci_low": effect.work.low,
+            "work_ratio_ci_high": effect.work.high,
+        }
     if decides == WINDOWS:
         assert windows is not None
         own = CellVerdict(

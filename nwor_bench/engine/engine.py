@@ -221,10 +221,6 @@ class VllmEngine:
         """Put NVTX ranges around windows, or take them away."""
         self._rpc("nwor_set_nvtx", on)
 
-    def set_probe(self, on: bool) -> None:
-        """Time each window's phases on the device, or stop; costs host time (see the report)."""
-        self._rpc("nwor_set_probe", on)
-
     def set_counters(self, on: bool) -> None:
         """Count each window's DRAM bytes, or stop (first rank's)."""
         self._rpc("nwor_set_counters", on)

@@ -1,4 +1,4 @@
-"""On a CPU, run under one OpenMP runtime.
+"""What a process needs before PyTorch is imported: one OpenMP runtime, or no PyTorch at all.
 
 vLLM's CPU libraries and PyTorch would each bring an OpenMP runtime of their own; with few
 cores their waiting threads take the cores from each other (seen: attention 40 times slower).
@@ -9,6 +9,7 @@ only before a process starts, so the command line re-executes itself once.
 import os
 import sys
 from collections.abc import Mapping
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -43,3 +44,18 @@ def run_under_one_openmp() -> None:
     environ = preload_environment(os.environ)
     if environ is not None:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)
+
+
+def import_transformers_alone() -> None:
+    """Import transformers as if PyTorch were not installed: --dry-run needs configs and tokenizers.
+
+    PyTorch would take two seconds. Does nothing if either is imported already.
+    """
+    if {"torch", "transformers"} & sys.modules.keys():
+        return
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        import_module("transformers")
+    finally:
+        del sys.modules["torch"]

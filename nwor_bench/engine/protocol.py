@@ -109,9 +109,6 @@ class Engine(Protocol):
     ) -> Sequence[GreedyOutput]:
         """Greedy outputs in the present modes, beside the measured batches."""
 
-    def set_probe(self, on: bool) -> None:
-        """Time each window's phases on the device, if `status().has_probe`."""
-
     def set_counters(self, on: bool) -> None:
         """Count each window's DRAM bytes, or stop."""
 

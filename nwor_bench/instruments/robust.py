@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtr, stdtrit  # scipy.stats would take half a second
 
 Values = NDArray[np.float64]
 
@@ -65,7 +65,7 @@ class Estimate:
         """Two-sided p of "the value is 0"; without any spread it is 1 for no difference, else 0."""
         if self.standard_error == 0:
             return 1.0 if self.value == 0 else 0.0
-        return float(2 * stats.t.sf(abs(self.value) / self.standard_error, self.degrees))
+        return float(2 * stdtr(self.degrees, -abs(self.value) / self.standard_error))
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def as_ratio(estimate: Estimate) -> RatioInterval:
 @cache
 def t_quantile(share: float, free: float) -> float:
     """Student's t below which that share lies; the same few are asked for again and again."""
-    return float(stats.t.ppf(share, free))
+    return float(stdtrit(free, share))
 
 
 def robust_location(values: Sequence[float]) -> Estimate | None:

@@ -8,7 +8,7 @@ from nwor_bench.errors import ConfigError
 
 
 class Method(StrEnum):
-    """Names of `speculative_config`'s method."""
+    """Names of `speculative_config`'s method that `sweep` takes and `supports` lists."""
 
     NGRAM = "ngram"
     NGRAM_GPU = "ngram_gpu"
@@ -19,11 +19,7 @@ class Method(StrEnum):
     MTP = "mtp"
     DFLASH = "dflash"
     DSPARK = "dspark"
-    MEDUSA = "medusa"
 
-
-STAGED_METHODS = tuple(method for method in Method if method is not Method.MEDUSA)
-"""Methods that `sweep` takes: those whose drafts the plugin stages."""
 
 WITHOUT_DRAFTER = frozenset({Method.NGRAM, Method.NGRAM_GPU, Method.SUFFIX})
 """They draft from the tokens so far and take no drafter."""
@@ -54,9 +50,9 @@ _MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_mod
 
 
 def check_method(field: str, method: str) -> None:
-    """Raise ConfigError for a method whose drafts the plugin does not stage."""
-    if method not in STAGED_METHODS:
-        raise ConfigError.unknown(field, method, STAGED_METHODS)
+    """Raise ConfigError for a method that `sweep` does not take."""
+    if method not in list(Method):
+        raise ConfigError.unknown(field, method, Method)
 
 
 def mtp_layers(text: Mapping[str, Any]) -> int | None:

@@ -1,7 +1,7 @@
 """Cells are interleaved within a batch: the hook's modes change between two windows.
 
-A switch is cheap: under full CUDA graphs another graph replays, eagerly the target layers' methods
-are swapped. Every rank draws the same order from the same seed.
+A switch is cheap: under full CUDA graphs another graph replays. The target layers' methods are
+swapped only before a forward that calls them. Every rank draws the same order from the same seed.
 
 In a server (`LiveInterleaving`) requests come and go: a step that is more than windows ends a
 group, and the rest of the group is skipped. The order does not depend on the traffic, so the same
@@ -92,9 +92,7 @@ class Interleaving:
         """Run a step with more than windows in mode off: its window is recorded as off x off."""
         if self._current is not None:
             self._current = None
-            self._hook.switch_to(NworMode.OFF, ScvMode.OFF)
-            validator = self._hook.validator
-            validator.counters, validator.fallbacks = Counter(), Counter()
+            self._switch(InterleavedCell(NworMode.OFF, ScvMode.OFF))
 
     def sham_fell_back(self, reason: str) -> None:
         """The window in flight cannot run as a sham: it runs as plain off."""
@@ -112,13 +110,17 @@ class Interleaving:
             cell.sham[self._why_no_sham or SWITCHED] += 1
         if place.cell != self._current:
             self._current = place.cell
-            if cell.sham is not None and self._why_no_sham is None:
-                self._hook.switch_to_sham()
-            else:
-                self._hook.switch_to(cell.nwor_mode, cell.scv_mode)
-            validator = self._hook.validator
-            validator.counters, validator.fallbacks = cell.counters, cell.fallbacks
+            self._switch(cell)
         return place
+
+    def _switch(self, cell: InterleavedCell) -> None:
+        """Switch the hook to a cell, and let its validator count there."""
+        if cell.sham is not None and self._why_no_sham is None:
+            self._hook.switch_to_sham()
+        else:
+            self._hook.switch_to(cell.nwor_mode, cell.scv_mode)
+        validator = self._hook.validator
+        validator.counters, validator.fallbacks = cell.counters, cell.fallbacks
 
     def facts(self) -> list[dict[str, dict[str, int]]]:
         """Each cell's SCV counters, in the cells' order, and a sham's windows by outcome."""

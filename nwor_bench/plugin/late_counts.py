@@ -168,10 +168,17 @@ def _rows_due(step: Step, num_sampled: list[int]) -> tuple[int, int]:
 
 
 class LateCounts:
-    """Turns pending steps into window records."""
+    """Turns pending steps into window records; `counted` gets each step after that."""
 
-    def __init__(self, accumulator: Accumulator, num_layers: int, debug: bool = False):
+    def __init__(
+        self,
+        accumulator: Accumulator,
+        num_layers: int,
+        debug: bool = False,
+        counted: Callable[[Step], None] = lambda _: None,
+    ):
         self._accumulator = accumulator
+        self._counted = counted
         self._num_layers = num_layers
         self.debug = debug
         self._pending: deque[Step] = deque()
@@ -291,7 +298,9 @@ class LateCounts:
     def settle(self, most: int, output_lengths: Mapping[str, int] | None = None) -> None:
         """Count at most so many of the steps that have been read; lengths as for `resolve`."""
         for _ in range(min(most, len(self._arrived))):
-            self._count(*self._arrived.popleft(), output_lengths)
+            step, num_sampled = self._arrived.popleft()
+            self._count(step, num_sampled, output_lengths)
+            self._counted(step)
 
     def _take_coming(self) -> None:
         assert self._coming is not None

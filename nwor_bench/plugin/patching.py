@@ -76,11 +76,8 @@ class PatchSet:
 
     def __init__(self, patches: Iterable[Patch]):
         self._patches = list(patches)
-
-    @property
-    def applied(self) -> bool:
-        """True when every patch is in place."""
-        return bool(self._patches) and all(patch.applied for patch in self._patches)
+        self.applied = False
+        """True when every patch is in place; asked for in every step."""
 
     def apply(self) -> None:
         """Check every target first, then apply all; on a failure undo what was applied."""
@@ -95,10 +92,12 @@ class PatchSet:
             for patch in reversed(done):
                 patch.undo()
             raise
+        self.applied = bool(self._patches)
 
     def undo(self) -> None:
         """Undo all, last applied first; then raise PatchError if some could not be undone."""
         problems = []
+        self.applied = False
         for patch in reversed(self._patches):
             try:
                 patch.undo()

@@ -79,6 +79,15 @@ class RankVote:
         differ = high > -minus_low or late_high > -late_minus_low
         return Fault.RANKS_DIFFER.value if differ else None
 
+    def of_first(self, value: Any) -> Any:
+        """The first rank's value, on every rank."""
+        if self._group is None:
+            return value
+        shared = [value]
+        first = dist.get_global_rank(self._group, 0)
+        dist.broadcast_object_list(shared, src=first, group=self._group)
+        return shared[0]
+
     def _common_reason(self, reason: str | None) -> str:
         reasons: list[str | None] = [None] * dist.get_world_size(self._group)
         dist.all_gather_object(reasons, reason, group=self._group)

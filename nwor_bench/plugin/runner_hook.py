@@ -10,9 +10,9 @@ from nwor_bench.plugin.late_counts import LateCounts, read_without_waiting
 from nwor_bench.plugin.layers import StagedLayers, attention_layers
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
-from nwor_bench.plugin.scheduler_output import is_plain_decode, restarted
+from nwor_bench.plugin.scheduler_output import is_plain_decode, restarted, starts_requests
 from nwor_bench.plugin.settings import PluginSettings
-from nwor_bench.plugin.step import Accumulator, DeviceClock, Probe, Step
+from nwor_bench.plugin.step import Accumulator, DeviceClock, Step
 from nwor_bench.plugin.window import Window, close_leftover
 from nwor_bench.records.types import BesidePrefill, NworMode, ScvMode
 from nwor_bench.records.window_order import WindowPlace
@@ -66,9 +66,6 @@ class RunnerHook(ABC):
 
     name: ClassVar[str]
     """Which runner it follows: "V1" or "V2"."""
-    has_probe: ClassVar[bool]
-    """True if `set_probe` can time phases on the device."""
-
     stage_by: str
     """How drafts are held: "reference" or "copy"."""
     window: Window | None
@@ -86,9 +83,10 @@ class RunnerHook(ABC):
         self.layers = attention_layers(runner)
         self.target_layers, self.drafter_layers = self.layers.staged, self.layers.drafter
         self.accumulator = Accumulator()
-        self.late = LateCounts(self.accumulator, len(self.target_layers), settings.debug)
         self.clock = DeviceClock(runner.device)
-        self.probe = Probe()
+        self.late = LateCounts(
+            self.accumulator, len(self.target_layers), settings.debug, self.clock.release
+        )
         self._stages_beside_prefill = settings.beside_prefill is BesidePrefill.STAGE
         self._interleaving: CellOrder | None = None
         self._step: Step | None = None
@@ -140,7 +138,7 @@ class RunnerHook(ABC):
 
     def count_without_waiting(self) -> PatchSet:
         """Patches that count windows as they come, for a server; apply them before `attach`."""
-        self.clock.on = True
+        self.clock.on = self.clock.in_server = True
         return PatchSet([Patch(self.runner, "execute_model", read_without_waiting(self.late))])
 
     def drain(self, output_lengths: dict[str, int] | None) -> list[dict[str, Any]]:
@@ -174,10 +172,6 @@ class RunnerHook(ABC):
         """Commits that the device refused since the last call; waits for the device."""
         return []
 
-    def set_probe(self, on: bool) -> None:
-        """Time each window's phases on the device, or stop; without `has_probe` none are."""
-        self.probe.on = on
-
     def graph_facts(self) -> dict[str, Any] | None:
         """Sizes of vLLM's CUDA graphs and of ours; None for a runner without both."""
         return None
@@ -188,14 +182,16 @@ class RunnerHook(ABC):
 
     def _start_step(self, scheduler_output: Any) -> None:
         """A step begins on the host; `_step` is None after it if the step has no tokens."""
-        self._close_leftover()
-        self.late.note_requests(scheduler_output.finished_req_ids, restarted(scheduler_output))
+        if self._step is not None or (self.window is not None and self.window.batch is not None):
+            self._close_leftover()
+        if scheduler_output.finished_req_ids or starts_requests(scheduler_output):
+            self.late.note_requests(scheduler_output.finished_req_ids, restarted(scheduler_output))
         if not scheduler_output.total_num_scheduled_tokens:
             if self._interleaving is not None:  # the time before the next step is waiting
                 self._interleaving.next(scheduler_output)
                 self.late.went_idle()
             return
-        now, mark = time.perf_counter(), self.clock.mark()
+        now, mark = time.perf_counter(), self.clock.step()
         self.late.step_started(now, mark)
         has_window = bool(scheduler_output.scheduled_spec_decode_tokens)
         step = Step(now, has_window, scheduler_output, began=mark)

@@ -35,6 +35,12 @@ def is_plain_decode(scheduler_output: Any) -> bool:
     return hasattr(scheduler_output, PLACE)
 
 
+def starts_requests(scheduler_output: Any) -> bool:
+    """True if a request starts with this step, or goes on after a preemption."""
+    started = scheduler_output.scheduled_new_reqs
+    return bool(started or scheduler_output.scheduled_cached_reqs.resumed_req_ids)
+
+
 def restarted(scheduler_output: Any) -> Mapping[str, int]:
     """Requests that go on after a preemption, with their tokens: perhaps fewer than sampled."""
     known = {}

@@ -16,12 +16,26 @@ BESIDE_PREFILL = "VLLM_NWOR_BESIDE_PREFILL"
 CPU_ATTENTION = "VLLM_NWOR_CPU_ATTENTION"
 """`stock`: a CPU keeps vLLM's own attention, and nothing can be staged."""
 
+ATTENTION = "VLLM_NWOR_ATTENTION"
 DEBUG = "VLLM_NWOR_DEBUG"
 
 INTERLEAVE = "interleave"
 """Value of VLLM_NWOR_MODE: off and stage are interleaved (see `interleaving`)."""
 
 Choice = TypeVar("Choice", bound=StrEnum)
+
+
+class AttentionBy(StrEnum):
+    """What attends the windows of full CUDA graphs on a GPU."""
+
+    AUTO = "auto"
+    """The fastest, by measurement as the graphs are captured."""
+    OURS = "ours"
+    """Our kernel."""
+    MERGE = "merge"
+    """Stock over the committed tokens and a merge, if it can; else our kernel."""
+    STOCK = "stock"
+    """Stock: every such window is written directly."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +47,7 @@ class PluginSettings:
     debug: bool
     stage_by: StageBy = StageBy.REFERENCE
     beside_prefill: BesidePrefill = BesidePrefill.DIRECT
+    attention: AttentionBy = AttentionBy.AUTO
     interleave: bool = False
     """Off x off and `nwor_mode` x `scv_mode` are interleaved."""
 
@@ -57,7 +72,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> PluginSettings | N
         return None
     interleave = environ.get(NWOR_MODE) == INTERLEAVE
     # Validation on the host would wait for the device in each window.
-    scv_mode = ScvMode.GRAPH if interleave else ScvMode.OFF
+    scv_mode = ScvMode.ADAPTIVE if interleave else ScvMode.OFF
     return PluginSettings(
         nwor_mode=NworMode.STAGE
         if interleave
@@ -66,6 +81,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> PluginSettings | N
         debug=environ.get(DEBUG, "0") not in ("", "0"),
         stage_by=_choice(environ, STAGE_BY, StageBy.REFERENCE),
         beside_prefill=_choice(environ, BESIDE_PREFILL, BesidePrefill.DIRECT),
+        attention=_choice(environ, ATTENTION, AttentionBy.AUTO),
         interleave=interleave,
     )
 

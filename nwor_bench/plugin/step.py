@@ -7,6 +7,7 @@ not count those. The requests' lengths show which they are, and they are counted
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,25 +29,45 @@ PASSED = _Passed()
 """The mark of a CPU, whose work is done when the host goes on."""
 
 
-def timed_event() -> Any:
-    """A CUDA event on the current stream that can be timed."""
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
-
-
 class DeviceClock:
-    """Marks steps in a server and in interleaved batches; off elsewhere: off x off stays stock."""
+    """Marks steps in a server and in interleaved batches; off elsewhere: off x off stays stock.
+
+    Making an event takes as long as recording two, so events are used again once they were read.
+    """
 
     def __init__(self, device: torch.device):
-        self._has_events = device.type == "cuda"
+        self._device = device
+        self._stream: Any = None
+        self._free: list[Any] = []
         self.on = False
+        self.in_server = False
+        """Phases are not timed in a server."""
 
-    def mark(self) -> Any:
+    def step(self) -> Any:
         """An event on the current stream, `PASSED` without CUDA; None while off."""
         if not self.on:
             return None
-        return timed_event() if self._has_events else PASSED
+        if self._device.type != "cuda":
+            return PASSED
+        self._stream = torch.cuda.current_stream(self._device)
+        return self._record()
+
+    def phase(self, step: "Step", name: str) -> None:
+        """Mark where a phase of an interleaved window ends (`durations`), or START."""
+        if self._stream is not None and step.place is not None and not self.in_server:
+            step.marks[name] = self._record()
+
+    def _record(self) -> Any:
+        free = self._free
+        event = free.pop() if free else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return event
+
+    def release(self, step: "Step") -> None:
+        """Use the events of a step again; its times were read, and those of the one before it."""
+        if self._stream is not None and step.began is not None:
+            self._free += [step.began, *step.marks.values()]
+            step.began, step.marks = None, {}
 
 
 def has_passed(mark: Any) -> bool:
@@ -62,46 +83,22 @@ def elapsed_ms(start: Any, end: Any) -> float | None:
     return float(start.elapsed_time(end))
 
 
-PHASES = {
-    "forward_ms": ("forward_start", "sample_start"),
-    "sample_ms": ("sample_start", "sample_end"),
-    "mask_ms": ("sample_end", "mask_end"),
-    "commit_ms": ("commit_start", "commit_end"),
-}
-"""Each time of a window, and the two marks that bound it.
-
-There is no `mask_ms` if the commit decides what was accepted.
-"""
-
-Marks = dict[str, Any]
+START = "start"
+"""The mark of the forward's start: right before the graph is replayed, if one is."""
 
 
-class Probe:
-    """Records one event a mark while switched on."""
+def durations(marks: Mapping[str, Any]) -> dict[str, float]:
+    """Milliseconds of each phase, from the mark before to its own; waits for the last one.
 
-    def __init__(self) -> None:
-        self.on = False
-        self._marks: Marks = {}
-
-    def mark(self, name: str) -> None:
-        """Record an event on the current stream; nothing while off."""
-        if self.on:
-            self._marks[name] = timed_event()
-
-    def take(self) -> Marks:
-        """The marks of the window that has just ended."""
-        marks, self._marks = self._marks, {}
-        return marks
-
-
-def durations(marks: Marks) -> dict[str, float]:
-    """Milliseconds of every phase whose two marks were recorded; waits for the last one."""
-    found = {}
-    for name, (start, end) in PHASES.items():
-        if start in marks and end in marks:
-            marks[end].synchronize()
-            found[name] = marks[start].elapsed_time(marks[end])
-    return found
+    Args:
+        marks: START, then the phases as fields of `MeasuredWindow`, in the order of their events.
+    """
+    if not marks:
+        return {}
+    *_, last = marks.values()
+    last.synchronize()
+    both = pairwise(marks.items())
+    return {name: float(before.elapsed_time(end)) for (_, before), (name, end) in both}
 
 
 @dataclass(slots=True)
@@ -166,8 +163,8 @@ class Step:
     """CUDA event of the next step's start; the V1 runner's is behind `num_sampled`."""
     place: WindowPlace | None = None
     """The window's place in an interleaved batch."""
-    marks: Marks = field(default_factory=dict)
-    """CUDA events between the window's phases, if the probe is on."""
+    marks: dict[str, Any] = field(default_factory=dict)
+    """CUDA events between the phases of an interleaved window (`durations`)."""
     host_ms: dict[str, float] = field(default_factory=dict)
     """Times that the V1 runner's hook measured on the host, by field of `MeasuredWindow`; they
     replace the times above."""
@@ -257,7 +254,7 @@ def _times(step: Step, steady: bool) -> dict[str, Any]:
         "hook_ms": _ms(step.hook_s),
         "scv_host_ms": _ms(step.scv_s),
         "device_ms": elapsed_ms(step.began, step.ended) if steady else None,
-        **durations(step.marks),
+        **(durations(step.marks) if steady else {}),
     }
 
 

@@ -104,6 +104,8 @@ class LayerCall:
     """[rows, selected] int32, positions that a sparse layer's indexer chose."""
     is_merged: bool = False
     """Stock attended the committed tokens, and the window's rows were merged into its output."""
+    is_causal: bool = True
+    """Of a merged output: stock's mask was causal and ended with the committed tokens."""
 
 
 @dataclass
@@ -129,13 +131,14 @@ class LayerTrace:
         selected: Tensor | None = None,
         *,
         is_merged: bool = False,
+        is_causal: bool = True,
     ) -> None:
         """Copy a layer's queries and the output of its attention."""
         call = self.of(name)
         call.query = query.clone() if isinstance(query, Tensor) else tuple(q.clone() for q in query)
         call.output = output.clone()
         call.selected = None if selected is None else selected.clone()
-        call.is_merged = is_merged
+        call.is_merged, call.is_causal = is_merged, is_causal
 
 
 class Outcome(NamedTuple):
@@ -194,7 +197,7 @@ class Window:
         self.is_control = control
 
     def forget(self) -> None:
-        """Drop the window; without `close` only one whose tokens were never real (a capture)."""
+        """Drop the window without `close`: its caller knows the outcome, or it was a capture's."""
         self.staging.reset()
         self.state = State.IDLE
         self.batch = self._accepted = self._reason = None
@@ -245,6 +248,22 @@ class Window:
         if self.state is not State.ACCEPTED or self.batch is None or self._accepted is None:
             raise WindowError(f"commit() while the window is {self.state.value}")
         problem = _attempt(self.staging.commit, self.batch.slots, self._accepted)
+        if problem:
+            self.abort(f"commit:{problem}")
+            return False
+        self.state = State.COMMITTED
+        return True
+
+    def commit_replayed(self, write: Callable[..., str], *arguments: Any) -> bool:
+        """Accept and commit in one: `write` decides, and writes every layer. False: it fell back.
+
+        For a window that a captured graph ran, so that every layer has staged.
+        """
+        if self.state is State.DIRECT:
+            return False
+        if self.state is not State.OPEN or self._staged_layers is not self._every_layer:
+            raise WindowError(f"commit_replayed() while the window is {self.state.value}")
+        problem = _attempt(write, *arguments)
         if problem:
             self.abort(f"commit:{problem}")
             return False

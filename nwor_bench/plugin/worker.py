@@ -96,10 +96,6 @@ class NworWorkerExtension:
             "device_errors": hook.device_errors(),
         }
 
-    def nwor_set_probe(self, on: bool) -> None:
-        """Time each window's phases with CUDA events, or stop doing so."""
-        _hook(self).set_probe(on)
-
     def nwor_set_nvtx(self, on: bool) -> None:
         """Put NVTX ranges around windows, or take them away; call it between batches."""
         _hook(self)
@@ -182,7 +178,6 @@ class NworWorkerExtension:
             "dummy_weights": dummy_weights.facts_of(hook.runner),
             "cuda_graphs": hook.graph_facts(),
             "launch_refusals": hook.launch_refusals(),
-            "has_probe": hook.has_probe,
         }
 
     def nwor_window_state(self) -> str | None:

@@ -71,7 +71,7 @@ class CellResult:
     latency_ms_p95: float | None
     """95th percentile of the time of a batch."""
     window_ms_mean: float | None
-    """Mean `wall_ms` of the windows."""
+    """Mean `wall_ms` of the windows of whole batches, or of interleaved ones if there are none."""
     tokens_per_s: float | None
     """Output tokens per second of the batches' time."""
     ratio_to_off: float | None
@@ -170,6 +170,13 @@ class CellResult:
     (whole batches)."""
     tokens_per_s_noise: str | None = None
     """What scatters most in it: "acceptance" (accepted drafts differ by chance) or "time"."""
+    work_ratio: float | None = None
+    """The GPU's own work over that of off x off (forward, sample, mask and commit on the device's
+    clock), in the groups behind the ratio; None if windows were not interleaved on a GPU."""
+    work_ratio_ci_low: float | None = None
+    """Low end of its own 95 % interval."""
+    work_ratio_ci_high: float | None = None
+    """High end of it."""
 
     @property
     def half_width(self) -> float | None:

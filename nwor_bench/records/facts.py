@@ -115,8 +115,6 @@ class EngineStatus(JsonPart):
     """Full CUDA graphs; None on a CPU."""
     launch_refusals: Mapping[str, int] | None = None
     """Kernels that Triton launched in the driver's place, by reason."""
-    has_probe: bool | None = None
-    """Whether a window's phases can be timed on the device."""
     vllm: str | None = None
     """Version of vLLM."""
     start_count: int | None = None

@@ -52,6 +52,12 @@ BATCH_INVARIANT = "batch_invariant"
 RSWA_WINDOW = "rswa_window"
 NO_CUDA = "no_cuda"
 """SCV's kernel and graphs need a CUDA device: the host validates."""
+SLOWER_THAN_STOCK = "slower_than_stock"
+"""Stock's write and attention are the faster for windows of this size and length, as measured."""
+STOCK_ATTENTION = "stock_attention"
+"""VLLM_NWOR_ATTENTION=stock."""
+BY_CHOICE = frozenset({SLOWER_THAN_STOCK, STOCK_ATTENTION})
+"""Windows that run as mode off runs them: SCV decides nothing either."""
 BESIDE_PREFILL = "beside_prefill"
 """The step writes a prefill's rows anyway (`BesidePrefill`)."""
 

@@ -19,7 +19,12 @@ from typing import Any
 
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
-from nwor_bench.records.fallback_reasons import BESIDE_PREFILL, BREAKABLE_CUDA_GRAPHS
+from nwor_bench.records.fallback_reasons import (
+    BESIDE_PREFILL,
+    BREAKABLE_CUDA_GRAPHS,
+    SLOWER_THAN_STOCK,
+    STOCK_ATTENTION,
+)
 from nwor_bench.records.types import MeasuredWindow
 
 
@@ -70,7 +75,8 @@ KNOWN_REASONS = {
         *("full_graph_of_another_shape", "full_graph_with_uneven_windows", "kv_shape"),
         *("kv_transfer", "layer_staged_twice", "micro_batches", "more_drafts_than_capacity"),
         *("no_target_layers", "pipeline_parallel", "ranks_accepted_differently", "sleep_mode"),
-        *("step_not_finished", "v1_runner_on_gpu", "window_beside_prefill_of_its_request"),
+        *(SLOWER_THAN_STOCK, STOCK_ATTENTION, "step_not_finished", "v1_runner_on_gpu"),
+        "window_beside_prefill_of_its_request",
     ),
     "scv_fallback_count": (
         *("capture_not_supported", "more_drafts_than_capacity", "no_cuda", "sampled_ids_dtype"),

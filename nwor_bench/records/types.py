@@ -125,13 +125,15 @@ class MeasuredWindow:
     wall_ms: float | None = None
     """From the start of this window's step to the next step's; on the V1 runner only the step."""
     forward_ms: float | None = None
-    """The target's forward."""
+    """The target's forward. On a GPU this and the next three are device times, and only interleaved
+    batches have them."""
     sample_ms: float | None = None
-    """vLLM's rejection sampling."""
+    """Logits and vLLM's rejection sampling."""
     mask_ms: float | None = None
     """Deciding which drafts were accepted; None if the commit decides."""
     commit_ms: float | None = None
-    """Writing the accepted tokens of all layers to the cache."""
+    """Writing the accepted tokens of all layers to the cache, and on a GPU vLLM's update of its
+    requests, which one launch may do together; in mode off the update."""
     hook_ms: float | None = None
     """Host time that the hooks added."""
     scv_host_ms: float | None = None
@@ -147,6 +149,17 @@ class MeasuredWindow:
     """Windows of each run in this group."""
     position: int | None = None
     """Number of the window in its run; 0 follows a switch."""
+
+    @property
+    def work_ms(self) -> float | None:
+        """The GPU's own work: forward, sample, mask, commit and update; None without its clock.
+
+        The drafter, the same in every mode, is left out, and so is a mask that the host decides.
+        """
+        if self.device_ms is None or self.forward_ms is None or self.sample_ms is None:
+            return None
+        mask_ms = 0.0 if self.scv_path == "host" else self.mask_ms or 0.0
+        return self.forward_ms + self.sample_ms + mask_ms + (self.commit_ms or 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +240,7 @@ class Phase(StrEnum):
     """Untimed: each window's DRAM bytes are counted."""
 
     PROBE = "probe"
-    """Untimed: each window's phases are timed on the device."""
+    """Untimed: phases of windows, in runs of older versions."""
 
 
 INTERLEAVED_PHASES = frozenset({Phase.INTERLEAVED, Phase.INTERLEAVED_GATE})

@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nwor_bench.analysis.effects import Split
+from nwor_bench.analysis.effects import WORK_MS, Split
 from nwor_bench.analysis.findings.run import nothing_timed
 from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED, REFERENCE
-from nwor_bench.analysis.statistics import DEFAULT_MARGIN
+from nwor_bench.analysis.statistics import DEFAULT_MARGIN, from_bounds, simultaneous_bounds
 from nwor_bench.analysis.throughput import ACCEPTANCE, TIME
+from nwor_bench.instruments.robust import degrees_of
 from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.header import KvGateFacts, RunHeader
 from nwor_bench.records.types import CellResult, NworMode, Verdict
@@ -93,7 +94,7 @@ def answer(header: RunHeader, cells: Sequence[CellResult], parts: Sequence[Split
     not_timed = nothing_timed(header, cells)
     if not_timed is not None:
         return Answer(str(Verdict.AMBIGUOUS), f"{_unknown(subject)}: {not_timed}.", live[0])
-    return _timed(live, subject, parts)
+    return _timed(live, subject, parts, next((cell for cell in cells if cell.arm), None))
 
 
 def _checked(header: RunHeader, cells: Sequence[CellResult]) -> Answer:
@@ -101,11 +102,11 @@ def _checked(header: RunHeader, cells: Sequence[CellResult]) -> Answer:
     compared = [cell for cell in cells if cell.verdict != REFERENCE and cell.parity is not None]
     parities = {cell.parity for cell in compared}
     what = ["tokens", "acceptance"]
-    badge, start = IDENTICAL_BADGE, "Output identical"
+    badge = IDENTICAL_BADGE
     if not parities <= {EXACT, EXPLAINED}:
-        badge, start, what = str(Verdict.CHECKED), "No difference found", ["acceptance"]
+        badge, what = str(Verdict.CHECKED), ["acceptance"]
     elif parities != {EXACT}:
-        badge, start = TIES_BADGE, "Output identical except at ties"
+        badge, what = TIES_BADGE, ["tokens (except at ties)", "acceptance"]
     found = [
         c for c in ((header.kv_gate or KvGateFacts()).cells or {}).values() if c.get("checked")
     ]
@@ -113,7 +114,7 @@ def _checked(header: RunHeader, cells: Sequence[CellResult]) -> Answer:
         least = min(found, key=lambda cell: cell["checked"])
         what.append(f"{least['checked']:,} cache positions in {plural(least['layers'], 'layer')}")
     of = f"{len(compared)} of {plural(len(cells) - 1, 'cell')}"
-    sentence = f"{start} in {of}: {joined(what)} equal those of off x off. Nothing was timed"
+    sentence = f"In {of} {joined(what)} equal those of off x off. Nothing was timed"
     return Answer(badge, f"{sentence}: speed needs a GPU." if on_cpu(header) else f"{sentence}.")
 
 
@@ -149,8 +150,13 @@ def _reason(cell: CellResult) -> str:
     return f"{cell.reason}".rstrip(".")
 
 
-def _timed(cells: Sequence[CellResult], subject: str, parts: Sequence[Split]) -> Answer:
-    """The verdict by times, from the cell with the lowest ratio among those that decide."""
+def _timed(
+    cells: Sequence[CellResult], subject: str, parts: Sequence[Split], arm: CellResult | None
+) -> Answer:
+    """The verdict by times, from the cell with the lowest ratio among those that decide.
+
+    If none does, from the lowest work that differs (`work_differs`); `arm` is the A/A arm.
+    """
     faster = sorted(_having(Verdict.FASTER, cells), key=holds_one)
     no = f"{subject} does not pay here, it"
     if faster:  # the lowest ratio of those whose interval excludes 1 for all cells at once
@@ -161,12 +167,16 @@ def _timed(cells: Sequence[CellResult], subject: str, parts: Sequence[Split]) ->
             why = best.reason or "nothing was compared"
             return Answer(best.verdict, f"{_unknown(subject)}: {why}.", best)
         text = f"this run does not show whether {subject} pays"
+        by_work = [cell for cell in found if work_differs(cell, arm)]
+        if by_work:
+            best = min(by_work, key=lambda cell: cell.work_ratio or 1.0)
+            text = f"{''.join(_work(best))}; this host hides it"
     elif found := _having(Verdict.SAME, cells):
         best, text = found[0], f"{no} makes no difference of more than {100 * DEFAULT_MARGIN:g} %"
     else:
         best = _having(Verdict.SLOWER, cells)[0]
         text = f"{no} costs time{' even at its best' if len(cells) > 1 else ''}"
-    details = "; ".join(_details(best, parts))
+    details = "; ".join(detail for detail in _details(best, parts) if detail not in text)
     return Answer(best.verdict, f"{_lead(best)}: {text} ({details}).", best)
 
 
@@ -180,6 +190,35 @@ def _lead(cell: CellResult) -> str:
     if open_ and cell.verdict in (Verdict.FASTER, Verdict.SLOWER):
         text += f", undecided because {_SCATTER[cell.tokens_per_s_noise or TIME]}"
     return text
+
+
+def work_differs(cell: CellResult, arm: CellResult | None) -> bool:
+    """True if the work differs in the interval for all cells at once, and more than in A/A."""
+    own, noise = _sure_work(cell), None if arm is None else _sure_work(arm)
+    if own is None or noise is None or cell.parity is None:
+        return False
+    ratio, low, high = own
+    return not low <= 1 <= high and abs(ratio - 1) > max(abs(end - 1) for end in noise)
+
+
+def _sure_work(cell: CellResult) -> tuple[float, float, float] | None:
+    """The work's ratio, with the interval that is valid for the best cell."""
+    ratio, low, high = cell.work_ratio, cell.work_ratio_ci_low, cell.work_ratio_ci_high
+    if ratio is None or low is None or high is None or cell.groups is None:
+        return None
+    own = from_bounds(ratio, low, high, degrees_of(cell.groups) + 1)
+    if own is None:
+        return None
+    return ratio, *simultaneous_bounds(own, cell.simultaneous_cells or 1)
+
+
+def _work(cell: CellResult) -> Iterator[str]:
+    """`the GPU's work falls by 1.52 % +- 0.10`; nothing if it was not timed."""
+    known = _sure_work(cell)
+    if known is not None:
+        ratio, low, high = known
+        verb = "falls" if ratio < 1 else "grows"
+        yield f"the GPU's work {verb} by {100 * abs(ratio - 1):.2f} % +- {50 * (high - low):.2f}"
 
 
 _SCATTER = {ACCEPTANCE: "accepted drafts differ by chance", TIME: "the host's times scatter"}
@@ -197,9 +236,12 @@ def _details(cell: CellResult, parts: Sequence[Split]) -> Iterator[str]:
     if cell.tokens_per_s_ratio is not None:
         yield f"TPOT {signed(1 / cell.tokens_per_s_ratio)}"
         yield _time(cell)
+    yield from _work(cell)
     for part in parts:
         if part.cell == cell.cell:
-            yield f"attention {signed(part.attention.ratio)}, writes {signed(part.writes.ratio)}"
+            of_work = " of the work" if part.clock == WORK_MS else ""
+            attention, writes = signed(part.attention.ratio), signed(part.writes.ratio)
+            yield f"attention {attention}, writes {writes}{of_work}"
     if sure_bounds(cell) is not None:
         yield ", ".join(filter(None, ["95 % intervals", corrected(cell)]))
     if cell.verdict in (Verdict.FASTER, Verdict.SLOWER) and holds_one(cell):

@@ -74,13 +74,15 @@ def comparison_json(comparison: Comparison, *, strict: bool) -> str:
 
 
 def _changes(comparison: Comparison) -> tuple[Block, ...]:
+    by_work = any(cell.work for cell in comparison.cells)
     rows = [
         [words.name_of(cell, comparison), str(cell.outcome), words.change_text(cell.ratio),
-         words.change_text(cell.time)]
+         words.change_text(cell.time), *([words.change_text(cell.work)] if by_work else [])]
         for cell in comparison.cells
     ]  # fmt: skip
+    heads = (*CHANGE_HEADERS, *(["GPU's work to off, NEW / BASE"] if by_work else []))
     return (
-        table(CHANGE_HEADERS, rows, numbers_from=2),
+        table(heads, rows, numbers_from=2),
         Bullets(tuple(words.reasons(comparison))),
         Paragraph(words.how_decided(comparison)),
     )
@@ -112,7 +114,7 @@ def _origin(run: StoredRun) -> str:
     for name, value in (
         ("begun", run.header.started_at),
         ("nwor-bench", (environment.packages or {}).get("nwor-bench")),
-        ("git", (environment.git or GitState()).revision),
+        ("git", ((environment.git or GitState()).revision or "")[:12] or None),
     ):
         if value is not None:
             parts.append(f"{name} {value}")
@@ -136,6 +138,7 @@ def _cell(cell: CellChange) -> dict[str, Any]:
         "p_value_holm": cell.p_value_holm,
         "ratio_change": _change(cell.ratio),
         "time_change": _change(cell.time),
+        "work_change": _change(cell.work),
         "base": None if cell.base is None else to_dict(cell.base),
         "new": None if cell.new is None else to_dict(cell.new),
     }

@@ -46,6 +46,9 @@ def _start(comparison: Comparison) -> str:
             f"Inconclusive: by chance alone the A/A arm changed by {_fraction(floor)}, more than "
             f"--threshold ({_fraction(threshold)})"
         )
+    untimed = [name for name, run in _sides(comparison) if run.header.checks_only]
+    if untimed:
+        return f"{joined(untimed)} timed nothing (--batches 0)"
     if comparison.having(ChangeVerdict.AMBIGUOUS, ChangeVerdict.ONLY_IN_BASE):
         return "No regression was shown, and none can be ruled out"
     if comparison.having(ChangeVerdict.SAME, ChangeVerdict.IMPROVEMENT):

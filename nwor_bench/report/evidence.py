@@ -51,6 +51,8 @@ MEANINGS = {
     "capture_not_supported": "vLLM's V1 runner: the host validated",
     "uneven_windows": "requests had different numbers of drafts; no graph covers that",
     "breakable_cuda_graphs": "a breakable piecewise CUDA graph contains the cache's write",
+    "slower_than_stock": "stock's write and attention are faster for this size and context",
+    "stock_attention": "VLLM_NWOR_ATTENTION=stock",
     "beside_prefill": "the step ran a prefill too, whose rows it writes anyway",
     "window_beside_prefill_of_its_request": "a request was still in its prefill in this step",
     "full_graph_of_another_shape": "vLLM replayed a CUDA graph that was captured without staging",

@@ -11,8 +11,7 @@ import numpy as np
 from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.cell_data import CellData
 from nwor_bench.analysis.effects import WINDOWS, effects_over_off
-from nwor_bench.analysis.invariants import output_tokens
-from nwor_bench.analysis.paired import pair_times
+from nwor_bench.analysis.paired import pair_times, windows_work
 from nwor_bench.instruments.robust import MIN_GROUPS, as_ratio, robust_location
 from nwor_bench.records.types import CellResult, Verdict, WindowRecord
 from nwor_bench.report.document import Figure, Section, Table, table
@@ -147,12 +146,9 @@ def _rates_of(own: CellData) -> tuple[Dot, ...]:
     """Tokens per second in the windows of each of its timed batches."""
     batches: dict[tuple[int, int], list[WindowRecord]] = {}
     for window in own.counted if own.measured else ():
-        if window.wall_ms:
-            batches.setdefault((window.batch, window.block), []).append(window)
-    rates = [
-        1000 * sum(map(output_tokens, windows)) / sum(window.wall_ms or 0.0 for window in windows)
-        for _, windows in sorted(batches.items())
-    ]
+        batches.setdefault((window.batch, window.block), []).append(window)
+    works = [windows_work(windows) for _, windows in sorted(batches.items())]
+    rates = [1000 * work.tokens / work.ms for work in works if work.ms]
     return tuple(Dot((at + 0.5) / len(rates), rate) for at, rate in enumerate(rates))
 
 

@@ -13,7 +13,15 @@ from nwor_bench.models.measured import measured_rows, outcomes
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, RunStatus, Verdict
-from nwor_bench.report.answer import CPU_BADGE, Answer, answer, holds_one, on_cpu, subject_cells
+from nwor_bench.report.answer import (
+    CPU_BADGE,
+    Answer,
+    answer,
+    holds_one,
+    on_cpu,
+    subject_cells,
+    work_differs,
+)
 from nwor_bench.report.document import Definitions
 from nwor_bench.report.evidence import kv_sentence, local_sentence
 from nwor_bench.report.precision import split_lines
@@ -43,8 +51,9 @@ def _elsewhere(header: RunHeader) -> Iterator[str]:
     """What was measured on GPUs, for a run on a CPU that timed nothing."""
     if header.checks_only and on_cpu(header):
         yield (
-            f"On an H200 staging (stage x graph) was {outcomes(measured_rows())}; the README has "
-            "the table. `nwor-bench plan --config FOLDER` names those nearest to a model."
+            f"On an H200 staging (stage x graph) was {outcomes(measured_rows())} (the last run of "
+            "each); the README has the table. `nwor-bench plan --config FOLDER` names those "
+            "nearest to a model."
         )
 
 
@@ -153,7 +162,10 @@ def _next_by_verdict(run: RunData, found: Answer, cells: Sequence[CellResult]) -
                 "--requests or a larger kv_cache_gib leave more of the cache in place."
             )
         case Verdict.AMBIGUOUS:
-            return _measure_longer(found.cell)
+            arm = next((cell for cell in cells if cell.arm == AA), None)
+            hidden = found.cell is not None and work_differs(found.cell, arm)
+            faster_host = "A faster host, or more --requests, would let the step show it. "
+            return faster_host * hidden + _measure_longer(found.cell)
         case _ if header.checks_only and not on_cpu(header):
             return "Time it: the same command without --batches 0."
         case _ if header.checks_only:

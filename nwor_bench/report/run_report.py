@@ -113,7 +113,7 @@ def summary(analysis: Analysis, *, verbose: bool = False) -> Document:
     """The terminal's part: the lead; with `verbose` also the brief sections."""
     if verbose:
         return build_document(analysis).shortened()
-    more = Paragraph("Details: report.html, or `nwor-bench report -v`.")
+    more = Paragraph("Details: report.html, or `nwor-bench report FOLDER -v`.")
     return Document(title(analysis.run.header), (*_lead(analysis), more))
 
 

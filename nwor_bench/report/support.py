@@ -103,7 +103,7 @@ def support_notes(found: Support) -> list[str]:
         "architecture; the plugin decides in the engine, and a run's report has its reason. With "
         f"KV transfer ({KV_TRANSFER}) or VLLM_BATCH_INVARIANT=1 ({BATCH_INVARIANT}) it stages "
         "nothing.",
-        "eagle, eagle3, dflash, dspark, medusa and draft_model need a drafter made for this model.",
+        "eagle, eagle3, dflash, dspark and draft_model need a drafter made for this model.",
     ]
     if found.reason is None and found.indexed:
         notes.append(

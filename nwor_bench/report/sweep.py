@@ -22,7 +22,7 @@ from nwor_bench.report.document import (
     table,
 )
 from nwor_bench.report.run_report import answer_of
-from nwor_bench.report.text import NOT_MEASURED, plural, ratio
+from nwor_bench.report.text import NOT_MEASURED, plural, ratio, work_change
 from nwor_bench.report.worth import by_drafts, worth_answer, worth_blocks
 
 DONE = "done"
@@ -194,10 +194,12 @@ def _answers(runs: Sequence[SweptRun]) -> Table:
     rows = []
     for run in runs:
         cell = run.answer.cell if run.answer else None
-        rated = (NOT_MEASURED, NOT_MEASURED) if cell is None else (cell.label, ratio(cell))
+        rated = [NOT_MEASURED] * 3
+        if cell is not None:
+            rated = [cell.label, ratio(cell), work_change(cell)]
         badge = run.answer.badge if run.answer else run.status
         rows.append([f"{run.number}: {label_of_run(run, axes)}", badge, *rated])
-    heads = ["Run", "Answer", "Cell", "Time over off x off [95 % interval]"]
+    heads = ["Run", "Answer", "Cell", "Time over off x off [95 % interval]", "GPU's work, %"]
     return replace(table(heads, rows, numbers_from=3, caption="Answers"), links=_links(runs))
 
 

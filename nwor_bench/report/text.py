@@ -98,6 +98,14 @@ def sure_bounds(cell: CellResult) -> tuple[float, float] | None:
     )
 
 
+def work_change(cell: CellResult) -> str:
+    """Change of the GPU's work in per cent, with half its interval: `-1.52 +- 0.10`."""
+    low, high = cell.work_ratio_ci_low, cell.work_ratio_ci_high
+    if cell.work_ratio is None or low is None or high is None:
+        return NOT_MEASURED
+    return f"{100 * (cell.work_ratio - 1):+.2f} +- {50 * (high - low):.2f}"
+
+
 def sure_rates(cell: CellResult) -> tuple[float, float] | None:
     """The same of tokens per second."""
     return _first_interval(

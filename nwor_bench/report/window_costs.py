@@ -17,12 +17,11 @@ from nwor_bench.report.text import NOT_MEASURED, count, decimal, percent, size
 TIME, BYTES = "Where a window's time goes", "Bytes: predicted and measured"
 
 ON_DEVICE = (
-    "Device: milliseconds between events on the GPU, medians over the windows of one probed batch "
-    "a cell, separate from the timed ones. Forward includes the preparation of attention. There is "
-    "no mask time if the commit decides by itself. Drafter and host: the rest of a probed window. "
-    "It is the drafter's work and the time in which the GPU waits for the host; no "
-    "event separates the two. Probe: a probed window's time over a timed one's, the cost of the "
-    "events."
+    "Device: milliseconds between events on the GPU, medians over the interleaved windows (in "
+    "older runs: over probed batches). Forward is the replay of its CUDA graph, if it has one. "
+    "There is no mask time if the commit decides by itself. The four together are the GPU's work. "
+    "Drafter and host: the rest of a window. It is the drafter's work and the time in which the "
+    "GPU waits for the host; no event separates the two."
 )
 ON_HOST = (
     "Host: milliseconds that our hooks add to a window, and the part of it that decides which "
@@ -50,7 +49,7 @@ MEASURED = (
 
 
 def phase_section(analysis: Analysis) -> Section:
-    """Tables of phases, or the reason why nothing was probed."""
+    """Tables of phases, or the reason why there are none."""
     run = analysis.run
     invalid = {cell.cell for cell in analysis.cells if cell.verdict == Verdict.INVALID}
     rows = [row for row in cell_phases(run) if row.cell not in invalid]
@@ -60,11 +59,10 @@ def phase_section(analysis: Analysis) -> Section:
 
 def _phases(rows: Sequence[CellPhases]) -> list[Block]:
     device = table(
-        ["Cell", "Window ms", "Forward", "Sample", "Mask", "Commit", "Drafter and host", "Probe"],
+        ["Cell", "Window ms", "Forward", "Sample", "Mask", "Commit", "Drafter and host"],
         [
             [row.cell.label, decimal(row.window_ms, 3),
-             *(decimal(row.device_ms[name], 3) for name in PHASES), decimal(row.rest_ms, 3),
-             decimal(row.probe_cost, 3)]
+             *(decimal(row.device_ms[name], 3) for name in PHASES), decimal(row.rest_ms, 3)]
             for row in rows
         ],
         caption="A window on the device, ms",
@@ -90,7 +88,7 @@ def _why_not(run: RunData) -> str:
             "Not measured: forward, sample, mask and commit are timed between events on a GPU, and "
             "this run had none."
         )
-    return "Not measured: no batch was probed, or none whose times count."
+    return "Not measured: no interleaved window has times that count."
 
 
 def traffic_section(analysis: Analysis) -> Section:

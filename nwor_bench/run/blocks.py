@@ -80,7 +80,6 @@ class BlockRunner:
         self.parity.restore(run)
         self._log = BlockLog(store, run)
         self._budget = Budget(spec.time_budget_s, run, plan.interleaved)
-        self._has_probe = bool(status.has_probe)
         first = _next_number(run)
         self._batches = BatchRunner(engine, store, encode, spec, self._ranges, monitor, first)
 
@@ -106,8 +105,7 @@ class BlockRunner:
             if not self._is_finished(done):
                 self._progress.block_done(done)
             self.stopped = self._why_stop(done)
-        for phase, blocks in self._untimed_blocks().items():
-            self._count_in(phase, blocks if done else 0)
+        self._count(self.spec.counted_blocks if done else 0)
 
     def _warm_up(self) -> None:
         def batch() -> RanBatch:
@@ -151,11 +149,6 @@ class BlockRunner:
             f"of {self.plan.baseline.label}"
         )
 
-    def _untimed_blocks(self) -> dict[Phase, int]:
-        """Blocks that run once more after the last, by what is on in them."""
-        probed = self._budget.probed_blocks(len(self._live_cells())) if self._has_probe else 0
-        return {Phase.PROBE: probed, Phase.COUNTERS: self.spec.counted_blocks}
-
     def _has_whole_batches(self, block: Block) -> bool:
         """True if every cell has a batch of its own; a check only if it has room."""
         if not self.plan.has_whole_batches(block):
@@ -172,7 +165,7 @@ class BlockRunner:
             return rule.stop(done, widths, 0.0, 0.0)  # the clock let an earlier try go on
         # With one more block the untimed ones after the last must fit in too.
         whole_s = self._budget.block_s(Phase.TIMED, len(self._live_cells()))
-        next_s = whole_s * sum(self._untimed_blocks().values())
+        next_s = whole_s * self.spec.counted_blocks
         if done == len(blocks) or self._has_whole_batches(blocks[done]):
             next_s += whole_s
         if self.plan.interleaved:
@@ -234,25 +227,19 @@ class BlockRunner:
             self._store.append_event(broken_event(cell, block, reason))
             self._progress.say(f"block {block.number}: {cell.label} is INVALID: {reason}")
 
-    def _count_in(self, phase: Phase, blocks: int) -> None:
-        """The first blocks once more with probe or counters on, which timing never sees."""
+    def _count(self, blocks: int) -> None:
+        """The first blocks once more with counters on, which timing never sees."""
         if not blocks:
             return
-        self._progress.say(f"{phase}: {plural(blocks, 'block')} once more, untimed")
-        self._switch(phase, True)
+        self._progress.say(f"counters: {plural(blocks, 'block')} once more, untimed")
+        self._engine.set_counters(True)
         try:
             for block in self.plan.blocks[:blocks]:
-                if self._log.begin(phase, block):
-                    self._run_block(phase, block)
-                    self._log.finish(phase, block)
+                if self._log.begin(Phase.COUNTERS, block):
+                    self._run_block(Phase.COUNTERS, block)
+                    self._log.finish(Phase.COUNTERS, block)
         finally:
-            self._switch(phase, False)
-
-    def _switch(self, phase: Phase, on: bool) -> None:
-        if phase is Phase.PROBE:
-            self._engine.set_probe(on)
-        else:
-            self._engine.set_counters(on)
+            self._engine.set_counters(False)
 
     def _run_block(self, phase: Phase, block: Block) -> dict[Cell, Answer]:
         """A batch of every cell that is still measured, in the block's order."""

@@ -37,14 +37,9 @@ WARMUP_SHARE = 0.2
 WARMUP_SHARE_INTERLEAVED = 0.1
 """The same for interleaved cells: neighbours are compared, steady or not."""
 
-CHECK_SHARE = 0.25
-"""Most of the budget that whole batches may take if cells are interleaved: they only check."""
-
-PROBE_SHARE = 0.15
-"""Most of the budget that probed blocks may take: timed blocks come first."""
-
-PROBED_BLOCKS = 2
-"""Blocks that run once more with each window's phases timed, if the engine has a probe."""
+CHECK_SHARE = 1 / 3
+"""Most of the budget that warm-up, gate and whole batches may take together if cells are
+interleaved: no whole batch begins that would end later. The rest is for interleaved windows."""
 
 DEFAULT_CI_WIDTH = "1%"
 """The margin of verdict SAME: a narrower interval decides little more."""
@@ -122,10 +117,11 @@ class Budget:
         return self.spent_s + self._batches[-1] <= self._warmup_share * self._seconds
 
     def has_room_to_check(self, cells: int) -> bool:
-        """Would whole batches of so many cells end within the share of checks?"""
+        """Would whole batches of so many cells end within CHECK_SHARE?"""
         if self._seconds is None:
             return True
-        spent = sum(seconds for (phase, _), seconds in self._blocks.items() if phase == Phase.TIMED)
+        windows_s = sum(s for (phase, _), s in self._blocks.items() if phase == Phase.INTERLEAVED)
+        spent = self.spent_s - windows_s
         return spent + self.block_s(Phase.TIMED, cells) <= CHECK_SHARE * self._seconds
 
     def block_s(self, phase: Phase, batches: int) -> float:
@@ -134,13 +130,6 @@ class Budget:
         if known:
             return fmean(known)
         return batches * median(self._batches) if self._batches else 0.0
-
-    def probed_blocks(self, cells: int) -> int:
-        """Blocks that there is time to probe."""
-        if self._seconds is None:
-            return PROBED_BLOCKS
-        block_s, share = self.block_s(Phase.TIMED, cells), PROBE_SHARE * self._seconds
-        return max(n for n in range(PROBED_BLOCKS + 1) if n * block_s <= share)
 
 
 class BlockLog:

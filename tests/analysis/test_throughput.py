@@ -85,7 +85,7 @@ def simulated(
         times = np.exp(0.03 * rng.standard_normal((2, 2 * length - 2))).mean(axis=1)
         yield Group(
             pair=Pair(*PAIR), block=1, batch=1, number=1, run_length=length, num_reqs=requests,
-            host=0.0, device=None, tokens=log(tokens[1].mean() / tokens[0].mean()),
+            host=0.0, device=None, work=None, tokens=log(tokens[1].mean() / tokens[0].mean()),
             wall=log(ratio * times[1] / times[0]),
         )  # fmt: skip
 

@@ -82,11 +82,20 @@ for arguments, words in {REFUSALS!r}:
         raise AssertionError(arguments)
     loaded = [name for name in heavy if name in sys.modules]
     assert not loaded, (arguments, loaded)
+sys.argv = ["nwor-bench", "sweep", "--pair", "tiny", "--dry-run"]
+try:
+    app.main()
+except SystemExit as end:
+    assert end.code == 0
+assert "transformers" in sys.modules
+assert not {{"torch", "vllm"}} & sys.modules.keys()
 """
 
 
 @pytest.mark.slow  # a process
-def test_refusals_import_nothing_heavy(tmp_path: Path) -> None:
+def test_refusals_import_nothing_heavy_and_a_dry_run_not_torch(
+    tmp_path: Path, pair_cache: Path
+) -> None:
     """In one process: what any of them loads is still loaded at its end."""
     (tmp_path / "file").touch()
     for name in ("empty-sweep", "done", "bare", "model"):
@@ -100,7 +109,7 @@ def test_refusals_import_nothing_heavy(tmp_path: Path) -> None:
     (tmp_path / "empty-sweep/sweep.json").write_text('{"format_version": 1}')
     environ = {
         **os.environ, "PYTHONPATH": f"{CHECKOUT}:{CHECKOUT / 'kernels'}",
-        "NWOR_BENCH_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "0",
+        "NWOR_BENCH_CACHE": str(pair_cache), "HF_HUB_OFFLINE": "0",
         "HF_ENDPOINT": "http://127.0.0.1:9", "CUDA_VISIBLE_DEVICES": "",
     }  # fmt: skip
     command = [sys.executable, "-c", SCRIPT]

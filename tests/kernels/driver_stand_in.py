@@ -14,6 +14,8 @@ SIZES = [8, 8, 8, 8, 1, 4, 8, 8]
 """Of the parameters: all but the constexprs, and two scratch pointers."""
 COUNTS = 1
 """Place of the address that differs."""
+PLACES = (COUNTS, 6)
+"""Places of what differs: that address, and the last number."""
 
 
 class Function(ctypes.Structure):

@@ -18,6 +18,7 @@ import triton
 from driver_stand_in import (
     COUNTS,
     DEVICE,
+    PLACES,
     SIGNATURE,
     SIZES,
     STREAM,
@@ -28,7 +29,7 @@ from driver_stand_in import (
     function_of,
 )
 
-from nwor_kernels import direct_launch
+from nwor_kernels import direct_launch, launch
 from nwor_kernels.direct_launch import Refused, prepare, refusals
 from nwor_kernels.launch import Launch, Launches
 
@@ -51,7 +52,7 @@ def arrived(record: Record) -> list[int]:
 def test_what_arrives_is_what_was_bound(record, early):
     given = random_arguments()
     kernel = StandInKernel(launch_pdl=early)
-    run = prepare(kernel, (5, 6, 7), given, COUNTS)
+    run = prepare(kernel, (5, 6, 7), given, PLACES)
     assert record.launches == 0
     for launches in (1, 2, 3):
         address, number = random.randrange(2**63, 2**64), random.randrange(-(2**31), 2**31)
@@ -66,8 +67,22 @@ def test_what_arrives_is_what_was_bound(record, early):
         assert (record.attribute, record.attribute_value) == (6, 1)
 
 
+def test_the_last_arguments_are_written_at_once_each_in_its_place(record):
+    """A byte and, three bytes of padding later, a number."""
+    given = random_arguments()
+    run = prepare(StandInKernel(), (1, 1, 1), given, (4, 5, 6))
+    for launches in (1, 2):
+        size, small, number = -(2**40) - launches, 7 + launches, 2**31 - launches
+        run(size, small, number)
+        assert arrived(record) == [*given[:2], given[3], size, small, number, 0, 0]
+        assert record.launches == launches
+    with pytest.raises(struct.error):
+        run(1, 2)
+    assert record.launches == 2
+
+
 def test_a_launch_goes_to_the_stream_that_is_current_then(record, streams):
-    run = prepare(StandInKernel(), (1, 1, 1), random_arguments(), COUNTS)
+    run = prepare(StandInKernel(), (1, 1, 1), random_arguments(), PLACES)
     for stream in (STREAM, 0, 0x55):
         streams[DEVICE] = stream
         run(1, 1)
@@ -78,7 +93,7 @@ def test_a_launch_goes_to_the_stream_that_is_current_then(record, streams):
     ("answer", "name"), [(1, "CUDA_ERROR_INVALID_VALUE"), (77, "unknown to the driver")]
 )
 def test_a_failed_launch_says_what_the_driver_said(record, answer, name):
-    run = prepare(StandInKernel(), (1, 1, 1), random_arguments(), COUNTS)
+    run = prepare(StandInKernel(), (1, 1, 1), random_arguments(), PLACES)
     record.answer = answer
     with pytest.raises(RuntimeError, match=rf"cuLaunchKernelEx: {name} \({answer}\)"):
         run(1, 1)
@@ -86,7 +101,7 @@ def test_a_failed_launch_says_what_the_driver_said(record, answer, name):
 
 @pytest.mark.parametrize("number", [2**31, 2**64])
 def test_a_number_that_the_kernel_cannot_take_is_not_launched(record, number):
-    run = prepare(StandInKernel(), (1, 1, 1), random_arguments(), COUNTS)
+    run = prepare(StandInKernel(), (1, 1, 1), random_arguments(), PLACES)
     with pytest.raises(struct.error):
         run(1, number)
     assert record.launches == 0
@@ -113,8 +128,8 @@ REFUSED = {
     "layout: an argument of type tensordesc": {
         "signature": {**SIGNATURE, "flags": "tensordesc<fp16[8]>"}
     },
-    "layout: the address": {"signature": {**SIGNATURE, "number": "constexpr"}},
-    "layout: the address ": {"signature": {**SIGNATURE, "counts": "constexpr"}},
+    "layout: an argument that differs": {"signature": {**SIGNATURE, "number": "constexpr"}},
+    "layout: an argument that differs ": {"signature": {**SIGNATURE, "counts": "constexpr"}},
     "layout: parameters at": {"function": function_of(SIZES[:-1])},
     "layout: parameters at ": {"function": function_of([*SIZES, 8])},
     "layout: parameters at  ": {"function": function_of([8, 8, 4, 8, 1, 4, 8, 8])},
@@ -126,34 +141,34 @@ REFUSED = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_is_not_understood_is_refused(record, reason):
     with pytest.raises(Refused, match=f"^{reason.strip()}"):
-        prepare(StandInKernel(**REFUSED[reason]), (1, 1, 1), random_arguments(), COUNTS)
+        prepare(StandInKernel(**REFUSED[reason]), (1, 1, 1), random_arguments(), PLACES)
 
 
 def test_a_binary_that_is_not_loaded_or_of_another_triton_is_refused(record):
     kernel = StandInKernel()
     with pytest.raises(Refused, match="empty_grid"):
-        prepare(kernel, (1, 0, 1), random_arguments(), COUNTS)
+        prepare(kernel, (1, 0, 1), random_arguments(), PLACES)
     del kernel.metadata.launch_pdl, kernel.metadata.num_ctas
     with pytest.raises(Refused, match=r"missing: .*num_ctas"):
-        prepare(kernel, (1, 1, 1), random_arguments(), COUNTS)
+        prepare(kernel, (1, 1, 1), random_arguments(), PLACES)
     kernel = StandInKernel()
     kernel.function = None
     with pytest.raises(Refused, match="not_loaded"):
-        prepare(kernel, (1, 1, 1), random_arguments(), COUNTS)
+        prepare(kernel, (1, 1, 1), random_arguments(), PLACES)
 
 
 def test_a_machine_without_the_driver_or_with_an_old_one_is_refused(record, monkeypatch):
     direct_launch.load_driver.cache_clear()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
     with pytest.raises(Refused, match=r"missing: .*cuLaunchKernelEx"):
-        prepare(StandInKernel(), (1, 1, 1), random_arguments(), COUNTS)
+        prepare(StandInKernel(), (1, 1, 1), random_arguments(), PLACES)
 
     def absent(name: str) -> None:
         raise OSError(f"{name}: cannot open shared object file")
 
     monkeypatch.setattr(ctypes, "CDLL", absent)
     with pytest.raises(Refused, match="missing: libcuda"):
-        prepare(StandInKernel(), (1, 1, 1), random_arguments(), COUNTS)
+        prepare(StandInKernel(), (1, 1, 1), random_arguments(), PLACES)
 
 
 def bound(kernel: StandInKernel | None) -> tuple[StandInJit, Any, list[Any]]:
@@ -178,6 +193,24 @@ def test_a_bound_launch_goes_to_the_driver_from_the_second_time_on(record):
     assert not refusals
 
 
+def test_a_launch_whose_first_arguments_are_bound(record):
+    kernel = StandInKernel()
+    jit = StandInJit(kernel)
+    table, flags = torch.zeros(2), torch.zeros(3)
+    signature = {"table": "*i64", "counts": "*i32", "flags": "*i1", "number": "i32"}
+    kernel.src.signature = {**signature, "CONSTANT": "constexpr"}
+    kernel.layout = function_of([8, 8, 8, 4, 8, 8])
+    kernel.function = ctypes.addressof(kernel.layout)
+    run = Launch(jit, (2, 1, 1), {"CONSTANT": 8}, num_warps=4).bind_last(table)
+    for number in (1, 2):
+        counts = torch.zeros(4, dtype=torch.int32)
+        run(counts, flags, number)
+    assert jit.launches[0][1:5] == (table, jit.launches[0][2], flags, 1)
+    assert (len(jit.launches), record.launches) == (1, 1)
+    parameters = list(record.parameters)[:6]
+    assert parameters == [table.data_ptr(), counts.data_ptr(), flags.data_ptr(), 2, 0, 0]
+
+
 def test_a_refused_launch_stays_with_triton_and_is_counted_and_said_once(record, caplog):
     for _ in range(2):
         kernel = StandInKernel(num_ctas=2)
@@ -193,6 +226,18 @@ def test_a_refused_launch_stays_with_triton_and_is_counted_and_said_once(record,
     assert [line.getMessage().endswith("clusters") for line in caplog.records] == [True]
 
 
+def test_a_fault_while_a_direct_launch_is_prepared_does_not_fail_the_launch_that_was_made(
+    record, monkeypatch
+):
+    """Whoever asked for it would make it again, and not every kernel may run twice."""
+    jit, run, _ = bound(StandInKernel())
+    monkeypatch.setattr(launch, "prepare", lambda *_: struct.pack("B", 256))
+    for number in range(3):
+        run(torch.zeros(4, dtype=torch.int32), number)
+    assert len(jit.launches) == 1
+    assert refusals == {"error": 1}
+
+
 @pytest.mark.parametrize("end", ["launch_enter_hook", "launch_exit_hook"])
 def test_a_profiler_hears_of_launches_while_it_listens(record, end):
     kernel = StandInKernel()
@@ -206,7 +251,7 @@ def test_a_profiler_hears_of_launches_while_it_listens(record, end):
     try:
         run(counts, 2)
         with pytest.raises(Refused, match="launch_hooks"):
-            prepare(kernel, (1, 1, 1), random_arguments(), COUNTS)
+            prepare(kernel, (1, 1, 1), random_arguments(), PLACES)
     finally:
         hook.remove(seen.append)
     assert (record.launches, len(kernel.by_triton)) == (1, 1)

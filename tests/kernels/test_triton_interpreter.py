@@ -12,8 +12,8 @@ import pytest
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parent.parent
 KERNELS = (
-    ("verify_attention", "discard", "mask", "mla", "mla_tail", "sparse"),
-    ("commit_windows", "commit_fp8", "stage", "staged_windows"),
+    ("verify_attention", "discard", "mask", "mla", "mla_tail", "sparse", "window_merge"),
+    ("commit_windows", "commit_fp8", "commit_update", "stage", "staged_windows"),
 )
 """Halves that take about as long, each a process beside the other."""
 
@@ -74,6 +74,7 @@ def test_the_references_run_on_a_cpu_without_triton() -> None:
         "from nwor_kernels.mask import reference\n"
         "from nwor_kernels.mla_verify_attention import reference\n"
         "from nwor_kernels.verify_attention import reference\n"
+        "from nwor_kernels.window_merge import reference\n"
         "from nwor_kernels.stage.reference import stage_kv_cache_reference\n"
         "row, metadata = torch.full((1, 1, 2), torch.nan), torch.zeros(2, dtype=torch.int32)\n"
         "one = torch.ones(1, 1, 2)\n"

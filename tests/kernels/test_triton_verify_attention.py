@@ -34,10 +34,14 @@ from nwor_kernels.verify_attention.reference import verify_attention_varlen_refe
 from nwor_kernels.verify_attention.tuning import (
     MAX_QUERY_LEN,
     Discard,
+    Tiling,
     Tuning,
+    fastest_tiling,
     pipeline,
     programs_on,
     row_tiling,
+    tilings,
+    tuning_of,
     unsupported_reason,
 )
 
@@ -536,3 +540,34 @@ def test_what_is_not_served_has_a_word():
     assert unsupported_reason(128, 17, bf16, bf16) == "window_of_17_tokens"
     assert unsupported_reason(128, 5, torch.float64, torch.float64) == "dtype_float64"
     assert unsupported_reason(128, 5, bf16, f32) == "cache_dtype_float32"
+
+
+@pytest.mark.parametrize(
+    ("queries", "cache_bytes", "tiling"),
+    [(5, 2, Tiling.FOUR_PROGRAMS), (5, 1, Tiling.FOUR_PROGRAMS), (9, 1, Tiling.ROWS_32)],
+)
+def test_each_tiling_fits_the_workspace_and_is_right(queries, cache_bytes, tiling, triton_device):
+    assert tilings(queries, 3, 64) == (Tiling.USUAL, tiling)
+    windows = [Request(c, queries, queries - 1) for c in (37, 0, 130)]
+    step = make_step(windows, heads=6, kv_heads=2, head_dim=64, seed=queries)
+    staged = stage_step(step, True)
+    tuning = tuning_of(tiling, cache_bytes, triton_device)
+    result = run(
+        step, staged, triton_device, tuning=tuning, workspace=workspace_for(step, triton_device)
+    )
+    check_rows(step, result, attend_slowly(step), TOLERANCE[torch.float32])
+
+
+def test_the_table_for_steps_that_were_not_measured():
+    """What won on an H200 (132 multiprocessors), of 8 K/V heads and of head dims 128 and 256."""
+    for queries, cache_bytes, requests, head_dim, expected in (
+        (5, 2, 8, 128, Tiling.USUAL),
+        (5, 2, 64, 128, Tiling.FOUR_PROGRAMS),
+        (5, 1, 256, 128, Tiling.FOUR_PROGRAMS),
+        (5, 2, 64, 256, Tiling.USUAL),
+        (9, 2, 64, 128, Tiling.USUAL),
+        (9, 1, 8, 128, Tiling.ROWS_32),
+    ):
+        found = fastest_tiling(queries, 3, head_dim, cache_bytes, requests * 8, 132)
+        assert found is expected, (queries, cache_bytes, requests, head_dim)
+    assert fastest_tiling(5, 8, 128, 1, 512, 132) is Tiling.USUAL

@@ -18,6 +18,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return run_apart(pyfuncitem) or None
 
 
+@pytest.fixture(scope="session", autouse=True)
+def our_attention() -> Iterator[None]:
+    """Windows are staged whatever is the fastest; a test of the choice says otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_NWOR_ATTENTION", "ours")
+        yield
+
+
 @pytest.fixture(scope="module")
 def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., VllmEngine]]:
     """Start engines (pair, spec) that are closed when the module ends."""

@@ -109,6 +109,7 @@ def run_cell(
 
 TURN_MODES = [
     ("off", "off"), ("off", "adaptive"), ("stage", "off"), ("stage", "graph"), ("control", "off"),
+    ("stage", "adaptive"),
 ]  # fmt: skip
 AA_CELL = Cell("tiny", NworMode.OFF, ScvMode.OFF, AA)
 INTERLEAVED_CELLS = (

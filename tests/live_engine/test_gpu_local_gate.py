@@ -75,7 +75,9 @@ def subject(
         torch.cuda.empty_cache()
 
 
-@pytest.mark.parametrize("cell", [("stage", "off"), ("stage", "graph"), ("control", "off")])
+@pytest.mark.parametrize(
+    "cell", [("stage", "off"), ("stage", "graph"), ("stage", "adaptive"), ("control", "off")]
+)
 def test_sound_layers_pass(subject: Subject, cell: tuple[str, str]) -> None:
     began = perf_counter()
     found = check_a_batch(subject.engine, PROMPTS, *cell)

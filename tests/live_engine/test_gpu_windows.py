@@ -116,10 +116,15 @@ def test_interleaved_cells_give_the_stock_tokens(engine: VllmEngine) -> None:
             assert total_of(own, "control_tokens") == drafts * (cell.nwor_mode == "control")
         timed = [w for w in output.windows if w.get("group") is not None and w["wall_ms"]]
         assert timed
-        assert all(w["device_ms"] > 0 for w in timed)
+        assert all(min(w["device_ms"], w["forward_ms"], w["sample_ms"]) > 0 for w in timed)
+        for cell, own in windows.items():
+            commits = {(w["commit_ms"] or 0.0) > 0 for w in own if w["device_ms"]}
+            assert commits <= {cell.nwor_mode == "stage"}
     after = run_cell(engine, "off", "off", prompts)
     assert after.token_ids == stock.token_ids
-    assert {window["device_ms"] for window in after.windows} == {None}
+    assert {window[name] for window in after.windows for name in ("device_ms", "forward_ms")} == {
+        None
+    }
 
 
 def test_the_sham_replays_graphs_of_its_own_and_leaves_what_stock_leaves(
@@ -208,14 +213,3 @@ def test_a_fault_inside_a_window_writes_it_directly(
     assert reasons(output) == {reason}
     record_property("written_directly", reason)
     assert total(output, "staged_tokens") == 0
-
-
-def test_the_probe_times_the_phases(engine: VllmEngine) -> None:
-    engine.set_probe(True)
-    output = run_cell(engine, "stage", "off", prompts_of(LENGTHS[:2]), 16)
-    engine.set_probe(False)
-    for window in output.windows:
-        for phase in ("forward_ms", "sample_ms", "mask_ms", "commit_ms"):
-            assert window[phase] > 0
-    silent = run_cell(engine, "stage", "off", prompts_of(LENGTHS[:2]), 16)
-    assert {window["forward_ms"] for window in silent.windows} == {None}

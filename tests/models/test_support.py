@@ -207,9 +207,8 @@ def test_methods_are_staged_or_refused_with_their_reason() -> None:
         Method.NGRAM, Method.NGRAM_GPU, Method.DRAFT_MODEL, Method.EAGLE, Method.EAGLE3,
         Method.DFLASH, Method.DSPARK,
     }  # fmt: skip
-    for method in (Method.SUFFIX, Method.MEDUSA):
-        assert found[method].runner is Runner.V1
-        assert found[method].reason == "v1_runner_on_gpu"
+    assert found[Method.SUFFIX].runner is Runner.V1
+    assert found[Method.SUFFIX].reason == "v1_runner_on_gpu"
     assert found[Method.MTP].reason == "vLLM has no MTP for model type llama"
     for method, reason in NOT_ON_CPU.items():  # as `sweep` refuses them
         on_cpu = method_support(facts(), EngineFacts(device=Device.CPU), method)

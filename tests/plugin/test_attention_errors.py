@@ -144,3 +144,19 @@ def test_merged_attention_is_exact_but_for_its_roundings(selects: bool) -> None:
     assert torch.allclose(merged, exact, rtol=1e-12, atol=1e-14)
     rounded = merged_attention(query, key, value, 0.2, torch.bfloat16, seen)
     assert 0 < torch.linalg.norm(rounded - exact) < 2**-8 * torch.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_merged_attention_of_heads_that_share_k_and_v(causal: bool) -> None:
+    query, key, value = random_heads(rows=3, tokens=9, heads=6, kv_heads=2)
+    exact, _ = exact_attention(query, key, value, AttentionFacts(0.2))
+    merged = merged_attention(query, key, value, 0.2, torch.float64, causal=causal)
+    torch.testing.assert_close(merged, exact)
+    rounded = merged_attention(query, key, value, 0.2, torch.bfloat16, causal=causal)
+    assert 1e-4 < (rounded - exact).norm() / exact.norm() < 1e-2
+
+
+def random_heads(rows: int, tokens: int, heads: int, kv_heads: int) -> list[torch.Tensor]:
+    random = torch.Generator().manual_seed(3)
+    shapes = (rows, heads, 16), (tokens, kv_heads, 16), (tokens, kv_heads, 8)
+    return [torch.randn(shape, generator=random, dtype=torch.float64) for shape in shapes]

@@ -211,7 +211,7 @@ def test_a_layer_that_shares_k_and_v_reads_what_the_other_staged(layers: Any, wa
     """It has no write, may be called without K and V, and reads the other layer's cache."""
     from types import SimpleNamespace
 
-    from wrapped_layers import StockImpl, attend, step_metadata
+    from wrapped_layers import StockImpl, attend, attention_group, step_metadata
 
     from nwor_bench.plugin.patching import PatchSet
     from nwor_bench.plugin.runner_v2.attention import StagingAttention
@@ -219,7 +219,7 @@ def test_a_layer_that_shares_k_and_v_reads_what_the_other_staged(layers: Any, wa
     sharing: Any = SimpleNamespace(impl=StockImpl(), kv_cache=layers.caches[0])
     sharing._k_scale = sharing._v_scale = sharing._q_scale = torch.ones(1)
     around = layers.window, layers.staging, layers.inputs, 0
-    made = StagingAttention(0, sharing, *around, None, writes=False)  # type: ignore[arg-type]
+    made = StagingAttention(0, sharing, *around, attention_group(), writes=False)
     PatchSet(made.patches()).apply()
     assert "do_kv_cache_update" not in vars(sharing.impl)
     stock = stock_after()

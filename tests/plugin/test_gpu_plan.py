@@ -133,6 +133,10 @@ class Graphs:
 
     shapes: dict = field(default_factory=dict)
     unavailable: str | None = None
+    direct: str | None = None
+
+    def why_direct(self, descriptor, input_batch):
+        return self.direct
 
 
 class Mode(Enum):

@@ -71,13 +71,13 @@ def test_one_mode_is_enough_and_the_other_is_off(environ, nwor_mode, scv_mode):
 @pytest.mark.parametrize(
     ("scv", "read"),
     [
-        (None, ScvMode.GRAPH),
-        ("", ScvMode.GRAPH),
-        ("adaptive", ScvMode.ADAPTIVE),
+        (None, ScvMode.ADAPTIVE),
+        ("", ScvMode.ADAPTIVE),
+        ("graph", ScvMode.GRAPH),
         ("off", ScvMode.OFF),
     ],
 )
-def test_in_turns_stage_validates_by_graph_unless_told_otherwise(scv, read):
+def test_in_turns_stage_validates_adaptively_unless_told_otherwise(scv, read):
     environ = {"VLLM_NWOR_MODE": "interleave"} | ({} if scv is None else {"VLLM_SCV_MODE": scv})
     settings = read_settings(environ)
     assert settings == PluginSettings(NworMode.STAGE, read, debug=False, interleave=True)
@@ -102,6 +102,7 @@ def test_debug(value, debug):
         ("VLLM_SCV_MODE", "stage", ""),
         ("VLLM_NWOR_BESIDE_PREFILL", "staged", "stage"),
         ("VLLM_NWOR_STAGE_BY", "copi", "copy"),
+        ("VLLM_NWOR_ATTENTION", "merged", "merge"),
     ],
 )
 def test_an_unknown_mode_names_the_variable_the_value_and_what_is_known(variable, value, nearest):

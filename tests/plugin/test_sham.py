@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from v2_pieces import make_hook, run_step
+from v2_pieces import make_hook, run_step, scheduled
 
 from nwor_bench.plugin.interleaving import Interleaving
 from nwor_bench.plugin.patching import Patch, PatchSet
@@ -51,19 +51,44 @@ def place(cell: int) -> WindowPlace:
     return WindowPlace(cell, 0, 0, 2, 0)
 
 
+@pytest.mark.parametrize("mode", ["FULL", "PIECEWISE", None])
 def test_a_sham_patches_and_replays_graphs_of_its_own_in_mode_off(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, mode: str | None
 ) -> None:
+    """Layers are patched only for a forward that calls them: no full graph does."""
     machine = Machine(monkeypatch)
     interleaving = machine.interleaving(OFF, ARM, STAGE)
     seen = []
     for number in (0, 1, 2, 1, 0):
         interleaving._take(place(number))
+        if mode is not None:
+            machine.hook._descriptor = SimpleNamespace(cg_mode=SimpleNamespace(name=mode))
+        machine.hook.runner.prepare_attn(None)
         patched = machine.layer.forward is not machine.stock
         seen.append((str(machine.hook.nwor_mode), patched, machine.run_fullgraph("captured")))
         assert machine.layer.forward() == "stock"
-    off, sham = ("off", False, "vLLM"), ("off", True, "sham")
-    assert seen == [off, sham, ("stage", True, "vLLM"), sham, off]
+    calls_layers = mode != "FULL"
+    off, sham = ("off", False, "vLLM"), ("off", calls_layers, "sham")
+    assert seen == [off, sham, ("stage", calls_layers, "vLLM"), sham, off]
+
+
+def test_a_switch_between_two_full_graphs_is_made_good_by_the_next_eager_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine(monkeypatch)
+    interleaving = machine.interleaving(OFF, STAGE)
+    runner = machine.hook.runner
+    runner.prepare_attn(None)
+    interleaving._take(place(1))
+    machine.hook._descriptor = SimpleNamespace(cg_mode=SimpleNamespace(name="FULL"))
+    runner.prepare_attn(None)
+    assert machine.layer.forward is machine.stock
+    machine.hook.interleave(None)
+    runner.execute_model(scheduled([]))  # no graph was asked for in this step yet
+    runner.prepare_attn(None)
+    assert machine.layer.forward is not machine.stock
+    machine.hook.detach()
+    assert machine.layer.forward is machine.stock
 
 
 def test_a_sham_turns_windows_count_as_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from window_model import ModelStaging
 
 from nwor_bench.plugin.rank_vote import RankVote
-from nwor_bench.plugin.settings import PluginSettings
+from nwor_bench.plugin.settings import AttentionBy, PluginSettings
 from nwor_bench.plugin.window import Window, WindowBatch
 from nwor_bench.records.types import NworMode, ScvMode
 
@@ -108,6 +108,7 @@ def make_hook(
         sham_graphs=graphs,
         control_planner=planner,
         attention=PatchSet([]),
+        attention_by=AttentionBy.OURS,
     )
     monkeypatch.setattr(v2_hook, "set_up_staging", lambda *_: (parts, None))
     monkeypatch.setattr(RankVote, "of_worker", lambda: vote or RankVote())

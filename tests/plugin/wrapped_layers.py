@@ -19,7 +19,8 @@ from nwor_bench.plugin.patching import PatchSet
 from nwor_bench.plugin.runner_v1.staging import write_kv_cache
 from nwor_bench.plugin.runner_v2 import attention as gpu_attention
 from nwor_bench.plugin.runner_v2 import staging as gpu_staging
-from nwor_bench.plugin.runner_v2.attention import StagingAttention
+from nwor_bench.plugin.runner_v2.attention import AttentionGroup, StagingAttention
+from nwor_bench.plugin.runner_v2.attention_choice import AttentionKind, AttentionShape
 from nwor_bench.plugin.runner_v2.plan import (
     DraftCounts,
     GpuWindowBatch,
@@ -86,6 +87,13 @@ class StockImpl:
         self.attended += 1
         attend(query, kv_cache, metadata, output)
         return output
+
+
+def attention_group(workspace: Any = None, **more: Any) -> AttentionGroup:
+    """How layers of these heads attend: by our kernel, unless `more` says otherwise."""
+    shape = AttentionShape("Stock", HEADS, KV_HEADS, WIDTH, WIDTH, "float32", "auto", BLOCK_SIZE)
+    kind = AttentionKind(shape, processors=2)
+    return AttentionGroup(kind, workspace, torch.device("cpu"), **more)
 
 
 def attend(query: Tensor, kv_cache: Tensor, metadata: Any, output: Tensor, **staged: Any) -> None:
@@ -191,7 +199,7 @@ class WrappedLayers:
             patches = []
             for number, layer in enumerate(self.layers):
                 around = self.window, self.staging, self.inputs, 0
-                made = StagingAttention(number, layer, *around, None)  # type: ignore[arg-type]
+                made = StagingAttention(number, layer, *around, attention_group())
                 patches += made.patches()
             PatchSet(patches).apply()
 

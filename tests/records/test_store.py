@@ -100,7 +100,7 @@ def test_a_folder_that_holds_a_run_is_refused(store, left):
     assert caught.value.exit_code == ExitCode.BAD_USAGE
     assert str(caught.value) == (
         f"--output: '{store.folder}' is invalid; it already holds a run; name a new folder, or "
-        "an empty one"
+        "go on with --resume"
     )
     assert (store.folder / left).read_bytes() == before
 

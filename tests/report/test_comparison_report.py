@@ -82,6 +82,8 @@ def test_the_headline_says_which_way_and_how_sure() -> None:
     assert unsure.startswith("No regression was shown, and none can be ruled out: ")
     alone = stored(kept(RUN, lambda record: record.scv_mode == record.nwor_mode == "off"))
     assert headline(compare_runs(alone, alone)).startswith("Nothing was compared: ")
+    checked = stored(with_header(RUN, "scenario", batches=0))
+    assert headline(compare_runs(checked, checked)).startswith("BASE and NEW timed nothing (--b")
 
 
 @pytest.mark.slow

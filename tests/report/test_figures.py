@@ -89,7 +89,7 @@ def test_what_was_not_measured_is_a_sentence_and_no_figure():
     cpu = make_run(aa=True)
     assert "timed between events on a GPU" in words(cpu, "Where a window's time goes")
     assert "not measured in this run" in words(cpu, "Bytes: predicted and measured")
-    assert "no batch was probed" in words(gpu_run(probed=False), "Where a window's time goes")
+    assert "no interleaved window" in words(gpu_run(probed=False), "Where a window's time goes")
     bare = replace(
         change_windows(cpu, lambda w: True, wall_ms=None, accepted_per_position=()),
         batches=tuple(replace(b, vllm_accepted_per_position=None) for b in cpu.batches),

@@ -31,7 +31,7 @@ def test_the_answer_names_gate_and_budget_and_what_to_write() -> None:
     for words in ("66 s", "61 s", "budget of 60 s", "no block was timed", "DRAM"):
         assert words in found.sentence
     said = dict(questions(analysed(run)).entries)
-    assert "--time-budget 6m" in said["What next?"]
+    assert "--time-budget 5m" in said["What next?"]
     assert not any(flag in said["What next?"] for flag in WRONG)
 
 

@@ -120,36 +120,14 @@ def test_sampled_blocks_are_not_compared(folder: Path) -> None:
     assert len(of_phase(run, "timed")) == 21
 
 
-def test_if_there_is_a_probe_two_blocks_run_once_more_with_it(folder: Path) -> None:
-    engine = FakeEngine(has_probe=True, wrong=lambda number, cell: number == 3)
-    runner = Runner(folder, engine)
-    run = runner.run()
-    probed = of_phase(run, "probe")
-    (broken,) = runner.sweep.parity.broken
-    sound = [cell for cell in runner.plan.cells if cell != broken]
-    assert [batch.block for batch in probed] == [1] * len(sound) + [2] * len(sound)
-    assert {batch.cell for batch in probed} == set(sound)
-    first = len(engine.calls) - len(probed)
-    assert engine.switched == [(first, "probe", True), (len(engine.calls), "probe", False)]
-    # Nothing that is timed sees them.
-    assert all(cell.batches == 3 for cell in analyse(run).cells if cell.verdict != Verdict.INVALID)
-
-
-def test_a_probe_is_switched_off_when_its_batch_fails(folder: Path) -> None:
-    engine = FakeEngine(has_probe=True)
-    runner = Runner(folder, engine)
+def test_counters_are_switched_off_when_their_batch_fails(folder: Path) -> None:
+    runner = Runner(folder, FakeEngine(), counters="dram")
     timed = 1 + len(runner.plan.cells) * (1 + len(runner.plan.blocks))
-    engine.failing[timed + 2] = RuntimeError("planted")
+    runner.engine.failing[timed + 2] = RuntimeError("planted")
     with pytest.raises(RuntimeError, match="planted"):
         runner.run()
-    assert engine.switched[-1] == (timed + 3, "probe", False)
-    assert len(of_phase(read_run(folder), "probe")) == 2
-
-
-def test_without_a_probe_nothing_is_probed(folder: Path) -> None:
-    engine = FakeEngine()
-    assert not of_phase(Runner(folder, engine).run(), "probe")
-    assert engine.switched == []
+    assert runner.engine.switched == [(timed, "counters", True), (timed + 3, "counters", False)]
+    assert len(of_phase(read_run(folder), "counters")) == 2
 
 
 def run_interleaved(folder: Path, batches: int, **more: Any) -> tuple[Runner, RunData]:

@@ -1,11 +1,12 @@
 """The time budget: warm-up, gate and blocks fit into it; what does not fit is not measured."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fake_engine import FakeEngine
 from refusals import refused
-from synthetic_run import with_parts
+from synthetic_run import make_run, with_parts
 from toy_run import Runner, blocks_of, of_phase
 
 from nwor_bench.analysis.analyse import analyse
@@ -40,8 +41,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def runner(folder: Path, clock: Clock, seconds: str, has_probe: bool = False) -> Runner:
-    engine = FakeEngine(before=clock.before, scv_fallback="no_cuda", has_probe=has_probe)
+def runner(folder: Path, clock: Clock, seconds: str) -> Runner:
+    engine = FakeEngine(before=clock.before, scv_fallback="no_cuda")
     return Runner(folder, engine, batches=3, time_budget=seconds, max_warmup=15)
 
 
@@ -67,7 +68,7 @@ def test_warm_up_takes_a_share_and_says_so(tmp_path: Path, clock: Clock) -> None
 
 @pytest.mark.slow
 def test_without_room_for_a_block_nothing_is_timed(tmp_path: Path, clock: Clock) -> None:
-    made = runner(tmp_path / "run", clock, "1s", has_probe=True)
+    made = runner(tmp_path / "run", clock, "1s")
     run = made.run()
     assert {batch.phase for batch in run.batches} == {"warmup", "gate"}
     assert "stopped after 0 blocks" in made.log.lines[-1]
@@ -78,23 +79,15 @@ def test_without_room_for_a_block_nothing_is_timed(tmp_path: Path, clock: Clock)
 
 @pytest.mark.slow
 def test_the_budget_that_is_named_instead_suffices(tmp_path: Path, clock: Clock) -> None:
-    made = runner(tmp_path / "run", clock, "1s", has_probe=True)
+    made = runner(tmp_path / "run", clock, "1s")
     stored = made.run()
     ended = {"status": "complete", "stopped": made.sweep.stopped, "measuring_s": clock.now}
     run = with_parts(stored, spec={"time_budget_s": 1.0}, **ended)
     assert nothing_timed(run.header, analyse(run).cells) is not None
     enough = sufficient_budget(run, analyse(run).cells)
     clock.now = 0.0
-    again = runner(tmp_path / "again", clock, enough, has_probe=True).run()
+    again = runner(tmp_path / "again", clock, enough).run()
     assert len({batch.block for batch in of_phase(again, "timed")}) >= FEW_BLOCKS
-
-
-@pytest.mark.slow
-def test_probed_blocks_fit_too_and_timed_ones_come_first(tmp_path: Path, clock: Clock) -> None:
-    run = runner(tmp_path / "run", clock, "3.5s", has_probe=True).run()
-    assert clock.now <= 3.5
-    assert len(of_phase(run, "probe")) == 3  # one block of the two: a second takes over 15 %
-    assert len(of_phase(run, "timed")) == 3 * 6
 
 
 @pytest.mark.slow  # a run of many blocks
@@ -127,6 +120,17 @@ def test_a_short_budget_goes_to_interleaved_windows_before_whole_batches(
     assert blocks_of(roomy, Phase.TIMED) == [1, 2, 4]
     order = [batch.phase for batch in roomy.batches if batch.block == 1]
     assert order.index(Phase.INTERLEAVED) < order.index(Phase.TIMED)
+
+
+def test_two_thirds_of_a_budget_are_for_interleaved_windows(clock: Clock) -> None:
+    made = budget.Budget(3.0, replace(make_run(blocks=0), batches=()), interleaved=True)
+    made.batch(0.1)
+    clock.now += 0.5
+    made.block(Phase.INTERLEAVED, 1, 0.25)
+    assert made.has_room_to_check(7)  # 0.25 s of warm-up and gate, and 0.7 s
+    assert not made.has_room_to_check(8)
+    made.block(Phase.INTERLEAVED, 2, 0.25)
+    assert made.has_room_to_check(8)
 
 
 def test_a_gpu_times_within_a_budget_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nwor_kernels.commit.kernel import commit_kernel
+from nwor_kernels.commit.with_update import RequestStates, Update, commit_and_update_with
 from nwor_kernels.fp8 import E4M3_CACHE_DTYPES
 from nwor_kernels.launch import Launch, starts_early
 from nwor_kernels.tiles import check_chunk, tiling
@@ -255,14 +256,62 @@ class CommitPlan:
 
         return commit
 
+    def bind_with_update(
+        self,
+        sources: StagedSources,
+        slots: Tensor,
+        errors: Tensor,
+        *,
+        certain: int,
+        tokens_per_request: int,
+        written: Tensor | None,
+        update: Any,
+        states: RequestStates,
+    ) -> Update:
+        """As `bind`, and vLLM's update of the step's requests in the same launch.
+
+        Args:
+            sources, slots, errors, certain, tokens_per_request, written: as in `bind`.
+            update: vLLM's `triton.jit` function of UPDATE_ARGUMENTS.
+            states: the tensors that it changes.
+
+        Returns:
+            The launch, given tensors of the dtypes and strides of its first call. Counts are
+            contiguous int32.
+        """
+        small = (slots, errors, None, None, None, errors, None, written)
+        kernel = commit_and_update_with(update)
+        launch = self._prepare(sources, small, tokens_per_request, certain, updating=kernel)
+        tables = (sources.table, self._table, slots, self._slot_rows, errors, written)
+        sizes = slots.shape[-1], sources.num_rows
+        bound = launch.bind_last(*tables, *sizes, *states.as_arguments())
+
+        def commit_and_update(
+            idx_mapping: Tensor,
+            sampled_tokens: Tensor,
+            num_sampled: Tensor,
+            num_rejected: Tensor,
+            query_start_loc: Tensor,
+        ) -> None:
+            if num_sampled.dtype is not torch.int32 or not num_sampled.is_contiguous():
+                raise ValueError(f"counts must be contiguous int32, not {num_sampled.dtype}")
+            requests = idx_mapping.shape[0]
+            bound(idx_mapping, sampled_tokens, num_sampled, num_rejected, query_start_loc, requests)
+
+        return commit_and_update
+
     def _prepare(
         self,
         sources: StagedSources,
         small: tuple[Tensor | None, ...],
         tokens_per_request: int | None,
         certain: int,
+        updating: Any = None,
     ) -> Launch:
-        """Check the arguments that all launches of a kind share, and choose the kernel's tiles."""
+        """Check the arguments that all launches of a kind share, and choose the kernel's tiles.
+
+        `updating`: the kernel that updates requests too; each needs a program.
+        """
         slots, _, row_request, row_index, _, _, layer_metadata, written = small
         assert slots is not None
         by_index = row_request is not None
@@ -304,8 +353,12 @@ class CommitPlan:
             "STARTS_EARLY": starts,
         }
         grid = (*tile.grid, self.num_layers)
+        if updating is not None:
+            assert tokens_per_request is not None
+            requests = num_rows // tokens_per_request
+            grid = (max(tile.grid[0], requests), tile.grid[1], self.num_layers + 1)
         return Launch(
-            commit_kernel,
+            updating or commit_kernel,
             grid,
             constants,
             num_warps=tile.num_warps,

@@ -20,6 +20,8 @@ from nwor_kernels.verify_attention.tuning import (
     processors_of,
     programs_on,
     row_tiling,
+    tilings,
+    tuning_of,
     unsupported_reason,
 )
 
@@ -53,16 +55,20 @@ class VerifyWorkspace:
         programs: int | None = None,
         value_dim: int | None = None,
     ) -> "VerifyWorkspace":
-        """Room for any launch of up to `max_requests` requests; `programs` as in `Tuning`.
+        """Room for any launch of up to `max_requests` requests, in each of the `tilings`.
 
-        `value_dim` None: values are as wide as keys.
+        `programs` as in `Tuning`. `value_dim` None: values are as wide as keys.
         """
         value_dim = value_dim or head_dim
         widest = max(head_dim, value_dim)
         rows, row_tiles, dim = row_tiling(max_query_len, num_heads // num_kv_heads, widest)
-        tiles = 2 * (programs or programs_on(processors_of(device), rows, dim))
+        most = (programs or programs_on(processors_of(device), rows, dim)) * rows
+        if programs is None:
+            more = tilings(max_query_len, num_heads // num_kv_heads, widest)
+            tunings = [tuning_of(tiling, 2, device) or Tuning() for tiling in more]
+            most = max(most, *((t.programs or 0) * (t.rows or rows) for t in tunings))
         pairs = max_requests * num_kv_heads * row_tiles
-        return cls.allocate(tiles * rows, padded(value_dim), pairs, device)
+        return cls.allocate(2 * most, padded(value_dim), pairs, device)
 
     @classmethod
     def allocate(
@@ -238,9 +244,10 @@ def verify_attention_triton(
         "DISCARD": int(shape.discard),
         "WHOLE_PAIRS": shape.whole_pairs,
     }
-    _launches(
-        (grid, 1, 1), arguments, constants, num_warps=shape.num_warps, num_stages=shape.num_stages
-    )
+    options = {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
+    if shape.max_registers is not None:
+        options["maxnreg"] = shape.max_registers
+    _launches((grid, 1, 1), arguments, constants, **options)
 
 
 def fp8_way(quantised: bool) -> int:

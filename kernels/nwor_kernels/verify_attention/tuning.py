@@ -1,8 +1,8 @@
 """Limits of the verification kernel, and the shape of its launches."""
 
 import functools
-from dataclasses import dataclass
-from enum import IntEnum
+from dataclasses import dataclass, replace
+from enum import IntEnum, StrEnum
 
 import torch
 import triton
@@ -100,6 +100,65 @@ class Tuning:
     discard: Discard | None = None
     whole_pairs: int | None = None
     merged: int | None = None
+    max_registers: int | None = None
+    """Of a thread, a limit for the compiler; None: none but the GPU's."""
+
+
+class Tiling(StrEnum):
+    """Shapes of launches of which none is the fastest everywhere."""
+
+    USUAL = "ours"
+    """What `launch_shape` takes by itself."""
+    FOUR_PROGRAMS = "ours4"
+    """Four programs a multiprocessor instead of two: each has fewer registers."""
+    ROWS_32 = "ours32"
+    """Tiles of 32 query rows instead of 64, of which 17 to 32 are used."""
+
+
+def tilings(max_query_len: int, ratio: int, head_dim: int) -> tuple[Tiling, ...]:
+    """The tilings that are worth a measurement for these query rows; the usual one first."""
+    folded = max_query_len * ratio
+    if head_dim > 128:
+        return (Tiling.USUAL,)  # a tile has more registers than four programs may
+    if folded <= 16:
+        return Tiling.USUAL, Tiling.FOUR_PROGRAMS
+    return (Tiling.USUAL, Tiling.ROWS_32) if folded <= 32 else (Tiling.USUAL,)
+
+
+def tuning_of(tiling: Tiling, cache_bytes: int, device: torch.device) -> Tuning | None:
+    """The choices of a tiling; None for the usual one.
+
+    Args:
+        cache_bytes: of an element of the cache.
+        device: where it runs.
+    """
+    if tiling is Tiling.FOUR_PROGRAMS:
+        # Two warps have half of the registers of four; e4m3 is unpacked by four.
+        usual = Tuning(programs=4 * processors_of(device), merged=1)
+        return (
+            replace(usual, max_registers=128) if cache_bytes == 1 else replace(usual, num_warps=2)
+        )
+    if tiling is Tiling.ROWS_32:
+        return Tuning(rows=32, num_stages=4, merged=1)
+    return None
+
+
+def fastest_tiling(
+    max_query_len: int, ratio: int, head_dim: int, cache_bytes: int, pairs: int, processors: int
+) -> Tiling:
+    """The tiling that was the fastest on an H200, for steps whose own was not measured.
+
+    Args:
+        max_query_len, ratio, head_dim, cache_bytes: as for `launch_shape`.
+        pairs: requests times K/V heads.
+        processors: multiprocessors of the GPU.
+    """
+    choices = tilings(max_query_len, ratio, head_dim)
+    if Tiling.FOUR_PROGRAMS in choices and pairs >= 2 * processors:
+        return Tiling.FOUR_PROGRAMS
+    if Tiling.ROWS_32 in choices and cache_bytes == 1:
+        return Tiling.ROWS_32
+    return Tiling.USUAL
 
 
 @dataclass(frozen=True)
@@ -130,6 +189,8 @@ class LaunchShape:
     """Per cent more steps that a program may have for whole pairs; 0: always cut."""
     merged: int = 1
     """Parts of a pair that a merge reads at a time."""
+    max_registers: int | None = None
+    """Of a thread; None: no limit of ours."""
 
 
 @functools.lru_cache(4096)
@@ -175,6 +236,7 @@ def launch_shape(
         discard=discard_on(device, tuning.discard),
         whole_pairs=WHOLE_PAIRS if tuning.whole_pairs is None else tuning.whole_pairs,
         merged=tuning.merged or most_merged(rows, dim),
+        max_registers=tuning.max_registers,
     )
 
 

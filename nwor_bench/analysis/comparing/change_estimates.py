@@ -6,12 +6,12 @@ than MIN_BLOCKS such blocks the two sides are independent samples (Welch). The r
 measured within each run, so a shift of a whole run cancels in its change.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nwor_bench.analysis.cell_data import CellData
 from nwor_bench.analysis.comparing.stored_run import StoredRun
-from nwor_bench.analysis.effects import WINDOWS
+from nwor_bench.analysis.effects import WINDOWS, WORK_MS
 from nwor_bench.analysis.paired import LATENCY_MS, WINDOW_MS, pair_times
 from nwor_bench.analysis.statistics import (
     MIN_BLOCKS,
@@ -32,7 +32,7 @@ class Change:
     """NEW over BASE (1.02 = 2 % more time), with a 95 % interval if there are enough blocks.
 
     Attributes:
-        measure: WINDOW_MS or LATENCY_MS; DEVICE_MS or WALL_MS for interleaved windows.
+        measure: WINDOW_MS or LATENCY_MS; DEVICE_MS, WALL_MS or WORK_MS for interleaved windows.
         paired: True if blocks of the same prompts were compared in pairs.
         base_blocks, new_blocks: blocks behind the interval.
         why_open: why there is no interval.
@@ -94,6 +94,15 @@ def ratio_change(base: StoredRun, new: StoredRun, cell: Cell) -> Change | None:
     return None
 
 
+def work_change(before: CellResult, after: CellResult) -> Change | None:
+    """Change of the ratio of the GPU's own work; None if a run has no such ratio."""
+    sides = [
+        (cell.work_ratio, cell.work_ratio_ci_low, cell.work_ratio_ci_high, cell.groups)
+        for cell in (before, after)
+    ]
+    return _of_groups(WORK_MS, sides, before, after)
+
+
 def _interleaved(before: CellResult, after: CellResult) -> Change | None:
     """Change of ratios that are both of neighbouring windows on the same clock; else None."""
     sides = [
@@ -101,17 +110,26 @@ def _interleaved(before: CellResult, after: CellResult) -> Change | None:
         for cell in (before, after)
         if cell.interleaved == WINDOWS and cell.compared == after.compared
     ]
+    return _of_groups(after.compared, sides, before, after)
+
+
+def _of_groups(
+    measure: str | None,
+    sides: Sequence[tuple[float | None, float | None, float | None, int | None]],
+    before: CellResult,
+    after: CellResult,
+) -> Change | None:
     known = [
         from_bounds(ratio, low, high, degrees_of(groups) + 1)
         for ratio, low, high, groups in sides
         if ratio is not None and low is not None and high is not None and groups is not None
     ]
     found = [interval for interval in known if interval is not None]
-    if len(found) < 2 or after.compared is None:
+    if len(found) < 2 or measure is None:
         return None
     both = unpaired_ratio(found[1], found[0])
     counts = (before.batches, after.batches)
-    return Change(after.compared, found[1].ratio / found[0].ratio, both, False, *counts)
+    return Change(measure, found[1].ratio / found[0].ratio, both, False, *counts)
 
 
 def same_blocks(base: CellData, new: CellData) -> set[int]:

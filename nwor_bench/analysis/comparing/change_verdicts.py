@@ -39,7 +39,8 @@ class ChangeVerdict(StrEnum):
 class CellChange:
     """One cell in both runs.
 
-    `ratio` is the change of its ratio to off x off, `time` the change of its time per window.
+    `ratio` is the change of its ratio to off x off, `time` that of its time per window,
+    `work` that of its ratio of the GPU's work.
     `p_value_holm` belongs to the one that decides. `outcome` is None until `change_verdicts`.
     """
 
@@ -48,6 +49,7 @@ class CellChange:
     new: CellResult | None
     ratio: Change | None = None
     time: Change | None = None
+    work: Change | None = None
     outcome: ChangeVerdict | None = None
     reason: str | None = None
     p_value_holm: float | None = None

@@ -6,7 +6,7 @@ cell in only one of the runs is listed with that verdict.
 
 from dataclasses import dataclass, replace
 
-from nwor_bench.analysis.comparing.change_estimates import ratio_change, time_change
+from nwor_bench.analysis.comparing.change_estimates import ratio_change, time_change, work_change
 from nwor_bench.analysis.comparing.change_verdicts import CellChange, ChangeVerdict, change_verdicts
 from nwor_bench.analysis.comparing.preconditions import (
     DecideBy,
@@ -139,4 +139,5 @@ def _matched(base: StoredRun, new: StoredRun, cell: Cell) -> CellChange:
     if change.base is None or change.new is None:
         return change
     ratio, time = ratio_change(base, new, cell), time_change(base, new, cell)
-    return replace(change, ratio=ratio, time=time)
+    work = work_change(change.base, change.new)
+    return replace(change, ratio=ratio, time=time, work=work)

@@ -25,10 +25,13 @@ from nwor_bench.workload.run_spec import Counters
 FEW_BLOCKS = 10
 """With fewer, intervals are wide."""
 
+ENOUGH_GROUPS = 100
+"""Groups of each cell that an interleaved run should have."""
+
 ON_CPU = "Nothing to do. Times on a CPU do not apply to NWOR on a GPU."
 
-SHARES = 1.6
-"""A budget over the time that it must leave: up to 35 % may go to warm-up and probed blocks."""
+SHARES = 1.3
+"""A budget over the time that it must leave: a fifth may go to warm-up."""
 
 _FINE_S = 120
 """Up to here a budget is rounded up to 10 s, above to whole minutes."""
@@ -47,7 +50,7 @@ def find_all(
     every = [
         *_time_budget(run, cells),
         *_noise(run, cells),
-        *_few(cells),
+        *_few(run.header, cells),
         *_idle(run.header, cells),
         *(finding for cell in cells for finding in _one_cell(cell)),
         *interleaved_findings(effects, cells),
@@ -89,7 +92,11 @@ def sufficient_budget(run: RunData, cells: Sequence[CellResult]) -> str:
     """
     batch_s = median(batch.latency_ms for batch in run.batches) / 1e3 if run.batches else 0.0
     blocks = FEW_BLOCKS + _counted_blocks(run.header)
-    wanted = SHARES * ((run.header.measuring_s or 0.0) + blocks * len(cells) * batch_s)
+    return _rounded(SHARES * ((run.header.measuring_s or 0.0) + blocks * len(cells) * batch_s))
+
+
+def _rounded(wanted: float) -> str:
+    """A budget, rounded up."""
     return f"{10 * ceil(wanted / 10)}s" if wanted <= _FINE_S else f"{ceil(wanted / 60)}m"
 
 
@@ -164,7 +171,7 @@ def _is_drowned(cell: CellResult, floor: float) -> bool:
     return compared and ratio is not None and abs(ratio - 1) <= floor
 
 
-def _few(cells: Sequence[CellResult]) -> Iterator[Finding]:
+def _few(header: RunHeader, cells: Sequence[CellResult]) -> Iterator[Finding]:
     """Too few blocks for cells that these decide, too few groups for interleaved ones."""
     by_blocks = [c for c in cells if c.ratio_to_off is not None and c.interleaved != WINDOWS]
     least = min((cell.batches for cell in by_blocks), default=FEW_BLOCKS)
@@ -176,12 +183,25 @@ def _few(cells: Sequence[CellResult]) -> Iterator[Finding]:
         of = "Timed blocks of whole batches"
         yield found(FindingKind.FEW_BLOCKS, remedy=remedy, of=of, blocks=least)
     few = [c for c in cells if c.groups is not None and c.groups < MIN_GROUPS]
+    groups = min((cell.groups for cell in cells if cell.groups), default=ENOUGH_GROUPS)
     if few:
         yield found(
             FindingKind.FEW_GROUPS,
             least=MIN_GROUPS,
             groups=", ".join(f"{cell.label} {cell.groups}" for cell in few),
             decide=" Whole batches decide." if any(c.ratio_ci_low is not None for c in few) else "",
+        )
+    elif groups < ENOUGH_GROUPS and (header.stopped or "").startswith("--time-budget"):
+        budget = _rounded(ENOUGH_GROUPS / groups * (header.measuring_s or 0.0))
+        yield found(
+            FindingKind.FEW_GROUPS,
+            severity=Severity.NOTE,
+            sentence="The budget allowed {groups} groups of windows a cell; {enough} are better.",
+            remedy="Write --time-budget {budget}. Or fewer --cells, or more --max-new-tokens, "
+            "which leaves less time to prefills.",
+            groups=groups,
+            enough=ENOUGH_GROUPS,
+            budget=budget,
         )
 
 

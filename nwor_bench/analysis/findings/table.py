@@ -147,7 +147,7 @@ TABLE = {
     _K.HOST_PACE: Row(_WARNING,
         "The run is host-bound: groups of windows that took longer on the host's clock did so on "
         "the GPU's too (rank correlation {least:.2f} or more, {name}). The GPU waited, so a "
-        "difference in its own work may not show.",
+        "difference in its work (shown beside the step) may not show in the step.",
         "Use a faster host, or more --requests. A quieter host or cores of its own (taskset) may "
         "do.", "The run is host-bound"),
     _K.LAUNCHES: Row(_NOTE,

@@ -112,7 +112,7 @@ def started(context: typer.Context, options: RunOptions) -> RunOptions:
     from nwor_bench.engine.preload import DONE
     from nwor_bench.run.heartbeat import Heartbeat
 
-    if options.quiet or options.as_json:
+    if options.quiet or options.as_json or options.dry_run:
         return options
     if DONE not in os.environ:  # else this process has replaced the one that said it
         typer.echo("loading PyTorch and vLLM ...")
@@ -190,9 +190,12 @@ def _spec(scenario: str, prompts: str | None, flags: dict[str, Any]) -> RunSpec:
 
 def prepare_process(counters: str | None, options: RunOptions) -> None:
     """Set up this process before anything heavy is imported."""
-    from nwor_bench.engine.preload import run_under_one_openmp
+    from nwor_bench.engine.preload import import_transformers_alone, run_under_one_openmp
 
-    run_under_one_openmp()
+    if options.dry_run:
+        import_transformers_alone()
+    else:
+        run_under_one_openmp()
     from nwor_bench.instruments.pm_sampling import run_under_own_cupti
     from nwor_bench.run.sweep_folder import reads_dram
 

@@ -4,7 +4,7 @@ Importing this loads neither torch nor vLLM; only building a packaged pair needs
 pairs of other shapes and noise with `pairs.tiny.generate_tiny`.
 """
 
-from nwor_bench.models.pairs.cache import cache_root, pair_folder
+from nwor_bench.models.pairs.cache import pair_folder
 from nwor_bench.models.pairs.fetch import fetch_pair, resolve_pair
 from nwor_bench.models.pairs.local import (
     check_hub_models,
@@ -13,6 +13,7 @@ from nwor_bench.models.pairs.local import (
     refused_config,
 )
 from nwor_bench.models.pairs.pair import ModelPair, ResolvedPair, load_pair, pair_names
+from nwor_bench.records.user_cache import cache_root
 from nwor_bench.workload.run_spec import DEFAULT_PAIR
 
 __all__ = [

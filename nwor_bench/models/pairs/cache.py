@@ -15,6 +15,7 @@ from pathlib import Path
 
 from nwor_bench.errors import BenchError, ConfigError
 from nwor_bench.models.pairs.pair import ModelPair
+from nwor_bench.records.user_cache import cache_root
 
 Progress = Callable[[str], None]
 """Called with one short line when a step of a fetch begins."""
@@ -29,19 +30,6 @@ _RESTORE = (
     "restore that file (`git checkout` it, or install nwor-bench again; compress weights of your "
     "own again)"
 )
-
-
-def cache_root(cache_dir: str | Path | None = None) -> Path:
-    """The cache: `cache_dir`, else $NWOR_BENCH_CACHE, else $XDG_CACHE_HOME/nwor-bench or ~/.cache.
-
-    The folder need not exist yet.
-    """
-    if cache_dir is not None:
-        return Path(cache_dir).expanduser().resolve()
-    if own := os.environ.get("NWOR_BENCH_CACHE"):
-        return Path(own).expanduser().resolve()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser().resolve() / "nwor-bench"
 
 
 def pair_folder(pair: ModelPair, cache_dir: str | Path | None = None) -> Path:

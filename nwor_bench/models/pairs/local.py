@@ -11,6 +11,7 @@ from codecs import BOM_UTF8
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
@@ -28,6 +29,9 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 _NEEDED = ("hidden_size", "num_hidden_layers")
 """Sizes that must be given: transformers would silently use another model's defaults."""
+
+_DTYPE = re.compile(r"b?float16|float(32|64|8_\w+)?|half|double")
+"""PyTorch's names. Without PyTorch, as in --dry-run, transformers takes any."""
 
 LIMIT_S = 2.0
 """How long the hub may take to answer."""
@@ -176,6 +180,11 @@ def _check(field: str, folder: Path) -> None:
                 raise ConfigError.for_field(
                     field, path, f'it has no "{key}"; add it with the model\'s value'
                 )
+    for each in (config, inner):
+        dtype = each.get("dtype") or each.get("torch_dtype")
+        if isinstance(dtype, str) and not _DTYPE.fullmatch(dtype):
+            remedy = f'its "dtype" is {dtype!r}; write bfloat16, float16 or float32'
+            raise ConfigError.for_field(field, path, remedy)
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -229,8 +238,7 @@ def check_hub_model(field: str, name: str) -> None:
     try:
         _within(LIMIT_S, lambda: _ask(f"{constants.ENDPOINT}/{name}/resolve/main/{CONFIG}"))
     except HTTPError as error:
-        refused = error.code in _REFUSED and error.headers.get("X-Error-Code") != _ENTRY_MISSING
-        if refused or (error.code >= 500 and not cached):
+        if error.code in _REFUSED or (error.code >= 500 and not cached):
             raise ConfigError.for_field(field, name, _no_access(error.code)) from error
     except (URLError, OSError) as error:
         if not cached:
@@ -244,13 +252,18 @@ def check_hub_model(field: str, name: str) -> None:
         _go_offline(constants)
 
 
+@cache
 def _ask(address: str) -> None:
+    """Raises HTTPError or OSError; what was found once in this process is not asked again."""
     from huggingface_hub import get_token
 
     token = get_token()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    with urlopen(Request(address, headers=headers, method="HEAD"), timeout=LIMIT_S):
-        pass
+    try:
+        urlopen(Request(address, headers=headers, method="HEAD"), timeout=LIMIT_S).close()
+    except HTTPError as error:
+        if error.headers.get("X-Error-Code") != _ENTRY_MISSING:
+            raise
 
 
 def _within(limit_s: float, call: Callable[[], Result]) -> Result:

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.models.methods import STAGED_METHODS, Method
+from nwor_bench.models.methods import Method
 from nwor_bench.workload.toml_file import StrictModel, read_toml, resource_dir
 
 _SHA256 = r"^[0-9a-f]{64}$"
@@ -73,13 +73,6 @@ class ModelPair(StrictModel):
     packaged: PackagedSource | None = None
     generated: GeneratedSource | None = None
     shape: ShapeSource | None = None
-
-    @field_validator("method")
-    @classmethod
-    def _is_staged(cls, method: Method) -> Method:
-        if method not in STAGED_METHODS:
-            raise ValueError(f"write one of {', '.join(STAGED_METHODS)}")
-        return method
 
     @property
     def own_drafter(self) -> bool:

@@ -36,10 +36,6 @@ FP8_CACHES = ("fp8", "fp8_e4m3")
 """Caches whose rows the plugin reads on a GPU, beside those of `PLAIN_CACHES`."""
 
 
-ON_V1 = frozenset({Method.SUFFIX, Method.MEDUSA})
-"""Methods that vLLM serves with its V1 runner, on a GPU too."""
-
-
 class Outcome(StrEnum):
     """How drafts are handled."""
 
@@ -187,7 +183,8 @@ def method_support(model: ModelFacts, engine: EngineFacts, method: Method) -> Me
     refused = _why_refused(model, engine, method)
     if refused is not None:
         return MethodSupport(method, Outcome.REFUSED, None, refused)
-    runner = Runner.V1 if engine.device is Device.CPU or method in ON_V1 else Runner.V2
+    on_v1 = engine.device is Device.CPU or method is Method.SUFFIX
+    runner = Runner.V1 if on_v1 else Runner.V2
     reason = why_direct(model, engine, runner)
     outcome = Outcome.STAGED if reason is None else Outcome.DIRECT
     return MethodSupport(method, outcome, runner, reason)

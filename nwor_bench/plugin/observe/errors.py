@@ -221,6 +221,8 @@ def merged_attention(
     scale: float,
     dtype: torch.dtype,
     seen: Tensor | None = None,
+    *,
+    causal: bool = True,
 ) -> Tensor:
     """Attention over the committed tokens, rounded, with a window's rows merged in, rounded again.
 
@@ -230,10 +232,12 @@ def merged_attention(
 
     Args:
         query: [rows, heads, width] float64, of the request's last positions, all of them staged.
-        key, value: [tokens, 1, width] and [tokens, 1, value_dim] float64.
+        key, value: [tokens, kv_heads, width] and [tokens, kv_heads, value_dim] float64.
         dtype: of the output, to which both are rounded.
         seen: as for `exact_attention`. Stock then attends to all committed tokens that a row
-            selected; otherwise its causal mask ends with the committed tokens.
+            selected.
+        causal: without `seen`, stock's mask is causal and ends with the committed tokens; else it
+            has none.
 
     Returns:
         [rows, heads, value_dim] float64.
@@ -241,16 +245,17 @@ def merged_attention(
     rows, tokens = query.shape[0], key.shape[0]
     token = torch.arange(tokens, device=key.device)
     position = token[-rows:, None]
-    visible, by_stock = token <= position, token <= position - rows
+    visible = token <= position
+    by_stock = token <= position - rows if causal else (token < tokens - rows).expand_as(visible)
     if seen is not None:
         visible, by_stock = visible & seen, (token < tokens - rows) & seen
-    scores = torch.einsum("qhd,td->hqt", query, key[:, 0]) * scale
+    ratio = query.shape[1] // key.shape[1]
+    key, value = (each.repeat_interleave(ratio, dim=1) for each in (key, value))
+    scores = torch.einsum("qhd,thd->hqt", query, key) * scale
     weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
     stocks = weights * by_stock
     share = stocks.sum(-1, keepdim=True)
-    first, rest = (
-        torch.einsum("hqt,td->hqd", each, value[:, 0]) for each in (stocks, weights - stocks)
-    )
+    first, rest = (torch.einsum("hqt,thd->hqd", each, value) for each in (stocks, weights - stocks))
     committed = (first / share.clamp_min(1e-300)).to(dtype).double()
     return (share * committed + rest).to(dtype).double().transpose(0, 1)
 

@@ -282,7 +282,9 @@ class LayerChecks:
             derivative.append(of_request[1])
             if call.is_merged:
                 dtype = call.output.dtype
-                expected.append(merged_attention(*given, facts.scale, dtype, seen))
+                expected.append(
+                    merged_attention(*given, facts.scale, dtype, seen, causal=call.is_causal)
+                )
             rows.append(torch.arange(first, last, device=stock.device))
         drafted = _drafted(step).to(stock.device)
         shape = exact[0].shape[1:]  # an output may have its heads flattened

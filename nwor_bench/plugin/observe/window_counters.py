@@ -23,7 +23,6 @@ from nwor_bench.instruments.pm_sampling import (
 )
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_hook import RunnerHook
-from nwor_bench.plugin.step import timed_event
 
 COPIES = 3
 """Copies of known size before a batch, and as many after it."""
@@ -58,7 +57,9 @@ class CudaTimeline:
 
     def mark(self) -> Any:
         """An event on the current stream."""
-        return timed_event()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
 
     def ns(self, mark: Any) -> float:
         """Time of a mark in ns since the anchor (to about 0.5 us); waits for the device."""

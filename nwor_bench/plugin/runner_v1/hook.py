@@ -44,7 +44,6 @@ class V1RunnerHook(RunnerHook):
     """Follows one V1 runner (see `RunnerHook`)."""
 
     name = "V1"
-    has_probe = False
     stage_by = "copy"
     buffers: StagingBuffers | None
     validator: Validator

@@ -3,7 +3,8 @@
 In mode `off` nothing here is in place and the layer runs the stock implementation. In mode
 `stage` its write leaves out what the window stages, and its attention reads the committed
 context from the cache and the window's K/V from where it is staged. In mode `control` its
-attention does the same, and its write leaves out nothing.
+attention does the same, and its write leaves out nothing. How it attends is the choice of its kind
+(`attention_choice`): our kernel, or in steps of equal windows stock and a merge.
 
 FlashInfer's cache has the same form as other backends', and its write is a call of its own. The
 package may be missing, so it is not imported here. Its metadata hold plans of kernels instead of
@@ -36,13 +37,27 @@ from nwor_bench.plugin import refusals
 from nwor_bench.plugin.layers import causal_implementation
 from nwor_bench.plugin.observe.errors import AttentionFacts, element_view
 from nwor_bench.plugin.patching import Patch
+from nwor_bench.plugin.runner_v2.attention_choice import (
+    TILINGS,
+    AttentionKind,
+    AttentionShape,
+    Contender,
+)
+from nwor_bench.plugin.runner_v2.committed import (
+    CommittedOnly,
+    attend_committed,
+    can_merge,
+    own_schedule,
+    same_schedule,
+)
 from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.staged_layer import StagedLayer, StepInputs
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.window import LayerCall, Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace, verify_attention_triton
-from nwor_kernels.verify_attention.tuning import unsupported_reason
+from nwor_kernels.verify_attention.tuning import Tuning, tuning_of, unsupported_reason
+from nwor_kernels.window_merge.kernel import merge_window_triton
 
 FLASHINFER = "vllm.v1.attention.backends.flashinfer"
 
@@ -130,6 +145,71 @@ def element_of_cache(impl: Any, dtype: torch.dtype) -> torch.dtype | None:
     return dtype if impl.kv_cache_dtype in UNQUANTISED else None
 
 
+class AttentionGroup:
+    """What layers of one shape and one block table share.
+
+    Args:
+        workspace: partial results of split attention, shared by layers of this shape.
+        committed: metadata for stock over the committed tokens, by contender; empty if stock's
+            output cannot be merged.
+    """
+
+    def __init__(
+        self,
+        kind: AttentionKind,
+        workspace: VerifyWorkspace,
+        device: torch.device,
+        committed: dict[Contender, CommittedOnly] | None = None,
+    ):
+        self.kind, self.workspace = kind, workspace
+        self.committed = committed or {}
+        bytes_each = kind.shape.cache_bytes
+        self.tunings: dict[Contender, Tuning | None] = {
+            contender: tuning_of(tiling, bytes_each, device)
+            for contender, tiling in TILINGS.items()
+        }
+
+
+def merges(layer: Any) -> bool:
+    """Whether stock's output over the committed tokens can be merged in this layer."""
+    return can_merge(layer.impl) and refusals.chunk_of(layer) <= 0
+
+
+def committed_of(
+    layer: Any, inputs: StepInputs, max_requests: int, device: torch.device
+) -> dict[Contender, CommittedOnly]:
+    """For a group's layers, if stock's output over the committed tokens can be merged."""
+    if not merges(layer):
+        return {}
+    schedules = {Contender.MERGE: own_schedule(layer), Contender.MERGE_CAUSAL: same_schedule}
+    return {
+        contender: CommittedOnly(inputs, max_requests, device, schedule)
+        for contender, schedule in schedules.items()
+    }
+
+
+def shape_of(layer: Any, dtype: torch.dtype) -> AttentionShape:
+    """What layers that attend alike have in common."""
+    impl = causal_implementation(layer.impl)
+    chunk = refusals.chunk_of(layer)
+    return AttentionShape(
+        implementation=type(impl).__name__,
+        heads=impl.num_heads,
+        kv_heads=impl.num_kv_heads,
+        head_dim=impl.head_size,
+        value_dim=layer.head_size_v,
+        dtype=str(dtype).removeprefix("torch."),
+        cache_dtype=impl.kv_cache_dtype,
+        block_size=layer.kv_cache.shape[2],
+        sliding_window=positions_seen(impl.sliding_window),
+        plain=not (impl.logits_soft_cap or further_arguments(impl, chunk, torch.device("cpu"))),
+    )
+
+
+KernelInputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""`query_start_loc`, `seq_lens`, `block_table`, `staged_start`, `staged_end`."""
+
+
 class StagingAttention(StagedLayer):
     """Wraps the write and the attention of one target layer.
 
@@ -137,7 +217,7 @@ class StagingAttention(StagedLayer):
     held until the commit, behind all of them.
 
     Args:
-        workspace: partial results of split attention, shared by layers of its shape.
+        group: how layers of its shape attend.
         writes: the layer has K/V of its own.
     """
 
@@ -149,12 +229,12 @@ class StagingAttention(StagedLayer):
         staging: GpuStaging,
         inputs: StepInputs,
         table: int,
-        workspace: VerifyWorkspace,
+        group: AttentionGroup,
         *,
         writes: bool = True,
     ):
         super().__init__(number, layer, window, staging, inputs, table)
-        self._workspace = workspace
+        self.group = group
         self._writes = writes
         impl = self._causal
         self._softcap = float(impl.logits_soft_cap or 0.0)
@@ -216,9 +296,12 @@ class StagingAttention(StagedLayer):
             given = query
             if self._is_flashinfer:
                 query = query_as_flashinfer(self._causal, layer, query, attn_metadata)
-            self._verify(batch, query, kv_cache, output)
+            attended = self._verify(batch, query, kv_cache, attn_metadata, output)
             if self.trace is not None:
-                self.trace.attended(self.name, given, output)
+                self.trace.attended(
+                    self.name, given, output, is_merged=attended.is_merge,
+                    is_causal=attended is not Contender.MERGE,
+                )  # fmt: skip
             return output
 
         return forward
@@ -232,28 +315,99 @@ class StagingAttention(StagedLayer):
         return refusals.of_step(metadata, None if self._chunk > 0 else requests)
 
     def _verify(
-        self, batch: GpuWindowBatch, query: Tensor, kv_cache: Tensor, output: Tensor
+        self,
+        batch: GpuWindowBatch,
+        query: Tensor,
+        kv_cache: Tensor,
+        metadata: Any,
+        output: Tensor,
+    ) -> Contender:
+        """Attend the window; what has attended it."""
+        size, rows = (len(batch.num_draft_tokens), batch.max_query_len), batch.max_query_len
+        inputs = self._inputs.for_kernel(batch, self._table)
+        held = self._set.keys[self._place], self._set.values[self._place]
+        if batch.tokens_per_request is None:
+            contender = self.group.kind.tiling(size)
+        else:
+            contender = self.group.kind.contender(size)
+            committed = self.group.committed.get(contender)
+            if committed is not None:
+                over = committed.metadata(self._number, batch, metadata)
+                self.merge(over, query, *held, kv_cache, inputs, output, rows)
+                return contender
+        most = self._inputs.max_seq_len
+        self.verify(contender, query, *held, kv_cache, inputs, output, rows, most)
+        return contender
+
+    def verify(
+        self,
+        contender: Contender,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        inputs: KernelInputs,
+        output: Tensor,
+        rows: int,
+        max_seq_len: int,
     ) -> None:
-        layer = self._layer
-        q_scale = layer._q_scale.view(-1) if query.dtype == torch.float8_e4m3fn else None
+        """Attend with our kernel; `rows`: most query rows of a request with a window."""
         verify_attention_triton(
             query,
-            self._set.keys[self._place],
-            self._set.values[self._place],
+            key,
+            value,
             kv_cache,
-            *self._inputs.for_kernel(batch, self._table),
+            *inputs,
             output,
             scale=self._scale,
-            max_query_len=batch.max_query_len,
-            max_seq_len=self._inputs.max_seq_len,
+            max_query_len=rows,
+            max_seq_len=max_seq_len,
             sliding_window=self._sliding_window,
             softcap=self._softcap,
-            q_scale=q_scale,
-            k_scale=layer._k_scale.view(-1) if self._quantised else None,
-            v_scale=layer._v_scale.view(-1) if self._quantised else None,
-            workspace=self._workspace,
-            **self._more,
+            workspace=self.group.workspace,
+            tuning=self.group.tunings[contender],
+            **(self._scales(query) | self._more),
         )
+
+    def merge(
+        self,
+        metadata: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        inputs: KernelInputs,
+        output: Tensor,
+        rows: int,
+    ) -> None:
+        """Attend with stock over the committed tokens, and merge the window's rows.
+
+        Args:
+            metadata: stock's, over the committed tokens.
+            rows: query rows of each request.
+        """
+        sums = attend_committed(self._layer, query, kv_cache, metadata, output)
+        merge_window_triton(
+            query,
+            key,
+            value,
+            kv_cache,
+            *inputs,
+            output,
+            sums,
+            scale=self._scale,
+            max_query_len=rows,
+            causal=metadata.causal,
+            **self._scales(query),
+        )
+
+    def _scales(self, query: Tensor) -> dict[str, Any]:
+        layer, quantised = self._layer, self._quantised
+        return {
+            "q_scale": layer._q_scale.view(-1) if query.dtype == torch.float8_e4m3fn else None,
+            "k_scale": layer._k_scale.view(-1) if quantised else None,
+            "v_scale": layer._v_scale.view(-1) if quantised else None,
+        }
 
     # For the local gate (`CheckedLayer`).
 

@@ -4,7 +4,8 @@ vLLM's V2 sampler leaves `num_sampled` on the device. Mode `off` copies it to th
 the reference. Mode `graph` replays a CUDA graph of the kernel, one a bucketed shape, captured
 when the shape is first seen. Mode `adaptive` launches the kernel eagerly until a shape has
 recurred `TRIALS` times, then replays it as often, and from then on takes the way that costs the
-host less time. The way of each window is counted.
+host less time; but if the launch can also run vLLM's update of its requests (`stock_update`), it
+saves a launch, and nothing is tried. The way of each window is counted.
 """
 
 import logging
@@ -186,6 +187,20 @@ class DeviceValidator(ScvValidator):
             self.count_fallback(problem)
             return "device", problem
         return "capture", None
+
+    @property
+    def joins_update(self) -> bool:
+        """True if this mode has a window decided by the launch that also runs vLLM's update.
+
+        No graph can: the update's tensors are others in every step.
+        """
+        return self.mode is ScvMode.ADAPTIVE
+
+    def joined_update(self) -> str:
+        """Count a window that was decided so; its path."""
+        self.counters["scv_device_validations"] += 1
+        self.counters["scv_launches"] += 1
+        return "device"
 
     def forget(self, sources: Hashable) -> None:
         """Drop the launches that commit from these captured addresses."""

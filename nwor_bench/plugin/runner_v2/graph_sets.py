@@ -22,6 +22,7 @@ from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, ModelCu
 from vllm.v1.worker.gpu.lora_utils import create_lora_capture_hook
 
 from nwor_bench.plugin.layers import StagingUnavailable
+from nwor_bench.plugin.runner_v2.attention_choice import AttentionChoices, Size
 from nwor_bench.plugin.runner_v2.plan import (
     DraftCounts,
     GpuWindowBatch,
@@ -42,6 +43,7 @@ class StagingGraphs:
         runner: vLLM's V2 model runner, after it has captured its own graphs.
         slots: index of the target layers' slots in the runner's (`SlotRows.chosen`).
         copied: drafts are copied, not left in the capture's own memory.
+        choices: which windows are left to stock; None: none is.
         control: the layers write their drafts too, and nothing is committed (mode `control`).
     """
 
@@ -56,7 +58,9 @@ class StagingGraphs:
         slots: int | slice,
         copied: bool = False,
         control: bool = False,
+        choices: AttentionChoices | None = None,
     ):
+        self._choices = choices
         self._runner = runner
         self._slots = slots
         self._inputs = inputs
@@ -81,16 +85,26 @@ class StagingGraphs:
     def wanted(self) -> list[BatchExecutionDescriptor]:
         """vLLM's own full graphs of equal windows with drafts, largest first.
 
-        One for each number of active adapters, and with dynamic speculation for each length.
+        One for each number of active adapters, and with dynamic speculation for each length; none
+        of a size that is always left to stock.
         """
+        windows = self.of_stock() if self.only is None else [self.only]
+        choices = self._choices
+        return [d for d in windows if choices is None or not choices.of(_size(d)).always]
+
+    def of_stock(self) -> list[BatchExecutionDescriptor]:
+        """All of them."""
         stock = self._runner.cudagraph_manager
         if stock is None:
             return []
         full = [desc for desc in stock.graphs if desc.cg_mode is CUDAGraphMode.FULL]
         windows = [d for d in full if (d.uniform_token_count or 1) > 1 and d.num_ubatches == 1]
-        if self.only is not None:
-            windows = [self.only]
         return sorted(windows, key=lambda desc: desc.num_tokens, reverse=True)
+
+    def why_direct(self, descriptor: Any, input_batch: Any) -> str | None:
+        """See `CapturedWindows`."""
+        choices = self._choices
+        return None if choices is None else choices.why_direct(_size(descriptor), input_batch)
 
     def capture(self) -> None:
         """Capture every wanted shape once; a failure leaves the set empty and says why.
@@ -223,6 +237,10 @@ class StockGraphs(StagingGraphs):
     ) -> GpuWindowBatch:
         self._run_capture(manager, desc)
         return self._padding(desc)
+
+
+def _size(desc: Any) -> Size:
+    return desc.num_reqs, desc.uniform_token_count
 
 
 @contextmanager

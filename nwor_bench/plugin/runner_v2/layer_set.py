@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from nwor_bench.plugin.layers import LayerCache, StagingUnavailable
 from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
 from nwor_bench.plugin.window import HeldValuesLost
 from nwor_kernels.commit.plan import CommitPlan, StagedSources
+from nwor_kernels.commit.with_update import RequestStates, Update
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -154,6 +156,7 @@ class LayerSet:
         self._grouped = grouped
         self._plan = self._plan_of(layers, [layer.slot_row for layer in layers])
         self._bound: dict[tuple[StagedSources, int], Launch] = {}
+        self._updating: dict[tuple[StagedSources, int], tuple[RequestStates, Update]] = {}
         self._collected: StagedSources | None = None
         self.buffers: CopyBuffers | None = None
         """Where copies go; None until their memory is there."""
@@ -220,9 +223,38 @@ class LayerSet:
             )
         return bound
 
+    def launch_with_update(
+        self, batch: GpuWindowBatch, slots: Tensor, certain: int, kernel: Any, states: RequestStates
+    ) -> Update:
+        """The launch that commits a captured window and runs vLLM's update of its requests.
+
+        Args:
+            kernel: the update's.
+            states: what it changes; one object for as long as they are the same tensors.
+        """
+        assert batch.sources is not None
+        assert batch.tokens_per_request is not None
+        sources = batch.sources[self._number]
+        kept = self._updating.get((sources, certain))
+        if kept is not None and kept[0] is states:
+            return kept[1]
+        bound = self._plan.bind_with_update(
+            sources,
+            slots,
+            self._errors,
+            certain=certain,
+            tokens_per_request=batch.tokens_per_request,
+            written=self._written,
+            update=kernel,
+            states=states,
+        )
+        self._updating[sources, certain] = states, bound
+        return bound
+
     def forget_launches(self) -> None:
         """Drop the bound launches of a warm-up, whose windows never come."""
         self._bound.clear()
+        self._updating.clear()
 
     def commit(
         self,

@@ -266,6 +266,9 @@ class CapturedWindows(Protocol):
     shapes: dict[Any, GpuWindowBatch]
     unavailable: str | None
 
+    def why_direct(self, descriptor: Any, input_batch: Any) -> str | None:
+        """Why this step's windows are left to stock's graph; None if they are staged."""
+
 
 @dataclass
 class WindowPlanner:
@@ -361,6 +364,9 @@ class WindowPlanner:
         key = (tokens, requests, length, descriptor.num_active_loras)
         if input_batch.num_draft_tokens != requests * drafts:
             return None, "full_graph_with_uneven_windows"
+        slower = self.graphs.why_direct(descriptor, input_batch)
+        if slower is not None:
+            return None, slower
         ready = self._replays.get(key)
         if ready is None:
             captured = self.graphs.shapes.get(descriptor)

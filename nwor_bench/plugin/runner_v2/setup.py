@@ -1,6 +1,9 @@
 """Staging on a GPU set up for one runner, or why its windows must be written directly."""
 
+import logging
+import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
@@ -22,19 +25,47 @@ from nwor_bench.plugin.layers import (
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.runner_v2 import attention, mla_attention, sparse_mla
-from nwor_bench.plugin.runner_v2.attention import StagingAttention
+from nwor_bench.plugin.runner_v2.attention import (
+    AttentionGroup,
+    StagingAttention,
+    committed_of,
+    merges,
+    shape_of,
+)
+from nwor_bench.plugin.runner_v2.attention_choice import (
+    AttentionChoices,
+    AttentionKind,
+    AttentionShape,
+    ChoiceStore,
+    Contender,
+    kernels_digest,
+    version,
+)
 from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs, StockGraphs
 from nwor_bench.plugin.runner_v2.mla_attention import MlaStagingAttention, MlaTail, serves
 from nwor_bench.plugin.runner_v2.plan import WindowPlanner, memory_of, most_referenced_rows
 from nwor_bench.plugin.runner_v2.sparse_mla import SparseMlaAttention, fused_write_patch
 from nwor_bench.plugin.runner_v2.staged_layer import StepInputs
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
-from nwor_bench.plugin.settings import PluginSettings
+from nwor_bench.plugin.settings import AttentionBy, PluginSettings
 from nwor_bench.plugin.window import Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_bench.records.types import NworMode, StageBy
 from nwor_kernels.mla_verify_attention.kernel import create_workspace
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace
+from nwor_kernels.verify_attention.tuning import processors_of
+
+logger = logging.getLogger("vllm.nwor_bench")
+
+COMMIT_S = 6e-6
+"""A commit of all layers, measured on an H200: what staging adds to a window's attention."""
+
+FORCED = {
+    AttentionBy.AUTO: None,
+    AttentionBy.OURS: Contender.OURS,
+    AttentionBy.MERGE: Contender.MERGE_CAUSAL,
+    AttentionBy.STOCK: None,
+}
 
 
 class StagingParts:
@@ -47,6 +78,7 @@ class StagingParts:
     def __init__(self, runner: Any, target: TargetLayers, settings: PluginSettings):
         names = [*target.staged, *target.sharing]
         self._runner, self._length = runner, runner.num_speculative_steps + 1
+        context = runner.compilation_config.static_forward_context
         reason = why_runner_cannot_stage(runner)
         reason = reason or _why_layers_cannot(runner, target, names, self._length)
         if reason:
@@ -62,7 +94,11 @@ class StagingParts:
         self.has_states = bool(target.recurrent)
         """The target has recurrent layers, so a forward cannot be run again."""
         self._copied = settings.stage_by is StageBy.COPY
-        context = runner.compilation_config.static_forward_context
+        self.attention_by = settings.attention
+        self._groups: dict[tuple[AttentionShape, int], AttentionGroup] = {}
+        self._kinds: dict[AttentionShape, AttentionKind] = {}
+        self.choices = self._choices(target)
+        """What attends windows, and which are left to stock."""
         layers, memory = [context[name] for name in target.staged], memory_of(runner.device)
         self._most_referenced = most_referenced_rows(layers, runner.dtype.itemsize, memory)
         self.graphs, self.planner = self.plan(control=False)
@@ -82,7 +118,7 @@ class StagingParts:
         """A further, empty set of full CUDA graphs and its planner, for mode control or stage."""
         runner = self._runner
         around = (self.window, self.staging, self.inputs, self.slots)
-        graphs = StagingGraphs(runner, *around, self._copied, control)
+        graphs = StagingGraphs(runner, *around, self._copied, control, self.choices)
         return graphs, WindowPlanner(
             self._length,
             self.slots,
@@ -93,6 +129,32 @@ class StagingParts:
             most_referenced=self._most_referenced,
             breakable=refusals.breaks_piecewise_graphs(runner.cudagraph_manager),
         )
+
+    def _choices(self, target: TargetLayers) -> AttentionChoices:
+        context = self._runner.compilation_config.static_forward_context
+        counts: dict[AttentionShape, int] = {}
+        for name in (*target.staged, *target.sharing):
+            layer = context[name]
+            if is_latent(layer):
+                continue
+            shape = shape_of(layer, self._runner.dtype)
+            counts[shape] = counts.get(shape, 0) + 1
+            if shape not in self._kinds:
+                self._kinds[shape] = AttentionKind(
+                    shape, processors_of(self._runner.device), can_merge=merges(layer),
+                    forced=FORCED[self.attention_by],
+                )  # fmt: skip
+        kinds = [(self._kinds[shape], count) for shape, count in counts.items()]
+        return AttentionChoices(kinds, stock_only=self.attention_by is AttentionBy.STOCK)
+
+    def _group_of(self, layer: Any, table: int, workspace: VerifyWorkspace) -> AttentionGroup:
+        runner, shape = self._runner, shape_of(layer, self._runner.dtype)
+        if (shape, table) not in self._groups:
+            committed = committed_of(layer, self.inputs, runner.max_num_reqs, runner.device)
+            self._groups[shape, table] = AttentionGroup(
+                self._kinds[shape], workspace, runner.device, committed
+            )
+        return self._groups[shape, table]
 
     def _staged_layers(self, target: TargetLayers) -> list[Any]:
         context = self._runner.compilation_config.static_forward_context
@@ -110,8 +172,35 @@ class StagingParts:
                 tail = self.mla_tail if serves(layer.impl) else None
                 found.append(MlaStagingAttention(number, layer, *around, workspace, tail))
             else:
+                group = self._group_of(layer, self.inputs.table_of[name], workspace)
                 writes = name in numbers
-                found.append(StagingAttention(number, layer, *around, workspace, writes=writes))
+                found.append(StagingAttention(number, layer, *around, group, writes=writes))
+        return found
+
+    def measure(self, sizes: Sequence[tuple[int, int]]) -> int:
+        """Time what attends windows of these sizes; how many were not stored already.
+
+        Called between steps, with stock's methods in place.
+        """
+        from nwor_bench.plugin.runner_v2.attention_timing import AttentionTiming
+
+        facts = {
+            "gpu": torch.cuda.get_device_name(self._runner.device),
+            **{name: version(name) for name in ("vllm", "torch", "triton")},
+            "kernels": kernels_digest(),
+        }
+        found, commit = 0, COMMIT_S / len(self.layers)
+        for shape, kind in self._kinds.items():
+            alike = [
+                each
+                for each in self.layers
+                if isinstance(each, StagingAttention) and each.group.kind is kind
+            ]
+            store = ChoiceStore({**facts, **asdict(shape)})
+            timing = AttentionTiming(self._runner, alike)
+            found += kind.choose(sizes, store, timing, commit)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
         return found
 
     def _patches(self) -> list[Patch]:
@@ -226,6 +315,8 @@ class StagingModes:
     def __init__(self, parts: StagingParts, vote: RankVote):
         self._parts = parts
         self._vote = vote
+        self._patched_next = False
+        self._chosen = False
 
     def switch(self, nwor_mode: NworMode) -> str | None:
         """Put a mode's attention in place; staging captures its graphs the first time.
@@ -242,9 +333,32 @@ class StagingModes:
         if reason is not None:
             self.patch(False)
             return reason
+        self._choose()
         self.patch(True)
         self._capture(self.graphs_of(nwor_mode is NworMode.CONTROL))
         return None
+
+    def _choose(self) -> None:
+        """Settle the contender of each captured size, the first time."""
+        parts = self._parts
+        if self._chosen or parts.attention_by is not AttentionBy.AUTO:
+            return
+        self._chosen = True
+        sizes = sorted({(d.num_reqs, d.uniform_token_count) for d in parts.graphs.of_stock()})
+        if not sizes:
+            return
+        began, measured = time.perf_counter(), 0
+        self.patch(False)  # stock is timed too
+        try:
+            measured = parts.measure(sizes)
+        except Exception as fault:  # out of memory, or metadata of another form
+            logger.exception("nwor: attention could not be timed; a table chooses")
+            parts.choices.forget(type(fault).__name__)
+        parts.choices.take(self._vote.of_first(parts.choices.given()), sizes)
+        logger.info(
+            "nwor: attention of %d window sizes, %d of them timed in %.1f s: %s",
+            len(sizes), measured, time.perf_counter() - began, parts.choices.in_words(),
+        )  # fmt: skip
 
     def graphs_of(self, control: bool) -> StagingGraphs:
         """The graphs of mode control, or of mode stage."""
@@ -252,12 +366,29 @@ class StagingModes:
 
     def patch(self, patched: bool) -> None:
         """Wrap the target layers' attention, or restore the stock methods."""
+        self._patched_next = patched
         if self._parts.attention.applied is patched:
             return
         if patched:
             self._parts.attention.apply()
         else:
             self._parts.attention.undo()
+
+    def patch_next(self, patched: bool) -> None:
+        """As `patch`, but only before the next forward that calls the layers' methods.
+
+        A full CUDA graph calls none, so a switch between two of them costs nothing.
+        """
+        self._patched_next = patched
+
+    @property
+    def is_patch_due(self) -> bool:
+        """True if `patch_next` asked for something else than what is in place."""
+        return self._parts.attention.applied is not self._patched_next
+
+    def patch_now(self) -> None:
+        """Do what `patch_next` asked for: the forward that comes next calls the layers."""
+        self.patch(self._patched_next)
 
     def prepare_sham(self) -> str | None:
         """Capture stock's forward once more; why windows of a sham run as plain off, or None."""
@@ -283,6 +414,7 @@ def graph_facts(stock: Any, parts: StagingParts | None) -> dict[str, Any]:
     facts["stage_window_sizes"] = graphs.capture_sizes if graphs else []
     facts["sham_window_sizes"] = sham.capture_sizes if sham else []
     facts["sham_capture_s"] = sham.capture_s if sham else None
+    facts["attention"] = parts.choices.to_dict() if parts else None
     control = parts.control_graphs if parts else None
     for name, each in (("stage", graphs), ("control", control), ("sham", sham)):
         facts[f"{name}_memory_bytes"] = each.memory_bytes if each else None

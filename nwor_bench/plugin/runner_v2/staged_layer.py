@@ -151,6 +151,11 @@ class StagedLayer:
         return self._staging.trace
 
     @property
+    def layer(self) -> Any:
+        """vLLM's."""
+        return self._layer
+
+    @property
     def name(self) -> str:
         """vLLM's name of it."""
         return str(self._layer.layer_name)

@@ -18,6 +18,7 @@ held by reference only if all addresses differed.
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,8 +26,10 @@ from torch import Tensor
 from nwor_bench.plugin.layers import LayerCache, StagedLayers
 from nwor_bench.plugin.runner_v2.layer_set import CopyBuffers, HeldValues, Launch, LayerSet
 from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
+from nwor_bench.plugin.runner_v2.stock_update import UpdateCall
 from nwor_bench.records.fallback_reasons import Fault, fault_of
 from nwor_kernels.commit.plan import StagedSources
+from nwor_kernels.commit.with_update import RequestStates, Update
 from nwor_kernels.metadata import error_names
 from nwor_kernels.stage.kernel import stage_kv_cache_triton
 
@@ -70,6 +73,8 @@ class GpuStaging(StagedLayers):
         self._places = [(each, place) for each in self.sets for place in range(len(each.layers))]
         self._batch: GpuWindowBatch | None = None
         self._through: Callable[[Launch, Tensor], None] | None = None
+        self._update: tuple[Any, UpdateCall] | None = None
+        self._states: RequestStates | None = None
         self._held = HeldValues(self.num_layers)
         self._holds_layers = False
         self._first_layer = 0
@@ -111,11 +116,19 @@ class GpuStaging(StagedLayers):
     def open(self, batch: GpuWindowBatch) -> None:
         """Set the window that the next stage and commit belong to."""
         self._batch = batch
-        self._through = None
+        self._through = self._update = None
 
     def validate_in_commit(self, through: Callable[[Launch, Tensor], None]) -> None:
         """Let `through` launch this window's commit, which decides itself, by `num_sampled`."""
         self._through = through
+
+    def update_in_commit(self, kernel: Any, call: UpdateCall) -> None:
+        """Let this captured window's commit run vLLM's update too; it decides itself.
+
+        Args:
+            kernel: the update's.
+        """
+        self._update = kernel, call
 
     def reset(self) -> None:
         """Release the last window's K/V; a window that a graph replayed holds nothing here.
@@ -123,7 +136,7 @@ class GpuStaging(StagedLayers):
         The commit may still be running. Its stream is the one that the K/V were allocated on, so
         PyTorch gives their memory only to kernels that run after it.
         """
-        self._batch = self._through = None
+        self._batch = self._through = self._update = None
         if self._holds_layers:
             for each in self.sets:
                 each.release()
@@ -166,7 +179,11 @@ class GpuStaging(StagedLayers):
         """
         assert self._batch is not None
         certain = self._batch.certain
-        if self._through is None:
+        if self._update is not None:
+            kernel, call = self._update
+            _, update = self.bind_update(self._batch, kernel, call)
+            update(*call.of_step())
+        elif self._through is None:
             self._launch(slots, certain)(accepted)
         else:
             self._through(self._launch(slots, certain - 1), accepted)
@@ -178,6 +195,10 @@ class GpuStaging(StagedLayers):
         requests = len(batch.num_draft_tokens)
         for certain in (batch.certain - 1, batch.certain):
             self._launch(batch.slots, certain)(self._counts_of_all[:requests])
+        self.forget_launches()
+
+    def forget_launches(self) -> None:
+        """Drop the bound launches of a warm-up, whose windows never come."""
         for each in self.sets:
             each.forget_launches()
 
@@ -193,6 +214,29 @@ class GpuStaging(StagedLayers):
                 launch(counts)
 
         return launch_all
+
+    def bind_update(
+        self, batch: GpuWindowBatch, kernel: Any, call: UpdateCall
+    ) -> tuple[RequestStates, Update]:
+        """The launch that commits a captured window and runs vLLM's update, and what it changes.
+
+        Args:
+            kernel: the update's.
+        """
+        self._states = states = call.states(self._states)
+        certain = batch.certain - 1  # `num_sampled` counts the first row
+        first, *others = self.sets
+        update = first.launch_with_update(batch, batch.slots, certain, kernel, states)
+        if not others:
+            return states, update
+        launches = [each.launch(batch, batch.slots, certain) for each in others]
+
+        def update_last(idx_mapping: Tensor, sampled: Tensor, counts: Tensor, *more: Any) -> None:
+            for launch in launches:
+                launch(counts)
+            update(idx_mapping, sampled, counts, *more)
+
+        return states, update_last
 
     def write_directly(self, layers: list[int], slots: Tensor) -> None:
         """Write every staged row of these layers, as stock vLLM would have done at once."""

@@ -116,10 +116,6 @@ class DelayedEngine:
             self.waited_ms.append(1e3 * sum(waits) / max(1, len(waits)))
         return output
 
-    def set_probe(self, on: bool) -> None:
-        """The engine's."""
-        self._engine.set_probe(on)
-
     def kv_cache(self) -> KvCache:
         """The engine's."""
         return self._engine.kv_cache()

@@ -13,7 +13,7 @@ from nwor_bench.analysis.findings.run import nothing_timed, sufficient_budget
 from nwor_bench.analysis.findings.table import Finding, FindingKind, Severity
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import RunStatus
-from nwor_bench.run.budget import PROBE_SHARE, WARMUP_SHARE
+from nwor_bench.run.budget import WARMUP_SHARE
 from nwor_bench.workload.options import seconds
 
 CELLS = 7
@@ -29,21 +29,21 @@ def test_what_was_spent_and_what_was_lost_are_named() -> None:
     for words in ("66 s", "61 s", "60 s", "no block was timed"):
         assert words in found.message
     assert "DRAM" not in found.message
-    # 1.6 x (66.2 s + 10 blocks of 7 batches of 1 s) = 218 s
-    assert found.remedy == "Write --time-budget 4m."
+    # 1.3 x (66.2 s + 10 blocks of 7 batches of 1 s) = 177 s
+    assert found.remedy == "Write --time-budget 3m."
 
 
 def test_counters_that_did_not_run_are_named_and_get_their_time() -> None:
     (found,) = found_in(spent_by_gate(counters="dram"))
     assert "no DRAM bytes were counted" in found.message
-    assert found.remedy == "Write --time-budget 6m."  # ten more blocks
+    assert found.remedy == "Write --time-budget 5m."  # ten more blocks
 
 
 def test_a_short_budget_is_rounded_to_ten_seconds() -> None:
-    run = spent_by_gate(measuring_s=8.25, batch_s=0.1)  # 1.6 x (8.25 + 7) = 24.4 s
+    run = spent_by_gate(measuring_s=8.25, batch_s=0.1)  # 1.3 x (8.25 + 7) = 19.8 s
     (found,) = found_in(run)
     assert "8.2 s" in found.message
-    assert found.remedy == "Write --time-budget 30s."
+    assert found.remedy == "Write --time-budget 20s."
 
 
 OTHERS = {
@@ -71,10 +71,10 @@ def test_a_run_with_a_timed_block_gets_no_such_advice() -> None:
 def test_the_budget_has_room_for_a_block_and_all_that_must_fit_behind_it(
     measuring_s: float, batch_s: float, counters: bool
 ) -> None:
-    """Even if warm-up and probes take all of their shares on top of what was spent."""
+    """Even if warm-up takes all of its share on top of what was spent."""
     run = spent_by_gate(measuring_s, batch_s, counters="dram" if counters else None)
     budget_s = seconds(sufficient_budget(run, summarised(run)))
     assert budget_s is not None
     block_s = CELLS * batch_s
     needed = measuring_s + ((10 if counters else 0) + 1) * block_s + batch_s
-    assert (1 - WARMUP_SHARE - PROBE_SHARE) * budget_s >= needed
+    assert (1 - WARMUP_SHARE) * budget_s >= needed

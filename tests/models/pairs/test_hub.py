@@ -87,8 +87,11 @@ def cached(monkeypatch: pytest.MonkeyPatch, path: str | None) -> None:
 
 
 @pytest.mark.parametrize("name", ["org/there", "org/no-config"])
-def test_what_the_hub_may_have_is_left_to_vllm(own_hub: type[_Hub], name: str) -> None:
-    check_hub_model("--target-model", name)
+def test_what_the_hub_may_have_is_left_to_vllm_and_asked_once(
+    own_hub: type[_Hub], name: str
+) -> None:
+    for _ in range(2):
+        check_hub_model("--target-model", name)
     assert len(own_hub.asked) == 1
 
 

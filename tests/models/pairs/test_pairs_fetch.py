@@ -18,7 +18,8 @@ from nwor_bench.models.pairs import (
     pair_folder,
     resolve_pair,
 )
-from nwor_bench.models.pairs.cache import COMPRESSED, WEIGHTS, build_once, cache_root, unpacked
+from nwor_bench.models.pairs.cache import COMPRESSED, WEIGHTS, build_once, unpacked
+from nwor_bench.records.user_cache import cache_root
 
 pytestmark = pytest.mark.slow  # packages are built
 

@@ -7,13 +7,13 @@ import pytest
 from refusals import refused
 from test_pairs_resolve import model_folder
 
-from nwor_bench.models.methods import FROM_TARGET, STAGED_METHODS, WITHOUT_DRAFTER, Method
-from nwor_bench.models.pairs import load_pair, resolve_pair
+from nwor_bench.models.methods import FROM_TARGET, WITHOUT_DRAFTER, Method
+from nwor_bench.models.pairs import resolve_pair
 
 MIMO = {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "vocab_size": 1000}
 
 
-@pytest.mark.parametrize("method", STAGED_METHODS)
+@pytest.mark.parametrize("method", Method)
 def test_every_staged_method_is_taken(tmp_path: Path, method: Method) -> None:
     target = model_folder(tmp_path / "target", **MIMO, num_nextn_predict_layers=1)
     draft = None
@@ -71,11 +71,3 @@ def test_the_generated_mtp_pair_has_no_drafter(tmp_path: Path) -> None:
     assert (lookup.target, lookup.draft) == (pair.target, None)
     with refused("method", value="draft_model", naming="--draft-model"):
         resolve_pair("tiny-mtp", method="draft_model", cache_dir=tmp_path)
-
-
-def test_a_pair_file_with_a_method_that_is_not_staged_is_refused(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[3] / "scenarios/pairs/tiny-ngram.toml").read_text()
-    own = tmp_path / "own.toml"
-    own.write_text(text.replace('method = "ngram"', 'method = "medusa"'))
-    with refused("method", value="medusa", naming="write one of ngram"):
-        load_pair(str(own))

@@ -69,7 +69,7 @@ def sweep_with(
         ({"num_attention_heads": None}, "transformers refuses it .*num_attention_heads"),
         ({"num_hidden_layers": "3"}, "transformers refuses it .*num_hidden_layers"),
         ({"vocab_size": [1]}, "transformers refuses it .*vocab_size"),
-        ({"dtype": "float31"}, "transformers refuses it .*float31"),
+        ({"dtype": "float31"}, "its \"dtype\" is 'float31'; write"),
         ({"hidden_size": MISSING}, 'it has no "hidden_size"; add it'),
         ({"num_hidden_layers": MISSING}, 'it has no "num_hidden_layers"; add it'),
     ],

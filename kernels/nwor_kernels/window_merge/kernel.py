@@ -1,0 +1,253 @@
+"""A window's own K/V, merged into stock attention over the committed tokens.
+
+Stock attends every query row of a request to its committed tokens and returns the log-sum-exp of
+its scores. Here each row attends to the keys that it lacks, and the two results are weighted by
+their sums. One launch of one program for each 16 query rows of a request that share a K/V head;
+none waits for another.
+
+Which keys a row lacks depends on stock's mask. Without one, they are the staged rows up to its own.
+A causal mask ends with the committed tokens: of q rows row i sees all but the last q - 1 - i of
+them, and these are read from the cache. With an fp8 cache FlashAttention 3 is faster that way.
+
+Exact only for plain softmax attention (a softcap, a sink or a sliding window would have to be in
+both parts), and only if a request stages all of its rows, or all but the first.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nwor_kernels.fp8 import E4M3_CACHE_DTYPES
+from nwor_kernels.launch import Launches
+from nwor_kernels.verify_attention.kernel import compute_type
+from nwor_kernels.verify_attention.tiles import LOG2_E, as_read_back, product, scale_of
+from nwor_kernels.verify_attention.tuning import padded, unsupported_reason
+
+ROWS = 16
+"""Query rows of a program: the fewest of a matrix instruction."""
+
+NUM_WARPS = 4
+
+
+@triton.jit(
+    do_not_specialize=["scale", "lse_head"],
+    do_not_specialize_on_alignment=[
+        "query_start_loc", "seq_lens", "block_table", "staged_start", "staged_end", "lse",
+    ],
+)  # fmt: skip
+def merge_window_kernel(
+    query,
+    key,
+    value,
+    cache,
+    query_start_loc,
+    seq_lens,
+    block_table,
+    staged_start,
+    staged_end,
+    output,
+    lse,
+    q_scale,
+    k_scale,
+    v_scale,
+    scale,
+    table_row,
+    query_row,
+    query_head,
+    key_row,
+    key_head,
+    value_row,
+    value_head,
+    cache_block,
+    cache_head,
+    cache_offset,
+    output_row,
+    output_head,
+    lse_head,
+    Q_SCALES: tl.constexpr,
+    K_SCALES: tl.constexpr,
+    V_SCALES: tl.constexpr,
+    FP8: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    RATIO: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM: tl.constexpr,
+    OUT_DIM: tl.constexpr,
+    TAIL: tl.constexpr,
+):
+    """One program: ROWS query rows of one request and one K/V head."""
+    tile, head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first_row = tl.load(query_start_loc + request)
+    num_rows = tl.load(query_start_loc + request + 1) - first_row
+    first_staged = tl.load(staged_start + request)
+    num_staged = tl.load(staged_end + request) - first_staged
+    if (tile * ROWS >= num_rows * RATIO) | (num_staged <= 0):
+        return
+    seq_len = tl.load(seq_lens + request)
+    committed = seq_len - num_staged
+    lacking = num_rows - 1 if CAUSAL else 0  # committed tokens that some row lacks
+
+    folded = tile * ROWS + tl.arange(0, ROWS)
+    number, in_group = folded // RATIO, folded % RATIO
+    is_row = number < num_rows
+    row, attended = (first_row + number).to(tl.int64), head * RATIO + in_group
+    in_key, in_value = tl.arange(0, DIM), tl.arange(0, OUT_DIM)
+    key_dims, value_dims = (in_key < HEAD_DIM)[None, :], (in_value < VALUE_DIM)[None, :]
+    tail = tl.arange(0, TAIL)
+    position = committed - lacking + tail
+    staged = tail - lacking
+    is_staged = (staged >= 0) & (staged < num_staged)
+
+    q_at = query + row * query_row + attended * query_head
+    q = tl.load(q_at[:, None] + in_key[None, :], mask=is_row[:, None] & key_dims, other=0.0)
+    source = (first_staged + staged).to(tl.int64)
+    k_at = (key + source * key_row + head * key_head)[:, None] + in_key[None, :]
+    k = tl.load(k_at, mask=is_staged[:, None] & key_dims, other=0.0)
+    v_at = (value + source * value_row + head * value_head)[:, None] + in_value[None, :]
+    v = tl.load(v_at, mask=is_staged[:, None] & value_dims, other=0.0)
+
+    seen_until = committed - lacking + tl.where(CAUSAL, number, 0)
+    was_attended = is_row & (seen_until > 0)
+    o_at = (output + row * output_row + attended * output_head)[:, None] + in_value[None, :]
+    before = tl.load(o_at, mask=was_attended[:, None] & value_dims, other=0.0).to(tl.float32)
+    sums_at = lse + attended * lse_head + row
+    stock = tl.load(sums_at, mask=was_attended, other=float("-inf")) * LOG2_E
+
+    kept_k_scale = scale_of(k_scale, head, K_SCALES)
+    kept_v_scale = scale_of(v_scale, head, V_SCALES)
+    factor = scale * kept_k_scale * scale_of(q_scale, head, Q_SCALES) * LOG2_E
+    k = as_read_back(k, kept_k_scale, FP8, COMPUTE)
+    v = as_read_back(v, kept_v_scale, FP8, COMPUTE)
+    if CAUSAL:
+        in_cache = (tail < lacking) & (position >= 0)
+        table = block_table + request.to(tl.int64) * table_row
+        block = tl.load(table + position // BLOCK_SIZE, mask=in_cache, other=0).to(tl.int64)
+        at = cache + block * cache_block + head.to(tl.int64) * cache_head
+        at = (at + (position % BLOCK_SIZE) * cache_offset)[:, None]
+        cached_k = tl.load(at + in_key[None, :], mask=in_cache[:, None] & key_dims, other=0.0)
+        at += HEAD_DIM
+        cached_v = tl.load(at + in_value[None, :], mask=in_cache[:, None] & value_dims, other=0.0)
+        k = tl.where(is_staged[:, None], k, cached_k.to(COMPUTE))
+        v = tl.where(is_staged[:, None], v, cached_v.to(COMPUTE))
+    seen = (tail < lacking + num_staged) & (position >= 0)
+    seen = seen[None, :] & (position[None, :] >= seen_until[:, None])
+    seen &= position[None, :] <= (seq_len - num_rows + number)[:, None]
+    scores = tl.where(seen, product(q.to(COMPUTE), tl.trans(k)) * factor, float("-inf"))
+    best = tl.maximum(tl.max(scores, axis=1), stock)
+    best = tl.where(is_row, best, 0.0)  # rows of padding have seen nothing
+    weights = tl.exp2(scores - best[:, None])
+    kept = tl.exp2(stock - best)
+    total = tl.sum(weights, axis=1) + kept
+    merged = product(weights.to(COMPUTE), v) * kept_v_scale + before * kept[:, None]
+    tl.store(o_at, merged / total[:, None], mask=is_row[:, None] & value_dims)
+
+
+_launches = Launches(merge_window_kernel, free=frozenset({"scale", "lse_head"}))
+
+
+def merge_window_triton(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kv_cache: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    staged_start: Tensor,
+    staged_end: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    *,
+    scale: float,
+    max_query_len: int,
+    causal: bool,
+    q_scale: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    num_warps: int = NUM_WARPS,
+) -> None:
+    """Merge the staged rows of every request into stock's output over its committed tokens.
+
+    Safe in a CUDA graph: it reads nothing on the host and allocates nothing. Requests without
+    query rows or without staged rows are skipped.
+
+    Args:
+        query, key, value, kv_cache, query_start_loc, seq_lens, block_table, staged_start,
+            staged_end: as for `verify_attention_triton`; the cache is read only if `causal`.
+        output: [num_tokens, heads, value_dim], overwritten: stock's over the first L - s tokens of
+            a request of L tokens and s staged rows.
+        lse: [heads, num_tokens] float32, the natural log-sum-exp of stock's scaled scores, its last
+            dimension contiguous. It is not read, nor is `output`, for rows that saw no token.
+        scale: factor on the scores.
+        max_query_len: most query rows of a request with staged rows.
+        causal: stock's attention was causal, aligned to the end of the committed tokens.
+        q_scale, k_scale, v_scale: float32, [1] or [kv_heads]; for fp8 caches.
+        num_warps: Triton's, for benchmarks.
+
+    Raises:
+        ValueError: the kernel does not serve this shape.
+    """
+    requests = seq_lens.shape[0]
+    heads, head_dim = query.shape[1:]
+    kv_heads, value_dim = value.shape[1:]
+    reason = unsupported_reason(head_dim, max_query_len, key.dtype, kv_cache.dtype, value_dim)
+    if reason:
+        raise ValueError(f"merge_window does not serve this: {reason}")
+    if requests == 0:
+        return
+    quantised = kv_cache.dtype in E4M3_CACHE_DTYPES
+    if kv_cache.dtype == torch.uint8:
+        kv_cache = kv_cache.view(torch.float8_e4m3fn)
+    k_scale, v_scale = (k_scale, v_scale) if quantised else (None, None)
+    keys = 2 * max_query_len - 1 if causal else max_query_len
+    arguments = (
+        query,
+        key,
+        value,
+        kv_cache,
+        query_start_loc,
+        seq_lens,
+        block_table,
+        staged_start,
+        staged_end,
+        output,
+        lse,
+        q_scale,
+        k_scale,
+        v_scale,
+        scale,
+        block_table.stride(0),
+        *query.stride()[:2],
+        *key.stride()[:2],
+        *value.stride()[:2],
+        *kv_cache.stride()[:3],
+        *output.stride()[:2],
+        lse.stride(0),
+    )
+    constants = {
+        "Q_SCALES": _count(q_scale),
+        "K_SCALES": _count(k_scale),
+        "V_SCALES": _count(v_scale),
+        "FP8": int(quantised),
+        "COMPUTE": compute_type(key, quantised),
+        "RATIO": heads // kv_heads,
+        "HEAD_DIM": head_dim,
+        "VALUE_DIM": value_dim,
+        "BLOCK_SIZE": kv_cache.shape[2],
+        "CAUSAL": causal,
+        "ROWS": ROWS,
+        "DIM": padded(head_dim),
+        "OUT_DIM": padded(value_dim),
+        "TAIL": max(16, triton.next_power_of_2(keys)),
+    }
+    tiles = triton.cdiv(max_query_len * (heads // kv_heads), ROWS)
+    _launches((tiles, kv_heads, requests), arguments, constants, num_warps=num_warps)
+
+
+def _count(scales: Tensor | None) -> int:
+    return 0 if scales is None else scales.numel()

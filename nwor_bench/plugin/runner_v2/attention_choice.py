@@ -1,0 +1,426 @@
+"""How each captured window attends: chosen by measurement, stored, or taken from a table.
+
+Contenders are our kernel in its tilings, stock's attention over the committed tokens with the
+window's rows merged in, and stock itself with its write. Which is the fastest depends on heads,
+head dim, cache dtype, requests, drafts and contexts. So they are timed as a set of graphs is
+captured (`attention_timing`), at a few lengths, and the result is kept in a file for later starts.
+
+A captured graph has one staged contender. Where stock with its write wins, no graph is captured, or
+a step of about that length replays stock's: its windows are written directly, with the reason
+`slower_than_stock`.
+"""
+
+import json
+import logging
+import math
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from hashlib import sha256
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol
+
+from nwor_bench.records import fallback_reasons as reasons
+from nwor_bench.records.user_cache import cache_root
+from nwor_kernels import verify_attention, window_merge
+from nwor_kernels.verify_attention.tuning import Tiling, fastest_tiling
+
+logger = logging.getLogger("vllm.nwor_bench")
+
+
+class Contender(StrEnum):
+    """A way to attend a window."""
+
+    OURS = "ours"
+    """`verify_attention` over everything, in its usual tiling."""
+    OURS_4 = "ours4"
+    """The same in `Tiling.FOUR_PROGRAMS`."""
+    OURS_32 = "ours32"
+    """The same in `Tiling.ROWS_32`."""
+    MERGE = "merge"
+    """Stock over the committed tokens without a mask, and `merge_window`."""
+    MERGE_CAUSAL = "merge_causal"
+    """The same with a causal mask that ends with the committed tokens."""
+    STOCK = "stock"
+    """Stock's write and attention: the window is not staged."""
+
+    @property
+    def is_merge(self) -> bool:
+        """Stock attends the committed tokens."""
+        return self in (Contender.MERGE, Contender.MERGE_CAUSAL)
+
+
+TILINGS = {
+    Contender.OURS: Tiling.USUAL,
+    Contender.OURS_4: Tiling.FOUR_PROGRAMS,
+    Contender.OURS_32: Tiling.ROWS_32,
+}
+
+LENGTHS = (1024, 8192, 32768)
+"""Contexts at which contenders are timed, if the cache has room for them."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was measured of layers of one shape in windows of one size."""
+
+    contender: Contender
+    """Attends staged windows."""
+    lengths: tuple[int, ...]
+    """Contexts that were timed, ascending."""
+    staged: tuple[float, ...]
+    """Seconds of one layer at each of them: the contender's, with its share of the commit."""
+    stock: tuple[float, ...]
+    """Likewise: stock's write and attention."""
+    all_us: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
+    """Microseconds of one layer by contender, without the commit."""
+
+
+def decide(
+    times: Mapping[Contender, Sequence[float]], lengths: Sequence[int], commit: float = 0.0
+) -> Choice:
+    """The choice for one size: the contender that loses least over all lengths.
+
+    Lengths at which it loses to stock are left to stock, so it loses nothing there.
+
+    Args:
+        times: seconds of a layer at each length, stock's with its write among them.
+        commit: a layer's share of the commit that staging adds.
+    """
+    stock = times[Contender.STOCK]
+    staged: dict[Contender, list[float]] = {
+        c: [t + commit for t in ts] for c, ts in times.items() if c is not Contender.STOCK
+    }
+
+    def lost(contender: Contender) -> tuple[float, float]:
+        ratios = [mine / theirs for mine, theirs in zip(staged[contender], stock, strict=True)]
+        return sum(min(ratio, 1.0) for ratio in ratios), sum(ratios)
+
+    best = min(staged, key=lost)
+    told = {str(c): tuple(round(1e6 * t, 2) for t in ts) for c, ts in times.items()}
+    return Choice(best, tuple(lengths), tuple(staged[best]), tuple(stock), told)
+
+
+@dataclass(frozen=True)
+class DirectLengths:
+    """At which contexts windows of one size are written directly."""
+
+    lengths: tuple[int, ...] = ()
+    direct: tuple[bool, ...] = ()
+
+    @property
+    def always(self) -> bool:
+        """No window of this size is staged."""
+        return bool(self.direct) and all(self.direct)
+
+    @property
+    def sometimes(self) -> bool:
+        """Some are and others are not."""
+        return any(self.direct) and not all(self.direct)
+
+    def at(self, mean_length: float) -> bool:
+        """As at the nearest length that was timed."""
+        if not any(self.direct):
+            return False
+        apart = [abs(math.log(max(mean_length, 1.0) / length)) for length in self.lengths]
+        return self.direct[apart.index(min(apart))]
+
+
+NEVER = DirectLengths()
+ALWAYS = DirectLengths((1,), (True,))
+
+
+def direct_lengths(choices: Sequence[tuple[int, Choice]]) -> DirectLengths:
+    """Where the target's layers together lose to stock.
+
+    Args:
+        choices: for each shape of layers, how many there are and their choice, of equal lengths.
+    """
+    if not choices:
+        return NEVER
+    lengths = choices[0][1].lengths
+    staged, stock = (
+        [sum(count * getattr(choice, name)[i] for count, choice in choices)
+         for i in range(len(lengths))]
+        for name in ("staged", "stock")
+    )  # fmt: skip
+    return DirectLengths(lengths, tuple(a > b for a, b in zip(staged, stock, strict=True)))
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Layers that attend alike."""
+
+    implementation: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    dtype: str
+    cache_dtype: str
+    block_size: int
+    sliding_window: int = -1
+    plain: bool = True
+    """Neither softcap, sinks, slopes nor chunks."""
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of an element of the cache."""
+        return 1 if self.cache_dtype.startswith("fp8") else 4 if self.dtype == "float32" else 2
+
+    @property
+    def ratio(self) -> int:
+        """Query heads of a K/V head."""
+        return self.heads // self.kv_heads
+
+
+def from_table(shape: AttentionShape, requests: int, rows: int, processors: int) -> Contender:
+    """Our kernel in the tiling that was the fastest on an H200."""
+    found = fastest_tiling(
+        rows,
+        shape.ratio,
+        max(shape.head_dim, shape.value_dim),
+        shape.cache_bytes,
+        requests * shape.kv_heads,
+        processors,
+    )
+    return next(contender for contender, tiling in TILINGS.items() if tiling is found)
+
+
+def version(package: str) -> str:
+    """Of an installed package; "" if it only lies on the path."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def kernels_digest() -> str:
+    """Of the sources of our contenders: other kernels take other times."""
+    found = sha256()
+    for package in (verify_attention, window_merge):
+        for source in sorted(Path(package.__path__[0]).glob("*.py")):
+            found.update(source.read_bytes())
+    return found.hexdigest()[:8]
+
+
+class ChoiceStore:
+    """Choices on disk: a JSON file a machine and shape, each size an entry.
+
+    A file that cannot be read or written is left alone: the contenders are timed again.
+
+    Args:
+        facts: everything that the times depend on besides a window's size.
+    """
+
+    VERSION = 1
+
+    def __init__(self, facts: Mapping[str, object], folder: Path | None = None):
+        self._facts = {"version": self.VERSION, **facts}
+        name = "-".join(str(value) for value in self._facts.values())
+        safe = "".join(c if c.isalnum() or c in ".-" else "_" for c in name)
+        self._path = (folder or cache_root() / "attention") / f"{safe[:180]}.json"
+
+    def read(self) -> dict[str, Choice]:
+        """Choices by size; none if there is no file of these facts."""
+        try:
+            found = json.loads(self._path.read_text())
+            if found["facts"] != self._facts:
+                return {}
+            return {size: _choice_of(entry) for size, entry in found["sizes"].items()}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+    def write(self, choices: Mapping[str, Choice]) -> None:
+        """Replace the file."""
+        content = {"facts": self._facts, "sizes": {s: asdict(c) for s, c in choices.items()}}
+        beside = self._path.with_suffix(f".{os.getpid()}")
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            beside.write_text(json.dumps(content, indent=1))
+            beside.replace(self._path)
+
+
+def _choice_of(entry: Mapping[str, Any]) -> Choice:
+    lists = {name: tuple(entry[name]) for name in ("lengths", "staged", "stock")}
+    told = {name: tuple(times) for name, times in entry["all_us"].items()}
+    return Choice(Contender(entry["contender"]), all_us=told, **lists)
+
+
+Size = tuple[int, int]
+"""Requests, and rows of each."""
+
+NEAR = 1.2
+"""Sizes up to this ratio of requests share a measurement."""
+
+
+class Measurement(Protocol):
+    """Times the contenders of one shape of layers (`attention_timing`)."""
+
+    def lengths(self, size: Size) -> tuple[int, ...]:
+        """Contexts that the cache has room for; none if this shape is not measured."""
+
+    def times(self, size: Size, length: int) -> dict[Contender, float]:
+        """Seconds of one layer by contender."""
+
+
+class AttentionKind:
+    """The choices of layers of one shape.
+
+    Args:
+        can_merge: stock's attention over the committed tokens returns its log-sum-exp, and the
+            merge is exact.
+        forced: takes the place of any choice; None: none does.
+    """
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        processors: int,
+        *,
+        can_merge: bool = False,
+        forced: Contender | None = None,
+    ):
+        self.shape, self.can_merge = shape, can_merge
+        self._processors = processors
+        self._forced = None if forced is not None and forced.is_merge and not can_merge else forced
+        self.chosen: dict[Size, Choice] = {}
+        """Sizes that were measured, or read."""
+        self._by_table: dict[Size, Contender] = {}
+
+    def choose(
+        self, sizes: Sequence[Size], store: ChoiceStore, measurement: Measurement, commit: float
+    ) -> int:
+        """Settle these sizes from the store, or by measurement; how many were measured.
+
+        Args:
+            commit: seconds that a layer's share of a commit takes.
+        """
+        known, measured = store.read(), 0
+        for size in sorted(sizes, reverse=True):
+            name, lengths = f"{size[0]}x{size[1]}", measurement.lengths(size)
+            if not lengths:
+                continue
+            if name not in known or known[name].lengths != lengths:
+                near = self._near(size, lengths)
+                if near is None:
+                    times = [measurement.times(size, length) for length in lengths]
+                    both = {c: [each[c] for each in times] for c in times[0]}
+                    near, measured = decide(both, lengths, commit), measured + 1
+                known[name] = near
+            self.chosen[size] = known[name]
+        if measured:
+            store.write(known)
+        return measured
+
+    def _near(self, size: Size, lengths: tuple[int, ...]) -> Choice | None:
+        """The choice of a size that was settled before and has about as many requests."""
+        for (requests, rows), choice in self.chosen.items():
+            close = size[0] > 2 and requests / size[0] <= NEAR
+            if rows == size[1] and close and choice.lengths == lengths:
+                return choice
+        return None
+
+    def contender(self, size: Size) -> Contender:
+        """What attends a staged step of equal windows."""
+        if self._forced is not None and self._forced is not Contender.OURS:
+            return self._forced
+        choice = self.chosen.get(size) if self._forced is None else None
+        return self.tiling(size) if choice is None else choice.contender
+
+    def tiling(self, size: Size) -> Contender:
+        """Our kernel in its tiling of the table, for any step."""
+        if size not in self._by_table:
+            self._by_table[size] = from_table(self.shape, *size, self._processors)
+        return self._by_table[size]
+
+
+class AttentionChoices:
+    """The choices of all shapes of the target's layers, and which windows are left to stock.
+
+    Args:
+        kinds: each shape's choices and its number of layers.
+        stock_only: every window of a full graph is left to stock.
+    """
+
+    def __init__(self, kinds: Sequence[tuple[AttentionKind, int]], *, stock_only: bool = False):
+        self._kinds = kinds
+        self._stock_only = stock_only
+        self._direct: dict[Size, DirectLengths] = {}
+        self.failed: str | None = None
+        """Why nothing was measured; None if it was, or nobody asked."""
+
+    def settle(self, sizes: Sequence[Size]) -> None:
+        """Take over what the kinds have chosen."""
+        for size in sizes:
+            chosen = [(count, kind.chosen.get(size)) for kind, count in self._kinds]
+            found = [(count, choice) for count, choice in chosen if choice is not None]
+            alike = len({choice.lengths for _, choice in found}) == 1
+            # A shape that was not measured may lose or gain anything.
+            self._direct[size] = (
+                direct_lengths(found) if alike and len(found) == len(chosen) else NEVER
+            )
+
+    def given(self) -> list[dict[Size, Choice]]:
+        """What each kind has chosen, for other ranks."""
+        return [kind.chosen for kind, _ in self._kinds]
+
+    def take(self, given: Sequence[dict[Size, Choice]], sizes: Sequence[Size]) -> None:
+        """Take what the first rank has chosen."""
+        for (kind, _), chosen in zip(self._kinds, given, strict=True):
+            kind.chosen = chosen
+        self.settle(sizes)
+
+    def forget(self, reason: str) -> None:
+        """Leave every size to the table, because measuring failed."""
+        self.failed = reason
+        for kind, _ in self._kinds:
+            kind.chosen = {}
+
+    def in_words(self) -> str:
+        """A line for the log."""
+        told = []
+        for size, found in self.to_dict().items():
+            names = ", ".join(each["contender"] for each in found["shapes"].values())
+            left = f" (stock at {found['direct_at']})" if found["direct_at"] else ""
+            told.append(f"{size} {names}{left}")
+        return "; ".join(told) or f"the table ({self.failed or 'not timed'})"
+
+    def of(self, size: Size) -> DirectLengths:
+        """The contexts at which windows of this size are written directly."""
+        return ALWAYS if self._stock_only else self._direct.get(size, NEVER)
+
+    def why_direct(self, size: Size, input_batch: Any) -> str | None:
+        """Why a step of this captured size is left to stock; None if it is staged."""
+        if self._stock_only:
+            return reasons.STOCK_ATTENTION
+        direct = self._direct.get(size, NEVER)
+        if direct.sometimes:
+            # Upper bounds, known to the host and equal on all ranks.
+            bounds = input_batch.seq_lens_cpu_upper_bound[: input_batch.num_reqs]
+            return reasons.SLOWER_THAN_STOCK if direct.at(float(bounds.numpy().mean())) else None
+        return reasons.SLOWER_THAN_STOCK if direct.always else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """By size: each shape's contender and times in us, and the contexts left to stock."""
+        sizes = sorted({size for kind, _ in self._kinds for size in kind.chosen})
+        return {f"{size[0]}x{size[1]}": self._told(size) for size in sizes}
+
+    def _told(self, size: Size) -> dict[str, Any]:
+        direct = self.of(size)
+        left = [n for n, is_left in zip(direct.lengths, direct.direct, strict=True) if is_left]
+        chosen = {
+            f"{kind.shape.heads}/{kind.shape.kv_heads}": kind.chosen.get(size)
+            for kind, _ in self._kinds
+        }
+        return {
+            "direct_at": left,
+            "shapes": {
+                name: {"contender": str(choice.contender), "lengths": choice.lengths,
+                       "us": dict(choice.all_us)}
+                for name, choice in chosen.items() if choice is not None
+            },
+        }  # fmt: skip

@@ -1,0 +1,104 @@
+"""vLLM's update of its requests after a step, which a commit's launch can run too.
+
+`postprocess_sampled` calls `post_update` of its module, one launch through Triton that takes the
+host 17 us warm and 42 cold on an H200. The call is replaced, not the method around it.
+"""
+
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from nwor_kernels.commit.with_update import UPDATE_ARGUMENTS, RequestStates
+from nwor_kernels.direct_launch import count_refusal
+
+CALL = "post_update"
+KERNEL = "_post_update_kernel"
+ARGUMENTS = (
+    "idx_mapping",
+    "num_computed_tokens",
+    "last_sampled_tokens",
+    "output_bin_counts",
+    "sampled_tokens",
+    "num_sampled",
+    "num_rejected",
+    "query_start_loc",
+    "all_token_ids",
+    "total_len",
+)
+
+
+class StockUpdate(NamedTuple):
+    """The update that vLLM would launch."""
+
+    kernel: Any
+    """Triton's function of UPDATE_ARGUMENTS."""
+    caller: ModuleType
+    """The module whose CALL is replaced."""
+
+
+def find_update() -> StockUpdate | None:
+    """vLLM's update, if it is the one that a commit can run; otherwise it is counted once."""
+    from vllm.v1.worker.gpu import input_batch, model_runner
+
+    call, kernel = getattr(input_batch, CALL, None), getattr(input_batch, KERNEL, None)
+    code = getattr(call, "__code__", None)
+    names = code.co_varnames[: code.co_argcount] if code is not None else ()
+    known = names == ARGUMENTS and tuple(getattr(kernel, "arg_names", ())) == UPDATE_ARGUMENTS
+    if known and getattr(model_runner, CALL, None) is call:
+        return StockUpdate(kernel, model_runner)
+    count_refusal("vllm: another post_update")
+    return None
+
+
+class UpdateCall(NamedTuple):
+    """One call of `post_update`."""
+
+    idx_mapping: Tensor
+    """[requests] int64, each one's place among the runner's requests; negative: skipped."""
+    num_computed_tokens: Tensor
+    last_sampled_tokens: Tensor
+    output_bin_counts: Tensor | None
+    sampled_tokens: Tensor
+    """[requests, k + 1] int64"""
+    num_sampled: Tensor
+    """[requests] int32"""
+    num_rejected: Tensor
+    """[requests] int32"""
+    query_start_loc: Tensor | None
+    """[requests + 1] int32; None without rejected tokens."""
+    all_token_ids: Tensor
+    total_len: Tensor
+
+    def of_step(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The tensors that every step brings, in the launch's order."""
+        assert self.query_start_loc is not None
+        return (
+            self.idx_mapping,
+            self.sampled_tokens,
+            self.num_sampled,
+            self.num_rejected,
+            self.query_start_loc,
+        )
+
+    def states(self, known: RequestStates | None) -> RequestStates:
+        """The tensors that it changes: `known`, if they are the same."""
+        stride = self.sampled_tokens.stride(0)
+        if (
+            known is not None
+            and known.num_computed_tokens is self.num_computed_tokens
+            and known.last_sampled_tokens is self.last_sampled_tokens
+            and known.output_bin_counts is self.output_bin_counts
+            and known.all_token_ids is self.all_token_ids
+            and known.total_len is self.total_len
+            and known.sampled_tokens_stride == stride
+        ):
+            return known
+        return RequestStates(
+            self.num_computed_tokens,
+            self.last_sampled_tokens,
+            self.output_bin_counts,
+            self.all_token_ids,
+            self.total_len,
+            stride,
+        )

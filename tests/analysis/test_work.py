@@ -1,0 +1,140 @@
+"""The GPU's own work beside the step: known where the host hides everything else."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from math import exp
+from random import Random
+
+import pytest
+from interleaved_run import CONTROL, OFF, STAGE_GRAPH, Planted, group_windows, interleaved_run
+from report_runs import gpu_run
+from synthetic_run import analysed, summarised, with_parts
+
+from nwor_bench.analysis.effects import WORK_MS
+from nwor_bench.analysis.findings.table import FindingKind, Severity
+from nwor_bench.analysis.groups import find_groups
+from nwor_bench.instruments.robust import as_ratio, robust_location
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import CellResult, WindowRecord
+from nwor_bench.report.answer import answer
+from nwor_bench.report.markdown import render_markdown
+from nwor_bench.report.precision import split_lines
+from nwor_bench.report.run_report import build_document
+
+pytestmark = pytest.mark.slow  # whole runs
+
+TRUTH = 0.985
+
+
+@cache
+def hidden(effect: float = TRUTH) -> RunData:
+    """A slow host: a group's step scatters by about 11 %, its work by 0.3 %."""
+    planted = Planted({STAGE_GRAPH.label: effect}, noise=0.2, host=0.0, work_noise=0.005)
+    return interleaved_run(planted, 15, 50, seed=2)
+
+
+def cell_of(run: RunData, label: str = STAGE_GRAPH.label) -> CellResult:
+    return next(cell for cell in summarised(run) if cell.label == label)
+
+
+def sentence(run: RunData) -> str:
+    return answer(run.header, summarised(run)).sentence
+
+
+def test_work_is_known_where_the_step_is_not() -> None:
+    own, arm = cell_of(hidden()), cell_of(hidden(), "off x off (A/A)")
+    assert own.verdict == "AMBIGUOUS"
+    assert own.half_width is not None
+    assert own.half_width > 0.01
+    for cell, truth in ((own, TRUTH), (arm, 1.0)):
+        assert cell.work_ratio_ci_low is not None
+        assert cell.work_ratio_ci_high is not None
+        assert cell.work_ratio_ci_low < truth < cell.work_ratio_ci_high
+        assert cell.work_ratio_ci_high - cell.work_ratio_ci_low < 0.003
+
+
+def test_the_answer_says_what_the_host_hides() -> None:
+    said = sentence(hidden())
+    assert "the GPU's work falls by 1." in said
+    assert " % +- 0.1" in said
+    assert said.count("the GPU's work") == 1
+    assert "; this host hides it" in said
+    text = render_markdown(build_document(analysed(hidden())))
+    assert "Work, % |" in text
+    assert "A faster host, or more --requests, would let the step show it." in text
+    assert "GPU's work grows by 1." in sentence(hidden(1.015))
+
+
+def test_the_split_is_of_the_work_if_it_was_timed() -> None:
+    """A step that scatters by 20 % splits nothing; the work, known to 0.5 %, does."""
+    effects = {STAGE_GRAPH.label: 0.97, CONTROL.label: 0.98}
+    planted = Planted(effects, noise=0.2, host=0.0, work_noise=0.005)
+    found = analysed(interleaved_run(planted, 15, 50, seed=2))
+    (split,) = found.splits
+    assert split.clock == WORK_MS
+    for part, truth in ((split.attention, 0.98), (split.writes, 0.97 / 0.98)):
+        assert abs(part.ratio - truth) < 2 * part.half_width < 0.004
+    assert " less work: attention 2." in split_lines(found.splits)[0]
+
+
+def test_work_that_may_be_equal_is_no_answer() -> None:
+    equal = sentence(hidden(1.0))
+    assert "does not show whether NWOR pays" in equal
+    assert "hides" not in equal
+
+
+def test_the_gates_word_comes_first() -> None:
+    """Without a check of its output a cell's work is no answer."""
+    run = hidden()
+    unchecked = replace(run, batches=tuple(replace(b, parity=None) for b in run.batches))
+    assert "hides" not in sentence(unchecked)
+
+
+def noisy_groups(groups: int, rng: Random) -> Iterator[WindowRecord]:
+    """Of off x off and stage x graph: steps scatter by 20 % a window, work by 0.5 %."""
+    for number in range(groups):
+        first, length = rng.choice((OFF, STAGE_GRAPH)), rng.choice((2, 4))
+        for window in group_windows((OFF, STAGE_GRAPH), length, first):
+            work = 8 * exp(rng.gauss(0, 0.005)) * (TRUTH if window.cell == STAGE_GRAPH else 1)
+            device_ms = 10 * exp(rng.gauss(0, 0.2))
+            times = {"device_ms": device_ms, "forward_ms": work - 1, "sample_ms": 1.0}
+            yield replace(window, group=number, **times)
+
+
+def test_the_interval_covers_the_truth_in_19_of_20_runs() -> None:
+    inside, runs, rng = 0, 60, Random(7)
+    for _ in range(runs):
+        works = [group.work for group in find_groups(noisy_groups(50, rng)).counted]
+        located = robust_location([work for work in works if work is not None])
+        assert located is not None
+        ratio = as_ratio(located)
+        inside += ratio.low <= TRUTH <= ratio.high
+    assert inside >= 53  # fewer in 1 of 100 such tests, if 95 % is true
+
+
+def test_without_a_devices_clock_there_is_no_work() -> None:
+    """A CPU times phases on the host."""
+    run = hidden()
+    windows = tuple(replace(window, device_ms=None) for window in run.windows)
+    for made in (replace(run, windows=windows), gpu_run()):
+        for cell in summarised(made):
+            assert cell.work_ratio is cell.work_ratio_ci_low is cell.work_ratio_ci_high is None
+
+
+@pytest.mark.parametrize(("path", "mask_ms"), [("host", 0.0), ("graph", 0.5)])
+def test_a_mask_that_the_host_decides_is_no_work(path: str, mask_ms: float) -> None:
+    window = next(w for w in hidden().windows if w.cell == STAGE_GRAPH and w.group is not None)
+    times = {"forward_ms": 4.0, "sample_ms": 1.0, "mask_ms": 0.5, "commit_ms": 0.25}
+    made: WindowRecord = replace(window, scv_path=path, **times)
+    assert made.work_ms == 5.25 + mask_ms
+
+
+def test_a_budget_too_short_for_100_groups_is_said() -> None:
+    run = interleaved_run(Planted({}, work_noise=0.005), 5, 64)
+    ended = with_parts(run, stopped="--time-budget 60s: 59 s were spent", measuring_s=60.0)
+    found = [f for f in analysed(ended).findings if f.kind is FindingKind.FEW_GROUPS]
+    assert [finding.severity for finding in found] == [Severity.NOTE]
+    assert "allowed 40 groups" in found[0].message
+    assert "--time-budget 3m" in found[0].remedy  # 60 s x 100 / 40 = 150 s
+    assert not [f for f in analysed(run).findings if f.kind is FindingKind.FEW_GROUPS]

@@ -1,0 +1,195 @@
+"""What attends a window of each size: chosen by times, stored, shared, or taken from a table."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from nwor_bench.plugin.runner_v2.attention_choice import (
+    NEVER,
+    AttentionChoices,
+    AttentionKind,
+    AttentionShape,
+    Choice,
+    ChoiceStore,
+    Contender,
+    DirectLengths,
+    decide,
+    direct_lengths,
+)
+
+SHAPE = AttentionShape("FlashAttentionImpl", 24, 8, 128, 128, "bfloat16", "auto", 16)
+FP8 = AttentionShape("FlashAttentionImpl", 24, 8, 128, 128, "bfloat16", "fp8", 16)
+LENGTHS = (1024, 8192)
+
+
+class Times:
+    """Times made up by a function, and the sizes that were asked for."""
+
+    def __init__(self, of: Mapping[Contender, float], lengths: tuple[int, ...] = LENGTHS):
+        self.of, self.room = of, lengths
+        self.asked: list[tuple[tuple[int, int], int]] = []
+
+    def lengths(self, size: tuple[int, int]) -> tuple[int, ...]:
+        return self.room
+
+    def times(self, size: tuple[int, int], length: int) -> dict[Contender, float]:
+        self.asked.append((size, length))
+        return dict(self.of)
+
+
+def kind(shape: AttentionShape = SHAPE, **more: Any) -> AttentionKind:
+    return AttentionKind(shape, processors=132, **more)
+
+
+def test_the_contender_that_loses_least_where_stock_may_take_over() -> None:
+    """`merge` is 1 % faster at both lengths; `ours` gains 10 % at one, and stock has the other."""
+    times = {
+        Contender.STOCK: [10.0, 100.0],
+        Contender.OURS: [9.0, 120.0],
+        Contender.MERGE: [9.9, 99.0],
+    }
+    choice = decide(times, LENGTHS)
+    assert choice.contender is Contender.OURS
+    direct = direct_lengths([(28, choice)])
+    assert direct.direct == (False, True)
+    assert direct.sometimes
+    assert not direct.always
+    # The border is half-way in ratio: at the geometric mean of 1,024 and 8,192.
+    assert [direct.at(n) for n in (1, 1024, 2800, 3000, 8192, 10**6)] == [False] * 3 + [True] * 3
+
+
+def test_the_commit_counts() -> None:
+    times = {Contender.STOCK: [10.0], Contender.OURS: [9.9]}
+    assert not direct_lengths([(1, decide(times, (1024,), commit=0.05))]).always
+    assert direct_lengths([(1, decide(times, (1024,), commit=0.2))]).always
+
+
+def test_layers_of_several_shapes_win_or_lose_together() -> None:
+    """One layer loses 5, three win 2 each."""
+    losing = decide({Contender.STOCK: [10.0], Contender.OURS: [15.0]}, (1024,))
+    winning = decide({Contender.STOCK: [10.0], Contender.OURS: [8.0]}, (1024,))
+    assert direct_lengths([(1, losing), (3, winning)]).direct == (False,)
+    assert direct_lengths([(1, losing), (2, winning)]).direct == (True,)
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "expected"),
+    [
+        (SHAPE, (8, 5), Contender.OURS),
+        (SHAPE, (64, 5), Contender.OURS_4),
+        (FP8, (8, 9), Contender.OURS_32),
+        (SHAPE, (64, 9), Contender.OURS),
+    ],
+)
+def test_sizes_that_were_not_timed_are_from_the_table(
+    shape: AttentionShape, size: tuple[int, int], expected: Contender
+) -> None:
+    assert kind(shape).contender(size) is kind(shape).tiling(size) is expected
+
+
+def test_choices_are_stored_and_read_again(tmp_path: Path) -> None:
+    facts = {"gpu": "a GPU / H200", "heads": 24}
+    times = Times({Contender.STOCK: 10.0, Contender.OURS: 11.0, Contender.MERGE: 9.0})
+    first, again, another = kind(), kind(), kind()
+    sizes = [(8, 5), (64, 5)]
+    assert first.choose(sizes, ChoiceStore(facts, tmp_path), times, 0.1) == 2
+    assert len(times.asked) == 4
+    assert again.choose(sizes, ChoiceStore(facts, tmp_path), times, 0.1) == 0
+    assert again.chosen == first.chosen
+    assert again.contender((64, 5)) is Contender.MERGE
+    changed = {**facts, "heads": 32}
+    assert another.choose(sizes, ChoiceStore(changed, tmp_path), times, 0.1) == 2
+
+
+def test_stored_choices_of_other_lengths_are_timed_again(tmp_path: Path) -> None:
+    """A larger cache, or another --max-model-len, has room for other contexts."""
+    store, times = ChoiceStore({}, tmp_path), {Contender.STOCK: 1.0, Contender.OURS: 2.0}
+    kind().choose([(8, 5)], store, Times(times), 0.0)
+    assert kind().choose([(8, 5)], store, Times(times, (512,)), 0.0) == 1
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"facts": {"version": 1}, "sizes": {"8x5": 3}}'])
+def test_a_file_that_cannot_be_read_is_replaced(tmp_path: Path, text: str) -> None:
+    store, times = ChoiceStore({}, tmp_path), {Contender.STOCK: 1.0, Contender.OURS: 2.0}
+    kind().choose([(8, 5)], store, Times(times), 0.0)
+    (file,) = tmp_path.iterdir()
+    file.write_text(text)
+    assert kind().choose([(8, 5)], store, Times(times), 0.0) == 1
+    assert kind().choose([(8, 5)], store, Times(times), 0.0) == 0
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    store = ChoiceStore({}, tmp_path / "file" / "below")
+    times = Times({Contender.STOCK: 1.0, Contender.OURS: 2.0})
+    assert kind().choose([(8, 5)], store, times, 0.0) == 1
+
+
+def test_neighbouring_sizes_share_a_measurement(tmp_path: Path) -> None:
+    times = Times({Contender.STOCK: 1.0, Contender.OURS: 2.0}, (1024,))
+    chosen = kind()
+    sizes = [(n, 5) for n in (1, 2, 4, 8, 16, 20, 24, 60, 64)]
+    chosen.choose(sizes, ChoiceStore({}, tmp_path), times, 0.0)
+    asked = [size[0] for size, _ in times.asked]
+    assert asked == [64, 24, 16, 8, 4, 2, 1]
+    assert set(chosen.chosen) == set(sizes)
+
+
+def test_a_forced_contender_needs_no_times() -> None:
+    merging = kind(can_merge=True, forced=Contender.MERGE)
+    assert merging.contender((8, 5)) is Contender.MERGE
+    assert merging.tiling((8, 5)) is Contender.OURS
+    assert kind(forced=Contender.MERGE).contender((8, 5)) is Contender.OURS  # which it cannot
+    ours = kind(forced=Contender.OURS)
+    ours.chosen = {(8, 5): Choice(Contender.MERGE, (), (), ())}
+    assert ours.contender((8, 5)) is Contender.OURS
+
+
+def batch(*lengths: int) -> Any:
+    bounds = torch.tensor([*lengths, 99999], dtype=torch.int32)
+    return SimpleNamespace(num_reqs=len(lengths), seq_lens_cpu_upper_bound=bounds)
+
+
+def test_why_a_step_is_left_to_stock() -> None:
+    timed = kind()
+    timed.chosen = {
+        (8, 5): decide({Contender.STOCK: [1, 1], Contender.OURS: [0.9, 1.1]}, LENGTHS),
+        (16, 5): decide({Contender.STOCK: [1, 1], Contender.OURS: [2, 2]}, LENGTHS),
+        (32, 5): decide({Contender.STOCK: [1, 1], Contender.OURS: [0.9, 0.9]}, LENGTHS),
+    }
+    choices = AttentionChoices([(timed, 28)])
+    choices.settle([*timed.chosen, (64, 5)])
+    assert choices.why_direct((8, 5), batch(1000, 1100)) is None
+    assert choices.why_direct((8, 5), batch(1000, 15000)) == "slower_than_stock"
+    assert choices.why_direct((16, 5), batch(1000)) == "slower_than_stock"
+    assert choices.why_direct((32, 5), batch(8192)) is None
+    assert choices.why_direct((64, 5), batch(8192)) is None  # it was not timed
+    assert [choices.of(size).always for size in ((8, 5), (16, 5), (32, 5))] == [False, True, False]
+    assert choices.to_dict()["8x5"]["direct_at"] == [8192]
+    stock = AttentionChoices([(timed, 28)], stock_only=True)
+    assert stock.why_direct((32, 5), batch(8192)) == "stock_attention"
+    assert stock.of((32, 5)).always
+
+
+def test_a_shape_that_was_not_timed_leaves_nothing_to_stock() -> None:
+    timed, other = kind(), kind(FP8)
+    timed.chosen = {(8, 5): decide({Contender.STOCK: [1], Contender.OURS: [2]}, (1024,))}
+    choices = AttentionChoices([(timed, 14), (other, 14)])
+    choices.settle([(8, 5)])
+    assert choices.of((8, 5)) == NEVER == DirectLengths()
+
+
+def test_other_ranks_take_the_firsts_choices() -> None:
+    first, second = AttentionChoices([(kind(), 28)]), AttentionChoices([(kind(), 28)])
+    first._kinds[0][0].chosen = {
+        (8, 5): decide({Contender.STOCK: [1.0], Contender.MERGE: [2.0]}, (1024,))
+    }
+    for choices in (first, second):
+        choices.take(first.given(), [(8, 5)])
+        assert choices.of((8, 5)).always
+        assert choices._kinds[0][0].contender((8, 5)) is Contender.MERGE

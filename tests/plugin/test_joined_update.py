@@ -1,0 +1,360 @@
+"""Captured windows that vLLM's own update commits: one launch, or both if anything is unusual."""
+
+from collections.abc import Callable
+from enum import Enum
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from v2_pieces import LAYERS, K, PieceBatch, PiecePlanner, PieceStaging, input_batch_of, scheduled
+
+from nwor_bench.plugin.interleaving import Interleaving
+from nwor_bench.plugin.layers import LayerCache
+from nwor_bench.plugin.patching import PatchSet
+from nwor_bench.plugin.rank_vote import RankVote
+from nwor_bench.plugin.settings import AttentionBy, PluginSettings
+from nwor_bench.plugin.window import NOT_FINISHED, Window
+from nwor_bench.records.types import NworMode, ScvMode
+from nwor_kernels.commit.with_update import UPDATE_ARGUMENTS
+from nwor_kernels.direct_launch import refusals
+
+pytestmark = pytest.mark.slow  # vLLM's runner is imported
+
+REQUESTS = ["a-1", "b-2", "c-3"]
+
+
+class Graph(Enum):
+    """vLLM's CUDAGraphMode."""
+
+    FULL = 1
+
+
+class Descriptor(NamedTuple):
+    """vLLM's of one graph."""
+
+    cg_mode: Graph
+
+
+class CapturedBatch(PieceBatch):
+    """A window of a captured graph."""
+
+    certain = 1
+    copied = False
+    commit_shape = ("commit", len(REQUESTS) * (K + 1), K + 1, None)
+
+    @property
+    def sources(self) -> Any:
+        return ("captured",)
+
+
+class CapturedPlanner(PiecePlanner):
+    """Plans windows of a captured graph, and counts them."""
+
+    def plan(
+        self, input_batch: Any, *_: Any, certain_at_once: bool = False
+    ) -> tuple[CapturedBatch, None]:
+        batch, _ = super().plan(input_batch, certain_at_once=certain_at_once)
+        return CapturedBatch(batch.num_draft_tokens, batch.rows, batch.slots, None), None
+
+
+class JoiningStaging(PieceStaging):
+    """Staging whose commit can run an update; `launched` says what each launch did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launched: list[str] = []
+        self.problem: Exception | None = None
+        self._call: Any = None
+
+    def open(self, batch: Any) -> None:
+        self._call = None
+
+    def update_in_commit(self, kernel: Any, call: Any) -> None:
+        self._call = call
+
+    def validate_in_commit(self, through: Callable[..., None]) -> None:
+        self._call = None
+
+    def commit(self, slots: Tensor, accepted: Tensor) -> str:
+        if self.problem is not None:
+            raise self.problem
+        self.launched.append("commit" if self._call is None else "commit and update")
+        return ""
+
+    def bind_update(self, batch: Any, kernel: Any, call: Any) -> tuple[Any, Any]:
+        def launch(*tensors: Tensor) -> None:
+            if self.problem is not None:
+                raise self.problem
+            self.launched.append("ready")
+
+        return call.states(None), launch
+
+    def forget_launches(self) -> None:
+        """None are bound here."""
+
+    def write_directly(self, layers: list[int], slots: Tensor) -> None:
+        self.launched.append("direct")
+
+
+class Machine:
+    """A hook on a runner with one full graph, which calls `post_update` as vLLM does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from nwor_bench.plugin.runner_v2 import hook as v2_hook
+        from nwor_bench.plugin.runner_v2.stock_update import StockUpdate
+
+        self.staging, self.planner = JoiningStaging(), CapturedPlanner()
+        self.updates = 0
+        self.descriptor = Descriptor(Graph.FULL)
+        graphs = SimpleNamespace(
+            capture=lambda: None, give_up=lambda reason: None, unavailable=None, shapes={},
+            replay=lambda desc: None,
+        )  # fmt: skip
+        parts = SimpleNamespace(
+            window=Window(self.staging), staging=self.staging, graphs=graphs, planner=self.planner,
+            inputs=SimpleNamespace(open=lambda batch: None), control_graphs=graphs,
+            attention_by=AttentionBy.OURS,
+            sham_graphs=graphs, control_planner=self.planner, attention=PatchSet([]),
+        )  # fmt: skip
+        module = SimpleNamespace(post_update=self._stock)
+        monkeypatch.setattr(v2_hook, "set_up_staging", lambda *_: (parts, None))
+        monkeypatch.setattr(v2_hook, "find_update", lambda: StockUpdate(object(), module))
+        monkeypatch.setattr(RankVote, "of_worker", RankVote)
+        self._states = [torch.zeros(8), torch.zeros(8, 1), None, torch.zeros(8, 9), torch.zeros(8)]
+
+        def postprocess(*step: Tensor) -> None:
+            first, sampled, counts, rejected, starts = step
+            computed, last, bins, tokens, total = self._states
+            module.post_update(
+                first, computed, last, bins, sampled, counts, rejected, starts, tokens, total
+            )
+
+        self.sampled = torch.full((len(REQUESTS),), 2, dtype=torch.int32)
+        self.runner: Any = SimpleNamespace(
+            kv_cache_config=SimpleNamespace(kv_cache_groups=[]),
+            cudagraph_manager=SimpleNamespace(
+                dispatch=lambda: self.descriptor, run_fullgraph=lambda desc: None
+            ),
+            num_speculative_steps=K,
+            max_num_reqs=8,
+            device=torch.device("cpu"),
+            execute_model=lambda scheduler_output: None,
+            prepare_attn=lambda input_batch: (None, torch.zeros(1, 8)),
+            draft_tokens_handler=SimpleNamespace(req_ids=[]),
+            sample=lambda hidden, batch, grammar: (None, self.sampled[: batch.num_reqs], None),
+            postprocess_sampled=postprocess,
+        )
+        settings = PluginSettings(NworMode.STAGE, ScvMode.ADAPTIVE, False)
+        self.hook: Any = v2_hook.V2RunnerHook(self.runner, settings)
+        self.hook.validator.warm_up = lambda drafts: None
+        self.hook.validator.validate = lambda *_: SimpleNamespace(
+            num_accepted=self.sampled - 1, path="device", fallback_reason=None
+        )
+        self.hook.attach()
+        self.set_modes("stage", "adaptive")
+        self.staging.launched.clear()
+
+    def set_modes(self, nwor: str, scv: str) -> None:
+        self.hook.set_modes(NworMode(nwor), ScvMode(scv))
+
+    def _stock(self, *_: Any) -> None:
+        self.updates += 1
+        self.staging.launched.append("update")
+
+    def run(self, *, until: str = "", new: Any = (), names: list[str] = REQUESTS) -> None:
+        """One step; `until` names the call of vLLM's before which it dies."""
+        runner, batch = self.runner, input_batch_of(names)
+        runner.execute_model(scheduled(names, new=new))
+        runner.cudagraph_manager.dispatch()
+        runner.prepare_attn(batch)
+        runner.cudagraph_manager.run_fullgraph(self.descriptor)
+        runner.sample(None, batch, None)
+        if until != "update":
+            one, counts = torch.zeros(len(names), dtype=torch.int64), self.sampled[: len(names)]
+            runner.postprocess_sampled(one, torch.zeros(len(names), K + 1), counts, one, one)
+
+    def drained(self) -> list[tuple[int, str | None, str | None]]:
+        """(staged tokens, fallback reason, SCV path) of each window."""
+        windows = self.hook.drain(None)
+        return [(w["staged_tokens"], w["fallback_reason"], w["scv_path"]) for w in windows]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+STAGED = (len(REQUESTS) * K, None, "device")
+
+
+def test_one_launch_serves_commit_and_update_and_later_windows_are_ready(machine: Machine) -> None:
+    for _ in range(3):
+        machine.run()
+    machine.run(names=REQUESTS[:2])
+    machine.run()
+    one = ["commit and update", "ready", "ready"]
+    assert machine.staging.launched == [*one, "commit and update", "ready"]
+    assert len(machine.planner.certain_at_once) == 2
+    counters = dict(machine.hook.validator.counters)
+    assert counters == {"scv_device_validations": 5, "scv_launches": 5}
+    assert machine.drained() == [STAGED, STAGED, STAGED, (2 * K, None, "device"), STAGED]
+    assert machine.hook._step is None
+
+
+@pytest.mark.parametrize("modes", ["off off", "off adaptive", "control adaptive"])
+def test_other_modes_leave_the_update_to_vllm(machine: Machine, modes: str) -> None:
+    machine.run()
+    machine.set_modes(*modes.split())
+    for _ in range(2):
+        machine.run()
+    assert machine.staging.launched == ["commit and update", "update", "update"]
+
+
+def test_every_windows_last_phase_ends_behind_the_update(machine: Machine) -> None:
+    marked: list[tuple[str, int]] = []
+
+    def mark(step: Any, name: str) -> None:
+        marked.append((name, len(machine.staging.launched)))
+
+    machine.hook.clock.phase = mark
+    machine.run()
+    machine.set_modes("off", "off")
+    machine.run()
+    assert machine.staging.launched == ["commit and update", "update"]
+    assert [place for name, place in marked if name == "commit_ms"] == [1, 2]
+
+
+def test_a_window_with_a_starting_request_is_planned(machine: Machine) -> None:
+    new = SimpleNamespace(
+        req_id="c-3", num_computed_tokens=16, prompt_token_ids=[1], prefill_token_ids=[1]
+    )
+    machine.run()
+    machine.run(new=[new])
+    assert machine.planner.certain_at_once == [False, True]
+
+
+def test_modes_that_are_set_anew_and_refused_commits_end_what_was_ready(machine: Machine) -> None:
+    machine.run()
+    machine.set_modes("stage", "adaptive")
+    machine.run()
+    assert machine.staging.launched == ["commit and update"] * 2
+    machine.hook.refusals.note([1] * LAYERS)
+    machine.run()
+    reason = "device_refused:overflow"
+    assert machine.staging.launched[2:] == ["update"]
+    assert machine.drained() == [STAGED, STAGED, (0, reason, "device")]
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_window_that_cannot_be_committed_is_written_and_vllm_updates(
+    machine: Machine, ready: bool
+) -> None:
+    if ready:
+        machine.run()
+    machine.staging.launched.clear()
+    machine.staging.problem = RuntimeError("cuLaunchKernelEx")
+    machine.run()
+    assert machine.staging.launched == ["direct", "update"]
+    assert machine.drained()[-1] == (0, "commit:RuntimeError", None)
+    machine.staging.problem = None
+    machine.run()
+    assert machine.drained() == [STAGED]
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_step_that_dies_before_the_update_is_written_directly(
+    machine: Machine, ready: bool
+) -> None:
+    if ready:
+        machine.run()
+    machine.run(until="update")
+    machine.staging.launched.clear()
+    machine.run()
+    assert machine.staging.launched[0] == "direct"
+    assert machine.updates == 0
+    assert machine.drained()[-2:] == [(0, NOT_FINISHED, None), STAGED]
+
+
+def test_interleaved_windows_are_ready_again_after_each_switch(machine: Machine) -> None:
+    Interleaving(machine.hook, [("off", "off"), ("stage", "adaptive")], [(0, 1)], "a").start()
+    for _ in range(48):
+        machine.run()
+    launched = machine.staging.launched
+    assert launched.count("commit and update") == 1
+    assert launched.count("update") == 24
+    assert launched.count("ready") == 23
+
+
+def test_an_instrument_that_wraps_the_commit_sees_every_window(machine: Machine) -> None:
+    machine.run()
+    window, seen = machine.hook.window, []
+    original = window.commit
+    window.commit = lambda: seen.append(1) or original()
+    machine.run()
+    del window.commit
+    machine.run()
+    assert machine.staging.launched == ["commit and update", "commit and update", "ready"]
+    assert len(seen) == 1
+
+
+def test_an_update_that_is_not_known_stays_vllms_and_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from vllm.v1.worker.gpu import input_batch
+
+    from nwor_bench.plugin.runner_v2.stock_update import find_update
+
+    known = SimpleNamespace(arg_names=list(UPDATE_ARGUMENTS))
+    monkeypatch.setattr(input_batch, "_post_update_kernel", known)
+    refusals.clear()
+    found = find_update()
+    assert found is not None
+    assert found.kernel is known
+    assert not refusals
+    known.arg_names.append("more_ptr")
+    assert find_update() is None
+    assert refusals == {"vllm: another post_update": 1}
+    refusals.clear()
+
+
+def test_layers_of_several_shapes_are_committed_before_the_launch_that_updates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And a launch is bound again if vLLM's tensors are others."""
+    from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
+    from nwor_bench.plugin.runner_v2.staging import GpuStaging
+    from nwor_bench.plugin.runner_v2.stock_update import UpdateCall
+    from nwor_kernels.commit.plan import CommitPlan
+
+    launched: list[str] = []
+    bound: list[Any] = []
+
+    def bind_with_update(plan: Any, *_: Any, states: Any, **__: Any) -> Any:
+        bound.append(states)
+        return lambda *_: launched.append("update")
+
+    monkeypatch.setattr(CommitPlan, "bind", lambda *_, **__: lambda _: launched.append("commit"))
+    monkeypatch.setattr(CommitPlan, "bind_with_update", bind_with_update)
+    caches = [LayerCache(str(n), torch.zeros(2, 1, 4, n), 2, torch.float32) for n in (4, 6)]
+    staging = GpuStaging(caches, 4)
+    rows = torch.arange(6)
+    batch: Any = GpuWindowBatch(
+        (2, 2),
+        rows,
+        rows,
+        None,
+        tokens_per_request=3,
+        certain=1,
+        sources=("a", "b"),  # type: ignore[arg-type]
+    )
+    one = torch.zeros(2, dtype=torch.int32)
+    call = UpdateCall(one, one, one, None, torch.zeros(2, 3), one, one, one, one.view(1, 2), one)
+    for changed in (call, call, call._replace(total_len=one.clone()), call):
+        staging.open(batch)
+        staging.update_in_commit("kernel", changed)
+        assert staging.commit(rows, one) == ""
+        staging.reset()
+    assert launched == ["commit", "update"] * 4
+    assert [states.total_len is one for states in bound] == [True, False, True]

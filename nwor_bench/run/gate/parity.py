@@ -89,8 +89,10 @@ class ParityGate:
     ):
         synthetic = status.rejection_sample_method == "synthetic"
         self.rule = parity_rule(status.device or "cpu", status.dtype or "float32", synthetic)
+        self._compared = COMPARED[self.rule]
         if by_drafts and not synthetic:
             self.rule = ParityRule.EXPLAINED
+            self._compared = COMPARED[self.rule].rpartition("; ")[0]  # all but acceptance
         self.broken: dict[Cell, str] = {}
         self._encode = encode
         self._ties = ties
@@ -160,7 +162,7 @@ class ParityGate:
         """The rule, the comparison, and the cells that broke it, for run.json."""
         return ParityFacts(
             rule=str(self.rule),
-            compared=COMPARED[self.rule],
+            compared=self._compared,
             ties=ties_facts(self._checked.values()),
             broken={cell.label: reason for cell, reason in self.broken.items()},
         )

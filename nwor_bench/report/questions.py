@@ -205,6 +205,9 @@ def _switched_on(header: RunHeader, cell: CellResult) -> str:
     stage_by = (header.spec or {}).get("stage_by")
     if cell.nwor_mode == "stage" and stage_by not in (None, "reference"):
         variables["VLLM_NWOR_STAGE_BY"] = str(stage_by)
+    attention = (header.spec or {}).get("attention")
+    if cell.nwor_mode == "stage" and attention not in (None, "auto"):
+        variables["VLLM_NWOR_ATTENTION"] = str(attention)
     return " ".join(f"{name}={value}" for name, value in variables.items())
 
 

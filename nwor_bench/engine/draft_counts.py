@@ -34,7 +34,7 @@ def verifies(output: Any) -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
-class DraftCounts:
+class DraftSwitch:
     """Sets the draft counts of one scheduler, from the order or all alike.
 
     Raises EngineError if the scheduler has no lookup.

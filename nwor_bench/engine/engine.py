@@ -12,7 +12,7 @@ from nwor_bench.engine.arguments import (
     start_llm,
     stderr_to_file,
 )
-from nwor_bench.engine.draft_counts import DraftCounts
+from nwor_bench.engine.draft_counts import DraftSwitch
 from nwor_bench.engine.protocol import BatchOutput, GreedyOutput, KvCache, Pair, Sampling, Span
 from nwor_bench.engine.readings import (
     common_status,
@@ -49,7 +49,7 @@ class VllmEngine:
     starts = 0
     """Engines started in this process; a sweep of one pair must count one."""
 
-    _draft_counts: DraftCounts | None = None
+    _draft_counts: DraftSwitch | None = None
     """Sets the draft counts; None if the run compares modes."""
 
     def __init__(self, pair: ResolvedPair, spec: RunSpec, log: Path | None = None):
@@ -73,7 +73,7 @@ class VllmEngine:
                     "count, so smaller ones would look too slow",
                 )
             core = self._llm.llm_engine.engine_core.engine_core  # in this process
-            self._draft_counts = DraftCounts(core.scheduler)
+            self._draft_counts = DraftSwitch(core.scheduler)
         self._vllm = require_supported_vllm()
 
     def status(self) -> EngineStatus:

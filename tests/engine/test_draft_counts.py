@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nwor_bench.engine.draft_counts import PLACE, DraftCounts, schedule_of
+from nwor_bench.engine.draft_counts import PLACE, DraftSwitch, schedule_of
 from nwor_bench.errors import EngineError
 from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, drafts_arm
 from nwor_bench.records.window_order import RUNS, WindowOrder, WindowPlace, compared_pairs
@@ -46,7 +46,7 @@ def run(
     scheduler: Scheduler, steps: int, *, untimed: bool = False
 ) -> list[tuple[WindowPlace | None, int]]:
     """Place and verified drafts of each step that only decodes, with an order from the start."""
-    DraftCounts(scheduler).interleave(WindowOrder(CELLS, compared_pairs(CELLS), "0", untimed))
+    DraftSwitch(scheduler).interleave(WindowOrder(CELLS, compared_pairs(CELLS), "0", untimed))
     outputs = [scheduler.schedule() for _ in range(steps)]
     return [
         (
@@ -81,7 +81,7 @@ def test_groups_are_whole_but_where_a_prefill_cuts_them() -> None:
 
 def test_a_fixed_count_marks_steps_that_only_decode() -> None:
     scheduler = Scheduler()
-    counts = DraftCounts(scheduler)
+    counts = DraftSwitch(scheduler)
     counts.fix(2)
     outputs = [scheduler.schedule() for _ in range(4)]
     assert [hasattr(output, PLACE) for output in outputs] == [False, True, True, True]
@@ -91,7 +91,7 @@ def test_a_fixed_count_marks_steps_that_only_decode() -> None:
 
 def test_a_scheduler_without_a_lookup_is_refused() -> None:
     with pytest.raises(EngineError, match="num_speculative_tokens_per_batch_size"):
-        DraftCounts(SimpleNamespace(dynamic_sd_lookup=None, schedule=None))
+        DraftSwitch(SimpleNamespace(dynamic_sd_lookup=None, schedule=None))
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ any phase can break parity. A value that was not measured is None, not 0.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from typing import Any
@@ -20,6 +20,8 @@ from nwor_bench.analysis.findings.run import find_all
 from nwor_bench.analysis.findings.table import Finding
 from nwor_bench.analysis.invariants import Violation, find_violations
 from nwor_bench.analysis.verdicts import CellVerdict, cell_verdicts
+from nwor_bench.analysis.worth import Measured, Rate, worth_of
+from nwor_bench.records.cell import drafts_of
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, BatchRecord, Cell, CellResult, Verdict
 
@@ -79,7 +81,27 @@ def analyse(run: RunData) -> Analysis:
             cells, _baseline(cells, first), faults, over_off, checks_only=run.header.checks_only
         )
         results += [_result(*both) for both in zip(cells, verdicts, strict=True)]
+    if (run.header.spec or {}).get("draft_counts") is not None:
+        rates = {rate.drafts: rate for rate in worth_of([Measured(run, effects)]).rates}
+        results = [_by_tokens(cell, rates) for cell in results]
     return Analysis(run, tuple(gathered), tuple(effects), tuple(violations), tuple(results))
+
+
+def _by_tokens(cell: CellResult, rates: Mapping[int, Rate]) -> CellResult:
+    """A draft count's verdict is that of tokens per second: its windows take longer in any case."""
+    rate = rates.get(drafts_of(cell.arm) or 0)
+    if rate is None or cell.verdict == Verdict.INVALID:
+        return cell
+    return replace(
+        cell,
+        verdict=rate.verdict,
+        reason=None if rate.ratio is not None else cell.reason,
+        tokens_per_s_ratio=rate.ratio,
+        tokens_per_s_ratio_low=None,
+        tokens_per_s_ratio_high=None,
+        tokens_per_s_ratio_simultaneous_low=rate.low,
+        tokens_per_s_ratio_simultaneous_high=rate.high,
+    )
 
 
 def noise_floor(cells: Sequence[CellResult]) -> dict[str, Any] | None:

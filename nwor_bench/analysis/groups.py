@@ -19,7 +19,8 @@ from nwor_bench.records.types import WindowRecord
 from nwor_bench.records.window_order import RUNS, abba_effect
 
 SETTLED = 1
-"""Position of the first window of a run that counts."""
+"""Position of the first window of a run that counts, unless draft counts alternate: then the last
+window does not, because its drafter works for the next run's count already."""
 
 
 @dataclass(frozen=True)
@@ -110,13 +111,17 @@ def _group(pair: Pair, members: Sequence[WindowRecord]) -> Group | LeftOut:
     ]
     if not _is_complete(runs):
         return LeftOut.INTERRUPTED
-    windows = [window for run in runs for window in run[SETTLED:]]
+    counts = pair.treated.drafts is not None or pair.reference.drafts is not None
+    used = slice(None, -SETTLED) if counts else slice(SETTLED, None)
+    windows = [window for run in runs for window in run[used]]
     if any(window.fallback_reason is not None for window in windows):
         return LeftOut.FALLBACK
     if any(w.cell.nwor_mode is NworMode.CONTROL and not w.control_tokens for w in windows):
         return LeftOut.FALLBACK
     if len({_size(window) for window in windows}) > 1:
         return LeftOut.BATCH_SIZE
+    if counts and any(w.draft_tokens != w.num_reqs * (w.cell.drafts or 0) for w in members):
+        return LeftOut.DRAFTS
     host, device = _effect(pair, windows, "wall_ms"), _effect(pair, windows, "device_ms")
     untimed = all(window.device_ms is None for window in windows)
     if host is None or (device is None and not untimed):
@@ -139,7 +144,8 @@ def _group(pair: Pair, members: Sequence[WindowRecord]) -> Group | LeftOut:
 
 
 def _size(window: WindowRecord) -> tuple[int, int]:
-    return (window.num_reqs, window.draft_tokens)
+    drafts = window.draft_tokens - window.num_reqs * (window.cell.drafts or 0)
+    return (window.num_reqs, drafts)
 
 
 def _log_ratio(pair: Pair, values: Sequence[tuple[Cell, float]]) -> float | None:

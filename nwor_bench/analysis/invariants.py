@@ -32,7 +32,7 @@ def output_tokens(window: WindowRecord) -> float:
 
     Requests that had finished before it gain none; they have their share of the drafts.
     """
-    running = 1 - window.uncounted_draft_tokens / window.draft_tokens
+    running = 1 - window.uncounted_draft_tokens / max(window.draft_tokens, 1)
     return window.num_reqs * running + accepted(window) - window.uncounted_accepted_tokens
 
 
@@ -331,7 +331,8 @@ def _tokens(batch: BatchRecord, reference: BatchRecord) -> list[str]:
 def _suspects(windows: Iterable[WindowRecord]) -> list[Cell]:
     """The batch's cells that differ from stock vLLM; off x off if it is the only one."""
     cells = sorted({window.cell for window in windows}, key=cell_order)
-    return [cell for cell in cells if not cell.is_baseline and cell.arm is None] or cells
+    own = [cell for cell in cells if not cell.is_baseline]
+    return [cell for cell in own if cell.arm is None or cell.drafts is not None] or cells
 
 
 def _place(batch: BatchRecord) -> str:

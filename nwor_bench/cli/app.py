@@ -20,6 +20,7 @@ from nwor_bench.cli.commands import (
     report,
     supports,
     sweep,
+    worth,
 )
 from nwor_bench.errors import BenchError, ConfigError, ExitCode
 
@@ -48,6 +49,10 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
         "nwor-bench sweep --model FOLDER --draft-model FOLDER --method eagle3",
         "nwor-bench sweep --prompts mine.jsonl --num-prompts 64 --ci-width 0.5%",
         "nwor-bench sweep --file quick",
+    ),
+    worth.worth: (
+        "nwor-bench worth",
+        "nwor-bench worth --model FOLDER --method mtp --requests 1,8,32,128 --max-draft-tokens 8",
     ),
     report.report: ("nwor-bench report runs/first", "nwor-bench report runs/first --json"),
     compare.compare: ("nwor-bench compare runs/before runs/after --threshold 2%",),

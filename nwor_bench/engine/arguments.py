@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from nwor_bench.engine.draft_counts import schedule_of
 from nwor_bench.engine.preflight import check_flags, check_pair
 from nwor_bench.errors import BenchError, ConfigError, EngineError
 from nwor_bench.instruments.pm_sampling import check_counters
@@ -258,6 +259,8 @@ def _speculation(pair: ResolvedPair, spec: RunSpec) -> dict[str, Any]:
     """vLLM's speculative config: the pair's, then the sweep's on top."""
     drafts = spec.scenario.draft_tokens
     config = {**pair.speculative_config(drafts), **(spec.speculative_config or {})}
+    if spec.draft_counts is not None:
+        config["num_speculative_tokens_per_batch_size"] = schedule_of(spec.draft_counts)
     if "synthetic_acceptance_length" in config:  # which vLLM takes only with this method
         config.setdefault("rejection_sample_method", "synthetic")
     return config

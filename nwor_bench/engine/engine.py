@@ -12,9 +12,16 @@ from nwor_bench.engine.arguments import (
     start_llm,
     stderr_to_file,
 )
+from nwor_bench.engine.draft_counts import DraftSwitch
 from nwor_bench.engine.protocol import BatchOutput, GreedyOutput, KvCache, Pair, Sampling, Span
-from nwor_bench.engine.readings import common_status, disagreement, read_counters, request_times
-from nwor_bench.errors import EngineError
+from nwor_bench.engine.readings import (
+    common_status,
+    disagreement,
+    read_counters,
+    request_acceptance,
+    request_times,
+)
+from nwor_bench.errors import ConfigError, EngineError
 from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.cell import SHAM
@@ -42,6 +49,9 @@ class VllmEngine:
     starts = 0
     """Engines started in this process; a sweep of one pair must count one."""
 
+    _draft_counts: DraftSwitch | None = None
+    """Sets the draft counts; None if the run compares modes."""
+
     def __init__(self, pair: ResolvedPair, spec: RunSpec, log: Path | None = None):
         self._log = log
         started = time.perf_counter()
@@ -52,6 +62,18 @@ class VllmEngine:
         VllmEngine.starts += 1
         self._counting = False
         self._kv_cache = VllmKvCache(self._llm, self._rpc_all)
+        if spec.draft_counts is not None:
+            constant = self._rpc("nwor_constant_drafter")
+            if constant is not None:
+                self.close()
+                raise ConfigError.for_field(
+                    "--method",
+                    pair.method,
+                    f"vLLM's {constant} drafts {spec.scenario.draft_tokens} tokens at every draft "
+                    "count, so smaller ones would look too slow",
+                )
+            core = self._llm.llm_engine.engine_core.engine_core  # in this process
+            self._draft_counts = DraftSwitch(core.scheduler)
         self._vllm = require_supported_vllm()
 
     def status(self) -> EngineStatus:
@@ -70,6 +92,8 @@ class VllmEngine:
         """
         with stderr_to_file(self._log):
             self._rpc("nwor_set_modes", str(cell.nwor_mode), str(cell.scv_mode))
+        if self._draft_counts is not None:
+            self._draft_counts.fix(cell.drafts or 0)
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
         """Run one batch to its end from an empty prefix cache; read counters before and after."""
@@ -106,6 +130,7 @@ class VllmEngine:
             counter_facts=facts,
             rank_disagreement=disagreement([rank["windows"] for rank in ranks]),
             request_times=request_times(outputs),
+            request_acceptance=request_acceptance(outputs, ranks[0]["request_acceptance"]),
         )
 
     def interleave(self, order: WindowOrder) -> None:
@@ -113,6 +138,10 @@ class VllmEngine:
 
         Modes that were never set are set first, which may capture CUDA graphs.
         """
+        if self._draft_counts is not None:
+            self._rpc("nwor_follow_scheduler", len(order.cells))
+            self._draft_counts.interleave(order)
+            return
         modes = [
             (SHAM if cell.arm == AA else str(cell.nwor_mode), str(cell.scv_mode))
             for cell in order.cells
@@ -122,6 +151,8 @@ class VllmEngine:
 
     def stop_interleaving(self) -> list[dict[str, dict[str, int]]]:
         """Return to mode off; each cell's SCV counters and fallbacks, in the order's cells."""
+        if self._draft_counts is not None:
+            self._draft_counts.fix(0)
         return list(self._rpc("nwor_stop_interleaving"))
 
     def decode_greedily(
@@ -223,6 +254,7 @@ class VllmEngine:
     def close(self) -> None:
         """Shut the engine core down and release its memory."""
         self._kv_cache.close()
+        self._draft_counts = None
         llm = self.__dict__.pop("_llm", None)
         if llm is not None:
             llm.llm_engine.engine_core.shutdown()

@@ -37,6 +37,11 @@ TOP = 20
 
 NO_CUDA = "there is no CUDA device here"
 
+CHANGES_COUNT = frozenset({Method.EAGLE, Method.EAGLE3, Method.MTP, Method.DRAFT_MODEL})
+"""Methods whose drafter proposes as many drafts as the scheduler says, for every request, and keeps
+its cache filled at k = 0. vLLM 0.32 asserts a constant number for medusa, suffix and ngram_gpu,
+dflash and dspark draft a block in one pass, and ngram finds drafts for some requests only."""
+
 
 def check_flags(spec: RunSpec) -> None:
     """Refuse flags that cannot run on this machine, or that vLLM does not know.
@@ -56,6 +61,7 @@ def check_pair(pair: ResolvedPair, spec: RunSpec) -> None:
     """Refuse what the target's config.json rules out, and what vLLM's CPU build accepts and cannot
     run. Raises ConfigError."""
     _check_target(pair, spec)
+    _check_draft_counts(pair.method, spec)
     if not is_cpu_build():
         return
     remedy = NOT_ON_CPU.get(Method(pair.method))
@@ -67,6 +73,13 @@ def check_pair(pair: ResolvedPair, spec: RunSpec) -> None:
         field, value = ("--pair", pair.name) if length is None else ("--acceptance-length", length)
         remedy = "vLLM has no synthetic acceptance on a CPU; leave it out, or run on a GPU"
         raise ConfigError.for_field(field, value, remedy)
+
+
+def _check_draft_counts(method: str, spec: RunSpec) -> None:
+    """Refuse draft counts with a method whose drafter has one count."""
+    if spec.draft_counts is not None and method not in CHANGES_COUNT:
+        fitting = f"only {', '.join(sorted(CHANGES_COUNT))} change their draft count step by step"
+        raise ConfigError.for_field("--method", str(method), fitting)
 
 
 def _check_names(flag: str, given: Iterable[str], module: str, holder: str) -> None:
@@ -174,7 +187,9 @@ def check_run(spec: RunSpec, choice: PairChoice) -> None:
     check_flags(spec)
     choice = choice.with_config(spec.speculative_config)
     if choice.target_model is None:
-        folder = pair_folder(load_pair(choice.pair or DEFAULT_PAIR))
+        own = load_pair(choice.pair or DEFAULT_PAIR)
+        _check_draft_counts(choice.method or own.method, spec)
+        folder = pair_folder(own)
         if not folder.is_dir():  # it is built or fetched later
             return
     pair = resolve_pair(
@@ -193,7 +208,7 @@ def check_sweep(sweep: SweepFile) -> None:
     """Refuse a sweep file with a run that cannot start. Raises ConfigError that names the run."""
     for point in make_points(sweep):
         try:
-            check_run(point.spec, PairChoice(pair=point.pair))
+            check_run(point.spec, point.choice)
         except ConfigError as error:
             raise error.within(f"run {point.number} ({point.label})") from error
 

@@ -65,6 +65,7 @@ class BatchOutput:
     counter_facts: dict[str, Any] | None = None
     rank_disagreement: str | None = None
     request_times: RequestTimes | None = None
+    request_acceptance: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

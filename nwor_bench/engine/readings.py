@@ -73,6 +73,14 @@ def request_times(outputs: Sequence[Any]) -> RequestTimes | None:
     )
 
 
+def request_acceptance(
+    outputs: Sequence[Any], counted: Mapping[str, Sequence[int]]
+) -> tuple[tuple[int, int], ...]:
+    """Each request's windows with drafts and accepted drafts, in the order of the outputs."""
+    pairs = (counted.get(output.request_id, (0, 0)) for output in outputs)
+    return tuple((windows, accepted) for windows, accepted in pairs)
+
+
 def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 3)
 

@@ -19,7 +19,7 @@ from nwor_bench.plugin.scheduler_output import is_windows_alone
 from nwor_bench.records.cell import SHAM, SWITCHED
 from nwor_bench.records.fallback_reasons import Fault, Guard, fault_of, in_words
 from nwor_bench.records.types import SETTLING, MeasuredWindow, NworMode, ScvMode
-from nwor_bench.records.window_order import RUN_LENGTHS, WindowPlace, places_of
+from nwor_bench.records.window_order import PLACE, RUN_LENGTHS, WindowPlace, places_of
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -129,6 +129,30 @@ class Interleaving:
             | ({} if cell.sham is None else {SHAM: dict(cell.sham)})
             for cell in self.cells
         ]
+
+
+class FollowedScheduler:
+    """The order of draft counts, which the scheduler keeps: each step brings its place."""
+
+    alarm: str | None = None
+
+    def __init__(self, cells: int):
+        self._cells = cells
+
+    def next(self, scheduler_output: Any) -> WindowPlace | None:
+        """The place of the step that begins."""
+        place: WindowPlace | None = getattr(scheduler_output, PLACE, None)
+        return place
+
+    def ended(self, fallback_reason: str | None) -> None:
+        """A window has ended."""
+
+    def sham_fell_back(self, reason: str) -> None:
+        """There is no sham."""
+
+    def facts(self) -> list[dict[str, dict[str, int]]]:
+        """Nothing is validated."""
+        return [{} for _ in range(self._cells)]
 
 
 _GUARDS = {

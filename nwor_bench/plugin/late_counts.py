@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nwor_bench.plugin.scheduler_output import external_request_id
 from nwor_bench.plugin.step import Accumulator, Step, accepted_of, has_passed, measured, unfinished
 from nwor_bench.records.types import SETTLING, MeasuredWindow
 
@@ -184,6 +185,8 @@ class LateCounts:
         self._pending: deque[Step] = deque()
         self._arrived: deque[tuple[Step, list[int]]] = deque()
         self._sampled_before: dict[str, int] = {}
+        self.by_request: dict[str, list[int]] = {}
+        """Windows with drafts and accepted drafts of each request, by its external name."""
         self._finished: set[str] = set()
         self._restarted: dict[str, int] = {}
         self._last: Step | None = None
@@ -340,6 +343,8 @@ class LateCounts:
         report = self.on_overcount if num_sampled else None
         if report is not None and (np.array(num_sampled) > step.drafts + 1).any():
             report()
+        if requests is not None and lengths is not None:
+            self._count_requests(step, num_sampled, requests)
         window = measured(step, num_sampled, requests, self._num_layers, steady=steady)
         self._accumulator.add(window, step.place)
         if self.debug:
@@ -357,6 +362,17 @@ class LateCounts:
         tokens = [known.get(req_id, 0) for req_id in step.req_ids]
         known.update(zip(step.req_ids, map(add, tokens, num_sampled), strict=False))
         return unfinished(step.req_ids, tokens, lengths) if num_sampled else slice(0)
+
+    def _count_requests(
+        self, step: Step, num_sampled: list[int], requests: np.ndarray | slice
+    ) -> None:
+        assert step.drafts is not None
+        accepted = accepted_of(step.drafts, num_sampled)
+        for index in np.arange(len(step.req_ids))[requests]:
+            if step.drafts[index]:
+                own = self.by_request.setdefault(external_request_id(step.req_ids[index]), [0, 0])
+                own[0] += 1
+                own[1] += int(accepted[index])
 
 
 def _log(step: Step, num_sampled: list[int], window: MeasuredWindow) -> None:

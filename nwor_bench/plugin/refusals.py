@@ -226,3 +226,15 @@ def of_call(
     given = {**dict(zip(names, positional, strict=False)), **named}
     name = next((name for name, extra in given.items() if extra is not None), None)
     return None if name is None else f"attention:{name}"
+
+
+def constant_drafter(runner: Any) -> str | None:
+    """The class of a drafter that drafts as many tokens whatever the scheduler says; None if it
+    follows. Of the V2 runner's, those that share the target's batch do; V1's follow by method."""
+    speculator = getattr(runner, "speculator", None)
+    if speculator is None:
+        return None
+    from vllm.v1.worker.gpu.spec_decode.target_dependent_ar import speculator as following
+
+    follows = isinstance(speculator, following.TargetDependentARSpeculator)
+    return None if follows else type(speculator).__name__

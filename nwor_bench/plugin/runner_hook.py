@@ -10,7 +10,7 @@ from nwor_bench.plugin.late_counts import LateCounts, read_without_waiting
 from nwor_bench.plugin.layers import StagedLayers, attention_layers
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
-from nwor_bench.plugin.scheduler_output import restarted, starts_requests
+from nwor_bench.plugin.scheduler_output import is_plain_decode, restarted, starts_requests
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.step import Accumulator, DeviceClock, Step
 from nwor_bench.plugin.window import Window, close_leftover
@@ -151,6 +151,11 @@ class RunnerHook(ABC):
         self.late.resolve(output_lengths)
         return self.accumulator.drain()
 
+    def take_request_counts(self) -> dict[str, list[int]]:
+        """Windows with drafts and accepted drafts of each request since the last call."""
+        counts, self.late.by_request = self.late.by_request, {}
+        return counts
+
     @abstractmethod
     def check_layers(self, requests: int | None) -> list[dict[str, Any]]:
         """Check each layer of some windows of the next batch; what was measured since last time.
@@ -192,6 +197,7 @@ class RunnerHook(ABC):
         step = Step(now, has_window, scheduler_output, began=mark)
         if self._interleaving is not None:  # after the mark: a switch belongs to its own window
             step.place = self._interleaving.next(scheduler_output)
+        step.has_window |= is_plain_decode(scheduler_output)
         self._step = step
 
     @property

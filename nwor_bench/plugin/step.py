@@ -240,11 +240,11 @@ def measured(
             "drafts_per_position": drafted_at,
         }
     if counted is not None or step.place is not None:
-        more |= step.host_ms or _times(step, steady)
+        more |= _times_of(step, steady)
     staged = step.staged_tokens
     committed = total_accepted if step.committed_tokens is None else step.committed_tokens
     return MeasuredWindow(
-        num_reqs=int(np.count_nonzero(drafts)),
+        num_reqs=int(np.count_nonzero(drafts)) or len(drafts),
         draft_tokens=total,
         accepted_tokens=total_accepted,
         staged_tokens=staged,
@@ -257,6 +257,13 @@ def measured(
         control_tokens=step.control_tokens,
         **more,
     )
+
+
+def _times_of(step: Step, steady: bool) -> dict[str, Any]:
+    """The host's times if the runner's hook took them; the wall time from step to step if not."""
+    if not step.host_ms:
+        return _times(step, steady)
+    return {"wall_ms": _ms(step.period_s) if steady else None} | step.host_ms
 
 
 def _times(step: Step, steady: bool) -> dict[str, Any]:

@@ -11,9 +11,9 @@ import torch
 
 from nwor_bench import plugin
 from nwor_bench.errors import BenchError
-from nwor_bench.plugin import dummy_weights, register
+from nwor_bench.plugin import dummy_weights, refusals, register
 from nwor_bench.plugin.attaching import HOOK, NOT_ATTACHED, RANGES
-from nwor_bench.plugin.interleaving import Interleaving
+from nwor_bench.plugin.interleaving import FollowedScheduler, Interleaving
 from nwor_bench.plugin.observe.attention_nudge import AttentionNudge
 from nwor_bench.plugin.observe.kv_rows import KvRows
 from nwor_bench.plugin.observe.window_counters import CountedWindows
@@ -52,12 +52,22 @@ class NworWorkerExtension:
         interleaving.start()
         vars(self).setdefault(TOOLS, {})["interleaving"] = interleaving
 
+    def nwor_constant_drafter(self) -> str | None:
+        """The drafter's class if it drafts the same number whatever the scheduler says."""
+        return refusals.constant_drafter(_hook(self).runner)
+
+    def nwor_follow_scheduler(self, cells: int) -> None:
+        """Interleave draft counts in the next batch as the scheduler does."""
+        followed = FollowedScheduler(cells)
+        _hook(self).interleave(followed)
+        vars(self).setdefault(TOOLS, {})["interleaving"] = followed
+
     def nwor_stop_interleaving(self) -> list[dict[str, dict[str, int]]]:
         """Return to mode off; each cell's SCV counters, in the cells' order."""
         hook = _hook(self)
         hook.interleave(None)
         hook.set_modes(NworMode.OFF, ScvMode.OFF)
-        interleaving: Interleaving = getattr(self, TOOLS)["interleaving"]
+        interleaving: Interleaving | FollowedScheduler = getattr(self, TOOLS)["interleaving"]
         return interleaving.facts()
 
     def nwor_seed(self, seed: int) -> None:
@@ -80,6 +90,7 @@ class NworWorkerExtension:
         hook = _hook(self)
         return {
             "windows": hook.drain(output_lengths),
+            "request_acceptance": hook.take_request_counts(),
             "scv_counters": dict(hook.validator.counters),
             "scv_fallbacks": dict(hook.validator.fallbacks),
             "device_errors": hook.device_errors(),

@@ -13,6 +13,9 @@ AA = "A/A"
 INTERLEAVED = "interleaved"
 """`arm` of what a check found in an interleaved batch, which is no cell's own."""
 
+DRAFTS = "k="
+"""Begin of the `arm` of a cell that runs a number of drafts of its own: `k=0`, `k=2`."""
+
 SHAM = "sham"
 """What the A/A arm runs in an interleaved batch: off, switched to as stage is."""
 
@@ -53,8 +56,8 @@ class Cell:
     scv_mode: ScvMode
 
     arm: str | None = None
-    """"A/A" for the second off x off, which is run and compared like any other cell so that the
-    run shows its own noise floor; else None."""
+    """"A/A" for the second reference, which is run and compared like any other cell so that the
+    run shows its own noise floor; `k=2` if the cell has a draft count of its own; else None."""
 
     @classmethod
     def from_names(cls, names: Mapping[str, Any]) -> "Cell":
@@ -64,9 +67,14 @@ class Cell:
 
     @property
     def is_baseline(self) -> bool:
-        """True for off x off, against which every other cell is compared."""
+        """True for the cell against which every other one is compared: off x off, or k = 0."""
         off = self.nwor_mode is NworMode.OFF and self.scv_mode is ScvMode.OFF
-        return off and self.arm is None
+        return off and self.arm in (None, drafts_arm(0))
+
+    @property
+    def drafts(self) -> int | None:
+        """Drafts per request and window if the cell has a count of its own; else None."""
+        return drafts_of(self.arm)
 
     @property
     def label(self) -> str:
@@ -84,15 +92,29 @@ class Cell:
         }
 
 
+def drafts_arm(drafts: int) -> str:
+    """The arm of a cell with this draft count."""
+    return f"{DRAFTS}{drafts}"
+
+
+def drafts_of(arm: str | None) -> int | None:
+    """The draft count of an arm; None for other arms. Raises ValueError for no number."""
+    return int(arm.removeprefix(DRAFTS)) if arm and arm.startswith(DRAFTS) else None
+
+
 def label_of(nwor_mode: str, scv_mode: str, arm: str | None) -> str:
-    """A cell's name for people: `stage x graph`, `off x off (A/A)`."""
+    """A cell's name for people: `stage x graph`, `off x off (A/A)`, `k = 2`."""
+    drafts = drafts_of(arm)
+    if drafts is not None:
+        return f"k = {drafts}"
     return f"{nwor_mode} x {scv_mode}" + (f" ({arm})" if arm else "")
 
 
 def cell_order(cell: Cell) -> tuple[str, int, int, str]:
     """Sort key: by pair, then NWOR mode, then SCV mode, each in its declared order (off first);
-    the A/A arm follows off x off."""
-    return (cell.pair, _NWOR_ORDER[cell.nwor_mode], _SCV_ORDER[cell.scv_mode], cell.arm or "")
+    the A/A arm follows off x off; draft counts ascend, before the A/A arm."""
+    arm = cell.arm or "" if cell.drafts is None else f" {DRAFTS}{cell.drafts:05d}"
+    return (cell.pair, _NWOR_ORDER[cell.nwor_mode], _SCV_ORDER[cell.scv_mode], arm)
 
 
 @lru_cache(maxsize=1024)

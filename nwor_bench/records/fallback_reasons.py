@@ -113,6 +113,7 @@ class LeftOut(StrEnum):
     FALLBACK = "fallback"
     BATCH_SIZE = "batch_size"
     UNTIMED = "untimed"
+    DRAFTS = "drafts"
 
 
 class Guard(StrEnum):
@@ -128,6 +129,7 @@ IN_WORDS = {
     LeftOut.FALLBACK: "with a staged window that was written directly",
     LeftOut.BATCH_SIZE: "with a batch size that changed its class",
     LeftOut.UNTIMED: "with a window that has no time",
+    LeftOut.DRAFTS: "with a window that verified another number of drafts",
     Guard.COMMIT_REFUSED: "a commit was refused",
     Guard.COUNTS: "counts of a window do not add up",
     Guard.RANKS_DIFFER: "tensor-parallel ranks accepted different drafts",

@@ -104,7 +104,7 @@ class MeasuredWindow:
     """
 
     num_reqs: int
-    """Requests with at least one draft token in this window."""
+    """Requests with at least one draft token in this window; all of them at k = 0."""
     draft_tokens: int
     """Draft tokens that the target verified."""
     accepted_tokens: int = 0
@@ -333,6 +333,8 @@ class BatchRecord:
     """A count in which another tensor-parallel rank differs from the first."""
     request_times: RequestTimes | None = None
     """vLLM's times of each request; batches.csv has their percentiles instead."""
+    request_acceptance: tuple[tuple[int, int], ...] = ()
+    """Each request's windows with drafts, and the drafts accepted in them; batches.csv omits it."""
 
     @property
     def cell(self) -> Cell:

@@ -69,10 +69,24 @@ class WindowOrder:
     """Numbers of the cells that are compared with each other."""
     seed: str
     """Of the pairs' order, the runs' lengths and who begins."""
+    untimed: bool = False
+    """Draft counts change after every window, so that a short batch of the gate runs them all."""
+
+    @property
+    def drafts(self) -> tuple[int, ...] | None:
+        """Draft count of each cell, the A/A arm's being 0; None if modes are interleaved."""
+        counts = tuple(cell.drafts for cell in self.cells)
+        return tuple(count or 0 for count in counts) if set(counts) != {None} else None
 
     def places(self) -> Iterator[WindowPlace]:
         """Every window's place, without end."""
-        return places_of(self.pairs, self.seed)
+        brief = self.untimed and self.drafts is not None
+        return places_of(self.pairs, self.seed, {1: 1} if brief else RUN_LENGTHS)
+
+
+PLACE = "nwor_place"
+"""If draft counts are interleaved: attribute of the SchedulerOutput of a step that only decodes,
+its `WindowPlace`, or None. So workers need no order of their own."""
 
 
 def places_of(

@@ -14,11 +14,10 @@ from nwor_bench.records.files import write_atomically
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import write_header
 from nwor_bench.records.types import to_dict
-from nwor_bench.report.answer import answer
 from nwor_bench.report.html import render_html
 from nwor_bench.report.load import TABLES
 from nwor_bench.report.markdown import render_markdown
-from nwor_bench.report.run_report import build_document, warnings
+from nwor_bench.report.run_report import answer_of, build_document, warnings
 
 THE_REST = "Figures, precision and a glossary are in the run folder's report.html."
 
@@ -57,7 +56,7 @@ def to_csv(frame: pd.DataFrame) -> str:
 def run_result(analysis: Analysis, folder: Path) -> dict[str, Any]:
     """The answer, cells and findings of a run; values that were not measured are None."""
     run, cells, every = analysis.run, analysis.cells, analysis.findings
-    found = answer(run.header, cells, analysis.splits)
+    found = answer_of(analysis)
     return {
         "folder": str(folder),
         "status": run.header.status,

@@ -12,7 +12,13 @@ from nwor_bench.records.facts import EngineStatus, Environment, to_json
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, NworMode, Phase, RunStatus
-from nwor_bench.report.answer import CHECKED_ON_CPU, MEASURED_ON_CPU, answer, on_cpu
+from nwor_bench.report.answer import (
+    CHECKED_ON_CPU,
+    MEASURED_ON_CPU,
+    Answer,
+    answer,
+    on_cpu,
+)
 from nwor_bench.report.cells import cell_section, first_blocks
 from nwor_bench.report.document import (
     Block,
@@ -31,6 +37,7 @@ from nwor_bench.report.precision import precision_section
 from nwor_bench.report.questions import questions
 from nwor_bench.report.text import NOT_MEASURED, joined, settings
 from nwor_bench.report.window_costs import dram_summary, phase_section, traffic_section
+from nwor_bench.report.worth import by_drafts, worth_answer, worth_blocks
 
 _OF_MANY_RUNS = ("--file", "--resume")
 """Flags whose command does not measure only this run, or is refused because the run exists."""
@@ -133,18 +140,36 @@ def warnings(run: RunData) -> list[str]:
 def _lead(analysis: Analysis) -> list[Block]:
     """The first screen: the answer, its figure and table, what weakens it, the questions."""
     run, cells = analysis.run, analysis.cells
-    lead: list[Block] = [answer(run.header, cells, analysis.splits).headline]
-    lead += [Callout("Incomplete", text) for text in warnings(run)]
+    if by_drafts(run.header):
+        head = [answer_of(analysis).headline, *_incomplete(run)]
+        return [*head, *worth_blocks([analysis]), *_weakens(analysis)]
+    lead: list[Block] = [answer_of(analysis).headline]
+    lead += _incomplete(run)
     lead += first_blocks(cells)
     if on_cpu(run.header):
         lead.append(CHECKED_ON_CPU if run.header.checks_only else MEASURED_ON_CPU)
     counted = dram_summary(analysis.dram)
     lead += [Paragraph(counted)] if counted else []
+    return [*lead, *_weakens(analysis), questions(analysis)]
+
+
+def answer_of(analysis: Analysis) -> Answer:
+    """The run's answer: whether NWOR pays, or which draft count does."""
+    if by_drafts(analysis.run.header):
+        return worth_answer([analysis])
+    return answer(analysis.run.header, analysis.cells, analysis.splits)
+
+
+def _incomplete(run: RunData) -> list[Block]:
+    return [Callout("Incomplete", text) for text in warnings(run)]
+
+
+def _weakens(analysis: Analysis) -> list[Block]:
     groups = [g for g in grouped(analysis.findings) if g.severity != Severity.NOTE]
-    if groups:
-        lines = tuple(f"{g.severity.upper()}: {g.line}" for g in groups)
-        lead += [Paragraph("What weakens this answer:"), Bullets(lines)]
-    return [*lead, questions(analysis)]
+    if not groups:
+        return []
+    lines = tuple(f"{g.severity.upper()}: {g.line}" for g in groups)
+    return [Paragraph("What weakens this answer:"), Bullets(lines)]
 
 
 def _this_run(run: RunData) -> Section:

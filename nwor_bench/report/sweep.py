@@ -10,7 +10,7 @@ from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.findings.table import Finding, Severity, grouped
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, NworMode, Verdict
-from nwor_bench.report.answer import CPU_BADGE, MEASURED_ON_CPU, Answer, answer
+from nwor_bench.report.answer import CPU_BADGE, MEASURED_ON_CPU, Answer
 from nwor_bench.report.document import (
     Block,
     Bullets,
@@ -21,7 +21,9 @@ from nwor_bench.report.document import (
     Table,
     table,
 )
+from nwor_bench.report.run_report import answer_of
 from nwor_bench.report.text import NOT_MEASURED, plural, ratio, work_change
+from nwor_bench.report.worth import by_drafts, worth_answer, worth_blocks
 
 DONE = "done"
 MIXED = "MIXED"
@@ -68,7 +70,7 @@ class SweptRun:
         """The run's own answer; None without cells."""
         if self.analysis is None or not self.cells:
             return None
-        return answer(self.analysis.run.header, self.cells, self.analysis.splits)
+        return answer_of(self.analysis)
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
@@ -109,6 +111,8 @@ def labels(runs: Sequence[SweptRun]) -> list[str]:
 def sweep_document(name: str, runs: Sequence[SweptRun]) -> Document:
     """The whole report of a sweep."""
     measured = [run for run in runs if run.cells]
+    if by_drafts_only(runs):
+        return _worth_document(name, runs)
     lead: list[Block] = [sweep_answer(runs).headline, *_missing(runs), _answers(runs)]
     sections: list[Section] = []
     if measured:
@@ -122,6 +126,8 @@ def sweep_document(name: str, runs: Sequence[SweptRun]) -> Document:
 def sweep_answer(runs: Sequence[SweptRun]) -> Answer:
     """How many runs have which answer, and the range of their ratios."""
     found = Counter(run.answer.badge for run in runs if run.answer)
+    if by_drafts_only(runs):
+        return worth_answer(swept_analyses(runs))
     if not found:
         return Answer(NOTHING, f"None of {plural(len(runs), 'run')} measured anything.")
     badge = next(iter(found)) if len(found) == 1 else MIXED
@@ -129,6 +135,32 @@ def sweep_answer(runs: Sequence[SweptRun]) -> Answer:
         badge = str(Verdict.INVALID)
     counts = ", ".join(f"{answer} in {number}" for answer, number in found.most_common())
     return Answer(badge, f"{counts} of {plural(len(runs), 'run')}. {_extremes(runs)}".strip())
+
+
+def by_drafts_only(runs: Sequence[SweptRun]) -> bool:
+    """True if the runs that were measured compare draft counts, and only batch sizes differ."""
+    measured = [run for run in runs if run.cells]
+    alike = set(varying(measured)) <= {"requests"}
+    return (
+        bool(measured)
+        and alike
+        and all(by_drafts(each.run.header) for each in swept_analyses(runs))
+    )
+
+
+def swept_analyses(runs: Sequence[SweptRun]) -> list[Analysis]:
+    """The analyses of the runs that were measured."""
+    return [run.analysis for run in runs if run.analysis is not None and run.cells]
+
+
+def _worth_document(name: str, runs: Sequence[SweptRun]) -> Document:
+    """One answer of all batch sizes together; the runs' own reports have fewer requests."""
+    analyses = swept_analyses(runs)
+    lead = [worth_answer(analyses).headline, *_missing(runs), *worth_blocks(analyses)]
+    rows = [[str(run.number), label_of_run(run, ("requests",)), run.status] for run in runs]
+    folders = table(["Run", "Batch size", "Status"], rows, numbers_from=3)
+    sections = (Section("Runs", (replace(folders, links=_links(runs)),)),)
+    return Document(f"nwor-bench worth: {name}", (*lead, *_weakened(runs)), sections)
 
 
 def _extremes(runs: Sequence[SweptRun]) -> str:

@@ -37,7 +37,13 @@ class BatchPlace:
         number = window.get("cell")
         if self.window_order is None:
             return self.cell
-        return self.cell if number is None else self.window_order.cells[number]
+        if number is not None:
+            return self.window_order.cells[number]
+        if self.window_order.drafts is not None:  # between groups: by what it verified
+            ran = window["draft_tokens"] / window["num_reqs"]
+            own = (cell for cell in self.window_order.cells if cell.drafts == ran)
+            return next(own, self.cell)
+        return self.cell
 
 
 def window_records(
@@ -116,6 +122,7 @@ def batch_record(
         conditions=conditions,
         rank_disagreement=output.rank_disagreement,
         request_times=output.request_times,
+        request_acceptance=output.request_acceptance,
     )
 
 
@@ -234,7 +241,8 @@ class BatchRunner:
         """The engine's output, what a gate batch was watched for, and the conditions."""
         label, nwor = place.cell.label, place.cell.nwor_mode
         is_gate = place.phase in (Phase.GATE, Phase.INTERLEAVED_GATE)
-        watches = is_gate and (place.window_order is not None or nwor is not NworMode.OFF)
+        interleaves = place.window_order is not None and place.window_order.drafts is None
+        watches = is_gate and (interleaves or nwor is not NworMode.OFF)
         written: list[dict[str, int]] = []
         layers: list[list[dict[str, Any]]] = []
         with span(self._ranges, "cell", place.order, label):

@@ -17,7 +17,7 @@ from nwor_bench.run.batch import BatchRunner, RanBatch
 from nwor_bench.run.budget import BlockLog, Budget, half_widths, warm_up
 from nwor_bench.run.gate.block import GateBlock, kv_gate
 from nwor_bench.run.gate.parity import Answer, ParityGate, broken_event
-from nwor_bench.run.gate.ties import TieCheck
+from nwor_bench.run.gate.ties import CPU_POSITIONS, MOST_POSITIONS, TieCheck
 from nwor_bench.run.progress import Progress
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Encode
@@ -61,9 +61,11 @@ class BlockRunner:
                 lambda: encode(plan.gate.prompts),
                 scenario.max_new_tokens,
                 scenario.ignore_eos,
+                CPU_POSITIONS if status.device == "cpu" else MOST_POSITIONS,
             ),
             scenario.ignore_eos,
             store.append_event,
+            by_drafts=plan.baseline.drafts is not None,
         )
         self.kv_gate = kv_gate(engine, status, plan.baseline)
         self.stopped: str | None = None
@@ -142,8 +144,9 @@ class BlockRunner:
             self._progress.say(f"gate: INEFFECTIVE {labels}: {reason}")
         passed = len(self.plan.cells) - len(self.parity.broken)
         self._progress.say(
-            f"gate: {passed} of {len(self.plan.cells)} cells give the tokens and the acceptance "
-            "of off x off"
+            f"gate: {passed} of {len(self.plan.cells)} cells give the tokens "
+            f"{'' if self.plan.baseline.drafts is not None else 'and the acceptance '}"
+            f"of {self.plan.baseline.label}"
         )
 
     def _has_whole_batches(self, block: Block) -> bool:

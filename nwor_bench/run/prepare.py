@@ -165,12 +165,13 @@ def with_interleave(spec: RunSpec) -> RunSpec:
     """The spec with `interleave` set: windows on a GPU, whose clocks move within a batch."""
     if spec.interleave is not None:
         return spec
-    return replace(spec, interleave=Interleave.WINDOWS if uses_gpu() else Interleave.BATCHES)
+    windows = uses_gpu() or spec.draft_counts is not None
+    return replace(spec, interleave=Interleave.WINDOWS if windows else Interleave.BATCHES)
 
 
 def prepare_point(point: Point, console: Console) -> Prepared:
     """A run of a sweep file. Raises as `prepare` does."""
-    return prepare(point.spec, PairChoice(pair=point.pair), console)
+    return prepare(point.spec, point.choice, console)
 
 
 def _encode_all(plan: Plan, spec: RunSpec, pair: ResolvedPair) -> Encode:

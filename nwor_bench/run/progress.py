@@ -19,6 +19,7 @@ from nwor_bench.records.types import INTERLEAVED_PHASES, BatchRecord, Cell, Phas
 from nwor_bench.report.files import run_result
 from nwor_bench.report.run_report import summary
 from nwor_bench.report.terminal import print_document, print_path
+from nwor_bench.report.worth import by_drafts
 from nwor_bench.run.heartbeat import Heartbeat
 from nwor_bench.run.run_options import RunOptions
 
@@ -50,8 +51,9 @@ def tell_result(
             tell_json(run_result(analysis, folder))
         return
     shown = Console() if options.quiet else console
-    document = summary(analysis, verbose=options.verbose)
-    print_document(shown, document, quiet=options.quiet)
+    if not (in_sweep and by_drafts(analysis.run.header)):  # the sweep tells them together
+        document = summary(analysis, verbose=options.verbose)
+        print_document(shown, document, quiet=options.quiet)
     print_path(shown, "Run folder", folder)
 
 

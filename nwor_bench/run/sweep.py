@@ -144,9 +144,21 @@ def run_sweep(
     Raises ConfigError for any invalid run, before anything is started or written. Without
     `continue_on_error` the first failing run's error is raised.
     """
+    return run_loaded(
+        load_sweep(path), options, engine_factory=engine_factory, check_engine=check_engine
+    )
+
+
+def run_loaded(
+    sweep: SweepFile,
+    options: RunOptions = DEFAULT_OPTIONS,
+    *,
+    engine_factory: EngineFactory = VllmEngine,
+    check_engine: CheckEngine = check_arguments,
+) -> ExitCode:
+    """As `run_sweep`, for a sweep that is no file."""
     console = console_for(options)
     check_vllm_version(console)
-    sweep = load_sweep(path)
     groups = group_by_engine(make_points(sweep))
     if options.output is not None:
         check_output(options.output)

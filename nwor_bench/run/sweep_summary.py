@@ -15,7 +15,15 @@ from nwor_bench.records.store import read_run
 from nwor_bench.report.files import run_result
 from nwor_bench.report.html import render_html
 from nwor_bench.report.markdown import render_markdown
-from nwor_bench.report.sweep import SweptRun, sweep_answer, sweep_document
+from nwor_bench.report.sweep import (
+    SweptRun,
+    by_drafts_only,
+    sweep_answer,
+    sweep_document,
+    swept_analyses,
+)
+from nwor_bench.report.terminal import print_document
+from nwor_bench.report.worth import measured_worth, worth_result
 from nwor_bench.run.execute import say_how_to_go_on
 from nwor_bench.run.progress import tell_json
 from nwor_bench.run.run_options import RunOptions
@@ -50,6 +58,11 @@ def write_summary(index: SweepIndex, runs: Sequence[SweptRun]) -> None:
             rows.append({**place, "folder": run.folder})
     frame = DataFrame(rows, dtype=object)
     write_atomically(index.folder / "summary.csv", frame.to_csv(index=False, lineterminator="\n"))
+    if by_drafts_only(runs):
+        rates = DataFrame(
+            [vars(rate) for rate in measured_worth(swept_analyses(runs)).rates], dtype=object
+        )
+        write_atomically(index.folder / "worth.csv", rates.to_csv(index=False, lineterminator="\n"))
     document = sweep_document(index.content["name"], runs)
     text = render_markdown(document.shortened(f"Figures and times are in {SUMMARY_PAGE}."))
     write_atomically(index.folder / SUMMARY_PAGE, render_html(document))
@@ -101,6 +114,7 @@ def sweep_result(index: SweepIndex, runs: Sequence[SweptRun]) -> dict[str, Any]:
         "folder": str(index.folder),
         "name": index.content["name"],
         "answer": {"badge": found.badge, "sentence": found.sentence},
+        **({"worth": worth_result(swept_analyses(runs))} if by_drafts_only(runs) else {}),
         "runs": entries,
     }
 
@@ -119,6 +133,9 @@ def close_sweep(index: SweepIndex, console: Console, options: RunOptions) -> Non
         tell_json(sweep_result(index, runs))
     line = f"Sweep folder: {index.folder}"
     shown = Console() if options.quiet and not options.as_json else console
+    if by_drafts_only(runs) and not options.as_json:
+        document = sweep_document(index.content["name"], runs)
+        print_document(shown, document.shortened(), quiet=options.quiet)
     shown.print(line, highlight=False, markup=False, soft_wrap=True)
     if not index.is_done:
         say_how_to_go_on(index.folder, console)

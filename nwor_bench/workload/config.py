@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.records.types import NworMode, StageBy
+from nwor_bench.records.types import Interleave, NworMode, ScvMode, StageBy
 from nwor_bench.workload.options import declared, flag_of, names, read_all, remedy
 from nwor_bench.workload.run_spec import WARMUP_LOOKBACK, PairChoice, RunSpec, VllmEntries
 from nwor_bench.workload.scenario import PromptSource, Scenario, load_scenario, scenario_names
@@ -124,6 +124,7 @@ def _check(spec: RunSpec) -> None:
     _check_cells(spec)
     _check_engine_args(spec.engine_args)
     _check_staging(spec)
+    _check_draft_counts(spec)
 
 
 def _check_cells(spec: RunSpec) -> None:
@@ -133,6 +134,28 @@ def _check_cells(spec: RunSpec) -> None:
         if nwor not in spec.nwor_modes or scv not in spec.scv_modes:
             remedy_text = "its modes are not among --nwor-modes and --scv-modes; add them"
             raise ConfigError.for_field("--cells", name.value, remedy_text)
+
+
+def _check_draft_counts(spec: RunSpec) -> None:
+    """Draft counts are compared with k = 0, window by window, in mode off."""
+    counts = spec.draft_counts
+    if counts is None:
+        return
+    most = spec.scenario.draft_tokens
+    if 0 not in counts or max(counts) != most or min(counts) < 0:
+        remedy_text = f"write 0 and counts up to draft_tokens, which is {most}, that one too"
+        raise ConfigError.for_field("draft_counts", list(counts), remedy_text)
+    if spec.nwor_modes != (NworMode.OFF,) or spec.scv_modes != (ScvMode.OFF,):
+        modes = ",".join([*spec.nwor_modes, *spec.scv_modes])
+        remedy_text = 'draft counts run with NWOR off: write nwor_modes = ["off"] and scv_modes too'
+        raise ConfigError.for_field("draft_counts", modes, remedy_text)
+    if spec.interleave is Interleave.BATCHES:
+        remedy_text = "draft counts alternate within a batch; leave it out"
+        raise ConfigError.for_field("--interleave", spec.interleave.value, remedy_text)
+    given = "num_speculative_tokens_per_batch_size"
+    if given in (spec.speculative_config or {}):
+        remedy_text = "nwor-bench sets it, to change the draft count; leave it out"
+        raise ConfigError.for_field(f"--speculative-config: {given}", True, remedy_text)
 
 
 def _check_staging(spec: RunSpec) -> None:

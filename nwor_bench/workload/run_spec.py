@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Interval
 
 from nwor_bench.errors import ConfigError
+from nwor_bench.records.cell import drafts_arm
 from nwor_bench.records.types import (
     AA,
     AttentionBy,
@@ -93,19 +95,24 @@ class PairChoice:
         "A model pair's name or .toml file (default: smollm2).", Panel.MODELS,
     )] = None
     target_model: Annotated[str | None, Option(
-        "A local folder or hub name, instead of --pair.", Panel.MODELS,
+        "A local folder or hub name, instead of --pair.", Panel.MODELS, table="settings",
         aliases=("--model",), flag_variable="TARGET_MODEL",
         engine_argument="model",
     )] = None
     draft_model: Annotated[str | None, Option(
-        "The drafter: a local folder or hub name.", Panel.MODELS,
+        "The drafter: a local folder or hub name.", Panel.MODELS, table="settings",
         aliases=("--speculative-model",), flag_variable="DRAFT_MODEL",
     )] = None
     method: Annotated[str | None, Option(
         "How to draft: mtp, eagle3, eagle, dflash, dspark, draft_model, ngram, ngram_gpu, suffix.",
-        Panel.MODELS,
+        Panel.MODELS, table="settings",
     )] = None
     # fmt: on
+
+    @property
+    def name(self) -> str:
+        """For labels and folders: the pair's, or the target's last part."""
+        return self.pair or Path(self.target_model or DEFAULT_PAIR).name
 
     def with_config(self, config: Mapping[str, Any] | None) -> "PairChoice":
         """Take the method and the drafter from vLLM's speculative_config if no flag names them.
@@ -159,6 +166,11 @@ class RunSpec:
         Panel.MODES, name="cells", table="settings",
     )] = None
     """Cells of the grid to measure; None for all."""
+    draft_counts: Annotated[tuple[int, ...] | None, Option(
+        "Draft counts to interleave, 0 among them, with NWOR off; see nwor-bench worth.",
+        has_flag=False, table="settings", compare=Compare.REFUSE,
+    )] = None
+    """The cells are these draft counts; None for a grid of modes."""
     stage_by: Annotated[StageBy, Option(
         "reference, copy: how a GPU stages drafts' K/V.", has_flag=False, table="settings",
         worker_variable="VLLM_NWOR_STAGE_BY", compare=Compare.TELL,
@@ -229,6 +241,9 @@ class RunSpec:
         If cells are interleaved within a batch, mode stage brings its control. A control commits
         nothing, so it has one cell, with SCV off.
         """
+        if self.draft_counts is not None:
+            arms = [*map(drafts_arm, sorted(self.draft_counts)), AA]
+            return tuple(Cell(pair_name, NworMode.OFF, ScvMode.OFF, arm) for arm in arms)
         chosen = list(product(self.nwor_modes, self.scv_modes))
         if self.only_cells is not None:
             kept = [(NworMode.OFF, ScvMode.OFF), *(name.modes for name in self.only_cells)]
@@ -273,7 +288,8 @@ class RunSpec:
     @property
     def worker_variables(self) -> dict[str, str]:
         """This run's settings for the plugin in vLLM's workers, as environment variables."""
-        return {
+        attention = "reference" if self.draft_counts is None else "stock"
+        return {"VLLM_NWOR_CPU_ATTENTION": attention} | {
             each.option.worker_variable: str(getattr(self, each.field))
             for each in declared(RunSpec)
             if each.option.worker_variable is not None

@@ -11,8 +11,15 @@ from pydantic import Field, create_model, field_validator
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.workload.config import load_scenario, resolve
-from nwor_bench.workload.options import declared
-from nwor_bench.workload.run_spec import AXES, DEFAULT_PAIR, DEFAULT_SCENARIO, RunSpec, VllmEntries
+from nwor_bench.workload.options import declared, names
+from nwor_bench.workload.run_spec import (
+    AXES,
+    DEFAULT_PAIR,
+    DEFAULT_SCENARIO,
+    PairChoice,
+    RunSpec,
+    VllmEntries,
+)
 from nwor_bench.workload.scenario_values import ScenarioValues
 from nwor_bench.workload.toml_file import NamedFile, StrictModel, read_toml, resource_dir
 
@@ -21,7 +28,7 @@ def _table(name: str) -> dict[str, Any]:
     """Fields of the options that stand in a sweep file's table as they are."""
     return {
         each.name: (each.written, each.written_default)
-        for holder in (ScenarioValues, RunSpec, VllmEntries)
+        for holder in (PairChoice, ScenarioValues, RunSpec, VllmEntries)
         for each in declared(holder)
         if each.option.table == name
     }
@@ -32,6 +39,10 @@ _varied: dict[str, Any] = {
 }
 _AxesOfOptions: Any = create_model("Axes", __base__=StrictModel, **_varied, **_table("axes"))
 _SettingsOfOptions: Any = create_model("Settings", __base__=StrictModel, **_table("settings"))
+
+
+_MODELS = [each for each in declared(PairChoice) if each.option.table == "settings"]
+"""Options that name models of the user's own."""
 
 
 class Axes(_AxesOfOptions):
@@ -63,9 +74,15 @@ class SweepFile(NamedFile):
 
     @property
     def shared(self) -> dict[str, Any]:
-        """The options that all runs share, by name."""
+        """The options that all runs share, by name, but for the models."""
         modes = {name: getattr(self.axes, name) for name in _table("axes")}
-        return {**dict(self.settings), **modes}
+        values = {k: v for k, v in dict(self.settings).items() if k not in names(_MODELS)}
+        return {**values, **modes}
+
+    def choice(self, pair: str) -> PairChoice:
+        """The models of the runs with this pair; `target_model` replaces it."""
+        given = {each.name: getattr(self.settings, each.name) for each in _MODELS}
+        return PairChoice(pair=None if given["target_model"] else pair, **given)
 
 
 def load_sweep(path: Path) -> SweepFile:
@@ -93,6 +110,7 @@ class Point:
     pair: str
     scenario: str
     spec: RunSpec
+    choice: PairChoice
 
     @property
     def axes(self) -> dict[str, str | int | float | None]:
@@ -148,8 +166,19 @@ def make_points(sweep: SweepFile) -> tuple[Point, ...]:
             spec = resolve(load_scenario(scenario), **sweep.shared, **place)
         except ConfigError as error:
             raise error.within(f"run {number} ({pair}, {scenario})") from error
-        points.append(Point(number, pair, scenario, spec))
+        if spec.draft_counts is not None and spec.time_budget_s is not None:
+            share = _share(spec.scenario.requests, sweep.axes.requests)
+            spec = replace(spec, time_budget_s=round(spec.time_budget_s * share, 1))
+        choice = sweep.choice(pair)
+        points.append(Point(number, choice.name, scenario, spec, choice))
     return tuple(points)
+
+
+def _share(requests: int, sizes: Sequence[int]) -> float:
+    """A batch size's share of the time for draft counts, which all sizes answer together: larger
+    batches take longer."""
+    weights = {size: 1 + size**0.5 for size in {requests, *sizes}}
+    return float(weights[requests] / sum(weights.values()))
 
 
 def _combinations(sweep: SweepFile) -> list[dict[str, Any]]:

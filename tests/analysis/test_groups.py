@@ -144,3 +144,49 @@ def test_the_effect_is_the_ratio_of_geometric_means() -> None:
     runs = ((False, (1, 4)), (True, (4, 4, 2, 8)), (False, (2, 2)))
     times = [(is_treated, ms) for is_treated, own in runs for ms in own]
     assert abba_effect(times) == pytest.approx(log(4) - log(2))
+
+
+def drafts_group(length: int = 4) -> list[WindowRecord]:
+    """k = 0 and k = 2 of three requests; nothing differs but the count."""
+    zero, two = (replace(OFF, arm=arm) for arm in ("k=0", "k=2"))
+    return [
+        replace(
+            window,
+            arm=(two if window.cell == STAGE_GRAPH else zero).arm,
+            **dict.fromkeys(("nwor_mode", "scv_mode"), "off"),
+            **dict.fromkeys(("staged_tokens", "committed_tokens", "rejected_tokens"), 0),
+            num_reqs=3,
+            draft_tokens=6 if window.cell == STAGE_GRAPH else 0,
+            accepted_tokens=3 if window.cell == STAGE_GRAPH else 0,
+        )
+        for window in group_windows(PAIR, length)
+    ]
+
+
+def test_draft_counts_are_compared_without_the_last_windows_of_their_runs() -> None:
+    """Those draft for the next run; the first verify and draft their own count."""
+    windows = drafts_group()
+    last = [replace(w, wall_ms=900.0, device_ms=900.0) if w.position == 3 else w for w in windows]
+    group = only(last)
+    assert (group.host, group.device, group.num_reqs) == (0, 0, 3)
+    assert group.tokens == pytest.approx(log(2))  # 3 and 3 accepted over 3
+    first = [replace(w, wall_ms=w.wall_ms * 2) if w.arm == "k=2" and w.position == 0 else w
+             for w in windows if w.wall_ms]  # fmt: skip
+    assert only(first).host == pytest.approx(log(2) / 3)
+
+
+@pytest.mark.parametrize("place", [0, 5, 7])
+def test_a_window_that_verified_another_count_leaves_its_group_out(place: int) -> None:
+    windows = drafts_group()
+    windows[place] = replace(windows[place], draft_tokens=3)
+    assert left_out(windows) in (LeftOut.DRAFTS, LeftOut.BATCH_SIZE)
+    every = [replace(w, draft_tokens=w.draft_tokens // 2) for w in drafts_group()]
+    assert left_out(every) is not None
+
+
+def test_the_reference_of_draft_counts_is_k_0() -> None:
+    zero, two, aa = (replace(OFF, arm=arm) for arm in ("k=0", "k=2", AA_CELL.arm))
+    for other in (two, aa):
+        pair = pair_of([other, zero])
+        assert pair is not None
+        assert pair.reference == zero

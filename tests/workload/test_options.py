@@ -124,7 +124,7 @@ def test_axes_have_a_place_each() -> None:
 def test_sweep_files_have_every_option_that_says_so() -> None:
     wanted = {
         each.name
-        for holder in (ScenarioValues, RunSpec, VllmEntries)
+        for holder in (PairChoice, ScenarioValues, RunSpec, VllmEntries)
         for each in declared(holder)
         if each.option.table == "settings"
     }

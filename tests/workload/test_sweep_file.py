@@ -461,7 +461,8 @@ def test_flags_that_the_file_decides_are_refused() -> None:
         ("--pair", "tiny", "`pairs` under [axes]"),
         ("--seed", 4, "`seed` under [settings]"),
         ("--counters", "dram", "`counters` under [settings]"),
-        ("--target-model", "m", "--file"),
+        ("--target-model", "m", "`target_model` under [settings]"),
+        ("--prompts", "p", "--file"),
     ):
         with refused(flag, value=value, naming=place):
             check_flags({"file": "x", flag.removeprefix("--").replace("-", "_"): value})

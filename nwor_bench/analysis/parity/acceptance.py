@@ -203,7 +203,7 @@ def _counts(windows: Iterable[WindowRecord]) -> dict[Cell, Acceptance]:
             continue  # cut by the end of its batch, or a pair without off x off
         cell = ours[0].cell
         if cell.arm is not None:
-            continue  # the A/A arm is off x off again
+            continue  # the A/A arm is off x off again; other draft counts accept other numbers
         new = (block, batch) not in batches[cell]
         batches[cell].add((block, batch))
         width = max(len(window.accepted_per_position) for window in own)

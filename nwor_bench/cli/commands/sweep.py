@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -15,9 +15,6 @@ from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.options import Declared, Panel, bare, declared, flag_of, names, read_all
 from nwor_bench.workload.run_spec import DEFAULT_SCENARIO, PairChoice, RunSpec, VllmEntries
 from nwor_bench.workload.scenario_values import ScenarioValues
-
-if TYPE_CHECKING:
-    from nwor_bench.run.heartbeat import Heartbeat
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -105,21 +102,22 @@ def sweep(
     """
     options = RunOptions(**read_all(RunOptions, flags))
     _check_early(scenario, prompts, flags, options)
-    options = replace(options, heartbeat=_started(context, options))
-    _prepare_process(flags["counters"], options)
+    options = started(context, options)
+    prepare_process(flags["counters"], options)
     raise typer.Exit(_run(written_on(context), scenario, prompts, flags, options))
 
 
-def _started(context: typer.Context, options: RunOptions) -> "Heartbeat | None":
-    """The first line, before anything heavy is imported, and then a sign of life."""
+def started(context: typer.Context, options: RunOptions) -> RunOptions:
+    """Print the first line, before anything heavy is imported; the options with a sign of life."""
     from nwor_bench.engine.preload import DONE
     from nwor_bench.run.heartbeat import Heartbeat
 
     if options.quiet or options.as_json or options.dry_run:
-        return None
+        return options
     if DONE not in os.environ:  # else this process has replaced the one that said it
         typer.echo("loading PyTorch and vLLM ...")
-    return context.with_resource(Heartbeat(typer.echo, "loading PyTorch and vLLM"))
+    heartbeat = context.with_resource(Heartbeat(typer.echo, "loading PyTorch and vLLM"))
+    return replace(options, heartbeat=heartbeat)
 
 
 def _check_early(
@@ -190,7 +188,7 @@ def _spec(scenario: str, prompts: str | None, flags: dict[str, Any]) -> RunSpec:
     return resolve(workload, **values | default_amount(values, workload))
 
 
-def _prepare_process(counters: str | None, options: RunOptions) -> None:
+def prepare_process(counters: str | None, options: RunOptions) -> None:
     """Set up this process before anything heavy is imported."""
     from nwor_bench.engine.preload import import_transformers_alone, run_under_one_openmp
 

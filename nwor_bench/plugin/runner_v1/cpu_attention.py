@@ -7,6 +7,7 @@ and keeps the cache in the GPU's layout, [blocks, kv_heads, block_size, K + V wi
 the windows that the local gate checks.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from nwor_bench.plugin.observe.errors import AttentionFacts
 from nwor_bench.plugin.observe.layer_checks import LayerChecks, StepRows, StepTables
 from nwor_bench.plugin.refusals import chunk_of
 from nwor_bench.plugin.runner_v1.staging import StagingBuffers, write_kv_cache
+from nwor_bench.plugin.settings import CPU_ATTENTION
 from nwor_bench.plugin.window import LayerCall, LayerTrace, Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.verify_attention.reference import (
@@ -188,7 +190,9 @@ class ReferenceCPUAttentionBackend(CPUAttentionBackend):
 
     @staticmethod
     def get_impl_cls() -> type[CPUAttentionBackendImpl]:
-        """The implementation that can stage."""
+        """The implementation that can stage, unless stock's is asked for."""
+        if os.environ.get(CPU_ATTENTION) == "stock":
+            return CPUAttentionBackend.get_impl_cls()
         return ReferenceCPUAttentionImpl
 
 

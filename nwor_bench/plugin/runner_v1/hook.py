@@ -26,7 +26,11 @@ from nwor_bench.plugin.runner_v1.staging import (
     ValidationRefused,
     Validator,
 )
-from nwor_bench.plugin.scheduler_output import invalid_drafts, is_windows_alone
+from nwor_bench.plugin.scheduler_output import (
+    invalid_drafts,
+    is_plain_decode,
+    is_windows_alone,
+)
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.step import Step
 from nwor_bench.plugin.window import Window, WindowBatch
@@ -171,7 +175,8 @@ class V1RunnerHook(RunnerHook):
                 step.num_sampled = torch.tensor(counts, dtype=torch.int32)
             if step.has_window:
                 step.invalid_drafts = invalid_drafts(step.scheduler_output, grammar_output, checked)
-                step.host_ms["wall_ms"] = _ms_since(step.started)
+                if not is_plain_decode(step.scheduler_output):  # else from step to step
+                    step.host_ms["wall_ms"] = _ms_since(step.started)
                 if self.window is not None and self.window.batch is not None:
                     step.take(self.window.close())
                     if self._interleaving is not None:
@@ -188,6 +193,7 @@ class V1RunnerHook(RunnerHook):
         step.req_ids = tuple(self.runner.input_batch.req_ids)
         per_request = tuple(len(drafts.get(req_id, ())) for req_id in step.req_ids)
         step.drafts = np.array(per_request, dtype=np.int32)
+        step.num_tokens = step.scheduler_output.total_num_scheduled_tokens
         if self.nwor_mode is NworMode.OFF:
             return
         if self.window is None:

@@ -107,11 +107,12 @@ class GateBlock:
         """Interleaved batches of the cells that passed, until all that stage have run."""
         baseline, broken = reference.record.cell, self._parity.broken
         cells = [cell for cell in self._block.order if cell not in broken]
-        waiting = [cell for cell in cells if cell.nwor_mode is not NworMode.OFF]
+        waiting = [cell for cell in cells if cell.nwor_mode is not NworMode.OFF or cell.drafts]
         for _ in range(MOST_INTERLEAVED):
             if not waiting:
                 return
-            ran, faults = self._interleaved(reference, order_of(self._block, cells))
+            order = replace(order_of(self._block, cells), untimed=True)
+            ran, faults = self._interleaved(reference, order)
             for fault in faults:
                 for cell, every in self._parity.break_interleaved(cells, fault):
                     self._store.append_event(broken_event(cell, self._block, every))
@@ -160,7 +161,8 @@ class GateBlock:
         def check(prompts: list[list[int]], answer: Answer) -> Answer:
             # The cache first: the tie check runs batches that overwrite these blocks.
             nonlocal kv_result
-            kv_result = self._kv.check(cell, prompts, answer)
+            if answer.record.cell.drafts is None:  # draft counts hold no K/V back
+                kv_result = self._kv.check(cell, prompts, answer)
             return compare(answer)
 
         batch = run(check)

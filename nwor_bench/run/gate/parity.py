@@ -72,6 +72,7 @@ class ParityGate:
         ties: checks differing tokens in precisions below float32.
         ignore_eos: every request generates all its tokens, so lengths may never differ.
         on_event: receives events for the records.
+        by_drafts: draft counts are compared, whose steps have other sizes: also float32 has ties.
 
     Attributes:
         broken: each cell whose output differed, with its first mismatch.
@@ -84,9 +85,14 @@ class ParityGate:
         ties: TieCheck,
         ignore_eos: bool,
         on_event: Callable[[dict[str, Any]], None],
+        by_drafts: bool = False,
     ):
         synthetic = status.rejection_sample_method == "synthetic"
         self.rule = parity_rule(status.device or "cpu", status.dtype or "float32", synthetic)
+        self._compared = COMPARED[self.rule]
+        if by_drafts and not synthetic:
+            self.rule = ParityRule.EXPLAINED
+            self._compared = COMPARED[self.rule].rpartition("; ")[0]  # all but acceptance
         self.broken: dict[Cell, str] = {}
         self._encode = encode
         self._ties = ties
@@ -149,14 +155,14 @@ class ParityGate:
         """Break all of these cells that differ from stock vLLM: any of them may be at
         fault. Each with all its reasons."""
         for cell in cells:
-            if not cell.is_baseline and cell.arm is None:
+            if not cell.is_baseline and (cell.arm is None or cell.drafts is not None):
                 yield cell, self.break_cell(cell, f"in interleaved windows: {difference}")
 
     def facts(self) -> ParityFacts:
         """The rule, the comparison, and the cells that broke it, for run.json."""
         return ParityFacts(
             rule=str(self.rule),
-            compared=COMPARED[self.rule],
+            compared=self._compared,
             ties=ties_facts(self._checked.values()),
             broken={cell.label: reason for cell, reason in self.broken.items()},
         )
@@ -197,8 +203,8 @@ class ParityGate:
             event = ties_event(cell, answer.record, checked, scale, spent)
             self._checked[event_key(event)] = event
             self._on_event(event)
-        if checked.comparison.parity == INVALID:
-            return checked.comparison
+        if checked.comparison.parity == INVALID or reference.record.cell.drafts is not None:
+            return checked.comparison  # draft counts accept other numbers of drafts
         counts = acceptance_of(answer.record, reference.record, checked.diverged, checked.tokens)
         batch = batch_sums(prompts, checked.verdicts, counts)
         self._on_event(sums_event(cell, answer.record, batch))

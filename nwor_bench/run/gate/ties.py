@@ -20,6 +20,9 @@ from nwor_bench.records.types import Cell
 MOST_POSITIONS = 128
 """Output positions of the gate's block on which the error scale is measured."""
 
+CPU_POSITIONS = 16
+"""The same on a CPU, where 128 take minutes."""
+
 
 class TieCheck:
     """Checks differing tokens against mode off's own log probabilities.
@@ -40,6 +43,7 @@ class TieCheck:
         gate: gives the prompts of the gate's block.
         max_new_tokens: output tokens of each request of the gate's block.
         ignore_eos: as in the gate.
+        positions: output positions on which the error scale is measured, at most.
     """
 
     def __init__(
@@ -49,7 +53,9 @@ class TieCheck:
         gate: Callable[[], Tokens],
         max_new_tokens: int,
         ignore_eos: bool,
+        positions: int = MOST_POSITIONS,
     ):
+        self._positions = positions
         self._engine = engine
         self._baseline = baseline
         self._gate = gate
@@ -114,7 +120,7 @@ class TieCheck:
             prompts, [self._max_new_tokens] * len(prompts), ignore_eos=self._ignore_eos, top=TOP
         )
         outputs = [output.token_ids for output in decoded]
-        spots = spread([len(output) for output in outputs], MOST_POSITIONS)
+        spots = spread([len(output) for output in outputs], self._positions)
         prefixes = [(*prompts[r], *outputs[r][:at]) for r, at in spots]
         asked = self._shapes(prefixes)
         nudged = self._next_tokens(prefixes, nudged=True)  # the next batch empties the prefix cache

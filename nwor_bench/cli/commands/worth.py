@@ -1,0 +1,148 @@
+"""`nwor-bench worth`: which draft counts pay at which batch size. A sweep of draft counts."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nwor_bench.cli.command import AsJson, Quiet
+from nwor_bench.errors import ConfigError, ExitCode
+
+if TYPE_CHECKING:
+    from nwor_bench.workload.sweep_file import SweepFile
+
+MOST_DRAFTS = 32
+"""Most drafts per request and window; more is a typing error."""
+
+
+def worth(
+    context: typer.Context,
+    pair: Annotated[
+        str | None, typer.Option(help="A model pair's name or .toml file (default: smollm2).")
+    ] = None,
+    target_model: Annotated[
+        str | None, typer.Option("--target-model", "--model",
+                                 help="A local folder or hub name, instead of --pair.")
+    ] = None,
+    draft_model: Annotated[
+        str | None, typer.Option("--draft-model", "--speculative-model",
+                                 help="The drafter: a local folder or hub name.")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="How to draft: mtp, eagle3, eagle, draft_model.")
+    ] = None,
+    requests: Annotated[str, typer.Option(help="Batch sizes, in one engine.")] = "1,2,4,8",
+    max_draft_tokens: Annotated[
+        int, typer.Option("--max-draft-tokens", "--num-speculative-tokens",
+                          help="Compare 0 to this many drafts per request and window.")
+    ] = 4,
+    scenario: Annotated[
+        str, typer.Option(help="A scenario's name or .toml file: prompts and output length.")
+    ] = "short",
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate per request.")] = 64,
+    time_budget: Annotated[
+        str, typer.Option(help="Time of all batch sizes without the engine's start.")
+    ] = "4m",
+    dtype: Annotated[
+        str | None, typer.Option(help="vLLM's dtype (default: the pair's; on a CPU float32).")
+    ] = None,
+    tensor_parallel_size: Annotated[int, typer.Option(help="Ranks that share the target.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of prompts, order, sampling.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder (default: runs/TIME-worth).")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would run, and stop.")
+    ] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Is speculation worth it here? Draft counts are interleaved in one engine.
+
+    k = 0 and every draft count up to --max-draft-tokens alternate window by window, for each batch
+    size. Prints tokens/s over k = 0, acceptance by position, and the line for vLLM.
+    Exit codes: 0 done, 1 failed, 2 bad input, 3 a draft count changed the output.
+    """
+    from nwor_bench.cli.commands.sweep import prepare_process, started
+    from nwor_bench.engine.preflight import check_sweep
+    from nwor_bench.instruments.device import uses_gpu
+    from nwor_bench.run.run_options import RunOptions
+    from nwor_bench.workload.stopping import parse_seconds
+
+    options = RunOptions(output=output, dry_run=dry_run, quiet=quiet, as_json=as_json)
+    sizes = _sizes(requests)
+    if not 1 <= max_draft_tokens <= MOST_DRAFTS:
+        remedy = f"write 1 to {MOST_DRAFTS}"
+        raise ConfigError.for_field("--max-draft-tokens", max_draft_tokens, remedy)
+    if target_model is not None and pair is not None:
+        raise ConfigError.for_field("--pair", pair, "--target-model names the target already")
+    seconds = parse_seconds("--time-budget", time_budget)
+    if dtype is None and not uses_gpu():
+        dtype = "float32"  # in bfloat16 draft counts differ at ties: explaining them takes minutes
+    sweep = worth_sweep(
+        pair, scenario, sizes, max_draft_tokens, seconds,
+        {"target_model": target_model, "draft_model": draft_model, "method": method,
+         "max_new_tokens": max_new_tokens, "tensor_parallel_size": tensor_parallel_size,
+         "seed": seed, "dtype": dtype},
+    )  # fmt: skip
+    check_sweep(sweep)
+    options = started(context, options)
+    prepare_process(None, options)
+    raise typer.Exit(_run(sweep, options))
+
+
+def _run(sweep: "SweepFile", options: Any) -> ExitCode:
+    from nwor_bench.run.sweep import run_loaded
+
+    return run_loaded(sweep, options)
+
+
+def _sizes(text: str) -> list[int]:
+    """`1,2,4`. Raises ConfigError for anything but different positive numbers."""
+    words = [word.strip() for word in text.split(",")]
+    sizes = [int(word) for word in words if word.isdecimal() and int(word)]
+    if len(set(sizes)) < len(words):
+        raise ConfigError.for_field("--requests", text, "write different numbers such as 1,2,4,8")
+    return sizes
+
+
+def worth_sweep(
+    pair: str | None,
+    scenario: str,
+    requests: list[int],
+    most: int,
+    seconds: float,
+    given: dict[str, Any],
+) -> "SweepFile":
+    """A sweep over batch sizes in which 0 to `most` drafts are interleaved; the same as a file.
+
+    Args:
+        seconds: of all batch sizes together.
+        given: more options by name; None gives nothing.
+    """
+    from pydantic import ValidationError
+
+    from nwor_bench.workload.options import flag_of, remedy
+    from nwor_bench.workload.run_spec import DEFAULT_PAIR
+    from nwor_bench.workload.sweep_file import SweepFile
+
+    known = {name: value for name, value in given.items() if value is not None}
+    dtype = known.pop("dtype", None)
+    axes = {
+        "pairs": (pair or DEFAULT_PAIR,), "scenarios": (scenario,), "requests": tuple(requests),
+        "draft_tokens": (most,), "nwor_modes": ("off",), "scv_modes": ("off",),
+        **({} if dtype is None else {"dtype": (dtype,)}),
+    }  # fmt: skip
+    settings = {
+        **known, "draft_counts": tuple(range(most + 1)), "batches": 1,
+        "warmup": 0, "max_warmup": 0,  # the gate warms up every draft count
+        "time_budget": f"{seconds:g}s",
+    }  # fmt: skip
+    content = json.dumps({"name": "worth", "axes": axes, "settings": settings})
+    try:
+        return SweepFile.model_validate_json(content)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        flag = flag_of(str(fault["loc"][1]))
+        raise ConfigError.for_field(flag, fault["input"], remedy(fault)) from None

@@ -1,0 +1,105 @@
+"""Draft counts of vLLM's scheduler, set step by step: stock code looks k up by batch size.
+
+The lookup (`num_speculative_tokens_per_batch_size`) gives the drafts that a step proposes; the next
+step verifies them. So it is set one place ahead. What a step verifies is read from its
+SchedulerOutput, never taken from what was asked for, and its place travels to the workers with it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from nwor_bench.errors import EngineError
+from nwor_bench.records.types import SETTLING
+from nwor_bench.records.window_order import PLACE, WindowOrder, WindowPlace
+
+
+def schedule_of(counts: Sequence[int]) -> list[tuple[int, int, int]]:
+    """A value of num_speculative_tokens_per_batch_size that names every count; vLLM captures CUDA
+    graphs for these. The lookup made from it is replaced before the first batch."""
+    return [(size, size, count) for size, count in enumerate(counts, start=1)]
+
+
+def decodes_only(output: Any) -> bool:
+    """True if each request runs only its drafts and the token before; also without any draft."""
+    if output.scheduled_new_reqs or not output.num_scheduled_tokens:
+        return False
+    drafts = sum(map(len, output.scheduled_spec_decode_tokens.values()))
+    return bool(output.total_num_scheduled_tokens == drafts + len(output.num_scheduled_tokens))
+
+
+def verifies(output: Any) -> int | None:
+    """Drafts of every request of a step; None if they differ."""
+    drafts = output.scheduled_spec_decode_tokens
+    found = {len(drafts.get(req_id, ())) for req_id in output.num_scheduled_tokens}
+    return found.pop() if len(found) == 1 else None
+
+
+class DraftSwitch:
+    """Sets the draft counts of one scheduler, from the order or all alike.
+
+    Raises EngineError if the scheduler has no lookup.
+    """
+
+    def __init__(self, scheduler: Any):
+        if getattr(scheduler, "dynamic_sd_lookup", None) is None:
+            raise EngineError(
+                "vLLM's scheduler has no num_speculative_tokens_per_batch_size: this configuration "
+                "cannot change the number of drafts (vLLM switches it off with data parallelism)"
+            )
+        self._scheduler = scheduler
+        self._places: Iterator[WindowPlace] = iter(())
+        self._counts: tuple[int, ...] = ()
+        self._at: WindowPlace | None = None
+        self._coming: WindowPlace | None = None
+        self._settling = 0
+        self._drafted = 0
+        self._original: Callable[..., Any] = scheduler.schedule
+        scheduler.schedule = self._schedule
+
+    def fix(self, count: int) -> None:
+        """Draft as many from the next step on; call it between batches."""
+        self._at = self._coming = None
+        self._set(count)
+
+    def interleave(self, order: WindowOrder) -> None:
+        """Draft by this order from the next batch on."""
+        assert order.drafts is not None
+        self._counts, self._places = order.drafts, order.places()
+        self._at, self._coming = next(self._places), next(self._places)
+        self._set(self._counts[self._at.cell])
+
+    def _set(self, count: int) -> None:
+        self._drafted = count
+        lookup = self._scheduler.dynamic_sd_lookup
+        lookup[:] = [count] * len(lookup)
+
+    def _schedule(self, *args: Any, **kwargs: Any) -> Any:
+        at, coming = self._at, self._coming
+        if at is None or coming is None:
+            output = self._original(*args, **kwargs)
+            if decodes_only(output):
+                setattr(output, PLACE, None)
+            return output
+        count = self._counts[at.cell]
+        fits = not self._settling and self._drafted == count
+        self._set(self._counts[coming.cell] if fits else count)
+        output = self._original(*args, **kwargs)
+        decodes = decodes_only(output)
+        self._settling = max(self._settling - 1, 0) if decodes else SETTLING
+        is_own = fits and decodes and verifies(output) == count
+        if decodes:
+            setattr(output, PLACE, at if is_own else None)
+        self._at, self._coming = self._after(at, coming, ran=is_own)
+        return output
+
+    def _after(
+        self, at: WindowPlace, coming: WindowPlace, *, ran: bool
+    ) -> tuple[WindowPlace, WindowPlace]:
+        """The next place and the one behind it. A group that was cut is left; the next one begins
+        once its first count is verified, which takes a step or two."""
+        if ran:
+            return coming, next(self._places)
+        group, begun = at.group, at.run or at.position
+        while begun and at.group == group:
+            at, coming = coming, next(self._places)
+        return at, coming

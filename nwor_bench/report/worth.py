@@ -1,0 +1,337 @@
+"""Draft counts: the answer, tokens/s by batch size, acceptance by position, the line for vLLM."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from nwor_bench.analysis.analyse import Analysis
+from nwor_bench.analysis.invariants import windows_by_batch
+from nwor_bench.analysis.worth import Measured, Rate, Worth, same_places, worth_of
+from nwor_bench.records.header import PairFacts, RunHeader
+from nwor_bench.records.lines import batch_key
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import Phase, Verdict, WindowRecord
+from nwor_bench.report.answer import Answer, on_cpu
+from nwor_bench.report.document import (
+    Block,
+    Callout,
+    Code,
+    Figure,
+    Paragraph,
+    Table,
+    table,
+)
+from nwor_bench.report.figures import colour
+from nwor_bench.report.text import NOT_MEASURED, decimal, joined, percent, plural, with_bounds
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+ON_CPU = Callout(
+    "Measured on a CPU",
+    "These times judge this CPU, with vLLM's own attention. They do not carry over to a GPU. NWOR "
+    "is off throughout.",
+)
+
+HOW = (
+    "Intervals hold for all draft counts of a batch size together (95 %, Bonferroni). Times are "
+    "compared between neighbouring windows; tokens a window come from whole batches at one draft "
+    "count, and their error is that over requests."
+)
+
+
+def by_drafts(header: RunHeader) -> bool:
+    """True for a run whose cells are draft counts."""
+    return (header.spec or {}).get("draft_counts") is not None
+
+
+def measured_worth(analyses: Sequence[Analysis]) -> Worth:
+    """What the runs of one pair say together."""
+    return worth_of([Measured(each.run, each.effects) for each in analyses])
+
+
+def worth_answer(analyses: Sequence[Analysis]) -> Answer:
+    """Does speculation pay, up to how many requests, and with how many drafts?"""
+    broken = [
+        f"{cell.label} at {_requests(each.run)}: {cell.reason}"
+        for each in analyses
+        for cell in each.cells
+        if cell.verdict == Verdict.INVALID
+    ]
+    if broken:
+        text = "Whether speculation pays is not known, because draft counts failed their checks: "
+        return Answer(str(Verdict.INVALID), f"{text}{'; '.join(broken)}.")
+    return _answer(measured_worth(analyses))
+
+
+def _answer(worth: Worth) -> Answer:
+    known = [rate for rate in worth.rates if rate.ratio is not None]
+    if not known:
+        return Answer(
+            str(Verdict.AMBIGUOUS),
+            "This run does not show whether speculation pays: it has too few windows or requests "
+            "for an interval. Measure longer.",
+        )
+    paying = [r for r in known if worth.best[r.requests] == r.drafts]
+    slower = [rate for rate in known if rate.verdict == Verdict.SLOWER]
+    if paying:
+        ends = [paying[0]] if len(paying) == 1 else [paying[0], paying[-1]]
+        text = f"Speculate {_where(worth)}: {ends[0].ratio:.2f} times the tokens/s of k = 0"
+        text += f" {_at(ends[0])}"
+        text += "".join(f", {rate.ratio:.2f} times {_at(rate)}" for rate in ends[1:])
+        rest = [size for size, k in sorted(worth.best.items()) if not k]
+        if rest:
+            text += f"; at {_sizes(rest)} no draft count is shown to pay"
+        return Answer(str(Verdict.FASTER), f"{text}.")
+    best = max(known, key=lambda rate: rate.ratio or 0.0)
+    bounds = with_bounds(best.ratio or 0.0, best.low, best.high, 2)
+    if len(slower) == len(worth.rates):
+        text = f"Do not speculate here: at best it gives {bounds} times the tokens/s of k = 0"
+        return Answer(str(Verdict.SLOWER), f"{text}, {_at(best)}.")
+    text = f"No draft count is shown to pay here. The best has {bounds} times the tokens/s of k = 0"
+    return Answer(str(Verdict.AMBIGUOUS), f"{text}, {_at(best)}.")
+
+
+def _where(worth: Worth) -> str:
+    sizes = sorted(worth.best)
+    pays = [size for size in sizes if worth.best[size]]
+    if pays == sizes[: len(pays)]:
+        return f"up to {plural(pays[-1], 'request')}"
+    return f"at {_sizes(pays)}"
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    """`1 request`, `1 and 8 requests`."""
+    return f"{joined([str(size) for size in sizes])} request{'' if list(sizes) == [1] else 's'}"
+
+
+def _at(rate: Rate) -> str:
+    return f"at {plural(rate.requests, 'request')} with k = {rate.drafts}"
+
+
+def _requests(run: RunData) -> str:
+    return plural(int((run.header.scenario or {})["requests"]), "request")
+
+
+def worth_blocks(analyses: Sequence[Analysis]) -> list[Block]:
+    """Table and curve, acceptance, the line for vLLM, and what the numbers are of."""
+    worth, header = measured_worth(analyses), analyses[0].run.header
+    blocks: list[Block] = [_rates(worth), *_curve(worth), Paragraph(HOW)]
+    if on_cpu(header):
+        blocks.append(ON_CPU)
+    blocks += [
+        _acceptance(analyses),
+        Paragraph(_tokens_note(worth, analyses)),
+        *_line(worth, header),
+    ]
+    parts = _parts_of(analyses)
+    return [*blocks, *_times(parts), *_notes(worth, header, parts)]
+
+
+def _rates(worth: Worth) -> Table:
+    rows = [
+        [str(r.requests), str(r.drafts), r.verdict,
+         NOT_MEASURED if r.ratio is None else with_bounds(r.ratio, r.low, r.high, 2),
+         decimal(r.tokens, 2), decimal(r.time_ratio, 2), str(r.groups)]
+        for r in worth.rates
+    ]  # fmt: skip
+    heads = ["Requests", "k", "Verdict", "Tokens/s over k = 0", "Tokens", "Time", "Groups"]
+    caption = (
+        "Draft counts by batch size. Tokens: of a request in a window. Time: of a window over that "
+        "at k = 0"
+    )
+    return table(heads, rows, numbers_from=3, caption=caption)
+
+
+def _curve(worth: Worth) -> Iterator[Figure]:
+    """Tokens/s over k = 0 by draft count, a line for each batch size."""
+    lines = [
+        (size, [rate for rate in own if rate.ratio is not None])
+        for size, own in groupby(worth.rates, key=lambda rate: rate.requests)
+    ]
+    lines = [(size, own) for size, own in lines if own]
+    if not lines:
+        return
+    tints = ("text", "faster", "slower", "ambiguous", "same", "soft")
+
+    def draw(canvas: "Canvas") -> None:
+        axes = canvas.subplots()
+        axes.axhline(1, color=colour("soft"), lw=1.5, ls=":")
+        for place, (size, own) in enumerate(lines):
+            aside = 0.05 * (place - (len(lines) - 1) / 2)
+            ratios = [rate.ratio or 1.0 for rate in own]
+            reach = [[r - (x.low or r) for r, x in zip(ratios, own, strict=True)],
+                     [(x.high or r) - r for r, x in zip(ratios, own, strict=True)]]  # fmt: skip
+            axes.errorbar(
+                [0, *(rate.drafts + aside for rate in own)], [1, *ratios],
+                yerr=[[0, *reach[0]], [0, *reach[1]]], label=plural(size, "request"),
+                color=colour(tints[place % len(tints)]), marker="osD^v<"[place % 6], lw=1.5,
+                capsize=3,
+            )  # fmt: skip
+        axes.set_xticks(sorted({0, *(rate.drafts for rate in worth.rates)}))
+        axes.set_xlabel("drafts per request and window (k)")
+        axes.set_ylabel("tokens/s / that of k = 0")
+        axes.set_ylim(bottom=0)
+        axes.legend(ncols=2)
+
+    words = "; ".join(
+        f"{plural(r.requests, 'request')}, k = {r.drafts}: {r.ratio:.2f}"
+        for _, own in lines
+        for r in own
+    )
+    yield Figure(
+        name="worth",
+        caption="Tokens/s over k = 0 by draft count, with the table's intervals.",
+        alternative=f"Tokens/s over k = 0. {words}.",
+        draw=draw,
+        height=320,
+    )
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Median times of a window, in ms."""
+
+    requests: int
+    k: int
+    whole: float
+    target: float | None
+    """The target's forward and sampling; None if they were not timed apart."""
+
+
+def _parts_of(analyses: Sequence[Analysis]) -> list[_Parts]:
+    """By batch size and draft count, from windows that draft as many as they verify."""
+    found: dict[tuple[int, int], list[WindowRecord]] = {}
+    for each in analyses:
+        size = int((each.run.header.scenario or {})["requests"])
+        for window in each.run.windows:
+            inside = window.group is not None and window.position != (window.run_length or 0) - 1
+            if inside and window.num_reqs == size and window.wall_ms:
+                found.setdefault((size, window.cell.drafts or 0), []).append(window)
+    parts = []
+    for (size, k), own in sorted(found.items()):
+        apart = [w.forward_ms + (w.sample_ms or 0.0) for w in own if w.forward_ms is not None]
+        whole = median(window.wall_ms or 0.0 for window in own)
+        parts.append(_Parts(size, k, whole, median(apart) if apart else None))
+    return parts
+
+
+def _times(parts: Sequence[_Parts]) -> Iterator[Table]:
+    """The target's time and the rest, if they were timed apart."""
+    rows = [
+        [
+            str(p.requests),
+            str(p.k),
+            decimal(p.whole),
+            decimal(p.target),
+            decimal(p.whole - p.target),
+        ]
+        for p in parts
+        if p.target is not None
+    ]
+    if rows:
+        heads = ["Requests", "k", "Window ms", "Target ms", "Drafter, host ms"]
+        yield table(heads, rows, caption="Median times. Target: its forward and sampling")
+
+
+def _acceptance(analyses: Sequence[Analysis]) -> Table:
+    """Windows of a request in which draft j was accepted, by draft count, in whole batches."""
+    whole: dict[int, list[WindowRecord]] = {}
+    for each in analyses:
+        windows = windows_by_batch(each.run)
+        for batch in each.run.batches:
+            k = batch.cell.drafts
+            if k and batch.phase in (Phase.GATE, Phase.TIMED):
+                whole.setdefault(k, []).extend(windows[batch_key(batch)])
+    most = max(whole, default=0)
+    rows = [[str(k), *_positions(whole[k], most)] for k in sorted(whole)]
+    heads = ["k", *(f"draft {j + 1}" for j in range(most))]
+    return table(heads, rows, caption="Acceptance by position: share of a request's windows")
+
+
+def _positions(windows: Iterable[WindowRecord], most: int) -> list[str]:
+    drafted, accepted = [0] * most, [0] * most
+    for window in windows:
+        for place, number in enumerate(window.drafts_per_position):
+            drafted[place] += number
+        for place, number in enumerate(window.accepted_per_position):
+            accepted[place] += number
+    pairs = zip(accepted, drafted, strict=True)
+    return [percent(a / d if d else None) for a, d in pairs]
+
+
+def _tokens_note(worth: Worth, analyses: Sequence[Analysis]) -> str:
+    pairs = [same_places(each.run) for each in analyses]
+    equal, compared = sum(e for e, _ in pairs), sum(n for _, n in pairs)
+    note = f"Tokens a window rest on {plural(worth.texts, 'different request')} of all batch sizes."
+    if compared:
+        note += (
+            f" Does switching harm the drafter? From the same token of the same text, {equal} of "
+            f"{plural(compared, 'window')} of other batches, interleaved ones among them, accepted "
+            "what a window of the largest k did."
+        )
+    return note
+
+
+def speculative_config(worth: Worth, header: RunHeader) -> dict[str, Any] | None:
+    """vLLM's speculative_config by what is shown; None for no speculation."""
+    schedule, pair = worth.schedule, header.pair or PairFacts()
+    most = max((drafts for _, _, drafts in schedule), default=0)
+    if not most:
+        return None
+    config: dict[str, Any] = {**(pair.speculative or {}), "method": pair.method}
+    if pair.draft is not None:
+        config["model"] = pair.draft
+    config["num_speculative_tokens"] = most
+    if len(schedule) > 1:
+        config["num_speculative_tokens_per_batch_size"] = schedule
+    return config
+
+
+def worth_result(analyses: Sequence[Analysis]) -> dict[str, Any]:
+    """The same as JSON for scripts."""
+    worth = measured_worth(analyses)
+    return {
+        "rates": [vars(rate) for rate in worth.rates],
+        "best": {str(size): k for size, k in sorted(worth.best.items())},
+        "different_requests": worth.texts,
+        "speculative_config": speculative_config(worth, analyses[0].run.header),
+    }
+
+
+def _line(worth: Worth, header: RunHeader) -> Iterator[Block]:
+    config = speculative_config(worth, header)
+    if config is None:
+        yield Paragraph("For vLLM: leave --speculative-config out.")
+        return
+    largest = max(worth.best)
+    yield Paragraph(
+        "For vLLM, only from differences that the intervals show, elsewhere the smaller k. Above "
+        f"{plural(largest, 'request')} nothing was measured, and vLLM goes on with the last k:"
+    )
+    yield Code(f"--speculative-config '{json.dumps(config)}'")
+
+
+def _notes(worth: Worth, header: RunHeader, parts: Sequence[_Parts]) -> Iterator[Block]:
+    pair = header.pair or PairFacts()
+    yield Paragraph(
+        "k = 0 is vLLM's own with a drafter loaded: the drafter still runs one pass in each step "
+        f"to keep its cache filled{_drafter_share(parts)}. A server without speculation saves "
+        "that too, so the ratios above are over a k = 0 that is slower than plain decoding by up "
+        f"to this share (method {pair.method})."
+    )
+    if worth.noise:
+        ratios = [
+            f"{with_bounds(*bounds, digits=2)} at {plural(size, 'request')}"
+            for size, bounds in sorted(worth.noise.items())
+        ]
+        yield Paragraph(f"Noise: k = 0 over itself took {joined(ratios)} times as long.")
+
+
+def _drafter_share(parts: Sequence[_Parts]) -> str:
+    """What of a window at k = 0 is neither the target's forward nor sampling."""
+    shares = [1 - part.target / part.whole for part in parts if not part.k and part.target]
+    return f" (with the host's work at most {percent(max(shares), 0)} of it)" if shares else ""

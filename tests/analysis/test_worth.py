@@ -1,0 +1,181 @@
+"""Tokens per second of draft counts: intervals on simulated runs whose truth is known."""
+
+from collections.abc import Mapping, Sequence
+from math import log
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nwor_bench.analysis.groups import Pair
+from nwor_bench.analysis.worth import Measured, Worth, same_places, worth_of
+from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, drafts_arm
+from nwor_bench.records.types import Phase, Verdict
+
+TIMES = {1: 1.2, 2: 1.4}
+"""Time of a window over that at k = 0."""
+
+
+def cell(arm: str) -> Cell:
+    return Cell("tiny", NworMode.OFF, ScvMode.OFF, arm)
+
+
+def measured(
+    rng: np.random.Generator,
+    *,
+    requests: int = 4,
+    texts: int = 12,
+    groups: int = 12,
+    noise: float = 0.05,
+    times: Mapping[int, float] = TIMES,
+    first_text: int = 0,
+) -> Measured:
+    """A run whose requests accept each draft with a probability of their own, and whose groups
+    scatter around the times."""
+    batches: list[Any] = []
+    digests = tuple(str(first_text + number) for number in range(texts))
+    ease = rng.beta(6, 3, texts)  # its mean is 2/3
+    accepted = {k: [accepted_of(rng, p, k) for p in ease] for k in times}
+    for k in (0, *times):
+        batches.append(SimpleNamespace(
+            cell=cell(drafts_arm(k)), phase=Phase.GATE, block=0, token_digests=digests,
+            request_acceptance=tuple(accepted[k]) if k else ((0, 0),) * texts,
+        ))  # fmt: skip
+    effects = [
+        SimpleNamespace(
+            pair=Pair(cell("k=0"), cell(arm)), clock="wall_ms",
+            groups=[SimpleNamespace(num_reqs=requests, host=value, device=None)
+                    for value in rng.normal(log(time), noise, groups)],
+        )
+        for arm, time in [*((drafts_arm(k), t) for k, t in times.items()), (AA, 1.0)]
+    ]  # fmt: skip
+    header = SimpleNamespace(scenario={"requests": requests})
+    run: Any = SimpleNamespace(batches=batches, header=header)
+    return Measured(run, effects)  # type: ignore[arg-type]
+
+
+def accepted_of(rng: np.random.Generator, ease: float, k: int) -> tuple[int, int]:
+    """Windows that 200 tokens take, and the drafts accepted in them."""
+    windows = accepted = 0
+    while windows + accepted < 200:
+        misses = np.flatnonzero(rng.random(k) > ease)
+        windows, accepted = windows + 1, accepted + int(misses[0] if len(misses) else k)
+    return windows, accepted
+
+
+def true_tokens(k: int) -> float:
+    """Tokens of a window over all texts: 1 / the mean of the windows that a token takes."""
+    ease = np.random.default_rng(1).beta(6, 3, 200_000)
+    each = sum(ease**place for place in range(k + 1))
+    return float(1 / np.mean(1 / each))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("groups", "noise"), [(12, 0.08), (3, 0.04), (3, 0.2)])
+def test_intervals_include_the_truth_in_95_percent_of_runs(groups: int, noise: float) -> None:
+    """Both counts of a run together, since an interval holds for all of them. The error of tokens
+    is some 4 %, that of times noise / sqrt(groups): here about the same, the smaller, the larger.
+    """
+    truth = {k: true_tokens(k) / time for k, time in TIMES.items()}
+    runs, hits = 400, 0
+    for seed in range(runs):
+        own = measured(np.random.default_rng(seed), groups=groups, noise=noise)
+        rates = worth_of([own]).rates
+        assert all(rate.low is not None for rate in rates)
+        hits += all((r.low or 0) < truth[r.drafts] < (r.high or 0) for r in rates)
+    assert 0.92 < hits / runs < 0.985
+
+
+def test_a_larger_count_is_chosen_only_if_its_interval_shows_it() -> None:
+    rng = np.random.default_rng(0)
+    sure = worth_of([measured(rng, texts=40, groups=40, noise=0.02)])
+    assert sure.best == {4: 2}
+    assert [rate.verdict for rate in sure.rates] == [Verdict.FASTER] * 2
+    unsure = worth_of([measured(rng, groups=4, noise=0.6)])
+    assert unsure.best == {4: 0}
+    assert {rate.verdict for rate in unsure.rates} == {str(Verdict.AMBIGUOUS)}
+    slow = worth_of([measured(rng, texts=40, groups=40, times={1: 2.5, 2: 4.0})])
+    assert slow.best == {4: 0}
+    assert [rate.verdict for rate in slow.rates] == [Verdict.SLOWER] * 2
+
+
+def test_a_count_must_beat_the_smaller_one_not_only_none() -> None:
+    """k = 2 is far better than k = 0 and no better than k = 1."""
+    equal = {1: 1.2, 2: 1.2 * true_tokens(2) / true_tokens(1)}
+    own = measured(np.random.default_rng(3), texts=40, groups=40, times=equal)
+    found = worth_of([own])
+    assert [rate.verdict for rate in found.rates] == [Verdict.FASTER] * 2
+    assert found.best == {4: 1}
+
+
+def test_batch_sizes_share_their_requests_and_each_text_counts_once() -> None:
+    first = measured(np.random.default_rng(0), requests=1)
+    again = measured(np.random.default_rng(0), requests=2)
+    other = measured(np.random.default_rng(1), requests=4, first_text=100)
+    assert worth_of([first, again]).texts == 12
+    assert worth_of([first, other]).texts == 24
+    assert [rate.requests for rate in worth_of([other, first]).rates] == [1, 1, 4, 4]
+
+
+def test_groups_of_other_batch_sizes_and_too_few_do_not_count() -> None:
+    own = measured(np.random.default_rng(0))
+    for effect in own.effects:
+        for group in effect.groups[2:]:
+            group.num_reqs = 2  # type: ignore[misc]
+    assert {(rate.ratio, rate.groups) for rate in worth_of([own]).rates} == {(None, 0)}
+    for effect in own.effects:
+        for group in effect.groups[2:]:
+            group.num_reqs = 3  # type: ignore[misc]
+    assert {rate.groups for rate in worth_of([own]).rates} == {12}
+
+
+@pytest.mark.parametrize(
+    ("best", "schedule"),
+    [
+        ({1: 4}, [[1, 1, 4]]),
+        ({1: 4, 2: 4, 8: 4}, [[1, 8, 4]]),
+        ({1: 4, 8: 2, 32: 0}, [[1, 1, 4], [2, 8, 2], [9, 32, 0]]),
+        ({1: 1, 4: 3}, [[1, 3, 1], [4, 4, 3]]),  # between two sizes the smaller count
+        ({8: 2}, [[1, 8, 2]]),
+    ],
+)
+def test_the_schedule_takes_the_smaller_count_between_sizes(
+    best: Mapping[int, int], schedule: Sequence[Sequence[int]]
+) -> None:
+    assert Worth((), best, 0, {}).schedule == schedule
+
+
+def batch(number: int, arm: str, windows: Sequence[tuple[int, int]], text: str = "t") -> Any:
+    """A batch of one request whose windows have these drafts and accepted ones."""
+    own = {"pair": "tiny", "block": 0, "batch": number}
+    phase = Phase.INTERLEAVED if arm == "k=0" else Phase.GATE
+    return SimpleNamespace(
+        **own, requests=1, cell=cell(arm), phase=phase, token_digests=(text,),
+        windows=[SimpleNamespace(**own, draft_tokens=k, accepted_tokens=n) for k, n in windows],
+    )  # fmt: skip
+
+
+def places(*batches: Any) -> tuple[int, int]:
+    run: Any = SimpleNamespace(batches=batches, windows=[w for b in batches for w in b.windows])
+    return same_places(run)
+
+
+LONGEST = [(4, 2), (4, 0), (4, 4)]
+"""Windows that begin at tokens 1, 4 and 5."""
+
+
+@pytest.mark.parametrize(
+    ("arm", "windows", "found"),
+    [
+        ("k=1", [(1, 1), (1, 1), (1, 1)], (2, 2)),  # at 1, 3 and 5
+        ("k=1", [(1, 1), (1, 0), (1, 0), (1, 0)], (2, 3)),  # at 1, 3, 4 and 5, the last differs
+        ("k=0", [(0, 0), (0, 0), (0, 0), (2, 0), (4, 4)], (2, 2)),  # at 4 and 5
+        ("k=0", [(0, 0), (0, 0), (0, 0), (2, 1)], (0, 1)),
+    ],
+)
+def test_windows_from_the_same_token_are_compared(
+    arm: str, windows: Sequence[tuple[int, int]], found: tuple[int, int]
+) -> None:
+    assert places(batch(1, "k=4", LONGEST), batch(2, arm, windows)) == found
+    assert places(batch(1, "k=4", LONGEST), batch(2, arm, windows, text="other")) == (0, 0)

@@ -1,0 +1,102 @@
+"""`nwor-bench worth`: what it asks for, and what it refuses."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from refusals import refused
+from typer.testing import CliRunner
+
+from nwor_bench.cli.app import app
+from nwor_bench.cli.commands.worth import worth_sweep
+from nwor_bench.engine.preflight import check_pair
+from nwor_bench.models.methods import Method
+from nwor_bench.models.pairs import ResolvedPair
+from nwor_bench.workload.config import load_scenario, resolve
+from nwor_bench.workload.run_spec import PairChoice
+from nwor_bench.workload.sweep_file import group_by_engine, make_points
+
+pytestmark = pytest.mark.slow  # imports pydantic and more
+
+
+@pytest.fixture(autouse=True)
+def _never_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not refused would replace this process."""
+
+    def start() -> None:
+        raise AssertionError("it was not refused early")
+
+    monkeypatch.setattr("nwor_bench.engine.preload.run_under_one_openmp", start)
+
+
+def call(*words: str) -> None:
+    CliRunner().invoke(app, ["worth", *words], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "value"),
+    [
+        (["--requests", "1,1"], "--requests", "1,1"),
+        (["--requests", "0,4"], "--requests", "0,4"),
+        (["--requests", "few"], "--requests", "few"),
+        (["--max-draft-tokens", "0"], "--max-draft-tokens", 0),
+        (["--max-draft-tokens", "99"], "--max-draft-tokens", 99),
+        (["--pair", "tiny", "--model", "m"], "--pair", "tiny"),
+        (["--time-budget", "soon"], "--time-budget", "soon"),
+        (["--pair", "tiny-ngram"], "--method", "ngram"),
+        (["--dtype", "int3"], "--dtype", "int3"),
+    ],
+)
+def test_refusals(words: list[str], field: str, value: Any) -> None:
+    with refused(field, value=value):
+        call(*words)
+
+
+@pytest.mark.parametrize("method", [m for m in Method if m.value not in
+                                    ("eagle", "eagle3", "mtp", "draft_model")])  # fmt: skip
+def test_methods_that_cannot_change_their_count_are_refused_by_name(method: Method) -> None:
+    pair = ResolvedPair("own", method, "target", None, "float32")
+    spec = resolve(load_scenario("short"), draft_counts=[0, 4], nwor_modes="off", scv_modes="off")
+    with refused("--method", value=method):
+        check_pair(pair, spec)
+
+
+def test_one_engine_runs_all_batch_sizes() -> None:
+    given = {"target_model": None, "max_new_tokens": 32, "dtype": "float32"}
+    sweep = worth_sweep("tiny", "short", [1, 2, 8], 3, 60.0, given)
+    points = make_points(sweep)
+    assert [point.spec.scenario.requests for point in points] == [1, 2, 8]
+    (group,) = group_by_engine(points)
+    assert group.spec.scenario.requests == 8
+    labels = [cell.label for cell in points[0].spec.cells("tiny")]
+    assert labels == ["k = 0", "k = 1", "k = 2", "k = 3", "off x off (A/A)"]
+    shares = [point.spec.time_budget_s for point in points]
+    assert sum(share or 0 for share in shares) == pytest.approx(60, abs=0.3)
+    assert shares == sorted(shares, key=lambda share: share or 0)
+    assert points[0].spec.scenario.draft_tokens == 3
+
+
+def test_own_models_stand_in_a_sweep_file(tmp_path: Path) -> None:
+    given = {"target_model": str(tmp_path / "mine"), "draft_model": "d", "method": "eagle"}
+    (point,) = make_points(worth_sweep(None, "short", [4], 2, 60.0, given))
+    assert point.choice == PairChoice(None, str(tmp_path / "mine"), "d", "eagle")
+    assert point.pair == "mine"
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"draft_counts": [1, 4]}, "draft_counts"),
+        ({"draft_counts": [0, 2]}, "draft_counts"),  # draft_tokens is 4
+        ({"draft_counts": [0, 4], "nwor_modes": "off,stage"}, "draft_counts"),
+        ({"draft_counts": [0, 4], "interleave": "batches"}, "--interleave"),
+        (
+            {"draft_counts": [0, 4],
+             "speculative_config": {"num_speculative_tokens_per_batch_size": []}},
+            "--speculative-config: num_speculative_tokens_per_batch_size",
+        ),
+    ],
+)  # fmt: skip
+def test_contradictions_are_refused(changes: dict[str, Any], field: str) -> None:
+    with refused(field):
+        resolve(load_scenario("short"), **{"nwor_modes": "off", "scv_modes": "off", **changes})

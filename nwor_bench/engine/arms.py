@@ -138,22 +138,28 @@ class ChildEngine:
 
     def call(self, name: str, *args: Any, **named: Any) -> Any:
         """Call a method of the engine in its process; raises what it raises."""
-        self._pipe.send((name, args, named))
+        try:
+            self._pipe.send((name, args, named))
+        except OSError:
+            raise self._ended() from None
         return self._answer()
 
     def _answer(self) -> Any:
         self._busy = True
         try:
             answer, error = self._pipe.recv()
-        except EOFError:
-            self._process.join()
-            code = self._process.exitcode
-            problem = f"its process ended with code {code}; its log says more"
-            raise EngineError.at("an engine of --against", problem, code) from None
+        except (EOFError, OSError):
+            raise self._ended() from None
         self._busy = False
         if error is not None:
             raise error
         return answer
+
+    def _ended(self) -> EngineError:
+        self._process.join()
+        code = self._process.exitcode
+        problem = f"its process ended with code {code}; its log says more"
+        return EngineError.at("an engine of --against", problem, code)
 
     def close(self) -> None:
         """Close the engine and end its process; at once if a call has not come back."""

@@ -1,5 +1,6 @@
 """Several engines as one: which of them runs a cell, and an engine in a process of its own."""
 
+import os
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -7,19 +8,24 @@ from typing import Any
 import pytest
 from fake_engine import FakeEngine
 from refusals import refused
+from synthetic_run import make_header
 from toy_run import Runner, of_phase
 
 from nwor_bench.analysis.analyse import analyse
 from nwor_bench.engine import arms, memory
+from nwor_bench.engine.arguments import check_arguments
 from nwor_bench.engine.arms import ChildEngine, EngineArms
 from nwor_bench.engine.memory import RUNTIME_BYTES, arms_with_engines, kv_cache_bytes
 from nwor_bench.engine.preflight import check_flags, check_pair
 from nwor_bench.errors import ConfigError, EngineError
 from nwor_bench.instruments.device import FreeMemory
-from nwor_bench.models.pairs import ResolvedPair
+from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, Verdict
 from nwor_bench.report.answer import answer
+from nwor_bench.run.resume import check_engine
+from nwor_bench.run.run_options import RunOptions
+from nwor_bench.run.sweep import run_sweep
 from nwor_bench.workload.config import RunSpec, Scenario, resolve
 
 ARM = "block_size=32"
@@ -141,6 +147,30 @@ def test_a_process_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
         ChildEngine(PAIR, resolve(SCENARIO), None)
 
 
+@pytest.mark.slow
+def test_a_process_that_ended_between_two_calls_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(arms, "_serve", answer_once)
+    engine = ChildEngine(PAIR, resolve(SCENARIO), None)
+    engine._process.join()
+    with refused("an engine of --against", EngineError, value=0):
+        engine.call("status")
+    engine.close()
+
+
+def answer_once(pipe: Any, *_: Any) -> None:
+    """An engine's process that starts and ends."""
+    pipe.send((None, None))
+
+
+def test_ray_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "s.toml"
+    file.write_text('[axes]\npairs = ["tiny-ngram"]\n[settings.against]\nblock_size = 32\n')
+    with refused("--ray", value=True, naming="against"):
+        run_sweep(file, RunOptions(ray=True, output=tmp_path / "out", quiet=True))
+
+
 def spec_of(**given: Any) -> RunSpec:
     return resolve(SCENARIO, against=AGAINST, **given)
 
@@ -166,6 +196,28 @@ def test_an_argument_that_vllm_does_not_know_is_refused() -> None:
     spec = resolve(SCENARIO, against='{"blok_size": 32}')
     with refused("--against", value="blok_size", near="block_size"):
         check_flags(spec)
+
+
+@pytest.mark.slow
+def test_arguments_that_change_nothing_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own configuration says so, not the arguments: it caches prefixes by default."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    scenario = SCENARIO.model_copy(update={"max_model_len": 128})
+    spec = resolve(scenario, against='{"enable_prefix_caching": true}')
+    with refused("--against", value="enable_prefix_caching=true"):
+        check_arguments(resolve_pair("tiny-ngram"), spec)
+    check_arguments(resolve_pair("tiny-ngram"), resolve(scenario, against=AGAINST))
+
+
+def test_a_run_goes_on_with_as_many_engines() -> None:
+    engines = {None: FakeEngine(), ARM: FakeEngine(), AA: FakeEngine()}
+    three = EngineArms(engines, idle_s=0).status()
+    del engines[AA]
+    header = make_header([]).model_copy(update={"engine": three})
+    run = RunData(header, (), (), ())
+    check_engine(run, three)
+    with refused("--resume: engine.arms", value=[ARM]):
+        check_engine(run, EngineArms(engines, idle_s=0).status())
 
 
 def test_synthetic_acceptance_is_refused() -> None:

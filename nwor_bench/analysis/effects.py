@@ -233,6 +233,8 @@ class Split:
     cell: Cell
     control: Cell
     clock: str
+    """WORK_MS if the GPU's work was timed: it is known more precisely than the step."""
+
     total: RatioInterval
     """stage over off."""
 
@@ -272,10 +274,13 @@ def splits(effects: Sequence[PairEffect], cells: Sequence[CellResult]) -> list[S
         total, attention = over_off.get(stage), over_off.get(control)
         if total is None or attention is None:
             continue
-        parts = [each.decisive for each in (total, attention, writes)]
-        robust = [part.robust for part in parts if part is not None]
-        if len(robust) == len(parts):
-            found.append(Split(stage, control, total.clock, *robust))
+        parts = (total, attention, writes)
+        work = [each.work for each in parts if each.work is not None]
+        steps = [each.decisive.robust for each in parts if each.decisive is not None]
+        for clock, ratios in ((WORK_MS, work), (total.clock, steps)):
+            if len(ratios) == len(parts):
+                found.append(Split(stage, control, clock, *ratios))
+                break
     return found
 
 

@@ -28,7 +28,7 @@ from nwor_bench.models.pairs import (
 )
 from nwor_bench.models.pairs.local import read_model_config
 from nwor_bench.records.header import RunHeader
-from nwor_bench.records.types import RunStatus, ScvMode, StageBy
+from nwor_bench.records.types import AttentionBy, RunStatus, ScvMode, StageBy
 from nwor_bench.workload.run_spec import DEFAULT_PAIR, PairChoice, RunSpec
 from nwor_bench.workload.sweep_file import SweepFile, make_points
 
@@ -160,6 +160,9 @@ def _check_without_gpu(spec: RunSpec) -> None:
     if spec.stage_by is not StageBy.REFERENCE:
         remedy = f"{NO_CUDA}, and mode stage has one way to hold drafts; leave stage_by out"
         refused.append(("stage_by", spec.stage_by.value, remedy))
+    if spec.attention is not AttentionBy.AUTO:
+        remedy = f"{NO_CUDA}, and windows are attended in one way; leave it out"
+        refused.append(("--attention", spec.attention.value, remedy))
     if spec.counters is not None:
         remedy = f"{NO_CUDA}, so there is nothing to count; leave it out"
         refused.append(("--counters", spec.counters.value, remedy))

@@ -156,14 +156,13 @@ def in_every_layer(wrote: Sequence[int], due: int) -> int:
 
 def _rows_due(step: Step, num_sampled: list[int]) -> tuple[int, int]:
     """Rows that the step's commit had to write in each layer; how many of them are certain."""
-    sampled, certain, drafts = np.array(num_sampled, dtype=np.int64), step.certain, step.drafts
-    assert certain is not None
-    assert drafts is not None
-    accepted = accepted_of(drafts, num_sampled)
-    rows = accepted + certain
-    if step.decided_in_commit:
-        rows = np.clip(sampled + certain - 1, 0, drafts + certain)
-    return int(rows.sum()), int((rows - accepted).sum())
+    assert step.certain is not None
+    assert step.drafts is not None
+    requests = len(num_sampled)
+    if step.decided_in_commit:  # by `num_sampled`: a request that got no token has no row
+        requests -= num_sampled.count(0)
+    certain = requests * step.certain
+    return int(accepted_of(step.drafts, num_sampled).sum()) + certain, certain
 
 
 class LateCounts:
@@ -180,6 +179,8 @@ class LateCounts:
         self._counted = counted
         self._num_layers = num_layers
         self.debug = debug
+        self.in_server = False
+        """True: nobody drains, so only what /metrics and the live ratio need is computed."""
         self._pending: deque[Step] = deque()
         self._arrived: deque[tuple[Step, list[int]]] = deque()
         self._sampled_before: dict[str, int] = {}
@@ -238,7 +239,7 @@ class LateCounts:
 
     def add(self, step: Step) -> None:
         """Remember a finished step."""
-        step.scheduler_output = step.batch = None  # neither is kept while its counts wait
+        step.scheduler_output = step.batch = step.ready = None  # none is kept while its counts wait
         if self._finished:
             step.finished, self._finished = self._finished, set()
         if self._restarted:
@@ -326,30 +327,36 @@ class LateCounts:
         return None if self._counters is None else torch.cat(self._counters)
 
     def _count(self, step: Step, num_sampled: list[int], lengths: Mapping[str, int] | None) -> None:
-        known = self._sampled_before
-        for req_id in step.finished:
-            known.pop(req_id, None)
-        known.update(step.restarted)
-        step.finished, step.restarted = (), {}
+        requests = None if self.in_server else self._unfinished(step, num_sampled, lengths)
         if self.on_sealed is not None:
             counted = (num_sampled, step.committed_tokens)
             self._digest = crc32(repr(counted).encode(), self._digest)
             if step.sealed:
                 self.on_sealed(step.sealed, self._digest)
-        tokens = [known.get(req_id, 0) for req_id in step.req_ids]
-        known.update(zip(step.req_ids, map(add, tokens, num_sampled), strict=False))
         steady = self._alone_in_a_row >= SETTLING
         self._alone_in_a_row = self._alone_in_a_row + 1 if step.is_window_alone else 0
         if step.drafts is None:
             return
-        overcount = num_sampled and bool((np.array(num_sampled) > step.drafts + 1).any())
-        if overcount and self.on_overcount is not None:
-            self.on_overcount()
-        requests = unfinished(step.req_ids, tokens, lengths) if num_sampled else slice(0)
+        report = self.on_overcount if num_sampled else None
+        if report is not None and (np.array(num_sampled) > step.drafts + 1).any():
+            report()
         window = measured(step, num_sampled, requests, self._num_layers, steady=steady)
         self._accumulator.add(window, step.place)
         if self.debug:
             _log(step, num_sampled, window)
+
+    def _unfinished(
+        self, step: Step, num_sampled: list[int], lengths: Mapping[str, int] | None
+    ) -> np.ndarray | slice:
+        """Index of the requests that had not finished; counts the tokens of all."""
+        known = self._sampled_before
+        for req_id in step.finished:
+            known.pop(req_id, None)
+        known.update(step.restarted)
+        step.finished, step.restarted = (), {}
+        tokens = [known.get(req_id, 0) for req_id in step.req_ids]
+        known.update(zip(step.req_ids, map(add, tokens, num_sampled), strict=False))
+        return unfinished(step.req_ids, tokens, lengths) if num_sampled else slice(0)
 
 
 def _log(step: Step, num_sampled: list[int], window: MeasuredWindow) -> None:

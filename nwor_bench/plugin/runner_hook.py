@@ -138,7 +138,7 @@ class RunnerHook(ABC):
 
     def count_without_waiting(self) -> PatchSet:
         """Patches that count windows as they come, for a server; apply them before `attach`."""
-        self.clock.on = self.clock.in_server = True
+        self.clock.on = self.clock.in_server = self.late.in_server = True
         return PatchSet([Patch(self.runner, "execute_model", read_without_waiting(self.late))])
 
     def drain(self, output_lengths: dict[str, int] | None) -> list[dict[str, Any]]:
@@ -198,13 +198,10 @@ class RunnerHook(ABC):
     def _alarm(self) -> str | None:
         return self._interleaving.alarm if self._interleaving is not None else None
 
-    def _note_outcome(self, step: Step, window: Window) -> None:
-        step.staged_tokens, step.fallback_reason, step.control_tokens = window.close()
-
     def _close_leftover(self) -> None:
         """Write and count the window that a step left open when it died between its calls."""
         step, self._step = self._step, None
         reason = close_leftover(self.window)
         if step is not None and step.has_window:
-            step.fallback_reason = reason
+            step.fallback_reason, step.num_sampled = reason, None
             self.late.add(step)

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.records.types import BesidePrefill, NworMode, ScvMode, StageBy
+from nwor_bench.records.types import AttentionBy, BesidePrefill, NworMode, ScvMode, StageBy
 
 NWOR_MODE = "VLLM_NWOR_MODE"
 SCV_MODE = "VLLM_SCV_MODE"
@@ -20,19 +20,6 @@ INTERLEAVE = "interleave"
 """Value of VLLM_NWOR_MODE: off and stage are interleaved (see `interleaving`)."""
 
 Choice = TypeVar("Choice", bound=StrEnum)
-
-
-class AttentionBy(StrEnum):
-    """What attends the windows of full CUDA graphs on a GPU."""
-
-    AUTO = "auto"
-    """The fastest, by measurement as the graphs are captured."""
-    OURS = "ours"
-    """Our kernel."""
-    MERGE = "merge"
-    """Stock over the committed tokens and a merge, if it can; else our kernel."""
-    STOCK = "stock"
-    """Stock: every such window is written directly."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from nwor_bench.plugin.scheduler_output import external_request_id, valid_drafts
+from nwor_bench.plugin.window import Outcome
 from nwor_bench.records.types import MeasuredWindow
 from nwor_bench.records.window_order import WindowPlace
 
@@ -116,6 +117,10 @@ class Step:
     """vLLM's; None once the step has ended."""
     batch: Any = None
     """The V2 runner's window in flight (`GpuWindowBatch`); None once the step has ended."""
+    ready: Any = None
+    """The one like it that was ready (`ReadyWindow`); None likewise, or if it was planned."""
+    descriptor: Any = None
+    """vLLM's of the CUDA graph that the V2 runner's window was planned for."""
     uniform: int | None = None
     """Drafts of every request if all have as many as possible."""
     invalid_drafts: Mapping[str, int] | None = None
@@ -180,6 +185,10 @@ class Step:
             return False
         return self.num_tokens == int(self.drafts.sum()) + len(self.drafts)
 
+    def take(self, outcome: Outcome) -> None:
+        """Note how its window ended."""
+        self.staged_tokens, self.fallback_reason, self.control_tokens = outcome
+
 
 def unfinished(
     req_ids: Sequence[str], tokens: Sequence[int], lengths: Mapping[str, int] | None
@@ -200,7 +209,7 @@ def unfinished(
 def measured(
     step: Step,
     num_sampled: Sequence[int],
-    counted: np.ndarray | slice,
+    counted: np.ndarray | slice | None,
     num_layers: int,
     *,
     steady: bool,
@@ -209,16 +218,29 @@ def measured(
 
     Args:
         num_sampled: tokens that each request got; empty for a step that died, which vLLM ignores.
-        counted: index of the requests that vLLM counts (`unfinished`).
+        counted: index of the requests that vLLM counts (`unfinished`). None: in a server, which
+            needs no counts by position, and times only of interleaved windows.
         steady: False for the first windows after a prefill, whose times include the rest of it.
     """
     drafts = step.drafts
     assert drafts is not None
     accepted = accepted_of(drafts, num_sampled)
-    kept = valid_drafts(drafts, step.req_ids, step.invalid_drafts)[counted]
-    kept_accepted = accepted[counted]
-    accepted_at, drafted_at = per_position(kept, kept_accepted)
     total, total_accepted = int(drafts.sum()), int(accepted.sum())
+    more: dict[str, Any] = {}
+    if counted is not None:
+        kept, kept_accepted = (
+            valid_drafts(drafts, step.req_ids, step.invalid_drafts)[counted],
+            accepted[counted],
+        )
+        accepted_at, drafted_at = per_position(kept, kept_accepted)
+        more = {
+            "uncounted_draft_tokens": total - int(kept.sum()),
+            "uncounted_accepted_tokens": total_accepted - int(kept_accepted.sum()),
+            "accepted_per_position": accepted_at,
+            "drafts_per_position": drafted_at,
+        }
+    if counted is not None or step.place is not None:
+        more |= step.host_ms or _times(step, steady)
     staged = step.staged_tokens
     committed = total_accepted if step.committed_tokens is None else step.committed_tokens
     return MeasuredWindow(
@@ -229,15 +251,11 @@ def measured(
         committed_tokens=committed if staged else 0,
         rejected_tokens=staged - total_accepted if staged else 0,
         stage_operations=staged * num_layers,
-        uncounted_draft_tokens=total - int(kept.sum()),
-        uncounted_accepted_tokens=total_accepted - int(kept_accepted.sum()),
         fallback_reason=step.fallback_reason,
         scv_path=step.scv_path,
         scv_fallback_reason=step.scv_fallback_reason,
         control_tokens=step.control_tokens,
-        accepted_per_position=accepted_at,
-        drafts_per_position=drafted_at,
-        **(step.host_ms or _times(step, steady)),
+        **more,
     )
 
 
@@ -258,7 +276,7 @@ def _ms(seconds: float | None) -> float | None:
 def accepted_of(drafts: np.ndarray, num_sampled: Sequence[int]) -> np.ndarray:
     """[requests] accepted drafts of each; none of a step that died."""
     sampled = np.array(num_sampled or np.zeros(len(drafts)), dtype=np.int32)
-    accepted: np.ndarray = np.clip(sampled - 1, 0, drafts)
+    accepted: np.ndarray = np.minimum(np.maximum(sampled - 1, 0), drafts)  # `clip` takes 5 us more
     return accepted
 
 

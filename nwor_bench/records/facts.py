@@ -39,6 +39,10 @@ class CudaGraphs(JsonPart):
     """Tokens of the windows that vLLM captured."""
     stage_window_sizes: tuple[int, ...] | None = None
     """Tokens of the windows that were captured for mode stage."""
+    attention: Mapping[str, str] | None = None
+    """What attends staged windows by size, requests x rows, and at which contexts stock does."""
+    attention_us: Mapping[str, Any] | None = None
+    """By size and layers of one shape: times of a layer by contender, at each context."""
     stage_memory_bytes: int | None = None
     """Memory that the capture for mode stage took."""
     stage_unavailable: str | None = None

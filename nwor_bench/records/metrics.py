@@ -152,8 +152,10 @@ class WindowMetrics:
             "scv_graph_hits": window.scv_path == "graph",
             "scv_graph_captures": window.scv_path == "capture",
         }
+        new = labels not in self._drafts
         for name, amount in counts.items():
-            self._files.add(name, labels, amount)
+            if amount or new:
+                self._files.add(name, labels, amount)
         reasons = (window.fallback_reason, window.scv_fallback_reason)
         for name, reason in zip(BY_REASON, reasons, strict=True):
             if reason is not None:

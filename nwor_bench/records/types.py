@@ -16,6 +16,7 @@ __all__ = [
     "FORMAT_VERSION",
     "INTERLEAVED_PHASES",
     "SETTLING",
+    "AttentionBy",
     "BatchRecord",
     "Cell",
     "CellResult",
@@ -46,6 +47,19 @@ class StageBy(StrEnum):
 
     REFERENCE = "reference"
     COPY = "copy"
+
+
+class AttentionBy(StrEnum):
+    """What attends the windows of full CUDA graphs on a GPU."""
+
+    AUTO = "auto"
+    """The fastest, by measurement as the graphs are captured."""
+    OURS = "ours"
+    """Our kernel."""
+    MERGE = "merge"
+    """Stock over the committed tokens and a merge, if it can; else our kernel."""
+    STOCK = "stock"
+    """Stock: every such window is written directly."""
 
 
 class BesidePrefill(StrEnum):

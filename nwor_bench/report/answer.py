@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nwor_bench.analysis.effects import Split
+from nwor_bench.analysis.effects import WORK_MS, Split
 from nwor_bench.analysis.findings.run import nothing_timed
 from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED, REFERENCE
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN, from_bounds, simultaneous_bounds
@@ -242,7 +242,9 @@ def _details(cell: CellResult, parts: Sequence[Split]) -> Iterator[str]:
     yield from _work(cell)
     for part in parts:
         if part.cell == cell.cell:
-            yield f"attention {signed(part.attention.ratio)}, writes {signed(part.writes.ratio)}"
+            of_work = " of the work" if part.clock == WORK_MS else ""
+            attention, writes = signed(part.attention.ratio), signed(part.writes.ratio)
+            yield f"attention {attention}, writes {writes}{of_work}"
     if sure_bounds(cell) is not None:
         yield ", ".join(filter(None, ["95 % intervals", corrected(cell)]))
     if cell.verdict in (Verdict.FASTER, Verdict.SLOWER) and holds_one(cell):

@@ -35,7 +35,10 @@ ACCEPTANCE_NOTE = "Equal acceptance does not prove equal output; see Evidence."
 
 RATE_NOTE = "Tokens/s is that of whole batches, prefill included; its change is that of decoding"
 
-WORK_NOTE = "Work: change of the GPU's forward, sampling and commit, +- half its 95 % interval"
+WORK_NOTE = (
+    "Work: change of the GPU's forward, sampling and commit, +- half its 95 % interval. Tokens/s: "
+    "that of off x off's whole batches, and the change of decoding"
+)
 
 FEW_FOR_P95 = 20
 _TERMINAL = 80
@@ -72,7 +75,10 @@ def _verdicts(cells: Sequence[CellResult]) -> Table:
     """With the GPU's work if it was timed; and the change of tokens per second, if that fits."""
     if any(cell.work_ratio for cell in cells):
         heads = ["Cell", "Verdict", "Step over off x off [95 % interval]", "Work, %", "Tokens/s"]
-        rows = [[c.label, c.verdict, ratio(c), work_change(c), _rate(c)] for c in cells]
+        rows = [
+            [c.label, c.verdict, ratio(c), work_change(c), _change_of_rate(c) or _rate(c)]
+            for c in cells
+        ]
         return table(heads, rows, numbers_from=2, caption=f"{_caption_of(cells)}. {WORK_NOTE}")
     full = _verdict_table(cells, [_rate(cell) for cell in cells])
     if any(cell.tokens_per_s_ratio for cell in cells) and fits(full, _TERMINAL):
@@ -100,8 +106,13 @@ def _rate(cell: CellResult) -> str:
     """`1,450 +2.0 %`: of the batches, and the change of decoding against off x off."""
     rate = cell.tokens_per_s
     text = decimal(rate, 0 if (rate or 0) >= 1000 else 1)
-    change = cell.tokens_per_s_ratio
-    return text if rate is None or change is None else f"{text} {100 * (change - 1):+.1f} %"
+    change = _change_of_rate(cell)
+    return f"{text} {change}" if change and rate is not None else text
+
+
+def _change_of_rate(cell: CellResult) -> str:
+    ratio_to_off = cell.tokens_per_s_ratio
+    return "" if ratio_to_off is None else f"{100 * (ratio_to_off - 1):+.1f} %"
 
 
 def cell_section(cells: Sequence[CellResult]) -> Section:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from nwor_bench.analysis.analyse import Analysis
-from nwor_bench.analysis.effects import PairEffect, Split, sham_windows
+from nwor_bench.analysis.effects import WORK_MS, PairEffect, Split, sham_windows
 from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.cell import SWITCHED, Cell
 from nwor_bench.records.store import RunData
@@ -71,13 +71,13 @@ def interleaved_blocks(analysis: Analysis) -> list[Block]:
 
 
 def split_lines(parts: Sequence[Split]) -> list[str]:
-    """`stage x graph, 2.8 % less: attention 1.5 % less +- 0.10, writes 1.3 % less +- 0.07.`
+    """`stage x graph, 2.8 % less work: attention 1.5 % less +- 0.10, writes 1.3 % less +- 0.07.`
 
     One sentence for each staging cell whose effect is split.
     """
     return [
-        f"{part.cell.label}, {change(part.total.ratio)}: attention {_part(part.attention)}, writes "
-        f"{_part(part.writes)}."
+        f"{part.cell.label}, {change(part.total.ratio)}{' work' * (part.clock == WORK_MS)}: "
+        f"attention {_part(part.attention)}, writes {_part(part.writes)}."
         for part in parts
     ]
 
@@ -149,7 +149,8 @@ def _split_table(parts: Sequence[Split]) -> Table:
         )
     ]  # fmt: skip
     heads = ["Cell", "Part", "Compared", "Ratio", "Change"]
-    caption = "The effect in parts: control x off has stage's attention and off's writes"
+    what = "GPU's work" if any(part.clock == WORK_MS for part in parts) else "effect"
+    caption = f"The {what} in parts: control x off has stage's attention and off's writes"
     return table(heads, rows, numbers_from=3, caption=caption)
 
 

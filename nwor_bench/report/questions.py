@@ -13,7 +13,15 @@ from nwor_bench.models.measured import measured_rows, outcomes
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, RunStatus, Verdict
-from nwor_bench.report.answer import CPU_BADGE, Answer, answer, holds_one, on_cpu, subject_cells
+from nwor_bench.report.answer import (
+    CPU_BADGE,
+    Answer,
+    answer,
+    holds_one,
+    on_cpu,
+    subject_cells,
+    work_differs,
+)
 from nwor_bench.report.document import Definitions
 from nwor_bench.report.evidence import kv_sentence, local_sentence
 from nwor_bench.report.precision import split_lines
@@ -154,7 +162,10 @@ def _next_by_verdict(run: RunData, found: Answer, cells: Sequence[CellResult]) -
                 "--requests or a larger kv_cache_gib leave more of the cache in place."
             )
         case Verdict.AMBIGUOUS:
-            return _measure_longer(found.cell)
+            arm = next((cell for cell in cells if cell.arm == AA), None)
+            hidden = found.cell is not None and work_differs(found.cell, arm)
+            faster_host = "A faster host, or more --requests, would let the step show it. "
+            return faster_host * hidden + _measure_longer(found.cell)
         case _ if on_cpu(header) and (header.spec or {}).get("against"):
             return "Run the same command on the GPU that you serve with."
         case _ if header.checks_only and not on_cpu(header):
@@ -198,6 +209,9 @@ def _switched_on(header: RunHeader, cell: CellResult) -> str:
     stage_by = (header.spec or {}).get("stage_by")
     if cell.nwor_mode == "stage" and stage_by not in (None, "reference"):
         variables["VLLM_NWOR_STAGE_BY"] = str(stage_by)
+    attention = (header.spec or {}).get("attention")
+    if cell.nwor_mode == "stage" and attention not in (None, "auto"):
+        variables["VLLM_NWOR_ATTENTION"] = str(attention)
     return " ".join([*(f"{name}={value}" for name, value in variables.items()), "vllm serve ..."])
 
 

@@ -160,6 +160,7 @@ def _this_run(run: RunData) -> Section:
         "requests at a time": scenario.get("requests"),
         "device": " ".join(filter(None, [engine.device, gpus and f"({gpus})"])) or None,
         "runner": engine.runner,
+        "attention of windows": attention_of(header),
         "engine starts": engine.start_count,
         "started": header.started_at,
         "finished": header.finished_at,
@@ -177,6 +178,15 @@ def _this_run(run: RunData) -> Section:
     body = table(["Part", "Setting", "Value"], rows, numbers_from=3, caption=caption)
     sentence = [Paragraph(f"{known[0].upper()}{known[1:]}.")] if known else []
     return Section("This run", (*sentence, body), folded=True)
+
+
+def attention_of(header: RunHeader) -> str | None:
+    """What attends windows of the run's size, if that was timed: `8x5 ours`."""
+    graphs = header.engine and header.engine.cuda_graphs
+    scenario = header.scenario or {}
+    size = f"{scenario.get('requests')}x{(scenario.get('draft_tokens') or 0) + 1}"
+    how = (graphs.attention or {}).get(size) if graphs else None
+    return None if how is None else f"{size} {how}"
 
 
 def _repeat(command: str | None) -> Block:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from nwor_bench.engine.memory import GIB, kv_cache_bytes, needed_bytes
 from nwor_bench.instruments.device import free_memory
 from nwor_bench.models.pairs import ResolvedPair
-from nwor_bench.records.types import StageBy
+from nwor_bench.records.types import AttentionBy, StageBy
 from nwor_bench.report.text import plural
 from nwor_bench.run.execute import Prepared
 from nwor_bench.workload.config import RunSpec
@@ -102,5 +102,7 @@ def _until(spec: RunSpec) -> list[str]:
 
 
 def _staging(spec: RunSpec) -> list[str]:
-    """How drafts are held, if not the usual way."""
-    return [] if spec.stage_by is StageBy.REFERENCE else [f"mode stage: by {spec.stage_by}"]
+    """How drafts are held and attended, if not the usual way."""
+    held = [] if spec.stage_by is StageBy.REFERENCE else [f"mode stage: by {spec.stage_by}"]
+    by = spec.attention
+    return held if by is AttentionBy.AUTO else [*held, f"attention of windows: {by}"]

@@ -10,7 +10,15 @@ from annotated_types import Ge, Interval
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.cell import engine_arm
-from nwor_bench.records.types import AA, Cell, Interleave, NworMode, ScvMode, StageBy
+from nwor_bench.records.types import (
+    AA,
+    AttentionBy,
+    Cell,
+    Interleave,
+    NworMode,
+    ScvMode,
+    StageBy,
+)
 from nwor_bench.workload.options import (
     Axis,
     Compare,
@@ -156,6 +164,11 @@ class RunSpec:
         "reference, copy: how a GPU stages drafts' K/V.", has_flag=False, table="settings",
         worker_variable="VLLM_NWOR_STAGE_BY", compare=Compare.TELL,
     )] = StageBy.REFERENCE
+    attention: Annotated[AttentionBy, Option(
+        "auto, ours, merge, stock: what attends windows on a GPU (auto: the fastest).",
+        Panel.MODES, table="settings", flag_variable="VLLM_NWOR_ATTENTION",
+        worker_variable="VLLM_NWOR_ATTENTION", compare=Compare.TELL,
+    )] = AttentionBy.AUTO
     seed: Annotated[int, Option(
         "Seed of prompts, order, sampling (default: 0).", Panel.WORKLOAD, written=int,
         table="settings", engine_argument="seed",

@@ -7,10 +7,11 @@ from math import exp
 from random import Random
 
 import pytest
-from interleaved_run import OFF, STAGE_GRAPH, Planted, group_windows, interleaved_run
+from interleaved_run import CONTROL, OFF, STAGE_GRAPH, Planted, group_windows, interleaved_run
 from report_runs import gpu_run
 from synthetic_run import analysed, summarised, with_parts
 
+from nwor_bench.analysis.effects import WORK_MS
 from nwor_bench.analysis.findings.table import FindingKind, Severity
 from nwor_bench.analysis.groups import find_groups
 from nwor_bench.instruments.robust import as_ratio, robust_location
@@ -18,6 +19,7 @@ from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, WindowRecord
 from nwor_bench.report.answer import answer
 from nwor_bench.report.markdown import render_markdown
+from nwor_bench.report.precision import split_lines
 from nwor_bench.report.run_report import build_document
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -58,8 +60,22 @@ def test_the_answer_says_what_the_host_hides() -> None:
     assert " % +- 0.1" in said
     assert said.count("the GPU's work") == 1
     assert "; this host hides it" in said
-    assert "Work, % |" in render_markdown(build_document(analysed(hidden())))
+    text = render_markdown(build_document(analysed(hidden())))
+    assert "Work, % |" in text
+    assert "A faster host, or more --requests, would let the step show it." in text
     assert "GPU's work grows by 1." in sentence(hidden(1.015))
+
+
+def test_the_split_is_of_the_work_if_it_was_timed() -> None:
+    """A step that scatters by 20 % splits nothing; the work, known to 0.5 %, does."""
+    effects = {STAGE_GRAPH.label: 0.97, CONTROL.label: 0.98}
+    planted = Planted(effects, noise=0.2, host=0.0, work_noise=0.005)
+    found = analysed(interleaved_run(planted, 15, 50, seed=2))
+    (split,) = found.splits
+    assert split.clock == WORK_MS
+    for part, truth in ((split.attention, 0.98), (split.writes, 0.97 / 0.98)):
+        assert abs(part.ratio - truth) < 2 * part.half_width < 0.004
+    assert " less work: attention 2." in split_lines(found.splits)[0]
 
 
 def test_work_that_may_be_equal_is_no_answer() -> None:

@@ -73,6 +73,7 @@ def test_more_ranks_than_gpus_are_refused_unless_ray_has_more() -> None:
         ({"cells": "off-graph,stage-adaptive"}, "--cells", "off-graph,stage-adaptive"),
         ({"counters": "dram", "batches": 3}, "--counters", "dram"),
         ({"stage_by": "copy"}, "stage_by", "copy"),
+        ({"attention": "merge"}, "--attention", "merge"),
         ({"tensor_parallel_size": 3}, "--tensor-parallel-size", 3),
     ],
 )

@@ -1,5 +1,6 @@
 """A commit with vLLM's update in one launch: both leave what two launches leave."""
 
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -79,7 +80,8 @@ class Requests:
 
 
 def test_vllms_update_is_the_one_that_is_called() -> None:
-    assert tuple(stock_update().arg_names) == UPDATE_ARGUMENTS
+    kernel = stock_update()  # without a GPU vLLM may leave it a plain function
+    assert tuple(signature(getattr(kernel, "fn", kernel)).parameters) == UPDATE_ARGUMENTS
 
 
 @examples(12)

@@ -543,15 +543,22 @@ def test_what_is_not_served_has_a_word():
 
 
 @pytest.mark.parametrize(
-    ("queries", "cache_bytes", "tiling"),
-    [(5, 2, Tiling.FOUR_PROGRAMS), (5, 1, Tiling.FOUR_PROGRAMS), (9, 1, Tiling.ROWS_32)],
+    ("queries", "cache_bytes", "tiling", "dim"),
+    [
+        (5, 2, Tiling.FOUR_PROGRAMS, 64),
+        (5, 1, Tiling.FOUR_PROGRAMS, 64),
+        (9, 1, Tiling.ROWS_32, 64),
+        (9, 2, Tiling.ROWS_32, 256),
+    ],
 )
-def test_each_tiling_fits_the_workspace_and_is_right(queries, cache_bytes, tiling, triton_device):
-    assert tilings(queries, 3, 64) == (Tiling.USUAL, tiling)
+def test_each_tiling_fits_the_workspace_and_is_right(
+    queries, cache_bytes, tiling, dim, triton_device
+):
+    assert tilings(queries, 3, dim) == (Tiling.USUAL, tiling)
     windows = [Request(c, queries, queries - 1) for c in (37, 0, 130)]
-    step = make_step(windows, heads=6, kv_heads=2, head_dim=64, seed=queries)
+    step = make_step(windows, heads=6, kv_heads=2, head_dim=dim, seed=queries)
     staged = stage_step(step, True)
-    tuning = tuning_of(tiling, cache_bytes, triton_device)
+    tuning = tuning_of(tiling, cache_bytes, triton_device, dim)
     result = run(
         step, staged, triton_device, tuning=tuning, workspace=workspace_for(step, triton_device)
     )

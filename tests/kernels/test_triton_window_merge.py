@@ -13,10 +13,8 @@ from attention_cases import (
     Scales,
     Staged,
     Step,
-    as_e4m3_cache,
     attend_slowly,
     check_rows,
-    committed_only,
     make_step,
     of_fused,
     quantised_step,
@@ -32,10 +30,10 @@ NAN = float("nan")
 UNEVEN = [Request(37, 5, 4), Request(0, 5, 4), Request(70, 1, 0), Request(130, 5, 4)]
 
 
-def attend_committed(step: Step, staged: Staged, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def attend_committed(step: Step, staged: Staged) -> tuple[torch.Tensor, torch.Tensor]:
     """(output, lse [heads, rows]) over each request's first L - s tokens, in float64.
 
-    A causal mask ends with them. NaN for a row that saw no token.
+    NaN for a row that saw no token.
     """
     query = step.query.double().numpy()
     rows, heads = query.shape[:2]
@@ -46,10 +44,9 @@ def attend_committed(step: Step, staged: Staged, causal: bool) -> tuple[torch.Te
         committed = request.length - int(staged.end[r] - staged.start[r])
         first, last = step.query_start_loc[r : r + 2].tolist()
         for row in range(first, last if request.drafts else first):
-            seen = committed - (last - 1 - row if causal else 0)
-            for h in range(heads if seen > 0 else 0):
-                keys = step.key[r][:seen, h // ratio].double().numpy()
-                values = step.value[r][:seen, h // ratio].double().numpy()
+            for h in range(heads if committed > 0 else 0):
+                keys = step.key[r][:committed, h // ratio].double().numpy()
+                values = step.value[r][:committed, h // ratio].double().numpy()
                 scores = query[row, h] @ keys.T * step.scale
                 lse[h, row] = np.logaddexp.reduce(scores)
                 output[row, h] = np.exp(scores - lse[h, row]) @ values
@@ -58,29 +55,26 @@ def attend_committed(step: Step, staged: Staged, causal: bool) -> tuple[torch.Te
 
 def merge(function, step: Step, staged: Staged, seen: Step, query, device="cpu", **options):
     """The output after `function`, NaN where no window is; `seen` is what attention should see."""
-    output, lse = attend_committed(seen, staged, options["causal"])
-    cache = options.pop("cache", None)
-    cache = committed_only(step, staged) if cache is None else cache
+    output, lse = attend_committed(seen, staged)
     out = output.to(options.pop("out_dtype", staged.key.dtype)).to(device)
     sums = lse.to(options.pop("sums_dtype", torch.float32)).to(device)
     fused = staged.key._base.to(device)
     key, value = of_fused(fused, *staged.key.shape[1:])
-    bounds = (step.query_start_loc, step.seq_lens, step.block_table, staged.start, staged.end)
-    given = [cache.to(device), *(each.to(device) for each in bounds)]
-    tensors = [query.to(device), key, value, *given, out, sums]
+    bounds = (step.query_start_loc, step.seq_lens, staged.start, staged.end)
+    tensors = [query.to(device), key, value, *(each.to(device) for each in bounds), out, sums]
+    options.setdefault("cache_dtype", staged.key.dtype)
     options = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in options.items()}
     function(*tensors, scale=step.scale, **options)
     return out.cpu()
 
 
-@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("whole", [True, False])
-def test_the_reference_is_attention_by_definition(whole, causal):
+def test_the_reference_is_attention_by_definition(whole):
     step = make_step(UNEVEN, heads=6, kv_heads=2, head_dim=8, value_dim=16, seed=1)
     staged = stage_step(step, whole)
     found = merge(
         merge_window_reference, step, staged, step, step.query,
-        causal=causal, dtype=torch.float64, out_dtype=torch.float64, sums_dtype=torch.float64,
+        dtype=torch.float64, out_dtype=torch.float64, sums_dtype=torch.float64,
     )  # fmt: skip
     check_rows(step, found, attend_slowly(step), 1e-12)
 
@@ -92,32 +86,30 @@ def run_kernel(step: Step, staged: Staged, seen: Step, query, device, **options)
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("whole", "causal"), [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("heads", [(2, 2), (6, 2), (8, 2), (16, 2)], ids="gqa {0[0]}".format)
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128), (256, 256), (96, 40)], ids=str)
-def test_any_heads(heads, dims, whole, causal, triton_device):
+def test_any_heads(heads, dims, whole, triton_device):
     step = make_step(
         UNEVEN, heads=heads[0], kv_heads=heads[1], head_dim=dims[0], value_dim=dims[1],
         seed=heads[0] + dims[0],
     )  # fmt: skip
     staged = stage_step(step, whole)
-    found = run_kernel(step, staged, step, step.query, triton_device, causal=causal)
+    found = run_kernel(step, staged, step, step.query, triton_device)
     check_rows(step, found, attend_slowly(step), TOLERANCE[torch.float32])
 
 
-@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("queries", [2, 9, 16])
-def test_any_window(queries, causal, triton_device):
+def test_any_window(queries, triton_device):
     windows = [Request(c, queries, queries - 1) for c in (0, 1, queries - 1, queries, 33, 100)]
     step = make_step(windows, heads=6, kv_heads=2, head_dim=64, seed=queries)
-    found = run_kernel(step, stage_step(step, True), step, step.query, triton_device, causal=causal)
+    found = run_kernel(step, stage_step(step, True), step, step.query, triton_device)
     check_rows(step, found, attend_slowly(step), TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("of_query", [True, False])
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("causal", [True, False])
-def test_an_fp8_cache(causal, count, of_query, triton_device):
+def test_an_fp8_cache(count, of_query, triton_device):
     dtype = torch.float16 if INTERPRETED else torch.bfloat16
     step = make_step(UNEVEN, heads=6, kv_heads=2, head_dim=64, dtype=dtype, seed=5)
     scales = Scales(
@@ -132,21 +124,19 @@ def test_an_fp8_cache(causal, count, of_query, triton_device):
         seen, query, _ = quantised_step(step, scales)
     staged = stage_step(step, True)
     options = {f"{name}_scale": getattr(scales, name) for name in "kvq"}
-    cache = as_e4m3_cache(committed_only(step, staged), scales)
-    found = run_kernel(
-        step, staged, seen, query, triton_device, causal=causal, cache=cache, **options
-    )
+    options["cache_dtype"] = torch.uint8
+    found = run_kernel(step, staged, seen, query, triton_device, **options)
     check_rows(step, found, attend_slowly(seen), TOLERANCE[torch.bfloat16])
 
 
 def test_rounded_twice(triton_device):
     dtype = torch.float16 if INTERPRETED else torch.bfloat16  # it has no bf16 products
     step = make_step(UNEVEN, heads=4, kv_heads=1, head_dim=128, dtype=dtype, seed=7)
-    found = run_kernel(step, stage_step(step, True), step, step.query, triton_device, causal=True)
+    found = run_kernel(step, stage_step(step, True), step, step.query, triton_device)
     check_rows(step, found, attend_slowly(step), 2 * TOLERANCE[dtype])
 
 
 def test_a_refused_shape(triton_device):
     step = make_step([Request(9, 17, 16)], heads=2, kv_heads=2, head_dim=64)
     with pytest.raises(ValueError, match="window_of_17_tokens"):
-        run_kernel(step, stage_step(step, True), step, step.query, triton_device, causal=False)
+        run_kernel(step, stage_step(step, True), step, step.query, triton_device)

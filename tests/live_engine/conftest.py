@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 
 import pytest
-from engine_tools import tiny_pair, tiny_spec
+from engine_tools import OUR_ATTENTION, tiny_pair, tiny_spec
 from own_process import run_apart
 
 from nwor_bench.engine.engine import VllmEngine
@@ -22,7 +22,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def our_attention() -> Iterator[None]:
     """Windows are staged whatever is the fastest; a test of the choice says otherwise."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_NWOR_ATTENTION", "ours")
+        patch.setenv("VLLM_NWOR_ATTENTION", OUR_ATTENTION)
         yield
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 from nwor_bench.engine.engine import VllmEngine
@@ -72,9 +73,14 @@ def mtp_of(pair: ResolvedPair) -> ResolvedPair:
     return replace(pair, method="mtp", draft=None, speculative=synthetic)
 
 
+OUR_ATTENTION = "ours" if torch.cuda.is_available() else "auto"
+"""--attention with which windows are staged whatever is the fastest; a CPU has no choice."""
+
+
 def tiny_spec(**changes: Any) -> RunSpec:
     """Eight short requests; `changes` are keywords of `resolve`."""
-    usual = {"requests": 8, "max_new_tokens": 40, "max_model_len": 512, "batches": 3}
+    usual = {"requests": 8, "max_new_tokens": 40, "max_model_len": 512, "batches": 3,
+             "attention": OUR_ATTENTION}  # fmt: skip
     return resolve(load_scenario("short"), **{**usual, **changes})
 
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from engine_tools import SCV, tiny_spec
+from engine_tools import OUR_ATTENTION, SCV, tiny_spec
 from kv_gate_tools import kv_results
 
 from nwor_bench.analysis.parity.kv import KvVerdict
@@ -27,6 +27,7 @@ def shape_engine(name: str, arguments: dict[str, Any], folder: Path) -> Iterator
         max_model_len=1024,
         max_new_tokens=NEW_TOKENS,
         engine_args=json.dumps(arguments),
+        attention="merge" if name.startswith(("deepseek", "mla")) else OUR_ATTENTION,
     )
     engine = VllmEngine(pair, spec, None)
     yield engine

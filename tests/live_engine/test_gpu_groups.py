@@ -274,6 +274,7 @@ def test_every_window_is_staged(
         max_model_len=1024,
         engine_args=given,
         stage_by=stage_by,
+        attention="merge" if "MLA" in (implementation or "") else "ours",
     )
     engine = start_alone(build(tmp_path, dtype), spec)
     status = engine.status()
@@ -287,5 +288,6 @@ def test_every_window_is_staged(
 
 def check_way(hook: Any, implementation: str, graphs: str) -> None:
     """FlashAttention attends equal windows in part, but copied ones (piecewise graphs) never."""
-    merged = hook._parts.mla_tail._metadata is not None
+    (group,) = hook._parts._groups.values()
+    merged = group.committed is not None and group.committed._metadata is not None
     assert merged == (implementation == FLASH_ATTN and graphs != "piecewise")

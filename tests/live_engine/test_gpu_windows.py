@@ -116,10 +116,8 @@ def test_interleaved_cells_give_the_stock_tokens(engine: VllmEngine) -> None:
             assert total_of(own, "control_tokens") == drafts * (cell.nwor_mode == "control")
         timed = [w for w in output.windows if w.get("group") is not None and w["wall_ms"]]
         assert timed
-        assert all(min(w["device_ms"], w["forward_ms"], w["sample_ms"]) > 0 for w in timed)
-        for cell, own in windows.items():
-            commits = {(w["commit_ms"] or 0.0) > 0 for w in own if w["device_ms"]}
-            assert commits <= {cell.nwor_mode == "stage"}
+        phases = ("device_ms", "forward_ms", "sample_ms", "commit_ms")
+        assert all(min(w[name] for name in phases) > 0 for w in timed)
     after = run_cell(engine, "off", "off", prompts)
     assert after.token_ids == stock.token_ids
     assert {window[name] for window in after.windows for name in ("device_ms", "forward_ms")} == {

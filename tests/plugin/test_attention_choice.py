@@ -37,9 +37,16 @@ class Times:
     def lengths(self, size: tuple[int, int]) -> tuple[int, ...]:
         return self.room
 
-    def times(self, size: tuple[int, int], length: int) -> dict[Contender, float]:
+    def times(self, size: tuple[int, int], length: int) -> dict[Contender, list[float]]:
         self.asked.append((size, length))
-        return dict(self.of)
+        return {contender: [t] * 3 for contender, t in self.of.items()}
+
+
+def decided(
+    times: dict[Contender, list[float]], lengths: tuple[int, ...], commit: float = 0.0
+) -> Choice:
+    """The choice if every block takes as long as the other."""
+    return decide({c: [[t] * 3 for t in ts] for c, ts in times.items()}, lengths, commit)
 
 
 def kind(shape: AttentionShape = SHAPE, **more: Any) -> AttentionKind:
@@ -53,26 +60,61 @@ def test_the_contender_that_loses_least_where_stock_may_take_over() -> None:
         Contender.OURS: [9.0, 120.0],
         Contender.MERGE: [9.9, 99.0],
     }
-    choice = decide(times, LENGTHS)
+    choice = decided(times, LENGTHS)
     assert choice.contender is Contender.OURS
     direct = direct_lengths([(28, choice)])
     assert direct.direct == (False, True)
     assert direct.sometimes
     assert not direct.always
     # The border is half-way in ratio: at the geometric mean of 1,024 and 8,192.
-    assert [direct.at(n) for n in (1, 1024, 2800, 3000, 8192, 10**6)] == [False] * 3 + [True] * 3
+    lengths = (1, 1024, 2800, 3000, 8000, 8192, 10**6)
+    assert [direct.at(n) for n in lengths] == [False] * 3 + [True] * 4
+
+
+def test_a_gain_within_the_scatter_is_none() -> None:
+    """2 % in the median; blocks that differ by 0.5 % show it, blocks that differ by 5 % do not."""
+    for scatter, gains in ((0.005, True), (0.05, False)):
+        mine = [9.8 * (1 + scatter * n) for n in (-2, -1, 0, 1, 2)]
+        choice = decide({Contender.STOCK: [[10.0] * 5], Contender.OURS: [mine]}, (1024,))
+        assert direct_lengths([(1, choice)]).always is not gains
+
+
+def test_what_shifts_both_is_no_scatter() -> None:
+    """A clock that rises from block to block changes both."""
+    clock = [1.0, 1.1, 1.2, 1.3, 1.4]
+    times = {
+        Contender.STOCK: [[10.0 + c for c in clock]],
+        Contender.OURS: [[9.9 + c for c in clock]],
+    }
+    assert not direct_lengths([(1, decide(times, (1024,)))]).always
+
+
+def test_as_fast_as_stock_is_left_to_stock() -> None:
+    times = {Contender.STOCK: [10.0], Contender.OURS: [10.0]}
+    assert direct_lengths([(1, decided(times, (1024,)))]).always
+
+
+def test_latent_layers_are_merged_unless_timed_otherwise() -> None:
+    latent = AttentionShape("Mla", 16, 1, 576, 512, "bfloat16", "auto", 64, latent=True)
+    assert kind(latent).contender((64, 2)) is Contender.OURS  # with few rows others have a tiling
+    assert kind(latent, can_merge=True).contender((8, 5)) is Contender.MERGE
+    ours = kind(latent, can_merge=True, forced=Contender.OURS)
+    assert ours.contender((8, 5)) is Contender.OURS
+    timed = kind(latent, can_merge=True)
+    timed.chosen = {(8, 5): decided({Contender.STOCK: [1], Contender.OURS: [0.9]}, (1024,))}
+    assert timed.contender((8, 5)) is Contender.OURS
 
 
 def test_the_commit_counts() -> None:
     times = {Contender.STOCK: [10.0], Contender.OURS: [9.9]}
-    assert not direct_lengths([(1, decide(times, (1024,), commit=0.05))]).always
-    assert direct_lengths([(1, decide(times, (1024,), commit=0.2))]).always
+    assert not direct_lengths([(1, decided(times, (1024,), commit=0.05))]).always
+    assert direct_lengths([(1, decided(times, (1024,), commit=0.2))]).always
 
 
 def test_layers_of_several_shapes_win_or_lose_together() -> None:
     """One layer loses 5, three win 2 each."""
-    losing = decide({Contender.STOCK: [10.0], Contender.OURS: [15.0]}, (1024,))
-    winning = decide({Contender.STOCK: [10.0], Contender.OURS: [8.0]}, (1024,))
+    losing = decided({Contender.STOCK: [10.0], Contender.OURS: [15.0]}, (1024,))
+    winning = decided({Contender.STOCK: [10.0], Contender.OURS: [8.0]}, (1024,))
     assert direct_lengths([(1, losing), (3, winning)]).direct == (False,)
     assert direct_lengths([(1, losing), (2, winning)]).direct == (True,)
 
@@ -146,7 +188,7 @@ def test_a_forced_contender_needs_no_times() -> None:
     assert merging.tiling((8, 5)) is Contender.OURS
     assert kind(forced=Contender.MERGE).contender((8, 5)) is Contender.OURS  # which it cannot
     ours = kind(forced=Contender.OURS)
-    ours.chosen = {(8, 5): Choice(Contender.MERGE, (), (), ())}
+    ours.chosen = {(8, 5): Choice(Contender.MERGE, (), (), (), ())}
     assert ours.contender((8, 5)) is Contender.OURS
 
 
@@ -158,9 +200,9 @@ def batch(*lengths: int) -> Any:
 def test_why_a_step_is_left_to_stock() -> None:
     timed = kind()
     timed.chosen = {
-        (8, 5): decide({Contender.STOCK: [1, 1], Contender.OURS: [0.9, 1.1]}, LENGTHS),
-        (16, 5): decide({Contender.STOCK: [1, 1], Contender.OURS: [2, 2]}, LENGTHS),
-        (32, 5): decide({Contender.STOCK: [1, 1], Contender.OURS: [0.9, 0.9]}, LENGTHS),
+        (8, 5): decided({Contender.STOCK: [1, 1], Contender.OURS: [0.9, 1.1]}, LENGTHS),
+        (16, 5): decided({Contender.STOCK: [1, 1], Contender.OURS: [2, 2]}, LENGTHS),
+        (32, 5): decided({Contender.STOCK: [1, 1], Contender.OURS: [0.9, 0.9]}, LENGTHS),
     }
     choices = AttentionChoices([(timed, 28)])
     choices.settle([*timed.chosen, (64, 5)])
@@ -170,7 +212,10 @@ def test_why_a_step_is_left_to_stock() -> None:
     assert choices.why_direct((32, 5), batch(8192)) is None
     assert choices.why_direct((64, 5), batch(8192)) is None  # it was not timed
     assert [choices.of(size).always for size in ((8, 5), (16, 5), (32, 5))] == [False, True, False]
-    assert choices.to_dict()["8x5"]["direct_at"] == [8192]
+    told = {"8x5": "ours; stock at 8192 tokens", "16x5": "stock", "32x5": "ours"}
+    assert choices.in_words() == told
+    times = {"context": [1024, 8192], "stock": [1e6, 1e6], "ours": [0.9e6, 1.1e6]}
+    assert choices.times_us()["8x5"] == {"24/8x128": times}
     stock = AttentionChoices([(timed, 28)], stock_only=True)
     assert stock.why_direct((32, 5), batch(8192)) == "stock_attention"
     assert stock.of((32, 5)).always
@@ -178,7 +223,7 @@ def test_why_a_step_is_left_to_stock() -> None:
 
 def test_a_shape_that_was_not_timed_leaves_nothing_to_stock() -> None:
     timed, other = kind(), kind(FP8)
-    timed.chosen = {(8, 5): decide({Contender.STOCK: [1], Contender.OURS: [2]}, (1024,))}
+    timed.chosen = {(8, 5): decided({Contender.STOCK: [1], Contender.OURS: [2]}, (1024,))}
     choices = AttentionChoices([(timed, 14), (other, 14)])
     choices.settle([(8, 5)])
     assert choices.of((8, 5)) == NEVER == DirectLengths()
@@ -187,7 +232,7 @@ def test_a_shape_that_was_not_timed_leaves_nothing_to_stock() -> None:
 def test_other_ranks_take_the_firsts_choices() -> None:
     first, second = AttentionChoices([(kind(), 28)]), AttentionChoices([(kind(), 28)])
     first._kinds[0][0].chosen = {
-        (8, 5): decide({Contender.STOCK: [1.0], Contender.MERGE: [2.0]}, (1024,))
+        (8, 5): decided({Contender.STOCK: [1.0], Contender.MERGE: [2.0]}, (1024,))
     }
     for choices in (first, second):
         choices.take(first.given(), [(8, 5)])

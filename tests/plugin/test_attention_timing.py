@@ -65,11 +65,7 @@ class Layer:
 def step(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes a step of (size, length) over three layers; the layers too."""
     from nwor_bench.plugin.runner_v2 import attention_timing
-    from nwor_bench.plugin.runner_v2.attention_choice import (
-        AttentionKind,
-        AttentionShape,
-        Contender,
-    )
+    from nwor_bench.plugin.runner_v2.attention_choice import AttentionKind, AttentionShape
 
     monkeypatch.setattr(attention_timing, "COLD_BYTES", 1 << 40)
     shape = AttentionShape("Stock", HEADS, KV_HEADS, WIDTH, WIDTH, "float32", "auto", BLOCK_SIZE)
@@ -78,9 +74,7 @@ def step(monkeypatch: pytest.MonkeyPatch) -> Any:
         torch.sub(seq_lens, staged, out=lengths)
         return lengths.tolist()
 
-    group = SimpleNamespace(
-        kind=AttentionKind(shape, 2), committed={Contender.MERGE: SimpleNamespace(over=over)}
-    )
+    group = SimpleNamespace(kind=AttentionKind(shape, 2), committed=SimpleNamespace(over=over))
     layers = [Layer(group) for _ in range(3)]
     runner: Any = SimpleNamespace(
         device=torch.device("cpu"), dtype=torch.float32, max_model_len=4096
@@ -112,6 +106,51 @@ def test_each_contender_attends_every_layer(step: Any) -> None:
         (scratch,) = each.layer.impl.written
         assert all(scratch is not other.cache for other in layers)
     assert len({id(each.layer.impl.written[0]) for each in layers}) == 3
+
+
+def test_latent_layers_are_timed_alike() -> None:
+    """Stock writes to scratch memory and attends; the merge gets the shortened lengths."""
+    from nwor_bench.plugin.runner_v2 import attention_timing
+    from nwor_bench.plugin.runner_v2.attention_choice import AttentionKind, AttentionShape
+
+    latent, rope, heads = 8, 4, 3
+    shape = AttentionShape(
+        "Mla", heads, 1, latent + rope, latent, "float32", "auto", BLOCK_SIZE, latent=True
+    )
+    calls: list[Any] = []
+    cache = torch.zeros(BLOCKS, BLOCK_SIZE, latent + rope)
+
+    class Latents:
+        def do_kv_cache_update(
+            self, rows: Tensor, key_pe: Tensor, to: Tensor, slots: Tensor, *_: Any
+        ) -> None:
+            assert (rows.shape, key_pe.shape) == ((10, latent), (10, 1, rope))
+            assert to is not cache
+            assert to.view(-1, latent + rope)[slots].shape == (10, latent + rope)
+
+        def forward_mqa(self, query: Any, of: Tensor, metadata: Any, layer: Any) -> None:
+            assert [part.shape for part in query] == [(10, heads, latent), (10, heads, rope)]
+            calls.append(("stock", metadata.seq_lens.tolist()))
+
+    def over(metadata: Any, seq_lens: Tensor, staged: int, lengths: Tensor) -> list[int]:
+        return torch.sub(seq_lens, staged, out=lengths).tolist()
+
+    of_vllm = SimpleNamespace(impl=Latents(), kv_cache=cache, kv_cache_dtype="auto", _k_scale=None)
+    layer: Any = SimpleNamespace(
+        layer=of_vllm, cache_rows=lambda: cache.unsqueeze(1),
+        group=SimpleNamespace(kind=AttentionKind(shape, 2), committed=SimpleNamespace(over=over)),
+        verify=lambda *given: calls.append(("ours", given[5])),
+        merge=lambda attend, lengths, *given: calls.append(("merge", lengths)),
+    )  # fmt: skip
+    runner = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32, max_model_len=4096)
+    builder = SimpleNamespace(build=lambda _, common: common)
+    step = attention_timing._LatentStep(runner, [layer], builder, (2, 5), 100)
+    forwards = step.contenders()
+    assert list(forwards) == ["stock", "ours", "merge"]
+    for forward in forwards.values():
+        forward()
+    assert calls == [("stock", [105, 105]), ("ours", 5), ("merge", [100, 100])]
+    assert not cache.any()
 
 
 def test_a_step_has_its_lengths_and_blocks_of_its_own(step: Any) -> None:

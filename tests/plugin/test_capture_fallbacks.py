@@ -97,8 +97,8 @@ def test_after_one_window_that_cannot_be_held_no_other_is_tried(
     from nwor_bench.plugin.rank_vote import RankVote
     from nwor_bench.plugin.runner_v2 import hook as v2_hook
     from nwor_bench.plugin.runner_v2.hook import V2RunnerHook
-    from nwor_bench.plugin.settings import AttentionBy, PluginSettings
-    from nwor_bench.records.types import NworMode, ScvMode
+    from nwor_bench.plugin.settings import PluginSettings
+    from nwor_bench.records.types import AttentionBy, NworMode, ScvMode
 
     planned = []
 

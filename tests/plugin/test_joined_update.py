@@ -14,9 +14,9 @@ from nwor_bench.plugin.interleaving import Interleaving
 from nwor_bench.plugin.layers import LayerCache
 from nwor_bench.plugin.patching import PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
-from nwor_bench.plugin.settings import AttentionBy, PluginSettings
+from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.window import NOT_FINISHED, Window
-from nwor_bench.records.types import NworMode, ScvMode
+from nwor_bench.records.types import AttentionBy, NworMode, ScvMode
 from nwor_kernels.commit.with_update import UPDATE_ARGUMENTS
 from nwor_kernels.direct_launch import refusals
 
@@ -108,9 +108,9 @@ class Machine:
         self.staging, self.planner = JoiningStaging(), CapturedPlanner()
         self.updates = 0
         self.descriptor = Descriptor(Graph.FULL)
-        graphs = SimpleNamespace(
+        self.graphs = graphs = SimpleNamespace(
             capture=lambda: None, give_up=lambda reason: None, unavailable=None, shapes={},
-            replay=lambda desc: None,
+            replay=lambda desc: None, why_direct=lambda *_: None,
         )  # fmt: skip
         parts = SimpleNamespace(
             window=Window(self.staging), staging=self.staging, graphs=graphs, planner=self.planner,
@@ -170,6 +170,8 @@ class Machine:
         runner.cudagraph_manager.dispatch()
         runner.prepare_attn(batch)
         runner.cudagraph_manager.run_fullgraph(self.descriptor)
+        if until == "sample":
+            return
         runner.sample(None, batch, None)
         if until != "update":
             one, counts = torch.zeros(len(names), dtype=torch.int64), self.sampled[: len(names)]
@@ -247,6 +249,22 @@ def test_modes_that_are_set_anew_and_refused_commits_end_what_was_ready(machine:
     assert machine.drained() == [STAGED, STAGED, (0, reason, "device")]
 
 
+def test_a_window_that_stock_runs_faster_is_not_ready(machine: Machine) -> None:
+    """Which depends on the context: the window of the step before was staged."""
+    machine.run()
+    machine.graphs.why_direct = lambda descriptor, batch: "slower_than_stock"
+    machine.run()
+    assert len(machine.planner.certain_at_once) == 2
+
+
+def test_a_refusal_of_another_rank_ends_what_was_ready(machine: Machine) -> None:
+    machine.run()
+    machine.hook.refusals.settle("rank_1:device_refused:overflow")
+    machine.run()
+    assert machine.staging.launched == ["commit and update", "update"]
+    assert machine.drained() == [STAGED, (0, "staging_stopped", "device")]
+
+
 @pytest.mark.parametrize("ready", [False, True])
 def test_a_window_that_cannot_be_committed_is_written_and_vllm_updates(
     machine: Machine, ready: bool
@@ -263,18 +281,25 @@ def test_a_window_that_cannot_be_committed_is_written_and_vllm_updates(
     assert machine.drained() == [STAGED]
 
 
+@pytest.mark.parametrize("dies_before", ["sample", "update"])
 @pytest.mark.parametrize("ready", [False, True])
-def test_a_step_that_dies_before_the_update_is_written_directly(
-    machine: Machine, ready: bool
+def test_a_step_that_dies_is_written_directly_and_leaves_nothing_to_the_next(
+    machine: Machine, ready: bool, dies_before: str
 ) -> None:
     if ready:
         machine.run()
-    machine.run(until="update")
+    machine.run(until=dies_before)
     machine.staging.launched.clear()
     machine.run()
     assert machine.staging.launched[0] == "direct"
     assert machine.updates == 0
     assert machine.drained()[-2:] == [(0, NOT_FINISHED, None), STAGED]
+    machine.run(until=dies_before)
+    machine.set_modes("off", "off")  # the next step is vLLM's alone
+    machine.staging.launched.clear()
+    machine.run()
+    assert machine.staging.launched == ["update"]
+    assert [reason for _, reason, _ in machine.drained()] == [NOT_FINISHED, None]
 
 
 def test_interleaved_windows_are_ready_again_after_each_switch(machine: Machine) -> None:

@@ -33,10 +33,6 @@ class Committed:
             ratio = heads // key.shape[1]
             key, value = (each.repeat_interleave(ratio, dim=1) for each in (key, value))
             scores = torch.einsum("qhd,khd->hqk", query[rows], key) * layer.impl.scale
-            count = rows.stop - rows.start
-            unseen = torch.arange(length) > length - count + torch.arange(count)[:, None]
-            if metadata.causal:
-                scores = scores.masked_fill(unseen, float("-inf"))
             sums[:, rows] = scores.logsumexp(-1)
             output[rows] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value)
         return sums
@@ -66,12 +62,11 @@ def merging(monkeypatch: pytest.MonkeyPatch) -> Any:
             made = attention_group()
             made.kind = AttentionKind(made.kind.shape, 2, can_merge=True, forced=contender)
             only = CommittedOnly(inputs, 4, torch.device("cpu"), shortened)
-            made.committed = {contender: only}
+            made.committed = only
             return made
 
         def shortened(metadata: Any, lengths: Tensor) -> Any:
-            causal = contender != "merge"
-            return SimpleNamespace(**{**vars(metadata), "seq_lens": lengths, "causal": causal})
+            return SimpleNamespace(**{**vars(metadata), "seq_lens": lengths})
 
         inputs = SimpleNamespace(views=None)
         shared = None
@@ -83,20 +78,19 @@ def merging(monkeypatch: pytest.MonkeyPatch) -> Any:
 
         monkeypatch.setattr(wrapped_layers, "attention_group", of_layer)
         layers = WrappedLayers(staged=True, monkeypatch=monkeypatch)
-        shared.committed[contender]._inputs = layers.inputs
+        shared.committed._inputs = layers.inputs
         return layers, committed
 
     return build
 
 
 @pytest.mark.parametrize("way", HELD)
-@pytest.mark.parametrize("name", ["merge", "merge_causal"])
-def test_it_is_stocks_attention(merging: Any, name: str, way: str) -> None:
+def test_it_is_stocks_attention(merging: Any, way: str) -> None:
     from wrapped_layers import CONTEXT, DRAFTS, LAYERS, REQUESTS, WrappedLayers
 
     from nwor_bench.plugin.runner_v2.attention_choice import Contender
 
-    layers, committed = merging(Contender(name))
+    layers, committed = merging(Contender.MERGE)
     stock = WrappedLayers(staged=False)
     stock.forward()
     layers.begin(way)

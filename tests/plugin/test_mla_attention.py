@@ -15,9 +15,11 @@ import pytest
 import torch
 from latent_layers import (
     CONTEXT,
+    HEADS,
     LATENT,
     LAYERS,
     PE,
+    WIDTH,
     LatentStep,
     StockWrite,
     check_same,
@@ -90,7 +92,9 @@ class LatentLayers(LatentStep):
     def _wrap(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from nwor_bench.plugin.patching import PatchSet
         from nwor_bench.plugin.runner_v2 import mla_attention
-        from nwor_bench.plugin.runner_v2.mla_attention import MlaTail, serves
+        from nwor_bench.plugin.runner_v2.attention import AttentionGroup
+        from nwor_bench.plugin.runner_v2.attention_choice import AttentionKind, AttentionShape
+        from nwor_bench.plugin.runner_v2.committed import CommittedOnly, decode_shortened
         from nwor_kernels.mla_verify_attention.reference import mla_verify_attention_reference
 
         def reference(*tensors: Tensor, **told: Any) -> None:
@@ -100,9 +104,14 @@ class LatentLayers(LatentStep):
 
         monkeypatch.setattr(mla_attention, "mla_verify_attention_triton", reference)
         inputs = self.inputs(monkeypatch)
-        self.tail = MlaTail(inputs, self.requests, torch.device("cpu"))
-        tail = self.tail if serves(self.layers[0].impl) else None
-        around = (self.window, self.staging, inputs, 0, None, tail)
+        cpu = torch.device("cpu")
+        shape = AttentionShape("", HEADS, 1, WIDTH, LATENT, "float32", "auto", 4, latent=True)
+        merges = mla_attention.merges(self.layers[0])
+        kind: Any = AttentionKind(shape, 2, can_merge=merges)
+        self.committed = CommittedOnly(inputs, self.requests, cpu, decode_shortened)
+        workspace: Any = None
+        group = AttentionGroup(kind, workspace, cpu, self.committed if merges else None)
+        around = (self.window, self.staging, inputs, 0, group)
         PatchSet(
             patch
             for number, layer in enumerate(self.layers)
@@ -171,7 +180,7 @@ def test_a_window_is_read_from_where_it_is_staged(
     ours.begin(copied)
     ours.forward(**prefills, **joined)
     if kind != "sparse":
-        merged = ours.tail._metadata is not None
+        merged = ours.committed._metadata is not None
         assert merged == (kind == "tail" and lengths == [4, 4])
         assert not any(layer.impl.need_to_return_lse_for_decode for layer in ours.layers)
     assert ours.window.staged_every_layer
@@ -232,12 +241,12 @@ def test_lengths_are_shortened_once_a_forward_at_one_place(
     ours = LatentLayers([4, 4, 4], monkeypatch, FlashAttnMLAImpl)
     ours.begin(copied=False)
     batch: Any = ours.window.batch
-    lens, seen = ours.tail._inputs.views.seq_lens, []
+    lens, seen = ours.committed._inputs.views.seq_lens, []
     first, second = ours.metadata(3), ours.metadata(3)
     forwards = [(0, first, 9), (1, first, 5), (0, first, 7), (1, first, 0), (0, second, 20)]
     for number, metadata, length in forwards:
         lens.copy_(torch.tensor([length, 30, 0]))
-        found = ours.tail.committed_only(number, batch, metadata)
+        found = ours.committed.metadata(number, batch, metadata)
         assert found.block_table is metadata.block_table
         seen.append((found.decode.seq_lens.tolist(), found.decode.seq_lens.data_ptr()))
     assert [lengths for lengths, _ in seen] == [[n, 26, 0] for n in (5, 5, 3, 3, 16)]
@@ -250,12 +259,12 @@ def test_lengths_are_shortened_once_a_forward_at_one_place(
     [({}, True), ({"kv_cache_dtype": "fp8"}, False), ({"dcp_world_size": 2}, False)],
 )
 def test_stock_helps_if_it_returns_its_sums(changes: dict[str, Any], expected: bool) -> None:
-    from nwor_bench.plugin.runner_v2.mla_attention import returning_sums, serves
+    from nwor_bench.plugin.runner_v2.mla_attention import merges, returning_sums
 
     impl = FlashAttnMLAImpl()
     vars(impl).update(changes)
-    assert serves(impl) is expected
-    assert not serves(StockImpl())
+    assert merges(SimpleNamespace(impl=impl)) is expected
+    assert not merges(SimpleNamespace(impl=StockImpl()))
     with contextlib.suppress(RuntimeError), returning_sums(impl):
         assert impl.need_to_return_lse_for_decode
         raise RuntimeError

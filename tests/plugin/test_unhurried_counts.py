@@ -16,6 +16,7 @@ from nwor_bench.plugin.late_counts import (
     read_without_waiting,
 )
 from nwor_bench.plugin.step import Accumulator, Step
+from nwor_bench.records.window_order import WindowPlace
 
 DRAFTS = 4
 
@@ -151,6 +152,22 @@ def test_a_request_with_more_tokens_than_its_window_has_is_reported() -> None:
     run_steps(late, 1, accepted=DRAFTS + 1)
     late.resolve(None)
     assert calls == [1]
+
+
+def test_a_server_times_interleaved_windows_alone_and_keeps_no_request() -> None:
+    late, accumulator = counted()
+    late.in_server = True
+    late.note_requests([], {"a-1": 7})
+    run_steps(late, 4)
+    for step in list(late._pending)[:3]:
+        step.ended.passed = True
+    late._pending[2].place = WindowPlace(0, 0, 0, 2, 0)
+    late.resolve(None)
+    windows = [window for window, _ in accumulator.windows]
+    assert [window.device_ms for window in windows] == [None, None, 3.0, None]
+    assert [(w.committed_tokens, w.rejected_tokens) for w in windows] == [(1, DRAFTS - 1)] * 4
+    assert [window.drafts_per_position for window in windows] == [()] * 4
+    assert late._sampled_before == {}
 
 
 def test_the_step_before_a_pause_has_no_time() -> None:

@@ -14,9 +14,9 @@ from torch import Tensor
 from window_model import ModelStaging
 
 from nwor_bench.plugin.rank_vote import RankVote
-from nwor_bench.plugin.settings import AttentionBy, PluginSettings
+from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.window import Window, WindowBatch
-from nwor_bench.records.types import NworMode, ScvMode
+from nwor_bench.records.types import AttentionBy, NworMode, ScvMode
 
 K = 2
 LAYERS = 2
@@ -111,6 +111,7 @@ def make_hook(
         attention_by=AttentionBy.OURS,
     )
     monkeypatch.setattr(v2_hook, "set_up_staging", lambda *_: (parts, None))
+    monkeypatch.setattr(v2_hook, "find_update", lambda: None)  # steps end with their samples
     monkeypatch.setattr(RankVote, "of_worker", lambda: vote or RankVote())
     chosen = PluginSettings(NworMode.STAGE, ScvMode.OFF, False, **settings)
     hook = V2RunnerHook(make_runner(), chosen)

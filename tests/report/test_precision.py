@@ -151,6 +151,8 @@ def test_advice_switches_on_what_was_measured():
     wanted = "VLLM_NWOR_MODE=stage VLLM_SCV_MODE=graph VLLM_NWOR_STAGE_BY=copy vllm serve"
     assert wanted in text(copied)
     assert "STAGE_BY" not in text(faster())
+    forced = with_header(faster(), "spec", attention="merge")
+    assert "VLLM_SCV_MODE=graph VLLM_NWOR_ATTENTION=merge vllm serve" in text(forced)
 
 
 def test_a_cpu_run_is_not_advised_to_add_blocks_or_to_mend_cuda():

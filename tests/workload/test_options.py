@@ -144,7 +144,7 @@ def test_the_plugin_reads_every_variable_that_a_run_tells_it() -> None:
     settings = read_settings({"VLLM_NWOR_MODE": "off", **spec.worker_variables})
     assert settings is not None
     told = {each.field for each in declared(RunSpec) if each.option.worker_variable}
-    assert told == {"stage_by"}
+    assert told == {"stage_by", "attention"}
     assert {name: getattr(settings, name) for name in told} == {
         name: getattr(spec, name) for name in told
     }

@@ -118,19 +118,22 @@ class Tiling(StrEnum):
 def tilings(max_query_len: int, ratio: int, head_dim: int) -> tuple[Tiling, ...]:
     """The tilings that are worth a measurement for these query rows; the usual one first."""
     folded = max_query_len * ratio
-    if head_dim > 128:
-        return (Tiling.USUAL,)  # a tile has more registers than four programs may
-    if folded <= 16:
+    if folded <= 16 and head_dim <= 128:  # a wider tile has more registers than four programs may
         return Tiling.USUAL, Tiling.FOUR_PROGRAMS
-    return (Tiling.USUAL, Tiling.ROWS_32) if folded <= 32 else (Tiling.USUAL,)
+    if 16 < folded <= 32 and (head_dim <= 128 or head_dim == 256):
+        return Tiling.USUAL, Tiling.ROWS_32
+    return (Tiling.USUAL,)
 
 
-def tuning_of(tiling: Tiling, cache_bytes: int, device: torch.device) -> Tuning | None:
+def tuning_of(
+    tiling: Tiling, cache_bytes: int, device: torch.device, head_dim: int = 128
+) -> Tuning | None:
     """The choices of a tiling; None for the usual one.
 
     Args:
         cache_bytes: of an element of the cache.
         device: where it runs.
+        head_dim: elements of a key or a value, the wider of them.
     """
     if tiling is Tiling.FOUR_PROGRAMS:
         # Two warps have half of the registers of four; e4m3 is unpacked by four.
@@ -139,7 +142,7 @@ def tuning_of(tiling: Tiling, cache_bytes: int, device: torch.device) -> Tuning 
             replace(usual, max_registers=128) if cache_bytes == 1 else replace(usual, num_warps=2)
         )
     if tiling is Tiling.ROWS_32:
-        return Tuning(rows=32, num_stages=4, merged=1)
+        return Tuning(rows=32, num_stages=4 if head_dim <= 128 else None, merged=1)
     return None
 
 

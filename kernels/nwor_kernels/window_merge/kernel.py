@@ -1,13 +1,9 @@
 """A window's own K/V, merged into stock attention over the committed tokens.
 
-Stock attends every query row of a request to its committed tokens and returns the log-sum-exp of
-its scores. Here each row attends to the keys that it lacks, and the two results are weighted by
-their sums. One launch of one program for each 16 query rows of a request that share a K/V head;
-none waits for another.
-
-Which keys a row lacks depends on stock's mask. Without one, they are the staged rows up to its own.
-A causal mask ends with the committed tokens: of q rows row i sees all but the last q - 1 - i of
-them, and these are read from the cache. With an fp8 cache FlashAttention 3 is faster that way.
+Stock attends every query row of a request to all of its committed tokens, without a mask, and
+returns the log-sum-exp of its scores. Here each row attends to the staged rows up to its own, and
+the two results are weighted by their sums. One launch of one program for each 16 query rows of a
+request that share a K/V head; none waits for another.
 
 Exact only for plain softmax attention (a softcap, a sink or a sliding window would have to be in
 both parts), and only if a request stages all of its rows, or all but the first.
@@ -33,17 +29,15 @@ NUM_WARPS = 4
 @triton.jit(
     do_not_specialize=["scale", "lse_head"],
     do_not_specialize_on_alignment=[
-        "query_start_loc", "seq_lens", "block_table", "staged_start", "staged_end", "lse",
+        "query_start_loc", "seq_lens", "staged_start", "staged_end", "lse",
     ],
 )  # fmt: skip
 def merge_window_kernel(
     query,
     key,
     value,
-    cache,
     query_start_loc,
     seq_lens,
-    block_table,
     staged_start,
     staged_end,
     output,
@@ -52,16 +46,12 @@ def merge_window_kernel(
     k_scale,
     v_scale,
     scale,
-    table_row,
     query_row,
     query_head,
     key_row,
     key_head,
     value_row,
     value_head,
-    cache_block,
-    cache_head,
-    cache_offset,
     output_row,
     output_head,
     lse_head,
@@ -73,12 +63,10 @@ def merge_window_kernel(
     RATIO: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    CAUSAL: tl.constexpr,
     ROWS: tl.constexpr,
     DIM: tl.constexpr,
     OUT_DIM: tl.constexpr,
-    TAIL: tl.constexpr,
+    STAGED: tl.constexpr,
 ):
     """One program: ROWS query rows of one request and one K/V head."""
     tile, head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -88,9 +76,7 @@ def merge_window_kernel(
     num_staged = tl.load(staged_end + request) - first_staged
     if (tile * ROWS >= num_rows * RATIO) | (num_staged <= 0):
         return
-    seq_len = tl.load(seq_lens + request)
-    committed = seq_len - num_staged
-    lacking = num_rows - 1 if CAUSAL else 0  # committed tokens that some row lacks
+    committed = tl.load(seq_lens + request) - num_staged
 
     folded = tile * ROWS + tl.arange(0, ROWS)
     number, in_group = folded // RATIO, folded % RATIO
@@ -98,10 +84,8 @@ def merge_window_kernel(
     row, attended = (first_row + number).to(tl.int64), head * RATIO + in_group
     in_key, in_value = tl.arange(0, DIM), tl.arange(0, OUT_DIM)
     key_dims, value_dims = (in_key < HEAD_DIM)[None, :], (in_value < VALUE_DIM)[None, :]
-    tail = tl.arange(0, TAIL)
-    position = committed - lacking + tail
-    staged = tail - lacking
-    is_staged = (staged >= 0) & (staged < num_staged)
+    staged = tl.arange(0, STAGED)
+    is_staged = staged < num_staged
 
     q_at = query + row * query_row + attended * query_head
     q = tl.load(q_at[:, None] + in_key[None, :], mask=is_row[:, None] & key_dims, other=0.0)
@@ -111,8 +95,7 @@ def merge_window_kernel(
     v_at = (value + source * value_row + head * value_head)[:, None] + in_value[None, :]
     v = tl.load(v_at, mask=is_staged[:, None] & value_dims, other=0.0)
 
-    seen_until = committed - lacking + tl.where(CAUSAL, number, 0)
-    was_attended = is_row & (seen_until > 0)
+    was_attended = number < tl.where(committed > 0, num_rows, 0)
     o_at = (output + row * output_row + attended * output_head)[:, None] + in_value[None, :]
     before = tl.load(o_at, mask=was_attended[:, None] & value_dims, other=0.0).to(tl.float32)
     sums_at = lse + attended * lse_head + row
@@ -123,20 +106,8 @@ def merge_window_kernel(
     factor = scale * kept_k_scale * scale_of(q_scale, head, Q_SCALES) * LOG2_E
     k = as_read_back(k, kept_k_scale, FP8, COMPUTE)
     v = as_read_back(v, kept_v_scale, FP8, COMPUTE)
-    if CAUSAL:
-        in_cache = (tail < lacking) & (position >= 0)
-        table = block_table + request.to(tl.int64) * table_row
-        block = tl.load(table + position // BLOCK_SIZE, mask=in_cache, other=0).to(tl.int64)
-        at = cache + block * cache_block + head.to(tl.int64) * cache_head
-        at = (at + (position % BLOCK_SIZE) * cache_offset)[:, None]
-        cached_k = tl.load(at + in_key[None, :], mask=in_cache[:, None] & key_dims, other=0.0)
-        at += HEAD_DIM
-        cached_v = tl.load(at + in_value[None, :], mask=in_cache[:, None] & value_dims, other=0.0)
-        k = tl.where(is_staged[:, None], k, cached_k.to(COMPUTE))
-        v = tl.where(is_staged[:, None], v, cached_v.to(COMPUTE))
-    seen = (tail < lacking + num_staged) & (position >= 0)
-    seen = seen[None, :] & (position[None, :] >= seen_until[:, None])
-    seen &= position[None, :] <= (seq_len - num_rows + number)[:, None]
+    last_seen = num_staged - num_rows + number  # a request may have a row that is not staged
+    seen = is_staged[None, :] & (staged[None, :] <= last_seen[:, None])
     scores = tl.where(seen, product(q.to(COMPUTE), tl.trans(k)) * factor, float("-inf"))
     best = tl.maximum(tl.max(scores, axis=1), stock)
     best = tl.where(is_row, best, 0.0)  # rows of padding have seen nothing
@@ -154,10 +125,8 @@ def merge_window_triton(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    kv_cache: Tensor,
     query_start_loc: Tensor,
     seq_lens: Tensor,
-    block_table: Tensor,
     staged_start: Tensor,
     staged_end: Tensor,
     output: Tensor,
@@ -165,7 +134,7 @@ def merge_window_triton(
     *,
     scale: float,
     max_query_len: int,
-    causal: bool,
+    cache_dtype: torch.dtype,
     q_scale: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
@@ -177,15 +146,15 @@ def merge_window_triton(
     query rows or without staged rows are skipped.
 
     Args:
-        query, key, value, kv_cache, query_start_loc, seq_lens, block_table, staged_start,
-            staged_end: as for `verify_attention_triton`; the cache is read only if `causal`.
+        query, key, value, query_start_loc, seq_lens, staged_start, staged_end: as for
+            `verify_attention_triton`.
         output: [num_tokens, heads, value_dim], overwritten: stock's over the first L - s tokens of
             a request of L tokens and s staged rows.
         lse: [heads, num_tokens] float32, the natural log-sum-exp of stock's scaled scores, its last
             dimension contiguous. It is not read, nor is `output`, for rows that saw no token.
         scale: factor on the scores.
         max_query_len: most query rows of a request with staged rows.
-        causal: stock's attention was causal, aligned to the end of the committed tokens.
+        cache_dtype: of the cache; for fp8 the staged rows are seen as if read back from it.
         q_scale, k_scale, v_scale: float32, [1] or [kv_heads]; for fp8 caches.
         num_warps: Triton's, for benchmarks.
 
@@ -195,24 +164,19 @@ def merge_window_triton(
     requests = seq_lens.shape[0]
     heads, head_dim = query.shape[1:]
     kv_heads, value_dim = value.shape[1:]
-    reason = unsupported_reason(head_dim, max_query_len, key.dtype, kv_cache.dtype, value_dim)
+    reason = unsupported_reason(head_dim, max_query_len, key.dtype, cache_dtype, value_dim)
     if reason:
         raise ValueError(f"merge_window does not serve this: {reason}")
     if requests == 0:
         return
-    quantised = kv_cache.dtype in E4M3_CACHE_DTYPES
-    if kv_cache.dtype == torch.uint8:
-        kv_cache = kv_cache.view(torch.float8_e4m3fn)
+    quantised = cache_dtype in E4M3_CACHE_DTYPES
     k_scale, v_scale = (k_scale, v_scale) if quantised else (None, None)
-    keys = 2 * max_query_len - 1 if causal else max_query_len
     arguments = (
         query,
         key,
         value,
-        kv_cache,
         query_start_loc,
         seq_lens,
-        block_table,
         staged_start,
         staged_end,
         output,
@@ -221,11 +185,9 @@ def merge_window_triton(
         k_scale,
         v_scale,
         scale,
-        block_table.stride(0),
         *query.stride()[:2],
         *key.stride()[:2],
         *value.stride()[:2],
-        *kv_cache.stride()[:3],
         *output.stride()[:2],
         lse.stride(0),
     )
@@ -238,12 +200,10 @@ def merge_window_triton(
         "RATIO": heads // kv_heads,
         "HEAD_DIM": head_dim,
         "VALUE_DIM": value_dim,
-        "BLOCK_SIZE": kv_cache.shape[2],
-        "CAUSAL": causal,
         "ROWS": ROWS,
         "DIM": padded(head_dim),
         "OUT_DIM": padded(value_dim),
-        "TAIL": max(16, triton.next_power_of_2(keys)),
+        "STAGED": max(16, triton.next_power_of_2(max_query_len)),
     }
     tiles = triton.cdiv(max_query_len * (heads // kv_heads), ROWS)
     _launches((tiles, kv_heads, requests), arguments, constants, num_warps=num_warps)

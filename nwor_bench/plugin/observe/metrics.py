@@ -8,6 +8,7 @@ the processes that the server starts, and adds the folder to /metrics.
 
 import os
 from collections.abc import Mapping
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -62,13 +63,14 @@ def publish(hook: RunnerHook, worker: Any, settings: PluginSettings) -> None:
     if folder is None:
         return
     metrics = WindowMetrics(MetricFiles(folder, process_name(global_rank(worker))))
-    begun = worker_labels(worker, settings.mode_name, settings.scv_mode)
+    labels = cache(partial(worker_labels, worker))
+    begun = labels(settings.mode_name, settings.scv_mode)
 
     def count(window: MeasuredWindow, _: WindowPlace | None) -> None:
         if settings.interleave:  # counts come late, when the hook's modes are others
             metrics.add(window, begun)
         else:
-            metrics.add(window, worker_labels(worker, hook.nwor_mode, hook.validator.mode))
+            metrics.add(window, labels(hook.nwor_mode, hook.validator.mode))
 
     metrics.begin(begun)
     hook.accumulator.listeners.append(count)

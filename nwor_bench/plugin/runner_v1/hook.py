@@ -173,7 +173,7 @@ class V1RunnerHook(RunnerHook):
                 step.invalid_drafts = invalid_drafts(step.scheduler_output, grammar_output, checked)
                 step.host_ms["wall_ms"] = _ms_since(step.started)
                 if self.window is not None and self.window.batch is not None:
-                    self._note_outcome(step, self.window)
+                    step.take(self.window.close())
                     if self._interleaving is not None:
                         self._interleaving.ended(step.fallback_reason)
             self.late.add(step)

@@ -47,8 +47,6 @@ from nwor_bench.plugin.runner_v2.committed import (
     CommittedOnly,
     attend_committed,
     can_merge,
-    own_schedule,
-    same_schedule,
 )
 from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.staged_layer import StagedLayer, StepInputs
@@ -150,8 +148,8 @@ class AttentionGroup:
 
     Args:
         workspace: partial results of split attention, shared by layers of this shape.
-        committed: metadata for stock over the committed tokens, by contender; empty if stock's
-            output cannot be merged.
+        committed: metadata for stock over the committed tokens; None if stock's output cannot be
+            merged.
     """
 
     def __init__(
@@ -159,13 +157,13 @@ class AttentionGroup:
         kind: AttentionKind,
         workspace: VerifyWorkspace,
         device: torch.device,
-        committed: dict[Contender, CommittedOnly] | None = None,
+        committed: CommittedOnly | None = None,
     ):
-        self.kind, self.workspace = kind, workspace
-        self.committed = committed or {}
-        bytes_each = kind.shape.cache_bytes
+        self.kind, self.workspace, self.committed = kind, workspace, committed
+        shape = kind.shape
+        wide = max(shape.head_dim, shape.value_dim)
         self.tunings: dict[Contender, Tuning | None] = {
-            contender: tuning_of(tiling, bytes_each, device)
+            contender: tuning_of(tiling, shape.cache_bytes, device, wide)
             for contender, tiling in TILINGS.items()
         }
 
@@ -173,19 +171,6 @@ class AttentionGroup:
 def merges(layer: Any) -> bool:
     """Whether stock's output over the committed tokens can be merged in this layer."""
     return can_merge(layer.impl) and refusals.chunk_of(layer) <= 0
-
-
-def committed_of(
-    layer: Any, inputs: StepInputs, max_requests: int, device: torch.device
-) -> dict[Contender, CommittedOnly]:
-    """For a group's layers, if stock's output over the committed tokens can be merged."""
-    if not merges(layer):
-        return {}
-    schedules = {Contender.MERGE: own_schedule(layer), Contender.MERGE_CAUSAL: same_schedule}
-    return {
-        contender: CommittedOnly(inputs, max_requests, device, schedule)
-        for contender, schedule in schedules.items()
-    }
 
 
 def shape_of(layer: Any, dtype: torch.dtype) -> AttentionShape:
@@ -299,8 +284,8 @@ class StagingAttention(StagedLayer):
             attended = self._verify(batch, query, kv_cache, attn_metadata, output)
             if self.trace is not None:
                 self.trace.attended(
-                    self.name, given, output, is_merged=attended.is_merge,
-                    is_causal=attended is not Contender.MERGE,
+                    self.name, given, output, is_merged=attended is Contender.MERGE,
+                    is_causal=False,
                 )  # fmt: skip
             return output
 
@@ -323,16 +308,15 @@ class StagingAttention(StagedLayer):
         output: Tensor,
     ) -> Contender:
         """Attend the window; what has attended it."""
-        size, rows = (len(batch.num_draft_tokens), batch.max_query_len), batch.max_query_len
+        size, rows, held = batch.size, batch.max_query_len, self.held
         inputs = self._inputs.for_kernel(batch, self._table)
-        held = self._set.keys[self._place], self._set.values[self._place]
         if batch.tokens_per_request is None:
             contender = self.group.kind.tiling(size)
         else:
             contender = self.group.kind.contender(size)
-            committed = self.group.committed.get(contender)
-            if committed is not None:
-                over = committed.metadata(self._number, batch, metadata)
+            if contender is Contender.MERGE:
+                assert self.group.committed is not None
+                over = self.group.committed.metadata(self._number, batch, metadata)
                 self.merge(over, query, *held, kv_cache, inputs, output, rows)
                 return contender
         most = self._inputs.max_seq_len
@@ -387,17 +371,20 @@ class StagingAttention(StagedLayer):
             rows: query rows of each request.
         """
         sums = attend_committed(self._layer, query, kv_cache, metadata, output)
+        starts, seq_lens, _, first, last = inputs
         merge_window_triton(
             query,
             key,
             value,
-            kv_cache,
-            *inputs,
+            starts,
+            seq_lens,
+            first,
+            last,
             output,
             sums,
             scale=self._scale,
             max_query_len=rows,
-            causal=metadata.causal,
+            cache_dtype=kv_cache.dtype,
             **self._scales(query),
         )
 

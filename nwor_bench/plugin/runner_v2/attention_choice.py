@@ -5,9 +5,9 @@ window's rows merged in, and stock itself with its write. Which is the fastest d
 head dim, cache dtype, requests, drafts and contexts. So they are timed as a set of graphs is
 captured (`attention_timing`), at a few lengths, and the result is kept in a file for later starts.
 
-A captured graph has one staged contender. Where stock with its write wins, no graph is captured, or
-a step of about that length replays stock's: its windows are written directly, with the reason
-`slower_than_stock`.
+A captured graph has one staged contender. Unless it is faster than stock with its write by more
+than the measurements scatter, no graph is captured, or a step of about that length replays stock's:
+its windows are written directly, with the reason `slower_than_stock`.
 """
 
 import json
@@ -21,11 +21,12 @@ from enum import StrEnum
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
+from statistics import median
 from typing import Any, Protocol
 
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_bench.records.user_cache import cache_root
-from nwor_kernels import verify_attention, window_merge
+from nwor_kernels import mla_verify_attention, verify_attention, window_merge
 from nwor_kernels.verify_attention.tuning import Tiling, fastest_tiling
 
 logger = logging.getLogger("vllm.nwor_bench")
@@ -41,16 +42,9 @@ class Contender(StrEnum):
     OURS_32 = "ours32"
     """The same in `Tiling.ROWS_32`."""
     MERGE = "merge"
-    """Stock over the committed tokens without a mask, and `merge_window`."""
-    MERGE_CAUSAL = "merge_causal"
-    """The same with a causal mask that ends with the committed tokens."""
+    """Stock over the committed tokens, and a kernel that merges the window's rows in."""
     STOCK = "stock"
     """Stock's write and attention: the window is not staged."""
-
-    @property
-    def is_merge(self) -> bool:
-        """Stock attends the committed tokens."""
-        return self in (Contender.MERGE, Contender.MERGE_CAUSAL)
 
 
 TILINGS = {
@@ -75,33 +69,53 @@ class Choice:
     """Seconds of one layer at each of them: the contender's, with its share of the commit."""
     stock: tuple[float, ...]
     """Likewise: stock's write and attention."""
+    noise: tuple[float, ...]
+    """Likewise: by how much `staged` minus `stock` may be wrong."""
     all_us: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
     """Microseconds of one layer by contender, without the commit."""
 
 
 def decide(
-    times: Mapping[Contender, Sequence[float]], lengths: Sequence[int], commit: float = 0.0
+    times: Mapping[Contender, Sequence[Sequence[float]]],
+    lengths: Sequence[int],
+    commit: float = 0.0,
 ) -> Choice:
-    """The choice for one size: the contender that loses least over all lengths.
+    """The choice for one size: the contender that surely gains most over all lengths.
 
-    Lengths at which it loses to stock are left to stock, so it loses nothing there.
+    Lengths at which it does not surely gain are left to stock, so it loses nothing there.
 
     Args:
-        times: seconds of a layer at each length, stock's with its write among them.
+        times: seconds of a layer at each length in each block, stock's with its write among them.
         commit: a layer's share of the commit that staging adds.
     """
-    stock = times[Contender.STOCK]
-    staged: dict[Contender, list[float]] = {
-        c: [t + commit for t in ts] for c, ts in times.items() if c is not Contender.STOCK
-    }
+    middle = {c: tuple(map(median, of_lengths)) for c, of_lengths in times.items()}
+    told = {str(c): tuple(round(1e6 * t, 2) for t in ts) for c, ts in middle.items()}
 
-    def lost(contender: Contender) -> tuple[float, float]:
-        ratios = [mine / theirs for mine, theirs in zip(staged[contender], stock, strict=True)]
+    def choice_of(contender: Contender) -> Choice:
+        pairs = zip(times[contender], times[Contender.STOCK], strict=True)
+        noise = tuple(uncertainty(mine, stock) for mine, stock in pairs)
+        staged = tuple(t + commit for t in middle[contender])
+        return Choice(contender, tuple(lengths), staged, middle[Contender.STOCK], noise, told)
+
+    def lost(choice: Choice) -> tuple[float, float]:
+        each = zip(choice.staged, choice.noise, choice.stock, strict=True)
+        ratios = [(mine + noise) / stock for mine, noise, stock in each]
         return sum(min(ratio, 1.0) for ratio in ratios), sum(ratios)
 
-    best = min(staged, key=lost)
-    told = {str(c): tuple(round(1e6 * t, 2) for t in ts) for c, ts in times.items()}
-    return Choice(best, tuple(lengths), tuple(staged[best]), tuple(stock), told)
+    return min((choice_of(c) for c in times if c is not Contender.STOCK), key=lost)
+
+
+def uncertainty(mine: Sequence[float], stock: Sequence[float]) -> float:
+    """Two standard errors of the median difference, by its median absolute deviation.
+
+    Args:
+        mine, stock: times of the same blocks.
+    """
+    differences = [a - b for a, b in zip(mine, stock, strict=True)]
+    middle = median(differences)
+    deviation = median(abs(each - middle) for each in differences)
+    # For normal noise 1.48 deviations are its scale, and a median's error is 1.25 of a mean's.
+    return 2 * 1.25 * 1.48 * deviation / math.sqrt(len(differences))
 
 
 @dataclass(frozen=True)
@@ -134,7 +148,7 @@ ALWAYS = DirectLengths((1,), (True,))
 
 
 def direct_lengths(choices: Sequence[tuple[int, Choice]]) -> DirectLengths:
-    """Where the target's layers together lose to stock.
+    """Where the target's layers together are not surely faster than stock.
 
     Args:
         choices: for each shape of layers, how many there are and their choice, of equal lengths.
@@ -142,12 +156,13 @@ def direct_lengths(choices: Sequence[tuple[int, Choice]]) -> DirectLengths:
     if not choices:
         return NEVER
     lengths = choices[0][1].lengths
-    staged, stock = (
+    staged, stock, noise = (
         [sum(count * getattr(choice, name)[i] for count, choice in choices)
          for i in range(len(lengths))]
-        for name in ("staged", "stock")
+        for name in ("staged", "stock", "noise")
     )  # fmt: skip
-    return DirectLengths(lengths, tuple(a > b for a, b in zip(staged, stock, strict=True)))
+    each = zip(staged, noise, stock, strict=True)
+    return DirectLengths(lengths, tuple(a + margin >= b for a, margin, b in each))
 
 
 @dataclass(frozen=True)
@@ -165,6 +180,12 @@ class AttentionShape:
     sliding_window: int = -1
     plain: bool = True
     """Neither softcap, sinks, slopes nor chunks."""
+    latent: bool = False
+    """MLA: all heads share a cached row."""
+
+    def __str__(self) -> str:
+        seen = "" if self.sliding_window < 0 else f" window {self.sliding_window}"
+        return f"{self.heads}/{self.kv_heads}x{self.head_dim}{seen}"
 
     @property
     def cache_bytes(self) -> int:
@@ -179,6 +200,8 @@ class AttentionShape:
 
 def from_table(shape: AttentionShape, requests: int, rows: int, processors: int) -> Contender:
     """Our kernel in the tiling that was the fastest on an H200."""
+    if shape.latent:
+        return Contender.OURS  # its kernel has one
     found = fastest_tiling(
         rows,
         shape.ratio,
@@ -201,7 +224,7 @@ def version(package: str) -> str:
 def kernels_digest() -> str:
     """Of the sources of our contenders: other kernels take other times."""
     found = sha256()
-    for package in (verify_attention, window_merge):
+    for package in (mla_verify_attention, verify_attention, window_merge):
         for source in sorted(Path(package.__path__[0]).glob("*.py")):
             found.update(source.read_bytes())
     return found.hexdigest()[:8]
@@ -216,7 +239,7 @@ class ChoiceStore:
         facts: everything that the times depend on besides a window's size.
     """
 
-    VERSION = 1
+    VERSION = 2
 
     def __init__(self, facts: Mapping[str, object], folder: Path | None = None):
         self._facts = {"version": self.VERSION, **facts}
@@ -245,7 +268,7 @@ class ChoiceStore:
 
 
 def _choice_of(entry: Mapping[str, Any]) -> Choice:
-    lists = {name: tuple(entry[name]) for name in ("lengths", "staged", "stock")}
+    lists = {name: tuple(entry[name]) for name in ("lengths", "staged", "stock", "noise")}
     told = {name: tuple(times) for name, times in entry["all_us"].items()}
     return Choice(Contender(entry["contender"]), all_us=told, **lists)
 
@@ -263,8 +286,8 @@ class Measurement(Protocol):
     def lengths(self, size: Size) -> tuple[int, ...]:
         """Contexts that the cache has room for; none if this shape is not measured."""
 
-    def times(self, size: Size, length: int) -> dict[Contender, float]:
-        """Seconds of one layer by contender."""
+    def times(self, size: Size, length: int) -> dict[Contender, list[float]]:
+        """Seconds of one layer by contender, a block each."""
 
 
 class AttentionKind:
@@ -286,7 +309,7 @@ class AttentionKind:
     ):
         self.shape, self.can_merge = shape, can_merge
         self._processors = processors
-        self._forced = None if forced is not None and forced.is_merge and not can_merge else forced
+        self._forced = None if forced is Contender.MERGE and not can_merge else forced
         self.chosen: dict[Size, Choice] = {}
         """Sizes that were measured, or read."""
         self._by_table: dict[Size, Contender] = {}
@@ -326,10 +349,13 @@ class AttentionKind:
 
     def contender(self, size: Size) -> Contender:
         """What attends a staged step of equal windows."""
-        if self._forced is not None and self._forced is not Contender.OURS:
+        if self._forced is Contender.OURS:
+            return self.tiling(size)
+        if self._forced is not None:
             return self._forced
-        choice = self.chosen.get(size) if self._forced is None else None
-        return self.tiling(size) if choice is None else choice.contender
+        if size in self.chosen:
+            return self.chosen[size].contender
+        return Contender.MERGE if self.shape.latent and self.can_merge else self.tiling(size)
 
     def tiling(self, size: Size) -> Contender:
         """Our kernel in its tiling of the table, for any step."""
@@ -380,15 +406,6 @@ class AttentionChoices:
         for kind, _ in self._kinds:
             kind.chosen = {}
 
-    def in_words(self) -> str:
-        """A line for the log."""
-        told = []
-        for size, found in self.to_dict().items():
-            names = ", ".join(each["contender"] for each in found["shapes"].values())
-            left = f" (stock at {found['direct_at']})" if found["direct_at"] else ""
-            told.append(f"{size} {names}{left}")
-        return "; ".join(told) or f"the table ({self.failed or 'not timed'})"
-
     def of(self, size: Size) -> DirectLengths:
         """The contexts at which windows of this size are written directly."""
         return ALWAYS if self._stock_only else self._direct.get(size, NEVER)
@@ -404,23 +421,31 @@ class AttentionChoices:
             return reasons.SLOWER_THAN_STOCK if direct.at(float(bounds.numpy().mean())) else None
         return reasons.SLOWER_THAN_STOCK if direct.always else None
 
-    def to_dict(self) -> dict[str, Any]:
-        """By size: each shape's contender and times in us, and the contexts left to stock."""
-        sizes = sorted({size for kind, _ in self._kinds for size in kind.chosen})
-        return {f"{size[0]}x{size[1]}": self._told(size) for size in sizes}
+    def in_words(self) -> dict[str, str]:
+        """What attends windows of each size that was timed: `ours; stock at 8192, 32768 tokens`."""
+        return {f"{size[0]}x{size[1]}": self._told(size) for size in self._sizes}
 
-    def _told(self, size: Size) -> dict[str, Any]:
-        direct = self.of(size)
-        left = [n for n, is_left in zip(direct.lengths, direct.direct, strict=True) if is_left]
-        chosen = {
-            f"{kind.shape.heads}/{kind.shape.kv_heads}": kind.chosen.get(size)
-            for kind, _ in self._kinds
-        }
+    def times_us(self) -> dict[str, Any]:
+        """By size and shape of layers: contexts, and a layer's times at each of them."""
         return {
-            "direct_at": left,
-            "shapes": {
-                name: {"contender": str(choice.contender), "lengths": choice.lengths,
-                       "us": dict(choice.all_us)}
-                for name, choice in chosen.items() if choice is not None
-            },
-        }  # fmt: skip
+            f"{size[0]}x{size[1]}": {
+                str(kind.shape): {"context": list(choice.lengths)}
+                | {name: list(times) for name, times in choice.all_us.items()}
+                for kind, _ in self._kinds
+                if (choice := kind.chosen.get(size)) is not None
+            }
+            for size in self._sizes
+        }
+
+    @property
+    def _sizes(self) -> list[Size]:
+        return sorted({size for kind, _ in self._kinds for size in kind.chosen})
+
+    def _told(self, size: Size) -> str:
+        direct = self.of(size)
+        if direct.always:
+            return "stock"
+        names = dict.fromkeys(str(kind.contender(size)) for kind, _ in self._kinds)
+        left = [n for n, is_left in zip(direct.lengths, direct.direct, strict=True) if is_left]
+        at = f"; stock at {', '.join(map(str, left))} tokens" if left else ""
+        return f"{', '.join(names)}{at}"

@@ -9,23 +9,29 @@ to the engine's cache: contents do not change a kernel's time, and stock writes 
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
-from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
 from vllm.v1.attention.backend import CommonAttentionMetadata
-from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
-from vllm.v1.attention.backends.triton_attn import TritonAttentionMetadataBuilder
 
 from nwor_bench.plugin import refusals
 from nwor_bench.plugin.layers import causal_implementation
 from nwor_bench.plugin.runner_v2.attention import KernelInputs, StagingAttention
 from nwor_bench.plugin.runner_v2.attention_choice import LENGTHS, TILINGS, Contender, Size
+from nwor_bench.plugin.runner_v2.mla_attention import MlaStagingAttention
 from nwor_kernels.fp8 import quantize_e4m3
-from nwor_kernels.verify_attention.tuning import tilings
+from nwor_kernels.verify_attention.tuning import Tiling, tilings
 
-BUILDERS = (FlashAttentionMetadataBuilder, TritonAttentionMetadataBuilder)
-"""Their metadata can be made of any lengths, without a runner's state."""
+BUILDERS = (
+    "FlashAttentionMetadataBuilder",
+    "FlashAttnMLAMetadataBuilder",
+    "TritonAttentionMetadataBuilder",
+)
+"""Their metadata can be made of any lengths, without a runner's state.
+
+Latent layers of FlashMLA and of Triton are not timed: our kernel attends their windows.
+"""
 
 COLD_BYTES = 256 << 20
 """Bytes of context that a round reads at least: several times any GPU's L2."""
@@ -35,7 +41,7 @@ MOST_LAYERS = 8
 ROUND_S = 0.04
 """About the time that one length of one size may take, compilation left out."""
 
-FEWEST_BLOCKS, MOST_BLOCKS = 2, 10
+FEWEST_BLOCKS, MOST_BLOCKS = 3, 10
 
 
 class AttentionTiming:
@@ -45,7 +51,9 @@ class AttentionTiming:
         layers: of one shape, of one group of vLLM's.
     """
 
-    def __init__(self, runner: Any, layers: Sequence[StagingAttention]):
+    def __init__(
+        self, runner: Any, layers: Sequence[StagingAttention] | Sequence[MlaStagingAttention]
+    ):
         self._runner, self._layers = runner, layers
         self._builder = _builder_of(runner, layers[0].name)
         self._random = random.Random(0)
@@ -57,7 +65,8 @@ class AttentionTiming:
         first = self._layers[0]
         cache, impl = first.cache_rows(), first.layer.impl
         composite = causal_implementation(impl) is not impl
-        if type(self._builder) not in BUILDERS or composite or refusals.chunk_of(first.layer) > 0:
+        known = type(self._builder).__name__ in BUILDERS
+        if not known or composite or refusals.chunk_of(first.layer) > 0:
             return ()
         blocks = min(each.cache_rows().shape[0] for each in self._layers)
         room = (blocks - 1) // requests * cache.shape[2]
@@ -67,15 +76,17 @@ class AttentionTiming:
         return tuple(sorted({min(length, longest) for length in LENGTHS}))
 
     @torch.inference_mode()
-    def times(self, size: Size, length: int) -> dict[Contender, float]:
-        """Seconds of one layer by contender."""
-        step = _Step(self._runner, self._layers, self._builder, size, length)
+    def times(self, size: Size, length: int) -> dict[Contender, list[float]]:
+        """Seconds of one layer by contender, a block each."""
+        kind = _LatentStep if isinstance(self._layers[0], MlaStagingAttention) else _Step
+        step = kind(self._runner, self._layers, self._builder, size, length)
         graphs = {}
         for contender, forward in step.contenders().items():
             forward()  # compiles
             graphs[contender] = self._capture(forward)
         torch.cuda.synchronize()
-        return {c: t / step.layers for c, t in self._measure(graphs).items()}
+        found = self._measure(graphs)
+        return {contender: [t / step.layers for t in ts] for contender, ts in found.items()}
 
     def _capture(self, forward: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """A graph in vLLM's pool. `torch.cuda.graph` would collect garbage each time."""
@@ -89,7 +100,9 @@ class AttentionTiming:
                 graph.capture_end()
         return graph
 
-    def _measure(self, graphs: dict[Contender, torch.cuda.CUDAGraph]) -> dict[Contender, float]:
+    def _measure(
+        self, graphs: dict[Contender, torch.cuda.CUDAGraph]
+    ) -> dict[Contender, list[float]]:
         start, end = (
             torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             for _ in range(2)
@@ -108,9 +121,12 @@ class AttentionTiming:
         times: dict[Contender, list[float]] = {contender: [] for contender in graphs}
         for _ in range(blocks):
             order = self._random.sample(list(graphs), len(graphs))
+            both = dict.fromkeys(order, 0.0)
             for contender in order + order[::-1]:
-                times[contender].append(seconds(graphs[contender]))
-        return {contender: median(each) for contender, each in times.items()}
+                both[contender] += seconds(graphs[contender]) / 2
+            for contender, mean in both.items():
+                times[contender].append(mean)
+        return times
 
 
 class _Step:
@@ -119,7 +135,7 @@ class _Step:
     def __init__(
         self,
         runner: Any,
-        layers: Sequence[StagingAttention],
+        layers: Sequence[Any],
         builder: Any,
         size: Size,
         length: int,
@@ -133,8 +149,6 @@ class _Step:
         self.layers = max(1, min(MOST_LAYERS, len(layers), -(-COLD_BYTES // read)))
         self._layers = layers[: self.layers]
         self._max_seq_len = int(runner.max_model_len)
-        impl, shape = first.layer.impl, first.group.kind.shape
-
         each = -(-(length + self._rows) // self._block_size)
         number = torch.arange(requests * each, device=device)
         stride = next(n for n in (7919, 7907, 1) if (blocks - 1) % n)
@@ -147,27 +161,8 @@ class _Step:
         self._seq_lens = seq_lens
         self._lengths = torch.empty_like(seq_lens)
 
-        heads = shape.heads + kv_heads
-        fused = torch.randn(
-            rows, heads * shape.head_dim + kv_heads * shape.value_dim, dtype=runner.dtype,
-            device=device,
-        )  # fmt: skip
-        query, key, value = torch.split(
-            fused,
-            [shape.heads * shape.head_dim, kv_heads * shape.head_dim, kv_heads * shape.value_dim],
-            dim=1,
-        )
-        query = query.view(rows, shape.heads, shape.head_dim)
-        quantised = shape.cache_dtype.startswith("fp8")
-        if quantised and getattr(impl, "supports_quant_query_input", False):
-            query = quantize_e4m3(query, first.layer._q_scale.view(-1))
-        self._query = query
-        self._key = key.view(rows, kv_heads, shape.head_dim)
-        self._value = value.view(rows, kv_heads, shape.value_dim)
-        self._output = torch.empty(
-            rows, shape.heads, shape.value_dim, dtype=runner.dtype, device=device
-        )
-        size_of_scratch = (-(-rows // self._block_size), *cache.shape[1:])
+        self._make_activations(runner, rows)
+        size_of_scratch = (-(-rows // self._block_size), *first.layer.kv_cache.shape[1:])
         self._scratch = [
             torch.zeros(size_of_scratch, dtype=cache.dtype, device=device) for _ in self._layers
         ]
@@ -190,6 +185,26 @@ class _Step:
             ),
         )
 
+    def _make_activations(self, runner: Any, rows: int) -> None:
+        """Queries, K, V and the output, as a fused projection leaves them."""
+        first, device = self._layers[0], runner.device
+        shape = first.group.kind.shape
+        widths = [
+            shape.heads * shape.head_dim,
+            shape.kv_heads * shape.head_dim,
+            shape.kv_heads * shape.value_dim,
+        ]
+        fused = torch.randn(rows, sum(widths), dtype=runner.dtype, device=device)
+        query, key, value = torch.split(fused, widths, dim=1)
+        query = query.view(rows, shape.heads, shape.head_dim)
+        takes_e4m3 = getattr(first.layer.impl, "supports_quant_query_input", False)
+        if shape.cache_dtype.startswith("fp8") and takes_e4m3:
+            query = quantize_e4m3(query, first.layer._q_scale.view(-1))
+        self._query: Any = query
+        self._key = key.view(rows, shape.kv_heads, shape.head_dim)
+        self._value = value.view(rows, shape.kv_heads, shape.value_dim)
+        self._output = query.new_empty(rows, shape.heads, shape.value_dim, dtype=runner.dtype)
+
     def contenders(self) -> dict[Contender, Callable[[], None]]:
         """A forward over all layers for each."""
         group = self._layers[0].group
@@ -198,10 +213,10 @@ class _Step:
         worth = tilings(self._rows, shape.ratio, wide)
         found: dict[Contender, Callable[[], None]] = {Contender.STOCK: self._stock}
         for contender, tiling in TILINGS.items():
-            if tiling in worth:
+            if tiling is Tiling.USUAL or (tiling in worth and not shape.latent):
                 found[contender] = partial(self._ours, contender)
-        for contender in group.committed:
-            found[contender] = partial(self._merge, contender)
+        if group.committed is not None:
+            found[Contender.MERGE] = self._merge
         return found
 
     def _stock(self) -> None:
@@ -220,13 +235,58 @@ class _Step:
                 self._output, self._rows, self._max_seq_len,
             )  # fmt: skip
 
-    def _merge(self, contender: Contender) -> None:
-        committed = self._layers[0].group.committed[contender]
-        over = committed.over(self._metadata, self._seq_lens, self._rows, self._lengths)
+    def _over(self) -> Any:
+        committed = self._layers[0].group.committed
+        return committed.over(self._metadata, self._seq_lens, self._rows, self._lengths)
+
+    def _merge(self) -> None:
+        over = self._over()
         for each in self._layers:
             each.merge(
                 over, self._query, self._key, self._value, each.layer.kv_cache, self._inputs,
                 self._output, self._rows,
+            )  # fmt: skip
+
+
+class _LatentStep(_Step):
+    """The same of latent layers."""
+
+    def _make_activations(self, runner: Any, rows: int) -> None:
+        shape = self._layers[0].group.kind.shape
+        rope = shape.head_dim - shape.value_dim
+
+        def normal(*sizes: int) -> Tensor:
+            return torch.randn(sizes, dtype=runner.dtype, device=runner.device)
+
+        # The rotary parts are views of what both projections leave.
+        of_query = normal(rows, shape.heads, shape.head_dim)
+        self._query = normal(rows, shape.heads, shape.value_dim), of_query[..., -rope:]
+        self._key = normal(rows, 1, shape.value_dim)
+        self._value = normal(rows, 1, shape.head_dim)[..., -rope:]
+
+    def _stock(self) -> None:
+        for each, scratch in zip(self._layers, self._scratch, strict=True):
+            layer = each.layer
+            layer.impl.do_kv_cache_update(
+                self._key.squeeze(1), self._value, scratch, self._slots, layer.kv_cache_dtype,
+                layer._k_scale,
+            )  # fmt: skip
+            layer.impl.forward_mqa(self._query, layer.kv_cache, self._metadata, layer)
+
+    def _ours(self, contender: Contender) -> None:
+        for each in self._layers:
+            each.verify(
+                self._query, self._key, self._value, each.layer.kv_cache, self._inputs,
+                self._rows, self._max_seq_len,
+            )  # fmt: skip
+
+    def _merge(self) -> None:
+        over = self._over()
+        for each in self._layers:
+            layer = each.layer
+            each.merge(
+                layer.impl.forward_mqa, over, self._query, self._key, self._value, layer.kv_cache,
+                self._inputs, self._rows,
             )  # fmt: skip
 
 

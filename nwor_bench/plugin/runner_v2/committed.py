@@ -64,16 +64,16 @@ class CommittedOnly:
         return self._shortened(metadata, lengths)
 
 
-def same_schedule(metadata: Any, lengths: Tensor) -> Any:
-    """FlashAttention's metadata with these lengths, causal, with the schedule that stock has made.
+def decode_shortened(metadata: Any, lengths: Tensor) -> Any:
+    """Latent layers' metadata with these lengths, causal, with the schedule that stock has made.
 
     The schedule is of the whole lengths. It says into how many parts a context is cut; what is read
     follows from the lengths, and a part may be empty.
     """
-    return replace(metadata, seq_lens=lengths)
+    return replace(metadata, decode=replace(metadata.decode, seq_lens=lengths))
 
 
-def own_schedule(layer: Any) -> Callable[[Any, Tensor], Any]:
+def without_mask(layer: Any) -> Callable[[Any, Tensor], Any]:
     """Metadata without a causal mask. A schedule's form depends on the mask, so it is made anew.
 
     Args:

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.runner_hook import ScvValidator
+from nwor_bench.plugin.runner_v2.layer_set import Launch
+from nwor_bench.plugin.step import DeviceClock, Step
 from nwor_bench.records.types import ScvMode
 from nwor_kernels.mask.kernel import acceptance_mask_from_counts_triton, bind_mask
 
@@ -125,6 +127,26 @@ class DeviceValidator(ScvValidator):
         shape = ("mask", requests, uniform)
         path, reason = self.run(shape, requests, self._mask_launch(uniform), num_sampled)
         return DeviceValidation(num_accepted, path, reason)
+
+    def validate_step(self, step: Step, num_sampled: Tensor, clock: DeviceClock) -> Tensor:
+        """[requests] int32, accepted drafts of each; the step is told how it was decided."""
+        assert step.drafts is not None
+        began = time.perf_counter()
+        found = self.validate(num_sampled, step.drafts, step.uniform)
+        clock.phase(step, "mask_ms")
+        step.scv_path, step.scv_fallback_reason = found.path, found.fallback_reason
+        step.scv_s = time.perf_counter() - began
+        return found.num_accepted
+
+    def launch_commit(self, step: Step, launch: Launch, num_sampled: Tensor) -> None:
+        """Launch the commit of a step's captured window, which decides itself."""
+        began = time.perf_counter()
+        shape = step.batch.commit_shape
+        _, tokens, length, _ = shape
+        step.scv_path, step.scv_fallback_reason = self.run(
+            shape, tokens // length, launch, num_sampled
+        )
+        step.scv_s = time.perf_counter() - began
 
     def warm_up(self, drafts: int) -> None:
         """Compile the mask kernel for windows of this length, so that no window waits for it.

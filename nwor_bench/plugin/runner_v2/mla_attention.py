@@ -8,13 +8,13 @@ activations (`forward_mha`), their context from the cache.
 In steps of equal windows stock attends the committed tokens, and our kernel adds the rest. vLLM's
 FlashAttention takes 24 us a layer at 8 requests of 1,250 tokens on an H200 and 51 at 64, our
 program for all of the attention 35 and 132. So stock is called with the lengths of what the cache
-holds, and its log-sum-exp lets `mla_tail_triton` merge the window in.
+holds, and its log-sum-exp lets `mla_tail_triton` merge the window in. Which of the two attends a
+captured window, or stock all of it, is timed as for other layers if stock is FlashAttention.
 """
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +23,13 @@ from torch import Tensor
 from nwor_bench.plugin import refusals
 from nwor_bench.plugin.observe.errors import AttentionFacts, element_view
 from nwor_bench.plugin.patching import Patch
-from nwor_bench.plugin.runner_v2.attention import FP8, element_of_cache
+from nwor_bench.plugin.runner_v2.attention import (
+    FP8,
+    AttentionGroup,
+    KernelInputs,
+    element_of_cache,
+)
+from nwor_bench.plugin.runner_v2.attention_choice import AttentionShape, Contender
 from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.staged_layer import StagedLayer, StepInputs
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
@@ -31,7 +37,6 @@ from nwor_bench.plugin.window import LayerCall, Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.mla_verify_attention.kernel import mla_verify_attention_triton, unsupported_reason
 from nwor_kernels.mla_verify_attention.tail import mla_tail_triton
-from nwor_kernels.verify_attention.kernel import VerifyWorkspace
 
 
 def why_rows_unsupported(impl: Any, max_query_len: int, dtype: torch.dtype) -> str | None:
@@ -127,38 +132,44 @@ class LatentLayer(StagedLayer):
 
     def _merge_window(
         self,
-        batch: GpuWindowBatch,
         query: tuple[Tensor, Tensor],
+        latent: Tensor,
+        key_pe: Tensor,
         kv_cache: Tensor,
+        inputs: KernelInputs,
         output: Tensor,
         sums: Tensor,
+        rows: int,
         selection: Tensor | None = None,
     ) -> None:
         """Merge the window's rows into stock's output over the committed tokens.
 
         Args:
             query: absorbed part [rows, heads, latent] and rotary part [rows, heads, rotary part].
+            latent, key_pe: staged rows.
             kv_cache: [blocks, block_size, width].
             output: [rows, heads, latent], stock's; overwritten.
             sums: [rows, heads] float32, stock's log-sum-exp.
+            rows: most query rows of a request.
             selection: [2, rows] int32 of a sparse layer, see `mla_tail_triton`.
         """
         mla_tail_triton(
             *query,
-            self._set.keys[self._place],
-            self._set.values[self._place],
+            latent,
+            key_pe,
             kv_cache,
-            *self._inputs.for_kernel(batch, self._table),
+            *inputs,
             output,
             sums,
             scale=self._scale,
-            max_query_len=batch.max_query_len,
+            max_query_len=rows,
             selection=selection,
         )
 
 
-def serves(impl: Any) -> bool:
-    """True for an implementation that returns its log-sum-exp, over caches that are not fp8."""
+def merges(layer: Any) -> bool:
+    """Whether stock returns its log-sum-exp in this layer, over a cache that is not fp8."""
+    impl = layer.impl
     return (
         type(impl).__name__ == "FlashAttnMLAImpl"
         and not impl.kv_cache_dtype.startswith("fp8")
@@ -177,41 +188,20 @@ def returning_sums(impl: Any) -> Iterator[None]:
         impl.need_to_return_lse_for_decode = asked
 
 
-class MlaTail:
-    """Metadata with which stock attends the committed tokens; one object for all latent layers."""
-
-    def __init__(self, inputs: StepInputs, max_requests: int, device: torch.device):
-        self._inputs = inputs
-        # One tensor for all steps: captured graphs write and read it at its place.
-        self._lengths = torch.empty(max_requests, dtype=torch.int32, device=device)
-        self._metadata: Any = None
-        self._committed_only: Any = None
-        self._first_layer = -1
-
-    def committed_only(self, number: int, batch: GpuWindowBatch, metadata: Any) -> Any:
-        """The step's metadata with the lengths of what is committed, made by its first layer.
-
-        FlashAttention's schedule in them was made for the whole lengths. It says into how many
-        parts a context is cut; what is read follows from the lengths, and a part may be empty.
-
-        A layer that comes again begins another forward, even with the same metadata: a captured
-        forward must hold the launches that shorten the lengths.
-
-        Args:
-            number: the layer's number among the target layers.
-            batch: the window, of a step of nothing but equal windows.
-            metadata: the layer's own, whose `decode` is a dataclass with `seq_lens`.
-        """
-        if metadata is not self._metadata or number == self._first_layer:
-            seq_lens, staged = self._inputs.views.seq_lens, batch.tokens_per_request
-            assert staged is not None
-            lengths = self._lengths[: seq_lens.shape[0]]
-            # Padding of a captured shape has no tokens at all.
-            torch.sub(seq_lens, staged, out=lengths).clamp_(min=0)
-            decode = replace(metadata.decode, seq_lens=lengths)
-            self._committed_only = replace(metadata, decode=decode)
-            self._metadata, self._first_layer = metadata, number
-        return self._committed_only
+def shape_of(layer: Any, dtype: torch.dtype) -> AttentionShape:
+    """What latent layers that attend alike have in common."""
+    impl = layer.impl
+    return AttentionShape(
+        implementation=type(impl).__name__,
+        heads=impl.num_heads,
+        kv_heads=1,
+        head_dim=impl.kv_lora_rank + impl.qk_rope_head_dim,
+        value_dim=impl.kv_lora_rank,
+        dtype=str(dtype).removeprefix("torch."),
+        cache_dtype=impl.kv_cache_dtype,
+        block_size=layer.kv_cache.shape[1],
+        latent=True,
+    )
 
 
 BACKENDS = {
@@ -255,8 +245,7 @@ class MlaStagingAttention(LatentLayer):
     """Wraps the write and the attention of one latent target layer.
 
     Args:
-        workspace: partial results of split attention, shared by layers of its shape.
-        tail: attends equal windows with stock's help; None if stock cannot.
+        group: how layers of its shape attend.
     """
 
     def __init__(
@@ -267,12 +256,10 @@ class MlaStagingAttention(LatentLayer):
         staging: GpuStaging,
         inputs: StepInputs,
         table: int,
-        workspace: VerifyWorkspace,
-        tail: MlaTail | None = None,
+        group: AttentionGroup,
     ):
         super().__init__(number, layer, window, staging, inputs, table)
-        self._workspace = workspace
-        self._tail = tail
+        self.group = group
         self._latent_dim = int(layer.impl.kv_lora_rank)
         self._quantised = layer.impl.kv_cache_dtype in FP8
 
@@ -309,23 +296,23 @@ class MlaStagingAttention(LatentLayer):
             batch = self._guard(attn_metadata)
             if batch is None:
                 return original(query, kv_cache, attn_metadata, layer)
-            parts = self._parts_of(query)
-            if self._tail is not None and batch.tokens_per_request is not None:
-                committed = self._tail.committed_only(self._number, batch, attn_metadata)
-                with returning_sums(self._layer.impl):
-                    output, sums = original(query, kv_cache, committed, layer)
-                self._merge_window(batch, parts, kv_cache, output, sums)
-                self._record(query, output, is_merged=True)
-                return output, None
-            if batch.tokens_per_request is None:
+            rows, inputs = batch.max_query_len, self._inputs.for_kernel(batch, self._table)
+            equal, group = batch.tokens_per_request is not None, self.group
+            if equal and group.kind.contender(batch.size) is Contender.MERGE:
+                assert group.committed is not None
+                over = group.committed.metadata(self._number, batch, attn_metadata)
+                merged = self.merge(original, over, query, *self.held, kv_cache, inputs, rows)
+                self._record(query, merged, is_merged=True)
+                return merged, None
+            output: Tensor | None = None
+            sums: Tensor | None = None
+            if not equal:
                 # Requests without a window attend here; the others' rows are overwritten below.
                 output, sums = original(query, kv_cache, attn_metadata, layer)
-            else:
-                latent = self._set.keys[self._place]
-                output, sums = latent.new_empty(parts[0].shape), None
-            self._verify(batch, parts, kv_cache, output)
-            self._record(query, output)
-            return output, sums
+            most = self._inputs.max_seq_len
+            verified = self.verify(query, *self.held, kv_cache, inputs, rows, most, output)
+            self._record(query, verified)
+            return verified, sums
 
         return forward_mqa
 
@@ -341,26 +328,63 @@ class MlaStagingAttention(LatentLayer):
             return query
         return query[..., : self._latent_dim], query[..., self._latent_dim :]
 
-    def _verify(
+    def merge(
         self,
-        batch: GpuWindowBatch,
-        query: tuple[Tensor, Tensor],
+        attend: Callable[..., Any],
+        metadata: Any,
+        query: Tensor | tuple[Tensor, Tensor],
+        latent: Tensor,
+        key_pe: Tensor,
         kv_cache: Tensor,
-        output: Tensor,
-    ) -> None:
-        layer = self._layer
-        quantised_query = query[0].dtype == torch.float8_e4m3fn
+        inputs: KernelInputs,
+        rows: int,
+    ) -> Tensor:
+        """Attend with stock over the committed tokens, and merge the window's rows.
+
+        Args:
+            attend: stock's.
+            metadata: stock's, over the committed tokens.
+            rows: query rows of each request.
+        """
+        output: Tensor
+        with returning_sums(self._layer.impl):
+            output, sums = attend(query, kv_cache, metadata, self._layer)
+        parts = self._parts_of(query)
+        self._merge_window(parts, latent, key_pe, kv_cache, inputs, output, sums, rows)
+        return output
+
+    def verify(
+        self,
+        query: Tensor | tuple[Tensor, Tensor],
+        latent: Tensor,
+        key_pe: Tensor,
+        kv_cache: Tensor,
+        inputs: KernelInputs,
+        rows: int,
+        max_seq_len: int,
+        output: Tensor | None = None,
+    ) -> Tensor:
+        """Attend with our kernel, over `output` if there is one.
+
+        Args:
+            rows: most query rows of a request with a window.
+        """
+        layer, parts = self._layer, self._parts_of(query)
+        quantised_query = parts[0].dtype == torch.float8_e4m3fn
+        if output is None:
+            output = latent.new_empty(parts[0].shape)
         mla_verify_attention_triton(
-            *query,
-            self._set.keys[self._place],
-            self._set.values[self._place],
+            *parts,
+            latent,
+            key_pe,
             kv_cache,
-            *self._inputs.for_kernel(batch, self._table),
+            *inputs,
             output,
             scale=self._scale,
-            max_query_len=batch.max_query_len,
-            max_seq_len=self._inputs.max_seq_len,
+            max_query_len=rows,
+            max_seq_len=max_seq_len,
             q_scale=layer._q_scale.view(-1) if quantised_query else None,
             k_scale=layer._k_scale.view(-1) if self._quantised else None,
-            workspace=self._workspace,
+            workspace=self.group.workspace,
         )
+        return output

@@ -61,6 +61,11 @@ class GpuWindowBatch(WindowBatch):
         return "commit", self.slots.shape[-1], self.tokens_per_request or 1, self.sources
 
     @property
+    def size(self) -> tuple[int, int]:
+        """Requests, and most rows of one."""
+        return len(self.num_draft_tokens), self.max_query_len
+
+    @property
     def source_rows(self) -> Tensor | None:
         """[N] int64, each staged row's place in the tensors held; None: row i is the i-th."""
         return None if self.copied or self.tokens_per_request else self.rows

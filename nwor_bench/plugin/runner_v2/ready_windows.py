@@ -8,12 +8,13 @@ vLLM pushes our code out of its caches, where each call costs it a microsecond.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from nwor_bench.plugin.runner_v2.plan import MOST_PLANS, GpuWindowBatch
 from nwor_bench.plugin.runner_v2.stock_update import UpdateCall
+from nwor_bench.plugin.step import Step
 from nwor_kernels.commit.with_update import RequestStates, Update
 
 
@@ -35,6 +36,14 @@ class ReadyWindow:
     """Finds the launch that changes the tensors of a call, and those tensors."""
     _states: RequestStates | None = None
     _launch: Update | None = None
+
+    @classmethod
+    def of(cls, step: Step, bind: Callable[[UpdateCall], tuple[RequestStates, Update]]) -> Self:
+        """A window like this step's."""
+        assert step.drafts is not None
+        drafts = step.drafts.copy()
+        total, requests = int(drafts.sum()), len(drafts)
+        return cls(step.descriptor, requests, step.num_tokens, step.batch, drafts, total, bind)
 
     def fits(self, input_batch: Any) -> bool:
         """True if each request of this step has all its drafts, and nothing else is run."""

@@ -25,13 +25,7 @@ from nwor_bench.plugin.layers import (
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.runner_v2 import attention, mla_attention, sparse_mla
-from nwor_bench.plugin.runner_v2.attention import (
-    AttentionGroup,
-    StagingAttention,
-    committed_of,
-    merges,
-    shape_of,
-)
+from nwor_bench.plugin.runner_v2.attention import AttentionGroup, StagingAttention
 from nwor_bench.plugin.runner_v2.attention_choice import (
     AttentionChoices,
     AttentionKind,
@@ -41,16 +35,17 @@ from nwor_bench.plugin.runner_v2.attention_choice import (
     kernels_digest,
     version,
 )
+from nwor_bench.plugin.runner_v2.committed import CommittedOnly, decode_shortened, without_mask
 from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs, StockGraphs
-from nwor_bench.plugin.runner_v2.mla_attention import MlaStagingAttention, MlaTail, serves
+from nwor_bench.plugin.runner_v2.mla_attention import MlaStagingAttention
 from nwor_bench.plugin.runner_v2.plan import WindowPlanner, memory_of, most_referenced_rows
 from nwor_bench.plugin.runner_v2.sparse_mla import SparseMlaAttention, fused_write_patch
 from nwor_bench.plugin.runner_v2.staged_layer import StepInputs
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
-from nwor_bench.plugin.settings import AttentionBy, PluginSettings
+from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.window import Window
 from nwor_bench.records import fallback_reasons as reasons
-from nwor_bench.records.types import NworMode, StageBy
+from nwor_bench.records.types import AttentionBy, NworMode, StageBy
 from nwor_kernels.mla_verify_attention.kernel import create_workspace
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace
 from nwor_kernels.verify_attention.tuning import processors_of
@@ -63,7 +58,7 @@ COMMIT_S = 6e-6
 FORCED = {
     AttentionBy.AUTO: None,
     AttentionBy.OURS: Contender.OURS,
-    AttentionBy.MERGE: Contender.MERGE_CAUSAL,
+    AttentionBy.MERGE: Contender.MERGE,
     AttentionBy.STOCK: None,
 }
 
@@ -107,8 +102,6 @@ class StagingParts:
         """Of mode `control`."""
         self.sham_graphs = StockGraphs(runner, self.window, self.staging, self.inputs, self.slots)
         """Stock's forward captured once more, for the A/A arm."""
-        self.mla_tail = MlaTail(self.inputs, runner.max_num_reqs, runner.device)
-        """Equal windows of latent layers that stock can attend in part."""
         self.layers = self._staged_layers(target)
         """The target layers' `StagedLayer`s."""
         self.attention = PatchSet(self._patches())
@@ -135,25 +128,30 @@ class StagingParts:
         counts: dict[AttentionShape, int] = {}
         for name in (*target.staged, *target.sharing):
             layer = context[name]
-            if is_latent(layer):
+            if is_sparse(layer):  # it attends in one way
                 continue
-            shape = shape_of(layer, self._runner.dtype)
+            of_kind = _module_of(layer)
+            shape = of_kind.shape_of(layer, self._runner.dtype)
             counts[shape] = counts.get(shape, 0) + 1
             if shape not in self._kinds:
                 self._kinds[shape] = AttentionKind(
-                    shape, processors_of(self._runner.device), can_merge=merges(layer),
+                    shape, processors_of(self._runner.device), can_merge=of_kind.merges(layer),
                     forced=FORCED[self.attention_by],
                 )  # fmt: skip
         kinds = [(self._kinds[shape], count) for shape, count in counts.items()]
         return AttentionChoices(kinds, stock_only=self.attention_by is AttentionBy.STOCK)
 
     def _group_of(self, layer: Any, table: int, workspace: VerifyWorkspace) -> AttentionGroup:
-        runner, shape = self._runner, shape_of(layer, self._runner.dtype)
+        runner = self._runner
+        shape = _module_of(layer).shape_of(layer, runner.dtype)
         if (shape, table) not in self._groups:
-            committed = committed_of(layer, self.inputs, runner.max_num_reqs, runner.device)
-            self._groups[shape, table] = AttentionGroup(
-                self._kinds[shape], workspace, runner.device, committed
-            )
+            kind, committed = self._kinds[shape], None
+            if kind.can_merge:
+                shortened = decode_shortened if shape.latent else without_mask(layer)
+                around = (self.inputs, runner.max_num_reqs, runner.device)
+                committed = CommittedOnly(*around, shortened)
+            group = AttentionGroup(kind, workspace, runner.device, committed)
+            self._groups[shape, table] = group
         return self._groups[shape, table]
 
     def _staged_layers(self, target: TargetLayers) -> list[Any]:
@@ -168,11 +166,10 @@ class StagingParts:
                 found.append(SparseMlaAttention(number, layer, *around))
                 continue
             workspace = _workspace(workspaces, layer, self._runner, self._length)
+            group = self._group_of(layer, self.inputs.table_of[name], workspace)
             if is_latent(layer):
-                tail = self.mla_tail if serves(layer.impl) else None
-                found.append(MlaStagingAttention(number, layer, *around, workspace, tail))
+                found.append(MlaStagingAttention(number, layer, *around, group))
             else:
-                group = self._group_of(layer, self.inputs.table_of[name], workspace)
                 writes = name in numbers
                 found.append(StagingAttention(number, layer, *around, group, writes=writes))
         return found
@@ -194,9 +191,9 @@ class StagingParts:
             alike = [
                 each
                 for each in self.layers
-                if isinstance(each, StagingAttention) and each.group.kind is kind
+                if not isinstance(each, SparseMlaAttention) and each.group.kind is kind
             ]
-            store = ChoiceStore({**facts, **asdict(shape)})
+            store = ChoiceStore({**facts, "merges": kind.can_merge, **asdict(shape)})
             timing = AttentionTiming(self._runner, alike)
             found += kind.choose(sizes, store, timing, commit)
         torch.cuda.synchronize()
@@ -241,9 +238,13 @@ def _why_layers_cannot(
 
 
 def _why_layer_cannot(layer: Any, length: int, dtype: torch.dtype) -> str | None:
-    kind = mla_attention if is_latent(layer) else attention
-    kind = sparse_mla if is_sparse(layer) else kind
+    kind = sparse_mla if is_sparse(layer) else _module_of(layer)
     return refusals.of_kind(layer) or kind.why_unsupported(layer, length, dtype)
+
+
+def _module_of(layer: Any) -> Any:
+    """What is known of its kind of attention."""
+    return mla_attention if is_latent(layer) else attention
 
 
 def _workspace(
@@ -357,7 +358,9 @@ class StagingModes:
         parts.choices.take(self._vote.of_first(parts.choices.given()), sizes)
         logger.info(
             "nwor: attention of %d window sizes, %d of them timed in %.1f s: %s",
-            len(sizes), measured, time.perf_counter() - began, parts.choices.in_words(),
+            len(sizes), measured, time.perf_counter() - began,
+            "; ".join(f"{size} {how}" for size, how in parts.choices.in_words().items())
+            or f"a table chooses ({parts.choices.failed or 'not timed'})",
         )  # fmt: skip
 
     def graphs_of(self, control: bool) -> StagingGraphs:
@@ -414,7 +417,8 @@ def graph_facts(stock: Any, parts: StagingParts | None) -> dict[str, Any]:
     facts["stage_window_sizes"] = graphs.capture_sizes if graphs else []
     facts["sham_window_sizes"] = sham.capture_sizes if sham else []
     facts["sham_capture_s"] = sham.capture_s if sham else None
-    facts["attention"] = parts.choices.to_dict() if parts else None
+    facts["attention"] = parts.choices.in_words() if parts else None
+    facts["attention_us"] = parts.choices.times_us() if parts else None
     control = parts.control_graphs if parts else None
     for name, each in (("stage", graphs), ("control", control), ("sham", sham)):
         facts[f"{name}_memory_bytes"] = each.memory_bytes if each else None

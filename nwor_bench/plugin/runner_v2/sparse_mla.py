@@ -110,17 +110,19 @@ class SparseMlaAttention(LatentLayer):
         rows = torch.empty_like(selected)
         selection = torch.empty(2, tokens, dtype=torch.int32, device=rows.device)
         block_size, width = kv_cache.shape[1:]
+        inputs = self._inputs.for_kernel(batch, self._table)
         split_selection_triton(
             selected,
             metadata.req_id_per_token[:tokens],
-            *self._inputs.for_kernel(batch, self._table)[1:],
+            *inputs[1:],
             rows,
             selection,
             block_size=block_size,
             block_rows=kv_cache.stride(0) // width,
         )
         output, sums = self._attend_committed(query, kv_cache, rows, selection[0])
-        self._merge_window(batch, query, kv_cache, output, sums, selection)
+        rows_each = batch.max_query_len
+        self._merge_window(query, *self.held, kv_cache, inputs, output, sums, rows_each, selection)
         return output
 
     def _attend_committed(

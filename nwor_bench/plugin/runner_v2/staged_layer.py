@@ -169,6 +169,11 @@ class StagedLayer:
         """[blocks, kv_heads, block_size, K + V width], the cache that it reads."""
         return self._staging.layers[self._number].kv_cache
 
+    @property
+    def held(self) -> tuple[Tensor, Tensor]:
+        """K and V of the window's rows, where they are staged."""
+        return self._set.keys[self._place], self._set.values[self._place]
+
     def slots_to_write(self, key: Tensor, value: Tensor, slots: Tensor) -> Tensor | None:
         """Stage the step's rows if a window asks for it; the slots that are to be written at once.
 

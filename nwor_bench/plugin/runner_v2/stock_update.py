@@ -1,14 +1,19 @@
-"""vLLM's update of its requests after a step, which a commit's launch can run too.
+"""vLLM's update of its requests after a step, which a captured window's commit can run too.
 
 `postprocess_sampled` calls `post_update` of its module, one launch through Triton that takes the
 host 17 us warm and 42 cold on an H200. The call is replaced, not the method around it.
 """
 
+from collections.abc import Iterable
+from functools import partial
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
+from nwor_bench.plugin.patching import Patch
+from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
 from nwor_kernels.commit.with_update import UPDATE_ARGUMENTS, RequestStates
 from nwor_kernels.direct_launch import count_refusal
 
@@ -102,3 +107,47 @@ class UpdateCall(NamedTuple):
             self.total_len,
             stride,
         )
+
+
+class JoiningStaging(Protocol):
+    """Staging whose commit can run an update (`GpuStaging`)."""
+
+    def open(self, batch: GpuWindowBatch) -> None:
+        """Set the window that the next commit belongs to."""
+
+    def update_in_commit(self, kernel: Any, call: UpdateCall) -> None:
+        """Let the commit run this call."""
+
+    def commit(self, slots: Tensor, accepted: Tensor) -> str:
+        """Launch it."""
+
+    def reset(self) -> None:
+        """End the window."""
+
+
+def compile_with_update(
+    runner: Any, update: StockUpdate, staging: JoiningStaging, batches: Iterable[GpuWindowBatch]
+) -> None:
+    """Launch the commit of each captured window with the update once; no request is updated.
+
+    Args:
+        runner: vLLM's; its `postprocess_sampled` brings the tensors of its requests.
+        batches: windows of padding.
+    """
+    zeros = partial(torch.zeros, device=runner.device)
+    calls: list[UpdateCall] = []
+    note = Patch(update.caller, CALL, lambda _: lambda *each: calls.append(UpdateCall(*each)))
+    note.apply()
+    try:
+        for batch in batches:
+            requests = len(batch.num_draft_tokens)
+            counts, starts = (zeros(n, dtype=torch.int32) for n in (requests, requests + 1))
+            sampled = zeros(requests, runner.num_speculative_steps + 1, dtype=torch.int64)
+            nobody = torch.full((requests,), -1, device=runner.device)
+            runner.postprocess_sampled(nobody, sampled, counts, counts, starts)
+            staging.open(batch)
+            staging.update_in_commit(update.kernel, calls.pop())
+            staging.commit(batch.slots, counts)
+            staging.reset()
+    finally:
+        note.undo()

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,6 +17,7 @@ from nwor_bench.engine.preflight import check_flags, check_pair
 from nwor_bench.errors import BenchError, ConfigError, EngineError
 from nwor_bench.instruments.pm_sampling import check_counters
 from nwor_bench.models.pairs import ResolvedPair, refused_config
+from nwor_bench.records.cell import engine_arm
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.run_spec import Counters
 
@@ -155,9 +157,21 @@ def check_arguments(pair: ResolvedPair, spec: RunSpec) -> None:
     """
     check_flags(spec)
     check_pair(pair, spec)
-    set_environment(spec.dtype or pair.dtype, spec.tensor_parallel_size, spec.worker_variables)
+    if spec.against is not None:
+        arm = engine_arm(spec.against)
+        configs = [_check_engine(pair, spec.of_arm(own)) for own in (None, arm)]
+        if _settings(configs[0]) == _settings(configs[1]):
+            remedy = "vLLM makes the same configuration of it as without; write another"
+            raise ConfigError.for_field("--against", arm, remedy)
+        return
     if spec.counters is Counters.DRAM:
         check_counters(_has_gpu)
+    _check_engine(pair, spec)
+
+
+def _check_engine(pair: ResolvedPair, spec: RunSpec) -> Any:
+    """Have vLLM check one engine's configuration; returns it."""
+    set_environment(spec.dtype or pair.dtype, spec.tensor_parallel_size, spec.worker_variables)
     with TemporaryDirectory() as folder, log_to_file(Path(folder) / "vllm.log"), _refusals():
         from vllm import EngineArgs
 
@@ -174,6 +188,18 @@ def check_arguments(pair: ResolvedPair, spec: RunSpec) -> None:
             ) from error
     if _has_gpu():
         _check_step_tokens(config)
+    return config
+
+
+def _settings(config: Any) -> dict[str, str]:
+    """Every setting of a VllmConfig, but not who chose it, nor what is drawn anew each time."""
+    parts = {part.name: getattr(config, part.name) for part in fields(config)}
+    found = {name: repr(part) for name, part in parts.items() if not is_dataclass(part)}
+    for name, part in parts.items():
+        if is_dataclass(part):
+            found |= {f"{name}.{f.name}": repr(getattr(part, f.name, None)) for f in fields(part)}
+    others = ("instance_id", "user_specified")
+    return {name: value for name, value in found.items() if not any(o in name for o in others)}
 
 
 def _check_step_tokens(config: Any) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.instruments.device import free_memory
+from nwor_bench.instruments.device import FreeMemory, free_memory
 from nwor_bench.models.config_json import most_cached_elements
 from nwor_bench.models.config_reader import (
     AUTO,
@@ -17,6 +17,7 @@ from nwor_bench.models.methods import Method, mtp_layers
 from nwor_bench.models.pairs import ResolvedPair, read_model_config
 from nwor_bench.models.pairs.tiny import LOAD_FORMAT, shape_parameters
 from nwor_bench.models.recurrent import recurrent_layers
+from nwor_bench.records.cell import AA, engine_arm
 from nwor_bench.workload.config import RunSpec
 
 GIB = 1 << 30
@@ -140,7 +141,9 @@ def require_memory(pair: ResolvedPair, spec: RunSpec) -> None:
     """Raises ConfigError if cache and weights will not fit into the device's free memory."""
     free = free_memory(spec.tensor_parallel_size)
     needed = needed_bytes(pair, spec, free.where)
-    if needed > free.num_bytes:
+    if spec.against is not None:
+        _require_memory_of_two(pair, spec, free)
+    elif needed > free.num_bytes:
         if CACHE_SIZE in spec.engine_args:
             field, value = CACHE_SIZE, str(spec.engine_args[CACHE_SIZE])
         else:
@@ -154,6 +157,30 @@ def require_memory(pair: ResolvedPair, spec: RunSpec) -> None:
             f"{free.num_bytes / GIB:.1f} GiB free{place}; write a smaller {CACHE_SIZE}, fewer "
             "--requests or a shorter --max-model-len",
         )
+
+
+def _require_memory_of_two(pair: ResolvedPair, spec: RunSpec, free: FreeMemory) -> None:
+    assert spec.against is not None
+    arm = engine_arm(spec.against)
+    needed = [needed_bytes(pair, spec.of_arm(own), free.where) for own in (None, arm)]
+    if sum(needed) > free.num_bytes:
+        both = " and ".join(f"{size / GIB:.1f}" for size in needed)
+        raise ConfigError.for_field(
+            "--against",
+            arm,
+            f"no free memory for two engines: {both} GiB needed, {free.num_bytes / GIB:.1f} GiB "
+            f"free; write fewer --requests, a shorter --max-model-len or a smaller {CACHE_SIZE}",
+        )
+
+
+def arms_with_engines(pair: ResolvedPair, spec: RunSpec) -> tuple[str | None, ...]:
+    """The arms that get an engine of their own, None being the baseline: A/A only if there is room
+    for a third one."""
+    assert spec.against is not None
+    free = free_memory(spec.tensor_parallel_size)
+    arms = (None, engine_arm(spec.against), AA)
+    needed = sum(needed_bytes(pair, spec.of_arm(arm), free.where) for arm in arms)
+    return arms if needed <= free.num_bytes else arms[:2]
 
 
 def _weight_bytes(pair: ResolvedPair, spec: RunSpec, on_gpu: bool) -> int:

@@ -49,6 +49,7 @@ def check_flags(spec: RunSpec) -> None:
     Raises ConfigError.
     """
     _check_names("--engine-args", spec.engine_args, "engine/arg_utils.py", "EngineArgs")
+    _check_names("--against", spec.against or {}, "engine/arg_utils.py", "EngineArgs")
     speculation = spec.speculative_config or {}
     _check_names("--speculative-config", speculation, "config/speculative.py", "SpeculativeConfig")
     _check_logprobs(spec)
@@ -62,16 +63,27 @@ def check_pair(pair: ResolvedPair, spec: RunSpec) -> None:
     run. Raises ConfigError."""
     _check_target(pair, spec)
     _check_draft_counts(pair.method, spec)
+    if spec.against is not None:
+        _refuse_synthetic(
+            pair,
+            spec,
+            "--against compares what two engines say, and with synthetic acceptance that does not "
+            "follow the target; name another pair, or leave it out",
+        )
     if not is_cpu_build():
         return
     remedy = NOT_ON_CPU.get(Method(pair.method))
     if remedy is not None:
         raise ConfigError.for_field("--method", pair.method, remedy)
+    remedy = "vLLM has no synthetic acceptance on a CPU; leave it out, or run on a GPU"
+    _refuse_synthetic(pair, spec, remedy)
+
+
+def _refuse_synthetic(pair: ResolvedPair, spec: RunSpec, remedy: str) -> None:
     speculation = {**pair.speculative, **(spec.speculative_config or {})}
     length = (spec.speculative_config or {}).get("synthetic_acceptance_length")
     if length is not None or speculation.get("rejection_sample_method") == "synthetic":
         field, value = ("--pair", pair.name) if length is None else ("--acceptance-length", length)
-        remedy = "vLLM has no synthetic acceptance on a CPU; leave it out, or run on a GPU"
         raise ConfigError.for_field(field, value, remedy)
 
 

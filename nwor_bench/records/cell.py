@@ -1,5 +1,6 @@
 """A cell: a pair of models, an NWOR mode, an SCV mode and an arm."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -57,7 +58,8 @@ class Cell:
 
     arm: str | None = None
     """"A/A" for the second reference, which is run and compared like any other cell so that the
-    run shows its own noise floor; `k=2` if the cell has a draft count of its own; else None."""
+    run shows its own noise floor; `k=2` if the cell has a draft count of its own; the arguments of
+    `--against` (see `engine_arm`) for the engine that has them; else None."""
 
     @classmethod
     def from_names(cls, names: Mapping[str, Any]) -> "Cell":
@@ -108,6 +110,11 @@ def label_of(nwor_mode: str, scv_mode: str, arm: str | None) -> str:
     if drafts is not None:
         return f"k = {drafts}"
     return f"{nwor_mode} x {scv_mode}" + (f" ({arm})" if arm else "")
+
+
+def engine_arm(arguments: Mapping[str, Any]) -> str:
+    """The arm of an engine with these arguments: `use_replayssm=true`."""
+    return ", ".join(f"{name}={json.dumps(value)}" for name, value in arguments.items())
 
 
 def cell_order(cell: Cell) -> tuple[str, int, int, str]:

@@ -125,6 +125,8 @@ class EngineStatus(JsonPart):
     """Engines that this process has started."""
     start_seconds: float | None = None
     """Time that the start took."""
+    arms: Mapping[str, Mapping[str, Any]] | None = None
+    """Engines of other arms, and the facts in which they differ from these; None for one engine."""
     ranks: tuple[RankStatus, ...] | None = None
     """Each tensor-parallel rank's own facts; None for a single one."""
 

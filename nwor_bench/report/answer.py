@@ -11,7 +11,7 @@ from nwor_bench.analysis.throughput import ACCEPTANCE, TIME
 from nwor_bench.instruments.robust import degrees_of
 from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.header import KvGateFacts, RunHeader
-from nwor_bench.records.types import CellResult, NworMode, Verdict
+from nwor_bench.records.types import AA, CellResult, NworMode, Verdict
 from nwor_bench.report.document import Callout, Headline
 from nwor_bench.report.text import (
     compared_time,
@@ -94,7 +94,7 @@ def answer(header: RunHeader, cells: Sequence[CellResult], parts: Sequence[Split
     not_timed = nothing_timed(header, cells)
     if not_timed is not None:
         return Answer(str(Verdict.AMBIGUOUS), f"{_unknown(subject)}: {not_timed}.", live[0])
-    return _timed(live, subject, parts, next((cell for cell in cells if cell.arm), None))
+    return _timed(live, subject, parts, next((cell for cell in cells if cell.arm == AA), None))
 
 
 def _checked(header: RunHeader, cells: Sequence[CellResult]) -> Answer:
@@ -121,15 +121,18 @@ def _checked(header: RunHeader, cells: Sequence[CellResult]) -> Answer:
 def subject_cells(cells: Sequence[CellResult]) -> tuple[list[CellResult], str]:
     """The cells that the question is about, and what they have switched on.
 
-    Those with NWOR on; in a run without any, those with only SCV on.
+    Those with NWOR on; in a run without any, the second engine, or those with only SCV on.
     """
-    own = [cell for cell in cells if cell.arm is None and cell.verdict != REFERENCE]
+    own = [cell for cell in cells if cell.arm != AA and cell.verdict != REFERENCE]
+    second = [cell for cell in own if cell.arm is not None]
+    if second:
+        return second, second[0].arm or ""
     staged = [cell for cell in own if cell.nwor_mode == NworMode.STAGE]
     return (staged, "NWOR") if staged else (own, "SCV")
 
 
 def _invalid(cells: Sequence[CellResult], subject: str) -> str:
-    if any(cell.arm or _is_off(cell) for cell in cells):
+    if any(cell.arm in (None, AA) and _is_off(cell) for cell in cells):
         why = "; ".join(f"{cell.label}: {_reason(cell)}" for cell in cells)
         return f"Nothing can be compared, because off x off itself cannot be trusted: {why}."
     groups: dict[str, list[str]] = {}

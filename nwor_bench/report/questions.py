@@ -144,7 +144,7 @@ def _next_by_verdict(run: RunData, found: Answer, cells: Sequence[CellResult]) -
                 "The answer is valid for this load: repeat the run with your own "
                 f"{'' if (header.choice or {}).get('target_model') else 'models, '}prompts and "
                 "load. If it says the same there, switch it on where you serve: "
-                f"{_switched_on(header, found.cell)} vllm serve ..."
+                f"{_switched_on(header, found.cell)}"
             )
         case Verdict.SLOWER | Verdict.SAME:
             return (
@@ -166,6 +166,8 @@ def _next_by_verdict(run: RunData, found: Answer, cells: Sequence[CellResult]) -
             hidden = found.cell is not None and work_differs(found.cell, arm)
             faster_host = "A faster host, or more --requests, would let the step show it. "
             return faster_host * hidden + _measure_longer(found.cell)
+        case _ if on_cpu(header) and (header.spec or {}).get("against"):
+            return "Run the same command on the GPU that you serve with."
         case _ if header.checks_only and not on_cpu(header):
             return "Time it: the same command without --batches 0."
         case _ if header.checks_only:
@@ -200,7 +202,9 @@ def _measure_longer(cell: CellResult | None) -> str:
 
 
 def _switched_on(header: RunHeader, cell: CellResult) -> str:
-    """The environment variables that give `vllm serve` this cell as it was measured."""
+    """`vllm serve` with what gives it this cell as it was measured."""
+    if cell.arm is not None:
+        return f"vllm serve ... with {cell.arm}"
     variables = {"VLLM_NWOR_MODE": str(cell.nwor_mode), "VLLM_SCV_MODE": str(cell.scv_mode)}
     stage_by = (header.spec or {}).get("stage_by")
     if cell.nwor_mode == "stage" and stage_by not in (None, "reference"):
@@ -208,7 +212,7 @@ def _switched_on(header: RunHeader, cell: CellResult) -> str:
     attention = (header.spec or {}).get("attention")
     if cell.nwor_mode == "stage" and attention not in (None, "auto"):
         variables["VLLM_NWOR_ATTENTION"] = str(attention)
-    return " ".join(f"{name}={value}" for name, value in variables.items())
+    return " ".join([*(f"{name}={value}" for name, value in variables.items()), "vllm serve ..."])
 
 
 def _gpu_command(header: RunHeader) -> str:

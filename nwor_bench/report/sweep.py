@@ -9,7 +9,7 @@ from typing import Any
 from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.findings.table import Finding, Severity, grouped
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import CellResult, NworMode, Verdict
+from nwor_bench.records.types import AA, CellResult, NworMode, Verdict
 from nwor_bench.report.answer import CPU_BADGE, MEASURED_ON_CPU, Answer
 from nwor_bench.report.document import (
     Block,
@@ -82,7 +82,7 @@ class SweptRun:
     @property
     def compared(self) -> tuple[CellResult, ...]:
         """Cells with a ratio, but for A/A."""
-        return tuple(c for c in self.cells if c.arm is None and c.ratio_to_off is not None)
+        return tuple(c for c in self.cells if c.arm != AA and c.ratio_to_off is not None)
 
     def cell(self, label: str) -> CellResult | None:
         """The cell of that name."""

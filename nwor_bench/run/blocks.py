@@ -109,7 +109,10 @@ class BlockRunner:
 
     def _warm_up(self) -> None:
         def batch() -> RanBatch:
-            return self._run_batch(self.plan.baseline, Phase.WARMUP, self.plan.gate, 0)
+            *others, baseline = self.plan.warmed
+            for cell in others:
+                self._run_batch(cell, Phase.WARMUP, self.plan.gate, 0)
+            return self._run_batch(baseline, Phase.WARMUP, self.plan.gate, 0)
 
         if self.plan.max_warmup == 0:
             return

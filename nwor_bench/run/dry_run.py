@@ -17,8 +17,9 @@ def plan_lines(plan: Plan, spec: RunSpec, pair: ResolvedPair) -> list[str]:
     """The plan for people."""
     scenario = spec.scenario
     counted = f"{spec.counted_blocks} x {len(plan.cells)} for DRAM counters"
+    starts = "one engine start" if spec.against is None else "two or three engines, by memory"
     return [
-        f"pair {pair.name}: {pair.method}, {spec.dtype or pair.dtype}, one engine start",
+        f"pair {pair.name}: {pair.method}, {spec.dtype or pair.dtype}, {starts}",
         _memory(pair, spec),
         f"scenario {scenario.name}: {scenario.requests} requests x "
         f"{scenario.max_new_tokens} new tokens, {scenario.draft_tokens} drafts",

@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from nwor_bench.engine.engine import VllmEngine, check_arguments
+from nwor_bench.engine.arms import start_engine
+from nwor_bench.engine.engine import check_arguments
 from nwor_bench.engine.memory import require_memory
 from nwor_bench.engine.preflight import check_flags, check_pair, with_own_dtype
 from nwor_bench.errors import ExitCode
@@ -43,7 +44,7 @@ def run_one(
     choice: PairChoice,
     options: RunOptions = DEFAULT_OPTIONS,
     *,
-    engine_factory: EngineFactory = VllmEngine,
+    engine_factory: EngineFactory = start_engine,
     check_engine: CheckEngine = check_arguments,
 ) -> ExitCode:
     """Run one spec and write its reports; returns the exit code.
@@ -71,7 +72,7 @@ def resume_one(
     given: Mapping[str, Any],
     options: RunOptions = DEFAULT_OPTIONS,
     *,
-    engine_factory: EngineFactory = VllmEngine,
+    engine_factory: EngineFactory = start_engine,
     check_engine: CheckEngine = check_arguments,
 ) -> ExitCode:
     """Go on with the run in `folder` at its first unfinished cell; returns the exit code.

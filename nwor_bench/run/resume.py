@@ -133,6 +133,9 @@ def check_engine(run: RunData, status: EngineStatus) -> None:
         then, now = getattr(begun, name), getattr(status, name)
         if name in begun.model_fields_set and then != now:
             raise _differs(f"engine.{name}", now, then)
+    arms, wanted = sorted(status.arms or ()), sorted(begun.arms or ())
+    if arms != wanted:
+        raise _differs("engine.arms", arms, wanted)
 
 
 def _differs(field: str, now: object, then: object) -> ConfigError:

@@ -10,7 +10,8 @@ from typing import Any
 from rich.console import Console
 
 from nwor_bench.analysis.analyse import analyse
-from nwor_bench.engine.engine import VllmEngine, check_arguments
+from nwor_bench.engine.arms import start_engine
+from nwor_bench.engine.engine import check_arguments
 from nwor_bench.engine.memory import require_memory
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.records.files import RUN_FILE, RUNS, check_output, default_folder
@@ -134,7 +135,7 @@ def run_sweep(
     path: Path,
     options: RunOptions = DEFAULT_OPTIONS,
     *,
-    engine_factory: EngineFactory = VllmEngine,
+    engine_factory: EngineFactory = start_engine,
     check_engine: CheckEngine = check_arguments,
 ) -> ExitCode:
     """Run a sweep file from its beginning; return the worst exit code of its runs.
@@ -153,7 +154,7 @@ def run_loaded(
     sweep: SweepFile,
     options: RunOptions = DEFAULT_OPTIONS,
     *,
-    engine_factory: EngineFactory = VllmEngine,
+    engine_factory: EngineFactory = start_engine,
     check_engine: CheckEngine = check_arguments,
 ) -> ExitCode:
     """As `run_sweep`, for a sweep that is no file."""
@@ -177,7 +178,7 @@ def resume_sweep(
     path: Path | None = None,
     options: RunOptions = DEFAULT_OPTIONS,
     *,
-    engine_factory: EngineFactory = VllmEngine,
+    engine_factory: EngineFactory = start_engine,
     check_engine: CheckEngine = check_arguments,
 ) -> ExitCode:
     """Resume a sweep folder: finished runs are kept, others are resumed or started.
@@ -230,6 +231,11 @@ def _checked(
             "a Ray worker cannot read DRAM counters (counters under [settings]); leave --ray "
             "out, or begin a sweep without counters",
         )  # fmt: skip
+    if options.ray and sweep.settings.against is not None:
+        remedy = (
+            "a Ray worker runs one engine (against under [settings] asks for more); leave it out"
+        )
+        raise ConfigError.for_field("--ray", True, remedy)
     prepared = {
         point.number: prepare_point(point, console) for group in groups for point in group.points
     }

@@ -1,11 +1,13 @@
 """`resolve`: a scenario merged with flags or a sweep file."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
 
 from nwor_bench.errors import ConfigError
+from nwor_bench.records.cell import engine_arm
 from nwor_bench.records.types import Interleave, NworMode, ScvMode, StageBy
 from nwor_bench.workload.options import declared, flag_of, names, read_all, remedy
 from nwor_bench.workload.run_spec import WARMUP_LOOKBACK, PairChoice, RunSpec, VllmEntries
@@ -54,13 +56,23 @@ def resolve(scenario: Scenario, **given: Any) -> RunSpec:
     of_scenario = names(declared(ScenarioValues))
     wanted = {name: given[name] for name in of_scenario if given.get(name) is not None}
     wanted = _drafts_from(values.get("speculative_config"), wanted)
-    spec = RunSpec(scenario=_override(scenario, wanted), **values)
+    spec = _with_modes_off(RunSpec(scenario=_override(scenario, wanted), **values))
     _check(spec)
     length, drafts = given.get("acceptance_length"), spec.scenario.draft_tokens
     if length is not None and not 1 <= float(length) <= drafts + 1:
         remedy_text = f"write 1 to {drafts + 1}: what a window of {drafts} drafts can give"
         raise ConfigError.for_field("--acceptance-length", length, remedy_text)
     return spec
+
+
+def _with_modes_off(spec: RunSpec) -> RunSpec:
+    """With `against`: only off x off, in whole batches, unless other modes are asked for."""
+    if spec.against is None:
+        return spec
+    given = (spec.nwor_modes, spec.scv_modes)
+    if given == (RunSpec.nwor_modes, RunSpec.scv_modes):
+        spec = replace(spec, nwor_modes=(NworMode.OFF,), scv_modes=(ScvMode.OFF,))
+    return replace(spec, interleave=spec.interleave or Interleave.BATCHES)
 
 
 def _require_known(given: Iterable[str]) -> None:
@@ -121,6 +133,7 @@ def _check(spec: RunSpec) -> None:
             f"--draft-tokens {scenario.draft_tokens}) so that a prompt has room too",
         )
     _check_amount(spec)
+    _check_against(spec)
     _check_cells(spec)
     _check_engine_args(spec.engine_args)
     _check_staging(spec)
@@ -156,6 +169,31 @@ def _check_draft_counts(spec: RunSpec) -> None:
     if given in (spec.speculative_config or {}):
         remedy_text = "nwor-bench sets it, to change the draft count; leave it out"
         raise ConfigError.for_field(f"--speculative-config: {given}", True, remedy_text)
+
+
+def _check_against(spec: RunSpec) -> None:
+    """Engines are compared in mode off, in whole batches, and differ in what `against` says."""
+    against = spec.against
+    if against is None:
+        return
+    if not against:
+        example = "write an argument, such as '{\"enable_prefix_caching\": false}'"
+        raise ConfigError.for_field("--against", against, example)
+    _check_engine_args(against, "--against")
+    for name, value in against.items():
+        if name in spec.engine_args and spec.engine_args[name] == value:
+            remedy_text = "--engine-args gives it to both engines; leave it out"
+            raise ConfigError.for_field(f"--against: {name}", value, remedy_text)
+    off = (NworMode.OFF,), (ScvMode.OFF,)
+    if (spec.nwor_modes, spec.scv_modes) != off or spec.only_cells is not None:
+        remedy_text = "it compares two engines with NWOR and SCV off; leave the modes and cells out"
+        raise ConfigError.for_field("--against", engine_arm(against), remedy_text)
+    if spec.interleave is Interleave.WINDOWS:
+        remedy_text = "two engines take turns by whole batches (--against); leave it out"
+        raise ConfigError.for_field("--interleave", spec.interleave.value, remedy_text)
+    if spec.counters is not None:
+        remedy_text = "counters are read in one process (--against runs several); leave it out"
+        raise ConfigError.for_field("--counters", spec.counters.value, remedy_text)
 
 
 def _check_staging(spec: RunSpec) -> None:
@@ -201,14 +239,17 @@ def _check_amount(spec: RunSpec) -> None:
         )
 
 
-def _check_engine_args(given: Mapping[str, Any]) -> None:
+def _check_engine_args(given: Mapping[str, Any], flag: str = "--engine-args") -> None:
     for name in ("block_size", "kv_cache_memory_bytes"):  # memory is computed from them
         value = given.get(name, 1)
         if type(value) is not int or value < 1:
-            raise ConfigError.for_field(f"--engine-args: {name}", value, "write 1 or more")
+            raise ConfigError.for_field(f"{flag}: {name}", value, "write 1 or more")
     for name in given:
         if "-" in name:
             fixed = name.lstrip("-").replace("-", "_")
-            raise ConfigError.for_field("--engine-args", name, f"write {fixed!r}, as vLLM's LLM()")
+            raise ConfigError.for_field(flag, name, f"write {fixed!r}, as vLLM's LLM()")
         if name in _NOT_FOR_ENGINE_ARGS:
-            raise ConfigError.for_field("--engine-args", name, _NOT_FOR_ENGINE_ARGS[name])
+            remedy_text = _NOT_FOR_ENGINE_ARGS[name]
+            if flag == "--against" and remedy_text.startswith("use --"):
+                remedy_text = f"both engines have the same; {remedy_text} for both"
+            raise ConfigError.for_field(flag, name, remedy_text)

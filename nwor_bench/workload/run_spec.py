@@ -1,6 +1,6 @@
 """The options of a run: models, workload, modes, and when to stop."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from itertools import product
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from annotated_types import Ge, Interval
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.records.cell import drafts_arm
+from nwor_bench.records.cell import drafts_arm, engine_arm
 from nwor_bench.records.types import (
     AA,
     AttentionBy,
@@ -227,6 +227,11 @@ class RunSpec:
         "More arguments of vLLM's LLM(), as JSON.", Panel.VLLM, table="settings",
         compare=Compare.REFUSE,
     )] = field(default_factory=dict)
+    against: Annotated[dict[str, Any] | None, Option(
+        "Compare with a second engine that has these arguments too, as JSON; NWOR is off.",
+        Panel.VLLM, table="settings", compare=Compare.REFUSE,
+    )] = None
+    """Arguments of vLLM's LLM() that only the second engine has; None for one engine."""
     counters: Annotated[Counters | None, Option(
         "dram: DRAM bytes per window, in untimed blocks (GPU).",
         Panel.PROFILING, table="settings",
@@ -239,10 +244,14 @@ class RunSpec:
         once more. off x off itself is among them.
 
         If cells are interleaved within a batch, mode stage brings its control. A control commits
-        nothing, so it has one cell, with SCV off.
+        nothing, so it has one cell, with SCV off. With `against` off x off has two arms instead.
         """
+        arms: Sequence[str | None] = ()
         if self.draft_counts is not None:
             arms = [*map(drafts_arm, sorted(self.draft_counts)), AA]
+        elif self.against is not None:
+            arms = [None, engine_arm(self.against), AA]
+        if arms:
             return tuple(Cell(pair_name, NworMode.OFF, ScvMode.OFF, arm) for arm in arms)
         chosen = list(product(self.nwor_modes, self.scv_modes))
         if self.only_cells is not None:
@@ -256,6 +265,12 @@ class RunSpec:
             chosen = [modes for modes in chosen if modes[0] is not NworMode.CONTROL] + [control]
         cells = [Cell(pair_name, nwor, scv) for nwor, scv in chosen]
         return (*cells, Cell(pair_name, NworMode.OFF, ScvMode.OFF, AA))
+
+    def of_arm(self, arm: str | None) -> "RunSpec":
+        """The configuration of the engine that runs this arm of off x off."""
+        if self.against is None or arm != engine_arm(self.against):
+            return replace(self, against=None)
+        return replace(self, against=None, engine_args={**self.engine_args, **self.against})
 
     @property
     def stopping(self) -> StoppingRule:

@@ -46,6 +46,8 @@ class Plan:
     blocks: tuple[Block, ...]
     interleaved: bool = False
     seed: int = 0
+    engines_differ: bool = False
+    """Cells run on engines of their own."""
 
     def has_whole_batches(self, block: Block) -> bool:
         """True if every cell has a batch of its own in this block."""
@@ -65,11 +67,18 @@ class Plan:
         return next(cell for cell in self.cells if cell.is_baseline)
 
     @property
+    def warmed(self) -> tuple[Cell, ...]:
+        """The cells of each warm-up round, off x off last; others only if their engines differ."""
+        others = tuple(cell for cell in self.cells if not cell.is_baseline)
+        return (*others, self.baseline) if self.engines_differ else (self.baseline,)
+
+    @property
     def num_batches(self) -> int:
         """All batches that may run, warm-up and gate included."""
         whole = sum(map(self.has_whole_batches, self.blocks))
         interleaved = 1 + len(self.blocks) if self.interleaved else 0
-        return self.max_warmup + len(self.cells) * (1 + whole) + interleaved
+        warmup = self.max_warmup * len(self.warmed)
+        return warmup + len(self.cells) * (1 + whole) + interleaved
 
 
 def make_plan(spec: RunSpec, pair_name: str, prompts: Sequence[Prompt]) -> Plan:
@@ -91,7 +100,8 @@ def make_plan(spec: RunSpec, pair_name: str, prompts: Sequence[Prompt]) -> Plan:
 
     gate, *timed = map(block, range(1 + most))
     interleaved = spec.interleave is Interleave.WINDOWS
-    return Plan(cells, *spec.warmup_batches, gate, tuple(timed), interleaved, spec.seed)
+    differ, warmup = spec.against is not None, spec.warmup_batches
+    return Plan(cells, *warmup, gate, tuple(timed), interleaved, spec.seed, differ)
 
 
 def blocks_for_header(plan: Plan) -> tuple[BlockEntry, ...]:

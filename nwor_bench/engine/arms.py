@@ -1,0 +1,213 @@
+"""Engines of one run that differ in vLLM's arguments: each in a process of its own, all up at once.
+
+The second one has the arguments of `--against`. A third has the baseline's again, for the A/A arm:
+two engines with equal arguments differ too, by where their memory lies and what they captured. If
+memory is short, the A/A arm is the first engine again.
+"""
+
+import multiprocessing
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from multiprocessing.connection import Connection
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, cast
+
+from nwor_bench.engine.arguments import on_cpu
+from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.engine.memory import arms_with_engines
+from nwor_bench.engine.protocol import Engine
+from nwor_bench.errors import BenchError, EngineError
+from nwor_bench.models.pairs import ResolvedPair
+from nwor_bench.records.facts import EngineStatus
+from nwor_bench.records.types import Cell
+from nwor_bench.workload.config import RunSpec
+
+GPU_SHARE = 0.9
+"""Of a GPU's memory, shared out as gpu_memory_utilization: vLLM refuses to start with less than
+that free, and sizes nothing by it, as kv_cache_memory_bytes is set."""
+
+IDLE_S = 0.3
+"""How long threads of Intel's OpenMP spin after their last work (200 ms), and a little more."""
+
+CLOSING_S = 30.0
+"""How long an engine may take to close before its process is ended."""
+
+
+def start_engine(pair: ResolvedPair, spec: RunSpec, log: Path | None) -> Engine:
+    """The run's engine; with `against` several behind one. Raises as `VllmEngine` does."""
+    if spec.against is None:
+        return VllmEngine(pair, spec, log)
+    arms = arms_with_engines(pair, spec)
+    engines: dict[str | None, Engine] = {}
+    try:
+        for number, arm in enumerate(arms):
+            own = spec.of_arm(arm)
+            if not on_cpu() and "gpu_memory_utilization" not in own.engine_args:
+                share = {"gpu_memory_utilization": round(GPU_SHARE / len(arms), 3)}
+                own = replace(own, engine_args={**own.engine_args, **share})
+            path = log and log.with_stem(f"{log.stem}-{number}" if number else log.stem)
+            engines[arm] = cast(Engine, ChildEngine(pair, own, path))
+        return cast(Engine, EngineArms(engines))
+    except BaseException:
+        for engine in engines.values():
+            engine.close()
+        raise
+
+
+class EngineArms:
+    """Several engines as one `Engine`: a cell's arm says which of them runs.
+
+    Args:
+        engines: by arm, None being the baseline's; an arm without one runs on the baseline's.
+        idle_s: pause before another engine runs.
+    """
+
+    def __init__(self, engines: Mapping[str | None, Engine], idle_s: float | None = None):
+        self._engines = engines
+        self._active = engines[None]
+        own = {arm: engine.status() for arm, engine in engines.items()}
+        baseline = own.pop(None)
+        facts = {str(arm): _differences(status, baseline) for arm, status in own.items()}
+        starts = sum(status.start_seconds or 0.0 for status in (baseline, *own.values()))
+        self._facts = {
+            "arms": facts,
+            "start_count": len(engines),
+            "start_seconds": round(starts, 2),
+        }
+        is_cpu = str(baseline.device).startswith("cpu")
+        self._idle_s = (IDLE_S if is_cpu else 0.0) if idle_s is None else idle_s
+
+    def status(self) -> EngineStatus:
+        """The baseline's, and in what the others' differ."""
+        return self._engines[None].status().model_copy(update=self._facts)
+
+    def set_modes(self, cell: Cell) -> None:
+        """Let the cell's engine run from now on."""
+        engine = self._engines.get(cell.arm, self._engines[None])
+        if engine is not self._active:
+            time.sleep(self._idle_s)
+        self._active = engine
+        engine.set_modes(replace(cell, arm=None))
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the active engine's."""
+        return getattr(self._active, name)
+
+    def close(self) -> None:
+        """Close every engine."""
+        for engine in self._engines.values():
+            engine.close()
+
+
+def _differences(status: EngineStatus, baseline: EngineStatus) -> dict[str, Any]:
+    """Facts of an engine that are not the baseline's, and how long its start took."""
+    other = baseline.model_dump(mode="json")
+    own = status.model_dump(mode="json")
+    return {name: value for name, value in own.items() if value != other[name]}
+
+
+class ChildEngine:
+    """A `VllmEngine` in a process of its own; its methods are called there.
+
+    Times are taken in that process, so passing answers on costs no measured time.
+    """
+
+    def __init__(self, pair: ResolvedPair, spec: RunSpec, log: Path | None):
+        context = multiprocessing.get_context("spawn")  # a fork would share CUDA and OpenMP
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, pair, spec, log))
+        self._process.start()
+        theirs.close()
+        self._busy = False
+        try:
+            self._answer()
+        except BaseException:
+            self.close()
+            raise
+
+    def kv_cache(self) -> Any:
+        """Its KV cache, whose methods are called there too."""
+        return _Remote(self, "_kv_cache.")
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(self.call, name)
+
+    def call(self, name: str, *args: Any, **named: Any) -> Any:
+        """Call a method of the engine in its process; raises what it raises."""
+        try:
+            self._pipe.send((name, args, named))
+        except OSError:
+            raise self._ended() from None
+        return self._answer()
+
+    def _answer(self) -> Any:
+        self._busy = True
+        try:
+            answer, error = self._pipe.recv()
+        except (EOFError, OSError):
+            raise self._ended() from None
+        self._busy = False
+        if error is not None:
+            raise error
+        return answer
+
+    def _ended(self) -> EngineError:
+        self._process.join()
+        code = self._process.exitcode
+        problem = f"its process ended with code {code}; its log says more"
+        return EngineError.at("an engine of --against", problem, code)
+
+    def close(self) -> None:
+        """Close the engine and end its process; at once if a call has not come back."""
+        if self._process.is_alive() and not self._busy:
+            self._pipe.send(None)
+            self._process.join(CLOSING_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._pipe.close()
+
+
+class _Remote:
+    """An object of the engine, whose methods are called in its process."""
+
+    def __init__(self, engine: ChildEngine, prefix: str):
+        self._engine, self._prefix = engine, prefix
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(self._engine.call, f"{self._prefix}{name}")
+
+
+def _serve(pipe: Connection, pair: ResolvedPair, spec: RunSpec, log: Path | None) -> None:
+    """Start an engine and call its methods until told to stop, or until nobody is left to tell."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to both; the other side heeds it
+    engine: VllmEngine | None = None
+    try:
+        engine = VllmEngine(pair, spec, log)
+        pipe.send((None, None))
+        while (asked := pipe.recv()) is not None:
+            name, args, named = asked
+            try:
+                answer = attrgetter(name)(engine)(*args, **named)
+            except Exception as error:
+                pipe.send((None, _picklable(error)))
+            else:
+                pipe.send((answer, None))
+    except EOFError:
+        pass
+    except Exception as error:
+        pipe.send((None, _picklable(error)))
+    finally:
+        if engine is not None:
+            engine.close()
+
+
+def _picklable(error: Exception) -> BenchError:
+    """Errors of other kinds may not be rebuilt in another process."""
+    return (
+        error if isinstance(error, BenchError) else EngineError(f"{type(error).__name__}: {error}")
+    )

@@ -1,0 +1,226 @@
+"""Several engines as one: which of them runs a cell, and an engine in a process of its own."""
+
+import os
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngine
+from refusals import refused
+from synthetic_run import make_header
+from toy_run import Runner, of_phase
+
+from nwor_bench.analysis.analyse import analyse
+from nwor_bench.engine import arms, memory
+from nwor_bench.engine.arguments import check_arguments
+from nwor_bench.engine.arms import ChildEngine, EngineArms
+from nwor_bench.engine.memory import RUNTIME_BYTES, arms_with_engines, kv_cache_bytes
+from nwor_bench.engine.preflight import check_flags, check_pair
+from nwor_bench.errors import ConfigError, EngineError
+from nwor_bench.instruments.device import FreeMemory
+from nwor_bench.models.pairs import ResolvedPair, resolve_pair
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import AA, Verdict
+from nwor_bench.report.answer import answer
+from nwor_bench.run.resume import check_engine
+from nwor_bench.run.run_options import RunOptions
+from nwor_bench.run.sweep import run_sweep
+from nwor_bench.workload.config import RunSpec, Scenario, resolve
+
+ARM = "block_size=32"
+AGAINST = '{"block_size": 32}'
+PAIR = ResolvedPair("toy", "ngram", "hub/toy", None, "float32")
+SCENARIO = Scenario(
+    name="toy", requests=2, batches=3, draft_tokens=4, max_new_tokens=8, max_model_len=64
+)
+
+
+def run_with(folder: Path, **engines: FakeEngine) -> tuple[RunData, dict[str | None, FakeEngine]]:
+    """A run at temperature 0 on these engines: `baseline`, `arm`, and `aa` or none."""
+    names = {"baseline": None, "arm": ARM, "aa": AA}
+    own = {names[name]: engine for name, engine in engines.items()}
+    runner = Runner(folder, EngineArms(own, idle_s=0), against=AGAINST, temperature=0.0, batches=4)
+    return runner.run(), own
+
+
+def verdicts(run: RunData) -> dict[str, str]:
+    return {cell.label: str(cell.verdict) for cell in analyse(run).cells}
+
+
+def test_each_arm_runs_on_its_engine_and_every_block_runs_all(tmp_path: Path) -> None:
+    run, engines = run_with(
+        tmp_path / "run", baseline=FakeEngine(), arm=FakeEngine(), aa=FakeEngine()
+    )
+    assert [len(engine.calls) for engine in engines.values()] == [1 + 1 + 4] * 3
+    asked = [[call.prompts for call in engine.calls] for engine in engines.values()]
+    assert asked[0] == asked[1] == asked[2]
+    for phase in ("gate", "timed"):
+        assert len({batch.arm for batch in of_phase(run, phase)}) == 3
+    assert set(verdicts(run)) == {"off x off", "off x off (A/A)", f"off x off ({ARM})"}
+    assert verdicts(run)["off x off"] == "reference"
+    found = answer(run.header, analyse(run).cells)
+    assert ARM in found.sentence
+
+
+def test_without_a_third_engine_the_baselines_runs_twice_a_block(tmp_path: Path) -> None:
+    _, engines = run_with(tmp_path / "run", baseline=FakeEngine(), arm=FakeEngine())
+    assert [len(engine.calls) for engine in engines.values()] == [2 * 6, 6]
+
+
+@pytest.mark.parametrize(
+    ("guilty", "label"), [("arm", f"off x off ({ARM})"), ("aa", "off x off (A/A)")]
+)
+def test_an_engine_that_says_other_tokens_is_invalid_and_the_others_are_not(
+    tmp_path: Path, guilty: str, label: str
+) -> None:
+    engines = {"baseline": FakeEngine(), "arm": FakeEngine(), "aa": FakeEngine()}
+    engines[guilty].wrong = lambda number, cell: number == 1  # its gate
+    run, _ = run_with(tmp_path / "run", **engines)
+    found = verdicts(run)
+    assert {name for name, verdict in found.items() if verdict == Verdict.INVALID} == {label}
+    assert len(engines[guilty].calls) == 2  # not timed
+    said = answer(run.header, analyse(run).cells)
+    assert said.badge == Verdict.INVALID
+    assert ("off x off itself" in said.sentence) == (guilty == "aa")
+
+
+def test_a_difference_in_a_timed_block_counts_too(tmp_path: Path) -> None:
+    arm = FakeEngine(wrong=lambda number, cell: number == 3)
+    run, _ = run_with(tmp_path / "run", baseline=FakeEngine(), arm=arm, aa=FakeEngine())
+    assert verdicts(run)[f"off x off ({ARM})"] == Verdict.INVALID
+
+
+def test_status_says_in_what_the_other_engines_differ() -> None:
+    engines = {None: FakeEngine(), ARM: FakeEngine(dtype="float16"), AA: FakeEngine()}
+    status = EngineArms(engines, idle_s=0).status()
+    assert status.arms == {ARM: {"dtype": "float16"}, AA: {}}
+    assert (status.dtype, status.start_count, status.start_seconds) == ("float32", 3, 1.5)
+
+
+def served(monkeypatch: pytest.MonkeyPatch, engine: Any, *asked: Any) -> list[Any]:
+    """What an engine's process answers to these calls."""
+    monkeypatch.setattr(arms, "VllmEngine", engine)
+    monkeypatch.setattr(arms.signal, "signal", lambda *_: None)
+    ours, theirs = Pipe()
+    for each in (*asked, None):
+        ours.send(each)
+    arms._serve(theirs, PAIR, resolve(SCENARIO), None)
+    return [ours.recv() for _ in range(1 + len(asked))]
+
+
+def test_a_process_calls_the_engines_methods_and_those_of_its_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = FakeEngine()
+    answers = served(
+        monkeypatch,
+        lambda *_: engine,
+        ("status", (), {}),
+        ("kv.watch", (True,), {}),
+        ("generate", ([[1]],), {"sampling": None}),
+    )
+    assert answers[1] == (engine.status(), None)
+    assert engine.kv.watched == [True]
+    result, error = answers[3]  # no mode was set
+    assert (result, type(error)) == (None, EngineError)
+    assert "AssertionError" in str(error)
+    assert engine.closed == 1
+
+
+def test_a_process_passes_a_refusal_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise ConfigError.for_field("--engine-args", "x", "write y")
+
+    monkeypatch.setattr(arms, "VllmEngine", refuse)
+    monkeypatch.setattr(arms.signal, "signal", lambda *_: None)
+    ours, theirs = Pipe()
+    arms._serve(theirs, PAIR, resolve(SCENARIO), None)
+    _, error = ours.recv()
+    assert (type(error), error.field, error.value) == (ConfigError, "--engine-args", "x")
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arms, "_serve", exit)  # called with a pipe, it prints it and ends with 1
+    with refused("an engine of --against", EngineError, value=1):
+        ChildEngine(PAIR, resolve(SCENARIO), None)
+
+
+@pytest.mark.slow
+def test_a_process_that_ended_between_two_calls_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(arms, "_serve", answer_once)
+    engine = ChildEngine(PAIR, resolve(SCENARIO), None)
+    engine._process.join()
+    with refused("an engine of --against", EngineError, value=0):
+        engine.call("status")
+    engine.close()
+
+
+def answer_once(pipe: Any, *_: Any) -> None:
+    """An engine's process that starts and ends."""
+    pipe.send((None, None))
+
+
+def test_ray_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "s.toml"
+    file.write_text('[axes]\npairs = ["tiny-ngram"]\n[settings.against]\nblock_size = 32\n')
+    with refused("--ray", value=True, naming="against"):
+        run_sweep(file, RunOptions(ray=True, output=tmp_path / "out", quiet=True))
+
+
+def spec_of(**given: Any) -> RunSpec:
+    return resolve(SCENARIO, against=AGAINST, **given)
+
+
+@pytest.mark.parametrize(("engines", "expected"), [(3, (None, ARM, AA)), (2, (None, ARM))])
+def test_the_a_a_arm_has_an_engine_if_there_is_memory(
+    engines: int, expected: tuple[str | None, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = kv_cache_bytes(PAIR, spec_of().of_arm(None)) + RUNTIME_BYTES["host"]
+    monkeypatch.setattr(memory, "free_memory", lambda ranks: FreeMemory(engines * one, "host"))
+    assert arms_with_engines(PAIR, spec_of()) == expected
+    memory.require_memory(PAIR, spec_of())
+
+
+def test_too_little_memory_for_two_engines_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = kv_cache_bytes(PAIR, spec_of().of_arm(None)) + RUNTIME_BYTES["host"]
+    monkeypatch.setattr(memory, "free_memory", lambda ranks: FreeMemory(2 * one - 1, "host"))
+    with refused("--against", value=ARM):
+        memory.require_memory(PAIR, spec_of())
+
+
+def test_an_argument_that_vllm_does_not_know_is_refused() -> None:
+    spec = resolve(SCENARIO, against='{"blok_size": 32}')
+    with refused("--against", value="blok_size", near="block_size"):
+        check_flags(spec)
+
+
+@pytest.mark.slow
+def test_arguments_that_change_nothing_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own configuration says so, not the arguments: it caches prefixes by default."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    scenario = SCENARIO.model_copy(update={"max_model_len": 128})
+    spec = resolve(scenario, against='{"enable_prefix_caching": true}')
+    with refused("--against", value="enable_prefix_caching=true"):
+        check_arguments(resolve_pair("tiny-ngram"), spec)
+    check_arguments(resolve_pair("tiny-ngram"), resolve(scenario, against=AGAINST))
+
+
+def test_a_run_goes_on_with_as_many_engines() -> None:
+    engines = {None: FakeEngine(), ARM: FakeEngine(), AA: FakeEngine()}
+    three = EngineArms(engines, idle_s=0).status()
+    del engines[AA]
+    header = make_header([]).model_copy(update={"engine": three})
+    run = RunData(header, (), (), ())
+    check_engine(run, three)
+    with refused("--resume: engine.arms", value=[ARM]):
+        check_engine(run, EngineArms(engines, idle_s=0).status())
+
+
+def test_synthetic_acceptance_is_refused() -> None:
+    """Its tokens would not show a wrong engine."""
+    with refused("--acceptance-length", value=2.5, naming="--against"):
+        check_pair(PAIR, spec_of(acceptance_length=2.5))

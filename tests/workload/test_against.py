@@ -1,0 +1,72 @@
+"""`--against`: cells, the engines' configurations, and what is refused."""
+
+from typing import Any
+
+import pytest
+from refusals import refused
+
+from nwor_bench.records.cell import engine_arm
+from nwor_bench.records.types import AA, Interleave, NworMode, ScvMode
+from nwor_bench.workload.config import RunSpec, Scenario, resolve
+from nwor_bench.workload.prompts import Prompt
+from nwor_bench.workload.schedule import make_plan
+
+SCENARIO = Scenario(
+    name="toy", requests=2, batches=6, warmup=1, draft_tokens=4, max_new_tokens=8, max_model_len=64
+)
+FLAGS = {"nwor_modes": "off,stage", "scv_modes": "off,graph,adaptive"}
+"""What the command line gives if nothing is written."""
+
+
+def spec_with(**given: Any) -> RunSpec:
+    return resolve(SCENARIO, **{**FLAGS, **given})
+
+
+def test_the_cells_are_off_x_off_once_for_each_engine_and_the_a_a_arm() -> None:
+    spec = spec_with(against='{"use_replayssm": true, "mamba_backend": "flashinfer"}')
+    labels = [cell.label for cell in spec.cells("toy")]
+    arm = 'use_replayssm=true, mamba_backend="flashinfer"'
+    assert labels == ["off x off", f"off x off ({arm})", "off x off (A/A)"]
+    assert (spec.nwor_modes, spec.scv_modes) == ((NworMode.OFF,), (ScvMode.OFF,))
+    assert spec.interleave is Interleave.BATCHES
+
+
+def test_only_the_arms_engine_has_its_arguments() -> None:
+    spec = spec_with(against='{"block_size": 32}', engine_args='{"block_size": 16, "seed_": 1}')
+    arm = engine_arm({"block_size": 32})
+    assert spec.of_arm(arm).engine_args == {"block_size": 32, "seed_": 1}
+    for other in (None, AA):
+        assert spec.of_arm(other).engine_args == {"block_size": 16, "seed_": 1}
+    assert {spec.of_arm(each).against for each in (None, arm, AA)} == {None}
+
+
+def test_every_engine_is_warmed_up_and_runs_once_a_block_in_changing_order() -> None:
+    plan = make_plan(spec_with(against='{"block_size": 32}'), "toy", [Prompt("a", "chat", "x")])
+    assert [cell.arm for cell in plan.warmed] == ["block_size=32", AA, None]
+    assert plan.num_batches == 3 * plan.max_warmup + 3 * (1 + 6)
+    assert all(set(block.order) == set(plan.cells) for block in plan.blocks)
+    assert len({block.order for block in plan.blocks}) > 1
+    assert make_plan(spec_with(), "toy", [Prompt("a", "chat", "x")]).warmed[:-1] == ()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "given"),
+    [
+        ("--against", {}, {"against": "{}"}),
+        ("--against", "[1]", {"against": "[1]"}),
+        ("--against", "dtype", {"against": '{"dtype": "float16"}'}),
+        ("--against", "block-size", {"against": '{"block-size": 32}'}),
+        ("--against", "worker_extension_cls", {"against": '{"worker_extension_cls": "a"}'}),
+        ("--against: block_size", 0, {"against": '{"block_size": 0}'}),
+        ("--against: block_size", 32, {"block_size": 32}),
+        ("--against", "block_size=32", {"nwor_modes": "off,stage,control"}),
+        ("--against", "block_size=32", {"cells": "stage-off"}),
+        ("--interleave", "windows", {"interleave": "windows"}),
+        ("--counters", "dram", {"counters": "dram"}),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    field: str, value: object, given: dict[str, Any]
+) -> None:
+    with refused(field, value=value):
+        spec_with(**{"against": '{"block_size": 32}', **given})

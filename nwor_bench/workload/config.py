@@ -154,6 +154,9 @@ def _check_draft_counts(spec: RunSpec) -> None:
     counts = spec.draft_counts
     if counts is None:
         return
+    if spec.against is not None:
+        remedy_text = "draft counts alternate in one engine, and it compares two; leave one out"
+        raise ConfigError.for_field("--against", engine_arm(spec.against), remedy_text)
     most = spec.scenario.draft_tokens
     if 0 not in counts or max(counts) != most or min(counts) < 0:
         remedy_text = f"write 0 and counts up to draft_tokens, which is {most}, that one too"

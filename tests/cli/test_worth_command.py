@@ -90,6 +90,7 @@ def test_own_models_stand_in_a_sweep_file(tmp_path: Path) -> None:
         ({"draft_counts": [0, 2]}, "draft_counts"),  # draft_tokens is 4
         ({"draft_counts": [0, 4], "nwor_modes": "off,stage"}, "draft_counts"),
         ({"draft_counts": [0, 4], "interleave": "batches"}, "--interleave"),
+        ({"draft_counts": [0, 4], "against": {"block_size": 32}}, "--against"),
         (
             {"draft_counts": [0, 4],
              "speculative_config": {"num_speculative_tokens_per_batch_size": []}},

@@ -368,8 +368,9 @@ def undeclared(checkout: Path, declared: Iterable[str]) -> set[str]:
     }
 
 
-NOT_OURS_TO_INSTALL = {"torch", "triton", "vllm", "ncu_report", "pydantic_core"}
-"""vLLM brings PyTorch and Triton; Nsight Compute has `ncu_report`, pydantic its core."""
+NOT_OURS_TO_INSTALL = {"torch", "triton", "flashinfer", "vllm", "ncu_report", "pydantic_core"}
+"""Come with vLLM (PyTorch, Triton, FlashInfer), Nsight Compute (`ncu_report`) or pydantic.
+"""
 
 
 @pytest.mark.slow

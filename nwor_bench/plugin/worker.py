@@ -190,6 +190,7 @@ class NworWorkerExtension:
         hook = _hook(self)
         if attached and not hook.attached:
             hook.attach()
+            hook.set_modes(hook.nwor_mode, hook.validator.mode)  # its layers too
         elif not attached:
             hook.detach()
 

@@ -182,6 +182,18 @@ def test_neighbouring_sizes_share_a_measurement(tmp_path: Path) -> None:
     assert set(chosen.chosen) == set(sizes)
 
 
+def test_a_contender_that_fails_at_one_length_is_left_out(tmp_path: Path) -> None:
+    class Failing(Times):
+        def times(self, size: tuple[int, int], length: int) -> dict[Contender, list[float]]:
+            found = super().times(size, length)
+            return {c: t for c, t in found.items() if c is not Contender.OURS or length < 8192}
+
+    times = {Contender.STOCK: 10.0, Contender.OURS: 5.0, Contender.MERGE: 8.0}
+    own = kind()
+    assert own.choose([(8, 5)], ChoiceStore({"a": 1}, tmp_path), Failing(times), 0.0) == 1
+    assert own.contender((8, 5)) is Contender.MERGE
+
+
 def test_a_forced_contender_needs_no_times() -> None:
     merging = kind(can_merge=True, forced=Contender.MERGE)
     assert merging.contender((8, 5)) is Contender.MERGE

@@ -1,9 +1,11 @@
 """Captured windows that vLLM's own update commits: one launch, or both if anything is unusual."""
 
+import gc
 from collections.abc import Callable
 from enum import Enum
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from weakref import ref
 
 import pytest
 import torch
@@ -383,3 +385,16 @@ def test_layers_of_several_shapes_are_committed_before_the_launch_that_updates(
         staging.reset()
     assert launched == ["commit", "update"] * 4
     assert [states.total_len is one for states in bound] == [True, False, True]
+
+
+def test_vllms_module_keeps_no_hook_of_a_closed_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It outlives the engine: what it kept would hold the cache and the graphs."""
+    machine = Machine(monkeypatch)
+    postprocess, hook = machine.runner.postprocess_sampled, ref(machine.hook)
+    machine.run()
+    machine.hook = machine.runner = None
+    gc.collect()
+    assert hook() is None
+    machine.staging.launched.clear()
+    postprocess(*[torch.zeros(2, dtype=torch.int64)] * 5)
+    assert machine.staging.launched == ["update"]

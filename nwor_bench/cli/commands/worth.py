@@ -60,8 +60,8 @@ def worth(
 ) -> None:  # fmt: skip
     """Is speculation worth it here? Draft counts are interleaved in one engine.
 
-    k = 0 and every draft count up to --max-draft-tokens alternate window by window, for each batch
-    size. Prints tokens/s over k = 0, acceptance by position, and the line for vLLM.
+    0 to --max-draft-tokens drafts alternate window by window, at each batch size.
+    Prints tokens/s over k = 0, acceptance by position, and the line for vLLM.
     Exit codes: 0 done, 1 failed, 2 bad input, 3 a draft count changed the output.
     """
     from nwor_bench.cli.commands.sweep import prepare_process, started

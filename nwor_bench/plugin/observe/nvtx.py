@@ -10,6 +10,7 @@ from typing import Any
 from nwor_bench.instruments.nvtx_ranges import Ranges, open_ranges
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.runner_hook import RunnerHook
+from nwor_bench.plugin.scheduler_output import is_plain_decode
 from nwor_bench.records.types import label_of
 
 
@@ -97,7 +98,9 @@ class WindowRanges:
     def _wrap_execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
             self._close_window()
-            if kwargs.get("dummy_run") or not scheduler_output.scheduled_spec_decode_tokens:
+            has_window = bool(scheduler_output.scheduled_spec_decode_tokens)
+            has_window |= is_plain_decode(scheduler_output)  # as the hook's, with k = 0
+            if kwargs.get("dummy_run") or not has_window:
                 return original(scheduler_output, *args, **kwargs)
             self._open_window(scheduler_output)
             try:

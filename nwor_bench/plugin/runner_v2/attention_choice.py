@@ -331,7 +331,8 @@ class AttentionKind:
                 near = self._near(size, lengths)
                 if near is None:
                     times = [measurement.times(size, length) for length in lengths]
-                    both = {c: [each[c] for each in times] for c in times[0]}
+                    timed = set.intersection(*map(set, times))
+                    both = {c: [each[c] for each in times] for c in times[0] if c in timed}
                     near, measured = decide(both, lengths, commit), measured + 1
                 known[name] = near
             self.chosen[size] = known[name]

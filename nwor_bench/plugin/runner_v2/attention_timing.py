@@ -6,6 +6,7 @@ interleaved, in an order and its reverse. Block tables and lengths are made up. 
 to the engine's cache: contents do not change a kernel's time, and stock writes to scratch memory.
 """
 
+import logging
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,6 +23,8 @@ from nwor_bench.plugin.runner_v2.attention_choice import LENGTHS, TILINGS, Conte
 from nwor_bench.plugin.runner_v2.mla_attention import MlaStagingAttention
 from nwor_kernels.fp8 import quantize_e4m3
 from nwor_kernels.verify_attention.tuning import Tiling, tilings
+
+logger = logging.getLogger("vllm.nwor_bench")
 
 BUILDERS = (
     "FlashAttentionMetadataBuilder",
@@ -58,6 +61,8 @@ class AttentionTiming:
         self._builder = _builder_of(runner, layers[0].name)
         self._random = random.Random(0)
         self._stream = torch.cuda.Stream(runner.device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+        """Not vLLM's: a capture that fails leaves its own pool unusable, and all of it is freed."""
 
     def lengths(self, size: Size) -> tuple[int, ...]:
         """Contexts of `LENGTHS` that the cache has room for, or the longest that it has."""
@@ -77,23 +82,28 @@ class AttentionTiming:
 
     @torch.inference_mode()
     def times(self, size: Size, length: int) -> dict[Contender, list[float]]:
-        """Seconds of one layer by contender, a block each."""
+        """Seconds of one layer by contender, a block each; without contenders that fail."""
         kind = _LatentStep if isinstance(self._layers[0], MlaStagingAttention) else _Step
         step = kind(self._runner, self._layers, self._builder, size, length)
         graphs = {}
         for contender, forward in step.contenders().items():
-            forward()  # compiles
-            graphs[contender] = self._capture(forward)
+            try:
+                forward()  # compiles
+                graphs[contender] = self._capture(forward)
+            except Exception:
+                if contender is Contender.STOCK:
+                    raise
+                logger.exception("nwor: attention by %s could not be timed", contender)
         torch.cuda.synchronize()
         found = self._measure(graphs)
         return {contender: [t / step.layers for t in ts] for contender, ts in found.items()}
 
     def _capture(self, forward: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """A graph in vLLM's pool. `torch.cuda.graph` would collect garbage each time."""
+        """A graph of it. `torch.cuda.graph` would collect garbage each time."""
         graph, stream = torch.cuda.CUDAGraph(), self._stream
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            graph.capture_begin(pool=self._runner.cudagraph_manager.pool)
+            graph.capture_begin(pool=self._pool)
             try:
                 forward()
             finally:

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import numpy as np
 from torch import Tensor
@@ -256,23 +257,35 @@ class V2RunnerHook(RunnerHook):
         return sample
 
     def _wrap_post_update(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        this = ref(self)  # vLLM's module outlives the engine, whose memory the hook holds
+
         def post_update(*arguments: Any, **named: Any) -> None:
-            step = self._step
-            if step is None or step.num_sampled is None:  # no step that has its tokens
-                original(*arguments, **named)
-                return
-            began = time.perf_counter()
-            windows, call = self._windows, None
-            if windows is not None and windows.joins_update(step):
-                call = UpdateCall(*arguments, **named)
-            self._end(step, call)
-            step.hook_s += time.perf_counter() - began
-            if call is None or step.certain is None:  # no commit ran it
-                original(*arguments, **named)
-            if step.has_window:
-                self.clock.phase(step, "commit_ms")
+            hook = this()
+            step = None if hook is None else hook._step
+            if hook is None or step is None or step.num_sampled is None:
+                original(*arguments, **named)  # no step that has its tokens
+            else:
+                hook._end_with_update(step, original, arguments, named)
 
         return post_update
+
+    def _end_with_update(
+        self,
+        step: Step,
+        original: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> None:
+        began = time.perf_counter()
+        windows, call = self._windows, None
+        if windows is not None and windows.joins_update(step):
+            call = UpdateCall(*arguments, **named)
+        self._end(step, call)
+        step.hook_s += time.perf_counter() - began
+        if call is None or step.certain is None:  # no commit ran it
+            original(*arguments, **named)
+        if step.has_window:
+            self.clock.phase(step, "commit_ms")
 
     # A step's window.
 

@@ -195,9 +195,12 @@ class StagingParts:
             ]
             store = ChoiceStore({**facts, "merges": kind.can_merge, **asdict(shape)})
             timing = AttentionTiming(self._runner, alike)
-            found += kind.choose(sizes, store, timing, commit)
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
+            try:
+                found += kind.choose(sizes, store, timing, commit)
+            finally:
+                del timing
+                torch.cuda.synchronize()
+                torch.cuda.empty_cache()
         return found
 
     def _patches(self) -> list[Patch]:

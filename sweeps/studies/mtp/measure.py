@@ -2,7 +2,7 @@
 
     python sweeps/studies/mtp/measure.py RUN [RUN ...]      # writes mtp.csv beside this file
 
-A row is the cell stage x adaptive of one run folder of `nwor-bench sweep`.
+A row is the cell stage x graph of one run folder of `nwor-bench sweep`.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from nwor_bench.analysis.analyse import analyse
 from nwor_bench.analysis.parity.local import LOCAL_EVENT
 from nwor_bench.records.store import read_run
 
-CELL = "stage x adaptive"
+CELL = "stage x graph"
 
 
 def row_of(folder: Path) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def row_of(folder: Path) -> dict[str, Any]:
     header, cells = run.header, {cell.label: cell for cell in analyse(run).cells}
     staged, kept = cells[CELL], (header.kv_gate.cells or {})[CELL]
     gates = [event for event in run.events if event.get("event") == LOCAL_EVENT]
-    local = next(event for event in gates if event["scv_mode"] == "adaptive")
+    local = next(event for event in gates if event["scv_mode"] == "graph")
     return {
         "pair": header.pair.name,
         "gpu": header.environment.gpus[0].name,
@@ -43,9 +43,6 @@ def row_of(folder: Path) -> dict[str, Any]:
         "ratio_to_off": staged.ratio_to_off,
         "ratio_ci_low": staged.ratio_ci_low,
         "ratio_ci_high": staged.ratio_ci_high,
-        "work_ratio": staged.work_ratio,
-        "work_ratio_ci_low": staged.work_ratio_ci_low,
-        "work_ratio_ci_high": staged.work_ratio_ci_high,
         "verdict": staged.verdict,
         "verdict_of_off": cells["off x off"].verdict,
     }

@@ -23,7 +23,7 @@ from nwor_bench.analysis.verdicts import CellVerdict, cell_verdicts
 from nwor_bench.analysis.worth import Measured, Rate, worth_of
 from nwor_bench.records.cell import drafts_of
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import AA, BatchRecord, Cell, CellResult, Verdict
+from nwor_bench.records.types import AA, BatchRecord, Cell, CellResult, Verdict, WindowRecord
 
 
 @dataclass(frozen=True)
@@ -194,9 +194,7 @@ def _acceptance(cell: CellData) -> dict[str, Any]:
     rates: tuple[float, ...] = ()
     counted = [w for w in cell.counted if w.draft_tokens > w.uncounted_draft_tokens]
     if counted and all(window.drafts_per_position for window in counted):
-        drafted = _by_position([window.drafts_per_position for window in counted])
-        taken = _by_position([window.accepted_per_position for window in counted])
-        taken += [0] * (len(drafted) - len(taken))
+        drafted, taken = by_position(counted)
         # Requests with a draft at the first position: a request's windows.
         length = 1 + sum(taken) / drafted[0] if drafted[0] else None
         rates = tuple(a / d for a, d in zip(taken, drafted, strict=True) if d)
@@ -223,12 +221,18 @@ def _times(cell: CellData, *, trusted: bool) -> dict[str, Any]:
     }
 
 
-def _by_position(rows: Sequence[Sequence[int]]) -> list[int]:
-    sums = [0] * max(map(len, rows))
-    for row in rows:
-        for position, count in enumerate(row):
-            sums[position] += count
-    return sums
+def by_position(windows: Sequence[WindowRecord]) -> tuple[list[int], list[int]]:
+    """[j]: requests with a draft j over all windows, and those whose draft j was accepted."""
+    drafted = [0] * max((len(window.drafts_per_position) for window in windows), default=0)
+    accepted = [0] * len(drafted)
+    for window in windows:
+        for sums, row in (
+            (drafted, window.drafts_per_position),
+            (accepted, window.accepted_per_position),
+        ):
+            for position, count in enumerate(row):
+                sums[position] += count
+    return drafted, accepted
 
 
 def _ratio(above: float, below: float) -> float | None:

@@ -39,6 +39,11 @@ LEAST_FULL = 0.75
 """Share of a batch's requests that a group needs."""
 
 
+def batch_size(run: RunData) -> int:
+    """Requests of each batch of a run."""
+    return int((run.header.scenario or {})["requests"])
+
+
 @dataclass(frozen=True)
 class Measured:
     """One run of draft counts: its batch size, its records and what its groups give."""
@@ -49,7 +54,7 @@ class Measured:
     @property
     def requests(self) -> int:
         """Requests of a batch."""
-        return int((self.run.header.scenario or {})["requests"])
+        return batch_size(self.run)
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,15 @@
 """Draft counts: the answer, tokens/s by batch size, acceptance by position, the line for vLLM."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from nwor_bench.analysis.analyse import Analysis
+from nwor_bench.analysis.analyse import Analysis, by_position
 from nwor_bench.analysis.invariants import windows_by_batch
-from nwor_bench.analysis.worth import Measured, Rate, Worth, same_places, worth_of
+from nwor_bench.analysis.worth import Measured, Rate, Worth, batch_size, same_places, worth_of
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
@@ -113,7 +113,7 @@ def _at(rate: Rate) -> str:
 
 
 def _requests(run: RunData) -> str:
-    return plural(int((run.header.scenario or {})["requests"]), "request")
+    return plural(batch_size(run), "request")
 
 
 def worth_blocks(analyses: Sequence[Analysis]) -> list[Block]:
@@ -206,7 +206,7 @@ def _parts_of(analyses: Sequence[Analysis]) -> list[_Parts]:
     """By batch size and draft count, from windows that draft as many as they verify."""
     found: dict[tuple[int, int], list[WindowRecord]] = {}
     for each in analyses:
-        size = int((each.run.header.scenario or {})["requests"])
+        size = batch_size(each.run)
         for window in each.run.windows:
             inside = window.group is not None and window.position != (window.run_length or 0) - 1
             if inside and window.num_reqs == size and window.wall_ms:
@@ -252,15 +252,10 @@ def _acceptance(analyses: Sequence[Analysis]) -> Table:
     return table(heads, rows, caption="Acceptance by position: share of a request's windows")
 
 
-def _positions(windows: Iterable[WindowRecord], most: int) -> list[str]:
-    drafted, accepted = [0] * most, [0] * most
-    for window in windows:
-        for place, number in enumerate(window.drafts_per_position):
-            drafted[place] += number
-        for place, number in enumerate(window.accepted_per_position):
-            accepted[place] += number
-    pairs = zip(accepted, drafted, strict=True)
-    return [percent(a / d if d else None) for a, d in pairs]
+def _positions(windows: Sequence[WindowRecord], most: int) -> list[str]:
+    pairs = zip(*by_position(windows), strict=True)
+    shares = [percent(a / d if d else None) for d, a in pairs]
+    return shares + [NOT_MEASURED] * (most - len(shares))
 
 
 def _tokens_note(worth: Worth, analyses: Sequence[Analysis]) -> str:

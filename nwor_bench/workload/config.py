@@ -192,7 +192,7 @@ def _check_against(spec: RunSpec) -> None:
         remedy_text = "it compares two engines with NWOR and SCV off; leave the modes and cells out"
         raise ConfigError.for_field("--against", engine_arm(against), remedy_text)
     if spec.interleave is Interleave.WINDOWS:
-        remedy_text = "two engines take turns by whole batches (--against); leave it out"
+        remedy_text = "two engines alternate by whole batches (--against); leave it out"
         raise ConfigError.for_field("--interleave", spec.interleave.value, remedy_text)
     if spec.counters is not None:
         remedy_text = "counters are read in one process (--against runs several); leave it out"

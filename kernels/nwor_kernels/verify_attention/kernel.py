@@ -176,6 +176,7 @@ def verify_attention_triton(
     quantised = kv_cache.dtype in E4M3_CACHE_DTYPES
     if kv_cache.dtype == torch.uint8:
         kv_cache = kv_cache.view(torch.float8_e4m3fn)
+    k_scale, v_scale = (k_scale, v_scale) if quantised else (None, None)
     shape = launch_shape(
         max_query_len,
         heads // kv_heads,
@@ -201,8 +202,8 @@ def verify_attention_triton(
         staged_end,
         output,
         q_scale,
-        k_scale if quantised else None,
-        v_scale if quantised else None,
+        k_scale,
+        v_scale,
         sinks,
         alibi_slopes,
         workspace.accumulators,
@@ -219,9 +220,9 @@ def verify_attention_triton(
         *output.stride()[:2],
     )
     constants = {
-        "Q_SCALES": 0 if q_scale is None else q_scale.numel(),
-        "K_SCALES": 0 if k_scale is None or not quantised else k_scale.numel(),
-        "V_SCALES": 0 if v_scale is None or not quantised else v_scale.numel(),
+        "Q_SCALES": count_of(q_scale),
+        "K_SCALES": count_of(k_scale),
+        "V_SCALES": count_of(v_scale),
         "FP8": fp8_way(quantised),
         "COMPUTE": compute_type(key, quantised),
         "SLIDING_WINDOW": sliding_window,
@@ -248,6 +249,11 @@ def verify_attention_triton(
     if shape.max_registers is not None:
         options["maxnreg"] = shape.max_registers
     _launches((grid, 1, 1), arguments, constants, **options)
+
+
+def count_of(scales: Tensor | None) -> int:
+    """Scales that `scale_of` chooses from; 0 without any."""
+    return 0 if scales is None else scales.numel()
 
 
 def fp8_way(quantised: bool) -> int:

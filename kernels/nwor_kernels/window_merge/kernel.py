@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nwor_kernels.fp8 import E4M3_CACHE_DTYPES
 from nwor_kernels.launch import Launches
-from nwor_kernels.verify_attention.kernel import compute_type
+from nwor_kernels.verify_attention.kernel import compute_type, count_of
 from nwor_kernels.verify_attention.tiles import LOG2_E, as_read_back, product, scale_of
 from nwor_kernels.verify_attention.tuning import padded, unsupported_reason
 
@@ -192,9 +192,9 @@ def merge_window_triton(
         lse.stride(0),
     )
     constants = {
-        "Q_SCALES": _count(q_scale),
-        "K_SCALES": _count(k_scale),
-        "V_SCALES": _count(v_scale),
+        "Q_SCALES": count_of(q_scale),
+        "K_SCALES": count_of(k_scale),
+        "V_SCALES": count_of(v_scale),
         "FP8": int(quantised),
         "COMPUTE": compute_type(key, quantised),
         "RATIO": heads // kv_heads,
@@ -207,7 +207,3 @@ def merge_window_triton(
     }
     tiles = triton.cdiv(max_query_len * (heads // kv_heads), ROWS)
     _launches((tiles, kv_heads, requests), arguments, constants, num_warps=num_warps)
-
-
-def _count(scales: Tensor | None) -> int:
-    return 0 if scales is None else scales.numel()

@@ -19,7 +19,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from hashlib import sha256
-from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
@@ -213,14 +212,6 @@ def from_table(shape: AttentionShape, requests: int, rows: int, processors: int)
     return next(contender for contender, tiling in TILINGS.items() if tiling is found)
 
 
-def version(package: str) -> str:
-    """Of an installed package; "" if it only lies on the path."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 def kernels_digest() -> str:
     """Of the sources of our contenders: other kernels take other times."""
     found = sha256()
@@ -233,7 +224,7 @@ def kernels_digest() -> str:
 class ChoiceStore:
     """Choices on disk: a JSON file a machine and shape, each size an entry.
 
-    A file that cannot be read or written is left alone: the contenders are timed again.
+    A file that cannot be read or written is ignored: the contenders are timed again.
 
     Args:
         facts: everything that the times depend on besides a window's size.

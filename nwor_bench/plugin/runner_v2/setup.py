@@ -33,7 +33,6 @@ from nwor_bench.plugin.runner_v2.attention_choice import (
     ChoiceStore,
     Contender,
     kernels_digest,
-    version,
 )
 from nwor_bench.plugin.runner_v2.committed import CommittedOnly, decode_shortened, without_mask
 from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs, StockGraphs
@@ -179,11 +178,12 @@ class StagingParts:
 
         Called between steps, with stock's methods in place.
         """
+        from nwor_bench.instruments.environment import installed
         from nwor_bench.plugin.runner_v2.attention_timing import AttentionTiming
 
         facts = {
             "gpu": torch.cuda.get_device_name(self._runner.device),
-            **{name: version(name) for name in ("vllm", "torch", "triton")},
+            **{name: installed(name) or "" for name in ("vllm", "torch", "triton")},
             "kernels": kernels_digest(),
         }
         found, commit = 0, COMMIT_S / len(self.layers)

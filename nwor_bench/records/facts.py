@@ -43,6 +43,8 @@ class CudaGraphs(JsonPart):
     """What attends staged windows by size, requests x rows, and at which contexts stock does."""
     attention_us: Mapping[str, Any] | None = None
     """By size and layers of one shape: times of a layer by contender, at each context."""
+    attention_untimed: str | None = None
+    """Why a table chose what attends, although it was to be timed; None if it was timed."""
     stage_memory_bytes: int | None = None
     """Memory that the capture for mode stage took."""
     stage_unavailable: str | None = None

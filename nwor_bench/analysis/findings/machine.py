@@ -28,7 +28,10 @@ _TIMED = (Phase.TIMED, Phase.INTERLEAVED)
 def machine_findings(run: RunData) -> Iterator[Finding]:
     """Warm-up, drift, the host, and the batches' conditions."""
     yield from _time(run)
-    refused = (run.header.engine or EngineStatus()).launch_refusals
+    engine = run.header.engine or EngineStatus()
+    if engine.cuda_graphs and engine.cuda_graphs.attention_untimed:
+        yield found(FindingKind.ATTENTION, why=engine.cuda_graphs.attention_untimed)
+    refused = engine.launch_refusals
     if refused:
         why = ", ".join(f"{reason} ({number})" for reason, number in sorted(refused.items()))
         yield found(FindingKind.LAUNCHES, why=why)

@@ -40,6 +40,7 @@ class FindingKind(StrEnum):
     TREND = "trend"
     HOST_PACE = "host_pace"
     LAUNCHES = "launches"
+    ATTENTION = "attention_untimed"
     THROTTLING = "throttling"
     CLOCKS = "clocks"
     GPU_SHARED = "gpu_shared"
@@ -154,6 +155,10 @@ TABLE = {
         "Triton launched kernels that the driver launches directly elsewhere: {why}.",
         "This costs the host time. Some microseconds a window; vLLM's own Triton and a driver of "
         "CUDA 12.4 or later avoid it.", "Kernels were launched through Triton"),
+    _K.ATTENTION: Row(_WARNING,
+        "What attends windows could not be timed ({why}). A table chose it, so it may be slower "
+        "than stock.", "Read why in engine.log. Or choose it with --attention.",
+        "What attends windows could not be timed"),
     _K.THROTTLING: Row(_WARNING,
         "The GPU throttled in timed batches: {reasons} of {batches} batches, {held:.0f} ms held "
         "down.", "Cool it, or lock lower clocks. Or raise the power limit.", "The GPU throttled"),

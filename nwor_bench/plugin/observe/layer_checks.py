@@ -36,6 +36,9 @@ SAMPLE = 4
 SAMPLE_TOKENS = 65536
 """Most tokens of their contexts together; at least one request is attended."""
 
+SUMMED_AT_ONCE = 1 << 24
+"""Elements of a cache; 128 MiB as int64."""
+
 SETTLED = 2
 """Windows without prefill are checked from this one on: some drafts have been rejected by then."""
 
@@ -374,8 +377,13 @@ def _at(cache: Tensor, slots: Tensor) -> Tensor:
 
 
 def _sums(rows: Tensor) -> Tensor:
-    """[blocks] int64: the sum of each block's elements as integers."""
-    return bits_of(rows).sum((1, 2, 3), dtype=torch.int64)
+    """[blocks] int64: the sum of each block's elements as integers.
+
+    A few blocks at a time: PyTorch makes every element an int64 before it adds them.
+    """
+    bits = bits_of(rows)
+    few = max(1, SUMMED_AT_ONCE // max(bits[:1].numel(), 1))
+    return torch.cat([part.sum((1, 2, 3), dtype=torch.int64) for part in torch.split(bits, few)])
 
 
 def _plain(numbers: Tensor) -> Any:

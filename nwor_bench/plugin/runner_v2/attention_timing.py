@@ -61,8 +61,6 @@ class AttentionTiming:
         self._builder = _builder_of(runner, layers[0].name)
         self._random = random.Random(0)
         self._stream = torch.cuda.Stream(runner.device)  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle()
-        """Not vLLM's: a capture that fails leaves its own pool unusable, and all of it is freed."""
 
     def lengths(self, size: Size) -> tuple[int, ...]:
         """Contexts of `LENGTHS` that the cache has room for, or the longest that it has."""
@@ -99,11 +97,15 @@ class AttentionTiming:
         return {contender: [t / step.layers for t in ts] for contender, ts in found.items()}
 
     def _capture(self, forward: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """A graph of it. `torch.cuda.graph` would collect garbage each time."""
+        """A graph of it. `torch.cuda.graph` would collect garbage each time.
+
+        Its memory pool is its own: a capture that fails leaves a pool unusable, and PyTorch takes
+        no pool again whose graphs are gone.
+        """
         graph, stream = torch.cuda.CUDAGraph(), self._stream
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            graph.capture_begin(pool=self._pool)
+            graph.capture_begin()
             try:
                 forward()
             finally:

@@ -422,6 +422,7 @@ def graph_facts(stock: Any, parts: StagingParts | None) -> dict[str, Any]:
     facts["sham_capture_s"] = sham.capture_s if sham else None
     facts["attention"] = parts.choices.in_words() if parts else None
     facts["attention_us"] = parts.choices.times_us() if parts else None
+    facts["attention_untimed"] = parts.choices.failed if parts else None
     control = parts.control_graphs if parts else None
     for name, each in (("stage", graphs), ("control", control), ("sham", sham)):
         facts[f"{name}_memory_bytes"] = each.memory_bytes if each else None

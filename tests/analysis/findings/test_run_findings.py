@@ -161,6 +161,14 @@ def test_cells_that_never_fired_for_one_reason_are_one_finding():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("why", [None, "RuntimeError"])
+def test_attention_that_could_not_be_timed_is_reported(run, why):
+    made = with_header(run, "engine", cuda_graphs={"attention_untimed": why})
+    finding = found_in(made).get(FindingKind.ATTENTION)
+    assert finding is None if why is None else why in finding.message
+
+
+@pytest.mark.slow
 def test_launches_in_the_slower_way_are_reported(run):
     for refused, told in (({}, False), ({"scratch_memory": 2, "clusters": 1}, True)):
         made = with_header(run, "engine", launch_refusals=refused)

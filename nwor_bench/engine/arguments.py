@@ -16,7 +16,8 @@ from nwor_bench.engine.draft_counts import schedule_of
 from nwor_bench.engine.preflight import check_flags, check_pair
 from nwor_bench.errors import BenchError, ConfigError, EngineError
 from nwor_bench.instruments.pm_sampling import check_counters
-from nwor_bench.models.pairs import ResolvedPair, refused_config
+from nwor_bench.models.pairs import ResolvedPair, read_model_config, refused_config
+from nwor_bench.models.recurrent import recurrent_layers
 from nwor_bench.records.cell import engine_arm
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.run_spec import Counters
@@ -310,6 +311,10 @@ def engine_arguments(pair: ResolvedPair, spec: RunSpec) -> dict[str, Any]:
         "disable_log_stats": False,
         "worker_extension_cls": WORKER_EXTENSION,
     }
+    if recurrent_layers(read_model_config(pair.target) or {}) is not None:
+        # vLLM caches a hybrid's prefixes by default, and then reads the state at a block's end,
+        # behind any token of a window. No prompt of a sweep is there before its batch.
+        arguments["enable_prefix_caching"] = False
     if pair.load_format is not None:
         arguments["load_format"] = DUMMY_LOADERS.get(pair.load_format, pair.load_format)
     return {**arguments, **spec.engine_args}

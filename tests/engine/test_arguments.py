@@ -52,6 +52,22 @@ def test_an_engine_of_fewer_ranks_is_not_bound_like_the_one_before() -> None:
     assert os.environ[BINDING] == "auto"
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("qwen3-next-shape", None, False),
+        ("qwen3-next-shape", '{"enable_prefix_caching": true}', True),
+        ("llama-1b-shape", None, None),
+    ],
+)
+def test_a_hybrids_prefixes_are_not_cached_unless_asked(
+    name: str, given: str | None, expected: bool | None
+) -> None:
+    spec = resolve(load_scenario("short"), engine_args=given)
+    found = arguments.engine_arguments(resolve_pair(name), spec)
+    assert found.get("enable_prefix_caching") is expected
+
+
 def config_of(step_tokens: int, requests: int, longest: int) -> Any:
     """The three numbers of a VllmConfig that decide how long vLLM's dummy requests are."""
     return SimpleNamespace(

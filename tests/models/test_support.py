@@ -14,6 +14,7 @@ from nwor_bench.models.methods import NOT_ON_CPU, Method
 from nwor_bench.models.pairs.local import find_config
 from nwor_bench.models.support.facts import (
     OWN_ATTENTION,
+    STATE_LAYERS,
     Device,
     EngineFacts,
     ModelFacts,
@@ -131,6 +132,40 @@ def test_layers_are_told_by_themselves() -> None:
     assert [row[3] for row in layer_rows(blocks)] == [
         "recurrent_layers", "nothing to stage", "could be staged",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "part", "states"),
+    [
+        ("Qwen3-Next-80B-A3B", {}, "both", None),
+        ("Qwen3.5-27B", {}, "both", None),
+        ("Qwen3-Next-80B-A3B", {"model_type": "olmo_hybrid"}, "K/V",
+         "unsupported_states:OlmoHybridGatedDeltaNetAttention"),
+        ("Qwen3-Next-80B-A3B", {"head_dim": 520}, "none", None),
+        ("Nemotron-H-56B", {}, "K/V", "unsupported_states:MambaMixer2"),
+        ("Kimi-Linear-48B-A3B", {}, "none", "recurrent_layers"),
+        ("Llama-3.2-3B", {}, "K/V", None),
+    ],
+)  # fmt: skip
+def test_which_part_is_staged(
+    name: str, changes: dict[str, Any], part: str, states: str | None
+) -> None:
+    config = json.loads((CHECKOUT / f"tests/data/configs/{name}.json").read_text())
+    found = predict_support(read_facts({**config, **changes}, "m", FIELD, "m"), EngineFacts())
+    assert found.part.value == part
+    assert [group.reason for group in found.recurrent] == [states] * len(found.recurrent)
+    assert (len(found.recurrent) == 0) == name.startswith("Llama")
+
+
+@pytest.mark.slow  # imports vLLM
+def test_layers_of_states_are_named_as_vllm_names_them() -> None:
+    from vllm.model_executor.layers.mamba import mamba_mixer2
+    from vllm.model_executor.layers.mamba.gdn import olmo_gdn_linear_attn, qwen_gdn_linear_attn
+
+    modules = (qwen_gdn_linear_attn, mamba_mixer2)
+    for name, module in zip(STATE_LAYERS.values(), modules, strict=True):
+        assert hasattr(module, name)
+    assert hasattr(olmo_gdn_linear_attn, "OlmoHybridGatedDeltaNetAttention")
 
 
 def test_an_indexers_keys_are_said_to_be_written_directly() -> None:

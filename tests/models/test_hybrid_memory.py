@@ -21,20 +21,16 @@ from nwor_bench.models.pairs.tiny import write_byte_tokenizer
 
 CHECKOUT = Path(__file__).parents[2]
 
-TINY: dict[str, Any] = {
-    "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "dtype": "float32",
-    "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 32,
-    "num_key_value_heads": 2, "num_hidden_layers": 4, "hybrid_override_pattern": "M-M*",
-    "mamba_num_heads": 4, "mamba_head_dim": 64, "n_groups": 1, "ssm_state_size": 16,
-    "conv_kernel": 4, "expand": 2, "chunk_size": 32, "vocab_size": 264,
-    "max_position_embeddings": 2048,
-}  # fmt: skip
-"""The tiny Nemotron-H of tests/live_engine/tiny_hybrids.py."""
 
+def config_of(name: str, folder: Path) -> dict[str, Any]:
+    """A shipped pair's target, or a tiny model of a family of tests/live_engine/tiny_hybrids.py."""
+    if not name.endswith("-shape"):
+        from tiny_hybrids import hybrid_pair  # imports vLLM
 
-def config_of(name: str) -> dict[str, Any]:
-    if name == "tiny":
-        return TINY
+        dtype = "float32" if name == "Nemotron-H" else "bfloat16"
+        hybrid_pair(folder, name, dtype)
+        made: dict[str, Any] = json.loads((folder / "config.json").read_text())
+        return {**made, "dtype": dtype}
     text = (CHECKOUT / f"scenarios/pairs/{name}.toml").read_text(encoding="utf-8")
     config: dict[str, Any] = tomllib.loads(text)["shape"]["target"]
     return config
@@ -54,7 +50,7 @@ def vllm_config_of(config: dict[str, Any], folder: Path, drafts: int, kept: str)
     write_byte_tokenizer(folder)
     ngram = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_max": 3}
     found = EngineArgs(
-        model=str(folder), load_format="dummy", max_model_len=2048, dtype=config["dtype"],
+        model=str(folder), load_format="dummy", max_model_len=1024, dtype=config["dtype"],
         speculative_config=ngram, enable_prefix_caching=False,
     ).create_engine_config()  # fmt: skip
     cache = found.cache_config
@@ -68,13 +64,13 @@ def vllm_config_of(config: dict[str, Any], folder: Path, drafts: int, kept: str)
 @pytest.mark.parametrize(
     ("name", "kept"),
     [("qwen3-next-shape", "auto"), ("kimi-linear-shape", "auto"), ("nemotron-h-shape", "float32"),
-     ("tiny", "float32")],
+     ("Nemotron-H", "float32"), ("Qwen3-Next", "auto")],
 )  # fmt: skip
 def test_pages_and_slots_are_vllms(name: str, kept: str, tmp_path: Path) -> None:
     from vllm.model_executor.models import ModelRegistry
     from vllm.v1.kv_cache_interface import MambaSpec
 
-    config, drafts = config_of(name), 3
+    config, drafts = config_of(name, tmp_path), 3
     vllm = vllm_config_of(config, tmp_path, drafts, kept)
     of_model, _ = ModelRegistry.resolve_model_cls(
         vllm.model_config.architecture, model_config=vllm.model_config
@@ -100,16 +96,16 @@ def test_pages_and_slots_are_vllms(name: str, kept: str, tmp_path: Path) -> None
 
 
 def test_requests_that_fit_fill_the_memory_by_hand() -> None:
-    """Qwen3.5-27B, float32 states: 816 tokens a page of 3.3 MB, so 1,029 tokens take two."""
+    """Qwen3.5-27B, float32 states: 816 tokens a page, so a context of 1,630 takes three: 5 are the window's."""
     config = json.loads((CHECKOUT / "tests/data/configs/Qwen3.5-27B.json").read_text())
     shape = read_shape(config, "--config", "m")
-    model, load = ByteModel(shape, 16, 16, 16), Workload(8, 1024, 4, 0.5)
+    model, load = ByteModel(shape, 16, 16, 16), Workload(8, 1630, 4, 0.5)
     states = shape.recurrent
     assert states is not None
     page = 816 * 2 * 4 * 256 * 2
     assert page - 16 * 4096 < 48 * 128 * 128 * 4 + 7 * 10240 * 2 <= page
     for slots in (5, 1):
-        request = 48 * slots * page + 16 * 2 * page
+        request = 48 * slots * page + 16 * 3 * page
         free = CARDS["H200"] * 0.92 - shape.parameters() * 2
         fit = requests_that_fit(CARDS["H200"], model, states, load, slots)
         assert fit * request <= free < (fit + 1) * request

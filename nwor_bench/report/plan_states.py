@@ -11,7 +11,7 @@ from nwor_bench.report.text import count, plural, size, two_digits
 
 def states_section(model: ByteModel, states: RecurrentLayers, load: Workload) -> Section:
     """What states are beside K/V, the bytes of a step, and the memory that vLLM reserves."""
-    stock, rows = _stock(states, load), _kv_written(model, load)
+    stock, rows = _ways(states, load)[0], _kv_written(model, load)
     return Section(
         "Recurrent states",
         (
@@ -20,7 +20,7 @@ def states_section(model: ByteModel, states: RecurrentLayers, load: Workload) ->
                 f"{size(round(states.state_bytes(load.ranks)))} a request in "
                 f"{states.state.state_bits}-bit. A step of stock vLLM writes "
                 f"{size(round(stock.written))} of states and {size(round(rows))} of K/V: K/V are "
-                f"{two_digits(1 - _share(model, states, load))} of these writes."
+                f"{two_digits(rows / (rows + stock.written))} of these writes."
             ),
             _moved(states, load),
             _memory(model, states, load),
@@ -33,35 +33,28 @@ def states_section(model: ByteModel, states: RecurrentLayers, load: Workload) ->
     )
 
 
-def _stock(states: RecurrentLayers, load: Workload) -> Moved:
-    return states.moved(load.requests, load.draft_tokens, load.ranks)
-
-
-def _staged(states: RecurrentLayers, load: Workload) -> Moved:
-    return states.staged(load.requests, load.draft_tokens, load.accepted, load.ranks)
+def _ways(states: RecurrentLayers, load: Workload) -> tuple[Moved, Moved]:
+    """Bytes of a step: stock's, and staged."""
+    ranks, drafts = load.ranks, load.draft_tokens
+    return (
+        states.moved(load.requests, drafts, ranks),
+        states.staged(load.requests, drafts, load.accepted, ranks),
+    )
 
 
 def _kv_written(model: ByteModel, load: Workload) -> float:
     return model.moved(DIRECT, load).written + model.first_tokens_written(load)
 
 
-def _share(model: ByteModel, states: RecurrentLayers, load: Workload) -> float:
-    written = _stock(states, load).written
-    return written / (written + _kv_written(model, load))
-
-
 def _moved(states: RecurrentLayers, load: Workload) -> Table:
     kind = states.state.kind
     built = "" if kind in STAGED_KINDS else f", not built for {kind}"
-    ways = {
-        "stock: a state for each token": _stock(states, load),
-        f"staged: one state a request{built}": _staged(states, load),
-    }
+    ways = ("stock: a state for each token", f"staged: one state a request{built}")
     return table(
         ("states in one step", "read", "written", "both"),
         [
             (way, *(size(round(each)) for each in (moved.read, moved.written, moved.total)))
-            for way, moved in ways.items()
+            for way, moved in zip(ways, _ways(states, load), strict=True)
         ],
     )
 
@@ -96,7 +89,7 @@ def _memory(model: ByteModel, states: RecurrentLayers, load: Workload) -> Table:
 def state_values(model: ByteModel, states: RecurrentLayers, load: Workload) -> dict[str, Any]:
     """For JSON: sizes, bytes of a step (stock's, then staged), memory with and without slots for
     drafts."""
-    stock, staged = _stock(states, load), _staged(states, load)
+    stock, staged = _ways(states, load)
     reserved = [reserved_states(model, states, load, slots) for slots in _slots(load)]
     return {
         "kind": states.state.kind,
@@ -106,7 +99,7 @@ def state_values(model: ByteModel, states: RecurrentLayers, load: Workload) -> d
         "is_staged": states.state.kind in STAGED_KINDS,
         "predicted_bytes_read": stock.read,
         "predicted_bytes_written": stock.written,
-        "predicted_share_of_writes": _share(model, states, load),
+        "predicted_share_of_writes": stock.written / (stock.written + _kv_written(model, load)),
         "predicted_staged_bytes_read": staged.read,
         "predicted_staged_bytes_written": staged.written,
         "reserved_slots_per_request": load.draft_tokens + 1,

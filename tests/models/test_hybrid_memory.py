@@ -96,7 +96,7 @@ def test_pages_and_slots_are_vllms(name: str, kept: str, tmp_path: Path) -> None
 
 
 def test_requests_that_fit_fill_the_memory_by_hand() -> None:
-    """Qwen3.5-27B, float32 states: 816 tokens a page, so a context of 1,630 takes three: 5 are the window's."""
+    """Qwen3.5-27B, float32 states: pages of 816 tokens; context and window, 1,635, take three."""
     config = json.loads((CHECKOUT / "tests/data/configs/Qwen3.5-27B.json").read_text())
     shape = read_shape(config, "--config", "m")
     model, load = ByteModel(shape, 16, 16, 16), Workload(8, 1630, 4, 0.5)

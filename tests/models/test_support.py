@@ -157,17 +157,6 @@ def test_which_part_is_staged(
     assert (len(found.recurrent) == 0) == name.startswith("Llama")
 
 
-@pytest.mark.slow  # imports vLLM
-def test_layers_of_states_are_named_as_vllm_names_them() -> None:
-    from vllm.model_executor.layers.mamba import mamba_mixer2
-    from vllm.model_executor.layers.mamba.gdn import olmo_gdn_linear_attn, qwen_gdn_linear_attn
-
-    modules = (qwen_gdn_linear_attn, mamba_mixer2)
-    for name, module in zip(STATE_LAYERS.values(), modules, strict=True):
-        assert hasattr(module, name)
-    assert hasattr(olmo_gdn_linear_attn, "OlmoHybridGatedDeltaNetAttention")
-
-
 def test_an_indexers_keys_are_said_to_be_written_directly() -> None:
     found = predict_support(facts(**V32), EngineFacts())
     assert (found.indexed, found.backends) == (4, ("FLASH_ATTN_MLA_SPARSE",))
@@ -345,6 +334,8 @@ def test_every_method_is_on_the_page_and_the_tests_that_it_names_are_there() -> 
 @pytest.mark.slow  # imports vLLM and Triton
 def test_what_is_copied_from_vllm_and_the_kernel_is_theirs() -> None:
     from vllm.config.vllm import DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES
+    from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
+    from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
     from vllm.model_executor.models.registry import _VLLM_MODELS
 
     from nwor_kernels.verify_attention import tuning
@@ -353,4 +344,6 @@ def test_what_is_copied_from_vllm_and_the_kernel_is_theirs() -> None:
     assert newest == {*OWN_ATTENTION, "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"}
     for name, package in OWN_ATTENTION.items():
         assert f"vllm.models.{package}" in _VLLM_MODELS[name][0]
+    states = (QwenGatedDeltaNetAttention, MambaMixer2)
+    assert tuple(STATE_LAYERS.values()) == tuple(layer.__name__ for layer in states)
     assert (MOST_HEAD_DIM, MOST_WINDOW_TOKENS) == (tuning.MAX_HEAD_DIM, tuning.MAX_QUERY_LEN)

@@ -20,7 +20,7 @@ rank.
 
 from dataclasses import dataclass
 
-from nwor_bench.models.recurrent import Moved
+from nwor_bench.models.recurrent import STAGED_KINDS, Moved
 from nwor_bench.models.shape import ModelShape
 
 CACHE_BITS = {"float32": 32, "bfloat16": 16, "float16": 16}
@@ -238,6 +238,14 @@ class ByteModel:
         if recurrent is None:
             return 0.0
         return recurrent.moved(load.requests, load.draft_tokens, load.ranks).total
+
+    def states_saved(self, load: Workload) -> float:
+        """Bytes that a window saves by writing one state a request; 0 if they are not staged."""
+        recurrent = self.shape.recurrent
+        if recurrent is None or recurrent.state.kind not in STAGED_KINDS:
+            return 0.0
+        staged = recurrent.staged(load.requests, load.draft_tokens, load.accepted, load.ranks)
+        return self.states_moved(load) - staged.total
 
     def share(self, strategy: Strategy, load: Workload) -> float:
         """The strategy's saving as a fraction of the step's bytes.

@@ -4,6 +4,11 @@ vLLM keeps two states a layer: the recurrent one, [heads, rows, columns], and th
 short convolution, [channels, kernel - 1 + drafts]. Its fused kernels read the state S at the last
 accepted token and store one at every position: with k drafts and a certain token a request they
 read S and write (k + 1) S. The convolution reads kernel - 1 columns and writes kernel - 1 + k.
+
+A staged window writes one state. Its verification reads S and keeps a record of each token; the
+commit reads S and the records of what was accepted, and writes S: with a accepted drafts of a
+request 2 S + (1 + a) R read and S + (k + 1) R written. The convolution stays as it is. vLLM's
+RecoverSSM (KDA) moves the same; docs/states.md has its ReplaySSM (Mamba2).
 """
 
 from dataclasses import dataclass
@@ -19,6 +24,9 @@ from nwor_bench.models.config_reader import (
     listed_kinds,
     recurrent_word,
 )
+
+STAGED_KINDS = ("gated delta net",)
+"""States that mode stage writes once a window; those of other kinds stay as stock writes them."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,7 @@ class RecurrentState:
         heads, rows, columns: the recurrent state.
         conv_channels, conv_kernel: the convolution before it.
         parameters: matrix elements of the layer, for its weights.
+        record_bits: what a staged window keeps of one token; ranks share it, as they do the heads.
     """
 
     kind: str
@@ -53,6 +62,7 @@ class RecurrentState:
     state_bits: int
     conv_bits: int
     parameters: int
+    record_bits: int
 
     @property
     def elements(self) -> int:
@@ -79,14 +89,17 @@ class RecurrentLayers:
         """Bytes of one request's recurrent state in all layers."""
         return self.count * self.state.state_bytes(ranks)
 
+    def page_bytes(self, draft_tokens: int, ranks: int = 1) -> float:
+        """Bytes of one layer's slot, without padding: a state and the convolution's inputs."""
+        columns = self.state.conv_kernel - 1 + draft_tokens
+        return self.state.state_bytes(ranks) + columns * self.state.conv_column_bytes(ranks)
+
     def slot_bytes(self, draft_tokens: int, ranks: int = 1) -> float:
-        """Bytes that vLLM reserves a request: a state for each of k + 1 tokens, and inputs.
+        """Bytes that vLLM reserves a request, without padding: a slot for each of k + 1 tokens.
 
         `MambaBase.get_kv_cache_spec` asks for k blocks more, each with both states.
         """
-        columns = self.state.conv_kernel - 1 + draft_tokens
-        block = self.state.state_bytes(ranks) + columns * self.state.conv_column_bytes(ranks)
-        return self.count * (draft_tokens + 1) * block
+        return self.count * (draft_tokens + 1) * self.page_bytes(draft_tokens, ranks)
 
     def moved(self, requests: int, draft_tokens: int, ranks: int = 1) -> Moved:
         """Bytes that stock vLLM moves in one step, the convolution's inputs included."""
@@ -95,6 +108,18 @@ class RecurrentLayers:
         return Moved(
             read=every * (one + kept * column),
             written=every * ((draft_tokens + 1) * one + (kept + draft_tokens) * column),
+        )
+
+    def staged(self, requests: int, draft_tokens: int, accepted: float, ranks: int = 1) -> Moved:
+        """Bytes that a staged step moves, its commit included; `accepted`: of all requests."""
+        one, column = self.state.state_bytes(ranks), self.state.conv_column_bytes(ranks)
+        record, kept = self.state.record_bits / 8 / ranks, self.state.conv_kernel - 1
+        return Moved(
+            read=self.count
+            * (requests * (2 * one + kept * column) + (requests + accepted) * record),
+            written=self.count
+            * requests
+            * (one + (kept + draft_tokens) * column + (draft_tokens + 1) * record),
         )
 
 
@@ -159,7 +184,7 @@ def _gated_delta_net(reader: ConfigReader) -> RecurrentState:
     )
     kernel = reader.number("linear_conv_kernel_dim", 4)
     hidden, of_keys, of_values = reader.number("hidden_size"), keys * key_dim, values * value_dim
-    channels = 2 * of_keys + of_values
+    channels, bits = 2 * of_keys + of_values, MODEL_BITS[reader.dtype()]
     into = channels + of_values + 2 * values  # the gate z, and b and a of each head
     return RecurrentState(
         kind="gated delta net",
@@ -169,8 +194,9 @@ def _gated_delta_net(reader: ConfigReader) -> RecurrentState:
         conv_channels=channels,
         conv_kernel=kernel,
         state_bits=_bits(reader, "mamba_ssm_dtype", reader.dtype()),
-        conv_bits=MODEL_BITS[reader.dtype()],
+        conv_bits=bits,
         parameters=hidden * (into + of_values) + channels * kernel,
+        record_bits=32 * (of_values + values) + bits * of_keys,  # u and g, and k
     )
 
 
@@ -181,6 +207,7 @@ def _kimi_delta(reader: ConfigReader) -> RecurrentState:
     size = own.get("head_dim") or reader.number("linear_head_dim")
     kernel = own.get("short_conv_kernel_size") or reader.number("linear_conv_kernel_dim", 4)
     hidden, width = reader.number("hidden_size"), heads * size
+    bits = MODEL_BITS[reader.dtype()]
     low_rank = hidden * size + size * width  # a decay of each channel, through one head's width
     gate = hidden * width if own.get("use_full_rank_gate") else low_rank
     return RecurrentState(
@@ -191,8 +218,9 @@ def _kimi_delta(reader: ConfigReader) -> RecurrentState:
         conv_channels=3 * width,
         conv_kernel=kernel,
         state_bits=32,
-        conv_bits=MODEL_BITS[reader.dtype()],
+        conv_bits=bits,
         parameters=hidden * (4 * width + heads) + low_rank + gate + 3 * width * kernel,
+        record_bits=(32 + 2 * bits) * width,  # u, and k with its decay
     )
 
 
@@ -202,7 +230,7 @@ def _mamba2(reader: ConfigReader) -> RecurrentState:
     groups, states = reader.number("n_groups"), reader.number("ssm_state_size")
     kernel = reader.number("conv_kernel", 4)
     hidden, width = reader.number("hidden_size"), heads * size
-    channels = width + 2 * groups * states
+    channels, bits = width + 2 * groups * states, MODEL_BITS[reader.dtype()]
     return RecurrentState(
         kind="Mamba2",
         heads=heads,
@@ -211,6 +239,7 @@ def _mamba2(reader: ConfigReader) -> RecurrentState:
         conv_channels=channels,
         conv_kernel=kernel,
         state_bits=_bits(reader, "mamba_ssm_cache_dtype", "float32"),
-        conv_bits=MODEL_BITS[reader.dtype()],
+        conv_bits=bits,
         parameters=hidden * (width + channels + heads + width) + channels * kernel,
+        record_bits=bits * (width + groups * states) + 32 * heads,  # x and B, and dt
     )

@@ -86,6 +86,16 @@ def attention_metadata(builder: str) -> str:
     return f"attention_metadata:{builder}"
 
 
+def unsupported_states(kind: str) -> str:
+    """States that stock vLLM writes in every mode: of a layer of another kind."""
+    return f"unsupported_states:{kind}"
+
+
+def mamba_cache_mode(mode: str) -> str:
+    """With prefix caching vLLM copies states at the end of each block."""
+    return f"mamba_cache_mode:{mode}"
+
+
 def attention_type(kind: str) -> str:
     """Attention that is not a decoder's."""
     return f"attention_type:{kind}"

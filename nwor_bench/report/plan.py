@@ -14,8 +14,8 @@ from nwor_bench.models.byte_model import (
 )
 from nwor_bench.models.config_json import KNOWN_TYPES
 from nwor_bench.models.measured import MeasuredRow, nearest_rows
-from nwor_bench.models.recurrent import RecurrentLayers
 from nwor_bench.report.document import Bullets, Document, Headline, Paragraph, Section, Table, table
+from nwor_bench.report.plan_states import state_values, states_section
 from nwor_bench.report.text import count, plural, signed_size, size
 from nwor_bench.report.text import two_digits as percent
 
@@ -36,14 +36,19 @@ class BytePrediction:
 
     @property
     def most_share(self) -> float:
-        """The most that any strategy can save, as a fraction of the step's DRAM bytes."""
+        """The most that leaving out K/V can save, as a fraction of the step's DRAM bytes."""
         return self.model.most_saved(self.load) / self.model.step(self.load)
+
+    @property
+    def states_share(self) -> float:
+        """What staging recurrent states saves, as a fraction of the step's DRAM bytes."""
+        return self.model.states_saved(self.load) / self.model.step(self.load)
 
 
 def plan_document(prediction: BytePrediction) -> Document:
     """One model: the answer beside the nearest measured settings, a step's bytes, the strategies,
     recurrent states, assumptions."""
-    layers, load = prediction.model.shape.recurrent, prediction.load
+    states, load = prediction.model.shape.recurrent, prediction.load
     lead = (
         Headline("", _headline(prediction)),
         Paragraph(_setting(prediction)),
@@ -52,20 +57,7 @@ def plan_document(prediction: BytePrediction) -> Document:
     sections = (
         Section("One step of stock vLLM", (_step(prediction),)),
         Section("Ways to keep drafts out of the cache", (_strategies(prediction),)),
-        *(
-            []
-            if layers is None
-            else [
-                Section(
-                    "Recurrent states",
-                    (
-                        Paragraph(
-                            state_sentence(layers, load.requests, load.draft_tokens, load.ranks)
-                        ),
-                    ),
-                )
-            ]
-        ),
+        *([] if states is None else [states_section(prediction.model, states, load)]),
         Section("What these numbers assume", (Bullets(_notes(prediction)),)),
     )
     return Document(f"Would NWOR pay? {prediction.name}", lead, sections)
@@ -88,7 +80,7 @@ def _measured(rows: Sequence[MeasuredRow]) -> Table:
 def prediction_values(prediction: BytePrediction) -> dict[str, Any]:
     """Everything for JSON; units are in the names, `predicted_` marks the byte model's numbers."""
     model, load = prediction.model, prediction.load
-    layers, step = model.shape.recurrent, (load.requests, load.draft_tokens, load.ranks)
+    states = model.shape.recurrent
     common = {
         "model": prediction.name,
         "parameters": model.shape.parameters(),
@@ -110,8 +102,9 @@ def prediction_values(prediction: BytePrediction) -> dict[str, Any]:
         "headline": _headline(prediction),
         "measured": [asdict(row) for row in _nearest(prediction)],
         "most_saved_share": prediction.most_share,
+        "states_saved_share": prediction.states_share,
         "strategies": [common | _strategy_values(prediction, each) for each in STRATEGIES],
-        "recurrent": None if layers is None else layer_values(layers, *step),
+        "recurrent": None if states is None else state_values(model, states, load),
     }
 
 
@@ -136,11 +129,13 @@ def _headline(prediction: BytePrediction) -> str:
     rows = _nearest(prediction)
     low, high = min(row.ratio for row in rows), max(row.ratio for row in rows)
     launches = _launches(prediction, BY_REFERENCE).replace("-", " to ")
+    states = prediction.states_share
+    more = f" with K/V and {percent(states)} with recurrent states" if states else ""
     return (
-        f"In bytes: NWOR saves at most {percent(prediction.most_share)} of a step's DRAM bytes. In "
-        f"launches: stock's {_launches(prediction, DIRECT)} writes become {launches}, which counts "
-        f"for more. Measured in the nearest settings: {low:.3f} to {high:.3f} times stock's time "
-        "of a window."
+        f"In bytes: NWOR saves at most {percent(prediction.most_share)} of a step's DRAM bytes"
+        f"{more}. In launches: stock's {_launches(prediction, DIRECT)} writes become {launches}, "
+        f"which counts for more. Measured in the nearest settings: {low:.3f} to {high:.3f} times "
+        "stock's time of a window."
     )
 
 
@@ -248,35 +243,3 @@ def _notes(prediction: BytePrediction) -> tuple[str, ...]:
             "above with the published one."
         )
     return tuple(lines)
-
-
-def state_sentence(
-    layers: RecurrentLayers, requests: int, draft_tokens: int, ranks: int = 1
-) -> str:
-    """The size of a request's states, and the bytes that stock vLLM reads and writes of them."""
-    stock = layers.moved(requests, draft_tokens, ranks)
-    return (
-        f"Recurrent states: {layers.count} layers of {layers.state.kind} keep "
-        f"{size(round(layers.state_bytes(ranks)))} a request in {layers.state.state_bits}-bit. "
-        f"Stock vLLM stores one a token: with {plural(draft_tokens, 'draft')} and "
-        f"{plural(requests, 'request')} a step reads {size(round(stock.read))} and writes "
-        f"{size(round(stock.written))}. vLLM reserves "
-        f"{size(round(layers.slot_bytes(draft_tokens, ranks)))} a request. The plugin stages only "
-        "attention layers."
-    )
-
-
-def layer_values(
-    layers: RecurrentLayers, requests: int, draft_tokens: int, ranks: int = 1
-) -> dict[str, Any]:
-    """For JSON: the states' sizes, and the bytes that stock vLLM moves."""
-    stock = layers.moved(requests, draft_tokens, ranks)
-    return {
-        "kind": layers.state.kind,
-        "layers": layers.count,
-        "state_bits": layers.state.state_bits,
-        "state_bytes_per_request": layers.state_bytes(ranks),
-        "reserved_bytes_per_request": layers.slot_bytes(draft_tokens, ranks),
-        "predicted_bytes_read": stock.read,
-        "predicted_bytes_written": stock.written,
-    }

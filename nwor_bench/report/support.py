@@ -5,8 +5,13 @@ from typing import Any
 
 from nwor_bench.models.config_reader import Kind
 from nwor_bench.models.support.facts import LayerFacts
-from nwor_bench.models.support.predict import LayerGroup, MethodSupport, Outcome, Support
-from nwor_bench.records.fallback_reasons import BATCH_INVARIANT, BREAKABLE_CUDA_GRAPHS, KV_TRANSFER
+from nwor_bench.models.support.predict import LayerGroup, MethodSupport, Outcome, Part, Support
+from nwor_bench.records.fallback_reasons import (
+    BATCH_INVARIANT,
+    BREAKABLE_CUDA_GRAPHS,
+    KV_TRANSFER,
+    mamba_cache_mode,
+)
 from nwor_bench.report.document import Bullets, Document, Headline, Paragraph, table
 
 LAYER_HEADERS = ("layers", "what", "backend", "by themselves")
@@ -38,11 +43,16 @@ def answer(found: Support) -> str:
     """The answer in one sentence."""
     layers = sum(g.count for g in found.groups if g.layer.kind is not Kind.NOTHING)
     if found.reason is None:
-        stock = sum(g.count for g in found.groups if g.layer.kind is Kind.RECURRENT)
-        if stock:
+        states = sum(group.count for group in found.recurrent)
+        if states:
+            kept = (
+                f", and the states of {states} recurrent layers."
+                if found.part is Part.BOTH
+                else f"; the {states} recurrent layers stay as stock vLLM runs them."
+            )
             return (
-                f"{found.model.name}: drafts would be staged in the {layers - stock} attention "
-                f"layers; the {stock} recurrent layers stay as stock vLLM runs them."
+                f"{found.model.name}: drafts would be staged in the {layers - states} attention "
+                f"layers{kept}"
             )
         keys = "; the indexers' keys are written directly" if found.indexed else ""
         return f"{found.model.name}: drafts would be staged, in {_all(layers)}{keys}."
@@ -63,7 +73,8 @@ def _setting(found: Support) -> str:
     return (
         f"{found.model.architecture or found.model.model_type} on {own.device.value}, vLLM's "
         f"{found.runner.value} runner, {backends}; {own.draft_tokens} drafts a window, cache "
-        f"{own.cache_dtype}. All attention layers are staged, or none is."
+        f"{own.cache_dtype}. Staged of K/V and states: {found.part.value}. All attention layers "
+        "are staged, or none is."
     )
 
 
@@ -110,6 +121,11 @@ def support_notes(found: Support) -> list[str]:
             "Steps in piecewise CUDA graphs, as those that run a prefill too, are written "
             f"directly: {BREAKABLE_CUDA_GRAPHS}."
         )
+    if found.part is Part.BOTH:
+        notes.append(
+            "States only with enable_prefix_caching=false: vLLM's default copies them at the end "
+            f"of each block ({mamba_cache_mode('align')})."
+        )
     if any((g.layer.head_dim or 0) > 256 and not g.layer.latent for g in found.groups):
         notes.append("Without FlashAttention 4 vLLM takes Triton.")
     return notes
@@ -123,6 +139,7 @@ def support_values(found: Support, methods: Sequence[MethodSupport]) -> dict[str
         "answer": {
             "outcome": found.outcome.value,
             "reason": found.reason,
+            "part": found.part.value,
             "sentence": answer(found),
         },
         "device": found.engine.device.value,

@@ -153,6 +153,9 @@ def test_a_hybrids_recurrent_states_are_predicted(plan: Run) -> None:
     assert "48 layers of gated delta net keep 151.0 MB a request in 32-bit" in flat(out)
     assert "recurrent states, read and written" in flat(out)
     assert "\nRecurrent states\n" in out
+    assert "% of a step's DRAM bytes with K/V and" in flat(out)
+    assert "staged: one state a request 618.2 MB 329.6 MB 947.8 MB" in flat(out)
+    assert "requests that fit an H200 (139 GiB) 91 312" in flat(out)
     _, out, _ = plan(*hybrid, "--json")
     told = json.loads(out)["predictions"][0]["recurrent"]
     one = 48 * 48 * 128 * 128 * 4
@@ -160,6 +163,20 @@ def test_a_hybrids_recurrent_states_are_predicted(plan: Run) -> None:
     columns = 48 * 10240 * 2
     assert told["predicted_bytes_read"] == 2 * (one + 3 * columns)
     assert told["predicted_bytes_written"] == 2 * (5 * one + 7 * columns)
+    record = 48 * (48 * 128 * 4 + 16 * 128 * 2 + 48 * 4)  # half of four drafts is accepted
+    assert told["predicted_staged_bytes_read"] == 2 * (2 * one + 3 * columns + 3 * record)
+    assert told["predicted_staged_bytes_written"] == 2 * (one + 7 * columns + 5 * record)
+    rows = 2 * 5 * 16 * 2 * 4 * 256 * 2
+    share = told["predicted_bytes_written"] / (told["predicted_bytes_written"] + rows)
+    assert told["predicted_share_of_writes"] == pytest.approx(share)
+    assert told["reserved_bytes_per_request"] == 5 * told["one_slot_bytes_per_request"]
+
+
+def test_what_is_not_built_is_said(plan: Run) -> None:
+    """Mamba2's bytes are shown, but the answer promises nothing."""
+    out = flat(plan("--config", str(CONFIGS / "Nemotron-H-56B.json"))[1])
+    assert "staged: one state a request, not built for Mamba2" in out
+    assert "% of a step's DRAM bytes. In launches" in out
 
 
 def test_other_models_have_no_recurrent_states(plan: Run) -> None:

@@ -42,29 +42,51 @@ def run_stock(dram: Dram, elements: int, size: int, tokens: list[int]) -> None:
             dram.write((place, n), value, size)
 
 
+def run_staged(dram: Dram, elements: int, size: int, tokens: list[int], accepted: int) -> None:
+    """Records of all tokens (3 bytes each) by one look at the state; one state by another."""
+    for n in range(elements):
+        dram.read(("committed", n), size)
+    for place, token in enumerate(tokens):
+        dram.write(("record", place), token, 3)
+    kept = sum(dram.read(("record", place), 3) for place in range(1 + accepted))
+    for n in range(elements):
+        dram.write((accepted, n), dram.read(("committed", n), size) + kept, size)
+
+
 @given(
     shape=st.tuples(*[st.integers(1, 3)] * 3),
     requests=st.integers(1, 3),
     layers=st.integers(1, 2),
     drafts=st.integers(1, 6),
     wide=st.booleans(),
+    data=st.data(),
 )
 def test_bytes_are_those_of_windows_walked_by_hand(
-    shape: tuple[int, ...], requests: int, layers: int, drafts: int, wide: bool
+    shape: tuple[int, ...], requests: int, layers: int, drafts: int, wide: bool, data: Any
 ) -> None:
     heads, rows, columns = shape
     bits = 32 if wide else 16
-    state = RecurrentState("toy", heads, rows, columns, 5, 4, bits, 16, 0)
+    state = RecurrentState("toy", heads, rows, columns, 5, 4, bits, 16, 0, record_bits=24)
     elements = heads * rows * columns
-    read = written = 0
-    for _ in range(requests * layers):
-        dram = Dram({("committed", n): 7 * n for n in range(elements)})
-        run_stock(dram, elements, bits // 8, list(range(1, drafts + 2)))
-        assert [dram.cells[0, n] for n in range(elements)] == [7 * n + 1 for n in range(elements)]
-        read += dram.read_bytes + (4 - 1) * 5 * 2
-        written += dram.written_bytes + (4 - 1 + drafts) * 5 * 2
-    found = RecurrentLayers(layers, state).moved(requests, drafts)
-    assert (found.read, found.written) == pytest.approx((read, written))
+    accepted = data.draw(st.lists(st.integers(0, drafts), min_size=requests, max_size=requests))
+    moved = {"stock": [0, 0], "staged": [0, 0]}
+    for committed in accepted * layers:
+        tokens, size = list(range(1, drafts + 2)), bits // 8
+        drams = {way: Dram({("committed", n): 7 * n for n in range(elements)}) for way in moved}
+        run_stock(drams["stock"], elements, size, tokens)
+        run_staged(drams["staged"], elements, size, tokens, committed)
+        for way, dram in drams.items():
+            read_next = [dram.cells[committed, n] for n in range(elements)]
+            assert read_next == [7 * n + sum(tokens[: committed + 1]) for n in range(elements)]
+            moved[way][0] += dram.read_bytes + (4 - 1) * 5 * 2
+            moved[way][1] += dram.written_bytes + (4 - 1 + drafts) * 5 * 2
+    all_layers = RecurrentLayers(layers, state)
+    stock, staged = (
+        all_layers.moved(requests, drafts),
+        all_layers.staged(requests, drafts, sum(accepted)),
+    )
+    assert [stock.read, stock.written] == pytest.approx(moved["stock"])
+    assert [staged.read, staged.written] == pytest.approx(moved["staged"])
 
 
 def test_qwen3_nexts_states_in_float32_are_75_mb_a_request_and_draft() -> None:
@@ -98,8 +120,28 @@ def test_published_hybrids(
     ) == len(shape.layers)  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        # u of each value head and g in float32; k of each key head in bfloat16
+        ("Qwen3-Next-80B-A3B", 32 * 128 * 4 + 32 * 4 + 16 * 128 * 2),
+        # vLLM's RecoverSSM: [heads, tokens, 128] in float32 and [heads, tokens, 256] in bfloat16
+        ("Kimi-Linear-48B-A3B", 32 * 128 * 4 + 32 * 256 * 2),
+        # vLLM's ReplaySSM: x and B in bfloat16, dt in float32
+        ("Nemotron-H-56B", 256 * 64 * 2 + 8 * 256 * 2 + 256 * 4),
+    ],
+)
+def test_records_of_one_token(name: str, size: int) -> None:
+    layers = recurrent(name)
+    assert layers.state.record_bits == 8 * size
+    more, fewer = (layers.staged(1, drafts, 2) for drafts in (5, 4))
+    column = layers.state.conv_column_bytes()
+    assert more.written - fewer.written == layers.count * (size + column)
+
+
 def test_ranks_share_the_heads() -> None:
     layers = recurrent("Qwen3.5-27B")
+    assert layers.staged(1, 4, 2, ranks=4).total == layers.staged(1, 4, 2).total / 4
     assert layers.moved(1, 4, ranks=4).total == layers.moved(1, 4).total / 4
     assert published("Qwen3.5-27B").fits_ranks(4)
     assert not published("Qwen3-Next-80B-A3B", linear_num_value_heads=6).fits_ranks(4)

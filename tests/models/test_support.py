@@ -14,6 +14,7 @@ from nwor_bench.models.methods import NOT_ON_CPU, Method
 from nwor_bench.models.pairs.local import find_config
 from nwor_bench.models.support.facts import (
     OWN_ATTENTION,
+    STATE_LAYERS,
     Device,
     EngineFacts,
     ModelFacts,
@@ -131,6 +132,29 @@ def test_layers_are_told_by_themselves() -> None:
     assert [row[3] for row in layer_rows(blocks)] == [
         "recurrent_layers", "nothing to stage", "could be staged",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "part", "states"),
+    [
+        ("Qwen3-Next-80B-A3B", {}, "both", None),
+        ("Qwen3.5-27B", {}, "both", None),
+        ("Qwen3-Next-80B-A3B", {"model_type": "olmo_hybrid"}, "K/V",
+         "unsupported_states:OlmoHybridGatedDeltaNetAttention"),
+        ("Qwen3-Next-80B-A3B", {"head_dim": 520}, "none", None),
+        ("Nemotron-H-56B", {}, "K/V", "unsupported_states:MambaMixer2"),
+        ("Kimi-Linear-48B-A3B", {}, "none", "recurrent_layers"),
+        ("Llama-3.2-3B", {}, "K/V", None),
+    ],
+)  # fmt: skip
+def test_which_part_is_staged(
+    name: str, changes: dict[str, Any], part: str, states: str | None
+) -> None:
+    config = json.loads((CHECKOUT / f"tests/data/configs/{name}.json").read_text())
+    found = predict_support(read_facts({**config, **changes}, "m", FIELD, "m"), EngineFacts())
+    assert found.part.value == part
+    assert [group.reason for group in found.recurrent] == [states] * len(found.recurrent)
+    assert (len(found.recurrent) == 0) == name.startswith("Llama")
 
 
 def test_an_indexers_keys_are_said_to_be_written_directly() -> None:
@@ -310,6 +334,8 @@ def test_every_method_is_on_the_page_and_the_tests_that_it_names_are_there() -> 
 @pytest.mark.slow  # imports vLLM and Triton
 def test_what_is_copied_from_vllm_and_the_kernel_is_theirs() -> None:
     from vllm.config.vllm import DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES
+    from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
+    from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
     from vllm.model_executor.models.registry import _VLLM_MODELS
 
     from nwor_kernels.verify_attention import tuning
@@ -318,4 +344,6 @@ def test_what_is_copied_from_vllm_and_the_kernel_is_theirs() -> None:
     assert newest == {*OWN_ATTENTION, "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"}
     for name, package in OWN_ATTENTION.items():
         assert f"vllm.models.{package}" in _VLLM_MODELS[name][0]
+    states = (QwenGatedDeltaNetAttention, MambaMixer2)
+    assert tuple(STATE_LAYERS.values()) == tuple(layer.__name__ for layer in states)
     assert (MOST_HEAD_DIM, MOST_WINDOW_TOKENS) == (tuning.MAX_HEAD_DIM, tuning.MAX_QUERY_LEN)

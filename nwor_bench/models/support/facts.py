@@ -9,9 +9,14 @@ from nwor_bench.errors import ConfigError
 from nwor_bench.models.config_json import has_latent_rows, read_latent_row, read_layer_heads
 from nwor_bench.models.config_reader import Config, ConfigReader, Kind, kinds_of
 from nwor_bench.models.methods import mtp_layers
+from nwor_bench.models.recurrent import read_state
 
 _MM_PREFIX = ("bagel", "gemma3", "molmo2", "moondream3", "paligemma")
 """Model types whose images see themselves in both directions, by vLLM's list."""
+
+STAGED_STATES = "QwenGatedDeltaNetAttention"
+STATE_LAYERS = {"gated delta net": STAGED_STATES, "Mamba2": "MambaMixer2"}
+"""vLLM's classes of recurrent layers; with the others' K/V nothing is staged anyway."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,7 @@ class LayerFacts:
         alibi: its attention has ALiBi's slopes.
         value_dim: size of its values, if it differs from its keys'.
         shares_kv: it reads another layer's K/V.
+        states: vLLM's class of a recurrent layer; None if the config does not give its states.
     """
 
     kind: Kind
@@ -39,6 +45,7 @@ class LayerFacts:
     alibi: bool = False
     value_dim: int | None = None
     shares_kv: bool = False
+    states: str | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,7 @@ def read_facts(config: Config, name: str, field: str, source: str) -> ModelFacts
 
 def _layer(reader: ConfigReader, kind: Kind, place: int, *, shares_kv: bool) -> LayerFacts:
     if kind in (Kind.RECURRENT, Kind.NOTHING):
-        return LayerFacts(kind)
+        return LayerFacts(kind, states=_state_layer(reader) if kind is Kind.RECURRENT else None)
     text = reader.config
     latent = has_latent_rows(text) or _compressed(text)
     window = {Kind.SLIDING: "sliding_window", Kind.CHUNKED: "attention_chunk_size"}.get(kind, "")
@@ -116,6 +123,16 @@ def _layer(reader: ConfigReader, kind: Kind, place: int, *, shares_kv: bool) -> 
         value_dim=None if latent else value_dim,
         shares_kv=shares_kv,
     )
+
+
+def _state_layer(reader: ConfigReader) -> str | None:
+    """vLLM's class of a model's recurrent layers."""
+    try:
+        kind = read_state(reader).kind
+    except ConfigError:
+        return None
+    olmo = str(reader.config.get("model_type", "")).startswith("olmo")
+    return "OlmoHybridGatedDeltaNetAttention" if olmo else STATE_LAYERS.get(kind)
 
 
 def _compressed(text: Config) -> bool:

@@ -1,8 +1,8 @@
 """The plugin's decision for a model's drafts, from its config.json.
 
 The checks come in the order of `set_up_staging` in the plugin's runners, so the first reason is the
-one that it would report. All attention layers of the target stage, or none; recurrent layers beside
-them stay stock.
+one that it would report. All attention layers of the target stage, or none; if they do, the states
+of gated delta nets beside them stage too, and those of other recurrent layers stay stock.
 """
 
 from collections import Counter
@@ -19,6 +19,7 @@ from nwor_bench.models.support.facts import (
     READ_AGAIN,
     SPARSE_LATENT,
     STAGEABLE,
+    STAGED_STATES,
     Device,
     EngineFacts,
     LayerFacts,
@@ -44,6 +45,14 @@ class Outcome(StrEnum):
     REFUSED = "refused"
 
 
+class Part(StrEnum):
+    """What of a window is staged."""
+
+    KV = "K/V"
+    BOTH = "both"
+    NONE = "none"
+
+
 @dataclass(frozen=True)
 class LayerGroup:
     """Layers that are alike, and why they would be written directly; None if they stage."""
@@ -63,6 +72,19 @@ class Support:
     runner: Runner
     groups: tuple[LayerGroup, ...]
     reason: str | None
+
+    @property
+    def recurrent(self) -> tuple[LayerGroup, ...]:
+        """The layers that keep states only."""
+        return tuple(g for g in self.groups if g.layer.kind is Kind.RECURRENT)
+
+    @property
+    def part(self) -> Part:
+        """What is staged of a window."""
+        if self.reason is not None:
+            return Part.NONE
+        staged = self.recurrent and not any(group.reason for group in self.recurrent)
+        return Part.BOTH if staged else Part.KV
 
     @property
     def outcome(self) -> Outcome:
@@ -118,11 +140,14 @@ def _why_runner(model: ModelFacts) -> str | None:
 def why_layer(layer: LayerFacts, model: ModelFacts, engine: EngineFacts) -> str | None:
     """The reason of one layer by itself; None if it could be staged, or has nothing to stage.
 
-    A recurrent layer always stays stock, whether or not the others stage.
+    A recurrent layer that could not be staged stays stock, whether or not the others stage.
     """
+    if layer.kind is Kind.RECURRENT and layer.states != STAGED_STATES:
+        known = layer.states
+        return reasons.RECURRENT_LAYERS if known is None else reasons.unsupported_states(known)
     attention = attention_of(layer, model, engine.device, engine.cache_dtype)
     if attention is None:
-        return reasons.RECURRENT_LAYERS if layer.kind is Kind.RECURRENT else None
+        return None
     on_cpu = engine.device is Device.CPU
     served = attention.implementation in STAGEABLE[engine.device]
     if layer.sparse and not on_cpu:

@@ -95,6 +95,35 @@ def output(*arguments: str) -> str:
     return result.output
 
 
+@pytest.mark.slow  # imports transformers
+@pytest.mark.parametrize(
+    ("name", "family", "scaled"),
+    [
+        ("nemotron-h-shape", "NemotronHConfig", {"num_hidden_layers", "hybrid_override_pattern"}),
+        ("kimi-linear-shape", "KimiLinearConfig", {"num_hidden_layers", "num_experts", "head_dim"}),
+    ],
+)
+def test_sizes_of_hybrids_are_the_published_models(
+    name: str, family: str, scaled: set[str]
+) -> None:
+    """transformers' defaults are those of Nemotron-H-8B and Kimi-Linear-48B-A3B."""
+    import transformers
+
+    source = load_pair(name).shape
+    assert source is not None
+    own, linear = source.target, source.target.get("linear_attn_config", {})
+    default = getattr(transformers, family)()
+    names = {"linear_head_dim": "head_dim", "linear_num_heads": "num_heads",
+             "linear_conv_kernel_dim": "short_conv_kernel_size"}  # fmt: skip
+    for key, part in names.items():
+        assert linear.get(part) == getattr(default, key, None)
+    left = {"architectures", "dtype", "vocab_size", "max_position_embeddings", "rms_norm_eps",
+            "bos_token_id", "eos_token_id", "pad_token_id", *scaled}  # fmt: skip
+    compared = {k: v for k, v in own.items() if k not in left and hasattr(default, k)}
+    assert {key: getattr(default, key) for key in compared} == compared
+    assert len(compared) >= 15
+
+
 @pytest.mark.slow
 def test_list_names_every_pair_within_80_columns() -> None:
     text = output("list")

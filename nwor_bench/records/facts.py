@@ -101,6 +101,14 @@ class EngineStatus(JsonPart):
     """How staged K/V is held on a GPU; see `StageBy`."""
     bytes_per_token: int | None = None
     """Bytes that one token's K and V take over all target layers; None if nothing stages."""
+    state_layers: int | None = None
+    """Recurrent layers whose states are staged beside the K/V; 0 if stock keeps them."""
+    states_unavailable: str | None = None
+    """Why stock keeps the recurrent states; None if they are staged, or there are none."""
+    state_bytes: int | None = None
+    """Bytes of one request's states in these layers; None if none is staged."""
+    state_record_bytes: int | None = None
+    """Bytes of the buffers in which a window's tokens are kept for the states' commit."""
     rejection_sample_method: str | None = None
     """vLLM's; with "synthetic" acceptance does not follow the target."""
     block_size: int | None = None

@@ -50,6 +50,12 @@ KV_TRANSFER = "kv_transfer"
 BATCH_INVARIANT = "batch_invariant"
 """VLLM_BATCH_INVARIANT=1: our attention splits a request's context by the whole batch."""
 RSWA_WINDOW = "rswa_window"
+STATES_NOT_CALLED = "states:not_called"
+"""The step was staged, but the recurrent layers ran as captured from stock."""
+STATES_WITHOUT_WINDOW = "states:no_window"
+"""vLLM runs no row of the step as a window."""
+STATES_OF_TOO_MANY = "states:more_requests_than_records"
+"""More requests than the records of their tokens have room for."""
 NO_CUDA = "no_cuda"
 """SCV's kernel and graphs need a CUDA device: the host validates."""
 SLOWER_THAN_STOCK = "slower_than_stock"
@@ -84,6 +90,16 @@ ALREADY_WRITTEN = "attention:kv_cache_update_bypass"
 def attention_metadata(builder: str) -> str:
     """A builder whose metadata do not have one row for each request."""
     return f"attention_metadata:{builder}"
+
+
+def unsupported_states(kind: str) -> str:
+    """States that stock vLLM writes in every mode: of a layer of another kind."""
+    return f"unsupported_states:{kind}"
+
+
+def mamba_cache_mode(mode: str) -> str:
+    """With prefix caching vLLM copies states at the end of each block."""
+    return f"mamba_cache_mode:{mode}"
 
 
 def attention_type(kind: str) -> str:

@@ -136,6 +136,13 @@ class MeasuredWindow:
     control_tokens: int = 0
     """Draft tokens that were written directly, and that attention read from the window all the
     same; in mode control only."""
+    states_committed: int = 0
+    """Recurrent states that the commit wrote: one a request and layer; 0 if stock wrote them."""
+    states_avoided: int = 0
+    """States that stock would have written beside them: one a draft token and layer."""
+    states_reason: str | None = None
+    """Why stock wrote the recurrent states of a staged window; None if it did not, or there are
+    none."""
     wall_ms: float | None = None
     """From the start of this window's step to the next step's; on the V1 runner only the step."""
     forward_ms: float | None = None

@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
-from torch import Tensor
-
 from nwor_bench.plugin.late_counts import LateCounts, read_without_waiting
 from nwor_bench.plugin.layers import StagedLayers, attention_layers
 from nwor_bench.plugin.patching import Patch, PatchSet
@@ -110,7 +108,8 @@ class RunnerHook(ABC):
         if self.layers.recurrent:
             reason = self._vote.settle(self.states_unavailable)
             self.states_unavailable = reason or self.staging_unavailable
-        if self.states_unavailable is not None:
+        if self.states is not None and self.states_unavailable is not None:
+            self.states.give_up(self.states_unavailable)
             self.states = None
         if self.staging_unavailable is not None:
             self._drop_staging()
@@ -215,14 +214,9 @@ class RunnerHook(ABC):
     def _allocate_states(self) -> None:
         """Make the states' records as staging is switched on; without room stock keeps them."""
         states = self.states
-        if states is not None:
+        if states is not None and states.unavailable is None:
             states.give_up(self._vote.settle(states.allocate()))
             self.states_unavailable = states.unavailable
-
-    def _commit_states(self, step: Step, num_sampled: Tensor) -> None:
-        """Write the states of the window that a step verified; before its K/V window is closed."""
-        if self.states is not None:
-            step.state_layers, step.states_reason = self.states.commit(num_sampled)
 
     @property
     def _alarm(self) -> str | None:

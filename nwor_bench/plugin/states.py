@@ -23,6 +23,7 @@ from nwor_bench.plugin import refusals
 from nwor_bench.plugin.layers import StagingUnavailable, TargetLayers, logger
 from nwor_bench.plugin.window import Window
 from nwor_bench.records import fallback_reasons as reasons
+from nwor_bench.records.fallback_reasons import Fault
 from nwor_kernels.gated_delta.records import GatedNorm, WindowRecords, allocate_records
 from nwor_kernels.gated_delta.reference import commit_states_reference
 
@@ -53,12 +54,40 @@ class StateTables(NamedTuple):
     accepted: Tensor
     """[requests] int32, tokens that the window before left."""
 
+    @property
+    def place(self) -> tuple[tuple[int, ...], ...]:
+        """Address and layout of each group's indices: vLLM keeps them in buffers of its own."""
+        return tuple((each.data_ptr(), each.stride(0), *each.shape) for each in self.indices)
+
+
+Commit = Callable[[Tensor, Tensor], None]
+"""Writes the states, given tokens that the window before left and those that are committed."""
+
 
 class StateKernels(NamedTuple):
-    """What verifies a layer's window, and what commits all layers' (see `gated_delta.reference`)."""
+    """What verifies a layer's window, and what commits those of all (`gated_delta.reference`)."""
 
     verify: Callable[..., None]
-    commit: Callable[..., None]
+    commit: Callable[[Sequence[Tensor], Sequence[int], Sequence[Tensor], WindowRecords], Commit]
+    """Makes the commit of these states, groups, indices of each group and records."""
+
+
+def reference_commit(
+    states: Sequence[Tensor],
+    groups: Sequence[int],
+    indices: Sequence[Tensor],
+    records: WindowRecords,
+) -> Commit:
+    """A commit in plain torch."""
+
+    def commit(accepted: Tensor, committed: Tensor) -> None:
+        commit_states_reference(states, groups, indices, accepted, committed, records)
+
+    return commit
+
+
+MOST_COMMITS = 256
+"""Commits kept for the steps to come, each for a place of the indices."""
 
 
 class StateOutcome(NamedTuple):
@@ -68,9 +97,6 @@ class StateOutcome(NamedTuple):
     """Layers whose states the commit wrote; 0 if stock wrote them all."""
     reason: str | None
     """Why stock wrote them though the window was staged, or why the commit failed at first."""
-
-
-NOTHING = StateOutcome(0, None)
 
 
 class WindowStates:
@@ -103,6 +129,7 @@ class WindowStates:
         self._kernels = kernels
         self._records: WindowRecords | None = None
         self._groups = [layer.group for layer in self.layers]
+        self._commits: dict[tuple[tuple[int, ...], ...], Commit] = {}
         self._found: dict[int, Tensor] = {}
         self._accepted: Tensor | None = None
         self._staged: list[int] = []
@@ -133,7 +160,7 @@ class WindowStates:
                 window=self._length,
                 dtype=self._dtype,
                 device=first.state.device,
-                **_shape_of(first),
+                **shape_of(first),
             )
             self._warm_up()
         except Exception as fault:  # out of memory, or a kernel that does not compile
@@ -145,11 +172,12 @@ class WindowStates:
         """Leave all states to stock for good; None: do nothing."""
         if reason is not None:
             self.unavailable, self._records = reason, None
+            self._commits.clear()
 
     def _warm_up(self) -> None:
         """Run both kernels on a request without a slot: nothing is written."""
         first, device = self.layers[0], self.layers[0].state.device
-        shape, rows = _shape_of(first), self._length
+        shape, rows = shape_of(first), self._length
         heads, width = shape["value_heads"], shape["value_dim"]
         channels = 2 * shape["key_heads"] * shape["key_dim"] + heads * width
         zeros = torch.zeros(rows, channels, dtype=self._dtype, device=device)
@@ -161,7 +189,8 @@ class WindowStates:
         tables = StateTables((slots,) * (1 + max(self._groups)), one)
         for states in (False, True):
             self._run(first, 0, zeros, gates, gates, slots, one, bounds, out, None, states)
-        self._launch(list(range(len(self.layers))), tables, one)
+        self._commit_of(range(len(self.layers)), tables)(one, one)
+        self._commits.clear()
 
     # While the forward runs.
 
@@ -234,10 +263,17 @@ class WindowStates:
 
         Returns:
             A reason if stock writes them; None: nothing is to be committed (mode control).
+
+        Raises:
+            StagingUnavailable: some layers staged, and others did not.
         """
-        if self._staged and len(self._staged) < len(self.layers):
-            return reasons.STATES_NOT_CALLED
-        return self._collected() if self._staged else self._reason
+        if not self._staged:
+            return self._reason
+        if len(self._staged) < len(self.layers):
+            raise StagingUnavailable(reasons.STATES_NOT_CALLED)
+        tables = self._collected()
+        self._commit_of(self._staged, tables)  # made now: it waits for the device
+        return tables
 
     def replayed(self, tables: StateTables | str | None) -> None:
         """A captured graph ran the forward with these tables."""
@@ -266,11 +302,12 @@ class WindowStates:
         tables = self._tables or self._collected()
         committed = num_sampled.clamp(min=1)
         try:
-            self._launch(staged, tables, committed)
+            self._commit_of(staged, tables)(tables.accepted, committed)
         except Exception as fault:
             logger.exception("nwor: states are committed in plain torch")
-            reason = f"commit:states:{type(fault).__name__}"
-            self._launch(staged, tables, committed, commit_states_reference)
+            reason = f"{Fault.COMMIT}:states:{type(fault).__name__}"
+            commit = self._made(staged, tables, reference_commit)
+            commit(tables.accepted, committed)
         self.drop()
         return StateOutcome(len(staged), reason)
 
@@ -287,20 +324,27 @@ class WindowStates:
         # A group none of whose layers staged is never looked at.
         return StateTables(tuple(self._found.get(group, some) for group in groups), self._accepted)
 
-    def _launch(
-        self,
-        staged: Sequence[int],
-        tables: StateTables,
-        committed: Tensor,
-        commit: Callable[..., None] | None = None,
-    ) -> None:
+    def _commit_of(self, staged: Sequence[int], tables: StateTables) -> Commit:
+        if len(staged) < len(self.layers):  # the window fell back while its forward ran
+            return self._made(staged, tables, self._kernels.commit)
+        place = tables.place
+        found = self._commits.get(place)
+        if found is None:
+            if len(self._commits) >= MOST_COMMITS:
+                self._commits.clear()
+            found = self._commits[place] = self._made(staged, tables, self._kernels.commit)
+        return found
+
+    def _made(
+        self, staged: Sequence[int], tables: StateTables, commit: Callable[..., Commit]
+    ) -> Commit:
         assert self._records is not None
-        states, groups, records = [layer.state for layer in self.layers], self._groups, self._records
-        if len(staged) < len(states):  # the window fell back while its forward ran
-            states, groups = ([each[number] for number in staged] for each in (states, groups))
+        layers, records = self.layers, self._records
+        if len(staged) < len(layers):
+            layers = [layers[number] for number in staged]
             records = WindowRecords(*(part[list(staged)] for part in records))
-        launch = commit or self._kernels.commit
-        launch(states, groups, tables.indices, tables.accepted, committed, records)
+        states, groups = [layer.state for layer in layers], [layer.group for layer in layers]
+        return commit(states, groups, tables.indices, records)
 
 
 def why_stock(metadata: Any, requests: int) -> str | None:
@@ -314,7 +358,8 @@ def why_stock(metadata: Any, requests: int) -> str | None:
     return None
 
 
-def _shape_of(layer: StateLayer) -> dict[str, int]:
+def shape_of(layer: StateLayer) -> dict[str, int]:
+    """Heads and head sizes of this rank, as `gated_delta` names them."""
     _, value_heads, value_dim, key_dim = layer.state.shape
     own = layer.layer
     return {
@@ -327,7 +372,7 @@ def _shape_of(layer: StateLayer) -> dict[str, int]:
 
 def record_bytes(layers: Sequence[StateLayer], length: int, dtype: torch.dtype) -> int:
     """Bytes of the records of one request: 20.6 KB a token and layer in Qwen3-Next."""
-    shape = _shape_of(layers[0])
+    shape = shape_of(layers[0])
     token = shape["key_heads"] * shape["key_dim"] * dtype.itemsize
     token += 4 * shape["value_heads"] * (shape["value_dim"] + 1)
     return len(layers) * length * token

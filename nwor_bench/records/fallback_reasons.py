@@ -28,6 +28,11 @@ def fault_of(reason: str) -> Fault | None:
     return next((fault for part in parts for fault in Fault if part == fault), None)
 
 
+def commit_fault(reason: str | None) -> str | None:
+    """The reason, if a commit failed; else None."""
+    return reason if reason is not None and fault_of(reason) is Fault.COMMIT else None
+
+
 RECURRENT_LAYERS = "recurrent_layers"
 """Mamba, gated delta net, short convolution and no attention: a state instead of K/V."""
 SPARSE_INDEXER = "sparse_indexer"

@@ -1,4 +1,4 @@
-"""Turn a tiny Llama into a hybrid as Qwen3-Next is: gated delta nets before its attention layers."""
+"""Turn a tiny Llama into a Qwen3-Next: gated delta nets before its attention layers."""
 
 from typing import Any
 
@@ -10,6 +10,10 @@ KEY_HEADS, VALUE_HEADS, WIDTH, KERNEL = 2, 4, 128, 4
 """Of each gated delta net; vLLM's CPU kernels need heads of 128."""
 
 EXPERTS = 2
+
+MIXER, MLP = 0.3, 0.1
+"""Factors of what a gated delta net and its MLP add: the drafter, which has none, then often
+guesses what the target says, and what the target says still depends on their states."""
 
 OWN = {
     "linear_num_key_heads": KEY_HEADS,
@@ -94,10 +98,11 @@ def _delta_net(
         "dt_bias": normal(VALUE_HEADS, std=0.5),
         "A_log": np.log(rng.uniform(0.01, 2.0, VALUE_HEADS)).astype(np.float32),
         "norm.weight": np.ones(WIDTH, np.float32),
-        "out_proj.weight": normal(hidden, values, std=values**-0.5),
+        "out_proj.weight": normal(hidden, values, std=MIXER * values**-0.5),
     }
     old = "model.layers.0.mlp."
     mlp = {n.replace(old, f"{prefix}mlp."): w for n, w in target.items() if n.startswith(old)}
+    mlp[f"{prefix}mlp.down_proj.weight"] = mlp[f"{prefix}mlp.down_proj.weight"] * np.float32(MLP)
     return {f"{prefix}linear_attn.{n}": w for n, w in own.items()} | mlp | _norms(config, prefix)
 
 

@@ -15,13 +15,13 @@ from vllm.forward_context import get_forward_context
 
 from nwor_bench.plugin.layers import TargetLayers, set_up
 from nwor_bench.plugin.patching import Patch
-from nwor_bench.plugin.states import StateKernels, WindowStates, find_states
+from nwor_bench.plugin.states import StateKernels, WindowStates, find_states, reference_commit
 from nwor_bench.plugin.window import Window
-from nwor_kernels.gated_delta.reference import commit_states_reference, verify_window_reference
+from nwor_kernels.gated_delta.reference import verify_window_reference
 
 OPERATOR = "fused_sigmoid_gating_delta_rule_update_spec_cpu"
 
-KERNELS = StateKernels(verify_window_reference, commit_states_reference)
+KERNELS = StateKernels(verify_window_reference, reference_commit)
 
 
 def set_up_states(

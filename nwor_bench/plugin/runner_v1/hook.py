@@ -35,7 +35,7 @@ from nwor_bench.plugin.scheduler_output import (
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.step import Step
 from nwor_bench.plugin.window import Window, WindowBatch
-from nwor_bench.records.fallback_reasons import BESIDE_PREFILL
+from nwor_bench.records.fallback_reasons import BESIDE_PREFILL, commit_fault
 from nwor_bench.records.types import NworMode, ScvMode
 
 logger = logging.getLogger("vllm.nwor_bench")
@@ -242,9 +242,10 @@ class V1RunnerHook(RunnerHook):
     def _validate_and_commit(self, step: Step, sampled_token_ids: Tensor) -> None:
         window = self.window
         staged = window is not None and window.batch is not None
-        if staged:
+        if staged and self.states is not None:
             # As vLLM counts them for its next step, whatever the validator finds.
-            self._commit_states(step, (sampled_token_ids != -1).sum(dim=1, dtype=torch.int32))
+            counts = (sampled_token_ids != -1).sum(dim=1, dtype=torch.int32)
+            step.state_layers, step.states_reason = self.states.commit(counts)
         if window is not None and staged and window.is_control:
             window.end_control()
             self._check(window, sampled_token_ids)
@@ -257,7 +258,7 @@ class V1RunnerHook(RunnerHook):
         step.host_ms["mask_ms"] = _ms_since(started)
         if window is not None and staged:
             started = time.perf_counter()
-            self._commit(window, validation)
+            self._commit(window, validation, commit_fault(step.states_reason))
             step.committed_tokens = self.buffers.committed_tokens if self.buffers else 0
             self._check(window, sampled_token_ids)
             step.host_ms["commit_ms"] = _ms_since(started)
@@ -277,11 +278,11 @@ class V1RunnerHook(RunnerHook):
         step.scv_path, step.scv_fallback_reason = "host", found.fallback_reason
         return found
 
-    def _commit(self, window: Window, validation: Validation | None) -> None:
+    def _commit(self, window: Window, validation: Validation | None, fault: str | None) -> None:
         num_accepted = validation.num_accepted if validation else []
         if validation is not None and window.accept(validation.accepted):
             window.commit()
-        reason = self._vote.settle(self._alarm or window.fallback_reason, num_accepted)
+        reason = self._vote.settle(fault or self._alarm or window.fallback_reason, num_accepted)
         if reason is not None:
             window.withdraw(reason)
 

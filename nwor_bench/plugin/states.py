@@ -144,9 +144,14 @@ class WindowStates:
         return sum(layer.state_bytes for layer in self.layers)
 
     @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's records in all layers."""
+        return token_bytes(self.layers, self._dtype)
+
+    @property
     def record_bytes(self) -> int:
         """Bytes of the record buffers."""
-        return record_bytes(self.layers, self._length, self._dtype) * self.requests
+        return self.token_bytes * self._length * self.requests
 
     def allocate(self) -> str | None:
         """Allocate the records and run the kernels on padding once; why that failed, else None."""
@@ -370,12 +375,11 @@ def shape_of(layer: StateLayer) -> dict[str, int]:
     }
 
 
-def record_bytes(layers: Sequence[StateLayer], length: int, dtype: torch.dtype) -> int:
-    """Bytes of the records of one request: 20.6 KB a token and layer in Qwen3-Next."""
+def token_bytes(layers: Sequence[StateLayer], dtype: torch.dtype) -> int:
+    """Bytes of the records of one token: 20.6 KB a layer in Qwen3-Next."""
     shape = shape_of(layers[0])
-    token = shape["key_heads"] * shape["key_dim"] * dtype.itemsize
-    token += 4 * shape["value_heads"] * (shape["value_dim"] + 1)
-    return len(layers) * length * token
+    keys = shape["key_heads"] * shape["key_dim"] * dtype.itemsize
+    return len(layers) * (keys + 4 * shape["value_heads"] * (shape["value_dim"] + 1))
 
 
 def find_states(

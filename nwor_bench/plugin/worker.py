@@ -173,6 +173,7 @@ class NworWorkerExtension:
             "states_unavailable": hook.states_unavailable,
             "state_bytes": hook.states.bytes_per_request if hook.states else None,
             "state_record_bytes": hook.states.record_bytes if hook.states else None,
+            "state_record_token_bytes": hook.states.token_bytes if hook.states else None,
             "rejection_sample_method": config.speculative_config.rejection_sample_method,
             "block_size": config.cache_config.block_size,
             "num_gpu_blocks": config.cache_config.num_gpu_blocks,

@@ -20,8 +20,8 @@ from nwor_bench.plugin.states import (
     StateLayer,
     WindowStates,
     find_states,
-    record_bytes,
     shape_of,
+    token_bytes,
 )
 from nwor_bench.plugin.window import Window
 from nwor_bench.records import fallback_reasons as reasons
@@ -52,7 +52,7 @@ def set_up_states(
         _check(layers[0], length, runner)
         requests = runner.max_num_reqs
         if memory_bytes is not None:
-            one = record_bytes(layers, length, runner.dtype)
+            one = length * token_bytes(layers, runner.dtype)
             requests = min(requests, memory_bytes // REFERENCED_PART // one)
         sizes = {"length": length, "requests": requests, "dtype": runner.dtype}
         return WindowStates(layers, window, kernels=KERNELS, **sizes)

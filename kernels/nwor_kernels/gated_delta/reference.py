@@ -68,9 +68,9 @@ def verify_window_reference(
     key_dim, window = state.shape[3], records.u.shape[1]
     value_heads, value_dim = state.shape[1:3]
     key_heads = records.k.shape[2]
-    q, k, v = mixed.split([key_heads * key_dim] * 2 + [value_heads * value_dim], dim=-1)
-    q, k = (part.unflatten(-1, (key_heads, key_dim)) for part in (q, k))
-    v = v.unflatten(-1, (value_heads, value_dim))
+    q, k, v = torch.split(mixed, [key_heads * key_dim] * 2 + [value_heads * value_dim], dim=-1)
+    q, k = (part.view(-1, key_heads, key_dim) for part in (q, k))
+    v = v.view(-1, value_heads, value_dim)
     g = -A_log.float().exp() * functional.softplus(a.float() + dt_bias.float(), threshold=20.0)
     beta = b.float().sigmoid()
     requests = state_indices.shape[0]
@@ -128,7 +128,7 @@ def commit_states_reference(
         u, k, g = records.layer(layer)
         table = state_indices[group][:requests]
         source, target = _slots(table, accepted[:requests]), _slots(table, committed)
-        rows = ((committed > 0) & (source > 0) & (target > 0)).nonzero()[:, 0]
+        rows = ((source > 0) & (target > 0)).nonzero()[:, 0]
         current = state[source[rows]].float()
         repeats = u.shape[2] // k.shape[2]
         for token in range(u.shape[1]):
@@ -141,9 +141,10 @@ def commit_states_reference(
 
 
 def _slots(table: Tensor, count: Tensor) -> Tensor:
-    """Each row's slot after `count` tokens, [requests] int64."""
+    """Each row's slot after `count` tokens, [requests] int64; 0 (null) if it has none."""
     column = (count.long() - 1).clamp(0, table.shape[1] - 1)
-    return table.gather(1, column[:, None])[:, 0].long()
+    slot = table.gather(1, column[:, None])[:, 0].long()
+    return slot.where(column == count - 1, 0)
 
 
 def _normalised(vectors: Tensor, value_heads: int) -> tuple[Tensor, Tensor]:

@@ -150,7 +150,7 @@ class EngineStatus(JsonPart):
     @property
     def staged_parts(self) -> str | None:
         """What mode stage keeps out of the cache; None if it is nothing, or not known."""
-        if self.staging_unavailable is not None or not self.staging_buffers:
+        if self.staging_unavailable is not None or self.state_layers is None:
             return None
         if self.states_unavailable is not None:
             return f"K/V (states by stock: {self.states_unavailable})"

@@ -79,8 +79,8 @@ def window_records(
                 bytes_staged=in_bytes(window["staged_tokens"]),
                 bytes_committed=in_bytes(window["committed_tokens"]),
                 bytes_avoided=in_bytes(window["rejected_tokens"]),
-                state_bytes_committed=in_bytes(window["states_committed"], bytes_per_state),
-                state_bytes_avoided=in_bytes(window["states_avoided"], bytes_per_state),
+                state_bytes_committed=in_bytes(window.get("states_committed", 0), bytes_per_state),
+                state_bytes_avoided=in_bytes(window.get("states_avoided", 0), bytes_per_state),
                 **measured,
             )
         )

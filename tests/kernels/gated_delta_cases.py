@@ -35,7 +35,7 @@ class Shape:
 
 @dataclass
 class Case:
-    """One window in all layers. Only the slots that it reads hold numbers, all else NaN."""
+    """One window in all layers. Only the slots that it reads hold numbers, and the null slot."""
 
     shape: Shape
     lengths: list[int]
@@ -113,6 +113,7 @@ def make_case(
     state_dtype: torch.dtype = torch.float32,
     groups: Sequence[int] = (0,),
     null_rows: Sequence[int] = (),
+    holes: Sequence[int] = (),
     accepted: Sequence[int] | None = None,
     swapped: bool = False,
 ) -> Case:
@@ -121,6 +122,7 @@ def make_case(
     Args:
         groups: each layer's KV-cache group.
         null_rows: rows whose slots are null although they have tokens.
+        holes: rows with one null slot, not the one that is read.
         accepted: tokens that the window before left, 1 to `window`; None: random.
         swapped: states as vLLM's CPU kernels keep them, [slots, HV, K, V] in memory.
     """
@@ -137,9 +139,12 @@ def make_case(
         table = torch.full((requests + 1, window + 2), -7, dtype=torch.int32)
         table[:requests, :window] = slots.view(requests, window)
         table[[row for row in range(requests) if not lengths[row] or row in null_rows]] = 0
+        for row in holes:
+            table[row, accepted[row] % window] = 0
         tables.append(table[:requests, :window])
     numel = heads * shape.value_dim * shape.key_dim
     pages = torch.full((layers, requests * window + 1, numel + 2 * MARGIN), NAN, dtype=state_dtype)
+    pages[:, 0] = 0.5
     states = []
     for layer, group in enumerate(groups):
         flat = pages[layer, :, MARGIN:-MARGIN].unflatten(

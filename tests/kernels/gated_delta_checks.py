@@ -88,7 +88,8 @@ def _check_records(case: Case, records: Any) -> None:
     own = torch.zeros(records.u.shape[:3], dtype=torch.bool)
     for layer, group in enumerate(case.groups):
         for row, length in enumerate(case.lengths):
-            own[layer, row, :length] = bool(case.tables[group][row, 0] > 0)
+            slot = case.tables[group][row, int(case.accepted[row]) - 1]
+            own[layer, row, :length] = bool(slot > 0)
     for each in records:
         is_nan = each.isnan().flatten(3)
         assert bool((is_nan.all(-1).cpu() == ~own).all() and (is_nan.any(-1).cpu() == ~own).all())

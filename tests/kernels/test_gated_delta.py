@@ -24,8 +24,11 @@ from nwor_kernels.gated_delta.reference import commit_states_reference, verify_w
 def test_any_window(seed, window, state_dtype, swapped, norm, data):
     lengths = data.draw(st.lists(st.integers(0, window), min_size=1, max_size=4))
     null_rows = data.draw(st.sets(st.integers(0, len(lengths) - 1), max_size=1))
+    holes = null_rows if window > 1 and data.draw(st.booleans()) else ()
+    null_rows = () if holes else null_rows
     case = make_case(
         seed, lengths, window, state_dtype=state_dtype, groups=(0, 1, 0), null_rows=null_rows,
+        holes=holes,
         swapped=swapped,
     )  # fmt: skip
     check_window(case, verify_window_reference, commit_states_reference, seed, norm)

@@ -37,9 +37,12 @@ def check(case, seed, device, norm=None):
 def test_any_window(triton_device, seed, window, dtype, state_dtype, norm, data):
     lengths = data.draw(st.lists(st.integers(0, window), min_size=1, max_size=3))
     null_rows = data.draw(st.sets(st.integers(0, len(lengths) - 1), max_size=1))
+    holes = null_rows if window > 1 and data.draw(st.booleans()) else ()
+    null_rows = () if holes else null_rows
     case = make_case(
         seed, lengths, window, shape=SMALL, dtype=dtype, state_dtype=state_dtype, groups=(1, 0),
         null_rows=null_rows,
+        holes=holes,
     )  # fmt: skip
     check(case, seed, triton_device, norm)
 

@@ -55,6 +55,8 @@ KV_TRANSFER = "kv_transfer"
 BATCH_INVARIANT = "batch_invariant"
 """VLLM_BATCH_INVARIANT=1: our attention splits a request's context by the whole batch."""
 RSWA_WINDOW = "rswa_window"
+UNSUPPORTED_STATES = "unsupported_states"
+"""Recurrent layers of another kind, whose states stock vLLM writes in every mode."""
 STATES_NOT_CALLED = "states:not_called"
 """The step was staged, but the recurrent layers ran as captured from stock."""
 STATES_WITHOUT_WINDOW = "states:no_window"
@@ -98,8 +100,8 @@ def attention_metadata(builder: str) -> str:
 
 
 def unsupported_states(kind: str) -> str:
-    """States that stock vLLM writes in every mode: of a layer of another kind."""
-    return f"unsupported_states:{kind}"
+    """Recurrent layers of this kind; `supports` does not know their class."""
+    return f"{UNSUPPORTED_STATES}:{kind}"
 
 
 def mamba_cache_mode(mode: str) -> str:

@@ -38,11 +38,15 @@ def answer(found: Support) -> str:
     """The answer in one sentence."""
     layers = sum(g.count for g in found.groups if g.layer.kind is not Kind.NOTHING)
     if found.reason is None:
-        stock = sum(g.count for g in found.groups if g.layer.kind is Kind.RECURRENT)
+        stock = found.recurrent
         if stock:
+            whose = f"the {stock} recurrent layers"
+            states = f"{whose} stay as stock vLLM runs them: {found.states_reason}"
+            if found.states_reason is None:
+                states = f"{whose} write one state a window, without prefix caching"
             return (
                 f"{found.model.name}: drafts would be staged in the {layers - stock} attention "
-                f"layers; the {stock} recurrent layers stay as stock vLLM runs them."
+                f"layers; {states}."
             )
         keys = "; the indexers' keys are written directly" if found.indexed else ""
         return f"{found.model.name}: drafts would be staged, in {_all(layers)}{keys}."
@@ -84,14 +88,21 @@ def what(layer: LayerFacts) -> str:
 def layer_rows(found: Support) -> list[tuple[str, ...]]:
     """One row for each kind of layer, under LAYER_HEADERS."""
     return [
-        (str(group.count), what(group.layer), group.backend or "", _by_itself(group))
+        (
+            str(group.count),
+            what(group.layer),
+            group.backend or "",
+            _by_itself(group, found.states_reason),
+        )
         for group in found.groups
     ]
 
 
-def _by_itself(group: LayerGroup) -> str:
+def _by_itself(group: LayerGroup, states_reason: str | None) -> str:
     if group.layer.kind is Kind.NOTHING:
         return "nothing to stage"
+    if group.layer.kind is Kind.RECURRENT and states_reason is None:
+        return "one state a window"
     keys = "; indexer keys written directly" if group.layer.latent and group.layer.sparse else ""
     return group.reason or f"could be staged{keys}"
 
@@ -123,6 +134,7 @@ def support_values(found: Support, methods: Sequence[MethodSupport]) -> dict[str
         "answer": {
             "outcome": found.outcome.value,
             "reason": found.reason,
+            "states_reason": found.states_reason,
             "sentence": answer(found),
         },
         "device": found.engine.device.value,

@@ -271,6 +271,10 @@ _OWN_SPARSE = {"qwen4_exp": "Qwen4ExpQSAFlashAttentionImpl"}
 """Sparse attention over plain K/V, by package; MiniMax M3's elsewhere."""
 
 
+DELTA_NETS = ("qwen3_next", "qwen3_5")
+"""Beginnings of the model types whose gated delta nets' states the plugin stages."""
+
+
 def attention_of(
     layer: LayerFacts, model: ModelFacts, device: Device, cache_dtype: str = "auto"
 ) -> Attention | None:

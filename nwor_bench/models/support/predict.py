@@ -17,6 +17,7 @@ from nwor_bench.models.support.facts import (
     OWN_BUILDERS,
     PLAIN_CACHES,
     READ_AGAIN,
+    DELTA_NETS,
     SPARSE_LATENT,
     STAGEABLE,
     Device,
@@ -63,6 +64,14 @@ class Support:
     runner: Runner
     groups: tuple[LayerGroup, ...]
     reason: str | None
+    states_reason: str | None = None
+    """Why stock keeps the recurrent layers' states; None if they are staged too, or there are
+    none."""
+
+    @property
+    def recurrent(self) -> int:
+        """Recurrent layers beside the attention layers."""
+        return sum(g.count for g in self.groups if g.layer.kind is Kind.RECURRENT)
 
     @property
     def outcome(self) -> Outcome:
@@ -90,7 +99,19 @@ def predict_support(model: ModelFacts, engine: EngineFacts) -> Support:
         reason = why_layer(layer, model, engine)
         backend = None if attention is None else attention.backend
         groups.append(LayerGroup(count, layer, backend, reason))
-    return Support(model, engine, runner, tuple(groups), why_direct(model, engine, runner))
+    reason = why_direct(model, engine, runner)
+    states = None
+    if any(layer.kind in (Kind.RECURRENT, Kind.BOTH) for layer in model.layers):
+        states = reason or why_stock_states(model)
+    return Support(model, engine, runner, tuple(groups), reason, states)
+
+
+def why_stock_states(model: ModelFacts) -> str | None:
+    """Why stock keeps the states of a model whose K/V are staged; None if they are staged too.
+
+    With prefix caching it keeps all of them (`mamba_cache_mode:align`).
+    """
+    return None if model.model_type.startswith(DELTA_NETS) else reasons.UNSUPPORTED_STATES
 
 
 def why_direct(model: ModelFacts, engine: EngineFacts, runner: Runner) -> str | None:

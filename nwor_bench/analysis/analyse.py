@@ -181,6 +181,10 @@ def _bytes(cell: CellData) -> dict[str, Any]:
         "bytes_staged": _known_sum([window.bytes_staged for window in cell.counted]),
         "bytes_committed": _known_sum([window.bytes_committed for window in cell.counted]),
         "bytes_avoided": _known_sum([window.bytes_avoided for window in cell.counted]),
+        **{
+            name: _known_sum([getattr(window, name) for window in cell.counted])
+            for name in ("state_bytes_committed", "state_bytes_avoided")
+        },
     }
 
 

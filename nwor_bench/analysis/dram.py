@@ -63,10 +63,26 @@ def predicted_difference(
         )
 
     first_tokens = requests * wide if strategy is BY_REFERENCE else 0.0
+    read, written = _states_difference(engine, staged, accepted_tokens, requests)
     return {
-        "dram_read_bytes": first_tokens + moved(strategy, True) - moved(DIRECT, True),
-        "dram_write_bytes": moved(strategy, False) - moved(DIRECT, False),
+        "dram_read_bytes": first_tokens + moved(strategy, True) - moved(DIRECT, True) + read,
+        "dram_write_bytes": moved(strategy, False) - moved(DIRECT, False) + written,
     }
+
+
+def _states_difference(
+    engine: EngineStatus, staged: float, accepted: float, requests: float
+) -> tuple[float, float]:
+    """Bytes read and written more than by stock for recurrent states, if they are staged.
+
+    Stock reads a request's state once and writes it behind every token. Staged, it is read again
+    for its one write; every token leaves records, of which those that are kept are read.
+    """
+    state, record = engine.state_bytes, engine.state_record_token_bytes
+    if state is None or record is None:
+        return 0.0, 0.0
+    read = requests * state + (accepted + requests) * record
+    return read, (staged + requests) * record - staged * state
 
 
 COUNTERS = ("dram_read_bytes", "dram_write_bytes")

@@ -9,14 +9,21 @@ from nwor_bench.errors import ConfigError
 from nwor_bench.workload.options import fraction
 
 OURS = "nwor"
-PEER = {"commit": "vllm_cuda", "verify_attention": "flash_attention_3"}
+PEER = {
+    "commit": "vllm_cuda",
+    "verify_attention": "flash_attention_3",
+    "gated_delta": "vllm_triton",
+}
 """Each kernel's peer. vLLM writes one layer's cache per call, so a commit is compared with one
 write per layer."""
 
 ON_A_GPU = "run it on a machine with an NVIDIA GPU, set up by `make venv DEVICE=cuda`"
 
-Kernel = Literal["commit", "verify_attention"]
+Kernel = Literal["commit", "verify_attention", "gated_delta"]
 CacheDtype = Literal["bf16", "fp8"]
+
+STATE_DTYPES = ("f32", "bf16")
+"""Of recurrent states; vLLM's `--mamba-ssm-cache-dtype`."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +59,30 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class Nets:
+    """Gated delta nets of a target model; the default is Qwen3-Next's."""
+
+    layers: int = 36
+    key_heads: int = 16
+    value_heads: int = 32
+    key_dim: int = 128
+    value_dim: int = 128
+
+    @property
+    def width(self) -> int:
+        """Columns of a token behind the convolution: q, k and v."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+NETS = Nets()
+
+
+@dataclass(frozen=True)
 class Group:
     """One set of inputs.
 
     Attributes:
+        cache_dtype: bf16 or fp8; f32 or bf16 for the states of gated delta nets.
         acceptance: accepted drafts over drafts; None if the kernel's work does not depend on it.
         context: committed tokens per request; attention only.
     """
@@ -85,7 +112,7 @@ class Group:
 class Spec:
     """The options of one `nwor-bench kernels` run."""
 
-    kernels: tuple[Kernel, ...] = get_args(Kernel)
+    kernels: tuple[Kernel, ...] = ("commit", "verify_attention")
     windows: tuple[Window, ...] = (Window(8, 4), Window(64, 4), Window(64, 8), Window(256, 8))
     acceptances: tuple[float, ...] = (0.1, 0.5, 0.9)
     contexts: tuple[int, ...] = (1024,)
@@ -100,13 +127,14 @@ def expand(spec: Spec) -> list[Group]:
     """All groups, kernel by kernel in the given order."""
     groups = []
     for kernel in spec.kernels:
-        commits = kernel == "commit"
-        acceptances: Sequence[float | None] = spec.acceptances if commits else (None,)
-        contexts: Sequence[int | None] = (None,) if commits else spec.contexts
+        nothing: Sequence[None] = (None,)
+        acceptances = spec.acceptances if kernel == "commit" else nothing
+        contexts = spec.contexts if kernel == "verify_attention" else nothing
+        dtypes = STATE_DTYPES if kernel == "gated_delta" else spec.cache_dtypes
         groups += [
             Group(kernel, dtype, window, acceptance, context)
             for dtype, window, acceptance, context in product(
-                spec.cache_dtypes, spec.windows, acceptances, contexts
+                dtypes, spec.windows, acceptances, contexts
             )
         ]
     return groups
@@ -117,12 +145,24 @@ def bytes_moved(group: Group, shape: Shape) -> int:
 
     - commit: reads the accepted rows in bf16, writes them in the cache's dtype.
     - verify_attention: reads context and window; queries and outputs are not counted.
+    - gated_delta: `net_bytes` with one state written.
     """
+    if group.kernel == "gated_delta":
+        return net_bytes(group, NETS, states_written=1)
     cache_bytes = shape.row_bytes if group.cache_dtype == "bf16" else shape.row_bytes // 2
     if group.kernel == "commit":
         return shape.layers * group.accepted * (shape.row_bytes + cache_bytes)
     rows = group.window.requests * (group.window.drafts + 1)
     return group.window.requests * (group.context or 0) * cache_bytes + rows * shape.row_bytes
+
+
+def net_bytes(group: Group, nets: Nets, states_written: int) -> int:
+    """Bytes of a window of gated delta nets: one state read, some written, inputs and outputs."""
+    tokens = group.window.tokens + group.window.requests
+    values = nets.value_heads * nets.value_dim
+    state = values * nets.key_dim * (4 if group.cache_dtype == "f32" else 2)
+    states = group.window.requests * (1 + states_written) * state
+    return nets.layers * (states + tokens * 2 * (nets.width + values))
 
 
 def parse_windows(text: str) -> tuple[Window, ...]:

@@ -15,9 +15,14 @@ from nwor_bench.instruments.conditions import ConditionMonitor
 from nwor_bench.microbench.attention import attention_implementations
 from nwor_bench.microbench.cases import Group, Spec
 from nwor_bench.microbench.commit import commit_implementations
+from nwor_bench.microbench.gated_delta import gated_delta_implementations
 from nwor_bench.microbench.rows import Bench, Call, Implementation, Implementations, Replay
 
-_BUILDERS = {"commit": commit_implementations, "verify_attention": attention_implementations}
+_BUILDERS = {
+    "commit": commit_implementations,
+    "verify_attention": attention_implementations,
+    "gated_delta": gated_delta_implementations,
+}
 
 MOST_NODES = 1024
 """Most kernels in one graph; an implementation with many launches makes fewer calls a round."""

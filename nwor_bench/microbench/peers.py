@@ -1,11 +1,11 @@
-"""Peers: vLLM's cache write, FlashAttention 3 and FlashInfer, as bound calls.
+"""Peers: vLLM's cache write and gated delta kernels, FlashAttention 3, FlashInfer, as bound calls.
 
 Views are made beforehand, so that only the peer's own kernels are timed. This is the only module of
 the microbenchmarks that imports vLLM.
 """
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.microbench.rows import Call, RefusedError
+from nwor_kernels.gated_delta.records import GatedNorm
 
 
 def bind_stock_write(
@@ -104,3 +105,70 @@ def bind_flashinfer(
     key_and_value = torch.split(cache, head_dim, dim=-1)
     scales = {} if scale is None else {"k_scale": scale, "v_scale": scale}
     return lambda: wrapper.run(query, key_and_value, out=output, **scales)
+
+
+def bind_delta_rule(inputs: Mapping[str, Tensor], out: Tensor, key_heads: int) -> Call:
+    """vLLM's Triton kernel for windows of a gated delta net, as `_forward_core` calls it.
+
+    Args:
+        inputs: of `verify_window_reference`, by name; `mixed` to `query_start_loc`.
+        out: [tokens, HV, V]; vLLM too copies the outputs there.
+        key_heads: H.
+
+    Raises RefusedError if vLLM is not installed.
+    """
+    try:
+        from vllm.third_party.flash_linear_attention.ops import (
+            fused_sigmoid_gating_delta_rule_update,
+        )
+    except ImportError as error:
+        raise RefusedError(f"vLLM's gated delta kernels do not import: {error}") from error
+    own = dict(inputs)
+    mixed, state = own.pop("mixed"), own.pop("state")
+    _, value_heads, value_dim, key_dim = state.shape
+    sizes = [key_heads * key_dim, key_heads * key_dim, value_heads * value_dim]
+    q, k, v = torch.split(mixed, sizes, dim=-1)
+    q, k = (part.reshape(1, -1, key_heads, key_dim) for part in (q, k))
+    v = v.reshape(1, -1, value_heads, value_dim)
+    names = {
+        "state_indices": "ssm_state_indices",
+        "accepted": "num_accepted_tokens",
+        "query_start_loc": "cu_seqlens",
+    }
+    named = {names.get(name, name): tensor for name, tensor in own.items()}
+
+    def run() -> None:
+        found, _ = fused_sigmoid_gating_delta_rule_update(
+            q=q, k=k, v=v, initial_state=state, use_qk_l2norm_in_kernel=True, **named
+        )
+        out.copy_(found.squeeze(0))
+
+    return run
+
+
+def bind_fused_delta_rule(inputs: Mapping[str, Tensor], out: Tensor, norm: GatedNorm) -> Call:
+    """vLLM's CUDA kernel for the same, with the gated norm; arguments as for `bind_delta_rule`.
+
+    Raises RefusedError if vLLM has no such kernel, or a window has more than 8 tokens.
+    """
+    window = inputs["state_indices"].shape[1]
+    if window > 8:
+        raise RefusedError(f"at most 8 tokens a window, not {window}")
+    try:
+        from vllm._custom_ops import fused_gdn_decode_post_conv_mtp
+
+        torch.ops._C.fused_gdn_decode_post_conv_mtp  # noqa: B018  (missing in a CPU build)
+    except (ImportError, AttributeError) as error:
+        raise RefusedError(f"this vLLM has no CUDA kernel for it: {error}") from error
+    names = {"accepted": "num_accepted_tokens", "query_start_loc": "cu_seqlens"}
+    names["mixed"] = "mixed_qkv"
+    named = {names.get(name, name): tensor for name, tensor in inputs.items()}
+    return lambda: fused_gdn_decode_post_conv_mtp(
+        **named,
+        output_gate=norm.gate,
+        norm_weight=norm.weight,
+        out=out,
+        scale=inputs["state"].shape[3] ** -0.5,
+        norm_eps=norm.eps,
+        output_gate_activation=norm.activation,
+    )

@@ -31,6 +31,9 @@ NOTES = (
     "GB/s: bytes that the call must read and write, each counted once, over the time.",
     "time/nwor: this implementation's time over our kernel's, paired by round, geometric mean "
     "with its 95 % interval; 2 means that ours takes half the time.",
+    "gated_delta: a call does Qwen3-Next's 36 gated delta nets. nwor verifies each without a state "
+    "write and commits all in one launch; control writes every state, as vLLM does. nwor_norm and "
+    "vllm_cuda have Qwen3.5's gated norm in them.",
     "Calls are replayed from CUDA graphs, and L2 holds none of their data.",
     "Every result was checked against a torch reference before it was timed.",
 )

@@ -105,6 +105,21 @@ def of_kind(layer: Any) -> str | None:
     return reasons.SPARSE_INDEXER if "Indexer" in name else reasons.layer_without_attention(name)
 
 
+def of_states(layers: Sequence[Any], vllm_config: Any) -> str | None:
+    """Why stock keeps the states of a target's recurrent layers; None if they may be staged.
+
+    All of them stage, or none: one launch commits all.
+    """
+    from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn  # slow to import
+
+    known = qwen_gdn_linear_attn.QwenGatedDeltaNetAttention
+    other = next((type(layer) for layer in layers if type(layer) is not known), None)
+    if other is not None:
+        return reasons.unsupported_states(other.__name__)
+    mode = vllm_config.cache_config.mamba_cache_mode
+    return None if mode == "none" else reasons.mamba_cache_mode(mode)
+
+
 def of_layer(layer: Any, builders: Iterable[type]) -> str | None:
     """The fallback reason of an attention layer whose implementation is supported, or None.
 

@@ -12,6 +12,7 @@ from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.scheduler_output import is_plain_decode, restarted, starts_requests
 from nwor_bench.plugin.settings import PluginSettings
+from nwor_bench.plugin.states import WindowStates
 from nwor_bench.plugin.step import Accumulator, DeviceClock, Step
 from nwor_bench.plugin.window import Window, close_leftover
 from nwor_bench.records.types import BesidePrefill, NworMode, ScvMode
@@ -75,6 +76,10 @@ class RunnerHook(ABC):
     validator: ScvValidator
     staging_unavailable: str | None
     """The fallback reason of every window in mode stage; None if windows are staged."""
+    states: WindowStates | None = None
+    """The target's recurrent states; None if stock keeps them, or there are none."""
+    states_unavailable: str | None = None
+    """Why stock keeps them; None if they are staged, or there are none."""
     _patches: PatchSet
 
     def __init__(self, runner: Any, settings: PluginSettings):
@@ -100,6 +105,12 @@ class RunnerHook(ABC):
     def agree(self) -> None:
         """Stage on every tensor-parallel rank or on none; every rank must call it."""
         self.staging_unavailable = self._vote.settle(self.staging_unavailable)
+        if self.layers.recurrent:
+            reason = self._vote.settle(self.states_unavailable)
+            self.states_unavailable = reason or self.staging_unavailable
+        if self.states is not None and self.states_unavailable is not None:
+            self.states.give_up(self.states_unavailable)
+            self.states = None
         if self.staging_unavailable is not None:
             self._drop_staging()
 
@@ -200,6 +211,13 @@ class RunnerHook(ABC):
         step.has_window |= is_plain_decode(scheduler_output)
         self._step = step
 
+    def _allocate_states(self) -> None:
+        """Make the states' records as staging is switched on; without room stock keeps them."""
+        states = self.states
+        if states is not None and states.unavailable is None:
+            states.give_up(self._vote.settle(states.allocate()))
+            self.states_unavailable = states.unavailable
+
     @property
     def _alarm(self) -> str | None:
         return self._interleaving.alarm if self._interleaving is not None else None
@@ -207,6 +225,8 @@ class RunnerHook(ABC):
     def _close_leftover(self) -> None:
         """Write and count the window that a step left open when it died between its calls."""
         step, self._step = self._step, None
+        if self.states is not None:
+            self.states.drop()
         reason = close_leftover(self.window)
         if step is not None and step.has_window:
             step.fallback_reason, step.num_sampled = reason, None

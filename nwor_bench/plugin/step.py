@@ -151,6 +151,10 @@ class Step:
     """Drafts of a control window; see `MeasuredWindow`."""
     fallback_reason: str | None = None
     """Why the window was written directly."""
+    state_layers: int = 0
+    """Recurrent layers whose states its commit wrote; see `StateOutcome`."""
+    states_reason: str | None = None
+    """Why stock wrote them though it was staged."""
     scv_path: str | None = None
     """How acceptance was decided; see `MeasuredWindow`."""
     scv_fallback_reason: str | None = None
@@ -255,6 +259,9 @@ def measured(
         scv_path=step.scv_path,
         scv_fallback_reason=step.scv_fallback_reason,
         control_tokens=step.control_tokens,
+        states_committed=step.state_layers * len(drafts),
+        states_avoided=step.state_layers * total,
+        states_reason=step.states_reason,
         **more,
     )
 

@@ -177,6 +177,10 @@ class CellResult:
     """Low end of its own 95 % interval."""
     work_ratio_ci_high: float | None = None
     """High end of it."""
+    state_bytes_committed: int | None = None
+    """Bytes of the recurrent states that commits wrote, one a request, layer and window."""
+    state_bytes_avoided: int | None = None
+    """Bytes of those that stock would have written beside them."""
 
     @property
     def half_width(self) -> float | None:

@@ -103,6 +103,16 @@ class EngineStatus(JsonPart):
     """How staged K/V is held on a GPU; see `StageBy`."""
     bytes_per_token: int | None = None
     """Bytes that one token's K and V take over all target layers; None if nothing stages."""
+    state_layers: int | None = None
+    """Recurrent layers whose states are staged beside the K/V; 0 if stock keeps them."""
+    states_unavailable: str | None = None
+    """Why stock keeps the recurrent states; None if they are staged, or there are none."""
+    state_bytes: int | None = None
+    """Bytes of one request's states in these layers; None if none is staged."""
+    state_record_bytes: int | None = None
+    """Bytes of the buffers in which a window's tokens are kept for the states' commit."""
+    state_record_token_bytes: int | None = None
+    """Bytes of one token in them, over all these layers."""
     rejection_sample_method: str | None = None
     """vLLM's; with "synthetic" acceptance does not follow the target."""
     block_size: int | None = None
@@ -131,6 +141,22 @@ class EngineStatus(JsonPart):
     """Engines of other arms, and the facts in which they differ from these; None for one engine."""
     ranks: tuple[RankStatus, ...] | None = None
     """Each tensor-parallel rank's own facts; None for a single one."""
+
+    @property
+    def bytes_per_state(self) -> int | None:
+        """Bytes of one request's state in one layer; None if none is staged."""
+        if not self.state_bytes or not self.state_layers:
+            return None
+        return self.state_bytes // self.state_layers
+
+    @property
+    def staged_parts(self) -> str | None:
+        """What mode stage keeps out of the cache; None if it is nothing, or not known."""
+        if self.staging_unavailable is not None or self.state_layers is None:
+            return None
+        if self.states_unavailable is not None:
+            return f"K/V (states by stock: {self.states_unavailable})"
+        return "K/V and states" if self.state_layers else "K/V"
 
 
 class CpuFacts(JsonPart):

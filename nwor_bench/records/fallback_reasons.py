@@ -28,6 +28,11 @@ def fault_of(reason: str) -> Fault | None:
     return next((fault for part in parts for fault in Fault if part == fault), None)
 
 
+def commit_fault(reason: str | None) -> str | None:
+    """The reason, if a commit failed; else None."""
+    return reason if reason is not None and fault_of(reason) is Fault.COMMIT else None
+
+
 RECURRENT_LAYERS = "recurrent_layers"
 """Mamba, gated delta net, short convolution and no attention: a state instead of K/V."""
 SPARSE_INDEXER = "sparse_indexer"
@@ -50,6 +55,12 @@ KV_TRANSFER = "kv_transfer"
 BATCH_INVARIANT = "batch_invariant"
 """VLLM_BATCH_INVARIANT=1: our attention splits a request's context by the whole batch."""
 RSWA_WINDOW = "rswa_window"
+STATES_NOT_CALLED = "states:not_called"
+"""The step was staged, but the recurrent layers ran as captured from stock."""
+STATES_WITHOUT_WINDOW = "states:no_window"
+"""vLLM runs no row of the step as a window."""
+STATES_OF_TOO_MANY = "states:more_requests_than_records"
+"""More requests than the records of their tokens have room for."""
 NO_CUDA = "no_cuda"
 """SCV's kernel and graphs need a CUDA device: the host validates."""
 SLOWER_THAN_STOCK = "slower_than_stock"

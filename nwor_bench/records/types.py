@@ -163,6 +163,13 @@ class MeasuredWindow:
     """Windows of each run in this group."""
     position: int | None = None
     """Number of the window in its run; 0 follows a switch."""
+    states_committed: int = 0
+    """Recurrent states that the commit wrote: one a request and layer; 0 if stock wrote them."""
+    states_avoided: int = 0
+    """States that stock would have written beside them: one a draft token and layer."""
+    states_reason: str | None = None
+    """Why stock wrote the recurrent states of a staged window; None if it did not, or there are
+    none."""
 
     @property
     def work_ms(self) -> float | None:
@@ -212,6 +219,10 @@ class WindowRecord(MeasuredWindow):
     """DRAM bytes read from the window's start to the next step's; in phase "counters" only."""
     dram_write_bytes: int | None = None
     """DRAM bytes written meanwhile; in phase "counters" only."""
+    state_bytes_committed: int | None = None
+    """Bytes of the recurrent states that the commit wrote; None if none is staged."""
+    state_bytes_avoided: int | None = None
+    """The same of those that stock would have written beside them."""
 
     @property
     def cell(self) -> Cell:

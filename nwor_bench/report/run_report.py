@@ -186,6 +186,7 @@ def _this_run(run: RunData) -> Section:
         "device": " ".join(filter(None, [engine.device, gpus and f"({gpus})"])) or None,
         "runner": engine.runner,
         "attention of windows": attention_of(header),
+        "stages": engine.staged_parts,
         "engine starts": engine.start_count,
         "started": header.started_at,
         "finished": header.finished_at,

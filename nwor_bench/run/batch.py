@@ -47,12 +47,19 @@ class BatchPlace:
 
 
 def window_records(
-    place: BatchPlace, output: BatchOutput, bytes_per_token: int | None
+    place: BatchPlace,
+    output: BatchOutput,
+    bytes_per_token: int | None,
+    bytes_per_state: int | None = None,
 ) -> list[WindowRecord]:
-    """One record per window. Bytes are tokens x cache bytes per token, not measured traffic."""
+    """One record per window. Bytes are tokens x cache bytes per token, not measured traffic.
 
-    def in_bytes(tokens: int) -> int | None:
-        return None if bytes_per_token is None else tokens * bytes_per_token
+    Args:
+        bytes_per_state: of one request and layer.
+    """
+
+    def in_bytes(number: int, each: int | None = bytes_per_token) -> int | None:
+        return None if each is None else number * each
 
     records = []
     for number, window in enumerate(output.windows):
@@ -72,6 +79,8 @@ def window_records(
                 bytes_staged=in_bytes(window["staged_tokens"]),
                 bytes_committed=in_bytes(window["committed_tokens"]),
                 bytes_avoided=in_bytes(window["rejected_tokens"]),
+                state_bytes_committed=in_bytes(window.get("states_committed", 0), bytes_per_state),
+                state_bytes_avoided=in_bytes(window.get("states_avoided", 0), bytes_per_state),
                 **measured,
             )
         )
@@ -189,7 +198,8 @@ class BatchRunner:
         self._ranges = ranges
         self._monitor = monitor
         self._next = first
-        self._bytes_per_token = engine.status().bytes_per_token
+        status = engine.status()
+        self._bytes = status.bytes_per_token, status.bytes_per_state
 
     def run(
         self, cell: Cell, phase: Phase, block: Block, order: int, check: Check | None = None
@@ -225,7 +235,7 @@ class BatchRunner:
         answer = Answer(record, output.token_ids)
         if check is not None:
             answer = check(prompts, answer)
-        windows = window_records(place, output, self._bytes_per_token)
+        windows = window_records(place, output, *self._bytes)
         self._store.append_batch(answer.record, windows)
         event = {"event": place.phase, "block": place.block.number, "batch": place.batch}
         if output.counter_facts is not None:

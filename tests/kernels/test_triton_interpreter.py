@@ -13,7 +13,7 @@ HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parent.parent
 KERNELS = (
     ("verify_attention", "discard", "mask", "mla", "mla_tail", "sparse", "window_merge"),
-    ("commit_windows", "commit_fp8", "commit_update", "stage", "staged_windows"),
+    ("commit_windows", "commit_fp8", "commit_update", "gated_delta", "stage", "staged_windows"),
 )
 """Halves that take about as long, each a process beside the other."""
 
@@ -71,6 +71,7 @@ def test_the_references_run_on_a_cpu_without_triton() -> None:
         "import sys; sys.modules['triton'] = None\n"
         "import torch\n"
         "from nwor_kernels.commit import reference\n"
+        "from nwor_kernels.gated_delta import reference\n"
         "from nwor_kernels.mask import reference\n"
         "from nwor_kernels.mla_verify_attention import reference\n"
         "from nwor_kernels.verify_attention import reference\n"

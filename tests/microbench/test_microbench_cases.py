@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from nwor_bench.microbench.cases import (
+    NETS,
     Group,
     Shape,
     Spec,
     Window,
     bytes_moved,
     expand,
+    net_bytes,
     parse_acceptances,
     parse_windows,
 )
@@ -45,6 +47,20 @@ def test_bytes_of_each_kernel() -> None:
     assert bytes_moved(Group("commit", "fp8", window, 0.5), shape) == 3 * 10 * (row + row // 2)
     attention = bytes_moved(Group("verify_attention", "fp8", window, context=100), shape)
     assert attention == 5 * 100 * row // 2 + 25 * row
+
+
+def test_gated_delta_nets_have_state_dtypes_of_their_own() -> None:
+    groups = expand(Spec(kernels=("gated_delta",), windows=(Window(5, 4),)))
+    assert [group.label for group in groups] == ["gated_delta 5x4 f32", "gated_delta 5x4 bf16"]
+
+
+def test_a_window_of_nets_writes_one_state_or_one_a_token() -> None:
+    group = Group("gated_delta", "bf16", Window(5, 4))
+    one, all_tokens = (net_bytes(group, NETS, states_written=count) for count in (1, 5))
+    state = 32 * 128 * 128 * 2
+    assert all_tokens - one == 36 * 5 * 4 * state
+    assert one - 36 * 5 * 2 * state == 36 * 25 * (8192 + 4096) * 2  # inputs and outputs
+    assert bytes_moved(group, Shape()) == one
 
 
 @given(st.lists(WINDOWS, min_size=1, unique=True))

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from nwor_bench.errors import ExitCode
 from nwor_bench.microbench.bench import fault_of
-from nwor_bench.microbench.cases import OURS, Group, Shape, Spec, Window
+from nwor_bench.microbench.cases import OURS, Group, Nets, Shape, Spec, Window
 from nwor_bench.microbench.rows import Status
 
 pytestmark = pytest.mark.gpu
@@ -21,7 +21,16 @@ GROUPS = [
     Group("commit", "fp8", WINDOW, 0.5),
     Group("verify_attention", "bf16", WINDOW, context=300),
     Group("verify_attention", "fp8", WINDOW, context=300),
+    Group("gated_delta", "f32", WINDOW),
+    Group("gated_delta", "bf16", Window(3, 8)),
 ]
+
+
+@pytest.fixture(autouse=True)
+def few_nets(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nwor_bench.microbench import gated_delta
+
+    monkeypatch.setattr(gated_delta, "NETS", Nets(layers=2, key_heads=2, value_heads=4))
 
 
 @pytest.fixture(scope="module")

@@ -117,6 +117,8 @@ def test_after_one_window_that_cannot_be_held_no_other_is_tried(
         control_graphs=graphs,
         attention=PatchSet([]),
         attention_by=AttentionBy.OURS,
+        states=None,
+        states_unavailable=None,
     )
     monkeypatch.setattr(RankVote, "of_worker", RankVote)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)

@@ -117,7 +117,7 @@ class Machine:
         parts = SimpleNamespace(
             window=Window(self.staging), staging=self.staging, graphs=graphs, planner=self.planner,
             inputs=SimpleNamespace(open=lambda batch: None), control_graphs=graphs,
-            attention_by=AttentionBy.OURS,
+            attention_by=AttentionBy.OURS, states=None, states_unavailable=None,
             sham_graphs=graphs, control_planner=self.planner, attention=PatchSet([]),
         )  # fmt: skip
         module = SimpleNamespace(post_update=self._stock)

@@ -109,6 +109,8 @@ def make_hook(
         control_planner=planner,
         attention=PatchSet([]),
         attention_by=AttentionBy.OURS,
+        states=None,
+        states_unavailable=None,
     )
     monkeypatch.setattr(v2_hook, "set_up_staging", lambda *_: (parts, None))
     monkeypatch.setattr(v2_hook, "find_update", lambda: None)  # steps end with their samples

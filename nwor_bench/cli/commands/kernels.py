@@ -18,7 +18,7 @@ OUTPUT = "Output"
 
 def kernels(
     kernels: Annotated[
-        str, typer.Option(help="Some of commit, verify_attention.",
+        str, typer.Option(help="Some of commit, verify_attention, gated_delta.",
                           rich_help_panel=WORK)
     ] = "commit,verify_attention",
     windows: Annotated[

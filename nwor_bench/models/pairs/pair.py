@@ -30,7 +30,7 @@ class PackagedSource(StrictModel):
 
 class GeneratedSource(StrictModel):
     """Shape, seed and drafter noise of a pair that `generate_tiny` writes; with an MTP layer the
-    target drafts for itself and there is no drafter."""
+    target drafts for itself and there is no drafter, and it may have gated delta nets."""
 
     seed: int = Field(ge=0)
     noise: float = Field(ge=0)
@@ -42,9 +42,12 @@ class GeneratedSource(StrictModel):
     vocab: int = Field(ge=261)
     max_positions: int = Field(ge=1)
     mtp_layers: int = Field(default=0, ge=0, le=1)
+    delta_nets: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
+        if self.delta_nets and not self.mtp_layers:
+            raise ValueError("write mtp_layers = 1 beside delta_nets")
         if self.heads % self.kv_heads:
             raise ValueError(f"write heads as a multiple of kv_heads ({self.kv_heads})")
         return self

@@ -14,8 +14,7 @@ from nwor_bench.errors import ConfigError
 from nwor_bench.models.config_json import read_shape
 from nwor_bench.models.pairs.local import write_json
 from nwor_bench.models.pairs.pair import ShapeSource
-
-Weights = dict[str, np.ndarray]
+from nwor_bench.models.pairs.tiny_states import Weights, with_delta_nets
 
 SPECIAL_TOKENS = ("<|end|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>")
 """Their ids follow those of the 256 bytes, in this order; the remaining ids are reserved."""
@@ -50,12 +49,14 @@ def generate_tiny(
     vocab: int = 264,
     max_positions: int = 32768,
     mtp_layers: int = 0,
+    delta_nets: int = 0,
 ) -> tuple[Path, Path]:
     """Write `folder`/target and `folder`/draft; returns the two paths.
 
     `noise` is relative to each weight matrix's standard deviation. With `mtp_layers` = 1 the target
-    drafts with a layer of its own, and `folder`/draft is not written. The same arguments give the
-    same files, byte for byte.
+    drafts with a layer of its own, and `folder`/draft is not written; it then may have `delta_nets`
+    recurrent layers before the others (`tiny_states`). The same arguments give the same files, byte
+    for byte.
     """
     if vocab < BYTE_VOCABULARY or heads % kv_heads or noise < 0:
         raise ValueError(
@@ -66,7 +67,11 @@ def generate_tiny(
     target_weights = _random_weights(np.random.default_rng([seed, 0]), config)
     draft_weights = _with_noise(np.random.default_rng([seed, 1]), target_weights, noise)
     target, draft = folder / "target", folder / "draft"
-    if mtp_layers:
+    if delta_nets:
+        rng = np.random.default_rng([seed, 2])
+        both = target_weights, draft_weights
+        config, target_weights = with_delta_nets(config, *both, delta_nets, rng)
+    elif mtp_layers:
         config, target_weights = _with_mtp_layer(config, target_weights, draft_weights)
     _write_model(target, config, target_weights)
     if not mtp_layers:

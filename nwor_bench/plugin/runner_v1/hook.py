@@ -20,6 +20,7 @@ from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.refusals import chunk_of
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.runner_v1.cpu_attention import LayerStaging, WindowChecks, set_up_staging
+from nwor_bench.plugin.runner_v1.cpu_states import operator_patch, set_up_states
 from nwor_bench.plugin.runner_v1.staging import (
     StagingBuffers,
     Validation,
@@ -34,7 +35,7 @@ from nwor_bench.plugin.scheduler_output import (
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.step import Step
 from nwor_bench.plugin.window import Window, WindowBatch
-from nwor_bench.records.fallback_reasons import BESIDE_PREFILL
+from nwor_bench.records.fallback_reasons import BESIDE_PREFILL, commit_fault
 from nwor_bench.records.types import NworMode, ScvMode
 
 logger = logging.getLogger("vllm.nwor_bench")
@@ -56,14 +57,18 @@ class V1RunnerHook(RunnerHook):
         self.validator = Validator(capacity, self._vocab_size, runner.device)
         self.buffers, self.staging_unavailable = set_up_staging(runner, self.layers, capacity)
         self.window = Window(self.buffers) if self.buffers else None
-        self._patches = PatchSet(
-            [
-                Patch(runner, "execute_model", self._wrap_execute_model),
-                Patch(runner, "_model_forward", self._wrap_model_forward),
-                Patch(runner, "_sample", self._wrap_sample),
-                Patch(runner, "sample_tokens", self._wrap_sample_tokens),
-            ]
-        )
+        patches = [
+            Patch(runner, "execute_model", self._wrap_execute_model),
+            Patch(runner, "_model_forward", self._wrap_model_forward),
+            Patch(runner, "_sample", self._wrap_sample),
+            Patch(runner, "sample_tokens", self._wrap_sample_tokens),
+        ]
+        if self.window is not None:
+            found = set_up_states(runner, self.layers, self.window)
+            self.states, self.states_unavailable = found
+        if self.states is not None:
+            patches.append(operator_patch(self.states))
+        self._patches = PatchSet(patches)
 
     def _drop_staging(self) -> None:
         self.buffers = self.window = None
@@ -96,6 +101,8 @@ class V1RunnerHook(RunnerHook):
     def set_modes(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
         """Switch modes between steps; the counters of the old mode start again at zero."""
         self.nwor_mode = nwor_mode
+        if nwor_mode is not NworMode.OFF:
+            self._allocate_states()
         self.validator.switch(scv_mode)
 
     def switch_to(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
@@ -235,6 +242,10 @@ class V1RunnerHook(RunnerHook):
     def _validate_and_commit(self, step: Step, sampled_token_ids: Tensor) -> None:
         window = self.window
         staged = window is not None and window.batch is not None
+        if staged and self.states is not None:
+            # As vLLM counts them for its next step, whatever the validator finds.
+            counts = (sampled_token_ids != -1).sum(dim=1, dtype=torch.int32)
+            step.state_layers, step.states_reason = self.states.commit(counts)
         if window is not None and staged and window.is_control:
             window.end_control()
             self._check(window, sampled_token_ids)
@@ -247,7 +258,7 @@ class V1RunnerHook(RunnerHook):
         step.host_ms["mask_ms"] = _ms_since(started)
         if window is not None and staged:
             started = time.perf_counter()
-            self._commit(window, validation)
+            self._commit(window, validation, commit_fault(step.states_reason))
             step.committed_tokens = self.buffers.committed_tokens if self.buffers else 0
             self._check(window, sampled_token_ids)
             step.host_ms["commit_ms"] = _ms_since(started)
@@ -267,11 +278,11 @@ class V1RunnerHook(RunnerHook):
         step.scv_path, step.scv_fallback_reason = "host", found.fallback_reason
         return found
 
-    def _commit(self, window: Window, validation: Validation | None) -> None:
+    def _commit(self, window: Window, validation: Validation | None, fault: str | None) -> None:
         num_accepted = validation.num_accepted if validation else []
         if validation is not None and window.accept(validation.accepted):
             window.commit()
-        reason = self._vote.settle(self._alarm or window.fallback_reason, num_accepted)
+        reason = self._vote.settle(fault or self._alarm or window.fallback_reason, num_accepted)
         if reason is not None:
             window.withdraw(reason)
 

@@ -368,6 +368,8 @@ class AttentionChoices:
         self._kinds = kinds
         self._stock_only = stock_only
         self._direct: dict[Size, DirectLengths] = {}
+        self.leaves_none = False
+        """The window stages recurrent states too: they gain more than attention could lose."""
         self.failed: str | None = None
         """Why nothing was measured; None if it was, or nobody asked."""
 
@@ -378,9 +380,8 @@ class AttentionChoices:
             found = [(count, choice) for count, choice in chosen if choice is not None]
             alike = len({choice.lengths for _, choice in found}) == 1
             # A shape that was not measured may lose or gain anything.
-            self._direct[size] = (
-                direct_lengths(found) if alike and len(found) == len(chosen) else NEVER
-            )
+            known = alike and len(found) == len(chosen) and not self.leaves_none
+            self._direct[size] = direct_lengths(found) if known else NEVER
 
     def given(self) -> list[dict[Size, Choice]]:
         """What each kind has chosen, for other ranks."""

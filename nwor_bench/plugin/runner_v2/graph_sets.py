@@ -31,6 +31,7 @@ from nwor_bench.plugin.runner_v2.plan import (
 )
 from nwor_bench.plugin.runner_v2.staged_layer import StepInputs
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
+from nwor_bench.plugin.states import WindowStates
 from nwor_bench.plugin.window import Window
 
 logger = logging.getLogger("vllm.nwor_bench")
@@ -44,6 +45,7 @@ class StagingGraphs:
         slots: index of the target layers' slots in the runner's (`SlotRows.chosen`).
         copied: drafts are copied, not left in the capture's own memory.
         choices: which windows are left to stock; None: none is.
+        states: the target's recurrent states; None if stock keeps them.
         control: the layers write their drafts too, and nothing is committed (mode `control`).
     """
 
@@ -59,8 +61,10 @@ class StagingGraphs:
         copied: bool = False,
         control: bool = False,
         choices: AttentionChoices | None = None,
+        states: WindowStates | None = None,
     ):
         self._choices = choices
+        self._states = states
         self._runner = runner
         self._slots = slots
         self._inputs = inputs
@@ -178,7 +182,7 @@ class StagingGraphs:
         batch = self._padding(desc)
         self._staging.open(batch)
         self._inputs.open_capture(len(batch.num_draft_tokens))
-        with _repeated(self._window, batch, self._control):
+        with _repeated(self._window, batch, self._control, self._states):
             self._run_capture(manager, desc)
             reason = self._window.fallback_reason
             if reason is None and not self._window.staged_every_layer:
@@ -188,7 +192,8 @@ class StagingGraphs:
             # Built after the capture: the last forward is the one that was captured. The tensors
             # are let go as the window ends, so that the next shape can have their memory.
             sources = self._staging.captured_sources()
-        captured = replace(batch, sources=sources)
+            states = None if self._states is None else self._states.captured()
+        captured = replace(batch, sources=sources, states=states)
         if not self._control:
             self._staging.warm_up(captured)
         return captured
@@ -244,10 +249,14 @@ def _size(desc: Any) -> Size:
 
 
 @contextmanager
-def _repeated(window: Window, batch: GpuWindowBatch, control: bool) -> Iterator[None]:
+def _repeated(
+    window: Window, batch: GpuWindowBatch, control: bool, states: WindowStates | None
+) -> Iterator[None]:
     """Keep a window open over several forwards (warm-up and capture), then forget it."""
     window.begin(batch, repeats=True, control=control)
     try:
         yield
     finally:
         window.forget()
+        if states is not None:
+            states.drop()

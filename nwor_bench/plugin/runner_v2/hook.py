@@ -68,6 +68,8 @@ class V2RunnerHook(RunnerHook):
         self.window = parts.window if parts else None
         self.buffers = parts.staging if parts else None
         self.graphs = parts.graphs if parts else None
+        self.states = parts.states if parts else None
+        self.states_unavailable = parts.states_unavailable if parts else None
         self.refusals: DeviceRefusals | None = None
         self._modes: StagingModes | None = None
         self._windows: StepWindows | None = None
@@ -115,6 +117,8 @@ class V2RunnerHook(RunnerHook):
         self.validator.switch(scv_mode)
         if scv_mode is not ScvMode.OFF:
             self.validator.warm_up(self._drafts)
+        if nwor_mode is not NworMode.OFF:
+            self._allocate_states()
         reason = self._modes.switch(nwor_mode) if self._modes is not None else None
         if reason is not None:
             self.staging_unavailable = reason
@@ -210,7 +214,7 @@ class V2RunnerHook(RunnerHook):
                 return self._run_sham(self._parts.sham_graphs, desc, original)
             if modes is None or windows is None or window is None or not window.is_staging:
                 return self._replay(original, desc)
-            window.replayed()
+            windows.replayed()
             graphs = modes.graphs_of(window.is_control)
             if windows.checks is not None:
                 return windows.checks.replay(graphs, window.is_control, desc)

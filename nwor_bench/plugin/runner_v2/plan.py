@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.layers import is_latent, is_sparse
+from nwor_bench.plugin.states import StateTables
 from nwor_bench.plugin.window import WindowBatch
 from nwor_bench.records.fallback_reasons import BREAKABLE_CUDA_GRAPHS
 from nwor_kernels.commit.plan import StagedSources
@@ -50,6 +51,8 @@ class GpuWindowBatch(WindowBatch):
     """Addresses of a captured graph's K/V in each layer set; None: collected layer by layer."""
     copied: bool = False
     """True if the rows' K/V are copied into buffers, one after the other."""
+    states: StateTables | str | None = None
+    """Of a captured graph: where its recurrent states lie, or why stock writes them."""
 
     @cached_property
     def commit_shape(self) -> tuple[str, int, int, Hashable]:

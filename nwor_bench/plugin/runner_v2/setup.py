@@ -35,6 +35,7 @@ from nwor_bench.plugin.runner_v2.attention_choice import (
     kernels_digest,
 )
 from nwor_bench.plugin.runner_v2.committed import CommittedOnly, decode_shortened, without_mask
+from nwor_bench.plugin.runner_v2.gated_delta import set_up_states, state_patches
 from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs, StockGraphs
 from nwor_bench.plugin.runner_v2.mla_attention import MlaStagingAttention
 from nwor_bench.plugin.runner_v2.plan import WindowPlanner, memory_of, most_referenced_rows
@@ -82,6 +83,9 @@ class StagingParts:
         most_drafts = runner.max_num_reqs * runner.num_speculative_steps
         self.staging = GpuStaging(caches, most_drafts, grouped=slots.several)
         self.window = Window(self.staging)
+        self.states, self.states_unavailable = set_up_states(
+            runner, target, self.window, memory_of(runner.device)
+        )
         self.inputs = StepInputs(runner, names)
         self.slots = slots.chosen
         """Index of the target layers' slots in the runner's (`SlotRows.chosen`)."""
@@ -110,7 +114,7 @@ class StagingParts:
         """A further, empty set of full CUDA graphs and its planner, for mode control or stage."""
         runner = self._runner
         around = (self.window, self.staging, self.inputs, self.slots)
-        graphs = StagingGraphs(runner, *around, self._copied, control, self.choices)
+        graphs = StagingGraphs(runner, *around, self._copied, control, self.choices, self.states)
         return graphs, WindowPlanner(
             self._length,
             self.slots,
@@ -205,6 +209,8 @@ class StagingParts:
 
     def _patches(self) -> list[Patch]:
         patches = [patch for each in self.layers for patch in each.patches()]
+        if self.states is not None:
+            patches += state_patches(self.states)
         sparse = [each for each in self.layers if isinstance(each, SparseMlaAttention)]
         return [*patches, fused_write_patch(sparse, self.window)] if sparse else patches
 
@@ -348,6 +354,7 @@ class StagingModes:
         if self._chosen or parts.attention_by is not AttentionBy.AUTO:
             return
         self._chosen = True
+        parts.choices.leaves_none = parts.states is not None and parts.states.unavailable is None
         sizes = sorted({(d.num_reqs, d.uniform_token_count) for d in parts.graphs.of_stock()})
         if not sizes:
             return

@@ -16,7 +16,7 @@ from torch import Tensor
 from nwor_bench.plugin.layers import layers_alone_in_their_memory
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.runner_v2.device_validation import DeviceValidator
-from nwor_bench.plugin.runner_v2.plan import may_read_this_step
+from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch, may_read_this_step
 from nwor_bench.plugin.runner_v2.ready_windows import ReadyWindow, ReadyWindows
 from nwor_bench.plugin.runner_v2.setup import StagingParts
 from nwor_bench.plugin.runner_v2.staging import DeviceRefusals
@@ -24,7 +24,7 @@ from nwor_bench.plugin.runner_v2.stock_update import StockUpdate, UpdateCall, co
 from nwor_bench.plugin.runner_v2.window_checks import WindowChecks
 from nwor_bench.plugin.scheduler_output import is_windows_alone, starts_requests
 from nwor_bench.plugin.step import DeviceClock, Step
-from nwor_bench.records.fallback_reasons import BESIDE_PREFILL, Fault
+from nwor_bench.records.fallback_reasons import BESIDE_PREFILL, Fault, commit_fault
 from nwor_bench.records.types import NworMode, ScvMode
 
 logger = logging.getLogger("vllm.nwor_bench")
@@ -152,6 +152,14 @@ class StepWindows:
         if checks is not None:
             checks.begin(input_batch, slot_mappings, parts.slots)
 
+    def replayed(self) -> None:
+        """A captured graph runs the open window's forward."""
+        batch, states = self._window.batch, self.parts.states
+        self._window.replayed()
+        if states is not None:
+            assert isinstance(batch, GpuWindowBatch)
+            states.replayed(batch.states)
+
     # Behind the samples.
 
     def joins_update(self, step: Step) -> bool:
@@ -174,6 +182,9 @@ class StepWindows:
         """
         window, ready, num_sampled = self._window, step.ready, step.num_sampled
         assert num_sampled is not None
+        if self.parts.states is not None:
+            step.state_layers, step.states_reason = self.parts.states.commit(num_sampled)
+            alarm = commit_fault(step.states_reason) or alarm
         if window.is_control:
             window.end_control()  # all layers have written: no commit, and no rank to wait for
         elif ready is not None and call is not None:

@@ -1,0 +1,247 @@
+"""Verify and commit of gated delta nets in Triton; `reference.py` has the formulas.
+
+Written from the committed state S, with c = cumsum(g), all tokens of a window at once:
+
+    u_t = beta_t (v_t - e^c_t S k_t - sum_(i < t) e^(c_t - c_i) (k_i . k_t) u_i)
+    o_t = e^c_t S q_t + sum_(i <= t) e^(c_t - c_i) (k_i . q_t) u_i
+
+So a window reads S once, for one product with all its k and q. These stay as the convolution
+returned them, in 16 bits, and their lengths are factors taken out of the products: a 16-bit
+vector's product is exact in tensor cores, and so is a float32 state's as a sum of three bfloat16.
+"""
+
+import triton
+import triton.language as tl
+
+from nwor_kernels.gated_delta.reference import NORM_EPS
+
+RECORD_ROWS = 16
+"""Most tokens of a window: tensor cores multiply 16 rows at least."""
+
+_NORM_EPS = tl.constexpr(NORM_EPS)
+_RECORD_ROWS = tl.constexpr(RECORD_ROWS)
+
+
+@triton.jit
+def verify_kernel(
+    mixed,
+    a,
+    b,
+    A_log,
+    dt_bias,
+    state,
+    state_indices,
+    accepted,
+    query_start_loc,
+    out,
+    recorded_u,
+    recorded_k,
+    recorded_g,
+    gate,
+    norm_weight,
+    STRIDES: tl.constexpr,
+    STATE_STRIDES: tl.constexpr,
+    SCALE: tl.constexpr,
+    EPS: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    H: tl.constexpr,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    T: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
+    DOT: tl.constexpr,
+    WRITES_STATES: tl.constexpr,
+):
+    """One program: ROWS rows of the state of one value head and request.
+
+    A matrix w [ROWS, 2 TOKENS] holds u in its first TOKENS columns and o in the others. Both begin
+    as a product of the state, with k or q, and token i adds u_i times a row of factors to the
+    later columns of both.
+
+    STRIDES are those of the rows of mixed, a, b, out, state_indices and gate, STATE_STRIDES those
+    of slots, heads and rows. COLUMNS: of state_indices. T: rows of a request's records.
+    """
+    value_head, request = tl.program_id(1), tl.program_id(2)
+    head = value_head // (HV // H)
+    first = tl.load(query_start_loc + request).to(tl.int64)
+    length = (tl.load(query_start_loc + request + 1).to(tl.int64) - first).to(tl.int32)
+    length = tl.minimum(length, T)
+    if length <= 0:
+        return
+    v_row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, 2 * TOKENS)
+    token, is_q = column % TOKENS, column >= TOKENS
+    known = token < length
+    is_u, is_o = known & (column < TOKENS), known & is_q
+    table = state_indices + request.to(tl.int64) * STRIDES[4]
+    slot = _slot(table, tl.load(accepted + request), COLUMNS)
+    if slot <= 0:
+        nothing = tl.zeros([ROWS, 2 * TOKENS], out.dtype.element_ty)
+        out_at = out + (first + token) * STRIDES[3] + value_head * V
+        tl.store(out_at[None, :] + v_row[:, None], nothing, mask=is_o[None, :])
+        return
+    k_lane = tl.arange(0, K)
+    in_state = value_head * STATE_STRIDES[1] + v_row[:, None] * STATE_STRIDES[2] + k_lane[None, :]
+    s = tl.load(state + slot * STATE_STRIDES[0] + in_state).to(tl.float32)
+    mixed_at = mixed + (first + token) * STRIDES[0]
+    kq_at = mixed_at + head * K + tl.where(is_q, 0, H * K)
+    kq = tl.load(kq_at[:, None] + k_lane[None, :], mask=known[:, None], other=0.0)
+    v_at = mixed_at + 2 * H * K + value_head * V
+    v = tl.load(v_at[None, :] + v_row[:, None], mask=is_u[None, :], other=0.0).to(tl.float32)
+
+    each = tl.arange(0, TOKENS)
+    g_at = a + (first + each) * STRIDES[1] + value_head
+    x = tl.load(g_at, mask=each < length, other=0.0).to(tl.float32)
+    x += tl.load(dt_bias + value_head).to(tl.float32)
+    softplus = tl.where(x <= 20.0, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))), x)
+    g = -tl.exp(tl.load(A_log + value_head).to(tl.float32)) * softplus
+    g = tl.where(each < length, g, 0.0)
+    beta_at = b + (first + token) * STRIDES[2] + value_head
+    beta = tl.sigmoid(tl.load(beta_at, mask=known, other=0.0).to(tl.float32))
+
+    wide_kq = kq.to(tl.float32)
+    over_length = tl.rsqrt(tl.sum(wide_kq * wide_kq, 1) + _NORM_EPS)
+    factor = over_length * tl.where(is_q, SCALE, -beta)
+    decay = tl.sum(tl.where(each[None, :] <= token[:, None], g[None, :], 0.0), 1)
+    columns = tl.trans(kq)
+    w = _product(s, columns, tl.zeros([ROWS, 2 * TOKENS], tl.float32), PARTS, DOT)
+    w = w * (tl.exp(decay) * factor)[None, :] + v * beta[None, :]
+
+    keys = kq  # 16 rows, of which those of q are not used
+    row = tl.arange(0, _RECORD_ROWS)
+    if TOKENS > 8:
+        key_at = mixed + (first + row) * STRIDES[0] + (H + head) * K
+        keys = tl.load(key_at[:, None] + k_lane[None, :], mask=(row < length)[:, None], other=0.0)
+    row_decay = tl.sum(tl.where(each[None, :] <= row[:, None], g[None, :], 0.0), 1)
+    later = token[None, :] + is_q.to(tl.int32)[None, :] > row[:, None]
+    since = tl.where(later, decay[None, :] - row_decay[:, None], 0.0)
+    products = _dot(keys, columns, tl.zeros([_RECORD_ROWS, 2 * TOKENS], tl.float32), DOT)
+    products = tl.where(later, products * tl.exp(since) * factor[None, :], 0.0)
+    for i in tl.static_range(T):
+        u = tl.sum(tl.where(column[None, :] == i, w * over_length[None, :], 0.0), 1)
+        adds = tl.sum(tl.where(row[:, None] == i, products, 0.0), 0)
+        w += u[:, None] * adds[None, :]
+
+    u_over_length = w * over_length[None, :]
+    line = request.to(tl.int64) * T + token
+    u_at = recorded_u + (line * HV + value_head) * V
+    tl.store(u_at[None, :] + v_row[:, None], u_over_length, mask=is_u[None, :])
+    if tl.program_id(0) == 0:
+        g_line = request.to(tl.int64) * T + each
+        tl.store(recorded_g + g_line * HV + value_head, g, mask=each < length)
+        if value_head % (HV // H) == 0:
+            k_at = recorded_k + (line * H + head) * K
+            tl.store(k_at[:, None] + k_lane[None, :], kq, mask=is_u[:, None])
+
+    if WRITES_STATES:
+        for i in range(length):
+            u = tl.sum(tl.where(column[None, :] == i, u_over_length, 0.0), 1)
+            k = tl.load(mixed + (first + i) * STRIDES[0] + (H + head) * K + k_lane)
+            s *= tl.exp(tl.sum(tl.where(each == i, g, 0.0), 0))
+            s += u[:, None] * k.to(tl.float32)[None, :]
+            to = tl.load(table + i).to(tl.int64)
+            if to > 0:
+                at = state + to * STATE_STRIDES[0] + in_state
+                tl.store(at, s.to(state.dtype.element_ty))
+
+    if gate is not None:  # the whole of V is in this program
+        rounded = w.to(out.dtype.element_ty).to(tl.float32)
+        root = tl.rsqrt(tl.sum(rounded * rounded, 0) / V + EPS)
+        gate_at = gate + (first + token) * STRIDES[5] + value_head * V
+        z = tl.load(gate_at[None, :] + v_row[:, None], mask=is_o[None, :], other=0.0)
+        z = z.to(tl.float32)
+        activated = tl.sigmoid(z) if SIGMOID else z * tl.sigmoid(z)
+        weight = tl.load(norm_weight + v_row).to(tl.float32)
+        w = rounded * root[None, :] * weight[:, None] * activated
+    out_at = out + (first + token) * STRIDES[3] + value_head * V
+    tl.store(out_at[None, :] + v_row[:, None], w.to(out.dtype.element_ty), mask=is_o[None, :])
+
+
+@triton.jit(do_not_specialize=["num_requests"])
+def commit_kernel(
+    layers,
+    recorded_u,
+    recorded_k,
+    recorded_g,
+    accepted,
+    committed,
+    num_requests,
+    STATE_STRIDES: tl.constexpr,
+    STATE_ELEMENT: tl.constexpr,
+    STATE_ALIGNMENT: tl.constexpr,
+    H: tl.constexpr,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    T: tl.constexpr,
+    REQUESTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """One program: ROWS rows of the state of one value head and layer, for one request.
+
+    `layers` [layers, 4] int64: addresses of the state and of its group's slots, the strides of
+    these and how many a request has. REQUESTS, T: rows of the records.
+    """
+    request = tl.program_id(1)
+    layer, value_head = tl.program_id(2) // HV, tl.program_id(2) % HV
+    if request >= num_requests:
+        return
+    count = tl.load(committed + request).to(tl.int32)
+    row = layers + layer * 4
+    slots = tl.load(row + 1).to(tl.pointer_type(tl.int32)) + request * tl.load(row + 2)
+    slots_each = tl.load(row + 3).to(tl.int32)
+    source = _slot(slots, tl.load(accepted + request), slots_each)
+    target = _slot(slots, count, slots_each)
+    if (source <= 0) | (target <= 0):
+        return
+    v_row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    k_lane = tl.arange(0, K)
+    in_state = value_head * STATE_STRIDES[1] + v_row[:, None] * STATE_STRIDES[2] + k_lane[None, :]
+    state = tl.load(row).to(tl.pointer_type(STATE_ELEMENT))
+    state = tl.multiple_of(state, STATE_ALIGNMENT)
+    s = tl.load(state + source * STATE_STRIDES[0] + in_state).to(tl.float32)
+
+    token = tl.arange(0, _RECORD_ROWS)
+    kept = token < tl.minimum(count, T)
+    line = (layer.to(tl.int64) * REQUESTS + request) * T + token
+    g = tl.load(recorded_g + line * HV + value_head, mask=kept, other=0.0)
+    u_at = recorded_u + (line * HV + value_head) * V
+    u = tl.load(u_at[None, :] + v_row[:, None], mask=kept[None, :], other=0.0)
+    k_at = recorded_k + (line * H + value_head // (HV // H)) * K
+    k = tl.load(k_at[:, None] + k_lane[None, :], mask=kept[:, None], other=0.0)
+    since = tl.sum(tl.where(token[:, None] > token[None, :], g[:, None], 0.0), 0)
+    s = _product(u * tl.exp(since)[None, :], k, s * tl.exp(tl.sum(g, 0)), PARTS, DOT)
+    tl.store(state + target * STATE_STRIDES[0] + in_state, s.to(STATE_ELEMENT))
+
+
+@triton.jit
+def _slot(table, count, columns):
+    """The slot of the state after `count` tokens; 0, which is no slot, if there is none."""
+    exists = (count > 0) & (count <= columns)
+    return tl.load(table + count - 1, mask=exists, other=0).to(tl.int64)
+
+
+@triton.jit
+def _product(wide, narrow, total, PARTS: tl.constexpr, DOT: tl.constexpr):
+    """total + wide @ narrow, with `wide` in float32 taken as a sum of PARTS bfloat16."""
+    for _ in tl.static_range(PARTS):
+        part = wide.to(tl.bfloat16)
+        wide -= part.to(tl.float32)
+        total = _dot(part, narrow, total, DOT)
+    return total
+
+
+@triton.jit
+def _dot(left, right, total, DOT: tl.constexpr):
+    """total + left @ right, exact products: DOT is bf16, or the precision of float32 operands."""
+    if DOT == "bf16":
+        total = tl.dot(left, right, total)
+    else:
+        total = tl.dot(left.to(tl.float32), right.to(tl.float32), total, input_precision=DOT)
+    return total

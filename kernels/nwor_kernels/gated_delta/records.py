@@ -1,0 +1,72 @@
+"""What a verified window keeps until its accepted tokens are known, and the optional gated norm."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class WindowRecords(NamedTuple):
+    """The updates of a window's tokens: 20.6 KB a token and layer in Qwen3-Next, a state has 1 MiB.
+
+    `verify_window` writes one layer's records (`layer`), `commit_states` reads those of all layers.
+    Row i of the batch has row i of the records; only the rows' own tokens are written.
+    """
+
+    u: Tensor
+    """[layers, requests, T, HV, V] float32: the update divided by the norm of its key."""
+
+    k: Tensor
+    """[layers, requests, T, H, K]: the keys as the convolution returns them, not normalised."""
+
+    g: Tensor
+    """[layers, requests, T, HV] float32: the logarithm of the decay."""
+
+    def layer(self, index: int) -> "WindowRecords":
+        """The records of one layer: views without the first axis."""
+        return WindowRecords(self.u[index], self.k[index], self.g[index])
+
+
+def allocate_records(
+    *,
+    layers: int,
+    requests: int,
+    window: int,
+    key_heads: int,
+    value_heads: int,
+    key_dim: int,
+    value_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> WindowRecords:
+    """Records for all layers at fixed addresses.
+
+    Args:
+        layers: gated delta nets of the model.
+        requests: rows of the largest batch.
+        window: tokens of the longest window, k drafts and one more.
+        key_heads, value_heads, key_dim, value_dim: H, HV, K and V, of this rank.
+        dtype: of the convolution's output.
+        device: of the states.
+    """
+    rows = (layers, requests, window)
+    return WindowRecords(
+        torch.zeros(*rows, value_heads, value_dim, dtype=torch.float32, device=device),
+        torch.zeros(*rows, key_heads, key_dim, dtype=dtype, device=device),
+        torch.zeros(*rows, value_heads, dtype=torch.float32, device=device),
+    )
+
+
+class GatedNorm(NamedTuple):
+    """The RMS norm and the output gate that Qwen3.5's kernel applies to its outputs."""
+
+    gate: Tensor
+    """[tokens, HV, V], the last two axes contiguous."""
+
+    weight: Tensor
+    """[V]."""
+
+    eps: float
+
+    activation: str = "silu"
+    """Of the gate: `silu` or `sigmoid`."""

@@ -1,0 +1,162 @@
+"""A window of gated delta nets: outputs and records, then one state a request. Torch reference.
+
+For each value head, with the state S [V, K], vLLM's `fused_sigmoid_gating_delta_rule_update` does
+
+    g_t = -exp(A_log) softplus(a_t + dt_bias),  beta_t = sigmoid(b_t)
+    u_t = beta_t (v_t - e^g_t S_(t-1) k_t)
+    S_t = e^g_t S_(t-1) + u_t k_t',  o_t = S_t q_t
+
+with k and q normalised to length 1 and q times `scale` (Yang et al., Gated Delta Networks, 2024,
+equation 10), and writes S_t to the slot of each token. Here a window keeps (u, k, g) instead, and
+the state after n of its tokens is, with c = cumsum(g),
+
+    S_n = e^c_n S_0 + sum_(i <= n) e^(c_n - c_i) u_i k_i'
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from nwor_kernels.gated_delta.records import GatedNorm, WindowRecords
+
+NORM_EPS = 1e-6
+"""Added to the squared length of k and q, as vLLM's kernels do."""
+
+
+def verify_window_reference(
+    mixed: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    state: Tensor,
+    state_indices: Tensor,
+    accepted: Tensor,
+    query_start_loc: Tensor,
+    out: Tensor,
+    records: WindowRecords,
+    *,
+    scale: float,
+    norm: GatedNorm | None = None,
+    write_states: bool = False,
+) -> None:
+    """Outputs and records of one layer's window, from the committed states; no state is written.
+
+    A row without tokens, and what is past the last row's tokens, writes nothing. A row whose
+    source slot is null (<= 0) writes only zeros to its outputs, as vLLM's CUDA kernel does; vLLM's
+    Triton kernel leaves fresh memory there.
+
+    Args:
+        mixed: [tokens, 2 H K + HV V], q, k and v behind the convolution; its rows may be strided.
+        a, b: [tokens, HV], the inputs of decay and beta; their rows may be strided.
+        A_log: [HV] float32.
+        dt_bias: [HV].
+        state: [slots, HV, V, K], any strides. vLLM's CPU kernels keep the last two axes the other
+            way round: pass `cache.view(slots, HV, K, V).transpose(-1, -2)`.
+        state_indices: [requests, >= T] int32, the slot of the state after each token.
+        accepted: [requests] int32, tokens that the window before left: the state is read from
+            column accepted - 1.
+        query_start_loc: [requests + 1] int32, each row's first token; at most T tokens a row.
+        out: [tokens, HV, V], written.
+        records: of this layer (`WindowRecords.layer`), at least as many rows as requests.
+        scale: factor of q, K ** -0.5 in vLLM.
+        norm: also apply vLLM's gated RMS norm, to the outputs rounded to `out`'s dtype.
+        write_states: write the state after token t to column t, as vLLM does.
+    """
+    key_dim, window = state.shape[3], records.u.shape[1]
+    value_heads, value_dim = state.shape[1:3]
+    key_heads = records.k.shape[2]
+    q, k, v = torch.split(mixed, [key_heads * key_dim] * 2 + [value_heads * value_dim], dim=-1)
+    q, k = (part.view(-1, key_heads, key_dim) for part in (q, k))
+    v = v.view(-1, value_heads, value_dim)
+    g = -A_log.float().exp() * functional.softplus(a.float() + dt_bias.float(), threshold=20.0)
+    beta = b.float().sigmoid()
+    requests = state_indices.shape[0]
+    first = query_start_loc[:requests].long()
+    length = query_start_loc[1 : requests + 1].long() - first
+    slot = _slots(state_indices, accepted[:requests])
+    for token in range(window):
+        no_state = ((slot <= 0) & (length > token)).nonzero()[:, 0]
+        out[first[no_state] + token] = 0
+    rows = ((slot > 0) & (length > 0)).nonzero()[:, 0]
+    current = state[slot[rows]].float()
+    for token in range(window):
+        still = length[rows] > token
+        rows, current = rows[still], current[still]
+        at = first[rows] + token
+        q_t, _ = _normalised(q[at], value_heads)
+        k_t, key_norm = _normalised(k[at], value_heads)
+        current = current * g[at].exp()[..., None, None]
+        u = beta[at][..., None] * (v[at].float() - torch.einsum("rhvk,rhk->rhv", current, k_t))
+        current = current + u[..., :, None] * k_t[..., None, :]
+        output = torch.einsum("rhvk,rhk->rhv", current, q_t * scale).to(out.dtype)
+        out[at] = output if norm is None else _gated_norm(output, norm, at)
+        records.u[rows, token] = u / key_norm
+        records.k[rows, token] = k[at]
+        records.g[rows, token] = g[at]
+        if write_states:
+            to = state_indices[rows, token].long()
+            state[to[to > 0]] = current[to > 0].to(state.dtype)
+
+
+def commit_states_reference(
+    states: Sequence[Tensor],
+    groups: Sequence[int],
+    state_indices: Sequence[Tensor],
+    accepted: Tensor,
+    committed: Tensor,
+    records: WindowRecords,
+) -> None:
+    """Write every layer's state after the committed tokens of each row, one state a row.
+
+    Nothing is written for a row that commits no token, or of which a slot is null (<= 0).
+
+    Args:
+        states: one tensor a layer, [slots, HV, V, K], any strides.
+        groups: each layer's entry of `state_indices`: its KV-cache group.
+        state_indices: one tensor a group, [>= requests, >= T] int32.
+        accepted: [>= requests] int32: the state is read from column accepted - 1, as the window's
+            outputs were.
+        committed: [requests] int32, accepted drafts and the bonus token, at most the row's tokens;
+            the state is written to column committed - 1. Rounded once, to the states' dtype.
+        records: of all layers.
+    """
+    requests = len(committed)
+    for layer, (state, group) in enumerate(zip(states, groups, strict=True)):
+        u, k, g = records.layer(layer)
+        table = state_indices[group][:requests]
+        source, target = _slots(table, accepted[:requests]), _slots(table, committed)
+        rows = ((source > 0) & (target > 0)).nonzero()[:, 0]
+        current = state[source[rows]].float()
+        repeats = u.shape[2] // k.shape[2]
+        for token in range(u.shape[1]):
+            kept = committed[rows] > token
+            these = rows[kept]
+            key = k[these, token].float().repeat_interleave(repeats, dim=1)
+            current[kept] *= g[these, token].exp()[..., None, None]
+            current[kept] += u[these, token][..., :, None] * key[..., None, :]
+        state[target[rows]] = current.to(state.dtype)
+
+
+def _slots(table: Tensor, count: Tensor) -> Tensor:
+    """Each row's slot after `count` tokens, [requests] int64; 0 (null) if it has none."""
+    column = (count.long() - 1).clamp(0, table.shape[1] - 1)
+    slot = table.gather(1, column[:, None])[:, 0].long()
+    return slot.where(column == count - 1, 0)
+
+
+def _normalised(vectors: Tensor, value_heads: int) -> tuple[Tensor, Tensor]:
+    """[rows, HV, K] of length 1, one for each value head, and the lengths [rows, HV, 1]."""
+    wide = vectors.float().repeat_interleave(value_heads // vectors.shape[1], dim=1)
+    length = (wide.square().sum(-1, keepdim=True) + NORM_EPS).sqrt()
+    return wide / length, length
+
+
+def _gated_norm(output: Tensor, norm: GatedNorm, at: Tensor) -> Tensor:
+    """vLLM's RMS norm of each head's rounded output, times weight and gate."""
+    wide, gate = output.float(), norm.gate[at].float()
+    wide = wide * (wide.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
+    activated = gate.sigmoid() if norm.activation == "sigmoid" else functional.silu(gate)
+    return (wide * norm.weight.float() * activated).to(output.dtype)

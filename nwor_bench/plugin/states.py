@@ -1,0 +1,407 @@
+"""Recurrent states of the window in flight: verified without a write, committed once. Gated delta
+nets only.
+
+Stock writes the state after every token of a window, each to a slot of its own, and the next window
+reads the one behind the last accepted token. Staged, a layer verifies its window from that state,
+writes none, and keeps records of its tokens; when the accepted tokens are known, one launch writes
+one state a request and layer, to the slot that the next window reads, stock's or ours. So modes may
+change at any window. The convolution's inputs stay stock's.
+
+The decision is the K/V window's: a layer stages while that is open (mode control: it writes every
+state, as stock does). Once a layer has staged, its state is committed whatever becomes of the K/V:
+its records hold all that is needed, and counts are vLLM's own.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nwor_bench.plugin import refusals
+from nwor_bench.plugin.layers import StagingUnavailable, TargetLayers, logger
+from nwor_bench.plugin.window import Window
+from nwor_bench.records import fallback_reasons as reasons
+from nwor_bench.records.fallback_reasons import Fault
+from nwor_kernels.gated_delta.records import GatedNorm, WindowRecords, allocate_records
+from nwor_kernels.gated_delta.reference import commit_states_reference
+
+
+@dataclass(frozen=True)
+class StateLayer:
+    """One gated delta net of the target."""
+
+    name: str
+    layer: Any
+    """vLLM's `QwenGatedDeltaNetAttention`."""
+    group: int
+    """Number of its KV-cache group among those of such layers."""
+    state: Tensor
+    """[slots, value heads, value width, key width], any strides."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one request's state."""
+        return self.state[0].numel() * self.state.element_size()
+
+
+class StateTables(NamedTuple):
+    """Where the states of a step lie, for its commit."""
+
+    indices: tuple[Tensor, ...]
+    """[requests, k + 1] int32 of each group, the slot of the state behind each token."""
+    accepted: Tensor
+    """[requests] int32, tokens that the window before left."""
+
+    @property
+    def place(self) -> tuple[tuple[int, ...], ...]:
+        """Address and layout of each group's indices: vLLM keeps them in buffers of its own."""
+        return tuple((each.data_ptr(), each.stride(0), *each.shape) for each in self.indices)
+
+
+Commit = Callable[[Tensor, Tensor], None]
+"""Writes the states, given tokens that the window before left and those that are committed."""
+
+
+class StateKernels(NamedTuple):
+    """What verifies a layer's window, and what commits those of all (`gated_delta.reference`)."""
+
+    verify: Callable[..., None]
+    commit: Callable[[Sequence[Tensor], Sequence[int], Sequence[Tensor], WindowRecords], Commit]
+    """Makes the commit of these states, groups, indices of each group and records."""
+
+
+def reference_commit(
+    states: Sequence[Tensor],
+    groups: Sequence[int],
+    indices: Sequence[Tensor],
+    records: WindowRecords,
+) -> Commit:
+    """A commit in plain torch."""
+
+    def commit(accepted: Tensor, committed: Tensor) -> None:
+        commit_states_reference(states, groups, indices, accepted, committed, records)
+
+    return commit
+
+
+MOST_COMMITS = 256
+"""Commits kept for the steps to come, each for a place of the indices."""
+
+
+class StateOutcome(NamedTuple):
+    """What became of the states in one window."""
+
+    layers: int
+    """Layers whose states the commit wrote; 0 if stock wrote them all."""
+    reason: str | None
+    """Why stock wrote them though the window was staged, or why the commit failed at first."""
+
+
+class WindowStates:
+    """The states of one worker; one object serves every window.
+
+    Args:
+        window: decides whether a step is staged.
+        length: most tokens of a request's window, k + 1.
+        requests: most requests of a window; with more it is left to stock.
+        dtype: of the convolution's output.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[StateLayer],
+        window: Window,
+        *,
+        length: int,
+        requests: int,
+        dtype: torch.dtype,
+        kernels: StateKernels,
+    ):
+        self.layers = list(layers)
+        self.requests = requests
+        self.unavailable: str | None = None
+        """Why stock writes every state; None if they are staged."""
+        self._window = window
+        self._length = length
+        self._dtype = dtype
+        self._kernels = kernels
+        self._records: WindowRecords | None = None
+        self._groups = [layer.group for layer in self.layers]
+        self._commits: dict[tuple[tuple[int, ...], ...], Commit] = {}
+        self._found: dict[int, Tensor] = {}
+        self._accepted: Tensor | None = None
+        self._staged: list[int] = []
+        self._tables: StateTables | None = None
+        self._reason: str | None = None
+
+    # Before the first window.
+
+    @property
+    def bytes_per_request(self) -> int:
+        """Bytes of one request's states in all layers."""
+        return sum(layer.state_bytes for layer in self.layers)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's records in all layers."""
+        return token_bytes(self.layers, self._dtype)
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of the record buffers."""
+        return self.token_bytes * self._length * self.requests
+
+    def allocate(self) -> str | None:
+        """Allocate the records and run the kernels on padding once; why that failed, else None."""
+        if self._records is not None or self.unavailable is not None:
+            return self.unavailable
+        first = self.layers[0]
+        try:
+            self._records = allocate_records(
+                layers=len(self.layers),
+                requests=self.requests,
+                window=self._length,
+                dtype=self._dtype,
+                device=first.state.device,
+                **shape_of(first),
+            )
+            self._warm_up()
+        except Exception as fault:  # out of memory, or a kernel that does not compile
+            logger.exception("nwor: recurrent states are left to stock vLLM")
+            self.give_up(f"states:{type(fault).__name__}")
+        return self.unavailable
+
+    def give_up(self, reason: str | None) -> None:
+        """Leave all states to stock for good; None: do nothing."""
+        if reason is not None:
+            self.unavailable, self._records = reason, None
+            self._commits.clear()
+
+    def _warm_up(self) -> None:
+        """Run both kernels on a request without a slot: nothing is written."""
+        first, device = self.layers[0], self.layers[0].state.device
+        shape, rows = shape_of(first), self._length
+        heads, width = shape["value_heads"], shape["value_dim"]
+        channels = 2 * shape["key_heads"] * shape["key_dim"] + heads * width
+        zeros = torch.zeros(rows, channels, dtype=self._dtype, device=device)
+        gates = torch.zeros(rows, heads, dtype=self._dtype, device=device)
+        out = torch.empty(rows, heads, width, dtype=self._dtype, device=device)
+        slots = torch.zeros(1, rows, dtype=torch.int32, device=device)
+        one = torch.ones(1, dtype=torch.int32, device=device)
+        bounds = torch.tensor([0, rows], dtype=torch.int32, device=device)
+        tables = StateTables((slots,) * (1 + max(self._groups)), one)
+        for states in (False, True):
+            self._run(first, 0, zeros, gates, gates, slots, one, bounds, out, None, states)
+        self._commit_of(range(len(self.layers)), tables)(one, one)
+        self._commits.clear()
+
+    # While the forward runs.
+
+    def stages(self, metadata: Any) -> bool:
+        """True if a layer with these metadata verifies the step's window by our kernel."""
+        window = self._window
+        if not window.is_staging or self._records is None:
+            return False
+        reason = why_stock(metadata, self.requests)
+        self._reason = self._reason or reason
+        return reason is None
+
+    def verify(
+        self,
+        number: int,
+        mixed: Tensor,
+        a: Tensor,
+        b: Tensor,
+        metadata: Any,
+        out: Tensor,
+        norm: GatedNorm | None = None,
+    ) -> None:
+        """Compute one layer's window; call it only if `stages`.
+
+        Args:
+            number: the layer's place in `layers`.
+            mixed: [tokens, 2 H K + HV V], q, k and v behind the convolution.
+            a, b: [tokens, HV], the inputs of decay and beta.
+            metadata: the layer's `GDNAttentionMetadata`.
+            out: [tokens, HV, V], written.
+            norm: Qwen3.5's gated norm, for a caller that leaves it to the kernel.
+        """
+        requests = metadata.num_spec_decodes
+        indices = metadata.spec_state_indices_tensor[:requests]
+        accepted = metadata.num_accepted_tokens[:requests]
+        bounds = metadata.spec_query_start_loc[: requests + 1]
+        layer, control = self.layers[number], self._window.is_control
+        self._run(layer, number, mixed, a, b, indices, accepted, bounds, out, norm, control)
+        if control:
+            return
+        if number in self._staged:  # a capture runs its forward again
+            self.drop()
+        self._staged.append(number)
+        self._found[layer.group], self._accepted = indices, accepted
+
+    def _run(
+        self,
+        layer: StateLayer,
+        number: int,
+        mixed: Tensor,
+        a: Tensor,
+        b: Tensor,
+        indices: Tensor,
+        accepted: Tensor,
+        bounds: Tensor,
+        out: Tensor,
+        norm: GatedNorm | None,
+        write_states: bool,
+    ) -> None:
+        assert self._records is not None
+        own = layer.layer
+        self._kernels.verify(
+            mixed, a, b, own.A_log, own.dt_bias, layer.state, indices, accepted, bounds, out,
+            self._records.layer(number),
+            scale=own.head_k_dim**-0.5, norm=norm, write_states=write_states,
+        )  # fmt: skip
+
+    def captured(self) -> StateTables | str | None:
+        """Where a captured forward's states lie, in buffers that vLLM fills before each replay.
+
+        Returns:
+            A reason if stock writes them; None: nothing is to be committed (mode control).
+
+        Raises:
+            StagingUnavailable: some layers staged, and others did not.
+        """
+        if not self._staged:
+            return self._reason
+        if len(self._staged) < len(self.layers):
+            raise StagingUnavailable(reasons.STATES_NOT_CALLED)
+        tables = self._collected()
+        self._commit_of(self._staged, tables)  # made now: it waits for the device
+        return tables
+
+    def replayed(self, tables: StateTables | str | None) -> None:
+        """A captured graph ran the forward with these tables."""
+        if isinstance(tables, StateTables):
+            self._staged, self._tables = list(range(len(self.layers))), tables
+        else:
+            self._reason = tables
+
+    # Behind the samples.
+
+    def commit(self, num_sampled: Tensor) -> StateOutcome:
+        """Write the states of the layers that staged, and end the window.
+
+        A request that got no token keeps the state behind its first one: vLLM reads there.
+
+        Args:
+            num_sampled: [requests] int32, tokens that each request got.
+        """
+        staged, reason = self._staged, self._reason
+        if not staged:
+            window = self._window
+            if not (reason or self._records is None or window.is_control or window.fallback_reason):
+                reason = reasons.STATES_NOT_CALLED
+            self.drop()
+            return StateOutcome(0, reason)
+        tables = self._tables or self._collected()
+        committed = num_sampled.clamp(min=1)
+        try:
+            self._commit_of(staged, tables)(tables.accepted, committed)
+        except Exception as fault:
+            logger.exception("nwor: states are committed in plain torch")
+            reason = f"{Fault.COMMIT}:states:{type(fault).__name__}"
+            commit = self._made(staged, tables, reference_commit)
+            commit(tables.accepted, committed)
+        self.drop()
+        return StateOutcome(len(staged), reason)
+
+    def drop(self) -> None:
+        """Forget the window: its step died, or it was a capture's."""
+        self._staged, self._tables, self._reason = [], None, None
+        self._found, self._accepted = {}, None
+
+    def _collected(self) -> StateTables:
+        """Of the step whose forward has run the layers."""
+        assert self._accepted is not None
+        some = next(iter(self._found.values()))
+        groups = range(1 + max(self._groups))
+        # A group none of whose layers staged is never looked at.
+        return StateTables(tuple(self._found.get(group, some) for group in groups), self._accepted)
+
+    def _commit_of(self, staged: Sequence[int], tables: StateTables) -> Commit:
+        if len(staged) < len(self.layers):  # the window fell back while its forward ran
+            return self._made(staged, tables, self._kernels.commit)
+        place = tables.place
+        found = self._commits.get(place)
+        if found is None:
+            if len(self._commits) >= MOST_COMMITS:
+                self._commits.clear()
+            found = self._commits[place] = self._made(staged, tables, self._kernels.commit)
+        return found
+
+    def _made(
+        self, staged: Sequence[int], tables: StateTables, commit: Callable[..., Commit]
+    ) -> Commit:
+        assert self._records is not None
+        layers, records = self.layers, self._records
+        if len(staged) < len(layers):
+            layers = [layers[number] for number in staged]
+            records = WindowRecords(*(part[list(staged)] for part in records))
+        states, groups = [layer.state for layer in layers], [layer.group for layer in layers]
+        return commit(states, groups, tables.indices, records)
+
+
+def why_stock(metadata: Any, requests: int) -> str | None:
+    """Why stock serves a step with these metadata; None if every row is a window's."""
+    if metadata.spec_sequence_masks is None:
+        return reasons.STATES_WITHOUT_WINDOW
+    if metadata.num_prefills > 0 or metadata.num_decodes > 0:
+        return reasons.BESIDE_PREFILL
+    if metadata.num_spec_decodes > requests:
+        return reasons.STATES_OF_TOO_MANY
+    return None
+
+
+def shape_of(layer: StateLayer) -> dict[str, int]:
+    """Heads and head sizes of this rank, as `gated_delta` names them."""
+    _, value_heads, value_dim, key_dim = layer.state.shape
+    own = layer.layer
+    return {
+        "key_heads": own.num_k_heads // own.tp_size,
+        "value_heads": value_heads,
+        "key_dim": key_dim,
+        "value_dim": value_dim,
+    }
+
+
+def token_bytes(layers: Sequence[StateLayer], dtype: torch.dtype) -> int:
+    """Bytes of the records of one token: 20.6 KB a layer in Qwen3-Next."""
+    shape = shape_of(layers[0])
+    keys = shape["key_heads"] * shape["key_dim"] * dtype.itemsize
+    return len(layers) * (keys + 4 * shape["value_heads"] * (shape["value_dim"] + 1))
+
+
+def find_states(
+    runner: Any, target: TargetLayers, view: Callable[[Tensor], Tensor]
+) -> list[StateLayer]:
+    """The target's gated delta nets, in the runner's order; none without recurrent layers.
+
+    Args:
+        view: a layer's cached states as [slots, value heads, value width, key width].
+
+    Raises:
+        StagingUnavailable: stock keeps the states of all; the message is the reason.
+    """
+    context = runner.compilation_config.static_forward_context
+    layers = {name: context[name] for name in target.recurrent}
+    reason = refusals.of_states(list(layers.values()), runner.vllm_config)
+    if reason is not None:
+        raise StagingUnavailable(reason)
+    groups = runner.kv_cache_config.kv_cache_groups
+    own = [[name for name in group.layer_names if name in layers] for group in groups]
+    return [
+        StateLayer(name, layers[name], number, view(layers[name].kv_cache[1]))
+        for number, names in enumerate(filter(None, own))
+        for name in names
+    ]

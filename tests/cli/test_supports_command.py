@@ -41,7 +41,7 @@ def flat(text: str) -> str:
     [
         ((LLAMA,), "Llama-3.2-3B: drafts would be staged, in all 28 layers."),
         ((HYBRID,), "Qwen3.5-27B: drafts would be staged in the 16 attention layers; the 48 "
-                    "recurrent layers stay as stock vLLM runs them."),
+                    "recurrent layers write one state a window, without prefix caching."),
         ((LLAMA, "--device", "blackwell"),
          "Llama-3.2-3B: drafts would be staged, in all 28 layers."),
         ((LLAMA, "--device", "blackwell", "--cache-dtype", "nvfp4"),
@@ -64,7 +64,7 @@ def test_the_answer_comes_first_within_80_columns(
 
 def test_layers_and_methods_are_said(supports: Run) -> None:
     out = flat(supports(HYBRID)[1])
-    assert "48 recurrent recurrent_layers" in out
+    assert "48 recurrent one state a window" in out
     assert "16 full attention, head size 256 FLASH_ATTN could be staged" in out
     assert all(f" {method} " in out for method in Method)
 

@@ -13,11 +13,11 @@ from enum import StrEnum
 from nwor_bench.models.config_reader import Kind
 from nwor_bench.models.methods import NOT_ON_CPU, Method, why_no_mtp
 from nwor_bench.models.support.facts import (
+    DELTA_NETS,
     OWN_ATTENTION,
     OWN_BUILDERS,
     PLAIN_CACHES,
     READ_AGAIN,
-    DELTA_NETS,
     SPARSE_LATENT,
     STAGEABLE,
     Device,

@@ -8,7 +8,7 @@ from gated_delta_checks import check_window
 from gated_delta_drift import LARGEST, check_drift
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_inputs import SEEDS
+from kernel_inputs import INTERPRETED, SEEDS
 
 pytest.importorskip("triton")
 
@@ -125,6 +125,9 @@ def test_layers_that_one_launch_cannot_serve(wrong, named):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("state_dtype", LARGEST)
+@pytest.mark.parametrize(
+    "state_dtype",
+    [torch.float32] if INTERPRETED else list(LARGEST),  # the interpreter truncates to bfloat16
+)
 def test_errors_of_long_outputs(triton_device, state_dtype):
     check_drift(state_dtype, 1, verify_window_triton, commit_in_one_launch, triton_device)

@@ -1,6 +1,7 @@
 """The local gate's verdict: each target layer of a window on its own inputs. Pure.
 
-The write must be stock's bit for bit, and no other row may change. Attention may differ from
+A recurrent state may differ from stock's by float32's sums and one rounding of its cache. The write
+of K/V must be stock's bit for bit, and no other row may change. Attention may differ from
 stock's by the rounding of one attention. How much that is, stock's own distance to a float64
 reference shows, for each head. Signed errors average out over rows, so they show a wrong scale far
 below the rounding of one row.
@@ -91,6 +92,7 @@ class LocalResult:
     paths: tuple[str, ...] = ()
     """How they ran: "eager", "piecewise", "full graph", each perhaps beside a prefill."""
     layers: int = 0
+    """Layers with K/V."""
     attended: int = 0
     """Layers whose attention was compared; the others' is stock's in every mode."""
     states: int = 0
@@ -136,7 +138,7 @@ def local_result(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> LocalResult:
     result = {
         "windows": len(ranks[0]),
         "paths": tuple(dict.fromkeys(window["path"] for _, window in windows)),
-        "layers": len(first["layers"]),
+        "layers": sum("state" not in entry for entry in first["layers"]),
         "attended": sum(entry.get("attention") is not None for entry in first["layers"]),
         "states": sum("state" in entry for entry in first["layers"]),
         "written": sum(entry.get("written", 0) for _, _, entry in entries),

@@ -250,9 +250,11 @@ def test_a_graph_captured_from_stock_commits_nothing() -> None:
     assert pieces.states.commit(COUNTS) == (0, "states:more_requests_than_records")
 
 
-def test_a_capture_in_which_some_layers_staged_is_refused() -> None:
+@pytest.mark.parametrize("warm_up", [(), (0, 1, 2)])
+def test_a_capture_in_which_some_layers_staged_is_refused(warm_up: tuple[int, ...]) -> None:
     pieces = Pieces()
     pieces.begin(repeats=True)
+    pieces.verify(*warm_up)
     pieces.verify(0)
     with pytest.raises(StagingUnavailable, match="states:not_called"):
         pieces.states.captured()

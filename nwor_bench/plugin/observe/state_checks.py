@@ -17,7 +17,7 @@ from nwor_bench.plugin.states import StateLayer, shape_of
 from nwor_kernels.gated_delta.records import GatedNorm
 from nwor_kernels.gated_delta.reference import gated_norm
 
-SAMPLE = 8
+SAMPLE = 4
 """First requests of a window whose states are copied."""
 
 FLOAT32_ERROR = 1e-6

@@ -123,6 +123,8 @@ class WindowStates:
         self.requests = requests
         self.unavailable: str | None = None
         """Why stock writes every state; None if they are staged."""
+        self.trace: Any = None
+        """A `StateTrace` while a window is checked."""
         self._window = window
         self._length = length
         self._dtype = dtype
@@ -256,12 +258,16 @@ class WindowStates:
         write_states: bool,
     ) -> None:
         assert self._records is not None
-        own = layer.layer
+        own, trace = layer.layer, self.trace
+        if trace is not None:
+            trace.given(number, layer.state, (mixed, a, b, indices, accepted, bounds), norm)
         self._kernels.verify(
             mixed, a, b, own.A_log, own.dt_bias, layer.state, indices, accepted, bounds, out,
             self._records.layer(number),
             scale=own.head_k_dim**-0.5, norm=norm, write_states=write_states,
         )  # fmt: skip
+        if trace is not None:
+            trace.returned(number, out)
 
     def captured(self) -> StateTables | str | None:
         """Where a captured forward's states lie, in buffers that vLLM fills before each replay.

@@ -156,6 +156,10 @@ def local_sentence(run: RunData) -> str:
             f"{joined(list(sound))} write what stock writes and attend as stock does, in "
             f"{plural(windows, 'window')}.{attended}"
         )
+        if first.get("states"):
+            sentences.append(
+                f"Recurrent states of {plural(first['states'], 'layer')} are stock's, too."
+            )
     if broken:
         sentences.append(f"A layer of {joined(broken)} differs from stock on the same inputs.")
     if unchecked:

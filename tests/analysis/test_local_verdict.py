@@ -107,3 +107,30 @@ def test_nothing_checked_is_not_run() -> None:
 def test_attention_that_is_stocks_in_every_mode_counts_apart() -> None:
     found = local_result([[window(layer(attention=None), layer("layer 1", attention=None))]])
     assert (found.verdict, found.layers, found.attended) == (KvVerdict.WITHIN, 2, 0)
+
+
+SOUND_STATE = {
+    "compared": 8, "error": 3e-7, "allowed": 1e-6, "request": 1, "token": 2, "head": 5,
+    "output_error": 4e-3, "output_allowed": 2**-6, "output_head": 3,
+}  # fmt: skip
+
+
+def test_layers_with_states_are_counted_by_themselves() -> None:
+    found = local_result([[window(layer(), {"layer": "net", "state": SOUND_STATE})]])
+    assert found.verdict is KvVerdict.WITHIN
+    assert (found.layers, found.states, found.attended) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"error": 1.1e-6}, "net, head 5 of request 1, token 2: the distance of a recurrent state"),
+        ({"error": None}, "not a finite number"),
+        ({"output_error": 0.02}, "net, head 3: the distance of outputs"),
+    ],
+)
+def test_a_state_beyond_its_limit_breaks_the_cell(wrong: dict[str, Any], words: str) -> None:
+    state = {**SOUND_STATE, **wrong}
+    found = local_result([[window(layer(), {"layer": "net", "state": state})]])
+    assert found.verdict is KvVerdict.BROKEN
+    assert words in (found.reason or "")

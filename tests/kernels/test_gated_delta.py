@@ -5,6 +5,7 @@ import torch
 from examples import examples
 from gated_delta_cases import Shape, assert_rounded, definition, largest_error, make_case
 from gated_delta_checks import check_window
+from gated_delta_drift import LARGEST, check_drift
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_inputs import SEEDS
@@ -72,3 +73,10 @@ def test_states_of_every_token_as_by_the_cpu_kernel_of_vllm(state_dtype):
             assert_rounded(case.states[0][slot], after)
             bound = 1e-6 if state_dtype is torch.float32 else 1e-2
             assert largest_error(stock_state[slot].transpose(-1, -2), after) < bound
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state_dtype", LARGEST)
+def test_errors_of_long_outputs(state_dtype: torch.dtype) -> None:
+    cpu = torch.device("cpu")
+    check_drift(state_dtype, 1, verify_window_reference, commit_states_reference, cpu)

@@ -5,9 +5,10 @@ import torch
 from examples import examples
 from gated_delta_cases import Shape, make_case
 from gated_delta_checks import check_window
+from gated_delta_drift import LARGEST, check_drift
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_inputs import SEEDS
+from kernel_inputs import INTERPRETED, SEEDS
 
 pytest.importorskip("triton")
 
@@ -121,3 +122,12 @@ def test_layers_that_one_launch_cannot_serve(wrong, named):
         tables = [table.long() for table in tables]
     with pytest.raises(ValueError, match=named):
         StateCommit(states, wrong.get("groups", case.groups), tables, case.nan_records())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "state_dtype",
+    [torch.float32] if INTERPRETED else list(LARGEST),  # the interpreter truncates to bfloat16
+)
+def test_errors_of_long_outputs(triton_device, state_dtype):
+    check_drift(state_dtype, 1, verify_window_triton, commit_in_one_launch, triton_device)

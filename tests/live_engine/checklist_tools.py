@@ -188,6 +188,8 @@ def check_support(folder: Path, status: EngineStatus, spec: RunSpec, method: str
     model = read_facts(config, "tiny", "config", str(folder))
     found = predict_support(model, facts)
     assert (found.reason, found.runner) == (status.staging_unavailable, status.runner)
+    states = (status.states_unavailable or "").split(":")[0] or None  # less the layer's class
+    assert found.states_reason == states
     attentions = [attention_of(layer, model, Device.CPU) for layer in model.layers]
     first = next((each.implementation for each in attentions if each is not None), None)
     assert first == status.attention_backend

@@ -92,7 +92,7 @@ def verify_window_reference(
         u = beta[at][..., None] * (v[at].float() - torch.einsum("rhvk,rhk->rhv", current, k_t))
         current = current + u[..., :, None] * k_t[..., None, :]
         output = torch.einsum("rhvk,rhk->rhv", current, q_t * scale).to(out.dtype)
-        out[at] = output if norm is None else _gated_norm(output, norm, at)
+        out[at] = output if norm is None else gated_norm(output, norm, at)
         records.u[rows, token] = u / key_norm
         records.k[rows, token] = k[at]
         records.g[rows, token] = g[at]
@@ -154,8 +154,13 @@ def _normalised(vectors: Tensor, value_heads: int) -> tuple[Tensor, Tensor]:
     return wide / length, length
 
 
-def _gated_norm(output: Tensor, norm: GatedNorm, at: Tensor) -> Tensor:
-    """vLLM's RMS norm of each head's rounded output, times weight and gate."""
+def gated_norm(output: Tensor, norm: GatedNorm, at: Tensor | slice) -> Tensor:
+    """vLLM's RMS norm of each head's rounded output, times weight and gate.
+
+    Args:
+        output: [rows, HV, V], rounded.
+        at: the rows' tokens, of the gate.
+    """
     wide, gate = output.float(), norm.gate[at].float()
     wide = wide * (wide.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
     activated = gate.sigmoid() if norm.activation == "sigmoid" else functional.silu(gate)

@@ -1,6 +1,7 @@
 """The local gate's verdict: each target layer of a window on its own inputs. Pure.
 
-The write must be stock's bit for bit, and no other row may change. Attention may differ from
+A recurrent state may differ from stock's by float32's sums and one rounding of its cache. The write
+of K/V must be stock's bit for bit, and no other row may change. Attention may differ from
 stock's by the rounding of one attention. How much that is, stock's own distance to a float64
 reference shows, for each head. Signed errors average out over rows, so they show a wrong scale far
 below the rounding of one row.
@@ -75,6 +76,8 @@ _NEAR = {
     "head": "attention's root mean square error",
     "gain": "attention's signed error along the right output",
     "softmax scale": "the error of the softmax scale that fits attention's output",
+    "state": "the distance of a recurrent state from stock's, as a fraction of the largest value,",
+    "state output": "the distance of outputs from stock's, as a fraction of the head's largest,",
 }
 
 
@@ -89,8 +92,11 @@ class LocalResult:
     paths: tuple[str, ...] = ()
     """How they ran: "eager", "piecewise", "full graph", each perhaps beside a prefill."""
     layers: int = 0
+    """Layers with K/V."""
     attended: int = 0
     """Layers whose attention was compared; the others' is stock's in every mode."""
+    states: int = 0
+    """Gated delta nets whose states were compared."""
     written: int = 0
     """Rows x layers that were compared with stock's write."""
     rejected: int = 0
@@ -126,14 +132,15 @@ def local_result(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> LocalResult:
         return LocalResult(KvVerdict.NOT_RUN, "no window was committed in a way that is checked")
     entries = [(r, window, entry) for r, window in windows for entry in window["layers"]]
     unlike = next((e["layer"] for _, _, e in entries if _is_not_stock(e.get("attention"))), None)
-    errors = list(_attention_errors(entries))
+    errors = [*_attention_errors(entries), *_state_errors(entries)]
     faults = [*_exact_faults(windows, entries), *(each for each in errors if _ratio(each) > 1)]
     first = windows[0][1]
     result = {
         "windows": len(ranks[0]),
         "paths": tuple(dict.fromkeys(window["path"] for _, window in windows)),
-        "layers": len(first["layers"]),
+        "layers": sum("state" not in entry for entry in first["layers"]),
         "attended": sum(entry.get("attention") is not None for entry in first["layers"]),
+        "states": sum("state" in entry for entry in first["layers"]),
         "written": sum(entry.get("written", 0) for _, _, entry in entries),
         "rejected": sum(window["rejected"] for window in ranks[0]),
         "ranks": len(ranks),
@@ -205,6 +212,21 @@ def _attention_errors(
         if attention is None or "missing" in attention:
             continue
         yield from _layer_errors((entry["layer"], rank), attention)
+
+
+def _state_errors(
+    entries: Iterable[tuple[int, Mapping[str, Any], Mapping[str, Any]]],
+) -> Iterator[LocalFault]:
+    """The largest error of each layer's states, and that of its outputs."""
+    for rank, _, entry in entries:
+        state = entry.get("state")
+        if state is None:
+            continue
+        at = (entry["layer"], rank)
+        where = f", head {state['head']} of request {state['request']}, token {state['token']}"
+        yield LocalFault("state", *at, state["error"], state["allowed"], where)
+        where = f", head {state['output_head']}"
+        yield LocalFault("state output", *at, state["output_error"], state["output_allowed"], where)
 
 
 def _layer_errors(at: tuple[str, int], attention: Mapping[str, Any]) -> Iterator[LocalFault]:

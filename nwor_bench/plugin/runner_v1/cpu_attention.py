@@ -37,9 +37,11 @@ from nwor_bench.plugin.layers import (
 )
 from nwor_bench.plugin.observe.errors import AttentionFacts
 from nwor_bench.plugin.observe.layer_checks import LayerChecks, StepRows, StepTables
+from nwor_bench.plugin.observe.state_checks import StateTrace, check_states
 from nwor_bench.plugin.refusals import chunk_of
 from nwor_bench.plugin.runner_v1.staging import StagingBuffers, write_kv_cache
 from nwor_bench.plugin.settings import CPU_ATTENTION
+from nwor_bench.plugin.states import WindowStates
 from nwor_bench.plugin.window import LayerCall, LayerTrace, Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.verify_attention.reference import (
@@ -316,7 +318,13 @@ def _unstaged(impl: Any) -> Iterator[None]:
 class WindowChecks:
     """The windows of one worker that the local gate checks, from its start to its end."""
 
-    def __init__(self, runner: Any, target: TargetLayers, buffers: StagingBuffers):
+    def __init__(
+        self,
+        runner: Any,
+        target: TargetLayers,
+        buffers: StagingBuffers,
+        states: WindowStates | None,
+    ):
         context = runner.compilation_config.static_forward_context
         caches = {layer.name: layer for layer in buffers.layers}
         names = {name: target.sharing.get(name, name) for name in (*caches, *target.sharing)}
@@ -333,6 +341,7 @@ class WindowChecks:
         self._group_of = {name: n for n, group in enumerate(groups) for name in group.layer_names}
         self._runner = runner
         self._buffers = buffers
+        self._states = states
         self._metadata: Mapping[str, Any] = {}
         self._drafts: Sequence[int] = ()
 
@@ -348,6 +357,8 @@ class WindowChecks:
         if not self._checks.wants(path):
             return
         self._checks.trace = self._buffers.trace = LayerTrace()
+        if self._states is not None:
+            self._states.trace = StateTrace()
         self._metadata, self._drafts = get_forward_context().attn_metadata, drafts
         owners = [layer.name for layer in self._layers if layer.owner == layer.name]
         slots = {name: slot_mapping[name].clone() for name in owners}
@@ -358,9 +369,16 @@ class WindowChecks:
         if self._buffers.trace is None:
             return
         self._buffers.trace = None
-        self._checks.ended(
+        states, trace = self._states, None
+        if states is not None:
+            trace, states.trace = states.trace, None
+        checked = self._checks.ended(
             window, num_sampled, lambda: {each.name: self._tables(each) for each in self._layers}
         )
+        if checked and states is not None and trace is not None:
+            self._checks.windows[-1]["layers"] += check_states(
+                states.layers, trace, num_sampled, is_control=window.is_control
+            )
 
     def _tables(self, layer: CpuCheckedLayer) -> StepTables:
         runner, requests = self._runner, len(self._drafts)

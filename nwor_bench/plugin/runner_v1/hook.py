@@ -126,7 +126,7 @@ class V1RunnerHook(RunnerHook):
         if requests is None:
             self.checks = None
         elif self.checks is None:
-            self.checks = WindowChecks(self.runner, self.layers, self.buffers)
+            self.checks = WindowChecks(self.runner, self.layers, self.buffers, self.states)
         return found
 
     # The four wrappers, in call order.

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.observe.layer_checks import LayerChecks, StepRows, StepTables
+from nwor_bench.plugin.observe.state_checks import StateTrace, check_states
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
 from nwor_bench.plugin.runner_v2.plan import WindowPlanner
@@ -28,7 +29,8 @@ class WindowChecks:
         self._runner = runner
         self._parts = parts
         self._checks = LayerChecks(parts.layers, whole)
-        self._sets: dict[bool, tuple[StagingGraphs, WindowPlanner, LayerTrace]] = {}
+        self._sets: dict[bool, tuple[StagingGraphs, WindowPlanner, LayerTrace, StateTrace]] = {}
+        self._states = StateTrace()
         self._metadata: dict[str, Any] = {}
         self._path: str | None = None
         self._input_batch: Any = None
@@ -53,20 +55,26 @@ class WindowChecks:
             return None
         graphs, planner = self._parts.plan(control)
         graphs.only = min(shapes, key=lambda desc: desc.num_tokens)
-        trace = self._parts.staging.trace = LayerTrace()
+        trace, states = LayerTrace(), StateTrace()
+        self._set_trace(trace, states)
         began = perf_counter()
         try:
             graphs.capture()
         finally:
-            self._parts.staging.trace = None
+            self._set_trace(None, None)
             self._checks.spent_s += perf_counter() - began
-        self._sets[control] = graphs, planner, trace
+        self._sets[control] = graphs, planner, trace, states
         return graphs.unavailable
+
+    def _set_trace(self, trace: LayerTrace | None, states: StateTrace | None) -> None:
+        self._parts.staging.trace = trace
+        if self._parts.states is not None:
+            self._parts.states.trace = states
 
     def stop(self, validator: Any) -> None:
         """Drop the checking graphs and every launch that is bound to them."""
         self._patch.undo()
-        for graphs, _, _ in self._sets.values():
+        for graphs, *_ in self._sets.values():
             for batch in graphs.shapes.values():
                 validator.forget(batch.sources)
             graphs.give_up("checked")
@@ -88,8 +96,8 @@ class WindowChecks:
                 return usual
             if self._checks.wants("full graph"):
                 self._path = "full graph"
-                self._checks.trace = of_graph[2]
-                return of_graph[1]
+                _, planner, self._checks.trace, self._states = of_graph
+                return planner
             return usual
         path = "piecewise" if mode == "PIECEWISE" else "eager"
         self._path = path  # `begin` decides: it sees whether a prefill runs beside
@@ -112,7 +120,8 @@ class WindowChecks:
             if not self._checks.wants(path):
                 self._path = None
                 return
-            self._checks.trace = self._parts.staging.trace = LayerTrace()
+            self._checks.trace, self._states = LayerTrace(), StateTrace()
+            self._set_trace(self._checks.trace, self._states)
         slots = slot_mappings[chosen][..., : input_batch.num_tokens].clone()
         of_layer = {
             layer.name: slots if slots.dim() == 1 else slots[layer.slot_row]
@@ -141,12 +150,17 @@ class WindowChecks:
     def end(self, window: Window, num_sampled: Tensor) -> None:
         """The window is committed, or fell back; its K/V are still held."""
         path, self._path = self._path, None
-        self._parts.staging.trace = None
+        self._set_trace(None, None)
         if path is None:
             return
-        requests = self._input_batch.num_reqs
-        if self._checks.ended(window, num_sampled[:requests].tolist(), self._tables):
-            self._checks.windows[-1]["graphs"] = self._hidden
+        counts = num_sampled[: self._input_batch.num_reqs].tolist()
+        if not self._checks.ended(window, counts, self._tables):
+            return
+        found = self._checks.windows[-1]
+        found["graphs"] = self._hidden
+        if self._parts.states is not None:
+            layers, control = self._parts.states.layers, window.is_control
+            found["layers"] += check_states(layers, self._states, counts, is_control=control)
 
     def _tables(self) -> dict[str, StepTables]:
         inputs, requests = self._parts.inputs, self._input_batch.num_reqs

@@ -1,0 +1,212 @@
+"""Check each gated delta net of a window on its own inputs: the local gate's part for states.
+
+Of a checked window each layer's inputs, outputs and first states are copied (`StateTrace`). After
+the commit stock's kernel computes the same window from the same states, elsewhere: the state that
+the next window reads must be stock's but for float32's sums, and one rounding of a narrower cache.
+Control windows write the state after every token, so all of them are compared.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nwor_bench.plugin.states import StateLayer, shape_of
+from nwor_kernels.gated_delta.records import GatedNorm
+from nwor_kernels.gated_delta.reference import gated_norm
+
+SAMPLE = 4
+"""First requests of a window whose states are copied."""
+
+FLOAT32_ERROR = 1e-6
+"""Allowed distance from stock's state over its layer's largest value, beside roundings."""
+
+
+@dataclass
+class StateCall:
+    """What one layer was given in a window, and its outputs. Rows are those of all requests."""
+
+    mixed: Tensor
+    a: Tensor
+    b: Tensor
+    indices: Tensor
+    accepted: Tensor
+    bounds: Tensor
+    norm: GatedNorm | None
+    first: Tensor
+    """[at most SAMPLE, HV, V, K], the states that the window starts from."""
+    output: Tensor | None = None
+
+
+class StateTrace:
+    """Calls of all gated delta nets by number. It copies on the device: a graph may capture it."""
+
+    def __init__(self) -> None:
+        self.calls: dict[int, StateCall] = {}
+
+    def given(
+        self,
+        number: int,
+        state: Tensor,
+        inputs: Sequence[Tensor],
+        norm: GatedNorm | None,
+    ) -> None:
+        """A layer is about to verify.
+
+        Args:
+            state: [slots, HV, V, K], its cache.
+            inputs: mixed, a, b, indices, accepted and bounds.
+        """
+        mixed, a, b, indices, accepted, bounds = (each.clone() for each in inputs)
+        column = accepted[:SAMPLE, None].long() - 1
+        slots = indices[:SAMPLE].gather(1, column).flatten().long()
+        if norm is not None:
+            norm = norm._replace(gate=norm.gate.clone())
+        self.calls[number] = StateCall(
+            mixed, a, b, indices, accepted, bounds, norm, state[slots.clamp(min=0)]
+        )
+
+    def returned(self, number: int, output: Tensor) -> None:
+        """A layer has verified."""
+        self.calls[number].output = output.clone()
+
+
+def check_states(
+    layers: Sequence[StateLayer],
+    trace: StateTrace,
+    num_sampled: Sequence[int],
+    *,
+    is_control: bool,
+) -> list[dict[str, Any]]:
+    """Measurements of each layer of a window that has been committed: `layer` and `state`.
+
+    Args:
+        num_sampled: tokens that each request got.
+    """
+    return [
+        {"layer": layers[number].name, "state": _measure(layers[number], call, num_sampled,
+                                                        is_control)}
+        for number, call in sorted(trace.calls.items())
+    ]  # fmt: skip
+
+
+def _measure(
+    layer: StateLayer, call: StateCall, num_sampled: Sequence[int], is_control: bool
+) -> dict[str, Any]:
+    rows = min(SAMPLE, len(num_sampled))
+    window, device = call.indices.shape[1], layer.state.device
+    table = torch.arange(1, rows * window + 1, dtype=torch.int32, device=device)
+    table = table.view(rows, window)
+    theirs = _scratch(layer, rows * window + 1)
+    row = torch.arange(rows, device=device)
+    theirs[table[row, call.accepted[:rows].long() - 1].long()] = call.first[:rows]
+    bounds = call.bounds[: rows + 1]
+    tokens = int(bounds[-1])
+    output = _stock(layer, call, theirs, table, bounds, tokens)
+
+    length = bounds.diff()
+    column = torch.arange(window, device=device)
+    counts = torch.tensor([max(each, 1) for each in num_sampled[:rows]], device=device)
+    wanted = column < length[:, None] if is_control else column == counts[:, None] - 1
+    wanted &= (length > 0)[:, None] & (call.indices[:rows] > 0)
+    at_row, at_column = wanted.nonzero(as_tuple=True)
+    ours = layer.state[call.indices[at_row, at_column].long()]
+    worst, allowed, place = _furthest(
+        ours, theirs[table[at_row, at_column].long()], _roundings(layer, window)
+    )
+    assert call.output is not None
+    head_largest = output.abs().amax(dim=(0, 2)).clamp(min=1e-30)
+    apart = (call.output[:tokens].float() - output).abs().amax(dim=(0, 2)) / head_largest
+    apart = apart.nan_to_num(nan=torch.inf)
+    return {
+        "compared": len(at_row),
+        "error": _number(worst),
+        "allowed": allowed,
+        "request": int(at_row[place[0]]) if len(at_row) else None,
+        "token": int(at_column[place[0]]) if len(at_row) else None,
+        "head": place[1],
+        "output_error": _number(float(apart.max())),
+        "output_allowed": 2 * torch.finfo(call.output.dtype).eps,
+        "output_head": int(apart.argmax()),
+    }
+
+
+def _furthest(ours: Tensor, theirs: Tensor, roundings: float) -> tuple[float, float, list[int]]:
+    """(Distance, allowed distance, [state, head]) where they are furthest apart for what is
+    allowed; both over the largest value.
+
+    Args:
+        ours, theirs: [states, HV, V, K].
+        roundings: relative distance that roundings to the cache's dtype explain.
+    """
+    if not len(ours):
+        return 0.0, FLOAT32_ERROR, [0, 0]
+    wide = theirs.float()
+    largest = wide.abs().max().clamp(min=1e-30)
+    allowed = FLOAT32_ERROR + roundings * wide.abs() / largest
+    distance = ((ours.float() - wide).abs() / largest).nan_to_num(nan=torch.inf)
+    at = int((distance / allowed).argmax())
+    place = [int(each) for each in torch.unravel_index(torch.tensor(at), wide.shape)[:2]]
+    return float(distance.flatten()[at]), float(allowed.flatten()[at]), place
+
+
+def _number(value: float) -> float | None:
+    return value if value < float("inf") else None
+
+
+def _roundings(layer: StateLayer, window: int) -> float:
+    """Relative distance of two roundings; vLLM's CPU kernel rounds after every token."""
+    if layer.state.dtype is torch.float32:
+        return 0.0
+    steps = window if layer.state.device.type == "cpu" else 1
+    return steps * torch.finfo(layer.state.dtype).eps
+
+
+def _scratch(layer: StateLayer, slots: int) -> Tensor:
+    """[slots, HV, V, K] zeros, laid out as the layer's cache."""
+    _, heads, values, keys = layer.state.shape
+    swapped = layer.state.stride(2) == 1
+    sizes = (slots, heads, keys, values) if swapped else (slots, heads, values, keys)
+    made = torch.zeros(sizes, dtype=layer.state.dtype, device=layer.state.device)
+    return made.transpose(-1, -2) if swapped else made
+
+
+def _stock(
+    layer: StateLayer, call: StateCall, state: Tensor, table: Tensor, bounds: Tensor, tokens: int
+) -> Tensor:
+    """Stock's outputs [tokens, HV, V] in float32; it writes the state after every token."""
+    shape = shape_of(layer)
+    heads, width = shape["key_heads"], shape["key_dim"]
+    sizes = [heads * width, heads * width, shape["value_heads"] * shape["value_dim"]]
+    q, k, v = torch.split(call.mixed[:tokens], sizes, dim=-1)
+    own, accepted = layer.layer, call.accepted[: len(table)]
+    given = {
+        "A_log": own.A_log,
+        "dt_bias": own.dt_bias,
+        "q": q.reshape(tokens, heads, width),
+        "k": k.reshape(tokens, heads, width),
+        "v": v.reshape(tokens, shape["value_heads"], shape["value_dim"]),
+        "a": call.a[:tokens].contiguous(),
+        "b": call.b[:tokens].contiguous(),
+        "cu_seqlens": bounds,
+        "num_accepted_tokens": accepted,
+        "use_qk_l2norm_in_kernel": True,
+    }
+    if state.device.type == "cpu":
+        operator = torch.ops._C.fused_sigmoid_gating_delta_rule_update_spec_cpu
+        output = operator(
+            initial_state_source=state.transpose(-1, -2), spec_state_indices=table, **given
+        )
+    else:
+        from vllm.third_party.flash_linear_attention import ops
+
+        given |= {name: given[name][None] for name in "qkv"}
+        output, _ = ops.fused_sigmoid_gating_delta_rule_update(
+            initial_state=state, ssm_state_indices=table, **given
+        )
+        output = output.squeeze(0)
+    if call.norm is not None:
+        output = gated_norm(output, call.norm, slice(tokens))
+    return output.view(tokens, shape["value_heads"], -1).float()

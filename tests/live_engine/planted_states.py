@@ -1,0 +1,156 @@
+"""Faults of recurrent states that the local gate must see, planted into either runner."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from engine_tools import worker_of
+from planted_cpu import wrapped
+from planted_layers import check_a_batch
+from torch import Tensor
+
+from nwor_bench.analysis.parity.kv import KvVerdict
+from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.plugin.states import WindowStates
+
+Plant = Callable[[WindowStates], AbstractContextManager[None]]
+
+
+def counts_changed(change: Callable[[Tensor], Tensor]) -> Plant:
+    """The commit is given other counts."""
+
+    def plant(states: WindowStates) -> AbstractContextManager[None]:
+        return wrapped(states, "commit", lambda commit: lambda counts: commit(change(counts)))
+
+    return plant
+
+
+def records_changed(change: Callable[[WindowStates], None]) -> Plant:
+    """The records are changed before the commit."""
+
+    def plant(states: WindowStates) -> AbstractContextManager[None]:
+        def wrap(commit: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+            def faulty(counts: Tensor) -> Any:
+                change(states)
+                return commit(counts)
+
+            return faulty
+
+        return wrapped(states, "commit", wrap)
+
+    return plant
+
+
+def verify_changed(change: Callable[..., None]) -> Plant:
+    """`change(layer's number, inputs)` before each verify, behind the gate's copies."""
+
+    @contextmanager
+    def plant(states: WindowStates) -> Iterator[None]:
+        kernels = states._kernels
+        numbers = {id(layer.layer.A_log): n for n, layer in enumerate(states.layers)}
+
+        def faulty(mixed: Tensor, a: Tensor, b: Tensor, log_a: Tensor, *rest: Any,
+                   **named: Any) -> None:  # fmt: skip
+            mixed, a, b, rest_of = mixed.clone(), a.clone(), b.clone(), list(rest)
+            change(numbers[id(log_a)], mixed, a, b, rest_of)
+            kernels.verify(mixed, a, b, log_a, *rest_of, **named)
+
+        states._kernels = kernels._replace(verify=faulty)
+        try:
+            yield
+        finally:
+            states._kernels = kernels
+
+    return plant
+
+
+def roll_requests(states: WindowStates) -> None:
+    assert states._records is not None
+    states._records.u[1] = states._records.u[1].roll(1, dims=0)
+
+
+def one_heads_update(states: WindowStates) -> None:
+    assert states._records is not None
+    states._records.u[2, ..., 1, :] *= 1.001
+
+
+def one_heads_gate(number: int, mixed: Tensor, a: Tensor, b: Tensor, rest: list[Any]) -> None:
+    if number == 1:
+        a[:, 2] += 0.01
+
+
+def stale_source(number: int, mixed: Tensor, a: Tensor, b: Tensor, rest: list[Any]) -> None:
+    """The state is read from the slot before."""
+    rest[3] = (rest[3] - 1).clamp(min=1)  # dt_bias, state, indices, accepted
+
+
+def token_short(number: int, mixed: Tensor, a: Tensor, b: Tensor, rest: list[Any]) -> None:
+    """The window behind its convolution is one token late."""
+    mixed.copy_(mixed.roll(1, dims=0))
+
+
+@contextmanager
+def never_committed(states: WindowStates) -> Iterator[None]:
+    """The slot that the next window reads keeps what it had."""
+
+    def wrap(commit_of: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given: lambda *counts: None
+
+    with wrapped(states, "_commit_of", wrap):
+        yield
+
+
+@contextmanager
+def groups_swapped(states: WindowStates) -> Iterator[None]:
+    """Layers are committed to the slots of another group, or of another request."""
+
+    def wrap(made: Callable[..., Any]) -> Callable[..., Any]:
+        def faulty(staged: Any, tables: Any, commit: Any) -> Any:
+            indices = tables.indices
+            other = indices[1:] + indices[:1]
+            if len(indices) == 1:
+                other = (indices[0].roll(1, dims=0),)
+            return made(staged, tables._replace(indices=other), commit)
+
+        return faulty
+
+    states._commits.clear()
+    with wrapped(states, "_made", wrap):
+        yield
+    states._commits.clear()
+
+
+PLANTS: dict[str, Plant] = {
+    "one too few": counts_changed(lambda counts: (counts - 1).clamp(min=1)),
+    "one too many": counts_changed(lambda counts: (counts + 1).clamp(max=5)),
+    "a rejected position": counts_changed(lambda counts: torch.full_like(counts, 5)),
+    "another request's record": records_changed(roll_requests),
+    "one head's update": records_changed(one_heads_update),
+    "one head's gate": verify_changed(one_heads_gate),
+    "a stale slot": verify_changed(stale_source),
+    "never committed": never_committed,
+    "a token short": verify_changed(token_short),
+    "wrong group": groups_swapped,
+}
+
+
+CASES = ("sound stage", "sound control", *PLANTS)
+
+
+def check_case(engine: VllmEngine, prompts: list[list[int]], case: str, layers: int) -> None:
+    """A sound batch passes with all `layers` that have states; one with a planted fault does not,
+    because of its states or outputs."""
+    if case in PLANTS:
+        states = worker_of(engine).nwor_hook.states
+        with torch.inference_mode(), PLANTS[case](states):
+            found = check_a_batch(engine, prompts)
+        assert found.verdict is KvVerdict.BROKEN, found
+        assert found.reason is not None
+        assert "recurrent state" in found.reason or "outputs" in found.reason
+        return
+    found = check_a_batch(engine, prompts, case.removeprefix("sound "))
+    assert (found.verdict, found.reason) == (KvVerdict.WITHIN, None)
+    assert (found.states, found.windows) == (layers, 2)
+    assert found.nearest is not None
+    assert found.nearest < 1

@@ -1,0 +1,151 @@
+"""The wrapped methods of a gated delta net on a GPU, called as vLLM's operators call them.
+
+The layer is a stand-in, its kernels are the plain torch ones, and the convolution is noted.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from test_window_states import COUNTS, KEYS, LENGTH, Pieces
+from torch import Tensor
+
+from nwor_bench.plugin.patching import PatchSet
+from nwor_kernels.gated_delta.records import GatedNorm
+from nwor_kernels.gated_delta.reference import verify_window_reference
+
+pytestmark = pytest.mark.slow  # vLLM's recurrent layers are imported
+
+TOKENS = 2 * LENGTH
+PADDED = TOKENS + 2
+
+
+class Net:
+    """A stand-in for `QwenGatedDeltaNetAttention`, and the calls of its own methods."""
+
+    prefix, activation, layer_norm_epsilon = "net.0", "silu", 1e-5
+
+    def __init__(self, own: SimpleNamespace, state: Tensor):
+        self.__dict__.update(vars(own))
+        self.conv1d = SimpleNamespace(weight=torch.randn(40, 1, 4), bias=None)
+        self.kv_cache = (torch.zeros(20, 5, 40), state)
+        self.norm = SimpleNamespace(weight=torch.rand(6) + 0.5, activation="sigmoid")
+        self.stock: list[str] = []
+
+    def _forward_core(self, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor) -> None:
+        self.stock.append("core")
+
+    def _forward_core_decode_spec_post_conv_fused_norm(self, **_: Any) -> None:
+        self.stock.append("behind convolution")
+
+
+@pytest.fixture
+def pieces(monkeypatch: pytest.MonkeyPatch) -> Pieces:
+    """States of three layers, of which the first has its methods wrapped."""
+    from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn as stock
+
+    from nwor_bench.plugin.runner_v2 import gated_delta
+
+    found = Pieces()
+    first = found.layers[0]
+    net = Net(first.layer, first.state)
+    object.__setattr__(first, "layer", net)
+    found.calls = []  # type: ignore[attr-defined]
+
+    def convolve(mixed: Tensor, conv_state: Tensor, *given: Any, **named: Any) -> Tensor:
+        found.calls.append((conv_state.shape, given, named))  # type: ignore[attr-defined]
+        return mixed * 2
+
+    monkeypatch.setattr(stock, "causal_conv1d_update", convolve)
+    monkeypatch.setattr(stock, "is_conv_state_dim_first", lambda: False)
+    patches = PatchSet(gated_delta.StagedDeltaNet(0, found.states).patches())
+    step = {"net.0": found.metadata(0, num_actual_tokens=TOKENS)}
+    context = SimpleNamespace(attn_metadata=step)
+    monkeypatch.setattr(gated_delta, "get_forward_context", lambda: context)
+    found.context, found.net, found.patches = context, net, patches  # type: ignore[attr-defined]
+    patches.apply()
+    return found
+
+
+def padded(tensor: Tensor) -> Tensor:
+    """With rows of padding, as in a captured graph, that must not be read."""
+    return torch.cat([tensor, torch.full((PADDED - TOKENS, *tensor.shape[1:]), float("nan"))])
+
+
+def expected(pieces: Pieces, mixed: Tensor, norm: GatedNorm | None) -> Tensor:
+    own, metadata = pieces.layers[0].layer, pieces.metadata(0)
+    out = torch.zeros(TOKENS, 4, 6)
+    assert pieces.states._records is not None
+    parts = pieces.states._records.layer(0)
+    records = type(parts)(*(part.clone() for part in parts))
+    verify_window_reference(
+        mixed, *pieces.given[0][1:], own.A_log, own.dt_bias, pieces.layers[0].state,
+        metadata.spec_state_indices_tensor, pieces.accepted, metadata.spec_query_start_loc, out,
+        records, scale=KEYS**-0.5, norm=norm,
+    )  # fmt: skip
+    return out
+
+
+def call_core(pieces: Any) -> Tensor:
+    mixed, a, b = map(padded, pieces.given[0])
+    out = torch.zeros(PADDED, 4, 6)
+    pieces.net._forward_core(mixed_qkv=mixed, b=b, a=a, core_attn_out=out)
+    return out
+
+
+def call_behind_convolution(pieces: Any, gate: Tensor) -> Tensor:
+    mixed, a, b = pieces.given[0]
+    out = torch.zeros(TOKENS, 4, 6)
+    pieces.net._forward_core_decode_spec_post_conv_fused_norm(
+        mixed_qkv=mixed, b=b, a=a, output_gate=gate, core_attn_out=out,
+        attn_metadata=pieces.context.attn_metadata["net.0"],
+    )  # fmt: skip
+    return out
+
+
+def test_qwen3_next_convolves_as_stock_and_verifies(pieces: Any) -> None:
+    pieces.begin()
+    out = call_core(pieces)
+    assert pieces.net.stock == []
+    torch.testing.assert_close(out[:TOKENS], expected(pieces, pieces.given[0][0] * 2, None))
+    assert torch.equal(out[TOKENS:], torch.zeros(PADDED - TOKENS, 4, 6))
+    [(shape, (weight, bias, activation), named)] = pieces.calls
+    assert (tuple(shape), tuple(weight.shape)) == ((20, 40, 5), (40, 4))
+    assert (bias, activation) == (None, "silu")
+    assert torch.equal(named.pop("conv_state_indices"), pieces.indices[0][:, 0])
+    assert named.pop("num_accepted_tokens") is pieces.accepted
+    assert named.pop("query_start_loc").tolist() == [0, LENGTH, TOKENS]
+    assert named == {"max_query_len": LENGTH, "validate_data": False}
+    assert pieces.states.commit(COUNTS).layers == 1
+
+
+def test_qwen3_5_is_verified_behind_its_convolution_with_its_norm(pieces: Any) -> None:
+    pieces.begin()
+    gate = torch.randn(TOKENS, 4, 6)
+    out = call_behind_convolution(pieces, gate)
+    norm = GatedNorm(gate, pieces.net.norm.weight, 1e-5, "sigmoid")
+    torch.testing.assert_close(out, expected(pieces, pieces.given[0][0], norm))
+    assert pieces.net.stock == pieces.calls == []
+    assert pieces.states.commit(COUNTS).layers == 1
+
+
+@pytest.mark.parametrize("why", ["no window", "beside a prefill", "no metadata"])
+def test_every_other_step_is_stocks(pieces: Any, why: str) -> None:
+    if why != "no window":
+        pieces.begin()
+    if why == "beside a prefill":
+        pieces.context.attn_metadata["net.0"].num_prefills = 1
+    call_behind_convolution(pieces, torch.randn(TOKENS, 4, 6)) if why != "no metadata" else None
+    if why == "no metadata":
+        pieces.context.attn_metadata = None
+    call_core(pieces)
+    both = ["behind convolution", "core"]
+    assert pieces.net.stock == (both[1:] if why == "no metadata" else both)
+    assert pieces.calls == []
+    assert pieces.states.commit(COUNTS).layers == 0
+
+
+def test_patches_leave_the_layer_as_it_was(pieces: Any) -> None:
+    pieces.patches.undo()
+    assert not {name for name in vars(pieces.net) if name.startswith("_forward")}

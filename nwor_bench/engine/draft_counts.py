@@ -15,7 +15,8 @@ from nwor_bench.records.window_order import PLACE, WindowOrder, WindowPlace
 
 def schedule_of(counts: Sequence[int]) -> list[tuple[int, int, int]]:
     """A value of num_speculative_tokens_per_batch_size that names every count; vLLM captures CUDA
-    graphs for these. The lookup made from it is replaced before the first batch."""
+    graphs for these, if `max_num_seqs` is no less than their number. The lookup made from it is
+    replaced before the first batch."""
     return [(size, size, count) for size, count in enumerate(counts, start=1)]
 
 
@@ -37,14 +38,23 @@ def verifies(output: Any) -> int | None:
 class DraftSwitch:
     """Sets the draft counts of one scheduler, from the order or all alike.
 
-    Raises EngineError if the scheduler has no lookup.
+    Args:
+        counts: that have graphs, so all of `schedule_of` must be in the scheduler's lookup.
+
+    Raises EngineError if the scheduler has no lookup, or not these counts in it.
     """
 
-    def __init__(self, scheduler: Any):
-        if getattr(scheduler, "dynamic_sd_lookup", None) is None:
+    def __init__(self, scheduler: Any, counts: Sequence[int]):
+        lookup = getattr(scheduler, "dynamic_sd_lookup", None)
+        if lookup is None:
             raise EngineError(
                 "vLLM's scheduler has no num_speculative_tokens_per_batch_size: this configuration "
                 "cannot change the number of drafts (vLLM switches it off with data parallelism)"
+            )
+        if not set(counts) <= set(lookup[1:]):
+            raise EngineError(
+                f"max_num_seqs is {len(lookup) - 1}: vLLM captures CUDA graphs for as many draft "
+                f"counts, and there are {len(counts)}; write at least that"
             )
         self._scheduler = scheduler
         self._places: Iterator[WindowPlace] = iter(())

@@ -73,7 +73,7 @@ class VllmEngine:
                     "count, so smaller ones would look too slow",
                 )
             core = self._llm.llm_engine.engine_core.engine_core  # in this process
-            self._draft_counts = DraftSwitch(core.scheduler)
+            self._draft_counts = DraftSwitch(core.scheduler, spec.draft_counts)
         self._vllm = require_supported_vllm()
 
     def status(self) -> EngineStatus:

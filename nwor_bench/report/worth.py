@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from nwor_bench.analysis.analyse import Analysis, by_position
 from nwor_bench.analysis.invariants import windows_by_batch
-from nwor_bench.analysis.worth import Measured, Rate, Worth, batch_size, same_places, worth_of
+from nwor_bench.analysis.worth import (
+    Measured,
+    Rate,
+    Worth,
+    batch_size,
+    named_rates,
+    same_places,
+    worth_of,
+)
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
@@ -64,7 +72,12 @@ def worth_answer(analyses: Sequence[Analysis]) -> Answer:
     if broken:
         text = "Whether speculation pays is not known, because draft counts failed their checks: "
         return Answer(str(Verdict.INVALID), f"{text}{'; '.join(broken)}.")
-    return _answer(measured_worth(analyses))
+    found, rates = _answer(measured_worth(analyses)), named_rates(analyses[0].run)
+    if rates is None:
+        return found
+    shares = joined([percent(rate, 0) for rate in rates])
+    said = f"Acceptance is synthetic: {shares} of windows accept drafts 1 to {len(rates)}."
+    return Answer(found.badge, f"{found.sentence} {said}")
 
 
 def _answer(worth: Worth) -> Answer:
@@ -193,7 +206,8 @@ def _curve(worth: Worth) -> Iterator[Figure]:
 
 @dataclass(frozen=True)
 class _Parts:
-    """Median times of a window, in ms."""
+    """Median times of a window, in ms: on a GPU those of its device. There the host runs a step
+    ahead, and its time from step to step is that of another window."""
 
     requests: int
     k: int
@@ -209,14 +223,18 @@ def _parts_of(analyses: Sequence[Analysis]) -> list[_Parts]:
         size = batch_size(each.run)
         for window in each.run.windows:
             inside = window.group is not None and window.position != (window.run_length or 0) - 1
-            if inside and window.num_reqs == size and window.wall_ms:
+            if inside and window.num_reqs == size and _whole_ms(window):
                 found.setdefault((size, window.cell.drafts or 0), []).append(window)
     parts = []
     for (size, k), own in sorted(found.items()):
         apart = [w.forward_ms + (w.sample_ms or 0.0) for w in own if w.forward_ms is not None]
-        whole = median(window.wall_ms or 0.0 for window in own)
+        whole = median(map(_whole_ms, own))
         parts.append(_Parts(size, k, whole, median(apart) if apart else None))
     return parts
+
+
+def _whole_ms(window: WindowRecord) -> float:
+    return window.device_ms or window.wall_ms or 0.0
 
 
 def _times(parts: Sequence[_Parts]) -> Iterator[Table]:
@@ -233,8 +251,9 @@ def _times(parts: Sequence[_Parts]) -> Iterator[Table]:
         if p.target is not None
     ]
     if rows:
-        heads = ["Requests", "k", "Window ms", "Target ms", "Drafter, host ms"]
-        yield table(heads, rows, caption="Median times. Target: its forward and sampling")
+        heads = ["Requests", "k", "Window ms", "Target ms", "Rest ms"]
+        caption = "Median times. Target: its forward and sampling. Rest: drafter and host"
+        yield table(heads, rows, caption=caption)
 
 
 def _acceptance(analyses: Sequence[Analysis]) -> Table:
@@ -248,6 +267,9 @@ def _acceptance(analyses: Sequence[Analysis]) -> Table:
                 whole.setdefault(k, []).extend(windows[batch_key(batch)])
     most = max(whole, default=0)
     rows = [[str(k), *_positions(whole[k], most)] for k in sorted(whole)]
+    named = named_rates(analyses[0].run)
+    if named is not None:
+        rows.append(["named", *(percent(rate) for rate in named[:most])])
     heads = ["k", *(f"draft {j + 1}" for j in range(most))]
     return table(heads, rows, caption="Acceptance by position: share of a request's windows")
 
@@ -259,6 +281,8 @@ def _positions(windows: Sequence[WindowRecord], most: int) -> list[str]:
 
 
 def _tokens_note(worth: Worth, analyses: Sequence[Analysis]) -> str:
+    if named_rates(analyses[0].run) is not None:
+        return "Tokens a window are those of the named rates."
     pairs = [same_places(each.run) for each in analyses]
     equal, compared = sum(e for e, _ in pairs), sum(n for _, n in pairs)
     note = f"Tokens a window rest on {plural(worth.texts, 'different request')} of all batch sizes."
@@ -277,7 +301,12 @@ def speculative_config(worth: Worth, header: RunHeader) -> dict[str, Any] | None
     most = max((drafts for _, _, drafts in schedule), default=0)
     if not most:
         return None
-    config: dict[str, Any] = {**(pair.speculative or {}), "method": pair.method}
+    real = {
+        name: value
+        for name, value in (pair.speculative or {}).items()
+        if value != "synthetic" and not name.startswith("synthetic_")
+    }
+    config: dict[str, Any] = {**real, "method": pair.method}
     if pair.draft is not None:
         config["model"] = pair.draft
     config["num_speculative_tokens"] = most

@@ -12,6 +12,7 @@ from nwor_bench.analysis.analyse import analyse
 from nwor_bench.errors import BenchError, ExitCode
 from nwor_bench.records.files import RUN_FILE, write_atomically
 from nwor_bench.records.store import read_run
+from nwor_bench.report.document import Document
 from nwor_bench.report.files import run_result
 from nwor_bench.report.html import render_html
 from nwor_bench.report.markdown import render_markdown
@@ -43,8 +44,9 @@ _PLACE = ("number", *AXIS_NAMES, "status")
 """Columns that identify a run."""
 
 
-def write_summary(index: SweepIndex, runs: Sequence[SweptRun]) -> None:
-    """summary.csv (one row a run and cell), summary.md (its short form) and summary.html.
+def write_summary(index: SweepIndex, runs: Sequence[SweptRun]) -> Document:
+    """summary.csv (one row a run and cell), summary.md (its short form) and summary.html, whose
+    content it returns.
 
     `runs` are those of `swept_runs`.
     """
@@ -67,6 +69,7 @@ def write_summary(index: SweepIndex, runs: Sequence[SweptRun]) -> None:
     text = render_markdown(document.shortened(f"Figures and times are in {SUMMARY_PAGE}."))
     write_atomically(index.folder / SUMMARY_PAGE, render_html(document))
     write_atomically(index.folder / "summary.md", text)
+    return document
 
 
 def swept_runs(index: SweepIndex) -> tuple[SweptRun, ...]:
@@ -128,13 +131,12 @@ def close_sweep(index: SweepIndex, console: Console, options: RunOptions) -> Non
     """Write index and summary, even after a failure, and print their paths."""
     index.write()
     runs = swept_runs(index)
-    write_summary(index, runs)
+    document = write_summary(index, runs)
     if options.as_json:
         tell_json(sweep_result(index, runs))
     line = f"Sweep folder: {index.folder}"
     shown = Console() if options.quiet and not options.as_json else console
     if by_drafts_only(runs) and not options.as_json:
-        document = sweep_document(index.content["name"], runs)
         print_document(shown, document.shortened(), quiet=options.quiet)
     shown.print(line, highlight=False, markup=False, soft_wrap=True)
     if not index.is_done:

@@ -37,6 +37,10 @@ def worth(
         int, typer.Option("--max-draft-tokens", "--num-speculative-tokens",
                           help="Compare 0 to this many drafts per request and window.")
     ] = 4,
+    acceptance_rates: Annotated[
+        str | None, typer.Option(
+            help="Shapes without weights (GPU): share of windows that accept draft 1, 2, ...")
+    ] = None,
     scenario: Annotated[
         str, typer.Option(help="A scenario's name or .toml file: prompts and output length.")
     ] = "short",
@@ -84,7 +88,7 @@ def worth(
         pair, scenario, sizes, max_draft_tokens, seconds,
         {"target_model": target_model, "draft_model": draft_model, "method": method,
          "max_new_tokens": max_new_tokens, "tensor_parallel_size": tensor_parallel_size,
-         "seed": seed, "dtype": dtype},
+         "seed": seed, "dtype": dtype, "acceptance_rates": _rates(acceptance_rates)},
     )  # fmt: skip
     check_sweep(sweep)
     options = started(context, options)
@@ -105,6 +109,15 @@ def _sizes(text: str) -> list[int]:
     if len(set(sizes)) < len(words):
         raise ConfigError.for_field("--requests", text, "write different numbers such as 1,2,4,8")
     return sizes
+
+
+def _rates(text: str | None) -> list[float] | None:
+    """`0.8,0.6`. Raises ConfigError for anything but numbers."""
+    try:
+        return None if text is None else [float(word) for word in text.split(",")]
+    except ValueError:
+        remedy = "write one number a draft such as 0.8,0.6,0.5,0.4"
+        raise ConfigError.for_field("--acceptance-rates", text, remedy) from None
 
 
 def worth_sweep(

@@ -71,6 +71,16 @@ class DraftSwitch:
         self._at = self._coming = None
         self._set(count)
 
+    def follow(self, schedule: Sequence[Sequence[int]]) -> None:
+        """Draft by batch size as vLLM does with this num_speculative_tokens_per_batch_size."""
+        from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+
+        self.fix(0)
+        lookup = self._scheduler.dynamic_sd_lookup
+        most = max(drafts for _, _, drafts in schedule)
+        ranges = [tuple(each) for each in schedule]
+        lookup[:] = build_dynamic_sd_schedule_lookup(ranges, len(lookup) - 1, max(most, 1))
+
     def interleave(self, order: WindowOrder) -> None:
         """Draft by this order from the next batch on."""
         assert order.drafts is not None

@@ -1,14 +1,15 @@
 """Draft counts: the answer, tokens/s by batch size, acceptance by position, the line for vLLM."""
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from nwor_bench.analysis.analyse import Analysis, by_position
 from nwor_bench.analysis.invariants import windows_by_batch
+from nwor_bench.analysis.served import served_ratios
 from nwor_bench.analysis.worth import (
     Measured,
     Rate,
@@ -18,6 +19,7 @@ from nwor_bench.analysis.worth import (
     same_places,
     worth_of,
 )
+from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
@@ -129,8 +131,36 @@ def _requests(run: RunData) -> str:
     return plural(batch_size(run), "request")
 
 
-def worth_blocks(analyses: Sequence[Analysis]) -> list[Block]:
-    """Table and curve, acceptance, the line for vLLM, and what the numbers are of."""
+def served_note(rows: Sequence[Mapping[str, Any]]) -> Iterator[Paragraph]:
+    """What the line gave on an open loop; nothing if none ran."""
+    found = served_ratios(rows)
+    if not found:
+        return
+    told = [
+        f"{_over(each.tpot)} times the time per output token of {each.over} at every size, and "
+        f"{_over(each.tokens_per_s)} times its tokens/s"
+        for each in found
+    ]
+    fixed = "" if len(found) > 1 else " The line is the best fixed k at every size."
+    yield Paragraph(
+        f"Served, requests coming at random times ({plural(found[0].blocks, 'block')} of "
+        f"{plural(found[0].requests, 'request')}, at light to heavy load): the line takes "
+        f"{'; '.join(told)}. The arrivals bound tokens/s, so its time per token says more.{fixed}"
+    )
+
+
+def _over(interval: RatioInterval | None) -> str:
+    if interval is None:
+        return NOT_MEASURED
+    return with_bounds(interval.ratio, interval.low, interval.high, 2)
+
+
+def worth_blocks(
+    analyses: Sequence[Analysis], served: Sequence[Mapping[str, Any]] = ()
+) -> list[Block]:
+    """Table and curve, acceptance, the line for vLLM, and what the numbers are of.
+
+    `served`: rows of an open loop (`run.serving`)."""
     worth, header = measured_worth(analyses), analyses[0].run.header
     blocks: list[Block] = [_rates(worth), *_curve(worth), Paragraph(HOW)]
     if on_cpu(header):
@@ -139,6 +169,7 @@ def worth_blocks(analyses: Sequence[Analysis]) -> list[Block]:
         _acceptance(analyses),
         Paragraph(_tokens_note(worth, analyses)),
         *_line(worth, header),
+        *served_note(served),
     ]
     parts = _parts_of(analyses)
     return [*blocks, *_times(parts), *_notes(worth, header, parts)]
@@ -315,7 +346,9 @@ def speculative_config(worth: Worth, header: RunHeader) -> dict[str, Any] | None
     return config
 
 
-def worth_result(analyses: Sequence[Analysis]) -> dict[str, Any]:
+def worth_result(
+    analyses: Sequence[Analysis], served: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
     """The same as JSON for scripts."""
     worth = measured_worth(analyses)
     return {
@@ -323,6 +356,7 @@ def worth_result(analyses: Sequence[Analysis]) -> dict[str, Any]:
         "best": {str(size): k for size, k in sorted(worth.best.items())},
         "different_requests": worth.texts,
         "speculative_config": speculative_config(worth, analyses[0].run.header),
+        "served": [asdict(each) for each in served_ratios(served)],
     }
 
 

@@ -65,7 +65,7 @@ def write_summary(index: SweepIndex, runs: Sequence[SweptRun]) -> Document:
             [vars(rate) for rate in measured_worth(swept_analyses(runs)).rates], dtype=object
         )
         write_atomically(index.folder / "worth.csv", rates.to_csv(index=False, lineterminator="\n"))
-    document = sweep_document(index.content["name"], runs)
+    document = sweep_document(index.content["name"], runs, index.content.get("served") or ())
     text = render_markdown(document.shortened(f"Figures and times are in {SUMMARY_PAGE}."))
     write_atomically(index.folder / SUMMARY_PAGE, render_html(document))
     write_atomically(index.folder / "summary.md", text)
@@ -107,7 +107,7 @@ def _counted(text: str, value: Any) -> str:
 
 def sweep_result(index: SweepIndex, runs: Sequence[SweptRun]) -> dict[str, Any]:
     """The sweep as JSON for scripts: its answer, and the result of each run with its place."""
-    found = sweep_answer(runs)
+    found, served = sweep_answer(runs), index.content.get("served") or ()
     entries = []
     for entry, run in zip(index.content["runs"], runs, strict=True):
         folder = index.folder / run.folder
@@ -117,7 +117,7 @@ def sweep_result(index: SweepIndex, runs: Sequence[SweptRun]) -> dict[str, Any]:
         "folder": str(index.folder),
         "name": index.content["name"],
         "answer": {"badge": found.badge, "sentence": found.sentence},
-        **({"worth": worth_result(swept_analyses(runs))} if by_drafts_only(runs) else {}),
+        **({"worth": worth_result(swept_analyses(runs), served)} if by_drafts_only(runs) else {}),
         "runs": entries,
     }
 

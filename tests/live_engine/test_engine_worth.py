@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,10 +15,12 @@ from nwor_bench.analysis.analyse import analyse
 from nwor_bench.analysis.effects import effects_over_off
 from nwor_bench.analysis.statistics import simultaneous_bounds, unpaired_ratio
 from nwor_bench.analysis.worth import Measured, same_places, worth_of
+from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.errors import ExitCode
 from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import Phase
+from nwor_bench.report.worth import measured_worth
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep import run_loaded
 from nwor_bench.run.sweep_folder import SweepIndex
@@ -31,7 +34,12 @@ pytestmark = [
 
 
 def worth(
-    folder: Path, pair: str, most: int = 2, requests: Sequence[int] = (1, 3), **settings: Any
+    folder: Path,
+    pair: str,
+    most: int = 2,
+    requests: Sequence[int] = (1, 3),
+    serve_s: float | None = None,
+    **settings: Any,
 ) -> tuple[ExitCode, list[RunData]]:
     content = {
         "name": "worth",
@@ -41,7 +49,7 @@ def worth(
                      "warmup": 0, "max_warmup": 0, **settings},
     }  # fmt: skip
     sweep = SweepFile.model_validate_json(json.dumps(content))
-    code = run_loaded(sweep, RunOptions(output=folder, quiet=True))
+    code = run_loaded(sweep, RunOptions(output=folder, quiet=True, serve_s=serve_s))
     return code, [read_run(path.parent) for path in sorted(folder.glob("*/run.json"))]
 
 
@@ -99,6 +107,57 @@ def test_draft_counts_alternate_and_give_the_same_tokens(tmp_path: Path, pair: s
     document = (tmp_path / "worth" / "summary.md").read_text()
     assert "Acceptance by position" in document
     assert "Draft counts by batch size" in document
+
+
+def test_the_line_found_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an open loop every arm serves the same requests, by its own schedule; here the line and
+    how often requests come are told, because what pays on this machine is not known."""
+    line = {1: 2, 3: 1}
+    monkeypatch.setattr(
+        "nwor_bench.run.sweep.measured_worth",
+        lambda found: replace(measured_worth(found), best=line),
+    )
+    monkeypatch.setattr("nwor_bench.run.serving.best_fixed", lambda worth: 2)
+    monkeypatch.setattr("nwor_bench.run.serving._latency_s", lambda run: 0.2)
+    drafted: dict[str, set[tuple[int, int]]] = {}
+    original = VllmEngine.serve
+
+    def serve(engine: VllmEngine, prompts: Any, arrivals: Any, sampling: Any, schedule: Any) -> Any:
+        seen = drafted.setdefault(json.dumps(schedule), set())
+        scheduler = engine._llm.llm_engine.engine_core.engine_core.scheduler
+        stock = scheduler.schedule
+
+        def watched(*args: Any, **named: Any) -> Any:
+            output = stock(*args, **named)
+            if output.num_scheduled_tokens:
+                seen.add((len(output.num_scheduled_tokens), output.num_spec_tokens_to_schedule))
+            return output
+
+        with monkeypatch.context() as patch:
+            patch.setattr(scheduler, "schedule", watched)
+            served = original(engine, prompts, arrivals, sampling, schedule)
+        assert len(served.tpot_ms) == len(prompts) == 8  # 2 at 1 request, 6 at 3
+        assert served.seconds >= arrivals[-1]
+        return served
+
+    monkeypatch.setattr(VllmEngine, "serve", serve)
+    code, _ = worth(tmp_path / "worth", "tiny", batches=1, serve_s=11.0, max_new_tokens=12)
+    assert code is ExitCode.OK
+    assert drafted.keys() == {"[[1, 1, 2], [2, 3, 1]]", "[[1, 3, 2]]", "[[1, 3, 0]]"}
+    wanted = {"[[1, 1, 2], [2, 3, 1]]": {1: 2, 2: 1, 3: 1}, "[[1, 3, 2]]": {1: 2, 2: 2, 3: 2},
+              "[[1, 3, 0]]": {1: 0, 2: 0, 3: 0}}  # fmt: skip
+    for schedule, seen in drafted.items():
+        assert {size for size, _ in seen} >= {1, 2}
+        assert seen <= set(wanted[schedule].items()), schedule
+    index = SweepIndex.open(tmp_path / "worth")
+    rows = index.content["served"]
+    blocks = max(row["block"] for row in rows) + 1
+    assert blocks >= 3
+    assert len(rows) == 3 * blocks
+    told = sweep_result(index, swept_runs(index))["worth"]["served"]
+    assert [each["over"] for each in told] == ["k = 2", "k = 0"]
+    assert all(each["tpot"]["low"] < each["tpot"]["high"] for each in told)
+    assert "Served, requests coming at random times" in (tmp_path / "worth/summary.md").read_text()
 
 
 def test_a_count_that_changes_a_token_is_invalid(tmp_path: Path, plant: Any) -> None:

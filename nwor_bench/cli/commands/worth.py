@@ -48,6 +48,11 @@ def worth(
     time_budget: Annotated[
         str, typer.Option(help="Time of all batch sizes without the engine's start.")
     ] = "4m",
+    serve: Annotated[
+        str | None, typer.Option(
+            help="Then serve requests that come at random times with the line found, for this "
+            "long, e.g. 1m.")
+    ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="vLLM's dtype (default: the pair's; on a CPU float32).")
     ] = None,
@@ -74,7 +79,10 @@ def worth(
     from nwor_bench.run.run_options import RunOptions
     from nwor_bench.workload.stopping import parse_seconds
 
-    options = RunOptions(output=output, dry_run=dry_run, quiet=quiet, as_json=as_json)
+    serve_s = None if serve is None else parse_seconds("--serve", serve)
+    options = RunOptions(
+        output=output, dry_run=dry_run, quiet=quiet, as_json=as_json, serve_s=serve_s
+    )
     sizes = _sizes(requests)
     if not 1 <= max_draft_tokens <= MOST_DRAFTS:
         remedy = f"write 1 to {MOST_DRAFTS}"

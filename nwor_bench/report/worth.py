@@ -74,12 +74,31 @@ def worth_answer(analyses: Sequence[Analysis]) -> Answer:
     if broken:
         text = "Whether speculation pays is not known, because draft counts failed their checks: "
         return Answer(str(Verdict.INVALID), f"{text}{'; '.join(broken)}.")
-    found, rates = _answer(measured_worth(analyses)), named_rates(analyses[0].run)
-    if rates is None:
-        return found
-    shares = joined([percent(rate, 0) for rate in rates])
-    said = f"Acceptance is synthetic: {shares} of windows accept drafts 1 to {len(rates)}."
-    return Answer(found.badge, f"{found.sentence} {said}")
+    worth, rates = measured_worth(analyses), named_rates(analyses[0].run)
+    found = _answer(worth)
+    said = [found.sentence, *_plain_decoding(worth, _drafter_shares(_parts_of(analyses)))]
+    if rates is not None:
+        shares = joined([percent(rate, 0) for rate in rates])
+        drafts = f"drafts 1 to {len(rates)}"
+        said.append(f"Acceptance is synthetic: {shares} of windows accept {drafts}.")
+    return Answer(found.badge, " ".join(said))
+
+
+def _plain_decoding(worth: Worth, shares: Mapping[int, float]) -> Iterator[str]:
+    """Batch sizes at which the gain over k = 0 may be no more than what k = 0 drafts in vain."""
+    small = [
+        rate.requests
+        for rate in worth.rates
+        if rate.drafts == worth.best[rate.requests]
+        and rate.requests in shares
+        and (rate.low or 0.0) * (1 - shares[rate.requests]) <= 1
+    ]
+    if small:
+        most = percent(max(shares[size] for size in small), 0)
+        yield (
+            f"At {_sizes(small)} a server without a drafter may be as fast: at k = 0 the drafter "
+            f"still runs once a step, with the host's work up to {most} of its time."
+        )
 
 
 def _answer(worth: Worth) -> Answer:
@@ -389,7 +408,12 @@ def _notes(worth: Worth, header: RunHeader, parts: Sequence[_Parts]) -> Iterator
         yield Paragraph(f"Noise: k = 0 over itself took {joined(ratios)} times as long.")
 
 
+def _drafter_shares(parts: Sequence[_Parts]) -> dict[int, float]:
+    """What of a window at k = 0 is neither the target's forward nor sampling, by batch size."""
+    plain = (part for part in parts if not part.k and part.target)
+    return {part.requests: 1 - (part.target or 0.0) / part.whole for part in plain}
+
+
 def _drafter_share(parts: Sequence[_Parts]) -> str:
-    """What of a window at k = 0 is neither the target's forward nor sampling."""
-    shares = [1 - part.target / part.whole for part in parts if not part.k and part.target]
-    return f" (with the host's work at most {percent(max(shares), 0)} of it)" if shares else ""
+    most = max(_drafter_shares(parts).values(), default=None)
+    return "" if most is None else f" (with the host's work at most {percent(most, 0)} of it)"

@@ -381,6 +381,8 @@ def worth_result(
 
 def _line(worth: Worth, header: RunHeader) -> Iterator[Block]:
     config = speculative_config(worth, header)
+    if all(rate.ratio is None for rate in worth.rates):
+        return  # nothing is known
     if config is None:
         yield Paragraph("For vLLM: leave --speculative-config out.")
         return

@@ -30,9 +30,6 @@ def _never_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nwor_bench.engine.preload.run_under_one_openmp", start)
 
 
-RATES = "--acceptance-rates"
-
-
 def call(*words: str) -> None:
     CliRunner().invoke(app, ["worth", *words], catch_exceptions=False)
 
@@ -50,8 +47,6 @@ def call(*words: str) -> None:
         (["--pair", "tiny-ngram"], "--method", "ngram"),
         (["--dtype", "int3"], "--dtype", "int3"),
         (["--acceptance-rates", "many"], "--acceptance-rates", "many"),
-        (["--acceptance-rates", "0.8,0.6"], "--acceptance-rates", [0.8, 0.6]),  # for 4 drafts
-        (["--max-draft-tokens", "2", "--acceptance-rates", "0.5,0.6"], RATES, [0.5, 0.6]),
     ],
 )
 def test_refusals(words: list[str], field: str, value: Any) -> None:
@@ -89,6 +84,13 @@ def test_one_engine_runs_all_batch_sizes() -> None:
     (small,) = group_by_engine(make_points(worth_sweep("tiny", "short", [1], 3, 60.0, given)))
     assert small.spec.scenario.requests == 4  # vLLM names a count for each batch size
     assert make_points(sweep)[0].spec.scenario.requests == 1
+
+
+@pytest.mark.parametrize("rates", [[0.8, 0.6], [0.8, 0.6, 0.7], [1.1, 0.6, 0.5], [0.8, 0.6, -0.1]])
+def test_rates_are_shares_of_windows_that_fall(rates: list[float]) -> None:
+    given = {"draft_tokens": 3, "acceptance_rates": rates}
+    with refused("--acceptance-rates", value=rates):
+        resolve(load_scenario("short"), **given)
 
 
 def test_named_rates_replace_those_of_a_shape() -> None:

@@ -99,6 +99,12 @@ def test_synthetic_acceptance_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.parametrize(("ratio", "said"), [(None, 0), (0.8, 1)])
+def test_no_line_if_nothing_was_measured(ratio: float | None, said: int) -> None:
+    found = worth([rate(1, 2, ratio, OPEN)], {1: 0})
+    assert len(list(report._line(found, HEADER))) == said
+
+
 def test_a_shapes_acceptance_is_no_part_of_the_line() -> None:
     shape = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.6, "b": 2}
     header = RunHeader(pair=PairFacts(method="eagle", draft="/d", speculative=shape))

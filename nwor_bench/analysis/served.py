@@ -29,18 +29,16 @@ class ServedRatio:
 
 
 def best_fixed(worth: Worth) -> int | None:
-    """The draft count with the best tokens/s over all batch sizes (geometric mean, 0 included);
-    None if one of them was not measured everywhere."""
-    ratios: dict[int, list[float | None]] = {}
+    """The draft count with the best tokens/s over the batch sizes at which every count was measured
+    (geometric mean, 0 included); None without one."""
+    open_sizes = {rate.requests for rate in worth.rates if rate.ratio is None}
+    ratios: dict[int, list[float]] = {0: [1.0]}
     for rate in worth.rates:
-        ratios.setdefault(rate.drafts, []).append(rate.ratio)
-    means = {0: 1.0}
-    for k, own in ratios.items():
-        known = [ratio for ratio in own if ratio is not None]
-        if len(known) < len(own):
-            return None
-        means[k] = geometric_mean(known)
-    return max(means, key=means.__getitem__)
+        if rate.ratio is not None and rate.requests not in open_sizes:
+            ratios.setdefault(rate.drafts, []).append(rate.ratio)
+    if len(ratios) == 1:
+        return None
+    return max(ratios, key=lambda k: geometric_mean(ratios[k]))
 
 
 def served_ratios(rows: Sequence[Mapping[str, Any]]) -> list[ServedRatio]:

@@ -48,7 +48,7 @@ def serve_line(
     """
     arms = _arms(worth, max(runs))
     if arms is None:
-        say("open loop: no draft count is shown to pay, so there is nothing to serve")
+        say("open loop: no draft count is shown to pay, so nothing was served")
         return []
     latencies = {size: _latency_s(run) for size, run in runs.items()}
     scenario = prepared.spec.scenario

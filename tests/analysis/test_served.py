@@ -8,6 +8,10 @@ from nwor_bench.analysis.served import best_fixed, served_ratios
 from nwor_bench.analysis.worth import Rate, Worth
 
 
+Ratios = dict[tuple[int, int], float | None]
+"""tokens/s over k = 0 by batch size and count."""
+
+
 def row(block: int, arm: str, tpot: float, seconds: float) -> dict[str, Any]:
     return {"block": block, "arm": arm, "requests": 4, "tokens": 120, "seconds": seconds,
             "tpot_ms": tpot}  # fmt: skip
@@ -40,9 +44,10 @@ def test_a_block_that_was_cut_and_too_few_blocks() -> None:
         ({(1, 1): 1.2, (1, 2): 1.6, (8, 1): 1.1, (8, 2): 0.9}, 2),  # 1.32 and 1.44 squared
         ({(1, 1): 1.2, (1, 2): 1.3, (8, 1): 1.1, (8, 2): 0.9}, 1),
         ({(1, 1): 0.9, (8, 1): 0.8}, 0),
-        ({(1, 1): 1.2, (8, 1): None}, None),
+        ({(1, 1): 1.2, (1, 2): 1.1, (8, 1): 0.2, (8, 2): None}, 1),  # 8 is left out
+        ({(1, 1): None, (1, 2): 1.1}, None),
     ],
 )
-def test_the_best_fixed_count(ratios: dict[tuple[int, int], float | None], best: int) -> None:
+def test_the_best_fixed_count(ratios: Ratios, best: int | None) -> None:
     rates = [Rate(size, k, r, r, r, "", 1.0, 1.0, 9) for (size, k), r in ratios.items()]
     assert best_fixed(Worth(tuple(rates), {}, 1, {})) == best

@@ -81,7 +81,7 @@ def test_every_arm_serves_every_block_within_the_time() -> None:
     ("worth", "seconds", "naming"),
     [
         (WORTH, 5.0, "--serve 8s"),  # 54 s x 8 / 60
-        (replace(WORTH, best={1: 0, 4: 0}), 60.0, "nothing to serve"),
+        (replace(WORTH, best={1: 0, 4: 0}), 60.0, "nothing was served"),
     ],
 )
 def test_no_time_or_nothing_to_serve(worth: Worth, seconds: float, naming: str) -> None:

@@ -156,7 +156,7 @@ def served_note(rows: Sequence[Mapping[str, Any]]) -> Iterator[Paragraph]:
     if not found:
         return
     told = [
-        f"{_over(each.tpot)} times the time per output token of {each.over} at every size, and "
+        f"{_over(each.tpot)} times the time per output token of a fixed {each.over}, and "
         f"{_over(each.tokens_per_s)} times its tokens/s"
         for each in found
     ]

@@ -8,22 +8,29 @@ than at k = 1, so the tokens of windows of an interleaved batch are not those of
 one k. At temperature 0 all counts run the same text, and a request's acceptance does not depend on
 who runs beside it: requests of all batch sizes are pooled, each text once. The error of tokens is
 a jackknife over requests, that of times the groups', added with Welch's degrees of freedom.
+Synthetic acceptance is what its rates say, without an error.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp
+from math import exp, log1p
 from typing import Any
 
 import numpy as np
 
 from nwor_bench.analysis.effects import DEVICE_MS, PairEffect
 from nwor_bench.analysis.invariants import windows_by_batch
-from nwor_bench.analysis.statistics import DEFAULT_MARGIN, SIGNIFICANCE
-from nwor_bench.instruments.robust import Estimate, Values, robust_location, t_quantile
+from nwor_bench.analysis.statistics import SIGNIFICANCE, verdict
+from nwor_bench.instruments.robust import (
+    Estimate,
+    RatioInterval,
+    Values,
+    robust_location,
+    t_quantile,
+)
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import BatchRecord, Phase, Verdict, WindowRecord
+from nwor_bench.records.types import BatchRecord, Phase, WindowRecord
 
 MIN_REQUESTS = 3
 """Fewest requests whose acceptance gives an interval."""
@@ -42,6 +49,17 @@ LEAST_FULL = 0.75
 def batch_size(run: RunData) -> int:
     """Requests of each batch of a run."""
     return int((run.header.scenario or {})["requests"])
+
+
+def named_rates(run: RunData) -> list[float] | None:
+    """Share of windows that accept draft 1, 2, ... if acceptance is synthetic; None if it is not.
+
+    vLLM's are unconditional: the share of windows that accept that draft and all before it.
+    """
+    return ((run.header.spec or {}).get("speculative_config") or {}).get(ACCEPTANCE_RATES)
+
+
+ACCEPTANCE_RATES = "synthetic_acceptance_rates"
 
 
 @dataclass(frozen=True)
@@ -116,7 +134,8 @@ class Worth:
 def worth_of(runs: Sequence[Measured]) -> Worth:
     """What the runs of one pair say; batch sizes must differ."""
     counts = sorted({c.drafts for m in runs for b in m.run.batches if (c := b.cell).drafts})
-    tokens = _Tokens([pair for own in runs for pair in _requests(own.run, counts)], counts)
+    requests = [pair for own in runs for pair in _requests(own.run, counts)]
+    tokens = _Tokens(requests, counts, named_rates(runs[0].run))
     rates, best, noise = [], {}, {}
     for own in sorted(runs, key=lambda each: each.requests):
         times = _times(own)
@@ -140,25 +159,21 @@ def _rate(
 ) -> Rate:
     time = times.get(k)
     found = _difference(tokens, times, k, 0, counts)
+    per_token = None
+    if found is not None and time is not None:  # `verdict` is of times
+        value, low, high = found
+        per_token = RatioInterval(exp(-value), exp(-high), exp(-low), time.count)
     return Rate(
         requests=requests,
         drafts=k,
         ratio=None if found is None else exp(found[0]),
         low=None if found is None else exp(found[1]),
         high=None if found is None else exp(found[2]),
-        verdict=str(Verdict.AMBIGUOUS if found is None else _verdict(*map(exp, found[1:]))),
+        verdict=str(verdict(per_token)),
         time_ratio=None if time is None else exp(time.value),
         tokens=tokens.mean(k),
         groups=0 if time is None else time.count,
     )
-
-
-def _verdict(low: float, high: float) -> Verdict:
-    if max(abs(low - 1), abs(high - 1)) < DEFAULT_MARGIN:
-        return Verdict.SAME
-    if low > 1:
-        return Verdict.FASTER
-    return Verdict.SLOWER if high < 1 else Verdict.AMBIGUOUS
 
 
 def _difference(
@@ -265,10 +280,13 @@ def _by_place(windows: Sequence[WindowRecord]) -> Iterator[tuple[int, int, int]]
 
 
 class _Tokens:
-    """Tokens of a request in a window, by draft count, over different texts."""
+    """Tokens of a request in a window, by draft count, over different texts; or by `rates`."""
 
-    def __init__(self, requests: Sequence[Request], counts: Sequence[int]):
+    def __init__(
+        self, requests: Sequence[Request], counts: Sequence[int], rates: Sequence[float] | None
+    ):
         texts = dict(requests)
+        self._rates = rates
         self._counts = list(counts)
         shape = (len(texts), len(self._counts))
         pairs = [[own[k] for k in self._counts] for own in texts.values()]
@@ -280,12 +298,15 @@ class _Tokens:
 
     def mean(self, k: int) -> float | None:
         """Tokens at this draft count; None without requests."""
-        return exp(self._log(k)) if len(self) and k in self._counts else None
+        known = self._rates is not None or len(self)
+        return exp(self._log(k)) if known and k in self._counts else None
 
     def difference(self, k: int, other: int) -> Estimate | None:
         """Log tokens at k over those at another count: the same requests, so only their own
         difference scatters; None for too few requests."""
         number = len(self)
+        if self._rates is not None:
+            return Estimate(self._log(k) - self._log(other), 0.0, 1, number)
         if number < MIN_REQUESTS:
             return None
         left_out = self._logs_without(k) - self._logs_without(other)
@@ -293,6 +314,8 @@ class _Tokens:
         return Estimate(self._log(k) - self._log(other), variance**0.5, number - 1, number)
 
     def _log(self, k: int) -> float:
+        if self._rates is not None:
+            return log1p(sum(self._rates[:k]))
         windows, accepted = self._of(k)
         return float(np.log1p(accepted.sum() / windows.sum()))
 

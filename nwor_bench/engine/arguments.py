@@ -20,7 +20,7 @@ from nwor_bench.models.pairs import ResolvedPair, read_model_config, refused_con
 from nwor_bench.models.recurrent import recurrent_layers
 from nwor_bench.records.cell import engine_arm
 from nwor_bench.workload.config import RunSpec
-from nwor_bench.workload.run_spec import Counters
+from nwor_bench.workload.run_spec import ACCEPTANCE_LENGTH, ACCEPTANCE_RATES, Counters
 
 
 @contextmanager
@@ -285,10 +285,13 @@ def _reason(error: Exception) -> str:
 def _speculation(pair: ResolvedPair, spec: RunSpec) -> dict[str, Any]:
     """vLLM's speculative config: the pair's, then the sweep's on top."""
     drafts = spec.scenario.draft_tokens
-    config = {**pair.speculative_config(drafts), **(spec.speculative_config or {})}
+    given = spec.speculative_config or {}
+    config = {**pair.speculative_config(drafts), **given}
+    if ACCEPTANCE_RATES in given:
+        config.pop(ACCEPTANCE_LENGTH, None)  # the pair's; vLLM takes one of the two
     if spec.draft_counts is not None:
         config["num_speculative_tokens_per_batch_size"] = schedule_of(spec.draft_counts)
-    if "synthetic_acceptance_length" in config:  # which vLLM takes only with this method
+    if config.keys() & {ACCEPTANCE_LENGTH, ACCEPTANCE_RATES}:  # only this method takes them
         config.setdefault("rejection_sample_method", "synthetic")
     return config
 

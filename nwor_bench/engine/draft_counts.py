@@ -15,7 +15,8 @@ from nwor_bench.records.window_order import PLACE, WindowOrder, WindowPlace
 
 def schedule_of(counts: Sequence[int]) -> list[tuple[int, int, int]]:
     """A value of num_speculative_tokens_per_batch_size that names every count; vLLM captures CUDA
-    graphs for these. The lookup made from it is replaced before the first batch."""
+    graphs for these, if `max_num_seqs` is no less than their number. The lookup made from it is
+    replaced before the first batch."""
     return [(size, size, count) for size, count in enumerate(counts, start=1)]
 
 
@@ -37,14 +38,23 @@ def verifies(output: Any) -> int | None:
 class DraftSwitch:
     """Sets the draft counts of one scheduler, from the order or all alike.
 
-    Raises EngineError if the scheduler has no lookup.
+    Args:
+        counts: that have graphs, so all of `schedule_of` must be in the scheduler's lookup.
+
+    Raises EngineError if the scheduler has no lookup, or not these counts in it.
     """
 
-    def __init__(self, scheduler: Any):
-        if getattr(scheduler, "dynamic_sd_lookup", None) is None:
+    def __init__(self, scheduler: Any, counts: Sequence[int]):
+        lookup = getattr(scheduler, "dynamic_sd_lookup", None)
+        if lookup is None:
             raise EngineError(
                 "vLLM's scheduler has no num_speculative_tokens_per_batch_size: this configuration "
                 "cannot change the number of drafts (vLLM switches it off with data parallelism)"
+            )
+        if not set(counts) <= set(lookup[1:]):
+            raise EngineError(
+                f"max_num_seqs is {len(lookup) - 1}: vLLM captures CUDA graphs for as many draft "
+                f"counts, and there are {len(counts)}; write at least that"
             )
         self._scheduler = scheduler
         self._places: Iterator[WindowPlace] = iter(())
@@ -60,6 +70,16 @@ class DraftSwitch:
         """Draft as many from the next step on; call it between batches."""
         self._at = self._coming = None
         self._set(count)
+
+    def follow(self, schedule: Sequence[Sequence[int]]) -> None:
+        """Draft by batch size as vLLM does with this num_speculative_tokens_per_batch_size."""
+        from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+
+        self.fix(0)
+        lookup = self._scheduler.dynamic_sd_lookup
+        most = max(drafts for _, _, drafts in schedule)
+        ranges = [tuple(each) for each in schedule]
+        lookup[:] = build_dynamic_sd_schedule_lookup(ranges, len(lookup) - 1, max(most, 1))
 
     def interleave(self, order: WindowOrder) -> None:
         """Draft by this order from the next batch on."""

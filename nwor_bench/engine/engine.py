@@ -13,7 +13,16 @@ from nwor_bench.engine.arguments import (
     stderr_to_file,
 )
 from nwor_bench.engine.draft_counts import DraftSwitch
-from nwor_bench.engine.protocol import BatchOutput, GreedyOutput, KvCache, Pair, Sampling, Span
+from nwor_bench.engine.open_loop import serve_loop, vllm_params
+from nwor_bench.engine.protocol import (
+    BatchOutput,
+    GreedyOutput,
+    KvCache,
+    Pair,
+    Sampling,
+    ServedLoop,
+    Span,
+)
 from nwor_bench.engine.readings import (
     common_status,
     disagreement,
@@ -73,7 +82,7 @@ class VllmEngine:
                     "count, so smaller ones would look too slow",
                 )
             core = self._llm.llm_engine.engine_core.engine_core  # in this process
-            self._draft_counts = DraftSwitch(core.scheduler)
+            self._draft_counts = DraftSwitch(core.scheduler, spec.draft_counts)
         self._vllm = require_supported_vllm()
 
     def status(self) -> EngineStatus:
@@ -97,15 +106,7 @@ class VllmEngine:
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
         """Run one batch to its end from an empty prefix cache; read counters before and after."""
-        from vllm import SamplingParams
-
-        params = SamplingParams(
-            max_tokens=sampling.max_new_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            ignore_eos=sampling.ignore_eos,
-            detokenize=False,
-        )
+        params = vllm_params(sampling)
         inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         self._reset_prefix_cache()
         self._rpc("nwor_seed", sampling.seed)
@@ -154,6 +155,25 @@ class VllmEngine:
         if self._draft_counts is not None:
             self._draft_counts.fix(0)
         return list(self._rpc("nwor_stop_interleaving"))
+
+    def serve(
+        self,
+        prompts: Sequence[Sequence[int]],
+        arrivals_s: Sequence[float],
+        sampling: Sampling,
+        schedule: Sequence[Sequence[int]],
+    ) -> ServedLoop:
+        """See `Engine`; only for an engine that was started for draft counts."""
+        assert self._draft_counts is not None
+        self._reset_prefix_cache()
+        self._draft_counts.follow(schedule)
+        try:
+            seconds, outputs = serve_loop(self._llm.llm_engine, prompts, arrivals_s, sampling)
+        finally:
+            self._draft_counts.fix(0)
+        self._drain(outputs)
+        times = request_times(outputs)
+        return ServedLoop(seconds, () if times is None else times.tpot_ms)
 
     def decode_greedily(
         self,

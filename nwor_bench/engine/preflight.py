@@ -20,6 +20,7 @@ from nwor_bench.instruments.device import float32_reason, is_cpu_build, uses_gpu
 from nwor_bench.models.config_reader import text_entries
 from nwor_bench.models.methods import NOT_ON_CPU, Method
 from nwor_bench.models.pairs import (
+    ModelPair,
     ResolvedPair,
     check_hub_models,
     load_pair,
@@ -29,7 +30,13 @@ from nwor_bench.models.pairs import (
 from nwor_bench.models.pairs.local import read_model_config
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import AttentionBy, RunStatus, ScvMode, StageBy
-from nwor_bench.workload.run_spec import DEFAULT_PAIR, PairChoice, RunSpec
+from nwor_bench.workload.run_spec import (
+    ACCEPTANCE_LENGTH,
+    ACCEPTANCE_RATES,
+    DEFAULT_PAIR,
+    PairChoice,
+    RunSpec,
+)
 from nwor_bench.workload.sweep_file import SweepFile, make_points
 
 TOP = 20
@@ -62,7 +69,7 @@ def check_pair(pair: ResolvedPair, spec: RunSpec) -> None:
     """Refuse what the target's config.json rules out, and what vLLM's CPU build accepts and cannot
     run. Raises ConfigError."""
     _check_target(pair, spec)
-    _check_draft_counts(pair.method, spec)
+    _check_draft_counts(pair, pair.method, spec)
     if spec.against is not None:
         _refuse_synthetic(
             pair,
@@ -80,18 +87,41 @@ def check_pair(pair: ResolvedPair, spec: RunSpec) -> None:
 
 
 def _refuse_synthetic(pair: ResolvedPair, spec: RunSpec, remedy: str) -> None:
-    speculation = {**pair.speculative, **(spec.speculative_config or {})}
-    length = (spec.speculative_config or {}).get("synthetic_acceptance_length")
-    if length is not None or speculation.get("rejection_sample_method") == "synthetic":
-        field, value = ("--pair", pair.name) if length is None else ("--acceptance-length", length)
-        raise ConfigError.for_field(field, value, remedy)
+    given = spec.speculative_config or {}
+    named = ((ACCEPTANCE_LENGTH, "--acceptance-length"), (ACCEPTANCE_RATES, "--acceptance-rates"))
+    for key, flag in named:
+        if key in given:
+            raise ConfigError.for_field(flag, given[key], remedy)
+    if {**pair.speculative, **given}.get(_METHOD) == "synthetic":
+        raise ConfigError.for_field("--pair", pair.name, remedy)
 
 
-def _check_draft_counts(method: str, spec: RunSpec) -> None:
-    """Refuse draft counts with a method whose drafter has one count."""
-    if spec.draft_counts is not None and method not in CHANGES_COUNT:
+_METHOD = "rejection_sample_method"
+
+
+def _check_draft_counts(pair: ModelPair | ResolvedPair, method: str, spec: RunSpec) -> None:
+    """Refuse draft counts if the method has one count or the device decides it, and synthetic
+    acceptance that nobody named."""
+    if spec.draft_counts is None:
+        return
+    if method not in CHANGES_COUNT:
         fitting = f"only {', '.join(sorted(CHANGES_COUNT))} change their draft count step by step"
         raise ConfigError.for_field("--method", str(method), fitting)
+    given = {**pair.speculative, **(spec.speculative_config or {})}
+    adaptive = "enable_adaptive_verification"
+    if given.get(adaptive):
+        remedy = (
+            "with it vLLM decides on the device how many drafts each request verifies, by graphs "
+            "of their own: no count can alternate with it in one engine; leave it out"
+        )
+        raise ConfigError.for_field(f"--speculative-config: {adaptive}", True, remedy)
+    if given.get(_METHOD) == "synthetic" and ACCEPTANCE_RATES not in given:
+        example = ",".join(f"{0.75 ** (j + 1):.2f}" for j in range(spec.scenario.draft_tokens))
+        remedy = (
+            "its acceptance is synthetic: name the share of windows that accept each draft, for "
+            f"example --acceptance-rates {example}"
+        )
+        raise ConfigError.for_field("--pair", pair.name, remedy)
 
 
 def _check_names(flag: str, given: Iterable[str], module: str, holder: str) -> None:
@@ -200,7 +230,7 @@ def check_run(spec: RunSpec, choice: PairChoice) -> None:
     choice = choice.with_config(spec.speculative_config)
     if choice.target_model is None:
         own = load_pair(choice.pair or DEFAULT_PAIR)
-        _check_draft_counts(choice.method or own.method, spec)
+        _check_draft_counts(own, choice.method or own.method, spec)
         folder = pair_folder(own)
         if not folder.is_dir():  # it is built or fetched later
             return

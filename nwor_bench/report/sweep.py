@@ -108,11 +108,13 @@ def labels(runs: Sequence[SweptRun]) -> list[str]:
     return list(dict.fromkeys(cell.label for cell in ordered))
 
 
-def sweep_document(name: str, runs: Sequence[SweptRun]) -> Document:
-    """The whole report of a sweep."""
+def sweep_document(
+    name: str, runs: Sequence[SweptRun], served: Sequence[Mapping[str, Any]] = ()
+) -> Document:
+    """The whole report of a sweep; `served` are the rows of its open loop."""
     measured = [run for run in runs if run.cells]
     if by_drafts_only(runs):
-        return _worth_document(name, runs)
+        return _worth_document(name, runs, served)
     lead: list[Block] = [sweep_answer(runs).headline, *_missing(runs), _answers(runs)]
     sections: list[Section] = []
     if measured:
@@ -153,10 +155,12 @@ def swept_analyses(runs: Sequence[SweptRun]) -> list[Analysis]:
     return [run.analysis for run in runs if run.analysis is not None and run.cells]
 
 
-def _worth_document(name: str, runs: Sequence[SweptRun]) -> Document:
+def _worth_document(
+    name: str, runs: Sequence[SweptRun], served: Sequence[Mapping[str, Any]]
+) -> Document:
     """One answer of all batch sizes together; the runs' own reports have fewer requests."""
     analyses = swept_analyses(runs)
-    lead = [worth_answer(analyses).headline, *_missing(runs), *worth_blocks(analyses)]
+    lead = [worth_answer(analyses).headline, *_missing(runs), *worth_blocks(analyses, served)]
     rows = [[str(run.number), label_of_run(run, ("requests",)), run.status] for run in runs]
     folders = table(["Run", "Batch size", "Status"], rows, numbers_from=3)
     sections = (Section("Runs", (replace(folders, links=_links(runs)),)),)

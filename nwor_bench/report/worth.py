@@ -1,15 +1,25 @@
 """Draft counts: the answer, tokens/s by batch size, acceptance by position, the line for vLLM."""
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from nwor_bench.analysis.analyse import Analysis, by_position
 from nwor_bench.analysis.invariants import windows_by_batch
-from nwor_bench.analysis.worth import Measured, Rate, Worth, batch_size, same_places, worth_of
+from nwor_bench.analysis.served import served_ratios
+from nwor_bench.analysis.worth import (
+    Measured,
+    Rate,
+    Worth,
+    batch_size,
+    named_rates,
+    same_places,
+    worth_of,
+)
+from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
@@ -64,7 +74,31 @@ def worth_answer(analyses: Sequence[Analysis]) -> Answer:
     if broken:
         text = "Whether speculation pays is not known, because draft counts failed their checks: "
         return Answer(str(Verdict.INVALID), f"{text}{'; '.join(broken)}.")
-    return _answer(measured_worth(analyses))
+    worth, rates = measured_worth(analyses), named_rates(analyses[0].run)
+    found = _answer(worth)
+    said = [found.sentence, *_plain_decoding(worth, _drafter_shares(_parts_of(analyses)))]
+    if rates is not None:
+        shares = joined([percent(rate, 0) for rate in rates])
+        drafts = f"drafts 1 to {len(rates)}"
+        said.append(f"Acceptance is synthetic: {shares} of windows accept {drafts}.")
+    return Answer(found.badge, " ".join(said))
+
+
+def _plain_decoding(worth: Worth, shares: Mapping[int, float]) -> Iterator[str]:
+    """Batch sizes at which the gain over k = 0 may be no more than what k = 0 drafts in vain."""
+    small = [
+        rate.requests
+        for rate in worth.rates
+        if rate.drafts == worth.best[rate.requests]
+        and rate.requests in shares
+        and (rate.low or 0.0) * (1 - shares[rate.requests]) <= 1
+    ]
+    if small:
+        most = percent(max(shares[size] for size in small), 0)
+        yield (
+            f"At {_sizes(small)} a server without a drafter may be as fast: at k = 0 the drafter "
+            f"still runs once a step, with the host's work up to {most} of its time."
+        )
 
 
 def _answer(worth: Worth) -> Answer:
@@ -116,8 +150,36 @@ def _requests(run: RunData) -> str:
     return plural(batch_size(run), "request")
 
 
-def worth_blocks(analyses: Sequence[Analysis]) -> list[Block]:
-    """Table and curve, acceptance, the line for vLLM, and what the numbers are of."""
+def served_note(rows: Sequence[Mapping[str, Any]]) -> Iterator[Paragraph]:
+    """What the line gave on an open loop; nothing if none ran."""
+    found = served_ratios(rows)
+    if not found:
+        return
+    told = [
+        f"{_over(each.tpot)} times the time per output token of a fixed {each.over}, and "
+        f"{_over(each.tokens_per_s)} times its tokens/s"
+        for each in found
+    ]
+    fixed = "" if len(found) > 1 else " The line is the best fixed k at every size."
+    yield Paragraph(
+        f"Served, requests coming at random times ({plural(found[0].blocks, 'block')} of "
+        f"{plural(found[0].requests, 'request')}, at light to heavy load): the line takes "
+        f"{'; '.join(told)}. The arrivals bound tokens/s, so its time per token says more.{fixed}"
+    )
+
+
+def _over(interval: RatioInterval | None) -> str:
+    if interval is None:
+        return NOT_MEASURED
+    return with_bounds(interval.ratio, interval.low, interval.high, 2)
+
+
+def worth_blocks(
+    analyses: Sequence[Analysis], served: Sequence[Mapping[str, Any]] = ()
+) -> list[Block]:
+    """Table and curve, acceptance, the line for vLLM, and what the numbers are of.
+
+    `served`: rows of an open loop (`run.serving`)."""
     worth, header = measured_worth(analyses), analyses[0].run.header
     blocks: list[Block] = [_rates(worth), *_curve(worth), Paragraph(HOW)]
     if on_cpu(header):
@@ -126,6 +188,7 @@ def worth_blocks(analyses: Sequence[Analysis]) -> list[Block]:
         _acceptance(analyses),
         Paragraph(_tokens_note(worth, analyses)),
         *_line(worth, header),
+        *served_note(served),
     ]
     parts = _parts_of(analyses)
     return [*blocks, *_times(parts), *_notes(worth, header, parts)]
@@ -193,7 +256,8 @@ def _curve(worth: Worth) -> Iterator[Figure]:
 
 @dataclass(frozen=True)
 class _Parts:
-    """Median times of a window, in ms."""
+    """Median times of a window, in ms: on a GPU those of its device. There the host runs a step
+    ahead, and its time from step to step is that of another window."""
 
     requests: int
     k: int
@@ -209,14 +273,18 @@ def _parts_of(analyses: Sequence[Analysis]) -> list[_Parts]:
         size = batch_size(each.run)
         for window in each.run.windows:
             inside = window.group is not None and window.position != (window.run_length or 0) - 1
-            if inside and window.num_reqs == size and window.wall_ms:
+            if inside and window.num_reqs == size and _whole_ms(window):
                 found.setdefault((size, window.cell.drafts or 0), []).append(window)
     parts = []
     for (size, k), own in sorted(found.items()):
         apart = [w.forward_ms + (w.sample_ms or 0.0) for w in own if w.forward_ms is not None]
-        whole = median(window.wall_ms or 0.0 for window in own)
+        whole = median(map(_whole_ms, own))
         parts.append(_Parts(size, k, whole, median(apart) if apart else None))
     return parts
+
+
+def _whole_ms(window: WindowRecord) -> float:
+    return window.device_ms or window.wall_ms or 0.0
 
 
 def _times(parts: Sequence[_Parts]) -> Iterator[Table]:
@@ -233,8 +301,9 @@ def _times(parts: Sequence[_Parts]) -> Iterator[Table]:
         if p.target is not None
     ]
     if rows:
-        heads = ["Requests", "k", "Window ms", "Target ms", "Drafter, host ms"]
-        yield table(heads, rows, caption="Median times. Target: its forward and sampling")
+        heads = ["Requests", "k", "Window ms", "Target ms", "Rest ms"]
+        caption = "Median times. Target: its forward and sampling. Rest: drafter and host"
+        yield table(heads, rows, caption=caption)
 
 
 def _acceptance(analyses: Sequence[Analysis]) -> Table:
@@ -248,6 +317,9 @@ def _acceptance(analyses: Sequence[Analysis]) -> Table:
                 whole.setdefault(k, []).extend(windows[batch_key(batch)])
     most = max(whole, default=0)
     rows = [[str(k), *_positions(whole[k], most)] for k in sorted(whole)]
+    named = named_rates(analyses[0].run)
+    if named is not None:
+        rows.append(["named", *(percent(rate) for rate in named[:most])])
     heads = ["k", *(f"draft {j + 1}" for j in range(most))]
     return table(heads, rows, caption="Acceptance by position: share of a request's windows")
 
@@ -259,6 +331,8 @@ def _positions(windows: Sequence[WindowRecord], most: int) -> list[str]:
 
 
 def _tokens_note(worth: Worth, analyses: Sequence[Analysis]) -> str:
+    if named_rates(analyses[0].run) is not None:
+        return "Tokens a window are those of the named rates."
     pairs = [same_places(each.run) for each in analyses]
     equal, compared = sum(e for e, _ in pairs), sum(n for _, n in pairs)
     note = f"Tokens a window rest on {plural(worth.texts, 'different request')} of all batch sizes."
@@ -277,7 +351,12 @@ def speculative_config(worth: Worth, header: RunHeader) -> dict[str, Any] | None
     most = max((drafts for _, _, drafts in schedule), default=0)
     if not most:
         return None
-    config: dict[str, Any] = {**(pair.speculative or {}), "method": pair.method}
+    real = {
+        name: value
+        for name, value in (pair.speculative or {}).items()
+        if value != "synthetic" and not name.startswith("synthetic_")
+    }
+    config: dict[str, Any] = {**real, "method": pair.method}
     if pair.draft is not None:
         config["model"] = pair.draft
     config["num_speculative_tokens"] = most
@@ -286,7 +365,9 @@ def speculative_config(worth: Worth, header: RunHeader) -> dict[str, Any] | None
     return config
 
 
-def worth_result(analyses: Sequence[Analysis]) -> dict[str, Any]:
+def worth_result(
+    analyses: Sequence[Analysis], served: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
     """The same as JSON for scripts."""
     worth = measured_worth(analyses)
     return {
@@ -294,11 +375,14 @@ def worth_result(analyses: Sequence[Analysis]) -> dict[str, Any]:
         "best": {str(size): k for size, k in sorted(worth.best.items())},
         "different_requests": worth.texts,
         "speculative_config": speculative_config(worth, analyses[0].run.header),
+        "served": [asdict(each) for each in served_ratios(served)],
     }
 
 
 def _line(worth: Worth, header: RunHeader) -> Iterator[Block]:
     config = speculative_config(worth, header)
+    if all(rate.ratio is None for rate in worth.rates):
+        return  # nothing is known
     if config is None:
         yield Paragraph("For vLLM: leave --speculative-config out.")
         return
@@ -326,7 +410,12 @@ def _notes(worth: Worth, header: RunHeader, parts: Sequence[_Parts]) -> Iterator
         yield Paragraph(f"Noise: k = 0 over itself took {joined(ratios)} times as long.")
 
 
+def _drafter_shares(parts: Sequence[_Parts]) -> dict[int, float]:
+    """What of a window at k = 0 is neither the target's forward nor sampling, by batch size."""
+    plain = (part for part in parts if not part.k and part.target)
+    return {part.requests: 1 - (part.target or 0.0) / part.whole for part in plain}
+
+
 def _drafter_share(parts: Sequence[_Parts]) -> str:
-    """What of a window at k = 0 is neither the target's forward nor sampling."""
-    shares = [1 - part.target / part.whole for part in parts if not part.k and part.target]
-    return f" (with the host's work at most {percent(max(shares), 0)} of it)" if shares else ""
+    most = max(_drafter_shares(parts).values(), default=None)
+    return "" if most is None else f" (with the host's work at most {percent(most, 0)} of it)"

@@ -136,6 +136,11 @@ class GroupEngine:
 
         return engine
 
+    @property
+    def running(self) -> Engine | None:
+        """The engine, if one runs."""
+        return self._engine
+
     def close(self) -> None:
         """Close the engine, if there is one: after a failed batch its state may be inconsistent."""
         engine, self._engine = self._engine, None

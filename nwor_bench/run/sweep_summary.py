@@ -12,6 +12,7 @@ from nwor_bench.analysis.analyse import analyse
 from nwor_bench.errors import BenchError, ExitCode
 from nwor_bench.records.files import RUN_FILE, write_atomically
 from nwor_bench.records.store import read_run
+from nwor_bench.report.document import Document
 from nwor_bench.report.files import run_result
 from nwor_bench.report.html import render_html
 from nwor_bench.report.markdown import render_markdown
@@ -43,8 +44,9 @@ _PLACE = ("number", *AXIS_NAMES, "status")
 """Columns that identify a run."""
 
 
-def write_summary(index: SweepIndex, runs: Sequence[SweptRun]) -> None:
-    """summary.csv (one row a run and cell), summary.md (its short form) and summary.html.
+def write_summary(index: SweepIndex, runs: Sequence[SweptRun]) -> Document:
+    """summary.csv (one row a run and cell), summary.md (its short form) and summary.html, whose
+    content it returns.
 
     `runs` are those of `swept_runs`.
     """
@@ -63,10 +65,11 @@ def write_summary(index: SweepIndex, runs: Sequence[SweptRun]) -> None:
             [vars(rate) for rate in measured_worth(swept_analyses(runs)).rates], dtype=object
         )
         write_atomically(index.folder / "worth.csv", rates.to_csv(index=False, lineterminator="\n"))
-    document = sweep_document(index.content["name"], runs)
+    document = sweep_document(index.content["name"], runs, index.content.get("served") or ())
     text = render_markdown(document.shortened(f"Figures and times are in {SUMMARY_PAGE}."))
     write_atomically(index.folder / SUMMARY_PAGE, render_html(document))
     write_atomically(index.folder / "summary.md", text)
+    return document
 
 
 def swept_runs(index: SweepIndex) -> tuple[SweptRun, ...]:
@@ -104,7 +107,7 @@ def _counted(text: str, value: Any) -> str:
 
 def sweep_result(index: SweepIndex, runs: Sequence[SweptRun]) -> dict[str, Any]:
     """The sweep as JSON for scripts: its answer, and the result of each run with its place."""
-    found = sweep_answer(runs)
+    found, served = sweep_answer(runs), index.content.get("served") or ()
     entries = []
     for entry, run in zip(index.content["runs"], runs, strict=True):
         folder = index.folder / run.folder
@@ -114,7 +117,7 @@ def sweep_result(index: SweepIndex, runs: Sequence[SweptRun]) -> dict[str, Any]:
         "folder": str(index.folder),
         "name": index.content["name"],
         "answer": {"badge": found.badge, "sentence": found.sentence},
-        **({"worth": worth_result(swept_analyses(runs))} if by_drafts_only(runs) else {}),
+        **({"worth": worth_result(swept_analyses(runs), served)} if by_drafts_only(runs) else {}),
         "runs": entries,
     }
 
@@ -128,13 +131,12 @@ def close_sweep(index: SweepIndex, console: Console, options: RunOptions) -> Non
     """Write index and summary, even after a failure, and print their paths."""
     index.write()
     runs = swept_runs(index)
-    write_summary(index, runs)
+    document = write_summary(index, runs)
     if options.as_json:
         tell_json(sweep_result(index, runs))
     line = f"Sweep folder: {index.folder}"
     shown = Console() if options.quiet and not options.as_json else console
     if by_drafts_only(runs) and not options.as_json:
-        document = sweep_document(index.content["name"], runs)
         print_document(shown, document.shortened(), quiet=options.quiet)
     shown.print(line, highlight=False, markup=False, soft_wrap=True)
     if not index.is_done:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from pydantic import ValidationError
@@ -62,6 +63,12 @@ def resolve(scenario: Scenario, **given: Any) -> RunSpec:
     if length is not None and not 1 <= float(length) <= drafts + 1:
         remedy_text = f"write 1 to {drafts + 1}: what a window of {drafts} drafts can give"
         raise ConfigError.for_field("--acceptance-length", length, remedy_text)
+    rates = given.get("acceptance_rates")
+    if rates is not None and (
+        len(rates) != drafts or not all(1 >= a >= b >= 0 for a, b in pairwise([1, *rates]))
+    ):
+        remedy_text = f"write {drafts} numbers from 1 to 0, none above the one before it"
+        raise ConfigError.for_field("--acceptance-rates", rates, remedy_text)
     return spec
 
 

@@ -323,6 +323,10 @@ class RunSpec:
         return {**plain, "scenario": self.scenario.model_dump(mode="json")}
 
 
+ACCEPTANCE_LENGTH = "synthetic_acceptance_length"
+ACCEPTANCE_RATES = "synthetic_acceptance_rates"
+
+
 class VllmEntries:
     """Entries of vLLM's JSON that have a name of their own in flags and sweep files."""
 
@@ -334,7 +338,11 @@ class VllmEntries:
     acceptance_length: Annotated[float, Option(
         "Accept this many tokens per window on average, synthetically (GPU).", Panel.VLLM,
         axis=Axis(6, "acceptance length {:g}", "a{:g}"),
-        entry=("speculative_config", "synthetic_acceptance_length"),
+        entry=("speculative_config", ACCEPTANCE_LENGTH),
+    )]
+    acceptance_rates: Annotated[list[float], Option(
+        "Accept draft j in this share of windows, synthetically: one number a draft (GPU).",
+        has_flag=False, table="settings", entry=("speculative_config", ACCEPTANCE_RATES),
     )]
     block_size: Annotated[int, Option(
         "Tokens per cache block.", has_flag=False, table="settings",

@@ -146,7 +146,8 @@ class Point:
 class EngineGroup:
     """Runs that one engine serves, and the configuration that it is started with.
 
-    `spec` is that of the largest run: room for the most requests and the longest of them.
+    `spec` is that of the largest run: room for the most requests and the longest of them. Draft
+    counts need room for as many requests: vLLM names and captures a count for each batch size.
     """
 
     number: int
@@ -209,7 +210,9 @@ def group_by_engine(points: Sequence[Point]) -> tuple[EngineGroup, ...]:
 def _roomiest(points: Sequence[Point]) -> RunSpec:
     spec = points[0].spec
     room = {
-        "requests": max(point.spec.scenario.requests for point in points),
+        "requests": max(
+            len(spec.draft_counts or ()), *(point.spec.scenario.requests for point in points)
+        ),
         "max_model_len": max(point.spec.scenario.max_model_len for point in points),
     }
     return replace(spec, scenario=spec.scenario.model_copy(update=room))

@@ -9,9 +9,10 @@ from typer.testing import CliRunner
 
 from nwor_bench.cli.app import app
 from nwor_bench.cli.commands.worth import worth_sweep
+from nwor_bench.engine.arguments import engine_arguments
 from nwor_bench.engine.preflight import check_pair
 from nwor_bench.models.methods import Method
-from nwor_bench.models.pairs import ResolvedPair
+from nwor_bench.models.pairs import ResolvedPair, load_pair
 from nwor_bench.workload.config import load_scenario, resolve
 from nwor_bench.workload.run_spec import PairChoice
 from nwor_bench.workload.sweep_file import group_by_engine, make_points
@@ -45,11 +46,17 @@ def call(*words: str) -> None:
         (["--time-budget", "soon"], "--time-budget", "soon"),
         (["--pair", "tiny-ngram"], "--method", "ngram"),
         (["--dtype", "int3"], "--dtype", "int3"),
+        (["--acceptance-rates", "many"], "--acceptance-rates", "many"),
     ],
 )
 def test_refusals(words: list[str], field: str, value: Any) -> None:
     with refused(field, value=value):
         call(*words)
+
+
+def test_a_shape_needs_named_rates() -> None:
+    with refused("--pair", value="llama-3b-shape", naming="--acceptance-rates 0.75,0.56"):
+        call("--pair", "llama-3b-shape", "--max-draft-tokens", "2")
 
 
 @pytest.mark.parametrize("method", [m for m in Method if m.value not in
@@ -74,6 +81,34 @@ def test_one_engine_runs_all_batch_sizes() -> None:
     assert sum(share or 0 for share in shares) == pytest.approx(60, abs=0.3)
     assert shares == sorted(shares, key=lambda share: share or 0)
     assert points[0].spec.scenario.draft_tokens == 3
+    (small,) = group_by_engine(make_points(worth_sweep("tiny", "short", [1], 3, 60.0, given)))
+    assert small.spec.scenario.requests == 4  # vLLM names a count for each batch size
+    assert make_points(sweep)[0].spec.scenario.requests == 1
+
+
+@pytest.mark.parametrize("rates", [[0.8, 0.6], [0.8, 0.6, 0.7], [1.1, 0.6, 0.5], [0.8, 0.6, -0.1]])
+def test_rates_are_shares_of_windows_that_fall(rates: list[float]) -> None:
+    given = {"draft_tokens": 3, "acceptance_rates": rates}
+    with refused("--acceptance-rates", value=rates):
+        resolve(load_scenario("short"), **given)
+
+
+def test_named_rates_replace_those_of_a_shape() -> None:
+    given = {"acceptance_rates": [0.8, 0.6, 0.5]}
+    (point,) = make_points(worth_sweep("llama-3b-shape", "short", [8], 3, 60.0, given))
+    own = load_pair("llama-3b-shape")
+    pair = ResolvedPair(own.name, own.method, "t", "d", own.dtype, dict(own.speculative))
+    found = engine_arguments(pair, point.spec)["speculative_config"]
+    assert found["synthetic_acceptance_rates"] == [0.8, 0.6, 0.5]
+    assert found["rejection_sample_method"] == "synthetic"
+    assert "synthetic_acceptance_length" not in found
+
+
+def test_adaptive_verification_is_refused_by_name() -> None:
+    pair = ResolvedPair("own", "eagle", "t", "d", "float32", {"enable_adaptive_verification": True})
+    spec = resolve(load_scenario("short"), draft_counts=[0, 4], nwor_modes="off", scv_modes="off")
+    with refused("--speculative-config: enable_adaptive_verification", value=True):
+        check_pair(pair, spec)
 
 
 def test_own_models_stand_in_a_sweep_file(tmp_path: Path) -> None:

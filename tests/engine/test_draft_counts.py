@@ -22,7 +22,7 @@ class Scheduler:
     """Verifies what the step before drafted: the lookup's value while that step was scheduled."""
 
     def __init__(self, prefills: Sequence[int] = (0,), requests: int = 3):
-        self.dynamic_sd_lookup = [0] * 9
+        self.dynamic_sd_lookup = [0, *COUNTS, 4, 4, 4, 4]
         self._step, self._drafted = 0, 0
         self._prefills = prefills
         self._requests = [f"r{number}" for number in range(requests)]
@@ -46,7 +46,8 @@ def run(
     scheduler: Scheduler, steps: int, *, untimed: bool = False
 ) -> list[tuple[WindowPlace | None, int]]:
     """Place and verified drafts of each step that only decodes, with an order from the start."""
-    DraftSwitch(scheduler).interleave(WindowOrder(CELLS, compared_pairs(CELLS), "0", untimed))
+    order = WindowOrder(CELLS, compared_pairs(CELLS), "0", untimed)
+    DraftSwitch(scheduler, COUNTS).interleave(order)
     outputs = [scheduler.schedule() for _ in range(steps)]
     return [
         (
@@ -81,7 +82,7 @@ def test_groups_are_whole_but_where_a_prefill_cuts_them() -> None:
 
 def test_a_fixed_count_marks_steps_that_only_decode() -> None:
     scheduler = Scheduler()
-    counts = DraftSwitch(scheduler)
+    counts = DraftSwitch(scheduler, COUNTS)
     counts.fix(2)
     outputs = [scheduler.schedule() for _ in range(4)]
     assert [hasattr(output, PLACE) for output in outputs] == [False, True, True, True]
@@ -89,9 +90,23 @@ def test_a_fixed_count_marks_steps_that_only_decode() -> None:
     assert scheduler.dynamic_sd_lookup == [2] * 9
 
 
+@pytest.mark.slow
+def test_a_schedule_is_followed_by_batch_size() -> None:
+    scheduler = Scheduler()
+    DraftSwitch(scheduler, COUNTS).follow([[1, 2, 4], [3, 5, 1]])
+    assert scheduler.dynamic_sd_lookup[1:] == [4, 4, 1, 1, 1, 1, 1, 1]  # the last one goes on
+
+
 def test_a_scheduler_without_a_lookup_is_refused() -> None:
     with pytest.raises(EngineError, match="num_speculative_tokens_per_batch_size"):
-        DraftSwitch(SimpleNamespace(dynamic_sd_lookup=None, schedule=None))
+        DraftSwitch(SimpleNamespace(dynamic_sd_lookup=None, schedule=None), COUNTS)
+
+
+def test_counts_that_the_lookup_does_not_name_are_refused() -> None:
+    """vLLM captured no graph for them."""
+    scheduler = SimpleNamespace(dynamic_sd_lookup=[0, 0, 1, 2], schedule=None)
+    with pytest.raises(EngineError, match=r"max_num_seqs is 3.*there are 4"):
+        DraftSwitch(scheduler, COUNTS)
 
 
 @pytest.mark.slow
@@ -99,4 +114,4 @@ def test_vllm_reads_a_schedule_that_names_every_count() -> None:
     from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
     assert set(build_dynamic_sd_schedule_lookup(schedule_of(COUNTS), 8, 4)[1:]) == set(COUNTS)
-    assert build_dynamic_sd_schedule_lookup(schedule_of(COUNTS), 1, 4)[1:] == [0]
+    assert build_dynamic_sd_schedule_lookup(schedule_of(COUNTS), 3, 4)[1:] == [0, 1, 2]

@@ -2,18 +2,25 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pandas as pd
 import pytest
 
 from nwor_bench.analysis.analyse import analyse
+from nwor_bench.analysis.effects import effects_over_off
+from nwor_bench.analysis.statistics import simultaneous_bounds, unpaired_ratio
 from nwor_bench.analysis.worth import Measured, same_places, worth_of
+from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.errors import ExitCode
+from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import Phase
+from nwor_bench.report.worth import measured_worth
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep import run_loaded
 from nwor_bench.run.sweep_folder import SweepIndex
@@ -26,16 +33,23 @@ pytestmark = [
 ]
 
 
-def worth(folder: Path, pair: str, **settings: Any) -> tuple[ExitCode, list[RunData]]:
+def worth(
+    folder: Path,
+    pair: str,
+    most: int = 2,
+    requests: Sequence[int] = (1, 3),
+    serve_s: float | None = None,
+    **settings: Any,
+) -> tuple[ExitCode, list[RunData]]:
     content = {
         "name": "worth",
-        "axes": {"pairs": [pair], "requests": [1, 3], "draft_tokens": [2],
+        "axes": {"pairs": [pair], "requests": requests, "draft_tokens": [most],
                  "nwor_modes": ["off"], "scv_modes": ["off"]},
-        "settings": {"draft_counts": [0, 1, 2], "batches": 3, "max_new_tokens": 48, "warmup": 0,
-                     "max_warmup": 0, **settings},
+        "settings": {"draft_counts": [*range(most + 1)], "batches": 3, "max_new_tokens": 48,
+                     "warmup": 0, "max_warmup": 0, **settings},
     }  # fmt: skip
     sweep = SweepFile.model_validate_json(json.dumps(content))
-    code = run_loaded(sweep, RunOptions(output=folder, quiet=True))
+    code = run_loaded(sweep, RunOptions(output=folder, quiet=True, serve_s=serve_s))
     return code, [read_run(path.parent) for path in sorted(folder.glob("*/run.json"))]
 
 
@@ -95,6 +109,57 @@ def test_draft_counts_alternate_and_give_the_same_tokens(tmp_path: Path, pair: s
     assert "Draft counts by batch size" in document
 
 
+def test_the_line_found_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an open loop every arm serves the same requests, by its own schedule; here the line and
+    how often requests come are told, because what pays on this machine is not known."""
+    line = {1: 2, 3: 1}
+    monkeypatch.setattr(
+        "nwor_bench.run.sweep.measured_worth",
+        lambda found: replace(measured_worth(found), best=line),
+    )
+    monkeypatch.setattr("nwor_bench.run.serving.best_fixed", lambda worth: 2)
+    monkeypatch.setattr("nwor_bench.run.serving._latency_s", lambda run: 0.2)
+    drafted: dict[str, set[tuple[int, int]]] = {}
+    original = VllmEngine.serve
+
+    def serve(engine: VllmEngine, prompts: Any, arrivals: Any, sampling: Any, schedule: Any) -> Any:
+        seen = drafted.setdefault(json.dumps(schedule), set())
+        scheduler = engine._llm.llm_engine.engine_core.engine_core.scheduler
+        stock = scheduler.schedule
+
+        def watched(*args: Any, **named: Any) -> Any:
+            output = stock(*args, **named)
+            if output.num_scheduled_tokens:
+                seen.add((len(output.num_scheduled_tokens), output.num_spec_tokens_to_schedule))
+            return output
+
+        with monkeypatch.context() as patch:
+            patch.setattr(scheduler, "schedule", watched)
+            served = original(engine, prompts, arrivals, sampling, schedule)
+        assert len(served.tpot_ms) == len(prompts) == 8  # 2 at 1 request, 6 at 3
+        assert served.seconds >= arrivals[-1]
+        return served
+
+    monkeypatch.setattr(VllmEngine, "serve", serve)
+    code, _ = worth(tmp_path / "worth", "tiny", batches=1, serve_s=11.0, max_new_tokens=12)
+    assert code is ExitCode.OK
+    assert drafted.keys() == {"[[1, 1, 2], [2, 3, 1]]", "[[1, 3, 2]]", "[[1, 3, 0]]"}
+    wanted = {"[[1, 1, 2], [2, 3, 1]]": {1: 2, 2: 1, 3: 1}, "[[1, 3, 2]]": {1: 2, 2: 2, 3: 2},
+              "[[1, 3, 0]]": {1: 0, 2: 0, 3: 0}}  # fmt: skip
+    for schedule, seen in drafted.items():
+        assert {size for size, _ in seen} >= {1, 2}
+        assert seen <= set(wanted[schedule].items()), schedule
+    index = SweepIndex.open(tmp_path / "worth")
+    rows = index.content["served"]
+    blocks = max(row["block"] for row in rows) + 1
+    assert blocks >= 3
+    assert len(rows) == 3 * blocks
+    told = sweep_result(index, swept_runs(index))["worth"]["served"]
+    assert [each["over"] for each in told] == ["k = 2", "k = 0"]
+    assert all(each["tpot"]["low"] < each["tpot"]["high"] for each in told)
+    assert "Served, requests coming at random times" in (tmp_path / "worth/summary.md").read_text()
+
+
 def test_a_count_that_changes_a_token_is_invalid(tmp_path: Path, plant: Any) -> None:
     def wrong(output: Any, drafts: int) -> None:
         if drafts == 2:
@@ -127,3 +192,94 @@ def test_a_slower_count_is_found(tmp_path: Path, plant: Any) -> None:
         assert two.time_ratio is not None
         assert two.time_ratio > one.time_ratio + 0.3
     assert all(k < 2 for k in found.best.values())
+
+
+@pytest.mark.gpu
+def test_draft_counts_alternate_under_full_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """V2 runner, async scheduling: a graph of each count is replayed, at one request too, and
+    windows have the device's times. Tokens are those of k = 0."""
+    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
+
+    replayed: set[tuple[int | None, int | None]] = set()
+    original = CudaGraphManager.run_fullgraph
+
+    def run_fullgraph(manager: Any, desc: Any) -> Any:
+        replayed.add((desc.num_reqs, desc.uniform_token_count))
+        return original(manager, desc)
+
+    monkeypatch.setattr(CudaGraphManager, "run_fullgraph", run_fullgraph)
+    graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY",
+              "cudagraph_capture_sizes": [1, 2, 3, 6, 9]}  # fmt: skip
+    arguments = {"compilation_config": graphs}
+    code, runs = worth(
+        tmp_path / "worth", "tiny-mtp", batches=6, max_new_tokens=200, engine_args=arguments
+    )
+    assert code is ExitCode.OK
+    assert replayed >= {(requests, 1 + k) for requests in (1, 3) for k in (0, 1, 2)}
+    for run in runs:
+        assert run.header.engine is not None
+        assert run.header.engine.runner == "V2"
+        placed = [window for window in run.windows if window.group is not None]
+        assert {window.cell.drafts for window in placed} == {0, 1, 2, None}
+        assert all(w.draft_tokens == w.num_reqs * (w.cell.drafts or 0) for w in placed)
+        assert all(window.device_ms for window in placed)
+        found = analyse(run)
+        assert found.violations == ()
+        assert {effect.clock for effect in found.effects} == {"device_ms"}
+    equal, compared = same_places(runs[0])
+    assert equal == compared > 20
+
+
+@pytest.mark.gpu
+@pytest.mark.long
+def test_two_percent_at_one_count_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
+) -> None:
+    """The GPU sleeps for 2 % of a window in each window of two drafts: k = 2 shows it, no other."""
+    import torch
+    from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
+
+    def measure(name: str) -> dict[int, RatioInterval]:
+        _, (run,) = worth(
+            tmp_path / name, "llama-1b-shape", 3, (8,), batches=1, time_budget="45s",
+            max_new_tokens=256, acceptance_rates=[0.8, 0.6, 0.5],
+        )  # fmt: skip
+        times = [w.device_ms for w in run.windows if w.cell.drafts == 2 and w.device_ms]
+        lasts.append(median(times))
+        effects = effects_over_off(analyse(run).effects)
+        return {cell.drafts or 0: effect.decisive.robust for cell, effect in effects.items()
+                if effect.decisive is not None}  # fmt: skip
+
+    lasts: list[float] = []
+    before = measure("stock")
+    cycles = 0.02 * lasts[0] * _cycles_per_ms(torch)
+    original = RejectionSampler.__call__
+
+    def slow(sampler: Any, logits: Any, batch: Any, *args: Any, **named: Any) -> Any:
+        if batch.num_draft_tokens == 2 * batch.num_reqs:
+            torch.cuda._sleep(int(cycles))
+        return original(sampler, logits, batch, *args, **named)
+
+    monkeypatch.setattr(RejectionSampler, "__call__", slow)
+    after = measure("planted")
+    assert before.keys() == after.keys() == {0, 1, 2, 3}  # 0: k = 0 against itself
+    changes = {k: unpaired_ratio(after[k], before[k]) for k in before}
+    for k, change in changes.items():
+        assert change is not None
+        low, high = simultaneous_bounds(change, len(changes))
+        record_property(f"k={k}", (change.ratio, low, high))
+        assert low < (1.02 if k == 2 else 1.0) < high, (k, low, high)
+        assert k != 2 or low > 1
+
+
+def _cycles_per_ms(torch: Any) -> float:
+    """Cycles of `torch.cuda._sleep` in a millisecond."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(10**8)  # clocks rise
+    start.record()
+    torch.cuda._sleep(10**8)
+    end.record()
+    end.synchronize()
+    return float(10**8 / start.elapsed_time(end))

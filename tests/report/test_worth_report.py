@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,12 +69,63 @@ def test_the_sentence(
     monkeypatch: pytest.MonkeyPatch, found: Worth, badge: Verdict, words: str | None
 ) -> None:
     monkeypatch.setattr(report, "measured_worth", lambda _: found)
-    answer = report.worth_answer([])
+    answer = report.worth_answer([analyse(make_run())])
     assert answer.badge == badge
     if words is None:
         assert "Measure longer" in answer.sentence
     else:
         assert answer.sentence == words
+
+
+def test_a_gain_that_the_drafters_pass_at_k_0_may_explain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1.1 to 1.3 times at 8 requests, where k = 0 spends up to 12 of 100 ms beside the target; 1.8
+    to 2 times at 1."""
+    found = worth([rate(1, 2, 1.9, FASTER), rate(8, 2, 1.2, FASTER)], {1: 2, 8: 2})
+    parts = [report._Parts(size, k, 100.0, 88.0) for size in (1, 8) for k in (0, 2)]
+    monkeypatch.setattr(report, "measured_worth", lambda _: found)
+    monkeypatch.setattr(report, "_parts_of", lambda _: parts)
+    sentence = report.worth_answer([analyse(make_run())]).sentence
+    assert "At 8 requests a server without a drafter may be as fast" in sentence
+    assert "up to 12 % of its time" in sentence
+
+
+def test_synthetic_acceptance_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = worth([rate(1, 2, 1.9, FASTER)], {1: 2})
+    monkeypatch.setattr(report, "measured_worth", lambda _: found)
+    monkeypatch.setattr(report, "named_rates", lambda _: [0.75, 0.5])
+    sentence = report.worth_answer([analyse(make_run())]).sentence
+    assert sentence.endswith(
+        "Acceptance is synthetic: 75 % and 50 % of windows accept drafts 1 to 2."
+    )
+
+
+@pytest.mark.parametrize(("ratio", "said"), [(None, 0), (0.8, 1)])
+def test_no_line_if_nothing_was_measured(ratio: float | None, said: int) -> None:
+    found = worth([rate(1, 2, ratio, OPEN)], {1: 0})
+    assert len(list(report._line(found, HEADER))) == said
+
+
+def test_a_shapes_acceptance_is_no_part_of_the_line() -> None:
+    shape = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.6, "b": 2}
+    header = RunHeader(pair=PairFacts(method="eagle", draft="/d", speculative=shape))
+    found = report.speculative_config(worth([], {1: 2}), header)
+    assert found == {"b": 2, "method": "eagle", "model": "/d", "num_speculative_tokens": 2}
+
+
+def window(cell: Any, device: float | None, wall: float, forward: float) -> Any:
+    return SimpleNamespace(cell=cell, group=0, position=0, run_length=2, num_reqs=2,
+                           device_ms=device, wall_ms=wall, forward_ms=forward,
+                           sample_ms=None)  # fmt: skip
+
+
+def test_windows_take_the_devices_time_if_there_is_one() -> None:
+    """On a GPU the host's time from step to step is that of another window."""
+    counts = [SimpleNamespace(drafts=k) for k in (0, 2)]
+    windows = [window(counts[0], 5.0, 9.0, 4.0), window(counts[1], 9.0, 5.0, 6.0),
+               window(counts[1], None, 7.0, 6.0)]  # fmt: skip
+    run = SimpleNamespace(windows=windows, header=SimpleNamespace(scenario={"requests": 2}))
+    parts = report._parts_of([SimpleNamespace(run=run)])  # type: ignore[list-item]
+    assert [(p.k, p.whole, p.target) for p in parts] == [(0, 5.0, 4.0), (2, 8.0, 6.0)]
 
 
 def test_a_broken_count_is_the_answer() -> None:

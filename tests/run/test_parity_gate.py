@@ -3,7 +3,9 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from fake_engine import DRAFTS, FakeEngine, Flip, greedy_token
@@ -11,10 +13,11 @@ from toy_run import STAGE, Runner, encode, of_phase
 
 from nwor_bench.analysis.parity.tokens import ParityRule, parity_rule
 from nwor_bench.engine.protocol import BatchOutput
+from nwor_bench.records.cell import Cell, ScvMode, drafts_arm
 from nwor_bench.records.facts import EngineStatus, to_json
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import NworMode
-from nwor_bench.run.gate.parity import COMPARED
+from nwor_bench.run.gate.parity import COMPARED, Answer, ParityGate
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -124,6 +127,23 @@ def test_in_float32_and_with_synthetic_acceptance_it_must_be_equal(
     runner.run()
     assert runner.sweep.parity.rule is rule
     assert {cell.nwor_mode for cell in runner.sweep.parity.broken} == {NworMode.STAGE}
+
+
+def test_synthetic_draft_counts_must_give_equal_lengths() -> None:
+    """They accept other numbers of drafts, and other tokens."""
+    status = GpuEngine(device="cuda:0", dtype="bfloat16").status()
+    status = status.model_copy(update={"rejection_sample_method": "synthetic"})
+    gate = ParityGate(status, encode, Mock(), True, lambda event: None, by_drafts=True)
+    cell = Cell("tiny", NworMode.OFF, ScvMode.OFF, drafts_arm(0))
+
+    def answer(accepted: int, *tokens: int) -> Answer:
+        record: Any = SimpleNamespace(cell=cell, vllm_accepted_per_position=(accepted,))
+        return Answer(record, (tokens,))
+
+    block: Any = None
+    assert gate.interleaved_difference(answer(5, 1, 2, 3), answer(0, 4, 5, 6), block) is None
+    assert gate.interleaved_difference(answer(5, 1, 2), answer(0, 4, 5, 6), block) is not None
+    assert "per-position" not in str(gate.facts().compared)
 
 
 @pytest.mark.parametrize("at", [None, 7])

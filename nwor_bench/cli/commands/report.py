@@ -71,17 +71,16 @@ def _report_sweep(folder: Path, options: "RunOptions") -> int:
     from rich.console import Console
 
     from nwor_bench.records.types import Verdict
-    from nwor_bench.report.sweep import sweep_document
     from nwor_bench.report.terminal import print_document, print_path
     from nwor_bench.run.progress import tell_json
     from nwor_bench.run.sweep_summary import sweep_result, swept_runs, write_summary
 
     runs = swept_runs(index)
-    write_summary(index, runs)
+    document = write_summary(index, runs)
     if options.as_json:
         tell_json(sweep_result(index, runs))
     else:
-        console, document = Console(), sweep_document(index.content["name"], runs)
+        console = Console()
         shown = document.shortened() if options.verbose else replace(document, sections=())
         print_document(console, shown, quiet=options.quiet)
         print_path(console, "Sweep folder", folder)

@@ -37,6 +37,10 @@ def worth(
         int, typer.Option("--max-draft-tokens", "--num-speculative-tokens",
                           help="Compare 0 to this many drafts per request and window.")
     ] = 4,
+    acceptance_rates: Annotated[
+        str | None, typer.Option(
+            help="Shapes without weights (GPU): share of windows that accept draft 1, 2, ...")
+    ] = None,
     scenario: Annotated[
         str, typer.Option(help="A scenario's name or .toml file: prompts and output length.")
     ] = "short",
@@ -44,6 +48,11 @@ def worth(
     time_budget: Annotated[
         str, typer.Option(help="Time of all batch sizes without the engine's start.")
     ] = "4m",
+    serve: Annotated[
+        str | None, typer.Option(
+            help="Then serve requests that come at random times with the line found, for this "
+            "long, e.g. 1m.")
+    ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="vLLM's dtype (default: the pair's; on a CPU float32).")
     ] = None,
@@ -70,7 +79,10 @@ def worth(
     from nwor_bench.run.run_options import RunOptions
     from nwor_bench.workload.stopping import parse_seconds
 
-    options = RunOptions(output=output, dry_run=dry_run, quiet=quiet, as_json=as_json)
+    serve_s = None if serve is None else parse_seconds("--serve", serve)
+    options = RunOptions(
+        output=output, dry_run=dry_run, quiet=quiet, as_json=as_json, serve_s=serve_s
+    )
     sizes = _sizes(requests)
     if not 1 <= max_draft_tokens <= MOST_DRAFTS:
         remedy = f"write 1 to {MOST_DRAFTS}"
@@ -84,7 +96,7 @@ def worth(
         pair, scenario, sizes, max_draft_tokens, seconds,
         {"target_model": target_model, "draft_model": draft_model, "method": method,
          "max_new_tokens": max_new_tokens, "tensor_parallel_size": tensor_parallel_size,
-         "seed": seed, "dtype": dtype},
+         "seed": seed, "dtype": dtype, "acceptance_rates": _rates(acceptance_rates)},
     )  # fmt: skip
     check_sweep(sweep)
     options = started(context, options)
@@ -105,6 +117,15 @@ def _sizes(text: str) -> list[int]:
     if len(set(sizes)) < len(words):
         raise ConfigError.for_field("--requests", text, "write different numbers such as 1,2,4,8")
     return sizes
+
+
+def _rates(text: str | None) -> list[float] | None:
+    """`0.8,0.6`. Raises ConfigError for anything but numbers."""
+    try:
+        return None if text is None else [float(word) for word in text.split(",")]
+    except ValueError:
+        remedy = "write one number a draft such as 0.8,0.6,0.5,0.4"
+        raise ConfigError.for_field("--acceptance-rates", text, remedy) from None
 
 
 def worth_sweep(

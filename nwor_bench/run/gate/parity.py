@@ -90,7 +90,9 @@ class ParityGate:
         synthetic = status.rejection_sample_method == "synthetic"
         self.rule = parity_rule(status.device or "cpu", status.dtype or "float32", synthetic)
         self._compared = COMPARED[self.rule]
-        if by_drafts and not synthetic:
+        if by_drafts and synthetic:
+            self._compared = self._compared.replace(" and per-position acceptance", "")
+        elif by_drafts:
             self.rule = ParityRule.EXPLAINED
             self._compared = COMPARED[self.rule].rpartition("; ")[0]  # all but acceptance
         self.broken: dict[Cell, str] = {}
@@ -182,7 +184,8 @@ class ParityGate:
                 return Comparison(INVALID, lengths)
         if self.rule is ParityRule.EXPLAINED:
             return self._explain(cell, answer, reference, block, to_the_end=to_the_end)
-        acceptance = acceptance_mismatch(answer.record, reference.record)
+        by_drafts = reference.record.cell.drafts is not None  # which accept other numbers of drafts
+        acceptance = None if by_drafts else acceptance_mismatch(answer.record, reference.record)
         if self.rule is ParityRule.ACCEPTANCE_ONLY:
             return Comparison(INVALID if acceptance else ACCEPTANCE_ONLY, acceptance)
         difference = first_mismatch(answer.token_ids, reference.token_ids) or acceptance
@@ -204,7 +207,7 @@ class ParityGate:
             self._checked[event_key(event)] = event
             self._on_event(event)
         if checked.comparison.parity == INVALID or reference.record.cell.drafts is not None:
-            return checked.comparison  # draft counts accept other numbers of drafts
+            return checked.comparison
         counts = acceptance_of(answer.record, reference.record, checked.diverged, checked.tokens)
         batch = batch_sums(prompts, checked.verdicts, counts)
         self._on_event(sums_event(cell, answer.record, batch))

@@ -1,7 +1,7 @@
 """The cases of `nwor-bench kernels`: kernels, their peers and windows. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal, get_args
 
@@ -36,6 +36,17 @@ class Window:
 
 
 @dataclass(frozen=True)
+class Heads:
+    """Query and K/V heads of an attention layer."""
+
+    query: int
+    kv: int
+
+    def __str__(self) -> str:
+        return f"{self.query}/{self.kv}"
+
+
+@dataclass(frozen=True)
 class Shape:
     """Attention layers of a target model, and the block size of its cache."""
 
@@ -58,6 +69,7 @@ class Group:
     Attributes:
         acceptance: accepted drafts over drafts; None if the kernel's work does not depend on it.
         context: committed tokens per request; attention only.
+        heads: of the layer; attention only.
     """
 
     kernel: str
@@ -65,6 +77,13 @@ class Group:
     window: Window
     acceptance: float | None = None
     context: int | None = None
+    heads: Heads | None = None
+
+    def shape(self, of_run: Shape) -> Shape:
+        """The run's, with the group's heads if it has its own."""
+        if self.heads is None:
+            return of_run
+        return replace(of_run, heads=self.heads.query, kv_heads=self.heads.kv)
 
     @property
     def accepted(self) -> int:
@@ -75,9 +94,10 @@ class Group:
 
     @property
     def label(self) -> str:
-        """`commit 8x4 bf16, acceptance 0.5`."""
+        """`commit 8x4 bf16, acceptance 0.5`, `verify_attention 8x4 bf16, context 1024, 24/8`."""
         more = [] if self.acceptance is None else [f"acceptance {self.acceptance:g}"]
         more += [] if self.context is None else [f"context {self.context}"]
+        more += [] if self.heads is None else [str(self.heads)]
         return ", ".join([f"{self.kernel} {self.window} {self.cache_dtype}", *more])
 
 
@@ -90,7 +110,10 @@ class Spec:
     acceptances: tuple[float, ...] = (0.1, 0.5, 0.9)
     contexts: tuple[int, ...] = (1024,)
     cache_dtypes: tuple[CacheDtype, ...] = get_args(CacheDtype)
+    heads: tuple[Heads, ...] = (Heads(24, 8), Heads(32, 4))
+    """For attention, whose peers are closer the more query heads a K/V head has."""
     shape: Shape = Shape()
+    """A commit takes its heads from here."""
     max_rounds: int = 30
     ci_width: float = 0.01
     seed: int = 0
@@ -103,10 +126,11 @@ def expand(spec: Spec) -> list[Group]:
         commits = kernel == "commit"
         acceptances: Sequence[float | None] = spec.acceptances if commits else (None,)
         contexts: Sequence[int | None] = (None,) if commits else spec.contexts
+        heads: Sequence[Heads | None] = (None,) if commits else spec.heads
         groups += [
-            Group(kernel, dtype, window, acceptance, context)
-            for dtype, window, acceptance, context in product(
-                spec.cache_dtypes, spec.windows, acceptances, contexts
+            Group(kernel, dtype, window, acceptance, context, each)
+            for dtype, each, window, acceptance, context in product(
+                spec.cache_dtypes, heads, spec.windows, acceptances, contexts
             )
         ]
     return groups
@@ -138,6 +162,21 @@ def _window(text: str) -> Window:
     if window.drafts > 15:
         raise ConfigError.for_field("--windows", text, "write at most 15 drafts a request")
     return window
+
+
+def parse_heads(text: str) -> tuple[Heads, ...]:
+    """Parse `24/8,32/4` (query heads / K/V heads). Raises ConfigError."""
+    return tuple(_heads(part) for part in _parts("--heads", text))
+
+
+def _heads(text: str) -> Heads:
+    numbers = text.split("/")
+    if len(numbers) == 2 and all(n.isdecimal() and int(n) > 0 for n in numbers):
+        heads = Heads(*map(int, numbers))
+        if heads.query % heads.kv == 0:
+            return heads
+    remedy = "write query heads / K/V heads, the first a multiple of the second, such as 24/8,32/4"
+    raise ConfigError.for_field("--heads", text, remedy)
 
 
 def parse_acceptances(text: str) -> tuple[float, ...]:

@@ -1,7 +1,7 @@
 """The cases of `nwor-bench kernels`: kernels, their peers and windows. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal, get_args
 
@@ -40,6 +40,17 @@ class Window:
 
     def __str__(self) -> str:
         return f"{self.requests}x{self.drafts}"
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Query and K/V heads of an attention layer."""
+
+    query: int
+    kv: int
+
+    def __str__(self) -> str:
+        return f"{self.query}/{self.kv}"
 
 
 @dataclass(frozen=True)
@@ -85,6 +96,7 @@ class Group:
         cache_dtype: bf16 or fp8; f32 or bf16 for the states of gated delta nets.
         acceptance: accepted drafts over drafts; None if the kernel's work does not depend on it.
         context: committed tokens per request; attention only.
+        heads: of the layer; attention only.
     """
 
     kernel: str
@@ -92,6 +104,13 @@ class Group:
     window: Window
     acceptance: float | None = None
     context: int | None = None
+    heads: Heads | None = None
+
+    def shape(self, of_run: Shape) -> Shape:
+        """The run's, with the group's heads if it has its own."""
+        if self.heads is None:
+            return of_run
+        return replace(of_run, heads=self.heads.query, kv_heads=self.heads.kv)
 
     @property
     def accepted(self) -> int:
@@ -102,9 +121,10 @@ class Group:
 
     @property
     def label(self) -> str:
-        """`commit 8x4 bf16, acceptance 0.5`."""
+        """`commit 8x4 bf16, acceptance 0.5`, `verify_attention 8x4 bf16, context 1024, 24/8`."""
         more = [] if self.acceptance is None else [f"acceptance {self.acceptance:g}"]
         more += [] if self.context is None else [f"context {self.context}"]
+        more += [] if self.heads is None else [str(self.heads)]
         return ", ".join([f"{self.kernel} {self.window} {self.cache_dtype}", *more])
 
 
@@ -117,7 +137,10 @@ class Spec:
     acceptances: tuple[float, ...] = (0.1, 0.5, 0.9)
     contexts: tuple[int, ...] = (1024,)
     cache_dtypes: tuple[CacheDtype, ...] = get_args(CacheDtype)
+    heads: tuple[Heads, ...] = (Heads(24, 8), Heads(32, 4))
+    """For attention, whose peers are closer the more query heads a K/V head has."""
     shape: Shape = Shape()
+    """A commit takes its heads from here."""
     max_rounds: int = 30
     ci_width: float = 0.01
     seed: int = 0
@@ -128,13 +151,15 @@ def expand(spec: Spec) -> list[Group]:
     groups = []
     for kernel in spec.kernels:
         nothing: Sequence[None] = (None,)
+        attends = kernel == "verify_attention"
         acceptances = spec.acceptances if kernel == "commit" else nothing
-        contexts = spec.contexts if kernel == "verify_attention" else nothing
+        contexts = spec.contexts if attends else nothing
+        heads = spec.heads if attends else nothing
         dtypes = STATE_DTYPES if kernel == "gated_delta" else spec.cache_dtypes
         groups += [
-            Group(kernel, dtype, window, acceptance, context)
-            for dtype, window, acceptance, context in product(
-                dtypes, spec.windows, acceptances, contexts
+            Group(kernel, dtype, window, acceptance, context, each)
+            for dtype, each, window, acceptance, context in product(
+                dtypes, heads, spec.windows, acceptances, contexts
             )
         ]
     return groups
@@ -178,6 +203,21 @@ def _window(text: str) -> Window:
     if window.drafts > 15:
         raise ConfigError.for_field("--windows", text, "write at most 15 drafts a request")
     return window
+
+
+def parse_heads(text: str) -> tuple[Heads, ...]:
+    """Parse `24/8,32/4` (query heads / K/V heads). Raises ConfigError."""
+    return tuple(_heads(part) for part in _parts("--heads", text))
+
+
+def _heads(text: str) -> Heads:
+    numbers = text.split("/")
+    if len(numbers) == 2 and all(n.isdecimal() and int(n) > 0 for n in numbers):
+        heads = Heads(*map(int, numbers))
+        if heads.query % heads.kv == 0:
+            return heads
+    remedy = "write query heads / K/V heads, the first a multiple of the second, such as 24/8,32/4"
+    raise ConfigError.for_field("--heads", text, remedy)
 
 
 def parse_acceptances(text: str) -> tuple[float, ...]:

@@ -106,7 +106,7 @@ def make_bench(spec: Spec) -> tuple[Bench, dict[str, Any]]:
     def build(group: Group) -> Implementations:
         torch.manual_seed(spec.seed)
         try:
-            return _BUILDERS[group.kernel](group, spec.shape, device, spec.seed)
+            return _BUILDERS[group.kernel](group, group.shape(spec.shape), device, spec.seed)
         except torch.OutOfMemoryError as error:
             raise MemoryError from error
 

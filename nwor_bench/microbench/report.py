@@ -123,16 +123,16 @@ def _short_table(rows: Sequence[Row]) -> Table:
 
 def machine(result: Result) -> str:
     """Device, copy bandwidth, model shape, library versions and duration, in a few sentences."""
-    facts, shape = result.facts, result.spec.shape
+    facts, spec, shape = result.facts, result.spec, result.spec.shape
     packages = result.environment.packages or {}
     libraries = ", ".join(
         f"{n} {packages[n]}" for n in ("torch", "triton", "vllm") if packages.get(n)
     )
     return (
         f"{facts['gpu']}, {facts['l2_bytes'] / 2**20:.0f} MiB of L2; a large device-to-device copy "
-        f"moves {decimal(facts['copy_gb_per_s'], 0)} GB/s. {shape.layers} layers, {shape.heads} "
-        f"query heads, {shape.kv_heads} K/V heads, head dim {shape.head_dim}, block size "
-        f"{shape.block_size}. {libraries or 'Library versions unknown'}. It took "
+        f"moves {decimal(facts['copy_gb_per_s'], 0)} GB/s. {shape.layers} layers, "
+        f"{' and '.join(map(str, spec.heads))} query / K/V heads, head dim {shape.head_dim}, block "
+        f"size {shape.block_size}. {libraries or 'Library versions unknown'}. It took "
         f"{result.elapsed_s:.0f} s."
     )
 
@@ -159,16 +159,17 @@ def significant(value: float | None) -> str:
 
 
 def case(row: Row) -> str:
-    """The window with its acceptance or context, as `8x4, 0.5` or `8x4, 1024`."""
+    """The window with what the kernel's work depends on, as `8x4, 0.5` or `8x4, 1024, 24/8`."""
     more = [] if row.acceptance is None else [f"{row.acceptance:g}"]
     more += [] if row.context is None else [str(row.context)]
+    more += [] if row.heads is None else [row.heads]
     return ", ".join([f"{row.requests}x{row.drafts}", *more])
 
 
 def case_heading(rows: Sequence[Row]) -> str:
     """Column heading for `case`."""
     if any(row.context is not None for row in rows):
-        return "window, context"
+        return "window, context, heads"
     return "window, accepted" if any(row.acceptance is not None for row in rows) else "window"
 
 

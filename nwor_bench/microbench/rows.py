@@ -65,6 +65,8 @@ class Row:
     """High end of it."""
     reason: str = ""
     """Why there is no time, or that the GPU throttled."""
+    heads: str | None = None
+    """Query heads / K/V heads of attention."""
 
 
 Call = Callable[[], object]
@@ -165,6 +167,7 @@ def blank(group: Group, name: str, status: Status, reason: str = "") -> Row:
         context=group.context,
         staged_tokens=group.window.tokens,
         reason=reason,
+        heads=None if group.heads is None else str(group.heads),
     )
 
 

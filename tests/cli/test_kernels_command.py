@@ -51,7 +51,7 @@ def test_without_cuda_it_says_so_before_anything_is_made(
         (("--context", "1k"), "--context"),
         (("--cache-dtype", "int8"), "--cache-dtype"),
         (("--layers", "0"), "--layers"),
-        (("--heads", "10"), "--heads"),
+        (("--heads", "10/4"), "--heads"),
         (("--head-dim", "100"), "--head-dim"),
         (("--block-size", "8"), "--block-size"),
         (("--rounds", "2"), "--rounds"),

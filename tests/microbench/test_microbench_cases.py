@@ -17,6 +17,7 @@ from nwor_bench.microbench.cases import (
     expand,
     net_bytes,
     parse_acceptances,
+    parse_heads,
     parse_windows,
 )
 
@@ -28,9 +29,11 @@ def test_the_default_run_has_every_case_that_was_asked_for() -> None:
     assert len(set(groups)) == len(groups)
     assert Counter(group.kernel for group in groups) == {
         "commit": 4 * 3 * 2,  # windows, acceptances, cache dtypes
-        "verify_attention": 4 * 2,
+        "verify_attention": 4 * 2 * 2,  # and heads
     }
     assert {str(group.window) for group in groups} == {"8x4", "64x4", "64x8", "256x8"}
+    ratios = {each.query // each.kv for group in groups if (each := group.heads)}
+    assert ratios == {3, 8}
 
 
 @given(WINDOWS, st.floats(0.001, 1))
@@ -72,6 +75,21 @@ def test_windows_are_read_back(windows: list[Window]) -> None:
 def test_windows_that_are_none_are_refused(text: str) -> None:
     with refused("--windows", value=text):
         parse_windows(text)
+
+
+def test_heads_are_read_back_and_take_the_place_of_the_shapes() -> None:
+    few, many = parse_heads("6/2, 16/2")
+    assert (str(few), str(many)) == ("6/2", "16/2")
+    shape = Shape(layers=3, heads=6, kv_heads=3)
+    own = Group("verify_attention", "bf16", Window(8, 4), context=9, heads=many).shape(shape)
+    assert own == Shape(layers=3, heads=16, kv_heads=2)
+    assert Group("commit", "bf16", Window(8, 4), 0.5).shape(shape) is shape
+
+
+@pytest.mark.parametrize("text", ["", "24", "24/", "/8", "24/0", "24/7", "8/24", "24/8/1", "a/b"])
+def test_heads_that_are_none_are_refused(text: str) -> None:
+    with refused("--heads", value=text):
+        parse_heads(text)
 
 
 @pytest.mark.parametrize("text", ["", "0", "1.1", "-0.1", "half", "nan", "inf", "0.5,x"])

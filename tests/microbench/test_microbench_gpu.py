@@ -9,7 +9,7 @@ from rich.console import Console
 
 from nwor_bench.errors import ExitCode
 from nwor_bench.microbench.bench import fault_of
-from nwor_bench.microbench.cases import OURS, Group, Nets, Shape, Spec, Window
+from nwor_bench.microbench.cases import OURS, Group, Heads, Nets, Shape, Spec, Window
 from nwor_bench.microbench.rows import Status
 
 pytestmark = pytest.mark.gpu
@@ -23,6 +23,7 @@ GROUPS = [
     Group("verify_attention", "fp8", WINDOW, context=300),
     Group("gated_delta", "f32", WINDOW),
     Group("gated_delta", "bf16", Window(3, 8)),
+    Group("verify_attention", "bf16", WINDOW, context=300, heads=Heads(16, 2)),
 ]
 
 
@@ -66,11 +67,15 @@ def test_an_implementation_that_does_nothing_is_wrong(bench, group: Group) -> No
 def test_a_session_writes_its_files(tmp_path: Path) -> None:
     from nwor_bench.microbench.bench import run_kernels
 
-    spec = Spec(windows=(WINDOW,), acceptances=(0.5,), contexts=(300,), shape=SHAPE, max_rounds=3)
+    spec = Spec(
+        windows=(WINDOW,), acceptances=(0.5,), contexts=(300,), heads=(Heads(6, 2), Heads(16, 2)),
+        shape=SHAPE, max_rounds=3,
+    )  # fmt: skip
     assert run_kernels(Console(width=80), spec, tmp_path / "out") == ExitCode.OK
     frame = pd.read_csv(tmp_path / "out" / "kernels.csv")
     ours = frame[frame.implementation == OURS]
-    assert len(ours) == 4
+    assert len(ours) == 6
+    assert set(ours.heads.dropna()) == {"6/2", "16/2"}
     assert (ours.status == "OK").all()
     assert (ours.time_us > 0).all()
     assert json.loads((tmp_path / "out" / "kernels.json").read_text())["format_version"] == 3

@@ -10,12 +10,14 @@ import torch
 
 pytest.importorskip("triton")
 from nwor_bench.plugin.runner_v2.attention_choice import (
-    NEVER,
     AttentionChoices,
     AttentionKind,
     AttentionShape,
-    Choice,
     ChoiceStore,
+)
+from nwor_bench.plugin.runner_v2.attention_decision import (
+    NEVER,
+    Choice,
     Contender,
     DirectLengths,
     decide,

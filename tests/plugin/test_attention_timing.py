@@ -88,7 +88,7 @@ def step(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_each_contender_attends_every_layer(step: Any) -> None:
-    from nwor_bench.plugin.runner_v2.attention_choice import Contender
+    from nwor_bench.plugin.runner_v2.attention_decision import Contender
 
     make, layers = step
     made = make((2, 5), 100)

@@ -22,7 +22,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     import vllm.v1.attention.backends.flash_attn  # noqa: F401  # looks whether FlashInfer is there
 
-    from nwor_bench.plugin.runner_v2.attention import FLASHINFER
+    from nwor_bench.plugin.runner_v2.attention_layers import FLASHINFER
 
     for name in PACKAGE:
         monkeypatch.setitem(sys.modules, name, MagicMock(__spec__=ModuleSpec(name, None)))
@@ -153,7 +153,8 @@ def test_a_window_attends_with_queries_of_the_type_that_stock_attention_uses(
 
 
 def test_without_the_package_no_class_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nwor_bench.plugin.runner_v2 import attention
+    from nwor_bench.plugin.runner_v2 import attention_layers
 
-    monkeypatch.delitem(sys.modules, attention.FLASHINFER, raising=False)
-    assert attention.flashinfer_implementations() == attention.flashinfer_builders() == ()
+    monkeypatch.delitem(sys.modules, attention_layers.FLASHINFER, raising=False)
+    assert attention_layers.flashinfer_implementations() == ()
+    assert attention_layers.flashinfer_builders() == ()

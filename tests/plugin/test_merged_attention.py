@@ -88,7 +88,7 @@ def merging(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_it_is_stocks_attention(merging: Any, way: str) -> None:
     from wrapped_layers import CONTEXT, DRAFTS, LAYERS, REQUESTS, WrappedLayers
 
-    from nwor_bench.plugin.runner_v2.attention_choice import Contender
+    from nwor_bench.plugin.runner_v2.attention_decision import Contender
 
     layers, committed = merging(Contender.MERGE)
     stock = WrappedLayers(staged=False)
@@ -105,7 +105,7 @@ def test_it_is_stocks_attention(merging: Any, way: str) -> None:
 def test_other_steps_are_our_kernels(merging: Any) -> None:
     from wrapped_layers import LAYERS
 
-    from nwor_bench.plugin.runner_v2.attention_choice import Contender
+    from nwor_bench.plugin.runner_v2.attention_decision import Contender
 
     layers, committed = merging(Contender.MERGE)
     layers.begin("drafts")

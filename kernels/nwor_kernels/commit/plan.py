@@ -250,8 +250,7 @@ class CommitPlan:
         bound = launch.bind(*tables, *after, at=len(tables))
 
         def commit(num_sampled: Tensor) -> None:
-            if num_sampled.dtype is not torch.int32 or not num_sampled.is_contiguous():
-                raise ValueError(f"counts must be contiguous int32, not {num_sampled.dtype}")
+            _check_counts(num_sampled)
             bound(num_sampled, num_sampled.numel())
 
         return commit
@@ -293,8 +292,7 @@ class CommitPlan:
             num_rejected: Tensor,
             query_start_loc: Tensor,
         ) -> None:
-            if num_sampled.dtype is not torch.int32 or not num_sampled.is_contiguous():
-                raise ValueError(f"counts must be contiguous int32, not {num_sampled.dtype}")
+            _check_counts(num_sampled)
             requests = idx_mapping.shape[0]
             bound(idx_mapping, sampled_tokens, num_sampled, num_rejected, query_start_loc, requests)
 
@@ -383,6 +381,11 @@ class CommitPlan:
                 f"slots of shape {tuple(slots.shape)} do not fit a plan of "
                 f"{self._slot_groups or 'no'} slot rows: [N] without them, else [groups, N]"
             )
+
+
+def _check_counts(num_sampled: Tensor) -> None:
+    if num_sampled.dtype is not torch.int32 or not num_sampled.is_contiguous():
+        raise ValueError(f"counts must be contiguous int32, not {num_sampled.dtype}")
 
 
 def _slot_row_column(

@@ -8,7 +8,7 @@ import typer
 from nwor_bench.cli.command import AsJson, Quiet
 
 if TYPE_CHECKING:
-    from nwor_bench.microbench.cases import Shape
+    from nwor_bench.microbench.cases import Heads, Shape
 
 WORK = "What to time"
 SHAPE = "The model's shape"
@@ -36,8 +36,10 @@ def kernels(
         str, typer.Option(help="bf16, fp8.", rich_help_panel=WORK)
     ] = "bf16,fp8",
     layers: Annotated[int, typer.Option(help="Target layers.", rich_help_panel=SHAPE)] = 28,
-    heads: Annotated[int, typer.Option(help="Query heads.", rich_help_panel=SHAPE)] = 24,
-    kv_heads: Annotated[int, typer.Option(help="K/V heads.", rich_help_panel=SHAPE)] = 8,
+    heads: Annotated[
+        str, typer.Option(help="Query heads / K/V heads; a commit has the first ones.",
+                          rich_help_panel=SHAPE)
+    ] = "24/8,32/4",
     head_dim: Annotated[int, typer.Option(help="Head dimension.", rich_help_panel=SHAPE)] = 128,
     block_size: Annotated[
         int, typer.Option(help="Tokens per cache block.", rich_help_panel=SHAPE)
@@ -72,18 +74,21 @@ def kernels(
         Kernel,
         Spec,
         parse_acceptances,
+        parse_heads,
         parse_windows,
     )
     from nwor_bench.workload.options import read_as
     from nwor_bench.workload.stopping import parse_fraction
 
+    every = parse_heads(heads)
     spec = Spec(
         kernels=read_as(tuple[Kernel, ...], "--kernels", kernels),
         windows=parse_windows(windows),
         acceptances=parse_acceptances(acceptance),
         contexts=read_as(tuple[PositiveInt, ...], "--context", context),
         cache_dtypes=read_as(tuple[CacheDtype, ...], "--cache-dtype", cache_dtype),
-        shape=_shape(layers, heads, kv_heads, head_dim, block_size),
+        heads=every,
+        shape=_shape(layers, every[0], head_dim, block_size),
         max_rounds=_at_least("--rounds", rounds, 3),
         ci_width=parse_fraction("--ci-width", ci_width),
         seed=seed,
@@ -95,19 +100,16 @@ def kernels(
     raise typer.Exit(run_kernels(Console(), spec, output, quiet=quiet, as_json=as_json))
 
 
-def _shape(layers: int, heads: int, kv_heads: int, head_dim: int, block_size: int) -> "Shape":
+def _shape(layers: int, heads: "Heads", head_dim: int, block_size: int) -> "Shape":
     from nwor_bench.errors import ConfigError
     from nwor_bench.microbench.cases import Shape
 
     _at_least("--layers", layers, 1)
-    _at_least("--kv-heads", kv_heads, 1)
-    if heads < kv_heads or heads % kv_heads:
-        raise ConfigError.for_field("--heads", heads, f"write a multiple of --kv-heads {kv_heads}")
     if head_dim not in (64, 96, 128, 256):
         raise ConfigError.for_field("--head-dim", head_dim, "write 64, 96, 128 or 256")
     if block_size not in (16, 32, 64, 128):
         raise ConfigError.for_field("--block-size", block_size, "write 16, 32, 64 or 128")
-    return Shape(layers, heads, kv_heads, head_dim, block_size)
+    return Shape(layers, heads.query, heads.kv, head_dim, block_size)
 
 
 def _at_least(flag: str, value: int, least: int) -> int:

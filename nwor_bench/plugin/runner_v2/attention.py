@@ -5,142 +5,49 @@ In mode `off` nothing here is in place and the layer runs the stock implementati
 context from the cache and the window's K/V from where it is staged. In mode `control` its
 attention does the same, and its write leaves out nothing. How it attends is the choice of its kind
 (`attention_choice`): our kernel, or in steps of equal windows stock and a merge.
-
-FlashInfer's cache has the same form as other backends', and its write is a call of its own. The
-package may be missing, so it is not imported here. Its metadata hold plans of kernels instead of
-one row for each request (`refusals.of_step`). It quantises queries inside its attention, to another
-type for decodes than for prefills on a Hopper GPU.
 """
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.v1.attention.backend import AttentionType
-from vllm.v1.attention.backends.flash_attn import (
-    FlashAttentionImpl,
-    FlashAttentionMetadataBuilder,
-)
-from vllm.v1.attention.backends.flash_attn_diffkv import FlashAttentionDiffKVImpl
-from vllm.v1.attention.backends.triton_attn import (
-    TritonAttentionImpl,
-    TritonAttentionMetadataBuilder,
-)
-from vllm.v1.attention.backends.triton_attn_diffkv import (
-    TritonAttentionDiffKVImpl,
-    TritonAttentionDiffKVMetadataBuilder,
-)
 
 from nwor_bench.plugin import refusals
-from nwor_bench.plugin.layers import causal_implementation
 from nwor_bench.plugin.observe.errors import AttentionFacts, element_view
 from nwor_bench.plugin.patching import Patch
-from nwor_bench.plugin.runner_v2.attention_choice import (
-    TILINGS,
-    AttentionKind,
-    AttentionShape,
-    Contender,
+from nwor_bench.plugin.runner_v2.attention_choice import AttentionKind
+from nwor_bench.plugin.runner_v2.attention_decision import TILINGS, Contender
+from nwor_bench.plugin.runner_v2.attention_layers import (
+    FP8,
+    flashinfer_implementations,
+    further_arguments,
+    known_builders,
+    merges,
+    positions_seen,
+    query_as_flashinfer,
+    shape_of,
+    why_unsupported,
 )
-from nwor_bench.plugin.runner_v2.committed import (
-    CommittedOnly,
-    attend_committed,
-    can_merge,
-)
+from nwor_bench.plugin.runner_v2.committed import CommittedOnly, attend_committed
 from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.staged_layer import StagedLayer, StepInputs
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.window import LayerCall, Window
-from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace, verify_attention_triton
-from nwor_kernels.verify_attention.tuning import Tuning, tuning_of, unsupported_reason
+from nwor_kernels.verify_attention.tuning import Tuning, tuning_of
 from nwor_kernels.window_merge.kernel import merge_window_triton
 
-FLASHINFER = "vllm.v1.attention.backends.flashinfer"
-
-
-def flashinfer_implementations() -> tuple[type, ...]:
-    """Its attention if vLLM has imported it; otherwise no layer has it."""
-    module = sys.modules.get(FLASHINFER)
-    return () if module is None else (module.FlashInferImpl,)
-
-
-def flashinfer_builders() -> tuple[type, ...]:
-    """Its metadata builder, if vLLM has imported it."""
-    module = sys.modules.get(FLASHINFER)
-    return () if module is None else (module.FlashInferMetadataBuilder,)
-
-
-def query_as_flashinfer(impl: Any, layer: Any, query: Tensor, metadata: Any) -> Tensor:
-    """The step's queries in the type in which stock attention would use those of windows.
-
-    vLLM serves windows as decodes if a kernel of FlashInfer takes several queries a request
-    (XQA, trtllm-gen), else as prefills. Then no decode has more than one query.
-
-    Args:
-        query: [num_tokens, heads, head_dim].
-    """
-    windows_decode = metadata.num_decode_tokens > metadata.num_decodes
-    dtype = metadata.q_data_type_decode if windows_decode else metadata.q_data_type_prefill
-    quantised: Tensor = impl.maybe_quant_query(query, dtype, layer._q_scale)
-    return quantised
-
-
-SUPPORTED = (
-    FlashAttentionImpl,
-    TritonAttentionImpl,
-    FlashAttentionDiffKVImpl,
-    TritonAttentionDiffKVImpl,
-)
-"""Implementations whose cache is [blocks, kv_heads, block_size, K + V width], K then V.
-
-FlashInfer's is another one, if its package is installed.
-"""
-
-BUILDERS = (
-    FlashAttentionMetadataBuilder,
-    TritonAttentionMetadataBuilder,
-    TritonAttentionDiffKVMetadataBuilder,
-)
-"""Builders whose metadata have one row for each request, and are cut for chunks if at all."""
-
-UNQUANTISED = ("auto", "bfloat16", "float16", "float32")
-FP8 = ("fp8", "fp8_e4m3")
-
-
-def known_builders() -> tuple[type, ...]:
-    """Builders under which a step's metadata show whether they fit a window."""
-    return (*BUILDERS, *flashinfer_builders())
-
-
-def why_unsupported(layer: Any, max_query_len: int, dtype: torch.dtype) -> str | None:
-    """The fallback reason of a layer that has attention but cannot be staged; None if it can."""
-    impl = causal_implementation(layer.impl)
-    is_flashinfer = type(impl) in flashinfer_implementations()
-    if type(impl) not in SUPPORTED and not is_flashinfer:
-        return reasons.unsupported_attention(type(impl).__name__)
-    reason = refusals.of_layer(layer, known_builders())
-    if reason is not None:
-        return reason
-    attention_type = getattr(impl, "attn_type", AttentionType.DECODER)  # FlashInfer has no other
-    if attention_type != AttentionType.DECODER:
-        return reasons.attention_type(attention_type)
-    if getattr(impl, "use_alibi_sqrt", False):
-        return reasons.ALIBI
-    if is_flashinfer and impl.alibi_slopes is not None:
-        return reasons.ALIBI  # which it takes and leaves out
-    cache_dtype = element_of_cache(impl, dtype)
-    if cache_dtype is None:
-        return reasons.cache_dtype(impl.kv_cache_dtype)
-    return unsupported_reason(impl.head_size, max_query_len, dtype, cache_dtype, layer.head_size_v)
-
-
-def element_of_cache(impl: Any, dtype: torch.dtype) -> torch.dtype | None:
-    """Dtype of a cache of activations of `dtype`; None if our kernels do not read it."""
-    if impl.kv_cache_dtype in FP8:
-        return torch.float8_e4m3fn
-    return dtype if impl.kv_cache_dtype in UNQUANTISED else None
+# `setup` asks this module, as it asks `mla_attention`, what is known of a layer.
+__all__ = [
+    "AttentionGroup",
+    "KernelInputs",
+    "StagingAttention",
+    "known_builders",
+    "merges",
+    "shape_of",
+    "why_unsupported",
+]
 
 
 class AttentionGroup:
@@ -166,29 +73,6 @@ class AttentionGroup:
             contender: tuning_of(tiling, shape.cache_bytes, device, wide)
             for contender, tiling in TILINGS.items()
         }
-
-
-def merges(layer: Any) -> bool:
-    """Whether stock's output over the committed tokens can be merged in this layer."""
-    return can_merge(layer.impl) and refusals.chunk_of(layer) <= 0
-
-
-def shape_of(layer: Any, dtype: torch.dtype) -> AttentionShape:
-    """What layers that attend alike have in common."""
-    impl = causal_implementation(layer.impl)
-    chunk = refusals.chunk_of(layer)
-    return AttentionShape(
-        implementation=type(impl).__name__,
-        heads=impl.num_heads,
-        kv_heads=impl.num_kv_heads,
-        head_dim=impl.head_size,
-        value_dim=layer.head_size_v,
-        dtype=str(dtype).removeprefix("torch."),
-        cache_dtype=impl.kv_cache_dtype,
-        block_size=layer.kv_cache.shape[2],
-        sliding_window=positions_seen(impl.sliding_window),
-        plain=not (impl.logits_soft_cap or further_arguments(impl, chunk, torch.device("cpu"))),
-    )
 
 
 KernelInputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -447,17 +331,3 @@ class StagingAttention(StagedLayer):
             sinks=getattr(impl, "sinks", None),
             alibi_slopes=impl.alibi_slopes,
         )
-
-
-def further_arguments(impl: Any, chunk: int, device: torch.device) -> dict[str, Any]:
-    """Further arguments of few layers: sinks, ALiBi slopes, a chunk's length."""
-    given = {"sinks": getattr(impl, "sinks", None), "alibi_slopes": impl.alibi_slopes}
-    found = {name: tensor.to(device) for name, tensor in given.items() if tensor is not None}
-    return found | ({"chunk": chunk} if chunk > 0 else {})
-
-
-def positions_seen(sliding_window: tuple[int, int] | None) -> int:
-    """FlashAttention's (left, right) window as the number of positions seen; -1: all."""
-    if sliding_window is None or sliding_window[0] < 0:
-        return -1
-    return sliding_window[0] + 1

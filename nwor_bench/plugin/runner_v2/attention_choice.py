@@ -1,167 +1,37 @@
-"""How each captured window attends: chosen by measurement, stored, or taken from a table.
+"""Who chooses how each captured window attends: measurement, the store, or a table.
 
-Contenders are our kernel in its tilings, stock's attention over the committed tokens with the
-window's rows merged in, and stock itself with its write. Which is the fastest depends on heads,
-head dim, cache dtype, requests, drafts and contexts. So they are timed as a set of graphs is
-captured (`attention_timing`), at a few lengths, and the result is kept in a file for later starts.
+Which contender is the fastest depends on heads, head dim, cache dtype, requests, drafts and
+contexts. So they are timed as a set of graphs is captured (`attention_timing`), at a few lengths,
+`attention_decision` chooses, and the result is kept in a file for later starts.
 
-A captured graph has one staged contender. Unless it is faster than stock with its write by more
-than the measurements scatter, no graph is captured, or a step of about that length replays stock's:
-its windows are written directly, with the reason `slower_than_stock`.
+A captured graph has one staged contender. Unless it is surely faster than stock with its write, no
+graph is captured, or a step of about that length replays stock's: its windows are written directly,
+with the reason `slower_than_stock`.
 """
 
 import json
-import logging
-import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from statistics import median
 from typing import Any, Protocol
 
+from nwor_bench.plugin.runner_v2.attention_decision import (
+    ALWAYS,
+    NEVER,
+    TILINGS,
+    Choice,
+    DirectLengths,
+    decide,
+    direct_lengths,
+)
+from nwor_bench.plugin.runner_v2.attention_decision import Contender as Contender
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_bench.records.user_cache import cache_root
 from nwor_kernels import mla_verify_attention, verify_attention, window_merge
-from nwor_kernels.verify_attention.tuning import Tiling, fastest_tiling
-
-logger = logging.getLogger("vllm.nwor_bench")
-
-
-class Contender(StrEnum):
-    """A way to attend a window."""
-
-    OURS = "ours"
-    """`verify_attention` over everything, in its usual tiling."""
-    OURS_4 = "ours4"
-    """The same in `Tiling.FOUR_PROGRAMS`."""
-    OURS_32 = "ours32"
-    """The same in `Tiling.ROWS_32`."""
-    MERGE = "merge"
-    """Stock over the committed tokens, and a kernel that merges the window's rows in."""
-    STOCK = "stock"
-    """Stock's write and attention: the window is not staged."""
-
-
-TILINGS = {
-    Contender.OURS: Tiling.USUAL,
-    Contender.OURS_4: Tiling.FOUR_PROGRAMS,
-    Contender.OURS_32: Tiling.ROWS_32,
-}
-
-LENGTHS = (1024, 8192, 32768)
-"""Contexts at which contenders are timed, if the cache has room for them."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What was measured of layers of one shape in windows of one size."""
-
-    contender: Contender
-    """Attends staged windows."""
-    lengths: tuple[int, ...]
-    """Contexts that were timed, ascending."""
-    staged: tuple[float, ...]
-    """Seconds of one layer at each of them: the contender's, with its share of the commit."""
-    stock: tuple[float, ...]
-    """Likewise: stock's write and attention."""
-    noise: tuple[float, ...]
-    """Likewise: by how much `staged` minus `stock` may be wrong."""
-    all_us: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
-    """Microseconds of one layer by contender, without the commit."""
-
-
-def decide(
-    times: Mapping[Contender, Sequence[Sequence[float]]],
-    lengths: Sequence[int],
-    commit: float = 0.0,
-) -> Choice:
-    """The choice for one size: the contender that surely gains most over all lengths.
-
-    Lengths at which it does not surely gain are left to stock, so it loses nothing there.
-
-    Args:
-        times: seconds of a layer at each length in each block, stock's with its write among them.
-        commit: a layer's share of the commit that staging adds.
-    """
-    middle = {c: tuple(map(median, of_lengths)) for c, of_lengths in times.items()}
-    told = {str(c): tuple(round(1e6 * t, 2) for t in ts) for c, ts in middle.items()}
-
-    def choice_of(contender: Contender) -> Choice:
-        pairs = zip(times[contender], times[Contender.STOCK], strict=True)
-        noise = tuple(uncertainty(mine, stock) for mine, stock in pairs)
-        staged = tuple(t + commit for t in middle[contender])
-        return Choice(contender, tuple(lengths), staged, middle[Contender.STOCK], noise, told)
-
-    def lost(choice: Choice) -> tuple[float, float]:
-        each = zip(choice.staged, choice.noise, choice.stock, strict=True)
-        ratios = [(mine + noise) / stock for mine, noise, stock in each]
-        return sum(min(ratio, 1.0) for ratio in ratios), sum(ratios)
-
-    return min((choice_of(c) for c in times if c is not Contender.STOCK), key=lost)
-
-
-def uncertainty(mine: Sequence[float], stock: Sequence[float]) -> float:
-    """Two standard errors of the median difference, by its median absolute deviation.
-
-    Args:
-        mine, stock: times of the same blocks.
-    """
-    differences = [a - b for a, b in zip(mine, stock, strict=True)]
-    middle = median(differences)
-    deviation = median(abs(each - middle) for each in differences)
-    # For normal noise 1.48 deviations are its scale, and a median's error is 1.25 of a mean's.
-    return 2 * 1.25 * 1.48 * deviation / math.sqrt(len(differences))
-
-
-@dataclass(frozen=True)
-class DirectLengths:
-    """At which contexts windows of one size are written directly."""
-
-    lengths: tuple[int, ...] = ()
-    direct: tuple[bool, ...] = ()
-
-    @property
-    def always(self) -> bool:
-        """No window of this size is staged."""
-        return bool(self.direct) and all(self.direct)
-
-    @property
-    def sometimes(self) -> bool:
-        """Some are and others are not."""
-        return any(self.direct) and not all(self.direct)
-
-    def at(self, mean_length: float) -> bool:
-        """As at the nearest length that was timed."""
-        if not any(self.direct):
-            return False
-        apart = [abs(math.log(max(mean_length, 1.0) / length)) for length in self.lengths]
-        return self.direct[apart.index(min(apart))]
-
-
-NEVER = DirectLengths()
-ALWAYS = DirectLengths((1,), (True,))
-
-
-def direct_lengths(choices: Sequence[tuple[int, Choice]]) -> DirectLengths:
-    """Where the target's layers together are not surely faster than stock.
-
-    Args:
-        choices: for each shape of layers, how many there are and their choice, of equal lengths.
-    """
-    if not choices:
-        return NEVER
-    lengths = choices[0][1].lengths
-    staged, stock, noise = (
-        [sum(count * getattr(choice, name)[i] for count, choice in choices)
-         for i in range(len(lengths))]
-        for name in ("staged", "stock", "noise")
-    )  # fmt: skip
-    each = zip(staged, noise, stock, strict=True)
-    return DirectLengths(lengths, tuple(a + margin >= b for a, margin, b in each))
+from nwor_kernels.verify_attention.tuning import fastest_tiling
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from nwor_bench.plugin import refusals
 from nwor_bench.plugin.layers import causal_implementation
 from nwor_bench.plugin.runner_v2.attention import KernelInputs, StagingAttention
-from nwor_bench.plugin.runner_v2.attention_choice import LENGTHS, TILINGS, Contender, Size
+from nwor_bench.plugin.runner_v2.attention_choice import Size
+from nwor_bench.plugin.runner_v2.attention_decision import LENGTHS, TILINGS, Contender
 from nwor_bench.plugin.runner_v2.mla_attention import MlaStagingAttention
 from nwor_kernels.fp8 import quantize_e4m3
 from nwor_kernels.verify_attention.tuning import Tiling, tilings

@@ -23,13 +23,10 @@ from torch import Tensor
 from nwor_bench.plugin import refusals
 from nwor_bench.plugin.observe.errors import AttentionFacts, element_view
 from nwor_bench.plugin.patching import Patch
-from nwor_bench.plugin.runner_v2.attention import (
-    FP8,
-    AttentionGroup,
-    KernelInputs,
-    element_of_cache,
-)
-from nwor_bench.plugin.runner_v2.attention_choice import AttentionShape, Contender
+from nwor_bench.plugin.runner_v2.attention import AttentionGroup, KernelInputs
+from nwor_bench.plugin.runner_v2.attention_choice import AttentionShape
+from nwor_bench.plugin.runner_v2.attention_decision import Contender
+from nwor_bench.plugin.runner_v2.attention_layers import FP8, element_of_cache
 from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.staged_layer import StagedLayer, StepInputs
 from nwor_bench.plugin.runner_v2.staging import GpuStaging

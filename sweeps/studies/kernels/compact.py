@@ -24,6 +24,7 @@ COLUMNS = {
     "drafts": "drafts",
     "acceptance": "acceptance",
     "context": "context",
+    "heads": "heads",
     "staged_tokens": "staged_tokens",
     "rounds": "n",
     "time_us": "time_us",
@@ -38,12 +39,13 @@ COLUMNS = {
 def machine_of(result: dict[str, Any]) -> str:
     """The GPU, its ceiling, the shape and the libraries, from kernels.json."""
     facts, shape = result["device"], result["spec"]["shape"]
+    heads = " and ".join(f"{each['query']}/{each['kv']}" for each in result["spec"]["heads"])
     packages = result["environment"]["packages"]
     libraries = ", ".join(f"{name} {packages[name]}" for name in ("torch", "triton", "vllm"))
     return (
         f"{facts['gpu']}, {facts['l2_bytes'] / 2**20:.0f} MiB of L2; a large device-to-device copy "
-        f"moves {facts['copy_gb_per_s']:,.0f} GB/s. {shape['layers']} layers, {shape['heads']} "
-        f"query and {shape['kv_heads']} K/V heads of {shape['head_dim']}. {libraries}."
+        f"moves {facts['copy_gb_per_s']:,.0f} GB/s. {shape['layers']} layers, {heads} "
+        f"query / K/V heads of {shape['head_dim']}. {libraries}."
     )
 
 

@@ -1,0 +1,156 @@
+"""Which attention layers stage on a GPU, and what is to be known of one.
+
+FlashInfer's cache has the same form as other backends', and its write is a call of its own. The
+package may be missing, so it is not imported here. Its metadata hold plans of kernels instead of
+one row for each request (`refusals.of_step`). It quantises queries inside its attention, to another
+type for decodes than for prefills on a Hopper GPU.
+"""
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.attention.backend import AttentionType
+from vllm.v1.attention.backends.flash_attn import (
+    FlashAttentionImpl,
+    FlashAttentionMetadataBuilder,
+)
+from vllm.v1.attention.backends.flash_attn_diffkv import FlashAttentionDiffKVImpl
+from vllm.v1.attention.backends.triton_attn import (
+    TritonAttentionImpl,
+    TritonAttentionMetadataBuilder,
+)
+from vllm.v1.attention.backends.triton_attn_diffkv import (
+    TritonAttentionDiffKVImpl,
+    TritonAttentionDiffKVMetadataBuilder,
+)
+
+from nwor_bench.plugin import refusals
+from nwor_bench.plugin.layers import causal_implementation
+from nwor_bench.plugin.runner_v2.attention_choice import AttentionShape
+from nwor_bench.plugin.runner_v2.committed import can_merge
+from nwor_bench.records import fallback_reasons as reasons
+from nwor_kernels.verify_attention.tuning import unsupported_reason
+
+FLASHINFER = "vllm.v1.attention.backends.flashinfer"
+
+
+def flashinfer_implementations() -> tuple[type, ...]:
+    """Its attention if vLLM has imported it; otherwise no layer has it."""
+    module = sys.modules.get(FLASHINFER)
+    return () if module is None else (module.FlashInferImpl,)
+
+
+def flashinfer_builders() -> tuple[type, ...]:
+    """Its metadata builder, if vLLM has imported it."""
+    module = sys.modules.get(FLASHINFER)
+    return () if module is None else (module.FlashInferMetadataBuilder,)
+
+
+def query_as_flashinfer(impl: Any, layer: Any, query: Tensor, metadata: Any) -> Tensor:
+    """The step's queries in the type in which stock attention would use those of windows.
+
+    vLLM serves windows as decodes if a kernel of FlashInfer takes several queries a request
+    (XQA, trtllm-gen), else as prefills. Then no decode has more than one query.
+
+    Args:
+        query: [num_tokens, heads, head_dim].
+    """
+    windows_decode = metadata.num_decode_tokens > metadata.num_decodes
+    dtype = metadata.q_data_type_decode if windows_decode else metadata.q_data_type_prefill
+    quantised: Tensor = impl.maybe_quant_query(query, dtype, layer._q_scale)
+    return quantised
+
+
+SUPPORTED = (
+    FlashAttentionImpl,
+    TritonAttentionImpl,
+    FlashAttentionDiffKVImpl,
+    TritonAttentionDiffKVImpl,
+)
+"""Implementations whose cache is [blocks, kv_heads, block_size, K + V width], K then V.
+
+FlashInfer's is another one, if its package is installed.
+"""
+
+BUILDERS = (
+    FlashAttentionMetadataBuilder,
+    TritonAttentionMetadataBuilder,
+    TritonAttentionDiffKVMetadataBuilder,
+)
+"""Builders whose metadata have one row for each request, and are cut for chunks if at all."""
+
+UNQUANTISED = ("auto", "bfloat16", "float16", "float32")
+FP8 = ("fp8", "fp8_e4m3")
+
+
+def known_builders() -> tuple[type, ...]:
+    """Builders under which a step's metadata show whether they fit a window."""
+    return (*BUILDERS, *flashinfer_builders())
+
+
+def why_unsupported(layer: Any, max_query_len: int, dtype: torch.dtype) -> str | None:
+    """The fallback reason of a layer that has attention but cannot be staged; None if it can."""
+    impl = causal_implementation(layer.impl)
+    is_flashinfer = type(impl) in flashinfer_implementations()
+    if type(impl) not in SUPPORTED and not is_flashinfer:
+        return reasons.unsupported_attention(type(impl).__name__)
+    reason = refusals.of_layer(layer, known_builders())
+    if reason is not None:
+        return reason
+    attention_type = getattr(impl, "attn_type", AttentionType.DECODER)  # FlashInfer has no other
+    if attention_type != AttentionType.DECODER:
+        return reasons.attention_type(attention_type)
+    if getattr(impl, "use_alibi_sqrt", False):
+        return reasons.ALIBI
+    if is_flashinfer and impl.alibi_slopes is not None:
+        return reasons.ALIBI  # which it takes and leaves out
+    cache_dtype = element_of_cache(impl, dtype)
+    if cache_dtype is None:
+        return reasons.cache_dtype(impl.kv_cache_dtype)
+    return unsupported_reason(impl.head_size, max_query_len, dtype, cache_dtype, layer.head_size_v)
+
+
+def element_of_cache(impl: Any, dtype: torch.dtype) -> torch.dtype | None:
+    """Dtype of a cache of activations of `dtype`; None if our kernels do not read it."""
+    if impl.kv_cache_dtype in FP8:
+        return torch.float8_e4m3fn
+    return dtype if impl.kv_cache_dtype in UNQUANTISED else None
+
+
+def merges(layer: Any) -> bool:
+    """Whether stock's output over the committed tokens can be merged in this layer."""
+    return can_merge(layer.impl) and refusals.chunk_of(layer) <= 0
+
+
+def shape_of(layer: Any, dtype: torch.dtype) -> AttentionShape:
+    """What layers that attend alike have in common."""
+    impl = causal_implementation(layer.impl)
+    chunk = refusals.chunk_of(layer)
+    return AttentionShape(
+        implementation=type(impl).__name__,
+        heads=impl.num_heads,
+        kv_heads=impl.num_kv_heads,
+        head_dim=impl.head_size,
+        value_dim=layer.head_size_v,
+        dtype=str(dtype).removeprefix("torch."),
+        cache_dtype=impl.kv_cache_dtype,
+        block_size=layer.kv_cache.shape[2],
+        sliding_window=positions_seen(impl.sliding_window),
+        plain=not (impl.logits_soft_cap or further_arguments(impl, chunk, torch.device("cpu"))),
+    )
+
+
+def further_arguments(impl: Any, chunk: int, device: torch.device) -> dict[str, Any]:
+    """Further arguments of few layers: sinks, ALiBi slopes, a chunk's length."""
+    given = {"sinks": getattr(impl, "sinks", None), "alibi_slopes": impl.alibi_slopes}
+    found = {name: tensor.to(device) for name, tensor in given.items() if tensor is not None}
+    return found | ({"chunk": chunk} if chunk > 0 else {})
+
+
+def positions_seen(sliding_window: tuple[int, int] | None) -> int:
+    """FlashAttention's (left, right) window as the number of positions seen; -1: all."""
+    if sliding_window is None or sliding_window[0] < 0:
+        return -1
+    return sliding_window[0] + 1

@@ -1,8 +1,8 @@
 """The plugin's decision for a model's drafts, from its config.json.
 
 The checks come in the order of `set_up_staging` in the plugin's runners, so the first reason is the
-one that it would report. All attention layers of the target stage, or none; recurrent layers beside
-them stay stock.
+one that it would report. All attention layers of the target stage, or none; of the recurrent layers
+beside them, gated delta nets.
 """
 
 from collections import Counter

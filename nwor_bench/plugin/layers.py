@@ -117,7 +117,7 @@ class TargetLayers:
     indexers: list[str] = field(default_factory=list)
     """Caches of sparse layers' indexers, small: the model writes them directly in every mode."""
     recurrent: list[str] = field(default_factory=list)
-    """Target layers that keep a state instead of K/V; they stay as stock vLLM runs them."""
+    """Target layers that keep a state instead of K/V (`states`)."""
     drafter: list[str] = field(default_factory=list)
     """The drafter's layers; they are never staged."""
 

@@ -107,6 +107,9 @@ def set_environment(
     }
     if on_cpu():
         fixed["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+        # MKL's products of a few rows differ in their last bits with the alignment of the inputs
+        # and the number of threads, and the gate compares bits (`KvGate`).
+        fixed["MKL_CBWR"] = os.environ.get("MKL_CBWR", "AUTO,STRICT")
         given = os.environ.get(_BINDING, "auto")
         # A binding for another number of ranks is what an earlier engine of this process had.
         if given == "auto" or (given != "nobind" and given.count("|") + 1 != ranks):

@@ -1,6 +1,7 @@
 """What vLLM is told about processors, and which of its arguments are refused before a start."""
 
 import os
+import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -66,6 +67,36 @@ def test_a_hybrids_prefixes_are_not_cached_unless_asked(
     spec = resolve(load_scenario("short"), engine_args=given)
     found = arguments.engine_arguments(resolve_pair(name), spec)
     assert found.get("enable_prefix_caching") is expected
+
+
+def test_what_the_user_says_of_mkl_stands() -> None:
+    os.environ["MKL_CBWR"] = "COMPATIBLE"
+    set_environment("float32", 1)
+    assert os.environ["MKL_CBWR"] == "COMPATIBLE"
+
+
+PRODUCTS = """
+import torch
+rows, weight = torch.randn(5, 64), torch.randn(192, 64)
+found = set()
+for threads in (1, torch.get_num_threads()):
+    torch.set_num_threads(threads)
+    for offset in range(16):  # floats, of 64 bytes
+        moved = torch.empty(rows.numel() + 16)[offset:][: rows.numel()].view(rows.shape)
+        found.add(torch.nn.functional.linear(moved.copy_(rows), weight).numpy().tobytes())
+print(len(found))
+"""
+
+
+@pytest.mark.slow
+def test_products_have_the_same_bits_at_any_alignment_and_with_any_threads() -> None:
+    os.environ.pop("MKL_CBWR", None)
+    os.environ["OMP_NUM_THREADS"] = "2"
+    set_environment("float32", 1)
+    done = subprocess.run(
+        [sys.executable, "-c", PRODUCTS], env=os.environ, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "1"
 
 
 def config_of(step_tokens: int, requests: int, longest: int) -> Any:

@@ -21,8 +21,6 @@ from nwor_bench.plugin.states import (
 from nwor_bench.plugin.window import Window, WindowBatch
 from nwor_kernels.gated_delta.reference import verify_window_reference
 
-pytestmark = pytest.mark.slow  # vLLM is imported
-
 HEADS, KEYS, VALUES, KEY_HEADS = 4, 8, 6, 2
 LENGTH, SLOTS = 3, 20
 KERNELS = StateKernels(verify_window_reference, reference_commit)

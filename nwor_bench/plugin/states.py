@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin import refusals
 from nwor_bench.plugin.layers import StagingUnavailable, TargetLayers, logger
 from nwor_bench.plugin.window import Window
 from nwor_bench.records import fallback_reasons as reasons
@@ -399,6 +398,8 @@ def find_states(
     Raises:
         StagingUnavailable: stock keeps the states of all; the message is the reason.
     """
+    from nwor_bench.plugin import refusals  # it imports vLLM
+
     context = runner.compilation_config.static_forward_context
     layers = {name: context[name] for name in target.recurrent}
     reason = refusals.of_states(list(layers.values()), runner.vllm_config)

@@ -69,7 +69,8 @@ class V2RunnerHook(RunnerHook):
         self.buffers = parts.staging if parts else None
         self.graphs = parts.graphs if parts else None
         self.states = parts.states if parts else None
-        self.states_unavailable = parts.states_unavailable if parts else None
+        if parts is not None:
+            self.states_unavailable = parts.states_unavailable
         self.refusals: DeviceRefusals | None = None
         self._modes: StagingModes | None = None
         self._windows: StepWindows | None = None
@@ -81,6 +82,8 @@ class V2RunnerHook(RunnerHook):
 
     def _drop_staging(self) -> None:
         self._name_parts(None, None)
+        if self.layers.recurrent:
+            self.states_unavailable = self.states_unavailable or self.staging_unavailable
 
     def _runner_patches(self, update: StockUpdate | None) -> PatchSet:
         runner = self.runner

@@ -116,7 +116,9 @@ SOUND_STATE = {
 
 
 def test_layers_with_states_are_counted_by_themselves() -> None:
-    found = local_result([[window(layer(), {"layer": "net", "state": SOUND_STATE})]])
+    net = {"layer": "net", "state": SOUND_STATE}
+    beside_prefill, alone = window(layer()), window(layer(), net)
+    found = local_result([[beside_prefill, alone, alone]])
     assert found.verdict is KvVerdict.WITHIN
     assert (found.layers, found.states, found.attended) == (1, 1, 1)
 

@@ -140,7 +140,8 @@ def local_result(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> LocalResult:
         "paths": tuple(dict.fromkeys(window["path"] for _, window in windows)),
         "layers": sum("state" not in entry for entry in first["layers"]),
         "attended": sum(entry.get("attention") is not None for entry in first["layers"]),
-        "states": sum("state" in entry for entry in first["layers"]),
+        # A step beside a prefill, often the first one, leaves its states to stock.
+        "states": len({entry["layer"] for _, _, entry in entries if "state" in entry}),
         "written": sum(entry.get("written", 0) for _, _, entry in entries),
         "rejected": sum(window["rejected"] for window in ranks[0]),
         "ranks": len(ranks),

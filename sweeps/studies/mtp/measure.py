@@ -2,7 +2,7 @@
 
     python sweeps/studies/mtp/measure.py RUN [RUN ...]      # writes mtp.csv beside this file
 
-A row is the cell stage x graph of one run folder of `nwor-bench sweep`.
+A row is the first staged cell of one run folder of `nwor-bench sweep`.
 """
 
 import argparse
@@ -15,16 +15,15 @@ from nwor_bench.analysis.analyse import analyse
 from nwor_bench.analysis.parity.local import LOCAL_EVENT
 from nwor_bench.records.store import read_run
 
-CELL = "stage x graph"
-
 
 def row_of(folder: Path) -> dict[str, Any]:
     """One run as a row; what was not measured is empty."""
     run = read_run(folder)
     header, cells = run.header, {cell.label: cell for cell in analyse(run).cells}
-    staged, kept = cells[CELL], (header.kv_gate.cells or {})[CELL]
+    cell = next(label for label in cells if label.startswith("stage x "))
+    staged, kept = cells[cell], (header.kv_gate.cells or {})[cell]
     gates = [event for event in run.events if event.get("event") == LOCAL_EVENT]
-    local = next(event for event in gates if event["scv_mode"] == "graph")
+    local = next(event for event in gates if event["nwor_mode"] == "stage")
     return {
         "pair": header.pair.name,
         "gpu": header.environment.gpus[0].name,

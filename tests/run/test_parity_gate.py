@@ -102,6 +102,19 @@ def test_the_rule_needs_no_folder_of_weights(
     assert parity_rule(device, dtype, synthetic) is rule
 
 
+@pytest.mark.parametrize(
+    ("device", "dtype", "rule"),
+    [
+        ("cpu", "bfloat16", ParityRule.EXPLAINED),
+        ("cpu", "float32", ParityRule.EXACT),
+        ("cuda:0", "bfloat16", ParityRule.EXPLAINED),
+    ],
+)
+def test_staged_states_have_ties_on_a_cpu_too(device: str, dtype: str, rule: ParityRule) -> None:
+    """Recurrent states are then computed by another kernel than mode off's."""
+    assert parity_rule(device, dtype, False, states=True) is rule
+
+
 def test_a_drafters_tie_leaves_the_cell_valid(folder: Path) -> None:
     """Equal tokens, one draft less accepted."""
     runner = Runner(folder, gpu_engine(accepted(one_less)))

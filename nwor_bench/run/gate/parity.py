@@ -88,7 +88,8 @@ class ParityGate:
         by_drafts: bool = False,
     ):
         synthetic = status.rejection_sample_method == "synthetic"
-        self.rule = parity_rule(status.device or "cpu", status.dtype or "float32", synthetic)
+        own = status.device or "cpu", status.dtype or "float32"
+        self.rule = parity_rule(*own, synthetic, states=bool(status.state_layers))
         self._compared = COMPARED[self.rule]
         if by_drafts and synthetic:
             self._compared = self._compared.replace(" and per-position acceptance", "")

@@ -12,8 +12,9 @@ from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.readings import VllmCounters, disagreement, read_counters
 from nwor_bench.models.methods import Method
 from nwor_bench.models.support.facts import Device, EngineFacts, attention_of, read_facts
-from nwor_bench.models.support.predict import Outcome, method_support, predict_support
+from nwor_bench.models.support.predict import Outcome, Part, method_support, predict_support
 from nwor_bench.records.facts import EngineStatus
+from nwor_bench.records.fallback_reasons import mamba_cache_mode
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.workload.run_spec import RunSpec
 
@@ -188,8 +189,10 @@ def check_support(folder: Path, status: EngineStatus, spec: RunSpec, method: str
     model = read_facts(config, "tiny", "config", str(folder))
     found = predict_support(model, facts)
     assert (found.reason, found.runner) == (status.staging_unavailable, status.runner)
-    states = (status.states_unavailable or "").split(":")[0] or None  # less the layer's class
-    assert found.states_reason == states
+    if found.part is Part.BOTH:
+        assert status.states_unavailable in (None, mamba_cache_mode("align"))
+    elif found.recurrent and found.reason is None:
+        assert str(status.states_unavailable).startswith("unsupported_states:")
     attentions = [attention_of(layer, model, Device.CPU) for layer in model.layers]
     first = next((each.implementation for each in attentions if each is not None), None)
     assert first == status.attention_backend

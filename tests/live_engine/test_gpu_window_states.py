@@ -1,6 +1,6 @@
 """Real vLLM on a GPU with gated delta nets: their states are staged in eager steps and in graphs.
 
-As on a CPU (`test_window_states.py`), a difference of tokens is a fault unless they are a tie.
+As on a CPU (`test_staged_states.py`), a difference of tokens is a fault unless they are a tie.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from checklist_tools import ask, check_counts, check_partial, greedy
 from engine_tools import FULL_FOR_ALL, PIECEWISE, run_interleaved, tiny_spec, total_of
-from test_window_states import CELLS, PROMPTS, check_states, difference, states_of
+from test_staged_states import CELLS, PROMPTS, check_states, difference, states_of
 
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.pairs import resolve_pair

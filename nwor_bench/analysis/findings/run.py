@@ -16,10 +16,10 @@ from nwor_bench.analysis.paired import LATENCY_MS
 from nwor_bench.instruments.robust import MIN_GROUPS
 from nwor_bench.records.cell import SWITCHED, Cell
 from nwor_bench.records.facts import EngineStatus
-from nwor_bench.records.fallback_reasons import NO_CUDA
+from nwor_bench.records.fallback_reasons import NO_CUDA, mamba_cache_mode, unsupported_states
 from nwor_bench.records.header import KvGateFacts, RunHeader
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import AA, CellResult, RunStatus, Verdict
+from nwor_bench.records.types import AA, CellResult, RunStatus, Verdict, WindowRecord
 from nwor_bench.workload.run_spec import Counters
 
 FEW_BLOCKS = 10
@@ -42,6 +42,13 @@ _UNMATCHED = 0.05
 _BLOCKS_HELP = (FindingKind.FEW_BLOCKS, FindingKind.AMBIGUOUS, FindingKind.NOISE_FLOOR)
 """More blocks would help, on a GPU."""
 
+_STATES_REMEDY = {
+    mamba_cache_mode(""): "Write --engine-args '{{\"enable_prefix_caching\": false}}'. "
+    "With prefix caching vLLM copies states at the end of each block.",
+    unsupported_states(""): "Nothing to do. Only gated delta nets of known shapes stage states.",
+}
+"""By the refusal without its detail."""
+
 
 def find_all(
     run: RunData, cells: Sequence[CellResult], effects: Mapping[Cell, PairEffect]
@@ -52,6 +59,7 @@ def find_all(
         *_noise(run, cells),
         *_few(run.header, cells),
         *_idle(run.header, cells),
+        *_states(run, cells),
         *(finding for cell in cells for finding in _one_cell(cell)),
         *interleaved_findings(effects, cells),
         *machine_findings(run),
@@ -219,6 +227,31 @@ def _idle(header: RunHeader, cells: Sequence[CellResult]) -> Iterator[Finding]:
         yield found(
             FindingKind.INEFFECTIVE, severity=severity, remedy=remedy, cells=names, reason=reason
         )
+
+
+def _states(run: RunData, cells: Sequence[CellResult]) -> Iterator[Finding]:
+    """Recurrent states that stock wrote in mode stage: refused as the engine started, or in every
+    window of a cell. Cells that staged nothing have another finding."""
+    staged: dict[Cell, list[WindowRecord]] = {cell.cell: [] for cell in cells}
+    for window in run.windows:
+        if window.staged_tokens and window.cell in staged:
+            staged[window.cell].append(window)
+    staged = {cell: windows for cell, windows in staged.items() if windows}
+    engine = run.header.engine or EngineStatus()
+    refused = engine.states_unavailable
+    if refused is not None and staged:
+        yield found(
+            FindingKind.STATES,
+            severity=Severity.NOTE,
+            sentence="Stage holds K/V only: stock writes the recurrent states ({reason}).",
+            remedy=_STATES_REMEDY.get(refused[: refused.find(":") + 1]),
+            reason=refused,
+        )
+    idle = [cell for cell, own in staged.items() if not any(w.states_committed for w in own)]
+    if engine.state_layers and idle:
+        reasons = {w.states_reason or "no reason given" for cell in idle for w in staged[cell]}
+        names = ", ".join(cell.label for cell in idle)
+        yield found(FindingKind.STATES, cells=names, reasons=", ".join(sorted(reasons)))
 
 
 def _one_cell(cell: CellResult) -> Iterator[Finding]:

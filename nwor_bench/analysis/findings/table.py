@@ -32,6 +32,7 @@ class FindingKind(StrEnum):
     LATENCY = "latency_compared"
     UNMATCHED = "unmatched_windows"
     FALLBACKS = "fallbacks"
+    STATES = "states_by_stock"
     WINDOWS_DISAGREE = "windows_disagree"
     CARRY_OVER = "carry_over"
     LONG_WINDOWS = "long_windows"
@@ -119,6 +120,10 @@ TABLE = {
     _K.FALLBACKS: Row(_WARNING, "{name}: {share} of its windows were written directly ({reasons}).",
         "The ratio is a mixture. Evidence explains the reasons.",
         "windows that staged nothing", "have"),
+    _K.STATES: Row(_WARNING,
+        "Stock wrote the recurrent states of every staged window of {cells} ({reasons}). What was "
+        "measured there is K/V only.", "Read the reason in windows.csv (states_reason). engine.log "
+        "may have a traceback.", "Stock wrote the recurrent states"),
     _K.WINDOWS_DISAGREE: Row(_WARNING,
         "{name}: neighbouring windows give {windows}, whole batches {batches}. The intervals do "
         "not overlap, so whole batches decide.",

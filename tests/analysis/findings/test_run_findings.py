@@ -176,3 +176,54 @@ def test_launches_in_the_slower_way_are_reported(run):
         assert (finding is not None) == told
     assert finding is not None
     assert "clusters (1), scratch_memory (2)" in finding.message
+
+
+def of_states(run: RunData, engine: dict[str, Any], **windows: Any) -> Any:
+    """The finding, with these facts of the engine and of windows that staged."""
+    made = change_windows(run, lambda w: w.staged_tokens, **windows)
+    return found_in(with_header(made, "engine", **engine)).get(FindingKind.STATES)
+
+
+STAGES_STATES = {"state_layers": 3, "states_unavailable": None}
+
+
+def test_states_that_were_never_staged_are_a_warning(run):
+    reasons = {"states_reason": "states:not_called", "states_committed": 0}
+    finding = of_states(run, STAGES_STATES, **reasons)
+    assert finding.severity is Severity.WARNING
+    assert "states:not_called" in finding.message
+    assert "stage x off" in finding.message
+    assert " off x off" not in finding.message
+    assert "no reason given" in of_states(run, STAGES_STATES).message
+
+
+def test_states_that_were_staged_are_no_finding(run):
+    assert of_states(run, STAGES_STATES, states_committed=6) is None
+    assert of_states(run, {"state_layers": 0, "states_unavailable": None}) is None
+    assert of_states(run, {}) is None  # an older run
+
+
+def test_one_cell_whose_states_never_moved_is_named():
+    """Of three cells that stage, one writes no state."""
+    made = make_run(blocks=12, aa=True)
+    windows = tuple(
+        replace(w, states_committed=0 if w.scv_mode == "graph" else 6) if w.staged_tokens else w
+        for w in made.windows
+    )
+    finding = of_states(replace(made, windows=windows), STAGES_STATES)
+    assert "of stage x graph (" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        ("mamba_cache_mode:align", "Write --engine-args '{\"enable_prefix_caching\": false}'."),
+        ("unsupported_states:MambaMixer2", "Nothing to do."),
+        ("states:RuntimeError", "Read the reason"),
+    ],
+)
+def test_states_that_stay_with_stock_are_a_note_with_a_remedy(run, reason, remedy):
+    finding = of_states(run, {"state_layers": 0, "states_unavailable": reason})
+    assert finding.severity is Severity.NOTE
+    assert f"({reason})" in finding.message
+    assert finding.remedy.startswith(remedy)

@@ -49,6 +49,8 @@ _STATES_REMEDY = {
 }
 """By the refusal without its detail."""
 
+_IN_LOG = "Read engine.log. It has the traceback."
+
 
 def find_all(
     run: RunData, cells: Sequence[CellResult], effects: Mapping[Cell, PairEffect]
@@ -244,7 +246,7 @@ def _states(run: RunData, cells: Sequence[CellResult]) -> Iterator[Finding]:
             FindingKind.STATES,
             severity=Severity.NOTE,
             sentence="Stage holds K/V only: stock writes the recurrent states ({reason}).",
-            remedy=_STATES_REMEDY.get(refused[: refused.find(":") + 1]),
+            remedy=_STATES_REMEDY.get(refused[: refused.find(":") + 1], _IN_LOG),
             reason=refused,
         )
     idle = [cell for cell, own in staged.items() if not any(w.states_committed for w in own)]

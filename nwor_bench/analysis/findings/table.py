@@ -122,8 +122,8 @@ TABLE = {
         "windows that staged nothing", "have"),
     _K.STATES: Row(_WARNING,
         "Stock wrote the recurrent states of every staged window of {cells} ({reasons}). What was "
-        "measured there is K/V only.", "Read the reason in windows.csv (states_reason). engine.log "
-        "may have a traceback.", "Stock wrote the recurrent states"),
+        "measured there is K/V only.", "Read states_reason in windows.csv. engine.log may have a "
+        "traceback.", "Stock wrote states"),
     _K.WINDOWS_DISAGREE: Row(_WARNING,
         "{name}: neighbouring windows give {windows}, whole batches {batches}. The intervals do "
         "not overlap, so whole batches decide.",

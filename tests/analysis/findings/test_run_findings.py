@@ -219,7 +219,7 @@ def test_one_cell_whose_states_never_moved_is_named():
     [
         ("mamba_cache_mode:align", "Write --engine-args '{\"enable_prefix_caching\": false}'."),
         ("unsupported_states:MambaMixer2", "Nothing to do."),
-        ("states:RuntimeError", "Read the reason"),
+        ("states:RuntimeError", "Read engine.log."),
     ],
 )
 def test_states_that_stay_with_stock_are_a_note_with_a_remedy(run, reason, remedy):

@@ -200,7 +200,7 @@ def _cache_words(result: Mapping[str, Any]) -> tuple[str, str]:
     ranks = f" on {result['ranks']} ranks" if result["ranks"] > 1 else ""
     return "is what mode off leaves", (
         f", {verdict}: {count(result['checked'])} of {count(result['committed'])} positions in "
-        f"{result['layers']} layers{ranks} were compared"
+        f"{plural(result['layers'], 'layer')}{ranks} were compared"
     )
 
 

@@ -115,3 +115,15 @@ def test_a_model_that_drafts_with_its_mtp_layer_is_swept(tmp_path: Path) -> None
     staged = cells[(cells.nwor_mode == "stage") & (cells.scv_mode == "off")].iloc[0]
     assert int(staged.nwor_total_staged) == int(staged.draft_tokens) > 0
     assert 0 < int(staged.nwor_total_committed) == int(staged.accepted_tokens)
+
+
+def test_a_hybrid_whose_states_are_staged_passes_within_tolerance(tmp_path: Path) -> None:
+    """Equal tokens do not make the cache equal bit for bit: states come from another kernel."""
+    code, cells, run = sweep(tmp_path / "run", "tiny-states-mtp")
+    assert code is ExitCode.OK
+    assert run["parity"]["rule"] == "explained"
+    verdicts = {cell: found["verdict"] for cell, found in run["kv_gate"]["cells"].items()}
+    assert verdicts
+    assert set(verdicts.values()) == {"within tolerance"}
+    staged = cells[(cells.nwor_mode == "stage") & (cells.scv_mode == "off")].iloc[0]
+    assert int(staged.state_bytes_committed) > 0

@@ -242,7 +242,8 @@ class KvGate:
         self._baseline = baseline
         self._budget = budget
         self._bytes_per_token = status.bytes_per_token or 0
-        self._one_attention = str(status.device).startswith("cpu")
+        # Staged states come from another kernel than stock's, and all later layers follow them.
+        self._one_attention = str(status.device).startswith("cpu") and not status.state_layers
         self._references = KvReferences(cache, partial(set_modes, baseline), status)
         self._off: tuple[KvBatch, Answer] | None = None
         self._tolerances: dict[LayerKey, Tolerance] = {}

@@ -17,6 +17,7 @@ from nwor_bench.analysis.invariants import accepted, windows_by_batch
 from nwor_bench.analysis.statistics import MIN_BLOCKS, POWER, SIGNIFICANCE, variance_inflation
 from nwor_bench.instruments.robust import CONFIDENCE, t_quantile
 from nwor_bench.models.byte_model import BY_REFERENCE, CACHE_BITS, COPY_SPILLED, DIRECT, Strategy
+from nwor_bench.models.recurrent import Moved, added_by_staging
 from nwor_bench.records.cell import Cell, NworMode, ScvMode, cell_order
 from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.header import RunHeader
@@ -63,26 +64,15 @@ def predicted_difference(
         )
 
     first_tokens = requests * wide if strategy is BY_REFERENCE else 0.0
-    read, written = _states_difference(engine, staged, accepted_tokens, requests)
+    states = Moved(0, 0)
+    if engine.state_bytes is not None and engine.state_record_token_bytes is not None:
+        sizes = engine.state_bytes, engine.state_record_token_bytes
+        states = added_by_staging(*sizes, requests, staged, accepted_tokens)
+    read = first_tokens + moved(strategy, True) - moved(DIRECT, True)
     return {
-        "dram_read_bytes": first_tokens + moved(strategy, True) - moved(DIRECT, True) + read,
-        "dram_write_bytes": moved(strategy, False) - moved(DIRECT, False) + written,
+        "dram_read_bytes": read + states.read,
+        "dram_write_bytes": moved(strategy, False) - moved(DIRECT, False) + states.written,
     }
-
-
-def _states_difference(
-    engine: EngineStatus, staged: float, accepted: float, requests: float
-) -> tuple[float, float]:
-    """Bytes read and written more than by stock for recurrent states, if they are staged.
-
-    Stock reads a request's state once and writes it behind every token. Staged, it is read again
-    for its one write; every token leaves records, of which those that are kept are read.
-    """
-    state, record = engine.state_bytes, engine.state_record_token_bytes
-    if state is None or record is None:
-        return 0.0, 0.0
-    read = requests * state + (accepted + requests) * record
-    return read, (staged + requests) * record - staged * state
 
 
 COUNTERS = ("dram_read_bytes", "dram_write_bytes")

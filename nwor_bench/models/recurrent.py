@@ -112,15 +112,28 @@ class RecurrentLayers:
 
     def staged(self, requests: int, draft_tokens: int, accepted: float, ranks: int = 1) -> Moved:
         """Bytes that a staged step moves, its commit included; `accepted`: of all requests."""
-        one, column = self.state.state_bytes(ranks), self.state.conv_column_bytes(ranks)
-        record, kept = self.state.record_bits / 8 / ranks, self.state.conv_kernel - 1
-        return Moved(
-            read=self.count
-            * (requests * (2 * one + kept * column) + (requests + accepted) * record),
-            written=self.count
-            * requests
-            * (one + (kept + draft_tokens) * column + (draft_tokens + 1) * record),
-        )
+        stock = self.moved(requests, draft_tokens, ranks)
+        state, record = self.state_bytes(ranks), self.count * self.state.record_bits / 8 / ranks
+        more = added_by_staging(state, record, requests, requests * draft_tokens, accepted)
+        return Moved(stock.read + more.read, stock.written + more.written)
+
+
+def added_by_staging(
+    state: float, record: float, requests: float, drafts: float, accepted: float
+) -> Moved:
+    """Bytes that a staged step moves more than stock's; the module's text has the formula.
+
+    The state is read again for its one write; every token leaves a record, of which those that
+    are kept are read.
+
+    Args:
+        state, record: bytes of a request's state and of a token's record.
+        drafts, accepted: of all requests.
+    """
+    return Moved(
+        read=requests * state + (requests + accepted) * record,
+        written=(requests + drafts) * record - drafts * state,
+    )
 
 
 def recurrent_layers(config: Config) -> RecurrentLayers | None:

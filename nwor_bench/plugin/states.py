@@ -14,6 +14,7 @@ its records hold all that is needed, and counts are vLLM's own.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -45,7 +46,8 @@ class StateLayer:
         return self.state[0].numel() * self.state.element_size()
 
 
-class StateTables(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class StateTables:
     """Where the states of a step lie, for its commit."""
 
     indices: tuple[Tensor, ...]
@@ -53,7 +55,7 @@ class StateTables(NamedTuple):
     accepted: Tensor
     """[requests] int32, tokens that the window before left."""
 
-    @property
+    @cached_property
     def place(self) -> tuple[tuple[int, ...], ...]:
         """Address and layout of each group's indices: vLLM keeps them in buffers of its own."""
         return tuple((each.data_ptr(), each.stride(0), *each.shape) for each in self.indices)

@@ -192,6 +192,18 @@ def test_held_by_reference_the_certain_first_tokens_are_read_back_too() -> None:
         assert found["dram_write_bytes"] == without["dram_write_bytes"]
 
 
+def test_staged_states_are_written_once_and_read_again() -> None:
+    """8 requests with 4 drafts, of which 12 are accepted; a state has 1,000 bytes, a record 10."""
+    facts = {"bytes_per_token": 512, "dtype": "bfloat16"}
+    plain = predicted_difference(EngineStatus(**facts), 32, 12, requests=8)
+    staged = EngineStatus(**facts, state_bytes=1000, state_record_token_bytes=10)
+    found = predicted_difference(staged, 32, 12, requests=8)
+    # Read: 8 states again, and the records of 8 first tokens and 12 drafts. Written: 40 records,
+    # and 8 states instead of 40.
+    assert found["dram_read_bytes"] - plain["dram_read_bytes"] == 8 * 1000 + 20 * 10
+    assert found["dram_write_bytes"] - plain["dram_write_bytes"] == 40 * 10 - 32 * 1000
+
+
 def test_without_the_engines_sizes_nothing_is_predicted() -> None:
     assert predicted_difference(EngineStatus(dtype="bfloat16"), 32, 12) == {}
     assert predicted_difference(EngineStatus(bytes_per_token=10, dtype="odd"), 32, 12) == {}

@@ -22,12 +22,8 @@ from nwor_bench.plugin.runner_v2.attention_layers import (
     FP8,
     flashinfer_implementations,
     further_arguments,
-    known_builders,
-    merges,
     positions_seen,
     query_as_flashinfer,
-    shape_of,
-    why_unsupported,
 )
 from nwor_bench.plugin.runner_v2.committed import CommittedOnly, attend_committed
 from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
@@ -37,17 +33,6 @@ from nwor_bench.plugin.window import LayerCall, Window
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace, verify_attention_triton
 from nwor_kernels.verify_attention.tuning import Tuning, tuning_of
 from nwor_kernels.window_merge.kernel import merge_window_triton
-
-# `setup` asks this module, as it asks `mla_attention`, what is known of a layer.
-__all__ = [
-    "AttentionGroup",
-    "KernelInputs",
-    "StagingAttention",
-    "known_builders",
-    "merges",
-    "shape_of",
-    "why_unsupported",
-]
 
 
 class AttentionGroup:

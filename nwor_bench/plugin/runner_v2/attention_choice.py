@@ -23,11 +23,11 @@ from nwor_bench.plugin.runner_v2.attention_decision import (
     NEVER,
     TILINGS,
     Choice,
+    Contender,
     DirectLengths,
     decide,
     direct_lengths,
 )
-from nwor_bench.plugin.runner_v2.attention_decision import Contender as Contender
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_bench.records.user_cache import cache_root
 from nwor_kernels import mla_verify_attention, verify_attention, window_merge

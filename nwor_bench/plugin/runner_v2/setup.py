@@ -24,16 +24,16 @@ from nwor_bench.plugin.layers import (
 )
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
-from nwor_bench.plugin.runner_v2 import attention, mla_attention, sparse_mla
+from nwor_bench.plugin.runner_v2 import attention_layers, mla_attention, sparse_mla
 from nwor_bench.plugin.runner_v2.attention import AttentionGroup, StagingAttention
 from nwor_bench.plugin.runner_v2.attention_choice import (
     AttentionChoices,
     AttentionKind,
     AttentionShape,
     ChoiceStore,
-    Contender,
     kernels_digest,
 )
+from nwor_bench.plugin.runner_v2.attention_decision import Contender
 from nwor_bench.plugin.runner_v2.committed import CommittedOnly, decode_shortened, without_mask
 from nwor_bench.plugin.runner_v2.gated_delta import set_up_states, state_patches
 from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs, StockGraphs
@@ -242,7 +242,7 @@ def _why_layers_cannot(
     if reason is None and any(map(is_latent, layers.values())):
         reason = refusals.of_compilation(runner.compilation_config, refusals.LATENT_SPLIT_OPS)
     latent = (*mla_attention.supported()[1], *sparse_mla.supported()[1])
-    builders = (*attention.known_builders(), *latent)
+    builders = (*attention_layers.known_builders(), *latent)
     return reason or refusals.of_groups(runner.attn_groups, layers, builders)
 
 
@@ -253,7 +253,7 @@ def _why_layer_cannot(layer: Any, length: int, dtype: torch.dtype) -> str | None
 
 def _module_of(layer: Any) -> Any:
     """What is known of its kind of attention."""
-    return mla_attention if is_latent(layer) else attention
+    return mla_attention if is_latent(layer) else attention_layers
 
 
 def _workspace(

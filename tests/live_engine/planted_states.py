@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -111,7 +112,7 @@ def groups_swapped(states: WindowStates) -> Iterator[None]:
             other = indices[1:] + indices[:1]
             if len(indices) == 1:
                 other = (indices[0].roll(1, dims=0),)
-            return made(staged, tables._replace(indices=other), commit)
+            return made(staged, replace(tables, indices=other), commit)
 
         return faulty
 

@@ -1,7 +1,7 @@
 """Does vLLM alone survive draft counts that change with the batch? No plugin runs here.
 
-    python sweeps/studies/worth/stock_crash.py                         # a schedule of several counts
-    python sweeps/studies/worth/stock_crash.py --schedule '[[1, 128, 4]]'       # one count
+    python sweeps/studies/worth/stock_crash.py                           # several draft counts
+    python sweeps/studies/worth/stock_crash.py --schedule "[[1, 128, 4]]"    # one
     python sweeps/studies/worth/stock_crash.py --graphs PIECEWISE
 
 Requests arrive at random times (Poisson), at four rates one after another, at vLLM with an EAGLE

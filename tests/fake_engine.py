@@ -170,7 +170,13 @@ class FakeEngine:
     def set_counters(self, on: bool) -> None:
         self.switched.append((len(self.calls), "counters", on))
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        *,
+        keep_prefix_cache: bool = False,
+    ) -> BatchOutput:
         assert self.cell is not None, "no mode was set"
         number = len(self.calls)
         asked = tuple(tuple(prompt) for prompt in prompts)

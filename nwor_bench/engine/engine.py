@@ -108,11 +108,18 @@ class VllmEngine:
         if self._draft_counts is not None:
             self._draft_counts.fix(cell.drafts or 0)
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
-        """Run one batch to its end from an empty prefix cache; read counters before and after."""
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        *,
+        keep_prefix_cache: bool = False,
+    ) -> BatchOutput:
+        """See `Engine`; counters are read before and after."""
         params = vllm_params(sampling)
         inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        self._reset_prefix_cache()
+        if not keep_prefix_cache:
+            self._reset_prefix_cache()
         self._rpc("nwor_seed", sampling.seed)
         self._rpc("nwor_drain")  # windows of an interrupted batch do not belong to this one
         self._kv_cache.before_batch()
@@ -153,7 +160,8 @@ class VllmEngine:
             for cell in order.cells
         ]
         with stderr_to_file(self._log):
-            self._rpc("nwor_interleave", modes, list(order.pairs), order.seed)
+            lengths = dict(order.run_lengths)
+            self._rpc("nwor_interleave", modes, list(order.pairs), order.seed, lengths)
 
     def stop_interleaving(self) -> list[dict[str, dict[str, int]]]:
         """Return to mode off; each cell's SCV counters and fallbacks, in the order's cells."""

@@ -98,8 +98,14 @@ class Engine(Protocol):
     def set_modes(self, cell: Cell) -> None:
         """Switch both modes live."""
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
-        """Run one batch to its end from an empty prefix cache."""
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        *,
+        keep_prefix_cache: bool = False,
+    ) -> BatchOutput:
+        """Run one batch to its end, from an empty prefix cache unless it is kept."""
 
     def interleave(self, order: WindowOrder) -> None:
         """Interleave the cells in the next batch, window by window."""

@@ -45,10 +45,14 @@ class NworWorkerExtension:
         _hook(self).set_modes(NworMode(nwor_mode), ScvMode(scv_mode))
 
     def nwor_interleave(
-        self, cells: list[tuple[str, str]], pairs: list[tuple[int, int]], seed: str
+        self,
+        cells: list[tuple[str, str]],
+        pairs: list[tuple[int, int]],
+        seed: str,
+        run_lengths: dict[int, int],
     ) -> None:
         """Interleave cells in the next batch; call it between batches."""
-        interleaving = Interleaving(_hook(self), cells, pairs, seed)
+        interleaving = Interleaving(_hook(self), cells, pairs, seed, run_lengths)
         interleaving.start()
         vars(self).setdefault(TOOLS, {})["interleaving"] = interleaving
 

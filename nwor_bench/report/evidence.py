@@ -73,8 +73,8 @@ def evidence_section(analysis: Analysis) -> Section:
     """Every gate's result with its method, our counters beside vLLM's, and fallbacks."""
     run, cells = analysis.run, analysis.cells
     violations = tuple(violation.text for violation in analysis.violations)
-    blocks: list[Block] = [_tokens(run, cells), Paragraph(TOKENS), *local_blocks(run),
-                           *kv_blocks(run)]  # fmt: skip
+    blocks: list[Block] = [_tokens(run, cells), Paragraph(TOKENS), *_gate_size(run),
+                           *local_blocks(run), *kv_blocks(run)]  # fmt: skip
     facts = list(settings(to_json(run.header.parity)))
     if facts:
         blocks.append(table(["Gate", "Value"], facts, numbers_from=2, caption="The gate"))
@@ -91,6 +91,21 @@ def evidence_section(analysis: Analysis) -> Section:
     blocks += [_counters(run), Paragraph(COUNTERS), *_fallbacks(cells), Paragraph(FALLBACKS)]
     broken = violations or any(cell.parity == Verdict.INVALID for cell in cells)
     return Section(TITLE, tuple(blocks), brief=True, folded=not broken)
+
+
+def _gate_size(run: RunData) -> list[Block]:
+    """How large the gate's batches were, if prompts were cut."""
+    gate = run.header.gate
+    if gate is None or gate.whole is None or gate.whole == gate.requests:
+        return []
+    room = "" if gate.room_s is None else f" (the budget left it {gate.room_s:.1f} s)"
+    sentence = (
+        f"Each batch of the gate ran {plural(gate.requests or 0, 'request')}, {gate.whole} of them "
+        f"with a whole prompt, the others with the end of one: {count(gate.prompt_tokens)} prompt "
+        f"tokens, {gate.new_tokens} new ones a request{room}. Tokens of all were compared. With "
+        "--batches 0 nothing is cut."
+    )
+    return [Paragraph(sentence)]
 
 
 def _tokens(run: RunData, cells: Sequence[CellResult]) -> Table:

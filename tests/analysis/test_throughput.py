@@ -33,8 +33,6 @@ def test_tokens_are_a_requests_own_and_its_accepted_drafts() -> None:
         replace(w, **accepting(7), rejected_tokens=1, device_ms=12.0)
         if w.cell == STAGE_GRAPH
         else w
-        if w.cell == STAGE_GRAPH
-        else w
         for w in group_windows(PAIR, 4)
     ]
     group = only(windows)

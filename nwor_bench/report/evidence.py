@@ -157,9 +157,9 @@ def local_sentence(run: RunData) -> str:
             f"{plural(windows, 'window')}.{attended}"
         )
         if first.get("states"):
-            sentences.append(
-                f"Recurrent states of {plural(first['states'], 'layer')} are stock's, too."
-            )
+            both = first.get("convolutions") == first["states"]
+            what = "Recurrent and convolution states" if both else "Recurrent states"
+            sentences.append(f"{what} of {plural(first['states'], 'layer')} are stock's, too.")
     if broken:
         sentences.append(f"A layer of {joined(broken)} differs from stock on the same inputs.")
     if unchecked:

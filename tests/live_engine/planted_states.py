@@ -122,6 +122,37 @@ def groups_swapped(states: WindowStates) -> Iterator[None]:
     states._commits.clear()
 
 
+def convolution_short(states: WindowStates) -> AbstractContextManager[None]:
+    """The convolution goes on from one token before the last accepted one."""
+    if states.layers[0].state.device.type != "cpu":
+        from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn as qwen
+
+        def wrap(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+            def update(*given: Any, **named: Any) -> Tensor:
+                if named.get("num_accepted_tokens") is not None:
+                    accepted = named["num_accepted_tokens"]
+                    named["num_accepted_tokens"] = (accepted - 1).clamp(min=1)
+                return original(*given, **named)
+
+            return update
+
+        return wrapped(qwen, "causal_conv1d_update", wrap)
+
+    from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
+
+    def wrap_cpu(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def forward(layer: Any, metadata: Any, mixed: Tensor, b: Tensor, a: Tensor,
+                    kept: Tensor, *rest: Any) -> Tensor:  # fmt: skip
+            slots = metadata.spec_state_indices_tensor[: metadata.num_spec_decodes, 0].long()
+            later = metadata.num_accepted_tokens[: len(slots)] > 1
+            kept[slots[later]] = kept[slots[later]].roll(1, dims=-1)
+            return original(layer, metadata, mixed, b, a, kept, *rest)
+
+        return forward
+
+    return wrapped(gdn_attention, "_spec_forward", wrap_cpu)
+
+
 PLANTS: dict[str, Plant] = {
     "one too few": counts_changed(lambda counts: (counts - 1).clamp(min=1)),
     "one too many": counts_changed(lambda counts: (counts + 1).clamp(max=5)),
@@ -133,6 +164,7 @@ PLANTS: dict[str, Plant] = {
     "never committed": never_committed,
     "a token short": verify_changed(token_short),
     "wrong group": groups_swapped,
+    "convolution a token short": convolution_short,
 }
 
 
@@ -148,10 +180,14 @@ def check_case(engine: VllmEngine, prompts: list[list[int]], case: str, layers: 
             found = check_a_batch(engine, prompts)
         assert found.verdict is KvVerdict.BROKEN, found
         assert found.reason is not None
-        assert "recurrent state" in found.reason or "outputs" in found.reason
+        if case.startswith("convolution"):
+            assert "convolution states" in found.reason, found.reason
+        else:
+            assert "recurrent state" in found.reason or "outputs" in found.reason
         return
     found = check_a_batch(engine, prompts, case.removeprefix("sound "))
     assert (found.verdict, found.reason) == (KvVerdict.WITHIN, None)
-    assert (found.states, found.windows) == (layers, 2)
+    assert (found.states, found.convolutions, found.windows) == (layers, layers, 2)
+    assert found.state_requests == len(prompts)
     assert found.nearest is not None
     assert found.nearest < 1

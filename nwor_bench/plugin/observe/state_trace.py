@@ -78,8 +78,12 @@ class StateTrace:
         if norm is not None:
             norm = norm._replace(gate=norm.gate[:few].clone())
         self.calls[number] = StateCall(
-            *(each[:few].clone() for each in (mixed, a, b)),
-            *(each.clone() for each in (indices, accepted, bounds)),
+            mixed[:few].clone(),
+            a[:few].clone(),
+            b[:few].clone(),
+            indices.clone(),
+            accepted.clone(),
+            bounds.clone(),
             norm,
             state[slots.clamp(min=0)],
         )

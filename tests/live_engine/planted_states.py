@@ -1,19 +1,23 @@
-"""Faults of recurrent states that the local gate must see, planted into either runner."""
+"""Faults of recurrent states that the gate must see, planted into either runner: the local gate
+every one, the end-to-end gate those that move a state by more than roundings do."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
-from engine_tools import worker_of
+from engine_tools import run_cell, worker_of
+from kv_gate_tools import OFF, answer_of
 from planted_cpu import wrapped
 from planted_layers import check_a_batch
 from torch import Tensor
 
-from nwor_bench.analysis.parity.kv import KvVerdict
+from nwor_bench.analysis.parity.kv import KvVerdict, StateResult
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.plugin.states import WindowStates
+from nwor_bench.records.types import Cell, NworMode, ScvMode
+from nwor_bench.run.gate.kv import KvGate
 
 Plant = Callable[[WindowStates], AbstractContextManager[None]]
 
@@ -103,6 +107,33 @@ def never_committed(states: WindowStates) -> Iterator[None]:
 
 
 @contextmanager
+def rejected_state_committed(states: WindowStates) -> Iterator[None]:
+    """In one layer the next window reads the state behind the first rejected draft."""
+    layer = states.layers[1]
+
+    def wrap(commit_of: Callable[..., Any]) -> Callable[..., Any]:
+        def faulty_of(staged: Any, tables: Any) -> Any:
+            commit, indices = commit_of(staged, tables), tables.indices[layer.group].long()
+
+            def faulty(accepted: Tensor, committed: Tensor) -> None:
+                commit(accepted, (committed + 1).clamp(max=indices.shape[1]))
+                column = committed.long()[:, None]
+                behind = indices.gather(1, column.clamp(max=indices.shape[1] - 1)).flatten()
+                rejected = layer.state[behind]
+                commit(accepted, committed)
+                kept = indices.gather(1, column - 1).flatten()
+                some = (column.flatten() < indices.shape[1]).view(-1, 1, 1, 1)
+                layer.state[kept] = rejected.where(some, layer.state[kept])
+
+            return faulty
+
+        return faulty_of
+
+    with wrapped(states, "_commit_of", wrap):
+        yield
+
+
+@contextmanager
 def groups_swapped(states: WindowStates) -> Iterator[None]:
     """Layers are committed to the slots of another group, or of another request."""
 
@@ -157,6 +188,7 @@ PLANTS: dict[str, Plant] = {
     "one too few": counts_changed(lambda counts: (counts - 1).clamp(min=1)),
     "one too many": counts_changed(lambda counts: (counts + 1).clamp(max=5)),
     "a rejected position": counts_changed(lambda counts: torch.full_like(counts, 5)),
+    "a rejected draft's state": rejected_state_committed,
     "another request's record": records_changed(roll_requests),
     "one head's update": records_changed(one_heads_update),
     "one head's gate": verify_changed(one_heads_gate),
@@ -169,6 +201,11 @@ PLANTS: dict[str, Plant] = {
 
 
 CASES = ("sound stage", "sound control", *PLANTS)
+
+SUBTLE = ("one head's update", "one head's gate")
+"""By 0.1 and 1 %: less than what mode off's states differ by from themselves."""
+
+END_TO_END = ("sound stage", "sound control", *(name for name in PLANTS if name not in SUBTLE))
 
 
 def check_case(engine: VllmEngine, prompts: list[list[int]], case: str, layers: int) -> None:
@@ -191,3 +228,33 @@ def check_case(engine: VllmEngine, prompts: list[list[int]], case: str, layers: 
     assert found.state_requests == len(prompts)
     assert found.nearest is not None
     assert found.nearest < 1
+
+
+def check_end_to_end(
+    engine: VllmEngine, prompts: list[list[int]], case: str, layers: int
+) -> StateResult:
+    """Behind a sound batch the states of every request are mode off's; a planted fault is named."""
+    plant = PLANTS.get(case)
+    nwor = NworMode("stage" if plant else case.removeprefix("sound "))
+    cell = Cell("tiny", nwor, ScvMode.OFF)
+    states = worker_of(engine).nwor_hook.states
+    gate = KvGate(engine.kv_cache(), engine.set_modes, engine.status(), OFF)
+    with gate.watching():
+        stock = run_cell(engine, "off", "off", prompts, 40)
+        assert gate.check(OFF, prompts, answer_of(stock)) is None
+        with torch.inference_mode(), plant(states) if plant else nullcontext():
+            staged = run_cell(engine, nwor, "off", prompts, 40)
+        result = gate.check(cell, prompts, answer_of(staged, nwor))
+    assert result is not None
+    found = result.states
+    assert found is not None
+    assert (found.sampled, found.requests, found.layers) == (len(prompts), len(prompts), layers)
+    assert found.states == layers * len(prompts)
+    if plant:
+        assert found.verdict is KvVerdict.BROKEN, found
+        assert (found.reason or "").startswith("states: layer ")
+    else:
+        assert (found.verdict, found.reason) == (KvVerdict.WITHIN, None)
+        assert found.finding is not None
+        assert found.finding.ratio < 1
+    return found

@@ -45,6 +45,8 @@ class Runner:
     """A V2 runner of two gated delta nets, each in a KV-cache group of its own."""
 
     device = torch.device("cpu")
+    first = 0
+    """Number in the name of a batch's first request."""
 
     def __init__(self) -> None:
         groups = [SimpleNamespace(layer_names=[name]) for name in NAMES]
@@ -74,7 +76,9 @@ class Runner:
     def starts(self, *prompts: int, max_tokens: int) -> None:
         params = SimpleNamespace(max_tokens=max_tokens)
         new = [
-            SimpleNamespace(req_id=f"{n}-x", prompt_token_ids=[7] * prompt, sampling_params=params)
+            SimpleNamespace(
+                req_id=f"{self.first + n}-x", prompt_token_ids=[7] * prompt, sampling_params=params
+            )
             for n, prompt in enumerate(prompts)
         ]
         self.execute_model(SimpleNamespace(scheduled_new_reqs=new))
@@ -85,7 +89,7 @@ class Runner:
         self.model_state.num_accepted_tokens_gpu[:requests] = torch.tensor(accepted).int()
         lengths = torch.full((requests,), DRAFTS + 1)
         batch = SimpleNamespace(
-            req_ids=[f"{n}-x" for n in range(requests)],
+            req_ids=[f"{self.first + n}-x" for n in range(requests)],
             num_reqs=requests,
             idx_mapping=torch.arange(requests),
             query_start_loc=torch.cat([torch.zeros(1).long(), lengths.cumsum(0)]),
@@ -177,3 +181,13 @@ def test_no_more_requests_are_copied_than_have_room(runner: Runner, rows: StateR
     assert rows._room() == 2
     runner.layers[0].state_bytes = 1 << 40
     assert rows._room() == 1
+
+
+@pytest.mark.slow
+def test_each_batch_has_a_sample_of_its_own(runner: Runner, rows: StateRows) -> None:
+    runner.layers[0].state_bytes = 1 << 40
+    for runner.first in (0, 2):
+        rows.watch(True)
+        runner.starts(5, 4, max_tokens=10)
+        runner.step([11, 10], [1, 1])
+        assert rows.keep("cell", [str(runner.first + n) for n in (0, 1)]) == [(0, 11)]

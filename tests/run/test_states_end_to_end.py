@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from nwor_bench.analysis.parity.kv import KvVerdict, StateResult
-from nwor_bench.run.gate.states import NONE_COPIED, NONE_OF_CELL, NOT_REPEATED, StateGate
+from nwor_bench.run.gate.states import (
+    NONE_COPIED,
+    NONE_OF_CELL,
+    NOT_REPEATED,
+    TOO_BLUNT,
+    StateGate,
+)
 
 Ids = tuple[int, ...]
 OWN = 0.01
@@ -21,11 +27,13 @@ class FakeStates:
     Args:
         wrong: error of the cell's states in layer 1, against whatever they are compared with.
         repeats: whether prefills are copied.
+        own: error of mode off's states against its prefills, in each layer.
     """
 
     copied: dict[int, int]
     wrong: float = 0.005
     repeats: bool = True
+    own: tuple[float, float] = (OWN, OWN)
     asked: list[tuple[str, str, list[tuple[int, int]]]] = field(default_factory=list)
     prefills: list[tuple[list[Ids], bool]] = field(default_factory=list)
     to_off: int = 0
@@ -48,8 +56,8 @@ class FakeStates:
     ) -> list[dict[str, Any]]:
         assert {name, other} <= self.kept
         self.asked.append((name, other, list(pairs)))
-        error = self.wrong if name == "cell" else OWN
-        return [{"errors": [self._entry(0, min(error, OWN)), self._entry(1, error)]}]
+        errors = (0.0, self.wrong) if name == "cell" else self.own
+        return [{"errors": [self._entry(layer, error) for layer, error in enumerate(errors)]}]
 
     @staticmethod
     def _entry(layer: int, error: float) -> dict[str, Any]:
@@ -112,6 +120,13 @@ def test_more_than_three_times_mode_offs_own_error_breaks_the_cell(
     assert (found.finding.layer, found.finding.allowed) == (1, pytest.approx(0.03))
     if verdict is KvVerdict.BROKEN:
         assert (found.reason or "").startswith("states: layer 1 (net 1), request 0, position 5")
+
+
+def test_a_layer_in_which_mode_off_is_no_measure_is_left_out() -> None:
+    found = checked(FakeStates({0: 4}, wrong=5.0, own=(OWN, 0.2)), OFF)
+    assert (found.verdict, found.layers, found.states) == (KvVerdict.WITHIN, 1, 1)
+    found = checked(FakeStates({0: 4}, own=(0.2, 0.2)), OFF)
+    assert (found.verdict, found.reason) == (KvVerdict.NOT_RUN, TOO_BLUNT)
 
 
 def test_what_could_not_be_compared_is_said() -> None:

@@ -252,7 +252,13 @@ class StateRows:
         found = {i: place for i, place in found.items() if reached[place]}
         positions = {i: reached[place] for i, place in found.items()}
         index = list(found.values())
-        layers = tuple((state[index].cpu(), inputs[index].cpu()) for state, inputs in self._live)
+        size = sum(each.nbytes for both in self._live for each in both)
+        there = device = self._runner.device
+        if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < ROOM * size:
+            there = torch.device("cpu")
+        layers = tuple(
+            (own[index].to(there), inputs[index].to(there)) for own, inputs in self._live
+        )
         self._kept[name] = KeptStates(positions, layers)
         return list(positions.items())
 

@@ -24,7 +24,15 @@ from nwor_bench.engine.protocol import KvCache
 
 NONE_COPIED = "no request of off x off came within a window of its last token"
 NONE_OF_CELL = "no sampled request came within a window of its last token"
+TOO_BLUNT = "mode off's own states differ so much that a wrong one would pass in every layer"
 NOT_REPEATED = "states of mode off's prefill of the same tokens were not copied"
+
+RECURRENT = "recurrent state"
+"""What the engine calls it, beside the convolution state."""
+
+BLUNT = 0.5
+"""A layer of which so large an error would be allowed is not compared: a state of one token more
+or less is often no further off."""
 
 Ids = tuple[int, ...]
 """Token ids of one request, from its prompt's first."""
@@ -80,11 +88,18 @@ class StateGate:
         self, found: Sequence[Sequence[dict[str, Any]]], sampled: int, alike: int, requests: int
     ) -> StateResult:
         ranks = [
-            {"errors": [entry for each in of_rank for entry in each["errors"]]}
-            for of_rank in zip(*found, strict=True)
+            {
+                "errors": [
+                    entry
+                    for each in of_rank
+                    for entry in each["errors"]
+                    if (rank, entry["layer"], entry["what"]) in self._tolerances
+                ]
+            }
+            for rank, of_rank in enumerate(zip(*found, strict=True))
         ]
         finding, broken = compare_within(ranks, self._tolerances)
-        layers = len({entry["layer"] for entry in ranks[0]["errors"]})
+        layers = len({e["layer"] for e in ranks[0]["errors"] if e["what"] == RECURRENT})
         reason = finding.sentence(len(ranks)) if broken and finding is not None else None
         return StateResult(
             KvVerdict.BROKEN if broken else KvVerdict.WITHIN,
@@ -111,8 +126,13 @@ class StateGate:
             self._cache.compare_states("once", "off", once),
             self._cache.compare_states("again", "once", nudged),
         ]
-        self._tolerances, self._why_not = tolerances(found)
         self._cache.drop_states(["once", "again"])
+        measured, self._why_not = tolerances(found)
+        self._tolerances = {
+            key: each for key, each in measured.items() if each.allowed["largest"] < BLUNT
+        }
+        if self._why_not is None and not any(what == RECURRENT for *_, what in self._tolerances):
+            self._why_not = TOO_BLUNT
 
     def _prefill(
         self, name: str, tokens: Mapping[int, Ids], *, nudged: bool = False

@@ -205,6 +205,9 @@ CASES = ("sound stage", "sound control", *PLANTS)
 SUBTLE = ("one head's update", "one head's gate")
 """By 0.1 and 1 %: less than what mode off's states differ by from themselves."""
 
+IN_FORWARD = ("a stale slot", "a token short", "convolution a token short")
+"""Planted into the forward: a graph that was captured before does not have them."""
+
 END_TO_END = ("sound stage", "sound control", *(name for name in PLANTS if name not in SUBTLE))
 
 

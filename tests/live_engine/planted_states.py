@@ -116,10 +116,14 @@ def rejected_state_committed(states: WindowStates) -> Iterator[None]:
             commit, indices = commit_of(staged, tables), tables.indices[layer.group].long()
 
             def faulty(accepted: Tensor, committed: Tensor) -> None:
+                places = [(each.state, tables.indices[each.group].long()) for each in states.layers]
+                before = [state[slots] for state, slots in places]
                 commit(accepted, (committed + 1).clamp(max=indices.shape[1]))
                 column = committed.long()[:, None]
                 behind = indices.gather(1, column.clamp(max=indices.shape[1] - 1)).flatten()
                 rejected = layer.state[behind]
+                for (state, slots), kept in zip(places, before, strict=True):
+                    state[slots] = kept
                 commit(accepted, committed)
                 kept = indices.gather(1, column - 1).flatten()
                 some = (column.flatten() < indices.shape[1]).view(-1, 1, 1, 1)

@@ -66,7 +66,9 @@ class FakeKvCache:
     def watch(self, on: bool) -> None:
         self.watched.append(on)
 
-    def prefill(self, sequences: Sequence[Sequence[int]], *, nudged: bool = False) -> None:
+    def prefill(
+        self, sequences: Sequence[Sequence[int]], *, nudged: bool = False, outputs: int = 1
+    ) -> None:
         ids = tuple(tuple(each) for each in sequences)
         if nudged:
             self.nudged.append(ids)

@@ -361,11 +361,15 @@ class VllmKvCache:
         self._watching = on
         self._rpc_all("nwor_watch_blocks", on)
 
-    def prefill(self, sequences: Sequence[Sequence[int]], *, nudged: bool = False) -> None:
-        """See `KvCache`. Each sequence is a prompt with one token to be sampled."""
+    def prefill(
+        self, sequences: Sequence[Sequence[int]], *, nudged: bool = False, outputs: int = 1
+    ) -> None:
+        """See `KvCache`. Each sequence is a prompt."""
         from vllm import SamplingParams
 
-        params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+        params = SamplingParams(
+            max_tokens=outputs, temperature=0.0, ignore_eos=True, detokenize=False
+        )
         inputs = [{"prompt_token_ids": list(sequence)} for sequence in sequences]
         if not self._llm.reset_prefix_cache():
             raise EngineError("vLLM could not reset its prefix cache before a prefill")
@@ -390,3 +394,19 @@ class VllmKvCache:
     def drop(self, names: Sequence[str]) -> None:
         """See `KvCache`."""
         self._rpc_all("nwor_drop_kv", list(names))
+
+    def keep_states(self, name: str) -> dict[int, int]:
+        """See `KvCache`."""
+        ranks = [dict(each) for each in self._rpc_all("nwor_keep_states", name, self._requests)]
+        return {i: n for i, n in ranks[0].items() if all(rank.get(i) == n for rank in ranks)}
+
+    def compare_states(
+        self, name: str, other: str, pairs: Sequence[tuple[int, int]]
+    ) -> list[dict[str, Any]]:
+        """See `KvCache`."""
+        ranks = self._rpc_all("nwor_compare_states", name, other, [list(pair) for pair in pairs])
+        return [{"errors": errors} for errors in ranks]
+
+    def drop_states(self, names: Sequence[str]) -> None:
+        """See `KvCache`."""
+        self._rpc_all("nwor_drop_states", list(names))

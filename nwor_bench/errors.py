@@ -21,7 +21,7 @@ class ExitCode(IntEnum):
 MOST_LISTED = 50
 """Names that a refusal lists; more, such as vLLM's arguments, would fill a screen."""
 
-MOST_BESIDE_A_NEAR_ONE = 25
+MOST_BESIDE_A_NEAR_ONE = 30
 """Names that it lists if it offers one of them."""
 
 

@@ -5,7 +5,7 @@
 
 import csv
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import log
@@ -16,10 +16,15 @@ from nwor_bench.models.shape import ModelShape
 from nwor_bench.records.types import Verdict
 from nwor_bench.workload.toml_file import resource_dir
 
-FILE = "studies/interleave/cells.csv"
-STAGED = "stage x graph"
+FILES = ("studies/interleave/cells.csv", "studies/two-clocks/cells.csv")
+"""The older one first: a setting's last row counts."""
+
+STAGED = ("stage x graph", "stage x adaptive")
 ACCEPTANCE = "2.6"
-"""Tokens that a request gains per window in most of the study's settings."""
+"""Tokens that a request gains per window in most of the settings."""
+
+AS_STOCK = "as stock"
+"""In place of a verdict: what stages was measured slower, so windows are written as stock does."""
 
 
 @dataclass(frozen=True)
@@ -32,41 +37,56 @@ class MeasuredRow:
     """Tokens of context; None for real text, whose prompts differ."""
     cache: str
     """vLLM's kv_cache_dtype; auto is bfloat16 here."""
-    ratio: float
-    low: float
-    high: float
+    ratio: float | None
+    """None if the verdict is AS_STOCK."""
+    low: float | None
+    high: float | None
     verdict: str
-    """That of the run: FASTER, SLOWER or, if it was undecided, another one."""
+    """That of the run: FASTER, SLOWER, another one if it was undecided, or AS_STOCK."""
 
 
 @cache
 def measured_rows() -> tuple[MeasuredRow, ...]:
-    """The last run of each setting that gave an interval, at the usual acceptance."""
-    with (resource_dir("sweeps") / FILE).open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["cell"] == STAGED]
+    """The last run of each setting that gave an answer on an H200, at the usual acceptance."""
     found = {}
-    for row in rows:
-        if row["ratio_ci_low"] and row["acceptance"] in (ACCEPTANCE, ""):
-            setting = (row["pair"], row["requests"], row["context"], row["cache"])
-            found[setting] = MeasuredRow(
-                pair=row["pair"],
-                requests=int(row["requests"]),
-                context=int(row["context"]) if row["context"] else None,
-                cache=row["cache"],
-                ratio=float(row["ratio_to_off"]),
-                low=float(row["ratio_ci_low"]),
-                high=float(row["ratio_ci_high"]),
-                verdict=row["verdict"],
-            )
+    for row in _staged_rows():
+        direct = row["verdict"] == Verdict.INEFFECTIVE
+        if not direct and not row["ratio_ci_low"]:
+            continue
+        setting = (row["pair"], row["requests"], row["context"], row["cache"])
+        numbers = (row["ratio_to_off"], row["ratio_ci_low"], row["ratio_ci_high"])
+        ratio, low, high = (None if direct else float(number) for number in numbers)
+        found[setting] = MeasuredRow(
+            pair=row["pair"],
+            requests=int(row["requests"]),
+            context=int(row["context"]) if row["context"] else None,
+            cache=row["cache"],
+            ratio=ratio,
+            low=low,
+            high=high,
+            verdict=AS_STOCK if direct else row["verdict"],
+        )
     return tuple(found.values())
 
 
+def _staged_rows() -> Iterator[dict[str, str]]:
+    for name in FILES:
+        with (resource_dir("sweeps") / name).open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                usual = row.get("acceptance", ACCEPTANCE) in (ACCEPTANCE, "")
+                if row["cell"] in STAGED and usual and "H100" not in row.get("gpu", ""):
+                    yield row
+
+
 def outcomes(rows: Sequence[MeasuredRow]) -> str:
-    """`faster in 13 of 20 settings, slower in 4, undecided in 3`."""
+    """`faster in 13 of 20 settings, slower in 4, undecided in 1, left to stock in 2`."""
     counts = Counter(row.verdict for row in rows)
-    faster, slower = counts[Verdict.FASTER], counts[Verdict.SLOWER]
-    rest = len(rows) - faster - slower
-    return f"faster in {faster} of {len(rows)} settings, slower in {slower}, undecided in {rest}"
+    faster, slower, direct = (counts[v] for v in (Verdict.FASTER, Verdict.SLOWER, AS_STOCK))
+    rest = len(rows) - faster - slower - direct
+    return (
+        f"faster in {faster} of {len(rows)} settings, slower in {slower}, undecided in {rest}, "
+        f"left to stock in {direct}"
+    )
 
 
 def nearest_rows(

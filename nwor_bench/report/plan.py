@@ -69,11 +69,12 @@ def _measured(rows: Sequence[MeasuredRow]) -> Table:
         ["Model", "Requests", "Context", "Cache", "Time over stock [95 % interval]", "Verdict"],
         [
             [row.pair, count(row.requests), count(row.context), row.cache,
-             f"{row.ratio:.3f} [{row.low:.3f}, {row.high:.3f}]", row.verdict]
+             "" if row.ratio is None else f"{row.ratio:.3f} [{row.low:.3f}, {row.high:.3f}]",
+             row.verdict]
             for row in rows
         ],
         numbers_from=1,
-        caption="Nearest settings measured on an H200, stage x graph, 4 drafts",
+        caption="Nearest settings measured on an H200, staged, 4 drafts",
     )  # fmt: skip
 
 
@@ -127,15 +128,16 @@ def _strategy_values(prediction: BytePrediction, strategy: Strategy) -> dict[str
 def _headline(prediction: BytePrediction) -> str:
     """The answer in one sentence."""
     rows = _nearest(prediction)
-    low, high = min(row.ratio for row in rows), max(row.ratio for row in rows)
+    ratios = [row.ratio for row in rows if row.ratio is not None]
+    measured = f"{min(ratios):.3f} to {max(ratios):.3f} times" if ratios else "written as stock, in"
     launches = _launches(prediction, BY_REFERENCE).replace("-", " to ")
     states = prediction.states_share
     more = f" with K/V and {percent(states)} with recurrent states" if states else ""
     return (
         f"In bytes: NWOR saves at most {percent(prediction.most_share)} of a step's DRAM bytes"
         f"{more}. In launches: stock's {_launches(prediction, DIRECT)} writes become {launches}, "
-        f"which counts for more. Measured in the nearest settings: {low:.3f} to {high:.3f} times "
-        "stock's time of a window."
+        f"which counts for more. Measured in the nearest settings: {measured} stock's time of a "
+        "window."
     )
 
 

@@ -57,9 +57,9 @@ def _elsewhere(header: RunHeader) -> Iterator[str]:
     """What was measured on GPUs, for a run on a CPU that timed nothing."""
     if header.checks_only and on_cpu(header):
         yield (
-            f"On an H200 staging (stage x graph) was {outcomes(measured_rows())} (the last run of "
-            "each); the README has the table. `nwor-bench plan --config FOLDER` names those "
-            "nearest to a model."
+            f"On an H200 staging was {outcomes(measured_rows())} (the last run of each); the "
+            "README has the table. `nwor-bench plan --config FOLDER` names those nearest to a "
+            "model."
         )
 
 

@@ -26,28 +26,34 @@ def test_no_number_of_a_page_was_typed(page: Path) -> None:
     assert not [line for line in text.splitlines() if tables.VALUE.match(line)]
 
 
-def test_what_other_pages_cite_of_interleaved_windows() -> None:
-    """The results' counts of runs, and the README's row of each 8k run, one a host."""
-    page = STUDIES / "interleave" / "README.md"
-    known = tables.values(page)
+def test_what_the_results_cite_of_interleaved_windows() -> None:
+    known = tables.values(STUDIES / "interleave" / "README.md")
     results = " ".join((CHECKOUT / "docs" / "results-h200.md").read_text(encoding="utf-8").split())
     assert (
         f"saves {known['gains']} % in {known['pay']} of {known['splits']} runs "
         f"and costs {known['costs']} % in {known['cost']}," in results
     )
+
+
+def test_the_readmes_rows_are_those_of_the_studies() -> None:
+    """Each ratio with its batch, cache and tokens/s; every row of the newer study is there."""
+    older = pd.read_csv(STUDIES / "interleave" / "cells.csv")
+    newer = pd.read_csv(STUDIES / "two-clocks" / "cells.csv")
+    newer = newer[~newer.gpu.str.contains("H100")]
+    known = {}
+    for cells in (older, newer):
+        staged = cells[cells.cell.str.startswith("stage x") & cells.ratio_ci_low.notna()]
+        for _, row in staged.iterrows():
+            ratio = f"{row.ratio_to_off:.3f} [{row.ratio_ci_low:.3f}, {row.ratio_ci_high:.3f}]"
+            cache = row.cache.replace("auto", "bf16")
+            more = f"{100 * (1 / row.ratio_to_off - 1):+.1f} %"
+            known[str(row.requests), cache, ratio, more] = row.verdict
     readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
-    cells = pd.read_csv(page.with_name("cells.csv"))
-    long = cells[(cells.context == 8192) & (cells.cell == "stage x graph")]
-    for _, row in long[long.ratio_ci_low.notna()].iterrows():
-        ratio = f"{row.ratio_to_off:.3f} [{row.ratio_ci_low:.3f}, {row.ratio_ci_high:.3f}]"
-        assert f"| {row.cache.replace('auto', 'bf16'):5} | {ratio} |" in readme
-    staged = cells[cells.cell == "stage x graph"]
-    verdicts = {
-        f"{row.ratio_to_off:.3f} [{row.ratio_ci_low:.3f}, {row.ratio_ci_high:.3f}]": row.verdict
-        for _, row in staged[staged.ratio_ci_low.notna()].iterrows()
-    }
-    rows = re.findall(r"\| (\d\.\d{3} \[[\d., ]+\])", readme)
-    counts = Counter(verdicts[ratio] for ratio in rows)
+    pattern = r"\| +(\d+) \| (\w+) +\|[ \d.]+\| (\d\.\d{3} \[[\d., ]+\]) \| +(\S+ %) \|"
+    rows = re.findall(pattern, readme)
+    counts = Counter(known[row] for row in rows)
+    assert len(rows) == len(set(rows))
+    assert len(set(rows)) >= newer[newer.cell.str.startswith("stage x")].ratio_to_off.count()
     faster, slower = counts["FASTER"], counts["SLOWER"]
     rest = len(rows) - faster - slower
     told = f"By verdict: faster in {faster} rows, slower in {slower}, undecided in {rest}"

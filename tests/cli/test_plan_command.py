@@ -188,8 +188,8 @@ def test_the_nearest_measured_settings_stand_beside_the_prediction(plan: Run) ->
     """Those of its own shape come first, with the numbers that the study's CSV has."""
     _, out, _ = plan(*LLAMA, "--json")
     nearest = json.loads(out)["predictions"][0]["measured"]
-    with (CHECKOUT / "sweeps/studies/interleave/cells.csv").open() as file:
-        kept = [row for row in csv.DictReader(file) if row["cell"] == "stage x graph"]
+    with (CHECKOUT / "sweeps/studies/two-clocks/cells.csv").open() as file:
+        kept = [row for row in csv.DictReader(file) if row["cell"] == "stage x adaptive"]
     first = nearest[0]
     assert (first["pair"], first["requests"], first["context"]) == ("llama-3b-shape", 8, 1024)
     of_it = [
@@ -199,9 +199,10 @@ def test_the_nearest_measured_settings_stand_beside_the_prediction(plan: Run) ->
         and row["cache"] == first["cache"]
         and row["requests"] == "8"
         and row["context"] == "1024"
-        and row["acceptance"] == "2.6"
+        and "H200" in row["gpu"]
     ]
     assert first["ratio"] == float(of_it[-1]["ratio_to_off"])
     _, out, _ = plan("--config", str(CONFIGS / "DeepSeek-V3.json"), "--requests", "64", "--json")
     latent = json.loads(out)["predictions"][0]["measured"][0]
     assert (latent["pair"], latent["requests"]) == ("deepseek-lite-shape", 64)
+    assert (latent["ratio"], latent["verdict"]) == (None, "as stock")

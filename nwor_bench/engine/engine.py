@@ -12,7 +12,6 @@ from nwor_bench.engine.arguments import (
     start_llm,
     stderr_to_file,
 )
-from nwor_bench.engine.draft_counts import DraftSwitch
 from nwor_bench.engine.open_loop import serve_loop, vllm_params
 from nwor_bench.engine.protocol import (
     BatchOutput,
@@ -31,6 +30,7 @@ from nwor_bench.engine.readings import (
     request_times,
 )
 from nwor_bench.errors import ConfigError, EngineError
+from nwor_bench.instruments.draft_counts import DraftSwitch
 from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.cell import SHAM
@@ -166,7 +166,9 @@ class VllmEngine:
         """See `Engine`; only for an engine that was started for draft counts."""
         assert self._draft_counts is not None
         self._reset_prefix_cache()
-        self._draft_counts.follow(schedule)
+        from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+
+        self._draft_counts.follow(schedule, build_dynamic_sd_schedule_lookup)
         try:
             seconds, outputs = serve_loop(self._llm.llm_engine, prompts, arrivals_s, sampling)
         finally:

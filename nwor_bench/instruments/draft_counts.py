@@ -119,13 +119,18 @@ class DraftSwitch:
         fits = not self._settling and self._drafted == count
         self._set(self._counts[coming.cell] if fits else count)
         output = self._original(*args, **kwargs)
-        decodes = decodes_only(output)
-        self._settling = max(self._settling - 1, 0) if decodes else SETTLING
+        decodes = self._settle(output)
         is_own = fits and decodes and verifies(output) == count
         if decodes:
             setattr(output, PLACE, at if is_own else None)
         self._at, self._coming = self._after(at, coming, ran=is_own)
         return output
+
+    def _settle(self, output: Any) -> bool:
+        """True if a step only decodes; counts the steps since one that did not."""
+        decodes = decodes_only(output)
+        self._settling = max(self._settling - 1, 0) if decodes else SETTLING
+        return decodes
 
     def _after(
         self, at: WindowPlace, coming: WindowPlace, *, ran: bool

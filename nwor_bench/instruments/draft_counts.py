@@ -25,6 +25,10 @@ WHY_NOT_ADAPTIVE = (
     "own: no count can alternate with it in one engine; leave it out"
 )
 
+KEPT = 1024
+"""Groups and spans of a class of batch sizes and draft count that a server keeps: the latest. Of so
+many an estimate takes 2 ms of a core."""
+
 Lookup = Callable[[list[tuple[int, int, int]], int, int], list[int]]
 """vLLM's `build_dynamic_sd_schedule_lookup`: a schedule, most requests and most drafts to the
 draft count of each number of requests."""

@@ -11,6 +11,7 @@ from threading import Lock
 from typing import Any
 
 from nwor_bench.errors import ConfigError
+from nwor_bench.instruments.draft_counts import KEPT
 from nwor_bench.instruments.robust import as_ratio, log_tokens, robust_location
 from nwor_bench.plugin import refusals
 from nwor_bench.plugin.draft_turns import counts_of
@@ -23,9 +24,6 @@ from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.records.metrics import Labels, MetricFiles, process_name
 from nwor_bench.records.types import MeasuredWindow, NworMode, ScvMode
 from nwor_bench.records.window_order import ALL, WindowPlace, size_class
-
-KEPT = 1024
-"""Groups and spans of a class and k that are kept; of so many an estimate takes 2 ms of a core."""
 
 UNSETTLED = 4
 """Windows behind a change of k whose tokens do not count."""

@@ -152,6 +152,11 @@ def read(address: str) -> Reading | DraftReading:
         raise Unreachable.at(
             address, f"does not answer ({why}); is the server up?", joint=" "
         ) from error
+    return reading_of(text, address)
+
+
+def reading_of(text: str, address: str) -> Reading | DraftReading:
+    """One reading of the metrics, of either kind. Raises ConfigError if none is there."""
     samples = _samples(text)
     if any(sample.name.startswith("nwor_drafts_") for sample in samples):
         return read_drafts(samples)

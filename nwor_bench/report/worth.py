@@ -404,11 +404,11 @@ def _notes(worth: Worth, header: RunHeader, parts: Sequence[_Parts]) -> Iterator
 
 
 def about_zero(pair: PairFacts, share: str = "") -> Paragraph:
-    """What k = 0 is. `share`: how much of a step the drafter may take, if it was measured."""
+    """What k = 0 is. `share`: how much of a step that pass may take, if it was measured."""
     return Paragraph(
         "k = 0 is vLLM's own with a drafter loaded: the drafter still runs one pass in each step "
         f"to keep its cache filled{share}. A server without speculation saves that too, so the "
-        "ratios above are over a k = 0 that is slower than plain decoding by up to this share "
+        "ratios above are over a k = 0 that is slower than plain decoding by up to that pass "
         f"(method {pair.method})."
     )
 

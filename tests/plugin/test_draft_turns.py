@@ -26,7 +26,8 @@ class Scheduler:
     """Verifies what the step before drafted: the lookup's value while that step was scheduled.
 
     Each step is of `running` requests that decode, and `new` ones that begin with a prompt; 0 and 0
-    is the empty step behind the last request.
+    is the empty step behind the last request. With -1 new ones a request has a draft less, as one
+    that comes to its last tokens.
     """
 
     def __init__(self) -> None:
@@ -46,8 +47,10 @@ class Scheduler:
         running, new = self._wanted
         known = list(self._drafted)[:running]
         begun = [f"r{self._named + number}" for number in range(new)]
-        self._named += new
+        self._named += len(begun)
         drafts = {name: [-1] * n for name in known if (n := self._drafted[name])}
+        if drafts and new < 0:
+            drafts[known[0]].pop()
         tokens = {name: 1 + len(drafts.get(name, ())) for name in known} | dict.fromkeys(begun, 50)
         k = self.dynamic_sd_lookup[max(len(tokens), 1)]
         assert set(self.dynamic_sd_lookup) == {k}
@@ -67,8 +70,11 @@ Traffic = Sequence[tuple[int, int]]
 
 steady = st.integers(1, 60).map(lambda steps: [(8, 0)] * steps)
 busy = st.integers(1, 60).map(lambda steps: [(8, 1)] * steps)
-other = st.sampled_from([[(8, 2)], [(0, 0)], [(0, 3)], [(1, 0)], [(2, 1)]])
-traffics = st.lists(st.one_of(steady, busy, other), max_size=12).map(chain.from_iterable).map(list)
+uneven = st.integers(1, 60).map(lambda steps: [(8, -(at % 7 == 0)) for at in range(steps)])
+other = st.sampled_from([[(8, 2)], [(0, 0)], [(0, 3)], [(1, 0)], [(2, -1)]])
+traffics = (
+    st.lists(st.one_of(steady, busy, uneven, other), max_size=12).map(chain.from_iterable).map(list)
+)
 
 
 def run(traffic: Traffic) -> tuple[Scheduler, list[Any]]:

@@ -132,7 +132,8 @@ def _class(
         taken = _estimate(values, "nwor_drafts_tokens", "nwor_drafts_spans_total")
         if taken is not None:
             tokens[k] = taken
-    groups = min(int(by_count.get(k, {}).get("nwor_drafts_groups_total", 0)) for k in counts)
+    known = (by_count.get(k, {}).get("nwor_drafts_groups_total", 0) for k in counts)
+    groups = min(map(int, known), default=0)
     return DraftClass(name, counts, times, tokens, groups)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 from nwor_bench.errors import ConfigError
 from nwor_bench.instruments.draft_counts import KEPT
 from nwor_bench.instruments.robust import as_ratio, log_tokens, robust_location
-from nwor_bench.plugin import refusals
 from nwor_bench.plugin.draft_turns import counts_of
 from nwor_bench.plugin.interleaving import FollowedScheduler
 from nwor_bench.plugin.live_groups import REFERENCE, Groups, LivePublisher
@@ -162,6 +161,8 @@ class LiveDrafts:
     """
 
     def __init__(self, hook: RunnerHook, worker: Any, settings: PluginSettings):
+        from nwor_bench.plugin import refusals  # imports vLLM
+
         constant, config = refusals.constant_drafter(hook.runner), worker.vllm_config
         speculative = config.speculative_config
         most = speculative.num_speculative_tokens

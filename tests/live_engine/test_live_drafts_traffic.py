@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 from drafts_tools import (
+    COUNTS,
+    FEW,
+    LONG,
     check_draft_turns,
     check_drafts_command,
     k_0_and_interleaved,
     speculating,
 )
-from serve_tools import Servers
-from server_tools import NGRAM, server
+from live_tools import metrics_when
+from serve_tools import Servers, drafting_with
+from server_tools import NGRAM, complete, read_metrics, server
 
 from nwor_bench.models.pairs.tiny import generate_tiny
 
@@ -36,6 +40,29 @@ def test_draft_counts_alternate_with_the_answers_of_k_0(servers: Servers) -> Non
 
 def test_the_command_shows_them(servers: Servers) -> None:
     check_drafts_command(servers.staged, "host")
+
+
+@pytest.mark.long
+def test_two_ranks_measure_the_turns_of_one_scheduler(tmp_path: Path) -> None:
+    target, drafter = generate_tiny(tmp_path / "pair", noise=0.05)
+    flags = ("--max-num-seqs", "8", "--tensor-parallel-size", "2", *drafting_with(drafter))
+    extra = {"VLLM_NWOR_DRAFTS": "interleave", "VLLM_CPU_OMP_THREADS_BIND": "0|0"}
+    with server(target, tmp_path / "log.txt", *flags, **extra) as base:
+        for prompt in FEW:
+            complete(base, prompt, LONG)
+
+        def counted(_: dict[str, float]) -> bool:
+            first, second = (
+                [
+                    read_metrics(f"{base}/metrics", rank=rank, drafts=str(k)).get(name, 0.0)
+                    for k in COUNTS
+                    for name in ("nwor_drafts_windows_total", "nwor_drafts_groups_total")
+                ]
+                for rank in "01"
+            )
+            return first == second and min(first) > 0
+
+        metrics_when(base, counted)
 
 
 @pytest.mark.long

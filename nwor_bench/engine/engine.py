@@ -1,7 +1,8 @@
 """The persistent engine: one vLLM per pair, modes switched live."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from nwor_bench.engine.readings import (
     request_acceptance,
     request_times,
 )
-from nwor_bench.errors import ConfigError, EngineError
+from nwor_bench.errors import ConfigError, DeviceDiedError, EngineError
 from nwor_bench.instruments.draft_counts import DraftSwitch
 from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.models.pairs import ResolvedPair
@@ -40,6 +41,9 @@ from nwor_bench.records.window_order import WindowOrder
 from nwor_bench.workload.config import RunSpec
 
 __all__ = ["VllmEngine", "check_arguments"]
+
+_DEAD: list[Any] = []
+"""vLLMs whose device failed: to free their tensors would abort the process."""
 
 
 class VllmEngine:
@@ -104,11 +108,18 @@ class VllmEngine:
         if self._draft_counts is not None:
             self._draft_counts.fix(cell.drafts or 0)
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
-        """Run one batch to its end from an empty prefix cache; read counters before and after."""
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        *,
+        keep_prefix_cache: bool = False,
+    ) -> BatchOutput:
+        """See `Engine`; counters are read before and after."""
         params = vllm_params(sampling)
         inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        self._reset_prefix_cache()
+        if not keep_prefix_cache:
+            self._reset_prefix_cache()
         self._rpc("nwor_seed", sampling.seed)
         self._rpc("nwor_drain")  # windows of an interrupted batch do not belong to this one
         self._kv_cache.before_batch()
@@ -116,7 +127,8 @@ class VllmEngine:
         if self._counting:
             self._rpc("nwor_start_counters")
         started = time.perf_counter()
-        outputs = self._llm.generate(inputs, params, use_tqdm=False)
+        with self._running():
+            outputs = self._llm.generate(inputs, params, use_tqdm=False)
         latency_ms = (time.perf_counter() - started) * 1e3
         self._kv_cache.last_batch(outputs)
         ranks = self._drain(outputs)
@@ -148,7 +160,8 @@ class VllmEngine:
             for cell in order.cells
         ]
         with stderr_to_file(self._log):
-            self._rpc("nwor_interleave", modes, list(order.pairs), order.seed)
+            lengths = dict(order.run_lengths)
+            self._rpc("nwor_interleave", modes, list(order.pairs), order.seed, lengths)
 
     def stop_interleaving(self) -> list[dict[str, dict[str, int]]]:
         """Return to mode off; each cell's SCV counters and fallbacks, in the order's cells."""
@@ -165,12 +178,13 @@ class VllmEngine:
     ) -> ServedLoop:
         """See `Engine`; only for an engine that was started for draft counts."""
         assert self._draft_counts is not None
-        self._reset_prefix_cache()
         from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
+        self._reset_prefix_cache()
         self._draft_counts.follow(schedule, build_dynamic_sd_schedule_lookup)
         try:
-            seconds, outputs = serve_loop(self._llm.llm_engine, prompts, arrivals_s, sampling)
+            with self._running():
+                seconds, outputs = serve_loop(self._llm.llm_engine, prompts, arrivals_s, sampling)
         finally:
             self._draft_counts.fix(0)
         self._drain(outputs)
@@ -215,12 +229,27 @@ class VllmEngine:
         if nudged:
             self._rpc_all("nwor_nudge_attention", True)
         try:
-            outputs = self._llm.generate(inputs, params, use_tqdm=False)
+            with self._running():
+                outputs = self._llm.generate(inputs, params, use_tqdm=False)
         finally:
             if nudged:
                 self._rpc_all("nwor_nudge_attention", False)
         self._drain(outputs)
         return tuple(_greedy_output(output.outputs[0]) for output in outputs)
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Raise DeviceDiedError if the device fails while vLLM runs; there is no engine then."""
+        import torch
+
+        try:
+            yield
+        except torch.AcceleratorError as error:
+            _DEAD.append(self.__dict__.pop("_llm"))
+            counts = "; vLLM 0.32 may do so when draft counts change (docs/worth.md)"
+            known = counts if self._draft_counts is not None else ""
+            problem = f"{str(error).splitlines()[0]}{known}. What was measured is kept"
+            raise DeviceDiedError.at("vLLM died", problem, str(error)) from error
 
     def _reset_prefix_cache(self) -> None:
         if not self._llm.reset_prefix_cache():
@@ -334,11 +363,15 @@ class VllmKvCache:
         self._watching = on
         self._rpc_all("nwor_watch_blocks", on)
 
-    def prefill(self, sequences: Sequence[Sequence[int]], *, nudged: bool = False) -> None:
-        """See `KvCache`. Each sequence is a prompt with one token to be sampled."""
+    def prefill(
+        self, sequences: Sequence[Sequence[int]], *, nudged: bool = False, outputs: int = 1
+    ) -> None:
+        """See `KvCache`. Each sequence is a prompt."""
         from vllm import SamplingParams
 
-        params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+        params = SamplingParams(
+            max_tokens=outputs, temperature=0.0, ignore_eos=True, detokenize=False
+        )
         inputs = [{"prompt_token_ids": list(sequence)} for sequence in sequences]
         if not self._llm.reset_prefix_cache():
             raise EngineError("vLLM could not reset its prefix cache before a prefill")
@@ -363,3 +396,19 @@ class VllmKvCache:
     def drop(self, names: Sequence[str]) -> None:
         """See `KvCache`."""
         self._rpc_all("nwor_drop_kv", list(names))
+
+    def keep_states(self, name: str) -> dict[int, int]:
+        """See `KvCache`."""
+        ranks = [dict(each) for each in self._rpc_all("nwor_keep_states", name, self._requests)]
+        return {i: n for i, n in ranks[0].items() if all(rank.get(i) == n for rank in ranks)}
+
+    def compare_states(
+        self, name: str, other: str, pairs: Sequence[tuple[int, int]]
+    ) -> list[dict[str, Any]]:
+        """See `KvCache`."""
+        ranks = self._rpc_all("nwor_compare_states", name, other, [list(pair) for pair in pairs])
+        return [{"errors": errors} for errors in ranks]
+
+    def drop_states(self, names: Sequence[str]) -> None:
+        """See `KvCache`."""
+        self._rpc_all("nwor_drop_states", list(names))

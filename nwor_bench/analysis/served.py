@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any
 
+from nwor_bench.analysis.draft_rates import Worth
 from nwor_bench.analysis.statistics import paired_ratio
-from nwor_bench.analysis.worth import Worth
 from nwor_bench.instruments.robust import RatioInterval
 
 LINE = "line"

@@ -1,33 +1,25 @@
-"""Tokens per second of each draft count over those of k = 0, by batch size. Pure.
-
-    log rate(k) = log tokens of a request in a window(k) - log time of a window(k) / time(0)
+"""What the runs of one pair say of draft counts, by batch size: times, tokens and rates. Pure.
 
 Times are compared in groups of neighbouring windows. Tokens come from whole batches at one draft
 count, because a window begins where the one before it ended: at k = 4 fewer begin inside easy text
 than at k = 1, so the tokens of windows of an interleaved batch are not those of a server that runs
 one k. At temperature 0 all counts run the same text, and a request's acceptance does not depend on
 who runs beside it: requests of all batch sizes are pooled, each text once. The error of tokens is
-a jackknife over requests, that of times the groups', added with Welch's degrees of freedom.
-Synthetic acceptance is what its rates say, without an error.
+a jackknife over requests, that of times the groups'. Synthetic acceptance is what its rates say,
+without an error.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import exp, log1p
 from typing import Any
 
 import numpy as np
 
+from nwor_bench.analysis.draft_rates import AtSize, Worth, worth_at
 from nwor_bench.analysis.effects import DEVICE_MS, PairEffect
 from nwor_bench.analysis.invariants import windows_by_batch
-from nwor_bench.analysis.statistics import SIGNIFICANCE, verdict
-from nwor_bench.instruments.robust import (
-    Estimate,
-    RatioInterval,
-    Values,
-    robust_location,
-    t_quantile,
-)
+from nwor_bench.instruments.robust import Estimate, Values, robust_location
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Phase, WindowRecord
@@ -75,125 +67,13 @@ class Measured:
         return batch_size(self.run)
 
 
-@dataclass(frozen=True)
-class Rate:
-    """Tokens per second of a draft count over those of k = 0, at one batch size."""
-
-    requests: int
-    drafts: int
-    ratio: float | None
-    """None without tokens or times."""
-    low: float | None
-    """The interval holds for all draft counts of its batch size together (95 %, Bonferroni)."""
-    high: float | None
-    verdict: str
-    time_ratio: float | None
-    """Time of a window over that at k = 0."""
-    tokens: float | None
-    """Tokens of a request in a window: 1 and the accepted drafts."""
-    groups: int
-    """Groups of windows behind the time."""
-
-
-@dataclass(frozen=True)
-class Worth:
-    """Which draft counts pay."""
-
-    rates: tuple[Rate, ...]
-    """By batch size, then draft count; k = 0 is left out."""
-    best: Mapping[int, int]
-    """Draft count to use at each batch size; a larger one only if its interval over it excludes
-    1."""
-    texts: int
-    """Different requests behind the tokens."""
-    noise: Mapping[int, tuple[float, float, float]]
-    """k = 0 against itself at each batch size: the ratio of times and its 95 % interval."""
-
-    @property
-    def schedule(self) -> list[list[int]]:
-        """[from, to, drafts] of batch sizes, as vLLM takes it. Between two measured sizes the
-        smaller of their counts; vLLM goes on with the last one above the largest."""
-        sizes = sorted(self.best)
-        ranges: list[list[int]] = []
-        begin = 1
-        for size, coming in zip(sizes, [*sizes[1:], None], strict=True):
-            ranges.append([begin, size, self.best[size]])
-            begin = size + 1
-            if coming is not None and coming > begin:
-                ranges.append([begin, coming - 1, min(self.best[size], self.best[coming])])
-                begin = coming
-        merged: list[list[int]] = []
-        for first, last, drafts in ranges:
-            if merged and merged[-1][2] == drafts:
-                merged[-1][1] = last
-            else:
-                merged.append([first, last, drafts])
-        return merged
-
-
 def worth_of(runs: Sequence[Measured]) -> Worth:
     """What the runs of one pair say; batch sizes must differ."""
     counts = sorted({c.drafts for m in runs for b in m.run.batches if (c := b.cell).drafts})
     requests = [pair for own in runs for pair in _requests(own.run, counts)]
     tokens = _Tokens(requests, counts, named_rates(runs[0].run))
-    rates, best, noise = [], {}, {}
-    for own in sorted(runs, key=lambda each: each.requests):
-        times = _times(own)
-        aa = times.pop(None, None)
-        if aa is not None:
-            half = aa.half_width()
-            noise[own.requests] = (exp(aa.value), exp(aa.value - half), exp(aa.value + half))
-        known = {0: Estimate(0.0, 0.0, 1, 0)} | {k: t for k, t in times.items() if k}
-        rates += [_rate(own.requests, k, tokens, known, len(counts)) for k in counts]
-        chosen = 0
-        for k in counts:
-            found = _difference(tokens, known, k, chosen, len(counts))
-            if found is not None and found[1] > 0:
-                chosen = k
-        best[own.requests] = chosen
-    return Worth(tuple(rates), best, len(tokens), noise)
-
-
-def _rate(
-    requests: int, k: int, tokens: "_Tokens", times: Mapping[int, Estimate], counts: int
-) -> Rate:
-    time = times.get(k)
-    found = _difference(tokens, times, k, 0, counts)
-    per_token = None
-    if found is not None and time is not None:  # `verdict` is of times
-        value, low, high = found
-        per_token = RatioInterval(exp(-value), exp(-high), exp(-low), time.count)
-    return Rate(
-        requests=requests,
-        drafts=k,
-        ratio=None if found is None else exp(found[0]),
-        low=None if found is None else exp(found[1]),
-        high=None if found is None else exp(found[2]),
-        verdict=str(verdict(per_token)),
-        time_ratio=None if time is None else exp(time.value),
-        tokens=tokens.mean(k),
-        groups=0 if time is None else time.count,
-    )
-
-
-def _difference(
-    tokens: "_Tokens", times: Mapping[int, Estimate], k: int, other: int, counts: int
-) -> tuple[float, float, float] | None:
-    """Log rate of k over another count with the interval that holds for all counts; None if a
-    part was not measured."""
-    accepted = tokens.difference(k, other)
-    if accepted is None or k not in times or other not in times:
-        return None
-    parts = [accepted, times[k], times[other]]
-    value = accepted.value - times[k].value + times[other].value
-    variances = [part.standard_error**2 for part in parts]
-    total = sum(variances)
-    if not total:
-        return value, value, value
-    spread = zip(variances, parts, strict=True)
-    degrees = total**2 / sum(own**2 / part.degrees for own, part in spread if own)
-    half = t_quantile(1 - SIGNIFICANCE / 2 / max(counts, 1), degrees) * total**0.5
-    return value, value - half, value + half
+    sizes = [AtSize(own.requests, own.requests, _times(own), tokens) for own in runs]
+    return worth_at(sizes, counts, len(tokens))
 
 
 def _times(own: Measured) -> dict[int | None, Estimate]:

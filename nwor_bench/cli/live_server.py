@@ -1,6 +1,7 @@
 """Read a server's /metrics until the interval is narrow enough or the time is up.
 
-The ratio itself never ends it (see `workload.stopping`).
+Modes or draft counts alternate there; the reading of draft counts is in `live_drafts`. The ratio
+itself never ends it (see `workload.stopping`).
 """
 
 import time
@@ -9,17 +10,21 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from http.client import HTTPException
 from math import ceil
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
+from nwor_bench.cli.live_drafts import DraftReading, read_drafts
 from nwor_bench.errors import BenchError, ConfigError
 from nwor_bench.records.window_order import ALL
 from nwor_bench.workload.stopping import LOOK_STEP
 
 TIMEOUT_S = 10.0
-REMEDY = "start the server with VLLM_NWOR_MODE=interleave (docs/live.md)"
+REMEDY = (
+    "start the server with VLLM_NWOR_MODE=interleave (modes) or VLLM_NWOR_DRAFTS=interleave (draft "
+    "counts; docs/live.md)"
+)
 PREFIX = "nwor_"
 
 EVERY_S = 1.0
@@ -80,6 +85,32 @@ class Reading:
         return self.classes.get(num_reqs, ClassRatio(num_reqs))
 
 
+class OneClass(Protocol):
+    """What is known of one class of batch sizes."""
+
+    @property
+    def groups(self) -> int:
+        """Groups behind it."""
+
+    @property
+    def half_width(self) -> float | None:
+        """Half its interval; None without one."""
+
+
+class AnyReading(Protocol):
+    """One reading of the metrics, of modes or of draft counts."""
+
+    @property
+    def stopped(self) -> str | None:
+        """Why nothing is compared any more; None while it goes on."""
+
+    def of(self, num_reqs: str) -> OneClass:
+        """The class, perhaps still empty."""
+
+
+R = TypeVar("R", bound=AnyReading)
+
+
 def metrics_address(url: str) -> str:
     """The address of the server's /metrics. Raises ConfigError if it is not one."""
     try:
@@ -97,12 +128,12 @@ def metrics_address(url: str) -> str:
     return parts._replace(path=path if path.endswith("/metrics") else f"{path}/metrics").geturl()
 
 
-def read(address: str) -> Reading:
+def read(address: str) -> Reading | DraftReading:
     """Ask the server once.
 
     Raises:
         Unreachable: nothing answers there, or it answers with an error.
-        ConfigError: the answer has no metrics of a live A/B; the message says what to set.
+        ConfigError: the answer has no metrics of either kind; the message says what to set.
     """
     try:
         with urlopen(address, timeout=TIMEOUT_S) as response:
@@ -121,12 +152,23 @@ def read(address: str) -> Reading:
         raise Unreachable.at(
             address, f"does not answer ({why}); is the server up?", joint=" "
         ) from error
-    return parse(text, address)
+    return reading_of(text, address)
+
+
+def reading_of(text: str, address: str) -> Reading | DraftReading:
+    """One reading of the metrics, of either kind. Raises ConfigError if none is there."""
+    samples = _samples(text)
+    if any(sample.name.startswith("nwor_drafts_") for sample in samples):
+        return read_drafts(samples)
+    return _of_modes(samples, address)
 
 
 def parse(text: str, address: str) -> Reading:
     """One reading of the metrics. Raises ConfigError if none is of a live A/B."""
-    samples = _samples(text)
+    return _of_modes(_samples(text), address)
+
+
+def _of_modes(samples: list[Any], address: str) -> Reading:
     live = [sample for sample in samples if sample.name.startswith("nwor_live_")]
     if not live:
         raise ConfigError.for_field("URL", address, _why_not_live(samples))
@@ -243,22 +285,22 @@ class WidthRule:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Seen(Generic[R]):
     """The last reading, and what ended it."""
 
-    reading: Reading
+    reading: R
     ended: Ended
     waited_s: float
 
 
 def watch(
-    read: Callable[[], Reading],
+    read: Callable[[], R],
     wanted: Wanted,
-    show: Callable[[Reading, float], None],
+    show: Callable[[R, float], None],
     *,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
-) -> Seen:
+) -> Seen[R]:
     """Watch a server; raises what the first reading raises."""
     began = answered = clock()
     reading, rule, ended = read(), WidthRule(wanted.ci_width), None
@@ -285,7 +327,7 @@ def watch(
     return Seen(reading, ended, clock() - began)
 
 
-def _ended(reading: Reading, wanted: Wanted, waited: float, rule: WidthRule) -> Ended | None:
+def _ended(reading: AnyReading, wanted: Wanted, waited: float, rule: WidthRule) -> Ended | None:
     """Why to end now, if so."""
     if reading.stopped is not None:
         return Ended.STOPPED

@@ -22,7 +22,7 @@ ENDINGS = {
 }
 
 
-def answer(seen: Seen, wanted: Wanted) -> Answer:
+def answer(seen: Seen[Reading], wanted: Wanted) -> Answer:
     """Does it pay? In one sentence, to be read after the badge."""
     reading, own = seen.reading, seen.reading.of(wanted.num_reqs)
     if reading.stopped is not None:
@@ -49,7 +49,7 @@ def answer(seen: Seen, wanted: Wanted) -> Answer:
     return Answer(str(found), f"{lead}: {measured}.{_aa_warning(reading)}")
 
 
-def exit_code(seen: Seen, wanted: Wanted, *, strict: bool) -> ExitCode:
+def exit_code(seen: Seen[Reading], wanted: Wanted, *, strict: bool) -> ExitCode:
     """Exit code of the command; with `strict` 5 unless the verdict is FASTER, SLOWER or SAME."""
     codes = {
         Ended.STOPPED: ExitCode.CORRECTNESS_BROKEN,
@@ -68,7 +68,7 @@ def interval_of(own: ClassRatio) -> RatioInterval | None:
     return RatioInterval(own.ratio, own.low, own.high, own.groups)
 
 
-def document(seen: Seen, wanted: Wanted, *, quiet: bool = False) -> Document:
+def document(seen: Seen[Reading], wanted: Wanted, *, quiet: bool = False) -> Document:
     """The answer and why it ended; then, unless `quiet`, the classes and what is left out."""
     found = answer(seen, wanted)
     lead: list[Block] = [Headline(found.badge, found.sentence)]
@@ -114,7 +114,7 @@ def progress_line(reading: Reading, wanted: Wanted, waited_s: float) -> str:
     return f"{timedelta(seconds=int(waited_s))}  {own.num_reqs}: {ratio}"
 
 
-def result(seen: Seen, wanted: Wanted, url: str, exit_code: int) -> dict[str, Any]:
+def result(seen: Seen[Reading], wanted: Wanted, url: str, exit_code: int) -> dict[str, Any]:
     """The JSON document; docs/json.md lists its keys."""
     found, reading = answer(seen, wanted), seen.reading
     return {

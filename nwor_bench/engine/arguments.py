@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from nwor_bench.engine.draft_counts import schedule_of
 from nwor_bench.engine.preflight import check_flags, check_pair
 from nwor_bench.errors import BenchError, ConfigError, EngineError
+from nwor_bench.instruments.draft_counts import schedule_of
 from nwor_bench.instruments.pm_sampling import check_counters
 from nwor_bench.models.pairs import ResolvedPair, read_model_config, refused_config
 from nwor_bench.models.recurrent import recurrent_layers
@@ -100,6 +100,7 @@ def set_environment(
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NWOR_MODE": "off",
         "VLLM_SCV_MODE": "off",
+        "VLLM_NWOR_DRAFTS": "",  # for servers; a run of draft counts has its own order
         "VLLM_NWOR_BESIDE_PREFILL": "stage",  # the gate is to see what is staged there
         **(worker_variables or {}),
         "VLLM_NWOR_METRICS": "0",  # the sweep has its own

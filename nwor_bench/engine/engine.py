@@ -13,7 +13,6 @@ from nwor_bench.engine.arguments import (
     start_llm,
     stderr_to_file,
 )
-from nwor_bench.engine.draft_counts import DraftSwitch
 from nwor_bench.engine.open_loop import serve_loop, vllm_params
 from nwor_bench.engine.protocol import (
     BatchOutput,
@@ -32,6 +31,7 @@ from nwor_bench.engine.readings import (
     request_times,
 )
 from nwor_bench.errors import ConfigError, DeviceDiedError, EngineError
+from nwor_bench.instruments.draft_counts import DraftSwitch
 from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.cell import SHAM
@@ -178,8 +178,10 @@ class VllmEngine:
     ) -> ServedLoop:
         """See `Engine`; only for an engine that was started for draft counts."""
         assert self._draft_counts is not None
+        from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+
         self._reset_prefix_cache()
-        self._draft_counts.follow(schedule)
+        self._draft_counts.follow(schedule, build_dynamic_sd_schedule_lookup)
         try:
             with self._running():
                 seconds, outputs = serve_loop(self._llm.llm_engine, prompts, arrivals_s, sampling)

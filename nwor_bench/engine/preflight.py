@@ -17,6 +17,12 @@ from typing import Any
 from nwor_bench.engine.memory import require_memory
 from nwor_bench.errors import ConfigError
 from nwor_bench.instruments.device import float32_reason, is_cpu_build, uses_gpu, visible_gpu_uuids
+from nwor_bench.instruments.draft_counts import (
+    ADAPTIVE,
+    CHANGES_COUNT,
+    WHICH_CHANGE,
+    WHY_NOT_ADAPTIVE,
+)
 from nwor_bench.models.config_reader import text_entries
 from nwor_bench.models.methods import NOT_ON_CPU, Method
 from nwor_bench.models.pairs import (
@@ -43,11 +49,6 @@ TOP = 20
 """Likeliest tokens that the gate asks for at a position; a token beyond them is no tie."""
 
 NO_CUDA = "there is no CUDA device here"
-
-CHANGES_COUNT = frozenset({Method.EAGLE, Method.EAGLE3, Method.MTP, Method.DRAFT_MODEL})
-"""Methods whose drafter proposes as many drafts as the scheduler says, for every request, and keeps
-its cache filled at k = 0. vLLM 0.32 asserts a constant number for medusa, suffix and ngram_gpu,
-dflash and dspark draft a block in one pass, and ngram finds drafts for some requests only."""
 
 
 def check_flags(spec: RunSpec) -> None:
@@ -105,16 +106,10 @@ def _check_draft_counts(pair: ModelPair | ResolvedPair, method: str, spec: RunSp
     if spec.draft_counts is None:
         return
     if method not in CHANGES_COUNT:
-        fitting = f"only {', '.join(sorted(CHANGES_COUNT))} change their draft count step by step"
-        raise ConfigError.for_field("--method", str(method), fitting)
+        raise ConfigError.for_field("--method", str(method), WHICH_CHANGE)
     given = {**pair.speculative, **(spec.speculative_config or {})}
-    adaptive = "enable_adaptive_verification"
-    if given.get(adaptive):
-        remedy = (
-            "with it vLLM decides on the device how many drafts each request verifies, by graphs "
-            "of their own: no count can alternate with it in one engine; leave it out"
-        )
-        raise ConfigError.for_field(f"--speculative-config: {adaptive}", True, remedy)
+    if given.get(ADAPTIVE):
+        raise ConfigError.for_field(f"--speculative-config: {ADAPTIVE}", True, WHY_NOT_ADAPTIVE)
     if given.get(_METHOD) == "synthetic" and ACCEPTANCE_RATES not in given:
         example = ",".join(f"{0.75 ** (j + 1):.2f}" for j in range(spec.scenario.draft_tokens))
         remedy = (

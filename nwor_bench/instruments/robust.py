@@ -115,6 +115,13 @@ def as_ratio(estimate: Estimate) -> RatioInterval:
     )
 
 
+def of_ratio(ratio: float, low: float, high: float, count: int) -> Estimate:
+    """The log ratio's estimate from what `as_ratio` made of it: only its degrees are computed."""
+    degrees = degrees_of(count)
+    error = (np.log(high) - np.log(low)) / 2 / t_quantile((1 + CONFIDENCE) / 2, degrees)
+    return Estimate(float(np.log(ratio)), float(error), degrees, count)
+
+
 @cache
 def t_quantile(share: float, free: float) -> float:
     """Student's t below which that share lies; the same few are asked for again and again."""
@@ -151,6 +158,20 @@ def mean_location(values: Sequence[float]) -> Estimate | None:
     effects = _array(values)
     mean = float(effects.mean())
     return _estimate(mean, effects - mean)
+
+
+def log_tokens(accepted: Sequence[float], windows: Sequence[float]) -> Estimate | None:
+    """Log of 1 + accepted drafts a window, of spans in time order; None below MIN_GROUPS.
+
+    Args:
+        accepted, windows: of each span. Its weight is its windows, and neighbours may have the same
+            requests: the error is that of the ratio of sums, autocorrelation included.
+    """
+    if len(windows) < MIN_GROUPS:
+        return None
+    taken, ran = _array(accepted), _array(windows)
+    rate = float(taken.sum() / ran.sum())
+    return _estimate(float(np.log1p(rate)), (taken - rate * ran) / ran.mean() / (1 + rate))
 
 
 def long_run_variance(scores: Values) -> tuple[float, int]:

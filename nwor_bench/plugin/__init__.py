@@ -1,6 +1,6 @@
 """The vLLM plugin, found through the entry point `vllm.general_plugins`.
 
-Without VLLM_NWOR_MODE and VLLM_SCV_MODE in the environment, vLLM stays as it is.
+Without VLLM_NWOR_MODE, VLLM_SCV_MODE and VLLM_NWOR_DRAFTS in the environment, vLLM stays as it is.
 """
 
 import logging

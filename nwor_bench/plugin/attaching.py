@@ -1,6 +1,7 @@
 """Install the plugin in a vLLM process, and attach its hook to each worker after warm-up.
 
-An installed plugin never stops a vLLM process: an error is logged once with its traceback, counted
+An installed plugin never stops a vLLM process, except as it starts to interleave draft counts: an
+error is logged once with its traceback, counted
 under its reason, and every patch is undone. With tensor parallelism all ranks attach, or none,
 since attached ranks wait for each other.
 """
@@ -17,9 +18,10 @@ from nwor_bench.plugin.observe.nvtx import WindowRanges
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.runner_hook import RunnerHook
-from nwor_bench.plugin.settings import PluginSettings, read_settings
+from nwor_bench.plugin.settings import DRAFTS, PluginSettings, read_settings
 
 if TYPE_CHECKING:
+    from nwor_bench.plugin.live_drafts import LiveDrafts
     from nwor_bench.plugin.live_ratio import LiveTraffic
 
 logger = logging.getLogger("vllm.nwor_bench")
@@ -45,22 +47,27 @@ def install(settings: PluginSettings) -> None:
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
-        _patches = _install_on_cpu(settings, type(current_platform))
+        patches = _install_on_cpu(settings, type(current_platform))
     elif current_platform.is_cuda():
         from vllm.v1.worker.gpu_worker import Worker
 
-        _patches = PatchSet([Patch(Worker, "compile_or_warm_up_model", _attach_after)])
+        patches = [Patch(Worker, "compile_or_warm_up_model", _attach_after)]
     else:
         raise ConfigError.for_field(
             "device",
             current_platform.device_name,
-            "nwor-bench hooks vLLM on NVIDIA GPUs and on CPUs; unset VLLM_NWOR_MODE and "
-            "VLLM_SCV_MODE to run vLLM without it",
+            "nwor-bench hooks vLLM on NVIDIA GPUs and on CPUs; unset VLLM_NWOR_MODE, "
+            "VLLM_SCV_MODE and VLLM_NWOR_DRAFTS to run vLLM without it",
         )
+    if settings.drafts:
+        from nwor_bench.plugin.draft_turns import draft_patches
+
+        patches += draft_patches()
+    _patches = PatchSet(patches)
     _patches.apply()
 
 
-def _install_on_cpu(settings: PluginSettings, platform: type) -> PatchSet:
+def _install_on_cpu(settings: PluginSettings, platform: type) -> list[Patch]:
     if settings.needs_gpu:
         raise ConfigError.for_field(
             settings.needs_gpu,
@@ -70,22 +77,29 @@ def _install_on_cpu(settings: PluginSettings, platform: type) -> PatchSet:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
     from vllm.v1.worker.cpu_worker import CPUWorker
 
-    register_backend(AttentionBackendEnum.CPU_ATTN, CPU_BACKEND)
-    return PatchSet(
-        [
-            Patch(CPUWorker, "compile_or_warm_up_model", _attach_after),
-            Patch(platform, "register_triton_kernel_overrides", _once),
-        ]
-    )
+    if not settings.drafts:  # they are compared on stock's own
+        register_backend(AttentionBackendEnum.CPU_ATTN, CPU_BACKEND)
+    return [
+        Patch(CPUWorker, "compile_or_warm_up_model", _attach_after),
+        Patch(platform, "register_triton_kernel_overrides", _once),
+    ]
 
 
 def _attach_after(original: Callable[..., Any]) -> Callable[..., Any]:
     def compile_or_warm_up_model(worker: Any) -> Any:
         result = original(worker)
         attach_hook(worker)
+        _require_drafts(worker)
         return result
 
     return compile_or_warm_up_model
+
+
+def _require_drafts(worker: Any) -> None:
+    """Raise ConfigError if draft counts would alternate and nobody measured their windows."""
+    settings, reason = read_settings(), getattr(worker, NOT_ATTACHED, None)
+    if settings is not None and settings.drafts and reason is not None:
+        raise ConfigError.at(DRAFTS, f"draft counts cannot be interleaved here: {reason}")
 
 
 def _once(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -151,7 +165,7 @@ class _Attachment:
         self._vote = RankVote.of_worker()
         self._hook: RunnerHook
         self._ranges: WindowRanges
-        self._live: LiveTraffic | None = None
+        self._live: LiveTraffic | LiveDrafts | None = None
         self._undo: list[Callable[[], None]] = []
 
     def run(self) -> str | None:
@@ -179,7 +193,12 @@ class _Attachment:
 
             self._live = LiveTraffic(self._hook, self._worker, self._settings)
             self._undo.append(self._live.undo)
-        if self._settings.interleave or metrics.folder_of() is not None:
+        if self._settings.drafts:
+            from nwor_bench.plugin.live_drafts import LiveDrafts
+
+            self._live = LiveDrafts(self._hook, self._worker, self._settings)
+            self._undo.append(self._live.undo)
+        if self._live is not None or metrics.folder_of() is not None:
             reading = self._hook.count_without_waiting()  # else a harness drains them
             self._undo.append(reading.undo)
             reading.apply()

@@ -1,27 +1,22 @@
 """The ratio of stage to off in a server: from its windows to /metrics, in bounded memory.
 
-A group counts if no window was skipped, all used windows are timed, none fell back, and all are in
-one class of batch size. The first window of each run is not used: it follows a switch. The ratio is
-computed in a thread of its own.
+A group counts if none of its used windows fell back. The first window of each run is not used: it
+follows a switch. The ratio is computed in a thread of its own.
 """
 
-import logging
-from collections import Counter, deque
-from enum import StrEnum
-from threading import Event, Lock, Thread
+from collections.abc import Sequence
 from typing import Any
 
 from nwor_bench.instruments.robust import MIN_GROUPS, as_ratio, robust_location
-from nwor_bench.plugin.interleaving import AGAIN, OFF, LiveInterleaving
+from nwor_bench.plugin.interleaving import AGAIN, LiveInterleaving
+from nwor_bench.plugin.live_groups import Groups, LivePublisher
 from nwor_bench.plugin.observe import metrics
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.records.fallback_reasons import Guard, LeftOut
 from nwor_bench.records.metrics import Labels, MetricFiles, process_name
 from nwor_bench.records.types import MeasuredWindow
-from nwor_bench.records.window_order import ALL, WindowPlace, abba_effect, size_class
-
-logger = logging.getLogger("vllm.nwor_bench")
+from nwor_bench.records.window_order import ALL, WindowPlace, size_class
 
 KEPT = 4096
 """Groups of a class whose effects are kept: of a window of 8 ms, the last four and a half minutes
@@ -31,96 +26,39 @@ AA = "a/a"
 """The class of all groups in which off is compared with itself."""
 
 
-class Clock(StrEnum):
-    """Clock of the windows: CUDA events, or the host if there are none."""
-
-    DEVICE = "device"
-    HOST = "host"
-
-
-class LiveGroups:
-    """Collects windows into groups. One thread adds, another reads under `lock`.
-
-    `effects` are the log ratios of each class, oldest first, and `left_out` groups without one.
-    """
+class LiveGroups(Groups[str]):
+    """Groups of off and stage, by class of batch sizes."""
 
     def __init__(self) -> None:
-        self.effects: dict[str, deque[float]] = {}
-        self.groups: Counter[str] = Counter()
-        self.left_out: Counter[LeftOut] = Counter()
-        self.clock: Clock | None = None
-        self.lock = Lock()
-        self._members: list[tuple[MeasuredWindow, WindowPlace]] = []
+        super().__init__(KEPT)
 
-    def add(self, window: MeasuredWindow, place: WindowPlace | None) -> None:
-        """Take a finished window; windows come in the order in which they ran."""
-        if place is None:
-            return
-        if self._members and self._members[0][1].group != place.group:
-            self._close()
-        self._members.append((window, place))
-        if place.is_last:
-            self._close()
+    def names(self, members: Sequence[tuple[MeasuredWindow, WindowPlace]]) -> Sequence[str]:
+        """The class and all, or A/A."""
+        if any(place.cell == AGAIN for _, place in members):
+            return (AA,)
+        return size_class(members[-1][0].num_reqs), ALL
 
-    def _close(self) -> None:
-        members, self._members = self._members, []
-        found = _effect(members)
-        with self.lock:
-            if isinstance(found, LeftOut):
-                self.left_out[found] += 1
-                return
-            effect, self.clock = found
-            is_aa = any(place.cell == AGAIN for _, place in members)
-            for name in (AA,) if is_aa else (size_class(members[-1][0].num_reqs), ALL):
-                self.effects.setdefault(name, deque(maxlen=KEPT)).append(effect)
-                self.groups[name] += 1
+    def is_used(self, place: WindowPlace) -> bool:
+        """False for the first window of a run."""
+        return place.position > 0
+
+    def problem(self, window: MeasuredWindow, place: WindowPlace) -> LeftOut | None:
+        """A staged window must have been staged."""
+        return None if window.fallback_reason is None else LeftOut.FALLBACK
 
 
-def _effect(members: list[tuple[MeasuredWindow, WindowPlace]]) -> tuple[float, Clock] | LeftOut:
-    """Mean log time of the other cell's windows less that of off, or why there is none."""
-    places = [place for _, place in members]
-    if [place.position for place in places] != 4 * list(range(places[0].run_length)):
-        return LeftOut.INTERRUPTED
-    used = [member for member in members if member[1].position]
-    if any(window.fallback_reason is not None for window, _ in used):
-        return LeftOut.FALLBACK
-    if len({size_class(window.num_reqs) for window, _ in used}) > 1:
-        return LeftOut.BATCH_SIZE
-    for clock, field in ((Clock.DEVICE, "device_ms"), (Clock.HOST, "wall_ms")):
-        values = [getattr(window, field) for window, _ in used]
-        if all(value is not None and value > 0 for value in values):
-            is_other = [place.cell != OFF for _, place in used]
-            return abba_effect(zip(is_other, values, strict=True)), clock
-        if any(value is not None for value in values):
-            break  # never the one clock beside the other
-    return LeftOut.UNTIMED
-
-
-EVERY_S = 2.0
-"""How often new groups are looked for. Of 4,096 groups an estimate takes 10 ms of one core."""
-
-
-class Publisher:
+class Publisher(LivePublisher):
     """Writes the groups' ratios into metric files of its own."""
+
+    every_s = 2.0
+    """Of 4,096 groups an estimate takes 10 ms of one core."""
 
     def __init__(
         self, groups: LiveGroups, interleaving: LiveInterleaving, files: MetricFiles, labels: Labels
     ):
+        super().__init__(files, labels)
         self._groups = groups
         self._interleaving = interleaving
-        self._files = files
-        self._labels = labels
-        self._shown: dict[tuple[str, str], int] = {}
-        self._end = Event()
-
-    def start(self) -> None:
-        """Show counters at 0, and begin."""
-        self.publish()
-        Thread(target=self._run, name="nwor-live", daemon=True).start()
-
-    def stop(self) -> None:
-        """End soon."""
-        self._end.set()
 
     def publish(self) -> None:
         """Write what has changed since the last call."""
@@ -130,42 +68,20 @@ class Publisher:
             effects = {name: list(each) for name, each in found.effects.items()}
         for name, number in groups.items():
             metric, num_reqs = _metric(name, "groups")
-            if self._raise_to(metric, "num_reqs", num_reqs, number):
-                self._show(name, effects.get(name, []), str(found.clock))
-        for reason in set(LeftOut) - {LeftOut.DRAFTS}:  # a server has one draft count
+            if self._raise_to(metric, (("num_reqs", num_reqs),), number):
+                self._show_ratio(name, effects.get(name, []), str(found.clock))
+        for reason in set(LeftOut) - {LeftOut.DRAFTS}:  # this server has one draft count
             number = left_out.get(reason, 0)
-            self._raise_to("nwor_live_groups_left_out", "reason", reason, number)
+            self._raise_to("nwor_live_groups_left_out", (("reason", str(reason)),), number)
         for guard in Guard:
             number = int(self._interleaving.stopped is guard)
-            self._raise_to("nwor_live_staging_stopped", "reason", guard, number)
+            self._raise_to("nwor_live_staging_stopped", (("reason", str(guard)),), number)
 
-    def _run(self) -> None:
-        while not self._end.wait(EVERY_S):
-            try:
-                self.publish()
-            except Exception:
-                logger.exception("nwor: the ratio on /metrics is no longer updated")
-                return
-
-    def _raise_to(self, name: str, label: str, value: str, number: int) -> bool:
-        """Bring a counter to this number; True if it was another."""
-        shown = self._shown.get((name, value))
-        if shown == number:
-            return False
-        self._shown[name, value] = number
-        self._files.add(name, (*self._labels, (label, str(value))), number - (shown or 0))
-        return True
-
-    def _show(self, name: str, effects: list[float], clock: str) -> None:
+    def _show_ratio(self, name: str, effects: list[float], clock: str) -> None:
         located = robust_location(effects) if len(effects) >= MIN_GROUPS else None
-        if located is None:
-            return
-        ratio = as_ratio(located)
-        metric, num_reqs = _metric(name, "ratio")
-        labels = (*self._labels, ("num_reqs", num_reqs), ("clock", clock))
-        self._files.set(metric, labels, ratio.ratio)
-        self._files.set(f"{metric}_low", labels, ratio.low)
-        self._files.set(f"{metric}_high", labels, ratio.high)
+        if located is not None:
+            metric, num_reqs = _metric(name, "ratio")
+            self._show(metric, (("num_reqs", num_reqs), ("clock", clock)), as_ratio(located))
 
 
 def _metric(name: str, of: str) -> tuple[str, str]:

@@ -13,6 +13,7 @@ NWOR_MODE = "VLLM_NWOR_MODE"
 SCV_MODE = "VLLM_SCV_MODE"
 STAGE_BY = "VLLM_NWOR_STAGE_BY"
 BESIDE_PREFILL = "VLLM_NWOR_BESIDE_PREFILL"
+DRAFTS = "VLLM_NWOR_DRAFTS"
 CPU_ATTENTION = "VLLM_NWOR_CPU_ATTENTION"
 """`stock`: a CPU keeps vLLM's own attention, and nothing can be staged."""
 
@@ -20,7 +21,8 @@ ATTENTION = "VLLM_NWOR_ATTENTION"
 DEBUG = "VLLM_NWOR_DEBUG"
 
 INTERLEAVE = "interleave"
-"""Value of VLLM_NWOR_MODE: off and stage are interleaved (see `interleaving`)."""
+"""Value of VLLM_NWOR_MODE: off and stage are interleaved (see `interleaving`); and of
+VLLM_NWOR_DRAFTS: draft counts are (see `draft_turns`)."""
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -37,6 +39,8 @@ class PluginSettings:
     attention: AttentionBy = AttentionBy.AUTO
     interleave: bool = False
     """Off x off and `nwor_mode` x `scv_mode` are interleaved."""
+    drafts: bool = False
+    """Draft counts are interleaved, in off x off."""
 
     @property
     def mode_name(self) -> str:
@@ -50,13 +54,15 @@ class PluginSettings:
 
 
 def read_settings(environ: Mapping[str, str] = os.environ) -> PluginSettings | None:
-    """The settings, or None when neither mode variable is set: then vLLM stays untouched.
+    """The settings, or None when none of the first three is set: then vLLM stays untouched.
 
     Raises:
-        ConfigError: a variable has an unknown value.
+        ConfigError: a variable has an unknown value, or two do not go together.
     """
-    if not environ.get(NWOR_MODE) and not environ.get(SCV_MODE):
+    if not any(map(environ.get, (NWOR_MODE, SCV_MODE, DRAFTS))):
         return None
+    if environ.get(DRAFTS):
+        _check_drafts(environ)
     interleave = environ.get(NWOR_MODE) == INTERLEAVE
     # Validation on the host would wait for the device in each window.
     scv_mode = ScvMode.ADAPTIVE if interleave else ScvMode.OFF
@@ -70,7 +76,19 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> PluginSettings | N
         beside_prefill=_choice(environ, BESIDE_PREFILL, BesidePrefill.DIRECT),
         attention=_choice(environ, ATTENTION, AttentionBy.AUTO),
         interleave=interleave,
+        drafts=bool(environ.get(DRAFTS)),
     )
+
+
+def _check_drafts(environ: Mapping[str, str]) -> None:
+    """Draft counts are compared with NWOR off."""
+    if environ[DRAFTS] != INTERLEAVE:
+        raise ConfigError.unknown(DRAFTS, environ[DRAFTS], [INTERLEAVE])
+    for name in (NWOR_MODE, SCV_MODE):
+        value = environ.get(name) or "off"
+        if value != "off":
+            remedy = f"draft counts are compared in off x off; unset it, or unset {DRAFTS}"
+            raise ConfigError.for_field(name, value, remedy)
 
 
 def _choice(

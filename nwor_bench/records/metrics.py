@@ -67,6 +67,20 @@ LIVE_METRICS = (
     Metric("nwor_live_staging_stopped", COUNTER, "1: staging has stopped for good, by reason."),
 )
 """Only of a server with VLLM_NWOR_MODE=interleave, with further labels."""
+DRAFT_METRICS = (
+    Metric("nwor_drafts_info", GAUGE, "1, with the speculative method and its model."),
+    Metric("nwor_drafts_windows", COUNTER, "Windows by the drafts that each request verified."),
+    Metric("nwor_drafts_time_ratio", GAUGE, "Time of a window over that at k = 0, by batch size."),
+    Metric("nwor_drafts_time_ratio_low", GAUGE, "Low end of the ratio's 95 % interval."),
+    Metric("nwor_drafts_time_ratio_high", GAUGE, "High end of the ratio's 95 % interval."),
+    Metric("nwor_drafts_groups", COUNTER, "Groups of windows behind the ratio."),
+    Metric("nwor_drafts_groups_left_out", COUNTER, "Groups that do not count, by reason."),
+    Metric("nwor_drafts_tokens", GAUGE, "Tokens of a request in a window, by batch size."),
+    Metric("nwor_drafts_tokens_low", GAUGE, "Low end of the tokens' 95 % interval."),
+    Metric("nwor_drafts_tokens_high", GAUGE, "High end of the tokens' 95 % interval."),
+    Metric("nwor_drafts_spans", COUNTER, "Spans of windows at one draft count behind the tokens."),
+)
+"""Only of a server with VLLM_NWOR_DRAFTS=interleave; all but two have a label `drafts`."""
 BY_REASON = ("nwor_fallback_count", "scv_fallback_count")
 KNOWN_REASONS = {
     "nwor_fallback_count": (
@@ -86,7 +100,7 @@ KNOWN_REASONS = {
 """Reasons that each have a series at 0 from the start: Prometheus' `increase` sees a first fallback
 only if a scrape before it saw the series. Reasons that name an exception or a rank are made up
 as they come, and their series begins with the first."""
-BY_NAME = {metric.name: metric for metric in (*METRICS, *LIVE_METRICS)}
+BY_NAME = {metric.name: metric for metric in (*METRICS, *LIVE_METRICS, *DRAFT_METRICS)}
 
 Labels = tuple[tuple[str, str], ...]
 """Label names and values, in a fixed order."""

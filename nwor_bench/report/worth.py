@@ -8,12 +8,11 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from nwor_bench.analysis.analyse import Analysis, by_position
+from nwor_bench.analysis.draft_rates import Rate, Worth
 from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.analysis.served import served_ratios
 from nwor_bench.analysis.worth import (
     Measured,
-    Rate,
-    Worth,
     batch_size,
     named_rates,
     same_places,
@@ -75,7 +74,7 @@ def worth_answer(analyses: Sequence[Analysis]) -> Answer:
         text = "Whether speculation pays is not known, because draft counts failed their checks: "
         return Answer(str(Verdict.INVALID), f"{text}{'; '.join(broken)}.")
     worth, rates = measured_worth(analyses), named_rates(analyses[0].run)
-    found = _answer(worth)
+    found = worth_sentence(worth)
     said = [found.sentence, *_plain_decoding(worth, _drafter_shares(_parts_of(analyses)))]
     if rates is not None:
         shares = joined([percent(rate, 0) for rate in rates])
@@ -96,17 +95,18 @@ def _plain_decoding(worth: Worth, shares: Mapping[int, float]) -> Iterator[str]:
     if small:
         most = percent(max(shares[size] for size in small), 0)
         yield (
-            f"At {_sizes(small)} a server without a drafter may be as fast: at k = 0 the drafter "
-            f"still runs once a step, with the host's work up to {most} of its time."
+            f"At {_sizes(worth, small)} a server without a drafter may be as fast: at k = 0 the "
+            f"drafter still runs once a step, with the host's work up to {most} of its time."
         )
 
 
-def _answer(worth: Worth) -> Answer:
+def worth_sentence(worth: Worth) -> Answer:
+    """Up to how many requests speculation pays, and what it gives there."""
     known = [rate for rate in worth.rates if rate.ratio is not None]
     if not known:
         return Answer(
             str(Verdict.AMBIGUOUS),
-            "This run does not show whether speculation pays: it has too few windows or requests "
+            "This does not show whether speculation pays: there are too few windows or requests "
             "for an interval. Measure longer.",
         )
     paying = [r for r in known if worth.best[r.requests] == r.drafts]
@@ -114,19 +114,19 @@ def _answer(worth: Worth) -> Answer:
     if paying:
         ends = [paying[0]] if len(paying) == 1 else [paying[0], paying[-1]]
         text = f"Speculate {_where(worth)}: {ends[0].ratio:.2f} times the tokens/s of k = 0"
-        text += f" {_at(ends[0])}"
-        text += "".join(f", {rate.ratio:.2f} times {_at(rate)}" for rate in ends[1:])
+        text += f" {_at(worth, ends[0])}"
+        text += "".join(f", {rate.ratio:.2f} times {_at(worth, rate)}" for rate in ends[1:])
         rest = [size for size, k in sorted(worth.best.items()) if not k]
         if rest:
-            text += f"; at {_sizes(rest)} no draft count is shown to pay"
+            text += f"; at {_sizes(worth, rest)} no draft count is shown to pay"
         return Answer(str(Verdict.FASTER), f"{text}.")
     best = max(known, key=lambda rate: rate.ratio or 0.0)
     bounds = with_bounds(best.ratio or 0.0, best.low, best.high, 2)
     if len(slower) == len(worth.rates):
         text = f"Do not speculate here: at best it gives {bounds} times the tokens/s of k = 0"
-        return Answer(str(Verdict.SLOWER), f"{text}, {_at(best)}.")
+        return Answer(str(Verdict.SLOWER), f"{text}, {_at(worth, best)}.")
     text = f"No draft count is shown to pay here. The best has {bounds} times the tokens/s of k = 0"
-    return Answer(str(Verdict.AMBIGUOUS), f"{text}, {_at(best)}.")
+    return Answer(str(Verdict.AMBIGUOUS), f"{text}, {_at(worth, best)}.")
 
 
 def _where(worth: Worth) -> str:
@@ -134,16 +134,17 @@ def _where(worth: Worth) -> str:
     pays = [size for size in sizes if worth.best[size]]
     if pays == sizes[: len(pays)]:
         return f"up to {plural(pays[-1], 'request')}"
-    return f"at {_sizes(pays)}"
+    return f"at {_sizes(worth, pays)}"
 
 
-def _sizes(sizes: Sequence[int]) -> str:
-    """`1 request`, `1 and 8 requests`."""
-    return f"{joined([str(size) for size in sizes])} request{'' if list(sizes) == [1] else 's'}"
+def _sizes(worth: Worth, sizes: Sequence[int]) -> str:
+    """`1 request`, `1 and 8 requests`, `1 and 5-8 requests`."""
+    named = joined([worth.sizes(size) for size in sizes])
+    return f"{named} request{'' if list(sizes) == [1] else 's'}"
 
 
-def _at(rate: Rate) -> str:
-    return f"at {plural(rate.requests, 'request')} with k = {rate.drafts}"
+def _at(worth: Worth, rate: Rate) -> str:
+    return f"at {_sizes(worth, [rate.requests])} with k = {rate.drafts}"
 
 
 def _requests(run: RunData) -> str:
@@ -181,22 +182,23 @@ def worth_blocks(
 
     `served`: rows of an open loop (`run.serving`)."""
     worth, header = measured_worth(analyses), analyses[0].run.header
-    blocks: list[Block] = [_rates(worth), *_curve(worth), Paragraph(HOW)]
+    blocks: list[Block] = [rates_table(worth), *_curve(worth), Paragraph(HOW)]
     if on_cpu(header):
         blocks.append(ON_CPU)
     blocks += [
         _acceptance(analyses),
         Paragraph(_tokens_note(worth, analyses)),
-        *_line(worth, header),
+        *vllm_line(worth, header.pair or PairFacts()),
         *served_note(served),
     ]
     parts = _parts_of(analyses)
     return [*blocks, *_times(parts), *_notes(worth, header, parts)]
 
 
-def _rates(worth: Worth) -> Table:
+def rates_table(worth: Worth) -> Table:
+    """Tokens/s over k = 0 with verdicts, and what they are made of, by batch size and count."""
     rows = [
-        [str(r.requests), str(r.drafts), r.verdict,
+        [worth.sizes(r.requests), str(r.drafts), r.verdict,
          NOT_MEASURED if r.ratio is None else with_bounds(r.ratio, r.low, r.high, 2),
          decimal(r.tokens, 2), decimal(r.time_ratio, 2), str(r.groups)]
         for r in worth.rates
@@ -345,9 +347,9 @@ def _tokens_note(worth: Worth, analyses: Sequence[Analysis]) -> str:
     return note
 
 
-def speculative_config(worth: Worth, header: RunHeader) -> dict[str, Any] | None:
+def speculative_config(worth: Worth, pair: PairFacts) -> dict[str, Any] | None:
     """vLLM's speculative_config by what is shown; None for no speculation."""
-    schedule, pair = worth.schedule, header.pair or PairFacts()
+    schedule = worth.schedule
     most = max((drafts for _, _, drafts in schedule), default=0)
     if not most:
         return None
@@ -369,20 +371,21 @@ def worth_result(
     analyses: Sequence[Analysis], served: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
     """The same as JSON for scripts."""
-    worth = measured_worth(analyses)
+    worth, pair = measured_worth(analyses), analyses[0].run.header.pair or PairFacts()
     return {
         "rates": [vars(rate) for rate in worth.rates],
         "best": {str(size): k for size, k in sorted(worth.best.items())},
         "different_requests": worth.texts,
-        "speculative_config": speculative_config(worth, analyses[0].run.header),
+        "speculative_config": speculative_config(worth, pair),
         "served": [asdict(each) for each in served_ratios(served)],
     }
 
 
-def _line(worth: Worth, header: RunHeader) -> Iterator[Block]:
-    config = speculative_config(worth, header)
+def vllm_line(worth: Worth, pair: PairFacts) -> Iterator[Block]:
+    """The flag to paste, and what it rests on; nothing if nothing is known."""
+    config = speculative_config(worth, pair)
     if all(rate.ratio is None for rate in worth.rates):
-        return  # nothing is known
+        return
     if config is None:
         yield Paragraph("For vLLM: leave --speculative-config out.")
         return
@@ -396,15 +399,25 @@ def _line(worth: Worth, header: RunHeader) -> Iterator[Block]:
 
 def _notes(worth: Worth, header: RunHeader, parts: Sequence[_Parts]) -> Iterator[Block]:
     pair = header.pair or PairFacts()
-    yield Paragraph(
+    yield about_zero(pair, _drafter_share(parts))
+    yield from noise_note(worth)
+
+
+def about_zero(pair: PairFacts, share: str = "") -> Paragraph:
+    """What k = 0 is. `share`: how much of a step that pass may take, if it was measured."""
+    return Paragraph(
         "k = 0 is vLLM's own with a drafter loaded: the drafter still runs one pass in each step "
-        f"to keep its cache filled{_drafter_share(parts)}. A server without speculation saves "
-        "that too, so the ratios above are over a k = 0 that is slower than plain decoding by up "
-        f"to this share (method {pair.method})."
+        f"to keep its cache filled{share}. A server without speculation saves that too, so the "
+        "ratios above are over a k = 0 that is slower than plain decoding by up to that pass "
+        f"(method {pair.method})."
     )
+
+
+def noise_note(worth: Worth) -> Iterator[Paragraph]:
+    """How far k = 0 was from itself, if that was measured."""
     if worth.noise:
         ratios = [
-            f"{with_bounds(*bounds, digits=2)} at {plural(size, 'request')}"
+            f"{with_bounds(*bounds, digits=2)} at {_sizes(worth, [size])}"
             for size, bounds in sorted(worth.noise.items())
         ]
         yield Paragraph(f"Noise: k = 0 over itself took {joined(ratios)} times as long.")

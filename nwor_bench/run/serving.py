@@ -12,9 +12,9 @@ from random import Random
 from statistics import fmean, median
 from typing import Any
 
+from nwor_bench.analysis.draft_rates import Worth
 from nwor_bench.analysis.served import LINE, best_fixed
 from nwor_bench.analysis.statistics import MIN_BLOCKS
-from nwor_bench.analysis.worth import Worth
 from nwor_bench.engine.protocol import Engine, Sampling
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Phase

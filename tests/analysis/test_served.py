@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from nwor_bench.analysis.draft_rates import Rate, Worth
 from nwor_bench.analysis.served import best_fixed, served_ratios
-from nwor_bench.analysis.worth import Rate, Worth
 
 Ratios = dict[tuple[int, int], float | None]
 """tokens/s over k = 0 by batch size and count."""

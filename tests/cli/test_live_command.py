@@ -110,6 +110,10 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    yield from serving(monkeypatch)
+
+
+def serving(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(watching, "EVERY_S", 0.01)
     found = Server()
     thread = threading.Thread(target=found.http.serve_forever, args=(0.01,))

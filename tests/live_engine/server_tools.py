@@ -115,8 +115,8 @@ def server(target: Path, log: Path, *flags: str, **extra: str) -> Iterator[str]:
         yield base
 
 
-def complete(base: str, prompt: str) -> str:
-    body = {"model": "tiny", "prompt": prompt, "max_tokens": 40, "temperature": 0}
+def complete(base: str, prompt: str, tokens: int = 40) -> str:
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0}
     request = Request(
         f"{base}/v1/completions",
         json.dumps(body).encode(),

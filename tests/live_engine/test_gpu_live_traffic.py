@@ -5,6 +5,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+from drafts_tools import check_draft_turns, check_drafts_command, k_0_and_interleaved
 from live_tools import (
     check_command,
     check_interleaved,
@@ -14,6 +15,8 @@ from live_tools import (
 )
 from serve_tools import PROMPTS, Servers, check_answers, check_load, stock_and_staged
 from server_tools import complete
+
+from nwor_bench.models.pairs import resolve_pair
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
 
@@ -58,6 +61,15 @@ def test_turns_serve_the_stock_answers_and_show_their_ratio(
     servers: Servers, stock: dict[str, str]
 ) -> None:
     check_interleaved(servers, stock)
+
+
+def test_draft_counts_alternate_with_the_answers_of_k_0(installed: None, tmp_path: Path) -> None:
+    """Of an MTP layer: on the V2 runner a draft model has one count."""
+    target = Path(resolve_pair("tiny-mtp").target)
+    speculation = {"method": "mtp"}
+    with k_0_and_interleaved(tmp_path, target, speculation, *SHARED_GPU, **EXACT) as own:
+        check_draft_turns(own)
+        check_drafts_command(own.staged, "device")
 
 
 def test_the_command_shows_the_devices_clock(servers: Servers) -> None:

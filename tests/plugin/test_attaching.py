@@ -164,6 +164,68 @@ def test_nothing_happens_if_nothing_is_asked_or_drafted(
     assert told == [("WARNING", True)] * asked
 
 
+@pytest.fixture
+def drafts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Draft counts alternate, with modes left out."""
+    monkeypatch.delenv("VLLM_NWOR_MODE")
+    monkeypatch.delenv("VLLM_SCV_MODE")
+    monkeypatch.setenv("VLLM_NWOR_DRAFTS", "interleave")
+    return folder
+
+
+def warm_up(worker: Any) -> Any:
+    """What vLLM's worker does as it starts, with the plugin around it."""
+    from nwor_bench.plugin.attaching import _attach_after
+
+    return _attach_after(lambda _: "warm")(worker)
+
+
+def drafting(runner: Any) -> Any:
+    worker = worker_of(runner)
+    worker.vllm_config.speculative_config.num_speculative_tokens = 2
+    return worker
+
+
+def test_draft_counts_are_measured_and_nothing_is_staged(drafts: Path) -> None:
+    from nwor_bench.plugin.attaching import HOOK
+    from nwor_bench.plugin.interleaving import FollowedScheduler
+    from nwor_bench.records.types import NworMode
+
+    worker = drafting(runner_of_two_requests())
+    assert warm_up(worker) == "warm"
+    hook = getattr(worker, HOOK)
+    assert hook.nwor_mode is NworMode.OFF
+    assert isinstance(hook._interleaving, FollowedScheduler)
+    assert len(hook.accumulator.listeners) == 2  # vLLM's counts, and ours by draft count
+    hook.detach()
+
+
+@pytest.mark.parametrize(
+    ("target", "planted", "words"),
+    [
+        ("nwor_bench.plugin.runner_v2.hook.V2RunnerHook.attach", fails, "planted"),
+        (
+            "nwor_bench.plugin.refusals.constant_drafter",
+            lambda _: "SomeSpeculator",
+            "SomeSpeculator drafts 2 tokens at every draft count",
+        ),
+    ],
+    ids=["a fault", "a drafter of one count"],
+)
+def test_a_server_whose_counts_alternate_unmeasured_does_not_start(
+    drafts: Path, monkeypatch: pytest.MonkeyPatch, target: str, planted: Any, words: str
+) -> None:
+    """Its scheduler would go on to change k."""
+    import nwor_bench.plugin.runner_v2.hook  # noqa: F401
+
+    monkeypatch.setattr(target, planted)
+    runner = runner_of_two_requests()
+    stock = methods_of(runner)
+    with refused("VLLM_NWOR_DRAFTS", naming=words):
+        warm_up(drafting(runner))
+    assert methods_of(runner) == stock
+
+
 def test_a_fault_while_vllm_loads_the_plugin_is_not_vllms(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,7 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from nwor_bench.instruments.robust import as_ratio, robust_location
 from nwor_bench.plugin import live_ratio
 from nwor_bench.plugin.interleaving import LiveInterleaving
-from nwor_bench.plugin.live_ratio import Clock, LiveGroups, Publisher
+from nwor_bench.plugin.live_groups import Clock
+from nwor_bench.plugin.live_ratio import LiveGroups, Publisher
 from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.records.metrics import LIVE_METRICS, MetricFiles, labels_of
 from nwor_bench.records.types import ScvMode

@@ -93,6 +93,16 @@ def test_a_server_shows_what_its_workers_count() -> None:
         assert sample in lines
 
 
+def test_windows_without_a_draft_are_no_windows_of_ours() -> None:
+    """Of k = 0, if draft counts alternate."""
+    share_folder()
+    hook = hook_of()
+    publish(hook, worker_of_rank(0), SETTINGS)
+    before = nwor_lines()
+    hook.accumulator.add(counts_of(1, draft_tokens=0, staged_tokens=0))
+    assert nwor_lines() == before
+
+
 def test_the_folder_is_made_once_and_left_to_the_processes_to_come() -> None:
     share_folder()
     folder = os.environ[FOLDER]

@@ -48,6 +48,7 @@ def run_python(code: str, **environ: str) -> str:
         {"VLLM_NWOR_MODE": "", "VLLM_SCV_MODE": ""},
         {"VLLM_NWOR_DEBUG": "1"},
         {"NWOR_MODE": "stage"},
+        {"VLLM_NWOR_DRAFTS": ""},
     ],
 )
 def test_without_a_mode_there_are_no_settings(environ):
@@ -82,6 +83,31 @@ def test_in_turns_stage_validates_adaptively_unless_told_otherwise(scv, read):
     settings = read_settings(environ)
     assert settings == PluginSettings(NworMode.STAGE, read, debug=False, interleave=True)
     assert settings.mode_name == "interleave"
+
+
+@pytest.mark.parametrize("modes", [{}, {"VLLM_NWOR_MODE": "off", "VLLM_SCV_MODE": ""}])
+def test_draft_counts_alternate_in_off(modes):
+    settings = read_settings({"VLLM_NWOR_DRAFTS": "interleave", **modes})
+    assert settings == PluginSettings(NworMode.OFF, ScvMode.OFF, debug=False, drafts=True)
+    assert settings.mode_name == "off"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("VLLM_NWOR_MODE", "interleave"),
+        ("VLLM_NWOR_MODE", "stage"),
+        ("VLLM_SCV_MODE", "graph"),
+    ],
+)
+def test_draft_counts_and_modes_do_not_alternate_together(name, value):
+    with refused(name, value=value, naming="unset VLLM_NWOR_DRAFTS"):
+        read_settings({"VLLM_NWOR_DRAFTS": "interleave", name: value})
+
+
+def test_an_unknown_value_of_the_draft_counts():
+    with refused("VLLM_NWOR_DRAFTS", value="on", naming="interleave"):
+        read_settings({"VLLM_NWOR_DRAFTS": "on"})
 
 
 @pytest.mark.parametrize(

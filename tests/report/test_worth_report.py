@@ -9,8 +9,8 @@ import pytest
 from synthetic_run import make_run
 
 from nwor_bench.analysis.analyse import analyse
-from nwor_bench.analysis.worth import Rate, Worth
-from nwor_bench.records.header import PairFacts, RunHeader
+from nwor_bench.analysis.draft_rates import Rate, Worth
+from nwor_bench.records.header import PairFacts
 from nwor_bench.records.types import Verdict
 from nwor_bench.report import worth as report
 
@@ -102,13 +102,13 @@ def test_synthetic_acceptance_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("ratio", "said"), [(None, 0), (0.8, 1)])
 def test_no_line_if_nothing_was_measured(ratio: float | None, said: int) -> None:
     found = worth([rate(1, 2, ratio, OPEN)], {1: 0})
-    assert len(list(report._line(found, HEADER))) == said
+    assert len(list(report.vllm_line(found, PAIR))) == said
 
 
 def test_a_shapes_acceptance_is_no_part_of_the_line() -> None:
     shape = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.6, "b": 2}
-    header = RunHeader(pair=PairFacts(method="eagle", draft="/d", speculative=shape))
-    found = report.speculative_config(worth([], {1: 2}), header)
+    pair = PairFacts(method="eagle", draft="/d", speculative=shape)
+    found = report.speculative_config(worth([], {1: 2}), pair)
     assert found == {"b": 2, "method": "eagle", "model": "/d", "num_speculative_tokens": 2}
 
 
@@ -138,7 +138,7 @@ def test_a_broken_count_is_the_answer() -> None:
     assert "it changed the output" in answer.sentence
 
 
-HEADER = RunHeader(pair=PairFacts(method="eagle", draft="/d", speculative={"a": 1}))
+PAIR = PairFacts(method="eagle", draft="/d", speculative={"a": 1})
 
 
 @pytest.mark.parametrize(
@@ -154,6 +154,6 @@ HEADER = RunHeader(pair=PairFacts(method="eagle", draft="/d", speculative={"a": 
     ],
 )  # fmt: skip
 def test_the_line_for_vllm(best: Mapping[int, int], config: dict[str, Any] | None) -> None:
-    found = report.speculative_config(worth([], best), HEADER)
+    found = report.speculative_config(worth([], best), PAIR)
     models = {"a": 1, "method": "eagle", "model": "/d"}
     assert found == (None if config is None else {**models, **config})

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nwor_bench.analysis.worth import Rate, Worth
+from nwor_bench.analysis.draft_rates import Rate, Worth
 from nwor_bench.engine.protocol import Sampling, ServedLoop
 from nwor_bench.records.types import Phase
 from nwor_bench.run.serving import LOAD, _arrivals, serve_line

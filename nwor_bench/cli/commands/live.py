@@ -1,8 +1,8 @@
-"""`nwor-bench live URL`: does NWOR pay on the traffic of a running server?"""
+"""`nwor-bench live URL`: does NWOR, or speculation, pay on the traffic of a running server?"""
 
 from contextlib import nullcontext
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,15 +27,16 @@ def live(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Watch a server in which off and stage are interleaved: does NWOR pay?
+    """Watch a server in which modes or draft counts are interleaved: what pays?
 
-    The server runs with VLLM_NWOR_MODE=interleave; this only reads its /metrics.
+    The server runs with VLLM_NWOR_MODE=interleave (off against stage) or
+    VLLM_NWOR_DRAFTS=interleave (0 to K drafts); this only reads its /metrics.
 
     Exit codes: 0 done, 1 server unreachable, 2 bad input or no such metrics,
     3 a correctness guard stopped staging, 5 inconclusive with --strict,
     130 interrupted.
     """
-    from nwor_bench.cli.live_server import Reading, Wanted, metrics_address, read, watch
+    from nwor_bench.cli.live_server import Wanted, metrics_address, read, watch
     from nwor_bench.workload.stopping import parse_fraction, parse_seconds
 
     wanted = Wanted(
@@ -47,23 +48,37 @@ def live(
     from rich.console import Console
     from rich.text import Text
 
-    from nwor_bench.cli import live_text as text
     from nwor_bench.report.terminal import print_document
 
     console = Console()
     with nullcontext() if quiet or as_json else console.status("") as status:
 
-        def show(reading: Reading, waited_s: float) -> None:
+        def show(reading: Any, waited_s: float) -> None:
             if status is not None:  # prints nothing without a terminal
-                status.update(Text(text.progress_line(reading, wanted, waited_s)))
+                line = _text_of(reading).progress_line(reading, wanted, waited_s)
+                status.update(Text(line))
 
         seen = watch(partial(read, address), wanted, show)
+    text = _text_of(seen.reading)
     code = text.exit_code(seen, wanted, strict=strict)
     if as_json:
         tell_json(text.result(seen, wanted, url, code))
     else:
         print_document(console, text.document(seen, wanted, quiet=quiet))
     raise typer.Exit(code)
+
+
+def _text_of(reading: Any) -> Any:
+    """The module that renders a reading: of modes, or of draft counts."""
+    from nwor_bench.cli.live_drafts import DraftReading
+
+    if isinstance(reading, DraftReading):
+        from nwor_bench.cli import live_drafts_text
+
+        return live_drafts_text
+    from nwor_bench.cli import live_text
+
+    return live_text
 
 
 def _class_of(text: str) -> str:

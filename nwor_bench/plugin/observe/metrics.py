@@ -67,6 +67,8 @@ def publish(hook: RunnerHook, worker: Any, settings: PluginSettings) -> None:
     begun = labels(settings.mode_name, settings.scv_mode)
 
     def count(window: MeasuredWindow, _: WindowPlace | None) -> None:
+        if not window.draft_tokens:  # k = 0, if draft counts are interleaved
+            return
         if settings.interleave:  # counts come late, when the hook's modes are others
             metrics.add(window, begun)
         else:

@@ -12,6 +12,27 @@ from nwor_bench.errors import EngineError
 from nwor_bench.records.types import SETTLING
 from nwor_bench.records.window_order import PLACE, WindowOrder, WindowPlace
 
+CHANGES_COUNT = frozenset({"eagle", "eagle3", "mtp", "draft_model"})
+"""Methods whose drafter proposes as many drafts as the scheduler says, for every request, and keeps
+its cache filled at k = 0. vLLM 0.32 asserts a constant number for medusa, suffix and ngram_gpu,
+dflash and dspark draft a block in one pass, and ngram finds drafts for some requests only."""
+
+WHICH_CHANGE = f"only {', '.join(sorted(CHANGES_COUNT))} change their draft count step by step"
+
+ADAPTIVE = "enable_adaptive_verification"
+WHY_NOT_ADAPTIVE = (
+    "with it vLLM decides on the device how many drafts each request verifies, by graphs of their "
+    "own: no count can alternate with it in one engine; leave it out"
+)
+
+KEPT = 1024
+"""Groups and spans of a class of batch sizes and draft count that a server keeps: the latest. Of so
+many an estimate takes 2 ms of a core."""
+
+Lookup = Callable[[list[tuple[int, int, int]], int, int], list[int]]
+"""vLLM's `build_dynamic_sd_schedule_lookup`: a schedule, most requests and most drafts to the
+draft count of each number of requests."""
+
 
 def schedule_of(counts: Sequence[int]) -> list[tuple[int, int, int]]:
     """A value of num_speculative_tokens_per_batch_size that names every count; vLLM captures CUDA
@@ -71,15 +92,13 @@ class DraftSwitch:
         self._at = self._coming = None
         self._set(count)
 
-    def follow(self, schedule: Sequence[Sequence[int]]) -> None:
+    def follow(self, schedule: Sequence[Sequence[int]], build: Lookup) -> None:
         """Draft by batch size as vLLM does with this num_speculative_tokens_per_batch_size."""
-        from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
-
         self.fix(0)
         lookup = self._scheduler.dynamic_sd_lookup
         most = max(drafts for _, _, drafts in schedule)
-        ranges = [tuple(each) for each in schedule]
-        lookup[:] = build_dynamic_sd_schedule_lookup(ranges, len(lookup) - 1, max(most, 1))
+        ranges = [(first, last, drafts) for first, last, drafts in schedule]
+        lookup[:] = build(ranges, len(lookup) - 1, max(most, 1))
 
     def interleave(self, order: WindowOrder) -> None:
         """Draft by this order from the next batch on."""
@@ -104,13 +123,18 @@ class DraftSwitch:
         fits = not self._settling and self._drafted == count
         self._set(self._counts[coming.cell] if fits else count)
         output = self._original(*args, **kwargs)
-        decodes = decodes_only(output)
-        self._settling = max(self._settling - 1, 0) if decodes else SETTLING
+        decodes = self._settle(output)
         is_own = fits and decodes and verifies(output) == count
         if decodes:
             setattr(output, PLACE, at if is_own else None)
         self._at, self._coming = self._after(at, coming, ran=is_own)
         return output
+
+    def _settle(self, output: Any) -> bool:
+        """True if a step only decodes; counts the steps since one that did not."""
+        decodes = decodes_only(output)
+        self._settling = max(self._settling - 1, 0) if decodes else SETTLING
+        return decodes
 
     def _after(
         self, at: WindowPlace, coming: WindowPlace, *, ran: bool

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from nwor_bench.engine.draft_counts import PLACE, DraftSwitch, schedule_of
 from nwor_bench.errors import EngineError
+from nwor_bench.instruments.draft_counts import PLACE, DraftSwitch, schedule_of
 from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, drafts_arm
 from nwor_bench.records.window_order import RUNS, WindowOrder, WindowPlace, compared_pairs
 
@@ -92,8 +92,10 @@ def test_a_fixed_count_marks_steps_that_only_decode() -> None:
 
 @pytest.mark.slow
 def test_a_schedule_is_followed_by_batch_size() -> None:
-    scheduler = Scheduler()
-    DraftSwitch(scheduler, COUNTS).follow([[1, 2, 4], [3, 5, 1]])
+    from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+
+    scheduler, line = Scheduler(), [[1, 2, 4], [3, 5, 1]]
+    DraftSwitch(scheduler, COUNTS).follow(line, build_dynamic_sd_schedule_lookup)
     assert scheduler.dynamic_sd_lookup[1:] == [4, 4, 1, 1, 1, 1, 1, 1]  # the last one goes on
 
 

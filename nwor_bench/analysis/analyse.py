@@ -21,7 +21,7 @@ from nwor_bench.analysis.findings.table import Finding
 from nwor_bench.analysis.invariants import Violation, find_violations
 from nwor_bench.analysis.verdicts import CellVerdict, cell_verdicts
 from nwor_bench.analysis.worth import Measured, Rate, worth_of
-from nwor_bench.records.cell import drafts_of
+from nwor_bench.records.cell import NworMode, drafts_of
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, BatchRecord, Cell, CellResult, Verdict, WindowRecord
 
@@ -88,9 +88,11 @@ def analyse(run: RunData) -> Analysis:
 
 
 def _by_tokens(cell: CellResult, rates: Mapping[int, Rate]) -> CellResult:
-    """A draft count's verdict is that of tokens per second: its windows take longer in any case."""
+    """A draft count's verdict is that of tokens per second: its windows take longer in any case. A
+    staged one keeps that of its time over the same count in mode off, which has the same tokens."""
     rate = rates.get(drafts_of(cell.arm) or 0)
-    if rate is None or cell.verdict == Verdict.INVALID:
+    staged = cell.nwor_mode != NworMode.OFF
+    if rate is None or staged or cell.verdict == Verdict.INVALID:
         return cell
     return replace(
         cell,

@@ -205,7 +205,7 @@ def _times(own: Measured) -> dict[int | None, Estimate]:
     """
     logs: dict[int | None, list[float]] = {}
     for effect in own.effects:
-        if effect.pair.reference.is_baseline:
+        if effect.pair.reference.is_baseline and effect.pair.treated.stock_twin is None:
             full = [g for g in effect.groups if g.num_reqs >= LEAST_FULL * own.requests]
             both = [g.device if effect.clock == DEVICE_MS else g.host for g in full]
             logs[effect.pair.treated.drafts] = [value for value in both if value is not None]
@@ -230,7 +230,8 @@ def _requests(run: RunData, counts: Sequence[int]) -> Iterator[Request]:
     """Requests that whole batches of every draft count ran."""
     blocks: dict[tuple[Any, ...], dict[int, BatchRecord]] = {}
     for batch in run.batches:
-        if batch.phase in (Phase.GATE, Phase.TIMED) and batch.cell.drafts is not None:
+        whole = batch.phase in (Phase.GATE, Phase.TIMED)
+        if whole and batch.cell.drafts is not None and batch.cell.stock_twin is None:
             blocks.setdefault((batch.phase, batch.block), {})[batch.cell.drafts] = batch
     for batches in blocks.values():
         if 0 not in batches or not all(k in batches for k in counts):

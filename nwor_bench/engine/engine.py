@@ -139,16 +139,17 @@ class VllmEngine:
 
         Modes that were never set are set first, which may capture CUDA graphs.
         """
-        if self._draft_counts is not None:
-            self._rpc("nwor_follow_scheduler", len(order.cells))
-            self._draft_counts.interleave(order)
-            return
+        sham = None if self._draft_counts is not None else SHAM
         modes = [
-            (SHAM if cell.arm == AA else str(cell.nwor_mode), str(cell.scv_mode))
+            ((cell.arm == AA and sham) or str(cell.nwor_mode), str(cell.scv_mode))
             for cell in order.cells
         ]
         with stderr_to_file(self._log):
-            self._rpc("nwor_interleave", modes, list(order.pairs), order.seed)
+            if self._draft_counts is None:
+                self._rpc("nwor_interleave", modes, list(order.pairs), order.seed)
+            else:
+                self._rpc("nwor_follow_scheduler", modes)
+                self._draft_counts.interleave(order)
 
     def stop_interleaving(self) -> list[dict[str, dict[str, int]]]:
         """Return to mode off; each cell's SCV counters and fallbacks, in the order's cells."""

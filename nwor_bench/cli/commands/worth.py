@@ -37,6 +37,9 @@ def worth(
         int, typer.Option("--max-draft-tokens", "--num-speculative-tokens",
                           help="Compare 0 to this many drafts per request and window.")
     ] = 4,
+    nwor_modes: Annotated[
+        str, typer.Option(help="off, or off,stage: also stage each draft count (SCV adaptive).")
+    ] = "off",
     acceptance_rates: Annotated[
         str | None, typer.Option(
             help="Shapes without weights (GPU): share of windows that accept draft 1, 2, ...")
@@ -92,11 +95,13 @@ def worth(
     seconds = parse_seconds("--time-budget", time_budget)
     if dtype is None and not uses_gpu():
         dtype = "float32"  # in bfloat16 draft counts differ at ties: explaining them takes minutes
+    scv_modes = ["off", "adaptive"] if "stage" in nwor_modes and uses_gpu() else ["off"]
     sweep = worth_sweep(
         pair, scenario, sizes, max_draft_tokens, seconds,
         {"target_model": target_model, "draft_model": draft_model, "method": method,
          "max_new_tokens": max_new_tokens, "tensor_parallel_size": tensor_parallel_size,
-         "seed": seed, "dtype": dtype, "acceptance_rates": _rates(acceptance_rates)},
+         "seed": seed, "dtype": dtype, "acceptance_rates": _rates(acceptance_rates),
+         "nwor_modes": [word.strip() for word in nwor_modes.split(",")], "scv_modes": scv_modes},
     )  # fmt: skip
     check_sweep(sweep)
     options = started(context, options)
@@ -152,7 +157,8 @@ def worth_sweep(
     dtype = known.pop("dtype", None)
     axes = {
         "pairs": (pair or DEFAULT_PAIR,), "scenarios": (scenario,), "requests": tuple(requests),
-        "draft_tokens": (most,), "nwor_modes": ("off",), "scv_modes": ("off",),
+        "draft_tokens": (most,), "nwor_modes": known.pop("nwor_modes", ("off",)),
+        "scv_modes": known.pop("scv_modes", ("off",)),
         **({} if dtype is None else {"dtype": (dtype,)}),
     }  # fmt: skip
     settings = {

@@ -298,7 +298,7 @@ def _decide(case: ComparedCell, floor: float | None, compared_cells: int | None)
     interval, adjusted = case.interval, case.cell_verdict.p_value_holm
     assert interval is not None
     # Interleaved windows show differences below 1 %. The A/A arm should show none that matters.
-    small_counts = case.cell_verdict.interleaved == WINDOWS and not case.cell.is_aa
+    small_counts = case.cell_verdict.interleaved == WINDOWS and case.cell.cell.arm is None
     found = verdict(interval, p_adjusted=adjusted, noise_floor=floor, small_counts=small_counts)
     reasons = [case.cell_verdict.reason] if case.cell_verdict.reason else []
     if found is Verdict.AMBIGUOUS:

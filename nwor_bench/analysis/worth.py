@@ -9,31 +9,25 @@ one k. At temperature 0 all counts run the same text, and a request's acceptance
 who runs beside it: requests of all batch sizes are pooled, each text once. The error of tokens is
 a jackknife over requests, that of times the groups', added with Welch's degrees of freedom.
 Synthetic acceptance is what its rates say, without an error.
+
+A staged count is compared with the same count in mode off, in groups of both. The gate has shown
+that their tokens are the same, so the ratio of tokens/s is that of times.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from math import exp, log1p
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import exp, hypot
+from statistics import median
 
 import numpy as np
 
+from nwor_bench.analysis.draft_tokens import Tokens, named_rates, requests_of
 from nwor_bench.analysis.effects import DEVICE_MS, PairEffect
-from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.analysis.statistics import SIGNIFICANCE, verdict
-from nwor_bench.instruments.robust import (
-    Estimate,
-    RatioInterval,
-    Values,
-    robust_location,
-    t_quantile,
-)
-from nwor_bench.records.lines import batch_key
+from nwor_bench.instruments.robust import Estimate, RatioInterval, robust_location, t_quantile
+from nwor_bench.records.cell import NworMode
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import BatchRecord, Phase, WindowRecord
-
-MIN_REQUESTS = 3
-"""Fewest requests whose acceptance gives an interval."""
+from nwor_bench.records.types import WindowRecord
 
 MIN_GROUPS = 3
 """Fewest groups of windows of a draft count: below ten their mean, from there Huber's location."""
@@ -49,17 +43,6 @@ LEAST_FULL = 0.75
 def batch_size(run: RunData) -> int:
     """Requests of each batch of a run."""
     return int((run.header.scenario or {})["requests"])
-
-
-def named_rates(run: RunData) -> list[float] | None:
-    """Share of windows that accept draft 1, 2, ... if acceptance is synthetic; None if it is not.
-
-    vLLM's are unconditional: the share of windows that accept that draft and all before it.
-    """
-    return ((run.header.spec or {}).get("speculative_config") or {}).get(ACCEPTANCE_RATES)
-
-
-ACCEPTANCE_RATES = "synthetic_acceptance_rates"
 
 
 @dataclass(frozen=True)
@@ -93,6 +76,14 @@ class Rate:
     """Tokens of a request in a window: 1 and the accepted drafts."""
     groups: int
     """Groups of windows behind the time."""
+    stage_ratio: float | None = None
+    """Tokens per second staged over the same draft count in mode off; None if that did not run."""
+    stage_low: float | None = None
+    """As `low`, for the staged counts."""
+    stage_high: float | None = None
+    stage_verdict: str | None = None
+    stage_groups: int | None = None
+    """Groups of windows behind `stage_ratio`."""
 
 
 @dataclass(frozen=True)
@@ -108,54 +99,97 @@ class Worth:
     """Different requests behind the tokens."""
     noise: Mapping[int, tuple[float, float, float]]
     """k = 0 against itself at each batch size: the ratio of times and its 95 % interval."""
+    best_staged: Mapping[int, int] = field(default_factory=dict)
+    """As `best` if the server stages; empty if no count was staged."""
 
     @property
     def schedule(self) -> list[list[int]]:
-        """[from, to, drafts] of batch sizes, as vLLM takes it. Between two measured sizes the
-        smaller of their counts; vLLM goes on with the last one above the largest."""
-        sizes = sorted(self.best)
-        ranges: list[list[int]] = []
-        begin = 1
-        for size, coming in zip(sizes, [*sizes[1:], None], strict=True):
-            ranges.append([begin, size, self.best[size]])
-            begin = size + 1
-            if coming is not None and coming > begin:
-                ranges.append([begin, coming - 1, min(self.best[size], self.best[coming])])
-                begin = coming
-        merged: list[list[int]] = []
-        for first, last, drafts in ranges:
-            if merged and merged[-1][2] == drafts:
-                merged[-1][1] = last
-            else:
-                merged.append([first, last, drafts])
-        return merged
+        """`schedule_of` the best counts."""
+        return schedule_of(self.best)
+
+
+def schedule_of(best: Mapping[int, int]) -> list[list[int]]:
+    """[from, to, drafts] of batch sizes, as vLLM takes it. Between two measured sizes the smaller
+    of their counts; vLLM goes on with the last one above the largest."""
+    sizes = sorted(best)
+    ranges: list[list[int]] = []
+    begin = 1
+    for size, coming in zip(sizes, [*sizes[1:], None], strict=True):
+        ranges.append([begin, size, best[size]])
+        begin = size + 1
+        if coming is not None and coming > begin:
+            ranges.append([begin, coming - 1, min(best[size], best[coming])])
+            begin = coming
+    merged: list[list[int]] = []
+    for first, last, drafts in ranges:
+        if merged and merged[-1][2] == drafts:
+            merged[-1][1] = last
+        else:
+            merged.append([first, last, drafts])
+    return merged
 
 
 def worth_of(runs: Sequence[Measured]) -> Worth:
     """What the runs of one pair say; batch sizes must differ."""
     counts = sorted({c.drafts for m in runs for b in m.run.batches if (c := b.cell).drafts})
-    requests = [pair for own in runs for pair in _requests(own.run, counts)]
-    tokens = _Tokens(requests, counts, named_rates(runs[0].run))
-    rates, best, noise = [], {}, {}
+    requests = [pair for own in runs for pair in requests_of(own.run, counts)]
+    tokens = Tokens(requests, counts, named_rates(runs[0].run))
+    rates, best, noise, best_staged = [], {}, {}, {}
     for own in sorted(runs, key=lambda each: each.requests):
-        times = _times(own)
-        aa = times.pop(None, None)
+        size, times, floor = own.requests, _times(own), None
+        aa = times.pop(_AGAIN, None)
         if aa is not None:
             half = aa.half_width()
-            noise[own.requests] = (exp(aa.value), exp(aa.value - half), exp(aa.value + half))
-        known = {0: Estimate(0.0, 0.0, 1, 0)} | {k: t for k, t in times.items() if k}
-        rates += [_rate(own.requests, k, tokens, known, len(counts)) for k in counts]
-        chosen = 0
+            noise[size] = (exp(aa.value), exp(aa.value - half), exp(aa.value + half))
+            floor = max(abs(bound - 1) for bound in noise[size])
+        stock = {0: _NONE} | {k: time for (k, staged), time in times.items() if k and not staged}
+        over = {k: time for (k, staged), time in times.items() if k and staged}
         for k in counts:
-            found = _difference(tokens, known, k, chosen, len(counts))
-            if found is not None and found[1] > 0:
-                chosen = k
-        best[own.requests] = chosen
-    return Worth(tuple(rates), best, len(tokens), noise)
+            rate = _rate(size, k, tokens, stock, len(counts))
+            rates.append(_with_stage(rate, over[k], floor, len(counts)) if k in over else rate)
+        best[size] = _best(tokens, stock, counts)
+        if over:
+            both = {k: _added(stock[k], time) for k, time in over.items() if k in stock}
+            best_staged[size] = _best(tokens, {0: _NONE, **both}, counts)
+    return Worth(tuple(rates), best, len(tokens), noise, best_staged)
+
+
+_NONE = Estimate(0.0, 0.0, 1, 0)
+"""Of the time at k = 0 over itself."""
+
+
+def _best(tokens: Tokens, times: Mapping[int, Estimate], counts: Sequence[int]) -> int:
+    """The draft count to use; a larger one only if its interval over the smaller excludes 1."""
+    chosen = 0
+    for k in counts:
+        found = _difference(tokens, times, k, chosen, len(counts))
+        if found is not None and found[1] > 0:
+            chosen = k
+    return chosen
+
+
+def _added(one: Estimate, other: Estimate) -> Estimate:
+    """The sum of independent estimates, with Welch's degrees of freedom."""
+    error = hypot(one.standard_error, other.standard_error)
+    parts = [(e.standard_error**2, e.degrees) for e in (one, other) if e.standard_error]
+    degrees = error**4 / sum(v**2 / n for v, n in parts) if parts else 1
+    return Estimate(one.value + other.value, error, degrees, min(one.count, other.count))
+
+
+def _with_stage(rate: Rate, time: Estimate, floor: float | None, counts: int) -> Rate:
+    """The rate with what staging gives at its draft count, from the log time over mode off's."""
+    half = t_quantile(1 - SIGNIFICANCE / 2 / max(counts, 1), time.degrees) * time.standard_error
+    low, high = exp(time.value - half), exp(time.value + half)
+    interval = RatioInterval(exp(time.value), low, high, time.count)
+    found = verdict(interval, noise_floor=floor, small_counts=True)
+    return replace(
+        rate, stage_ratio=1 / interval.ratio, stage_low=1 / high, stage_high=1 / low,
+        stage_verdict=str(found), stage_groups=time.count,
+    )  # fmt: skip
 
 
 def _rate(
-    requests: int, k: int, tokens: "_Tokens", times: Mapping[int, Estimate], counts: int
+    requests: int, k: int, tokens: Tokens, times: Mapping[int, Estimate], counts: int
 ) -> Rate:
     time = times.get(k)
     found = _difference(tokens, times, k, 0, counts)
@@ -177,7 +211,7 @@ def _rate(
 
 
 def _difference(
-    tokens: "_Tokens", times: Mapping[int, Estimate], k: int, other: int, counts: int
+    tokens: Tokens, times: Mapping[int, Estimate], k: int, other: int, counts: int
 ) -> tuple[float, float, float] | None:
     """Log rate of k over another count with the interval that holds for all counts; None if a
     part was not measured."""
@@ -196,19 +230,28 @@ def _difference(
     return value, value - half, value + half
 
 
-def _times(own: Measured) -> dict[int | None, Estimate]:
-    """Log time of a window over that at k = 0 by draft count, None being k = 0 against itself.
+_Arm = tuple[int | None, bool]
+"""A draft count, and whether it is staged."""
+
+_AGAIN: _Arm = (None, False)
+"""k = 0 against itself."""
+
+
+def _times(own: Measured) -> dict[_Arm, Estimate]:
+    """Log time of a window over that at k = 0, of a staged one over the same count in mode off.
 
     Below ten groups their scatter is that of all counts of the batch size, which few groups show
     better than a count's own. At the end of a batch some requests have finished: groups with most
     of them count.
     """
-    logs: dict[int | None, list[float]] = {}
+    logs: dict[_Arm, list[float]] = {}
     for effect in own.effects:
-        if effect.pair.reference.is_baseline and effect.pair.treated.stock_twin is None:
+        if effect.pair.is_over_stock:
+            treated = effect.pair.treated
             full = [g for g in effect.groups if g.num_reqs >= LEAST_FULL * own.requests]
             both = [g.device if effect.clock == DEVICE_MS else g.host for g in full]
-            logs[effect.pair.treated.drafts] = [value for value in both if value is not None]
+            known = [value for value in both if value is not None]
+            logs[treated.drafts, treated.stock_twin is not None] = known
     degrees = sum(max(len(values) - 1, 0) for values in logs.values())
     squares = sum(len(values) * float(np.var(values)) for values in logs.values() if values)
     found = {}
@@ -222,112 +265,38 @@ def _times(own: Measured) -> dict[int | None, Estimate]:
     return found
 
 
-Request = tuple[str, dict[int, tuple[int, int]]]
-"""A text's digest; by draft count its windows, and the drafts accepted in them."""
+@dataclass(frozen=True)
+class WindowTime:
+    """Median times of a window, in ms: on a GPU those of its device. There the host runs a step
+    ahead, and its time from step to step is that of another window."""
+
+    requests: int
+    drafts: int
+    staged: bool
+    window_ms: float
+    target_ms: float | None
+    """The target's forward and sampling; the rest is the drafter, the commit and the host. None if
+    they were not timed apart."""
 
 
-def _requests(run: RunData, counts: Sequence[int]) -> Iterator[Request]:
-    """Requests that whole batches of every draft count ran."""
-    blocks: dict[tuple[Any, ...], dict[int, BatchRecord]] = {}
-    for batch in run.batches:
-        whole = batch.phase in (Phase.GATE, Phase.TIMED)
-        if whole and batch.cell.drafts is not None and batch.cell.stock_twin is None:
-            blocks.setdefault((batch.phase, batch.block), {})[batch.cell.drafts] = batch
-    for batches in blocks.values():
-        if 0 not in batches or not all(k in batches for k in counts):
-            continue
-        for place, text in enumerate(batches[0].token_digests):
-            own = {k: batches[k].request_acceptance[place] for k in counts}
-            if all(windows for windows, _ in own.values()):
-                yield text, own
+def window_times(runs: Sequence[RunData]) -> list[WindowTime]:
+    """By batch size and draft count, from windows that draft as many as they verify."""
+    found: dict[tuple[int, int, bool], list[WindowRecord]] = {}
+    for run in runs:
+        size = batch_size(run)
+        for window in run.windows:
+            staged = window.cell.nwor_mode is not NworMode.OFF
+            dropped = 0 if staged else (window.run_length or 0) - 1  # as `analysis.groups`
+            inside = window.group is not None and window.position != dropped
+            if inside and window.num_reqs == size and _whole_ms(window):
+                found.setdefault((size, window.cell.drafts or 0, staged), []).append(window)
+    times = []
+    for (size, k, staged), own in sorted(found.items()):
+        apart = [w.forward_ms + (w.sample_ms or 0.0) for w in own if w.forward_ms is not None]
+        target = median(apart) if apart else None
+        times.append(WindowTime(size, k, staged, median(map(_whole_ms, own)), target))
+    return times
 
 
-def same_places(run: RunData) -> tuple[int, int]:
-    """Windows that accepted what the largest count's window from the same token accepted, cut to
-    their own count; and how many were compared.
-
-    Of blocks of one request whose batches gave the same text: with more requests, records do not
-    say where a request's window began. Equal numbers show that a drafter's cache is as good after
-    switching, k = 0 included, as at one count.
-    """
-    windows = windows_by_batch(run)
-    blocks: dict[tuple[object, ...], list[BatchRecord]] = {}
-    for batch in run.batches:
-        if batch.requests == 1:
-            blocks.setdefault((batch.block, *batch.token_digests), []).append(batch)
-    equal = compared = 0
-    for batches in blocks.values():
-        whole = [b for b in batches if b.phase in (Phase.GATE, Phase.TIMED) and b.cell.drafts]
-        if not whole:
-            continue
-        most = max(whole, key=lambda batch: batch.cell.drafts or 0)
-        accepted = {at: n for at, _, n in _by_place(windows[batch_key(most)])}
-        for batch in batches:
-            if batch is most:
-                continue
-            for at, drafts, own in _by_place(windows[batch_key(batch)]):
-                if drafts and at in accepted:
-                    compared += 1
-                    equal += own == min(accepted[at], drafts)
-    return equal, compared
-
-
-def _by_place(windows: Sequence[WindowRecord]) -> Iterator[tuple[int, int, int]]:
-    """Of one request's windows: the token at which each began, its drafts and the accepted ones."""
-    at = 1  # the prefill gave the first
-    for window in windows:
-        yield at, window.draft_tokens, window.accepted_tokens
-        at += 1 + window.accepted_tokens
-
-
-class _Tokens:
-    """Tokens of a request in a window, by draft count, over different texts; or by `rates`."""
-
-    def __init__(
-        self, requests: Sequence[Request], counts: Sequence[int], rates: Sequence[float] | None
-    ):
-        texts = dict(requests)
-        self._rates = rates
-        self._counts = list(counts)
-        shape = (len(texts), len(self._counts))
-        pairs = [[own[k] for k in self._counts] for own in texts.values()]
-        self._windows = np.array([[w for w, _ in row] for row in pairs], float).reshape(shape)
-        self._accepted = np.array([[a for _, a in row] for row in pairs], float).reshape(shape)
-
-    def __len__(self) -> int:
-        return len(self._windows)
-
-    def mean(self, k: int) -> float | None:
-        """Tokens at this draft count; None without requests."""
-        known = self._rates is not None or len(self)
-        return exp(self._log(k)) if known and k in self._counts else None
-
-    def difference(self, k: int, other: int) -> Estimate | None:
-        """Log tokens at k over those at another count: the same requests, so only their own
-        difference scatters; None for too few requests."""
-        number = len(self)
-        if self._rates is not None:
-            return Estimate(self._log(k) - self._log(other), 0.0, 1, number)
-        if number < MIN_REQUESTS:
-            return None
-        left_out = self._logs_without(k) - self._logs_without(other)
-        variance = (number - 1) * float(np.var(left_out))  # the jackknife's
-        return Estimate(self._log(k) - self._log(other), variance**0.5, number - 1, number)
-
-    def _log(self, k: int) -> float:
-        if self._rates is not None:
-            return log1p(sum(self._rates[:k]))
-        windows, accepted = self._of(k)
-        return float(np.log1p(accepted.sum() / windows.sum()))
-
-    def _logs_without(self, k: int) -> Values:
-        """Log tokens of all requests but one, for each."""
-        windows, accepted = self._of(k)
-        return np.log1p((accepted.sum() - accepted) / (windows.sum() - windows))
-
-    def _of(self, k: int) -> tuple[Values, Values]:
-        """Windows and accepted drafts of each request; at k = 0 nothing is accepted."""
-        if k == 0:
-            return np.ones(len(self)), np.zeros(len(self))
-        at = self._counts.index(k)
-        return self._windows[:, at], self._accepted[:, at]
+def _whole_ms(window: WindowRecord) -> float:
+    return window.device_ms or window.wall_ms or 0.0

@@ -113,7 +113,7 @@ def drafts_of(arm: str | None) -> int | None:
 
 
 def label_of(nwor_mode: str, scv_mode: str, arm: str | None) -> str:
-    """A cell's name for people: `stage x graph`, `off x off (A/A)`, `k = 2`, `k = 2, stage x off`."""
+    """A cell's name for people: `stage x graph`, `off x off (A/A)`, `k = 2, stage x off`."""
     drafts = drafts_of(arm)
     if drafts is not None:
         staged = "" if nwor_mode == NworMode.OFF else f", {nwor_mode} x {scv_mode}"

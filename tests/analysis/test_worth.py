@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nwor_bench.analysis.draft_tokens import same_places
 from nwor_bench.analysis.groups import Pair
-from nwor_bench.analysis.worth import Measured, Worth, same_places, worth_of
+from nwor_bench.analysis.worth import Measured, Worth, worth_of
 from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, drafts_arm
 from nwor_bench.records.types import Phase, Verdict
 from nwor_bench.records.window_order import abba_effect

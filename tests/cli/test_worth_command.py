@@ -70,7 +70,7 @@ def test_methods_that_cannot_change_their_count_are_refused_by_name(method: Meth
 
 def test_one_engine_runs_all_batch_sizes() -> None:
     given = {"target_model": None, "max_new_tokens": 32, "dtype": "float32"}
-    sweep = worth_sweep("tiny", "short", [1, 2, 8], 3, 60.0, given)
+    sweep = worth_sweep("tiny", ["short"], [1, 2, 8], 3, 60.0, given)
     points = make_points(sweep)
     assert [point.spec.scenario.requests for point in points] == [1, 2, 8]
     (group,) = group_by_engine(points)
@@ -81,7 +81,7 @@ def test_one_engine_runs_all_batch_sizes() -> None:
     assert sum(share or 0 for share in shares) == pytest.approx(60, abs=0.3)
     assert shares == sorted(shares, key=lambda share: share or 0)
     assert points[0].spec.scenario.draft_tokens == 3
-    (small,) = group_by_engine(make_points(worth_sweep("tiny", "short", [1], 3, 60.0, given)))
+    (small,) = group_by_engine(make_points(worth_sweep("tiny", ["short"], [1], 3, 60.0, given)))
     assert small.spec.scenario.requests == 4  # vLLM names a count for each batch size
     assert make_points(sweep)[0].spec.scenario.requests == 1
 
@@ -95,7 +95,7 @@ def test_rates_are_shares_of_windows_that_fall(rates: list[float]) -> None:
 
 def test_named_rates_replace_those_of_a_shape() -> None:
     given = {"acceptance_rates": [0.8, 0.6, 0.5]}
-    (point,) = make_points(worth_sweep("llama-3b-shape", "short", [8], 3, 60.0, given))
+    (point,) = make_points(worth_sweep("llama-3b-shape", ["short"], [8], 3, 60.0, given))
     own = load_pair("llama-3b-shape")
     pair = ResolvedPair(own.name, own.method, "t", "d", own.dtype, dict(own.speculative))
     found = engine_arguments(pair, point.spec)["speculative_config"]
@@ -113,7 +113,7 @@ def test_adaptive_verification_is_refused_by_name() -> None:
 
 def test_own_models_stand_in_a_sweep_file(tmp_path: Path) -> None:
     given = {"target_model": str(tmp_path / "mine"), "draft_model": "d", "method": "eagle"}
-    (point,) = make_points(worth_sweep(None, "short", [4], 2, 60.0, given))
+    (point,) = make_points(worth_sweep(None, ["short"], [4], 2, 60.0, given))
     assert point.choice == PairChoice(None, str(tmp_path / "mine"), "d", "eagle")
     assert point.pair == "mine"
 
@@ -123,7 +123,10 @@ def test_own_models_stand_in_a_sweep_file(tmp_path: Path) -> None:
     [
         ({"draft_counts": [1, 4]}, "draft_counts"),
         ({"draft_counts": [0, 2]}, "draft_counts"),  # draft_tokens is 4
-        ({"draft_counts": [0, 4], "nwor_modes": "off,stage"}, "draft_counts"),
+        ({"draft_counts": [0, 4], "nwor_modes": "off,control"}, "--nwor-modes"),
+        ({"draft_counts": [0, 4], "scv_modes": "off,adaptive"}, "--scv-modes"),
+        ({"draft_counts": [0, 4], "nwor_modes": "off,stage", "scv_modes": "off,graph,adaptive"},
+         "--scv-modes"),
         ({"draft_counts": [0, 4], "interleave": "batches"}, "--interleave"),
         ({"draft_counts": [0, 4], "against": {"block_size": 32}}, "--against"),
         (

@@ -136,7 +136,7 @@ def worth_of(runs: Sequence[Measured]) -> Worth:
     tokens = Tokens(requests, counts, named_rates(runs[0].run))
     rates, best, noise, best_staged = [], {}, {}, {}
     for own in sorted(runs, key=lambda each: each.requests):
-        size, times, floor = own.requests, _times(own), None
+        size, times, floor = own.requests, times_of(own), None
         aa = times.pop(_AGAIN, None)
         if aa is not None:
             half = aa.half_width()
@@ -149,7 +149,7 @@ def worth_of(runs: Sequence[Measured]) -> Worth:
             rates.append(_with_stage(rate, over[k], floor, len(counts)) if k in over else rate)
         best[size] = _best(tokens, stock, counts)
         if over:
-            both = {k: _added(stock[k], time) for k, time in over.items() if k in stock}
+            both = {k: added(stock[k], time) for k, time in over.items() if k in stock}
             best_staged[size] = _best(tokens, {0: _NONE, **both}, counts)
     return Worth(tuple(rates), best, len(tokens), noise, best_staged)
 
@@ -168,7 +168,7 @@ def _best(tokens: Tokens, times: Mapping[int, Estimate], counts: Sequence[int]) 
     return chosen
 
 
-def _added(one: Estimate, other: Estimate) -> Estimate:
+def added(one: Estimate, other: Estimate) -> Estimate:
     """The sum of independent estimates, with Welch's degrees of freedom."""
     error = hypot(one.standard_error, other.standard_error)
     parts = [(e.standard_error**2, e.degrees) for e in (one, other) if e.standard_error]
@@ -230,21 +230,21 @@ def _difference(
     return value, value - half, value + half
 
 
-_Arm = tuple[int | None, bool]
+Arm = tuple[int | None, bool]
 """A draft count, and whether it is staged."""
 
-_AGAIN: _Arm = (None, False)
+_AGAIN: Arm = (None, False)
 """k = 0 against itself."""
 
 
-def _times(own: Measured) -> dict[_Arm, Estimate]:
+def times_of(own: Measured) -> dict[Arm, Estimate]:
     """Log time of a window over that at k = 0, of a staged one over the same count in mode off.
 
     Below ten groups their scatter is that of all counts of the batch size, which few groups show
     better than a count's own. At the end of a batch some requests have finished: groups with most
     of them count.
     """
-    logs: dict[_Arm, list[float]] = {}
+    logs: dict[Arm, list[float]] = {}
     for effect in own.effects:
         if effect.pair.is_over_stock:
             treated = effect.pair.treated

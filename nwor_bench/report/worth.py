@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -227,11 +227,10 @@ def worth_rows(measured: MeasuredWorth) -> list[dict[str, Any]]:
     rates = {(r.requests, r.drafts): vars(r) for r in measured.worth.rates}
     rows = []
     for requests, drafts in sorted(rates.keys() | times.keys()):
-        time = times.get((requests, drafts))
+        place: dict[str, Any] = {"requests": requests, "drafts": drafts}
+        time, rate = times.get((requests, drafts)), rates.get((requests, drafts), place)
         rows.append({
-            "requests": requests,
-            "drafts": drafts,
-            **rates.get((requests, drafts), {}),
+            **{field.name: rate.get(field.name) for field in fields(Rate)},
             "window_ms": None if time is None else time.window_ms,
             "target_ms": None if time is None else time.target_ms,
         })  # fmt: skip

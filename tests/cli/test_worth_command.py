@@ -13,8 +13,9 @@ from nwor_bench.engine.arguments import engine_arguments
 from nwor_bench.engine.preflight import check_pair
 from nwor_bench.models.methods import Method
 from nwor_bench.models.pairs import ResolvedPair, load_pair
+from nwor_bench.records.types import NworMode, ScvMode
 from nwor_bench.workload.config import load_scenario, resolve
-from nwor_bench.workload.run_spec import PairChoice
+from nwor_bench.workload.run_spec import PairChoice, RunSpec
 from nwor_bench.workload.sweep_file import group_by_engine, make_points
 
 pytestmark = pytest.mark.slow  # imports pydantic and more
@@ -47,6 +48,10 @@ def call(*words: str) -> None:
         (["--pair", "tiny-ngram"], "--method", "ngram"),
         (["--dtype", "int3"], "--dtype", "int3"),
         (["--acceptance-rates", "many"], "--acceptance-rates", "many"),
+        (["--nwor-modes", "off,both"], "--nwor-modes", "both"),
+        (["--nwor-modes", "stage"], "--nwor-modes", "stage"),
+        (["--nwor-modes", "off,control"], "--nwor-modes", "off,control"),
+        (["--scenario", "short,ctx-1k", "--serve", "1m"], "--scenario", "short,ctx-1k"),
     ],
 )
 def test_refusals(words: list[str], field: str, value: Any) -> None:
@@ -84,6 +89,41 @@ def test_one_engine_runs_all_batch_sizes() -> None:
     (small,) = group_by_engine(make_points(worth_sweep("tiny", ["short"], [1], 3, 60.0, given)))
     assert small.spec.scenario.requests == 4  # vLLM names a count for each batch size
     assert make_points(sweep)[0].spec.scenario.requests == 1
+
+
+def test_scenarios_share_the_engine_and_the_budget() -> None:
+    given = {"max_new_tokens": 32, "dtype": "float32"}
+    points = make_points(worth_sweep("tiny", ["short", "ctx-256"], [1, 256], 3, 60.0, given))
+    assert [(p.scenario, p.spec.scenario.requests) for p in points] == [
+        (scenario, size) for scenario in ("short", "ctx-256") for size in (1, 256)
+    ]
+    assert sum(point.spec.time_budget_s or 0 for point in points) == pytest.approx(60, abs=0.3)
+    assert len(group_by_engine(points)) == 1
+
+
+@pytest.mark.parametrize(
+    ("gpu", "scv"), [(True, ScvMode.ADAPTIVE), (False, ScvMode.OFF)]
+)  # fmt: skip
+def test_each_count_but_0_is_staged_too(
+    monkeypatch: pytest.MonkeyPatch, gpu: bool, scv: ScvMode
+) -> None:
+    """With SCV adaptive; it cannot run without CUDA, where the host decides."""
+    asked: list[RunSpec] = []
+    monkeypatch.setattr("nwor_bench.instruments.device.uses_gpu", lambda: gpu)
+    monkeypatch.setattr(
+        "nwor_bench.engine.preflight.check_sweep",
+        lambda sweep: asked.extend(point.spec for point in make_points(sweep)),
+    )
+    with pytest.raises(AssertionError, match="not refused"):
+        call("--pair", "tiny", "--nwor-modes", "off,stage", "--max-draft-tokens", "2")
+    cells = asked[0].cells("tiny")
+    assert [(c.drafts, c.nwor_mode, c.scv_mode) for c in cells if c.drafts] == [
+        (k, *modes)
+        for k in (1, 2)
+        for modes in ((NworMode.OFF, ScvMode.OFF), (NworMode.STAGE, scv))
+    ]
+    assert cells[0].is_baseline
+    assert asked[0].worker_variables["VLLM_NWOR_CPU_ATTENTION"] == "reference"
 
 
 @pytest.mark.parametrize("rates", [[0.8, 0.6], [0.8, 0.6, 0.7], [1.1, 0.6, 0.5], [0.8, 0.6, -0.1]])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from refusals import refused
 
 from nwor_bench.analysis.analyse import analyse
 from nwor_bench.analysis.comparing.compare import ChangeVerdict, compare_sweeps
@@ -24,6 +25,7 @@ from nwor_bench.analysis.worth import Measured, worth_of
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.errors import ExitCode
 from nwor_bench.instruments.robust import RatioInterval
+from nwor_bench.plugin.runner_v1.staging import StagingBuffers
 from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import Phase, WindowRecord
 from nwor_bench.report.sweep import swept_worths
@@ -250,6 +252,35 @@ def test_a_count_that_changes_a_token_is_invalid(tmp_path: Path, plant: Any) -> 
         assert verdicts["k = 2"] == "INVALID"
         assert verdicts["k = 1"] != "INVALID"
     assert "k = 2" in (tmp_path / "worth" / "summary.md").read_text().split("INVALID", 1)[1]
+
+
+def test_the_gate_of_staged_counts_finds_a_lost_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each commit writes a draft less: staged counts are INVALID, those of mode off are not."""
+    original = StagingBuffers.commit
+
+    def fewer(buffers: StagingBuffers, slots: Any, accepted: Any) -> str:
+        kept = accepted.clone()
+        kept[accepted.nonzero()[-1:]] = False
+        return original(buffers, slots, kept)
+
+    monkeypatch.setattr(StagingBuffers, "commit", fewer)
+    code, (run,) = worth(
+        tmp_path / "worth", "tiny", requests=(2,), batches=1, max_new_tokens=12,
+        nwor_modes=["off", "stage"],
+    )  # fmt: skip
+    assert code is ExitCode.CORRECTNESS_BROKEN
+    kv = {e["arm"]: e["verdict"] for e in run.events if e.get("event") == KV_EVENT}
+    assert kv["k=1"] == kv["k=2"] == "BROKEN"
+    for cell in analyse(run).cells:
+        assert (cell.verdict == "INVALID") == (cell.nwor_mode == "stage"), cell.label
+
+
+def test_staging_that_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nwor_bench.plugin.refusals.of_engine", lambda _: "batch_invariant")
+    with refused("--nwor-modes", value="off,stage", naming="batch_invariant"):
+        worth(tmp_path / "worth", "tiny", requests=(1,), nwor_modes=["off", "stage"])
 
 
 @pytest.mark.long

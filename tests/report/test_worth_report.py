@@ -128,6 +128,29 @@ def test_windows_take_the_devices_time_if_there_is_one() -> None:
     assert times == [(0, 5.0, 4.0), (2, 8.0, 6.0)]
 
 
+def test_staged_windows_have_times_of_their_own() -> None:
+    """The first window of a run follows the switch of modes; the last one drafts for its count."""
+    staged = SimpleNamespace(drafts=2, nwor_mode=NworMode.STAGE)
+    windows = [window(staged, None, 9.0, 4.0), window(staged, None, 5.0, 3.0)]
+    windows[1].position = 1
+    run: Any = SimpleNamespace(windows=windows, header=SimpleNamespace(scenario={"requests": 2}))
+    assert window_times([run]) == [WindowTime(2, 2, True, 5.0, 3.0)]
+
+
+@pytest.mark.parametrize(
+    ("staged", "blocks"),
+    [({}, 0), ({1: 2, 8: 2}, 1), ({1: 0, 8: 0}, 1), ({1: 4, 8: 2}, 2)],
+)
+def test_a_server_that_stages_has_a_line_of_its_own(staged: Mapping[int, int], blocks: int) -> None:
+    """Only if staged counts were measured: the same one, none, or another."""
+    found = replace(worth([rate(1, 2, 1.9, FASTER)], {1: 2, 8: 2}), best_staged=staged)
+    told = list(draft_line.line_blocks(found, HEADER, staged=True))
+    assert len(told) == 2 + blocks
+    assert len(list(draft_line.line_blocks(found, HEADER, staged=False))) == 2
+    if blocks == 2:
+        assert '"num_speculative_tokens": 4' in str(told[-1])
+
+
 def test_a_broken_count_is_the_answer() -> None:
     sound = analyse(make_run())
     cells = tuple(

@@ -57,6 +57,8 @@ def resolve(scenario: Scenario, **given: Any) -> RunSpec:
     of_scenario = names(declared(ScenarioValues))
     wanted = {name: given[name] for name in of_scenario if given.get(name) is not None}
     wanted = _drafts_from(values.get("speculative_config"), wanted)
+    if values.get("draft_counts"):
+        wanted.setdefault("draft_tokens", max(values["draft_counts"]))
     spec = _with_modes_off(RunSpec(scenario=_override(scenario, wanted), **values))
     _check(spec)
     length, drafts = given.get("acceptance_length"), spec.scenario.draft_tokens

@@ -91,6 +91,13 @@ def test_one_engine_runs_all_batch_sizes() -> None:
     assert make_points(sweep)[0].spec.scenario.requests == 1
 
 
+def test_the_largest_count_is_what_the_engine_drafts() -> None:
+    """A sweep file needs no `draft_tokens` beside `draft_counts`; the scenario has 4."""
+    given = {"nwor_modes": "off", "scv_modes": "off"}
+    spec = resolve(load_scenario("short"), draft_counts=[0, 2, 1], **given)
+    assert spec.scenario.draft_tokens == 2
+
+
 def test_scenarios_share_the_engine_and_the_budget() -> None:
     given = {"max_new_tokens": 32, "dtype": "float32"}
     points = make_points(worth_sweep("tiny", ["short", "ctx-256"], [1, 256], 3, 60.0, given))
@@ -162,7 +169,8 @@ def test_own_models_stand_in_a_sweep_file(tmp_path: Path) -> None:
     ("changes", "field"),
     [
         ({"draft_counts": [1, 4]}, "draft_counts"),
-        ({"draft_counts": [0, 2]}, "draft_counts"),  # draft_tokens is 4
+        ({"draft_counts": [0, 2], "draft_tokens": 4}, "draft_counts"),
+        ({"draft_counts": []}, "draft_counts"),
         ({"draft_counts": [0, 4], "nwor_modes": "off,control"}, "--nwor-modes"),
         ({"draft_counts": [0, 4], "scv_modes": "off,adaptive"}, "--scv-modes"),
         ({"draft_counts": [0, 4], "nwor_modes": "off,stage", "scv_modes": "off,graph,adaptive"},

@@ -131,6 +131,10 @@ def test_each_count_but_0_is_staged_too(
     ]
     assert cells[0].is_baseline
     assert asked[0].worker_variables["VLLM_NWOR_CPU_ATTENTION"] == "reference"
+    with pytest.raises(AssertionError, match="not refused"):
+        call("--pair", "tiny", "--max-draft-tokens", "2")
+    assert {cell.nwor_mode for cell in asked[-1].cells("tiny")} == {NworMode.OFF}
+    assert asked[-1].worker_variables["VLLM_NWOR_CPU_ATTENTION"] == "stock"
 
 
 @pytest.mark.parametrize("rates", [[0.8, 0.6], [0.8, 0.6, 0.7], [1.1, 0.6, 0.5], [0.8, 0.6, -0.1]])

@@ -61,10 +61,17 @@ def is_sweep(folder: Path) -> bool:
 
 
 def load_stored_runs(folder: Path) -> dict[str, StoredRun]:
-    """The runs of a sweep's folder by their place on its axes; those that never started are left
-    out. Raises as `load_stored`."""
-    found = sorted(path.parent for path in folder.glob(f"*/{RUN_FILE}"))
-    return {own.name.partition("-")[2] or own.name: load_stored(own) for own in found}
+    """The runs of a sweep of draft counts by their place on its axes; those that never started are
+    left out.
+
+    Raises ConfigError for a sweep of modes, whose runs have an answer each; and as `load_stored`.
+    """
+    folders = sorted(path.parent for path in folder.glob(f"*/{RUN_FILE}"))
+    found = {own.name.partition("-")[2] or own.name: load_stored(own) for own in folders}
+    if not all(run.counts is not None for run in found.values()):
+        remedy = "it holds a sweep of several runs; compare its run folders one by one"
+        raise ConfigError.for_field("run folder", str(folder), remedy)
+    return found
 
 
 def load_stored(folder: Path) -> StoredRun:
@@ -74,9 +81,7 @@ def load_stored(folder: Path) -> StoredRun:
     damaged or has an unknown format.
     """
     if is_sweep(folder):
-        remedy = (
-            "it holds a sweep of several runs, and the other folder does not; name two of one kind"
-        )
+        remedy = "it holds a sweep of several runs; compare its run folders one by one"
         raise ConfigError.for_field("run folder", str(folder), remedy)
     header, records = read_header(folder), records_path(folder)
     if not records.is_file():

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 def compare(
     base: Annotated[
-        Path, typer.Argument(help="The run or sweep to compare with, or a stored baseline.")
+        Path, typer.Argument(help="The run to compare with, or a stored baseline.")
     ],
     new: Annotated[
-        Path, typer.Argument(help="The run or sweep to check.")
+        Path, typer.Argument(help="The run to check.")
     ],
     threshold: Annotated[
         str, typer.Option(help="Smaller changes are no regression.")
@@ -40,7 +40,7 @@ def compare(
 ) -> None:  # fmt: skip
     """Compare two runs cell by cell: is NEW slower than BASE, or broken?
 
-    Of two sweeps (`nwor-bench worth` too) the runs at the same places.
+    Of two folders of `nwor-bench worth` batch size by batch size.
 
     Exit codes: 0 no regression, 2 bad input, 4 a regression,
     5 not comparable, or inconclusive: the A/A arm changed by more than the

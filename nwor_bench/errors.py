@@ -101,6 +101,10 @@ class EngineError(BenchError):
     """The engine did not start, or failed while it ran."""
 
 
+class DeviceDiedError(EngineError):
+    """The GPU takes no more calls, so this process can only end."""
+
+
 class NotComparableError(BenchError):
     """Two runs that did not do the same work on the same machine."""
 

@@ -20,6 +20,9 @@ SCV_COUNTERS = (
     "scv_fallback_count",
 )
 
+OFF_BY_CHOICE = "stock's write and attention are faster here, so staging is off by choice"
+"""Reason of a cell all of whose windows were written directly, since that was measured faster."""
+
 
 @dataclass(frozen=True)
 class CellData:
@@ -281,7 +284,7 @@ def idle_reason(cell: CellData) -> str | None:
     if not cell.draft_tokens:
         return "no draft token was proposed, so nothing was staged"
     if cell.fallbacks.keys() == {SLOWER_THAN_STOCK}:
-        return "stock's write and attention are faster here, so staging is off by choice"
+        return OFF_BY_CHOICE
     return f"no draft token was staged{_most_common(cell.fallbacks)}"
 
 

@@ -1,6 +1,7 @@
 """The command line: parse, call, print errors. Heavy imports happen inside the commands."""
 
 import errno
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +23,7 @@ from nwor_bench.cli.commands import (
     sweep,
     worth,
 )
-from nwor_bench.errors import BenchError, ConfigError, ExitCode
+from nwor_bench.errors import BenchError, ConfigError, DeviceDiedError, ExitCode
 
 
 class _Commands(Group):
@@ -117,4 +118,7 @@ def main() -> None:
 
 def _fail(error: BenchError) -> None:
     typer.secho(f"nwor-bench: {error}", fg="red", err=True)
+    if isinstance(error, DeviceDiedError):  # what PyTorch frees at the end would abort the process
+        sys.stdout.flush()
+        os._exit(error.exit_code)
     sys.exit(error.exit_code)

@@ -1,7 +1,8 @@
 """The persistent engine: one vLLM per pair, modes switched live."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from nwor_bench.engine.readings import (
     request_acceptance,
     request_times,
 )
-from nwor_bench.errors import ConfigError, EngineError
+from nwor_bench.errors import ConfigError, DeviceDiedError, EngineError
 from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.cell import SHAM
@@ -41,6 +42,9 @@ from nwor_bench.records.window_order import WindowOrder
 from nwor_bench.workload.config import RunSpec
 
 __all__ = ["VllmEngine", "check_arguments"]
+
+_DEAD: list[Any] = []
+"""vLLMs whose device failed: to free their tensors would abort the process."""
 
 
 class VllmEngine:
@@ -132,7 +136,8 @@ class VllmEngine:
         if self._counting:
             self._rpc("nwor_start_counters")
         started = time.perf_counter()
-        outputs = self._llm.generate(inputs, params, use_tqdm=False)
+        with self._running():
+            outputs = self._llm.generate(inputs, params, use_tqdm=False)
         latency_ms = (time.perf_counter() - started) * 1e3
         self._kv_cache.last_batch(outputs)
         ranks = self._drain(outputs)
@@ -185,7 +190,8 @@ class VllmEngine:
         self._reset_prefix_cache()
         self._draft_counts.follow(schedule)
         try:
-            seconds, outputs = serve_loop(self._llm.llm_engine, prompts, arrivals_s, sampling)
+            with self._running():
+                seconds, outputs = serve_loop(self._llm.llm_engine, prompts, arrivals_s, sampling)
         finally:
             self._draft_counts.fix(0)
         self._drain(outputs)
@@ -230,12 +236,27 @@ class VllmEngine:
         if nudged:
             self._rpc_all("nwor_nudge_attention", True)
         try:
-            outputs = self._llm.generate(inputs, params, use_tqdm=False)
+            with self._running():
+                outputs = self._llm.generate(inputs, params, use_tqdm=False)
         finally:
             if nudged:
                 self._rpc_all("nwor_nudge_attention", False)
         self._drain(outputs)
         return tuple(_greedy_output(output.outputs[0]) for output in outputs)
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Raise DeviceDiedError if the device fails while vLLM runs; there is no engine then."""
+        import torch
+
+        try:
+            yield
+        except torch.AcceleratorError as error:
+            _DEAD.append(self.__dict__.pop("_llm"))
+            counts = "; vLLM 0.32 may do so when draft counts change (docs/worth.md)"
+            known = counts if self._draft_counts is not None else ""
+            problem = f"{str(error).splitlines()[0]}{known}. What was measured is kept"
+            raise DeviceDiedError.at("vLLM died", problem, str(error)) from error
 
     def _reset_prefix_cache(self) -> None:
         if not self._llm.reset_prefix_cache():

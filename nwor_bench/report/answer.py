@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from nwor_bench.analysis.cell_data import OFF_BY_CHOICE
 from nwor_bench.analysis.effects import WORK_MS, Split
 from nwor_bench.analysis.findings.run import nothing_timed
 from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED, REFERENCE
@@ -87,6 +88,9 @@ def answer(header: RunHeader, cells: Sequence[CellResult], parts: Sequence[Split
             f"harness, not {subject}.",
         )
     live = [cell for cell in asked if cell.verdict != Verdict.INEFFECTIVE]
+    if not live and any(cell.reason == OFF_BY_CHOICE for cell in asked):
+        text = f"{subject} does not pay here, so every window was written as stock does"
+        return Answer(str(Verdict.INEFFECTIVE), f"{text}{_timed_at_capture(header)}.")
     if not live:
         reasons = "; ".join(dict.fromkeys(cell.reason for cell in asked if cell.reason))
         text = f"{subject} never did anything in this run, so whether it pays is not known"
@@ -95,6 +99,22 @@ def answer(header: RunHeader, cells: Sequence[CellResult], parts: Sequence[Split
     if not_timed is not None:
         return Answer(str(Verdict.AMBIGUOUS), f"{_unknown(subject)}: {not_timed}.", live[0])
     return _timed(live, subject, parts, next((cell for cell in cells if cell.arm == AA), None))
+
+
+def _timed_at_capture(header: RunHeader) -> str:
+    """The times of a layer that the choice of stock rests on, longest context; empty without."""
+    scenario, graphs = header.scenario or {}, header.engine and header.engine.cuda_graphs
+    size = f"{scenario.get('requests')}x{scenario.get('draft_tokens', 0) + 1}"
+    of_shapes = ((graphs and graphs.attention_us) or {}).get(size)
+    if not of_shapes:
+        return ""
+    times = dict(next(iter(of_shapes.values())))
+    context, stock = times.pop("context")[-1], times.pop("stock")[-1]
+    best = min(each[-1] for each in times.values())
+    return (
+        f": a layer's write and attention take stock {stock:.0f} us at {context:,} tokens of "
+        f"context, and what stages at least {best:.0f} us"
+    )
 
 
 def _checked(header: RunHeader, cells: Sequence[CellResult]) -> Answer:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from math import ceil
 
 from nwor_bench.analysis.analyse import Analysis
+from nwor_bench.analysis.cell_data import OFF_BY_CHOICE
 from nwor_bench.analysis.effects import WINDOWS
 from nwor_bench.analysis.findings.run import nothing_timed, sufficient_budget
 from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED, REFERENCE
@@ -87,7 +88,7 @@ def _how_sure(found: Answer, analysis: Analysis) -> Iterator[str]:
         yield "Output and counts passed their checks; nothing is known of the speed on a GPU."
         return
     if found.badge == Verdict.INEFFECTIVE:
-        yield "Sure that it never ran: the counters show it. Nothing else is known."
+        yield "Sure that it never ran: the counters show it. Nothing else was timed in the engine."
         return
     if found.badge == Verdict.INVALID:
         yield "Sure: a wrong output or count is a fact, not noise."
@@ -136,6 +137,11 @@ def _next_by_verdict(run: RunData, found: Answer, cells: Sequence[CellResult]) -
                 "Do not switch it on, and use none of its times. Find the first mismatch under "
                 f"Evidence, fix or report it, and run again; VLLM_NWOR_DEBUG=1 logs every "
                 f"window.{passed}"
+            )
+        case Verdict.INEFFECTIVE if any(cell.reason == OFF_BY_CHOICE for cell in asked):
+            return (
+                f"Nothing is to be done: {subject} leaves such windows to stock by itself. "
+                "--attention ours or merge stages them all the same, to see what that costs."
             )
         case Verdict.INEFFECTIVE:
             return "Find the reason under Evidence (fallbacks), fix it, and run again."

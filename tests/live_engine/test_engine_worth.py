@@ -337,7 +337,8 @@ def test_draft_counts_alternate_under_full_graphs(
         placed = [window for window in run.windows if window.group is not None]
         assert {window.cell.drafts for window in placed} == {0, 1, 2, None}
         assert all(w.draft_tokens == w.num_reqs * (w.cell.drafts or 0) for w in placed)
-        assert all(window.device_ms for window in placed)
+        lasts = {window.batch: window for window in run.windows}  # nothing ends a batch's last one
+        assert all(w.device_ms for w in placed if w is not lasts[w.batch])
         found = analyse(run)
         assert found.violations == ()
         assert {effect.clock for effect in found.effects} == {"device_ms"}

@@ -108,18 +108,18 @@ def invalid() -> RunData:
 
 
 @cache
-def ineffective() -> RunData:
-    """Staging was asked for, and no window was ever staged."""
+def ineffective(reason: str = "attention_sinks") -> RunData:
+    """Staging was asked for, and no window was ever staged, for this reason."""
     run = gpu_run()
     idle = {"staged_tokens": 0, "committed_tokens": 0, "rejected_tokens": 0, "stage_operations": 0,
             "bytes_staged": None, "bytes_committed": None, "bytes_avoided": None,
-            "fallback_reason": "attention_sinks", "mask_ms": None, "commit_ms": None}  # fmt: skip
+            "fallback_reason": reason, "mask_ms": None, "commit_ms": None}  # fmt: skip
     windows = tuple(
         replace(w, **idle) if w.nwor_mode == "stage" else w  # type: ignore[arg-type]
         for w in run.windows
     )
     batches = tuple(
-        replace(b, staged_tokens=0, committed_tokens=0, fallbacks={"attention_sinks": b.windows})
+        replace(b, staged_tokens=0, committed_tokens=0, fallbacks={reason: b.windows})
         if b.nwor_mode == "stage"
         else b
         for b in run.batches

@@ -4,10 +4,11 @@ import re
 from dataclasses import replace
 
 import pytest
-from report_runs import RUNS, ambiguous, faster, gpu_run, invalid
+from report_runs import RUNS, ambiguous, faster, gpu_run, ineffective, invalid
 from synthetic_run import analysed, change_batches, kept, summarised, with_parts
 
 from nwor_bench.analysis.analyse import noise_floor
+from nwor_bench.records.facts import CudaGraphs
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult
 from nwor_bench.report.answer import answer
@@ -54,6 +55,21 @@ def test_each_kind_of_run_is_answered(name, badge, sentence, sure, then):
     assert sure in said["How sure is that?"]
     assert then in said["What next?"]
     assert list(said) == ["How sure is that?", "Is the output the same?", "What next?"]
+
+
+def test_a_choice_of_stock_is_told_with_the_times_it_rests_on():
+    run = ineffective("slower_than_stock")
+    requests, drafts = (run.header.scenario[key] for key in ("requests", "draft_tokens"))
+    times = {"context": [100, 200], "stock": [20.0, 30.0], "ours": [1.0, 41.4], "merge": [1.0, 42]}
+    graphs = CudaGraphs(attention_us={f"{requests}x{drafts + 1}": {"8/2x64": times}})
+    engine = run.header.engine.model_copy(update={"cuda_graphs": graphs})
+    header = run.header.model_copy(update={"engine": engine})
+    run = replace(run, header=header)
+    found, said = answer(header, summarised(run)), told(run)
+    assert found.badge == "INEFFECTIVE"
+    assert "does not pay here, so every window was written as stock does" in found.sentence
+    assert "stock 30 us at 200 tokens of context, and what stages at least 41 us" in found.sentence
+    assert said["What next?"].startswith("Nothing is to be done: NWOR leaves such windows to stock")
 
 
 @pytest.mark.parametrize("name", ["invalid", "ineffective", "cpu"])

@@ -5,9 +5,10 @@ Written from the committed state S, with c = cumsum(g), all tokens of a window a
     u_t = beta_t (v_t - e^c_t S k_t - sum_(i < t) e^(c_t - c_i) (k_i . k_t) u_i)
     o_t = e^c_t S q_t + sum_(i <= t) e^(c_t - c_i) (k_i . q_t) u_i
 
-So a window reads S once, for one product with all its k and q. These stay as the convolution
-returned them, in 16 bits, and their lengths are factors taken out of the products: a 16-bit
-vector's product is exact in tensor cores, and so is a float32 state's as a sum of three bfloat16.
+So a window reads S once, for one product with all its k and q; control reads it again. Keys and
+queries stay as the convolution returned them, in 16 bits, and their lengths are factors taken out
+of the products: a 16-bit vector's product is exact in tensor cores, and so is a float32 state's as
+a sum of three bfloat16.
 """
 
 import triton
@@ -52,11 +53,13 @@ def verify_kernel(
     COLUMNS: tl.constexpr,
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
     PARTS: tl.constexpr,
     DOT: tl.constexpr,
     WRITES_STATES: tl.constexpr,
 ):
-    """One program: ROWS rows of the state of one value head and request.
+    """One program: ROWS rows of the state of one value head and request, read KEYS columns at a
+    time so that loads run ahead of the products.
 
     A matrix w [ROWS, 2 TOKENS] holds u in its first TOKENS columns and o in the others. Both begin
     as a product of the state, with k or q, and token i adds u_i times a row of factors to the
@@ -84,12 +87,9 @@ def verify_kernel(
         out_at = out + (first + token) * STRIDES[3] + value_head * V
         tl.store(out_at[None, :] + v_row[:, None], nothing, mask=is_o[None, :])
         return
-    k_lane = tl.arange(0, K)
-    in_state = value_head * STATE_STRIDES[1] + v_row[:, None] * STATE_STRIDES[2] + k_lane[None, :]
-    s = tl.load(state + slot * STATE_STRIDES[0] + in_state).to(tl.float32)
+    in_head = state + slot * STATE_STRIDES[0] + value_head * STATE_STRIDES[1]
     mixed_at = mixed + (first + token) * STRIDES[0]
     kq_at = mixed_at + head * K + tl.where(is_q, 0, H * K)
-    kq = tl.load(kq_at[:, None] + k_lane[None, :], mask=known[:, None], other=0.0)
     v_at = mixed_at + 2 * H * K + value_head * V
     v = tl.load(v_at[None, :] + v_row[:, None], mask=is_u[None, :], other=0.0).to(tl.float32)
 
@@ -103,23 +103,36 @@ def verify_kernel(
     beta_at = b + (first + token) * STRIDES[2] + value_head
     beta = tl.sigmoid(tl.load(beta_at, mask=known, other=0.0).to(tl.float32))
 
-    wide_kq = kq.to(tl.float32)
-    over_length = tl.rsqrt(tl.sum(wide_kq * wide_kq, 1) + _NORM_EPS)
+    row = tl.arange(0, _RECORD_ROWS)
+    line = request.to(tl.int64) * T + token
+    k_at = recorded_k + (line * H + head) * K
+    records_k = is_u & (value_head % (HV // H) == 0) & (tl.program_id(0) == 0)
+    w = tl.zeros([ROWS, 2 * TOKENS], tl.float32)
+    products = tl.zeros([_RECORD_ROWS, 2 * TOKENS], tl.float32)
+    squares = tl.zeros([2 * TOKENS], tl.float32)
+    for begin in range(0, K, KEYS):
+        k_lane = begin + tl.arange(0, KEYS)
+        s = tl.load(in_head + v_row[:, None] * STATE_STRIDES[2] + k_lane[None, :])
+        kq = tl.load(kq_at[:, None] + k_lane[None, :], mask=known[:, None], other=0.0)
+        tl.store(k_at[:, None] + k_lane[None, :], kq, mask=records_k[:, None])
+        wide_kq = kq.to(tl.float32)
+        squares += tl.sum(wide_kq * wide_kq, 1)
+        columns = tl.trans(kq)
+        w = _product(s.to(tl.float32), columns, w, PARTS, DOT)
+        keys = kq  # 16 rows, of which those of q are not used
+        if TOKENS > 8:
+            key_at = mixed + (first + row) * STRIDES[0] + (H + head) * K
+            kept = (row < length)[:, None]
+            keys = tl.load(key_at[:, None] + k_lane[None, :], mask=kept, other=0.0)
+        products = _dot(keys, columns, products, DOT)
+
+    over_length = tl.rsqrt(squares + _NORM_EPS)
     factor = over_length * tl.where(is_q, SCALE, -beta)
     decay = tl.sum(tl.where(each[None, :] <= token[:, None], g[None, :], 0.0), 1)
-    columns = tl.trans(kq)
-    w = _product(s, columns, tl.zeros([ROWS, 2 * TOKENS], tl.float32), PARTS, DOT)
     w = w * (tl.exp(decay) * factor)[None, :] + v * beta[None, :]
-
-    keys = kq  # 16 rows, of which those of q are not used
-    row = tl.arange(0, _RECORD_ROWS)
-    if TOKENS > 8:
-        key_at = mixed + (first + row) * STRIDES[0] + (H + head) * K
-        keys = tl.load(key_at[:, None] + k_lane[None, :], mask=(row < length)[:, None], other=0.0)
     row_decay = tl.sum(tl.where(each[None, :] <= row[:, None], g[None, :], 0.0), 1)
     later = token[None, :] + is_q.to(tl.int32)[None, :] > row[:, None]
     since = tl.where(later, decay[None, :] - row_decay[:, None], 0.0)
-    products = _dot(keys, columns, tl.zeros([_RECORD_ROWS, 2 * TOKENS], tl.float32), DOT)
     products = tl.where(later, products * tl.exp(since) * factor[None, :], 0.0)
     for i in tl.static_range(T):
         u = tl.sum(tl.where(column[None, :] == i, w * over_length[None, :], 0.0), 1)
@@ -127,17 +140,16 @@ def verify_kernel(
         w += u[:, None] * adds[None, :]
 
     u_over_length = w * over_length[None, :]
-    line = request.to(tl.int64) * T + token
     u_at = recorded_u + (line * HV + value_head) * V
     tl.store(u_at[None, :] + v_row[:, None], u_over_length, mask=is_u[None, :])
     if tl.program_id(0) == 0:
         g_line = request.to(tl.int64) * T + each
         tl.store(recorded_g + g_line * HV + value_head, g, mask=each < length)
-        if value_head % (HV // H) == 0:
-            k_at = recorded_k + (line * H + head) * K
-            tl.store(k_at[:, None] + k_lane[None, :], kq, mask=is_u[:, None])
 
     if WRITES_STATES:
+        k_lane = tl.arange(0, K)
+        in_state = v_row[:, None] * STATE_STRIDES[2] + k_lane[None, :]
+        s = tl.load(in_head + in_state).to(tl.float32)
         for i in range(length):
             u = tl.sum(tl.where(column[None, :] == i, u_over_length, 0.0), 1)
             k = tl.load(mixed + (first + i) * STRIDES[0] + (H + head) * K + k_lane)
@@ -145,7 +157,7 @@ def verify_kernel(
             s += u[:, None] * k.to(tl.float32)[None, :]
             to = tl.load(table + i).to(tl.int64)
             if to > 0:
-                at = state + to * STATE_STRIDES[0] + in_state
+                at = state + to * STATE_STRIDES[0] + value_head * STATE_STRIDES[1] + in_state
                 tl.store(at, s.to(state.dtype.element_ty))
 
     if gate is not None:  # the whole of V is in this program

@@ -86,6 +86,7 @@ def verify_window_triton(
     value_heads, value_dim, key_dim = state.shape[1:]
     key_heads, window = records.k.shape[2], records.u.shape[1]
     rows = value_dim if norm else min(value_dim, 64)
+    tokens = 8 if window <= 8 else 16
     gate, weight = (norm.gate, norm.weight) if norm else (None, None)
     arguments = (mixed, a, b, A_log, dt_bias, state, state_indices, accepted, query_start_loc)
     strided = (mixed, a, b, out, state_indices, out if gate is None else gate)
@@ -101,8 +102,9 @@ def verify_window_triton(
         "V": value_dim,
         "T": window,
         "COLUMNS": state_indices.shape[1],
-        "TOKENS": 8 if window <= 8 else 16,
+        "TOKENS": tokens,
         "ROWS": rows,
+        "KEYS": min(key_dim, _keys_at_once(state.dtype, 2 * tokens * rows)),
         "PARTS": STATE_PARTS[state.dtype],
         "DOT": _dot_precision(mixed),
         "WRITES_STATES": write_states,
@@ -112,9 +114,15 @@ def verify_window_triton(
         grid,
         (*arguments, out, *records, gate, weight),
         constants,
-        num_warps=8 if rows > 64 else 4,
-        num_stages=1,
+        num_warps=4,
+        num_stages=3,
     )
+
+
+def _keys_at_once(dtype: torch.dtype, accumulated: int) -> int:
+    """Columns of a state that a step of the verify's loop reads: the fastest on an H200. A float32
+    state is split in registers, of which `accumulated` numbers of a program leave fewer."""
+    return 32 if dtype is torch.float32 and accumulated > 1024 else 64
 
 
 class StateCommit:

@@ -7,9 +7,11 @@ r"""Which steps of a server take longer with staging? Every step of one engine, 
 
 Requests arrive as at a server (Poisson). The mode changes every few seconds, in a new random order
 for each block: stock (no hooks), off, stage (drafts beside a prefill are written directly), beside
-(they are staged) and interleave. A step lasts until the next one begins. Writes steps.csv: medians
-by rate, block, mode and kind of step, and of the time per token of requests that began and ended in
-the block. With VLLM_NWOR_METRICS=1 windows are counted as in a server.
+(they are staged) and interleave. In a block every mode begins with an empty engine and serves the
+same arrivals; prompts are new each time, so that no prefix is cached. A step lasts until the next
+one begins. Writes steps.csv: medians by rate, block, mode and kind of step, and of the time per
+token of requests that began and ended in the block. With VLLM_NWOR_METRICS=1 windows are counted as
+in a server.
 """
 
 import argparse
@@ -28,7 +30,7 @@ from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.records.types import NworMode, ScvMode
 
 MODES = ("stock", "off", "stage", "beside", "interleave")
-SETTLING_S = 0.25
+SETTLING_S = 1.0
 COLUMNS = ("rate", "block", "mode", "began", "tokens", "requests", "drafting", "alone", "host_ms")
 GRAPHS = {
     "max_num_batched_tokens": 8192,
@@ -48,10 +50,17 @@ class Load:
         self._engine = engine
         self._arguments = arguments
         self._draw = random.Random(1)
+        self._arrivals = random.Random(1)
         self._number = 0
         self._first: dict[str, tuple[float, int]] = {}
         self.tpot_ms: list[float] = []
         """Time per token of each request that began and ended in the last `run`."""
+
+    def begin(self, block: int) -> None:
+        """Finish what is under way; arrivals of one block are the same whenever it begins."""
+        while self._engine.has_unfinished_requests():
+            self._engine.step()
+        self._arrivals = random.Random(block)
 
     def run(self, rate: float, seconds: float) -> None:
         """Let requests arrive and the engine work for so long."""
@@ -61,7 +70,7 @@ class Load:
         while now < end:
             while arrives <= now:
                 self._add()
-                arrives += self._draw.expovariate(rate)
+                arrives += self._arrivals.expovariate(rate)
             if self._engine.has_unfinished_requests():
                 outputs = self._engine.step()
                 self._time([each for each in outputs if int(each.request_id) >= oldest])
@@ -209,12 +218,13 @@ def main() -> None:
     hook, load, steps = getattr(worker, HOOK), Load(engine, arguments), Steps(worker)
     for mode in arguments.modes:
         switch(hook, mode, arguments.scv)
-        load.run(arguments.rates[-1], 2 * SETTLING_S)
+        load.run(arguments.rates[-1], SETTLING_S)
     requests: list[dict[str, Any]] = []
-    for rate in arguments.rates:
-        for block in range(arguments.blocks):
+    for block in range(arguments.blocks):
+        for rate in arguments.rates:
             for mode in random.Random(block).sample(arguments.modes, len(arguments.modes)):
                 steps.place = None
+                load.begin(block)
                 switch(hook, mode, arguments.scv)
                 load.run(rate, SETTLING_S)
                 steps.place = (rate, block, mode)

@@ -1,0 +1,54 @@
+"""A device that fails while vLLM runs: one error, no attempt to free what it held, exit code 1."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.errors import DeviceDiedError
+
+
+class Vllm:
+    """Fails as vLLM does once its device failed, and notices if it is freed."""
+
+    freed = 0
+
+    def generate(self, *args: Any, **kwargs: Any) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nmore")
+
+    def __del__(self) -> None:
+        Vllm.freed += 1
+
+
+@pytest.mark.parametrize("draft_counts", [None, object()])
+def test_a_failed_device_is_one_error_and_nothing_is_freed(draft_counts: object) -> None:
+    engine = VllmEngine.__new__(VllmEngine)
+    engine._llm, engine._draft_counts = Vllm(), draft_counts
+    with pytest.raises(DeviceDiedError) as caught, engine._running():
+        engine._llm.generate()
+    message = str(caught.value)
+    assert message.startswith("vLLM died: CUDA error: an illegal memory access was encountered")
+    assert message.endswith("What was measured is kept")
+    assert "more" not in message
+    assert ("when draft counts change" in message) == (draft_counts is not None)
+    caught.value.__cause__ = None
+    assert not hasattr(engine, "_llm")
+    assert not Vllm.freed
+
+
+def test_the_process_ends_with_code_1_though_what_is_freed_would_abort_it() -> None:
+    script = (
+        "import atexit, os\n"
+        "from nwor_bench.cli import app\n"
+        "from nwor_bench.errors import DeviceDiedError\n"
+        "def dies(**_): raise DeviceDiedError.at('vLLM died', 'CUDA error')\n"
+        "app.app = dies\n"
+        "atexit.register(os.abort)\n"
+        "app.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "nwor-bench: vLLM died: CUDA error\n"

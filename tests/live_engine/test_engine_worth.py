@@ -14,7 +14,7 @@ import pytest
 from refusals import refused
 
 from nwor_bench.analysis.analyse import analyse
-from nwor_bench.analysis.comparing.compare import ChangeVerdict, compare_sweeps
+from nwor_bench.analysis.comparing.compare import compare_sweeps
 from nwor_bench.analysis.comparing.stored_run import load_stored_runs
 from nwor_bench.analysis.draft_tokens import same_places
 from nwor_bench.analysis.effects import effects_over_off
@@ -284,12 +284,13 @@ def test_staging_that_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.long
 def test_a_slower_count_is_found(tmp_path: Path, plant: Any) -> None:
-    """k = 2 takes 10 ms more; a window of the tiny pair takes as much. k = 1 must not show it, and
-    compared with a sound run only k = 2 got worse."""
+    """k = 2 takes 30 ms more; a window of the tiny pair takes a third of that on a quiet machine.
+    k = 1 must not show it. Compared with a sound run k = 2 got worse than k = 1 did; whether that
+    is shown depends on how busy the machine was in either run."""
 
     def slow(_: Any, drafts: int) -> None:
         if drafts == 2:
-            time.sleep(0.01)
+            time.sleep(0.03)
 
     worth(tmp_path / "sound", "tiny", batches=12)
     plant(slow)
@@ -303,8 +304,10 @@ def test_a_slower_count_is_found(tmp_path: Path, plant: Any) -> None:
     assert all(k < 2 for k in found.best.values())
     sides = [load_stored_runs(tmp_path / name) for name in ("sound", "worth")]
     for compared in compare_sweeps(*sides).values():
-        worse = [cell.label for cell in compared.having(ChangeVerdict.REGRESSION)]
-        assert worse == ["k = 2"]
+        one, two = (cell for cell in compared.cells if cell.cell.drafts)
+        assert one.ratio is not None
+        assert two.ratio is not None
+        assert two.ratio.ratio > one.ratio.ratio + 0.2
 
 
 @pytest.mark.gpu

@@ -8,12 +8,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from changed_run import stored
+from synthetic_run import make_run
 
+from nwor_bench.analysis.comparing.compare import (
+    ChangeVerdict,
+    compare_sweeps,
+    worst_exit_code,
+)
 from nwor_bench.analysis.comparing.draft_changes import TIME_PER_TOKEN, token_time_change
+from nwor_bench.analysis.comparing.stored_run import StoredRun
 from nwor_bench.analysis.groups import Pair
 from nwor_bench.analysis.worth import Measured
+from nwor_bench.errors import ExitCode
 from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, drafts_arm
 from nwor_bench.records.types import Phase
+from nwor_bench.report.comparison import comparisons_document
+from nwor_bench.report.markdown import render_markdown
 
 pytestmark = pytest.mark.slow  # imports scipy
 
@@ -109,3 +120,44 @@ def test_the_error_of_tokens_is_a_jackknife_over_texts() -> None:
     times = 2**0.5 * 0.01 / 40**0.5
     assert change.interval.standard_error == pytest.approx((error**2 + times**2) ** 0.5, rel=0.1)
     assert exp(-error) < 1
+
+
+def stored_counts(own: Measured) -> StoredRun:
+    """A stored run with these cells, all with the records of off x off."""
+    like = stored(make_run(blocks=3, device="cuda"))
+    (off,) = [each for each in like.cells if each.is_baseline]
+    cells = (cell("k=0"), ONE, STAGED, AGAIN)
+    results = {
+        each: replace(like.cells[off], pair=each.pair, arm=each.arm, nwor_mode=each.nwor_mode)
+        for each in cells
+    }
+    data = {each: replace(like.data[off], cell=each) for each in cells}
+    return replace(like, cells=results, data=data, counts=own)
+
+
+@pytest.mark.parametrize(
+    ("factor", "outcome", "code"),
+    [
+        (1.0, ChangeVerdict.SAME, ExitCode.OK),
+        (1.1, ChangeVerdict.REGRESSION, ExitCode.REGRESSION),
+        (0.9, ChangeVerdict.IMPROVEMENT, ExitCode.OK),
+    ],
+)
+def test_a_slower_count_is_a_regression(
+    factor: float, outcome: ChangeVerdict, code: ExitCode
+) -> None:
+    """Only that count, and of two folders of `worth` the run that has it decides."""
+    same = stored_counts(measured(1, {ONE: 1.2, STAGED: 1.0, AGAIN: 1.0}, TAKEN))
+    after = stored_counts(measured(1, {ONE: 1.2 * factor, STAGED: 1.0, AGAIN: 1.0}, TAKEN))
+    base = stored_counts(BEFORE)
+    found = compare_sweeps({"r1": base, "r8": base}, {"r1": same, "r8": after}, threshold=0.02)
+    outcomes = {each.label: each.outcome for each in found["r8"].cells}
+    assert outcomes == {
+        "k = 0": ChangeVerdict.NOT_COMPARED, "k = 1": outcome,
+        "k = 1, stage x off": ChangeVerdict.SAME, "off x off (A/A)": ChangeVerdict.NOT_COMPARED,
+    }  # fmt: skip
+    assert worst_exit_code(each.exit_code() for each in found.values()) is code
+    page = render_markdown(comparisons_document(found))
+    assert "Time per token over k = 0" in page
+    if code is ExitCode.REGRESSION:
+        assert "r8: k = 1 got worse" in page

@@ -48,12 +48,13 @@ def worth(
     requests: Sequence[int] = (1, 3),
     serve_s: float | None = None,
     nwor_modes: Sequence[str] = ("off",),
+    scv_modes: Sequence[str] = ("off",),
     **settings: Any,
 ) -> tuple[ExitCode, list[RunData]]:
     content = {
         "name": "worth",
         "axes": {"pairs": [pair], "requests": requests, "draft_tokens": [most],
-                 "nwor_modes": nwor_modes, "scv_modes": ["off"]},
+                 "nwor_modes": nwor_modes, "scv_modes": scv_modes},
         "settings": {"draft_counts": [*range(most + 1)], "batches": 3, "max_new_tokens": 48,
                      "warmup": 0, "max_warmup": 0, **settings},
     }  # fmt: skip
@@ -347,6 +348,34 @@ def test_draft_counts_alternate_under_full_graphs(
         assert {effect.clock for effect in found.effects} == {"device_ms"}
     equal, compared = same_places(runs[0])
     assert equal == compared > 20
+
+
+@pytest.mark.gpu
+def test_staged_counts_under_full_graphs(tmp_path: Path) -> None:
+    """Every k has graphs of mode stage too; SCV decides about smaller counts as about the largest,
+    and what is staged leaves what stock leaves."""
+    graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY",
+              "cudagraph_capture_sizes": [1, 2, 3, 6, 9]}  # fmt: skip
+    code, runs = worth(
+        tmp_path / "worth", "tiny-mtp", batches=6, max_new_tokens=200, attention="ours",
+        nwor_modes=["off", "stage"], scv_modes=["off", "adaptive"],
+        engine_args={"compilation_config": graphs},
+    )  # fmt: skip
+    assert code is ExitCode.OK
+    for run in runs:
+        kv = {e["arm"]: e["verdict"] for e in run.events if e.get("event") == KV_EVENT}
+        assert kv.keys() == {"k=1", "k=2", "interleaved"}
+        assert set(kv.values()) <= {KvVerdict.EXACT, KvVerdict.WITHIN}
+        staged = [w for w in run.windows if w.nwor_mode == "stage" and w.group is not None]
+        assert {window.cell.drafts for window in staged} == {1, 2}
+        assert {window.fallback_reason for window in staged} == {None}
+        assert {window.scv_fallback_reason for window in staged} == {None}
+        assert all(w.staged_tokens == w.draft_tokens for w in staged)
+        found = analyse(run)
+        assert found.violations == ()
+        assert {effect.clock for effect in found.effects} == {"device_ms"}
+        assert found.worth is not None
+        assert [rate.drafts for rate in found.worth.rates if rate.stage_groups] == [1, 2]
 
 
 @pytest.mark.gpu

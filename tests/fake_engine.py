@@ -66,7 +66,9 @@ class FakeKvCache:
     def watch(self, on: bool) -> None:
         self.watched.append(on)
 
-    def prefill(self, sequences: Sequence[Sequence[int]], *, nudged: bool = False) -> None:
+    def prefill(
+        self, sequences: Sequence[Sequence[int]], *, nudged: bool = False, outputs: int = 1
+    ) -> None:
         ids = tuple(tuple(each) for each in sequences)
         if nudged:
             self.nudged.append(ids)
@@ -170,7 +172,13 @@ class FakeEngine:
     def set_counters(self, on: bool) -> None:
         self.switched.append((len(self.calls), "counters", on))
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        *,
+        keep_prefix_cache: bool = False,
+    ) -> BatchOutput:
         assert self.cell is not None, "no mode was set"
         number = len(self.calls)
         asked = tuple(tuple(prompt) for prompt in prompts)

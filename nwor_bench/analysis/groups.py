@@ -70,8 +70,8 @@ class Group:
     """Log of B's mean output tokens a window over A's; None if a cell gave none (all requests had
     finished). Each run's first window counts here: a switch costs time, not tokens."""
 
-    wall: float
-    """Log of B's mean time a window over A's, on the host's clock: `host` with arithmetic means."""
+    pace: float
+    """Log of B's mean time a window over A's: `device`, or else `host`, with arithmetic means."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,7 @@ def _group(pair: Pair, members: Sequence[WindowRecord]) -> Group | LeftOut:
     if host is None or (device is None and not untimed):
         return LeftOut.UNTIMED
     first = windows[0]
+    clock = "wall_ms" if device is None else "device_ms"
     alike = [w for w in members if w.fallback_reason is None and _size(w) == _size(first)]
     return Group(
         pair=pair,
@@ -147,7 +148,7 @@ def _group(pair: Pair, members: Sequence[WindowRecord]) -> Group | LeftOut:
         device=device,
         work=_effect(pair, windows, "work_ms"),
         tokens=_log_ratio(pair, [(w.cell, output_tokens(w)) for w in alike]),
-        wall=_log_ratio(pair, [(w.cell, w.wall_ms or 0.0) for w in windows]) or 0.0,
+        pace=_log_ratio(pair, [(w.cell, getattr(w, clock)) for w in windows]) or 0.0,
     )
 
 

@@ -5,9 +5,13 @@ In a group of windows, or in a block of whole batches, the log ratio is
     log(tokens_B / windows_B) - log(tokens_A / windows_A) - log(ms_B / windows_B)
                                                           + log(ms_A / windows_A)
 
-A window's tokens are one for each request and the accepted drafts; its time is that of the host's
-clock, which users feel. Acceptance differs by chance between the windows of two cells, also if
-their output is the same. This scatter stays in the interval, which is that of time ratios (Huber's
+A window's tokens are one for each request and the accepted drafts; its time is that of the device
+from step to step, if there is one: the host's step returns while the device works on the one
+before, so its clock counts a part of a window in the neighbouring one.
+
+If the gate found the same tokens and acceptance in both cells, a request needs the same windows in
+both: then interleaved windows differ in tokens by chance only, and the ratio is the inverse of the
+time's. Else the scatter of acceptance stays in the interval, which is that of time ratios (Huber's
 location of the groups, Student's t on the blocks). On simulated groups with 3 % scatter of window
 times it is 2 (64 requests) to 6 times (8 requests) as wide as that of times, and includes the truth
 in 93 to 96 % of runs. Ratios are taken per group, because neighbouring windows share requests and
@@ -18,11 +22,11 @@ ratio of TPOT is exactly 1 / this ratio, and its bounds are 1 / these bounds.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from nwor_bench.analysis.effects import WALL_MS
+from nwor_bench.analysis.effects import DEVICE_MS, WALL_MS
 from nwor_bench.analysis.groups import Group
 from nwor_bench.analysis.paired import PairedTimes
 from nwor_bench.analysis.statistics import geometric_mean_ratio, paired_ratio
@@ -38,7 +42,7 @@ class RateRatio:
 
     ratio: float
     clock: str
-    """WALL_MS of windows in groups, WINDOW_MS or LATENCY_MS of whole batches."""
+    """DEVICE_MS or WALL_MS of windows in groups, WINDOW_MS or LATENCY_MS of whole batches."""
 
     noise: str
     """What scatters most: ACCEPTANCE (accepted drafts differ by chance) or TIME."""
@@ -47,15 +51,22 @@ class RateRatio:
     """None for fewer than three blocks."""
 
 
+def rate_of_same_tokens(time: RatioInterval, clock: str) -> RateRatio:
+    """The ratio of cells that accept the same drafts and give the same tokens, from their times."""
+    interval = replace(time, ratio=1 / time.ratio, low=1 / time.high, high=1 / time.low)
+    return RateRatio(interval.ratio, clock, TIME, interval)
+
+
 def rate_of_groups(groups: Sequence[Group]) -> RateRatio | None:
     """The ratio from groups in which both cells gave tokens; None below MIN_GROUPS."""
-    both = [(group.tokens, group.wall) for group in groups if group.tokens is not None]
+    both = [(group.tokens, group.pace) for group in groups if group.tokens is not None]
     tokens, times = [own for own, _ in both], [own for _, own in both]
     found = robust_location(np.subtract(tokens, times).tolist())
     if found is None:
         return None
     interval = as_ratio(found)
-    return RateRatio(interval.ratio, WALL_MS, _noise(tokens, times), interval)
+    clock = WALL_MS if groups[0].device is None else DEVICE_MS
+    return RateRatio(interval.ratio, clock, _noise(tokens, times), interval)
 
 
 def rate_of_blocks(times: PairedTimes) -> RateRatio | None:

@@ -30,7 +30,7 @@ from typing import Any
 from nwor_bench.analysis.cell_data import CellData, idle_reason, idle_scv, values_compared
 from nwor_bench.analysis.effects import WINDOWS, PairEffect, deciding
 from nwor_bench.analysis.paired import PairedTimes, pair_times
-from nwor_bench.analysis.parity.tokens import REFERENCE
+from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, REFERENCE
 from nwor_bench.analysis.statistics import (
     DEFAULT_MARGIN,
     MIN_BLOCKS,
@@ -42,7 +42,12 @@ from nwor_bench.analysis.statistics import (
     smallest_effect,
     verdict,
 )
-from nwor_bench.analysis.throughput import RateRatio, rate_of_blocks, rate_of_groups
+from nwor_bench.analysis.throughput import (
+    RateRatio,
+    rate_of_blocks,
+    rate_of_groups,
+    rate_of_same_tokens,
+)
 from nwor_bench.instruments.robust import MIN_GROUPS, RatioInterval
 from nwor_bench.records.types import Cell, Verdict
 
@@ -50,6 +55,9 @@ VALUES_NOT_COMPARED = (
     "the gate did not compare its K/V with mode off's, and with synthetic acceptance nothing else "
     "shows wrong values"
 )
+
+_SAME_TOKENS = (EXACT, ACCEPTANCE_ONLY)
+"""What the gate found if a cell needs as many windows as off x off."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +220,9 @@ def _interleaved(batches: ComparedCell, effect: PairEffect, cells: int) -> Compa
             smallest_effect=smallest_effect(windows),
             **beside,
         )
-        return ComparedCell(batches.cell, own, windows, rate_of_groups(effect.groups))
+        same = batches.cell.cell.drafts is None and batches.cell.parity in _SAME_TOKENS
+        rate = rate_of_same_tokens(windows, effect.clock) if same else rate_of_groups(effect.groups)
+        return ComparedCell(batches.cell, own, windows, rate)
     reason = whole.reason
     if windows is not None:
         reason = f"its windows ({windows.ratio:.4f}) and whole batches disagree, so these decide"

@@ -124,11 +124,18 @@ class VllmEngine:
         if self._draft_counts is not None:
             self._draft_counts.fix(cell.drafts or 0)
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
-        """Run one batch to its end from an empty prefix cache; read counters before and after."""
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        *,
+        keep_prefix_cache: bool = False,
+    ) -> BatchOutput:
+        """See `Engine`; counters are read before and after."""
         params = vllm_params(sampling)
         inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        self._reset_prefix_cache()
+        if not keep_prefix_cache:
+            self._reset_prefix_cache()
         self._rpc("nwor_seed", sampling.seed)
         self._rpc("nwor_drain")  # windows of an interrupted batch do not belong to this one
         self._kv_cache.before_batch()
@@ -167,7 +174,8 @@ class VllmEngine:
         ]
         with stderr_to_file(self._log):
             if self._draft_counts is None:
-                self._rpc("nwor_interleave", modes, list(order.pairs), order.seed)
+                lengths = dict(order.run_lengths)
+                self._rpc("nwor_interleave", modes, list(order.pairs), order.seed, lengths)
             else:
                 self._rpc("nwor_follow_scheduler", modes)
                 self._draft_counts.interleave(order)
@@ -370,11 +378,15 @@ class VllmKvCache:
         self._watching = on
         self._rpc_all("nwor_watch_blocks", on)
 
-    def prefill(self, sequences: Sequence[Sequence[int]], *, nudged: bool = False) -> None:
-        """See `KvCache`. Each sequence is a prompt with one token to be sampled."""
+    def prefill(
+        self, sequences: Sequence[Sequence[int]], *, nudged: bool = False, outputs: int = 1
+    ) -> None:
+        """See `KvCache`. Each sequence is a prompt."""
         from vllm import SamplingParams
 
-        params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+        params = SamplingParams(
+            max_tokens=outputs, temperature=0.0, ignore_eos=True, detokenize=False
+        )
         inputs = [{"prompt_token_ids": list(sequence)} for sequence in sequences]
         if not self._llm.reset_prefix_cache():
             raise EngineError("vLLM could not reset its prefix cache before a prefill")
@@ -399,3 +411,19 @@ class VllmKvCache:
     def drop(self, names: Sequence[str]) -> None:
         """See `KvCache`."""
         self._rpc_all("nwor_drop_kv", list(names))
+
+    def keep_states(self, name: str) -> dict[int, int]:
+        """See `KvCache`."""
+        ranks = [dict(each) for each in self._rpc_all("nwor_keep_states", name, self._requests)]
+        return {i: n for i, n in ranks[0].items() if all(rank.get(i) == n for rank in ranks)}
+
+    def compare_states(
+        self, name: str, other: str, pairs: Sequence[tuple[int, int]]
+    ) -> list[dict[str, Any]]:
+        """See `KvCache`."""
+        ranks = self._rpc_all("nwor_compare_states", name, other, [list(pair) for pair in pairs])
+        return [{"errors": errors} for errors in ranks]
+
+    def drop_states(self, names: Sequence[str]) -> None:
+        """See `KvCache`."""
+        self._rpc_all("nwor_drop_states", list(names))

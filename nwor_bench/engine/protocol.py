@@ -22,10 +22,14 @@ class KvCache(Protocol):
     def watch(self, on: bool) -> None:
         """Note the blocks of every request from now on, or stop and forget all kept rows."""
 
-    def prefill(self, sequences: Sequence[Sequence[int]], *, nudged: bool = False) -> None:
+    def prefill(
+        self, sequences: Sequence[Sequence[int]], *, nudged: bool = False, outputs: int = 1
+    ) -> None:
         """Compute these tokens' K/V from an empty prefix cache, in the mode that is on.
 
-        `nudged`: every layer's attention returns values that are off by one rounding step.
+        Args:
+            nudged: every layer's attention returns values that are off by one rounding step.
+            outputs: tokens to be sampled; states are kept only if a step follows the prefill.
         """
 
     def keep(self, name: str, spans: Sequence[Span]) -> str | None:
@@ -36,6 +40,20 @@ class KvCache(Protocol):
 
     def drop(self, names: Sequence[str]) -> None:
         """Forget kept rows."""
+
+    def keep_states(self, name: str) -> dict[int, int]:
+        """Keep the states that were copied of a sample of the last batch's requests.
+
+        Returns, by number of a request, for how many of its tokens they stand.
+        """
+
+    def compare_states(
+        self, name: str, other: str, pairs: Sequence[tuple[int, int]]
+    ) -> list[dict[str, Any]]:
+        """One dict per rank: `errors` per layer of these requests of one set and of the other."""
+
+    def drop_states(self, names: Sequence[str]) -> None:
+        """Forget kept states."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +116,14 @@ class Engine(Protocol):
     def set_modes(self, cell: Cell) -> None:
         """Switch both modes live."""
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
-        """Run one batch to its end from an empty prefix cache."""
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        *,
+        keep_prefix_cache: bool = False,
+    ) -> BatchOutput:
+        """Run one batch to its end, from an empty prefix cache unless it is kept."""
 
     def interleave(self, order: WindowOrder) -> None:
         """Interleave the cells in the next batch, window by window."""

@@ -23,6 +23,9 @@ from nwor_bench.records.window_order import PLACE, RUN_LENGTHS, WindowPlace, pla
 
 logger = logging.getLogger("vllm.nwor_bench")
 
+WAITED = SETTLING - 1
+"""Windows left out after a step with more than windows; a group's first is not used either."""
+
 
 @dataclass
 class InterleavedCell:
@@ -68,6 +71,7 @@ class Interleaving:
         numbers = [(a, b) for a, b in pairs]
         self._places: Iterator[WindowPlace] = places_of(numbers, seed, run_lengths)
         self._current: int | None = None
+        self._settling = 0
 
     def start(self) -> None:
         """Interleave the cells from now on; first set every mode once: that may capture graphs."""
@@ -79,12 +83,17 @@ class Interleaving:
         self._hook.interleave(self)
 
     def next(self, scheduler_output: Any) -> WindowPlace | None:
-        """The place of the step that begins; None for a step with more than windows.
+        """The place of the step that begins; None, in mode off, for a step with more than windows
+        and while settling.
 
         Switches the hook's modes if the step is another cell's. Called for every step.
         """
         if not is_windows_alone(scheduler_output):
             self._leave()
+            self._settling = WAITED
+            return None
+        if self._settling:
+            self._settling -= 1
             return None
         return self._take(next(self._places))
 
@@ -186,9 +195,6 @@ PAIRS = [(OFF, STAGE)] * 4 + [(OFF, AGAIN)]
 
 RUN_LENGTHS = {2: 1}
 """Windows of a run: a group of eight is the shortest, and ends most often before a prefill."""
-
-WAITED = SETTLING - 1
-"""Windows left out after a step with more than windows; a group's first is not used either."""
 
 SEED = "live"
 """Every tensor-parallel rank draws the same order."""

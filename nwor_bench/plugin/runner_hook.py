@@ -227,6 +227,7 @@ class RunnerHook(ABC):
         step, self._step = self._step, None
         if self.states is not None:
             self.states.drop()
+            self.states.follow(None)
         reason = close_leftover(self.window)
         if step is not None and step.has_window:
             step.fallback_reason, step.num_sampled = reason, None

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.layers import StagingUnavailable, TargetLayers, logger
+from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.window import Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_bench.records.fallback_reasons import Fault
@@ -71,6 +72,8 @@ class StateKernels(NamedTuple):
     verify: Callable[..., None]
     commit: Callable[[Sequence[Tensor], Sequence[int], Sequence[Tensor], WindowRecords], Commit]
     """Makes the commit of these states, groups, indices of each group and records."""
+    convolution_patches: Callable[["WindowStates"], list[Patch]]
+    """Tell the trace what each layer's convolution is given; in place while windows are checked."""
 
 
 def reference_commit(
@@ -126,6 +129,7 @@ class WindowStates:
         """Why stock writes every state; None if they are staged."""
         self.trace: Any = None
         """A `StateTrace` while a window is checked."""
+        self._tracing = PatchSet(())
         self._window = window
         self._length = length
         self._dtype = dtype
@@ -199,6 +203,14 @@ class WindowStates:
             self._run(first, 0, zeros, gates, gates, slots, one, bounds, out, None, states)
         self._commit_of(range(len(self.layers)), tables)(one, one)
         self._commits.clear()
+
+    def follow(self, trace: Any) -> None:
+        """Copy what layers are given from now on into this `StateTrace`; None: no longer."""
+        self._tracing.undo()
+        self.trace = trace
+        if trace is not None:
+            self._tracing = PatchSet(self._kernels.convolution_patches(self))
+            self._tracing.apply()
 
     # While the forward runs.
 

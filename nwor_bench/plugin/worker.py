@@ -16,6 +16,7 @@ from nwor_bench.plugin.attaching import HOOK, NOT_ATTACHED, RANGES
 from nwor_bench.plugin.interleaving import FollowedScheduler, Interleaving
 from nwor_bench.plugin.observe.attention_nudge import AttentionNudge
 from nwor_bench.plugin.observe.kv_rows import KvRows
+from nwor_bench.plugin.observe.state_rows import StateRows
 from nwor_bench.plugin.observe.window_counters import CountedWindows
 from nwor_bench.plugin.observe.write_watch import COUNTS, WriteWatch
 from nwor_bench.plugin.runner_hook import RunnerHook
@@ -45,10 +46,14 @@ class NworWorkerExtension:
         _hook(self).set_modes(NworMode(nwor_mode), ScvMode(scv_mode))
 
     def nwor_interleave(
-        self, cells: list[tuple[str, str]], pairs: list[tuple[int, int]], seed: str
+        self,
+        cells: list[tuple[str, str]],
+        pairs: list[tuple[int, int]],
+        seed: str,
+        run_lengths: dict[int, int],
     ) -> None:
         """Interleave cells in the next batch; call it between batches."""
-        interleaving = Interleaving(_hook(self), cells, pairs, seed)
+        interleaving = Interleaving(_hook(self), cells, pairs, seed, run_lengths)
         interleaving.start()
         vars(self).setdefault(TOOLS, {})["interleaving"] = interleaving
 
@@ -128,9 +133,15 @@ class NworWorkerExtension:
         return _hook(self).check_layers(requests)
 
     def nwor_watch_blocks(self, on: bool) -> None:
-        """Note the next batch's cache blocks, before each batch; or stop and forget all rows."""
+        """Note the next batch's cache blocks, before each batch; or stop and forget all rows.
+
+        The states of some of its requests are copied, too.
+        """
         hook = _hook(self)
-        _tool(self, "kv rows", lambda: KvRows(hook)).watch(on)
+        rows = _tool(self, "kv rows", lambda: KvRows(hook))
+        states = _tool(self, "state rows", lambda: StateRows(hook))
+        for each in (rows, states) if on else (states, rows):  # one wraps what the other has
+            each.watch(on)
 
     def nwor_nudge_attention(self, on: bool) -> None:
         """Move the output of the target's attention by a rounding step, or stop."""
@@ -152,6 +163,20 @@ class NworWorkerExtension:
     def nwor_drop_kv(self, names: list[str]) -> None:
         """Forget kept rows."""
         getattr(self, TOOLS)["kv rows"].drop(names)
+
+    def nwor_keep_states(self, name: str, requests: list[str]) -> list[tuple[int, int]]:
+        """Keep states of finished requests under `name`; see `StateRows.keep`."""
+        return list(getattr(self, TOOLS)["state rows"].keep(name, requests))
+
+    def nwor_compare_states(
+        self, name: str, other: str, pairs: list[tuple[int, int]]
+    ) -> list[dict[str, Any]]:
+        """Errors of kept states against others; see `StateRows.compare`."""
+        return list(getattr(self, TOOLS)["state rows"].compare(name, other, pairs))
+
+    def nwor_drop_states(self, names: list[str]) -> None:
+        """Forget kept states."""
+        getattr(self, TOOLS)["state rows"].drop(names)
 
     def nwor_status(self) -> dict[str, Any]:
         """Facts about runner, layers and staging, for run.json and the cross-checks."""

@@ -15,6 +15,9 @@ from nwor_bench.records.facts import EngineStatus, Environment, JsonPart
 from nwor_bench.records.files import parse_json
 from nwor_bench.records.types import FORMAT_VERSION, RunStatus
 
+WARM_UP, GATE, WHOLE, INTERLEAVED = "warm-up", "gate", "whole batches", "interleaved batches"
+"""Parts of a run's time."""
+
 
 class PairFacts(JsonPart):
     """The models that ran; see `models.pairs.ResolvedPair`."""
@@ -72,6 +75,25 @@ class ParityFacts(JsonPart):
     """First mismatch of each broken cell, by its label."""
 
 
+class GateFacts(JsonPart):
+    """How large the gate's batches were; a timed run cuts prompts to keep its time for windows."""
+
+    requests: int | None = None
+    """Requests of a batch."""
+    whole: int | None = None
+    """Requests with a whole prompt; the others' are cut."""
+    prompt_tokens: int | None = None
+    """Prompt tokens of a batch."""
+    new_tokens: int | None = None
+    """Tokens that each request generates."""
+    most_prompt_tokens: int | None = None
+    """Prompt tokens that a batch was allowed; None if nothing was cut on purpose."""
+    forecast_s: float | None = None
+    """Seconds that the gate was to take, by the last warm-up batch."""
+    room_s: float | None = None
+    """Seconds that the budget left it."""
+
+
 class KvGateFacts(JsonPart):
     """The comparison of staging cells' KV cache with mode off's, and its cost."""
 
@@ -126,10 +148,14 @@ class RunHeader(JsonPart):
     """UTC time."""
     finished_at: str | None = None
     """UTC time; None while it runs."""
+    gate: GateFacts | None = None
+    """Size of the gate's batches; None if it never began."""
     kv_gate: KvGateFacts | None = None
     """The K/V gate's comparison; None if it compared nothing."""
     measuring_s: float | None = None
     """Time from the started engine to the last batch, over all tries."""
+    spent_s: Mapping[str, float] | None = None
+    """The same by part: warm-up, gate, whole batches, interleaved batches, counters."""
     findings: tuple[Mapping[str, Any], ...] | None = None
     """Findings that limit the results; see `Finding`."""
     cells: tuple[Mapping[str, Any], ...] | None = None

@@ -13,16 +13,21 @@ from statistics import fmean
 
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 
-RUN_LENGTHS = {2: 1, 4: 1}
+RUN_LENGTHS = {2: 4, 4: 1}
 """Windows of a run, and how often such a run is drawn; the first of each run settles and is not
 compared.
 
 Window times drift: on a busy host adjacent windows correlate by 0.7, windows four apart by 0.3. So
 two cells must alternate quickly. Labelled as if they were two cells, 3,000 stock windows of an H200
-(8 requests) give an interval of +- 0.30 % with runs of 2, 0.46 % with 4 and 0.67 % with 8. Both
-lengths come equally often, so that 30 groups of a pair show whether what a switch leaves behind
-fades with the length of a run (`instruments.robust.LEAST_APART` of the rarer length).
+(8 requests) give an interval of +- 0.30 % with runs of 2, 0.46 % with 4 and 0.67 % with 8. One run
+in five is of 4, so that 75 groups of a pair show whether what a switch leaves behind fades with the
+length of a run (`instruments.robust.LEAST_APART` of the rarer length), and 100 groups take 960
+windows.
 """
+
+BRIEF = {1: 1}
+"""The same in a batch that is not timed: every change of cells in as few windows as possible, so
+that a short batch has all cells."""
 
 _ABBA = (0, 1, 1, 0)
 
@@ -70,7 +75,7 @@ class WindowOrder:
     seed: str
     """Of the pairs' order, the runs' lengths and who begins."""
     untimed: bool = False
-    """Draft counts change after every window, so that a short batch of the gate runs them all."""
+    """Runs are of one window, so that a short batch of the gate runs all cells."""
 
     @property
     def stages(self) -> bool:
@@ -83,10 +88,14 @@ class WindowOrder:
         counts = tuple(cell.drafts for cell in self.cells)
         return tuple(count or 0 for count in counts) if set(counts) != {None} else None
 
+    @property
+    def run_lengths(self) -> Mapping[int, int]:
+        """Windows of a run, and how often such a run is drawn."""
+        return BRIEF if self.untimed else RUN_LENGTHS
+
     def places(self) -> Iterator[WindowPlace]:
         """Every window's place, without end."""
-        brief = self.untimed and self.drafts is not None
-        return places_of(self.pairs, self.seed, {1: 1} if brief else RUN_LENGTHS)
+        return places_of(self.pairs, self.seed, self.run_lengths)
 
 
 PLACE = "nwor_place"

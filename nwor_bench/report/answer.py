@@ -133,6 +133,11 @@ def _checked(header: RunHeader, cells: Sequence[CellResult]) -> Answer:
     if found:
         least = min(found, key=lambda cell: cell["checked"])
         what.append(f"{least['checked']:,} cache positions in {plural(least['layers'], 'layer')}")
+    states = [cell["states"] for cell in found if (cell.get("states") or {}).get("states")]
+    if states:
+        fewest = min(states, key=lambda each: each["states"])
+        of_requests = plural(fewest["requests"], "request")
+        what.append(f"{fewest['states']:,} recurrent states of {of_requests}")
     of = f"{len(compared)} of {plural(len(cells) - 1, 'cell')}"
     sentence = f"In {of} {joined(what)} equal those of off x off. Nothing was timed"
     return Answer(badge, f"{sentence}: speed needs a GPU." if on_cpu(header) else f"{sentence}.")

@@ -36,6 +36,12 @@ KV = (
     "Allowed is a few times mode off's own error (decoded against prefilled, and prefilled in two "
     "batch shapes)."
 )
+STATES = (
+    "States: those of at most 8 requests, spread over the batch, are copied as one of their last "
+    "windows begins, and compared with off x off's after the same tokens, or, where tokens or "
+    "windows differ, with mode off's prefill of the cell's own. An error is the distance of one "
+    "head's state as a fraction of the layer's norm; allowed is the same as for K/V."
+)
 COUNTERS = (
     "Counters: summed over all batches of a cell, gate and warm-up included. vLLM's are read from "
     "the running engine before and after each batch. Windows of requests that had already finished "
@@ -73,8 +79,8 @@ def evidence_section(analysis: Analysis) -> Section:
     """Every gate's result with its method, our counters beside vLLM's, and fallbacks."""
     run, cells = analysis.run, analysis.cells
     violations = tuple(violation.text for violation in analysis.violations)
-    blocks: list[Block] = [_tokens(run, cells), Paragraph(TOKENS), *local_blocks(run),
-                           *kv_blocks(run)]  # fmt: skip
+    blocks: list[Block] = [_tokens(run, cells), Paragraph(TOKENS), *_gate_size(run),
+                           *local_blocks(run), *kv_blocks(run), *state_blocks(run)]  # fmt: skip
     facts = list(settings(to_json(run.header.parity)))
     if facts:
         blocks.append(table(["Gate", "Value"], facts, numbers_from=2, caption="The gate"))
@@ -91,6 +97,21 @@ def evidence_section(analysis: Analysis) -> Section:
     blocks += [_counters(run), Paragraph(COUNTERS), *_fallbacks(cells), Paragraph(FALLBACKS)]
     broken = violations or any(cell.parity == Verdict.INVALID for cell in cells)
     return Section(TITLE, tuple(blocks), brief=True, folded=not broken)
+
+
+def _gate_size(run: RunData) -> list[Block]:
+    """How large the gate's batches were, if prompts were cut."""
+    gate = run.header.gate
+    if gate is None or gate.whole is None or gate.whole == gate.requests:
+        return []
+    room = "" if gate.room_s is None else f" (the budget left it {gate.room_s:.1f} s)"
+    sentence = (
+        f"Each batch of the gate ran {plural(gate.requests or 0, 'request')}, {gate.whole} of them "
+        f"with a whole prompt, the others with the end of one: {count(gate.prompt_tokens)} prompt "
+        f"tokens, {gate.new_tokens} new ones a request{room}. Tokens of all were compared. With "
+        "--batches 0 nothing is cut."
+    )
+    return [Paragraph(sentence)]
 
 
 def _tokens(run: RunData, cells: Sequence[CellResult]) -> Table:
@@ -157,9 +178,9 @@ def local_sentence(run: RunData) -> str:
             f"{plural(windows, 'window')}.{attended}"
         )
         if first.get("states"):
-            sentences.append(
-                f"Recurrent states of {plural(first['states'], 'layer')} are stock's, too."
-            )
+            both = first.get("convolutions") == first["states"]
+            what = "Recurrent and convolution states" if both else "Recurrent states"
+            sentences.append(f"{what} of {plural(first['states'], 'layer')} are stock's, too.")
     if broken:
         sentences.append(f"A layer of {joined(broken)} differs from stock on the same inputs.")
     if unchecked:
@@ -202,6 +223,43 @@ def _cache_words(result: Mapping[str, Any]) -> tuple[str, str]:
         f", {verdict}: {count(result['checked'])} of {count(result['committed'])} positions in "
         f"{plural(result['layers'], 'layer')}{ranks} were compared"
     )
+
+
+def state_sentence(run: RunData) -> str:
+    """How many states were compared end to end, and the result; "" for runs without any."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, result in _results(run, "kv_gate").items():
+        if result.get("states"):
+            groups.setdefault(_state_words(result["states"]), []).append(name)
+    return " ".join(f"{what} of {joined(names)} {rest}." for (what, rest), names in groups.items())
+
+
+def _state_words(result: Mapping[str, Any]) -> tuple[str, str]:
+    if result["verdict"] == KvVerdict.NOT_RUN:
+        return "States", f"were not compared end to end: {result['reason']}"
+    if result["verdict"] == KvVerdict.BROKEN:
+        return "A recurrent or convolution state", "is wrong"
+    what = (
+        f"{count(result['states'])} states of {plural(result['requests'], 'request')} in "
+        f"{plural(result['layers'], 'layer')}"
+    )
+    return what, f"equal mode off's end to end, {result['verdict']}"
+
+
+def state_blocks(run: RunData) -> list[Block]:
+    """The table of states end to end and its method; nothing for runs without any."""
+    rows = []
+    for name, result in _results(run, "kv_gate").items():
+        states = result.get("states")
+        if states:
+            near = decimal((states["finding"] or {}).get("ratio"), 2)
+            counts = [count(states[each]) for each in ("states", "layers", "requests", "alike")]
+            reason = states["reason"] or NOT_MEASURED
+            rows.append([name, states["verdict"], reason, *counts, near])
+    heads = ["Cell", "States", "What differs", "Compared", "Layers", "Requests",
+             "With off x off's tokens", "Largest error over allowed"]  # fmt: skip
+    body = table(heads, rows, numbers_from=3, caption="Recurrent states compared with mode off's")
+    return [body, Paragraph(STATES)] if rows else []
 
 
 def kv_blocks(run: RunData) -> list[Block]:

@@ -13,6 +13,7 @@ from nwor_bench.report.text import (
     NOT_MEASURED,
     change,
     count,
+    joined,
     p_value,
     percent,
     plural,
@@ -174,7 +175,12 @@ def _warm_up_and_stop(run: RunData) -> str:
     if warmup:
         unsteady = warmup.not_steady
         how = f"not steady ({unsteady})" if unsteady else "steady (no trend, spread within 10 %)"
-        parts.append(f"Warm-up took {plural(warmup.batches or 0, 'batch')}; then times were {how}.")
+        then = f"; then times were {how}" if warmup.lookback else ""
+        parts.append(f"Warm-up took {plural(warmup.batches or 0, 'batch')}{then}.")
     if stopped:
         parts.append(f"Blocks ended by {stopped}.")
+    spent = {name: s for name, s in (run.header.spent_s or {}).items() if s >= 0.05}
+    if spent:
+        by_part = joined([f"{name} {seconds:.1f} s" for name, seconds in spent.items()])
+        parts.append(f"Time: {by_part}.")
     return " ".join(parts)

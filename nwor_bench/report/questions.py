@@ -24,7 +24,7 @@ from nwor_bench.report.answer import (
     work_differs,
 )
 from nwor_bench.report.document import Definitions
-from nwor_bench.report.evidence import kv_sentence, local_sentence
+from nwor_bench.report.evidence import kv_sentence, local_sentence, state_sentence
 from nwor_bench.report.precision import split_lines
 from nwor_bench.report.text import change_range, joined, percent, plural
 
@@ -41,7 +41,12 @@ def questions(analysis: Analysis) -> Definitions:
         "What makes the difference?": split_lines(analysis.splits),
         "Does it pay on a GPU?": _elsewhere(run.header),
         "How sure is that?": _how_sure(found, analysis),
-        "Is the output the same?": (same_output(cells), local_sentence(run), kv_sentence(run)),
+        "Is the output the same?": (
+            same_output(cells),
+            local_sentence(run),
+            kv_sentence(run),
+            state_sentence(run),
+        ),
         "What next?": _next(run, found, cells),
     }
     answers = ((question, " ".join(filter(None, texts))) for question, texts in entries.items())

@@ -63,10 +63,11 @@ ENTRIES = (
      "that of off x off, for windows of equal batch size and context (matched windows). 0.98 is "
      "2 % less time. The interval is Student's t on the blocks' log ratios, widened if they are "
      "autocorrelated. Without matched windows whole batches are compared (latency_ms)."),
-    ("Tokens/s over off x off", "From the same groups or blocks: tokens of a window (one a "
-     "request, and the accepted drafts) over its time on the host's clock. Which drafts are "
-     "accepted is partly chance, so its interval is wider than the time's. TPOT over off x off is "
-     "its inverse."),
+    ("Tokens/s over off x off", "The inverse of the time's ratio for interleaved windows of cells "
+     "with the same tokens and acceptance (checked by the gate), since a request needs the same "
+     "windows in both. Otherwise tokens of a window (one a request, and the accepted drafts) over "
+     "its time: which drafts are accepted is partly chance, so that interval is wider. TPOT over "
+     "off x off is its inverse."),
     ("Interleaved windows", "Cells alternate within a batch, in groups of four runs of a few "
      "windows; device_ms is the GPU's clock, wall_ms the host's. Decided by batches: whole "
      "batches disagree with the windows, or groups are too few. Carry-over: the ratio in runs of "

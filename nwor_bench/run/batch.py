@@ -31,6 +31,8 @@ class BatchPlace:
     started_at: str
     window_order: WindowOrder | None = None
     """The order of an interleaved batch's cells; None for a batch of one cell."""
+    keep_prefix_cache: bool = False
+    """Take contexts from the prefix cache, in which the batch before it has left them."""
 
     def cell_of(self, window: dict[str, Any]) -> Cell:
         """The cell that one of the batch's windows is of."""
@@ -214,13 +216,16 @@ class BatchRunner:
         block: Block,
         window_order: WindowOrder,
         check: Check | None = None,
+        *,
+        keep_prefix_cache: bool = False,
     ) -> RanBatch:
         """The same with interleaved cells; recorded as off x off's."""
-        place = BatchPlace(baseline, phase, block, self._next, 0, _now(), window_order)
+        begun = (block, self._next, 0, _now())
+        place = BatchPlace(baseline, phase, *begun, window_order, keep_prefix_cache)
         return self._run(place, check)
 
     def _run(self, place: BatchPlace, check: Check | None) -> RanBatch:
-        prompts = self._encode(place.block.prompts)
+        prompts = place.block.token_ids(self._encode)
         sampling = self._sampling(place.phase, place.block)
         facts: list[dict[str, dict[str, int]]] = []
         if place.window_order is not None:
@@ -267,7 +272,8 @@ class BatchRunner:
                     if nwor is not NworMode.CONTROL:  # which writes every draft at once
                         self._engine.watch_writes(True)
                 try:
-                    output = self._engine.generate(prompts, sampling)
+                    keep = place.keep_prefix_cache
+                    output = self._engine.generate(prompts, sampling, keep_prefix_cache=keep)
                 finally:
                     if watches:
                         layers = self._engine.check_layers(len(prompts))
@@ -281,7 +287,7 @@ class BatchRunner:
         scenario = self._spec.scenario
         greedy = phase in (Phase.GATE, Phase.INTERLEAVED_GATE)
         return Sampling(
-            max_new_tokens=scenario.max_new_tokens,
+            max_new_tokens=block.new_tokens or scenario.max_new_tokens,
             temperature=0.0 if greedy else scenario.temperature,
             top_p=1.0 if greedy else scenario.top_p,
             seed=self._spec.seed + block.number * scenario.requests,

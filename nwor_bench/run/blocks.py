@@ -10,6 +10,7 @@ from nwor_bench.analysis.cell_data import cannot_fire
 from nwor_bench.engine.protocol import Engine
 from nwor_bench.instruments.conditions import ConditionMonitor
 from nwor_bench.instruments.nvtx_ranges import ranges_if_wanted, span
+from nwor_bench.records.header import GATE, INTERLEAVED, WARM_UP, WHOLE
 from nwor_bench.records.store import RunData, RunStore, read_run
 from nwor_bench.records.types import Cell, Phase
 from nwor_bench.report.text import plural
@@ -17,6 +18,7 @@ from nwor_bench.run.batch import BatchRunner, RanBatch
 from nwor_bench.run.budget import BlockLog, Budget, half_widths, warm_up
 from nwor_bench.run.gate.block import GateBlock, kv_gate
 from nwor_bench.run.gate.parity import Answer, ParityGate, broken_event
+from nwor_bench.run.gate.size import GateSize
 from nwor_bench.run.gate.ties import CPU_POSITIONS, MOST_POSITIONS, TieCheck
 from nwor_bench.run.progress import Progress
 from nwor_bench.workload.config import RunSpec
@@ -52,14 +54,16 @@ class BlockRunner:
         self.plan = plan
         self.spec = spec
         scenario, status = spec.scenario, engine.status()
+        self._size = GateSize(plan, encode, spec)
+        self._warmed: RanBatch | None = None
         self.parity = ParityGate(
             status,
             encode,
             TieCheck(
                 engine,
                 plan.baseline,
-                lambda: encode(plan.gate.prompts),
-                scenario.max_new_tokens,
+                lambda: self._size.block.token_ids(encode),
+                self._size.block.new_tokens or scenario.max_new_tokens,
                 scenario.ignore_eos,
                 CPU_POSITIONS if status.device == "cpu" else MOST_POSITIONS,
             ),
@@ -92,8 +96,10 @@ class BlockRunner:
             self._run()
 
     def _run(self) -> None:
-        self._warm_up()
-        self.gate()
+        with self._budget.part(WARM_UP):
+            self._warm_up()
+        with self._budget.part(GATE):
+            self.gate()
         done = 0
         self.stopped = self._why_stop(done)
         for block in self.plan.blocks:
@@ -105,29 +111,42 @@ class BlockRunner:
             if not self._is_finished(done):
                 self._progress.block_done(done)
             self.stopped = self._why_stop(done)
-        self._count(self.spec.counted_blocks if done else 0)
+        with self._budget.part("counters"):
+            self._count(self.spec.counted_blocks if done else 0)
+
+    @property
+    def spent_s(self) -> dict[str, float]:
+        """Seconds of each part of the run, over all tries."""
+        return {part: round(seconds, 3) for part, seconds in self._budget.parts.items()}
 
     def _warm_up(self) -> None:
+        # The windows of whole batches must be warm as they are timed, so none of these is cut.
+        block = self._size.block if self.plan.interleaved else self.plan.gate
+
         def batch() -> RanBatch:
             *others, baseline = self.plan.warmed
             for cell in others:
-                self._run_batch(cell, Phase.WARMUP, self.plan.gate, 0)
-            return self._run_batch(baseline, Phase.WARMUP, self.plan.gate, 0)
+                self._run_batch(cell, Phase.WARMUP, block, 0)
+            self._warmed = self._run_batch(baseline, Phase.WARMUP, block, 0)
+            return self._warmed
 
         if self.plan.max_warmup == 0:
             return
         facts = warm_up(batch, self.plan.warmup, self.plan.max_warmup, self._budget)
         self._store.update(warmup=facts)
         unsteady = facts.not_steady
-        how = "window times are steady" if unsteady is None else f"not steady: {unsteady}"
-        self._progress.say(f"warm-up: {plural(facts.batches or 0, 'batch')}, {how}")
+        how = ", window times are steady" if facts.lookback else ""
+        how = how if unsteady is None else f", not steady: {unsteady}"
+        self._progress.say(f"warm-up: {plural(facts.batches or 0, 'batch')}{how}")
 
     def gate(self) -> None:
         """Tokens, acceptance by position, K/V and writes of every cell against off x off, in whole
         batches and, if the run interleaves cells, in interleaved windows."""
         if self._log.begin(Phase.GATE, self.plan.gate):
+            self._size.fit_into(self._budget.gate_room_s(), self._warmed)
+            self._store.update(gate=self._size.facts())
             GateBlock(
-                self.plan.gate,
+                self._size.block,
                 self._engine,
                 self._batches,
                 self.parity,
@@ -172,7 +191,8 @@ class BlockRunner:
         if done == len(blocks) or self._has_whole_batches(blocks[done]):
             next_s += whole_s
         if self.plan.interleaved:
-            next_s += self._budget.block_s(Phase.INTERLEAVED, 1)
+            shares = done < len(blocks) and self.plan.shares_contexts(blocks[done])
+            next_s += self._budget.block_s(Phase.INTERLEAVED, 1, longest=not shares)
         return rule.stop(done, widths, self._budget.spent_s, next_s)
 
     def _is_finished(self, number: int) -> bool:
@@ -182,9 +202,11 @@ class BlockRunner:
 
     def _timed_block(self, block: Block) -> None:
         if self.plan.interleaved:
-            self._interleaved_batch(block)  # first: a short budget has room for little else
+            with self._budget.part(INTERLEAVED):
+                self._interleaved_batch(block)  # first: a short budget has room for little else
         if self._has_whole_batches(block):
-            self._whole_batches(block)
+            with self._budget.part(WHOLE):
+                self._whole_batches(block)
 
     def _interleaved_batch(self, block: Block) -> None:
         """One interleaved batch of the cells that are still measured."""
@@ -197,7 +219,13 @@ class BlockRunner:
         with span(self._ranges, "block", block.number):
             window_order = self.plan.window_order(block, cells)
             baseline = self.plan.baseline
-            batch = self._batches.run_interleaved(baseline, Phase.INTERLEAVED, block, window_order)
+            batch = self._batches.run_interleaved(
+                baseline,
+                Phase.INTERLEAVED,
+                block,
+                window_order,
+                keep_prefix_cache=self.plan.shares_contexts(block),
+            )
         self._tell(batch)
         self._interleaved = (block.number, batch.answer)
         self._log.finish(Phase.INTERLEAVED, block)
@@ -260,7 +288,7 @@ class BlockRunner:
         """Count and show a batch; everything that was found of it is stored before."""
         self._check()
         record = batch.answer.record
-        self._budget.batch(record.latency_ms / 1e3)
+        self._budget.batch(self._size.whole_s(batch))
         self._progress.batch_done(batch.cell, record)
 
     def _live_cells(self) -> frozenset[Cell]:

@@ -8,7 +8,8 @@ ties differently.
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from statistics import fmean, median
@@ -30,16 +31,13 @@ from nwor_bench.run.batch import RanBatch
 from nwor_bench.workload.run_spec import WARMUP_LOOKBACK
 from nwor_bench.workload.scenario_values import ScenarioValues
 from nwor_bench.workload.schedule import Block
+from nwor_bench.workload.stopping import CHECK_SHARE
 
 WARMUP_SHARE = 0.2
 """Most of the budget that warm-up may take: the rest is for the gate, and for blocks."""
 
 WARMUP_SHARE_INTERLEAVED = 0.1
 """The same for interleaved cells: neighbours are compared, steady or not."""
-
-CHECK_SHARE = 1 / 3
-"""Most of the budget that warm-up, gate and whole batches may take together if cells are
-interleaved: no whole batch begins that would end later. The rest is for interleaved windows."""
 
 DEFAULT_CI_WIDTH = "1%"
 """The margin of verdict SAME: a narrower interval decides little more."""
@@ -87,10 +85,13 @@ class Budget:
             if block in run.finished:
                 spent[block] += batch.latency_ms / 1e3
         self._seconds = seconds
+        self.interleaved = interleaved
         self._warmup_share = WARMUP_SHARE_INTERLEAVED if interleaved else WARMUP_SHARE
         self._blocks = dict(spent)
         self._spent_before = sum(spent.values())
         self._batches: list[float] = []
+        self.parts = defaultdict(float, run.header.spent_s or {})
+        """Seconds spent by part, over all tries."""
         self._began = time.perf_counter()
 
     def begin(self) -> None:
@@ -101,6 +102,19 @@ class Budget:
     def spent_s(self) -> float:
         """Seconds spent."""
         return self._spent_before + time.perf_counter() - self._began
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count the time inside as this part's."""
+        began = self.spent_s
+        try:
+            yield
+        finally:
+            self.parts[name] += self.spent_s - began
+
+    def gate_room_s(self) -> float | None:
+        """Seconds of CHECK_SHARE that are left for the gate; None without a budget."""
+        return None if self._seconds is None else CHECK_SHARE * self._seconds - self.spent_s
 
     def batch(self, seconds: float) -> None:
         """Note how long a batch took."""
@@ -124,11 +138,14 @@ class Budget:
         spent = self.spent_s - windows_s
         return spent + self.block_s(Phase.TIMED, cells) <= CHECK_SHARE * self._seconds
 
-    def block_s(self, phase: Phase, batches: int) -> float:
-        """Seconds that a block of so many batches takes; from single batches before the first."""
+    def block_s(self, phase: Phase, batches: int, *, longest: bool = False) -> float:
+        """Seconds that a block of so many batches takes; from single batches before the first.
+
+        As the longest one: not every one has to prefill.
+        """
         known = [seconds for (own, _), seconds in self._blocks.items() if own == phase]
         if known:
-            return fmean(known)
+            return max(known) if longest else fmean(known)
         return batches * median(self._batches) if self._batches else 0.0
 
 
@@ -226,6 +243,8 @@ def warm_up(run: Callable[[], RanBatch], least: int, most: int, budget: Budget) 
         batch = run()
         walls = [window.wall_ms for window in batch.windows if window.wall_ms is not None]
         times.append(fmean(walls) if walls else batch.answer.record.latency_ms)
+    if budget.interleaved and least == most < WARMUP_LOOKBACK:
+        return WarmupFacts(batches=len(times))  # neighbours are compared, steady or not
     unsteady = not_steady(times)
     return WarmupFacts(
         batches=len(times),

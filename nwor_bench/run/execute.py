@@ -241,7 +241,12 @@ def _measure(sweep: BlockRunner, status: EngineStatus, store: RunStore, progress
         sweep.run()
     finally:
         spent = (store.header.measuring_s or 0.0) + round(time.perf_counter() - began, 3)
-        store.update(parity=sweep.parity.facts(), measuring_s=spent, stopped=sweep.stopped)
+        store.update(
+            parity=sweep.parity.facts(),
+            measuring_s=spent,
+            spent_s=sweep.spent_s,
+            stopped=sweep.stopped,
+        )
 
 
 def _guarded(

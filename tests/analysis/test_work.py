@@ -31,7 +31,7 @@ TRUTH = 0.985
 def hidden(effect: float = TRUTH) -> RunData:
     """A slow host: a group's step scatters by about 11 %, its work by 0.3 %."""
     planted = Planted({STAGE_GRAPH.label: effect}, noise=0.2, host=0.0, work_noise=0.005)
-    return interleaved_run(planted, 15, 50, seed=2)
+    return interleaved_run(planted, 15, 80, seed=2)
 
 
 def cell_of(run: RunData, label: str = STAGE_GRAPH.label) -> CellResult:

@@ -130,9 +130,10 @@ def run_interleaved(
     max_new_tokens: int = 40,
     seed: str = "a",
     cells: tuple[Cell, ...] = INTERLEAVED_CELLS,
+    untimed: bool = False,
 ) -> tuple[BatchOutput, dict[Cell, list[dict[str, Any]]], dict[Cell, dict[str, Any]]]:
     """One batch in which cells are interleaved; its windows and SCV counters by cell."""
-    engine.interleave(WindowOrder(cells, compared_pairs(cells), seed))
+    engine.interleave(WindowOrder(cells, compared_pairs(cells), seed, untimed))
     try:
         output = engine.generate(prompts, Sampling(max_new_tokens, 0.0, 1.0, 7, True))
     finally:

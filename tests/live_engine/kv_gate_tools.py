@@ -18,10 +18,10 @@ OFF = Cell("tiny", NworMode.OFF, ScvMode.OFF)
 STAGE = Cell("tiny", NworMode.STAGE, ScvMode.OFF)
 
 
-def answer_of(output: BatchOutput) -> Answer:
+def answer_of(output: BatchOutput, nwor_mode: NworMode = NworMode.STAGE) -> Answer:
     """As much of a gate batch's answer as the K/V gate looks at."""
     record: Any = SimpleNamespace(
-        nwor_mode=NworMode.STAGE,
+        nwor_mode=nwor_mode,
         staged_tokens=total(output, "staged_tokens"),
         windows=len(output.windows),
         draft_tokens=total(output, "draft_tokens"),

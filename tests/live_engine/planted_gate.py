@@ -22,8 +22,8 @@ from nwor_bench.workload.schedule import GATE_BLOCK, Block, Plan
 CELLS = ("off x off", "stage x off", "stage x graph")
 """The cells of each gate: the reference, and staging with and without SCV."""
 
-CHECKS = ("tokens", "acceptance", "K/V", "layers", "writes", "counters", "ranks")
-"""What can see a fault: the gate's five comparisons, and the counts of `invariants`."""
+CHECKS = ("tokens", "acceptance", "K/V", "states", "layers", "writes", "counters", "ranks")
+"""What can see a fault: the gate's six comparisons, and the counts of `invariants`."""
 
 
 class Quiet:
@@ -122,6 +122,8 @@ def _told_apart(reason: str) -> Iterable[tuple[str, str]]:
         found.append(("acceptance", reason))
     if "K/V:" in reason:
         found.append(("K/V", reason))
+    if "states:" in reason:
+        found.append(("states", reason))
     if "local gate:" in reason:
         found.append(("layers", reason))
     if "writes:" in reason:

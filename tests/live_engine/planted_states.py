@@ -1,19 +1,23 @@
-"""Faults of recurrent states that the local gate must see, planted into either runner."""
+"""Faults of recurrent states that the gate must see, planted into either runner: the local gate
+every one, the end-to-end gate those that move a state by more than roundings do."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
-from engine_tools import worker_of
+from engine_tools import run_cell, worker_of
+from kv_gate_tools import OFF, answer_of
 from planted_cpu import wrapped
 from planted_layers import check_a_batch
 from torch import Tensor
 
-from nwor_bench.analysis.parity.kv import KvVerdict
+from nwor_bench.analysis.parity.kv import KvVerdict, StateResult
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.plugin.states import WindowStates
+from nwor_bench.records.types import Cell, NworMode, ScvMode
+from nwor_bench.run.gate.kv import KvGate
 
 Plant = Callable[[WindowStates], AbstractContextManager[None]]
 
@@ -103,6 +107,37 @@ def never_committed(states: WindowStates) -> Iterator[None]:
 
 
 @contextmanager
+def rejected_state_committed(states: WindowStates) -> Iterator[None]:
+    """In one layer the next window reads the state behind the first rejected draft."""
+    layer = states.layers[1]
+
+    def wrap(commit_of: Callable[..., Any]) -> Callable[..., Any]:
+        def faulty_of(staged: Any, tables: Any) -> Any:
+            commit, indices = commit_of(staged, tables), tables.indices[layer.group].long()
+
+            def faulty(accepted: Tensor, committed: Tensor) -> None:
+                places = [(each.state, tables.indices[each.group].long()) for each in states.layers]
+                before = [state[slots] for state, slots in places]
+                commit(accepted, (committed + 1).clamp(max=indices.shape[1]))
+                column = committed.long()[:, None]
+                behind = indices.gather(1, column.clamp(max=indices.shape[1] - 1)).flatten()
+                rejected = layer.state[behind]
+                for (state, slots), kept in zip(places, before, strict=True):
+                    state[slots] = kept
+                commit(accepted, committed)
+                kept = indices.gather(1, column - 1).flatten()
+                some = (column.flatten() < indices.shape[1]).view(-1, 1, 1, 1)
+                layer.state[kept] = rejected.where(some, layer.state[kept])
+
+            return faulty
+
+        return faulty_of
+
+    with wrapped(states, "_commit_of", wrap):
+        yield
+
+
+@contextmanager
 def groups_swapped(states: WindowStates) -> Iterator[None]:
     """Layers are committed to the slots of another group, or of another request."""
 
@@ -122,10 +157,42 @@ def groups_swapped(states: WindowStates) -> Iterator[None]:
     states._commits.clear()
 
 
+def convolution_short(states: WindowStates) -> AbstractContextManager[None]:
+    """The convolution goes on from one token before the last accepted one."""
+    if states.layers[0].state.device.type != "cpu":
+        from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn as qwen
+
+        def wrap(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+            def update(*given: Any, **named: Any) -> Tensor:
+                if named.get("num_accepted_tokens") is not None:
+                    accepted = named["num_accepted_tokens"]
+                    named["num_accepted_tokens"] = (accepted - 1).clamp(min=1)
+                return original(*given, **named)
+
+            return update
+
+        return wrapped(qwen, "causal_conv1d_update", wrap)
+
+    from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
+
+    def wrap_cpu(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def forward(layer: Any, metadata: Any, mixed: Tensor, b: Tensor, a: Tensor,
+                    kept: Tensor, *rest: Any) -> Tensor:  # fmt: skip
+            slots = metadata.spec_state_indices_tensor[: metadata.num_spec_decodes, 0].long()
+            later = metadata.num_accepted_tokens[: len(slots)] > 1
+            kept[slots[later]] = kept[slots[later]].roll(1, dims=-1)
+            return original(layer, metadata, mixed, b, a, kept, *rest)
+
+        return forward
+
+    return wrapped(gdn_attention, "_spec_forward", wrap_cpu)
+
+
 PLANTS: dict[str, Plant] = {
     "one too few": counts_changed(lambda counts: (counts - 1).clamp(min=1)),
     "one too many": counts_changed(lambda counts: (counts + 1).clamp(max=5)),
     "a rejected position": counts_changed(lambda counts: torch.full_like(counts, 5)),
+    "a rejected draft's state": rejected_state_committed,
     "another request's record": records_changed(roll_requests),
     "one head's update": records_changed(one_heads_update),
     "one head's gate": verify_changed(one_heads_gate),
@@ -133,10 +200,19 @@ PLANTS: dict[str, Plant] = {
     "never committed": never_committed,
     "a token short": verify_changed(token_short),
     "wrong group": groups_swapped,
+    "convolution a token short": convolution_short,
 }
 
 
 CASES = ("sound stage", "sound control", *PLANTS)
+
+SUBTLE = ("one head's update", "one head's gate")
+"""By 0.1 and 1 %: less than what mode off's states differ by from themselves."""
+
+IN_FORWARD = ("a stale slot", "a token short", "convolution a token short")
+"""Planted into the forward: a graph that was captured before does not have them."""
+
+END_TO_END = ("sound stage", "sound control", *(name for name in PLANTS if name not in SUBTLE))
 
 
 def check_case(engine: VllmEngine, prompts: list[list[int]], case: str, layers: int) -> None:
@@ -148,10 +224,44 @@ def check_case(engine: VllmEngine, prompts: list[list[int]], case: str, layers: 
             found = check_a_batch(engine, prompts)
         assert found.verdict is KvVerdict.BROKEN, found
         assert found.reason is not None
-        assert "recurrent state" in found.reason or "outputs" in found.reason
+        if case.startswith("convolution"):
+            assert "convolution states" in found.reason, found.reason
+        else:
+            assert "recurrent state" in found.reason or "outputs" in found.reason
         return
     found = check_a_batch(engine, prompts, case.removeprefix("sound "))
     assert (found.verdict, found.reason) == (KvVerdict.WITHIN, None)
-    assert (found.states, found.windows) == (layers, 2)
+    assert (found.states, found.convolutions, found.windows) == (layers, layers, 2)
+    assert found.state_requests == len(prompts)
     assert found.nearest is not None
     assert found.nearest < 1
+
+
+def check_end_to_end(
+    engine: VllmEngine, prompts: list[list[int]], case: str, layers: int
+) -> StateResult:
+    """Behind a sound batch the states of every request are mode off's; a planted fault is named."""
+    plant = PLANTS.get(case)
+    nwor = NworMode("stage" if plant else case.removeprefix("sound "))
+    cell = Cell("tiny", nwor, ScvMode.OFF)
+    states = worker_of(engine).nwor_hook.states
+    gate = KvGate(engine.kv_cache(), engine.set_modes, engine.status(), OFF)
+    with gate.watching():
+        stock = run_cell(engine, "off", "off", prompts, 40)
+        assert gate.check(OFF, prompts, answer_of(stock)) is None
+        with torch.inference_mode(), plant(states) if plant else nullcontext():
+            staged = run_cell(engine, nwor, "off", prompts, 40)
+        result = gate.check(cell, prompts, answer_of(staged, nwor))
+    assert result is not None
+    found = result.states
+    assert found is not None
+    assert (found.sampled, found.requests, found.layers) == (len(prompts), len(prompts), layers)
+    assert found.states == layers * len(prompts)
+    if plant:
+        assert found.verdict is KvVerdict.BROKEN, found
+        assert (found.reason or "").startswith("states: layer ")
+    else:
+        assert (found.verdict, found.reason) == (KvVerdict.WITHIN, None)
+        assert found.finding is not None
+        assert found.finding.ratio < 1
+    return found

@@ -1,5 +1,5 @@
-"""The local gate of recurrent states on a GPU, eager and in full graphs, with float32 and bfloat16
-states: sound cells pass, no planted fault does."""
+"""The gate of recurrent states, local and end to end, on a GPU, eager and in full graphs, with
+float32 and bfloat16 states: sound cells pass, no planted fault does."""
 
 import gc
 import json
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from engine_tools import EAGER, FULL_FOR_ALL, prompts_of, tiny_spec
-from planted_states import CASES, check_case
+from planted_states import CASES, END_TO_END, IN_FORWARD, check_case, check_end_to_end
 
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.pairs import resolve_pair
@@ -53,3 +53,12 @@ def engine(
 @pytest.mark.parametrize("case", CASES)
 def test_sound_cells_pass_and_planted_faults_do_not(engine: VllmEngine, case: str) -> None:
     check_case(engine, PROMPTS, case, layers=3)
+
+
+@pytest.mark.parametrize("case", END_TO_END)
+def test_states_are_mode_offs_end_to_end(
+    engine: VllmEngine, case: str, request: pytest.FixtureRequest
+) -> None:
+    if case in IN_FORWARD and "graphs" in request.node.callspec.params["engine"]:
+        pytest.skip("the graphs that run were captured without the fault")
+    check_end_to_end(engine, PROMPTS, case, layers=3)

@@ -1,11 +1,12 @@
-"""The local gate of recurrent states, on real vLLM: sound cells pass, no planted fault does."""
+"""The gate of recurrent states, local and end to end, on real vLLM: sound cells pass, no planted
+fault does."""
 
 import json
 from collections.abc import Callable
 
 import pytest
 from engine_tools import prompts_of, tiny_spec
-from planted_states import CASES, check_case
+from planted_states import CASES, END_TO_END, check_case, check_end_to_end
 
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.pairs import resolve_pair
@@ -28,3 +29,8 @@ def engine(
 @pytest.mark.parametrize("case", CASES)
 def test_sound_cells_pass_and_planted_faults_do_not(engine: VllmEngine, case: str) -> None:
     check_case(engine, PROMPTS, case, layers=3)
+
+
+@pytest.mark.parametrize("case", END_TO_END)
+def test_states_are_mode_offs_end_to_end(engine: VllmEngine, case: str) -> None:
+    check_end_to_end(engine, PROMPTS, case, layers=3)

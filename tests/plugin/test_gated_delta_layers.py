@@ -11,6 +11,7 @@ import torch
 from test_window_states import COUNTS, KEYS, LENGTH, Pieces
 from torch import Tensor
 
+from nwor_bench.plugin.observe.state_trace import StateTrace
 from nwor_bench.plugin.patching import PatchSet
 from nwor_kernels.gated_delta.records import GatedNorm
 from nwor_kernels.gated_delta.reference import verify_window_reference
@@ -35,6 +36,9 @@ class Net:
 
     def _forward_core(self, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor) -> None:
         self.stock.append("core")
+
+    def _forward_core_decode_spec_fused_norm(self, **_: Any) -> None:
+        self.stock.append("convolution")
 
     def _forward_core_decode_spec_post_conv_fused_norm(self, **_: Any) -> None:
         self.stock.append("behind convolution")
@@ -149,3 +153,78 @@ def test_every_other_step_is_stocks(pieces: Any, why: str) -> None:
 def test_patches_leave_the_layer_as_it_was(pieces: Any) -> None:
     pieces.patches.undo()
     assert not {name for name in vars(pieces.net) if name.startswith("_forward")}
+
+
+@pytest.fixture
+def traced(pieces: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The first layer alone, followed by a trace."""
+    from nwor_bench.plugin.runner_v2.gated_delta import convolution_patches
+
+    states = pieces.states
+    monkeypatch.setattr(states, "layers", states.layers[:1])
+    kernels = states._kernels._replace(convolution_patches=convolution_patches)
+    monkeypatch.setattr(states, "_kernels", kernels)
+    pieces.net.kv_cache[0].copy_(torch.randn(20, 5, 40))
+    states.follow(StateTrace())
+    return pieces
+
+
+def check_trace(pieces: Any, tokens: int) -> None:
+    [call] = pieces.states.trace.convolutions.values()
+    assert torch.equal(call.mixed, pieces.given[0][0][:tokens])
+    assert torch.equal(call.state, pieces.net.kv_cache[0][pieces.indices[0][:, 0].long()])
+
+
+def test_a_trace_has_what_a_convolution_was_given(traced: Any) -> None:
+    traced.begin()
+    call_core(traced)
+    check_trace(traced, TOKENS)
+    [call] = traced.states.trace.calls.values()
+    assert torch.equal(call.mixed, traced.given[0][0] * 2)  # behind the convolution
+    assert traced.net.stock == []
+
+
+def test_qwen3_5s_convolution_is_traced_where_stock_calls_it(traced: Any) -> None:
+    traced.begin()
+    mixed, a, b = map(padded, traced.given[0])
+    traced.net._forward_core_decode_spec_fused_norm(
+        mixed_qkv=mixed, b=b, a=a, output_gate=None, core_attn_out=None, attn_metadata=None
+    )
+    check_trace(traced, TOKENS)
+    assert traced.net.stock == ["convolution"]
+
+
+def test_only_windows_of_a_checked_step_are_traced(traced: Any) -> None:
+    call_core(traced)  # no window
+    traced.begin()
+    traced.context.attn_metadata["net.0"].num_prefills = 1
+    call_core(traced)
+    assert traced.states.trace.convolutions == {}
+    assert traced.net.stock == ["core", "core"]
+    wrapped = vars(traced.net)["_forward_core"]
+    traced.states.follow(None)
+    assert vars(traced.net)["_forward_core"] is not wrapped
+    traced.patches.undo()  # the mode's own are below
+    assert not {name for name in vars(traced.net) if name.startswith("_forward")}
+
+
+def test_a_trace_copies_the_first_requests_alone(
+    traced: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nwor_bench.plugin.observe import state_trace
+
+    monkeypatch.setattr(state_trace, "SAMPLE", 1)
+    traced.begin()
+    call_core(traced)
+    [before], [call] = (
+        list(each.values())
+        for each in (traced.states.trace.convolutions, traced.states.trace.calls)
+    )
+    assert (len(before.mixed), len(before.state)) == (LENGTH, 1)
+    assert (len(call.mixed), len(call.a), len(call.first), len(call.output)) == (
+        LENGTH,
+        LENGTH,
+        1,
+        LENGTH,
+    )
+    assert len(call.bounds) == 3

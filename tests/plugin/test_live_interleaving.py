@@ -185,6 +185,7 @@ def test_in_a_batch_a_step_with_a_prefill_runs_in_mode_off() -> None:
     assert hook.validator.counters is not counters
     assert interleaving.next(with_prefill()) is None
     assert hook.calls[-2:].count(("place", NworMode.OFF, ScvMode.OFF)) == 1
+    assert interleaving.next(windows_alone()) is None  # it still waits for the prefill
     place = interleaving.next(windows_alone())
     assert place is not None
     assert hook.mode is interleaving.cells[place.cell].nwor_mode

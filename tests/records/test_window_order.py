@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nwor_bench.instruments.robust import LEAST_APART
 from nwor_bench.records.types import AA, Cell, NworMode, ScvMode
-from nwor_bench.records.window_order import RUN_LENGTHS, WindowPlace, compared_pairs, places_of
+from nwor_bench.records.window_order import (
+    RUN_LENGTHS,
+    RUNS,
+    WindowOrder,
+    WindowPlace,
+    compared_pairs,
+    places_of,
+)
 
 SEEDS = st.text(max_size=8)
 PAIRS = st.integers(1, 6).map(lambda n: [(0, other) for other in range(1, n + 1)])
@@ -62,9 +70,23 @@ def test_who_begins_and_how_long_runs_are_is_drawn():
 
 
 @given(PAIRS, SEEDS)
-def test_both_lengths_come_equally_often_in_each_pairs_few_groups(pairs, seed):
-    for lengths in lengths_by_pair(pairs, seed, 12 * len(pairs)).values():
-        assert Counter(lengths) == {2: 6, 4: 6}
+def test_each_pairs_few_groups_have_their_share_of_long_runs(pairs, seed):
+    for lengths in lengths_by_pair(pairs, seed, 10 * len(pairs)).values():
+        assert Counter(lengths) == {2: 8, 4: 2}
+
+
+def test_a_hundred_groups_show_whether_a_switch_leaves_something_behind():
+    """And take fewer than ten windows each."""
+    (lengths,) = lengths_by_pair([(0, 1)], "seed", 100).values()
+    assert min(Counter(lengths).values()) >= LEAST_APART
+    assert RUNS * sum(lengths) < 1000
+
+
+def test_runs_of_a_batch_that_is_not_timed_are_of_one_window():
+    order = WindowOrder(CELLS, compared_pairs(CELLS), "seed", untimed=True)
+    windows = list(islice(order.places(), RUNS * len(order.pairs)))
+    assert {place.cell for place in windows} == set(range(len(CELLS)))
+    assert {place.run_length for place in windows} == {1}
 
 
 def lengths_by_pair(pairs, seed, groups, run_lengths=RUN_LENGTHS):

@@ -7,11 +7,11 @@ import pytest
 from report_runs import faster
 from synthetic_run import analysed, document_of, summarised, with_parts
 
-from nwor_bench.analysis.parity.kv import KvMismatch, KvResult, KvVerdict, kv_event
+from nwor_bench.analysis.parity.kv import KvMismatch, KvResult, KvVerdict, StateResult, kv_event
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, Cell, CellResult, NworMode, ScvMode
 from nwor_bench.report.answer import answer
-from nwor_bench.report.evidence import kv_blocks
+from nwor_bench.report.evidence import kv_blocks, state_blocks
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.questions import questions
 
@@ -56,9 +56,43 @@ def test_what_was_not_compared_is_said_too() -> None:
     assert said.endswith("The KV cache of stage x graph was not checked: nothing was staged.")
 
 
+OF_STATES = KvMismatch(
+    "largest", 0.5, 0.02, 0.01, 0, 1, "layers.1", "recurrent state", "output", 2, 57, 3
+)
+STATES = StateResult(
+    KvVerdict.WITHIN, None, 8, 7, 5, 12, 84, replace(OF_STATES, error=0.005, allowed=0.02)
+)
+
+
+def test_the_answer_says_how_many_states_were_compared() -> None:
+    both = replace(WITHIN, states=STATES)
+    said = answered(with_kv((STAGE, both), (GRAPH, both)))
+    assert said.endswith(
+        "84 states of 7 requests in 12 layers of stage x off and stage x graph equal mode off's "
+        "end to end, within tolerance."
+    )
+    none = StateResult(KvVerdict.NOT_RUN, "nobody was copied", 2)
+    said = answered(with_kv((STAGE, replace(WITHIN, states=none)), (GRAPH, WITHIN)))
+    assert said.endswith("States of stage x off were not compared end to end: nobody was copied.")
+
+
+@pytest.mark.slow
+def test_the_report_holds_the_states_finding() -> None:
+    reason = OF_STATES.sentence(1)
+    assert reason.startswith("states: layer 1 (layers.1), request 2, position 57")
+    broken = replace(STATES, verdict=KvVerdict.BROKEN, reason=reason, finding=OF_STATES)
+    run = with_kv((STAGE, replace(WITHIN, states=broken)), (GRAPH, replace(WITHIN, states=STATES)))
+    text = render_markdown(document_of(run))
+    assert reason in text
+    assert "25.00" in text  # 0.5 of 0.02 allowed
+    assert "0.25" in text
+    assert "A recurrent or convolution state of stage x off is wrong." in answered(run)
+
+
 def test_a_run_without_a_kv_gate_says_nothing_of_it() -> None:
     assert "KV cache" not in answered(faster())
-    assert kv_blocks(faster()) == []
+    assert kv_blocks(faster()) == state_blocks(faster()) == []
+    assert state_blocks(with_kv((STAGE, WITHIN))) == []
 
 
 def test_only_the_last_result_of_a_cell_counts() -> None:

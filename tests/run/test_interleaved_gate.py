@@ -113,8 +113,10 @@ def test_an_early_write_in_interleaved_windows(tmp_path: Path) -> None:
 class OtherAcceptance(FakeEngine):
     """Accepts no draft in interleaved batches in which a cell stages."""
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
-        output = super().generate(prompts, sampling)
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, **more: Any
+    ) -> BatchOutput:
+        output = super().generate(prompts, sampling, **more)
         cells = self.order.cells if self.order is not None else ()
         if any(cell.nwor_mode is NworMode.STAGE for cell in cells):
             none = (0,) * len(output.counters.accepted_per_position)

@@ -257,8 +257,10 @@ def test_tokens_that_differ_are_named_beside_the_rows(tmp_path: Path) -> None:
 class OtherTokens(FakeEngine):
     """Staging cells begin the last request's answer with another token."""
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> BatchOutput:
-        output = super().generate(prompts, sampling)
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, **more: Any
+    ) -> BatchOutput:
+        output = super().generate(prompts, sampling, **more)
         assert self.cell is not None
         if self.cell.nwor_mode is NworMode.OFF:
             return output

@@ -32,8 +32,8 @@ class GpuEngine(FakeEngine):
     change: Change | None = None
     method = "strict"
 
-    def generate(self, prompts: Any, sampling: Any) -> BatchOutput:
-        output = super().generate(prompts, sampling)
+    def generate(self, prompts: Any, sampling: Any, **more: Any) -> BatchOutput:
+        output = super().generate(prompts, sampling, **more)
         stage = self.cell is not None and self.cell.nwor_mode is NworMode.STAGE
         if self.change is not None and stage:
             self.change(output)

@@ -141,8 +141,8 @@ def test_a_break_that_was_not_checked_yet_is_a_break() -> None:
 class ShakyEngine(FakeEngine):
     """Window times scatter by block and cell, at most by a tenth, and hardly in the thirteenth."""
 
-    def generate(self, prompts: Any, sampling: Any) -> Any:
-        output = super().generate(prompts, sampling)
+    def generate(self, prompts: Any, sampling: Any, **more: Any) -> Any:
+        output = super().generate(prompts, sampling, **more)
         calm = sampling.seed == 13 * 2  # two requests a block
         scatter = Random(f"{sampling.seed} {self.cell}").random()
         factor = 1 + scatter / (1e6 if calm else 10)
@@ -172,8 +172,8 @@ def test_a_look_sees_the_blocks_up_to_it_and_no_more() -> None:
 class WideCell(FakeEngine):
     """Window times of stage x off scatter by a half, those of all other cells by nothing."""
 
-    def generate(self, prompts: Any, sampling: Any) -> Any:
-        output = super().generate(prompts, sampling)
+    def generate(self, prompts: Any, sampling: Any, **more: Any) -> Any:
+        output = super().generate(prompts, sampling, **more)
         if self.cell is not None and self.cell.label == "stage x off":
             for window in output.windows:
                 window["wall_ms"] *= 1 + Random(str(prompts)).random() / 2

@@ -39,9 +39,9 @@ class TieEngine(FakeEngine):
     def status(self) -> dict[str, Any]:
         return super().status().model_copy(update={"device": "cuda:0", "dtype": "bfloat16"})
 
-    def generate(self, prompts: Any, sampling: Any) -> Any:
+    def generate(self, prompts: Any, sampling: Any, **more: Any) -> Any:
         cell, number = self.cell, len(self.calls)
-        output = super().generate(prompts, sampling)
+        output = super().generate(prompts, sampling, **more)
         assert cell is not None
         tokens = []
         for answer in output.token_ids:
@@ -150,8 +150,8 @@ def test_a_cell_that_broke_in_the_gate_stays_broken(cut: int) -> None:
 
 def test_counts_that_did_not_add_up_in_a_block_that_ran_again_are_no_less_wrong() -> None:
     class Miscounting(TieEngine):
-        def generate(self, prompts: Any, sampling: Any) -> Any:
-            output = super().generate(prompts, sampling)
+        def generate(self, prompts: Any, sampling: Any, **more: Any) -> Any:
+            output = super().generate(prompts, sampling, **more)
             if self.cell is not None and self.cell.label == "stage x off":
                 output.windows[0]["stage_operations"] += 1
             return output

@@ -17,10 +17,11 @@ from nwor_bench.instruments.robust import MIN_GROUPS
 from nwor_bench.records.cell import SWITCHED, Cell
 from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.fallback_reasons import NO_CUDA, mamba_cache_mode, unsupported_states
-from nwor_bench.records.header import KvGateFacts, RunHeader
+from nwor_bench.records.header import GATE, INTERLEAVED, WARM_UP, WHOLE, KvGateFacts, RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, RunStatus, Verdict, WindowRecord
 from nwor_bench.workload.run_spec import Counters
+from nwor_bench.workload.stopping import CHECK_SHARE
 
 FEW_BLOCKS = 10
 """With fewer, intervals are wide."""
@@ -126,6 +127,14 @@ def _time_budget(run: RunData, cells: Sequence[CellResult]) -> Iterator[Finding]
         budget = sufficient_budget(run, cells)
         clause = f"{clause[0].upper()}{clause[1:]}"
         yield found(FindingKind.TIME_BUDGET, clause=clause, budget=budget)
+        return
+    budget_s = (run.header.spec or {}).get("time_budget_s")
+    by_part = run.header.spent_s or {}
+    spent = sum(by_part.get(part, 0.0) for part in (WARM_UP, GATE, WHOLE))
+    if budget_s and by_part.get(INTERLEAVED) and spent > CHECK_SHARE * budget_s:
+        enough = _rounded(spent / CHECK_SHARE)
+        values = {"spent": _seconds(spent), "budget": budget_s, "enough": enough}
+        yield found(FindingKind.CHECKS, **values)
 
 
 def _noise(run: RunData, cells: Sequence[CellResult]) -> Iterator[Finding]:

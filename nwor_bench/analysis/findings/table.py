@@ -22,6 +22,7 @@ class FindingKind(StrEnum):
     """Kinds of findings; the names are part of run.json's format."""
 
     TIME_BUDGET = "time_budget"
+    CHECKS = "checks_took_long"
     AA_DIFFERS = "aa_differs"
     AA_MISSING = "aa_missing"
     NOISE_FLOOR = "noise_floor"
@@ -85,6 +86,9 @@ _K, _NOTE, _WARNING = FindingKind, Severity.NOTE, Severity.WARNING
 TABLE = {
     _K.TIME_BUDGET: Row(_WARNING, "{clause}.", "Write --time-budget {budget}.",
         "The gate left no time to measure"),
+    _K.CHECKS: Row(_NOTE,
+        "Warm-up, gate and whole batches took {spent} of the time budget of {budget:g} s, more "
+        "than a third.", "Write --time-budget {enough}.", "Checks took more than a third"),
     _K.AA_DIFFERS: Row(_WARNING,
         "off x off against itself is {verdict} ({ratio}): one in twenty runs is by chance, more if "
         "something drifts.{switching}",

@@ -81,8 +81,9 @@ class KvMismatch:
     def sentence(self, ranks: int) -> str:
         """A sentence with layer, request, position, K or V, head, error and limit."""
         rank = f" of rank {self.rank}" if ranks > 1 else ""
+        kind = "K/V" if self.what in "KV" else "states"
         place = (
-            f"K/V: layer {self.layer} ({self.name}), request {self.request}, position "
+            f"{kind}: layer {self.layer} ({self.name}), request {self.request}, position "
             f"{self.position} (of its {self.part}), {self.what}, head {self.head}{rank}"
         )
         if self.error is None:
@@ -190,6 +191,28 @@ KV_EVENT = "kv_gate"
 
 
 @dataclass(frozen=True)
+class StateResult:
+    """States of a cell's requests against mode off's after the same tokens: end to end."""
+
+    verdict: KvVerdict
+    reason: str | None = None
+    """Why the verdict is BROKEN or NOT_RUN."""
+    sampled: int = 0
+    """Requests whose states were copied, of all of them evenly."""
+    requests: int = 0
+    """Those that were compared."""
+    alike: int = 0
+    """Those compared with off x off itself: with its tokens up to the copies, after as many. The
+    others are compared with mode off's prefill of their tokens."""
+    layers: int = 0
+    """Those that were compared: mode off's own error is small enough there."""
+    states: int = 0
+    """Recurrent states that were compared on each rank; as many convolution states beside."""
+    finding: KvMismatch | None = None
+    """The error that decides, or the one closest to its limit."""
+
+
+@dataclass(frozen=True)
 class KvResult:
     """The K/V gate's result for one cell; None for anything not checked."""
 
@@ -210,14 +233,23 @@ class KvResult:
     finding: KvMismatch | None = None
     """The error that decides, or the one closest to its limit; None: every row is equal."""
     seconds: float | None = None
+    states: StateResult | None = None
+    """The recurrent states of some requests; None for models without them."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; the finding includes its ratio to the limit."""
-        values = {**asdict(self), "verdict": str(self.verdict)}
-        if self.finding is not None:
-            ratio = self.finding.ratio
-            values["finding"]["ratio"] = None if ratio == float("inf") else ratio
+        """Plain values for JSON; a finding includes its ratio to the limit."""
+        values = _plain(self)
+        if self.states is not None:
+            values["states"] = _plain(self.states)
         return values
+
+
+def _plain(result: KvResult | StateResult) -> dict[str, Any]:
+    values = {**asdict(result), "verdict": str(result.verdict)}
+    if result.finding is not None:
+        ratio = result.finding.ratio
+        values["finding"]["ratio"] = None if ratio == float("inf") else ratio
+    return values
 
 
 def kv_event(cell: Cell, result: KvResult) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The local gate's verdict: each target layer of a window on its own inputs. Pure.
 
 A recurrent state may differ from stock's by float32's sums and one rounding of its cache. The write
-of K/V must be stock's bit for bit, and no other row may change. Attention may differ from
+of K/V and convolution states must be stock's bit for bit, and no other row may change. Attention
+may differ from
 stock's by the rounding of one attention. How much that is, stock's own distance to a float64
 reference shows, for each head. Signed errors average out over rows, so they show a wrong scale far
 below the rounding of one row.
@@ -67,6 +68,8 @@ _EXACT = {
     "write": "{count} rows of heads differ from stock's write of the same K and V",
     "other row": "{count} rows of the cache changed that this window does not write",
     "attention": "attention did not read the staged rows",
+    "convolution": "{count} elements of convolution states differ from those that stock's leaves "
+    "for the same inputs",
     "graph": "the graph that is timed gives other output than the one that is checked, in {count} "
     "elements",
 }
@@ -78,6 +81,8 @@ _NEAR = {
     "softmax scale": "the error of the softmax scale that fits attention's output",
     "state": "the distance of a recurrent state from stock's, as a fraction of the largest value,",
     "state output": "the distance of outputs from stock's, as a fraction of the head's largest,",
+    "convolved": "the distance of the convolution's output from stock's, as a fraction of the "
+    "largest,",
 }
 
 
@@ -97,6 +102,10 @@ class LocalResult:
     """Layers whose attention was compared; the others' is stock's in every mode."""
     states: int = 0
     """Gated delta nets whose states were compared."""
+    convolutions: int = 0
+    """Those whose convolutions were, too."""
+    state_requests: int = 0
+    """Requests of a window whose states were compared: its first ones."""
     written: int = 0
     """Rows x layers that were compared with stock's write."""
     rejected: int = 0
@@ -142,6 +151,10 @@ def local_result(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> LocalResult:
         "attended": sum(entry.get("attention") is not None for entry in first["layers"]),
         # A step beside a prefill, often the first one, leaves its states to stock.
         "states": len({entry["layer"] for _, _, entry in entries if "state" in entry}),
+        "convolutions": len({entry["layer"] for _, _, entry in entries if _convolution(entry)}),
+        "state_requests": max(
+            (e["state"]["requests"] for _, _, e in entries if "state" in e), default=0
+        ),
         "written": sum(entry.get("written", 0) for _, _, entry in entries),
         "rejected": sum(window["rejected"] for window in ranks[0]),
         "ranks": len(ranks),
@@ -192,6 +205,15 @@ def _exact_faults(
             yield LocalFault("other row", entry["layer"], rank, entry["strangers"], 0.0, where)
         if (entry.get("attention") or {}).get("missing"):
             yield LocalFault("attention", entry["layer"], rank, None, 0.0, "")
+        convolution = _convolution(entry)
+        if convolution.get("differing"):
+            where = f", first in request {convolution['request']}"
+            at = ("convolution", entry["layer"], rank, convolution["differing"], 0.0)
+            yield LocalFault(*at, where)
+
+
+def _convolution(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    return entry.get("convolution") or {}
 
 
 def _is_not_stock(attention: Mapping[str, Any] | None) -> bool:
@@ -218,7 +240,7 @@ def _attention_errors(
 def _state_errors(
     entries: Iterable[tuple[int, Mapping[str, Any], Mapping[str, Any]]],
 ) -> Iterator[LocalFault]:
-    """The largest error of each layer's states, and that of its outputs."""
+    """The largest error of each layer's states, of its outputs, and of its convolution's."""
     for rank, _, entry in entries:
         state = entry.get("state")
         if state is None:
@@ -228,6 +250,9 @@ def _state_errors(
         yield LocalFault("state", *at, state["error"], state["allowed"], where)
         where = f", head {state['output_head']}"
         yield LocalFault("state output", *at, state["output_error"], state["output_allowed"], where)
+        if convolution := _convolution(entry):
+            errors = convolution["output_error"], convolution["output_allowed"]
+            yield LocalFault("convolved", *at, *errors, "")
 
 
 def _layer_errors(at: tuple[str, int], attention: Mapping[str, Any]) -> Iterator[LocalFault]:

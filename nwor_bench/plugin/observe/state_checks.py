@@ -3,74 +3,23 @@
 Of a checked window each layer's inputs, outputs and first states are copied (`StateTrace`). After
 the commit stock's kernel computes the same window from the same states, elsewhere: the state that
 the next window reads must be stock's but for float32's sums, and one rounding of a narrower cache.
-Control windows write the state after every token, so all of them are compared.
+Control windows write the state after every token, so all of them are compared. The convolution in
+front is checked likewise (`convolution_checks`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nwor_bench.plugin.observe.convolution_checks import check_convolution
+from nwor_bench.plugin.observe.state_trace import SAMPLE, StateCall, StateTrace
 from nwor_bench.plugin.states import StateLayer, shape_of
-from nwor_kernels.gated_delta.records import GatedNorm
 from nwor_kernels.gated_delta.reference import gated_norm
-
-SAMPLE = 4
-"""First requests of a window whose states are copied."""
 
 FLOAT32_ERROR = 1e-6
 """Allowed distance from stock's state over its layer's largest value, beside roundings."""
-
-
-@dataclass
-class StateCall:
-    """What one layer was given in a window, and its outputs. Rows are those of all requests."""
-
-    mixed: Tensor
-    a: Tensor
-    b: Tensor
-    indices: Tensor
-    accepted: Tensor
-    bounds: Tensor
-    norm: GatedNorm | None
-    first: Tensor
-    """[at most SAMPLE, HV, V, K], the states that the window starts from."""
-    output: Tensor | None = None
-
-
-class StateTrace:
-    """Calls of all gated delta nets by number. It copies on the device: a graph may capture it."""
-
-    def __init__(self) -> None:
-        self.calls: dict[int, StateCall] = {}
-
-    def given(
-        self,
-        number: int,
-        state: Tensor,
-        inputs: Sequence[Tensor],
-        norm: GatedNorm | None,
-    ) -> None:
-        """A layer is about to verify.
-
-        Args:
-            state: [slots, HV, V, K], its cache.
-            inputs: mixed, a, b, indices, accepted and bounds.
-        """
-        mixed, a, b, indices, accepted, bounds = (each.clone() for each in inputs)
-        column = accepted[:SAMPLE, None].long() - 1
-        slots = indices[:SAMPLE].gather(1, column).flatten().long()
-        if norm is not None:
-            norm = norm._replace(gate=norm.gate.clone())
-        self.calls[number] = StateCall(
-            mixed, a, b, indices, accepted, bounds, norm, state[slots.clamp(min=0)]
-        )
-
-    def returned(self, number: int, output: Tensor) -> None:
-        """A layer has verified."""
-        self.calls[number].output = output.clone()
 
 
 def check_states(
@@ -80,16 +29,23 @@ def check_states(
     *,
     is_control: bool,
 ) -> list[dict[str, Any]]:
-    """Measurements of each layer of a window that has been committed: `layer` and `state`.
+    """Measurements of each layer of a window that has been committed.
 
     Args:
         num_sampled: tokens that each request got.
+
+    Returns:
+        `layer`, `state` and `convolution`; this is None if the layer's convolution was not seen.
     """
-    return [
-        {"layer": layers[number].name, "state": _measure(layers[number], call, num_sampled,
-                                                        is_control)}
-        for number, call in sorted(trace.calls.items())
-    ]  # fmt: skip
+    found = []
+    for number, call in sorted(trace.calls.items()):
+        layer, before = layers[number], trace.convolutions.get(number)
+        state = _measure(layer, call, num_sampled, is_control)
+        convolution = None
+        if before is not None:
+            convolution = check_convolution(layer, before, call, state["requests"])
+        found.append({"layer": layer.name, "state": state, "convolution": convolution})
+    return found
 
 
 def _measure(
@@ -121,6 +77,7 @@ def _measure(
     apart = (call.output[:tokens].float() - output).abs().amax(dim=(0, 2)) / head_largest
     apart = apart.nan_to_num(nan=torch.inf)
     return {
+        "requests": rows,
         "compared": len(at_row),
         "error": _number(worst),
         "allowed": allowed,

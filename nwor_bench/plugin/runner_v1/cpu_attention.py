@@ -37,7 +37,8 @@ from nwor_bench.plugin.layers import (
 )
 from nwor_bench.plugin.observe.errors import AttentionFacts
 from nwor_bench.plugin.observe.layer_checks import LayerChecks, StepRows, StepTables
-from nwor_bench.plugin.observe.state_checks import StateTrace, check_states
+from nwor_bench.plugin.observe.state_checks import check_states
+from nwor_bench.plugin.observe.state_trace import StateTrace
 from nwor_bench.plugin.refusals import chunk_of
 from nwor_bench.plugin.runner_v1.staging import StagingBuffers, write_kv_cache
 from nwor_bench.plugin.settings import CPU_ATTENTION
@@ -358,7 +359,7 @@ class WindowChecks:
             return
         self._checks.trace = self._buffers.trace = LayerTrace()
         if self._states is not None:
-            self._states.trace = StateTrace()
+            self._states.follow(StateTrace())
         self._metadata, self._drafts = get_forward_context().attn_metadata, drafts
         owners = [layer.name for layer in self._layers if layer.owner == layer.name]
         slots = {name: slot_mapping[name].clone() for name in owners}
@@ -371,7 +372,8 @@ class WindowChecks:
         self._buffers.trace = None
         states, trace = self._states, None
         if states is not None:
-            trace, states.trace = states.trace, None
+            trace = states.trace
+            states.follow(None)
         checked = self._checks.ended(
             window, num_sampled, lambda: {each.name: self._tables(each) for each in self._layers}
         )

@@ -12,6 +12,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
 
 from nwor_bench.plugin.layers import TargetLayers, set_up
 from nwor_bench.plugin.patching import Patch
@@ -21,7 +22,29 @@ from nwor_kernels.gated_delta.reference import verify_window_reference
 
 OPERATOR = "fused_sigmoid_gating_delta_rule_update_spec_cpu"
 
-KERNELS = StateKernels(verify_window_reference, reference_commit)
+SPEC_FORWARD = "_spec_forward"
+"""vLLM's function of a window, which convolves and then calls the operator."""
+
+STOCK_FORWARD: Callable[..., Tensor] | None = getattr(gdn_attention, SPEC_FORWARD, None)
+
+
+def convolution_patches(states: WindowStates) -> list[Patch]:
+    """The patch of vLLM's function: behind it the trace knows what convolutions are given."""
+    numbers = {id(layer.layer): number for number, layer in enumerate(states.layers)}
+
+    def wrap(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def forward(layer: Any, metadata: Any, mixed: Tensor, *rest: Any) -> Tensor:
+            number = numbers.get(id(layer))
+            if number is not None and states.stages(metadata):
+                states.trace.convolving(number, layer.kv_cache[0], mixed, metadata)
+            return original(layer, metadata, mixed, *rest)
+
+        return forward
+
+    return [Patch(gdn_attention, SPEC_FORWARD, wrap)]
+
+
+KERNELS = StateKernels(verify_window_reference, reference_commit, convolution_patches)
 
 
 def set_up_states(

@@ -30,8 +30,6 @@ from nwor_kernels.gated_delta.records import GatedNorm
 
 logger = logging.getLogger("vllm.nwor_bench")
 
-KERNELS = StateKernels(verify_window_triton, StateCommit)
-
 
 def set_up_states(
     runner: Any, target: TargetLayers, window: Window, memory_bytes: int | None
@@ -67,6 +65,32 @@ def _check(layer: StateLayer, length: int, runner: Any) -> None:
     if problem is not None:
         logger.warning("nwor: recurrent states are left to stock vLLM: %s", problem)
         raise StagingUnavailable(reasons.unsupported_states("shape"))
+
+
+def convolution_patches(states: WindowStates) -> list[Patch]:
+    """The patches of the methods that convolve: behind them the trace knows what they are given."""
+
+    def patch_of(number: int, name: str) -> Patch:
+        layer = states.layers[number].layer
+
+        def wrap(original: Callable[..., None]) -> Callable[..., None]:
+            def convolve(**named: Any) -> None:
+                step = get_forward_context().attn_metadata
+                metadata = step.get(layer.prefix) if isinstance(step, dict) else None
+                if metadata is not None and states.stages(metadata):
+                    mixed = named["mixed_qkv"][: metadata.num_actual_tokens]
+                    states.trace.convolving(number, layer.kv_cache[0], mixed, metadata)
+                original(**named)
+
+            return convolve
+
+        return Patch(layer, name, wrap)
+
+    names = ("_forward_core", "_forward_core_decode_spec_fused_norm")
+    return [patch_of(number, name) for number in range(len(states.layers)) for name in names]
+
+
+KERNELS = StateKernels(verify_window_triton, StateCommit, convolution_patches)
 
 
 def state_patches(states: WindowStates) -> list[Patch]:

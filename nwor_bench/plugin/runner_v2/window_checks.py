@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.observe.layer_checks import LayerChecks, StepRows, StepTables
-from nwor_bench.plugin.observe.state_checks import StateTrace, check_states
+from nwor_bench.plugin.observe.state_checks import check_states
+from nwor_bench.plugin.observe.state_trace import StateTrace
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
 from nwor_bench.plugin.runner_v2.plan import WindowPlanner
@@ -69,7 +70,7 @@ class WindowChecks:
     def _set_trace(self, trace: LayerTrace | None, states: StateTrace | None) -> None:
         self._parts.staging.trace = trace
         if self._parts.states is not None:
-            self._parts.states.trace = states
+            self._parts.states.follow(states)
 
     def stop(self, validator: Any) -> None:
         """Drop the checking graphs and every launch that is bound to them."""

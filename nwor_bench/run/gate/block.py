@@ -175,6 +175,9 @@ class GateBlock:
             self._store.append_event(kv_event(cell, kv_result))
             if kv_result.verdict is KvVerdict.BROKEN:
                 faults.append(kv_result.reason or "K/V rows differ")
+            states = kv_result.states
+            if states is not None and states.verdict is KvVerdict.BROKEN:
+                faults.append(states.reason or "states differ")
         if batch.layers:
             local = local_result(batch.layers)
             self._store.append_event(local_event(cell, local))

@@ -28,6 +28,7 @@ from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.header import KvGateFacts
 from nwor_bench.records.types import Cell, NworMode
 from nwor_bench.run.gate.parity import Answer
+from nwor_bench.run.gate.states import Ids, StateGate
 
 BUDGET_BYTES = 4 << 30
 """Most memory for kept rows on each rank."""
@@ -43,10 +44,7 @@ WITH_PREFILL = "mode off's prefill of the same tokens"
 NOTHING_CHECKED = (
     "no position could be checked in every layer: other requests were given their blocks"
 )
-
-
-Ids = tuple[int, ...]
-"""Token ids of one request."""
+NOTHING_STAGED = "nothing was staged"
 
 
 def choose_spans(lengths: Sequence[tuple[int, int]], room: int) -> list[Span]:
@@ -244,7 +242,9 @@ class KvGate:
         self._bytes_per_token = status.bytes_per_token or 0
         # Staged states come from another kernel than stock's, and all later layers follow them.
         self._one_attention = str(status.device).startswith("cpu") and not status.state_layers
-        self._references = KvReferences(cache, partial(set_modes, baseline), status)
+        to_off = partial(set_modes, baseline)
+        self._references = KvReferences(cache, to_off, status)
+        self._states = StateGate(cache, to_off) if status.state_layers else None
         self._off: tuple[KvBatch, Answer] | None = None
         self._tolerances: dict[LayerKey, Tolerance] = {}
         self._why_not: str | None = "off x off was not looked at before it"
@@ -282,7 +282,11 @@ class KvGate:
             self._keep_off(batch, answer)
             self._seconds += time.perf_counter() - began
             return None
+        if self._states is not None:
+            self._states.keep_cell(batch.ids)  # before a prefill is copied
         found = self._check(batch, answer)
+        if self._states is not None and found.reason != NOTHING_STAGED:
+            found = replace(found, states=self._states.compare())
         spent = time.perf_counter() - began
         self._seconds += spent
         self.results[cell] = replace(found, seconds=round(spent, 3))
@@ -309,13 +313,15 @@ class KvGate:
     def _keep_off(self, batch: KvBatch, answer: Answer) -> None:
         if not self._bytes_per_token:
             return
+        if self._states is not None:
+            self._states.keep_off(batch.ids)
         self._why_not = self._cache.keep("off", batch.spans)
         self._off = (batch, answer) if self._why_not is None else None
 
     def _check(self, batch: KvBatch, answer: Answer) -> KvResult:
         record = answer.record
         if record.nwor_mode is NworMode.STAGE and not record.staged_tokens:
-            return KvResult(KvVerdict.NOT_RUN, "nothing was staged")
+            return KvResult(KvVerdict.NOT_RUN, NOTHING_STAGED)
         if self._off is None:
             return KvResult(KvVerdict.NOT_RUN, self._why_not)
         self._cache.keep("cell", batch.spans)

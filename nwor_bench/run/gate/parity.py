@@ -197,7 +197,7 @@ class ParityGate:
         self, cell: Cell, answer: Answer, reference: Answer, block: Block, *, to_the_end: bool
     ) -> Comparison:
         """EXPLAINED if differing tokens are ties and acceptance is within its interval."""
-        prompts = [tuple(prompt) for prompt in self._encode(block.prompts)]
+        prompts = [tuple(prompt) for prompt in block.token_ids(self._encode)]
         spent_before = self._ties.spent_s
         checked = check_tokens(
             cell, prompts, answer.token_ids, reference.token_ids, self._ties, to_the_end=to_the_end

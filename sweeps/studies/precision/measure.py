@@ -108,9 +108,9 @@ class DelayedEngine:
         self._injected = cell.arm == INJECTED
         self._engine.set_modes(cell)
 
-    def generate(self, prompts: Any, sampling: Sampling) -> BatchOutput:
+    def generate(self, prompts: Any, sampling: Sampling, **more: Any) -> BatchOutput:
         """The engine's; remembers how long the windows of this batch waited."""
-        output = self._engine.generate(prompts, sampling)
+        output = self._engine.generate(prompts, sampling, **more)
         waits = self._wait.take()
         if self._injected:
             self.waited_ms.append(1e3 * sum(waits) / max(1, len(waits)))

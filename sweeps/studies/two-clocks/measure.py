@@ -16,7 +16,7 @@ from nwor_bench.analysis.analyse import analyse
 from nwor_bench.records.store import read_run
 
 FIELDS = (
-    *("verdict", "groups", "ratio_to_off", "ratio_ci_low", "ratio_ci_high"),
+    *("verdict", "reason", "groups", "ratio_to_off", "ratio_ci_low", "ratio_ci_high"),
     *("work_ratio", "work_ratio_ci_low", "work_ratio_ci_high", "nwor_fallback_count"),
 )
 
@@ -25,17 +25,25 @@ def rows_of(folder: Path) -> Iterator[dict[str, Any]]:
     """One row a compared cell; what was not measured is empty."""
     run = read_run(folder)
     header = run.header
+    scenario, engine = header.scenario, header.engine
+    size = f"{scenario['requests']}x{scenario['draft_tokens'] + 1}"
     for cell in analyse(run).cells:
         own = [w for w in run.windows if w.cell == cell.cell and w.work_ms is not None]
         times = pd.DataFrame({"step": [w.device_ms for w in own], "work": [w.work_ms for w in own]})
         yield {
             "pair": header.pair.name,
             "gpu": header.environment.gpus[0].name,
-            "requests": header.scenario["requests"],
-            "cache": header.engine.kv_cache_dtype,
+            "requests": scenario["requests"],
+            "drafts": scenario["draft_tokens"],
+            "context": scenario["prompts"]["tokens"],
+            "cache": engine.kv_cache_dtype,
+            "attention": (engine.cuda_graphs.attention or {}).get(size),
             "cell": cell.label,
             "step_ms": times.step.median(),
             "work_ms": times.work.median(),
+            "tokens_per_s_percent": 100 * (cell.tokens_per_s_ratio - 1)
+            if cell.tokens_per_s_ratio
+            else None,
             **{name: getattr(cell, name) for name in FIELDS},
         }
 

@@ -37,7 +37,8 @@ def planted_run(planted: str = "", graph: float = 0.972) -> RunData:
         "clock effect": Planted(EFFECTS, clocks=(1980.0, 1410.0, 1700.0), per_100_mhz=0.004),
     }
     batches = 30 if planted in ("long windows", "carry-over") else 12
-    return interleaved_run(kinds[planted], batches, whole={**WHOLE, "graph": graph})
+    seed = 6 if planted == "clocks" else 5  # one seed in ten has a clock effect by chance
+    return interleaved_run(kinds[planted], batches, whole={**WHOLE, "graph": graph}, seed=seed)
 
 
 def found_in(run: RunData, *kinds: FindingKind) -> list[Finding]:

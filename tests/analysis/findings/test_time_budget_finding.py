@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from report_runs import spent_by_gate
-from synthetic_run import analysed, make_run, summarised, with_parts
+from synthetic_run import analysed, make_run, summarised, with_header, with_parts
 
 from nwor_bench.analysis.findings.run import nothing_timed, sufficient_budget
 from nwor_bench.analysis.findings.table import Finding, FindingKind, Severity
@@ -78,3 +78,21 @@ def test_the_budget_has_room_for_a_block_and_all_that_must_fit_behind_it(
     block_s = CELLS * batch_s
     needed = measuring_s + ((10 if counters else 0) + 1) * block_s + batch_s
     assert (1 - WARMUP_SHARE) * budget_s >= needed
+
+
+def took(**seconds_by_part: float) -> RunData:
+    run = with_header(make_run(blocks=3), "spec", time_budget_s=60.0)
+    return with_parts(run, spent_s={k.replace("_", " "): s for k, s in seconds_by_part.items()})
+
+
+def test_checks_that_took_more_than_a_third_are_said_with_a_budget_that_suffices() -> None:
+    parts = {"gate": 15.0, "whole_batches": 9.0, "interleaved_batches": 30.0}
+    found = [f for f in analysed(took(**parts)).findings if f.kind is FindingKind.CHECKS]
+    (finding,) = found
+    assert finding.severity is Severity.NOTE
+    assert "took 24 s of the time budget of 60 s" in finding.message
+    assert finding.remedy == "Write --time-budget 80s."  # 3 x 24 s = 72 s
+    enough = took(**{**parts, "gate": 10.0})
+    assert not [f for f in analysed(enough).findings if f.kind is FindingKind.CHECKS]
+    only_whole = took(gate=15.0, whole_batches=40.0)  # nothing is interleaved
+    assert not [f for f in analysed(only_whole).findings if f.kind is FindingKind.CHECKS]

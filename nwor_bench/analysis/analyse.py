@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from nwor_bench.analysis.cell_data import CellData, gather_cells
-from nwor_bench.analysis.draft_rates import Rate
+from nwor_bench.analysis.draft_rates import Rate, Worth
 from nwor_bench.analysis.dram import CellBytes, cell_bytes
 from nwor_bench.analysis.effects import PairEffect, Split, effects_over_off, pair_effects, splits
 from nwor_bench.analysis.findings.run import find_all
@@ -22,7 +22,7 @@ from nwor_bench.analysis.findings.table import Finding
 from nwor_bench.analysis.invariants import Violation, find_violations
 from nwor_bench.analysis.verdicts import CellVerdict, cell_verdicts
 from nwor_bench.analysis.worth import Measured, worth_of
-from nwor_bench.records.cell import drafts_of
+from nwor_bench.records.cell import NworMode, drafts_of
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, BatchRecord, Cell, CellResult, Verdict, WindowRecord
 
@@ -44,6 +44,8 @@ class Analysis:
     """Counts that do not add up."""
     cells: tuple[CellResult, ...]
     """One summary a cell that ran, by pair, then NWOR mode, then SCV mode (off first)."""
+    worth: Worth | None = None
+    """Which draft counts pay, by this run alone; None for a run that compares modes."""
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
@@ -82,26 +84,36 @@ def analyse(run: RunData) -> Analysis:
             cells, _baseline(cells, first), faults, over_off, checks_only=run.header.checks_only
         )
         results += [_result(*both) for both in zip(cells, verdicts, strict=True)]
+    worth = None
     if (run.header.spec or {}).get("draft_counts") is not None:
-        rates = {rate.drafts: rate for rate in worth_of([Measured(run, effects)]).rates}
+        worth = worth_of([Measured(run, effects)])
+        rates = {rate.drafts: rate for rate in worth.rates}
         results = [_by_tokens(cell, rates) for cell in results]
-    return Analysis(run, tuple(gathered), tuple(effects), tuple(violations), tuple(results))
+    parts = tuple(gathered), tuple(effects), tuple(violations), tuple(results)
+    return Analysis(run, *parts, worth)
 
 
 def _by_tokens(cell: CellResult, rates: Mapping[int, Rate]) -> CellResult:
     """A draft count's verdict is that of tokens per second: its windows take longer in any case."""
     rate = rates.get(drafts_of(cell.arm) or 0)
-    if rate is None or cell.verdict == Verdict.INVALID:
+    if rate is None or cell.verdict in (Verdict.INVALID, Verdict.INEFFECTIVE):
         return cell
+    found = rate.ratio, rate.low, rate.high, rate.verdict
+    if cell.nwor_mode != NworMode.OFF:
+        if cell.interleaved is None:  # its values were not compared
+            return cell
+        verdict = rate.stage_verdict or str(Verdict.AMBIGUOUS)
+        found = rate.stage_ratio, rate.stage_low, rate.stage_high, verdict
+    ratio, low, high, verdict = found
     return replace(
         cell,
-        verdict=rate.verdict,
-        reason=None if rate.ratio is not None else cell.reason,
-        tokens_per_s_ratio=rate.ratio,
+        verdict=verdict,
+        reason=None if ratio is not None else cell.reason,
+        tokens_per_s_ratio=ratio,
         tokens_per_s_ratio_low=None,
         tokens_per_s_ratio_high=None,
-        tokens_per_s_ratio_simultaneous_low=rate.low,
-        tokens_per_s_ratio_simultaneous_high=rate.high,
+        tokens_per_s_ratio_simultaneous_low=low,
+        tokens_per_s_ratio_simultaneous_high=high,
     )
 
 

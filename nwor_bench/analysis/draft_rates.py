@@ -6,7 +6,7 @@ Errors of tokens and times are independent and are added with Welch's degrees of
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp
 from typing import Protocol
 
@@ -32,6 +32,14 @@ class Rate:
     """Tokens of a request in a window: 1 and the accepted drafts."""
     groups: int
     """Groups of windows behind the time."""
+    stage_ratio: float | None = None
+    """Tokens per second staged over the same draft count in mode off; None if that did not run."""
+    stage_low: float | None = None
+    """As `low`, for the staged counts."""
+    stage_high: float | None = None
+    stage_verdict: str | None = None
+    stage_groups: int | None = None
+    """Groups of windows behind `stage_ratio`."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,9 @@ class Worth:
     least: Mapping[int, int] = field(default_factory=dict)
     """The smallest batch size of each class, by its largest, if classes were measured."""
 
+    best_staged: Mapping[int, int] = field(default_factory=dict)
+    """As `best` if the server stages; empty if no count was staged."""
+
     def sizes(self, requests: int) -> str:
         """`8`, or `5-8` if that is a class of batch sizes."""
         least = self.least.get(requests, requests)
@@ -57,25 +68,40 @@ class Worth:
 
     @property
     def schedule(self) -> list[list[int]]:
-        """[from, to, drafts] of batch sizes, as vLLM takes it. Between two measured sizes the
-        smaller of their counts; vLLM goes on with the last one above the largest."""
-        sizes = sorted(self.best)
-        ranges: list[list[int]] = []
-        begin = 1
-        for size, coming in zip(sizes, [*sizes[1:], None], strict=True):
-            ranges.append([begin, size, self.best[size]])
-            begin = size + 1
-            least = begin if coming is None else self.least.get(coming, coming)
-            if coming is not None and least > begin:
-                ranges.append([begin, least - 1, min(self.best[size], self.best[coming])])
-                begin = least
-        merged: list[list[int]] = []
-        for first, last, drafts in ranges:
-            if merged and merged[-1][2] == drafts:
-                merged[-1][1] = last
-            else:
-                merged.append([first, last, drafts])
-        return merged
+        """`schedule_of` the best counts."""
+        return schedule_of(self.best, self.least)
+
+    @property
+    def staged_schedule(self) -> list[list[int]]:
+        """The same of a server that stages."""
+        return schedule_of(self.best_staged, self.least)
+
+
+def schedule_of(best: Mapping[int, int], least: Mapping[int, int]) -> list[list[int]]:
+    """[from, to, drafts] of batch sizes, as vLLM takes it. Between two measured sizes the smaller
+    of their counts; vLLM goes on with the last one above the largest.
+
+    Args:
+        best: draft count by batch size, or by a class's largest.
+        least: the smallest size of each class.
+    """
+    sizes = sorted(best)
+    ranges: list[list[int]] = []
+    begin = 1
+    for size, coming in zip(sizes, [*sizes[1:], None], strict=True):
+        ranges.append([begin, size, best[size]])
+        begin = size + 1
+        first = begin if coming is None else least.get(coming, coming)
+        if coming is not None and first > begin:
+            ranges.append([begin, first - 1, min(best[size], best[coming])])
+            begin = first
+    merged: list[list[int]] = []
+    for first, last, drafts in ranges:
+        if merged and merged[-1][2] == drafts:
+            merged[-1][1] = last
+        else:
+            merged.append([first, last, drafts])
+    return merged
 
 
 class Tokens(Protocol):
@@ -99,6 +125,8 @@ class AtSize:
     times: Mapping[int | None, Estimate]
     """Log time of a window over that at k = 0 by draft count; None: k = 0 against itself."""
     tokens: Tokens
+    staged: Mapping[int, Estimate] = field(default_factory=dict)
+    """Log time of a staged window over that of the same count in mode off."""
 
 
 def worth_at(sizes: Sequence[AtSize], counts: Sequence[int], texts: int) -> Worth:
@@ -108,22 +136,51 @@ def worth_at(sizes: Sequence[AtSize], counts: Sequence[int], texts: int) -> Wort
         counts: that were compared, in order, without 0.
         texts: different requests behind the tokens.
     """
-    rates, best, noise = [], {}, {}
+    rates, best, noise, best_staged = [], {}, {}, {}
     for own in sorted(sizes, key=lambda each: each.requests):
-        aa = own.times.get(None)
+        aa, floor = own.times.get(None), None
         if aa is not None:
             half = aa.half_width()
             noise[own.requests] = (exp(aa.value), exp(aa.value - half), exp(aa.value + half))
-        known = {0: Estimate(0.0, 0.0, 1, 0)} | {k: t for k, t in own.times.items() if k}
-        rates += [_rate(own.requests, k, own.tokens, known, len(counts)) for k in counts]
-        chosen = 0
+            floor = max(abs(bound - 1) for bound in noise[own.requests])
+        times = {0: _NONE} | {k: t for k, t in own.times.items() if k}
         for k in counts:
-            found = _difference(own.tokens, known, k, chosen, len(counts))
-            if found is not None and found[1] > 0:
-                chosen = k
-        best[own.requests] = chosen
+            rate = _rate(own.requests, k, own.tokens, times, len(counts))
+            over = own.staged.get(k)
+            rates.append(rate if over is None else _with_stage(rate, over, floor, len(counts)))
+        best[own.requests] = _best(own.tokens, times, counts)
+        if own.staged:
+            both = {k: added(times[k], over) for k, over in own.staged.items() if k in times}
+            best_staged[own.requests] = _best(own.tokens, {0: _NONE, **both}, counts)
     least = {own.requests: own.least for own in sizes if own.least < own.requests}
-    return Worth(tuple(rates), best, texts, noise, least)
+    return Worth(tuple(rates), best, texts, noise, least, best_staged)
+
+
+_NONE = Estimate(0.0, 0.0, 1, 0)
+"""Of the time at k = 0 over itself."""
+
+
+def _best(tokens: Tokens, times: Mapping[int, Estimate], counts: Sequence[int]) -> int:
+    """The draft count to use; a larger one only if its interval over the smaller excludes 1."""
+    chosen = 0
+    for k in counts:
+        found = _difference(tokens, times, k, chosen, len(counts))
+        if found is not None and found[1] > 0:
+            chosen = k
+    return chosen
+
+
+def _with_stage(rate: Rate, time: Estimate, floor: float | None, counts: int) -> Rate:
+    """The rate with what staging gives at its draft count, from the log time over mode off's: the
+    gate has shown that their tokens are the same."""
+    half = t_quantile(1 - SIGNIFICANCE / 2 / max(counts, 1), time.degrees) * time.standard_error
+    low, high = exp(time.value - half), exp(time.value + half)
+    interval = RatioInterval(exp(time.value), low, high, time.count)
+    found = verdict(interval, noise_floor=floor, small_counts=True)
+    return replace(
+        rate, stage_ratio=1 / interval.ratio, stage_low=1 / high, stage_high=1 / low,
+        stage_verdict=str(found), stage_groups=time.count,
+    )  # fmt: skip
 
 
 def _rate(
@@ -157,18 +214,24 @@ def _difference(
     if accepted is None or k not in times or other not in times:
         return None
     value = accepted.value - times[k].value + times[other].value
-    found = _together(value, [accepted, times[k], times[other]])
+    found = together(value, [accepted, times[k], times[other]])
     quantile = t_quantile(1 - SIGNIFICANCE / 2 / max(counts, 1), found.degrees)
     half = quantile * found.standard_error
     return value, value - half, value + half
 
 
-def _together(value: float, parts: Sequence[Estimate]) -> Estimate:
+def together(value: float, parts: Sequence[Estimate]) -> Estimate:
     """A sum or difference of independent estimates, with Welch's degrees of freedom."""
     variances = [part.standard_error**2 for part in parts]
     total, spread = sum(variances), zip(variances, parts, strict=True)
     weighed = sum(own**2 / part.degrees for own, part in spread if own)
     return Estimate(value, total**0.5, total**2 / weighed if weighed else 1, parts[0].count)
+
+
+def added(one: Estimate, other: Estimate) -> Estimate:
+    """The sum of independent estimates."""
+    found = together(one.value + other.value, [one, other])
+    return replace(found, count=min(one.count, other.count))
 
 
 @dataclass(frozen=True)
@@ -189,4 +252,4 @@ class SpanTokens:
         known = {0: Estimate(0.0, 0.0, 1, 0), **self.logs}
         if k not in known or other not in known:
             return None
-        return _together(known[k].value - known[other].value, [known[k], known[other]])
+        return together(known[k].value - known[other].value, [known[k], known[other]])

@@ -144,8 +144,9 @@ def pair_effects(run: RunData) -> list[PairEffect]:
 
 
 def effects_over_off(effects: Sequence[PairEffect]) -> dict[Cell, PairEffect]:
-    """The pairs whose reference is off x off, by the other cell."""
-    return {each.pair.treated: each for each in effects if each.pair.reference.is_baseline}
+    """The pairs that give a cell's ratio, by that cell: those over off x off, and of a staged draft
+    count that over the same count in mode off."""
+    return {each.pair.treated: each for each in effects if each.pair.is_over_stock}
 
 
 def log_effects(groups: Sequence[Group], clock: str) -> list[float]:
@@ -156,18 +157,14 @@ def log_effects(groups: Sequence[Group], clock: str) -> list[float]:
 
 
 def _over_off(run: RunData) -> list[Pair]:
-    """Each interleaved cell, over off x off."""
+    """Each interleaved cell, over what it is compared with."""
     interleaved = [
         event["cells"] for event in run.events if event.get("event") == Phase.INTERLEAVED
     ]
     labels = {label for cells in interleaved for label in cells}
     cells = {batch.cell for batch in run.batches if batch.cell.label in labels}
-    return [
-        Pair(baseline, cell)
-        for baseline in cells
-        for cell in cells
-        if baseline.is_baseline and cell != baseline and cell.pair == baseline.pair
-    ]
+    pairs = [Pair(a, b) for a in cells for b in cells if a != b and a.pair == b.pair]
+    return [pair for pair in pairs if pair.is_over_stock]
 
 
 def _on_clock(groups: Sequence[Group], clock: str) -> ClockEffect | None:

@@ -20,7 +20,8 @@ from nwor_bench.records.window_order import RUNS, abba_effect
 
 SETTLED = 1
 """Position of the first window of a run that counts, unless draft counts alternate: then the last
-window does not, because its drafter works for the next run's count already."""
+window does not, because its drafter works for the next run's count already. One count staged and
+not alternates modes, not counts."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,16 @@ class Pair:
     """Two cells that a group compares."""
 
     reference: Cell
-    """A: off x off if it is one of the two, else control."""
+    """A: off x off if it is one of the two, else control, or the same draft count in mode off."""
 
     treated: Cell
     """B."""
+
+    @property
+    def is_over_stock(self) -> bool:
+        """True if it gives B's ratio: over off x off, of a staged draft count over its twin."""
+        twin = self.treated.stock_twin
+        return self.reference.is_baseline if twin is None else self.reference == twin
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,8 @@ def _group(pair: Pair, members: Sequence[WindowRecord]) -> Group | LeftOut:
     if not _is_complete(runs):
         return LeftOut.INTERRUPTED
     counts = pair.treated.drafts is not None or pair.reference.drafts is not None
-    used = slice(None, -SETTLED) if counts else slice(SETTLED, None)
+    counts_alternate = counts and pair.treated.stock_twin != pair.reference
+    used = slice(None, -SETTLED) if counts_alternate else slice(SETTLED, None)
     windows = [window for run in runs for window in run[used]]
     if any(window.fallback_reason is not None for window in windows):
         return LeftOut.FALLBACK
@@ -190,4 +198,5 @@ _NO_REFERENCE = 2
 def _rank(cell: Cell) -> int:
     if cell.is_baseline:
         return 0
-    return 1 if cell.nwor_mode is NworMode.CONTROL else _NO_REFERENCE
+    refers = cell.nwor_mode is NworMode.CONTROL or (cell.drafts and cell.stock_twin is None)
+    return 1 if refers else _NO_REFERENCE

@@ -251,12 +251,19 @@ def cell_verdicts(
     """
     effects = effects or {}
     interleaved = sum(effect.decisive is not None for effect in effects.values())
-    cases = [
-        compare_with_off(
-            cell, baseline, violation, effects.get(cell.cell), interleaved, checks_only=checks_only
+    sound = {
+        cell.cell: cell
+        for cell, fault in zip(cells, violations, strict=True)
+        if fault is None and cell.parity != Verdict.INVALID
+    }
+    cases = []
+    for cell, violation in zip(cells, violations, strict=True):
+        twin = cell.cell.stock_twin
+        over = baseline if twin is None else sound.get(twin)
+        own = effects.get(cell.cell)
+        cases.append(
+            compare_with_off(cell, over, violation, own, interleaved, checks_only=checks_only)
         )
-        for cell, violation in zip(cells, violations, strict=True)
-    ]
     floor = next((c.interval.distance for c in cases if c.cell.is_aa and c.interval), None)
     open_cases = [c for c in cases if c.interval and not c.cell.is_aa]
     p_values = iter(holm([c.cell_verdict.p_value or 0.0 for c in open_cases]))

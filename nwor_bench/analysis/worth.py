@@ -7,25 +7,24 @@ one k. At temperature 0 all counts run the same text, and a request's acceptance
 who runs beside it: requests of all batch sizes are pooled, each text once. The error of tokens is
 a jackknife over requests, that of times the groups'. Synthetic acceptance is what its rates say,
 without an error.
+
+A staged count is compared with the same count in mode off, in groups of both. The gate has shown
+that their tokens are the same, so the ratio of tokens/s is that of times.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, log1p
-from typing import Any
+from statistics import median
 
 import numpy as np
 
 from nwor_bench.analysis.draft_rates import AtSize, Worth, worth_at
+from nwor_bench.analysis.draft_tokens import Tokens, named_rates, requests_of
 from nwor_bench.analysis.effects import DEVICE_MS, PairEffect
-from nwor_bench.analysis.invariants import windows_by_batch
-from nwor_bench.instruments.robust import Estimate, Values, robust_location
-from nwor_bench.records.lines import batch_key
+from nwor_bench.instruments.robust import Estimate, robust_location
+from nwor_bench.records.cell import NworMode
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import BatchRecord, Phase, WindowRecord
-
-MIN_REQUESTS = 3
-"""Fewest requests whose acceptance gives an interval."""
+from nwor_bench.records.types import WindowRecord
 
 MIN_GROUPS = 3
 """Fewest groups of windows of a draft count: below ten their mean, from there Huber's location."""
@@ -41,17 +40,6 @@ LEAST_FULL = 0.75
 def batch_size(run: RunData) -> int:
     """Requests of each batch of a run."""
     return int((run.header.scenario or {})["requests"])
-
-
-def named_rates(run: RunData) -> list[float] | None:
-    """Share of windows that accept draft 1, 2, ... if acceptance is synthetic; None if it is not.
-
-    vLLM's are unconditional: the share of windows that accept that draft and all before it.
-    """
-    return ((run.header.spec or {}).get("speculative_config") or {}).get(ACCEPTANCE_RATES)
-
-
-ACCEPTANCE_RATES = "synthetic_acceptance_rates"
 
 
 @dataclass(frozen=True)
@@ -70,25 +58,36 @@ class Measured:
 def worth_of(runs: Sequence[Measured]) -> Worth:
     """What the runs of one pair say; batch sizes must differ."""
     counts = sorted({c.drafts for m in runs for b in m.run.batches if (c := b.cell).drafts})
-    requests = [pair for own in runs for pair in _requests(own.run, counts)]
-    tokens = _Tokens(requests, counts, named_rates(runs[0].run))
-    sizes = [AtSize(own.requests, own.requests, _times(own), tokens) for own in runs]
+    requests = [pair for own in runs for pair in requests_of(own.run, counts)]
+    tokens = Tokens(requests, counts, named_rates(runs[0].run))
+    sizes = []
+    for own in runs:
+        times = times_of(own)
+        stock = {k: time for (k, staged), time in times.items() if not staged}
+        staged_too = {k: time for (k, staged), time in times.items() if k and staged}
+        sizes.append(AtSize(own.requests, own.requests, stock, tokens, staged_too))
     return worth_at(sizes, counts, len(tokens))
 
 
-def _times(own: Measured) -> dict[int | None, Estimate]:
-    """Log time of a window over that at k = 0 by draft count, None being k = 0 against itself.
+Arm = tuple[int | None, bool]
+"""A draft count, None being k = 0 against itself, and whether it is staged."""
+
+
+def times_of(own: Measured) -> dict[Arm, Estimate]:
+    """Log time of a window over that at k = 0, of a staged one over the same count in mode off.
 
     Below ten groups their scatter is that of all counts of the batch size, which few groups show
     better than a count's own. At the end of a batch some requests have finished: groups with most
     of them count.
     """
-    logs: dict[int | None, list[float]] = {}
+    logs: dict[Arm, list[float]] = {}
     for effect in own.effects:
-        if effect.pair.reference.is_baseline:
+        if effect.pair.is_over_stock:
+            treated = effect.pair.treated
             full = [g for g in effect.groups if g.num_reqs >= LEAST_FULL * own.requests]
             both = [g.device if effect.clock == DEVICE_MS else g.host for g in full]
-            logs[effect.pair.treated.drafts] = [value for value in both if value is not None]
+            known = [value for value in both if value is not None]
+            logs[treated.drafts, treated.stock_twin is not None] = known
     degrees = sum(max(len(values) - 1, 0) for values in logs.values())
     squares = sum(len(values) * float(np.var(values)) for values in logs.values() if values)
     found = {}
@@ -102,111 +101,38 @@ def _times(own: Measured) -> dict[int | None, Estimate]:
     return found
 
 
-Request = tuple[str, dict[int, tuple[int, int]]]
-"""A text's digest; by draft count its windows, and the drafts accepted in them."""
+@dataclass(frozen=True)
+class WindowTime:
+    """Median times of a window, in ms: on a GPU those of its device. There the host runs a step
+    ahead, and its time from step to step is that of another window."""
+
+    requests: int
+    drafts: int
+    staged: bool
+    window_ms: float
+    target_ms: float | None
+    """The target's forward and sampling; the rest is the drafter, the commit and the host. None if
+    they were not timed apart."""
 
 
-def _requests(run: RunData, counts: Sequence[int]) -> Iterator[Request]:
-    """Requests that whole batches of every draft count ran."""
-    blocks: dict[tuple[Any, ...], dict[int, BatchRecord]] = {}
-    for batch in run.batches:
-        if batch.phase in (Phase.GATE, Phase.TIMED) and batch.cell.drafts is not None:
-            blocks.setdefault((batch.phase, batch.block), {})[batch.cell.drafts] = batch
-    for batches in blocks.values():
-        if 0 not in batches or not all(k in batches for k in counts):
-            continue
-        for place, text in enumerate(batches[0].token_digests):
-            own = {k: batches[k].request_acceptance[place] for k in counts}
-            if all(windows for windows, _ in own.values()):
-                yield text, own
+def window_times(runs: Sequence[RunData]) -> list[WindowTime]:
+    """By batch size and draft count, from windows that draft as many as they verify."""
+    found: dict[tuple[int, int, bool], list[WindowRecord]] = {}
+    for run in runs:
+        size = batch_size(run)
+        for window in run.windows:
+            staged = window.cell.nwor_mode is not NworMode.OFF
+            dropped = 0 if staged else (window.run_length or 0) - 1  # as `analysis.groups`
+            inside = window.group is not None and window.position != dropped
+            if inside and window.num_reqs == size and _whole_ms(window):
+                found.setdefault((size, window.cell.drafts or 0, staged), []).append(window)
+    times = []
+    for (size, k, staged), own in sorted(found.items()):
+        apart = [w.forward_ms + (w.sample_ms or 0.0) for w in own if w.forward_ms is not None]
+        target = median(apart) if apart else None
+        times.append(WindowTime(size, k, staged, median(map(_whole_ms, own)), target))
+    return times
 
 
-def same_places(run: RunData) -> tuple[int, int]:
-    """Windows that accepted what the largest count's window from the same token accepted, cut to
-    their own count; and how many were compared.
-
-    Of blocks of one request whose batches gave the same text: with more requests, records do not
-    say where a request's window began. Equal numbers show that a drafter's cache is as good after
-    switching, k = 0 included, as at one count.
-    """
-    windows = windows_by_batch(run)
-    blocks: dict[tuple[object, ...], list[BatchRecord]] = {}
-    for batch in run.batches:
-        if batch.requests == 1:
-            blocks.setdefault((batch.block, *batch.token_digests), []).append(batch)
-    equal = compared = 0
-    for batches in blocks.values():
-        whole = [b for b in batches if b.phase in (Phase.GATE, Phase.TIMED) and b.cell.drafts]
-        if not whole:
-            continue
-        most = max(whole, key=lambda batch: batch.cell.drafts or 0)
-        accepted = {at: n for at, _, n in _by_place(windows[batch_key(most)])}
-        for batch in batches:
-            if batch is most:
-                continue
-            for at, drafts, own in _by_place(windows[batch_key(batch)]):
-                if drafts and at in accepted:
-                    compared += 1
-                    equal += own == min(accepted[at], drafts)
-    return equal, compared
-
-
-def _by_place(windows: Sequence[WindowRecord]) -> Iterator[tuple[int, int, int]]:
-    """Of one request's windows: the token at which each began, its drafts and the accepted ones."""
-    at = 1  # the prefill gave the first
-    for window in windows:
-        yield at, window.draft_tokens, window.accepted_tokens
-        at += 1 + window.accepted_tokens
-
-
-class _Tokens:
-    """Tokens of a request in a window, by draft count, over different texts; or by `rates`."""
-
-    def __init__(
-        self, requests: Sequence[Request], counts: Sequence[int], rates: Sequence[float] | None
-    ):
-        texts = dict(requests)
-        self._rates = rates
-        self._counts = list(counts)
-        shape = (len(texts), len(self._counts))
-        pairs = [[own[k] for k in self._counts] for own in texts.values()]
-        self._windows = np.array([[w for w, _ in row] for row in pairs], float).reshape(shape)
-        self._accepted = np.array([[a for _, a in row] for row in pairs], float).reshape(shape)
-
-    def __len__(self) -> int:
-        return len(self._windows)
-
-    def mean(self, k: int) -> float | None:
-        """Tokens at this draft count; None without requests."""
-        known = self._rates is not None or len(self)
-        return exp(self._log(k)) if known and k in self._counts else None
-
-    def difference(self, k: int, other: int) -> Estimate | None:
-        """Log tokens at k over those at another count: the same requests, so only their own
-        difference scatters; None for too few requests."""
-        number = len(self)
-        if self._rates is not None:
-            return Estimate(self._log(k) - self._log(other), 0.0, 1, number)
-        if number < MIN_REQUESTS:
-            return None
-        left_out = self._logs_without(k) - self._logs_without(other)
-        variance = (number - 1) * float(np.var(left_out))  # the jackknife's
-        return Estimate(self._log(k) - self._log(other), variance**0.5, number - 1, number)
-
-    def _log(self, k: int) -> float:
-        if self._rates is not None:
-            return log1p(sum(self._rates[:k]))
-        windows, accepted = self._of(k)
-        return float(np.log1p(accepted.sum() / windows.sum()))
-
-    def _logs_without(self, k: int) -> Values:
-        """Log tokens of all requests but one, for each."""
-        windows, accepted = self._of(k)
-        return np.log1p((accepted.sum() - accepted) / (windows.sum() - windows))
-
-    def _of(self, k: int) -> tuple[Values, Values]:
-        """Windows and accepted drafts of each request; at k = 0 nothing is accepted."""
-        if k == 0:
-            return np.ones(len(self)), np.zeros(len(self))
-        at = self._counts.index(k)
-        return self._windows[:, at], self._accepted[:, at]
+def _whole_ms(window: WindowRecord) -> float:
+    return window.device_ms or window.wall_ms or 0.0

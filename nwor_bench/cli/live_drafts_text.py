@@ -6,6 +6,7 @@ The sentence, the table and the line for vLLM are those of `nwor-bench worth`.
 from datetime import timedelta
 from typing import Any
 
+from nwor_bench.analysis.draft_rates import Rate
 from nwor_bench.cli.live_drafts import DraftReading
 from nwor_bench.cli.live_server import Ended, Seen, Wanted
 from nwor_bench.cli.live_text import ENDINGS
@@ -14,16 +15,10 @@ from nwor_bench.records.fallback_reasons import in_words
 from nwor_bench.records.types import Verdict
 from nwor_bench.report.answer import Answer
 from nwor_bench.report.document import Block, Bullets, Document, Headline, Paragraph
+from nwor_bench.report.draft_line import line_blocks, speculative_config
 from nwor_bench.report.text import NOT_MEASURED, plural, with_bounds
-from nwor_bench.report.worth import (
-    ON_CPU,
-    about_zero,
-    noise_note,
-    rates_table,
-    speculative_config,
-    vllm_line,
-    worth_sentence,
-)
+from nwor_bench.report.worth import ON_CPU, about_zero, noise_note, rates_table
+from nwor_bench.report.worth_answer import worth_sentence
 
 HOW = (
     "Intervals hold for all draft counts of a class of batch sizes together (95 %, Bonferroni). "
@@ -55,7 +50,11 @@ def document(seen: Seen[DraftReading], wanted: Wanted, *, quiet: bool = False) -
         if worth.rates:
             lead += [rates_table(worth), Paragraph(HOW)]
             lead += [ON_CPU] if reading.clock == "host" else []
-            lead += [*vllm_line(worth, reading.pair), about_zero(reading.pair), *noise_note(worth)]
+            lead += [
+                *line_blocks(worth, reading.pair),
+                about_zero(reading.pair),
+                *noise_note(worth),
+            ]
         lead.append(Bullets(tuple(status_lines(reading))))
     return Document("Draft counts in a running server", tuple(lead))
 
@@ -87,6 +86,11 @@ def progress_line(reading: DraftReading, wanted: Wanted, waited_s: float) -> str
     return f"{timedelta(seconds=int(waited_s))}  {own.num_reqs}: {told}, {groups} a draft count"
 
 
+def _unstaged(rate: Rate) -> dict[str, Any]:
+    """Its values without those of staging, which a server does not alternate with draft counts."""
+    return {name: value for name, value in vars(rate).items() if not name.startswith("stage_")}
+
+
 def result(seen: Seen[DraftReading], wanted: Wanted, url: str, exit_code: int) -> dict[str, Any]:
     """The JSON document; docs/json.md lists its keys."""
     found, reading = answer(seen, wanted), seen.reading
@@ -94,9 +98,11 @@ def result(seen: Seen[DraftReading], wanted: Wanted, url: str, exit_code: int) -
     return {
         "url": url,
         "answer": {"badge": found.badge, "sentence": found.sentence, "num_reqs": wanted.num_reqs},
-        "rates": [{"num_reqs": worth.sizes(rate.requests), **vars(rate)} for rate in worth.rates],
+        "rates": [
+            {"num_reqs": worth.sizes(rate.requests), **_unstaged(rate)} for rate in worth.rates
+        ],
         "best": {worth.sizes(size): k for size, k in sorted(worth.best.items())},
-        "speculative_config": speculative_config(worth, reading.pair),
+        "speculative_config": speculative_config(worth.schedule, reading.pair),
         "windows": {str(k): count for k, count in reading.windows.items()},
         "left_out": dict(reading.left_out),
         "clock": reading.clock,

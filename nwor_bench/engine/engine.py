@@ -36,6 +36,7 @@ from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.cell import SHAM
 from nwor_bench.records.facts import EngineStatus
+from nwor_bench.records.fallback_reasons import in_words
 from nwor_bench.records.types import AA, Cell
 from nwor_bench.records.window_order import WindowOrder
 from nwor_bench.workload.config import RunSpec
@@ -76,18 +77,33 @@ class VllmEngine:
         self._counting = False
         self._kv_cache = VllmKvCache(self._llm, self._rpc_all)
         if spec.draft_counts is not None:
-            constant = self._rpc("nwor_constant_drafter")
-            if constant is not None:
+            try:
+                self._check_draft_counts(pair, spec)
+            except ConfigError:
                 self.close()
-                raise ConfigError.for_field(
-                    "--method",
-                    pair.method,
-                    f"vLLM's {constant} drafts {spec.scenario.draft_tokens} tokens at every draft "
-                    "count, so smaller ones would look too slow",
-                )
+                raise
             core = self._llm.llm_engine.engine_core.engine_core  # in this process
             self._draft_counts = DraftSwitch(core.scheduler, spec.draft_counts)
         self._vllm = require_supported_vllm()
+
+    def _check_draft_counts(self, pair: ResolvedPair, spec: RunSpec) -> None:
+        """Refuse a drafter that does not follow the scheduler, and staging that cannot be."""
+        constant = self._rpc("nwor_constant_drafter")
+        if constant is not None:
+            raise ConfigError.for_field(
+                "--method",
+                pair.method,
+                f"vLLM's {constant} drafts {spec.scenario.draft_tokens} tokens at every draft "
+                "count, so smaller ones would look too slow",
+            )
+        unavailable = self._rpc("nwor_status")["staging_unavailable"]
+        if spec.stages and unavailable is not None:
+            raise ConfigError.for_field(
+                "--nwor-modes",
+                ",".join(spec.nwor_modes),
+                f"no window can be staged here ({in_words(unavailable)}); write off, or ask "
+                "`nwor-bench supports` which models stage",
+            )
 
     def status(self) -> EngineStatus:
         """Device, layers, block size, CUDA graphs, number of starts and what is attached."""
@@ -151,17 +167,18 @@ class VllmEngine:
 
         Modes that were never set are set first, which may capture CUDA graphs.
         """
-        if self._draft_counts is not None:
-            self._rpc("nwor_follow_scheduler", len(order.cells))
-            self._draft_counts.interleave(order)
-            return
+        sham = None if self._draft_counts is not None else SHAM
         modes = [
-            (SHAM if cell.arm == AA else str(cell.nwor_mode), str(cell.scv_mode))
+            ((cell.arm == AA and sham) or str(cell.nwor_mode), str(cell.scv_mode))
             for cell in order.cells
         ]
         with stderr_to_file(self._log):
-            lengths = dict(order.run_lengths)
-            self._rpc("nwor_interleave", modes, list(order.pairs), order.seed, lengths)
+            if self._draft_counts is None:
+                lengths = dict(order.run_lengths)
+                self._rpc("nwor_interleave", modes, list(order.pairs), order.seed, lengths)
+            else:
+                self._rpc("nwor_follow_scheduler", modes)
+                self._draft_counts.interleave(order)
 
     def stop_interleaving(self) -> list[dict[str, dict[str, int]]]:
         """Return to mode off; each cell's SCV counters and fallbacks, in the order's cells."""

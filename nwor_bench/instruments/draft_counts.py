@@ -2,14 +2,15 @@
 
 The lookup (`num_speculative_tokens_per_batch_size`) gives the drafts that a step proposes; the next
 step verifies them. So it is set one place ahead. What a step verifies is read from its
-SchedulerOutput, never taken from what was asked for, and its place travels to the workers with it.
+SchedulerOutput, never taken from what was asked for, and its place travels to the workers with it:
+they switch NWOR's mode by it if a cell stages.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from nwor_bench.errors import EngineError
-from nwor_bench.records.types import SETTLING
+from nwor_bench.records.types import SETTLING, NworMode
 from nwor_bench.records.window_order import PLACE, WindowOrder, WindowPlace
 
 CHANGES_COUNT = frozenset({"eagle", "eagle3", "mtp", "draft_model"})
@@ -80,6 +81,8 @@ class DraftSwitch:
         self._scheduler = scheduler
         self._places: Iterator[WindowPlace] = iter(())
         self._counts: tuple[int, ...] = ()
+        self._staging: frozenset[int] = frozenset()
+        self._staged_group: int | None = None
         self._at: WindowPlace | None = None
         self._coming: WindowPlace | None = None
         self._settling = 0
@@ -104,6 +107,10 @@ class DraftSwitch:
         """Draft by this order from the next batch on."""
         assert order.drafts is not None
         self._counts, self._places = order.drafts, order.places()
+        self._staged_group = None
+        self._staging = frozenset(
+            n for n, cell in enumerate(order.cells) if cell.nwor_mode is not NworMode.OFF
+        )
         self._at, self._coming = next(self._places), next(self._places)
         self._set(self._counts[self._at.cell])
 
@@ -121,7 +128,8 @@ class DraftSwitch:
             return output
         count = self._counts[at.cell]
         fits = not self._settling and self._drafted == count
-        self._set(self._counts[coming.cell] if fits else count)
+        held = not fits or self._holds_count(at)
+        self._set(count if held else self._counts[coming.cell])
         output = self._original(*args, **kwargs)
         decodes = self._settle(output)
         is_own = fits and decodes and verifies(output) == count
@@ -135,6 +143,16 @@ class DraftSwitch:
         decodes = decodes_only(output)
         self._settling = max(self._settling - 1, 0) if decodes else SETTLING
         return decodes
+
+    def _holds_count(self, at: WindowPlace) -> bool:
+        """True if this window's drafter works for the group's own count although the group ends.
+
+        Both cells of a group that stages have one count, and all windows but the first of each run
+        are compared: one more, which has no place, verifies what the last one drafts.
+        """
+        if at.cell in self._staging:
+            self._staged_group = at.group
+        return at.is_last and self._staged_group == at.group
 
     def _after(
         self, at: WindowPlace, coming: WindowPlace, *, ran: bool

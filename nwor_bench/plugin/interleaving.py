@@ -140,28 +140,20 @@ class Interleaving:
         ]
 
 
-class FollowedScheduler:
-    """The order of draft counts, which the scheduler keeps: each step brings its place."""
+class FollowedScheduler(Interleaving):
+    """The order of draft counts, which the scheduler keeps: each step brings its place. Modes are
+    switched here if cells stage; steps without a place run in mode off."""
 
-    alarm: str | None = None
-
-    def __init__(self, cells: int):
-        self._cells = cells
+    def __init__(self, hook: RunnerHook, cells: Sequence[tuple[str, str]]):
+        super().__init__(hook, cells, (), "")
 
     def next(self, scheduler_output: Any) -> WindowPlace | None:
-        """The place of the step that begins."""
+        """The place of the step that begins, after switching to its cell's modes."""
         place: WindowPlace | None = getattr(scheduler_output, PLACE, None)
-        return place
-
-    def ended(self, fallback_reason: str | None) -> None:
-        """A window has ended."""
-
-    def sham_fell_back(self, reason: str) -> None:
-        """There is no sham."""
-
-    def facts(self) -> list[dict[str, dict[str, int]]]:
-        """Nothing is validated."""
-        return [{} for _ in range(self._cells)]
+        if place is None:
+            self._leave()
+            return None
+        return self._take(place)
 
 
 _GUARDS = {

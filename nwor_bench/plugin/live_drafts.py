@@ -169,7 +169,7 @@ class LiveDrafts:
         if constant is not None:
             remedy = f"vLLM's {constant} drafts {most} tokens at every draft count; unset {DRAFTS}"
             raise ConfigError.for_field("--speculative-config: method", speculative.method, remedy)
-        self._hook = hook
+        self._hook, self._most = hook, most
         self._groups, self._tokens = DraftGroups(most), DraftTokens()
         self._publisher = None
         folder = metrics.folder_of()
@@ -183,7 +183,7 @@ class LiveDrafts:
     def start(self) -> None:
         """Begin to measure."""
         self._hook.set_modes(NworMode.OFF, ScvMode.OFF)
-        self._hook.interleave(FollowedScheduler(0))
+        self._hook.interleave(FollowedScheduler(self._hook, [("off", "off")] * (self._most + 1)))
         if self._publisher is not None:
             self._publisher.start()
 

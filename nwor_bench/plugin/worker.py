@@ -61,10 +61,10 @@ class NworWorkerExtension:
         """The drafter's class if it drafts the same number whatever the scheduler says."""
         return refusals.constant_drafter(_hook(self).runner)
 
-    def nwor_follow_scheduler(self, cells: int) -> None:
+    def nwor_follow_scheduler(self, cells: list[tuple[str, str]]) -> None:
         """Interleave draft counts in the next batch as the scheduler does."""
-        followed = FollowedScheduler(cells)
-        _hook(self).interleave(followed)
+        followed = FollowedScheduler(_hook(self), cells)
+        followed.start()
         vars(self).setdefault(TOOLS, {})["interleaving"] = followed
 
     def nwor_stop_interleaving(self) -> list[dict[str, dict[str, int]]]:
@@ -72,7 +72,7 @@ class NworWorkerExtension:
         hook = _hook(self)
         hook.interleave(None)
         hook.set_modes(NworMode.OFF, ScvMode.OFF)
-        interleaving: Interleaving | FollowedScheduler = getattr(self, TOOLS)["interleaving"]
+        interleaving: Interleaving = getattr(self, TOOLS)["interleaving"]
         return interleaving.facts()
 
     def nwor_seed(self, seed: int) -> None:

@@ -79,6 +79,14 @@ class Cell:
         return drafts_of(self.arm)
 
     @property
+    def stock_twin(self) -> "Cell | None":
+        """The cell with the same draft count and NWOR off, with which a staged one is compared;
+        None for other cells."""
+        if self.drafts is None or self.nwor_mode is NworMode.OFF:
+            return None
+        return Cell(self.pair, NworMode.OFF, ScvMode.OFF, self.arm)
+
+    @property
     def label(self) -> str:
         """For people: `stage x graph`, `off x off (A/A)`."""
         return label_of(self.nwor_mode, self.scv_mode, self.arm)
@@ -105,10 +113,11 @@ def drafts_of(arm: str | None) -> int | None:
 
 
 def label_of(nwor_mode: str, scv_mode: str, arm: str | None) -> str:
-    """A cell's name for people: `stage x graph`, `off x off (A/A)`, `k = 2`."""
+    """A cell's name for people: `stage x graph`, `off x off (A/A)`, `k = 2, stage x off`."""
     drafts = drafts_of(arm)
     if drafts is not None:
-        return f"k = {drafts}"
+        staged = "" if nwor_mode == NworMode.OFF else f", {nwor_mode} x {scv_mode}"
+        return f"k = {drafts}{staged}"
     return f"{nwor_mode} x {scv_mode}" + (f" ({arm})" if arm else "")
 
 

@@ -78,6 +78,11 @@ class WindowOrder:
     """Runs are of one window, so that a short batch of the gate runs all cells."""
 
     @property
+    def stages(self) -> bool:
+        """True if a cell's mode is not off, so that its windows may be staged."""
+        return any(cell.nwor_mode is not NworMode.OFF for cell in self.cells)
+
+    @property
     def drafts(self) -> tuple[int, ...] | None:
         """Draft count of each cell, the A/A arm's being 0; None if modes are interleaved."""
         counts = tuple(cell.drafts for cell in self.cells)
@@ -127,13 +132,18 @@ def places_of(
 
 
 def compared_pairs(cells: Sequence[Cell]) -> tuple[tuple[int, int], ...]:
-    """Off x off with every other cell, and the control with one cell that stages.
+    """Off x off with every other cell, and the control with one cell that stages. A staged draft
+    count is compared with the same count in mode off, if that is among the cells.
 
-    That cell is the one with the SCV mode that waits least for the host: the control has nothing to
-    validate, so the difference is what staging, validating and committing cost beside writing.
+    The control's cell is the one with the SCV mode that waits least for the host: the control has
+    nothing to validate, so the difference is what staging, validating and committing cost beside
+    writing.
     """
     baseline = next(n for n, cell in enumerate(cells) if cell.is_baseline)
-    pairs = [(baseline, n) for n in range(len(cells)) if n != baseline]
+    numbers: dict[Cell | None, int] = {cell: n for n, cell in enumerate(cells)}
+    pairs = [
+        (numbers.get(cell.stock_twin, baseline), n) for n, cell in enumerate(cells) if n != baseline
+    ]
     control = [n for n, cell in enumerate(cells) if cell.nwor_mode is NworMode.CONTROL]
     staged = [n for n, cell in enumerate(cells) if cell.nwor_mode is NworMode.STAGE]
     if control and staged:

@@ -1,11 +1,12 @@
 """A comparison of two runs, as a document and as JSON."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from nwor_bench.analysis.comparing.change_estimates import Change
 from nwor_bench.analysis.comparing.change_verdicts import CellChange, ChangeVerdict
-from nwor_bench.analysis.comparing.compare import Comparison
+from nwor_bench.analysis.comparing.compare import WORST_FIRST, Comparison, worst_exit_code
 from nwor_bench.analysis.comparing.stored_run import StoredRun
 from nwor_bench.records.facts import Environment, GitState
 from nwor_bench.records.files import document as json_document
@@ -45,7 +46,7 @@ def comparison_document(comparison: Comparison) -> Document:
     verdict = comparison.outcome
     lead: list[Block] = [
         Headline(str(verdict), words.headline(comparison), _KINDS.get(verdict, "none")),
-        Paragraph(f"BASE {_origin(comparison.base)}. NEW {_origin(comparison.new)}."),
+        _origins(comparison),
     ]
     sections = (
         Section("Changes", _changes(comparison), brief=True),
@@ -55,10 +56,46 @@ def comparison_document(comparison: Comparison) -> Document:
     return Document(TITLE, tuple(lead), sections)
 
 
+def comparisons_document(comparisons: Mapping[str, Comparison]) -> Document:
+    """Two sweeps: the headline of all their runs, then each run's changes, values and notes."""
+    outcomes = {each.outcome for each in comparisons.values()}
+    verdict = next(outcome for outcome in WORST_FIRST if outcome in outcomes)
+    sections = [
+        Section(
+            place,
+            (
+                _origins(own),
+                *_changes(own),
+                _values(own),
+                Bullets(tuple(words.notes(own))),
+            ),
+            brief=True,
+        )
+        for place, own in comparisons.items()
+    ]
+    told = words.headline_of_all(comparisons)
+    headline = Headline(str(verdict), told, _KINDS.get(verdict, "none"))
+    return Document(TITLE, (headline,), tuple(sections))
+
+
 def comparison_json(comparison: Comparison, *, strict: bool) -> str:
     """Everything as JSON; values that were not measured are null."""
+    own = _told(comparison, strict=strict)
+    return json_document({"comparison_version": COMPARISON_FORMAT_VERSION, **own})
+
+
+def comparisons_json(comparisons: Mapping[str, Comparison], *, strict: bool) -> str:
+    """The comparisons of two sweeps' runs as JSON, by place."""
+    code = worst_exit_code(own.exit_code(strict=strict) for own in comparisons.values())
     return json_document({
         "comparison_version": COMPARISON_FORMAT_VERSION,
+        "exit_code": int(code),
+        "runs": {place: _told(own, strict=strict) for place, own in comparisons.items()},
+    })  # fmt: skip
+
+
+def _told(comparison: Comparison, *, strict: bool) -> dict[str, Any]:
+    return {
         "headline": words.headline(comparison),
         "exit_code": int(comparison.exit_code(strict=strict)),
         "decide_by": str(comparison.decide_by),
@@ -70,7 +107,7 @@ def comparison_json(comparison: Comparison, *, strict: bool) -> str:
         "other_differences": [asdict(difference) for difference in comparison.others],
         "cells": [_cell(cell) for cell in comparison.cells],
         "notes": words.notes(comparison),
-    })  # fmt: skip
+    }
 
 
 def _changes(comparison: Comparison) -> tuple[Block, ...]:
@@ -80,7 +117,10 @@ def _changes(comparison: Comparison) -> tuple[Block, ...]:
          words.change_text(cell.time), *([words.change_text(cell.work)] if by_work else [])]
         for cell in comparison.cells
     ]  # fmt: skip
-    heads = (*CHANGE_HEADERS, *(["GPU's work to off, NEW / BASE"] if by_work else []))
+    heads = list(CHANGE_HEADERS)
+    if comparison.by_drafts:
+        heads[2] = "Time per token over k = 0, NEW / BASE"
+    heads += ["GPU's work to off, NEW / BASE"] if by_work else []
     return (
         table(heads, rows, numbers_from=2),
         Bullets(tuple(words.reasons(comparison))),
@@ -106,6 +146,10 @@ def _values(comparison: Comparison) -> Table:
 
 def _rate(tokens_per_s: float | None) -> str:
     return decimal(tokens_per_s, 0 if (tokens_per_s or 0) >= 1000 else 1)
+
+
+def _origins(comparison: Comparison) -> Paragraph:
+    return Paragraph(f"BASE {_origin(comparison.base)}. NEW {_origin(comparison.new)}.")
 
 
 def _origin(run: StoredRun) -> str:

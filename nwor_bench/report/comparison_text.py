@@ -1,7 +1,10 @@
 """The words of a comparison: headline, rows of text, reasons, and notes."""
 
+from collections.abc import Mapping
+
 from nwor_bench.analysis.comparing.change_estimates import Change
 from nwor_bench.analysis.comparing.compare import CellChange, ChangeVerdict, Comparison
+from nwor_bench.analysis.comparing.draft_changes import TIME_PER_TOKEN
 from nwor_bench.analysis.comparing.preconditions import DecideBy
 from nwor_bench.analysis.comparing.stored_run import StoredRun
 from nwor_bench.analysis.effects import DEVICE_MS, WALL_MS
@@ -34,6 +37,17 @@ def headline(comparison: Comparison) -> str:
     }
     rest = [f"{joined(names)} {_PHRASES[o]}" for o, names in groups.items() if names]
     return f"{_start(comparison)}: {'; '.join(rest)}."
+
+
+def headline_of_all(comparisons: Mapping[str, Comparison]) -> str:
+    """Of two sweeps: the cells that got worse, run by run; the other runs by what is said of
+    them."""
+    groups: dict[str, list[str]] = {}
+    for place, own in comparisons.items():
+        worse = [name_of(cell, own) for cell in own.having(ChangeVerdict.REGRESSION)]
+        text = f"{joined(worse)} {_PHRASES[ChangeVerdict.REGRESSION]}" if worse else _start(own)
+        groups.setdefault(text, []).append(place)
+    return " ".join(f"{joined(places)}: {text}." for text, places in groups.items())
 
 
 def _start(comparison: Comparison) -> str:
@@ -81,6 +95,12 @@ def how_decided(comparison: Comparison) -> str:
         what = (
             "The time decides (--decide-by time), so a change of the machine between the two runs "
             "counts as a change too"
+        )
+    elif comparison.by_drafts:
+        what = (
+            "The change of a draft count's time per token over k = 0 decides, which is its "
+            "tokens/s turned round; of a staged count over the same k in mode off. Tokens are "
+            "compared on the texts that both runs gave"
         )
     else:
         what = (
@@ -145,7 +165,9 @@ def _pairing(comparison: Comparison) -> list[str]:
             f"Both runs timed {plural(min(paired), 'block')} of the same prompts, seed and "
             "temperature, which are compared in pairs."
         )
-    interleaved = [change for change in made if change.measure in (DEVICE_MS, WALL_MS)]
+    interleaved = [
+        change for change in made if change.measure in (DEVICE_MS, WALL_MS, TIME_PER_TOKEN)
+    ]
     if interleaved:
         found.append(
             "Ratios are those of interleaved windows: each run's interval comes from its own "

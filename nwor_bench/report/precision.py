@@ -103,7 +103,7 @@ def _pair_name(effect: PairEffect) -> str:
 def _windows_and_batches(effects: Sequence[PairEffect], results: dict[Cell, CellResult]) -> Table:
     rows = []
     for effect in effects:
-        own = results.get(effect.pair.treated) if effect.pair.reference.is_baseline else None
+        own = results.get(effect.pair.treated) if effect.pair.is_over_stock else None
         found = effect.decisive
         rows.append([
             _pair_name(effect),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.effects import WINDOWS
 from nwor_bench.analysis.findings.table import Severity, grouped
+from nwor_bench.analysis.measured_worth import by_drafts, measured_worth
 from nwor_bench.analysis.parity.tokens import REFERENCE
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN, SIGNIFICANCE
 from nwor_bench.records.facts import EngineStatus, Environment, to_json
@@ -37,7 +38,8 @@ from nwor_bench.report.precision import precision_section
 from nwor_bench.report.questions import questions
 from nwor_bench.report.text import NOT_MEASURED, joined, settings
 from nwor_bench.report.window_costs import dram_summary, phase_section, traffic_section
-from nwor_bench.report.worth import by_drafts, worth_answer, worth_blocks
+from nwor_bench.report.worth import worth_blocks
+from nwor_bench.report.worth_answer import worth_answer
 
 _OF_MANY_RUNS = ("--file", "--resume")
 """Flags whose command does not measure only this run, or is refused because the run exists."""
@@ -143,7 +145,7 @@ def _lead(analysis: Analysis) -> list[Block]:
     run, cells = analysis.run, analysis.cells
     if by_drafts(run.header):
         head = [answer_of(analysis).headline, *_incomplete(run)]
-        return [*head, *worth_blocks([analysis]), *_weakens(analysis)]
+        return [*head, *worth_blocks(measured_worth([analysis])), *_weakens(analysis)]
     lead: list[Block] = [answer_of(analysis).headline]
     lead += _incomplete(run)
     lead += first_blocks(cells)
@@ -157,7 +159,7 @@ def _lead(analysis: Analysis) -> list[Block]:
 def answer_of(analysis: Analysis) -> Answer:
     """The run's answer: whether NWOR pays, or which draft count does."""
     if by_drafts(analysis.run.header):
-        return worth_answer([analysis])
+        return worth_answer(measured_worth([analysis]))
     return answer(analysis.run.header, analysis.cells, analysis.splits)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.findings.table import Finding, Severity, grouped
+from nwor_bench.analysis.measured_worth import MeasuredWorth, by_drafts, measured_worth
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, NworMode, Verdict
 from nwor_bench.report.answer import CPU_BADGE, MEASURED_ON_CPU, Answer
@@ -23,7 +24,8 @@ from nwor_bench.report.document import (
 )
 from nwor_bench.report.run_report import answer_of
 from nwor_bench.report.text import NOT_MEASURED, plural, ratio, work_change
-from nwor_bench.report.worth import by_drafts, worth_answer, worth_blocks
+from nwor_bench.report.worth import worth_blocks
+from nwor_bench.report.worth_answer import worth_answer
 
 DONE = "done"
 MIXED = "MIXED"
@@ -109,12 +111,20 @@ def labels(runs: Sequence[SweptRun]) -> list[str]:
 
 
 def sweep_document(
-    name: str, runs: Sequence[SweptRun], served: Sequence[Mapping[str, Any]] = ()
+    name: str,
+    runs: Sequence[SweptRun],
+    worths: Mapping[str, MeasuredWorth] | None = None,
+    served: Sequence[Mapping[str, Any]] = (),
 ) -> Document:
-    """The whole report of a sweep; `served` are the rows of its open loop."""
+    """The whole report of a sweep.
+
+    Args:
+        worths: `swept_worths` of the runs.
+        served: rows of its open loop.
+    """
     measured = [run for run in runs if run.cells]
-    if by_drafts_only(runs):
-        return _worth_document(name, runs, served)
+    if worths:
+        return _worth_document(name, runs, worths, served)
     lead: list[Block] = [sweep_answer(runs).headline, *_missing(runs), _answers(runs)]
     sections: list[Section] = []
     if measured:
@@ -125,11 +135,14 @@ def sweep_document(
     return Document(f"nwor-bench sweep: {name}", tuple(lead), tuple(sections))
 
 
-def sweep_answer(runs: Sequence[SweptRun]) -> Answer:
-    """How many runs have which answer, and the range of their ratios."""
+def sweep_answer(
+    runs: Sequence[SweptRun], worths: Mapping[str, MeasuredWorth] | None = None
+) -> Answer:
+    """How many runs have which answer, and the range of their ratios; of draft counts (`worths`,
+    see `swept_worths`) which pay, by scenario."""
+    if worths:
+        return _worth_answer(worths)
     found = Counter(run.answer.badge for run in runs if run.answer)
-    if by_drafts_only(runs):
-        return worth_answer(swept_analyses(runs))
     if not found:
         return Answer(NOTHING, f"None of {plural(len(runs), 'run')} measured anything.")
     badge = next(iter(found)) if len(found) == 1 else MIXED
@@ -139,32 +152,51 @@ def sweep_answer(runs: Sequence[SweptRun]) -> Answer:
     return Answer(badge, f"{counts} of {plural(len(runs), 'run')}. {_extremes(runs)}".strip())
 
 
-def by_drafts_only(runs: Sequence[SweptRun]) -> bool:
-    """True if the runs that were measured compare draft counts, and only batch sizes differ."""
-    measured = [run for run in runs if run.cells]
-    alike = set(varying(measured)) <= {"requests"}
-    return (
-        bool(measured)
-        and alike
-        and all(by_drafts(each.run.header) for each in swept_analyses(runs))
-    )
+def swept_worths(runs: Sequence[SweptRun]) -> dict[str, MeasuredWorth]:
+    """Of each scenario what its runs say together, if the runs that were measured compare draft
+    counts and differ only in batch size and scenario; else empty."""
+    measured = [run for run in runs if run.cells and run.analysis is not None]
+    alike = set(varying(measured)) <= {"requests", "scenario"}
+    found: dict[str, list[Analysis]] = {}
+    for run in measured:
+        assert run.analysis is not None
+        if not alike or not by_drafts(run.analysis.run.header):
+            return {}
+        found.setdefault(run.words.get("scenario", ""), []).append(run.analysis)
+    return {scenario: measured_worth(own) for scenario, own in found.items()}
 
 
-def swept_analyses(runs: Sequence[SweptRun]) -> list[Analysis]:
-    """The analyses of the runs that were measured."""
-    return [run.analysis for run in runs if run.analysis is not None and run.cells]
+def _worth_answer(worths: Mapping[str, MeasuredWorth]) -> Answer:
+    answers = {scenario: worth_answer(own) for scenario, own in worths.items()}
+    if len(answers) == 1:
+        return next(iter(answers.values()))
+    badges = {answer.badge for answer in answers.values()}
+    badge = badges.pop() if len(badges) == 1 else MIXED
+    if Verdict.INVALID in (answer.badge for answer in answers.values()):
+        badge = str(Verdict.INVALID)
+    return Answer(badge, " ".join(f"{name}: {own.sentence}" for name, own in answers.items()))
 
 
 def _worth_document(
-    name: str, runs: Sequence[SweptRun], served: Sequence[Mapping[str, Any]]
+    name: str,
+    runs: Sequence[SweptRun],
+    worths: Mapping[str, MeasuredWorth],
+    served: Sequence[Mapping[str, Any]],
 ) -> Document:
     """One answer of all batch sizes together; the runs' own reports have fewer requests."""
-    analyses = swept_analyses(runs)
-    lead = [worth_answer(analyses).headline, *_missing(runs), *worth_blocks(analyses, served)]
-    rows = [[str(run.number), label_of_run(run, ("requests",)), run.status] for run in runs]
+    lead = [_worth_answer(worths).headline, *_missing(runs)]
+    sections = []
+    for scenario, measured in worths.items():
+        blocks = worth_blocks(measured, served)
+        if len(worths) == 1:
+            lead += blocks
+        else:
+            sections.append(Section(scenario, tuple(blocks), brief=True))
+    axes = ("scenario", "requests") if len(worths) > 1 else ("requests",)
+    rows = [[str(run.number), label_of_run(run, axes), run.status] for run in runs]
     folders = table(["Run", "Batch size", "Status"], rows, numbers_from=3)
-    sections = (Section("Runs", (replace(folders, links=_links(runs)),)),)
-    return Document(f"nwor-bench worth: {name}", (*lead, *_weakened(runs)), sections)
+    sections.append(Section("Runs", (replace(folders, links=_links(runs)),)))
+    return Document(f"nwor-bench worth: {name}", (*lead, *_weakened(runs)), tuple(sections))
 
 
 def _extremes(runs: Sequence[SweptRun]) -> str:

@@ -1,40 +1,27 @@
-"""Draft counts: the answer, tokens/s by batch size, acceptance by position, the line for vLLM."""
+"""Draft counts: tokens/s by batch size, acceptance by position, times; as blocks, JSON and rows."""
 
-import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, fields
 from itertools import groupby
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from nwor_bench.analysis.analyse import Analysis, by_position
 from nwor_bench.analysis.draft_rates import Rate, Worth
+from nwor_bench.analysis.draft_tokens import named_rates, same_places
 from nwor_bench.analysis.invariants import windows_by_batch
+from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.served import served_ratios
-from nwor_bench.analysis.worth import (
-    Measured,
-    batch_size,
-    named_rates,
-    same_places,
-    worth_of,
-)
-from nwor_bench.instruments.robust import RatioInterval
+from nwor_bench.analysis.worth import WindowTime
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.lines import batch_key
-from nwor_bench.records.store import RunData
-from nwor_bench.records.types import Phase, Verdict, WindowRecord
-from nwor_bench.report.answer import Answer, on_cpu
-from nwor_bench.report.document import (
-    Block,
-    Callout,
-    Code,
-    Figure,
-    Paragraph,
-    Table,
-    table,
-)
+from nwor_bench.records.types import Phase, WindowRecord
+from nwor_bench.report.answer import on_cpu
+from nwor_bench.report.document import Block, Callout, Figure, Paragraph, Table, table
+from nwor_bench.report.draft_line import line_blocks, served_note, speculative_config
 from nwor_bench.report.figures import colour
 from nwor_bench.report.text import NOT_MEASURED, decimal, joined, percent, plural, with_bounds
+from nwor_bench.report.worth_answer import drafter_shares, sizes_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -45,6 +32,12 @@ ON_CPU = Callout(
     "is off throughout.",
 )
 
+STAGED_ON_CPU = Callout(
+    "Measured on a CPU",
+    "All windows, staged or not, run on nwor-bench's reference attention. Their times judge the "
+    "harness and this CPU, never NWOR.",
+)
+
 HOW = (
     "Intervals hold for all draft counts of a batch size together (95 %, Bonferroni). Times are "
     "compared between neighbouring windows; tokens a window come from whole batches at one draft "
@@ -52,155 +45,31 @@ HOW = (
 )
 
 
-def by_drafts(header: RunHeader) -> bool:
-    """True for a run whose cells are draft counts."""
-    return (header.spec or {}).get("draft_counts") is not None
-
-
-def measured_worth(analyses: Sequence[Analysis]) -> Worth:
-    """What the runs of one pair say together."""
-    return worth_of([Measured(each.run, each.effects) for each in analyses])
-
-
-def worth_answer(analyses: Sequence[Analysis]) -> Answer:
-    """Does speculation pay, up to how many requests, and with how many drafts?"""
-    broken = [
-        f"{cell.label} at {_requests(each.run)}: {cell.reason}"
-        for each in analyses
-        for cell in each.cells
-        if cell.verdict == Verdict.INVALID
-    ]
-    if broken:
-        text = "Whether speculation pays is not known, because draft counts failed their checks: "
-        return Answer(str(Verdict.INVALID), f"{text}{'; '.join(broken)}.")
-    worth, rates = measured_worth(analyses), named_rates(analyses[0].run)
-    found = worth_sentence(worth)
-    said = [found.sentence, *_plain_decoding(worth, _drafter_shares(_parts_of(analyses)))]
-    if rates is not None:
-        shares = joined([percent(rate, 0) for rate in rates])
-        drafts = f"drafts 1 to {len(rates)}"
-        said.append(f"Acceptance is synthetic: {shares} of windows accept {drafts}.")
-    return Answer(found.badge, " ".join(said))
-
-
-def _plain_decoding(worth: Worth, shares: Mapping[int, float]) -> Iterator[str]:
-    """Batch sizes at which the gain over k = 0 may be no more than what k = 0 drafts in vain."""
-    small = [
-        rate.requests
-        for rate in worth.rates
-        if rate.drafts == worth.best[rate.requests]
-        and rate.requests in shares
-        and (rate.low or 0.0) * (1 - shares[rate.requests]) <= 1
-    ]
-    if small:
-        most = percent(max(shares[size] for size in small), 0)
-        yield (
-            f"At {_sizes(worth, small)} a server without a drafter may be as fast: at k = 0 the "
-            f"drafter still runs once a step, with the host's work up to {most} of its time."
-        )
-
-
-def worth_sentence(worth: Worth) -> Answer:
-    """Up to how many requests speculation pays, and what it gives there."""
-    known = [rate for rate in worth.rates if rate.ratio is not None]
-    if not known:
-        return Answer(
-            str(Verdict.AMBIGUOUS),
-            "This does not show whether speculation pays: there are too few windows or requests "
-            "for an interval. Measure longer.",
-        )
-    paying = [r for r in known if worth.best[r.requests] == r.drafts]
-    slower = [rate for rate in known if rate.verdict == Verdict.SLOWER]
-    if paying:
-        ends = [paying[0]] if len(paying) == 1 else [paying[0], paying[-1]]
-        text = f"Speculate {_where(worth)}: {ends[0].ratio:.2f} times the tokens/s of k = 0"
-        text += f" {_at(worth, ends[0])}"
-        text += "".join(f", {rate.ratio:.2f} times {_at(worth, rate)}" for rate in ends[1:])
-        rest = [size for size, k in sorted(worth.best.items()) if not k]
-        if rest:
-            text += f"; at {_sizes(worth, rest)} no draft count is shown to pay"
-        return Answer(str(Verdict.FASTER), f"{text}.")
-    best = max(known, key=lambda rate: rate.ratio or 0.0)
-    bounds = with_bounds(best.ratio or 0.0, best.low, best.high, 2)
-    if len(slower) == len(worth.rates):
-        text = f"Do not speculate here: at best it gives {bounds} times the tokens/s of k = 0"
-        return Answer(str(Verdict.SLOWER), f"{text}, {_at(worth, best)}.")
-    text = f"No draft count is shown to pay here. The best has {bounds} times the tokens/s of k = 0"
-    return Answer(str(Verdict.AMBIGUOUS), f"{text}, {_at(worth, best)}.")
-
-
-def _where(worth: Worth) -> str:
-    sizes = sorted(worth.best)
-    pays = [size for size in sizes if worth.best[size]]
-    if pays == sizes[: len(pays)]:
-        return f"up to {plural(pays[-1], 'request')}"
-    return f"at {_sizes(worth, pays)}"
-
-
-def _sizes(worth: Worth, sizes: Sequence[int]) -> str:
-    """`1 request`, `1 and 8 requests`, `1 and 5-8 requests`."""
-    named = joined([worth.sizes(size) for size in sizes])
-    return f"{named} request{'' if list(sizes) == [1] else 's'}"
-
-
-def _at(worth: Worth, rate: Rate) -> str:
-    return f"at {_sizes(worth, [rate.requests])} with k = {rate.drafts}"
-
-
-def _requests(run: RunData) -> str:
-    return plural(batch_size(run), "request")
-
-
-def served_note(rows: Sequence[Mapping[str, Any]]) -> Iterator[Paragraph]:
-    """What the line gave on an open loop; nothing if none ran."""
-    found = served_ratios(rows)
-    if not found:
-        return
-    told = [
-        f"{_over(each.tpot)} times the time per output token of a fixed {each.over}, and "
-        f"{_over(each.tokens_per_s)} times its tokens/s"
-        for each in found
-    ]
-    fixed = "" if len(found) > 1 else " The line is the best fixed k at every size."
-    yield Paragraph(
-        f"Served, requests coming at random times ({plural(found[0].blocks, 'block')} of "
-        f"{plural(found[0].requests, 'request')}, at light to heavy load): the line takes "
-        f"{'; '.join(told)}. The arrivals bound tokens/s, so its time per token says more.{fixed}"
-    )
-
-
-def _over(interval: RatioInterval | None) -> str:
-    if interval is None:
-        return NOT_MEASURED
-    return with_bounds(interval.ratio, interval.low, interval.high, 2)
-
-
-def worth_blocks(
-    analyses: Sequence[Analysis], served: Sequence[Mapping[str, Any]] = ()
-) -> list[Block]:
+def worth_blocks(measured: MeasuredWorth, served: Sequence[Mapping[str, Any]] = ()) -> list[Block]:
     """Table and curve, acceptance, the line for vLLM, and what the numbers are of.
 
     `served`: rows of an open loop (`run.serving`)."""
-    worth, header = measured_worth(analyses), analyses[0].run.header
-    blocks: list[Block] = [rates_table(worth), *_curve(worth), Paragraph(HOW)]
+    worth, header, stages = measured.worth, measured.header, bool(measured.staged)
+    blocks: list[Block] = [rates_table(worth, stages=stages), *_curve(worth), Paragraph(HOW)]
+    blocks += _stage_note(measured)
     if on_cpu(header):
-        blocks.append(ON_CPU)
+        blocks.append(STAGED_ON_CPU if stages else ON_CPU)
     blocks += [
-        _acceptance(analyses),
-        Paragraph(_tokens_note(worth, analyses)),
-        *vllm_line(worth, header.pair or PairFacts()),
+        _acceptance(measured.analyses),
+        Paragraph(_tokens_note(worth, measured.analyses)),
+        *line_blocks(worth, header.pair or PairFacts(), staged=not on_cpu(header)),
         *served_note(served),
     ]
-    parts = _parts_of(analyses)
-    return [*blocks, *_times(parts), *_notes(worth, header, parts)]
+    return [*blocks, *_times(measured.times), *_notes(worth, header, measured.times)]
 
 
-def rates_table(worth: Worth) -> Table:
+def rates_table(worth: Worth, *, stages: bool = False) -> Table:
     """Tokens/s over k = 0 with verdicts, and what they are made of, by batch size and count."""
     rows = [
         [worth.sizes(r.requests), str(r.drafts), r.verdict,
          NOT_MEASURED if r.ratio is None else with_bounds(r.ratio, r.low, r.high, 2),
-         decimal(r.tokens, 2), decimal(r.time_ratio, 2), str(r.groups)]
+         decimal(r.tokens, 2), decimal(r.time_ratio, 2), str(r.groups),
+         *(_stage_cells(r) if stages else ())]
         for r in worth.rates
     ]  # fmt: skip
     heads = ["Requests", "k", "Verdict", "Tokens/s over k = 0", "Tokens", "Time", "Groups"]
@@ -208,7 +77,34 @@ def rates_table(worth: Worth) -> Table:
         "Draft counts by batch size. Tokens: of a request in a window. Time: of a window over that "
         "at k = 0"
     )
+    if stages:
+        heads += ["Staged", "Tokens/s, staged over not"]
+        caption += ". Staged: the verdict on staging at that k"
     return table(heads, rows, numbers_from=3, caption=caption)
+
+
+def _stage_cells(rate: Rate) -> list[str]:
+    """The verdict on staging at this draft count, and its ratio."""
+    if rate.stage_ratio is None:
+        return [rate.stage_verdict or NOT_MEASURED, NOT_MEASURED]
+    bounds = with_bounds(rate.stage_ratio, rate.stage_low, rate.stage_high, 3)
+    return [rate.stage_verdict or NOT_MEASURED, bounds]
+
+
+def _stage_note(measured: MeasuredWorth) -> Iterator[Paragraph]:
+    """What the staged columns compare, and why some have no ratio."""
+    staged = measured.staged
+    if not staged:
+        return
+    reasons = Counter(cell.reason for cell in staged.values() if cell.tokens_per_s_ratio is None)
+    left = [f"{plural(number, 'cell')}: {reason}" for reason, number in reasons.items() if reason]
+    without = f" Without a ratio: {'; '.join(left)}." if left else ""
+    modes = joined(sorted({f"{c.nwor_mode} x {c.scv_mode}" for c in staged.values()}))
+    yield Paragraph(
+        f"Staged ({modes}): windows of one k alternate between staged and not. The gate has "
+        "compared tokens, acceptance and K/V of both, so the ratio of tokens/s is that of their "
+        f"times. A difference below the noise of k = 0 over itself is AMBIGUOUS.{without}"
+    )
 
 
 def _curve(worth: Worth) -> Iterator[Figure]:
@@ -256,55 +152,19 @@ def _curve(worth: Worth) -> Iterator[Figure]:
     )
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """Median times of a window, in ms: on a GPU those of its device. There the host runs a step
-    ahead, and its time from step to step is that of another window."""
-
-    requests: int
-    k: int
-    whole: float
-    target: float | None
-    """The target's forward and sampling; None if they were not timed apart."""
-
-
-def _parts_of(analyses: Sequence[Analysis]) -> list[_Parts]:
-    """By batch size and draft count, from windows that draft as many as they verify."""
-    found: dict[tuple[int, int], list[WindowRecord]] = {}
-    for each in analyses:
-        size = batch_size(each.run)
-        for window in each.run.windows:
-            inside = window.group is not None and window.position != (window.run_length or 0) - 1
-            if inside and window.num_reqs == size and _whole_ms(window):
-                found.setdefault((size, window.cell.drafts or 0), []).append(window)
-    parts = []
-    for (size, k), own in sorted(found.items()):
-        apart = [w.forward_ms + (w.sample_ms or 0.0) for w in own if w.forward_ms is not None]
-        whole = median(map(_whole_ms, own))
-        parts.append(_Parts(size, k, whole, median(apart) if apart else None))
-    return parts
-
-
-def _whole_ms(window: WindowRecord) -> float:
-    return window.device_ms or window.wall_ms or 0.0
-
-
-def _times(parts: Sequence[_Parts]) -> Iterator[Table]:
+def _times(times: Sequence[WindowTime]) -> Iterator[Table]:
     """The target's time and the rest, if they were timed apart."""
     rows = [
-        [
-            str(p.requests),
-            str(p.k),
-            decimal(p.whole),
-            decimal(p.target),
-            decimal(p.whole - p.target),
-        ]
-        for p in parts
-        if p.target is not None
-    ]
+        [str(t.requests), f"{t.drafts}{', staged' if t.staged else ''}", decimal(t.window_ms),
+         decimal(t.target_ms), decimal(t.window_ms - t.target_ms)]
+        for t in times
+        if t.target_ms is not None
+    ]  # fmt: skip
     if rows:
         heads = ["Requests", "k", "Window ms", "Target ms", "Rest ms"]
-        caption = "Median times. Target: its forward and sampling. Rest: drafter and host"
+        caption = (
+            "Median times. Target: verification, its forward and sampling. Rest: drafter and host"
+        )
         yield table(heads, rows, caption=caption)
 
 
@@ -314,7 +174,7 @@ def _acceptance(analyses: Sequence[Analysis]) -> Table:
     for each in analyses:
         windows = windows_by_batch(each.run)
         for batch in each.run.batches:
-            k = batch.cell.drafts
+            k = batch.cell.drafts if batch.cell.stock_twin is None else None
             if k and batch.phase in (Phase.GATE, Phase.TIMED):
                 whole.setdefault(k, []).extend(windows[batch_key(batch)])
     most = max(whole, default=0)
@@ -347,59 +207,40 @@ def _tokens_note(worth: Worth, analyses: Sequence[Analysis]) -> str:
     return note
 
 
-def speculative_config(worth: Worth, pair: PairFacts) -> dict[str, Any] | None:
-    """vLLM's speculative_config by what is shown; None for no speculation."""
-    schedule = worth.schedule
-    most = max((drafts for _, _, drafts in schedule), default=0)
-    if not most:
-        return None
-    real = {
-        name: value
-        for name, value in (pair.speculative or {}).items()
-        if value != "synthetic" and not name.startswith("synthetic_")
-    }
-    config: dict[str, Any] = {**real, "method": pair.method}
-    if pair.draft is not None:
-        config["model"] = pair.draft
-    config["num_speculative_tokens"] = most
-    if len(schedule) > 1:
-        config["num_speculative_tokens_per_batch_size"] = schedule
-    return config
-
-
 def worth_result(
-    analyses: Sequence[Analysis], served: Sequence[Mapping[str, Any]] = ()
+    measured: MeasuredWorth, served: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
     """The same as JSON for scripts."""
-    worth, pair = measured_worth(analyses), analyses[0].run.header.pair or PairFacts()
+    worth, header = measured.worth, measured.header
     return {
         "rates": [vars(rate) for rate in worth.rates],
         "best": {str(size): k for size, k in sorted(worth.best.items())},
+        "best_staged": {str(size): k for size, k in sorted(worth.best_staged.items())},
         "different_requests": worth.texts,
-        "speculative_config": speculative_config(worth, pair),
+        "window_times": [vars(time) for time in measured.times],
+        "speculative_config": speculative_config(worth.schedule, header.pair or PairFacts()),
         "served": [asdict(each) for each in served_ratios(served)],
     }
 
 
-def vllm_line(worth: Worth, pair: PairFacts) -> Iterator[Block]:
-    """The flag to paste, and what it rests on; nothing if nothing is known."""
-    config = speculative_config(worth, pair)
-    if all(rate.ratio is None for rate in worth.rates):
-        return
-    if config is None:
-        yield Paragraph("For vLLM: leave --speculative-config out.")
-        return
-    largest = max(worth.best)
-    yield Paragraph(
-        "For vLLM, only from differences that the intervals show, elsewhere the smaller k. Above "
-        f"{plural(largest, 'request')} nothing was measured, and vLLM goes on with the last k:"
-    )
-    yield Code(f"--speculative-config '{json.dumps(config)}'")
+def worth_rows(measured: MeasuredWorth) -> list[dict[str, Any]]:
+    """Rows of worth.csv: each batch size and draft count, k = 0 with its times only."""
+    times = {(t.requests, t.drafts): t for t in measured.times if not t.staged}
+    rates = {(r.requests, r.drafts): vars(r) for r in measured.worth.rates}
+    rows = []
+    for requests, drafts in sorted(rates.keys() | times.keys()):
+        place: dict[str, Any] = {"requests": requests, "drafts": drafts}
+        time, rate = times.get((requests, drafts)), rates.get((requests, drafts), place)
+        rows.append({
+            **{field.name: rate.get(field.name) for field in fields(Rate)},
+            "window_ms": None if time is None else time.window_ms,
+            "target_ms": None if time is None else time.target_ms,
+        })  # fmt: skip
+    return rows
 
 
-def _notes(worth: Worth, header: RunHeader, parts: Sequence[_Parts]) -> Iterator[Block]:
-    pair = header.pair or PairFacts()
-    yield about_zero(pair, _drafter_share(parts))
+def _notes(worth: Worth, header: RunHeader, times: Sequence[WindowTime]) -> Iterator[Block]:
+    yield about_zero(header.pair or PairFacts(), _drafter_share(times))
     yield from noise_note(worth)
 
 
@@ -417,18 +258,12 @@ def noise_note(worth: Worth) -> Iterator[Paragraph]:
     """How far k = 0 was from itself, if that was measured."""
     if worth.noise:
         ratios = [
-            f"{with_bounds(*bounds, digits=2)} at {_sizes(worth, [size])}"
+            f"{with_bounds(*bounds, digits=2)} at {sizes_of(worth, [size])}"
             for size, bounds in sorted(worth.noise.items())
         ]
         yield Paragraph(f"Noise: k = 0 over itself took {joined(ratios)} times as long.")
 
 
-def _drafter_shares(parts: Sequence[_Parts]) -> dict[int, float]:
-    """What of a window at k = 0 is neither the target's forward nor sampling, by batch size."""
-    plain = (part for part in parts if not part.k and part.target)
-    return {part.requests: 1 - (part.target or 0.0) / part.whole for part in plain}
-
-
-def _drafter_share(parts: Sequence[_Parts]) -> str:
-    most = max(_drafter_shares(parts).values(), default=None)
+def _drafter_share(times: Sequence[WindowTime]) -> str:
+    most = max(drafter_shares(times).values(), default=None)
     return "" if most is None else f" (with the host's work at most {percent(most, 0)} of it)"

@@ -256,7 +256,8 @@ class BatchRunner:
         """The engine's output, what a gate batch was watched for, and the conditions."""
         label, nwor = place.cell.label, place.cell.nwor_mode
         is_gate = place.phase in (Phase.GATE, Phase.INTERLEAVED_GATE)
-        interleaves = place.window_order is not None and place.window_order.drafts is None
+        order = place.window_order  # draft counts alone hold no K/V back
+        interleaves = order is not None and (order.drafts is None or order.stages)
         watches = is_gate and (interleaves or nwor is not NworMode.OFF)
         written: list[dict[str, int]] = []
         layers: list[list[dict[str, Any]]] = []

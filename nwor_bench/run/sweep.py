@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from nwor_bench.analysis.analyse import analyse
+from nwor_bench.analysis.measured_worth import measured_worth
 from nwor_bench.engine.arms import start_engine
 from nwor_bench.engine.engine import check_arguments
 from nwor_bench.engine.memory import require_memory
@@ -19,7 +20,6 @@ from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.records.files import RUN_FILE, RUNS, check_output, default_folder
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import RunStatus
-from nwor_bench.report.worth import measured_worth
 from nwor_bench.run.dry_run import sweep_lines
 from nwor_bench.run.execute import EngineFactory, GroupEngine, Prepared, run_prepared, worst_of
 from nwor_bench.run.prepare import CheckEngine, prepare_point, resume_prepared
@@ -110,9 +110,9 @@ class SweepRunner:
             return
         runs = {size: each.run for size, each in found.items()}
         largest = max(group.points, key=lambda point: point.spec.scenario.requests)
+        worth = measured_worth(list(found.values())).worth
         self._index.content["served"] = serve_line(
-            engine, self._prepared[largest.number], runs, measured_worth(list(found.values())),
-            self._options.serve_s,
+            engine, self._prepared[largest.number], runs, worth, self._options.serve_s,
             partial(self._console.print, highlight=False, markup=False, soft_wrap=True),
         )  # fmt: skip
 

@@ -9,6 +9,7 @@ from pandas import DataFrame
 from rich.console import Console
 
 from nwor_bench.analysis.analyse import analyse
+from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.errors import BenchError, ExitCode
 from nwor_bench.records.files import RUN_FILE, write_atomically
 from nwor_bench.records.store import read_run
@@ -18,13 +19,12 @@ from nwor_bench.report.html import render_html
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.sweep import (
     SweptRun,
-    by_drafts_only,
     sweep_answer,
     sweep_document,
-    swept_analyses,
+    swept_worths,
 )
 from nwor_bench.report.terminal import print_document
-from nwor_bench.report.worth import measured_worth, worth_result
+from nwor_bench.report.worth import worth_result, worth_rows
 from nwor_bench.run.execute import say_how_to_go_on
 from nwor_bench.run.progress import tell_json
 from nwor_bench.run.run_options import RunOptions
@@ -44,11 +44,15 @@ _PLACE = ("number", *AXIS_NAMES, "status")
 """Columns that identify a run."""
 
 
-def write_summary(index: SweepIndex, runs: Sequence[SweptRun]) -> Document:
-    """summary.csv (one row a run and cell), summary.md (its short form) and summary.html, whose
-    content it returns.
+Worths = Mapping[str, MeasuredWorth]
+"""What `swept_worths` finds: by scenario; empty for runs that compare modes."""
 
-    `runs` are those of `swept_runs`.
+
+def write_summary(index: SweepIndex, runs: Sequence[SweptRun], worths: Worths) -> Document:
+    """summary.csv (one row a run and cell), summary.md (its short form) and summary.html, whose
+    content it returns; of draft counts worth.csv too.
+
+    `runs` are those of `swept_runs`, `worths` what `swept_worths` finds in them.
     """
     rows = []
     for run, entry in zip(runs, index.content["runs"], strict=True):
@@ -60,12 +64,14 @@ def write_summary(index: SweepIndex, runs: Sequence[SweptRun]) -> Document:
             rows.append({**place, "folder": run.folder})
     frame = DataFrame(rows, dtype=object)
     write_atomically(index.folder / "summary.csv", frame.to_csv(index=False, lineterminator="\n"))
-    if by_drafts_only(runs):
-        rates = DataFrame(
-            [vars(rate) for rate in measured_worth(swept_analyses(runs)).rates], dtype=object
-        )
-        write_atomically(index.folder / "worth.csv", rates.to_csv(index=False, lineterminator="\n"))
-    document = sweep_document(index.content["name"], runs, index.content.get("served") or ())
+    if worths:
+        rates = [
+            {"scenario": name, **row} for name, own in worths.items() for row in worth_rows(own)
+        ]
+        text = DataFrame(rates, dtype=object).to_csv(index=False, lineterminator="\n")
+        write_atomically(index.folder / "worth.csv", text)
+    served = index.content.get("served") or ()
+    document = sweep_document(index.content["name"], runs, worths, served)
     text = render_markdown(document.shortened(f"Figures and times are in {SUMMARY_PAGE}."))
     write_atomically(index.folder / SUMMARY_PAGE, render_html(document))
     write_atomically(index.folder / "summary.md", text)
@@ -105,9 +111,10 @@ def _counted(text: str, value: Any) -> str:
     return text.format(value).removesuffix("s" if value == 1 else "")
 
 
-def sweep_result(index: SweepIndex, runs: Sequence[SweptRun]) -> dict[str, Any]:
+def sweep_result(index: SweepIndex, runs: Sequence[SweptRun], worths: Worths) -> dict[str, Any]:
     """The sweep as JSON for scripts: its answer, and the result of each run with its place."""
-    found, served = sweep_answer(runs), index.content.get("served") or ()
+    found, served = sweep_answer(runs, worths), index.content.get("served") or ()
+    told = [{"scenario": name, **worth_result(own, served)} for name, own in worths.items()]
     entries = []
     for entry, run in zip(index.content["runs"], runs, strict=True):
         folder = index.folder / run.folder
@@ -117,7 +124,7 @@ def sweep_result(index: SweepIndex, runs: Sequence[SweptRun]) -> dict[str, Any]:
         "folder": str(index.folder),
         "name": index.content["name"],
         "answer": {"badge": found.badge, "sentence": found.sentence},
-        **({"worth": worth_result(swept_analyses(runs), served)} if by_drafts_only(runs) else {}),
+        **({"worth": told} if told else {}),
         "runs": entries,
     }
 
@@ -131,12 +138,13 @@ def close_sweep(index: SweepIndex, console: Console, options: RunOptions) -> Non
     """Write index and summary, even after a failure, and print their paths."""
     index.write()
     runs = swept_runs(index)
-    document = write_summary(index, runs)
+    worths = swept_worths(runs)
+    document = write_summary(index, runs, worths)
     if options.as_json:
-        tell_json(sweep_result(index, runs))
+        tell_json(sweep_result(index, runs, worths))
     line = f"Sweep folder: {index.folder}"
     shown = Console() if options.quiet and not options.as_json else console
-    if by_drafts_only(runs) and not options.as_json:
+    if worths and not options.as_json:
         print_document(shown, document.shortened(), quiet=options.quiet)
     shown.print(line, highlight=False, markup=False, soft_wrap=True)
     if not index.is_done:

@@ -57,6 +57,8 @@ def resolve(scenario: Scenario, **given: Any) -> RunSpec:
     of_scenario = names(declared(ScenarioValues))
     wanted = {name: given[name] for name in of_scenario if given.get(name) is not None}
     wanted = _drafts_from(values.get("speculative_config"), wanted)
+    if values.get("draft_counts"):
+        wanted.setdefault("draft_tokens", max(values["draft_counts"]))
     spec = _with_modes_off(RunSpec(scenario=_override(scenario, wanted), **values))
     _check(spec)
     length, drafts = given.get("acceptance_length"), spec.scenario.draft_tokens
@@ -157,7 +159,8 @@ def _check_cells(spec: RunSpec) -> None:
 
 
 def _check_draft_counts(spec: RunSpec) -> None:
-    """Draft counts are compared with k = 0, window by window, in mode off."""
+    """Draft counts are compared with k = 0, window by window, and staged ones with those of mode
+    off."""
     counts = spec.draft_counts
     if counts is None:
         return
@@ -168,10 +171,7 @@ def _check_draft_counts(spec: RunSpec) -> None:
     if 0 not in counts or max(counts) != most or min(counts) < 0:
         remedy_text = f"write 0 and counts up to draft_tokens, which is {most}, that one too"
         raise ConfigError.for_field("draft_counts", list(counts), remedy_text)
-    if spec.nwor_modes != (NworMode.OFF,) or spec.scv_modes != (ScvMode.OFF,):
-        modes = ",".join([*spec.nwor_modes, *spec.scv_modes])
-        remedy_text = 'draft counts run with NWOR off: write nwor_modes = ["off"] and scv_modes too'
-        raise ConfigError.for_field("draft_counts", modes, remedy_text)
+    _check_modes_of_draft_counts(spec)
     if spec.interleave is Interleave.BATCHES:
         remedy_text = "draft counts alternate within a batch; leave it out"
         raise ConfigError.for_field("--interleave", spec.interleave.value, remedy_text)
@@ -179,6 +179,21 @@ def _check_draft_counts(spec: RunSpec) -> None:
     if given in (spec.speculative_config or {}):
         remedy_text = "nwor-bench sets it, to change the draft count; leave it out"
         raise ConfigError.for_field(f"--speculative-config: {given}", True, remedy_text)
+
+
+def _check_modes_of_draft_counts(spec: RunSpec) -> None:
+    """Each count runs in mode off, and with at most one SCV mode in mode stage."""
+    if NworMode.CONTROL in spec.nwor_modes:
+        remedy_text = "draft counts have no control; write off, or off and stage"
+        raise ConfigError.for_field("--nwor-modes", ",".join(spec.nwor_modes), remedy_text)
+    most = 2 if spec.stages else 1
+    if spec.scv_modes[0] is not ScvMode.OFF or len(spec.scv_modes) > most:
+        example = "off and the one mode of staged windows" if spec.stages else "off: nothing stages"
+        remedy_text = f"with draft counts write {example}"
+        raise ConfigError.for_field("--scv-modes", ",".join(spec.scv_modes), remedy_text)
+    if spec.only_cells is not None:
+        remedy_text = "draft counts are the cells; leave it out"
+        raise ConfigError.for_field("--cells", ",".join(spec.only_cells), remedy_text)
 
 
 def _check_against(spec: RunSpec) -> None:

@@ -167,10 +167,11 @@ class RunSpec:
     )] = None
     """Cells of the grid to measure; None for all."""
     draft_counts: Annotated[tuple[int, ...] | None, Option(
-        "Draft counts to interleave, 0 among them, with NWOR off; see nwor-bench worth.",
+        "Draft counts to interleave, 0 among them; see nwor-bench worth.",
         has_flag=False, table="settings", compare=Compare.REFUSE,
     )] = None
-    """The cells are these draft counts; None for a grid of modes."""
+    """The cells are these draft counts, and each but 0 staged too if mode stage is asked for; None
+    for a grid of modes."""
     stage_by: Annotated[StageBy, Option(
         "reference, copy: how a GPU stages drafts' K/V.", has_flag=False, table="settings",
         worker_variable="VLLM_NWOR_STAGE_BY", compare=Compare.TELL,
@@ -246,12 +247,10 @@ class RunSpec:
         If cells are interleaved within a batch, mode stage brings its control. A control commits
         nothing, so it has one cell, with SCV off. With `against` off x off has two arms instead.
         """
-        arms: Sequence[str | None] = ()
         if self.draft_counts is not None:
-            arms = [*map(drafts_arm, sorted(self.draft_counts)), AA]
-        elif self.against is not None:
-            arms = [None, engine_arm(self.against), AA]
-        if arms:
+            return self._draft_cells(pair_name, sorted(self.draft_counts))
+        if self.against is not None:
+            arms = (None, engine_arm(self.against), AA)
             return tuple(Cell(pair_name, NworMode.OFF, ScvMode.OFF, arm) for arm in arms)
         chosen = list(product(self.nwor_modes, self.scv_modes))
         if self.only_cells is not None:
@@ -265,6 +264,22 @@ class RunSpec:
             chosen = [modes for modes in chosen if modes[0] is not NworMode.CONTROL] + [control]
         cells = [Cell(pair_name, nwor, scv) for nwor, scv in chosen]
         return (*cells, Cell(pair_name, NworMode.OFF, ScvMode.OFF, AA))
+
+    def _draft_cells(self, pair_name: str, counts: Sequence[int]) -> tuple[Cell, ...]:
+        """Each draft count, behind it the same one staged, last the A/A arm. In this order the gate
+        has the rows of the count in mode off when the staged one has run."""
+        off = NworMode.OFF, ScvMode.OFF
+        cells = []
+        for count in counts:
+            cells.append(Cell(pair_name, *off, drafts_arm(count)))
+            if count and self.stages:
+                cells.append(Cell(pair_name, NworMode.STAGE, self.scv_modes[-1], drafts_arm(count)))
+        return (*cells, Cell(pair_name, *off, AA))
+
+    @property
+    def stages(self) -> bool:
+        """True if mode stage is among the modes."""
+        return NworMode.STAGE in self.nwor_modes
 
     def of_arm(self, arm: str | None) -> "RunSpec":
         """The configuration of the engine that runs this arm of off x off."""
@@ -309,7 +324,7 @@ class RunSpec:
     @property
     def worker_variables(self) -> dict[str, str]:
         """This run's settings for the plugin in vLLM's workers, as environment variables."""
-        attention = "reference" if self.draft_counts is None else "stock"
+        attention = "reference" if self.draft_counts is None or self.stages else "stock"
         return {"VLLM_NWOR_CPU_ATTENTION": attention} | {
             each.option.worker_variable: str(getattr(self, each.field))
             for each in declared(RunSpec)

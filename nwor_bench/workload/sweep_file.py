@@ -169,6 +169,7 @@ def make_points(sweep: SweepFile) -> tuple[Point, ...]:
             raise error.within(f"run {number} ({pair}, {scenario})") from error
         if spec.draft_counts is not None and spec.time_budget_s is not None:
             share = _share(spec.scenario.requests, sweep.axes.requests)
+            share /= len(sweep.axes.scenarios)
             spec = replace(spec, time_budget_s=round(spec.time_budget_s * share, 1))
         choice = sweep.choice(pair)
         points.append(Point(number, choice.name, scenario, spec, choice))
@@ -176,8 +177,8 @@ def make_points(sweep: SweepFile) -> tuple[Point, ...]:
 
 
 def _share(requests: int, sizes: Sequence[int]) -> float:
-    """A batch size's share of the time for draft counts, which all sizes answer together: larger
-    batches take longer."""
+    """A batch size's share of the time for draft counts of a scenario, which all sizes answer
+    together: larger batches take longer."""
     weights = {size: 1 + size**0.5 for size in {requests, *sizes}}
     return float(weights[requests] / sum(weights.values()))
 

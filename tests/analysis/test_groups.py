@@ -11,7 +11,7 @@ from synthetic_run import AA_CELL, CELLS
 
 from nwor_bench.analysis.groups import Group, find_groups, pair_of
 from nwor_bench.records.fallback_reasons import LeftOut
-from nwor_bench.records.types import Cell, WindowRecord
+from nwor_bench.records.types import Cell, NworMode, ScvMode, WindowRecord
 from nwor_bench.records.window_order import abba_effect
 
 PAIR = (OFF, STAGE_GRAPH)
@@ -190,3 +190,35 @@ def test_the_reference_of_draft_counts_is_k_0() -> None:
         pair = pair_of([other, zero])
         assert pair is not None
         assert pair.reference == zero
+
+
+COUNTED = tuple(Cell("toy", mode, ScvMode.OFF, "k=4") for mode in (NworMode.OFF, NworMode.STAGE))
+"""A draft count in mode off, and staged."""
+
+
+def counted_group(place: int, **changes: object) -> list[WindowRecord]:
+    """A group of runs of two of a draft count, staged in its second and third run."""
+    windows = group_windows(COUNTED, 2)
+    first = windows[0]
+    windows = [replace(w, draft_tokens=4 * first.num_reqs) for w in windows]
+    return [replace(w, **changes) if n == place else w for n, w in enumerate(windows)]
+
+
+@pytest.mark.parametrize("place", range(8))
+def test_of_a_staged_count_the_first_window_of_each_run_is_left_out(place: int) -> None:
+    """Modes alternate, not counts: the first window follows the switch, the last one counts."""
+    group = only(counted_group(place, wall_ms=20.0, device_ms=20.0))
+    assert group.pair.is_over_stock
+    counts = place % 2 == 1
+    sign = 1 if place in (3, 5) else -1
+    assert group.host == pytest.approx(sign * log(2) / 2 if counts else 0)
+
+
+def test_a_staged_count_has_its_twin_as_reference() -> None:
+    zero = replace(COUNTED[0], arm="k=0")
+    assert pair_of(COUNTED) == pair_of(COUNTED[::-1])
+    assert pair_of([zero, COUNTED[0]]) is not None
+    assert pair_of([COUNTED[0], replace(COUNTED[0], arm="k=2")]) is None
+    over_zero = pair_of([zero, COUNTED[1]])
+    assert over_zero is not None
+    assert not over_zero.is_over_stock

@@ -108,3 +108,23 @@ def test_windows_outside_complete_groups_do_not_count() -> None:
     none = [replace(window, group=None) for window in every]
     assert broken(iter(every)) == {CONTROL, STAGE, STAGE_GRAPH}
     assert broken(iter(cut)) == broken(iter(none)) == set()
+
+
+@pytest.mark.parametrize("rate", [0.6, 0.3])
+def test_a_staged_draft_count_accepts_what_the_count_in_mode_off_does(rate: float) -> None:
+    """Both at 0.6 in sound runs."""
+    stock = Cell("toy", NworMode.OFF, ScvMode.OFF, "k=4")
+    staged = replace(stock, nwor_mode=NworMode.STAGE)
+
+    def windows(random: Random) -> Iterator[WindowRecord]:
+        for number in range(200):
+            for window in group_windows((stock, staged), 2):
+                own = rate if window.cell == staged else 0.6
+                counts = [accepted(own, random) for _ in range(REQUESTS)]
+                row = tuple(sum(count > at for count in counts) for at in range(DRAFTS))
+                yield replace(
+                    window, group=number, num_reqs=REQUESTS, accepted_per_position=row,
+                    drafts_per_position=(REQUESTS,) * DRAFTS,
+                )  # fmt: skip
+
+    assert broken(windows(Random(0))) == (set() if rate == 0.6 else {staged})

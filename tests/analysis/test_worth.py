@@ -1,6 +1,7 @@
 """Tokens per second of draft counts: intervals on simulated runs whose truth is known."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import exp, log
 from types import SimpleNamespace
 from typing import Any
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 from nwor_bench.analysis.draft_rates import Worth
+from nwor_bench.analysis.draft_tokens import same_places
 from nwor_bench.analysis.groups import Pair
-from nwor_bench.analysis.worth import Measured, same_places, worth_of
+from nwor_bench.analysis.worth import Measured, worth_of
 from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, drafts_arm
 from nwor_bench.records.types import Phase, Verdict
 from nwor_bench.records.window_order import abba_effect
@@ -33,9 +35,10 @@ def measured(
     times: Mapping[int, float] = TIMES,
     first_text: int = 0,
     rates: Sequence[float] | None = None,
+    staged: Mapping[int, float] | None = None,
 ) -> Measured:
     """A run whose requests accept each draft with a probability of their own, and whose groups
-    scatter around the times."""
+    scatter around the times; those of `staged` counts around theirs over mode off."""
     batches: list[Any] = []
     digests = tuple(str(first_text + number) for number in range(texts))
     ease = rng.beta(6, 3, texts)  # its mean is 2/3
@@ -53,6 +56,12 @@ def measured(
         )
         for arm, time in [*((drafts_arm(k), t) for k, t in times.items()), (AA, 1.0)]
     ]  # fmt: skip
+    for k, time in (staged or {}).items():
+        twin = cell(drafts_arm(k))
+        treated = replace(twin, nwor_mode=NworMode.STAGE, scv_mode=ScvMode.ADAPTIVE)
+        own = [SimpleNamespace(num_reqs=requests, host=value, device=None)
+               for value in rng.normal(log(time), noise, groups)]  # fmt: skip
+        effects.append(SimpleNamespace(pair=Pair(twin, treated), clock="wall_ms", groups=own))
     speculation = None if rates is None else {"synthetic_acceptance_rates": rates}
     spec = {"speculative_config": speculation}
     header = SimpleNamespace(scenario={"requests": requests}, spec=spec)
@@ -190,6 +199,35 @@ def test_groups_of_other_batch_sizes_and_too_few_do_not_count() -> None:
         for group in effect.groups[2:]:
             group.num_reqs = 3  # type: ignore[misc]
     assert {rate.groups for rate in worth_of([own]).rates} == {12}
+
+
+def test_a_staged_count_is_judged_beside_the_same_count_in_mode_off() -> None:
+    """Staged windows take 0.9 times as long at k = 1 and 1.2 at k = 2; what k = 1 and 2 give over
+    k = 0 stays what it was, and with those times k = 2 gives no more than k = 1."""
+    own = measured(
+        np.random.default_rng(0), texts=40, groups=40, noise=0.02, staged={1: 0.9, 2: 1.2}
+    )
+    found = worth_of([own])
+    one, two = found.rates
+    assert one.ratio == pytest.approx(true_tokens(1) / TIMES[1], rel=0.06)
+    assert (one.stage_verdict, two.stage_verdict) == (Verdict.FASTER, Verdict.SLOWER)
+    for rate, truth in ((one, 1 / 0.9), (two, 1 / 1.2)):
+        assert rate.stage_low is not None
+        assert rate.stage_high is not None
+        assert rate.stage_low < truth < rate.stage_high
+        assert rate.stage_groups == 40
+    assert found.best == {4: 2}
+    assert found.best_staged == {4: 1}
+
+
+def test_a_staged_count_within_the_noise_is_open() -> None:
+    """5 % less time, where k = 0 over itself seems to take 10 % more."""
+    own = measured(np.random.default_rng(0), texts=40, groups=40, noise=0.02, staged={1: 0.95})
+    assert worth_of([own]).rates[0].stage_verdict == Verdict.FASTER
+    again = next(effect for effect in own.effects if effect.pair.treated.arm == AA)
+    for group in again.groups:
+        group.host += log(1.1)  # type: ignore[misc]
+    assert worth_of([own]).rates[0].stage_verdict == Verdict.AMBIGUOUS
 
 
 @pytest.mark.parametrize(

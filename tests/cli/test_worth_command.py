@@ -13,8 +13,9 @@ from nwor_bench.engine.arguments import engine_arguments
 from nwor_bench.engine.preflight import check_pair
 from nwor_bench.models.methods import Method
 from nwor_bench.models.pairs import ResolvedPair, load_pair
+from nwor_bench.records.types import NworMode, ScvMode
 from nwor_bench.workload.config import load_scenario, resolve
-from nwor_bench.workload.run_spec import PairChoice
+from nwor_bench.workload.run_spec import PairChoice, RunSpec
 from nwor_bench.workload.sweep_file import group_by_engine, make_points
 
 pytestmark = pytest.mark.slow  # imports pydantic and more
@@ -47,6 +48,10 @@ def call(*words: str) -> None:
         (["--pair", "tiny-ngram"], "--method", "ngram"),
         (["--dtype", "int3"], "--dtype", "int3"),
         (["--acceptance-rates", "many"], "--acceptance-rates", "many"),
+        (["--nwor-modes", "off,both"], "--nwor-modes", "both"),
+        (["--nwor-modes", "stage"], "--nwor-modes", "stage"),
+        (["--nwor-modes", "off,control"], "--nwor-modes", "off,control"),
+        (["--scenario", "short,ctx-1k", "--serve", "1m"], "--scenario", "short,ctx-1k"),
     ],
 )
 def test_refusals(words: list[str], field: str, value: Any) -> None:
@@ -70,7 +75,7 @@ def test_methods_that_cannot_change_their_count_are_refused_by_name(method: Meth
 
 def test_one_engine_runs_all_batch_sizes() -> None:
     given = {"target_model": None, "max_new_tokens": 32, "dtype": "float32"}
-    sweep = worth_sweep("tiny", "short", [1, 2, 8], 3, 60.0, given)
+    sweep = worth_sweep("tiny", ["short"], [1, 2, 8], 3, 60.0, given)
     points = make_points(sweep)
     assert [point.spec.scenario.requests for point in points] == [1, 2, 8]
     (group,) = group_by_engine(points)
@@ -81,9 +86,55 @@ def test_one_engine_runs_all_batch_sizes() -> None:
     assert sum(share or 0 for share in shares) == pytest.approx(60, abs=0.3)
     assert shares == sorted(shares, key=lambda share: share or 0)
     assert points[0].spec.scenario.draft_tokens == 3
-    (small,) = group_by_engine(make_points(worth_sweep("tiny", "short", [1], 3, 60.0, given)))
+    (small,) = group_by_engine(make_points(worth_sweep("tiny", ["short"], [1], 3, 60.0, given)))
     assert small.spec.scenario.requests == 4  # vLLM names a count for each batch size
     assert make_points(sweep)[0].spec.scenario.requests == 1
+
+
+def test_the_largest_count_is_what_the_engine_drafts() -> None:
+    """A sweep file needs no `draft_tokens` beside `draft_counts`; the scenario has 4."""
+    given = {"nwor_modes": "off", "scv_modes": "off"}
+    spec = resolve(load_scenario("short"), draft_counts=[0, 2, 1], **given)
+    assert spec.scenario.draft_tokens == 2
+
+
+def test_scenarios_share_the_engine_and_the_budget() -> None:
+    given = {"max_new_tokens": 32, "dtype": "float32"}
+    points = make_points(worth_sweep("tiny", ["short", "ctx-256"], [1, 256], 3, 60.0, given))
+    assert [(p.scenario, p.spec.scenario.requests) for p in points] == [
+        (scenario, size) for scenario in ("short", "ctx-256") for size in (1, 256)
+    ]
+    assert sum(point.spec.time_budget_s or 0 for point in points) == pytest.approx(60, abs=0.3)
+    assert len(group_by_engine(points)) == 1
+
+
+@pytest.mark.parametrize(
+    ("gpu", "scv"), [(True, ScvMode.ADAPTIVE), (False, ScvMode.OFF)]
+)  # fmt: skip
+def test_each_count_but_0_is_staged_too(
+    monkeypatch: pytest.MonkeyPatch, gpu: bool, scv: ScvMode
+) -> None:
+    """With SCV adaptive; it cannot run without CUDA, where the host decides."""
+    asked: list[RunSpec] = []
+    monkeypatch.setattr("nwor_bench.instruments.device.uses_gpu", lambda: gpu)
+    monkeypatch.setattr(
+        "nwor_bench.engine.preflight.check_sweep",
+        lambda sweep: asked.extend(point.spec for point in make_points(sweep)),
+    )
+    with pytest.raises(AssertionError, match="not refused"):
+        call("--pair", "tiny", "--nwor-modes", "off,stage", "--max-draft-tokens", "2")
+    cells = asked[0].cells("tiny")
+    assert [(c.drafts, c.nwor_mode, c.scv_mode) for c in cells if c.drafts] == [
+        (k, *modes)
+        for k in (1, 2)
+        for modes in ((NworMode.OFF, ScvMode.OFF), (NworMode.STAGE, scv))
+    ]
+    assert cells[0].is_baseline
+    assert asked[0].worker_variables["VLLM_NWOR_CPU_ATTENTION"] == "reference"
+    with pytest.raises(AssertionError, match="not refused"):
+        call("--pair", "tiny", "--max-draft-tokens", "2")
+    assert {cell.nwor_mode for cell in asked[-1].cells("tiny")} == {NworMode.OFF}
+    assert asked[-1].worker_variables["VLLM_NWOR_CPU_ATTENTION"] == "stock"
 
 
 @pytest.mark.parametrize("rates", [[0.8, 0.6], [0.8, 0.6, 0.7], [1.1, 0.6, 0.5], [0.8, 0.6, -0.1]])
@@ -95,7 +146,7 @@ def test_rates_are_shares_of_windows_that_fall(rates: list[float]) -> None:
 
 def test_named_rates_replace_those_of_a_shape() -> None:
     given = {"acceptance_rates": [0.8, 0.6, 0.5]}
-    (point,) = make_points(worth_sweep("llama-3b-shape", "short", [8], 3, 60.0, given))
+    (point,) = make_points(worth_sweep("llama-3b-shape", ["short"], [8], 3, 60.0, given))
     own = load_pair("llama-3b-shape")
     pair = ResolvedPair(own.name, own.method, "t", "d", own.dtype, dict(own.speculative))
     found = engine_arguments(pair, point.spec)["speculative_config"]
@@ -113,7 +164,7 @@ def test_adaptive_verification_is_refused_by_name() -> None:
 
 def test_own_models_stand_in_a_sweep_file(tmp_path: Path) -> None:
     given = {"target_model": str(tmp_path / "mine"), "draft_model": "d", "method": "eagle"}
-    (point,) = make_points(worth_sweep(None, "short", [4], 2, 60.0, given))
+    (point,) = make_points(worth_sweep(None, ["short"], [4], 2, 60.0, given))
     assert point.choice == PairChoice(None, str(tmp_path / "mine"), "d", "eagle")
     assert point.pair == "mine"
 
@@ -122,8 +173,12 @@ def test_own_models_stand_in_a_sweep_file(tmp_path: Path) -> None:
     ("changes", "field"),
     [
         ({"draft_counts": [1, 4]}, "draft_counts"),
-        ({"draft_counts": [0, 2]}, "draft_counts"),  # draft_tokens is 4
-        ({"draft_counts": [0, 4], "nwor_modes": "off,stage"}, "draft_counts"),
+        ({"draft_counts": [0, 2], "draft_tokens": 4}, "draft_counts"),
+        ({"draft_counts": []}, "draft_counts"),
+        ({"draft_counts": [0, 4], "nwor_modes": "off,control"}, "--nwor-modes"),
+        ({"draft_counts": [0, 4], "scv_modes": "off,adaptive"}, "--scv-modes"),
+        ({"draft_counts": [0, 4], "nwor_modes": "off,stage", "scv_modes": "off,graph,adaptive"},
+         "--scv-modes"),
         ({"draft_counts": [0, 4], "interleave": "batches"}, "--interleave"),
         ({"draft_counts": [0, 4], "against": {"block_size": 32}}, "--against"),
         (

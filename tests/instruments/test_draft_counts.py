@@ -1,7 +1,7 @@
 """Draft counts set ahead of the step that verifies them, on a scheduler that behaves as vLLM's."""
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,11 +42,16 @@ class Scheduler:
         )
 
 
+STAGED = tuple(
+    Cell("tiny", NworMode.STAGE, ScvMode.ADAPTIVE, drafts_arm(count)) for count in COUNTS if count
+)
+
+
 def run(
-    scheduler: Scheduler, steps: int, *, untimed: bool = False
+    scheduler: Scheduler, steps: int, *, untimed: bool = False, cells: Sequence[Cell] = CELLS
 ) -> list[tuple[WindowPlace | None, int]]:
     """Place and verified drafts of each step that only decodes, with an order from the start."""
-    order = WindowOrder(CELLS, compared_pairs(CELLS), "0", untimed)
+    order = WindowOrder(tuple(cells), compared_pairs(cells), "0", untimed)
     DraftSwitch(scheduler, COUNTS).interleave(order)
     outputs = [scheduler.schedule() for _ in range(steps)]
     return [
@@ -68,6 +73,27 @@ def test_each_place_verifies_its_own_count(untimed: bool) -> None:
     counts = (*COUNTS, 0)  # the A/A arm is k = 0
     assert all(drafts == counts[place.cell] for place, drafts in placed)
     assert {place.cell for place, _ in placed} == set(range(len(CELLS)))
+
+
+def test_the_last_window_of_a_staged_group_drafts_for_its_own_count() -> None:
+    """It is compared, so its drafter's time must be that of its count: whatever comes next, the
+    step behind it verifies as many drafts. Groups of other counts go on with the next group's."""
+    cells = (*CELLS, *STAGED)
+    decoded = run(Scheduler(), 900, cells=cells)
+    groups: dict[int, set[int]] = {}
+    for place, _ in decoded:
+        if place is not None:
+            groups.setdefault(place.group, set()).add(place.cell)
+    staged = {group for group, own in groups.items() if max(own) >= len(CELLS)}
+    assert len(staged) > 20
+    follows: dict[bool, list[bool]] = {True: [], False: []}
+    for (place, drafts), (_, then) in pairwise(decoded):
+        if place is not None and place.is_last:
+            follows[place.group in staged].append(then == drafts)
+    assert all(follows[True])
+    assert not all(follows[False])
+    placed = [(place, drafts) for place, drafts in decoded if place is not None]
+    assert all(drafts == (cells[place.cell].drafts or 0) for place, drafts in placed)
 
 
 def test_groups_are_whole_but_where_a_prefill_cuts_them() -> None:

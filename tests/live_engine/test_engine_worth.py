@@ -4,23 +4,31 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pandas as pd
 import pytest
+from refusals import refused
 
 from nwor_bench.analysis.analyse import analyse
+from nwor_bench.analysis.comparing.compare import compare_sweeps
+from nwor_bench.analysis.comparing.stored_run import load_stored_runs
+from nwor_bench.analysis.draft_tokens import same_places
 from nwor_bench.analysis.effects import effects_over_off
+from nwor_bench.analysis.measured_worth import MeasuredWorth, measured_worth
+from nwor_bench.analysis.parity.kv import KV_EVENT, KvVerdict
 from nwor_bench.analysis.statistics import simultaneous_bounds, unpaired_ratio
-from nwor_bench.analysis.worth import Measured, same_places, worth_of
+from nwor_bench.analysis.worth import Measured, worth_of
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.errors import ExitCode
 from nwor_bench.instruments.robust import RatioInterval
+from nwor_bench.plugin.runner_v1.staging import StagingBuffers
 from nwor_bench.records.store import RunData, read_run
-from nwor_bench.records.types import Phase
-from nwor_bench.report.worth import measured_worth
+from nwor_bench.records.types import Phase, WindowRecord
+from nwor_bench.report.sweep import swept_worths
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep import run_loaded
 from nwor_bench.run.sweep_folder import SweepIndex
@@ -39,18 +47,26 @@ def worth(
     most: int = 2,
     requests: Sequence[int] = (1, 3),
     serve_s: float | None = None,
+    nwor_modes: Sequence[str] = ("off",),
+    scv_modes: Sequence[str] = ("off",),
     **settings: Any,
 ) -> tuple[ExitCode, list[RunData]]:
     content = {
         "name": "worth",
         "axes": {"pairs": [pair], "requests": requests, "draft_tokens": [most],
-                 "nwor_modes": ["off"], "scv_modes": ["off"]},
+                 "nwor_modes": nwor_modes, "scv_modes": scv_modes},
         "settings": {"draft_counts": [*range(most + 1)], "batches": 3, "max_new_tokens": 48,
                      "warmup": 0, "max_warmup": 0, **settings},
     }  # fmt: skip
     sweep = SweepFile.model_validate_json(json.dumps(content))
     code = run_loaded(sweep, RunOptions(output=folder, quiet=True, serve_s=serve_s))
     return code, [read_run(path.parent) for path in sorted(folder.glob("*/run.json"))]
+
+
+def result_of(index: SweepIndex) -> dict[str, Any]:
+    """As `nwor-bench report --json` has it."""
+    runs = swept_runs(index)
+    return sweep_result(index, runs, swept_worths(runs))
 
 
 @pytest.fixture
@@ -100,23 +116,86 @@ def test_draft_counts_alternate_and_give_the_same_tokens(tmp_path: Path, pair: s
     assert equal == compared > 20  # the drafter's cache does not suffer from switching
     assert all(rate.tokens and rate.tokens > 1.2 for rate in found.rates)
     index = SweepIndex.open(tmp_path / "worth")
-    told = sweep_result(index, swept_runs(index))["worth"]
+    (told,) = result_of(index)["worth"]
     rows = pd.read_csv(tmp_path / "worth" / "worth.csv")
     assert [(r["requests"], r["drafts"]) for r in told["rates"]] == [(1, 1), (1, 2), (3, 1), (3, 2)]
-    assert list(zip(rows.requests, rows.drafts, strict=True)) == [(1, 1), (1, 2), (3, 1), (3, 2)]
+    assert list(zip(rows.requests, rows.drafts, strict=True)) == [
+        (size, k) for size in (1, 3) for k in (0, 1, 2)
+    ]
+    assert (rows.target_ms < rows.window_ms).all()  # and both were measured, at k = 0 too
+    assert rows.stage_verdict.isna().all()
     document = (tmp_path / "worth" / "summary.md").read_text()
     assert "Acceptance by position" in document
     assert "Draft counts by batch size" in document
+
+
+def test_staged_counts_alternate_with_stocks(tmp_path: Path) -> None:
+    """Each k > 0 has a staged arm beside it: with the tokens, acceptance and K/V of the same k in
+    mode off. What drafts for a staged window's run drafts as many as the run verifies."""
+    code, runs = worth(tmp_path / "worth", "tiny", batches=2, nwor_modes=["off", "stage"])
+    assert code is ExitCode.OK
+    for run in runs:
+        assert run.header.engine is not None
+        assert run.header.engine.staging_unavailable is None
+        cells = [f"k = {k}{staged}" for k in (1, 2) for staged in ("", ", stage x off")]
+        gate = {b.cell.label: b for b in run.batches if b.phase == Phase.GATE}
+        assert list(gate) == ["k = 0", *cells, "off x off (A/A)"]
+        for k in (1, 2):
+            staged, stock = gate[f"k = {k}, stage x off"], gate[f"k = {k}"]
+            assert staged.staged_tokens == staged.draft_tokens == stock.draft_tokens > 0
+            assert staged.vllm_accepted_per_position == stock.vllm_accepted_per_position
+            assert staged.parity in ("exact", "explained")
+        kv = [event for event in run.events if event.get("event") == KV_EVENT]
+        assert [(e["arm"], e["verdict"]) for e in kv if e["nwor_mode"] == "stage"] == [
+            ("k=1", "equal bit for bit"), ("k=2", "equal bit for bit")
+        ]  # fmt: skip
+        assert {e["verdict"] for e in kv if e["nwor_mode"] == "off"} == {"within tolerance"}
+        placed = [window for window in run.windows if window.group is not None]
+        assert {window.cell.label for window in placed} >= {"k = 0", *cells}
+        for window in placed:
+            staged_tokens = window.draft_tokens if window.nwor_mode == "stage" else 0
+            assert window.staged_tokens == staged_tokens
+            assert window.draft_tokens == window.num_reqs * (window.cell.drafts or 0)
+        found = analyse(run)
+        assert found.violations == ()
+        pairs = {(e.pair.treated.label, e.pair.reference.label) for e in found.effects}
+        assert {("k = 1, stage x off", "k = 1"), ("k = 2, stage x off", "k = 2")} <= pairs
+        assert follows_last(run.windows) == {1, 2}
+    document = (tmp_path / "worth" / "summary.md").read_text()
+    assert "Tokens/s, staged over not" in document
+    assert "reference attention" in document
+    own = load_stored_runs(tmp_path / "worth")
+    for compared in compare_sweeps(own, own).values():
+        changes = {cell.label: cell.ratio for cell in compared.cells if cell.cell.drafts}
+        assert set(changes) == set(cells)
+        assert {change.ratio for change in changes.values() if change} <= {1.0}
+
+
+def follows_last(windows: Sequence[WindowRecord]) -> set[int]:
+    """Counts k of groups with a staged cell, each of whose last windows is followed by one that
+    verifies k drafts too."""
+    ends: dict[int, list[bool]] = {}
+    staged: set[tuple[int, int | None]] = {
+        (w.batch, w.group) for w in windows if w.nwor_mode == "stage"
+    }
+    for last, then in pairwise(windows):
+        is_last = last.run == 3 and last.position == (last.run_length or 0) - 1
+        if is_last and last.batch == then.batch and (last.batch, last.group) in staged:
+            k = last.cell.drafts or 0
+            ends.setdefault(k, []).append(then.draft_tokens == then.num_reqs * k)
+    return {k for k, own in ends.items() if all(own)}
 
 
 def test_the_line_found_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On an open loop every arm serves the same requests, by its own schedule; here the line and
     how often requests come are told, because what pays on this machine is not known."""
     line = {1: 2, 3: 1}
-    monkeypatch.setattr(
-        "nwor_bench.run.sweep.measured_worth",
-        lambda found: replace(measured_worth(found), best=line),
-    )
+
+    def chosen(found: Any) -> MeasuredWorth:
+        own = measured_worth(found)
+        return replace(own, worth=replace(own.worth, best=line))
+
+    monkeypatch.setattr("nwor_bench.run.sweep.measured_worth", chosen)
     monkeypatch.setattr("nwor_bench.run.serving.best_fixed", lambda worth: 2)
     monkeypatch.setattr("nwor_bench.run.serving._latency_s", lambda run: 0.2)
     drafted: dict[str, set[tuple[int, int]]] = {}
@@ -154,7 +233,7 @@ def test_the_line_found_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     blocks = max(row["block"] for row in rows) + 1
     assert blocks >= 3
     assert len(rows) == 3 * blocks
-    told = sweep_result(index, swept_runs(index))["worth"]["served"]
+    told = result_of(index)["worth"][0]["served"]
     assert [each["over"] for each in told] == ["k = 2", "k = 0"]
     assert all(each["tpot"]["low"] < each["tpot"]["high"] for each in told)
     assert "Served, requests coming at random times" in (tmp_path / "worth/summary.md").read_text()
@@ -175,14 +254,46 @@ def test_a_count_that_changes_a_token_is_invalid(tmp_path: Path, plant: Any) -> 
     assert "k = 2" in (tmp_path / "worth" / "summary.md").read_text().split("INVALID", 1)[1]
 
 
+def test_the_gate_of_staged_counts_finds_a_lost_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each commit writes a draft less: staged counts are INVALID, those of mode off are not."""
+    original = StagingBuffers.commit
+
+    def fewer(buffers: StagingBuffers, slots: Any, accepted: Any) -> str:
+        kept = accepted.clone()
+        kept[accepted.nonzero()[-1:]] = False
+        return original(buffers, slots, kept)
+
+    monkeypatch.setattr(StagingBuffers, "commit", fewer)
+    code, (run,) = worth(
+        tmp_path / "worth", "tiny", requests=(2,), batches=1, max_new_tokens=12,
+        nwor_modes=["off", "stage"],
+    )  # fmt: skip
+    assert code is ExitCode.CORRECTNESS_BROKEN
+    kv = {e["arm"]: e["verdict"] for e in run.events if e.get("event") == KV_EVENT}
+    assert kv["k=1"] == kv["k=2"] == KvVerdict.BROKEN
+    for cell in analyse(run).cells:
+        assert (cell.verdict == "INVALID") == (cell.nwor_mode == "stage"), cell.label
+
+
+def test_staging_that_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nwor_bench.plugin.refusals.of_engine", lambda _: "batch_invariant")
+    with refused("--nwor-modes", value="off,stage", naming="batch_invariant"):
+        worth(tmp_path / "worth", "tiny", requests=(1,), nwor_modes=["off", "stage"])
+
+
 @pytest.mark.long
 def test_a_slower_count_is_found(tmp_path: Path, plant: Any) -> None:
-    """k = 2 takes 10 ms more; a window of the tiny pair takes as much. k = 1 must not show it."""
+    """k = 2 takes 30 ms more; a window of the tiny pair takes a third of that on a quiet machine.
+    k = 1 must not show it. Compared with a sound run k = 2 got worse than k = 1 did; whether that
+    is shown depends on how busy the machine was in either run."""
 
     def slow(_: Any, drafts: int) -> None:
         if drafts == 2:
-            time.sleep(0.01)
+            time.sleep(0.03)
 
+    worth(tmp_path / "sound", "tiny", batches=12)
     plant(slow)
     _, runs = worth(tmp_path / "worth", "tiny", batches=12)
     found = worth_of([Measured(run, analyse(run).effects) for run in runs])
@@ -192,6 +303,12 @@ def test_a_slower_count_is_found(tmp_path: Path, plant: Any) -> None:
         assert two.time_ratio is not None
         assert two.time_ratio > one.time_ratio + 0.3
     assert all(k < 2 for k in found.best.values())
+    sides = [load_stored_runs(tmp_path / name) for name in ("sound", "worth")]
+    for compared in compare_sweeps(*sides).values():
+        one, two = (cell for cell in compared.cells if cell.cell.drafts)
+        assert one.ratio is not None
+        assert two.ratio is not None
+        assert two.ratio.ratio > one.ratio.ratio + 0.2
 
 
 @pytest.mark.gpu
@@ -231,6 +348,34 @@ def test_draft_counts_alternate_under_full_graphs(
         assert {effect.clock for effect in found.effects} == {"device_ms"}
     equal, compared = same_places(runs[0])
     assert equal == compared > 20
+
+
+@pytest.mark.gpu
+def test_staged_counts_under_full_graphs(tmp_path: Path) -> None:
+    """Every k has graphs of mode stage too; SCV decides about smaller counts as about the largest,
+    and what is staged leaves what stock leaves."""
+    graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY",
+              "cudagraph_capture_sizes": [1, 2, 3, 6, 9]}  # fmt: skip
+    code, runs = worth(
+        tmp_path / "worth", "tiny-mtp", batches=6, max_new_tokens=200, attention="ours",
+        nwor_modes=["off", "stage"], scv_modes=["off", "adaptive"],
+        engine_args={"compilation_config": graphs},
+    )  # fmt: skip
+    assert code is ExitCode.OK
+    for run in runs:
+        kv = {e["arm"]: e["verdict"] for e in run.events if e.get("event") == KV_EVENT}
+        assert kv.keys() == {"k=1", "k=2", "interleaved"}
+        assert set(kv.values()) <= {KvVerdict.EXACT, KvVerdict.WITHIN}
+        staged = [w for w in run.windows if w.nwor_mode == "stage" and w.group is not None]
+        assert {window.cell.drafts for window in staged} == {1, 2}
+        assert {window.fallback_reason for window in staged} == {None}
+        assert {window.scv_fallback_reason for window in staged} == {None}
+        assert all(w.staged_tokens == w.draft_tokens for w in staged)
+        found = analyse(run)
+        assert found.violations == ()
+        assert {effect.clock for effect in found.effects} == {"device_ms"}
+        assert found.worth is not None
+        assert [rate.drafts for rate in found.worth.rates if rate.stage_groups] == [1, 2]
 
 
 @pytest.mark.gpu

@@ -1,15 +1,27 @@
 """The V2 runner's hook on a runner made of pieces: steps, drafts, prefills, and what it keeps."""
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from v2_pieces import PieceStaging, input_batch_of, make_hook, make_runner, run_step, scheduled
+from v2_pieces import (
+    LAYERS,
+    PieceStaging,
+    input_batch_of,
+    make_hook,
+    make_runner,
+    run_step,
+    scheduled,
+)
 
+from nwor_bench.plugin.interleaving import FollowedScheduler
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.records.fallback_reasons import BESIDE_PREFILL
 from nwor_bench.records.types import BesidePrefill, NworMode, ScvMode
+from nwor_bench.records.window_order import PLACE, WindowPlace
 
 pytestmark = pytest.mark.slow  # vLLM's runner is imported
 
@@ -169,3 +181,67 @@ def test_every_request_is_forgotten_when_the_last_has_ended(
     hook.late.resolve(None)
     assert hook.late._sampled_before == {}
     assert len(hook.drain(None)) == 200
+
+
+def step_of(hook: Any, drafts: Sequence[int], place: Any = None) -> None:
+    """A step of windows of so many drafts each, as `nwor-bench worth` schedules it."""
+    runner, most = hook.runner, max(drafts)
+    output, batch = scheduled(REQUESTS, drafts=most), input_batch_of(REQUESTS, most)
+    output.scheduled_spec_decode_tokens = {
+        name: [-1] * n for name, n in zip(REQUESTS, drafts, strict=True) if n
+    }
+    output.total_num_scheduled_tokens = batch.num_tokens = sum(drafts) + len(drafts)
+    batch.num_draft_tokens_per_req = np.array(drafts, dtype=np.int32)
+    batch.num_draft_tokens = sum(drafts)
+    setattr(output, PLACE, place)
+    runner.execute_model(output)
+    runner.prepare_attn(batch)
+    if hook.window.is_staging:
+        rows = torch.arange(batch.num_tokens)
+        for layer in range(LAYERS):
+            assert hook.window.stage(layer, rows, rows)
+    runner.sample(None, batch, None)
+
+
+@pytest.mark.parametrize(
+    ("drafts", "uniform"), [((2, 2), 2), ((1, 1), 1), ((2, 1), None), ((1, 0), None)]
+)
+def test_the_validator_hears_of_a_count_that_all_requests_have(
+    monkeypatch: pytest.MonkeyPatch, drafts: Sequence[int], uniform: int | None
+) -> None:
+    """The engine's most is 2; draft counts run smaller ones, as evenly."""
+    asked: list[int | None] = []
+
+    def validate(num_sampled: Any, _: Any, own: int | None) -> Any:
+        asked.append(own)
+        accepted = num_sampled - 1
+        return SimpleNamespace(num_accepted=accepted, path="host", fallback_reason=None)
+
+    hook = make_hook(monkeypatch)
+    hook.validator.validate = validate
+    step_of(hook, drafts)
+    assert asked == [uniform]
+    (window,) = hook.drain({"a": 9, "b": 9})
+    assert window["staged_tokens"] == sum(drafts)
+
+
+def test_a_window_without_a_draft_stages_nothing_in_mode_stage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hook = make_hook(monkeypatch)
+    step_of(hook, (0, 0))
+    (window,) = hook.drain({"a": 9, "b": 9})
+    assert (window["draft_tokens"], window["staged_tokens"]) == (0, 0)
+    assert window["fallback_reason"] is None
+
+
+def test_draft_counts_stage_where_their_places_cells_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps between groups, which have no place, run in mode off."""
+    hook = make_hook(monkeypatch)
+    followed = FollowedScheduler(hook, [("off", "off"), ("stage", "off"), ("off", "off")])
+    followed.start()
+    for cell in (1, 0, 1, None, 1, 2):
+        step_of(hook, (1, 1), None if cell is None else WindowPlace(cell, 0, 0, 1, 0))
+    staged = [window["staged_tokens"] for window in hook.drain({"a": 99, "b": 99})]
+    assert staged == [2, 0, 2, 0, 2, 0]
+    assert [sorted(facts) for facts in followed.facts()] == [["scv_counters", "scv_fallbacks"]] * 3

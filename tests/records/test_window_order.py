@@ -120,3 +120,12 @@ CELLS = (
 def test_off_is_compared_with_all_and_the_control_with_what_stages(cells, extra):
     expected = [(0, n) for n in range(1, len(cells))] + extra
     assert list(compared_pairs(cells)) == expected
+
+
+def test_a_staged_draft_count_is_compared_with_the_same_count_in_mode_off():
+    zero, two, four = (Cell("p", NworMode.OFF, ScvMode.OFF, f"k={k}") for k in (0, 2, 4))
+    staged = [Cell("p", NworMode.STAGE, ScvMode.ADAPTIVE, f"k={k}") for k in (2, 4)]
+    again = Cell("p", NworMode.OFF, ScvMode.OFF, AA)
+    cells = (zero, two, staged[0], four, staged[1], again)
+    assert compared_pairs(cells) == ((0, 1), (1, 2), (0, 3), (3, 4), (0, 5))
+    assert compared_pairs((zero, staged[1])) == ((0, 1),)  # in the gate, if k = 4 ran already

@@ -10,9 +10,11 @@ from synthetic_run import make_run
 
 from nwor_bench.analysis.analyse import analyse
 from nwor_bench.analysis.draft_rates import Rate, Worth
+from nwor_bench.analysis.measured_worth import MeasuredWorth
+from nwor_bench.analysis.worth import WindowTime, window_times
 from nwor_bench.records.header import PairFacts
-from nwor_bench.records.types import Verdict
-from nwor_bench.report import worth as report
+from nwor_bench.records.types import NworMode, Verdict
+from nwor_bench.report import draft_line, worth_answer
 
 pytestmark = pytest.mark.slow  # imports pandas and scipy
 
@@ -24,6 +26,11 @@ def rate(requests: int, k: int, ratio: float | None, verdict: Verdict) -> Rate:
 
 def worth(rates: Sequence[Rate], best: Mapping[int, int]) -> Worth:
     return Worth(tuple(rates), best, 5, {})
+
+
+def told(found: Worth, times: Sequence[WindowTime] = ()) -> MeasuredWorth:
+    """Of a run that has no draft counts of its own."""
+    return MeasuredWorth((analyse(make_run()),), found, tuple(times))
 
 
 FASTER, SLOWER, OPEN = Verdict.FASTER, Verdict.SLOWER, Verdict.AMBIGUOUS
@@ -65,11 +72,8 @@ FASTER, SLOWER, OPEN = Verdict.FASTER, Verdict.SLOWER, Verdict.AMBIGUOUS
         (worth([rate(1, 2, None, OPEN)], {1: 0}), OPEN, None),
     ],
 )
-def test_the_sentence(
-    monkeypatch: pytest.MonkeyPatch, found: Worth, badge: Verdict, words: str | None
-) -> None:
-    monkeypatch.setattr(report, "measured_worth", lambda _: found)
-    answer = report.worth_answer([analyse(make_run())])
+def test_the_sentence(found: Worth, badge: Verdict, words: str | None) -> None:
+    answer = worth_answer.worth_answer(told(found))
     assert answer.badge == badge
     if words is None:
         assert "Measure longer" in answer.sentence
@@ -77,23 +81,20 @@ def test_the_sentence(
         assert answer.sentence == words
 
 
-def test_a_gain_that_the_drafters_pass_at_k_0_may_explain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gain_that_the_drafters_pass_at_k_0_may_explain() -> None:
     """1.1 to 1.3 times at 8 requests, where k = 0 spends up to 12 of 100 ms beside the target; 1.8
     to 2 times at 1."""
     found = worth([rate(1, 2, 1.9, FASTER), rate(8, 2, 1.2, FASTER)], {1: 2, 8: 2})
-    parts = [report._Parts(size, k, 100.0, 88.0) for size in (1, 8) for k in (0, 2)]
-    monkeypatch.setattr(report, "measured_worth", lambda _: found)
-    monkeypatch.setattr(report, "_parts_of", lambda _: parts)
-    sentence = report.worth_answer([analyse(make_run())]).sentence
+    times = [WindowTime(size, k, False, 100.0, 88.0) for size in (1, 8) for k in (0, 2)]
+    sentence = worth_answer.worth_answer(told(found, times)).sentence
     assert "At 8 requests a server without a drafter may be as fast" in sentence
     assert "up to 12 % of its time" in sentence
 
 
 def test_synthetic_acceptance_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     found = worth([rate(1, 2, 1.9, FASTER)], {1: 2})
-    monkeypatch.setattr(report, "measured_worth", lambda _: found)
-    monkeypatch.setattr(report, "named_rates", lambda _: [0.75, 0.5])
-    sentence = report.worth_answer([analyse(make_run())]).sentence
+    monkeypatch.setattr(worth_answer, "named_rates", lambda _: [0.75, 0.5])
+    sentence = worth_answer.worth_answer(told(found)).sentence
     assert sentence.endswith(
         "Acceptance is synthetic: 75 % and 50 % of windows accept drafts 1 to 2."
     )
@@ -102,13 +103,13 @@ def test_synthetic_acceptance_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("ratio", "said"), [(None, 0), (0.8, 1)])
 def test_no_line_if_nothing_was_measured(ratio: float | None, said: int) -> None:
     found = worth([rate(1, 2, ratio, OPEN)], {1: 0})
-    assert len(list(report.vllm_line(found, PAIR))) == said
+    assert len(list(draft_line.line_blocks(found, PAIR, staged=True))) == said
 
 
 def test_a_shapes_acceptance_is_no_part_of_the_line() -> None:
     shape = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.6, "b": 2}
     pair = PairFacts(method="eagle", draft="/d", speculative=shape)
-    found = report.speculative_config(worth([], {1: 2}), pair)
+    found = draft_line.speculative_config([[1, 1, 2]], pair)
     assert found == {"b": 2, "method": "eagle", "model": "/d", "num_speculative_tokens": 2}
 
 
@@ -120,12 +121,35 @@ def window(cell: Any, device: float | None, wall: float, forward: float) -> Any:
 
 def test_windows_take_the_devices_time_if_there_is_one() -> None:
     """On a GPU the host's time from step to step is that of another window."""
-    counts = [SimpleNamespace(drafts=k) for k in (0, 2)]
+    counts = [SimpleNamespace(drafts=k, nwor_mode=NworMode.OFF) for k in (0, 2)]
     windows = [window(counts[0], 5.0, 9.0, 4.0), window(counts[1], 9.0, 5.0, 6.0),
                window(counts[1], None, 7.0, 6.0)]  # fmt: skip
-    run = SimpleNamespace(windows=windows, header=SimpleNamespace(scenario={"requests": 2}))
-    parts = report._parts_of([SimpleNamespace(run=run)])  # type: ignore[list-item]
-    assert [(p.k, p.whole, p.target) for p in parts] == [(0, 5.0, 4.0), (2, 8.0, 6.0)]
+    run: Any = SimpleNamespace(windows=windows, header=SimpleNamespace(scenario={"requests": 2}))
+    times = [(time.drafts, time.window_ms, time.target_ms) for time in window_times([run])]
+    assert times == [(0, 5.0, 4.0), (2, 8.0, 6.0)]
+
+
+def test_staged_windows_have_times_of_their_own() -> None:
+    """The first window of a run follows the switch of modes; the last one drafts for its count."""
+    staged = SimpleNamespace(drafts=2, nwor_mode=NworMode.STAGE)
+    windows = [window(staged, None, 9.0, 4.0), window(staged, None, 5.0, 3.0)]
+    windows[1].position = 1
+    run: Any = SimpleNamespace(windows=windows, header=SimpleNamespace(scenario={"requests": 2}))
+    assert window_times([run]) == [WindowTime(2, 2, True, 5.0, 3.0)]
+
+
+@pytest.mark.parametrize(
+    ("staged", "blocks"),
+    [({}, 0), ({1: 2, 8: 2}, 1), ({1: 0, 8: 0}, 1), ({1: 4, 8: 2}, 2)],
+)
+def test_a_server_that_stages_has_a_line_of_its_own(staged: Mapping[int, int], blocks: int) -> None:
+    """Only if staged counts were measured: the same one, none, or another."""
+    found = replace(worth([rate(1, 2, 1.9, FASTER)], {1: 2, 8: 2}), best_staged=staged)
+    told = list(draft_line.line_blocks(found, PAIR, staged=True))
+    assert len(told) == 2 + blocks
+    assert len(list(draft_line.line_blocks(found, PAIR, staged=False))) == 2
+    if blocks == 2:
+        assert '"num_speculative_tokens": 4' in str(told[-1])
 
 
 def test_a_broken_count_is_the_answer() -> None:
@@ -133,7 +157,8 @@ def test_a_broken_count_is_the_answer() -> None:
     cells = tuple(
         replace(cell, verdict="INVALID", reason="it changed the output") for cell in sound.cells
     )
-    answer = report.worth_answer([replace(sound, cells=cells)])
+    broken = MeasuredWorth((replace(sound, cells=cells),), worth([], {}), ())
+    answer = worth_answer.worth_answer(broken)
     assert answer.badge == "INVALID"
     assert "it changed the output" in answer.sentence
 
@@ -154,6 +179,6 @@ PAIR = PairFacts(method="eagle", draft="/d", speculative={"a": 1})
     ],
 )  # fmt: skip
 def test_the_line_for_vllm(best: Mapping[int, int], config: dict[str, Any] | None) -> None:
-    found = report.speculative_config(worth([], best), PAIR)
+    found = draft_line.speculative_config(worth([], best).schedule, PAIR)
     models = {"a": 1, "method": "eagle", "model": "/d"}
     assert found == (None if config is None else {**models, **config})

@@ -1,5 +1,6 @@
 """Windows between groups belong to the draft count that they verified, not to the batch's."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,3 +28,12 @@ PLACE = BatchPlace(CELLS[0], Phase.INTERLEAVED, Block(1, (), ()), 7, 0, "", ORDE
 )
 def test_the_cell_of_a_window(window: dict[str, Any], arm: str) -> None:
     assert PLACE.cell_of(window).arm == arm
+
+
+def test_a_window_between_groups_is_of_mode_off() -> None:
+    """There the hook's mode is off, whatever the group before it staged."""
+    staged = replace(CELLS[1], nwor_mode=NworMode.STAGE)
+    cells = (*CELLS[:2], staged, CELLS[2])
+    place = replace(PLACE, window_order=WindowOrder(cells, compared_pairs(cells), "0"))
+    assert place.cell_of({"cell": None, "draft_tokens": 6, "num_reqs": 3}) == CELLS[1]
+    assert place.cell_of({"cell": 2, "draft_tokens": 6, "num_reqs": 3}) == staged

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -157,6 +158,40 @@ def test_synthetic_draft_counts_must_give_equal_lengths() -> None:
     assert gate.interleaved_difference(answer(5, 1, 2, 3), answer(0, 4, 5, 6), block) is None
     assert gate.interleaved_difference(answer(5, 1, 2), answer(0, 4, 5, 6), block) is not None
     assert "per-position" not in str(gate.facts().compared)
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A batch's record as far as synthetic acceptance needs it."""
+
+    cell: Cell
+    vllm_accepted_per_position: tuple[int, ...]
+    vllm_num_drafts: int = 9
+    vllm_draft_tokens: int = 18
+    parity: str | None = None
+    first_mismatch: str | None = None
+
+
+@pytest.mark.parametrize(("counts", "parity"), [((5, 3), "acceptance only"), ((5, 2), "INVALID")])
+def test_a_staged_count_must_accept_as_many_as_the_same_count_in_mode_off(
+    counts: tuple[int, int], parity: str
+) -> None:
+    """Other draft counts accept other numbers; a staged one has the windows of its twin."""
+    status = GpuEngine(device="cuda:0", dtype="bfloat16").status()
+    status = status.model_copy(update={"rejection_sample_method": "synthetic"})
+    gate = ParityGate(status, encode, Mock(), True, lambda event: None, by_drafts=True)
+    zero, two = (Cell("tiny", NworMode.OFF, ScvMode.OFF, drafts_arm(k)) for k in (0, 2))
+    staged = replace(two, nwor_mode=NworMode.STAGE)
+
+    def answer(cell: Cell, *accepted: int) -> Answer:
+        record: Any = Accepted(cell, accepted)
+        return Answer(record, ((1, 2, 3),))
+
+    block: Any = None
+    stock = gate.check(two, answer(two, 5, 3), answer(zero), block)
+    found = gate.check(staged, answer(staged, *counts), stock, block)
+    assert stock.record.parity == "acceptance only"
+    assert found.record.parity == parity
 
 
 @pytest.mark.parametrize("at", [None, 7])

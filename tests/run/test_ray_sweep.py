@@ -148,7 +148,7 @@ def on_fake_ray(
         monkeypatch.setattr("nwor_bench.run.ray_sweep.require_ray", lambda: ray)
         monkeypatch.setattr("nwor_bench.run.ray_sweep.import_module", lambda name: strategies)
         monkeypatch.setattr("nwor_bench.run.sweep_summary.swept_runs", lambda index: ())
-        monkeypatch.setattr("nwor_bench.run.sweep_summary.write_summary", lambda index, runs: None)
+        monkeypatch.setattr("nwor_bench.run.sweep_summary.write_summary", lambda *_: None)
         index = SweepIndex.create(tmp_path / "out", sweep, groups, "now")
         code = run_on_ray(index, groups, ["nwor-bench"], Console(quiet=True), RunOptions(**how))
         return ray, code, SweepIndex.open(tmp_path / "out")

@@ -172,6 +172,8 @@ def _why_no_number(cell: CellChange, by: DecideBy) -> str:
         for name, side in (("BASE", cell.base), ("NEW", cell.new))
         if side is None or side.ratio_to_off is None
     ]
+    if cell.cell.drafts is not None:
+        return "too few groups of windows in a run, or too few requests of the same text"
     if missing:
         return f"no ratio to off x off in {' and '.join(missing)}"
     return "one run timed windows, the other whole batches only"

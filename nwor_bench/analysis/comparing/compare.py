@@ -4,10 +4,13 @@ Cells are matched by pair, NWOR mode, SCV mode and arm; with `force` the pairs' 
 cell in only one of the runs is listed with that verdict.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from nwor_bench.analysis.comparing.change_estimates import ratio_change, time_change, work_change
 from nwor_bench.analysis.comparing.change_verdicts import CellChange, ChangeVerdict, change_verdicts
+from nwor_bench.analysis.comparing.draft_changes import token_time_change
 from nwor_bench.analysis.comparing.preconditions import (
     DecideBy,
     Difference,
@@ -55,6 +58,11 @@ class Comparison:
     def having(self, *outcomes: ChangeVerdict) -> list[CellChange]:
         """The cells with these verdicts."""
         return [cell for cell in self.cells if cell.outcome in outcomes]
+
+    @property
+    def by_drafts(self) -> bool:
+        """True if its cells are draft counts."""
+        return self.base.counts is not None and self.new.counts is not None
 
     @property
     def too_noisy(self) -> bool:
@@ -130,6 +138,35 @@ def compare_runs(
     )
 
 
+def compare_sweeps(
+    base: Mapping[str, StoredRun], new: Mapping[str, StoredRun], **options: Any
+) -> dict[str, Comparison]:
+    """Compare the runs at the same places of two sweeps, by place; options as of `compare_runs`.
+
+    Raises NotComparableError if no place is in both, or as `compare_runs` with the run's place.
+    """
+    common = [place for place in base if place in new]
+    if not common:
+        raise NotComparableError.at(
+            "BASE and NEW have no run in common",
+            f"BASE has {', '.join(base)}; NEW {', '.join(new)}",
+        )
+    found = {}
+    for place in common:
+        try:
+            found[place] = compare_runs(base[place], new[place], **options)
+        except NotComparableError as error:
+            raise error.within(place) from error
+    return found
+
+
+def worst_exit_code(codes: Iterable[ExitCode]) -> ExitCode:
+    """Of several comparisons: a regression in one is one in all."""
+    found = set(codes)
+    order = (ExitCode.REGRESSION, ExitCode.INCONCLUSIVE)
+    return next((code for code in order if code in found), ExitCode.OK)
+
+
 def _names(run: StoredRun) -> str:
     return ", ".join(f"{cell.pair}: {cell.label}" for cell in sorted(run.cells, key=cell_order))
 
@@ -138,6 +175,10 @@ def _matched(base: StoredRun, new: StoredRun, cell: Cell) -> CellChange:
     change = CellChange(cell, base.cells.get(cell), new.cells.get(cell))
     if change.base is None or change.new is None:
         return change
-    ratio, time = ratio_change(base, new, cell), time_change(base, new, cell)
+    if base.counts is not None and new.counts is not None:
+        ratio = token_time_change(base.counts, new.counts, cell)
+    else:
+        ratio = ratio_change(base, new, cell)
+    time = time_change(base, new, cell)
     work = work_change(change.base, change.new)
     return replace(change, ratio=ratio, time=time, work=work)

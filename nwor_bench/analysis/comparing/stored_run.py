@@ -5,6 +5,7 @@ from pathlib import Path
 
 from nwor_bench.analysis.analyse import analyse
 from nwor_bench.analysis.cell_data import CellData
+from nwor_bench.analysis.worth import Measured
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.files import (
     KEPT_RECORDS_FILE,
@@ -30,6 +31,8 @@ class StoredRun:
     cells: dict[Cell, CellResult]
     data: dict[Cell, CellData]
     warnings: tuple[str, ...]
+    counts: Measured | None = None
+    """What its draft counts are worked out from; None for a run that compares modes."""
 
     def baseline_of(self, cell: Cell) -> CellData | None:
         """Records of off x off with the cell's pair; None if it did not run."""
@@ -52,18 +55,34 @@ class StoredRun:
         )
 
 
+def is_sweep(folder: Path) -> bool:
+    """True for the folder of a sweep of several runs."""
+    return not (folder / RUN_FILE).is_file() and (folder / SWEEP_FILE).is_file()
+
+
+def load_stored_runs(folder: Path) -> dict[str, StoredRun]:
+    """The runs of a sweep of draft counts by their place on its axes; those that never started are
+    left out.
+
+    Raises ConfigError for a sweep of modes, whose runs have an answer each; and as `load_stored`.
+    """
+    folders = sorted(path.parent for path in folder.glob(f"*/{RUN_FILE}"))
+    found = {own.name.partition("-")[2] or own.name: load_stored(own) for own in folders}
+    if not all(run.counts is not None for run in found.values()):
+        remedy = "it holds a sweep of several runs; compare its run folders one by one"
+        raise ConfigError.for_field("run folder", str(folder), remedy)
+    return found
+
+
 def load_stored(folder: Path) -> StoredRun:
     """Read a run folder, or a stored baseline: run.json and the records.
 
     Raises ConfigError if there is no run, it has no records or no cells, StoreError if it is
     damaged or has an unknown format.
     """
-    if not (folder / RUN_FILE).is_file() and (folder / SWEEP_FILE).is_file():
-        raise ConfigError.for_field(
-            "run folder",
-            str(folder),
-            "it holds a sweep of several runs; compare its run folders one by one",
-        )
+    if is_sweep(folder):
+        remedy = "it holds a sweep of several runs; compare its run folders one by one"
+        raise ConfigError.for_field("run folder", str(folder), remedy)
     header, records = read_header(folder), records_path(folder)
     if not records.is_file():
         raise ConfigError.for_field(
@@ -83,5 +102,6 @@ def load_stored(folder: Path) -> StoredRun:
         header=header,
         cells={result.cell: result for result in found.cells},
         data={data.cell: data for data in found.gathered},
+        counts=None if found.worth is None else Measured(found.run, found.effects),
         warnings=(*([] if status == RunStatus.COMPLETE else [unfinished]), *found.run.warnings),
     )

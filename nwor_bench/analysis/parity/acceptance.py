@@ -191,18 +191,20 @@ def acceptance_violations(windows: Iterable[WindowRecord]) -> Iterator[tuple[Cel
 
 
 def _counts(windows: Iterable[WindowRecord]) -> dict[Cell, Acceptance]:
-    """Each cell's counts and off x off's, from the complete groups that both share."""
+    """Each cell's counts and those of what it is compared with, from the complete groups that both
+    share."""
     found: dict[Cell, Acceptance] = {}
     batches: dict[Cell, set[tuple[int, int]]] = defaultdict(set)
     inside = (window for window in windows if window.group is not None)
     for (block, batch, _), members in groupby(inside, key=lambda w: (w.block, w.batch, w.group)):
         own = list(members)
-        ours = [window for window in own if not window.cell.is_baseline]
-        theirs = [window for window in own if window.cell.is_baseline]
+        twins = {window.cell.stock_twin for window in own} - {None}
+        theirs = [w for w in own if w.cell in twins or (not twins and w.cell.is_baseline)]
+        ours = [window for window in own if window not in theirs]
         if len(own) != RUNS * (own[0].run_length or 0) or len(ours) != len(theirs):
             continue  # cut by the end of its batch, or a pair without off x off
         cell = ours[0].cell
-        if cell.arm is not None:
+        if cell.arm is not None and not twins:
             continue  # the A/A arm is off x off again; other draft counts accept other numbers
         new = (block, batch) not in batches[cell]
         batches[cell].add((block, batch))

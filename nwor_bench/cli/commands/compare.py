@@ -1,12 +1,12 @@
 """`nwor-bench compare BASE NEW`: find regressions of NEW against BASE."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nwor_bench.cli.command import AsJson, Quiet
-from nwor_bench.errors import ConfigError
+from nwor_bench.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
     from nwor_bench.report.document import Document
@@ -40,6 +40,8 @@ def compare(
 ) -> None:  # fmt: skip
     """Compare two runs cell by cell: is NEW slower than BASE, or broken?
 
+    Of two folders of `nwor-bench worth` batch size by batch size.
+
     Exit codes: 0 no regression, 2 bad input, 4 a regression,
     5 not comparable, or inconclusive: the A/A arm changed by more than the
     threshold; with --strict also a cell AMBIGUOUS or only in BASE.
@@ -53,24 +55,38 @@ def compare(
     for folder in (base, new):
         if not folder.is_dir():
             read_header(folder)  # refuses it before pandas and scipy are imported
-    from nwor_bench.analysis.comparing.compare import compare_runs
-    from nwor_bench.analysis.comparing.stored_run import load_stored
-    from nwor_bench.report.comparison import comparison_document, comparison_json
-
-    found = compare_runs(
-        load_stored(base), load_stored(new),
-        threshold=fraction, decide_by=DecideBy(decide_by), force=force,
-    )  # fmt: skip
-    document = comparison_document(found)
+    options = {"threshold": fraction, "decide_by": DecideBy(decide_by), "force": force}
+    document, text, code = _compared(base, new, options, strict=strict)
     if as_json:
-        typer.echo(comparison_json(found, strict=strict), nl=False)
+        typer.echo(text, nl=False)
     elif markdown:
         from nwor_bench.report.markdown import render_markdown
 
         typer.echo(render_markdown(document), nl=False)
     else:
         _show(document, base, new, quiet=quiet)
-    raise typer.Exit(found.exit_code(strict=strict))
+    raise typer.Exit(code)
+
+
+def _compared(
+    base: Path, new: Path, options: dict[str, Any], *, strict: bool
+) -> tuple["Document", str, ExitCode]:
+    """The comparison as a document, as JSON, and its exit code."""
+    from nwor_bench.analysis.comparing.compare import (
+        compare_runs,
+        compare_sweeps,
+        worst_exit_code,
+    )
+    from nwor_bench.analysis.comparing.stored_run import is_sweep, load_stored, load_stored_runs
+    from nwor_bench.report import comparison as told
+
+    if is_sweep(base) and is_sweep(new):
+        runs = compare_sweeps(load_stored_runs(base), load_stored_runs(new), **options)
+        code = worst_exit_code(each.exit_code(strict=strict) for each in runs.values())
+        return told.comparisons_document(runs), told.comparisons_json(runs, strict=strict), code
+    found = compare_runs(load_stored(base), load_stored(new), **options)
+    text = told.comparison_json(found, strict=strict)
+    return told.comparison_document(found), text, found.exit_code(strict=strict)
 
 
 def _show(document: "Document", base: Path, new: Path, *, quiet: bool) -> None:

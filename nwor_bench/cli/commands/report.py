@@ -71,14 +71,16 @@ def _report_sweep(folder: Path, options: "RunOptions") -> int:
     from rich.console import Console
 
     from nwor_bench.records.types import Verdict
+    from nwor_bench.report.sweep import swept_worths
     from nwor_bench.report.terminal import print_document, print_path
     from nwor_bench.run.progress import tell_json
     from nwor_bench.run.sweep_summary import sweep_result, swept_runs, write_summary
 
     runs = swept_runs(index)
-    document = write_summary(index, runs)
+    worths = swept_worths(runs)
+    document = write_summary(index, runs, worths)
     if options.as_json:
-        tell_json(sweep_result(index, runs))
+        tell_json(sweep_result(index, runs, worths))
     else:
         console = Console()
         shown = document.shortened() if options.verbose else replace(document, sections=())

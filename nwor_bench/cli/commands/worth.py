@@ -37,16 +37,19 @@ def worth(
         int, typer.Option("--max-draft-tokens", "--num-speculative-tokens",
                           help="Compare 0 to this many drafts per request and window.")
     ] = 4,
+    nwor_modes: Annotated[
+        str, typer.Option(help="off, or off,stage: also stage each draft count (SCV adaptive).")
+    ] = "off",
     acceptance_rates: Annotated[
         str | None, typer.Option(
             help="Shapes without weights (GPU): share of windows that accept draft 1, 2, ...")
     ] = None,
     scenario: Annotated[
-        str, typer.Option(help="A scenario's name or .toml file: prompts and output length.")
+        str, typer.Option(help="Prompts and output lengths, by name or .toml file: short,ctx-1k.")
     ] = "short",
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate per request.")] = 64,
     time_budget: Annotated[
-        str, typer.Option(help="Time of all batch sizes without the engine's start.")
+        str, typer.Option(help="Time of all sizes and scenarios, without the engine's start.")
     ] = "4m",
     serve: Annotated[
         str | None, typer.Option(
@@ -89,14 +92,20 @@ def worth(
         raise ConfigError.for_field("--max-draft-tokens", max_draft_tokens, remedy)
     if target_model is not None and pair is not None:
         raise ConfigError.for_field("--pair", pair, "--target-model names the target already")
+    scenarios = [word.strip() for word in scenario.split(",")]
+    if serve is not None and len(scenarios) > 1:
+        remedy = "it serves with the line of one scenario; write one, or leave --serve out"
+        raise ConfigError.for_field("--scenario", scenario, remedy)
     seconds = parse_seconds("--time-budget", time_budget)
     if dtype is None and not uses_gpu():
         dtype = "float32"  # in bfloat16 draft counts differ at ties: explaining them takes minutes
+    scv_modes = ["off", "adaptive"] if "stage" in nwor_modes and uses_gpu() else ["off"]
     sweep = worth_sweep(
-        pair, scenario, sizes, max_draft_tokens, seconds,
+        pair, scenarios, sizes, max_draft_tokens, seconds,
         {"target_model": target_model, "draft_model": draft_model, "method": method,
          "max_new_tokens": max_new_tokens, "tensor_parallel_size": tensor_parallel_size,
-         "seed": seed, "dtype": dtype, "acceptance_rates": _rates(acceptance_rates)},
+         "seed": seed, "dtype": dtype, "acceptance_rates": _rates(acceptance_rates),
+         "nwor_modes": [word.strip() for word in nwor_modes.split(",")], "scv_modes": scv_modes},
     )  # fmt: skip
     check_sweep(sweep)
     options = started(context, options)
@@ -130,7 +139,7 @@ def _rates(text: str | None) -> list[float] | None:
 
 def worth_sweep(
     pair: str | None,
-    scenario: str,
+    scenarios: list[str],
     requests: list[int],
     most: int,
     seconds: float,
@@ -139,7 +148,7 @@ def worth_sweep(
     """A sweep over batch sizes in which 0 to `most` drafts are interleaved; the same as a file.
 
     Args:
-        seconds: of all batch sizes together.
+        seconds: of all batch sizes and scenarios together.
         given: more options by name; None gives nothing.
     """
     from pydantic import ValidationError
@@ -151,8 +160,10 @@ def worth_sweep(
     known = {name: value for name, value in given.items() if value is not None}
     dtype = known.pop("dtype", None)
     axes = {
-        "pairs": (pair or DEFAULT_PAIR,), "scenarios": (scenario,), "requests": tuple(requests),
-        "draft_tokens": (most,), "nwor_modes": ("off",), "scv_modes": ("off",),
+        "pairs": (pair or DEFAULT_PAIR,), "scenarios": tuple(scenarios),
+        "requests": tuple(requests), "draft_tokens": (most,),
+        "nwor_modes": known.pop("nwor_modes", ("off",)),
+        "scv_modes": known.pop("scv_modes", ("off",)),
         **({} if dtype is None else {"dtype": (dtype,)}),
     }  # fmt: skip
     settings = {

@@ -201,7 +201,7 @@ class V1RunnerHook(RunnerHook):
         per_request = tuple(len(drafts.get(req_id, ())) for req_id in step.req_ids)
         step.drafts = np.array(per_request, dtype=np.int32)
         step.num_tokens = step.scheduler_output.total_num_scheduled_tokens
-        if self.nwor_mode is NworMode.OFF:
+        if self.nwor_mode is NworMode.OFF or not step.drafts.any():  # k = 0 has nothing to stage
             return
         if self.window is None:
             step.fallback_reason = self.staging_unavailable

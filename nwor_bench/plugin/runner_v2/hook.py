@@ -311,7 +311,11 @@ class V2RunnerHook(RunnerHook):
         step.drafts = drafts
         if input_batch.num_draft_tokens == input_batch.num_reqs * self._drafts:
             step.uniform = self._drafts
-        if mode is NworMode.OFF:
+        elif mode is NworMode.STAGE:  # a smaller count of `nwor-bench worth`
+            most = int(drafts.max(initial=0))
+            uneven = input_batch.num_draft_tokens != input_batch.num_reqs * most
+            step.uniform = None if uneven else most
+        if mode is NworMode.OFF or not input_batch.num_draft_tokens:  # k = 0 has nothing to stage
             return
         step.fallback_reason = self.staging_unavailable
         if windows is not None and step.fallback_reason is None:

@@ -64,19 +64,22 @@ class GateBlock:
         self._progress = progress
         self._tell = tell
         self._order_of = order_of
+        self._stages = any(cell.nwor_mode is not NworMode.OFF for cell in block.order)
 
     def run(self) -> None:
         """A batch of every cell; the cells that differ are in `parity.broken` afterwards."""
         reference: Answer | None = None
+        answers: dict[Cell | None, Answer] = {}
         began = time.perf_counter()
         with self._kv.watching():
             for order, cell in enumerate(self._block.order):
-                answer = self._run_batch(cell, order, reference)
-                reference = reference or answer
+                own = answers.get(cell.stock_twin, reference)
+                answers[cell] = self._run_batch(cell, order, own)
+                reference = reference or answers[cell]
             if self._order_of is not None and reference is not None:
                 self._run_interleaved(reference, self._order_of)
         self._engine.check_layers(None)
-        found = [result for cell, result in self._kv.results.items() if cell.arm is None]
+        found = [result for cell, result in self._kv.results.items() if cell.arm != INTERLEAVED]
         if found:
             facts = self._kv.facts(time.perf_counter() - began)
             self._store.update(kv_gate=facts)
@@ -161,7 +164,7 @@ class GateBlock:
         def check(prompts: list[list[int]], answer: Answer) -> Answer:
             # The cache first: the tie check runs batches that overwrite these blocks.
             nonlocal kv_result
-            if answer.record.cell.drafts is None:  # draft counts hold no K/V back
+            if answer.record.cell.drafts is None or self._stages:  # else no K/V is held back
                 kv_result = self._kv.check(cell, prompts, answer)
             return compare(answer)
 

@@ -268,11 +268,12 @@ class KvGate:
     ) -> KvResult | None:
         """Check the cache after the cell's gate batch; None for a cell of mode off.
 
-        Call it right after each batch of the gate, for off x off first. A cell with the arm
-        INTERLEAVED stands for all interleaved cells.
+        Call it right after each batch of the gate, for off x off first; for a draft count in mode
+        off right before the same one staged. A cell with the arm INTERLEAVED stands for all
+        interleaved cells.
         """
         stages = cell.nwor_mode is not NworMode.OFF or cell.arm == INTERLEAVED
-        if not (stages or cell == self._baseline):
+        if not (stages or cell == self._baseline or cell.drafts is not None):
             return None
         began = time.perf_counter()
         room = self._budget // SETS_AT_ONCE // max(self._bytes_per_token, 1)

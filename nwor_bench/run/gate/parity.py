@@ -138,7 +138,8 @@ class ParityGate:
     ) -> Iterator[tuple[Cell, str]]:
         """The cells of a timed block that break parity there, with the difference."""
         for cell, answer in answers.items():
-            found = self._compare(cell, answer, answers[baseline], block, to_the_end=False)
+            reference = answers.get(cell.stock_twin or baseline, answers[baseline])
+            found = self._compare(cell, answer, reference, block, to_the_end=False)
             if self._remember(cell, found):
                 yield cell, self.broken[cell]
 
@@ -185,7 +186,7 @@ class ParityGate:
                 return Comparison(INVALID, lengths)
         if self.rule is ParityRule.EXPLAINED:
             return self._explain(cell, answer, reference, block, to_the_end=to_the_end)
-        by_drafts = reference.record.cell.drafts is not None  # which accept other numbers of drafts
+        by_drafts = _other_drafts(cell, reference)
         acceptance = None if by_drafts else acceptance_mismatch(answer.record, reference.record)
         if self.rule is ParityRule.ACCEPTANCE_ONLY:
             return Comparison(INVALID if acceptance else ACCEPTANCE_ONLY, acceptance)
@@ -207,13 +208,19 @@ class ParityGate:
             event = ties_event(cell, answer.record, checked, scale, spent)
             self._checked[event_key(event)] = event
             self._on_event(event)
-        if checked.comparison.parity == INVALID or reference.record.cell.drafts is not None:
+        if checked.comparison.parity == INVALID or _other_drafts(cell, reference):
             return checked.comparison
         counts = acceptance_of(answer.record, reference.record, checked.diverged, checked.tokens)
         batch = batch_sums(prompts, checked.verdicts, counts)
         self._on_event(sums_event(cell, answer.record, batch))
         outside = self._sums.add(cell, batch)
         return Comparison(INVALID, outside) if outside else checked.comparison
+
+
+def _other_drafts(cell: Cell, reference: Answer) -> bool:
+    """True if the two had other draft counts, so that they accept other numbers of drafts."""
+    drafts = reference.record.cell.drafts
+    return drafts is not None and drafts != cell.drafts
 
 
 def broken_event(cell: Cell, block: Block, reason: str) -> dict[str, Any]:

@@ -1,0 +1,138 @@
+"""Tokens of a request in a window at each draft count, from whole batches. Pure."""
+
+from collections.abc import Iterator, Sequence
+from math import exp, log1p
+from typing import Any
+
+import numpy as np
+
+from nwor_bench.analysis.invariants import windows_by_batch
+from nwor_bench.instruments.robust import Estimate, Values
+from nwor_bench.records.lines import batch_key
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import BatchRecord, Phase, WindowRecord
+
+MIN_REQUESTS = 3
+"""Fewest requests whose acceptance gives an interval."""
+
+
+def named_rates(run: RunData) -> list[float] | None:
+    """Share of windows that accept draft 1, 2, ... if acceptance is synthetic; None if it is not.
+
+    vLLM's are unconditional: the share of windows that accept that draft and all before it.
+    """
+    return ((run.header.spec or {}).get("speculative_config") or {}).get(ACCEPTANCE_RATES)
+
+
+ACCEPTANCE_RATES = "synthetic_acceptance_rates"
+
+
+Request = tuple[str, dict[int, tuple[int, int]]]
+"""A text's digest; by draft count its windows, and the drafts accepted in them."""
+
+
+def requests_of(run: RunData, counts: Sequence[int]) -> Iterator[Request]:
+    """Requests that whole batches of every draft count ran."""
+    blocks: dict[tuple[Any, ...], dict[int, BatchRecord]] = {}
+    for batch in run.batches:
+        whole = batch.phase in (Phase.GATE, Phase.TIMED)
+        if whole and batch.cell.drafts is not None and batch.cell.stock_twin is None:
+            blocks.setdefault((batch.phase, batch.block), {})[batch.cell.drafts] = batch
+    for batches in blocks.values():
+        if 0 not in batches or not all(k in batches for k in counts):
+            continue
+        for place, text in enumerate(batches[0].token_digests):
+            own = {k: batches[k].request_acceptance[place] for k in counts}
+            if all(windows for windows, _ in own.values()):
+                yield text, own
+
+
+def same_places(run: RunData) -> tuple[int, int]:
+    """Windows that accepted what the largest count's window from the same token accepted, cut to
+    their own count; and how many were compared.
+
+    Of blocks of one request whose batches gave the same text: with more requests, records do not
+    say where a request's window began. Equal numbers show that a drafter's cache is as good after
+    switching, k = 0 included, as at one count.
+    """
+    windows = windows_by_batch(run)
+    blocks: dict[tuple[object, ...], list[BatchRecord]] = {}
+    for batch in run.batches:
+        if batch.requests == 1:
+            blocks.setdefault((batch.block, *batch.token_digests), []).append(batch)
+    equal = compared = 0
+    for batches in blocks.values():
+        whole = [b for b in batches if b.phase in (Phase.GATE, Phase.TIMED) and b.cell.drafts]
+        if not whole:
+            continue
+        most = max(whole, key=lambda batch: batch.cell.drafts or 0)
+        accepted = {at: n for at, _, n in _by_place(windows[batch_key(most)])}
+        for batch in batches:
+            if batch is most:
+                continue
+            for at, drafts, own in _by_place(windows[batch_key(batch)]):
+                if drafts and at in accepted:
+                    compared += 1
+                    equal += own == min(accepted[at], drafts)
+    return equal, compared
+
+
+def _by_place(windows: Sequence[WindowRecord]) -> Iterator[tuple[int, int, int]]:
+    """Of one request's windows: the token at which each began, its drafts and the accepted ones."""
+    at = 1  # the prefill gave the first
+    for window in windows:
+        yield at, window.draft_tokens, window.accepted_tokens
+        at += 1 + window.accepted_tokens
+
+
+class Tokens:
+    """Tokens of a request in a window, by draft count, over different texts; or by `rates`."""
+
+    def __init__(
+        self, requests: Sequence[Request], counts: Sequence[int], rates: Sequence[float] | None
+    ):
+        texts = dict(requests)
+        self._rates = rates
+        self._counts = list(counts)
+        shape = (len(texts), len(self._counts))
+        pairs = [[own[k] for k in self._counts] for own in texts.values()]
+        self._windows = np.array([[w for w, _ in row] for row in pairs], float).reshape(shape)
+        self._accepted = np.array([[a for _, a in row] for row in pairs], float).reshape(shape)
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def mean(self, k: int) -> float | None:
+        """Tokens at this draft count; None without requests."""
+        known = self._rates is not None or len(self)
+        return exp(self._log(k)) if known and k in self._counts else None
+
+    def difference(self, k: int, other: int) -> Estimate | None:
+        """Log tokens at k over those at another count: the same requests, so only their own
+        difference scatters; None for too few requests."""
+        number = len(self)
+        if self._rates is not None:
+            return Estimate(self._log(k) - self._log(other), 0.0, 1, number)
+        if number < MIN_REQUESTS:
+            return None
+        left_out = self._logs_without(k) - self._logs_without(other)
+        variance = (number - 1) * float(np.var(left_out))  # the jackknife's
+        return Estimate(self._log(k) - self._log(other), variance**0.5, number - 1, number)
+
+    def _log(self, k: int) -> float:
+        if self._rates is not None:
+            return log1p(sum(self._rates[:k]))
+        windows, accepted = self._of(k)
+        return float(np.log1p(accepted.sum() / windows.sum()))
+
+    def _logs_without(self, k: int) -> Values:
+        """Log tokens of all requests but one, for each."""
+        windows, accepted = self._of(k)
+        return np.log1p((accepted.sum() - accepted) / (windows.sum() - windows))
+
+    def _of(self, k: int) -> tuple[Values, Values]:
+        """Windows and accepted drafts of each request; at k = 0 nothing is accepted."""
+        if k == 0:
+            return np.ones(len(self)), np.zeros(len(self))
+        at = self._counts.index(k)
+        return self._windows[:, at], self._accepted[:, at]

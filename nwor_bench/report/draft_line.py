@@ -1,0 +1,92 @@
+"""Draft counts: the line for vLLM, and what it gave on an open loop."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from nwor_bench.analysis.draft_rates import Worth
+from nwor_bench.analysis.served import served_ratios
+from nwor_bench.instruments.robust import RatioInterval
+from nwor_bench.records.header import PairFacts
+from nwor_bench.report.document import Block, Code, Paragraph
+from nwor_bench.report.text import NOT_MEASURED, plural, with_bounds
+
+STAGING = "VLLM_NWOR_MODE=stage VLLM_SCV_MODE=adaptive"
+"""The variables of a server that stages."""
+
+
+def speculative_config(schedule: Sequence[Sequence[int]], pair: PairFacts) -> dict[str, Any] | None:
+    """vLLM's speculative_config by the draft counts of batch sizes; None for no speculation."""
+    most = max((drafts for _, _, drafts in schedule), default=0)
+    if not most:
+        return None
+    real = {
+        name: value
+        for name, value in (pair.speculative or {}).items()
+        if value != "synthetic" and not name.startswith("synthetic_")
+    }
+    config: dict[str, Any] = {**real, "method": pair.method}
+    if pair.draft is not None:
+        config["model"] = pair.draft
+    config["num_speculative_tokens"] = most
+    if len(schedule) > 1:
+        config["num_speculative_tokens_per_batch_size"] = [list(each) for each in schedule]
+    return config
+
+
+def line_blocks(worth: Worth, pair: PairFacts, *, staged: bool = False) -> Iterator[Block]:
+    """The line, and with `staged` that of a server that stages if it is another."""
+    config = speculative_config(worth.schedule, pair)
+    if all(rate.ratio is None for rate in worth.rates):
+        return  # nothing is known
+    if config is None:
+        yield Paragraph("For vLLM: leave --speculative-config out.")
+    else:
+        largest = plural(max(worth.best), "request")
+        yield Paragraph(
+            "For vLLM, only from differences that the intervals show, elsewhere the smaller k. "
+            f"Above {largest} nothing was measured, and vLLM goes on with the last k:"
+        )
+        yield _code(config)
+    if staged and worth.best_staged:
+        yield from _staged_line(worth, pair, config)
+
+
+def _staged_line(worth: Worth, pair: PairFacts, stock: dict[str, Any] | None) -> Iterator[Block]:
+    """The line by the times of staged windows."""
+    config = speculative_config(worth.staged_schedule, pair)
+    if config == stock:
+        yield Paragraph(f"It is the same for a server that stages ({STAGING}).")
+    elif config is None:
+        yield Paragraph(f"For a server that stages ({STAGING}): leave --speculative-config out.")
+    else:
+        yield Paragraph(f"For a server that stages ({STAGING}):")
+        yield _code(config)
+
+
+def _code(config: Mapping[str, Any]) -> Code:
+    return Code(f"--speculative-config '{json.dumps(config)}'")
+
+
+def served_note(rows: Sequence[Mapping[str, Any]]) -> Iterator[Paragraph]:
+    """What the line gave on an open loop; nothing if none ran."""
+    found = served_ratios(rows)
+    if not found:
+        return
+    told = [
+        f"{_over(each.tpot)} times the time per output token of a fixed {each.over}, and "
+        f"{_over(each.tokens_per_s)} times its tokens/s"
+        for each in found
+    ]
+    fixed = "" if len(found) > 1 else " The line is the best fixed k at every size."
+    yield Paragraph(
+        f"Served, requests coming at random times ({plural(found[0].blocks, 'block')} of "
+        f"{plural(found[0].requests, 'request')}, at light to heavy load): the line takes "
+        f"{'; '.join(told)}. The arrivals bound tokens/s, so its time per token says more.{fixed}"
+    )
+
+
+def _over(interval: RatioInterval | None) -> str:
+    if interval is None:
+        return NOT_MEASURED
+    return with_bounds(interval.ratio, interval.low, interval.high, 2)

@@ -1,0 +1,107 @@
+"""Draft counts: the sentence that answers."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from nwor_bench.analysis.draft_rates import Rate, Worth
+from nwor_bench.analysis.draft_tokens import named_rates
+from nwor_bench.analysis.measured_worth import MeasuredWorth
+from nwor_bench.analysis.worth import WindowTime, batch_size
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import Verdict
+from nwor_bench.report.answer import Answer
+from nwor_bench.report.text import joined, percent, plural, with_bounds
+
+
+def worth_answer(measured: MeasuredWorth) -> Answer:
+    """Does speculation pay, up to how many requests, and with how many drafts?"""
+    broken = [
+        f"{cell.label} at {_requests(each.run)}: {cell.reason}"
+        for each in measured.analyses
+        for cell in each.cells
+        if cell.verdict == Verdict.INVALID
+    ]
+    if broken:
+        text = "Whether speculation pays is not known, because draft counts failed their checks: "
+        return Answer(str(Verdict.INVALID), f"{text}{'; '.join(broken)}.")
+    worth, rates = measured.worth, named_rates(measured.analyses[0].run)
+    found = worth_sentence(worth)
+    said = [found.sentence, *_plain_decoding(worth, drafter_shares(measured.times))]
+    if rates is not None:
+        shares = joined([percent(rate, 0) for rate in rates])
+        drafts = f"drafts 1 to {len(rates)}"
+        said.append(f"Acceptance is synthetic: {shares} of windows accept {drafts}.")
+    return Answer(found.badge, " ".join(said))
+
+
+def _plain_decoding(worth: Worth, shares: Mapping[int, float]) -> Iterator[str]:
+    """Batch sizes at which the gain over k = 0 may be no more than what k = 0 drafts in vain."""
+    small = [
+        rate.requests
+        for rate in worth.rates
+        if rate.drafts == worth.best[rate.requests]
+        and rate.requests in shares
+        and (rate.low or 0.0) * (1 - shares[rate.requests]) <= 1
+    ]
+    if small:
+        most = percent(max(shares[size] for size in small), 0)
+        yield (
+            f"At {sizes_of(worth, small)} a server without a drafter may be as fast: at k = 0 the "
+            f"drafter still runs once a step, with the host's work up to {most} of its time."
+        )
+
+
+def worth_sentence(worth: Worth) -> Answer:
+    """Up to how many requests speculation pays, and what it gives there."""
+    known = [rate for rate in worth.rates if rate.ratio is not None]
+    if not known:
+        return Answer(
+            str(Verdict.AMBIGUOUS),
+            "This does not show whether speculation pays: there are too few windows or requests "
+            "for an interval. Measure longer.",
+        )
+    paying = [r for r in known if worth.best[r.requests] == r.drafts]
+    slower = [rate for rate in known if rate.verdict == Verdict.SLOWER]
+    if paying:
+        ends = [paying[0]] if len(paying) == 1 else [paying[0], paying[-1]]
+        text = f"Speculate {_where(worth)}: {ends[0].ratio:.2f} times the tokens/s of k = 0"
+        text += f" {_at(worth, ends[0])}"
+        text += "".join(f", {rate.ratio:.2f} times {_at(worth, rate)}" for rate in ends[1:])
+        rest = [size for size, k in sorted(worth.best.items()) if not k]
+        if rest:
+            text += f"; at {sizes_of(worth, rest)} no draft count is shown to pay"
+        return Answer(str(Verdict.FASTER), f"{text}.")
+    best = max(known, key=lambda rate: rate.ratio or 0.0)
+    bounds = with_bounds(best.ratio or 0.0, best.low, best.high, 2)
+    if len(slower) == len(worth.rates):
+        text = f"Do not speculate here: at best it gives {bounds} times the tokens/s of k = 0"
+        return Answer(str(Verdict.SLOWER), f"{text}, {_at(worth, best)}.")
+    text = f"No draft count is shown to pay here. The best has {bounds} times the tokens/s of k = 0"
+    return Answer(str(Verdict.AMBIGUOUS), f"{text}, {_at(worth, best)}.")
+
+
+def _where(worth: Worth) -> str:
+    sizes = sorted(worth.best)
+    pays = [size for size in sizes if worth.best[size]]
+    if pays == sizes[: len(pays)]:
+        return f"up to {plural(pays[-1], 'request')}"
+    return f"at {sizes_of(worth, pays)}"
+
+
+def sizes_of(worth: Worth, sizes: Sequence[int]) -> str:
+    """`1 request`, `1 and 8 requests`, `1 and 5-8 requests`."""
+    named = joined([worth.sizes(size) for size in sizes])
+    return f"{named} request{'' if list(sizes) == [1] else 's'}"
+
+
+def _at(worth: Worth, rate: Rate) -> str:
+    return f"at {sizes_of(worth, [rate.requests])} with k = {rate.drafts}"
+
+
+def _requests(run: RunData) -> str:
+    return plural(batch_size(run), "request")
+
+
+def drafter_shares(times: Sequence[WindowTime]) -> dict[int, float]:
+    """What of a window at k = 0 is neither the target's forward nor sampling, by batch size."""
+    plain = (time for time in times if not time.drafts and time.target_ms)
+    return {time.requests: 1 - (time.target_ms or 0.0) / time.window_ms for time in plain}

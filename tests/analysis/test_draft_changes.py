@@ -1,0 +1,163 @@
+"""What compare says of a draft count: its time per token over k = 0 in two runs."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import exp, log
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from changed_run import stored
+from synthetic_run import make_run
+
+from nwor_bench.analysis.comparing.compare import (
+    ChangeVerdict,
+    compare_sweeps,
+    worst_exit_code,
+)
+from nwor_bench.analysis.comparing.draft_changes import TIME_PER_TOKEN, token_time_change
+from nwor_bench.analysis.comparing.stored_run import StoredRun
+from nwor_bench.analysis.groups import Pair
+from nwor_bench.analysis.worth import Measured
+from nwor_bench.errors import ExitCode
+from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, drafts_arm
+from nwor_bench.records.types import Phase
+from nwor_bench.report.comparison import comparisons_document
+from nwor_bench.report.markdown import render_markdown
+
+pytestmark = pytest.mark.slow  # imports scipy
+
+
+def cell(arm: str) -> Cell:
+    return Cell("tiny", NworMode.OFF, ScvMode.OFF, arm)
+
+
+ONE, AGAIN = cell("k=1"), cell(AA)
+STAGED = replace(ONE, nwor_mode=NworMode.STAGE)
+
+TAKEN = {"a": (10, 5), "b": (12, 3), "c": (9, 7), "d": (11, 6)}
+"""Windows and accepted drafts of each text at k = 1."""
+
+
+def measured(seed: int, times: Mapping[Cell, float], taken: Mapping[str, tuple[int, int]]) -> Any:
+    """A run at one request whose groups scatter by 1 % around these times."""
+    rng = np.random.default_rng(seed)
+    effects = [
+        SimpleNamespace(
+            pair=Pair(treated.stock_twin or cell(drafts_arm(0)), treated), clock="wall_ms",
+            groups=[SimpleNamespace(num_reqs=1, host=value, device=None)
+                    for value in rng.normal(log(time), 0.01, 40)],
+        )
+        for treated, time in times.items()
+    ]  # fmt: skip
+    batches = [
+        SimpleNamespace(cell=cell(drafts_arm(k)), phase=Phase.GATE, block=0, token_digests=[*taken],
+                        request_acceptance=[*(own if k else (0, 0) for own in taken.values())])
+        for k in (0, 1)
+    ]  # fmt: skip
+    header = SimpleNamespace(scenario={"requests": 1}, spec={})
+    return Measured(SimpleNamespace(batches=batches, header=header), effects)  # type: ignore[arg-type]
+
+
+BEFORE = measured(0, {ONE: 1.2, STAGED: 1.0, AGAIN: 1.0}, TAKEN)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.1])
+def test_a_change_of_the_time_is_found(factor: float) -> None:
+    after = measured(1, {ONE: 1.2 * factor, STAGED: factor, AGAIN: 1.0}, TAKEN)
+    for own in (ONE, STAGED):
+        change = token_time_change(BEFORE, after, own)
+        assert change is not None
+        assert change.measure == TIME_PER_TOKEN
+        assert change.interval is not None
+        assert change.interval.low < factor < change.interval.high
+        assert change.interval.high / change.interval.low < 1.02  # equal tokens add no error
+    again = token_time_change(BEFORE, after, AGAIN)
+    assert again is not None
+    assert again.interval is not None
+    assert again.interval.low < 1 < again.interval.high
+
+
+def test_fewer_accepted_drafts_are_a_change_of_the_count_and_not_of_staging() -> None:
+    """The same windows take as long, but give fewer tokens."""
+    fewer = {text: (windows, accepted - 2) for text, (windows, accepted) in TAKEN.items()}
+    after = measured(1, {ONE: 1.2, STAGED: 1.0}, fewer)
+    tokens = [1 + sum(a for _, a in own.values()) / 42 for own in (TAKEN, fewer)]
+    change, staged = (token_time_change(BEFORE, after, own) for own in (ONE, STAGED))
+    assert change is not None
+    assert staged is not None
+    assert change.interval is not None
+    assert staged.interval is not None
+    assert change.interval.low < tokens[0] / tokens[1] < change.interval.high
+    assert change.interval.low > 1
+    assert staged.interval.low < 1 < staged.interval.high
+
+
+def test_other_texts_give_no_number() -> None:
+    other = {f"other {text}": own for text, own in TAKEN.items()}
+    after = measured(1, {ONE: 1.2, STAGED: 1.0}, other)
+    assert token_time_change(BEFORE, after, ONE) is None
+    assert token_time_change(BEFORE, after, STAGED) is not None
+    assert token_time_change(BEFORE, measured(1, {STAGED: 1.0}, TAKEN), ONE) is None
+
+
+def test_the_error_of_tokens_is_a_jackknife_over_texts() -> None:
+    """Leave-one-out ratios are worked out here by hand, as sums over the other texts."""
+    shifts = dict(zip(TAKEN, (0, -1, -2, 1), strict=True))
+    moved = {text: (w, a + shifts[text]) for text, (w, a) in TAKEN.items()}
+    change = token_time_change(BEFORE, measured(1, {ONE: 1.2}, moved), ONE)
+
+    def log_tokens(own: Mapping[str, tuple[int, int]], without: str) -> float:
+        kept = [pair for text, pair in own.items() if text != without]
+        return log(1 + sum(a for _, a in kept) / sum(w for w, _ in kept))
+
+    left_out = [log_tokens(moved, text) - log_tokens(TAKEN, text) for text in TAKEN]
+    error = (3 / 4 * sum((v - np.mean(left_out)) ** 2 for v in left_out)) ** 0.5
+    assert change is not None
+    assert change.interval is not None
+    assert change.interval.standard_error is not None
+    times = 2**0.5 * 0.01 / 40**0.5
+    assert change.interval.standard_error == pytest.approx((error**2 + times**2) ** 0.5, rel=0.1)
+    assert exp(-error) < 1
+
+
+def stored_counts(own: Measured) -> StoredRun:
+    """A stored run with these cells, all with the records of off x off."""
+    like = stored(make_run(blocks=3, device="cuda"))
+    (off,) = [each for each in like.cells if each.is_baseline]
+    cells = (cell("k=0"), ONE, STAGED, AGAIN)
+    results = {
+        each: replace(like.cells[off], pair=each.pair, arm=each.arm, nwor_mode=each.nwor_mode)
+        for each in cells
+    }
+    data = {each: replace(like.data[off], cell=each) for each in cells}
+    return replace(like, cells=results, data=data, counts=own)
+
+
+@pytest.mark.parametrize(
+    ("factor", "outcome", "code"),
+    [
+        (1.0, ChangeVerdict.SAME, ExitCode.OK),
+        (1.1, ChangeVerdict.REGRESSION, ExitCode.REGRESSION),
+        (0.9, ChangeVerdict.IMPROVEMENT, ExitCode.OK),
+    ],
+)
+def test_a_slower_count_is_a_regression(
+    factor: float, outcome: ChangeVerdict, code: ExitCode
+) -> None:
+    """Only that count, and of two folders of `worth` the run that has it decides."""
+    same = stored_counts(measured(1, {ONE: 1.2, STAGED: 1.0, AGAIN: 1.0}, TAKEN))
+    after = stored_counts(measured(1, {ONE: 1.2 * factor, STAGED: 1.0, AGAIN: 1.0}, TAKEN))
+    base = stored_counts(BEFORE)
+    found = compare_sweeps({"r1": base, "r8": base}, {"r1": same, "r8": after}, threshold=0.02)
+    outcomes = {each.label: each.outcome for each in found["r8"].cells}
+    assert outcomes == {
+        "k = 0": ChangeVerdict.NOT_COMPARED, "k = 1": outcome,
+        "k = 1, stage x off": ChangeVerdict.SAME, "off x off (A/A)": ChangeVerdict.NOT_COMPARED,
+    }  # fmt: skip
+    assert worst_exit_code(each.exit_code() for each in found.values()) is code
+    page = render_markdown(comparisons_document(found))
+    assert "Time per token over k = 0" in page
+    if code is ExitCode.REGRESSION:
+        assert "r8: k = 1 got worse" in page

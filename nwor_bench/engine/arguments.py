@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from nwor_bench.engine.preflight import check_flags, check_pair
 from nwor_bench.errors import BenchError, ConfigError, EngineError
-from nwor_bench.instruments.draft_counts import schedule_of
+from nwor_bench.instruments.draft_counts import SAFE_GRAPHS, schedule_of
 from nwor_bench.instruments.pm_sampling import check_counters
 from nwor_bench.models.pairs import ResolvedPair, read_model_config, refused_config
 from nwor_bench.models.recurrent import recurrent_layers
@@ -324,4 +324,9 @@ def engine_arguments(pair: ResolvedPair, spec: RunSpec) -> dict[str, Any]:
         arguments["enable_prefix_caching"] = False
     if pair.load_format is not None:
         arguments["load_format"] = DUMMY_LOADERS.get(pair.load_format, pair.load_format)
-    return {**arguments, **spec.engine_args}
+    given = dict(spec.engine_args)
+    if spec.draft_counts is not None and not on_cpu():
+        graphs = given.get("compilation_config") or {}
+        if isinstance(graphs, dict):
+            given["compilation_config"] = {"cudagraph_mode": SAFE_GRAPHS, **graphs}
+    return {**arguments, **given}

@@ -20,8 +20,10 @@ from nwor_bench.instruments.device import float32_reason, is_cpu_build, uses_gpu
 from nwor_bench.instruments.draft_counts import (
     ADAPTIVE,
     CHANGES_COUNT,
+    UNSAFE_GRAPHS,
     WHICH_CHANGE,
     WHY_NOT_ADAPTIVE,
+    WHY_UNSAFE,
 )
 from nwor_bench.models.config_reader import text_entries
 from nwor_bench.models.methods import NOT_ON_CPU, Method
@@ -107,6 +109,11 @@ def _check_draft_counts(pair: ModelPair | ResolvedPair, method: str, spec: RunSp
         return
     if method not in CHANGES_COUNT:
         raise ConfigError.for_field("--method", str(method), WHICH_CHANGE)
+    graphs = spec.engine_args.get("compilation_config")
+    mode = graphs.get("cudagraph_mode") if isinstance(graphs, dict) else None
+    if mode == UNSAFE_GRAPHS:
+        field = "engine_args: compilation_config: cudagraph_mode"
+        raise ConfigError.for_field(field, mode, WHY_UNSAFE)
     given = {**pair.speculative, **(spec.speculative_config or {})}
     if given.get(ADAPTIVE):
         raise ConfigError.for_field(f"--speculative-config: {ADAPTIVE}", True, WHY_NOT_ADAPTIVE)

@@ -26,6 +26,19 @@ WHY_NOT_ADAPTIVE = (
     "own: no count can alternate with it in one engine; leave it out"
 )
 
+SAFE_GRAPHS = "FULL_DECODE_ONLY"
+UNSAFE_GRAPHS = "FULL_AND_PIECEWISE"
+"""vLLM's default cudagraph_mode. With several draft counts, vLLM 0.32's V2 runner runs a batch
+that no full graph of its count fits in pieces, padded in tokens only. Its drafter then finds a full
+graph of the padded size, and replays it over metadata made for fewer requests: FlashAttention 3
+reads an illegal address (`sweeps/studies/worth/stock_crash.py`). Without piecewise graphs both find
+the same graph or none."""
+
+WHY_UNSAFE = (
+    "with several draft counts vLLM 0.32 may then replay a drafter's graph over the metadata of "
+    f"fewer requests, and die; write {SAFE_GRAPHS}"
+)
+
 KEPT = 1024
 """Groups and spans of a class of batch sizes and draft count that a server keeps: the latest. Of so
 many an estimate takes 2 ms of a core."""

@@ -16,8 +16,11 @@ from nwor_bench.errors import ConfigError
 from nwor_bench.instruments.draft_counts import (
     ADAPTIVE,
     CHANGES_COUNT,
+    SAFE_GRAPHS,
+    UNSAFE_GRAPHS,
     WHICH_CHANGE,
     WHY_NOT_ADAPTIVE,
+    WHY_UNSAFE,
     DraftSwitch,
     schedule_of,
 )
@@ -96,9 +99,28 @@ def _name_counts(original: Callable[..., Any]) -> Callable[..., Any]:
     def create_speculative_config(arguments: Any, *args: Any, **kwargs: Any) -> Any:
         config = original(arguments, *args, **kwargs)
         name_counts(config, arguments.max_num_seqs)
+        _choose_graphs(arguments.compilation_config)
         return config
 
     return create_speculative_config
+
+
+def _choose_graphs(config: Any) -> None:
+    """Full graphs only, unless another mode is given. Raises ConfigError for UNSAFE_GRAPHS.
+
+    Args:
+        config: vLLM's CompilationConfig as given, before its defaults.
+    """
+    from vllm.config.compilation import CUDAGraphMode
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cuda():
+        return
+    if config.cudagraph_mode is None:
+        config.cudagraph_mode = CUDAGraphMode[SAFE_GRAPHS]
+    elif config.cudagraph_mode is CUDAGraphMode[UNSAFE_GRAPHS]:
+        field = "--compilation-config: cudagraph_mode"
+        raise ConfigError.for_field(field, config.cudagraph_mode.name, WHY_UNSAFE)
 
 
 def _take_turns(original: Callable[..., Any]) -> Callable[..., Any]:

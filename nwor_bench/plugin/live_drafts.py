@@ -183,7 +183,8 @@ class LiveDrafts:
     def start(self) -> None:
         """Begin to measure."""
         self._hook.set_modes(NworMode.OFF, ScvMode.OFF)
-        self._hook.interleave(FollowedScheduler(self._hook, [("off", "off")] * (self._most + 1)))
+        cells = [(str(NworMode.OFF), str(ScvMode.OFF))] * len(counts_of(self._most))
+        self._hook.interleave(FollowedScheduler(self._hook, cells))
         if self._publisher is not None:
             self._publisher.start()
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from nwor_bench.analysis.draft_rates import Worth
 from nwor_bench.analysis.served import served_ratios
+from nwor_bench.instruments.draft_counts import SAFE_GRAPHS
 from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.header import PairFacts
 from nwor_bench.report.document import Block, Code, Paragraph
@@ -13,6 +14,13 @@ from nwor_bench.report.text import NOT_MEASURED, plural, with_bounds
 
 STAGING = "VLLM_NWOR_MODE=stage VLLM_SCV_MODE=adaptive"
 """The variables of a server that stages."""
+
+
+SAFELY = (
+    "On a GPU serve it with --compilation-config "
+    f'\'{{"cudagraph_mode": "{SAFE_GRAPHS}"}}\': under changing draft counts vLLM 0.32.0 died '
+    "with its default graphs, also without nwor-bench (docs/worth.md)."
+)
 
 
 def speculative_config(schedule: Sequence[Sequence[int]], pair: PairFacts) -> dict[str, Any] | None:
@@ -48,6 +56,8 @@ def line_blocks(worth: Worth, pair: PairFacts, *, staged: bool = False) -> Itera
             f"Above {largest} nothing was measured, and vLLM goes on with the last k:"
         )
         yield _code(config)
+        if len(worth.schedule) > 1:
+            yield Paragraph(SAFELY)
     if staged and worth.best_staged:
         yield from _staged_line(worth, pair, config)
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from refusals import refused
 
-from nwor_bench.engine import preflight
+from nwor_bench.engine import arguments, preflight
 from nwor_bench.engine.preflight import check_flags, check_pair
 from nwor_bench.models.methods import NOT_ON_CPU
-from nwor_bench.models.pairs import ResolvedPair
+from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 
 
@@ -133,3 +133,25 @@ def test_it_imports_neither_vllm_nor_torch_nor_transformers() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_draft_counts_run_with_the_graphs_that_are_safe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless another mode is given, and only on a GPU; vLLM's default is refused by name."""
+    pair = resolve_pair("tiny-mtp")
+    graphs = {"mode": 0}
+
+    def mode(on_cpu: bool, **given: Any) -> Any:
+        monkeypatch.setattr(arguments, "on_cpu", lambda: on_cpu)
+        spec = spec_of(
+            draft_counts=[0, 1, 2], nwor_modes="off", scv_modes="off",
+            engine_args={"compilation_config": {**graphs, **given}},
+        )  # fmt: skip
+        return arguments.engine_arguments(pair, spec)["compilation_config"]
+
+    assert mode(False) == {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+    assert mode(False, cudagraph_mode="PIECEWISE") == {"mode": 0, "cudagraph_mode": "PIECEWISE"}
+    assert mode(True) == graphs
+    unsafe = {"compilation_config": {"cudagraph_mode": "FULL_AND_PIECEWISE"}}
+    spec = spec_of(draft_counts=[0, 1, 2], nwor_modes="off", scv_modes="off", engine_args=unsafe)
+    with refused("engine_args: compilation_config: cudagraph_mode", naming="FULL_DECODE_ONLY"):
+        check_pair(pair, spec)

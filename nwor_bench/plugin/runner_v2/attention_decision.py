@@ -41,7 +41,7 @@ LENGTHS = (1024, 8192, 32768)
 
 LEAST_GAIN = 0.03
 """Share of stock's time that staging must gain beyond the noise. An engine's windows are not those
-that were timed: on an H200 (8B, 64 requests) a layer gained 6 us where 10 of 107 had been timed, and
+that were timed: on an H200 (8B, 64 requests) a layer gained 6 us where 10 of 107 were timed, and
 Phi-4's shape lost 2 % of a window where 0.7 % of attention's time had been timed as a gain."""
 
 

@@ -20,7 +20,7 @@ from server_tools import NGRAM, complete, read_metrics, server
 
 from nwor_bench.models.pairs.tiny import generate_tiny
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]  # two servers
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,6 @@ def test_the_command_shows_them(servers: Servers) -> None:
     check_drafts_command(servers.staged, "host")
 
 
-@pytest.mark.long
 def test_two_ranks_measure_the_turns_of_one_scheduler(tmp_path: Path) -> None:
     target, drafter = generate_tiny(tmp_path / "pair", noise=0.05)
     flags = ("--max-num-seqs", "8", "--tensor-parallel-size", "2", *drafting_with(drafter))
@@ -65,7 +64,6 @@ def test_two_ranks_measure_the_turns_of_one_scheduler(tmp_path: Path) -> None:
         metrics_when(base, counted)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -31,6 +31,12 @@ def test_sound_cells_pass_and_planted_faults_do_not(engine: VllmEngine, case: st
     check_case(engine, PROMPTS, case, layers=3)
 
 
-@pytest.mark.parametrize("case", END_TO_END)
+QUICK = ("sound stage", "sound control", "a rejected draft's state")
+"""Cases of `make test`; `make test-all` runs the others too."""
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=() if c in QUICK else pytest.mark.long) for c in END_TO_END]
+)
 def test_states_are_mode_offs_end_to_end(engine: VllmEngine, case: str) -> None:
     check_end_to_end(engine, PROMPTS, case, layers=3)

@@ -50,11 +50,13 @@ class FakeKvCache:
 
     Args:
         wrong: says in which cells V of head 1 in layer 1 is wrong.
+        by: error of such a row beside rows that are alike.
         unreadable: why no rows can be kept.
         lost: all positions of a cell are in blocks that other requests have.
     """
 
     wrong: Callable[[Cell], bool] = lambda cell: False
+    by: float = 1.0
     unreadable: str | None = None
     lost: bool = False
     cell: Cell | None = None
@@ -87,7 +89,7 @@ class FakeKvCache:
         wrong = name == "cell" and cell is not None and self.wrong(cell)
         alike = any(other == "off" for _, other, _, _ in pairs)
         errors = [
-            _kv_error(layer, what, wrong=wrong and (layer, what) == (1, "V"), alike=alike)
+            _kv_error(layer, what, self.by if wrong and (layer, what) == (1, "V") else None, alike)
             for layer in range(LAYERS)
             for what in "KV"
         ]
@@ -102,9 +104,9 @@ class FakeKvCache:
 OWN_ERROR = 0.01
 
 
-def _kv_error(layer: int, what: str, *, wrong: bool, alike: bool) -> dict[str, Any]:
+def _kv_error(layer: int, what: str, wrong: float | None, alike: bool) -> dict[str, Any]:
     usual = 0.0 if alike else OWN_ERROR
-    error = 1.0 if wrong else usual
+    error = usual if wrong is None else max(wrong, usual)
     place = {"request": 1, "position": 5, "head": 1}
     return {
         "layer": layer, "name": f"layers.{layer}", "what": what, "part": "output", "rows": 1000,

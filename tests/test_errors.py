@@ -33,8 +33,8 @@ UNKNOWN = ConfigError.unknown("--pair", "tinny", ["smollm2", "tiny"])
             *("--pair", "?", ""),
         ),
         (
-            ConfigError.unknown("--pair", "tinny", ["tiny", *map(str, range(25))]),
-            "--pair: unknown name 'tinny'; did you mean 'tiny'? there are 26 names",
+            ConfigError.unknown("--pair", "tinny", ["tiny", *map(str, range(30))]),
+            "--pair: unknown name 'tinny'; did you mean 'tiny'? there are 31 names",
             *("--pair", "tinny", "tiny"),
         ),
         (UNKNOWN.within("run 2"), f"run 2: {UNKNOWN}", *("run 2: --pair", "tinny", "tiny")),

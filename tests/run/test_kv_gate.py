@@ -217,6 +217,22 @@ def test_on_a_gpu_the_reference_is_what_mode_off_prefills(tmp_path: Path) -> Non
     assert [len(ids) for ids in together] == [len(p) + tokens - 1 for p in prompts]
 
 
+@pytest.mark.parametrize(
+    ("roundings", "verdict"), [(4, "within tolerance"), (20, "INVALID"), (2.0**23, "INVALID")]
+)
+def test_on_a_cpu_another_order_of_sums_is_judged_as_on_a_gpu(
+    tmp_path: Path, roundings: float, verdict: str
+) -> None:
+    """A few roundings of float32: libraries of a busy CPU may sum otherwise. More is a fault."""
+    kv = FakeKvCache(wrong=lambda cell: cell == STAGE, by=roundings * 2.0**-23)
+    runner, run = swept(tmp_path, kv)
+    result = run.header.kv_gate.cells[STAGE.label]
+    assert result["verdict"] == verdict
+    assert (STAGE in runner.sweep.parity.broken) == (verdict == "INVALID")
+    others = [c for label, c in run.header.kv_gate.cells.items() if label != STAGE.label]
+    assert {cell["verdict"] for cell in others} == {"equal bit for bit"}
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 def test_a_cell_with_a_wrong_row_is_invalid_and_not_timed(tmp_path: Path, device: str) -> None:
     kv = FakeKvCache(wrong=lambda cell: cell == STAGE)

@@ -20,6 +20,7 @@ from nwor_bench.analysis.parity.kv import (
     Tolerance,
     compare_exactly,
     compare_within,
+    only_rounding,
     tolerances,
 )
 from nwor_bench.engine.protocol import KvCache, Pair, Span
@@ -336,6 +337,9 @@ class KvGate:
         pairs = [(i, "off", i, length) for i, length in enumerate(batch.prompt_lengths)]
         ranks = self._cache.compare("cell", pairs)
         finding = compare_exactly(ranks)
+        if finding is not None and only_rounding(ranks):
+            # A busy CPU's libraries may sum in another order: the rule of a GPU decides.
+            return self._check_within(batch)
         verdict = KvVerdict.EXACT if finding is None else KvVerdict.BROKEN
         return _result(batch, ranks, verdict, finding, BIT_FOR_BIT)
 

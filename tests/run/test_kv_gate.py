@@ -218,7 +218,7 @@ def test_on_a_gpu_the_reference_is_what_mode_off_prefills(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("roundings", "verdict"), [(4, "within tolerance"), (20, "INVALID"), (2.0**23, "INVALID")]
+    ("roundings", "verdict"), [(4, "within tolerance"), (8, "INVALID"), (2.0**23, "INVALID")]
 )
 def test_on_a_cpu_another_order_of_sums_is_judged_as_on_a_gpu(
     tmp_path: Path, roundings: float, verdict: str

@@ -1,9 +1,8 @@
 """Install the plugin in a vLLM process, and attach its hook to each worker after warm-up.
 
 An installed plugin never stops a vLLM process, except as it starts to interleave draft counts: an
-error is logged once with its traceback, counted
-under its reason, and every patch is undone. With tensor parallelism all ranks attach, or none,
-since attached ranks wait for each other.
+error is logged once with its traceback, counted under its reason, and every patch is undone. With
+tensor parallelism all ranks attach, or none, since attached ranks wait for each other.
 """
 
 import logging

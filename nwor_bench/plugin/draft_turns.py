@@ -26,20 +26,20 @@ from nwor_bench.instruments.draft_counts import (
 )
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.settings import DRAFTS
-from nwor_bench.records.window_order import PLACE, places_of
+from nwor_bench.records.window_order import (
+    PLACE,
+    SERVER_RUN_LENGTHS,
+    SERVER_SEED,
+    places_of,
+)
 
 logger = logging.getLogger("vllm.nwor_bench")
-
-RUN_LENGTHS = {2: 1}
-"""Windows of a run: a group of eight is the shortest, and ends most often before a prefill."""
 
 SPAN = 24
 """Steps between two groups, all at one k."""
 
 PATIENCE = 16
 """Steps that a group may take to begin: where each step has a prefill only spans are left."""
-
-SEED = "live"
 
 
 def counts_of(most: int) -> tuple[int, ...]:
@@ -58,7 +58,7 @@ class DraftTurns(DraftSwitch):
         super().__init__(scheduler, range(most + 1))
         self._counts = counts_of(most)
         pairs = [(0, cell) for cell in range(1, len(self._counts))]
-        self._places = places_of(pairs, SEED, RUN_LENGTHS)
+        self._places = places_of(pairs, SERVER_SEED, SERVER_RUN_LENGTHS)
         self._at, self._coming = next(self._places), next(self._places)
         self._spans = cycle(range(1, most + 1))
         self._begin_span()

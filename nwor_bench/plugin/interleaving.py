@@ -19,7 +19,14 @@ from nwor_bench.plugin.scheduler_output import is_windows_alone
 from nwor_bench.records.cell import SHAM, SWITCHED
 from nwor_bench.records.fallback_reasons import Fault, Guard, fault_of, in_words
 from nwor_bench.records.types import SETTLING, MeasuredWindow, NworMode, ScvMode
-from nwor_bench.records.window_order import PLACE, RUN_LENGTHS, WindowPlace, places_of
+from nwor_bench.records.window_order import (
+    PLACE,
+    RUN_LENGTHS,
+    SERVER_RUN_LENGTHS,
+    SERVER_SEED,
+    WindowPlace,
+    places_of,
+)
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -88,14 +95,18 @@ class Interleaving:
 
         Switches the hook's modes if the step is another cell's. Called for every step.
         """
+        return None if self._waits(scheduler_output) else self._take(next(self._places))
+
+    def _waits(self, scheduler_output: Any) -> bool:
+        """True for a step with more than windows, and for the next WAITED steps."""
         if not is_windows_alone(scheduler_output):
             self._leave()
             self._settling = WAITED
-            return None
+            return True
         if self._settling:
             self._settling -= 1
-            return None
-        return self._take(next(self._places))
+            return True
+        return False
 
     def _leave(self) -> None:
         """Run a step with more than windows in mode off: its window is recorded as off x off."""
@@ -142,14 +153,17 @@ class Interleaving:
 
 class FollowedScheduler(Interleaving):
     """The order of draft counts, which the scheduler keeps: each step brings its place. Modes are
-    switched here if cells stage; steps without a place run in mode off."""
+    switched here if cells stage; steps without a place then run in mode off."""
 
-    def __init__(self, hook: RunnerHook, cells: Sequence[tuple[str, str]]):
+    def __init__(self, hook: RunnerHook, cells: Sequence[tuple[str, str]] = ()):
         super().__init__(hook, cells, (), "")
+        self._switches = any(cell.nwor_mode is not NworMode.OFF for cell in self.cells)
 
     def next(self, scheduler_output: Any) -> WindowPlace | None:
         """The place of the step that begins, after switching to its cell's modes."""
         place: WindowPlace | None = getattr(scheduler_output, PLACE, None)
+        if not self._switches:
+            return place
         if place is None:
             self._leave()
             return None
@@ -193,12 +207,6 @@ OFF, STAGE, AGAIN = 0, 1, 2
 PAIRS = [(OFF, STAGE)] * 4 + [(OFF, AGAIN)]
 """One group in five compares off with itself."""
 
-RUN_LENGTHS = {2: 1}
-"""Windows of a run: a group of eight is the shortest, and ends most often before a prefill."""
-
-SEED = "live"
-"""Every tensor-parallel rank draws the same order."""
-
 
 class LiveInterleaving(Interleaving):
     """The order of a server: off, and stage with `scv_mode`.
@@ -210,7 +218,7 @@ class LiveInterleaving(Interleaving):
     def __init__(self, hook: RunnerHook, scv_mode: ScvMode):
         off = (NworMode.OFF, ScvMode.OFF)
         cells = [off, (NworMode.STAGE, scv_mode), off]
-        super().__init__(hook, cells, PAIRS, SEED, RUN_LENGTHS)
+        super().__init__(hook, cells, PAIRS, SERVER_SEED, SERVER_RUN_LENGTHS)
         self.stopped: Guard | None = None
         self._is_off = False
         self._last: WindowPlace | None = None
@@ -223,17 +231,16 @@ class LiveInterleaving(Interleaving):
                 self._is_off = True
                 self._hook.set_modes(NworMode.OFF, ScvMode.OFF)
             return None
-        if not is_windows_alone(scheduler_output):
-            last, self._last = self._last, None
-            while last is not None and not last.is_last:  # skip the rest of the group
-                last = next(self._places)
-            self._settling = WAITED
-            return None
-        if self._settling:
-            self._settling -= 1
+        if self._waits(scheduler_output):
             return None
         self._last = self._take(next(self._places))
         return self._last
+
+    def _leave(self) -> None:
+        """Stay in the last mode, and skip the rest of its group."""
+        last, self._last = self._last, None
+        while last is not None and not last.is_last:
+            last = next(self._places)
 
     def ended(self, fallback_reason: str | None) -> None:
         """A window has ended: all ranks stop staging if their common reason shows a guard."""

@@ -20,7 +20,7 @@ from nwor_bench.plugin.observe import metrics
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.settings import DRAFTS, PluginSettings
 from nwor_bench.records.fallback_reasons import LeftOut
-from nwor_bench.records.metrics import Labels, MetricFiles, process_name
+from nwor_bench.records.metrics import Labels, MetricFiles
 from nwor_bench.records.types import MeasuredWindow, NworMode, ScvMode
 from nwor_bench.records.window_order import ALL, WindowPlace, size_class
 
@@ -169,13 +169,12 @@ class LiveDrafts:
         if constant is not None:
             remedy = f"vLLM's {constant} drafts {most} tokens at every draft count; unset {DRAFTS}"
             raise ConfigError.for_field("--speculative-config: method", speculative.method, remedy)
-        self._hook, self._most = hook, most
+        self._hook = hook
         self._groups, self._tokens = DraftGroups(most), DraftTokens()
         self._publisher = None
-        folder = metrics.folder_of()
-        if folder is not None:
-            labels = metrics.worker_labels(worker, settings.mode_name, settings.scv_mode)
-            files = MetricFiles(folder, f"{process_name(metrics.global_rank(worker))}-live")
+        own = metrics.live_files(worker, settings)
+        if own is not None:
+            files, labels = own
             files.set("nwor_drafts_info", (*labels, *_speculation(speculative)), 1)
             self._publisher = DraftPublisher(self._groups, self._tokens, most, files, labels)
         hook.accumulator.listeners.append(self._add)
@@ -183,8 +182,7 @@ class LiveDrafts:
     def start(self) -> None:
         """Begin to measure."""
         self._hook.set_modes(NworMode.OFF, ScvMode.OFF)
-        cells = [(str(NworMode.OFF), str(ScvMode.OFF))] * len(counts_of(self._most))
-        self._hook.interleave(FollowedScheduler(self._hook, cells))
+        self._hook.interleave(FollowedScheduler(self._hook))
         if self._publisher is not None:
             self._publisher.start()
 

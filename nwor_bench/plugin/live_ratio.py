@@ -14,7 +14,7 @@ from nwor_bench.plugin.observe import metrics
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.records.fallback_reasons import Guard, LeftOut
-from nwor_bench.records.metrics import Labels, MetricFiles, process_name
+from nwor_bench.records.metrics import Labels, MetricFiles
 from nwor_bench.records.types import MeasuredWindow
 from nwor_bench.records.window_order import ALL, WindowPlace, size_class
 
@@ -96,11 +96,9 @@ class LiveTraffic:
         self._interleaving = LiveInterleaving(hook, settings.scv_mode)
         self._groups = LiveGroups()
         self._publisher = None
-        folder = metrics.folder_of()
-        if folder is not None:
-            labels = metrics.worker_labels(worker, settings.mode_name, settings.scv_mode)
-            files = MetricFiles(folder, f"{process_name(metrics.global_rank(worker))}-live")
-            self._publisher = Publisher(self._groups, self._interleaving, files, labels)
+        own = metrics.live_files(worker, settings)
+        if own is not None:
+            self._publisher = Publisher(self._groups, self._interleaving, *own)
         hook.accumulator.listeners.append(self._add)
         hook.late.on_overcount = self._interleaving.overcounted
 

@@ -39,6 +39,16 @@ class Metric:
 
 COUNTER, GAUGE = "counter", "gauge"
 
+
+def _with_ends(name: str, text: str, whose: str) -> tuple[Metric, Metric, Metric]:
+    """A gauge, and two with the ends of its interval."""
+    return (
+        Metric(name, GAUGE, text),
+        Metric(f"{name}_low", GAUGE, f"Low end of the {whose} 95 % interval."),
+        Metric(f"{name}_high", GAUGE, f"High end of the {whose} 95 % interval."),
+    )
+
+
 METRICS = (
     Metric("nwor_windows", COUNTER, "Verification steps with at least one draft token."),
     Metric("nwor_draft_tokens", COUNTER, "Draft tokens that the target verified."),
@@ -55,13 +65,11 @@ METRICS = (
     Metric("nwor_unique_tokens", GAUGE, "Draft tokens staged in the latest window."),
 )
 LIVE_METRICS = (
-    Metric("nwor_live_ratio", GAUGE, "Time of a window in stage over off, by batch size."),
-    Metric("nwor_live_ratio_low", GAUGE, "Low end of the ratio's 95 % interval."),
-    Metric("nwor_live_ratio_high", GAUGE, "High end of the ratio's 95 % interval."),
+    *_with_ends("nwor_live_ratio", "Time of a window in stage over off, by batch size.", "ratio's"),
     Metric("nwor_live_groups", COUNTER, "Groups of windows that were compared, by batch size."),
-    Metric("nwor_live_aa_ratio", GAUGE, "Time of a window in off over off: the noise floor."),
-    Metric("nwor_live_aa_ratio_low", GAUGE, "Low end of the A/A ratio's 95 % interval."),
-    Metric("nwor_live_aa_ratio_high", GAUGE, "High end of the A/A ratio's 95 % interval."),
+    *_with_ends(
+        "nwor_live_aa_ratio", "Time of a window in off over off: the noise floor.", "A/A ratio's"
+    ),
     Metric("nwor_live_aa_groups", COUNTER, "Groups of windows in which off was compared with off."),
     Metric("nwor_live_groups_left_out", COUNTER, "Groups that do not count, by reason."),
     Metric("nwor_live_staging_stopped", COUNTER, "1: staging has stopped for good, by reason."),
@@ -70,14 +78,12 @@ LIVE_METRICS = (
 DRAFT_METRICS = (
     Metric("nwor_drafts_info", GAUGE, "1, with the speculative method and its model."),
     Metric("nwor_drafts_windows", COUNTER, "Windows by the drafts that each request verified."),
-    Metric("nwor_drafts_time_ratio", GAUGE, "Time of a window over that at k = 0, by batch size."),
-    Metric("nwor_drafts_time_ratio_low", GAUGE, "Low end of the ratio's 95 % interval."),
-    Metric("nwor_drafts_time_ratio_high", GAUGE, "High end of the ratio's 95 % interval."),
+    *_with_ends(
+        "nwor_drafts_time_ratio", "Time of a window over that at k = 0, by batch size.", "ratio's"
+    ),
     Metric("nwor_drafts_groups", COUNTER, "Groups of windows behind the ratio."),
     Metric("nwor_drafts_groups_left_out", COUNTER, "Groups that do not count, by reason."),
-    Metric("nwor_drafts_tokens", GAUGE, "Tokens of a request in a window, by batch size."),
-    Metric("nwor_drafts_tokens_low", GAUGE, "Low end of the tokens' 95 % interval."),
-    Metric("nwor_drafts_tokens_high", GAUGE, "High end of the tokens' 95 % interval."),
+    *_with_ends("nwor_drafts_tokens", "Tokens of a request in a window, by batch size.", "tokens'"),
     Metric("nwor_drafts_spans", COUNTER, "Spans of windows at one draft count behind the tokens."),
 )
 """Only of a server with VLLM_NWOR_DRAFTS=interleave; all but two have a label `drafts`."""

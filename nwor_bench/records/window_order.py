@@ -29,6 +29,12 @@ BRIEF = {1: 1}
 """The same in a batch that is not timed: every change of cells in as few windows as possible, so
 that a short batch has all cells."""
 
+SERVER_RUN_LENGTHS = {2: 1}
+"""The same in a server: a group of eight is the shortest, and ends most often before a prefill."""
+
+SERVER_SEED = "live"
+"""Every tensor-parallel rank draws the same order."""
+
 _ABBA = (0, 1, 1, 0)
 
 RUNS = len(_ABBA)

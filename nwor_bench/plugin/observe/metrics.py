@@ -78,6 +78,16 @@ def publish(hook: RunnerHook, worker: Any, settings: PluginSettings) -> None:
     hook.accumulator.listeners.append(count)
 
 
+def live_files(worker: Any, settings: PluginSettings) -> tuple[MetricFiles, Labels] | None:
+    """Files for what a live comparison shows, apart from the worker's counters, and their labels;
+    None if metrics are off."""
+    folder = folder_of()
+    if folder is None:
+        return None
+    files = MetricFiles(folder, f"{process_name(global_rank(worker))}-live")
+    return files, worker_labels(worker, settings.mode_name, settings.scv_mode)
+
+
 def publish_refusal(reason: str, worker: Any, settings: PluginSettings) -> None:
     """Count once, under its reason, that this worker has no hook and counts no window."""
     folder = folder_of()

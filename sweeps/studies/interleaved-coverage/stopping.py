@@ -20,7 +20,7 @@ from simulated_groups import NOISES, Sample, Windows
 
 from nwor_bench.cli.live_server import WidthRule
 from nwor_bench.instruments.robust import Estimate, robust_location
-from nwor_bench.plugin.interleaving import RUN_LENGTHS
+from nwor_bench.records.window_order import SERVER_RUN_LENGTHS
 
 SOUGHT = (100, 400)
 READ_EVERY = 20
@@ -53,7 +53,7 @@ def lines_of(noise: str, runs: int) -> list[Line]:
     """A line a width and rule."""
     sample: Sample = NOISES[noise]
     if isinstance(sample, Windows):  # all runs are of one length
-        sample = replace(sample, lengths=RUN_LENGTHS)
+        sample = replace(sample, lengths=SERVER_RUN_LENGTHS)
     found: list[Line] = []
     for sought in SOUGHT:
         rng = np.random.default_rng([sought, list(NOISES).index(noise)])

@@ -1,12 +1,14 @@
 """The step's and the work's ratio of each cell, from interleaved runs on a GPU.
 
-    python sweeps/studies/two-clocks/measure.py RUN [RUN ...]      # writes cells.csv beside it
+    python sweeps/studies/two-clocks/measure.py RUN [RUN ...]      # adds to cells.csv beside it
 
-A row is a compared cell of one run folder of `nwor-bench sweep`.
+A row is a compared cell of one run folder of `nwor-bench sweep`. Rows of the same setting are
+replaced, all others stay.
 """
 
 import argparse
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,9 @@ import pandas as pd
 
 from nwor_bench.analysis.analyse import analyse
 from nwor_bench.records.store import read_run
+
+SETTING = ["pair", "gpu", "requests", "drafts", "context", "cache"]
+"""Columns that a run's rows share, and no other run's rows have."""
 
 FIELDS = (
     *("verdict", "reason", "groups", "ratio_to_off", "ratio_ci_low", "ratio_ci_high"),
@@ -48,12 +53,28 @@ def rows_of(folder: Path) -> Iterator[dict[str, Any]]:
         }
 
 
+def add(rows: list[dict[str, Any]], file: Path) -> None:
+    """Add rows to the CSV in place of those of the same settings; other rows stay as written."""
+    table = pd.DataFrame(rows).round(6).astype({"context": "Int64"})
+    new = read(StringIO(table.to_csv(index=False)))
+    if file.exists():
+        kept = read(file).set_index(SETTING, drop=False)
+        kept = kept[~kept.index.isin(new.set_index(SETTING).index)]
+        new = pd.concat([kept, new])
+    new.to_csv(file, index=False)
+
+
+def read(file: Path | StringIO) -> pd.DataFrame:
+    """A CSV as text, in which nothing changes when it is written again."""
+    return pd.read_csv(file, dtype=str, keep_default_na=False)
+
+
 def main() -> None:
     """Write the CSV."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path, help="run folders")
     rows = [row for folder in parser.parse_args().runs for row in rows_of(folder)]
-    pd.DataFrame(rows).round(6).to_csv(Path(__file__).with_name("cells.csv"), index=False)
+    add(rows, Path(__file__).with_name("cells.csv"))
 
 
 if __name__ == "__main__":

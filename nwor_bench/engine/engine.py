@@ -1,7 +1,7 @@
 """The persistent engine: one vLLM per pair, modes switched live."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,14 @@ from nwor_bench.engine.arguments import (
     start_llm,
     stderr_to_file,
 )
+from nwor_bench.engine.kv_cache import VllmKvCache
 from nwor_bench.engine.open_loop import serve_loop, vllm_params
 from nwor_bench.engine.protocol import (
     BatchOutput,
     GreedyOutput,
     KvCache,
-    Pair,
     Sampling,
     ServedLoop,
-    Span,
 )
 from nwor_bench.engine.readings import (
     common_status,
@@ -66,6 +65,9 @@ class VllmEngine:
     _draft_counts: DraftSwitch | None = None
     """Sets the draft counts; None if the run compares modes."""
 
+    _died: DeviceDiedError | None = None
+    """The device's failure; None while it runs."""
+
     def __init__(self, pair: ResolvedPair, spec: RunSpec, log: Path | None = None):
         self._log = log
         started = time.perf_counter()
@@ -75,7 +77,7 @@ class VllmEngine:
         self.start_seconds = time.perf_counter() - started
         VllmEngine.starts += 1
         self._counting = False
-        self._kv_cache = VllmKvCache(self._llm, self._rpc_all)
+        self._kv_cache = VllmKvCache(self._llm, self._rpc_all, self._running)
         if spec.draft_counts is not None:
             try:
                 self._check_draft_counts(pair, spec)
@@ -167,9 +169,9 @@ class VllmEngine:
 
         Modes that were never set are set first, which may capture CUDA graphs.
         """
-        sham = None if self._draft_counts is not None else SHAM
+        shams = self._draft_counts is None  # the A/A arm of draft counts has nothing to switch
         modes = [
-            ((cell.arm == AA and sham) or str(cell.nwor_mode), str(cell.scv_mode))
+            (SHAM if shams and cell.arm == AA else str(cell.nwor_mode), str(cell.scv_mode))
             for cell in order.cells
         ]
         with stderr_to_file(self._log):
@@ -256,9 +258,12 @@ class VllmEngine:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """Raise DeviceDiedError if the device fails while vLLM runs; there is no engine then."""
+        """Raise DeviceDiedError if the device fails while vLLM runs, and at every call after it:
+        there is no engine then."""
         import torch
 
+        if self._died is not None:
+            raise self._died
         try:
             yield
         except torch.AcceleratorError as error:
@@ -266,7 +271,8 @@ class VllmEngine:
             counts = "; vLLM 0.32 may do so when draft counts change (docs/worth.md)"
             known = counts if self._draft_counts is not None else ""
             problem = f"{str(error).splitlines()[0]}{known}. What was measured is kept"
-            raise DeviceDiedError.at("vLLM died", problem, str(error)) from error
+            self._died = DeviceDiedError.at("vLLM died", problem, str(error))
+            raise self._died from error
 
     def _reset_prefix_cache(self) -> None:
         if not self._llm.reset_prefix_cache():
@@ -333,7 +339,8 @@ class VllmEngine:
 
     def _rpc_all(self, method: str, *args: Any) -> list[Any]:
         """Call a worker method; the answer of every rank, in their order."""
-        return list(self._llm.collective_rpc(method, args=args))
+        with self._running():
+            return list(self._llm.collective_rpc(method, args=args))
 
 
 def _greedy_output(completion: Any) -> GreedyOutput:
@@ -346,86 +353,3 @@ def _greedy_output(completion: Any) -> GreedyOutput:
         )
     top = tuple({token: float(entry.logprob) for token, entry in row.items()} for row in rows or ())
     return GreedyOutput(tuple(completion.token_ids), top)
-
-
-class VllmKvCache:
-    """The KV cache of a vLLM in this process.
-
-    Args:
-        llm: vLLM's `LLM`.
-        rpc_all: calls a worker method; the answer of every rank.
-    """
-
-    def __init__(self, llm: Any, rpc_all: Callable[..., list[Any]]):
-        self._llm = llm
-        self._rpc_all = rpc_all
-        self._requests: list[str] = []
-        self._watching = False
-
-    def close(self) -> None:
-        """Drop the reference to the engine, so that its memory can be released."""
-        self._llm = None
-
-    def before_batch(self) -> None:
-        """Forget the previous batch's blocks, if watching."""
-        if self._watching:
-            self._rpc_all("nwor_watch_blocks", True)
-
-    def last_batch(self, outputs: Sequence[Any]) -> None:
-        """Remember the ids of the requests that have just finished."""
-        self._requests = [output.request_id for output in outputs]
-
-    def watch(self, on: bool) -> None:
-        """See `KvCache`."""
-        self._watching = on
-        self._rpc_all("nwor_watch_blocks", on)
-
-    def prefill(
-        self, sequences: Sequence[Sequence[int]], *, nudged: bool = False, outputs: int = 1
-    ) -> None:
-        """See `KvCache`. Each sequence is a prompt."""
-        from vllm import SamplingParams
-
-        params = SamplingParams(
-            max_tokens=outputs, temperature=0.0, ignore_eos=True, detokenize=False
-        )
-        inputs = [{"prompt_token_ids": list(sequence)} for sequence in sequences]
-        if not self._llm.reset_prefix_cache():
-            raise EngineError("vLLM could not reset its prefix cache before a prefill")
-        self.before_batch()
-        if nudged:
-            self._rpc_all("nwor_nudge_attention", True)
-        try:
-            self.last_batch(self._llm.generate(inputs, params, use_tqdm=False))
-        finally:
-            if nudged:
-                self._rpc_all("nwor_nudge_attention", False)
-
-    def keep(self, name: str, spans: Sequence[Span]) -> str | None:
-        """See `KvCache`."""
-        kept = self._rpc_all("nwor_keep_kv", name, self._requests, [list(span) for span in spans])
-        return next((rank["unreadable"] for rank in kept if rank["unreadable"]), None)
-
-    def compare(self, name: str, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
-        """See `KvCache`."""
-        return self._rpc_all("nwor_compare_kv", name, [list(pair) for pair in pairs])
-
-    def drop(self, names: Sequence[str]) -> None:
-        """See `KvCache`."""
-        self._rpc_all("nwor_drop_kv", list(names))
-
-    def keep_states(self, name: str) -> dict[int, int]:
-        """See `KvCache`."""
-        ranks = [dict(each) for each in self._rpc_all("nwor_keep_states", name, self._requests)]
-        return {i: n for i, n in ranks[0].items() if all(rank.get(i) == n for rank in ranks)}
-
-    def compare_states(
-        self, name: str, other: str, pairs: Sequence[tuple[int, int]]
-    ) -> list[dict[str, Any]]:
-        """See `KvCache`."""
-        ranks = self._rpc_all("nwor_compare_states", name, other, [list(pair) for pair in pairs])
-        return [{"errors": errors} for errors in ranks]
-
-    def drop_states(self, names: Sequence[str]) -> None:
-        """See `KvCache`."""
-        self._rpc_all("nwor_drop_states", list(names))

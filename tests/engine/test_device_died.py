@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.engine.kv_cache import VllmKvCache
 from nwor_bench.errors import DeviceDiedError
 
 
@@ -18,6 +19,14 @@ class Vllm:
 
     def generate(self, *args: Any, **kwargs: Any) -> None:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nmore")
+
+    def reset_prefix_cache(self) -> bool:
+        return True
+
+    def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[dict[str, Any]]:
+        if method == "nwor_watch_writes":
+            self.generate()
+        return [{}]
 
     def __del__(self) -> None:
         Vllm.freed += 1
@@ -37,6 +46,26 @@ def test_a_failed_device_is_one_error_and_nothing_is_freed(draft_counts: object)
     caught.value.__cause__ = None
     assert not hasattr(engine, "_llm")
     assert not Vllm.freed
+
+
+def test_a_device_that_fails_in_the_gate_is_the_same_error_for_every_call_after_it() -> None:
+    """Prefills and workers' methods fail as batches do; what is undone then hides nothing."""
+    engine = VllmEngine.__new__(VllmEngine)
+    engine._llm = Vllm()
+    cache = engine._kv_cache = VllmKvCache(engine._llm, engine._rpc_all, engine._running)
+    cache.watch(True)
+    with pytest.raises(DeviceDiedError, match="illegal memory access") as caught:
+        cache.prefill([[1, 2]], nudged=True)
+    for call in (lambda: cache.watch(False), engine.stop_interleaving, lambda: cache.prefill([])):
+        with pytest.raises(DeviceDiedError) as again:
+            call()
+        assert again.value is caught.value
+    engine.close()
+
+    engine = VllmEngine.__new__(VllmEngine)
+    engine._llm = Vllm()
+    with pytest.raises(DeviceDiedError, match="illegal memory access"):
+        engine.watch_writes(True)
 
 
 def test_the_process_ends_with_code_1_though_what_is_freed_would_abort_it() -> None:

@@ -35,11 +35,17 @@ def test_what_the_results_cite_of_interleaved_windows() -> None:
     )
 
 
+SETTING = ["pair", "gpu", "requests", "context", "cache"]
+
+
 def test_the_readmes_rows_are_those_of_the_studies() -> None:
-    """Each ratio with its batch, cache and tokens/s; every row of the newer study is there."""
-    older = pd.read_csv(STUDIES / "interleave" / "cells.csv")
+    """Each ratio with its batch, cache, stock's time and tokens/s; every row of the newer study is
+    there."""
+    older = pd.read_csv(STUDIES / "interleave" / "cells.csv").assign(stock="")
     newer = pd.read_csv(STUDIES / "two-clocks" / "cells.csv")
     newer = newer[~newer.gpu.str.contains("H100")]
+    stock = newer[newer.cell == "off x off"].assign(stock=newer.step_ms.map("{:.2f}".format))
+    newer = newer.merge(stock[[*SETTING, "stock"]], on=SETTING, validate="many_to_one")
     known = {}
     for cells in (older, newer):
         staged = cells[cells.cell.str.startswith("stage x") & cells.ratio_ci_low.notna()]
@@ -47,10 +53,11 @@ def test_the_readmes_rows_are_those_of_the_studies() -> None:
             ratio = f"{row.ratio_to_off:.3f} [{row.ratio_ci_low:.3f}, {row.ratio_ci_high:.3f}]"
             cache = row.cache.replace("auto", "bf16")
             more = f"{100 * (1 / row.ratio_to_off - 1):+.1f} %"
-            known[str(row.requests), cache, ratio, more] = row.verdict
+            known[str(row.requests), cache, row.stock, ratio, more] = row.verdict
     readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
-    pattern = r"\| +(\d+) \| (\w+) +\|[ \d.]+\| (\d\.\d{3} \[[\d., ]+\]) \| +(\S+ %) \|"
+    pattern = r"\| +(\d+) \| (\w+) +\| *([\d.]*) +\| (\d\.\d{3} \[[\d., ]+\]) \| +(\S+ %) \|"
     rows = re.findall(pattern, readme)
+    assert not set(rows) - known.keys()
     counts = Counter(known[row] for row in rows)
     assert len(rows) == len(set(rows))
     assert len(set(rows)) >= newer[newer.cell.str.startswith("stage x")].ratio_to_off.count()
@@ -58,6 +65,28 @@ def test_the_readmes_rows_are_those_of_the_studies() -> None:
     rest = len(rows) - faster - slower
     told = f"By verdict: faster in {faster} rows, slower in {slower}, undecided in {rest}"
     assert told in readme
+
+
+def test_the_readmes_times_in_a_server_are_those_of_the_study() -> None:
+    """Medians over blocks of the time per token over stock's, with their intervals."""
+    blocks = pd.read_csv(STUDIES / "live-serving" / "paired.csv")
+    blocks = blocks[blocks.kind == "time per token"]
+    times = blocks.set_index(["rate", "block", "mode"]).ms.unstack()
+    told = {}
+    for mode in ("stage", "interleave"):
+        for rate, own in (times[mode] / times.stock).dropna().groupby("rate"):
+            names = ("median", "median_low", "median_high")
+            middle, low, high = (tables.AGGREGATES[name](list(own)) for name in names)
+            told[mode, rate] = f"{middle:.2f} [{low:.2f}, {high:.2f}]"
+    readme, results = (
+        " ".join((CHECKOUT / name).read_text(encoding="utf-8").split())
+        for name in ("README.md", "docs/results-h200.md")
+    )
+    half, full = sorted({rate for _, rate in told})
+    assert f"time per token {told['stage', half]} of stock's at half load and " in readme
+    assert f"{told['stage', full]} near capacity; interleaved " in readme
+    assert f"{told['interleave', half]} and {told['interleave', full]}" in readme
+    assert f"time per token is {told['stage', half]} times stock's at half load" in results
 
 
 @pytest.mark.slow  # imports vLLM

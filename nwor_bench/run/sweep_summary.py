@@ -103,7 +103,11 @@ def words_of(entry: Mapping[str, Any]) -> dict[str, str]:
     named = {
         name: _counted(text, value) for name, (text, value) in values.items() if value is not None
     }
-    return {"pair": Path(entry["pair"]).stem, "scenario": Path(entry["scenario"]).stem, **named}
+    return {
+        "pair": Path(entry["pair"]).name.removesuffix(".toml"),
+        "scenario": Path(entry["scenario"]).stem,
+        **named,
+    }
 
 
 def _counted(text: str, value: Any) -> str:

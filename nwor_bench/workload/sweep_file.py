@@ -130,7 +130,7 @@ class Point:
     @property
     def label(self) -> str:
         """For people: `tiny short, 4 drafts, 8 requests, temperature 0, float32`."""
-        name = f"{Path(self.pair).stem} {self.spec.scenario.name}"
+        name = f"{Path(self.pair).name.removesuffix('.toml')} {self.spec.scenario.name}"
         return ", ".join([name, *self.words.values()])
 
     @property
@@ -138,7 +138,11 @@ class Point:
         """Its run folder within the sweep's: `03-tiny-short-k4-r8`."""
         values = [(axis, self.spec.value_of(option)) for option, axis in AXES]
         parts = [axis.folder.format(value) for axis, value in values if value is not None]
-        name = [f"{self.number:02d}", Path(self.pair).stem, self.spec.scenario.name]
+        name = [
+            f"{self.number:02d}",
+            Path(self.pair).name.removesuffix(".toml"),
+            self.spec.scenario.name,
+        ]
         return "-".join(part for part in (*name, *parts) if part)
 
 

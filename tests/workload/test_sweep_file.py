@@ -172,6 +172,14 @@ def test_the_shipped_sweeps_are_sound(name: str) -> None:
     assert load_sweep(Path(f"sweeps/{name}.toml")) == shipped
 
 
+@pytest.mark.parametrize("pair", ["qwen2.5-7b-shape", "mine/v1.5.toml"])
+def test_a_pairs_name_is_whole_in_labels_and_folders(pair: str) -> None:
+    (point,) = make_points(SweepFile(axes=Axes(pairs=(pair,))))
+    whole = pair.removeprefix("mine/").removesuffix(".toml")
+    assert point.label.startswith(f"{whole} short")
+    assert point.folder.startswith(f"01-{whole}-short")
+
+
 def axis(values: list[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
     return st.lists(st.sampled_from(values), unique=True, max_size=3).map(tuple)
 

@@ -1,11 +1,14 @@
-"""Time of interleaved windows by cell and part, and the gate, of models with recurrent states.
+"""Time of windows by cell and part, and the gate, of models with recurrent states.
 
-    python sweeps/studies/states/measure.py RUN [RUN ...]      # writes windows.csv beside this file
+    python sweeps/studies/states/measure.py RUN [RUN ...]    # into windows.csv beside this file
 
-A row is a cell of one run folder of `nwor-bench sweep`, its times medians of its windows.
+RUN is a run folder of `nwor-bench sweep`, or a folder of them. A row is a cell of one run, its
+times medians of its interleaved windows; with `--against`, of its timed batches' windows. Rows of
+other settings stay in the CSV.
 """
 
 import argparse
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +16,15 @@ from typing import Any
 import pandas as pd
 
 from nwor_bench.analysis.analyse import analyse
+from nwor_bench.records.files import RUN_FILE
+from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import Phase
 
-TIMES = ("device_ms", "work_ms", "forward_ms", "sample_ms", "commit_ms")
-FIELDS = ("verdict", "groups", "ratio_to_off", "ratio_ci_low", "ratio_ci_high")
+SETTING = ["pair", "gpu", "requests", "drafts", "against"]
+TIMES = ("wall_ms", "device_ms", "work_ms", "forward_ms", "sample_ms", "commit_ms")
+FIELDS = ("acceptance_length", "parity", "verdict", "groups")
+FIELDS += ("ratio_to_off", "ratio_ci_low", "ratio_ci_high")
 FIELDS += ("work_ratio", "work_ratio_ci_low", "work_ratio_ci_high")
 
 
@@ -25,37 +32,52 @@ def rows_of(folder: Path) -> Iterator[dict[str, Any]]:
     """One row a cell; what was not measured is empty."""
     run = read_run(folder)
     header = run.header
-    phases = {batch.batch: batch.phase for batch in run.batches}
-    gates = header.kv_gate.cells or {}
+    against = (header.spec or {}).get("against")
+    phases = {batch_key(batch): batch.phase for batch in run.batches}
+    phase = Phase.INTERLEAVED if against is None else Phase.TIMED
+    gates = (header.kv_gate and header.kv_gate.cells) or {}
     for cell in analyse(run).cells:
         own = [
             window
             for window in run.windows
-            if window.cell == cell.cell
-            and window.arm == cell.arm
-            and phases[window.batch] is Phase.INTERLEAVED
-            and window.device_ms is not None
+            if window.cell == cell.cell and phases[batch_key(window)] is phase
         ]
+        times = {name: [getattr(window, name) for window in own] for name in TIMES}
         yield {
             "pair": header.pair.name,
             "gpu": header.environment.gpus[0].name,
             "requests": header.scenario["requests"],
             "drafts": header.scenario["draft_tokens"],
+            "against": None if against is None else json.dumps(against),
             "state_bytes": header.engine.state_bytes,
             "cell": cell.label,
             "kv_verdict": gates.get(cell.label, {}).get("verdict"),
             "windows": len(own),
-            **{name: pd.Series([getattr(w, name) for w in own]).median() for name in TIMES},
+            **{name: pd.Series(found, dtype=float).median() for name, found in times.items()},
             **{name: getattr(cell, name) for name in FIELDS},
         }
+
+
+def merged(kept: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
+    """The kept rows, but for those of settings that are new, and the new ones."""
+    ours, theirs = (
+        frame.reindex(columns=SETTING).astype(object).fillna("").astype(str).agg("|".join, axis=1)
+        for frame in (new, kept)
+    )
+    both = pd.concat([kept[~theirs.isin(ours)], new], ignore_index=True)
+    return both[list(new)].convert_dtypes()  # whole numbers stay whole beside empty fields
 
 
 def main() -> None:
     """Write the CSV."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("runs", nargs="+", type=Path, help="run folders")
-    rows = [row for folder in parser.parse_args().runs for row in rows_of(folder)]
-    pd.DataFrame(rows).round(6).to_csv(Path(__file__).with_name("windows.csv"), index=False)
+    parser.add_argument("runs", nargs="+", type=Path, help="run folders, or folders of them")
+    found = [
+        file.parent for runs in parser.parse_args().runs for file in sorted(runs.rglob(RUN_FILE))
+    ]
+    table = Path(__file__).with_name("windows.csv")
+    new = pd.DataFrame([row for folder in found for row in rows_of(folder)]).round(6)
+    merged(pd.read_csv(table), new).to_csv(table, index=False)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from nwor_bench.analysis.analyse import analyse
 from nwor_bench.records.files import RUN_FILE
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import read_run
-from nwor_bench.records.types import Phase
+from nwor_bench.records.types import Phase, RunStatus
 
 SETTING = ["pair", "gpu", "requests", "drafts", "against"]
 TIMES = ("wall_ms", "device_ms", "work_ms", "forward_ms", "sample_ms", "commit_ms")
@@ -29,9 +29,11 @@ FIELDS += ("work_ratio", "work_ratio_ci_low", "work_ratio_ci_high")
 
 
 def rows_of(folder: Path) -> Iterator[dict[str, Any]]:
-    """One row a cell; what was not measured is empty."""
+    """One row a cell of a complete run; what was not measured is empty."""
     run = read_run(folder)
     header = run.header
+    if header.status is not RunStatus.COMPLETE:
+        return
     against = (header.spec or {}).get("against")
     phases = {batch_key(batch): batch.phase for batch in run.batches}
     phase = Phase.INTERLEAVED if against is None else Phase.TIMED

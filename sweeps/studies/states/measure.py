@@ -74,12 +74,13 @@ def main() -> None:
     """Write the CSV."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path, help="run folders, or folders of them")
-    found = [
-        file.parent for runs in parser.parse_args().runs for file in sorted(runs.rglob(RUN_FILE))
-    ]
+    folders = parser.parse_args().runs
+    found = [file.parent for folder in folders for file in sorted(folder.rglob(RUN_FILE))]
+    rows = [row for folder in found for row in rows_of(folder)]
+    if not rows:
+        parser.error("no complete run")
     table = Path(__file__).with_name("windows.csv")
-    new = pd.DataFrame([row for folder in found for row in rows_of(folder)]).round(6)
-    merged(pd.read_csv(table), new).to_csv(table, index=False)
+    merged(pd.read_csv(table), pd.DataFrame(rows).round(6)).to_csv(table, index=False)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from nwor_bench.analysis.analyse import analyse
 from nwor_bench.records.files import RUN_FILE
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import read_run
-from nwor_bench.records.types import Phase
+from nwor_bench.records.types import Phase, RunStatus
 
 SETTING = ["pair", "gpu", "requests", "drafts", "against"]
 TIMES = ("wall_ms", "device_ms", "work_ms", "forward_ms", "sample_ms", "commit_ms")
@@ -29,9 +29,11 @@ FIELDS += ("work_ratio", "work_ratio_ci_low", "work_ratio_ci_high")
 
 
 def rows_of(folder: Path) -> Iterator[dict[str, Any]]:
-    """One row a cell; what was not measured is empty."""
+    """One row a cell of a complete run; what was not measured is empty."""
     run = read_run(folder)
     header = run.header
+    if header.status is not RunStatus.COMPLETE:
+        return
     against = (header.spec or {}).get("against")
     phases = {batch_key(batch): batch.phase for batch in run.batches}
     phase = Phase.INTERLEAVED if against is None else Phase.TIMED
@@ -72,12 +74,13 @@ def main() -> None:
     """Write the CSV."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path, help="run folders, or folders of them")
-    found = [
-        file.parent for runs in parser.parse_args().runs for file in sorted(runs.rglob(RUN_FILE))
-    ]
+    folders = parser.parse_args().runs
+    found = [file.parent for folder in folders for file in sorted(folder.rglob(RUN_FILE))]
+    rows = [row for folder in found for row in rows_of(folder)]
+    if not rows:
+        parser.error("no complete run")
     table = Path(__file__).with_name("windows.csv")
-    new = pd.DataFrame([row for folder in found for row in rows_of(folder)]).round(6)
-    merged(pd.read_csv(table), new).to_csv(table, index=False)
+    merged(pd.read_csv(table), pd.DataFrame(rows).round(6)).to_csv(table, index=False)
 
 
 if __name__ == "__main__":

@@ -159,7 +159,9 @@ def only_rounding(ranks: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def compare_within(
-    ranks: Sequence[Mapping[str, Any]], allowed: Mapping[LayerKey, Tolerance]
+    ranks: Sequence[Mapping[str, Any]],
+    allowed: Mapping[LayerKey, Tolerance],
+    measures: Sequence[str] = tuple(MULTIPLES),
 ) -> tuple[KvMismatch | None, bool]:
     """The finding that decides, and whether it breaks the tolerance.
 
@@ -170,7 +172,7 @@ def compare_within(
         _finding(name, entry[name], tolerance.allowed[name], tolerance.own[name], rank, entry)
         for rank, entry in _entries(ranks)
         for tolerance in (allowed[rank, entry["layer"], entry["what"]],)
-        for name in MULTIPLES
+        for name in measures
         if name == "largest" or entry["rows"] >= ENOUGH_ROWS
     ]
     broken = [finding for finding in found if finding.ratio > 1]

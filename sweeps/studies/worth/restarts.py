@@ -5,7 +5,8 @@ r"""Do separate engines, each with a fixed number of drafts, give the ratios of 
       --requests 1 4 --arms 0 1 2 --tokens 48 --eager --cache 200000000 --output DIR  # no GPU
 
 One process after another, each with stock vLLM: `plain` has no drafter, `0` has one and drafts
-nothing (vLLM's own schedule with k = 0), the others draft 1, 2, ... tokens. No plugin runs.
+nothing (vLLM's own schedule with k = 0), the others draft 1, 2, ... tokens; `1/4` drafts 1 token in
+an engine for 4, whose schedule names 0 to 4, as that of `worth` does. No plugin runs.
 Prompts, lengths, acceptance and CUDA graphs are those of
 
     nwor-bench worth --pair llama-3b-shape --acceptance-rates 0.75,0.56,0.42,0.32 \
@@ -43,7 +44,8 @@ def speculation(pair: Any, arm: str, rates: list[float], largest: int) -> dict[s
     """vLLM's speculative configuration of an arm."""
     if arm == PLAIN:
         return None
-    drafts = max(int(arm), 1)
+    k, _, most = arm.partition("/")
+    drafts = max(int(most or k), 1)
     config: dict[str, Any] = {"method": pair.method, "num_speculative_tokens": drafts}
     if pair.draft:
         config["model"] = pair.draft
@@ -52,6 +54,10 @@ def speculation(pair: Any, arm: str, rates: list[float], largest: int) -> dict[s
         config["synthetic_acceptance_rates"] = rates[:drafts]
     if arm == "0":
         config["num_speculative_tokens_per_batch_size"] = [[1, largest, 0]]
+    elif most:  # sizes that are not measured name the other counts
+        others = [n for n in range(drafts + 1) if n != int(k)]
+        named = [[size, size, n] for size, n in enumerate(others, start=1)]
+        config["num_speculative_tokens_per_batch_size"] = [*named, [drafts + 1, largest, int(k)]]
     return config
 
 
@@ -68,6 +74,7 @@ def engine_of(arguments: argparse.Namespace) -> Any:
         max_num_seqs=largest,
         kv_cache_memory_bytes=arguments.cache,
         speculative_config=speculation(pair, arguments.arm, arguments.rates, largest),
+        disable_log_stats=not arguments.log_stats,
         enforce_eager=arguments.eager,
         compilation_config={} if arguments.eager else {"cudagraph_mode": "FULL_DECODE_ONLY"},
     ).llm_engine
@@ -118,7 +125,7 @@ def measure_arm(arguments: argparse.Namespace) -> None:
             if number >= 0:
                 rows.append({"arm": arguments.arm, "requests": size, "repetition": number, **found,
                              "start_s": start_s})  # fmt: skip
-    pd.DataFrame(rows).to_csv(arguments.output / f"arm-{arguments.arm}.csv", index=False)
+    pd.DataFrame(rows).to_csv(arguments.output / f"arm-{file_name(arguments.arm)}.csv", index=False)
     os._exit(0)
 
 
@@ -128,27 +135,33 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
     found = []
     for arm in arguments.arms:
         began = time.perf_counter()
-        with (arguments.output / f"arm-{arm}.log").open("wb") as log:
+        with (arguments.output / f"arm-{file_name(arm)}.log").open("wb") as log:
             command = [sys.executable, __file__, *sys.argv[1:], "--arm", arm]
             code = subprocess.run(command, env=environment, stdout=log, stderr=log).returncode
         seconds = time.perf_counter() - began
         print(f"{arm}: {seconds:.0f} s{f', failed with {code}' if code else ''}", flush=True)
         if not code:
-            rows = pd.read_csv(arguments.output / f"arm-{arm}.csv", dtype={"arm": str})
+            rows = pd.read_csv(arguments.output / f"arm-{file_name(arm)}.csv", dtype={"arm": str})
             found.append(rows.assign(process_s=seconds))
             pd.concat(found).to_csv(arguments.output / "restarts.csv", index=False)
     return pd.concat(found)
 
 
+def file_name(arm: str) -> str:
+    """`1of4` for `1/4`."""
+    return arm.replace("/", "of")
+
+
 def agreement(rows: pd.DataFrame, worth: pd.DataFrame, rates: list[float]) -> pd.DataFrame:
     """Tokens/s over k = 0 by `worth` and by the restarts, at each batch size and k > 0.
 
-    They agree if they differ by no more than both intervals together.
+    They agree if they differ by no more than both intervals together. Settings of arms that did not
+    run are left out.
     """
 
     def of(size: int, arm: str) -> RatioInterval:
         own = rows[(rows.requests == size) & (rows.arm == arm)]
-        k = 0 if arm == PLAIN else int(arm)
+        k = 0 if arm == PLAIN else int(arm.partition("/")[0])
         tokens = 1 + sum(rates[:k]) if rates else own.tokens.sum() / own.windows.sum() / size
         speeds = np.log(tokens * own.windows / own.seconds)
         located = robust_location(list(speeds))
@@ -158,6 +171,8 @@ def agreement(rows: pd.DataFrame, worth: pd.DataFrame, rates: list[float]) -> pd
     found = []
     for said in worth[worth.drafts > 0].dropna(subset="ratio").itertuples():
         size, k = int(said.requests), int(said.drafts)
+        if not ((rows.requests == size) & (rows.arm == str(k))).any():
+            continue
         own = unpaired_ratio(of(size, str(k)), of(size, "0"))
         plain = unpaired_ratio(of(size, str(k)), of(size, PLAIN))
         assert own is not None
@@ -186,6 +201,7 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=1, help="batches of each size before them")
     parser.add_argument("--cache", type=int, default=20_000_000_000, help="bytes of KV cache")
     parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--log-stats", action="store_true", help="count as a server does")
     parser.add_argument("--worth", type=Path, help="worth.csv to compare with")
     parser.add_argument("--compare-only", action="store_true", help="restarts.csv is there already")
     parser.add_argument("--arm", help=argparse.SUPPRESS)

@@ -45,7 +45,6 @@ def call(*words: str) -> None:
         (["--max-draft-tokens", "99"], "--max-draft-tokens", 99),
         (["--pair", "tiny", "--model", "m"], "--pair", "tiny"),
         (["--time-budget", "soon"], "--time-budget", "soon"),
-        (["--pair", "tiny-ngram"], "--method", "ngram"),
         (["--dtype", "int3"], "--dtype", "int3"),
         (["--acceptance-rates", "many"], "--acceptance-rates", "many"),
         (["--nwor-modes", "off,both"], "--nwor-modes", "both"),

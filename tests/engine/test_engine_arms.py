@@ -143,7 +143,7 @@ def test_a_process_passes_a_refusal_on(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_a_process_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arms, "_serve", exit)  # called with a pipe, it prints it and ends with 1
-    with refused("an engine of --against", EngineError, value=1):
+    with refused("one of the run's engines", EngineError, value=1):
         ChildEngine(PAIR, resolve(SCENARIO), None)
 
 
@@ -154,7 +154,7 @@ def test_a_process_that_ended_between_two_calls_is_an_error(
     monkeypatch.setattr(arms, "_serve", answer_once)
     engine = ChildEngine(PAIR, resolve(SCENARIO), None)
     engine._process.join()
-    with refused("an engine of --against", EngineError, value=0):
+    with refused("one of the run's engines", EngineError, value=0):
         engine.call("status")
     engine.close()
 

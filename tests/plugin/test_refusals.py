@@ -49,7 +49,9 @@ def attention_layer(kind: str = "Flash", **changes: Any) -> Any:
 def vllm_config(kv_transfer: Any = None, **model: Any) -> Any:
     """What of vLLM's configuration is looked at; `model` are its model's settings."""
     settings = SimpleNamespace(**{"rswa_window": None, **model})
-    return SimpleNamespace(kv_transfer_config=kv_transfer, model_config=settings)
+    return SimpleNamespace(
+        kv_transfer_config=kv_transfer, model_config=settings, speculative_config=object()
+    )
 
 
 def runner_with(

@@ -278,6 +278,8 @@ def why_engines(sweep: SweepFile) -> str | None:
     engine changes its count, as far as the models are on this machine."""
     point, pair = make_points(sweep)[0], None
     choice, spec = point.choice, point.spec
+    if choice.method is not None:
+        check_method("--method", choice.method)
     own = None if choice.target_model else load_pair(choice.pair or DEFAULT_PAIR)
     if own is None or pair_folder(own).is_dir():
         pair = resolve_pair(
@@ -287,7 +289,6 @@ def why_engines(sweep: SweepFile) -> str | None:
             method=choice.method,
         )
     method = str(pair.method if pair else choice.method or (own and own.method))
-    check_method("--method", method)
     if method not in CHANGES_COUNT:
         return f"vLLM cannot change the draft count of {method} step by step"
     if not uses_gpu() or os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "0":

@@ -195,7 +195,7 @@ def _check_engines(spec: RunSpec) -> None:
         remedy_text = "it starts an engine for each draft count; write draft_counts too"
         raise ConfigError.for_field("--engines", True, remedy_text)
     if spec.stages:
-        remedy_text = "engines are compared with NWOR off; write off, or leave --engines out"
+        remedy_text = "with an engine for each draft count (--engines) NWOR is off; write off"
         raise ConfigError.for_field("--nwor-modes", ",".join(spec.nwor_modes), remedy_text)
     if spec.interleave is Interleave.WINDOWS:
         remedy_text = "engines alternate by whole batches (--engines); leave it out"

@@ -13,7 +13,7 @@ from toy_run import Runner, of_phase
 
 from nwor_bench.analysis.analyse import analyse
 from nwor_bench.engine import arms, memory
-from nwor_bench.engine.arguments import check_arguments
+from nwor_bench.engine.arguments import check_arguments, engine_arguments
 from nwor_bench.engine.arms import ChildEngine, EngineArms
 from nwor_bench.engine.memory import RUNTIME_BYTES, arms_with_engines, kv_cache_bytes
 from nwor_bench.engine.preflight import check_flags, check_pair
@@ -190,6 +190,58 @@ def test_too_little_memory_for_two_engines_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(memory, "free_memory", lambda ranks: FreeMemory(2 * one - 1, "host"))
     with refused("--against", value=ARM):
         memory.require_memory(PAIR, spec_of())
+
+
+COUNTS = {"draft_counts": [0, 1, 2], "engines": True, "nwor_modes": "off", "scv_modes": "off"}
+
+
+def test_each_draft_count_has_an_engine_if_there_is_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three engines for k = 0 to 2, and a fourth for A/A if it fits."""
+    spec = resolve(SCENARIO, **COUNTS)
+    own = [kv_cache_bytes(PAIR, spec.of_arm(arm)) for arm in (None, "k=1", "k=2", AA)]
+    needed = [size + RUNTIME_BYTES["host"] for size in own]
+    free = [sum(needed), sum(needed) - 1, sum(needed[:3]) - 1]
+    monkeypatch.setattr(memory, "free_memory", lambda ranks: FreeMemory(free[0], "host"))
+    assert arms_with_engines(PAIR, spec) == (None, "k=1", "k=2", AA)
+    free.pop(0)
+    assert arms_with_engines(PAIR, spec) == (None, "k=1", "k=2")
+    memory.require_memory(PAIR, spec)
+    free.pop(0)
+    with refused("--engines", value=True, naming="3 engines"):
+        memory.require_memory(PAIR, spec)
+
+
+def test_the_engine_of_k_0_has_no_drafter() -> None:
+    """Neither its weights nor its cache, and vLLM is asked for no speculation."""
+    pair = resolve_pair("tiny")
+    spec = resolve(SCENARIO.model_copy(update={"max_model_len": 256}), **COUNTS)
+    plain, drafting = spec.of_arm(None), spec.of_arm("k=2")
+    assert memory.needed_bytes(pair, plain, "host") < memory.needed_bytes(pair, drafting, "host")
+    assert engine_arguments(pair, plain)["speculative_config"] is None
+    config = engine_arguments(pair, drafting)["speculative_config"]
+    assert config["num_speculative_tokens"] == 2
+    assert "num_speculative_tokens_per_batch_size" not in config
+
+
+def test_acceptance_is_synthetic_if_an_engine_says_so() -> None:
+    """The baseline, without drafts, accepts none in any way."""
+    engines = {None: FakeEngine(), "k=1": FakeEngine()}
+    synthetic = engines["k=1"].status().model_copy(update={"rejection_sample_method": "synthetic"})
+    engines["k=1"].status = lambda: synthetic  # type: ignore[method-assign]
+    assert EngineArms(engines, idle_s=0).status().rejection_sample_method == "synthetic"
+
+
+def test_draft_counts_run_on_their_engines(tmp_path: Path) -> None:
+    """The gate compares each with k = 0, and every timed block runs all."""
+    engines = {arm: FakeEngine() for arm in (None, "k=1", "k=2")}
+    engines["k=2"].wrong = lambda number, cell: number == 2  # its second timed block
+    given = {**COUNTS, "draft_tokens": 2, "temperature": 0.0, "batches": 3, "warmup": 0}
+    run = Runner(tmp_path / "run", EngineArms(engines, idle_s=0), **given).run()
+    assert [len(engine.calls) for engine in engines.values()] == [8, 4, 3]
+    parity = {batch.cell.label: batch.parity for batch in of_phase(run, "gate")}
+    assert list(parity) == ["k = 0", "k = 1", "k = 2", "off x off (A/A)"]
+    broken = [event for event in run.events if event.get("event") == "parity_broken"]
+    assert [event["arm"] for event in broken] == ["k=2"]
 
 
 def test_an_argument_that_vllm_does_not_know_is_refused() -> None:

@@ -187,6 +187,15 @@ def test_a_connector_that_reads_the_cache_within_a_step_is_refused(refused_by: A
     assert refused_by(vllm_config=vllm_config(object())) == "kv_transfer"
 
 
+def test_an_engine_without_drafts_stages_nothing() -> None:
+    from nwor_bench.plugin.refusals import of_engine
+
+    plain = vllm_config()
+    assert of_engine(plain) is None
+    plain.speculative_config = None
+    assert of_engine(plain) == "no_speculation"
+
+
 @BOTH_RUNNERS
 def test_a_batch_invariant_engine_is_refused(
     monkeypatch: pytest.MonkeyPatch, refused_by: Any

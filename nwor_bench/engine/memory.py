@@ -140,10 +140,9 @@ def needed_bytes(pair: ResolvedPair, spec: RunSpec, where: str) -> int:
 
     Excludes a hub model's weights, whose size is unknown.
     """
-    weights = (
-        _weight_bytes(_loaded(pair, spec), spec, on_gpu=where == "gpu") // spec.tensor_parallel_size
-    )
-    return kv_cache_bytes(pair, spec) + weights + RUNTIME_BYTES[where]
+    weights = _weight_bytes(_loaded(pair, spec), spec, on_gpu=where == "gpu")
+    share = weights // spec.tensor_parallel_size
+    return kv_cache_bytes(pair, spec) + share + RUNTIME_BYTES[where]
 
 
 def require_memory(pair: ResolvedPair, spec: RunSpec) -> None:

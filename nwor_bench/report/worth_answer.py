@@ -54,12 +54,13 @@ def _plain_decoding(worth: Worth, shares: Mapping[int, float]) -> Iterator[str]:
 def _adaptive(worth: Worth) -> Iterator[str]:
     """What adaptive verification gives, if it was measured."""
     told = [
-        f"{with_bounds(rate.ratio, rate.low, rate.high, 2)} at {sizes_of(worth, [rate.requests])}"
+        f"{with_bounds(rate.ratio, rate.low, rate.high, 2)} times at "
+        f"{sizes_of(worth, [rate.requests])}"
         for rate in worth.rates
         if rate.adaptive and rate.ratio is not None
     ]
     if told:
-        yield f"Adaptive verification gives {joined(told)} times the tokens/s of k = 0."
+        yield f"Adaptive verification gives, over the tokens/s of k = 0, {joined(told)}."
 
 
 def worth_sentence(worth: Worth) -> Answer:

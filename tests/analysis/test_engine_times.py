@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nwor_bench.analysis.comparing.draft_changes import token_time_change
 from nwor_bench.analysis.draft_rates import AtSize, SpanTokens, Worth, worth_at
 from nwor_bench.analysis.engine_times import block_times, steps_of
 from nwor_bench.analysis.worth import Measured, times_of, worth_of
@@ -107,6 +108,17 @@ def test_the_table_has_tokens_and_times_of_windows_and_their_rate() -> None:
         assert rate.time_ratio == pytest.approx(step)
         assert rate.ratio == pytest.approx(tokens / step)
         assert (rate.groups, rate.verdict) == (3, Verdict.FASTER)
+
+
+def test_a_slower_count_is_a_change_against_an_earlier_run() -> None:
+    """A step of k = 1 takes 1.32 instead of 1.2 times as long; the same texts accept as much."""
+    base, new = (
+        Measured(run_of({0: [1.0, 1.2, 1.1], 1: [step, 1.2 * step, 1.1 * step]}), ())
+        for step in (1.2, 1.32)
+    )
+    change = token_time_change(base, new, cell(1))
+    assert change is not None
+    assert change.ratio == pytest.approx(1.1)
 
 
 def test_too_few_blocks_give_no_ratio() -> None:

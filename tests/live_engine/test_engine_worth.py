@@ -129,6 +129,36 @@ def test_draft_counts_alternate_and_give_the_same_tokens(tmp_path: Path, pair: s
     assert "Draft counts by batch size" in document
 
 
+def test_prompt_lookup_has_an_engine_for_each_count(tmp_path: Path) -> None:
+    """Its count cannot change. k = 0 is an engine without speculation, and has no window."""
+    code, (run,) = worth(
+        tmp_path / "worth", "tiny-ngram", most=1, requests=(2,), engines=True, max_new_tokens=24
+    )
+    assert code is ExitCode.OK
+    engine = run.header.engine
+    assert engine is not None
+    assert engine.staging_unavailable == "no_speculation"
+    assert engine.attention_backend == "CPUAttentionBackendImpl"  # stock's own
+    assert engine.arms is not None
+    assert set(engine.arms) <= {"k=1", "A/A"}
+    gate = {b.cell.label: b for b in run.batches if b.phase == Phase.GATE}
+    assert list(gate) == ["k = 0", "k = 1", "off x off (A/A)"]
+    assert {b.parity for b in gate.values()} <= {"reference", "exact", "explained"}
+    assert (gate["k = 0"].windows, gate["off x off (A/A)"].windows) == (0, 0)
+    assert gate["k = 1"].windows > 0
+    found = analyse(run)
+    assert found.violations == ()
+    assert found.worth is not None
+    (rate,) = found.worth.rates
+    assert (rate.requests, rate.drafts, rate.groups) == (2, 1, 3)
+    assert rate.ratio is not None
+    assert rate.time_ratio is not None
+    assert rate.tokens is not None
+    assert 1 <= rate.tokens <= 2
+    assert rate.ratio == pytest.approx(rate.tokens / rate.time_ratio)
+    assert found.worth.noise.keys() == {2}
+
+
 def test_staged_counts_alternate_with_stocks(tmp_path: Path) -> None:
     """Each k > 0 has a staged arm beside it: with the tokens, acceptance and K/V of the same k in
     mode off. What drafts for a staged window's run drafts as many as the run verifies."""

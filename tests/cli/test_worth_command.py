@@ -119,6 +119,8 @@ def test_one_engine_runs_all_batch_sizes() -> None:
     (small,) = group_by_engine(make_points(worth_sweep("tiny", ["short"], [1], 3, 60.0, given)))
     assert small.spec.scenario.requests == 4  # vLLM names a count for each batch size
     assert make_points(sweep)[0].spec.scenario.requests == 1
+    several = make_points(worth_sweep("tiny", ["short"], [1], 3, 60.0, {**given, "engines": True}))
+    assert group_by_engine(several)[0].spec.scenario.requests == 1  # each engine has one count
 
 
 def test_the_largest_count_is_what_the_engine_drafts() -> None:

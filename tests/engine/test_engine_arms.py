@@ -3,6 +3,7 @@
 import os
 from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from nwor_bench.analysis.analyse import analyse
 from nwor_bench.engine import arms, memory
 from nwor_bench.engine.arguments import check_arguments, engine_arguments
 from nwor_bench.engine.arms import ChildEngine, EngineArms
+from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.memory import RUNTIME_BYTES, arms_with_engines, kv_cache_bytes
 from nwor_bench.engine.preflight import check_flags, check_pair
 from nwor_bench.errors import ConfigError, EngineError
@@ -171,6 +173,16 @@ def test_ray_is_refused(tmp_path: Path) -> None:
         run_sweep(file, RunOptions(ray=True, output=tmp_path / "out", quiet=True))
 
 
+def test_ray_is_refused_for_an_engine_a_draft_count(tmp_path: Path) -> None:
+    file = tmp_path / "s.toml"
+    file.write_text(
+        '[axes]\npairs = ["tiny-ngram"]\nnwor_modes = ["off"]\nscv_modes = ["off"]\n'
+        "[settings]\ndraft_counts = [0, 4]\nengines = true\n"
+    )
+    with refused("--ray", value=True, naming="engines"):
+        run_sweep(file, RunOptions(ray=True, output=tmp_path / "out", quiet=True))
+
+
 def spec_of(**given: Any) -> RunSpec:
     return resolve(SCENARIO, against=AGAINST, **given)
 
@@ -221,6 +233,39 @@ def test_the_engine_of_k_0_has_no_drafter() -> None:
     config = engine_arguments(pair, drafting)["speculative_config"]
     assert config["num_speculative_tokens"] == 2
     assert "num_speculative_tokens_per_batch_size" not in config
+
+
+def test_adaptive_verification_is_refused_on_the_older_runner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM itself would take another runner for it, unless the environment names this one."""
+    asked: list[str | None] = []
+
+    def check(pair: ResolvedPair, spec: RunSpec) -> Any:
+        asked.append((spec.speculative_config or {}).get("enable_adaptive_verification"))
+        return SimpleNamespace(use_v2_model_runner=False)
+
+    monkeypatch.setattr("nwor_bench.engine.arguments._check_engine", check)
+    monkeypatch.setattr("nwor_bench.engine.arguments.check_flags", lambda _: None)
+    pair = ResolvedPair("toy", "eagle", "hub/toy", "hub/draft", "float32")
+    check_arguments(pair, resolve(SCENARIO, **COUNTS))
+    assert asked == [None] * 3  # each count's engine
+    with refused("--adaptive-verification", value=True):
+        check_arguments(pair, resolve(SCENARIO, **COUNTS, adaptive_verification=True))
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_an_engine_that_verifies_every_draft_after_all_is_refused(adaptive: bool) -> None:
+    engine = VllmEngine.__new__(VllmEngine)
+    closed: list[bool] = []
+    engine._rpc = lambda method: adaptive  # type: ignore[method-assign,assignment]
+    engine.close = lambda: closed.append(True)  # type: ignore[method-assign]
+    if adaptive:
+        engine._require_adaptive(PAIR)
+    else:
+        with refused("enable_adaptive_verification", value=True):
+            engine._require_adaptive(PAIR)
+    assert closed == [] if adaptive else [True]
 
 
 def test_acceptance_is_synthetic_if_an_engine_says_so() -> None:

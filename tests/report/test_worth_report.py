@@ -226,8 +226,8 @@ def test_each_count_is_a_row_of_worth_csv() -> None:
 def test_a_method_with_one_count_has_one_in_the_line(method: str, config: dict[str, Any]) -> None:
     """k = 1 gives 1.3 and 1.2 times as much at 1 and 8 requests, k = 2 gives 1.5 and 0.9: 1.25
     against 1.16 on average. vLLM refuses a schedule of methods that cannot change their count."""
-    rates = [rate(1, 1, 1.3, FASTER), rate(1, 2, 1.5, FASTER),
-             rate(8, 1, 1.2, FASTER), rate(8, 2, 0.9, SLOWER)]  # fmt: skip
+    rates = [rate(1, 1, 1.3, FASTER), rate(1, 2, 1.5, FASTER), adaptive(1, 9.0),
+             rate(8, 1, 1.2, FASTER), rate(8, 2, 0.9, SLOWER), adaptive(8, 9.0)]  # fmt: skip
     found = worth(rates, {1: 2, 8: 1})
     pair = PairFacts(method=method)
     assert draft_line.line_config(found, pair) == {"method": method, **config}

@@ -383,6 +383,32 @@ def test_draft_counts_alternate_under_full_graphs(
 
 
 @pytest.mark.gpu
+def test_adaptive_verification_has_an_engine_beside_those_of_the_counts(tmp_path: Path) -> None:
+    """V2 runner: each engine with graphs of its own. Tokens are those of plain decoding."""
+    graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY",
+              "cudagraph_capture_sizes": [1, 2, 3, 6, 9]}  # fmt: skip
+    code, (run,) = worth(
+        tmp_path / "worth", "tiny-mtp", requests=(3,), max_new_tokens=100, engines=True,
+        adaptive_verification=True, engine_args={"compilation_config": graphs},
+    )  # fmt: skip
+    assert code is ExitCode.OK
+    assert run.header.engine is not None
+    assert run.header.engine.runner == "V2"
+    gate = {b.cell.label: b for b in run.batches if b.phase == Phase.GATE}
+    assert list(gate) == ["k = 0", "k = 1", "k = 2", "k = adaptive", "off x off (A/A)"]
+    assert (gate["k = 0"].windows, gate["k = 0"].draft_tokens) == (0, 0)
+    found = analyse(run)
+    assert found.violations == ()
+    assert found.worth is not None
+    assert [(r.drafts, r.adaptive) for r in found.worth.rates] == [
+        (1, False),
+        (2, False),
+        (2, True),
+    ]
+    assert all(rate.ratio is not None for rate in found.worth.rates)
+
+
+@pytest.mark.gpu
 def test_staged_counts_under_full_graphs(tmp_path: Path) -> None:
     """Every k has graphs of mode stage too; SCV decides about smaller counts as about the largest,
     and what is staged leaves what stock leaves."""

@@ -87,7 +87,7 @@ def analyse(run: RunData) -> Analysis:
     worth = None
     if (run.header.spec or {}).get("draft_counts") is not None:
         worth = worth_of([Measured(run, effects)])
-        rates = {rate.drafts: rate for rate in worth.rates}
+        rates = {rate.count: rate for rate in worth.rates}
         results = [_by_tokens(cell, rates) for cell in results]
     parts = tuple(gathered), tuple(effects), tuple(violations), tuple(results)
     return Analysis(run, *parts, worth)

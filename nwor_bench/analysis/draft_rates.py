@@ -12,6 +12,7 @@ from typing import Protocol
 
 from nwor_bench.analysis.statistics import SIGNIFICANCE, verdict
 from nwor_bench.instruments.robust import Estimate, RatioInterval, t_quantile
+from nwor_bench.records.cell import ADAPTIVE
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Rate:
     tokens: float | None
     """Tokens of a request in a window: 1 and the accepted drafts."""
     groups: int
-    """Groups of windows behind the time."""
+    """Groups of windows behind the time; blocks if each draft count has an engine."""
     stage_ratio: float | None = None
     """Tokens per second staged over the same draft count in mode off; None if that did not run."""
     stage_low: float | None = None
@@ -40,6 +41,13 @@ class Rate:
     stage_verdict: str | None = None
     stage_groups: int | None = None
     """Groups of windows behind `stage_ratio`."""
+    adaptive: bool = False
+    """vLLM decides how many of `drafts` drafts a request verifies."""
+
+    @property
+    def count(self) -> int:
+        """`drafts`, or ADAPTIVE."""
+        return ADAPTIVE if self.adaptive else self.drafts
 
 
 @dataclass(frozen=True)
@@ -133,7 +141,7 @@ def worth_at(sizes: Sequence[AtSize], counts: Sequence[int], texts: int) -> Wort
     """What pays at each batch size.
 
     Args:
-        counts: that were compared, in order, without 0.
+        counts: that were compared, in order, without 0; ADAPTIVE last.
         texts: different requests behind the tokens.
     """
     rates, best, noise, best_staged = [], {}, {}, {}
@@ -146,6 +154,8 @@ def worth_at(sizes: Sequence[AtSize], counts: Sequence[int], texts: int) -> Wort
         times = {0: _NONE} | {k: t for k, t in own.times.items() if k}
         for k in counts:
             rate = _rate(own.requests, k, own.tokens, times, len(counts))
+            if k == ADAPTIVE:
+                rate = replace(rate, drafts=max(counts), adaptive=True)
             over = own.staged.get(k)
             rates.append(rate if over is None else _with_stage(rate, over, floor, len(counts)))
         best[own.requests] = _best(own.tokens, times, counts)
@@ -163,7 +173,7 @@ _NONE = Estimate(0.0, 0.0, 1, 0)
 def _best(tokens: Tokens, times: Mapping[int, Estimate], counts: Sequence[int]) -> int:
     """The draft count to use; a larger one only if its interval over the smaller excludes 1."""
     chosen = 0
-    for k in counts:
+    for k in (count for count in counts if count != ADAPTIVE):
         found = _difference(tokens, times, k, chosen, len(counts))
         if found is not None and found[1] > 0:
             chosen = k

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from nwor_bench.analysis.engine_times import steps_of
 from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.instruments.robust import Estimate, Values
 from nwor_bench.records.lines import batch_key
@@ -27,8 +28,8 @@ def named_rates(run: RunData) -> list[float] | None:
 ACCEPTANCE_RATES = "synthetic_acceptance_rates"
 
 
-Request = tuple[str, dict[int, tuple[int, int]]]
-"""A text's digest; by draft count its windows, and the drafts accepted in them."""
+Request = tuple[str, dict[int, tuple[float, int]]]
+"""A text's digest; by draft count its windows (`steps_of`), and the drafts accepted in them."""
 
 
 def requests_of(run: RunData, counts: Sequence[int]) -> Iterator[Request]:
@@ -41,8 +42,9 @@ def requests_of(run: RunData, counts: Sequence[int]) -> Iterator[Request]:
     for batches in blocks.values():
         if 0 not in batches or not all(k in batches for k in counts):
             continue
+        steps = {k: steps_of(run.header, batches[k]) for k in counts}
         for place, text in enumerate(batches[0].token_digests):
-            own = {k: batches[k].request_acceptance[place] for k in counts}
+            own = {k: steps[k][place] for k in counts}
             if all(windows for windows, _ in own.values()):
                 yield text, own
 

@@ -34,7 +34,7 @@ def best_fixed(worth: Worth) -> int | None:
     open_sizes = {rate.requests for rate in worth.rates if rate.ratio is None}
     ratios: dict[int, list[float]] = {0: [1.0]}
     for rate in worth.rates:
-        if rate.ratio is not None and rate.requests not in open_sizes:
+        if rate.ratio is not None and rate.requests not in open_sizes and not rate.adaptive:
             ratios.setdefault(rate.drafts, []).append(rate.ratio)
     if len(ratios) == 1:
         return None

@@ -21,8 +21,9 @@ import numpy as np
 from nwor_bench.analysis.draft_rates import AtSize, Worth, worth_at
 from nwor_bench.analysis.draft_tokens import Tokens, named_rates, requests_of
 from nwor_bench.analysis.effects import DEVICE_MS, PairEffect
+from nwor_bench.analysis.engine_times import block_times, by_engines
 from nwor_bench.instruments.robust import Estimate, robust_location
-from nwor_bench.records.cell import NworMode
+from nwor_bench.records.cell import NworMode, count_order
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import WindowRecord
 
@@ -57,7 +58,8 @@ class Measured:
 
 def worth_of(runs: Sequence[Measured]) -> Worth:
     """What the runs of one pair say; batch sizes must differ."""
-    counts = sorted({c.drafts for m in runs for b in m.run.batches if (c := b.cell).drafts})
+    known = {drafts for m in runs for b in m.run.batches if (drafts := b.cell.drafts)}
+    counts = sorted(known, key=count_order)
     requests = [pair for own in runs for pair in requests_of(own.run, counts)]
     tokens = Tokens(requests, counts, named_rates(runs[0].run))
     sizes = []
@@ -78,8 +80,10 @@ def times_of(own: Measured) -> dict[Arm, Estimate]:
 
     Below ten groups their scatter is that of all counts of the batch size, which few groups show
     better than a count's own. At the end of a batch some requests have finished: groups with most
-    of them count.
+    of them count. Draft counts with an engine each have blocks instead.
     """
+    if by_engines(own.run.header):
+        return {(k, False): time for k, time in block_times(own.run).items()}
     logs: dict[Arm, list[float]] = {}
     for effect in own.effects:
         if effect.pair.is_over_stock:

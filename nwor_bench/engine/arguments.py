@@ -18,7 +18,7 @@ from nwor_bench.instruments.draft_counts import SAFE_GRAPHS, schedule_of
 from nwor_bench.instruments.pm_sampling import check_counters
 from nwor_bench.models.pairs import ResolvedPair, read_model_config, refused_config
 from nwor_bench.models.recurrent import recurrent_layers
-from nwor_bench.records.cell import engine_arm
+from nwor_bench.records.cell import ADAPTIVE, drafts_of, engine_arm
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.run_spec import ACCEPTANCE_LENGTH, ACCEPTANCE_RATES, Counters
 
@@ -171,7 +171,13 @@ def check_arguments(pair: ResolvedPair, spec: RunSpec) -> None:
         return
     if spec.counters is Counters.DRAM:
         check_counters(_has_gpu)
-    _check_engine(pair, spec)
+    for own in spec.engine_arms[:-1]:
+        config = _check_engine(pair, spec.of_arm(own))
+        if drafts_of(own) == ADAPTIVE and not config.use_v2_model_runner:
+            remedy = "vLLM verifies adaptively on its V2 runner, and this runs on V1; leave it out"
+            raise ConfigError.for_field("--adaptive-verification", True, remedy)
+    if not spec.engine_arms:
+        _check_engine(pair, spec)
 
 
 def _check_engine(pair: ResolvedPair, spec: RunSpec) -> Any:
@@ -286,9 +292,11 @@ def _reason(error: Exception) -> str:
     return " ".join(lines[:3])
 
 
-def _speculation(pair: ResolvedPair, spec: RunSpec) -> dict[str, Any]:
-    """vLLM's speculative config: the pair's, then the sweep's on top."""
+def _speculation(pair: ResolvedPair, spec: RunSpec) -> dict[str, Any] | None:
+    """vLLM's speculative config: the pair's, then the sweep's on top; None without drafts."""
     drafts = spec.scenario.draft_tokens
+    if not drafts:
+        return None
     given = spec.speculative_config or {}
     config = {**pair.speculative_config(drafts), **given}
     if ACCEPTANCE_RATES in given:

@@ -1,6 +1,7 @@
 """Engines of one run that differ in vLLM's arguments: each in a process of its own, all up at once.
 
-The second one has the arguments of `--against`. A third has the baseline's again, for the A/A arm:
+With `--against` the second one has its arguments; with `worth --engines` each draft count has an
+engine, k = 0 one without a drafter. The last has the baseline's arguments again, for the A/A arm:
 two engines with equal arguments differ too, by where their memory lies and what they captured. If
 memory is short, the A/A arm is the first engine again.
 """
@@ -38,8 +39,8 @@ CLOSING_S = 30.0
 
 
 def start_engine(pair: ResolvedPair, spec: RunSpec, log: Path | None) -> Engine:
-    """The run's engine; with `against` several behind one. Raises as `VllmEngine` does."""
-    if spec.against is None:
+    """The run's engine, or several behind one. Raises as `VllmEngine` does."""
+    if not spec.engine_arms:
         return VllmEngine(pair, spec, log)
     arms = arms_with_engines(pair, spec)
     engines: dict[str | None, Engine] = {}
@@ -72,9 +73,12 @@ class EngineArms:
         own = {arm: engine.status() for arm, engine in engines.items()}
         baseline = own.pop(None)
         facts = {str(arm): _differences(status, baseline) for arm, status in own.items()}
-        starts = sum(status.start_seconds or 0.0 for status in (baseline, *own.values()))
+        every = (baseline, *own.values())
+        starts = sum(status.start_seconds or 0.0 for status in every)
+        methods = [status.rejection_sample_method for status in every]  # none without drafts
         self._facts = {
             "arms": facts,
+            "rejection_sample_method": next(filter(None, methods), None),
             "start_count": len(engines),
             "start_seconds": round(starts, 2),
         }
@@ -159,7 +163,7 @@ class ChildEngine:
         self._process.join()
         code = self._process.exitcode
         problem = f"its process ended with code {code}; its log says more"
-        return EngineError.at("an engine of --against", problem, code)
+        return EngineError.at("one of the run's engines", problem, code)
 
     def close(self) -> None:
         """Close the engine and end its process; at once if a call has not come back."""

@@ -33,7 +33,7 @@ from nwor_bench.errors import ConfigError, DeviceDiedError, EngineError
 from nwor_bench.instruments.draft_counts import DraftSwitch
 from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.models.pairs import ResolvedPair
-from nwor_bench.records.cell import SHAM
+from nwor_bench.records.cell import ADAPTIVE_VERIFICATION, SHAM
 from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.fallback_reasons import in_words
 from nwor_bench.records.types import AA, Cell
@@ -86,7 +86,16 @@ class VllmEngine:
                 raise
             core = self._llm.llm_engine.engine_core.engine_core  # in this process
             self._draft_counts = DraftSwitch(core.scheduler, spec.draft_counts)
+        if (spec.speculative_config or {}).get(ADAPTIVE_VERIFICATION):
+            self._require_adaptive(pair)
         self._vllm = require_supported_vllm()
+
+    def _require_adaptive(self, pair: ResolvedPair) -> None:
+        """Refuse an engine that verifies every draft although it was asked not to."""
+        if not self._rpc("nwor_verifies_adaptively"):
+            self.close()
+            remedy = f"vLLM verifies every draft of {pair.method} here; leave it out"
+            raise ConfigError.for_field(ADAPTIVE_VERIFICATION, True, remedy)
 
     def _check_draft_counts(self, pair: ResolvedPair, spec: RunSpec) -> None:
         """Refuse a drafter that does not follow the scheduler, and staging that cannot be."""
@@ -96,7 +105,7 @@ class VllmEngine:
                 "--method",
                 pair.method,
                 f"vLLM's {constant} drafts {spec.scenario.draft_tokens} tokens at every draft "
-                "count, so smaller ones would look too slow",
+                "count, so smaller ones would look too slow; write --engines",
             )
         unavailable = self._rpc("nwor_status")["staging_unavailable"]
         if spec.stages and unavailable is not None:

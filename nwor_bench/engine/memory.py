@@ -1,5 +1,6 @@
 """Memory that a run needs, compared with free memory before an engine starts."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from nwor_bench.models.methods import Method, mtp_layers
 from nwor_bench.models.pairs import ResolvedPair, read_model_config
 from nwor_bench.models.pairs.tiny import LOAD_FORMAT, shape_parameters
 from nwor_bench.models.recurrent import recurrent_layers
-from nwor_bench.records.cell import AA, engine_arm
+from nwor_bench.records.cell import engine_arm
 from nwor_bench.workload.config import RunSpec
 
 GIB = 1 << 30
@@ -48,6 +49,7 @@ def kv_cache_bytes(pair: ResolvedPair, spec: RunSpec) -> int:
     """
     if CACHE_SIZE in spec.engine_args:
         return int(spec.engine_args[CACHE_SIZE])
+    pair = _loaded(pair, spec)
     per_token = cache_bytes_per_token(pair, spec)
     if per_token is None:
         return UNKNOWN_MODEL_CACHE
@@ -56,6 +58,11 @@ def kv_cache_bytes(pair: ResolvedPair, spec: RunSpec) -> int:
     states = _state_bytes(pair, spec)
     per_request = (per_token * length + states) * HEADROOM
     return int(per_request * spec.scenario.requests) + per_token * block
+
+
+def _loaded(pair: ResolvedPair, spec: RunSpec) -> ResolvedPair:
+    """What the engine loads of the pair: without drafts only the target."""
+    return pair if spec.scenario.draft_tokens else replace(pair, draft=None, method=Method.NGRAM)
 
 
 def _state_bytes(pair: ResolvedPair, spec: RunSpec) -> int:
@@ -133,16 +140,17 @@ def needed_bytes(pair: ResolvedPair, spec: RunSpec, where: str) -> int:
 
     Excludes a hub model's weights, whose size is unknown.
     """
-    weights = _weight_bytes(pair, spec, on_gpu=where == "gpu") // spec.tensor_parallel_size
-    return kv_cache_bytes(pair, spec) + weights + RUNTIME_BYTES[where]
+    weights = _weight_bytes(_loaded(pair, spec), spec, on_gpu=where == "gpu")
+    share = weights // spec.tensor_parallel_size
+    return kv_cache_bytes(pair, spec) + share + RUNTIME_BYTES[where]
 
 
 def require_memory(pair: ResolvedPair, spec: RunSpec) -> None:
     """Raises ConfigError if cache and weights will not fit into the device's free memory."""
     free = free_memory(spec.tensor_parallel_size)
     needed = needed_bytes(pair, spec, free.where)
-    if spec.against is not None:
-        _require_memory_of_two(pair, spec, free)
+    if spec.engine_arms:
+        _require_memory_of_all(pair, spec, free)
     elif needed > free.num_bytes:
         if CACHE_SIZE in spec.engine_args:
             field, value = CACHE_SIZE, str(spec.engine_args[CACHE_SIZE])
@@ -159,28 +167,28 @@ def require_memory(pair: ResolvedPair, spec: RunSpec) -> None:
         )
 
 
-def _require_memory_of_two(pair: ResolvedPair, spec: RunSpec, free: FreeMemory) -> None:
-    assert spec.against is not None
-    arm = engine_arm(spec.against)
-    needed = [needed_bytes(pair, spec.of_arm(own), free.where) for own in (None, arm)]
-    if sum(needed) > free.num_bytes:
-        both = " and ".join(f"{size / GIB:.1f}" for size in needed)
-        raise ConfigError.for_field(
-            "--against",
-            arm,
-            f"no free memory for two engines: {both} GiB needed, {free.num_bytes / GIB:.1f} GiB "
-            f"free; write fewer --requests, a shorter --max-model-len or a smaller {CACHE_SIZE}",
-        )
+def _require_memory_of_all(pair: ResolvedPair, spec: RunSpec, free: FreeMemory) -> None:
+    """The engines of all arms but A/A must fit."""
+    arms = spec.engine_arms[:-1]
+    needed = [needed_bytes(pair, spec.of_arm(own), free.where) for own in arms]
+    if sum(needed) <= free.num_bytes:
+        return
+    each = ", ".join(f"{size / GIB:.1f}" for size in needed)
+    remedy = (
+        f"no free memory for {len(arms)} engines: {each} GiB needed, {free.num_bytes / GIB:.1f} "
+        f"GiB free; write fewer --requests, a shorter --max-model-len or a smaller {CACHE_SIZE}"
+    )
+    if spec.against is not None:
+        raise ConfigError.for_field("--against", engine_arm(spec.against), remedy)
+    raise ConfigError.for_field("--engines", True, f"{remedy}, or a smaller --max-draft-tokens")
 
 
 def arms_with_engines(pair: ResolvedPair, spec: RunSpec) -> tuple[str | None, ...]:
     """The arms that get an engine of their own, None being the baseline: A/A only if there is room
-    for a third one."""
-    assert spec.against is not None
-    free = free_memory(spec.tensor_parallel_size)
-    arms = (None, engine_arm(spec.against), AA)
+    for one more."""
+    free, arms = free_memory(spec.tensor_parallel_size), spec.engine_arms
     needed = sum(needed_bytes(pair, spec.of_arm(arm), free.where) for arm in arms)
-    return arms if needed <= free.num_bytes else arms[:2]
+    return arms if needed <= free.num_bytes else arms[:-1]
 
 
 def _weight_bytes(pair: ResolvedPair, spec: RunSpec, on_gpu: bool) -> int:

@@ -18,7 +18,6 @@ from nwor_bench.engine.memory import require_memory
 from nwor_bench.errors import ConfigError
 from nwor_bench.instruments.device import float32_reason, is_cpu_build, uses_gpu, visible_gpu_uuids
 from nwor_bench.instruments.draft_counts import (
-    ADAPTIVE,
     CHANGES_COUNT,
     UNSAFE_GRAPHS,
     WHICH_CHANGE,
@@ -26,7 +25,13 @@ from nwor_bench.instruments.draft_counts import (
     WHY_UNSAFE,
 )
 from nwor_bench.models.config_reader import text_entries
-from nwor_bench.models.methods import NOT_ON_CPU, Method
+from nwor_bench.models.methods import (
+    NOT_ON_CPU,
+    WITHOUT_DRAFTER,
+    Method,
+    check_method,
+    mtp_layers,
+)
 from nwor_bench.models.pairs import (
     ModelPair,
     ResolvedPair,
@@ -36,6 +41,7 @@ from nwor_bench.models.pairs import (
     resolve_pair,
 )
 from nwor_bench.models.pairs.local import read_model_config
+from nwor_bench.records.cell import ADAPTIVE_VERIFICATION
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import AttentionBy, RunStatus, ScvMode, StageBy
 from nwor_bench.workload.run_spec import (
@@ -103,20 +109,27 @@ _METHOD = "rejection_sample_method"
 
 
 def _check_draft_counts(pair: ModelPair | ResolvedPair, method: str, spec: RunSpec) -> None:
-    """Refuse draft counts if the method has one count or the device decides it, and synthetic
-    acceptance that nobody named."""
+    """Refuse draft counts in one engine if the method has one count, in any if the device decides
+    it, and synthetic acceptance that nobody named."""
     if spec.draft_counts is None:
         return
-    if method not in CHANGES_COUNT:
-        raise ConfigError.for_field("--method", str(method), WHICH_CHANGE)
+    if method not in CHANGES_COUNT and not spec.engines:
+        raise ConfigError.for_field("--method", str(method), f"{WHICH_CHANGE}; write --engines")
+    if method in WITHOUT_DRAFTER and spec.adaptive_verification:
+        remedy = (
+            f"vLLM verifies adaptively by a drafter's logits, and {method} has none; leave it out"
+        )
+        raise ConfigError.for_field("--adaptive-verification", True, remedy)
     graphs = spec.engine_args.get("compilation_config")
     mode = graphs.get("cudagraph_mode") if isinstance(graphs, dict) else None
-    if mode == UNSAFE_GRAPHS:
+    if mode == UNSAFE_GRAPHS and not spec.engines:
         field = "engine_args: compilation_config: cudagraph_mode"
         raise ConfigError.for_field(field, mode, WHY_UNSAFE)
     given = {**pair.speculative, **(spec.speculative_config or {})}
-    if given.get(ADAPTIVE):
-        raise ConfigError.for_field(f"--speculative-config: {ADAPTIVE}", True, WHY_NOT_ADAPTIVE)
+    if given.get(ADAPTIVE_VERIFICATION):
+        field = f"--speculative-config: {ADAPTIVE_VERIFICATION}"
+        remedy = f"{WHY_NOT_ADAPTIVE}. An engine of its own: --adaptive-verification"
+        raise ConfigError.for_field(field, True, remedy)
     if given.get(_METHOD) == "synthetic" and ACCEPTANCE_RATES not in given:
         example = ",".join(f"{0.75 ** (j + 1):.2f}" for j in range(spec.scenario.draft_tokens))
         remedy = (
@@ -211,6 +224,9 @@ def _check_without_gpu(spec: RunSpec) -> None:
     if spec.counters is not None:
         remedy = f"{NO_CUDA}, so there is nothing to count; leave it out"
         refused.append(("--counters", spec.counters.value, remedy))
+    if spec.adaptive_verification:
+        remedy = f"{NO_CUDA}, and vLLM verifies adaptively only on a GPU; leave it out"
+        refused.append(("--adaptive-verification", True, remedy))
     chosen = spec.only_cells or ()
     if chosen and all(name.modes[1] is not ScvMode.OFF for name in chosen):
         remedy = f"{NO_CUDA}, and SCV graph and adaptive need one; write stage-off"
@@ -255,6 +271,34 @@ def check_sweep(sweep: SweepFile) -> None:
             check_run(point.spec, point.choice)
         except ConfigError as error:
             raise error.within(f"run {point.number} ({point.label})") from error
+
+
+def why_engines(sweep: SweepFile) -> str | None:
+    """Why each draft count of these runs needs an engine of its own, with the method; None if one
+    engine changes its count, as far as the models are on this machine."""
+    point, pair = make_points(sweep)[0], None
+    choice, spec = point.choice, point.spec
+    if choice.method is not None:
+        check_method("--method", choice.method)
+    own = None if choice.target_model else load_pair(choice.pair or DEFAULT_PAIR)
+    if own is None or pair_folder(own).is_dir():
+        pair = resolve_pair(
+            choice.pair,
+            target_model=choice.target_model,
+            draft_model=choice.draft_model,
+            method=choice.method,
+        )
+    method = str(pair.method if pair else choice.method or (own and own.method))
+    if method not in CHANGES_COUNT:
+        return f"vLLM cannot change the draft count of {method} step by step"
+    if not uses_gpu() or os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "0":
+        return None
+    config = (read_model_config(pair.target) if pair else None) or {}
+    modules = mtp_layers(text_entries(config)) or 1 if method == Method.MTP else 1
+    if method == Method.DRAFT_MODEL or min(modules, spec.scenario.draft_tokens) > 1:
+        several = " with several modules" if method == Method.MTP else ""
+        return f"on a GPU vLLM drafts the same number at every k with {method}{several}"
+    return None
 
 
 def with_own_dtype(pair: ResolvedPair, spec: RunSpec) -> tuple[ResolvedPair, str | None]:

@@ -20,7 +20,6 @@ dflash and dspark draft a block in one pass, and ngram finds drafts for some req
 
 WHICH_CHANGE = f"only {', '.join(sorted(CHANGES_COUNT))} change their draft count step by step"
 
-ADAPTIVE = "enable_adaptive_verification"
 WHY_NOT_ADAPTIVE = (
     "with it vLLM decides on the device how many drafts each request verifies, by graphs of their "
     "own: no count can alternate with it in one engine; leave it out"

@@ -133,7 +133,8 @@ def attach_hook(worker: Any) -> None:
         settings = read_settings()
         if settings is None:
             return
-        if worker.vllm_config.speculative_config is None:
+        in_harness = hasattr(worker, "nwor_status")  # its extension asks each engine for its hook
+        if worker.vllm_config.speculative_config is None and not in_harness:
             logger.warning("nwor: nothing is staged without --speculative-config")
             return
         attachment = _Attachment(worker, settings)

@@ -14,7 +14,6 @@ from typing import Any
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.instruments.draft_counts import (
-    ADAPTIVE,
     CHANGES_COUNT,
     SAFE_GRAPHS,
     UNSAFE_GRAPHS,
@@ -26,6 +25,7 @@ from nwor_bench.instruments.draft_counts import (
 )
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.settings import DRAFTS
+from nwor_bench.records.cell import ADAPTIVE_VERIFICATION
 from nwor_bench.records.window_order import (
     PLACE,
     SERVER_RUN_LENGTHS,
@@ -146,8 +146,8 @@ def name_counts(config: Any, max_num_seqs: int | None) -> None:
         raise ConfigError.for_field(flag, None, f"{DRAFTS} needs it, for example '{example}'")
     if config.method not in CHANGES_COUNT:
         raise ConfigError.for_field(f"{flag}: method", config.method, WHICH_CHANGE)
-    if getattr(config, ADAPTIVE, False):
-        raise ConfigError.for_field(f"{flag}: {ADAPTIVE}", True, WHY_NOT_ADAPTIVE)
+    if getattr(config, ADAPTIVE_VERIFICATION, False):
+        raise ConfigError.for_field(f"{flag}: {ADAPTIVE_VERIFICATION}", True, WHY_NOT_ADAPTIVE)
     ranks = config.target_parallel_config.data_parallel_size
     if ranks > 1:
         remedy = "vLLM keeps one draft count with data parallelism; start one server each"

@@ -80,6 +80,8 @@ def of_engine(vllm_config: Any) -> str | None:
     """The fallback reason of how an engine was started, on either runner; None if it may stage."""
     if vllm_config.kv_transfer_config is not None:
         return reasons.KV_TRANSFER
+    if vllm_config.speculative_config is None:
+        return reasons.NO_SPECULATION
     return reasons.BATCH_INVARIANT if envs.VLLM_BATCH_INVARIANT else None
 
 

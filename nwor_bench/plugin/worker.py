@@ -61,6 +61,10 @@ class NworWorkerExtension:
         """The drafter's class if it drafts the same number whatever the scheduler says."""
         return refusals.constant_drafter(_hook(self).runner)
 
+    def nwor_verifies_adaptively(self) -> bool:
+        """True if vLLM decides how many drafts to verify: it may drop what was asked for."""
+        return getattr(_hook(self).runner, "adaptive_verification", None) is not None
+
     def nwor_follow_scheduler(self, cells: list[tuple[str, str]]) -> None:
         """Interleave draft counts in the next batch as the scheduler does."""
         followed = FollowedScheduler(_hook(self), cells)
@@ -182,6 +186,7 @@ class NworWorkerExtension:
         """Facts about runner, layers and staging, for run.json and the cross-checks."""
         hook = _hook(self)
         config = self.vllm_config  # type: ignore[attr-defined]
+        speculative = config.speculative_config
         return {
             "attached": hook.attached,
             "runner": hook.name,
@@ -199,7 +204,7 @@ class NworWorkerExtension:
             "state_bytes": hook.states.bytes_per_request if hook.states else None,
             "state_record_bytes": hook.states.record_bytes if hook.states else None,
             "state_record_token_bytes": hook.states.token_bytes if hook.states else None,
-            "rejection_sample_method": config.speculative_config.rejection_sample_method,
+            "rejection_sample_method": speculative and speculative.rejection_sample_method,
             "block_size": config.cache_config.block_size,
             "num_gpu_blocks": config.cache_config.num_gpu_blocks,
             "dtype": str(hook.runner.dtype).removeprefix("torch."),

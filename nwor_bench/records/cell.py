@@ -17,6 +17,16 @@ INTERLEAVED = "interleaved"
 DRAFTS = "k="
 """Begin of the `arm` of a cell that runs a number of drafts of its own: `k=0`, `k=2`."""
 
+ADAPTIVE = -1
+"""Draft count of a cell with adaptive verification: vLLM decides in each step how many of the most
+drafts a request verifies."""
+
+ADAPTIVE_VERIFICATION = "enable_adaptive_verification"
+"""What switches it on in vLLM's speculative_config."""
+
+ADAPTIVE_ARM = f"{DRAFTS}adaptive"
+"""Its `arm`."""
+
 SHAM = "sham"
 """What the A/A arm runs in an interleaved batch: off, switched to as stage is."""
 
@@ -58,8 +68,9 @@ class Cell:
 
     arm: str | None = None
     """"A/A" for the second reference, which is run and compared like any other cell so that the
-    run shows its own noise floor; `k=2` if the cell has a draft count of its own; the arguments of
-    `--against` (see `engine_arm`) for the engine that has them; else None."""
+    run shows its own noise floor; `k=2` if the cell has a draft count of its own, `k=adaptive` with
+    adaptive verification; the arguments of `--against` (see `engine_arm`) for the engine that has
+    them; else None."""
 
     @classmethod
     def from_names(cls, names: Mapping[str, Any]) -> "Cell":
@@ -75,7 +86,8 @@ class Cell:
 
     @property
     def drafts(self) -> int | None:
-        """Drafts per request and window if the cell has a count of its own; else None."""
+        """Drafts per request and window if the cell has a count of its own, or ADAPTIVE; else
+        None."""
         return drafts_of(self.arm)
 
     @property
@@ -104,11 +116,13 @@ class Cell:
 
 def drafts_arm(drafts: int) -> str:
     """The arm of a cell with this draft count."""
-    return f"{DRAFTS}{drafts}"
+    return ADAPTIVE_ARM if drafts == ADAPTIVE else f"{DRAFTS}{drafts}"
 
 
 def drafts_of(arm: str | None) -> int | None:
     """The draft count of an arm; None for other arms. Raises ValueError for no number."""
+    if arm == ADAPTIVE_ARM:
+        return ADAPTIVE
     return int(arm.removeprefix(DRAFTS)) if arm and arm.startswith(DRAFTS) else None
 
 
@@ -117,8 +131,18 @@ def label_of(nwor_mode: str, scv_mode: str, arm: str | None) -> str:
     drafts = drafts_of(arm)
     if drafts is not None:
         staged = "" if nwor_mode == NworMode.OFF else f", {nwor_mode} x {scv_mode}"
-        return f"k = {drafts}{staged}"
+        return f"k = {count_name(drafts)}{staged}"
     return f"{nwor_mode} x {scv_mode}" + (f" ({arm})" if arm else "")
+
+
+def count_name(drafts: int) -> str:
+    """A draft count in tables: `2`, `adaptive`."""
+    return "adaptive" if drafts == ADAPTIVE else str(drafts)
+
+
+def count_order(drafts: int) -> int:
+    """Sort key of draft counts: ascending, ADAPTIVE last."""
+    return 99_999 if drafts == ADAPTIVE else drafts
 
 
 def engine_arm(arguments: Mapping[str, Any]) -> str:
@@ -129,7 +153,8 @@ def engine_arm(arguments: Mapping[str, Any]) -> str:
 def cell_order(cell: Cell) -> tuple[str, int, int, str]:
     """Sort key: by pair, then NWOR mode, then SCV mode, each in its declared order (off first);
     the A/A arm follows off x off; draft counts ascend, before the A/A arm."""
-    arm = cell.arm or "" if cell.drafts is None else f" {DRAFTS}{cell.drafts:05d}"
+    drafts = cell.drafts
+    arm = cell.arm or "" if drafts is None else f" {DRAFTS}{count_order(drafts):05d}"
     return (cell.pair, _NWOR_ORDER[cell.nwor_mode], _SCV_ORDER[cell.scv_mode], arm)
 
 

@@ -8,6 +8,7 @@ from nwor_bench.analysis.comparing.draft_changes import TIME_PER_TOKEN
 from nwor_bench.analysis.comparing.preconditions import DecideBy
 from nwor_bench.analysis.comparing.stored_run import StoredRun
 from nwor_bench.analysis.effects import DEVICE_MS, WALL_MS
+from nwor_bench.analysis.engine_times import by_engines
 from nwor_bench.analysis.paired import LATENCY_MS
 from nwor_bench.report.answer import CPU_SENTENCE, on_cpu
 from nwor_bench.report.text import NOT_MEASURED, joined, plural, with_bounds
@@ -169,9 +170,11 @@ def _pairing(comparison: Comparison) -> list[str]:
         change for change in made if change.measure in (DEVICE_MS, WALL_MS, TIME_PER_TOKEN)
     ]
     if interleaved:
+        engines = by_engines(comparison.new.header)
+        what = "whole batches on an engine for each count" if engines else "interleaved windows"
         found.append(
-            "Ratios are those of interleaved windows: each run's interval comes from its own "
-            "groups, and the two are independent samples (Welch)."
+            f"Ratios are those of {what}: each run's interval comes from its own "
+            f"{'blocks' if engines else 'groups'}, and the two are independent samples (Welch)."
         )
     if any(not change.paired and change not in interleaved for change in made):
         found.append(

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 from nwor_bench.analysis.analyse import Analysis, by_position
 from nwor_bench.analysis.draft_rates import Rate, Worth
 from nwor_bench.analysis.draft_tokens import named_rates, same_places
+from nwor_bench.analysis.engine_times import by_engines
 from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.served import served_ratios
 from nwor_bench.analysis.worth import WindowTime
+from nwor_bench.records.cell import count_name, count_order
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.types import Phase, WindowRecord
 from nwor_bench.report.answer import on_cpu
 from nwor_bench.report.document import Block, Callout, Figure, Paragraph, Table, table
-from nwor_bench.report.draft_line import line_blocks, served_note, speculative_config
+from nwor_bench.report.draft_line import line_blocks, line_config, served_note
 from nwor_bench.report.figures import colour
 from nwor_bench.report.text import NOT_MEASURED, decimal, joined, percent, plural, with_bounds
 from nwor_bench.report.worth_answer import drafter_shares, sizes_of
@@ -45,12 +47,24 @@ HOW = (
 )
 
 
+HOW_BY_ENGINES = (
+    "Intervals hold for all draft counts of a batch size together (95 %, Bonferroni). Each draft "
+    "count has an engine of its own, k = 0 one without a drafter. In every block all of them run "
+    "the same prompts, in random order. Time of a window: a request's time per output token after "
+    "its first, as vLLM reports it, times its tokens a window. The error of tokens is that over "
+    "requests, that of times the scatter of blocks."
+)
+
+
 def worth_blocks(measured: MeasuredWorth, served: Sequence[Mapping[str, Any]] = ()) -> list[Block]:
     """Table and curve, acceptance, the line for vLLM, and what the numbers are of.
 
     `served`: rows of an open loop (`run.serving`)."""
     worth, header, stages = measured.worth, measured.header, bool(measured.staged)
-    blocks: list[Block] = [rates_table(worth, stages=stages), *_curve(worth), Paragraph(HOW)]
+    engines = by_engines(header)
+    table_of_rates = rates_table(worth, stages=stages, engines=engines)
+    how = Paragraph(HOW_BY_ENGINES if engines else HOW)
+    blocks: list[Block] = [table_of_rates, *_curve(worth), how]
     blocks += _stage_note(measured)
     if on_cpu(header):
         blocks.append(STAGED_ON_CPU if stages else ON_CPU)
@@ -63,16 +77,17 @@ def worth_blocks(measured: MeasuredWorth, served: Sequence[Mapping[str, Any]] = 
     return [*blocks, *_times(measured.times), *_notes(worth, header, measured.times)]
 
 
-def rates_table(worth: Worth, *, stages: bool = False) -> Table:
+def rates_table(worth: Worth, *, stages: bool = False, engines: bool = False) -> Table:
     """Tokens/s over k = 0 with verdicts, and what they are made of, by batch size and count."""
     rows = [
-        [worth.sizes(r.requests), str(r.drafts), r.verdict,
+        [worth.sizes(r.requests), count_name(r.count), r.verdict,
          NOT_MEASURED if r.ratio is None else with_bounds(r.ratio, r.low, r.high, 2),
          decimal(r.tokens, 2), decimal(r.time_ratio, 2), str(r.groups),
          *(_stage_cells(r) if stages else ())]
         for r in worth.rates
     ]  # fmt: skip
-    heads = ["Requests", "k", "Verdict", "Tokens/s over k = 0", "Tokens", "Time", "Groups"]
+    heads = ["Requests", "k", "Verdict", "Tokens/s over k = 0", "Tokens", "Time",
+             "Blocks" if engines else "Groups"]  # fmt: skip
     caption = (
         "Draft counts by batch size. Tokens: of a request in a window. Time: of a window over that "
         "at k = 0"
@@ -110,7 +125,7 @@ def _stage_note(measured: MeasuredWorth) -> Iterator[Paragraph]:
 def _curve(worth: Worth) -> Iterator[Figure]:
     """Tokens/s over k = 0 by draft count, a line for each batch size."""
     lines = [
-        (size, [rate for rate in own if rate.ratio is not None])
+        (size, [rate for rate in own if rate.ratio is not None and not rate.adaptive])
         for size, own in groupby(worth.rates, key=lambda rate: rate.requests)
     ]
     lines = [(size, own) for size, own in lines if own]
@@ -178,7 +193,7 @@ def _acceptance(analyses: Sequence[Analysis]) -> Table:
             if k and batch.phase in (Phase.GATE, Phase.TIMED):
                 whole.setdefault(k, []).extend(windows[batch_key(batch)])
     most = max(whole, default=0)
-    rows = [[str(k), *_positions(whole[k], most)] for k in sorted(whole)]
+    rows = [[count_name(k), *_positions(whole[k], most)] for k in sorted(whole, key=count_order)]
     named = named_rates(analyses[0].run)
     if named is not None:
         rows.append(["named", *(percent(rate) for rate in named[:most])])
@@ -195,7 +210,8 @@ def _positions(windows: Sequence[WindowRecord], most: int) -> list[str]:
 def _tokens_note(worth: Worth, analyses: Sequence[Analysis]) -> str:
     if named_rates(analyses[0].run) is not None:
         return "Tokens a window are those of the named rates."
-    pairs = [same_places(each.run) for each in analyses]
+    alternate = [each.run for each in analyses if not by_engines(each.run.header)]
+    pairs = [same_places(run) for run in alternate]
     equal, compared = sum(e for e, _ in pairs), sum(n for _, n in pairs)
     note = f"Tokens a window rest on {plural(worth.texts, 'different request')} of all batch sizes."
     if compared:
@@ -218,7 +234,7 @@ def worth_result(
         "best_staged": {str(size): k for size, k in sorted(worth.best_staged.items())},
         "different_requests": worth.texts,
         "window_times": [vars(time) for time in measured.times],
-        "speculative_config": speculative_config(worth.schedule, header.pair or PairFacts()),
+        "speculative_config": line_config(worth, header.pair or PairFacts()),
         "served": [asdict(each) for each in served_ratios(served)],
     }
 
@@ -226,21 +242,27 @@ def worth_result(
 def worth_rows(measured: MeasuredWorth) -> list[dict[str, Any]]:
     """Rows of worth.csv: each batch size and draft count, k = 0 with its times only."""
     times = {(t.requests, t.drafts): t for t in measured.times if not t.staged}
-    rates = {(r.requests, r.drafts): vars(r) for r in measured.worth.rates}
+    rates = {(r.requests, r.count): vars(r) for r in measured.worth.rates}
+    columns = [field.name for field in fields(Rate) if field.name != "adaptive"]
     rows = []
-    for requests, drafts in sorted(rates.keys() | times.keys()):
-        place: dict[str, Any] = {"requests": requests, "drafts": drafts}
+    places = rates.keys() | times.keys()
+    for requests, drafts in sorted(places, key=lambda each: (each[0], count_order(each[1]))):
+        place: dict[str, Any] = {"requests": requests, "drafts": drafts, "adaptive": False}
         time, rate = times.get((requests, drafts)), rates.get((requests, drafts), place)
         rows.append({
-            **{field.name: rate.get(field.name) for field in fields(Rate)},
+            **{name: rate.get(name) for name in columns},
             "window_ms": None if time is None else time.window_ms,
             "target_ms": None if time is None else time.target_ms,
+            "adaptive": rate["adaptive"],
         })  # fmt: skip
     return rows
 
 
 def _notes(worth: Worth, header: RunHeader, times: Sequence[WindowTime]) -> Iterator[Block]:
-    yield about_zero(header.pair or PairFacts(), _drafter_share(times))
+    if by_engines(header):
+        yield Paragraph("k = 0 is an engine without a drafter: plain decoding.")
+    else:
+        yield about_zero(header.pair or PairFacts(), _drafter_share(times))
     yield from noise_note(worth)
 
 

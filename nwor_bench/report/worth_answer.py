@@ -26,6 +26,7 @@ def worth_answer(measured: MeasuredWorth) -> Answer:
     worth, rates = measured.worth, named_rates(measured.analyses[0].run)
     found = worth_sentence(worth)
     said = [found.sentence, *_plain_decoding(worth, drafter_shares(measured.times))]
+    said += _adaptive(worth)
     if rates is not None:
         shares = joined([percent(rate, 0) for rate in rates])
         drafts = f"drafts 1 to {len(rates)}"
@@ -50,9 +51,22 @@ def _plain_decoding(worth: Worth, shares: Mapping[int, float]) -> Iterator[str]:
         )
 
 
+def _adaptive(worth: Worth) -> Iterator[str]:
+    """What adaptive verification gives, if it was measured."""
+    told = [
+        f"{with_bounds(rate.ratio, rate.low, rate.high, 2)} times at "
+        f"{sizes_of(worth, [rate.requests])}"
+        for rate in worth.rates
+        if rate.adaptive and rate.ratio is not None
+    ]
+    if told:
+        yield f"Adaptive verification gives, over the tokens/s of k = 0, {joined(told)}."
+
+
 def worth_sentence(worth: Worth) -> Answer:
     """Up to how many requests speculation pays, and what it gives there."""
-    known = [rate for rate in worth.rates if rate.ratio is not None]
+    fixed = [rate for rate in worth.rates if not rate.adaptive]
+    known = [rate for rate in fixed if rate.ratio is not None]
     if not known:
         return Answer(
             str(Verdict.AMBIGUOUS),
@@ -72,7 +86,7 @@ def worth_sentence(worth: Worth) -> Answer:
         return Answer(str(Verdict.FASTER), f"{text}.")
     best = max(known, key=lambda rate: rate.ratio or 0.0)
     bounds = with_bounds(best.ratio or 0.0, best.low, best.high, 2)
-    if len(slower) == len(worth.rates):
+    if len(slower) == len(fixed):
         text = f"Do not speculate here: at best it gives {bounds} times the tokens/s of k = 0"
         return Answer(str(Verdict.SLOWER), f"{text}, {_at(worth, best)}.")
     text = f"No draft count is shown to pay here. The best has {bounds} times the tokens/s of k = 0"

@@ -17,7 +17,8 @@ def plan_lines(plan: Plan, spec: RunSpec, pair: ResolvedPair) -> list[str]:
     """The plan for people."""
     scenario = spec.scenario
     counted = f"{spec.counted_blocks} x {len(plan.cells)} for DRAM counters"
-    starts = "one engine start" if spec.against is None else "two or three engines, by memory"
+    arms = len(spec.engine_arms)
+    starts = f"{arms - 1} or {arms} engines, by memory" if arms else "one engine start"
     return [
         f"pair {pair.name}: {pair.method}, {spec.dtype or pair.dtype}, {starts}",
         _memory(pair, spec),
@@ -47,7 +48,8 @@ def sweep_lines(
     for group in groups:
         pair = prepared[group.points[0].number].pair
         requests = f"up to {group.spec.scenario.requests} requests"
-        lines.append(f"engine {group.number}: {pair.name}, {requests}")
+        each = ", one for each draft count" if group.spec.engines else ""
+        lines.append(f"engine {group.number}: {pair.name}, {requests}{each}")
         lines.append("  " + _memory(pair, group.spec))
         for point in group.points:
             plan, spec = prepared[point.number].plan, point.spec
@@ -63,9 +65,13 @@ def sweep_lines(
 
 def _memory(pair: ResolvedPair, spec: RunSpec) -> str:
     free = free_memory(spec.tensor_parallel_size)
+    engines = [spec.of_arm(arm) for arm in spec.engine_arms[:-1]] or [spec]
+    cache = sum(kv_cache_bytes(pair, own) for own in engines)
+    needed = sum(needed_bytes(pair, own, free.where) for own in engines)
+    several = f" of {len(engines)} engines" if len(engines) > 1 else ""
     return (
-        f"memory: {_size(kv_cache_bytes(pair, spec))} of KV cache, about "
-        f"{_size(needed_bytes(pair, spec, free.where))} in all, {_size(free.num_bytes)} are free"
+        f"memory{several}: {_size(cache)} of KV cache, about {_size(needed)} in all, "
+        f"{_size(free.num_bytes)} are free"
     )
 
 

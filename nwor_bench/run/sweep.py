@@ -253,9 +253,11 @@ def _checked(
             "a Ray worker cannot read DRAM counters (counters under [settings]); leave --ray "
             "out, or begin a sweep without counters",
         )  # fmt: skip
-    if options.ray and sweep.settings.against is not None:
+    several = [name for name in ("against", "engines") if getattr(sweep.settings, name)]
+    if options.ray and several:
         remedy = (
-            "a Ray worker runs one engine (against under [settings] asks for more); leave it out"
+            f"a Ray worker runs one engine ({several[0]} under [settings] asks for more); leave it "
+            "out"
         )
         raise ConfigError.for_field("--ray", True, remedy)
     prepared = {

@@ -75,7 +75,10 @@ def resolve(scenario: Scenario, **given: Any) -> RunSpec:
 
 
 def _with_modes_off(spec: RunSpec) -> RunSpec:
-    """With `against`: only off x off, in whole batches, unless other modes are asked for."""
+    """With `against`: only off x off, unless other modes are asked for. Several engines are
+    compared in whole batches."""
+    if spec.engines:
+        return replace(spec, interleave=spec.interleave or Interleave.BATCHES)
     if spec.against is None:
         return spec
     given = (spec.nwor_modes, spec.scv_modes)
@@ -159,9 +162,9 @@ def _check_cells(spec: RunSpec) -> None:
 
 
 def _check_draft_counts(spec: RunSpec) -> None:
-    """Draft counts are compared with k = 0, window by window, and staged ones with those of mode
-    off."""
+    """Draft counts are compared with k = 0, and staged ones with those of mode off."""
     counts = spec.draft_counts
+    _check_engines(spec)
     if counts is None:
         return
     if spec.against is not None:
@@ -172,13 +175,34 @@ def _check_draft_counts(spec: RunSpec) -> None:
         remedy_text = f"write 0 and counts up to draft_tokens, which is {most}, that one too"
         raise ConfigError.for_field("draft_counts", list(counts), remedy_text)
     _check_modes_of_draft_counts(spec)
-    if spec.interleave is Interleave.BATCHES:
+    if spec.interleave is Interleave.BATCHES and not spec.engines:
         remedy_text = "draft counts alternate within a batch; leave it out"
         raise ConfigError.for_field("--interleave", spec.interleave.value, remedy_text)
     given = "num_speculative_tokens_per_batch_size"
     if given in (spec.speculative_config or {}):
         remedy_text = "nwor-bench sets it, to change the draft count; leave it out"
         raise ConfigError.for_field(f"--speculative-config: {given}", True, remedy_text)
+
+
+def _check_engines(spec: RunSpec) -> None:
+    """One engine a draft count: in mode off, in whole batches. Adaptive verification needs them."""
+    if spec.adaptive_verification and not spec.engines:
+        remedy_text = "it needs an engine of its own; write engines = true (worth: --engines) too"
+        raise ConfigError.for_field("--adaptive-verification", True, remedy_text)
+    if not spec.engines:
+        return
+    if spec.draft_counts is None:
+        remedy_text = "it starts an engine for each draft count; write draft_counts too"
+        raise ConfigError.for_field("--engines", True, remedy_text)
+    if spec.stages:
+        remedy_text = "with an engine for each draft count (--engines) NWOR is off; write off"
+        raise ConfigError.for_field("--nwor-modes", ",".join(spec.nwor_modes), remedy_text)
+    if spec.interleave is Interleave.WINDOWS:
+        remedy_text = "engines alternate by whole batches (--engines); leave it out"
+        raise ConfigError.for_field("--interleave", spec.interleave.value, remedy_text)
+    if spec.counters is not None:
+        remedy_text = "counters are read in one process (--engines starts several); leave it out"
+        raise ConfigError.for_field("--counters", spec.counters.value, remedy_text)
 
 
 def _check_modes_of_draft_counts(spec: RunSpec) -> None:

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from annotated_types import Ge, Interval
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.records.cell import drafts_arm, engine_arm
+from nwor_bench.records.cell import (
+    ADAPTIVE,
+    ADAPTIVE_VERIFICATION,
+    drafts_arm,
+    drafts_of,
+    engine_arm,
+)
 from nwor_bench.records.types import (
     AA,
     AttentionBy,
@@ -172,6 +178,16 @@ class RunSpec:
     )] = None
     """The cells are these draft counts, and each but 0 staged too if mode stage is asked for; None
     for a grid of modes."""
+    engines: Annotated[bool, Option(
+        "An engine for each draft count, compared in whole batches; see nwor-bench worth.",
+        has_flag=False, table="settings", compare=Compare.REFUSE,
+    )] = False
+    """Each draft count has an engine of its own, k = 0 one without a drafter."""
+    adaptive_verification: Annotated[bool, Option(
+        "With engines: one more, in which vLLM decides how many drafts to verify (GPU).",
+        has_flag=False, table="settings", compare=Compare.REFUSE,
+    )] = False
+    """A cell more, whose engine drafts the largest count and verifies adaptively."""
     stage_by: Annotated[StageBy, Option(
         "reference, copy: how a GPU stages drafts' K/V.", has_flag=False, table="settings",
         worker_variable="VLLM_NWOR_STAGE_BY", compare=Compare.TELL,
@@ -248,7 +264,7 @@ class RunSpec:
         nothing, so it has one cell, with SCV off. With `against` off x off has two arms instead.
         """
         if self.draft_counts is not None:
-            return self._draft_cells(pair_name, sorted(self.draft_counts))
+            return self._draft_cells(pair_name, self._counts)
         if self.against is not None:
             arms = (None, engine_arm(self.against), AA)
             return tuple(Cell(pair_name, NworMode.OFF, ScvMode.OFF, arm) for arm in arms)
@@ -277,15 +293,46 @@ class RunSpec:
         return (*cells, Cell(pair_name, *off, AA))
 
     @property
+    def _counts(self) -> list[int]:
+        """The draft counts in order, last that of adaptive verification."""
+        adaptive = [ADAPTIVE] if self.adaptive_verification else []
+        return sorted(self.draft_counts or ()) + adaptive
+
+    @property
+    def engine_arms(self) -> tuple[str | None, ...]:
+        """The arms of off x off with an engine of their own, None being the baseline's, A/A last;
+        empty if one engine runs all cells."""
+        if self.against is not None:
+            return None, engine_arm(self.against), AA
+        if not self.engines or self.draft_counts is None:
+            return ()
+        return None, *(drafts_arm(count) for count in self._counts if count), AA
+
+    @property
     def stages(self) -> bool:
         """True if mode stage is among the modes."""
         return NworMode.STAGE in self.nwor_modes
 
     def of_arm(self, arm: str | None) -> "RunSpec":
         """The configuration of the engine that runs this arm of off x off."""
+        if self.engines:
+            return self._of_count(drafts_of(arm) or 0)
         if self.against is None or arm != engine_arm(self.against):
             return replace(self, against=None)
         return replace(self, against=None, engine_args={**self.engine_args, **self.against})
+
+    def _of_count(self, count: int) -> "RunSpec":
+        """The configuration of a draft count's own engine; that of 0 has no drafter."""
+        own = self.scenario.draft_tokens if count == ADAPTIVE else count
+        config = dict(self.speculative_config or {})
+        if ACCEPTANCE_RATES in config:
+            config[ACCEPTANCE_RATES] = config[ACCEPTANCE_RATES][:own]
+        if count == ADAPTIVE:
+            config[ADAPTIVE_VERIFICATION] = True
+        return replace(
+            self, draft_counts=None, adaptive_verification=False, speculative_config=config or None,
+            scenario=self.scenario.model_copy(update={"draft_tokens": own}),
+        )  # fmt: skip
 
     @property
     def stopping(self) -> StoppingRule:
@@ -324,7 +371,8 @@ class RunSpec:
     @property
     def worker_variables(self) -> dict[str, str]:
         """This run's settings for the plugin in vLLM's workers, as environment variables."""
-        attention = "reference" if self.draft_counts is None or self.stages else "stock"
+        counts = self.draft_counts is not None or self.engines
+        attention = "stock" if counts and not self.stages else "reference"
         return {"VLLM_NWOR_CPU_ATTENTION": attention} | {
             each.option.worker_variable: str(getattr(self, each.field))
             for each in declared(RunSpec)

@@ -137,7 +137,7 @@ def make_plan(spec: RunSpec, pair_name: str, prompts: Sequence[Prompt]) -> Plan:
         return Block(number, tuple(order), tuple(text), new_tokens=new_tokens)
 
     gate, *timed = map(block, range(1 + most))
-    differ, warmup = spec.against is not None, spec.warmup_batches
+    differ, warmup = bool(spec.engine_arms), spec.warmup_batches
     return Plan(cells, *warmup, gate, tuple(timed), interleaved, spec.seed, differ)
 
 

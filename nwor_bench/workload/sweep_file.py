@@ -214,10 +214,9 @@ def group_by_engine(points: Sequence[Point]) -> tuple[EngineGroup, ...]:
 
 def _roomiest(points: Sequence[Point]) -> RunSpec:
     spec = points[0].spec
+    named = 0 if spec.engines else len(spec.draft_counts or ())
     room = {
-        "requests": max(
-            len(spec.draft_counts or ()), *(point.spec.scenario.requests for point in points)
-        ),
+        "requests": max(named, *(point.spec.scenario.requests for point in points)),
         "max_model_len": max(point.spec.scenario.max_model_len for point in points),
     }
     return replace(spec, scenario=spec.scenario.model_copy(update=room))

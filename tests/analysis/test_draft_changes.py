@@ -56,7 +56,7 @@ def measured(seed: int, times: Mapping[Cell, float], taken: Mapping[str, tuple[i
                         request_acceptance=[*(own if k else (0, 0) for own in taken.values())])
         for k in (0, 1)
     ]  # fmt: skip
-    header = SimpleNamespace(scenario={"requests": 1}, spec={})
+    header = SimpleNamespace(scenario={"requests": 1}, spec={}, pair=None)
     return Measured(SimpleNamespace(batches=batches, header=header), effects)  # type: ignore[arg-type]
 
 

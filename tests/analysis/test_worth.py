@@ -64,7 +64,7 @@ def measured(
         effects.append(SimpleNamespace(pair=Pair(twin, treated), clock="wall_ms", groups=own))
     speculation = None if rates is None else {"synthetic_acceptance_rates": rates}
     spec = {"speculative_config": speculation}
-    header = SimpleNamespace(scenario={"requests": requests}, spec=spec)
+    header = SimpleNamespace(scenario={"requests": requests}, spec=spec, pair=None)
     run: Any = SimpleNamespace(batches=batches, header=header)
     return Measured(run, effects)  # type: ignore[arg-type]
 

@@ -1,5 +1,6 @@
 """`nwor-bench worth`: what it asks for, and what it refuses."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from nwor_bench.cli.app import app
 from nwor_bench.cli.commands.worth import worth_sweep
 from nwor_bench.engine.arguments import engine_arguments
 from nwor_bench.engine.preflight import check_pair
-from nwor_bench.models.methods import Method
+from nwor_bench.models.methods import NOT_ON_CPU, Method
 from nwor_bench.models.pairs import ResolvedPair, load_pair
 from nwor_bench.records.types import NworMode, ScvMode
 from nwor_bench.workload.config import load_scenario, resolve
@@ -45,13 +46,17 @@ def call(*words: str) -> None:
         (["--max-draft-tokens", "99"], "--max-draft-tokens", 99),
         (["--pair", "tiny", "--model", "m"], "--pair", "tiny"),
         (["--time-budget", "soon"], "--time-budget", "soon"),
-        (["--pair", "tiny-ngram"], "--method", "ngram"),
         (["--dtype", "int3"], "--dtype", "int3"),
         (["--acceptance-rates", "many"], "--acceptance-rates", "many"),
         (["--nwor-modes", "off,both"], "--nwor-modes", "both"),
         (["--nwor-modes", "stage"], "--nwor-modes", "stage"),
         (["--nwor-modes", "off,control"], "--nwor-modes", "off,control"),
         (["--scenario", "short,ctx-1k", "--serve", "1m"], "--scenario", "short,ctx-1k"),
+        (["--engines", "--serve", "1m"], "--serve", "1m"),
+        (["--pair", "tiny-ngram", "--serve", "1m"], "--serve", "1m"),
+        (["--pair", "tiny-ngram", "--nwor-modes", "off,stage"], "--nwor-modes", "off,stage"),
+        (["--pair", "tiny", "--adaptive-verification"], "--adaptive-verification", True),
+        (["--pair", "tiny", "--method", "guess"], "--method", "guess"),
     ],
 )
 def test_refusals(words: list[str], field: str, value: Any) -> None:
@@ -69,8 +74,33 @@ def test_a_shape_needs_named_rates() -> None:
 def test_methods_that_cannot_change_their_count_are_refused_by_name(method: Method) -> None:
     pair = ResolvedPair("own", method, "target", None, "float32")
     spec = resolve(load_scenario("short"), draft_counts=[0, 4], nwor_modes="off", scv_modes="off")
-    with refused("--method", value=method):
+    with refused("--method", value=method, naming="--engines"):
         check_pair(pair, spec)
+    if method not in NOT_ON_CPU:
+        check_pair(pair, replace(spec, engines=True))
+
+
+@pytest.mark.parametrize(
+    ("words", "engines"),
+    [
+        (["--pair", "tiny"], False),
+        (["--pair", "tiny", "--engines"], True),
+        (["--pair", "tiny-ngram"], True),
+        (["--pair", "tiny", "--method", "ngram"], True),
+    ],
+)
+def test_a_method_with_one_count_gets_an_engine_for_each(
+    words: list[str], engines: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[RunSpec] = []
+    monkeypatch.setattr(
+        "nwor_bench.engine.preflight.check_sweep",
+        lambda sweep: asked.extend(point.spec for point in make_points(sweep)),
+    )
+    with pytest.raises(AssertionError, match="not refused"):
+        call(*words, "--requests", "1,2")
+    assert {spec.engines for spec in asked} == {engines}
+    assert {spec.stopping.blocks for spec in asked} == {3 if engines else 1}
 
 
 def test_one_engine_runs_all_batch_sizes() -> None:
@@ -89,6 +119,8 @@ def test_one_engine_runs_all_batch_sizes() -> None:
     (small,) = group_by_engine(make_points(worth_sweep("tiny", ["short"], [1], 3, 60.0, given)))
     assert small.spec.scenario.requests == 4  # vLLM names a count for each batch size
     assert make_points(sweep)[0].spec.scenario.requests == 1
+    several = make_points(worth_sweep("tiny", ["short"], [1], 3, 60.0, {**given, "engines": True}))
+    assert group_by_engine(several)[0].spec.scenario.requests == 1  # each engine has one count
 
 
 def test_the_largest_count_is_what_the_engine_drafts() -> None:

@@ -3,6 +3,7 @@
 import os
 from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from toy_run import Runner, of_phase
 
 from nwor_bench.analysis.analyse import analyse
 from nwor_bench.engine import arms, memory
-from nwor_bench.engine.arguments import check_arguments
+from nwor_bench.engine.arguments import check_arguments, engine_arguments
 from nwor_bench.engine.arms import ChildEngine, EngineArms
+from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.memory import RUNTIME_BYTES, arms_with_engines, kv_cache_bytes
 from nwor_bench.engine.preflight import check_flags, check_pair
 from nwor_bench.errors import ConfigError, EngineError
@@ -143,7 +145,7 @@ def test_a_process_passes_a_refusal_on(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_a_process_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arms, "_serve", exit)  # called with a pipe, it prints it and ends with 1
-    with refused("an engine of --against", EngineError, value=1):
+    with refused("one of the run's engines", EngineError, value=1):
         ChildEngine(PAIR, resolve(SCENARIO), None)
 
 
@@ -154,7 +156,7 @@ def test_a_process_that_ended_between_two_calls_is_an_error(
     monkeypatch.setattr(arms, "_serve", answer_once)
     engine = ChildEngine(PAIR, resolve(SCENARIO), None)
     engine._process.join()
-    with refused("an engine of --against", EngineError, value=0):
+    with refused("one of the run's engines", EngineError, value=0):
         engine.call("status")
     engine.close()
 
@@ -168,6 +170,16 @@ def test_ray_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "s.toml"
     file.write_text('[axes]\npairs = ["tiny-ngram"]\n[settings.against]\nblock_size = 32\n')
     with refused("--ray", value=True, naming="against"):
+        run_sweep(file, RunOptions(ray=True, output=tmp_path / "out", quiet=True))
+
+
+def test_ray_is_refused_for_an_engine_a_draft_count(tmp_path: Path) -> None:
+    file = tmp_path / "s.toml"
+    file.write_text(
+        '[axes]\npairs = ["tiny-ngram"]\nnwor_modes = ["off"]\nscv_modes = ["off"]\n'
+        "[settings]\ndraft_counts = [0, 4]\nengines = true\n"
+    )
+    with refused("--ray", value=True, naming="engines"):
         run_sweep(file, RunOptions(ray=True, output=tmp_path / "out", quiet=True))
 
 
@@ -190,6 +202,91 @@ def test_too_little_memory_for_two_engines_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(memory, "free_memory", lambda ranks: FreeMemory(2 * one - 1, "host"))
     with refused("--against", value=ARM):
         memory.require_memory(PAIR, spec_of())
+
+
+COUNTS = {"draft_counts": [0, 1, 2], "engines": True, "nwor_modes": "off", "scv_modes": "off"}
+
+
+def test_each_draft_count_has_an_engine_if_there_is_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three engines for k = 0 to 2, and a fourth for A/A if it fits."""
+    spec = resolve(SCENARIO, **COUNTS)
+    own = [kv_cache_bytes(PAIR, spec.of_arm(arm)) for arm in (None, "k=1", "k=2", AA)]
+    needed = [size + RUNTIME_BYTES["host"] for size in own]
+    free = [sum(needed), sum(needed) - 1, sum(needed[:3]) - 1]
+    monkeypatch.setattr(memory, "free_memory", lambda ranks: FreeMemory(free[0], "host"))
+    assert arms_with_engines(PAIR, spec) == (None, "k=1", "k=2", AA)
+    free.pop(0)
+    assert arms_with_engines(PAIR, spec) == (None, "k=1", "k=2")
+    memory.require_memory(PAIR, spec)
+    free.pop(0)
+    with refused("--engines", value=True, naming="3 engines"):
+        memory.require_memory(PAIR, spec)
+
+
+def test_the_engine_of_k_0_has_no_drafter() -> None:
+    """Neither its weights nor its cache, and vLLM is asked for no speculation."""
+    pair = resolve_pair("tiny")
+    spec = resolve(SCENARIO.model_copy(update={"max_model_len": 256}), **COUNTS)
+    plain, drafting = spec.of_arm(None), spec.of_arm("k=2")
+    assert memory.needed_bytes(pair, plain, "host") < memory.needed_bytes(pair, drafting, "host")
+    assert engine_arguments(pair, plain)["speculative_config"] is None
+    config = engine_arguments(pair, drafting)["speculative_config"]
+    assert config["num_speculative_tokens"] == 2
+    assert "num_speculative_tokens_per_batch_size" not in config
+
+
+def test_adaptive_verification_is_refused_on_the_older_runner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM itself would take another runner for it, unless the environment names this one."""
+    asked: list[str | None] = []
+
+    def check(pair: ResolvedPair, spec: RunSpec) -> Any:
+        asked.append((spec.speculative_config or {}).get("enable_adaptive_verification"))
+        return SimpleNamespace(use_v2_model_runner=False)
+
+    monkeypatch.setattr("nwor_bench.engine.arguments._check_engine", check)
+    monkeypatch.setattr("nwor_bench.engine.arguments.check_flags", lambda _: None)
+    pair = ResolvedPair("toy", "eagle", "hub/toy", "hub/draft", "float32")
+    check_arguments(pair, resolve(SCENARIO, **COUNTS))
+    assert asked == [None] * 3  # each count's engine
+    with refused("--adaptive-verification", value=True):
+        check_arguments(pair, resolve(SCENARIO, **COUNTS, adaptive_verification=True))
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_an_engine_that_verifies_every_draft_after_all_is_refused(adaptive: bool) -> None:
+    engine = VllmEngine.__new__(VllmEngine)
+    closed: list[bool] = []
+    engine._rpc = lambda method: adaptive  # type: ignore[method-assign,assignment]
+    engine.close = lambda: closed.append(True)  # type: ignore[method-assign]
+    if adaptive:
+        engine._require_adaptive(PAIR)
+    else:
+        with refused("enable_adaptive_verification", value=True):
+            engine._require_adaptive(PAIR)
+    assert closed == [] if adaptive else [True]
+
+
+def test_acceptance_is_synthetic_if_an_engine_says_so() -> None:
+    """The baseline, without drafts, accepts none in any way."""
+    engines = {None: FakeEngine(), "k=1": FakeEngine()}
+    synthetic = engines["k=1"].status().model_copy(update={"rejection_sample_method": "synthetic"})
+    engines["k=1"].status = lambda: synthetic  # type: ignore[method-assign]
+    assert EngineArms(engines, idle_s=0).status().rejection_sample_method == "synthetic"
+
+
+def test_draft_counts_run_on_their_engines(tmp_path: Path) -> None:
+    """The gate compares each with k = 0, and every timed block runs all."""
+    engines = {arm: FakeEngine() for arm in (None, "k=1", "k=2")}
+    engines["k=2"].wrong = lambda number, cell: number == 2  # its second timed block
+    given = {**COUNTS, "draft_tokens": 2, "temperature": 0.0, "batches": 3, "warmup": 0}
+    run = Runner(tmp_path / "run", EngineArms(engines, idle_s=0), **given).run()
+    assert [len(engine.calls) for engine in engines.values()] == [8, 4, 3]
+    parity = {batch.cell.label: batch.parity for batch in of_phase(run, "gate")}
+    assert list(parity) == ["k = 0", "k = 1", "k = 2", "off x off (A/A)"]
+    broken = [event for event in run.events if event.get("event") == "parity_broken"]
+    assert [event["arm"] for event in broken] == ["k=2"]
 
 
 def test_an_argument_that_vllm_does_not_know_is_refused() -> None:

@@ -10,10 +10,11 @@ import pytest
 from refusals import refused
 
 from nwor_bench.engine import arguments, preflight
-from nwor_bench.engine.preflight import check_flags, check_pair
+from nwor_bench.engine.preflight import check_flags, check_pair, why_engines
 from nwor_bench.models.methods import NOT_ON_CPU
 from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 from nwor_bench.workload.config import RunSpec, load_scenario, resolve
+from nwor_bench.workload.sweep_file import SweepFile
 
 
 def spec_of(**given: Any) -> RunSpec:
@@ -155,3 +156,60 @@ def test_draft_counts_run_with_the_graphs_that_are_safe(monkeypatch: pytest.Monk
     spec = spec_of(draft_counts=[0, 1, 2], nwor_modes="off", scv_modes="off", engine_args=unsafe)
     with refused("engine_args: compilation_config: cudagraph_mode", naming="FULL_DECODE_ONLY"):
         check_pair(pair, spec)
+
+
+def counts_of(**given: Any) -> RunSpec:
+    flags = {"draft_counts": [0, 1, 2], "engines": True, "nwor_modes": "off", "scv_modes": "off"}
+    return spec_of(**flags, **given)
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_adaptive_verification_goes_by_a_drafters_logits() -> None:
+    spec = counts_of(adaptive_verification=True)
+    with refused("--adaptive-verification", value=True, naming="suffix"):
+        check_pair(ResolvedPair("own", "suffix", "t", None, "auto"), spec)
+    for method in ("eagle", "mtp", "dflash", "dspark", "draft_model"):
+        check_pair(ResolvedPair("own", method, "t", "d", "auto"), spec)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_adaptive_verification_needs_a_gpu() -> None:
+    with refused("--adaptive-verification", value=True):
+        check_flags(counts_of(adaptive_verification=True))
+    check_flags(counts_of())
+
+
+@pytest.mark.parametrize(
+    ("method", "layers", "most", "gpu", "why"),
+    [
+        ("ngram", 0, 2, False, "ngram"),
+        ("suffix", 0, 2, True, "suffix"),
+        ("draft_model", 0, 2, True, "same number at every k"),
+        ("draft_model", 0, 2, False, None),
+        ("mtp", 2, 2, True, "several modules"),
+        ("mtp", 2, 1, True, None),  # one module drafts once
+        ("mtp", 1, 2, True, None),
+        ("mtp", 2, 2, False, None),
+        ("eagle", 0, 2, True, None),
+    ],
+)
+def test_which_methods_need_an_engine_for_each_count(
+    method: str,
+    layers: int,
+    most: int,
+    gpu: bool,
+    why: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preflight, "uses_gpu", lambda: gpu)
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
+    (tmp_path / "config.json").write_text(json.dumps({"num_nextn_predict_layers": layers}))
+    pair = ResolvedPair("own", method, str(tmp_path), None, "auto")
+    monkeypatch.setattr(preflight, "resolve_pair", lambda *_, **__: pair)
+    axes = {"draft_tokens": [most], "nwor_modes": ["off"], "scv_modes": ["off"]}
+    settings = {"target_model": str(tmp_path), "draft_counts": [*range(most + 1)]}
+    content = json.dumps({"name": "s", "axes": axes, "settings": settings})
+    found = why_engines(SweepFile.model_validate_json(content))
+    assert (found is None) == (why is None)
+    assert why is None or why in (found or "")

@@ -18,6 +18,7 @@ from nwor_bench.analysis.comparing.compare import compare_sweeps
 from nwor_bench.analysis.comparing.stored_run import load_stored_runs
 from nwor_bench.analysis.draft_tokens import same_places
 from nwor_bench.analysis.effects import effects_over_off
+from nwor_bench.analysis.findings.table import FindingKind
 from nwor_bench.analysis.measured_worth import MeasuredWorth, measured_worth
 from nwor_bench.analysis.parity.kv import KV_EVENT, KvVerdict
 from nwor_bench.analysis.statistics import simultaneous_bounds, unpaired_ratio
@@ -127,6 +128,37 @@ def test_draft_counts_alternate_and_give_the_same_tokens(tmp_path: Path, pair: s
     document = (tmp_path / "worth" / "summary.md").read_text()
     assert "Acceptance by position" in document
     assert "Draft counts by batch size" in document
+
+
+def test_prompt_lookup_has_an_engine_for_each_count(tmp_path: Path) -> None:
+    """Its count cannot change. k = 0 is an engine without speculation, and has no window."""
+    code, (run,) = worth(
+        tmp_path / "worth", "tiny-ngram", most=1, requests=(2,), engines=True, max_new_tokens=24
+    )
+    assert code is ExitCode.OK
+    engine = run.header.engine
+    assert engine is not None
+    assert engine.staging_unavailable == "no_speculation"
+    assert engine.attention_backend == "CPUAttentionBackendImpl"  # stock's own
+    assert engine.arms is not None
+    assert set(engine.arms) <= {"k=1", "A/A"}
+    gate = {b.cell.label: b for b in run.batches if b.phase == Phase.GATE}
+    assert list(gate) == ["k = 0", "k = 1", "off x off (A/A)"]
+    assert {b.parity for b in gate.values()} <= {"reference", "exact", "explained"}
+    assert (gate["k = 0"].windows, gate["off x off (A/A)"].windows) == (0, 0)
+    assert gate["k = 1"].windows > 0
+    found = analyse(run)
+    assert found.violations == ()
+    assert found.worth is not None
+    (rate,) = found.worth.rates
+    assert (rate.requests, rate.drafts, rate.groups) == (2, 1, 3)
+    assert rate.ratio is not None
+    assert rate.time_ratio is not None
+    assert rate.tokens is not None
+    assert 1 <= rate.tokens <= 2
+    assert rate.ratio == pytest.approx(rate.tokens / rate.time_ratio)
+    assert found.worth.noise.keys() == {2}
+    assert FindingKind.LATENCY not in {finding.kind for finding in found.findings}
 
 
 def test_staged_counts_alternate_with_stocks(tmp_path: Path) -> None:
@@ -348,6 +380,32 @@ def test_draft_counts_alternate_under_full_graphs(
         assert {effect.clock for effect in found.effects} == {"device_ms"}
     equal, compared = same_places(runs[0])
     assert equal == compared > 20
+
+
+@pytest.mark.gpu
+def test_adaptive_verification_has_an_engine_beside_those_of_the_counts(tmp_path: Path) -> None:
+    """V2 runner: each engine with graphs of its own. Tokens are those of plain decoding."""
+    graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY",
+              "cudagraph_capture_sizes": [1, 2, 3, 6, 9]}  # fmt: skip
+    code, (run,) = worth(
+        tmp_path / "worth", "tiny-mtp", requests=(3,), max_new_tokens=100, engines=True,
+        adaptive_verification=True, engine_args={"compilation_config": graphs},
+    )  # fmt: skip
+    assert code is ExitCode.OK
+    assert run.header.engine is not None
+    assert run.header.engine.runner == "V2"
+    gate = {b.cell.label: b for b in run.batches if b.phase == Phase.GATE}
+    assert list(gate) == ["k = 0", "k = 1", "k = 2", "k = adaptive", "off x off (A/A)"]
+    assert (gate["k = 0"].windows, gate["k = 0"].draft_tokens) == (0, 0)
+    found = analyse(run)
+    assert found.violations == ()
+    assert found.worth is not None
+    assert [(r.drafts, r.adaptive) for r in found.worth.rates] == [
+        (1, False),
+        (2, False),
+        (2, True),
+    ]
+    assert all(rate.ratio is not None for rate in found.worth.rates)
 
 
 @pytest.mark.gpu

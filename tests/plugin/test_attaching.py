@@ -241,3 +241,18 @@ def test_a_fault_while_vllm_loads_the_plugin_is_not_vllms(
     assert "planted" in caplog.text
     with refused(NOT_ATTACHED, BenchError, value="install:ZeroDivisionError (planted)"):
         NworWorkerExtension.nwor_status(SimpleNamespace())
+
+
+@pytest.mark.usefixtures("folder")
+def test_an_engine_of_the_harness_has_a_hook_without_drafts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Plain decoding, with which draft counts are compared: its steps are read as others are."""
+    from nwor_bench.plugin.attaching import HOOK, attach_hook
+
+    monkeypatch.setenv("VLLM_NWOR_METRICS", "0")  # as the harness does
+    worker = worker_of(runner_of_two_requests())
+    worker.vllm_config.speculative_config = None
+    worker.nwor_status = None  # of the harness' worker extension
+    attach_hook(worker)
+    assert getattr(worker, HOOK).attached

@@ -49,7 +49,9 @@ def attention_layer(kind: str = "Flash", **changes: Any) -> Any:
 def vllm_config(kv_transfer: Any = None, **model: Any) -> Any:
     """What of vLLM's configuration is looked at; `model` are its model's settings."""
     settings = SimpleNamespace(**{"rswa_window": None, **model})
-    return SimpleNamespace(kv_transfer_config=kv_transfer, model_config=settings)
+    return SimpleNamespace(
+        kv_transfer_config=kv_transfer, model_config=settings, speculative_config=object()
+    )
 
 
 def runner_with(
@@ -183,6 +185,15 @@ BOTH_RUNNERS = pytest.mark.parametrize("refused_by", [on_a_cpu, on_a_gpu])
 def test_a_connector_that_reads_the_cache_within_a_step_is_refused(refused_by: Any) -> None:
     assert refused_by() is None
     assert refused_by(vllm_config=vllm_config(object())) == "kv_transfer"
+
+
+def test_an_engine_without_drafts_stages_nothing() -> None:
+    from nwor_bench.plugin.refusals import of_engine
+
+    plain = vllm_config()
+    assert of_engine(plain) is None
+    plain.speculative_config = None
+    assert of_engine(plain) == "no_speculation"
 
 
 @BOTH_RUNNERS

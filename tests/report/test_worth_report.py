@@ -15,6 +15,7 @@ from nwor_bench.analysis.worth import WindowTime, window_times
 from nwor_bench.records.header import PairFacts
 from nwor_bench.records.types import NworMode, Verdict
 from nwor_bench.report import draft_line, worth_answer
+from nwor_bench.report.worth import rates_table, worth_rows
 
 pytestmark = pytest.mark.slow  # imports pandas and scipy
 
@@ -182,3 +183,54 @@ def test_the_line_for_vllm(best: Mapping[int, int], config: dict[str, Any] | Non
     found = draft_line.speculative_config(worth([], best).schedule, PAIR)
     models = {"a": 1, "method": "eagle", "model": "/d"}
     assert found == (None if config is None else {**models, **config})
+
+
+def adaptive(requests: int, ratio: float) -> Rate:
+    return replace(rate(requests, 2, ratio, FASTER), adaptive=True)
+
+
+def test_adaptive_verification_stands_beside_the_fixed_counts() -> None:
+    """In the table and in a sentence of its own; whether speculation pays is said of fixed ones."""
+    rates = [rate(1, 1, 0.8, SLOWER), rate(1, 2, 0.7, SLOWER), adaptive(1, 1.4)]
+    found = worth(rates, {1: 0})
+    rows = rates_table(found, engines=True)
+    assert [row[1] for row in rows.rows] == ["1", "2", "adaptive"]
+    assert rows.headers[-1] == "Blocks"
+    answer = worth_answer.worth_answer(told(found))
+    assert answer.badge == SLOWER
+    assert "at best it gives 0.80" in answer.sentence
+    gives = "Adaptive verification gives, over the tokens/s of k = 0, 1.40 [1.30, 1.50] times at"
+    assert f"{gives} 1 request." in answer.sentence
+
+
+def test_each_count_is_a_row_of_worth_csv() -> None:
+    """Adaptive verification is told from the largest count, which it drafts too."""
+    found = told(
+        worth([rate(1, 1, 1.1, FASTER), rate(1, 2, 1.2, FASTER), adaptive(1, 1.4)], {1: 2})
+    )
+    rows = [(row["drafts"], row["adaptive"], row["ratio"]) for row in worth_rows(found)]
+    assert rows == [(1, False, 1.1), (2, False, 1.2), (2, True, 1.4)]
+
+
+@pytest.mark.parametrize(
+    ("method", "config"),
+    [
+        (
+            "eagle",
+            {"num_speculative_tokens": 2,
+             "num_speculative_tokens_per_batch_size": [[1, 1, 2], [2, 8, 1]]},
+        ),
+        ("ngram", {"num_speculative_tokens": 1}),
+    ],
+)  # fmt: skip
+def test_a_method_with_one_count_has_one_in_the_line(method: str, config: dict[str, Any]) -> None:
+    """k = 1 gives 1.3 and 1.2 times as much at 1 and 8 requests, k = 2 gives 1.5 and 0.9: 1.25
+    against 1.16 on average. vLLM refuses a schedule of methods that cannot change their count."""
+    rates = [rate(1, 1, 1.3, FASTER), rate(1, 2, 1.5, FASTER), adaptive(1, 9.0),
+             rate(8, 1, 1.2, FASTER), rate(8, 2, 0.9, SLOWER), adaptive(8, 9.0)]  # fmt: skip
+    found = worth(rates, {1: 2, 8: 1})
+    pair = PairFacts(method=method)
+    assert draft_line.line_config(found, pair) == {"method": method, **config}
+    said = str(list(draft_line.line_blocks(found, pair)))
+    assert ("vLLM cannot change the draft count of ngram" in said) == (method == "ngram")
+    assert ("--compilation-config" in said) == (method == "eagle")

@@ -56,6 +56,15 @@ def test_what_may_end_a_run_and_what_is_counted_after_it(
     assert line in told(batches=4, **flags)
 
 
+@pytest.mark.slow
+def test_an_engine_for_each_count_is_said(told: Any) -> None:
+    """k = 0 and 2, and one more for A/A if it fits."""
+    modes = {"nwor_modes": "off", "scv_modes": "off"}
+    lines = told(draft_counts=[0, 2], engines=True, **modes)
+    assert any(line.endswith("2 or 3 engines, by memory") for line in lines)
+    assert any(line.startswith("memory of 2 engines: ") for line in lines)
+
+
 def test_fewer_prompts_than_requests_are_said(told: Any, tmp_path: Path) -> None:
     said = "1 prompt for 2 requests: they repeat; add prompts, or write --requests 1"
     (tmp_path / "one.jsonl").write_text('{"text": "hello"}')

@@ -61,7 +61,7 @@ def _tokens_change(base: Measured, new: Measured, k: int) -> Estimate | None:
     return Estimate(_log_change(pairs), error, len(pairs) - 1, len(pairs))
 
 
-def _log_change(pairs: Sequence[tuple[tuple[int, int], tuple[int, int]]]) -> float:
+def _log_change(pairs: Sequence[tuple[tuple[float, int], tuple[float, int]]]) -> float:
     """Of pairs of (windows, accepted drafts) of the same text."""
     (before, accepted), (after, now) = (
         (sum(pair[side][0] for pair in pairs), sum(pair[side][1] for pair in pairs))

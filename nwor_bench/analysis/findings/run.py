@@ -9,6 +9,7 @@ from math import ceil
 from statistics import median
 
 from nwor_bench.analysis.effects import WINDOWS, PairEffect, sham_windows
+from nwor_bench.analysis.engine_times import by_engines
 from nwor_bench.analysis.findings.interleaved import interleaved_findings, unaffected_as_notes
 from nwor_bench.analysis.findings.machine import machine_findings
 from nwor_bench.analysis.findings.table import Finding, FindingKind, Severity, found, rank
@@ -68,6 +69,8 @@ def find_all(
         *machine_findings(run),
     ]
     every = unaffected_as_notes(every, effects, cells)
+    if by_engines(run.header):  # the answer has times per token, without the prefill
+        every = [finding for finding in every if finding.kind is not FindingKind.LATENCY]
     if (run.header.engine or EngineStatus()).device == "cpu":
         every = [replace(f, remedy=ON_CPU) if f.kind in _BLOCKS_HELP else f for f in every]
     return sorted(every, key=lambda finding: rank(finding.severity))

@@ -30,13 +30,23 @@ def worth(
                                  help="The drafter: a local folder or hub name.")
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help="How to draft: mtp, eagle3, eagle, draft_model.")
+        str | None, typer.Option(help="How to draft: mtp, eagle3, eagle, draft_model, ngram, ...")
     ] = None,
-    requests: Annotated[str, typer.Option(help="Batch sizes, in one engine.")] = "1,2,4,8",
+    requests: Annotated[str, typer.Option(help="Batch sizes.")] = "1,2,4,8",
     max_draft_tokens: Annotated[
         int, typer.Option("--max-draft-tokens", "--num-speculative-tokens",
                           help="Compare 0 to this many drafts per request and window.")
     ] = 4,
+    engines: Annotated[
+        bool, typer.Option("--engines",
+                           help="An engine for each draft count, k = 0 without a drafter, compared "
+                           "in whole batches (by itself if the method needs it).")
+    ] = False,
+    adaptive_verification: Annotated[
+        bool, typer.Option("--adaptive-verification",
+                           help="With --engines: one more, in which vLLM decides how many of the "
+                           "most drafts to verify (GPU).")
+    ] = False,
     nwor_modes: Annotated[
         str, typer.Option(help="off, or off,stage: also stage each draft count (SCV adaptive).")
     ] = "off",
@@ -72,12 +82,13 @@ def worth(
 ) -> None:  # fmt: skip
     """Is speculation worth it here? Draft counts are interleaved in one engine.
 
-    0 to --max-draft-tokens drafts alternate window by window, at each batch size.
+    0 to --max-draft-tokens drafts alternate window by window, at each batch size; with --engines
+    each has an engine, and whole batches alternate.
     Prints tokens/s over k = 0, acceptance by position, and the line for vLLM.
     Exit codes: 0 done, 1 failed, 2 bad input, 3 a draft count changed the output.
     """
     from nwor_bench.cli.commands.sweep import prepare_process, started
-    from nwor_bench.engine.preflight import check_sweep
+    from nwor_bench.engine.preflight import check_sweep, why_engines
     from nwor_bench.instruments.device import uses_gpu
     from nwor_bench.run.run_options import RunOptions
     from nwor_bench.workload.stopping import parse_seconds
@@ -100,22 +111,35 @@ def worth(
     if dtype is None and not uses_gpu():
         dtype = "float32"  # in bfloat16 draft counts differ at ties: explaining them takes minutes
     scv_modes = ["off", "adaptive"] if "stage" in nwor_modes and uses_gpu() else ["off"]
-    sweep = worth_sweep(
-        pair, scenarios, sizes, max_draft_tokens, seconds,
-        {"target_model": target_model, "draft_model": draft_model, "method": method,
-         "max_new_tokens": max_new_tokens, "tensor_parallel_size": tensor_parallel_size,
-         "seed": seed, "dtype": dtype, "acceptance_rates": _rates(acceptance_rates),
-         "nwor_modes": [word.strip() for word in nwor_modes.split(",")], "scv_modes": scv_modes},
-    )  # fmt: skip
+    given = {
+        "target_model": target_model, "draft_model": draft_model, "method": method,
+        "max_new_tokens": max_new_tokens, "tensor_parallel_size": tensor_parallel_size,
+        "seed": seed, "dtype": dtype, "acceptance_rates": _rates(acceptance_rates),
+        "nwor_modes": [word.strip() for word in nwor_modes.split(",")], "scv_modes": scv_modes,
+    }  # fmt: skip
+    workload = pair, scenarios, sizes, max_draft_tokens, seconds
+    why = None if engines else why_engines(worth_sweep(*workload, given))
+    if engines or why:
+        given |= {"engines": True, "adaptive_verification": adaptive_verification}
+    elif adaptive_verification:
+        raise ConfigError.for_field("--adaptive-verification", True, "write --engines too")
+    if serve is not None and (engines or why):
+        remedy = "one engine serves, and each draft count has its own (--engines); leave it out"
+        raise ConfigError.for_field("--serve", serve, remedy)
+    sweep = worth_sweep(*workload, given)
     check_sweep(sweep)
     options = started(context, options)
     prepare_process(None, options)
-    raise typer.Exit(_run(sweep, options))
+    raise typer.Exit(_run(sweep, options, why))
 
 
-def _run(sweep: "SweepFile", options: Any) -> ExitCode:
+def _run(sweep: "SweepFile", options: Any, why_engines: str | None) -> ExitCode:
+    from nwor_bench.run.progress import console_for
     from nwor_bench.run.sweep import run_loaded
 
+    if why_engines is not None:
+        line = f"{why_engines}: each k has an engine of its own (--engines)"
+        console_for(options).print(line, highlight=False, markup=False, soft_wrap=True)
     return run_loaded(sweep, options)
 
 
@@ -167,7 +191,7 @@ def worth_sweep(
         **({} if dtype is None else {"dtype": (dtype,)}),
     }  # fmt: skip
     settings = {
-        **known, "draft_counts": tuple(range(most + 1)), "batches": 1,
+        **known, "draft_counts": tuple(range(most + 1)), "batches": 3 if "engines" in known else 1,
         "warmup": 0, "max_warmup": 0,  # the gate warms up every draft count
         "time_budget": f"{seconds:g}s",
     }  # fmt: skip

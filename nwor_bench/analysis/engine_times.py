@@ -1,0 +1,70 @@
+"""Times of draft counts that have an engine each, from whole batches. Pure.
+
+All counts run once a block, in random order: a randomised complete block design. So the error of a
+count's time over that of k = 0 is that of a two-way analysis of variance, by block and count, with
+(blocks - 1) x (counts - 1) degrees of freedom.
+
+A request's time per output token is vLLM's own, from its first token to its last: the same clock in
+every engine, without the prefill. Times its tokens a step it is the time of a step.
+"""
+
+from collections.abc import Sequence
+from math import log
+from statistics import fmean
+
+import numpy as np
+
+from nwor_bench.analysis.statistics import MIN_BLOCKS
+from nwor_bench.instruments.robust import Estimate
+from nwor_bench.models.methods import WITHOUT_DRAFTER
+from nwor_bench.records.header import PairFacts, RunHeader
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import BatchRecord, Phase
+
+
+def by_engines(header: RunHeader) -> bool:
+    """True for a run in which each draft count has an engine of its own."""
+    return bool((header.spec or {}).get("engines"))
+
+
+def block_times(run: RunData) -> dict[int | None, Estimate]:
+    """Log time of a step over that at k = 0, by draft count, None being the A/A arm; of the counts
+    that ran in every block. Empty below MIN_BLOCKS."""
+    logs: dict[int | None, dict[int, float]] = {}
+    for batch in run.batches:
+        if batch.phase == Phase.TIMED and (batch.phase, batch.block) in run.finished:
+            value = _log_step(run.header, batch)
+            if value is not None:
+                logs.setdefault(batch.cell.drafts, {})[batch.block] = value
+    blocks = sorted(logs.get(0, ()))
+    whole = {k: [own[b] for b in blocks] for k, own in logs.items() if own.keys() >= set(blocks)}
+    if len(blocks) < MIN_BLOCKS or len(whole) < 2:
+        return {}
+    table = np.array(list(whole.values()))
+    means = table.mean(axis=1)
+    rest = table - means[:, None] - table.mean(axis=0) + table.mean()
+    degrees = (len(blocks) - 1) * (len(whole) - 1)
+    error = float(2 * (rest**2).sum() / degrees / len(blocks)) ** 0.5
+    over = {k: float(mean) - fmean(whole[0]) for k, mean in zip(whole, means, strict=True)}
+    return {k: Estimate(v, error, degrees, len(blocks)) for k, v in over.items() if k != 0}
+
+
+def _log_step(header: RunHeader, batch: BatchRecord) -> float | None:
+    """Log time of a step of a batch's requests; None if vLLM kept no times."""
+    if batch.request_times is None or not batch.request_times.tpot_ms:
+        return None
+    steps, accepted = map(sum, zip(*steps_of(header, batch), strict=True))
+    tokens = 1 + accepted / steps if steps else 1.0
+    return log(fmean(batch.request_times.tpot_ms) * tokens)
+
+
+def steps_of(header: RunHeader, batch: BatchRecord) -> Sequence[tuple[float, int]]:
+    """Each request's steps after its first token, and the drafts accepted in them.
+
+    Prompt lookup finds drafts in some steps only, and the others, which give one token, have no
+    window. They follow from the mean length of the batch's outputs.
+    """
+    if (header.pair or PairFacts()).method not in WITHOUT_DRAFTER:
+        return batch.request_acceptance
+    after_first = batch.output_tokens / batch.requests - 1
+    return [(max(windows, after_first - a), a) for windows, a in batch.request_acceptance]

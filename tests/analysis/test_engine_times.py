@@ -1,0 +1,165 @@
+"""Draft counts with an engine each: times by block, on simulated runs whose truth is known."""
+
+from collections.abc import Mapping
+from math import exp, log
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nwor_bench.analysis.comparing.draft_changes import token_time_change
+from nwor_bench.analysis.draft_rates import AtSize, SpanTokens, Worth, worth_at
+from nwor_bench.analysis.engine_times import block_times, steps_of
+from nwor_bench.analysis.worth import Measured, times_of, worth_of
+from nwor_bench.instruments.robust import Estimate
+from nwor_bench.records.cell import AA, ADAPTIVE, Cell, NworMode, ScvMode, cell_order, drafts_arm
+from nwor_bench.records.types import Phase, RequestTimes, Verdict
+
+ACCEPTED = {0: (0, 0), 1: (100, 60), 2: (100, 90), ADAPTIVE: (100, 80)}
+"""Windows of a request and the drafts accepted in them: 1, 1.6, 1.9 and 1.8 tokens a window."""
+
+STEP = {0: 1.0, 1: 1.2, 2: 1.5, ADAPTIVE: 1.25, None: 1.0}
+"""Time of a step at each count, in units of that at k = 0; None: the A/A arm."""
+
+
+def cell(count: int | None) -> Cell:
+    arm = AA if count is None else drafts_arm(count)
+    return Cell("tiny", NworMode.OFF, ScvMode.OFF, arm)
+
+
+def batch(count: int | None, block: int, step: float, text: int = 0) -> Any:
+    """Three requests, whose times per output token scatter around step / tokens of a step."""
+    windows, accepted = ACCEPTED[count or 0]
+    tokens = 1 + accepted / windows if windows else 1.0
+    tpot = tuple(10 * step / tokens * part for part in (0.9, 1.0, 1.1))
+    return SimpleNamespace(
+        cell=cell(count), phase=Phase.TIMED, block=block, requests=3, output_tokens=3 * 161,
+        token_digests=tuple(f"{text}-{n}" for n in range(3)), request_times=RequestTimes((), tpot),
+        request_acceptance=((windows, accepted),) * 3,
+    )  # fmt: skip
+
+
+def run_of(
+    steps: Mapping[int | None, list[float]], cut: int | None = None, requests: int = 3
+) -> Any:
+    """A run with the time of a step by count and block; block `cut` did not end."""
+    batches = [
+        batch(count, number, step, text=number)
+        for count, own in steps.items()
+        for number, step in enumerate(own, start=1)
+    ]
+    blocks = {number for own in steps.values() for number in range(1, len(own) + 1)}
+    spec = {"engines": True}
+    header = SimpleNamespace(spec=spec, pair=None, scenario={"requests": requests})
+    finished = frozenset((Phase.TIMED, number) for number in blocks - {cut})
+    return SimpleNamespace(batches=batches, header=header, finished=finished, windows=())
+
+
+def simulated(rng: np.random.Generator, blocks: int = 5, noise: float = 0.05) -> Any:
+    """Blocks differ by 20 %, all counts of one alike; the rest scatters by `noise`."""
+    shared = rng.normal(0, 0.2, blocks)
+    return run_of({
+        count: list(true * np.exp(shared + rng.normal(0, noise, blocks)))
+        for count, true in STEP.items()
+    })  # fmt: skip
+
+
+def test_two_counts_are_compared_as_by_a_paired_t_test() -> None:
+    """What the analysis of variance is for two counts: mean and scatter of the differences."""
+    steps: dict[int | None, list[float]] = {0: [1.0, 1.3, 0.9, 1.1], 1: [1.2, 1.7, 1.0, 1.3]}
+    differences = np.log(steps[1]) - np.log(steps[0])
+    (found,) = block_times(run_of(steps)).values()
+    assert found.value == pytest.approx(differences.mean())
+    assert found.standard_error == pytest.approx(differences.std(ddof=1) / 2)  # of four blocks
+    assert (found.degrees, found.count) == (3, 4)
+
+
+def test_times_are_those_of_steps_whatever_a_block_has_in_common() -> None:
+    """Without noise every count's ratio is exact, although the second block takes twice as long."""
+    run = run_of({count: [step, 2 * step, step] for count, step in STEP.items()})
+    found = block_times(run)
+    assert {count: exp(each.value) for count, each in found.items()} == pytest.approx(
+        {count: step for count, step in STEP.items() if count != 0}
+    )
+    assert max(each.standard_error for each in found.values()) < 1e-9
+    assert times_of(Measured(run, ())).keys() == {(k, False) for k in found}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("blocks", [3, 10])
+def test_intervals_include_the_truth_in_95_percent_of_runs(blocks: int) -> None:
+    """Those of all counts of a run together."""
+    runs, hits = 400, 0
+    for seed in range(runs):
+        rates = worth_of([Measured(simulated(np.random.default_rng(seed), blocks), ())]).rates
+        truth = {k: (1 + ACCEPTED[k][1] / 100) / STEP[k] for k in (1, 2, ADAPTIVE)}
+        hits += all((r.low or 0) < truth[r.count] < (r.high or 0) for r in rates)
+    assert 0.93 < hits / runs < 0.995
+
+
+def test_the_table_has_tokens_and_times_of_windows_and_their_rate() -> None:
+    run = run_of({count: [step] * 3 for count, step in STEP.items()})
+    one, two, adaptive = worth_of([Measured(run, ())]).rates
+    assert (one.drafts, two.drafts, adaptive.drafts) == (1, 2, 2)
+    assert (one.adaptive, two.adaptive, adaptive.adaptive) == (False, False, True)
+    for rate, tokens, step in ((one, 1.6, 1.2), (two, 1.9, 1.5), (adaptive, 1.8, 1.25)):
+        assert rate.tokens == pytest.approx(tokens)
+        assert rate.time_ratio == pytest.approx(step)
+        assert rate.ratio == pytest.approx(tokens / step)
+        assert (rate.groups, rate.verdict) == (3, Verdict.FASTER)
+
+
+def test_a_slower_count_is_a_change_against_an_earlier_run() -> None:
+    """A step of k = 1 takes 1.32 instead of 1.2 times as long; the same texts accept as much."""
+    base, new = (
+        Measured(run_of({0: [1.0, 1.2, 1.1], 1: [step, 1.2 * step, 1.1 * step]}), ())
+        for step in (1.2, 1.32)
+    )
+    change = token_time_change(base, new, cell(1))
+    assert change is not None
+    assert change.ratio == pytest.approx(1.1)
+
+
+def test_too_few_blocks_give_no_ratio() -> None:
+    (rate,) = worth_of([Measured(run_of({0: [1.0, 1.1], 1: [1.2, 1.3]}), ())]).rates
+    assert (rate.ratio, rate.groups, rate.verdict) == (None, 0, Verdict.AMBIGUOUS)
+
+
+def test_a_cut_block_and_a_count_that_left_the_run_do_not_count() -> None:
+    """A count that broke parity runs no further block; the others are compared without it."""
+    steps: dict[int | None, list[float]] = {0: [1.0] * 4, 1: [1.2] * 4, 2: [1.5] * 2}
+    assert {k: each.count for k, each in block_times(run_of(steps)).items()} == {1: 4}
+    steps[1][3] = 9.0
+    assert block_times(run_of(steps, cut=4))[1].value == pytest.approx(log(1.2))
+
+
+def test_steps_of_prompt_lookup_without_a_draft_follow_from_its_tokens() -> None:
+    """32 tokens, the first by the prefill: 7 windows with 4 accepted drafts give 11, so 20 steps
+    had no draft. 16 windows with 16 give one more than was asked for: no other step ran."""
+    header: Any = SimpleNamespace(pair=SimpleNamespace(method="ngram"))
+    own: Any = SimpleNamespace(
+        requests=2, output_tokens=64, request_acceptance=((7, 4), (16, 16))
+    )  # fmt: skip
+    assert steps_of(header, own) == [(27, 4), (16, 16)]
+    header.pair.method = "eagle"  # drafts in every step, of which the last may give too many
+    assert steps_of(header, own) == ((7, 4), (16, 16))
+
+
+def test_adaptive_verification_is_no_count_of_the_line() -> None:
+    """It is far better than k = 1, and the schedule has fixed counts only."""
+    times = {1: Estimate(0.0, 0.01, 9, 5), ADAPTIVE: Estimate(-1.0, 0.01, 9, 5)}
+    tokens = SpanTokens({k: Estimate(log(1.5), 0.0, 9, 5) for k in times})
+    found: Worth = worth_at([AtSize(4, 4, times, tokens)], [1, ADAPTIVE], 3)
+    assert found.best == {4: 1}
+    fixed, adaptive = found.rates
+    assert (adaptive.drafts, adaptive.count, fixed.count) == (1, ADAPTIVE, 1)
+    assert adaptive.ratio == pytest.approx(1.5 * exp(1))
+
+
+def test_adaptive_comes_behind_the_fixed_counts() -> None:
+    cells = [cell(None), cell(ADAPTIVE), cell(12), cell(2), cell(0)]
+    assert [each.label for each in sorted(cells, key=cell_order)] == [
+        "k = 0", "k = 2", "k = 12", "k = adaptive", "off x off (A/A)"
+    ]  # fmt: skip
+    assert cell(ADAPTIVE).drafts == ADAPTIVE

@@ -1,0 +1,71 @@
+"""An engine for each draft count: cells, configurations, and what is refused."""
+
+from typing import Any
+
+import pytest
+from refusals import refused
+
+from nwor_bench.records.types import AA, Interleave
+from nwor_bench.workload.config import RunSpec, Scenario, resolve
+from nwor_bench.workload.prompts import Prompt
+from nwor_bench.workload.schedule import make_plan
+
+SCENARIO = Scenario(
+    name="toy", requests=2, batches=6, draft_tokens=2, max_new_tokens=8, max_model_len=64
+)
+
+
+def spec_with(**given: Any) -> RunSpec:
+    flags = {"nwor_modes": "off", "scv_modes": "off", "draft_counts": [0, 1, 2], "engines": True}
+    return resolve(SCENARIO, **{**flags, **given})
+
+
+def test_the_cells_are_the_counts_and_adaptive_verification_comes_last() -> None:
+    spec = spec_with(adaptive_verification=True)
+    labels = [cell.label for cell in spec.cells("toy")]
+    assert labels == ["k = 0", "k = 1", "k = 2", "k = adaptive", "off x off (A/A)"]
+    assert spec.engine_arms == (None, "k=1", "k=2", "k=adaptive", AA)
+    assert spec.interleave is Interleave.BATCHES
+    assert spec_with(engines=False).engine_arms == ()
+
+
+def test_each_engine_drafts_its_count_and_that_of_0_none() -> None:
+    rates = [0.8, 0.5]
+    spec = spec_with(adaptive_verification=True, acceptance_rates=rates)
+    named = "synthetic_acceptance_rates"
+    found = {arm: spec.of_arm(arm) for arm in spec.engine_arms}
+    drafts = {arm: own.scenario.draft_tokens for arm, own in found.items()}
+    assert drafts == {None: 0, "k=1": 1, "k=2": 2, "k=adaptive": 2, AA: 0}
+    assert {own.draft_counts for own in found.values()} == {None}
+    assert {own.engine_arms for own in found.values()} == {()}
+    assert found["k=1"].speculative_config == {named: [0.8]}
+    assert found["k=2"].speculative_config == {named: rates}
+    adaptive = {named: rates, "enable_adaptive_verification": True}
+    assert found["k=adaptive"].speculative_config == adaptive
+    attention = {own.worker_variables["VLLM_NWOR_CPU_ATTENTION"] for own in found.values()}
+    assert attention == {"stock"}
+
+
+def test_every_engine_runs_once_a_block() -> None:
+    plan = make_plan(spec_with(), "toy", [Prompt("a", "chat", "x")])
+    assert plan.engines_differ
+    assert not plan.interleaved
+    assert plan.baseline.label == "k = 0"
+    assert all(set(block.order) == set(plan.cells) for block in plan.blocks)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "given"),
+    [
+        ("--engines", True, {"draft_counts": None}),
+        ("--nwor-modes", "off,stage", {"nwor_modes": "off,stage"}),
+        ("--interleave", "windows", {"interleave": "windows"}),
+        ("--counters", "dram", {"counters": "dram"}),
+        ("--adaptive-verification", True, {"engines": False, "adaptive_verification": True}),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    field: str, value: object, given: dict[str, Any]
+) -> None:
+    with refused(field, value=value):
+        spec_with(**given)

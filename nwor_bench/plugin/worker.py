@@ -194,6 +194,7 @@ class NworWorkerExtension:
             "staging_unavailable": hook.staging_unavailable,
             "stage_by": str(hook.stage_by),
             "bytes_per_token": hook.buffers.bytes_per_token if hook.buffers else None,
+            "state_slots": _state_slots(hook),
             "state_layers": len(hook.states.layers) if hook.states else 0,
             "states_unavailable": hook.states_unavailable,
             "state_bytes": hook.states.bytes_per_request if hook.states else None,
@@ -222,6 +223,7 @@ class NworWorkerExtension:
             hook.attach()
             hook.set_modes(hook.nwor_mode, hook.validator.mode)  # its layers too
         elif not attached:
+            hook.check_mode(NworMode.OFF)
             hook.detach()
 
 
@@ -242,6 +244,14 @@ def _hook(worker: Any) -> RunnerHook:
         "it needs VLLM_NWOR_MODE or VLLM_SCV_MODE in the environment and speculation switched on",
         joint="; ",
     )
+
+
+def _state_slots(hook: RunnerHook) -> int | None:
+    """Slots that a request reserves in a recurrent layer of the target; None without one."""
+    groups = hook.runner.kv_cache_config.kv_cache_groups
+    names = set(hook.layers.recurrent)
+    specs = (group.kv_cache_spec for group in groups if names.intersection(group.layer_names))
+    return next((1 + spec.num_speculative_blocks for spec in specs), None)
 
 
 def _backend_name(hook: RunnerHook) -> str | None:

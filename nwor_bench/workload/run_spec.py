@@ -11,6 +11,7 @@ from annotated_types import Ge, Interval
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.cell import drafts_arm, engine_arm
+from nwor_bench.records.state_slots import ADDITIONAL, one_slot
 from nwor_bench.records.types import (
     AA,
     AttentionBy,
@@ -245,13 +246,20 @@ class RunSpec:
         once more. off x off itself is among them.
 
         If cells are interleaved within a batch, mode stage brings its control. A control commits
-        nothing, so it has one cell, with SCV off. With `against` off x off has two arms instead.
+        nothing, so it has one cell, with SCV off. With `against` off x off has two arms instead;
+        an engine with one state slot stages.
         """
         if self.draft_counts is not None:
             return self._draft_cells(pair_name, sorted(self.draft_counts))
         if self.against is not None:
-            arms = (None, engine_arm(self.against), AA)
-            return tuple(Cell(pair_name, NworMode.OFF, ScvMode.OFF, arm) for arm in arms)
+            off = NworMode.OFF, ScvMode.OFF
+            own = (
+                (NworMode.STAGE, self.scv_modes[-1])
+                if one_slot(self.against.get(ADDITIONAL))
+                else off
+            )
+            arms = ((off, None), (own, engine_arm(self.against)), (off, AA))
+            return tuple(Cell(pair_name, *modes, arm) for modes, arm in arms)
         chosen = list(product(self.nwor_modes, self.scv_modes))
         if self.only_cells is not None:
             kept = [(NworMode.OFF, ScvMode.OFF), *(name.modes for name in self.only_cells)]
@@ -325,11 +333,16 @@ class RunSpec:
     def worker_variables(self) -> dict[str, str]:
         """This run's settings for the plugin in vLLM's workers, as environment variables."""
         attention = "reference" if self.draft_counts is None or self.stages else "stock"
-        return {"VLLM_NWOR_CPU_ATTENTION": attention} | {
-            each.option.worker_variable: str(getattr(self, each.field))
-            for each in declared(RunSpec)
-            if each.option.worker_variable is not None
-        }
+        mode = {"VLLM_NWOR_MODE": "stage"} if one_slot(self.engine_args.get(ADDITIONAL)) else {}
+        return (
+            {"VLLM_NWOR_CPU_ATTENTION": attention}
+            | mode
+            | {
+                each.option.worker_variable: str(getattr(self, each.field))
+                for each in declared(RunSpec)
+                if each.option.worker_variable is not None
+            }
+        )
 
     def value_of(self, asked: Declared) -> Any:
         """The value of an option that this run has."""

@@ -150,7 +150,7 @@ class WindowStates:
         self._staged: list[int] = []
         self._tables: StateTables | None = None
         self._reason: str | None = None
-        self._windows: Tensor | None = None
+        self._windows: Tensor | None = None  # [requests] bool, in a step with a prefill
         self.rows: int | None = None
         """Requests of the last commit, if they were not all of the step's."""
 
@@ -277,7 +277,9 @@ class WindowStates:
         bounds = metadata.spec_query_start_loc[: requests + 1]
         layer, control = self.layers[number], self._window.is_control
         beside_prefill = metadata.num_prefills > 0
-        self._windows = metadata.spec_sequence_masks_cpu if beside_prefill else None
+        # Without the host's masks (vLLM 0.31) the commit waits for the device.
+        masks = getattr(metadata, "spec_sequence_masks_cpu", metadata.spec_sequence_masks)
+        self._windows = masks if beside_prefill else None
         self._run(layer, number, mixed, a, b, indices, accepted, bounds, out, norm, control)
         if control:
             return

@@ -194,7 +194,7 @@ class NworWorkerExtension:
             "staging_unavailable": hook.staging_unavailable,
             "stage_by": str(hook.stage_by),
             "bytes_per_token": hook.buffers.bytes_per_token if hook.buffers else None,
-            "state_slots": _state_slots(hook),
+            **_reserved_states(hook),
             "state_layers": len(hook.states.layers) if hook.states else 0,
             "states_unavailable": hook.states_unavailable,
             "state_bytes": hook.states.bytes_per_request if hook.states else None,
@@ -246,12 +246,15 @@ def _hook(worker: Any) -> RunnerHook:
     )
 
 
-def _state_slots(hook: RunnerHook) -> int | None:
-    """Slots that a request reserves in a recurrent layer of the target; None without one."""
-    groups = hook.runner.kv_cache_config.kv_cache_groups
-    names = set(hook.layers.recurrent)
-    specs = (group.kv_cache_spec for group in groups if names.intersection(group.layer_names))
-    return next((1 + spec.num_speculative_blocks for spec in specs), None)
+def _reserved_states(hook: RunnerHook) -> dict[str, int | None]:
+    """Slots that a request reserves in each recurrent layer of the target, and their bytes."""
+    names, slots, total = set(hook.layers.recurrent), None, 0
+    for group in hook.runner.kv_cache_config.kv_cache_groups:
+        layers = len(names.intersection(group.layer_names))
+        if layers:
+            slots = 1 + group.kv_cache_spec.num_speculative_blocks
+            total += layers * slots * group.kv_cache_spec.page_size_bytes
+    return {"state_slots": slots, "state_reserved_bytes": total or None}
 
 
 def _backend_name(hook: RunnerHook) -> str | None:

@@ -5,8 +5,10 @@ As in `test_staged_states.py`, a difference of tokens is a fault unless they are
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from checklist_tools import Answers, ask, check_counts, check_partial, greedy
 from engine_tools import tiny_spec, total_of, worker_of
@@ -21,9 +23,12 @@ from test_staged_states import (
 )
 
 from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.errors import ExitCode
 from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 from nwor_bench.records.cell import engine_arm
 from nwor_bench.records.types import NworMode
+from nwor_bench.run.prepare import PairChoice, run_one
+from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.run_spec import RunSpec
 
 pytestmark = pytest.mark.engine
@@ -122,6 +127,34 @@ def test_requests_come_and_go(
     assert {window["states_reason"] for window in windows} == {None}
     assert total_of(windows, "states_avoided") == 3 * total_of(windows, "draft_tokens") > 0
     assert check_each(stock, expected, answers) is None
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("figures_left_out", "environment_given_back")
+def test_a_sweep_compares_it_with_stock(tmp_path: Path) -> None:
+    spec = tiny_spec(
+        against=json.dumps(AGAINST), requests=3, batches=3, warmup=1, max_warmup=1,
+        block_size=None, max_new_tokens=24, kv_cache_gib=0.1,
+        scv_modes="off", engine_args=json.dumps(WITHOUT_PREFIX_CACHE),
+    )  # fmt: skip
+    code = run_one(spec, PairChoice(pair="tiny-states-mtp"), RunOptions(output=tmp_path / "run"))
+    assert code is ExitCode.OK
+    cells = pd.read_csv(tmp_path / "run/cells.csv", keep_default_na=False).set_index("arm")
+    arm = engine_arm(AGAINST)
+    assert set(cells.loc[[arm, "A/A"]].parity) <= {"exact", "ties"}
+    own = cells.loc[arm]
+    assert (own.nwor_mode, own.nwor_fallback_count) == ("stage", 0)
+    assert own.nwor_total_staged == own.draft_tokens > 0
+    assert own.nwor_total_committed == own.accepted_tokens
+    assert own.nwor_total_staged == own.nwor_total_committed + own.nwor_total_rejected
+    engine = json.loads((tmp_path / "run/run.json").read_text())["engine"]
+    reserved = [(each["state_slots"], each["state_reserved_bytes"])
+                for each in (engine, engine["arms"][arm])]  # fmt: skip
+    assert reserved == [(5, 5 * reserved[1][1]), (1, reserved[0][1] // 5)]
+    report = (tmp_path / "run/report.md").read_text()
+    assert "Recurrent and convolution states of 3 layers are stock's" in report
+    assert "A request reserves 5 state slots (" in report
+    assert len(set(cells.windows)) == 1  # as many requests at a time
 
 
 def raw_tables(single: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 from checklist_tools import Answers, ask, check_counts, check_partial, greedy
 from engine_tools import tiny_spec, total_of, worker_of
 from test_staged_states import (
@@ -25,6 +26,9 @@ from test_staged_states import (
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.errors import ExitCode
 from nwor_bench.models.pairs import ResolvedPair, resolve_pair
+from nwor_bench.plugin.observe.state_checks import check_states as check_local
+from nwor_bench.plugin.observe.state_trace import StateTrace
+from nwor_bench.plugin.states import StateOutcome, WindowStates
 from nwor_bench.records.cell import engine_arm
 from nwor_bench.records.types import NworMode
 from nwor_bench.run.prepare import PairChoice, run_one
@@ -91,6 +95,7 @@ def test_the_answers_are_those_of_stock(
         check_counts(single, staged)
         check_states(single, staged.windows, staged.total("draft_tokens"))
         assert difference(stock, staged.tokens, expected.tokens) is None
+    assert staged.tokens == ask(stock, "stage", PROMPTS, greedy()).tokens  # the same arithmetic
 
 
 def check_each(
@@ -127,6 +132,79 @@ def test_requests_come_and_go(
     assert {window["states_reason"] for window in windows} == {None}
     assert total_of(windows, "states_avoided") == 3 * total_of(windows, "draft_tokens") > 0
     assert check_each(stock, expected, answers) is None
+
+
+class StockElsewhere:
+    """Computes each layer's window by vLLM's kernel too, with a slot for each token elsewhere, and
+    keeps how far the committed states and outputs are apart, over what is allowed.
+
+    Args:
+        counts: changes the counts of a commit beside a prefill: a planted fault.
+    """
+
+    def __init__(
+        self,
+        states: WindowStates,
+        monkeypatch: pytest.MonkeyPatch,
+        counts: Callable[[torch.Tensor], torch.Tensor] = lambda counts: counts,
+    ):
+        self.alone: list[float] = []
+        self.beside: list[float] = []
+        """Of windows beside a prefill."""
+        self._states, self._counts = states, counts
+        self._verify, self._commit = states._kernels.verify, states.commit
+        self._trace = StateTrace()
+        self._numbers = {id(each.layer.A_log): n for n, each in enumerate(states.layers)}
+        kernels = states._kernels._replace(verify=self.verify)
+        monkeypatch.setattr(states, "_kernels", kernels)
+        monkeypatch.setattr(states, "commit", self.commit)
+
+    def verify(self, *given: Any, **named: Any) -> None:
+        """Note what a layer is given, and what it returns."""
+        mixed, a, b, log_a, _, state, indices, accepted, bounds, out, _ = given
+        number = self._numbers[id(log_a)]
+        self._trace.given(
+            number, state, (mixed, a, b, indices, accepted, bounds), named.get("norm")
+        )
+        self._verify(*given, **named)
+        self._trace.returned(number, out)
+
+    def commit(self, counts: torch.Tensor) -> StateOutcome:
+        """Commit, and compare the states."""
+        masks = self._states._windows
+        outcome = self._commit(counts if masks is None else self._counts(counts))
+        rows = counts if masks is None else counts[masks]
+        found = check_local(self._states.layers, self._trace, rows.tolist(), is_control=False)
+        self._trace = StateTrace()
+        for state in (each["state"] for each in found):
+            apart = state["error"] / state["allowed"]
+            told = max(apart, state["output_error"] / state["output_allowed"])
+            (self.alone if masks is None else self.beside).append(told)
+        return outcome
+
+
+@pytest.mark.parametrize("interrupt", [False, True], ids=["end and start", "preempted"])
+def test_states_and_outputs_are_those_of_vllms_kernel(
+    single: VllmEngine, interrupt: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = StockElsewhere(states_of(single), monkeypatch)
+    one_by_one(single, "stage", interrupt)
+    assert min(len(found.alone), len(found.beside)) >= 6  # two windows of three layers
+    assert max(found.alone + found.beside) < 1
+
+
+@pytest.mark.parametrize(
+    "fault", [lambda counts: counts.roll(1), torch.ones_like], ids=["another row's", "one token"]
+)
+def test_a_wrong_commit_beside_a_prefill_is_seen(
+    single: VllmEngine,
+    fault: Callable[[torch.Tensor], torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of other steps are right."""
+    found = StockElsewhere(states_of(single), monkeypatch, fault)
+    one_by_one(single, "stage", interrupt=False)
+    assert max(found.alone) < 1 < max(found.beside)
 
 
 @pytest.mark.long

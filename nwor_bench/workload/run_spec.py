@@ -252,12 +252,7 @@ class RunSpec:
         if self.draft_counts is not None:
             return self._draft_cells(pair_name, sorted(self.draft_counts))
         if self.against is not None:
-            off = NworMode.OFF, ScvMode.OFF
-            own = (
-                (NworMode.STAGE, self.scv_modes[-1])
-                if one_slot(self.against.get(ADDITIONAL))
-                else off
-            )
+            off, own = (NworMode.OFF, ScvMode.OFF), (self.nwor_modes[-1], self.scv_modes[-1])
             arms = ((off, None), (own, engine_arm(self.against)), (off, AA))
             return tuple(Cell(pair_name, *modes, arm) for modes, arm in arms)
         chosen = list(product(self.nwor_modes, self.scv_modes))
@@ -333,16 +328,14 @@ class RunSpec:
     def worker_variables(self) -> dict[str, str]:
         """This run's settings for the plugin in vLLM's workers, as environment variables."""
         attention = "reference" if self.draft_counts is None or self.stages else "stock"
-        mode = {"VLLM_NWOR_MODE": "stage"} if one_slot(self.engine_args.get(ADDITIONAL)) else {}
-        return (
-            {"VLLM_NWOR_CPU_ATTENTION": attention}
-            | mode
-            | {
-                each.option.worker_variable: str(getattr(self, each.field))
-                for each in declared(RunSpec)
-                if each.option.worker_variable is not None
-            }
-        )
+        own = {"VLLM_NWOR_CPU_ATTENTION": attention}
+        if one_slot(self.engine_args.get(ADDITIONAL)):
+            own["VLLM_NWOR_MODE"] = "stage"
+        return own | {
+            each.option.worker_variable: str(getattr(self, each.field))
+            for each in declared(RunSpec)
+            if each.option.worker_variable is not None
+        }
 
     def value_of(self, asked: Declared) -> Any:
         """The value of an option that this run has."""

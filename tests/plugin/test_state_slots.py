@@ -297,12 +297,15 @@ def test_states_are_committed_though_the_kv_is_written_directly(hook: Any) -> No
 
 
 def test_stocks_graph_of_windows_is_never_replayed(hook: Any) -> None:
-    hook._check_stock_graph(SimpleNamespace(uniform_token_count=1))
+    replayed: list[int | None] = []
+    replay = hook._wrap_run_fullgraph(lambda desc: replayed.append(desc.uniform_token_count))
     for tokens in (5, None):
         with refused(ONE_SLOT, EngineError):
-            hook._check_stock_graph(SimpleNamespace(uniform_token_count=tokens))
+            replay(SimpleNamespace(uniform_token_count=tokens))
+    replay(SimpleNamespace(uniform_token_count=1))
     hook.one_slot = False
-    hook._check_stock_graph(SimpleNamespace(uniform_token_count=5))
+    replay(SimpleNamespace(uniform_token_count=5))
+    assert replayed == [1, 5]
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ from nwor_bench.errors import BenchError, ConfigError, EngineError
 from nwor_bench.instruments.draft_counts import SAFE_GRAPHS, schedule_of
 from nwor_bench.instruments.pm_sampling import check_counters
 from nwor_bench.models.pairs import ResolvedPair, read_model_config, refused_config
-from nwor_bench.models.recurrent import recurrent_layers
+from nwor_bench.models.recurrent import STAGED_KINDS, recurrent_layers
 from nwor_bench.records.cell import ADAPTIVE, drafts_of, engine_arm
+from nwor_bench.records.state_slots import FIELD, check_one_slot, one_slot
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.run_spec import ACCEPTANCE_LENGTH, ACCEPTANCE_RATES, Counters
 
@@ -199,7 +200,20 @@ def _check_engine(pair: ResolvedPair, spec: RunSpec) -> Any:
             ) from error
     if _has_gpu():
         _check_step_tokens(config)
+    if one_slot(config.additional_config):
+        check_one_slot(config, spec.worker_variables["VLLM_NWOR_MODE"])
+        _check_states(pair)
     return config
+
+
+def _check_states(pair: ResolvedPair) -> None:
+    """Refuse one state slot for a target whose states are not staged."""
+    layers = recurrent_layers(read_model_config(pair.target) or {})
+    kind = None if layers is None else layers.state.kind
+    if kind not in STAGED_KINDS:
+        found = "it has no recurrent layers" if kind is None else f"its layers are of {kind}"
+        remedy = f"states of {', '.join(STAGED_KINDS)} are staged, and {found}; leave it out"
+        raise ConfigError.for_field(f"--against: {FIELD}", 1, remedy)
 
 
 def _settings(config: Any) -> dict[str, str]:

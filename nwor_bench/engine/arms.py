@@ -97,6 +97,14 @@ class EngineArms:
         self._active = engine
         engine.set_modes(replace(cell, arm=None))
 
+    def check_layers(self, requests: int | None) -> Any:
+        """Check layers of the active engine; None: every engine stops."""
+        if requests is not None:
+            return self._active.check_layers(requests)
+        for engine in self._engines.values():
+            engine.check_layers(None)
+        return []
+
     def __getattr__(self, name: str) -> Any:
         """Everything else is the active engine's."""
         return getattr(self._active, name)

@@ -19,6 +19,7 @@ from nwor_bench.models.pairs import ResolvedPair, read_model_config
 from nwor_bench.models.pairs.tiny import LOAD_FORMAT, shape_parameters
 from nwor_bench.models.recurrent import recurrent_layers
 from nwor_bench.records.cell import engine_arm
+from nwor_bench.records.state_slots import ADDITIONAL, one_slot
 from nwor_bench.workload.config import RunSpec
 
 GIB = 1 << 30
@@ -66,12 +67,14 @@ def _loaded(pair: ResolvedPair, spec: RunSpec) -> ResolvedPair:
 
 
 def _state_bytes(pair: ResolvedPair, spec: RunSpec) -> int:
-    """Recurrent states that vLLM reserves a request, one for each of a window's tokens; 0 for a
-    model without, or if its config does not give their sizes."""
+    """Recurrent states that vLLM reserves a request, one for each of a window's tokens or
+    one alone; 0 for a model without, or if its config does not give their sizes."""
     layers = recurrent_layers(read_model_config(pair.target) or {})
     if layers is None:
         return 0
-    return int(layers.slot_bytes(spec.scenario.draft_tokens, spec.tensor_parallel_size))
+    drafts = spec.scenario.draft_tokens
+    slots = 1 if one_slot(spec.engine_args.get(ADDITIONAL)) else drafts + 1
+    return int(slots * layers.count * layers.page_bytes(drafts, spec.tensor_parallel_size))
 
 
 def cache_bytes_per_token(pair: ResolvedPair, spec: RunSpec) -> int | None:

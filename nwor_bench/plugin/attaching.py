@@ -1,6 +1,7 @@
 """Install the plugin in a vLLM process, and attach its hook to each worker after warm-up.
 
-An installed plugin never stops a vLLM process, except as it starts to interleave draft counts: an
+An installed plugin never stops a vLLM process, except as it starts to interleave draft counts, or
+with one state slot a request (`state_slots`), where stock's windows would be wrong. Any other
 error is logged once with its traceback, counted under its reason, and every patch is undone. With
 tensor parallelism all ranks attach, or none, since attached ranks wait for each other.
 """
@@ -18,6 +19,7 @@ from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.settings import DRAFTS, PluginSettings, read_settings
+from nwor_bench.plugin.state_slots import require_one_slot, slot_patches
 
 if TYPE_CHECKING:
     from nwor_bench.plugin.live_drafts import LiveDrafts
@@ -58,6 +60,7 @@ def install(settings: PluginSettings) -> None:
             "nwor-bench hooks vLLM on NVIDIA GPUs and on CPUs; unset VLLM_NWOR_MODE, "
             "VLLM_SCV_MODE and VLLM_NWOR_DRAFTS to run vLLM without it",
         )
+    patches += slot_patches()
     if settings.drafts:
         from nwor_bench.plugin.draft_turns import draft_patches
 
@@ -89,6 +92,7 @@ def _attach_after(original: Callable[..., Any]) -> Callable[..., Any]:
         result = original(worker)
         attach_hook(worker)
         _require_drafts(worker)
+        require_one_slot(worker, getattr(worker, HOOK, None), getattr(worker, NOT_ATTACHED, None))
         return result
 
     return compile_or_warm_up_model

@@ -6,8 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
+from torch import Tensor
+
+from nwor_bench.errors import ConfigError
 from nwor_bench.plugin.late_counts import LateCounts, read_without_waiting
-from nwor_bench.plugin.layers import StagedLayers, attention_layers
+from nwor_bench.plugin.layers import StagedLayers, attention_layers, is_recurrent
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.scheduler_output import is_plain_decode, restarted, starts_requests
@@ -15,6 +18,8 @@ from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.states import WindowStates
 from nwor_bench.plugin.step import Accumulator, DeviceClock, Step
 from nwor_bench.plugin.window import Window, close_leftover
+from nwor_bench.records.fallback_reasons import STATES_OF_TOO_MANY
+from nwor_bench.records.state_slots import FIELD, one_slot
 from nwor_bench.records.types import BesidePrefill, NworMode, ScvMode
 from nwor_bench.records.window_order import WindowPlace
 
@@ -85,6 +90,9 @@ class RunnerHook(ABC):
     def __init__(self, runner: Any, settings: PluginSettings):
         self.runner = runner
         self.nwor_mode = NworMode.OFF
+        config = getattr(runner, "vllm_config", None)
+        self.one_slot = one_slot(getattr(config, "additional_config", None))
+        """The engine has one state slot a request (`state_slots`), so every window is staged."""
         self.layers = attention_layers(runner)
         self.target_layers, self.drafter_layers = self.layers.staged, self.layers.drafter
         self.accumulator = Accumulator()
@@ -132,6 +140,8 @@ class RunnerHook(ABC):
 
     def interleave(self, interleaving: CellOrder | None) -> None:
         """Interleave cells within the batches to come; None: no longer."""
+        if interleaving is not None:
+            self.check_mode(NworMode.OFF)
         self._interleaving = interleaving
         self.clock.on = interleaving is not None
 
@@ -218,6 +228,32 @@ class RunnerHook(ABC):
             states.give_up(self._vote.settle(states.allocate()))
             self.states_unavailable = states.unavailable
 
+    def check_mode(self, nwor_mode: NworMode) -> None:
+        """Raise ConfigError for a mode in which stock would write the states of a window."""
+        if self.one_slot and nwor_mode is not NworMode.STAGE:
+            remedy = f"with {FIELD} every window is staged; write {NworMode.STAGE}"
+            raise ConfigError.for_field("NWOR mode", str(nwor_mode), remedy)
+
+    def why_not_one_slot(self) -> str | None:
+        """Why this engine's windows cannot all be staged; None if they can."""
+        states, context = self.states, self.runner.compilation_config.static_forward_context
+        if self.staging_unavailable or self.states_unavailable or states is None:
+            return self.staging_unavailable or self.states_unavailable or "no recurrent layers"
+        if states.requests < self.runner.max_num_reqs:
+            return f"{STATES_OF_TOO_MANY}; max_num_seqs must be at most {states.requests}"
+        drafter = next((n for n in self.layers.drafter if is_recurrent(context[n])), None)
+        return None if drafter is None else f"the drafter's {drafter} keeps states too"
+
+    def stages_alone(self, step: Step) -> bool:
+        """True if the step's states are staged though its K/V is written directly."""
+        return self.one_slot and step.drafts is not None and bool(step.drafts.any())
+
+    def _commit_states(self, step: Step, counts: Tensor) -> None:
+        """Commit the states of the step's window."""
+        assert self.states is not None
+        step.state_layers, step.states_reason = self.states.commit(counts)
+        step.state_rows = self.states.rows
+
     @property
     def _alarm(self) -> str | None:
         return self._interleaving.alarm if self._interleaving is not None else None
@@ -226,8 +262,8 @@ class RunnerHook(ABC):
         """Write and count the window that a step left open when it died between its calls."""
         step, self._step = self._step, None
         if self.states is not None:
-            self.states.drop()
             self.states.follow(None)
+            self.states.abandon()
         reason = close_leftover(self.window)
         if step is not None and step.has_window:
             step.fallback_reason, step.num_sampled = reason, None

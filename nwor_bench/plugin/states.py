@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from nwor_bench.errors import EngineError
 from nwor_bench.plugin.layers import StagingUnavailable, TargetLayers, logger
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.window import Window
@@ -90,6 +91,9 @@ def reference_commit(
     return commit
 
 
+ONE_SLOT = "an engine with one state slot a request"
+"""What an error of such an engine is about."""
+
 MOST_COMMITS = 256
 """Commits kept for the steps to come, each for a place of the indices."""
 
@@ -111,6 +115,8 @@ class WindowStates:
         length: most tokens of a request's window, k + 1.
         requests: most requests of a window; with more it is left to stock.
         dtype: of the convolution's output.
+        one_slot: the engine has one slot a request (`state_slots`), so every window with drafts is
+            staged, whatever becomes of its K/V and whatever runs beside it, or the step dies.
     """
 
     def __init__(
@@ -122,9 +128,11 @@ class WindowStates:
         requests: int,
         dtype: torch.dtype,
         kernels: StateKernels,
+        one_slot: bool = False,
     ):
         self.layers = list(layers)
         self.requests = requests
+        self.one_slot = one_slot
         self.unavailable: str | None = None
         """Why stock writes every state; None if they are staged."""
         self.trace: Any = None
@@ -142,6 +150,9 @@ class WindowStates:
         self._staged: list[int] = []
         self._tables: StateTables | None = None
         self._reason: str | None = None
+        self._windows: Tensor | None = None  # [requests] bool, in a step with a prefill
+        self.rows: int | None = None
+        """Requests of the last commit, if they were not all of the step's."""
 
     # Before the first window.
 
@@ -217,11 +228,28 @@ class WindowStates:
     def stages(self, metadata: Any) -> bool:
         """True if a layer with these metadata verifies the step's window by our kernel."""
         window = self._window
+        if self.one_slot:
+            return self._must_stage(metadata)
         if not window.is_staging or self._records is None:
             return False
         reason = why_stock(metadata, self.requests)
         self._reason = self._reason or reason
         return reason is None
+
+    def _must_stage(self, metadata: Any) -> bool:
+        """`stages` with one slot. Rows without drafts are stock's: it writes one state for each."""
+        if metadata.spec_sequence_masks is None:
+            return False
+        if metadata.num_spec_decode_tokens == metadata.num_spec_decodes:
+            return False
+        if self._records is None or metadata.num_spec_decodes > self.requests:
+            reason = self.unavailable or reasons.STATES_OF_TOO_MANY
+            raise EngineError.at(ONE_SLOT, f"a window cannot be staged ({reason})", reason)
+        return True
+
+    def stages_whole(self, metadata: Any) -> bool:
+        """True if a layer stages, and every row of the step is a window's."""
+        return self.stages(metadata) and metadata.num_prefills == 0
 
     def verify(
         self,
@@ -248,6 +276,10 @@ class WindowStates:
         accepted = metadata.num_accepted_tokens[:requests]
         bounds = metadata.spec_query_start_loc[: requests + 1]
         layer, control = self.layers[number], self._window.is_control
+        beside_prefill = metadata.num_prefills > 0
+        # Without the host's masks (vLLM 0.31) the commit waits for the device.
+        masks = getattr(metadata, "spec_sequence_masks_cpu", metadata.spec_sequence_masks)
+        self._windows = masks if beside_prefill else None
         self._run(layer, number, mixed, a, b, indices, accepted, bounds, out, norm, control)
         if control:
             return
@@ -271,7 +303,7 @@ class WindowStates:
         write_states: bool,
     ) -> None:
         assert self._records is not None
-        own, trace = layer.layer, self.trace
+        own, trace = layer.layer, None if self._windows is not None else self.trace
         if trace is not None:
             trace.given(number, layer.state, (mixed, a, b, indices, accepted, bounds), norm)
         self._kernels.verify(
@@ -317,13 +349,19 @@ class WindowStates:
             num_sampled: [requests] int32, tokens that each request got.
         """
         staged, reason = self._staged, self._reason
+        if self.one_slot and len(staged) < len(self.layers):
+            problem = f"{len(staged)} of {len(self.layers)} layers staged a window"
+            raise EngineError.at(ONE_SLOT, problem, len(staged))
         if not staged:
             window = self._window
             if not (reason or self._records is None or window.is_control or window.fallback_reason):
                 reason = reasons.STATES_NOT_CALLED
             self.drop()
             return StateOutcome(0, reason)
-        tables = self._tables or self._collected()
+        tables, self.rows = self._tables or self._collected(), None
+        if self._windows is not None:
+            num_sampled = num_sampled[: len(self._windows)][self._windows]
+            self.rows = len(num_sampled)
         committed = num_sampled.clamp(min=1)
         try:
             self._commit_of(staged, tables)(tables.accepted, committed)
@@ -338,7 +376,14 @@ class WindowStates:
     def drop(self) -> None:
         """Forget the window: its step died, or it was a capture's."""
         self._staged, self._tables, self._reason = [], None, None
-        self._found, self._accepted = {}, None
+        self._found, self._accepted, self._windows = {}, None, None
+
+    def abandon(self) -> None:
+        """`drop` the window of a step that died; with one slot nothing can go on after it."""
+        lost = self.one_slot and bool(self._staged)
+        self.drop()
+        if lost:
+            raise EngineError.at(ONE_SLOT, "a step died before its states were committed")
 
     def _collected(self) -> StateTables:
         """Of the step whose forward has run the layers."""

@@ -152,6 +152,8 @@ class Step:
     fallback_reason: str | None = None
     """Why the window was written directly."""
     state_layers: int = 0
+    state_rows: int | None = None
+    """Requests whose states it wrote; None: all of the step's."""
     """Recurrent layers whose states its commit wrote; see `StateOutcome`."""
     states_reason: str | None = None
     """Why stock wrote them though it was staged."""
@@ -259,7 +261,7 @@ def measured(
         scv_path=step.scv_path,
         scv_fallback_reason=step.scv_fallback_reason,
         control_tokens=step.control_tokens,
-        states_committed=step.state_layers * len(drafts),
+        states_committed=step.state_layers * (step.state_rows or len(drafts)),
         states_avoided=step.state_layers * total,
         states_reason=step.states_reason,
         **more,

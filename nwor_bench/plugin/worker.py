@@ -199,6 +199,7 @@ class NworWorkerExtension:
             "staging_unavailable": hook.staging_unavailable,
             "stage_by": str(hook.stage_by),
             "bytes_per_token": hook.buffers.bytes_per_token if hook.buffers else None,
+            **_reserved_states(hook),
             "state_layers": len(hook.states.layers) if hook.states else 0,
             "states_unavailable": hook.states_unavailable,
             "state_bytes": hook.states.bytes_per_request if hook.states else None,
@@ -227,6 +228,7 @@ class NworWorkerExtension:
             hook.attach()
             hook.set_modes(hook.nwor_mode, hook.validator.mode)  # its layers too
         elif not attached:
+            hook.check_mode(NworMode.OFF)
             hook.detach()
 
 
@@ -247,6 +249,17 @@ def _hook(worker: Any) -> RunnerHook:
         "it needs VLLM_NWOR_MODE or VLLM_SCV_MODE in the environment and speculation switched on",
         joint="; ",
     )
+
+
+def _reserved_states(hook: RunnerHook) -> dict[str, int | None]:
+    """Slots that a request reserves in each recurrent layer of the target, and their bytes."""
+    names, slots, total = set(hook.layers.recurrent), None, 0
+    for group in hook.runner.kv_cache_config.kv_cache_groups:
+        layers = len(names.intersection(group.layer_names))
+        if layers:
+            slots = 1 + group.kv_cache_spec.num_speculative_blocks
+            total += layers * slots * group.kv_cache_spec.page_size_bytes
+    return {"state_slots": slots, "state_reserved_bytes": total or None}
 
 
 def _backend_name(hook: RunnerHook) -> str | None:

@@ -103,6 +103,10 @@ class EngineStatus(JsonPart):
     """How staged K/V is held on a GPU; see `StageBy`."""
     bytes_per_token: int | None = None
     """Bytes that one token's K and V take over all target layers; None if nothing stages."""
+    state_slots: int | None = None
+    """Slots of states that a request reserves in a recurrent layer; None without such layers."""
+    state_reserved_bytes: int | None = None
+    """Bytes of one request's slots in all these layers, padding included."""
     state_layers: int | None = None
     """Recurrent layers whose states are staged beside the K/V; 0 if stock keeps them."""
     states_unavailable: str | None = None

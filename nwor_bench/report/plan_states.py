@@ -5,6 +5,7 @@ from typing import Any
 from nwor_bench.models.byte_model import DIRECT, ByteModel, Workload
 from nwor_bench.models.hybrid_memory import CARDS, MEMORY_SHARE, requests_that_fit, reserved_states
 from nwor_bench.models.recurrent import STAGED_KINDS, Moved, RecurrentLayers
+from nwor_bench.records.state_slots import SWITCH
 from nwor_bench.report.document import Paragraph, Section, Table, table
 from nwor_bench.report.text import count, plural, size, two_digits
 
@@ -26,10 +27,20 @@ def states_section(model: ByteModel, states: RecurrentLayers, load: Workload) ->
             _memory(model, states, load),
             Paragraph(
                 f"A request is one with {load.context:,} tokens of context. Fitting: "
-                f"{MEMORY_SHARE:.0%} of the GPU's memory, less the weights. vLLM reserves "
-                "the slots for drafts in every mode; an engine without them is not built."
+                f"{MEMORY_SHARE:.0%} of the GPU's memory, less the weights. {_one_slot(states)}"
             ),
         ),
+    )
+
+
+def _one_slot(states: RecurrentLayers) -> str:
+    """How to get an engine with one slot."""
+    if states.state.kind not in STAGED_KINDS:
+        return f"One slot is not built for {states.state.kind}."
+    switch = f'{{"{SWITCH}": 1}}'
+    return (
+        f"For 1 slot write VLLM_NWOR_MODE=stage vllm serve ... --additional-config '{switch}' "
+        "--no-enable-prefix-caching: every window is then staged."
     )
 
 

@@ -214,8 +214,9 @@ def _measure_longer(cell: CellResult | None) -> str:
 
 def _switched_on(header: RunHeader, cell: CellResult) -> str:
     """`vllm serve` with what gives it this cell as it was measured."""
-    if cell.arm is not None:
-        return f"vllm serve ... with {cell.arm}"
+    served = f"vllm serve ... with {cell.arm}" if cell.arm else "vllm serve ..."
+    if cell.arm is not None and cell.nwor_mode == "off":
+        return served
     variables = {"VLLM_NWOR_MODE": str(cell.nwor_mode), "VLLM_SCV_MODE": str(cell.scv_mode)}
     stage_by = (header.spec or {}).get("stage_by")
     if cell.nwor_mode == "stage" and stage_by not in (None, "reference"):
@@ -223,7 +224,7 @@ def _switched_on(header: RunHeader, cell: CellResult) -> str:
     attention = (header.spec or {}).get("attention")
     if cell.nwor_mode == "stage" and attention not in (None, "auto"):
         variables["VLLM_NWOR_ATTENTION"] = str(attention)
-    return " ".join([*(f"{name}={value}" for name, value in variables.items()), "vllm serve ..."])
+    return " ".join([*(f"{name}={value}" for name, value in variables.items()), served])
 
 
 def _gpu_command(header: RunHeader) -> str:

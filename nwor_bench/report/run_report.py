@@ -36,7 +36,7 @@ from nwor_bench.report.evidence import evidence_section
 from nwor_bench.report.over_time import over_time_section
 from nwor_bench.report.precision import precision_section
 from nwor_bench.report.questions import questions
-from nwor_bench.report.text import NOT_MEASURED, joined, settings
+from nwor_bench.report.text import NOT_MEASURED, joined, plural, settings, size
 from nwor_bench.report.window_costs import dram_summary, phase_section, traffic_section
 from nwor_bench.report.worth import worth_blocks
 from nwor_bench.report.worth_answer import worth_answer
@@ -151,9 +151,22 @@ def _lead(analysis: Analysis) -> list[Block]:
     lead += first_blocks(cells)
     if on_cpu(run.header):
         lead.append(CHECKED_ON_CPU if run.header.checks_only else MEASURED_ON_CPU)
-    counted = dram_summary(analysis.dram)
-    lead += [Paragraph(counted)] if counted else []
+    told = (_state_slots(run.header.engine or EngineStatus()), dram_summary(analysis.dram))
+    lead += [Paragraph(text) for text in told if text]
     return [*lead, *_weakens(analysis), questions(analysis)]
+
+
+def _state_slots(engine: EngineStatus) -> str | None:
+    """What an engine with other state slots saves a request; None without one."""
+    slots, reserved = engine.state_slots, engine.state_reserved_bytes
+    for arm, facts in (engine.arms or {}).items():
+        own, less = facts.get("state_slots"), facts.get("state_reserved_bytes")
+        if own and less and slots and reserved:
+            return (
+                f"A request reserves {plural(slots, 'state slot')} ({size(reserved)}) in off x off "
+                f"and {own} ({size(less)}) with {arm}."
+            )
+    return None
 
 
 def answer_of(analysis: Analysis) -> Answer:

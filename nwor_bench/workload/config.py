@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.cell import engine_arm
+from nwor_bench.records.state_slots import ADDITIONAL, FIELD, one_slot
 from nwor_bench.records.types import Interleave, NworMode, ScvMode, StageBy
 from nwor_bench.workload.options import declared, flag_of, names, read_all, remedy
 from nwor_bench.workload.run_spec import WARMUP_LOOKBACK, PairChoice, RunSpec, VllmEntries
@@ -74,6 +75,11 @@ def resolve(scenario: Scenario, **given: Any) -> RunSpec:
     return spec
 
 
+_OFF = (NworMode.OFF,), (ScvMode.OFF,)
+_STAGED = (NworMode.OFF, NworMode.STAGE), (ScvMode.OFF, ScvMode.GRAPH)
+"""Modes with `against`, and with one state slot in its engine, which stages."""
+
+
 def _with_modes_off(spec: RunSpec) -> RunSpec:
     """With `against`: only off x off, unless other modes are asked for. Several engines are
     compared in whole batches."""
@@ -83,7 +89,9 @@ def _with_modes_off(spec: RunSpec) -> RunSpec:
         return spec
     given = (spec.nwor_modes, spec.scv_modes)
     if given == (RunSpec.nwor_modes, RunSpec.scv_modes):
-        spec = replace(spec, nwor_modes=(NworMode.OFF,), scv_modes=(ScvMode.OFF,))
+        stages = one_slot(spec.against.get(ADDITIONAL))
+        nwor, scv = _STAGED if stages else _OFF
+        spec = replace(spec, nwor_modes=nwor, scv_modes=scv)
     return replace(spec, interleave=spec.interleave or Interleave.BATCHES)
 
 
@@ -148,6 +156,10 @@ def _check(spec: RunSpec) -> None:
     _check_against(spec)
     _check_cells(spec)
     _check_engine_args(spec.engine_args)
+    if one_slot(spec.engine_args.get(ADDITIONAL)):
+        remedy_text = "off x off needs a slot for each draft; write it into --against"
+        value = spec.engine_args[ADDITIONAL]
+        raise ConfigError.for_field(f"--engine-args: {FIELD}", value, remedy_text)
     _check_staging(spec)
     _check_draft_counts(spec)
 
@@ -233,16 +245,27 @@ def _check_against(spec: RunSpec) -> None:
         if name in spec.engine_args and spec.engine_args[name] == value:
             remedy_text = "--engine-args gives it to both engines; leave it out"
             raise ConfigError.for_field(f"--against: {name}", value, remedy_text)
-    off = (NworMode.OFF,), (ScvMode.OFF,)
-    if (spec.nwor_modes, spec.scv_modes) != off or spec.only_cells is not None:
-        remedy_text = "it compares two engines with NWOR and SCV off; leave the modes and cells out"
-        raise ConfigError.for_field("--against", engine_arm(against), remedy_text)
+    _check_modes_of_engines(spec, against)
     if spec.interleave is Interleave.WINDOWS:
         remedy_text = "two engines alternate by whole batches (--against); leave it out"
         raise ConfigError.for_field("--interleave", spec.interleave.value, remedy_text)
     if spec.counters is not None:
         remedy_text = "counters are read in one process (--against runs several); leave it out"
         raise ConfigError.for_field("--counters", spec.counters.value, remedy_text)
+
+
+def _check_modes_of_engines(spec: RunSpec, against: Mapping[str, Any]) -> None:
+    """Both engines run in off x off; one with a single state slot stages, in one SCV mode."""
+    allowed: list[Any] = [_OFF]
+    remedy_text = "it compares two engines with NWOR and SCV off; leave the modes and cells out"
+    if one_slot(against.get(ADDITIONAL)):
+        of_staged = ((), (ScvMode.GRAPH,), (ScvMode.ADAPTIVE,))
+        allowed = [(_STAGED[0], (ScvMode.OFF, *scv)) for scv in of_staged]
+        remedy_text = (
+            "its engine stages; leave out the cells and all modes but --scv-modes off,MODE"
+        )
+    if (spec.nwor_modes, spec.scv_modes) not in allowed or spec.only_cells is not None:
+        raise ConfigError.for_field("--against", engine_arm(against), remedy_text)
 
 
 def _check_staging(spec: RunSpec) -> None:

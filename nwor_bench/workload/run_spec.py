@@ -17,6 +17,7 @@ from nwor_bench.records.cell import (
     drafts_of,
     engine_arm,
 )
+from nwor_bench.records.state_slots import ADDITIONAL, one_slot
 from nwor_bench.records.types import (
     AA,
     AttentionBy,
@@ -261,13 +262,15 @@ class RunSpec:
         once more. off x off itself is among them.
 
         If cells are interleaved within a batch, mode stage brings its control. A control commits
-        nothing, so it has one cell, with SCV off. With `against` off x off has two arms instead.
+        nothing, so it has one cell, with SCV off. With `against` off x off has two arms instead;
+        an engine with one state slot stages.
         """
         if self.draft_counts is not None:
             return self._draft_cells(pair_name, self._counts)
         if self.against is not None:
-            arms = (None, engine_arm(self.against), AA)
-            return tuple(Cell(pair_name, NworMode.OFF, ScvMode.OFF, arm) for arm in arms)
+            off, own = (NworMode.OFF, ScvMode.OFF), (self.nwor_modes[-1], self.scv_modes[-1])
+            arms = ((off, None), (own, engine_arm(self.against)), (off, AA))
+            return tuple(Cell(pair_name, *modes, arm) for modes, arm in arms)
         chosen = list(product(self.nwor_modes, self.scv_modes))
         if self.only_cells is not None:
             kept = [(NworMode.OFF, ScvMode.OFF), *(name.modes for name in self.only_cells)]
@@ -373,7 +376,10 @@ class RunSpec:
         """This run's settings for the plugin in vLLM's workers, as environment variables."""
         counts = self.draft_counts is not None or self.engines
         attention = "stock" if counts and not self.stages else "reference"
-        return {"VLLM_NWOR_CPU_ATTENTION": attention} | {
+        own = {"VLLM_NWOR_CPU_ATTENTION": attention}
+        if one_slot(self.engine_args.get(ADDITIONAL)):
+            own["VLLM_NWOR_MODE"] = "stage"
+        return own | {
             each.option.worker_variable: str(getattr(self, each.field))
             for each in declared(RunSpec)
             if each.option.worker_variable is not None

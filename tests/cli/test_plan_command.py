@@ -156,6 +156,7 @@ def test_a_hybrids_recurrent_states_are_predicted(plan: Run) -> None:
     assert "% of a step's DRAM bytes with K/V and" in flat(out)
     assert "staged: one state a request 618.2 MB 329.6 MB 947.8 MB" in flat(out)
     assert "requests that fit an H200 (139 GiB) 91 312" in flat(out)
+    assert "--additional-config '{\"nwor_state_slots\": 1}'" in flat(out)
     _, out, _ = plan(*hybrid, "--json")
     told = json.loads(out)["predictions"][0]["recurrent"]
     one = 48 * 48 * 128 * 128 * 4
@@ -176,6 +177,7 @@ def test_what_is_not_built_is_said(plan: Run) -> None:
     """Mamba2's bytes are shown, but the answer promises nothing."""
     out = flat(plan("--config", str(CONFIGS / "Nemotron-H-56B.json"))[1])
     assert "staged: one state a request, not built for Mamba2" in out
+    assert "nwor_state_slots" not in out
     assert "% of a step's DRAM bytes. In launches" in out
 
 

@@ -1,5 +1,6 @@
 """Several engines as one: which of them runs a cell, and an engine in a process of its own."""
 
+import json
 import os
 from multiprocessing import Pipe
 from pathlib import Path
@@ -23,7 +24,7 @@ from nwor_bench.errors import ConfigError, EngineError
 from nwor_bench.instruments.device import FreeMemory
 from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import AA, Verdict
+from nwor_bench.records.types import AA, Cell, NworMode, ScvMode, Verdict
 from nwor_bench.report.answer import answer
 from nwor_bench.run.resume import check_engine
 from nwor_bench.run.run_options import RunOptions
@@ -98,6 +99,18 @@ def test_status_says_in_what_the_other_engines_differ() -> None:
     status = EngineArms(engines, idle_s=0).status()
     assert status.arms == {ARM: {"dtype": "float16"}, AA: {}}
     assert (status.dtype, status.start_count, status.start_seconds) == ("float32", 3, 1.5)
+
+
+def test_layers_of_the_active_engine_are_checked_and_all_engines_stop() -> None:
+    engines = {None: FakeEngine(), ARM: FakeEngine(), AA: FakeEngine()}
+    asked: list[tuple[str | None, int | None]] = []
+    for arm, engine in engines.items():
+        engine.check_layers = lambda n, arm=arm: asked.append((arm, n))  # type: ignore[method-assign]
+    both = EngineArms(engines, idle_s=0)
+    both.set_modes(Cell("toy", NworMode.OFF, ScvMode.OFF, ARM))
+    both.check_layers(2)
+    both.check_layers(None)
+    assert asked == [(ARM, 2), (None, None), (ARM, None), (AA, None)]
 
 
 def served(monkeypatch: pytest.MonkeyPatch, engine: Any, *asked: Any) -> list[Any]:
@@ -304,6 +317,29 @@ def test_arguments_that_change_nothing_are_refused(monkeypatch: pytest.MonkeyPat
     with refused("--against", value="enable_prefix_caching=true"):
         check_arguments(resolve_pair("tiny-ngram"), spec)
     check_arguments(resolve_pair("tiny-ngram"), resolve(scenario, against=AGAINST))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pair", "more", "field"),
+    [
+        ("tiny-ngram", {}, "--against: additional_config: nwor_state_slots"),
+        ("tiny-states-mtp", {"enable_prefix_caching": True}, "enable_prefix_caching"),
+        ("tiny-states-mtp", {"enable_prefix_caching": False}, None),
+    ],
+)
+def test_one_state_slot_is_refused_before_an_engine_starts(
+    pair: str, more: dict[str, Any], field: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    against = json.dumps({"additional_config": {"nwor_state_slots": 1}, **more})
+    scenario = SCENARIO.model_copy(update={"max_model_len": 128})
+    spec, found = resolve(scenario, against=against), resolve_pair(pair)
+    if field is None:
+        check_arguments(found, spec)
+        return
+    with refused(field):
+        check_arguments(found, spec)
 
 
 def test_a_run_goes_on_with_as_many_engines() -> None:

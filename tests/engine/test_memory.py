@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -312,3 +313,6 @@ def test_a_hybrids_recurrent_states_have_room_beside_its_kv(tmp_path: Path) -> N
     rows = 49 * 2 * 2 * 256 * 2  # of one token, in 48 layers and the MTP layer
     per_request = rows * 1024 + states
     assert kv_cache_bytes(pair, spec) == int(per_request * 8 * HEADROOM) + rows * 128
+    single = replace(spec, engine_args={"additional_config": {"nwor_state_slots": 1}})
+    per_request -= states * 4 / 5
+    assert kv_cache_bytes(pair, single) == int(per_request * 8 * HEADROOM) + rows * 128

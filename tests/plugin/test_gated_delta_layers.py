@@ -150,6 +150,18 @@ def test_every_other_step_is_stocks(pieces: Any, why: str) -> None:
     assert pieces.states.commit(COUNTS).layers == 0
 
 
+def test_with_one_state_slot_stocks_forward_runs_beside_a_prefill(pieces: Any) -> None:
+    """It calls the kernel that is replaced there (`test_state_slots.py`)."""
+    pieces.states.one_slot = True
+    metadata = pieces.context.attn_metadata["net.0"]
+    metadata.num_spec_decode_tokens = TOKENS
+    call_core(pieces)  # no window of K/V is open
+    assert pieces.net.stock == []
+    metadata.num_prefills = 1
+    call_core(pieces)
+    assert pieces.net.stock == ["core"]
+
+
 def test_patches_leave_the_layer_as_it_was(pieces: Any) -> None:
     pieces.patches.undo()
     assert not {name for name in vars(pieces.net) if name.startswith("_forward")}

@@ -40,6 +40,44 @@ def test_only_the_arms_engine_has_its_arguments() -> None:
     assert {spec.of_arm(each).against for each in (None, arm, AA)} == {None}
 
 
+ONE_SLOT = '{"additional_config": {"nwor_state_slots": 1}}'
+ONE_SLOT_ARM = 'additional_config={"nwor_state_slots": 1}'
+
+
+@pytest.mark.parametrize(
+    ("given", "scv"),
+    [({}, "graph"), ({"scv_modes": "off"}, "off"), ({"scv_modes": "off,adaptive"}, "adaptive")],
+)
+def test_an_engine_with_one_state_slot_stages(given: dict[str, Any], scv: str) -> None:
+    spec = spec_with(against=ONE_SLOT, **given)
+    labels = [cell.label for cell in spec.cells("toy")]
+    assert labels == ["off x off", f"stage x {scv} ({ONE_SLOT_ARM})", "off x off (A/A)"]
+    modes = [spec.of_arm(arm).worker_variables.get("VLLM_NWOR_MODE") for arm in (ONE_SLOT_ARM, AA)]
+    assert modes == ["stage", None]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "given"),
+    [
+        ("--against", ONE_SLOT_ARM, {"nwor_modes": "off"}),
+        ("--against", ONE_SLOT_ARM, {"nwor_modes": "off,stage,control"}),
+        ("--against", ONE_SLOT_ARM, {"scv_modes": "off,adaptive,graph"}),
+        ("--against", ONE_SLOT_ARM, {"cells": "stage-off"}),
+        ("--interleave", "windows", {"interleave": "windows"}),
+        (
+            "--engine-args: additional_config: nwor_state_slots",
+            {"nwor_state_slots": 1},
+            {"against": None, "engine_args": ONE_SLOT},
+        ),
+    ],
+)
+def test_what_an_engine_with_one_state_slot_cannot_do(
+    field: str, value: object, given: dict[str, Any]
+) -> None:
+    with refused(field, value=value):
+        spec_with(**{"against": ONE_SLOT, **given})
+
+
 def test_every_engine_is_warmed_up_and_runs_once_a_block_in_changing_order() -> None:
     plan = make_plan(spec_with(against='{"block_size": 32}'), "toy", [Prompt("a", "chat", "x")])
     assert [cell.arm for cell in plan.warmed] == ["block_size=32", AA, None]

@@ -18,6 +18,7 @@ from nwor_bench.plugin.layers import TargetLayers, set_up
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.states import StateKernels, WindowStates, find_states, reference_commit
 from nwor_bench.plugin.window import Window
+from nwor_bench.records.state_slots import one_slot
 from nwor_kernels.gated_delta.reference import verify_window_reference
 
 OPERATOR = "fused_sigmoid_gating_delta_rule_update_spec_cpu"
@@ -35,7 +36,7 @@ def convolution_patches(states: WindowStates) -> list[Patch]:
     def wrap(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def forward(layer: Any, metadata: Any, mixed: Tensor, *rest: Any) -> Tensor:
             number = numbers.get(id(layer))
-            if number is not None and states.stages(metadata):
+            if number is not None and states.stages_whole(metadata):
                 states.trace.convolving(number, layer.kv_cache[0], mixed, metadata)
             return original(layer, metadata, mixed, *rest)
 
@@ -61,7 +62,8 @@ def set_up_states(
     def make() -> WindowStates:
         layers = find_states(runner, target, transposed)
         sizes = {"length": length, "requests": runner.max_num_reqs, "dtype": runner.dtype}
-        return WindowStates(layers, window, kernels=KERNELS, **sizes)
+        own = one_slot(runner.vllm_config.additional_config)
+        return WindowStates(layers, window, kernels=KERNELS, one_slot=own, **sizes)
 
     return set_up(make)
 

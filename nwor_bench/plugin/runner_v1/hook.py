@@ -100,6 +100,7 @@ class V1RunnerHook(RunnerHook):
 
     def set_modes(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
         """Switch modes between steps; the counters of the old mode start again at zero."""
+        self.check_mode(nwor_mode)
         self.nwor_mode = nwor_mode
         if nwor_mode is not NworMode.OFF:
             self._allocate_states()
@@ -242,10 +243,9 @@ class V1RunnerHook(RunnerHook):
     def _validate_and_commit(self, step: Step, sampled_token_ids: Tensor) -> None:
         window = self.window
         staged = window is not None and window.batch is not None
-        if staged and self.states is not None:
+        if self.states is not None and (staged or self.stages_alone(step)):
             # As vLLM counts them for its next step, whatever the validator finds.
-            counts = (sampled_token_ids != -1).sum(dim=1, dtype=torch.int32)
-            step.state_layers, step.states_reason = self.states.commit(counts)
+            self._commit_states(step, (sampled_token_ids != -1).sum(dim=1, dtype=torch.int32))
         if window is not None and staged and window.is_control:
             window.end_control()
             self._check(window, sampled_token_ids)

@@ -8,7 +8,9 @@ behind its convolution and has the gated norm in it.
 import logging
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
+import torch
 from torch import Tensor
 from vllm.forward_context import get_forward_context
 
@@ -25,10 +27,14 @@ from nwor_bench.plugin.states import (
 )
 from nwor_bench.plugin.window import Window
 from nwor_bench.records import fallback_reasons as reasons
+from nwor_bench.records.state_slots import one_slot
 from nwor_kernels.gated_delta.launch import StateCommit, refusal, verify_window_triton
 from nwor_kernels.gated_delta.records import GatedNorm
 
 logger = logging.getLogger("vllm.nwor_bench")
+
+KERNEL = "fused_sigmoid_gating_delta_rule_update"
+"""Stock's kernel of windows, as the layers' module has imported it."""
 
 
 def set_up_states(
@@ -53,7 +59,8 @@ def set_up_states(
             one = length * token_bytes(layers, runner.dtype)
             requests = min(requests, memory_bytes // REFERENCED_PART // one)
         sizes = {"length": length, "requests": requests, "dtype": runner.dtype}
-        return WindowStates(layers, window, kernels=KERNELS, **sizes)
+        own = one_slot(runner.vllm_config.additional_config)
+        return WindowStates(layers, window, kernels=KERNELS, one_slot=own, **sizes)
 
     return set_up(make)
 
@@ -77,7 +84,7 @@ def convolution_patches(states: WindowStates) -> list[Patch]:
             def convolve(**named: Any) -> None:
                 step = get_forward_context().attn_metadata
                 metadata = step.get(layer.prefix) if isinstance(step, dict) else None
-                if metadata is not None and states.stages(metadata):
+                if metadata is not None and states.stages_whole(metadata):
                     mixed = named["mixed_qkv"][: metadata.num_actual_tokens]
                     states.trace.convolving(number, layer.kv_cache[0], mixed, metadata)
                 original(**named)
@@ -96,7 +103,35 @@ KERNELS = StateKernels(verify_window_triton, StateCommit, convolution_patches)
 def state_patches(states: WindowStates) -> list[Patch]:
     """The patches of all layers; not yet applied."""
     nets = [StagedDeltaNet(number, states) for number in range(len(states.layers))]
-    return [patch for net in nets for patch in net.patches()]
+    patches = [patch for net in nets for patch in net.patches()]
+    return [*patches, _kernel_patch(states)] if states.one_slot else patches
+
+
+def _kernel_patch(states: WindowStates) -> Patch:
+    """The patch of stock's kernel in steps with a prefill: there `_forward_core` calls it for the
+    windows' rows, behind their convolution."""
+    from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn as stock
+
+    numbers = {id(layer.layer.A_log): number for number, layer in enumerate(states.layers)}
+    known = ref(states)  # vLLM's module outlives the engine
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def update(**named: Any) -> Any:
+            states, number = known(), numbers.get(id(named["A_log"]))
+            if states is None or number is None or named.get("num_accepted_tokens") is None:
+                return original(**named)  # rows without drafts
+            layer = states.layers[number].layer
+            metadata = get_forward_context().attn_metadata[layer.prefix]
+            if not states.stages(metadata):
+                return original(**named)
+            mixed = torch.cat([named[part].squeeze(0).flatten(1) for part in "qkv"], dim=-1)
+            out = torch.empty_like(named["v"])
+            states.verify(number, mixed, named["a"], named["b"], metadata, out.squeeze(0))
+            return out, None
+
+        return update
+
+    return Patch(stock, KERNEL, wrap)
 
 
 class StagedDeltaNet:
@@ -120,7 +155,8 @@ class StagedDeltaNet:
         def forward_core(mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor) -> None:
             step = get_forward_context().attn_metadata
             metadata = step.get(self._layer.prefix) if isinstance(step, dict) else None
-            if metadata is None or not self._states.stages(metadata):
+            # Beside a prefill `_kernel_patch` stages the windows, with one state slot a request.
+            if metadata is None or not self._states.stages_whole(metadata):
                 original(mixed_qkv=mixed_qkv, b=b, a=a, core_attn_out=core_attn_out)
                 return
             tokens = slice(metadata.num_actual_tokens)

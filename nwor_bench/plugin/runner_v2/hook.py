@@ -17,6 +17,7 @@ from weakref import ref
 import numpy as np
 from torch import Tensor
 
+from nwor_bench.errors import EngineError
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.runner_v2.device_validation import DeviceValidator
@@ -32,6 +33,7 @@ from nwor_bench.plugin.runner_v2.step_windows import StepWindows
 from nwor_bench.plugin.runner_v2.stock_update import CALL, StockUpdate, UpdateCall, find_update
 from nwor_bench.plugin.scheduler_output import invalid_drafts
 from nwor_bench.plugin.settings import PluginSettings
+from nwor_bench.plugin.states import ONE_SLOT
 from nwor_bench.plugin.step import START, Step
 from nwor_bench.records.fallback_reasons import BESIDE_PREFILL, BY_CHOICE, Fault, fault_of
 from nwor_bench.records.types import NworMode, ScvMode
@@ -115,6 +117,7 @@ class V2RunnerHook(RunnerHook):
 
     def set_modes(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
         """Switch modes between steps; staging captures its graphs the first time."""
+        self.check_mode(nwor_mode)
         self._close_leftover()
         self.nwor_mode, self._is_sham = nwor_mode, False
         self.validator.switch(scv_mode)
@@ -216,6 +219,7 @@ class V2RunnerHook(RunnerHook):
             if self._is_sham and self._parts is not None:
                 return self._run_sham(self._parts.sham_graphs, desc, original)
             if modes is None or windows is None or window is None or not window.is_staging:
+                self._check_stock_graph(desc)
                 return self._replay(original, desc)
             windows.replayed()
             graphs = modes.graphs_of(window.is_control)
@@ -224,6 +228,18 @@ class V2RunnerHook(RunnerHook):
             return self._replay(graphs.replay, desc)
 
         return run_fullgraph
+
+    def _check_stock_graph(self, desc: Any) -> None:
+        """Raise EngineError if stock's graph of windows would run over one state slot."""
+        if self.one_slot and desc.uniform_token_count != 1:
+            reason = None if self._step is None else self._step.fallback_reason
+            problem = f"a window in a full graph cannot be staged ({reason})"
+            raise EngineError.at(ONE_SLOT, problem, reason)
+
+    def why_not_one_slot(self) -> str | None:
+        """Why this engine's windows cannot all be staged; None if they can."""
+        graphs = None if self.graphs is None else self.graphs.unavailable
+        return super().why_not_one_slot() or graphs
 
     def _replay(self, replay: Callable[[Any], Any], desc: Any) -> Any:
         if self._step is not None:
@@ -334,6 +350,9 @@ class V2RunnerHook(RunnerHook):
             if windows is not None and window is not None and window.batch is not None:
                 windows.end(step, call, self._alarm)
             else:
+                if self.stages_alone(step):
+                    assert step.num_sampled is not None
+                    self._commit_states(step, step.num_sampled)
                 self._validate_alone(step)
             if step.fallback_reason is not None:
                 self._stop_if_reused(step.fallback_reason)

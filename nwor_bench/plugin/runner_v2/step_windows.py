@@ -184,6 +184,7 @@ class StepWindows:
         assert num_sampled is not None
         if self.parts.states is not None:
             step.state_layers, step.states_reason = self.parts.states.commit(num_sampled)
+            step.state_rows = self.parts.states.rows
             alarm = commit_fault(step.states_reason) or alarm
         if window.is_control:
             window.end_control()  # all layers have written: no commit, and no rank to wait for

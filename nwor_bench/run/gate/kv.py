@@ -267,14 +267,16 @@ class KvGate:
     def check(
         self, cell: Cell, prompts: Sequence[Sequence[int]], answer: Answer
     ) -> KvResult | None:
-        """Check the cache after the cell's gate batch; None for a cell of mode off.
+        """Check the cache after the cell's gate batch; None for a cell of mode off, or of another
+        engine, which has a cache of its own.
 
         Call it right after each batch of the gate, for off x off first; for a draft count in mode
         off right before the same one staged. A cell with the arm INTERLEAVED stands for all
         interleaved cells.
         """
         stages = cell.nwor_mode is not NworMode.OFF or cell.arm == INTERLEAVED
-        if not (stages or cell == self._baseline or cell.drafts is not None):
+        other_engine = stages and cell.drafts is None and cell.arm not in (None, INTERLEAVED)
+        if other_engine or not (stages or cell == self._baseline or cell.drafts is not None):
             return None
         began = time.perf_counter()
         room = self._budget // SETS_AT_ONCE // max(self._bytes_per_token, 1)

@@ -1,0 +1,362 @@
+"""One state slot a request, without an engine: specs, tables, what must be staged, and refusals."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from refusals import refused
+from test_window_states import COUNTS, HEADS, KERNELS, LENGTH, VALUES, Pieces, check_committed
+from torch import Tensor
+from v2_pieces import make_hook, run_step
+
+from nwor_bench.errors import EngineError
+from nwor_bench.plugin import state_slots
+from nwor_bench.plugin.patching import PatchSet
+from nwor_bench.plugin.state_slots import EqualColumns, require_one_slot, slot_patches
+from nwor_bench.plugin.states import ONE_SLOT, StateOutcome, WindowStates
+from nwor_bench.records.state_slots import FIELD, check_one_slot, one_slot
+from nwor_bench.records.types import NworMode, ScvMode
+
+pytestmark = pytest.mark.slow  # vLLM's recurrent layers are imported
+
+SWITCH = {"nwor_state_slots": 1}
+
+
+def config_of(**changes: Any) -> Any:
+    """The parts of a VllmConfig that are looked at; `changes` by name, of any part."""
+    speculation = {"num_speculative_tokens_per_batch_size": None}
+    cache = {"mamba_cache_mode": "none", "use_replayssm": False}
+    own = {"additional_config": SWITCH}
+    for part in (speculation, cache, own):
+        part |= {name: changes[name] for name in part if name in changes}
+    return SimpleNamespace(
+        **own,
+        cache_config=SimpleNamespace(**cache),
+        speculative_config=changes.get("speculation", SimpleNamespace(**speculation)),
+        scheduler_config=SimpleNamespace(max_num_seqs=3),
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "changes"),
+    [
+        (FIELD, 2, {"additional_config": {"nwor_state_slots": 2}}),
+        (FIELD, True, {"additional_config": {"nwor_state_slots": True}}),
+        ("VLLM_NWOR_MODE", "off", {"mode": "off"}),
+        ("VLLM_NWOR_MODE", "interleave", {"mode": "interleave"}),
+        (FIELD, 1, {"speculation": None}),
+        (
+            "speculative_config: num_speculative_tokens_per_batch_size",
+            [(1, 1, 2)],
+            {"num_speculative_tokens_per_batch_size": [(1, 1, 2)]},
+        ),
+        ("enable_prefix_caching", True, {"mamba_cache_mode": "align"}),
+        ("use_replayssm", True, {"use_replayssm": True}),
+    ],
+)
+def test_what_one_slot_cannot_go_with(field: str, value: object, changes: dict[str, Any]) -> None:
+    mode = changes.pop("mode", "stage")
+    with refused(field, value=value):
+        check_one_slot(config_of(**changes), mode)
+
+
+def test_the_switch_is_an_entry_of_additional_config() -> None:
+    check_one_slot(config_of(), "stage")
+    assert one_slot(SWITCH)
+    assert not any(map(one_slot, ({}, None, {"other": 1}, object())))
+
+
+@dataclass(frozen=True)
+class Spec:
+    num_speculative_blocks: int = 4
+
+
+def spec_of(layer: Any, config: Any) -> Any:
+    return state_slots._without_drafts(lambda layer, config: Spec())(layer, config)
+
+
+@pytest.fixture
+def net() -> Any:
+    from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn
+
+    found = qwen_gdn_linear_attn.QwenGatedDeltaNetAttention
+    return found.__new__(found)
+
+
+def test_gated_delta_nets_ask_for_no_slot_for_drafts(
+    net: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_NWOR_MODE", "stage")
+    assert spec_of(net, config_of()) == Spec(0)
+    assert spec_of(net, config_of(additional_config={})) == Spec(4)
+    assert spec_of(object(), config_of(additional_config={})) == Spec(4)
+    with refused(FIELD, value=1, naming="object"):
+        spec_of(object(), config_of())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "others"),
+    [
+        ("VLLM_NWOR_MODE", "interleave", {}),
+        ("VLLM_NWOR_MODE", "off", {}),
+        ("VLLM_NWOR_ATTENTION", "stock", {"VLLM_NWOR_MODE": "stage"}),
+    ],
+)
+def test_modes_that_leave_windows_to_stock_are_refused(
+    name: str, value: str, others: dict[str, str], net: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, text in {name: value, **others}.items():
+        monkeypatch.setenv(variable, text)
+    with refused(name, value=value):
+        spec_of(net, config_of())
+
+
+def test_the_patches_are_undone() -> None:
+    from vllm.model_executor.layers.mamba.abstract import MambaBase
+    from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadataBuilder
+
+    before = MambaBase.get_kv_cache_spec, GDNAttentionMetadataBuilder.__init__
+    patches = PatchSet(slot_patches())
+    patches.apply()
+    assert MambaBase.get_kv_cache_spec is not before[0]
+    patches.undo()
+    assert (MambaBase.get_kv_cache_spec, GDNAttentionMetadataBuilder.__init__) == before
+
+
+class Builder:
+    """The parts of vLLM's builder that are looked at."""
+
+    num_spec, device = 4, torch.device("cpu")
+
+    def __init__(self, config: Any):
+        self.vllm_config = config
+        self.found: Any = None
+
+    def build(self, *_: Any, **__: Any) -> Any:
+        return self.found
+
+    update_block_table = build
+
+
+@dataclass(frozen=True)
+class Metadata:
+    spec_state_indices_tensor: Tensor | None
+
+
+def built(config: Any) -> Any:
+    builder = Builder.__new__(Builder)
+    state_slots._with_equal_columns(Builder.__init__)(builder, config)
+    return builder
+
+
+@pytest.mark.parametrize("method", ["build", "update_block_table"])
+def test_tables_get_equal_columns_at_one_address(method: str) -> None:
+    builder = built(config_of())
+    places = set()
+    for slots in ([[7], [9]], [[3], [4]]):
+        builder.found = Metadata(torch.tensor(slots, dtype=torch.int32))
+        table = getattr(builder, method)().spec_state_indices_tensor
+        assert table.tolist() == [slot * 5 for slot in slots]
+        assert table.is_contiguous()
+        places.add(table.data_ptr())
+    assert len(places) == 1
+    for found in (None, torch.zeros(2, 5, dtype=torch.int32)):
+        builder.found = Metadata(found)
+        assert getattr(builder, method)() is builder.found
+
+
+def test_other_builders_are_left_alone() -> None:
+    assert not {"build", "update_block_table"} & set(vars(built(config_of(additional_config={}))))
+    assert EqualColumns(Builder(config_of()))._table.shape == (3, 5)
+
+
+class OneSlot(Pieces):
+    """Each request has one slot, in all columns; K/V are written directly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes: dict[str, Any] = {"length": LENGTH, "requests": 2, "dtype": torch.float32}
+        self.states = WindowStates(
+            self.layers, self.window, kernels=KERNELS, one_slot=True, **sizes
+        )
+        assert self.states.allocate() is None
+        self.indices[:] = self.indices[..., :1].expand_as(self.indices).clone()
+
+    def metadata(self, group: int, **changes: Any) -> Any:
+        return super().metadata(group, **{"num_spec_decode_tokens": 2 * LENGTH, **changes})
+
+
+def as_committed(pieces: OneSlot) -> list[Tensor]:
+    """Each layer's states as if every request had slots of its own, put where the one slot is."""
+    kept = pieces.indices.clone()
+    free = iter(sorted(set(range(1, 20)) - set(kept.flatten().tolist())))
+    found = []
+    for number, layer in enumerate(pieces.layers):
+        own = kept[layer.group].clone()
+        for row in range(2):
+            for column in range(LENGTH):
+                if column != int(pieces.accepted[row]) - 1:
+                    own[row, column] = next(free)
+        free = iter(sorted(set(range(1, 20)) - set(kept.flatten().tolist())))
+        pieces.indices[layer.group] = own
+        state = pieces.as_stock(number)
+        pieces.indices[:] = kept
+        for row, count in enumerate(COUNTS.tolist()):
+            state[int(kept[layer.group, row, 0])] = state[int(own[row, count - 1])]
+        found.append(state)
+    return found
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["windows alone", "beside a prefill"])
+def test_every_window_is_staged_though_its_kv_is_not(beside: bool) -> None:
+    pieces = OneSlot()
+    masks = torch.tensor([True, False, True])
+    if beside:
+        pieces.changes = {"num_prefills": 1, "spec_sequence_masks_cpu": masks}  # type: ignore[attr-defined]
+        plain = pieces.metadata
+        pieces.metadata = lambda group, **more: plain(group, **pieces.changes, **more)  # type: ignore[attr-defined,method-assign]
+    before = [layer.state.clone() for layer in pieces.layers]
+    pieces.verify(0, 1, 2)
+    stock = as_committed(pieces)
+    counts = COUNTS if not beside else torch.tensor([3, 2, 1], dtype=torch.int32)
+    assert pieces.states.commit(counts) == (3, None)
+    assert pieces.states.rows == (2 if beside else None)
+    check_committed(pieces, before, stock)
+
+
+def test_rows_without_drafts_are_stocks() -> None:
+    pieces = OneSlot()
+    assert not pieces.states.stages(pieces.metadata(0, num_spec_decode_tokens=2))
+    assert not pieces.states.stages(pieces.metadata(0, spec_sequence_masks=None))
+    assert pieces.states.stages_whole(pieces.metadata(0))
+    assert not pieces.states.stages_whole(pieces.metadata(0, num_prefills=1))
+
+
+def test_a_window_that_cannot_be_staged_ends_the_step() -> None:
+    pieces = OneSlot()
+    with refused(ONE_SLOT, EngineError, value="states:more_requests_than_records"):
+        pieces.states.stages(pieces.metadata(0, num_spec_decodes=3))
+    pieces.verify(0, 2)
+    with refused(ONE_SLOT, EngineError, value=2):
+        pieces.states.commit(COUNTS)
+    with refused(ONE_SLOT, EngineError):
+        pieces.states.abandon()
+    pieces.states.abandon()  # nothing is left
+    pieces.states.give_up("states:planted")
+    with refused(ONE_SLOT, EngineError, value="states:planted"):
+        pieces.states.stages(pieces.metadata(0))
+
+
+@pytest.mark.parametrize(
+    ("hook", "why"),
+    [
+        (SimpleNamespace(why_not_one_slot=lambda: "kv_transfer"), "kv_transfer"),
+        (None, "attach:RuntimeError (planted)"),
+    ],
+)
+def test_an_engine_that_could_not_stage_does_not_start(hook: Any, why: str) -> None:
+    worker = SimpleNamespace(vllm_config=config_of())
+    with refused(FIELD, value=1, naming=why):
+        require_one_slot(worker, hook, "attach:RuntimeError (planted)")
+    require_one_slot(worker, SimpleNamespace(why_not_one_slot=lambda: None), None)
+    require_one_slot(SimpleNamespace(vllm_config=config_of(additional_config={})), None, why)
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A V2 hook whose engine has one slot; its states note what is committed."""
+    found = make_hook(monkeypatch)
+    found.one_slot = True
+    calls: list[list[int]] = []
+    found.states = SimpleNamespace(
+        commit=lambda counts: (calls.append(counts.tolist()), StateOutcome(3, None))[1],
+        rows=None, follow=lambda trace: None, abandon=lambda: None, unavailable="not here",
+    )  # fmt: skip
+    found.commits = calls
+    return found
+
+
+@pytest.mark.parametrize("mode", [NworMode.OFF, NworMode.CONTROL])
+def test_every_other_mode_is_refused(hook: Any, mode: NworMode) -> None:
+    with refused("NWOR mode", value=str(mode)):
+        hook.set_modes(mode, ScvMode.OFF)
+    with refused("NWOR mode", value="off"):
+        hook.interleave(object())
+    hook.interleave(None)
+    hook.set_modes(NworMode.STAGE, ScvMode.OFF)
+
+
+def test_states_are_committed_though_the_kv_is_written_directly(hook: Any) -> None:
+    hook.staging_unavailable = "planted"
+    run_step(hook, ["a", "b"], set())
+    assert hook.commits == [[2, 2]]
+    [window] = hook.drain(None)
+    assert (window["fallback_reason"], window["states_committed"]) == ("planted", 6)
+
+
+def test_stocks_graph_of_windows_is_never_replayed(hook: Any) -> None:
+    replayed: list[int | None] = []
+    replay = hook._wrap_run_fullgraph(lambda desc: replayed.append(desc.uniform_token_count))
+    for tokens in (5, None):
+        with refused(ONE_SLOT, EngineError):
+            replay(SimpleNamespace(uniform_token_count=tokens))
+    replay(SimpleNamespace(uniform_token_count=1))
+    hook.one_slot = False
+    replay(SimpleNamespace(uniform_token_count=5))
+    assert replayed == [1, 5]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, None),
+        ({"staging_unavailable": "kv_transfer"}, "kv_transfer"),
+        ({"states_unavailable": "unsupported_states:X"}, "unsupported_states:X"),
+        ({"states": None}, "no recurrent layers"),
+        ({"states": SimpleNamespace(requests=7)}, "max_num_seqs must be at most 7"),
+        ({"graphs": SimpleNamespace(unavailable="graph_capture:X")}, "graph_capture:X"),
+    ],
+)
+def test_why_windows_cannot_all_be_staged(
+    hook: Any, changes: dict[str, Any], why: str | None
+) -> None:
+    hook.runner.compilation_config = SimpleNamespace(static_forward_context={})
+    vars(hook).update({"states": SimpleNamespace(requests=8), **changes})
+    found = hook.why_not_one_slot()
+    assert found is None if why is None else why in found
+
+
+def test_stocks_kernel_stages_beside_a_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU `_forward_core` runs as stock's, and its kernel of windows is ours."""
+    from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn as stock
+
+    from nwor_bench.plugin.runner_v2 import gated_delta
+
+    pieces, calls = OneSlot(), []
+    own = pieces.layers[0].layer
+    own.prefix = "net.0"
+    masks = torch.tensor([True, False, True])
+    metadata = pieces.metadata(0, num_prefills=1, spec_sequence_masks_cpu=masks)
+    step = SimpleNamespace(attn_metadata={"net.0": metadata})
+    monkeypatch.setattr(gated_delta, "get_forward_context", lambda: step)
+    monkeypatch.setattr(stock, gated_delta.KERNEL, lambda **named: calls.append(named))
+    patch = gated_delta._kernel_patch(pieces.states)
+    patch.apply()
+    mixed, a, b = pieces.given[0]
+    q, k, v = mixed.split([16, 16, HEADS * VALUES], dim=-1)
+    parts = {"q": q.view(1, -1, 2, 8), "k": k.view(1, -1, 2, 8), "v": v.view(1, -1, HEADS, VALUES)}
+    given = {**parts, "a": a, "b": b, "A_log": own.A_log}
+    out, _ = getattr(stock, gated_delta.KERNEL)(**given, num_accepted_tokens=pieces.accepted)
+    [expected] = pieces.verify(0)
+    assert torch.equal(out.squeeze(0), expected)
+    assert calls == []
+    getattr(stock, gated_delta.KERNEL)(**given)  # rows without drafts
+    getattr(stock, gated_delta.KERNEL)(
+        **{**given, "A_log": a}, num_accepted_tokens=pieces.accepted
+    )  # another engine's
+    metadata.num_spec_decode_tokens = 2
+    getattr(stock, gated_delta.KERNEL)(**given, num_accepted_tokens=pieces.accepted)
+    assert len(calls) == 3
+    patch.undo()

@@ -6,7 +6,7 @@ the machine does not report is left out, never 0.
 
 Names in a batch's `conditions`:
 
-- `cpu_other`: share of CPU time used by other processes
+- `cpu_other`: share of CPU time used by other processes; those that this one started are its own
 - `cpu_steal`: share of CPU time taken by the hypervisor (psutil.cpu_times, Linux)
 - `major_faults`: pages that this process read from disk
 - `swapped_in_bytes`: bytes swapped in by the whole machine
@@ -15,10 +15,9 @@ Names in a batch's `conditions`:
 - `gpu_temperature_c`: highest over the GPUs in use, gauge
 - `gpu_throttle_reasons`: NVML's bits of all GPUs in use, gauge; see `throttle_names`
 - `gpu_throttled_ms`: time in which power or temperature lowered the clocks
-- `gpu_other_processes`: other processes on these GPUs, gauge
+- `gpu_other_processes`: other processes on these GPUs, gauge; likewise
 """
 
-import os
 import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -95,7 +94,6 @@ def throttle_names(bits: float | None) -> list[str]:
 
 def _read_host() -> tuple[dict[str, float], dict[str, float]]:
     all_cpus = psutil.cpu_times()
-    own = psutil.Process().cpu_times()
     idle = all_cpus.idle + getattr(all_cpus, "iowait", 0.0)
     steal = getattr(all_cpus, "steal", 0.0)
     # user and nice already include guest time (man 5 proc).
@@ -105,7 +103,7 @@ def _read_host() -> tuple[dict[str, float], dict[str, float]]:
         "cpu_total": total,
         "cpu_idle": idle,
         "steal": steal,
-        "cpu_own": own.user + own.system,
+        "cpu_own": _own_cpu_seconds(),
         "major_faults": float(resource.getrusage(resource.RUSAGE_SELF).ru_majflt),
     }
     swapped = getattr(psutil.swap_memory(), "sin", None)
@@ -113,6 +111,24 @@ def _read_host() -> tuple[dict[str, float], dict[str, float]]:
         counters["swapped_in_bytes"] = float(swapped)
     gauges = {"memory_available_bytes": float(psutil.virtual_memory().available)}
     return counters, gauges
+
+
+def _family() -> list[psutil.Process]:
+    """This process and all that it has started, directly or not."""
+    own = psutil.Process()
+    return [own, *own.children(recursive=True)]
+
+
+def _own_cpu_seconds() -> float:
+    """CPU time of this process and those that it has started and that still run."""
+    seconds = 0.0
+    for process in _family():
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        seconds += times.user + times.system
+    return seconds
 
 
 def _processor_shares(since: Mapping[str, float]) -> Conditions:
@@ -177,13 +193,14 @@ class _Gpus:
     def _others(self, handle: Any) -> int | None:
         """Number of other processes that compute on this GPU.
 
-        In a container NVML may list host process ids. If ours is not among them, one of the listed
-        processes is taken to be ours.
+        In a container NVML may list host process ids. If none of ours is among them, one of the
+        listed processes is taken to be ours.
         """
         running = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
         if running is None:
             return None
-        others = sum(process.pid != os.getpid() for process in running)
+        own = {process.pid for process in _family()}
+        others = sum(process.pid not in own for process in running)
         return max(0, others - 1) if others == len(running) else others
 
 

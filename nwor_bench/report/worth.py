@@ -272,7 +272,7 @@ def about_zero(pair: PairFacts, share: str = "") -> Paragraph:
         "k = 0 is vLLM's own with a drafter loaded: the drafter still runs one pass in each step "
         f"to keep its cache filled{share}. A server without speculation saves that too, so the "
         "ratios above are over a k = 0 that is slower than plain decoding by up to that pass "
-        f"(method {pair.method})."
+        f"(method {pair.method}). `nwor-bench worth --engines` compares with plain decoding."
     )
 
 

@@ -1,6 +1,7 @@
 """What the machine did: counters as differences, gauges as they are, a stand-in for NVML."""
 
 import os
+import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -8,7 +9,12 @@ from typing import Any
 
 import pytest
 
-from nwor_bench.instruments.conditions import THROTTLE_BITS, ConditionMonitor, throttle_names
+from nwor_bench.instruments.conditions import (
+    THROTTLE_BITS,
+    ConditionMonitor,
+    _own_cpu_seconds,
+    throttle_names,
+)
 
 
 class FakeNvml:
@@ -99,6 +105,23 @@ def test_gpus_are_read_the_worst_of_them(use: Any) -> None:
     assert throttle_names(found["gpu_throttle_reasons"]) == ["software thermal slowdown"]
     assert found["gpu_throttled_ms"] == 5  # within the batch, not since the machine started
     assert found["gpu_other_processes"] == 1
+
+
+@pytest.mark.slow
+def test_processes_that_this_one_has_started_are_its_own(use: Any) -> None:
+    busy = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
+    code = f"{busy}\nprint(flush=True)\ntime.sleep(600)"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        monitor = use(FakeNvml(([os.getpid(), child.pid], [child.pid, 5])))
+        before = _own_cpu_seconds()
+        assert child.stdout is not None
+        child.stdout.read(1)  # it has used its half second
+        assert _own_cpu_seconds() - before > 0.4
+        assert monitor.end()["gpu_other_processes"] == 1.0
+    finally:
+        child.kill()
+        child.communicate()
 
 
 def test_one_process_is_ours_if_our_number_is_not_known(use: Any) -> None:

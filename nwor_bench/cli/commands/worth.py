@@ -60,7 +60,7 @@ def worth(
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate per request.")] = 64,
     time_budget: Annotated[
         str, typer.Option(help="Time of all sizes and scenarios, without the engine's start.")
-    ] = "4m",
+    ] = "200s",
     serve: Annotated[
         str | None, typer.Option(
             help="Then serve requests that come at random times with the line found, for this "

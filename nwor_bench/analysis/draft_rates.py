@@ -69,6 +69,9 @@ class Worth:
     best_staged: Mapping[int, int] = field(default_factory=dict)
     """As `best` if the server stages; empty if no count was staged."""
 
+    by_engines: bool = False
+    """Each draft count had an engine of its own: none changed its count."""
+
     def sizes(self, requests: int) -> str:
         """`8`, or `5-8` if that is a class of batch sizes."""
         least = self.least.get(requests, requests)

@@ -13,7 +13,7 @@ that their tokens are the same, so the ratio of tokens/s is that of times.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -68,7 +68,8 @@ def worth_of(runs: Sequence[Measured]) -> Worth:
         stock = {k: time for (k, staged), time in times.items() if not staged}
         staged_too = {k: time for (k, staged), time in times.items() if k and staged}
         sizes.append(AtSize(own.requests, own.requests, stock, tokens, staged_too))
-    return worth_at(sizes, counts, len(tokens))
+    found = worth_at(sizes, counts, len(tokens))
+    return replace(found, by_engines=by_engines(runs[0].run.header))
 
 
 Arm = tuple[int | None, bool]

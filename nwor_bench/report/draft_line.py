@@ -6,7 +6,7 @@ from typing import Any
 
 from nwor_bench.analysis.draft_rates import Worth
 from nwor_bench.analysis.served import best_fixed, served_ratios
-from nwor_bench.instruments.draft_counts import CHANGES_COUNT, SAFE_GRAPHS
+from nwor_bench.instruments.draft_counts import SAFE_GRAPHS
 from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.header import PairFacts
 from nwor_bench.report.document import Block, Code, Paragraph
@@ -43,17 +43,17 @@ def speculative_config(schedule: Sequence[Sequence[int]], pair: PairFacts) -> di
 
 
 def line_config(worth: Worth, pair: PairFacts) -> dict[str, Any] | None:
-    """vLLM's speculative_config by what was found; None for no speculation. A method that cannot
-    change its count has one for all batch sizes: the best on average."""
+    """vLLM's speculative_config by what was found; None for no speculation. From engines of one
+    count each it has one count for all batch sizes: the best on average."""
     schedule = worth.schedule
-    if _has_one_count(worth, pair):
+    if _has_one_count(worth):
         schedule = [[1, max(worth.best), best_fixed(worth) or 0]]
     return speculative_config(schedule, pair)
 
 
-def _has_one_count(worth: Worth, pair: PairFacts) -> bool:
-    """True if batch sizes ask for several counts, and the method has one."""
-    return len(worth.schedule) > 1 and pair.method not in CHANGES_COUNT
+def _has_one_count(worth: Worth) -> bool:
+    """True if batch sizes ask for several counts, and no engine had several."""
+    return len(worth.schedule) > 1 and worth.by_engines
 
 
 def line_blocks(worth: Worth, pair: PairFacts, *, staged: bool = False) -> Iterator[Block]:
@@ -61,10 +61,10 @@ def line_blocks(worth: Worth, pair: PairFacts, *, staged: bool = False) -> Itera
     config = line_config(worth, pair)
     if all(rate.ratio is None for rate in worth.rates):
         return  # nothing is known
-    if _has_one_count(worth, pair):
+    if _has_one_count(worth):
         yield Paragraph(
-            f"vLLM cannot change the draft count of {pair.method} by batch size. The line has the "
-            "one with the most tokens/s over the measured sizes (geometric mean)."
+            "Every engine had one draft count. So the line has one for all batch sizes, that with "
+            "the most tokens/s over the measured sizes (geometric mean)."
         )
     if config is None:
         yield Paragraph("For vLLM: leave --speculative-config out.")

@@ -152,9 +152,9 @@ class Step:
     fallback_reason: str | None = None
     """Why the window was written directly."""
     state_layers: int = 0
+    """Recurrent layers whose states its commit wrote; see `StateOutcome`."""
     state_rows: int | None = None
     """Requests whose states it wrote; None: all of the step's."""
-    """Recurrent layers whose states its commit wrote; see `StateOutcome`."""
     states_reason: str | None = None
     """Why stock wrote them though it was staged."""
     scv_path: str | None = None

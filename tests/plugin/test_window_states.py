@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.layers import StagingUnavailable
+from nwor_bench.plugin.state_layers import StateLayer
 from nwor_bench.plugin.states import (
     StateKernels,
-    StateLayer,
     StateTables,
     WindowStates,
     reference_commit,

@@ -13,7 +13,7 @@ from torch import Tensor
 from nwor_bench.plugin.observe.errors import bits_of
 from nwor_bench.plugin.observe.state_trace import ConvolutionCall, StateCall
 from nwor_bench.plugin.patching import Patch
-from nwor_bench.plugin.states import StateLayer
+from nwor_bench.plugin.state_layers import StateLayer
 
 
 def check_convolution(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nwor_bench.plugin.observe.convolution_checks import check_convolution
 from nwor_bench.plugin.observe.state_trace import SAMPLE, StateCall, StateTrace
-from nwor_bench.plugin.states import StateLayer, shape_of
+from nwor_bench.plugin.state_layers import StateLayer, shape_of
 from nwor_kernels.gated_delta.reference import gated_norm
 
 FLOAT32_ERROR = 1e-6

@@ -19,7 +19,7 @@ from nwor_bench.plugin.observe.errors import RowErrors, RowPlaces
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.scheduler_output import external_request_id
-from nwor_bench.plugin.states import StateLayer
+from nwor_bench.plugin.state_layers import StateLayer
 
 SAMPLE = 8
 """Most requests of a batch whose states are copied, spread evenly over it."""

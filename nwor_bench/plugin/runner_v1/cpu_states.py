@@ -16,7 +16,8 @@ from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
 
 from nwor_bench.plugin.layers import TargetLayers, set_up
 from nwor_bench.plugin.patching import Patch
-from nwor_bench.plugin.states import StateKernels, WindowStates, find_states, reference_commit
+from nwor_bench.plugin.state_layers import find_states
+from nwor_bench.plugin.states import StateKernels, WindowStates, reference_commit
 from nwor_bench.plugin.window import Window
 from nwor_bench.records.state_slots import one_slot
 from nwor_kernels.gated_delta.reference import verify_window_reference

@@ -17,14 +17,8 @@ from vllm.forward_context import get_forward_context
 from nwor_bench.plugin.layers import StagingUnavailable, TargetLayers, set_up
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_v2.plan import REFERENCED_PART
-from nwor_bench.plugin.states import (
-    StateKernels,
-    StateLayer,
-    WindowStates,
-    find_states,
-    shape_of,
-    token_bytes,
-)
+from nwor_bench.plugin.state_layers import StateLayer, find_states, shape_of, token_bytes
+from nwor_bench.plugin.states import StateKernels, WindowStates
 from nwor_bench.plugin.window import Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_bench.records.state_slots import one_slot

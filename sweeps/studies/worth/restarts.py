@@ -1,8 +1,9 @@
 r"""Do separate engines, each with a fixed number of drafts, give the ratios of `worth`?
 
     python sweeps/studies/worth/restarts.py --output DIR --worth DIR/worth.csv
-    VLLM_USE_V2_MODEL_RUNNER=0 python sweeps/studies/worth/restarts.py --pair tiny --rates "" \
-      --requests 1 4 --arms 0 1 2 --tokens 48 --eager --cache 200000000 --output DIR  # no GPU
+    VLLM_USE_V2_MODEL_RUNNER=0 python sweeps/studies/worth/restarts.py --pair smollm2 --rates "" \
+      --dtype float32 --requests 1 2 4 8 --arms 0 1 2 --tokens 64 --eager --cache 1000000000 \
+      --worth worth.csv --output DIR  # no GPU
 
 One process after another, each with stock vLLM: `plain` has no drafter, `0` has one and drafts
 nothing (vLLM's own schedule with k = 0), the others draft 1, 2, ... tokens; `1/4` drafts 1 token in
@@ -68,7 +69,7 @@ def engine_of(arguments: argparse.Namespace) -> Any:
     pair, largest = resolve_pair(arguments.pair), max(arguments.requests)
     return LLM(
         model=pair.target,
-        dtype=pair.dtype,
+        dtype=arguments.dtype or pair.dtype,
         **({"load_format": pair.load_format} if pair.load_format else {}),
         max_model_len=1024,
         max_num_seqs=largest,
@@ -200,6 +201,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=10, help="10 or more")
     parser.add_argument("--warmup", type=int, default=1, help="batches of each size before them")
     parser.add_argument("--cache", type=int, default=20_000_000_000, help="bytes of KV cache")
+    parser.add_argument("--dtype", help="default: the pair's")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--log-stats", action="store_true", help="count as a server does")
     parser.add_argument("--worth", type=Path, help="worth.csv to compare with")

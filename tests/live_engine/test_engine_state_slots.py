@@ -48,6 +48,15 @@ def specs(**changes: Any) -> tuple[RunSpec, RunSpec]:
     return spec.of_arm(None), spec.of_arm(engine_arm(AGAINST))
 
 
+INTERRUPT = pytest.mark.parametrize(
+    "interrupt",
+    [
+        pytest.param(False, id="end and start", marks=pytest.mark.long),
+        pytest.param(True, id="preempted"),
+    ],
+)
+
+
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> ResolvedPair:
     return resolve_pair("tiny-states-mtp", cache_dir=tmp_path_factory.mktemp("pair"))
@@ -86,7 +95,7 @@ def test_a_request_reserves_one_slot(stock: VllmEngine, single: VllmEngine) -> N
     assert hook_of(single).nwor_mode is NworMode.STAGE  # before anybody sets a mode
 
 
-@pytest.mark.parametrize("scv", ["off", "graph"])
+@pytest.mark.parametrize("scv", ["off", pytest.param("graph", marks=pytest.mark.long)])
 def test_the_answers_are_those_of_stock(
     stock: VllmEngine, single: VllmEngine, expected: Answers, scv: str
 ) -> None:
@@ -114,7 +123,7 @@ def check_each(
 
 
 @pytest.mark.parametrize("beside", ["stage", "direct"], ids=["K/V staged", "K/V direct"])
-@pytest.mark.parametrize("interrupt", [False, True], ids=["end and start", "preempted"])
+@INTERRUPT
 def test_requests_come_and_go(
     stock: VllmEngine,
     single: VllmEngine,
@@ -183,7 +192,7 @@ class StockElsewhere:
         return outcome
 
 
-@pytest.mark.parametrize("interrupt", [False, True], ids=["end and start", "preempted"])
+@INTERRUPT
 def test_states_and_outputs_are_those_of_vllms_kernel(
     single: VllmEngine, interrupt: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,7 +203,11 @@ def test_states_and_outputs_are_those_of_vllms_kernel(
 
 
 @pytest.mark.parametrize(
-    "fault", [lambda counts: counts.roll(1), torch.ones_like], ids=["another row's", "one token"]
+    "fault",
+    [
+        pytest.param(lambda counts: counts.roll(1), id="another row's"),
+        pytest.param(torch.ones_like, id="one token", marks=pytest.mark.long),
+    ],
 )
 def test_a_wrong_commit_beside_a_prefill_is_seen(
     single: VllmEngine,
@@ -245,7 +258,13 @@ def raw_tables(single: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(builder, "build", type(builder).build.__get__(builder))
 
 
-@pytest.mark.parametrize("fault", ["columns", "left to stock", "never committed"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "columns",
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("left to stock", "never committed")),
+    ],
+)
 def test_a_fault_is_seen(
     stock: VllmEngine,
     single: VllmEngine,

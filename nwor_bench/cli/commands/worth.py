@@ -82,8 +82,8 @@ def worth(
 ) -> None:  # fmt: skip
     """Is speculation worth it here? Draft counts are interleaved in one engine.
 
-    0 to --max-draft-tokens drafts alternate window by window, at each batch size; with --engines
-    each has an engine, and whole batches alternate.
+    0 to --max-draft-tokens drafts alternate window by window, at each batch size.
+    With --engines each has an engine, and whole batches alternate.
     Prints tokens/s over k = 0, acceptance by position, and the line for vLLM.
     Exit codes: 0 done, 1 failed, 2 bad input, 3 a draft count changed the output.
     """

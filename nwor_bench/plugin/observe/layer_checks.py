@@ -377,10 +377,15 @@ def _at(cache: Tensor, slots: Tensor) -> Tensor:
 
 
 def _sums(rows: Tensor) -> Tensor:
-    """[blocks] int64: the sum of each block's elements as integers.
+    """[blocks] int64: the sum of each block's elements as integers, eight bytes at a time.
 
-    A few blocks at a time: PyTorch makes every element an int64 before it adds them.
+    One element at a time only if they are not aligned so, and then a few blocks at a time: PyTorch
+    makes every element an int64 before it adds them (28 times slower on a CPU).
     """
+    each = 8 // rows.element_size()
+    *strides, last = rows.stride()
+    if last == 1 and not any(n % each for n in (*strides, rows.shape[-1], rows.storage_offset())):
+        return rows.view(torch.int64).sum((1, 2, 3))
     bits = bits_of(rows)
     few = max(1, SUMMED_AT_ONCE // max(bits[:1].numel(), 1))
     return torch.cat([part.sum((1, 2, 3), dtype=torch.int64) for part in torch.split(bits, few)])

@@ -18,7 +18,7 @@ from nwor_bench.instruments.draft_counts import SAFE_GRAPHS, schedule_of
 from nwor_bench.instruments.pm_sampling import check_counters
 from nwor_bench.models.pairs import ResolvedPair, read_model_config, refused_config
 from nwor_bench.models.recurrent import STAGED_KINDS, recurrent_layers
-from nwor_bench.records.cell import ADAPTIVE, drafts_of, engine_arm
+from nwor_bench.records.cell import ADAPTIVE_ARM, engine_arm
 from nwor_bench.records.state_slots import FIELD, check_one_slot, one_slot
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.run_spec import ACCEPTANCE_LENGTH, ACCEPTANCE_RATES, Counters
@@ -163,22 +163,18 @@ def check_arguments(pair: ResolvedPair, spec: RunSpec) -> None:
     """
     check_flags(spec)
     check_pair(pair, spec)
-    if spec.against is not None:
-        arm = engine_arm(spec.against)
-        configs = [_check_engine(pair, spec.of_arm(own)) for own in (None, arm)]
-        if _settings(configs[0]) == _settings(configs[1]):
-            remedy = "vLLM makes the same configuration of it as without; write another"
-            raise ConfigError.for_field("--against", arm, remedy)
-        return
     if spec.counters is Counters.DRAM:
         check_counters(_has_gpu)
-    for own in spec.engine_arms[:-1]:
-        config = _check_engine(pair, spec.of_arm(own))
-        if drafts_of(own) == ADAPTIVE and not config.use_v2_model_runner:
-            remedy = "vLLM verifies adaptively on its V2 runner, and this runs on V1; leave it out"
-            raise ConfigError.for_field("--adaptive-verification", True, remedy)
-    if not spec.engine_arms:
-        _check_engine(pair, spec)
+    arms = spec.engine_arms[:-1] or (None,)
+    configs = {arm: _check_engine(pair, spec.of_arm(arm)) for arm in arms}
+    against = None if spec.against is None else engine_arm(spec.against)
+    if against is not None and _settings(configs[None]) == _settings(configs[against]):
+        remedy = "vLLM makes the same configuration of it as without; write another"
+        raise ConfigError.for_field("--against", against, remedy)
+    adaptive = configs.get(ADAPTIVE_ARM)
+    if adaptive is not None and not adaptive.use_v2_model_runner:
+        remedy = "vLLM verifies adaptively on its V2 runner, and this runs on V1; leave it out"
+        raise ConfigError.for_field("--adaptive-verification", True, remedy)
 
 
 def _check_engine(pair: ResolvedPair, spec: RunSpec) -> Any:

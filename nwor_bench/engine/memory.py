@@ -72,9 +72,8 @@ def _state_bytes(pair: ResolvedPair, spec: RunSpec) -> int:
     layers = recurrent_layers(read_model_config(pair.target) or {})
     if layers is None:
         return 0
-    drafts = spec.scenario.draft_tokens
-    slots = 1 if one_slot(spec.engine_args.get(ADDITIONAL)) else drafts + 1
-    return int(slots * layers.count * layers.page_bytes(drafts, spec.tensor_parallel_size))
+    slots = 1 if one_slot(spec.engine_args.get(ADDITIONAL)) else None
+    return int(layers.slot_bytes(spec.scenario.draft_tokens, spec.tensor_parallel_size, slots))
 
 
 def cache_bytes_per_token(pair: ResolvedPair, spec: RunSpec) -> int | None:

@@ -19,7 +19,7 @@ Names in a batch's `conditions`:
 """
 
 import resource
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,9 +79,10 @@ class ConditionMonitor:
         return {name: round(value, 4) for name, value in {**found, **after.gauges}.items()}
 
     def _read(self) -> _Reading:
-        counters, gauges = _read_host()
+        family = _family()
+        counters, gauges = _read_host(family)
         if self._gpus is not None:
-            more_counters, more_gauges = self._gpus.read()
+            more_counters, more_gauges = self._gpus.read({process.pid for process in family})
             counters |= more_counters
             gauges |= more_gauges
         return _Reading(counters, gauges)
@@ -92,7 +93,7 @@ def throttle_names(bits: float | None) -> list[str]:
     return [name for bit, name in THROTTLE_BITS.items() if int(bits or 0) & bit]
 
 
-def _read_host() -> tuple[dict[str, float], dict[str, float]]:
+def _read_host(family: Sequence[psutil.Process]) -> tuple[dict[str, float], dict[str, float]]:
     all_cpus = psutil.cpu_times()
     idle = all_cpus.idle + getattr(all_cpus, "iowait", 0.0)
     steal = getattr(all_cpus, "steal", 0.0)
@@ -103,7 +104,7 @@ def _read_host() -> tuple[dict[str, float], dict[str, float]]:
         "cpu_total": total,
         "cpu_idle": idle,
         "steal": steal,
-        "cpu_own": _own_cpu_seconds(),
+        "cpu_own": _cpu_seconds(family),
         "major_faults": float(resource.getrusage(resource.RUSAGE_SELF).ru_majflt),
     }
     swapped = getattr(psutil.swap_memory(), "sin", None)
@@ -119,10 +120,10 @@ def _family() -> list[psutil.Process]:
     return [own, *own.children(recursive=True)]
 
 
-def _own_cpu_seconds() -> float:
-    """CPU time of this process and those that it has started and that still run."""
+def _cpu_seconds(family: Sequence[psutil.Process]) -> float:
+    """CPU time of those that still run."""
     seconds = 0.0
-    for process in _family():
+    for process in family:
         try:
             times = process.cpu_times()
         except psutil.NoSuchProcess:
@@ -147,8 +148,8 @@ class _Gpus:
         self._nvml = nvml
         self._handles = handles
 
-    def read(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Counters and gauges; values that a GPU does not support are left out."""
+    def read(self, own: Set[int]) -> tuple[dict[str, float], dict[str, float]]:
+        """Counters and gauges; values that a GPU does not support are left out. `own`: our ids."""
         nvml = self._nvml
         sm = self._ask_all("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM)
         memory = self._ask_all("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM)
@@ -167,7 +168,7 @@ class _Gpus:
             for reason in reasons:
                 bits |= int(reason)
             gauges["gpu_throttle_reasons"] = float(bits)
-        others = [self._others(handle) for handle in self._handles]
+        others = [self._others(handle, own) for handle in self._handles]
         if others and None not in others:
             gauges["gpu_other_processes"] = float(sum(n for n in others if n is not None))
         return self._throttled(), gauges
@@ -190,7 +191,7 @@ class _Gpus:
             return {}
         return {"gpu_throttled_ms": sum(answer.violationTime for answer in found) / 1e6}
 
-    def _others(self, handle: Any) -> int | None:
+    def _others(self, handle: Any, own: Set[int]) -> int | None:
         """Number of other processes that compute on this GPU.
 
         In a container NVML may list host process ids. If none of ours is among them, one of the
@@ -199,7 +200,6 @@ class _Gpus:
         running = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
         if running is None:
             return None
-        own = {process.pid for process in _family()}
         others = sum(process.pid not in own for process in running)
         return max(0, others - 1) if others == len(running) else others
 

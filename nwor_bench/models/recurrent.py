@@ -94,12 +94,16 @@ class RecurrentLayers:
         columns = self.state.conv_kernel - 1 + draft_tokens
         return self.state.state_bytes(ranks) + columns * self.state.conv_column_bytes(ranks)
 
-    def slot_bytes(self, draft_tokens: int, ranks: int = 1) -> float:
-        """Bytes that vLLM reserves a request, without padding: a slot for each of k + 1 tokens.
+    def slot_bytes(self, draft_tokens: int, ranks: int = 1, slots: int | None = None) -> float:
+        """Bytes that vLLM reserves a request, without padding.
 
         `MambaBase.get_kv_cache_spec` asks for k blocks more, each with both states.
+
+        Args:
+            slots: in each layer; None: one for each of k + 1 tokens.
         """
-        return self.count * (draft_tokens + 1) * self.page_bytes(draft_tokens, ranks)
+        slots = draft_tokens + 1 if slots is None else slots
+        return self.count * slots * self.page_bytes(draft_tokens, ranks)
 
     def moved(self, requests: int, draft_tokens: int, ranks: int = 1) -> Moved:
         """Bytes that stock vLLM moves in one step, the convolution's inputs included."""

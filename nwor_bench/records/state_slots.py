@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nwor_bench.errors import ConfigError
+from nwor_bench.records.cell import ADAPTIVE_VERIFICATION, NworMode
 
 SWITCH = "nwor_state_slots"
 """Entry of vLLM's additional_config."""
@@ -17,8 +18,6 @@ ADDITIONAL = "additional_config"
 """vLLM's argument."""
 
 FIELD = f"{ADDITIONAL}: {SWITCH}"
-
-STAGE = "stage"
 
 
 def one_slot(additional_config: Any) -> bool:
@@ -36,13 +35,13 @@ def check_one_slot(config: Any, nwor_mode: str) -> None:
     value = config.additional_config[SWITCH]
     if type(value) is not int or value != 1:
         raise ConfigError.for_field(FIELD, value, "write 1, or leave it out")
-    if nwor_mode != STAGE:
-        remedy = f"with one state slot a request every window is staged; write {STAGE}"
+    if nwor_mode != NworMode.STAGE:
+        remedy = f"with one state slot a request every window is staged; write {NworMode.STAGE}"
         raise ConfigError.for_field("VLLM_NWOR_MODE", nwor_mode, remedy)
     speculation, cache = config.speculative_config, config.cache_config
     if speculation is None:
         raise ConfigError.for_field(FIELD, value, "without drafts vLLM has one slot; leave it out")
-    for name in ("num_speculative_tokens_per_batch_size", "enable_adaptive_verification"):
+    for name in ("num_speculative_tokens_per_batch_size", ADAPTIVE_VERIFICATION):
         changing = getattr(speculation, name, None)
         if changing:
             remedy = f"draft counts must not change with {SWITCH}; leave one of the two out"

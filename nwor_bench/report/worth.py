@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from nwor_bench.analysis.analyse import Analysis, by_position
 from nwor_bench.analysis.draft_rates import Rate, Worth
 from nwor_bench.analysis.draft_tokens import named_rates, same_places
-from nwor_bench.analysis.engine_times import by_engines
 from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.served import served_ratios
@@ -61,10 +60,8 @@ def worth_blocks(measured: MeasuredWorth, served: Sequence[Mapping[str, Any]] = 
 
     `served`: rows of an open loop (`run.serving`)."""
     worth, header, stages = measured.worth, measured.header, bool(measured.staged)
-    engines = by_engines(header)
-    table_of_rates = rates_table(worth, stages=stages, engines=engines)
-    how = Paragraph(HOW_BY_ENGINES if engines else HOW)
-    blocks: list[Block] = [table_of_rates, *_curve(worth), how]
+    how = Paragraph(HOW_BY_ENGINES if worth.by_engines else HOW)
+    blocks: list[Block] = [rates_table(worth, stages=stages), *_curve(worth), how]
     blocks += _stage_note(measured)
     if on_cpu(header):
         blocks.append(STAGED_ON_CPU if stages else ON_CPU)
@@ -77,7 +74,7 @@ def worth_blocks(measured: MeasuredWorth, served: Sequence[Mapping[str, Any]] = 
     return [*blocks, *_times(measured.times), *_notes(worth, header, measured.times)]
 
 
-def rates_table(worth: Worth, *, stages: bool = False, engines: bool = False) -> Table:
+def rates_table(worth: Worth, *, stages: bool = False) -> Table:
     """Tokens/s over k = 0 with verdicts, and what they are made of, by batch size and count."""
     rows = [
         [worth.sizes(r.requests), count_name(r.count), r.verdict,
@@ -87,7 +84,7 @@ def rates_table(worth: Worth, *, stages: bool = False, engines: bool = False) ->
         for r in worth.rates
     ]  # fmt: skip
     heads = ["Requests", "k", "Verdict", "Tokens/s over k = 0", "Tokens", "Time",
-             "Blocks" if engines else "Groups"]  # fmt: skip
+             "Blocks" if worth.by_engines else "Groups"]  # fmt: skip
     caption = (
         "Draft counts by batch size. Tokens: of a request in a window. Time: of a window over that "
         "at k = 0"
@@ -210,8 +207,7 @@ def _positions(windows: Sequence[WindowRecord], most: int) -> list[str]:
 def _tokens_note(worth: Worth, analyses: Sequence[Analysis]) -> str:
     if named_rates(analyses[0].run) is not None:
         return "Tokens a window are those of the named rates."
-    alternate = [each.run for each in analyses if not by_engines(each.run.header)]
-    pairs = [same_places(run) for run in alternate]
+    pairs = [] if worth.by_engines else [same_places(each.run) for each in analyses]
     equal, compared = sum(e for e, _ in pairs), sum(n for _, n in pairs)
     note = f"Tokens a window rest on {plural(worth.texts, 'different request')} of all batch sizes."
     if compared:
@@ -259,7 +255,7 @@ def worth_rows(measured: MeasuredWorth) -> list[dict[str, Any]]:
 
 
 def _notes(worth: Worth, header: RunHeader, times: Sequence[WindowTime]) -> Iterator[Block]:
-    if by_engines(header):
+    if worth.by_engines:
         yield Paragraph("k = 0 is an engine without a drafter: plain decoding.")
     else:
         yield about_zero(header.pair or PairFacts(), _drafter_share(times))

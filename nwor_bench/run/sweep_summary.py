@@ -30,6 +30,7 @@ from nwor_bench.run.progress import tell_json
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep_folder import SweepIndex
 from nwor_bench.workload.run_spec import AXES
+from nwor_bench.workload.sweep_file import short_name
 
 SUMMARY_PAGE = "summary.html"
 
@@ -103,11 +104,8 @@ def words_of(entry: Mapping[str, Any]) -> dict[str, str]:
     named = {
         name: _counted(text, value) for name, (text, value) in values.items() if value is not None
     }
-    return {
-        "pair": Path(entry["pair"]).name.removesuffix(".toml"),
-        "scenario": Path(entry["scenario"]).stem,
-        **named,
-    }
+    scenario = Path(entry["scenario"]).stem
+    return {"pair": short_name(entry["pair"]), "scenario": scenario, **named}
 
 
 def _counted(text: str, value: Any) -> str:

@@ -209,11 +209,16 @@ def _check_engines(spec: RunSpec) -> None:
     if spec.stages:
         remedy_text = "with an engine for each draft count (--engines) NWOR is off; write off"
         raise ConfigError.for_field("--nwor-modes", ",".join(spec.nwor_modes), remedy_text)
+    _check_several_engines(spec, "--engines")
+
+
+def _check_several_engines(spec: RunSpec, flag: str) -> None:
+    """Several engines alternate by whole batches, each in a process of its own."""
     if spec.interleave is Interleave.WINDOWS:
-        remedy_text = "engines alternate by whole batches (--engines); leave it out"
+        remedy_text = f"engines alternate by whole batches ({flag}); leave it out"
         raise ConfigError.for_field("--interleave", spec.interleave.value, remedy_text)
     if spec.counters is not None:
-        remedy_text = "counters are read in one process (--engines starts several); leave it out"
+        remedy_text = f"counters are read in one process ({flag} starts several); leave it out"
         raise ConfigError.for_field("--counters", spec.counters.value, remedy_text)
 
 
@@ -246,12 +251,7 @@ def _check_against(spec: RunSpec) -> None:
             remedy_text = "--engine-args gives it to both engines; leave it out"
             raise ConfigError.for_field(f"--against: {name}", value, remedy_text)
     _check_modes_of_engines(spec, against)
-    if spec.interleave is Interleave.WINDOWS:
-        remedy_text = "two engines alternate by whole batches (--against); leave it out"
-        raise ConfigError.for_field("--interleave", spec.interleave.value, remedy_text)
-    if spec.counters is not None:
-        remedy_text = "counters are read in one process (--against runs several); leave it out"
-        raise ConfigError.for_field("--counters", spec.counters.value, remedy_text)
+    _check_several_engines(spec, "--against")
 
 
 def _check_modes_of_engines(spec: RunSpec, against: Mapping[str, Any]) -> None:

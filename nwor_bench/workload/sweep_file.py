@@ -102,6 +102,11 @@ def load_sweep(path: Path) -> SweepFile:
     return sweep.model_copy(update={"name": sweep.name or path.stem})
 
 
+def short_name(pair: str) -> str:
+    """A pair's name, or that of its file; a name may have a dot."""
+    return Path(pair).name.removesuffix(".toml")
+
+
 @dataclass(frozen=True)
 class Point:
     """One run of a sweep: its number from 1, its place on the axes, its configuration."""
@@ -130,7 +135,7 @@ class Point:
     @property
     def label(self) -> str:
         """For people: `tiny short, 4 drafts, 8 requests, temperature 0, float32`."""
-        name = f"{Path(self.pair).name.removesuffix('.toml')} {self.spec.scenario.name}"
+        name = f"{short_name(self.pair)} {self.spec.scenario.name}"
         return ", ".join([name, *self.words.values()])
 
     @property
@@ -138,11 +143,7 @@ class Point:
         """Its run folder within the sweep's: `03-tiny-short-k4-r8`."""
         values = [(axis, self.spec.value_of(option)) for option, axis in AXES]
         parts = [axis.folder.format(value) for axis, value in values if value is not None]
-        name = [
-            f"{self.number:02d}",
-            Path(self.pair).name.removesuffix(".toml"),
-            self.spec.scenario.name,
-        ]
+        name = [f"{self.number:02d}", short_name(self.pair), self.spec.scenario.name]
         return "-".join(part for part in (*name, *parts) if part)
 
 

@@ -22,6 +22,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from inspect import signature
+from io import StringIO
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -82,6 +83,24 @@ def open_tables(folder: Path) -> sqlite3.Connection:
         arguments = len(signature(of).parameters)
         database.create_aggregate(name, arguments, aggregate(of))  # type: ignore[arg-type]
     return database
+
+
+def add_rows(file: Path, new: pd.DataFrame, setting: list[str]) -> None:
+    """Add rows to a CSV in place of those of the same settings; other rows stay as written.
+
+    Args:
+        setting: columns that a run's rows share, and no other run's rows have.
+    """
+    rows = _as_text(StringIO(new.to_csv(index=False)))
+    if file.exists():
+        kept = _as_text(file).set_index(setting, drop=False)
+        rows = pd.concat([kept[~kept.index.isin(rows.set_index(setting).index)], rows])
+    rows.to_csv(file, index=False)
+
+
+def _as_text(file: Path | StringIO) -> pd.DataFrame:
+    """A CSV in which nothing changes when it is written again."""
+    return pd.read_csv(file, dtype=str, keep_default_na=False)
 
 
 def define(database: sqlite3.Connection, text: str) -> dict[str, Any]:

@@ -193,7 +193,7 @@ def test_adaptive_verification_stands_beside_the_fixed_counts() -> None:
     """In the table and in a sentence of its own; whether speculation pays is said of fixed ones."""
     rates = [rate(1, 1, 0.8, SLOWER), rate(1, 2, 0.7, SLOWER), adaptive(1, 1.4)]
     found = worth(rates, {1: 0})
-    rows = rates_table(found, engines=True)
+    rows = rates_table(replace(found, by_engines=True))
     assert [row[1] for row in rows.rows] == ["1", "2", "adaptive"]
     assert rows.headers[-1] == "Blocks"
     answer = worth_answer.worth_answer(told(found))

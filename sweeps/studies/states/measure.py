@@ -9,6 +9,7 @@ other settings stay in the CSV.
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from nwor_bench.records.files import RUN_FILE
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import Phase, RunStatus
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from tables import add_rows
 
 SETTING = ["pair", "gpu", "requests", "drafts", "against"]
 TIMES = ("wall_ms", "device_ms", "work_ms", "forward_ms", "sample_ms", "commit_ms")
@@ -60,16 +64,6 @@ def rows_of(folder: Path) -> Iterator[dict[str, Any]]:
         }
 
 
-def merged(kept: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
-    """The kept rows, but for those of settings that are new, and the new ones."""
-    ours, theirs = (
-        frame.reindex(columns=SETTING).astype(object).fillna("").astype(str).agg("|".join, axis=1)
-        for frame in (new, kept)
-    )
-    both = pd.concat([kept[~theirs.isin(ours)], new], ignore_index=True)
-    return both[list(new)].convert_dtypes()  # whole numbers stay whole beside empty fields
-
-
 def main() -> None:
     """Write the CSV."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -79,8 +73,8 @@ def main() -> None:
     rows = [row for folder in found for row in rows_of(folder)]
     if not rows:
         parser.error("no complete run")
-    table = Path(__file__).with_name("windows.csv")
-    merged(pd.read_csv(table), pd.DataFrame(rows).round(6)).to_csv(table, index=False)
+    new = pd.DataFrame(rows).round(6).convert_dtypes()  # whole numbers stay whole
+    add_rows(Path(__file__).with_name("windows.csv"), new, SETTING)
 
 
 if __name__ == "__main__":

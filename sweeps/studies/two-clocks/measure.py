@@ -7,8 +7,8 @@ replaced, all others stay.
 """
 
 import argparse
+import sys
 from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ import pandas as pd
 
 from nwor_bench.analysis.analyse import analyse
 from nwor_bench.records.store import read_run
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from tables import add_rows
 
 SETTING = ["pair", "gpu", "requests", "drafts", "context", "cache"]
 """Columns that a run's rows share, and no other run's rows have."""
@@ -54,19 +57,8 @@ def rows_of(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def add(rows: list[dict[str, Any]], file: Path) -> None:
-    """Add rows to the CSV in place of those of the same settings; other rows stay as written."""
-    table = pd.DataFrame(rows).round(6).astype({"context": "Int64"})
-    new = read(StringIO(table.to_csv(index=False)))
-    if file.exists():
-        kept = read(file).set_index(SETTING, drop=False)
-        kept = kept[~kept.index.isin(new.set_index(SETTING).index)]
-        new = pd.concat([kept, new])
-    new.to_csv(file, index=False)
-
-
-def read(file: Path | StringIO) -> pd.DataFrame:
-    """A CSV as text, in which nothing changes when it is written again."""
-    return pd.read_csv(file, dtype=str, keep_default_na=False)
+    """Add rows to the CSV in place of those of the same settings."""
+    add_rows(file, pd.DataFrame(rows).round(6).astype({"context": "Int64"}), SETTING)
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from restarts import RATES, decode, prompts_of, rates_of
+from restarts import RATES, decode, prompts_of, rates_of, speculation
 
 from nwor_bench.instruments.robust import as_ratio, robust_location
 from nwor_bench.models.pairs import resolve_pair
@@ -33,19 +33,15 @@ def engine_of(arguments: argparse.Namespace) -> Any:
     from vllm import LLM
 
     pair = resolve_pair(arguments.pair)
-    speculation = {"method": pair.method, "num_speculative_tokens": arguments.drafts,
-                   **({"model": pair.draft} if pair.draft else {})}  # fmt: skip
-    if arguments.rates:
-        speculation |= {"rejection_sample_method": "synthetic",
-                        "synthetic_acceptance_rates": arguments.rates}  # fmt: skip
+    largest = max(*arguments.requests, arguments.drafts + 1)
     return LLM(
         model=pair.target,
         dtype=pair.dtype,
         **({"load_format": pair.load_format} if pair.load_format else {}),
         max_model_len=1024,
-        max_num_seqs=max(*arguments.requests, arguments.drafts + 1),
+        max_num_seqs=largest,
         kv_cache_memory_bytes=arguments.cache,
-        speculative_config=speculation,
+        speculative_config=speculation(pair, str(arguments.drafts), arguments.rates, largest),
         enforce_eager=arguments.eager,
     ).llm_engine
 

@@ -100,7 +100,9 @@ def test_intervals_include_the_truth_in_95_percent_of_runs(blocks: int) -> None:
 
 def test_the_table_has_tokens_and_times_of_windows_and_their_rate() -> None:
     run = run_of({count: [step] * 3 for count, step in STEP.items()})
-    one, two, adaptive = worth_of([Measured(run, ())]).rates
+    found = worth_of([Measured(run, ())])
+    assert found.by_engines
+    one, two, adaptive = found.rates
     assert (one.drafts, two.drafts, adaptive.drafts) == (1, 2, 2)
     assert (one.adaptive, two.adaptive, adaptive.adaptive) == (False, False, True)
     for rate, tokens, step in ((one, 1.6, 1.2), (two, 1.9, 1.5), (adaptive, 1.8, 1.25)):

@@ -1,6 +1,7 @@
 """Memory that a run needs, compared with free memory before an engine starts."""
 
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ from nwor_bench.models.config_reader import (
     AUTO,
     MODEL_BITS,
     ConfigReader,
+    Kind,
     chosen_cache_dtype,
     text_entries,
 )
 from nwor_bench.models.methods import Method, mtp_layers
 from nwor_bench.models.pairs import ResolvedPair, read_model_config
 from nwor_bench.models.pairs.tiny import LOAD_FORMAT, shape_parameters
-from nwor_bench.models.recurrent import recurrent_layers
+from nwor_bench.models.recurrent import recurrent_kinds, recurrent_layers
 from nwor_bench.records.cell import engine_arm
 from nwor_bench.records.state_slots import ADDITIONAL, one_slot
 from nwor_bench.workload.config import RunSpec
@@ -42,6 +44,9 @@ WIDEST = 4
 _CACHE_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 """Bytes of a cache element by vLLM's kv_cache_dtype; every other type is quantised to one."""
 
+_QUANTISED_BYTES = {"fp8": 1, "mxfp8": 1, "int8": 1, "nvfp4": 0.5, "mxfp4": 0.5}
+"""Bytes of a weight by the beginning of vLLM's `quantization`."""
+
 
 def kv_cache_bytes(pair: ResolvedPair, spec: RunSpec) -> int:
     """Bytes of KV cache: `kv_cache_memory_bytes`, or enough for all requests at full length.
@@ -54,10 +59,9 @@ def kv_cache_bytes(pair: ResolvedPair, spec: RunSpec) -> int:
     per_token = cache_bytes_per_token(pair, spec)
     if per_token is None:
         return UNKNOWN_MODEL_CACHE
-    block = spec.engine_args.get("block_size") or 128
+    block = _cache_block(pair, spec)
     length = -(-spec.scenario.max_model_len // block) * block
-    states = _state_bytes(pair, spec)
-    per_request = (per_token * length + states) * HEADROOM
+    per_request = (per_token * length + _state_bytes(pair, spec)) * HEADROOM
     return int(per_request * spec.scenario.requests) + per_token * block
 
 
@@ -66,14 +70,31 @@ def _loaded(pair: ResolvedPair, spec: RunSpec) -> ResolvedPair:
     return pair if spec.scenario.draft_tokens else replace(pair, draft=None, method=Method.NGRAM)
 
 
+def _cache_block(pair: ResolvedPair, spec: RunSpec) -> int:
+    """Tokens of a cache block; a hybrid's is as large as the slot of a state."""
+    config = read_model_config(pair.target) or {}
+    layers = recurrent_layers(config)
+    if layers is None:
+        return int(spec.engine_args.get("block_size") or 128)
+    row = most_cached_elements(_reader(config)) * cache_element_bytes(pair, spec)
+    page = layers.page_bytes(spec.scenario.draft_tokens, spec.tensor_parallel_size)
+    return 128 * ceil(page / (128 * row))
+
+
 def _state_bytes(pair: ResolvedPair, spec: RunSpec) -> int:
     """Recurrent states that vLLM reserves a request, one for each of a window's tokens or
-    one alone; 0 for a model without, or if its config does not give their sizes."""
-    layers = recurrent_layers(read_model_config(pair.target) or {})
+    one alone; 0 for a model without, or if its config does not give their sizes.
+
+    vLLM fills up groups of recurrent layers to the number of the layers with K/V.
+    """
+    config = read_model_config(pair.target) or {}
+    layers = recurrent_layers(config)
     if layers is None:
         return 0
+    attending = max(1, _attending_layers(_reader(config)) + _own_layers(pair))
+    padded = replace(layers, count=attending * ceil(layers.count / attending))
     slots = 1 if one_slot(spec.engine_args.get(ADDITIONAL)) else None
-    return int(layers.slot_bytes(spec.scenario.draft_tokens, spec.tensor_parallel_size, slots))
+    return int(padded.slot_bytes(spec.scenario.draft_tokens, spec.tensor_parallel_size, slots))
 
 
 def cache_bytes_per_token(pair: ResolvedPair, spec: RunSpec) -> int | None:
@@ -125,16 +146,25 @@ def _own_layers(pair: ResolvedPair) -> int:
 
 
 def _cache_elements(config: dict[str, Any], drafting: int = 0) -> int:
-    """0 if the config does not say: vLLM knows more models, and fills in missing entries.
-
-    Without a number of heads it is all of the hidden size: too much rather than too little.
-    """
-    reader = ConfigReader({"num_attention_heads": 1, **text_entries(config)})
+    """0 if the config does not say: vLLM knows more models, and fills in missing entries."""
+    reader = _reader(config)
     try:
-        layers = reader.number("num_hidden_layers") + drafting
-        return layers * most_cached_elements(reader)
+        return (_attending_layers(reader) + drafting) * most_cached_elements(reader)
     except ConfigError:
         return 0
+
+
+def _reader(config: dict[str, Any]) -> ConfigReader:
+    """Without a number of heads it is all of the hidden size: too much rather than too little."""
+    return ConfigReader({"num_attention_heads": 1, **text_entries(config)})
+
+
+def _attending_layers(reader: ConfigReader) -> int:
+    """Layers with K/V: all but a hybrid's recurrent and other ones."""
+    kinds = recurrent_kinds(reader)
+    if kinds is None:
+        return reader.number("num_hidden_layers")
+    return sum(kind not in (Kind.RECURRENT, Kind.NOTHING) for kind in kinds)
 
 
 def needed_bytes(pair: ResolvedPair, spec: RunSpec, where: str) -> int:
@@ -193,10 +223,24 @@ def arms_with_engines(pair: ResolvedPair, spec: RunSpec) -> tuple[str | None, ..
     return arms if needed <= free.num_bytes else arms[:-1]
 
 
+def _dummy_bytes(config: dict[str, Any], model: str, spec: RunSpec, element: int) -> int:
+    """Bytes of made-up weights. vLLM may quantise them as it loads them (`quantization`), all but
+    the embeddings."""
+    parameters = shape_parameters(config, model)
+    scheme = str(spec.engine_args.get("quantization") or "")
+    size = next((own for name, own in _QUANTISED_BYTES.items() if scheme.startswith(name)), None)
+    if size is None:
+        return parameters * element
+    reader = _reader(config)
+    plain = reader.number("vocab_size") * reader.number("hidden_size")
+    plain *= 1 if config.get("tie_word_embeddings") else 2
+    return int((parameters - plain) * size) + plain * element
+
+
 def _weight_bytes(pair: ResolvedPair, spec: RunSpec, on_gpu: bool) -> int:
     """Bytes of the loaded weights; 0 for a hub model, whose size is unknown.
 
-    Dummy weights: the config's parameters in the run's dtype. Files: their size, twice on a CPU
+    Dummy weights: the config's parameters. Files: their size, twice on a CPU
     as bf16 may be widened to float32 there, and on a GPU if the run's dtype is the wider one.
     """
     total = 0
@@ -206,7 +250,7 @@ def _weight_bytes(pair: ResolvedPair, spec: RunSpec, on_gpu: bool) -> int:
             continue
         element = _element_bytes(pair, spec)
         if pair.load_format == LOAD_FORMAT:
-            total += shape_parameters(config, model) * element
+            total += _dummy_bytes(config, model, spec, element)
             continue
         size = sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
         wider = element > _bytes_of_config(config)

@@ -237,6 +237,21 @@ def test_weights_that_are_made_up_take_what_the_shape_says(
     expect_limit(monkeypatch, pair, spec_with(kv_cache_gib=1.0), needed, "gpu")
 
 
+@pytest.mark.parametrize(("scheme", "bits"), [("fp8_per_tensor", 8), ("nvfp4_per_token", 4)])
+@pytest.mark.parametrize("tied", [True, False])
+def test_made_up_weights_may_be_quantised_all_but_the_embeddings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, bits: int, tied: bool
+) -> None:
+    config = {**TARGET, "hidden_size": 128, "intermediate_size": 64, "vocab_size": 1000,
+              "model_type": "llama", "tie_word_embeddings": tied}  # fmt: skip
+    pair = pair_of(tmp_path, config, dtype="bfloat16", dummy=True)
+    attention = 128 * (4 * 32) * 2 + 128 * (2 * 32) * 2
+    layers, embeddings = 3 * (attention + 3 * 128 * 64), (1 if tied else 2) * 1000 * 128
+    needed = GIB + layers * bits // 8 + 2 * embeddings + RUNTIME_BYTES["gpu"]
+    spec = spec_with(kv_cache_gib=1.0, engine_args=f'{{"quantization": "{scheme}"}}')
+    expect_limit(monkeypatch, pair, spec, needed, "gpu")
+
+
 def test_without_the_flag_the_message_names_what_asks_for_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,12 +322,23 @@ def test_a_hybrids_recurrent_states_have_room_beside_its_kv(tmp_path: Path) -> N
     """Without it 7 of 8 requests ran at once on an H100, and the eighth waited for their blocks."""
     pair = resolve_pair("qwen3-next-mtp-shape", cache_dir=tmp_path)
     spec = spec_with(max_model_len=1024)
-    # 36 layers x (4 + 1 tokens) x (32 heads x 128 x 128 states of 2 bytes, and 3 + 4 inputs of
-    # 8,192 channels x 2 bytes)
-    states = 36 * 5 * (32 * 128 * 128 * 2 + 7 * 8192 * 2)
-    rows = 49 * 2 * 2 * 256 * 2  # of one token, in 48 layers and the MTP layer
-    per_request = rows * 1024 + states
-    assert kv_cache_bytes(pair, spec) == int(per_request * 8 * HEADROOM) + rows * 128
+    # 36 layers, in three groups as large as the 13 with K/V (one drafts), x (4 + 1 tokens) x
+    # (32 heads x 128 x 128 states of 2 bytes, and 3 + 4 inputs of 8,192 channels x 2 bytes)
+    slot = 32 * 128 * 128 * 2 + 7 * 8192 * 2
+    states = 39 * 5 * slot
+    row = 2 * 2 * 256 * 2  # K/V of one token in one layer; a block of it is as large as a slot
+    block = 640
+    assert (block - 128) * row < slot <= block * row
+    per_request = 13 * row * 2 * block + states
+    assert kv_cache_bytes(pair, spec) == int(per_request * 8 * HEADROOM) + 13 * row * block
     single = replace(spec, engine_args={"additional_config": {"nwor_state_slots": 1}})
     per_request -= states * 4 / 5
-    assert kv_cache_bytes(pair, single) == int(per_request * 8 * HEADROOM) + rows * 128
+    assert kv_cache_bytes(pair, single) == int(per_request * 8 * HEADROOM) + 13 * row * block
+
+
+def test_layers_without_a_cache_take_none(tmp_path: Path) -> None:
+    """Nemotron-H: of 13 layers one attends, 6 are recurrent, 6 are MLPs."""
+    pair = resolve_pair("nemotron-h-shape", cache_dir=tmp_path)
+    config = json.loads((Path(pair.target) / "config.json").read_text())
+    row = 2 * config["num_key_value_heads"] * config["head_dim"] * 2
+    assert cache_bytes_per_token(pair, spec_with()) == row

@@ -4,7 +4,7 @@
 
 RUN is a run folder of `nwor-bench sweep`, or a folder of them. A row is a cell of one run, its
 times medians of its interleaved windows; with `--against`, of its timed batches' windows. Rows of
-other settings stay in the CSV.
+other settings stay in the CSV. "weights" is vLLM's `quantization`, empty if there is none.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from nwor_bench.records.types import Phase, RunStatus
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from tables import add_rows
 
-SETTING = ["pair", "gpu", "requests", "drafts", "against"]
+SETTING = ["pair", "gpu", "weights", "requests", "drafts", "against"]
 TIMES = ("wall_ms", "device_ms", "work_ms", "forward_ms", "sample_ms", "commit_ms")
 FIELDS = ("acceptance_length", "parity", "verdict", "groups")
 FIELDS += ("ratio_to_off", "ratio_ci_low", "ratio_ci_high")
@@ -38,7 +38,8 @@ def rows_of(folder: Path) -> Iterator[dict[str, Any]]:
     header = run.header
     if header.status is not RunStatus.COMPLETE:
         return
-    against = (header.spec or {}).get("against")
+    spec = header.spec or {}
+    against = spec.get("against")
     phases = {batch_key(batch): batch.phase for batch in run.batches}
     phase = Phase.INTERLEAVED if against is None else Phase.TIMED
     gates = (header.kv_gate and header.kv_gate.cells) or {}
@@ -52,6 +53,7 @@ def rows_of(folder: Path) -> Iterator[dict[str, Any]]:
         yield {
             "pair": header.pair.name,
             "gpu": header.environment.gpus[0].name,
+            "weights": spec.get("engine_args", {}).get("quantization"),
             "requests": header.scenario["requests"],
             "drafts": header.scenario["draft_tokens"],
             "against": None if against is None else json.dumps(against),

@@ -35,6 +35,8 @@ class CudaGraphs(JsonPart):
 
     mode: str | None = None
     """vLLM's cudagraph_mode."""
+    largest_window: int | None = None
+    """Tokens of the largest window that has a graph in vLLM; None without such graphs."""
     stock_window_sizes: tuple[int, ...] | None = None
     """Tokens of the windows that vLLM captured."""
     stage_window_sizes: tuple[int, ...] | None = None

@@ -30,6 +30,9 @@ FEW_BLOCKS = 10
 ENOUGH_GROUPS = 100
 """Groups of each cell that an interleaved run should have."""
 
+GRAPH_STEP = 16
+"""vLLM captures multiples of it above 256 tokens, and each of its own sizes."""
+
 ON_CPU = "Nothing to do. Times on a CPU do not apply to NWOR on a GPU."
 
 SHARES = 1.3
@@ -62,6 +65,7 @@ def find_all(
         *_time_budget(run, cells),
         *_noise(run, cells),
         *_few(run.header, cells),
+        *_no_graph(run.header),
         *_idle(run.header, cells),
         *_states(run, cells),
         *(finding for cell in cells for finding in _one_cell(cell)),
@@ -241,6 +245,19 @@ def _idle(header: RunHeader, cells: Sequence[CellResult]) -> Iterator[Finding]:
         yield found(
             FindingKind.INEFFECTIVE, severity=severity, remedy=remedy, cells=names, reason=reason
         )
+
+
+def _no_graph(header: RunHeader) -> Iterator[Finding]:
+    """Windows of all requests are larger than the largest of vLLM's full graphs."""
+    graphs = (header.engine or EngineStatus()).cuda_graphs
+    most = None if graphs is None else graphs.largest_window
+    scenario = header.scenario or {}
+    requests, drafts = scenario.get("requests", 0), scenario.get("draft_tokens", 0)
+    tokens = requests * (drafts + 1)
+    if most is not None and tokens > most:
+        enough = GRAPH_STEP * ceil(tokens / GRAPH_STEP)
+        values = {"tokens": tokens, "requests": requests, "drafts": drafts, "enough": enough}
+        yield found(FindingKind.NO_GRAPH, most=most, **values)
 
 
 def _states(run: RunData, cells: Sequence[CellResult]) -> Iterator[Finding]:

@@ -34,6 +34,7 @@ class FindingKind(StrEnum):
     UNMATCHED = "unmatched_windows"
     FALLBACKS = "fallbacks"
     STATES = "states_by_stock"
+    NO_GRAPH = "windows_without_graph"
     WINDOWS_DISAGREE = "windows_disagree"
     CARRY_OVER = "carry_over"
     LONG_WINDOWS = "long_windows"
@@ -128,6 +129,12 @@ TABLE = {
         "Stock wrote the recurrent states of every staged window of {cells} ({reasons}). What was "
         "measured there is K/V only.", "Read states_reason in windows.csv. engine.log may have a "
         "traceback.", "Stock wrote states"),
+    _K.NO_GRAPH: Row(_WARNING,
+        "Windows of {tokens:,} tokens ({requests} requests, {drafts} drafts) have no CUDA graph: "
+        "vLLM captured none above {most:,} tokens. Launched one by one they take longer.",
+        "Capture larger ones. Write --engine-args '{{\"compilation_config\": "
+        "{{\"max_cudagraph_capture_size\": {enough}}}}}'. Serve with the same graphs.",
+        "The largest windows have no CUDA graph"),
     _K.WINDOWS_DISAGREE: Row(_WARNING,
         "{name}: neighbouring windows give {windows}, whole batches {batches}. The intervals do "
         "not overlap, so whole batches decide.",

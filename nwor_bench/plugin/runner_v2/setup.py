@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.config.compilation import CUDAGraphMode
 
 from nwor_bench.plugin import refusals
 from nwor_bench.plugin.layers import (
@@ -422,6 +423,8 @@ def graph_facts(stock: Any, parts: StagingParts | None) -> dict[str, Any]:
         parts: staging for the runner; None if nothing can be staged.
     """
     facts: dict[str, Any] = {"mode": None if stock is None else stock.cudagraph_mode.name}
+    if stock is not None and stock.cudagraph_mode.decode_mode() is CUDAGraphMode.FULL:
+        facts["largest_window"] = stock.compilation_config.max_cudagraph_capture_size
     graphs, sham = (parts.graphs, parts.sham_graphs) if parts else (None, None)
     facts["stock_window_sizes"] = sorted(d.num_tokens for d in graphs.wanted()) if graphs else []
     facts["stage_window_sizes"] = graphs.capture_sizes if graphs else []

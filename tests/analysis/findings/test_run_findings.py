@@ -227,3 +227,24 @@ def test_states_that_stay_with_stock_are_a_note_with_a_remedy(run, reason, remed
     assert finding.severity is Severity.NOTE
     assert f"({reason})" in finding.message
     assert finding.remedy.startswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("most", "words"),
+    [(64, None), (39, "40 tokens (8 requests, 4 drafts)"), (None, None)],
+)
+def test_windows_above_the_largest_graph_are_named_with_the_size_to_write(run, most, words):
+    """8 requests x 5 tokens; the next multiple of 16 is 48."""
+    made = with_parts(run, scenario={**run.header.scenario, "requests": 8, "draft_tokens": 4})
+    graphs = {"mode": "FULL_DECODE_ONLY", "largest_window": most}
+    finding = found_in(with_header(made, "engine", cuda_graphs=graphs)).get(FindingKind.NO_GRAPH)
+    assert (finding is None) == (words is None)
+    if words is not None:
+        assert words in finding.message
+        assert '{"max_cudagraph_capture_size": 48}' in finding.remedy
+
+
+def test_windows_as_large_as_the_largest_graph_have_one(run):
+    made = with_parts(run, scenario={**run.header.scenario, "requests": 8, "draft_tokens": 4})
+    made = with_header(made, "engine", cuda_graphs={"largest_window": 40})
+    assert FindingKind.NO_GRAPH not in found_in(made)

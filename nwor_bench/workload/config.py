@@ -8,7 +8,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.instruments.device import uses_gpu
 from nwor_bench.records.cell import engine_arm
 from nwor_bench.records.state_slots import ADDITIONAL, FIELD, one_slot
 from nwor_bench.records.types import Interleave, NworMode, ScvMode, StageBy
@@ -92,8 +91,6 @@ def _with_modes_off(spec: RunSpec) -> RunSpec:
     if given == (RunSpec.nwor_modes, RunSpec.scv_modes):
         stages = one_slot(spec.against.get(ADDITIONAL))
         nwor, scv = _STAGED if stages else _OFF
-        if stages and not uses_gpu():
-            scv = scv[:1]
         spec = replace(spec, nwor_modes=nwor, scv_modes=scv)
     return replace(spec, interleave=spec.interleave or Interleave.BATCHES)
 

@@ -7,7 +7,6 @@ from refusals import refused
 
 from nwor_bench.records.cell import engine_arm
 from nwor_bench.records.types import AA, Interleave, NworMode, ScvMode
-from nwor_bench.workload import config
 from nwor_bench.workload.config import RunSpec, Scenario, resolve
 from nwor_bench.workload.prompts import Prompt
 from nwor_bench.workload.schedule import make_plan
@@ -46,18 +45,10 @@ ONE_SLOT_ARM = 'additional_config={"nwor_state_slots": 1}'
 
 
 @pytest.mark.parametrize(
-    ("given", "gpu", "scv"),
-    [
-        ({}, True, "graph"),
-        ({}, False, "off"),
-        ({"scv_modes": "off"}, True, "off"),
-        ({"scv_modes": "off,adaptive"}, True, "adaptive"),
-    ],
+    ("given", "scv"),
+    [({}, "graph"), ({"scv_modes": "off"}, "off"), ({"scv_modes": "off,adaptive"}, "adaptive")],
 )
-def test_an_engine_with_one_state_slot_stages(
-    given: dict[str, Any], gpu: bool, scv: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(config, "uses_gpu", lambda: gpu)
+def test_an_engine_with_one_state_slot_stages(given: dict[str, Any], scv: str) -> None:
     spec = spec_with(against=ONE_SLOT, **given)
     labels = [cell.label for cell in spec.cells("toy")]
     assert labels == ["off x off", f"stage x {scv} ({ONE_SLOT_ARM})", "off x off (A/A)"]

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -347,4 +348,4 @@ def engine_arguments(pair: ResolvedPair, spec: RunSpec) -> dict[str, Any]:
         graphs = given.get("compilation_config") or {}
         if isinstance(graphs, dict):
             given["compilation_config"] = {"cudagraph_mode": SAFE_GRAPHS, **graphs}
-    return {**arguments, **given}
+    return deepcopy({**arguments, **given})  # vLLM writes into additional_config

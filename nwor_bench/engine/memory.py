@@ -249,7 +249,7 @@ def _weight_bytes(pair: ResolvedPair, spec: RunSpec, on_gpu: bool) -> int:
         if model is None or config is None:
             continue
         element = _element_bytes(pair, spec)
-        if pair.load_format == LOAD_FORMAT:
+        if LOAD_FORMAT in (pair.load_format, spec.engine_args.get("load_format")):
             total += _dummy_bytes(config, model, spec, element)
             continue
         size = sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))

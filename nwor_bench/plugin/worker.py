@@ -205,6 +205,7 @@ class NworWorkerExtension:
             "state_bytes": hook.states.bytes_per_request if hook.states else None,
             "state_record_bytes": hook.states.record_bytes if hook.states else None,
             "state_record_token_bytes": hook.states.token_bytes if hook.states else None,
+            "experts": config.model_config.get_num_experts(),
             "rejection_sample_method": speculative and speculative.rejection_sample_method,
             "block_size": config.cache_config.block_size,
             "num_gpu_blocks": config.cache_config.num_gpu_blocks,

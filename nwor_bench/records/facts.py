@@ -105,6 +105,8 @@ class EngineStatus(JsonPart):
     """How staged K/V is held on a GPU; see `StageBy`."""
     bytes_per_token: int | None = None
     """Bytes that one token's K and V take over all target layers; None if nothing stages."""
+    experts: int | None = None
+    """Routed experts of the target; 0 for a dense one."""
     state_slots: int | None = None
     """Slots of states that a request reserves in a recurrent layer; None without such layers."""
     state_reserved_bytes: int | None = None

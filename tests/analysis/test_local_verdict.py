@@ -45,7 +45,8 @@ def test_sound_layers_are_within_rounding() -> None:
         ({"apart": 5 * 4e-3 + 1e-5}, "distance from stock's"),
         ({"ours": 2 * 2e-3 + 1e-6}, "root mean square"),
         ({"gain": 9 * 2e-5 + 2 * 1e-5 + 1e-7}, "along the right output"),
-        ({"scale": -(9 * 4e-5 + 2 * 2e-5 + 1e-7)}, "softmax scale"),
+        ({"scale": -(9 * 1e-4 + 2 * 2e-5 + 1e-7), "scale_error": 1e-4}, "softmax scale"),
+        ({"scale": 2e-3 / 4 + 1e-7}, "softmax scale"),  # a quarter of stock's root mean square
         ({"apart": None}, "not a finite number"),
     ],
 )
@@ -55,6 +56,14 @@ def test_an_error_beyond_its_limit_breaks_the_cell(head: dict[str, Any], words: 
     assert found.reason is not None
     assert words in found.reason
     assert "layer 1, head 1" in found.reason
+
+
+def test_a_scale_within_a_share_of_stocks_rounding_is_right_however_small_its_standard_error() -> (
+    None
+):
+    """Rows of one request share keys and values: 9.3 standard errors were seen of a sound head."""
+    head = {"scale": 2e-3 / 4 - 1e-7, "scale_error": 1e-7, "stock_scale": 0.0}
+    assert local_result([[window(layer(), layer("layer 1", head))]]).verdict is KvVerdict.WITHIN
 
 
 def test_a_scale_wrong_in_every_head_is_seen_in_all_heads_together() -> None:

@@ -47,6 +47,8 @@ def call(*words: str) -> None:
         (["--pair", "tiny", "--model", "m"], "--pair", "tiny"),
         (["--time-budget", "soon"], "--time-budget", "soon"),
         (["--dtype", "int3"], "--dtype", "int3"),
+        (["--engine-args", "[1]"], "--engine-args", "[1]"),
+        (["--engine-args", '{"block_sizes": 16}'], "--engine-args", "block_sizes"),
         (["--acceptance-rates", "many"], "--acceptance-rates", "many"),
         (["--nwor-modes", "off,both"], "--nwor-modes", "both"),
         (["--nwor-modes", "stage"], "--nwor-modes", "stage"),
@@ -101,6 +103,17 @@ def test_a_method_with_one_count_gets_an_engine_for_each(
         call(*words, "--requests", "1,2")
     assert {spec.engines for spec in asked} == {engines}
     assert {spec.stopping.blocks for spec in asked} == {3 if engines else 1}
+
+
+def test_engine_arguments_reach_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[RunSpec] = []
+    monkeypatch.setattr(
+        "nwor_bench.engine.preflight.check_sweep",
+        lambda sweep: asked.extend(point.spec for point in make_points(sweep)),
+    )
+    with pytest.raises(AssertionError, match="not refused"):
+        call("--pair", "tiny", "--requests", "1,2", "--engine-args", '{"block_size": 16}')
+    assert [spec.engine_args for spec in asked] == [{"block_size": 16}] * 2
 
 
 def test_one_engine_runs_all_batch_sizes() -> None:

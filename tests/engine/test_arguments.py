@@ -69,6 +69,14 @@ def test_a_hybrids_prefixes_are_not_cached_unless_asked(
     assert found.get("enable_prefix_caching") is expected
 
 
+def test_what_vllm_writes_into_its_arguments_stays_out_of_the_run() -> None:
+    """vLLM adds `gdn_prefill_backend` to additional_config: a cell is named by what was written."""
+    spec = resolve(load_scenario("short"), engine_args='{"additional_config": {"a": 1}}')
+    found = arguments.engine_arguments(resolve_pair("llama-1b-shape"), spec)
+    found["additional_config"]["gdn_prefill_backend"] = "triton"
+    assert spec.engine_args == {"additional_config": {"a": 1}}
+
+
 def test_what_the_user_says_of_mkl_stands() -> None:
     os.environ["MKL_CBWR"] = "COMPATIBLE"
     set_environment("float32", 1)

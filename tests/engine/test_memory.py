@@ -225,16 +225,18 @@ def test_every_rank_holds_its_share_of_the_weights(
     expect_limit(monkeypatch, pair, spec, GIB + 1001 + RUNTIME_BYTES["gpu"], "gpu")
 
 
+@pytest.mark.parametrize("by_argument", [True, False])
 def test_weights_that_are_made_up_take_what_the_shape_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_argument: bool
 ) -> None:
     config = {**TARGET, "hidden_size": 128, "intermediate_size": 64, "vocab_size": 1000,
               "model_type": "llama", "tie_word_embeddings": True}  # fmt: skip
-    pair = pair_of(tmp_path, config, dtype="bfloat16", dummy=True)
+    pair = pair_of(tmp_path, config, dtype="bfloat16", dummy=not by_argument)
     attention = 128 * (4 * 32) * 2 + 128 * (2 * 32) * 2
     parameters = 1000 * 128 + 3 * (attention + 3 * 128 * 64)
     needed = GIB + 2 * parameters + RUNTIME_BYTES["gpu"]
-    expect_limit(monkeypatch, pair, spec_with(kv_cache_gib=1.0), needed, "gpu")
+    given = '{"load_format": "dummy"}' if by_argument else None
+    expect_limit(monkeypatch, pair, spec_with(kv_cache_gib=1.0, engine_args=given), needed, "gpu")
 
 
 @pytest.mark.parametrize(("scheme", "bits"), [("fp8_per_tensor", 8), ("nvfp4_per_token", 4)])

@@ -175,3 +175,19 @@ def test_a_gate_cut_behind_its_interleaved_batch_is_not_finished(tmp_path: Path)
     of_gate = [batch.batch for batch in stored if batch.phase != Phase.WARMUP]
     cut = replace(run, batches=tuple(stored), finished=frozenset())
     assert cut.cut_blocks() == {(Phase.GATE, 0): of_gate}
+
+
+def test_a_staged_draft_count_gets_another_batch_with_its_twin(tmp_path: Path) -> None:
+    """A window between two groups counts as its draft count's in mode off. Without that cell it was
+    the staged one's that held nothing back, and the cell INVALID (seen on an H200)."""
+    engine = ShortBatches()
+    runner = Runner(
+        tmp_path / "run", engine, interleave="windows", batches=1, draft_counts=[0, 1, 2],
+        nwor_modes="off,stage", scv_modes="off",
+    )  # fmt: skip
+    runner.run()
+    assert len(engine.orders) > 1
+    for order in engine.orders:
+        staged = {cell for cell in order.cells if cell.nwor_mode is NworMode.STAGE}
+        assert {cell.stock_twin for cell in staged} <= set(order.cells)
+    assert any(cell.nwor_mode is NworMode.STAGE for cell in engine.orders[1].cells)

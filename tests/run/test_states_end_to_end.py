@@ -30,6 +30,7 @@ class FakeStates:
         own: error of mode off's states against its prefills, in each layer.
         median: of the cell's errors in layer 1; None: they are all alike.
         rows: heads' states that are compared.
+        routed: the model has experts.
     """
 
     copied: dict[int, int]
@@ -38,6 +39,7 @@ class FakeStates:
     own: tuple[float, float] = (OWN, OWN)
     median: float | None = None
     rows: int = 16
+    routed: bool = False
     asked: list[tuple[str, str, list[tuple[int, int]]]] = field(default_factory=list)
     prefills: list[tuple[list[Ids], bool]] = field(default_factory=list)
     to_off: int = 0
@@ -84,7 +86,7 @@ def checked(cache: FakeStates, cell: Sequence[Ids], off: Sequence[Ids] = OFF) ->
     def to_off() -> None:
         cache.to_off += 1
 
-    gate = StateGate(cache, to_off)  # type: ignore[arg-type]
+    gate = StateGate(cache, to_off, cache.routed)  # type: ignore[arg-type]
     gate.keep_off(off)
     gate.keep_cell(cell)
     return gate.compare()
@@ -141,6 +143,16 @@ def test_if_mode_off_is_chaotic_in_one_layer_medians_decide_in_all(
     assert (found.verdict, found.layers, found.states) == (verdict, 1, 1)
     assert found.finding is not None
     assert found.finding.measure == "median"
+
+
+def test_of_a_mixture_of_experts_medians_decide_in_all_layers() -> None:
+    """One request's token went to another expert, in a layer where mode off itself is steady."""
+    sound = {"wrong": 0.033, "median": 0.039, "rows": 100}
+    assert checked(FakeStates({0: 4}, **sound), OFF).verdict is KvVerdict.BROKEN
+    found = checked(FakeStates({0: 4}, **sound, routed=True), OFF)
+    assert (found.verdict, found.layers) == (KvVerdict.WITHIN, 2)
+    wrong = FakeStates({0: 4}, wrong=0.05, median=0.041, rows=100, routed=True)
+    assert checked(wrong, OFF).verdict is KvVerdict.BROKEN
 
 
 def test_states_of_which_a_wrong_one_would_pass_are_not_compared() -> None:

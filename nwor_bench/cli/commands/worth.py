@@ -69,6 +69,9 @@ def worth(
     dtype: Annotated[
         str | None, typer.Option(help="vLLM's dtype (default: the pair's; on a CPU float32).")
     ] = None,
+    engine_args: Annotated[
+        str | None, typer.Option(help="More arguments of vLLM's LLM(), as a JSON object.")
+    ] = None,
     tensor_parallel_size: Annotated[int, typer.Option(help="Ranks that share the target.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of prompts, order, sampling.")] = 0,
     output: Annotated[
@@ -114,7 +117,8 @@ def worth(
     given = {
         "target_model": target_model, "draft_model": draft_model, "method": method,
         "max_new_tokens": max_new_tokens, "tensor_parallel_size": tensor_parallel_size,
-        "seed": seed, "dtype": dtype, "acceptance_rates": _rates(acceptance_rates),
+        "seed": seed, "dtype": dtype, "engine_args": _json(engine_args),
+        "acceptance_rates": _rates(acceptance_rates),
         "nwor_modes": [word.strip() for word in nwor_modes.split(",")], "scv_modes": scv_modes,
     }  # fmt: skip
     workload = pair, scenarios, sizes, max_draft_tokens, seconds
@@ -159,6 +163,13 @@ def _rates(text: str | None) -> list[float] | None:
     except ValueError:
         remedy = "write one number a draft such as 0.8,0.6,0.5,0.4"
         raise ConfigError.for_field("--acceptance-rates", text, remedy) from None
+
+
+def _json(text: str | None) -> dict[str, Any] | None:
+    """`{"block_size": 32}`. Raises ConfigError for anything but a JSON object."""
+    from nwor_bench.workload.options import read_as
+
+    return None if text is None else dict(read_as(dict[str, Any], "--engine-args", text))
 
 
 def worth_sweep(

@@ -124,7 +124,9 @@ class GateBlock:
                 return
             seen = {window.cell for window in ran.windows}
             waiting = [cell for cell in waiting if cell not in seen]
-            cells = [baseline, *waiting]
+            # A window between two groups counts as its draft count's in mode off: the twin's.
+            wanted = {baseline, *waiting, *(cell.stock_twin for cell in waiting)}
+            cells = [cell for cell in cells if cell in wanted]
         if waiting:
             labels = ", ".join(cell.label for cell in waiting)
             self._progress.say(f"gate: not run in {MOST_INTERLEAVED} interleaved batches: {labels}")

@@ -245,7 +245,9 @@ class KvGate:
         self._one_attention = str(status.device).startswith("cpu") and not status.state_layers
         to_off = partial(set_modes, baseline)
         self._references = KvReferences(cache, to_off, status)
-        self._states = StateGate(cache, to_off) if status.state_layers else None
+        self._states = (
+            StateGate(cache, to_off, bool(status.experts)) if status.state_layers else None
+        )
         self._off: tuple[KvBatch, Answer] | None = None
         self._tolerances: dict[LayerKey, Tolerance] = {}
         self._why_not: str | None = "off x off was not looked at before it"

@@ -38,6 +38,33 @@ def test_what_the_results_cite_of_interleaved_windows() -> None:
 SETTING = ["pair", "gpu", "requests", "context", "cache"]
 
 
+def test_what_readme_and_results_cite_of_recurrent_states() -> None:
+    known = tables.values(STUDIES / "states" / "README.md")
+    readme, results = (
+        " ".join((CHECKOUT / name).read_text(encoding="utf-8").split())
+        for name in ("README.md", "docs/results-h200.md")
+    )
+    at_once = f"{known['own_at_once']} requests in the cache in which stock ran "
+    at_once += f"{known['stock_at_once']}, at {known['one_slot']} times its tokens/s"
+    assert at_once in readme
+    assert at_once in results
+    steps = ", ".join(known[name] for name in ("one", "eight", "many"))
+    assert f"take {steps} and {known['most']} of stock's time" in results
+    assert f"fp8 {known['fp_many']} at 32 and {known['fp_most']} at 80" in results
+    assert f"Qwen3-Next-80B in fp8 {known['next']} at 8 and 32" in results
+    assert f"takes {known['control']} of stock's time" in results
+
+
+def of_whole_hybrids() -> pd.DataFrame:
+    """Cells of models with recurrent states and all of their layers, with stock's time."""
+    cells = pd.read_csv(STUDIES / "states" / "windows.csv")
+    cells = cells[~cells.pair.str.contains("quarter") & cells.against.isna()].fillna({"weights": ""})
+    setting = ["pair", "gpu", "weights", "requests", "drafts"]
+    stock = cells[cells.cell == "off x off"].assign(stock=cells.device_ms.map("{:.2f}".format))
+    cells = cells.merge(stock[[*setting, "stock"]], on=setting, validate="many_to_one")
+    return cells.assign(cache="auto")
+
+
 def test_the_readmes_rows_are_those_of_the_studies() -> None:
     """Each ratio with its batch, cache, stock's time and tokens/s; every row of the newer study is
     there."""
@@ -47,7 +74,7 @@ def test_the_readmes_rows_are_those_of_the_studies() -> None:
     stock = newer[newer.cell == "off x off"].assign(stock=newer.step_ms.map("{:.2f}".format))
     newer = newer.merge(stock[[*SETTING, "stock"]], on=SETTING, validate="many_to_one")
     known = {}
-    for cells in (older, newer):
+    for cells in (older, newer, whole := of_whole_hybrids()):
         staged = cells[cells.cell.str.startswith("stage x") & cells.ratio_ci_low.notna()]
         for _, row in staged.iterrows():
             ratio = f"{row.ratio_to_off:.3f} [{row.ratio_ci_low:.3f}, {row.ratio_ci_high:.3f}]"
@@ -60,7 +87,8 @@ def test_the_readmes_rows_are_those_of_the_studies() -> None:
     assert not set(rows) - known.keys()
     counts = Counter(known[row] for row in rows)
     assert len(rows) == len(set(rows))
-    assert len(set(rows)) >= newer[newer.cell.str.startswith("stage x")].ratio_to_off.count()
+    told = pd.concat([newer, whole])
+    assert len(set(rows)) >= told[told.cell.str.startswith("stage x")].ratio_to_off.count()
     faster, slower = counts["FASTER"], counts["SLOWER"]
     rest = len(rows) - faster - slower
     told = f"By verdict: faster in {faster} rows, slower in {slower}, undecided in {rest}"

@@ -7,6 +7,7 @@ Errors of tokens and times are independent and are added with Welch's degrees of
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from math import exp
 from typing import Protocol
 
@@ -57,8 +58,8 @@ class Worth:
     rates: tuple[Rate, ...]
     """By batch size, then draft count; k = 0 is left out."""
     best: Mapping[int, int]
-    """Draft count to use at each batch size; a larger one only if its interval over it excludes
-    1."""
+    """Draft count to use at each batch size at which one was measured; a larger one only if its
+    interval over it excludes 1."""
     texts: int
     """Different requests behind the tokens."""
     noise: Mapping[int, tuple[float, float, float]]
@@ -71,6 +72,11 @@ class Worth:
 
     by_engines: bool = False
     """Each draft count had an engine of its own: none changed its count."""
+
+    @property
+    def unmeasured(self) -> list[int]:
+        """Batch sizes at which no draft count has a ratio."""
+        return sorted({rate.requests for rate in self.rates} - self.best.keys())
 
     def sizes(self, requests: int) -> str:
         """`8`, or `5-8` if that is a class of batch sizes."""
@@ -90,7 +96,7 @@ class Worth:
 
 def schedule_of(best: Mapping[int, int], least: Mapping[int, int]) -> list[list[int]]:
     """[from, to, drafts] of batch sizes, as vLLM takes it. Between two measured sizes the smaller
-    of their counts; vLLM goes on with the last one above the largest.
+    of their counts, below the smallest its own; vLLM goes on with the last one above the largest.
 
     Args:
         best: draft count by batch size, or by a class's largest.
@@ -99,7 +105,7 @@ def schedule_of(best: Mapping[int, int], least: Mapping[int, int]) -> list[list[
     sizes = sorted(best)
     ranges: list[list[int]] = []
     begin = 1
-    for size, coming in zip(sizes, [*sizes[1:], None], strict=True):
+    for size, coming in zip_longest(sizes, sizes[1:]):
         ranges.append([begin, size, best[size]])
         begin = size + 1
         first = begin if coming is None else least.get(coming, coming)
@@ -161,7 +167,8 @@ def worth_at(sizes: Sequence[AtSize], counts: Sequence[int], texts: int) -> Wort
                 rate = replace(rate, drafts=max(counts), adaptive=True)
             over = own.staged.get(k)
             rates.append(rate if over is None else _with_stage(rate, over, floor, len(counts)))
-        best[own.requests] = _best(own.tokens, times, counts)
+        if any(rate.ratio is not None for rate in rates if rate.requests == own.requests):
+            best[own.requests] = _best(own.tokens, times, counts)
         if own.staged:
             both = {k: added(times[k], over) for k, over in own.staged.items() if k in times}
             best_staged[own.requests] = _best(own.tokens, {0: _NONE, **both}, counts)

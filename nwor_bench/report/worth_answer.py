@@ -39,7 +39,7 @@ def _plain_decoding(worth: Worth, shares: Mapping[int, float]) -> Iterator[str]:
     small = [
         rate.requests
         for rate in worth.rates
-        if rate.drafts == worth.best[rate.requests]
+        if rate.drafts == worth.best.get(rate.requests)
         and rate.requests in shares
         and (rate.low or 0.0) * (1 - shares[rate.requests]) <= 1
     ]
@@ -83,6 +83,8 @@ def worth_sentence(worth: Worth) -> Answer:
         rest = [size for size, k in sorted(worth.best.items()) if not k]
         if rest:
             text += f"; at {sizes_of(worth, rest)} no draft count is shown to pay"
+        if worth.unmeasured:
+            text += f"; at {sizes_of(worth, worth.unmeasured)} nothing was measured"
         return Answer(str(Verdict.FASTER), f"{text}.")
     best = max(known, key=lambda rate: rate.ratio or 0.0)
     bounds = with_bounds(best.ratio or 0.0, best.low, best.high, 2)
@@ -94,8 +96,8 @@ def worth_sentence(worth: Worth) -> Answer:
 
 
 def _where(worth: Worth) -> str:
-    sizes = sorted(worth.best)
-    pays = [size for size in sizes if worth.best[size]]
+    sizes = sorted({rate.requests for rate in worth.rates})
+    pays = [size for size in sizes if worth.best.get(size)]
     if pays == sizes[: len(pays)]:
         return f"up to {plural(pays[-1], 'request')}"
     return f"at {sizes_of(worth, pays)}"

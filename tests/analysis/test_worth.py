@@ -114,6 +114,19 @@ def test_a_larger_count_is_chosen_only_if_its_interval_shows_it() -> None:
     assert [rate.verdict for rate in slow.rates] == [Verdict.SLOWER] * 2
 
 
+def test_a_batch_size_without_groups_has_no_count_of_its_own() -> None:
+    """The gate took all of its time: that is no reason not to speculate there."""
+    rng = np.random.default_rng(0)
+    known = measured(rng, texts=40, groups=40, noise=0.02)
+    run: Any = SimpleNamespace(
+        batches=known.run.batches, header=SimpleNamespace(**vars(known.run.header))
+    )
+    run.header.scenario = {"requests": 1}
+    found = worth_of([Measured(run, []), known])
+    assert (found.best, found.unmeasured) == ({4: 2}, [1])
+    assert found.schedule == [[1, 4, 2]]
+
+
 def test_a_count_must_beat_the_smaller_one_not_only_none() -> None:
     """k = 2 is far better than k = 0 and no better than k = 1."""
     equal = {1: 1.2, 2: 1.2 * true_tokens(2) / true_tokens(1)}

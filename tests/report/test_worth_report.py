@@ -59,6 +59,12 @@ FASTER, SLOWER, OPEN = Verdict.FASTER, Verdict.SLOWER, Verdict.AMBIGUOUS
             "at 1 request no draft count is shown to pay.",
         ),
         (
+            worth([rate(1, 2, None, OPEN), rate(8, 2, 1.9, FASTER)], {8: 2}),
+            FASTER,
+            "Speculate at 8 requests: 1.90 times the tokens/s of k = 0 at 8 requests with k = 2; "
+            "at 1 request nothing was measured.",
+        ),
+        (
             worth([rate(1, 2, 0.8, SLOWER), rate(8, 2, 0.7, SLOWER)], {1: 0, 8: 0}),
             SLOWER,
             "Do not speculate here: at best it gives 0.80 [0.70, 0.90] times the tokens/s of "
@@ -70,7 +76,7 @@ FASTER, SLOWER, OPEN = Verdict.FASTER, Verdict.SLOWER, Verdict.AMBIGUOUS
             "No draft count is shown to pay here. The best has 1.05 [0.95, 1.15] times the "
             "tokens/s of k = 0, at 1 request with k = 2.",
         ),
-        (worth([rate(1, 2, None, OPEN)], {1: 0}), OPEN, None),
+        (worth([rate(1, 2, None, OPEN)], {}), OPEN, None),
     ],
 )
 def test_the_sentence(found: Worth, badge: Verdict, words: str | None) -> None:
@@ -103,7 +109,7 @@ def test_synthetic_acceptance_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("ratio", "said"), [(None, 0), (0.8, 1)])
 def test_no_line_if_nothing_was_measured(ratio: float | None, said: int) -> None:
-    found = worth([rate(1, 2, ratio, OPEN)], {1: 0})
+    found = worth([rate(1, 2, ratio, OPEN)], {1: 0} if ratio else {})
     assert len(list(draft_line.line_blocks(found, PAIR, staged=True))) == said
 
 

@@ -58,7 +58,9 @@ def test_what_readme_and_results_cite_of_recurrent_states() -> None:
 def of_whole_hybrids() -> pd.DataFrame:
     """Cells of models with recurrent states and all of their layers, with stock's time."""
     cells = pd.read_csv(STUDIES / "states" / "windows.csv")
-    cells = cells[~cells.pair.str.contains("quarter") & cells.against.isna()].fillna({"weights": ""})
+    cells = cells[~cells.pair.str.contains("quarter") & cells.against.isna()].fillna(
+        {"weights": ""}
+    )
     setting = ["pair", "gpu", "weights", "requests", "drafts"]
     stock = cells[cells.cell == "off x off"].assign(stock=cells.device_ms.map("{:.2f}".format))
     cells = cells.merge(stock[[*setting, "stock"]], on=setting, validate="many_to_one")

@@ -248,7 +248,10 @@ def _idle(header: RunHeader, cells: Sequence[CellResult]) -> Iterator[Finding]:
 
 
 def _no_graph(header: RunHeader) -> Iterator[Finding]:
-    """Windows of all requests are larger than the largest of vLLM's full graphs."""
+    """Windows of all requests are larger than the largest of vLLM's full graphs. If each draft
+    count has an engine, the header has the facts of the one without drafts."""
+    if by_engines(header):
+        return
     graphs = (header.engine or EngineStatus()).cuda_graphs
     most = None if graphs is None else graphs.largest_window
     scenario = header.scenario or {}

@@ -13,6 +13,7 @@ from synthetic_run import (
     with_parts,
 )
 
+from nwor_bench.analysis.findings import run as findings
 from nwor_bench.analysis.findings.table import FindingKind, Severity
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord
@@ -242,6 +243,14 @@ def test_windows_above_the_largest_graph_are_named_with_the_size_to_write(run, m
     if words is not None:
         assert words in finding.message
         assert '{"max_cudagraph_capture_size": 48}' in finding.remedy
+
+
+def test_the_graphs_of_an_engine_without_drafts_say_nothing_of_the_others(run, monkeypatch):
+    made = with_parts(run, scenario={**run.header.scenario, "requests": 8, "draft_tokens": 4})
+    made = with_header(made, "engine", cuda_graphs={"largest_window": 16})
+    assert FindingKind.NO_GRAPH in found_in(made)
+    monkeypatch.setattr(findings, "by_engines", lambda header: True)
+    assert FindingKind.NO_GRAPH not in found_in(made)
 
 
 def test_windows_as_large_as_the_largest_graph_have_one(run):

@@ -8,6 +8,7 @@ import pytest
 
 from nwor_bench.analysis.parity.kv import KvVerdict, StateResult
 from nwor_bench.run.gate.states import (
+    FEW,
     NONE_COPIED,
     NONE_OF_CELL,
     NOT_REPEATED,
@@ -159,8 +160,9 @@ def test_states_of_which_a_wrong_one_would_pass_are_not_compared() -> None:
     found = checked(FakeStates({0: 4}, own=(0.3, 0.3), rows=100), OFF)
     assert (found.verdict, found.reason) == (KvVerdict.NOT_RUN, TOO_BLUNT)
     # A median of few states is too uncertain, and the largest error says nothing here.
-    found = checked(FakeStates({0: 4}, own=(0.17, OWN), rows=99), OFF)
-    assert (found.verdict, found.reason) == (KvVerdict.NOT_RUN, TOO_BLUNT)
+    for few in ({"own": (0.17, OWN)}, {"routed": True}):
+        found = checked(FakeStates({0: 4}, rows=99, **few), OFF)
+        assert (found.verdict, found.reason) == (KvVerdict.NOT_RUN, FEW)
 
 
 def test_what_could_not_be_compared_is_said() -> None:

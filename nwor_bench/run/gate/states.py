@@ -28,6 +28,7 @@ from nwor_bench.engine.protocol import KvCache
 NONE_COPIED = "no request of off x off came within a window of its last token"
 NONE_OF_CELL = "no sampled request came within a window of its last token"
 TOO_BLUNT = "mode off's own states differ so much that a wrong one would pass in every layer"
+FEW = f"medians decide, and a layer has fewer than {ENOUGH_ROWS} states of heads in these requests"
 NOT_REPEATED = "states of mode off's prefill of the same tokens were not copied"
 
 RECURRENT = "recurrent state"
@@ -108,8 +109,8 @@ class StateGate:
         ]
         finding, broken = compare_within(ranks, self._tolerances, self._measures)
         layers = len({e["layer"] for e in ranks[0]["errors"] if e["what"] == RECURRENT})
-        if not layers:
-            return StateResult(KvVerdict.NOT_RUN, TOO_BLUNT, sampled)
+        if not layers:  # some layer has a tolerance, so medians left out all of them
+            return StateResult(KvVerdict.NOT_RUN, FEW, sampled)
         reason = finding.sentence(len(ranks)) if broken and finding is not None else None
         return StateResult(
             KvVerdict.BROKEN if broken else KvVerdict.WITHIN,

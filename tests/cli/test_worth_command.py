@@ -120,18 +120,19 @@ def test_one_engine_runs_all_batch_sizes() -> None:
     given = {"target_model": None, "max_new_tokens": 32, "dtype": "float32"}
     sweep = worth_sweep("tiny", ["short"], [1, 2, 8], 3, 60.0, given)
     points = make_points(sweep)
-    assert [point.spec.scenario.requests for point in points] == [1, 2, 8]
+    # The largest has most of the time, and the first run compiles kernels.
+    assert [point.spec.scenario.requests for point in points] == [8, 2, 1]
     (group,) = group_by_engine(points)
     assert group.spec.scenario.requests == 8
     labels = [cell.label for cell in points[0].spec.cells("tiny")]
     assert labels == ["k = 0", "k = 1", "k = 2", "k = 3", "off x off (A/A)"]
     shares = [point.spec.time_budget_s for point in points]
     assert sum(share or 0 for share in shares) == pytest.approx(60, abs=0.3)
-    assert shares == sorted(shares, key=lambda share: share or 0)
+    assert shares == sorted(shares, key=lambda share: share or 0, reverse=True)
     assert points[0].spec.scenario.draft_tokens == 3
     (small,) = group_by_engine(make_points(worth_sweep("tiny", ["short"], [1], 3, 60.0, given)))
     assert small.spec.scenario.requests == 4  # vLLM names a count for each batch size
-    assert make_points(sweep)[0].spec.scenario.requests == 1
+    assert make_points(sweep)[-1].spec.scenario.requests == 1
     several = make_points(worth_sweep("tiny", ["short"], [1], 3, 60.0, {**given, "engines": True}))
     assert group_by_engine(several)[0].spec.scenario.requests == 1  # each engine has one count
 
@@ -147,7 +148,7 @@ def test_scenarios_share_the_engine_and_the_budget() -> None:
     given = {"max_new_tokens": 32, "dtype": "float32"}
     points = make_points(worth_sweep("tiny", ["short", "ctx-256"], [1, 256], 3, 60.0, given))
     assert [(p.scenario, p.spec.scenario.requests) for p in points] == [
-        (scenario, size) for scenario in ("short", "ctx-256") for size in (1, 256)
+        (scenario, size) for scenario in ("short", "ctx-256") for size in (256, 1)
     ]
     assert sum(point.spec.time_budget_s or 0 for point in points) == pytest.approx(60, abs=0.3)
     assert len(group_by_engine(points)) == 1

@@ -6,7 +6,7 @@ SchedulerOutput, never taken from what was asked for, and its place travels to t
 they switch NWOR's mode by it if a cell stages.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from nwor_bench.errors import EngineError
@@ -27,6 +27,9 @@ WHY_NOT_ADAPTIVE = (
 
 SAFE_GRAPHS = "FULL_DECODE_ONLY"
 UNSAFE_GRAPHS = "FULL_AND_PIECEWISE"
+
+GRAPH_STEP = 16
+"""vLLM captures multiples of it above 256 tokens, and each of its own sizes."""
 """vLLM's default cudagraph_mode. With several draft counts, vLLM 0.32's V2 runner runs a batch
 that no full graph of its count fits in pieces, padded in tokens only. Its drafter then finds a full
 graph of the padded size, and replays it over metadata made for fewer requests: FlashAttention 3
@@ -52,6 +55,11 @@ def schedule_of(counts: Sequence[int]) -> list[tuple[int, int, int]]:
     graphs for these, if `max_num_seqs` is no less than their number. The lookup made from it is
     replaced before the first batch."""
     return [(size, size, count) for size, count in enumerate(counts, start=1)]
+
+
+def window_sizes(requests: Iterable[int], most: int) -> list[int]:
+    """Tokens of windows of these batch sizes with 0 to `most` drafts: the graphs that they need."""
+    return sorted({size * (k + 1) for size in requests for k in range(most + 1)})
 
 
 def decodes_only(output: Any) -> bool:

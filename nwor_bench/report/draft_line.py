@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from math import ceil
 from typing import Any
 
 from nwor_bench.analysis.draft_rates import Worth
 from nwor_bench.analysis.served import best_fixed, served_ratios
-from nwor_bench.instruments.draft_counts import SAFE_GRAPHS
+from nwor_bench.instruments.draft_counts import GRAPH_STEP, SAFE_GRAPHS
 from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.header import PairFacts
 from nwor_bench.report.document import Block, Code, Paragraph
@@ -15,12 +16,8 @@ from nwor_bench.report.text import NOT_MEASURED, plural, with_bounds
 STAGING = "VLLM_NWOR_MODE=stage VLLM_SCV_MODE=adaptive"
 """The variables of a server that stages."""
 
-
-SAFELY = (
-    "On a GPU serve it with --compilation-config "
-    f'\'{{"cudagraph_mode": "{SAFE_GRAPHS}"}}\': under changing draft counts vLLM 0.32.0 died '
-    "with its default graphs, also without nwor-bench (docs/worth.md)."
-)
+CAPTURED = 512
+"""Tokens of the largest window that vLLM captures by default; 1,024 on Blackwell."""
 
 
 def speculative_config(schedule: Sequence[Sequence[int]], pair: PairFacts) -> dict[str, Any] | None:
@@ -56,8 +53,13 @@ def _has_one_count(worth: Worth) -> bool:
     return len(worth.schedule) > 1 and worth.by_engines
 
 
-def line_blocks(worth: Worth, pair: PairFacts, *, staged: bool = False) -> Iterator[Block]:
-    """The line, and with `staged` that of a server that stages if it is another."""
+def line_blocks(
+    worth: Worth, pair: PairFacts, *, staged: bool = False, captured: int | None = None
+) -> Iterator[Block]:
+    """The line, and with `staged` that of a server that stages if it is another.
+
+    `captured`: tokens of the largest window that had a graph as it was measured.
+    """
     config = line_config(worth, pair)
     if all(rate.ratio is None for rate in worth.rates):
         return  # nothing is known
@@ -75,10 +77,31 @@ def line_blocks(worth: Worth, pair: PairFacts, *, staged: bool = False) -> Itera
             f"Above {largest} nothing was measured, and vLLM goes on with the last k:"
         )
         yield _code(config)
-        if "num_speculative_tokens_per_batch_size" in config:
-            yield Paragraph(SAFELY)
+        yield from _graphs_note(config, max(worth.best), captured or 0)
     if staged and worth.best_staged:
         yield from _staged_line(worth, pair, config)
+
+
+def _graphs_note(config: Mapping[str, Any], largest: int, captured: int) -> Iterator[Paragraph]:
+    """What a server needs to have the graphs that were measured, and to be safe with them."""
+    schedule = config.get("num_speculative_tokens_per_batch_size")
+    single = [[1, largest, config["num_speculative_tokens"]]]
+    tokens = max(size * (drafts + 1) for _, size, drafts in schedule or single)
+    graphs, why = {}, []
+    if schedule:
+        graphs["cudagraph_mode"] = SAFE_GRAPHS
+        why.append(
+            "under changing draft counts vLLM 0.32.0 died with its default graphs, also without "
+            "nwor-bench (docs/worth.md)"
+        )
+    if CAPTURED < tokens <= captured:
+        graphs["max_cudagraph_capture_size"] = GRAPH_STEP * ceil(tokens / GRAPH_STEP)
+        why.append(
+            f"by default vLLM captures no window above {CAPTURED} tokens, and those measured were"
+        )
+    if graphs:
+        asked = f"--compilation-config '{json.dumps(graphs)}'"
+        yield Paragraph(f"On a GPU serve it with {asked}: {'; '.join(why)}.")
 
 
 def _staged_line(worth: Worth, pair: PairFacts, stock: dict[str, Any] | None) -> Iterator[Block]:

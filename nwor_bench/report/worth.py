@@ -68,10 +68,21 @@ def worth_blocks(measured: MeasuredWorth, served: Sequence[Mapping[str, Any]] = 
     blocks += [
         _acceptance(measured.analyses),
         Paragraph(_tokens_note(worth, measured.analyses)),
-        *line_blocks(worth, header.pair or PairFacts(), staged=not on_cpu(header)),
+        *line_blocks(
+            worth,
+            header.pair or PairFacts(),
+            staged=not on_cpu(header),
+            captured=_captured(header),
+        ),
         *served_note(served),
     ]
     return [*blocks, *_times(measured.times), *_notes(worth, header, measured.times)]
+
+
+def _captured(header: RunHeader) -> int | None:
+    """Tokens of the largest window with a graph; None if they are not known."""
+    graphs = None if header.engine is None else header.engine.cuda_graphs
+    return None if graphs is None else graphs.largest_window
 
 
 def rates_table(worth: Worth, *, stages: bool = False) -> Table:

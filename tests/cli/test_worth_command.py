@@ -116,6 +116,39 @@ def test_engine_arguments_reach_every_run(monkeypatch: pytest.MonkeyPatch) -> No
     assert [spec.engine_args for spec in asked] == [{"block_size": 16}] * 2
 
 
+@pytest.mark.parametrize(
+    ("gpu", "words", "sizes"),
+    [
+        (True, [], [1, 2, 3, 8, 16, 24]),
+        (True, ["--engine-args", '{"compilation_config": {"mode": 0}}'], [1, 2, 3, 8, 16, 24]),
+        (
+            True,
+            ["--engine-args", '{"compilation_config": {"cudagraph_capture_sizes": [8]}}'],
+            [8],
+        ),
+        (True, ["--engine-args", '{"compilation_config": 0}'], None),
+        (True, ["--serve", "1m"], None),
+        (True, ["--engines"], None),
+        (False, [], None),
+    ],
+)
+def test_a_gpu_captures_the_windows_that_are_compared(
+    gpu: bool, words: list[str], sizes: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[RunSpec] = []
+    monkeypatch.setattr("nwor_bench.instruments.device.uses_gpu", lambda: gpu)
+    monkeypatch.setattr(
+        "nwor_bench.engine.preflight.check_sweep",
+        lambda sweep: asked.extend(point.spec for point in make_points(sweep)),
+    )
+    with pytest.raises(AssertionError, match="not refused"):
+        call("--pair", "tiny", "--requests", "1,8", "--max-draft-tokens", "2", *words)
+    for spec in asked:
+        graphs = spec.engine_args.get("compilation_config") or {}
+        assert graphs.get("cudagraph_capture_sizes") == sizes
+        assert graphs.get("mode") == (0 if '"mode"' in " ".join(words) else None)
+
+
 def test_one_engine_runs_all_batch_sizes() -> None:
     given = {"target_model": None, "max_new_tokens": 32, "dtype": "float32"}
     sweep = worth_sweep("tiny", ["short"], [1, 2, 8], 3, 60.0, given)

@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.instruments.draft_counts import SAFE_GRAPHS, UNSAFE_GRAPHS, schedule_of
+from nwor_bench.instruments.draft_counts import (
+    SAFE_GRAPHS,
+    UNSAFE_GRAPHS,
+    schedule_of,
+    window_sizes,
+)
 from nwor_bench.plugin.draft_turns import _choose_graphs
 
 pytestmark = pytest.mark.slow  # imports vLLM
@@ -16,7 +21,7 @@ SIZES = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
 REQUESTS = 128
 
 
-def manager(mode: str, counts: range) -> Any:
+def manager(mode: str, counts: range, sizes: list[int]) -> Any:
     """vLLM's chooser of graphs, with its candidates and no graph."""
     from vllm.config.compilation import CUDAGraphMode
     from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
@@ -31,7 +36,7 @@ def manager(mode: str, counts: range) -> Any:
         cache_config=SimpleNamespace(use_kda_recoverssm=False),
     )  # fmt: skip
     own.compilation_config = SimpleNamespace(
-        cudagraph_capture_sizes=SIZES, max_cudagraph_capture_size=SIZES[-1]
+        cudagraph_capture_sizes=sizes, max_cudagraph_capture_size=sizes[-1]
     )
     own.max_num_reqs, own.decode_query_len = REQUESTS, counts[-1] + 1
     own.cudagraph_mode, own.varlen_decode, own.ubatch_runner = CUDAGraphMode[mode], False, None
@@ -41,12 +46,12 @@ def manager(mode: str, counts: range) -> Any:
     return own
 
 
-def other_batches(mode: str, counts: range) -> list[tuple[int, int]]:
+def other_batches(mode: str, counts: range, sizes: list[int] = SIZES) -> list[tuple[int, int]]:
     """Requests and draft counts for which the drafter replays the graph of a larger batch than the
     target's metadata are of: it is asked with the tokens to which the target was padded."""
     from vllm.config.compilation import CUDAGraphMode
 
-    chooser = manager(mode, counts)
+    chooser = manager(mode, counts, sizes)
     found = []
     for k in counts:
         for requests in range(1, REQUESTS + 1):
@@ -61,6 +66,22 @@ def other_batches(mode: str, counts: range) -> list[tuple[int, int]]:
 def test_one_count_and_full_graphs_alone_are_safe() -> None:
     assert other_batches(UNSAFE_GRAPHS, range(4, 5)) == []
     assert other_batches(SAFE_GRAPHS, range(5)) == []
+
+
+def test_worths_own_sizes_are_safe_and_give_every_window_its_graph() -> None:
+    from vllm.config.compilation import CUDAGraphMode
+
+    measured, counts = [1, 8, 32, 128], range(5)
+    sizes = window_sizes(measured, counts[-1])
+    assert other_batches(SAFE_GRAPHS, counts, sizes) == []
+    chooser = manager(SAFE_GRAPHS, counts, sizes)
+    for requests in measured:
+        for k in counts:
+            chosen = chooser.dispatch(requests, requests * (k + 1), k + 1, 0)
+            assert chosen.cg_mode is CUDAGraphMode.FULL
+            assert (chosen.num_reqs, chosen.num_tokens) == (requests, requests * (k + 1))
+        # The drafter's steps behind its first: a token a request.
+        assert requests in sizes
 
 
 def test_vllms_default_graphs_are_not_with_several_counts() -> None:

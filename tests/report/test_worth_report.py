@@ -15,6 +15,7 @@ from nwor_bench.analysis.worth import WindowTime, window_times
 from nwor_bench.records.header import PairFacts
 from nwor_bench.records.types import NworMode, Verdict
 from nwor_bench.report import draft_line, worth_answer
+from nwor_bench.report.document import Paragraph
 from nwor_bench.report.worth import rates_table, worth_rows
 
 pytestmark = pytest.mark.slow  # imports pandas and scipy
@@ -193,6 +194,29 @@ def test_the_line_for_vllm(best: Mapping[int, int], config: dict[str, Any] | Non
 
 def adaptive(requests: int, ratio: float) -> Rate:
     return replace(rate(requests, 2, ratio, FASTER), adaptive=True)
+
+
+@pytest.mark.parametrize(
+    ("best", "captured", "asked"),
+    [
+        ({1: 3, 8: 3}, 640, None),  # one count, small windows
+        ({1: 3, 8: 1}, 640, '{"cudagraph_mode": "FULL_DECODE_ONLY"}'),
+        ({128: 4}, 640, '{"max_cudagraph_capture_size": 640}'),
+        ({128: 4}, 512, None),  # measured without graphs
+        ({1: 3, 130: 4}, 1024, '{"cudagraph_mode": "FULL_DECODE_ONLY", '
+                               '"max_cudagraph_capture_size": 656}'),
+    ],
+)  # fmt: skip
+def test_a_server_is_told_which_graphs_were_measured(
+    best: Mapping[int, int], captured: int, asked: str | None
+) -> None:
+    rates = [rate(size, k, 1.9, FASTER) for size, k in best.items()]
+    blocks = draft_line.line_blocks(worth(rates, best), PAIR, captured=captured)
+    texts = [block.text for block in blocks if isinstance(block, Paragraph)]
+    if asked is None:
+        assert not [text for text in texts if "--compilation-config" in text]
+    else:
+        assert [text for text in texts if f"--compilation-config '{asked}'" in text]
 
 
 def test_adaptive_verification_stands_beside_the_fixed_counts() -> None:

@@ -14,6 +14,7 @@ from nwor_bench.analysis.findings.interleaved import interleaved_findings, unaff
 from nwor_bench.analysis.findings.machine import machine_findings
 from nwor_bench.analysis.findings.table import Finding, FindingKind, Severity, found, rank
 from nwor_bench.analysis.paired import LATENCY_MS
+from nwor_bench.instruments.draft_counts import GRAPH_STEP
 from nwor_bench.instruments.robust import MIN_GROUPS
 from nwor_bench.records.cell import SWITCHED, Cell
 from nwor_bench.records.facts import EngineStatus
@@ -29,9 +30,6 @@ FEW_BLOCKS = 10
 
 ENOUGH_GROUPS = 100
 """Groups of each cell that an interleaved run should have."""
-
-GRAPH_STEP = 16
-"""vLLM captures multiples of it above 256 tokens, and each of its own sizes."""
 
 ON_CPU = "Nothing to do. Times on a CPU do not apply to NWOR on a GPU."
 

@@ -114,10 +114,11 @@ def worth(
     if dtype is None and not uses_gpu():
         dtype = "float32"  # in bfloat16 draft counts differ at ties: explaining them takes minutes
     scv_modes = ["off", "adaptive"] if "stage" in nwor_modes and uses_gpu() else ["off"]
+    vllm_args = _json(engine_args)
     given = {
         "target_model": target_model, "draft_model": draft_model, "method": method,
         "max_new_tokens": max_new_tokens, "tensor_parallel_size": tensor_parallel_size,
-        "seed": seed, "dtype": dtype, "engine_args": _json(engine_args),
+        "seed": seed, "dtype": dtype, "engine_args": vllm_args,
         "acceptance_rates": _rates(acceptance_rates),
         "nwor_modes": [word.strip() for word in nwor_modes.split(",")], "scv_modes": scv_modes,
     }  # fmt: skip
@@ -130,6 +131,8 @@ def worth(
     if serve is not None and (engines or why):
         remedy = "one engine serves, and each draft count has its own (--engines); leave it out"
         raise ConfigError.for_field("--serve", serve, remedy)
+    if uses_gpu() and serve is None and not (engines or why):
+        given["engine_args"] = _with_graphs(vllm_args or {}, sizes, max_draft_tokens)
     sweep = worth_sweep(*workload, given)
     check_sweep(sweep)
     options = started(context, options)
@@ -170,6 +173,22 @@ def _json(text: str | None) -> dict[str, Any] | None:
     from nwor_bench.workload.options import read_as
 
     return None if text is None else dict(read_as(dict[str, Any], "--engine-args", text))
+
+
+def _with_graphs(given: dict[str, Any], sizes: list[int], most: int) -> dict[str, Any]:
+    """vLLM's arguments with a graph for each window that is compared, if they name no sizes.
+
+    vLLM's own choice has dozens for each draft count, which takes minutes for a large model, and
+    none for the largest windows. Requests at random times (--serve) need it.
+    """
+    from nwor_bench.instruments.draft_counts import window_sizes
+
+    graphs = given.get("compilation_config", {})
+    named = {"cudagraph_capture_sizes", "max_cudagraph_capture_size"}
+    if not isinstance(graphs, dict) or named & graphs.keys():
+        return given
+    graphs = {**graphs, "cudagraph_capture_sizes": window_sizes(sizes, most)}
+    return {**given, "compilation_config": graphs}
 
 
 def worth_sweep(

@@ -154,15 +154,16 @@ def test_of_a_mixture_of_experts_medians_decide_in_all_layers() -> None:
     assert (found.verdict, found.layers) == (KvVerdict.WITHIN, 2)
     wrong = FakeStates({0: 4}, wrong=0.05, median=0.041, rows=100, routed=True)
     assert checked(wrong, OFF).verdict is KvVerdict.BROKEN
+    few = FakeStates({0: 4}, wrong=0.031, rows=99, routed=True)  # as without experts
+    assert checked(few, OFF).verdict is KvVerdict.BROKEN
 
 
 def test_states_of_which_a_wrong_one_would_pass_are_not_compared() -> None:
     found = checked(FakeStates({0: 4}, own=(0.3, 0.3), rows=100), OFF)
     assert (found.verdict, found.reason) == (KvVerdict.NOT_RUN, TOO_BLUNT)
     # A median of few states is too uncertain, and the largest error says nothing here.
-    for few in ({"own": (0.17, OWN)}, {"routed": True}):
-        found = checked(FakeStates({0: 4}, rows=99, **few), OFF)
-        assert (found.verdict, found.reason) == (KvVerdict.NOT_RUN, FEW)
+    found = checked(FakeStates({0: 4}, own=(0.17, OWN), rows=99), OFF)
+    assert (found.verdict, found.reason) == (KvVerdict.NOT_RUN, FEW)
 
 
 def test_what_could_not_be_compared_is_said() -> None:

@@ -39,10 +39,11 @@ BLUNT = 0.5
 or less is often no further off."""
 
 MEDIAN = ("median",)
-"""What decides for a mixture of experts, and if mode off differs from itself that much in one layer
-or more. A router sends some token to other experts, by chance: a few states are far off, those of
-other requests and layers in each run. A fault of the kernels or of the commit moves most of them.
-Seen on an H200 (Qwen3-Next-80B, 32 requests): the largest error 3.3 times mode off's own."""
+"""What decides for a mixture of experts with enough states, and if mode off differs from itself that
+much in one layer or more. A router sends some token to other experts, by chance: a few states are
+far off, those of other requests and layers in each run. A fault of the kernels or of the commit
+moves most of them. Seen on an H200 (Qwen3-Next-80B, 32 requests): the largest error 3.3 times mode
+off's own."""
 
 CHAOTIC = 4.0
 """Allowed median in multiples of mode off's own, then: the median of 8 requests scatters with what
@@ -67,7 +68,8 @@ class StateGate:
         self._off: dict[int, Ids] = {}
         self._cell: dict[int, Ids] = {}
         self._tolerances: dict[LayerKey, Tolerance] = {}
-        self._measures = MEDIAN if routed else tuple(MULTIPLES)
+        self._routed = routed
+        self._measures = tuple(MULTIPLES)
         self._why_not: str | None = None
 
     def keep_off(self, ids: Sequence[Ids]) -> None:
@@ -144,9 +146,10 @@ class StateGate:
         ]
         self._cache.drop_states(["once", "again"])
         measured, self._why_not = tolerances(found)
-        if any(each.allowed["largest"] >= BLUNT for each in measured.values()):
+        blunt = any(each.allowed["largest"] >= BLUNT for each in measured.values())
+        rows = [entry["rows"] for of_rank in found[0] for entry in of_rank["errors"]]
+        if blunt or (self._routed and min(rows) >= ENOUGH_ROWS):
             self._measures = MEDIAN
-        if self._measures == MEDIAN:
             measured = {key: _by_median(each) for key, each in measured.items()}
         decides = self._measures[0]
         self._tolerances = {

@@ -40,8 +40,8 @@ or less is often no further off."""
 
 MEDIAN = ("median",)
 """What decides for a mixture of experts with enough states, and if mode off differs from itself
-that much in one layer or more. A router sends some token to other experts, by chance: a few states are
-far off, those of other requests and layers in each run. A fault of the kernels or of the commit
+that much in one layer or more. A router sends some token to other experts, by chance: a few states
+are far off, those of other requests and layers in each run. A fault of the kernels or of the commit
 moves most of them. Seen on an H200 (Qwen3-Next-80B, 32 requests): the largest error 3.3 times mode
 off's own."""
 

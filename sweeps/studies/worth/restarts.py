@@ -104,6 +104,7 @@ def engine_of(arguments: argparse.Namespace) -> Any:
         disable_log_stats=not arguments.log_stats,
         enforce_eager=arguments.eager,
         compilation_config={} if arguments.eager else {"cudagraph_mode": "FULL_DECODE_ONLY"},
+        **arguments.engine_args,
     ).llm_engine
 
 
@@ -299,6 +300,7 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=1, help="batches of each size before them")
     parser.add_argument("--cache", type=int, default=20_000_000_000, help="bytes of an engine's KV")
     parser.add_argument("--dtype", help="default: the pair's")
+    parser.add_argument("--engine-args", type=json.loads, default={}, help="vLLM's, as JSON")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--log-stats", action="store_true", help="count as a server does")
     parser.add_argument("--at-once", action="store_true", help="all engines stay up and take turns")

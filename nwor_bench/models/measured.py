@@ -16,8 +16,15 @@ from nwor_bench.models.shape import ModelShape
 from nwor_bench.records.types import Verdict
 from nwor_bench.workload.toml_file import resource_dir
 
-FILES = ("studies/interleave/cells.csv", "studies/two-clocks/cells.csv")
-"""The older one first: a setting's last row counts."""
+FILES = (
+    "studies/interleave/cells.csv",
+    "studies/two-clocks/cells.csv",
+    "studies/states/windows.csv",
+)
+"""The oldest first: a setting's last row counts. The last one is of recurrent states."""
+
+DRAFTS = "4"
+"""Draft tokens of the settings."""
 
 STAGED = ("stage x graph", "stage x adaptive")
 ACCEPTANCE = "2.6"
@@ -32,6 +39,8 @@ class MeasuredRow:
     """The ratio of a window's time with NWOR and SCV on to stock's, with its 95 % interval."""
 
     pair: str
+    weights: str
+    """vLLM's `quantization`; empty for the pair's own dtype."""
     requests: int
     context: int | None
     """Tokens of context; None for real text, whose prompts differ."""
@@ -44,6 +53,11 @@ class MeasuredRow:
     verdict: str
     """That of the run: FASTER, SLOWER, another one if it was undecided, or AS_STOCK."""
 
+    @property
+    def model(self) -> str:
+        """For people: the pair, and how its weights are quantised."""
+        return f"{self.pair}, {self.weights}" if self.weights else self.pair
+
 
 @cache
 def measured_rows() -> tuple[MeasuredRow, ...]:
@@ -53,11 +67,13 @@ def measured_rows() -> tuple[MeasuredRow, ...]:
         direct = row["verdict"] == Verdict.INEFFECTIVE
         if not direct and not row["ratio_ci_low"]:
             continue
-        setting = (row["pair"], row["requests"], row["context"], row["cache"])
+        weights = row.get("weights", "")
+        setting = (row["pair"], weights, row["requests"], row["context"], row["cache"])
         numbers = (row["ratio_to_off"], row["ratio_ci_low"], row["ratio_ci_high"])
         ratio, low, high = (None if direct else float(number) for number in numbers)
         found[setting] = MeasuredRow(
             pair=row["pair"],
+            weights=weights,
             requests=int(row["requests"]),
             context=int(row["context"]) if row["context"] else None,
             cache=row["cache"],
@@ -74,6 +90,7 @@ def _staged_rows() -> Iterator[dict[str, str]]:
         with (resource_dir("sweeps") / name).open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 usual = row.get("acceptance", ACCEPTANCE) in (ACCEPTANCE, "")
+                usual &= row.get("drafts", DRAFTS) == DRAFTS and not row.get("against")
                 if row["cell"] in STAGED and usual and "H100" not in row.get("gpu", ""):
                     yield row
 
@@ -110,7 +127,8 @@ def nearest_rows(
 
     shapes = ((row, _shape_of(row.pair)) for row in measured_rows())
     known = [(row, own) for row, own in shapes if own is not None]
-    return tuple(row for row, _ in sorted(known, key=distance)[:most])
+    known.sort(key=lambda setting: (distance(setting), setting[0].weights))
+    return tuple(row for row, _ in known[:most])
 
 
 def _kind(shape: ModelShape) -> tuple[bool, bool, bool]:

@@ -68,7 +68,7 @@ def _measured(rows: Sequence[MeasuredRow]) -> Table:
     return table(
         ["Model", "Requests", "Context", "Cache", "Time over stock [95 % interval]", "Verdict"],
         [
-            [row.pair, count(row.requests), count(row.context), row.cache,
+            [row.model, count(row.requests), count(row.context), row.cache,
              "" if row.ratio is None else f"{row.ratio:.3f} [{row.low:.3f}, {row.high:.3f}]",
              row.verdict]
             for row in rows

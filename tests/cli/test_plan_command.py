@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from nwor_bench.errors import ExitCode
+from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.report.plan import percent
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -186,7 +187,9 @@ def test_other_models_have_no_recurrent_states(plan: Run) -> None:
     assert json.loads(plan(*LLAMA, "--json")[1])["predictions"][0]["recurrent"] is None
 
 
-def test_the_nearest_measured_settings_stand_beside_the_prediction(plan: Run) -> None:
+def test_the_nearest_measured_settings_stand_beside_the_prediction(
+    plan: Run, tmp_path: Path
+) -> None:
     """Those of its own shape come first, with the numbers that the study's CSV has."""
     _, out, _ = plan(*LLAMA, "--json")
     nearest = json.loads(out)["predictions"][0]["measured"]
@@ -204,6 +207,11 @@ def test_the_nearest_measured_settings_stand_beside_the_prediction(plan: Run) ->
         and "H200" in row["gpu"]
     ]
     assert first["ratio"] == float(of_it[-1]["ratio_to_off"])
+    hybrid = resolve_pair("qwen3.5-27b-shape", cache_dir=tmp_path).target
+    _, out, _ = plan("--config", str(hybrid), "--requests", "32", "--json")
+    own, quantised = json.loads(out)["predictions"][0]["measured"][:2]
+    assert (own["pair"], own["weights"], own["requests"]) == ("qwen3.5-27b-shape", "", 32)
+    assert (quantised["pair"], quantised["weights"]) == ("qwen3.5-27b-shape", "fp8_per_tensor")
     _, out, _ = plan("--config", str(CONFIGS / "DeepSeek-V3.json"), "--requests", "64", "--json")
     latent = json.loads(out)["predictions"][0]["measured"][0]
     assert (latent["pair"], latent["requests"]) == ("deepseek-lite-shape", 64)

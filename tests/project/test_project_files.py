@@ -16,6 +16,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from nwor_bench.models import measured
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 TOP_LEVEL = {
     *("nwor_bench", "kernels", "scenarios", "sweeps", "tests", "docs", "requirements"),
@@ -108,6 +110,9 @@ def copy_of_the_sources(folder: Path) -> Path:
     ignore = shutil.ignore_patterns("__pycache__", "results", "studies")
     for name in ("nwor_bench", "kernels", "scenarios", "sweeps"):
         shutil.copytree(CHECKOUT / name, folder / name, ignore=ignore)
+    for table in measured.FILES:
+        (folder / "sweeps" / table).parent.mkdir(parents=True)
+        shutil.copy(CHECKOUT / "sweeps" / table, folder / "sweeps" / table)
     for name in BUILT_FROM:
         shutil.copy(CHECKOUT / name, folder)
     return folder
@@ -136,6 +141,7 @@ def test_wheel_holds_every_module_and_data_file(wheel: Path) -> None:
     modules |= under("kernels", "*.py")
     data = {f"nwor_bench/scenarios/{name}" for name in under("scenarios", "*.*")}
     data |= {f"nwor_bench/sweeps/{name}" for name in under("sweeps", "*.toml")}
+    data |= {f"nwor_bench/sweeps/{table}" for table in measured.FILES}  # `plan` reads them
     assert shipped == modules | data
 
 
@@ -160,6 +166,9 @@ def test_wheel_works_in_a_clean_environment(wheel: Path, tmp_path: Path) -> None
     for entry in ("nwor_bench.cli.app:main", "nwor_bench.plugin:register"):
         assert entry in run(python, "-c", plugins, cwd=tmp_path)
     assert json.loads(run(command, "pairs", "list", "--json", cwd=tmp_path))["pairs"]
+    pair = tomllib.loads((CHECKOUT / "scenarios/pairs/llama-1b-shape.toml").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(pair["shape"]["target"]))
+    assert "Nearest settings" in run(command, "plan", "--config", "config.json", cwd=tmp_path)
     assert "quick" in run(command, "sweep", "--file", "quick", "--dry-run", cwd=tmp_path)
     assert "stage x graph" in run(command, "sweep", "--dry-run", "--pair", "tiny", cwd=tmp_path)
 

@@ -61,6 +61,8 @@ def rows_of(folder: Path) -> Iterator[dict[str, Any]]:
             "weights": spec.get("engine_args", {}).get("quantization"),
             "requests": header.scenario["requests"],
             "drafts": header.scenario["draft_tokens"],
+            "context": header.scenario["prompts"]["tokens"],
+            "cache": header.engine.kv_cache_dtype,
             "against": None if against is None else json.dumps(against),
             "state_bytes": header.engine.state_bytes,
             "cell": cell.label,

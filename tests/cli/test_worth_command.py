@@ -36,6 +36,18 @@ def call(*words: str) -> None:
     CliRunner().invoke(app, ["worth", *words], catch_exceptions=False)
 
 
+def specs_of(monkeypatch: pytest.MonkeyPatch, *words: str) -> list[RunSpec]:
+    """Of the runs that a command line asks for, as they are checked."""
+    asked: list[RunSpec] = []
+    monkeypatch.setattr(
+        "nwor_bench.engine.preflight.check_sweep",
+        lambda sweep: asked.extend(point.spec for point in make_points(sweep)),
+    )
+    with pytest.raises(AssertionError, match="not refused"):
+        call(*words)
+    return asked
+
+
 @pytest.mark.parametrize(
     ("words", "field", "value"),
     [
@@ -94,25 +106,15 @@ def test_methods_that_cannot_change_their_count_are_refused_by_name(method: Meth
 def test_a_method_with_one_count_gets_an_engine_for_each(
     words: list[str], engines: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[RunSpec] = []
-    monkeypatch.setattr(
-        "nwor_bench.engine.preflight.check_sweep",
-        lambda sweep: asked.extend(point.spec for point in make_points(sweep)),
-    )
-    with pytest.raises(AssertionError, match="not refused"):
-        call(*words, "--requests", "1,2")
+    asked = specs_of(monkeypatch, *words, "--requests", "1,2")
     assert {spec.engines for spec in asked} == {engines}
     assert {spec.stopping.blocks for spec in asked} == {3 if engines else 1}
 
 
 def test_engine_arguments_reach_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[RunSpec] = []
-    monkeypatch.setattr(
-        "nwor_bench.engine.preflight.check_sweep",
-        lambda sweep: asked.extend(point.spec for point in make_points(sweep)),
+    asked = specs_of(
+        monkeypatch, "--pair", "tiny", "--requests", "1,2", "--engine-args", '{"block_size": 16}'
     )
-    with pytest.raises(AssertionError, match="not refused"):
-        call("--pair", "tiny", "--requests", "1,2", "--engine-args", '{"block_size": 16}')
     assert [spec.engine_args for spec in asked] == [{"block_size": 16}] * 2
 
 
@@ -135,14 +137,10 @@ def test_engine_arguments_reach_every_run(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_gpu_captures_the_windows_that_are_compared(
     gpu: bool, words: list[str], sizes: list[int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[RunSpec] = []
     monkeypatch.setattr("nwor_bench.instruments.device.uses_gpu", lambda: gpu)
-    monkeypatch.setattr(
-        "nwor_bench.engine.preflight.check_sweep",
-        lambda sweep: asked.extend(point.spec for point in make_points(sweep)),
+    asked = specs_of(
+        monkeypatch, "--pair", "tiny", "--requests", "1,8", "--max-draft-tokens", "2", *words
     )
-    with pytest.raises(AssertionError, match="not refused"):
-        call("--pair", "tiny", "--requests", "1,8", "--max-draft-tokens", "2", *words)
     for spec in asked:
         graphs = spec.engine_args.get("compilation_config") or {}
         assert graphs.get("cudagraph_capture_sizes") == sizes
@@ -194,14 +192,10 @@ def test_each_count_but_0_is_staged_too(
     monkeypatch: pytest.MonkeyPatch, gpu: bool, scv: ScvMode
 ) -> None:
     """With SCV adaptive; it cannot run without CUDA, where the host decides."""
-    asked: list[RunSpec] = []
     monkeypatch.setattr("nwor_bench.instruments.device.uses_gpu", lambda: gpu)
-    monkeypatch.setattr(
-        "nwor_bench.engine.preflight.check_sweep",
-        lambda sweep: asked.extend(point.spec for point in make_points(sweep)),
+    asked = specs_of(
+        monkeypatch, "--pair", "tiny", "--nwor-modes", "off,stage", "--max-draft-tokens", "2"
     )
-    with pytest.raises(AssertionError, match="not refused"):
-        call("--pair", "tiny", "--nwor-modes", "off,stage", "--max-draft-tokens", "2")
     cells = asked[0].cells("tiny")
     assert [(c.drafts, c.nwor_mode, c.scv_mode) for c in cells if c.drafts] == [
         (k, *modes)

@@ -171,7 +171,8 @@ def worth_at(sizes: Sequence[AtSize], counts: Sequence[int], texts: int) -> Wort
             best[own.requests] = _best(own.tokens, times, counts)
         if own.staged:
             both = {k: added(times[k], over) for k, over in own.staged.items() if k in times}
-            best_staged[own.requests] = _best(own.tokens, {0: _NONE, **both}, counts)
+            if both:
+                best_staged[own.requests] = _best(own.tokens, {0: _NONE, **both}, counts)
     least = {own.requests: own.least for own in sizes if own.least < own.requests}
     return Worth(tuple(rates), best, texts, noise, least, best_staged)
 

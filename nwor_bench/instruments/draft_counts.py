@@ -7,6 +7,7 @@ they switch NWOR's mode by it if a cell stages.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import ceil
 from typing import Any
 
 from nwor_bench.errors import EngineError
@@ -27,14 +28,14 @@ WHY_NOT_ADAPTIVE = (
 
 SAFE_GRAPHS = "FULL_DECODE_ONLY"
 UNSAFE_GRAPHS = "FULL_AND_PIECEWISE"
-
-GRAPH_STEP = 16
-"""vLLM captures multiples of it above 256 tokens, and each of its own sizes."""
 """vLLM's default cudagraph_mode. With several draft counts, vLLM 0.32's V2 runner runs a batch
 that no full graph of its count fits in pieces, padded in tokens only. Its drafter then finds a full
 graph of the padded size, and replays it over metadata made for fewer requests: FlashAttention 3
 reads an illegal address (`sweeps/studies/worth/stock_crash.py`). Without piecewise graphs both find
 the same graph or none."""
+
+GRAPH_STEP = 16
+"""Above 256 tokens vLLM captures multiples of it."""
 
 WHY_UNSAFE = (
     "with several draft counts vLLM 0.32 may then replay a drafter's graph over the metadata of "
@@ -55,6 +56,11 @@ def schedule_of(counts: Sequence[int]) -> list[tuple[int, int, int]]:
     graphs for these, if `max_num_seqs` is no less than their number. The lookup made from it is
     replaced before the first batch."""
     return [(size, size, count) for size, count in enumerate(counts, start=1)]
+
+
+def capture_size(tokens: int) -> int:
+    """The `max_cudagraph_capture_size` with which vLLM captures a window of so many tokens."""
+    return GRAPH_STEP * ceil(tokens / GRAPH_STEP)
 
 
 def window_sizes(requests: Iterable[int], most: int) -> list[int]:

@@ -2,12 +2,11 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from math import ceil
 from typing import Any
 
 from nwor_bench.analysis.draft_rates import Worth
 from nwor_bench.analysis.served import best_fixed, served_ratios
-from nwor_bench.instruments.draft_counts import GRAPH_STEP, SAFE_GRAPHS
+from nwor_bench.instruments.draft_counts import SAFE_GRAPHS, capture_size
 from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.header import PairFacts
 from nwor_bench.report.document import Block, Code, Paragraph
@@ -87,7 +86,8 @@ def _graphs_note(config: Mapping[str, Any], largest: int, captured: int) -> Iter
     schedule = config.get("num_speculative_tokens_per_batch_size")
     single = [[1, largest, config["num_speculative_tokens"]]]
     tokens = max(size * (drafts + 1) for _, size, drafts in schedule or single)
-    graphs, why = {}, []
+    graphs: dict[str, Any] = {}
+    why: list[str] = []
     if schedule:
         graphs["cudagraph_mode"] = SAFE_GRAPHS
         why.append(
@@ -95,7 +95,7 @@ def _graphs_note(config: Mapping[str, Any], largest: int, captured: int) -> Iter
             "nwor-bench (docs/worth.md)"
         )
     if CAPTURED < tokens <= captured:
-        graphs["max_cudagraph_capture_size"] = GRAPH_STEP * ceil(tokens / GRAPH_STEP)
+        graphs["max_cudagraph_capture_size"] = capture_size(tokens)
         why.append(
             f"by default vLLM captures no window above {CAPTURED} tokens, and those measured were"
         )

@@ -125,6 +125,12 @@ def test_a_batch_size_without_groups_has_no_count_of_its_own() -> None:
     found = worth_of([Measured(run, []), known])
     assert (found.best, found.unmeasured) == ({4: 2}, [1])
     assert found.schedule == [[1, 4, 2]]
+    # Nor of the line of a server that stages: k over k = 0 was not measured.
+    twin = next(e for e in measured(rng, texts=40, groups=40, staged={2: 0.9}).effects
+                if e.pair.treated.stock_twin is not None)  # fmt: skip
+    unknown = worth_of([Measured(run, [twin]), known])
+    assert [rate.stage_groups for rate in unknown.rates if rate.stage_ratio] == [40]
+    assert unknown.best_staged == {}
 
 
 def test_a_count_must_beat_the_smaller_one_not_only_none() -> None:

@@ -156,20 +156,22 @@ def test_engines_have_room_for_the_largest_batch(study: Study) -> None:
     assert most_requests([8, 128], ["1", "1/4"]) == 128
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_an_arm_that_fails_is_left_out_and_the_others_go_on(
-    study: Study,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    at_once: bool,
-) -> None:
-    """What it measured before is kept. No process is left."""
-    restarts = study("worth", "restarts")
+@pytest.fixture
+def restarts(study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The study with stand-in workers, in a folder of its own."""
+    found = study("worth", "restarts")
     (tmp_path / "worker.py").write_text(WORKER)
-    monkeypatch.setattr(restarts, "__file__", str(tmp_path / "worker.py"))
+    monkeypatch.setattr(found, "__file__", str(tmp_path / "worker.py"))
     monkeypatch.setattr("sys.argv", ["restarts.py"])
     monkeypatch.chdir(tmp_path)
+    return found
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_an_arm_that_fails_is_left_out_and_the_others_go_on(
+    restarts: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], at_once: bool
+) -> None:
+    """What it measured before is kept. No process is left."""
     arms = ["dies", "absent", "1/4", "0"]
     order = order_of(arms=arms, at_once=at_once, requests=[8], output=tmp_path)
     rows = restarts.measure(order)
@@ -189,14 +191,9 @@ def test_an_arm_that_fails_is_left_out_and_the_others_go_on(
 
 
 def test_all_workers_end_if_the_run_is_stopped(
-    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    restarts: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what they measured is stored, the last round too."""
-    restarts = study("worth", "restarts")
-    (tmp_path / "worker.py").write_text(WORKER)
-    monkeypatch.setattr(restarts, "__file__", str(tmp_path / "worker.py"))
-    monkeypatch.setattr("sys.argv", ["restarts.py"])
-    monkeypatch.chdir(tmp_path)
     run, batches = restarts.Worker.run, []
 
     def stopped_in_the_sixth_batch(worker: object, size: int, number: int) -> object:

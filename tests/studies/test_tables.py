@@ -53,6 +53,9 @@ def test_what_readme_and_results_cite_of_recurrent_states() -> None:
     assert f"fp8 {known['fp_many']} at 32 and {known['fp_most']} at 80" in results
     assert f"Qwen3-Next-80B in fp8 {known['next']} at 8 and 32" in results
     assert f"takes {known['control']} of stock's time" in results
+    states = " ".join((CHECKOUT / "docs" / "states.md").read_text(encoding="utf-8").split())
+    fused = f"half of the commit, {known['half_of_step']} % of a step where that is most "
+    assert f"{fused}(the prototypes {known['saved_of_step']} %)" in states
 
 
 def of_whole_hybrids() -> pd.DataFrame:

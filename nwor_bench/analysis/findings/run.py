@@ -14,7 +14,7 @@ from nwor_bench.analysis.findings.interleaved import interleaved_findings, unaff
 from nwor_bench.analysis.findings.machine import machine_findings
 from nwor_bench.analysis.findings.table import Finding, FindingKind, Severity, found, rank
 from nwor_bench.analysis.paired import LATENCY_MS
-from nwor_bench.instruments.draft_counts import GRAPH_STEP
+from nwor_bench.instruments.draft_counts import capture_size
 from nwor_bench.instruments.robust import MIN_GROUPS
 from nwor_bench.records.cell import SWITCHED, Cell
 from nwor_bench.records.facts import EngineStatus
@@ -256,9 +256,8 @@ def _no_graph(header: RunHeader) -> Iterator[Finding]:
     requests, drafts = scenario.get("requests", 0), scenario.get("draft_tokens", 0)
     tokens = requests * (drafts + 1)
     if most is not None and tokens > most:
-        enough = GRAPH_STEP * ceil(tokens / GRAPH_STEP)
-        values = {"tokens": tokens, "requests": requests, "drafts": drafts, "enough": enough}
-        yield found(FindingKind.NO_GRAPH, most=most, **values)
+        values = {"tokens": tokens, "requests": requests, "drafts": drafts, "most": most}
+        yield found(FindingKind.NO_GRAPH, enough=capture_size(tokens), **values)
 
 
 def _states(run: RunData, cells: Sequence[CellResult]) -> Iterator[Finding]:

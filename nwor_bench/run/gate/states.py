@@ -147,8 +147,8 @@ class StateGate:
         self._cache.drop_states(["once", "again"])
         measured, self._why_not = tolerances(found)
         blunt = any(each.allowed["largest"] >= BLUNT for each in measured.values())
-        rows = [entry["rows"] for of_rank in found[0] for entry in of_rank["errors"]]
-        if blunt or (self._routed and min(rows) >= ENOUGH_ROWS):
+        entries = [entry for of_rank in found[0] for entry in of_rank["errors"]]
+        if blunt or (self._routed and all(each["rows"] >= ENOUGH_ROWS for each in entries)):
             self._measures = MEDIAN
             measured = {key: _by_median(each) for key, each in measured.items()}
         decides = self._measures[0]

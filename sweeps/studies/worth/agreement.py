@@ -1,9 +1,9 @@
 """What batches of separate engines say: gains over k = 0, and the cost of a schedule.
 
-`rows` are those of restarts.csv. If they are paired, all engines ran the batches of one repetition
-in turns with the same prompts: ratios are those within repetitions, so slow changes of the host's
-speed cancel. Otherwise each arm has its own location. Both need 10 repetitions; settings with fewer
-are left out.
+`rows` are those of restarts.csv. If they are paired, the engines' batches of one repetition were
+interleaved, with the same prompts: ratios are those within repetitions, so slow changes of the
+host's speed cancel. Otherwise each arm has its own location. Both need 10 repetitions; settings
+with fewer are left out.
 """
 
 import numpy as np

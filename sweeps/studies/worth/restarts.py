@@ -11,10 +11,10 @@ Each arm is a process with stock vLLM: `plain` has no drafter, `0` has one and d
 (vLLM's own schedule with k = 0), the others draft 1, 2, ... tokens; `1/4` drafts 1 token in an
 engine for 4, whose schedule names 0 to 4, as that of `worth` does. No plugin runs.
 
-Arms run one after another. With --at-once all engines start together and stay up, and batches take
-turns: every repetition runs all arms in random order, with the same prompts. Then ratios are those
-within repetitions, and a host whose speed drifts distorts none of them. --cache is each engine's.
-An arm that fails is left out from there on; its error is in arm-NAME.log.
+Arms run one after another. With --at-once all engines start together and stay up, and their
+batches are interleaved: every repetition runs all arms in random order, with the same prompts. Then
+ratios are those within repetitions, and a host whose speed drifts distorts none of them. --cache is
+each engine's. An arm that fails is left out from there on; its error is in arm-NAME.log.
 
 Prompts, lengths, acceptance and CUDA graphs are those of
 
@@ -303,7 +303,7 @@ def main() -> None:
     parser.add_argument("--engine-args", type=json.loads, default={}, help="vLLM's, as JSON")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--log-stats", action="store_true", help="count as a server does")
-    parser.add_argument("--at-once", action="store_true", help="all engines stay up and take turns")
+    parser.add_argument("--at-once", action="store_true", help="all engines stay up, interleaved")
     parser.add_argument("--worth", type=Path, help="worth.csv to compare with")
     parser.add_argument("--compare-only", action="store_true", help="restarts.csv is there already")
     parser.add_argument("--arm", help=argparse.SUPPRESS)

@@ -212,6 +212,17 @@ def test_the_nearest_measured_settings_stand_beside_the_prediction(
     own, quantised = json.loads(out)["predictions"][0]["measured"][:2]
     assert (own["pair"], own["weights"], own["requests"]) == ("qwen3.5-27b-shape", "", 32)
     assert (quantised["pair"], quantised["weights"]) == ("qwen3.5-27b-shape", "fp8_per_tensor")
+    quarter = resolve_pair("qwen3.5-quarter-shape", cache_dir=tmp_path).target
+    _, out, _ = plan("--config", str(quarter), "--requests", "128", "--json")
+    with (CHECKOUT / "sweeps/studies/states/windows.csv").open() as file:
+        staged = [row for row in csv.DictReader(file) if row["cell"] == "stage x adaptive"]
+    (of_four,) = (
+        row for row in staged
+        if (row["pair"], row["requests"], row["drafts"]) == ("qwen3.5-quarter-shape", "128", "4")
+    )  # fmt: skip
+    own = json.loads(out)["predictions"][0]["measured"][0]
+    assert (own["pair"], own["requests"]) == ("qwen3.5-quarter-shape", 128)
+    assert own["ratio"] == float(of_four["ratio_to_off"])  # not that of two drafts
     _, out, _ = plan("--config", str(CONFIGS / "DeepSeek-V3.json"), "--requests", "64", "--json")
     latent = json.loads(out)["predictions"][0]["measured"][0]
     assert (latent["pair"], latent["requests"]) == ("deepseek-lite-shape", 64)

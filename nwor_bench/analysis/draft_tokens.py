@@ -1,7 +1,7 @@
 """Tokens of a request in a window at each draft count, from whole batches. Pure."""
 
 from collections.abc import Iterator, Sequence
-from math import exp, log1p
+from math import exp, log, log1p
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from nwor_bench.analysis.engine_times import steps_of
 from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.instruments.robust import Estimate, Values
+from nwor_bench.records.cell import ADAPTIVE
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Phase, WindowRecord
@@ -138,3 +139,26 @@ class Tokens:
             return np.ones(len(self)), np.zeros(len(self))
         at = self._counts.index(k)
         return self._windows[:, at], self._accepted[:, at]
+
+
+class WithAdaptive:
+    """Tokens of fixed counts, and of adaptive verification at one batch size.
+
+    Args:
+        adaptive: tokens of a window; what they scatter by is in its times (`engine_times`).
+    """
+
+    def __init__(self, fixed: Tokens, adaptive: float):
+        self._fixed = fixed
+        self._adaptive = adaptive
+
+    def mean(self, k: int) -> float | None:
+        """Tokens at this draft count; None without requests."""
+        return self._adaptive if k == ADAPTIVE else self._fixed.mean(k)
+
+    def difference(self, k: int, other: int) -> Estimate | None:
+        """Log tokens at k over those at another count; of ADAPTIVE over those at 0."""
+        if k != ADAPTIVE:
+            return self._fixed.difference(k, other)
+        assert other == 0
+        return Estimate(log(self._adaptive), 0.0, 1, len(self._fixed))

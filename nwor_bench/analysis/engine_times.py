@@ -5,7 +5,9 @@ count's time over that of k = 0 is that of a two-way analysis of variance, by bl
 (blocks - 1) x (counts - 1) degrees of freedom.
 
 A request's time per output token is vLLM's own, from its first token to its last: the same clock in
-every engine, without the prefill. Times its tokens a step it is the time of a step.
+every engine, without the prefill. Times its tokens a step it is the time of a step. Under adaptive
+verification those depend on the batch size and change as vLLM learns: all blocks' tokens count, so
+that tokens over time is the measured time per token, whose error is the blocks'.
 """
 
 from collections.abc import Sequence
@@ -17,6 +19,7 @@ import numpy as np
 from nwor_bench.analysis.statistics import MIN_BLOCKS
 from nwor_bench.instruments.robust import Estimate
 from nwor_bench.models.methods import WITHOUT_DRAFTER
+from nwor_bench.records.cell import ADAPTIVE
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Phase
@@ -31,9 +34,11 @@ def block_times(run: RunData) -> dict[int | None, Estimate]:
     """Log time of a step over that at k = 0, by draft count, None being the A/A arm; of the counts
     that ran in every block. Empty below MIN_BLOCKS."""
     logs: dict[int | None, dict[int, float]] = {}
+    adaptive = adaptive_tokens(run)
     for batch in run.batches:
         if batch.phase == Phase.TIMED and (batch.phase, batch.block) in run.finished:
-            value = _log_step(run.header, batch)
+            own = adaptive if batch.cell.drafts == ADAPTIVE else _tokens(run.header, [batch])
+            value = _log_step(batch, own)
             if value is not None:
                 logs.setdefault(batch.cell.drafts, {})[batch.block] = value
     blocks = sorted(logs.get(0, ()))
@@ -49,12 +54,29 @@ def block_times(run: RunData) -> dict[int | None, Estimate]:
     return {k: Estimate(v, error, degrees, len(blocks)) for k, v in over.items() if k != 0}
 
 
-def _log_step(header: RunHeader, batch: BatchRecord) -> float | None:
+def adaptive_tokens(run: RunData) -> float:
+    """Tokens of a step with adaptive verification, in all timed blocks."""
+    batches = [
+        batch
+        for batch in run.batches
+        if batch.cell.drafts == ADAPTIVE
+        and batch.phase == Phase.TIMED
+        and (batch.phase, batch.block) in run.finished
+    ]
+    return _tokens(run.header, batches)
+
+
+def _tokens(header: RunHeader, batches: Sequence[BatchRecord]) -> float:
+    """Tokens of a step of these batches' requests."""
+    steps = [each for batch in batches for each in steps_of(header, batch)]
+    number, accepted = sum(n for n, _ in steps), sum(a for _, a in steps)
+    return 1 + accepted / number if number else 1.0
+
+
+def _log_step(batch: BatchRecord, tokens: float) -> float | None:
     """Log time of a step of a batch's requests; None if vLLM kept no times."""
     if batch.request_times is None or not batch.request_times.tpot_ms:
         return None
-    steps, accepted = map(sum, zip(*steps_of(header, batch), strict=True))
-    tokens = 1 + accepted / steps if steps else 1.0
     return log(fmean(batch.request_times.tpot_ms) * tokens)
 
 

@@ -6,7 +6,7 @@ than at k = 1, so the tokens of windows of an interleaved batch are not those of
 one k. At temperature 0 all counts run the same text, and a request's acceptance does not depend on
 who runs beside it: requests of all batch sizes are pooled, each text once. The error of tokens is
 a jackknife over requests, that of times the groups'. Synthetic acceptance is what its rates say,
-without an error.
+without an error. Adaptive verification accepts as much as its batch size lets it (`engine_times`).
 
 A staged count is compared with the same count in mode off, in groups of both. The gate has shown
 that their tokens are the same, so the ratio of tokens/s is that of times.
@@ -19,11 +19,11 @@ from statistics import median
 import numpy as np
 
 from nwor_bench.analysis.draft_rates import AtSize, Worth, worth_at
-from nwor_bench.analysis.draft_tokens import Tokens, named_rates, requests_of
+from nwor_bench.analysis.draft_tokens import Tokens, WithAdaptive, named_rates, requests_of
 from nwor_bench.analysis.effects import DEVICE_MS, PairEffect
-from nwor_bench.analysis.engine_times import block_times, by_engines
+from nwor_bench.analysis.engine_times import adaptive_tokens, block_times, by_engines
 from nwor_bench.instruments.robust import Estimate, robust_location
-from nwor_bench.records.cell import NworMode, count_order
+from nwor_bench.records.cell import ADAPTIVE, NworMode, count_order
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import WindowRecord
 
@@ -60,15 +60,17 @@ def worth_of(runs: Sequence[Measured]) -> Worth:
     """What the runs of one pair say; batch sizes must differ."""
     known = {drafts for m in runs for b in m.run.batches if (drafts := b.cell.drafts)}
     counts = sorted(known, key=count_order)
-    requests = [pair for own in runs for pair in requests_of(own.run, counts)]
-    tokens = Tokens(requests, counts, named_rates(runs[0].run))
+    fixed = [k for k in counts if k != ADAPTIVE]
+    requests = [pair for own in runs for pair in requests_of(own.run, fixed)]
+    pooled = Tokens(requests, fixed, named_rates(runs[0].run))
     sizes = []
     for own in runs:
+        tokens = WithAdaptive(pooled, adaptive_tokens(own.run)) if ADAPTIVE in counts else pooled
         times = times_of(own)
         stock = {k: time for (k, staged), time in times.items() if not staged}
         staged_too = {k: time for (k, staged), time in times.items() if k and staged}
         sizes.append(AtSize(own.requests, own.requests, stock, tokens, staged_too))
-    found = worth_at(sizes, counts, len(tokens))
+    found = worth_at(sizes, counts, len(pooled))
     return replace(found, by_engines=by_engines(runs[0].run.header))
 
 

@@ -1,5 +1,8 @@
 """Engines of one run that differ in vLLM's arguments: each in a process of its own, all up at once.
 
+They start together, most of a start being one thread's work; the A/A engine follows, since two that
+compile the same would write the same files.
+
 With `--against` the second one has its arguments; with `worth --engines` each draft count has an
 engine, k = 0 one without a drafter. The last has the baseline's arguments again, for the A/A arm:
 two engines with equal arguments differ too, by where their memory lies and what they captured. If
@@ -9,7 +12,7 @@ memory is short, the A/A arm is the first engine again.
 import multiprocessing
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -24,7 +27,7 @@ from nwor_bench.engine.protocol import Engine
 from nwor_bench.errors import BenchError, EngineError
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.facts import EngineStatus
-from nwor_bench.records.types import Cell
+from nwor_bench.records.types import AA, Cell
 from nwor_bench.workload.config import RunSpec
 
 GPU_SHARE = 0.9
@@ -42,21 +45,31 @@ def start_engine(pair: ResolvedPair, spec: RunSpec, log: Path | None) -> Engine:
     """The run's engine, or several behind one. Raises as `VllmEngine` does."""
     if not spec.engine_arms:
         return VllmEngine(pair, spec, log)
+    started = time.perf_counter()
     arms = arms_with_engines(pair, spec)
-    engines: dict[str | None, Engine] = {}
+    engines: dict[str | None, ChildEngine] = {}
     try:
         for number, arm in enumerate(arms):
             own = spec.of_arm(arm)
             if not on_cpu() and "gpu_memory_utilization" not in own.engine_args:
                 share = {"gpu_memory_utilization": round(GPU_SHARE / len(arms), 3)}
                 own = replace(own, engine_args={**own.engine_args, **share})
+            if arm == AA:
+                _wait(engines.values())
             path = log and log.with_stem(f"{log.stem}-{number}" if number else log.stem)
-            engines[arm] = cast(Engine, ChildEngine(pair, own, path))
-        return cast(Engine, EngineArms(engines))
+            engines[arm] = ChildEngine(pair, own, path)
+        _wait(engines.values())
     except BaseException:
         for engine in engines.values():
             engine.close()
         raise
+    seconds = time.perf_counter() - started
+    return cast(Engine, EngineArms(cast(dict[str | None, Engine], engines), start_seconds=seconds))
+
+
+def _wait(engines: Iterable["ChildEngine"]) -> None:
+    for engine in engines:
+        engine.wait_started()
 
 
 class EngineArms:
@@ -65,22 +78,26 @@ class EngineArms:
     Args:
         engines: by arm, None being the baseline's; an arm without one runs on the baseline's.
         idle_s: pause before another engine runs.
+        start_seconds: until all had started.
     """
 
-    def __init__(self, engines: Mapping[str | None, Engine], idle_s: float | None = None):
+    def __init__(
+        self,
+        engines: Mapping[str | None, Engine],
+        idle_s: float | None = None,
+        start_seconds: float = 0.0,
+    ):
         self._engines = engines
         self._active = engines[None]
         own = {arm: engine.status() for arm, engine in engines.items()}
         baseline = own.pop(None)
         facts = {str(arm): _differences(status, baseline) for arm, status in own.items()}
-        every = (baseline, *own.values())
-        starts = sum(status.start_seconds or 0.0 for status in every)
-        methods = [status.rejection_sample_method for status in every]  # none without drafts
+        methods = [status.rejection_sample_method for status in (baseline, *own.values())]
         self._facts = {
             "arms": facts,
-            "rejection_sample_method": next(filter(None, methods), None),
+            "rejection_sample_method": next(filter(None, methods), None),  # none without drafts
             "start_count": len(engines),
-            "start_seconds": round(starts, 2),
+            "start_seconds": round(start_seconds, 2),
         }
         is_cpu = str(baseline.device).startswith("cpu")
         self._idle_s = (IDLE_S if is_cpu else 0.0) if idle_s is None else idle_s
@@ -125,7 +142,8 @@ def _differences(status: EngineStatus, baseline: EngineStatus) -> dict[str, Any]
 class ChildEngine:
     """A `VllmEngine` in a process of its own; its methods are called there.
 
-    Times are taken in that process, so passing answers on costs no measured time.
+    Times are taken in that process, so passing answers on costs no measured time. Call
+    `wait_started` before anything else.
     """
 
     def __init__(self, pair: ResolvedPair, spec: RunSpec, log: Path | None):
@@ -134,12 +152,14 @@ class ChildEngine:
         self._process = context.Process(target=_serve, args=(theirs, pair, spec, log))
         self._process.start()
         theirs.close()
-        self._busy = False
-        try:
+        self._is_started = False
+        self._busy = True
+
+    def wait_started(self) -> None:
+        """Raises what the engine's start raised there, or EngineError if its process ended."""
+        if not self._is_started:
             self._answer()
-        except BaseException:
-            self.close()
-            raise
+            self._is_started = True
 
     def kv_cache(self) -> Any:
         """Its KV cache, whose methods are called there too."""

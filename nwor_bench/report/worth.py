@@ -13,7 +13,7 @@ from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.served import served_ratios
 from nwor_bench.analysis.worth import WindowTime
-from nwor_bench.records.cell import count_name, count_order
+from nwor_bench.records.cell import ADAPTIVE, count_name, count_order
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.types import Phase, WindowRecord
@@ -192,13 +192,15 @@ def _times(times: Sequence[WindowTime]) -> Iterator[Table]:
 
 
 def _acceptance(analyses: Sequence[Analysis]) -> Table:
-    """Windows of a request in which draft j was accepted, by draft count, in whole batches."""
+    """Windows of a request in which draft j was accepted, by draft count, in whole batches.
+
+    Not of adaptive verification, under which that depends on the batch size."""
     whole: dict[int, list[WindowRecord]] = {}
     for each in analyses:
         windows = windows_by_batch(each.run)
         for batch in each.run.batches:
             k = batch.cell.drafts if batch.cell.stock_twin is None else None
-            if k and batch.phase in (Phase.GATE, Phase.TIMED):
+            if k and k != ADAPTIVE and batch.phase in (Phase.GATE, Phase.TIMED):
                 whole.setdefault(k, []).extend(windows[batch_key(batch)])
     most = max(whole, default=0)
     rows = [[count_name(k), *_positions(whole[k], most)] for k in sorted(whole, key=count_order)]
@@ -221,6 +223,8 @@ def _tokens_note(worth: Worth, analyses: Sequence[Analysis]) -> str:
     pairs = [] if worth.by_engines else [same_places(each.run) for each in analyses]
     equal, compared = sum(e for e, _ in pairs), sum(n for _, n in pairs)
     note = f"Tokens a window rest on {plural(worth.texts, 'different request')} of all batch sizes."
+    if any(rate.adaptive for rate in worth.rates):
+        note += " Those of adaptive verification are each batch size's own."
     if compared:
         note += (
             f" Does switching harm the drafter? From the same token of the same text, {equal} of "

@@ -159,6 +159,41 @@ def test_adaptive_verification_is_no_count_of_the_line() -> None:
     assert adaptive.ratio == pytest.approx(1.5 * exp(1))
 
 
+def test_adaptive_verification_has_the_tokens_of_its_own_batch_size() -> None:
+    """At 3 requests it verifies almost nothing, at 6 all; there it learns in the first of three
+    blocks. Its rate is that of the measured times per token, 1 over 1.25 x 1.8 / tokens each."""
+    sizes = {3: [4, 4, 4], 6: [5, 80, 80]}
+    runs = []
+    for requests, accepted in sizes.items():
+        run = run_of({count: [step] * 3 for count, step in STEP.items()}, requests=requests)
+        own = [batch for batch in run.batches if batch.cell.drafts == ADAPTIVE]
+        for each, number in zip(own, accepted, strict=True):
+            each.request_acceptance = ((100, number),) * 3
+        runs.append(Measured(run, ()))
+    found = worth_of(runs)
+    rates = [rate for rate in found.rates if rate.adaptive]
+    assert [rate.tokens for rate in rates] == pytest.approx([1.04, 1 + 165 / 300])
+    assert [rate.ratio for rate in rates] == pytest.approx([1.8 / 1.25] * 2)
+    assert [rate.time_ratio for rate in rates] == pytest.approx(
+        [1.04 * 1.25 / 1.8, 1.55 * 1.25 / 1.8]
+    )
+    assert [rate.tokens for rate in found.rates if rate.count == 1] == pytest.approx([1.6] * 2)
+
+
+def test_a_change_of_adaptive_verification_is_that_of_its_times_per_token() -> None:
+    """They are a tenth longer, whatever was accepted."""
+    base, new = (
+        Measured(run_of({0: [1.0, 1.2, 1.1], 1: [1.2] * 3, ADAPTIVE: [s, 1.2 * s, 1.1 * s]}), ())
+        for s in (1.2, 1.32)
+    )
+    for batch in new.run.batches:
+        if batch.cell.drafts == ADAPTIVE:
+            batch.request_acceptance = ((100, 3),) * 3
+    change = token_time_change(base, new, cell(ADAPTIVE))
+    assert change is not None
+    assert change.ratio == pytest.approx(1.1)
+
+
 def test_adaptive_comes_behind_the_fixed_counts() -> None:
     cells = [cell(None), cell(ADAPTIVE), cell(12), cell(2), cell(0)]
     assert [each.label for each in sorted(cells, key=cell_order)] == [

@@ -111,6 +111,16 @@ def test_a_method_with_one_count_gets_an_engine_for_each(
     assert {spec.stopping.blocks for spec in asked} == {3 if engines else 1}
 
 
+@pytest.mark.parametrize(("gpu", "batches"), [(True, (1, 1)), (False, (0, 0))])
+def test_engines_warm_up_on_a_gpu(
+    gpu: bool, batches: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There kernels compile for the batches of a timed block, longer than those of the gate."""
+    monkeypatch.setattr("nwor_bench.instruments.device.uses_gpu", lambda: gpu)
+    asked = specs_of(monkeypatch, "--pair", "tiny", "--engines")
+    assert {spec.warmup_batches for spec in asked} == {batches}
+
+
 def test_engine_arguments_reach_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = specs_of(
         monkeypatch, "--pair", "tiny", "--requests", "1,2", "--engine-args", '{"block_size": 16}'

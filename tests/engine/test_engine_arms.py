@@ -5,7 +5,7 @@ import os
 from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from fake_engine import FakeEngine
@@ -37,6 +37,9 @@ PAIR = ResolvedPair("toy", "ngram", "hub/toy", None, "float32")
 SCENARIO = Scenario(
     name="toy", requests=2, batches=3, draft_tokens=4, max_new_tokens=8, max_model_len=64
 )
+
+
+COUNTS = {"draft_counts": [0, 1, 2], "engines": True, "nwor_modes": "off", "scv_modes": "off"}
 
 
 def run_with(folder: Path, **engines: FakeEngine) -> tuple[RunData, dict[str | None, FakeEngine]]:
@@ -96,9 +99,9 @@ def test_a_difference_in_a_timed_block_counts_too(tmp_path: Path) -> None:
 
 def test_status_says_in_what_the_other_engines_differ() -> None:
     engines = {None: FakeEngine(), ARM: FakeEngine(dtype="float16"), AA: FakeEngine()}
-    status = EngineArms(engines, idle_s=0).status()
+    status = EngineArms(engines, idle_s=0, start_seconds=1.234).status()
     assert status.arms == {ARM: {"dtype": "float16"}, AA: {}}
-    assert (status.dtype, status.start_count, status.start_seconds) == ("float32", 3, 1.5)
+    assert (status.dtype, status.start_count, status.start_seconds) == ("float32", 3, 1.23)
 
 
 def test_layers_of_the_active_engine_are_checked_and_all_engines_stop() -> None:
@@ -158,8 +161,10 @@ def test_a_process_passes_a_refusal_on(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_a_process_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arms, "_serve", exit)  # called with a pipe, it prints it and ends with 1
+    engine = ChildEngine(PAIR, resolve(SCENARIO), None)
     with refused("one of the run's engines", EngineError, value=1):
-        ChildEngine(PAIR, resolve(SCENARIO), None)
+        engine.wait_started()
+    engine.close()
 
 
 @pytest.mark.slow
@@ -168,10 +173,56 @@ def test_a_process_that_ended_between_two_calls_is_an_error(
 ) -> None:
     monkeypatch.setattr(arms, "_serve", answer_once)
     engine = ChildEngine(PAIR, resolve(SCENARIO), None)
+    engine.wait_started()
     engine._process.join()
     with refused("one of the run's engines", EngineError, value=0):
         engine.call("status")
     engine.close()
+
+
+class Started:
+    """An engine's process that notes when it is launched, awaited and closed."""
+
+    said: ClassVar[list[str]] = []
+    fails: ClassVar[str | None] = None
+
+    def __init__(self, pair: ResolvedPair, spec: RunSpec, log: Path | None):
+        assert log is not None
+        self._name = log.stem
+        self.said.append(f"launch {self._name}")
+
+    def wait_started(self) -> None:
+        self.said.append(f"await {self._name}")
+        if self._name == self.fails:
+            raise EngineError("it did not start")
+
+    def close(self) -> None:
+        self.said.append(f"close {self._name}")
+
+
+@pytest.mark.parametrize("fails", [None, "engine-1", "engine-3"])
+def test_engines_start_together_and_a_a_follows_them(
+    fails: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A/A compiles what the baseline has compiled. If one fails, all that were launched close."""
+    monkeypatch.setattr(arms, "ChildEngine", Started)
+    monkeypatch.setattr(arms, "EngineArms", lambda engines, **_: list(engines))
+    monkeypatch.setattr(arms, "arms_with_engines", lambda pair, spec: spec.engine_arms)
+    monkeypatch.setattr(Started, "said", said := list[str]())
+    monkeypatch.setattr(Started, "fails", fails)
+    spec, log = resolve(SCENARIO, **COUNTS), tmp_path / "engine.log"
+    first = ["engine", "engine-1", "engine-2"]
+    launched = [f"launch {name}" for name in first]
+    if fails is None:
+        assert arms.start_engine(PAIR, spec, log) == [None, "k=1", "k=2", AA]
+    else:
+        with pytest.raises(EngineError, match="did not start"):
+            arms.start_engine(PAIR, spec, log)
+    assert said[:4] == [*launched, "await engine"]
+    assert ("launch engine-3" in said) == (fails != "engine-1")
+    closed = {line for line in said if line.startswith("close")}
+    is_last = fails == "engine-3"
+    assert closed == {f"close {name}" for name in first + ["engine-3"] * is_last if fails}
 
 
 def answer_once(pipe: Any, *_: Any) -> None:
@@ -215,9 +266,6 @@ def test_too_little_memory_for_two_engines_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(memory, "free_memory", lambda ranks: FreeMemory(2 * one - 1, "host"))
     with refused("--against", value=ARM):
         memory.require_memory(PAIR, spec_of())
-
-
-COUNTS = {"draft_counts": [0, 1, 2], "engines": True, "nwor_modes": "off", "scv_modes": "off"}
 
 
 def test_each_draft_count_has_an_engine_if_there_is_memory(monkeypatch: pytest.MonkeyPatch) -> None:

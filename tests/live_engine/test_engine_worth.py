@@ -443,7 +443,8 @@ def test_two_percent_at_one_count_are_found(
 ) -> None:
     """The GPU sleeps for 2 % of a window in each window of two drafts: k = 2 shows it, no other.
 
-    Two engines are compared. Those of a smaller shape wait for the host, and differ by 1 %.
+    Two engines are compared, which differ by a tenth of a per cent (a smaller shape's wait for the
+    host and differ by 1 %), and the sleep is calibrated once: 0.2 % are allowed on top.
     """
     import torch
     from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
@@ -473,13 +474,14 @@ def test_two_percent_at_one_count_are_found(
     monkeypatch.setattr(RejectionSampler, "__call__", slow)
     after = measure("planted")
     assert before.keys() == after.keys() == {0, 1, 2, 3}  # 0: k = 0 against itself
-    changes = {k: unpaired_ratio(after[k], before[k]) for k in before}
-    for k, change in changes.items():
+    for k in before:
+        change = unpaired_ratio(after[k], before[k])
         assert change is not None
-        low, high = simultaneous_bounds(change, len(changes))
+        low, high = simultaneous_bounds(change, len(before))
         record_property(f"k={k}", (change.ratio, low, high))
-        assert low < (1.02 if k == 2 else 1.0) < high, (k, low, high)
-        assert k != 2 or low > 1
+        planted = 1.02 if k == 2 else 1.0
+        assert low - 0.002 < planted < high + 0.002, (k, low, high)
+        assert k != 2 or low > 1.01
 
 
 def _cycles_per_ms(torch: Any) -> float:

@@ -9,16 +9,17 @@ the same tokens.
 """
 
 from collections.abc import Sequence
-from math import log1p
+from math import log, log1p
 
 import numpy as np
 
 from nwor_bench.analysis.comparing.change_estimates import Change
 from nwor_bench.analysis.draft_rates import added
 from nwor_bench.analysis.draft_tokens import MIN_REQUESTS, named_rates, requests_of
+from nwor_bench.analysis.engine_times import adaptive_tokens
 from nwor_bench.analysis.worth import Measured, times_of
 from nwor_bench.instruments.robust import Estimate, as_ratio
-from nwor_bench.records.cell import Cell
+from nwor_bench.records.cell import ADAPTIVE, Cell
 
 TIME_PER_TOKEN = "time_per_token"
 """`Change.measure` of a draft count."""
@@ -47,6 +48,9 @@ def token_time_change(base: Measured, new: Measured, cell: Cell) -> Change | Non
 def _tokens_change(base: Measured, new: Measured, k: int) -> Estimate | None:
     """Change of the log tokens of a window, on the texts that both runs gave; synthetic acceptance
     is what its rates say, and runs with other rates are not compared."""
+    if k == ADAPTIVE:  # the blocks' own, which their times hold too
+        change = log(adaptive_tokens(new.run) / adaptive_tokens(base.run))
+        return Estimate(change, 0.0, 1, 0)
     if named_rates(base.run) is not None:
         return Estimate(0.0, 0.0, 1, 0)
     before, after = dict(requests_of(base.run, [k])), dict(requests_of(new.run, [k]))

@@ -126,6 +126,8 @@ def worth(
     why = None if engines else why_engines(worth_sweep(*workload, given))
     if engines or why:
         given |= {"engines": True, "adaptive_verification": adaptive_verification}
+        if uses_gpu():  # kernels compile for the batches of a timed block, which are longer
+            given |= {"warmup": 1, "max_warmup": 1}
     elif adaptive_verification:
         raise ConfigError.for_field("--adaptive-verification", True, "write --engines too")
     if serve is not None and (engines or why):
@@ -222,8 +224,8 @@ def worth_sweep(
         **({} if dtype is None else {"dtype": (dtype,)}),
     }  # fmt: skip
     settings = {
-        **known, "draft_counts": tuple(range(most + 1)), "batches": 3 if "engines" in known else 1,
         "warmup": 0, "max_warmup": 0,  # the gate warms up every draft count
+        **known, "draft_counts": tuple(range(most + 1)), "batches": 3 if "engines" in known else 1,
         "time_budget": f"{seconds:g}s",
     }  # fmt: skip
     content = json.dumps({"name": "worth", "axes": axes, "settings": settings})

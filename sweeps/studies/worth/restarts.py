@@ -92,6 +92,9 @@ def engine_of(arguments: argparse.Namespace) -> Any:
 
     pair, requests = resolve_pair(arguments.pair), arguments.requests
     largest = most_requests(requests, arguments.arms)
+    graphs = {} if arguments.eager else {"cudagraph_mode": "FULL_DECODE_ONLY"}
+    more = dict(arguments.engine_args)
+    graphs |= more.pop("compilation_config", {})
     return LLM(
         model=pair.target,
         dtype=arguments.dtype or pair.dtype,
@@ -103,8 +106,8 @@ def engine_of(arguments: argparse.Namespace) -> Any:
         speculative_config=speculation(pair, arguments.arm, arguments.rates, largest, requests),
         disable_log_stats=not arguments.log_stats,
         enforce_eager=arguments.eager,
-        compilation_config={} if arguments.eager else {"cudagraph_mode": "FULL_DECODE_ONLY"},
-        **arguments.engine_args,
+        compilation_config=graphs,
+        **more,
     ).llm_engine
 
 
@@ -280,8 +283,7 @@ def compare(rows: pd.DataFrame, arguments: argparse.Namespace) -> None:
         print("What a schedule of several counts costs: time of a window over that of the fixed k")
         print(cost.round(3).to_string(index=False))
     if arguments.worth is not None:
-        worth = pd.read_csv(arguments.worth)
-        found = agreement(rows, worth, arguments.rates, arguments.at_once)
+        found = agreement(rows, arguments.worth, arguments.rates, arguments.at_once)
         found.to_csv(arguments.output / "agreement.csv", index=False, float_format="%.4f")
         print(found.round(3).to_string(index=False))
         print(f"{sum(found.get('agrees', []))} of {len(found)} agree")
@@ -304,7 +306,7 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--log-stats", action="store_true", help="count as a server does")
     parser.add_argument("--at-once", action="store_true", help="all engines stay up, interleaved")
-    parser.add_argument("--worth", type=Path, help="worth.csv to compare with")
+    parser.add_argument("--worth", type=pd.read_csv, help="worth.csv to compare with")
     parser.add_argument("--compare-only", action="store_true", help="restarts.csv is there already")
     parser.add_argument("--arm", help=argparse.SUPPRESS)
     parser.add_argument("--answers", type=int, help=argparse.SUPPRESS)

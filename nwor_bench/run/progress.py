@@ -50,10 +50,12 @@ def tell_result(
         if not in_sweep:
             tell_json(run_result(analysis, folder))
         return
+    if in_sweep and by_drafts(analysis.run.header):  # the sweep's answer is theirs together
+        print_path(console, "Run folder", folder)
+        return
     shown = Console() if options.quiet else console
-    if not (in_sweep and by_drafts(analysis.run.header)):  # the sweep tells them together
-        document = summary(analysis, verbose=options.verbose)
-        print_document(shown, document, quiet=options.quiet)
+    document = summary(analysis, verbose=options.verbose)
+    print_document(shown, document, quiet=options.quiet)
     print_path(shown, "Run folder", folder)
 
 

@@ -3,12 +3,16 @@
 import io
 import sys
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
 from synthetic_run import CELLS, make_run
 
-from nwor_bench.run.progress import Progress
+from nwor_bench.run.progress import Progress, console_for, tell_result
+from nwor_bench.run.run_options import RunOptions
 
 RUN = make_run(blocks=1)
 GATE = RUN.batches[0]
@@ -78,3 +82,16 @@ def test_a_terminal_shows_what_is_done_in_one_line_below_the_steps() -> None:
 def test_an_error_inside_is_not_swallowed(terminal: bool) -> None:
     with pytest.raises(KeyError), Progress(console(terminal)):
         raise KeyError("x")
+
+
+def test_quiet_leaves_the_runs_of_draft_counts_to_their_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One answer is theirs together, so each only has its folder, which is no part of it."""
+    analysis: Any = SimpleNamespace(
+        run=SimpleNamespace(header=SimpleNamespace(spec={"draft_counts": [0, 1]}))
+    )
+    for quiet in (False, True):
+        options = RunOptions(quiet=quiet)
+        tell_result(console_for(options), options, analysis, tmp_path, in_sweep=True)
+        assert capsys.readouterr().out == ("" if quiet else f"Run folder: {tmp_path}\n")

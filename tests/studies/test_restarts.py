@@ -115,6 +115,19 @@ def test_named_acceptance_gives_the_tokens(study: Study) -> None:
     assert found == pytest.approx(1.5 / 1.2, rel=0.005)
 
 
+def test_times_per_token_of_servers_are_compared_as_batches_are(study: Study) -> None:
+    """A quarter less time per token, with whatever a repetition's servers have in common."""
+    shared = np.exp(np.random.default_rng(3).normal(0, 0.3, 12))
+    rows = pd.DataFrame(
+        {"arm": arm, "requests": 8, "repetition": n, "tpot_ms": 40 * part * each}
+        for n, each in enumerate(shared)
+        for arm, part in (("0", 1.0), ("1", 0.75))
+    )
+    (found,) = study("worth", "bench_serve").compare(rows, said(1 / 0.75)).to_dict("records")
+    assert (found["requests"], found["drafts"], found["agrees"]) == (8, 1, True)
+    assert found["restarts"] == pytest.approx(1 / 0.75)
+
+
 def test_a_schedule_costs_what_its_engine_takes_over_the_fixed_count(study: Study) -> None:
     """`K/N` over `K`, `0/N` over `0`; `2/2` has no row if `2` did not run."""
     schedule_cost = study("worth", "agreement").schedule_cost

@@ -145,20 +145,24 @@ class WithAdaptive:
     """Tokens of fixed counts, and of adaptive verification at one batch size.
 
     Args:
-        adaptive: tokens of a window; what they scatter by is in its times (`engine_times`).
+        adaptive: tokens of a window, None if none was timed; what they scatter by is in its times
+            (`engine_times`).
     """
 
-    def __init__(self, fixed: Tokens, adaptive: float):
+    def __init__(self, fixed: Tokens, adaptive: float | None):
         self._fixed = fixed
         self._adaptive = adaptive
 
     def mean(self, k: int) -> float | None:
-        """Tokens at this draft count; None without requests."""
+        """Tokens at this draft count; None if they are not known."""
         return self._adaptive if k == ADAPTIVE else self._fixed.mean(k)
 
     def difference(self, k: int, other: int) -> Estimate | None:
-        """Log tokens at k over those at another count; of ADAPTIVE over those at 0."""
+        """Log tokens at k over those at another count, of ADAPTIVE over those at 0; None if they
+        are not known."""
         if k != ADAPTIVE:
             return self._fixed.difference(k, other)
         assert other == 0
+        if self._adaptive is None:
+            return None
         return Estimate(log(self._adaptive), 0.0, 1, len(self._fixed))

@@ -38,7 +38,7 @@ def block_times(run: RunData) -> dict[int | None, Estimate]:
     for batch in run.batches:
         if batch.phase == Phase.TIMED and (batch.phase, batch.block) in run.finished:
             own = adaptive if batch.cell.drafts == ADAPTIVE else _tokens(run.header, [batch])
-            value = _log_step(batch, own)
+            value = None if own is None else _log_step(batch, own)
             if value is not None:
                 logs.setdefault(batch.cell.drafts, {})[batch.block] = value
     blocks = sorted(logs.get(0, ()))
@@ -54,8 +54,8 @@ def block_times(run: RunData) -> dict[int | None, Estimate]:
     return {k: Estimate(v, error, degrees, len(blocks)) for k, v in over.items() if k != 0}
 
 
-def adaptive_tokens(run: RunData) -> float:
-    """Tokens of a step with adaptive verification, in all timed blocks."""
+def adaptive_tokens(run: RunData) -> float | None:
+    """Tokens of a step with adaptive verification, in all timed blocks; None without one."""
     batches = [
         batch
         for batch in run.batches
@@ -63,7 +63,7 @@ def adaptive_tokens(run: RunData) -> float:
         and batch.phase == Phase.TIMED
         and (batch.phase, batch.block) in run.finished
     ]
-    return _tokens(run.header, batches)
+    return _tokens(run.header, batches) if batches else None
 
 
 def _tokens(header: RunHeader, batches: Sequence[BatchRecord]) -> float:

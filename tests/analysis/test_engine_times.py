@@ -180,6 +180,16 @@ def test_adaptive_verification_has_the_tokens_of_its_own_batch_size() -> None:
     assert [rate.tokens for rate in found.rates if rate.count == 1] == pytest.approx([1.6] * 2)
 
 
+def test_adaptive_verification_that_was_not_timed_has_no_tokens() -> None:
+    """It broke parity in the gate: no timed block has it."""
+    run = run_of({count: [step] * 3 for count, step in STEP.items()})
+    for batch in run.batches:
+        if batch.cell.drafts == ADAPTIVE:
+            batch.phase = Phase.GATE
+    (rate,) = (rate for rate in worth_of([Measured(run, ())]).rates if rate.adaptive)
+    assert (rate.tokens, rate.time_ratio, rate.ratio, rate.groups) == (None, None, None, 0)
+
+
 def test_a_change_of_adaptive_verification_is_that_of_its_times_per_token() -> None:
     """They are a tenth longer, whatever was accepted."""
     base, new = (

@@ -49,8 +49,10 @@ def _tokens_change(base: Measured, new: Measured, k: int) -> Estimate | None:
     """Change of the log tokens of a window, on the texts that both runs gave; synthetic acceptance
     is what its rates say, and runs with other rates are not compared."""
     if k == ADAPTIVE:  # the blocks' own, which their times hold too
-        change = log(adaptive_tokens(new.run) / adaptive_tokens(base.run))
-        return Estimate(change, 0.0, 1, 0)
+        earlier, later = adaptive_tokens(base.run), adaptive_tokens(new.run)
+        if earlier is None or later is None:
+            return None
+        return Estimate(log(later / earlier), 0.0, 1, 0)
     if named_rates(base.run) is not None:
         return Estimate(0.0, 0.0, 1, 0)
     before, after = dict(requests_of(base.run, [k])), dict(requests_of(new.run, [k]))

@@ -12,9 +12,11 @@ from nwor_bench.analysis.analyse import analyse
 from nwor_bench.analysis.draft_rates import Rate, Worth
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.worth import WindowTime, window_times
+from nwor_bench.records.cell import ADAPTIVE, Cell, ScvMode, drafts_arm
 from nwor_bench.records.header import PairFacts
-from nwor_bench.records.types import NworMode, Verdict
+from nwor_bench.records.types import NworMode, Phase, Verdict
 from nwor_bench.report import draft_line, worth_answer
+from nwor_bench.report import worth as worth_page
 from nwor_bench.report.document import Paragraph
 from nwor_bench.report.worth import rates_table, worth_rows
 
@@ -217,6 +219,25 @@ def test_a_server_is_told_which_graphs_were_measured(
         assert not [text for text in texts if "--compilation-config" in text]
     else:
         assert [text for text in texts if f"--compilation-config '{asked}'" in text]
+
+
+def test_acceptance_by_position_is_of_fixed_counts() -> None:
+    """What adaptive verification accepts depends on the batch size."""
+    pair, block = "tiny", 1
+    analyses: Any = [SimpleNamespace(run=SimpleNamespace(
+        header=SimpleNamespace(spec={}),
+        batches=[
+            SimpleNamespace(pair=pair, block=block, batch=number, phase=Phase.TIMED,
+                            cell=Cell(pair, NworMode.OFF, ScvMode.OFF, drafts_arm(k)))
+            for number, k in enumerate((1, 2, ADAPTIVE))
+        ],
+        windows=[
+            SimpleNamespace(pair=pair, block=block, batch=number, drafts_per_position=(1,) * drafts,
+                            accepted_per_position=(1,) * drafts)
+            for number, drafts in enumerate((1, 2, 2))
+        ],
+    ))]  # fmt: skip
+    assert [row[0] for row in worth_page._acceptance(analyses).rows] == ["1", "2"]
 
 
 def test_adaptive_verification_stands_beside_the_fixed_counts() -> None:

@@ -35,12 +35,11 @@ def block_times(run: RunData) -> dict[int | None, Estimate]:
     that ran in every block. Empty below MIN_BLOCKS."""
     logs: dict[int | None, dict[int, float]] = {}
     adaptive = adaptive_tokens(run)
-    for batch in run.batches:
-        if batch.phase == Phase.TIMED and (batch.phase, batch.block) in run.finished:
-            own = adaptive if batch.cell.drafts == ADAPTIVE else _tokens(run.header, [batch])
-            value = None if own is None else _log_step(batch, own)
-            if value is not None:
-                logs.setdefault(batch.cell.drafts, {})[batch.block] = value
+    for batch in _timed(run):
+        own = adaptive if batch.cell.drafts == ADAPTIVE else _tokens(run.header, [batch])
+        value = None if own is None else _log_step(batch, own)
+        if value is not None:
+            logs.setdefault(batch.cell.drafts, {})[batch.block] = value
     blocks = sorted(logs.get(0, ()))
     whole = {k: [own[b] for b in blocks] for k, own in logs.items() if own.keys() >= set(blocks)}
     if len(blocks) < MIN_BLOCKS or len(whole) < 2:
@@ -56,14 +55,13 @@ def block_times(run: RunData) -> dict[int | None, Estimate]:
 
 def adaptive_tokens(run: RunData) -> float | None:
     """Tokens of a step with adaptive verification, in all timed blocks; None without one."""
-    batches = [
-        batch
-        for batch in run.batches
-        if batch.cell.drafts == ADAPTIVE
-        and batch.phase == Phase.TIMED
-        and (batch.phase, batch.block) in run.finished
-    ]
+    batches = [batch for batch in _timed(run) if batch.cell.drafts == ADAPTIVE]
     return _tokens(run.header, batches) if batches else None
+
+
+def _timed(run: RunData) -> list[BatchRecord]:
+    """Batches of the timed blocks that ended."""
+    return [b for b in run.batches if b.phase == Phase.TIMED and (b.phase, b.block) in run.finished]
 
 
 def _tokens(header: RunHeader, batches: Sequence[BatchRecord]) -> float:

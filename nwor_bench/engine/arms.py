@@ -12,7 +12,7 @@ memory is short, the A/A arm is the first engine again.
 import multiprocessing
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -49,16 +49,11 @@ def start_engine(pair: ResolvedPair, spec: RunSpec, log: Path | None) -> Engine:
     arms = arms_with_engines(pair, spec)
     engines: dict[str | None, ChildEngine] = {}
     try:
-        for number, arm in enumerate(arms):
-            own = spec.of_arm(arm)
-            if not on_cpu() and "gpu_memory_utilization" not in own.engine_args:
-                share = {"gpu_memory_utilization": round(GPU_SHARE / len(arms), 3)}
-                own = replace(own, engine_args={**own.engine_args, **share})
-            if arm == AA:
-                _wait(engines.values())
-            path = log and log.with_stem(f"{log.stem}-{number}" if number else log.stem)
-            engines[arm] = ChildEngine(pair, own, path)
-        _wait(engines.values())
+        for group in ([arm for arm in arms if arm != AA], [arm for arm in arms if arm == AA]):
+            for arm in group:
+                engines[arm] = _launch(pair, spec, arms, arm, log)
+            for arm in group:
+                engines[arm].wait_started()
     except BaseException:
         for engine in engines.values():
             engine.close()
@@ -67,9 +62,20 @@ def start_engine(pair: ResolvedPair, spec: RunSpec, log: Path | None) -> Engine:
     return cast(Engine, EngineArms(cast(dict[str | None, Engine], engines), start_seconds=seconds))
 
 
-def _wait(engines: Iterable["ChildEngine"]) -> None:
-    for engine in engines:
-        engine.wait_started()
+def _launch(
+    pair: ResolvedPair,
+    spec: RunSpec,
+    arms: Sequence[str | None],
+    arm: str | None,
+    log: Path | None,
+) -> "ChildEngine":
+    """The arm's engine, with an equal share of a GPU and a log of its own."""
+    own, number = spec.of_arm(arm), arms.index(arm)
+    if not on_cpu() and "gpu_memory_utilization" not in own.engine_args:
+        share = {"gpu_memory_utilization": round(GPU_SHARE / len(arms), 3)}
+        own = replace(own, engine_args={**own.engine_args, **share})
+    path = log and log.with_stem(f"{log.stem}-{number}" if number else log.stem)
+    return ChildEngine(pair, own, path)
 
 
 class EngineArms:
@@ -152,14 +158,11 @@ class ChildEngine:
         self._process = context.Process(target=_serve, args=(theirs, pair, spec, log))
         self._process.start()
         theirs.close()
-        self._is_started = False
         self._busy = True
 
     def wait_started(self) -> None:
         """Raises what the engine's start raised there, or EngineError if its process ended."""
-        if not self._is_started:
-            self._answer()
-            self._is_started = True
+        self._answer()
 
     def kv_cache(self) -> Any:
         """Its KV cache, whose methods are called there too."""

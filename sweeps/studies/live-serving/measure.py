@@ -19,12 +19,8 @@ import json
 import os
 import random
 import shlex
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -34,6 +30,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import servers
+from servers import Server
+
 MODES: dict[str, dict[str, str]] = {
     "stock": {"VLLM_PLUGINS": ""},
     "off": {"VLLM_NWOR_MODE": "off", "VLLM_SCV_MODE": "off"},
@@ -42,7 +42,6 @@ MODES: dict[str, dict[str, str]] = {
 }
 DEFAULT_MODES = ("stock", "stage", "interleave")
 SHARES = {"50%": 0.5, "90%": 0.9, "all at once": float("inf")}
-START_S = 400
 WARM_UP_SEED, CAPACITY_SEED = 1000, 1001
 
 PROMPTS = [f"{word} two {word} two {word * n} two" for n, word in enumerate("abcdefgh", 1)]
@@ -50,28 +49,6 @@ KEPT = (
     *("completed", "failed", "duration", "request_throughput", "output_throughput"),
     *("mean_tpot_ms", "median_tpot_ms", "p99_tpot_ms", "mean_ttft_ms", "median_ttft_ms"),
 )
-
-
-@dataclass(frozen=True)
-class Server:
-    """vLLM's API server, which may still be starting."""
-
-    base: str
-    child: subprocess.Popen[bytes]
-    log: Path
-
-    def wait(self) -> None:
-        """Until it answers."""
-        end = time.monotonic() + START_S
-        while time.monotonic() < end:
-            if self.child.poll() is not None:
-                raise SystemExit(f"the server ended; its log: {self.log}")
-            try:
-                with urlopen(f"{self.base}/health", timeout=2):
-                    return
-            except OSError:
-                time.sleep(0.5)
-        raise SystemExit(f"no server within {START_S} s; its log: {self.log}")
 
 
 def drafting_of(pair: ResolvedPair) -> dict[str, Any]:
@@ -84,36 +61,22 @@ def drafting_of(pair: ResolvedPair) -> dict[str, Any]:
     }
 
 
-@contextmanager
 def server(
     pair: ResolvedPair, arguments: argparse.Namespace, mode: str, number: int = 0
-) -> Iterator[Server]:
+) -> AbstractContextManager[Server]:
     """Start one in this mode; the ports of several differ by their `number`."""
-    port, log = arguments.port + number, arguments.output / f"{mode}.log"
-    command = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", pair.target),
-        *("--port", str(port), "--dtype", pair.dtype, "--max-model-len", "2048"),
-        *(
-            "--max-num-seqs",
-            str(arguments.most),
-            "--speculative-config",
-            json.dumps(drafting_of(pair)),
-        ),
+    flags = [
+        *("--dtype", pair.dtype, "--max-model-len", "2048"),
+        *("--max-num-seqs", str(arguments.most)),
+        *("--speculative-config", json.dumps(drafting_of(pair))),
         *("--served-model-name", "model"),
         *(("--load-format", pair.load_format) if pair.load_format else ()),
         *shlex.split(arguments.flags),
     ]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_NWOR")}
     kept.pop("VLLM_PLUGINS", None)
-    with log.open("wb") as output:
-        child = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=kept | MODES[mode]
-        )
-        try:
-            yield Server(f"http://127.0.0.1:{port}", child, log)
-        finally:
-            child.terminate()
-            child.wait(60)
+    port, log = arguments.port + number, arguments.output / f"{mode}.log"
+    return servers.server(pair.target, port, log, flags, kept | MODES[mode])
 
 
 def bench(
@@ -124,21 +87,15 @@ def bench(
     requests: int,
     seed: int,
 ) -> dict[str, float]:
-    """One load of `vllm bench serve`, whose command the CPU build lacks: its result's numbers."""
-    from vllm.benchmarks.serve import add_cli_args
-    from vllm.benchmarks.serve import main as serve
-
-    parser = argparse.ArgumentParser()
-    add_cli_args(parser)
+    """One load: its result's numbers."""
     flags = [
-        *("--backend", "vllm", "--base-url", base, "--model", "model"),
+        *("--backend", "vllm", "--model", "model"),
         *("--tokenizer", pair.target, "--dataset-name", "random"),
         *("--random-input-len", str(arguments.input), "--random-output-len", str(arguments.tokens)),
-        *("--ignore-eos", "--num-prompts", str(requests), "--request-rate", str(rate)),
-        *("--seed", str(seed), "--temperature", "0", "--disable-tqdm"),
+        *("--num-prompts", str(requests), "--request-rate", str(rate), "--seed", str(seed)),
         *("--percentile-metrics", "ttft,tpot", "--metric-percentiles", "99"),
     ]
-    found = serve(parser.parse_args(flags))
+    found = servers.bench(base, flags)
     return {name: found[name] for name in KEPT if name in found}
 
 
@@ -189,13 +146,13 @@ def main() -> None:
     pair = resolve_pair(arguments.pair)
     os.environ["VLLM_PLUGINS"] = ""  # of the client, which runs in this process
     with ExitStack() as up:
-        servers = {
+        running = {
             mode: up.enter_context(server(pair, arguments, mode, number))
             for number, mode in enumerate(arguments.modes)
         }
-        for each in servers.values():
+        for each in running.values():
             each.wait()
-        bases = {mode: each.base for mode, each in servers.items()}
+        bases = {mode: each.base for mode, each in running.items()}
         given = {mode: answers(base) for mode, base in bases.items()}
         for base in bases.values():
             for rate, requests in ((float("inf"), arguments.most), (4.0, 12)):

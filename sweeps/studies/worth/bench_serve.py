@@ -19,13 +19,8 @@ import argparse
 import json
 import os
 import signal
-import socket
-import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -39,77 +34,40 @@ from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.workload.prompts import encode, load_prompts, load_tokenizer
 from nwor_bench.workload.scenario import load_scenario
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import servers
+
 MAX_MODEL_LEN = 1024
 NO_PLUGINS = {"VLLM_PLUGINS": "", "KMP_BLOCKTIME": "5"}
 """Stock vLLM; threads of an idle server do not spin."""
 
-START_S = 600
-"""How long a server may take to start."""
 
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
-
-
-@contextmanager
-def served(arguments: argparse.Namespace) -> Iterator[dict[str, int]]:
-    """All arms' servers; their ports by arm."""
+def served(
+    arguments: argparse.Namespace, arm: str, number: int
+) -> AbstractContextManager[servers.Server]:
+    """An arm's server; the ports of several differ by their `number`."""
     pair, largest = resolve_pair(arguments.pair), max(arguments.requests)
+    config = speculation(pair, arm, [], largest)
+    flags = [
+        *("--dtype", arguments.dtype, "--enforce-eager", "--no-enable-prefix-caching"),
+        *("--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(largest)),
+        *("--kv-cache-memory-bytes", str(arguments.cache)),
+        *("--stream-interval", str(arguments.stream_interval)),
+        *(("--speculative-config", json.dumps(config)) if config else ()),
+    ]
     environment = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", **os.environ, **NO_PLUGINS}
-    running, ports = [], {}
-    try:
-        for arm in arguments.arms:
-            ports[arm] = free_port()
-            config = speculation(pair, arm, [], largest)
-            command = [
-                sys.executable, "-m", "vllm.entrypoints.openai.api_server",
-                "--model", pair.target, "--port", str(ports[arm]),
-                "--dtype", arguments.dtype, "--enforce-eager",
-                "--stream-interval", str(arguments.stream_interval),
-                "--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(largest),
-                "--kv-cache-memory-bytes", str(arguments.cache), "--no-enable-prefix-caching",
-                *(["--speculative-config", json.dumps(config)] if config else []),
-            ]  # fmt: skip
-            with (arguments.output / f"server-{arm}.log").open("wb") as log:
-                running.append(subprocess.Popen(
-                    command, stdout=log, stderr=log, env=environment, start_new_session=True
-                ))  # fmt: skip
-        for process, port in zip(running, ports.values(), strict=True):
-            wait_for(process, port)
-        yield ports
-    finally:
-        for process in running:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+    port, log = arguments.port + number, arguments.output / f"server-{arm}.log"
+    return servers.server(pair.target, port, log, flags, environment)
 
 
-def wait_for(process: subprocess.Popen[bytes], port: int) -> None:
-    """Until the server answers. Exits if it ends or takes too long."""
-    end = time.monotonic() + START_S
-    while time.monotonic() < end and process.poll() is None:
-        with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health"):
-            return
-        time.sleep(1)
-    sys.exit(f"a server did not start (exit code {process.returncode}): see server-*.log")
-
-
-def benchmark(arguments: argparse.Namespace, port: int, size: int, prompts: Path) -> dict[str, Any]:
-    """One `vllm bench serve`."""
-    from vllm.benchmarks.serve import add_cli_args, main
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    parser = FlexibleArgumentParser()
-    add_cli_args(parser)
-    model = resolve_pair(arguments.pair).target
-    return main(parser.parse_args([
-        "--port", str(port), "--model", model, "--dataset-name", "custom",
-        "--dataset-path", str(prompts), "--custom-output-len", str(arguments.tokens),
-        "--skip-chat-template", "--disable-shuffle", "--num-prompts", str(waves(size) * size),
-        "--max-concurrency", str(size), "--ignore-eos", "--temperature", "0", "--disable-tqdm",
-    ]))  # fmt: skip
+def benchmark(arguments: argparse.Namespace, base: str, size: int, prompts: Path) -> dict[str, Any]:
+    """One load: as many requests at once as the batch size."""
+    return servers.bench(base, [
+        *("--model", resolve_pair(arguments.pair).target, "--dataset-name", "custom"),
+        *("--dataset-path", str(prompts), "--custom-output-len", str(arguments.tokens)),
+        *("--skip-chat-template", "--disable-shuffle"),
+        *("--num-prompts", str(waves(size) * size), "--max-concurrency", str(size)),
+    ])  # fmt: skip
 
 
 def waves(size: int) -> int:
@@ -125,7 +83,13 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
     ids = encode(texts, tokenizer, MAX_MODEL_LEN, arguments.tokens)
     prompts = [tokenizer.decode(each) for each in ids]
     draw, rows = np.random.default_rng(0), []
-    with served(arguments) as ports:
+    with ExitStack() as up:
+        running = {
+            arm: up.enter_context(served(arguments, arm, number))
+            for number, arm in enumerate(arguments.arms)
+        }
+        for each in running.values():
+            each.wait()
         for size in arguments.requests:
             for repetition in range(-1, arguments.repetitions):
                 number = waves(size) * size
@@ -133,7 +97,7 @@ def measure(arguments: argparse.Namespace) -> pd.DataFrame:
                 file = arguments.output / "prompts.jsonl"
                 file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in own))
                 for arm in map(str, draw.permutation(arguments.arms)):
-                    found = benchmark(arguments, ports[arm], size, file)
+                    found = benchmark(arguments, running[arm].base, size, file)
                     if repetition >= 0:
                         rows.append({"arm": arm, "requests": size, "repetition": repetition,
                                      "tpot_ms": found["mean_tpot_ms"],
@@ -157,6 +121,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--arms", nargs="+", default=["0", "1", "2"])
     parser.add_argument("--tokens", type=int, default=64, help="to generate")
+    parser.add_argument("--port", type=int, default=8123, help="of the first server")
     parser.add_argument("--stream-interval", type=int, default=1000, help="vLLM's")
     parser.add_argument("--repetitions", type=int, default=10, help="10 or more")
     parser.add_argument("--cache", type=int, default=1_000_000_000, help="bytes of a server's KV")

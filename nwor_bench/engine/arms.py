@@ -59,7 +59,7 @@ def start_engine(pair: ResolvedPair, spec: RunSpec, log: Path | None) -> Engine:
             engine.close()
         raise
     seconds = time.perf_counter() - started
-    return cast(Engine, EngineArms(cast(dict[str | None, Engine], engines), start_seconds=seconds))
+    return cast(Engine, EngineArms(cast(dict[str | None, Engine], engines), seconds))
 
 
 def _launch(
@@ -83,15 +83,15 @@ class EngineArms:
 
     Args:
         engines: by arm, None being the baseline's; an arm without one runs on the baseline's.
-        idle_s: pause before another engine runs.
         start_seconds: until all had started.
+        idle_s: pause before another engine runs.
     """
 
     def __init__(
         self,
         engines: Mapping[str | None, Engine],
+        start_seconds: float,
         idle_s: float | None = None,
-        start_seconds: float = 0.0,
     ):
         self._engines = engines
         self._active = engines[None]

@@ -46,7 +46,9 @@ def run_with(folder: Path, **engines: FakeEngine) -> tuple[RunData, dict[str | N
     """A run at temperature 0 on these engines: `baseline`, `arm`, and `aa` or none."""
     names = {"baseline": None, "arm": ARM, "aa": AA}
     own = {names[name]: engine for name, engine in engines.items()}
-    runner = Runner(folder, EngineArms(own, idle_s=0), against=AGAINST, temperature=0.0, batches=4)
+    runner = Runner(
+        folder, EngineArms(own, 1.5, idle_s=0), against=AGAINST, temperature=0.0, batches=4
+    )
     return runner.run(), own
 
 
@@ -99,7 +101,7 @@ def test_a_difference_in_a_timed_block_counts_too(tmp_path: Path) -> None:
 
 def test_status_says_in_what_the_other_engines_differ() -> None:
     engines = {None: FakeEngine(), ARM: FakeEngine(dtype="float16"), AA: FakeEngine()}
-    status = EngineArms(engines, idle_s=0, start_seconds=1.234).status()
+    status = EngineArms(engines, 1.234, idle_s=0).status()
     assert status.arms == {ARM: {"dtype": "float16"}, AA: {}}
     assert (status.dtype, status.start_count, status.start_seconds) == ("float32", 3, 1.23)
 
@@ -109,7 +111,7 @@ def test_layers_of_the_active_engine_are_checked_and_all_engines_stop() -> None:
     asked: list[tuple[str | None, int | None]] = []
     for arm, engine in engines.items():
         engine.check_layers = lambda n, arm=arm: asked.append((arm, n))  # type: ignore[method-assign]
-    both = EngineArms(engines, idle_s=0)
+    both = EngineArms(engines, 1.5, idle_s=0)
     both.set_modes(Cell("toy", NworMode.OFF, ScvMode.OFF, ARM))
     both.check_layers(2)
     both.check_layers(None)
@@ -206,7 +208,7 @@ def test_engines_start_together_and_a_a_follows_them(
 ) -> None:
     """A/A compiles what the baseline has compiled. If one fails, all that were launched close."""
     monkeypatch.setattr(arms, "ChildEngine", Started)
-    monkeypatch.setattr(arms, "EngineArms", lambda engines, **_: list(engines))
+    monkeypatch.setattr(arms, "EngineArms", lambda engines, _: list(engines))
     monkeypatch.setattr(arms, "arms_with_engines", lambda pair, spec: spec.engine_arms)
     monkeypatch.setattr(Started, "said", said := list[str]())
     monkeypatch.setattr(Started, "fails", fails)
@@ -334,7 +336,7 @@ def test_acceptance_is_synthetic_if_an_engine_says_so() -> None:
     engines = {None: FakeEngine(), "k=1": FakeEngine()}
     synthetic = engines["k=1"].status().model_copy(update={"rejection_sample_method": "synthetic"})
     engines["k=1"].status = lambda: synthetic  # type: ignore[method-assign]
-    assert EngineArms(engines, idle_s=0).status().rejection_sample_method == "synthetic"
+    assert EngineArms(engines, 1.5, idle_s=0).status().rejection_sample_method == "synthetic"
 
 
 def test_draft_counts_run_on_their_engines(tmp_path: Path) -> None:
@@ -342,7 +344,7 @@ def test_draft_counts_run_on_their_engines(tmp_path: Path) -> None:
     engines = {arm: FakeEngine() for arm in (None, "k=1", "k=2")}
     engines["k=2"].wrong = lambda number, cell: number == 2  # its second timed block
     given = {**COUNTS, "draft_tokens": 2, "temperature": 0.0, "batches": 3, "warmup": 0}
-    run = Runner(tmp_path / "run", EngineArms(engines, idle_s=0), **given).run()
+    run = Runner(tmp_path / "run", EngineArms(engines, 1.5, idle_s=0), **given).run()
     assert [len(engine.calls) for engine in engines.values()] == [8, 4, 3]
     parity = {batch.cell.label: batch.parity for batch in of_phase(run, "gate")}
     assert list(parity) == ["k = 0", "k = 1", "k = 2", "off x off (A/A)"]
@@ -392,13 +394,13 @@ def test_one_state_slot_is_refused_before_an_engine_starts(
 
 def test_a_run_goes_on_with_as_many_engines() -> None:
     engines = {None: FakeEngine(), ARM: FakeEngine(), AA: FakeEngine()}
-    three = EngineArms(engines, idle_s=0).status()
+    three = EngineArms(engines, 1.5, idle_s=0).status()
     del engines[AA]
     header = make_header([]).model_copy(update={"engine": three})
     run = RunData(header, (), (), ())
     check_engine(run, three)
     with refused("--resume: engine.arms", value=[ARM]):
-        check_engine(run, EngineArms(engines, idle_s=0).status())
+        check_engine(run, EngineArms(engines, 1.5, idle_s=0).status())
 
 
 def test_synthetic_acceptance_is_refused() -> None:

@@ -233,7 +233,9 @@ class FakeEngine:
         return []
 
     def check_layers(self, requests: int | None) -> list[list[dict[str, Any]]]:
-        return []
+        layers = [{"layer": f"layers.{number}", "written": 8} for number in range(LAYERS)]
+        facts = {"path": "eager", "rejected": 1, "seconds": 0.0, "whole_caches": 0}
+        return [[{**facts, "layers": layers}]]
 
     def decode_greedily(
         self,

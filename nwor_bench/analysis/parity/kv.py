@@ -25,6 +25,9 @@ The largest error finds one wrong row; rms and median find a small fault in ever
 ENOUGH_ROWS = 100
 """Fewest rows for which rms and median are compared: with fewer they are too uncertain."""
 
+TOO_BLUNT = "mode off itself differs so much from run to run that a wrong value would pass"
+"""Reason of a comparison through the whole model that was not made in any layer."""
+
 LayerKey = tuple[int, int, str]
 """(rank, layer, "K" or "V")."""
 
@@ -265,9 +268,9 @@ def _plain(result: KvResult | StateResult) -> dict[str, Any]:
     return values
 
 
-def kv_event(cell: Cell, result: KvResult) -> dict[str, Any]:
-    """The result for the records."""
-    return {"event": KV_EVENT, **cell.names, **result.to_dict()}
+def kv_event(cell: Cell, result: KvResult, batch: int) -> dict[str, Any]:
+    """The result for the records, with the number of the batch whose cache was compared."""
+    return {"event": KV_EVENT, **cell.names, "batch": batch, **result.to_dict()}
 
 
 def write_fault(ranks: Sequence[Mapping[str, int]], accepted: int) -> str | None:

@@ -16,6 +16,7 @@ from typing import Any
 from nwor_bench.analysis.parity.kv import (
     ENOUGH_ROWS,
     MULTIPLES,
+    TOO_BLUNT,
     KvVerdict,
     LayerKey,
     StateResult,
@@ -27,7 +28,6 @@ from nwor_bench.engine.protocol import KvCache
 
 NONE_COPIED = "no request of off x off came within a window of its last token"
 NONE_OF_CELL = "no sampled request came within a window of its last token"
-TOO_BLUNT = "mode off's own states differ so much that a wrong one would pass in every layer"
 FEW = f"medians decide, and a layer has fewer than {ENOUGH_ROWS} states of heads in these requests"
 NOT_REPEATED = "states of mode off's prefill of the same tokens were not copied"
 

@@ -50,6 +50,13 @@ def test_the_answer_says_how_far_the_cache_was_compared() -> None:
     )
 
 
+def test_layers_that_are_too_blunt_are_left_out_of_the_answer() -> None:
+    said = answered(with_kv((STAGE, replace(WITHIN, layers=20, of_layers=28))))
+    assert "2,200 of 2,293 positions in 20 of 28 layers on 2 ranks were compared." in said
+    both = replace(WITHIN, states=replace(STATES, of_layers=36))
+    assert "84 states of 7 requests in 12 of 36 layers" in answered(with_kv((STAGE, both)))
+
+
 def test_what_was_not_compared_is_said_too() -> None:
     said = answered(with_kv((STAGE, WITHIN), (GRAPH, NOT_RUN)))
     assert "The KV cache of stage x off is what mode off leaves" in said

@@ -194,7 +194,9 @@ def _add_routed(found: Sequence[Sequence[dict[str, Any]]], request: int) -> None
             middles = [median(row) for row in rows]
             beyond = ([e - m for e in row] for row, m in zip(rows, middles, strict=True))
             worst = max(map(median_low, zip(*beyond, strict=True)))
-            measured = zip(ROUTED_MULTIPLES, (sorted(middles)[request], worst, min(middles)))
+            measured = zip(
+                ROUTED_MULTIPLES, (sorted(middles)[request], worst, min(middles)), strict=True
+            )
             entries[0].update(measured, middles=middles)
 
 

@@ -24,6 +24,9 @@ WINDOWS = 3
 INTERLEAVED_WINDOWS = 60
 """An interleaved batch runs on behind its requests' ends: vLLM counts its first WINDOWS windows."""
 
+OWN_ERROR = 0.01
+"""Of rows of mode off against itself."""
+
 Tokens = tuple[tuple[int, ...], ...]
 
 
@@ -53,12 +56,14 @@ class FakeKvCache:
         by: error of such a row beside rows that are alike.
         unreadable: why no rows can be kept.
         lost: all positions of a cell are in blocks that other requests have.
+        own: error of mode off against itself in each layer.
     """
 
     wrong: Callable[[Cell], bool] = lambda cell: False
     by: float = 1.0
     unreadable: str | None = None
     lost: bool = False
+    own: Sequence[float] = (OWN_ERROR,) * LAYERS
     cell: Cell | None = None
     watched: list[bool] = field(default_factory=list)
     prefills: list[tuple[Cell | None, Tokens]] = field(default_factory=list)
@@ -89,7 +94,12 @@ class FakeKvCache:
         wrong = name == "cell" and cell is not None and self.wrong(cell)
         alike = any(other == "off" for _, other, _, _ in pairs)
         errors = [
-            _kv_error(layer, what, self.by if wrong and (layer, what) == (1, "V") else None, alike)
+            _kv_error(
+                layer,
+                what,
+                self.by if wrong and (layer, what) == (1, "V") else None,
+                0.0 if alike else self.own[layer],
+            )
             for layer in range(LAYERS)
             for what in "KV"
         ]
@@ -101,11 +111,7 @@ class FakeKvCache:
             del self.kept[name]
 
 
-OWN_ERROR = 0.01
-
-
-def _kv_error(layer: int, what: str, wrong: float | None, alike: bool) -> dict[str, Any]:
-    usual = 0.0 if alike else OWN_ERROR
+def _kv_error(layer: int, what: str, wrong: float | None, usual: float) -> dict[str, Any]:
     error = usual if wrong is None else max(wrong, usual)
     place = {"request": 1, "position": 5, "head": 1}
     return {
@@ -233,7 +239,9 @@ class FakeEngine:
         return []
 
     def check_layers(self, requests: int | None) -> list[list[dict[str, Any]]]:
-        return []
+        layers = [{"layer": f"layers.{number}", "written": 8} for number in range(LAYERS)]
+        facts = {"path": "eager", "rejected": 1, "seconds": 0.0, "whole_caches": 0}
+        return [[{**facts, "layers": layers}]]
 
     def decode_greedily(
         self,

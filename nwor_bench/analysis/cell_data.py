@@ -1,14 +1,17 @@
 """A run's records, gathered by cell; and why a cell's mode never fired."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from nwor_bench.analysis.invariants import accepted, windows_by_batch
-from nwor_bench.analysis.parity.kv import KV_EVENT, KvVerdict
-from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, REFERENCE
-from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, cell_order
+from nwor_bench.analysis.parity.kv import KV_EVENT
+from nwor_bench.analysis.parity.local import LOCAL_EVENT
+from nwor_bench.analysis.parity.tokens import EXACT, REFERENCE
+from nwor_bench.records.cell import AA, INTERLEAVED, Cell, NworMode, ScvMode, cell_order
 from nwor_bench.records.fallback_reasons import NO_CUDA, SLOWER_THAN_STOCK
+from nwor_bench.records.header import ParityFacts
 from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Phase, Verdict, WindowRecord
@@ -25,6 +28,22 @@ OFF_BY_CHOICE = "stock's write and attention are faster here, so staging is off 
 
 
 @dataclass(frozen=True)
+class GateResults:
+    """What the gate recorded of one cell beside its tokens; events as in the records."""
+
+    kv: Mapping[str, Any] | None = None
+    """The last comparison of its cache; None if there was none."""
+    local: Mapping[str, Any] | None = None
+    """The last check of its layers on their own inputs; None if there was none."""
+    interleaved_kv: tuple[Mapping[str, Any], ...] = ()
+    """Comparisons of the cache after interleaved batches in which it staged."""
+    rule: str | None = None
+    """The run's rule of tokens; see `ParityRule`."""
+    checks_layers: bool = False
+    """The run's gate checks layers; those of older versions did not."""
+
+
+@dataclass(frozen=True)
 class CellData:
     """One cell's records.
 
@@ -36,7 +55,7 @@ class CellData:
         gated: the windows of its gate batch, which count if nothing of it was timed.
         interleaved: its own windows in interleaved batches; they count as the timed ones do.
         interleaved_counters: SCV's counters over them.
-        kv_verdict: the K/V gate's last verdict on its cache; None if the gate did not look.
+        gate: what the gate recorded of it.
         found_later: first output mismatch found after the batch was stored, or in a block that
             was interrupted and run again; None if there is none.
         cannot_fire: why its SCV mode cannot fire on this machine, as the gate proved; such a cell
@@ -51,7 +70,7 @@ class CellData:
     cannot_fire: str | None = None
     interleaved: list[WindowRecord] = field(default_factory=list)
     interleaved_counters: Counter[str] = field(default_factory=Counter)
-    kv_verdict: str | None = None
+    gate: GateResults = GateResults()
     gated: list[WindowRecord] = field(default_factory=list)
 
     @property
@@ -172,23 +191,12 @@ class CellData:
         return "ok" if fired else str(Verdict.INEFFECTIVE)
 
 
-def values_compared(cell: CellData) -> bool:
-    """True if the gate compared the values that the cell computes with those of off x off.
-
-    Tokens that follow the target show wrong values. With synthetic acceptance they do not, and
-    only the K/V gate compares values. A cell of mode off has none of its own.
-    """
-    if cell.cell.nwor_mode is NworMode.OFF or cell.parity != ACCEPTANCE_ONLY:
-        return True
-    return cell.kv_verdict in (KvVerdict.EXACT, KvVerdict.WITHIN)
-
-
 def gather_cells(run: RunData) -> list[CellData]:
     """The cells that ran, by pair, then NWOR mode, then SCV mode (off first)."""
     windows = windows_by_batch(run)
     found_later, idle = _found_later(run), cannot_fire(run)
     interleaved, counters = _interleaved_windows(run, windows), _interleaved_counters(run)
-    kv = {Cell.from_names(e): e["verdict"] for e in run.events if e.get("event") == KV_EVENT}
+    gates = _gate_results(run, windows)
     cells = []
     known = {batch.cell for batch in run.batches} | found_later.keys() | interleaved.keys()
     for cell in sorted(known, key=cell_order):
@@ -206,11 +214,42 @@ def gather_cells(run: RunData) -> list[CellData]:
                 idle.get(cell),
                 interleaved.get(cell, []),
                 counters.get(cell.label, Counter()),
-                kv.get(cell),
+                gates(cell),
                 gated,
             )
         )
     return cells
+
+
+def _gate_results(
+    run: RunData, windows: Mapping[BatchKey, Sequence[WindowRecord]]
+) -> Callable[[Cell], GateResults]:
+    """What the gate recorded, by cell."""
+    of = {
+        kind: {Cell.from_names(e): e for e in run.events if e.get("event") == kind}
+        for kind in (KV_EVENT, LOCAL_EVENT)
+    }
+    acted = {
+        (batch.batch, window.cell)
+        for batch in run.batches
+        if batch.phase == Phase.INTERLEAVED_GATE
+        for window in windows[batch_key(batch)]
+        if window.staged_tokens or window.control_tokens
+    }
+    interleaved = [
+        event
+        for event in run.events
+        if event.get("event") == KV_EVENT and event.get("arm") == INTERLEAVED
+    ]
+    rule = (run.header.parity or ParityFacts()).rule
+
+    def results(cell: Cell) -> GateResults:
+        batches = [batch for batch, acting in acted if acting == cell]
+        own = [e for e in interleaved if batches and e.get("batch", batches[0]) in batches]
+        kv, local = of[KV_EVENT].get(cell), of[LOCAL_EVENT].get(cell)
+        return GateResults(kv, local, tuple(own), rule, bool(of[LOCAL_EVENT]))
+
+    return results
 
 
 def _interleaved_windows(

@@ -6,13 +6,14 @@
 3. INEFFECTIVE: its mode never fired. NWOR `stage` staged nothing, `control` never acted or, with
    NWOR off, the SCV mode validated nothing as asked; or the gate proved that its SCV mode cannot
    fire on this machine, so that it was not timed. The cell gets no ratio.
-4. CHECKED: the run times nothing, as asked (`--batches 0`), and its output was compared.
-5. AMBIGUOUS: nothing can be compared (no valid off x off, too few blocks, output not checked),
-   or its values were not (`cell_data.values_compared`): then it gets no ratio.
-6. Otherwise `statistics.verdict` decides from the paired ratio, its p value adjusted for the
+4. AMBIGUOUS: a check of the gate that the cell needs compared nothing (`parity/required.py`). The
+   cell gets no ratio.
+5. CHECKED: the run times nothing, as asked (`--batches 0`).
+6. AMBIGUOUS: there is no valid off x off, or too few blocks.
+7. Otherwise `statistics.verdict` decides from the paired ratio, its p value adjusted for the
    number of compared cells (Holm), and the noise floor (the A/A arm's largest distance from 1).
 
-`compare_with_off` decides 1 to 5, cell by cell, and gives the paired ratio: that of neighbouring
+`compare_with_off` decides 1 to 6, cell by cell, and gives the paired ratio: that of neighbouring
 windows if the cell was interleaved with off x off, unless whole batches disagree with it; else
 that of whole batches, block by block.
 
@@ -27,9 +28,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nwor_bench.analysis.cell_data import CellData, idle_reason, idle_scv, values_compared
+from nwor_bench.analysis.cell_data import CellData, idle_reason, idle_scv
 from nwor_bench.analysis.effects import WINDOWS, PairEffect, deciding
 from nwor_bench.analysis.paired import PairedTimes, pair_times
+from nwor_bench.analysis.parity.required import missing_checks
 from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, REFERENCE
 from nwor_bench.analysis.statistics import (
     DEFAULT_MARGIN,
@@ -50,11 +52,6 @@ from nwor_bench.analysis.throughput import (
 )
 from nwor_bench.instruments.robust import MIN_GROUPS, RatioInterval
 from nwor_bench.records.types import Cell, Verdict
-
-VALUES_NOT_COMPARED = (
-    "the gate did not compare its K/V with mode off's, and with synthetic acceptance nothing else "
-    "shows wrong values"
-)
 
 _SAME_TOKENS = (EXACT, ACCEPTANCE_ONLY)
 """What the gate found if a cell needs as many windows as off x off."""
@@ -102,7 +99,7 @@ class ComparedCell:
     cell: CellData
     cell_verdict: CellVerdict
     interval: RatioInterval | None = None
-    """That of the paired ratio; None if the verdict needs none (rules 1 to 5)."""
+    """That of the paired ratio; None if the verdict needs none (rules 1 to 6)."""
     rate: RateRatio | None = None
     """Tokens per second over off x off; None if the cell has no ratio."""
 
@@ -116,7 +113,7 @@ def compare_with_off(
     *,
     checks_only: bool = False,
 ) -> ComparedCell:
-    """Compare a cell, or give it the verdict of the rules 1 to 5 above.
+    """Compare a cell, or give it the verdict of the rules 1 to 6 above.
 
     Args:
         cell: the cell's data.
@@ -137,9 +134,10 @@ def compare_with_off(
     idle = idle_reason(cell)
     if idle is not None:
         return ComparedCell(cell, CellVerdict(str(Verdict.INEFFECTIVE), idle))
-    if not values_compared(cell):
-        return _ambiguous(cell, VALUES_NOT_COMPARED)
-    if checks_only and cell.parity is not None:
+    missing = missing_checks(cell)
+    if missing is not None:
+        return _ambiguous(cell, missing)
+    if checks_only:
         return ComparedCell(cell, CellVerdict(str(Verdict.CHECKED)))
     if baseline is None:
         return _ambiguous(cell, "there is no valid off x off to compare it with")
@@ -148,13 +146,7 @@ def compare_with_off(
         case = _ambiguous(cell, "no block was timed both in it and in off x off")
     else:
         case = _compare(cell, times)
-    if effect is not None:
-        case = _interleaved(case, effect, interleaved)
-    if case.interval is not None and cell.parity is None:
-        text = "its output was not checked"
-        unchecked = replace(case.cell_verdict, verdict=str(Verdict.AMBIGUOUS), reason=text)
-        return replace(case, cell_verdict=unchecked, interval=None)
-    return case
+    return case if effect is None else _interleaved(case, effect, interleaved)
 
 
 def _ambiguous(cell: CellData, reason: str) -> ComparedCell:

@@ -221,8 +221,15 @@ def _cache_words(result: Mapping[str, Any]) -> tuple[str, str]:
     ranks = f" on {result['ranks']} ranks" if result["ranks"] > 1 else ""
     return "is what mode off leaves", (
         f", {verdict}: {count(result['checked'])} of {count(result['committed'])} positions in "
-        f"{plural(result['layers'], 'layer')}{ranks} were compared"
+        f"{_layers(result)}{ranks} were compared"
     )
+
+
+def _layers(result: Mapping[str, Any]) -> str:
+    """`28 layers`, or `20 of 28 layers` if mode off is too unstable for a comparison in others."""
+    of_layers = result.get("of_layers") or result["layers"]
+    some = "" if of_layers == result["layers"] else f"{count(result['layers'])} of "
+    return f"{some}{plural(of_layers, 'layer')}"
 
 
 def state_sentence(run: RunData) -> str:
@@ -241,7 +248,7 @@ def _state_words(result: Mapping[str, Any]) -> tuple[str, str]:
         return "A recurrent or convolution state", "is wrong"
     what = (
         f"{count(result['states'])} states of {plural(result['requests'], 'request')} in "
-        f"{plural(result['layers'], 'layer')}"
+        f"{_layers(result)}"
     )
     return what, f"equal mode off's end to end, {result['verdict']}"
 

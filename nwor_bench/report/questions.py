@@ -7,9 +7,9 @@ from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.cell_data import OFF_BY_CHOICE
 from nwor_bench.analysis.effects import WINDOWS
 from nwor_bench.analysis.findings.run import nothing_timed, sufficient_budget
+from nwor_bench.analysis.parity.required import GATE_DID_NOT
 from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED, REFERENCE
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN
-from nwor_bench.analysis.verdicts import VALUES_NOT_COMPARED
 from nwor_bench.models.measured import measured_rows, outcomes
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.store import RunData
@@ -167,9 +167,9 @@ def _next_by_verdict(run: RunData, found: Answer, cells: Sequence[CellResult]) -
                 f"Run again with --time-budget {sufficient_budget(run, cells)}: warm-up and gate "
                 "come first, and measuring gets the rest."
             )
-        case Verdict.AMBIGUOUS if found.cell and found.cell.reason == VALUES_NOT_COMPARED:
+        case Verdict.AMBIGUOUS if found.cell and GATE_DID_NOT in (found.cell.reason or ""):
             return (
-                "Find under Evidence why the K/V gate compared nothing, and run again: fewer "
+                "Find under Evidence what the gate did not compare and why, and run again. Fewer "
                 "--requests or a larger kv_cache_gib leave more of the cache in place."
             )
         case Verdict.AMBIGUOUS:

@@ -34,7 +34,7 @@ FACTS = {
 
 def with_kv(*results: tuple[Cell, KvResult]) -> RunData:
     run = faster()
-    events = tuple(kv_event(cell, result) for cell, result in results)
+    events = tuple(kv_event(cell, result, 0) for cell, result in results)
     return with_parts(replace(run, events=(*run.events, *events)), kv_gate=FACTS)
 
 
@@ -48,6 +48,13 @@ def test_the_answer_says_how_far_the_cache_was_compared() -> None:
         "The KV cache of stage x off and stage x graph is what mode off leaves, within tolerance: "
         "2,200 of 2,293 positions in 28 layers on 2 ranks were compared."
     )
+
+
+def test_layers_that_are_too_blunt_are_left_out_of_the_answer() -> None:
+    said = answered(with_kv((STAGE, replace(WITHIN, layers=20, of_layers=28))))
+    assert "2,200 of 2,293 positions in 20 of 28 layers on 2 ranks were compared." in said
+    both = replace(WITHIN, states=replace(STATES, of_layers=36))
+    assert "84 states of 7 requests in 12 of 36 layers" in answered(with_kv((STAGE, both)))
 
 
 def test_what_was_not_compared_is_said_too() -> None:
@@ -128,7 +135,7 @@ def gated(*verdicts: KvVerdict, parity: str = "acceptance only") -> RunData:
     batches = tuple(replace(b, parity=parity) if b.parity == "exact" else b for b in run.batches)
     cells = [Cell("toy", NworMode.STAGE, scv) for scv in ScvMode]
     events = tuple(
-        kv_event(cell, KvResult(v, "its blocks were reused")) for v in verdicts for cell in cells
+        kv_event(cell, KvResult(v, "its blocks were reused"), 0) for v in verdicts for cell in cells
     )
     return replace(run, batches=batches, events=(*run.events, *events))
 
@@ -170,4 +177,4 @@ def test_the_terminal_and_the_report_say_why_there_is_no_verdict() -> None:
     assert said.badge == "AMBIGUOUS"
     assert said.sentence.startswith(f"This run does not show whether NWOR pays: {NOT_COMPARED}")
     page = " ".join(render_markdown(document_of(run)).split())
-    assert "Find under Evidence why the K/V gate compared nothing" in page
+    assert "Find under Evidence what the gate did not compare" in page

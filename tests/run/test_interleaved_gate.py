@@ -10,6 +10,7 @@ from fake_engine import FakeEngine, FakeKvCache
 from toy_run import Runner, of_phase
 
 from nwor_bench.analysis.analyse import analyse
+from nwor_bench.analysis.parity.required import GATE_DID_NOT
 from nwor_bench.engine.protocol import BatchOutput, Sampling
 from nwor_bench.errors import ExitCode
 from nwor_bench.records.cell import INTERLEAVED
@@ -64,6 +65,41 @@ def test_a_sound_run_interleaves_in_its_gate_and_passes(
     assert last_of_gate < batch.batch < first_timed
     (event,) = [e for e in run.events if e["event"] == "kv_gate" and e["arm"] == INTERLEAVED]
     assert event["verdict"] in ("equal bit for bit", "within tolerance")
+    assert event["batch"] == batch.batch
+    assert unchecked(run) == {}
+
+
+def unchecked(run: RunData) -> dict[Cell, str]:
+    """Cells that have no verdict because of the gate, and why."""
+    reasons = {cell.cell: cell.reason or "" for cell in analyse(run).cells}
+    return {cell: reason for cell, reason in reasons.items() if GATE_DID_NOT in reason}
+
+
+def test_a_cell_without_a_turn_in_the_gate_has_no_verdict(tmp_path: Path) -> None:
+    """The cache that was compared is that of a batch in which other cells ran."""
+    _, run = swept(tmp_path, FakeEngine())
+    (timed,) = of_phase(run, Phase.INTERLEAVED)
+    staged = {w.cell for w in run.windows if w.batch == timed.batch and w.staged_tokens}
+    events = tuple(
+        {**event, "batch": timed.batch} if event.get("arm") == INTERLEAVED else event
+        for event in run.events
+    )
+    reasons = unchecked(replace(run, events=events))
+    assert reasons == dict.fromkeys(staged, "the gate did not run it in an interleaved batch")
+
+
+class NoLayers(FakeEngine):
+    """Checks no layer on its own inputs."""
+
+    def check_layers(self, requests: int | None) -> list[list[dict[str, Any]]]:
+        return []
+
+
+def test_a_gate_that_checks_no_layer_gives_no_verdict(tmp_path: Path) -> None:
+    _, run = swept(tmp_path, NoLayers())
+    found = unchecked(run)
+    assert {cell.nwor_mode for cell in found} == {NworMode.STAGE}
+    assert all("check its layers on their own inputs" in reason for reason in found.values())
 
 
 def test_a_run_of_whole_batches_has_no_interleaved_gate(tmp_path: Path) -> None:

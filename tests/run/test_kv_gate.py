@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from tiny_session import RUN, begin
 from toy_run import BASELINE, STAGE, Runner
 
-from nwor_bench.analysis.parity.kv import compare_exactly, compare_within, tolerances, write_fault
+from nwor_bench.analysis.parity.kv import (
+    TOO_BLUNT,
+    compare_exactly,
+    compare_within,
+    compared_layers,
+    tolerances,
+    write_fault,
+)
 from nwor_bench.engine.protocol import BatchOutput, Sampling
 from nwor_bench.errors import ExitCode
 from nwor_bench.records.store import read_run
@@ -307,6 +314,47 @@ def test_what_could_not_be_checked_is_said(tmp_path: Path, kv: FakeKvCache, reas
         assert cell["verdict"] == "not run"
         assert cell["reason"].startswith(reason)
     assert runner.sweep.parity.broken == {}
+
+
+def test_layers_in_which_a_wrong_row_would_pass_are_not_counted(tmp_path: Path) -> None:
+    """Three times 0.3 of a norm is more than half of a wrong row's error; the others are sharp."""
+    runner, run = swept(tmp_path, FakeKvCache(own=(0.01, 0.01, 0.3)), device="cuda:0")
+    for cell in run.header.kv_gate.cells.values():
+        assert (cell["verdict"], cell["layers"], cell["of_layers"]) == ("within tolerance", 2, 3)
+    assert runner.sweep.parity.broken == {}
+    kv = FakeKvCache(wrong=lambda cell: cell == STAGE, own=(0.3, 0.01, 0.3))
+    assert list(swept(tmp_path / "wrong", kv, device="cuda:0")[0].sweep.parity.broken) == [STAGE]
+
+
+def test_if_every_layer_is_blunt_nothing_was_compared(tmp_path: Path) -> None:
+    """An unrelated row is 1.4 off, and mode off itself 0.8."""
+    kv = FakeKvCache(wrong=lambda cell: cell == STAGE, by=1.4, own=(0.8, 0.8, 0.8))
+    runner, run = swept(tmp_path, kv, device="cuda:0")
+    for cell in run.header.kv_gate.cells.values():
+        assert (cell["verdict"], cell["reason"]) == ("not run", TOO_BLUNT)
+        assert (cell["layers"], cell["of_layers"]) == (0, 3)
+    assert runner.sweep.parity.broken == {}
+
+
+def test_a_blunt_layer_still_shows_what_is_not_finite_or_wrong_in_every_row() -> None:
+    own = {"largest": 0.8, "rms": 0.1, "median": 0.05}
+    assert not checked(entry(0, largest=1.4, rms=0.19, median=0.09), **own)[1]
+    finding, broken = checked(entry(0, largest=None, rms=None, median=0.05), **own)
+    assert (broken, finding.error) == (True, None)
+    finding, broken = checked(entry(0, largest=1.4, rms=0.21, median=0.05), **own)
+    assert (broken, finding.measure) == (True, "rms")
+
+
+def test_a_layer_is_compared_if_k_and_v_are_on_every_rank() -> None:
+    sharp, blunt = {"largest": 0.2}, {"largest": 0.3}
+    ranks = [
+        *one_rank(entry(0, **sharp), entry(0, "V", **sharp), entry(1, **sharp), entry(2, **blunt)),
+        *one_rank(entry(0, **sharp), entry(0, "V", **sharp), entry(1, **blunt), entry(2, **sharp)),
+    ]
+    allowed, _ = tolerances([ranks])
+    assert compared_layers(allowed, "KV") == {0}
+    allowed, _ = tolerances([one_rank(entry(0, **sharp), entry(0, "V", **blunt))])
+    assert compared_layers(allowed, "KV") == set()
 
 
 def test_if_nothing_can_be_staged_nothing_is_asked(tmp_path: Path) -> None:

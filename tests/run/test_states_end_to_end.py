@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 
-from nwor_bench.analysis.parity.kv import KvVerdict, StateResult
+from nwor_bench.analysis.parity.kv import TOO_BLUNT, KvVerdict, StateResult
 from nwor_bench.run.gate.states import (
-    FEW,
     NONE_COPIED,
     NONE_OF_CELL,
     NOT_REPEATED,
-    TOO_BLUNT,
     StateGate,
 )
 
@@ -29,18 +27,14 @@ class FakeStates:
         wrong: error of the cell's states in layer 1, against whatever they are compared with.
         repeats: whether prefills are copied.
         own: error of mode off's states against its prefills, in each layer.
-        median: of the cell's errors in layer 1; None: they are all alike.
         rows: heads' states that are compared.
-        routed: the model has experts.
     """
 
     copied: dict[int, int]
     wrong: float = 0.005
     repeats: bool = True
     own: tuple[float, float] = (OWN, OWN)
-    median: float | None = None
     rows: int = 16
-    routed: bool = False
     asked: list[tuple[str, str, list[tuple[int, int]]]] = field(default_factory=list)
     prefills: list[tuple[list[Ids], bool]] = field(default_factory=list)
     to_off: int = 0
@@ -65,8 +59,6 @@ class FakeStates:
         self.asked.append((name, other, list(pairs)))
         errors = (0.0, self.wrong) if name == "cell" else self.own
         found = [self._entry(layer, error) for layer, error in enumerate(errors)]
-        if name == "cell" and self.median is not None:
-            found[1]["median"] = self.median
         return [{"errors": found}]
 
     def _entry(self, layer: int, error: float) -> dict[str, Any]:
@@ -87,7 +79,7 @@ def checked(cache: FakeStates, cell: Sequence[Ids], off: Sequence[Ids] = OFF) ->
     def to_off() -> None:
         cache.to_off += 1
 
-    gate = StateGate(cache, to_off, cache.routed)  # type: ignore[arg-type]
+    gate = StateGate(cache, to_off)  # type: ignore[arg-type]
     gate.keep_off(off)
     gate.keep_cell(cell)
     return gate.compare()
@@ -131,39 +123,18 @@ def test_more_than_three_times_mode_offs_own_error_breaks_the_cell(
         assert (found.reason or "").startswith("states: layer 1 (net 1), request 0, position 5")
 
 
-@pytest.mark.parametrize(
-    ("median", "verdict"), [(0.039, KvVerdict.WITHIN), (0.041, KvVerdict.BROKEN)]
-)
-def test_if_mode_off_is_chaotic_in_one_layer_medians_decide_in_all(
-    median: float, verdict: KvVerdict
-) -> None:
-    # Layer 0 is no measure for any error (3 x 0.17 is more than half of a norm); in layer 1 one
-    # request is far off, as a router does it, and all others by the median.
-    cache = FakeStates({0: 4}, wrong=0.14, own=(0.17, OWN), median=median, rows=100)
-    found = checked(cache, OFF)
-    assert (found.verdict, found.layers, found.states) == (verdict, 1, 1)
-    assert found.finding is not None
-    assert found.finding.measure == "median"
-
-
-def test_of_a_mixture_of_experts_medians_decide_in_all_layers() -> None:
-    """One request's token went to another expert, in a layer where mode off itself is steady."""
-    sound = {"wrong": 0.033, "median": 0.039, "rows": 100}
-    assert checked(FakeStates({0: 4}, **sound), OFF).verdict is KvVerdict.BROKEN
-    found = checked(FakeStates({0: 4}, **sound, routed=True), OFF)
-    assert (found.verdict, found.layers) == (KvVerdict.WITHIN, 2)
-    wrong = FakeStates({0: 4}, wrong=0.05, median=0.041, rows=100, routed=True)
-    assert checked(wrong, OFF).verdict is KvVerdict.BROKEN
-    few = FakeStates({0: 4}, wrong=0.031, rows=99, routed=True)  # as without experts
-    assert checked(few, OFF).verdict is KvVerdict.BROKEN
-
-
-def test_states_of_which_a_wrong_one_would_pass_are_not_compared() -> None:
-    found = checked(FakeStates({0: 4}, own=(0.3, 0.3), rows=100), OFF)
-    assert (found.verdict, found.reason) == (KvVerdict.NOT_RUN, TOO_BLUNT)
-    # A median of few states is too uncertain, and the largest error says nothing here.
-    found = checked(FakeStates({0: 4}, own=(0.17, OWN), rows=99), OFF)
-    assert (found.verdict, found.reason) == (KvVerdict.NOT_RUN, FEW)
+def test_a_layer_in_which_a_wrong_state_would_pass_is_not_compared() -> None:
+    # Three times 0.17 of a norm is no limit; the other layer has its own, as before.
+    found = checked(FakeStates({0: 4}, wrong=0.029, own=(0.17, OWN)), OFF)
+    assert (found.verdict, found.layers, found.of_layers) == (KvVerdict.WITHIN, 1, 2)
+    assert (found.states, found.convolutions) == (1, 0)
+    wrong = checked(FakeStates({0: 4}, wrong=0.031, own=(0.17, OWN)), OFF)
+    assert wrong.verdict is KvVerdict.BROKEN
+    assert wrong.finding is not None
+    assert (wrong.finding.layer, wrong.finding.measure) == (1, "largest")
+    none = checked(FakeStates({0: 4}, own=(0.3, 0.3)), OFF)
+    assert (none.verdict, none.reason) == (KvVerdict.NOT_RUN, TOO_BLUNT)
+    assert (none.states, none.of_layers) == (0, 2)
 
 
 def test_what_could_not_be_compared_is_said() -> None:

@@ -53,6 +53,8 @@ class RowErrors:
         self._rows_of = [
             which.nonzero(as_tuple=True)[0] for which in (~places.is_output, places.is_output)
         ]
+        # Of states, which have one row a request, a router's choice is told from a fault by rows.
+        self._keeps_each = len(set(places.requests.tolist())) == places.requests.numel()
         self._labels: list[dict[str, Any]] = []
         self._measured: list[Tensor] = []
 
@@ -77,6 +79,8 @@ class RowErrors:
             if index.numel():
                 facts = {"part": part, "one_element": one_element, "heads": errors.shape[1]}
                 there = index.to(errors.device)
+                if self._keeps_each:
+                    facts["each"] = errors[there].nan_to_num(nan=torch.inf)
                 self._labels.append({**labels, **facts})
                 self._measured.append(_numbers(errors[there], differing[there], one_step))
 
@@ -86,7 +90,7 @@ class RowErrors:
         They hold `part`, `rows` (each head counts), `largest`, `rms`, `median` (None: not finite),
         the place of the largest, `differing` rows (bit for bit) and the place of the first,
         `one_step` and `one_element`: the error of one rounding step of the largest element, and of
-        an average one.
+        an average one. If each row is of another request, also `each`: [rows][heads] errors.
         """
         numbers = torch.stack(self._measured).tolist() if self._measured else []
         return [self._entry(*each) for each in zip(self._labels, numbers, strict=True)]
@@ -98,8 +102,10 @@ class RowErrors:
             _place(self._places, int(index[int(n) // heads]), int(n) % heads)
             for n in (worst, first)
         )
+        each = {"each": labels["each"].tolist()} if self._keeps_each else {}
         return {
             **{name: value for name, value in labels.items() if name != "heads"},
+            **each,
             "rows": index.numel() * heads,
             "largest": _number(largest),
             "rms": _number(rms),

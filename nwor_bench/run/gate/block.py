@@ -174,13 +174,13 @@ class GateBlock:
         accepted = sum(w.accepted_tokens for w in batch.windows if w.staged_tokens)
         faults = [write_fault(batch.written, accepted)]
         if kv_result is not None:
-            self._store.append_event(kv_event(cell, kv_result))
+            self._store.append_event(kv_event(cell, kv_result, batch.answer.record.batch))
             if kv_result.verdict is KvVerdict.BROKEN:
                 faults.append(kv_result.reason or "K/V rows differ")
             states = kv_result.states
             if states is not None and states.verdict is KvVerdict.BROKEN:
                 faults.append(states.reason or "states differ")
-        if batch.layers:
+        if batch.layers or cell.nwor_mode is not NworMode.OFF:
             local = local_result(batch.layers)
             self._store.append_event(local_event(cell, local))
             if local.verdict is KvVerdict.BROKEN:

@@ -13,6 +13,7 @@ from typing import Any
 
 from nwor_bench.analysis.parity.kv import (
     MULTIPLES,
+    TOO_BLUNT,
     KvMismatch,
     KvResult,
     KvVerdict,
@@ -20,6 +21,7 @@ from nwor_bench.analysis.parity.kv import (
     Tolerance,
     compare_exactly,
     compare_within,
+    compared_layers,
     only_rounding,
     tolerances,
 )
@@ -354,7 +356,8 @@ class KvGate:
         ranks = self._cache.compare("cell", self._references.pairs(batch))
         finding, broken = compare_within(ranks, self._tolerances)
         verdict = KvVerdict.BROKEN if broken else KvVerdict.WITHIN
-        return _result(batch, ranks, verdict, finding, WITH_PREFILL)
+        layers = len(compared_layers(self._tolerances, "KV"))
+        return _result(batch, ranks, verdict, finding, WITH_PREFILL, layers)
 
     def _measure_tolerances(self) -> str | None:
         """Measure mode off against itself, once; returns why that failed, else None.
@@ -380,8 +383,11 @@ def _result(
     verdict: KvVerdict,
     finding: KvMismatch | None,
     compared_with: str,
+    layers: int | None = None,
 ) -> KvResult:
+    """The result; `layers` are those that were compared, None: all."""
     first = ranks[0]
+    of_layers = len({entry["layer"] for entry in first["errors"]})
     result = KvResult(
         verdict,
         compared_with=compared_with,
@@ -389,7 +395,8 @@ def _result(
         checked=first["checked"],
         unknown=first["unknown"],
         beyond_budget=batch.beyond_budget,
-        layers=len({entry["layer"] for entry in first["errors"]}),
+        layers=of_layers if layers is None else layers,
+        of_layers=of_layers,
         ranks=len(ranks),
         finding=finding,
     )
@@ -398,6 +405,8 @@ def _result(
     # `checked` is that of the group that knows the fewest: the others' errors may be BROKEN.
     if not first["checked"]:
         return replace(result, verdict=KvVerdict.NOT_RUN, reason=NOTHING_CHECKED)
+    if not result.layers:
+        return replace(result, verdict=KvVerdict.NOT_RUN, reason=TOO_BLUNT)
     return result
 
 

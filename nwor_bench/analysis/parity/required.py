@@ -1,0 +1,130 @@
+"""The checks of the gate that a cell needs before it gets a verdict. Pure.
+
+| check | needed by | instead of it |
+| --- | --- | --- |
+| tokens or acceptance | every cell | |
+| K/V end to end | cells that stage, and mode control | see below |
+| recurrent states end to end | cells that staged states | see below |
+| each layer on its own inputs | cells that stage, and mode control | |
+| K/V (and states) of an interleaved batch | those of them that were timed in one | as for both |
+
+Instead of a comparison through the whole model: equal tokens under the exact rule (float32), which
+wrong values would change; or, if the model is too unstable for a comparison (`TOO_BLUNT`), each
+layer on its own inputs. An engine of its own has a cache that is not compared with off x off's: if
+its tokens follow the target, its layers decide.
+
+Runs of older versions have no check of layers at all. They are judged by their own rule: the K/V
+gate, with synthetic acceptance.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nwor_bench.analysis.cell_data import CellData
+from nwor_bench.analysis.parity.kv import TOO_BLUNT, KvVerdict
+from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, ParityRule
+from nwor_bench.records.cell import NworMode
+
+GATE_DID_NOT = "the gate did not "
+"""Begin of each reason but that of tokens."""
+
+NO_RECORD = "it did not run"
+SOUND = (KvVerdict.EXACT, KvVerdict.WITHIN)
+
+Check = Callable[[CellData], str | None]
+"""Why a check that the cell needs is missing, in words; None if it is there or not needed."""
+
+
+def missing_checks(cell: CellData) -> str | None:
+    """The checks that the cell needs and that compared nothing, with their reasons; None if all
+    are there. A check that failed is none of them: it makes the cell INVALID."""
+    found = [why for why in (check(cell) for check in CHECKS) if why is not None]
+    return "; ".join(found) or None
+
+
+def _tokens(cell: CellData) -> str | None:
+    return "its output was not checked" if cell.parity is None else None
+
+
+def _kv(cell: CellData) -> str | None:
+    if not _has_values(cell):
+        return None
+    if not cell.gate.checks_layers and cell.parity != ACCEPTANCE_ONLY:
+        return None  # as older versions had it
+    if _is_other_engine(cell) and cell.parity != ACCEPTANCE_ONLY:
+        return None
+    return _end_to_end(cell, "K/V", cell.gate.kv)
+
+
+def _states(cell: CellData) -> str | None:
+    if not _stages_states(cell) or _is_other_engine(cell):
+        return None
+    return _end_to_end(cell, "recurrent states", (cell.gate.kv or {}).get("states"))
+
+
+def _layers(cell: CellData) -> str | None:
+    if not _has_values(cell) or not cell.gate.checks_layers:
+        return None
+    found = cell.gate.local
+    if not _is_sound(found):
+        return f"{GATE_DID_NOT}check its layers on their own inputs ({_reason(found)})"
+    if _stages_states(cell) and not _layers_passed(cell, states=True):
+        return f"{GATE_DID_NOT}check its recurrent states on their own inputs"
+    return None
+
+
+def _interleaved(cell: CellData) -> str | None:
+    acted = any(window.staged_tokens or window.control_tokens for window in cell.interleaved)
+    if not acted or not _has_values(cell) or not cell.gate.checks_layers:
+        return None
+    if not cell.gate.interleaved_kv:
+        return f"{GATE_DID_NOT}run it in an interleaved batch"
+    whys = []
+    for found in cell.gate.interleaved_kv:
+        why = _end_to_end(cell, "interleaved K/V", found)
+        if why is None and _stages_states(cell):
+            why = _end_to_end(cell, "interleaved recurrent states", found.get("states"))
+        whys.append(why)
+    return None if None in whys else whys[-1]
+
+
+CHECKS: tuple[Check, ...] = (_tokens, _kv, _states, _layers, _interleaved)
+
+
+def _has_values(cell: CellData) -> bool:
+    """Mode off computes as off x off does: stock, or another engine of it."""
+    return cell.cell.nwor_mode is not NworMode.OFF
+
+
+def _is_other_engine(cell: CellData) -> bool:
+    return cell.cell.arm is not None and cell.cell.drafts is None
+
+
+def _stages_states(cell: CellData) -> bool:
+    staged = any(window.states_committed for window in cell.counted)
+    return staged and cell.gate.checks_layers
+
+
+def _end_to_end(cell: CellData, what: str, found: Mapping[str, Any] | None) -> str | None:
+    """Why a comparison through the whole model is missing, with nothing instead of it."""
+    if _is_sound(found):
+        return None
+    if cell.parity == EXACT and cell.gate.rule == ParityRule.EXACT:
+        return None
+    reason = _reason(found)
+    if reason == TOO_BLUNT and _layers_passed(cell, states="states" in what):
+        return None
+    return f"{GATE_DID_NOT}compare its {what} with mode off's ({reason})"
+
+
+def _layers_passed(cell: CellData, *, states: bool) -> bool:
+    found = cell.gate.local
+    return _is_sound(found) and (not states or bool((found or {}).get("states")))
+
+
+def _is_sound(found: Mapping[str, Any] | None) -> bool:
+    return found is not None and found["verdict"] in SOUND
+
+
+def _reason(found: Mapping[str, Any] | None) -> str:
+    return NO_RECORD if found is None else found.get("reason") or NO_RECORD

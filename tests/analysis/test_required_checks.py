@@ -1,0 +1,132 @@
+"""Which checks of the gate a cell needs, and what is said of one that compared nothing."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nwor_bench.analysis.cell_data import CellData, GateResults
+from nwor_bench.analysis.parity.kv import TOO_BLUNT
+from nwor_bench.analysis.parity.required import missing_checks
+from nwor_bench.records.types import AA, Cell, NworMode, ScvMode
+
+STAGE = Cell("toy", NworMode.STAGE, ScvMode.GRAPH)
+CONTROL = Cell("toy", NworMode.CONTROL, ScvMode.OFF)
+SOUND = {"verdict": "within tolerance", "states": {"verdict": "within tolerance"}}
+LAYERS = {"verdict": "within tolerance", "states": 4}
+EVICTED = {"verdict": "not run", "reason": "its blocks were reused"}
+BLUNT = {"verdict": "not run", "reason": TOO_BLUNT}
+NO_WINDOW = {"verdict": "not run", "reason": "no window was committed"}
+GATE = GateResults(kv=SOUND, local=LAYERS, rule="acceptance only", checks_layers=True)
+
+
+def missing(
+    cell: Cell = STAGE,
+    parity: str | None = "acceptance only",
+    states: int = 0,
+    interleaved: bool = False,
+    **gate: Any,
+) -> str | None:
+    """What is missing of a cell whose gate has these results."""
+    window: Any = SimpleNamespace(staged_tokens=4, control_tokens=0, states_committed=states)
+    batch: Any = SimpleNamespace(parity=parity)
+    data = CellData(
+        cell,
+        [batch],
+        [batch],
+        [window],
+        interleaved=[window] if interleaved else [],
+        gate=replace(GATE, **gate),
+    )
+    return missing_checks(data)
+
+
+@pytest.mark.parametrize("cell", [STAGE, CONTROL])
+@pytest.mark.parametrize("parity", ["acceptance only", "explained", "exact"])
+def test_cells_with_kv_of_their_own_need_the_cache_and_their_layers(
+    cell: Cell, parity: str
+) -> None:
+    assert missing(cell, parity) is None
+    assert missing(cell, parity, kv=EVICTED) == (
+        "the gate did not compare its K/V with mode off's (its blocks were reused)"
+    )
+    assert missing(cell, parity, kv=None) == (
+        "the gate did not compare its K/V with mode off's (it did not run)"
+    )
+    assert missing(cell, parity, local=NO_WINDOW) == (
+        "the gate did not check its layers on their own inputs (no window was committed)"
+    )
+    assert (missing(cell, parity, local=None) or "").endswith("own inputs (it did not run)")
+
+
+def test_all_that_is_missing_is_said() -> None:
+    said = missing(parity=None, kv=EVICTED, local=NO_WINDOW) or ""
+    assert [why.split(" (")[0] for why in said.split("; ")] == [
+        "its output was not checked",
+        "the gate did not compare its K/V with mode off's",
+        "the gate did not check its layers on their own inputs",
+    ]
+
+
+def test_cells_that_staged_states_need_them_compared() -> None:
+    sound = {**SOUND, "states": EVICTED}
+    assert missing(states=0, kv=sound) is None
+    assert missing(states=4) is None
+    assert "its recurrent states with mode off's (its blocks" in (missing(states=4, kv=sound) or "")
+    never = {**SOUND, "states": None}
+    assert "(it did not run)" in (missing(states=4, kv=never) or "")
+    beside_prefill = {**LAYERS, "states": 0}
+    assert missing(states=4, local=beside_prefill) == (
+        "the gate did not check its recurrent states on their own inputs"
+    )
+
+
+def test_layers_decide_if_mode_off_is_too_unstable_for_a_comparison_end_to_end() -> None:
+    both = {**BLUNT, "states": BLUNT}
+    assert missing(states=4, kv=both) is None
+    assert "its K/V with" in (missing(kv=BLUNT, local=NO_WINDOW) or "")
+    said = missing(states=4, kv=both, local={**LAYERS, "states": 0}) or ""
+    assert "its recurrent states with" in said
+
+
+def test_equal_tokens_in_float32_prove_values_end_to_end_but_not_the_layers() -> None:
+    assert missing(parity="exact", rule="exact", kv=EVICTED) is None
+    assert missing(parity="exact", rule="explained", kv=EVICTED) is not None
+    assert missing(parity="explained", rule="exact", kv=EVICTED) is not None
+    assert missing(parity="exact", rule="exact", local=NO_WINDOW) is not None
+
+
+def test_a_cell_that_was_timed_interleaved_needs_an_interleaved_batch() -> None:
+    assert missing(interleaved=True) == "the gate did not run it in an interleaved batch"
+    assert missing(interleaved=True, interleaved_kv=(SOUND,)) is None
+    said = "the gate did not compare its interleaved K/V with mode off's (its blocks were reused)"
+    assert missing(interleaved=True, interleaved_kv=(EVICTED,)) == said
+    assert missing(interleaved=True, interleaved_kv=(EVICTED, SOUND)) is None
+    assert missing(interleaved=True, interleaved_kv=(BLUNT,)) is None
+    of_states = {**SOUND, "states": EVICTED}
+    assert missing(interleaved=True, interleaved_kv=(of_states,)) is None
+    assert "interleaved recurrent states" in (
+        missing(interleaved=True, states=4, interleaved_kv=(of_states,)) or ""
+    )
+
+
+def test_stock_needs_no_values_and_an_engine_of_its_own_only_those_of_layers() -> None:
+    nothing: dict[str, Any] = {"kv": None, "local": None}
+    off = NworMode.OFF, ScvMode.OFF
+    for cell in (Cell("toy", *off), Cell("toy", *off, AA), Cell("toy", *off, "k=2")):
+        assert missing(cell, **nothing) is None
+        assert missing(cell, None, **nothing) == "its output was not checked"
+    slots = replace(STAGE, arm="nwor_state_slots=1")
+    assert missing(slots, "explained", states=4, kv=None) is None
+    assert missing(slots, "explained", states=4, **nothing) is not None
+    assert "its K/V" in (missing(slots, "acceptance only", kv=None) or "")
+    assert missing(replace(STAGE, arm="k=2"), "explained", kv=None) is not None
+
+
+def test_a_run_without_any_check_of_layers_is_judged_as_it_was() -> None:
+    old: dict[str, Any] = {"local": None, "checks_layers": False}
+    assert missing(**old) is None
+    assert missing(**old, kv=EVICTED) is not None
+    assert missing(parity="explained", **old, kv=None) is None
+    assert missing(states=4, **old, kv={**SOUND, "states": EVICTED}) is None

@@ -14,13 +14,11 @@ from nwor_bench.engine.arguments import (
     stderr_to_file,
 )
 from nwor_bench.engine.kv_cache import VllmKvCache
-from nwor_bench.engine.open_loop import serve_loop, vllm_params
 from nwor_bench.engine.protocol import (
     BatchOutput,
     GreedyOutput,
     KvCache,
     Sampling,
-    ServedLoop,
 )
 from nwor_bench.engine.readings import (
     common_status,
@@ -143,7 +141,7 @@ class VllmEngine:
         keep_prefix_cache: bool = False,
     ) -> BatchOutput:
         """See `Engine`; counters are read before and after."""
-        params = vllm_params(sampling)
+        params = _vllm_params(sampling)
         inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         if not keep_prefix_cache:
             self._reset_prefix_cache()
@@ -196,28 +194,6 @@ class VllmEngine:
         if self._draft_counts is not None:
             self._draft_counts.fix(0)
         return list(self._rpc("nwor_stop_interleaving"))
-
-    def serve(
-        self,
-        prompts: Sequence[Sequence[int]],
-        arrivals_s: Sequence[float],
-        sampling: Sampling,
-        schedule: Sequence[Sequence[int]],
-    ) -> ServedLoop:
-        """See `Engine`; only for an engine that was started for draft counts."""
-        assert self._draft_counts is not None
-        from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
-
-        self._reset_prefix_cache()
-        self._draft_counts.follow(schedule, build_dynamic_sd_schedule_lookup)
-        try:
-            with self._running():
-                seconds, outputs = serve_loop(self._llm.llm_engine, prompts, arrivals_s, sampling)
-        finally:
-            self._draft_counts.fix(0)
-        self._drain(outputs)
-        times = request_times(outputs)
-        return ServedLoop(seconds, () if times is None else times.tpot_ms)
 
     def decode_greedily(
         self,
@@ -362,3 +338,16 @@ def _greedy_output(completion: Any) -> GreedyOutput:
         )
     top = tuple({token: float(entry.logprob) for token, entry in row.items()} for row in rows or ())
     return GreedyOutput(tuple(completion.token_ids), top)
+
+
+def _vllm_params(sampling: Sampling) -> Any:
+    """vLLM's `SamplingParams`."""
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        max_tokens=sampling.max_new_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        ignore_eos=sampling.ignore_eos,
+        detokenize=False,
+    )

@@ -87,16 +87,6 @@ class BatchOutput:
 
 
 @dataclass(frozen=True)
-class ServedLoop:
-    """An open loop: requests that came at given times."""
-
-    seconds: float
-    """From its begin to the last token."""
-    tpot_ms: tuple[float, ...]
-    """Each request's mean time per output token after the first one."""
-
-
-@dataclass(frozen=True)
 class GreedyOutput:
     """One request of a batch that is not measured."""
 
@@ -130,18 +120,6 @@ class Engine(Protocol):
 
     def stop_interleaving(self) -> list[dict[str, dict[str, int]]]:
         """Return to mode off; each cell's SCV counters and fallbacks, in the order's cells."""
-
-    def serve(
-        self,
-        prompts: Sequence[Sequence[int]],
-        arrivals_s: Sequence[float],
-        sampling: Sampling,
-        schedule: Sequence[Sequence[int]],
-    ) -> ServedLoop:
-        """Run requests that come at these times, in rising order, from an empty prefix cache.
-
-        `schedule`: vLLM's num_speculative_tokens_per_batch_size. Nothing of it is recorded.
-        """
 
     def decode_greedily(
         self,

@@ -46,10 +46,6 @@ KEPT = 1024
 """Groups and spans of a class of batch sizes and draft count that a server keeps: the latest. Of so
 many an estimate takes 2 ms of a core."""
 
-Lookup = Callable[[list[tuple[int, int, int]], int, int], list[int]]
-"""vLLM's `build_dynamic_sd_schedule_lookup`: a schedule, most requests and most drafts to the
-draft count of each number of requests."""
-
 
 def schedule_of(counts: Sequence[int]) -> list[tuple[int, int, int]]:
     """A value of num_speculative_tokens_per_batch_size that names every count; vLLM captures CUDA
@@ -120,14 +116,6 @@ class DraftSwitch:
         """Draft as many from the next step on; call it between batches."""
         self._at = self._coming = None
         self._set(count)
-
-    def follow(self, schedule: Sequence[Sequence[int]], build: Lookup) -> None:
-        """Draft by batch size as vLLM does with this num_speculative_tokens_per_batch_size."""
-        self.fix(0)
-        lookup = self._scheduler.dynamic_sd_lookup
-        most = max(drafts for _, _, drafts in schedule)
-        ranges = [(first, last, drafts) for first, last, drafts in schedule]
-        lookup[:] = build(ranges, len(lookup) - 1, max(most, 1))
 
     def interleave(self, order: WindowOrder) -> None:
         """Draft by this order from the next batch on."""

@@ -1,16 +1,15 @@
-"""Draft counts: the line for vLLM, and what it gave on an open loop."""
+"""Draft counts: the line for vLLM."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nwor_bench.analysis.draft_rates import Worth
-from nwor_bench.analysis.served import best_fixed, served_ratios
+from nwor_bench.analysis.served import best_fixed
 from nwor_bench.instruments.draft_counts import SAFE_GRAPHS, capture_size
-from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.header import PairFacts
 from nwor_bench.report.document import Block, Code, Paragraph
-from nwor_bench.report.text import NOT_MEASURED, plural, with_bounds
+from nwor_bench.report.text import plural
 
 STAGING = "VLLM_NWOR_MODE=stage VLLM_SCV_MODE=adaptive"
 """The variables of a server that stages."""
@@ -118,27 +117,3 @@ def _staged_line(worth: Worth, pair: PairFacts, stock: dict[str, Any] | None) ->
 
 def _code(config: Mapping[str, Any]) -> Code:
     return Code(f"--speculative-config '{json.dumps(config)}'")
-
-
-def served_note(rows: Sequence[Mapping[str, Any]]) -> Iterator[Paragraph]:
-    """What the line gave on an open loop; nothing if none ran."""
-    found = served_ratios(rows)
-    if not found:
-        return
-    told = [
-        f"{_over(each.tpot)} times the time per output token of a fixed {each.over}, and "
-        f"{_over(each.tokens_per_s)} times its tokens/s"
-        for each in found
-    ]
-    fixed = "" if len(found) > 1 else " The line is the best fixed k at every size."
-    yield Paragraph(
-        f"Served, requests coming at random times ({plural(found[0].blocks, 'block')} of "
-        f"{plural(found[0].requests, 'request')}, at light to heavy load): the line takes "
-        f"{'; '.join(told)}. The arrivals bound tokens/s, so its time per token says more.{fixed}"
-    )
-
-
-def _over(interval: RatioInterval | None) -> str:
-    if interval is None:
-        return NOT_MEASURED
-    return with_bounds(interval.ratio, interval.low, interval.high, 2)

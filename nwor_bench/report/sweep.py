@@ -114,17 +114,15 @@ def sweep_document(
     name: str,
     runs: Sequence[SweptRun],
     worths: Mapping[str, MeasuredWorth] | None = None,
-    served: Sequence[Mapping[str, Any]] = (),
 ) -> Document:
     """The whole report of a sweep.
 
     Args:
         worths: `swept_worths` of the runs.
-        served: rows of its open loop.
     """
     measured = [run for run in runs if run.cells]
     if worths:
-        return _worth_document(name, runs, worths, served)
+        return _worth_document(name, runs, worths)
     lead: list[Block] = [sweep_answer(runs).headline, *_missing(runs), _answers(runs)]
     sections: list[Section] = []
     if measured:
@@ -181,13 +179,12 @@ def _worth_document(
     name: str,
     runs: Sequence[SweptRun],
     worths: Mapping[str, MeasuredWorth],
-    served: Sequence[Mapping[str, Any]],
 ) -> Document:
     """One answer of all batch sizes together; the runs' own reports have fewer requests."""
     lead = [_worth_answer(worths).headline, *_missing(runs)]
     sections = []
     for scenario, measured in worths.items():
-        blocks = worth_blocks(measured, served)
+        blocks = worth_blocks(measured)
         if len(worths) == 1:
             lead += blocks
         else:

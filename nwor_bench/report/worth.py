@@ -1,8 +1,8 @@
 """Draft counts: tokens/s by batch size, acceptance by position, times; as blocks, JSON and rows."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,6 @@ from nwor_bench.analysis.draft_rates import Rate, Worth
 from nwor_bench.analysis.draft_tokens import named_rates, same_places
 from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.analysis.measured_worth import MeasuredWorth
-from nwor_bench.analysis.served import served_ratios
 from nwor_bench.analysis.worth import WindowTime
 from nwor_bench.records.cell import ADAPTIVE, count_name, count_order
 from nwor_bench.records.header import PairFacts, RunHeader
@@ -19,7 +18,7 @@ from nwor_bench.records.lines import batch_key
 from nwor_bench.records.types import Phase, WindowRecord
 from nwor_bench.report.answer import on_cpu
 from nwor_bench.report.document import Block, Callout, Figure, Paragraph, Table, table
-from nwor_bench.report.draft_line import line_blocks, line_config, served_note
+from nwor_bench.report.draft_line import line_blocks, line_config
 from nwor_bench.report.figures import colour
 from nwor_bench.report.text import NOT_MEASURED, decimal, joined, percent, plural, with_bounds
 from nwor_bench.report.worth_answer import drafter_shares, sizes_of
@@ -55,10 +54,8 @@ HOW_BY_ENGINES = (
 )
 
 
-def worth_blocks(measured: MeasuredWorth, served: Sequence[Mapping[str, Any]] = ()) -> list[Block]:
-    """Table and curve, acceptance, the line for vLLM, and what the numbers are of.
-
-    `served`: rows of an open loop (`run.serving`)."""
+def worth_blocks(measured: MeasuredWorth) -> list[Block]:
+    """Table and curve, acceptance, the line for vLLM, and what the numbers are of."""
     worth, header, stages = measured.worth, measured.header, bool(measured.staged)
     how = Paragraph(HOW_BY_ENGINES if worth.by_engines else HOW)
     blocks: list[Block] = [rates_table(worth, stages=stages), *_curve(worth), how]
@@ -74,7 +71,6 @@ def worth_blocks(measured: MeasuredWorth, served: Sequence[Mapping[str, Any]] = 
             staged=not on_cpu(header),
             captured=_captured(header),
         ),
-        *served_note(served),
     ]
     return [*blocks, *_times(measured.times), *_notes(worth, header, measured.times)]
 
@@ -234,9 +230,7 @@ def _tokens_note(worth: Worth, analyses: Sequence[Analysis]) -> str:
     return note
 
 
-def worth_result(
-    measured: MeasuredWorth, served: Sequence[Mapping[str, Any]] = ()
-) -> dict[str, Any]:
+def worth_result(measured: MeasuredWorth) -> dict[str, Any]:
     """The same as JSON for scripts."""
     worth, header = measured.worth, measured.header
     return {
@@ -246,7 +240,6 @@ def worth_result(
         "different_requests": worth.texts,
         "window_times": [vars(time) for time in measured.times],
         "speculative_config": line_config(worth, header.pair or PairFacts()),
-        "served": [asdict(each) for each in served_ratios(served)],
     }
 
 

@@ -136,11 +136,6 @@ class GroupEngine:
 
         return engine
 
-    @property
-    def running(self) -> Engine | None:
-        """The engine, if one runs."""
-        return self._engine
-
     def close(self) -> None:
         """Close the engine, if there is one: after a failed batch its state may be inconsistent."""
         engine, self._engine = self._engine, None

@@ -51,8 +51,6 @@ class RunOptions:
     )] = False
     """Print every finding and leave vLLM's log on the terminal, not in a file of the folder."""
     # fmt: on
-    serve_s: float | None = None
-    """Seconds of an open loop after a sweep of draft counts; None for none."""
     heartbeat: "Heartbeat | None" = None
     """Shows that a long step goes on; None for none."""
 

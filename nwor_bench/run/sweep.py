@@ -4,18 +4,15 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from nwor_bench.analysis.analyse import analyse
-from nwor_bench.analysis.measured_worth import measured_worth
 from nwor_bench.engine.arms import start_engine
 from nwor_bench.engine.engine import check_arguments
 from nwor_bench.engine.memory import require_memory
-from nwor_bench.engine.protocol import Engine
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.records.files import RUN_FILE, RUNS, check_output, default_folder
 from nwor_bench.records.store import read_run
@@ -25,7 +22,6 @@ from nwor_bench.run.execute import EngineFactory, GroupEngine, Prepared, run_pre
 from nwor_bench.run.prepare import CheckEngine, prepare_point, resume_prepared
 from nwor_bench.run.progress import check_vllm_version, console_for, tell_plan
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
-from nwor_bench.run.serving import serve_line
 from nwor_bench.run.sweep_folder import DONE, FAILED, INTERRUPTED, SweepIndex
 from nwor_bench.run.sweep_summary import close_sweep, failure_of, finish_sweep, worst_code
 from nwor_bench.workload.options import declared, flag_of, names
@@ -71,8 +67,6 @@ class SweepRunner:
                     for point in group.points:
                         if self._run_point(engine, point) is ExitCode.INTERRUPTED:
                             return ExitCode.INTERRUPTED
-                    if self._options.serve_s is not None and engine.running is not None:
-                        self._serve(engine.running, group)
             finish_sweep(self._index)
         finally:
             close_sweep(self._index, self._console, self._options)
@@ -99,22 +93,6 @@ class SweepRunner:
             code = code if whole else ExitCode.INTERRUPTED
         self._codes.append(code)
         return code
-
-    def _serve(self, engine: Engine, group: EngineGroup) -> None:
-        """Serve with the draft counts found, in the group's engine; only if all are valid."""
-        found = {
-            point.spec.scenario.requests: analyse(read_run(self._index.folder / point.folder))
-            for point in group.points
-        }
-        if worst_code(self._codes) is not ExitCode.OK or self._options.serve_s is None:
-            return
-        runs = {size: each.run for size, each in found.items()}
-        largest = max(group.points, key=lambda point: point.spec.scenario.requests)
-        worth = measured_worth(list(found.values())).worth
-        self._index.content["served"] = serve_line(
-            engine, self._prepared[largest.number], runs, worth, self._options.serve_s,
-            partial(self._console.print, highlight=False, markup=False, soft_wrap=True),
-        )  # fmt: skip
 
     def _measure(self, engine: GroupEngine, point: Point, folder: Path) -> ExitCode:
         prepared = self._prepared[point.number]

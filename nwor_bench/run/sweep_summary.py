@@ -71,8 +71,7 @@ def write_summary(index: SweepIndex, runs: Sequence[SweptRun], worths: Worths) -
         ]
         text = DataFrame(rates, dtype=object).to_csv(index=False, lineterminator="\n")
         write_atomically(index.folder / "worth.csv", text)
-    served = index.content.get("served") or ()
-    document = sweep_document(index.content["name"], runs, worths, served)
+    document = sweep_document(index.content["name"], runs, worths)
     text = render_markdown(document.shortened(f"Figures and times are in {SUMMARY_PAGE}."))
     write_atomically(index.folder / SUMMARY_PAGE, render_html(document))
     write_atomically(index.folder / "summary.md", text)
@@ -115,8 +114,8 @@ def _counted(text: str, value: Any) -> str:
 
 def sweep_result(index: SweepIndex, runs: Sequence[SweptRun], worths: Worths) -> dict[str, Any]:
     """The sweep as JSON for scripts: its answer, and the result of each run with its place."""
-    found, served = sweep_answer(runs, worths), index.content.get("served") or ()
-    told = [{"scenario": name, **worth_result(own, served)} for name, own in worths.items()]
+    found = sweep_answer(runs, worths)
+    told = [{"scenario": name, **worth_result(own)} for name, own in worths.items()]
     entries = []
     for entry, run in zip(index.content["runs"], runs, strict=True):
         folder = index.folder / run.folder

@@ -1,40 +1,12 @@
-"""The line found over other arms on an open loop."""
-
-from typing import Any
+"""The one draft count of all batch sizes."""
 
 import pytest
 
 from nwor_bench.analysis.draft_rates import Rate, Worth
-from nwor_bench.analysis.served import best_fixed, served_ratios
+from nwor_bench.analysis.served import best_fixed
 
 Ratios = dict[tuple[int, int], float | None]
 """tokens/s over k = 0 by batch size and count."""
-
-
-def row(block: int, arm: str, tpot: float, seconds: float) -> dict[str, Any]:
-    return {"block": block, "arm": arm, "requests": 4, "tokens": 120, "seconds": seconds,
-            "tpot_ms": tpot}  # fmt: skip
-
-
-def test_arms_are_compared_by_block() -> None:
-    """Blocks differ fivefold; the line takes 0.8 to 0.9 of k = 0's time per token in each."""
-    rows = []
-    for block, (scale, share) in enumerate([(1.0, 0.8), (5.0, 0.9), (2.0, 0.85)]):
-        rows += [row(block, "line", 10 * scale * share, 3.0), row(block, "k = 0", 10 * scale, 6.0)]
-    (found,) = served_ratios(rows)
-    assert (found.over, found.blocks, found.requests) == ("k = 0", 3, 4)
-    assert found.tpot is not None
-    assert found.tpot.ratio == pytest.approx((0.8 * 0.9 * 0.85) ** (1 / 3))
-    assert 0.7 < found.tpot.low < 0.8 < found.tpot.high < 1
-    assert found.tokens_per_s is not None
-    assert found.tokens_per_s.ratio == pytest.approx(2)
-
-
-def test_a_block_that_was_cut_and_too_few_blocks() -> None:
-    rows = [row(0, "line", 8, 3), row(0, "k = 0", 10, 6), row(1, "line", 8, 3)]
-    (found,) = served_ratios(rows)
-    assert (found.blocks, found.tpot) == (1, None)
-    assert served_ratios([]) == []
 
 
 @pytest.mark.parametrize(

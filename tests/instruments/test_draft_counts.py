@@ -116,15 +116,6 @@ def test_a_fixed_count_marks_steps_that_only_decode() -> None:
     assert scheduler.dynamic_sd_lookup == [2] * 9
 
 
-@pytest.mark.slow
-def test_a_schedule_is_followed_by_batch_size() -> None:
-    from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
-
-    scheduler, line = Scheduler(), [[1, 2, 4], [3, 5, 1]]
-    DraftSwitch(scheduler, COUNTS).follow(line, build_dynamic_sd_schedule_lookup)
-    assert scheduler.dynamic_sd_lookup[1:] == [4, 4, 1, 1, 1, 1, 1, 1]  # the last one goes on
-
-
 def test_a_scheduler_without_a_lookup_is_refused() -> None:
     with pytest.raises(EngineError, match="num_speculative_tokens_per_batch_size"):
         DraftSwitch(SimpleNamespace(dynamic_sd_lookup=None, schedule=None), COUNTS)

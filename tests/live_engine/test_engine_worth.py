@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -19,11 +18,9 @@ from nwor_bench.analysis.comparing.stored_run import load_stored_runs
 from nwor_bench.analysis.draft_tokens import same_places
 from nwor_bench.analysis.effects import effects_over_off
 from nwor_bench.analysis.findings.table import FindingKind
-from nwor_bench.analysis.measured_worth import MeasuredWorth, measured_worth
 from nwor_bench.analysis.parity.kv import KV_EVENT, KvVerdict
 from nwor_bench.analysis.statistics import simultaneous_bounds, unpaired_ratio
 from nwor_bench.analysis.worth import Measured, worth_of
-from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.errors import ExitCode
 from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.plugin.runner_v1.staging import StagingBuffers
@@ -47,7 +44,6 @@ def worth(
     pair: str,
     most: int = 2,
     requests: Sequence[int] = (1, 3),
-    serve_s: float | None = None,
     nwor_modes: Sequence[str] = ("off",),
     scv_modes: Sequence[str] = ("off",),
     **settings: Any,
@@ -60,7 +56,7 @@ def worth(
                      "warmup": 0, "max_warmup": 0, **settings},
     }  # fmt: skip
     sweep = SweepFile.model_validate_json(json.dumps(content))
-    code = run_loaded(sweep, RunOptions(output=folder, quiet=True, serve_s=serve_s))
+    code = run_loaded(sweep, RunOptions(output=folder, quiet=True))
     return code, [read_run(path.parent) for path in sorted(folder.glob("*/run.json"))]
 
 
@@ -216,59 +212,6 @@ def follows_last(windows: Sequence[WindowRecord]) -> set[int]:
             k = last.cell.drafts or 0
             ends.setdefault(k, []).append(then.draft_tokens == then.num_reqs * k)
     return {k for k, own in ends.items() if all(own)}
-
-
-def test_the_line_found_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On an open loop every arm serves the same requests, by its own schedule; here the line and
-    how often requests come are told, because what pays on this machine is not known."""
-    line = {1: 2, 3: 1}
-
-    def chosen(found: Any) -> MeasuredWorth:
-        own = measured_worth(found)
-        return replace(own, worth=replace(own.worth, best=line))
-
-    monkeypatch.setattr("nwor_bench.run.sweep.measured_worth", chosen)
-    monkeypatch.setattr("nwor_bench.run.serving.best_fixed", lambda worth: 2)
-    monkeypatch.setattr("nwor_bench.run.serving._latency_s", lambda run: 0.2)
-    drafted: dict[str, set[tuple[int, int]]] = {}
-    original = VllmEngine.serve
-
-    def serve(engine: VllmEngine, prompts: Any, arrivals: Any, sampling: Any, schedule: Any) -> Any:
-        seen = drafted.setdefault(json.dumps(schedule), set())
-        scheduler = engine._llm.llm_engine.engine_core.engine_core.scheduler
-        stock = scheduler.schedule
-
-        def watched(*args: Any, **named: Any) -> Any:
-            output = stock(*args, **named)
-            if output.num_scheduled_tokens:
-                seen.add((len(output.num_scheduled_tokens), output.num_spec_tokens_to_schedule))
-            return output
-
-        with monkeypatch.context() as patch:
-            patch.setattr(scheduler, "schedule", watched)
-            served = original(engine, prompts, arrivals, sampling, schedule)
-        assert len(served.tpot_ms) == len(prompts) == 8  # 2 at 1 request, 6 at 3
-        assert served.seconds >= arrivals[-1]
-        return served
-
-    monkeypatch.setattr(VllmEngine, "serve", serve)
-    code, _ = worth(tmp_path / "worth", "tiny", batches=1, serve_s=11.0, max_new_tokens=12)
-    assert code is ExitCode.OK
-    assert drafted.keys() == {"[[1, 1, 2], [2, 3, 1]]", "[[1, 3, 2]]", "[[1, 3, 0]]"}
-    wanted = {"[[1, 1, 2], [2, 3, 1]]": {1: 2, 2: 1, 3: 1}, "[[1, 3, 2]]": {1: 2, 2: 2, 3: 2},
-              "[[1, 3, 0]]": {1: 0, 2: 0, 3: 0}}  # fmt: skip
-    for schedule, seen in drafted.items():
-        assert {size for size, _ in seen} >= {1, 2}
-        assert seen <= set(wanted[schedule].items()), schedule
-    index = SweepIndex.open(tmp_path / "worth")
-    rows = index.content["served"]
-    blocks = max(row["block"] for row in rows) + 1
-    assert blocks >= 3
-    assert len(rows) == 3 * blocks
-    told = result_of(index)["worth"][0]["served"]
-    assert [each["over"] for each in told] == ["k = 2", "k = 0"]
-    assert all(each["tpot"]["low"] < each["tpot"]["high"] for each in told)
-    assert "Served, requests coming at random times" in (tmp_path / "worth/summary.md").read_text()
 
 
 def test_a_count_that_changes_a_token_is_invalid(tmp_path: Path, plant: Any) -> None:

@@ -61,11 +61,6 @@ def worth(
     time_budget: Annotated[
         str, typer.Option(help="Time of all sizes and scenarios, without the engine's start.")
     ] = "200s",
-    serve: Annotated[
-        str | None, typer.Option(
-            help="Then serve requests that come at random times with the line found, for this "
-            "long, e.g. 1m.")
-    ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="vLLM's dtype (default: the pair's; on a CPU float32).")
     ] = None,
@@ -96,10 +91,7 @@ def worth(
     from nwor_bench.run.run_options import RunOptions
     from nwor_bench.workload.stopping import parse_seconds
 
-    serve_s = None if serve is None else parse_seconds("--serve", serve)
-    options = RunOptions(
-        output=output, dry_run=dry_run, quiet=quiet, as_json=as_json, serve_s=serve_s
-    )
+    options = RunOptions(output=output, dry_run=dry_run, quiet=quiet, as_json=as_json)
     sizes = _sizes(requests)
     if not 1 <= max_draft_tokens <= MOST_DRAFTS:
         remedy = f"write 1 to {MOST_DRAFTS}"
@@ -107,9 +99,6 @@ def worth(
     if target_model is not None and pair is not None:
         raise ConfigError.for_field("--pair", pair, "--target-model names the target already")
     scenarios = [word.strip() for word in scenario.split(",")]
-    if serve is not None and len(scenarios) > 1:
-        remedy = "it serves with the line of one scenario; write one, or leave --serve out"
-        raise ConfigError.for_field("--scenario", scenario, remedy)
     seconds = parse_seconds("--time-budget", time_budget)
     if dtype is None and not uses_gpu():
         dtype = "float32"  # in bfloat16 draft counts differ at ties: explaining them takes minutes
@@ -130,10 +119,7 @@ def worth(
             given |= {"warmup": 1, "max_warmup": 1}
     elif adaptive_verification:
         raise ConfigError.for_field("--adaptive-verification", True, "write --engines too")
-    if serve is not None and (engines or why):
-        remedy = "one engine serves, and each draft count has its own (--engines); leave it out"
-        raise ConfigError.for_field("--serve", serve, remedy)
-    if uses_gpu() and serve is None and not (engines or why):
+    if uses_gpu() and not (engines or why):
         given["engine_args"] = _with_graphs(vllm_args or {}, sizes, max_draft_tokens)
     sweep = worth_sweep(*workload, given)
     check_sweep(sweep)
@@ -181,7 +167,7 @@ def _with_graphs(given: dict[str, Any], sizes: list[int], most: int) -> dict[str
     """vLLM's arguments with a graph for each window that is compared, if they name no sizes.
 
     vLLM's own choice has dozens for each draft count, which takes minutes for a large model, and
-    none for the largest windows. Requests at random times (--serve) need it.
+    none for the largest windows.
     """
     from nwor_bench.instruments.draft_counts import window_sizes
 

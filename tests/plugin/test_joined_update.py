@@ -43,6 +43,7 @@ class CapturedBatch(PieceBatch):
     """A window of a captured graph."""
 
     certain = 1
+    path = "full graph, merge"
     copied = False
     commit_shape = ("commit", len(REQUESTS) * (K + 1), K + 1, None)
 

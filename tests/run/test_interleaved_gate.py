@@ -17,7 +17,7 @@ from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Cell, NworMode, Phase
 from nwor_bench.records.window_order import WindowOrder
 from nwor_bench.run.execute import worst_of
-from nwor_bench.run.gate.block import MOST_INTERLEAVED
+from nwor_bench.run.gate.block import MOST_INTERLEAVED, GateBlock
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -65,6 +65,20 @@ def test_a_sound_run_interleaves_in_its_gate_and_passes(
     assert len(events) == 2
     for event in events:
         assert event["verdict"] in ("equal bit for bit", "within tolerance")
+
+
+@pytest.mark.parametrize("unwatched", [True, False])
+def test_only_a_cell_whose_timed_path_was_gated_has_a_ratio(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unwatched: bool
+) -> None:
+    """Interleaved windows count for their own cells: those of SCV adaptive are ready."""
+    if not unwatched:
+        monkeypatch.setattr(GateBlock, "_run_unwatched", lambda *_: None)
+    _, run = swept(tmp_path, FakeEngine())
+    reason = "timed on a path that the gate did not compare: full graph, ours, ready"
+    found = {cell.label: cell.reason for cell in analyse(run).cells if cell.verdict == "AMBIGUOUS"}
+    refused = [label for label, told in found.items() if told == reason]
+    assert refused == ([] if unwatched else ["stage x adaptive"])
 
 
 def test_a_run_of_whole_batches_has_no_interleaved_gate(tmp_path: Path) -> None:

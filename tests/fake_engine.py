@@ -154,6 +154,7 @@ class FakeEngine:
     closed: int = 0
     cell: Cell | None = None
     order: WindowOrder | None = None
+    checking: bool = False
     kv: FakeKvCache = field(default_factory=FakeKvCache)
 
     def status(self) -> EngineStatus:
@@ -223,12 +224,19 @@ class FakeEngine:
     def _windows(self, asked: Tokens) -> list[dict[str, Any]]:
         assert self.cell is not None
         if self.order is None:
-            return [_window(self.cell, asked, step, self.scv_fallback) for step in range(WINDOWS)]
+            return [
+                {
+                    **_window(self.cell, asked, step, self.scv_fallback),
+                    "path": self.path_of(self.cell, step),
+                }
+                for step in range(WINDOWS)
+            ]
         places = list(islice(self.order.places(), INTERLEAVED_WINDOWS))
         cells = self.order.cells
         return [
             {
                 **_window(cells[place.cell], asked, step, self.scv_fallback, step < WINDOWS),
+                "path": self.path_of(cells[place.cell], step),
                 "wall_ms": 10.0 + 0.1 * step,  # a drift that A B B A cancels to well below 1 %
                 **vars(place),
             }
@@ -239,9 +247,20 @@ class FakeEngine:
         return []
 
     def check_layers(self, requests: int | None) -> list[list[dict[str, Any]]]:
+        self.checking = requests is not None
         layers = [{"layer": f"layers.{number}", "written": 8} for number in range(LAYERS)]
         facts = {"path": "eager", "rejected": 1, "seconds": 0.0, "whole_caches": 0}
         return [[{**facts, "layers": layers}]]
+
+    def path_of(self, cell: Cell, step: int) -> str | None:
+        """As under full graphs: a checked window is never ready, nor is the first one."""
+        if cell.nwor_mode is NworMode.OFF:
+            return None
+        if cell.nwor_mode is NworMode.CONTROL:
+            return "full graph, ours"
+        again = "joined" if self.checking or not step else "ready"
+        of_mode = {ScvMode.OFF: "host", ScvMode.GRAPH: "validated", ScvMode.ADAPTIVE: again}
+        return f"full graph, ours, {of_mode[cell.scv_mode]}"
 
     def decode_greedily(
         self,

@@ -1,13 +1,14 @@
 """A run's records, gathered by cell; and why a cell's mode never fired."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from nwor_bench.analysis.invariants import accepted, windows_by_batch
 from nwor_bench.analysis.parity.kv import KV_EVENT
 from nwor_bench.analysis.parity.local import LOCAL_EVENT
+from nwor_bench.analysis.parity.paths import ungated_paths
 from nwor_bench.analysis.parity.tokens import EXACT, REFERENCE
 from nwor_bench.records.cell import AA, INTERLEAVED, Cell, NworMode, ScvMode, cell_order
 from nwor_bench.records.fallback_reasons import NO_CUDA, SLOWER_THAN_STOCK
@@ -52,12 +53,13 @@ class CellData:
         batches: all its batches, of every phase.
         timed: batches of phase "timed", the only ones behind times of whole batches.
         windows: the windows of the timed batches.
-        gated: the windows of its gate batch, which count if nothing of it was timed.
+        gated: the windows of its first gate batch, which count if nothing of it was timed.
         interleaved: its own windows in interleaved batches; they count as the timed ones do.
         interleaved_counters: SCV's counters over them.
         gate: what the gate recorded of it.
         found_later: first output mismatch found after the batch was stored, or in a block that
             was interrupted and run again; None if there is none.
+        ungated: paths on which it was timed and that none of its gate's windows took.
         cannot_fire: why its SCV mode cannot fire on this machine, as the gate proved; such a cell
             is not timed. None if it may fire.
     """
@@ -72,6 +74,7 @@ class CellData:
     interleaved_counters: Counter[str] = field(default_factory=Counter)
     gate: GateResults = GateResults()
     gated: list[WindowRecord] = field(default_factory=list)
+    ungated: tuple[str, ...] = ()
 
     @property
     def counted(self) -> list[WindowRecord]:
@@ -83,7 +86,7 @@ class CellData:
         """The whole batches behind its counts: the timed ones, or else the gate's."""
         if self.measured:
             return self.timed
-        return [batch for batch in self.batches if batch.phase == Phase.GATE]
+        return [batch for batch in self.batches if batch.phase == Phase.GATE][:1]
 
     @property
     def counts_from(self) -> str | None:
@@ -195,15 +198,17 @@ def gather_cells(run: RunData) -> list[CellData]:
     """The cells that ran, by pair, then NWOR mode, then SCV mode (off first)."""
     windows = windows_by_batch(run)
     found_later, idle = _found_later(run), cannot_fire(run)
-    interleaved, counters = _interleaved_windows(run, windows), _interleaved_counters(run)
-    gates = _gate_results(run, windows)
+    interleaved = _own_windows(run, windows, {Phase.INTERLEAVED})
+    in_gate = _own_windows(run, windows, {Phase.GATE, Phase.INTERLEAVED_GATE})
+    counters, gates = _interleaved_counters(run), _gate_results(run, windows)
     cells = []
     known = {batch.cell for batch in run.batches} | found_later.keys() | interleaved.keys()
     for cell in sorted(known, key=cell_order):
         batches = [batch for batch in run.batches if batch.cell == cell]
         timed = [batch for batch in batches if batch.phase == Phase.TIMED]
         own = [window for batch in timed for window in windows[batch_key(batch)]]
-        gated = [w for b in batches if b.phase == Phase.GATE for w in windows[batch_key(b)]]
+        first = next((batch for batch in batches if batch.phase == Phase.GATE), None)
+        shared = interleaved.get(cell, [])
         cells.append(
             CellData(
                 cell,
@@ -212,10 +217,11 @@ def gather_cells(run: RunData) -> list[CellData]:
                 own,
                 found_later.get(cell),
                 idle.get(cell),
-                interleaved.get(cell, []),
+                shared,
                 counters.get(cell.label, Counter()),
                 gates(cell),
-                gated,
+                [] if first is None else windows[batch_key(first)],
+                ungated_paths(in_gate.get(cell, []), [*own, *shared]),
             )
         )
     return cells
@@ -252,13 +258,13 @@ def _gate_results(
     return results
 
 
-def _interleaved_windows(
-    run: RunData, windows: Mapping[BatchKey, Sequence[WindowRecord]]
+def _own_windows(
+    run: RunData, windows: Mapping[BatchKey, Sequence[WindowRecord]], phases: Collection[Phase]
 ) -> dict[Cell, list[WindowRecord]]:
-    """The windows of interleaved batches by their own cells."""
+    """The windows of these phases' batches, by their own cells."""
     found: dict[Cell, list[WindowRecord]] = defaultdict(list)
     for batch in run.batches:
-        if batch.phase == Phase.INTERLEAVED:
+        if batch.phase in phases:
             for window in windows[batch_key(batch)]:
                 found[window.cell].append(window)
     return dict(found)

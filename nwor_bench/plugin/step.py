@@ -157,6 +157,8 @@ class Step:
     """Requests whose states it wrote; None: all of the step's."""
     states_reason: str | None = None
     """Why stock wrote them though it was staged."""
+    path: str | None = None
+    """How its window ran; see `MeasuredWindow`."""
     scv_path: str | None = None
     """How acceptance was decided; see `MeasuredWindow`."""
     scv_fallback_reason: str | None = None
@@ -264,6 +266,7 @@ def measured(
         states_committed=step.state_layers * (step.state_rows or len(drafts)),
         states_avoided=step.state_layers * total,
         states_reason=step.states_reason,
+        path=step.path if staged or step.control_tokens else None,
         **more,
     )
 

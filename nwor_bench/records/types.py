@@ -170,6 +170,12 @@ class MeasuredWindow:
     states_reason: str | None = None
     """Why stock wrote the recurrent states of a staged window; None if it did not, or there are
     none."""
+    path: str | None = None
+    """How a staged window ran: its forward (full graph, piecewise, eager), what attended it (ours,
+    ours4, ours32, merge; several joined by +), and its commit: ready (planned before, one launch),
+    joined (planned, the launch that runs vLLM's update too), validated (one launch decides and
+    commits), host or device (where the drafts to commit were found first); a control has none.
+    None: written directly, or recorded by an older version."""
 
     @property
     def work_ms(self) -> float | None:

@@ -95,11 +95,12 @@ def _batches(analysis: Analysis) -> pd.DataFrame:
 
 
 def _windows(analysis: Analysis) -> pd.DataFrame:
-    """All windows, each with the phase of its batch."""
+    """All windows, each with the phase of its batch; later columns stand behind that."""
     run = analysis.run
     phases = {batch_key(batch): str(batch.phase) for batch in run.batches}
     frame = frame_of(WindowRecord, [_all_fallbacks(window) for window in run.windows])
     frame["phase"] = [phases.get(batch_key(window), "") for window in run.windows]
+    frame["path"] = frame.pop("path")
     return frame
 
 

@@ -8,7 +8,7 @@ from random import Random
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.header import BlockEntry
-from nwor_bench.records.types import Cell, Interleave
+from nwor_bench.records.types import Cell, Interleave, NworMode
 from nwor_bench.records.window_order import WindowOrder, compared_pairs
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Encode, Prompt
@@ -109,7 +109,8 @@ class Plan:
         whole = sum(map(self.has_whole_batches, self.blocks))
         interleaved = 1 + len(self.blocks) if self.interleaved else 0
         warmup = self.max_warmup * len(self.warmed)
-        return warmup + len(self.cells) * (1 + whole) + interleaved
+        last = any(cell.nwor_mode is not NworMode.OFF for cell in self.cells)  # of the gate
+        return warmup + len(self.cells) * (1 + whole) + interleaved + last
 
 
 def make_plan(spec: RunSpec, pair_name: str, prompts: Sequence[Prompt]) -> Plan:

@@ -239,7 +239,7 @@ def _has_sinks(worker: Any) -> bool:
 
 def _watched(worker: Any) -> bool:
     """Blocks of no request are watched if nothing but attention writes to their memory."""
-    return not (_on_gpu(worker) and worker.nwor_hook._parts.has_states)
+    return not (_on_gpu(worker) and worker.nwor_hook._parts.recurrent)
 
 
 PARTS = (0.1, 0.03, 0.02, 0.01, 0.003, 0.001, 0.0003, 0.0001)

@@ -3,22 +3,29 @@
 import gc
 from collections.abc import Callable
 from enum import Enum
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from weakref import ref
 
 import pytest
 import torch
+from fake_engine import LAYERS as STAND_IN_LAYERS
+from fake_engine import FakeEngine, FakeKvCache
 from torch import Tensor
+from toy_run import Runner
 from v2_pieces import LAYERS, K, PieceBatch, PiecePlanner, PieceStaging, input_batch_of, scheduled
 
+from nwor_bench.analysis.analyse import analyse
 from nwor_bench.plugin.interleaving import Interleaving
 from nwor_bench.plugin.layers import LayerCache
 from nwor_bench.plugin.patching import PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.window import NOT_FINISHED, Window
-from nwor_bench.records.types import AttentionBy, NworMode, ScvMode
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import AttentionBy, Cell, NworMode, ScvMode
+from nwor_bench.run.gate.block import GateBlock
 from nwor_kernels.commit.with_update import UPDATE_ARGUMENTS
 from nwor_kernels.direct_launch import refusals
 
@@ -43,6 +50,7 @@ class CapturedBatch(PieceBatch):
     """A window of a captured graph."""
 
     certain = 1
+    path = "full graph, merge"
     copied = False
     commit_shape = ("commit", len(REQUESTS) * (K + 1), K + 1, None)
 
@@ -67,6 +75,7 @@ class JoiningStaging(PieceStaging):
     def __init__(self) -> None:
         super().__init__()
         self.launched: list[str] = []
+        self.went_wrong = False
         self.problem: Exception | None = None
         self._call: Any = None
 
@@ -82,6 +91,7 @@ class JoiningStaging(PieceStaging):
     def commit(self, slots: Tensor, accepted: Tensor) -> str:
         if self.problem is not None:
             raise self.problem
+        self.written += int(accepted.sum())
         self.launched.append("commit" if self._call is None else "commit and update")
         return ""
 
@@ -89,6 +99,7 @@ class JoiningStaging(PieceStaging):
         def launch(*tensors: Tensor) -> None:
             if self.problem is not None:
                 raise self.problem
+            self.written += int(tensors[2].sum())
             self.launched.append("ready")
 
         return call.states(None), launch
@@ -118,7 +129,7 @@ class Machine:
             window=Window(self.staging), staging=self.staging, graphs=graphs, planner=self.planner,
             inputs=SimpleNamespace(open=lambda batch: None), control_graphs=graphs,
             attention_by=AttentionBy.OURS, states=None, states_unavailable=None,
-            sham_graphs=graphs, control_planner=self.planner, attention=PatchSet([]),
+            sham_graphs=graphs, control_planner=self.planner, attention=PatchSet([]), slots=0,
         )  # fmt: skip
         module = SimpleNamespace(post_update=self._stock)
         monkeypatch.setattr(v2_hook, "set_up_staging", lambda *_: (parts, None))
@@ -324,6 +335,120 @@ def test_an_instrument_that_wraps_the_commit_sees_every_window(machine: Machine)
     machine.run()
     assert machine.staging.launched == ["commit and update", "commit and update", "ready"]
     assert len(seen) == 1
+
+
+STEPS = 20
+
+
+class MachineEngine(FakeEngine):
+    """An engine whose windows are the machine's; its cache is wrong once a commit went wrong."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(kv=FakeKvCache(wrong=lambda cell: machine.staging.went_wrong))
+        self.machine = machine
+
+    def set_modes(self, cell: Cell) -> None:
+        super().set_modes(cell)
+        self.machine.set_modes(cell.nwor_mode, cell.scv_mode)
+
+    def check_layers(self, requests: int | None) -> list[list[dict[str, Any]]]:
+        self.machine.hook.check_layers(requests)
+        return []
+
+    def watch_writes(self, on: bool) -> list[dict[str, int]]:
+        window = self.machine.hook.window
+        if on:
+            window.commit = window.commit  # as `WriteWatch` wraps it
+        else:
+            del window.commit
+        return []
+
+    def _windows(self, asked: Any) -> list[dict[str, Any]]:
+        for _ in range(STEPS):
+            self.machine.run()
+        return [
+            window | {"stage_operations": window["staged_tokens"] * STAND_IN_LAYERS}
+            for window in self.machine.hook.drain(None)
+        ]
+
+
+@pytest.fixture
+def gated(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[[], tuple[Runner, RunData]]:
+    """Runs a sweep of stage x adaptive on the machine."""
+    from nwor_bench.plugin.runner_v2 import step_windows
+
+    checks = SimpleNamespace(
+        take=list, stop=lambda validator: None, prepare=lambda *_: None,
+        planner=lambda usual, *_: usual, begin=lambda *_: None, end=lambda *_: None,
+        replay=lambda graphs, control, descriptor: graphs.replay(descriptor),
+    )  # fmt: skip
+    monkeypatch.setattr(step_windows, "layers_alone_in_their_memory", lambda *_: ())
+    monkeypatch.setattr(step_windows, "WindowChecks", lambda *_: checks)
+
+    def run() -> tuple[Runner, RunData]:
+        runner = Runner(
+            tmp_path / "run", MachineEngine(machine), requests=len(REQUESTS), draft_tokens=K,
+            scv_modes="off,adaptive",
+        )  # fmt: skip
+        return runner, runner.run()
+
+    return run
+
+
+def paths_of(run: RunData, phase: str) -> list[list[str | None]]:
+    """Paths of the windows of each batch of stage x adaptive."""
+    return [
+        [window.path for window in run.windows if window.batch == batch.batch]
+        for batch in run.batches
+        if batch.phase == phase and batch.cell.label == "stage x adaptive"
+    ]
+
+
+def test_the_gate_ends_on_the_path_that_is_timed(gated: Callable[[], Any]) -> None:
+    """Its other batches have instruments in place, so that no window of theirs is ready."""
+    _, run = gated()
+    joined, ready = "full graph, merge, joined", "full graph, merge, ready"
+    watched, last = paths_of(run, "gate")
+    assert watched == [joined] * STEPS
+    assert last == [joined, *[ready] * (STEPS - 1)]
+    assert paths_of(run, "timed") == [last] * 3
+    (result,) = (cell for cell in analyse(run).cells if cell.label == "stage x adaptive")
+    assert result.ratio_to_off is not None
+    assert "path" not in str(result.reason)
+
+
+def test_a_path_that_no_gate_batch_took_has_no_verdict(
+    gated: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GateBlock, "_run_unwatched", lambda *_: None)
+    _, run = gated()
+    (result,) = (cell for cell in analyse(run).cells if cell.label == "stage x adaptive")
+    assert (result.verdict, result.ratio_to_off) == ("AMBIGUOUS", None)
+    assert result.reason == (
+        "timed on a path that the gate did not compare: full graph, merge, ready"
+    )
+
+
+def test_a_fault_of_ready_windows_alone_is_seen_by_the_gates_last_batch(
+    gated: Callable[[], Any], machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nwor_bench.plugin.runner_v2.ready_windows import ReadyWindow
+
+    def commit(window: ReadyWindow, call: Any) -> str:
+        machine.staging.went_wrong = True
+        return original(window, call)
+
+    original = ReadyWindow.commit
+    monkeypatch.setattr(ReadyWindow, "commit", commit)
+    runner, run = gated()
+    assert [cell.label for cell in runner.sweep.parity.broken] == ["stage x adaptive"]
+    watched, last = (
+        e for e in run.events if e["event"] == "kv_gate" and e["scv_mode"] == "adaptive"
+    )
+    assert watched["verdict"] != last["verdict"] == "INVALID"
+    assert paths_of(run, "timed") == []
 
 
 def test_an_update_that_is_not_known_stays_vllms_and_is_counted(

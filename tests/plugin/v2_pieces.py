@@ -29,6 +29,13 @@ class PieceBatch(WindowBatch):
         return accepted.shape == (len(self.num_draft_tokens),)
 
     certain = 0
+    path = ""
+    tokens_per_request = K + 1
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Requests, and rows of each."""
+        return len(self.num_draft_tokens), K + 1
 
     @property
     def sources(self) -> None:
@@ -71,6 +78,10 @@ class PiecePlanner:
         return PieceBatch(drafts, rows, rows + 100, None), None
 
 
+CHOICES = SimpleNamespace(attended=lambda size, *, equal: "ours4" if equal else "ours")
+"""What attends windows, in place of `AttentionChoices`."""
+
+
 def make_runner() -> Any:
     """A runner whose requests each accept one draft of two."""
     sampled = lambda batch: torch.full((batch.num_reqs,), 2, dtype=torch.int32)  # noqa: E731
@@ -111,6 +122,7 @@ def make_hook(
         attention_by=AttentionBy.OURS,
         states=None,
         states_unavailable=None,
+        choices=CHOICES,
     )
     monkeypatch.setattr(v2_hook, "set_up_staging", lambda *_: (parts, None))
     monkeypatch.setattr(v2_hook, "find_update", lambda: None)  # steps end with their samples

@@ -151,7 +151,7 @@ def test_no_run_and_no_place_to_write_are_refused(folder, tmp_path):
 def test_timed_windows_add_up_to_the_cells(reports):
     _, paths = reports
     windows = rows(paths.windows_csv)
-    assert list(windows[0])[-1] == "phase"
+    assert list(windows[0])[-2:] == ["phase", "path"]
     assert {row["phase"] for row in windows if row["block"] == "0"} == {"gate"}
     for cell in rows(paths.cells_csv):
         own = [

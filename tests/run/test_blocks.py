@@ -10,7 +10,7 @@ from toy_run import BASELINE, STAGE, Runner, blocks_of, encode, of_phase
 
 from nwor_bench.analysis.analyse import analyse
 from nwor_bench.records.store import RunData, read_run
-from nwor_bench.records.types import Cell, NworMode, Phase, Verdict
+from nwor_bench.records.types import Cell, NworMode, Phase, ScvMode, Verdict
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -23,16 +23,20 @@ def folder(tmp_path: Path) -> Path:
 def test_warm_up_then_gate_then_blocks_in_the_planned_order(folder: Path) -> None:
     runner = Runner(folder, FakeEngine(), warmup=2)
     run = runner.run()
-    planned = [BASELINE] * 2 + [c for b in (runner.plan.gate, *runner.plan.blocks) for c in b.order]
+    last = Cell("toy", NworMode.STAGE, ScvMode.ADAPTIVE)  # of the gate: without instruments
+    timed = [cell for block in runner.plan.blocks for cell in block.order]
+    planned = [BASELINE] * 2 + [*runner.plan.gate.order, last, *timed]
     assert [call.cell for call in runner.engine.calls] == planned
     assert [batch.cell for batch in run.batches] == planned
-    assert [batch.phase for batch in run.batches] == ["warmup"] * 2 + ["gate"] * 7 + ["timed"] * 21
-    assert [batch.batch for batch in run.batches] == list(range(30))
-    assert [batch.order for batch in run.batches] == [0, 0] + list(range(7)) * 4
-    assert len(runner.log.done) == runner.plan.num_batches == 30
+    assert [batch.phase for batch in run.batches] == ["warmup"] * 2 + ["gate"] * 8 + ["timed"] * 21
+    assert [batch.batch for batch in run.batches] == list(range(31))
+    again = runner.plan.gate.order.index(last)
+    orders = [0, 0, *range(7), again, *list(range(7)) * 3]
+    assert [batch.order for batch in run.batches] == orders
+    assert len(runner.log.done) == runner.plan.num_batches == 31
     for entry in run.header.blocks:
         ran = [b for b in run.batches if b.phase != "warmup" and b.block == entry.block]
-        assert list(entry.order) == [batch.cell.label for batch in ran]
+        assert list(entry.order) == [batch.cell.label for batch in ran][:7]
         assert len(entry.prompt_ids) == 2
 
 
@@ -40,12 +44,12 @@ def test_warm_up_then_gate_then_blocks_in_the_planned_order(folder: Path) -> Non
 def test_the_gate_is_greedy_whatever_the_temperature(folder: Path, temperature: float) -> None:
     runner = Runner(folder, FakeEngine(), temperature=temperature)
     run = runner.run()
-    gate = runner.engine.calls[1:8]
+    gate = runner.engine.calls[1:9]
     assert {(c.sampling.temperature, c.sampling.top_p) for c in gate} == {(0.0, 1.0)}
-    timed = runner.engine.calls[8:]
+    timed = runner.engine.calls[9:]
     assert {(c.sampling.temperature, c.sampling.top_p) for c in timed} == {(temperature, 0.9)}
     assert {batch.temperature for batch in of_phase(run, "gate")} == {0.0}
-    assert [b.parity for b in of_phase(run, "gate")] == ["reference"] + ["exact"] * 6
+    assert [b.parity for b in of_phase(run, "gate")] == ["reference"] + ["exact"] * 7
 
 
 def test_all_cells_of_a_block_get_the_same_prompts_and_seed(folder: Path) -> None:
@@ -122,7 +126,7 @@ def test_sampled_blocks_are_not_compared(folder: Path) -> None:
 
 def test_counters_are_switched_off_when_their_batch_fails(folder: Path) -> None:
     runner = Runner(folder, FakeEngine(), counters="dram")
-    timed = 1 + len(runner.plan.cells) * (1 + len(runner.plan.blocks))
+    timed = 2 + len(runner.plan.cells) * (1 + len(runner.plan.blocks))
     runner.engine.failing[timed + 2] = RuntimeError("planted")
     with pytest.raises(RuntimeError, match="planted"):
         runner.run()

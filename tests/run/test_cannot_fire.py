@@ -16,7 +16,7 @@ from nwor_bench.run.budget import half_widths
 def test_cells_that_cannot_fire_take_no_timed_batches(tmp_path: Path) -> None:
     runner = Runner(tmp_path / "run", FakeEngine(scv_fallback="no_cuda"))
     run = runner.run()
-    assert len(of_phase(run, "gate")) == 7
+    assert len(of_phase(run, "gate")) == 8
     timed = of_phase(run, "timed")
     assert len(timed) == 3 * 3  # off x off, its A/A arm and stage x off
     assert {batch.scv_mode for batch in timed} == {ScvMode.OFF}

@@ -53,12 +53,12 @@ def of_256(**changes: Any) -> GateSize:
 
 
 def test_at_256_requests_the_gate_prefills_less_than_two_of_its_batches_did() -> None:
-    """Six cells and interleaved windows; K/V of off x off twice, of four batches that stage."""
+    """Six cells and interleaved windows twice; K/V of off x off twice, of five that stage."""
     tokens = of_256().tokens
-    assert (tokens.requests, tokens.batches, tokens.prefills) == (256, 7, 6)
+    assert (tokens.requests, tokens.batches, tokens.prefills) == (256, 8, 7)
     assert tokens.prompt <= MOST_PROMPT_TOKENS
     assert tokens.new == 64
-    assert tokens.prefilled == 13 * tokens.prompt + 6 * 256 * 63
+    assert tokens.prefilled == 15 * tokens.prompt + 7 * 256 * 63
     assert tokens.prefilled < 2 * 256 * 1024
     whole = of_256(batches=0, time_budget=None).tokens
     assert (whole.prompt, whole.new) == (256 * 1024, 256)
@@ -102,7 +102,7 @@ def test_every_cell_runs_the_same_cut_prompts_and_the_record_says_so(tmp_path: P
     run = read_run(runner.folder)
     phases = (Phase.GATE, Phase.INTERLEAVED_GATE, Phase.WARMUP)
     gate = [batch for phase in phases for batch in of_phase(run, phase)]
-    assert len(gate) == len(runner.plan.cells) + 2
+    assert len(gate) == len(runner.plan.cells) + 3
     assert {batch.prompt_tokens for batch in gate} == {3 * 50 + 5 * 10}
     assert len({batch.prompt_digest for batch in gate}) == 1
     assert {batch.prompt_tokens for batch in of_phase(run, Phase.TIMED)} == {8 * 50}
@@ -145,16 +145,16 @@ def test_a_gate_that_would_take_more_than_its_third_is_cut_but_never_skipped(
 
 @pytest.mark.usefixtures("long")
 def test_a_forecast_follows_the_tokens(tmp_path: Path) -> None:
-    """1 s a batch of 200 tokens: 0.9 s of prefill, 0.1 s of windows. Nine batches, and prefills of
+    """1 s a batch of 200 tokens: 0.9 s of prefill, 0.1 s of windows. Ten batches, and prefills of
     prompts and outputs for the K/V gate."""
     runner = swept(tmp_path / "run", Rated(), time_budget="600s", max_blocks=1)
     facts = read_run(runner.folder).header.gate
     assert facts is not None
     cells = len(runner.plan.cells)
     staging = sum(cell.nwor_mode != "off" for cell in runner.plan.cells)
-    prefills = 2 + staging + 1
-    tokens = (cells + 1 + prefills) * 200 + prefills * 8 * 7
-    assert facts.forecast_s == pytest.approx(0.0045 * tokens + 0.1 * (cells + 1), rel=1e-3)
+    prefills = 2 + staging + 2
+    tokens = (cells + 2 + prefills) * 200 + prefills * 8 * 7
+    assert facts.forecast_s == pytest.approx(0.0045 * tokens + 0.1 * (cells + 2), rel=1e-3)
 
 
 def test_blocks_of_a_set_length_share_their_contexts_but_those_that_are_compared() -> None:

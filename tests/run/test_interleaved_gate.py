@@ -18,7 +18,7 @@ from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Cell, NworMode, Phase
 from nwor_bench.records.window_order import WindowOrder
 from nwor_bench.run.execute import worst_of
-from nwor_bench.run.gate.block import MOST_INTERLEAVED
+from nwor_bench.run.gate.block import MOST_INTERLEAVED, GateBlock
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -55,17 +55,17 @@ def test_a_sound_run_interleaves_in_its_gate_and_passes(
 ) -> None:
     runner, run = swept(tmp_path, FakeEngine(**rule))
     assert runner.sweep.parity.broken == {}
-    (batch, *more) = of_phase(run, Phase.INTERLEAVED_GATE)
-    assert batch.temperature == 0
-    assert not more  # 60 windows: every cell ran
+    batch, last = of_phase(run, Phase.INTERLEAVED_GATE)  # 60 windows: every cell ran
+    assert batch.temperature == last.temperature == 0
     own = {window.cell for window in run.windows if window.batch == batch.batch}
     assert {cell.nwor_mode for cell in own} == set(NworMode)
     last_of_gate = max(each.batch for each in of_phase(run, Phase.GATE))
     first_timed = min(each.batch for each in of_phase(run, Phase.INTERLEAVED))
-    assert last_of_gate < batch.batch < first_timed
-    (event,) = [e for e in run.events if e["event"] == "kv_gate" and e["arm"] == INTERLEAVED]
-    assert event["verdict"] in ("equal bit for bit", "within tolerance")
-    assert event["batch"] == batch.batch
+    assert last_of_gate < batch.batch < last.batch < first_timed
+    events = [e for e in run.events if e["event"] == "kv_gate" and e["arm"] == INTERLEAVED]
+    assert [event["batch"] for event in events] == [batch.batch, last.batch]
+    for event in events:
+        assert event["verdict"] in ("equal bit for bit", "within tolerance")
     assert unchecked(run) == {}
 
 
@@ -102,6 +102,20 @@ def test_a_gate_that_checks_no_layer_gives_no_verdict(tmp_path: Path) -> None:
     assert all("check its layers on their own inputs" in reason for reason in found.values())
 
 
+@pytest.mark.parametrize("unwatched", [True, False])
+def test_only_a_cell_whose_timed_path_was_gated_has_a_ratio(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unwatched: bool
+) -> None:
+    """Interleaved windows count for their own cells: those of SCV adaptive are ready."""
+    if not unwatched:
+        monkeypatch.setattr(GateBlock, "_run_unwatched", lambda *_: None)
+    _, run = swept(tmp_path, FakeEngine())
+    reason = "timed on a path that the gate did not compare: full graph, ours, ready"
+    found = {cell.label: cell.reason for cell in analyse(run).cells if cell.verdict == "AMBIGUOUS"}
+    refused = [label for label, told in found.items() if told == reason]
+    assert refused == ([] if unwatched else ["stage x adaptive"])
+
+
 def test_a_run_of_whole_batches_has_no_interleaved_gate(tmp_path: Path) -> None:
     run = Runner(tmp_path / "run", FakeEngine()).run()
     assert of_phase(run, Phase.INTERLEAVED_GATE) == []
@@ -128,8 +142,11 @@ def in_batch(wanted: int) -> Callable[[int, Cell], bool]:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_other_tokens_in_the_gates_interleaved_batch(tmp_path: Path, rule: dict[str, Any]) -> None:
-    runner, run = swept(tmp_path, FakeEngine(wrong=in_batch(1), **rule))
+@pytest.mark.parametrize("number", [1, 2])  # the second one runs without instruments
+def test_other_tokens_in_the_gates_interleaved_batches(
+    tmp_path: Path, rule: dict[str, Any], number: int
+) -> None:
+    runner, run = swept(tmp_path, FakeEngine(wrong=in_batch(number), **rule))
     check_all_are_invalid(runner, run, "1 of 2 requests differ")
 
 
@@ -174,7 +191,7 @@ def test_a_timed_interleaved_batch_is_compared_with_off(
     tmp_path: Path, rule: dict[str, Any]
 ) -> None:
     """Its tokens differ in the timed batch only; block 1 has whole batches too."""
-    engine = FakeEngine(wrong=in_batch(2), **rule)
+    engine = FakeEngine(wrong=in_batch(3), **rule)
     runner = Runner(tmp_path / "run", engine, interleave="windows", batches=1, temperature=0.0)
     check_all_are_invalid(runner, runner.run(), "1 of 2 requests differ")
 
@@ -189,11 +206,16 @@ class ShortBatches(FakeEngine):
         super().interleave(order)
         self.orders = [*getattr(self, "orders", []), order]
 
+    def check_layers(self, requests: int | None) -> list[list[dict[str, Any]]]:
+        if requests is None:
+            self.watched = len(self.orders)
+        return super().check_layers(requests)
+
 
 def test_cells_without_a_turn_get_another_batch(tmp_path: Path) -> None:
     engine = ShortBatches()
     runner, run = swept(tmp_path, engine)
-    gate = of_phase(run, Phase.INTERLEAVED_GATE)
+    gate = of_phase(run, Phase.INTERLEAVED_GATE)[: engine.watched]
     acting = {cell for cell in runner.plan.cells if cell.nwor_mode is not NworMode.OFF}
     left = set(acting)
     for batch, order in zip(gate, engine.orders, strict=False):
@@ -206,7 +228,7 @@ def test_cells_without_a_turn_get_another_batch(tmp_path: Path) -> None:
 
 def test_a_gate_cut_behind_its_interleaved_batch_is_not_finished(tmp_path: Path) -> None:
     _, run = swept(tmp_path, FakeEngine())
-    (last,) = of_phase(run, Phase.INTERLEAVED_GATE)
+    *_, last = of_phase(run, Phase.INTERLEAVED_GATE)
     stored = [batch for batch in run.batches if batch.batch <= last.batch]
     of_gate = [batch.batch for batch in stored if batch.phase != Phase.WARMUP]
     cut = replace(run, batches=tuple(stored), finished=frozenset())

@@ -107,7 +107,7 @@ def test_stopped_while_it_measures(sweep: Sweep, tmp_path: Path, how: signal.Sig
     _, run = stop(sweep, how, folder)
     phases = [batch.phase for batch in run.batches]
     warmup = phases.count("warmup")
-    assert phases[: warmup + 8] == ["warmup"] * warmup + ["gate"] * 7 + ["timed"]
+    assert phases[: warmup + 9] == ["warmup"] * warmup + ["gate"] * 8 + ["timed"]
     assert len(run.batches) < 3500
     assert {b.parity for b in run.batches if b.phase == "gate"} == {"reference", "exact"}
     assert len(run.windows) == sum(batch.windows for batch in run.batches)
@@ -143,7 +143,7 @@ def test_killed_and_resumed(start: Start, tmp_path: Path) -> None:
     assert run.header.status == "complete"
     phases = [batch.phase for batch in run.batches]
     # Timed in each of three blocks: off x off, A/A and stage x off; SCV cannot fire on a CPU.
-    assert (phases.count("gate"), phases.count("timed")) == (7, 9)
+    assert (phases.count("gate"), phases.count("timed")) == (8, 9)
     assert phases.count("warmup") == 2  # a new engine is cold
     assert len(run.batches) > before
     assert len({batch.batch for batch in run.batches}) == len(run.batches)

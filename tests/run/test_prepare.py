@@ -25,7 +25,7 @@ from nwor_bench.workload.scenario import load_scenario
 
 REPORTS = ("run.json", "cells.csv", "batches.csv", "windows.csv", "report.md", "report.html")
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_surroundings")]
-GATE_ENDS = 1 + 7  # one warm-up, six cells and the A/A arm
+GATE_ENDS = 1 + 8  # one warm-up, six cells, the A/A arm, and one of them without instruments
 
 
 def reported(folder: Path = Path("run")) -> tuple[RunData, pd.DataFrame]:

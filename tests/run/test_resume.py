@@ -29,7 +29,8 @@ from nwor_bench.run import resume
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_surroundings")]
 
 begin = partial(begin_tiny, batches=3)
-WHOLE = 7 + 3 * 7  # the gate and three blocks of six cells and the A/A arm
+GATE = 7 + 1  # six cells and the A/A arm, and one of them without instruments
+WHOLE = GATE + 3 * 7
 
 
 def interrupted_at(n: int) -> None:
@@ -74,7 +75,7 @@ def uncut(own_surroundings: None) -> list[BatchRecord]:
 
 
 @pytest.mark.parametrize(
-    "n", [9, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 1, 3, 8, 17, 28))]
+    "n", [10, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 1, 3, 8, 9, 18, 29))]
 )
 def test_a_resumed_run_is_the_run_that_was_never_cut(n: int, uncut: list[BatchRecord]) -> None:
     interrupted_at(n)
@@ -83,12 +84,13 @@ def test_a_resumed_run_is_the_run_that_was_never_cut(n: int, uncut: list[BatchRe
     run = read_run(RUN)
     assert run.header.status == "complete"
     assert measured() == uncut
-    finished = max(0, n - 1) // 7
-    assert len(engine.calls) == 1 + WHOLE - 7 * finished  # warm-up and unfinished blocks anew
+    starts = [1, *range(1 + GATE, 1 + WHOLE, 7)]  # of the gate and the blocks
+    begun = max((start for start in starts if start <= n), default=1)
+    assert len(engine.calls) == 1 + WHOLE - (begun - 1)  # warm-up and unfinished blocks anew
     numbers = {batch.batch for batch in (*run.batches, *run.superseded)}
     assert len(numbers) == len(run.batches) + len(run.superseded)
     assert len(run.windows) == 3 * len(run.batches)
-    again = ["superseded"] if n > 1 and (n - 1) % 7 else []
+    again = ["superseded"] if n > begun else []
     assert [event["event"] for event in events_but_gates(run)] == ["interrupted", "resumed", *again]
 
 
@@ -163,9 +165,9 @@ def test_a_look_sees_the_blocks_up_to_it_and_no_more() -> None:
     between = f"{50 * (widths[12] + widths[13])}%"
     RUN.rename("whole")
     flags = {"ci_width": between, "max_blocks": 14}
-    begin(ShakyEngine(failing={1 + 7 + 13 * 7: KeyboardInterrupt()}), **flags)
+    begin(ShakyEngine(failing={1 + GATE + 13 * 7: KeyboardInterrupt()}), **flags)
     assert go_on(ShakyEngine()) is ExitCode.OK
-    assert len(measured()) == 7 + 14 * 7
+    assert len(measured()) == GATE + 14 * 7
     assert read_run(RUN).header.stopped == "--max-blocks 14"
 
 
@@ -185,13 +187,13 @@ def test_a_cell_that_breaks_after_a_look_was_wide_in_that_look() -> None:
     flags = {"ci_width": "1%", "max_blocks": 14}
 
     def wrong(number: int, cell: Any) -> bool:
-        return number >= 1 + 7 + 10 * 7 and cell.label == "stage x off"
+        return number >= 1 + GATE + 10 * 7 and cell.label == "stage x off"
 
     begin(WideCell(wrong=wrong), **flags)
     whole = read_run(RUN)
     assert max(batch.block for batch in whole.batches) == 12
     RUN.rename("whole")
-    begin(WideCell(wrong=wrong, failing={1 + 7 + 11 * 7 + 2: KeyboardInterrupt()}), **flags)
+    begin(WideCell(wrong=wrong, failing={1 + GATE + 11 * 7 + 2: KeyboardInterrupt()}), **flags)
     assert go_on(WideCell()) is ExitCode.CORRECTNESS_BROKEN
     assert read_run(RUN).header.stopped == whole.header.stopped
     assert measured() == measured(Path("whole"))

@@ -67,7 +67,7 @@ class Engines:
         assert not self.started or self.started[-1].closed == 1, "two engines at once"
         self.specs.append(spec)
         fault = self.failing.pop(len(self.started), None)
-        self.started.append(FakeEngine(failing={} if fault is None else {5: fault}))
+        self.started.append(FakeEngine(failing={} if fault is None else {6: fault}))
         return self.started[-1]
 
 
@@ -252,10 +252,10 @@ def test_a_dry_run_tells_cells_engines_time_and_memory_and_writes_nothing(
     assert "sweep small: 4 runs, engine starts: 2" in out
     assert "\n  off x off\n  stage x off\n  off x off (A/A)\n" in out
     lines = out.splitlines()
-    # One warm-up batch, then the gate and three blocks of three cells each.
+    # One warm-up batch, the gate and three blocks of three cells each, and the gate's last batch.
     rows = re.findall(r" (\d): (\S+) short, 4 drafts, (\d) requests?, .*\((\d+) batches\)", out)
     pairs = ("tiny", "1"), ("tiny", "2"), ("tiny-ngram", "1"), ("tiny-ngram", "2")
-    assert rows == [(str(n), *each, "13") for n, each in enumerate(pairs, start=1)]
+    assert rows == [(str(n), *each, "14") for n, each in enumerate(pairs, start=1)]
     assert max(map(len, lines)) <= 80
     found = re.findall(r"memory: (\S+) MiB of KV cache, about (\S+) GiB in all, (\S+) GiB", out)
     assert len(found) == 2
@@ -327,7 +327,7 @@ def test_an_interrupted_sweep_goes_on(small: Path, capsys: pytest.CaptureFixture
     third = read_run(Path("out") / index()["runs"][2]["folder"])
     told = [event["event"] for event in events_but_gates(third)]
     assert told == ["interrupted", "resumed", "superseded"]
-    assert len(third.batches) == 2 + 3 * 4
+    assert len(third.batches) == 2 + 1 + 3 * 4
     with refused("--resume", value="out"):
         resume_sweep(Path("out"), engine_factory=engines, check_engine=accept_arguments)
 

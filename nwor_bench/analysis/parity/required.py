@@ -6,6 +6,7 @@
 | K/V end to end | cells that stage, and mode control | see below |
 | recurrent states end to end | cells that staged states | see below |
 | each layer on its own inputs | cells that stage, and mode control | |
+| every path of its timed windows (`paths.py`) | cells that stage, and mode control | |
 | K/V (and states) of an interleaved batch | those of them that were timed in one | as for both |
 
 Instead of a comparison through the whole model: equal tokens under the exact rule (float32), which
@@ -88,7 +89,12 @@ def _interleaved(cell: CellData) -> str | None:
     return None if None in whys else whys[-1]
 
 
-CHECKS: tuple[Check, ...] = (_tokens, _kv, _states, _layers, _interleaved)
+def _paths(cell: CellData) -> str | None:
+    ungated = "; ".join(cell.ungated)
+    return f"timed on a path that the gate did not compare: {ungated}" if ungated else None
+
+
+CHECKS: tuple[Check, ...] = (_tokens, _kv, _states, _layers, _interleaved, _paths)
 
 
 def _has_values(cell: CellData) -> bool:

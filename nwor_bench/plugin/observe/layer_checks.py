@@ -12,7 +12,7 @@ Then the cache is restored to its state after the commit.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
@@ -89,6 +89,8 @@ class StepRows:
     """By layer that writes: [rows] int64 or more, stock's slots; negative: not written."""
     path: str
     """How the forward runs: "eager", "piecewise" or "full graph", and "beside prefill"."""
+    graph: Hashable = None
+    """Which full graph; None for another path."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class LayerChecks:
         self._layers = layers
         self._owners = [layer for layer in layers if layer.owner == layer.name]
         self._whole = whole
-        self._seen: dict[str, int] = {}
+        self._seen: dict[tuple[str, Hashable], int] = {}
         self._before: _Before | None = None
         self.trace = LayerTrace()
         self.windows: list[dict[str, Any]] = []
@@ -142,10 +144,10 @@ class LayerChecks:
         found, self.windows, self._seen, self._before = self.windows, [], {}, None
         return found
 
-    def wants(self, path: str) -> bool:
+    def wants(self, path: str, graph: Hashable = None) -> bool:
         """True if the window that begins is to be checked: one beside a prefill, and two in a row
-        of each other path, so that the second runs the graph that SCV captures with the first."""
-        seen = self._seen[path] = self._seen.get(path, 0) + 1
+        of each other path and graph, so that the second runs what SCV captures with the first."""
+        seen = self._seen[path, graph] = self._seen.get((path, graph), 0) + 1
         return seen == 1 if "prefill" in path else SETTLED <= seen < SETTLED + 2
 
     def begin(self, step: StepRows) -> None:
@@ -189,7 +191,7 @@ class LayerChecks:
         if before is None:
             return False
         if window.state is not State.COMMITTED:
-            self._seen[before.step.path] -= 1
+            self._seen[before.step.path, before.step.graph] -= 1
             return False
         drafts = before.step.drafts
         accepted = [min(max(n - 1, 0), most) for n, most in zip(num_sampled, drafts, strict=True)]

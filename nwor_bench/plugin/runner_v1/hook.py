@@ -215,7 +215,9 @@ class V1RunnerHook(RunnerHook):
             step.fallback_reason = "micro_batches"
             return
         batch = self._window_batch(per_request, self._slots_of_groups(slot_mapping))
-        self.window.begin(batch, control=self.nwor_mode is NworMode.CONTROL)
+        control = self.nwor_mode is NworMode.CONTROL
+        step.path = "eager, ours" if control else "eager, ours, host"
+        self.window.begin(batch, control=control)
         if self.checks is not None:
             self.checks.begin(per_request, slot_mapping)
         if self.late.debug:

@@ -284,6 +284,11 @@ class AttentionChoices:
             return reasons.SLOWER_THAN_STOCK if direct.at(float(bounds.numpy().mean())) else None
         return reasons.SLOWER_THAN_STOCK if direct.always else None
 
+    def attended(self, size: Size, *, equal: bool = True) -> str:
+        """What attends a staged step: the kinds' contenders; in unequal windows their tilings."""
+        of_kind = (kind.contender if equal else kind.tiling for kind, _ in self._kinds)
+        return "+".join(dict.fromkeys(str(contender(size)) for contender in of_kind)) or "ours"
+
     def in_words(self) -> dict[str, str]:
         """What attends windows of each size that was timed: `ours; stock at 8192, 32768 tokens`."""
         return {f"{size[0]}x{size[1]}": self._told(size) for size in self._sizes}

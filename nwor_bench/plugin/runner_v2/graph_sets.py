@@ -193,7 +193,9 @@ class StagingGraphs:
             # are let go as the window ends, so that the next shape can have their memory.
             sources = self._staging.captured_sources()
             states = None if self._states is None else self._states.captured()
-        captured = replace(batch, sources=sources, states=states)
+        attended = "" if self._choices is None else self._choices.attended(_size(desc))
+        path = f"full graph, {attended}"
+        captured = replace(batch, sources=sources, states=states, path=path)
         if not self._control:
             self._staging.warm_up(captured)
         return captured

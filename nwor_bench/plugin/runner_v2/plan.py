@@ -53,6 +53,8 @@ class GpuWindowBatch(WindowBatch):
     """True if the rows' K/V are copied into buffers, one after the other."""
     states: StateTables | str | None = None
     """Of a captured graph: where its recurrent states lie, or why stock writes them."""
+    path: str = ""
+    """Of a captured graph: its part of `MeasuredWindow.path`."""
 
     @cached_property
     def commit_shape(self) -> tuple[str, int, int, Hashable]:

@@ -32,6 +32,8 @@ class ReadyWindow:
     drafts: np.ndarray
     """[requests] int32, drafts of each; nobody changes it."""
     num_drafts: int
+    path: str
+    """Of each such window."""
     bind: Callable[[UpdateCall], tuple[RequestStates, Update]]
     """Finds the launch that changes the tensors of a call, and those tensors."""
     _states: RequestStates | None = None
@@ -43,7 +45,8 @@ class ReadyWindow:
         assert step.drafts is not None
         drafts = step.drafts.copy()
         total, requests = int(drafts.sum()), len(drafts)
-        return cls(step.descriptor, requests, step.num_tokens, step.batch, drafts, total, bind)
+        about = step.descriptor, requests, step.num_tokens, step.batch, drafts, total
+        return cls(*about, f"{step.batch.path}, ready", bind)
 
     def fits(self, input_batch: Any) -> bool:
         """True if each request of this step has all its drafts, and nothing else is run."""

@@ -90,8 +90,8 @@ class StagingParts:
         self.inputs = StepInputs(runner, names)
         self.slots = slots.chosen
         """Index of the target layers' slots in the runner's (`SlotRows.chosen`)."""
-        self.has_states = bool(target.recurrent)
-        """The target has recurrent layers, so a forward cannot be run again."""
+        self.recurrent = {name: context[name] for name in target.recurrent}
+        """The target's recurrent layers: a forward that runs again starts from their states."""
         self._copied = settings.stage_by is StageBy.COPY
         self.attention_by = settings.attention
         self._groups: dict[tuple[AttentionShape, int], AttentionGroup] = {}

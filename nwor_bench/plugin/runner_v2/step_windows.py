@@ -145,12 +145,20 @@ class StepWindows:
         if batch is None:
             return
         step.batch, step.descriptor = batch, descriptor
+        step.path = batch.path
         if batch.sources is None:  # else a graph runs the forward, and has read them already
+            step.path = self._path_outside_graphs(batch, descriptor)
             parts.inputs.open(input_batch)
         self._staging.open(batch)
         self._window.begin(batch, control=control)
         if checks is not None:
             checks.begin(input_batch, slot_mappings, parts.slots)
+
+    def _path_outside_graphs(self, batch: GpuWindowBatch, descriptor: Any) -> str:
+        mode = "NONE" if descriptor is None else descriptor.cg_mode.name
+        equal = batch.tokens_per_request is not None
+        attended = self.parts.choices.attended(batch.size, equal=equal)
+        return f"{'piecewise' if mode == 'PIECEWISE' else 'eager'}, {attended}"
 
     def replayed(self) -> None:
         """A captured graph runs the open window's forward."""
@@ -189,7 +197,7 @@ class StepWindows:
         if window.is_control:
             window.end_control()  # all layers have written: no commit, and no rank to wait for
         elif ready is not None and call is not None:
-            began = time.perf_counter()
+            began, step.path = time.perf_counter(), ready.path
             if window.commit_replayed(ready.commit, call):
                 step.certain, step.decided_in_commit = ready.batch.certain, True
                 step.scv_path = self._validator.joined_update()
@@ -211,15 +219,19 @@ class StepWindows:
     def _commit(self, step: Step, num_sampled: Tensor, call: UpdateCall | None) -> None:
         window, validator, batch, accepted = self._window, self._validator, step.batch, num_sampled
         step.decided_in_commit = True
+        on_host = validator.mode is ScvMode.OFF
         if call is not None:
             assert self._update is not None
+            how = "joined"
             self._staging.update_in_commit(self._update.kernel, call)
-        elif batch.sources and validator.mode is not ScvMode.OFF:
+        elif batch.sources and not on_host:
+            how = "validated"
             # One launch decides and commits: a captured window's addresses never change.
             self._staging.validate_in_commit(partial(validator.launch_commit, step))
         else:
-            step.decided_in_commit = False
+            step.decided_in_commit, how = False, "host" if on_host else "device"
             accepted = validator.validate_step(step, num_sampled, self._clock)
+        step.path = f"{step.path}, {how}"
         if window.accept(accepted) and window.commit():
             step.certain = batch.certain
             if call is not None:

@@ -1,12 +1,14 @@
 """Which windows of a V2 runner the local gate checks, and their inputs.
 
 A full CUDA graph runs no Python, so its layers cannot be traced. A checking graph is captured for
-the gate: the same forward, with copies of each layer's inputs and outputs between its kernels. A
-checked window replays the graph that is timed, twice, and then the checking one: if the model's
-output is the same in both of the first two, the third must equal them, bit for bit.
+the gate, one for each draft count: the same forward, with copies of each layer's inputs and outputs
+between its kernels. A checked window replays the graph that is timed, twice, and then the checking
+one: if the model's output is the same in both of the first two, the third must equal them, bit for
+bit. Recurrent states that a forward writes are put back before each further replay.
 """
 
 from collections.abc import Collection
+from itertools import groupby
 from time import perf_counter
 from typing import Any
 
@@ -20,7 +22,11 @@ from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
 from nwor_bench.plugin.runner_v2.plan import WindowPlanner
 from nwor_bench.plugin.runner_v2.setup import StagingParts
+from nwor_bench.plugin.states import StateTables
 from nwor_bench.plugin.window import LayerTrace, Window
+
+ROOM = 2
+"""A GPU must have this many times the memory of the states that are put back free."""
 
 
 class WindowChecks:
@@ -30,10 +36,13 @@ class WindowChecks:
         self._runner = runner
         self._parts = parts
         self._checks = LayerChecks(parts.layers, whole)
-        self._sets: dict[bool, tuple[StagingGraphs, WindowPlanner, LayerTrace, StateTrace]] = {}
+        self._sets: dict[
+            tuple[bool, Any], tuple[StagingGraphs, WindowPlanner, LayerTrace, StateTrace]
+        ] = {}
         self._states = StateTrace()
         self._metadata: dict[str, Any] = {}
         self._path: str | None = None
+        self._graph: tuple[bool, Any] | None = None
         self._input_batch: Any = None
         self._hidden: dict[str, int] | None = None
         self._patch = Patch(runner.model_state, "prepare_attn", self._wrap_prepare_attn)
@@ -48,14 +57,19 @@ class WindowChecks:
 
         return prepare_attn
 
-    def prepare(self, requests: int, control: bool) -> str | None:
-        """Capture the checking graph of this mode, between batches; why that failed, else None."""
-        stock = self._parts.control_graphs if control else self._parts.graphs
-        shapes = [desc for desc in stock.shapes if (desc.num_reqs or 0) >= requests]
-        if control in self._sets or not shapes:
-            return None
+    def prepare(self, requests: int, control: bool) -> None:
+        """Capture this mode's checking graph of each draft count, between batches."""
+        timed = self._parts.control_graphs if control else self._parts.graphs
+        shapes = [desc for desc in timed.shapes if (desc.num_reqs or 0) >= requests]
+        shapes.sort(key=lambda desc: (desc.uniform_token_count or 0, desc.num_tokens))
+        for _, alike in groupby(shapes, key=lambda desc: desc.uniform_token_count):
+            smallest = next(alike)
+            if (control, smallest) not in self._sets:
+                self._capture(control, smallest)
+
+    def _capture(self, control: bool, descriptor: Any) -> None:
         graphs, planner = self._parts.plan(control)
-        graphs.only = min(shapes, key=lambda desc: desc.num_tokens)
+        graphs.only = descriptor
         trace, states = LayerTrace(), StateTrace()
         self._set_trace(trace, states)
         began = perf_counter()
@@ -64,8 +78,7 @@ class WindowChecks:
         finally:
             self._set_trace(None, None)
             self._checks.spent_s += perf_counter() - began
-        self._sets[control] = graphs, planner, trace, states
-        return graphs.unavailable
+        self._sets[control, descriptor] = graphs, planner, trace, states
 
     def _set_trace(self, trace: LayerTrace | None, states: StateTrace | None) -> None:
         self._parts.staging.trace = trace
@@ -90,12 +103,14 @@ class WindowChecks:
     def planner(self, usual: WindowPlanner, control: bool, descriptor: Any) -> WindowPlanner:
         """Choose whether the window that begins is checked; the planner for it."""
         mode = "NONE" if descriptor is None else descriptor.cg_mode.name
-        of_graph = self._sets.get(control)
-        self._path = None
+        self._path = self._graph = None
         if mode == "FULL":
+            graph = control, descriptor
+            of_graph = self._sets.get(graph)
             if of_graph is None or descriptor not in of_graph[0].shapes:
                 return usual
-            if self._checks.wants("full graph"):
+            if self._checks.wants("full graph", graph):
+                self._graph = graph
                 self._path = "full graph"
                 _, planner, self._checks.trace, self._states = of_graph
                 return planner
@@ -130,23 +145,47 @@ class WindowChecks:
         }
         starts = input_batch.query_start_loc_np[: input_batch.num_reqs + 1].tolist()
         self._input_batch, self._hidden = input_batch, None
-        self._checks.begin(StepRows(starts, drafts, of_layer, path))
+        self._checks.begin(StepRows(starts, drafts, of_layer, path, self._graph))
 
     def replay(self, timed: StagingGraphs, control: bool, desc: Any) -> Any:
         """Run a captured window: if it is checked, the timed graph twice, then the checking one."""
         if self._path != "full graph":
             return timed.replay(desc)
-        graphs = self._sets[control][0]
-        if self._parts.has_states:  # a recurrent state would advance three times
+        graphs, states = self._sets[control, desc][0], self._states_written()
+        if states is None:
             return graphs.replay(desc)
-        first, second = (_hidden(timed.replay(desc)).clone() for _ in range(2))
+        found = []
+        for _ in range(2):
+            found.append(_hidden(timed.replay(desc)).clone())
+            for cache, slots, before in states:
+                cache[slots] = before
         output = graphs.replay(desc)
-        rows = self._input_batch.num_tokens
+        (first, second), rows = found, self._input_batch.num_tokens
         self._hidden = {
             "repeated": int((first[:rows] != second[:rows]).sum()),
             "checking": int((first[:rows] != _hidden(output)[:rows]).sum()),
         }
         return output
+
+    def _states_written(self) -> list[tuple[Tensor, Tensor, Tensor]] | None:
+        """Caches of recurrent layers that the forward writes, the window's slots and what is there;
+        None if the device has no room for copies. A staged layer writes its convolution's only."""
+        batch, found = self._parts.window.batch, list[tuple[Tensor, Tensor]]()
+        staged = isinstance(getattr(batch, "states", None), StateTables)
+        for name, layer in self._parts.recurrent.items():
+            tables = [
+                each.flatten()
+                for field, each in vars(self._metadata[name]).items()
+                if "state_indices" in field and isinstance(each, Tensor)
+            ]
+            slots = torch.unique(torch.cat(tables)).long()
+            caches = layer.kv_cache[:1] if staged else layer.kv_cache
+            found += [(cache, slots[slots >= 0]) for cache in caches]
+        size = sum(cache[0].nbytes * len(slots) for cache, slots in found)
+        device = self._runner.device
+        if found and device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < ROOM * size:
+            return None
+        return [(cache, slots, cache[slots]) for cache, slots in found]
 
     def end(self, window: Window, num_sampled: Tensor) -> None:
         """The window is committed, or fell back; its K/V are still held."""

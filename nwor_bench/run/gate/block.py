@@ -1,7 +1,7 @@
 """The gate's block: compare every cell's greedy tokens, acceptance and K/V with off x off."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import psutil
@@ -9,7 +9,7 @@ import psutil
 from nwor_bench.analysis.parity.kv import KvResult, KvVerdict, kv_event, write_fault
 from nwor_bench.analysis.parity.local import local_event, local_result
 from nwor_bench.engine.protocol import Engine
-from nwor_bench.records.cell import INTERLEAVED, NworMode
+from nwor_bench.records.cell import INTERLEAVED, NworMode, ScvMode
 from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.store import RunStore
 from nwor_bench.records.types import Cell, Phase
@@ -78,7 +78,9 @@ class GateBlock:
                 reference = reference or answers[cell]
             if self._order_of is not None and reference is not None:
                 self._run_interleaved(reference, self._order_of)
-        self._engine.check_layers(None)
+            self._engine.check_layers(None)
+            if self._stages and reference is not None:
+                self._run_unwatched(answers, reference)
         found = [result for cell, result in self._kv.results.items() if cell.arm != INTERLEAVED]
         if found:
             facts = self._kv.facts(time.perf_counter() - began)
@@ -89,7 +91,21 @@ class GateBlock:
                 f"mode off's, {facts.seconds:.1f} s"
             )
 
-    def _run_batch(self, cell: Cell, order: int, reference: Answer | None) -> Answer:
+    def _sound_cells(self) -> list[Cell]:
+        return [cell for cell in self._block.order if cell not in self._parity.broken]
+
+    def _run_unwatched(self, answers: Mapping[Cell | None, Answer], reference: Answer) -> None:
+        """The last batch, as timed ones are: without instruments, interleaved if the run is."""
+        if self._order_of is not None:
+            self._run_interleaved(reference, self._order_of, watched=False)
+            return
+        for cell in _last_cells(self._sound_cells()):
+            order, own = self._block.order.index(cell), answers.get(cell.stock_twin, reference)
+            self._run_batch(cell, order, own, watched=False)
+
+    def _run_batch(
+        self, cell: Cell, order: int, reference: Answer | None, *, watched: bool = True
+    ) -> Answer:
         """A batch of one cell."""
         self._progress.doing(f"gate: {cell.label}")
 
@@ -97,25 +113,28 @@ class GateBlock:
             return self._parity.check(cell, answer, reference, self._block)
 
         def run(check: Check) -> RanBatch:
-            return self._batches.run(cell, Phase.GATE, self._block, order, check)
+            return self._batches.run(cell, Phase.GATE, self._block, order, check, watched=watched)
 
-        batch, faults = self._checked(cell, run, compare)
+        batch, faults = self._checked(cell, run, compare, watched)
         for fault in faults:
             every = self._parity.break_cell(cell, fault)
             self._store.append_event(broken_event(cell, self._block, every))
         self._tell(batch)
         return batch.answer
 
-    def _run_interleaved(self, reference: Answer, order_of: OrderOf) -> None:
+    def _run_interleaved(
+        self, reference: Answer, order_of: OrderOf, *, watched: bool = True
+    ) -> None:
         """Interleaved batches of the cells that passed, until all that stage have run."""
-        baseline, broken = reference.record.cell, self._parity.broken
-        cells = [cell for cell in self._block.order if cell not in broken]
+        baseline, cells = reference.record.cell, self._sound_cells()
         waiting = [cell for cell in cells if cell.nwor_mode is not NworMode.OFF or cell.drafts]
+        if not watched:
+            waiting = _last_cells(cells)
         for _ in range(MOST_INTERLEAVED):
             if not waiting:
                 return
             order = replace(order_of(self._block, cells), untimed=True)
-            ran, faults = self._interleaved(reference, order)
+            ran, faults = self._interleaved(reference, order, watched)
             for fault in faults:
                 for cell, every in self._parity.break_interleaved(cells, fault):
                     self._store.append_event(broken_event(cell, self._block, every))
@@ -131,7 +150,9 @@ class GateBlock:
             labels = ", ".join(cell.label for cell in waiting)
             self._progress.say(f"gate: not run in {MOST_INTERLEAVED} interleaved batches: {labels}")
 
-    def _interleaved(self, reference: Answer, order: WindowOrder) -> tuple[RanBatch, list[str]]:
+    def _interleaved(
+        self, reference: Answer, order: WindowOrder, watched: bool
+    ) -> tuple[RanBatch, list[str]]:
         """One interleaved batch, and the faults in it."""
         baseline = reference.record.cell
         differences: list[str | None] = []
@@ -143,14 +164,18 @@ class GateBlock:
 
         def run(check: Check) -> RanBatch:
             return self._batches.run_interleaved(
-                baseline, Phase.INTERLEAVED_GATE, self._block, order, check
+                baseline, Phase.INTERLEAVED_GATE, self._block, order, check, watched=watched
             )
 
-        batch, faults = self._checked(replace(baseline, arm=INTERLEAVED), run, compare)
+        batch, faults = self._checked(replace(baseline, arm=INTERLEAVED), run, compare, watched)
         return batch, [*(found for found in differences if found), *faults]
 
     def _checked(
-        self, cell: Cell, run: Callable[[Check], RanBatch], compare: Callable[[Answer], Answer]
+        self,
+        cell: Cell,
+        run: Callable[[Check], RanBatch],
+        compare: Callable[[Answer], Answer],
+        watched: bool,
     ) -> tuple[RanBatch, list[str]]:
         """Run a batch of the gate and check it; the faults that `compare` does not find.
 
@@ -160,6 +185,7 @@ class GateBlock:
             cell: whose batch it is; with the arm INTERLEAVED that of all interleaved cells.
             run: runs the batch and calls its check while the K/V is in the cache.
             compare: checks tokens and acceptance.
+            watched: its layers are checked on their own inputs.
         """
         kv_result: KvResult | None = None
 
@@ -180,12 +206,20 @@ class GateBlock:
             states = kv_result.states
             if states is not None and states.verdict is KvVerdict.BROKEN:
                 faults.append(states.reason or "states differ")
-        if batch.layers or cell.nwor_mode is not NworMode.OFF:
+        if batch.layers or (watched and cell.nwor_mode is not NworMode.OFF):
             local = local_result(batch.layers)
             self._store.append_event(local_event(cell, local))
             if local.verdict is KvVerdict.BROKEN:
                 faults.append(local.reason or "a layer is not stock's")
         return batch, [fault for fault in faults if fault is not None]
+
+
+def _last_cells(cells: Iterable[Cell]) -> list[Cell]:
+    """Cells that must run in the last batch: those of SCV adaptive, one an engine and draft count,
+    whose windows are ready only without instruments. Without one, the last cell that stages."""
+    staging = [cell for cell in cells if cell.nwor_mode is not NworMode.OFF]
+    adaptive = [cell for cell in staging if cell.scv_mode is ScvMode.ADAPTIVE]
+    return adaptive or staging[-1:]
 
 
 def kv_gate(engine: Engine, status: EngineStatus, baseline: Cell) -> KvGate:

@@ -73,7 +73,7 @@ class GateTokens:
     new: int
     """Tokens that each request generates."""
     batches: int
-    """Batches of all requests: one of each cell, and one of interleaved windows."""
+    """Batches of all requests: one of each cell, one of interleaved windows, and the last one."""
     prefills: int
     """Prefills of prompts and outputs for the K/V gate: off x off's, again with attention moved by
     a rounding step, and those of every batch that stages, if its tokens are others."""
@@ -101,8 +101,8 @@ def gate_tokens(
         requests=len(block.prompts),
         prompt=sum(block.lengths or prompt_lengths),
         new=block.new_tokens or new_tokens,
-        batches=len(block.order) + interleaved,
-        prefills=2 + staging + interleaved if staging else 0,
+        batches=len(block.order) + interleaved + bool(staging),
+        prefills=3 + staging + interleaved if staging else 0,
     )
 
 

@@ -61,7 +61,7 @@ class Worth:
     """Draft count to use at each batch size at which one was measured; a larger one only if its
     interval over it excludes 1."""
     texts: int
-    """Different requests behind the tokens."""
+    """Different prompts behind the tokens."""
     noise: Mapping[int, tuple[float, float, float]]
     """k = 0 against itself at each batch size: the ratio of times and its 95 % interval."""
     least: Mapping[int, int] = field(default_factory=dict)
@@ -151,7 +151,7 @@ def worth_at(sizes: Sequence[AtSize], counts: Sequence[int], texts: int) -> Wort
 
     Args:
         counts: that were compared, in order, without 0; ADAPTIVE last.
-        texts: different requests behind the tokens.
+        texts: different prompts behind the tokens.
     """
     rates, best, noise, best_staged = [], {}, {}, {}
     for own in sorted(sizes, key=lambda each: each.requests):

@@ -1,7 +1,13 @@
-"""Tokens of a request in a window at each draft count, from whole batches. Pure."""
+"""Tokens of a request in a window at each draft count, from whole batches. Pure.
 
-from collections.abc import Iterator, Sequence
-from math import exp, log, log1p
+They are those that a request gets: its output after the first token, over its windows. What its
+last window accepts behind the last token is nobody's, so short outputs have fewer tokens a window.
+Whole batches may be cut shorter than the scenario's outputs. They count as if they went on to that
+length, with the same acceptance and the same loss at the end.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import exp, log
 from typing import Any
 
 import numpy as np
@@ -10,12 +16,13 @@ from nwor_bench.analysis.engine_times import steps_of
 from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.instruments.robust import Estimate, Values
 from nwor_bench.records.cell import ADAPTIVE
+from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Phase, WindowRecord
 
 MIN_REQUESTS = 3
-"""Fewest requests whose acceptance gives an interval."""
+"""Fewest prompts whose acceptance gives an interval."""
 
 
 def named_rates(run: RunData) -> list[float] | None:
@@ -29,12 +36,33 @@ def named_rates(run: RunData) -> list[float] | None:
 ACCEPTANCE_RATES = "synthetic_acceptance_rates"
 
 
-Request = tuple[str, dict[int, tuple[float, int]]]
-"""A text's digest; by draft count its windows (`steps_of`), and the drafts accepted in them."""
+def expected_tokens(rates: Sequence[float], most: int | None) -> float:
+    """Tokens that a request gets in a window if it accepts draft 1, 2, ... at these rates.
+
+    Args:
+        most: tokens of a request, the first one by its prefill; None: without end.
+    """
+    reach = [1.0, *rates, 0.0]
+    windows = [0.0]  # that so many tokens take
+    for left in range(1, most or 0):
+        coming = [windows[max(left - n, 0)] for n in range(1, len(reach))]
+        windows.append(1 - sum(w * share for w, share in zip(coming, np.diff(reach), strict=True)))
+    return (len(windows) - 1) / windows[-1] if len(windows) > 1 else sum(reach)
+
+
+Counts = dict[int, tuple[float, ...]]
+"""By draft count a request's windows and the accepted drafts that it got in them (`steps_of`)."""
+
+Request = tuple[str, Counts]
+"""A prompt, and the counts of one request."""
 
 
 def requests_of(run: RunData, counts: Sequence[int]) -> Iterator[Request]:
-    """Requests that whole batches of every draft count ran."""
+    """Requests that whole batches of every draft count ran.
+
+    A prompt is known by its id in the run's plan; without a plan by the text that k = 0 gave.
+    """
+    prompts = {each.block: each.prompt_ids for each in run.header.blocks or ()}
     blocks: dict[tuple[Any, ...], dict[int, BatchRecord]] = {}
     for batch in run.batches:
         whole = batch.phase in (Phase.GATE, Phase.TIMED)
@@ -43,11 +71,34 @@ def requests_of(run: RunData, counts: Sequence[int]) -> Iterator[Request]:
     for batches in blocks.values():
         if 0 not in batches or not all(k in batches for k in counts):
             continue
-        steps = {k: steps_of(run.header, batches[k]) for k in counts}
-        for place, text in enumerate(batches[0].token_digests):
+        steps = {k: _to_the_end(run.header, batches[k]) for k in counts}
+        for place, text in enumerate(prompts.get(batches[0].block) or batches[0].token_digests):
             own = {k: steps[k][place] for k in counts}
             if all(windows for windows, _ in own.values()):
                 yield text, own
+
+
+def _to_the_end(header: RunHeader, batch: BatchRecord) -> Sequence[tuple[float, ...]]:
+    """`steps_of` requests as if they went on to the scenario's tokens, unless one has stopped."""
+    steps = steps_of(header, batch)
+    goal = ((header.scenario or {}).get("max_new_tokens") or 0) - 1
+    if len(set(map(sum, steps))) != 1 or sum(steps[0]) >= goal:
+        return steps
+    counts = zip(steps, batch.request_acceptance, strict=True)
+    longer = [n * (goal + a - got) / (n + a) for (n, got), (_, a) in counts]
+    return [(number, goal - number) for number in longer]
+
+
+def by_prompt(requests: Iterable[Request]) -> dict[str, Counts]:
+    """Means over the requests of each prompt. They have one text, or texts that fork at a tie: a
+    prompt that ran more often says little more."""
+    found: dict[str, list[Counts]] = {}
+    for prompt, own in requests:
+        found.setdefault(prompt, []).append(own)
+    return {
+        prompt: {k: tuple(np.mean([own[k] for own in each], axis=0)) for k in each[0]}
+        for prompt, each in found.items()
+    }
 
 
 def same_places(run: RunData) -> tuple[int, int]:
@@ -89,16 +140,21 @@ def _by_place(windows: Sequence[WindowRecord]) -> Iterator[tuple[int, int, int]]
 
 
 class Tokens:
-    """Tokens of a request in a window, by draft count, over different texts; or by `rates`."""
+    """Tokens of a request in a window, by draft count, over different prompts; or those of `most`
+    tokens at `rates`."""
 
     def __init__(
-        self, requests: Sequence[Request], counts: Sequence[int], rates: Sequence[float] | None
+        self,
+        requests: Iterable[Request],
+        counts: Sequence[int],
+        rates: Sequence[float] | None,
+        most: int | None = None,
     ):
-        texts = dict(requests)
-        self._rates = rates
+        prompts = by_prompt(requests)
+        self._rates, self._most = rates, most
         self._counts = list(counts)
-        shape = (len(texts), len(self._counts))
-        pairs = [[own[k] for k in self._counts] for own in texts.values()]
+        shape = (len(prompts), len(self._counts))
+        pairs = [[own[k] for k in self._counts] for own in prompts.values()]
         self._windows = np.array([[w for w, _ in row] for row in pairs], float).reshape(shape)
         self._accepted = np.array([[a for _, a in row] for row in pairs], float).reshape(shape)
 
@@ -111,8 +167,8 @@ class Tokens:
         return exp(self._log(k)) if known and k in self._counts else None
 
     def difference(self, k: int, other: int) -> Estimate | None:
-        """Log tokens at k over those at another count: the same requests, so only their own
-        difference scatters; None for too few requests."""
+        """Log tokens at k over those at another count: the same prompts, so only their own
+        difference scatters; None for too few prompts."""
         number = len(self)
         if self._rates is not None:
             return Estimate(self._log(k) - self._log(other), 0.0, 1, number)
@@ -124,17 +180,17 @@ class Tokens:
 
     def _log(self, k: int) -> float:
         if self._rates is not None:
-            return log1p(sum(self._rates[:k]))
+            return log(expected_tokens(self._rates[:k], self._most))
         windows, accepted = self._of(k)
         return float(np.log1p(accepted.sum() / windows.sum()))
 
     def _logs_without(self, k: int) -> Values:
-        """Log tokens of all requests but one, for each."""
+        """Log tokens of all prompts but one, for each."""
         windows, accepted = self._of(k)
         return np.log1p((accepted.sum() - accepted) / (windows.sum() - windows))
 
     def _of(self, k: int) -> tuple[Values, Values]:
-        """Windows and accepted drafts of each request; at k = 0 nothing is accepted."""
+        """Windows and accepted drafts of each prompt; at k = 0 nothing is accepted."""
         if k == 0:
             return np.ones(len(self)), np.zeros(len(self))
         at = self._counts.index(k)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nwor_bench.analysis.groups import SETTLED, Group, Pair, find_groups
+from nwor_bench.analysis.groups import Group, Pair, find_groups
 from nwor_bench.analysis.statistics import SIGNIFICANCE, simultaneous_bounds
 from nwor_bench.instruments.robust import (
     Estimate,
@@ -92,8 +92,8 @@ class PairEffect:
     carry_over: RatioInterval | None
     """The ratio in runs of two over that in endless runs: 1 without carry-over.
 
-    Robust slope of the groups' effects against 1 / (run length - 1): what a switch leaves behind in
-    the first window that counts is spread over the run's windows. None if runs are equally long.
+    Robust slope of the groups' effects against 1 / compared windows of a run: what a switch leaves
+    behind in the first of them is spread over them all. None if runs are equally long.
     """
 
     conditions: ConditionEffects
@@ -182,7 +182,7 @@ def _work(groups: Sequence[Group]) -> RatioInterval | None:
 
 
 def _carry_over(groups: Sequence[Group], clock: str) -> RatioInterval | None:
-    shares = [1 / (group.run_length - SETTLED) for group in groups]
+    shares = [1 / group.compared for group in groups]
     slope = robust_slope(log_effects(groups, clock), shares)
     return None if slope is None else as_ratio(slope)
 

@@ -78,13 +78,15 @@ def _log_step(batch: BatchRecord, tokens: float) -> float | None:
     return log(fmean(batch.request_times.tpot_ms) * tokens)
 
 
-def steps_of(header: RunHeader, batch: BatchRecord) -> Sequence[tuple[float, int]]:
-    """Each request's steps after its first token, and the drafts accepted in them.
+def steps_of(header: RunHeader, batch: BatchRecord) -> Sequence[tuple[float, float]]:
+    """Each request's steps after its first token, and the accepted drafts that it got in them.
 
-    Prompt lookup finds drafts in some steps only, and the others, which give one token, have no
-    window. They follow from the mean length of the batch's outputs.
+    Older runs do not say what a request got: there it is the batch's mean. Prompt lookup finds
+    drafts in some steps only, and the others, which give one token, have no window.
     """
-    if (header.pair or PairFacts()).method not in WITHOUT_DRAFTER:
-        return batch.request_acceptance
+    if batch.request_tokens:
+        return [(tokens - 1 - drafts, drafts) for tokens, drafts in batch.request_tokens]
     after_first = batch.output_tokens / batch.requests - 1
-    return [(max(windows, after_first - a), a) for windows, a in batch.request_acceptance]
+    looks_up = (header.pair or PairFacts()).method in WITHOUT_DRAFTER
+    steps = [max(n, after_first - a) if looks_up else n for n, a in batch.request_acceptance]
+    return [(number, after_first - number) for number in steps]

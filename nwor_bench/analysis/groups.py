@@ -1,6 +1,7 @@
 """Groups of neighbouring windows in which two cells are interleaved: A B B A or B A A B.
 
-The first window of each run is dropped: it follows a switch. A group's effect is the mean log time
+The first window of each run is dropped, because it follows a switch, and if draft counts alternate
+the last one too (`window_order.compared`). A group's effect is the mean log time
 of B's windows less that of A's; the order A B B A cancels what drifts linearly. Pure, and free of
 a run's records as a whole, so that a live server can use it too.
 """
@@ -16,12 +17,7 @@ from nwor_bench.analysis.invariants import output_tokens
 from nwor_bench.records.cell import Cell, NworMode
 from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.records.types import WindowRecord
-from nwor_bench.records.window_order import RUNS, abba_effect
-
-SETTLED = 1
-"""Position of the first window of a run that counts, unless draft counts alternate: then the last
-window does not, because its drafter works for the next run's count already. One count staged and
-not alternates modes, not counts."""
+from nwor_bench.records.window_order import RUNS, abba_effect, compared
 
 
 @dataclass(frozen=True)
@@ -33,6 +29,12 @@ class Pair:
 
     treated: Cell
     """B."""
+
+    @property
+    def by_drafts(self) -> bool:
+        """True if draft counts alternate. One count staged and not alternates modes."""
+        counts = self.treated.drafts is not None or self.reference.drafts is not None
+        return counts and self.treated.stock_twin != self.reference
 
     @property
     def is_over_stock(self) -> bool:
@@ -72,6 +74,15 @@ class Group:
 
     pace: float
     """Log of B's mean time a window over A's: `device`, or else `host`, with arithmetic means."""
+
+    switch: tuple[float, float] | None = None
+    """Mean log time of the runs' first windows less that of the compared ones, of A and of B: what
+    a switch costs. None if first windows are compared, or one has no time."""
+
+    @property
+    def compared(self) -> int:
+        """Windows of each run that are compared."""
+        return len(compared(self.run_length, counts=self.pair.by_drafts))
 
 
 @dataclass(frozen=True)
@@ -118,17 +129,17 @@ def _group(pair: Pair, members: Sequence[WindowRecord]) -> Group | LeftOut:
     ]
     if not _is_complete(runs):
         return LeftOut.INTERRUPTED
-    counts = pair.treated.drafts is not None or pair.reference.drafts is not None
-    counts_alternate = counts and pair.treated.stock_twin != pair.reference
-    used = slice(None, -SETTLED) if counts_alternate else slice(SETTLED, None)
-    windows = [window for run in runs for window in run[used]]
+    used = compared(len(runs[0]), counts=pair.by_drafts)
+    windows = [run[position] for run in runs for position in used]
     if any(window.fallback_reason is not None for window in windows):
         return LeftOut.FALLBACK
     if any(w.cell.nwor_mode is NworMode.CONTROL and not w.control_tokens for w in windows):
         return LeftOut.FALLBACK
     if len({_size(window) for window in windows}) > 1:
         return LeftOut.BATCH_SIZE
-    if counts and any(w.draft_tokens != w.num_reqs * (w.cell.drafts or 0) for w in members):
+    if pair.reference.drafts is not None and any(
+        w.draft_tokens != w.num_reqs * (w.cell.drafts or 0) for w in members
+    ):
         return LeftOut.DRAFTS
     host, device = _effect(pair, windows, "wall_ms"), _effect(pair, windows, "device_ms")
     untimed = all(window.device_ms is None for window in windows)
@@ -149,7 +160,22 @@ def _group(pair: Pair, members: Sequence[WindowRecord]) -> Group | LeftOut:
         work=_effect(pair, windows, "work_ms"),
         tokens=_log_ratio(pair, [(w.cell, output_tokens(w)) for w in alike]),
         pace=_log_ratio(pair, [(w.cell, getattr(w, clock)) for w in windows]) or 0.0,
+        switch=None if used[0] == 0 else _switch(pair, [run[0] for run in runs], windows, clock),
     )
+
+
+def _switch(
+    pair: Pair, first: Sequence[WindowRecord], windows: Sequence[WindowRecord], clock: str
+) -> tuple[float, float] | None:
+    """See `Group.switch`."""
+    means = []
+    for cell in (pair.reference, pair.treated):
+        for members in (first, windows):
+            times = [getattr(window, clock) for window in members if window.cell == cell]
+            if not all(times):
+                return None
+            means.append(fmean(map(log, times)))
+    return means[0] - means[1], means[2] - means[3]
 
 
 def _size(window: WindowRecord) -> tuple[int, int]:
@@ -181,7 +207,7 @@ def _is_complete(runs: Sequence[Sequence[WindowRecord]]) -> bool:
         if any(window.run_length != length for window in run):
             return False
     first, second, third, last = (run[0].cell for run in runs)
-    return length > SETTLED and first == last != second == third
+    return length > 1 and first == last != second == third
 
 
 def _effect(pair: Pair, windows: Sequence[WindowRecord], clock: str) -> float | None:

@@ -28,12 +28,14 @@ def accepted(window: WindowRecord) -> int:
 
 
 def output_tokens(window: WindowRecord) -> float:
-    """Tokens that the window's requests gained: one each, and the accepted drafts.
+    """Tokens that the window's requests got: one each, and accepted drafts up to their last token.
 
-    Requests that had finished before it gain none; they have their share of the drafts.
+    Requests that had finished before it gain none; they have their share of the drafts. Older runs
+    do not say what lies behind a last token: there it counts.
     """
     running = 1 - window.uncounted_draft_tokens / max(window.draft_tokens, 1)
-    return window.num_reqs * running + accepted(window) - window.uncounted_accepted_tokens
+    gained = accepted(window) - window.uncounted_accepted_tokens - (window.undelivered_tokens or 0)
+    return window.num_reqs * running + gained
 
 
 def counted_accepted(windows: Iterable[WindowRecord]) -> int:

@@ -4,9 +4,10 @@ Times are compared in groups of neighbouring windows. Tokens come from whole bat
 count, because a window begins where the one before it ended: at k = 4 fewer begin inside easy text
 than at k = 1, so the tokens of windows of an interleaved batch are not those of a server that runs
 one k. At temperature 0 all counts run the same text, and a request's acceptance does not depend on
-who runs beside it: requests of all batch sizes are pooled, each text once. The error of tokens is
-a jackknife over requests, that of times the groups'. Synthetic acceptance is what its rates say,
-without an error. Adaptive verification accepts as much as its batch size lets it (`engine_times`).
+who runs beside it: requests of all batch sizes are pooled, each prompt once (`draft_tokens`). The
+error of tokens is a jackknife over prompts, that of times the groups'. Synthetic acceptance is what
+its rates say, without an error. Adaptive verification accepts as much as its batch size lets it
+(`engine_times`).
 
 A staged count is compared with the same count in mode off, in groups of both. The gate has shown
 that their tokens are the same, so the ratio of tokens/s is that of times.
@@ -26,6 +27,7 @@ from nwor_bench.instruments.robust import Estimate, robust_location
 from nwor_bench.records.cell import ADAPTIVE, NworMode, count_order
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import WindowRecord
+from nwor_bench.records.window_order import compared
 
 MIN_GROUPS = 3
 """Fewest groups of windows of a draft count: below ten their mean, from there Huber's location."""
@@ -62,7 +64,8 @@ def worth_of(runs: Sequence[Measured]) -> Worth:
     counts = sorted(known, key=count_order)
     fixed = [k for k in counts if k != ADAPTIVE]
     requests = [pair for own in runs for pair in requests_of(own.run, fixed)]
-    pooled = Tokens(requests, fixed, named_rates(runs[0].run))
+    most = (runs[0].run.header.scenario or {}).get("max_new_tokens")
+    pooled = Tokens(requests, fixed, named_rates(runs[0].run), most)
     sizes = []
     for own in runs:
         tokens = WithAdaptive(pooled, adaptive_tokens(own.run)) if ADAPTIVE in counts else pooled
@@ -129,8 +132,8 @@ def window_times(runs: Sequence[RunData]) -> list[WindowTime]:
         size = batch_size(run)
         for window in run.windows:
             staged = window.cell.nwor_mode is not NworMode.OFF
-            dropped = 0 if staged else (window.run_length or 0) - 1  # as `analysis.groups`
-            inside = window.group is not None and window.position != dropped
+            used = compared(window.run_length or 0, counts=not staged)
+            inside = window.group is not None and window.position in used
             if inside and window.num_reqs == size and _whole_ms(window):
                 found.setdefault((size, window.cell.drafts or 0, staged), []).append(window)
     times = []

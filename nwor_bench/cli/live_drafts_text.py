@@ -65,7 +65,7 @@ def status_lines(reading: DraftReading) -> list[str]:
     left = [f"{number:,} {in_words(why)}" for why, number in reading.left_out.items()]
     lines = [
         f"Windows: {windows}.",
-        f"Groups left out: {'; '.join(left) if left else 'none'}. A group is eight windows in a "
+        f"Groups left out: {'; '.join(left) if left else 'none'}. A group is twelve windows in a "
         "row without a prefill, all in one class of batch sizes.",
     ]
     if reading.clock is not None:

@@ -83,7 +83,7 @@ class BatchOutput:
     counter_facts: dict[str, Any] | None = None
     rank_disagreement: str | None = None
     request_times: RequestTimes | None = None
-    request_acceptance: tuple[tuple[int, int], ...] = ()
+    request_acceptance: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True)

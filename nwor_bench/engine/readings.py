@@ -75,10 +75,11 @@ def request_times(outputs: Sequence[Any]) -> RequestTimes | None:
 
 def request_acceptance(
     outputs: Sequence[Any], counted: Mapping[str, Sequence[int]]
-) -> tuple[tuple[int, int], ...]:
-    """Each request's windows with drafts and accepted drafts, in the order of the outputs."""
-    pairs = (counted.get(output.request_id, (0, 0)) for output in outputs)
-    return tuple((windows, accepted) for windows, accepted in pairs)
+) -> tuple[tuple[int, int, int], ...]:
+    """Each request's windows with drafts, accepted drafts, and those of them that it got, in the
+    order of the outputs."""
+    counts = (counted.get(output.request_id, (0, 0, 0)) for output in outputs)
+    return tuple((windows, accepted, got) for windows, accepted, got in counts)
 
 
 def _ms(seconds: float) -> float:

@@ -1,6 +1,6 @@
 """Draft counts alternate in a server, 0 among them: k changes with the steps, by vLLM's own lookup.
 
-Times and tokens need windows of different kinds. Times come from groups of eight neighbouring
+Times and tokens need windows of different kinds. Times come from groups of twelve neighbouring
 windows that only decode, A B B A with k = 0, as those of modes. Tokens come from the spans between
 them, of some windows at one k: a window begins where the one before it ended, and right behind
 another k that is at other places of the text. A span goes on through prefills, and no span has
@@ -28,14 +28,15 @@ from nwor_bench.plugin.settings import DRAFTS
 from nwor_bench.records.cell import ADAPTIVE_VERIFICATION
 from nwor_bench.records.window_order import (
     PLACE,
-    SERVER_RUN_LENGTHS,
+    SERVER_DRAFT_RUN_LENGTHS,
     SERVER_SEED,
+    UNDELIVERED,
     places_of,
 )
 
 logger = logging.getLogger("vllm.nwor_bench")
 
-SPAN = 24
+SPAN = 36
 """Steps between two groups, all at one k."""
 
 PATIENCE = 16
@@ -58,16 +59,37 @@ class DraftTurns(DraftSwitch):
         super().__init__(scheduler, range(most + 1))
         self._counts = counts_of(most)
         pairs = [(0, cell) for cell in range(1, len(self._counts))]
-        self._places = places_of(pairs, SERVER_SEED, SERVER_RUN_LENGTHS)
+        self._places = places_of(pairs, SERVER_SEED, SERVER_DRAFT_RUN_LENGTHS)
         self._at, self._coming = next(self._places), next(self._places)
         self._spans = cycle(range(1, most + 1))
+        self._undelivered = 0
+        update = scheduler._update_request_with_output
+        scheduler._update_request_with_output = self._counting(update)
         self._begin_span()
+
+    def _counting(self, update: Callable[..., tuple[list[int], bool]]) -> Callable[..., Any]:
+        """Count the tokens that the scheduler cuts off behind a request's last one."""
+
+        def update_request(request: Any, tokens: list[int], *args: Any, **kwargs: Any) -> Any:
+            sampled = len(tokens)
+            kept, stopped = update(request, tokens, *args, **kwargs)
+            self._undelivered += sampled - len(kept)
+            return kept, stopped
+
+        return update_request
 
     def _begin_span(self) -> None:
         self._span_left, self._patience = SPAN, PATIENCE
         self._set(next(self._spans))
 
     def _schedule(self, *args: Any, **kwargs: Any) -> Any:
+        output = self._turn(*args, **kwargs)
+        if output.scheduled_spec_decode_tokens:
+            setattr(output, UNDELIVERED, self._undelivered)
+            self._undelivered = 0
+        return output
+
+    def _turn(self, *args: Any, **kwargs: Any) -> Any:
         if self._span_left:
             output = self._original(*args, **kwargs)
             if self._settle(output):

@@ -22,7 +22,15 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.scheduler_output import external_request_id
-from nwor_bench.plugin.step import Accumulator, Step, accepted_of, has_passed, measured, unfinished
+from nwor_bench.plugin.step import (
+    Accumulator,
+    Step,
+    accepted_of,
+    delivered,
+    has_passed,
+    measured,
+    tokens_left,
+)
 from nwor_bench.records.types import SETTLING, MeasuredWindow
 
 logger = logging.getLogger("vllm.nwor_bench")
@@ -186,7 +194,8 @@ class LateCounts:
         self._arrived: deque[tuple[Step, list[int]]] = deque()
         self._sampled_before: dict[str, int] = {}
         self.by_request: dict[str, list[int]] = {}
-        """Windows with drafts and accepted drafts of each request, by its external name."""
+        """Windows with drafts, accepted drafts, and those of them that it got, of each request, by
+        its external name."""
         self._finished: set[str] = set()
         self._restarted: dict[str, int] = {}
         self._last: Step | None = None
@@ -330,7 +339,7 @@ class LateCounts:
         return None if self._counters is None else torch.cat(self._counters)
 
     def _count(self, step: Step, num_sampled: list[int], lengths: Mapping[str, int] | None) -> None:
-        requests = None if self.in_server else self._unfinished(step, num_sampled, lengths)
+        left = None if self.in_server else self._tokens_left(step, num_sampled, lengths)
         if self.on_sealed is not None:
             counted = (num_sampled, step.committed_tokens)
             self._digest = crc32(repr(counted).encode(), self._digest)
@@ -343,17 +352,17 @@ class LateCounts:
         report = self.on_overcount if num_sampled else None
         if report is not None and (np.array(num_sampled) > step.drafts + 1).any():
             report()
-        if requests is not None and lengths is not None:
-            self._count_requests(step, num_sampled, requests)
-        window = measured(step, num_sampled, requests, self._num_layers, steady=steady)
+        if left is not None and lengths is not None:
+            self._count_requests(step, num_sampled, left)
+        window = measured(step, num_sampled, left, self._num_layers, steady=steady)
         self._accumulator.add(window, step.place)
         if self.debug:
             _log(step, num_sampled, window)
 
-    def _unfinished(
+    def _tokens_left(
         self, step: Step, num_sampled: list[int], lengths: Mapping[str, int] | None
-    ) -> np.ndarray | slice:
-        """Index of the requests that had not finished; counts the tokens of all."""
+    ) -> np.ndarray:
+        """`tokens_left` of the requests, none of a step that died; counts the tokens of all."""
         known = self._sampled_before
         for req_id in step.finished:
             known.pop(req_id, None)
@@ -361,18 +370,18 @@ class LateCounts:
         step.finished, step.restarted = (), {}
         tokens = [known.get(req_id, 0) for req_id in step.req_ids]
         known.update(zip(step.req_ids, map(add, tokens, num_sampled), strict=False))
-        return unfinished(step.req_ids, tokens, lengths) if num_sampled else slice(0)
+        found = tokens_left(step.req_ids, tokens, lengths)
+        return found if num_sampled else np.zeros_like(found)
 
-    def _count_requests(
-        self, step: Step, num_sampled: list[int], requests: np.ndarray | slice
-    ) -> None:
+    def _count_requests(self, step: Step, num_sampled: list[int], left: np.ndarray) -> None:
         assert step.drafts is not None
         accepted = accepted_of(step.drafts, num_sampled)
-        for index in np.arange(len(step.req_ids))[requests]:
-            if step.drafts[index]:
-                own = self.by_request.setdefault(external_request_id(step.req_ids[index]), [0, 0])
-                own[0] += 1
-                own[1] += int(accepted[index])
+        got = delivered(accepted, left)
+        for index in np.flatnonzero((left > 0) & (step.drafts > 0)):
+            name = external_request_id(step.req_ids[index])
+            own = self.by_request.setdefault(name, [0, 0, 0])
+            for at, more in enumerate((1, accepted[index], got[index])):
+                own[at] += int(more)
 
 
 def _log(step: Step, num_sampled: list[int], window: MeasuredWindow) -> None:

@@ -1,8 +1,9 @@
 """Draft counts in a server: time and tokens of a window at each k, from its windows to /metrics.
 
 Memory is bounded: the latest groups and spans of each class of batch sizes and k. `draft_turns` has
-the order; each step brings its place. The last window of each run is not used: it drafts for the
-next one. Tokens count from the fifth window in a row that verifies the same k.
+the order; each step brings its place. The first window of each run follows a switch and the last
+one drafts for the next run: neither is used. Tokens count from the fifth window in a row that
+verifies the same k, without accepted drafts behind a request's last token.
 """
 
 from collections import Counter, deque
@@ -22,7 +23,7 @@ from nwor_bench.plugin.settings import DRAFTS, PluginSettings
 from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.records.metrics import Labels, MetricFiles
 from nwor_bench.records.types import MeasuredWindow, NworMode, ScvMode
-from nwor_bench.records.window_order import ALL, WindowPlace, size_class
+from nwor_bench.records.window_order import ALL, WindowPlace, compared, size_class
 
 UNSETTLED = 4
 """Windows behind a change of k whose tokens do not count."""
@@ -44,8 +45,8 @@ class DraftGroups(Groups[Series]):
         return (size_class(members[-1][0].num_reqs), k), (ALL, k)
 
     def is_used(self, place: WindowPlace) -> bool:
-        """False for the last window of a run."""
-        return place.position < place.run_length - 1
+        """False for both ends of a run."""
+        return place.position in compared(place.run_length, counts=True)
 
     def problem(self, window: MeasuredWindow, place: WindowPlace) -> LeftOut | None:
         """Each request must have verified its place's draft count."""
@@ -83,7 +84,7 @@ class DraftTokens:
         if k and self._in_a_row > UNSETTLED:
             for name in (size_class(window.num_reqs), ALL):
                 span = self._span.setdefault(name, [0, 0])
-                span[0] += window.accepted_tokens
+                span[0] += window.accepted_tokens - (window.undelivered_tokens or 0)
                 span[1] += window.num_reqs
 
     def _close(self) -> None:

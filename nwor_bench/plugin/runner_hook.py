@@ -21,7 +21,7 @@ from nwor_bench.plugin.window import Window, close_leftover
 from nwor_bench.records.fallback_reasons import STATES_OF_TOO_MANY
 from nwor_bench.records.state_slots import FIELD, one_slot
 from nwor_bench.records.types import BesidePrefill, NworMode, ScvMode
-from nwor_bench.records.window_order import WindowPlace
+from nwor_bench.records.window_order import UNDELIVERED, WindowPlace
 
 
 class CellOrder(Protocol):
@@ -173,7 +173,8 @@ class RunnerHook(ABC):
         return self.accumulator.drain()
 
     def take_request_counts(self) -> dict[str, list[int]]:
-        """Windows with drafts and accepted drafts of each request since the last call."""
+        """Windows with drafts, accepted drafts, and those that it got, of each request since the
+        last call."""
         counts, self.late.by_request = self.late.by_request, {}
         return counts
 
@@ -218,6 +219,7 @@ class RunnerHook(ABC):
         step = Step(now, has_window, scheduler_output, began=mark)
         if self._interleaving is not None:  # after the mark: a switch belongs to its own window
             step.place = self._interleaving.next(scheduler_output)
+        step.undelivered = getattr(scheduler_output, UNDELIVERED, None)
         step.has_window |= is_plain_decode(scheduler_output)
         self._step = step
 

@@ -185,6 +185,8 @@ class Step:
     """Requests that ended before this step."""
     restarted: Mapping[str, int] = field(default_factory=dict)
     """Requests that start again with this step, and the tokens that they have."""
+    undelivered: int | None = None
+    """See `MeasuredWindow.undelivered_tokens`."""
 
     @property
     def is_window_alone(self) -> bool:
@@ -198,26 +200,25 @@ class Step:
         self.staged_tokens, self.fallback_reason, self.control_tokens = outcome
 
 
-def unfinished(
+def tokens_left(
     req_ids: Sequence[str], tokens: Sequence[int], lengths: Mapping[str, int] | None
-) -> np.ndarray | slice:
-    """Index of the requests that had not finished when a window began.
+) -> np.ndarray:
+    """Tokens that each request still got when a window began; none if it had finished.
 
     Args:
         tokens: that each request had.
-        lengths: tokens that each finished request returned, by its external name; None: unknown,
-            every request counts.
+        lengths: tokens that each finished request returned, by its external name. The others have
+            no end (`inf`); None: nor has any.
     """
-    if lengths is None:
-        return slice(None)
-    known = ((external_request_id(req_id), n) for req_id, n in zip(req_ids, tokens, strict=True))
-    return np.array([already < lengths.get(name, already + 1) for name, already in known])
+    ends = [(lengths or {}).get(external_request_id(req_id), np.inf) for req_id in req_ids]
+    left: np.ndarray = np.maximum(np.array(ends, float) - tokens, 0)
+    return left
 
 
 def measured(
     step: Step,
     num_sampled: Sequence[int],
-    counted: np.ndarray | slice | None,
+    left: np.ndarray | None,
     num_layers: int,
     *,
     steady: bool,
@@ -226,7 +227,7 @@ def measured(
 
     Args:
         num_sampled: tokens that each request got; empty for a step that died, which vLLM ignores.
-        counted: index of the requests that vLLM counts (`unfinished`). None: in a server, which
+        left: `tokens_left`; vLLM does not count requests that have none. None: in a server, which
             needs no counts by position, and times only of interleaved windows.
         steady: False for the first windows after a prefill, whose times include the rest of it.
     """
@@ -234,8 +235,9 @@ def measured(
     assert drafts is not None
     accepted = accepted_of(drafts, num_sampled)
     total, total_accepted = int(drafts.sum()), int(accepted.sum())
-    more: dict[str, Any] = {}
-    if counted is not None:
+    more: dict[str, Any] = {"undelivered_tokens": step.undelivered}
+    if left is not None:
+        counted = left > 0
         kept, kept_accepted = (
             valid_drafts(drafts, step.req_ids, step.invalid_drafts)[counted],
             accepted[counted],
@@ -247,7 +249,10 @@ def measured(
             "accepted_per_position": accepted_at,
             "drafts_per_position": drafted_at,
         }
-    if counted is not None or step.place is not None:
+        if np.isfinite(left).any():
+            got = delivered(kept_accepted, left[counted])
+            more["undelivered_tokens"] = int((kept_accepted - got).sum())
+    if left is not None or step.place is not None:
         more |= _times_of(step, steady)
     staged = step.staged_tokens
     committed = total_accepted if step.committed_tokens is None else step.committed_tokens
@@ -297,6 +302,11 @@ def accepted_of(drafts: np.ndarray, num_sampled: Sequence[int]) -> np.ndarray:
     sampled = np.array(num_sampled or np.zeros(len(drafts)), dtype=np.int32)
     accepted: np.ndarray = np.minimum(np.maximum(sampled - 1, 0), drafts)  # `clip` takes 5 us more
     return accepted
+
+
+def delivered(accepted: np.ndarray, left: np.ndarray) -> np.ndarray:
+    """[requests] accepted drafts that each request got: beside one more token of those `left`."""
+    return np.minimum(accepted, np.maximum(left - 1, 0))
 
 
 def per_position(

@@ -176,6 +176,10 @@ class MeasuredWindow:
     joined (planned, the launch that runs vLLM's update too), validated (one launch decides and
     commits), host or device (where the drafts to commit were found first); a control has none.
     None: written directly, or recorded by an older version."""
+    undelivered_tokens: int | None = None
+    """Accepted tokens behind the last token of a request that this window ended: beyond max_tokens,
+    or behind a stop. In a server those that the scheduler dropped since the window before. None in
+    older runs."""
 
     @property
     def work_ms(self) -> float | None:
@@ -352,6 +356,9 @@ class BatchRecord:
     """vLLM's times of each request; batches.csv has their percentiles instead."""
     request_acceptance: tuple[tuple[int, int], ...] = ()
     """Each request's windows with drafts, and the drafts accepted in them; batches.csv omits it."""
+    request_tokens: tuple[tuple[int, int], ...] = ()
+    """Each request's output tokens, and the accepted drafts among them; empty in older runs.
+    batches.csv omits it."""
 
     @property
     def cell(self) -> Cell:

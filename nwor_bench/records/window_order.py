@@ -29,8 +29,21 @@ BRIEF = {1: 1}
 """The same in a batch that is not timed: every change of cells in as few windows as possible, so
 that a short batch has all cells."""
 
+DRAFT_RUN_LENGTHS = {3: 1, 4: 1}
+"""The same if draft counts alternate: neither end of a run counts (`compared`).
+
+For the same number of windows, intervals of runs of 3 are 0.85 to 1.3 times as wide as those of
+runs of 2, whose windows all follow a switch, and of runs of 4 0.8 to 1.3 times (scatter of groups
+of an H200's windows on either clock, and of simulated ones that correlate by 0, 0.73 and 0.95).
+Both lengths, because 3 fit into short batches more often and two lengths show if what a switch
+leaves behind fades.
+"""
+
 SERVER_RUN_LENGTHS = {2: 1}
 """The same in a server: a group of eight is the shortest, and ends most often before a prefill."""
+
+SERVER_DRAFT_RUN_LENGTHS = {3: 1}
+"""The same of draft counts in a server: the shortest with a window that counts."""
 
 SERVER_SEED = "live"
 """Every tensor-parallel rank draws the same order."""
@@ -51,6 +64,17 @@ def abba_effect(times: Iterable[tuple[bool, float]]) -> float:
     for is_b, time in times:
         logs[is_b].append(log(time))
     return fmean(logs[True]) - fmean(logs[False])
+
+
+def compared(run_length: int, *, counts: bool) -> range:
+    """Positions of a run that are compared; the first follows a switch.
+
+    Args:
+        counts: draft counts alternate. Then the last window does not count, because its drafter
+            works for the next run's count already. In runs of two, which older runs have, only it
+            is left out.
+    """
+    return range(min(1, run_length - 2), run_length - 1) if counts else range(1, run_length)
 
 
 @dataclass(frozen=True)
@@ -97,7 +121,9 @@ class WindowOrder:
     @property
     def run_lengths(self) -> Mapping[int, int]:
         """Windows of a run, and how often such a run is drawn."""
-        return BRIEF if self.untimed else RUN_LENGTHS
+        if self.untimed:
+            return BRIEF
+        return RUN_LENGTHS if self.drafts is None else DRAFT_RUN_LENGTHS
 
     def places(self) -> Iterator[WindowPlace]:
         """Every window's place, without end."""
@@ -107,6 +133,11 @@ class WindowOrder:
 PLACE = "nwor_place"
 """If draft counts are interleaved: attribute of the SchedulerOutput of a step that only decodes,
 its `WindowPlace`, or None. So workers need no order of their own."""
+
+
+UNDELIVERED = "nwor_undelivered"
+"""In a server whose draft counts alternate: attribute of the SchedulerOutput of a step with drafts,
+the tokens that requests sampled behind their last one, since the step with drafts before."""
 
 
 def places_of(

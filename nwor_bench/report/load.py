@@ -87,7 +87,9 @@ def frame_of(record_type: type, records: Sequence[Any]) -> pd.DataFrame:
 def _batches(analysis: Analysis) -> pd.DataFrame:
     """All batches; percentiles of a batch's request times are the last columns."""
     batches = analysis.run.batches
-    frame = frame_of(BatchRecord, batches).drop(columns=["request_times", "request_acceptance"])
+    frame = frame_of(BatchRecord, batches).drop(
+        columns=["request_times", "request_acceptance", "request_tokens"]
+    )
     times = [request_percentiles([batch]) for batch in batches]
     for name in PERCENTILES:
         frame[name] = pd.Series([own[name] for own in times], dtype=object)

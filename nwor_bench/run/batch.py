@@ -135,7 +135,13 @@ def batch_record(
         conditions=conditions,
         rank_disagreement=output.rank_disagreement,
         request_times=output.request_times,
-        request_acceptance=output.request_acceptance,
+        request_acceptance=tuple((n, a) for n, a, _ in output.request_acceptance),
+        request_tokens=tuple(
+            (len(tokens), got)
+            for tokens, (_, _, got) in zip(
+                output.token_ids, output.request_acceptance, strict=False
+            )
+        ),
     )
 
 

@@ -3,8 +3,8 @@
     log time per token(k) = log time of a window(k) / time(0) - log tokens of a window(k)
 
 Above 1 is slower, as for other cells. Times come from each run's own groups and are independent.
-Tokens are compared on the texts that both runs gave: if these took as many windows in both, their
-change is 0, without an error. A staged count is compared with the same count in mode off, which has
+Tokens are compared on the prompts of both runs: if these took as many windows in both, their change
+is 0, without an error. A staged count is compared with the same count in mode off, which has
 the same tokens.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from nwor_bench.analysis.comparing.change_estimates import Change
 from nwor_bench.analysis.draft_rates import added
-from nwor_bench.analysis.draft_tokens import MIN_REQUESTS, named_rates, requests_of
+from nwor_bench.analysis.draft_tokens import MIN_REQUESTS, by_prompt, named_rates, requests_of
 from nwor_bench.analysis.engine_times import adaptive_tokens
 from nwor_bench.analysis.worth import Measured, times_of
 from nwor_bench.instruments.robust import Estimate, as_ratio
@@ -46,7 +46,7 @@ def token_time_change(base: Measured, new: Measured, cell: Cell) -> Change | Non
 
 
 def _tokens_change(base: Measured, new: Measured, k: int) -> Estimate | None:
-    """Change of the log tokens of a window, on the texts that both runs gave; synthetic acceptance
+    """Change of the log tokens of a window, on the prompts of both runs; synthetic acceptance
     is what its rates say, and runs with other rates are not compared."""
     if k == ADAPTIVE:  # the blocks' own, which their times hold too
         earlier, later = adaptive_tokens(base.run), adaptive_tokens(new.run)
@@ -55,9 +55,9 @@ def _tokens_change(base: Measured, new: Measured, k: int) -> Estimate | None:
         return Estimate(log(later / earlier), 0.0, 1, 0)
     if named_rates(base.run) is not None:
         return Estimate(0.0, 0.0, 1, 0)
-    before, after = dict(requests_of(base.run, [k])), dict(requests_of(new.run, [k]))
-    texts = sorted(before.keys() & after.keys())
-    pairs = [(before[text][k], after[text][k]) for text in texts]
+    before, after = (by_prompt(requests_of(own.run, [k])) for own in (base, new))
+    prompts = sorted(before.keys() & after.keys())
+    pairs = [(before[prompt][k], after[prompt][k]) for prompt in prompts]
     if pairs and all(one == other for one, other in pairs):
         return Estimate(0.0, 0.0, 1, len(pairs))
     if len(pairs) < MIN_REQUESTS:
@@ -67,8 +67,8 @@ def _tokens_change(base: Measured, new: Measured, k: int) -> Estimate | None:
     return Estimate(_log_change(pairs), error, len(pairs) - 1, len(pairs))
 
 
-def _log_change(pairs: Sequence[tuple[tuple[float, int], tuple[float, int]]]) -> float:
-    """Of pairs of (windows, accepted drafts) of the same text."""
+def _log_change(pairs: Sequence[tuple[tuple[float, ...], tuple[float, ...]]]) -> float:
+    """Change of the log tokens, from pairs of (windows, accepted drafts) of the same prompt."""
     (before, accepted), (after, now) = (
         (sum(pair[side][0] for pair in pairs), sum(pair[side][1] for pair in pairs))
         for side in (0, 1)

@@ -7,6 +7,7 @@ length, with the same acceptance and the same loss at the end.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from math import exp, log
 from typing import Any
 
@@ -82,7 +83,7 @@ def _to_the_end(header: RunHeader, batch: BatchRecord) -> Sequence[tuple[float, 
     """`steps_of` requests as if they went on to the scenario's tokens, unless one has stopped."""
     steps = steps_of(header, batch)
     goal = ((header.scenario or {}).get("max_new_tokens") or 0) - 1
-    if len(set(map(sum, steps))) != 1 or sum(steps[0]) >= goal:
+    if len(set(map(sum, steps))) != 1 or not 0 < sum(steps[0]) < goal:
         return steps
     counts = zip(steps, batch.request_acceptance, strict=True)
     longer = [n * (goal + a - got) / (n + a) for (n, got), (_, a) in counts]
@@ -150,21 +151,20 @@ class Tokens:
         rates: Sequence[float] | None,
         most: int | None = None,
     ):
-        prompts = by_prompt(requests)
+        prompts = [{0: (1.0, 0.0)} | own for own in by_prompt(requests).values()]
         self._rates, self._most = rates, most
-        self._counts = list(counts)
-        shape = (len(prompts), len(self._counts))
-        pairs = [[own[k] for k in self._counts] for own in prompts.values()]
-        self._windows = np.array([[w for w, _ in row] for row in pairs], float).reshape(shape)
-        self._accepted = np.array([[a for _, a in row] for row in pairs], float).reshape(shape)
+        self._of = {
+            k: np.array([own[k] for own in prompts], float).reshape(-1, 2).T for k in (0, *counts)
+        }
+        """Windows and accepted drafts of each prompt; at k = 0 nothing is accepted."""
 
     def __len__(self) -> int:
-        return len(self._windows)
+        return self._of[0].shape[1]
 
     def mean(self, k: int) -> float | None:
         """Tokens at this draft count; None without requests."""
         known = self._rates is not None or len(self)
-        return exp(self._log(k)) if known and k in self._counts else None
+        return exp(self._log(k)) if known and k in self._of else None
 
     def difference(self, k: int, other: int) -> Estimate | None:
         """Log tokens at k over those at another count: the same prompts, so only their own
@@ -181,44 +181,33 @@ class Tokens:
     def _log(self, k: int) -> float:
         if self._rates is not None:
             return log(expected_tokens(self._rates[:k], self._most))
-        windows, accepted = self._of(k)
+        windows, accepted = self._of[k]
         return float(np.log1p(accepted.sum() / windows.sum()))
 
     def _logs_without(self, k: int) -> Values:
         """Log tokens of all prompts but one, for each."""
-        windows, accepted = self._of(k)
+        windows, accepted = self._of[k]
         return np.log1p((accepted.sum() - accepted) / (windows.sum() - windows))
 
-    def _of(self, k: int) -> tuple[Values, Values]:
-        """Windows and accepted drafts of each prompt; at k = 0 nothing is accepted."""
-        if k == 0:
-            return np.ones(len(self)), np.zeros(len(self))
-        at = self._counts.index(k)
-        return self._windows[:, at], self._accepted[:, at]
 
-
+@dataclass(frozen=True)
 class WithAdaptive:
-    """Tokens of fixed counts, and of adaptive verification at one batch size.
+    """Tokens of fixed counts, and of adaptive verification at one batch size."""
 
-    Args:
-        adaptive: tokens of a window, None if none was timed; what they scatter by is in its times
-            (`engine_times`).
-    """
-
-    def __init__(self, fixed: Tokens, adaptive: float | None):
-        self._fixed = fixed
-        self._adaptive = adaptive
+    fixed: Tokens
+    adaptive: float | None
+    """Tokens of a window, None if none was timed; what they scatter by is in its times
+    (`engine_times`)."""
 
     def mean(self, k: int) -> float | None:
         """Tokens at this draft count; None if they are not known."""
-        return self._adaptive if k == ADAPTIVE else self._fixed.mean(k)
+        return self.adaptive if k == ADAPTIVE else self.fixed.mean(k)
 
     def difference(self, k: int, other: int) -> Estimate | None:
         """Log tokens at k over those at another count, of ADAPTIVE over those at 0; None if they
         are not known."""
         if k != ADAPTIVE:
-            return self._fixed.difference(k, other)
-        assert other == 0
-        if self._adaptive is None:
+            return self.fixed.difference(k, other)
+        if self.adaptive is None:
             return None
-        return Estimate(log(self._adaptive), 0.0, 1, len(self._fixed))
+        return Estimate(log(self.adaptive), 0.0, 1, len(self.fixed))

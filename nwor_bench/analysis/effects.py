@@ -1,7 +1,7 @@
 """Effect of each pair of interleaved cells, and other results of their groups. Pure."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,6 +147,19 @@ def effects_over_off(effects: Sequence[PairEffect]) -> dict[Cell, PairEffect]:
     """The pairs that give a cell's ratio, by that cell: those over off x off, and of a staged draft
     count that over the same count in mode off."""
     return {each.pair.treated: each for each in effects if each.pair.is_over_stock}
+
+
+def switch_cost(effects: Iterable[PairEffect], *, counts: bool) -> RatioInterval | None:
+    """Time of first windows after a change of k, which are left out, over the compared ones.
+
+    Args:
+        counts: False for the A/A arm, k = 0 behind k = 0, which changes nothing.
+    """
+    pairs = (each for each in effects if each.pair.by_drafts)
+    chosen = [each for each in pairs if bool(each.pair.treated.drafts) is counts]
+    known = [g.switch for each in chosen for g in each.groups if g.switch is not None]
+    located = robust_location(known)
+    return None if located is None else as_ratio(located)
 
 
 def log_effects(groups: Sequence[Group], clock: str) -> list[float]:

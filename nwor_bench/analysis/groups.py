@@ -1,9 +1,8 @@
 """Groups of neighbouring windows in which two cells are interleaved: A B B A or B A A B.
 
 The first window of each run is dropped, because it follows a switch, and if draft counts alternate
-the last one too (`window_order.compared`). A group's effect is the mean log time
-of B's windows less that of A's; the order A B B A cancels what drifts linearly. Pure, and free of
-a run's records as a whole, so that a live server can use it too.
+the last one too (`window_order.compared`). A group's effect is the mean log time of B's windows
+less that of A's; the order A B B A cancels what drifts linearly. Pure.
 """
 
 from collections import Counter
@@ -75,9 +74,9 @@ class Group:
     pace: float
     """Log of B's mean time a window over A's: `device`, or else `host`, with arithmetic means."""
 
-    switch: tuple[float, float] | None = None
-    """Mean log time of the runs' first windows less that of the compared ones, of A and of B: what
-    a switch costs. None if first windows are compared, or one has no time."""
+    switch: float | None = None
+    """Mean log time of the runs' first windows less that of the compared ones, on the clock that
+    decides: what a switch costs. None if first windows are compared, or have no time."""
 
     @property
     def compared(self) -> int:
@@ -137,16 +136,18 @@ def _group(pair: Pair, members: Sequence[WindowRecord]) -> Group | LeftOut:
         return LeftOut.FALLBACK
     if len({_size(window) for window in windows}) > 1:
         return LeftOut.BATCH_SIZE
-    if pair.reference.drafts is not None and any(
-        w.draft_tokens != w.num_reqs * (w.cell.drafts or 0) for w in members
-    ):
+    has_counts = pair.reference.drafts is not None
+    if has_counts and any(w.draft_tokens != w.num_reqs * (w.cell.drafts or 0) for w in members):
         return LeftOut.DRAFTS
-    host, device = _effect(pair, windows, "wall_ms"), _effect(pair, windows, "device_ms")
+    treated = [window.cell == pair.treated for window in windows]
+    host, device = _effect(treated, windows, "wall_ms"), _effect(treated, windows, "device_ms")
     untimed = all(window.device_ms is None for window in windows)
     if host is None or (device is None and not untimed):
         return LeftOut.UNTIMED
     first = windows[0]
     clock = "wall_ms" if device is None else "device_ms"
+    begins = [] if used[0] == 0 else [run[0] for run in runs]
+    is_first = [True] * len(begins) + [False] * len(windows)
     alike = [w for w in members if w.fallback_reason is None and _size(w) == _size(first)]
     return Group(
         pair=pair,
@@ -157,25 +158,11 @@ def _group(pair: Pair, members: Sequence[WindowRecord]) -> Group | LeftOut:
         num_reqs=first.num_reqs,
         host=host,
         device=device,
-        work=_effect(pair, windows, "work_ms"),
+        work=_effect(treated, windows, "work_ms"),
         tokens=_log_ratio(pair, [(w.cell, output_tokens(w)) for w in alike]),
         pace=_log_ratio(pair, [(w.cell, getattr(w, clock)) for w in windows]) or 0.0,
-        switch=None if used[0] == 0 else _switch(pair, [run[0] for run in runs], windows, clock),
+        switch=_effect(is_first, [*begins, *windows], clock) if begins else None,
     )
-
-
-def _switch(
-    pair: Pair, first: Sequence[WindowRecord], windows: Sequence[WindowRecord], clock: str
-) -> tuple[float, float] | None:
-    """See `Group.switch`."""
-    means = []
-    for cell in (pair.reference, pair.treated):
-        for members in (first, windows):
-            times = [getattr(window, clock) for window in members if window.cell == cell]
-            if not all(times):
-                return None
-            means.append(fmean(map(log, times)))
-    return means[0] - means[1], means[2] - means[3]
 
 
 def _size(window: WindowRecord) -> tuple[int, int]:
@@ -210,12 +197,12 @@ def _is_complete(runs: Sequence[Sequence[WindowRecord]]) -> bool:
     return length > 1 and first == last != second == third
 
 
-def _effect(pair: Pair, windows: Sequence[WindowRecord], clock: str) -> float | None:
-    """B's mean log time less A's on that clock; None if a time is missing."""
+def _effect(treated: Sequence[bool], windows: Sequence[WindowRecord], clock: str) -> float | None:
+    """Mean log time of treated windows less that of the others; None if a time is missing."""
     times = [getattr(window, clock) for window in windows]
     if not all(time is not None and isfinite(time) and time > 0 for time in times):
         return None
-    return abba_effect((w.cell == pair.treated, t) for w, t in zip(windows, times, strict=True))
+    return abba_effect(zip(treated, times, strict=True))
 
 
 _NO_REFERENCE = 2

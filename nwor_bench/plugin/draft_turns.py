@@ -63,33 +63,28 @@ class DraftTurns(DraftSwitch):
         self._at, self._coming = next(self._places), next(self._places)
         self._spans = cycle(range(1, most + 1))
         self._undelivered = 0
-        update = scheduler._update_request_with_output
-        scheduler._update_request_with_output = self._counting(update)
+        self._stock_update = scheduler._update_request_with_output
+        scheduler._update_request_with_output = self._update_request
         self._begin_span()
 
-    def _counting(self, update: Callable[..., tuple[list[int], bool]]) -> Callable[..., Any]:
-        """Count the tokens that the scheduler cuts off behind a request's last one."""
-
-        def update_request(request: Any, tokens: list[int], *args: Any, **kwargs: Any) -> Any:
-            sampled = len(tokens)
-            kept, stopped = update(request, tokens, *args, **kwargs)
-            self._undelivered += sampled - len(kept)
-            return kept, stopped
-
-        return update_request
+    def _update_request(self, request: Any, tokens: list[int], *args: Any, **kwargs: Any) -> Any:
+        """Count the tokens that stock cuts off behind a request's last one."""
+        sampled = len(tokens)
+        kept, stopped = self._stock_update(request, tokens, *args, **kwargs)
+        self._undelivered += sampled - len(kept)
+        return kept, stopped
 
     def _begin_span(self) -> None:
         self._span_left, self._patience = SPAN, PATIENCE
         self._set(next(self._spans))
 
-    def _schedule(self, *args: Any, **kwargs: Any) -> Any:
-        output = self._turn(*args, **kwargs)
+    def _settle(self, output: Any) -> bool:
         if output.scheduled_spec_decode_tokens:
             setattr(output, UNDELIVERED, self._undelivered)
             self._undelivered = 0
-        return output
+        return super()._settle(output)
 
-    def _turn(self, *args: Any, **kwargs: Any) -> Any:
+    def _schedule(self, *args: Any, **kwargs: Any) -> Any:
         if self._span_left:
             output = self._original(*args, **kwargs)
             if self._settle(output):

@@ -30,14 +30,10 @@ BRIEF = {1: 1}
 that a short batch has all cells."""
 
 DRAFT_RUN_LENGTHS = {3: 1, 4: 1}
-"""The same if draft counts alternate: neither end of a run counts (`compared`).
-
-For the same number of windows, intervals of runs of 3 are 0.85 to 1.3 times as wide as those of
-runs of 2, whose windows all follow a switch, and of runs of 4 0.8 to 1.3 times (scatter of groups
-of an H200's windows on either clock, and of simulated ones that correlate by 0, 0.73 and 0.95).
-Both lengths, because 3 fit into short batches more often and two lengths show if what a switch
-leaves behind fades.
-"""
+"""The same if draft counts alternate: neither end of a run counts (`compared`). Groups then scatter
+by 0.8 to 1.3 times as much, for the same number of windows, as those of runs of 2, which hold
+nothing but windows beside a switch (windows of an H200, and simulated ones that correlate by 0,
+0.73 and 0.95). Two lengths show if what a switch leaves behind fades; 3 fit into short batches."""
 
 SERVER_RUN_LENGTHS = {2: 1}
 """The same in a server: a group of eight is the shortest, and ends most often before a prefill."""
@@ -67,12 +63,8 @@ def abba_effect(times: Iterable[tuple[bool, float]]) -> float:
 
 
 def compared(run_length: int, *, counts: bool) -> range:
-    """Positions of a run that are compared; the first follows a switch.
-
-    Args:
-        counts: draft counts alternate. Then the last window does not count, because its drafter
-            works for the next run's count already. In runs of two, which older runs have, only it
-            is left out.
+    """Positions of a run that are compared: not the first, which follows a switch; if draft counts
+    alternate, nor the last, whose drafter works for the next run (in older runs of two only that).
     """
     return range(min(1, run_length - 2), run_length - 1) if counts else range(1, run_length)
 
@@ -133,7 +125,6 @@ class WindowOrder:
 PLACE = "nwor_place"
 """If draft counts are interleaved: attribute of the SchedulerOutput of a step that only decodes,
 its `WindowPlace`, or None. So workers need no order of their own."""
-
 
 UNDELIVERED = "nwor_undelivered"
 """In a server whose draft counts alternate: attribute of the SchedulerOutput of a step with drafts,

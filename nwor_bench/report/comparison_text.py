@@ -101,7 +101,7 @@ def how_decided(comparison: Comparison) -> str:
         what = (
             "The change of a draft count's time per token over k = 0 decides, which is its "
             "tokens/s turned round; of a staged count over the same k in mode off. Tokens are "
-            "compared on the texts that both runs gave"
+            "compared on the prompts of both runs"
         )
     else:
         what = (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nwor_bench.analysis.analyse import Analysis, by_position
 from nwor_bench.analysis.draft_rates import Rate, Worth
 from nwor_bench.analysis.draft_tokens import named_rates, same_places
+from nwor_bench.analysis.effects import PairEffect, switch_cost
 from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.worth import WindowTime
@@ -72,7 +73,8 @@ def worth_blocks(measured: MeasuredWorth) -> list[Block]:
             captured=_captured(header),
         ),
     ]
-    return [*blocks, *_times(measured.times), *_notes(worth, header, measured.times)]
+    blocks += [*_times(measured.times), *_notes(worth, header, measured.times)]
+    return [*blocks, *_switch_note([e for each in measured.analyses for e in each.effects])]
 
 
 def _captured(header: RunHeader) -> int | None:
@@ -288,6 +290,19 @@ def noise_note(worth: Worth) -> Iterator[Paragraph]:
             for size, bounds in sorted(worth.noise.items())
         ]
         yield Paragraph(f"Noise: k = 0 over itself took {joined(ratios)} times as long.")
+
+
+def _switch_note(effects: Sequence[PairEffect]) -> Iterator[Paragraph]:
+    """What a change of k costs the window behind it."""
+    changed, same = (switch_cost(effects, counts=counts) for counts in (True, False))
+    if changed is not None:
+        told = with_bounds(changed.ratio, changed.low, changed.high)
+        null = "" if same is None else with_bounds(same.ratio, same.low, same.high)
+        yield Paragraph(
+            "The first window after a change of k is left out. It took "
+            f"{told} times as long as the next ones"
+            f"{null and f', and {null} times if k = 0 follows k = 0'}."
+        )
 
 
 def _drafter_share(times: Sequence[WindowTime]) -> str:

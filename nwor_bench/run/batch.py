@@ -99,7 +99,7 @@ def batch_record(
     conditions: dict[str, float],
 ) -> BatchRecord:
     """The batch's record, with our sums and vLLM's counters."""
-    output_tokens = sum(len(tokens) for tokens in output.token_ids)
+    lengths = [len(tokens) for tokens in output.token_ids]
     windows = output.windows
     return BatchRecord(
         pair=place.cell.pair,
@@ -111,9 +111,9 @@ def batch_record(
         order=place.order,
         requests=len(prompts),
         prompt_tokens=sum(len(prompt) for prompt in prompts),
-        output_tokens=output_tokens,
+        output_tokens=sum(lengths),
         latency_ms=output.latency_ms,
-        tokens_per_s=output_tokens / (output.latency_ms / 1e3),
+        tokens_per_s=sum(lengths) / (output.latency_ms / 1e3),
         windows=len(windows),
         draft_tokens=sum(window["draft_tokens"] for window in windows),
         accepted_tokens=sum(window["accepted_tokens"] for window in windows),
@@ -137,10 +137,8 @@ def batch_record(
         request_times=output.request_times,
         request_acceptance=tuple((n, a) for n, a, _ in output.request_acceptance),
         request_tokens=tuple(
-            (len(tokens), got)
-            for tokens, (_, _, got) in zip(
-                output.token_ids, output.request_acceptance, strict=False
-            )
+            (length, got)
+            for length, (*_, got) in zip(lengths, output.request_acceptance, strict=False)
         ),
     )
 

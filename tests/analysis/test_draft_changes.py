@@ -53,10 +53,11 @@ def measured(seed: int, times: Mapping[Cell, float], taken: Mapping[str, tuple[i
     ]  # fmt: skip
     batches = [
         SimpleNamespace(cell=cell(drafts_arm(k)), phase=Phase.GATE, block=0, token_digests=[*taken],
-                        request_acceptance=[*(own if k else (0, 0) for own in taken.values())])
+                        request_acceptance=[*(own if k else (0, 0) for own in taken.values())],
+                        request_tokens=[(1 + w + a, a) for w, a in taken.values()])
         for k in (0, 1)
     ]  # fmt: skip
-    header = SimpleNamespace(scenario={"requests": 1}, spec={}, pair=None)
+    header = SimpleNamespace(scenario={"requests": 1}, spec={}, pair=None, blocks=None)
     return Measured(SimpleNamespace(batches=batches, header=header), effects)  # type: ignore[arg-type]
 
 

@@ -1,10 +1,13 @@
 """Planted effects, carry-over and dependence on clocks are found; the split adds up."""
 
+from dataclasses import replace
 from math import exp, log
+from random import Random
+from types import SimpleNamespace
 
 import pytest
-from interleaved_run import CONTROL, STAGE_GRAPH, Planted, interleaved_run
-from synthetic_run import summarised
+from interleaved_run import CONTROL, OFF, STAGE_GRAPH, Planted, interleaved_run
+from synthetic_run import AA_CELL, summarised
 
 from nwor_bench.analysis.effects import (
     DEVICE_MS,
@@ -16,9 +19,12 @@ from nwor_bench.analysis.effects import (
     mean_disagrees,
     pair_effects,
     splits,
+    switch_cost,
 )
+from nwor_bench.analysis.groups import Pair
 from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.store import RunData
+from nwor_bench.records.types import NworMode
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -71,6 +77,28 @@ def test_carry_over_is_found_and_none_is_not() -> None:
     # All of it in runs of two, a third in runs of four.
     assert effect.carry_over is not None
     assert effect.carry_over.ratio == pytest.approx(1.02, abs=0.006)
+
+
+def test_the_cost_of_a_switch_is_that_of_groups_whose_count_changes() -> None:
+    zero, one, again = (replace(OFF, arm=arm) for arm in ("k=0", "k=1", AA_CELL.arm))
+    mode = replace(one, nwor_mode=NworMode.STAGE)
+    rng = Random(1)
+    effects = [
+        SimpleNamespace(
+            pair=Pair(*cells),
+            groups=[SimpleNamespace(switch=rng.gauss(cost, 0.01)) for _ in range(60)],
+        )
+        for cells, cost in (
+            ((zero, one), 0.05), ((zero, again), 0.0), ((one, mode), 0.3), ((OFF, STAGE_GRAPH), 0.3)
+        )
+    ]  # fmt: skip
+    effects[0].groups.append(SimpleNamespace(switch=None))
+    for counts, cost in ((True, 0.05), (False, 0.0)):
+        found = switch_cost(effects, counts=counts)  # type: ignore[arg-type]
+        assert found is not None
+        assert found.blocks == 60
+        assert found.ratio == pytest.approx(exp(cost), abs=0.004)
+    assert switch_cost(effects[2:], counts=True) is None  # type: ignore[arg-type]
 
 
 def test_rare_long_windows_move_only_the_mean() -> None:

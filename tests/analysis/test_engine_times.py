@@ -37,6 +37,7 @@ def batch(count: int | None, block: int, step: float, text: int = 0) -> Any:
         cell=cell(count), phase=Phase.TIMED, block=block, requests=3, output_tokens=3 * 161,
         token_digests=tuple(f"{text}-{n}" for n in range(3)), request_times=RequestTimes((), tpot),
         request_acceptance=((windows, accepted),) * 3,
+        request_tokens=((1 + windows + accepted, accepted),) * 3,
     )  # fmt: skip
 
 
@@ -51,7 +52,7 @@ def run_of(
     ]
     blocks = {number for own in steps.values() for number in range(1, len(own) + 1)}
     spec = {"engines": True}
-    header = SimpleNamespace(spec=spec, pair=None, scenario={"requests": requests})
+    header = SimpleNamespace(spec=spec, pair=None, scenario={"requests": requests}, blocks=None)
     finished = frozenset((Phase.TIMED, number) for number in blocks - {cut})
     return SimpleNamespace(batches=batches, header=header, finished=finished, windows=())
 
@@ -136,16 +137,28 @@ def test_a_cut_block_and_a_count_that_left_the_run_do_not_count() -> None:
     assert block_times(run_of(steps, cut=4))[1].value == pytest.approx(log(1.2))
 
 
-def test_steps_of_prompt_lookup_without_a_draft_follow_from_its_tokens() -> None:
-    """32 tokens, the first by the prefill: 7 windows with 4 accepted drafts give 11, so 20 steps
-    had no draft. 16 windows with 16 give one more than was asked for: no other step ran."""
+def test_steps_have_the_tokens_that_a_request_got() -> None:
+    """32 and 20 tokens, the first by the prefill. Of 31, 4 were drafts: 27 steps, some without
+    drafts. The last window accepted two drafts that nobody got: 16 of 18 are among the 20."""
     header: Any = SimpleNamespace(pair=SimpleNamespace(method="ngram"))
     own: Any = SimpleNamespace(
-        requests=2, output_tokens=64, request_acceptance=((7, 4), (16, 16))
+        requests=2, output_tokens=52, request_acceptance=((7, 4), (3, 18)),
+        request_tokens=((32, 4), (20, 16)),
     )  # fmt: skip
-    assert steps_of(header, own) == [(27, 4), (16, 16)]
-    header.pair.method = "eagle"  # drafts in every step, of which the last may give too many
-    assert steps_of(header, own) == ((7, 4), (16, 16))
+    assert steps_of(header, own) == [(27, 4), (3, 16)]
+
+
+def test_steps_of_an_older_run_have_the_mean_of_its_tokens() -> None:
+    """31 tokens after the first: 7 windows with 4 accepted drafts give 11, so 20 steps had no
+    draft. 16 windows with 16 give one more than was asked for: no other step ran."""
+    header: Any = SimpleNamespace(pair=SimpleNamespace(method="ngram"))
+    own: Any = SimpleNamespace(
+        requests=2, output_tokens=64, request_acceptance=((7, 4), (16, 16)), request_tokens=()
+    )
+    assert steps_of(header, own) == [(27, 4), (16, 15)]
+    header.pair.method = "eagle"  # drafts in every step
+    own.request_acceptance = ((14, 17), (16, 16))
+    assert steps_of(header, own) == [(14, 17), (16, 15)]
 
 
 def test_adaptive_verification_is_no_count_of_the_line() -> None:
@@ -168,7 +181,7 @@ def test_adaptive_verification_has_the_tokens_of_its_own_batch_size() -> None:
         run = run_of({count: [step] * 3 for count, step in STEP.items()}, requests=requests)
         own = [batch for batch in run.batches if batch.cell.drafts == ADAPTIVE]
         for each, number in zip(own, accepted, strict=True):
-            each.request_acceptance = ((100, number),) * 3
+            each.request_tokens = ((101 + number, number),) * 3
         runs.append(Measured(run, ()))
     found = worth_of(runs)
     rates = [rate for rate in found.rates if rate.adaptive]
@@ -200,7 +213,7 @@ def test_a_change_of_adaptive_verification_is_that_of_its_times_per_token() -> N
     )
     for batch in new.run.batches:
         if batch.cell.drafts == ADAPTIVE:
-            batch.request_acceptance = ((100, 3), (100, 40), (100, 90))
+            batch.request_tokens = ((104, 3), (141, 40), (191, 90))
     change = token_time_change(base, new, cell(ADAPTIVE))
     assert change is not None
     assert change.interval is not None

@@ -163,16 +163,44 @@ def drafts_group(length: int = 4) -> list[WindowRecord]:
     ]
 
 
-def test_draft_counts_are_compared_without_the_last_windows_of_their_runs() -> None:
-    """Those draft for the next run; the first verify and draft their own count."""
-    windows = drafts_group()
-    last = [replace(w, wall_ms=900.0, device_ms=900.0) if w.position == 3 else w for w in windows]
-    group = only(last)
+def slower(length: int, *positions: int) -> Group:
+    """A group of draft counts in whose windows at these places k = 2 takes twice as long."""
+    return only(
+        [
+            replace(w, wall_ms=20.0, device_ms=20.0)
+            if w.arm == "k=2" and w.position in positions
+            else w
+            for w in drafts_group(length)
+        ]
+    )
+
+
+@pytest.mark.parametrize("length", [3, 4, 5])
+def test_draft_counts_are_compared_without_both_ends_of_their_runs(length: int) -> None:
+    """The first window follows a switch, the last one drafts for the next run."""
+    group = slower(length, 0, length - 1)
     assert (group.host, group.device, group.num_reqs) == (0, 0, 3)
     assert group.tokens == pytest.approx(log(2))  # 3 and 3 accepted over 3
-    first = [replace(w, wall_ms=w.wall_ms * 2) if w.arm == "k=2" and w.position == 0 else w
-             for w in windows if w.wall_ms]  # fmt: skip
-    assert only(first).host == pytest.approx(log(2) / 3)
+    assert group.compared == length - 2
+    assert slower(length, 1).device == pytest.approx(log(2) / (length - 2))
+    assert slower(length, *range(1, length - 1)).host == pytest.approx(log(2))
+
+
+def test_older_groups_of_runs_of_two_have_only_first_windows() -> None:
+    group = slower(2, 1)
+    assert (group.host, group.compared, group.switch) == (0, 1, None)
+    assert slower(2, 0).host == pytest.approx(log(2))
+
+
+def test_the_first_window_over_the_compared_ones_is_what_a_switch_costs() -> None:
+    """Both runs of k = 2 begin with twice the time, those of k = 0 do not."""
+    assert slower(4).switch == 0
+    assert slower(4, 0).switch == pytest.approx(log(2) / 2)
+    assert slower(4, 3).switch == 0  # the last window is neither
+    assert slower(4, 1).switch == pytest.approx(-log(2) / 4)
+    untimed = [replace(w, device_ms=None) if w.position == 0 else w for w in drafts_group()]
+    group = only(untimed)
+    assert (group.device, group.switch) == (0, None)
 
 
 @pytest.mark.parametrize("place", [0, 5, 7])

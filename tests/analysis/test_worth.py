@@ -47,6 +47,7 @@ def measured(
         batches.append(SimpleNamespace(
             cell=cell(drafts_arm(k)), phase=Phase.GATE, block=0, token_digests=digests,
             request_acceptance=tuple(accepted[k]) if k else ((0, 0),) * texts,
+            request_tokens=(), requests=texts, output_tokens=201 * texts,
         ))  # fmt: skip
     effects = [
         SimpleNamespace(
@@ -64,7 +65,7 @@ def measured(
         effects.append(SimpleNamespace(pair=Pair(twin, treated), clock="wall_ms", groups=own))
     speculation = None if rates is None else {"synthetic_acceptance_rates": rates}
     spec = {"speculative_config": speculation}
-    header = SimpleNamespace(scenario={"requests": requests}, spec=spec, pair=None)
+    header = SimpleNamespace(scenario={"requests": requests}, spec=spec, pair=None, blocks=None)
     run: Any = SimpleNamespace(batches=batches, header=header)
     return Measured(run, effects)  # type: ignore[arg-type]
 

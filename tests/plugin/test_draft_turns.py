@@ -14,11 +14,11 @@ from refusals import refused
 
 from nwor_bench.instruments.draft_counts import schedule_of, verifies
 from nwor_bench.plugin.draft_turns import PATIENCE, SPAN, DraftTurns, counts_of, name_counts
-from nwor_bench.records.window_order import PLACE, RUNS, WindowPlace
+from nwor_bench.records.window_order import PLACE, RUNS, UNDELIVERED, WindowPlace
 
 MOST = 3
 COUNTS = counts_of(MOST)
-GROUP = RUNS * 2
+GROUP = RUNS * 3
 """Windows of a group."""
 
 
@@ -37,7 +37,17 @@ class Scheduler:
         self._drafted: dict[str, int] = {}
         self._named = 0
         self._original = self.schedule
+        self.output_limit = 10**9
+        """Tokens of a request, of all that it samples."""
         DraftTurns(self, MOST)
+
+    def _update_request_with_output(
+        self, request: list[int], tokens: list[int], is_stale: bool = False
+    ) -> tuple[list[int], bool]:
+        """As stock: what is behind the last token is cut off in place."""
+        del tokens[max(self.output_limit - len(request), 0) :]
+        request += tokens
+        return tokens, len(request) >= self.output_limit
 
     def step(self, running: int, new: int) -> Any:
         self._wanted = (running, new)
@@ -105,7 +115,7 @@ def test_under_any_traffic_groups_are_whole_or_cut_never_joined(traffic: Traffic
     for _, group in groupby(placed, key=lambda each: each[1].group):
         own = list(group)
         steps, places = zip(*own, strict=True)
-        assert [2 * p.run + p.position for p in places] == list(range(len(places)))
+        assert [3 * p.run + p.position for p in places] == list(range(len(places)))
         assert all(after == before + 1 for before, after in pairwise(steps))
 
 
@@ -134,6 +144,24 @@ def test_all_counts_take_turns_and_k_0_is_rare() -> None:
     shares = {k: n / 6400 for k, n in Counter(scheduler.drafting).items()}
     assert 0.1 < shares[0] < 0.2
     assert all(0.25 < shares[k] < 0.32 for k in (1, 2, 3))
+
+
+def test_tokens_behind_a_requests_last_one_come_with_the_next_step_with_drafts() -> None:
+    scheduler = Scheduler()
+    scheduler.output_limit = 6
+    request = [0, 0, 0]
+
+    def update(*tokens: int) -> tuple[list[int], bool]:
+        return scheduler._update_request_with_output(request, [*tokens])
+
+    outputs = [scheduler.step(0, 2), scheduler.step(8, 0)]
+    assert update(1, 2) == ([1, 2], False)
+    outputs.append(scheduler.step(8, 0))
+    assert update(1, 2, 3) == ([1], True)
+    outputs.append(scheduler.step(0, 2))  # a prefill verifies nothing
+    outputs += [scheduler.step(8, 0), scheduler.step(8, 0)]
+    found = [getattr(output, UNDELIVERED, None) for output in outputs]
+    assert found == [None, 0, 0, None, 2, 0]
 
 
 def test_with_a_prefill_in_each_step_only_spans_are_left() -> None:

@@ -68,6 +68,35 @@ def test_windows_of_finished_requests_are_counted_apart():
     assert windows[2]["accepted_tokens"] == 1 + 3
 
 
+def test_drafts_behind_a_requests_last_token_are_nobodys():
+    """a returned 5 tokens: 1, 3, and 1 of the 2 of its last window; nobody got that draft. Then it
+    had finished: what it accepts is counted apart. c stopped with the first token of a window."""
+    steps = [
+        step(["a-x", "b-y", "c-z"], [1, 1, 1]),
+        step(["a-x", "b-y", "c-z"], [3, 2, 5], [4, 4, 4]),
+        step(["a-x", "b-y"], [2, 5], [4, 4]),
+        step(["b-y", "a-x"], [2, 4], [4, 4]),
+    ]
+    accumulator = Accumulator()
+    late = LateCounts(accumulator, LAYERS)
+    for one in steps:
+        late.add(one)
+    late.resolve({"a": 5, "b": 100, "c": 2})
+    assert [w["undelivered_tokens"] for w in accumulator.drain()] == [4, 1, 0]
+    assert late.by_request == {"a": [2, 3, 2], "b": [3, 6, 6], "c": [1, 4, 0]}
+
+
+def test_in_a_server_the_scheduler_says_what_nobody_got():
+    windows = []
+    accumulator = Accumulator(listeners=[lambda window, place: windows.append(window)])
+    late = LateCounts(accumulator, LAYERS)
+    late.in_server = True
+    late.add(step(["a-x"], [3], [4], undelivered=2))
+    late.add(step(["a-x"], [3], [4]))
+    late.resolve(None)
+    assert [window.undelivered_tokens for window in windows] == [2, None]
+
+
 def walls(*steps):
     accumulator = Accumulator()
     late = LateCounts(accumulator, LAYERS)

@@ -36,15 +36,15 @@ def add_group(
     groups: DraftGroups, number: int, cell: int, ms: float, requests: int = 2, **changed: Any
 ) -> None:
     """One whole group; `changed` are by the window's place in it. k = 0 takes 10 ms."""
-    for at, place in enumerate(places_of_group(number, (0, cell, cell, 0))):
+    for at, place in enumerate(places_of_group(number, (0, cell, cell, 0), 3)):
         k = place.cell % AGAIN
-        # The last window of a run drafts for the next one and must not count.
-        wall = 50.0 if place.position else ms if place.cell else 10.0
+        # Both ends of a run must not count.
+        wall = (ms if place.cell else 10.0) if place.position == 1 else 50.0 + 40 * place.cell
         own = verified(k, requests=requests, wall_ms=wall)
         groups.add(changed.get(f"at{at}", own), place)
 
 
-def test_a_group_compares_the_windows_before_the_last_of_each_run() -> None:
+def test_a_group_compares_the_windows_between_the_ends_of_each_run() -> None:
     groups = DraftGroups(MOST)
     add_group(groups, 0, 1, 12.0)
     add_group(groups, 1, 2, 14.0, requests=7)
@@ -61,10 +61,10 @@ def test_a_group_compares_the_windows_before_the_last_of_each_run() -> None:
 @pytest.mark.parametrize(
     ("place", "window", "reason"),
     [
-        (2, verified(1, wall_ms=12.0), LeftOut.DRAFTS),
-        (0, verified(2, wall_ms=10.0), LeftOut.DRAFTS),
-        (4, verified(2, wall_ms=None), LeftOut.UNTIMED),
-        (6, verified(0, requests=3, wall_ms=10.0), LeftOut.BATCH_SIZE),
+        (4, verified(1, wall_ms=12.0), LeftOut.DRAFTS),
+        (1, verified(2, wall_ms=10.0), LeftOut.DRAFTS),
+        (7, verified(2, wall_ms=None), LeftOut.UNTIMED),
+        (10, verified(0, requests=3, wall_ms=10.0), LeftOut.BATCH_SIZE),
     ],
     ids=["fewer drafts", "k is not 0", "no time", "another class"],
 )
@@ -90,6 +90,12 @@ def test_tokens_count_from_the_fifth_window_at_one_k() -> None:
     found = {name: list(own) for name, own in tokens.spans.items()}
     assert found == {("2", 2): [(4, 4)], (ALL, 2): [(4, 4)]}
     assert tokens.windows == {2: 10, 1: 1, 0: 2}
+
+
+def test_tokens_that_nobody_got_do_not_count() -> None:
+    behind = [verified(2, accepted=4, undelivered_tokens=9)] * UNSETTLED
+    tokens = spans_of([*behind, verified(2, 4), verified(2, 3, undelivered_tokens=2), verified(2)])
+    assert list(tokens.spans[ALL, 2]) == [(5, 6)]
 
 
 def test_windows_of_several_counts_are_left_out_and_do_not_end_a_span() -> None:

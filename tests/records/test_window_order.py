@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 from nwor_bench.instruments.robust import LEAST_APART
 from nwor_bench.records.types import AA, Cell, NworMode, ScvMode
 from nwor_bench.records.window_order import (
+    DRAFT_RUN_LENGTHS,
     RUN_LENGTHS,
     RUNS,
+    SERVER_DRAFT_RUN_LENGTHS,
     WindowOrder,
     WindowPlace,
+    compared,
     compared_pairs,
     places_of,
 )
@@ -80,6 +83,17 @@ def test_a_hundred_groups_show_whether_a_switch_leaves_something_behind():
     (lengths,) = lengths_by_pair([(0, 1)], "seed", 100).values()
     assert min(Counter(lengths).values()) >= LEAST_APART
     assert RUNS * sum(lengths) < 1000
+
+
+def test_runs_of_draft_counts_have_windows_between_their_ends():
+    cells = tuple(Cell("p", NworMode.OFF, ScvMode.OFF, arm) for arm in ("k=0", "k=1", AA))
+    windows = list(islice(WindowOrder(cells, compared_pairs(cells), "seed").places(), 400))
+    assert {place.run_length for place in windows} == set(DRAFT_RUN_LENGTHS)
+    for length in (*DRAFT_RUN_LENGTHS, *SERVER_DRAFT_RUN_LENGTHS):
+        own = list(compared(length, counts=True))
+        assert own == list(range(length))[1:-1] != []
+    assert list(compared(2, counts=True)) == [0]  # as older runs were compared
+    assert [list(compared(length, counts=False)) for length in (2, 4)] == [[1], [1, 2, 3]]
 
 
 def test_runs_of_a_batch_that_is_not_timed_are_of_one_window():

@@ -75,6 +75,15 @@ def test_throughput_is_output_tokens_over_latency(output: BatchOutput) -> None:
     assert (record.output_tokens, record.tokens_per_s) == (4, 8.0)
 
 
+def test_a_request_has_its_tokens_and_the_drafts_that_it_got(output: BatchOutput) -> None:
+    own = replace(
+        output, token_ids=((1, 2, 3), (4,)), request_acceptance=((2, 3, 1), (0, 0, 0))
+    )  # fmt: skip
+    record = batch_record(PLACE, own, PROMPTS, SAMPLING, {})
+    assert record.request_acceptance == ((2, 3), (0, 0))
+    assert record.request_tokens == ((3, 1), (1, 0))
+
+
 def test_vllms_counters_stand_beside_ours(output: BatchOutput) -> None:
     counters = VllmCounters(2, 9, 7, (4, 3))
     record = batch_record(

@@ -7,7 +7,6 @@ length, with the same acceptance and the same loss at the end.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from math import exp, log
 from typing import Any
 
@@ -141,8 +140,13 @@ def _by_place(windows: Sequence[WindowRecord]) -> Iterator[tuple[int, int, int]]
 
 
 class Tokens:
-    """Tokens of a request in a window, by draft count, over different prompts; or those of `most`
-    tokens at `rates`."""
+    """Tokens of a request in a window, by draft count, over different prompts; or at `rates`.
+
+    Args:
+        most: tokens of each request, for `rates`.
+        adaptive: tokens with adaptive verification at one batch size, None if it was not timed;
+            what they scatter by is in its times (`engine_times`).
+    """
 
     def __init__(
         self,
@@ -150,9 +154,10 @@ class Tokens:
         counts: Sequence[int],
         rates: Sequence[float] | None,
         most: int | None = None,
+        adaptive: float | None = None,
     ):
         prompts = [{0: (1.0, 0.0)} | own for own in by_prompt(requests).values()]
-        self._rates, self._most = rates, most
+        self._rates, self._most, self._adaptive = rates, most, adaptive
         self._of = {
             k: np.array([own[k] for own in prompts], float).reshape(-1, 2).T for k in (0, *counts)
         }
@@ -163,6 +168,8 @@ class Tokens:
 
     def mean(self, k: int) -> float | None:
         """Tokens at this draft count; None without requests."""
+        if k == ADAPTIVE:
+            return self._adaptive
         known = self._rates is not None or len(self)
         return exp(self._log(k)) if known and k in self._of else None
 
@@ -170,6 +177,9 @@ class Tokens:
         """Log tokens at k over those at another count: the same prompts, so only their own
         difference scatters; None for too few prompts."""
         number = len(self)
+        if k == ADAPTIVE:
+            tokens = self._adaptive
+            return None if tokens is None else Estimate(log(tokens), 0.0, 1, number)
         if self._rates is not None:
             return Estimate(self._log(k) - self._log(other), 0.0, 1, number)
         if number < MIN_REQUESTS:
@@ -188,26 +198,3 @@ class Tokens:
         """Log tokens of all prompts but one, for each."""
         windows, accepted = self._of[k]
         return np.log1p((accepted.sum() - accepted) / (windows.sum() - windows))
-
-
-@dataclass(frozen=True)
-class WithAdaptive:
-    """Tokens of fixed counts, and of adaptive verification at one batch size."""
-
-    fixed: Tokens
-    adaptive: float | None
-    """Tokens of a window, None if none was timed; what they scatter by is in its times
-    (`engine_times`)."""
-
-    def mean(self, k: int) -> float | None:
-        """Tokens at this draft count; None if they are not known."""
-        return self.adaptive if k == ADAPTIVE else self.fixed.mean(k)
-
-    def difference(self, k: int, other: int) -> Estimate | None:
-        """Log tokens at k over those at another count, of ADAPTIVE over those at 0; None if they
-        are not known."""
-        if k != ADAPTIVE:
-            return self.fixed.difference(k, other)
-        if self.adaptive is None:
-            return None
-        return Estimate(log(self.adaptive), 0.0, 1, len(self.fixed))

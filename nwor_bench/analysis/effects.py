@@ -20,6 +20,7 @@ from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, CellResult, Interleave, Phase
+from nwor_bench.records.window_order import compared
 
 SLOPE_MHZ = 100
 """Unit of the slope."""
@@ -155,10 +156,9 @@ def switch_cost(effects: Iterable[PairEffect], *, counts: bool) -> RatioInterval
     Args:
         counts: False for the A/A arm, k = 0 behind k = 0, which changes nothing.
     """
-    pairs = (each for each in effects if each.pair.by_drafts)
-    chosen = [each for each in pairs if bool(each.pair.treated.drafts) is counts]
-    known = [g.switch for each in chosen for g in each.groups if g.switch is not None]
-    located = robust_location(known)
+    groups = [g for each in effects for g in each.groups if each.pair.by_drafts]
+    chosen = [g.switch for g in groups if bool(g.pair.treated.drafts) is counts]
+    located = robust_location([switch for switch in chosen if switch is not None])
     return None if located is None else as_ratio(located)
 
 
@@ -195,7 +195,7 @@ def _work(groups: Sequence[Group]) -> RatioInterval | None:
 
 
 def _carry_over(groups: Sequence[Group], clock: str) -> RatioInterval | None:
-    shares = [1 / group.compared for group in groups]
+    shares = [1 / len(compared(g.run_length, counts=g.pair.by_drafts)) for g in groups]
     slope = robust_slope(log_effects(groups, clock), shares)
     return None if slope is None else as_ratio(slope)
 

@@ -78,11 +78,6 @@ class Group:
     """Mean log time of the runs' first windows less that of the compared ones, on the clock that
     decides: what a switch costs. None if first windows are compared, or have no time."""
 
-    @property
-    def compared(self) -> int:
-        """Windows of each run that are compared."""
-        return len(compared(self.run_length, counts=self.pair.by_drafts))
-
 
 @dataclass(frozen=True)
 class FoundGroups:

@@ -20,7 +20,7 @@ from statistics import median
 import numpy as np
 
 from nwor_bench.analysis.draft_rates import AtSize, Worth, worth_at
-from nwor_bench.analysis.draft_tokens import Tokens, WithAdaptive, named_rates, requests_of
+from nwor_bench.analysis.draft_tokens import Tokens, named_rates, requests_of
 from nwor_bench.analysis.effects import DEVICE_MS, PairEffect
 from nwor_bench.analysis.engine_times import adaptive_tokens, block_times, by_engines
 from nwor_bench.instruments.robust import Estimate, robust_location
@@ -64,16 +64,16 @@ def worth_of(runs: Sequence[Measured]) -> Worth:
     counts = sorted(known, key=count_order)
     fixed = [k for k in counts if k != ADAPTIVE]
     requests = [pair for own in runs for pair in requests_of(own.run, fixed)]
-    most = (runs[0].run.header.scenario or {}).get("max_new_tokens")
-    pooled = Tokens(requests, fixed, named_rates(runs[0].run), most)
+    rates, scenario = named_rates(runs[0].run), runs[0].run.header.scenario or {}
     sizes = []
     for own in runs:
-        tokens = WithAdaptive(pooled, adaptive_tokens(own.run)) if ADAPTIVE in counts else pooled
+        adaptive = adaptive_tokens(own.run)
+        tokens = Tokens(requests, fixed, rates, scenario.get("max_new_tokens"), adaptive)
         times = times_of(own)
         stock = {k: time for (k, staged), time in times.items() if not staged}
         staged_too = {k: time for (k, staged), time in times.items() if k and staged}
         sizes.append(AtSize(own.requests, own.requests, stock, tokens, staged_too))
-    found = worth_at(sizes, counts, len(pooled))
+    found = worth_at(sizes, counts, len(dict(requests)))
     return replace(found, by_engines=by_engines(runs[0].run.header))
 
 

@@ -113,9 +113,7 @@ class WindowOrder:
     @property
     def run_lengths(self) -> Mapping[int, int]:
         """Windows of a run, and how often such a run is drawn."""
-        if self.untimed:
-            return BRIEF
-        return RUN_LENGTHS if self.drafts is None else DRAFT_RUN_LENGTHS
+        return BRIEF if self.untimed else DRAFT_RUN_LENGTHS if self.drafts else RUN_LENGTHS
 
     def places(self) -> Iterator[WindowPlace]:
         """Every window's place, without end."""

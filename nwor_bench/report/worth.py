@@ -292,17 +292,21 @@ def noise_note(worth: Worth) -> Iterator[Paragraph]:
         yield Paragraph(f"Noise: k = 0 over itself took {joined(ratios)} times as long.")
 
 
+SWITCHED = {
+    True: "The first window after a change of k is left out: it took {} times as long as the next.",
+    False: "If k = 0 follows k = 0, it took {} times as long.",
+}
+"""What a change of k costs the window behind it, and an A/A arm that changes nothing."""
+
+
 def _switch_note(effects: Sequence[PairEffect]) -> Iterator[Paragraph]:
-    """What a change of k costs the window behind it."""
-    changed, same = (switch_cost(effects, counts=counts) for counts in (True, False))
-    if changed is not None:
-        told = with_bounds(changed.ratio, changed.low, changed.high)
-        null = "" if same is None else with_bounds(same.ratio, same.low, same.high)
-        yield Paragraph(
-            "The first window after a change of k is left out. It took "
-            f"{told} times as long as the next ones"
-            f"{null and f', and {null} times if k = 0 follows k = 0'}."
-        )
+    costs = {counts: switch_cost(effects, counts=counts) for counts in SWITCHED}
+    if told := [
+        SWITCHED[counts].format(with_bounds(cost.ratio, cost.low, cost.high))
+        for counts, cost in costs.items()
+        if cost is not None
+    ]:
+        yield Paragraph(" ".join(told))
 
 
 def _drafter_share(times: Sequence[WindowTime]) -> str:

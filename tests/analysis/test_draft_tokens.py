@@ -1,6 +1,7 @@
 """Tokens of a window by draft count: those that requests got, each prompt once."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import log
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from synthetic_run import make_run
 
 from nwor_bench.analysis.draft_tokens import Request, Tokens, expected_tokens, requests_of
 from nwor_bench.analysis.engine_times import steps_of
 from nwor_bench.analysis.groups import Pair
+from nwor_bench.analysis.invariants import output_tokens
 from nwor_bench.analysis.worth import Measured, worth_of
 from nwor_bench.instruments.robust import t_quantile
 from nwor_bench.records.cell import Cell, NworMode, ScvMode, drafts_arm
@@ -110,6 +113,17 @@ def test_steps_of_a_kept_run_have_all_its_tokens_and_no_more() -> None:
     )
 
 
+def test_a_windows_output_has_no_tokens_behind_a_requests_last_one() -> None:
+    """Of four requests one had finished before, with 3 drafts accepted of its 4. The others accept
+    5, of which one ends with two of them too many."""
+    window = replace(
+        make_run().windows[0], num_reqs=4, draft_tokens=16, staged_tokens=0, accepted_tokens=8,
+        uncounted_draft_tokens=4, uncounted_accepted_tokens=3, undelivered_tokens=2,
+    )  # fmt: skip
+    assert output_tokens(window) == 3 + 3
+    assert output_tokens(replace(window, undelivered_tokens=None)) == 3 + 5  # an older run
+
+
 @pytest.mark.parametrize("k", [1, 2, 4])
 @pytest.mark.parametrize("most", [2, 24, 192])
 def test_named_rates_give_the_tokens_of_requests_that_long(k: int, most: int) -> None:
@@ -119,6 +133,10 @@ def test_named_rates_give_the_tokens_of_requests_that_long(k: int, most: int) ->
     expected = (most - 1) / np.mean(simulated)
     assert expected_tokens(rates, most) == pytest.approx(expected, rel=4 * error + 1e-9)
     assert expected_tokens(rates, most) < expected_tokens(rates, None) == 1 + sum(rates)
+    run = run_of([whole_batch(k, [(9, 2, 2)], 12)], requests=1, max_new_tokens=most)
+    run.header.spec["speculative_config"] = {"synthetic_acceptance_rates": rates}
+    (rate,) = worth_of([Measured(run, ())]).rates
+    assert rate.tokens == pytest.approx(expected_tokens(rates, most))
 
 
 def test_batches_cut_short_count_as_if_they_went_on() -> None:

@@ -86,13 +86,14 @@ def test_the_cost_of_a_switch_is_that_of_groups_whose_count_changes() -> None:
     effects = [
         SimpleNamespace(
             pair=Pair(*cells),
-            groups=[SimpleNamespace(switch=rng.gauss(cost, 0.01)) for _ in range(60)],
+            groups=[SimpleNamespace(pair=Pair(*cells), switch=rng.gauss(cost, 0.01))
+                    for _ in range(60)],
         )
         for cells, cost in (
             ((zero, one), 0.05), ((zero, again), 0.0), ((one, mode), 0.3), ((OFF, STAGE_GRAPH), 0.3)
         )
     ]  # fmt: skip
-    effects[0].groups.append(SimpleNamespace(switch=None))
+    effects[0].groups.append(SimpleNamespace(pair=effects[0].pair, switch=None))
     for counts, cost in ((True, 0.05), (False, 0.0)):
         found = switch_cost(effects, counts=counts)  # type: ignore[arg-type]
         assert found is not None

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import log
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,9 +11,10 @@ from synthetic_run import make_run
 
 from nwor_bench.analysis.analyse import analyse
 from nwor_bench.analysis.draft_rates import Rate, Worth
+from nwor_bench.analysis.groups import Pair
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.worth import WindowTime, window_times
-from nwor_bench.records.cell import ADAPTIVE, Cell, ScvMode, drafts_arm
+from nwor_bench.records.cell import AA, ADAPTIVE, Cell, ScvMode, drafts_arm
 from nwor_bench.records.header import PairFacts
 from nwor_bench.records.types import NworMode, Phase, Verdict
 from nwor_bench.report import draft_line, worth_answer
@@ -137,6 +139,34 @@ def test_windows_take_the_devices_time_if_there_is_one() -> None:
     run: Any = SimpleNamespace(windows=windows, header=SimpleNamespace(scenario={"requests": 2}))
     times = [(time.drafts, time.window_ms, time.target_ms) for time in window_times([run])]
     assert times == [(0, 5.0, 4.0), (2, 8.0, 6.0)]
+
+
+def test_windows_at_the_ends_of_a_run_have_no_part_in_its_time() -> None:
+    count = SimpleNamespace(drafts=2, nwor_mode=NworMode.OFF)
+    windows = [window(count, ms, 1.0, 2.0) for ms in (9.0, 5.0, 8.0)]
+    for place, own in enumerate(windows):
+        own.position, own.run_length = place, 3
+    run: Any = SimpleNamespace(windows=windows, header=SimpleNamespace(scenario={"requests": 2}))
+    assert [time.window_ms for time in window_times([run])] == [5.0]
+
+
+def test_the_cost_of_a_change_of_k_is_told() -> None:
+    def effects(arm: str, cost: float, groups: int) -> Any:
+        pair = Pair(Cell("tiny", NworMode.OFF, ScvMode.OFF, "k=0"),
+                    Cell("tiny", NworMode.OFF, ScvMode.OFF, arm))  # fmt: skip
+        own = SimpleNamespace(pair=pair, switch=cost, run_length=3)
+        return SimpleNamespace(pair=pair, groups=[own] * groups)
+
+    changed, same = effects("k=2", log(1.05), 12), effects(AA, 0.0, 12)
+    (both,), (one,) = (list(worth_page._switch_note(own)) for own in ([changed, same], [changed]))
+    assert one.text == (
+        "The first window after a change of k is left out: it took 1.0500 [1.0500, 1.0500] times "
+        "as long as the next."
+    )
+    assert both.text == (
+        f"{one.text} If k = 0 follows k = 0, it took 1.0000 [1.0000, 1.0000] times as long."
+    )
+    assert list(worth_page._switch_note([effects("k=2", 0.1, 3)])) == []
 
 
 def test_staged_windows_have_times_of_their_own() -> None:

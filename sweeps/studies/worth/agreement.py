@@ -56,6 +56,9 @@ def agreement(
     `plain` did not run.
     """
     found = []
+    if rates:  # those of requests without end; `worth` has what requests of its length get
+        scale = [1 + sum(rates[: int(k)]) for k in worth.drafts] / worth.tokens
+        worth = worth.assign(**{name: worth[name] * scale for name in ("ratio", "low", "high")})
     for said in worth[worth.drafts > 0].dropna(subset="ratio").itertuples():
         size, k = int(said.requests), int(said.drafts)
         new, base, plain = (speeds(rows, size, arm, rates) for arm in (str(k), "0", PLAIN))

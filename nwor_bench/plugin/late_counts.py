@@ -22,15 +22,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.scheduler_output import external_request_id
-from nwor_bench.plugin.step import (
-    Accumulator,
-    Step,
-    accepted_of,
-    delivered,
-    has_passed,
-    measured,
-    tokens_left,
-)
+from nwor_bench.plugin.step import Accumulator, Step, accepted_of, has_passed, measured, tokens_left
 from nwor_bench.records.types import SETTLING, MeasuredWindow
 
 logger = logging.getLogger("vllm.nwor_bench")
@@ -376,7 +368,7 @@ class LateCounts:
     def _count_requests(self, step: Step, num_sampled: list[int], left: np.ndarray) -> None:
         assert step.drafts is not None
         accepted = accepted_of(step.drafts, num_sampled)
-        got = delivered(accepted, left)
+        got = np.minimum(accepted, left - 1)
         for index in np.flatnonzero((left > 0) & (step.drafts > 0)):
             name = external_request_id(step.req_ids[index])
             own = self.by_request.setdefault(name, [0, 0, 0])

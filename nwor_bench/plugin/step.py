@@ -207,8 +207,7 @@ def tokens_left(
 
     Args:
         tokens: that each request had.
-        lengths: tokens that each finished request returned, by its external name. The others have
-            no end (`inf`); None: nor has any.
+        lengths: tokens that each finished request returned, by its external name; of others: inf.
     """
     ends = [(lengths or {}).get(external_request_id(req_id), np.inf) for req_id in req_ids]
     left: np.ndarray = np.maximum(np.array(ends, float) - tokens, 0)
@@ -250,8 +249,7 @@ def measured(
             "drafts_per_position": drafted_at,
         }
         if np.isfinite(left).any():
-            got = delivered(kept_accepted, left[counted])
-            more["undelivered_tokens"] = int((kept_accepted - got).sum())
+            more["undelivered_tokens"] = int(np.maximum(kept_accepted + 1 - left[counted], 0).sum())
     if left is not None or step.place is not None:
         more |= _times_of(step, steady)
     staged = step.staged_tokens
@@ -302,11 +300,6 @@ def accepted_of(drafts: np.ndarray, num_sampled: Sequence[int]) -> np.ndarray:
     sampled = np.array(num_sampled or np.zeros(len(drafts)), dtype=np.int32)
     accepted: np.ndarray = np.minimum(np.maximum(sampled - 1, 0), drafts)  # `clip` takes 5 us more
     return accepted
-
-
-def delivered(accepted: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """[requests] accepted drafts that each request got: beside one more token of those `left`."""
-    return np.minimum(accepted, np.maximum(left - 1, 0))
 
 
 def per_position(

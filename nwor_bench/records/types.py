@@ -177,9 +177,8 @@ class MeasuredWindow:
     commits), host or device (where the drafts to commit were found first); a control has none.
     None: written directly, or recorded by an older version."""
     undelivered_tokens: int | None = None
-    """Accepted tokens behind the last token of a request that this window ended: beyond max_tokens,
-    or behind a stop. In a server those that the scheduler dropped since the window before. None in
-    older runs."""
+    """Accepted tokens behind a request's last one: beyond max_tokens, or behind a stop. In a server
+    those that the scheduler dropped since the window before. None in older runs."""
 
     @property
     def work_ms(self) -> float | None:

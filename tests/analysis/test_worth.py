@@ -15,7 +15,7 @@ from nwor_bench.analysis.groups import Pair
 from nwor_bench.analysis.worth import Measured, worth_of
 from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, drafts_arm
 from nwor_bench.records.types import Phase, Verdict
-from nwor_bench.records.window_order import abba_effect
+from nwor_bench.records.window_order import DRAFT_RUN_LENGTHS, RUNS, abba_effect
 
 TIMES = {1: 1.2, 2: 1.4}
 """Time of a window over that at k = 0."""
@@ -144,19 +144,23 @@ def test_a_count_must_beat_the_smaller_one_not_only_none() -> None:
 
 
 def correlated_groups(rng: np.random.Generator, ratio: float, number: int) -> list[float]:
-    """Effects of groups of runs of two whose windows scatter as on an H200 (`RUN_LENGTHS`):
-    neighbours correlate by 0.7, windows four apart by 0.3, groups have a deviation of 3 %. One
-    window in fifty takes a fifth longer."""
-    noise = np.empty(8 * number)
+    """Effects of groups whose windows scatter as on an H200 (`RUN_LENGTHS`): neighbours correlate
+    by 0.7, windows four apart by 0.3, groups have a deviation of 3 %. One window in fifty takes a
+    fifth longer."""
+    lengths = [length for length in DRAFT_RUN_LENGTHS for _ in range(number)][::2]
+    noise = np.empty(RUNS * sum(lengths))
     noise[0] = rng.normal(0, 0.03)
     for place in range(1, len(noise)):
         noise[place] = 0.73 * noise[place - 1] + rng.normal(0, 0.03 * (1 - 0.73**2) ** 0.5)
     noise += np.where(rng.random(len(noise)) < 0.02, log(1.2), 0.0)
-    first_of_runs = noise.reshape(number, 4, 2)[:, :, 0]  # the others do not count
-    is_treated = (False, True, True, False)
+    ends = np.cumsum([RUNS * length for length in lengths])
     return [
-        abba_effect((b, exp(log(ratio) * b + own)) for b, own in zip(is_treated, runs, strict=True))
-        for runs in first_of_runs
+        abba_effect(
+            (b, exp(log(ratio) * b + own))
+            for b, run in zip((False, True, True, False), group.reshape(RUNS, -1), strict=True)
+            for own in run[1:-1]  # neither end of a run counts
+        )
+        for group in np.split(noise, ends[:-1])
     ]
 
 

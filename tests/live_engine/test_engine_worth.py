@@ -103,6 +103,11 @@ def test_draft_counts_alternate_and_give_the_same_tokens(tmp_path: Path, pair: s
                 windows, accepted = map(sum, zip(*batch.request_acceptance, strict=True))
                 assert windows * batch.cell.drafts == batch.draft_tokens
                 assert accepted == batch.accepted_tokens > 0
+                pairs = zip(batch.request_acceptance, batch.request_tokens, strict=True)
+                assert all(n + got == tokens - 1 for (n, _), (tokens, got) in pairs)
+                lost = accepted - sum(got for _, got in batch.request_tokens)
+                own = [w for w in run.windows if w.batch == batch.batch]
+                assert sum(w.undelivered_tokens or 0 for w in own) == lost
         placed = [window for window in run.windows if window.group is not None]
         assert {window.cell.drafts for window in placed} == {0, 1, 2, None}
         assert all(w.draft_tokens == w.num_reqs * (w.cell.drafts or 0) for w in placed)

@@ -147,7 +147,8 @@ def correlated_groups(rng: np.random.Generator, ratio: float, number: int) -> li
     """Effects of groups whose windows scatter as on an H200 (`RUN_LENGTHS`): neighbours correlate
     by 0.7, windows four apart by 0.3, groups have a deviation of 3 %. One window in fifty takes a
     fifth longer."""
-    lengths = [length for length in DRAFT_RUN_LENGTHS for _ in range(number)][::2]
+    every = sum(DRAFT_RUN_LENGTHS.values())
+    lengths = [n for n, often in DRAFT_RUN_LENGTHS.items() for _ in range(number * often // every)]
     noise = np.empty(RUNS * sum(lengths))
     noise[0] = rng.normal(0, 0.03)
     for place in range(1, len(noise)):

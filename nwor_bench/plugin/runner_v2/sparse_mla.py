@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin import refusals
-from nwor_bench.plugin.patching import Patch
+from nwor_bench.plugin.patching import Patch, noting
 from nwor_bench.plugin.runner_v2.mla_attention import LatentLayer, why_rows_unsupported
 from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
-from nwor_bench.plugin.window import Window
+from nwor_bench.plugin.window import LayerTrace, Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.mla_verify_attention.tail import split_selection_triton
 
@@ -77,12 +77,23 @@ class SparseMlaAttention(LatentLayer):
             key_pe: [rows, rotary part].
             slots: [rows] int64, stock's slots of the layer.
         """
+        if self.trace is not None:  # stock's kernel has made both just now
+            self.trace.wrote(self.name, latent.unsqueeze(1), key_pe.unsqueeze(1))
         layer, as_head = self._layer, key_pe.unsqueeze(1)
         direct = self.slots_to_write(latent.unsqueeze(1), as_head, slots)
         if direct is not None and not self._window.is_control:
             layer.impl.do_kv_cache_update(
                 latent, as_head, layer.kv_cache, direct, layer.kv_cache_dtype, layer._k_scale
             )
+
+    def trace_patches(self, trace: LayerTrace) -> list[Patch]:
+        """The patch that copies what vLLM gives its attention; `write` copies what is written."""
+        impl = self._layer.impl
+
+        def asked(query: tuple[Tensor, Tensor], *_: Any) -> None:
+            trace.asked(self.name, query, impl.topk_indices_buffer[: query[1].shape[0]])
+
+        return [noting(impl, "forward_mqa", asked)]
 
     def _wrap_decode(self, original: Callable[..., Any]) -> Callable[..., Any]:
         self._stock_attention = original
@@ -95,8 +106,7 @@ class SparseMlaAttention(LatentLayer):
                 return original(query, kv_cache, attn_metadata, layer)
             output = self._attend(batch, query, kv_cache, attn_metadata)
             if self.trace is not None:
-                selected = self._layer.impl.topk_indices_buffer[: output.shape[0]]
-                self.trace.attended(self.name, query, output, selected, is_merged=True)
+                self.trace.attended(self.name, output, is_merged=True)
             return output, None
 
         return forward_mqa

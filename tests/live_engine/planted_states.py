@@ -94,11 +94,6 @@ def one_heads_beta(mixed: Tensor, a: Tensor, b: Tensor) -> None:
     b[:, 1] += 0.08
 
 
-def one_channel(mixed: Tensor, a: Tensor, b: Tensor) -> None:
-    """One channel behind the convolution is 3 % too large."""
-    mixed[:, 3] *= 1.03
-
-
 def roll_requests(states: WindowStates) -> None:
     assert states._records is not None
     states._records.u[1] = states._records.u[1].roll(1, dims=0)
@@ -226,7 +221,6 @@ PLANTS: dict[str, Plant] = {
     "one head's update": records_changed(one_heads_update),
     "one head's gate": verify_changed(one_heads_gate),
     "one head's beta in front of the trace": wrapper_changed(one_heads_beta),
-    "one channel in front of the trace": wrapper_changed(one_channel),
     "a stale slot": verify_changed(stale_source),
     "never committed": never_committed,
     "a token short": verify_changed(token_short),
@@ -237,13 +231,13 @@ PLANTS: dict[str, Plant] = {
 
 CASES = ("sound stage", "sound control", *PLANTS)
 
-IN_WRAPPER = ("one head's beta in front of the trace", "one channel in front of the trace")
+IN_WRAPPER = "one head's beta in front of the trace"
 
-SUBTLE = ("one head's update", "one head's gate", *IN_WRAPPER)
-"""By 0.1 to 3 %: less than what mode off's states differ by from themselves."""
+SUBTLE = ("one head's update", "one head's gate", IN_WRAPPER)
+"""By 0.1 to 4 %: less than what mode off's states differ by from themselves."""
 
 IN_FORWARD = (
-    *IN_WRAPPER,
+    IN_WRAPPER,
     "a stale slot",
     "a token short",
     "convolution a token short",
@@ -265,8 +259,7 @@ def check_case(engine: VllmEngine, prompts: list[list[int]], case: str, layers: 
         if case.startswith("convolution"):
             assert "convolution states" in found.reason, found.reason
         else:
-            words = "recurrent state", "outputs", "convolution's output"
-            assert any(each in found.reason for each in words), found.reason
+            assert "recurrent state" in found.reason or "outputs" in found.reason
         return
     found = check_a_batch(engine, prompts, case.removeprefix("sound "))
     assert (found.verdict, found.reason) == (KvVerdict.WITHIN, None)

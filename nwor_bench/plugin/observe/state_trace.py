@@ -60,9 +60,12 @@ class StateTrace:
         few = slice(min(SAMPLE * indices.shape[1], metadata.num_actual_tokens))
         column = accepted[:SAMPLE, None].long() - 1
         slots = indices[:SAMPLE].gather(1, column).flatten().long()
+        mixed, a, b = (each[few].clone() for each in inputs)
         kept = layer.layer.kv_cache[0]
         self.calls[number] = StateCall(
-            *(each[few].clone() for each in inputs),
+            mixed,
+            a,
+            b,
             gate=None if gate is None else gate[few].clone(),
             indices=indices,
             accepted=accepted,

@@ -7,6 +7,9 @@ contexts. So they are timed as a set of graphs is captured (`attention_timing`),
 A captured graph has one staged contender. Unless it is surely faster than stock with its write, no
 graph is captured, or a step of about that length replays stock's: its windows are written directly,
 with the reason `slower_than_stock`.
+
+The gate's contexts are shorter than those that are timed, so in its batches the context does not
+choose: windows of a size of which both may be timed are staged, but for one of GATE_DIRECT.
 """
 
 import json
@@ -141,6 +144,10 @@ NEAR = 1.2
 """Sizes up to this ratio of requests share a measurement."""
 
 
+GATE_DIRECT = 4
+"""In a gate every 4th window is written directly, of sizes that are so at some contexts only."""
+
+
 class Measurement(Protocol):
     """Times the contenders of one shape of layers (`attention_timing`)."""
 
@@ -226,6 +233,21 @@ class AttentionKind:
         return self._by_table[size]
 
 
+class Turns:
+    """Numbers the windows of each size, from 0."""
+
+    def __init__(self) -> None:
+        self._next: dict[Size, int] = {}
+        self._last: Any = None
+
+    def of(self, size: Size, input_batch: Any) -> int:
+        """The number of a step's window, however often it is asked for."""
+        if input_batch is not self._last:
+            self._last = input_batch
+            self._next[size] = self._next.get(size, -1) + 1
+        return self._next[size]
+
+
 class AttentionChoices:
     """The choices of all shapes of the target's layers, and which windows are left to stock.
 
@@ -238,6 +260,7 @@ class AttentionChoices:
         self._kinds = kinds
         self._stock_only = stock_only
         self._direct: dict[Size, DirectLengths] = {}
+        self._gate: Turns | None = None
         self.leaves_none = False
         """The window stages recurrent states too: they gain more than attention could lose."""
         self.failed: str | None = None
@@ -278,11 +301,18 @@ class AttentionChoices:
         if self._stock_only:
             return reasons.STOCK_ATTENTION
         direct = self._direct.get(size, NEVER)
+        if direct.sometimes and self._gate is not None:
+            is_direct = self._gate.of(size, input_batch) % GATE_DIRECT == GATE_DIRECT - 1
+            return reasons.SLOWER_THAN_STOCK if is_direct else None
         if direct.sometimes:
             # Upper bounds, known to the host and equal on all ranks.
             bounds = input_batch.seq_lens_cpu_upper_bound[: input_batch.num_reqs]
             return reasons.SLOWER_THAN_STOCK if direct.at(float(bounds.numpy().mean())) else None
         return reasons.SLOWER_THAN_STOCK if direct.always else None
+
+    def gate(self, on: bool) -> None:
+        """A batch of the gate begins, in which both forms of such windows run; or none does."""
+        self._gate = Turns() if on else None
 
     def in_words(self) -> dict[str, str]:
         """What attends windows of each size that was timed: `ours; stock at 8192, 32768 tokens`."""

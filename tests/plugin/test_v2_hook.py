@@ -260,4 +260,4 @@ def test_contexts_choose_attention_again_once_the_gate_has_ended(
     worker: Any = SimpleNamespace(nwor_hook=hook, **{TOOLS: tools})
     for on in (True, True, False):
         NworWorkerExtension.nwor_watch_blocks(worker, on)
-        assert (choices._gate is not None) is on
+        assert (choices._turns is not None) is on

@@ -184,15 +184,11 @@ def local_result(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> LocalResult:
 def _nothing_compared(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> str | None:
     """A check that compared nothing in any window of a rank; None if each compared something."""
     for rank, windows in enumerate(ranks):
-        at = f" on rank {rank}" if len(ranks) > 1 else ""
-        if not windows:
-            return f"no window was checked{at}"
-        compared: dict[str, int] = {}
-        for what, count in (each for window in windows for each in _compared(window)):
-            compared[what] = compared.get(what, 0) + count
-        missing = next((what for what, count in compared.items() if not count), None)
+        found = [("windows", len(windows)), *(each for w in windows for each in _compared(w))]
+        compared = {what for what, count in found if count}
+        missing = next((what for what, _ in found if what not in compared), None)
         if missing is not None:
-            return f"nothing was compared of {missing}{at}"
+            return f"nothing was compared of {missing}" + f" on rank {rank}" * (len(ranks) > 1)
     return None
 
 
@@ -202,14 +198,13 @@ def _compared(window: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
         graphs = window["graphs"]
         yield "the timed graph's output", int(graphs is not None and not graphs["repeated"])
     for entry in window["layers"]:
-        layer = entry["layer"]
         for name in ("state", "convolution"):
             if name in entry:
-                yield f"{layer}'s {name}", (entry[name] or {}).get("compared", 0)
+                yield f"{entry['layer']}'s {name}", (entry[name] or {}).get("compared", 0)
         if "written" in entry:  # else it reads another layer's K/V
-            yield f"{layer}'s write", entry["written"]
+            yield f"{entry['layer']}'s write", entry["written"]
         if entry.get("attention") is not None:
-            yield f"{layer}'s attention", entry["attention"].get("rows", 0)
+            yield f"{entry['layer']}'s attention", entry["attention"].get("rows", 0)
 
 
 def _ratio(fault: LocalFault) -> float:

@@ -1,8 +1,7 @@
 """Check each gated delta net of a window on its own inputs: the local gate's part for states.
 
-Of a checked window what vLLM gave each layer, its outputs and first states are copied
-(`StateTrace`). After the commit stock's kernel computes the same window from the same states,
-elsewhere: the state that
+Of a checked window each layer's inputs, outputs and first states are copied (`StateTrace`). After
+the commit stock's kernel computes the same window from the same states, elsewhere: the state that
 the next window reads must be stock's but for float32's sums, and one rounding of a narrower cache.
 Control windows write the state after every token, so all of them are compared. The convolution in
 front is checked likewise (`convolution_checks`).
@@ -34,8 +33,7 @@ def check_states(
         num_sampled: tokens that each request got.
 
     Returns:
-        `layer`, `state` and `convolution`; both are None if the layer's inputs or outputs were not
-        seen.
+        `layer`, `state` and `convolution`; None if inputs or outputs were not seen.
     """
     found = []
     for number, call in sorted(trace.calls.items()):

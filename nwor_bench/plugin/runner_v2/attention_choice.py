@@ -14,6 +14,7 @@ choose: windows of a size of which both may be timed are staged, but for one of 
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -233,21 +234,6 @@ class AttentionKind:
         return self._by_table[size]
 
 
-class Turns:
-    """Numbers the windows of each size, from 0."""
-
-    def __init__(self) -> None:
-        self._next: dict[Size, int] = {}
-        self._last: Any = None
-
-    def of(self, size: Size, input_batch: Any) -> int:
-        """The number of a step's window, however often it is asked for."""
-        if input_batch is not self._last:
-            self._last = input_batch
-            self._next[size] = self._next.get(size, -1) + 1
-        return self._next[size]
-
-
 class AttentionChoices:
     """The choices of all shapes of the target's layers, and which windows are left to stock.
 
@@ -260,7 +246,8 @@ class AttentionChoices:
         self._kinds = kinds
         self._stock_only = stock_only
         self._direct: dict[Size, DirectLengths] = {}
-        self._gate: Turns | None = None
+        self._turns: Counter[Size] | None = None  # windows of a gate's batch; None outside of it
+        self._counted: Any = None
         self.leaves_none = False
         """The window stages recurrent states too: they gain more than attention could lose."""
         self.failed: str | None = None
@@ -301,18 +288,21 @@ class AttentionChoices:
         if self._stock_only:
             return reasons.STOCK_ATTENTION
         direct = self._direct.get(size, NEVER)
-        if direct.sometimes and self._gate is not None:
-            is_direct = self._gate.of(size, input_batch) % GATE_DIRECT == GATE_DIRECT - 1
-            return reasons.SLOWER_THAN_STOCK if is_direct else None
-        if direct.sometimes:
+        is_direct = direct.always
+        if direct.sometimes and self._turns is not None:
+            if input_batch is not self._counted:  # a step is asked about more than once
+                self._counted = input_batch
+                self._turns[size] += 1
+            is_direct = self._turns[size] % GATE_DIRECT == 0
+        elif direct.sometimes:
             # Upper bounds, known to the host and equal on all ranks.
             bounds = input_batch.seq_lens_cpu_upper_bound[: input_batch.num_reqs]
-            return reasons.SLOWER_THAN_STOCK if direct.at(float(bounds.numpy().mean())) else None
-        return reasons.SLOWER_THAN_STOCK if direct.always else None
+            is_direct = direct.at(float(bounds.numpy().mean()))
+        return reasons.SLOWER_THAN_STOCK if is_direct else None
 
     def gate(self, on: bool) -> None:
         """A batch of the gate begins, in which both forms of such windows run; or none does."""
-        self._gate = Turns() if on else None
+        self._turns, self._counted = Counter() if on else None, None
 
     def in_words(self) -> dict[str, str]:
         """What attends windows of each size that was timed: `ours; stock at 8192, 32768 tokens`."""

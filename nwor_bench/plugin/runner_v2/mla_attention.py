@@ -55,6 +55,23 @@ class LatentLayer(StagedLayer):
 
     # For the local gate (`CheckedLayer`).
 
+    def trace_patches(self, trace: LayerTrace) -> list[Patch]:
+        """The patches that copy what vLLM gives its write and its attention."""
+        impl = self._layer.impl
+
+        def wrote(latent: Tensor, key_pe: Tensor, *_: Any) -> None:
+            trace.wrote(self.name, latent.unsqueeze(1), key_pe)
+
+        def asked(query: Tensor | tuple[Tensor, ...], *_: Any) -> None:
+            selected = getattr(impl, "topk_indices_buffer", None)  # of a sparse layer
+            rows = None if selected is None else selected[: query[1].shape[0]]
+            trace.asked(self.name, query, rows)
+
+        attends = noting(impl, "forward_mqa", asked)
+        # Else one kernel of the model writes, behind which `write` copies.
+        is_own = self._stock_write is not None
+        return [noting(impl, "do_kv_cache_update", wrote), attends] if is_own else [attends]
+
     def stock_write(self, call: LayerCall, slots: Tensor) -> None:
         """Write the first rows of a call's latents as stock does."""
         assert call.key is not None
@@ -316,18 +333,6 @@ class MlaStagingAttention(LatentLayer):
     def _record(self, output: Tensor, *, is_merged: bool = False) -> None:
         if self.trace is not None:
             self.trace.attended(self.name, output, is_merged=is_merged)
-
-    def trace_patches(self, trace: LayerTrace) -> list[Patch]:
-        """The patches that copy what vLLM gives its write and its attention."""
-
-        def wrote(latent: Tensor, key_pe: Tensor, *_: Any) -> None:
-            trace.wrote(self.name, latent.unsqueeze(1), key_pe)
-
-        def asked(query: Tensor | tuple[Tensor, Tensor], *_: Any) -> None:
-            trace.asked(self.name, query)
-
-        impl = self._layer.impl
-        return [noting(impl, "do_kv_cache_update", wrote), noting(impl, "forward_mqa", asked)]
 
     def _parts_of(self, query: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """(Absorbed part, rotary part) of queries; vLLM joins them when it quantises them."""

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin import refusals
-from nwor_bench.plugin.patching import Patch, noting
+from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_v2.mla_attention import LatentLayer, why_rows_unsupported
 from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
-from nwor_bench.plugin.window import LayerTrace, Window
+from nwor_bench.plugin.window import Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.mla_verify_attention.tail import split_selection_triton
 
@@ -85,15 +85,6 @@ class SparseMlaAttention(LatentLayer):
             layer.impl.do_kv_cache_update(
                 latent, as_head, layer.kv_cache, direct, layer.kv_cache_dtype, layer._k_scale
             )
-
-    def trace_patches(self, trace: LayerTrace) -> list[Patch]:
-        """The patch that copies what vLLM gives its attention; `write` copies what is written."""
-        impl = self._layer.impl
-
-        def asked(query: tuple[Tensor, Tensor], *_: Any) -> None:
-            trace.asked(self.name, query, impl.topk_indices_buffer[: query[1].shape[0]])
-
-        return [noting(impl, "forward_mqa", asked)]
 
     def _wrap_decode(self, original: Callable[..., Any]) -> Callable[..., Any]:
         self._stock_attention = original

@@ -106,7 +106,7 @@ def _staged_share(cell: CellData) -> str | None:
 
 
 def _share(windows: Sequence[WindowRecord]) -> float | None:
-    """Part of the drafts of windows without a prefill beside that were staged, or were control's."""
+    """Part of the drafts, of windows without a prefill beside, that were staged or control's."""
     own = [w for w in windows if w.fallback_reason != BESIDE_PREFILL]
     acted = sum(window.staged_tokens + window.control_tokens for window in own)
     drafts = sum(window.draft_tokens for window in own)

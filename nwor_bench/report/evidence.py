@@ -49,7 +49,7 @@ COUNTERS = (
 )
 GATED = (
     "In the gate the context does not choose: sizes that are written directly at some contexts are "
-    "staged, but for every 4th window."
+    "staged, but for a random quarter of their windows."
 )
 FALLBACKS = (
     "Fallbacks: NWOR fell back if it wrote a window's draft tokens directly, SCV if it validated "

@@ -9,7 +9,7 @@ graph is captured, or a step of about that length replays stock's: its windows a
 with the reason `slower_than_stock`.
 
 The gate's contexts are shorter than those that are timed, so in its batches the context does not
-choose: windows of a size of which both may be timed are staged, but for one of GATE_DIRECT.
+choose: windows of a size of which both may be timed are staged, but for a random GATE_DIRECT.
 """
 
 import json
@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
+from random import Random
 from typing import Any, Protocol
 
 from nwor_bench.plugin.runner_v2.attention_decision import (
@@ -145,8 +146,9 @@ NEAR = 1.2
 """Sizes up to this ratio of requests share a measurement."""
 
 
-GATE_DIRECT = 4
-"""In a gate every 4th window is written directly, of sizes that are so at some contexts only."""
+GATE_DIRECT, GATE_STAGED = 0.25, 3
+"""Share of a gate's windows that are written directly, of sizes that are so at some contexts only,
+and how many are staged first: these are checked by layer. At random, since cells take turns."""
 
 
 class Measurement(Protocol):
@@ -247,7 +249,8 @@ class AttentionChoices:
         self._stock_only = stock_only
         self._direct: dict[Size, DirectLengths] = {}
         self._turns: Counter[Size] | None = None  # windows of a gate's batch; None outside of it
-        self._counted: Any = None
+        self._random = Random(0)  # equal on all ranks
+        self._asked: tuple[Any, bool] = None, False
         self.leaves_none = False
         """The window stages recurrent states too: they gain more than attention could lose."""
         self.failed: str | None = None
@@ -290,10 +293,11 @@ class AttentionChoices:
         direct = self._direct.get(size, NEVER)
         is_direct = direct.always
         if direct.sometimes and self._turns is not None:
-            if input_batch is not self._counted:  # a step is asked about more than once
-                self._counted = input_batch
+            if input_batch is not self._asked[0]:  # a step is asked about more than once
                 self._turns[size] += 1
-            is_direct = self._turns[size] % GATE_DIRECT == 0
+                late = self._turns[size] > GATE_STAGED
+                self._asked = input_batch, late and self._random.random() < GATE_DIRECT
+            is_direct = self._asked[1]
         elif direct.sometimes:
             # Upper bounds, known to the host and equal on all ranks.
             bounds = input_batch.seq_lens_cpu_upper_bound[: input_batch.num_reqs]
@@ -302,7 +306,7 @@ class AttentionChoices:
 
     def gate(self, on: bool) -> None:
         """A batch of the gate begins, in which both forms of such windows run; or none does."""
-        self._turns, self._counted = Counter() if on else None, None
+        self._turns, self._asked = Counter() if on else None, (None, False)
 
     def in_words(self) -> dict[str, str]:
         """What attends windows of each size that was timed: `ours; stock at 8192, 32768 tokens`."""

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from nwor_bench.plugin.observe import state_checks
+from nwor_bench.plugin.observe import convolution_checks, state_checks
 from nwor_bench.plugin.observe.state_trace import StateCall, StateTrace
 from nwor_bench.plugin.state_layers import StateLayer
 
@@ -87,3 +87,22 @@ def test_a_layer_whose_inputs_were_not_seen_has_no_measurements(layer: StateLaye
     trace.verified(0, torch.zeros(1), torch.zeros(1))
     [found] = state_checks.check_states([layer], trace, COUNTS, is_control=False)
     assert (found["layer"], found["state"], found["convolution"]) == ("net", None, None)
+
+
+@pytest.mark.parametrize(("factor", "within"), [(1 + 2**-23, True), (1 + 1e-5, False)])
+def test_a_small_channels_error_is_not_hidden_by_a_large_channel(
+    call: StateCall, monkeypatch: pytest.MonkeyPatch, factor: float, within: bool
+) -> None:
+    """Behind the convolution, of a channel that is a thousandth of the others."""
+    output = torch.randn(TOKENS, 4, generator=torch.Generator().manual_seed(3))
+    output[:, 1] *= 1e-3
+    monkeypatch.setattr(convolution_checks, "_stock", lambda *_: output)
+    call.convolved = output.clone()
+    call.convolved[:, 1] *= factor
+    kept = torch.zeros(1 + TOKENS, 4, 3)
+    call.convolution = kept[[1, 1 + WINDOW]]
+    call.mixed = output
+    net = StateLayer("net", SimpleNamespace(kv_cache=(kept,)), 0, kept)
+    found = convolution_checks.check_convolution(net, call, REQUESTS)
+    assert (found["compared"], found["differing"]) == (2, 0)
+    assert (found["output_error"] <= found["output_allowed"]) is within

@@ -259,3 +259,47 @@ def test_other_ranks_take_the_firsts_choices() -> None:
         choices.take(first.given(), [(8, 5)])
         assert choices.of((8, 5)).always
         assert choices._kinds[0][0].contender((8, 5)) is Contender.MERGE
+
+
+def test_a_gate_runs_both_forms_of_a_size_that_is_direct_at_some_contexts() -> None:
+    """Whatever the contexts are; its first windows, which are checked by layer, are staged."""
+    timed = kind()
+    timed.chosen = {
+        (8, 5): decided({Contender.STOCK: [1, 1], Contender.OURS: [0.9, 1.1]}, LENGTHS),
+        (16, 5): decided({Contender.STOCK: [1, 1], Contender.OURS: [2, 2]}, LENGTHS),
+        (32, 5): decided({Contender.STOCK: [1, 1], Contender.OURS: [0.9, 0.9]}, LENGTHS),
+    }
+    choices = AttentionChoices([(timed, 28)])
+    choices.settle(list(timed.chosen))
+
+    def reasons(size: tuple[int, int], length: int) -> list[str | None]:
+        steps = [batch(length) for _ in range(200)]
+        twice = [{choices.why_direct(size, step) for _ in range(2)} for step in steps]
+        return [reason for [reason] in twice]
+
+    direct = "slower_than_stock"
+    for length in (1000, 15000):
+        choices.gate(True)  # each batch
+        found = reasons((8, 5), length)
+        assert found[:3] == [None] * 3
+        assert 30 < found.count(direct) < 70
+        for every in range(2, 6):  # cells take turns: each has windows of both forms
+            assert all(set(found[n::every]) == {None, direct} for n in range(every))
+    assert reasons((16, 5), 1000) == [direct] * 200  # no graph of it exists
+    assert reasons((32, 5), 15000) == [None] * 200
+    choices.gate(False)
+    assert reasons((8, 5), 1000) == [None] * 200
+    assert reasons((8, 5), 15000) == [direct] * 200
+
+
+def test_ranks_leave_the_same_windows_of_a_gate_to_stock() -> None:
+    timed = kind()
+    timed.chosen = {(8, 5): decided({Contender.STOCK: [1, 1], Contender.OURS: [0.9, 1.1]}, LENGTHS)}
+    ranks = [AttentionChoices([(timed, 28)]) for _ in range(2)]
+    for rank in ranks:
+        rank.settle([(8, 5)])
+        rank.gate(True)
+    steps = [batch(1000) for _ in range(50)]
+    first, second = ([rank.why_direct((8, 5), step) for step in steps] for rank in ranks)
+    assert first == second
+    assert len(set(first)) == 2

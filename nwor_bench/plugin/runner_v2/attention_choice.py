@@ -7,15 +7,20 @@ contexts. So they are timed as a set of graphs is captured (`attention_timing`),
 A captured graph has one staged contender. Unless it is surely faster than stock with its write, no
 graph is captured, or a step of about that length replays stock's: its windows are written directly,
 with the reason `slower_than_stock`.
+
+The gate's contexts are shorter than those that are timed, so in its batches the context does not
+choose: windows of a size of which both may be timed are staged, but for a random GATE_DIRECT.
 """
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
+from random import Random
 from typing import Any, Protocol
 
 from nwor_bench.plugin.runner_v2.attention_decision import (
@@ -141,6 +146,11 @@ NEAR = 1.2
 """Sizes up to this ratio of requests share a measurement."""
 
 
+GATE_DIRECT, GATE_STAGED = 0.25, 3
+"""Share of a gate's windows that are written directly, of sizes that are so at some contexts only,
+and how many are staged first: these are checked by layer. At random, since cells take turns."""
+
+
 class Measurement(Protocol):
     """Times the contenders of one shape of layers (`attention_timing`)."""
 
@@ -238,6 +248,9 @@ class AttentionChoices:
         self._kinds = kinds
         self._stock_only = stock_only
         self._direct: dict[Size, DirectLengths] = {}
+        self._turns: Counter[Size] | None = None  # windows of a gate's batch; None outside of it
+        self._random = Random(0)  # equal on all ranks
+        self._asked: tuple[Any, bool] = None, False
         self.leaves_none = False
         """The window stages recurrent states too: they gain more than attention could lose."""
         self.failed: str | None = None
@@ -278,11 +291,22 @@ class AttentionChoices:
         if self._stock_only:
             return reasons.STOCK_ATTENTION
         direct = self._direct.get(size, NEVER)
-        if direct.sometimes:
+        is_direct = direct.always
+        if direct.sometimes and self._turns is not None:
+            if input_batch is not self._asked[0]:  # a step is asked about more than once
+                self._turns[size] += 1
+                late = self._turns[size] > GATE_STAGED
+                self._asked = input_batch, late and self._random.random() < GATE_DIRECT
+            is_direct = self._asked[1]
+        elif direct.sometimes:
             # Upper bounds, known to the host and equal on all ranks.
             bounds = input_batch.seq_lens_cpu_upper_bound[: input_batch.num_reqs]
-            return reasons.SLOWER_THAN_STOCK if direct.at(float(bounds.numpy().mean())) else None
-        return reasons.SLOWER_THAN_STOCK if direct.always else None
+            is_direct = direct.at(float(bounds.numpy().mean()))
+        return reasons.SLOWER_THAN_STOCK if is_direct else None
+
+    def gate(self, on: bool) -> None:
+        """A batch of the gate begins, in which both forms of such windows run; or none does."""
+        self._turns, self._asked = Counter() if on else None, (None, False)
 
     def attended(self, size: Size, *, equal: bool = True) -> str:
         """What attends a staged step: the kinds' contenders; in unequal windows their tilings."""

@@ -353,7 +353,7 @@ class MachineEngine(FakeEngine):
 
     def check_layers(self, requests: int | None) -> list[list[dict[str, Any]]]:
         self.machine.hook.check_layers(requests)
-        return []
+        return super().check_layers(requests)
 
     def watch_writes(self, on: bool) -> list[dict[str, int]]:
         window = self.machine.hook.window

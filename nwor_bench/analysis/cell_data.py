@@ -311,26 +311,24 @@ def cannot_fire(run: RunData) -> dict[Cell, str]:
         if fell_back and validated <= fell_back and len(reasons) == 1:
             why = _FOR_GOOD.get(str(*reasons))
             if why is not None:
-                found[batch.cell] = f"{why}; checked, not timed"
+                found[batch.cell] = why
     return found
 
 
 def idle_reason(cell: CellData) -> str | None:
     """Why the cell's mode never fired, or None if it did or nothing ran yet."""
+    mode, ran = cell.cell.nwor_mode, cell.counts_from is not None
+    if ran and not cell.draft_tokens and (cell.cell.drafts or mode is NworMode.STAGE):
+        return "no draft token was proposed"
+    if ran and mode is NworMode.STAGE and not cell.staged:
+        if cell.fallbacks.keys() == {SLOWER_THAN_STOCK}:
+            return OFF_BY_CHOICE
+        return f"no draft token was staged{_most_common(cell.fallbacks)}"
+    if ran and mode is NworMode.CONTROL and not cell.controlled:
+        return "attention read no draft token from the window"
     if cell.cannot_fire is not None and not cell.measured:
         return cell.cannot_fire
-    if cell.cell.nwor_mode is NworMode.CONTROL:
-        acted = cell.controlled or cell.counts_from is None
-        return None if acted else "attention read no draft token from the window"
-    if cell.cell.nwor_mode is not NworMode.STAGE:
-        return idle_scv(cell)
-    if cell.staged or cell.counts_from is None:
-        return None
-    if not cell.draft_tokens:
-        return "no draft token was proposed, so nothing was staged"
-    if cell.fallbacks.keys() == {SLOWER_THAN_STOCK}:
-        return OFF_BY_CHOICE
-    return f"no draft token was staged{_most_common(cell.fallbacks)}"
+    return idle_scv(cell) if mode is NworMode.OFF else None
 
 
 def idle_scv(cell: CellData) -> str | None:

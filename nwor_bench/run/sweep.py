@@ -17,8 +17,9 @@ from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.records.files import RUN_FILE, RUNS, check_output, default_folder
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import RunStatus
+from nwor_bench.report.run_report import exit_code_of
 from nwor_bench.run.dry_run import sweep_lines
-from nwor_bench.run.execute import EngineFactory, GroupEngine, Prepared, run_prepared, worst_of
+from nwor_bench.run.execute import EngineFactory, GroupEngine, Prepared, run_prepared
 from nwor_bench.run.prepare import CheckEngine, prepare_point, resume_prepared
 from nwor_bench.run.progress import check_vllm_version, console_for, tell_plan
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
@@ -100,7 +101,7 @@ class SweepRunner:
         if (folder / RUN_FILE).is_file():
             run = read_run(folder)
             if run.header.status is RunStatus.COMPLETE:  # just before the index was written
-                return worst_of(analyse(run).cells)
+                return exit_code_of(analyse(run))
             execute = resume_prepared
         else:
             execute = run_prepared

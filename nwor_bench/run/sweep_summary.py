@@ -167,5 +167,6 @@ def worst_code(codes: Iterable[ExitCode]) -> ExitCode:
 
 def _badness(code: ExitCode) -> int:
     """Sort key of exit codes: wrong numbers are worse than none."""
-    order = [ExitCode.OK, ExitCode.BAD_USAGE, ExitCode.FAILED, ExitCode.CORRECTNESS_BROKEN]
+    order = [ExitCode.OK, ExitCode.INCONCLUSIVE, ExitCode.BAD_USAGE, ExitCode.FAILED,
+             ExitCode.CORRECTNESS_BROKEN]  # fmt: skip
     return order.index(code) if code in order else len(order)

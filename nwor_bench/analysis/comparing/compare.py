@@ -70,22 +70,28 @@ class Comparison:
         return self.noise_floor is not None and self.noise_floor > self.threshold
 
     @property
+    def untimed(self) -> bool:
+        """True if no cell's change has an interval: the runs say nothing of times."""
+        return all(cell.p_value_holm is None for cell in self.cells)
+
+    @property
     def outcome(self) -> ChangeVerdict:
-        """The worst verdict of its cells; AMBIGUOUS if the runs are too noisy for a better one."""
+        """The worst verdict of its cells; AMBIGUOUS if the runs are too noisy for a better one,
+        NOT COMPARED if they are untimed."""
         found = {cell.outcome for cell in self.cells}
         worst = next(outcome for outcome in WORST_FIRST if outcome in found)
-        if self.too_noisy and worst is not ChangeVerdict.REGRESSION:
-            return ChangeVerdict.AMBIGUOUS
-        return worst
+        if worst is ChangeVerdict.REGRESSION or not (self.too_noisy or self.untimed):
+            return worst
+        return ChangeVerdict.AMBIGUOUS if self.too_noisy else ChangeVerdict.NOT_COMPARED
 
     def exit_code(self, *, strict: bool = False) -> ExitCode:
-        """REGRESSION if a cell regressed, INCONCLUSIVE if the runs are too noisy.
+        """REGRESSION if a cell regressed, INCONCLUSIVE if the runs are too noisy or untimed.
 
         `strict`: INCONCLUSIVE also if a cell is AMBIGUOUS or only in BASE.
         """
         if self.having(ChangeVerdict.REGRESSION):
             return ExitCode.REGRESSION
-        if self.too_noisy:
+        if self.too_noisy or self.untimed:
             return ExitCode.INCONCLUSIVE
         if strict and self.having(ChangeVerdict.AMBIGUOUS, ChangeVerdict.ONLY_IN_BASE):
             return ExitCode.INCONCLUSIVE

@@ -43,8 +43,8 @@ def compare(
     Of two folders of `nwor-bench worth` batch size by batch size.
 
     Exit codes: 0 no regression, 2 bad input, 4 a regression,
-    5 not comparable, or inconclusive: the A/A arm changed by more than the
-    threshold; with --strict also a cell AMBIGUOUS or only in BASE.
+    5 not comparable (nothing was timed), or inconclusive: the A/A arm changed by
+    more than the threshold; with --strict also a cell AMBIGUOUS or only in BASE.
     """
     from nwor_bench.analysis.comparing.preconditions import DecideBy
     from nwor_bench.records.store import read_header

@@ -6,6 +6,8 @@ from nwor_bench.analysis.draft_rates import Rate, Worth
 from nwor_bench.analysis.draft_tokens import named_rates
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.worth import WindowTime, batch_size
+from nwor_bench.errors import ExitCode
+from nwor_bench.records.cell import drafts_of
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Verdict
 from nwor_bench.report.answer import Answer
@@ -23,6 +25,10 @@ def worth_answer(measured: MeasuredWorth) -> Answer:
     if broken:
         text = "Whether speculation pays is not known, because draft counts failed their checks: "
         return Answer(str(Verdict.INVALID), f"{text}{'; '.join(broken)}.")
+    counts = [cell for each in measured.analyses for cell in each.cells if drafts_of(cell.arm)]
+    if counts and all(cell.verdict == Verdict.INEFFECTIVE for cell in counts):
+        text = f"At no draft count was a draft verified: {counts[0].reason}."
+        return Answer(str(Verdict.INEFFECTIVE), text, exit_code=ExitCode.INCONCLUSIVE)
     worth, rates = measured.worth, named_rates(measured.analyses[0].run)
     found = worth_sentence(worth)
     said = [found.sentence, *_plain_decoding(worth, drafter_shares(measured.times))]

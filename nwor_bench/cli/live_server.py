@@ -5,8 +5,9 @@ itself never ends it (see `workload.stopping`).
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from http.client import HTTPException
 from math import ceil
@@ -29,6 +30,9 @@ PREFIX = "nwor_"
 
 EVERY_S = 1.0
 """Time between two readings."""
+
+STALE_AFTER_S = 30.0
+"""A server updates its metrics every few seconds; after this long it no longer does."""
 
 GONE_AFTER_S = 10.0
 """A server without an answer for this long is gone."""
@@ -79,6 +83,10 @@ class Reading:
     """Windows written directly, by reason."""
     aa: ClassRatio = ClassRatio(ALL)
     """Off over off: the noise floor."""
+    age_s: float | None = None
+    """Seconds since the server's latest update; None if it does not say."""
+    failed_updates: Mapping[str, int] = field(default_factory=dict)
+    """Updates that failed, by reason."""
 
     def of(self, num_reqs: str) -> ClassRatio:
         """The class, perhaps still empty."""
@@ -103,6 +111,10 @@ class AnyReading(Protocol):
     @property
     def stopped(self) -> str | None:
         """Why nothing is compared any more; None while it goes on."""
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since the server's latest update; None if it does not say."""
 
     def of(self, num_reqs: str) -> OneClass:
         """The class, perhaps still empty."""
@@ -138,6 +150,7 @@ def read(address: str) -> Reading | DraftReading:
     try:
         with urlopen(address, timeout=TIMEOUT_S) as response:
             text = response.read().decode("utf-8", "replace")
+            date = response.headers["Date"]
     except HTTPError as error:
         error.close()
         if error.code == 404:
@@ -152,15 +165,19 @@ def read(address: str) -> Reading | DraftReading:
         raise Unreachable.at(
             address, f"does not answer ({why}); is the server up?", joint=" "
         ) from error
-    return reading_of(text, address)
+    # The server's own clock: this machine's may be another.
+    return reading_of(text, address, parsedate_to_datetime(date).timestamp() if date else None)
 
 
-def reading_of(text: str, address: str) -> Reading | DraftReading:
+def reading_of(text: str, address: str, now: float | None = None) -> Reading | DraftReading:
     """One reading of the metrics, of either kind. Raises ConfigError if none is there."""
     samples = _samples(text)
-    if any(sample.name.startswith("nwor_drafts_") for sample in samples):
-        return read_drafts(samples)
-    return _of_modes(samples, address)
+    drafts = any(sample.name.startswith("nwor_drafts_") for sample in samples)
+    found = read_drafts(samples) if drafts else _of_modes(samples, address)
+    updated = [each.value for each in samples if each.name == "nwor_live_updated_seconds"]
+    failed = _by_reason(samples, "nwor_live_failed_updates_total")
+    age_s = now - min(updated) if updated and now is not None else None
+    return replace(found, age_s=age_s, failed_updates=failed)
 
 
 def parse(text: str, address: str) -> Reading:
@@ -247,6 +264,7 @@ class Ended(StrEnum):
     WIDTH = "ci_width"
     TIME = "time_budget"
     STOPPED = "staging_stopped"
+    STALE = "not_updated"
     GONE = "server_gone"
     INTERRUPTED = "interrupted"
 
@@ -331,6 +349,8 @@ def _ended(reading: AnyReading, wanted: Wanted, waited: float, rule: WidthRule) 
     """Why to end now, if so."""
     if reading.stopped is not None:
         return Ended.STOPPED
+    if (reading.age_s or 0.0) > STALE_AFTER_S:
+        return Ended.STALE
     own = reading.of(wanted.num_reqs)
     if rule.is_met(own.groups, own.half_width):
         return Ended.WIDTH

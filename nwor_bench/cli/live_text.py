@@ -1,5 +1,6 @@
 """A live A/B as a document and as JSON."""
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +16,15 @@ from nwor_bench.report.document import Block, Bullets, Document, Headline, Parag
 from nwor_bench.report.text import NOT_MEASURED, change, change_range, plural
 
 STOPPED_BADGE = "STAGING STOPPED"
+STALE_BADGE = "NOT UPDATED"
 
+CODES = {
+    Ended.STOPPED: ExitCode.CORRECTNESS_BROKEN,
+    Ended.STALE: ExitCode.FAILED,
+    Ended.GONE: ExitCode.FAILED,
+    Ended.INTERRUPTED: ExitCode.INTERRUPTED,
+}
+"""Exit codes of endings that decide it."""
 ENDINGS = {
     Ended.GONE: "The server no longer answers with these metrics; this is what it said last.",
     Ended.INTERRUPTED: "Interrupted.",
@@ -32,6 +41,8 @@ def answer(seen: Seen[Reading], wanted: Wanted) -> Answer:
             f"Staging has stopped for good because {why} ({reading.stopped}). The server goes on "
             "in mode off; its log says more.",
         )
+    if seen.ended is Ended.STALE:
+        return stale(reading.age_s, reading.failed_updates)
     interval = interval_of(own)
     if interval is None:
         return Answer(NOTHING_BADGE, _nothing(reading, own))
@@ -49,16 +60,24 @@ def answer(seen: Seen[Reading], wanted: Wanted) -> Answer:
     return Answer(str(found), f"{lead}: {measured}.{_aa_warning(reading)}")
 
 
+def stale(age_s: float | None, failed: Mapping[str, int]) -> Answer:
+    """What is said instead of numbers that the server no longer updates."""
+    last = f"The server has not updated its metrics for {age_s or 0.0:.0f} s"
+    why = f" ({', '.join(failed)})" if failed else ""
+    return Answer(STALE_BADGE, f"{last}{why}, so they say nothing of its traffic; see its log.")
+
+
+def failed_updates(failed: Mapping[str, int]) -> list[str]:
+    """A line for updates of the server's metrics that failed; none without one."""
+    told = ", ".join(f"{number:,} ({reason})" for reason, number in failed.items())
+    return [f"Updates that failed: {told}."] if told else []
+
+
 def exit_code(seen: Seen[Reading], wanted: Wanted, *, strict: bool) -> ExitCode:
     """Exit code of the command; with `strict` 5 unless the verdict is FASTER, SLOWER or SAME."""
-    codes = {
-        Ended.STOPPED: ExitCode.CORRECTNESS_BROKEN,
-        Ended.GONE: ExitCode.FAILED,
-        Ended.INTERRUPTED: ExitCode.INTERRUPTED,
-    }
     interval = interval_of(seen.reading.of(wanted.num_reqs))
     unsure = interval is None or verdict(interval) is Verdict.AMBIGUOUS
-    return codes.get(seen.ended, ExitCode.INCONCLUSIVE if strict and unsure else ExitCode.OK)
+    return CODES.get(seen.ended, ExitCode.INCONCLUSIVE if strict and unsure else ExitCode.OK)
 
 
 def interval_of(own: ClassRatio) -> RatioInterval | None:
@@ -104,7 +123,7 @@ def status_lines(reading: Reading) -> list[str]:
     lines.append(f"Off against itself (A/A): {_ratio(reading.aa)}, {reading.aa.groups:,} groups.")
     if reading.clock is not None:
         lines.append(f"Timed on the {reading.clock}'s clock.")
-    return lines
+    return lines + failed_updates(reading.failed_updates)
 
 
 def progress_line(reading: Reading, wanted: Wanted, waited_s: float) -> str:
@@ -126,6 +145,8 @@ def result(seen: Seen[Reading], wanted: Wanted, url: str, exit_code: int) -> dic
         "staging_stopped": reading.stopped,
         "fallbacks": reading.fallbacks,
         "clock": reading.clock,
+        "age_s": reading.age_s,
+        "failed_updates": dict(reading.failed_updates),
         "ended": str(seen.ended),
         "waited_s": round(seen.waited_s, 1),
         "exit_code": exit_code,

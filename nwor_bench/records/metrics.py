@@ -75,6 +75,11 @@ LIVE_METRICS = (
     Metric("nwor_live_staging_stopped", COUNTER, "1: staging has stopped for good, by reason."),
 )
 """Only of a server with VLLM_NWOR_MODE=interleave, with further labels."""
+UPDATE_METRICS = (
+    Metric("nwor_live_updated_seconds", GAUGE, "Unix time of the latest update of these metrics."),
+    Metric("nwor_live_failed_updates", COUNTER, "Updates that failed, by reason."),
+)
+"""Of a server that compares modes or draft counts."""
 DRAFT_METRICS = (
     Metric("nwor_drafts_info", GAUGE, "1, with the speculative method and its model."),
     Metric("nwor_drafts_windows", COUNTER, "Windows by the drafts that each request verified."),
@@ -106,7 +111,9 @@ KNOWN_REASONS = {
 """Reasons that each have a series at 0 from the start: Prometheus' `increase` sees a first fallback
 only if a scrape before it saw the series. Reasons that name an exception or a rank are made up
 as they come, and their series begins with the first."""
-BY_NAME = {metric.name: metric for metric in (*METRICS, *LIVE_METRICS, *DRAFT_METRICS)}
+BY_NAME = {
+    metric.name: metric for metric in (*METRICS, *LIVE_METRICS, *UPDATE_METRICS, *DRAFT_METRICS)
+}
 
 Labels = tuple[tuple[str, str], ...]
 """Label names and values, in a fixed order."""
@@ -129,8 +136,9 @@ class MetricFiles:
     def add(self, name: str, labels: Labels, amount: float) -> None:
         """Increase a counter; adding 0 creates it."""
         key = _key(name, labels)
-        self._values[key] += amount
-        self._files[COUNTER].write_value(key, self._values[key], 0.0)
+        value = self._values[key] + amount
+        self._files[COUNTER].write_value(key, value, 0.0)
+        self._values[key] = value
 
     def set(self, name: str, labels: Labels, value: float) -> None:
         """Set a gauge."""

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,6 +14,7 @@ from nwor_bench.cli import live_server as watching
 from nwor_bench.cli.live_server import (
     FIRST_LOOK,
     GONE_AFTER_S,
+    STALE_AFTER_S,
     Ended,
     Reading,
     Unreachable,
@@ -237,6 +239,32 @@ def test_a_cpu_server_is_reported_as_one(command_line: Run, server: Server) -> N
     assert "CPU RUN: in stage x graph" in said
     assert CPU_SENTENCE in said
     assert "pays" not in said
+
+
+def with_update(text: str, ago_s: float, failed: int = 0) -> str:
+    """The page of a server that updated its metrics that long ago."""
+    base = 'nwor_mode="interleave",pair="a + b",rank="0",scv_mode="graph"'
+    lines = [f"nwor_live_updated_seconds{{{base}}} {time.time() - ago_s}"]
+    if failed:
+        lines.append(f'nwor_live_failed_updates_total{{{base},reason="OSError"}} {failed}.0')
+    return "\n".join([text.rstrip(), *lines, ""])
+
+
+@pytest.mark.parametrize("failed", [0, 7])
+@pytest.mark.parametrize(("ago_s", "stale"), [(1, False), (STALE_AFTER_S + 60, True)])
+def test_a_ratio_that_is_no_longer_updated_is_no_answer(
+    command_line: Run, server: Server, ago_s: float, stale: bool, failed: int
+) -> None:
+    server.pages = [with_update(known(FASTER), ago_s, failed)]
+    code, out, _ = command_line("live", server.url)
+    said = " ".join(out.split())
+    assert code == (ExitCode.FAILED if stale else 0)
+    assert said.startswith("NOT UPDATED: The server has not updated" if stale else "FASTER: ")
+    assert ("Updates that failed: 7 (OSError)." in said) is bool(failed)
+    told = json.loads(command_line("live", server.url, "--json")[1])
+    assert abs(told["age_s"] - ago_s) < 5  # the server's Date has whole seconds
+    assert told["failed_updates"] == ({"OSError": 7} if failed else {})
+    assert told["ended"] == ("not_updated" if stale else "ci_width")
 
 
 @pytest.mark.parametrize("rank", [0, 1])

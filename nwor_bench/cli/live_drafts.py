@@ -4,7 +4,7 @@ Rates, verdicts and the choice by batch size are those of `nwor-bench worth` (`d
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from math import log
 from typing import Any
@@ -69,8 +69,6 @@ class DraftReading:
     """No guard stops it: all that runs is vLLM's own."""
     age_s: float | None = None
     """Seconds since the server's latest update; None if it does not say."""
-    failed_updates: Mapping[str, int] = field(default_factory=dict)
-    """Updates that failed, by reason."""
 
     def of(self, num_reqs: str) -> DraftClass:
         """The class, perhaps still empty."""

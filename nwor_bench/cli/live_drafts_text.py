@@ -9,7 +9,7 @@ from typing import Any
 from nwor_bench.analysis.draft_rates import Rate
 from nwor_bench.cli.live_drafts import DraftReading
 from nwor_bench.cli.live_server import Ended, Seen, Wanted
-from nwor_bench.cli.live_text import CODES, ENDINGS, failed_updates, stale
+from nwor_bench.cli.live_text import CODES, ENDINGS, stale
 from nwor_bench.errors import ExitCode
 from nwor_bench.records.fallback_reasons import in_words
 from nwor_bench.records.types import Verdict
@@ -30,7 +30,7 @@ HOW = (
 def answer(seen: Seen[DraftReading], wanted: Wanted) -> Answer:
     """Does speculation pay, up to how many requests, and with how many drafts?"""
     if seen.ended is Ended.STALE:
-        return stale(seen.reading.age_s, seen.reading.failed_updates)
+        return stale(seen.reading.age_s)
     return worth_sentence(seen.reading.worth(wanted.num_reqs))
 
 
@@ -71,7 +71,7 @@ def status_lines(reading: DraftReading) -> list[str]:
     ]
     if reading.clock is not None:
         lines.append(f"Timed on the {reading.clock}'s clock.")
-    return lines + failed_updates(reading.failed_updates)
+    return lines
 
 
 def progress_line(reading: DraftReading, wanted: Wanted, waited_s: float) -> str:
@@ -108,7 +108,6 @@ def result(seen: Seen[DraftReading], wanted: Wanted, url: str, exit_code: int) -
         "left_out": dict(reading.left_out),
         "clock": reading.clock,
         "age_s": reading.age_s,
-        "failed_updates": dict(reading.failed_updates),
         "ended": str(seen.ended),
         "waited_s": round(seen.waited_s, 1),
         "exit_code": exit_code,

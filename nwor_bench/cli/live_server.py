@@ -5,13 +5,13 @@ itself never ends it (see `workload.stopping`).
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from http.client import HTTPException
 from math import ceil
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
@@ -85,42 +85,13 @@ class Reading:
     """Off over off: the noise floor."""
     age_s: float | None = None
     """Seconds since the server's latest update; None if it does not say."""
-    failed_updates: Mapping[str, int] = field(default_factory=dict)
-    """Updates that failed, by reason."""
 
     def of(self, num_reqs: str) -> ClassRatio:
         """The class, perhaps still empty."""
         return self.classes.get(num_reqs, ClassRatio(num_reqs))
 
 
-class OneClass(Protocol):
-    """What is known of one class of batch sizes."""
-
-    @property
-    def groups(self) -> int:
-        """Groups behind it."""
-
-    @property
-    def half_width(self) -> float | None:
-        """Half its interval; None without one."""
-
-
-class AnyReading(Protocol):
-    """One reading of the metrics, of modes or of draft counts."""
-
-    @property
-    def stopped(self) -> str | None:
-        """Why nothing is compared any more; None while it goes on."""
-
-    @property
-    def age_s(self) -> float | None:
-        """Seconds since the server's latest update; None if it does not say."""
-
-    def of(self, num_reqs: str) -> OneClass:
-        """The class, perhaps still empty."""
-
-
-R = TypeVar("R", bound=AnyReading)
+R = TypeVar("R", Reading, DraftReading)
 
 
 def metrics_address(url: str) -> str:
@@ -175,14 +146,7 @@ def reading_of(text: str, address: str, now: float | None = None) -> Reading | D
     drafts = any(sample.name.startswith("nwor_drafts_") for sample in samples)
     found = read_drafts(samples) if drafts else _of_modes(samples, address)
     updated = [each.value for each in samples if each.name == "nwor_live_updated_seconds"]
-    failed = _by_reason(samples, "nwor_live_failed_updates_total")
-    age_s = now - min(updated) if updated and now is not None else None
-    return replace(found, age_s=age_s, failed_updates=failed)
-
-
-def parse(text: str, address: str) -> Reading:
-    """One reading of the metrics. Raises ConfigError if none is of a live A/B."""
-    return _of_modes(_samples(text), address)
+    return replace(found, age_s=now - min(updated) if updated and now is not None else None)
 
 
 def _of_modes(samples: list[Any], address: str) -> Reading:
@@ -345,7 +309,9 @@ def watch(
     return Seen(reading, ended, clock() - began)
 
 
-def _ended(reading: AnyReading, wanted: Wanted, waited: float, rule: WidthRule) -> Ended | None:
+def _ended(
+    reading: Reading | DraftReading, wanted: Wanted, waited: float, rule: WidthRule
+) -> Ended | None:
     """Why to end now, if so."""
     if reading.stopped is not None:
         return Ended.STOPPED

@@ -1,6 +1,5 @@
 """A live A/B as a document and as JSON."""
 
-from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -42,7 +41,7 @@ def answer(seen: Seen[Reading], wanted: Wanted) -> Answer:
             "in mode off; its log says more.",
         )
     if seen.ended is Ended.STALE:
-        return stale(reading.age_s, reading.failed_updates)
+        return stale(reading.age_s)
     interval = interval_of(own)
     if interval is None:
         return Answer(NOTHING_BADGE, _nothing(reading, own))
@@ -60,17 +59,10 @@ def answer(seen: Seen[Reading], wanted: Wanted) -> Answer:
     return Answer(str(found), f"{lead}: {measured}.{_aa_warning(reading)}")
 
 
-def stale(age_s: float | None, failed: Mapping[str, int]) -> Answer:
+def stale(age_s: float | None) -> Answer:
     """What is said instead of numbers that the server no longer updates."""
-    last = f"The server has not updated its metrics for {age_s or 0.0:.0f} s"
-    why = f" ({', '.join(failed)})" if failed else ""
-    return Answer(STALE_BADGE, f"{last}{why}, so they say nothing of its traffic; see its log.")
-
-
-def failed_updates(failed: Mapping[str, int]) -> list[str]:
-    """A line for updates of the server's metrics that failed; none without one."""
-    told = ", ".join(f"{number:,} ({reason})" for reason, number in failed.items())
-    return [f"Updates that failed: {told}."] if told else []
+    last = f"The server has not updated these metrics for {age_s or 0.0:.0f} s"
+    return Answer(STALE_BADGE, f"{last}: they do not show its traffic. Its log says why.")
 
 
 def exit_code(seen: Seen[Reading], wanted: Wanted, *, strict: bool) -> ExitCode:
@@ -123,7 +115,7 @@ def status_lines(reading: Reading) -> list[str]:
     lines.append(f"Off against itself (A/A): {_ratio(reading.aa)}, {reading.aa.groups:,} groups.")
     if reading.clock is not None:
         lines.append(f"Timed on the {reading.clock}'s clock.")
-    return lines + failed_updates(reading.failed_updates)
+    return lines
 
 
 def progress_line(reading: Reading, wanted: Wanted, waited_s: float) -> str:
@@ -146,7 +138,6 @@ def result(seen: Seen[Reading], wanted: Wanted, url: str, exit_code: int) -> dic
         "fallbacks": reading.fallbacks,
         "clock": reading.clock,
         "age_s": reading.age_s,
-        "failed_updates": dict(reading.failed_updates),
         "ended": str(seen.ended),
         "waited_s": round(seen.waited_s, 1),
         "exit_code": exit_code,

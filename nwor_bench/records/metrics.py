@@ -136,9 +136,8 @@ class MetricFiles:
     def add(self, name: str, labels: Labels, amount: float) -> None:
         """Increase a counter; adding 0 creates it."""
         key = _key(name, labels)
-        value = self._values[key] + amount
-        self._files[COUNTER].write_value(key, value, 0.0)
-        self._values[key] = value
+        self._values[key] += amount
+        self._files[COUNTER].write_value(key, self._values[key], 0.0)
 
     def set(self, name: str, labels: Labels, value: float) -> None:
         """Set a gauge."""

@@ -66,7 +66,8 @@ def first_blocks(header: RunHeader, cells: Sequence[CellResult]) -> list[Block]:
 def _outputs(cells: Sequence[CellResult]) -> Table:
     """The counts of a run that times nothing."""
     rows = [
-        [c.label, _output(c), count(c.windows),
+        [c.label, "no check" if c.verdict == Verdict.INEFFECTIVE
+         else "same" if c.parity == EXACT else c.parity or NOT_MEASURED, count(c.windows),
          count(c.draft_tokens), count(c.accepted_tokens), count(c.nwor_total_staged),
          count(c.nwor_total_committed)]
         for c in cells
@@ -74,13 +75,6 @@ def _outputs(cells: Sequence[CellResult]) -> Table:
     heads = ["Cell", "Tokens", "Windows", "Drafts", "Accepted", "Staged", "Committed"]
     caption = "One batch of each cell, compared with that of off x off"
     return table(heads, rows, numbers_from=2, caption=caption)
-
-
-def _output(cell: CellResult) -> str:
-    """How its tokens compare, in a word; those of a cell that never acted are no check."""
-    if cell.verdict == Verdict.INEFFECTIVE:
-        return "no check"
-    return "same" if cell.parity == EXACT else cell.parity or NOT_MEASURED
 
 
 def _verdicts(cells: Sequence[CellResult]) -> Table:

@@ -6,7 +6,7 @@ and seeds. Warm-up is always done anew, for the engine is cold.
 
 from collections.abc import Callable, Sequence
 
-from nwor_bench.analysis.cell_data import CellData, cannot_fire, gather_cells, idle_reason
+from nwor_bench.analysis.cell_data import CellData, gather_cells, idle_reason
 from nwor_bench.engine.protocol import Engine
 from nwor_bench.instruments.conditions import ConditionMonitor
 from nwor_bench.instruments.nvtx_ranges import ranges_if_wanted, span
@@ -159,9 +159,9 @@ class BlockRunner:
             self._log.finish(Phase.GATE, self.plan.gate)
         for cell, reason in self.parity.broken.items():
             self._progress.say(f"gate: {cell.label} is INVALID: {reason}")
-        run = read_run(self._store.folder)
-        self._idle = frozenset(cannot_fire(run))
-        self._tell_passed([e for e in gather_cells(run) if not (e.is_baseline or e.is_aa)])
+        cells = gather_cells(read_run(self._store.folder))
+        self._idle = frozenset(each.cell for each in cells if each.cannot_fire)
+        self._tell_passed([each for each in cells if not (each.is_baseline or each.is_aa)])
 
     def _tell_passed(self, own: Sequence[CellData]) -> None:
         """Say which cells did nothing, and how many of the others passed."""

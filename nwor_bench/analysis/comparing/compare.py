@@ -4,7 +4,7 @@ Cells are matched by pair, NWOR mode, SCV mode and arm; with `force` the pairs' 
 cell in only one of the runs is listed with that verdict.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -164,13 +164,6 @@ def compare_sweeps(
         except NotComparableError as error:
             raise error.within(place) from error
     return found
-
-
-def worst_exit_code(codes: Iterable[ExitCode]) -> ExitCode:
-    """Of several comparisons: a regression in one is one in all."""
-    found = set(codes)
-    order = (ExitCode.REGRESSION, ExitCode.INCONCLUSIVE)
-    return next((code for code in order if code in found), ExitCode.OK)
 
 
 def _names(run: StoredRun) -> str:

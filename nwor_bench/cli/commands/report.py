@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nwor_bench.cli.command import AsJson
-from nwor_bench.errors import StoreError
+from nwor_bench.errors import StoreError, worst_of
 
 if TYPE_CHECKING:
     from nwor_bench.run.run_options import RunOptions
@@ -74,12 +74,7 @@ def _report_sweep(folder: Path, options: "RunOptions") -> int:
     from nwor_bench.report.sweep import swept_worths
     from nwor_bench.report.terminal import print_document, print_path
     from nwor_bench.run.progress import tell_json
-    from nwor_bench.run.sweep_summary import (
-        sweep_result,
-        swept_runs,
-        worst_code,
-        write_summary,
-    )
+    from nwor_bench.run.sweep_summary import sweep_result, swept_runs, write_summary
 
     runs = swept_runs(index)
     worths = swept_worths(runs)
@@ -91,4 +86,4 @@ def _report_sweep(folder: Path, options: "RunOptions") -> int:
         shown = document.shortened() if options.verbose else replace(document, sections=())
         print_document(console, shown, quiet=options.quiet)
         print_path(console, "Sweep folder", folder)
-    return worst_code(exit_code_of(run.analysis) for run in runs if run.analysis and run.cells)
+    return worst_of(exit_code_of(run.analysis) for run in runs if run.analysis and run.cells)

@@ -75,7 +75,7 @@ BESIDE_PREFILL = "beside_prefill"
 """The step writes a prefill's rows anyway (`BesidePrefill`)."""
 
 
-def update_not_joined(error: str) -> str:
+def unjoined_update(error: str) -> str:
     """SCV adaptive: the launch that also runs vLLM's update could not be compiled."""
     return f"update_not_joined:{error}"
 

@@ -24,12 +24,7 @@ from nwor_bench.plugin.runner_v2.stock_update import StockUpdate, UpdateCall, co
 from nwor_bench.plugin.runner_v2.window_checks import WindowChecks
 from nwor_bench.plugin.scheduler_output import is_windows_alone, starts_requests
 from nwor_bench.plugin.step import DeviceClock, Step
-from nwor_bench.records.fallback_reasons import (
-    BESIDE_PREFILL,
-    Fault,
-    commit_fault,
-    update_not_joined,
-)
+from nwor_bench.records.fallback_reasons import BESIDE_PREFILL, Fault, commit_fault, unjoined_update
 from nwor_bench.records.types import NworMode, ScvMode
 
 logger = logging.getLogger("vllm.nwor_bench")
@@ -75,7 +70,7 @@ class StepWindows:
             compile_with_update(runner, self._update, self._staging, batches)
         except Exception as error:
             logger.exception("nwor: vLLM's update of its requests runs in a launch of its own")
-            self._update, self._update_failed = None, update_not_joined(type(error).__name__)
+            self._update, self._update_failed = None, unjoined_update(type(error).__name__)
         finally:
             self._staging.forget_launches()
 

@@ -62,7 +62,8 @@ def _start(comparison: Comparison) -> str:
             f"--threshold ({_fraction(threshold)})"
         )
     if comparison.untimed:
-        untimed = [name for name, run in _sides(comparison) if not run.is_timed]
+        sides = ((name, run.cells.values()) for name, run in _sides(comparison))
+        untimed = [name for name, own in sides if not any(c.batches or c.groups for c in own)]
         if untimed:
             return f"Not comparable, nothing was timed in {joined(untimed)}"
         return "Not comparable, no cell's change has an interval"

@@ -16,6 +16,10 @@ from nwor_bench.report.text import joined, percent, plural, with_bounds
 
 def worth_answer(measured: MeasuredWorth) -> Answer:
     """Does speculation pay, up to how many requests, and with how many drafts?"""
+    counts = [cell for each in measured.analyses for cell in each.cells if drafts_of(cell.arm)]
+    if counts and all(cell.verdict == Verdict.INEFFECTIVE for cell in counts):
+        text = f"At no draft count was a draft verified: {counts[0].reason}."
+        return Answer(str(Verdict.INEFFECTIVE), text, exit_code=ExitCode.INCONCLUSIVE)
     broken = [
         f"{cell.label} at {_requests(each.run)}: {cell.reason}"
         for each in measured.analyses
@@ -25,10 +29,6 @@ def worth_answer(measured: MeasuredWorth) -> Answer:
     if broken:
         text = "Whether speculation pays is not known, because draft counts failed their checks: "
         return Answer(str(Verdict.INVALID), f"{text}{'; '.join(broken)}.")
-    counts = [cell for each in measured.analyses for cell in each.cells if drafts_of(cell.arm)]
-    if counts and all(cell.verdict == Verdict.INEFFECTIVE for cell in counts):
-        text = f"At no draft count was a draft verified: {counts[0].reason}."
-        return Answer(str(Verdict.INEFFECTIVE), text, exit_code=ExitCode.INCONCLUSIVE)
     worth, rates = measured.worth, named_rates(measured.analyses[0].run)
     found = worth_sentence(worth)
     said = [found.sentence, *_plain_decoding(worth, drafter_shares(measured.times))]

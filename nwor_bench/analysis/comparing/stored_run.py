@@ -40,11 +40,6 @@ class StoredRun:
         return next((data for data in own if data.is_baseline), None)
 
     @property
-    def is_timed(self) -> bool:
-        """True if a cell was timed, in whole batches or interleaved."""
-        return any(cell.batches or cell.groups for cell in self.cells.values())
-
-    @property
     def pairs(self) -> set[str]:
         """Names of its pairs; a run of `nwor-bench sweep` has one."""
         return {cell.pair for cell in self.cells}

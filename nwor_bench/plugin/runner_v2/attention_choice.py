@@ -132,8 +132,9 @@ class ChoiceStore:
 
 def _choice_of(entry: Mapping[str, Any]) -> Choice:
     told = {name: tuple(times) for name, times in entry["all_us"].items()}
-    known = {n: tuple(value) if isinstance(value, list) else value for n, value in entry.items()}
-    return Choice(**{**known, "contender": Contender(entry["contender"]), "all_us": told})
+    known: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in entry.items()}
+    known |= {"contender": Contender(entry["contender"]), "all_us": told}
+    return Choice(**known)
 
 
 def _is_disturbed(choice: Choice) -> bool:

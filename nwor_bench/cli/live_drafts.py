@@ -67,8 +67,6 @@ class DraftReading:
     """Method and drafter."""
     stopped: None = None
     """No guard stops it: all that runs is vLLM's own."""
-    age_s: float | None = None
-    """Seconds since the server's latest update; None if it does not say."""
 
     def of(self, num_reqs: str) -> DraftClass:
         """The class, perhaps still empty."""

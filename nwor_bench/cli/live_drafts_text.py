@@ -9,7 +9,7 @@ from typing import Any
 from nwor_bench.analysis.draft_rates import Rate
 from nwor_bench.cli.live_drafts import DraftReading
 from nwor_bench.cli.live_server import Ended, Seen, Wanted
-from nwor_bench.cli.live_text import CODES, ENDINGS, stale
+from nwor_bench.cli.live_text import ENDINGS
 from nwor_bench.errors import ExitCode
 from nwor_bench.records.fallback_reasons import in_words
 from nwor_bench.records.types import Verdict
@@ -29,15 +29,14 @@ HOW = (
 
 def answer(seen: Seen[DraftReading], wanted: Wanted) -> Answer:
     """Does speculation pay, up to how many requests, and with how many drafts?"""
-    if seen.ended is Ended.STALE:
-        return stale(seen.reading.age_s)
     return worth_sentence(seen.reading.worth(wanted.num_reqs))
 
 
 def exit_code(seen: Seen[DraftReading], wanted: Wanted, *, strict: bool) -> ExitCode:
     """Exit code of the command; with `strict` 5 unless some draft count pays or all cost."""
+    codes = {Ended.GONE: ExitCode.FAILED, Ended.INTERRUPTED: ExitCode.INTERRUPTED}
     unsure = answer(seen, wanted).badge == Verdict.AMBIGUOUS
-    return CODES.get(seen.ended, ExitCode.INCONCLUSIVE if strict and unsure else ExitCode.OK)
+    return codes.get(seen.ended, ExitCode.INCONCLUSIVE if strict and unsure else ExitCode.OK)
 
 
 def document(seen: Seen[DraftReading], wanted: Wanted, *, quiet: bool = False) -> Document:
@@ -107,7 +106,6 @@ def result(seen: Seen[DraftReading], wanted: Wanted, url: str, exit_code: int) -
         "windows": {str(k): count for k, count in reading.windows.items()},
         "left_out": dict(reading.left_out),
         "clock": reading.clock,
-        "age_s": reading.age_s,
         "ended": str(seen.ended),
         "waited_s": round(seen.waited_s, 1),
         "exit_code": exit_code,

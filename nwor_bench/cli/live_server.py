@@ -6,7 +6,7 @@ itself never ends it (see `workload.stopping`).
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from http.client import HTTPException
@@ -46,7 +46,7 @@ interval is partly luck, the groups after it are not (sweeps/studies/interleaved
 
 
 class Unreachable(BenchError):
-    """The server does not answer, or answers with an error."""
+    """The server does not answer, answers with an error, or no longer updates its metrics."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,6 @@ class Reading:
     """Windows written directly, by reason."""
     aa: ClassRatio = ClassRatio(ALL)
     """Off over off: the noise floor."""
-    age_s: float | None = None
-    """Seconds since the server's latest update; None if it does not say."""
 
     def of(self, num_reqs: str) -> ClassRatio:
         """The class, perhaps still empty."""
@@ -115,7 +113,7 @@ def read(address: str) -> Reading | DraftReading:
     """Ask the server once.
 
     Raises:
-        Unreachable: nothing answers there, or it answers with an error.
+        Unreachable: nothing answers there, or with an error or old metrics.
         ConfigError: the answer has no metrics of either kind; the message says what to set.
     """
     try:
@@ -141,12 +139,18 @@ def read(address: str) -> Reading | DraftReading:
 
 
 def reading_of(text: str, address: str, now: float | None = None) -> Reading | DraftReading:
-    """One reading of the metrics, of either kind. Raises ConfigError if none is there."""
+    """One reading of the metrics, of either kind, at Unix time `now`.
+
+    Raises ConfigError if none is there, Unreachable if they are old.
+    """
     samples = _samples(text)
     drafts = any(sample.name.startswith("nwor_drafts_") for sample in samples)
     found = read_drafts(samples) if drafts else _of_modes(samples, address)
     updated = [each.value for each in samples if each.name == "nwor_live_updated_seconds"]
-    return replace(found, age_s=now - min(updated) if updated and now is not None else None)
+    if updated and now is not None and now - min(updated) > STALE_AFTER_S:
+        problem = f"has not updated its metrics for {now - min(updated):.0f} s; its log says why"
+        raise Unreachable.at(address, problem, joint=" ")
+    return found
 
 
 def _of_modes(samples: list[Any], address: str) -> Reading:
@@ -228,7 +232,6 @@ class Ended(StrEnum):
     WIDTH = "ci_width"
     TIME = "time_budget"
     STOPPED = "staging_stopped"
-    STALE = "not_updated"
     GONE = "server_gone"
     INTERRUPTED = "interrupted"
 
@@ -315,8 +318,6 @@ def _ended(
     """Why to end now, if so."""
     if reading.stopped is not None:
         return Ended.STOPPED
-    if (reading.age_s or 0.0) > STALE_AFTER_S:
-        return Ended.STALE
     own = reading.of(wanted.num_reqs)
     if rule.is_met(own.groups, own.half_width):
         return Ended.WIDTH

@@ -15,17 +15,10 @@ from nwor_bench.report.document import Block, Bullets, Document, Headline, Parag
 from nwor_bench.report.text import NOT_MEASURED, change, change_range, plural
 
 STOPPED_BADGE = "STAGING STOPPED"
-STALE_BADGE = "NOT UPDATED"
 
-CODES = {
-    Ended.STOPPED: ExitCode.CORRECTNESS_BROKEN,
-    Ended.STALE: ExitCode.FAILED,
-    Ended.GONE: ExitCode.FAILED,
-    Ended.INTERRUPTED: ExitCode.INTERRUPTED,
-}
-"""Exit codes of endings that decide it."""
 ENDINGS = {
-    Ended.GONE: "The server no longer answers with these metrics; this is what it said last.",
+    Ended.GONE: "The server no longer answers with these metrics, or no longer updates them; this "
+    "is what it said last.",
     Ended.INTERRUPTED: "Interrupted.",
 }
 
@@ -40,8 +33,6 @@ def answer(seen: Seen[Reading], wanted: Wanted) -> Answer:
             f"Staging has stopped for good because {why} ({reading.stopped}). The server goes on "
             "in mode off; its log says more.",
         )
-    if seen.ended is Ended.STALE:
-        return stale(reading.age_s)
     interval = interval_of(own)
     if interval is None:
         return Answer(NOTHING_BADGE, _nothing(reading, own))
@@ -59,17 +50,16 @@ def answer(seen: Seen[Reading], wanted: Wanted) -> Answer:
     return Answer(str(found), f"{lead}: {measured}.{_aa_warning(reading)}")
 
 
-def stale(age_s: float | None) -> Answer:
-    """What is said instead of numbers that the server no longer updates."""
-    last = f"The server has not updated these metrics for {age_s or 0.0:.0f} s"
-    return Answer(STALE_BADGE, f"{last}: they do not show its traffic. Its log says why.")
-
-
 def exit_code(seen: Seen[Reading], wanted: Wanted, *, strict: bool) -> ExitCode:
     """Exit code of the command; with `strict` 5 unless the verdict is FASTER, SLOWER or SAME."""
+    codes = {
+        Ended.STOPPED: ExitCode.CORRECTNESS_BROKEN,
+        Ended.GONE: ExitCode.FAILED,
+        Ended.INTERRUPTED: ExitCode.INTERRUPTED,
+    }
     interval = interval_of(seen.reading.of(wanted.num_reqs))
     unsure = interval is None or verdict(interval) is Verdict.AMBIGUOUS
-    return CODES.get(seen.ended, ExitCode.INCONCLUSIVE if strict and unsure else ExitCode.OK)
+    return codes.get(seen.ended, ExitCode.INCONCLUSIVE if strict and unsure else ExitCode.OK)
 
 
 def interval_of(own: ClassRatio) -> RatioInterval | None:
@@ -137,7 +127,6 @@ def result(seen: Seen[Reading], wanted: Wanted, url: str, exit_code: int) -> dic
         "staging_stopped": reading.stopped,
         "fallbacks": reading.fallbacks,
         "clock": reading.clock,
-        "age_s": reading.age_s,
         "ended": str(seen.ended),
         "waited_s": round(seen.waited_s, 1),
         "exit_code": exit_code,

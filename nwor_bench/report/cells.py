@@ -125,14 +125,10 @@ def _change_of_rate(cell: CellResult) -> str:
 
 def cell_section(cells: Sequence[CellResult]) -> Section:
     """Reasons of the verdicts, times of batches and requests, tokens, acceptance."""
-    blocks: list[Block] = []
-    if all(c.ratio_to_off is None and c.verdict != Verdict.CHECKED for c in cells):
-        blocks.append(Paragraph("No cell could be compared with off x off."))
     reasons = [f"{c.label} ({c.verdict}): {c.reason.rstrip('.')}." for c in cells if c.reason]
-    if reasons:
-        blocks.append(Bullets(tuple(reasons)))
-    blocks += [*_times(cells), _tokens(cells), *_acceptance(cells)]
-    return Section("Cells", tuple(blocks), brief=True)
+    why = [Bullets(tuple(reasons))] if reasons else []
+    blocks = (*why, *_times(cells), _tokens(cells), *_acceptance(cells))
+    return Section("Cells", blocks, brief=True)
 
 
 def _times(cells: Sequence[CellResult]) -> list[Block]:

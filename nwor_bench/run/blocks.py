@@ -171,10 +171,9 @@ class BlockRunner:
             self._progress.say(f"gate: INEFFECTIVE {labels}: {reason}")
         passed = {each.cell for each in own} - idle.keys() - self.parity.broken.keys()
         if own:
-            both = "" if self.plan.baseline.drafts is not None else "and the acceptance "
             self._progress.say(
-                f"gate: {len(passed)} of {plural(len(own), 'cell')} acted and gave the tokens "
-                f"{both}of {self.plan.baseline.label}"
+                f"gate: {len(passed)} of {plural(len(own), 'cell')} acted and gave the output of "
+                f"{self.plan.baseline.label}"
             )
 
     def _has_whole_batches(self, block: Block) -> bool:

@@ -248,17 +248,25 @@ def with_update(text: str, ago_s: float) -> str:
 
 
 @pytest.mark.parametrize(("ago_s", "stale"), [(1, False), (STALE_AFTER_S + 60, True)])
-def test_a_ratio_that_is_no_longer_updated_is_no_answer(
+def test_metrics_that_are_no_longer_updated_are_no_answer(
     command_line: Run, server: Server, ago_s: float, stale: bool
 ) -> None:
     server.pages = [with_update(known(FASTER), ago_s)]
-    code, out, _ = command_line("live", server.url)
-    said = " ".join(out.split())
+    code, out, err = command_line("live", server.url)
     assert code == (ExitCode.FAILED if stale else 0)
-    assert said.startswith("NOT UPDATED: The server has not updated" if stale else "FASTER: ")
-    told = json.loads(command_line("live", server.url, "--json")[1])
-    assert abs(told["age_s"] - ago_s) < 5  # the server's Date has whole seconds
-    assert told["ended"] == ("not_updated" if stale else "ci_width")
+    assert out.startswith("" if stale else "FASTER: ")
+    assert ("/metrics has not updated its metrics for " in " ".join(err.split())) is stale
+
+
+def test_a_server_that_stops_updating_is_gone(
+    command_line: Run, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "GONE_AFTER_S", 0.05)
+    server.pages = [with_update(page(), 1), with_update(known(FASTER), STALE_AFTER_S + 60)]
+    code, out, _ = command_line("live", server.url)
+    assert code == ExitCode.FAILED
+    assert "FASTER" not in out
+    assert "or no longer updates them; this is what it said last." in " ".join(out.split())
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -1,5 +1,6 @@
 """What attends a window of each size: chosen by times, stored, shared, or taken from a table."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +35,7 @@ class Times:
 
     def __init__(self, of: Mapping[Contender, float], lengths: tuple[int, ...] = LENGTHS):
         self.of, self.room = of, lengths
+        self.seen: Mapping[str, float] = {"gpu_other_processes": 0, "gpu_sm_clock_mhz": 1980}
         self.asked: list[tuple[tuple[int, int], int]] = []
 
     def lengths(self, size: tuple[int, int]) -> tuple[int, ...]:
@@ -42,6 +44,9 @@ class Times:
     def times(self, size: tuple[int, int], length: int) -> dict[Contender, list[float]]:
         self.asked.append((size, length))
         return {contender: [t] * 3 for contender, t in self.of.items()}
+
+    def conditions(self) -> Mapping[str, float]:
+        return self.seen
 
 
 def decided(
@@ -155,6 +160,32 @@ def test_choices_are_stored_and_read_again(tmp_path: Path) -> None:
     assert again.contender((64, 5)) is Contender.MERGE
     changed = {**facts, "heads": 32}
     assert another.choose(sizes, ChoiceStore(changed, tmp_path), times, 0.1) == 2
+
+
+@pytest.mark.parametrize(
+    ("seen", "again"),
+    [
+        ({"gpu_other_processes": 1.0}, 2),
+        ({"gpu_throttled_ms": 0.5}, 2),
+        ({"gpu_throttle_reasons": 4.0}, 2),  # a software power cap
+        ({"gpu_throttle_reasons": 1.0, "gpu_temperature_c": 80.0}, 0),  # idle
+        ({}, 0),  # no NVML
+    ],
+)
+def test_choices_that_were_disturbed_are_timed_again_at_the_next_start(
+    tmp_path: Path, seen: dict[str, float], again: int
+) -> None:
+    store, sizes = ChoiceStore({}, tmp_path), [(8, 5), (64, 5)]
+    times = Times({Contender.STOCK: 1.0, Contender.OURS: 2.0})
+    times.seen = seen
+    first = kind()
+    assert first.choose(sizes, store, times, 0.0) == 2
+    (file,) = tmp_path.iterdir()
+    entry = json.loads(file.read_text())["sizes"]["64x5"]
+    assert (entry["blocks"], entry["conditions"]) == (3, seen)
+    times.seen = {"gpu_other_processes": 0.0}
+    assert kind().choose(sizes, store, times, 0.0) == again
+    assert kind().choose(sizes, store, times, 0.0) == 0
 
 
 def test_stored_choices_of_other_lengths_are_timed_again(tmp_path: Path) -> None:

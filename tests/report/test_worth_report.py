@@ -9,9 +9,11 @@ import pytest
 from synthetic_run import make_run
 
 from nwor_bench.analysis.analyse import analyse
+from nwor_bench.analysis.cell_data import CellData, idle_reason
 from nwor_bench.analysis.draft_rates import Rate, Worth
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.worth import WindowTime, window_times
+from nwor_bench.errors import ExitCode
 from nwor_bench.records.cell import ADAPTIVE, Cell, ScvMode, drafts_arm
 from nwor_bench.records.header import PairFacts
 from nwor_bench.records.types import NworMode, Phase, Verdict
@@ -35,6 +37,24 @@ def worth(rates: Sequence[Rate], best: Mapping[int, int]) -> Worth:
 def told(found: Worth, times: Sequence[WindowTime] = ()) -> MeasuredWorth:
     """Of a run that has no draft counts of its own."""
     return MeasuredWorth((analyse(make_run()),), found, tuple(times))
+
+
+@pytest.mark.parametrize("drafted", [0, 1])
+def test_draft_counts_of_which_none_drafted_are_no_answer(drafted: int) -> None:
+    found = analyse(make_run())
+    own = [replace(found.cells[0], arm=drafts_arm(0), verdict="reference")]
+    for k in (1, 2):
+        gate = replace(found.run.batches[0], draft_tokens=drafted * (k == 2))
+        data = CellData(Cell("toy", NworMode.OFF, ScvMode.OFF, drafts_arm(k)), [gate], [], [])
+        why = idle_reason(data)
+        assert why == (None if drafted and k == 2 else "no draft token was proposed")
+        verdict = "INEFFECTIVE" if why else "AMBIGUOUS"
+        own.append(replace(own[0], arm=drafts_arm(k), verdict=verdict, reason=why))
+    measured = MeasuredWorth((replace(found, cells=tuple(own)),), worth([], {}), ())
+    said = worth_answer.worth_answer(measured)
+    expected = ("AMBIGUOUS", ExitCode.OK) if drafted else ("INEFFECTIVE", ExitCode.INCONCLUSIVE)
+    assert (said.badge, said.exit_code) == expected
+    assert ("no draft token was proposed" in said.sentence) != bool(drafted)
 
 
 FASTER, SLOWER, OPEN = Verdict.FASTER, Verdict.SLOWER, Verdict.AMBIGUOUS

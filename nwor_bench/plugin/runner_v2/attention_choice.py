@@ -17,12 +17,13 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
+from nwor_bench.instruments.conditions import throttle_names
 from nwor_bench.plugin.runner_v2.attention_decision import (
     ALWAYS,
     NEVER,
@@ -105,7 +106,7 @@ class ChoiceStore:
         facts: everything that the times depend on besides a window's size.
     """
 
-    VERSION = 2
+    VERSION = 3
 
     def __init__(self, facts: Mapping[str, object], folder: Path | None = None):
         self._facts = {"version": self.VERSION, **facts}
@@ -114,12 +115,13 @@ class ChoiceStore:
         self._path = (folder or cache_root() / "attention") / f"{safe[:180]}.json"
 
     def read(self) -> dict[str, Choice]:
-        """Choices by size; none if there is no file of these facts."""
+        """Choices by size, without disturbed ones; none if there is no file of these facts."""
         try:
             found = json.loads(self._path.read_text())
             if found["facts"] != self._facts:
                 return {}
-            return {size: _choice_of(entry) for size, entry in found["sizes"].items()}
+            every = {size: _choice_of(entry) for size, entry in found["sizes"].items()}
+            return {size: choice for size, choice in every.items() if not _is_disturbed(choice)}
         except (OSError, ValueError, KeyError, TypeError):
             return {}
 
@@ -134,9 +136,18 @@ class ChoiceStore:
 
 
 def _choice_of(entry: Mapping[str, Any]) -> Choice:
-    lists = {name: tuple(entry[name]) for name in ("lengths", "staged", "stock", "noise")}
     told = {name: tuple(times) for name, times in entry["all_us"].items()}
-    return Choice(Contender(entry["contender"]), all_us=told, **lists)
+    known: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in entry.items()}
+    known |= {"contender": Contender(entry["contender"]), "all_us": told}
+    return Choice(**known)
+
+
+def _is_disturbed(choice: Choice) -> bool:
+    """True if another process, or a lowered clock, was beside the times: the next start takes them
+    again."""
+    seen = choice.conditions
+    names = ("gpu_other_processes", "gpu_throttled_ms")
+    return any(seen.get(n) for n in names) or bool(throttle_names(seen.get("gpu_throttle_reasons")))
 
 
 Size = tuple[int, int]
@@ -159,6 +170,9 @@ class Measurement(Protocol):
 
     def times(self, size: Size, length: int) -> dict[Contender, list[float]]:
         """Seconds of one layer by contender, a block each."""
+
+    def conditions(self) -> Mapping[str, float]:
+        """The GPU's since the last call."""
 
 
 class AttentionKind:
@@ -205,6 +219,7 @@ class AttentionKind:
                     timed = set.intersection(*map(set, times))
                     both = {c: [each[c] for each in times] for c in times[0] if c in timed}
                     near, measured = decide(both, lengths, commit), measured + 1
+                    near = replace(near, conditions=measurement.conditions())
                 known[name] = near
             self.chosen[size] = known[name]
         if measured:

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from nwor_bench.analysis.analyse import Analysis, by_position
-from nwor_bench.analysis.draft_rates import Rate, Worth
+from nwor_bench.analysis.draft_rates import MIN_GROUPS, Rate, Worth
 from nwor_bench.analysis.draft_tokens import named_rates, same_places
 from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.analysis.measured_worth import MeasuredWorth
@@ -38,10 +38,15 @@ STAGED_ON_CPU = Callout(
     "harness and this CPU, never NWOR.",
 )
 
+VERDICTS = (
+    f" FASTER and SLOWER need {MIN_GROUPS} groups or blocks, an interval without 1, and a "
+    "difference beyond the noise, the farther end of the interval of k = 0 over itself."
+)
+
 HOW = (
     "Intervals hold for all draft counts of a batch size together (95 %, Bonferroni). Times are "
     "compared between neighbouring windows; tokens a window come from whole batches at one draft "
-    "count, and their error is that over requests."
+    "count, and their error is that over requests." + VERDICTS
 )
 
 
@@ -50,7 +55,8 @@ HOW_BY_ENGINES = (
     "count has an engine of its own, k = 0 one without a drafter. In every block all of them run "
     "the same prompts, in random order. Time of a window: a request's time per output token after "
     "its first, as vLLM reports it, times its tokens a window. The error of tokens is that over "
-    "requests, that of times the scatter of blocks."
+    "requests, that of times the scatter of blocks. Engines may differ by themselves, so each "
+    "interval is wider by the noise." + VERDICTS
 )
 
 
@@ -58,7 +64,8 @@ def worth_blocks(measured: MeasuredWorth) -> list[Block]:
     """Table and curve, acceptance, the line for vLLM, and what the numbers are of."""
     worth, header, stages = measured.worth, measured.header, bool(measured.staged)
     how = Paragraph(HOW_BY_ENGINES if worth.by_engines else HOW)
-    blocks: list[Block] = [rates_table(worth, stages=stages), *_curve(worth), how]
+    blocks: list[Block] = [rates_table(worth, stages=stages), *noise_note(worth)]
+    blocks += [*_curve(worth), how]
     blocks += _stage_note(measured)
     if on_cpu(header):
         blocks.append(STAGED_ON_CPU if stages else ON_CPU)
@@ -235,12 +242,20 @@ def worth_result(measured: MeasuredWorth) -> dict[str, Any]:
     worth, header = measured.worth, measured.header
     return {
         "rates": [vars(rate) for rate in worth.rates],
+        "noise": {
+            str(size): dict(zip(NOISE, bounds, strict=True))
+            for size, bounds in sorted(worth.noise.items())
+        },
         "best": {str(size): k for size, k in sorted(worth.best.items())},
         "best_staged": {str(size): k for size, k in sorted(worth.best_staged.items())},
         "different_requests": worth.texts,
         "window_times": [vars(time) for time in measured.times],
         "speculative_config": line_config(worth, header.pair or PairFacts()),
     }
+
+
+NOISE = ("ratio", "low", "high")
+"""Of the time of k = 0 over itself."""
 
 
 def worth_rows(measured: MeasuredWorth) -> list[dict[str, Any]]:
@@ -258,6 +273,9 @@ def worth_rows(measured: MeasuredWorth) -> list[dict[str, Any]]:
             "window_ms": None if time is None else time.window_ms,
             "target_ms": None if time is None else time.target_ms,
             "adaptive": rate["adaptive"],
+            **{f"noise_{name}": value for name, value in zip(
+                NOISE, measured.worth.noise.get(requests, (None,) * 3), strict=True
+            )},
         })  # fmt: skip
     return rows
 
@@ -267,7 +285,6 @@ def _notes(worth: Worth, header: RunHeader, times: Sequence[WindowTime]) -> Iter
         yield Paragraph("k = 0 is an engine without a drafter: plain decoding.")
     else:
         yield about_zero(header.pair or PairFacts(), _drafter_share(times))
-    yield from noise_note(worth)
 
 
 def about_zero(pair: PairFacts, share: str = "") -> Paragraph:

@@ -9,6 +9,7 @@ the same tokens.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import log, log1p
 
 import numpy as np
@@ -32,15 +33,12 @@ def token_time_change(base: Measured, new: Measured, cell: Cell) -> Change | Non
     below, above = times_of(base).get(arm), times_of(new).get(arm)
     if below is None or above is None:
         return None
-    change = added(above, Estimate(-below.value, below.standard_error, below.degrees, below.count))
+    change = added(above, replace(below, value=-below.value))
     if cell.drafts and cell.stock_twin is None:
         tokens = _tokens_change(base, new, cell.drafts)
         if tokens is None:
             return None
-        change = added(
-            change,
-            Estimate(-tokens.value, tokens.standard_error, tokens.degrees, change.count),
-        )
+        change = added(change, replace(tokens, value=-tokens.value, count=change.count))
     interval = as_ratio(change)
     return Change(TIME_PER_TOKEN, interval.ratio, interval)
 

@@ -169,8 +169,8 @@ def noise_floor(aa: Estimate) -> float:
 
 
 MIN_GROUPS = 5
-"""Fewest groups of windows, or blocks, for a verdict. In four or fewer the lag-1 autocorrelation
-cannot exceed the threshold of `variance_inflation`: drift would pass as an effect."""
+"""Fewest groups of windows, or blocks, for a verdict. In fewer a steady drift does not show as
+autocorrelation (`statistics.variance_inflation`): it would pass as independent scatter."""
 
 
 def worth_at(sizes: Sequence[AtSize], counts: Sequence[int], texts: int) -> Worth:
@@ -220,7 +220,7 @@ def _best(sizes: Sequence[AtSize], counts: Sequence[int]) -> int:
         if len(known) == len(floors) == len(sizes):
             value, low, high = (fmean(ends) for ends in list(zip(*known, strict=True))[:3])
             gain = Gain(value, low, high, min(each.groups for each in known))
-            if _verdict(gain, fmean(floors)) == Verdict.FASTER:
+            if _verdict(gain, fmean(floors), small_counts=True) == Verdict.FASTER:
                 chosen = k
     return chosen
 

@@ -12,7 +12,8 @@ from nwor_bench.analysis.draft_tokens import named_rates, same_places
 from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.worth import WindowTime
-from nwor_bench.records.cell import ADAPTIVE, count_name, count_order
+from nwor_bench.records.cell import AA, ADAPTIVE, count_name, count_order
+from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.types import Phase, WindowRecord
@@ -60,11 +61,20 @@ HOW_BY_ENGINES = (
 )
 
 
+ONE_ENGINE = Callout(
+    "The same engine twice",
+    "Memory had no room for a second engine without a drafter, so the noise is that of one engine "
+    "with itself. What two engines differ by is not known and in no interval.",
+)
+
+
 def worth_blocks(measured: MeasuredWorth) -> list[Block]:
     """Table and curve, acceptance, the line for vLLM, and what the numbers are of."""
     worth, header, stages = measured.worth, measured.header, bool(measured.staged)
     how = Paragraph(HOW_BY_ENGINES if worth.by_engines else HOW)
     blocks: list[Block] = [rates_table(worth, stages=stages), *noise_note(worth)]
+    if worth.by_engines and AA not in ((header.engine or EngineStatus()).arms or ()):
+        blocks.append(ONE_ENGINE)
     blocks += [*_curve(worth), how]
     blocks += _stage_note(measured)
     if on_cpu(header):

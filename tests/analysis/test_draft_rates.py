@@ -141,9 +141,12 @@ def test_a_verdict_needs_groups_and_a_difference_beyond_the_noise(
 def test_a_larger_count_must_gain_more_than_the_noise_over_the_smaller(
     floor: float, best: int
 ) -> None:
-    """k = 2 gives 5 % more than k = 1, +- 1 % each."""
+    """k = 2 gives 5 % more than k = 1, +- 1 % each; also a gain that is all below 1 % counts."""
     noise = from_bounds(1.0, 1 / floor, floor, 40)
     times = {1: (1.5, 0.01, 40), 2: (1.5 * 1.05, 0.01, 40)}
+    assert worth_at([at_size(times, noise)], [1, 2], 9).best == {8: best}
+    noise = from_bounds(1.0, 1 / floor**0.1, floor**0.1, 40)
+    times = {1: (1.5, 0.001, 40), 2: (1.5 * 1.005, 0.001, 40)}
     assert worth_at([at_size(times, noise)], [1, 2], 9).best == {8: best}
 
 

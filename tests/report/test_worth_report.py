@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from synthetic_run import make_run
+from synthetic_run import make_run, with_header
 
 from nwor_bench.analysis.analyse import analyse
 from nwor_bench.analysis.draft_rates import Rate, Worth
@@ -17,7 +17,7 @@ from nwor_bench.records.header import PairFacts
 from nwor_bench.records.types import NworMode, Phase, Verdict
 from nwor_bench.report import draft_line, worth_answer
 from nwor_bench.report import worth as worth_page
-from nwor_bench.report.document import Paragraph
+from nwor_bench.report.document import Paragraph, Table
 from nwor_bench.report.worth import rates_table, worth_rows
 
 pytestmark = pytest.mark.slow  # imports pandas and scipy
@@ -288,3 +288,25 @@ def test_engines_of_one_count_have_one_in_the_line(
     said = str(list(draft_line.line_blocks(found, pair)))
     assert ("Every engine had one draft count" in said) == by_engines
     assert ("--compilation-config" in said) == (not by_engines)
+
+
+@pytest.mark.parametrize(("arms", "said"), [({"k=1": {}, "A/A": {}}, False), ({"k=1": {}}, True)])
+def test_noise_of_one_engine_is_not_that_of_two(arms: dict[str, Any], said: bool) -> None:
+    """Memory had no room for the A/A engine, so k = 0 was compared with the same engine."""
+    run = with_header(make_run(), "engine", arms=arms)
+    found = replace(worth([rate(1, 1, 1.9, FASTER)], {1: 1}), by_engines=True)
+    blocks = worth_page.worth_blocks(MeasuredWorth((analyse(run),), found, ()))
+    assert (worth_page.ONE_ENGINE in blocks) == said
+    blocks = worth_page.worth_blocks(
+        MeasuredWorth((analyse(run),), replace(found, by_engines=False), ())
+    )
+    assert worth_page.ONE_ENGINE not in blocks
+
+
+def test_the_noise_stands_beside_the_table() -> None:
+    found = replace(worth([rate(8, 1, 1.44, OPEN)], {8: 0}), noise={8: (0.78, 0.62, 0.99)})
+    table, noise, *_ = worth_page.worth_blocks(told(found))
+    assert isinstance(table, Table)
+    assert noise == Paragraph(
+        "Noise: k = 0 over itself took 0.78 [0.62, 0.99] times as long at 8 requests."
+    )

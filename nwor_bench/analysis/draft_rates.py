@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import NamedTuple, Protocol
 
 from nwor_bench.analysis.statistics import SIGNIFICANCE, verdict
-from nwor_bench.instruments.robust import Estimate, RatioInterval
+from nwor_bench.instruments.robust import Estimate, RatioInterval, as_ratio
 from nwor_bench.records.cell import ADAPTIVE
 from nwor_bench.records.types import Verdict
 
@@ -64,8 +64,8 @@ class Worth:
     gain over the smaller is sure: its interval excludes 1, and it exceeds the noise."""
     texts: int
     """Different requests behind the tokens."""
-    noise: Mapping[int, tuple[float, float, float]]
-    """k = 0 against itself at each batch size: the ratio of times and its 95 % interval."""
+    noise: Mapping[int, RatioInterval]
+    """k = 0 against itself at each batch size: the ratio of times."""
     least: Mapping[int, int] = field(default_factory=dict)
     """The smallest batch size of each class, by its largest, if classes were measured."""
 
@@ -168,7 +168,7 @@ def noise_floor(aa: Estimate) -> float:
     return abs(aa.value) + aa.half_width()
 
 
-MIN_GROUPS = 5
+MIN_JUDGED = 5
 """Fewest groups of windows, or blocks, for a verdict. In fewer a steady drift does not show as
 autocorrelation (`statistics.variance_inflation`): it would pass as independent scatter."""
 
@@ -181,24 +181,20 @@ def worth_at(sizes: Sequence[AtSize], counts: Sequence[int], texts: int) -> Wort
         texts: different requests behind the tokens.
     """
     rates, best, noise, best_staged, measured = [], {}, {}, {}, []
-    ordered = sorted(sizes, key=lambda each: each.requests)
-    for own in ordered:
+    for own in sorted(sizes, key=lambda each: each.requests):
         aa = own.times.get(None)
         if aa is not None:
-            half = aa.half_width()
-            noise[own.requests] = (exp(aa.value), exp(aa.value - half), exp(aa.value + half))
+            noise[own.requests] = as_ratio(aa)
         found = [_rate(own, k, counts) for k in counts]
         rates += found
         if any(rate.ratio is not None for rate in found):
             best[own.requests] = _best([own], counts)
         if all(r.ratio is not None for r in found if r.verdict != Verdict.INVALID):
             measured.append(own)
-        both: dict[int | None, Estimate] = {
-            k: added(own.times[k], over) for k, over in own.staged.items() if k in own.times
-        }
+        both = {k: (own.times[k], over) for k, over in own.staged.items() if k in own.times}
         if both:
-            staged = replace(own, times=both | ({None: aa} if aa else {}))
-            best_staged[own.requests] = _best([staged], counts)
+            staged = {k: together(a.value + b.value, [a, b]) for k, (a, b) in both.items()}
+            best_staged[own.requests] = _best([replace(own, times={**own.times, **staged})], counts)
     least = {own.requests: own.least for own in sizes if own.least < own.requests}
     fixed = _best(measured, counts) if set(best) & {own.requests for own in measured} else None
     return Worth(tuple(rates), best, texts, noise, least, best_staged, best_fixed=fixed)
@@ -236,8 +232,8 @@ class Gain(NamedTuple):
 
 
 def _verdict(gain: Gain, floor: float | None, *, small_counts: bool = False) -> Verdict:
-    """`statistics.verdict` of the gain; AMBIGUOUS without a floor or below MIN_GROUPS."""
-    if floor is None or gain.groups < MIN_GROUPS:
+    """`statistics.verdict` of the gain; AMBIGUOUS without a floor or below MIN_JUDGED."""
+    if floor is None or gain.groups < MIN_JUDGED:
         return Verdict.AMBIGUOUS
     time = RatioInterval(exp(-gain.value), exp(-gain.high), exp(-gain.low), gain.groups)
     noise = abs(exp(copysign(floor, -gain.value)) - 1)
@@ -294,13 +290,8 @@ def together(value: float, parts: Sequence[Estimate]) -> Estimate:
     total, spread = sum(variances), zip(variances, parts, strict=True)
     weighed = sum(own**2 / part.degrees for own, part in spread if own)
     degrees, offset = total**2 / weighed if weighed else 1, max(part.offset for part in parts)
-    return Estimate(value, total**0.5, degrees, parts[0].count, offset)
-
-
-def added(one: Estimate, other: Estimate) -> Estimate:
-    """The sum of independent estimates."""
-    found = together(one.value + other.value, [one, other])
-    return replace(found, count=min(one.count, other.count))
+    count = min((part.count for part in parts if part.standard_error), default=parts[0].count)
+    return Estimate(value, total**0.5, degrees, count, offset)
 
 
 @dataclass(frozen=True)

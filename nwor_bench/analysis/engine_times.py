@@ -1,15 +1,13 @@
 """Times of draft counts that have an engine each, from whole batches. Pure.
 
 All counts run once a block, in random order. A count's time over that of k = 0 is the mean of the
-blocks' log ratios, with the scatter of that count and corrected for autocorrelation
-(`statistics.mean_log`): counts scatter differently, and an engine's speed drifts.
+blocks' log ratios, with that count's own scatter and autocorrelation (`statistics.mean_log`).
 
-Two engines that do the same may differ as long as they live. The blocks do not show by how much,
-only the A/A engine does: a second one without a drafter. So each interval is wider by the farther
-end of the A/A engine's (`Estimate.offset`). That is one draw. The intervals hold 95 % together if
-engines differ by no more than their blocks scatter, at eight blocks. If they differ much more than
-the A/A interval is wide, an engine is farther away than the A/A engine in half of all runs; then
-Student's t with one degree of freedom would hold, at 13 to 51 times the A/A difference.
+Two engines that do the same may differ as long as they live. Only the A/A engine, a second one
+without a drafter, shows by how much: each interval is wider by the farther end of its interval.
+That is one draw. It holds if engines differ by no more than their blocks scatter (95 % at eight
+blocks). If they differ by much more, an engine is farther away than the A/A engine in half of all
+runs; one degree of freedom would hold there too, at 13 to 51 times the A/A difference.
 
 A request's time per output token is vLLM's own, from its first token to its last: the same clock in
 every engine, without the prefill. Times its tokens a step it is the time of a step. Under adaptive

@@ -83,7 +83,8 @@ def worth_of(runs: Sequence[Measured]) -> Worth:
     requests = [pair for own in runs for pair in requests_of(own.run, fixed)]
     pooled = Tokens(requests, fixed, named_rates(runs[0].run))
     sizes = []
-    for own in (replace(m, refused={**m.refused, **dict.fromkeys(broken, INVALID)}) for m in runs):
+    invalid = dict.fromkeys(broken, str(Verdict.INVALID))
+    for own in (replace(each, refused={**each.refused, **invalid}) for each in runs):
         adaptive = None if (ADAPTIVE, False) in broken else adaptive_tokens(own.run)
         tokens = WithAdaptive(pooled, adaptive) if ADAPTIVE in counts else pooled
         times = times_of(own)
@@ -91,13 +92,9 @@ def worth_of(runs: Sequence[Measured]) -> Worth:
         staged_too = {k: time for (k, staged), time in times.items() if k and staged}
         arms = {arm_of(batch.cell) for batch in own.run.batches}
         untimed = {**dict.fromkeys(arms - times.keys(), str(Verdict.AMBIGUOUS)), **own.refused}
-        size = own.requests
-        sizes.append(AtSize(size, size, stock, tokens, staged_too, untimed))
+        sizes.append(AtSize(own.requests, own.requests, stock, tokens, staged_too, untimed))
     found = worth_at(sizes, counts, len(pooled))
     return replace(found, by_engines=by_engines(runs[0].run.header))
-
-
-INVALID = str(Verdict.INVALID)
 
 
 def times_of(own: Measured) -> dict[Arm, Estimate]:

@@ -63,8 +63,7 @@ def line_blocks(
     if _has_one_count(worth):
         yield Paragraph(
             "Every engine had one draft count. So the line has one for all batch sizes: a larger k "
-            "only if its gain over the smaller one, the geometric mean over the sizes, is beyond "
-            "1 and the noise with the mean of its intervals' ends."
+            "only if its gain, as geometric mean over the sizes of values and bounds, is sure."
         )
     if config is None:
         yield Paragraph("For vLLM: leave --speculative-config out.")

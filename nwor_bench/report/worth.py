@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from nwor_bench.analysis.analyse import Analysis, by_position
-from nwor_bench.analysis.draft_rates import MIN_GROUPS, Rate, Worth
+from nwor_bench.analysis.draft_rates import MIN_JUDGED, Rate, Worth
 from nwor_bench.analysis.draft_tokens import named_rates, same_places
 from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.analysis.measured_worth import MeasuredWorth
@@ -40,31 +40,27 @@ STAGED_ON_CPU = Callout(
 )
 
 VERDICTS = (
-    f" FASTER and SLOWER need {MIN_GROUPS} groups or blocks, an interval without 1, and a "
-    "difference beyond the noise, the farther end of the interval of k = 0 over itself."
+    "Intervals hold for all draft counts of a batch size together (95 %, Bonferroni). "
+    f"FASTER and SLOWER need {MIN_JUDGED} groups or blocks, an interval without 1, and a "
+    "difference beyond the noise, the farther end of the interval of k = 0 over itself. "
 )
 
-HOW = (
-    "Intervals hold for all draft counts of a batch size together (95 %, Bonferroni). Times are "
-    "compared between neighbouring windows; tokens a window come from whole batches at one draft "
-    "count, and their error is that over requests." + VERDICTS
+HOW = VERDICTS + (
+    "Times are compared between neighbouring windows; tokens a window come from whole batches at "
+    "one draft count, and their error is that over requests."
 )
 
-
-HOW_BY_ENGINES = (
-    "Intervals hold for all draft counts of a batch size together (95 %, Bonferroni). Each draft "
-    "count has an engine of its own, k = 0 one without a drafter. In every block all of them run "
-    "the same prompts, in random order. Time of a window: a request's time per output token after "
-    "its first, as vLLM reports it, times its tokens a window. The error of tokens is that over "
+HOW_BY_ENGINES = VERDICTS + (
+    "Each draft count has an engine, k = 0 one without a drafter. In every block all run the same "
+    "prompts, in random order. Time of a window: a request's time per output token after its "
+    "first, as vLLM reports it, times its tokens a window. The error of tokens is that over "
     "requests, that of times the scatter of blocks. Engines may differ by themselves, so each "
-    "interval is wider by the noise." + VERDICTS
+    "interval is wider by the noise."
 )
 
-
-ONE_ENGINE = Callout(
-    "The same engine twice",
-    "Memory had no room for a second engine without a drafter, so the noise is that of one engine "
-    "with itself. What two engines differ by is not known and in no interval.",
+ONE_ENGINE = Paragraph(
+    "Memory had no room for a second engine without a drafter: the noise is that of one engine "
+    "with itself, and what two engines differ by is not known and in no interval."
 )
 
 
@@ -253,8 +249,8 @@ def worth_result(measured: MeasuredWorth) -> dict[str, Any]:
     return {
         "rates": [vars(rate) for rate in worth.rates],
         "noise": {
-            str(size): dict(zip(NOISE, bounds, strict=True))
-            for size, bounds in sorted(worth.noise.items())
+            str(size): {name: getattr(own, name) for name in NOISE}
+            for size, own in sorted(worth.noise.items())
         },
         "best": {str(size): k for size, k in sorted(worth.best.items())},
         "best_staged": {str(size): k for size, k in sorted(worth.best_staged.items())},
@@ -273,7 +269,7 @@ def worth_rows(measured: MeasuredWorth) -> list[dict[str, Any]]:
     times = {(t.requests, t.drafts): t for t in measured.times if not t.staged}
     rates = {(r.requests, r.count): vars(r) for r in measured.worth.rates}
     columns = [field.name for field in fields(Rate) if field.name != "adaptive"]
-    rows = []
+    rows, noise = [], measured.worth.noise
     places = rates.keys() | times.keys()
     for requests, drafts in sorted(places, key=lambda each: (each[0], count_order(each[1]))):
         place: dict[str, Any] = {"requests": requests, "drafts": drafts, "adaptive": False}
@@ -283,9 +279,7 @@ def worth_rows(measured: MeasuredWorth) -> list[dict[str, Any]]:
             "window_ms": None if time is None else time.window_ms,
             "target_ms": None if time is None else time.target_ms,
             "adaptive": rate["adaptive"],
-            **{f"noise_{name}": value for name, value in zip(
-                NOISE, measured.worth.noise.get(requests, (None,) * 3), strict=True
-            )},
+            **{f"noise_{name}": getattr(noise.get(requests), name, None) for name in NOISE},
         })  # fmt: skip
     return rows
 
@@ -311,10 +305,10 @@ def noise_note(worth: Worth) -> Iterator[Paragraph]:
     """How far k = 0 was from itself, if that was measured."""
     if worth.noise:
         ratios = [
-            f"{with_bounds(*bounds, digits=2)} at {sizes_of(worth, [size])}"
-            for size, bounds in sorted(worth.noise.items())
+            f"{with_bounds(own.ratio, own.low, own.high, 2)} at {sizes_of(worth, [size])}"
+            for size, own in sorted(worth.noise.items())
         ]
-        yield Paragraph(f"Noise: k = 0 over itself took {joined(ratios)} times as long.")
+        yield Paragraph(f"Noise, the time of k = 0 over itself: {joined(ratios)}.")
 
 
 def _drafter_share(times: Sequence[WindowTime]) -> str:

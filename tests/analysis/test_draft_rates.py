@@ -6,7 +6,7 @@ from math import exp, log
 import numpy as np
 import pytest
 
-from nwor_bench.analysis.draft_rates import MIN_GROUPS, AtSize, SpanTokens, Worth, worth_at
+from nwor_bench.analysis.draft_rates import MIN_JUDGED, AtSize, SpanTokens, Worth, worth_at
 from nwor_bench.analysis.statistics import variance_inflation
 from nwor_bench.instruments.robust import Estimate, as_ratio, of_ratio, t_quantile
 from nwor_bench.records.types import Verdict
@@ -180,6 +180,6 @@ def test_the_mean_of_several_sizes_is_no_surer_than_each() -> None:
 
 @pytest.mark.parametrize("groups", [3, 4, 5])
 def test_a_steady_drift_is_noticed_from_the_fewest_groups_of_a_verdict_on(groups: int) -> None:
-    """The reason for MIN_GROUPS: below, it counts as independent scatter."""
+    """The reason for MIN_JUDGED: below, it counts as independent scatter."""
     noticed = variance_inflation(np.arange(groups, dtype=float)) > 1
-    assert noticed == (groups >= MIN_GROUPS)
+    assert noticed == (groups >= MIN_JUDGED)

@@ -12,7 +12,7 @@ from simulated_engines import Noise, shares
 
 from nwor_bench.analysis.comparing.draft_changes import token_time_change
 from nwor_bench.analysis.draft_rates import (
-    MIN_GROUPS,
+    MIN_JUDGED,
     AtSize,
     SpanTokens,
     Worth,
@@ -177,7 +177,7 @@ def test_intervals_include_the_truth_in_95_percent_of_runs(blocks: int) -> None:
 
 
 def test_the_table_has_tokens_and_times_of_windows_and_their_rate() -> None:
-    run = run_of({count: [step] * MIN_GROUPS for count, step in STEP.items()})
+    run = run_of({count: [step] * MIN_JUDGED for count, step in STEP.items()})
     found = worth_of([Measured(run, ())])
     assert found.by_engines
     one, two, adaptive = found.rates
@@ -187,7 +187,7 @@ def test_the_table_has_tokens_and_times_of_windows_and_their_rate() -> None:
         assert rate.tokens == pytest.approx(tokens)
         assert rate.time_ratio == pytest.approx(step)
         assert rate.ratio == pytest.approx(tokens / step)
-        assert (rate.groups, rate.verdict) == (MIN_GROUPS, Verdict.FASTER)
+        assert (rate.groups, rate.verdict) == (MIN_JUDGED, Verdict.FASTER)
 
 
 def test_a_slower_count_is_a_change_against_an_earlier_run() -> None:

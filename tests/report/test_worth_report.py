@@ -12,6 +12,7 @@ from nwor_bench.analysis.analyse import analyse
 from nwor_bench.analysis.draft_rates import Rate, Worth
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.worth import Measured, WindowTime, window_times
+from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.cell import ADAPTIVE, Cell, ScvMode, drafts_arm
 from nwor_bench.records.header import PairFacts
 from nwor_bench.records.types import NworMode, Phase, Verdict
@@ -304,9 +305,11 @@ def test_noise_of_one_engine_is_not_that_of_two(arms: dict[str, Any], said: bool
 
 
 def test_the_noise_stands_beside_the_table() -> None:
-    found = replace(worth([rate(8, 1, 1.44, OPEN)], {8: 0}), noise={8: (0.78, 0.62, 0.99)})
+    found = replace(
+        worth([rate(8, 1, 1.44, OPEN)], {8: 0}), noise={8: RatioInterval(0.78, 0.62, 0.99, 12)}
+    )
     table, noise, *_ = worth_page.worth_blocks(told(found))
     assert isinstance(table, Table)
     assert noise == Paragraph(
-        "Noise: k = 0 over itself took 0.78 [0.62, 0.99] times as long at 8 requests."
+        "Noise, the time of k = 0 over itself: 0.78 [0.62, 0.99] at 8 requests."
     )

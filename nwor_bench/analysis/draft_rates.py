@@ -193,8 +193,9 @@ def worth_at(sizes: Sequence[AtSize], counts: Sequence[int], texts: int) -> Wort
             measured.append(own)
         both = {k: (own.times[k], over) for k, over in own.staged.items() if k in own.times}
         if both:
-            staged = {k: together(a.value + b.value, [a, b]) for k, (a, b) in both.items()}
-            best_staged[own.requests] = _best([replace(own, times={**own.times, **staged})], counts)
+            times: dict[int | None, Estimate] = {} if aa is None else {None: aa}
+            times |= {k: together(a.value + b.value, [a, b]) for k, (a, b) in both.items()}
+            best_staged[own.requests] = _best([replace(own, times=times)], counts)
     least = {own.requests: own.least for own in sizes if own.least < own.requests}
     fixed = _best(measured, counts) if set(best) & {own.requests for own in measured} else None
     return Worth(tuple(rates), best, texts, noise, least, best_staged, best_fixed=fixed)

@@ -53,12 +53,12 @@ class Measured:
 
 
 def refused_arms(cells: Sequence[CellResult]) -> dict[Arm, str]:
-    """Verdicts of cells that have no time to trust: INVALID ones, and staged ones that staged
-    nothing or whose values were not compared."""
+    """Verdicts of cells that have no time to trust: INVALID and INEFFECTIVE ones, and staged ones
+    whose values were not compared."""
     return {
         arm_of(cell.cell): str(cell.verdict)
         for cell in cells
-        if cell.verdict == Verdict.INVALID
+        if cell.verdict in (Verdict.INVALID, Verdict.INEFFECTIVE)
         or (cell.nwor_mode != NworMode.OFF and cell.interleaved is None)
     }
 

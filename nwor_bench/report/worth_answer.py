@@ -26,11 +26,15 @@ def worth_answer(measured: MeasuredWorth) -> Answer:
         for cell in each.cells
         if cell.verdict == Verdict.INVALID
     ]
-    if broken:
-        text = "Whether speculation pays is not known, because draft counts failed their checks: "
-        return Answer(str(Verdict.INVALID), f"{text}{'; '.join(broken)}.")
     worth, rates = measured.worth, named_rates(measured.analyses[0].run)
     found = worth_sentence(worth)
+    if broken:
+        failed = "; ".join(broken)
+        if all(rate.ratio is None for rate in worth.rates):
+            text = "Whether speculation pays is not known, because draft counts failed their checks"
+            return Answer(str(Verdict.INVALID), f"{text}: {failed}.")
+        text = f"Draft counts failed their checks and are left out: {failed}. {found.sentence}"
+        found = Answer(str(Verdict.INVALID), text)
     said = [found.sentence, *_plain_decoding(worth, drafter_shares(measured.times))]
     said += _adaptive(worth)
     if rates is not None:

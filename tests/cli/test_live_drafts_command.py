@@ -91,7 +91,7 @@ def test_the_sentence_the_table_and_the_line(command_line: Run, server: Server) 
     assert "Above 16 requests nothing was measured" in said
     assert "Windows: 1,000 at k = 0, 3,000 at k = 1, 3,100 at k = 2." in said
     assert "40 interrupted by a step that is more than windows; 2 with a window that verif" in said
-    assert "Noise: k = 0 over itself took 1.00 [0.99, 1.01] at 1 request" in said
+    assert "Noise, the time of k = 0 over itself: 1.00 [0.99, 1.01] at 1 request" in said
     assert "Timed on the device's clock." in said
     assert "Measured on a CPU" not in said
     assert max(map(len, out.splitlines())) <= 80

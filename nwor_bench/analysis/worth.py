@@ -53,13 +53,13 @@ class Measured:
 
 
 def refused_arms(cells: Sequence[CellResult]) -> dict[Arm, str]:
-    """Verdicts of cells that have no time to trust: INVALID and INEFFECTIVE ones, and staged ones
-    whose values were not compared."""
+    """Verdicts of cells that have no time to trust: INVALID and INEFFECTIVE ones, and those that
+    were not compared with their reference, as a check that they need did not run."""
     return {
         arm_of(cell.cell): str(cell.verdict)
         for cell in cells
         if cell.verdict in (Verdict.INVALID, Verdict.INEFFECTIVE)
-        or (cell.nwor_mode != NworMode.OFF and cell.interleaved is None)
+        or (cell.interleaved is None and cell.compared is None and not cell.cell.is_baseline)
     }
 
 

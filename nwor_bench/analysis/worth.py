@@ -71,8 +71,7 @@ def arm_of(cell: Cell) -> Arm:
 def broken_arms(runs: Sequence[Measured]) -> set[Arm]:
     """What failed its checks in any of the runs: it is INVALID at every batch size, because wrong
     output at one shows a fault that another may have without showing it."""
-    every = (item for own in runs for item in own.refused.items())
-    return {arm for arm, found in every if found == Verdict.INVALID}
+    return {arm for own in runs for arm, found in own.refused.items() if found == Verdict.INVALID}
 
 
 def worth_of(runs: Sequence[Measured]) -> Worth:

@@ -55,13 +55,13 @@ class Measured:
 
 
 def refused_arms(cells: Sequence[CellResult]) -> dict[Arm, str]:
-    """Verdicts of cells that have no time to trust: INVALID and INEFFECTIVE ones, and staged ones
-    whose values were not compared."""
+    """Verdicts of cells that have no time to trust: INVALID and INEFFECTIVE ones, and those that
+    were not compared with their reference, as a check that they need did not run."""
     return {
         arm_of(cell.cell): str(cell.verdict)
         for cell in cells
         if cell.verdict in (Verdict.INVALID, Verdict.INEFFECTIVE)
-        or (cell.nwor_mode != NworMode.OFF and cell.interleaved is None)
+        or (cell.interleaved is None and cell.compared is None and not cell.cell.is_baseline)
     }
 
 
@@ -73,8 +73,7 @@ def arm_of(cell: Cell) -> Arm:
 def broken_arms(runs: Sequence[Measured]) -> set[Arm]:
     """What failed its checks in any of the runs: it is INVALID at every batch size, because wrong
     output at one shows a fault that another may have without showing it."""
-    every = (item for own in runs for item in own.refused.items())
-    return {arm for arm, found in every if found == Verdict.INVALID}
+    return {arm for own in runs for arm, found in own.refused.items() if found == Verdict.INVALID}
 
 
 def worth_of(runs: Sequence[Measured]) -> Worth:

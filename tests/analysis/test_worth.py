@@ -314,25 +314,29 @@ def test_what_failed_its_checks_has_no_ratio_and_is_no_candidate(
 
 @pytest.mark.parametrize("mode", [NworMode.OFF, NworMode.STAGE])
 @pytest.mark.parametrize(
-    ("verdict", "interleaved", "refused"),
+    ("verdict", "interleaved", "compared", "refused"),
     [
-        (Verdict.FASTER, "windows", ()),
-        (Verdict.AMBIGUOUS, "batches", ()),  # too few groups: a matter of times
-        (Verdict.INVALID, None, (NworMode.OFF, NworMode.STAGE)),
-        (Verdict.INEFFECTIVE, None, (NworMode.OFF, NworMode.STAGE)),
-        (Verdict.AMBIGUOUS, None, (NworMode.STAGE,)),  # its values were not compared
+        (Verdict.FASTER, "windows", "wall_ms", False),
+        (Verdict.AMBIGUOUS, "batches", None, False),  # too few groups: a matter of times
+        (Verdict.FASTER, None, "latency_ms", False),  # an engine of its own, in whole batches
+        (Verdict.INVALID, None, None, True),
+        (Verdict.INEFFECTIVE, None, None, True),
+        (Verdict.AMBIGUOUS, None, None, True),  # a check did not run
     ],
 )
 def test_cells_that_failed_or_were_not_checked_are_refused(
-    mode: NworMode, verdict: Verdict, interleaved: str | None, refused: Sequence[NworMode]
+    mode: NworMode, verdict: Verdict, interleaved: str | None, compared: str | None, refused: bool
 ) -> None:
-    """In mode off a count may have an engine of its own, and is not interleaved."""
-    own = replace(cell("k=2"), nwor_mode=mode)
     result: Any = SimpleNamespace(
-        cell=own, nwor_mode=mode, verdict=verdict, interleaved=interleaved
-    )
-    expected = {(2, mode is NworMode.STAGE): str(verdict)} if mode in refused else {}
+        cell=replace(cell("k=2"), nwor_mode=mode), verdict=verdict, interleaved=interleaved,
+        compared=compared,
+    )  # fmt: skip
+    expected = {(2, mode is NworMode.STAGE): str(verdict)} if refused else {}
     assert refused_arms([result]) == expected
+    zero: Any = SimpleNamespace(
+        cell=cell("k=0"), verdict="reference", interleaved=None, compared=None
+    )
+    assert refused_arms([zero]) == {}
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,16 @@ from nwor_bench.analysis.parity.kv import KvVerdict
 from nwor_bench.analysis.parity.local import LOCAL_EVENT
 from nwor_bench.records.cell import Cell
 from nwor_bench.records.facts import to_json
+from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import BatchRecord, CellResult, NworMode, Phase, Verdict
+from nwor_bench.records.types import (
+    BatchRecord,
+    CellResult,
+    NworMode,
+    Phase,
+    Verdict,
+    WindowRecord,
+)
 from nwor_bench.report.document import Block, Bullets, Paragraph, Section, Table, table
 from nwor_bench.report.text import NOT_MEASURED, count, decimal, joined, plural, settings
 
@@ -120,30 +128,34 @@ def _gate_size(run: RunData) -> list[Block]:
 
 
 def _gated(run: RunData, cells: Sequence[CellResult]) -> list[Block]:
-    """Drafts that the gate staged and contexts that it had, beside those that were timed."""
-    timed = [b for b in run.batches if b.phase in (Phase.TIMED, Phase.INTERLEAVED)]
+    """Which windows the gate staged, and how, beside those that were timed."""
+    phases = {batch_key(batch): batch.phase for batch in run.batches}
+    both = (Phase.GATE, Phase.INTERLEAVED_GATE), (Phase.TIMED, Phase.INTERLEAVED)
     rows = []
-    for cell in cells:
-        gate = [b for b in run.batches if b.cell == cell.cell and b.phase == Phase.GATE]
-        if cell.nwor_mode != NworMode.STAGE or not gate or not timed:
-            continue
-        drafts, staged = sum(b.draft_tokens for b in gate), sum(b.staged_tokens for b in gate)
-        shares = _share(staged, drafts), _share(cell.nwor_total_staged, cell.draft_tokens)
-        rows.append([cell.label, *shares, _context(gate), _context(timed)])
+    for cell in (each for each in cells if each.nwor_mode == NworMode.STAGE):
+        own = [window for window in run.windows if window.cell == cell.cell]
+        gate, timed = ([w for w in own if phases.get(batch_key(w)) in some] for some in both)
+        if gate and timed:
+            shares = [_staged(windows) for windows in (gate, timed)]
+            rows.append([cell.label, *shares, _attended(gate), _attended(timed)])
     if not rows:
         return []
-    engine = run.header.engine
-    by_size = ((engine and engine.cuda_graphs and engine.cuda_graphs.attention) or {}).items()
-    chosen = "; ".join(f"{size} {how}" for size, how in by_size)
-    heads = ["Cell", "Staged, gate", "Staged, timed", "Mean context, gate", "Mean context, timed"]
-    caption = "Drafts that were staged, and tokens of context"
-    sentence = f"Attention of each captured window size (requests x rows): {chosen}. {GATED}"
-    found = table(heads, rows, numbers_from=1, caption=caption)
-    return [found, Paragraph(sentence)] if chosen else [found]
+    context = [_context([b for b in run.batches if b.phase in some]) for some in both]
+    caption = f"Mean context: {context[0]} tokens in the gate, {context[1]} timed"
+    heads = ["Cell", "Staged, gate", "Staged, timed", "Attention, gate", "Attention, timed"]
+    return [table(heads, rows, numbers_from=1, caption=caption), Paragraph(GATED)]
 
 
-def _share(part: int | None, whole: int | None) -> str:
-    return f"{part / whole:.0%}" if part is not None and whole else NOT_MEASURED
+def _staged(windows: Sequence[WindowRecord]) -> str:
+    """Part of the drafts that was staged."""
+    drafts = sum(window.draft_tokens for window in windows)
+    return f"{sum(window.staged_tokens for window in windows) / drafts:.0%}" if drafts else ""
+
+
+def _attended(windows: Sequence[WindowRecord]) -> str:
+    """What attended staged windows."""
+    paths = dict.fromkeys(window.path for window in windows if window.path)
+    return ", ".join(sorted({path.split(", ")[1] for path in paths})) or NOT_MEASURED
 
 
 def _context(batches: Sequence[BatchRecord]) -> str:

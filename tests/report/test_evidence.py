@@ -8,7 +8,6 @@ from report_runs import faster
 from synthetic_run import analysed, change_batches, document_of, summarised, with_parts
 
 from nwor_bench.analysis.parity.kv import KvMismatch, KvResult, KvVerdict, StateResult, kv_event
-from nwor_bench.records.facts import CudaGraphs
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, Cell, CellResult, NworMode, ScvMode
 from nwor_bench.report.answer import answer
@@ -65,21 +64,26 @@ def test_what_was_not_compared_is_said_too() -> None:
 
 
 def test_what_the_gate_staged_stands_beside_what_was_timed() -> None:
-    """The gate's batch of stage x off staged 10 of 40 drafts behind 400 prompt tokens."""
-    modes = ("stage", "off")
-    gate = lambda b: (b.phase, b.nwor_mode, b.scv_mode) == ("gate", *modes)  # noqa: E731
-    run = change_batches(faster(), gate, draft_tokens=40, staged_tokens=10, prompt_tokens=400)
-    graphs = CudaGraphs(attention={"2x5": "ours; stock at 8192 tokens"})
-    engine = run.header.engine.model_copy(update={"cuda_graphs": graphs})  # type: ignore[union-attr]
-    run = replace(run, header=run.header.model_copy(update={"engine": engine}))
-    both = [b for b in run.batches if (b.nwor_mode, b.scv_mode) == modes]
-    timed = [b for b in both if b.phase == "timed"]
-    staged = sum(b.staged_tokens for b in timed) / sum(b.draft_tokens for b in timed)
-    assert 0.9 < staged < 1
+    """The gate had 400 prompt tokens, and staged one window of stage x off by merging."""
+    run = change_batches(faster(), lambda b: b.phase == "gate", prompt_tokens=400)
+    gate = {(b.batch, b.block) for b in run.batches if b.phase == "gate"}
+    windows = []
+    for window in run.windows:
+        if (window.nwor_mode, window.scv_mode) == ("stage", "off"):
+            in_gate, first = (window.batch, window.block) in gate, window.window == 0
+            path = "full graph, merge, host" if in_gate else "full graph, ours, host"
+            staged = window.draft_tokens if first or not in_gate else 0
+            window = replace(window, path=path if staged else None, staged_tokens=staged)
+        windows.append(window)
+    run = replace(run, windows=tuple(windows))
+    own = [w for w in windows if (w.nwor_mode, w.scv_mode) == ("stage", "off")]
+    own = [w for w in own if (w.batch, w.block) in gate]
+    share = own[0].draft_tokens / sum(w.draft_tokens for w in own)
+    assert 0 < share < 0.5
     page = " ".join(render_markdown(document_of(run)).split())
+    assert f"| stage x off | {100 * share:.0f}% | 100% | merge | ours |" in page
     # Two requests: 400 / 2 and 100 / 2 prompt tokens, and half of 128 / 2 output tokens.
-    assert f"| stage x off | 25% | {100 * staged:.0f}% | 232 | 82 |" in page
-    assert "2x5 ours; stock at 8192 tokens. In the gate" in page
+    assert "Mean context: 232 tokens in the gate, 82 timed" in page
 
 
 OF_STATES = KvMismatch(

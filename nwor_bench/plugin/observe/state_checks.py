@@ -68,7 +68,7 @@ def check_state(
     at_row, at_column = wanted.nonzero(as_tuple=True)
     ours = layer.state[call.indices[at_row, at_column].long()]
     # Of each request and head, over the window: the state may become much smaller in it.
-    passed = theirs[1:].unflatten(0, (rows, window)).abs().amax((1, 3, 4))
+    passed = theirs[1:].view(rows, window, *theirs.shape[1:]).abs().amax((1, 3, 4))
     largest = torch.maximum(passed, call.first[:rows].abs().amax((2, 3)))[at_row].float()
     worst, allowed, place = _furthest(
         ours, theirs[table[at_row, at_column].long()], largest, _sums(layer, window),

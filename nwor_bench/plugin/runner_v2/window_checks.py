@@ -24,9 +24,6 @@ from nwor_bench.plugin.runner_v2.setup import StagingParts
 from nwor_bench.plugin.states import StateTables
 from nwor_bench.plugin.window import LayerTrace, Window
 
-ROOM = 2
-"""A GPU must have this many times the memory of the states that are put back free."""
-
 
 class WindowChecks:
     """The windows of one worker that the local gate checks, from its start to its end."""
@@ -165,7 +162,7 @@ class WindowChecks:
 
     def _states_written(self) -> list[tuple[Tensor, Tensor, Tensor]] | None:
         """Caches of recurrent layers that the forward writes, the window's slots and what is there;
-        None if the device has no room for copies. A staged layer writes its convolution's only."""
+        None without twice the room for copies. A staged layer writes its convolution's only."""
         batch, found = self._parts.window.batch, list[tuple[Tensor, Tensor]]()
         staged = isinstance(getattr(batch, "states", None), StateTables)
         for name, layer in self._parts.recurrent.items():
@@ -177,9 +174,8 @@ class WindowChecks:
             slots = torch.unique(torch.cat(tables)).long()
             caches = layer.kv_cache[:1] if staged else layer.kv_cache
             found += [(cache, slots[slots >= 0]) for cache in caches]
-        size = sum(cache[0].nbytes * len(slots) for cache, slots in found)
-        device = self._runner.device
-        if found and device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < ROOM * size:
+        size, device = sum(c[0].nbytes * len(slots) for c, slots in found), self._runner.device
+        if found and device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < 2 * size:
             return None
         return [(cache, slots, cache[slots]) for cache, slots in found]
 

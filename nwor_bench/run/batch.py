@@ -33,8 +33,6 @@ class BatchPlace:
     """The order of an interleaved batch's cells; None for a batch of one cell."""
     keep_prefix_cache: bool = False
     """Take contexts from the prefix cache, in which the batch before it has left them."""
-    watched: bool = True
-    """A gate batch has its writes watched and layers checked, which plans every window anew."""
 
     def cell_of(self, window: dict[str, Any]) -> Cell:
         """The cell that one of the batch's windows is of."""
@@ -206,22 +204,16 @@ class BatchRunner:
         self._ranges = ranges
         self._monitor = monitor
         self._next = first
+        self.watches = True
+        """Gate batches have writes watched and layers checked: then no window is ready."""
         status = engine.status()
         self._bytes = status.bytes_per_token, status.bytes_per_state
 
     def run(
-        self,
-        cell: Cell,
-        phase: Phase,
-        block: Block,
-        order: int,
-        check: Check | None = None,
-        *,
-        watched: bool = True,
+        self, cell: Cell, phase: Phase, block: Block, order: int, check: Check | None = None
     ) -> RanBatch:
         """Run and store one batch; `check` runs first, while its K/V is still in the cache."""
-        begun = (block, self._next, order, _now())
-        return self._run(BatchPlace(cell, phase, *begun, watched=watched), check)
+        return self._run(BatchPlace(cell, phase, block, self._next, order, _now()), check)
 
     def run_interleaved(
         self,
@@ -232,11 +224,10 @@ class BatchRunner:
         check: Check | None = None,
         *,
         keep_prefix_cache: bool = False,
-        watched: bool = True,
     ) -> RanBatch:
         """The same with interleaved cells; recorded as off x off's."""
         begun = (block, self._next, 0, _now())
-        place = BatchPlace(baseline, phase, *begun, window_order, keep_prefix_cache, watched)
+        place = BatchPlace(baseline, phase, *begun, window_order, keep_prefix_cache)
         return self._run(place, check)
 
     def _run(self, place: BatchPlace, check: Check | None) -> RanBatch:
@@ -273,7 +264,7 @@ class BatchRunner:
         is_gate = place.phase in (Phase.GATE, Phase.INTERLEAVED_GATE)
         order = place.window_order  # draft counts alone hold no K/V back
         interleaves = order is not None and (order.drafts is None or order.stages)
-        watches = place.watched and is_gate and (interleaves or nwor is not NworMode.OFF)
+        watches = self.watches and is_gate and (interleaves or nwor is not NworMode.OFF)
         written: list[dict[str, int]] = []
         layers: list[list[dict[str, Any]]] = []
         with span(self._ranges, "cell", place.order, label):

@@ -148,18 +148,16 @@ class StepWindows:
         step.batch, step.descriptor = batch, descriptor
         step.path = batch.path
         if batch.sources is None:  # else a graph runs the forward, and has read them already
-            step.path = self._path_outside_graphs(batch, descriptor)
+            eager = descriptor is None or descriptor.cg_mode.name == "NONE"
+            attended = parts.choices.attended(
+                batch.size, equal=batch.tokens_per_request is not None
+            )
+            step.path = f"{'eager' if eager else 'piecewise'}, {attended}"
             parts.inputs.open(input_batch)
         self._staging.open(batch)
         self._window.begin(batch, control=control)
         if checks is not None:
             checks.begin(input_batch, slot_mappings, parts.slots)
-
-    def _path_outside_graphs(self, batch: GpuWindowBatch, descriptor: Any) -> str:
-        mode = "NONE" if descriptor is None else descriptor.cg_mode.name
-        equal = batch.tokens_per_request is not None
-        attended = self.parts.choices.attended(batch.size, equal=equal)
-        return f"{'piecewise' if mode == 'PIECEWISE' else 'eager'}, {attended}"
 
     def replayed(self) -> None:
         """A captured graph runs the open window's forward."""

@@ -8,7 +8,6 @@ bit. Recurrent states that a forward writes are put back before each further rep
 """
 
 from collections.abc import Collection
-from itertools import groupby
 from time import perf_counter
 from typing import Any
 
@@ -25,9 +24,6 @@ from nwor_bench.plugin.runner_v2.setup import StagingParts
 from nwor_bench.plugin.states import StateTables
 from nwor_bench.plugin.window import LayerTrace, Window
 
-ROOM = 2
-"""A GPU must have this many times the memory of the states that are put back free."""
-
 
 class WindowChecks:
     """The windows of one worker that the local gate checks, from its start to its end."""
@@ -36,9 +32,9 @@ class WindowChecks:
         self._runner = runner
         self._parts = parts
         self._checks = LayerChecks(parts.layers, whole)
-        self._sets: dict[
+        self._sets = dict[
             tuple[bool, Any], tuple[StagingGraphs, WindowPlanner, LayerTrace, StateTrace]
-        ] = {}
+        ]()
         self._states = StateTrace()
         self._metadata: dict[str, Any] = {}
         self._path: str | None = None
@@ -60,25 +56,23 @@ class WindowChecks:
     def prepare(self, requests: int, control: bool) -> None:
         """Capture this mode's checking graph of each draft count, between batches."""
         timed = self._parts.control_graphs if control else self._parts.graphs
-        shapes = [desc for desc in timed.shapes if (desc.num_reqs or 0) >= requests]
-        shapes.sort(key=lambda desc: (desc.uniform_token_count or 0, desc.num_tokens))
-        for _, alike in groupby(shapes, key=lambda desc: desc.uniform_token_count):
-            smallest = next(alike)
-            if (control, smallest) not in self._sets:
-                self._capture(control, smallest)
-
-    def _capture(self, control: bool, descriptor: Any) -> None:
-        graphs, planner = self._parts.plan(control)
-        graphs.only = descriptor
-        trace, states = LayerTrace(), StateTrace()
-        self._set_trace(trace, states)
-        began = perf_counter()
-        try:
-            graphs.capture()
-        finally:
-            self._set_trace(None, None)
-            self._checks.spent_s += perf_counter() - began
-        self._sets[control, descriptor] = graphs, planner, trace, states
+        smallest = dict[int | None, Any]()
+        for desc in sorted(timed.shapes, key=lambda desc: desc.num_tokens):
+            if (desc.num_reqs or 0) >= requests:
+                smallest.setdefault(desc.uniform_token_count, desc)
+        for desc in smallest.values():
+            if (control, desc) in self._sets:
+                continue
+            graphs, planner = self._parts.plan(control)
+            graphs.only, trace, states = desc, LayerTrace(), StateTrace()
+            self._set_trace(trace, states)
+            began = perf_counter()
+            try:
+                graphs.capture()
+            finally:
+                self._set_trace(None, None)
+                self._checks.spent_s += perf_counter() - began
+            self._sets[control, desc] = graphs, planner, trace, states
 
     def _set_trace(self, trace: LayerTrace | None, states: StateTrace | None) -> None:
         self._parts.staging.trace = trace
@@ -104,15 +98,13 @@ class WindowChecks:
     def planner(self, usual: WindowPlanner, control: bool, descriptor: Any) -> WindowPlanner:
         """Choose whether the window that begins is checked; the planner for it."""
         mode = "NONE" if descriptor is None else descriptor.cg_mode.name
-        self._path = self._graph = None
+        self._path, self._graph = None, None
         if mode == "FULL":
-            graph = control, descriptor
-            of_graph = self._sets.get(graph)
+            of_graph = self._sets.get((control, descriptor))
             if of_graph is None or descriptor not in of_graph[0].shapes:
                 return usual
-            if self._checks.wants("full graph", graph):
-                self._graph = graph
-                self._path = "full graph"
+            if self._checks.wants("full graph", (control, descriptor)):
+                self._path, self._graph = "full graph", (control, descriptor)
                 _, planner, self._checks.trace, self._states = of_graph
                 return planner
             return usual
@@ -155,22 +147,22 @@ class WindowChecks:
         graphs, states = self._sets[control, desc][0], self._states_written()
         if states is None:
             return graphs.replay(desc)
-        found = []
-        for _ in range(2):
-            found.append(_hidden(timed.replay(desc)).clone())
+        outputs = []
+        for each in (timed, timed, graphs):
             for cache, slots, before in states:
                 cache[slots] = before
-        output = graphs.replay(desc)
-        (first, second), rows = found, self._input_batch.num_tokens
+            output = each.replay(desc)
+            outputs.append(_hidden(output).clone())
+        (first, second, checking), rows = outputs, self._input_batch.num_tokens
         self._hidden = {
             "repeated": int((first[:rows] != second[:rows]).sum()),
-            "checking": int((first[:rows] != _hidden(output)[:rows]).sum()),
+            "checking": int((first[:rows] != checking[:rows]).sum()),
         }
         return output
 
     def _states_written(self) -> list[tuple[Tensor, Tensor, Tensor]] | None:
         """Caches of recurrent layers that the forward writes, the window's slots and what is there;
-        None if the device has no room for copies. A staged layer writes its convolution's only."""
+        None without twice the room for copies. A staged layer writes its convolution's only."""
         batch, found = self._parts.window.batch, list[tuple[Tensor, Tensor]]()
         staged = isinstance(getattr(batch, "states", None), StateTables)
         for name, layer in self._parts.recurrent.items():
@@ -182,9 +174,8 @@ class WindowChecks:
             slots = torch.unique(torch.cat(tables)).long()
             caches = layer.kv_cache[:1] if staged else layer.kv_cache
             found += [(cache, slots[slots >= 0]) for cache in caches]
-        size = sum(cache[0].nbytes * len(slots) for cache, slots in found)
-        device = self._runner.device
-        if found and device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < ROOM * size:
+        size, device = sum(c[0].nbytes * len(slots) for c, slots in found), self._runner.device
+        if found and device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < 2 * size:
             return None
         return [(cache, slots, cache[slots]) for cache, slots in found]
 

@@ -79,7 +79,8 @@ class GateBlock:
             if self._order_of is not None and reference is not None:
                 self._run_interleaved(reference, self._order_of)
             self._engine.check_layers(None)
-            if self._stages and reference is not None:
+            self._batches.watches = False
+            if reference is not None:
                 self._run_unwatched(answers, reference)
         found = [result for cell, result in self._kv.results.items() if cell.arm != INTERLEAVED]
         if found:
@@ -97,15 +98,13 @@ class GateBlock:
     def _run_unwatched(self, answers: Mapping[Cell | None, Answer], reference: Answer) -> None:
         """The last batch, as timed ones are: without instruments, interleaved if the run is."""
         if self._order_of is not None:
-            self._run_interleaved(reference, self._order_of, watched=False)
+            self._run_interleaved(reference, self._order_of)
             return
         for cell in _last_cells(self._sound_cells()):
-            order, own = self._block.order.index(cell), answers.get(cell.stock_twin, reference)
-            self._run_batch(cell, order, own, watched=False)
+            own = answers.get(cell.stock_twin, reference)
+            self._run_batch(cell, self._block.order.index(cell), own)
 
-    def _run_batch(
-        self, cell: Cell, order: int, reference: Answer | None, *, watched: bool = True
-    ) -> Answer:
+    def _run_batch(self, cell: Cell, order: int, reference: Answer | None) -> Answer:
         """A batch of one cell."""
         self._progress.doing(f"gate: {cell.label}")
 
@@ -113,28 +112,26 @@ class GateBlock:
             return self._parity.check(cell, answer, reference, self._block)
 
         def run(check: Check) -> RanBatch:
-            return self._batches.run(cell, Phase.GATE, self._block, order, check, watched=watched)
+            return self._batches.run(cell, Phase.GATE, self._block, order, check)
 
-        batch, faults = self._checked(cell, run, compare, watched)
+        batch, faults = self._checked(cell, run, compare)
         for fault in faults:
             every = self._parity.break_cell(cell, fault)
             self._store.append_event(broken_event(cell, self._block, every))
         self._tell(batch)
         return batch.answer
 
-    def _run_interleaved(
-        self, reference: Answer, order_of: OrderOf, *, watched: bool = True
-    ) -> None:
+    def _run_interleaved(self, reference: Answer, order_of: OrderOf) -> None:
         """Interleaved batches of the cells that passed, until all that stage have run."""
         baseline, cells = reference.record.cell, self._sound_cells()
         waiting = [cell for cell in cells if cell.nwor_mode is not NworMode.OFF or cell.drafts]
-        if not watched:
+        if not self._batches.watches:
             waiting = _last_cells(cells)
         for _ in range(MOST_INTERLEAVED):
             if not waiting:
                 return
             order = replace(order_of(self._block, cells), untimed=True)
-            ran, faults = self._interleaved(reference, order, watched)
+            ran, faults = self._interleaved(reference, order)
             for fault in faults:
                 for cell, every in self._parity.break_interleaved(cells, fault):
                     self._store.append_event(broken_event(cell, self._block, every))
@@ -150,9 +147,7 @@ class GateBlock:
             labels = ", ".join(cell.label for cell in waiting)
             self._progress.say(f"gate: not run in {MOST_INTERLEAVED} interleaved batches: {labels}")
 
-    def _interleaved(
-        self, reference: Answer, order: WindowOrder, watched: bool
-    ) -> tuple[RanBatch, list[str]]:
+    def _interleaved(self, reference: Answer, order: WindowOrder) -> tuple[RanBatch, list[str]]:
         """One interleaved batch, and the faults in it."""
         baseline = reference.record.cell
         differences: list[str | None] = []
@@ -164,18 +159,14 @@ class GateBlock:
 
         def run(check: Check) -> RanBatch:
             return self._batches.run_interleaved(
-                baseline, Phase.INTERLEAVED_GATE, self._block, order, check, watched=watched
+                baseline, Phase.INTERLEAVED_GATE, self._block, order, check
             )
 
-        batch, faults = self._checked(replace(baseline, arm=INTERLEAVED), run, compare, watched)
+        batch, faults = self._checked(replace(baseline, arm=INTERLEAVED), run, compare)
         return batch, [*(found for found in differences if found), *faults]
 
     def _checked(
-        self,
-        cell: Cell,
-        run: Callable[[Check], RanBatch],
-        compare: Callable[[Answer], Answer],
-        watched: bool,
+        self, cell: Cell, run: Callable[[Check], RanBatch], compare: Callable[[Answer], Answer]
     ) -> tuple[RanBatch, list[str]]:
         """Run a batch of the gate and check it; the faults that `compare` does not find.
 
@@ -185,7 +176,6 @@ class GateBlock:
             cell: whose batch it is; with the arm INTERLEAVED that of all interleaved cells.
             run: runs the batch and calls its check while the K/V is in the cache.
             compare: checks tokens and acceptance.
-            watched: its layers are checked on their own inputs.
         """
         kv_result: KvResult | None = None
 
@@ -206,7 +196,7 @@ class GateBlock:
             states = kv_result.states
             if states is not None and states.verdict is KvVerdict.BROKEN:
                 faults.append(states.reason or "states differ")
-        if batch.layers or (watched and cell.nwor_mode is not NworMode.OFF):
+        if batch.layers or (self._batches.watches and cell.nwor_mode is not NworMode.OFF):
             local = local_result(batch.layers)
             self._store.append_event(local_event(cell, local))
             if local.verdict is KvVerdict.BROKEN:

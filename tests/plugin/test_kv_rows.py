@@ -397,6 +397,18 @@ def test_rows_that_are_not_finite_have_no_error_but_a_place(bad: float) -> None:
     assert own["largest"] is None
 
 
+def test_errors_of_each_row_are_kept_if_rows_are_of_different_requests() -> None:
+    reference = torch.ones(2, 3, 4)
+    rows = reference.clone()
+    rows[1, 2] = 3.0  # a row's norm is 2, and the distance 4
+    numbers = torch.arange(2)
+    each = RowPlaces(numbers, numbers, torch.ones(2, dtype=torch.bool))
+    (entry,) = errors_of(rows, reference, each, "auto")
+    assert entry["each"] == [[0.0, 0.0, 0.0], [0.0, 0.0, 2.0]]
+    (entry,) = errors_of(rows, reference, places_of(2), "auto")
+    assert "each" not in entry
+
+
 def test_layers_of_zeros_are_equal_to_each_other() -> None:
     zeros = torch.zeros(3, 1, 4)
     (found,) = errors_of(zeros, zeros, places_of(3), "auto")

@@ -339,7 +339,7 @@ def test_if_every_layer_is_blunt_nothing_was_compared(tmp_path: Path) -> None:
 def test_a_blunt_layer_still_shows_what_is_not_finite_or_wrong_in_every_row() -> None:
     own = {"largest": 0.8, "rms": 0.1, "median": 0.05}
     assert not checked(entry(0, largest=1.4, rms=0.19, median=0.09), **own)[1]
-    finding, broken = checked(entry(0, largest=None, rms=None, median=0.05), **own)
+    finding, broken = checked(entry(0, largest=None, rms=None, rows=99), **own)
     assert (broken, finding.error) == (True, None)
     finding, broken = checked(entry(0, largest=1.4, rms=0.21, median=0.05), **own)
     assert (broken, finding.measure) == (True, "rms")

@@ -202,6 +202,17 @@ def test_the_result_counts_what_was_compared() -> None:
     assert (found.states, found.convolutions) == (6 * REQUESTS, 6 * REQUESTS)
 
 
+def test_a_layer_in_which_routers_move_mode_offs_own_requests_as_far_is_not_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("test_state_faults.FLIP", 0.5)
+    for seed in range(12):
+        found = checked(
+            Machine(lambda layer: 0.2 * (layer == 3), torch.Generator().manual_seed(seed)), None
+        )
+        assert (found.verdict, found.layers) == (KvVerdict.WITHIN, LAYERS - 1)
+
+
 def test_few_requests_of_a_mixture_of_experts_are_compared_as_a_dense_model_s() -> None:
     """A router's choice is not told from a fault then: the largest error decides."""
     made = torch.Generator().manual_seed(0)

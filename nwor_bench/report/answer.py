@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from nwor_bench.analysis.cell_data import OFF_BY_CHOICE
 from nwor_bench.analysis.effects import WORK_MS, Split
 from nwor_bench.analysis.findings.run import nothing_timed
-from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED, REFERENCE
+from nwor_bench.analysis.parity.tokens import (
+    ACCEPTANCE_ONLY,
+    EXACT,
+    EXPLAINED,
+    REFERENCE,
+    ties_in_words,
+)
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN, from_bounds, simultaneous_bounds
 from nwor_bench.analysis.throughput import ACCEPTANCE, TIME
 from nwor_bench.instruments.robust import degrees_of
@@ -126,7 +132,8 @@ def _checked(header: RunHeader, cells: Sequence[CellResult]) -> Answer:
     if not parities <= {EXACT, EXPLAINED}:
         badge, what = str(Verdict.CHECKED), ["acceptance"]
     elif parities != {EXACT}:
-        badge, what = TIES_BADGE, ["tokens (except at ties)", "acceptance"]
+        sizes = ties_in_words(header)
+        badge, what = TIES_BADGE, [f"tokens (except at ties{sizes and f': {sizes}'})", "acceptance"]
     found = [
         c for c in ((header.kv_gate or KvGateFacts()).cells or {}).values() if c.get("checked")
     ]

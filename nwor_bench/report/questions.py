@@ -8,7 +8,13 @@ from nwor_bench.analysis.cell_data import OFF_BY_CHOICE
 from nwor_bench.analysis.effects import WINDOWS
 from nwor_bench.analysis.findings.run import nothing_timed, sufficient_budget
 from nwor_bench.analysis.parity.required import GATE_DID_NOT
-from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED, REFERENCE
+from nwor_bench.analysis.parity.tokens import (
+    ACCEPTANCE_ONLY,
+    EXACT,
+    EXPLAINED,
+    REFERENCE,
+    ties_in_words,
+)
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN
 from nwor_bench.models.measured import measured_rows, outcomes
 from nwor_bench.records.header import PairFacts, RunHeader
@@ -37,12 +43,14 @@ def questions(analysis: Analysis) -> Definitions:
     """Each question with its answer; without those that do not apply."""
     run, cells = analysis.run, analysis.cells
     found = answer(run.header, cells, analysis.splits)
+    ties = ties_in_words(run.header)
     entries = {
         "What makes the difference?": split_lines(analysis.splits),
         "Does it pay on a GPU?": _elsewhere(run.header),
         "How sure is that?": _how_sure(found, analysis),
         "Is the output the same?": (
             same_output(cells),
+            ties and f"{ties.capitalize()}.",
             local_sentence(run),
             kv_sentence(run),
             state_sentence(run),

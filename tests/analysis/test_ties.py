@@ -3,7 +3,6 @@
 import sys
 from math import exp, sqrt
 from pathlib import Path
-from random import Random
 
 import pytest
 from hypothesis import given
@@ -24,7 +23,7 @@ from nwor_bench.analysis.parity.ties import (
 )
 
 sys.path.append(str(Path(__file__).parents[2] / "sweeps" / "studies" / "tie-rule"))
-from simulate import CASES, Machine, rate  # noqa: E402
+from simulate import CASES, Machine, rate
 
 PLACE = Place(request=1, position=3, reference=7, token=9)
 SCALE = ErrorScale(rms=0.1, largest=0.25, positions=100, within=4, flips=())
@@ -185,7 +184,9 @@ def test_no_position_of_a_kernel_that_rarely_moves_needs_to_move() -> None:
 
 
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=4), st.floats(0, 2))
-def test_no_gap_beyond_the_cap_is_a_tie_unless_mode_off_picks_either(gaps: list[float], rms: float) -> None:
+def test_no_gap_beyond_the_cap_is_a_tie_unless_mode_off_picks_either(
+    gaps: list[float], rms: float
+) -> None:
     scale = ErrorScale(rms, rms, 10, 0, ())
     found = PlaceVerdict(PLACE, tuple(gaps), scale)
     assert scale.allowance <= MAX_GAP

@@ -272,9 +272,11 @@ class ParitySums:
         new = len(set(batch.prompts) - seen) / len(batch.prompts)
         seen.update(batch.prompts)
         compared = self._compared[cell] = self._compared.get(cell, 0.0) + new * batch.compared
-        outside = scale and together_outside(tuple(ties.values()), scale, compared)
-        if outside or batch.acceptance is None:
-            return outside
+        many = None
+        if scale is not None:
+            many = together_outside(tuple(ties.values()), scale, compared)
+        if many or batch.acceptance is None:
+            return many
         return self._acceptance.add(cell, batch.acceptance, batch.prompts)
 
 
@@ -286,7 +288,7 @@ def sums_event(cell: Cell, record: BatchRecord, batch: BatchSums) -> dict[str, A
 
 def read_sums(event: Mapping[str, Any]) -> BatchSums:
     """The batch's part from its event."""
-    counts = {
+    counts: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in (event["acceptance"] or {}).items()
     }

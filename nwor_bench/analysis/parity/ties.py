@@ -35,8 +35,8 @@ ALLOWED_RMS = 4.0
 """The largest gap of a tie in multiples of the error scale, if no movement was larger."""
 
 MAX_GAP = 0.5
-"""The largest gap of a tie in nats, whatever was measured: two steps of 1/8 for each candidate, twice
-the largest gap of 269 sound flips. The other token is then 0.61 times as likely."""
+"""The largest gap of a tie in nats, whatever was measured: two steps of 1/8 for each candidate,
+twice the largest gap of 269 sound flips. The other token is then 0.61 times as likely."""
 
 FLIPS_MULTIPLE = 2.0
 """Expected sound flips are multiplied by this: another kernel may err more than was measured."""
@@ -229,7 +229,7 @@ def error_scale(
         largest = max(largest, min(2 * step, allowed_gap(_rms(steps), max(steps))))
     allowed = allowed_gap(rms, largest) + STILL
     near = sum(gap <= allowed for gap in within)
-    flips = _flips(sorted(g for g in gaps_of_all if g <= allowed), sorted(max(kinds, key=_rms)))
+    flips = _flips(sorted(g for g in gaps_of_all if g <= allowed), sorted(max(kinds, key=sum)))
     shares = tuple((gap, number / len(gaps_of_all)) for gap, number in flips)
     return ErrorScale(rms, largest, len(within), near, shares)
 

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from nwor_bench.analysis.parity.ties import ALLOWED_RMS, MAX_GAP, ErrorScale, Place, PlaceVerdict
+from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import BatchRecord, Cell
 
 REFERENCE = "reference"
@@ -308,6 +309,15 @@ def ties_facts(events: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
         "error_positions": latest["error_positions"],
         "error_positions_within_allowance": latest["positions_within"],
         "allowance_nats": latest["allowance"],
-        "allowance": f"the larger of {ALLOWED_RMS:g} times error_rms_nats and error_largest_nats, at "
-        f"most {MAX_GAP:g}",
+        "allowance": f"{ALLOWED_RMS:g} times error_rms_nats or error_largest_nats, the larger of "
+        f"both, at most {MAX_GAP:g}",
     }
+
+
+def ties_in_words(header: RunHeader) -> str:
+    """The largest gap of a run's ties beside the limit; empty without ties."""
+    ties = header.parity and header.parity.ties
+    if not ties or ties.get("largest_gap_nats") is None:
+        return ""
+    gap, allowed = ties["largest_gap_nats"], ties["allowance_nats"]
+    return f"largest gap {gap:.2g} nats, a tie is at most {allowed:.2g}"

@@ -55,7 +55,7 @@ class TieEngine(FakeEngine):
 class LastTokens:
     """In place of the check that asks the engine: tokens that are near each other are a tie."""
 
-    measured = ErrorScale(0.1, 0.1, positions=128, within=0, flips=((1.0, 1.0),))
+    measured = ErrorScale(0.1, 0.1, positions=128, flips=((1.0, 1.0),))
     spent_s = 0.0
 
     def __init__(self, *_: Any, **more: Any):

@@ -26,10 +26,13 @@ with a gap of t or more, for each t. A cell may have twice as many and one more.
 the second-best token of near-ties has many times as many, though each is a tie.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, fsum, sqrt
+from math import fsum, sqrt
+
+import numpy as np
+from scipy.special import pdtrc
 
 ALLOWED_RMS = 4.0
 """The largest gap of a tie in multiples of the error scale, if no movement was larger."""
@@ -64,9 +67,6 @@ class ErrorScale:
 
     positions: int
     """Output positions on which it was measured."""
-
-    within: int
-    """Of them, positions whose two likeliest tokens are within the allowance."""
 
     flips: tuple[tuple[float, float], ...]
     """(gap in nats, share of all output positions that have that gap or a larger one and at which a
@@ -165,24 +165,15 @@ def together_outside(gaps: Sequence[float], scale: ErrorScale, compared: float) 
         gaps: of the ties of one cell, in nats.
         compared: tokens that were compared.
     """
-    falling = sorted(gaps, reverse=True)
-    for count, gap in enumerate(falling, 1):
+    for count, gap in enumerate(sorted(gaps, reverse=True), 1):
         expected = scale.flips_from(gap) * compared
-        if poisson_tail(count, FLIPS_MULTIPLE * expected + 1) < FLIPS_ALPHA:
+        if pdtrc(count - 1, FLIPS_MULTIPLE * expected + 1) < FLIPS_ALPHA:
             return (
                 f"its {len(gaps)} differing tokens are ties one by one, but too many together: "
                 f"{count} have a gap of {gap:.3g} nats or more, where errors of mode off flip "
                 f"{expected:.1f} of {compared:.0f} tokens"
             )
     return None
-
-
-def poisson_tail(count: int, mean: float) -> float:
-    """The chance of `count` or more events if `mean` are expected."""
-    term, below = exp(-mean), 0.0
-    for n in range(count):
-        below, term = below + term, term * mean / (n + 1)
-    return max(1 - below, 0.0)
 
 
 def error_scale(
@@ -200,15 +191,30 @@ def error_scale(
         nudged: the same positions with attention moved by one rounding step.
         asked: the same positions in each batch shape.
         every: all positions of mode off's windows, of which `decoded` is a sample; () if no other.
-        same_kernel: every cell has mode off's attention kernel, so that `nudged` only limits.
+        same_kernel: every cell has mode off's attention kernel: `nudged` is an upper limit only.
 
-    Each position gives two movements of the gap of `decoded`'s two likeliest tokens: that of
-    `decoded`, and that of `nudged`. Every number is the larger of the two kinds.
     Raises ValueError if no position has both tokens in every shape.
     """
-    own: list[float] = []
-    steps: list[float] = []
-    within = []
+    own, steps = _movements(decoded, nudged, asked)
+    gaps = _leading_gaps(every or decoded)
+    kinds = [own] if same_kernel else [own, steps]
+    rms, largest = max(map(_rms, kinds)), max(map(max, kinds))
+    if same_kernel:  # movements are rare, and at least one rounding step
+        step = min((gap for gap in gaps if gap > STILL), default=0.0)
+        largest = max(largest, min(2 * step, allowed_gap(_rms(steps), max(steps))))
+    near = [gap for gap in gaps if gap <= allowed_gap(rms, largest) + STILL]
+    flips = _flips(near, max(own, steps, key=sum), len(gaps))
+    return ErrorScale(rms, largest, len(own), flips)
+
+
+def _movements(
+    decoded: Sequence[TopLogprobs],
+    nudged: Sequence[TopLogprobs],
+    asked: Sequence[Sequence[TopLogprobs]],
+) -> tuple[list[float], list[float]]:
+    """How far the gap of `decoded`'s two likeliest tokens is from its mean over the shapes: that of
+    `decoded`, and that of `nudged`; without sign."""
+    moved: tuple[list[float], list[float]] = ([], [])
     for tops in zip(decoded, nudged, *asked, strict=True):
         two = leading_two(tops[0])
         gaps = [] if two is None else [gap_between(top, *two) for top in tops]
@@ -216,44 +222,32 @@ def error_scale(
         if not known or len(known) < len(gaps):
             continue
         mean = fsum(known[2:]) / len(known[2:])
-        own.append(abs(known[0] - mean))
-        steps.append(abs(known[1] - mean))
-        within.append(abs(mean))
-    if not within:
+        for movements, gap in zip(moved, known[:2], strict=True):
+            movements.append(abs(gap - mean))
+    if not moved[0]:
         raise ValueError("no position has its two likeliest tokens in every shape")
-    kinds = [own] if same_kernel else [own, steps]
-    rms, largest = max(map(_rms, kinds)), max(map(max, kinds))
-    gaps_of_all = leading_gaps(every or decoded)
-    if same_kernel:  # movements are rare, and at least one rounding step
-        step = min((gap for gap in gaps_of_all if gap > STILL), default=0.0)
-        largest = max(largest, min(2 * step, allowed_gap(_rms(steps), max(steps))))
-    allowed = allowed_gap(rms, largest) + STILL
-    near = sum(gap <= allowed for gap in within)
-    flips = _flips(sorted(g for g in gaps_of_all if g <= allowed), sorted(max(kinds, key=sum)))
-    shares = tuple((gap, number / len(gaps_of_all)) for gap, number in flips)
-    return ErrorScale(rms, largest, len(within), near, shares)
+    return moved
 
 
-def leading_gaps(tops: Sequence[TopLogprobs]) -> list[float]:
+def _leading_gaps(tops: Sequence[TopLogprobs]) -> list[float]:
     """The gap of the two likeliest tokens at each position, in nats."""
     found = [(top, leading_two(top)) for top in tops]
     return [top[two[0]] - top[two[1]] for top, two in found if two is not None]
 
 
-def _flips(gaps: Sequence[float], movements: Sequence[float]) -> list[tuple[float, float]]:
-    """Each gap, and how many gaps from there on errors like these movements reverse.
+def _flips(
+    gaps: Sequence[float], movements: Sequence[float], positions: int
+) -> tuple[tuple[float, float], ...]:
+    """`ErrorScale.flips` of so many positions, for errors like these movements.
 
-    Both ascend. Half of the movements have the other sign; half of those that make two tokens equal
-    leave their order. One movement more than was measured reaches every gap.
+    Half of the errors have the other sign; half of those that make two tokens equal leave their
+    order. One movement more than was measured reaches every gap.
     """
-    found: list[tuple[float, float]] = []
-    total = 0.0
-    for gap in reversed(gaps):
-        reach = len(movements) - bisect_left(movements, max(gap, 2 * STILL) - STILL)
-        beyond = len(movements) - bisect_right(movements, gap + STILL)
-        total += ((reach + beyond) / 2 + 1) / (2 * (len(movements) + 1))
-        found.append((gap, total))
-    return found[::-1]
+    falling, errors = np.sort(gaps)[::-1], np.array(movements)[:, None]
+    reach = (errors > np.maximum(falling - STILL, STILL)).sum(0)
+    beyond = (errors > falling + STILL).sum(0)
+    shares = np.cumsum(((reach + beyond) / 2 + 1) / (2 * (len(movements) + 1))) / positions
+    return tuple(zip(falling.tolist(), shares.tolist(), strict=True))[::-1]
 
 
 def _rms(values: Sequence[float]) -> float:

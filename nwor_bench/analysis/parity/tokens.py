@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from nwor_bench.analysis.parity.ties import ALLOWED_RMS, MAX_GAP, ErrorScale, Place, PlaceVerdict
+from nwor_bench.analysis.parity.ties import ErrorScale, Place, PlaceVerdict
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import BatchRecord, Cell
 
@@ -271,7 +271,6 @@ def ties_event(
         "error_rms": scale.rms,
         "error_largest": scale.largest,
         "error_positions": scale.positions,
-        "positions_within": scale.within,
         "allowance": scale.allowance,
         "spent_s": spent_s,
         "expected_differences": scale.flips_from(0.0) * checked.tokens_compared,
@@ -307,10 +306,7 @@ def ties_facts(events: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
         "error_rms_nats": latest["error_rms"],
         "error_largest_nats": latest["error_largest"],
         "error_positions": latest["error_positions"],
-        "error_positions_within_allowance": latest["positions_within"],
         "allowance_nats": latest["allowance"],
-        "allowance": f"{ALLOWED_RMS:g} times error_rms_nats or error_largest_nats, the larger of "
-        f"both, at most {MAX_GAP:g}",
     }
 
 

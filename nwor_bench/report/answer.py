@@ -6,13 +6,7 @@ from dataclasses import dataclass
 from nwor_bench.analysis.cell_data import OFF_BY_CHOICE
 from nwor_bench.analysis.effects import WORK_MS, Split
 from nwor_bench.analysis.findings.run import nothing_timed
-from nwor_bench.analysis.parity.tokens import (
-    ACCEPTANCE_ONLY,
-    EXACT,
-    EXPLAINED,
-    REFERENCE,
-    ties_in_words,
-)
+from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED, REFERENCE
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN, from_bounds, simultaneous_bounds
 from nwor_bench.analysis.throughput import ACCEPTANCE, TIME
 from nwor_bench.instruments.robust import degrees_of
@@ -132,7 +126,7 @@ def _checked(header: RunHeader, cells: Sequence[CellResult]) -> Answer:
     if not parities <= {EXACT, EXPLAINED}:
         badge, what = str(Verdict.CHECKED), ["acceptance"]
     elif parities != {EXACT}:
-        sizes = ties_in_words(header)
+        sizes = tie_sizes(header)
         badge, what = TIES_BADGE, [f"tokens (except at ties{sizes and f': {sizes}'})", "acceptance"]
     found = [
         c for c in ((header.kv_gate or KvGateFacts()).cells or {}).values() if c.get("checked")
@@ -148,6 +142,15 @@ def _checked(header: RunHeader, cells: Sequence[CellResult]) -> Answer:
     of = f"{len(compared)} of {plural(len(cells) - 1, 'cell')}"
     sentence = f"In {of} {joined(what)} equal those of off x off. Nothing was timed"
     return Answer(badge, f"{sentence}: speed needs a GPU." if on_cpu(header) else f"{sentence}.")
+
+
+def tie_sizes(header: RunHeader) -> str:
+    """The largest gap of a run's ties beside the limit; empty without ties."""
+    ties = header.parity and header.parity.ties
+    if not ties or ties.get("largest_gap_nats") is None:
+        return ""
+    gap, allowed = ties["largest_gap_nats"], ties["allowance_nats"]
+    return f"largest gap {gap:.2g} nats, a tie is at most {allowed:.2g}"
 
 
 def subject_cells(cells: Sequence[CellResult]) -> tuple[list[CellResult], str]:

@@ -8,13 +8,7 @@ from nwor_bench.analysis.cell_data import OFF_BY_CHOICE
 from nwor_bench.analysis.effects import WINDOWS
 from nwor_bench.analysis.findings.run import nothing_timed, sufficient_budget
 from nwor_bench.analysis.parity.required import GATE_DID_NOT
-from nwor_bench.analysis.parity.tokens import (
-    ACCEPTANCE_ONLY,
-    EXACT,
-    EXPLAINED,
-    REFERENCE,
-    ties_in_words,
-)
+from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED, REFERENCE
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN
 from nwor_bench.models.measured import measured_rows, outcomes
 from nwor_bench.records.header import PairFacts, RunHeader
@@ -27,6 +21,7 @@ from nwor_bench.report.answer import (
     holds_one,
     on_cpu,
     subject_cells,
+    tie_sizes,
     work_differs,
 )
 from nwor_bench.report.document import Definitions
@@ -43,7 +38,7 @@ def questions(analysis: Analysis) -> Definitions:
     """Each question with its answer; without those that do not apply."""
     run, cells = analysis.run, analysis.cells
     found = answer(run.header, cells, analysis.splits)
-    ties = ties_in_words(run.header)
+    ties = tie_sizes(run.header)
     entries = {
         "What makes the difference?": split_lines(analysis.splits),
         "Does it pay on a GPU?": _elsewhere(run.header),

@@ -2,7 +2,8 @@
 
 import csv
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunStore, read_run
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.run.blocks import BlockRunner
+from nwor_bench.run.gate.block import GateBlock
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Prompt
 from nwor_bench.workload.schedule import GATE_BLOCK, Block, Plan
@@ -92,9 +94,31 @@ def run_gate(
     )  # fmt: skip
     if rule is not None:
         gate.parity.rule, gate.kv_gate._one_attention = rule, False
-    gate.gate()
+    with _last_batch_told_apart(gate.parity.broken) as earlier:
+        gate.gate()
     store.update(parity=gate.parity.facts())
-    return _outcome(gate, read_run(folder))
+    return _outcome(gate, read_run(folder), earlier)
+
+
+@contextmanager
+def _last_batch_told_apart(broken: Mapping[Cell, str]) -> Iterator[set[Cell]]:
+    """The cells that were broken before the gate's last batch, without instruments."""
+    earlier: set[Cell] = set()
+    original = GateBlock._run_unwatched
+
+    def last(block: GateBlock, *given: Any) -> None:
+        earlier.update(broken)
+        original(block, *given)
+        earlier.add(LAST_RAN)
+
+    GateBlock._run_unwatched = last  # type: ignore[method-assign]
+    try:
+        yield earlier
+    finally:
+        GateBlock._run_unwatched = original  # type: ignore[method-assign]
+
+
+LAST_RAN = Cell("the last batch ran", NworMode.OFF, ScvMode.OFF)
 
 
 def _cell(pair: str, label: str) -> Cell:
@@ -102,10 +126,13 @@ def _cell(pair: str, label: str) -> Cell:
     return Cell(pair, NworMode(nwor), ScvMode(scv))
 
 
-def _outcome(gate: BlockRunner, run: Any) -> GateOutcome:
+def _outcome(gate: BlockRunner, run: Any, earlier: set[Cell]) -> GateOutcome:
     reasons: dict[str, list[tuple[str, str]]] = {}
     for cell, reason in gate.parity.broken.items():
-        reasons.setdefault(cell.label, []).extend(_told_apart(reason))
+        found = _told_apart(reason)
+        if LAST_RAN in earlier and cell not in earlier:
+            found = [("last batch", reason)]
+        reasons.setdefault(cell.label, []).extend(found)
     for violation in find_violations(run):
         reasons.setdefault(violation.cell.label, []).append(
             (_count_check(violation.text), violation.text)

@@ -1,29 +1,12 @@
 """Decide from gaps measured in mode off whether a differing greedy token is a tie. Pure.
 
 Two sound kernels sum in a different order, so in bf16 they may pick different tokens at a near-tie.
-How near is measured, not a constant: mode off answers the same prefix in several batch shapes, and
-a place's gap is the mean over them. A sound cell's tokens flip if its error exceeds the gap and has
-the right sign. Errors of mode off: its own decoding against that mean, and, for cells with another
-attention kernel, every layer's attention moved by one rounding step (`plugin.attention_nudge`), the
-typical difference of two correct kernels; the larger counts. FlashAttention may agree with itself
-bit for bit in decode and prefill (on an H200, 0 of 128 positions moved in one set of prompts). The
-step's s, about 0.12 nats on SmolLM2, explains the differing tokens of sound staging cells: 10, 6
-and 3 of 320 in three sets of prompts, with 8, 8 and 3 expected.
-
-One gap may be 4 s. For normal errors a share `(phi(c) - c Q(c)) / phi(0)` of all sound flips lies
-beyond c s (phi, Q: the normal density and upper tail): 1e-3 at c = 3, 2e-5 at c = 4. Movements of
-all positions have a kurtosis of 5 to 11, but those of near-ties, which alone can flip, of 3, and
-of 269 sound flips none was beyond 2.1 s.
-
-bf16 logits of 16 to 32 have steps of 1/8, so a movement is zero or whole steps, and sound flips of
-few moving positions are beyond 4 s: a gap may always reach the largest movement measured. Cells
-with mode off's own kernel move so rarely that no movement may be in the sample: they have two
-steps, one for each candidate. No gap may exceed `MAX_GAP`.
-
-All flips of a cell together are counted too. A position flips if an error reaches its gap with the
-right sign, so the gaps of the gate's block and the measured errors give the number of sound flips
-with a gap of t or more, for each t. A cell may have twice as many and one more. A fault that takes
-the second-best token of near-ties has many times as many, though each is a tie.
+How near is measured: mode off answers the same prefix in several batch shapes, and a place's gap is
+the mean over them. If a sound cell's token differs, its error exceeds the gap. Errors of mode off:
+its own decoding against that mean, and, for cells with another attention kernel, every layer's
+attention moved by one rounding step (`plugin.attention_nudge`), as another correct kernel's is.
+That step explains the differing tokens of sound staging cells (SmolLM2 on an H200: 10, 6 and 3 of
+320 with 8, 8 and 3 expected). `docs/tie-rule.md` has the reasons for each limit.
 """
 
 from bisect import bisect_left

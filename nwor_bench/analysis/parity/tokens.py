@@ -7,7 +7,6 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from nwor_bench.analysis.parity.ties import ErrorScale, Place, PlaceVerdict
-from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import BatchRecord, Cell
 
 REFERENCE = "reference"
@@ -308,12 +307,3 @@ def ties_facts(events: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
         "error_positions": latest["error_positions"],
         "allowance_nats": latest["allowance"],
     }
-
-
-def ties_in_words(header: RunHeader) -> str:
-    """The largest gap of a run's ties beside the limit; empty without ties."""
-    ties = header.parity and header.parity.ties
-    if not ties or ties.get("largest_gap_nats") is None:
-        return ""
-    gap, allowed = ties["largest_gap_nats"], ties["allowance_nats"]
-    return f"largest gap {gap:.2g} nats, a tie is at most {allowed:.2g}"

@@ -1,6 +1,7 @@
 """A tie is what mode off itself cannot tell apart: gaps in, verdicts out."""
 
 import sys
+from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nwor_bench.analysis.parity.acceptance import BatchSums, ParitySums
 from nwor_bench.analysis.parity.ties import (
     ALLOWED_RMS,
     MAX_GAP,
@@ -20,6 +22,7 @@ from nwor_bench.analysis.parity.ties import (
     leading_two,
     together_outside,
 )
+from nwor_bench.records.types import Cell, NworMode, ScvMode
 
 sys.path.append(str(Path(__file__).parents[2] / "sweeps" / "studies" / "tie-rule"))
 from simulate import CASES, Machine, rate
@@ -156,6 +159,20 @@ def test_words_of_too_many_ties_name_gap_and_expectation() -> None:
     assert found is not None
     assert "10 have a gap of 0.25 nats or more" in found
     assert "flip 0.5 of 500 tokens" in found
+
+
+def test_tokens_and_ties_of_equal_prompts_count_once() -> None:
+    """45 ties are too many in 500 tokens, and so are they if each of three blocks has these."""
+    sums, cell = ParitySums(), Cell("tiny", NworMode.STAGE, ScvMode.OFF)
+    ties = tuple(("one", at, 7, 0.0) for at in range(45))
+    for few in (ties[:20], ties[:20]):
+        assert sums.add(cell, BatchSums(("one", "two"), few, None, 500), FLIPPING) is None
+    found = sums.add(cell, BatchSums(("one", "two"), ties, None, 500), FLIPPING)
+    assert found is not None
+    assert "10.0 of 500 tokens" in found
+    other = replace(cell, scv_mode=ScvMode.GRAPH)
+    for prompts in (("one",), ("two",), ("three",)):
+        assert sums.add(other, BatchSums(prompts, ties, None, 1000), FLIPPING) is None
 
 
 @pytest.mark.slow  # many simulated cells

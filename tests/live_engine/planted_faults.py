@@ -249,6 +249,7 @@ FAULTS = (
         "a kernel's branch for long contexts",
         "bits of rows that are written differ from stock's in windows with such a request",
         cpu.value_wrong_at_long_context, gpu.value_wrong_at_long_context, K | LAYERS, LAYERS,
+        pairs=(SHAPE,),
     ),
     Fault(
         "16 positions of one request with unrelated K/V",

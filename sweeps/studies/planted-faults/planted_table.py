@@ -66,9 +66,12 @@ CHECKS = """\
 ## What each check compares
 
 [The gate](methodology.md#before-timing-is-the-output-the-same) has the checks. *Layers* is the
-local gate. *Writes*: slots of staged rows hold a mark from a window's start to its commit;
+local gate. *Graphs*: the graph that is timed gives the output of the gate's own, which copies each
+layer's inputs. *Writes*: slots of staged rows hold a mark from a window's start to its commit;
 afterwards as many rows are written as were counted, in every layer. *Ranks*: all ranks recorded the
-same windows. On a CPU acceptance is not checked once tokens differ.
+same windows. *Last batch*: tokens, acceptance, K/V and states of a batch without instruments, as
+timed ones are; listed if every batch before it passed. On a CPU acceptance is not checked once
+tokens differ.
 
 Timed batches have no write watch: a rejected draft that is written there and overwritten by the
 next window changes no answer, row or count.

@@ -490,14 +490,15 @@ def value_wrong_at_long_context(worker: Any) -> AbstractContextManager[None]:
 
 
 def unrelated_rows(worker: Any) -> AbstractContextManager[None]:
-    """16 positions of one request get unrelated K/V in every layer, once."""
-    kept: list[int] = []
+    """16 positions of one request get unrelated K/V in every layer, once in each SCV mode."""
+    of_mode: dict[Any, list[int]] = {}
 
     @commit_wrapped
     def plant(buffers: Any, commit: Callable[..., str]) -> Callable[..., str]:
         def faulty(slots: Tensor, accepted: Tensor) -> str:
             problem = commit(slots, accepted)
             first = worker.nwor_hook.window.batch.num_draft_tokens[0]
+            kept = of_mode.setdefault(worker.nwor_hook.validator.mode, [])
             if len(kept) < UNRELATED:
                 kept.extend(slots[:first][accepted[:first]].tolist())
                 if len(kept) >= UNRELATED:

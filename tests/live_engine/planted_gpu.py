@@ -432,9 +432,9 @@ def value_wrong_at_long_context(window: Commit, memory: dict[str, Any]) -> str:
 
 @commit_replaced
 def unrelated_rows(window: Commit, memory: dict[str, Any]) -> str:
-    """16 positions of one request get unrelated K/V in every layer, once."""
+    """16 positions of one request get unrelated K/V in every layer, once in each SCV mode."""
     problem = window.run()
-    kept = memory.setdefault("slots", [])
+    kept = memory.setdefault(memory["hook"].validator.mode, [])
     if len(kept) < UNRELATED:
         kept += window.slots[window.written & (window.request == 0)].tolist()
         if len(kept) >= UNRELATED:

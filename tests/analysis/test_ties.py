@@ -1,5 +1,6 @@
 """A tie is what mode off itself cannot tell apart: gaps in, verdicts out."""
 
+import csv
 import sys
 from dataclasses import replace
 from math import sqrt
@@ -24,8 +25,9 @@ from nwor_bench.analysis.parity.ties import (
 )
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 
-sys.path.append(str(Path(__file__).parents[2] / "sweeps" / "studies" / "tie-rule"))
-from simulate import CASES, Machine, rate
+STUDY = Path(__file__).parents[2] / "sweeps" / "studies" / "tie-rule"
+sys.path.append(str(STUDY))
+from simulate import CASES, Machine, rate  # noqa: E402
 
 PLACE = Place(request=1, position=3, reference=7, token=9)
 SCALE = ErrorScale(rms=0.1, largest=0.25, positions=100, flips=())
@@ -182,6 +184,25 @@ def test_sound_cells_pass_and_a_near_second_best_token_does_not(case: str) -> No
     machine, more = CASES[case]
     assert rate(300, machine, 320, **more) <= 0.01
     assert rate(150, machine, 320, 0.3, **more) >= 0.99 - 0.05 * (more.get("positions") == 32)
+
+
+@pytest.mark.parametrize(("tokens", "refused"), [(320, True), (160, True), (80, False)])
+@pytest.mark.parametrize("same_kernel", [False, True])
+def test_measured_gaps_refuse_a_near_second_best_token(
+    tokens: int, refused: bool, same_kernel: bool
+) -> None:
+    """SmolLM2 in bf16 on a CPU: with another kernel every such token is a tie by itself."""
+    with (STUDY / "smollm2-cpu.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    sample = [row for row in rows if row["shapes"]]
+    decoded, shapes, nudged = (
+        tops(*(float(row[name]) for row in sample)) for name in ("decoded", "shapes", "nudged")
+    )
+    gaps = [float(row["decoded"]) for row in rows]
+    scale = error_scale(decoded, nudged, [shapes] * 3, tops(*gaps), same_kernel=same_kernel)
+    fault = [gap for gap in gaps[:tokens] if gap < 0.3]
+    assert (max(fault) <= scale.allowance) is not same_kernel
+    assert (together_outside(fault, scale, tokens) is not None) is refused
 
 
 @pytest.mark.slow

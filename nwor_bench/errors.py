@@ -18,6 +18,13 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+def worst_of(codes: Iterable[ExitCode]) -> ExitCode:
+    """Of several runs or comparisons: wrong numbers are worse than none."""
+    order = (ExitCode.OK, ExitCode.INCONCLUSIVE, ExitCode.REGRESSION, ExitCode.BAD_USAGE,
+             ExitCode.FAILED, ExitCode.CORRECTNESS_BROKEN, ExitCode.INTERRUPTED)  # fmt: skip
+    return max(codes, key=order.index, default=ExitCode.OK)
+
+
 MOST_LISTED = 50
 """Names that a refusal lists; more, such as vLLM's arguments, would fill a screen."""
 

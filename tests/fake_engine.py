@@ -132,6 +132,7 @@ class FakeEngine:
         before: called at the start of every `generate` with the call's number.
         bytes_per_token, device, dtype: as `status` tells it.
         scv_fallback: why no window is validated as an SCV mode asks.
+        direct: why mode stage stages no window; None if it does.
         flips: by prefix (prompt and output so far), what mode stage answers otherwise.
         error: nats by which mode off's gaps move between batch shapes.
         decoded: cell, prompts and lengths of each `decode_greedily`.
@@ -144,6 +145,7 @@ class FakeEngine:
     before: Callable[[int], None] = lambda number: None
     bytes_per_token: int | None = BYTES_PER_TOKEN
     scv_fallback: str = "capture_not_supported"
+    direct: str | None = None
     device: str = "cpu"
     dtype: str = "float32"
     flips: dict[tuple[int, ...], Flip] = field(default_factory=dict)
@@ -224,24 +226,25 @@ class FakeEngine:
     def _windows(self, asked: Tokens) -> list[dict[str, Any]]:
         assert self.cell is not None
         if self.order is None:
-            return [
-                {
-                    **_window(self.cell, asked, step, self.scv_fallback),
-                    "path": self.path_of(self.cell, step),
-                }
-                for step in range(WINDOWS)
-            ]
+            return [self._window(self.cell, asked, step) for step in range(WINDOWS)]
         places = list(islice(self.order.places(), INTERLEAVED_WINDOWS))
         cells = self.order.cells
         return [
             {
-                **_window(cells[place.cell], asked, step, self.scv_fallback, step < WINDOWS),
-                "path": self.path_of(cells[place.cell], step),
+                **self._window(cells[place.cell], asked, step, step < WINDOWS),
                 "wall_ms": 10.0 + 0.1 * step,  # a drift that A B B A cancels to well below 1 %
                 **vars(place),
             }
             for step, place in enumerate(places)
         ]
+
+    def _window(self, cell: Cell, asked: Tokens, step: int, counted: bool = True) -> dict[str, Any]:
+        window = _window(cell, asked, step, self.scv_fallback, counted)
+        window["path"] = self.path_of(cell, step)
+        if self.direct is None or cell.nwor_mode is not NworMode.STAGE:
+            return window
+        counts = ("staged_tokens", "committed_tokens", "rejected_tokens", "stage_operations")
+        return {**window, **dict.fromkeys(counts, 0), "fallback_reason": self.direct}
 
     def watch_writes(self, on: bool) -> list[dict[str, int]]:
         return []

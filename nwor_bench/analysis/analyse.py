@@ -21,7 +21,7 @@ from nwor_bench.analysis.findings.run import find_all
 from nwor_bench.analysis.findings.table import Finding
 from nwor_bench.analysis.invariants import Violation, find_violations
 from nwor_bench.analysis.verdicts import CellVerdict, cell_verdicts
-from nwor_bench.analysis.worth import Measured, worth_of
+from nwor_bench.analysis.worth import Measured, refused_arms, worth_of
 from nwor_bench.records.cell import NworMode, drafts_of
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, BatchRecord, Cell, CellResult, Verdict, WindowRecord
@@ -46,6 +46,11 @@ class Analysis:
     """One summary a cell that ran, by pair, then NWOR mode, then SCV mode (off first)."""
     worth: Worth | None = None
     """Which draft counts pay, by this run alone; None for a run that compares modes."""
+
+    @property
+    def measured(self) -> Measured:
+        """What its draft counts are worked out from."""
+        return Measured(self.run, self.effects, refused_arms(self.cells))
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
@@ -84,13 +89,13 @@ def analyse(run: RunData) -> Analysis:
             cells, _baseline(cells, first), faults, over_off, checks_only=run.header.checks_only
         )
         results += [_result(*both) for both in zip(cells, verdicts, strict=True)]
-    worth = None
-    if (run.header.spec or {}).get("draft_counts") is not None:
-        worth = worth_of([Measured(run, effects)])
-        rates = {rate.count: rate for rate in worth.rates}
-        results = [_by_tokens(cell, rates) for cell in results]
     parts = tuple(gathered), tuple(effects), tuple(violations), tuple(results)
-    return Analysis(run, *parts, worth)
+    found = Analysis(run, *parts)
+    if (run.header.spec or {}).get("draft_counts") is None:
+        return found
+    worth = worth_of([found.measured])
+    rates = {rate.count: rate for rate in worth.rates}
+    return replace(found, worth=worth, cells=tuple(_by_tokens(cell, rates) for cell in results))
 
 
 def _by_tokens(cell: CellResult, rates: Mapping[int, Rate]) -> CellResult:

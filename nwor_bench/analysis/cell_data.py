@@ -60,8 +60,6 @@ class CellData:
         found_later: first output mismatch found after the batch was stored, or in a block that
             was interrupted and run again; None if there is none.
         ungated: paths on which it was timed and that none of its gate's windows took.
-        cannot_fire: why its SCV mode cannot fire on this machine, as the gate proved; such a cell
-            is not timed. None if it may fire.
     """
 
     cell: Cell
@@ -69,7 +67,6 @@ class CellData:
     timed: list[BatchRecord]
     windows: list[WindowRecord]
     found_later: str | None = None
-    cannot_fire: str | None = None
     interleaved: list[WindowRecord] = field(default_factory=list)
     interleaved_counters: Counter[str] = field(default_factory=Counter)
     gate: GateResults = GateResults()
@@ -182,6 +179,13 @@ class CellData:
         return dict(sorted(Counter(reason for reason in reasons if reason).items()))
 
     @property
+    def cannot_fire(self) -> str | None:
+        """Why its SCV mode cannot fire on this machine, as the gate proved; such a cell is not
+        timed. None if it may fire."""
+        reasons = {window.scv_fallback_reason for window in self.gated if window.draft_tokens}
+        return "it cannot run without CUDA" if reasons == {NO_CUDA} else None
+
+    @property
     def scv_status(self) -> str:
         """ "off", "ok", "INEFFECTIVE" (it never ran as asked) or "not measured"."""
         if self.cell.scv_mode is ScvMode.OFF:
@@ -197,7 +201,7 @@ class CellData:
 def gather_cells(run: RunData) -> list[CellData]:
     """The cells that ran, by pair, then NWOR mode, then SCV mode (off first)."""
     windows = windows_by_batch(run)
-    found_later, idle = _found_later(run), cannot_fire(run)
+    found_later = _found_later(run)
     interleaved = _own_windows(run, windows, {Phase.INTERLEAVED})
     in_gate = _own_windows(run, windows, {Phase.GATE, Phase.INTERLEAVED_GATE})
     counters, gates = _interleaved_counters(run), _gate_results(run, windows)
@@ -216,7 +220,6 @@ def gather_cells(run: RunData) -> list[CellData]:
                 timed,
                 own,
                 found_later.get(cell),
-                idle.get(cell),
                 shared,
                 counters.get(cell.label, Counter()),
                 gates(cell),
@@ -292,45 +295,20 @@ def _found_later(run: RunData) -> dict[Cell, str]:
     return found
 
 
-_FOR_GOOD = {NO_CUDA: "it cannot run without CUDA"}
-"""Fallback reasons that no later window of the run can be without, in words."""
-
-
-def cannot_fire(run: RunData) -> dict[Cell, str]:
-    """Cells whose windows in the gate all fell back for a reason that stays, and why."""
-    windows = windows_by_batch(run)
-    found: dict[Cell, str] = {}
-    for batch in run.batches:
-        if batch.phase != Phase.GATE or batch.cell.scv_mode is ScvMode.OFF:
-            continue
-        reasons = {window.scv_fallback_reason for window in windows[batch_key(batch)]}
-        reasons.discard(None)  # a window without drafts has none
-        counters = batch.scv_counters
-        validated = counters.get("scv_graph_hits", 0) + counters.get("scv_device_validations", 0)
-        fell_back = counters.get("scv_fallback_count", 0)
-        if fell_back and validated <= fell_back and len(reasons) == 1:
-            why = _FOR_GOOD.get(str(*reasons))
-            if why is not None:
-                found[batch.cell] = f"{why}; checked, not timed"
-    return found
-
-
 def idle_reason(cell: CellData) -> str | None:
     """Why the cell's mode never fired, or None if it did or nothing ran yet."""
+    mode, ran = cell.cell.nwor_mode, cell.counts_from is not None
+    if ran and not cell.draft_tokens and (cell.cell.drafts or mode is NworMode.STAGE):
+        return "no draft token was proposed"
+    if ran and mode is NworMode.STAGE and not cell.staged:
+        if cell.fallbacks.keys() == {SLOWER_THAN_STOCK}:
+            return OFF_BY_CHOICE
+        return f"no draft token was staged{_most_common(cell.fallbacks)}"
+    if ran and mode is NworMode.CONTROL and not cell.controlled:
+        return "attention read no draft token from the window"
     if cell.cannot_fire is not None and not cell.measured:
         return cell.cannot_fire
-    if cell.cell.nwor_mode is NworMode.CONTROL:
-        acted = cell.controlled or cell.counts_from is None
-        return None if acted else "attention read no draft token from the window"
-    if cell.cell.nwor_mode is not NworMode.STAGE:
-        return idle_scv(cell)
-    if cell.staged or cell.counts_from is None:
-        return None
-    if not cell.draft_tokens:
-        return "no draft token was proposed, so nothing was staged"
-    if cell.fallbacks.keys() == {SLOWER_THAN_STOCK}:
-        return OFF_BY_CHOICE
-    return f"no draft token was staged{_most_common(cell.fallbacks)}"
+    return idle_scv(cell) if mode is NworMode.OFF else None
 
 
 def idle_scv(cell: CellData) -> str | None:

@@ -8,12 +8,14 @@ Errors of tokens and times are independent and are added with Welch's degrees of
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from math import exp
-from typing import Protocol
+from math import copysign, exp
+from statistics import fmean
+from typing import NamedTuple, Protocol
 
 from nwor_bench.analysis.statistics import SIGNIFICANCE, verdict
-from nwor_bench.instruments.robust import Estimate, RatioInterval, t_quantile
+from nwor_bench.instruments.robust import Estimate, RatioInterval, as_ratio
 from nwor_bench.records.cell import ADAPTIVE
+from nwor_bench.records.types import Verdict
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,11 @@ class Worth:
     """By batch size, then draft count; k = 0 is left out."""
     best: Mapping[int, int]
     """Draft count to use at each batch size at which one was measured; a larger one only if its
-    interval over it excludes 1."""
+    gain over the smaller is sure: its interval excludes 1, and it exceeds the noise."""
     texts: int
     """Different requests behind the tokens."""
-    noise: Mapping[int, tuple[float, float, float]]
-    """k = 0 against itself at each batch size: the ratio of times and its 95 % interval."""
+    noise: Mapping[int, RatioInterval]
+    """k = 0 against itself at each batch size: the ratio of times."""
     least: Mapping[int, int] = field(default_factory=dict)
     """The smallest batch size of each class, by its largest, if classes were measured."""
 
@@ -72,6 +74,9 @@ class Worth:
 
     by_engines: bool = False
     """Each draft count had an engine of its own: none changed its count."""
+
+    best_fixed: int | None = None
+    """One draft count for all batch sizes at which every count was measured; None without one."""
 
     @property
     def unmeasured(self) -> list[int]:
@@ -131,6 +136,10 @@ class Tokens(Protocol):
         """Log tokens at k over those at another count; None if they are not known."""
 
 
+Arm = tuple[int | None, bool]
+"""A draft count, None being k = 0 against itself, and whether it is staged."""
+
+
 @dataclass(frozen=True)
 class AtSize:
     """What was measured at one batch size, or in one class of them."""
@@ -144,6 +153,24 @@ class AtSize:
     tokens: Tokens
     staged: Mapping[int, Estimate] = field(default_factory=dict)
     """Log time of a staged window over that of the same count in mode off."""
+    refused: Mapping[Arm, str] = field(default_factory=dict)
+    """Verdicts of cells that have no time to trust; INVALID: it failed its checks."""
+
+    @property
+    def floor(self) -> float | None:
+        """Differences up to it may be noise (`noise_floor`); None if that was not measured."""
+        aa = self.times.get(None)
+        return None if aa is None else noise_floor(aa)
+
+
+def noise_floor(aa: Estimate) -> float:
+    """The farther end of the 95 % interval of k = 0 over itself, as a log."""
+    return abs(aa.value) + aa.half_width()
+
+
+MIN_JUDGED = 5
+"""Fewest groups of windows, or blocks, for a verdict. In fewer a steady drift does not show as
+autocorrelation (`statistics.variance_inflation`): it would pass as independent scatter."""
 
 
 def worth_at(sizes: Sequence[AtSize], counts: Sequence[int], texts: int) -> Worth:
@@ -153,106 +180,119 @@ def worth_at(sizes: Sequence[AtSize], counts: Sequence[int], texts: int) -> Wort
         counts: that were compared, in order, without 0; ADAPTIVE last.
         texts: different requests behind the tokens.
     """
-    rates, best, noise, best_staged = [], {}, {}, {}
+    rates, best, noise, best_staged, measured = [], {}, {}, {}, []
     for own in sorted(sizes, key=lambda each: each.requests):
-        aa, floor = own.times.get(None), None
+        aa = own.times.get(None)
         if aa is not None:
-            half = aa.half_width()
-            noise[own.requests] = (exp(aa.value), exp(aa.value - half), exp(aa.value + half))
-            floor = max(abs(bound - 1) for bound in noise[own.requests])
-        times = {0: _NONE} | {k: t for k, t in own.times.items() if k}
-        for k in counts:
-            rate = _rate(own.requests, k, own.tokens, times, len(counts))
-            if k == ADAPTIVE:
-                rate = replace(rate, drafts=max(counts), adaptive=True)
-            over = own.staged.get(k)
-            rates.append(rate if over is None else _with_stage(rate, over, floor, len(counts)))
-        if any(rate.ratio is not None for rate in rates if rate.requests == own.requests):
-            best[own.requests] = _best(own.tokens, times, counts)
-        if own.staged:
-            both = {k: added(times[k], over) for k, over in own.staged.items() if k in times}
-            if both:
-                best_staged[own.requests] = _best(own.tokens, {0: _NONE, **both}, counts)
+            noise[own.requests] = as_ratio(aa)
+        found = [_rate(own, k, counts) for k in counts]
+        rates += found
+        if any(rate.ratio is not None for rate in found):
+            best[own.requests] = _best([own], counts)
+        if all(r.ratio is not None for r in found if r.verdict != Verdict.INVALID):
+            measured.append(own)
+        both = {k: (own.times[k], over) for k, over in own.staged.items() if k in own.times}
+        if both:
+            times: dict[int | None, Estimate] = {} if aa is None else {None: aa}
+            times |= {k: together(a.value + b.value, [a, b]) for k, (a, b) in both.items()}
+            best_staged[own.requests] = _best([replace(own, times=times)], counts)
     least = {own.requests: own.least for own in sizes if own.least < own.requests}
-    return Worth(tuple(rates), best, texts, noise, least, best_staged)
+    fixed = _best(measured, counts) if set(best) & {own.requests for own in measured} else None
+    return Worth(tuple(rates), best, texts, noise, least, best_staged, best_fixed=fixed)
 
 
 _NONE = Estimate(0.0, 0.0, 1, 0)
 """Of the time at k = 0 over itself."""
 
 
-def _best(tokens: Tokens, times: Mapping[int, Estimate], counts: Sequence[int]) -> int:
-    """The draft count to use; a larger one only if its interval over the smaller excludes 1."""
+def _best(sizes: Sequence[AtSize], counts: Sequence[int]) -> int:
+    """The draft count to use at all of these sizes: a larger one only if its gain over the smaller
+    is sure. Of several sizes the mean gain counts (of logs), with the mean of the bounds: their
+    tokens are the same texts', so their errors do not average out."""
     chosen = 0
     for k in (count for count in counts if count != ADAPTIVE):
-        found = _difference(tokens, times, k, chosen, len(counts))
-        if found is not None and found[1] > 0:
-            chosen = k
+        gains = [_gain(own, k, chosen, len(counts)) for own in sizes]
+        known = [each for each in gains if each is not None]
+        floors = [own.floor for own in sizes if own.floor is not None]
+        if len(known) == len(floors) == len(sizes):
+            value, low, high = (fmean(ends) for ends in list(zip(*known, strict=True))[:3])
+            gain = Gain(value, low, high, min(each.groups for each in known))
+            if _verdict(gain, fmean(floors), small_counts=True) == Verdict.FASTER:
+                chosen = k
     return chosen
 
 
-def _with_stage(rate: Rate, time: Estimate, floor: float | None, counts: int) -> Rate:
-    """The rate with what staging gives at its draft count, from the log time over mode off's: the
-    gate has shown that their tokens are the same."""
-    half = t_quantile(1 - SIGNIFICANCE / 2 / max(counts, 1), time.degrees) * time.standard_error
-    low, high = exp(time.value - half), exp(time.value + half)
-    interval = RatioInterval(exp(time.value), low, high, time.count)
-    found = verdict(interval, noise_floor=floor, small_counts=True)
+class Gain(NamedTuple):
+    """Log tokens per second over those of another count, with its interval."""
+
+    value: float
+    low: float
+    high: float
+    groups: int
+    """Groups or blocks of the count that has fewer."""
+
+
+def _verdict(gain: Gain, floor: float | None, *, small_counts: bool = False) -> Verdict:
+    """`statistics.verdict` of the gain; AMBIGUOUS without a floor or below MIN_JUDGED."""
+    if floor is None or gain.groups < MIN_JUDGED:
+        return Verdict.AMBIGUOUS
+    time = RatioInterval(exp(-gain.value), exp(-gain.high), exp(-gain.low), gain.groups)
+    noise = abs(exp(copysign(floor, -gain.value)) - 1)
+    return verdict(time, noise_floor=noise, small_counts=small_counts)
+
+
+def _rate(own: AtSize, k: int, counts: Sequence[int]) -> Rate:
+    """Rate and verdict of one count at one size, in mode off and staged."""
+    time, gain = own.times.get(k), _gain(own, k, 0, len(counts))
+    found = Verdict.AMBIGUOUS if gain is None else _verdict(gain, own.floor)
+    rate = Rate(
+        requests=own.requests,
+        drafts=max(counts) if k == ADAPTIVE else k,
+        ratio=None if gain is None else exp(gain.value),
+        low=None if gain is None else exp(gain.low),
+        high=None if gain is None else exp(gain.high),
+        verdict=own.refused.get((k, False), str(found)),
+        time_ratio=None if time is None else exp(time.value),
+        tokens=own.tokens.mean(k),
+        groups=0 if time is None else time.count,
+        stage_verdict=own.refused.get((k, True)),
+        adaptive=k == ADAPTIVE,
+    )
+    if (over := own.staged.get(k)) is None:
+        return rate
+    # The gate has shown that staged and not give the same tokens.
+    half = over.half_width(1 - SIGNIFICANCE / 2 / len(counts))
+    staged = Gain(-over.value, -over.value - half, -over.value + half, over.count)
     return replace(
-        rate, stage_ratio=1 / interval.ratio, stage_low=1 / high, stage_high=1 / low,
-        stage_verdict=str(found), stage_groups=time.count,
+        rate, stage_ratio=exp(staged.value), stage_low=exp(staged.low), stage_high=exp(staged.high),
+        stage_verdict=str(_verdict(staged, own.floor, small_counts=True)), stage_groups=over.count,
     )  # fmt: skip
 
 
-def _rate(
-    requests: int, k: int, tokens: Tokens, times: Mapping[int, Estimate], counts: int
-) -> Rate:
-    time = times.get(k)
-    found = _difference(tokens, times, k, 0, counts)
-    per_token = None
-    if found is not None and time is not None:  # `verdict` is of times
-        value, low, high = found
-        per_token = RatioInterval(exp(-value), exp(-high), exp(-low), time.count)
-    return Rate(
-        requests=requests,
-        drafts=k,
-        ratio=None if found is None else exp(found[0]),
-        low=None if found is None else exp(found[1]),
-        high=None if found is None else exp(found[2]),
-        verdict=str(verdict(per_token)),
-        time_ratio=None if time is None else exp(time.value),
-        tokens=tokens.mean(k),
-        groups=0 if time is None else time.count,
-    )
-
-
-def _difference(
-    tokens: Tokens, times: Mapping[int, Estimate], k: int, other: int, counts: int
-) -> tuple[float, float, float] | None:
-    """Log rate of k over another count with the interval that holds for all counts; None if a
-    part was not measured."""
-    accepted = tokens.difference(k, other)
-    if accepted is None or k not in times or other not in times:
+def _gain(own: AtSize, k: int, other: int, counts: int) -> Gain | None:
+    """The gain of k over another count, with the interval that holds for all counts together; None
+    if a part was not measured."""
+    times = {0: _NONE, **own.times}
+    if k not in times or other not in times:
+        return None
+    accepted = own.tokens.difference(k, other)
+    if accepted is None:
         return None
     value = accepted.value - times[k].value + times[other].value
     found = together(value, [accepted, times[k], times[other]])
-    quantile = t_quantile(1 - SIGNIFICANCE / 2 / max(counts, 1), found.degrees)
-    half = quantile * found.standard_error
-    return value, value - half, value + half
+    half = found.half_width(1 - SIGNIFICANCE / 2 / counts)
+    return Gain(value, value - half, value + half, min(times[j].count for j in (k, other) if j))
 
 
 def together(value: float, parts: Sequence[Estimate]) -> Estimate:
-    """A sum or difference of independent estimates, with Welch's degrees of freedom."""
+    """A sum or difference of independent estimates, with Welch's degrees of freedom. They have the
+    largest of the parts' offsets: two engines may differ by as much as any other two."""
     variances = [part.standard_error**2 for part in parts]
     total, spread = sum(variances), zip(variances, parts, strict=True)
     weighed = sum(own**2 / part.degrees for own, part in spread if own)
-    return Estimate(value, total**0.5, total**2 / weighed if weighed else 1, parts[0].count)
-
-
-def added(one: Estimate, other: Estimate) -> Estimate:
-    """The sum of independent estimates."""
-    found = together(one.value + other.value, [one, other])
-    return replace(found, count=min(one.count, other.count))
+    degrees, offset = total**2 / weighed if weighed else 1, max(part.offset for part in parts)
+    count = min((part.count for part in parts if part.standard_error), default=parts[0].count)
+    return Estimate(value, total**0.5, degrees, count, offset)
 
 
 @dataclass(frozen=True)

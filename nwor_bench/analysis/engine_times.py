@@ -1,8 +1,13 @@
 """Times of draft counts that have an engine each, from whole batches. Pure.
 
-All counts run once a block, in random order: a randomised complete block design. So the error of a
-count's time over that of k = 0 is that of a two-way analysis of variance, by block and count, with
-(blocks - 1) x (counts - 1) degrees of freedom.
+All counts run once a block, in random order. A count's time over that of k = 0 is the mean of the
+blocks' log ratios, with that count's own scatter and autocorrelation (`statistics.mean_log`).
+
+Two engines that do the same may differ as long as they live. Only the A/A engine, a second one
+without a drafter, shows by how much: each interval is wider by the farther end of its interval.
+That is one draw. It holds if engines differ by no more than their blocks scatter (95 % at eight
+blocks). If they differ by much more, an engine is farther away than the A/A engine in half of all
+runs; one degree of freedom would hold there too, at 13 to 51 times the A/A difference.
 
 A request's time per output token is vLLM's own, from its first token to its last: the same clock in
 every engine, without the prefill. Times its tokens a step it is the time of a step. Under adaptive
@@ -11,12 +16,14 @@ that tokens over time is the measured time per token, whose error is the blocks'
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import log
 from statistics import fmean
 
 import numpy as np
 
-from nwor_bench.analysis.statistics import MIN_BLOCKS
+from nwor_bench.analysis.draft_rates import noise_floor
+from nwor_bench.analysis.statistics import mean_log
 from nwor_bench.instruments.robust import Estimate
 from nwor_bench.models.methods import WITHOUT_DRAFTER
 from nwor_bench.records.cell import ADAPTIVE
@@ -31,8 +38,8 @@ def by_engines(header: RunHeader) -> bool:
 
 
 def block_times(run: RunData) -> dict[int | None, Estimate]:
-    """Log time of a step over that at k = 0, by draft count, None being the A/A arm; of the counts
-    that ran in every block. Empty below MIN_BLOCKS."""
+    """Log time of a step over that at k = 0 by draft count, None being the A/A arm, from the blocks
+    that both ran; of counts with MIN_BLOCKS or more."""
     logs: dict[int | None, dict[int, float]] = {}
     adaptive = adaptive_tokens(run)
     for batch in _timed(run):
@@ -40,17 +47,12 @@ def block_times(run: RunData) -> dict[int | None, Estimate]:
         value = None if own is None else _log_step(batch, own)
         if value is not None:
             logs.setdefault(batch.cell.drafts, {})[batch.block] = value
-    blocks = sorted(logs.get(0, ()))
-    whole = {k: [own[b] for b in blocks] for k, own in logs.items() if own.keys() >= set(blocks)}
-    if len(blocks) < MIN_BLOCKS or len(whole) < 2:
-        return {}
-    table = np.array(list(whole.values()))
-    means = table.mean(axis=1)
-    rest = table - means[:, None] - table.mean(axis=0) + table.mean()
-    degrees = (len(blocks) - 1) * (len(whole) - 1)
-    error = float(2 * (rest**2).sum() / degrees / len(blocks)) ** 0.5
-    over = {k: float(mean) - fmean(whole[0]) for k, mean in zip(whole, means, strict=True)}
-    return {k: Estimate(v, error, degrees, len(blocks)) for k, v in over.items() if k != 0}
+    base = logs.pop(0, {})
+    pairs = {k: [own[b] - base[b] for b in sorted(own.keys() & base)] for k, own in logs.items()}
+    known = {k: mean_log(np.array(values)) for k, values in pairs.items()}
+    found = {k: estimate for k, estimate in known.items() if estimate is not None}
+    offset = noise_floor(found[None]) if None in found else 0.0
+    return {k: replace(e, offset=0.0 if k is None else offset) for k, e in found.items()}
 
 
 def adaptive_tokens(run: RunData) -> float | None:

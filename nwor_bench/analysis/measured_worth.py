@@ -1,11 +1,11 @@
 """Runs of draft counts that are told together: those of one scenario, by batch size. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from nwor_bench.analysis.analyse import Analysis
-from nwor_bench.analysis.draft_rates import Rate, Worth
-from nwor_bench.analysis.worth import Measured, WindowTime, batch_size, window_times, worth_of
+from nwor_bench.analysis.draft_rates import Worth
+from nwor_bench.analysis.worth import WindowTime, batch_size, window_times, worth_of
 from nwor_bench.records.cell import NworMode
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import CellResult
@@ -43,21 +43,6 @@ class MeasuredWorth:
 
 def measured_worth(analyses: Sequence[Analysis]) -> MeasuredWorth:
     """Work it out once; a single run's is known already."""
+    runs = [each.measured for each in analyses]
     worth = analyses[0].worth if len(analyses) == 1 else None
-    if worth is None:
-        worth = worth_of([Measured(each.run, each.effects) for each in analyses])
-    times = tuple(window_times([each.run for each in analyses]))
-    found = MeasuredWorth(tuple(analyses), worth, times)
-    staged = found.staged
-    rates = tuple(_as_judged(r, staged.get((r.requests, r.drafts))) for r in worth.rates)
-    return replace(found, worth=replace(worth, rates=rates))
-
-
-def _as_judged(rate: Rate, staged: CellResult | None) -> Rate:
-    """The rate with the verdict of its staged cell, which may have no ratio to trust."""
-    if staged is None:
-        return rate
-    judged = replace(rate, stage_verdict=str(staged.verdict))
-    if staged.tokens_per_s_ratio is None:
-        return replace(judged, stage_ratio=None, stage_low=None, stage_high=None)
-    return judged
+    return MeasuredWorth(tuple(analyses), worth or worth_of(runs), tuple(window_times(runs)))

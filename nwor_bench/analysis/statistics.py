@@ -55,12 +55,18 @@ def paired_ratio(treated: Sequence[float], baseline: Sequence[float]) -> RatioIn
     Fewer than MIN_BLOCKS blocks give None: no interval was measured. Raises ValueError as
     `geometric_mean_ratio` does.
     """
-    logs = log_ratios(treated, baseline)
+    found = mean_log(log_ratios(treated, baseline))
+    return None if found is None else as_ratio(found)
+
+
+def mean_log(logs: NDArray[np.float64]) -> Estimate | None:
+    """The mean of log ratios, in the order in which they ran, with the error that `paired_ratio`
+    describes; None below MIN_BLOCKS."""
     count = len(logs)
     if count < MIN_BLOCKS:
         return None
     error = float(logs.std(ddof=1)) * (variance_inflation(logs) / count) ** 0.5
-    return as_ratio(Estimate(float(logs.mean()), error, count - 1, count))
+    return Estimate(float(logs.mean()), error, count - 1, count)
 
 
 def simultaneous_bounds(interval: RatioInterval, cells: int) -> tuple[float, float]:

@@ -12,27 +12,21 @@ A staged count is compared with the same count in mode off, in groups of both. T
 that their tokens are the same, so the ratio of tokens/s is that of times.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 import numpy as np
 
-from nwor_bench.analysis.draft_rates import AtSize, Worth, worth_at
+from nwor_bench.analysis.draft_rates import Arm, AtSize, Worth, worth_at
 from nwor_bench.analysis.draft_tokens import Tokens, WithAdaptive, named_rates, requests_of
 from nwor_bench.analysis.effects import DEVICE_MS, PairEffect
 from nwor_bench.analysis.engine_times import adaptive_tokens, block_times, by_engines
+from nwor_bench.analysis.statistics import mean_log
 from nwor_bench.instruments.robust import Estimate, robust_location
-from nwor_bench.records.cell import ADAPTIVE, NworMode, count_order
+from nwor_bench.records.cell import ADAPTIVE, Cell, NworMode, count_order
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import WindowRecord
-
-MIN_GROUPS = 3
-"""Fewest groups of windows of a draft count: below ten their mean, from there Huber's location."""
-
-MIN_DEGREES = 3
-"""Fewest degrees of freedom of the groups' scatter, all counts of a batch size together."""
-
+from nwor_bench.records.types import CellResult, Verdict, WindowRecord
 
 LEAST_FULL = 0.75
 """Share of a batch's requests that a group needs."""
@@ -49,6 +43,8 @@ class Measured:
 
     run: RunData
     effects: Sequence[PairEffect]
+    refused: Mapping[Arm, str] = field(default_factory=dict)
+    """See `AtSize`."""
 
     @property
     def requests(self) -> int:
@@ -56,56 +52,73 @@ class Measured:
         return batch_size(self.run)
 
 
+def refused_arms(cells: Sequence[CellResult]) -> dict[Arm, str]:
+    """Verdicts of cells that have no time to trust: INVALID and INEFFECTIVE ones, and staged ones
+    whose values were not compared."""
+    return {
+        arm_of(cell.cell): str(cell.verdict)
+        for cell in cells
+        if cell.verdict in (Verdict.INVALID, Verdict.INEFFECTIVE)
+        or (cell.nwor_mode != NworMode.OFF and cell.interleaved is None)
+    }
+
+
+def arm_of(cell: Cell) -> Arm:
+    """The cell's draft count, and whether it is staged."""
+    return cell.drafts, cell.stock_twin is not None
+
+
+def broken_arms(runs: Sequence[Measured]) -> set[Arm]:
+    """What failed its checks in any of the runs: it is INVALID at every batch size, because wrong
+    output at one shows a fault that another may have without showing it."""
+    every = (item for own in runs for item in own.refused.items())
+    return {arm for arm, found in every if found == Verdict.INVALID}
+
+
 def worth_of(runs: Sequence[Measured]) -> Worth:
     """What the runs of one pair say; batch sizes must differ."""
     known = {drafts for m in runs for b in m.run.batches if (drafts := b.cell.drafts)}
-    counts = sorted(known, key=count_order)
-    fixed = [k for k in counts if k != ADAPTIVE]
+    counts, broken = sorted(known, key=count_order), broken_arms(runs)
+    fixed = [k for k in counts if k != ADAPTIVE and (k, False) not in broken]
     requests = [pair for own in runs for pair in requests_of(own.run, fixed)]
     pooled = Tokens(requests, fixed, named_rates(runs[0].run))
     sizes = []
-    for own in runs:
-        tokens = WithAdaptive(pooled, adaptive_tokens(own.run)) if ADAPTIVE in counts else pooled
+    invalid = dict.fromkeys(broken, str(Verdict.INVALID))
+    for own in (replace(each, refused={**each.refused, **invalid}) for each in runs):
+        adaptive = None if (ADAPTIVE, False) in broken else adaptive_tokens(own.run)
+        tokens = WithAdaptive(pooled, adaptive) if ADAPTIVE in counts else pooled
         times = times_of(own)
         stock = {k: time for (k, staged), time in times.items() if not staged}
         staged_too = {k: time for (k, staged), time in times.items() if k and staged}
-        sizes.append(AtSize(own.requests, own.requests, stock, tokens, staged_too))
+        arms = {arm_of(batch.cell) for batch in own.run.batches}
+        untimed = {**dict.fromkeys(arms - times.keys(), str(Verdict.AMBIGUOUS)), **own.refused}
+        sizes.append(AtSize(own.requests, own.requests, stock, tokens, staged_too, untimed))
     found = worth_at(sizes, counts, len(pooled))
     return replace(found, by_engines=by_engines(runs[0].run.header))
 
 
-Arm = tuple[int | None, bool]
-"""A draft count, None being k = 0 against itself, and whether it is staged."""
-
-
 def times_of(own: Measured) -> dict[Arm, Estimate]:
-    """Log time of a window over that at k = 0, of a staged one over the same count in mode off.
+    """Log time of a window over that at k = 0, of a staged one over the same count in mode off;
+    without refused arms, and those that would be compared with one.
 
-    Below ten groups their scatter is that of all counts of the batch size, which few groups show
-    better than a count's own. At the end of a batch some requests have finished: groups with most
-    of them count. Draft counts with an engine each have blocks instead.
+    At the end of a batch some requests have finished: groups with most of them count. Draft counts
+    with an engine each have blocks instead.
     """
+    found: dict[Arm, Estimate | None] = {}
     if by_engines(own.run.header):
-        return {(k, False): time for k, time in block_times(own.run).items()}
-    logs: dict[Arm, list[float]] = {}
+        found = {(k, False): time for k, time in block_times(own.run).items()}
     for effect in own.effects:
         if effect.pair.is_over_stock:
-            treated = effect.pair.treated
             full = [g for g in effect.groups if g.num_reqs >= LEAST_FULL * own.requests]
             both = [g.device if effect.clock == DEVICE_MS else g.host for g in full]
             known = [value for value in both if value is not None]
-            logs[treated.drafts, treated.stock_twin is not None] = known
-    degrees = sum(max(len(values) - 1, 0) for values in logs.values())
-    squares = sum(len(values) * float(np.var(values)) for values in logs.values() if values)
-    found = {}
-    for k, values in logs.items():
-        estimate = robust_location(values)
-        if estimate is None and len(values) >= MIN_GROUPS and degrees >= MIN_DEGREES:
-            error = (squares / degrees / len(values)) ** 0.5
-            estimate = Estimate(float(np.mean(values)), error, degrees, len(values))
-        if estimate is not None:
-            found[k] = estimate
-    return found
+            located = robust_location(known) or mean_log(np.array(known))
+            found[arm_of(effect.pair.treated)] = located
+    return {
+        (k, staged): time
+        for (k, staged), time in found.items()
+        if time is not None and not {(k, staged), (k if staged else 0, False)} & own.refused.keys()
+    }
 
 
 @dataclass(frozen=True)
@@ -122,22 +135,24 @@ class WindowTime:
     they were not timed apart."""
 
 
-def window_times(runs: Sequence[RunData]) -> list[WindowTime]:
+def window_times(runs: Sequence[Measured]) -> list[WindowTime]:
     """By batch size and draft count, from windows that draft as many as they verify."""
     found: dict[tuple[int, int, bool], list[WindowRecord]] = {}
-    for run in runs:
-        size = batch_size(run)
-        for window in run.windows:
+    broken = broken_arms(runs)
+    for own in runs:
+        size = own.requests
+        for window in own.run.windows:
             staged = window.cell.nwor_mode is not NworMode.OFF
             dropped = 0 if staged else (window.run_length or 0) - 1  # as `analysis.groups`
             inside = window.group is not None and window.position != dropped
-            if inside and window.num_reqs == size and _whole_ms(window):
-                found.setdefault((size, window.cell.drafts or 0, staged), []).append(window)
+            arm = window.cell.drafts or 0, staged
+            if inside and window.num_reqs == size and arm not in broken and _whole_ms(window):
+                found.setdefault((size, *arm), []).append(window)
     times = []
-    for (size, k, staged), own in sorted(found.items()):
-        apart = [w.forward_ms + (w.sample_ms or 0.0) for w in own if w.forward_ms is not None]
+    for (size, k, staged), every in sorted(found.items()):
+        apart = [w.forward_ms + (w.sample_ms or 0.0) for w in every if w.forward_ms is not None]
         target = median(apart) if apart else None
-        times.append(WindowTime(size, k, staged, median(map(_whole_ms, own)), target))
+        times.append(WindowTime(size, k, staged, median(map(_whole_ms, every)), target))
     return times
 
 

@@ -7,10 +7,11 @@ itself never ends it (see `workload.stopping`).
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from http.client import HTTPException
 from math import ceil
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
@@ -30,6 +31,9 @@ PREFIX = "nwor_"
 EVERY_S = 1.0
 """Time between two readings."""
 
+STALE_AFTER_S = 30.0
+"""A server updates its metrics every few seconds; after this long it no longer does."""
+
 GONE_AFTER_S = 10.0
 """A server without an answer for this long is gone."""
 
@@ -42,7 +46,7 @@ interval is partly luck, the groups after it are not (sweeps/studies/interleaved
 
 
 class Unreachable(BenchError):
-    """The server does not answer, or answers with an error."""
+    """The server does not answer, answers with an error, or no longer updates its metrics."""
 
 
 @dataclass(frozen=True)
@@ -85,30 +89,7 @@ class Reading:
         return self.classes.get(num_reqs, ClassRatio(num_reqs))
 
 
-class OneClass(Protocol):
-    """What is known of one class of batch sizes."""
-
-    @property
-    def groups(self) -> int:
-        """Groups behind it."""
-
-    @property
-    def half_width(self) -> float | None:
-        """Half its interval; None without one."""
-
-
-class AnyReading(Protocol):
-    """One reading of the metrics, of modes or of draft counts."""
-
-    @property
-    def stopped(self) -> str | None:
-        """Why nothing is compared any more; None while it goes on."""
-
-    def of(self, num_reqs: str) -> OneClass:
-        """The class, perhaps still empty."""
-
-
-R = TypeVar("R", bound=AnyReading)
+R = TypeVar("R", Reading, DraftReading)
 
 
 def metrics_address(url: str) -> str:
@@ -132,12 +113,13 @@ def read(address: str) -> Reading | DraftReading:
     """Ask the server once.
 
     Raises:
-        Unreachable: nothing answers there, or it answers with an error.
+        Unreachable: nothing answers there, or with an error or old metrics.
         ConfigError: the answer has no metrics of either kind; the message says what to set.
     """
     try:
         with urlopen(address, timeout=TIMEOUT_S) as response:
             text = response.read().decode("utf-8", "replace")
+            date = response.headers["Date"]
     except HTTPError as error:
         error.close()
         if error.code == 404:
@@ -152,20 +134,23 @@ def read(address: str) -> Reading | DraftReading:
         raise Unreachable.at(
             address, f"does not answer ({why}); is the server up?", joint=" "
         ) from error
-    return reading_of(text, address)
+    # The server's own clock: this machine's may be another.
+    return reading_of(text, address, parsedate_to_datetime(date).timestamp() if date else None)
 
 
-def reading_of(text: str, address: str) -> Reading | DraftReading:
-    """One reading of the metrics, of either kind. Raises ConfigError if none is there."""
+def reading_of(text: str, address: str, now: float | None = None) -> Reading | DraftReading:
+    """One reading of the metrics, of either kind, at Unix time `now`.
+
+    Raises ConfigError if none is there, Unreachable if they are old.
+    """
     samples = _samples(text)
-    if any(sample.name.startswith("nwor_drafts_") for sample in samples):
-        return read_drafts(samples)
-    return _of_modes(samples, address)
-
-
-def parse(text: str, address: str) -> Reading:
-    """One reading of the metrics. Raises ConfigError if none is of a live A/B."""
-    return _of_modes(_samples(text), address)
+    drafts = any(sample.name.startswith("nwor_drafts_") for sample in samples)
+    found = read_drafts(samples) if drafts else _of_modes(samples, address)
+    updated = [each.value for each in samples if each.name == "nwor_live_updated_seconds"]
+    if updated and now is not None and now - min(updated) > STALE_AFTER_S:
+        problem = f"has not updated its metrics for {now - min(updated):.0f} s; its log says why"
+        raise Unreachable.at(address, problem, joint=" ")
+    return found
 
 
 def _of_modes(samples: list[Any], address: str) -> Reading:
@@ -327,7 +312,9 @@ def watch(
     return Seen(reading, ended, clock() - began)
 
 
-def _ended(reading: AnyReading, wanted: Wanted, waited: float, rule: WidthRule) -> Ended | None:
+def _ended(
+    reading: Reading | DraftReading, wanted: Wanted, waited: float, rule: WidthRule
+) -> Ended | None:
     """Why to end now, if so."""
     if reading.stopped is not None:
         return Ended.STOPPED

@@ -17,7 +17,8 @@ from nwor_bench.report.text import NOT_MEASURED, change, change_range, plural
 STOPPED_BADGE = "STAGING STOPPED"
 
 ENDINGS = {
-    Ended.GONE: "The server no longer answers with these metrics; this is what it said last.",
+    Ended.GONE: "The server no longer answers with these metrics, or no longer updates them; this "
+    "is what it said last.",
     Ended.INTERRUPTED: "Interrupted.",
 }
 

@@ -55,17 +55,20 @@ class Estimate:
     degrees: float
     count: int
     """Values behind it."""
+    offset: float = 0.0
+    """How far it may be off however many values there are: the interval is wider by it."""
 
-    def half_width(self) -> float:
-        """Half the 95 % interval."""
-        return t_quantile((1 + CONFIDENCE) / 2, self.degrees) * self.standard_error
+    def half_width(self, share: float = (1 + CONFIDENCE) / 2) -> float:
+        """Half the 95 % interval, or that whose upper end has this share below it."""
+        return t_quantile(share, self.degrees) * self.standard_error + self.offset
 
     @property
     def p_value(self) -> float:
         """Two-sided p of "the value is 0"; without any spread it is 1 for no difference, else 0."""
+        beyond = max(abs(self.value) - self.offset, 0.0)
         if self.standard_error == 0:
-            return 1.0 if self.value == 0 else 0.0
-        return float(2 * stdtr(self.degrees, -abs(self.value) / self.standard_error))
+            return 1.0 if beyond == 0 else 0.0
+        return float(2 * stdtr(self.degrees, -beyond / self.standard_error))
 
 
 @dataclass(frozen=True)

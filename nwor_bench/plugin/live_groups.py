@@ -5,6 +5,7 @@ batch size. What is compared (modes or draft counts) is the subclass's.
 """
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Hashable, Sequence
@@ -119,10 +120,12 @@ class LivePublisher(ABC):
         self._labels = labels
         self._shown: dict[tuple[str, Labels], int] = {}
         self._end = Event()
+        self._failed: set[str] = set()
 
     def start(self) -> None:
         """Show counters at 0, and begin."""
         self.publish()
+        self.update()
         Thread(target=self._run, name="nwor-live", daemon=True).start()
 
     def stop(self) -> None:
@@ -133,21 +136,29 @@ class LivePublisher(ABC):
     def publish(self) -> None:
         """Write what has changed since the last call."""
 
+    def update(self) -> None:
+        """Publish, and show when; a failure is counted, and the next call tries again."""
+        try:
+            self.publish()
+            self._files.set("nwor_live_updated_seconds", self._labels, time.time())
+        except Exception as error:
+            reason = type(error).__name__
+            if reason not in self._failed:
+                logger.exception("nwor: /metrics was not updated; it is tried again and again")
+            self._failed.add(reason)
+            self._files.add("nwor_live_failed_updates", (*self._labels, ("reason", reason)), 1)
+
     def _run(self) -> None:
         while not self._end.wait(self.every_s):
-            try:
-                self.publish()
-            except Exception:
-                logger.exception("nwor: the ratio on /metrics is no longer updated")
-                return
+            self.update()
 
     def _raise_to(self, name: str, labels: Labels, number: int) -> bool:
         """Bring a counter to this number; True if it was another."""
         shown = self._shown.get((name, labels))
         if shown == number:
             return False
-        self._shown[name, labels] = number
         self._files.add(name, (*self._labels, *labels), number - (shown or 0))
+        self._shown[name, labels] = number
         return True
 
     def _show(self, name: str, labels: Labels, interval: RatioInterval) -> None:

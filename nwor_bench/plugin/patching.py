@@ -71,6 +71,20 @@ class Patch:
         return f"{owner.__name__}.{self._name}"
 
 
+def noting(target: Any, name: str, note: Callable[..., None]) -> Patch:
+    """A patch that gives the arguments of each call to `note` first. Applied last, it stands in
+    front of every other patch, so `note` sees what vLLM passed."""
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **named: Any) -> Any:
+            note(*args, **named)
+            return original(*args, **named)
+
+        return noted
+
+    return Patch(target, name, wrap)
+
+
 class PatchSet:
     """Several patches that apply together or not at all."""
 

@@ -184,6 +184,10 @@ class RunnerHook(ABC):
         Call it in the cell's modes. `requests`: most requests of the batch; None: stop checking.
         """
 
+    def gate(self, on: bool) -> None:
+        """A batch of the gate begins, or the gate has ended: contexts do not choose within it."""
+        return
+
     @property
     def graph_sets(self) -> Sequence[Any]:
         """Our own sets of CUDA graphs, one for each mode that has one; each has `replay`."""

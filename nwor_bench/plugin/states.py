@@ -56,8 +56,8 @@ class StateKernels(NamedTuple):
     verify: Callable[..., None]
     commit: Callable[[Sequence[Tensor], Sequence[int], Sequence[Tensor], WindowRecords], Commit]
     """Makes the commit of these states, groups, indices of each group and records."""
-    convolution_patches: Callable[["WindowStates"], list[Patch]]
-    """Tell the trace what each layer's convolution is given; in place while windows are checked."""
+    trace_patches: Callable[["WindowStates"], list[Patch]]
+    """Tell the trace what vLLM gives each layer; in place while windows are checked."""
 
 
 def reference_commit(
@@ -203,7 +203,7 @@ class WindowStates:
         self._tracing.undo()
         self.trace = trace
         if trace is not None:
-            self._tracing = PatchSet(self._kernels.convolution_patches(self))
+            self._tracing = PatchSet(self._kernels.trace_patches(self))
             self._tracing.apply()
 
     # While the forward runs.
@@ -287,15 +287,13 @@ class WindowStates:
     ) -> None:
         assert self._records is not None
         own, trace = layer.layer, None if self._windows is not None else self.trace
-        if trace is not None:
-            trace.given(number, layer.state, (mixed, a, b, indices, accepted, bounds), norm)
         self._kernels.verify(
             mixed, a, b, own.A_log, own.dt_bias, layer.state, indices, accepted, bounds, out,
             self._records.layer(number),
             scale=own.head_k_dim**-0.5, norm=norm, write_states=write_states,
         )  # fmt: skip
         if trace is not None:
-            trace.returned(number, out)
+            trace.verified(number, mixed, out)
 
     def captured(self) -> StateTables | str | None:
         """Where a captured forward's states lie, in buffers that vLLM fills before each replay.

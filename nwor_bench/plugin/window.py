@@ -110,7 +110,7 @@ class LayerCall:
 
 @dataclass
 class LayerTrace:
-    """Calls of all target layers, by name. A layer records only while staging has a trace."""
+    """Calls of all target layers, by name: inputs in front of our wrappers, outputs behind them."""
 
     calls: dict[str, LayerCall] = field(default_factory=dict)
 
@@ -119,25 +119,25 @@ class LayerTrace:
         return self.calls.setdefault(name, LayerCall())
 
     def wrote(self, name: str, key: Tensor, value: Tensor) -> None:
-        """Copy the K and V that a layer was given to write."""
+        """Copy the K and V that vLLM gives a layer to write."""
         call = self.of(name)
         call.key, call.value = key.clone(), value.clone()
 
-    def attended(
-        self,
-        name: str,
-        query: Tensor | tuple[Tensor, ...],
-        output: Tensor,
-        selected: Tensor | None = None,
-        *,
-        is_merged: bool = False,
-        is_causal: bool = True,
+    def asked(
+        self, name: str, query: Tensor | tuple[Tensor, ...], selected: Tensor | None = None
     ) -> None:
-        """Copy a layer's queries and the output of its attention."""
+        """Copy the queries that vLLM gives a layer's attention, which has no output yet."""
         call = self.of(name)
         call.query = query.clone() if isinstance(query, Tensor) else tuple(q.clone() for q in query)
-        call.output = output.clone()
         call.selected = None if selected is None else selected.clone()
+        call.output = None
+
+    def attended(
+        self, name: str, output: Tensor, *, is_merged: bool = False, is_causal: bool = True
+    ) -> None:
+        """Copy the output of a layer's attention."""
+        call = self.of(name)
+        call.output = output.clone()
         call.is_merged, call.is_causal = is_merged, is_causal
 
 

@@ -137,11 +137,13 @@ class NworWorkerExtension:
         return _hook(self).check_layers(requests)
 
     def nwor_watch_blocks(self, on: bool) -> None:
-        """Note the next batch's cache blocks, before each batch; or stop and forget all rows.
+        """Note the cache blocks of the gate's next batch; or stop and forget all rows.
 
-        The states of some of its requests are copied, too.
+        The states of some of its requests are copied, too, and its windows run staged and directly
+        whatever their context (`AttentionChoices.gate`).
         """
         hook = _hook(self)
+        hook.gate(on)
         rows = _tool(self, "kv rows", lambda: KvRows(hook))
         states = _tool(self, "state rows", lambda: StateRows(hook))
         for each in (rows, states) if on else (states, rows):  # one wraps what the other has

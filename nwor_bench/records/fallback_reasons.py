@@ -75,6 +75,11 @@ BESIDE_PREFILL = "beside_prefill"
 """The step writes a prefill's rows anyway (`BesidePrefill`)."""
 
 
+def unjoined_update(error: str) -> str:
+    """SCV adaptive: the launch that also runs vLLM's update could not be compiled."""
+    return f"update_not_joined:{error}"
+
+
 def unsupported_attention(implementation: str) -> str:
     """Attention of this implementation is not ours to replace."""
     return f"unsupported_attention:{implementation}"

@@ -84,6 +84,8 @@ class GateFacts(JsonPart):
     """Requests with a whole prompt; the others' are cut."""
     prompt_tokens: int | None = None
     """Prompt tokens of a batch."""
+    longest_prompt: int | None = None
+    """Tokens of its longest prompt, which is whole."""
     new_tokens: int | None = None
     """Tokens that each request generates."""
     most_prompt_tokens: int | None = None

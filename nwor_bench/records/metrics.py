@@ -73,8 +73,11 @@ LIVE_METRICS = (
     Metric("nwor_live_aa_groups", COUNTER, "Groups of windows in which off was compared with off."),
     Metric("nwor_live_groups_left_out", COUNTER, "Groups that do not count, by reason."),
     Metric("nwor_live_staging_stopped", COUNTER, "1: staging has stopped for good, by reason."),
+    Metric("nwor_live_updated_seconds", GAUGE, "Unix time of the latest update of these metrics."),
+    Metric("nwor_live_failed_updates", COUNTER, "Updates that failed, by reason."),
 )
-"""Only of a server with VLLM_NWOR_MODE=interleave, with further labels."""
+"""Only of a server with VLLM_NWOR_MODE=interleave, with further labels; the last two also of one
+that interleaves draft counts."""
 DRAFT_METRICS = (
     Metric("nwor_drafts_info", GAUGE, "1, with the speculative method and its model."),
     Metric("nwor_drafts_windows", COUNTER, "Windows by the drafts that each request verified."),

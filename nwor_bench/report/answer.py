@@ -9,6 +9,7 @@ from nwor_bench.analysis.findings.run import nothing_timed
 from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED, REFERENCE
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN, from_bounds, simultaneous_bounds
 from nwor_bench.analysis.throughput import ACCEPTANCE, TIME
+from nwor_bench.errors import ExitCode
 from nwor_bench.instruments.robust import degrees_of
 from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.header import KvGateFacts, RunHeader
@@ -42,6 +43,7 @@ CPU_BADGE = "CPU RUN"
 IDENTICAL_BADGE = "OUTPUT IDENTICAL"
 TIES_BADGE = "IDENTICAL BUT FOR TIES"
 NOTHING_BADGE = "NOTHING COMPARED"
+UNSTAGED_BADGE = "NOTHING STAGED"
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,13 @@ class Answer:
     """Does it pay? In one sentence, to be read after the badge.
 
     `badge` is a verdict, or in a few words why there is none; `cell` the one that the sentence
-    rests on, if it is one.
+    rests on, if it is one; `exit_code` the run's, if all of its cells are valid.
     """
 
     badge: str
     sentence: str
     cell: CellResult | None = None
+    exit_code: ExitCode = ExitCode.OK
 
     @property
     def headline(self) -> Headline:
@@ -69,7 +72,7 @@ def on_cpu(header: RunHeader) -> bool:
 
 
 def answer(header: RunHeader, cells: Sequence[CellResult], parts: Sequence[Split] = ()) -> Answer:
-    """The first that applies: nothing measured, INVALID, only checked, a CPU, never fired, no time
+    """The first that applies: nothing measured, INVALID, never fired, only checked, a CPU, no time
     left to measure, the times' verdict. `parts` are the effects that were split in two."""
     if not cells:
         return Answer(NOTHING_BADGE, "Nothing was measured.")
@@ -78,27 +81,41 @@ def answer(header: RunHeader, cells: Sequence[CellResult], parts: Sequence[Split
     if invalid:
         return Answer(str(Verdict.INVALID), _invalid(invalid, subject))
     if not asked:
-        return Answer(NOTHING_BADGE, "Only off x off ran, so there is nothing to compare.")
+        code = ExitCode.INCONCLUSIVE if header.checks_only else ExitCode.OK  # times are wanted
+        text = "Only off x off ran, so there is nothing to compare."
+        return Answer(NOTHING_BADGE, text, exit_code=code)
+    live = [cell for cell in asked if cell.verdict != Verdict.INEFFECTIVE]
+    if not live:
+        return _idle(header, asked, subject)
     if header.checks_only:
-        return _checked(header, cells)
+        return _checked(header, live, cells)
     if on_cpu(header):
         return Answer(
             CPU_BADGE,
             f"This run does not show whether {subject} pays: it ran on a CPU, and measures the "
             f"harness, not {subject}.",
         )
-    live = [cell for cell in asked if cell.verdict != Verdict.INEFFECTIVE]
-    if not live and any(cell.reason == OFF_BY_CHOICE for cell in asked):
-        text = f"{subject} does not pay here, so every window was written as stock does"
-        return Answer(str(Verdict.INEFFECTIVE), f"{text}{_timed_at_capture(header)}.")
-    if not live:
-        reasons = "; ".join(dict.fromkeys(cell.reason for cell in asked if cell.reason))
-        text = f"{subject} never did anything in this run, so whether it pays is not known"
-        return Answer(str(Verdict.INEFFECTIVE), f"{text}{reasons and f': {reasons}'}.")
     not_timed = nothing_timed(header, cells)
     if not_timed is not None:
         return Answer(str(Verdict.AMBIGUOUS), f"{_unknown(subject)}: {not_timed}.", live[0])
     return _timed(live, subject, parts, next((cell for cell in cells if cell.arm == AA), None))
+
+
+def _idle(header: RunHeader, cells: Sequence[CellResult], subject: str) -> Answer:
+    """Why none of the cells that the question is about did anything."""
+    if not header.checks_only and any(cell.reason == OFF_BY_CHOICE for cell in cells):
+        text = f"{subject} does not pay here, so every window was written as stock does"
+        return Answer(str(Verdict.INEFFECTIVE), f"{text}{_timed_at_capture(header)}.")
+    unstaged = subject == "NWOR" and not any(cell.nwor_total_staged for cell in cells)
+    badge = UNSTAGED_BADGE if unstaged else str(Verdict.INEFFECTIVE)
+    unknown = "its output was not checked" if header.checks_only else "whether it pays is not known"
+    text = f"{subject} never did anything in this run, so {unknown}: {_reasons(cells)}."
+    return Answer(badge, text, exit_code=ExitCode.INCONCLUSIVE)
+
+
+def _reasons(cells: Sequence[CellResult]) -> str:
+    """Why cells never fired or were not compared, each reason once."""
+    return "; ".join(dict.fromkeys(_reason(cell) for cell in cells))
 
 
 def _timed_at_capture(header: RunHeader) -> str:
@@ -117,9 +134,14 @@ def _timed_at_capture(header: RunHeader) -> str:
     )
 
 
-def _checked(header: RunHeader, cells: Sequence[CellResult]) -> Answer:
-    """What was compared, for a run that times nothing."""
-    compared = [cell for cell in cells if cell.verdict != REFERENCE and cell.parity is not None]
+def _checked(header: RunHeader, live: Sequence[CellResult], cells: Sequence[CellResult]) -> Answer:
+    """What was compared in the cells that acted, for a run that times nothing; `live` are those
+    that the question is about."""
+    own = [cell for cell in cells if cell.arm != AA and cell.verdict != REFERENCE]
+    compared = [cell for cell in own if cell.verdict == Verdict.CHECKED]
+    if not any(cell in compared for cell in live):
+        text = f"The output was not checked: {_reasons(live)}."
+        return Answer(str(Verdict.AMBIGUOUS), text, live[0], ExitCode.INCONCLUSIVE)
     parities = {cell.parity for cell in compared}
     what = ["tokens", "acceptance"]
     badge = IDENTICAL_BADGE
@@ -128,9 +150,8 @@ def _checked(header: RunHeader, cells: Sequence[CellResult]) -> Answer:
     elif parities != {EXACT}:
         sizes = tie_sizes(header)
         badge, what = TIES_BADGE, [f"tokens (except at ties{sizes and f': {sizes}'})", "acceptance"]
-    found = [
-        c for c in ((header.kv_gate or KvGateFacts()).cells or {}).values() if c.get("checked")
-    ]
+    by_label = (header.kv_gate or KvGateFacts()).cells or {}
+    found = [c for cell in compared if (c := by_label.get(cell.label, {})).get("checked")]
     if found:
         least = min(found, key=lambda cell: cell["checked"])
         what.append(f"{least['checked']:,} cache positions in {plural(least['layers'], 'layer')}")
@@ -139,8 +160,12 @@ def _checked(header: RunHeader, cells: Sequence[CellResult]) -> Answer:
         fewest = min(states, key=lambda each: each["states"])
         of_requests = plural(fewest["requests"], "request")
         what.append(f"{fewest['states']:,} recurrent states of {of_requests}")
-    of = f"{len(compared)} of {plural(len(cells) - 1, 'cell')}"
-    sentence = f"In {of} {joined(what)} equal those of off x off. Nothing was timed"
+    of = f"{len(compared)} of {plural(len(own), 'cell')}"
+    sentence = f"In {of} {joined(what)} equal those of off x off. "
+    left = [cell for cell in own if cell not in compared]
+    if left:
+        sentence += f"Not checked: {joined([c.label for c in left])} ({_reasons(left)}). "
+    sentence += "Nothing was timed"
     return Answer(badge, f"{sentence}: speed needs a GPU." if on_cpu(header) else f"{sentence}.")
 
 

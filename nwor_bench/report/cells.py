@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from nwor_bench.analysis.analyse import PERCENTILES, noise_floor
 from nwor_bench.analysis.parity.tokens import EXACT
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN
+from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import CellResult, Verdict
+from nwor_bench.report.answer import on_cpu
 from nwor_bench.report.document import Block, Bullets, Figure, Paragraph, Section, Table, table
 from nwor_bench.report.figures import colour
 from nwor_bench.report.terminal import fits
@@ -50,18 +52,22 @@ REQUEST_NOTE = (
 )
 
 
-def first_blocks(cells: Sequence[CellResult]) -> list[Block]:
+def first_blocks(header: RunHeader, cells: Sequence[CellResult]) -> list[Block]:
     """The first screen: all ratios on one axis, and a table that fits 80 columns."""
-    if any(cell.verdict == Verdict.CHECKED for cell in cells):
+    if not cells:
+        return []
+    if header.checks_only:
         return [_outputs(cells)]
     figure = interval_figure(cells, DEFAULT_MARGIN)
-    return [*([figure] if figure else []), _verdicts(cells)] if cells else []
+    found = _verdict_table(cells) if on_cpu(header) else _verdicts(cells)
+    return [*([figure] if figure else []), found]
 
 
 def _outputs(cells: Sequence[CellResult]) -> Table:
     """The counts of a run that times nothing."""
     rows = [
-        [c.label, "same" if c.parity == EXACT else c.parity or NOT_MEASURED, count(c.windows),
+        [c.label, "no check" if c.verdict == Verdict.INEFFECTIVE
+         else "same" if c.parity == EXACT else c.parity or NOT_MEASURED, count(c.windows),
          count(c.draft_tokens), count(c.accepted_tokens), count(c.nwor_total_staged),
          count(c.nwor_total_committed)]
         for c in cells
@@ -86,14 +92,16 @@ def _verdicts(cells: Sequence[CellResult]) -> Table:
     return _verdict_table(cells, [decimal(cell.tokens_per_s) for cell in cells])
 
 
-def _verdict_table(cells: Sequence[CellResult], rates: Sequence[str]) -> Table:
+def _verdict_table(cells: Sequence[CellResult], rates: Sequence[str] = ()) -> Table:
+    """Without tokens/s (`rates`) on a CPU, where they would pass for NWOR's."""
+    own: Sequence[Sequence[str]] = [[rate] for rate in rates] or [[]] * len(cells)
     rows = [
-        [c.label, c.verdict, ratio(c), decimal(c.window_ms_mean, 2), rate,
+        [c.label, c.verdict, ratio(c), decimal(c.window_ms_mean, 2), *rate,
          percent(c.acceptance_rate)]
-        for c, rate in zip(cells, rates, strict=True)
+        for c, rate in zip(cells, own, strict=True)
     ]  # fmt: skip
-    heads = ["Cell", "Verdict", "Time over off x off [95 % interval]", "ms a window", "Tokens/s",
-             "Accepted"]  # fmt: skip
+    heads = ["Cell", "Verdict", "Time over off x off [95 % interval]", "ms a window",
+             *(["Tokens/s"] if rates else []), "Accepted"]  # fmt: skip
     return table(heads, rows, numbers_from=2, caption=_caption_of(cells))
 
 
@@ -117,14 +125,10 @@ def _change_of_rate(cell: CellResult) -> str:
 
 def cell_section(cells: Sequence[CellResult]) -> Section:
     """Reasons of the verdicts, times of batches and requests, tokens, acceptance."""
-    blocks: list[Block] = []
-    if all(c.ratio_to_off is None and c.verdict != Verdict.CHECKED for c in cells):
-        blocks.append(Paragraph("No cell could be compared with off x off."))
     reasons = [f"{c.label} ({c.verdict}): {c.reason.rstrip('.')}." for c in cells if c.reason]
-    if reasons:
-        blocks.append(Bullets(tuple(reasons)))
-    blocks += [*_times(cells), _tokens(cells), *_acceptance(cells)]
-    return Section("Cells", tuple(blocks), brief=True)
+    why = [Bullets(tuple(reasons))] if reasons else []
+    blocks = (*why, *_times(cells), _tokens(cells), *_acceptance(cells))
+    return Section("Cells", blocks, brief=True)
 
 
 def _times(cells: Sequence[CellResult]) -> list[Block]:

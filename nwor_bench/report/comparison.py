@@ -6,8 +6,9 @@ from typing import Any
 
 from nwor_bench.analysis.comparing.change_estimates import Change
 from nwor_bench.analysis.comparing.change_verdicts import CellChange, ChangeVerdict
-from nwor_bench.analysis.comparing.compare import WORST_FIRST, Comparison, worst_exit_code
+from nwor_bench.analysis.comparing.compare import WORST_FIRST, Comparison
 from nwor_bench.analysis.comparing.stored_run import StoredRun
+from nwor_bench.errors import worst_of
 from nwor_bench.records.facts import Environment, GitState
 from nwor_bench.records.files import document as json_document
 from nwor_bench.records.types import to_dict
@@ -86,7 +87,7 @@ def comparison_json(comparison: Comparison, *, strict: bool) -> str:
 
 def comparisons_json(comparisons: Mapping[str, Comparison], *, strict: bool) -> str:
     """The comparisons of two sweeps' runs as JSON, by place."""
-    code = worst_exit_code(own.exit_code(strict=strict) for own in comparisons.values())
+    code = worst_of(own.exit_code(strict=strict) for own in comparisons.values())
     return json_document({
         "comparison_version": COMPARISON_FORMAT_VERSION,
         "exit_code": int(code),

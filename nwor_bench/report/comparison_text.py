@@ -61,14 +61,15 @@ def _start(comparison: Comparison) -> str:
             f"Inconclusive: by chance alone the A/A arm changed by {_fraction(floor)}, more than "
             f"--threshold ({_fraction(threshold)})"
         )
-    untimed = [name for name, run in _sides(comparison) if run.header.checks_only]
-    if untimed:
-        return f"{joined(untimed)} timed nothing (--batches 0)"
+    if comparison.untimed:
+        sides = ((name, run.cells.values()) for name, run in _sides(comparison))
+        untimed = [name for name, own in sides if not any(c.batches or c.groups for c in own)]
+        if untimed:
+            return f"Not comparable, nothing was timed in {joined(untimed)}"
+        return "Not comparable, no cell's change has an interval"
     if comparison.having(ChangeVerdict.AMBIGUOUS, ChangeVerdict.ONLY_IN_BASE):
         return "No regression was shown, and none can be ruled out"
-    if comparison.having(ChangeVerdict.SAME, ChangeVerdict.IMPROVEMENT):
-        return "No regression"
-    return "Nothing was compared"
+    return "No regression"
 
 
 def change_text(change: Change | None) -> str:

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nwor_bench.analysis.draft_rates import Worth
-from nwor_bench.analysis.served import best_fixed
 from nwor_bench.instruments.draft_counts import SAFE_GRAPHS, capture_size
 from nwor_bench.records.header import PairFacts
 from nwor_bench.report.document import Block, Code, Paragraph
@@ -39,10 +38,10 @@ def speculative_config(schedule: Sequence[Sequence[int]], pair: PairFacts) -> di
 
 def line_config(worth: Worth, pair: PairFacts) -> dict[str, Any] | None:
     """vLLM's speculative_config by what was found; None for no speculation. From engines of one
-    count each it has one count for all batch sizes: the best on average."""
+    count each it has one count for all batch sizes (`Worth.best_fixed`)."""
     schedule = worth.schedule
     if _has_one_count(worth):
-        schedule = [[1, max(worth.best), best_fixed(worth) or 0]]
+        schedule = [[1, max(worth.best), worth.best_fixed or 0]]
     return speculative_config(schedule, pair)
 
 
@@ -63,15 +62,15 @@ def line_blocks(
         return  # nothing is known
     if _has_one_count(worth):
         yield Paragraph(
-            "Every engine had one draft count. So the line has one for all batch sizes, that with "
-            "the most tokens/s over the measured sizes (geometric mean)."
+            "Every engine had one draft count. So the line has one for all batch sizes: a larger k "
+            "only if its gain, as geometric mean over the sizes of values and bounds, is sure."
         )
     if config is None:
         yield Paragraph("For vLLM: leave --speculative-config out.")
     else:
         largest = plural(max(worth.best), "request")
         yield Paragraph(
-            "For vLLM, only from differences that the intervals show, elsewhere the smaller k. "
+            "For vLLM, only from differences beyond interval and noise, elsewhere the smaller k. "
             f"Above {largest} nothing was measured, and vLLM goes on with the last k:"
         )
         yield _code(config)

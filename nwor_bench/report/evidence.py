@@ -10,7 +10,7 @@ from nwor_bench.analysis.parity.local import LOCAL_EVENT
 from nwor_bench.records.cell import Cell
 from nwor_bench.records.facts import to_json
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import CellResult, Verdict
+from nwor_bench.records.types import BatchRecord, CellResult, NworMode, Phase, Verdict
 from nwor_bench.report.document import Block, Bullets, Paragraph, Section, Table, table
 from nwor_bench.report.text import NOT_MEASURED, count, decimal, joined, plural, settings
 
@@ -47,6 +47,10 @@ COUNTERS = (
     "the running engine before and after each batch. Windows of requests that had already finished "
     "are left out, as vLLM does."
 )
+GATED = (
+    "In the gate the context does not choose: sizes that are written directly at some contexts are "
+    "staged, but for a random quarter of their windows."
+)
 FALLBACKS = (
     "Fallbacks: NWOR fell back if it wrote a window's draft tokens directly, SCV if it validated "
     "a window in another way than its mode asks for. Neither changes the output."
@@ -80,7 +84,8 @@ def evidence_section(analysis: Analysis) -> Section:
     run, cells = analysis.run, analysis.cells
     violations = tuple(violation.text for violation in analysis.violations)
     blocks: list[Block] = [_tokens(run, cells), Paragraph(TOKENS), *_gate_size(run),
-                           *local_blocks(run), *kv_blocks(run), *state_blocks(run)]  # fmt: skip
+                           *_gated(run, cells), *local_blocks(run), *kv_blocks(run),
+                           *state_blocks(run)]  # fmt: skip
     facts = list(settings(to_json(run.header.parity)))
     if facts:
         blocks.append(table(["Gate", "Value"], facts, numbers_from=2, caption="The gate"))
@@ -107,11 +112,44 @@ def _gate_size(run: RunData) -> list[Block]:
     room = "" if gate.room_s is None else f" (the budget left it {gate.room_s:.1f} s)"
     sentence = (
         f"Each batch of the gate ran {plural(gate.requests or 0, 'request')}, {gate.whole} of them "
-        f"with a whole prompt, the others with the end of one: {count(gate.prompt_tokens)} prompt "
-        f"tokens, {gate.new_tokens} new ones a request{room}. Tokens of all were compared. With "
-        "--batches 0 nothing is cut."
+        f"with a whole prompt (the longest has {count(gate.longest_prompt)} tokens), the others "
+        f"with the end of one: {count(gate.prompt_tokens)} prompt tokens, {gate.new_tokens} new "
+        f"ones a request{room}. Tokens of all were compared. With --batches 0 nothing is cut."
     )
     return [Paragraph(sentence)]
+
+
+def _gated(run: RunData, cells: Sequence[CellResult]) -> list[Block]:
+    """Drafts that the gate staged and contexts that it had, beside those that were timed."""
+    timed = [b for b in run.batches if b.phase in (Phase.TIMED, Phase.INTERLEAVED)]
+    rows = []
+    for cell in cells:
+        gate = [b for b in run.batches if b.cell == cell.cell and b.phase == Phase.GATE]
+        if cell.nwor_mode != NworMode.STAGE or not gate or not timed:
+            continue
+        drafts, staged = sum(b.draft_tokens for b in gate), sum(b.staged_tokens for b in gate)
+        shares = _share(staged, drafts), _share(cell.nwor_total_staged, cell.draft_tokens)
+        rows.append([cell.label, *shares, _context(gate), _context(timed)])
+    if not rows:
+        return []
+    engine = run.header.engine
+    by_size = ((engine and engine.cuda_graphs and engine.cuda_graphs.attention) or {}).items()
+    chosen = "; ".join(f"{size} {how}" for size, how in by_size)
+    heads = ["Cell", "Staged, gate", "Staged, timed", "Mean context, gate", "Mean context, timed"]
+    caption = "Drafts that were staged, and tokens of context"
+    sentence = f"Attention of each captured window size (requests x rows): {chosen}. {GATED}"
+    found = table(heads, rows, numbers_from=1, caption=caption)
+    return [found, Paragraph(sentence)] if chosen else [found]
+
+
+def _share(part: int | None, whole: int | None) -> str:
+    return f"{part / whole:.0%}" if part is not None and whole else NOT_MEASURED
+
+
+def _context(batches: Sequence[BatchRecord]) -> str:
+    """A request's mean context over its windows."""
+    tokens = sum(batch.prompt_tokens + batch.output_tokens / 2 for batch in batches)
+    return count(round(tokens / sum(batch.requests for batch in batches)))
 
 
 def _tokens(run: RunData, cells: Sequence[CellResult]) -> Table:

@@ -4,18 +4,19 @@ from collections.abc import Iterator, Sequence
 from math import ceil
 
 from nwor_bench.analysis.analyse import Analysis
-from nwor_bench.analysis.cell_data import OFF_BY_CHOICE
 from nwor_bench.analysis.effects import WINDOWS
 from nwor_bench.analysis.findings.run import nothing_timed, sufficient_budget
 from nwor_bench.analysis.parity.required import GATE_DID_NOT
 from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED, REFERENCE
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN
+from nwor_bench.errors import ExitCode
 from nwor_bench.models.measured import measured_rows, outcomes
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, RunStatus, Verdict
 from nwor_bench.report.answer import (
     CPU_BADGE,
+    UNSTAGED_BADGE,
     Answer,
     answer,
     holds_one,
@@ -68,17 +69,19 @@ def _elsewhere(header: RunHeader) -> Iterator[str]:
 
 def same_output(cells: Sequence[CellResult]) -> str:
     """Whether the modes changed the model's output, as far as it was checked."""
-    compared = [cell for cell in cells if cell.verdict != REFERENCE]
-    if not compared:
-        return ""
-    broken = [cell.label for cell in compared if cell.parity == Verdict.INVALID]
+    broken = [cell.label for cell in cells if cell.parity == Verdict.INVALID]
     if broken:
         return f"No: {joined(broken)} changed it. Evidence shows the first difference."
+    every = [cell for cell in cells if cell.verdict != REFERENCE and cell.arm != AA]
+    compared = [cell for cell in every if cell.verdict != Verdict.INEFFECTIVE]
+    if not compared:
+        return "Not checked: no cell did anything." if every else ""
     unchecked = [cell.label for cell in compared if cell.parity is None]
     if unchecked:
         return f"Not checked for {joined(unchecked)}."
     if all(cell.parity == EXACT for cell in compared):
-        return "Yes: on the gate's prompts every cell gave the same tokens."
+        names = joined([cell.label for cell in compared])
+        return f"Yes: on the gate's prompts {names} gave the same tokens."
     if all(cell.parity in (EXACT, EXPLAINED) for cell in compared):
         return (
             "Yes, except at ties: wherever a cell's token differed, off x off itself cannot tell "
@@ -95,7 +98,7 @@ def _how_sure(found: Answer, analysis: Analysis) -> Iterator[str]:
     if found.badge == CPU_BADGE:
         yield "Output and counts passed their checks; nothing is known of the speed on a GPU."
         return
-    if found.badge == Verdict.INEFFECTIVE:
+    if found.badge in (Verdict.INEFFECTIVE, UNSTAGED_BADGE):
         yield "Sure that it never ran: the counters show it. Nothing else was timed in the engine."
         return
     if found.badge == Verdict.INVALID:
@@ -146,12 +149,12 @@ def _next_by_verdict(run: RunData, found: Answer, cells: Sequence[CellResult]) -
                 f"Evidence, fix or report it, and run again; VLLM_NWOR_DEBUG=1 logs every "
                 f"window.{passed}"
             )
-        case Verdict.INEFFECTIVE if any(cell.reason == OFF_BY_CHOICE for cell in asked):
+        case Verdict.INEFFECTIVE if found.exit_code is ExitCode.OK:
             return (
                 f"Nothing is to be done: {subject} leaves such windows to stock by itself. "
                 "--attention ours or merge stages them all the same, to see what that costs."
             )
-        case Verdict.INEFFECTIVE:
+        case badge if badge in (Verdict.INEFFECTIVE, UNSTAGED_BADGE):
             return "Find the reason under Evidence (fallbacks), fix it, and run again."
         case Verdict.FASTER if found.cell is not None:
             return (

@@ -9,10 +9,11 @@ from nwor_bench.analysis.findings.table import Severity, grouped
 from nwor_bench.analysis.measured_worth import by_drafts, measured_worth
 from nwor_bench.analysis.parity.tokens import REFERENCE
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN, SIGNIFICANCE
+from nwor_bench.errors import ExitCode
 from nwor_bench.records.facts import EngineStatus, Environment, to_json
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import CellResult, NworMode, Phase, RunStatus
+from nwor_bench.records.types import CellResult, NworMode, Phase, RunStatus, Verdict
 from nwor_bench.report.answer import (
     CHECKED_ON_CPU,
     MEASURED_ON_CPU,
@@ -148,7 +149,7 @@ def _lead(analysis: Analysis) -> list[Block]:
         return [*head, *worth_blocks(measured_worth([analysis])), *_weakens(analysis)]
     lead: list[Block] = [answer_of(analysis).headline]
     lead += _incomplete(run)
-    lead += first_blocks(cells)
+    lead += first_blocks(run.header, cells)
     if on_cpu(run.header):
         lead.append(CHECKED_ON_CPU if run.header.checks_only else MEASURED_ON_CPU)
     told = (_state_slots(run.header.engine or EngineStatus()), dram_summary(analysis.dram))
@@ -174,6 +175,13 @@ def answer_of(analysis: Analysis) -> Answer:
     if by_drafts(analysis.run.header):
         return worth_answer(measured_worth([analysis]))
     return answer(analysis.run.header, analysis.cells, analysis.splits)
+
+
+def exit_code_of(analysis: Analysis) -> ExitCode:
+    """The exit code that a run's cells and its answer ask for, however it ended."""
+    if any(cell.verdict == Verdict.INVALID for cell in analysis.cells):
+        return ExitCode.CORRECTNESS_BROKEN
+    return answer_of(analysis).exit_code
 
 
 def _incomplete(run: RunData) -> list[Block]:

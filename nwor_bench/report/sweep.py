@@ -147,7 +147,10 @@ def sweep_answer(
     if Verdict.INVALID in found:
         badge = str(Verdict.INVALID)
     counts = ", ".join(f"{answer} in {number}" for answer, number in found.most_common())
-    return Answer(badge, f"{counts} of {plural(len(runs), 'run')}. {_extremes(runs)}".strip())
+    idle = [run for run in runs if run.answer and run.answer.exit_code]
+    said = [f"{counts} of {plural(len(runs), 'run')}.", _extremes(runs)]
+    said += [f"Run {run.number}: {run.answer.sentence}" for run in idle if run.answer]
+    return Answer(badge, " ".join(filter(None, said)))
 
 
 def swept_worths(runs: Sequence[SweptRun]) -> dict[str, MeasuredWorth]:

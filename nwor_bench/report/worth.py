@@ -7,12 +7,13 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from nwor_bench.analysis.analyse import Analysis, by_position
-from nwor_bench.analysis.draft_rates import Rate, Worth
+from nwor_bench.analysis.draft_rates import MIN_JUDGED, Rate, Worth
 from nwor_bench.analysis.draft_tokens import named_rates, same_places
 from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.worth import WindowTime
-from nwor_bench.records.cell import ADAPTIVE, count_name, count_order
+from nwor_bench.records.cell import AA, ADAPTIVE, count_name, count_order
+from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.types import Phase, WindowRecord
@@ -38,19 +39,28 @@ STAGED_ON_CPU = Callout(
     "harness and this CPU, never NWOR.",
 )
 
-HOW = (
-    "Intervals hold for all draft counts of a batch size together (95 %, Bonferroni). Times are "
-    "compared between neighbouring windows; tokens a window come from whole batches at one draft "
-    "count, and their error is that over requests."
+VERDICTS = (
+    "Intervals hold for all draft counts of a batch size together (95 %, Bonferroni). "
+    f"FASTER and SLOWER need {MIN_JUDGED} groups or blocks, an interval without 1, and a "
+    "difference beyond the noise, the farther end of the interval of k = 0 over itself. "
 )
 
+HOW = VERDICTS + (
+    "Times are compared between neighbouring windows; tokens a window come from whole batches at "
+    "one draft count, and their error is that over requests."
+)
 
-HOW_BY_ENGINES = (
-    "Intervals hold for all draft counts of a batch size together (95 %, Bonferroni). Each draft "
-    "count has an engine of its own, k = 0 one without a drafter. In every block all of them run "
-    "the same prompts, in random order. Time of a window: a request's time per output token after "
-    "its first, as vLLM reports it, times its tokens a window. The error of tokens is that over "
-    "requests, that of times the scatter of blocks."
+HOW_BY_ENGINES = VERDICTS + (
+    "Each draft count has an engine, k = 0 one without a drafter. In every block all run the same "
+    "prompts, in random order. Time of a window: a request's time per output token after its "
+    "first, as vLLM reports it, times its tokens a window. The error of tokens is that over "
+    "requests, that of times the scatter of blocks. Engines may differ by themselves, so each "
+    "interval is wider by the noise."
+)
+
+ONE_ENGINE = Paragraph(
+    "Memory had no room for a second engine without a drafter: the noise is that of one engine "
+    "with itself, and what two engines differ by is not known and in no interval."
 )
 
 
@@ -58,7 +68,10 @@ def worth_blocks(measured: MeasuredWorth) -> list[Block]:
     """Table and curve, acceptance, the line for vLLM, and what the numbers are of."""
     worth, header, stages = measured.worth, measured.header, bool(measured.staged)
     how = Paragraph(HOW_BY_ENGINES if worth.by_engines else HOW)
-    blocks: list[Block] = [rates_table(worth, stages=stages), *_curve(worth), how]
+    blocks: list[Block] = [rates_table(worth, stages=stages), *noise_note(worth)]
+    if worth.by_engines and AA not in ((header.engine or EngineStatus()).arms or ()):
+        blocks.append(ONE_ENGINE)
+    blocks += [*_curve(worth), how]
     blocks += _stage_note(measured)
     if on_cpu(header):
         blocks.append(STAGED_ON_CPU if stages else ON_CPU)
@@ -235,6 +248,10 @@ def worth_result(measured: MeasuredWorth) -> dict[str, Any]:
     worth, header = measured.worth, measured.header
     return {
         "rates": [vars(rate) for rate in worth.rates],
+        "noise": {
+            str(size): {name: getattr(own, name) for name in NOISE}
+            for size, own in sorted(worth.noise.items())
+        },
         "best": {str(size): k for size, k in sorted(worth.best.items())},
         "best_staged": {str(size): k for size, k in sorted(worth.best_staged.items())},
         "different_requests": worth.texts,
@@ -243,12 +260,16 @@ def worth_result(measured: MeasuredWorth) -> dict[str, Any]:
     }
 
 
+NOISE = ("ratio", "low", "high")
+"""Of the time of k = 0 over itself."""
+
+
 def worth_rows(measured: MeasuredWorth) -> list[dict[str, Any]]:
     """Rows of worth.csv: each batch size and draft count, k = 0 with its times only."""
     times = {(t.requests, t.drafts): t for t in measured.times if not t.staged}
     rates = {(r.requests, r.count): vars(r) for r in measured.worth.rates}
     columns = [field.name for field in fields(Rate) if field.name != "adaptive"]
-    rows = []
+    rows, noise = [], measured.worth.noise
     places = rates.keys() | times.keys()
     for requests, drafts in sorted(places, key=lambda each: (each[0], count_order(each[1]))):
         place: dict[str, Any] = {"requests": requests, "drafts": drafts, "adaptive": False}
@@ -258,6 +279,7 @@ def worth_rows(measured: MeasuredWorth) -> list[dict[str, Any]]:
             "window_ms": None if time is None else time.window_ms,
             "target_ms": None if time is None else time.target_ms,
             "adaptive": rate["adaptive"],
+            **{f"noise_{name}": getattr(noise.get(requests), name, None) for name in NOISE},
         })  # fmt: skip
     return rows
 
@@ -267,7 +289,6 @@ def _notes(worth: Worth, header: RunHeader, times: Sequence[WindowTime]) -> Iter
         yield Paragraph("k = 0 is an engine without a drafter: plain decoding.")
     else:
         yield about_zero(header.pair or PairFacts(), _drafter_share(times))
-    yield from noise_note(worth)
 
 
 def about_zero(pair: PairFacts, share: str = "") -> Paragraph:
@@ -284,10 +305,10 @@ def noise_note(worth: Worth) -> Iterator[Paragraph]:
     """How far k = 0 was from itself, if that was measured."""
     if worth.noise:
         ratios = [
-            f"{with_bounds(*bounds, digits=2)} at {sizes_of(worth, [size])}"
-            for size, bounds in sorted(worth.noise.items())
+            f"{with_bounds(own.ratio, own.low, own.high, 2)} at {sizes_of(worth, [size])}"
+            for size, own in sorted(worth.noise.items())
         ]
-        yield Paragraph(f"Noise: k = 0 over itself took {joined(ratios)} times as long.")
+        yield Paragraph(f"Noise, the time of k = 0 over itself: {joined(ratios)}.")
 
 
 def _drafter_share(times: Sequence[WindowTime]) -> str:

@@ -6,6 +6,8 @@ from nwor_bench.analysis.draft_rates import Rate, Worth
 from nwor_bench.analysis.draft_tokens import named_rates
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.worth import WindowTime, batch_size
+from nwor_bench.errors import ExitCode
+from nwor_bench.records.cell import drafts_of
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Verdict
 from nwor_bench.report.answer import Answer
@@ -14,17 +16,25 @@ from nwor_bench.report.text import joined, percent, plural, with_bounds
 
 def worth_answer(measured: MeasuredWorth) -> Answer:
     """Does speculation pay, up to how many requests, and with how many drafts?"""
+    counts = [cell for each in measured.analyses for cell in each.cells if drafts_of(cell.arm)]
+    if counts and all(cell.verdict == Verdict.INEFFECTIVE for cell in counts):
+        text = f"At no draft count was a draft verified: {counts[0].reason}."
+        return Answer(str(Verdict.INEFFECTIVE), text, exit_code=ExitCode.INCONCLUSIVE)
     broken = [
         f"{cell.label} at {_requests(each.run)}: {cell.reason}"
         for each in measured.analyses
         for cell in each.cells
         if cell.verdict == Verdict.INVALID
     ]
-    if broken:
-        text = "Whether speculation pays is not known, because draft counts failed their checks: "
-        return Answer(str(Verdict.INVALID), f"{text}{'; '.join(broken)}.")
     worth, rates = measured.worth, named_rates(measured.analyses[0].run)
     found = worth_sentence(worth)
+    if broken:
+        failed = "; ".join(broken)
+        if all(rate.ratio is None for rate in worth.rates):
+            text = "Whether speculation pays is not known, because draft counts failed their checks"
+            return Answer(str(Verdict.INVALID), f"{text}: {failed}.")
+        text = f"Draft counts failed their checks and are left out: {failed}. {found.sentence}"
+        found = Answer(str(Verdict.INVALID), text)
     said = [found.sentence, *_plain_decoding(worth, drafter_shares(measured.times))]
     said += _adaptive(worth)
     if rates is not None:

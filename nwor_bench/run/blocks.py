@@ -4,9 +4,9 @@ A run that was cut short goes on behind its last finished block (`block_log`), w
 and seeds. Warm-up is always done anew, for the engine is cold.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from nwor_bench.analysis.cell_data import cannot_fire
+from nwor_bench.analysis.cell_data import CellData, gather_cells, idle_reason
 from nwor_bench.engine.protocol import Engine
 from nwor_bench.instruments.conditions import ConditionMonitor
 from nwor_bench.instruments.nvtx_ranges import ranges_if_wanted, span
@@ -160,17 +160,22 @@ class BlockRunner:
             self._log.finish(Phase.GATE, self.plan.gate)
         for cell, reason in self.parity.broken.items():
             self._progress.say(f"gate: {cell.label} is INVALID: {reason}")
-        idle = cannot_fire(read_run(self._store.folder))
-        self._idle = frozenset(idle)
+        cells = gather_cells(read_run(self._store.folder))
+        self._idle = frozenset(each.cell for each in cells if each.cannot_fire)
+        self._tell_passed([each for each in cells if not (each.is_baseline or each.is_aa)])
+
+    def _tell_passed(self, own: Sequence[CellData]) -> None:
+        """Say which cells did nothing, and how many of the others passed."""
+        idle = {each.cell: why for each in own if (why := idle_reason(each)) is not None}
         for reason in sorted(set(idle.values())):
             labels = ", ".join(c.label for c in self.plan.cells if idle.get(c) == reason)
             self._progress.say(f"gate: INEFFECTIVE {labels}: {reason}")
-        passed = len(self.plan.cells) - len(self.parity.broken)
-        self._progress.say(
-            f"gate: {passed} of {len(self.plan.cells)} cells give the tokens "
-            f"{'' if self.plan.baseline.drafts is not None else 'and the acceptance '}"
-            f"of {self.plan.baseline.label}"
-        )
+        passed = {each.cell for each in own} - idle.keys() - self.parity.broken.keys()
+        if own:
+            self._progress.say(
+                f"gate: {len(passed)} of {plural(len(own), 'cell')} acted and gave the output of "
+                f"{self.plan.baseline.label}"
+            )
 
     def _has_whole_batches(self, block: Block) -> bool:
         """True if every cell has a batch of its own; a check only if it has room."""

@@ -4,7 +4,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -23,8 +23,9 @@ from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.files import only_writer
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.store import RunData, RunStore, read_run
-from nwor_bench.records.types import CellResult, RunStatus, Verdict
+from nwor_bench.records.types import RunStatus
 from nwor_bench.report.files import write_files
+from nwor_bench.report.run_report import exit_code_of
 from nwor_bench.report.text import plural
 from nwor_bench.run import resume
 from nwor_bench.run.blocks import BlockRunner
@@ -276,21 +277,16 @@ def _finish(store: RunStore, status: RunStatus) -> Analysis:
 
 
 def _exit_code(status: RunStatus, found: Analysis) -> ExitCode:
-    if status is RunStatus.PARTIAL and worst_of(found.cells) is ExitCode.OK:
+    code = exit_code_of(found)
+    if status is RunStatus.PARTIAL and code is not ExitCode.CORRECTNESS_BROKEN:
         return ExitCode.INTERRUPTED
-    return worst_of(found.cells)
+    return code
 
 
 def say_how_to_go_on(folder: Path, console: Console) -> None:
     """The command that resumes a run or a sweep, in one line to be copied."""
     command = shlex.join(["nwor-bench", "sweep", "--resume", str(folder)])
     console.print(f"To go on: {command}", highlight=False, markup=False, soft_wrap=True)
-
-
-def worst_of(cells: Sequence[CellResult]) -> ExitCode:
-    """The exit code that a run's cells ask for, however it ended."""
-    broken = any(cell.verdict == Verdict.INVALID for cell in cells)
-    return ExitCode.CORRECTNESS_BROKEN if broken else ExitCode.OK
 
 
 def _now() -> str:

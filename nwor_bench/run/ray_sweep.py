@@ -22,12 +22,12 @@ from rich.console import Console
 
 from nwor_bench.engine.engine import VllmEngine, check_arguments
 from nwor_bench.engine.memory import require_memory
-from nwor_bench.errors import ConfigError, EngineError, ExitCode
+from nwor_bench.errors import ConfigError, EngineError, ExitCode, worst_of
 from nwor_bench.run.execute import GroupEngine, Prepared, run_prepared
 from nwor_bench.run.prepare import prepare_point
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.run.sweep_folder import DONE, FAILED, INTERRUPTED, SweepIndex
-from nwor_bench.run.sweep_summary import close_sweep, failure_of, finish_sweep, worst_code
+from nwor_bench.run.sweep_summary import close_sweep, failure_of, finish_sweep
 from nwor_bench.workload.sweep_file import EngineGroup, Point
 
 
@@ -209,7 +209,7 @@ class _RaySweep:
             for stream in self._running:
                 self._ray.cancel(stream, force=True)
             close_sweep(self._index, self._console, self._options)
-        return worst_code(self._codes)
+        return worst_of(self._codes)
 
     def _start(self, group: EngineGroup, slot: Slot) -> None:
         """Start a task. `max_calls`: each process serves one engine, so no state is left behind."""

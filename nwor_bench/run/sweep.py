@@ -13,17 +13,18 @@ from nwor_bench.analysis.analyse import analyse
 from nwor_bench.engine.arms import start_engine
 from nwor_bench.engine.engine import check_arguments
 from nwor_bench.engine.memory import require_memory
-from nwor_bench.errors import ConfigError, ExitCode
+from nwor_bench.errors import ConfigError, ExitCode, worst_of
 from nwor_bench.records.files import RUN_FILE, RUNS, check_output, default_folder
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import RunStatus
+from nwor_bench.report.run_report import exit_code_of
 from nwor_bench.run.dry_run import sweep_lines
-from nwor_bench.run.execute import EngineFactory, GroupEngine, Prepared, run_prepared, worst_of
+from nwor_bench.run.execute import EngineFactory, GroupEngine, Prepared, run_prepared
 from nwor_bench.run.prepare import CheckEngine, prepare_point, resume_prepared
 from nwor_bench.run.progress import check_vllm_version, console_for, tell_plan
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.run.sweep_folder import DONE, FAILED, INTERRUPTED, SweepIndex
-from nwor_bench.run.sweep_summary import close_sweep, failure_of, finish_sweep, worst_code
+from nwor_bench.run.sweep_summary import close_sweep, failure_of, finish_sweep
 from nwor_bench.workload.options import declared, flag_of, names
 from nwor_bench.workload.run_spec import Counters
 from nwor_bench.workload.sweep_file import (
@@ -70,7 +71,7 @@ class SweepRunner:
             finish_sweep(self._index)
         finally:
             close_sweep(self._index, self._console, self._options)
-        return worst_code(self._codes)
+        return worst_of(self._codes)
 
     def _run_point(self, engine: GroupEngine, point: Point) -> ExitCode:
         folder = self._index.folder / point.folder
@@ -100,7 +101,7 @@ class SweepRunner:
         if (folder / RUN_FILE).is_file():
             run = read_run(folder)
             if run.header.status is RunStatus.COMPLETE:  # just before the index was written
-                return worst_of(analyse(run).cells)
+                return exit_code_of(analyse(run))
             execute = resume_prepared
         else:
             execute = run_prepared

@@ -1,6 +1,6 @@
 """The end of a sweep: its exit code, and summary.csv, summary.md and summary.html of all runs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -158,14 +158,3 @@ def failure_of(error: BaseException) -> tuple[ExitCode, str]:
     if isinstance(error, KeyboardInterrupt):
         return ExitCode.INTERRUPTED, text
     return error.exit_code if isinstance(error, BenchError) else ExitCode.FAILED, text
-
-
-def worst_code(codes: Iterable[ExitCode]) -> ExitCode:
-    """The exit code of a sweep, from those of its runs."""
-    return max(codes, key=_badness, default=ExitCode.OK)
-
-
-def _badness(code: ExitCode) -> int:
-    """Sort key of exit codes: wrong numbers are worse than none."""
-    order = [ExitCode.OK, ExitCode.BAD_USAGE, ExitCode.FAILED, ExitCode.CORRECTNESS_BROKEN]
-    return order.index(code) if code in order else len(order)

@@ -13,7 +13,8 @@ beside the page is a table of its name, without suffix and with `_` for `-`:
 A line never begins with a value: Markdown would take the whole line for HTML. Besides SQLite's
 functions there are `fmt(pattern, value, ...)`, which is Python's `str.format` (NULL if a value is),
 and the aggregates `median(x)`, `median_low(x)` and `median_high(x)` (its 95 % interval by the sign
-test), `rank_correlation(x, y)`, and `effect(x)` with `half_width(x)`: the
+test), `rank_correlation(x, y)`, `pooled(x, half)` with `pooled_half(x, half)` (the mean of values
+weighted by their intervals, and half its interval), and `effect(x)` with `half_width(x)`: the
 robust location that reports use for groups of windows, and half its 95 % interval.
 """
 
@@ -165,6 +166,16 @@ def _located(numbers: list[float]) -> Any:
     return found
 
 
+def pooled(numbers: list[float], halves: list[float]) -> float:
+    """Mean of numbers, each with the weight that half its interval gives it."""
+    return float(np.average(numbers, weights=np.array(halves) ** -2.0))
+
+
+def pooled_half(numbers: list[float], halves: list[float]) -> float:
+    """Half the interval of `pooled`, if the numbers differ by no more than theirs."""
+    return float((np.array(halves) ** -2.0).sum() ** -0.5)
+
+
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     """Spearman's."""
     return float(spearmanr(first, second).statistic)
@@ -176,6 +187,8 @@ AGGREGATES: dict[str, Callable[..., float]] = {
     "median_high": lambda numbers: quantile_test(numbers).confidence_interval().high,
     "effect": effect,
     "half_width": half_width,
+    "pooled": pooled,
+    "pooled_half": pooled_half,
     "rank_correlation": rank_correlation,
 }
 

@@ -14,13 +14,12 @@ from synthetic_run import make_run
 from nwor_bench.analysis.comparing.compare import (
     ChangeVerdict,
     compare_sweeps,
-    worst_exit_code,
 )
 from nwor_bench.analysis.comparing.draft_changes import TIME_PER_TOKEN, token_time_change
 from nwor_bench.analysis.comparing.stored_run import StoredRun
 from nwor_bench.analysis.groups import Pair
 from nwor_bench.analysis.worth import Measured
-from nwor_bench.errors import ExitCode
+from nwor_bench.errors import ExitCode, worst_of
 from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, drafts_arm
 from nwor_bench.records.types import Phase
 from nwor_bench.report.comparison import comparisons_document
@@ -156,7 +155,7 @@ def test_a_slower_count_is_a_regression(
         "k = 0": ChangeVerdict.NOT_COMPARED, "k = 1": outcome,
         "k = 1, stage x off": ChangeVerdict.SAME, "off x off (A/A)": ChangeVerdict.NOT_COMPARED,
     }  # fmt: skip
-    assert worst_exit_code(each.exit_code() for each in found.values()) is code
+    assert worst_of(each.exit_code() for each in found.values()) is code
     page = render_markdown(comparisons_document(found))
     assert "Time per token over k = 0" in page
     if code is ExitCode.REGRESSION:

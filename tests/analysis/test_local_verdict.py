@@ -27,7 +27,8 @@ def layer(name: str = "layer 0", head: dict[str, Any] | None = None, **more: Any
 def window(*layers: dict[str, Any], **more: Any) -> dict[str, Any]:
     """A window that was checked."""
     facts = {"path": "full graph", "rejected": 3, "whole_caches": 2, "seconds": 0.1}
-    return {**facts, "graphs": None, "layers": list(layers), **more}
+    graphs = {"repeated": 0, "checking": 0}
+    return {**facts, "graphs": graphs, "layers": list(layers), **more}
 
 
 def test_sound_layers_are_within_rounding() -> None:
@@ -89,8 +90,10 @@ def test_attention_that_did_not_read_the_staged_rows_is_a_fault() -> None:
 
 def test_graphs_must_agree_only_if_the_timed_one_repeats_itself() -> None:
     unsteady = window(layer(), graphs={"repeated": 4, "checking": 4})
-    assert local_result([[unsteady]]).verdict is KvVerdict.WITHIN
+    assert local_result([[unsteady]]).verdict is KvVerdict.NOT_RUN
+    assert "the timed graph's output" in str(local_result([[unsteady]]).reason)
     assert local_result([[unsteady]]).graphs_equal is None
+    assert local_result([[unsteady, window(layer())]]).verdict is KvVerdict.WITHIN
     other = window(layer(), graphs={"repeated": 0, "checking": 4})
     assert local_result([[other]]).verdict is KvVerdict.BROKEN
     same = window(layer(), graphs={"repeated": 0, "checking": 0})
@@ -125,17 +128,51 @@ SOUND_STATE = {
 }  # fmt: skip
 
 
-SOUND_CONVOLUTION = {"differing": 0, "request": 0, "output_error": 1e-3, "output_allowed": 2**-6}
+SOUND_CONVOLUTION = {
+    "compared": 4, "differing": 0, "request": 0, "output_error": 1e-3, "output_allowed": 2**-6,
+}  # fmt: skip
 
 
 def test_layers_with_states_are_counted_by_themselves() -> None:
     net = {"layer": "net", "state": SOUND_STATE, "convolution": SOUND_CONVOLUTION}
-    other = {"layer": "other", "state": SOUND_STATE, "convolution": None}
+    other = {**net, "layer": "other"}
     beside_prefill, alone = window(layer()), window(layer(), net, other)
     found = local_result([[beside_prefill, alone, alone]])
     assert found.verdict is KvVerdict.WITHIN
     assert (found.layers, found.states, found.attended) == (1, 2, 1)
-    assert (found.convolutions, found.state_requests) == (1, 4)
+    assert (found.convolutions, found.state_requests) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"state": None}, "net's state"),
+        ({"state": {**SOUND_STATE, "compared": 0, "error": 0.0}}, "net's state"),
+        ({"convolution": None}, "net's convolution"),
+        ({"convolution": {**SOUND_CONVOLUTION, "compared": 0}}, "net's convolution"),
+    ],
+)
+def test_states_of_which_nothing_was_compared_are_no_pass(
+    changed: dict[str, Any], words: str
+) -> None:
+    net = {"layer": "net", "state": SOUND_STATE, "convolution": SOUND_CONVOLUTION}
+    empty = window(layer(), {**net, **changed})
+    for ranks in ([[empty]], [[window(layer(), net)], [empty]]):
+        found = local_result(ranks)
+        assert found.verdict is KvVerdict.NOT_RUN
+        assert f"nothing was compared of {words}" in str(found.reason)
+    assert local_result([[empty, window(layer(), net)]]).verdict is KvVerdict.WITHIN
+
+
+def test_a_layer_without_rows_and_a_rank_without_windows_are_no_pass() -> None:
+    no_rows = layer()
+    no_rows["attention"]["rows"] = 0
+    for empty, words in ((layer(written=0), "layer 0's write"), (no_rows, "layer 0's attention")):
+        found = local_result([[window(empty)]])
+        assert (found.verdict, words in str(found.reason)) == (KvVerdict.NOT_RUN, True)
+    found = local_result([[window(layer())], []])
+    assert found.verdict is KvVerdict.NOT_RUN
+    assert "on rank 1" in str(found.reason)
 
 
 @pytest.mark.parametrize(

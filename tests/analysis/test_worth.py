@@ -12,7 +12,7 @@ import pytest
 from nwor_bench.analysis.draft_rates import Worth
 from nwor_bench.analysis.draft_tokens import same_places
 from nwor_bench.analysis.groups import Pair
-from nwor_bench.analysis.worth import Measured, worth_of
+from nwor_bench.analysis.worth import Measured, refused_arms, worth_of
 from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, drafts_arm
 from nwor_bench.records.types import Phase, Verdict
 from nwor_bench.records.window_order import abba_effect
@@ -97,6 +97,24 @@ def test_intervals_include_the_truth_in_95_percent_of_runs(groups: int, noise: f
         own = measured(np.random.default_rng(seed), groups=groups, noise=noise)
         rates = worth_of([own]).rates
         assert all(rate.low is not None for rate in rates)
+        hits += all((r.low or 0) < truth[r.drafts] < (r.high or 0) for r in rates)
+    assert 0.92 < hits / runs < 0.985
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", [5, 9])
+def test_a_count_that_scatters_five_times_as_much_is_covered_too(groups: int) -> None:
+    """With one scatter of all counts its interval was too narrow, those of the others too wide."""
+    runs, hits = 300, 0
+    for seed in range(runs):
+        rng = np.random.default_rng(seed)
+        own = measured(rng, groups=groups, noise=0.02, rates=[0.8, 0.5])
+        for effect in own.effects:
+            if effect.pair.treated.drafts == 2:
+                for group in effect.groups:
+                    group.host = rng.normal(log(TIMES[2]), 0.1)  # type: ignore[misc]
+        truth = {1: 1.8 / TIMES[1], 2: 2.3 / TIMES[2]}
+        rates = worth_of([own]).rates
         hits += all((r.low or 0) < truth[r.drafts] < (r.high or 0) for r in rates)
     assert 0.92 < hits / runs < 0.985
 
@@ -247,6 +265,68 @@ def test_a_staged_count_within_the_noise_is_open() -> None:
     for group in again.groups:
         group.host += log(1.1)  # type: ignore[misc]
     assert worth_of([own]).rates[0].stage_verdict == Verdict.AMBIGUOUS
+
+
+def arms_known(own: Measured) -> set[Any]:
+    return {(rate.drafts, rate.ratio is not None, rate.stage_ratio is not None)
+            for rate in worth_of([own]).rates}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("refused", "known", "best", "best_staged"),
+    [
+        ({}, {(1, True, True), (2, True, True)}, {4: 2}, {4: 2}),
+        # A staged count alone: not as a server that stages either.
+        ({(2, True): "INVALID"}, {(1, True, True), (2, True, False)}, {4: 2}, {4: 1}),
+        ({(2, True): "INEFFECTIVE"}, {(1, True, True), (2, True, False)}, {4: 2}, {4: 1}),
+        # In mode off: what staging adds to it is over wrong output.
+        ({(2, False): "INVALID"}, {(1, True, True), (2, False, False)}, {4: 1}, {4: 1}),
+        # k = 0: over it nothing is known, but staged over the same count is.
+        ({(0, False): "INVALID"}, {(1, False, True), (2, False, True)}, {}, {}),
+        # k = 0 over itself: no verdict without its noise.
+        ({(None, False): "INVALID"}, {(1, True, True), (2, True, True)}, {4: 0}, {4: 0}),
+    ],
+)
+def test_what_failed_its_checks_has_no_ratio_and_is_no_candidate(
+    refused: Mapping[Any, str],
+    known: set[Any],
+    best: Mapping[int, int],
+    best_staged: Mapping[int, int],
+) -> None:
+    own = measured(
+        np.random.default_rng(0), texts=40, groups=40, noise=0.01, staged={1: 1.05, 2: 0.95}
+    )
+    own = replace(own, refused=refused)
+    assert arms_known(own) == known
+    found = worth_of([own])
+    assert (found.best, found.best_staged) == (best, best_staged)
+    for rate in found.rates:
+        for staged, verdict in ((False, rate.verdict), (True, rate.stage_verdict)):
+            if (rate.drafts, staged) in refused:
+                assert verdict == refused[rate.drafts, staged]
+
+
+@pytest.mark.parametrize("mode", [NworMode.OFF, NworMode.STAGE])
+@pytest.mark.parametrize(
+    ("verdict", "interleaved", "refused"),
+    [
+        (Verdict.FASTER, "windows", ()),
+        (Verdict.AMBIGUOUS, "batches", ()),  # too few groups: a matter of times
+        (Verdict.INVALID, None, (NworMode.OFF, NworMode.STAGE)),
+        (Verdict.INEFFECTIVE, None, (NworMode.OFF, NworMode.STAGE)),
+        (Verdict.AMBIGUOUS, None, (NworMode.STAGE,)),  # its values were not compared
+    ],
+)
+def test_cells_that_failed_or_were_not_checked_are_refused(
+    mode: NworMode, verdict: Verdict, interleaved: str | None, refused: Sequence[NworMode]
+) -> None:
+    """In mode off a count may have an engine of its own, and is not interleaved."""
+    own = replace(cell("k=2"), nwor_mode=mode)
+    result: Any = SimpleNamespace(
+        cell=own, nwor_mode=mode, verdict=verdict, interleaved=interleaved
+    )
+    expected = {(2, mode is NworMode.STAGE): str(verdict)} if mode in refused else {}
+    assert refused_arms([result]) == expected
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,76 @@ def test_a_broken_run_ends_with_3_and_so_does_its_report(
     assert command_line("report", "run")[0] == ExitCode.CORRECTNESS_BROKEN
 
 
+@pytest.mark.parametrize("batches", ["0", "2"])
+@pytest.mark.parametrize(
+    ("modes", "gate", "badge", "why"),
+    [
+        (
+            "off,stage",
+            "0 of 5 cells",
+            "NOTHING STAGED",
+            "no draft token was staged (most often: cache_dtype:fp8).",
+        ),
+        ("off", "0 of 2 cells", "INEFFECTIVE", "it cannot run without CUDA."),
+    ],
+)
+def test_a_run_in_which_nothing_acted_ends_with_5_and_its_reason(
+    command_line: Run,
+    engine: FakeEngine,
+    batches: str,
+    modes: str,
+    gate: str,
+    badge: str,
+    why: str,
+) -> None:
+    engine.direct, engine.scv_fallback = "cache_dtype:fp8", "no_cuda"
+    asked = ("--batches", batches, "--nwor-modes", modes)
+    code, out, _ = command_line(*TINY, *asked, "--output", "run")
+    said = " ".join(out.split())
+    assert code == ExitCode.INCONCLUSIVE
+    assert f"{badge}: " in said
+    assert f": {why} " in said
+    assert "IDENTICAL" not in said
+    assert f"gate: {gate} acted" in said
+    assert f"{badge}: " in Path("run/report.md").read_text()
+    code, told, _ = command_line("report", "run", "--json")
+    assert (code, json.loads(told)["answer"]["badge"]) == (ExitCode.INCONCLUSIVE, badge)
+
+
+def test_off_beside_itself_is_no_check_but_may_be_timed(
+    command_line: Run, engine: FakeEngine
+) -> None:
+    only_off = (*TINY, "--nwor-modes", "off", "--scv-modes", "off", "--output")
+    code, out, _ = command_line(*only_off, "checked", "--batches", "0")
+    assert code == ExitCode.INCONCLUSIVE
+    assert "NOTHING COMPARED: Only off x off ran" in out
+    assert "gate: 0 of 0" not in out
+    assert command_line(*only_off, "timed", "--batches", "2")[0] == 0
+
+
+def test_only_cells_that_acted_are_counted_and_the_others_named(
+    command_line: Run, engine: FakeEngine
+) -> None:
+    engine.scv_fallback = "no_cuda"
+    code, out, _ = command_line(*TINY, "--batches", "0", "--output", "run")
+    said = " ".join(out.split())
+    assert code == 0
+    assert "gate: 1 of 5 cells acted and gave the output of off x off" in said
+    assert "OUTPUT IDENTICAL: In 1 of 5 cells tokens" in said
+    others = "off x graph, off x adaptive, stage x graph and stage x adaptive"
+    assert f"Not checked: {others} (it cannot run without CUDA)." in said
+    assert "on the gate's prompts stage x off gave the same tokens" in said
+    assert said.count(" no check ") == 4
+
+
+def test_ctrl_c_on_a_cpu_prints_no_tokens_per_second(command_line: Run, engine: FakeEngine) -> None:
+    engine.failing[25] = KeyboardInterrupt()
+    code, out, _ = command_line(*TINY, "--batches", "5", "--output", "run")
+    assert code == ExitCode.INTERRUPTED
+    assert any(batch.phase == "timed" for batch in read_run(Path("run")).batches)
+    assert "okens/s" not in out
+
+
 def ctrl_c_is_caught_at(call: int) -> Callable[[int], None]:
     def press(number: int) -> None:
         if number == call:

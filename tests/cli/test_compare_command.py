@@ -9,7 +9,7 @@ import pytest
 import yaml
 from changed_run import slowed
 from command_calls import parse
-from synthetic_run import make_run, save_run, with_header
+from synthetic_run import change_batches, make_run, save_run, with_header, with_parts
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -23,6 +23,17 @@ RUNS = {
     "slower": slowed(BASE, {("stage", "graph"): 1.05}),
     "noisy": slowed(BASE, {}, noise=0.2),
     "unsure": slowed(BASE, {("stage", "graph"): 1.006}, noise=0.006),
+    "checked": with_header(make_run(blocks=0, device="cuda", aa=True), "scenario", batches=0),
+    "cut": with_parts(make_run(blocks=1, device="cuda", aa=True), status="partial"),
+    "broken": with_header(
+        change_batches(
+            make_run(blocks=0, device="cuda", aa=True),
+            lambda batch: batch.nwor_mode == "stage",
+            parity="INVALID",
+        ),
+        "scenario",
+        batches=0,
+    ),
     "long": with_header(slowed(BASE, {}), "scenario", name="long", requests=8),
 }
 
@@ -68,6 +79,11 @@ def run(
         ("base unsure", 0),
         ("base unsure --strict", 5),
         ("base slower --strict", 4),
+        ("checked checked", 5),
+        ("cut cut", 5),
+        ("base cut", 5),
+        ("checked broken", 4),
+        ("broken checked", 5),
         ("base long", 5),
         ("base long --force", 0),
         ("base slower --decide-by time", 4),

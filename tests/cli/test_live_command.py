@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,12 +14,13 @@ from nwor_bench.cli import live_server as watching
 from nwor_bench.cli.live_server import (
     FIRST_LOOK,
     GONE_AFTER_S,
+    STALE_AFTER_S,
     Ended,
     Reading,
     Unreachable,
     Wanted,
     metrics_address,
-    parse,
+    reading_of,
     watch,
 )
 from nwor_bench.cli.live_text import progress_line
@@ -149,7 +151,7 @@ def test_the_answer_comes_first(
 
 
 def test_the_progress_line() -> None:
-    reading = parse(known(FASTER), "http://h/metrics")
+    reading = reading_of(known(FASTER), "http://h/metrics")
     line = progress_line(reading, Wanted("5-8", 0.005, 60.0), 61.4)
     assert line == "0:01:01  5-8: 0.9700 [0.9680, 0.9720] in 400 groups"
 
@@ -237,6 +239,34 @@ def test_a_cpu_server_is_reported_as_one(command_line: Run, server: Server) -> N
     assert "CPU RUN: in stage x graph" in said
     assert CPU_SENTENCE in said
     assert "pays" not in said
+
+
+def with_update(text: str, ago_s: float) -> str:
+    """The page of a server that updated its metrics that long ago."""
+    base = 'nwor_mode="interleave",pair="a + b",rank="0",scv_mode="graph"'
+    return f"{text.rstrip()}\nnwor_live_updated_seconds{{{base}}} {time.time() - ago_s}\n"
+
+
+@pytest.mark.parametrize(("ago_s", "stale"), [(1, False), (STALE_AFTER_S + 60, True)])
+def test_metrics_that_are_no_longer_updated_are_no_answer(
+    command_line: Run, server: Server, ago_s: float, stale: bool
+) -> None:
+    server.pages = [with_update(known(FASTER), ago_s)]
+    code, out, err = command_line("live", server.url)
+    assert code == (ExitCode.FAILED if stale else 0)
+    assert out.startswith("" if stale else "FASTER: ")
+    assert ("/metrics has not updated its metrics for " in " ".join(err.split())) is stale
+
+
+def test_a_server_that_stops_updating_is_gone(
+    command_line: Run, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "GONE_AFTER_S", 0.05)
+    server.pages = [with_update(page(), 1), with_update(known(FASTER), STALE_AFTER_S + 60)]
+    code, out, _ = command_line("live", server.url)
+    assert code == ExitCode.FAILED
+    assert "FASTER" not in out
+    assert "or no longer updates them; this is what it said last." in " ".join(out.split())
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -350,7 +380,7 @@ class Script:
         step = self.steps.pop(0) if len(self.steps) > 1 else self.steps[0]
         if isinstance(step, BaseException):
             raise step
-        return parse(step, "http://h/metrics")
+        return reading_of(step, "http://h/metrics")
 
     def watch(self) -> watching.Seen:
         def sleep(seconds: float) -> None:

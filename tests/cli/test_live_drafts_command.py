@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 from documented_keys import lacking, top_level
-from test_live_command import OTHERS, Server, serving
+from test_live_command import OTHERS, Server, serving, with_update
 
 from nwor_bench.cli.live_drafts import DraftReading
 from nwor_bench.cli.live_drafts_text import progress_line
-from nwor_bench.cli.live_server import FIRST_LOOK, Wanted, reading_of
+from nwor_bench.cli.live_server import FIRST_LOOK, STALE_AFTER_S, Wanted, reading_of
+from nwor_bench.errors import ExitCode
 from nwor_bench.records.window_order import ALL
 
 Run = Callable[..., tuple[int, str, str]]
@@ -90,12 +91,21 @@ def test_the_sentence_the_table_and_the_line(command_line: Run, server: Server) 
     assert "Above 16 requests nothing was measured" in said
     assert "Windows: 1,000 at k = 0, 3,000 at k = 1, 3,100 at k = 2." in said
     assert "40 interrupted by a step that is more than windows; 2 with a window that verif" in said
-    assert "Noise: k = 0 over itself took 1.00 [0.99, 1.01] at 1 request" in said
+    assert "Noise, the time of k = 0 over itself: 1.00 [0.99, 1.01] at 1 request" in said
     assert "Timed on the device's clock." in said
     assert "Measured on a CPU" not in said
     assert max(map(len, out.splitlines())) <= 80
     code, out, _ = command_line("live", server.url, "-q", "--time-budget", "0.05s")
     assert " ".join(out.split()).endswith("no draft count is shown to pay.")
+
+
+def test_draft_counts_that_are_no_longer_updated_are_no_answer(
+    command_line: Run, server: Server
+) -> None:
+    server.pages = [with_update(KNOWN, STALE_AFTER_S + 60)]
+    code, out, err = command_line("live", server.url)
+    assert (code, out) == (ExitCode.FAILED, "")
+    assert "/metrics has not updated its metrics for " in " ".join(err.split())
 
 
 def test_a_class_that_is_asked_for_is_the_answer(command_line: Run, server: Server) -> None:

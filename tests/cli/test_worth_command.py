@@ -8,6 +8,7 @@ import pytest
 from refusals import refused
 from typer.testing import CliRunner
 
+from nwor_bench.analysis.draft_rates import MIN_JUDGED
 from nwor_bench.cli.app import app
 from nwor_bench.cli.commands.worth import worth_sweep
 from nwor_bench.engine.arguments import engine_arguments
@@ -105,7 +106,7 @@ def test_a_method_with_one_count_gets_an_engine_for_each(
 ) -> None:
     asked = specs_of(monkeypatch, *words, "--requests", "1,2")
     assert {spec.engines for spec in asked} == {engines}
-    assert {spec.stopping.blocks for spec in asked} == {3 if engines else 1}
+    assert {spec.stopping.blocks for spec in asked} == {MIN_JUDGED if engines else 1}
 
 
 @pytest.mark.parametrize(("gpu", "batches"), [(True, (1, 1)), (False, (0, 0))])

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy import stats
 from scipy.signal import lfilter
 
 from nwor_bench.instruments.robust import (
     MIN_GROUPS,
+    Estimate,
     as_ratio,
     long_run_variance,
     mean_location,
@@ -110,6 +112,17 @@ def test_the_interval_as_a_ratio() -> None:
     assert ratio.ratio == pytest.approx(np.exp(-0.03), abs=1e-4)
     assert ratio.low < ratio.ratio < ratio.high
     assert (ratio.blocks, ratio.free, ratio.p_value) == (110, found.degrees, found.p_value)
+
+
+def test_an_offset_is_added_to_the_interval_and_taken_from_the_evidence() -> None:
+    """0.3 +- t x 0.1, perhaps 0.1 off: as sure to differ from 0 as 0.2 +- t x 0.1."""
+    sure, off = Estimate(0.2, 0.1, 9, 10), Estimate(0.3, 0.1, 9, 10, offset=0.1)
+    assert off.half_width() == pytest.approx(sure.half_width() + 0.1)
+    assert off.half_width(0.99) == pytest.approx(0.1 * stats.t.ppf(0.99, 9) + 0.1)
+    assert off.p_value == pytest.approx(sure.p_value)
+    assert as_ratio(off).low == pytest.approx(np.exp(0.2 - sure.half_width()))
+    assert Estimate(0.05, 0.0, 9, 10, offset=0.1).p_value == 1
+    assert Estimate(0.2, 0.0, 9, 10, offset=0.1).p_value == 0
 
 
 def test_a_slope_is_found_and_none_is_not() -> None:

@@ -284,6 +284,11 @@ STATE_FAULTS = (
     _of_states("another request's record", "records in another order than requests", SAME_INPUTS),
     _of_states("one head's update", "one head's record rounded once more", SAME_INPUTS),
     _of_states("one head's gate", "one head's decay rounded", SAME_INPUTS),
+    _of_states(
+        "one head's beta in front of the trace",
+        "our wrapper changes an input before the gate copies it",
+        "the gate copies what vLLM passed, in front of our wrapper",
+    ),
     _of_states("a stale slot", "a source that is one window old", SAME_INPUTS),
     _of_states("never committed", "a commit that is not launched", SAME_INPUTS),
     _of_states("a token short", "a window that starts one token late", SAME_INPUTS),

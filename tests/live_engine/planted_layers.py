@@ -161,6 +161,34 @@ def value_wrong(worker: Any, size: float) -> Iterator[None]:
         yield
 
 
+def in_wrapper(ours: tuple[str, int], on_cpu: tuple[str, int]) -> PlantOf:
+    """One head of an argument is too large, in front of everything else in our wrapper.
+
+    Args:
+        ours: method of a `StagedLayer`, and the argument's place: [rows, heads, width].
+        on_cpu: likewise, of our backend's implementation, itself at place 0.
+    """
+
+    def plant(worker: Any, size: float) -> AbstractContextManager[None]:
+        layer, on_gpu = _layer(worker), _on_gpu(worker)
+        method, place = ours if on_gpu else on_cpu
+
+        def around(original: Any) -> Any:
+            def called(*given: Any, **named: Any) -> Any:
+                own = list(given)
+                staging = None if on_gpu or own[0] is not layer else layer.staging
+                if on_gpu or (staging is not None and staging.window.is_staging):
+                    own[place] = own[place].clone()
+                    own[place][:, HEAD % own[place].shape[1]] *= 1 + size
+                return original(*own, **named)
+
+            return called
+
+        return wrapped(layer if on_gpu else type(layer), method, around)
+
+    return plant
+
+
 @contextmanager
 def sliding_window_short(worker: Any, size: float) -> Iterator[None]:
     """The first layer that slides sees this many positions too few."""
@@ -242,6 +270,14 @@ def _watched(worker: Any) -> bool:
     return not (_on_gpu(worker) and worker.nwor_hook._parts.recurrent)
 
 
+def _has_queries(worker: Any) -> bool:
+    """Latent layers' queries come in parts."""
+    return not _on_gpu(worker) or hasattr(_layer(worker), "_verify")
+
+
+IN_WRITE = ("slots_to_write", 1), ("do_kv_cache_update", 3)
+IN_ATTENTION = ("_verify", 1), ("forward", 2)
+
 PARTS = (0.1, 0.03, 0.02, 0.01, 0.003, 0.001, 0.0003, 0.0001)
 
 LAYER_FAULTS = (
@@ -250,6 +286,9 @@ LAYER_FAULTS = (
     LayerFault("attention's output, one head", output_too_large(slice(None), HEAD), PARTS, 0.01),
     LayerFault("attention's output, one head of one row", output_too_large(2, HEAD), PARTS, 0.1),
     LayerFault("V of one head as it is staged", value_wrong, PARTS, 0.01),
+    LayerFault("V of one head in our write", in_wrapper(*IN_WRITE), PARTS, 0.01),
+    LayerFault("queries of one head in our attention", in_wrapper(*IN_ATTENTION), PARTS, 0.03,
+               _has_queries),
     LayerFault("sliding window short by positions", sliding_window_short, (8, 2, 1), 1, _slides),
     LayerFault("sinks left out, layers", sinks_missing, (1,), 1, _has_sinks),
     LayerFault("bits of one slot", slot_wrong, (1,), 1),
@@ -274,7 +313,7 @@ def check_a_batch(
         ranks = engine.check_layers(None)
     for windows in ranks:
         for window in windows:
-            window["graphs"] = None
+            window["graphs"] = {"repeated": 0, "checking": 0}
     return local_result(ranks)
 
 

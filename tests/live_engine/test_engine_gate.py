@@ -26,7 +26,8 @@ def sweep(
     folder: Path, pair: str = "tiny", **changes: Any
 ) -> tuple[ExitCode, pd.DataFrame, dict[str, Any]]:
     """A real sweep of a generated pair; its exit code, cells and run.json."""
-    spec = tiny_spec(scv_modes="off,graph", warmup=1, max_warmup=1, **changes)
+    usual = {"scv_modes": "off,graph", "warmup": 1, "max_warmup": 1}
+    spec = tiny_spec(**{**usual, **changes})
     code = run_one(spec, PairChoice(pair=pair), RunOptions(output=folder))
     cells = pd.read_csv(folder / "cells.csv", keep_default_na=False)
     return code, cells, json.loads((folder / "run.json").read_text())
@@ -84,6 +85,22 @@ def test_a_sound_run_passes(tmp_path: Path) -> None:
     assert set(graph.batches) == {0}
     assert set(windows[windows.scv_mode == "graph"].block) == {0}
     check_kv_gate(tmp_path / "run", run)
+
+
+def test_a_cache_that_cannot_be_staged_is_no_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, cells, _ = sweep(tmp_path / "run", cache_dtype="fp8", batches=0, max_warmup=None)
+    assert code is ExitCode.INCONCLUSIVE
+    idle = {(c.nwor_mode, c.scv_mode): c.reason for c in cells.itertuples() if c.reason}
+    why = "no draft token was staged (most often: cache_dtype:fp8)"
+    no_cuda = "it cannot run without CUDA"
+    assert idle == {("off", "graph"): no_cuda, ("stage", "off"): why, ("stage", "graph"): why}
+    report = (tmp_path / "run" / "report.md").read_text()
+    for text in (capsys.readouterr().out, report):
+        assert "NOTHING STAGED: " in text
+        assert f": {why}." in " ".join(text.split())
+        assert "IDENTICAL" not in text
 
 
 @pytest.mark.long

@@ -26,8 +26,8 @@ from test_staged_states import (
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.errors import ExitCode
 from nwor_bench.models.pairs import ResolvedPair, resolve_pair
-from nwor_bench.plugin.observe.state_checks import check_states as check_local
-from nwor_bench.plugin.observe.state_trace import StateTrace
+from nwor_bench.plugin.observe.state_checks import check_state
+from nwor_bench.plugin.observe.state_trace import SAMPLE, StateCall
 from nwor_bench.plugin.states import StateOutcome, WindowStates
 from nwor_bench.records.cell import engine_arm
 from nwor_bench.records.types import NworMode
@@ -162,7 +162,7 @@ class StockElsewhere:
         """Of windows beside a prefill."""
         self._states, self._counts = states, counts
         self._verify, self._commit = states._kernels.verify, states.commit
-        self._trace = StateTrace()
+        self._calls: dict[int, StateCall] = {}
         self._numbers = {id(each.layer.A_log): n for n, each in enumerate(states.layers)}
         kernels = states._kernels._replace(verify=self.verify)
         monkeypatch.setattr(states, "_kernels", kernels)
@@ -171,21 +171,24 @@ class StockElsewhere:
     def verify(self, *given: Any, **named: Any) -> None:
         """Note what a layer is given, and what it returns."""
         mixed, a, b, log_a, _, state, indices, accepted, bounds, out, _ = given
-        number = self._numbers[id(log_a)]
-        self._trace.given(
-            number, state, (mixed, a, b, indices, accepted, bounds), named.get("norm")
-        )
+        inputs = [each.clone() for each in (mixed, a, b, indices, accepted, bounds)]
+        mixed, a, b, indices, accepted, bounds = inputs
+        slots = indices[:SAMPLE].gather(1, accepted[:SAMPLE, None].long() - 1).flatten().long()
+        first = state[slots.clamp(min=0)]
         self._verify(*given, **named)
-        self._trace.returned(number, out)
+        self._calls[self._numbers[id(log_a)]] = StateCall(
+            mixed, a, b, None, indices, accepted, bounds, first, first, mixed, out.clone()
+        )
 
     def commit(self, counts: torch.Tensor) -> StateOutcome:
         """Commit, and compare the states."""
         masks = self._states._windows
         outcome = self._commit(counts if masks is None else self._counts(counts))
         rows = counts if masks is None else counts[masks]
-        found = check_local(self._states.layers, self._trace, rows.tolist(), is_control=False)
-        self._trace = StateTrace()
-        for state in (each["state"] for each in found):
+        calls, self._calls = self._calls, {}
+        for number, call in calls.items():
+            layer = self._states.layers[number]
+            state = check_state(layer, call, rows.tolist(), is_control=False)
             apart = state["error"] / state["allowed"]
             told = max(apart, state["output_error"] / state["output_allowed"])
             (self.alone if masks is None else self.beside).append(told)

@@ -228,6 +228,10 @@ def test_a_count_that_changes_a_token_is_invalid(tmp_path: Path, plant: Any) -> 
         assert verdicts["k = 2"] == "INVALID"
         assert verdicts["k = 1"] != "INVALID"
     assert "k = 2" in (tmp_path / "worth" / "summary.md").read_text().split("INVALID", 1)[1]
+    rows = pd.read_csv(tmp_path / "worth" / "worth.csv")
+    broken = rows[rows.drafts == 2]
+    assert set(broken.verdict) == {"INVALID"}
+    assert broken[["ratio", "time_ratio", "tokens", "window_ms"]].isna().all(axis=None)
 
 
 def test_the_gate_of_staged_counts_finds_a_lost_row(

@@ -85,3 +85,33 @@ def test_a_setting_forces_one(
     engine = start("dense", attention, tmp_path, start_alone)
     assert reasons(engine) == expected
     assert not facts_of(engine).attention
+
+
+def test_a_gate_stages_what_its_short_contexts_would_leave_to_stock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_alone: Callable[..., VllmEngine]
+) -> None:
+    """Made-up times: ours loses at 1,024 tokens, and gains at the longest context."""
+    from nwor_bench.plugin.runner_v2.attention_decision import Contender
+    from nwor_bench.plugin.runner_v2.attention_timing import AttentionTiming
+
+    def times(self: Any, size: Any, length: int) -> dict[Contender, list[float]]:
+        ours = 2e-5 if length <= 1024 else 1e-6
+        return {Contender.STOCK: [1e-5] * 3, Contender.OURS: [ours] * 3}
+
+    monkeypatch.setenv("NWOR_BENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(AttentionTiming, "times", times)
+    engine = start("dense", "auto", tmp_path, start_alone)
+    assert reasons(engine) == {"slower_than_stock"}
+    cache = engine.kv_cache()
+    cache.watch(True)
+    engine.check_layers(8)
+    try:
+        windows = run_cell(engine, "stage", "off", PROMPTS).windows
+    finally:
+        checked = engine.check_layers(None)
+        cache.watch(False)
+    found = [window["fallback_reason"] for window in windows]
+    assert {None, "slower_than_stock"} <= set(found)
+    assert found.count(None) > found.count("slower_than_stock")
+    assert sum(window["path"] == "full graph" for window in checked[0]) == 2
+    assert reasons(engine) == {"slower_than_stock"}

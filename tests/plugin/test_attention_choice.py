@@ -1,5 +1,6 @@
 """What attends a window of each size: chosen by times, stored, shared, or taken from a table."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +35,7 @@ class Times:
 
     def __init__(self, of: Mapping[Contender, float], lengths: tuple[int, ...] = LENGTHS):
         self.of, self.room = of, lengths
+        self.seen: Mapping[str, float] = {"gpu_other_processes": 0, "gpu_sm_clock_mhz": 1980}
         self.asked: list[tuple[tuple[int, int], int]] = []
 
     def lengths(self, size: tuple[int, int]) -> tuple[int, ...]:
@@ -42,6 +44,9 @@ class Times:
     def times(self, size: tuple[int, int], length: int) -> dict[Contender, list[float]]:
         self.asked.append((size, length))
         return {contender: [t] * 3 for contender, t in self.of.items()}
+
+    def conditions(self) -> Mapping[str, float]:
+        return self.seen
 
 
 def decided(
@@ -157,6 +162,32 @@ def test_choices_are_stored_and_read_again(tmp_path: Path) -> None:
     assert another.choose(sizes, ChoiceStore(changed, tmp_path), times, 0.1) == 2
 
 
+@pytest.mark.parametrize(
+    ("seen", "again"),
+    [
+        ({"gpu_other_processes": 1.0}, 2),
+        ({"gpu_throttled_ms": 0.5}, 2),
+        ({"gpu_throttle_reasons": 4.0}, 2),  # a software power cap
+        ({"gpu_throttle_reasons": 1.0, "gpu_temperature_c": 80.0}, 0),  # idle
+        ({}, 0),  # no NVML
+    ],
+)
+def test_choices_that_were_disturbed_are_timed_again_at_the_next_start(
+    tmp_path: Path, seen: dict[str, float], again: int
+) -> None:
+    store, sizes = ChoiceStore({}, tmp_path), [(8, 5), (64, 5)]
+    times = Times({Contender.STOCK: 1.0, Contender.OURS: 2.0})
+    times.seen = seen
+    first = kind()
+    assert first.choose(sizes, store, times, 0.0) == 2
+    (file,) = tmp_path.iterdir()
+    entry = json.loads(file.read_text())["sizes"]["64x5"]
+    assert (entry["blocks"], entry["conditions"]) == (3, seen)
+    times.seen = {"gpu_other_processes": 0.0}
+    assert kind().choose(sizes, store, times, 0.0) == again
+    assert kind().choose(sizes, store, times, 0.0) == 0
+
+
 def test_stored_choices_of_other_lengths_are_timed_again(tmp_path: Path) -> None:
     """A larger cache, or another --max-model-len, has room for other contexts."""
     store, times = ChoiceStore({}, tmp_path), {Contender.STOCK: 1.0, Contender.OURS: 2.0}
@@ -259,3 +290,47 @@ def test_other_ranks_take_the_firsts_choices() -> None:
         choices.take(first.given(), [(8, 5)])
         assert choices.of((8, 5)).always
         assert choices._kinds[0][0].contender((8, 5)) is Contender.MERGE
+
+
+def test_a_gate_runs_both_forms_of_a_size_that_is_direct_at_some_contexts() -> None:
+    """Whatever the contexts are; its first windows, which are checked by layer, are staged."""
+    timed = kind()
+    timed.chosen = {
+        (8, 5): decided({Contender.STOCK: [1, 1], Contender.OURS: [0.9, 1.1]}, LENGTHS),
+        (16, 5): decided({Contender.STOCK: [1, 1], Contender.OURS: [2, 2]}, LENGTHS),
+        (32, 5): decided({Contender.STOCK: [1, 1], Contender.OURS: [0.9, 0.9]}, LENGTHS),
+    }
+    choices = AttentionChoices([(timed, 28)])
+    choices.settle(list(timed.chosen))
+
+    def reasons(size: tuple[int, int], length: int) -> list[str | None]:
+        steps = [batch(length) for _ in range(200)]
+        twice = [{choices.why_direct(size, step) for _ in range(2)} for step in steps]
+        return [reason for [reason] in twice]
+
+    direct = "slower_than_stock"
+    for length in (1000, 15000):
+        choices.gate(True)  # each batch
+        found = reasons((8, 5), length)
+        assert found[:3] == [None] * 3
+        assert 30 < found.count(direct) < 70
+        for every in range(2, 6):  # cells take turns: each has windows of both forms
+            assert all(set(found[n::every]) == {None, direct} for n in range(every))
+    assert reasons((16, 5), 1000) == [direct] * 200  # no graph of it exists
+    assert reasons((32, 5), 15000) == [None] * 200
+    choices.gate(False)
+    assert reasons((8, 5), 1000) == [None] * 200
+    assert reasons((8, 5), 15000) == [direct] * 200
+
+
+def test_ranks_leave_the_same_windows_of_a_gate_to_stock() -> None:
+    timed = kind()
+    timed.chosen = {(8, 5): decided({Contender.STOCK: [1, 1], Contender.OURS: [0.9, 1.1]}, LENGTHS)}
+    ranks = [AttentionChoices([(timed, 28)]) for _ in range(2)]
+    for rank in ranks:
+        rank.settle([(8, 5)])
+        rank.gate(True)
+    steps = [batch(1000) for _ in range(50)]
+    first, second = ([rank.why_direct((8, 5), step) for step in steps] for rank in ranks)
+    assert first == second
+    assert len(set(first)) == 2

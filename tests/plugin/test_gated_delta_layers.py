@@ -170,11 +170,11 @@ def test_patches_leave_the_layer_as_it_was(pieces: Any) -> None:
 @pytest.fixture
 def traced(pieces: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The first layer alone, followed by a trace."""
-    from nwor_bench.plugin.runner_v2.gated_delta import convolution_patches
+    from nwor_bench.plugin.runner_v2.gated_delta import trace_patches
 
     states = pieces.states
     monkeypatch.setattr(states, "layers", states.layers[:1])
-    kernels = states._kernels._replace(convolution_patches=convolution_patches)
+    kernels = states._kernels._replace(trace_patches=trace_patches)
     monkeypatch.setattr(states, "_kernels", kernels)
     pieces.net.kv_cache[0].copy_(torch.randn(20, 5, 40))
     states.follow(StateTrace())
@@ -182,17 +182,18 @@ def traced(pieces: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def check_trace(pieces: Any, tokens: int) -> None:
-    [call] = pieces.states.trace.convolutions.values()
-    assert torch.equal(call.mixed, pieces.given[0][0][:tokens])
-    assert torch.equal(call.state, pieces.net.kv_cache[0][pieces.indices[0][:, 0].long()])
+    [call] = pieces.states.trace.calls.values()
+    for told, given in zip((call.mixed, call.a, call.b), pieces.given[0], strict=True):
+        assert torch.equal(told, given[:tokens])
+    assert torch.equal(call.convolution, pieces.net.kv_cache[0][pieces.indices[0][:, 0].long()])
 
 
-def test_a_trace_has_what_a_convolution_was_given(traced: Any) -> None:
+def test_a_trace_has_what_vllm_gave_the_layer(traced: Any) -> None:
     traced.begin()
     call_core(traced)
     check_trace(traced, TOKENS)
     [call] = traced.states.trace.calls.values()
-    assert torch.equal(call.mixed, traced.given[0][0] * 2)  # behind the convolution
+    assert torch.equal(call.convolved, traced.given[0][0] * 2)
     assert traced.net.stock == []
 
 
@@ -211,7 +212,7 @@ def test_only_windows_of_a_checked_step_are_traced(traced: Any) -> None:
     traced.begin()
     traced.context.attn_metadata["net.0"].num_prefills = 1
     call_core(traced)
-    assert traced.states.trace.convolutions == {}
+    assert traced.states.trace.calls == {}
     assert traced.net.stock == ["core", "core"]
     wrapped = vars(traced.net)["_forward_core"]
     traced.states.follow(None)
@@ -228,15 +229,8 @@ def test_a_trace_copies_the_first_requests_alone(
     monkeypatch.setattr(state_trace, "SAMPLE", 1)
     traced.begin()
     call_core(traced)
-    [before], [call] = (
-        list(each.values())
-        for each in (traced.states.trace.convolutions, traced.states.trace.calls)
-    )
-    assert (len(before.mixed), len(before.state)) == (LENGTH, 1)
-    assert (len(call.mixed), len(call.a), len(call.first), len(call.output)) == (
-        LENGTH,
-        LENGTH,
-        1,
-        LENGTH,
-    )
+    [call] = traced.states.trace.calls.values()
+    tokens = (call.mixed, call.a, call.b, call.convolved, call.output)
+    assert [len(each) for each in tokens] == [LENGTH] * 5
+    assert (len(call.first), len(call.convolution)) == (1, 1)
     assert len(call.bounds) == 3

@@ -227,6 +227,31 @@ def test_other_modes_leave_the_update_to_vllm(machine: Machine, modes: str) -> N
     assert machine.staging.launched == ["commit and update", "update", "update"]
 
 
+def test_an_update_that_does_not_compile_is_a_fallback_of_every_window_that_lacks_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from nwor_bench.plugin.runner_v2 import step_windows
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no kernel image")
+
+    monkeypatch.setattr(step_windows, "compile_with_update", fail)
+    machine = Machine(monkeypatch)
+    for _ in range(2):
+        machine.run()
+    machine.set_modes("stage", "off")  # whose windows never have it
+    machine.run()
+    machine.set_modes("stage", "adaptive")
+    machine.run()
+    assert machine.staging.launched == ["commit", "update"] * 4
+    why = "update_not_joined:RuntimeError"
+    found = [(w["staged_tokens"], w["scv_fallback_reason"]) for w in machine.hook.drain(None)]
+    staged = len(REQUESTS) * K
+    assert found == [(staged, why), (staged, why), (staged, None), (staged, why)]
+    assert machine.hook.validator.fallbacks == {why: 1}  # set to 0 as modes are set
+    assert machine.hook.validator.counters["scv_fallback_count"] == 1
+
+
 def test_every_windows_last_phase_ends_behind_the_update(machine: Machine) -> None:
     marked: list[tuple[str, int]] = []
 
@@ -353,7 +378,7 @@ class MachineEngine(FakeEngine):
 
     def check_layers(self, requests: int | None) -> list[list[dict[str, Any]]]:
         self.machine.hook.check_layers(requests)
-        return []
+        return super().check_layers(requests)
 
     def watch_writes(self, on: bool) -> list[dict[str, int]]:
         window = self.machine.hook.window

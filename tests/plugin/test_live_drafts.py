@@ -19,7 +19,7 @@ from nwor_bench.instruments.robust import Estimate, log_tokens, robust_location
 from nwor_bench.plugin import live_drafts
 from nwor_bench.plugin.live_drafts import UNSETTLED, DraftGroups, DraftPublisher, DraftTokens
 from nwor_bench.records.fallback_reasons import LeftOut
-from nwor_bench.records.metrics import DRAFT_METRICS, MetricFiles, labels_of
+from nwor_bench.records.metrics import DRAFT_METRICS, LIVE_METRICS, MetricFiles, labels_of
 from nwor_bench.records.window_order import ALL
 
 MOST = 2
@@ -190,7 +190,7 @@ def test_estimates_come_back_from_the_metrics(shown: Shown) -> None:
 
 def test_every_metric_is_told_in_the_docs() -> None:
     page = (Path(__file__).parents[2] / "docs" / "live.md").read_text(encoding="utf-8")
-    for metric in DRAFT_METRICS:
+    for metric in (*DRAFT_METRICS, *LIVE_METRICS):
         assert f"`{metric.name}{'_total' if metric.kind == 'counter' else ''}" in page
 
 

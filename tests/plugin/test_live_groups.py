@@ -1,9 +1,13 @@
 """Groups of a server's windows: planted effects, what is left out, bounded memory, and /metrics."""
 
 import random
+import threading
+import time
+from collections.abc import Callable
 from math import exp, log
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from live_windows import places_of_group, timed
@@ -170,6 +174,53 @@ def test_counters_stand_at_0_before_the_first_group(shown: Shown) -> None:
             for reason in ("commit_refused", "counts_do_not_add_up", "ranks_differ")
         },
     }
+
+
+def test_an_update_that_fails_is_counted_and_tried_again(
+    shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Publisher, "every_s", 0.001)
+    shown.publisher.start()
+    began = shown.scrape()["nwor_live_updated_seconds", ""]
+    broken = threading.Event()
+
+    def fail(*_: object) -> None:
+        broken.set()
+        raise OSError("no space")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(live_ratio, "robust_location", fail)
+        shown.add(50)
+        assert broken.wait(10)
+    wait_until(lambda: shown.scrape()["nwor_live_updated_seconds", ""] > began)
+    shown.add(50)
+    wait_until(lambda: ("nwor_live_ratio", ALL) in shown.scrape())
+    shown.publisher.stop()
+    assert shown.scrape()["nwor_live_failed_updates_total", "OSError"] >= 1
+
+
+def test_metrics_that_cannot_be_written_grow_old(
+    shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even the failure can be counted: the thread ends, and its last time stays."""
+    shown.publisher.start()
+    shown.publisher.stop()
+    monkeypatch.setattr(MetricFiles, "add", Mock(side_effect=OSError("no space")))
+    shown.add(50)
+    before = shown.scrape()
+    with pytest.raises(OSError, match="no space"):
+        shown.publisher.update()
+    assert shown.scrape() == before
+    monkeypatch.undo()
+    shown.publisher.update()
+    assert shown.scrape()["nwor_live_groups_total", ALL] == 50
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def test_every_class_has_its_ratio_with_an_interval(shown: Shown) -> None:

@@ -112,11 +112,11 @@ class LatentLayers(LatentStep):
         workspace: Any = None
         group = AttentionGroup(kind, workspace, cpu, self.committed if merges else None)
         around = (self.window, self.staging, inputs, 0, group)
-        PatchSet(
-            patch
+        self.wrapped = [
+            mla_attention.MlaStagingAttention(number, layer, *around)  # type: ignore[arg-type]
             for number, layer in enumerate(self.layers)
-            for patch in mla_attention.MlaStagingAttention(number, layer, *around).patches()  # type: ignore[arg-type]
-        ).apply()
+        ]
+        PatchSet(patch for each in self.wrapped for patch in each.patches()).apply()
 
     def metadata(self, num_decodes: int, **changes: Any) -> Any:
         """The step's, of which the first `num_decodes` requests are decodes."""

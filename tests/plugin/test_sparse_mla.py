@@ -130,7 +130,7 @@ class SparseLayers(LatentStep):
         self.model.fused_norm_rope = fused_norm_rope
         monkeypatch.setitem(sys.modules, MODULE, self.model)
         inputs = self.inputs(monkeypatch)
-        wrapped = [
+        self.wrapped = wrapped = [
             sparse_mla.SparseMlaAttention(number, layer, self.window, self.staging, inputs, 0)
             for number, layer in enumerate(self.layers)
         ]

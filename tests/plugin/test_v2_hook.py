@@ -245,3 +245,19 @@ def test_draft_counts_stage_where_their_places_cells_do(monkeypatch: pytest.Monk
     staged = [window["staged_tokens"] for window in hook.drain({"a": 99, "b": 99})]
     assert staged == [2, 0, 2, 0, 2, 0]
     assert [sorted(facts) for facts in followed.facts()] == [["scv_counters", "scv_fallbacks"]] * 3
+
+
+def test_contexts_choose_attention_again_once_the_gate_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from nwor_bench.plugin.runner_v2.attention_choice import AttentionChoices
+    from nwor_bench.plugin.worker import TOOLS, NworWorkerExtension
+
+    hook = make_hook(monkeypatch)
+    choices = hook._parts.choices = AttentionChoices([])
+    watched = SimpleNamespace(watch=lambda on: None)
+    tools = {"kv rows": watched, "state rows": watched}
+    worker: Any = SimpleNamespace(nwor_hook=hook, **{TOOLS: tools})
+    for on in (True, True, False):
+        NworWorkerExtension.nwor_watch_blocks(worker, on)
+        assert (choices._turns is not None) is on

@@ -196,12 +196,12 @@ class WrappedLayers:
         self.inputs = StepInputs(runner_of(), ["0"])
         if staged:
             monkeypatch.setattr(gpu_attention, "verify_attention_triton", self._verify)
-            patches = []
-            for number, layer in enumerate(self.layers):
-                around = self.window, self.staging, self.inputs, 0
-                made = StagingAttention(number, layer, *around, attention_group())
-                patches += made.patches()
-            PatchSet(patches).apply()
+            around = self.window, self.staging, self.inputs, 0
+            self.wrapped = [
+                StagingAttention(number, layer, *around, attention_group())
+                for number, layer in enumerate(self.layers)
+            ]
+            PatchSet(patch for made in self.wrapped for patch in made.patches()).apply()
 
     def begin(self, way: str) -> GpuWindowBatch:
         """Open a window that is held whole, or of which only the drafts are held or copied."""

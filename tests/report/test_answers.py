@@ -41,7 +41,7 @@ def named(cells: list[CellResult], label: str) -> CellResult:
         ("invalid", "INVALID",
          "NWOR pays is not known, because the setting stage x graph failed its checks: it changed",
          "a fact, not noise", "Do not switch it on"),
-        ("ineffective", "INEFFECTIVE", "NWOR never did anything in this run",
+        ("ineffective", "NOTHING STAGED", "NWOR never did anything in this run",
          "Sure that it never ran", "Find the reason"),
         ("cpu", "CPU RUN", "does not show whether NWOR pays",
          "nothing is known of the speed on a GPU", "on the GPU that you serve with"),

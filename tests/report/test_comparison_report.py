@@ -81,9 +81,15 @@ def test_the_headline_says_which_way_and_how_sure() -> None:
     unsure = headline(compare(slowed(RUN, {("stage", "graph"): 1.006}, noise=0.006)))
     assert unsure.startswith("No regression was shown, and none can be ruled out: ")
     alone = stored(kept(RUN, lambda record: record.scv_mode == record.nwor_mode == "off"))
-    assert headline(compare_runs(alone, alone)).startswith("Nothing was compared: ")
-    checked = stored(with_header(RUN, "scenario", batches=0))
-    assert headline(compare_runs(checked, checked)).startswith("BASE and NEW timed nothing (--b")
+    none = "Not comparable, no cell's change has an interval: "
+    assert headline(compare_runs(alone, alone)).startswith(none)
+    checked = stored(with_header(make_run(blocks=0, device="cuda", aa=True), "scenario", batches=0))
+    untimed = compare_runs(checked, checked)
+    assert headline(untimed).startswith("Not comparable, nothing was timed in BASE and NEW: ")
+    assert comparison_document(untimed).lead[0].badge == "NOT COMPARED"
+    assert headline(compare_runs(BASE, checked)).startswith(
+        "Not comparable, nothing was timed in N"
+    )
 
 
 @pytest.mark.slow

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 from report_runs import faster
-from synthetic_run import analysed, document_of, summarised, with_parts
+from synthetic_run import analysed, change_batches, document_of, summarised, with_parts
 
 from nwor_bench.analysis.parity.kv import KvMismatch, KvResult, KvVerdict, StateResult, kv_event
+from nwor_bench.records.facts import CudaGraphs
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, Cell, CellResult, NworMode, ScvMode
 from nwor_bench.report.answer import answer
@@ -61,6 +62,24 @@ def test_what_was_not_compared_is_said_too() -> None:
     said = answered(with_kv((STAGE, WITHIN), (GRAPH, NOT_RUN)))
     assert "The KV cache of stage x off is what mode off leaves" in said
     assert said.endswith("The KV cache of stage x graph was not checked: nothing was staged.")
+
+
+def test_what_the_gate_staged_stands_beside_what_was_timed() -> None:
+    """The gate's batch of stage x off staged 10 of 40 drafts behind 400 prompt tokens."""
+    modes = ("stage", "off")
+    gate = lambda b: (b.phase, b.nwor_mode, b.scv_mode) == ("gate", *modes)  # noqa: E731
+    run = change_batches(faster(), gate, draft_tokens=40, staged_tokens=10, prompt_tokens=400)
+    graphs = CudaGraphs(attention={"2x5": "ours; stock at 8192 tokens"})
+    engine = run.header.engine.model_copy(update={"cuda_graphs": graphs})  # type: ignore[union-attr]
+    run = replace(run, header=run.header.model_copy(update={"engine": engine}))
+    both = [b for b in run.batches if (b.nwor_mode, b.scv_mode) == modes]
+    timed = [b for b in both if b.phase == "timed"]
+    staged = sum(b.staged_tokens for b in timed) / sum(b.draft_tokens for b in timed)
+    assert 0.9 < staged < 1
+    page = " ".join(render_markdown(document_of(run)).split())
+    # Two requests: 400 / 2 and 100 / 2 prompt tokens, and half of 128 / 2 output tokens.
+    assert f"| stage x off | 25% | {100 * staged:.0f}% | 232 | 82 |" in page
+    assert "2x5 ours; stock at 8192 tokens. In the gate" in page
 
 
 OF_STATES = KvMismatch(

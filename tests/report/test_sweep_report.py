@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from report_runs import gpu_run, invalid
+from report_runs import faster, gpu_run, ineffective, invalid
 from swept_folder import save_sweep
 from synthetic_run import make_run
 
@@ -104,6 +104,18 @@ def test_a_broken_run_makes_the_sweep_exit_with_3(
     code, out, _ = command_line("report", str(folder))
     assert code == ExitCode.CORRECTNESS_BROKEN
     assert out.startswith("INVALID: ")
+
+
+def test_a_run_in_which_nothing_acted_makes_the_sweep_exit_with_5(
+    command_line: Run, tmp_path: Path, figures_left_out: None
+) -> None:
+    folder = save_sweep(tmp_path / "idle", [(place(8), ineffective()), (place(1), faster())])
+    code, out, _ = command_line("report", str(folder))
+    said = " ".join(out.split())
+    assert code == ExitCode.INCONCLUSIVE
+    assert said.startswith("MIXED: NOTHING STAGED in 1, FASTER in 1 of 2 runs. Run 1: NWOR never")
+    assert "no draft token was staged (most often: attention_sinks)." in said
+    assert "| NOTHING STAGED |" in (folder / "summary.md").read_text()
 
 
 def test_a_sweep_on_a_cpu_says_so(tmp_path: Path) -> None:

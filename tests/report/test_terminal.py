@@ -54,7 +54,9 @@ def big_cells() -> list[CellResult]:
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("cells", [summarised(make_run()), big_cells()], ids=["usual", "big"])
 def test_tables_fit_and_cut_no_number(cells, width):
-    lead = tuple(block for block in first_blocks(cells) if not isinstance(block, Figure))
+    lead = tuple(
+        block for block in first_blocks(faster().header, cells) if not isinstance(block, Figure)
+    )
     first = printed(Document("", lead), width)
     details = printed(Document("", (), (cell_section(cells),)), width)
     assert max(map(len, (first + details).splitlines())) <= width
@@ -75,7 +77,7 @@ def test_the_change_of_tokens_stands_beside_them_if_that_fits():
         for cell in summarised(faster())
     ]
     for shown, text in ((cells, "1,450 +2.0 %"), (big_cells(), "98,765.4")):
-        (verdicts,) = (b for b in first_blocks(shown) if isinstance(b, Table))
+        (verdicts,) = (b for b in first_blocks(faster().header, shown) if isinstance(b, Table))
         assert verdicts.rows[-1][4] == text
         assert (RATE_NOTE in verdicts.caption) == (text != "98,765.4")
 

@@ -6,18 +6,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from synthetic_run import make_run
+from synthetic_run import make_run, with_header
 
 from nwor_bench.analysis.analyse import analyse
+from nwor_bench.analysis.cell_data import CellData, idle_reason
 from nwor_bench.analysis.draft_rates import Rate, Worth
 from nwor_bench.analysis.measured_worth import MeasuredWorth
-from nwor_bench.analysis.worth import WindowTime, window_times
+from nwor_bench.analysis.worth import Measured, WindowTime, window_times
+from nwor_bench.errors import ExitCode
+from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.cell import ADAPTIVE, Cell, ScvMode, drafts_arm
 from nwor_bench.records.header import PairFacts
 from nwor_bench.records.types import NworMode, Phase, Verdict
 from nwor_bench.report import draft_line, worth_answer
 from nwor_bench.report import worth as worth_page
-from nwor_bench.report.document import Paragraph
+from nwor_bench.report.document import Paragraph, Table
 from nwor_bench.report.worth import rates_table, worth_rows
 
 pytestmark = pytest.mark.slow  # imports pandas and scipy
@@ -35,6 +38,24 @@ def worth(rates: Sequence[Rate], best: Mapping[int, int]) -> Worth:
 def told(found: Worth, times: Sequence[WindowTime] = ()) -> MeasuredWorth:
     """Of a run that has no draft counts of its own."""
     return MeasuredWorth((analyse(make_run()),), found, tuple(times))
+
+
+@pytest.mark.parametrize("drafted", [0, 1])
+def test_draft_counts_of_which_none_drafted_are_no_answer(drafted: int) -> None:
+    found = analyse(make_run())
+    own = [replace(found.cells[0], arm=drafts_arm(0), verdict="reference")]
+    for k in (1, 2):
+        gate = replace(found.run.batches[0], draft_tokens=drafted * (k == 2))
+        data = CellData(Cell("toy", NworMode.OFF, ScvMode.OFF, drafts_arm(k)), [gate], [], [])
+        why = idle_reason(data)
+        assert why == (None if drafted and k == 2 else "no draft token was proposed")
+        verdict = "INEFFECTIVE" if why else "AMBIGUOUS"
+        own.append(replace(own[0], arm=drafts_arm(k), verdict=verdict, reason=why))
+    measured = MeasuredWorth((replace(found, cells=tuple(own)),), worth([], {}), ())
+    said = worth_answer.worth_answer(measured)
+    expected = ("AMBIGUOUS", ExitCode.OK) if drafted else ("INEFFECTIVE", ExitCode.INCONCLUSIVE)
+    assert (said.badge, said.exit_code) == expected
+    assert ("no draft token was proposed" in said.sentence) != bool(drafted)
 
 
 FASTER, SLOWER, OPEN = Verdict.FASTER, Verdict.SLOWER, Verdict.AMBIGUOUS
@@ -135,7 +156,8 @@ def test_windows_take_the_devices_time_if_there_is_one() -> None:
     windows = [window(counts[0], 5.0, 9.0, 4.0), window(counts[1], 9.0, 5.0, 6.0),
                window(counts[1], None, 7.0, 6.0)]  # fmt: skip
     run: Any = SimpleNamespace(windows=windows, header=SimpleNamespace(scenario={"requests": 2}))
-    times = [(time.drafts, time.window_ms, time.target_ms) for time in window_times([run])]
+    found = window_times([Measured(run, ())])
+    times = [(time.drafts, time.window_ms, time.target_ms) for time in found]
     assert times == [(0, 5.0, 4.0), (2, 8.0, 6.0)]
 
 
@@ -145,7 +167,8 @@ def test_staged_windows_have_times_of_their_own() -> None:
     windows = [window(staged, None, 9.0, 4.0), window(staged, None, 5.0, 3.0)]
     windows[1].position = 1
     run: Any = SimpleNamespace(windows=windows, header=SimpleNamespace(scenario={"requests": 2}))
-    assert window_times([run]) == [WindowTime(2, 2, True, 5.0, 3.0)]
+    assert window_times([Measured(run, ())]) == [WindowTime(2, 2, True, 5.0, 3.0)]
+    assert window_times([Measured(run, (), {(2, True): "INVALID"})]) == []
 
 
 @pytest.mark.parametrize(
@@ -277,13 +300,36 @@ def test_each_count_is_a_row_of_worth_csv() -> None:
 def test_engines_of_one_count_have_one_in_the_line(
     by_engines: bool, config: dict[str, Any]
 ) -> None:
-    """k = 1 gives 1.3 and 1.2 times as much at 1 and 8 requests, k = 2 gives 1.5 and 0.9: 1.25
-    against 1.16 on average."""
+    """k = 2 at 1 request, k = 1 at 8, and k = 1 for all."""
     rates = [rate(1, 1, 1.3, FASTER), rate(1, 2, 1.5, FASTER), adaptive(1, 9.0),
              rate(8, 1, 1.2, FASTER), rate(8, 2, 0.9, SLOWER), adaptive(8, 9.0)]  # fmt: skip
-    found = replace(worth(rates, {1: 2, 8: 1}), by_engines=by_engines)
+    found = replace(worth(rates, {1: 2, 8: 1}), by_engines=by_engines, best_fixed=1)
     pair = PairFacts(method="eagle")
     assert draft_line.line_config(found, pair) == {"method": "eagle", **config}
     said = str(list(draft_line.line_blocks(found, pair)))
     assert ("Every engine had one draft count" in said) == by_engines
     assert ("--compilation-config" in said) == (not by_engines)
+
+
+@pytest.mark.parametrize(("arms", "said"), [({"k=1": {}, "A/A": {}}, False), ({"k=1": {}}, True)])
+def test_noise_of_one_engine_is_not_that_of_two(arms: dict[str, Any], said: bool) -> None:
+    """Memory had no room for the A/A engine, so k = 0 was compared with the same engine."""
+    run = with_header(make_run(), "engine", arms=arms)
+    found = replace(worth([rate(1, 1, 1.9, FASTER)], {1: 1}), by_engines=True)
+    blocks = worth_page.worth_blocks(MeasuredWorth((analyse(run),), found, ()))
+    assert (worth_page.ONE_ENGINE in blocks) == said
+    blocks = worth_page.worth_blocks(
+        MeasuredWorth((analyse(run),), replace(found, by_engines=False), ())
+    )
+    assert worth_page.ONE_ENGINE not in blocks
+
+
+def test_the_noise_stands_beside_the_table() -> None:
+    found = replace(
+        worth([rate(8, 1, 1.44, OPEN)], {8: 0}), noise={8: RatioInterval(0.78, 0.62, 0.99, 12)}
+    )
+    table, noise, *_ = worth_page.worth_blocks(told(found))
+    assert isinstance(table, Table)
+    assert noise == Paragraph(
+        "Noise, the time of k = 0 over itself: 0.78 [0.62, 0.99] at 8 requests."
+    )

@@ -119,7 +119,7 @@ def test_a_run_that_only_checks_cuts_nothing(tmp_path: Path) -> None:
     run = read_run(swept(tmp_path / "run", FakeEngine(), batches=0, max_warmup=None).folder)
     assert {batch.prompt_tokens for batch in run.batches} == {8 * 50}
     assert run.header.gate == GateFacts(
-        requests=8, whole=8, prompt_tokens=400, new_tokens=8,
+        requests=8, whole=8, prompt_tokens=400, longest_prompt=50, new_tokens=8,
         room_s=run.header.gate.room_s if run.header.gate else None,
     )  # fmt: skip
 

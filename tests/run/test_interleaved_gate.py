@@ -17,7 +17,7 @@ from nwor_bench.records.cell import INTERLEAVED
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Cell, NworMode, Phase
 from nwor_bench.records.window_order import WindowOrder
-from nwor_bench.run.execute import worst_of
+from nwor_bench.report.run_report import exit_code_of
 from nwor_bench.run.gate.block import MOST_INTERLEAVED, GateBlock
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -44,9 +44,9 @@ def check_all_are_invalid(runner: Runner, run: RunData, words: str) -> None:
     for reason in broken.values():
         assert reason.startswith("in interleaved windows: ")
         assert words in reason
-    cells = analyse(run).cells
-    assert {cell.cell for cell in cells if cell.verdict == "INVALID"} == suspects
-    assert worst_of(cells) is ExitCode.CORRECTNESS_BROKEN
+    found = analyse(run)
+    assert {cell.cell for cell in found.cells if cell.verdict == "INVALID"} == suspects
+    assert exit_code_of(found) is ExitCode.CORRECTNESS_BROKEN
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -90,6 +90,25 @@ def test_a_difference_of_4_percent_does_not_agree(study: Study) -> None:
     assert agreement(rows, said(1.04 * 2 / 1.2), [], False).agrees.all()
 
 
+@pytest.mark.parametrize(("share", "agrees"), [(0.9, True), (1.1, False), (-1.1, False)])
+def test_agreement_is_by_the_root_of_the_sum_of_squares(
+    study: Study, share: float, agrees: bool
+) -> None:
+    """Two intervals of +- 1 % are 1.41 % apart at most; added they would allow 2 %."""
+    agreement = study("worth", "agreement").agreement
+    rows = drifting(["0", "1"]).assign(seconds=lambda own: 0.1 * own.arm.map(RATIO))
+    spread = np.tile([-1.0, 1.0], 6) * np.log(1.01)
+    rows.loc[rows.arm == "1", "seconds"] *= np.exp(spread)
+    (own,) = agreement(rows, said(2 / 1.2), [], True).to_dict("records")
+    half = np.log(own["restarts_high"] / own["restarts_low"]) / 2
+    allowed = (half**2 + np.log(1.01) ** 2) ** 0.5
+    ratio = own["restarts"] * np.exp(share * allowed)
+    (found,) = agreement(rows, said(ratio), [], True).to_dict("records")
+    assert found["agrees"] == agrees
+    assert (found["apart"], found["allowed"]) == pytest.approx((share * allowed, allowed))
+    assert 1.1 * allowed < half + np.log(1.01)  # the sum would allow all of them
+
+
 def test_pairs_are_of_the_same_repetition(study: Study) -> None:
     """Whatever the order of rows, and if an arm lacks some repetitions."""
     rows = drifting(["0", "1"], repetitions=14)

@@ -4,7 +4,7 @@ Cells are matched by pair, NWOR mode, SCV mode and arm; with `force` the pairs' 
 cell in only one of the runs is listed with that verdict.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,22 +70,28 @@ class Comparison:
         return self.noise_floor is not None and self.noise_floor > self.threshold
 
     @property
+    def untimed(self) -> bool:
+        """True if no cell's change has an interval: the runs say nothing of times."""
+        return all(cell.p_value_holm is None for cell in self.cells)
+
+    @property
     def outcome(self) -> ChangeVerdict:
-        """The worst verdict of its cells; AMBIGUOUS if the runs are too noisy for a better one."""
+        """The worst verdict of its cells; AMBIGUOUS if the runs are too noisy for a better one,
+        NOT COMPARED if they are untimed."""
         found = {cell.outcome for cell in self.cells}
         worst = next(outcome for outcome in WORST_FIRST if outcome in found)
-        if self.too_noisy and worst is not ChangeVerdict.REGRESSION:
-            return ChangeVerdict.AMBIGUOUS
-        return worst
+        if worst is ChangeVerdict.REGRESSION or not (self.too_noisy or self.untimed):
+            return worst
+        return ChangeVerdict.AMBIGUOUS if self.too_noisy else ChangeVerdict.NOT_COMPARED
 
     def exit_code(self, *, strict: bool = False) -> ExitCode:
-        """REGRESSION if a cell regressed, INCONCLUSIVE if the runs are too noisy.
+        """REGRESSION if a cell regressed, INCONCLUSIVE if the runs are too noisy or untimed.
 
         `strict`: INCONCLUSIVE also if a cell is AMBIGUOUS or only in BASE.
         """
         if self.having(ChangeVerdict.REGRESSION):
             return ExitCode.REGRESSION
-        if self.too_noisy:
+        if self.too_noisy or self.untimed:
             return ExitCode.INCONCLUSIVE
         if strict and self.having(ChangeVerdict.AMBIGUOUS, ChangeVerdict.ONLY_IN_BASE):
             return ExitCode.INCONCLUSIVE
@@ -158,13 +164,6 @@ def compare_sweeps(
         except NotComparableError as error:
             raise error.within(place) from error
     return found
-
-
-def worst_exit_code(codes: Iterable[ExitCode]) -> ExitCode:
-    """Of several comparisons: a regression in one is one in all."""
-    found = set(codes)
-    order = (ExitCode.REGRESSION, ExitCode.INCONCLUSIVE)
-    return next((code for code in order if code in found), ExitCode.OK)
 
 
 def _names(run: StoredRun) -> str:

@@ -14,7 +14,7 @@ from math import log, log1p
 import numpy as np
 
 from nwor_bench.analysis.comparing.change_estimates import Change
-from nwor_bench.analysis.draft_rates import added
+from nwor_bench.analysis.draft_rates import together
 from nwor_bench.analysis.draft_tokens import MIN_REQUESTS, named_rates, requests_of
 from nwor_bench.analysis.engine_times import adaptive_tokens
 from nwor_bench.analysis.worth import Measured, times_of
@@ -32,15 +32,12 @@ def token_time_change(base: Measured, new: Measured, cell: Cell) -> Change | Non
     below, above = times_of(base).get(arm), times_of(new).get(arm)
     if below is None or above is None:
         return None
-    change = added(above, Estimate(-below.value, below.standard_error, below.degrees, below.count))
+    change = together(above.value - below.value, [above, below])
     if cell.drafts and cell.stock_twin is None:
         tokens = _tokens_change(base, new, cell.drafts)
         if tokens is None:
             return None
-        change = added(
-            change,
-            Estimate(-tokens.value, tokens.standard_error, tokens.degrees, change.count),
-        )
+        change = together(change.value - tokens.value, [change, tokens])
     interval = as_ratio(change)
     return Change(TIME_PER_TOKEN, interval.ratio, interval)
 

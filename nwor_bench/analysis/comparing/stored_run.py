@@ -102,6 +102,6 @@ def load_stored(folder: Path) -> StoredRun:
         header=header,
         cells={result.cell: result for result in found.cells},
         data={data.cell: data for data in found.gathered},
-        counts=None if found.worth is None else Measured(found.run, found.effects),
+        counts=None if found.worth is None else found.measured,
         warnings=(*([] if status == RunStatus.COMPLETE else [unfinished]), *found.run.warnings),
     )

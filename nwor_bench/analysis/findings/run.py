@@ -21,7 +21,7 @@ from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.fallback_reasons import NO_CUDA, mamba_cache_mode, unsupported_states
 from nwor_bench.records.header import GATE, INTERLEAVED, WARM_UP, WHOLE, KvGateFacts, RunHeader
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import AA, CellResult, RunStatus, Verdict, WindowRecord
+from nwor_bench.records.types import AA, CellResult, NworMode, RunStatus, Verdict, WindowRecord
 from nwor_bench.workload.run_spec import Counters
 from nwor_bench.workload.stopping import CHECK_SHARE
 
@@ -64,7 +64,7 @@ def find_all(
         *_noise(run, cells),
         *_few(run.header, cells),
         *_no_graph(run.header),
-        *_idle(run.header, cells),
+        *_idle(cells),
         *_states(run, cells),
         *(finding for cell in cells for finding in _one_cell(cell)),
         *interleaved_findings(effects, cells),
@@ -229,15 +229,16 @@ def _few(header: RunHeader, cells: Sequence[CellResult]) -> Iterator[Finding]:
         )
 
 
-def _idle(header: RunHeader, cells: Sequence[CellResult]) -> Iterator[Finding]:
-    """Modes that never fired, one finding a reason; without times they weaken nothing."""
-    severity = Severity.NOTE if header.checks_only else Severity.WARNING
+def _idle(cells: Sequence[CellResult]) -> Iterator[Finding]:
+    """Modes that never fired, one finding a reason; those beside a checked one weaken nothing."""
+    checked = any(cell.verdict == Verdict.CHECKED and cell.arm != AA for cell in cells)
+    severity = Severity.NOTE if checked else Severity.WARNING
     idle: dict[str | None, list[CellResult]] = {}
-    for cell in cells:
+    for cell in sorted(cells, key=lambda cell: cell.nwor_mode == NworMode.OFF):
         if cell.verdict == Verdict.INEFFECTIVE:
             idle.setdefault(cell.reason, []).append(cell)
     for reason, own in idle.items():
-        no_cuda = all(NO_CUDA in cell.scv_fallbacks for cell in own)
+        no_cuda = all(NO_CUDA in c.scv_fallbacks and not c.fallbacks for c in own)
         remedy = "Measure it on a GPU. It needs CUDA." if no_cuda else None
         names = ", ".join(cell.label for cell in own)
         yield found(

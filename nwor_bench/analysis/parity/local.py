@@ -156,10 +156,10 @@ def local_result(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> LocalResult:
         "layers": sum("state" not in entry for entry in first["layers"]),
         "attended": sum(entry.get("attention") is not None for entry in first["layers"]),
         # A step beside a prefill, often the first one, leaves its states to stock.
-        "states": len({entry["layer"] for _, _, entry in entries if "state" in entry}),
+        "states": len({entry["layer"] for _, _, entry in entries if entry.get("state")}),
         "convolutions": len({entry["layer"] for _, _, entry in entries if _convolution(entry)}),
         "state_requests": max(
-            (e["state"]["requests"] for _, _, e in entries if "state" in e), default=0
+            (e["state"]["requests"] for _, _, e in entries if e.get("state")), default=0
         ),
         "written": sum(entry.get("written", 0) for _, _, entry in entries),
         "rejected": sum(window["rejected"] for window in ranks[0]),
@@ -175,10 +175,36 @@ def local_result(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> LocalResult:
         order = {entry["layer"]: n for n, entry in enumerate(first["layers"])}
         worst = min(faults, key=lambda fault: (order.get(fault.layer, -1), -_ratio(fault)))
         return LocalResult(KvVerdict.BROKEN, worst.sentence(len(ranks)), **result)
+    reason = _nothing_compared(ranks)
     if unlike is not None:
         reason = f"the reference does not describe stock's attention in {unlike}"
-        return LocalResult(KvVerdict.NOT_RUN, reason, **result)
-    return LocalResult(KvVerdict.WITHIN, **result)
+    return LocalResult(KvVerdict.NOT_RUN if reason else KvVerdict.WITHIN, reason, **result)
+
+
+def _nothing_compared(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> str | None:
+    """A check that compared nothing in any window of a rank; None if each compared something."""
+    for rank, windows in enumerate(ranks):
+        found = [("windows", len(windows)), *(each for w in windows for each in _compared(w))]
+        compared = {what for what, count in found if count}
+        missing = next((what for what, _ in found if what not in compared), None)
+        if missing is not None:
+            return f"nothing was compared of {missing}" + f" on rank {rank}" * (len(ranks) > 1)
+    return None
+
+
+def _compared(window: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """The checks of a window, and how much each compared."""
+    if window["path"] == "full graph":
+        graphs = window["graphs"]
+        yield "the timed graph's output", int(graphs is not None and not graphs["repeated"])
+    for entry in window["layers"]:
+        for name in ("state", "convolution"):
+            if name in entry:
+                yield f"{entry['layer']}'s {name}", (entry[name] or {}).get("compared", 0)
+        if "written" in entry:  # else it reads another layer's K/V
+            yield f"{entry['layer']}'s write", entry["written"]
+        if entry.get("attention") is not None:
+            yield f"{entry['layer']}'s attention", entry["attention"].get("rows", 0)
 
 
 def _ratio(fault: LocalFault) -> float:

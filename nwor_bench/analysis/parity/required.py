@@ -8,6 +8,7 @@
 | each layer on its own inputs | cells that stage, and mode control | |
 | every path of its timed windows (`paths.py`) | cells that stage, and mode control | |
 | K/V (and states) of an interleaved batch | those of them that were timed in one | as for both |
+| at least half the share of staged drafts that was timed | cells that stage, and mode control | |
 
 Instead of a comparison through the whole model: equal tokens under the exact rule (float32), which
 wrong values would change; or, if the model is too unstable for a comparison (`TOO_BLUNT`), each
@@ -18,13 +19,16 @@ Runs of older versions have no check of layers at all. They are judged by their 
 gate, with synthetic acceptance.
 """
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nwor_bench.analysis.cell_data import CellData
 from nwor_bench.analysis.parity.kv import TOO_BLUNT, KvVerdict
 from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, ParityRule
 from nwor_bench.records.cell import NworMode
+from nwor_bench.records.fallback_reasons import BESIDE_PREFILL
+from nwor_bench.records.types import WindowRecord
 
 GATE_DID_NOT = "the gate did not "
 """Begin of each reason but that of tokens."""
@@ -94,7 +98,31 @@ def _paths(cell: CellData) -> str | None:
     return f"timed on a path that the gate did not compare: {ungated}" if ungated else None
 
 
-CHECKS: tuple[Check, ...] = (_tokens, _kv, _states, _layers, _interleaved, _paths)
+def _staged_share(cell: CellData) -> str | None:
+    if not _has_values(cell) or not cell.gate.checks_layers or not cell.measured:
+        return None
+    gate, timed = _share(cell.gated), _share(cell.counted)
+    if gate is None or timed is None or gate >= timed / 2:
+        return None
+    reasons = Counter(w.fallback_reason for w in cell.gated if w.fallback_reason is not None)
+    why = ", ".join(f"{reason} {n}" for reason, n in reasons.most_common())
+    return (
+        f"{GATE_DID_NOT}stage what was timed: {gate:.0%} of its drafts, {timed:.0%} timed ({why})"
+    )
+
+
+def _share(windows: Sequence[WindowRecord]) -> float | None:
+    """Part of the drafts, of windows without a prefill beside, that were staged or control's."""
+    own = [w for w in windows if w.fallback_reason != BESIDE_PREFILL]
+    acted = sum(window.staged_tokens + window.control_tokens for window in own)
+    drafts = sum(window.draft_tokens for window in own)
+    return acted / drafts if drafts else None
+
+
+CHECKS: tuple[Check, ...] = (
+    *(_tokens, _kv, _states, _layers, _interleaved),
+    *(_paths, _staged_share),
+)
 
 
 def _has_values(cell: CellData) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nwor_bench.cli.command import AsJson, Quiet
-from nwor_bench.errors import ConfigError, ExitCode
+from nwor_bench.errors import ConfigError, ExitCode, worst_of
 
 if TYPE_CHECKING:
     from nwor_bench.report.document import Document
@@ -43,8 +43,8 @@ def compare(
     Of two folders of `nwor-bench worth` batch size by batch size.
 
     Exit codes: 0 no regression, 2 bad input, 4 a regression,
-    5 not comparable, or inconclusive: the A/A arm changed by more than the
-    threshold; with --strict also a cell AMBIGUOUS or only in BASE.
+    5 not comparable (nothing was timed), or inconclusive: the A/A arm changed by
+    more than the threshold; with --strict also a cell AMBIGUOUS or only in BASE.
     """
     from nwor_bench.analysis.comparing.preconditions import DecideBy
     from nwor_bench.records.store import read_header
@@ -75,14 +75,13 @@ def _compared(
     from nwor_bench.analysis.comparing.compare import (
         compare_runs,
         compare_sweeps,
-        worst_exit_code,
     )
     from nwor_bench.analysis.comparing.stored_run import is_sweep, load_stored, load_stored_runs
     from nwor_bench.report import comparison as told
 
     if is_sweep(base) and is_sweep(new):
         runs = compare_sweeps(load_stored_runs(base), load_stored_runs(new), **options)
-        code = worst_exit_code(each.exit_code(strict=strict) for each in runs.values())
+        code = worst_of(each.exit_code(strict=strict) for each in runs.values())
         return told.comparisons_document(runs), told.comparisons_json(runs, strict=strict), code
     found = compare_runs(load_stored(base), load_stored(new), **options)
     text = told.comparison_json(found, strict=strict)

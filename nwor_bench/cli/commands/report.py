@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nwor_bench.cli.command import AsJson
-from nwor_bench.errors import ExitCode, StoreError
+from nwor_bench.errors import StoreError, worst_of
 
 if TYPE_CHECKING:
     from nwor_bench.run.run_options import RunOptions
@@ -25,13 +25,13 @@ def report(
     """Rebuild all reports of RUN from its records, and show its cells.
 
     For a sweep folder, or a folder of runs: its summary.html, summary.md and summary.csv.
-    Exits with 3 if a cell is INVALID.
+    Exits with 3 if a cell is INVALID, with 5 if no cell did anything.
     """
     from dataclasses import replace
 
     from nwor_bench.records.files import RECORDS_FILE, RUN_FILE, SWEEP_FILE
     from nwor_bench.records.store import read_run
-    from nwor_bench.records.types import RunStatus, Verdict
+    from nwor_bench.records.types import RunStatus
     from nwor_bench.run.run_options import DEFAULT_OPTIONS
 
     options = replace(DEFAULT_OPTIONS, quiet=quiet, as_json=as_json, verbose=verbose)
@@ -50,13 +50,13 @@ def report(
 
     from nwor_bench.analysis.analyse import analyse
     from nwor_bench.report.files import write_files
+    from nwor_bench.report.run_report import exit_code_of
     from nwor_bench.run.progress import tell_result
 
     found = analyse(data)
     write_files(run, found)
     tell_result(Console(), options, found, run, in_sweep=False)
-    if any(cell.verdict == Verdict.INVALID for cell in found.cells):
-        raise typer.Exit(ExitCode.CORRECTNESS_BROKEN)
+    raise typer.Exit(exit_code_of(found))
 
 
 def _report_sweep(folder: Path, options: "RunOptions") -> int:
@@ -70,7 +70,7 @@ def _report_sweep(folder: Path, options: "RunOptions") -> int:
 
     from rich.console import Console
 
-    from nwor_bench.records.types import Verdict
+    from nwor_bench.report.run_report import exit_code_of
     from nwor_bench.report.sweep import swept_worths
     from nwor_bench.report.terminal import print_document, print_path
     from nwor_bench.run.progress import tell_json
@@ -86,5 +86,4 @@ def _report_sweep(folder: Path, options: "RunOptions") -> int:
         shown = document.shortened() if options.verbose else replace(document, sections=())
         print_document(console, shown, quiet=options.quiet)
         print_path(console, "Sweep folder", folder)
-    invalid = any(cell.verdict == Verdict.INVALID for run in runs for cell in run.cells)
-    return ExitCode.CORRECTNESS_BROKEN if invalid else ExitCode.OK
+    return worst_of(exit_code_of(run.analysis) for run in runs if run.analysis and run.cells)

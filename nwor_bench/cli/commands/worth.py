@@ -195,6 +195,7 @@ def worth_sweep(
     """
     from pydantic import ValidationError
 
+    from nwor_bench.analysis.draft_rates import MIN_JUDGED
     from nwor_bench.workload.options import flag_of, remedy
     from nwor_bench.workload.run_spec import DEFAULT_PAIR
     from nwor_bench.workload.sweep_file import SweepFile
@@ -211,7 +212,8 @@ def worth_sweep(
     }  # fmt: skip
     settings = {
         "warmup": 0, "max_warmup": 0,  # the gate warms up every draft count
-        **known, "draft_counts": tuple(range(most + 1)), "batches": 3 if "engines" in known else 1,
+        **known, "draft_counts": tuple(range(most + 1)),
+        "batches": MIN_JUDGED if "engines" in known else 1,
         "time_budget": f"{seconds:g}s",
     }  # fmt: skip
     content = json.dumps({"name": "worth", "axes": axes, "settings": settings})

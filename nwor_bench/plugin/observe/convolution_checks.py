@@ -11,45 +11,45 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.observe.errors import bits_of
-from nwor_bench.plugin.observe.state_trace import ConvolutionCall, StateCall
+from nwor_bench.plugin.observe.state_trace import StateCall
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.state_layers import StateLayer
 
 
-def check_convolution(
-    layer: StateLayer, call: ConvolutionCall, then: StateCall, requests: int
-) -> dict[str, Any]:
+def check_convolution(layer: StateLayer, call: StateCall, requests: int) -> dict[str, Any]:
     """Measurements of one layer's convolution of a window.
 
     Args:
-        then: what the layer was given behind it.
         requests: first ones of the window, which are compared.
 
     Returns:
-        `differing` elements of the states and the first request that has one; the outputs'
-        largest distance from stock's over their largest value, and the allowed one.
+        How many states were `compared`, their `differing` elements and the first request that has
+        one; the largest distance of what our kernel was given from stock's output, over that
+        channel's largest value, and the allowed one.
     """
+    assert call.convolved is not None
     kept = layer.layer.kv_cache[0]
-    bounds = then.bounds[: requests + 1]
-    tokens, slots = int(bounds[-1]), then.indices[:requests, 0].long()
+    bounds = call.bounds[: requests + 1]
+    tokens, slots = int(bounds[-1]), call.indices[:requests, 0].long()
     state = torch.zeros_like(kept[: requests + 1])  # slot 0 is nobody's
-    state[1:] = call.state[:requests]
-    table = then.indices[:requests].clone()
+    state[1:] = call.convolution[:requests]
+    table = call.indices[:requests].clone()
     table[:, 0] = torch.arange(1, requests + 1, device=table.device)
     metadata = SimpleNamespace(
         num_spec_decodes=requests,
         spec_state_indices_tensor=table,
-        num_accepted_tokens=then.accepted[:requests],
+        num_accepted_tokens=call.accepted[:requests],
         spec_query_start_loc=bounds,
     )
     output = _stock(layer.layer, call.mixed[:tokens].clone(), state, metadata)
     differing = bits_of(kept[slots.clamp(min=0)]) != bits_of(state[1:])
-    differing &= ((slots > 0) & (bounds.diff() > 0)).view(-1, *[1] * (differing.dim() - 1))
+    compared = (slots > 0) & (bounds.diff() > 0)
+    differing &= compared.view(-1, *[1] * (differing.dim() - 1))
     of_request = differing.flatten(1).sum(1)
-    largest = output.float().abs().max().clamp(min=1e-30)
-    apart = (then.mixed[:tokens].float() - output.float()).abs().max() / largest
-    error = float(apart)
+    largest = output.float().abs().amax(0).clamp(min=1e-30)
+    error = float(((call.convolved[:tokens].float() - output.float()).abs() / largest).max())
     return {
+        "compared": int(compared.sum()),
         "differing": int(of_request.sum()),
         "request": int((of_request > 0).int().argmax()),
         "output_error": error if error < float("inf") else None,

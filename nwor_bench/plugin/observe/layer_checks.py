@@ -28,6 +28,7 @@ from nwor_bench.plugin.observe.errors import (
     head_errors,
     merged_attention,
 )
+from nwor_bench.plugin.patching import Patch, PatchSet, noting
 from nwor_bench.plugin.window import LayerCall, LayerTrace, State, Window
 
 SAMPLE = 4
@@ -57,6 +58,9 @@ class CheckedLayer(Protocol):
     def cache_rows(self) -> Tensor:
         """[blocks, kv_heads, block_size, K + V width], a view of its cache."""
 
+    def trace_patches(self, trace: LayerTrace) -> list[Patch]:
+        """The patches that copy what vLLM gives its write and its attention."""
+
     def stock_write(self, call: LayerCall, slots: Tensor) -> None:
         """Write the first rows of a call's K and V as stock does, one a slot."""
 
@@ -75,6 +79,19 @@ class CheckedLayer(Protocol):
 
     def attention_facts(self) -> AttentionFacts:
         """Terms of its attention besides softmax(q k) v."""
+
+
+def trace_patches(impl: Any, trace: LayerTrace, name: str, *, writes: bool) -> list[Patch]:
+    """`CheckedLayer.trace_patches` of an implementation that takes queries, keys and values."""
+
+    def wrote(layer: Any, key: Tensor, value: Tensor, *_: Any) -> None:
+        trace.wrote(name, key, value)
+
+    def asked(layer: Any, query: Tensor, *_: Any, **__: Any) -> None:
+        trace.asked(name, query)
+
+    attends = noting(impl, "forward", asked)
+    return [noting(impl, "do_kv_cache_update", wrote), attends] if writes else [attends]
 
 
 @dataclass(frozen=True)
@@ -134,10 +151,19 @@ class LayerChecks:
         self._seen: dict[tuple[str, Hashable], int] = {}
         self._before: _Before | None = None
         self.trace = LayerTrace()
+        self._tracing = PatchSet(())
         self.windows: list[dict[str, Any]] = []
         """Measurements of each window that was checked."""
         self.spent_s = 0.0
         """Time of checking that no window's `seconds` has yet."""
+
+    def follow(self, trace: LayerTrace | None) -> None:
+        """Copy what vLLM gives the layers from now on, in front of every patch; None: no longer."""
+        self._tracing.undo()
+        if trace is not None:
+            patches = (p for layer in self._layers for p in layer.trace_patches(trace))
+            self._tracing = PatchSet(patches)
+            self._tracing.apply()
 
     def take(self) -> list[dict[str, Any]]:
         """Measurements since the last call; the next batch's windows are chosen afresh."""

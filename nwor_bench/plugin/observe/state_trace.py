@@ -1,12 +1,11 @@
 """What gated delta nets are given in a window, and what they return: copies for the local gate."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from nwor_kernels.gated_delta.records import GatedNorm
+from nwor_bench.plugin.state_layers import StateLayer
 
 SAMPLE = 4
 """First requests of a window that are copied: a state of each and layer is 1 to 3 MB."""
@@ -14,81 +13,70 @@ SAMPLE = 4
 
 @dataclass
 class StateCall:
-    """What one layer was given in a window, and its outputs: tokens of the first requests."""
+    """What vLLM gave one layer in a window, and what became of it: tokens of the first requests."""
 
     mixed: Tensor
+    """[tokens, channels], in front of the convolution."""
     a: Tensor
     b: Tensor
+    gate: Tensor | None
+    """The gated norm's, if it is the layer's method's part."""
     indices: Tensor
     accepted: Tensor
     bounds: Tensor
-    norm: GatedNorm | None
+    convolution: Tensor
+    """[at most SAMPLE, ...], the convolution states that the window starts from."""
     first: Tensor
     """[at most SAMPLE, HV, V, K], the states that the window starts from."""
+    convolved: Tensor | None = None
+    """[tokens, channels], what our kernel was given."""
     output: Tensor | None = None
-
-
-@dataclass
-class ConvolutionCall:
-    """What the convolution in front of a layer was given."""
-
-    mixed: Tensor
-    """[tokens, channels]."""
-    state: Tensor
-    """[at most SAMPLE, ...], the convolution states that the window starts from."""
 
 
 class StateTrace:
     """Calls of all gated delta nets by number. It copies on the device: a graph may capture it."""
 
     def __init__(self) -> None:
-        self.calls: dict[int, StateCall] = {}
-        self.convolutions: dict[int, ConvolutionCall] = {}
-
-    def convolving(self, number: int, kept: Tensor, mixed: Tensor, metadata: Any) -> None:
-        """A layer is about to convolve a window.
-
-        Args:
-            kept: [slots, ...], the cached convolution states.
-            mixed: [tokens, channels]; the convolution may overwrite it.
-            metadata: the layer's `GDNAttentionMetadata`.
-        """
-        indices = metadata.spec_state_indices_tensor[: metadata.num_spec_decodes]
-        slots = indices[:SAMPLE, 0].long()
-        few = mixed[: SAMPLE * indices.shape[1]]
-        self.convolutions[number] = ConvolutionCall(few.clone(), kept[slots.clamp(min=0)])
+        self.calls: dict[int, StateCall | None] = {}
+        """None: what the layer was given was not seen."""
 
     def given(
         self,
         number: int,
-        state: Tensor,
-        inputs: Sequence[Tensor],
-        norm: GatedNorm | None,
+        layer: StateLayer,
+        inputs: tuple[Tensor, Tensor, Tensor],
+        metadata: Any,
+        gate: Tensor | None = None,
     ) -> None:
-        """A layer is about to verify.
+        """vLLM calls a layer with a window; nothing of ours has seen the arguments yet.
 
         Args:
-            state: [slots, HV, V, K], its cache.
-            inputs: mixed, a, b, indices, accepted and bounds.
+            inputs: mixed, a and b; the convolution may overwrite mixed.
+            metadata: the layer's `GDNAttentionMetadata`.
         """
-        mixed, a, b, indices, accepted, bounds = inputs
-        few = SAMPLE * indices.shape[1]
+        requests = metadata.num_spec_decodes
+        indices = metadata.spec_state_indices_tensor[:requests].clone()
+        accepted = metadata.num_accepted_tokens[:requests].clone()
+        few = slice(min(SAMPLE * indices.shape[1], metadata.num_actual_tokens))
         column = accepted[:SAMPLE, None].long() - 1
         slots = indices[:SAMPLE].gather(1, column).flatten().long()
-        if norm is not None:
-            norm = norm._replace(gate=norm.gate[:few].clone())
+        mixed, a, b = (each[few].clone() for each in inputs)
+        kept = layer.layer.kv_cache[0]
         self.calls[number] = StateCall(
-            mixed[:few].clone(),
-            a[:few].clone(),
-            b[:few].clone(),
-            indices.clone(),
-            accepted.clone(),
-            bounds.clone(),
-            norm,
-            state[slots.clamp(min=0)],
+            mixed,
+            a,
+            b,
+            gate=None if gate is None else gate[few].clone(),
+            indices=indices,
+            accepted=accepted,
+            bounds=metadata.spec_query_start_loc[: requests + 1].clone(),
+            convolution=kept[indices[:SAMPLE, 0].long().clamp(min=0)],
+            first=layer.state[slots.clamp(min=0)],
         )
 
-    def returned(self, number: int, output: Tensor) -> None:
-        """A layer has verified."""
-        call = self.calls[number]
-        call.output = output[: SAMPLE * call.indices.shape[1]].clone()
+    def verified(self, number: int, mixed: Tensor, output: Tensor) -> None:
+        """A layer has verified a window that its convolution has made `mixed` of."""
+        call = self.calls.setdefault(number, None)
+        if call is not None:
+            tokens = slice(len(call.mixed))
+            call.convolved, call.output = mixed[tokens].clone(), output[tokens].clone()

@@ -36,9 +36,15 @@ from nwor_bench.plugin.layers import (
     slot_rows,
 )
 from nwor_bench.plugin.observe.errors import AttentionFacts
-from nwor_bench.plugin.observe.layer_checks import LayerChecks, StepRows, StepTables
+from nwor_bench.plugin.observe.layer_checks import (
+    LayerChecks,
+    StepRows,
+    StepTables,
+    trace_patches,
+)
 from nwor_bench.plugin.observe.state_checks import check_states
 from nwor_bench.plugin.observe.state_trace import StateTrace
+from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.refusals import chunk_of
 from nwor_bench.plugin.runner_v1.staging import StagingBuffers, write_kv_cache
 from nwor_bench.plugin.settings import CPU_ATTENTION
@@ -100,8 +106,6 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
         if staging is not None and staging.window.is_staging:
             batch = staging.window.batch
             staged = staging.window.stage(staging.layer, key, value)
-            if staged and staging.buffers.trace is not None:
-                staging.buffers.trace.wrote(staging.name, key, value)
             if staged and batch is not None and not staging.window.is_control:
                 slot_mapping = batch.direct_slots_of[staging.buffers.layers[staging.layer].slot_row]
         num_tokens = slot_mapping.shape[0]
@@ -141,7 +145,7 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
             sinks=self.sinks,
         )
         if staging is not None and staging.buffers.trace is not None:
-            staging.buffers.trace.attended(staging.name, query, output)
+            staging.buffers.trace.attended(staging.name, output)
         return output
 
     def _open_staging(self, key: Any, value: Any, metadata: Any) -> LayerStaging | None:
@@ -262,6 +266,10 @@ class CpuCheckedLayer:
         """[blocks, kv_heads, block_size, K + V width]."""
         return self.cache.kv_cache
 
+    def trace_patches(self, trace: LayerTrace) -> list[Patch]:
+        """The patches that copy what vLLM gives its write and its attention."""
+        return trace_patches(self.layer.impl, trace, self.name, writes=self.name == self.owner)
+
     def stock_write(self, call: LayerCall, slots: Tensor) -> None:
         """Write with staging off."""
         assert call.key is not None
@@ -358,6 +366,7 @@ class WindowChecks:
         if not self._checks.wants(path):
             return
         self._checks.trace = self._buffers.trace = LayerTrace()
+        self._checks.follow(self._checks.trace)
         if self._states is not None:
             self._states.follow(StateTrace())
         self._metadata, self._drafts = get_forward_context().attn_metadata, drafts
@@ -370,6 +379,7 @@ class WindowChecks:
         if self._buffers.trace is None:
             return
         self._buffers.trace = None
+        self._checks.follow(None)
         states, trace = self._states, None
         if states is not None:
             trace = states.trace

@@ -15,7 +15,7 @@ from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
 
 from nwor_bench.plugin.layers import TargetLayers, set_up
-from nwor_bench.plugin.patching import Patch
+from nwor_bench.plugin.patching import Patch, noting
 from nwor_bench.plugin.state_layers import find_states
 from nwor_bench.plugin.states import StateKernels, WindowStates, reference_commit
 from nwor_bench.plugin.window import Window
@@ -30,23 +30,19 @@ SPEC_FORWARD = "_spec_forward"
 STOCK_FORWARD: Callable[..., Tensor] | None = getattr(gdn_attention, SPEC_FORWARD, None)
 
 
-def convolution_patches(states: WindowStates) -> list[Patch]:
-    """The patch of vLLM's function: behind it the trace knows what convolutions are given."""
+def trace_patches(states: WindowStates) -> list[Patch]:
+    """The patch of vLLM's function of a window: it copies what each layer is given."""
     numbers = {id(layer.layer): number for number, layer in enumerate(states.layers)}
 
-    def wrap(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def forward(layer: Any, metadata: Any, mixed: Tensor, *rest: Any) -> Tensor:
-            number = numbers.get(id(layer))
-            if number is not None and states.stages_whole(metadata):
-                states.trace.convolving(number, layer.kv_cache[0], mixed, metadata)
-            return original(layer, metadata, mixed, *rest)
+    def given(layer: Any, metadata: Any, mixed: Tensor, b: Tensor, a: Tensor, *_: Any) -> None:
+        number = numbers.get(id(layer))
+        if number is not None and states.stages_whole(metadata):
+            states.trace.given(number, states.layers[number], (mixed, a, b), metadata)
 
-        return forward
-
-    return [Patch(gdn_attention, SPEC_FORWARD, wrap)]
+    return [noting(gdn_attention, SPEC_FORWARD, given)]
 
 
-KERNELS = StateKernels(verify_window_reference, reference_commit, convolution_patches)
+KERNELS = StateKernels(verify_window_reference, reference_commit, trace_patches)
 
 
 def set_up_states(

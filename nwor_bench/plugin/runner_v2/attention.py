@@ -15,6 +15,7 @@ from torch import Tensor
 
 from nwor_bench.plugin import refusals
 from nwor_bench.plugin.observe.errors import AttentionFacts, element_view
+from nwor_bench.plugin.observe.layer_checks import trace_patches
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_v2.attention_choice import AttentionKind
 from nwor_bench.plugin.runner_v2.attention_decision import TILINGS, Contender
@@ -29,7 +30,7 @@ from nwor_bench.plugin.runner_v2.committed import CommittedOnly, attend_committe
 from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.staged_layer import StagedLayer, StepInputs
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
-from nwor_bench.plugin.window import LayerCall, Window
+from nwor_bench.plugin.window import LayerCall, LayerTrace, Window
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace, verify_attention_triton
 from nwor_kernels.verify_attention.tuning import Tuning, tuning_of
 from nwor_kernels.window_merge.kernel import merge_window_triton
@@ -147,15 +148,12 @@ class StagingAttention(StagedLayer):
             if batch.tokens_per_request is None:
                 # Requests without a window attend here; the others' rows are overwritten below.
                 original(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
-            given = query
             if self._is_flashinfer:
                 query = query_as_flashinfer(self._causal, layer, query, attn_metadata)
             attended = self._verify(batch, query, kv_cache, attn_metadata, output)
             if self.trace is not None:
-                self.trace.attended(
-                    self.name, given, output, is_merged=attended is Contender.MERGE,
-                    is_causal=False,
-                )  # fmt: skip
+                is_merged = attended is Contender.MERGE
+                self.trace.attended(self.name, output, is_merged=is_merged, is_causal=False)
             return output
 
         return forward
@@ -266,6 +264,10 @@ class StagingAttention(StagedLayer):
         }
 
     # For the local gate (`CheckedLayer`).
+
+    def trace_patches(self, trace: LayerTrace) -> list[Patch]:
+        """The patches that copy what vLLM gives its write and its attention."""
+        return trace_patches(self._layer.impl, trace, self.name, writes=self._writes)
 
     def stock_write(self, call: LayerCall, slots: Tensor) -> None:
         """Write the first rows of a call's K and V as stock does."""

@@ -7,17 +7,23 @@ contexts. So they are timed as a set of graphs is captured (`attention_timing`),
 A captured graph has one staged contender. Unless it is surely faster than stock with its write, no
 graph is captured, or a step of about that length replays stock's: its windows are written directly,
 with the reason `slower_than_stock`.
+
+The gate's contexts are shorter than those that are timed, so in its batches the context does not
+choose: windows of a size of which both may be timed are staged, but for a random GATE_DIRECT.
 """
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from random import Random
 from typing import Any, Protocol
 
+from nwor_bench.instruments.conditions import throttle_names
 from nwor_bench.plugin.runner_v2.attention_decision import (
     ALWAYS,
     NEVER,
@@ -100,7 +106,7 @@ class ChoiceStore:
         facts: everything that the times depend on besides a window's size.
     """
 
-    VERSION = 2
+    VERSION = 3
 
     def __init__(self, facts: Mapping[str, object], folder: Path | None = None):
         self._facts = {"version": self.VERSION, **facts}
@@ -109,12 +115,13 @@ class ChoiceStore:
         self._path = (folder or cache_root() / "attention") / f"{safe[:180]}.json"
 
     def read(self) -> dict[str, Choice]:
-        """Choices by size; none if there is no file of these facts."""
+        """Choices by size, without disturbed ones; none if there is no file of these facts."""
         try:
             found = json.loads(self._path.read_text())
             if found["facts"] != self._facts:
                 return {}
-            return {size: _choice_of(entry) for size, entry in found["sizes"].items()}
+            every = {size: _choice_of(entry) for size, entry in found["sizes"].items()}
+            return {size: choice for size, choice in every.items() if not _is_disturbed(choice)}
         except (OSError, ValueError, KeyError, TypeError):
             return {}
 
@@ -129,9 +136,18 @@ class ChoiceStore:
 
 
 def _choice_of(entry: Mapping[str, Any]) -> Choice:
-    lists = {name: tuple(entry[name]) for name in ("lengths", "staged", "stock", "noise")}
     told = {name: tuple(times) for name, times in entry["all_us"].items()}
-    return Choice(Contender(entry["contender"]), all_us=told, **lists)
+    known: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in entry.items()}
+    known |= {"contender": Contender(entry["contender"]), "all_us": told}
+    return Choice(**known)
+
+
+def _is_disturbed(choice: Choice) -> bool:
+    """True if another process, or a lowered clock, was beside the times: the next start takes them
+    again."""
+    seen = choice.conditions
+    names = ("gpu_other_processes", "gpu_throttled_ms")
+    return any(seen.get(n) for n in names) or bool(throttle_names(seen.get("gpu_throttle_reasons")))
 
 
 Size = tuple[int, int]
@@ -139,6 +155,11 @@ Size = tuple[int, int]
 
 NEAR = 1.2
 """Sizes up to this ratio of requests share a measurement."""
+
+
+GATE_DIRECT, GATE_STAGED = 0.25, 3
+"""Share of a gate's windows that are written directly, of sizes that are so at some contexts only,
+and how many are staged first: these are checked by layer. At random, since cells take turns."""
 
 
 class Measurement(Protocol):
@@ -149,6 +170,9 @@ class Measurement(Protocol):
 
     def times(self, size: Size, length: int) -> dict[Contender, list[float]]:
         """Seconds of one layer by contender, a block each."""
+
+    def conditions(self) -> Mapping[str, float]:
+        """The GPU's since the last call."""
 
 
 class AttentionKind:
@@ -195,6 +219,7 @@ class AttentionKind:
                     timed = set.intersection(*map(set, times))
                     both = {c: [each[c] for each in times] for c in times[0] if c in timed}
                     near, measured = decide(both, lengths, commit), measured + 1
+                    near = replace(near, conditions=measurement.conditions())
                 known[name] = near
             self.chosen[size] = known[name]
         if measured:
@@ -238,6 +263,9 @@ class AttentionChoices:
         self._kinds = kinds
         self._stock_only = stock_only
         self._direct: dict[Size, DirectLengths] = {}
+        self._turns: Counter[Size] | None = None  # windows of a gate's batch; None outside of it
+        self._random = Random(0)  # equal on all ranks
+        self._asked: tuple[Any, bool] = None, False
         self.leaves_none = False
         """The window stages recurrent states too: they gain more than attention could lose."""
         self.failed: str | None = None
@@ -278,11 +306,22 @@ class AttentionChoices:
         if self._stock_only:
             return reasons.STOCK_ATTENTION
         direct = self._direct.get(size, NEVER)
-        if direct.sometimes:
+        is_direct = direct.always
+        if direct.sometimes and self._turns is not None:
+            if input_batch is not self._asked[0]:  # a step is asked about more than once
+                self._turns[size] += 1
+                late = self._turns[size] > GATE_STAGED
+                self._asked = input_batch, late and self._random.random() < GATE_DIRECT
+            is_direct = self._asked[1]
+        elif direct.sometimes:
             # Upper bounds, known to the host and equal on all ranks.
             bounds = input_batch.seq_lens_cpu_upper_bound[: input_batch.num_reqs]
-            return reasons.SLOWER_THAN_STOCK if direct.at(float(bounds.numpy().mean())) else None
-        return reasons.SLOWER_THAN_STOCK if direct.always else None
+            is_direct = direct.at(float(bounds.numpy().mean()))
+        return reasons.SLOWER_THAN_STOCK if is_direct else None
+
+    def gate(self, on: bool) -> None:
+        """A batch of the gate begins, in which both forms of such windows run; or none does."""
+        self._turns, self._asked = Counter() if on else None, (None, False)
 
     def attended(self, size: Size, *, equal: bool = True) -> str:
         """What attends a staged step: the kinds' contenders; in unequal windows their tilings."""

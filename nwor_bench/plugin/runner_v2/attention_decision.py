@@ -61,6 +61,10 @@ class Choice:
     """Likewise: by how much `staged` minus `stock` may be wrong."""
     all_us: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
     """Microseconds of one layer by contender, without the commit."""
+    blocks: int = 0
+    """Fewest blocks behind a time."""
+    conditions: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """The GPU's while it was timed (`instruments.conditions`); empty without NVML."""
 
 
 def decide(
@@ -81,9 +85,11 @@ def decide(
 
     def choice_of(contender: Contender) -> Choice:
         pairs = zip(times[contender], times[Contender.STOCK], strict=True)
-        noise = tuple(uncertainty(mine, stock) for mine, stock in pairs)
+        noise = tuple(uncertainty(*both) for both in pairs)
         staged = tuple(t + commit for t in middle[contender])
-        return Choice(contender, tuple(lengths), staged, middle[Contender.STOCK], noise, told)
+        blocks = min(map(len, times[contender]))
+        stock = middle[Contender.STOCK]
+        return Choice(contender, tuple(lengths), staged, stock, noise, told, blocks)
 
     def lost(choice: Choice) -> tuple[float, float]:
         each = zip(choice.staged, choice.noise, choice.stock, strict=True)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
+from nwor_bench.instruments.conditions import ConditionMonitor, Conditions
 from nwor_bench.plugin import refusals
 from nwor_bench.plugin.layers import causal_implementation
 from nwor_bench.plugin.runner_v2.attention import KernelInputs, StagingAttention
@@ -61,6 +62,7 @@ class AttentionTiming:
         self._runner, self._layers = runner, layers
         self._builder = _builder_of(runner, layers[0].name)
         self._random = random.Random(0)
+        self._monitor = ConditionMonitor(gpus=True)
         self._stream = torch.cuda.Stream(runner.device)  # type: ignore[no-untyped-call]
 
     def lengths(self, size: Size) -> tuple[int, ...]:
@@ -78,6 +80,12 @@ class AttentionTiming:
         if longest < 1:
             return ()
         return tuple(sorted({min(length, longest) for length in LENGTHS}))
+
+    def conditions(self) -> Conditions:
+        """The GPU's since the last call: other processes, clocks, throttling."""
+        found = self._monitor.end()
+        self._monitor.begin()
+        return {name: value for name, value in found.items() if name.startswith("gpu_")}
 
     @torch.inference_mode()
     def times(self, size: Size, length: int) -> dict[Contender, list[float]]:

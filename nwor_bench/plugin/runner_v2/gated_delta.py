@@ -15,7 +15,7 @@ from torch import Tensor
 from vllm.forward_context import get_forward_context
 
 from nwor_bench.plugin.layers import StagingUnavailable, TargetLayers, set_up
-from nwor_bench.plugin.patching import Patch
+from nwor_bench.plugin.patching import Patch, noting
 from nwor_bench.plugin.runner_v2.plan import REFERENCED_PART
 from nwor_bench.plugin.state_layers import StateLayer, find_states, shape_of, token_bytes
 from nwor_bench.plugin.states import StateKernels, WindowStates
@@ -68,30 +68,26 @@ def _check(layer: StateLayer, length: int, runner: Any) -> None:
         raise StagingUnavailable(reasons.unsupported_states("shape"))
 
 
-def convolution_patches(states: WindowStates) -> list[Patch]:
-    """The patches of the methods that convolve: behind them the trace knows what they are given."""
+def trace_patches(states: WindowStates) -> list[Patch]:
+    """The patches of the methods that convolve: they copy what each layer is given."""
 
     def patch_of(number: int, name: str) -> Patch:
-        layer = states.layers[number].layer
+        layer = states.layers[number]
 
-        def wrap(original: Callable[..., None]) -> Callable[..., None]:
-            def convolve(**named: Any) -> None:
-                step = get_forward_context().attn_metadata
-                metadata = step.get(layer.prefix) if isinstance(step, dict) else None
-                if metadata is not None and states.stages_whole(metadata):
-                    mixed = named["mixed_qkv"][: metadata.num_actual_tokens]
-                    states.trace.convolving(number, layer.kv_cache[0], mixed, metadata)
-                original(**named)
+        def given(mixed_qkv: Tensor, b: Tensor, a: Tensor, **more: Any) -> None:
+            step = get_forward_context().attn_metadata
+            metadata = step.get(layer.layer.prefix) if isinstance(step, dict) else None
+            if metadata is not None and states.stages_whole(metadata):
+                inputs = mixed_qkv, a, b
+                states.trace.given(number, layer, inputs, metadata, more.get("output_gate"))
 
-            return convolve
-
-        return Patch(layer, name, wrap)
+        return noting(layer.layer, name, given)
 
     names = ("_forward_core", "_forward_core_decode_spec_fused_norm")
     return [patch_of(number, name) for number in range(len(states.layers)) for name in names]
 
 
-KERNELS = StateKernels(verify_window_triton, StateCommit, convolution_patches)
+KERNELS = StateKernels(verify_window_triton, StateCommit, trace_patches)
 
 
 def state_patches(states: WindowStates) -> list[Patch]:

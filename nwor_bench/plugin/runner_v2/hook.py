@@ -158,6 +158,11 @@ class V2RunnerHook(RunnerHook):
             return []
         return self._windows.check(self.runner, self.target_layers, requests, self.nwor_mode)
 
+    def gate(self, on: bool) -> None:
+        """Run staged and direct windows whatever their context, or as contexts choose again."""
+        if self._parts is not None:
+            self._parts.choices.gate(on)
+
     def device_errors(self) -> list[str]:
         """Commits refused on the device since the last call; waits for it."""
         return self.refusals.take() if self.refusals else []

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from nwor_bench.plugin import refusals
 from nwor_bench.plugin.observe.errors import AttentionFacts, element_view
-from nwor_bench.plugin.patching import Patch
+from nwor_bench.plugin.patching import Patch, noting
 from nwor_bench.plugin.runner_v2.attention import AttentionGroup, KernelInputs
 from nwor_bench.plugin.runner_v2.attention_choice import AttentionShape
 from nwor_bench.plugin.runner_v2.attention_decision import Contender
@@ -30,7 +30,7 @@ from nwor_bench.plugin.runner_v2.attention_layers import FP8, element_of_cache
 from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.staged_layer import StagedLayer, StepInputs
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
-from nwor_bench.plugin.window import LayerCall, Window
+from nwor_bench.plugin.window import LayerCall, LayerTrace, Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.mla_verify_attention.kernel import mla_verify_attention_triton, unsupported_reason
 from nwor_kernels.mla_verify_attention.tail import mla_tail_triton
@@ -54,6 +54,23 @@ class LatentLayer(StagedLayer):
     """One latent target layer."""
 
     # For the local gate (`CheckedLayer`).
+
+    def trace_patches(self, trace: LayerTrace) -> list[Patch]:
+        """The patches that copy what vLLM gives its write and its attention."""
+        impl = self._layer.impl
+
+        def wrote(latent: Tensor, key_pe: Tensor, *_: Any) -> None:
+            trace.wrote(self.name, latent.unsqueeze(1), key_pe)
+
+        def asked(query: Tensor | tuple[Tensor, ...], *_: Any) -> None:
+            selected = getattr(impl, "topk_indices_buffer", None)  # of a sparse layer
+            rows = None if selected is None else selected[: query[1].shape[0]]
+            trace.asked(self.name, query, rows)
+
+        attends = noting(impl, "forward_mqa", asked)
+        # Else one kernel of the model writes, behind which `write` copies.
+        is_own = self._stock_write is not None
+        return [noting(impl, "do_kv_cache_update", wrote), attends] if is_own else [attends]
 
     def stock_write(self, call: LayerCall, slots: Tensor) -> None:
         """Write the first rows of a call's latents as stock does."""
@@ -299,7 +316,7 @@ class MlaStagingAttention(LatentLayer):
                 assert group.committed is not None
                 over = group.committed.metadata(self._number, batch, attn_metadata)
                 merged = self.merge(original, over, query, *self.held, kv_cache, inputs, rows)
-                self._record(query, merged, is_merged=True)
+                self._record(merged, is_merged=True)
                 return merged, None
             output: Tensor | None = None
             sums: Tensor | None = None
@@ -308,16 +325,14 @@ class MlaStagingAttention(LatentLayer):
                 output, sums = original(query, kv_cache, attn_metadata, layer)
             most = self._inputs.max_seq_len
             verified = self.verify(query, *self.held, kv_cache, inputs, rows, most, output)
-            self._record(query, verified)
+            self._record(verified)
             return verified, sums
 
         return forward_mqa
 
-    def _record(
-        self, query: Tensor | tuple[Tensor, ...], output: Tensor, *, is_merged: bool = False
-    ) -> None:
+    def _record(self, output: Tensor, *, is_merged: bool = False) -> None:
         if self.trace is not None:
-            self.trace.attended(self.name, query, output, is_merged=is_merged)
+            self.trace.attended(self.name, output, is_merged=is_merged)
 
     def _parts_of(self, query: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """(Absorbed part, rotary part) of queries; vLLM joins them when it quantises them."""

@@ -77,6 +77,8 @@ class SparseMlaAttention(LatentLayer):
             key_pe: [rows, rotary part].
             slots: [rows] int64, stock's slots of the layer.
         """
+        if self.trace is not None:  # stock's kernel has made both just now
+            self.trace.wrote(self.name, latent.unsqueeze(1), key_pe.unsqueeze(1))
         layer, as_head = self._layer, key_pe.unsqueeze(1)
         direct = self.slots_to_write(latent.unsqueeze(1), as_head, slots)
         if direct is not None and not self._window.is_control:
@@ -95,8 +97,7 @@ class SparseMlaAttention(LatentLayer):
                 return original(query, kv_cache, attn_metadata, layer)
             output = self._attend(batch, query, kv_cache, attn_metadata)
             if self.trace is not None:
-                selected = self._layer.impl.topk_indices_buffer[: output.shape[0]]
-                self.trace.attended(self.name, query, output, selected, is_merged=True)
+                self.trace.attended(self.name, output, is_merged=True)
             return output, None
 
         return forward_mqa

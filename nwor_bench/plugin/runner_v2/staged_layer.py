@@ -187,8 +187,6 @@ class StagedLayer:
         """
         window = self._window
         staged = window.is_staging and window.stage(self._number, key, value)
-        if staged and self.trace is not None:
-            self.trace.wrote(self.name, key, value)
         if not staged or window.is_control:
             return slots
         batch = window.batch

@@ -24,7 +24,7 @@ from nwor_bench.plugin.runner_v2.stock_update import StockUpdate, UpdateCall, co
 from nwor_bench.plugin.runner_v2.window_checks import WindowChecks
 from nwor_bench.plugin.scheduler_output import is_windows_alone, starts_requests
 from nwor_bench.plugin.step import DeviceClock, Step
-from nwor_bench.records.fallback_reasons import BESIDE_PREFILL, Fault, commit_fault
+from nwor_bench.records.fallback_reasons import BESIDE_PREFILL, Fault, commit_fault, unjoined_update
 from nwor_bench.records.types import NworMode, ScvMode
 
 logger = logging.getLogger("vllm.nwor_bench")
@@ -56,6 +56,7 @@ class StepWindows:
         self._clock = clock
         self._update = update
         self._compiled = False
+        self._update_failed: str | None = None
         self.checks: WindowChecks | None = None
         """The gate's checks of the windows to come; None if none is checked."""
 
@@ -67,9 +68,9 @@ class StepWindows:
         try:
             batches = self.parts.graphs.shapes.values()
             compile_with_update(runner, self._update, self._staging, batches)
-        except Exception:
+        except Exception as error:
             logger.exception("nwor: vLLM's update of its requests runs in a launch of its own")
-            self._update = None
+            self._update, self._update_failed = None, unjoined_update(type(error).__name__)
         finally:
             self._staging.forget_launches()
 
@@ -236,6 +237,10 @@ class StepWindows:
             step.certain = batch.certain
             if call is not None:
                 step.scv_path = validator.joined_update()
+            elif batch.sources and validator.joins_update and step.scv_fallback_reason is None:
+                step.scv_fallback_reason = self._update_failed
+                if self._update_failed is not None:
+                    validator.count_fallback(self._update_failed)
 
     def _settle(self, alarm: str | None) -> None:
         """Ask the ranks whether this window stays committed; if not, every rank writes it."""

@@ -82,6 +82,7 @@ class WindowChecks:
 
     def _set_trace(self, trace: LayerTrace | None, states: StateTrace | None) -> None:
         self._parts.staging.trace = trace
+        self._checks.follow(trace)
         if self._parts.states is not None:
             self._parts.states.follow(states)
 

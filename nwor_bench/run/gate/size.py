@@ -25,7 +25,8 @@ SHORT = 32
 """Tokens of a cut prompt."""
 
 LEAST_WHOLE = 2
-"""Fewest whole prompts, the longest among them: windows have the context that is timed."""
+"""Fewest whole prompts, the longest among them: of these requests the context is the timed one. The
+mean is not, so it does not choose attention in the gate (`AttentionChoices.gate`)."""
 
 
 def fit(block: Block, prompt_lengths: Sequence[int], new_tokens: int, most: int) -> Block:
@@ -205,6 +206,7 @@ class GateSize:
             requests=len(lengths),
             whole=sum(length == whole for length, whole in pairs),
             prompt_tokens=sum(lengths),
+            longest_prompt=max(lengths),
             new_tokens=self.tokens.new,
             most_prompt_tokens=self._most,
             forecast_s=None if self._forecast_s is None else round(self._forecast_s, 3),

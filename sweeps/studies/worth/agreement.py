@@ -52,8 +52,10 @@ def agreement(
 ) -> pd.DataFrame:
     """Tokens/s over k = 0 by `worth` and by the restarts, at each batch size and k > 0.
 
-    They agree if they differ by no more than both intervals together. `over_plain` is empty if
-    `plain` did not run.
+    They agree if they differ by no more than the root of the sum of the squares of both half
+    widths, of logs: those of `worth` hold for all k of a batch size, those of the restarts for one.
+    With `rates` both sides have these tokens of a window, so what is compared is its time.
+    `over_plain` is empty if `plain` did not run.
     """
     found = []
     for said in worth[worth.drafts > 0].dropna(subset="ratio").itertuples():
@@ -62,15 +64,15 @@ def agreement(
         own, over_plain = ratio_of(new, base, is_paired), ratio_of(new, plain, is_paired)
         if own is None:
             continue
-        apart = abs(np.log(own.ratio / said.ratio))
-        allowed = (np.log(own.high / own.low) + np.log(said.high / said.low)) / 2
+        apart = np.log(said.ratio / own.ratio)
+        allowed = np.hypot(np.log(own.high / own.low), np.log(said.high / said.low)) / 2
         found.append({
             "requests": size, "drafts": k, "worth": said.ratio, "worth_low": said.low,
             "worth_high": said.high, "restarts": own.ratio, "restarts_low": own.low,
-            "restarts_high": own.high, "agrees": bool(apart <= allowed),
+            "restarts_high": own.high, "agrees": bool(abs(apart) <= allowed),
             "over_plain": over_plain and over_plain.ratio,
             "plain_low": over_plain and over_plain.low,
-            "plain_high": over_plain and over_plain.high,
+            "plain_high": over_plain and over_plain.high, "apart": apart, "allowed": allowed,
         })  # fmt: skip
     return pd.DataFrame(found)
 

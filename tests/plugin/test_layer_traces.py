@@ -1,0 +1,90 @@
+"""The local gate's copies are of what vLLM passed to a layer, whatever our wrappers made of it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytestmark = pytest.mark.slow  # vLLM's attention backends are imported
+
+
+def attention_layers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    from wrapped_layers import WrappedLayers
+
+    layers: Any = WrappedLayers(staged=True, monkeypatch=monkeypatch)
+    layers.begin("whole step")
+    layers.given = [(layers.keys[n], layers.values[n], (layers.query,)) for n in range(3)]
+    return layers
+
+
+def latent_layers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    from latent_layers import LATENT, PE
+    from test_mla_attention import LatentLayers
+
+    layers: Any = LatentLayers([4, 4], monkeypatch)
+    return given_latents(layers, layers.query.split([LATENT, PE], dim=-1))
+
+
+def sparse_layers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    from latent_layers import LATENT, PE
+    from test_sparse_mla import SparseLayers
+
+    layers: Any = SparseLayers([4, 4], monkeypatch)
+    return given_latents(layers, layers.query.split([LATENT, PE], dim=-1))
+
+
+def given_latents(layers: Any, query: tuple[Tensor, ...]) -> Any:
+    from latent_layers import LATENT, PE
+
+    layers.begin(copied=False)
+    rows = (each[:, None].split([LATENT, PE], dim=-1) for each in layers.rows)
+    layers.given = [(*both, query) for both in rows]
+    return layers
+
+
+def larger(original: Callable[..., Any], *places: int) -> Callable[..., Any]:
+    """Called with the arguments at these places 10 % too large."""
+
+    def ten_percent(each: Any) -> Any:
+        return tuple(map(ten_percent, each)) if isinstance(each, tuple) else each * 1.1
+
+    def called(*given: Any) -> Any:
+        return original(*(ten_percent(a) if n in places else a for n, a in enumerate(given)))
+
+    return called
+
+
+@pytest.mark.parametrize(
+    ("make", "attend", "query_at"),
+    [(attention_layers, "_verify", 1), (latent_layers, "verify", 0), (sparse_layers, "_attend", 1)],
+)
+def test_copies_are_of_what_vllm_passed(
+    make: Callable[..., Any], attend: str, query_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nwor_bench.plugin.observe.layer_checks import LayerChecks
+    from nwor_bench.plugin.window import LayerTrace
+
+    layers = make(monkeypatch)
+    for number, each in enumerate(layers.wrapped):
+        each.layer.layer_name = str(number)
+        monkeypatch.setattr(each, "slots_to_write", larger(each.slots_to_write, 0, 1))
+        monkeypatch.setattr(each, attend, larger(getattr(each, attend), query_at))
+    trace = layers.staging.trace = LayerTrace()
+    checks = LayerChecks(layers.wrapped, ())
+    checks.follow(trace)
+    layers.forward()
+    checks.follow(None)
+    assert sorted(trace.calls) == [str(n) for n in range(len(layers.layers))]
+    for number, (key, value, query) in enumerate(layers.given):
+        call = trace.calls[str(number)]
+        assert torch.equal(call.key, key)
+        assert torch.equal(call.value, value)
+        told = call.query if isinstance(call.query, tuple) else (call.query,)
+        assert all(torch.equal(a, b) for a, b in zip(told, query, strict=True))
+        assert torch.equal(call.output, layers.outputs[number])
+    trace.calls.clear()
+    layers.window.abort("test")
+    layers.forward()
+    assert trace.calls == {}  # it ends with the window

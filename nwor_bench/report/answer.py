@@ -148,7 +148,8 @@ def _checked(header: RunHeader, live: Sequence[CellResult], cells: Sequence[Cell
     if not parities <= {EXACT, EXPLAINED}:
         badge, what = str(Verdict.CHECKED), ["acceptance"]
     elif parities != {EXACT}:
-        badge, what = TIES_BADGE, ["tokens (except at ties)", "acceptance"]
+        sizes = tie_sizes(header)
+        badge, what = TIES_BADGE, [f"tokens (except at ties{sizes and f': {sizes}'})", "acceptance"]
     by_label = (header.kv_gate or KvGateFacts()).cells or {}
     found = [c for cell in compared if (c := by_label.get(cell.label, {})).get("checked")]
     if found:
@@ -166,6 +167,15 @@ def _checked(header: RunHeader, live: Sequence[CellResult], cells: Sequence[Cell
         sentence += f"Not checked: {joined([c.label for c in left])} ({_reasons(left)}). "
     sentence += "Nothing was timed"
     return Answer(badge, f"{sentence}: speed needs a GPU." if on_cpu(header) else f"{sentence}.")
+
+
+def tie_sizes(header: RunHeader) -> str:
+    """The largest gap of a run's ties beside the limit; empty without ties."""
+    ties = header.parity and header.parity.ties
+    if not ties or ties.get("largest_gap_nats") is None:
+        return ""
+    gap, allowed = ties["largest_gap_nats"], ties["allowance_nats"]
+    return f"largest gap {gap:.2g} nats, a tie is at most {allowed:.2g}"
 
 
 def subject_cells(cells: Sequence[CellResult]) -> tuple[list[CellResult], str]:

@@ -22,6 +22,7 @@ from nwor_bench.report.answer import (
     holds_one,
     on_cpu,
     subject_cells,
+    tie_sizes,
     work_differs,
 )
 from nwor_bench.report.document import Definitions
@@ -38,12 +39,14 @@ def questions(analysis: Analysis) -> Definitions:
     """Each question with its answer; without those that do not apply."""
     run, cells = analysis.run, analysis.cells
     found = answer(run.header, cells, analysis.splits)
+    ties = tie_sizes(run.header)
     entries = {
         "What makes the difference?": split_lines(analysis.splits),
         "Does it pay on a GPU?": _elsewhere(run.header),
         "How sure is that?": _how_sure(found, analysis),
         "Is the output the same?": (
             same_output(cells),
+            ties and f"{ties.capitalize()}.",
             local_sentence(run),
             kv_sentence(run),
             state_sentence(run),

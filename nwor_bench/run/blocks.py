@@ -12,7 +12,7 @@ from nwor_bench.instruments.conditions import ConditionMonitor
 from nwor_bench.instruments.nvtx_ranges import ranges_if_wanted, span
 from nwor_bench.records.header import GATE, INTERLEAVED, WARM_UP, WHOLE
 from nwor_bench.records.store import RunData, RunStore, read_run
-from nwor_bench.records.types import Cell, Phase
+from nwor_bench.records.types import Cell, NworMode, Phase
 from nwor_bench.report.text import plural
 from nwor_bench.run.batch import BatchRunner, RanBatch
 from nwor_bench.run.budget import BlockLog, Budget, half_widths, warm_up
@@ -66,6 +66,7 @@ class BlockRunner:
                 self._size.block.new_tokens or scenario.max_new_tokens,
                 scenario.ignore_eos,
                 CPU_POSITIONS if status.device == "cpu" else MOST_POSITIONS,
+                same_kernel=all(cell.nwor_mode is NworMode.OFF for cell in plan.cells),
             ),
             scenario.ignore_eos,
             store.append_event,

@@ -438,3 +438,82 @@ def one_row_lost_at_a_switch(buffers: Any, slots: Tensor) -> None:
     cache = buffers.layers[0].kv_cache
     block, offset = _at(cache, slots[:1])
     cache[block, :, offset] = 1
+
+
+def second_best(worker: Any) -> AbstractContextManager[None]:
+    """While NWOR stages, the second-best token is taken wherever its gap is under 0.3 nats; on
+    either runner."""
+    from nwor_bench.records.types import NworMode
+
+    hook = worker.nwor_hook
+
+    def wrap(compute: Callable[..., Any]) -> Callable[..., Any]:
+        def faulty(*given: Any, **named: Any) -> Any:
+            logits = compute(*given, **named)
+            if logits is None or hook.nwor_mode is not NworMode.STAGE:
+                return logits
+            best = logits.argmax(-1, keepdim=True)
+            first = logits.gather(1, best)
+            second = logits.scatter(1, best, float("-inf")).amax(-1, keepdim=True)
+            lower = torch.where(first - second < 0.3, second - 1, first)
+            return logits.scatter(1, best, lower)
+
+        return faulty
+
+    return wrapped(hook.runner.model, "compute_logits", wrap)
+
+
+UNRELATED = 16
+"""Positions that get unrelated K/V."""
+
+LONG = 24
+"""Positions from which a context counts as long: some of the prompts' lengths are beyond it."""
+
+
+def value_wrong_at_long_context(worker: Any) -> AbstractContextManager[None]:
+    """V of one head is 1 % too large in the rows of requests that have a long context."""
+    runner = worker.nwor_hook.runner
+
+    @commit_wrapped
+    def plant(buffers: Any, commit: Callable[..., str]) -> Callable[..., str]:
+        def faulty(slots: Tensor, accepted: Tensor) -> str:
+            counts = worker.nwor_hook.window.batch.num_draft_tokens
+            lengths = runner.seq_lens[: len(counts)].cpu()
+            of_row = lengths.repeat_interleave(torch.tensor(counts))
+            rows = (of_row > LONG).nonzero()[:, 0]
+            buffers.value[1][rows, 1] *= 1.01
+            return commit(slots, accepted)
+
+        return faulty
+
+    return plant(worker)
+
+
+def unrelated_rows(worker: Any) -> AbstractContextManager[None]:
+    """16 positions of one request get unrelated K/V in every layer, once in each SCV mode."""
+    of_mode: dict[Any, list[int]] = {}
+
+    @commit_wrapped
+    def plant(buffers: Any, commit: Callable[..., str]) -> Callable[..., str]:
+        def faulty(slots: Tensor, accepted: Tensor) -> str:
+            problem = commit(slots, accepted)
+            first = worker.nwor_hook.window.batch.num_draft_tokens[0]
+            kept = of_mode.setdefault(worker.nwor_hook.validator.mode, [])
+            if len(kept) < UNRELATED:
+                kept.extend(slots[:first][accepted[:first]].tolist())
+                if len(kept) >= UNRELATED:
+                    for layer in buffers.layers:
+                        replace_rows(layer.kv_cache, torch.tensor(kept[:UNRELATED]))
+            return problem
+
+        return faulty
+
+    return plant(worker)
+
+
+def replace_rows(cache: Tensor, slots: Tensor) -> None:
+    """Other values of the same size at these slots."""
+    at = slots // cache.shape[2], slice(None), slots % cache.shape[2]
+    rows = cache[at].float()
+    signs = torch.rand(rows.shape, generator=torch.Generator().manual_seed(3)).to(rows) - 0.5
+    cache[at] = (rows.flip(-1) * signs.sign()).to(cache.dtype)

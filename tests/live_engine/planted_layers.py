@@ -332,8 +332,8 @@ def smallest_seen(
 
 
 def keep_sizes(column: str, sizes: dict[str, float | None]) -> None:
-    """With NWOR_BENCH_PLANTED_JSON=FOLDER, add a column's sizes to FOLDER/smallest.csv."""
-    folder = os.environ.get("NWOR_BENCH_PLANTED_JSON")
+    """With NWOR_BENCH_PLANTED=FOLDER, add a column's sizes to FOLDER/smallest.csv."""
+    folder = os.environ.get("NWOR_BENCH_PLANTED")
     if not folder:
         return
     path = Path(folder) / "smallest.csv"

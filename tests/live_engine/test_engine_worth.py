@@ -19,6 +19,7 @@ from nwor_bench.analysis.draft_tokens import same_places
 from nwor_bench.analysis.effects import effects_over_off
 from nwor_bench.analysis.findings.table import FindingKind
 from nwor_bench.analysis.parity.kv import KV_EVENT, KvVerdict
+from nwor_bench.analysis.parity.local import LOCAL_EVENT
 from nwor_bench.analysis.statistics import simultaneous_bounds, unpaired_ratio
 from nwor_bench.analysis.worth import Measured, worth_of
 from nwor_bench.errors import ExitCode
@@ -259,6 +260,31 @@ def test_the_gate_of_staged_counts_finds_a_lost_row(
     assert kv["k=1"] == kv["k=2"] == KvVerdict.BROKEN
     for cell in analyse(run).cells:
         assert (cell.verdict == "INVALID") == (cell.nwor_mode == "stage"), cell.label
+
+
+@pytest.mark.long
+def test_a_fault_of_one_staged_count_breaks_that_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """V of one head is 1 % too large in windows of 3 drafts a request; the others are right."""
+    original = StagingBuffers.commit
+
+    def wrong(buffers: StagingBuffers, slots: Any, accepted: Any) -> str:
+        if len(slots) in (3, 6):  # of one or two requests; other counts have 1, 2 or 4
+            buffers.value[1][: len(slots), 1] *= 1.01
+        return original(buffers, slots, accepted)
+
+    monkeypatch.setattr(StagingBuffers, "commit", wrong)
+    code, (run,) = worth(
+        tmp_path / "worth", "tiny", most=3, requests=(2,), batches=1, max_new_tokens=12,
+        nwor_modes=["off", "stage"],
+    )  # fmt: skip
+    assert code is ExitCode.CORRECTNESS_BROKEN
+    local = {e["arm"]: e["verdict"] for e in run.events if e.get("event") == LOCAL_EVENT}
+    assert local["k=3"] == KvVerdict.BROKEN
+    assert local["k=1"] == local["k=2"] == KvVerdict.WITHIN
+    broken = [cell.label for cell in analyse(run).cells if cell.verdict == "INVALID"]
+    assert broken == ["k = 3, stage x off"]
 
 
 def test_staging_that_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from synthetic_run import analysed, change_batches, kept, summarised, with_parts
 
 from nwor_bench.analysis.analyse import noise_floor
 from nwor_bench.records.facts import CudaGraphs
+from nwor_bench.records.header import ParityFacts
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult
 from nwor_bench.report.answer import answer
@@ -225,6 +226,10 @@ def test_ties_are_said_to_be_ties():
         faster(), lambda b: b.nwor_mode == "stage" and b.phase == "gate", parity="explained"
     )
     assert told(run)["Is the output the same?"].startswith("Yes, except at ties:")
+    facts = {"largest_gap_nats": 0.0625, "allowance_nats": 0.1254}
+    header = run.header.model_copy(update={"parity": ParityFacts(ties=facts)})
+    found = told(replace(run, header=header))["Is the output the same?"]
+    assert "Largest gap 0.062 nats, a tie is at most 0.13." in found
 
 
 def test_an_unchecked_output_is_said_to_be():

@@ -22,6 +22,8 @@ def table(study: Callable[[str, str], ModuleType]) -> ModuleType:
     [
         ("a", {}, ""),
         ("a", {"a": ["tokens", "K/V"]}, "tokens, K/V"),
+        ("a", {"a": ["writes"], "b": ["layers", "K/V"]}, "**Only** writes"),
+        ("a", {"a": ["writes"], "b": ["K/V"]}, "writes"),  # before the local gate
         ("a", {"a": []}, "NOT CAUGHT"),
         (SOUND, {SOUND: []}, "passes"),
         (SOUND, {SOUND: ["K/V"]}, "FALSE ALARM: K/V"),
@@ -31,18 +33,28 @@ def table(study: Callable[[str, str], ModuleType]) -> ModuleType:
 def test_a_cell_says_which_checks_saw_a_fault(
     table: ModuleType, fault: str, found: dict[str, list[str]], says: str
 ) -> None:
-    assert table.cell(fault, {"faults": found}) == says
+    assert table.cell(fault, found) == says
 
 
 def test_every_recorded_fault_is_in_the_table_and_none_passed(table: ModuleType) -> None:
     names = {SOUND, *(fault["name"] for fault in table.read_faults(table.RESULTS))}
     outcomes = table.read_outcomes(table.RESULTS)
     assert "cpu" in outcomes
-    for column, facts in outcomes.items():
-        assert set(facts["faults"]) <= names, column
-        anew = {f: told["checks"] for f, told in facts.get("rejudged", {}).items()}
-        found = {**facts["faults"], **anew}
+    for column, found in outcomes.items():
+        assert set(found) <= names, column
         assert [f for f, seen in found.items() if bool(seen) is (f == SOUND)] == []
+
+
+def test_a_check_is_needed_by_the_faults_that_only_it_sees(table: ModuleType) -> None:
+    outcomes = {
+        "one": {SOUND: [], "a": ["tokens", "layers"], "b": ["writes"]},
+        "two": {"a": ["layers"], "b": ["writes", "layers"]},
+        "old": {"a": ["K/V"]},
+    }
+    found = table.seen_by(outcomes).set_index("Check")
+    assert found.loc["layers"].tolist() == [2, 1, "a"]
+    assert found.loc["writes"].tolist() == [1, 1, "b"]
+    assert found.loc["tokens"].tolist() == [1, 0, ""]
 
 
 def test_the_page_holds_the_recorded_outcomes(table: ModuleType) -> None:
@@ -54,15 +66,17 @@ def test_the_page_holds_the_recorded_outcomes(table: ModuleType) -> None:
 def test_the_list_of_faults_is_the_tests_own(
     table: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With NWOR_BENCH_PLANTED_JSON=FOLDER the list is written there anew first."""
+    """With NWOR_BENCH_PLANTED=FOLDER the list is written there anew first."""
     pytest.importorskip("vllm")
     monkeypatch.syspath_prepend(str(PLANTS))
-    from planted_faults import FAULTS, RANK_FAULTS
+    from planted_faults import FAULTS, RANK_FAULTS, STATE_FAULTS
     from planted_gate import SOUND as RECORDED
 
     fields = ("name", "stands_for", "why")
-    own = [{name: getattr(f, name) for name in fields} for f in (*FAULTS, *RANK_FAULTS)]
-    if folder := os.environ.get("NWOR_BENCH_PLANTED_JSON"):
+    own = [
+        {name: getattr(f, name) for name in fields} for f in (*FAULTS, *RANK_FAULTS, *STATE_FAULTS)
+    ]
+    if folder := os.environ.get("NWOR_BENCH_PLANTED"):
         table.write_faults(Path(folder), own)
     assert table.read_faults(table.RESULTS) == own
     assert RECORDED == SOUND == table.SOUND

@@ -22,8 +22,8 @@ from math import sqrt
 from statistics import NormalDist
 from typing import Any
 
-from nwor_bench.analysis.parity.ties import PlaceVerdict, together_outside
-from nwor_bench.analysis.parity.tokens import digest
+from nwor_bench.analysis.parity.ties import ErrorScale, together_outside
+from nwor_bench.analysis.parity.tokens import TokenCheck, digest
 from nwor_bench.records.cell import Cell, NworMode, cell_order
 from nwor_bench.records.types import BatchRecord, WindowRecord
 from nwor_bench.records.window_order import RUNS
@@ -224,7 +224,7 @@ def _sums(windows: Sequence[WindowRecord], width: int) -> tuple[tuple[int, ...],
 SUMS_EVENT = "parity_sums"
 
 Tie = tuple[str, int, int, float]
-"""(digest of the prompt, output position, token, multiple of the error scale)."""
+"""(digest of the prompt, output position, token, gap in nats)."""
 
 
 @dataclass(frozen=True)
@@ -234,17 +234,20 @@ class BatchSums:
     prompts: tuple[str, ...]
     """Digests of its prompts."""
     ties: tuple[Tie, ...]
-    acceptance: Acceptance
+    acceptance: Acceptance | None
+    """None with another draft count than the reference's."""
+    compared: int
+    """Tokens that were compared, each generated after the reference's own tokens."""
 
 
 def batch_sums(
-    prompts: Sequence[Sequence[int]], verdicts: Sequence[PlaceVerdict], acceptance: Acceptance
+    prompts: Sequence[Sequence[int]], checked: TokenCheck, acceptance: Acceptance | None
 ) -> BatchSums:
     """A batch's differing tokens and its counts of acceptance."""
     digests = tuple(map(digest, prompts))
-    ties = [(digests[v.place.request], v.place.position, v.place.token, v.multiple)
-            for v in verdicts]  # fmt: skip
-    return BatchSums(digests, tuple(ties), acceptance)
+    ties = [(digests[v.place.request], v.place.position, v.place.token, v.gap or 0.0)
+            for v in checked.verdicts]  # fmt: skip
+    return BatchSums(digests, tuple(ties), acceptance, checked.tokens_compared)
 
 
 class ParitySums:
@@ -252,16 +255,29 @@ class ParitySums:
 
     def __init__(self) -> None:
         self._ties: dict[Cell, dict[tuple[str, int, int], float]] = {}
+        self._prompts: dict[Cell, set[str]] = {}
+        self._compared: dict[Cell, float] = {}
         self._acceptance = AcceptanceCheck()
 
-    def add(self, cell: Cell, batch: BatchSums) -> str | None:
-        """Why a sound cell would not have these sums; None if it may."""
+    def add(self, cell: Cell, batch: BatchSums, scale: ErrorScale | None) -> str | None:
+        """Why a sound cell would not have these sums; None if it may.
+
+        Args:
+            scale: error of mode off; None: not measured, because no token differed so far.
+        """
         # Blocks may share prompts, and equal prompts have equal ties: each counts once.
-        ties = self._ties.setdefault(cell, {})
-        for prompt, position, token, multiple in batch.ties:
-            ties.setdefault((prompt, position, token), multiple)
-        far = together_outside(len(ties), sum(multiple**2 for multiple in ties.values()))
-        return far or self._acceptance.add(cell, batch.acceptance, batch.prompts)
+        ties, seen = self._ties.setdefault(cell, {}), self._prompts.setdefault(cell, set())
+        for prompt, position, token, gap in batch.ties:
+            ties.setdefault((prompt, position, token), gap)
+        new = len(set(batch.prompts) - seen) / len(batch.prompts)
+        seen.update(batch.prompts)
+        compared = self._compared[cell] = self._compared.get(cell, 0.0) + new * batch.compared
+        many = None
+        if scale is not None:
+            many = together_outside(tuple(ties.values()), scale, compared)
+        if many or batch.acceptance is None:
+            return many
+        return self._acceptance.add(cell, batch.acceptance, batch.prompts)
 
 
 def sums_event(cell: Cell, record: BatchRecord, batch: BatchSums) -> dict[str, Any]:
@@ -274,7 +290,10 @@ def read_sums(event: Mapping[str, Any]) -> BatchSums:
     """The batch's part from its event."""
     counts: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
-        for name, value in event["acceptance"].items()
+        for name, value in (event["acceptance"] or {}).items()
     }
-    ties = tuple((prompt, at, token, multiple) for prompt, at, token, multiple in event["ties"])
-    return BatchSums(tuple(event["prompts"]), ties, Acceptance(**counts))
+    ties = tuple((prompt, at, token, gap) for prompt, at, token, gap in event["ties"])
+    if (compared := event.get("compared")) is None:  # an older run, whose ties have no gaps in nats
+        ties, compared = (), 0
+    acceptance = Acceptance(**counts) if counts else None
+    return BatchSums(tuple(event["prompts"]), ties, acceptance, compared)

@@ -1,48 +1,37 @@
 """Decide from gaps measured in mode off whether a differing greedy token is a tie. Pure.
 
 Two sound kernels sum in a different order, so in bf16 they may pick different tokens at a near-tie.
-The tolerance is measured, not a constant: mode off answers the same prefix in several batch shapes.
-A place's gap is the mean over those shapes. The error scale s is the root mean square, over many
-output positions, of the difference between mode off's own decoding and that mean; a sound cell's
-decoding differs from the mean by as much.
-
-A staging cell uses another attention kernel, and mode off may agree with itself bit for bit:
-FlashAttention adds in the same order in decode and in prefill (on an H200, 0 of 128 positions
-moved in one set of prompts). So mode off also answers with every layer's attention moved by one
-rounding step (`plugin.attention_nudge`), the typical difference of two correct kernels; s is the
-larger of the two errors. On an H200 that s, about 0.12 nats on SmolLM2, explains the number of
-differing tokens in sound staging cells: 10, 6 and 3 of 320 in three sets of prompts, with 8, 8 and
-3 expected.
-
-Why a single gap may reach 5 s: for normal errors a sound flip lies beyond c s at a share of
-`density * s * (phi(c) - c * Q(c))` of the positions (density: share of positions per nat of the
-gap near 0; phi, Q: the normal density and upper tail). With density 0.5 and s = 0.1 that is 2e-5
-at c = 3, 4e-7 at c = 4 and 3e-9 at c = 5, and a run compares 1e4 to 1e6 tokens. Errors measured in
-bf16 have a kurtosis of 5, so sound flips would exceed 4 s now and then.
-
-Logits in bf16 are rounded to steps of 1/8 for logits of 16 to 32: two near-equal logits may be one
-step apart, and the smallest movement can reverse their order. If few positions move, 5 s may be
-less than a step. So a gap may always reach the largest movement observed, which is that of a gap,
-of both candidates together. Half of all sound flips then have a gap of one step.
-
-Without rounding steps most sound flips have much smaller gaps: the mean of (gap / s)^2 over flips
-is 2/3 for normal errors and 1 for Laplace errors, while a fault's gaps can have any size. So the
-sum of squares over a cell's n differences must stay within `2 n + 9 sqrt(n)` (twice the mean of
-flips in steps, and four of Laplace's standard deviations), or 25, one gap of 5 s. The unit here is
-the error scale of the positions that moved, which is s without steps.
+How near is measured: mode off answers the same prefix in several batch shapes, and a place's gap is
+the mean over them. If a sound cell's token differs, its error exceeds the gap. Errors of mode off:
+its own decoding against that mean, and, for cells with another attention kernel, every layer's
+attention moved by one rounding step (`plugin.attention_nudge`), as another correct kernel's is.
+That step explains the differing tokens of sound staging cells (SmolLM2 on an H200: 10, 6 and 3 of
+320 with 8, 8 and 3 expected). `docs/tie-rule.md` has the reasons for each limit.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, sqrt
 
-ALLOWED_RMS = 5.0
+import numpy as np
+from scipy.special import pdtrc
+
+ALLOWED_RMS = 4.0
 """The largest gap of a tie in multiples of the error scale, if no movement was larger."""
+
+MAX_GAP = 0.5
+"""The largest gap of a tie in nats, whatever was measured: two steps of 1/8 for each candidate,
+twice the largest gap of 269 sound flips. The other token is then 0.61 times as likely."""
+
+FLIPS_MULTIPLE = 2.0
+"""Expected sound flips are multiplied by this: another kernel may err more than was measured."""
+
+FLIPS_ALPHA = 1e-4
+"""Chance of a false alarm of the number of flips."""
 
 STILL = 1e-4
 """Movements up to here, in nats, are the rounding of log probabilities in float32."""
-
-_SPREAD = 9.0
 
 TopLogprobs = Mapping[int, float]
 """Log probabilities of the likeliest next tokens, by token id, in nats."""
@@ -62,11 +51,14 @@ class ErrorScale:
     positions: int
     """Output positions on which it was measured."""
 
-    within: int
-    """Of them, positions whose two likeliest tokens are within the allowance."""
+    flips: tuple[tuple[float, float], ...]
+    """(gap in nats, share of all output positions that have that gap or a larger one and at which a
+    sound cell picks another token), by rising gaps."""
 
-    moved_rms: float
-    """Root mean square of the movements over the positions that moved at all, in nats."""
+    def flips_from(self, gap: float) -> float:
+        """The share of positions at which a sound cell flips a gap of so many nats or more."""
+        at = bisect_left(self.flips, (gap - STILL,))
+        return self.flips[at][1] if at < len(self.flips) else 0.0
 
     @property
     def allowance(self) -> float:
@@ -110,33 +102,30 @@ class PlaceVerdict:
         return abs(fsum(known)) / len(known)
 
     @property
-    def allowance(self) -> float:
-        """The scale's allowance, or this place's own movement if that is larger."""
+    def is_reversed(self) -> bool:
+        """True if mode off's own shapes disagree about the likelier token."""
         known = [gap for gap in self.gaps if gap is not None]
-        return max(self.scale.allowance, max(known) - min(known)) if known else 0.0
-
-    @property
-    def multiple(self) -> float:
-        """The gap over the scale of moving positions, or over a fifth of the allowance."""
-        if not self.gap:
-            return 0.0
-        return self.gap / max(self.scale.moved_rms, max(self.allowance, STILL) / ALLOWED_RMS)
+        return bool(known) and min(known) < 0 < max(known)
 
     @property
     def is_tie(self) -> bool:
-        """True if the gap is within the allowance."""
-        return self.gap is not None and self.gap <= self.allowance + STILL
+        """True if the gap is within the allowance, or the place's own shapes disagree."""
+        if self.gap is None:
+            return False
+        return self.is_reversed or self.gap <= self.scale.allowance + STILL
 
     def describe(self) -> str:
         """The gap beside the allowance, in words."""
         if self.gap is None:
             return "the token is not among mode off's likeliest there"
-        return f"{self.gap:.3g} nats apart in mode off, a tie is at most {self.allowance:.3g}"
+        own = " (mode off itself picks either)" if self.is_reversed else ""
+        allowed = self.scale.allowance
+        return f"{self.gap:.3g} nats apart in mode off{own}, a tie is at most {allowed:.3g}"
 
 
 def allowed_gap(rms: float, largest: float) -> float:
     """The largest gap of a tie, in nats, from the movements' root mean square and the largest."""
-    return max(ALLOWED_RMS * rms, largest)
+    return min(max(ALLOWED_RMS * rms, largest), MAX_GAP)
 
 
 def gap_between(top: TopLogprobs, reference: int, token: int) -> float | None:
@@ -152,27 +141,31 @@ def leading_two(top: TopLogprobs) -> tuple[int, int] | None:
     return (ranked[0], ranked[1]) if len(ranked) > 1 else None
 
 
-def together_outside(differences: int, squares: float) -> str | None:
-    """Why ties that are each within their allowance are too far apart together; None if not.
+def together_outside(gaps: Sequence[float], scale: ErrorScale, compared: float) -> str | None:
+    """Why ties that are each within their allowance are no sound flips together; None if they are.
 
     Args:
-        differences: checked differences of one cell.
-        squares: sum of the squares of their `multiple`.
+        gaps: of the ties of one cell, in nats.
+        compared: tokens that were compared.
     """
-    allowed = max(ALLOWED_RMS**2, 2 * differences + _SPREAD * sqrt(differences))
-    if squares <= allowed:
-        return None
-    return (
-        f"its {differences} differing tokens are ties one by one, but together they are too far "
-        f"apart: the squared gaps sum to {squares:.0f} times the squared error of mode off, "
-        f"sound flips to {allowed:.0f} at most"
-    )
+    for count, gap in enumerate(sorted(gaps, reverse=True), 1):
+        expected = scale.flips_from(gap) * compared
+        if pdtrc(count - 1, FLIPS_MULTIPLE * expected + 1) < FLIPS_ALPHA:
+            return (
+                f"its {len(gaps)} differing tokens are ties one by one, but too many together: "
+                f"{count} have a gap of {gap:.3g} nats or more, where errors of mode off flip "
+                f"{expected:.1f} of {compared:.0f} tokens"
+            )
+    return None
 
 
 def error_scale(
     decoded: Sequence[TopLogprobs],
     nudged: Sequence[TopLogprobs],
     asked: Sequence[Sequence[TopLogprobs]],
+    every: Sequence[TopLogprobs] = (),
+    *,
+    same_kernel: bool = False,
 ) -> ErrorScale:
     """The error scale from mode off's decoding, nudged attention, and the batch shapes.
 
@@ -180,32 +173,64 @@ def error_scale(
         decoded: log probabilities at each position from mode off's own windows.
         nudged: the same positions with attention moved by one rounding step.
         asked: the same positions in each batch shape.
+        every: all positions of mode off's windows, of which `decoded` is a sample; () if no other.
+        same_kernel: every cell has mode off's attention kernel: `nudged` is an upper limit only.
 
-    Each position gives two movements of the gap of `decoded`'s two likeliest tokens: that of
-    `decoded`, and that of `nudged`. Every number is the larger of the two kinds.
     Raises ValueError if no position has both tokens in every shape.
     """
+    own, steps = _movements(decoded, nudged, asked)
+    gaps = _leading_gaps(every or decoded)
+    kinds = [own] if same_kernel else [own, steps]
+    rms, largest = max(map(_rms, kinds)), max(map(max, kinds))
+    if same_kernel:  # movements are rare, and at least one rounding step
+        step = min((gap for gap in gaps if gap > STILL), default=0.0)
+        largest = max(largest, min(2 * step, allowed_gap(_rms(steps), max(steps))))
+    near = [gap for gap in gaps if gap <= allowed_gap(rms, largest) + STILL]
+    flips = _flips(near, max(own, steps, key=sum), len(gaps))
+    return ErrorScale(rms, largest, len(own), flips)
+
+
+def _movements(
+    decoded: Sequence[TopLogprobs],
+    nudged: Sequence[TopLogprobs],
+    asked: Sequence[Sequence[TopLogprobs]],
+) -> tuple[list[float], list[float]]:
+    """How far the gap of `decoded`'s two likeliest tokens is from its mean over the shapes: that of
+    `decoded`, and that of `nudged`; without sign."""
     moved: tuple[list[float], list[float]] = ([], [])
-    within = []
     for tops in zip(decoded, nudged, *asked, strict=True):
         two = leading_two(tops[0])
-        if two is None:
-            continue
-        gaps = [gap_between(top, *two) for top in tops]
+        gaps = [] if two is None else [gap_between(top, *two) for top in tops]
         known = [gap for gap in gaps if gap is not None]
-        if len(known) < len(gaps):
+        if not known or len(known) < len(gaps):
             continue
         mean = fsum(known[2:]) / len(known[2:])
         for movements, gap in zip(moved, known[:2], strict=True):
-            movements.append(gap - mean)
-        within.append(abs(mean))
-    if not within:
+            movements.append(abs(gap - mean))
+    if not moved[0]:
         raise ValueError("no position has its two likeliest tokens in every shape")
-    rms = max(map(_rms, moved))
-    largest = max(abs(m) for movements in moved for m in movements)
-    near = sum(gap <= allowed_gap(rms, largest) + STILL for gap in within)
-    moved_rms = max(_rms([m for m in movements if abs(m) > STILL]) for movements in moved)
-    return ErrorScale(rms, largest, len(within), near, moved_rms)
+    return moved
+
+
+def _leading_gaps(tops: Sequence[TopLogprobs]) -> list[float]:
+    """The gap of the two likeliest tokens at each position, in nats."""
+    found = [(top, leading_two(top)) for top in tops]
+    return [top[two[0]] - top[two[1]] for top, two in found if two is not None]
+
+
+def _flips(
+    gaps: Sequence[float], movements: Sequence[float], positions: int
+) -> tuple[tuple[float, float], ...]:
+    """`ErrorScale.flips` of so many positions, for errors like these movements.
+
+    Half of the errors have the other sign; half of those that make two tokens equal leave their
+    order. One movement more than was measured reaches every gap.
+    """
+    falling, errors = np.sort(gaps)[::-1], np.array(movements)[:, None]
+    reach = (errors > np.maximum(falling - STILL, STILL)).sum(0)
+    beyond = (errors > falling + STILL).sum(0)
+    shares = np.cumsum(((reach + beyond) / 2 + 1) / (2 * (len(movements) + 1))) / positions
+    return tuple(zip(falling.tolist(), shares.tolist(), strict=True))[::-1]
 
 
 def _rms(values: Sequence[float]) -> float:

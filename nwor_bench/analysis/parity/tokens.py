@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from nwor_bench.analysis.parity.ties import ALLOWED_RMS, ErrorScale, Place, PlaceVerdict
+from nwor_bench.analysis.parity.ties import ErrorScale, Place, PlaceVerdict
 from nwor_bench.records.types import BatchRecord, Cell
 
 REFERENCE = "reference"
@@ -264,17 +264,15 @@ def ties_event(
         "parity": checked.comparison.parity,
         "differences": len(checked.verdicts),
         "largest_gap": checked.largest_gap,
-        "squared_multiples": sum(v.multiple**2 for v in checked.verdicts),
         "rounds": checked.rounds,
         "tokens_compared": checked.tokens_compared,
         "tokens": checked.tokens,
         "error_rms": scale.rms,
         "error_largest": scale.largest,
         "error_positions": scale.positions,
-        "positions_within": scale.within,
-        "error_moved_rms": scale.moved_rms,
         "allowance": scale.allowance,
         "spent_s": spent_s,
+        "expected_differences": scale.flips_from(0.0) * checked.tokens_compared,
     }
 
 
@@ -298,6 +296,7 @@ def ties_facts(events: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
     return {
         "batches_with_differences": len(every),
         "differences_judged": sum(event["differences"] for event in every),
+        "differences_expected": sum(event.get("expected_differences", 0.0) for event in every),
         "largest_gap_nats": max(gaps, default=None),
         "tokens_compared": sum(event["tokens_compared"] for event in every),
         "tokens": sum(event["tokens"] for event in every),
@@ -306,8 +305,5 @@ def ties_facts(events: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
         "error_rms_nats": latest["error_rms"],
         "error_largest_nats": latest["error_largest"],
         "error_positions": latest["error_positions"],
-        "error_positions_within_allowance": latest["positions_within"],
         "allowance_nats": latest["allowance"],
-        "allowance": f"{ALLOWED_RMS:g} times error_rms_nats, error_largest_nats or the place's own "
-        "movement: the largest",
     }

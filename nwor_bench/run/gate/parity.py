@@ -116,7 +116,7 @@ class ParityGate:
             elif event.get("event") == TIES_EVENT:
                 self._checked[event_key(event)] = event
             elif event.get("event") == SUMS_EVENT and block_of(event) in run.finished:
-                self._sums.add(Cell.from_names(event), read_sums(event))
+                self._sums.add(Cell.from_names(event), read_sums(event), None)
 
     def check(self, cell: Cell, answer: Answer, reference: Answer | None, block: Block) -> Answer:
         """The answer with the parity of a gate batch; `reference` is None for off x off itself."""
@@ -208,12 +208,15 @@ class ParityGate:
             event = ties_event(cell, answer.record, checked, scale, spent)
             self._checked[event_key(event)] = event
             self._on_event(event)
-        if checked.comparison.parity == INVALID or _other_drafts(cell, reference):
+        if checked.comparison.parity == INVALID:
             return checked.comparison
-        counts = acceptance_of(answer.record, reference.record, checked.diverged, checked.tokens)
-        batch = batch_sums(prompts, checked.verdicts, counts)
+        counts = None
+        if not _other_drafts(cell, reference):
+            both = answer.record, reference.record
+            counts = acceptance_of(*both, checked.diverged, checked.tokens)
+        batch = batch_sums(prompts, checked, counts)
         self._on_event(sums_event(cell, answer.record, batch))
-        outside = self._sums.add(cell, batch)
+        outside = self._sums.add(cell, batch, scale)
         return Comparison(INVALID, outside) if outside else checked.comparison
 
 

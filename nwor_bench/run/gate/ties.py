@@ -20,7 +20,7 @@ from nwor_bench.records.types import Cell
 MOST_POSITIONS = 128
 """Output positions of the gate's block on which the error scale is measured."""
 
-CPU_POSITIONS = 16
+CPU_POSITIONS = 32
 """The same on a CPU, where 128 take minutes."""
 
 
@@ -44,6 +44,7 @@ class TieCheck:
         max_new_tokens: output tokens of each request of the gate's block.
         ignore_eos: as in the gate.
         positions: output positions on which the error scale is measured, at most.
+        same_kernel: no cell has another attention kernel than mode off.
     """
 
     def __init__(
@@ -54,8 +55,9 @@ class TieCheck:
         max_new_tokens: int,
         ignore_eos: bool,
         positions: int = MOST_POSITIONS,
+        same_kernel: bool = False,
     ):
-        self._positions = positions
+        self._positions, self._same_kernel = positions, same_kernel
         self._engine = engine
         self._baseline = baseline
         self._gate = gate
@@ -125,7 +127,13 @@ class TieCheck:
         asked = self._shapes(prefixes)
         nudged = self._next_tokens(prefixes, nudged=True)  # the next batch empties the prefix cache
         try:
-            return error_scale([decoded[r].top[at] for r, at in spots], nudged, asked)
+            return error_scale(
+                [decoded[r].top[at] for r, at in spots],
+                nudged,
+                asked,
+                [top for output in decoded for top in output.top],
+                same_kernel=self._same_kernel,
+            )
         except ValueError as error:
             raise EngineError.at(
                 "the gate cannot measure the error of mode off", str(error)

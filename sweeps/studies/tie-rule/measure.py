@@ -111,11 +111,10 @@ def share(name: str, found: list[PlaceVerdict], rows: list[Rows]) -> str:
     return f"{name}: {ours} of {total} ({ours / total:.1%}); rule before: {old} ({old / total:.1%})"
 
 
-def together(ties: list[PlaceVerdict]) -> str:
-    """The gate's verdict on all places together."""
-    squares = sum(verdict.multiple**2 for verdict in ties)
-    outside = together_outside(len(ties), squares)
-    return f"squares {squares:.1f} of {len(ties)}: {'too far apart' if outside else 'sound'}"
+def together(ties: list[PlaceVerdict], tokens: int) -> str:
+    """The gate's verdict on all ties of so many tokens together."""
+    gaps = [verdict.gap or 0.0 for verdict in ties]
+    return (ties and together_outside(gaps, ties[0].scale, tokens)) or "sound"
 
 
 def report(pair_name: str, requests: int, tokens: int, seed: int) -> None:
@@ -153,11 +152,11 @@ def report(pair_name: str, requests: int, tokens: int, seed: int) -> None:
     broken = {verdict.place.request for verdict in changed if not verdict.is_tie}
     print(f"requests with a changed token that is no tie: {len(broken)} of {requests}")
     ties = [verdict for verdict in changed if verdict.is_tie]
-    print(f"the masked model's ties taken together: {together(ties)}")
+    print(f"the masked model's ties taken together: {together(ties, requests * tokens)}")
     flips = [v for v in leading if any(gap is not None and gap <= 0 for gap in v.gaps)]
     sound = sum(verdict.is_tie for verdict in flips)
     print(f"mode off's own flips between its shapes: {len(flips)}, of them ties {sound}")
-    print(f"taken together: {together(flips)}")
+    print(f"taken together: {together(flips, requests * tokens)}")
 
 
 def main() -> None:

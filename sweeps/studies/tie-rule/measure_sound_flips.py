@@ -63,14 +63,14 @@ def check_set(engine: VllmEngine, off: Cell, prompts: Tokens, tokens: int) -> st
     scale = ties.measured
     if scale is None:
         return "no token differs"
-    squares = sum(verdict.multiple**2 for verdict in checked.verdicts)
-    far = together_outside(len(checked.verdicts), squares)
     gaps = sorted(v.gap for v in checked.verdicts if v.gap is not None)
+    far = together_outside(gaps, scale, checked.tokens_compared)
+    expected = scale.flips_from(0.0) * checked.tokens_compared
     return (
         f"{checked.comparison.parity if far is None else 'INVALID (together)'}: "
         f"{len(checked.verdicts)} differing tokens, largest gap {gaps[-1] if gaps else 0:.3f} of "
-        f"{scale.allowance:.3f} nats, squares {squares:.1f}; scale {scale.rms:.4f}, moving "
-        f"{scale.moved_rms:.4f}, largest {scale.largest:.3f}"
+        f"{scale.allowance:.3f} nats, {expected:.1f} expected; scale {scale.rms:.4f}, largest "
+        f"{scale.largest:.3f}"
     )
 
 

@@ -50,7 +50,7 @@ def paired_ratio(treated: Sequence[float], baseline: Sequence[float]) -> RatioIn
     drift with autocorrelation 0.9 from batch to batch, heavy-tailed noise) this interval covers
     the truth in 95 to 97 % of runs of 5 to 60 blocks. The percentile bootstrap over blocks covers
     83 % with 5 blocks and 89 % with 10, the studentised one 98 % with 5. Table:
-    sweeps/studies/interval-coverage.
+    sweeps/studies/coverage.
 
     Fewer than MIN_BLOCKS blocks give None: no interval was measured. Raises ValueError as
     `geometric_mean_ratio` does.
@@ -77,7 +77,7 @@ def simultaneous_bounds(interval: RatioInterval, cells: int) -> tuple[float, flo
     So it also covers for the fastest cell, whose own interval does not: the best of several is
     partly the luckiest (Benjamini and Yekutieli, the same journal 100, 2005, on intervals after
     selection). For the fastest of six equal simulated cells its own interval covers the truth in 91
-    to 93 % of runs, this one in 98 to 99 % (sweeps/studies/interval-coverage).
+    to 93 % of runs, this one in 98 to 99 % (sweeps/studies/coverage).
 
     Raises ValueError for fewer than one cell, or an interval without a standard error.
     """

@@ -1,0 +1,152 @@
+"""Runs of draft counts in which no count pays: k drafts give as many tokens more as they take time.
+
+Records of the parts that the analysis reads, so that `worth_of` and what it calls are the real
+ones. Every true ratio of tokens per second is 1.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import log
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from scipy.stats import beta
+from simulated_noise import Logs
+
+from nwor_bench.analysis.groups import Pair
+from nwor_bench.analysis.worth import Measured
+from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, drafts_arm
+from nwor_bench.records.types import Phase, RequestTimes
+
+COUNTS = (1, 2, 3, 4)
+EASE = (6.0, 3.0)
+"""Parameters of the beta distribution of a text's chance that a draft is accepted."""
+LENGTH = 64
+"""Tokens of a request behind its first one."""
+
+
+def accepted_of(rng: np.random.Generator, ease: float, k: int) -> tuple[int, int]:
+    """Windows that a request takes, and the drafts accepted in them, none beyond its end."""
+    windows = accepted = 0
+    while windows + accepted < LENGTH:
+        misses = np.flatnonzero(rng.random(k) > ease)
+        windows += 1
+        accepted += min(int(misses[0]) if len(misses) else k, LENGTH - windows - accepted)
+    return windows, accepted
+
+
+@cache
+def log_tokens_of(k: int) -> float:
+    """Log tokens of a window over all texts: a request's tokens over its expected windows."""
+    ease = beta(*EASE).ppf((np.arange(2000) + 0.5) / 2000)
+    chances = [*(ease**taken * (1 - ease) for taken in range(k)), ease**k]
+    windows = [np.zeros(len(ease))]  # by the tokens that are left
+    for left in range(1, LENGTH + 1):
+        after = (windows[max(left - 1 - taken, 0)] for taken in range(k + 1))
+        windows.append(1 + sum(map(np.multiply, chances, after)))
+    return log(LENGTH / float(np.mean(windows[LENGTH])))
+
+
+def cell(count: int | None, staged: bool = False) -> Cell:
+    """The cell of a draft count; None: the A/A arm."""
+    arm = AA if count is None else drafts_arm(count)
+    own = Cell("tiny", NworMode.OFF, ScvMode.OFF, arm)
+    return replace(own, nwor_mode=NworMode.STAGE, scv_mode=ScvMode.GRAPH) if staged else own
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Whole batches of every draft count."""
+
+    prompts: int = 40
+    batches: int = 1
+    """Batches of the same prompts at other batch sizes."""
+    forks: float = 0.0
+    """Chance that a prompt's output differs from that of the first batch (bf16)."""
+
+
+def whole_batches(rng: np.random.Generator, texts: Texts) -> list[Any]:
+    """A gate's batches of all counts, with a digest of each output."""
+    eases = rng.beta(*EASE, texts.prompts)
+    own = [{k: accepted_of(rng, ease, k) for k in COUNTS} for ease in eases]
+    batches = []
+    for number in range(texts.batches):
+        forked = rng.random(texts.prompts) < (texts.forks if number else 0.0)
+        again = [
+            {k: accepted_of(rng, ease, k) for k in COUNTS} if fork else same
+            for ease, fork, same in zip(eases, forked, own, strict=True)
+        ]
+        digests = tuple(f"{prompt}-{number * fork}" for prompt, fork in enumerate(forked.tolist()))
+        batches += [
+            batch(k, number, [each[k] if k else (0, 0) for each in again], digests, Phase.GATE)
+            for k in (0, *COUNTS)
+        ]
+    return batches
+
+
+def batch(
+    count: int | None,
+    block: int,
+    acceptance: Sequence[tuple[int, int]],
+    digests: Sequence[str],
+    phase: Phase,
+    tpot_ms: float = 1.0,
+) -> Any:
+    """As much of a `BatchRecord` as the analysis of draft counts reads."""
+    requests = len(digests)
+    return SimpleNamespace(
+        cell=cell(count), phase=phase, block=block, batch=0, requests=requests,
+        token_digests=tuple(digests), prompt_digest="the same prompts",
+        request_acceptance=tuple(acceptance), output_tokens=(1 + LENGTH) * requests,
+        request_times=RequestTimes((), (tpot_ms,) * requests),
+    )  # fmt: skip
+
+
+def interleaved(
+    rng: np.random.Generator,
+    groups: Callable[[int | None], Logs],
+    texts: Texts,
+    staged: bool = False,
+) -> Measured:
+    """A run whose draft counts alternated.
+
+    Args:
+        groups: log noise of the groups of a draft count, None being k = 0 against itself.
+        staged: each count alternated with itself staged too.
+    """
+    effects = [_effect(cell(0), cell(None), groups(None))]
+    for k in COUNTS:
+        effects.append(_effect(cell(0), cell(k), log_tokens_of(k) + groups(k)))
+        if staged:
+            effects.append(_effect(cell(k), cell(k, staged=True), groups(k)))
+    return Measured(_run(whole_batches(rng, texts), {}), effects)  # type: ignore[arg-type]
+
+
+def _effect(reference: Cell, treated: Cell, logs: Logs) -> Any:
+    groups = [SimpleNamespace(num_reqs=8, host=value, device=None) for value in logs]
+    return SimpleNamespace(pair=Pair(reference, treated), clock="wall_ms", groups=groups)
+
+
+def by_engines(steps: Mapping[int | None, Logs]) -> Measured:
+    """A run with an engine for each count: every request of a count accepts alike, so that only
+    `steps`, the noise of the log time of a step by count and block, scatter."""
+    batches = []
+    for count, logs in steps.items():
+        k = count or 0
+        taken = (1000, round(1000 * (np.exp(log_tokens_of(k)) - 1))) if k else (0, 0)
+        for block, value in enumerate(logs.tolist(), start=1):
+            digests = [f"{block}-{place}" for place in range(3)]
+            batches.append(
+                batch(count, block, [taken] * 3, digests, Phase.TIMED, float(np.exp(value)))
+            )
+    return Measured(_run(batches, {"engines": True}), ())
+
+
+def _run(batches: list[Any], spec: dict[str, Any]) -> Any:
+    header = SimpleNamespace(
+        scenario={"requests": 8}, spec={"speculative_config": None, **spec}, pair=None
+    )
+    finished = frozenset((each.phase, each.block) for each in batches)
+    return SimpleNamespace(batches=batches, header=header, finished=finished, windows=(), events=())

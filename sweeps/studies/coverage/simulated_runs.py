@@ -29,12 +29,9 @@ LENGTH = 64
 
 def accepted_of(rng: np.random.Generator, ease: float, k: int) -> tuple[int, int]:
     """Windows that a request takes, and the drafts accepted in them, none beyond its end."""
-    windows = accepted = 0
-    while windows + accepted < LENGTH:
-        misses = np.flatnonzero(rng.random(k) > ease)
-        windows += 1
-        accepted += min(int(misses[0]) if len(misses) else k, LENGTH - windows - accepted)
-    return windows, accepted
+    taken = np.cumprod(rng.random((LENGTH, k)) < ease, axis=1).sum(axis=1)
+    windows = int(np.searchsorted(np.cumsum(1 + taken), LENGTH)) + 1
+    return windows, LENGTH - windows
 
 
 @cache
@@ -67,40 +64,41 @@ class Texts:
     """Chance that a prompt's output differs from that of the first batch (bf16)."""
 
 
+Row = tuple[str, str, tuple[int, int]]
+"""A request's prompt, the digest of its output, and its windows with the drafts accepted."""
+
+
 def whole_batches(rng: np.random.Generator, texts: Texts) -> list[Any]:
-    """A gate's batches of all counts, with a digest of each output."""
+    """A gate's batches of all counts."""
     eases = rng.beta(*EASE, texts.prompts)
-    own = [{k: accepted_of(rng, ease, k) for k in COUNTS} for ease in eases]
+    first = [{k: accepted_of(rng, ease, k) for k in COUNTS} for ease in eases]
     batches = []
     for number in range(texts.batches):
         forked = rng.random(texts.prompts) < (texts.forks if number else 0.0)
-        again = [
-            {k: accepted_of(rng, ease, k) for k in COUNTS} if fork else same
-            for ease, fork, same in zip(eases, forked, own, strict=True)
+        own = [
+            ({k: accepted_of(rng, ease, k) for k in COUNTS} if fork else same, number * int(fork))
+            for ease, fork, same in zip(eases, forked, first, strict=True)
         ]
-        digests = tuple(f"{prompt}-{number * fork}" for prompt, fork in enumerate(forked.tolist()))
-        batches += [
-            batch(k, number, [each[k] if k else (0, 0) for each in again], digests, Phase.GATE)
-            for k in (0, *COUNTS)
-        ]
+        for k in (0, *COUNTS):
+            rows: list[Row] = [
+                (f"{prompt}", f"{prompt}-{fork}", taken[k] if k else (0, 0))
+                for prompt, (taken, fork) in enumerate(own)
+            ]
+            batches.append(batch(k, number, Phase.GATE, rows))
     return batches
 
 
 def batch(
-    count: int | None,
-    block: int,
-    acceptance: Sequence[tuple[int, int]],
-    digests: Sequence[str],
-    phase: Phase,
-    tpot_ms: float = 1.0,
+    count: int | None, block: int, phase: Phase, rows: Sequence[Row], tpot_ms: float = 1.0
 ) -> Any:
-    """As much of a `BatchRecord` as the analysis of draft counts reads."""
-    requests = len(digests)
+    """As much of a `BatchRecord` as the analysis of draft counts reads, and the prompts."""
+    prompts, digests, acceptance = zip(*rows, strict=True)
     return SimpleNamespace(
-        cell=cell(count), phase=phase, block=block, batch=0, requests=requests,
-        token_digests=tuple(digests), prompt_digest="the same prompts",
-        request_acceptance=tuple(acceptance), output_tokens=(1 + LENGTH) * requests,
-        request_times=RequestTimes((), (tpot_ms,) * requests),
+        cell=cell(count), phase=phase, block=block, batch=0, requests=len(rows), prompts=prompts,
+        token_digests=digests, request_acceptance=acceptance,
+        output_tokens=(1 + LENGTH) * len(rows),
+        request_tokens=tuple((1 + (w + a or LENGTH), a) for w, a in acceptance),
+        request_times=RequestTimes((), (tpot_ms,) * len(rows)),
     )  # fmt: skip
 
 
@@ -137,16 +135,17 @@ def by_engines(steps: Mapping[int | None, Logs]) -> Measured:
         k = count or 0
         taken = (1000, round(1000 * (np.exp(log_tokens_of(k)) - 1))) if k else (0, 0)
         for block, value in enumerate(logs.tolist(), start=1):
-            digests = [f"{block}-{place}" for place in range(3)]
-            batches.append(
-                batch(count, block, [taken] * 3, digests, Phase.TIMED, float(np.exp(value)))
-            )
+            rows: list[Row] = [(f"{block}-{n}", f"{block}-{n}", taken) for n in range(3)]
+            batches.append(batch(count, block, Phase.TIMED, rows, float(np.exp(value))))
     return Measured(_run(batches, {"engines": True}), ())
 
 
 def _run(batches: list[Any], spec: dict[str, Any]) -> Any:
+    plan = {each.block: SimpleNamespace(block=each.block, prompt_ids=each.prompts)
+            for each in batches}  # fmt: skip
     header = SimpleNamespace(
-        scenario={"requests": 8}, spec={"speculative_config": None, **spec}, pair=None
-    )
+        scenario={"requests": 8}, spec={"speculative_config": None, **spec}, pair=None,
+        blocks=tuple(plan.values()),
+    )  # fmt: skip
     finished = frozenset((each.phase, each.block) for each in batches)
     return SimpleNamespace(batches=batches, header=header, finished=finished, windows=(), events=())

@@ -543,12 +543,19 @@ def main() -> None:
     """Simulate; write the CSV."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=int, default=1000, help="of a line; slow lines have fewer")
-    parser.add_argument("--only", default="", help="lines whose interval or condition has this")
+    parser.add_argument(
+        "--only", default="", help="only lines with this in their names; others stay"
+    )
     parser.add_argument("--output", type=Path, default=Path(__file__).parent)
     args = parser.parse_args()
-    chosen = [case for case in cases() if args.only in f"{case.interval} {case.condition}"]
-    lines = pd.DataFrame(simulate(case, args.runs) for case in chosen)
-    lines.to_csv(args.output / "coverage.csv", index=False, float_format="%.4g")
+    table, key, every = args.output / "coverage.csv", ["interval", "condition"], cases()
+    chosen = [case for case in every if args.only in f"{case.interval} {case.condition}"]
+    lines = pd.DataFrame(simulate(case, args.runs) for case in chosen).set_index(key)
+    if args.only:
+        kept = pd.read_csv(table).set_index(key)
+        lines = pd.concat([kept.drop(lines.index, errors="ignore"), lines])
+    order = [names for c in every if (names := (c.interval, c.condition)) in lines.index]
+    lines.loc[order].to_csv(table, float_format="%.4g")
 
 
 if __name__ == "__main__":

@@ -281,16 +281,16 @@ def token_blocks_run(rng: Rng, blocks: int) -> Outcome:
     return judged(None if rate is None else rate.interval)
 
 
-def acceptance_run(rng: Rng, lasts: int) -> Outcome:
-    """64 requests of 24 windows in two cells; `lasts`: windows of a text, 0: both cells' texts are
-    the same."""
+def acceptance_run(rng: Rng, fork: bool) -> Outcome:
+    """64 requests of 24 windows in two cells; `fork`: their texts differ from the first token on,
+    as the gate finds them to."""
     sides: list[Any] = []
-    same = rng.beta(6, 3, 64).repeat(24)
-    for _ in range(2):
-        ease = rng.beta(6, 3, 64 * 24 // lasts + 1).repeat(lasts)[: 64 * 24] if lasts else same
-        accepted = np.cumprod(rng.random((64 * 24, 4)) < ease[:, None], axis=1).sum(axis=0)
-        sides += [tuple(accepted.tolist()), 64 * 24]
-    outside = acceptance_outside(Acceptance(*sides), alpha=0.05)
+    ease = rng.beta(6, 3, (2, 64))
+    for own in (ease[0], ease[1] if fork else ease[0]):
+        taken = np.cumprod(rng.random((64, 24, 4)) < own[:, None, None], axis=2).sum(axis=(0, 1))
+        sides += [tuple(taken.tolist()), 64 * 24]
+    found = Acceptance(*sides, diverged=(1,) * 64 if fork else (), tokens=64)
+    outside = acceptance_outside(found, alpha=0.05)
     return Outcome(outside is None, outside is not None)
 
 
@@ -302,9 +302,8 @@ def tokens_and_acceptance() -> Iterator[Case]:
     yield from rows("sweep: tokens/s, TPOT (interleaved)", token_groups_run, groups, 0.5)
     blocks = {f"{DRIFTS}; {n} blocks": {"blocks": n} for n in (5, 20)}
     yield from rows("sweep: tokens/s, TPOT (whole batches)", token_blocks_run, blocks)
-    texts = {"the same texts": 0, "other texts each window": 1, "a text lasts 10 windows": 10}
-    lasting = {what: {"lasts": windows} for what, windows in texts.items()}
-    yield from rows("acceptance by position, at a level of 5 %", acceptance_run, lasting, 0.5)
+    texts = {"equal texts": {"fork": False}, "every text forks": {"fork": True}}
+    yield from rows("acceptance by position, at a level of 5 %", acceptance_run, texts)
 
 
 # Draft counts.
@@ -418,7 +417,9 @@ def live_run(rng: Rng, sample: Sample, width: float) -> Outcome:
 
 
 def live_drafts_run(rng: Rng, groups: int, lasts: int) -> Outcome:
-    """Eight requests at a time, each for `lasts` spans of 12 windows at a count."""
+    """Eight requests at a time, each for `lasts` spans of 12 windows at a count, that start one
+    after the other."""
+    request = (np.arange(groups)[:, None] + np.arange(8) * lasts // 8) // lasts
 
     def read(values: Logs) -> Estimate:
         """As the command reads it from /metrics."""
@@ -430,7 +431,7 @@ def live_drafts_run(rng: Rng, groups: int, lasts: int) -> Outcome:
     for k in COUNTS:
         chances = np.cumprod([(6 + n) / (9 + n) for n in range(k)])  # of k drafts in a row
         times[k] = read(np.log1p(chances.sum()) + correlated(0.0)(rng, groups))
-        ease = rng.beta(6, 3, (groups // lasts + 1, 8)).repeat(lasts, axis=0)[:groups]
+        ease = rng.beta(6, 3, (int(request.max()) + 1, 8))[request, np.arange(8)]
         drafts = rng.random((groups, 12, 8, k)) < ease[:, None, :, None]
         found = log_tokens(np.cumprod(drafts, axis=3).sum(axis=(1, 2, 3)), [96.0] * groups)
         assert found is not None

@@ -193,7 +193,7 @@ def whole_batches() -> Iterator[Case]:
     alone = {f"fastest of six; {n} blocks": {"blocks": n, "together": 1} for n in both}
     yield from rows("sweep: headline by the cell's own interval", fastest_run, alone, 0.5, False)
     yield from rows(name, stopped_run, {"stopped on a verdict": {"on_verdict": True}}, 0.4, False)
-    heavy = {f"heavy tails; {n} blocks": {"noise": SWEEP, "blocks": n} for n in (5, 10)}
+    heavy = {f"{DRIFTS}; {n} blocks": {"noise": SWEEP, "blocks": n} for n in (5, 10)}
     yield from rows("percentile bootstrap of blocks", bootstrap_run, heavy, 0.5, False)
 
 

@@ -373,9 +373,12 @@ ENGINES: dict[str, dict[str, Any]] = {
     "k = 4 five times as noisy; 20 blocks": {"blocks": 20, "noisy": 4},
     "blocks correlate by 0.4; 8 blocks": {"blocks": 8, "r": 0.4},
     "blocks correlate by 0.4; 20 blocks": {"blocks": 20, "r": 0.4},
+    "blocks correlate by 0.7; 8 blocks": {"blocks": 8, "r": 0.7},
     "blocks correlate by 0.7; 20 blocks": {"blocks": 20, "r": 0.7},
     "engines 1 % apart; 8 blocks": {"blocks": 8, "apart": 0.01},
     "engines 1 % apart; 20 blocks": {"blocks": 20, "apart": 0.01},
+    "engines 2 % apart; 8 blocks": {"blocks": 8, "apart": 0.02},
+    "engines 5 % apart; 8 blocks": {"blocks": 8, "apart": 0.05},
 }
 
 

@@ -21,6 +21,7 @@ from unittest.mock import patch
 import numpy as np
 import pandas as pd
 from scipy import stats
+from simulated_engines import Noise, worth_of_noise
 from simulated_noise import (
     BLOCKS,
     NOISES,
@@ -34,7 +35,7 @@ from simulated_noise import (
     correlated,
     neighbours_t3,
 )
-from simulated_runs import COUNTS, Texts, by_engines, cell, interleaved
+from simulated_runs import COUNTS, Texts, cell, interleaved
 
 from nwor_bench.analysis.comparing.draft_changes import token_time_change
 from nwor_bench.analysis.draft_rates import Rate, Worth
@@ -364,35 +365,26 @@ def staged_run(rng: Rng, **noise: Any) -> Outcome:
     return judged_together([(rate.stage_low, rate.stage_high) for rate in found.rates], false)
 
 
-ENGINES: dict[str, dict[str, Any]] = {
-    "3 blocks": {"blocks": 3},
-    "5 blocks": {"blocks": 5},
-    "20 blocks": {"blocks": 20},
-    "heavy tails; 8 blocks": {"blocks": 8, "heavy": True},
-    "k = 4 five times as noisy; 5 blocks": {"blocks": 5, "noisy": 4},
-    "k = 4 five times as noisy; 20 blocks": {"blocks": 20, "noisy": 4},
-    "blocks correlate by 0.4; 8 blocks": {"blocks": 8, "r": 0.4},
-    "blocks correlate by 0.4; 20 blocks": {"blocks": 20, "r": 0.4},
-    "blocks correlate by 0.7; 8 blocks": {"blocks": 8, "r": 0.7},
-    "blocks correlate by 0.7; 20 blocks": {"blocks": 20, "r": 0.7},
-    "engines 1 % apart; 8 blocks": {"blocks": 8, "apart": 0.01},
-    "engines 1 % apart; 20 blocks": {"blocks": 20, "apart": 0.01},
-    "engines 2 % apart; 8 blocks": {"blocks": 8, "apart": 0.02},
-    "engines 5 % apart; 8 blocks": {"blocks": 8, "apart": 0.05},
+ENGINES = {
+    "3 blocks": Noise(3),
+    "5 blocks": Noise(5),
+    "20 blocks": Noise(20),
+    "k = 4 five times as noisy; 5 blocks": Noise(5, of_last=0.05),
+    "k = 4 five times as noisy; 20 blocks": Noise(20, of_last=0.05),
+    "blocks correlate by 0.4; 8 blocks": Noise(8, drift=0.4),
+    "blocks correlate by 0.4; 20 blocks": Noise(20, drift=0.4),
+    "blocks correlate by 0.7; 8 blocks": Noise(8, drift=0.7),
+    "blocks correlate by 0.7; 20 blocks": Noise(20, drift=0.7),
+    "engines 1 % apart; 8 blocks": Noise(8, engines=0.01),
+    "engines 1 % apart; 20 blocks": Noise(20, engines=0.01),
+    "engines 2 % apart; 8 blocks": Noise(8, engines=0.02),
+    "engines 5 % apart; 8 blocks": Noise(8, engines=0.05),
 }
 
 
-def engines_run(
-    rng: Rng, blocks: int, noisy: int = 0, r: float = 0.0, apart: float = 0.0, heavy: bool = False
-) -> Outcome:
-    """An engine for each count, and one more without drafts; all share what a block has."""
-    shared = 0.05 * rng.standard_normal(blocks)
-    steps: dict[int | None, Logs] = {}
-    for count in (0, *COUNTS, None):
-        shocks = rng.standard_t(3, blocks) / 3**0.5 if heavy else rng.standard_normal(blocks)
-        factor = SIGMA * (5 if count and count == noisy else 1)
-        steps[count] = shared + factor * autoregression(shocks, r) + apart * rng.standard_normal()
-    return of_worth(worth_of([by_engines(steps)]))
+def engines_run(rng: Rng, noise: Noise) -> Outcome:
+    """An engine for each count, and one more without drafts."""
+    return of_worth(worth_of_noise(noise, int(rng.integers(1 << 32))))
 
 
 def draft_counts() -> Iterator[Case]:
@@ -403,7 +395,8 @@ def draft_counts() -> Iterator[Case]:
     known = {what: {"texts": t, "groups": 50, "noise": 0.005} for what, t in TEXTS.items()}
     yield from rows(name, worth_run, known, 0.3)
     yield from rows("worth: staged over mode off, all k", staged_run, GROUPS, 0.5)
-    yield from rows("worth --engines: tokens/s over k = 0, all k", engines_run, ENGINES)
+    engines = {what: {"noise": noise} for what, noise in ENGINES.items()}
+    yield from rows("worth --engines: tokens/s over k = 0, all k", engines_run, engines)
 
 
 # A server.

@@ -4,7 +4,7 @@ Records of the parts that the analysis reads, so that `worth_of` and what it cal
 ones. Every true ratio of tokens per second is 1.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import log
@@ -18,7 +18,7 @@ from simulated_noise import Logs
 from nwor_bench.analysis.groups import Pair
 from nwor_bench.analysis.worth import Measured
 from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, drafts_arm
-from nwor_bench.records.types import Phase, RequestTimes
+from nwor_bench.records.types import Phase
 
 COUNTS = (1, 2, 3, 4)
 EASE = (6.0, 3.0)
@@ -84,21 +84,18 @@ def whole_batches(rng: np.random.Generator, texts: Texts) -> list[Any]:
                 (f"{prompt}", f"{prompt}-{fork}", taken[k] if k else (0, 0))
                 for prompt, (taken, fork) in enumerate(own)
             ]
-            batches.append(batch(k, number, Phase.GATE, rows))
+            batches.append(batch(k, number, rows))
     return batches
 
 
-def batch(
-    count: int | None, block: int, phase: Phase, rows: Sequence[Row], tpot_ms: float = 1.0
-) -> Any:
+def batch(count: int, block: int, rows: Sequence[Row]) -> Any:
     """As much of a `BatchRecord` as the analysis of draft counts reads, and the prompts."""
     prompts, digests, acceptance = zip(*rows, strict=True)
     return SimpleNamespace(
-        cell=cell(count), phase=phase, block=block, batch=0, requests=len(rows), prompts=prompts,
-        token_digests=digests, request_acceptance=acceptance,
+        cell=cell(count), phase=Phase.GATE, block=block, batch=0, requests=len(rows),
+        prompts=prompts, token_digests=digests, request_acceptance=acceptance,
         output_tokens=(1 + LENGTH) * len(rows),
         request_tokens=tuple((1 + (w + a or LENGTH), a) for w, a in acceptance),
-        request_times=RequestTimes((), (tpot_ms,) * len(rows)),
     )  # fmt: skip
 
 
@@ -119,7 +116,7 @@ def interleaved(
         effects.append(_effect(cell(0), cell(k), log_tokens_of(k) + groups(k)))
         if staged:
             effects.append(_effect(cell(k), cell(k, staged=True), groups(k)))
-    return Measured(_run(whole_batches(rng, texts), {}), effects)  # type: ignore[arg-type]
+    return Measured(_run(whole_batches(rng, texts)), effects)  # type: ignore[arg-type]
 
 
 def _effect(reference: Cell, treated: Cell, logs: Logs) -> Any:
@@ -127,24 +124,11 @@ def _effect(reference: Cell, treated: Cell, logs: Logs) -> Any:
     return SimpleNamespace(pair=Pair(reference, treated), clock="wall_ms", groups=groups)
 
 
-def by_engines(steps: Mapping[int | None, Logs]) -> Measured:
-    """A run with an engine for each count: every request of a count accepts alike, so that only
-    `steps`, the noise of the log time of a step by count and block, scatter."""
-    batches = []
-    for count, logs in steps.items():
-        k = count or 0
-        taken = (1000, round(1000 * (np.exp(log_tokens_of(k)) - 1))) if k else (0, 0)
-        for block, value in enumerate(logs.tolist(), start=1):
-            rows: list[Row] = [(f"{block}-{n}", f"{block}-{n}", taken) for n in range(3)]
-            batches.append(batch(count, block, Phase.TIMED, rows, float(np.exp(value))))
-    return Measured(_run(batches, {"engines": True}), ())
-
-
-def _run(batches: list[Any], spec: dict[str, Any]) -> Any:
+def _run(batches: list[Any]) -> Any:
     plan = {each.block: SimpleNamespace(block=each.block, prompt_ids=each.prompts)
             for each in batches}  # fmt: skip
     header = SimpleNamespace(
-        scenario={"requests": 8}, spec={"speculative_config": None, **spec}, pair=None,
+        scenario={"requests": 8}, spec={"speculative_config": None}, pair=None,
         blocks=tuple(plan.values()),
     )  # fmt: skip
     finished = frozenset((each.phase, each.block) for each in batches)

@@ -65,7 +65,7 @@ def run_of(logs: Mapping[int | None, Sequence[float]]) -> Any:
         SimpleNamespace(
             phase=Phase.TIMED, block=block, cell=SimpleNamespace(drafts=count), requests=1,
             request_times=SimpleNamespace(tpot_ms=[exp(time)]), request_acceptance=((10, 0),),
-            output_tokens=11,
+            output_tokens=11, request_tokens=(),
         )
         for count, own in logs.items()
         for block, time in enumerate(own)

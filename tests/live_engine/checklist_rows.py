@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from checklist_tools import (
     Answers,
     ask,
@@ -17,6 +18,7 @@ from checklist_tools import (
     metric,
 )
 from engine_tools import prompts_of, worker_of
+from kv_gate_tools import check_gates
 from tiny_drafters import write_lora
 
 from nwor_bench.engine.engine import VllmEngine
@@ -37,7 +39,10 @@ SMALL_CACHE = {"num_gpu_blocks_override": 24}
 PENALTIES: dict[str, dict[str, Any]] = {
     "penalties": {"repetition_penalty": 1.5, "presence_penalty": 1.0, "frequency_penalty": 0.7},
     "allowed tokens": {"allowed_token_ids": list(range(60, 130))},
+    "min tokens": {"min_tokens": 20, "stop_token_ids": list(range(128))},
+    "bad words": {"bad_words": [chr(token) for token in range(65, 78)], "detokenize": True},
 }
+"""What changes logits with each token that is given, the drafts of a window included."""
 
 
 def dropped(answers: Answers) -> int:
@@ -84,7 +89,63 @@ def check_penalties(engine: VllmEngine, settings: dict[str, Any], scv_modes: Seq
     """Logits that depend on what was said before."""
     stock, staged = compare(engine, PROMPTS, greedy(40, **settings), scv_modes)
     assert stock.tokens != ask(engine, "off", PROMPTS, greedy(40)).tokens
+    assert min(map(len, stock.tokens)) >= settings.get("min_tokens", 40)
     check_cache(engine, PROMPTS, staged)
+    check_gates(engine, PROMPTS, greedy(40, **settings), scv_modes)
+
+
+def everything_in_one_batch() -> list[Any]:
+    """SamplingParams of eight requests: a penalty, a grammar or an early end, and two plain ones.
+
+    Where a grammar cuts drafts, windows of one batch have different draft counts.
+    """
+    from vllm.sampling_params import StructuredOutputsParams
+
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    grammars = [{"regex": "[!-~]{30}"}, {"json": schema}, {"choice": ["yes", "nevertheless"]}]
+    constrained = [
+        greedy(30, ignore_eos=False, structured_outputs=StructuredOutputsParams(**each))
+        for each in grammars
+    ]
+    penalised = [
+        greedy(40, **PENALTIES[name]) for name in ("penalties", "min tokens", "allowed tokens")
+    ]
+    return [greedy(40), *constrained, *penalised, greedy(7)]
+
+
+def check_uneven(answers: Answers) -> None:
+    """In some windows one request has more drafts than another."""
+    each = [window["drafts_per_position"] for window in answers.windows]
+    assert any(0 < drafts[-1] < drafts[0] for drafts in each if drafts)
+
+
+def check_everything_in_one_batch(engine: VllmEngine, scv_modes: Sequence[str]) -> Answers:
+    """Requests that ask for different things share windows; the last staged answers."""
+    params = everything_in_one_batch()
+    stock, staged = compare(engine, PROMPTS, params, scv_modes)
+    check_partial(stock)
+    check_uneven(staged)
+    check_cache(engine, PROMPTS, staged)
+    check_gates(engine, PROMPTS, params, scv_modes)
+    return staged
+
+
+def check_model_length(engine: VllmEngine, scv_modes: Sequence[str], most: int = 512) -> None:
+    """Requests that reach the model's longest context one after the other: drafts are cut there.
+
+    vLLM's draft model then reads rows of its own cache that nobody wrote (seen with our hooks
+    taken off), so that drafts differ from batch to batch in mode off too: tokens may not.
+    """
+    prompts = prompts_of([most - 5 - 4 * number for number in range(8)])
+    stock = ask(engine, "off", prompts, greedy(40))
+    assert [len(p) + len(t) for p, t in zip(prompts, stock.tokens, strict=True)] == [most] * 8
+    check_partial(stock)
+    for scv in scv_modes:
+        staged = ask(engine, "stage", prompts, greedy(40), scv=scv)
+        assert staged.tokens == stock.tokens
+        check_counts(engine, staged)
+        check_uneven(staged)
+    check_gates(engine, prompts, greedy(40), scv_modes)
 
 
 def check_grammar(engine: VllmEngine, scv_modes: Sequence[str]) -> Answers:
@@ -105,6 +166,15 @@ def check_grammar(engine: VllmEngine, scv_modes: Sequence[str]) -> Answers:
     assert 0 < stock.counters.draft_tokens < 4 * stock.counters.num_drafts
     check_cache(engine, PROMPTS, staged)
     return stock
+
+
+def check_logit_bias_is_refused(engine: VllmEngine) -> None:
+    """vLLM takes neither a logit bias nor min-p while it speculates: there is nothing to stage."""
+    from vllm.exceptions import VLLMValidationError
+
+    for asked in ({"logit_bias": {70: 5.0}}, {"min_p": 0.1, "temperature": 0.5}):
+        with pytest.raises(VLLMValidationError, match="not yet supported with speculative"):
+            ask(engine, "stage", PROMPTS[:1], greedy(4, **asked))
 
 
 def check_shared_prefixes(engine: VllmEngine, scv_modes: Sequence[str]) -> None:

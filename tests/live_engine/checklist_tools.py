@@ -42,6 +42,11 @@ class Answers:
         return self.total(f"{name}_tokens") - self.total(f"uncounted_{name}_tokens")
 
     @property
+    def token_ids(self) -> list[tuple[int, ...]]:
+        """`tokens`, as a measured batch (`BatchOutput`) names them."""
+        return self.tokens
+
+    @property
     def fallbacks(self) -> set[str | None]:
         """Why windows were written directly; None stands for those that were staged."""
         return {window["fallback_reason"] for window in self.windows}
@@ -70,7 +75,10 @@ def ask(
     engine._rpc("nwor_drain")
     before = read_counters(engine._llm)
     inputs = [each if isinstance(each, dict) else {"prompt_token_ids": each} for each in prompts]
+    cache: Any = engine.kv_cache()
+    cache.before_batch()  # as the engine does around a batch: a gate may watch
     outputs = engine._llm.generate(inputs, params, use_tqdm=False, **arguments)
+    cache.last_batch(outputs)
     lengths = {output.request_id: len(output.outputs[0].token_ids) for output in outputs}
     ranks = engine._rpc_all("nwor_drain", lengths)
     assert [rank["device_errors"] for rank in ranks] == [[]] * len(ranks)

@@ -5,9 +5,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from checklist_tools import Answers, ask
 from engine_tools import run_cell, total
 
-from nwor_bench.analysis.parity.kv import KvResult
+from nwor_bench.analysis.parity.kv import KvResult, KvVerdict
+from nwor_bench.analysis.parity.local import LocalResult, local_result
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.protocol import BatchOutput
 from nwor_bench.records.types import Cell, NworMode, ScvMode
@@ -18,7 +20,7 @@ OFF = Cell("tiny", NworMode.OFF, ScvMode.OFF)
 STAGE = Cell("tiny", NworMode.STAGE, ScvMode.OFF)
 
 
-def answer_of(output: BatchOutput, nwor_mode: NworMode = NworMode.STAGE) -> Answer:
+def answer_of(output: BatchOutput | Answers, nwor_mode: NworMode = NworMode.STAGE) -> Answer:
     """As much of a gate batch's answer as the K/V gate looks at."""
     record: Any = SimpleNamespace(
         nwor_mode=nwor_mode,
@@ -35,31 +37,59 @@ def kv_results(
     prompts: list[list[int]],
     *,
     one_attention: bool | None = None,
-    before_check: Callable[[BatchOutput], None] = lambda output: None,
+    before_check: Callable[[Any], None] = lambda output: None,
     scv_modes: Sequence[str] = ("off",),
     max_new_tokens: int = 40,
+    params: Any = None,
 ) -> list[KvResult]:
     """off x off, then `stage` in these SCV modes, each checked by one K/V gate.
 
     Args:
         one_attention: whether rows may be compared bit for bit; None: as the gate decides.
         before_check: called between each staged batch and the check.
+        params: vLLM's SamplingParams (one, or a list with one a request); None: greedy.
     """
+
+    def ran(nwor: str, scv: str) -> BatchOutput | Answers:
+        if params is not None:
+            return ask(engine, nwor, prompts, params, scv=scv)
+        return run_cell(engine, nwor, scv, prompts, max_new_tokens)
+
     gate = KvGate(engine.kv_cache(), engine.set_modes, engine.status(), OFF)
     if one_attention is not None:
         gate._one_attention = one_attention
     results = []
     with gate.watching():
-        stock = run_cell(engine, "off", "off", prompts, max_new_tokens)
+        stock = ran("off", "off")
         assert gate.check(OFF, prompts, answer_of(stock)) is None
         for scv in scv_modes:
-            staged = run_cell(engine, "stage", scv, prompts, max_new_tokens)
+            staged = ran("stage", scv)
             before_check(staged)
             cell = Cell("tiny", NworMode.STAGE, ScvMode(scv))
             result = gate.check(cell, prompts, answer_of(staged))
             assert result is not None
             results.append(result)
     return results
+
+
+def check_gates(
+    engine: VllmEngine, prompts: list[list[int]], params: Any, scv_modes: Sequence[str] = ("off",)
+) -> list[LocalResult]:
+    """Both gates find staged batches with these SamplingParams sound; the local gate's results."""
+    for result in kv_results(engine, prompts, params=params, scv_modes=scv_modes):
+        assert result.verdict in (KvVerdict.EXACT, KvVerdict.WITHIN), result.reason
+        assert result.checked > 0
+    found = []
+    for scv in scv_modes:
+        engine.set_modes(Cell("tiny", NworMode.STAGE, ScvMode(scv)))
+        engine.check_layers(len(prompts))
+        try:
+            ask(engine, "stage", prompts, params, scv=scv)
+        finally:
+            found.append(local_result(engine.check_layers(None)))
+        assert found[-1].verdict is KvVerdict.WITHIN, found[-1].reason
+        assert found[-1].written > 0
+    return found
 
 
 def change_a_value(

@@ -12,8 +12,11 @@ import pytest
 from checklist_rows import (
     PENALTIES,
     PROMPTS,
+    check_everything_in_one_batch,
     check_grammar,
+    check_logit_bias_is_refused,
     check_max_tokens,
+    check_model_length,
     check_penalties,
     check_sampled,
     check_shared_prefixes,
@@ -90,6 +93,21 @@ def test_seeds_of_requests(engine: VllmEngine) -> None:
 @pytest.mark.parametrize("settings", PENALTIES.values(), ids=PENALTIES)
 def test_penalties(engine: VllmEngine, settings: dict[str, Any]) -> None:
     check_penalties(engine, settings, SCV)
+
+
+@pytest.mark.row("penalties")
+@pytest.mark.row("structured output")
+def test_every_request_of_a_batch_asks_for_something_else(engine: VllmEngine) -> None:
+    check_everything_in_one_batch(engine, SCV)
+
+
+def test_drafts_are_cut_at_the_longest_context(engine: VllmEngine) -> None:
+    """Windows of different draft counts run in no captured graph, beside others that do."""
+    check_model_length(engine, SCV)
+
+
+def test_logit_bias_and_min_p_are_vllms_to_refuse(engine: VllmEngine) -> None:
+    check_logit_bias_is_refused(engine)
 
 
 @pytest.mark.row("structured output")

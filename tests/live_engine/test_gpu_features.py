@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from checklist_rows import PROMPTS
-from checklist_tools import check_partial, compare, greedy
-from engine_tools import FULL_FOR_ALL, SCV, tiny_pair, tiny_spec
+from checklist_rows import PROMPTS, check_everything_in_one_batch
+from checklist_tools import ask, check_counts, check_partial, compare, greedy, metric
+from engine_tools import FULL_FOR_ALL, SCV, prompts_of, tiny_pair, tiny_spec, worker_of
 from feature_rows import (
     check_beam_search,
     check_priorities,
@@ -15,8 +15,11 @@ from feature_rows import (
     check_reload,
     feature_arguments,
 )
+from kv_gate_tools import check_gates
+from test_gpu_state_slots import fault_of
 
 from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.models.pairs import resolve_pair
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
 
@@ -41,3 +44,43 @@ def test_weights_offloaded_to_the_host(tmp_path: Path, start_alone: Start) -> No
     engine = start_alone(tiny_pair(tmp_path, "draft_model"), spec)
     stock, _ = compare(engine, PROMPTS, greedy(), SCV)
     check_partial(stock)
+
+
+def test_drafts_that_a_grammar_cuts_before_they_are_scheduled(
+    tmp_path: Path, start_alone: Start
+) -> None:
+    """Without async scheduling windows of one batch have different draft counts: no graph runs
+    those, beside equal ones that a graph runs."""
+    arguments = json.dumps({**FULL_FOR_ALL, "async_scheduling": False})
+    spec = tiny_spec(draft_tokens=4, block_size=32, engine_args=arguments)
+    engine = start_alone(tiny_pair(tmp_path, "draft_model"), spec)
+    assert worker_of(engine).vllm_config.scheduler_config.async_scheduling is False
+    staged = check_everything_in_one_batch(engine, SCV)
+    assert staged.total("uncounted_draft_tokens") == 0
+
+
+def test_prefix_hits_of_a_model_with_states(tmp_path: Path, start_alone: Start) -> None:
+    """vLLM copies states at the ends of blocks, so stock keeps them; the K/V are staged."""
+    own = {"enable_prefix_caching": True, "gdn_prefill_backend": "triton"}
+    spec = tiny_spec(
+        requests=4, kv_cache_gib=0.5, max_model_len=4096,
+        engine_args=json.dumps({**FULL_FOR_ALL, **own}),
+    )  # fmt: skip
+    engine = start_alone(resolve_pair("tiny-states-mtp", cache_dir=tmp_path / "pair"), spec)
+    status = engine.status()
+    assert (status.staging_unavailable, status.state_layers) == (None, 0)
+    assert status.states_unavailable == "mamba_cache_mode:align"
+    assert status.block_size is not None
+    shared = [66] + [65] * status.block_size
+    prompts = [shared + prompt for prompt in prompts_of([20, 30, 25, 41])]
+    ask(engine, "off", prompts, greedy(30))
+    told = engine.decode_greedily(prompts, [30] * 4, ignore_eos=True, top=20)
+    for scv in SCV:
+        for keep in (False, True):
+            before = metric(engine, "vllm:prefix_cache_hits")
+            staged = ask(engine, "stage", prompts, greedy(30), scv=scv, keep_cache=keep)
+            check_counts(engine, staged)
+            assert staged.total("states_avoided") == 0
+            assert fault_of(staged.tokens, told) is None
+        assert metric(engine, "vllm:prefix_cache_hits") > before
+    check_gates(engine, prompts, greedy(30), SCV)

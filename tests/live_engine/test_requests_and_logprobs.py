@@ -8,8 +8,11 @@ import torch
 from checklist_rows import (
     PENALTIES,
     PROMPTS,
+    check_everything_in_one_batch,
     check_grammar,
+    check_logit_bias_is_refused,
     check_max_tokens,
+    check_model_length,
     check_penalties,
     check_stops,
 )
@@ -99,6 +102,21 @@ def test_seeds_of_requests(engine: VllmEngine, record_property: Callable[[str, s
 @pytest.mark.parametrize("settings", PENALTIES.values(), ids=PENALTIES)
 def test_penalties(engine: VllmEngine, settings: dict[str, Any]) -> None:
     check_penalties(engine, settings, ["off", "graph"])
+
+
+@pytest.mark.row("penalties")
+@pytest.mark.row("structured output")
+@SCV
+def test_every_request_of_a_batch_asks_for_something_else(engine: VllmEngine, scv: str) -> None:
+    check_everything_in_one_batch(engine, [scv])
+
+
+def test_drafts_are_cut_at_the_longest_context(engine: VllmEngine) -> None:
+    check_model_length(engine, ["graph"])
+
+
+def test_logit_bias_and_min_p_are_vllms_to_refuse(engine: VllmEngine) -> None:
+    check_logit_bias_is_refused(engine)
 
 
 @pytest.mark.row("structured output")

@@ -1,8 +1,9 @@
 """Captured windows that vLLM's own update commits: one launch, or both if anything is unusual."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -44,6 +45,7 @@ class Descriptor(NamedTuple):
     """vLLM's of one graph."""
 
     cg_mode: Graph
+    uniform_token_count: int | None = K + 1
 
 
 class CapturedBatch(PieceBatch):
@@ -176,16 +178,27 @@ class Machine:
         self.updates += 1
         self.staging.launched.append("update")
 
-    def run(self, *, until: str = "", new: Any = (), names: list[str] = REQUESTS) -> None:
+    def run(
+        self,
+        *,
+        until: str = "",
+        new: Any = (),
+        names: list[str] = REQUESTS,
+        drafts: int | Sequence[int] = K,
+        grammar: Any = None,
+    ) -> None:
         """One step; `until` names the call of vLLM's before which it dies."""
-        runner, batch = self.runner, input_batch_of(names)
-        runner.execute_model(scheduled(names, new=new))
+        runner, batch = self.runner, input_batch_of(names, drafts)
+        waits = grammar is not None
+        step = scheduled(names, new=new, drafts=drafts, pending_structured_output_tokens=waits)
+        runner.execute_model(step)
         runner.cudagraph_manager.dispatch()
         runner.prepare_attn(batch)
         runner.cudagraph_manager.run_fullgraph(self.descriptor)
         if until == "sample":
             return
-        runner.sample(None, batch, None)
+        runner.sample(None, batch, grammar)
+        runner.draft_tokens_handler.req_ids = names
         if until != "update":
             one, counts = torch.zeros(len(names), dtype=torch.int64), self.sampled[: len(names)]
             runner.postprocess_sampled(one, torch.zeros(len(names), K + 1), counts, one, one)
@@ -216,6 +229,50 @@ def test_one_launch_serves_commit_and_update_and_later_windows_are_ready(machine
     assert counters == {"scv_device_validations": 5, "scv_launches": 5}
     assert machine.drained() == [STAGED, STAGED, STAGED, (2 * K, None, "device"), STAGED]
     assert machine.hook._step is None
+
+
+def test_windows_of_unequal_counts_are_never_ready_and_none_runs_as_one_that_is(
+    machine: Machine,
+) -> None:
+    """As many drafts and tokens in all as an equal window has: vLLM gives them another graph."""
+    one, others = Descriptor(Graph.FULL, 2), Descriptor(Graph.FULL, None)
+    for graph, drafts in [(one, 1), (others, [2, 1, 0]), (others, [0, 1, 2]), (one, 1)]:
+        machine.descriptor = graph
+        machine.run(drafts=drafts)
+    assert machine.staging.launched == [*["commit and update"] * 3, "ready"]
+
+
+def test_a_graph_of_equal_windows_runs_no_others() -> None:
+    """What ready windows and captured plans rest on, who compare totals only: vLLM's own rule."""
+    from vllm.config.compilation import CUDAGraphMode
+    from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, _is_compatible
+    from vllm.v1.worker.utils import get_uniform_decode_token_count
+
+    equal = 0
+    for drafts in product(range(5), repeat=3):
+        tokens, most = sum(drafts) + 3, max(drafts) + 1
+        count = get_uniform_decode_token_count(3, tokens, most, decode_graph_eligible=True)
+        for length in range(2, 6):
+            graph = BatchExecutionDescriptor(
+                CUDAGraphMode.FULL, num_tokens=4 * length, num_reqs=4, uniform_token_count=length
+            )
+            runs = _is_compatible(graph, 3, tokens, count, 0, most, 1)
+            assert runs == (drafts == (length - 1,) * 3)
+            equal += runs
+    assert equal == 4
+
+
+def test_drafts_that_a_grammar_forbids_are_left_out_of_ready_windows_too(machine: Machine) -> None:
+    grammar = SimpleNamespace(
+        structured_output_request_ids=["b-2", "c-3"], num_acceptable_drafts=[1, 0]
+    )
+    for forbids in (None, grammar, grammar, None):
+        machine.run(grammar=forbids)
+    assert machine.staging.launched == ["commit and update", *["ready"] * 3]
+    windows = machine.hook.drain(None)
+    assert [window["uncounted_draft_tokens"] for window in windows] == [0, 3, 3, 0]
+    assert [window["drafts_per_position"] for window in windows][1] == (2, 1)
+    assert [window["staged_tokens"] for window in windows] == [len(REQUESTS) * K] * 4
 
 
 @pytest.mark.parametrize("modes", ["off off", "off adaptive", "control adaptive"])
@@ -496,10 +553,11 @@ def test_an_update_that_is_not_known_stays_vllms_and_is_counted(
     refusals.clear()
 
 
+@pytest.mark.parametrize("other", ["total_len", "output_bin_counts"])
 def test_layers_of_several_shapes_are_committed_before_the_launch_that_updates(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
-    """And a launch is bound again if vLLM's tensors are others."""
+    """And a launch is bound again if vLLM's tensors are others, those for penalties too."""
     from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
     from nwor_bench.plugin.runner_v2.staging import GpuStaging
     from nwor_bench.plugin.runner_v2.stock_update import UpdateCall
@@ -528,13 +586,13 @@ def test_layers_of_several_shapes_are_committed_before_the_launch_that_updates(
     )
     one = torch.zeros(2, dtype=torch.int32)
     call = UpdateCall(one, one, one, None, torch.zeros(2, 3), one, one, one, one.view(1, 2), one)
-    for changed in (call, call, call._replace(total_len=one.clone()), call):
+    for changed in (call, call, call._replace(**{other: one.clone().view(1, 2)}), call):
         staging.open(batch)
         staging.update_in_commit("kernel", changed)
         assert staging.commit(rows, one) == ""
         staging.reset()
     assert launched == ["commit", "update"] * 4
-    assert [states.total_len is one for states in bound] == [True, False, True]
+    assert [getattr(s, other) is getattr(call, other) for s in bound] == [True, False, True]
 
 
 def test_vllms_module_keeps_no_hook_of_a_closed_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,14 +141,15 @@ def scheduled(
     requests: Sequence[str],
     finished: Iterable[str] = (),
     new: Sequence[Any] = (),
-    drafts: int = K,
+    drafts: int | Sequence[int] = K,
     **more: Any,
 ) -> Any:
     """A SchedulerOutput: a window of each request; `more` are further fields of it."""
+    each = dict(zip(requests, np.full(len(requests), drafts).tolist(), strict=True))
     return SimpleNamespace(
-        total_num_scheduled_tokens=len(requests) * (drafts + 1),
-        num_scheduled_tokens=dict.fromkeys(requests, drafts + 1),
-        scheduled_spec_decode_tokens={name: [-1] * drafts for name in requests},
+        total_num_scheduled_tokens=sum(each.values()) + len(each),
+        num_scheduled_tokens={name: own + 1 for name, own in each.items()},
+        scheduled_spec_decode_tokens={name: [-1] * own for name, own in each.items() if own},
         finished_req_ids=set(finished),
         scheduled_new_reqs=list(new),
         scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
@@ -156,14 +157,15 @@ def scheduled(
     )
 
 
-def input_batch_of(requests: Sequence[str], drafts: int = K) -> Any:
-    """vLLM's InputBatch of windows of so many drafts each."""
+def input_batch_of(requests: Sequence[str], drafts: int | Sequence[int] = K) -> Any:
+    """vLLM's InputBatch of windows of so many drafts, of each request or of all."""
+    each = np.full(len(requests), drafts, dtype=np.int32)
     return SimpleNamespace(
         req_ids=list(requests),
         num_reqs=len(requests),
-        num_tokens=len(requests) * (drafts + 1),
-        num_draft_tokens=len(requests) * drafts,
-        num_draft_tokens_per_req=np.full(len(requests), drafts, dtype=np.int32),
+        num_tokens=len(requests) + int(each.sum()),
+        num_draft_tokens=int(each.sum()),
+        num_draft_tokens_per_req=each,
     )
 
 

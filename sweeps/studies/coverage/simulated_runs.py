@@ -1,0 +1,135 @@
+"""Runs of draft counts in which no count pays: k drafts give as many tokens more as they take time.
+
+Records of the parts that the analysis reads, so that `worth_of` and what it calls are the real
+ones. Every true ratio of tokens per second is 1.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import log
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from scipy.stats import beta
+from simulated_noise import Logs
+
+from nwor_bench.analysis.groups import Pair
+from nwor_bench.analysis.worth import Measured
+from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, drafts_arm
+from nwor_bench.records.types import Phase
+
+COUNTS = (1, 2, 3, 4)
+EASE = (6.0, 3.0)
+"""Parameters of the beta distribution of a text's chance that a draft is accepted."""
+LENGTH = 64
+"""Tokens of a request behind its first one."""
+
+
+def accepted_of(rng: np.random.Generator, ease: float, k: int) -> tuple[int, int]:
+    """Windows that a request takes, and the drafts accepted in them, none beyond its end."""
+    taken = np.cumprod(rng.random((LENGTH, k)) < ease, axis=1).sum(axis=1)
+    windows = int(np.searchsorted(np.cumsum(1 + taken), LENGTH)) + 1
+    return windows, LENGTH - windows
+
+
+@cache
+def log_tokens_of(k: int) -> float:
+    """Log tokens of a window over all texts: a request's tokens over its expected windows."""
+    ease = beta(*EASE).ppf((np.arange(2000) + 0.5) / 2000)
+    chances = [*(ease**taken * (1 - ease) for taken in range(k)), ease**k]
+    windows = [np.zeros(len(ease))]  # by the tokens that are left
+    for left in range(1, LENGTH + 1):
+        after = (windows[max(left - 1 - taken, 0)] for taken in range(k + 1))
+        windows.append(1 + sum(map(np.multiply, chances, after)))
+    return log(LENGTH / float(np.mean(windows[LENGTH])))
+
+
+def cell(count: int | None, staged: bool = False) -> Cell:
+    """The cell of a draft count; None: the A/A arm."""
+    arm = AA if count is None else drafts_arm(count)
+    own = Cell("tiny", NworMode.OFF, ScvMode.OFF, arm)
+    return replace(own, nwor_mode=NworMode.STAGE, scv_mode=ScvMode.GRAPH) if staged else own
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Whole batches of every draft count."""
+
+    prompts: int = 40
+    batches: int = 1
+    """Batches of the same prompts at other batch sizes."""
+    forks: float = 0.0
+    """Chance that a prompt's output differs from that of the first batch (bf16)."""
+
+
+Row = tuple[str, str, tuple[int, int]]
+"""A request's prompt, the digest of its output, and its windows with the drafts accepted."""
+
+
+def whole_batches(rng: np.random.Generator, texts: Texts) -> list[Any]:
+    """A gate's batches of all counts."""
+    eases = rng.beta(*EASE, texts.prompts)
+    first = [{k: accepted_of(rng, ease, k) for k in COUNTS} for ease in eases]
+    batches = []
+    for number in range(texts.batches):
+        forked = rng.random(texts.prompts) < (texts.forks if number else 0.0)
+        own = [
+            ({k: accepted_of(rng, ease, k) for k in COUNTS} if fork else same, number * int(fork))
+            for ease, fork, same in zip(eases, forked, first, strict=True)
+        ]
+        for k in (0, *COUNTS):
+            rows: list[Row] = [
+                (f"{prompt}", f"{prompt}-{fork}", taken[k] if k else (0, 0))
+                for prompt, (taken, fork) in enumerate(own)
+            ]
+            batches.append(batch(k, number, rows))
+    return batches
+
+
+def batch(count: int, block: int, rows: Sequence[Row]) -> Any:
+    """As much of a `BatchRecord` as the analysis of draft counts reads, and the prompts."""
+    prompts, digests, acceptance = zip(*rows, strict=True)
+    return SimpleNamespace(
+        cell=cell(count), phase=Phase.GATE, block=block, batch=0, requests=len(rows),
+        prompts=prompts, token_digests=digests, request_acceptance=acceptance,
+        output_tokens=(1 + LENGTH) * len(rows),
+        request_tokens=tuple((1 + (w + a or LENGTH), a) for w, a in acceptance),
+    )  # fmt: skip
+
+
+def interleaved(
+    rng: np.random.Generator,
+    groups: Callable[[int | None], Logs],
+    texts: Texts,
+    staged: bool = False,
+) -> Measured:
+    """A run whose draft counts alternated.
+
+    Args:
+        groups: log noise of the groups of a draft count, None being k = 0 against itself.
+        staged: each count alternated with itself staged too.
+    """
+    effects = [_effect(cell(0), cell(None), groups(None))]
+    for k in COUNTS:
+        effects.append(_effect(cell(0), cell(k), log_tokens_of(k) + groups(k)))
+        if staged:
+            effects.append(_effect(cell(k), cell(k, staged=True), groups(k)))
+    return Measured(_run(whole_batches(rng, texts)), effects)  # type: ignore[arg-type]
+
+
+def _effect(reference: Cell, treated: Cell, logs: Logs) -> Any:
+    groups = [SimpleNamespace(num_reqs=8, host=value, device=None) for value in logs]
+    return SimpleNamespace(pair=Pair(reference, treated), clock="wall_ms", groups=groups)
+
+
+def _run(batches: list[Any]) -> Any:
+    plan = {each.block: SimpleNamespace(block=each.block, prompt_ids=each.prompts)
+            for each in batches}  # fmt: skip
+    header = SimpleNamespace(
+        scenario={"requests": 8}, spec={"speculative_config": None}, pair=None,
+        blocks=tuple(plan.values()),
+    )  # fmt: skip
+    finished = frozenset((each.phase, each.block) for each in batches)
+    return SimpleNamespace(batches=batches, header=header, finished=finished, windows=(), events=())

@@ -196,6 +196,8 @@ class MeasuredWindow:
 class WindowRecord(MeasuredWindow):
     """One verification step with at least one draft token, in one batch of one cell."""
 
+    LAST_COLUMNS: ClassVar = ("path", "undelivered_tokens")
+    """Newer than the fields below: CSV columns never move."""
     FIRST_COLUMNS: ClassVar = (
         *("pair", "nwor_mode", "scv_mode", "block", "batch", "window"),
         *("num_reqs", "draft_tokens", "staged_tokens", "committed_tokens", "rejected_tokens"),
@@ -368,7 +370,9 @@ class BatchRecord:
 def columns(record_type: type) -> list[str]:
     """Field names of a record type, in their fixed order (the CSV header)."""
     first: tuple[str, ...] = getattr(record_type, "FIRST_COLUMNS", ())
-    return [*first, *(f.name for f in fields(record_type) if f.name not in first)]
+    last: tuple[str, ...] = getattr(record_type, "LAST_COLUMNS", ())
+    placed = {*first, *last}
+    return [*first, *(f.name for f in fields(record_type) if f.name not in placed), *last]
 
 
 def to_dict(record: Any) -> dict[str, Any]:

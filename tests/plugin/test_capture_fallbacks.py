@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from v2_pieces import input_batch_of, scheduled
+from v2_pieces import CHOICES, input_batch_of, scheduled
 
 pytestmark = pytest.mark.slow  # vLLM's attention backends are imported
 
@@ -119,6 +119,7 @@ def test_after_one_window_that_cannot_be_held_no_other_is_tried(
         attention_by=AttentionBy.OURS,
         states=None,
         states_unavailable=None,
+        choices=CHOICES,
     )
     monkeypatch.setattr(RankVote, "of_worker", RankVote)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)

@@ -35,8 +35,10 @@ NONE_COPIED = "no request of off x off came within a window of its last token"
 NONE_OF_CELL = "no sampled request came within a window of its last token"
 NOT_REPEATED = "states of mode off's prefill of the same tokens were not copied"
 
-MIN_REQUESTS = 4
-"""Requests with which those of a router's choice are told from those of a fault."""
+MIN_REQUESTS = 8
+"""Requests with which those of a router's choice are told from those of a fault. With fewer, the
+largest error decides as in a dense model: it finds
+smaller faults, and may take a choice for one."""
 
 FEW = f"a mixture of experts needs states of {MIN_REQUESTS} requests"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from checklist_rows import PROMPTS, check_grammar
+from checklist_rows import PROMPTS, check_everything_in_one_batch, check_grammar
 from checklist_tools import Answers, ask, check_cache, check_same, greedy
 from engine_tools import tiny_pair, tiny_spec
 
@@ -99,3 +99,12 @@ def test_a_grammar_that_invalidates_drafts(
     answers_so_far.append(stock)
     assert stock.tokens == answers_so_far[0].tokens
     assert stock.counters == answers_so_far[0].counters
+
+
+@pytest.mark.long
+@pytest.mark.row("structured output")
+def test_every_request_of_a_batch_asks_for_something_else(engine: VllmEngine) -> None:
+    """Forbidden drafts are found late: they are verified, staged and never committed."""
+    staged = check_everything_in_one_batch(engine, ["graph"])
+    check_vllms_counts(staged)
+    assert staged.total("uncounted_draft_tokens") > 0

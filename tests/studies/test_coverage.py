@@ -31,6 +31,7 @@ def test_every_row_is_in_the_table_and_runs(study: Study) -> None:
     [
         ("sweep: ratio of whole batches", "a sweep that drifts, heavy tails; 10 blocks"),
         ("live: draft counts, all k", "50 groups and spans"),
+        ("worth --engines: tokens/s over k = 0, all k", "engines 2 % apart; 8 blocks"),
     ],
 )
 def test_other_runs_are_covered_as_often(study: Study, interval: str, condition: str) -> None:

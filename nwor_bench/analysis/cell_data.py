@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nwor_bench.analysis.invariants import accepted, windows_by_batch
-from nwor_bench.analysis.parity.kv import KV_EVENT
+from nwor_bench.analysis.parity.kv import KV_EVENT, TOO_BLUNT, KvVerdict
 from nwor_bench.analysis.parity.local import LOCAL_EVENT
 from nwor_bench.analysis.parity.paths import ungated_paths
-from nwor_bench.analysis.parity.tokens import EXACT, REFERENCE
+from nwor_bench.analysis.parity.tokens import EXACT, REFERENCE, ParityRule
 from nwor_bench.records.cell import AA, INTERLEAVED, Cell, NworMode, ScvMode, cell_order
 from nwor_bench.records.fallback_reasons import NO_CUDA, SLOWER_THAN_STOCK
 from nwor_bench.records.header import ParityFacts
@@ -203,7 +203,7 @@ def gather_cells(run: RunData) -> list[CellData]:
     windows = windows_by_batch(run)
     found_later = _found_later(run)
     interleaved = _own_windows(run, windows, {Phase.INTERLEAVED})
-    in_gate = _own_windows(run, windows, {Phase.GATE, Phase.INTERLEAVED_GATE})
+    in_gate = _compared_windows(run, windows)
     counters, gates = _interleaved_counters(run), _gate_results(run, windows)
     cells = []
     known = {batch.cell for batch in run.batches} | found_later.keys() | interleaved.keys()
@@ -271,6 +271,23 @@ def _own_windows(
             for window in windows[batch_key(batch)]:
                 found[window.cell].append(window)
     return dict(found)
+
+
+def _compared_windows(
+    run: RunData, windows: Mapping[BatchKey, Sequence[WindowRecord]]
+) -> dict[Cell, list[WindowRecord]]:
+    """The gate's windows by their own cells, without those of batches after which nobody compared
+    the cache, unless equal tokens of float32 show its values, or layers do (`TOO_BLUNT`)."""
+    missed = {
+        event.get("batch")
+        for event in run.events
+        if event.get("event") == KV_EVENT
+        and event["verdict"] == KvVerdict.NOT_RUN
+        and event.get("reason") != TOO_BLUNT
+        and (run.header.parity or ParityFacts()).rule != ParityRule.EXACT
+    }
+    found = _own_windows(run, windows, {Phase.GATE, Phase.INTERLEAVED_GATE})
+    return {cell: [w for w in own if w.batch not in missed] for cell, own in found.items()}
 
 
 def _interleaved_counters(run: RunData) -> dict[str, Counter[str]]:

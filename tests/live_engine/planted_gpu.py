@@ -353,13 +353,15 @@ last_row_missed = attention_wrapped(lambda starts, ends: ends - 1)
 first_row_missed = attention_wrapped(lambda starts, ends: starts)
 
 
-def attend_to_the_cache(self: Any, batch: Any, query: Any, kv_cache: Any, output: Any) -> None:
+def attend_to_the_cache(
+    self: Any, batch: Any, query: Any, kv_cache: Any, metadata: Any, output: Any
+) -> Any:
     """In place of `StagingAttention._verify`: vLLM's attention, in which no window is staged."""
-    from vllm.forward_context import get_forward_context
+    from nwor_bench.plugin.runner_v2.attention_decision import Contender
 
     layer = self._layer
-    metadata = get_forward_context().attn_metadata[layer.layer_name]
     type(layer.impl).forward(layer.impl, layer, query, None, None, kv_cache, metadata, output)
+    return Contender.OURS
 
 
 def stale_attention(worker: Any) -> AbstractContextManager[None]:

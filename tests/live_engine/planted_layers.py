@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +91,12 @@ def _attention_changed(worker: Any, change: Callable[[Tensor], None]) -> Iterato
         return
 
     def after(original: Any) -> Any:
-        def attend(batch: Any, query: Any, kv_cache: Any, output: Tensor, *rest: Any) -> None:
-            original(batch, query, kv_cache, output, *rest)
-            change(output)
+        output = list(signature(original).parameters).index("output")
+
+        def attend(*given: Any) -> Any:
+            attended = original(*given)
+            change(given[output])
+            return attended
 
         return attend
 

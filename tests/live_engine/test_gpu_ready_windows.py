@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import planted_gate
 import pytest
 from engine_tools import GRAPHS, prompts_of, tiny_spec, worker_of
 from planted_gate import GateOutcome, run_gate
@@ -35,18 +34,15 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[VllmEngi
 
 @pytest.fixture(params=[False, True], ids=["whole", "interleaved"])
 def gate(
-    request: pytest.FixtureRequest,
-    started: tuple[VllmEngine, RunSpec],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest, started: tuple[VllmEngine, RunSpec], tmp_path: Path
 ) -> Any:
     """Runs the gate of stage x adaptive; its outcome, and the commits of each batch's windows."""
-    monkeypatch.setattr(planted_gate, "CELLS", ("off x off", ADAPTIVE))
 
     def run() -> tuple[GateOutcome, list[set[str]]]:
         folder = tmp_path / "run"
         engine, spec = started
-        outcome = run_gate(engine, spec, PROMPTS, folder, interleaved=request.param)
+        cells = ("off x off", ADAPTIVE)
+        outcome = run_gate(engine, spec, PROMPTS, folder, cells=cells, interleaved=request.param)
         paths: dict[int, set[str]] = {}
         for window in read_run(folder).windows:
             if window.path is not None:

@@ -10,6 +10,7 @@ from fake_engine import FakeEngine, FakeKvCache
 from toy_run import Runner, of_phase
 
 from nwor_bench.analysis.analyse import analyse
+from nwor_bench.analysis.parity.kv import TOO_BLUNT
 from nwor_bench.analysis.parity.required import GATE_DID_NOT
 from nwor_bench.engine.protocol import BatchOutput, Sampling
 from nwor_bench.errors import ExitCode
@@ -86,6 +87,24 @@ def test_a_cell_without_a_turn_in_the_gate_has_no_verdict(tmp_path: Path) -> Non
     )
     reasons = unchecked(replace(run, events=events))
     assert reasons == dict.fromkeys(staged, "the gate did not run it in an interleaved batch")
+
+
+def test_a_path_is_gated_only_if_the_cache_was_compared_behind_it(tmp_path: Path) -> None:
+    """Windows of SCV adaptive are ready in the gate's last batch only."""
+    _, run = swept(tmp_path, FakeEngine(**GPU))
+    last = max(each.batch for each in of_phase(run, Phase.INTERLEAVED_GATE))
+
+    def with_last(**changed: Any) -> dict[str, str | None]:
+        events = tuple({**e, **changed} if e.get("batch") == last else e for e in run.events)
+        refused = analyse(replace(run, events=events)).cells
+        return {cell.label: cell.reason for cell in refused if cell.verdict == "AMBIGUOUS"}
+
+    missed = with_last(verdict="not run", reason="nothing was there")
+    assert missed["stage x adaptive"] == (
+        "timed on a path that the gate did not compare: full graph, ours, ready"
+    )
+    found = with_last(verdict="not run", reason=TOO_BLUNT)["stage x adaptive"]
+    assert "path" not in (found or "")
 
 
 class NoLayers(FakeEngine):

@@ -49,7 +49,7 @@ def paired_ratio(treated: Sequence[float], baseline: Sequence[float]) -> RatioIn
     Why not a bootstrap: in simulated runs with a known ratio (7 cells per block in random order,
     drift with autocorrelation 0.9 from batch to batch, heavy-tailed noise) this interval covers
     the truth in 95 to 97 % of runs of 3 to 60 blocks. The percentile bootstrap over blocks covers
-    80 % with 5 blocks and 91 % with 10. Table: sweeps/studies/coverage.
+    80 % with 5 blocks and 91 % with 10. Table: sweeps/studies/interval-coverage.
 
     Fewer than MIN_BLOCKS blocks give None: no interval was measured. Raises ValueError as
     `geometric_mean_ratio` does.
@@ -76,7 +76,7 @@ def simultaneous_bounds(interval: RatioInterval, cells: int) -> tuple[float, flo
     So it also covers for the fastest cell, whose own interval does not: the best of several is
     partly the luckiest (Benjamini and Yekutieli, the same journal 100, 2005, on intervals after
     selection). For the fastest of six equal simulated cells its own interval covers the truth in 92
-    to 95 % of runs, this one in 98 to 99 % (sweeps/studies/coverage).
+    to 95 % of runs, this one in 98 to 99 % (sweeps/studies/interval-coverage).
 
     Raises ValueError for fewer than one cell, or an interval without a standard error.
     """

@@ -42,7 +42,7 @@ FIRST_LOOK = 200
 
 AGAIN = 2
 """It ends at this many times the groups at which the interval was first narrow enough: that first
-interval is partly luck, the groups after it are not (sweeps/studies/coverage)."""
+interval is partly luck, the groups after it are not (sweeps/studies/interval-coverage)."""
 
 
 class Unreachable(BenchError):

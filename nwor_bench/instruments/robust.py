@@ -1,6 +1,6 @@
 """Location and slope of group effects, with intervals for heavy tails and autocorrelation.
 
-Three parts, each chosen by simulation (sweeps/studies/coverage):
+Three parts, each chosen by simulation (sweeps/studies/interval-coverage):
 
 - Huber's M-estimate (Annals of Mathematical Statistics 35, 1964; c = 1.345: 95 % efficient for
   normal noise). Each value counts, an outlier like one at c scales. The plain mean's interval is

@@ -143,7 +143,9 @@ def _gated(run: RunData, cells: Sequence[CellResult]) -> list[Block]:
     context = [_context([b for b in run.batches if b.phase in some]) for some in both]
     caption = f"Mean context: {context[0]} tokens in the gate, {context[1]} timed"
     heads = ["Cell", "Staged, gate", "Staged, timed", "Attention, gate", "Attention, timed"]
-    return [table(heads, rows, numbers_from=1, caption=caption), Paragraph(GATED)]
+    forced = any(window.path is not None for window in run.windows)  # as none was in older runs
+    note = [Paragraph(GATED)] if forced else []
+    return [table(heads, rows, numbers_from=1, caption=caption), *note]
 
 
 def _staged(windows: Sequence[WindowRecord]) -> str:

@@ -1,7 +1,7 @@
 """When has a sweep measured enough? By the intervals' width or by the clock, never the verdict.
 
 Looking at a verdict again and again until it is conclusive finds a difference that does not exist
-in a quarter of runs (simulated: sweeps/studies/coverage). Whether an interval is
+in a quarter of runs (simulated: sweeps/studies/interval-coverage). Whether an interval is
 narrow says nothing about where it lies, so a run may stop on it (Chow and Robbins, Annals of
 Mathematical Statistics 36, 1965). What remains is that a narrow interval is also a lucky one; a
 first look after FIRST_LOOK blocks and looks that lie LOOK_STEP apart keep the interval's

@@ -114,7 +114,7 @@ def test_the_inflation_recovers_that_of_a_known_autoregression():
     ],
 )
 def test_intervals_hold_the_truth_in_95_of_100_runs(model, blocks):
-    """A short form of sweeps/studies/coverage: 700 runs with a known true ratio.
+    """A short form of sweeps/studies/interval-coverage: 700 runs with a known true ratio.
 
     Noise has heavy tails (Student's t with 3 degrees of freedom) and is autocorrelated. The
     tolerance is 93 to 97 % plus three standard errors of a binomial of 700.

@@ -39,7 +39,7 @@ SMALL_CACHE = {"num_gpu_blocks_override": 24}
 PENALTIES: dict[str, dict[str, Any]] = {
     "penalties": {"repetition_penalty": 1.5, "presence_penalty": 1.0, "frequency_penalty": 0.7},
     "allowed tokens": {"allowed_token_ids": list(range(60, 130))},
-    "min tokens": {"min_tokens": 20, "stop_token_ids": list(range(128))},
+    "min tokens": {"min_tokens": 20, "stop_token_ids": list(range(120))},
     "bad words": {"bad_words": [chr(token) for token in range(65, 78)], "detokenize": True},
 }
 """What changes logits with each token that is given, the drafts of a window included."""

@@ -77,4 +77,5 @@ def test_a_row_that_only_ready_windows_lose_is_seen(
     monkeypatch.setattr(ReadyWindow, "commit", commit)
     outcome, _ = gate()
     assert set(outcome.caught) == {ADAPTIVE}
-    assert "K/V" in outcome.caught[ADAPTIVE]
+    assert outcome.caught[ADAPTIVE] == {"last batch"}
+    assert "K/V" in str(outcome.reasons)

@@ -10,13 +10,19 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-TABLE = Path(__file__).resolve().parents[2] / "sweeps" / "studies" / "coverage" / "coverage.csv"
+TABLE = (
+    Path(__file__).resolve().parents[2]
+    / "sweeps"
+    / "studies"
+    / "interval-coverage"
+    / "coverage.csv"
+)
 
 Study = Callable[[str, str], ModuleType]
 
 
 def test_every_row_is_in_the_table_and_runs(study: Study) -> None:
-    measure = study("coverage", "measure")
+    measure = study("interval-coverage", "measure")
     rows = pd.read_csv(TABLE)
     cases = measure.cases()
     known = list(zip(rows["interval"], rows["condition"], strict=True))
@@ -36,7 +42,7 @@ def test_every_row_is_in_the_table_and_runs(study: Study) -> None:
 )
 def test_other_runs_are_covered_as_often(study: Study, interval: str, condition: str) -> None:
     """With other seeds; three standard errors of the difference apart at most."""
-    measure = study("coverage", "measure")
+    measure = study("interval-coverage", "measure")
     (case,) = (c for c in measure.cases() if (c.interval, c.condition) == (interval, condition))
     rows = pd.read_csv(TABLE).set_index(["interval", "condition"])
     expected = rows.loc[(interval, condition)]

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from math import fsum, sqrt
 
 import numpy as np
-from scipy.special import pdtrc
 
 ALLOWED_RMS = 4.0
 """The largest gap of a tie in multiples of the error scale, if no movement was larger."""
@@ -148,6 +147,8 @@ def together_outside(gaps: Sequence[float], scale: ErrorScale, compared: float) 
         gaps: of the ties of one cell, in nats.
         compared: tokens that were compared.
     """
+    from scipy.special import pdtrc  # here, since refusals of bad input must not wait for it
+
     for count, gap in enumerate(sorted(gaps, reverse=True), 1):
         expected = scale.flips_from(gap) * compared
         if pdtrc(count - 1, FLIPS_MULTIPLE * expected + 1) < FLIPS_ALPHA:

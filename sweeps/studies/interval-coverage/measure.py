@@ -1,6 +1,6 @@
 """How often does each interval that nwor-bench prints include the truth, and who is misjudged?
 
-    python sweeps/studies/coverage/measure.py [--runs 1000] [--only TEXT] [--output FOLDER]
+    python sweeps/studies/interval-coverage/measure.py [--runs 1000] [--only TEXT] [--output FOLDER]
 
 Simulated runs in which nothing differs: every true ratio is 1. Each line of coverage.csv is one
 interval under one condition, by the project's own functions: the share of runs whose interval

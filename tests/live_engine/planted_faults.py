@@ -270,7 +270,7 @@ def _of_states(name: str, stands_for: str, why: str) -> Fault:
     plant = gpu.in_states(PLANTS[name])
     return Fault(
         f"states: {name}", stands_for, why, plant, plant, frozenset(), LAYERS,
-        captured=name in IN_FORWARD, pairs=(STATES,),
+        captured=name in (*IN_FORWARD, "one head's gate"), pairs=(STATES,),
     )  # fmt: skip
 
 

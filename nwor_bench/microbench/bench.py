@@ -24,24 +24,10 @@ from rich.progress import track
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.instruments import environment
 from nwor_bench.instruments.conditions import ConditionMonitor
+from nwor_bench.microbench import report
 from nwor_bench.microbench.cases import ON_A_GPU, OURS, PEER, Group, Spec, expand
-from nwor_bench.microbench.report import (
-    Result,
-    Row,
-    Status,
-    document,
-    half_widths,
-    json_content,
-    ratios,
-    write_files,
-)
-from nwor_bench.records.files import (
-    RUNS,
-    check_output,
-    default_folder,
-    not_writable,
-    result_document,
-)
+from nwor_bench.microbench.report import Row, Status
+from nwor_bench.records import files
 from nwor_bench.report.terminal import print_document, print_path
 from nwor_bench.workload.stopping import FIRST_LOOK, StoppingRule
 
@@ -88,39 +74,37 @@ def _run_group(bench: Bench, group: Group, rng: random.Random) -> list[Row]:
     try:
         contenders = bench.contenders(group)
     except MemoryError:
-        reason = "its inputs do not fit the GPU's memory"
-        names = (OURS, PEER[group.kernel])
-        return [_row(group, name, Status.REFUSED, reason=reason) for name in names]
-    ready = {each.name: prepare(bench, each) for each in contenders}
-    replays = {name: found for name, found in ready.items() if not isinstance(found, tuple)}
-    before = bench.throttled_ms()
+        refusal = {"status": Status.REFUSED, "reason": "its inputs do not fit the GPU's memory"}
+        return [_row(group, name, refusal) for name in (OURS, PEER[group.kernel])]
+    ready = {each.name: _prepare(bench, each) for each in contenders}
+    replays = {name: found for name, found in ready.items() if callable(found)}
     rule = make_rule(bench.spec.max_rounds, bench.spec.ci_width)
-    times = run_rounds(replays, rule, rng) if replays else {}
+    before = bench.throttled_ms()
+    times = run_rounds(replays, rule, rng)
     throttled = (bench.throttled_ms() or 0) > (before or 0)
-    remark = "the GPU throttled its clocks" if throttled else ""
-    measured = {each.name: _measured(each, times) for each in contenders if each.name in times}
-    return [
-        _row(group, name, *found)
-        if isinstance(found, tuple)
-        else _row(group, name, Status.OK, remark, **measured[name])
-        for name, found in ready.items()
-    ]
+    remark = {"reason": "the GPU throttled its clocks" if throttled else ""}
+    rows = []
+    for each in contenders:
+        found = ready[each.name]
+        columns = _measured(each, times) | remark if callable(found) else found
+        rows.append(_row(group, each.name, columns))
+    return rows
 
 
-def prepare(bench: Bench, contender: Contender) -> Replay | tuple[Status, str]:
-    """A replay of a contender whose result is right, or why it is not timed.
+def _prepare(bench: Bench, contender: Contender) -> Replay | dict[str, Any]:
+    """A replay of a contender whose result is right, or columns that say why it is not timed.
 
     An exception refuses a peer, and stops ours.
     """
     try:
         calls = contender.bind()
         wrong = contender.check(calls[0])
-        return (Status.INVALID, wrong) if wrong else bench.timer(calls)
+        return {"status": Status.INVALID, "reason": wrong} if wrong else bench.timer(calls)
     except Exception as error:
         if contender.name == OURS:
             raise
         first = (str(error).strip().splitlines() or [""])[0]
-        return Status.REFUSED, f"{type(error).__name__}: {first}"[:200]
+        return {"status": Status.REFUSED, "reason": f"{type(error).__name__}: {first}"[:200]}
 
 
 def make_rule(max_rounds: int, ci_width: float) -> StoppingRule:
@@ -138,38 +122,34 @@ def run_rounds(
         rng.shuffle(names)
         for name in names:
             times[name].append(replays[name]())
-        if done in rule.looks and rule.stop(done, half_widths(times), 0.0, 0.0):
+        if done in rule.looks and rule.stop(done, report.half_widths(times), 0.0, 0.0):
             break
     return times
 
 
 def _measured(contender: Contender, times: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """The columns of a row that come from its times."""
     own, moved = times[contender.name], contender.bytes_moved
-    time_us = median(own)
-    found = {"rounds": len(own), "time_us": time_us, "bytes_moved": moved}
-    ratio = ratios(times).get(contender.name)
+    columns = {"status": Status.OK, "rounds": len(own), "bytes_moved": moved}
+    columns |= {"time_us": median(own), "gb_per_s": moved / median(own) / 1e3}
+    ratio = report.ratios(times).get(contender.name)
     if ratio is not None:
-        low, high = ratio.low, ratio.high
-        found |= {"time_over_nwor": ratio.ratio, "time_over_nwor_low": low}
-        found["time_over_nwor_high"] = high
-    return {**found, "gb_per_s": moved / time_us / 1e3}
+        columns |= {"time_over_nwor": ratio.ratio, "time_over_nwor_low": ratio.low}
+        columns["time_over_nwor_high"] = ratio.high
+    return columns
 
 
-def _row(group: Group, name: str, status: Status, reason: str = "", **measured: Any) -> Row:
+def _row(group: Group, name: str, columns: Mapping[str, Any]) -> Row:
     return Row(
         kernel=group.kernel,
         implementation=name,
-        status=status,
         cache_dtype=group.cache_dtype,
         requests=group.window.requests,
         drafts=group.window.drafts,
         acceptance=group.acceptance,
         context=group.context,
         staged_tokens=group.window.tokens,
-        reason=reason,
         heads=str(group.heads) if group.heads else None,
-        **measured,
+        **columns,
     )
 
 
@@ -182,37 +162,29 @@ def run_kernels(
     as_json: bool = False,
     make_bench: Callable[[Spec], tuple[Bench, dict[str, Any]]] | None = None,
 ) -> int:
-    """Measure, write the files and print them; returns the exit code.
+    """Measure, write the files to `output` (None: runs/<UTC time>-kernels) and print them.
 
-    Args:
-        output: folder for the files; None: runs/<UTC time>-kernels.
-        quiet: print only the answer and the files.
-        as_json: print one JSON document only.
-        make_bench: makes the bench and facts about the device; None: `cuda_bench`.
-
-    Raises:
-        ConfigError: no CUDA device, or the files cannot be written to the folder.
+    `make_bench` makes the bench and facts about the device; None: `cuda_bench`. Returns the exit
+    code. Raises ConfigError without a CUDA device, and for a folder that cannot be written.
     """
-    folder = output or default_folder(RUNS, "kernels", "", datetime.now(UTC))
-    check_output(folder)
+    folder = output or files.default_folder(files.RUNS, "kernels", "", datetime.now(UTC))
+    files.check_output(folder)
     begun = perf_counter()
     bench, facts = (make_bench or cuda_bench)(spec)
     hidden = quiet or as_json or not console.is_terminal
     groups = track(expand(spec), "Cases", console=console, transient=True, disable=hidden)
     rows = run_groups(bench, groups)
     command = shlex.join(["nwor-bench", *sys.argv[1:]])
-    result = Result(spec, rows, command, facts, environment.collect(), perf_counter() - begun)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise not_writable(folder, error) from error
-    files = write_files(folder, result)
+    elapsed_s = perf_counter() - begun
+    result = report.Result(spec, rows, command, facts, environment.collect(), elapsed_s)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = report.write_files(folder, result)
     if as_json:
-        named = {"folder": str(folder), "files": list(map(str, files))}
-        sys.stdout.write(result_document({**named, **json_content(result)}))
+        named = {"folder": str(folder), "files": list(map(str, written))}
+        sys.stdout.write(files.result_document(named | report.json_content(result)))
     else:
-        print_document(console, document(result).shortened(), quiet=quiet)
-        print_path(console, "Files", ", ".join(map(str, files)))
+        print_document(console, report.document(result).shortened(), quiet=quiet)
+        print_path(console, "Files", ", ".join(map(str, written)))
     return ExitCode.CORRECTNESS_BROKEN if result.invalid else ExitCode.OK
 
 
@@ -221,6 +193,8 @@ def cuda_bench(spec: Spec) -> tuple[Bench, dict[str, Any]]:
     if not torch.cuda.is_available():
         problem = f"needs a CUDA device and PyTorch {torch.__version__} sees none"
         raise ConfigError(f"kernels {problem}: {ON_A_GPU}")
+    from triton.testing import do_bench
+
     from nwor_bench.microbench.contenders import contenders
 
     def make(group: Group) -> Sequence[Contender]:
@@ -233,12 +207,15 @@ def cuda_bench(spec: Spec) -> tuple[Bench, dict[str, Any]]:
         except torch.OutOfMemoryError as error:
             raise MemoryError from error
 
-    monitor = ConditionMonitor(gpus=True)
+    size = 1 << 31  # far larger than L2: the device's maximum, bytes read and written
+    source, target = torch.ones(2, size, dtype=torch.uint8, device="cuda")
+    copy_ms = float(do_bench(lambda: target.copy_(source), return_mode="min"))
     facts = {
         "gpu": torch.cuda.get_device_name(),
         "l2_bytes": torch.cuda.get_device_properties().L2_cache_size,
-        "copy_gb_per_s": _copy_gb_per_s(),
+        "copy_gb_per_s": 2 * size / copy_ms / 1e6,
     }
+    monitor = ConditionMonitor(gpus=True)
     return Bench(spec, make, graph_timer, lambda: monitor.end().get("gpu_throttled_ms")), facts
 
 
@@ -259,11 +236,3 @@ def graph_timer(calls: Sequence[Call]) -> Replay:
         return float(ms) * 1000 / len(calls)
 
     return replay
-
-
-def _copy_gb_per_s(size: int = 1 << 31) -> float:
-    """GB/s (10^9 bytes read and written) of a copy far larger than L2: the device's maximum."""
-    from triton.testing import do_bench
-
-    source, target = (torch.ones(size, dtype=torch.uint8, device="cuda") for _ in range(2))
-    return 2 * size / float(do_bench(lambda: target.copy_(source), return_mode="min")) / 1e6

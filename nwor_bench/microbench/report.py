@@ -9,18 +9,9 @@ from typing import Any
 
 from nwor_bench.analysis.statistics import paired_ratio
 from nwor_bench.microbench.cases import OURS, PEER, Spec
+from nwor_bench.records import files
 from nwor_bench.records.facts import Environment, to_json
-from nwor_bench.records.files import document as json_document
-from nwor_bench.records.files import write_atomically
-from nwor_bench.report.document import (
-    Bullets,
-    Code,
-    Document,
-    Headline,
-    Paragraph,
-    Section,
-    table,
-)
+from nwor_bench.report import document as blocks
 from nwor_bench.report.files import to_csv
 from nwor_bench.report.load import frame_of
 from nwor_bench.report.markdown import render_markdown
@@ -154,11 +145,11 @@ def write_files(folder: Path, result: Result) -> list[Path]:
     """Write the three files, replacing older ones. Raises StoreError if that fails."""
     written = {
         "kernels.csv": to_csv(frame_of(Row, result.rows)),
-        "kernels.json": json_document(json_content(result)),
+        "kernels.json": files.document(json_content(result)),
         "kernels.md": render_markdown(document(result)),
     }
     for name, content in written.items():
-        write_atomically(folder / name, content)
+        files.write_atomically(folder / name, content)
     return [folder / name for name in written]
 
 
@@ -176,28 +167,30 @@ def json_content(result: Result) -> dict[str, Any]:
     }
 
 
-def document(result: Result) -> Document:
+def document(result: Result) -> blocks.Document:
     """The answer, machine, a table per kernel, and notes."""
-    lead = (_headline(result), Paragraph(_machine(result)), Code(result.command))
+    lead = (_headline(result), blocks.Paragraph(_machine(result)), blocks.Code(result.command))
     sections = []
     for (kernel, dtype), rows in groupby(result.rows, lambda row: (row.kernel, row.cache_dtype)):
         cells = [(row.case, row.implementation, *row.numbers) for row in rows]
         more = {"commit": ", accepted", "verify_attention": ", context, heads"}.get(kernel, "")
         headers = (f"window{more}", "implementation", "time us", "GB/s", "time/nwor [95 %]")
-        shown = table(headers, cells, numbers_from=2)
-        sections.append(Section(f"{kernel}, {dtype} cache", (shown,), brief=True))
+        shown = blocks.table(headers, cells, numbers_from=2)
+        sections.append(blocks.Section(f"{kernel}, {dtype} cache", (shown,), brief=True))
     listed = dict.fromkeys(
         f"{row.implementation} ({row.kernel}, {row.cache_dtype}): {row.status}: {row.reason}"
         for row in result.rows if row.reason
     )  # fmt: skip
     if listed:
-        bullets = Bullets(tuple(listed))
-        sections.append(Section("Rows without a time, or with a remark", (bullets,), brief=True))
-    sections.append(Section("How to read the tables", (Bullets(NOTES),)))
-    return Document("Kernels against their peers", lead, tuple(sections))
+        bullets = blocks.Bullets(tuple(listed))
+        sections.append(
+            blocks.Section("Rows without a time, or with a remark", (bullets,), brief=True)
+        )
+    sections.append(blocks.Section("How to read the tables", (blocks.Bullets(NOTES),)))
+    return blocks.Document("Kernels against their peers", lead, tuple(sections))
 
 
-def _headline(result: Result) -> Headline:
+def _headline(result: Result) -> blocks.Headline:
     """Each kernel's time against its peer's, and which results are wrong."""
     sentences = []
     for kernel, peer in PEER.items():
@@ -212,8 +205,8 @@ def _headline(result: Result) -> Headline:
         for row in result.invalid
     )
     if not wrong:
-        return Headline("", text)
-    return Headline("INVALID", f"{text} Wrong results: {'; '.join(wrong)}.", "invalid")
+        return blocks.Headline("", text)
+    return blocks.Headline("INVALID", f"{text} Wrong results: {'; '.join(wrong)}.", "invalid")
 
 
 def _machine(result: Result) -> str:

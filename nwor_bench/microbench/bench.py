@@ -58,7 +58,7 @@ class Bench:
 
     spec: Spec
     contenders: Callable[[Group], Sequence[Contender]]
-    """Makes a group's inputs, ours first; raises MemoryError if they do not fit."""
+    """Makes a group's inputs, ours first; raises OutOfMemoryError if they do not fit."""
     timer: Callable[[Sequence[Call]], Replay]
     throttled_ms: Callable[[], float | None] = lambda: None
     """Time so far in which power or temperature lowered the clocks; None: unknown."""
@@ -73,7 +73,7 @@ def run_groups(bench: Bench, groups: Iterable[Group]) -> list[Row]:
 def _run_group(bench: Bench, group: Group, rng: random.Random) -> list[Row]:
     try:
         contenders = bench.contenders(group)
-    except MemoryError:
+    except torch.OutOfMemoryError:
         refusal = {"status": Status.REFUSED, "reason": "its inputs do not fit the GPU's memory"}
         return [_row(group, name, refusal) for name in (OURS, PEER[group.kernel])]
     ready = {each.name: _prepare(bench, each) for each in contenders}
@@ -94,14 +94,14 @@ def _run_group(bench: Bench, group: Group, rng: random.Random) -> list[Row]:
 def _prepare(bench: Bench, contender: Contender) -> Replay | dict[str, Any]:
     """A replay of a contender whose result is right, or columns that say why it is not timed.
 
-    An exception refuses a peer, and stops ours.
+    An error refuses a peer, and stops the run if it is ours and memory was enough.
     """
     try:
         calls = contender.bind()
         wrong = contender.check(calls[0])
         return {"status": Status.INVALID, "reason": wrong} if wrong else bench.timer(calls)
     except Exception as error:
-        if contender.name == OURS:
+        if contender.name == OURS and not isinstance(error, torch.OutOfMemoryError):
             raise
         first = (str(error).strip().splitlines() or [""])[0]
         return {"status": Status.REFUSED, "reason": f"{type(error).__name__}: {first}"[:200]}
@@ -201,11 +201,8 @@ def cuda_bench(spec: Spec) -> tuple[Bench, dict[str, Any]]:
         gc.collect()  # graphs hold a group's buffers until they are collected
         torch.cuda.empty_cache()
         torch.manual_seed(spec.seed)
-        try:
-            with torch.device("cuda"):
-                return contenders(group, group.shape(spec.shape))
-        except torch.OutOfMemoryError as error:
-            raise MemoryError from error
+        with torch.device("cuda"):
+            return contenders(group, group.shape(spec.shape))
 
     size = 1 << 31  # far larger than L2: the device's maximum, bytes read and written
     source, target = torch.ones(2, size, dtype=torch.uint8, device="cuda")

@@ -4,10 +4,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Literal, get_args
+from typing import Annotated, Literal
+
+from annotated_types import Ge
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.workload.options import fraction
+from nwor_bench.workload.options import Check, Option, Panel, fraction
+from nwor_bench.workload.stopping import parse_fraction
 
 OURS = "nwor"
 PEER = {
@@ -53,15 +56,26 @@ class Heads:
         return f"{self.query}/{self.kv}"
 
 
+def _one_of(*known: int) -> Check:
+    listed = f"{', '.join(map(str, known[:-1]))} or {known[-1]}"
+    return lambda value: None if value in known else f"write {listed}"
+
+
 @dataclass(frozen=True)
 class Shape:
     """Attention layers of a target model, and the block size of its cache."""
 
-    layers: int = 28
+    # fmt: off
+    layers: Annotated[int, Option("Target layers.", Panel.SHAPE), Ge(1)] = 28
     heads: int = 24
     kv_heads: int = 8
-    head_dim: int = 128
-    block_size: int = 16
+    head_dim: Annotated[int, Option(
+        "Head dimension.", Panel.SHAPE, check=_one_of(64, 96, 128, 256),
+    )] = 128
+    block_size: Annotated[int, Option(
+        "Tokens per cache block.", Panel.SHAPE, check=_one_of(16, 32, 64, 128),
+    )] = 16
+    # fmt: on
 
 
 @dataclass(frozen=True)
@@ -103,22 +117,79 @@ class Group:
         return max(1, round(share * self.window.tokens))
 
 
+def parse_windows(flag: str, text: str) -> tuple[Window, ...]:
+    """Parse `8x4,64x8` (requests x drafts). Raises ConfigError."""
+    remedy = "write requests x drafts such as 8x4,64x8, at most 15 drafts a request"
+    pairs = _pairs(flag, text.lower(), "x", remedy, lambda _, drafts: drafts <= 15)
+    return tuple(Window(*pair) for pair in pairs)
+
+
+def parse_heads(flag: str, text: str) -> tuple[Heads, ...]:
+    """Parse `24/8,32/4` (query heads / K/V heads). Raises ConfigError."""
+    remedy = "write query heads / K/V heads, the first a multiple of the second, such as 24/8,32/4"
+    pairs = _pairs(flag, text, "/", remedy, lambda query, kv: query % kv == 0)
+    return tuple(Heads(*pair) for pair in pairs)
+
+
+def parse_acceptances(flag: str, text: str) -> tuple[float, ...]:
+    """Parse fractions above 0 and up to 1, as `0.1,50%`. Raises ConfigError."""
+    values = [fraction(part) or 0 for part in _parts(text)]
+    if not values or not all(0 < value <= 1 for value in values):
+        raise ConfigError.for_field(flag, text, "write fractions such as 0.1,50%,0.9")
+    return tuple(values)
+
+
+def _parts(text: str) -> list[str]:
+    """The distinct parts between commas, in order."""
+    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def _pairs(
+    flag: str, text: str, joint: str, remedy: str, fits: Callable[[int, int], bool]
+) -> list[tuple[int, int]]:
+    found = [re.fullmatch(f"([1-9][0-9]*){joint}([1-9][0-9]*)", part) for part in _parts(text)]
+    pairs = [(int(match[1]), int(match[2])) for match in found if match]
+    if not pairs or len(pairs) < len(found) or not all(fits(*pair) for pair in pairs):
+        raise ConfigError.for_field(flag, text, remedy)
+    return pairs
+
+
 @dataclass(frozen=True)
 class Spec:
     """The options of one `nwor-bench kernels` run."""
 
-    kernels: tuple[Kernel, ...] = ("commit", "verify_attention")
-    windows: tuple[Window, ...] = (Window(8, 4), Window(64, 4), Window(64, 8), Window(256, 8))
-    acceptances: tuple[float, ...] = (0.1, 0.5, 0.9)
-    contexts: tuple[int, ...] = (1024,)
-    cache_dtypes: tuple[CacheDtype, ...] = get_args(CacheDtype)
-    heads: tuple[Heads, ...] = (Heads(24, 8), Heads(32, 4))
+    # fmt: off
+    kernels: Annotated[tuple[Kernel, ...], Option(
+        "Some of commit, verify_attention, gated_delta.", Panel.WORK,
+    )] = ("commit", "verify_attention")
+    windows: Annotated[tuple[Window, ...], Option(
+        "Requests x drafts.", Panel.WORK, read=parse_windows,
+    )] = (Window(8, 4), Window(64, 4), Window(64, 8), Window(256, 8))
+    acceptances: Annotated[tuple[float, ...], Option(
+        "Accepted drafts over drafts; for commit.", Panel.WORK, "acceptance",
+        read=parse_acceptances,
+    )] = (0.1, 0.5, 0.9)
+    contexts: Annotated[tuple[Annotated[int, Ge(1)], ...], Option(
+        "Cached tokens per request; for verify_attention.", Panel.WORK, "context",
+    )] = (1024,)
+    cache_dtypes: Annotated[tuple[CacheDtype, ...], Option(
+        "bf16, fp8.", Panel.WORK, "cache_dtype",
+    )] = ("bf16", "fp8")
+    heads: Annotated[tuple[Heads, ...], Option(
+        "Query heads / K/V heads; a commit has the first ones.", Panel.SHAPE, read=parse_heads,
+    )] = (Heads(24, 8), Heads(32, 4))
     """For attention, whose peers are closer the more query heads a K/V head has."""
     shape: Shape = Shape()
     """A commit takes its heads from here."""
-    max_rounds: int = 30
-    ci_width: float = 0.01
-    seed: int = 0
+    max_rounds: Annotated[int, Option(
+        "Most rounds of a case.", Panel.PRECISION, "rounds",
+    ), Ge(3)] = 30
+    ci_width: Annotated[float, Option(
+        "Stop a case when each ratio is known to +- this much (default: 1%).", Panel.PRECISION,
+        written=str, read=parse_fraction,
+    )] = 0.01
+    seed: Annotated[int, Option("Seed of inputs and order.")] = 0
+    # fmt: on
 
 
 def expand(spec: Spec) -> list[Group]:
@@ -137,40 +208,3 @@ def expand(spec: Spec) -> list[Group]:
             )
         ]
     return groups
-
-
-def parse_windows(text: str) -> tuple[Window, ...]:
-    """Parse `8x4,64x8` (requests x drafts). Raises ConfigError."""
-    remedy = "write requests x drafts such as 8x4,64x8, at most 15 drafts a request"
-    pairs = _pairs("--windows", text.lower(), "x", remedy, lambda _, drafts: drafts <= 15)
-    return tuple(Window(*pair) for pair in pairs)
-
-
-def parse_heads(text: str) -> tuple[Heads, ...]:
-    """Parse `24/8,32/4` (query heads / K/V heads). Raises ConfigError."""
-    remedy = "write query heads / K/V heads, the first a multiple of the second, such as 24/8,32/4"
-    pairs = _pairs("--heads", text, "/", remedy, lambda query, kv: query % kv == 0)
-    return tuple(Heads(*pair) for pair in pairs)
-
-
-def parse_acceptances(text: str) -> tuple[float, ...]:
-    """Parse fractions above 0 and up to 1, as `0.1,50%`. Raises ConfigError."""
-    values = [fraction(part) or 0 for part in _parts(text)]
-    if not values or not all(0 < value <= 1 for value in values):
-        raise ConfigError.for_field("--acceptance", text, "write fractions such as 0.1,50%,0.9")
-    return tuple(values)
-
-
-def _parts(text: str) -> list[str]:
-    """The distinct parts between commas, in order."""
-    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-
-
-def _pairs(
-    flag: str, text: str, joint: str, remedy: str, fits: Callable[[int, int], bool]
-) -> list[tuple[int, int]]:
-    found = [re.fullmatch(f"([1-9][0-9]*){joint}([1-9][0-9]*)", part) for part in _parts(text)]
-    pairs = [(int(match[1]), int(match[2])) for match in found if match]
-    if not pairs or len(pairs) < len(found) or not all(fits(*pair) for pair in pairs):
-        raise ConfigError.for_field(flag, text, remedy)
-    return pairs

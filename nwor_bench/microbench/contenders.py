@@ -3,9 +3,11 @@
 Only this module of the microbenchmarks imports vLLM. What is missing raises, and is refused.
 """
 
+import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ from nwor_kernels.window_merge.kernel import merge_window_triton
 MAX_SPLITS = 32
 """vLLM's flash_attn_max_num_splits_for_cuda_graph."""
 
-COLD_BYTES, MAX_SETS = 512 << 20, 32
+COLD_BYTES = 512 << 20
 """Bytes that the calls of a graph should touch together: several times any GPU's L2."""
 
 
@@ -37,13 +39,16 @@ def _commit(step: Commit) -> Call:
 
 def _stock_writes(step: Commit) -> Call:
     """vLLM's write of accepted rows, layer by layer, as its FlashAttention backend calls it."""
-    from vllm._custom_ops import reshape_and_cache_flash
-
-    keys, values = (list(each[:, step.accepted]) for each in (step.keys, step.values))
+    spec = importlib.util.find_spec("vllm")
+    for folder in (spec and spec.submodule_search_locations) or []:
+        for library in Path(folder).glob("_C_stable_libtorch*.so"):  # without importing vLLM
+            torch.ops.load_library(library)  # type: ignore[no-untyped-call]
+    write = torch.ops._C_cache_ops.reshape_and_cache_flash.default
+    keys, values = (each[:, step.accepted] for each in (step.keys, step.values))
     slots, kind = step.slots[step.accepted], "fp8" if step.fp8 else "auto"
     caches = [cache.transpose(1, 2).chunk(2, dim=-1) for cache in step.caches]
     return _in_turn(
-        partial(reshape_and_cache_flash, key, value, *to, slots, kind, step.scale, step.scale)
+        partial(write, key, value, *to, slots, kind, step.scale, step.scale)
         for key, value, to in zip(keys, values, caches, strict=True)
     )
 
@@ -202,7 +207,7 @@ class Kernel:
 
     inputs: Callable[[Group, Shape], Any]
     rows: Mapping[str, Callable[[Any], Call]]
-    sets: int = MAX_SETS
+    max_sets: int = 32
 
 
 KERNELS = {
@@ -227,7 +232,7 @@ KERNELS = {
             "nwor_norm": lambda step: _nets(step, norm=step.norm),
             "vllm_cuda": _fused_delta_rule,
         },
-        sets=1,
+        max_sets=1,
     ),
 }
 
@@ -235,17 +240,12 @@ KERNELS = {
 def contenders(group: Group, shape: Shape) -> list[Contender]:
     """A group's contenders, ours first; inputs are made now, calls when they are bound."""
     kernel = KERNELS[group.kernel]
-    sets = [kernel.inputs(group, shape)]
-    first = sets[0]
-    wanted = -(-COLD_BYTES // first.bytes_moved(OURS))
-    sets += [kernel.inputs(group, shape) for _ in range(1, min(kernel.sets, max(2, wanted)))]
-    return [
-        Contender(
-            name,
-            first.bytes_moved(name),
-            partial(lambda bind: [bind(each) for each in sets], bind),
-            partial(first.check, name=name),
-        )
-        for name, bind in kernel.rows.items()
-        if name not in first.absent
-    ]
+    first = kernel.inputs(group, shape)
+    number = min(kernel.max_sets, max(2, -(-COLD_BYTES // first.bytes_moved(OURS))))
+    sets = [first, *(kernel.inputs(group, shape) for _ in range(1, number))]
+
+    def contender(name: str, bind: Callable[[Any], Call]) -> Contender:
+        check = partial(first.check, name=name)
+        return Contender(name, first.bytes_moved(name), lambda: list(map(bind, sets)), check)
+
+    return [contender(*row) for row in kernel.rows.items() if row[0] not in first.absent]

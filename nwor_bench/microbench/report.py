@@ -102,7 +102,8 @@ class Row:
         if self.time_over_nwor is not None:
             ends = map(significant, (self.time_over_nwor_low, self.time_over_nwor_high))
             ratio = f"{significant(self.time_over_nwor)} [{', '.join(ends)}]"
-        return significant(self.time_us), decimal(self.gb_per_s, 0), ratio
+        time_us = decimal(self.time_us, 2 if (self.time_us or 0) < 100 else 0)
+        return time_us, decimal(self.gb_per_s, 0), ratio
 
 
 @dataclass(frozen=True)

@@ -48,17 +48,17 @@ def test_gated_delta_nets_have_state_dtypes_of_their_own() -> None:
 
 @given(st.lists(WINDOWS, min_size=1, unique=True))
 def test_windows_are_read_back(windows: list[Window]) -> None:
-    assert parse_windows(", ".join(map(str, windows))) == tuple(windows)
+    assert parse_windows("--windows", ", ".join(map(str, windows))) == tuple(windows)
 
 
 @pytest.mark.parametrize("text", ["", ",", "8", "8x", "x4", "8x4x2", "8x0", "0x4", "-8x4", "8x16"])
 def test_windows_that_are_none_are_refused(text: str) -> None:
     with refused("--windows", value=text):
-        parse_windows(text)
+        parse_windows("--windows", text)
 
 
 def test_heads_are_read_back_and_take_the_place_of_the_shapes() -> None:
-    few, many = parse_heads("6/2, 16/2")
+    few, many = parse_heads("--heads", "6/2, 16/2")
     assert (str(few), str(many)) == ("6/2", "16/2")
     shape = Shape(layers=3, heads=6, kv_heads=3)
     own = Group("verify_attention", "bf16", Window(8, 4), context=9, heads=many).shape(shape)
@@ -69,14 +69,14 @@ def test_heads_are_read_back_and_take_the_place_of_the_shapes() -> None:
 @pytest.mark.parametrize("text", ["", "24", "24/", "/8", "24/0", "24/7", "8/24", "24/8/1", "a/b"])
 def test_heads_that_are_none_are_refused(text: str) -> None:
     with refused("--heads", value=text):
-        parse_heads(text)
+        parse_heads("--heads", text)
 
 
 @pytest.mark.parametrize("text", ["", "0", "1.1", "-0.1", "half", "nan", "inf", "0.5,x"])
 def test_acceptances_that_are_none_are_refused(text: str) -> None:
     with refused("--acceptance", value=text):
-        parse_acceptances(text)
+        parse_acceptances("--acceptance", text)
 
 
 def test_lists_keep_their_order_and_drop_what_comes_twice() -> None:
-    assert parse_acceptances("0.9, 0.1,0.9") == (0.9, 0.1)
+    assert parse_acceptances("--acceptance", "0.9, 0.1,0.9") == (0.9, 0.1)

@@ -10,6 +10,7 @@ from random import Random
 from statistics import median
 
 import pytest
+import torch
 from fake_bench import BYTES, FACTS, Clock, make_bench
 from scipy import stats
 
@@ -143,12 +144,15 @@ def test_inputs_that_do_not_fit_are_a_refusal() -> None:
 
     def make(group):
         if group.kernel == "commit":
-            raise MemoryError
+            raise torch.OutOfMemoryError
         return bench.contenders(group)
 
     rows = run(replace(bench, contenders=make))
     assert {row.status for row in of(rows, OURS)} == {Status.REFUSED}
     assert {row.status for row in of(rows, OURS, "verify_attention")} == {Status.OK}
+    full = torch.OutOfMemoryError("CUDA out of memory")
+    rows = run(make_bench(SPEC, missing={OURS: full}))
+    assert {row.reason for row in of(rows, OURS)} == {"OutOfMemoryError: CUDA out of memory"}
 
 
 @pytest.mark.parametrize("grows", [True, False])

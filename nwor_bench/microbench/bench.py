@@ -78,7 +78,8 @@ def _run_group(bench: Bench, group: Group, rng: random.Random) -> list[Row]:
         return [_row(group, name, refusal) for name in (OURS, PEER[group.kernel])]
     ready = {each.name: _prepare(bench, each) for each in contenders}
     replays = {name: found for name, found in ready.items() if callable(found)}
-    rule = make_rule(bench.spec.max_rounds, bench.spec.ci_width)
+    rounds = bench.spec.max_rounds
+    rule = StoppingRule(min(FIRST_LOOK, rounds), rounds, bench.spec.ci_width)
     before = bench.throttled_ms()
     times = run_rounds(replays, rule, rng)
     throttled = (bench.throttled_ms() or 0) > (before or 0)
@@ -105,11 +106,6 @@ def _prepare(bench: Bench, contender: Contender) -> Replay | dict[str, Any]:
             raise
         first = (str(error).strip().splitlines() or [""])[0]
         return {"status": Status.REFUSED, "reason": f"{type(error).__name__}: {first}"[:200]}
-
-
-def make_rule(max_rounds: int, ci_width: float) -> StoppingRule:
-    """At least FIRST_LOOK rounds, at most `max_rounds`; `ci_width` is relative."""
-    return StoppingRule(min(FIRST_LOOK, max_rounds), max_rounds, ci_width)
 
 
 def run_rounds(

@@ -201,10 +201,10 @@ def _headline(result: Result) -> blocks.Headline:
             low, high = significant(min(found)), significant(max(found))
             sentences.append(f"{kernel}: {peer} takes {low} to {high} times our time.")
     text = " ".join(sentences) or "No ratio was measured."
-    wrong = dict.fromkeys(
+    wrong = [
         f"{row.implementation}, {row.kernel} {row.case}, {row.cache_dtype}: {row.reason}"
         for row in result.invalid
-    )
+    ]
     if not wrong:
         return blocks.Headline("", text)
     return blocks.Headline("INVALID", f"{text} Wrong results: {'; '.join(wrong)}.", "invalid")

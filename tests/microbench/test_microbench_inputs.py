@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from nwor_bench.microbench import inputs
-from nwor_bench.microbench.cases import OURS, Group, Nets, Shape, Window
+from nwor_bench.microbench import contenders, inputs
+from nwor_bench.microbench.cases import OURS, PEER, Group, Heads, Nets, Shape, Window
 from nwor_bench.microbench.inputs import Attention, Commit, NetWindow
 
 SHAPE = Shape(layers=2, heads=4, kv_heads=2, head_dim=64)
@@ -103,3 +103,27 @@ def test_a_wrong_state_or_output_of_a_net_is_seen(monkeypatch: pytest.MonkeyPatc
 
     assert spoil(step.states[-1]).startswith("states: ")
     assert spoil(step.out).startswith("outputs: ")
+
+
+def test_the_table_has_ours_first_the_main_peer_and_only_tilings_of_the_shape() -> None:
+    for kernel, peer in PEER.items():
+        names = list(contenders.KERNELS[kernel].rows)
+        assert names[0] == OURS
+        assert peer in names
+    for heads, tiling in ((Heads(6, 2), "ours4"), (Heads(16, 2), "ours32"), (Heads(32, 2), "")):
+        shape = Shape(layers=1, heads=heads.query, kv_heads=heads.kv, head_dim=64)
+        made = contenders.contenders(Group("verify_attention", "bf16", Window(1, 4)), shape)
+        ours = [each.name for each in made if each.name.startswith("ours")]
+        assert ours == ([tiling] if tiling else [])
+
+
+@pytest.mark.parametrize(("times", "sets"), [(0.1, 2), (2.5, 3), (1000, 32)])
+def test_each_call_of_a_graph_has_inputs_of_its_own(
+    times: float, sets: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Group("commit", "bf16", Window(2, 4), 0.5)
+    moved = Commit(group, SHAPE).bytes_moved(OURS)
+    monkeypatch.setattr(contenders, "COLD_BYTES", int(times * moved))
+    calls = contenders.contenders(group, SHAPE)[0].bind()
+    assert len(calls) == sets
+    assert len({call.args[1].data_ptr() for call in calls}) == sets  # slots

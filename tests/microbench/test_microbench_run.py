@@ -14,12 +14,12 @@ import torch
 from fake_bench import BYTES, FACTS, Clock, make_bench
 from scipy import stats
 
-from nwor_bench.microbench.bench import Bench, make_rule, run_groups, run_rounds
+from nwor_bench.microbench.bench import Bench, run_groups, run_rounds
 from nwor_bench.microbench.cases import OURS, PEER, Spec, Window, expand
 from nwor_bench.microbench.report import Result, Row, Status, document, half_widths, write_files
 from nwor_bench.records.facts import Environment
 from nwor_bench.report.markdown import render_markdown
-from nwor_bench.workload.stopping import FIRST_LOOK
+from nwor_bench.workload.stopping import FIRST_LOOK, StoppingRule
 
 SPEC = Spec(windows=(Window(8, 4),), acceptances=(0.5,), max_rounds=5)
 NAMES = ("nwor", "vllm_cuda", "third")
@@ -44,7 +44,9 @@ class Drift:
     def measure(self, rounds: int, ci_width: float) -> dict[str, list[float]]:
         replays = {name: lambda name=name, us=us: self._replay(name, us)
                    for us, name in enumerate(NAMES, 1)}  # fmt: skip
-        return run_rounds(replays, make_rule(rounds, ci_width), Random(0))
+        return run_rounds(
+            replays, StoppingRule(min(FIRST_LOOK, rounds), rounds, ci_width), Random(0)
+        )
 
     def _replay(self, name: str, us: float) -> float:
         self.calls.append(name)
@@ -157,7 +159,7 @@ def test_inputs_that_do_not_fit_are_a_refusal() -> None:
 
 @pytest.mark.parametrize("grows", [True, False])
 def test_rounds_under_throttled_clocks_say_so(grows: bool) -> None:
-    rows = run(make_bench(SPEC, throttled=count(0, 5 if grows else 0)))
+    rows = run(make_bench(SPEC, throttled=count(3, 5 if grows else 0)))
     assert {row.reason for row in rows} == {"the GPU throttled its clocks" if grows else ""}
     assert all(row.time_us for row in rows)
 

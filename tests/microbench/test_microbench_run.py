@@ -1,20 +1,24 @@
 """A run without a GPU: rounds, rows and pages; what is wrong, refused or late is never timed."""
 
 import csv
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
+from functools import partial
 from io import StringIO
 from itertools import count
 from math import exp, log
 from pathlib import Path
 from random import Random
 from statistics import median
+from types import SimpleNamespace
 
 import pytest
 import torch
 from fake_bench import BYTES, FACTS, Clock, make_bench
 from scipy import stats
 
-from nwor_bench.microbench.bench import Bench, run_groups, run_rounds
+from nwor_bench.microbench.bench import Bench, graph_timer, run_groups, run_rounds
 from nwor_bench.microbench.cases import OURS, PEER, Spec, Window, expand
 from nwor_bench.microbench.report import Result, Row, Status, document, half_widths, write_files
 from nwor_bench.records.facts import Environment
@@ -162,6 +166,32 @@ def test_rounds_under_throttled_clocks_say_so(grows: bool) -> None:
     rows = run(make_bench(SPEC, throttled=count(3, 5 if grows else 0)))
     assert {row.reason for row in rows} == {"the GPU throttled its clocks" if grows else ""}
     assert all(row.time_us for row in rows)
+
+
+def test_the_timer_captures_every_call_once_and_times_replays_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    testing, said, timed = pytest.importorskip("triton.testing"), [], []
+    graph = SimpleNamespace(replay=lambda: said.append("replay"))
+
+    @contextmanager
+    def capture(into: object) -> Iterator[None]:
+        said.append("capture" if into is graph else "another graph")
+        yield
+        said.append("end")
+
+    def do_bench(timed_call: Callable[[], None], **_: object) -> float:
+        timed.append(timed_call)
+        return 1.5  # ms
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: said.append("wait"))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(testing, "do_bench", do_bench)
+    replay = graph_timer([partial(said.append, name) for name in "abc"])
+    assert said == ["a", "b", "c", "wait", "capture", "a", "b", "c", "end"]
+    assert replay() == 500  # us a call
+    assert set(timed) == {graph.replay}
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ def _stock_writes(step: Commit) -> Call:
         for library in Path(folder).glob("_C_stable_libtorch*.so"):  # without importing vLLM
             torch.ops.load_library(library)  # type: ignore[no-untyped-call]
     write = torch.ops._C_cache_ops.reshape_and_cache_flash.default
-    keys, values = (each[:, step.accepted] for each in (step.keys, step.values))
+    _, keys, values = step.split(step.fused[:, step.accepted])
     slots, kind = step.slots[step.accepted], "fp8" if step.fp8 else "auto"
     caches = [cache.transpose(1, 2).chunk(2, dim=-1) for cache in step.caches]
     return _in_turn(

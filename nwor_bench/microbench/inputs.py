@@ -55,9 +55,9 @@ class KvInputs:
     def __init__(self, group: Group, shape: Shape, layers: int, rows: int, first: Tensor):
         self.group, self.shape, self.rows = group, shape, rows
         self.fp8, self.requests = group.cache_dtype == "fp8", group.window.requests
-        heads = [shape.heads, shape.kv_heads, shape.kv_heads]
-        fused = torch.randn(layers, self.requests * rows, sum(heads), shape.head_dim).bfloat16()
-        self.queries, self.keys, self.values = torch.split(fused, heads, dim=2)
+        heads = shape.heads + 2 * shape.kv_heads
+        self.fused = torch.randn(layers, self.requests * rows, heads, shape.head_dim).bfloat16()
+        self.queries, self.keys, self.values = self.split(self.fused)
         position = first[:, None] + torch.arange(rows)
         blocks = -(-(int(position.max()) + 1) // shape.block_size)
         self.table = torch.randperm(self.requests * blocks).view(self.requests, blocks)
@@ -66,6 +66,10 @@ class KvInputs:
         self.sizes = (self.table.numel(), shape.kv_heads, shape.block_size, 2 * shape.head_dim)
         self.row_bytes = shape.kv_heads * 2 * shape.head_dim * 2
         self.cached_bytes = self.row_bytes // (2 if self.fp8 else 1)
+
+    def split(self, fused: Tensor) -> tuple[Tensor, ...]:
+        """Q, K and V of fused rows, as views."""
+        return torch.split(fused, [self.shape.heads] + 2 * [self.shape.kv_heads], dim=2)
 
 
 class Commit(KvInputs):

@@ -24,6 +24,9 @@ def test_accepted_tokens_lead_their_windows_and_no_slot_is_given_twice(window, s
     accepted = step.accepted.view(window.requests, window.drafts)
     assert accepted.sum(1).tolist() == step.counts.tolist()
     assert bool((accepted[:, 1:] <= accepted[:, :-1]).all())
+    width = (SHAPE.heads + 2 * SHAPE.kv_heads) * SHAPE.head_dim
+    for each in (step.keys, step.split(step.fused[:, step.accepted])[1]):
+        assert each[0].stride() == (width, SHAPE.head_dim, 1)  # as in fused QKV outputs
     assert len(set(step.slots.tolist())) == window.tokens
     assert 0 <= int(step.slots.min()) <= int(step.slots.max()) < step.sizes[0] * 16
     offsets = step.slots.view(window.requests, window.drafts) % 16

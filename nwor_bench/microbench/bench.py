@@ -1,148 +1,152 @@
-"""Run `nwor-bench kernels`: check every implementation, time it in rounds, write the files.
+"""Run `nwor-bench kernels`: check every contender, time it in rounds, write the files.
 
-In a round every implementation runs once, in random order. They are compared within a round, when
-clocks and other load on the GPU were the same. `nwor_bench.workload.stopping` decides when to stop,
-only from the width of the intervals.
+In a round every contender runs once, in random order. They are compared within a round, when clocks
+and other load on the GPU were the same. `nwor_bench.workload.stopping` decides when to stop, only
+from the width of the intervals.
 """
 
+import gc
 import random
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any
 
+import torch
 from rich.console import Console
+from rich.progress import track
 
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.instruments import environment
+from nwor_bench.instruments.conditions import ConditionMonitor
+from nwor_bench.microbench import report
 from nwor_bench.microbench.cases import ON_A_GPU, OURS, PEER, Group, Spec, expand
-from nwor_bench.microbench.report import document, json_content, write_files
-from nwor_bench.microbench.rows import (
-    Bench,
-    Implementation,
-    Implementations,
-    Replay,
-    Result,
-    Row,
-    Status,
-    blank,
-    describe,
-    half_widths,
-    timed_rows,
-)
-from nwor_bench.records.files import (
-    RUNS,
-    check_output,
-    default_folder,
-    not_writable,
-    result_document,
-)
+from nwor_bench.microbench.report import Row, Status
+from nwor_bench.records import files
 from nwor_bench.report.terminal import print_document, print_path
 from nwor_bench.workload.stopping import FIRST_LOOK, StoppingRule
 
-WARMUP_ROUNDS = 2
+SAMPLE_MS = 2
+"""Replays of a contender in one round; their median is the round's time."""
+
+Call = Callable[[], object]
+Replay = Callable[[], float]
+"""Times a contender in one round, in us a call."""
 
 
-def run_groups(
-    bench: Bench, groups: Iterable[Group], on_group: Callable[[Group, list[Row]], None]
-) -> list[Row]:
-    """All rows of all groups; calls `on_group` after each group."""
-    rows: list[Row] = []
+@dataclass(frozen=True)
+class Contender:
+    """One implementation of a kernel's work, in one group."""
+
+    name: str
+    bytes_moved: int
+    """Bytes that a call must read and write."""
+    bind: Callable[[], Sequence[Call]]
+    """Makes a call for each set of inputs."""
+    check: Callable[[Call], str]
+    """Makes the first call on poisoned outputs; returns its fault, or an empty string."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What times the groups."""
+
+    spec: Spec
+    contenders: Callable[[Group], Sequence[Contender]]
+    """Makes a group's inputs, ours first; raises OutOfMemoryError if they do not fit."""
+    timer: Callable[[Sequence[Call]], Replay]
+    throttled_ms: Callable[[], float | None] = lambda: None
+    """Time so far in which power or temperature lowered the clocks; None: unknown."""
+
+
+def run_groups(bench: Bench, groups: Iterable[Group]) -> list[Row]:
+    """All rows of all groups."""
     rng = random.Random(bench.spec.seed)
-    for group in groups:
-        found = _run_group(bench, group, rng)
-        bench.release()
-        rows += found
-        on_group(group, found)
-    return rows
+    return [row for group in groups for row in _run_group(bench, group, rng)]
 
 
 def _run_group(bench: Bench, group: Group, rng: random.Random) -> list[Row]:
     try:
-        built = bench.build(group)
-    except MemoryError:
-        reason = "its inputs do not fit the GPU's memory"
-        built = Implementations((), dict.fromkeys((OURS, PEER[group.kernel]), reason))
-    failed = {name: (Status.REFUSED, reason) for name, reason in built.refused.items()}
-    sound = []
-    for implementation in built.runnable:
-        fault = fault_of(implementation)
-        if fault is None:
-            sound.append(implementation)
-        else:
-            failed[implementation.name] = fault
-    timed, refused = _time(bench, group, sound, rng)
-    failed |= refused
-    rows = timed + [blank(group, name, *why) for name, why in failed.items()]
-    return sorted(rows, key=lambda row: row.implementation != OURS)
-
-
-def fault_of(implementation: Implementation) -> tuple[Status, str] | None:
-    """Why an implementation is not timed, or None. An exception refuses a peer, and stops ours."""
-    try:
-        wrong = implementation.check()
-    except Exception as error:
-        if implementation.name == OURS:
-            raise
-        return Status.REFUSED, describe(error)
-    return (Status.INVALID, wrong) if wrong else None
-
-
-def _time(
-    bench: Bench, group: Group, implementations: list[Implementation], rng: random.Random
-) -> tuple[list[Row], dict[str, tuple[Status, str]]]:
-    """The rows of one group, and the peer that could not be launched."""
-    replays: dict[str, Replay] = {}
-    refused: dict[str, tuple[Status, str]] = {}
-    for each in implementations:
-        try:
-            replays[each.name] = bench.stopwatch.prepare(each)
-        except Exception as error:
-            if each.name == OURS:
-                raise
-            refused[each.name] = (Status.REFUSED, describe(error))
-    if not replays:
-        return [], refused
+        contenders = bench.contenders(group)
+    except torch.OutOfMemoryError:
+        refusal = {"status": Status.REFUSED, "reason": "its inputs do not fit the GPU's memory"}
+        return [_row(group, name, refusal) for name in (OURS, PEER[group.kernel])]
+    ready = {each.name: _prepare(bench, each) for each in contenders}
+    replays = {name: found for name, found in ready.items() if callable(found)}
+    rounds = bench.spec.max_rounds
+    rule = StoppingRule(min(FIRST_LOOK, rounds), rounds, bench.spec.ci_width)
     before = bench.throttled_ms()
-    times = run_rounds(replays, make_rule(bench.spec.max_rounds, bench.spec.ci_width), rng)
-    after = bench.throttled_ms()
-    timed = [each for each in implementations if each.name in replays]
-    rows = timed_rows(group, timed, times)
-    if before is not None and after is not None and after > before:
-        rows = [replace(row, reason="the GPU throttled its clocks") for row in rows]
-    return rows, refused
+    times = run_rounds(replays, rule, rng)
+    throttled = (bench.throttled_ms() or 0) > (before or 0)
+    remark = {"reason": "the GPU throttled its clocks" if throttled else ""}
+    rows = []
+    for each in contenders:
+        found = ready[each.name]
+        columns = _measured(each, times) | remark if callable(found) else found
+        rows.append(_row(group, each.name, columns))
+    return rows
 
 
-def make_rule(max_rounds: int, ci_width: float) -> StoppingRule:
-    """At least FIRST_LOOK rounds, at most `max_rounds`; `ci_width` is relative."""
-    return StoppingRule(
-        blocks=min(FIRST_LOOK, max_rounds), max_blocks=max_rounds, ci_width=ci_width
-    )
+def _prepare(bench: Bench, contender: Contender) -> Replay | dict[str, Any]:
+    """A replay of a contender whose result is right, or columns that say why it is not timed.
+
+    An error refuses a peer, and stops the run if it is ours and memory was enough.
+    """
+    try:
+        calls = contender.bind()
+        wrong = contender.check(calls[0])
+        return {"status": Status.INVALID, "reason": wrong} if wrong else bench.timer(calls)
+    except Exception as error:
+        if contender.name == OURS and not isinstance(error, torch.OutOfMemoryError):
+            raise
+        first = (str(error).strip().splitlines() or [""])[0]
+        return {"status": Status.REFUSED, "reason": f"{type(error).__name__}: {first}"[:200]}
 
 
 def run_rounds(
     replays: Mapping[str, Replay], rule: StoppingRule, rng: random.Random
 ) -> dict[str, list[float]]:
-    """Times in us of each implementation of one group, by name."""
+    """Times in us of each contender of one group, by name."""
     names = list(replays)
     times: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(WARMUP_ROUNDS):
-        for name in names:
-            replays[name]()
-    done = 0
-    while done < rule.max_blocks:
+    for done in range(1, rule.max_blocks + 1):
         rng.shuffle(names)
         for name in names:
             times[name].append(replays[name]())
-        done += 1
-        if rule.stop(done, half_widths(times) if done in rule.looks else [], 0.0, 0.0):
+        if done in rule.looks and rule.stop(done, report.half_widths(times), 0.0, 0.0):
             break
     return times
+
+
+def _measured(contender: Contender, times: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    own, moved = times[contender.name], contender.bytes_moved
+    columns = {"status": Status.OK, "rounds": len(own), "bytes_moved": moved}
+    columns |= {"time_us": median(own), "gb_per_s": moved / median(own) / 1e3}
+    ratio = report.ratios(times).get(contender.name)
+    if ratio is not None:
+        columns |= {"time_over_nwor": ratio.ratio, "time_over_nwor_low": ratio.low}
+        columns["time_over_nwor_high"] = ratio.high
+    return columns
+
+
+def _row(group: Group, name: str, columns: Mapping[str, Any]) -> Row:
+    return Row(
+        kernel=group.kernel,
+        implementation=name,
+        cache_dtype=group.cache_dtype,
+        requests=group.window.requests,
+        drafts=group.window.drafts,
+        acceptance=group.acceptance,
+        context=group.context,
+        staged_tokens=group.window.tokens,
+        heads=str(group.heads) if group.heads else None,
+        **columns,
+    )
 
 
 def run_kernels(
@@ -154,64 +158,75 @@ def run_kernels(
     as_json: bool = False,
     make_bench: Callable[[Spec], tuple[Bench, dict[str, Any]]] | None = None,
 ) -> int:
-    """Measure, write the files and print them; returns the exit code.
+    """Measure, write the files to `output` (None: runs/<UTC time>-kernels) and print them.
 
-    Args:
-        output: folder for the files; None: runs/<UTC time>-kernels.
-        quiet: print only the answer and the files.
-        as_json: print one JSON document only.
-        make_bench: makes the bench; None: the one on the current CUDA device.
-
-    Raises:
-        ConfigError: no CUDA device, or the files cannot be written to the folder.
+    `make_bench` makes the bench and facts about the device; None: `cuda_bench`. Returns the exit
+    code. Raises ConfigError without a CUDA device, and for a folder that cannot be written.
     """
-    folder = output or default_folder(RUNS, "kernels", "", datetime.now(UTC))
-    check_output(folder)
+    folder = output or files.default_folder(files.RUNS, "kernels", "", datetime.now(UTC))
+    files.check_output(folder)
     begun = perf_counter()
-    bench, facts = (make_bench or _cuda_bench)(spec)
-    groups = expand(spec)
-    done = count(1)
-
-    def on_group(group: Group, rows: list[Row]) -> None:
-        if console.is_terminal and not quiet and not as_json:
-            seconds = perf_counter() - begun
-            line = f"[{next(done)}/{len(groups)}] {group.label} ({seconds:.0f} s)"
-            console.print(line, markup=False)
-
-    rows = run_groups(bench, groups, on_group)
+    bench, facts = (make_bench or cuda_bench)(spec)
+    hidden = quiet or as_json or not console.is_terminal
+    groups = track(expand(spec), "Cases", console=console, transient=True, disable=hidden)
+    rows = run_groups(bench, groups)
     command = shlex.join(["nwor-bench", *sys.argv[1:]])
     elapsed_s = perf_counter() - begun
-    result = Result(spec, rows, command, facts, environment.collect(), elapsed_s)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise not_writable(folder, error) from error
-    files = write_files(folder, result)
+    result = report.Result(spec, rows, command, facts, environment.collect(), elapsed_s)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = report.write_files(folder, result)
     if as_json:
-        named = {"folder": str(folder), "files": list(map(str, files))}
-        sys.stdout.write(result_document({**named, **json_content(result)}))
+        named = {"folder": str(folder), "files": list(map(str, written))}
+        sys.stdout.write(files.result_document(named | report.json_content(result)))
     else:
-        print_document(console, document(result).shortened(), quiet=quiet)
-        print_path(console, "Files", ", ".join(map(str, files)))
+        print_document(console, report.document(result).shortened(), quiet=quiet)
+        print_path(console, "Files", ", ".join(map(str, written)))
     return ExitCode.CORRECTNESS_BROKEN if result.invalid else ExitCode.OK
 
 
-def _cuda_bench(spec: Spec) -> tuple[Bench, dict[str, Any]]:
-    require_cuda()
-    from nwor_bench.microbench.cuda_bench import make_bench
-
-    return make_bench(spec)
-
-
-def require_cuda() -> None:
-    """Raise ConfigError unless PyTorch sees a CUDA device and Triton is installed."""
-    try:
-        import torch
-        import triton
-    except ImportError as error:
-        raise ConfigError.at(f"kernels needs {error.name}", ON_A_GPU) from error
+def cuda_bench(spec: Spec) -> tuple[Bench, dict[str, Any]]:
+    """The bench on the current CUDA device, and facts about that device for the report."""
     if not torch.cuda.is_available():
-        raise ConfigError(
-            f"kernels needs a CUDA device and PyTorch {torch.__version__} (Triton "
-            f"{triton.__version__}) sees none: {ON_A_GPU}"
-        )
+        problem = f"needs a CUDA device and PyTorch {torch.__version__} sees none"
+        raise ConfigError(f"kernels {problem}: {ON_A_GPU}")
+    from triton.testing import do_bench
+
+    from nwor_bench.microbench.contenders import contenders
+
+    def make(group: Group) -> Sequence[Contender]:
+        gc.collect()  # graphs hold a group's buffers until they are collected
+        torch.cuda.empty_cache()
+        torch.manual_seed(spec.seed)
+        with torch.device("cuda"):
+            return contenders(group, group.shape(spec.shape))
+
+    size = 1 << 31  # far larger than L2: the device's maximum, bytes read and written
+    source, target = torch.ones(2, size, dtype=torch.uint8, device="cuda")
+    copy_ms = float(do_bench(lambda: target.copy_(source), return_mode="min"))
+    facts = {
+        "gpu": torch.cuda.get_device_name(),
+        "l2_bytes": torch.cuda.get_device_properties().L2_cache_size,
+        "copy_gb_per_s": 2 * size / copy_ms / 1e6,
+    }
+    monitor = ConditionMonitor(gpus=True)
+    return Bench(spec, make, graph_timer, lambda: monitor.end().get("gpu_throttled_ms")), facts
+
+
+def graph_timer(calls: Sequence[Call]) -> Replay:
+    """Replays of a CUDA graph of all calls; Triton's `do_bench` empties L2 before each."""
+    from triton.testing import do_bench
+
+    for call in calls:
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+
+    def replay() -> float:  # it holds the calls, whose tensors the graph reads
+        ms = do_bench(graph.replay, warmup=1, rep=SAMPLE_MS, return_mode="median")
+        return float(ms) * 1000 / len(calls)
+
+    replay()  # lack of memory shows before the rounds
+    return replay

@@ -1,123 +1,256 @@
-"""Inputs laid out as in an engine: K/V in fused QKV outputs, slots in blocks, poisoned caches."""
+"""Inputs of each kernel laid out as in an engine, and checks of results against the references.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+Tensors are made on PyTorch's default device from its seed. `check` makes a call on poisoned
+outputs; it returns the fault, or an empty string.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nwor_bench.microbench.cases import Shape, Window
+from nwor_bench.microbench.cases import NETS, OURS, Group, Shape
+from nwor_kernels.commit.reference import commit_windows_reference
+from nwor_kernels.fp8 import quantize_e4m3
+from nwor_kernels.gated_delta.records import GatedNorm, allocate_records
+from nwor_kernels.gated_delta.reference import verify_window_reference
+from nwor_kernels.verify_attention.reference import verify_attention_varlen_reference
+from nwor_kernels.verify_attention.tuning import Tiling, tilings
 
-FP8_POISON = 0x7F
-"""e4m3's NaN."""
+Call = Callable[[], object]
 
-COLD_BYTES = 512 << 20
-"""Bytes that a round over all buffer sets should touch: several times any GPU's L2."""
+COMMIT_SCALE, ATTENTION_SCALE = 0.37, 0.02
+"""Scales of fp8 caches. With the first, some random values saturate e4m3."""
 
-MOST_SETS, FEWEST_SETS = 32, 2
+MAX_SEQ_LEN = 16_384
+"""Smallest maximum length that graphs are captured for; the timed lengths are shorter."""
 
+ATTENTION_ERROR = {"bf16": 1e-2, "fp8": 6e-2}
+"""With an fp8 cache FlashAttention rounds its weights to e4m3."""
 
-@dataclass(frozen=True)
-class Rows:
-    """K and V of tokens in every layer, as views of the layers' fused QKV outputs.
-
-    Attributes:
-        keys, values: one tensor per layer, [tokens, kv_heads, head_dim].
-        slots: [tokens] int64, the same for every layer.
-    """
-
-    keys: Sequence[Tensor]
-    values: Sequence[Tensor]
-    slots: Tensor
+OUT_ERROR, STATE_ERROR = 2e-2, {"f32": 1e-6, "bf16": 1e-2}
+"""Of gated delta nets: outputs are rounded to bfloat16, and a bfloat16 state is rounded once."""
 
 
-@dataclass(frozen=True)
-class WindowSet:
-    """One step: all rows, only the chosen rows, and the indices of the chosen rows."""
-
-    all: Rows
-    chosen: Rows
-    choice: Tensor
-
-
-def count_sets(bytes_of_one: int, most: int = MOST_SETS) -> int:
-    """Number of buffer sets so that a round touches COLD_BYTES, from FEWEST_SETS to `most`."""
-    return max(FEWEST_SETS, min(most, -(-COLD_BYTES // max(bytes_of_one, 1))))
-
-
-def spread(total: int, window: Window, generator: torch.Generator) -> Tensor:
-    """[requests] int32: `total` accepted tokens spread at random over the requests."""
-    order = torch.rand(window.requests, window.drafts, generator=generator)
-    chosen = torch.zeros(window.tokens, dtype=torch.int32)
-    chosen[order.flatten().argsort()[:total]] = 1
-    return chosen.view(window.requests, window.drafts).sum(1, dtype=torch.int32)
-
-
-def leading(counts: Tensor, width: int) -> Tensor:
-    """Indices (int64) of each request's first `counts` rows, in a step of `width` rows each."""
-    place = torch.arange(width).repeat(counts.numel(), 1)
-    return (place < counts[:, None]).flatten().nonzero(as_tuple=True)[0]
-
-
-class SlotPool:
-    """Slots of a paged cache: each request has blocks of its own."""
-
-    def __init__(self, window: Window, block_size: int, sets: int, generator: torch.Generator):
-        self._window, self._block_size, self._generator = window, block_size, generator
-        self._blocks_each = -(-(block_size - 1 + window.drafts) // block_size)
-        self.num_blocks = max(1024, sets * window.requests * self._blocks_each)
-        self._free = torch.randperm(self.num_blocks, generator=generator)
-
-    def take(self) -> Tensor:
-        """[tokens] int64: consecutive positions per request, starting anywhere in a block."""
-        count = self._window.requests * self._blocks_each
-        blocks, self._free = self._free[:count], self._free[count:]
-        blocks = blocks.view(self._window.requests, self._blocks_each)
-        start = torch.randint(
-            self._block_size, (self._window.requests, 1), generator=self._generator
-        )
-        position = start + torch.arange(self._window.drafts)
-        block = blocks.gather(1, position // self._block_size)
-        return (block * self._block_size + position % self._block_size).flatten()
-
-
-def make_set(
-    shape: Shape, rows: int, slots: Tensor, choice: Tensor, device: torch.device
-) -> WindowSet:
-    """`rows` random rows in every layer with a slot each, and the rows `choice` of them."""
-    width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    packed = torch.randn(shape.layers, rows, width, device=device, dtype=torch.bfloat16)
-    slots, choice = slots.to(device), choice.to(device)
-    return WindowSet(
-        _rows(packed, shape, slots), _rows(packed[:, choice], shape, slots[choice]), choice
-    )
-
-
-def make_caches(shape: Shape, blocks: int, cache_dtype: str, device: torch.device) -> list[Tensor]:
-    """Poisoned caches in vLLM's GPU layout: [blocks, kv_heads, block_size, 2 * head_dim]."""
-    sizes = (blocks, shape.kv_heads, shape.block_size, 2 * shape.head_dim)
-    dtype = torch.uint8 if cache_dtype == "fp8" else torch.bfloat16
-    caches = [torch.empty(sizes, dtype=dtype, device=device) for _ in range(shape.layers)]
-    poison(caches)
-    return caches
-
-
-def poison(tensors: Sequence[Tensor]) -> None:
-    """Fill with NaN, in the tensor's own number format."""
+def poison(tensors: Iterable[Tensor]) -> None:
+    """Fill with NaN; e4m3's in tensors of bytes."""
     for tensor in tensors:
-        tensor.fill_(float("nan") if tensor.is_floating_point() else FP8_POISON)
+        tensor.fill_(float("nan") if tensor.is_floating_point() else 0x7F)
 
 
-def difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> str:
-    """The first layer whose bits differ from `expected`, or an empty string."""
-    for layer, (tensor, wanted) in enumerate(zip(found, expected, strict=True)):
-        wrong = int((tensor.view(torch.uint8) != wanted.view(torch.uint8)).sum())
-        if wrong:
-            return f"layer {layer}: {wrong} bytes differ from the reference"
-    return ""
+def fault_of(name: str, error: Tensor, allowed: float) -> str:
+    """A sentence if the error of a result is more than allowed, or NaN; else an empty string."""
+    value = float(error)
+    return "" if value <= allowed else f"{name}: error {value:.1e}, more than {allowed:g}"
 
 
-def _rows(packed: Tensor, shape: Shape, slots: Tensor) -> Rows:
-    heads = packed.view(*packed.shape[:2], -1, shape.head_dim)
-    keys = heads[:, :, shape.heads : shape.heads + shape.kv_heads]
-    return Rows(list(keys), list(heads[:, :, shape.heads + shape.kv_heads :]), slots)
+class KvInputs:
+    """The newest `rows` tokens of each request, in fused QKV outputs, and their slots in caches."""
+
+    absent: tuple[str, ...] = ()
+    """Contenders that do not exist for this shape."""
+
+    def __init__(self, group: Group, shape: Shape, layers: int, rows: int, first: Tensor):
+        self.group, self.shape, self.rows = group, shape, rows
+        self.fp8, self.requests = group.cache_dtype == "fp8", group.window.requests
+        heads = shape.heads + 2 * shape.kv_heads
+        self.fused = torch.randn(layers, self.requests * rows, heads, shape.head_dim).bfloat16()
+        self.queries, self.keys, self.values = self.split(self.fused)
+        position = first[:, None] + torch.arange(rows)
+        blocks = -(-(int(position.max()) + 1) // shape.block_size)
+        self.table = torch.randperm(self.requests * blocks).view(self.requests, blocks)
+        block = self.table.gather(1, position // shape.block_size)
+        self.slots = (block * shape.block_size + position % shape.block_size).flatten()
+        self.sizes = (self.table.numel(), shape.kv_heads, shape.block_size, 2 * shape.head_dim)
+        self.row_bytes = shape.kv_heads * 2 * shape.head_dim * 2
+        self.cached_bytes = self.row_bytes // (2 if self.fp8 else 1)
+
+    def split(self, fused: Tensor) -> tuple[Tensor, ...]:
+        """Q, K and V of fused rows, as views."""
+        return torch.split(fused, [self.shape.heads] + 2 * [self.shape.kv_heads], dim=2)
+
+
+class Commit(KvInputs):
+    """A window in every layer; requests start anywhere in a block, some tokens are accepted."""
+
+    def __init__(self, group: Group, shape: Shape):
+        window = group.window
+        first = torch.randint(shape.block_size, (window.requests,))
+        super().__init__(group, shape, shape.layers, window.drafts, first)
+        requests = torch.randperm(window.tokens)[: group.accepted] // window.drafts
+        self.counts = torch.bincount(requests, minlength=window.requests).int()
+        self.accepted = (torch.arange(window.drafts) < self.counts[:, None]).flatten()
+        dtype = torch.uint8 if self.fp8 else torch.bfloat16
+        self.caches = [torch.empty(self.sizes, dtype=dtype) for _ in range(shape.layers)]
+        self.scale = torch.full((1,), COMMIT_SCALE)
+        self.scales = [self.scale] * shape.layers if self.fp8 else None
+        self.errors = torch.zeros(shape.layers, dtype=torch.int32)
+
+    def bytes_moved(self, name: str) -> int:
+        """Accepted rows, read in bf16 and written in the cache's dtype."""
+        return self.shape.layers * self.group.accepted * (self.row_bytes + self.cached_bytes)
+
+    @cached_property
+    def wanted(self) -> list[Tensor]:
+        """The caches after the reference's commit."""
+        poison(self.caches)
+        caches = [cache.clone() for cache in self.caches]
+        commit_windows_reference(
+            list(self.keys), list(self.values), caches, self.slots, self.accepted,
+            torch.zeros_like(self.errors), k_scales=self.scales, v_scales=self.scales,
+        )  # fmt: skip
+        return caches
+
+    def check(self, call: Call, name: str) -> str:
+        """Every byte of the caches counts, and what is not accepted stays poisoned."""
+        wanted = self.wanted
+        poison(self.caches)
+        call()
+        if bool(self.errors.any()):
+            return "the kernel set an error flag"
+        for layer, pair in enumerate(zip(self.caches, wanted, strict=True)):
+            found, expected = (cache.view(torch.uint8) for cache in pair)
+            if not torch.equal(found, expected):
+                number = int((found != expected).sum())
+                return f"layer {layer}: {number} bytes differ from the reference"
+        return ""
+
+
+class Attention(KvInputs):
+    """A step of one layer. The cache holds every token, the window included."""
+
+    def __init__(self, group: Group, shape: Shape):
+        rows, self.context = group.window.drafts + 1, group.context or 0
+        super().__init__(group, shape, 1, rows, torch.full((group.window.requests,), self.context))
+        self.max_seq_len = max(MAX_SEQ_LEN, self.context + rows)
+        self.scale = torch.full((1,), ATTENTION_SCALE) if self.fp8 else None
+        self.given_query, self.key, self.value = self.queries[0], self.keys[0], self.values[0]
+        self.query = self._quantised(self.given_query)
+        cache = torch.randn(self.sizes, dtype=torch.bfloat16)
+        self.cache = cache if self.scale is None else (cache / self.scale).to(torch.float8_e4m3fn)
+        self.table = self.table.int()
+        self.starts = torch.arange(self.requests + 1, dtype=torch.int32) * rows
+        self.seq_lens = torch.full((self.requests,), self.context + rows, dtype=torch.int32)
+        self.output = torch.empty(self.query.shape, dtype=torch.bfloat16)
+        served = tilings(rows, shape.heads // shape.kv_heads, shape.head_dim)
+        self.absent = tuple(tiling for tiling in Tiling if tiling not in served)
+        self.write_window()
+
+    def bytes_moved(self, name: str) -> int:
+        """Context and window; queries and outputs are not counted."""
+        window = self.requests * self.rows * self.row_bytes
+        return self.requests * self.context * self.cached_bytes + window
+
+    def _quantised(self, values: Tensor) -> Tensor:
+        return values if self.scale is None else quantize_e4m3(values, self.scale)
+
+    def bind(self, attend: Callable[..., None], output: Tensor, **more: Any) -> Call:
+        """`attend` bound to the arguments that our kernel and its reference share."""
+        starts, scale = self.starts, self.scale
+        return partial(
+            attend, self.query, self.key, self.value, self.cache, starts, self.seq_lens, self.table,
+            starts[:-1], starts[1:], output, scale=self.shape.head_dim**-0.5,
+            q_scale=scale, k_scale=scale, v_scale=scale, **more,
+        )  # fmt: skip
+
+    @cached_property
+    def wanted(self) -> Tensor:
+        """The reference's result, in float32."""
+        output = torch.empty_like(self.output, dtype=torch.float32)
+        self.bind(verify_attention_varlen_reference, output)()
+        return output
+
+    def write_window(self, instead: float | None = None) -> None:
+        """Write the window's K/V into the cache, as a stock write does, or a number instead."""
+        rows = torch.cat([self.key, self.value], dim=-1)
+        rows = self._quantised(rows if instead is None else torch.full_like(rows, instead))
+        block, offset = self.slots // self.shape.block_size, self.slots % self.shape.block_size
+        self.cache.transpose(1, 2).view(torch.uint8)[block, offset] = rows.view(torch.uint8)
+
+    def check(self, call: Call, name: str) -> str:
+        """Our kernels must not read the window from the cache, where something else stands.
+
+        FlashAttention, and so `merge`, multiplies rows that it does not see by 0.
+        """
+        wanted = self.wanted
+        unseen = {"flash_attention_3": None, "flashinfer": None, "merge": 100.0}
+        self.write_window(unseen.get(name, float("nan")))
+        poison([self.output])
+        call()
+        self.write_window()
+        error = (self.output.float() - wanted).norm() / wanted.norm()
+        return fault_of("outputs", error, ATTENTION_ERROR[self.group.cache_dtype])
+
+
+class NetWindow:
+    """A window in all gated delta nets; every request reads its state from a random slot."""
+
+    absent: tuple[str, ...] = ()
+
+    def __init__(self, group: Group, shape: Shape):
+        self.group, self.nets, nets = group, NETS, NETS
+        requests, self.window = group.window.requests, group.window.drafts + 1
+        tokens, layers = requests * self.window, nets.layers
+        heads = (tokens, nets.value_heads)
+        width = 2 * nets.key_heads * nets.key_dim + nets.value_heads * nets.value_dim
+        self.mixed = torch.randn(layers, tokens, width).bfloat16()
+        self.a, self.b = torch.randn(2, layers, *heads).bfloat16()
+        self.decay = torch.randn(layers, nets.value_heads).sigmoid().mul(2).log()
+        self.bias = torch.randn(layers, nets.value_heads).bfloat16()
+        gate, weight = torch.randn(*heads, nets.value_dim), torch.randn(nets.value_dim)
+        self.norm = GatedNorm(gate.bfloat16(), weight.bfloat16(), 1e-6)
+        self.table = (torch.randperm(tokens).int() + 1).view(requests, self.window)
+        self.accepted, self.committed = torch.randint(1, self.window + 1, (2, requests)).int()
+        self.starts = torch.arange(requests + 1, dtype=torch.int32) * self.window
+        sizes = (tokens + 1, nets.value_heads, nets.value_dim, nets.key_dim)
+        dtype = torch.float32 if group.cache_dtype == "f32" else torch.bfloat16
+        self.states = [torch.randn(sizes, dtype=dtype) for _ in range(layers)]
+        self.out = torch.empty(*heads, nets.value_dim, dtype=torch.bfloat16)
+        self.records = allocate_records(
+            layers=layers, requests=requests, window=self.window, key_heads=nets.key_heads,
+            value_heads=nets.value_heads, key_dim=nets.key_dim, value_dim=nets.value_dim,
+            dtype=torch.bfloat16, device=self.out.device,
+        )  # fmt: skip
+        self._first = self.states[-1].clone()
+
+    def bytes_moved(self, name: str) -> int:
+        """One state read, the states written, inputs and outputs."""
+        written = 1 if name.startswith(OURS) else self.window
+        slots = self.group.window.requests * (1 + written)
+        states = slots * self.states[0][0].nbytes * self.nets.layers
+        return states + self.mixed.nbytes + self.nets.layers * self.out.nbytes
+
+    def layer(self, layer: int) -> dict[str, Tensor]:
+        """Inputs of a verify, by the names of the reference's arguments."""
+        return {
+            "mixed": self.mixed[layer], "a": self.a[layer], "b": self.b[layer],
+            "A_log": self.decay[layer], "dt_bias": self.bias[layer], "state": self.states[layer],
+            "state_indices": self.table, "accepted": self.accepted, "query_start_loc": self.starts,
+        }  # fmt: skip
+
+    def bind(self, verify: Callable[..., None], layer: int, **more: Any) -> Call:
+        """`verify` bound to the arguments that our kernel and its reference share."""
+        given = {"out": self.out, "records": self.records.layer(layer), **self.layer(layer), **more}
+        return partial(verify, **given, scale=self.nets.key_dim**-0.5)
+
+    def check(self, call: Call, name: str) -> str:
+        """Outputs and states of the last layer: ours writes a request's last state, others all."""
+        norm = self.norm if name in ("nwor_norm", "vllm_cuda") else None
+        state, out = self._first.clone(), torch.empty_like(self.out)
+        self.bind(verify_window_reference, -1, state=state, out=out, norm=norm, write_states=True)()
+        self.states[-1].copy_(self._first)
+        poison([self.out, *self.records])
+        call()
+        slots = self.table.long()
+        if name.startswith(OURS):
+            slots = slots.gather(1, self.committed[:, None].long() - 1)
+        written = [each[slots.flatten()] for each in (self.states[-1], state)]
+        fault = fault_of("states", _error(*written), STATE_ERROR[self.group.cache_dtype])
+        return fault or fault_of("outputs", _error(self.out, out), OUT_ERROR)
+
+
+def _error(found: Tensor, wanted: Tensor) -> Tensor:
+    """The largest difference over the largest value; NaN if there is one."""
+    return (found.float() - wanted.float()).abs().max() / wanted.float().abs().max()

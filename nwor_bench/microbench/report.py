@@ -1,30 +1,24 @@
-"""A kernel run as a document and as files (kernels.csv, kernels.json, kernels.md)."""
+"""The rows of a kernel run, as a document and as files (kernels.csv, kernels.json, kernels.md)."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from nwor_bench.microbench.cases import OURS, PEER
-from nwor_bench.microbench.rows import FORMAT_VERSION, Result, Row, Status
-from nwor_bench.records.facts import to_json
-from nwor_bench.records.files import document as json_document
-from nwor_bench.records.files import write_atomically
-from nwor_bench.report.document import (
-    Bullets,
-    Code,
-    Document,
-    Headline,
-    Paragraph,
-    Section,
-    Table,
-    table,
-)
+from nwor_bench.analysis.statistics import paired_ratio
+from nwor_bench.microbench.cases import OURS, PEER, Spec
+from nwor_bench.records import files
+from nwor_bench.records.facts import Environment, to_json
+from nwor_bench.report import document as blocks
 from nwor_bench.report.files import to_csv
 from nwor_bench.report.load import frame_of
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.text import NOT_MEASURED, decimal
+
+FORMAT_VERSION = 4
+"""Version of kernels.json and kernels.csv; increase it when a column changes its meaning."""
 
 NOTES = (
     "time: median time of one call over rounds. A commit writes all layers.",
@@ -39,15 +33,124 @@ NOTES = (
 )
 
 
+class Status(StrEnum):
+    """Whether a row has a time, and if not, why."""
+
+    OK = "OK"
+    INVALID = "INVALID"
+    """Its result was wrong, so it was not timed."""
+    REFUSED = "REFUSED"
+    """It is not installed, does not support this case, or raised an error."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table; None if not measured."""
+
+    kernel: str
+    """The kernel whose work the row does."""
+    implementation: str
+    """`nwor`, or the peer's name."""
+    status: Status
+    """`OK`, `INVALID` (wrong result) or `REFUSED`."""
+    cache_dtype: str
+    """Data type of the cache."""
+    requests: int
+    """Requests per call."""
+    drafts: int
+    """Draft tokens per request."""
+    acceptance: float | None
+    """Accepted over draft tokens."""
+    context: int | None
+    """Tokens per request in the cache."""
+    staged_tokens: int
+    """Draft tokens per call."""
+    bytes_moved: int | None = None
+    """Bytes that a call must read and write, each counted once."""
+    rounds: int | None = None
+    """Timed rounds."""
+    time_us: float | None = None
+    """Median time of a call."""
+    gb_per_s: float | None = None
+    """`bytes_moved` over `time_us`, in 10^9 bytes/s."""
+    time_over_nwor: float | None = None
+    """This time over our kernel's, geometric mean over rounds; 2 means that ours takes half the
+    time."""
+    time_over_nwor_low: float | None = None
+    """Low end of its 95 % interval."""
+    time_over_nwor_high: float | None = None
+    """High end of it."""
+    reason: str = ""
+    """Why there is no time, or that the GPU throttled."""
+    heads: str | None = None
+    """Query heads / K/V heads of attention."""
+
+    @property
+    def case(self) -> str:
+        """The window with what the work depends on, as `8x4, 0.5` or `8x4, 1024, 24/8`."""
+        share = None if self.acceptance is None else f"{self.acceptance:g}"
+        parts = (f"{self.requests}x{self.drafts}", share, self.context, self.heads)
+        return ", ".join(str(part) for part in parts if part is not None)
+
+    @property
+    def numbers(self) -> tuple[str, str, str]:
+        """Time, GB/s and ratio with its interval; the status instead of a missing time."""
+        if self.status is not Status.OK:
+            word = "INVALID" if self.status is Status.INVALID else "refused"
+            return word, NOT_MEASURED, NOT_MEASURED
+        ratio = "1" if self.implementation == OURS else NOT_MEASURED
+        if self.time_over_nwor is not None:
+            ends = map(significant, (self.time_over_nwor_low, self.time_over_nwor_high))
+            ratio = f"{significant(self.time_over_nwor)} [{', '.join(ends)}]"
+        time_us = decimal(self.time_us, 2 if (self.time_us or 0) < 100 else 0)
+        return time_us, decimal(self.gb_per_s, 0), ratio
+
+
+@dataclass(frozen=True)
+class Result:
+    """One kernel run."""
+
+    spec: Spec
+    rows: Sequence[Row]
+    command: str
+    facts: Mapping[str, Any]
+    """Of the device: `gpu`, `l2_bytes`, `copy_gb_per_s`."""
+    environment: Environment
+    elapsed_s: float
+
+    @property
+    def invalid(self) -> list[Row]:
+        """Rows whose implementation gave a wrong result."""
+        return [row for row in self.rows if row.status is Status.INVALID]
+
+
+def ratios(times: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Each time over ours, paired by round, with its interval; None while there is none."""
+    if OURS not in times:
+        return {}
+    ours = times[OURS]
+    return {name: paired_ratio(own, ours) for name, own in times.items() if name != OURS}
+
+
+def half_widths(times: Mapping[str, Sequence[float]]) -> list[float | None]:
+    """Relative half width of each ratio's interval; None while there is no interval."""
+    return [each and each.half_width / each.ratio for each in ratios(times).values()]
+
+
+def significant(value: float | None) -> str:
+    """A number with two decimals below 10, one below 100, else none."""
+    return decimal(value, 0 if value is None or value >= 100 else 1 if value >= 10 else 2)
+
+
 def write_files(folder: Path, result: Result) -> list[Path]:
     """Write the three files, replacing older ones. Raises StoreError if that fails."""
     written = {
         "kernels.csv": to_csv(frame_of(Row, result.rows)),
-        "kernels.json": json_document(json_content(result)),
+        "kernels.json": files.document(json_content(result)),
         "kernels.md": render_markdown(document(result)),
     }
     for name, content in written.items():
-        write_atomically(folder / name, content)
+        files.write_atomically(folder / name, content)
     return [folder / name for name in written]
 
 
@@ -65,126 +168,57 @@ def json_content(result: Result) -> dict[str, Any]:
     }
 
 
-def document(result: Result) -> Document:
+def document(result: Result) -> blocks.Document:
     """The answer, machine, a table per kernel, and notes."""
-    lead = (_headline(result), Paragraph(machine(result)), Code(result.command))
-    sections = [
-        Section(name, (_short_table(rows),), brief=True) for name, rows in _by_kernel(result.rows)
-    ]
-    listed = reasons(result.rows)
+    lead = (_headline(result), blocks.Paragraph(_machine(result)), blocks.Code(result.command))
+    sections = []
+    for (kernel, dtype), rows in groupby(result.rows, lambda row: (row.kernel, row.cache_dtype)):
+        cells = [(row.case, row.implementation, *row.numbers) for row in rows]
+        more = {"commit": ", accepted", "verify_attention": ", context, heads"}.get(kernel, "")
+        headers = (f"window{more}", "implementation", "time us", "GB/s", "time/nwor [95 %]")
+        shown = blocks.table(headers, cells, numbers_from=2)
+        sections.append(blocks.Section(f"{kernel}, {dtype} cache", (shown,), brief=True))
+    listed = dict.fromkeys(
+        f"{row.implementation} ({row.kernel}, {row.cache_dtype}): {row.status}: {row.reason}"
+        for row in result.rows if row.reason
+    )  # fmt: skip
     if listed:
-        bullets = Bullets(tuple(listed))
-        sections.append(Section("Rows without a time, or with a remark", (bullets,), brief=True))
-    sections.append(Section("How to read the tables", (Bullets(NOTES),)))
-    return Document("Kernels against their peers", lead, tuple(sections))
+        bullets = blocks.Bullets(tuple(listed))
+        sections.append(
+            blocks.Section("Rows without a time, or with a remark", (bullets,), brief=True)
+        )
+    sections.append(blocks.Section("How to read the tables", (blocks.Bullets(NOTES),)))
+    return blocks.Document("Kernels against their peers", lead, tuple(sections))
 
 
-def _headline(result: Result) -> Headline:
+def _headline(result: Result) -> blocks.Headline:
     """Each kernel's time against its peer's, and which results are wrong."""
-    ratios = {
-        (row.kernel, row.implementation): [
-            each.time_over_nwor
-            for each in result.rows
-            if (each.kernel, each.implementation) == (row.kernel, row.implementation)
-            and each.time_over_nwor is not None
-        ]
-        for row in result.rows
-        if row.implementation == PEER[row.kernel]
-    }
-    text = " ".join(
-        f"{kernel}: {peer} takes {significant(min(found))} to {significant(max(found))} times "
-        "our time."
-        for (kernel, peer), found in ratios.items()
-        if found
-    )
-    text = text or "No ratio was measured."
-    wrong = dict.fromkeys(
-        f"{row.implementation}, {row.kernel} {case(row)}, {row.cache_dtype}: {row.reason}"
+    sentences = []
+    for kernel, peer in PEER.items():
+        own = [row for row in result.rows if (row.kernel, row.implementation) == (kernel, peer)]
+        found = [row.time_over_nwor for row in own if row.time_over_nwor is not None]
+        if found:
+            low, high = significant(min(found)), significant(max(found))
+            sentences.append(f"{kernel}: {peer} takes {low} to {high} times our time.")
+    text = " ".join(sentences) or "No ratio was measured."
+    wrong = [
+        f"{row.implementation}, {row.kernel} {row.case}, {row.cache_dtype}: {row.reason}"
         for row in result.invalid
-    )
-    if not wrong:
-        return Headline("", text)
-    return Headline("INVALID", f"{text} Wrong results: {'; '.join(wrong)}.", "invalid")
-
-
-def _by_kernel(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """Rows by kernel and cache dtype, under `commit, fp8 cache`."""
-    return [
-        (f"{kernel}, {dtype} cache", list(own))
-        for (kernel, dtype), own in groupby(rows, lambda row: (row.kernel, row.cache_dtype))
     ]
+    if not wrong:
+        return blocks.Headline("", text)
+    return blocks.Headline("INVALID", f"{text} Wrong results: {'; '.join(wrong)}.", "invalid")
 
 
-def _short_table(rows: Sequence[Row]) -> Table:
-    headers = (case_heading(rows), "implementation", "time us", "GB/s", "time/nwor [95 %]")
-    cells = [(case(row), row.implementation, *numbers(row)) for row in rows]
-    return table(headers, cells, numbers_from=2)
-
-
-def machine(result: Result) -> str:
+def _machine(result: Result) -> str:
     """Device, copy bandwidth, model shape, library versions and duration, in a few sentences."""
     facts, spec, shape = result.facts, result.spec, result.spec.shape
     packages = result.environment.packages or {}
-    libraries = ", ".join(
-        f"{n} {packages[n]}" for n in ("torch", "triton", "vllm") if packages.get(n)
-    )
+    names = [f"{n} {packages[n]}" for n in ("torch", "triton", "vllm") if packages.get(n)]
     return (
         f"{facts['gpu']}, {facts['l2_bytes'] / 2**20:.0f} MiB of L2; a large device-to-device copy "
         f"moves {decimal(facts['copy_gb_per_s'], 0)} GB/s. {shape.layers} layers, "
         f"{' and '.join(map(str, spec.heads))} query / K/V heads, head dim {shape.head_dim}, block "
-        f"size {shape.block_size}. {libraries or 'Library versions unknown'}. It took "
+        f"size {shape.block_size}. {', '.join(names) or 'Library versions unknown'}. It took "
         f"{result.elapsed_s:.0f} s."
     )
-
-
-def microseconds(value: float | None) -> str:
-    """A time in us: two decimals below 100, else none."""
-    return decimal(value, 2 if value is None or value < 100 else 0)
-
-
-def interval(row: Row) -> str:
-    """Time over ours with its interval, as `20.1 [19.9, 20.3]`; 1 for our own row."""
-    if row.implementation == OURS and row.status is Status.OK:
-        return "1"
-    numbers = (row.time_over_nwor, row.time_over_nwor_low, row.time_over_nwor_high)
-    ratio, low, high = (significant(number) for number in numbers)
-    return NOT_MEASURED if row.time_over_nwor is None else f"{ratio} [{low}, {high}]"
-
-
-def significant(value: float | None) -> str:
-    """A number with two decimals below 10, one below 100, else none."""
-    if value is None:
-        return NOT_MEASURED
-    return decimal(value, 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0)
-
-
-def case(row: Row) -> str:
-    """The window with what the kernel's work depends on, as `8x4, 0.5` or `8x4, 1024, 24/8`."""
-    more = [] if row.acceptance is None else [f"{row.acceptance:g}"]
-    more += [] if row.context is None else [str(row.context)]
-    more += [] if row.heads is None else [row.heads]
-    return ", ".join([f"{row.requests}x{row.drafts}", *more])
-
-
-def case_heading(rows: Sequence[Row]) -> str:
-    """Column heading for `case`."""
-    if any(row.context is not None for row in rows):
-        return "window, context, heads"
-    return "window, accepted" if any(row.acceptance is not None for row in rows) else "window"
-
-
-def numbers(row: Row) -> tuple[str, ...]:
-    """Time, GB/s and ratio of a row; the status instead of a missing time."""
-    if row.status is not Status.OK:
-        return (row.status if row.status is Status.INVALID else "refused", *[NOT_MEASURED] * 2)
-    return (microseconds(row.time_us), decimal(row.gb_per_s, 0), interval(row))
-
-
-def reasons(rows: Sequence[Row]) -> list[str]:
-    """Distinct reasons as `flashinfer (commit, fp8): REFUSED: ...`, in the order of the rows."""
-    found: dict[str, None] = {}
-    for row in rows:
-        if row.reason:
-            where = f"{row.kernel}, {row.cache_dtype}"
-            found[f"{row.implementation} ({where}): {row.status}: {row.reason}"] = None
-    return list(found)

@@ -132,9 +132,11 @@ Check = Callable[[Any], str | None]
 
 
 class Panel(StrEnum):
-    """The groups of `nwor-bench sweep --help`, in their order."""
+    """The groups of --help, in their order."""
 
     GENERAL = "Options"
+    WORK = "What to time"
+    SHAPE = "The model's shape"
     MODELS = "Models"
     MODES = "Modes"
     WORKLOAD = "Workload (default: the scenario's value)"

@@ -1,34 +1,30 @@
-"""A bench without a GPU: implementations of given speeds, right or wrong, on a set clock."""
+"""A bench without a GPU: contenders of given speeds, right or wrong, on a clock with noise."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 
-from nwor_bench.microbench.bench import Bench, Replay
-from nwor_bench.microbench.cases import OURS, PEER, Group, Spec, bytes_moved
-from nwor_bench.microbench.rows import Implementation, Implementations
+from nwor_bench.microbench.bench import Bench, Call, Contender, Replay
+from nwor_bench.microbench.cases import OURS, PEER, Group, Spec
 
 FACTS = {"gpu": "Fake GPU", "l2_bytes": 60 << 20, "copy_gb_per_s": 4000.0}
+BYTES = 4_000_000
 
 
-@dataclass
-class FakeStopwatch:
-    """Replays that take `us[name]` times a drift that all share within a round."""
+class Clock:
+    """Times calls, which are given by name, as `us[name]`; remembers what was timed."""
 
-    us: Mapping[str, float]
-    cannot: frozenset[str] = frozenset()
-    replayed: list[str] = field(default_factory=list)
+    def __init__(self, us: Mapping[str, float], cannot: str = ""):
+        self.us, self.cannot, self._noise = us, cannot, Random(7)
+        self.timed: list[str] = []
 
-    def __post_init__(self) -> None:
-        self._noise = Random(7)
-
-    def prepare(self, implementation: Implementation) -> Replay:
-        if implementation.name in self.cannot:
+    def __call__(self, calls: Sequence[Call]) -> Replay:
+        name = str(calls[0]())
+        if name == self.cannot:
             raise RuntimeError("cannot be captured\nsecond line")
 
         def replay() -> float:
-            self.replayed.append(implementation.name)
-            return self.us.get(implementation.name, 5.0) * self._noise.uniform(0.999, 1.001)
+            self.timed.append(name)
+            return self.us.get(name, 5.0) * self._noise.uniform(0.999, 1.001)
 
         return replay
 
@@ -38,29 +34,25 @@ def make_bench(
     us: Mapping[str, float] | None = None,
     *,
     wrong: Mapping[str, str] | None = None,
-    refused: Mapping[str, str] | None = None,
+    missing: Mapping[str, Exception] | None = None,
     throttled: Iterator[float] | None = None,
-    cannot: frozenset[str] = frozenset(),
+    cannot: str = "",
 ) -> Bench:
-    """A bench whose peers are all there but for `refused`; `wrong` says whose check fails how."""
+    """A bench of ours and one peer.
 
-    def build(group: Group) -> Implementations:
-        out = {n: why for n, why in (refused or {}).items() if n == PEER[group.kernel]}
-        implementations = [
-            Implementation(
-                name,
-                28 if name.startswith("vllm") and group.kernel == "commit" else 1,
-                bytes_moved(group, spec.shape),
-                [lambda: None],
-                lambda name=name: (wrong or {}).get(name, ""),
-            )
-            for name in (OURS, PEER[group.kernel])
-            if name not in out
-        ]
-        return Implementations(tuple(implementations), out)
+    `wrong`: whose check fails how; `missing`: who is not installed; `cannot`: who is not captured.
+    """
 
-    stopwatch = FakeStopwatch(us or {OURS: 4.0, "vllm_cuda": 80.0}, cannot)
-    return Bench(spec, build, stopwatch, lambda: None if throttled is None else next(throttled))
+    def contender(name: str) -> Contender:
+        def bind() -> list[Call]:
+            if missing and name in missing:
+                raise missing[name]
+            return [lambda: name]
 
+        return Contender(name, BYTES, bind, lambda call: (wrong or {}).get(name, ""))
 
-NO_VLLM = {"vllm_cuda": "vLLM is not installed"}
+    def make(group: Group) -> list[Contender]:
+        return [contender(name) for name in (OURS, PEER[group.kernel])]
+
+    clock = Clock(us or {OURS: 4.0, "vllm_cuda": 80.0}, cannot)
+    return Bench(spec, make, clock, lambda: None if throttled is None else next(throttled))

@@ -1,101 +1,74 @@
-"""What the implementations are given, and whether a wrong result is seen; no GPU, no Triton."""
-
-from collections import Counter
+"""What contenders are given, its bytes, and whether a wrong result is seen; no GPU."""
 
 import pytest
 import torch
-from accepted_rows import accepted_rows
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.microbench.cases import Group, Shape, Window
-from nwor_bench.microbench.inputs import (
-    FP8_POISON,
-    SlotPool,
-    count_sets,
-    difference,
-    leading,
-    make_caches,
-    make_set,
-    poison,
-    spread,
-)
+pytest.importorskip("triton")
 
-CPU = torch.device("cpu")
+from nwor_bench.microbench import contenders, inputs
+from nwor_bench.microbench.cases import OURS, PEER, Group, Heads, Nets, Shape, Window
+from nwor_bench.microbench.inputs import Attention, Commit, NetWindow
+
 SHAPE = Shape(layers=2, heads=4, kv_heads=2, head_dim=64)
-WINDOWS = st.builds(Window, st.integers(1, 20), st.integers(1, 15))
 
 
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-@given(WINDOWS, st.integers(0, 9), st.data())
+@given(st.builds(Window, st.integers(1, 20), st.integers(1, 15)), st.floats(0.01, 1))
 @examples(30)
-def test_accepted_tokens_are_spread_and_lead_their_windows(window, seed, data) -> None:
-    total = data.draw(st.integers(1, window.tokens))
-    counts = spread(total, window, generator(seed))
-    assert counts.dtype == torch.int32
-    assert int(counts.sum()) == total
-    assert 0 <= int(counts.min()) <= int(counts.max()) <= window.drafts
-    accepted = accepted_rows(counts, window.tokens, tokens_per_request=window.drafts)
-    assert leading(counts, window.drafts).tolist() == accepted.nonzero().flatten().tolist()
-
-
-@given(WINDOWS, st.sampled_from([16, 32]), st.integers(1, 4), st.integers(0, 9))
-@examples(30)
-def test_no_slot_is_given_twice(window, block_size, sets, seed) -> None:
-    pool = SlotPool(window, block_size, sets, generator(seed))
-    slots = torch.stack([pool.take() for _ in range(sets)])
-    assert Counter(slots.flatten().tolist()).most_common(1)[0][1] == 1
-    assert 0 <= int(slots.min()) <= int(slots.max()) < pool.num_blocks * block_size
-    offsets = slots.view(sets, window.requests, window.drafts) % block_size
-    steps = (offsets[..., 1:] - offsets[..., :-1]) % block_size
+def test_accepted_tokens_lead_their_windows_and_no_slot_is_given_twice(window, share) -> None:
+    group = Group("commit", "bf16", window, share)
+    step = Commit(group, SHAPE)
+    assert int(step.counts.sum()) == group.accepted
+    accepted = step.accepted.view(window.requests, window.drafts)
+    assert accepted.sum(1).tolist() == step.counts.tolist()
+    assert bool((accepted[:, 1:] <= accepted[:, :-1]).all())
+    width = (SHAPE.heads + 2 * SHAPE.kv_heads) * SHAPE.head_dim
+    for each in (step.keys, step.split(step.fused[:, step.accepted])[1]):
+        assert each[0].stride() == (width, SHAPE.head_dim, 1)  # as in fused QKV outputs
+    assert len(set(step.slots.tolist())) == window.tokens
+    assert 0 <= int(step.slots.min()) <= int(step.slots.max()) < step.sizes[0] * 16
+    offsets = step.slots.view(window.requests, window.drafts) % 16
+    steps = (offsets[:, 1:] - offsets[:, :-1]) % 16
     assert bool((steps == 1).all())  # consecutive positions, over the end of a block too
 
 
-def test_rows_are_views_of_one_fused_output_and_the_chosen_are_the_same_rows() -> None:
-    choice = torch.tensor([1, 4, 5])
-    slots = torch.randperm(100)[:6]
-    one = make_set(SHAPE, 6, slots, choice, CPU)
-    width = (SHAPE.heads + 2 * SHAPE.kv_heads) * SHAPE.head_dim
-    assert one.all.keys[0].stride() == (width, SHAPE.head_dim, 1)
-    for layer in range(SHAPE.layers):
-        assert torch.equal(one.chosen.keys[layer], one.all.keys[layer][choice])
-        assert torch.equal(one.chosen.values[layer], one.all.values[layer][choice])
-        assert not torch.equal(one.all.keys[layer], one.all.values[layer])
-    assert torch.equal(one.chosen.slots, slots[choice])
-
-
-def test_sets_touch_more_than_any_l2_within_reason() -> None:
-    assert count_sets(1) == 32
-    assert count_sets(100 << 20) == 6
-    assert count_sets(1 << 40) == 2
-
-
 @pytest.mark.parametrize("cache_dtype", ["bf16", "fp8"])
-def test_every_wrong_byte_is_seen(cache_dtype: str) -> None:
-    expected = make_caches(SHAPE, 3, cache_dtype, CPU)
-    written = torch.randn(2, 5, 128).bfloat16()
-    if cache_dtype == "fp8":
-        written = written.to(torch.float8_e4m3fn).view(torch.uint8)
-    expected[1][2, :, 3:8] = written
-    found = [cache.clone() for cache in expected]
-    assert difference(found, expected) == ""
-    found[1][2, 1, 4, 7] = FP8_POISON if cache_dtype == "fp8" else float("nan")
-    assert difference(found, expected).startswith("layer 1: ")
-    poison(found)
-    assert "layer 1" in difference(found, expected)
+def test_every_wrong_byte_of_a_commit_is_seen(cache_dtype: str) -> None:
+    step = Commit(Group("commit", cache_dtype, Window(5, 4), 0.5), SHAPE)
+
+    def write(layer: int | None = None) -> None:
+        for cache, wanted in zip(step.caches, step.wanted, strict=True):
+            cache.copy_(wanted)
+        if layer is not None:
+            step.caches[layer].view(torch.uint8)[-1, -1, -1, -1] ^= 1
+
+    assert step.check(write, OURS) == ""
+    assert step.check(lambda: write(1), OURS) == "layer 1: 1 bytes differ from the reference"
+    assert step.check(lambda: None, OURS).startswith("layer 0: ")
+    step.errors[1] = 4
+    assert "error flag" in step.check(write, OURS)
+
+
+def test_bytes_of_each_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, window = Shape(layers=3, kv_heads=2, head_dim=64, heads=4), Window(5, 4)
+    row = 2 * 2 * 64 * 2  # K and V of two heads of 64 in bf16
+    for dtype, cached in (("bf16", row), ("fp8", row // 2)):
+        step = Commit(Group("commit", dtype, window, 0.5), shape)
+        assert step.bytes_moved(OURS) == 3 * 10 * (row + cached)
+    attention = Attention(Group("verify_attention", "fp8", window, context=100), shape)
+    assert attention.bytes_moved(OURS) == 5 * 100 * row // 2 + 25 * row
+    monkeypatch.setattr(inputs, "NETS", Nets(layers=2, key_heads=1, value_heads=2))
+    nets = NetWindow(Group("gated_delta", "bf16", window), shape)
+    state, tokens = 2 * 128 * 128 * 2, 25 * (2 * 128 + 2 * 256) * 2  # inputs and outputs
+    assert nets.bytes_moved("nwor_norm") == 2 * (5 * 2 * state + tokens)
+    assert nets.bytes_moved("vllm_triton") == 2 * (5 * 6 * state + tokens)
 
 
 def test_attentions_reference_is_attention() -> None:
-    pytest.importorskip("triton")
-    from nwor_bench.microbench.attention import AttentionBuffers
-
     torch.manual_seed(5)
-    group = Group("verify_attention", "bf16", Window(3, 4), context=37)
-    step = AttentionBuffers(group, SHAPE, CPU)
+    step = Attention(Group("verify_attention", "bf16", Window(3, 4), context=37), SHAPE)
     dense = []
     for request in range(3):
         kv = step.cache[step.table[request].long()].transpose(1, 2).flatten(0, 1)[:42].double()
@@ -104,10 +77,56 @@ def test_attentions_reference_is_attention() -> None:
         hidden = torch.ones(5, 42, dtype=torch.bool).tril(37)
         out = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=hidden)
         dense.append(out.transpose(0, 1))
-    wanted = step.expected()
+    wanted = step.wanted
     torch.testing.assert_close(wanted.double(), torch.cat(dense), rtol=1e-5, atol=1e-5)
-    assert step.wrong(lambda: step.output.copy_(wanted), wanted) == ""
-    assert "relative error" in step.wrong(lambda: step.output.copy_(wanted * 1.02), wanted)
-    assert "nan" in step.wrong(lambda: step.output[1:].copy_(wanted[1:]), wanted)
-    step.spoil_window(float("nan"))
-    torch.testing.assert_close(step.expected(), wanted)  # the window is read from its own K/V
+    assert step.check(lambda: step.output.copy_(wanted), OURS) == ""
+    assert "error 2" in step.check(lambda: step.output.copy_(wanted * 1.02), OURS)
+    assert "nan" in step.check(lambda: step.output[1:].copy_(wanted[1:]), OURS)
+    seen = {}
+    for name in (OURS, "merge", "flashinfer"):
+        step.check(lambda name=name: seen.update({name: step.cache.float().abs().max()}), name)
+    assert seen[OURS].isnan()  # ours must not read the window from the cache
+    assert seen["merge"] == 100
+    assert seen["flashinfer"] < 10
+
+
+def test_a_wrong_state_or_output_of_a_net_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "NETS", Nets(layers=2, key_heads=1, value_heads=2))
+    step = NetWindow(Group("gated_delta", "f32", Window(2, 3)), SHAPE)
+    reference = step.bind(inputs.verify_window_reference, -1, write_states=True)
+    assert step.check(reference, "control") == ""
+    assert "states: error" in step.check(lambda: None, "control")
+
+    def spoil(tensor: torch.Tensor) -> str:
+        def call() -> None:
+            reference()
+            tensor[step.table[0, 0] if tensor.dim() == 4 else 0] *= 1.5
+
+        return step.check(call, "control")
+
+    assert spoil(step.states[-1]).startswith("states: ")
+    assert spoil(step.out).startswith("outputs: ")
+
+
+def test_the_table_has_ours_first_the_main_peer_and_only_tilings_of_the_shape() -> None:
+    for kernel, peer in PEER.items():
+        names = list(contenders.KERNELS[kernel].rows)
+        assert names[0] == OURS
+        assert peer in names
+    for heads, tiling in ((Heads(6, 2), "ours4"), (Heads(8, 2), "ours32"), (Heads(16, 2), "")):
+        shape = Shape(layers=1, heads=heads.query, kv_heads=heads.kv, head_dim=64)
+        made = contenders.contenders(Group("verify_attention", "bf16", Window(1, 4)), shape)
+        ours = [each.name for each in made if each.name.startswith("ours")]
+        assert ours == ([tiling] if tiling else [])
+
+
+@pytest.mark.parametrize(("times", "sets"), [(0.1, 2), (2.5, 3), (1000, 32)])
+def test_each_call_of_a_graph_has_inputs_of_its_own(
+    times: float, sets: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Group("commit", "bf16", Window(2, 4), 0.5)
+    moved = Commit(group, SHAPE).bytes_moved(OURS)
+    monkeypatch.setattr(contenders, "COLD_BYTES", int(times * moved))
+    calls = contenders.contenders(group, SHAPE)[0].bind()
+    assert len(calls) == sets
+    assert len({call.args[1].data_ptr() for call in calls}) == sets  # slots

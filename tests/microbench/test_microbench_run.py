@@ -1,109 +1,243 @@
-"""A run on a bench without a GPU: what is wrong, refused or late is listed and never timed."""
+"""A run without a GPU: rounds, rows and pages; what is wrong, refused or late is never timed."""
 
-from dataclasses import replace
+import csv
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from functools import partial
+from io import StringIO
 from itertools import count
+from math import exp, log
+from pathlib import Path
+from random import Random
+from statistics import median
+from types import SimpleNamespace
 
 import pytest
-from fake_bench import NO_VLLM, make_bench
+import torch
+from fake_bench import BYTES, FACTS, Clock, make_bench
+from scipy import stats
 
-from nwor_bench.microbench.bench import Bench, fault_of, run_groups
+from nwor_bench.microbench.bench import Bench, graph_timer, run_groups, run_rounds
 from nwor_bench.microbench.cases import OURS, PEER, Spec, Window, expand
-from nwor_bench.microbench.rows import Implementation, RefusedError, Row, Status, with_peers
+from nwor_bench.microbench.report import Result, Row, Status, document, half_widths, write_files
+from nwor_bench.records.facts import Environment
+from nwor_bench.report.markdown import render_markdown
+from nwor_bench.workload.stopping import FIRST_LOOK, StoppingRule
 
 SPEC = Spec(windows=(Window(8, 4),), acceptances=(0.5,), max_rounds=5)
+NAMES = ("nwor", "vllm_cuda", "third")
+STOCK = PEER["commit"]
 
 
 def run(bench: Bench) -> list[Row]:
-    return run_groups(bench, expand(bench.spec), lambda group, rows: None)
+    return run_groups(bench, expand(bench.spec))
 
 
 def of(rows: list[Row], name: str, kernel: str = "commit") -> list[Row]:
     return [row for row in rows if (row.implementation, row.kernel) == (name, kernel)]
 
 
-def test_every_implementation_has_a_line_in_every_case() -> None:
-    rows = run(make_bench(replace(SPEC, kernels=tuple(PEER)), refused=NO_VLLM))
+class Drift:
+    """Contenders of fixed speeds on clocks that drift from round to round, with own noise."""
+
+    def __init__(self, noise: float):
+        self.calls: list[str] = []
+        self._noise, self._random = noise, Random(3)
+
+    def measure(self, rounds: int, ci_width: float) -> dict[str, list[float]]:
+        replays = {name: lambda name=name, us=us: self._replay(name, us)
+                   for us, name in enumerate(NAMES, 1)}  # fmt: skip
+        return run_rounds(
+            replays, StoppingRule(min(FIRST_LOOK, rounds), rounds, ci_width), Random(0)
+        )
+
+    def _replay(self, name: str, us: float) -> float:
+        self.calls.append(name)
+        drift = 1 + (len(self.calls) - 1) // len(NAMES) / 10
+        return us * drift * self._random.uniform(1 - self._noise, 1 + self._noise)
+
+
+def test_everyone_runs_once_a_round_in_random_order() -> None:
+    machine = Drift(noise=0.5)
+    measured = machine.measure(40, 0.001)
+    rounds = [tuple(machine.calls[i : i + 3]) for i in range(0, 3 * 40, 3)]
+    assert all(sorted(each) == sorted(NAMES) for each in rounds)
+    assert len(set(rounds)) > 5
+    assert {len(own) for own in measured.values()} == {40}
+
+
+def test_drift_that_all_share_does_not_widen_the_ratios() -> None:
+    measured = Drift(noise=0.0).measure(100, 0.01)
+    assert {len(own) for own in measured.values()} == {FIRST_LOOK}
+    ours, stock = (measured[name] for name in NAMES[:2])
+    assert {round(b / a, 9) for a, b in zip(ours, stock, strict=True)} == {2.0}
+
+
+def test_fewer_rounds_than_the_first_look_are_kept_to() -> None:
+    assert {len(own) for own in Drift(noise=0.5).measure(3, 0.01).values()} == {3}
+
+
+class Recorded(Clock):
+    """A clock that keeps what it said."""
+
+    def __call__(self, calls):
+        replay, name = super().__call__(calls), str(calls[0]())
+        self.said = getattr(self, "said", {})
+
+        def recorded() -> float:
+            self.said.setdefault(name, []).append(replay())
+            return self.said[name][-1]
+
+        return recorded
+
+
+def test_a_row_holds_what_was_measured() -> None:
+    clock = Recorded({OURS: 4.0, STOCK: 80.0})
+    spec = replace(SPEC, kernels=("commit",), cache_dtypes=("bf16",))
+    ours, stock = run(replace(make_bench(spec), timer=clock))
+    assert (ours.implementation, stock.implementation) == (OURS, STOCK)
+    assert ours.time_us == pytest.approx(median(clock.said[OURS]))
+    assert ours.gb_per_s == pytest.approx(BYTES / (median(clock.said[OURS]) * 1e-6) / 1e9)
+    assert (ours.time_over_nwor, ours.time_over_nwor_low, ours.rounds) == (None, None, 5)
+    logs = [log(b / a) for a, b in zip(clock.said[OURS], clock.said[STOCK], strict=True)]
+    low, high = stats.ttest_1samp(logs, 0).confidence_interval(0.95)
+    assert stock.time_over_nwor == pytest.approx(exp(sum(logs) / 5))
+    assert stock.time_over_nwor_low <= exp(low) * (1 + 1e-9)
+    assert stock.time_over_nwor_high >= exp(high) * (1 - 1e-9)
+
+
+def test_every_contender_has_a_row_in_every_case() -> None:
+    missing = {STOCK: ModuleNotFoundError("No module named 'vllm'")}
+    rows = run(make_bench(replace(SPEC, kernels=tuple(PEER)), missing=missing))
     for kernel, peer in PEER.items():
-        for name in (OURS, peer):
-            heads = 2 if kernel == "verify_attention" else 1
-            assert len(of(rows, name, kernel)) == 2 * heads  # cache dtypes
-    assert [row.implementation for row in rows[:2]] == [OURS, PEER["commit"]]
+        heads = 2 if kernel == "verify_attention" else 1
+        assert {len(of(rows, name, kernel)) for name in (OURS, peer)} == {2 * heads}  # dtypes
+    assert [row.implementation for row in rows[:2]] == [OURS, STOCK]
+    (reason,) = {row.reason for row in of(rows, STOCK)}
+    assert reason == "ModuleNotFoundError: No module named 'vllm'"
 
 
 def test_what_is_wrong_is_not_timed() -> None:
-    bench = make_bench(SPEC, wrong={"vllm_cuda": "layer 3: 7 bytes"})
+    bench = make_bench(SPEC, wrong={STOCK: "layer 3: 7 bytes"})
     rows = run(bench)
-    wrong = of(rows, "vllm_cuda")
-    assert {row.status for row in wrong} == {Status.INVALID}
-    assert {row.reason for row in wrong} == {"layer 3: 7 bytes"}
-    assert {row.time_us for row in wrong} == {None}
-    assert "vllm_cuda" not in bench.stopwatch.replayed
+    wrong = of(rows, STOCK)
+    assert {(row.status, row.reason, row.time_us) for row in wrong} == {
+        (Status.INVALID, "layer 3: 7 bytes", None)
+    }
+    assert STOCK not in bench.timer.timed
     assert {row.status for row in of(rows, OURS)} == {Status.OK}
 
 
 def test_when_ours_is_wrong_the_peers_are_timed_without_a_ratio() -> None:
     rows = run(make_bench(SPEC, wrong={OURS: "an error flag"}))
     assert {row.status for row in of(rows, OURS)} == {Status.INVALID}
-    stock = of(rows, "vllm_cuda")
-    assert all(row.time_us and row.time_over_nwor is None for row in stock)
+    assert all(row.time_us and row.time_over_nwor is None for row in of(rows, STOCK))
+    assert half_widths({STOCK: [4.0, 4.4, 3.6]}) == []
 
 
-def test_what_cannot_be_captured_is_refused() -> None:
-    rows = run(make_bench(SPEC, cannot=frozenset({"vllm_cuda"})))
-    for row in of(rows, "vllm_cuda"):
-        assert (row.status, row.time_us) == (Status.REFUSED, None)
-        assert row.reason == "RuntimeError: cannot be captured"
-
-
-def test_our_own_error_is_not_swallowed() -> None:
+def test_what_cannot_be_captured_is_refused_and_ours_may_not() -> None:
+    rows = run(make_bench(SPEC, cannot=STOCK))
+    assert {(row.status, row.time_us, row.reason) for row in of(rows, STOCK)} == {
+        (Status.REFUSED, None, "RuntimeError: cannot be captured")
+    }
     with pytest.raises(RuntimeError, match="cannot be captured"):
-        run(make_bench(SPEC, cannot=frozenset({OURS})))
+        run(make_bench(SPEC, cannot=OURS))
 
 
 def test_inputs_that_do_not_fit_are_a_refusal() -> None:
     bench = make_bench(SPEC)
 
-    def build(group):
+    def make(group):
         if group.kernel == "commit":
-            raise MemoryError
-        return bench.build(group)
+            raise torch.OutOfMemoryError
+        return bench.contenders(group)
 
-    rows = run(replace(bench, build=build))
+    rows = run(replace(bench, contenders=make))
     assert {row.status for row in of(rows, OURS)} == {Status.REFUSED}
     assert {row.status for row in of(rows, OURS, "verify_attention")} == {Status.OK}
-
-
-def fails() -> str:
-    raise OSError("libcuda.so: not found\nmore")
-
-
-def test_a_peer_that_raises_is_refused_and_ours_may_not() -> None:
-    peer = Implementation("vllm_cuda", 1, 8, [], fails)
-    assert fault_of(peer) == (Status.REFUSED, "OSError: libcuda.so: not found")
-    with pytest.raises(OSError, match="libcuda"):
-        fault_of(replace(peer, name=OURS))
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (RefusedError("vLLM is not installed"), "vLLM is not installed"),
-        (AttributeError("no such operator"), "AttributeError: no such operator"),
-    ],
-)
-def test_a_peer_that_cannot_be_made_is_listed(error: Exception, reason: str) -> None:
-    ours = Implementation(OURS, 1, 8, [], str)
-
-    def make() -> Implementation:
-        raise error
-
-    made = with_peers(ours, {"vllm_cuda": make})
-    assert [each.name for each in made.runnable] == [OURS]
-    assert made.refused == {"vllm_cuda": reason}
+    full = torch.OutOfMemoryError("CUDA out of memory")
+    rows = run(make_bench(SPEC, missing={OURS: full}))
+    assert {row.reason for row in of(rows, OURS)} == {"OutOfMemoryError: CUDA out of memory"}
 
 
 @pytest.mark.parametrize("grows", [True, False])
 def test_rounds_under_throttled_clocks_say_so(grows: bool) -> None:
-    rows = run(make_bench(SPEC, throttled=count(0, 5 if grows else 0)))
+    rows = run(make_bench(SPEC, throttled=count(3, 5 if grows else 0)))
     assert {row.reason for row in rows} == {"the GPU throttled its clocks" if grows else ""}
     assert all(row.time_us for row in rows)
+
+
+def test_the_timer_captures_every_call_once_and_times_replays_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    testing, said, timed = pytest.importorskip("triton.testing"), [], []
+    graph = SimpleNamespace(replay=lambda: said.append("replay"))
+
+    @contextmanager
+    def capture(into: object) -> Iterator[None]:
+        said.append("capture" if into is graph else "another graph")
+        yield
+        said.append("end")
+
+    def do_bench(timed_call: Callable[[], None], **_: object) -> float:
+        timed.append(timed_call)
+        return 1.5  # ms
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: said.append("wait"))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(testing, "do_bench", do_bench)
+    replay = graph_timer([partial(said.append, name) for name in "abc"])
+    assert said == ["a", "b", "c", "wait", "capture", "a", "b", "c", "end"]
+    assert replay() == 500  # us a call
+    assert set(timed) == {graph.replay}
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    spec = replace(SPEC, windows=(Window(8, 4), Window(256, 8)), acceptances=(0.1,))
+    bench = make_bench(
+        spec,
+        {OURS: 1234.5},
+        missing={"flash_attention_3": ImportError("it does not import")},
+        wrong={STOCK: "layer 0: 9 bytes differ from the reference"},
+    )
+    environment = Environment(packages={"torch": "2.11.0", "triton": "3.6.0", "vllm": None})
+    return Result(spec, run(bench), "nwor-bench kernels --seed 0", FACTS, environment, 12.3)
+
+
+@pytest.mark.slow
+def test_csv_has_fixed_columns_and_leaves_empty_what_was_not_measured(
+    result: Result, tmp_path: Path
+) -> None:
+    write_files(tmp_path, result)
+    text = (tmp_path / "kernels.csv").read_text()
+    rows = list(csv.DictReader(StringIO(text)))
+    assert list(rows[0]) == [field.name for field in fields(Row)]
+    assert len(rows) == len(result.rows)
+    untimed = [row for row in rows if row["status"] != "OK"]
+    assert {row["implementation"] for row in untimed} == {STOCK, "flash_attention_3"}
+    assert {row["time_us"] + row["gb_per_s"] + row["rounds"] for row in untimed} == {""}
+    assert "nan" not in text.lower()
+    assert float(rows[0]["time_us"]) == pytest.approx(1234.5, rel=1e-2)
+    assert rows[0]["context"] == ""
+
+
+def test_the_page_says_how_it_was_made_and_what_is_wrong(result: Result) -> None:
+    text = render_markdown(document(result))
+    headline = text.splitlines()[2]
+    assert headline.startswith("**INVALID: ")
+    assert headline.count("9 bytes differ") == 2 * 2  # windows, cache dtypes
+    for words in (
+        *("nwor-bench kernels --seed 0", "Fake GPU", "it does not import", "| 8x4, 0.1"),
+        *("commit, fp8 cache", "verify_attention, bf16"),
+    ):
+        assert words in text
+
+
+def test_the_answer_is_each_kernels_time_against_its_main_peer(result: Result) -> None:
+    rows = run(make_bench(SPEC, {OURS: 4.0, STOCK: 80.0}))
+    headline = render_markdown(document(replace(result, rows=rows))).splitlines()[2]
+    assert "commit: vllm_cuda takes 20.0 to 20.0 times our time." in headline
+    assert "verify_attention: flash_attention_3 takes 1.25 to 1.25 times our time." in headline

@@ -73,7 +73,7 @@ RULES = [
     Rule(
         "vllm stays in engine and plugin",
         ("nwor_bench", "nwor_kernels"),
-        but=("nwor_bench.engine", "nwor_bench.plugin", "nwor_bench.microbench.peers"),
+        but=("nwor_bench.engine", "nwor_bench.plugin", "nwor_bench.microbench.contenders"),
         never=("vllm",),
     ),
     Rule(

@@ -20,7 +20,7 @@ from synthetic_run import make_run, save_run, write_reports
 
 import nwor_bench
 from nwor_bench.analysis.analyse import PERCENTILES
-from nwor_bench.microbench.rows import Row
+from nwor_bench.microbench.report import Row
 from nwor_bench.records.types import BatchRecord, CellResult, WindowRecord, columns
 
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -23,7 +23,7 @@ def test_a_percentage_and_its_fraction_are_the_same_everywhere(hundredths: int) 
         assert fraction(text) == expected
         assert parse_fraction("--threshold", text) == expected
         assert parse_acceptance(text) == expected
-        assert parse_acceptances(text) == (expected,)
+        assert parse_acceptances("--acceptance", text) == (expected,)
         if value <= WIDEST:
             assert resolve(SHORT, ci_width=text).ci_width == expected
         else:
@@ -55,7 +55,7 @@ def test_what_is_neither(text: str) -> None:
 def test_more_than_all_is_refused(text: str) -> None:
     for field, read in (
         ("--acceptance", parse_acceptance),
-        ("--acceptance", parse_acceptances),
+        ("--acceptance", lambda t: parse_acceptances("--acceptance", t)),
         ("--ci-width", lambda t: parse_fraction("--ci-width", t)),
     ):
         with refused(field, value=text):

@@ -57,7 +57,7 @@ def _parameter(each: Declared) -> inspect.Parameter:
 def _text(default: Any) -> Any:
     """A default as the command line writes it; an empty object is left out."""
     if isinstance(default, tuple):
-        return ",".join(default)
+        return ",".join(map(str, default))
     if isinstance(default, StrEnum):
         return default.value
     return None if default == {} else default

@@ -63,7 +63,8 @@ from nwor_bench.instruments.robust import (
     of_ratio,
     robust_location,
 )
-from nwor_bench.microbench.rows import OURS, half_widths
+from nwor_bench.microbench.cases import OURS
+from nwor_bench.microbench.report import half_widths
 from nwor_bench.records.types import Verdict
 from nwor_bench.records.window_order import SERVER_RUN_LENGTHS
 from nwor_bench.workload.stopping import FIRST_LOOK, StoppingRule

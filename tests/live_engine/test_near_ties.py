@@ -15,7 +15,7 @@ from nwor_bench.run.gate.ties import CPU_POSITIONS, TieCheck
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]
 
-REQUESTS, TOKENS = 4, 40
+REQUESTS, TOKENS = 8, 40
 OFF, STAGE = (Cell("smollm2", mode, ScvMode.OFF) for mode in (NworMode.OFF, NworMode.STAGE))
 
 

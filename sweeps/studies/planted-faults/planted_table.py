@@ -165,7 +165,7 @@ def seen_by(outcomes: Outcomes) -> pd.DataFrame:
                 "Faults that only it sees": len(only.get(check, ())),
                 "Which": "; ".join(sorted(only.get(check, ()))),
             }
-            for check, number in sees.most_common()
+            for check, number in sorted(sees.items(), key=lambda each: (-each[1], each[0]))
         ]
     )
 

@@ -1,6 +1,7 @@
 """The step's and the work's ratio of each cell, from interleaved runs on a GPU.
 
     python sweeps/studies/two-clocks/measure.py RUN [RUN ...]      # adds to cells.csv beside it
+    python sweeps/studies/two-clocks/measure.py --file gated.csv RUN [RUN ...]
 
 A row is a compared cell of one run folder of `nwor-bench sweep`. Rows of the same setting are
 replaced, all others stay.
@@ -8,6 +9,7 @@ replaced, all others stay.
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ from typing import Any
 import pandas as pd
 
 from nwor_bench.analysis.analyse import analyse
-from nwor_bench.records.store import read_run
+from nwor_bench.records.store import RunData, read_run
+from nwor_bench.records.types import Cell, Phase
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from tables import add_rows
@@ -53,7 +56,26 @@ def rows_of(folder: Path) -> Iterator[dict[str, Any]]:
             if cell.tokens_per_s_ratio
             else None,
             **{name: getattr(cell, name) for name in FIELDS},
+            **gated(run, cell.cell),
         }
+
+
+def gated(run: RunData, cell: Cell) -> dict[str, int | None]:
+    """Ready windows in the gate and timed; layers whose K/V and own inputs were compared."""
+    phases = {batch.batch: batch.phase for batch in run.batches}
+    ready = Counter(
+        phases[w.batch] in (Phase.GATE, Phase.INTERLEAVED_GATE)
+        for w in run.windows
+        if w.cell == cell and (w.path or "").endswith("ready")
+    )
+    events = {e["event"]: e for e in run.events if "event" in e and cell.names.items() <= e.items()}
+    kv, local = events.get("kv_gate", {}), events.get("local_gate", {})
+    return {
+        "ready_gate": ready[True],
+        "ready_timed": ready[False],
+        "kv_layers": kv.get("layers"),
+        "local_layers": local.get("layers"),
+    }
 
 
 def add(rows: list[dict[str, Any]], file: Path) -> None:
@@ -65,8 +87,10 @@ def main() -> None:
     """Write the CSV."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path, help="run folders")
-    rows = [row for folder in parser.parse_args().runs for row in rows_of(folder)]
-    add(rows, Path(__file__).with_name("cells.csv"))
+    parser.add_argument("--file", default="cells.csv", help="the CSV, beside this script")
+    arguments = parser.parse_args()
+    rows = [row for folder in arguments.runs for row in rows_of(folder)]
+    add(rows, Path(__file__).with_name(arguments.file))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ class ExitCode(IntEnum):
 
 
 def worst_of(codes: Iterable[ExitCode]) -> ExitCode:
-    """Of several runs or comparisons: wrong numbers are worse than none."""
+    """Exit code of several runs or comparisons: wrong numbers are worse than none."""
     order = (ExitCode.OK, ExitCode.INCONCLUSIVE, ExitCode.REGRESSION, ExitCode.BAD_USAGE,
              ExitCode.FAILED, ExitCode.CORRECTNESS_BROKEN, ExitCode.INTERRUPTED)  # fmt: skip
     return max(codes, key=order.index, default=ExitCode.OK)

@@ -99,7 +99,7 @@ class ComparedCell:
     cell: CellData
     cell_verdict: CellVerdict
     interval: RatioInterval | None = None
-    """That of the paired ratio; None if the verdict needs none (rules 1 to 6)."""
+    """Interval of the paired ratio; None if the verdict needs none (rules 1 to 6)."""
     rate: RateRatio | None = None
     """Tokens per second over off x off; None if the cell has no ratio."""
 

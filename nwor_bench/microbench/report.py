@@ -34,11 +34,11 @@ NOTES = (
 
 
 class Status(StrEnum):
-    """Whether a row has a time, and if not, why."""
+    """A row has a time, or the reason why not."""
 
     OK = "OK"
     INVALID = "INVALID"
-    """Its result was wrong, so it was not timed."""
+    """A wrong result, which was not timed."""
     REFUSED = "REFUSED"
     """It is not installed, does not support this case, or raised an error."""
 
@@ -114,7 +114,7 @@ class Result:
     rows: Sequence[Row]
     command: str
     facts: Mapping[str, Any]
-    """Of the device: `gpu`, `l2_bytes`, `copy_gb_per_s`."""
+    """Facts of the device: `gpu`, `l2_bytes`, `copy_gb_per_s`."""
     environment: Environment
     elapsed_s: float
 

@@ -263,7 +263,7 @@ def worth_result(measured: MeasuredWorth) -> dict[str, Any]:
 
 
 NOISE = ("ratio", "low", "high")
-"""Of the time of k = 0 over itself."""
+"""Columns of the time of k = 0 over itself."""
 
 
 def worth_rows(measured: MeasuredWorth) -> list[dict[str, Any]]:

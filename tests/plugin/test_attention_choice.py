@@ -314,7 +314,7 @@ def test_a_gate_runs_both_forms_of_a_size_that_is_direct_at_some_contexts() -> N
         found = reasons((8, 5), length)
         assert found[:3] == [None] * 3
         assert 30 < found.count(direct) < 70
-        for every in range(2, 6):  # cells take turns: each has windows of both forms
+        for every in range(2, 6):  # interleaved cells: each has windows of both forms
             assert all(set(found[n::every]) == {None, direct} for n in range(every))
     assert reasons((16, 5), 1000) == [direct] * 200  # no graph of it exists
     assert reasons((32, 5), 15000) == [None] * 200

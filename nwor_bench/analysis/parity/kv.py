@@ -243,7 +243,7 @@ class StateResult:
     """Those compared with off x off itself: with its tokens up to the copies, after as many. The
     others are compared with mode off's prefill of their tokens."""
     layers: int = 0
-    """Those that were compared: mode off's own error is small enough there."""
+    """Layers that were compared: mode off's own error is small enough there."""
     states: int = 0
     """Recurrent states that were compared on each rank."""
     finding: KvMismatch | None = None

@@ -80,9 +80,9 @@ class Outcome(NamedTuple):
     """One simulated run."""
 
     held: bool
-    """Its interval includes the truth."""
+    """The interval includes the truth."""
     false: bool | None = None
-    """Its verdict is false; None without one."""
+    """The verdict is false; None without one."""
     half: float | None = None
     """Half of its interval, as a log ratio."""
 
@@ -95,7 +95,7 @@ class Case:
     condition: str
     run: Callable[[Rng], Outcome]
     share: float = 1.0
-    """Of the runs asked for: slow ones have fewer."""
+    """Share of the runs asked for: slow ones have fewer."""
     ours: bool = True
 
 
@@ -256,7 +256,7 @@ def groups_of_windows() -> Iterator[Case]:
 
 @dataclass
 class _Group:
-    """As much of a `Group` as tokens/s need."""
+    """Part of a `Group` that tokens/s need."""
 
     tokens: float
     pace: float
@@ -419,7 +419,7 @@ def live_drafts_run(rng: Rng, groups: int, lasts: int) -> Outcome:
     request = (np.arange(groups)[:, None] + np.arange(8) * lasts // 8) // lasts
 
     def read(values: Logs) -> Estimate:
-        """As the command reads it from /metrics."""
+        """A reading, as the command takes it from /metrics."""
         shown = of_groups(values)
         return of_ratio(shown.ratio, shown.low, shown.high, len(values))
 
@@ -456,7 +456,7 @@ def server() -> Iterator[Case]:
 
 
 def change_run(rng: Rng, noise: str, groups: int) -> Outcome:
-    """Of an interleaved ratio between two runs, which keep its bounds; A/A changes too."""
+    """Change of an interleaved ratio between two runs, which keep its bounds; A/A changes too."""
     runs = [of_groups(NOISES[noise](rng, groups)) for _ in range(4)]
     sides = [from_bounds(r.ratio, r.low, r.high, degrees_of(groups) + 1) for r in runs]
     base, new, aa_base, aa_new = (side for side in sides if side is not None)

@@ -94,7 +94,7 @@ class Shares:
 
 
 def shares(noise: Noise, runs: int) -> Shares:
-    """Of that many runs."""
+    """Coverage and false verdicts over this many simulated runs."""
     found = [worth_of_noise(noise, seed) for seed in range(runs)]
     differ = {str(Verdict.FASTER), str(Verdict.SLOWER)}
     covered = [all((r.low or 0) < 1 < (r.high or 0) for r in each.rates) for each in found]

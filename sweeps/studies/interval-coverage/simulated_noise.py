@@ -2,7 +2,7 @@
 
 Blocks: functions of a generator, a number of runs and of blocks return log ratios [runs, blocks] of
 about unit spread. Groups (`NOISES`): window times are simulated one by one, the clock, then noise
-of the window's own. Two cells take turns in runs of 2, 4 or 8 windows (85, 10 and 5 % of the
+of the window's own. Two cells alternate in runs of 2, 4 or 8 windows (85, 10 and 5 % of the
 groups), and a group's effect is taken as the analysis takes it.
 """
 

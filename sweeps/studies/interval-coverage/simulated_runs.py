@@ -89,7 +89,7 @@ def whole_batches(rng: np.random.Generator, texts: Texts) -> list[Any]:
 
 
 def batch(count: int, block: int, rows: Sequence[Row]) -> Any:
-    """As much of a `BatchRecord` as the analysis of draft counts reads, and the prompts."""
+    """The part of a `BatchRecord` that the analysis of draft counts reads, and the prompts."""
     prompts, digests, acceptance = zip(*rows, strict=True)
     return SimpleNamespace(
         cell=cell(count), phase=Phase.GATE, block=block, batch=0, requests=len(rows),

@@ -31,7 +31,7 @@ ATTENTION_ERROR = {"bf16": 1e-2, "fp8": 6e-2}
 """With an fp8 cache FlashAttention rounds its weights to e4m3."""
 
 OUT_ERROR, STATE_ERROR = 2e-2, {"f32": 1e-6, "bf16": 1e-2}
-"""Tolerance of gated delta nets: outputs are rounded to bfloat16, and a bfloat16 state is rounded once."""
+"""Tolerance of gated delta nets: outputs are rounded to bfloat16, a bfloat16 state once."""
 
 
 def poison(tensors: Iterable[Tensor]) -> None:

@@ -30,14 +30,14 @@ BRIEF = {1: 1}
 that a short batch has all cells."""
 
 DRAFT_RUN_LENGTHS = {3: 4, 4: 1}
-"""Run lengths if draft counts alternate: neither end of a run counts (`compared`). For the same number
+"""Run lengths of draft counts: neither end of a run counts (`compared`). For the same number
 of windows, groups then scatter by 0.8 to 1.3 times as much as those of runs of 2, which hold only
 windows beside a switch (windows of an H200, and simulated ones that correlate by 0, 0.73 and 0.95).
 Runs of 4 scatter less on a host's clock (0.8 against 1.3), but more groups of 3 fit into a batch of
 64 tokens."""
 
 SERVER_RUN_LENGTHS = {2: 1}
-"""Run lengths in a server: a group of eight is the shortest, and ends most often before a prefill."""
+"""Run lengths in a server: a group of eight is the shortest, and mostly ends before a prefill."""
 
 SERVER_DRAFT_RUN_LENGTHS = {3: 1}
 """Run lengths of draft counts in a server: the shortest with a window that counts."""

@@ -159,7 +159,7 @@ NEAR = 1.2
 
 GATE_DIRECT, GATE_STAGED = 0.25, 3
 """Share of a gate's windows that are written directly, of sizes that are so at some contexts only,
-and how many are staged first: these are checked by layer. At random, since cells are interleaved."""
+and how many are staged first: these are checked by layer. At random: cells are interleaved."""
 
 
 class Measurement(Protocol):

@@ -50,6 +50,8 @@ def test_the_whole_gate_sees_every_fault(
 ) -> None:
     """Tokens, K/V, states and layers of a plan's cells."""
     plant = fault.cpu(worker_of(engine)) if fault and fault.cpu else nullcontext()
+    for on in (True, False):  # what watches is made here: later tests use it outside of that mode
+        engine.kv_cache().watch(on)
     with torch.inference_mode(), plant:
         outcome = run_gate(engine, SPEC, PROMPTS, tmp_path / "run", "tiny-states-mtp")
     assert outcome.staged > 0

@@ -48,14 +48,14 @@ VERDICTS = (
 
 HOW = VERDICTS + (
     "Times are compared between neighbouring windows; tokens a window come from whole batches at "
-    "one draft count, and their error is that over requests."
+    "one draft count, and their error is that over prompts."
 )
 
 HOW_BY_ENGINES = VERDICTS + (
     "Each draft count has an engine, k = 0 one without a drafter. In every block all run the same "
     "prompts, in random order. Time of a window: a request's time per output token after its "
     "first, as vLLM reports it, times its tokens a window. The error of tokens is that over "
-    "requests, that of times the scatter of blocks. Engines may differ by themselves, so each "
+    "prompts, that of times the scatter of blocks. Engines may differ by themselves, so each "
     "interval is wider by the noise."
 )
 
@@ -233,7 +233,7 @@ def _tokens_note(worth: Worth, analyses: Sequence[Analysis]) -> str:
         return "Tokens a window are those of the named rates."
     pairs = [] if worth.by_engines else [same_places(each.run) for each in analyses]
     equal, compared = sum(e for e, _ in pairs), sum(n for _, n in pairs)
-    note = f"Tokens a window rest on {plural(worth.texts, 'different request')} of all batch sizes."
+    note = f"Tokens a window rest on {plural(worth.texts, 'different prompt')} of all batch sizes."
     if any(rate.adaptive for rate in worth.rates):
         note += " Those of adaptive verification are each batch size's own."
     if compared:

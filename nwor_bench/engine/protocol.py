@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from nwor_bench.engine.readings import VllmCounters
 from nwor_bench.records.facts import EngineStatus
-from nwor_bench.records.types import Cell, RequestTimes
+from nwor_bench.records.types import Cell, RequestTimes, WindowRecord
 from nwor_bench.records.window_order import WindowOrder
 
 Span = tuple[int, int]
@@ -71,13 +71,13 @@ class Sampling:
 class BatchOutput:
     """Output and counts of one batch.
 
-    `windows` are the first rank's plain dicts; `rank_disagreement` names a count in which another
+    `windows` are the first rank's; `rank_disagreement` names a count in which another
     rank differs. `counter_facts` has the precision of the counters in `windows`; None without any.
     """
 
     token_ids: tuple[tuple[int, ...], ...]
     latency_ms: float
-    windows: list[dict[str, Any]]
+    windows: list[WindowRecord]
     counters: VllmCounters
     scv_counters: dict[str, int] = field(default_factory=dict)
     counter_facts: dict[str, Any] | None = None

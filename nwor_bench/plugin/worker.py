@@ -21,6 +21,7 @@ from nwor_bench.plugin.observe.window_counters import CountedWindows
 from nwor_bench.plugin.observe.write_watch import COUNTS, WriteWatch
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.records.types import NworMode, ScvMode
+from nwor_bench.records.window import table_of
 
 register()
 
@@ -90,7 +91,7 @@ class NworWorkerExtension:
         np.random.seed(seed % 2**32)
 
     def nwor_drain(self, output_lengths: dict[str, int] | None = None) -> dict[str, Any]:
-        """Windows and counters since the last drain. On a GPU this waits for the device.
+        """Windows, as a `WindowTable`, and counters since the last drain; waits for the device.
 
         Args:
             output_lengths: tokens that each finished request returned, by its name; windows that
@@ -98,7 +99,7 @@ class NworWorkerExtension:
         """
         hook = _hook(self)
         return {
-            "windows": hook.drain(output_lengths),
+            "windows": table_of(hook.drain(output_lengths)),
             "request_acceptance": hook.take_request_counts(),
             "scv_counters": dict(hook.validator.counters),
             "scv_fallbacks": dict(hook.validator.fallbacks),
@@ -120,7 +121,7 @@ class NworWorkerExtension:
         getattr(self, TOOLS)["counters"].start()
 
     def nwor_take_counters(self) -> dict[str, Any]:
-        """End the batch: each window's counts in order, and how precise they are."""
+        """End the batch: columns of each window's counts, and how precise they are."""
         return dict(getattr(self, TOOLS)["counters"].take())
 
     def nwor_watch_writes(self, on: bool) -> dict[str, int]:

@@ -74,7 +74,7 @@ def counted(output: BatchOutput, name: str) -> int:
 
 
 def reasons(output: BatchOutput) -> set[str | None]:
-    return {window["fallback_reason"] for window in output.windows}
+    return {window.fallback_reason for window in output.windows}
 
 
 @pytest.mark.row("CUDA graphs")
@@ -96,9 +96,9 @@ def test_staging_gives_the_stock_tokens(engine: VllmEngine, scv: str) -> None:
         assert counted(output, "draft") == output.counters.draft_tokens
         assert counted(output, "accepted") == output.counters.accepted_tokens
     for window in staged.windows:
-        settled = window["committed_tokens"] + window["rejected_tokens"]
-        assert window["staged_tokens"] == settled
-        assert window["stage_operations"] == 3 * window["staged_tokens"]
+        settled = window.committed_tokens + window.rejected_tokens
+        assert window.staged_tokens == settled
+        assert window.stage_operations == 3 * window.staged_tokens
 
 
 def test_interleaved_cells_give_the_stock_tokens(engine: VllmEngine) -> None:
@@ -114,7 +114,7 @@ def test_interleaved_cells_give_the_stock_tokens(engine: VllmEngine) -> None:
             drafts = total_of(own, "draft_tokens")
             assert total_of(own, "staged_tokens") == drafts * (cell.nwor_mode == "stage")
             assert total_of(own, "control_tokens") == drafts * (cell.nwor_mode == "control")
-        timed = [w for w in output.windows if w.get("group") is not None and w["wall_ms"]]
+        timed = [w for w in output.windows if w.group is not None and w.wall_ms]
         assert timed
         phases = ("device_ms", "forward_ms", "sample_ms", "commit_ms")
         assert all(min(w[name] for name in phases) > 0 for w in timed)
@@ -164,7 +164,7 @@ def test_scv_captures_once_and_then_replays(engine: VllmEngine) -> None:
     prompts = prompts_of(LENGTHS[:2])
     for scv in ("graph", "adaptive"):
         output = run_cell(engine, "off", scv, prompts)
-        paths = [window["scv_path"] for window in output.windows]
+        paths = [window.scv_path for window in output.windows]
         assert set(paths) <= {"device", "capture", "graph"}
         assert paths.count("graph") == output.scv_counters.get("scv_graph_hits", 0) > 0
         if scv == "graph":

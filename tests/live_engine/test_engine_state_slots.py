@@ -27,7 +27,7 @@ from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.errors import ExitCode
 from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 from nwor_bench.plugin.observe.state_checks import check_state
-from nwor_bench.plugin.observe.state_trace import SAMPLE, StateCall
+from nwor_bench.plugin.state_layers import SAMPLE, StateCall
 from nwor_bench.plugin.states import StateOutcome, WindowStates
 from nwor_bench.records.cell import engine_arm
 from nwor_bench.records.types import NworMode

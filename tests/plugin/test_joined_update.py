@@ -468,7 +468,7 @@ def gated(
         replay=lambda graphs, control, descriptor: graphs.replay(descriptor),
     )  # fmt: skip
     monkeypatch.setattr(step_windows, "layers_alone_in_their_memory", lambda *_: ())
-    monkeypatch.setattr(step_windows, "WindowChecks", lambda *_: checks)
+    monkeypatch.setattr(step_windows, "GpuWindowChecks", lambda *_: checks)
 
     def run() -> tuple[Runner, RunData]:
         runner = Runner(

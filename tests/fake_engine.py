@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Self
 
-from nwor_bench.engine.protocol import BatchOutput, GreedyOutput, Pair, Sampling, Span
+from nwor_bench.engine.protocol import BatchOutput, GreedyOutput, Kept, Pair, Sampling, Span
 from nwor_bench.engine.readings import VllmCounters
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.cell import INTERLEAVED
@@ -82,9 +82,13 @@ class FakeKvCache:
         else:
             self.prefills.append((self.cell, ids))
 
-    def keep(self, name: str, spans: Sequence[Span]) -> str | None:
+    @property
+    def rows(self) -> Self:
+        return self
+
+    def keep(self, name: str, spans: Sequence[Span] = ()) -> Kept:
         self.kept[name] = (self.cell, tuple(spans))
-        return self.unreadable
+        return Kept(self.unreadable)
 
     def compare(self, name: str, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
         cell, spans = self.kept[name]

@@ -134,20 +134,20 @@ def test_the_sham_replays_graphs_of_its_own_and_leaves_what_stock_leaves(
     stock = run_cell(engine, "off", "off", prompts)
     lengths = zip(prompts, stock.token_ids, strict=True)
     spans = [(0, len(prompt) + len(tokens) - 1) for prompt, tokens in lengths]
-    assert cache.keep("stock", spans) is None
+    assert cache.rows.keep("stock", spans).unreadable is None
     hook = getattr(worker_of(engine), HOOK)
     sham, replayed = hook._parts.sham_graphs, []
     replay = sham.replay
     monkeypatch.setattr(sham, "replay", lambda desc: replayed.append(desc) or replay(desc))
     output, windows, facts = run_interleaved(engine, prompts, cells=(INTERLEAVED_CELLS[0], AA_CELL))
-    assert cache.keep("sham", spans) is None
-    found = cache.compare("sham", [(i, "stock", i, len(p)) for i, p in enumerate(prompts)])
+    assert cache.rows.keep("sham", spans).unreadable is None
+    found = cache.rows.compare("sham", [(i, "stock", i, len(p)) for i, p in enumerate(prompts)])
     cache.watch(False)
     assert output.token_ids == stock.token_ids
     assert found[0]["checked"] > 0
     assert [entry for entry in found[0]["errors"] if entry["differing"]] == []
     assert total(output, "staged_tokens") == 0
-    assert facts[AA_CELL][SHAM][SWITCHED] >= sum("group" in w for w in windows[AA_CELL]) > 0
+    assert facts[AA_CELL][SHAM][SWITCHED] >= sum(w.group is not None for w in windows[AA_CELL]) > 0
     if engine.graphs == "full":  # type: ignore[attr-defined]
         own, stocks = sham._manager.graphs, hook.runner.cudagraph_manager.graphs
         assert set(own) == set(sham.wanted()) <= set(stocks)

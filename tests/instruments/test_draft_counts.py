@@ -9,13 +9,11 @@ import pytest
 
 from nwor_bench.errors import EngineError
 from nwor_bench.instruments.draft_counts import PLACE, DraftSwitch, schedule_of
-from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, drafts_arm
+from nwor_bench.records.cell import AA, Cell, Drafts, NworMode, ScvMode
 from nwor_bench.records.window_order import RUNS, WindowOrder, WindowPlace, compared_pairs
 
 COUNTS = (0, 1, 2, 4)
-CELLS = tuple(
-    Cell("tiny", NworMode.OFF, ScvMode.OFF, arm) for arm in (*map(drafts_arm, COUNTS), AA)
-)
+CELLS = tuple(Cell("tiny", NworMode.OFF, ScvMode.OFF, arm) for arm in (*map(Drafts, COUNTS), AA))
 
 
 class Scheduler:
@@ -43,7 +41,7 @@ class Scheduler:
 
 
 STAGED = tuple(
-    Cell("tiny", NworMode.STAGE, ScvMode.ADAPTIVE, drafts_arm(count)) for count in COUNTS if count
+    Cell("tiny", NworMode.STAGE, ScvMode.ADAPTIVE, Drafts(count)) for count in COUNTS if count
 )
 
 

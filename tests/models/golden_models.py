@@ -1,7 +1,7 @@
 """Answers of `supports` and `plan` for many config.json: kept in `golden/models.csv`, one a row.
 
-A changed answer is a decision. `PYTHONPATH=tests:tests/models:. python tests/models/golden_models.py`
-writes the table anew.
+A changed answer is a decision; `PYTHONPATH=tests:. python tests/models/golden_models.py` writes the
+table anew.
 """
 
 import csv

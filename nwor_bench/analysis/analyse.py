@@ -157,7 +157,10 @@ def _baseline(cells: Sequence[CellData], violations: Mapping[Cell, str]) -> Cell
 
 def _result(cell: CellData, cell_verdict: CellVerdict) -> CellResult:
     return CellResult(
-        **cell.cell.names,
+        pair=cell.cell.pair,
+        nwor_mode=cell.cell.nwor_mode,
+        scv_mode=cell.cell.scv_mode,
+        arm=cell.cell.names["arm"],
         batches=len(cell.timed),
         windows=cell.num_windows,
         requests=sum(batch.requests for batch in cell.counted_batches),

@@ -153,7 +153,7 @@ def drafts_group(length: int = 4) -> list[WindowRecord]:
     return [
         replace(
             window,
-            arm=(two if window.cell == STAGE_GRAPH else zero).arm,
+            arm=str((two if window.cell == STAGE_GRAPH else zero).arm),
             **dict.fromkeys(("nwor_mode", "scv_mode"), "off"),
             **dict.fromkeys(("staged_tokens", "committed_tokens", "rejected_tokens"), 0),
             num_reqs=3,

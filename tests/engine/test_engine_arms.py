@@ -23,7 +23,7 @@ from nwor_bench.engine.preflight import check_flags, check_pair
 from nwor_bench.errors import ConfigError, EngineError
 from nwor_bench.instruments.device import FreeMemory
 from nwor_bench.models.pairs import ResolvedPair, resolve_pair
-from nwor_bench.records.cell import Arguments, Drafts
+from nwor_bench.records.cell import Arguments, Arm, Drafts
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, Cell, NworMode, ScvMode, Verdict
 from nwor_bench.report.answer import answer
@@ -256,11 +256,11 @@ def spec_of(**given: Any) -> RunSpec:
 
 @pytest.mark.parametrize(("engines", "expected"), [(3, [None, ARM, AA]), (2, [None, ARM])])
 def test_the_a_a_arm_has_an_engine_if_there_is_memory(
-    engines: int, expected: tuple[str | None, ...], monkeypatch: pytest.MonkeyPatch
+    engines: int, expected: list[Arm | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = kv_cache_bytes(PAIR, spec_of().engine_specs[None]) + RUNTIME_BYTES["host"]
     monkeypatch.setattr(memory, "free_memory", lambda ranks: FreeMemory(engines * one, "host"))
-    assert engines_with_room(PAIR, spec_of()) == expected
+    assert list(engines_with_room(PAIR, spec_of())) == expected
     memory.require_memory(PAIR, spec_of())
 
 

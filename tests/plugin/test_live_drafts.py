@@ -13,9 +13,8 @@ from live_windows import places_of_group
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from nwor_bench.cli.live_drafts import DraftReading
-from nwor_bench.cli.live_server import reading_of
 from nwor_bench.instruments.robust import Estimate, log_tokens, robust_location
+from nwor_bench.live.reading import Reading, reading_of
 from nwor_bench.plugin import live_drafts
 from nwor_bench.plugin.live_drafts import UNSETTLED, DraftGroups, DraftPublisher, DraftTokens
 from nwor_bench.records.fallback_reasons import LeftOut
@@ -139,11 +138,10 @@ class Shown:
         files.set("nwor_drafts_info", (*LABELS, ("method", "eagle3"), ("model", "a/b")), 1)
         self.publisher = DraftPublisher(self.groups, self.tokens, MOST, files, LABELS)
 
-    def read(self) -> DraftReading:
+    def read(self) -> Reading:
         registry = CollectorRegistry()
         MultiProcessCollector(registry, str(self.folder))  # type: ignore[no-untyped-call]
         reading = reading_of(generate_latest(registry).decode(), "http://h/metrics")
-        assert isinstance(reading, DraftReading)
         return reading
 
 
@@ -156,8 +154,8 @@ def test_before_the_first_group_every_count_stands_at_0(shown: Shown) -> None:
     shown.publisher.publish()
     reading = shown.read()
     assert reading.windows == {0: 0, 1: 0, 2: 0}
-    assert reading.counts == [1, 2]
-    assert (reading.of(ALL).groups, reading.of(ALL).half_width, reading.clock) == (0, None, None)
+    assert reading.cells == [1, 2]
+    assert (reading.groups(ALL), reading.half_width(ALL), reading.clock) == (0, None, None)
     assert (reading.pair.method, reading.pair.draft) == ("eagle3", "a/b")
     assert reading.worth().rates == ()
 
@@ -180,12 +178,12 @@ def test_estimates_come_back_from_the_metrics(shown: Shown) -> None:
     shown.tokens.add(verified(0))
     shown.publisher.publish()
     reading = shown.read()
-    own = reading.of("5-8")
+    own = reading._at_size("5-8")
     for k in (1, 2):
         assert_same(own.times[k], robust_location(list(shown.groups.effects["5-8", k])))
         accepted, windows = zip(*shown.tokens.spans["5-8", k], strict=True)
-        assert_same(own.tokens[k], log_tokens(accepted, windows))
-    assert (own.groups, reading.clock) == (60, "host")
+        assert_same(own.tokens.logs[k], log_tokens(accepted, windows))
+    assert (reading.groups("5-8"), reading.clock) == (60, "host")
     worth = reading.worth()
     assert {rate.groups for rate in worth.rates} == {60}
     assert [worth.sizes(rate.requests) for rate in worth.rates] == ["5-8", "5-8"]

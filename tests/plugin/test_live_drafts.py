@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 from live_windows import counts_of as window
-from live_windows import places_of_group
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from nwor_bench.instruments.robust import Estimate, log_tokens, robust_location
 from nwor_bench.live.reading import Reading, reading_of
-from nwor_bench.plugin import live_drafts
-from nwor_bench.plugin.live_drafts import UNSETTLED, DraftGroups, DraftPublisher, DraftTokens
+from nwor_bench.plugin import live_groups
+from nwor_bench.plugin.live import LivePublisher
+from nwor_bench.plugin.live_groups import UNSETTLED, DraftTokens, Groups, drafts_kind
 from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.records.metrics import DRAFT_METRICS, LIVE_METRICS, MetricFiles, labels_of
-from nwor_bench.records.window_order import ALL
+from nwor_bench.records.window_order import ALL, places_of_group
 
 MOST = 2
 AGAIN = MOST + 1
@@ -32,10 +32,10 @@ def verified(k: int, accepted: int = 0, requests: int = 2, **more: Any) -> Any:
 
 
 def add_group(
-    groups: DraftGroups, number: int, cell: int, ms: float, requests: int = 2, **changed: Any
+    groups: Groups, number: int, cell: int, ms: float, requests: int = 2, **changed: Any
 ) -> None:
     """One whole group; `changed` are by the window's place in it. k = 0 takes 10 ms."""
-    for at, place in enumerate(places_of_group(number, (0, cell, cell, 0), 3)):
+    for at, place in enumerate(places_of_group((0, cell), number, 3)):
         k = place.cell % AGAIN
         # Both ends of a run must not count.
         wall = (ms if place.cell else 10.0) if place.position == 1 else 50.0 + 40 * place.cell
@@ -44,7 +44,7 @@ def add_group(
 
 
 def test_a_group_compares_the_windows_between_the_ends_of_each_run() -> None:
-    groups = DraftGroups(MOST)
+    groups = Groups(drafts_kind(MOST))
     add_group(groups, 0, 1, 12.0)
     add_group(groups, 1, 2, 14.0, requests=7)
     add_group(groups, 2, AGAIN, 10.1)
@@ -68,7 +68,7 @@ def test_a_group_compares_the_windows_between_the_ends_of_each_run() -> None:
     ids=["fewer drafts", "k is not 0", "no time", "another class"],
 )
 def test_a_window_spoils_its_group(place: int, window: Any, reason: LeftOut) -> None:
-    groups = DraftGroups(MOST)
+    groups = Groups(drafts_kind(MOST))
     add_group(groups, 0, 2, 14.0, **{f"at{place}": window})
     add_group(groups, 1, 2, 14.0)
     assert groups.left_out == {reason: 1}
@@ -112,8 +112,8 @@ def test_a_span_over_two_classes_counts_for_each() -> None:
 
 
 def test_memory_is_bounded_and_the_latest_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_drafts, "KEPT", 16)
-    groups, tokens = DraftGroups(MOST), DraftTokens()
+    monkeypatch.setattr(live_groups, "KEPT", 16)
+    groups, tokens = Groups(drafts_kind(MOST)), DraftTokens()
     for number in range(100):
         add_group(groups, number, 1, 12.0 if number >= 84 else 30.0)
         for at in range(UNSETTLED + 1):
@@ -133,10 +133,10 @@ class Shown:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.groups, self.tokens = DraftGroups(MOST), DraftTokens()
+        self.groups, self.tokens = Groups(drafts_kind(MOST)), DraftTokens()
         files = MetricFiles(folder, "nwor-0-1-live")
         files.set("nwor_drafts_info", (*LABELS, ("method", "eagle3"), ("model", "a/b")), 1)
-        self.publisher = DraftPublisher(self.groups, self.tokens, MOST, files, LABELS)
+        self.publisher = LivePublisher(self.groups, files, LABELS, tokens=self.tokens)
 
     def read(self) -> Reading:
         registry = CollectorRegistry()

@@ -203,7 +203,7 @@ class RunnerHook(ABC):
         return None
 
     def launch_refusals(self) -> dict[str, int] | None:
-        """Kernels that are launched through Triton, not by the driver, by reason; None: none."""
+        """Updates of vLLM's that our commit cannot run, by reason; None without such commits."""
         return None
 
     def _start_step(self, scheduler_output: Any) -> None:

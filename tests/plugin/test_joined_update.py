@@ -28,7 +28,6 @@ from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AttentionBy, Cell, NworMode, ScvMode
 from nwor_bench.run.gate.block import GateBlock
 from nwor_kernels.commit.with_update import UPDATE_ARGUMENTS
-from nwor_kernels.direct_launch import refusals
 
 pytestmark = pytest.mark.slow  # vLLM's runner is imported
 
@@ -538,7 +537,7 @@ def test_an_update_that_is_not_known_stays_vllms_and_is_counted(
 ) -> None:
     from vllm.v1.worker.gpu import input_batch
 
-    from nwor_bench.plugin.runner_v2.stock_update import find_update
+    from nwor_bench.plugin.runner_v2.stock_update import find_update, refusals
 
     known = SimpleNamespace(arg_names=list(UPDATE_ARGUMENTS))
     monkeypatch.setattr(input_batch, "_post_update_kernel", known)

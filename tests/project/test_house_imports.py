@@ -86,8 +86,8 @@ RULES = [
         "plugin stands by itself",
         ("nwor_bench.plugin",),
         only_ours=(
-            *("nwor_bench.errors", "nwor_bench.instruments", "nwor_bench.plugin"),
-            *("nwor_bench.records", "nwor_kernels"),
+            *("nwor_bench.errors", "nwor_bench.instruments", "nwor_bench.models.support"),
+            *("nwor_bench.plugin", "nwor_bench.records", "nwor_kernels"),
         ),
     ),
     Rule(

@@ -7,10 +7,10 @@ import pytest
 from documented_keys import lacking, top_level
 from test_live_command import OTHERS, Server, serving, with_update
 
-from nwor_bench.cli.live_drafts import DraftReading
-from nwor_bench.cli.live_drafts_text import progress_line
-from nwor_bench.cli.live_server import FIRST_LOOK, STALE_AFTER_S, Wanted, reading_of
 from nwor_bench.errors import ExitCode
+from nwor_bench.live.reading import STALE_AFTER_S, reading_of
+from nwor_bench.live.text import progress_line
+from nwor_bench.live.watch import FIRST_LOOK, Wanted
 from nwor_bench.records.window_order import ALL
 
 Run = Callable[..., tuple[int, str, str]]
@@ -181,12 +181,10 @@ def test_a_cpu_server_is_reported_as_one(command_line: Run, server: Server) -> N
 
 def test_the_progress_line() -> None:
     reading = reading_of(KNOWN, "http://h/metrics")
-    assert isinstance(reading, DraftReading)
     line = progress_line(reading, Wanted(ALL, 0.005, 60.0), 61.4)
     start = "0:01:01  all: 1.50 ["
     end = "] times the tokens/s of k = 0 with k = 2, 400 groups a draft count"
     assert line.startswith(start)
     assert line.endswith(end)
     empty = reading_of(page({ALL: {}}), "http://h/metrics")
-    assert isinstance(empty, DraftReading)
     assert "0 groups a draft count" in progress_line(empty, Wanted(ALL, 0.005, 60.0), 1.0)

@@ -10,22 +10,18 @@ from pathlib import Path
 import pytest
 from documented_keys import lacking, top_level
 
-from nwor_bench.cli import live_server as watching
-from nwor_bench.cli.live_server import (
-    FIRST_LOOK,
-    GONE_AFTER_S,
-    STALE_AFTER_S,
-    Ended,
-    Reading,
-    Unreachable,
-    Wanted,
-    metrics_address,
-    reading_of,
-    watch,
-)
-from nwor_bench.cli.live_text import progress_line
 from nwor_bench.errors import ExitCode
 from nwor_bench.instruments.robust import MIN_GROUPS
+from nwor_bench.live import watch as watching
+from nwor_bench.live.reading import (
+    STALE_AFTER_S,
+    Reading,
+    Unreachable,
+    metrics_address,
+    reading_of,
+)
+from nwor_bench.live.text import progress_line
+from nwor_bench.live.watch import FIRST_LOOK, GONE_AFTER_S, Ended, Wanted, watch
 from nwor_bench.records.fallback_reasons import IN_WORDS, Guard, LeftOut, in_words
 from nwor_bench.records.window_order import ALL
 from nwor_bench.report.answer import CPU_SENTENCE
@@ -416,7 +412,7 @@ def test_what_ends_it(
 ) -> None:
     found = Script(*steps).watch()
     assert (found.ended, found.waited_s) == (ended, waited_s)
-    assert found.reading.of(ALL).groups == groups
+    assert found.reading.groups(ALL) == groups
 
 
 def test_every_reason_has_words() -> None:

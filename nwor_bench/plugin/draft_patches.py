@@ -1,15 +1,11 @@
-"""Draft counts alternate in a server, 0 among them: k changes with the steps, by vLLM's own lookup.
+"""What a server in which draft counts are interleaved changes in vLLM.
 
-Times and tokens need windows of different kinds. Times come from groups of twelve neighbouring
-windows that only decode, A B B A with k = 0, as those of modes. Tokens come from the spans between
-them, of some windows at one k: a window begins where the one before it ended, and right behind
-another k that is at other places of the text. A span goes on through prefills, and no span has
-k = 0, whose tokens are known: a server under test speculates in most of its steps.
+Its configuration names every count, so that vLLM captures their CUDA graphs; its scheduler changes
+the count with the steps, by vLLM's own lookup (`instruments.draft_counts`).
 """
 
 import logging
 from collections.abc import Callable
-from itertools import cycle
 from typing import Any
 
 from nwor_bench.errors import ConfigError
@@ -20,85 +16,15 @@ from nwor_bench.instruments.draft_counts import (
     WHICH_CHANGE,
     WHY_NOT_ADAPTIVE,
     WHY_UNSAFE,
-    DraftSwitch,
+    CountSwitch,
     schedule_of,
 )
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.settings import DRAFTS
 from nwor_bench.records.cell import ADAPTIVE_VERIFICATION
-from nwor_bench.records.window_order import (
-    PLACE,
-    SERVER_DRAFT_RUN_LENGTHS,
-    SERVER_SEED,
-    UNDELIVERED,
-    places_of,
-)
+from nwor_bench.records.window_order import UNDELIVERED
 
 logger = logging.getLogger("vllm.nwor_bench")
-
-SPAN = 36
-"""Steps between two groups, all at one k."""
-
-PATIENCE = 16
-"""Steps that a group may take to begin: where each step has a prefill only spans are left."""
-
-
-def counts_of(most: int) -> tuple[int, ...]:
-    """Draft count of each cell: 0 to `most`, and 0 again for the A/A groups."""
-    return (*range(most + 1), 0)
-
-
-class DraftTurns(DraftSwitch):
-    """The order of a server.
-
-    Args:
-        scheduler: vLLM's; its lookup must name 0 to `most`.
-    """
-
-    def __init__(self, scheduler: Any, most: int):
-        super().__init__(scheduler, range(most + 1))
-        self._counts = counts_of(most)
-        pairs = [(0, cell) for cell in range(1, len(self._counts))]
-        self._places = places_of(pairs, SERVER_SEED, SERVER_DRAFT_RUN_LENGTHS)
-        self._at, self._coming = next(self._places), next(self._places)
-        self._spans = cycle(range(1, most + 1))
-        self._undelivered = 0
-        self._stock_update = scheduler._update_request_with_output
-        scheduler._update_request_with_output = self._update_request
-        self._begin_span()
-
-    def _update_request(self, request: Any, tokens: list[int], *args: Any, **kwargs: Any) -> Any:
-        """Count the tokens that stock cuts off behind a request's last one."""
-        sampled = len(tokens)
-        kept, stopped = self._stock_update(request, tokens, *args, **kwargs)
-        self._undelivered += sampled - len(kept)
-        return kept, stopped
-
-    def _begin_span(self) -> None:
-        self._span_left, self._patience = SPAN, PATIENCE
-        self._set(next(self._spans))
-
-    def _settle(self, output: Any) -> bool:
-        if output.scheduled_spec_decode_tokens:
-            setattr(output, UNDELIVERED, self._undelivered)
-            self._undelivered = 0
-        return super()._settle(output)
-
-    def _schedule(self, *args: Any, **kwargs: Any) -> Any:
-        if self._span_left:
-            output = self._original(*args, **kwargs)
-            if self._settle(output):
-                setattr(output, PLACE, None)
-            self._span_left -= bool(output.num_scheduled_tokens)
-            return output
-        assert self._at is not None
-        group = self._at.group
-        output = super()._schedule(*args, **kwargs)
-        has_begun = self._at.run or self._at.position
-        self._patience -= not has_begun
-        if self._at.group != group or not self._patience:
-            self._begin_span()
-        return output
 
 
 def draft_patches() -> list[Patch]:
@@ -108,7 +34,7 @@ def draft_patches() -> list[Patch]:
 
     return [
         Patch(EngineArgs, "create_speculative_config", _name_counts),
-        Patch(Scheduler, "__init__", _take_turns),
+        Patch(Scheduler, "__init__", _interleave),
     ]
 
 
@@ -140,12 +66,38 @@ def _choose_graphs(config: Any) -> None:
         raise ConfigError.for_field(field, config.cudagraph_mode.name, WHY_UNSAFE)
 
 
-def _take_turns(original: Callable[..., Any]) -> Callable[..., Any]:
+def _interleave(original: Callable[..., Any]) -> Callable[..., Any]:
     def initialize(scheduler: Any, *args: Any, **kwargs: Any) -> None:
         original(scheduler, *args, **kwargs)
-        DraftTurns(scheduler, scheduler.num_spec_tokens)
+        interleave_counts(scheduler, scheduler.num_spec_tokens)
 
     return initialize
+
+
+def interleave_counts(scheduler: Any, most: int) -> None:
+    """Interleave 0 to `most` drafts in vLLM's scheduler, and note what it cuts off."""
+    CountSwitch(scheduler, range(most + 1)).interleave_for_good(most)
+    undelivered, update = 0, scheduler._update_request_with_output
+    schedule = scheduler.schedule
+
+    def update_request(request: Any, tokens: list[int], *args: Any, **kwargs: Any) -> Any:
+        """Count the tokens that stock cuts off behind a request's last one."""
+        nonlocal undelivered
+        sampled = len(tokens)
+        kept, stopped = update(request, tokens, *args, **kwargs)
+        undelivered += sampled - len(kept)
+        return kept, stopped
+
+    def schedule_and_tell(*args: Any, **kwargs: Any) -> Any:
+        nonlocal undelivered
+        output = schedule(*args, **kwargs)
+        if output.scheduled_spec_decode_tokens:
+            setattr(output, UNDELIVERED, undelivered)
+            undelivered = 0
+        return output
+
+    scheduler._update_request_with_output = update_request
+    scheduler.schedule = schedule_and_tell
 
 
 def name_counts(config: Any, max_num_seqs: int | None) -> None:

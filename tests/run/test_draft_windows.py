@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, drafts_arm
+from nwor_bench.records.cell import AA, Cell, Drafts, NworMode, ScvMode
 from nwor_bench.records.types import Phase, WindowRecord
 from nwor_bench.records.window_order import WindowOrder, compared_pairs
 from nwor_bench.run.batch import BatchPlace
 from nwor_bench.workload.schedule import Block
 
-CELLS = tuple(Cell("tiny", NworMode.OFF, ScvMode.OFF, arm) for arm in ("k=0", "k=2", AA))
+CELLS = tuple(Cell("tiny", NworMode.OFF, ScvMode.OFF, arm) for arm in (Drafts(0), Drafts(2), AA))
 ORDER = WindowOrder(CELLS, compared_pairs(CELLS), "0")
 PLACE = BatchPlace(CELLS[0], Phase.INTERLEAVED, Block(1, (), ()), 7, 0, "", ORDER)
 
@@ -31,11 +31,11 @@ def window(cell: int | None, drafts: int) -> WindowRecord:
 @pytest.mark.parametrize(
     ("cell", "drafts", "arm"),
     [
-        (1, 6, drafts_arm(2)),
+        (1, 6, Drafts(2)),
         (2, 0, AA),
-        (None, 6, drafts_arm(2)),
-        (None, 0, drafts_arm(0)),
-        (None, 3, drafts_arm(0)),  # k = 1 is no cell
+        (None, 6, Drafts(2)),
+        (None, 0, Drafts(0)),
+        (None, 3, Drafts(0)),  # k = 1 is no cell
     ],
 )
 def test_the_cell_of_a_window(cell: int | None, drafts: int, arm: str) -> None:

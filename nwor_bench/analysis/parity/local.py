@@ -34,9 +34,9 @@ average out as independent ones do. On an H200 one of 384 heads (Qwen3.5-27B, 8 
 0.035 %, 9.3 standard errors."""
 
 LAYER_ERRORS = 7.0
-"""The same for all heads of a layer together."""
+"""Standard errors for all heads of a layer together."""
 
-FEWEST_ROWS = 6
+MIN_ROWS = 6
 """Rows of the sample with fewer give no standard error of one head."""
 
 NOT_STOCK = 0.25
@@ -55,7 +55,7 @@ class LocalFault:
     layer: str
     rank: int
     error: float | None
-    """Its size; None if it is not a finite number."""
+    """Size of the error; None if it is not a finite number."""
     allowed: float
     where: str
     """Head, request and row, as far as they are known."""
@@ -109,7 +109,7 @@ class LocalResult:
     states: int = 0
     """Gated delta nets whose states were compared."""
     convolutions: int = 0
-    """Those whose convolutions were, too."""
+    """Gated delta nets whose convolutions were compared."""
     state_requests: int = 0
     """Requests of a window whose states were compared: its first ones."""
     written: int = 0
@@ -297,7 +297,7 @@ def _layer_errors(at: tuple[str, int], attention: Mapping[str, Any]) -> Iterator
             "row", *at, head["apart"], ROW_MULTIPLE * largest, f"{where} of request {row}"
         )
         yield LocalFault("head", *at, head["ours"], RMS_MULTIPLE * (head["stock"] or 0), where)
-        if attention["rows"] >= FEWEST_ROWS:
+        if attention["rows"] >= MIN_ROWS:
             values = [head[name] for name in attention["fields"][6:]]
             least = SCALE_SHARE * (head["stock"] or 0)
             yield from _signed(at, values, HEAD_ERRORS, where, least)

@@ -142,7 +142,6 @@ def attend_slowly(
     sliding_window: int = -1,
     chunk: int = -1,
     softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> np.ndarray:
     """Attention from its definition in float64, one query row, head and token at a time."""
@@ -167,8 +166,6 @@ def attend_slowly(
                     score = float(query[row, h] @ keys[t, h // ratio]) * step.scale
                     if softcap:
                         score = softcap * math.tanh(score / softcap)
-                    if alibi_slopes is not None:
-                        score += float(alibi_slopes[h]) * (t - position)
                     weights.append(math.exp(score))
                     total += weights[-1]
                 if sinks is not None:
@@ -181,13 +178,11 @@ def attend_slowly(
 
 OPTIONS = {
     "sinks": {"sinks": torch.tensor([1.5, -200.0, 40.0, -3.0, 0.0, 6.0])},
-    "alibi": {"alibi_slopes": torch.tensor([0.5, 0.01, 0.25, 0.1, 0.03, 0.7])},
     "chunk": {"chunk": 16},
     "chunk of 3": {"chunk": 3},
     "window and chunk": {"sliding_window": 20, "chunk": 24},
     "all": {
         "sinks": torch.tensor([2.0, 3.0, -1.0, 0.5, 1.0, 0.1]),
-        "alibi_slopes": torch.tensor([0.2, 0.1, 0.4, 0.05, 0.3, 0.02]),
         "chunk": 48,
         "softcap": 0.7,
     },

@@ -57,15 +57,13 @@ REQUESTS = st.lists(
     max_size=4,
 )
 
-FEATURES = ["plain", "softcap", "alibi", "sinks", "all"]
+FEATURES = ["plain", "softcap", "sinks", "all"]
 
 
 def score_options(feature: str, heads: int) -> dict[str, object]:
     options: dict[str, object] = {}
     if feature in ("softcap", "all"):
         options["softcap"] = 1.5
-    if feature in ("alibi", "all"):
-        options["alibi_slopes"] = torch.linspace(-0.2, 0.1, heads)
     if feature in ("sinks", "all"):
         options["sinks"] = torch.linspace(-1.0, 2.0, heads)
     return options

@@ -117,7 +117,7 @@ def check(step: Step, result: Tensor, expected: Tensor, dtype: torch.dtype) -> N
 
 def pop_options(shape: dict) -> dict:
     """What a layer adds to plain attention, taken out of `shape`."""
-    names = ("sliding_window", "softcap", "chunk", "sinks", "alibi_slopes")
+    names = ("sliding_window", "softcap", "chunk", "sinks")
     return {name: shape.pop(name) for name in names if name in shape}
 
 
@@ -182,7 +182,7 @@ def test_contexts_are_cut_anywhere(triton_device, programs, min_tiles, whole_pai
     [
         *((name, 5) for name in ("sinks", "window and chunk", "all")),
         *(pytest.param(name, 1, marks=pytest.mark.long) for name in OPTIONS),
-        *(pytest.param(name, 5, marks=pytest.mark.long) for name in ("alibi", "chunk of 3")),
+        pytest.param("chunk of 3", 5, marks=pytest.mark.long),
     ],
 )
 def test_what_layers_add(triton_device, name, programs):
@@ -192,13 +192,12 @@ def test_what_layers_add(triton_device, name, programs):
     verify(triton_device, WINDOWS, heads=2, kv_heads=1, seed=18, tuning=tuning, **options)
 
 
-@pytest.mark.parametrize("name", ["sinks", "alibi_slopes"])
 @pytest.mark.parametrize("shape", [(3, 1), (4, 2)], ids=["length", "stride"])
-def test_per_head_numbers_of_another_layout_are_refused(triton_device, name, shape):
+def test_sinks_of_another_layout_are_refused(triton_device, shape):
     step = make_step(WINDOWS, seed=1)
     wrong = torch.ones(shape, device=triton_device)[:, 0]
-    with pytest.raises(ValueError, match=name):
-        run(step, stage_step(step, True), triton_device, **{name: wrong})
+    with pytest.raises(ValueError, match="sinks"):
+        run(step, stage_step(step, True), triton_device, sinks=wrong)
 
 
 @pytest.mark.parametrize("options", [{"sliding_window": 20}, {"chunk": 24}], ids=str)
@@ -429,7 +428,7 @@ def test_every_length_of_window(queries, ratio, fp8):
         {"sliding_window": 257},
         {"softcap": 20.0},
         {"chunk": 256},
-        *(for_heads(OPTIONS[name], 6) for name in ("sinks", "alibi", "all")),
+        *(for_heads(OPTIONS[name], 6) for name in ("sinks", "all")),
     ],
     ids=lambda options: "-".join(options),
 )

@@ -40,8 +40,7 @@ def by_the_kernels_reference(
     output = torch.full((ROWS, HEADS, DIM), float("nan"))
     verify_attention_reference(
         query.float(), cache, plan, output,
-        scale=facts.scale, softcap=facts.softcap, alibi_slopes=facts.alibi_slopes,
-        sinks=facts.sinks,
+        scale=facts.scale, softcap=facts.softcap, sinks=facts.sinks,
     )  # fmt: skip
     return output.double()
 
@@ -52,7 +51,6 @@ EVERY_KIND = {
     "sliding window": AttentionFacts(0.3, sliding_window=7),
     "chunk": AttentionFacts(0.3, chunk=9),
     "sinks": AttentionFacts(0.3, sinks=torch.linspace(-1, 2, HEADS)),
-    "ALiBi": AttentionFacts(0.3, alibi_slopes=torch.linspace(0.01, 0.3, HEADS)),
 }
 
 

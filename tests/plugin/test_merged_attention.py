@@ -142,7 +142,6 @@ def test_lengths_are_shortened_once_a_forward() -> None:
         {"vllm_flash_attn_version": 2},
         {"sliding_window": (127, 0)},
         {"logits_soft_cap": 30.0},
-        {"alibi_slopes": torch.ones(4)},
         {"sinks": torch.ones(4)},
     ],
     ids=lambda change: next(iter(change), "plain"),
@@ -154,7 +153,7 @@ def test_what_cannot_be_merged(change: dict[str, Any]) -> None:
         vllm_flash_attn_version = 3
         sliding_window = (-1, -1)
         logits_soft_cap = 0
-        alibi_slopes = sinks = None
+        sinks = None
 
     impl = FlashAttentionImpl()
     vars(impl).update(change)

@@ -120,7 +120,6 @@ def verify_attention_triton(
     softcap: float = 0.0,
     chunk: int = -1,
     sinks: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
     q_scale: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
@@ -152,8 +151,6 @@ def verify_attention_triton(
         chunk: if > 0, a query at position p sees nothing before p - p % chunk.
         sinks: [heads], contiguous: a logit of each head that takes part in the softmax's
             denominator and has no value; neither scaled nor capped.
-        alibi_slopes: [heads], contiguous: slope * (key position - query position) is added to the
-            scores, after the softcap.
         q_scale, k_scale, v_scale: float32, [1] or [kv_heads]; for fp8 caches.
         workspace: from `VerifyWorkspace.create`.
         tuning: the launch's shape, for benchmarks.
@@ -168,9 +165,8 @@ def verify_attention_triton(
     reason = unsupported_reason(head_dim, max_query_len, key.dtype, kv_cache.dtype, value_dim)
     if reason:
         raise ValueError(f"verify_attention does not serve this: {reason}")
-    for name, per_head in (("sinks", sinks), ("alibi_slopes", alibi_slopes)):
-        if per_head is not None and (per_head.shape, per_head.stride()) != ((heads,), (1,)):
-            raise ValueError(f"{name} must be contiguous [{heads}], not {tuple(per_head.shape)}")
+    if sinks is not None and (sinks.shape, sinks.stride()) != ((heads,), (1,)):
+        raise ValueError(f"sinks must be contiguous [{heads}], not {tuple(sinks.shape)}")
     if requests == 0:
         return
     quantised = kv_cache.dtype in E4M3_CACHE_DTYPES
@@ -205,7 +201,6 @@ def verify_attention_triton(
         k_scale,
         v_scale,
         sinks,
-        alibi_slopes,
         workspace.accumulators,
         workspace.sums,
         workspace.arrived,

@@ -58,7 +58,6 @@ def verify_kernel(
     k_scale,
     v_scale,
     sinks,
-    alibi_slopes,
     accumulators,
     sums,
     arrived,
@@ -182,10 +181,6 @@ def verify_kernel(
         factor = scale * kept_k_scale * scale_of(q_scale, head, Q_SCALES)
         if not SOFTCAP:
             factor = factor * LOG2_E
-        slope = None
-        if alibi_slopes is not None:
-            slopes = tl.load(alibi_slopes + attended, mask=is_row, other=0.0).to(tl.float32)
-            slope = (slopes * LOG2_E)[:, None]
 
         acc0, acc1, best, total = nothing_seen(ROWS, half_out)
         of_head = cache + head.to(tl.int64) * cache_head
@@ -201,8 +196,7 @@ def verify_kernel(
             if bounded:
                 visible = visible & (token[None, :] >= seen_from[:, None])
             acc0, acc1, best, total = attend(
-                q0, q1, k0, k1, v0, v1, visible, acc0, acc1, best, total, factor, softcap,
-                slope, token[None, :] - position[:, None], SOFTCAP,
+                q0, q1, k0, k1, v0, v1, visible, acc0, acc1, best, total, factor, softcap, SOFTCAP
             )  # fmt: skip
             token += BLOCK_N
             block = tl.load(table + token // BLOCK_SIZE, mask=token < context, other=0)
@@ -218,8 +212,7 @@ def verify_kernel(
                 in_sight = in_sight & (at_window[None, :] >= seen_from[:, None])
             acc0, acc1, best, total = attend(
                 q0, q1, read_k0, read_k1, read_v0, read_v1, in_sight,
-                acc0, acc1, best, total, factor, softcap,
-                slope, at_window[None, :] - position[:, None], SOFTCAP,
+                acc0, acc1, best, total, factor, softcap, SOFTCAP,
             )  # fmt: skip
 
         complete = parts == 1

@@ -44,7 +44,6 @@ class RequestGroup:
             the request.
         is_query: [requests, queries] bool, False for padding.
         blocks: [requests, blocks] int64, block numbers; padding is block 0.
-        positions: [requests, queries] int64, each query's position in its sequence.
         visible: [requests, 1, queries, tokens] bool, the tokens that each query attends to.
         staged: the group's staged tokens, or None when all of its K/V is in the cache.
     """
@@ -52,7 +51,6 @@ class RequestGroup:
     query_rows: Tensor
     is_query: Tensor
     blocks: Tensor
-    positions: Tensor
     visible: Tensor
     staged: StagedRows | None
 
@@ -129,7 +127,6 @@ def _plan_group(
         query_rows=start + step,
         is_query=is_query,
         blocks=blocks.where(used_block, torch.zeros_like(blocks)),
-        positions=positions,
         visible=visible[:, None],
         staged=_locate_staged(staged_token_rows, start, count, length),
     )
@@ -159,7 +156,6 @@ def verify_attention_reference(
     staged_key: Tensor | None = None,
     staged_value: Tensor | None = None,
     softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> None:
     """Attend each query to its request's cached and staged tokens; writes `output`.
@@ -173,19 +169,17 @@ def verify_attention_reference(
         staged_key: [capacity, kv_heads, head_dim], K of the staged tokens.
         staged_value: [capacity, kv_heads, value_dim], V of the staged tokens.
         softcap: if > 0, scores become softcap * tanh(scores / softcap).
-        alibi_slopes: [heads], added as slope * (key position - query position).
         sinks: [heads], one more score per head that takes weight and gives no value.
     """
     for group in plan:
         key, value = gather_kv(kv_cache, group, query.shape[2], staged_key, staged_value)
         queries = query[group.query_rows].transpose(1, 2)
-        if softcap or alibi_slopes is not None or sinks is not None:
+        if softcap or sinks is not None:
             ratio = query.shape[1] // key.shape[1]
             keys, values = (rows.float().repeat_interleave(ratio, dim=1) for rows in (key, value))
-            distance = torch.arange(key.shape[2]) - group.positions[:, None, :, None]
             attended = _attend_by_formula(
-                queries.float(), keys, values, group.visible, distance,
-                scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+                queries.float(), keys, values, group.visible,
+                scale=scale, softcap=softcap, sinks=sinks,
             ).to(query.dtype)  # fmt: skip
         else:
             attended = _attend(queries, key, value, group.visible, scale)
@@ -230,27 +224,22 @@ def _attend_by_formula(
     key: Tensor,
     value: Tensor,
     visible: Tensor,
-    distance: Tensor,
     *,
     scale: float,
     softcap: float,
-    alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """softmax(cap(q k * scale) + alibi, with sinks) v, written out, in the dtype of `query`.
+    """softmax(cap(q k * scale), with sinks) v, written out, in the dtype of `query`.
 
     Args:
         query: [..., heads, queries, head_dim].
         key: [..., heads, tokens, head_dim].
         value: [..., heads, tokens, value_dim].
         visible: [..., queries, tokens] bool, the tokens that each query attends to.
-        distance: likewise, key position - query position.
     """
     scores = (query @ key.transpose(-1, -2)) * scale
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
-    if alibi_slopes is not None:
-        scores = scores + alibi_slopes.to(scores.dtype)[:, None, None] * distance
     scores = scores.masked_fill(~visible, float("-inf"))
     if sinks is not None:
         sink = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
@@ -276,7 +265,6 @@ def verify_attention_varlen_reference(
     softcap: float = 0.0,
     chunk: int = -1,
     sinks: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
     q_scale: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
@@ -309,8 +297,8 @@ def verify_attention_varlen_reference(
         position = torch.arange(length - (last - first), length, device=q.device)[:, None]
         distance = torch.arange(length, device=q.device) - position
         attended = _attend_by_formula(
-            q, keys, values, _visible(distance, position, sliding_window, chunk), distance,
-            scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+            q, keys, values, _visible(distance, position, sliding_window, chunk),
+            scale=scale, softcap=softcap, sinks=sinks,
         ).transpose(0, 1)  # fmt: skip
         output[first:last] = attended.to(output.dtype)
 

@@ -158,7 +158,7 @@ def why_layer(layer: LayerFacts, model: ModelFacts, engine: EngineFacts) -> str 
         return reasons.cache_dtype(engine.cache_dtype)
     if model.architecture in OWN_BUILDERS:
         return reasons.attention_metadata(OWN_BUILDERS[model.architecture])
-    if layer.alibi and attention.implementation == "FlashInferImpl":
+    if layer.alibi:
         return reasons.ALIBI
     found = None if on_cpu else _why_on_gpu(layer, engine)
     if found is None and model.architecture in READ_AGAIN:

@@ -165,8 +165,6 @@ class AttentionFacts:
     """A query at position p sees nothing before p - p % chunk; -1: everything."""
     sinks: Tensor | None = None
     """[heads], a score that takes weight and gives no value."""
-    alibi_slopes: Tensor | None = None
-    """[heads], added as slope * (key position - query position)."""
 
 
 def exact_attention(
@@ -196,8 +194,6 @@ def exact_attention(
         scores = facts.softcap * bent
     token = torch.arange(key.shape[0], device=key.device)
     position = token[-rows:, None]
-    if facts.alibi_slopes is not None:
-        scores = scores + facts.alibi_slopes.double()[:, None, None] * (token - position)
     visible = token <= position
     if facts.sliding_window > 0:
         visible = visible & (token > position - facts.sliding_window)

@@ -88,6 +88,8 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
     def _why_stock(self) -> str | None:
         if self.is_fp8_kv_cache:
             return reasons.cache_dtype(self.kv_cache_dtype)
+        if self.alibi_slopes is not None:
+            return reasons.ALIBI
         return None if self.attn_type == AttentionType.DECODER else f"layer_type:{self.attn_type}"
 
     def do_kv_cache_update(
@@ -141,7 +143,6 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
             staged_key=staging.buffers.key[staging.layer] if staging else None,
             staged_value=staging.buffers.value[staging.layer] if staging else None,
             softcap=self.logits_soft_cap,
-            alibi_slopes=self.alibi_slopes,
             sinks=self.sinks,
         )
         if staging is not None and staging.buffers.trace is not None:
@@ -310,7 +311,6 @@ class CpuCheckedLayer:
             sliding_window=window if isinstance(window, int) else seen,
             chunk=chunk_of(self.layer),
             sinks=impl.sinks,
-            alibi_slopes=impl.alibi_slopes,
         )
 
 

@@ -316,5 +316,4 @@ class StagingAttention(StagedLayer):
             sliding_window=positions_seen(impl.sliding_window),
             chunk=refusals.chunk_of(self._layer),
             sinks=getattr(impl, "sinks", None),
-            alibi_slopes=impl.alibi_slopes,
         )

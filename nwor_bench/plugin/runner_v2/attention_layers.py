@@ -102,10 +102,8 @@ def why_unsupported(layer: Any, max_query_len: int, dtype: torch.dtype) -> str |
     attention_type = getattr(impl, "attn_type", AttentionType.DECODER)  # FlashInfer has no other
     if attention_type != AttentionType.DECODER:
         return reasons.attention_type(attention_type)
-    if getattr(impl, "use_alibi_sqrt", False):
+    if impl.alibi_slopes is not None:
         return reasons.ALIBI
-    if is_flashinfer and impl.alibi_slopes is not None:
-        return reasons.ALIBI  # which it takes and leaves out
     cache_dtype = element_of_cache(impl, dtype)
     if cache_dtype is None:
         return reasons.cache_dtype(impl.kv_cache_dtype)
@@ -143,9 +141,9 @@ def shape_of(layer: Any, dtype: torch.dtype) -> AttentionShape:
 
 
 def further_arguments(impl: Any, chunk: int, device: torch.device) -> dict[str, Any]:
-    """Further arguments of few layers: sinks, ALiBi slopes, a chunk's length."""
-    given = {"sinks": getattr(impl, "sinks", None), "alibi_slopes": impl.alibi_slopes}
-    found = {name: tensor.to(device) for name, tensor in given.items() if tensor is not None}
+    """Further arguments of few layers: sinks, a chunk's length."""
+    sinks = getattr(impl, "sinks", None)
+    found = {} if sinks is None else {"sinks": sinks.to(device)}
     return found | ({"chunk": chunk} if chunk > 0 else {})
 
 

@@ -49,13 +49,10 @@ def merging(monkeypatch: pytest.MonkeyPatch) -> Any:
     from nwor_bench.plugin.runner_v2.committed import CommittedOnly
     from nwor_kernels.window_merge.reference import merge_window_reference
 
-    def merge(*tensors: Any, max_query_len: int, **options: Any) -> None:
-        merge_window_reference(*tensors, **options)
-
     def build(contender: Any) -> tuple[Any, Committed]:
         committed = Committed()
         monkeypatch.setattr(attention, "attend_committed", committed)
-        monkeypatch.setattr(attention, "merge_window_triton", merge)
+        monkeypatch.setattr(attention, "merge_window_triton", merge_window_reference)
         layers: Any = None
 
         def group() -> Any:

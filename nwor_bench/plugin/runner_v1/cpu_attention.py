@@ -35,7 +35,6 @@ from nwor_bench.plugin.layers import (
     set_up,
     slot_rows,
 )
-from nwor_bench.plugin.observe.errors import AttentionFacts
 from nwor_bench.plugin.observe.layer_checks import (
     LayerChecks,
     StepRows,
@@ -51,6 +50,7 @@ from nwor_bench.plugin.settings import CPU_ATTENTION
 from nwor_bench.plugin.states import WindowStates
 from nwor_bench.plugin.window import LayerCall, LayerTrace, Window
 from nwor_bench.records import fallback_reasons as reasons
+from nwor_kernels.attention_step import ScoreRules
 from nwor_kernels.verify_attention.reference import (
     AttentionPlan,
     plan_attention,
@@ -134,16 +134,17 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
         if attn_metadata is None:  # a warm-up run
             return output
         staging = self._open_staging(key, value, attn_metadata)
+        staged = None
+        if staging is not None:
+            buffers, number = staging.buffers, staging.layer
+            staged = buffers.key[number], buffers.value[number]
         verify_attention_reference(
             query,
             kv_cache,
             self._plan(attn_metadata, kv_cache.shape[2], staging),
             output,
-            scale=self.scale,
-            staged_key=staging.buffers.key[staging.layer] if staging else None,
-            staged_value=staging.buffers.value[staging.layer] if staging else None,
-            softcap=self.logits_soft_cap,
-            sinks=self.sinks,
+            ScoreRules(self.scale, softcap=self.logits_soft_cap, sinks=self.sinks),
+            staged,
         )
         if staging is not None and staging.buffers.trace is not None:
             staging.buffers.trace.attended(staging.name, output)
@@ -300,12 +301,12 @@ class CpuCheckedLayer:
         exact = rows.double().nan_to_num()
         return exact[..., : self.cache.head_dim], exact[..., self.cache.head_dim :]
 
-    def attention_facts(self) -> AttentionFacts:
+    def attention_facts(self) -> ScoreRules:
         """The backend's own, with staging or without."""
         impl = self.layer.impl
         window = impl.sliding_window
         seen = window[0] + 1 if isinstance(window, tuple) and window[0] >= 0 else -1
-        return AttentionFacts(
+        return ScoreRules(
             scale=float(impl.scale),
             softcap=float(impl.logits_soft_cap or 0.0),
             sliding_window=window if isinstance(window, int) else seen,

@@ -13,7 +13,7 @@ from nwor_bench import plugin
 from nwor_bench.errors import BenchError
 from nwor_bench.plugin import dummy_weights, refusals, register
 from nwor_bench.plugin.attaching import HOOK, NOT_ATTACHED, RANGES
-from nwor_bench.plugin.interleaving import FollowedScheduler, Interleaving
+from nwor_bench.plugin.interleaving import ModeSwitch
 from nwor_bench.plugin.observe.attention_nudge import AttentionNudge
 from nwor_bench.plugin.observe.kv_rows import KvRows
 from nwor_bench.plugin.observe.state_rows import StateRows
@@ -21,6 +21,8 @@ from nwor_bench.plugin.observe.window_counters import CountedWindows
 from nwor_bench.plugin.observe.write_watch import COUNTS, WriteWatch
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.records.types import NworMode, ScvMode
+from nwor_bench.records.window import table_of
+from nwor_bench.records.window_order import Order, places_of
 
 register()
 
@@ -48,14 +50,20 @@ class NworWorkerExtension:
     def nwor_interleave(
         self,
         cells: list[tuple[str, str]],
-        pairs: list[tuple[int, int]],
-        seed: str,
-        run_lengths: dict[int, int],
+        order: tuple[list[tuple[int, int]], str, dict[int, int]] | None,
     ) -> None:
-        """Interleave cells in the next batch; call it between batches."""
-        interleaving = Interleaving(_hook(self), cells, pairs, seed, run_lengths)
-        interleaving.start()
-        vars(self).setdefault(TOOLS, {})["interleaving"] = interleaving
+        """Interleave cells in the next batch; call it between batches.
+
+        Args:
+            order: pairs, seed and run lengths of its places; None if the scheduler has them.
+        """
+        places = None
+        if order is not None:
+            pairs, seed, run_lengths = order
+            places = Order(places_of([(a, b) for a, b in pairs], seed, run_lengths))
+        switch = ModeSwitch(_hook(self), cells, places)
+        switch.start()
+        vars(self).setdefault(TOOLS, {})["switch"] = switch
 
     def nwor_constant_drafter(self) -> str | None:
         """The drafter's class if it drafts the same number whatever the scheduler says."""
@@ -65,19 +73,13 @@ class NworWorkerExtension:
         """True if vLLM decides how many drafts to verify: it may drop what was asked for."""
         return getattr(_hook(self).runner, "adaptive_verification", None) is not None
 
-    def nwor_follow_scheduler(self, cells: list[tuple[str, str]]) -> None:
-        """Interleave draft counts in the next batch as the scheduler does."""
-        followed = FollowedScheduler(_hook(self), cells)
-        followed.start()
-        vars(self).setdefault(TOOLS, {})["interleaving"] = followed
-
     def nwor_stop_interleaving(self) -> list[dict[str, dict[str, int]]]:
         """Return to mode off; each cell's SCV counters, in the cells' order."""
         hook = _hook(self)
         hook.interleave(None)
         hook.set_modes(NworMode.OFF, ScvMode.OFF)
-        interleaving: Interleaving = getattr(self, TOOLS)["interleaving"]
-        return interleaving.facts()
+        switch: ModeSwitch = getattr(self, TOOLS)["switch"]
+        return switch.facts()
 
     def nwor_seed(self, seed: int) -> None:
         """Seed the worker's random stream, so that equal batches sample equally.
@@ -90,7 +92,7 @@ class NworWorkerExtension:
         np.random.seed(seed % 2**32)
 
     def nwor_drain(self, output_lengths: dict[str, int] | None = None) -> dict[str, Any]:
-        """Windows and counters since the last drain. On a GPU this waits for the device.
+        """Windows, as a `WindowTable`, and counters since the last drain; waits for the device.
 
         Args:
             output_lengths: tokens that each finished request returned, by its name; windows that
@@ -98,7 +100,7 @@ class NworWorkerExtension:
         """
         hook = _hook(self)
         return {
-            "windows": hook.drain(output_lengths),
+            "windows": table_of(hook.drain(output_lengths)),
             "request_acceptance": hook.take_request_counts(),
             "scv_counters": dict(hook.validator.counters),
             "scv_fallbacks": dict(hook.validator.fallbacks),
@@ -120,7 +122,7 @@ class NworWorkerExtension:
         getattr(self, TOOLS)["counters"].start()
 
     def nwor_take_counters(self) -> dict[str, Any]:
-        """End the batch: each window's counts in order, and how precise they are."""
+        """End the batch: columns of each window's counts, and how precise they are."""
         return dict(getattr(self, TOOLS)["counters"].take())
 
     def nwor_watch_writes(self, on: bool) -> dict[str, int]:
@@ -144,8 +146,8 @@ class NworWorkerExtension:
         """
         hook = _hook(self)
         hook.gate(on)
-        rows = _tool(self, "kv rows", lambda: KvRows(hook))
-        states = _tool(self, "state rows", lambda: StateRows(hook))
+        rows = _tool(self, "rows", lambda: KvRows(hook))
+        states = _tool(self, "states", lambda: StateRows(hook))
         for each in (rows, states) if on else (states, rows):  # one wraps what the other has
             each.watch(on)
 
@@ -156,33 +158,21 @@ class NworWorkerExtension:
         layers = [context[name] for name in hook.target_layers]
         _tool(self, "nudge", lambda: AttentionNudge(layers)).switch(on)
 
-    def nwor_keep_kv(
-        self, name: str, requests: list[str], spans: list[tuple[int, int]]
+    def nwor_keep(
+        self, kind: str, name: str, requests: list[str], spans: list[tuple[int, int]]
     ) -> dict[str, Any]:
-        """Keep rows of finished requests under `name`; see `KvRows.keep`."""
-        return dict(getattr(self, TOOLS)["kv rows"].keep(name, requests, spans))
+        """Keep K/V "rows" or "states" of finished requests under `name`; see their `keep`."""
+        return dict(getattr(self, TOOLS)[kind].keep(name, requests, spans))
 
-    def nwor_compare_kv(self, name: str, pairs: list[tuple[int, str, int, int]]) -> dict[str, Any]:
-        """Errors of kept rows against others; see `KvRows.compare`."""
-        return dict(getattr(self, TOOLS)["kv rows"].compare(name, pairs))
+    def nwor_compare(
+        self, kind: str, name: str, pairs: list[tuple[int, str, int, int]]
+    ) -> dict[str, Any]:
+        """Errors of kept rows or states against others; see their `compare`."""
+        return dict(getattr(self, TOOLS)[kind].compare(name, pairs))
 
-    def nwor_drop_kv(self, names: list[str]) -> None:
-        """Forget kept rows."""
-        getattr(self, TOOLS)["kv rows"].drop(names)
-
-    def nwor_keep_states(self, name: str, requests: list[str]) -> list[tuple[int, int]]:
-        """Keep states of finished requests under `name`; see `StateRows.keep`."""
-        return list(getattr(self, TOOLS)["state rows"].keep(name, requests))
-
-    def nwor_compare_states(
-        self, name: str, other: str, pairs: list[tuple[int, int]]
-    ) -> list[dict[str, Any]]:
-        """Errors of kept states against others; see `StateRows.compare`."""
-        return list(getattr(self, TOOLS)["state rows"].compare(name, other, pairs))
-
-    def nwor_drop_states(self, names: list[str]) -> None:
-        """Forget kept states."""
-        getattr(self, TOOLS)["state rows"].drop(names)
+    def nwor_drop(self, kind: str, names: list[str]) -> None:
+        """Forget kept rows or states."""
+        getattr(self, TOOLS)[kind].drop(names)
 
     def nwor_status(self) -> dict[str, Any]:
         """Facts about runner, layers and staging, for run.json and the cross-checks."""

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nwor_bench.models.support.facts import FP8_CACHES
+from nwor_bench.models.support.rules import FLASHINFER
 from nwor_bench.plugin import refusals
 from nwor_bench.plugin.observe.errors import element_view
 from nwor_bench.plugin.observe.layer_checks import trace_patches
@@ -20,8 +22,6 @@ from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_v2.attention_choice import AttentionKind
 from nwor_bench.plugin.runner_v2.attention_decision import TILINGS, Contender
 from nwor_bench.plugin.runner_v2.attention_layers import (
-    FP8,
-    flashinfer_implementations,
     positions_seen,
     query_as_flashinfer,
     rules_of,
@@ -88,8 +88,8 @@ class StagingAttention(StagedLayer):
         super().__init__(number, layer, window, staging, inputs, table)
         self.group = group
         self._writes = writes
-        self._quantised = self._causal.kv_cache_dtype in FP8
-        self._is_flashinfer = type(self._causal) in flashinfer_implementations()
+        self._quantised = self._causal.kv_cache_dtype in FP8_CACHES
+        self._is_flashinfer = type(self._causal).__name__ == FLASHINFER
         self.rules = rules_of(layer, layer.kv_cache.device)
 
     def patches(self) -> list[Patch]:

@@ -451,7 +451,7 @@ def ready_changed(change: Callable[[Any, Any, Callable[[], str]], str]) -> Plant
     commit."""
 
     def plant(worker: Any) -> AbstractContextManager[None]:
-        from nwor_bench.plugin.runner_v2.ready_windows import ReadyWindow
+        from nwor_bench.plugin.runner_v2.stock_update import ReadyWindow
 
         staging = worker.nwor_hook.buffers
 

@@ -20,10 +20,9 @@ from nwor_bench.records.lines import batch_key
 from nwor_bench.records.types import Phase, WindowRecord
 from nwor_bench.report.answer import on_cpu
 from nwor_bench.report.document import Block, Callout, Figure, Paragraph, Table, table
-from nwor_bench.report.draft_line import line_blocks, line_config
-from nwor_bench.report.figures import colour
+from nwor_bench.report.html import colour
 from nwor_bench.report.text import NOT_MEASURED, decimal, joined, percent, plural, with_bounds
-from nwor_bench.report.worth_answer import drafter_shares, sizes_of
+from nwor_bench.report.worth_answer import drafter_shares, line_blocks, line_config, sizes_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas

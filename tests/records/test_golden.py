@@ -18,7 +18,7 @@ from nwor_bench.analysis.analyse import analyse
 from nwor_bench.analysis.findings.table import FindingKind
 from nwor_bench.records.files import KEPT_RECORDS_FILE, RUN_FILE
 from nwor_bench.records.store import read_run
-from nwor_bench.report.files import write_files
+from nwor_bench.report.load import write_files
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "run"
 

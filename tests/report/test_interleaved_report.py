@@ -13,7 +13,7 @@ from synthetic_run import analysed, summarised
 from nwor_bench.records.cell import SHAM, SWITCHED
 from nwor_bench.records.store import RunData
 from nwor_bench.report.document import Block, Paragraph, Table
-from nwor_bench.report.files import run_result
+from nwor_bench.report.load import run_result
 from nwor_bench.report.precision import IS_SHAM, NO_SHAM, interleaved_blocks, split_lines
 from nwor_bench.report.questions import questions
 

@@ -16,8 +16,7 @@ from nwor_bench.records.facts import to_json
 from nwor_bench.records.files import RECORDS_FILE
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import CellResult, RunStatus, WindowRecord
-from nwor_bench.report.files import to_csv
-from nwor_bench.report.load import frame_of
+from nwor_bench.report.load import frame_of, to_csv
 
 pytestmark = pytest.mark.slow  # whole runs
 

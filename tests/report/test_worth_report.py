@@ -20,7 +20,7 @@ from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.cell import AA, ADAPTIVE, Cell, ScvMode, drafts_arm
 from nwor_bench.records.header import PairFacts
 from nwor_bench.records.types import NworMode, Phase, Verdict
-from nwor_bench.report import draft_line, worth_answer
+from nwor_bench.report import worth_answer
 from nwor_bench.report import worth as worth_page
 from nwor_bench.report.document import Paragraph, Table
 from nwor_bench.report.worth import rates_table, worth_rows
@@ -136,13 +136,13 @@ def test_synthetic_acceptance_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("ratio", "said"), [(None, 0), (0.8, 1)])
 def test_no_line_if_nothing_was_measured(ratio: float | None, said: int) -> None:
     found = worth([rate(1, 2, ratio, OPEN)], {1: 0} if ratio else {})
-    assert len(list(draft_line.line_blocks(found, PAIR, staged=True))) == said
+    assert len(list(worth_answer.line_blocks(found, PAIR, staged=True))) == said
 
 
 def test_a_shapes_acceptance_is_no_part_of_the_line() -> None:
     shape = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.6, "b": 2}
     pair = PairFacts(method="eagle", draft="/d", speculative=shape)
-    found = draft_line.speculative_config([[1, 1, 2]], pair)
+    found = worth_answer.speculative_config([[1, 1, 2]], pair)
     assert found == {"b": 2, "method": "eagle", "model": "/d", "num_speculative_tokens": 2}
 
 
@@ -208,9 +208,9 @@ def test_staged_windows_have_times_of_their_own() -> None:
 def test_a_server_that_stages_has_a_line_of_its_own(staged: Mapping[int, int], blocks: int) -> None:
     """Only if staged counts were measured: the same one, none, or another."""
     found = replace(worth([rate(1, 2, 1.9, FASTER)], {1: 2, 8: 2}), best_staged=staged)
-    told = list(draft_line.line_blocks(found, PAIR, staged=True))
+    told = list(worth_answer.line_blocks(found, PAIR, staged=True))
     assert len(told) == 2 + blocks
-    assert len(list(draft_line.line_blocks(found, PAIR, staged=False))) == 2
+    assert len(list(worth_answer.line_blocks(found, PAIR, staged=False))) == 2
     if blocks == 2:
         assert '"num_speculative_tokens": 4' in str(told[-1])
 
@@ -242,7 +242,7 @@ PAIR = PairFacts(method="eagle", draft="/d", speculative={"a": 1})
     ],
 )  # fmt: skip
 def test_the_line_for_vllm(best: Mapping[int, int], config: dict[str, Any] | None) -> None:
-    found = draft_line.speculative_config(worth([], best).schedule, PAIR)
+    found = worth_answer.speculative_config(worth([], best).schedule, PAIR)
     models = {"a": 1, "method": "eagle", "model": "/d"}
     assert found == (None if config is None else {**models, **config})
 
@@ -266,7 +266,7 @@ def test_a_server_is_told_which_graphs_were_measured(
     best: Mapping[int, int], captured: int, asked: str | None
 ) -> None:
     rates = [rate(size, k, 1.9, FASTER) for size, k in best.items()]
-    blocks = draft_line.line_blocks(worth(rates, best), PAIR, captured=captured)
+    blocks = worth_answer.line_blocks(worth(rates, best), PAIR, captured=captured)
     texts = [block.text for block in blocks if isinstance(block, Paragraph)]
     if asked is None:
         assert not [text for text in texts if "--compilation-config" in text]
@@ -335,8 +335,8 @@ def test_engines_of_one_count_have_one_in_the_line(
              rate(8, 1, 1.2, FASTER), rate(8, 2, 0.9, SLOWER), adaptive(8, 9.0)]  # fmt: skip
     found = replace(worth(rates, {1: 2, 8: 1}), by_engines=by_engines, best_fixed=1)
     pair = PairFacts(method="eagle")
-    assert draft_line.line_config(found, pair) == {"method": "eagle", **config}
-    said = str(list(draft_line.line_blocks(found, pair)))
+    assert worth_answer.line_config(found, pair) == {"method": "eagle", **config}
+    said = str(list(worth_answer.line_blocks(found, pair)))
     assert ("Every engine had one draft count" in said) == by_engines
     assert ("--compilation-config" in said) == (not by_engines)
 

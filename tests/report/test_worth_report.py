@@ -20,8 +20,8 @@ from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.cell import AA, ADAPTIVE, Cell, ScvMode, drafts_arm
 from nwor_bench.records.header import PairFacts
 from nwor_bench.records.types import NworMode, Phase, Verdict
-from nwor_bench.report import worth_answer
 from nwor_bench.report import worth as worth_page
+from nwor_bench.report import worth_answer
 from nwor_bench.report.document import Paragraph, Table
 from nwor_bench.report.worth import rates_table, worth_rows
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from nwor_bench.analysis.analyse import PERCENTILES, Analysis, analyse, request_percentiles
-from nwor_bench.analysis.findings.table import Finding, grouped
+from nwor_bench.analysis.findings import Finding, grouped
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.files import write_atomically
 from nwor_bench.records.header import RunHeader

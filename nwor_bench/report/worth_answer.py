@@ -10,7 +10,6 @@ from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.worth import WindowTime, batch_size
 from nwor_bench.errors import ExitCode
 from nwor_bench.instruments.draft_counts import SAFE_GRAPHS, capture_size
-from nwor_bench.records.cell import drafts_of
 from nwor_bench.records.header import PairFacts
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Verdict
@@ -128,7 +127,7 @@ def _code(config: Mapping[str, Any]) -> Code:
 
 def worth_answer(measured: MeasuredWorth) -> Answer:
     """Does speculation pay, up to how many requests, and with how many drafts?"""
-    counts = [cell for each in measured.analyses for cell in each.cells if drafts_of(cell.arm)]
+    counts = [cell for each in measured.analyses for cell in each.cells if cell.cell.drafts]
     if counts and all(cell.verdict == Verdict.INEFFECTIVE for cell in counts):
         text = f"At no draft count was a draft verified: {counts[0].reason}."
         return Answer(str(Verdict.INEFFECTIVE), text, exit_code=ExitCode.INCONCLUSIVE)

@@ -11,7 +11,6 @@ from nwor_bench.analysis.worth import WindowTime, batch_size
 from nwor_bench.errors import ExitCode
 from nwor_bench.instruments.draft_counts import SAFE_GRAPHS, capture_size
 from nwor_bench.records.header import PairFacts
-from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Verdict
 from nwor_bench.report.answer import Answer
 from nwor_bench.report.document import Block, Code, Paragraph
@@ -132,7 +131,7 @@ def worth_answer(measured: MeasuredWorth) -> Answer:
         text = f"At no draft count was a draft verified: {counts[0].reason}."
         return Answer(str(Verdict.INEFFECTIVE), text, exit_code=ExitCode.INCONCLUSIVE)
     broken = [
-        f"{cell.label} at {_requests(each.run)}: {cell.reason}"
+        f"{cell.label} at {plural(batch_size(each.run), 'request')}: {cell.reason}"
         for each in measured.analyses
         for cell in each.cells
         if cell.verdict == Verdict.INVALID
@@ -232,10 +231,6 @@ def sizes_of(worth: Worth, sizes: Sequence[int]) -> str:
 
 def _at(worth: Worth, rate: Rate) -> str:
     return f"at {sizes_of(worth, [rate.requests])} with k = {rate.drafts}"
-
-
-def _requests(run: RunData) -> str:
-    return plural(batch_size(run), "request")
 
 
 def drafter_shares(times: Sequence[WindowTime]) -> dict[int, float]:

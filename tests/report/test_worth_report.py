@@ -115,17 +115,6 @@ def test_staged_windows_have_times_of_their_own() -> None:
     assert window_times([Measured(run, (), {(2, True): "INVALID"})]) == []
 
 
-def test_a_broken_count_is_the_answer() -> None:
-    sound = analyse(make_run())
-    cells = tuple(
-        replace(cell, verdict="INVALID", reason="it changed the output") for cell in sound.cells
-    )
-    broken = MeasuredWorth((replace(sound, cells=cells),), worth([], {}), ())
-    answer = worth_answer.worth_answer(broken)
-    assert answer.badge == "INVALID"
-    assert "it changed the output" in answer.sentence
-
-
 def test_acceptance_by_position_is_of_fixed_counts() -> None:
     """What adaptive verification accepts depends on the batch size."""
     pair, block = "tiny", 1

@@ -20,13 +20,13 @@ class Compared(Generic[Window]):
     """A group that counts."""
 
     windows: Sequence[Window]
-    """That are compared, in the order in which they ran."""
+    """Windows that are compared, in the order in which they ran."""
     treated: Sequence[bool]
     """For each of them, True if it is of the cell that is not the reference."""
     host: float
     """Mean log time of that cell's windows less that of the reference's, on the host's clock."""
     device: float | None
-    """As `host`, on the device's clock; None if there is none."""
+    """`host` on the device's clock; None if there is none."""
 
 
 def judge_group(

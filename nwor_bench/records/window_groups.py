@@ -6,20 +6,17 @@ One rule for the records of a sweep and for the windows of a server.
 from collections.abc import Callable, Container, Hashable, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Generic, TypeVar
 
 from nwor_bench.records.fallback_reasons import LeftOut
-from nwor_bench.records.types import MeasuredWindow
+from nwor_bench.records.types import WindowRecord
 from nwor_bench.records.window_order import WindowPlace, abba_effect, places_of_group
-
-Window = TypeVar("Window", bound=MeasuredWindow)
 
 
 @dataclass(frozen=True)
-class Compared(Generic[Window]):
+class Compared:
     """A group that counts."""
 
-    windows: Sequence[Window]
+    windows: Sequence[WindowRecord]
     """Windows that are compared, in the order in which they ran."""
     treated: Sequence[bool]
     """For each of them, True if it is of the cell that is not the reference."""
@@ -30,13 +27,13 @@ class Compared(Generic[Window]):
 
 
 def judge_group(
-    members: Sequence[tuple[Window, WindowPlace]],
+    members: Sequence[tuple[WindowRecord, WindowPlace]],
     *,
     used: Container[int],
-    size: Callable[[Window], Hashable],
+    size: Callable[[WindowRecord], Hashable],
     drafts: Sequence[int] | None,
-    fell_back: Callable[[Window], bool] = lambda window: window.fallback_reason is not None,
-) -> Compared[Window] | LeftOut:
+    fell_back: Callable[[WindowRecord], bool] = lambda window: window.fallback_reason is not None,
+) -> Compared | LeftOut:
     """Compare the two cells of a group, or say why it does not count.
 
     Args:
@@ -75,12 +72,12 @@ def _is_whole(places: Sequence[WindowPlace]) -> bool:
 
 
 def log_effect(
-    treated: Sequence[bool], windows: Sequence[MeasuredWindow], clock: str
+    treated: Sequence[bool], windows: Sequence[WindowRecord], clock: str
 ) -> float | None:
     """Mean log time of treated windows less that of the others; None if a time is missing.
 
     Args:
-        clock: the field of `MeasuredWindow` with the time.
+        clock: the field of `WindowRecord` with the time.
     """
     times = [getattr(window, clock) for window in windows]
     if not all(time is not None and isfinite(time) and time > 0 for time in times):

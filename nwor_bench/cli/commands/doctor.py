@@ -1,25 +1,33 @@
 """`nwor-bench doctor`: what this machine can measure, with a remedy for what it cannot."""
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nwor_bench.cli.command import AsJson, Quiet
+from nwor_bench.cli.flags import AsJson, Quiet, with_flags
 from nwor_bench.errors import ConfigError, ExitCode
+from nwor_bench.workload.options import Option
 
 if TYPE_CHECKING:
     from nwor_bench.cli.doctor_checks import Check
     from nwor_bench.report.document import Document
 
 
-def doctor(
-    no_engine: Annotated[
-        bool, typer.Option("--no-engine", help="Start no engine; skips the check of the hooks.")
-    ] = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
+@dataclass(frozen=True)
+class DoctorOptions:
+    """What is checked and printed."""
+
+    no_engine: Annotated[bool, Option(
+        "Start no engine; skips the check of the hooks.",
+    )] = False  # fmt: skip
+    as_json: AsJson = False
+    quiet: Quiet = False
+
+
+@with_flags()
+def doctor(options: DoctorOptions) -> None:
     """Check what this machine can measure: vLLM, hooks, GPU, profilers, memory.
 
     Starts a tiny engine to try the hooks (5 to 20 s; the first on a GPU: minutes).
@@ -27,7 +35,6 @@ def doctor(
     Exit codes: 0 a sweep can run, 2 it cannot.
     """
     import json
-    from dataclasses import asdict
 
     from nwor_bench import __version__
     from nwor_bench.engine.preload import run_under_one_openmp
@@ -37,11 +44,11 @@ def doctor(
     from nwor_bench.cli.doctor_checks import can_sweep, examine
     from nwor_bench.cli.doctor_hooks import check_hooks
 
-    if not no_engine and not quiet:
+    if not options.no_engine and not options.quiet:
         typer.echo("starting a tiny engine to try the hooks ...", err=True)
-    checks = examine(None if no_engine else check_hooks)
+    checks = examine(None if options.no_engine else check_hooks)
     ready = can_sweep(checks)
-    if as_json:
+    if options.as_json:
         facts = {"nwor_bench": __version__, "can_sweep": ready}
         typer.echo(json.dumps({**facts, "checks": [asdict(check) for check in checks]}, indent=2))
     else:
@@ -49,7 +56,7 @@ def doctor(
 
         from nwor_bench.report.terminal import print_document
 
-        print_document(Console(), doctor_document(checks), quiet=quiet)
+        print_document(Console(), doctor_document(checks), quiet=options.quiet)
     if not ready:
         raise typer.Exit(ExitCode.BAD_USAGE)
 

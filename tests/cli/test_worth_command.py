@@ -73,13 +73,17 @@ def specs_of(monkeypatch: pytest.MonkeyPatch, *words: str) -> list[RunSpec]:
         (["--nwor-modes", "stage"], "--nwor-modes", "stage"),
         (["--nwor-modes", "off,control"], "--nwor-modes", "off,control"),
         (["--pair", "tiny-ngram", "--nwor-modes", "off,stage"], "--nwor-modes", "off,stage"),
-        (["--pair", "tiny", "--adaptive-verification"], "--adaptive-verification", True),
         (["--pair", "tiny", "--method", "guess"], "--method", "guess"),
     ],
 )
 def test_refusals(words: list[str], field: str, value: Any) -> None:
     with refused(field, value=value):
         call(*words)
+
+
+def test_adaptive_verification_needs_engines_by_its_flag() -> None:
+    with refused("--adaptive-verification", value=True, naming="write --engines too"):
+        call("--pair", "tiny", "--adaptive-verification")
 
 
 def test_a_shape_needs_named_rates() -> None:

@@ -1,7 +1,7 @@
 """`nwor-bench supports`: what the plugin would stage of a model, from its config.json."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from annotated_types import Ge
@@ -10,9 +10,6 @@ from nwor_bench.cli.flags import AsJson, Quiet, with_flags
 from nwor_bench.models.support.facts import Device, EngineFacts
 from nwor_bench.workload.options import Option, Panel
 from nwor_bench.workload.run_spec import CacheDtype
-
-if TYPE_CHECKING:
-    from nwor_bench.models.pairs.local import FoundConfig
 
 MODEL = "CONFIG_OR_MODEL"
 
@@ -47,21 +44,17 @@ def supports(
 
     Exit codes: 0 answered, 2 bad input.
     """
-    from nwor_bench.models.pairs.local import find_config
-
-    _show(find_config(MODEL, model), options)
-
-
-def _show(found: "FoundConfig", options: SupportsOptions) -> None:
     from nwor_bench.models.config_reader import chosen_cache_dtype
+    from nwor_bench.models.pairs.local import find_config
     from nwor_bench.models.support.facts import read_facts
     from nwor_bench.models.support.predict import methods_of, predict_support
     from nwor_bench.report import support as words
 
-    model = read_facts(found.config, found.name, MODEL, found.origin)
+    found = find_config(MODEL, model)
+    facts = read_facts(found.config, found.name, MODEL, found.origin)
     cache_dtype = chosen_cache_dtype(found.config, options.cache_dtype)
     engine = EngineFacts(options.device, options.draft_tokens, cache_dtype)
-    support, methods = predict_support(model, engine), tuple(methods_of(model, engine))
+    support, methods = predict_support(facts, engine), tuple(methods_of(facts, engine))
     if options.as_json:
         from nwor_bench import __version__
         from nwor_bench.records.files import document

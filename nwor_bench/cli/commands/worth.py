@@ -187,7 +187,7 @@ def _settings(options: WorthOptions) -> dict[str, Any]:
     from nwor_bench.instruments.device import uses_gpu
 
     named = ("target_model", "draft_model", "method", "max_new_tokens", "tensor_parallel_size",
-             "seed", "acceptance_rates", "engines", "adaptive_verification")  # fmt: skip
+             "seed", "acceptance_rates", "engines")  # fmt: skip
     most, engine_args = options.max_draft_tokens, options.engine_args or {}
     if uses_gpu() and not options.engines:
         engine_args = _with_graphs(engine_args, options.requests, most)
@@ -196,6 +196,7 @@ def _settings(options: WorthOptions) -> dict[str, Any]:
     warmup = 1 if uses_gpu() and options.engines else 0
     return {
         **{name: getattr(options, name) for name in named},
+        "adaptive_verification": options.adaptive_verification and options.engines,
         "engine_args": engine_args,
         "draft_counts": list(range(most + 1)),
         "warmup": warmup,

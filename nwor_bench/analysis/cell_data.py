@@ -12,7 +12,6 @@ from nwor_bench.analysis.parity.paths import ungated_paths
 from nwor_bench.analysis.parity.tokens import EXACT, REFERENCE, ParityRule
 from nwor_bench.records.cell import AA, INTERLEAVED, Cell, NworMode, ScvMode, cell_order
 from nwor_bench.records.fallback_reasons import NO_CUDA, SLOWER_THAN_STOCK
-from nwor_bench.records.header import ParityFacts
 from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Phase, Verdict, WindowRecord
@@ -250,7 +249,7 @@ def _gate_results(
         for event in run.events
         if event.get("event") == KV_EVENT and event.get("arm") == INTERLEAVED
     ]
-    rule = (run.header.parity or ParityFacts()).rule
+    rule = run.header.parity.rule
 
     def results(cell: Cell) -> GateResults:
         batches = [batch for batch, acting in acted if acting == cell]
@@ -284,7 +283,7 @@ def _compared_windows(
         if event.get("event") == KV_EVENT
         and event["verdict"] == KvVerdict.NOT_RUN
         and event.get("reason") != TOO_BLUNT
-        and (run.header.parity or ParityFacts()).rule != ParityRule.EXACT
+        and run.header.parity.rule != ParityRule.EXACT
     }
     found = _own_windows(run, windows, {Phase.GATE, Phase.INTERLEAVED_GATE})
     return {cell: [w for w in own if w.batch not in missed] for cell, own in found.items()}

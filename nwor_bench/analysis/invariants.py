@@ -7,8 +7,7 @@ from itertools import zip_longest
 from nwor_bench.analysis.parity.acceptance import acceptance_violations
 from nwor_bench.analysis.parity.tokens import ParityRule
 from nwor_bench.records.cell import Cell, NworMode, cell_order
-from nwor_bench.records.facts import EngineStatus
-from nwor_bench.records.header import ParityFacts, RunHeader
+from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import INTERLEAVED_PHASES, BatchRecord, Phase, WindowRecord
@@ -130,7 +129,7 @@ def find_violations(run: RunData) -> list[Violation]:
 
     Interrupted blocks that ran again are checked too: an interruption does not excuse a fault.
     """
-    layers = (run.header.engine or EngineStatus()).target_layers
+    layers = run.header.engine.target_layers
     every = replace(
         run,
         batches=(*run.batches, *run.superseded),
@@ -237,7 +236,7 @@ def _output_violations(header: RunHeader, batches: Iterable[BatchRecord]) -> lis
 
 def _is_exact(header: RunHeader) -> bool:
     """True if greedy cells must give the tokens of off x off; older runs do not say."""
-    return (header.parity or ParityFacts()).rule in (None, ParityRule.EXACT)
+    return header.parity.rule in (None, ParityRule.EXACT)
 
 
 def _cell_counters(

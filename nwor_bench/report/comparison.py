@@ -9,7 +9,7 @@ from nwor_bench.analysis.comparing.change_verdicts import CellChange, ChangeVerd
 from nwor_bench.analysis.comparing.compare import WORST_FIRST, Comparison
 from nwor_bench.analysis.comparing.stored_run import StoredRun
 from nwor_bench.errors import worst_of
-from nwor_bench.records.facts import Environment, GitState
+from nwor_bench.records.facts import GitState
 from nwor_bench.records.files import document as json_document
 from nwor_bench.records.types import to_dict
 from nwor_bench.report import comparison_text as words
@@ -154,7 +154,7 @@ def _origins(comparison: Comparison) -> Paragraph:
 
 
 def _origin(run: StoredRun) -> str:
-    environment = run.header.environment or Environment()
+    environment = run.header.environment
     parts = [f"is {run.folder.name}"]
     for name, value in (
         ("begun", run.header.started_at),

@@ -8,7 +8,6 @@ from nwor_bench.analysis.comparing.draft_changes import TIME_PER_TOKEN
 from nwor_bench.analysis.comparing.preconditions import DecideBy
 from nwor_bench.analysis.comparing.stored_run import StoredRun
 from nwor_bench.analysis.effects import DEVICE_MS, WALL_MS
-from nwor_bench.analysis.engine_times import by_engines
 from nwor_bench.analysis.paired import LATENCY_MS
 from nwor_bench.report.answer import CPU_SENTENCE, on_cpu
 from nwor_bench.report.text import NOT_MEASURED, joined, plural, with_bounds
@@ -171,7 +170,7 @@ def _pairing(comparison: Comparison) -> list[str]:
         change for change in made if change.measure in (DEVICE_MS, WALL_MS, TIME_PER_TOKEN)
     ]
     if interleaved:
-        engines = by_engines(comparison.new.header)
+        engines = comparison.new.header.spec.engines
         what = "whole batches on an engine for each count" if engines else "interleaved windows"
         found.append(
             f"Ratios are those of {what}: each run's interval comes from its own "

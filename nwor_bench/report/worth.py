@@ -14,7 +14,6 @@ from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.worth import WindowTime
 from nwor_bench.records.cell import AA, ADAPTIVE, count_name, count_order
-from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.types import Phase, WindowRecord
@@ -70,7 +69,7 @@ def worth_blocks(measured: MeasuredWorth) -> list[Block]:
     worth, header, stages = measured.worth, measured.header, bool(measured.staged)
     how = Paragraph(HOW_BY_ENGINES if worth.by_engines else HOW)
     blocks: list[Block] = [rates_table(worth, stages=stages), *noise_note(worth)]
-    if worth.by_engines and AA not in ((header.engine or EngineStatus()).arms or ()):
+    if worth.by_engines and AA not in (header.engine.arms or ()):
         blocks.append(ONE_ENGINE)
     blocks += [*_curve(worth), how]
     blocks += _stage_note(measured)
@@ -81,7 +80,7 @@ def worth_blocks(measured: MeasuredWorth) -> list[Block]:
         Paragraph(_tokens_note(worth, measured.analyses)),
         *line_blocks(
             worth,
-            header.pair or PairFacts(),
+            header.pair,
             staged=not on_cpu(header),
             captured=_captured(header),
         ),
@@ -92,7 +91,7 @@ def worth_blocks(measured: MeasuredWorth) -> list[Block]:
 
 def _captured(header: RunHeader) -> int | None:
     """Tokens of the largest window with a graph; None if they are not known."""
-    graphs = None if header.engine is None else header.engine.cuda_graphs
+    graphs = header.engine.cuda_graphs
     return None if graphs is None else graphs.largest_window
 
 
@@ -258,7 +257,7 @@ def worth_result(measured: MeasuredWorth) -> dict[str, Any]:
         "best_staged": {str(size): k for size, k in sorted(worth.best_staged.items())},
         "different_requests": worth.texts,
         "window_times": [vars(time) for time in measured.times],
-        "speculative_config": line_config(worth, header.pair or PairFacts()),
+        "speculative_config": line_config(worth, header.pair),
     }
 
 
@@ -290,7 +289,7 @@ def _notes(worth: Worth, header: RunHeader, times: Sequence[WindowTime]) -> Iter
     if worth.by_engines:
         yield Paragraph("k = 0 is an engine without a drafter: plain decoding.")
     else:
-        yield about_zero(header.pair or PairFacts(), _drafter_share(times))
+        yield about_zero(header.pair, _drafter_share(times))
 
 
 def about_zero(pair: PairFacts, share: str = "") -> Paragraph:

@@ -24,6 +24,7 @@ from nwor_bench.analysis.statistics import paired_ratio
 from nwor_bench.analysis.worth import Measured, times_of, worth_of
 from nwor_bench.instruments.robust import Estimate
 from nwor_bench.records.cell import AA, ADAPTIVE, Cell, Drafts, NworMode, ScvMode, cell_order
+from nwor_bench.records.header import PairFacts, StoredSpec
 from nwor_bench.records.types import Phase, RequestTimes, Verdict
 
 ACCEPTED = {0: (0, 0), 1: (100, 60), 2: (100, 90), ADAPTIVE: (100, 80)}
@@ -61,8 +62,8 @@ def run_of(
         for number, step in enumerate(own, start=1)
     ]
     blocks = {number for own in steps.values() for number in range(1, len(own) + 1)}
-    spec = {"engines": True}
-    header = SimpleNamespace(spec=spec, pair=None, scenario={"requests": requests}, blocks=None)
+    spec, scenario = StoredSpec(engines=True), {"requests": requests}
+    header = SimpleNamespace(spec=spec, pair=PairFacts(), scenario=scenario, blocks=None)
     finished = frozenset((Phase.TIMED, number) for number in blocks - {cut})
     return SimpleNamespace(batches=batches, header=header, finished=finished, windows=())
 

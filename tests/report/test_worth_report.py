@@ -18,7 +18,7 @@ from nwor_bench.analysis.worth import Measured, WindowTime, window_times
 from nwor_bench.errors import ExitCode
 from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.cell import AA, ADAPTIVE, Cell, Drafts, ScvMode
-from nwor_bench.records.header import PairFacts
+from nwor_bench.records.header import PairFacts, StoredSpec
 from nwor_bench.records.types import NworMode, Phase, Verdict
 from nwor_bench.report import draft_line, worth_answer
 from nwor_bench.report import worth as worth_page
@@ -278,7 +278,7 @@ def test_acceptance_by_position_is_of_fixed_counts() -> None:
     """What adaptive verification accepts depends on the batch size."""
     pair, block = "tiny", 1
     analyses: Any = [SimpleNamespace(run=SimpleNamespace(
-        header=SimpleNamespace(spec={}),
+        header=SimpleNamespace(spec=StoredSpec()),
         batches=[
             SimpleNamespace(pair=pair, block=block, batch=number, phase=Phase.TIMED,
                             cell=Cell(pair, NworMode.OFF, ScvMode.OFF, Drafts(k)))

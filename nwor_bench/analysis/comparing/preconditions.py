@@ -9,8 +9,8 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import Any
 
-from nwor_bench.records.facts import CpuFacts, EngineStatus, Environment, JsonPart
-from nwor_bench.records.header import PairFacts, RunHeader
+from nwor_bench.records.facts import CpuFacts, JsonPart
+from nwor_bench.records.header import RunHeader
 from nwor_bench.workload.options import Compare, declared
 from nwor_bench.workload.run_spec import RunSpec
 
@@ -82,9 +82,9 @@ def _work(header: RunHeader) -> dict[str, Any]:
     for name in ("name", "method", "target", "draft", "speculative"):
         found[f"pair.{name}"] = _field(header.pair, name)
     found |= _options(header, Compare.REFUSE)
-    engine = header.engine or EngineStatus()
-    pair = header.pair or PairFacts()
-    found["dtype"] = _first(engine.dtype, (header.spec or {}).get("dtype"), pair.dtype)
+    engine = header.engine
+    pair = header.pair
+    found["dtype"] = _first(engine.dtype, header.spec.dtype, pair.dtype)
     for name in _FOLDERS:
         if isinstance(found.get(name), str):
             found[name] = PurePath(found[name]).name
@@ -92,17 +92,17 @@ def _work(header: RunHeader) -> dict[str, Any]:
 
 
 def _on_gpu(*headers: RunHeader) -> bool:
-    return all((h.engine or EngineStatus()).device not in (None, "cpu") for h in headers)
+    return all(h.engine.device not in (None, "cpu") for h in headers)
 
 
 def _options(header: RunHeader, treatment: Compare) -> dict[str, Any]:
     """The run's options with this treatment of differences."""
     names = [each.field for each in declared(RunSpec) if each.option.compare is treatment]
-    return {f"spec.{name}": _entry(header.spec, name) for name in names}
+    return {f"spec.{name}": _field(header.spec, name) for name in names}
 
 
 def _machine(header: RunHeader) -> dict[str, Any]:
-    engine, environment = header.engine or EngineStatus(), header.environment or Environment()
+    engine, environment = header.engine, header.environment
     cpu, packages = environment.cpu or CpuFacts(), environment.packages or {}
     return {
         "device": _first(engine.device),
@@ -114,14 +114,14 @@ def _machine(header: RunHeader) -> dict[str, Any]:
 
 
 def _surroundings(header: RunHeader) -> dict[str, Any]:
-    environment = header.environment or Environment()
+    environment = header.environment
     gpus, revision = environment.gpus, _field(environment.git, "revision")
     found = {
         "nwor-bench": _entry(environment.packages, "nwor-bench"),
         "git revision": revision[:12] if isinstance(revision, str) else revision,
         "uncommitted changes": _field(environment.git, "dirty"),
         "GPU driver": _UNKNOWN if gpus is None else sorted({str(gpu.driver) for gpu in gpus}),
-        "seed": _entry(header.spec, "seed"),
+        "seed": _field(header.spec, "seed"),
     }
     found |= _options(header, Compare.TELL)
     for name in ("runner", "attention_backend", "block_size"):
@@ -158,6 +158,6 @@ def _first(*values: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return ", ".join(map(str, value)) or "none"
     return "none" if value is None else str(value)

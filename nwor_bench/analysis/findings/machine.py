@@ -7,8 +7,7 @@ from statistics import fmean
 from nwor_bench.analysis.findings.table import Finding, FindingKind, Severity, found
 from nwor_bench.analysis.trend import trend
 from nwor_bench.instruments.conditions import throttle_names
-from nwor_bench.records.facts import EngineStatus, Environment, MemoryFacts
-from nwor_bench.records.header import WarmupFacts
+from nwor_bench.records.facts import MemoryFacts
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Phase
@@ -28,7 +27,7 @@ _TIMED = (Phase.TIMED, Phase.INTERLEAVED)
 def machine_findings(run: RunData) -> Iterator[Finding]:
     """Warm-up, drift, the host, and the batches' conditions."""
     yield from _time(run)
-    engine = run.header.engine or EngineStatus()
+    engine = run.header.engine
     if engine.cuda_graphs and engine.cuda_graphs.attention_untimed:
         yield found(FindingKind.ATTENTION, why=engine.cuda_graphs.attention_untimed)
     refused = engine.launch_refusals
@@ -44,7 +43,7 @@ def machine_findings(run: RunData) -> Iterator[Finding]:
 
 def _time(run: RunData) -> Iterator[Finding]:
     """Was the machine steady before and while blocks were timed?"""
-    unsteady = (run.header.warmup or WarmupFacts()).not_steady
+    unsteady = run.header.warmup.not_steady
     if unsteady:
         yield found(FindingKind.WARMUP, why=unsteady)
     means = _baseline_means(run)
@@ -106,7 +105,7 @@ def _cpu(timed: Sequence[BatchRecord]) -> Iterator[Finding]:
 def _memory(run: RunData, timed: Sequence[BatchRecord]) -> Iterator[Finding]:
     faults = sum(_values(timed, "major_faults"))
     swapped = sum(_values(timed, "swapped_in_bytes"))
-    total = ((run.header.environment or Environment()).memory or MemoryFacts()).total_bytes
+    total = (run.header.environment.memory or MemoryFacts()).total_bytes
     free = min(_values(timed, "memory_available_bytes"), default=None)
     low = total is not None and free is not None and free < LOW_MEMORY * total
     if swapped or faults > len(timed) or low:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from statistics import median
+from typing import Any
 
 from nwor_bench.analysis.effects import WINDOWS, PairEffect, sham_windows
-from nwor_bench.analysis.engine_times import by_engines
 from nwor_bench.analysis.findings.interleaved import interleaved_findings, unaffected_as_notes
 from nwor_bench.analysis.findings.machine import machine_findings
 from nwor_bench.analysis.findings.table import Finding, FindingKind, Severity, found, rank
@@ -17,9 +17,8 @@ from nwor_bench.analysis.paired import LATENCY_MS
 from nwor_bench.instruments.draft_counts import capture_size
 from nwor_bench.instruments.robust import MIN_GROUPS
 from nwor_bench.records.cell import SWITCHED, Cell
-from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.fallback_reasons import NO_CUDA, mamba_cache_mode, unsupported_states
-from nwor_bench.records.header import GATE, INTERLEAVED, WARM_UP, WHOLE, KvGateFacts, RunHeader
+from nwor_bench.records.header import GATE, INTERLEAVED, WARM_UP, WHOLE, RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, NworMode, RunStatus, Verdict, WindowRecord
 from nwor_bench.workload.run_spec import Counters
@@ -71,9 +70,9 @@ def find_all(
         *machine_findings(run),
     ]
     every = unaffected_as_notes(every, effects, cells)
-    if by_engines(run.header):  # the answer has times per token, without the prefill
+    if run.header.spec.engines:  # the answer has times per token, without the prefill
         every = [finding for finding in every if finding.kind is not FindingKind.LATENCY]
-    if (run.header.engine or EngineStatus()).device == "cpu":
+    if run.header.engine.device == "cpu":
         every = [replace(f, remedy=ON_CPU) if f.kind in _BLOCKS_HELP else f for f in every]
     return sorted(every, key=lambda finding: rank(finding.severity))
 
@@ -83,16 +82,15 @@ def nothing_timed(header: RunHeader, cells: Sequence[CellResult]) -> str | None:
 
     None too for a run that was interrupted or failed: there the clock is not the cause.
     """
-    spec = header.spec or {}
-    budget_s = spec.get("time_budget_s")
+    budget_s = header.spec.time_budget_s
     timed = any(cell.batches or cell.groups for cell in cells)
     by_clock = header.status is RunStatus.COMPLETE and header.stopped is not None
     if not by_clock or timed or budget_s is None or header.measuring_s is None:
         return None
-    gate_s = (header.kv_gate or KvGateFacts()).gate_seconds
+    gate_s = header.kv_gate.gate_seconds
     gate = "" if gate_s is None else f" (the gate {_seconds(gate_s)} of it)"
     lost = ["no block was timed"]
-    lost += ["no DRAM bytes were counted"] if spec.get("counters") == Counters.DRAM else []
+    lost += ["no DRAM bytes were counted"] if header.spec.counters == Counters.DRAM else []
     return (
         f"warm-up and gate took {_seconds(header.measuring_s)}{gate} of the time budget of "
         f"{budget_s:g} s, so {' and '.join(lost)}"
@@ -118,8 +116,8 @@ def _rounded(wanted: float) -> str:
 
 def _counted_blocks(header: RunHeader) -> int:
     """As `RunSpec.counted_blocks` plans them."""
-    spec, scenario = header.spec or {}, header.scenario or {}
-    return int(scenario.get("batches", FEW_BLOCKS)) if spec.get("counters") == Counters.DRAM else 0
+    counts = header.spec.counters == Counters.DRAM
+    return int((header.scenario or {}).get("batches", FEW_BLOCKS)) if counts else 0
 
 
 def _seconds(seconds: float) -> str:
@@ -133,12 +131,12 @@ def _time_budget(run: RunData, cells: Sequence[CellResult]) -> Iterator[Finding]
         clause = f"{clause[0].upper()}{clause[1:]}"
         yield found(FindingKind.TIME_BUDGET, clause=clause, budget=budget)
         return
-    budget_s = (run.header.spec or {}).get("time_budget_s")
+    budget_s = run.header.spec.time_budget_s
     by_part = run.header.spent_s or {}
     spent = sum(by_part.get(part, 0.0) for part in (WARM_UP, GATE, WHOLE))
     if budget_s and by_part.get(INTERLEAVED) and spent > CHECK_SHARE * budget_s:
         enough = _rounded(spent / CHECK_SHARE)
-        values = {"spent": _seconds(spent), "budget": budget_s, "enough": enough}
+        values: dict[str, Any] = {"spent": _seconds(spent), "budget": budget_s, "enough": enough}
         yield found(FindingKind.CHECKS, **values)
 
 
@@ -249,9 +247,9 @@ def _idle(cells: Sequence[CellResult]) -> Iterator[Finding]:
 def _no_graph(header: RunHeader) -> Iterator[Finding]:
     """Windows of all requests are larger than the largest of vLLM's full graphs. If each draft
     count has an engine, the header has the facts of the one without drafts."""
-    if by_engines(header):
+    if header.spec.engines:
         return
-    graphs = (header.engine or EngineStatus()).cuda_graphs
+    graphs = header.engine.cuda_graphs
     most = None if graphs is None else graphs.largest_window
     scenario = header.scenario or {}
     requests, drafts = scenario.get("requests", 0), scenario.get("draft_tokens", 0)
@@ -269,7 +267,7 @@ def _states(run: RunData, cells: Sequence[CellResult]) -> Iterator[Finding]:
         if window.staged_tokens and window.cell in staged:
             staged[window.cell].append(window)
     staged = {cell: windows for cell, windows in staged.items() if windows}
-    engine = run.header.engine or EngineStatus()
+    engine = run.header.engine
     refused = engine.states_unavailable
     if refused is not None and staged:
         yield found(

@@ -67,16 +67,16 @@ def planted_of(file: Path) -> pd.DataFrame:
 def cells_of(folder: Path) -> list[dict[str, Any]]:
     """A row a cell, and one for the split's second part."""
     run = read_run(folder)
-    spec = run.header.spec or {}
+    spec = run.header.spec
     found = analyse(run)
     cells = found.cells
     conditions = [batch.conditions for batch in run.batches if batch.phase == "interleaved"]
     clocks = [c["gpu_sm_clock_mhz"] for c in conditions if "gpu_sm_clock_mhz" in c]
     setting = {
         "pair": (run.header.pair.name if run.header.pair else ""),
-        "requests": spec["scenario"]["requests"],
-        "context": spec["scenario"]["prompts"]["tokens"],
-        "cache": spec["engine_args"].get("kv_cache_dtype", "auto"),
+        "requests": spec.scenario["requests"],
+        "context": spec.scenario["prompts"]["tokens"],
+        "cache": spec.engine_args.get("kv_cache_dtype", "auto"),
         "acceptance": _acceptance_length(run.header),
         "clock_low_mhz": min(clocks, default=None),
         "clock_high_mhz": max(clocks, default=None),
@@ -94,7 +94,7 @@ def cells_of(folder: Path) -> list[dict[str, Any]]:
 
 def _acceptance_length(header: RunHeader) -> float | None:
     """Tokens that vLLM accepts a window on average, as the run or its pair has them set."""
-    of_run = (header.spec or {}).get("speculative_config") or {}
+    of_run = header.spec.speculative_config or {}
     of_pair = header.pair.speculative if header.pair else {}
     return {**of_pair, **of_run}.get("synthetic_acceptance_length")
 

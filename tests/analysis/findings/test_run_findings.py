@@ -13,7 +13,6 @@ from synthetic_run import (
     with_parts,
 )
 
-from nwor_bench.analysis.findings import run as findings
 from nwor_bench.analysis.findings.table import FindingKind, Severity
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord
@@ -245,10 +244,11 @@ def test_windows_above_the_largest_graph_are_named_with_the_size_to_write(run, m
         assert '{"max_cudagraph_capture_size": 48}' in finding.remedy
 
 
-def test_the_graphs_of_an_engine_without_drafts_say_nothing_of_the_others(run, monkeypatch):
+def test_the_graphs_of_an_engine_without_drafts_say_nothing_of_the_others(run):
     made = with_parts(run, scenario={**run.header.scenario, "requests": 8, "draft_tokens": 4})
-    monkeypatch.setattr(findings, "by_engines", lambda header: True)
-    made = with_header(made, "engine", cuda_graphs={"largest_window": 16})
+    made = with_header(
+        with_parts(made, spec={"engines": True}), "engine", cuda_graphs={"largest_window": 16}
+    )
     assert FindingKind.NO_GRAPH not in found_in(made)
 
 

@@ -22,7 +22,7 @@ shapes, bf16 and fp8, eager and full graphs) had at most 1.26 times mode off's l
 The largest error finds one wrong row; rms and median find a small fault in every row.
 """
 
-ENOUGH_ROWS = 100
+MIN_ROWS = 100
 """Fewest rows for which rms and median are compared: with fewer they are too uncertain."""
 
 TOO_BLUNT = "mode off itself differs so much from run to run that a wrong value would pass"
@@ -44,6 +44,30 @@ class KvVerdict(StrEnum):
     WITHIN = "within tolerance"
     BROKEN = "INVALID"
     NOT_RUN = "not run"
+
+
+NO_RECORD = "it did not run"
+
+
+def is_sound(found: Mapping[str, Any] | None) -> bool:
+    """True for the record of a check that compared something and found no fault."""
+    return found is not None and found["verdict"] in (KvVerdict.EXACT, KvVerdict.WITHIN)
+
+
+def why_missing(found: Mapping[str, Any] | None, *, equal_tokens: bool, layers: bool) -> str | None:
+    """Why a comparison through the whole model is missing, with nothing instead of it; None if it
+    is there, or something stands in for it.
+
+    Args:
+        found: its record, or None.
+        equal_tokens: float32 tokens are equal, which wrong values would change.
+        layers: each layer passed on its own inputs, which counts if the model is too unstable for
+            a comparison (`TOO_BLUNT`).
+    """
+    if is_sound(found) or equal_tokens:
+        return None
+    reason = (found or {}).get("reason") or NO_RECORD
+    return None if layers and reason == TOO_BLUNT else reason
 
 
 @dataclass(frozen=True)
@@ -198,7 +222,7 @@ def compare_within(
         found += [
             _finding(name, entry[name], limit, tolerance.own[name], rank, entry)
             for name, limit in tolerance.allowed.items()
-            if name in entry and (name not in ("rms", "median") or entry["rows"] >= ENOUGH_ROWS)
+            if name in entry and (name not in ("rms", "median") or entry["rows"] >= MIN_ROWS)
         ]
     broken = [finding for finding in found if finding.ratio > 1]
     if broken:
@@ -238,9 +262,9 @@ class StateResult:
     sampled: int = 0
     """Requests whose states were copied, of all of them evenly."""
     requests: int = 0
-    """Those that were compared."""
+    """Requests that were compared."""
     alike: int = 0
-    """Those compared with off x off itself: with its tokens up to the copies, after as many. The
+    """Requests compared with off x off itself: with its tokens up to the copies, after as many. The
     others are compared with mode off's prefill of their tokens."""
     layers: int = 0
     """Layers that were compared: mode off's own error is small enough there."""
@@ -271,7 +295,7 @@ class KvResult:
     beyond_budget: int | None = None
     """Positions that had no room in memory."""
     layers: int | None = None
-    """Those that were compared: mode off's own error is small enough there."""
+    """Layers that were compared: mode off's own error is small enough there."""
     ranks: int | None = None
     finding: KvMismatch | None = None
     """The error that decides, or the one closest to its limit; None: every row is equal."""

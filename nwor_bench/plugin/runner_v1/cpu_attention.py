@@ -3,8 +3,8 @@
 The stock CPU backend packs its cache per instruction set, so staged tokens cannot be mixed
 in. This one is registered as CPU_ATTN under vLLM's name, does both the write and the read,
 and keeps the cache in the GPU's layout, [blocks, kv_heads, block_size, K + V width].
-`set_up_staging` makes the buffers, or says why windows are written directly; `WindowChecks` chooses
-the windows that the local gate checks.
+`set_up_staging` makes the buffers, or says why windows are written directly; `CpuWindowChecks`
+chooses the windows that the local gate checks.
 """
 
 import os
@@ -34,15 +34,13 @@ from nwor_bench.plugin.layers import (
     set_up,
     slot_rows,
 )
-from nwor_bench.plugin.observe.errors import AttentionFacts
 from nwor_bench.plugin.observe.layer_checks import (
     LayerChecks,
     StepRows,
     StepTables,
+    WindowTrace,
     trace_patches,
 )
-from nwor_bench.plugin.observe.state_checks import check_states
-from nwor_bench.plugin.observe.state_trace import StateTrace
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.refusals import chunk_of
 from nwor_bench.plugin.runner_v1.staging import StagingBuffers, write_kv_cache
@@ -50,6 +48,7 @@ from nwor_bench.plugin.settings import CPU_ATTENTION
 from nwor_bench.plugin.states import WindowStates
 from nwor_bench.plugin.window import LayerCall, LayerTrace, Window
 from nwor_bench.records import fallback_reasons as reasons
+from nwor_kernels.attention_step import ScoreRules
 from nwor_kernels.verify_attention.reference import (
     AttentionPlan,
     plan_attention,
@@ -87,6 +86,8 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
     def _why_stock(self) -> str | None:
         if self.is_fp8_kv_cache:
             return reasons.cache_dtype(self.kv_cache_dtype)
+        if self.alibi_slopes is not None:
+            return reasons.ALIBI
         return None if self.attn_type == AttentionType.DECODER else f"layer_type:{self.attn_type}"
 
     def do_kv_cache_update(
@@ -131,17 +132,17 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
         if attn_metadata is None:  # a warm-up run
             return output
         staging = self._open_staging(key, value, attn_metadata)
+        staged = None
+        if staging is not None:
+            buffers, number = staging.buffers, staging.layer
+            staged = buffers.key[number], buffers.value[number]
         verify_attention_reference(
             query,
             kv_cache,
             self._plan(attn_metadata, kv_cache.shape[2], staging),
             output,
-            scale=self.scale,
-            staged_key=staging.buffers.key[staging.layer] if staging else None,
-            staged_value=staging.buffers.value[staging.layer] if staging else None,
-            softcap=self.logits_soft_cap,
-            alibi_slopes=self.alibi_slopes,
-            sinks=self.sinks,
+            ScoreRules(self.scale, softcap=self.logits_soft_cap, sinks=self.sinks),
+            staged,
         )
         if staging is not None and staging.buffers.trace is not None:
             staging.buffers.trace.attended(staging.name, output)
@@ -292,18 +293,17 @@ class CpuCheckedLayer:
         exact = rows.double().nan_to_num()
         return exact[..., : self.cache.head_dim], exact[..., self.cache.head_dim :]
 
-    def attention_facts(self) -> AttentionFacts:
+    def attention_facts(self) -> ScoreRules:
         """The backend's own, with staging or without."""
         impl = self.layer.impl
         window = impl.sliding_window
         seen = window[0] + 1 if isinstance(window, tuple) and window[0] >= 0 else -1
-        return AttentionFacts(
+        return ScoreRules(
             scale=float(impl.scale),
             softcap=float(impl.logits_soft_cap or 0.0),
             sliding_window=window if isinstance(window, int) else seen,
             chunk=chunk_of(self.layer),
             sinks=impl.sinks,
-            alibi_slopes=impl.alibi_slopes,
         )
 
 
@@ -317,7 +317,7 @@ def _unstaged(impl: Any) -> Iterator[None]:
         impl.staging = staging
 
 
-class WindowChecks:
+class CpuWindowChecks:
     """The windows of one worker that the local gate checks, from its start to its end."""
 
     def __init__(
@@ -338,12 +338,12 @@ class WindowChecks:
             cache.kv_cache.numel() * cache.kv_cache.element_size() for cache in buffers.layers
         )
         alone = layers_alone_in_their_memory(runner, list(names))
-        self._checks = LayerChecks(self._layers, alone if size <= WHOLE_BYTES else ())
+        whole = alone if size <= WHOLE_BYTES else ()
+        self._checks = LayerChecks(self._layers, buffers, states, whole)
         groups = runner.kv_cache_config.kv_cache_groups
         self._group_of = {name: n for n, group in enumerate(groups) for name in group.layer_names}
         self._runner = runner
         self._buffers = buffers
-        self._states = states
         self._metadata: Mapping[str, Any] = {}
         self._drafts: Sequence[int] = ()
 
@@ -358,10 +358,8 @@ class WindowChecks:
         path = "eager" if alone else "eager, beside prefill"
         if not self._checks.wants(path):
             return
-        self._checks.trace = self._buffers.trace = LayerTrace()
+        self._checks.trace = WindowTrace()
         self._checks.follow(self._checks.trace)
-        if self._states is not None:
-            self._states.follow(StateTrace())
         self._metadata, self._drafts = get_forward_context().attn_metadata, drafts
         owners = [layer.name for layer in self._layers if layer.owner == layer.name]
         slots = {name: slot_mapping[name].clone() for name in owners}
@@ -371,19 +369,10 @@ class WindowChecks:
         """The window is committed, or fell back; its rows are still held."""
         if self._buffers.trace is None:
             return
-        self._buffers.trace = None
         self._checks.follow(None)
-        states, trace = self._states, None
-        if states is not None:
-            trace = states.trace
-            states.follow(None)
-        checked = self._checks.ended(
+        self._checks.ended(
             window, num_sampled, lambda: {each.name: self._tables(each) for each in self._layers}
         )
-        if checked and states is not None and trace is not None:
-            self._checks.windows[-1]["layers"] += check_states(
-                states.layers, trace, num_sampled, is_control=window.is_control
-            )
 
     def _tables(self, layer: CpuCheckedLayer) -> StepTables:
         runner, requests = self._runner, len(self._drafts)

@@ -47,7 +47,7 @@ def rows_of(folder: Path) -> Iterator[dict[str, Any]]:
     against = spec.against
     phases = {batch_key(batch): batch.phase for batch in run.batches}
     phase = Phase.INTERLEAVED if against is None else Phase.TIMED
-    gates = (header.kv_gate and header.kv_gate.cells) or {}
+    gates = header.kv_gate.cells or {}
     for cell in analyse(run).cells:
         own = [
             window

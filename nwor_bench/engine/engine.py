@@ -28,7 +28,7 @@ from nwor_bench.engine.readings import (
     request_times,
 )
 from nwor_bench.errors import ConfigError, DeviceDiedError, EngineError
-from nwor_bench.instruments.draft_counts import DraftSwitch
+from nwor_bench.instruments.draft_counts import CountSwitch
 from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.cell import ADAPTIVE_VERIFICATION, SHAM
@@ -37,6 +37,7 @@ from nwor_bench.records.fallback_reasons import in_words
 from nwor_bench.records.types import AA, Cell
 from nwor_bench.records.window_order import WindowOrder
 from nwor_bench.workload.config import RunSpec
+from nwor_bench.workload.experiment import DraftCounts
 
 __all__ = ["VllmEngine", "check_arguments"]
 
@@ -60,7 +61,7 @@ class VllmEngine:
     starts = 0
     """Engines started in this process; a sweep of one pair must count one."""
 
-    _draft_counts: DraftSwitch | None = None
+    _draft_counts: CountSwitch | None = None
     """Sets the draft counts; None if the run compares modes."""
 
     _died: DeviceDiedError | None = None
@@ -76,14 +77,15 @@ class VllmEngine:
         VllmEngine.starts += 1
         self._counting = False
         self._kv_cache = VllmKvCache(self._llm, self._rpc_all, self._running)
-        if spec.draft_counts is not None:
+        experiment = spec.experiment
+        if isinstance(experiment, DraftCounts):
             try:
                 self._check_draft_counts(pair, spec)
             except ConfigError:
                 self.close()
                 raise
             core = self._llm.llm_engine.engine_core.engine_core  # in this process
-            self._draft_counts = DraftSwitch(core.scheduler, spec.draft_counts)
+            self._draft_counts = CountSwitch(core.scheduler, experiment.counts)
         if (spec.speculative_config or {}).get(ADAPTIVE_VERIFICATION):
             self._require_adaptive(pair)
         self._vllm = require_supported_vllm()
@@ -184,9 +186,9 @@ class VllmEngine:
         with stderr_to_file(self._log):
             if self._draft_counts is None:
                 lengths = dict(order.run_lengths)
-                self._rpc("nwor_interleave", modes, list(order.pairs), order.seed, lengths)
+                self._rpc("nwor_interleave", modes, (list(order.pairs), order.seed, lengths))
             else:
-                self._rpc("nwor_follow_scheduler", modes)
+                self._rpc("nwor_interleave", modes, None)
                 self._draft_counts.interleave(order)
 
     def stop_interleaving(self) -> list[dict[str, dict[str, int]]]:

@@ -13,12 +13,12 @@ import pytest
 import torch
 from fake_engine import LAYERS as STAND_IN_LAYERS
 from fake_engine import FakeEngine, FakeKvCache
+from live_windows import switching
 from torch import Tensor
 from toy_run import Runner
 from v2_pieces import LAYERS, K, PieceBatch, PiecePlanner, PieceStaging, input_batch_of, scheduled
 
 from nwor_bench.analysis.analyse import analyse
-from nwor_bench.plugin.interleaving import Interleaving
 from nwor_bench.plugin.layers import LayerCache
 from nwor_bench.plugin.patching import PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
@@ -397,7 +397,7 @@ def test_a_step_that_dies_is_written_directly_and_leaves_nothing_to_the_next(
 
 
 def test_interleaved_windows_are_ready_again_after_each_switch(machine: Machine) -> None:
-    Interleaving(machine.hook, [("off", "off"), ("stage", "adaptive")], [(0, 1)], "a").start()
+    switching(machine.hook, [("off", "off"), ("stage", "adaptive")]).start()
     for _ in range(48):
         machine.run()
     launched = machine.staging.launched

@@ -38,7 +38,7 @@ from simulated_noise import (
 from simulated_runs import COUNTS, Texts, cell, interleaved
 
 from nwor_bench.analysis.comparing.draft_changes import token_time_change
-from nwor_bench.analysis.draft_rates import Rate, Worth
+from nwor_bench.analysis.draft_rates import AtSize, Rate, SpanTokens, Worth, worth_at
 from nwor_bench.analysis.paired import PairedTimes
 from nwor_bench.analysis.parity.acceptance import Acceptance, acceptance_outside
 from nwor_bench.analysis.statistics import (
@@ -50,8 +50,6 @@ from nwor_bench.analysis.statistics import (
 )
 from nwor_bench.analysis.throughput import rate_of_blocks, rate_of_groups
 from nwor_bench.analysis.worth import worth_of
-from nwor_bench.cli.live_drafts import DraftClass
-from nwor_bench.cli.live_server import WidthRule
 from nwor_bench.instruments import robust
 from nwor_bench.instruments.robust import (
     Estimate,
@@ -63,6 +61,7 @@ from nwor_bench.instruments.robust import (
     of_ratio,
     robust_location,
 )
+from nwor_bench.live.watch import WidthRule
 from nwor_bench.microbench.cases import OURS
 from nwor_bench.microbench.report import half_widths
 from nwor_bench.records.types import Verdict
@@ -433,7 +432,7 @@ def live_drafts_run(rng: Rng, groups: int, lasts: int) -> Outcome:
         found = log_tokens(np.cumprod(drafts, axis=3).sum(axis=(1, 2, 3)), [96.0] * groups)
         assert found is not None
         tokens[k] = found
-    return in_all(DraftClass("5-8", COUNTS, times, tokens).rates, line=False)
+    return in_all(worth_at([AtSize(8, 5, times, SpanTokens(tokens))], COUNTS, 0).rates, line=False)
 
 
 def server() -> Iterator[Case]:

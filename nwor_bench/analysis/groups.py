@@ -16,7 +16,8 @@ from nwor_bench.analysis.invariants import output_tokens
 from nwor_bench.records.cell import Cell, NworMode
 from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.records.types import WindowRecord
-from nwor_bench.records.window_order import RUNS, abba_effect, compared
+from nwor_bench.records.window_order import RUNS, compared
+from nwor_bench.stats.paired import abba_effect
 
 
 @dataclass(frozen=True)

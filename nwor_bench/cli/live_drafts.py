@@ -11,9 +11,10 @@ from typing import Any
 
 from nwor_bench.analysis.draft_rates import AtSize, Rate, SpanTokens, Worth, worth_at
 from nwor_bench.instruments.draft_counts import KEPT
-from nwor_bench.instruments.robust import Estimate, of_ratio
 from nwor_bench.records.header import PairFacts
 from nwor_bench.records.window_order import ALL
+from nwor_bench.stats.interval import Interval
+from nwor_bench.stats.robust import from_ends
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,9 @@ class DraftClass:
     num_reqs: str
     counts: Sequence[int]
     """That alternate, without 0."""
-    times: Mapping[int | None, Estimate]
+    times: Mapping[int | None, Interval]
     """See `AtSize`."""
-    tokens: Mapping[int, Estimate]
+    tokens: Mapping[int, Interval]
     """Log tokens of a request in a window, by draft count."""
     groups: int = 0
     """Groups of the draft count that has the fewest."""
@@ -123,8 +124,8 @@ def _classes(samples: Sequence[Any], counts: Sequence[int]) -> dict[str, DraftCl
 def _class(
     name: str, by_count: Mapping[int, Mapping[str, float]], counts: Sequence[int]
 ) -> DraftClass:
-    times: dict[int | None, Estimate] = {}
-    tokens: dict[int, Estimate] = {}
+    times: dict[int | None, Interval] = {}
+    tokens: dict[int, Interval] = {}
     for k, values in by_count.items():
         time = _estimate(values, "nwor_drafts_time_ratio", "nwor_drafts_groups_total")
         if time is not None:
@@ -137,9 +138,9 @@ def _class(
     return DraftClass(name, counts, times, tokens, groups)
 
 
-def _estimate(values: Mapping[str, float], name: str, count: str) -> Estimate | None:
+def _estimate(values: Mapping[str, float], name: str, count: str) -> Interval | None:
     """The log of what the server shows with an interval; None before it shows one."""
     if name not in values:
         return None
     low, high = values[f"{name}_low"], values[f"{name}_high"]
-    return of_ratio(values[name], low, high, min(int(values[count]), KEPT))
+    return from_ends(values[name], low, high, min(int(values[count]), KEPT))

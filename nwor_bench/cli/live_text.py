@@ -3,16 +3,17 @@
 from datetime import timedelta
 from typing import Any
 
-from nwor_bench.analysis.statistics import DEFAULT_MARGIN, verdict
+from nwor_bench.analysis.verdicts import DEFAULT_MARGIN, verdict
 from nwor_bench.cli.live_server import ClassRatio, Ended, Reading, Seen, Wanted
 from nwor_bench.errors import ExitCode
-from nwor_bench.instruments.robust import MIN_GROUPS, RatioInterval
 from nwor_bench.records.fallback_reasons import in_words
 from nwor_bench.records.types import Verdict
 from nwor_bench.records.window_order import ALL
 from nwor_bench.report.answer import CPU_BADGE, CPU_SENTENCE, NOTHING_BADGE, Answer
 from nwor_bench.report.document import Block, Bullets, Document, Headline, Paragraph, Table, table
 from nwor_bench.report.text import NOT_MEASURED, change, change_range, plural
+from nwor_bench.stats.interval import Interval
+from nwor_bench.stats.robust import MIN_GROUPS, from_ends
 
 STOPPED_BADGE = "STAGING STOPPED"
 
@@ -62,11 +63,11 @@ def exit_code(seen: Seen[Reading], wanted: Wanted, *, strict: bool) -> ExitCode:
     return codes.get(seen.ended, ExitCode.INCONCLUSIVE if strict and unsure else ExitCode.OK)
 
 
-def interval_of(own: ClassRatio) -> RatioInterval | None:
+def interval_of(own: ClassRatio) -> Interval | None:
     """The class's ratio with its interval; None until there is one."""
     if own.ratio is None or own.low is None or own.high is None:
         return None
-    return RatioInterval(own.ratio, own.low, own.high, own.groups)
+    return from_ends(own.ratio, own.low, own.high, own.groups).exp()
 
 
 def document(seen: Seen[Reading], wanted: Wanted, *, quiet: bool = False) -> Document:
@@ -142,10 +143,10 @@ def _values(own: ClassRatio) -> dict[str, Any]:
     }
 
 
-def _measured(reading: Reading, own: ClassRatio, interval: RatioInterval) -> str:
+def _measured(reading: Reading, own: ClassRatio, interval: Interval) -> str:
     of = "" if own.num_reqs == ALL else f" of {own.num_reqs} requests"
     return (
-        f"in stage x {reading.scv_mode} a window{of} takes {change(interval.ratio)} time than in "
+        f"in stage x {reading.scv_mode} a window{of} takes {change(interval.value)} time than in "
         f"off x off (95 % confidence: {change_range(interval.low, interval.high)}; "
         f"{plural(own.groups, 'group')})"
     )
@@ -158,7 +159,7 @@ def _aa_warning(reading: Reading) -> str:
         return ""
     return (
         f" But off differs from itself (A/A): {_ratio(reading.aa)} in "
-        f"{plural(found.blocks, 'group')}; trust no difference of that size."
+        f"{plural(found.count, 'group')}; trust no difference of that size."
     )
 
 

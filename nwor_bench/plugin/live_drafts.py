@@ -13,7 +13,6 @@ from typing import Any
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.instruments.draft_counts import KEPT
-from nwor_bench.instruments.robust import as_ratio, log_tokens, robust_location
 from nwor_bench.plugin.draft_turns import counts_of
 from nwor_bench.plugin.interleaving import FollowedScheduler
 from nwor_bench.plugin.live_groups import REFERENCE, Groups, LivePublisher
@@ -24,6 +23,7 @@ from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.records.metrics import Labels, MetricFiles
 from nwor_bench.records.types import MeasuredWindow, NworMode, ScvMode
 from nwor_bench.records.window_order import ALL, WindowPlace, compared, size_class
+from nwor_bench.stats.robust import log_tokens, robust_location
 
 UNSETTLED = 4
 """Windows behind a change of k whose tokens do not count."""
@@ -130,7 +130,7 @@ class DraftPublisher(LivePublisher):
                 located = robust_location(effects.get(series, []))
                 if located is not None:
                     clock = (*_labels(series), ("clock", str(groups.clock)))
-                    self._show("nwor_drafts_time_ratio", clock, as_ratio(located))
+                    self._show("nwor_drafts_time_ratio", clock, located.exp())
         for reason in set(LeftOut) - {LeftOut.FALLBACK}:  # nothing is staged
             labels = (("reason", str(reason)),)
             self._raise_to("nwor_drafts_groups_left_out", labels, left_out.get(reason, 0))
@@ -146,7 +146,7 @@ class DraftPublisher(LivePublisher):
                 own = spans.get(series, [])
                 located = log_tokens([a for a, _ in own], [w for _, w in own])
                 if located is not None:
-                    self._show("nwor_drafts_tokens", _labels(series), as_ratio(located))
+                    self._show("nwor_drafts_tokens", _labels(series), located.exp())
         for k, count in windows.items():
             self._raise_to("nwor_drafts_windows", (("drafts", str(k)),), count)
 

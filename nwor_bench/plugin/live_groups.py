@@ -13,11 +13,12 @@ from enum import StrEnum
 from threading import Event, Lock, Thread
 from typing import ClassVar, Generic, TypeVar
 
-from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.records.metrics import Labels, MetricFiles
 from nwor_bench.records.types import MeasuredWindow
-from nwor_bench.records.window_order import WindowPlace, abba_effect, size_class
+from nwor_bench.records.window_order import WindowPlace, size_class
+from nwor_bench.stats.interval import Interval
+from nwor_bench.stats.paired import abba_effect
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -161,9 +162,9 @@ class LivePublisher(ABC):
         self._shown[name, labels] = number
         return True
 
-    def _show(self, name: str, labels: Labels, interval: RatioInterval) -> None:
+    def _show(self, name: str, labels: Labels, interval: Interval) -> None:
         """Set a gauge and the two with the ends of its interval."""
         every = (*self._labels, *labels)
-        self._files.set(name, every, interval.ratio)
+        self._files.set(name, every, interval.value)
         self._files.set(f"{name}_low", every, interval.low)
         self._files.set(f"{name}_high", every, interval.high)

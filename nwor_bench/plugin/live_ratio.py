@@ -7,7 +7,6 @@ follows a switch. The ratio is computed in a thread of its own.
 from collections.abc import Sequence
 from typing import Any
 
-from nwor_bench.instruments.robust import MIN_GROUPS, as_ratio, robust_location
 from nwor_bench.plugin.interleaving import AGAIN, LiveInterleaving
 from nwor_bench.plugin.live_groups import Groups, LivePublisher
 from nwor_bench.plugin.observe import metrics
@@ -17,6 +16,7 @@ from nwor_bench.records.fallback_reasons import Guard, LeftOut
 from nwor_bench.records.metrics import Labels, MetricFiles
 from nwor_bench.records.types import MeasuredWindow
 from nwor_bench.records.window_order import ALL, WindowPlace, size_class
+from nwor_bench.stats.robust import MIN_GROUPS, robust_location
 
 KEPT = 4096
 """Groups of a class whose effects are kept: of a window of 8 ms, the last four and a half minutes
@@ -81,7 +81,7 @@ class Publisher(LivePublisher):
         located = robust_location(effects) if len(effects) >= MIN_GROUPS else None
         if located is not None:
             metric, num_reqs = _metric(name, "ratio")
-            self._show(metric, (("num_reqs", num_reqs), ("clock", clock)), as_ratio(located))
+            self._show(metric, (("num_reqs", num_reqs), ("clock", clock)), located.exp())
 
 
 def _metric(name: str, of: str) -> tuple[str, str]:

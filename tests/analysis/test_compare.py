@@ -128,7 +128,7 @@ def test_only_blocks_of_the_same_prompts_are_paired() -> None:
     new = change_batches(slowed(BASE, {}), lambda b: b.block > 7, prompt_digest="other")
     change = cell_of(compare(new), "stage x off").ratio
     assert change.paired
-    assert (change.base_blocks, change.new_blocks, change.interval.blocks) == (7, 7, 7)
+    assert (change.base_blocks, change.new_blocks, change.interval.count) == (7, 7, 7)
 
 
 def test_too_few_blocks_give_no_interval_and_no_verdict() -> None:

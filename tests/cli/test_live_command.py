@@ -25,11 +25,11 @@ from nwor_bench.cli.live_server import (
 )
 from nwor_bench.cli.live_text import progress_line
 from nwor_bench.errors import ExitCode
-from nwor_bench.instruments.robust import MIN_GROUPS
 from nwor_bench.records.fallback_reasons import IN_WORDS, Guard, LeftOut, in_words
 from nwor_bench.records.window_order import ALL
 from nwor_bench.report.answer import CPU_SENTENCE
 from nwor_bench.report.text import NOT_MEASURED
+from nwor_bench.stats.robust import MIN_GROUPS
 
 Run = Callable[..., tuple[int, str, str]]
 Ratio = tuple[float, float, float]

@@ -15,12 +15,13 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from nwor_bench.cli.live_drafts import DraftReading
 from nwor_bench.cli.live_server import reading_of
-from nwor_bench.instruments.robust import Estimate, log_tokens, robust_location
 from nwor_bench.plugin import live_drafts
 from nwor_bench.plugin.live_drafts import UNSETTLED, DraftGroups, DraftPublisher, DraftTokens
 from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.records.metrics import DRAFT_METRICS, LIVE_METRICS, MetricFiles, labels_of
 from nwor_bench.records.window_order import ALL
+from nwor_bench.stats.interval import Interval
+from nwor_bench.stats.robust import log_tokens, robust_location
 
 MOST = 2
 AGAIN = MOST + 1
@@ -162,10 +163,10 @@ def test_before_the_first_group_every_count_stands_at_0(shown: Shown) -> None:
     assert reading.worth().rates == ()
 
 
-def assert_same(found: Estimate, truth: Estimate | None) -> None:
+def assert_same(found: Interval, truth: Interval | None) -> None:
     assert truth is not None
     assert found.value == pytest.approx(truth.value)
-    assert found.standard_error == pytest.approx(truth.standard_error)
+    assert found.error == pytest.approx(truth.error)
     assert (found.degrees, found.count) == (truth.degrees, truth.count)
 
 
@@ -216,7 +217,7 @@ def test_intervals_of_tokens_include_the_truth_in_95_percent_of_runs() -> None:
         accepted, windows = zip(*spans, strict=True)
         found = log_tokens(accepted, windows)
         assert found is not None
-        hits += abs(found.value - truth) < found.half_width()
+        hits += abs(found.value - truth) < found.half_width
     assert 0.91 < hits / runs < 0.985
 
 

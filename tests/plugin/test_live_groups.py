@@ -15,7 +15,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
-from nwor_bench.instruments.robust import as_ratio, robust_location
 from nwor_bench.plugin import live_ratio
 from nwor_bench.plugin.interleaving import LiveInterleaving
 from nwor_bench.plugin.live_groups import Clock
@@ -24,6 +23,7 @@ from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.records.metrics import LIVE_METRICS, MetricFiles, labels_of
 from nwor_bench.records.types import ScvMode
 from nwor_bench.records.window_order import ALL
+from nwor_bench.stats.robust import robust_location
 
 OFF_MS, STAGE_MS = 10.0, 9.7
 
@@ -118,8 +118,8 @@ def test_a_planted_effect_is_found_among_arrivals_and_drift(effect: float) -> No
     for effects in groups.effects.values():
         located = robust_location(effects)
         assert located is not None
-        ratio = as_ratio(located)
-        assert abs(ratio.ratio - exp(effect)) < 2 * ratio.half_width
+        ratio = located.exp()
+        assert abs(ratio.value - exp(effect)) < 2 * ratio.half_width
         assert ratio.half_width < 0.002
 
 

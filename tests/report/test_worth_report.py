@@ -16,7 +16,6 @@ from nwor_bench.analysis.groups import Pair
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.worth import Measured, WindowTime, window_times
 from nwor_bench.errors import ExitCode
-from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.cell import AA, ADAPTIVE, Cell, ScvMode, drafts_arm
 from nwor_bench.records.header import PairFacts
 from nwor_bench.records.types import NworMode, Phase, Verdict
@@ -24,6 +23,7 @@ from nwor_bench.report import draft_line, worth_answer
 from nwor_bench.report import worth as worth_page
 from nwor_bench.report.document import Paragraph, Table
 from nwor_bench.report.worth import rates_table, worth_rows
+from nwor_bench.stats.robust import from_ends
 
 pytestmark = pytest.mark.slow  # imports pandas and scipy
 
@@ -356,7 +356,7 @@ def test_noise_of_one_engine_is_not_that_of_two(arms: dict[str, Any], said: bool
 
 def test_the_noise_stands_beside_the_table() -> None:
     found = replace(
-        worth([rate(8, 1, 1.44, OPEN)], {8: 0}), noise={8: RatioInterval(0.78, 0.62, 0.99, 12)}
+        worth([rate(8, 1, 1.44, OPEN)], {8: 0}), noise={8: from_ends(0.78, 0.62, 0.99, 12).exp()}
     )
     table, noise, *_ = worth_page.worth_blocks(told(found))
     assert isinstance(table, Table)

@@ -13,16 +13,11 @@ from nwor_bench.analysis.cell_data import CellData
 from nwor_bench.analysis.comparing.stored_run import StoredRun
 from nwor_bench.analysis.effects import WINDOWS, WORK_MS
 from nwor_bench.analysis.paired import LATENCY_MS, WINDOW_MS, pair_times
-from nwor_bench.analysis.statistics import (
-    MIN_BLOCKS,
-    from_bounds,
-    geometric_mean_ratio,
-    paired_ratio,
-    unpaired_ratio,
-)
-from nwor_bench.instruments.robust import RatioInterval, degrees_of
 from nwor_bench.records.cell import Cell
 from nwor_bench.records.types import CellResult
+from nwor_bench.stats.interval import Interval, quotient
+from nwor_bench.stats.paired import MIN_BLOCKS, paired_ratio
+from nwor_bench.stats.robust import from_ends
 
 ByBlock = Mapping[int, float]
 
@@ -40,7 +35,7 @@ class Change:
 
     measure: str
     ratio: float
-    interval: RatioInterval | None
+    interval: Interval | None
     paired: bool = False
     base_blocks: int | None = None
     new_blocks: int | None = None
@@ -51,9 +46,8 @@ class Change:
 class _Side:
     """One run's number, by block and over all blocks."""
 
-    ratio: float
+    ratio: Interval
     blocks: ByBlock
-    interval: RatioInterval | None
 
 
 def time_change(base: StoredRun, new: StoredRun, cell: Cell) -> Change | None:
@@ -119,17 +113,16 @@ def _of_groups(
     before: CellResult,
     after: CellResult,
 ) -> Change | None:
-    known = [
-        from_bounds(ratio, low, high, degrees_of(groups) + 1)
+    found = [
+        from_ends(ratio, low, high, groups).exp()
         for ratio, low, high, groups in sides
         if ratio is not None and low is not None and high is not None and groups is not None
     ]
-    found = [interval for interval in known if interval is not None]
     if len(found) < 2 or measure is None:
         return None
-    both = unpaired_ratio(found[1], found[0])
+    both = quotient(found[1], found[0])
     counts = (before.batches, after.batches)
-    return Change(measure, found[1].ratio / found[0].ratio, both, False, *counts)
+    return Change(measure, found[1].value / found[0].value, both, False, *counts)
 
 
 def same_blocks(base: CellData, new: CellData) -> set[int]:
@@ -150,17 +143,15 @@ def _change(measure: str, base: _Side, new: _Side, same: Collection[int]) -> Cha
     """Paired over `same` blocks if there are enough, else unpaired."""
     common = sorted(base.blocks.keys() & new.blocks.keys() & set(same))
     if len(common) >= MIN_BLOCKS:
-        interval = paired_ratio(
+        paired = paired_ratio(
             [new.blocks[block] for block in common], [base.blocks[block] for block in common]
         )
-        assert interval is not None
-        return Change(measure, interval.ratio, interval, True, len(common), len(common))
-    below, above = (None if s.interval is None else s.interval.blocks for s in (base, new))
-    both = None
-    if base.interval is not None and new.interval is not None:
-        both = unpaired_ratio(new.interval, base.interval)
-    why = None if both is not None else _too_few(base, new)
-    return Change(measure, new.ratio / base.ratio, both, False, below, above, why)
+        return Change(measure, paired.value, paired, True, len(common), len(common))
+    below, above = (s.ratio.count if s.ratio.is_bounded else None for s in (base, new))
+    both = quotient(new.ratio, base.ratio)
+    interval, why = (both, None) if both.is_bounded else (None, _too_few(base, new))
+    ratio = new.ratio.value / base.ratio.value
+    return Change(measure, ratio, interval, False, below, above, why)
 
 
 def _too_few(base: _Side, new: _Side) -> str:
@@ -172,7 +163,7 @@ def _too_few(base: _Side, new: _Side) -> str:
 def _side(values: ByBlock) -> _Side:
     numbers = [values[block] for block in sorted(values)]
     ones = [1.0] * len(numbers)
-    return _Side(geometric_mean_ratio(numbers, ones), values, paired_ratio(numbers, ones))
+    return _Side(paired_ratio(numbers, ones), values)
 
 
 def _ratio_side(run: StoredRun, cell: Cell, measure: str) -> _Side | None:

@@ -19,8 +19,9 @@ from enum import StrEnum
 
 from nwor_bench.analysis.comparing.change_estimates import Change
 from nwor_bench.analysis.comparing.preconditions import DecideBy
-from nwor_bench.analysis.statistics import SIGNIFICANCE, holm, verdict
+from nwor_bench.analysis.verdicts import verdict
 from nwor_bench.records.types import AA, Cell, CellResult, Verdict
+from nwor_bench.stats.multiple import SIGNIFICANCE, holm
 
 
 class ChangeVerdict(StrEnum):

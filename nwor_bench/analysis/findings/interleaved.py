@@ -12,10 +12,10 @@ from nwor_bench.analysis.effects import (
     mean_disagrees,
 )
 from nwor_bench.analysis.findings.table import Finding, FindingKind, Severity, found
-from nwor_bench.analysis.statistics import SIGNIFICANCE
-from nwor_bench.instruments.robust import Estimate, RatioInterval
 from nwor_bench.records.cell import Cell
 from nwor_bench.records.types import CellResult
+from nwor_bench.stats.interval import Interval
+from nwor_bench.stats.multiple import SIGNIFICANCE
 
 TOGETHER = 0.75
 """Correlation of both clocks from which a run counts as host-bound. On H200s it was -0.04 to 0.59
@@ -60,7 +60,7 @@ def unaffected_as_notes(
     ]
 
 
-def _slopes(effect: PairEffect) -> list[tuple[Estimate, str]]:
+def _slopes(effect: PairEffect) -> list[tuple[Interval, str]]:
     """How the ratio changes with the clock and with throttling, as far as known."""
     state = effect.conditions
     known = ((state.per_100_mhz, "for 100 MHz more"), (state.if_throttled, "while throttled"))
@@ -81,13 +81,13 @@ def _clocks_do_not_matter(effects: Sequence[PairEffect]) -> str | None:
             return None
         slope, unit = slopes[0]
         text = f"{effect.pair.treated.label}, by {_slope_words(slope)} {unit}"
-        widest = max(widest, (abs(slope.value) + slope.half_width(), text))
+        widest = max(widest, (abs(slope.value) + slope.half_width, text))
     return f"{NEIGHBOURS}, and no ratio depends on the clock (at most {widest[1]})."
 
 
-def _slope_words(slope: Estimate) -> str:
+def _slope_words(slope: Interval) -> str:
     """`+0.02 % [-0.03, 0.07]`."""
-    half = slope.half_width()
+    half = slope.half_width
     low, high = (100 * expm1(end) for end in (slope.value - half, slope.value + half))
     return f"{100 * expm1(slope.value):+.2f} % [{low:.2f}, {high:.2f}]"
 
@@ -118,8 +118,8 @@ def _of_cell(cell: CellResult, effect: PairEffect, cells: int) -> Iterator[Findi
             yield found(FindingKind.CLOCK_EFFECT, name, slopes=slopes)
 
 
-def _interval(ratio: RatioInterval) -> str:
-    return _bounds(ratio.ratio, ratio.low, ratio.high)
+def _interval(ratio: Interval) -> str:
+    return _bounds(ratio.value, ratio.low, ratio.high)
 
 
 def _bounds(ratio: float | None, low: float | None, high: float | None) -> str:

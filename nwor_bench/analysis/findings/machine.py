@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from nwor_bench.analysis.findings.table import Finding, FindingKind, Severity, found
-from nwor_bench.analysis.trend import trend
 from nwor_bench.instruments.conditions import throttle_names
 from nwor_bench.records.facts import EngineStatus, Environment, MemoryFacts
 from nwor_bench.records.header import WarmupFacts
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Phase
+from nwor_bench.stats.trend import trend
 
 BUSY = 0.05
 """Share of the processors' time that others may take without a finding."""

@@ -15,13 +15,13 @@ from nwor_bench.analysis.findings.machine import machine_findings
 from nwor_bench.analysis.findings.table import Finding, FindingKind, Severity, found, rank
 from nwor_bench.analysis.paired import LATENCY_MS
 from nwor_bench.instruments.draft_counts import capture_size
-from nwor_bench.instruments.robust import MIN_GROUPS
 from nwor_bench.records.cell import SWITCHED, Cell
 from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.fallback_reasons import NO_CUDA, mamba_cache_mode, unsupported_states
 from nwor_bench.records.header import GATE, INTERLEAVED, WARM_UP, WHOLE, KvGateFacts, RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, NworMode, RunStatus, Verdict, WindowRecord
+from nwor_bench.stats.robust import MIN_GROUPS
 from nwor_bench.workload.run_spec import Counters
 from nwor_bench.workload.stopping import CHECK_SHARE
 

@@ -9,8 +9,8 @@ with fewer are left out.
 import numpy as np
 import pandas as pd
 
-from nwor_bench.analysis.statistics import unpaired_ratio
-from nwor_bench.instruments.robust import RatioInterval, as_ratio, robust_location
+from nwor_bench.stats.interval import Interval, combined
+from nwor_bench.stats.robust import robust_location
 
 PLAIN = "plain"
 COST = ["requests", "drafts", "arm", "ratio", "low", "high"]
@@ -36,15 +36,15 @@ def speeds(rows: pd.DataFrame, size: int, arm: str, rates: list[float]) -> pd.Se
     return np.log(tokens) - window_times(rows, size, arm)
 
 
-def ratio_of(new: pd.Series, base: pd.Series, is_paired: bool) -> RatioInterval | None:
+def ratio_of(new: pd.Series, base: pd.Series, is_paired: bool) -> Interval | None:
     """new / base of logs by repetition; None if there are fewer than 10."""
     if is_paired:
         located = robust_location(list((new - base).dropna()))
-        return None if located is None else as_ratio(located)
+        return None if located is None else located.exp()
     above, below = robust_location(list(new)), robust_location(list(base))
     if above is None or below is None:
         return None
-    return unpaired_ratio(as_ratio(above), as_ratio(below))
+    return combined(above.value - below.value, [above, below]).exp()
 
 
 def agreement(
@@ -67,13 +67,13 @@ def agreement(
         own, over_plain = ratio_of(new, base, is_paired), ratio_of(new, plain, is_paired)
         if own is None:
             continue
-        apart = np.log(said.ratio / own.ratio)
+        apart = np.log(said.ratio / own.value)
         allowed = np.hypot(np.log(own.high / own.low), np.log(said.high / said.low)) / 2
         found.append({
             "requests": size, "drafts": k, "worth": said.ratio, "worth_low": said.low,
-            "worth_high": said.high, "restarts": own.ratio, "restarts_low": own.low,
+            "worth_high": said.high, "restarts": own.value, "restarts_low": own.low,
             "restarts_high": own.high, "agrees": bool(abs(apart) <= allowed),
-            "over_plain": over_plain and over_plain.ratio,
+            "over_plain": over_plain and over_plain.value,
             "plain_low": over_plain and over_plain.low,
             "plain_high": over_plain and over_plain.high, "apart": apart, "allowed": allowed,
         })  # fmt: skip
@@ -92,5 +92,5 @@ def schedule_cost(rows: pd.DataFrame, is_paired: bool) -> pd.DataFrame:
         new, base = (window_times(rows, size, each) for each in (arm, str(k)))
         cost = ratio_of(new, base, is_paired)
         if cost is not None:
-            found.append([size, k, arm, cost.ratio, cost.low, cost.high])
+            found.append([size, k, arm, cost.value, cost.low, cost.high])
     return pd.DataFrame(found, columns=COST)

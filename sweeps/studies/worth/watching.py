@@ -22,8 +22,8 @@ import numpy as np
 import pandas as pd
 from restarts import RATES, decode, prompts_of, rates_of, speculation
 
-from nwor_bench.instruments.robust import as_ratio, robust_location
 from nwor_bench.models.pairs import resolve_pair
+from nwor_bench.stats.robust import robust_location
 
 ARMS = ("watched", "stock")
 
@@ -111,8 +111,8 @@ def main() -> None:
         pd.DataFrame(rows).to_csv(arguments.output / "watching.csv", index=False)
         located = robust_location(logs)
         assert located is not None
-        ratio, groups = as_ratio(located), sum(watch.groups.groups.values()) // 2
-        said = f"{ratio.ratio:.4f} [{ratio.low:.4f}, {ratio.high:.4f}]"
+        ratio, groups = located.exp(), sum(watch.groups.groups.values()) // 2
+        said = f"{ratio.value:.4f} [{ratio.low:.4f}, {ratio.high:.4f}]"
         print(f"{size} requests: watched / stock {said}, {groups} groups so far", flush=True)
     os._exit(0)
 

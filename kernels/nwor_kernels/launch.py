@@ -1,19 +1,11 @@
 """Repeated launches of a Triton kernel: less host time, no gap after the kernel before."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from nwor_kernels.direct_launch import (
-    DirectLaunch,
-    Refused,
-    count_refusal,
-    hooks_installed,
-    prepare,
-)
 
 
 class Launch:
@@ -42,7 +34,6 @@ class Launch:
         self._grid = grid
         self._by_name = {**constants, **options}
         self._in_order = [constants[name] for name in kernel.arg_names if name in constants]
-        self._compiled: Any = None
         self._again: Callable[..., object] | None = None
 
     def __call__(self, *arguments: object) -> None:
@@ -52,72 +43,20 @@ class Launch:
             return
         compiled = self._kernel[self._grid](*arguments, **self._by_name)
         if compiled is not None:  # Triton's interpreter compiles nothing
-            self._compiled, self._again = compiled, compiled[self._grid]
+            self._again = compiled[self._grid]
 
     def bind(self, *arguments: object, at: int) -> Callable[[Tensor, int], None]:
-        """A launch with all arguments fixed except one tensor's address and the last number.
+        """A launch with all arguments fixed except one tensor and the number that comes last.
 
         Args:
             arguments: as for a launch, without the tensor and without the number that comes last.
             at: the tensor's place among them.
 
         Returns:
-            The launch, given the tensor and the last number (see `bind_last`).
+            The launch, given the tensor and the last number.
         """
         before, after = arguments[:at], arguments[at:]
-        places = at, len(arguments) + 1
-        direct = _Direct(self)
-
-        def launch(tensor: Tensor, number: int) -> None:
-            if direct.launch is not None and not hooks_installed():
-                direct.launch(tensor.data_ptr(), number)
-            else:
-                direct.by_triton((*before, tensor, *after, number), places)
-
-        return launch
-
-    def bind_last(self, *fixed: object) -> Callable[..., None]:
-        """A launch with its first arguments fixed.
-
-        The first launch goes through Triton, later ones to the driver (`direct_launch`), unless
-        that is refused or a profiler has hooked Triton's launches. Fixed tensors are kept alive.
-
-        Returns:
-            The launch, given the other arguments: tensors, and one number that comes last.
-        """
-        direct = _Direct(self)
-
-        def launch(*given: Any) -> None:
-            if direct.launch is not None and not hooks_installed():
-                *tensors, number = given
-                direct.launch(*[tensor.data_ptr() for tensor in tensors], number)
-            else:
-                every = (*fixed, *given)
-                direct.by_triton(every, range(len(fixed), len(every)))
-
-        return launch
-
-
-class _Direct:
-    """The driver's launch of a `Launch`, once Triton has compiled it."""
-
-    def __init__(self, of: Launch):
-        self._of = of
-        self._is_refused = False
-        self.launch: DirectLaunch | None = None
-        """None: launch through Triton."""
-
-    def by_triton(self, arguments: tuple[Any, ...], places: Sequence[int]) -> None:
-        """Launch through Triton, and the next time directly: all the same except `places`."""
-        self._of(*arguments)
-        if self.launch is not None or self._is_refused or self._of._compiled is None:
-            return
-        raw = [one.data_ptr() if isinstance(one, Tensor) else one for one in arguments]
-        try:
-            self.launch = prepare(self._of._compiled, self._of._grid, raw, places)
-        except Exception as fault:  # the launch above was made: its caller must not make it again
-            count_refusal(str(fault) if isinstance(fault, Refused) else type(fault).__name__)
-            self._is_refused = True
+        return lambda tensor, number: self(*before, tensor, *after, number)
 
 
 class Launches:

@@ -9,15 +9,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from math import isfinite, log
+from math import log
 from statistics import fmean
 
 from nwor_bench.analysis.invariants import output_tokens
 from nwor_bench.records.cell import Cell, NworMode
 from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.records.types import WindowRecord
-from nwor_bench.records.window_order import RUNS, compared
-from nwor_bench.stats.paired import abba_effect
+from nwor_bench.records.window_groups import judge_group, log_effect
+from nwor_bench.records.window_order import WindowPlace, compared
 
 
 @dataclass(frozen=True)
@@ -118,47 +118,51 @@ def pair_of(cells: Iterable[Cell]) -> Pair | None:
     return Pair(*both)
 
 
-def _group(pair: Pair, members: Sequence[WindowRecord]) -> Group | LeftOut:
-    runs = [
-        list(own) for _, own in groupby(sorted(members, key=_turn), key=lambda window: window.run)
-    ]
-    if not _is_complete(runs):
-        return LeftOut.INTERRUPTED
-    used = compared(len(runs[0]), counts=pair.by_drafts)
-    windows = [run[position] for run in runs for position in used]
-    if any(window.fallback_reason is not None for window in windows):
-        return LeftOut.FALLBACK
-    if any(w.cell.nwor_mode is NworMode.CONTROL and not w.control_tokens for w in windows):
-        return LeftOut.FALLBACK
-    if len({_size(window) for window in windows}) > 1:
-        return LeftOut.BATCH_SIZE
+def _group(pair: Pair, windows: Sequence[WindowRecord]) -> Group | LeftOut:
+    members = [(window, _place(pair, window)) for window in sorted(windows, key=_turn)]
+    length = members[0][1].run_length
+    used = compared(length, counts=pair.by_drafts)
     has_counts = pair.reference.drafts is not None
-    if has_counts and any(w.draft_tokens != w.num_reqs * (w.cell.drafts or 0) for w in members):
-        return LeftOut.DRAFTS
-    treated = [window.cell == pair.treated for window in windows]
-    host, device = _effect(treated, windows, "wall_ms"), _effect(treated, windows, "device_ms")
-    untimed = all(window.device_ms is None for window in windows)
-    if host is None or (device is None and not untimed):
-        return LeftOut.UNTIMED
-    first = windows[0]
-    clock = "wall_ms" if device is None else "device_ms"
-    begins = [] if used[0] == 0 else [run[0] for run in runs]
-    is_first = [True] * len(begins) + [False] * len(windows)
-    alike = [w for w in members if w.fallback_reason is None and _size(w) == _size(first)]
+    found = judge_group(
+        members,
+        used=used,
+        size=_size,
+        drafts=(pair.reference.drafts or 0, pair.treated.drafts or 0) if has_counts else None,
+        fell_back=_fell_back,
+    )
+    if isinstance(found, LeftOut):
+        return found
+    first = found.windows[0]
+    clock = "wall_ms" if found.device is None else "device_ms"
+    begins = [] if used[0] == 0 else [window for window, place in members if not place.position]
+    is_first = [True] * len(begins) + [False] * len(found.windows)
+    alike = [w for w, _ in members if w.fallback_reason is None and _size(w) == _size(first)]
     return Group(
         pair=pair,
         block=first.block,
         batch=first.batch,
         number=first.group or 0,
-        run_length=len(runs[0]),
+        run_length=length,
         num_reqs=first.num_reqs,
-        host=host,
-        device=device,
-        work=_effect(treated, windows, "work_ms"),
+        host=found.host,
+        device=found.device,
+        work=log_effect(found.treated, found.windows, "work_ms"),
         tokens=_log_ratio(pair, [(w.cell, output_tokens(w)) for w in alike]),
-        pace=_log_ratio(pair, [(w.cell, getattr(w, clock)) for w in windows]) or 0.0,
-        switch=_effect(is_first, [*begins, *windows], clock) if begins else None,
+        pace=_log_ratio(pair, [(w.cell, getattr(w, clock)) for w in found.windows]) or 0.0,
+        switch=log_effect(is_first, [*begins, *found.windows], clock) if begins else None,
     )
+
+
+def _place(pair: Pair, window: WindowRecord) -> WindowPlace:
+    """A window's place in its group, in which the reference is cell 0."""
+    cell, length = int(window.cell == pair.treated), window.run_length or 0
+    return WindowPlace(cell, window.group or 0, window.run or 0, length, window.position or 0)
+
+
+def _fell_back(window: WindowRecord) -> bool:
+    """True for a staged window that was written directly, and a control window that held none."""
+    is_control = window.cell.nwor_mode is NworMode.CONTROL
+    return window.fallback_reason is not None or (is_control and not window.control_tokens)
 
 
 def _size(window: WindowRecord) -> tuple[int, int]:
@@ -175,30 +179,6 @@ def _log_ratio(pair: Pair, values: Sequence[tuple[Cell, float]]) -> float | None
 
 def _turn(window: WindowRecord) -> tuple[int, int]:
     return (window.run or 0, window.position or 0)
-
-
-def _is_complete(runs: Sequence[Sequence[WindowRecord]]) -> bool:
-    """Four whole runs, A B B A or B A A B."""
-    if [run[0].run for run in runs] != list(range(RUNS)):
-        return False
-    length = runs[0][0].run_length or 0
-    for run in runs:
-        cells = {window.cell for window in run}
-        places = [window.position for window in run]
-        if len(cells) != 1 or places != list(range(length)):
-            return False
-        if any(window.run_length != length for window in run):
-            return False
-    first, second, third, last = (run[0].cell for run in runs)
-    return length > 1 and first == last != second == third
-
-
-def _effect(treated: Sequence[bool], windows: Sequence[WindowRecord], clock: str) -> float | None:
-    """Mean log time of treated windows less that of the others; None if a time is missing."""
-    times = [getattr(window, clock) for window in windows]
-    if not all(time is not None and isfinite(time) and time > 0 for time in times):
-        return None
-    return abba_effect(zip(treated, times, strict=True))
 
 
 _NO_REFERENCE = 2

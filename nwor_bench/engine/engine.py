@@ -28,7 +28,7 @@ from nwor_bench.engine.readings import (
     request_times,
 )
 from nwor_bench.errors import ConfigError, DeviceDiedError, EngineError
-from nwor_bench.instruments.draft_counts import DraftSwitch
+from nwor_bench.instruments.draft_counts import CountSwitch
 from nwor_bench.instruments.versions import require_supported_vllm
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.cell import ADAPTIVE_VERIFICATION, SHAM
@@ -60,7 +60,7 @@ class VllmEngine:
     starts = 0
     """Engines started in this process; a sweep of one pair must count one."""
 
-    _draft_counts: DraftSwitch | None = None
+    _draft_counts: CountSwitch | None = None
     """Sets the draft counts; None if the run compares modes."""
 
     _died: DeviceDiedError | None = None
@@ -83,7 +83,7 @@ class VllmEngine:
                 self.close()
                 raise
             core = self._llm.llm_engine.engine_core.engine_core  # in this process
-            self._draft_counts = DraftSwitch(core.scheduler, spec.draft_counts)
+            self._draft_counts = CountSwitch(core.scheduler, spec.draft_counts)
         if (spec.speculative_config or {}).get(ADAPTIVE_VERIFICATION):
             self._require_adaptive(pair)
         self._vllm = require_supported_vllm()
@@ -184,9 +184,9 @@ class VllmEngine:
         with stderr_to_file(self._log):
             if self._draft_counts is None:
                 lengths = dict(order.run_lengths)
-                self._rpc("nwor_interleave", modes, list(order.pairs), order.seed, lengths)
+                self._rpc("nwor_interleave", modes, (list(order.pairs), order.seed, lengths))
             else:
-                self._rpc("nwor_follow_scheduler", modes)
+                self._rpc("nwor_interleave", modes, None)
                 self._draft_counts.interleave(order)
 
     def stop_interleaving(self) -> list[dict[str, dict[str, int]]]:

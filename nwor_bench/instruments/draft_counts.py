@@ -3,16 +3,33 @@
 The lookup (`num_speculative_tokens_per_batch_size`) gives the drafts that a step proposes; the next
 step verifies them. So it is set one place ahead. What a step verifies is read from its
 SchedulerOutput, never taken from what was asked for, and its place travels to the workers with it:
-they switch NWOR's mode by it if a cell stages.
+they switch NWOR's mode by it if a cell stages. A group that was cut is left; the next one begins
+once its first count is verified, which takes a step or two.
+
+In a server times and tokens need windows of different kinds. Times come from groups of twelve
+neighbouring windows that only decode, A B B A with k = 0. Tokens come from the spans between them,
+of some windows at one k: a window begins where the one before it ended, and right behind another k
+that is at other places of the text. A span goes on through prefills, and no span has k = 0, whose
+tokens are known: a server under test speculates in most of its steps.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import cycle
 from math import ceil
 from typing import Any
 
 from nwor_bench.errors import EngineError
 from nwor_bench.records.types import SETTLING, NworMode
-from nwor_bench.records.window_order import PLACE, WindowOrder, WindowPlace
+from nwor_bench.records.window_order import (
+    PLACE,
+    SERVER_DRAFT_RUN_LENGTHS,
+    SERVER_SEED,
+    Order,
+    WindowOrder,
+    WindowPlace,
+    only_verifies,
+    places_of,
+)
 
 CHANGES_COUNT = frozenset({"eagle", "eagle3", "mtp", "draft_model"})
 """Methods whose drafter proposes as many drafts as the scheduler says, for every request, and keeps
@@ -42,6 +59,12 @@ WHY_UNSAFE = (
     f"fewer requests, and die; write {SAFE_GRAPHS}"
 )
 
+SPAN = 36
+"""Steps of a server between two groups, all at one k."""
+
+PATIENCE = 16
+"""Steps that a group may take to begin: where each step has a prefill only spans are left."""
+
 KEPT = 1024
 """Groups and spans of a class of batch sizes and draft count that a server keeps: the latest. Of so
 many an estimate takes 2 ms of a core."""
@@ -64,14 +87,6 @@ def window_sizes(requests: Iterable[int], most: int) -> list[int]:
     return sorted({size * (k + 1) for size in requests for k in range(most + 1)})
 
 
-def decodes_only(output: Any) -> bool:
-    """True if each request runs only its drafts and the token before; also without any draft."""
-    if output.scheduled_new_reqs or not output.num_scheduled_tokens:
-        return False
-    drafts = sum(map(len, output.scheduled_spec_decode_tokens.values()))
-    return bool(output.total_num_scheduled_tokens == drafts + len(output.num_scheduled_tokens))
-
-
 def verifies(output: Any) -> int | None:
     """Drafts of every request of a step; None if they differ."""
     drafts = output.scheduled_spec_decode_tokens
@@ -79,8 +94,13 @@ def verifies(output: Any) -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
-class DraftSwitch:
-    """Sets the draft counts of one scheduler, from the order or all alike.
+def server_counts(most: int) -> tuple[int, ...]:
+    """Draft count of each cell of a server: 0 to `most`, and 0 again for the A/A groups."""
+    return (*range(most + 1), 0)
+
+
+class CountSwitch:
+    """Sets the draft counts of one scheduler: those of an order's places, or one for all steps.
 
     Args:
         counts: that have graphs, so all of `schedule_of` must be in the scheduler's lookup.
@@ -101,32 +121,43 @@ class DraftSwitch:
                 f"counts, and there are {len(counts)}; write at least that"
             )
         self._scheduler = scheduler
-        self._places: Iterator[WindowPlace] = iter(())
-        self._counts: tuple[int, ...] = ()
+        self._order: Order | None = None
+        self._counts: Sequence[int] = ()
         self._staging: frozenset[int] = frozenset()
         self._staged_group: int | None = None
-        self._at: WindowPlace | None = None
-        self._coming: WindowPlace | None = None
-        self._settling = 0
+        self._spans: Iterator[int] | None = None
+        self._span_left = self._patience = 0
         self._drafted = 0
         self._original: Callable[..., Any] = scheduler.schedule
         scheduler.schedule = self._schedule
 
     def fix(self, count: int) -> None:
         """Draft as many from the next step on; call it between batches."""
-        self._at = self._coming = None
+        self._order = None
         self._set(count)
 
     def interleave(self, order: WindowOrder) -> None:
         """Draft by this order from the next batch on."""
         assert order.drafts is not None
-        self._counts, self._places = order.drafts, order.places()
+        self._counts, self._order = order.drafts, Order(order.places(), wait=SETTLING)
         self._staged_group = None
         self._staging = frozenset(
             n for n, cell in enumerate(order.cells) if cell.nwor_mode is not NworMode.OFF
         )
-        self._at, self._coming = next(self._places), next(self._places)
-        self._set(self._counts[self._at.cell])
+        self._set(self._counts[self._order.at.cell])
+
+    def interleave_for_good(self, most: int) -> None:
+        """Draft 0 to `most` in a server, with spans at one count between groups."""
+        self._counts = server_counts(most)
+        pairs = [(0, cell) for cell in range(1, len(self._counts))]
+        places = places_of(pairs, SERVER_SEED, SERVER_DRAFT_RUN_LENGTHS)
+        self._order = Order(places, wait=SETTLING)
+        self._spans = cycle(range(1, most + 1))
+        self._begin_span(self._spans)
+
+    def _begin_span(self, counts: Iterator[int]) -> None:
+        self._span_left, self._patience = SPAN, PATIENCE
+        self._set(next(counts))
 
     def _set(self, count: int) -> None:
         self._drafted = count
@@ -134,29 +165,36 @@ class DraftSwitch:
         lookup[:] = [count] * len(lookup)
 
     def _schedule(self, *args: Any, **kwargs: Any) -> Any:
-        at, coming = self._at, self._coming
-        if at is None or coming is None:
-            output = self._original(*args, **kwargs)
-            if decodes_only(output):
-                setattr(output, PLACE, None)
-            return output
-        count = self._counts[at.cell]
-        fits = not self._settling and self._drafted == count
-        held = not fits or self._holds_count(at)
-        self._set(count if held else self._counts[coming.cell])
+        order = self._order
+        if order is not None and not self._span_left:
+            return self._schedule_place(order, *args, **kwargs)
         output = self._original(*args, **kwargs)
-        decodes = self._settle(output)
-        is_own = fits and decodes and verifies(output) == count
-        if decodes:
-            setattr(output, PLACE, at if is_own else None)
-        self._at, self._coming = self._after(at, coming, ran=is_own)
+        setattr(output, PLACE, None)
+        if order is not None:
+            order.settles(only_verifies(output))
+            self._span_left -= bool(output.num_scheduled_tokens)
         return output
 
-    def _settle(self, output: Any) -> bool:
-        """True if a step only decodes; counts the steps since one that did not."""
-        decodes = decodes_only(output)
-        self._settling = max(self._settling - 1, 0) if decodes else SETTLING
-        return decodes
+    def _schedule_place(self, order: Order, *args: Any, **kwargs: Any) -> Any:
+        """Schedule a step of a group, and give it its place if it verifies that place's count."""
+        at = order.at
+        count = self._counts[at.cell]
+        fits = not order.settling and self._drafted == count
+        held = not fits or self._holds_count(at)
+        self._set(count if held else self._counts[order.coming.cell])
+        output = self._original(*args, **kwargs)
+        setattr(output, PLACE, None)
+        settles = order.settles(only_verifies(output))
+        if fits and not settles and verifies(output) == count:
+            setattr(output, PLACE, order.take())
+        else:
+            order.skip()
+        if self._spans is not None:
+            has_begun = order.at.run or order.at.position
+            self._patience -= not has_begun
+            if order.at.group != at.group or not self._patience:
+                self._begin_span(self._spans)
+        return output
 
     def _holds_count(self, at: WindowPlace) -> bool:
         """True if this window's drafter works for the group's own count although the group ends.
@@ -167,15 +205,3 @@ class DraftSwitch:
         if at.cell in self._staging:
             self._staged_group = at.group
         return at.is_last and self._staged_group == at.group
-
-    def _after(
-        self, at: WindowPlace, coming: WindowPlace, *, ran: bool
-    ) -> tuple[WindowPlace, WindowPlace]:
-        """The next place and the one behind it. A group that was cut is left; the next one begins
-        once its first count is verified, which takes a step or two."""
-        if ran:
-            return coming, next(self._places)
-        group, begun = at.group, at.run or at.position
-        while begun and at.group == group:
-            at, coming = coming, next(self._places)
-        return at, coming

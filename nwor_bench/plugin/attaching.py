@@ -22,8 +22,7 @@ from nwor_bench.plugin.settings import DRAFTS, PluginSettings, read_settings
 from nwor_bench.plugin.state_slots import require_one_slot, slot_patches
 
 if TYPE_CHECKING:
-    from nwor_bench.plugin.live_drafts import LiveDrafts
-    from nwor_bench.plugin.live_ratio import LiveTraffic
+    from nwor_bench.plugin.live import LiveTraffic
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -62,7 +61,7 @@ def install(settings: PluginSettings) -> None:
         )
     patches += slot_patches()
     if settings.drafts:
-        from nwor_bench.plugin.draft_turns import draft_patches
+        from nwor_bench.plugin.draft_patches import draft_patches
 
         patches += draft_patches()
     _patches = PatchSet(patches)
@@ -169,7 +168,7 @@ class _Attachment:
         self._vote = RankVote.of_worker()
         self._hook: RunnerHook
         self._ranges: WindowRanges
-        self._live: LiveTraffic | LiveDrafts | None = None
+        self._live: LiveTraffic | None = None
         self._undo: list[Callable[[], None]] = []
 
     def run(self) -> str | None:
@@ -192,15 +191,10 @@ class _Attachment:
 
     def _wrap(self) -> None:
         metrics.publish(self._hook, self._worker, self._settings)
-        if self._settings.interleave:
-            from nwor_bench.plugin.live_ratio import LiveTraffic  # scipy takes a second
+        if self._settings.interleave or self._settings.drafts:
+            from nwor_bench.plugin.live import live_traffic  # scipy takes a second
 
-            self._live = LiveTraffic(self._hook, self._worker, self._settings)
-            self._undo.append(self._live.undo)
-        if self._settings.drafts:
-            from nwor_bench.plugin.live_drafts import LiveDrafts
-
-            self._live = LiveDrafts(self._hook, self._worker, self._settings)
+            self._live = live_traffic(self._hook, self._worker, self._settings)
             self._undo.append(self._live.undo)
         if self._live is not None or metrics.folder_of() is not None:
             reading = self._hook.count_without_waiting()  # else a harness drains them

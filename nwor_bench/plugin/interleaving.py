@@ -1,37 +1,30 @@
-"""Cells are interleaved within a batch: the hook's modes change between two windows.
+"""Cells are interleaved within a batch or in a server: the modes change between two windows.
 
 A switch is cheap: under full CUDA graphs another graph replays. The target layers' methods are
 swapped only before a forward that calls them. Every rank draws the same order from the same seed.
-
-In a server (`LiveInterleaving`) requests come and go: a step that is more than windows ends a
-group, and the rest of the group is skipped. The order does not depend on the traffic, so the same
-share is left out of both modes. A guard may stop staging for good.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from nwor_bench.plugin.runner_hook import RunnerHook
-from nwor_bench.plugin.scheduler_output import is_windows_alone
 from nwor_bench.records.cell import SHAM, SWITCHED
 from nwor_bench.records.fallback_reasons import Fault, Guard, fault_of, in_words
-from nwor_bench.records.types import SETTLING, MeasuredWindow, NworMode, ScvMode
+from nwor_bench.records.types import MeasuredWindow, NworMode, ScvMode
 from nwor_bench.records.window_order import (
     PLACE,
-    RUN_LENGTHS,
     SERVER_RUN_LENGTHS,
     SERVER_SEED,
+    WAIT,
+    Order,
     WindowPlace,
     places_of,
 )
 
 logger = logging.getLogger("vllm.nwor_bench")
-
-WAITED = SETTLING - 1
-"""Windows left out after a step with more than windows; a group's first is not used either."""
 
 
 @dataclass
@@ -47,25 +40,20 @@ class InterleavedCell:
     fallbacks: Counter[str] = field(default_factory=Counter)
 
 
-class Interleaving:
-    """The order of one batch; `LiveInterleaving` has that of a server.
+class ModeSwitch:
+    """Sets the hook's modes, between two windows, to those of each step's cell.
 
     Args:
         cells: NWOR and SCV mode of each cell; "sham" is off with the switching of stage.
-        pairs: numbers of the cells that are compared.
-        run_lengths: windows of a run, and how often such a run is drawn.
+        order: of the places; None if the scheduler has it, and each step brings its place (PLACE):
+            modes are then switched only if a cell stages.
     """
 
     alarm: str | None = None
     """Why this rank wants no window staged any more; sent with the next staged window's vote."""
 
     def __init__(
-        self,
-        hook: RunnerHook,
-        cells: Sequence[tuple[str, str]],
-        pairs: Sequence[tuple[int, int]],
-        seed: str,
-        run_lengths: Mapping[int, int] = RUN_LENGTHS,
+        self, hook: RunnerHook, cells: Sequence[tuple[str, str]] = (), order: Order | None = None
     ):
         self._hook = hook
         self.cells = [
@@ -74,11 +62,10 @@ class Interleaving:
             else InterleavedCell(NworMode(nwor), ScvMode(scv))
             for nwor, scv in cells
         ]
+        self._order = order
+        self._switches = any(cell.nwor_mode is not NworMode.OFF for cell in self.cells)
         self._why_no_sham: str | None = None
-        numbers = [(a, b) for a, b in pairs]
-        self._places: Iterator[WindowPlace] = places_of(numbers, seed, run_lengths)
         self._current: int | None = None
-        self._settling = 0
 
     def start(self) -> None:
         """Interleave the cells from now on; first set every mode once: that may capture graphs."""
@@ -89,27 +76,32 @@ class Interleaving:
             self._why_no_sham = self._hook.prepare_sham()
         self._hook.interleave(self)
 
-    def next(self, scheduler_output: Any) -> WindowPlace | None:
-        """The place of the step that begins; None, in mode off, for a step with more than windows
-        and while settling.
-
-        Switches the hook's modes if the step is another cell's. Called for every step.
-        """
-        return None if self._waits(scheduler_output) else self._take(next(self._places))
-
-    def _waits(self, scheduler_output: Any) -> bool:
-        """True for a step with more than windows, and for the next WAITED steps."""
-        if not is_windows_alone(scheduler_output):
+    def next(self, scheduler_output: Any, only_verifies: bool) -> WindowPlace | None:
+        """The place of the step that begins, after switching to its cell's modes; None for a step
+        with more than windows, and while settling. Called for every step."""
+        if self._order is None:
+            place: WindowPlace | None = getattr(scheduler_output, PLACE, None)
+            if not self._switches:
+                return place
+        else:
+            place = None if self._order.settles(only_verifies) else self._order.take()
+        if place is None:
             self._leave()
-            self._settling = WAITED
-            return True
-        if self._settling:
-            self._settling -= 1
-            return True
-        return False
+        else:
+            self.enter(place.cell)
+        return place
+
+    def enter(self, number: int) -> None:
+        """Run the step that begins in this cell's modes."""
+        cell = self.cells[number]
+        if cell.sham is not None:
+            cell.sham[self._why_no_sham or SWITCHED] += 1
+        if number != self._current:
+            self._current = number
+            self._switch(cell)
 
     def _leave(self) -> None:
-        """Run a step with more than windows in mode off: its window is recorded as off x off."""
+        """Run a step without a place in mode off: its window is recorded as off x off."""
         if self._current is not None:
             self._current = None
             self._switch(InterleavedCell(NworMode.OFF, ScvMode.OFF))
@@ -123,15 +115,6 @@ class Interleaving:
 
     def ended(self, fallback_reason: str | None) -> None:
         """A window has ended; `fallback_reason` is the ranks' common one."""
-
-    def _take(self, place: WindowPlace) -> WindowPlace:
-        cell = self.cells[place.cell]
-        if cell.sham is not None:
-            cell.sham[self._why_no_sham or SWITCHED] += 1
-        if place.cell != self._current:
-            self._current = place.cell
-            self._switch(cell)
-        return place
 
     def _switch(self, cell: InterleavedCell) -> None:
         """Switch the hook to a cell, and let its validator count there."""
@@ -149,25 +132,6 @@ class Interleaving:
             | ({} if cell.sham is None else {SHAM: dict(cell.sham)})
             for cell in self.cells
         ]
-
-
-class FollowedScheduler(Interleaving):
-    """The order of draft counts, which the scheduler keeps: each step brings its place. Modes are
-    switched here if cells stage; steps without a place then run in mode off."""
-
-    def __init__(self, hook: RunnerHook, cells: Sequence[tuple[str, str]] = ()):
-        super().__init__(hook, cells, (), "")
-        self._switches = any(cell.nwor_mode is not NworMode.OFF for cell in self.cells)
-
-    def next(self, scheduler_output: Any) -> WindowPlace | None:
-        """The place of the step that begins, after switching to its cell's modes."""
-        place: WindowPlace | None = getattr(scheduler_output, PLACE, None)
-        if not self._switches:
-            return place
-        if place is None:
-            self._leave()
-            return None
-        return self._take(place)
 
 
 _GUARDS = {
@@ -201,15 +165,16 @@ def miscount(window: MeasuredWindow) -> str | None:
     return None
 
 
-OFF, STAGE, AGAIN = 0, 1, 2
-"""Numbers of the cells: off, stage, and off again for the A/A groups."""
-
-PAIRS = [(OFF, STAGE)] * 4 + [(OFF, AGAIN)]
-"""One group in five compares off with itself."""
+PAIRS = [(0, 1)] * 4 + [(0, 2)]
+"""Cells of a server: off, stage, and off again: one group in five compares off with itself."""
 
 
-class LiveInterleaving(Interleaving):
-    """The order of a server: off, and stage with `scv_mode`.
+class LiveModes(ModeSwitch):
+    """Off, and stage with `scv_mode`, in a server: a guard may stop staging for good.
+
+    Requests come and go: a step that does more than verify windows ends a group, and the rest of
+    the group is skipped. The order does not depend on the traffic, so the same share is left out of
+    both modes.
 
     Attributes:
         stopped: the guard that stopped staging for good; None while off and stage are interleaved.
@@ -217,30 +182,24 @@ class LiveInterleaving(Interleaving):
 
     def __init__(self, hook: RunnerHook, scv_mode: ScvMode):
         off = (NworMode.OFF, ScvMode.OFF)
-        cells = [off, (NworMode.STAGE, scv_mode), off]
-        super().__init__(hook, cells, PAIRS, SERVER_SEED, SERVER_RUN_LENGTHS)
+        places = places_of(PAIRS, SERVER_SEED, SERVER_RUN_LENGTHS)
+        self._places = Order(places, settling=WAIT)
+        super().__init__(hook, [off, (NworMode.STAGE, scv_mode), off], self._places)
         self.stopped: Guard | None = None
         self._is_off = False
-        self._last: WindowPlace | None = None
-        self._settling = WAITED
 
-    def next(self, scheduler_output: Any) -> WindowPlace | None:
+    def next(self, scheduler_output: Any, only_verifies: bool) -> WindowPlace | None:
         """The step's place; None, in the last mode, for more than windows and while settling."""
-        if self.stopped is not None:
-            if not self._is_off:  # between two steps; on every rank before the same one
-                self._is_off = True
-                self._hook.set_modes(NworMode.OFF, ScvMode.OFF)
-            return None
-        if self._waits(scheduler_output):
-            return None
-        self._last = self._take(next(self._places))
-        return self._last
+        if self.stopped is None:
+            return super().next(scheduler_output, only_verifies)
+        if not self._is_off:  # between two steps; on every rank before the same one
+            self._is_off = True
+            self._hook.set_modes(NworMode.OFF, ScvMode.OFF)
+        return None
 
     def _leave(self) -> None:
         """Stay in the last mode, and skip the rest of its group."""
-        last, self._last = self._last, None
-        while last is not None and not last.is_last:
-            last = next(self._places)
+        self._places.skip()
 
     def ended(self, fallback_reason: str | None) -> None:
         """A window has ended: all ranks stop staging if their common reason shows a guard."""

@@ -338,7 +338,7 @@ class LateCounts:
             if step.sealed:
                 self.on_sealed(step.sealed, self._digest)
         steady = self._alone_in_a_row >= SETTLING
-        self._alone_in_a_row = self._alone_in_a_row + 1 if step.is_window_alone else 0
+        self._alone_in_a_row = self._alone_in_a_row + 1 if step.only_verifies else 0
         if step.drafts is None:
             return
         report = self.on_overcount if num_sampled else None

@@ -1,31 +1,31 @@
-"""Groups of a server's windows, and the thread that writes what they give to /metrics.
+"""Groups and spans of a server's windows: times and tokens of each cell, in bounded memory.
 
 A group counts if no window was skipped, all used windows are timed, and all are in one class of
-batch size. What is compared (modes or draft counts) is the subclass's.
+batch sizes (`records.window_groups`). Cell 0 is the reference, off or k = 0; the last cell is the
+reference again, for the A/A groups, which stand for cell 0 in what is published.
+
+Tokens of draft counts count from the fifth window in a row that verifies the same k, without
+accepted drafts behind a request's last token.
 """
 
-import logging
-import time
-from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from threading import Event, Lock, Thread
-from typing import ClassVar, Generic, TypeVar
+from threading import Lock
 
+from nwor_bench.instruments.draft_counts import KEPT, server_counts
 from nwor_bench.records.fallback_reasons import LeftOut
-from nwor_bench.records.metrics import Labels, MetricFiles
+from nwor_bench.records.metrics import Labels
 from nwor_bench.records.types import MeasuredWindow
-from nwor_bench.records.window_order import WindowPlace, size_class
-from nwor_bench.stats.interval import Interval
-from nwor_bench.stats.paired import abba_effect
+from nwor_bench.records.window_groups import judge_group
+from nwor_bench.records.window_order import ALL, WindowPlace, compared, size_class
 
-logger = logging.getLogger("vllm.nwor_bench")
+UNSETTLED = 4
+"""Windows behind a change of k whose tokens do not count."""
 
-Name = TypeVar("Name", bound=Hashable)
-
-REFERENCE = 0
-"""Number of the cell that all others are compared with."""
+Series = tuple[str, int]
+"""A class of batch sizes, or all, and a cell; cell 0 stands for A/A."""
 
 
 class Clock(StrEnum):
@@ -35,35 +35,64 @@ class Clock(StrEnum):
     HOST = "host"
 
 
-class Groups(ABC, Generic[Name]):
+@dataclass(frozen=True)
+class Kind:
+    """What a server interleaves, and how its metrics are named."""
+
+    counts: Sequence[int] | None = None
+    """Draft count of each cell; None: the cells are off, stage, and off again."""
+    kept: int = 4096
+    """Latest groups of a series whose effects are kept: of a window of 8 ms in one class, the last
+    four and a half minutes without a prefill."""
+    every_s: float = 2.0
+    """How often metrics are updated. Of 4,096 groups an estimate takes 10 ms of one core."""
+    never: LeftOut = LeftOut.DRAFTS
+    """Reason for which no group of this kind is left out."""
+
+    @property
+    def cells(self) -> int:
+        """Cells of the order; the last one is the reference again."""
+        return 3 if self.counts is None else len(self.counts)
+
+    def metric(self, what: str, series: Series) -> tuple[str, Labels] | None:
+        """Name and labels of a series' `groups` or `ratio`; None if it is not published."""
+        (size, cell), num_reqs = series, (("num_reqs", series[0]),)
+        if self.counts is not None:
+            name = {"ratio": "time_ratio"}.get(what, what)
+            return f"nwor_drafts_{name}", (*num_reqs, ("drafts", str(cell)))
+        if cell:
+            return f"nwor_live_{what}", num_reqs
+        return (f"nwor_live_aa_{what}", num_reqs) if size == ALL else None
+
+    @property
+    def left_out(self) -> str:
+        """Name of the counter of groups that do not count."""
+        return f"nwor_{'live' if self.counts is None else 'drafts'}_groups_left_out"
+
+
+MODES = Kind()
+
+
+def drafts_kind(most: int) -> Kind:
+    """Draft counts from 0 to `most`."""
+    return Kind(server_counts(most), KEPT, 5.0, LeftOut.FALLBACK)  # nothing is staged
+
+
+class Groups:
     """Collects windows into groups. One thread adds, another reads under `lock`.
 
-    `effects` are log ratios by what they are of, oldest first, and `left_out` groups without one.
-
-    Args:
-        kept: groups whose effects are kept, of each name.
+    `effects` are log ratios over the reference, oldest first, `groups` their numbers, and
+    `left_out` groups without one.
     """
 
-    def __init__(self, kept: int) -> None:
-        self.effects: dict[Name, deque[float]] = {}
-        self.groups: Counter[Name] = Counter()
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.effects: dict[Series, deque[float]] = {}
+        self.groups: Counter[Series] = Counter()
         self.left_out: Counter[LeftOut] = Counter()
         self.clock: Clock | None = None
         self.lock = Lock()
-        self._kept = kept
         self._members: list[tuple[MeasuredWindow, WindowPlace]] = []
-
-    @abstractmethod
-    def names(self, members: Sequence[tuple[MeasuredWindow, WindowPlace]]) -> Sequence[Name]:
-        """What the effect of a group is of."""
-
-    @abstractmethod
-    def is_used(self, place: WindowPlace) -> bool:
-        """False for a window beside a switch."""
-
-    @abstractmethod
-    def problem(self, window: MeasuredWindow, place: WindowPlace) -> LeftOut | None:
-        """Why a used window spoils its group; None if it does not."""
 
     def add(self, window: MeasuredWindow, place: WindowPlace | None) -> None:
         """Take a finished window; windows come in the order in which they ran."""
@@ -77,94 +106,63 @@ class Groups(ABC, Generic[Name]):
 
     def _close(self) -> None:
         members, self._members = self._members, []
-        found = self._effect(members)
+        counts = self.kind.counts
+        used = compared(members[0][1].run_length, counts=counts is not None)
+        found = judge_group(members, used=used, size=_class_of, drafts=counts)
         with self.lock:
             if isinstance(found, LeftOut):
                 self.left_out[found] += 1
                 return
-            effect, self.clock = found
-            for name in self.names(members):
-                self.effects.setdefault(name, deque(maxlen=self._kept)).append(effect)
-                self.groups[name] += 1
-
-    def _effect(
-        self, members: Sequence[tuple[MeasuredWindow, WindowPlace]]
-    ) -> tuple[float, Clock] | LeftOut:
-        """Mean log time of the other cell's windows less the reference's, or why there is none."""
-        places = [place for _, place in members]
-        if [place.position for place in places] != 4 * list(range(places[0].run_length)):
-            return LeftOut.INTERRUPTED
-        used = [member for member in members if self.is_used(member[1])]
-        problem = next(filter(None, (self.problem(*member) for member in used)), None)
-        if problem is not None:
-            return problem
-        if len({size_class(window.num_reqs) for window, _ in used}) > 1:
-            return LeftOut.BATCH_SIZE
-        for clock, field in ((Clock.DEVICE, "device_ms"), (Clock.HOST, "wall_ms")):
-            values = [getattr(window, field) for window, _ in used]
-            if all(value is not None and value > 0 for value in values):
-                is_other = [place.cell != REFERENCE for _, place in used]
-                return abba_effect(zip(is_other, values, strict=True)), clock
-            if any(value is not None for value in values):
-                break  # never the one clock beside the other
-        return LeftOut.UNTIMED
+            on_device = found.device is not None
+            self.clock = Clock.DEVICE if on_device else Clock.HOST
+            effect = found.device if found.device is not None else found.host
+            cell = max(place.cell for _, place in members) % (self.kind.cells - 1)
+            for series in ((_class_of(found.windows[-1]), cell), (ALL, cell)):
+                self.effects.setdefault(series, deque(maxlen=self.kind.kept)).append(effect)
+                self.groups[series] += 1
 
 
-class LivePublisher(ABC):
-    """Writes what has changed into metric files of its own, again and again, in a thread."""
+def _class_of(window: MeasuredWindow) -> str:
+    return size_class(window.num_reqs)
 
-    every_s: ClassVar[float]
-    """How often it looks for something new."""
 
-    def __init__(self, files: MetricFiles, labels: Labels):
-        self._files = files
-        self._labels = labels
-        self._shown: dict[tuple[str, Labels], int] = {}
-        self._end = Event()
-        self._failed: set[str] = set()
+class DraftTokens:
+    """Accepted drafts of spans of windows at one k. One thread adds, another reads under `lock`.
 
-    def start(self) -> None:
-        """Show counters at 0, and begin."""
-        self.publish()
-        self.update()
-        Thread(target=self._run, name="nwor-live", daemon=True).start()
+    `spans` are accepted drafts and windows of requests, oldest first, by class and draft count.
+    """
 
-    def stop(self) -> None:
-        """End soon."""
-        self._end.set()
+    def __init__(self) -> None:
+        self.spans: dict[Series, deque[tuple[int, int]]] = {}
+        self.number: Counter[Series] = Counter()
+        self.windows: Counter[int] = Counter()
+        """Windows by draft count; those whose requests verified different numbers are left out."""
+        self.lock = Lock()
+        self._k: int | None = None
+        self._in_a_row = 0
+        self._span: dict[str, list[int]] = {}
 
-    @abstractmethod
-    def publish(self) -> None:
-        """Write what has changed since the last call."""
+    def add(self, window: MeasuredWindow, _: WindowPlace | None = None) -> None:
+        """Take a finished window, with a prefill beside it or not."""
+        k, rest = divmod(window.draft_tokens, window.num_reqs)
+        if rest:
+            return
+        if k != self._k:
+            self._close()
+            self._k, self._in_a_row = k, 0
+        self._in_a_row += 1
+        with self.lock:
+            self.windows[k] += 1
+        if k and self._in_a_row > UNSETTLED:
+            for name in (_class_of(window), ALL):
+                span = self._span.setdefault(name, [0, 0])
+                span[0] += window.accepted_tokens - (window.undelivered_tokens or 0)
+                span[1] += window.num_reqs
 
-    def update(self) -> None:
-        """Publish, and show when; a failure is counted, and the next call tries again."""
-        try:
-            self.publish()
-            self._files.set("nwor_live_updated_seconds", self._labels, time.time())
-        except Exception as error:
-            reason = type(error).__name__
-            if reason not in self._failed:
-                logger.exception("nwor: /metrics was not updated; it is tried again and again")
-            self._failed.add(reason)
-            self._files.add("nwor_live_failed_updates", (*self._labels, ("reason", reason)), 1)
-
-    def _run(self) -> None:
-        while not self._end.wait(self.every_s):
-            self.update()
-
-    def _raise_to(self, name: str, labels: Labels, number: int) -> bool:
-        """Bring a counter to this number; True if it was another."""
-        shown = self._shown.get((name, labels))
-        if shown == number:
-            return False
-        self._files.add(name, (*self._labels, *labels), number - (shown or 0))
-        self._shown[name, labels] = number
-        return True
-
-    def _show(self, name: str, labels: Labels, interval: Interval) -> None:
-        """Set a gauge and the two with the ends of its interval."""
-        every = (*self._labels, *labels)
-        self._files.set(name, every, interval.value)
-        self._files.set(f"{name}_low", every, interval.low)
-        self._files.set(f"{name}_high", every, interval.high)
+    def _close(self) -> None:
+        spans, self._span = self._span, {}
+        with self.lock:
+            for name, (accepted, windows) in spans.items():
+                series = (name, self._k or 0)
+                self.spans.setdefault(series, deque(maxlen=KEPT)).append((accepted, windows))
+                self.number[series] += 1

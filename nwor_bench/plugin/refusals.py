@@ -3,20 +3,36 @@
 Staging holds a window's K/V from the write hook to the commit, and our own kernel does the
 attention. So the hook must run in every step, the K/V must stay in place, and a layer's metadata
 must describe the step's requests. `of_step` checks every step, since no configuration shows all.
+What a config.json shows too is refused by rules shared with `supports` (`models/support/rules.py`).
 
 Composite attention (Gemma 4, whose image tokens see each other) has one implementation for steps
 with an image mask and a causal one for all others, windows among them: we look at the causal one.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from vllm import envs
 from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
 from vllm.config import CompilationMode
-from vllm.model_executor.layers.mamba.abstract import MambaBase
+from vllm.v1.attention.backend import AttentionType
 
-from nwor_bench.plugin.layers import causal_implementation
+from nwor_bench.models.support.facts import FP8_CACHES, PLAIN_CACHES
+from nwor_bench.models.support.rules import (
+    FLASHINFER,
+    FOLLOWED_ON_CPU,
+    FOLLOWED_ON_GPU,
+    LAYER_RULES,
+    MODULE_RULES,
+    RUNNER_RULES,
+    SPARSE_MODULE,
+    STATE_RULES,
+    first_reason,
+    path_of,
+)
+from nwor_bench.plugin.layers import TargetLayers, causal_implementation, is_latent, is_sparse
 from nwor_bench.records import fallback_reasons as reasons
 
 SPLIT_OPS = ("vllm::unified_kv_cache_update", "vllm::unified_attention_with_output")
@@ -31,17 +47,11 @@ FUSIONS = ("fuse_attn_quant", "fuse_rope_kvcache", "fuse_qk_norm_rope_kvcache")
 LATENT_FUSION = "fuse_rope_kvcache_cat_mla"
 """The pass that does so to latent attention; vLLM sets it for other models too."""
 
-SPARSE_MODULE = "vllm.models.deepseek_v32.attention"
-"""The module of single models whose write and attention staging follows: DeepSeek V3.2, GLM-5."""
-
 SCALES = ("output_scale", "output_block_scale")
 """Arguments of vLLM's attention after `output`."""
 
 NOT_STAGED = "attention:kv_not_staged"
 """Attention of a layer whose write hook did not run in this step."""
-
-NOT_CAUSAL = "attention:not_causal"
-"""Attention in which a token sees later ones of its window."""
 
 IMAGE_MASK = "attention:image_mask"
 """A step in which tokens of an image see each other."""
@@ -85,24 +95,10 @@ def of_engine(vllm_config: Any) -> str | None:
     return reasons.BATCH_INVARIANT if envs.VLLM_BATCH_INVARIANT else None
 
 
-def of_module(layer: Any) -> str | None:
-    """The fallback reason of a layer that a model's own module defines, in whole or in part.
-
-    vLLM's newest models bring kernels that norm, rotate and write in one, or caches of their own.
-    """
-    for part in (layer, getattr(layer, "impl", None)):
-        module = type(part).__module__
-        if module.startswith("vllm.models.") and module != SPARSE_MODULE:
-            return reasons.own_attention(module.split(".")[2])
-    return None
-
-
 def of_kind(layer: Any) -> str | None:
     """The fallback reason of a layer without an attention implementation; None if it has one."""
     if getattr(layer, "impl", None) is not None:
         return None
-    if isinstance(layer, MambaBase):
-        return reasons.RECURRENT_LAYERS
     name = type(layer).__name__
     return reasons.SPARSE_INDEXER if "Indexer" in name else reasons.layer_without_attention(name)
 
@@ -112,47 +108,136 @@ def of_states(layers: Sequence[Any], vllm_config: Any) -> str | None:
 
     All of them stage, or none: one launch commits all.
     """
-    from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn  # slow to import
-
-    known = qwen_gdn_linear_attn.QwenGatedDeltaNetAttention
-    other = next((type(layer) for layer in layers if type(layer) is not known), None)
+    found = (first_reason(STATE_RULES, built=layer) for layer in layers)
+    other = next((reason for reason in found if reason is not None), None)
     if other is not None:
-        return reasons.unsupported_states(other.__name__)
+        return other
     mode = vllm_config.cache_config.mamba_cache_mode
     return None if mode == "none" else reasons.mamba_cache_mode(mode)
 
 
-def of_layer(layer: Any, builders: Iterable[type]) -> str | None:
-    """The fallback reason of an attention layer whose implementation is supported, or None.
+@dataclass(frozen=True)
+class BuiltLayer:
+    """An attention layer of vLLM's as the rules see it (`LAYER_RULES`).
 
-    Args:
-        builders: the metadata builders under which a step's metadata describe its requests.
+    Attributes:
+        kernel: the fallback reason of a layer whose sizes and dtypes our kernel does not take;
+            None on a CPU, where the reference attention takes all.
     """
-    backend = getattr(layer, "attn_backend", None)
-    causal = getattr(backend, "causal_backend_cls", backend)
-    reason = of_builder(causal.get_builder_cls(), builders) if causal is not None else None
-    impl = causal_implementation(layer.impl)
-    if reason is None and any(
-        getattr(part, "kv_cache_update_bypass", False)  # from vLLM 0.33
-        for part in (layer, layer.impl)
-    ):
-        return "kv_cache_update_bypass"
-    if reason is None and backend is not None and is_chunked(backend.get_builder_cls()):
-        reason = None if chunk_of(layer) > 0 else reasons.CHUNKED_LOCAL_ATTENTION
-    if reason is None and getattr(impl, "chunk_lookback", -1) > -1:
-        return reasons.CHUNK_LOOKBACK
-    return reason
+
+    layer: Any
+    kernel: Callable[[Any], str | None] | None = None
+
+    @property
+    def impl(self) -> Any:
+        """The implementation that serves windows."""
+        return causal_implementation(self.layer.impl)
+
+    @property
+    def unfollowed(self) -> str | None:
+        """The implementation's name, if staging does not follow it."""
+        kind = type(self.impl)
+        known = FOLLOWED_ON_CPU if self.kernel is None else FOLLOWED_ON_GPU
+        elsewhere = is_sparse(self.layer) and type(self.layer).__module__ != SPARSE_MODULE
+        return kind.__name__ if elsewhere or path_of(kind) not in known else None
+
+    @property
+    def refused_on_cpu(self) -> str | None:
+        """The reason for which our reference attention leaves a layer to stock."""
+        reason: str | None = self.layer.impl.why_stock if self.kernel is None else None
+        return reason
+
+    @property
+    def strange_builder(self) -> str | None:
+        """The metadata builder's name, if a step's metadata do not describe its requests."""
+        backend = getattr(self.layer, "attn_backend", None)
+        causal = getattr(backend, "causal_backend_cls", backend)
+        return None if causal is None else strange_builder(causal.get_builder_cls())
+
+    @property
+    def bypasses_write(self) -> bool:
+        """True if a fused kernel writes the cache (from vLLM 0.33)."""
+        parts = (self.layer, self.layer.impl)
+        return any(getattr(part, "kv_cache_update_bypass", False) for part in parts)
+
+    @property
+    def hides_chunk(self) -> bool:
+        """True for chunked local attention of a layer that does not say its chunk."""
+        backend = getattr(self.layer, "attn_backend", None)
+        if backend is None or not is_chunked(backend.get_builder_cls()):
+            return False
+        return chunk_of(self.layer) <= 0
+
+    def dense_latent(self, name: str) -> Any:
+        """An attribute of a dense latent layer; None for other layers."""
+        dense = is_latent(self.layer) and not is_sparse(self.layer)
+        return getattr(self.layer, name, None) if dense else None
+
+    @property
+    def strange_type(self) -> str | None:
+        """The attention's type, if it is not a decoder's; FlashInfer has no other."""
+        kind: str = getattr(self.impl, "attn_type", AttentionType.DECODER)
+        return None if kind == AttentionType.DECODER else kind
+
+    @property
+    def has_unserved_slopes(self) -> bool:
+        """True for ALiBi's slopes that our kernel lacks, or that stock's leaves out."""
+        left_out = type(self.impl).__name__ == FLASHINFER and self.impl.alibi_slopes is not None
+        return left_out or getattr(self.impl, "use_alibi_sqrt", False)
+
+    @property
+    def strange_cache(self) -> str | None:
+        """The dtype of a cache whose rows our kernels do not read."""
+        if self.kernel is None:
+            return None
+        dtype: str = self.impl.kv_cache_dtype
+        return None if dtype in (*PLAIN_CACHES, *FP8_CACHES) else dtype
+
+    @property
+    def refused_by_kernel(self) -> str | None:
+        """The reason of our kernel."""
+        return None if self.kernel is None else self.kernel(self.layer)
 
 
-def of_builder(builder: type, known: Iterable[type]) -> str | None:
-    """The fallback reason of a layer's metadata builder; None if it is one of these.
+def of_runner(runner: Any) -> str | None:
+    """The fallback reason of a V2 runner whose steps its hook cannot follow, or None."""
+    reason = first_reason(RUNNER_RULES, built=runner) or of_engine(runner.vllm_config)
+    return reason or of_compilation(runner.compilation_config)
+
+
+def of_target(runner: Any, target: TargetLayers, kernel: Callable[[Any], str | None]) -> str | None:
+    """The fallback reason of the first layer of a V2 runner's target that cannot be staged."""
+    context = runner.compilation_config.static_forward_context
+    layers = {name: context[name] for name in (*target.staged, *target.sharing)}
+    indexers = [context[name] for name in target.indexers]
+    found = chain(
+        (first_reason(MODULE_RULES, built=each) for each in (*layers.values(), *indexers)),
+        (of_layer(layer, kernel) for layer in layers.values()),
+    )
+    reason = next((reason for reason in found if reason is not None), None)
+    if reason is None and not any(map(is_sparse, layers.values())):
+        reason = next(map(of_kind, indexers), None)  # of attention that we do not follow
+    if reason is None and not layers and target.recurrent:
+        return reasons.RECURRENT_LAYERS
+    if reason is None and any(map(is_latent, layers.values())):
+        reason = of_compilation(runner.compilation_config, LATENT_SPLIT_OPS)
+    return reason or of_groups(runner.attn_groups, layers)
+
+
+def of_layer(layer: Any, kernel: Callable[[Any], str | None] | None = None) -> str | None:
+    """The fallback reason of one layer of a target; None if it can be staged."""
+    return of_kind(layer) or first_reason(LAYER_RULES, built=BuiltLayer(layer, kernel))
+
+
+def strange_builder(builder: type) -> str | None:
+    """A metadata builder's name, unless a step's metadata are known to describe its requests.
 
     vLLM derives builders that cut a request into virtual ones or lengthen it. Of these only chunked
     local attention is supported: what each query sees is known.
     """
-    if builder in tuple(known) or (is_chunked(builder) and issubclass(builder, tuple(known))):
-        return None
-    return reasons.attention_metadata(builder.__name__)
+    known = FOLLOWED_ON_CPU | FOLLOWED_ON_GPU
+    kinds = builder.__mro__ if is_chunked(builder) else (builder,)
+    return None if any(path_of(kind) in known for kind in kinds) else builder.__name__
 
 
 def is_chunked(builder: type) -> bool:
@@ -168,19 +253,16 @@ def chunk_of(layer: Any) -> int:
     return int(getattr(layer, "attention_chunk_size", None) or -1)
 
 
-def of_groups(
-    attn_groups: Sequence[Sequence[Any]], layers: Mapping[str, Any], known: Iterable[type]
-) -> str | None:
+def of_groups(attn_groups: Sequence[Sequence[Any]], layers: Mapping[str, Any]) -> str | None:
     """The fallback reason of the groups in which the runner builds these layers' metadata."""
-    known = tuple(known)
     for group in (group for groups in attn_groups for group in groups):
         theirs = [layers[name] for name in group.layer_names if name in layers]
         for builder in group.metadata_builders if theirs else ():
-            reason = of_builder(type(getattr(builder, "causal_builder", builder)), known)
             if is_chunked(type(builder)) and any(chunk_of(layer) < 1 for layer in theirs):
-                reason = reasons.CHUNKED_LOCAL_ATTENTION
-            if reason is not None:
-                return reason
+                return reasons.CHUNKED_LOCAL_ATTENTION
+            strange = strange_builder(type(getattr(builder, "causal_builder", builder)))
+            if strange is not None:
+                return reasons.attention_metadata(strange)
     return None
 
 
@@ -196,7 +278,7 @@ def of_step(metadata: Any, requests: int | None) -> str | None:
     if requests is not None and _requests_of(metadata) != (requests, requests):
         return "attention:other_requests"
     if getattr(metadata, "causal", True) is not True:
-        return NOT_CAUSAL
+        return reasons.NOT_CAUSAL
     for name in ("rswa_window", "rswa_prefix_lens"):
         if getattr(metadata, name, None) is not None:
             return f"attention:{name}"
@@ -219,7 +301,7 @@ def of_latent_step(metadata: Any, num_draft_tokens: Sequence[int]) -> str | None
     if metadata.num_reqs != len(num_draft_tokens):
         return "attention:other_requests"
     if metadata.causal is not True:
-        return NOT_CAUSAL
+        return reasons.NOT_CAUSAL
     if any(num_draft_tokens[metadata.num_decodes :]):
         return "attention:window_as_prefill"
     return None

@@ -13,7 +13,7 @@ from nwor_bench.plugin.late_counts import LateCounts, read_without_waiting
 from nwor_bench.plugin.layers import StagedLayers, attention_layers, is_recurrent
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
-from nwor_bench.plugin.scheduler_output import is_plain_decode, restarted, starts_requests
+from nwor_bench.plugin.scheduler_output import restarted, starts_requests
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.states import WindowStates
 from nwor_bench.plugin.step import Accumulator, DeviceClock, Step
@@ -21,15 +21,15 @@ from nwor_bench.plugin.window import Window, close_leftover
 from nwor_bench.records.fallback_reasons import STATES_OF_TOO_MANY
 from nwor_bench.records.state_slots import FIELD, one_slot
 from nwor_bench.records.types import BesidePrefill, NworMode, ScvMode
-from nwor_bench.records.window_order import UNDELIVERED, WindowPlace
+from nwor_bench.records.window_order import UNDELIVERED, WindowPlace, only_verifies
 
 
 class CellOrder(Protocol):
-    """Which interleaved cell each step belongs to (`Interleaving`)."""
+    """Which interleaved cell each step belongs to (`ModeSwitch`)."""
 
     alarm: str | None
 
-    def next(self, scheduler_output: Any) -> WindowPlace | None:
+    def next(self, scheduler_output: Any, only_verifies: bool) -> WindowPlace | None:
         """The place of the step that begins, after switching to its cell's modes."""
 
     def ended(self, fallback_reason: str | None) -> None:
@@ -203,7 +203,7 @@ class RunnerHook(ABC):
         return None
 
     def launch_refusals(self) -> dict[str, int] | None:
-        """Kernels that are launched through Triton, not by the driver, by reason; None: none."""
+        """Updates of vLLM's that our commit cannot run, by reason; None without such commits."""
         return None
 
     def _start_step(self, scheduler_output: Any) -> None:
@@ -214,17 +214,17 @@ class RunnerHook(ABC):
             self.late.note_requests(scheduler_output.finished_req_ids, restarted(scheduler_output))
         if not scheduler_output.total_num_scheduled_tokens:
             if self._interleaving is not None:  # the time before the next step is waiting
-                self._interleaving.next(scheduler_output)
+                self._interleaving.next(scheduler_output, only_verifies=False)
                 self.late.went_idle()
             return
         now, mark = time.perf_counter(), self.clock.step()
         self.late.step_started(now, mark)
-        has_window = bool(scheduler_output.scheduled_spec_decode_tokens)
-        step = Step(now, has_window, scheduler_output, began=mark)
+        alone = only_verifies(scheduler_output)
+        has_window = alone or bool(scheduler_output.scheduled_spec_decode_tokens)
+        step = Step(now, has_window, scheduler_output, only_verifies=alone, began=mark)
         if self._interleaving is not None:  # after the mark: a switch belongs to its own window
-            step.place = self._interleaving.next(scheduler_output)
+            step.place = self._interleaving.next(scheduler_output, only_verifies=alone)
         step.undelivered = getattr(scheduler_output, UNDELIVERED, None)
-        step.has_window |= is_plain_decode(scheduler_output)
         self._step = step
 
     def _allocate_states(self) -> None:

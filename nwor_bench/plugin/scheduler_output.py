@@ -15,24 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from nwor_bench.records.window_order import PLACE
-
 
 def external_request_id(req_id: str) -> str:
     """The caller's name of a request: vLLM appends a dash and a random suffix."""
     return req_id.rpartition("-")[0] or req_id
-
-
-def is_windows_alone(scheduler_output: Any) -> bool:
-    """True for a step in which each request runs only its drafts and the token before."""
-    drafts = scheduler_output.scheduled_spec_decode_tokens
-    tokens = sum(map(len, drafts.values())) + len(scheduler_output.num_scheduled_tokens)
-    return bool(drafts) and scheduler_output.total_num_scheduled_tokens == tokens
-
-
-def is_plain_decode(scheduler_output: Any) -> bool:
-    """True for a step that is recorded even without a draft: k = 0 is one of the draft counts."""
-    return hasattr(scheduler_output, PLACE)
 
 
 def starts_requests(scheduler_output: Any) -> bool:

@@ -22,7 +22,7 @@ DEBUG = "VLLM_NWOR_DEBUG"
 
 INTERLEAVE = "interleave"
 """Value of VLLM_NWOR_MODE: off and stage are interleaved (see `interleaving`); and of
-VLLM_NWOR_DRAFTS: draft counts are (see `draft_turns`)."""
+VLLM_NWOR_DRAFTS: draft counts are (see `draft_patches`)."""
 
 Choice = TypeVar("Choice", bound=StrEnum)
 

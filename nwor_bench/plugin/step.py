@@ -112,9 +112,11 @@ class Step:
     started: float
     """When the step began, on the host's clock."""
     has_window: bool = False
-    """True if a request has drafts scheduled."""
+    """True if a request has drafts scheduled, and for k = 0 if draft counts are interleaved."""
     scheduler_output: Any = None
     """vLLM's; None once the step has ended."""
+    only_verifies: bool = False
+    """It only verifies windows (`window_order.only_verifies`)."""
     batch: Any = None
     """The V2 runner's window in flight (`GpuWindowBatch`); None once the step has ended."""
     ready: Any = None
@@ -187,13 +189,6 @@ class Step:
     """Requests that start again with this step, and the tokens that they have."""
     undelivered: int | None = None
     """See `MeasuredWindow.undelivered_tokens`."""
-
-    @property
-    def is_window_alone(self) -> bool:
-        """True for a step without prefill: each request runs its drafts and the token before."""
-        if self.drafts is None:
-            return False
-        return self.num_tokens == int(self.drafts.sum()) + len(self.drafts)
 
     def take(self, outcome: Outcome) -> None:
         """Note how its window ended."""

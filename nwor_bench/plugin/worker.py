@@ -13,7 +13,7 @@ from nwor_bench import plugin
 from nwor_bench.errors import BenchError
 from nwor_bench.plugin import dummy_weights, refusals, register
 from nwor_bench.plugin.attaching import HOOK, NOT_ATTACHED, RANGES
-from nwor_bench.plugin.interleaving import FollowedScheduler, Interleaving
+from nwor_bench.plugin.interleaving import ModeSwitch
 from nwor_bench.plugin.observe.attention_nudge import AttentionNudge
 from nwor_bench.plugin.observe.kv_rows import KvRows
 from nwor_bench.plugin.observe.state_rows import StateRows
@@ -21,6 +21,7 @@ from nwor_bench.plugin.observe.window_counters import CountedWindows
 from nwor_bench.plugin.observe.write_watch import COUNTS, WriteWatch
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.records.types import NworMode, ScvMode
+from nwor_bench.records.window_order import Order, places_of
 
 register()
 
@@ -48,14 +49,20 @@ class NworWorkerExtension:
     def nwor_interleave(
         self,
         cells: list[tuple[str, str]],
-        pairs: list[tuple[int, int]],
-        seed: str,
-        run_lengths: dict[int, int],
+        order: tuple[list[tuple[int, int]], str, dict[int, int]] | None,
     ) -> None:
-        """Interleave cells in the next batch; call it between batches."""
-        interleaving = Interleaving(_hook(self), cells, pairs, seed, run_lengths)
-        interleaving.start()
-        vars(self).setdefault(TOOLS, {})["interleaving"] = interleaving
+        """Interleave cells in the next batch; call it between batches.
+
+        Args:
+            order: pairs, seed and run lengths of its places; None if the scheduler has them.
+        """
+        places = None
+        if order is not None:
+            pairs, seed, run_lengths = order
+            places = Order(places_of([(a, b) for a, b in pairs], seed, run_lengths))
+        switch = ModeSwitch(_hook(self), cells, places)
+        switch.start()
+        vars(self).setdefault(TOOLS, {})["switch"] = switch
 
     def nwor_constant_drafter(self) -> str | None:
         """The drafter's class if it drafts the same number whatever the scheduler says."""
@@ -65,19 +72,13 @@ class NworWorkerExtension:
         """True if vLLM decides how many drafts to verify: it may drop what was asked for."""
         return getattr(_hook(self).runner, "adaptive_verification", None) is not None
 
-    def nwor_follow_scheduler(self, cells: list[tuple[str, str]]) -> None:
-        """Interleave draft counts in the next batch as the scheduler does."""
-        followed = FollowedScheduler(_hook(self), cells)
-        followed.start()
-        vars(self).setdefault(TOOLS, {})["interleaving"] = followed
-
     def nwor_stop_interleaving(self) -> list[dict[str, dict[str, int]]]:
         """Return to mode off; each cell's SCV counters, in the cells' order."""
         hook = _hook(self)
         hook.interleave(None)
         hook.set_modes(NworMode.OFF, ScvMode.OFF)
-        interleaving: Interleaving = getattr(self, TOOLS)["interleaving"]
-        return interleaving.facts()
+        switch: ModeSwitch = getattr(self, TOOLS)["switch"]
+        return switch.facts()
 
     def nwor_seed(self, seed: int) -> None:
         """Seed the worker's random stream, so that equal batches sample equally.

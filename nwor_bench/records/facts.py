@@ -138,7 +138,7 @@ class EngineStatus(JsonPart):
     cuda_graphs: CudaGraphs | None = None
     """Full CUDA graphs; None on a CPU."""
     launch_refusals: Mapping[str, int] | None = None
-    """Kernels that Triton launched in the driver's place, by reason."""
+    """Launches of vLLM's that our commit could not replace, by reason."""
     vllm: str | None = None
     """Version of vLLM."""
     start_count: int | None = None

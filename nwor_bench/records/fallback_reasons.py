@@ -95,6 +95,8 @@ def layer_without_attention(kind: str) -> str:
     return f"layer_without_attention:{kind}"
 
 
+NOT_CAUSAL = "attention:not_causal"
+"""Attention in which a token sees later ones of its window."""
 ALREADY_WRITTEN = "attention:kv_cache_update_bypass"
 """Attention that is called without K and V: they were written before."""
 
@@ -122,16 +124,6 @@ def attention_type(kind: str) -> str:
 def cache_dtype(name: str) -> str:
     """A cache whose rows we do not read."""
     return f"cache_dtype:{name}"
-
-
-def head_dim(size: int) -> str:
-    """Heads for which the attention kernel is not built."""
-    return f"head_dim_{size}"
-
-
-def window_of(tokens: int) -> str:
-    """More tokens a request than the attention kernel takes."""
-    return f"window_of_{tokens}_tokens"
 
 
 class LeftOut(StrEnum):

@@ -1,4 +1,4 @@
-"""Which cell each window of an interleaved batch belongs to. Pure.
+"""Which cell each window of an interleaved batch, or of a server, belongs to. Pure.
 
 Two cells are interleaved in a group of four runs, A B B A or B A A B: whatever drifts at a constant
 rate during the group weighs equally on both. Runs are a few windows long; the length is drawn for
@@ -8,8 +8,9 @@ each group, so that the records show whether it matters.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
-from nwor_bench.records.types import Cell, NworMode, ScvMode
+from nwor_bench.records.types import SETTLING, Cell, NworMode, ScvMode
 
 RUN_LENGTHS = {2: 4, 4: 1}
 """Windows of a run, and how often such a run is drawn; the first of each run settles and is not
@@ -47,6 +48,10 @@ _ABBA = (0, 1, 1, 0)
 
 RUNS = len(_ABBA)
 """Runs of a group."""
+
+WAIT = SETTLING - 1
+"""Steps left out after one that does more than verify windows; a group's first is not used either.
+"""
 
 
 def compared(run_length: int, *, counts: bool) -> range:
@@ -108,8 +113,8 @@ class WindowOrder:
 
 
 PLACE = "nwor_place"
-"""If draft counts are interleaved: attribute of the SchedulerOutput of a step that only decodes,
-its `WindowPlace`, or None. So workers need no order of their own."""
+"""If draft counts are interleaved: attribute of each step's SchedulerOutput, its `WindowPlace`, or
+None. So workers need no order of their own."""
 
 UNDELIVERED = "nwor_undelivered"
 """In a server whose draft counts alternate: attribute of the SchedulerOutput of a step with drafts,
@@ -138,10 +143,73 @@ def places_of(
                 draw.shuffle(bag)
             length = bag.pop()
             cells = (first, second) if draw.random() < 0.5 else (second, first)
-            for run, which in enumerate(_ABBA):
-                for position in range(length):
-                    yield WindowPlace(cells[which], group, run, length, position)
+            yield from places_of_group(cells, group, length)
             group += 1
+
+
+def places_of_group(cells: tuple[int, int], group: int, length: int) -> list[WindowPlace]:
+    """Places of one group, A B B A, in runs of that many windows."""
+    return [
+        WindowPlace(cells[which], group, run, length, position)
+        for run, which in enumerate(_ABBA)
+        for position in range(length)
+    ]
+
+
+def is_windows(tokens: int, drafts: int, requests: int) -> bool:
+    """True if a step only verifies windows: each request runs its drafts and the token before."""
+    return requests > 0 and tokens == drafts + requests
+
+
+def only_verifies(step: Any) -> bool:
+    """True for a step that only verifies windows; one without any draft is k = 0, which is a window
+    if draft counts are interleaved.
+
+    Args:
+        step: vLLM's SchedulerOutput.
+    """
+    drafts = sum(map(len, step.scheduled_spec_decode_tokens.values()))
+    if not is_windows(step.total_num_scheduled_tokens, drafts, len(step.num_scheduled_tokens)):
+        return False
+    return drafts > 0 or (hasattr(step, PLACE) and not step.scheduled_new_reqs)
+
+
+class Order:
+    """The places of a batch or a server in turn, none for steps that settle.
+
+    Attributes:
+        at: the place to be taken next.
+        coming: the one behind it.
+        settling: steps that are left out before the next place.
+    """
+
+    def __init__(self, places: Iterator[WindowPlace], *, wait: int = WAIT, settling: int = 0):
+        self._places = places
+        self._wait = wait
+        self.at, self.coming = next(places), next(places)
+        self.settling = settling
+
+    def settles(self, only_verifies: bool) -> bool:
+        """True if a step has no place: it does more than verify windows, or comes soon after such a
+        step. Call it once for every step."""
+        if not only_verifies:
+            self.settling = self._wait
+            return True
+        if self.settling:
+            self.settling -= 1
+            return True
+        return False
+
+    def take(self) -> WindowPlace:
+        """The next place."""
+        taken, self.at, self.coming = self.at, self.coming, next(self._places)
+        return taken
+
+    def skip(self) -> None:
+        """Leave the rest of a group of which a place was taken."""
+        group, begun = self.at.group, self.at.run or self.at.position
+        while begun and self.at.group == group:
+            self.take()
 
 
 def compared_pairs(cells: Sequence[Cell]) -> tuple[tuple[int, int], ...]:

@@ -270,7 +270,7 @@ def _sure_work(cell: CellResult) -> tuple[float, float, float] | None:
     ratio, low, high = cell.work_ratio, cell.work_ratio_ci_low, cell.work_ratio_ci_high
     if ratio is None or low is None or high is None or cell.groups is None:
         return None
-    own = from_ends(ratio, low, high, cell.groups).exp()
+    own = from_ends(ratio, low, high, cell.groups)
     sure = ratio_at_once(own, cell.simultaneous_cells or 1)
     return ratio, sure.low, sure.high
 

@@ -67,13 +67,6 @@ class Interval:
         """How far a ratio's interval reaches from 1, at its farther end."""
         return max(abs(self.low - 1), abs(self.high - 1))
 
-    @property
-    def log(self) -> float:
-        """A ratio's logarithm, to which error and degrees belong."""
-        from numpy import log
-
-        return float(log(self.value))
-
     def holds(self, value: float) -> bool:
         """True if the interval contains the value."""
         return self.low <= value <= self.high
@@ -88,6 +81,13 @@ class Interval:
 
         low, high = float(exp(self.low)), float(exp(self.high))
         return replace(self, value=float(exp(self.value)), low=low, high=high)
+
+    def ln(self) -> "Interval":
+        """A ratio as its log, to which error and degrees belong."""
+        from numpy import log
+
+        low, high = float(log(self.low)) if self.low > 0 else -inf, float(log(self.high))
+        return replace(self, value=float(log(self.value)), low=low, high=high)
 
     def inverse(self) -> "Interval":
         """A ratio seen from the other side: the baseline over the treated."""
@@ -124,7 +124,7 @@ def combined(value: float, parts: Sequence[Interval]) -> Interval:
 
 def quotient(new: Interval, base: Interval) -> Interval:
     """new / base of two independent ratios."""
-    return combined(new.log - base.log, [new, base]).exp()
+    return combined(new.ln().value - base.ln().value, [new, base]).exp()
 
 
 ENDS = ("ratio", "low", "high")

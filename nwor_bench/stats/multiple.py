@@ -34,8 +34,7 @@ def at_once(log_ratio: Interval, comparisons: int) -> Interval:
 
 def ratio_at_once(ratio: Interval, comparisons: int) -> Interval:
     """`at_once` of a ratio."""
-    wide = at_once(replace(ratio, value=ratio.log), comparisons).exp()
-    return replace(wide, value=ratio.value)
+    return replace(at_once(ratio.ln(), comparisons).exp(), value=ratio.value)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -45,11 +45,11 @@ _MIN_INSIDE = 0.25
 
 
 def from_ends(ratio: float, low: float, high: float, count: int) -> Interval:
-    """The log's interval from a ratio that was shown with its 95 % interval, of so many values."""
+    """A ratio that was shown with its 95 % interval, of so many values."""
     degrees = degrees_of(count)
     error = (np.log(high) - np.log(low)) / 2 / t_quantile(TWO_SIDED, degrees)
     found = Interval.of(float(np.log(ratio)), float(error), degrees, count)
-    return replace(found, low=float(np.log(low)), high=float(np.log(high)))
+    return replace(found, value=ratio, low=low, high=high)
 
 
 def robust_location(values: Sequence[float]) -> Interval | None:

@@ -38,7 +38,7 @@ def test_an_estimate_comes_back_from_its_interval() -> None:
         degrees = int(max(4, int(0.4 * count ** (2 / 3))))
         given = Interval.of(value, error, degrees, count)
         ratio = given.exp()
-        found = from_ends(ratio.value, ratio.low, ratio.high, count)
+        found = from_ends(ratio.value, ratio.low, ratio.high, count).ln()
         assert found.value == pytest.approx(value)
         assert found.error == pytest.approx(error)
         assert (found.degrees, found.count) == (degrees, count)

@@ -8,9 +8,16 @@ from typing import Any
 import pytest
 
 from nwor_bench.errors import EngineError
-from nwor_bench.instruments.draft_counts import PLACE, DraftSwitch, schedule_of
+from nwor_bench.instruments.draft_counts import CountSwitch, schedule_of
 from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, drafts_arm
-from nwor_bench.records.window_order import RUNS, WindowOrder, WindowPlace, compared_pairs
+from nwor_bench.records.window_order import (
+    PLACE,
+    RUNS,
+    WindowOrder,
+    WindowPlace,
+    compared_pairs,
+    only_verifies,
+)
 
 COUNTS = (0, 1, 2, 4)
 CELLS = tuple(
@@ -52,7 +59,7 @@ def run(
 ) -> list[tuple[WindowPlace | None, int]]:
     """Place and verified drafts of each step that only decodes, with an order from the start."""
     order = WindowOrder(tuple(cells), compared_pairs(cells), "0", untimed)
-    DraftSwitch(scheduler, COUNTS).interleave(order)
+    CountSwitch(scheduler, COUNTS).interleave(order)
     outputs = [scheduler.schedule() for _ in range(steps)]
     return [
         (
@@ -60,7 +67,7 @@ def run(
             max(map(len, output.scheduled_spec_decode_tokens.values()), default=0),
         )
         for output in outputs
-        if hasattr(output, PLACE)
+        if only_verifies(output)
     ]
 
 
@@ -108,24 +115,24 @@ def test_groups_are_whole_but_where_a_prefill_cuts_them() -> None:
 
 def test_a_fixed_count_marks_steps_that_only_decode() -> None:
     scheduler = Scheduler()
-    counts = DraftSwitch(scheduler, COUNTS)
+    counts = CountSwitch(scheduler, COUNTS)
     counts.fix(2)
     outputs = [scheduler.schedule() for _ in range(4)]
-    assert [hasattr(output, PLACE) for output in outputs] == [False, True, True, True]
+    assert [only_verifies(output) for output in outputs] == [False, True, True, True]
     assert [getattr(output, PLACE, None) for output in outputs] == [None] * 4
     assert scheduler.dynamic_sd_lookup == [2] * 9
 
 
 def test_a_scheduler_without_a_lookup_is_refused() -> None:
     with pytest.raises(EngineError, match="num_speculative_tokens_per_batch_size"):
-        DraftSwitch(SimpleNamespace(dynamic_sd_lookup=None, schedule=None), COUNTS)
+        CountSwitch(SimpleNamespace(dynamic_sd_lookup=None, schedule=None), COUNTS)
 
 
 def test_counts_that_the_lookup_does_not_name_are_refused() -> None:
     """vLLM captured no graph for them."""
     scheduler = SimpleNamespace(dynamic_sd_lookup=[0, 0, 1, 2], schedule=None)
     with pytest.raises(EngineError, match=r"max_num_seqs is 3.*there are 4"):
-        DraftSwitch(scheduler, COUNTS)
+        CountSwitch(scheduler, COUNTS)
 
 
 @pytest.mark.slow

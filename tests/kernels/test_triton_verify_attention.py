@@ -29,10 +29,10 @@ from kernel_inputs import INTERPRETED
 from torch import Tensor
 
 pytest.importorskip("triton")
+from nwor_kernels.limits import MAX_QUERY_LEN
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace, verify_attention_triton
 from nwor_kernels.verify_attention.reference import verify_attention_varlen_reference
 from nwor_kernels.verify_attention.tuning import (
-    MAX_QUERY_LEN,
     Discard,
     Tiling,
     Tuning,

@@ -13,8 +13,7 @@ from live_tools import metrics_when, nwor_live
 from serve_tools import PROMPTS, Servers, load
 from server_tools import DRAFTS, complete, read_metrics, server
 
-from nwor_bench.cli.live_drafts import DraftReading
-from nwor_bench.cli.live_server import reading_of
+from nwor_bench.live.reading import Kind, Reading, reading_of
 
 COUNTS = range(DRAFTS + 1)
 LONG = 300
@@ -47,9 +46,9 @@ def speculating(config: dict[str, Any]) -> tuple[str, str]:
     return "--speculative-config", json.dumps(config)
 
 
-def drafts_shown(base: str) -> DraftReading:
+def drafts_shown(base: str) -> Reading:
     found = reading_of(urlopen(f"{base}/metrics", timeout=30).read().decode(), base)
-    assert isinstance(found, DraftReading)
+    assert found.kind is Kind.DRAFTS
     return found
 
 
@@ -69,9 +68,9 @@ def check_draft_turns(servers: Servers) -> None:
     assert finished == [(prompt, plain[prompt]) for prompt, _ in finished]
     for _ in range(LOADS):
         assert {prompt: complete(base, prompt, LONG) for prompt in FEW} == text
-        if drafts_shown(base).of("1").groups > ENOUGH:
+        if drafts_shown(base).groups("1") > ENOUGH:
             break
-    metrics_when(base, lambda _: drafts_shown(base).of("1").half_width is not None)
+    metrics_when(base, lambda _: drafts_shown(base).half_width("1") is not None)
     check_counts(base)
 
 
@@ -80,11 +79,12 @@ def check_counts(base: str) -> None:
     reading = drafts_shown(base)
     total = sum(reading.windows.values())
     assert all(0.1 < count / total < 0.35 for count in reading.windows.values())
-    own = reading.of("1")
-    assert set(own.times) == {None, 1, 2, 3, 4}
-    tokens = [own.rates[k - 1].tokens or 0.0 for k in COUNTS if k]
+    times = {k for k, own in reading.classes["1"].items() if own.ratio is not None}
+    assert times == set(COUNTS)
+    rates = reading.rates("1")
+    tokens = [rates[k - 1].tokens or 0.0 for k in COUNTS if k]
     assert all(1 <= few <= most for few, most in zip(tokens, (2, 3, 4, 5), strict=True))
-    assert all(rate.low and rate.high and rate.low < rate.high for rate in own.rates)
+    assert all(rate.low and rate.high and rate.low < rate.high for rate in rates)
     assert reading.worth().schedule[0][0] == 1
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,12 @@ from nwor_bench.models.support.facts import (
     read_facts,
 )
 from nwor_bench.models.support.predict import (
-    MOST_HEAD_DIM,
-    MOST_WINDOW_TOKENS,
     Outcome,
     method_support,
     methods_of,
     predict_support,
 )
+from nwor_bench.models.support.rules import FOLLOWED_ON_CPU, FOLLOWED_ON_GPU, path_of
 from nwor_bench.report.support import answer, layer_rows, support_notes
 
 CHECKOUT = Path(__file__).parents[2]
@@ -331,14 +331,12 @@ def test_every_method_is_on_the_page_and_the_tests_that_it_names_are_there() -> 
             assert f"def {name}(" in (CHECKOUT / file).read_text(encoding="utf-8")
 
 
-@pytest.mark.slow  # imports vLLM and Triton
-def test_what_is_copied_from_vllm_and_the_kernel_is_theirs() -> None:
+@pytest.mark.slow  # imports vLLM
+def test_what_is_copied_from_vllm_is_theirs() -> None:
     from vllm.config.vllm import DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES
     from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
     from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
     from vllm.model_executor.models.registry import _VLLM_MODELS
-
-    from nwor_kernels.verify_attention import tuning
 
     newest = {name for name in DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES if "MTP" not in name}
     assert newest == {*OWN_ATTENTION, "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"}
@@ -346,4 +344,7 @@ def test_what_is_copied_from_vllm_and_the_kernel_is_theirs() -> None:
         assert f"vllm.models.{package}" in _VLLM_MODELS[name][0]
     states = (QwenGatedDeltaNetAttention, MambaMixer2)
     assert tuple(STATE_LAYERS.values()) == tuple(layer.__name__ for layer in states)
-    assert (MOST_HEAD_DIM, MOST_WINDOW_TOKENS) == (tuning.MAX_HEAD_DIM, tuning.MAX_QUERY_LEN)
+    for path in FOLLOWED_ON_CPU | {p for p in FOLLOWED_ON_GPU if "flash" not in p.split(".")[-2]}:
+        module, _, name = path.rpartition(".")
+        kind = getattr(import_module(module), name)
+        assert path_of(kind) == path

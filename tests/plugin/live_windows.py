@@ -4,8 +4,14 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from nwor_bench.plugin.interleaving import ModeSwitch
 from nwor_bench.records.types import MeasuredWindow
-from nwor_bench.records.window_order import WindowPlace
+from nwor_bench.records.window_order import (
+    Order,
+    WindowPlace,
+    only_verifies,
+    places_of,
+)
 
 
 def windows_alone(requests: int = 2, drafts: int = 4) -> Any:
@@ -55,11 +61,13 @@ def timed(
     return counts_of(num_reqs, wall_ms=wall, device_ms=device, **changed)
 
 
-def places_of_group(
-    group: int, order: Sequence[int] = (0, 1, 1, 0), length: int = 2
-) -> list[WindowPlace]:
-    return [
-        WindowPlace(cell, group, run, length, position)
-        for run, cell in enumerate(order)
-        for position in range(length)
-    ]
+def switching(
+    hook: Any, cells: Sequence[tuple[str, str]], pairs: Sequence[tuple[int, int]] = ((0, 1),)
+) -> ModeSwitch:
+    """Cells of one batch, whose order this worker has."""
+    return ModeSwitch(hook, cells, Order(places_of(pairs, "a")))
+
+
+def next_place(switch: ModeSwitch, step: Any) -> WindowPlace | None:
+    """The place of a step, as the hook asks for it."""
+    return switch.next(step, only_verifies(step))

@@ -188,15 +188,15 @@ def drafting(runner: Any) -> Any:
 
 def test_draft_counts_are_measured_and_nothing_is_staged(drafts: Path) -> None:
     from nwor_bench.plugin.attaching import HOOK
-    from nwor_bench.plugin.interleaving import FollowedScheduler
+    from nwor_bench.plugin.interleaving import ModeSwitch
     from nwor_bench.records.types import NworMode
 
     worker = drafting(runner_of_two_requests())
     assert warm_up(worker) == "warm"
     hook = getattr(worker, HOOK)
     assert hook.nwor_mode is NworMode.OFF
-    assert isinstance(hook._interleaving, FollowedScheduler)
-    assert len(hook.accumulator.listeners) == 2  # vLLM's counts, and ours by draft count
+    assert isinstance(hook._interleaving, ModeSwitch)
+    assert len(hook.accumulator.listeners) == 3  # vLLM's counts, ours by draft count, and tokens
     hook.detach()
 
 

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from live_windows import switching
 from v2_pieces import make_hook, run_step
-
-from nwor_bench.plugin.interleaving import Interleaving
 
 pytestmark = pytest.mark.slow  # vLLM's runner is imported
 
@@ -74,7 +73,7 @@ def test_phases_of_both_cells_are_timed_between_the_same_events(
     monkeypatch: pytest.MonkeyPatch, device: Device
 ) -> None:
     hook = hook_on_a_device(monkeypatch)
-    Interleaving(hook, CELLS, [(0, 1)], "a").start()
+    switching(hook, CELLS).start()
     first, *windows, last = windows_of(hook)
     found = {window["cell"]: phases(window) for window in windows[1:]}
     # A step's start, the forward's start and each phase's end are a millisecond apart.
@@ -90,7 +89,7 @@ def test_elsewhere_no_event_is_recorded(monkeypatch: pytest.MonkeyPatch, device:
     hook = hook_on_a_device(monkeypatch)
     assert {tuple(phases(window)) for window in windows_of(hook)} == {(None,) * 5}
     assert device.now == 0
-    Interleaving(hook, CELLS, [(0, 1)], "a").start()
+    switching(hook, CELLS).start()
     hook.interleave(None)
     windows_of(hook)
     assert device.now == 0
@@ -101,7 +100,7 @@ def test_a_server_times_steps_and_no_phases(
 ) -> None:
     hook = hook_on_a_device(monkeypatch)
     hook.count_without_waiting()
-    Interleaving(hook, CELLS, [(0, 1)], "a").start()
+    switching(hook, CELLS).start()
     assert {tuple(phases(window)) for window in windows_of(hook)[2:-1]} == {(1.0, *[None] * 4)}
 
 
@@ -127,7 +126,7 @@ def test_what_the_gpu_waits_before_a_replay_is_no_work(
 
     monkeypatch.setattr(hook.window, "replayed", lambda: None)  # `run_step` stages each layer
     monkeypatch.setattr(hook.runner, "prepare_attn", prepare_and_replay)
-    Interleaving(hook, [*CELLS, ("sham", "off")], [(0, 1), (0, 2)], "a").start()
+    switching(hook, [*CELLS, ("sham", "off")], [(0, 1), (0, 2)]).start()
     found = {window["cell"]: phases(window) for window in windows_of(hook, 48)[2:-1]}
     assert {cell: times[1] for cell, times in found.items()} == {0: 6.0, 1: 6.0, 2: 6.0}
     assert {cell: times[0] for cell, times in found.items()} == {0: 110.0, 1: 111.0, 2: 110.0}

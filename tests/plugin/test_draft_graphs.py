@@ -12,7 +12,7 @@ from nwor_bench.instruments.draft_counts import (
     schedule_of,
     window_sizes,
 )
-from nwor_bench.plugin.draft_turns import _choose_graphs
+from nwor_bench.plugin.draft_patches import _choose_graphs
 
 pytestmark = pytest.mark.slow  # imports vLLM
 

@@ -12,12 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 
-from nwor_bench.instruments.draft_counts import schedule_of, verifies
-from nwor_bench.plugin.draft_turns import PATIENCE, SPAN, DraftTurns, counts_of, name_counts
-from nwor_bench.records.window_order import PLACE, RUNS, UNDELIVERED, WindowPlace
+from nwor_bench.instruments.draft_counts import (
+    PATIENCE,
+    SPAN,
+    schedule_of,
+    server_counts,
+    verifies,
+)
+from nwor_bench.plugin.draft_patches import interleave_counts, name_counts
+from nwor_bench.records.window_order import PLACE, RUNS, UNDELIVERED, WindowPlace, only_verifies
 
 MOST = 3
-COUNTS = counts_of(MOST)
+COUNTS = server_counts(MOST)
 GROUP = RUNS * 3
 """Windows of a group."""
 
@@ -39,7 +45,7 @@ class Scheduler:
         self._original = self.schedule
         self.output_limit = 10**9
         """Tokens of a request, of all that it samples."""
-        DraftTurns(self, MOST)
+        interleave_counts(self, MOST)
 
     def _update_request_with_output(
         self, request: list[int], tokens: list[int], is_stale: bool = False
@@ -104,7 +110,8 @@ def test_under_any_traffic_a_placed_window_verifies_and_drafts_its_count(traffic
             assert verifies(output) == COUNTS[place.cell]
             assert place.position == place.run_length - 1 or drafting == COUNTS[place.cell]
         if output.scheduled_new_reqs:
-            assert not hasattr(output, PLACE)
+            assert place is None
+            assert not only_verifies(output)
 
 
 @examples(300)

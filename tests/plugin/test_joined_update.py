@@ -13,12 +13,12 @@ import pytest
 import torch
 from fake_engine import LAYERS as STAND_IN_LAYERS
 from fake_engine import FakeEngine, FakeKvCache
+from live_windows import switching
 from torch import Tensor
 from toy_run import Runner
 from v2_pieces import LAYERS, K, PieceBatch, PiecePlanner, PieceStaging, input_batch_of, scheduled
 
 from nwor_bench.analysis.analyse import analyse
-from nwor_bench.plugin.interleaving import Interleaving
 from nwor_bench.plugin.layers import LayerCache
 from nwor_bench.plugin.patching import PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
@@ -28,7 +28,6 @@ from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AttentionBy, Cell, NworMode, ScvMode
 from nwor_bench.run.gate.block import GateBlock
 from nwor_kernels.commit.with_update import UPDATE_ARGUMENTS
-from nwor_kernels.direct_launch import refusals
 
 pytestmark = pytest.mark.slow  # vLLM's runner is imported
 
@@ -398,7 +397,7 @@ def test_a_step_that_dies_is_written_directly_and_leaves_nothing_to_the_next(
 
 
 def test_interleaved_windows_are_ready_again_after_each_switch(machine: Machine) -> None:
-    Interleaving(machine.hook, [("off", "off"), ("stage", "adaptive")], [(0, 1)], "a").start()
+    switching(machine.hook, [("off", "off"), ("stage", "adaptive")]).start()
     for _ in range(48):
         machine.run()
     launched = machine.staging.launched
@@ -538,7 +537,7 @@ def test_an_update_that_is_not_known_stays_vllms_and_is_counted(
 ) -> None:
     from vllm.v1.worker.gpu import input_batch
 
-    from nwor_bench.plugin.runner_v2.stock_update import find_update
+    from nwor_bench.plugin.runner_v2.stock_update import find_update, refusals
 
     known = SimpleNamespace(arg_names=list(UPDATE_ARGUMENTS))
     monkeypatch.setattr(input_batch, "_post_update_kernel", known)

@@ -112,7 +112,7 @@ def walls(*steps):
 
 
 def alone():
-    return step(["a-x"], [1], [2], num_tokens=3)
+    return step(["a-x"], [1], [2], num_tokens=3, only_verifies=True)
 
 
 def test_a_window_lasts_until_the_next_step_begins():

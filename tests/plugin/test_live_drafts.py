@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 from live_windows import counts_of as window
-from live_windows import places_of_group
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from nwor_bench.cli.live_drafts import DraftReading
-from nwor_bench.cli.live_server import reading_of
-from nwor_bench.plugin import live_drafts
-from nwor_bench.plugin.live_drafts import UNSETTLED, DraftGroups, DraftPublisher, DraftTokens
+from nwor_bench.live.reading import Reading, reading_of
+from nwor_bench.plugin import live_groups
+from nwor_bench.plugin.live import LivePublisher
+from nwor_bench.plugin.live_groups import UNSETTLED, DraftTokens, Groups, drafts_kind
 from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.records.metrics import DRAFT_METRICS, LIVE_METRICS, MetricFiles, labels_of
-from nwor_bench.records.window_order import ALL
+from nwor_bench.records.window_order import ALL, places_of_group
 from nwor_bench.stats.interval import Interval
 from nwor_bench.stats.robust import log_tokens, robust_location
 
@@ -34,10 +33,10 @@ def verified(k: int, accepted: int = 0, requests: int = 2, **more: Any) -> Any:
 
 
 def add_group(
-    groups: DraftGroups, number: int, cell: int, ms: float, requests: int = 2, **changed: Any
+    groups: Groups, number: int, cell: int, ms: float, requests: int = 2, **changed: Any
 ) -> None:
     """One whole group; `changed` are by the window's place in it. k = 0 takes 10 ms."""
-    for at, place in enumerate(places_of_group(number, (0, cell, cell, 0), 3)):
+    for at, place in enumerate(places_of_group((0, cell), number, 3)):
         k = place.cell % AGAIN
         # Both ends of a run must not count.
         wall = (ms if place.cell else 10.0) if place.position == 1 else 50.0 + 40 * place.cell
@@ -46,7 +45,7 @@ def add_group(
 
 
 def test_a_group_compares_the_windows_between_the_ends_of_each_run() -> None:
-    groups = DraftGroups(MOST)
+    groups = Groups(drafts_kind(MOST))
     add_group(groups, 0, 1, 12.0)
     add_group(groups, 1, 2, 14.0, requests=7)
     add_group(groups, 2, AGAIN, 10.1)
@@ -70,7 +69,7 @@ def test_a_group_compares_the_windows_between_the_ends_of_each_run() -> None:
     ids=["fewer drafts", "k is not 0", "no time", "another class"],
 )
 def test_a_window_spoils_its_group(place: int, window: Any, reason: LeftOut) -> None:
-    groups = DraftGroups(MOST)
+    groups = Groups(drafts_kind(MOST))
     add_group(groups, 0, 2, 14.0, **{f"at{place}": window})
     add_group(groups, 1, 2, 14.0)
     assert groups.left_out == {reason: 1}
@@ -114,8 +113,8 @@ def test_a_span_over_two_classes_counts_for_each() -> None:
 
 
 def test_memory_is_bounded_and_the_latest_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_drafts, "KEPT", 16)
-    groups, tokens = DraftGroups(MOST), DraftTokens()
+    monkeypatch.setattr(live_groups, "KEPT", 16)
+    groups, tokens = Groups(drafts_kind(MOST)), DraftTokens()
     for number in range(100):
         add_group(groups, number, 1, 12.0 if number >= 84 else 30.0)
         for at in range(UNSETTLED + 1):
@@ -135,16 +134,15 @@ class Shown:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.groups, self.tokens = DraftGroups(MOST), DraftTokens()
+        self.groups, self.tokens = Groups(drafts_kind(MOST)), DraftTokens()
         files = MetricFiles(folder, "nwor-0-1-live")
         files.set("nwor_drafts_info", (*LABELS, ("method", "eagle3"), ("model", "a/b")), 1)
-        self.publisher = DraftPublisher(self.groups, self.tokens, MOST, files, LABELS)
+        self.publisher = LivePublisher(self.groups, files, LABELS, tokens=self.tokens)
 
-    def read(self) -> DraftReading:
+    def read(self) -> Reading:
         registry = CollectorRegistry()
         MultiProcessCollector(registry, str(self.folder))  # type: ignore[no-untyped-call]
         reading = reading_of(generate_latest(registry).decode(), "http://h/metrics")
-        assert isinstance(reading, DraftReading)
         return reading
 
 
@@ -157,8 +155,8 @@ def test_before_the_first_group_every_count_stands_at_0(shown: Shown) -> None:
     shown.publisher.publish()
     reading = shown.read()
     assert reading.windows == {0: 0, 1: 0, 2: 0}
-    assert reading.counts == [1, 2]
-    assert (reading.of(ALL).groups, reading.of(ALL).half_width, reading.clock) == (0, None, None)
+    assert reading.cells == [1, 2]
+    assert (reading.groups(ALL), reading.half_width(ALL), reading.clock) == (0, None, None)
     assert (reading.pair.method, reading.pair.draft) == ("eagle3", "a/b")
     assert reading.worth().rates == ()
 
@@ -181,12 +179,12 @@ def test_estimates_come_back_from_the_metrics(shown: Shown) -> None:
     shown.tokens.add(verified(0))
     shown.publisher.publish()
     reading = shown.read()
-    own = reading.of("5-8")
+    own = reading._at_size("5-8")
     for k in (1, 2):
         assert_same(own.times[k], robust_location(list(shown.groups.effects["5-8", k])))
         accepted, windows = zip(*shown.tokens.spans["5-8", k], strict=True)
-        assert_same(own.tokens[k], log_tokens(accepted, windows))
-    assert (own.groups, reading.clock) == (60, "host")
+        assert_same(own.tokens.logs[k], log_tokens(accepted, windows))
+    assert (reading.groups("5-8"), reading.clock) == (60, "host")
     worth = reading.worth()
     assert {rate.groups for rate in worth.rates} == {60}
     assert [worth.sizes(rate.requests) for rate in worth.rates] == ["5-8", "5-8"]

@@ -10,27 +10,25 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from live_windows import places_of_group, timed
+from live_windows import timed
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
-from nwor_bench.plugin import live_ratio
-from nwor_bench.plugin.interleaving import LiveInterleaving
-from nwor_bench.plugin.live_groups import Clock
-from nwor_bench.plugin.live_ratio import LiveGroups, Publisher
+from nwor_bench.plugin import live
+from nwor_bench.plugin.live import LivePublisher
+from nwor_bench.plugin.live_groups import MODES, Clock, Groups, Kind
 from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.records.metrics import LIVE_METRICS, MetricFiles, labels_of
-from nwor_bench.records.types import ScvMode
-from nwor_bench.records.window_order import ALL
+from nwor_bench.records.window_order import ALL, places_of_group
 from nwor_bench.stats.robust import robust_location
 
 OFF_MS, STAGE_MS = 10.0, 9.7
 
 
-def add_group(groups: LiveGroups, number: int, **changes: Any) -> None:
+def add_group(groups: Groups, number: int, **changes: Any) -> None:
     """One whole group; `changes` are by the window's place in it: a window each."""
-    for number_of, place in enumerate(places_of_group(number)):
+    for number_of, place in enumerate(places_of_group((0, 1), number, 2)):
         ms = STAGE_MS if place.cell else OFF_MS
         # What follows a switch is slow and must not count.
         window = timed(50.0 if place.position == 0 else ms)
@@ -38,13 +36,13 @@ def add_group(groups: LiveGroups, number: int, **changes: Any) -> None:
 
 
 def test_a_group_compares_the_windows_behind_the_first_of_each_run() -> None:
-    groups = LiveGroups()
+    groups = Groups(MODES)
     add_group(groups, 0)
-    assert groups.groups == {"2": 1, ALL: 1}
+    assert groups.groups == {("2", 1): 1, (ALL, 1): 1}
     assert groups.left_out == {}
     assert groups.clock is Clock.HOST
-    assert [exp(effect) for effect in groups.effects["2"]] == [pytest.approx(0.97)]
-    assert groups.effects[ALL] == groups.effects["2"]
+    assert [exp(effect) for effect in groups.effects["2", 1]] == [pytest.approx(0.97)]
+    assert groups.effects[ALL, 1] == groups.effects["2", 1]
 
 
 @pytest.mark.parametrize(
@@ -58,44 +56,43 @@ def test_a_group_compares_the_windows_behind_the_first_of_each_run() -> None:
     ids=["no time", "another clock", "fell back", "another class"],
 )
 def test_a_window_spoils_its_group(place: int, window: Any, reason: LeftOut) -> None:
-    groups = LiveGroups()
+    groups = Groups(MODES)
     add_group(groups, 0, **{f"at{place}": window})
     add_group(groups, 1)
     assert groups.left_out == {reason: 1}
-    assert groups.groups == {"2": 1, ALL: 1}
+    assert groups.groups == {("2", 1): 1, (ALL, 1): 1}
 
 
 @pytest.mark.parametrize("given_places", range(1, 8))
 def test_a_group_cut_short_is_left_out_and_spoils_no_other(given_places: int) -> None:
-    groups = LiveGroups()
-    for place in places_of_group(0)[:given_places]:
+    groups = Groups(MODES)
+    for place in places_of_group((0, 1), 0, 2)[:given_places]:
         groups.add(timed(1.0 + place.position), place)
     groups.add(timed(77.0), None)  # the prefill
     add_group(groups, 1)
     assert groups.left_out == {LeftOut.INTERRUPTED: 1}
-    assert [exp(effect) for effect in groups.effects[ALL]] == [pytest.approx(0.97)]
+    assert [exp(effect) for effect in groups.effects[ALL, 1]] == [pytest.approx(0.97)]
 
 
 def test_the_devices_clock_decides_if_there_is_one() -> None:
-    groups = LiveGroups()
-    for place in places_of_group(0):
+    groups = Groups(MODES)
+    for place in places_of_group((0, 1), 0, 2):
         groups.add(timed(10.0, device=9.0 if place.cell else 10.0), place)
     assert groups.clock is Clock.DEVICE
-    assert [exp(effect) for effect in groups.effects[ALL]] == [pytest.approx(0.9)]
+    assert [exp(effect) for effect in groups.effects[ALL, 1]] == [pytest.approx(0.9)]
 
 
-def test_memory_is_bounded_and_the_latest_groups_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_ratio, "KEPT", 16)
-    groups = LiveGroups()
+def test_memory_is_bounded_and_the_latest_groups_stay() -> None:
+    groups = Groups(Kind(kept=16))
     for number in range(100):
         fast = 9.0 if number >= 84 else 5.0
-        for place in places_of_group(number):
+        for place in places_of_group((0, 1), number, 2):
             groups.add(timed(fast if place.cell else 10.0), place)
     for number in range(100, 300):  # groups that are never finished
-        groups.add(timed(10.0), places_of_group(number)[0])
-    assert groups.groups == {"2": 100, ALL: 100}
+        groups.add(timed(10.0), places_of_group((0, 1), number, 2)[0])
+    assert groups.groups == {("2", 1): 100, (ALL, 1): 100}
     assert {len(effects) for effects in groups.effects.values()} == {16}
-    assert all(effect == pytest.approx(log(0.9)) for effect in groups.effects[ALL])
+    assert all(effect == pytest.approx(log(0.9)) for effect in groups.effects[ALL, 1])
     assert len(groups._members) == 1
 
 
@@ -104,17 +101,17 @@ def test_memory_is_bounded_and_the_latest_groups_stay(monkeypatch: pytest.Monkey
 def test_a_planted_effect_is_found_among_arrivals_and_drift(effect: float) -> None:
     """1,500 groups whose clocks drift and jump, a sixth of them cut short by a prefill."""
     draw = random.Random(f"effect {effect}")
-    groups, clock = LiveGroups(), 1.0
+    groups, clock = Groups(MODES), 1.0
     for number in range(1500):
-        order = draw.choice([(0, 1, 1, 0), (1, 0, 0, 1)])
+        order = draw.choice([(0, 1), (1, 0)])
         cut = draw.randrange(1, 8) if draw.random() < 1 / 6 else 8
         requests = draw.choice([3, 4, 5, 8])
-        for place in places_of_group(number, order)[:cut]:
+        for place in places_of_group(order, number, 2)[:cut]:
             clock = draw.choice([1.0, 1.3]) if draw.random() < 0.02 else clock * 1.0002
             ms = 8.0 * clock * (1 + requests / 50) * exp(draw.gauss(effect * place.cell, 0.01))
             groups.add(timed(ms, num_reqs=requests), place)
     assert groups.left_out[LeftOut.INTERRUPTED] == pytest.approx(250, rel=0.2)
-    assert set(groups.groups) == {"3-4", "5-8", ALL}
+    assert set(groups.groups) == {("3-4", 1), ("5-8", 1), (ALL, 1)}
     for effects in groups.effects.values():
         located = robust_location(effects)
         assert located is not None
@@ -131,14 +128,13 @@ class Shown:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.groups = LiveGroups()
-        self.interleaving = LiveInterleaving(None, ScvMode.GRAPH)  # type: ignore[arg-type]
+        self.groups = Groups(MODES)
         files = MetricFiles(folder, "nwor-0-1-live")
-        self.publisher = Publisher(self.groups, self.interleaving, files, LABELS)
+        self.publisher = LivePublisher(self.groups, files, LABELS, stopped=lambda: None)
 
     def add(self, number: int, stage_ms: float = 9.7, requests: int = 2) -> None:
         for group in range(number):
-            for place in places_of_group(group):
+            for place in places_of_group((0, 1), group, 2):
                 ms = stage_ms * (1 + 0.001 * (group % 5 - 2)) if place.cell else 10.0
                 self.groups.add(timed(ms, num_reqs=requests), place)
 
@@ -179,7 +175,7 @@ def test_counters_stand_at_0_before_the_first_group(shown: Shown) -> None:
 def test_an_update_that_fails_is_counted_and_tried_again(
     shown: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Publisher, "every_s", 0.001)
+    monkeypatch.setattr(shown.groups, "kind", Kind(every_s=0.001))
     shown.publisher.start()
     began = shown.scrape()["nwor_live_updated_seconds", ""]
     broken = threading.Event()
@@ -189,7 +185,7 @@ def test_an_update_that_fails_is_counted_and_tried_again(
         raise OSError("no space")
 
     with monkeypatch.context() as patched:
-        patched.setattr(live_ratio, "robust_location", fail)
+        patched.setattr(live, "robust_location", fail)
         shown.add(50)
         assert broken.wait(10)
     wait_until(lambda: shown.scrape()["nwor_live_updated_seconds", ""] > began)

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from live_windows import counts_of, idle, windows_alone, with_prefill
+from live_windows import counts_of, idle, next_place, switching, windows_alone, with_prefill
 
-from nwor_bench.plugin.interleaving import Interleaving, LiveInterleaving, guard_of, miscount
+from nwor_bench.plugin.interleaving import LiveModes, guard_of, miscount
 from nwor_bench.records.fallback_reasons import Fault, Guard
 from nwor_bench.records.types import SETTLING, NworMode, ScvMode
 
@@ -35,16 +35,16 @@ class FakeHook:
         self.interleaving = interleaving
 
 
-def started() -> tuple[LiveInterleaving, FakeHook]:
+def started() -> tuple[LiveModes, FakeHook]:
     hook = FakeHook()
-    interleaving = LiveInterleaving(hook, ScvMode.GRAPH)
+    interleaving = LiveModes(hook, ScvMode.GRAPH)
     interleaving.start()
     return interleaving, hook
 
 
-def after_settling(interleaving: LiveInterleaving) -> None:
+def after_settling(interleaving: LiveModes) -> None:
     for _ in range(SETTLING - 1):  # the first window of a group is not used either
-        assert interleaving.next(windows_alone()) is None
+        assert next_place(interleaving, windows_alone()) is None
 
 
 def test_both_modes_are_set_once_and_the_turns_begin_in_off() -> None:
@@ -59,7 +59,7 @@ def test_windows_are_interleaved_in_groups_of_eight() -> None:
     after_settling(interleaving)
     given = []
     for _ in range(400):
-        given.append(interleaving.next(windows_alone()))
+        given.append(next_place(interleaving, windows_alone()))
         assert hook.mode is (NworMode.STAGE if given[-1].cell == 1 else NworMode.OFF)
     assert [place.group for place in given] == [n // 8 for n in range(400)]
     assert {tuple(place.cell for place in given[n : n + 8]) for n in range(0, 400, 8)} == {
@@ -78,10 +78,10 @@ def test_windows_are_interleaved_in_groups_of_eight() -> None:
 def test_a_step_that_is_more_than_windows_ends_the_group(other: Any, before: int) -> None:
     interleaving, _ = started()
     after_settling(interleaving)
-    given = [interleaving.next(windows_alone()) for _ in range(before)]
-    assert interleaving.next(other) is None
+    given = [next_place(interleaving, windows_alone()) for _ in range(before)]
+    assert next_place(interleaving, other) is None
     after_settling(interleaving)
-    after = interleaving.next(windows_alone())
+    after = next_place(interleaving, windows_alone())
     assert (after.run, after.position) == (0, 0)
     groups = {place.group for place in given}
     assert after.group == len(groups)
@@ -91,7 +91,7 @@ def test_every_rank_draws_the_same_turns_whatever_its_windows_were() -> None:
     draw, ranks = random.Random(1), [started()[0] for _ in range(2)]
     for _ in range(2000):
         step = with_prefill() if draw.random() < 0.05 else windows_alone()
-        first, second = (interleaving.next(step) for interleaving in ranks)
+        first, second = (next_place(interleaving, step) for interleaving in ranks)
         assert first == second
 
 
@@ -118,10 +118,10 @@ def test_which_reasons_stop_staging(reason: str | None, guard: Guard | None) -> 
     interleaving, hook = started()
     after_settling(interleaving)
     while hook.mode is not NworMode.STAGE:
-        interleaving.next(windows_alone())
+        next_place(interleaving, windows_alone())
     interleaving.ended(reason)
     assert interleaving.stopped is guard
-    given = [interleaving.next(windows_alone()) for _ in range(40)]
+    given = [next_place(interleaving, windows_alone()) for _ in range(40)]
     if guard is None:
         assert NworMode.STAGE in [mode for _, mode, _ in hook.calls[-20:]]
         assert None not in given
@@ -174,18 +174,18 @@ def test_in_a_batch_a_step_with_a_prefill_runs_in_mode_off() -> None:
     waited for another's blocks."""
     hook = FakeHook()
     cells = [("off", "off"), ("stage", "graph")]
-    interleaving = Interleaving(hook, cells, [(0, 1)], "seed")
+    interleaving = switching(hook, cells)
     interleaving.start()
     while hook.mode is not NworMode.STAGE or hook.calls[-1][0] != "place":
-        assert interleaving.next(windows_alone()) is not None
+        assert next_place(interleaving, windows_alone()) is not None
     counters = interleaving.cells[1].counters
     assert hook.validator.counters is counters
-    assert interleaving.next(with_prefill()) is None
+    assert next_place(interleaving, with_prefill()) is None
     assert hook.mode is NworMode.OFF
     assert hook.validator.counters is not counters
-    assert interleaving.next(with_prefill()) is None
+    assert next_place(interleaving, with_prefill()) is None
     assert hook.calls[-2:].count(("place", NworMode.OFF, ScvMode.OFF)) == 1
-    assert interleaving.next(windows_alone()) is None  # it still waits for the prefill
-    place = interleaving.next(windows_alone())
+    assert next_place(interleaving, windows_alone()) is None  # it still waits for the prefill
+    place = next_place(interleaving, windows_alone())
     assert place is not None
     assert hook.mode is interleaving.cells[place.cell].nwor_mode

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from v2_pieces import K, make_hook, run_step
 
-from nwor_bench.plugin.interleaving import LiveInterleaving
-from nwor_bench.plugin.live_ratio import AA, LiveGroups
+from nwor_bench.plugin.interleaving import LiveModes
+from nwor_bench.plugin.live_groups import MODES, Groups
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.records.fallback_reasons import Guard
 from nwor_bench.records.types import NworMode, ScvMode
@@ -23,8 +23,8 @@ class Started:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, vote: RankVote | None = None) -> None:
         self.hook: Any = make_hook(monkeypatch, vote)
-        self.interleaving = LiveInterleaving(self.hook, ScvMode.OFF)
-        self.groups = LiveGroups()
+        self.interleaving = LiveModes(self.hook, ScvMode.OFF)
+        self.groups = Groups(MODES)
         self.windows: list[Any] = []
         self.hook.accumulator.listeners.append(self.record)
         self.interleaving.start()
@@ -50,7 +50,7 @@ def test_two_windows_in_five_are_staged_and_timed_groups_come_of_them(
     windows = started.run(1 + 10 * 8 + 1)
     interleaving = [(place.cell, counts.staged_tokens) for counts, place in windows if place]
     assert Counter(interleaving[:80]) == {(0, 0): 40, (1, 2 * K): 32, (2, 0): 8}
-    assert started.groups.groups == {"2": 8, ALL: 8, AA: 2}
+    assert started.groups.groups == {("2", 1): 8, (ALL, 1): 8, ("2", 0): 2, (ALL, 0): 2}
     assert started.groups.left_out == {}
 
 

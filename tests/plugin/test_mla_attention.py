@@ -24,7 +24,7 @@ from latent_layers import (
     StockWrite,
     check_same,
 )
-from test_sparse_mla import SparseLayers
+from test_sparse_mla import SparseLayers, reason_of_latent
 from torch import Tensor
 
 pytestmark = pytest.mark.slow  # vLLM's attention backends are imported
@@ -279,7 +279,7 @@ def latent_layer(**changes: Any) -> Any:
     facts = {"kv_cache_dtype": "auto", "kv_lora_rank": 512, "qk_rope_head_dim": 64}
     vars(impl).update(facts | changes)
     return SimpleNamespace(
-        impl=impl, attn_backend=TritonMLABackend, sliding_window=None,
+        impl=impl, attn_backend=TritonMLABackend, sliding_window=None, kv_lora_rank=512,
         non_causal_multi_token_decode=False,
     )  # fmt: skip
 
@@ -297,22 +297,19 @@ def latent_layer(**changes: Any) -> Any:
 def test_a_latent_layer_is_refused_by_name(
     changes: dict[str, Any], length: int, reason: str | None
 ) -> None:
-    from nwor_bench.plugin.runner_v2.mla_attention import why_unsupported
-
-    assert why_unsupported(latent_layer(**changes), length, torch.bfloat16) == reason
+    assert reason_of_latent(latent_layer(**changes), length) == reason
 
 
 def test_other_latent_layers_are_refused_too() -> None:
-    from nwor_bench.plugin.runner_v2.mla_attention import why_unsupported
-
     layer = latent_layer()
     layer.impl = SimpleNamespace()
-    reason = why_unsupported(layer, 5, torch.bfloat16)
-    assert reason == "unsupported_attention:SimpleNamespace"
-    for name, value in (("sliding_window", 64), ("non_causal_multi_token_decode", True)):
-        layer = latent_layer()
-        setattr(layer, name, value)
-        assert why_unsupported(layer, 5, torch.bfloat16) is not None
+    assert reason_of_latent(layer) == "unsupported_attention:SimpleNamespace"
+    layer = latent_layer()
+    layer.sliding_window = 64
+    assert reason_of_latent(layer) == "latent_sliding_window"
+    layer = latent_layer()
+    layer.non_causal_multi_token_decode = True
+    assert reason_of_latent(layer) == "attention:not_causal"
 
 
 def test_compiled_code_must_end_before_the_write_and_the_attention_of_latents() -> None:

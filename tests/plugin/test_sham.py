@@ -4,9 +4,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from live_windows import switching
 from v2_pieces import make_hook, run_step, scheduled
 
-from nwor_bench.plugin.interleaving import Interleaving
+from nwor_bench.plugin.interleaving import ModeSwitch
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.records.cell import SHAM, SWITCHED
 from nwor_bench.records.window_order import WindowPlace
@@ -41,14 +42,10 @@ class Machine:
     def _patched(self, original: Any) -> Any:
         return lambda: original()
 
-    def interleaving(self, *cells: tuple[str, str]) -> Interleaving:
-        made = Interleaving(self.hook, cells, [(0, n) for n in range(1, len(cells))], "a")
+    def interleaving(self, *cells: tuple[str, str]) -> ModeSwitch:
+        made = switching(self.hook, cells, [(0, n) for n in range(1, len(cells))])
         made.start()
         return made
-
-
-def place(cell: int) -> WindowPlace:
-    return WindowPlace(cell, 0, 0, 2, 0)
 
 
 @pytest.mark.parametrize("mode", ["FULL", "PIECEWISE", None])
@@ -60,7 +57,7 @@ def test_a_sham_patches_and_replays_graphs_of_its_own_in_mode_off(
     interleaving = machine.interleaving(OFF, ARM, STAGE)
     seen = []
     for number in (0, 1, 2, 1, 0):
-        interleaving._take(place(number))
+        interleaving.enter(number)
         if mode is not None:
             machine.hook._descriptor = SimpleNamespace(cg_mode=SimpleNamespace(name=mode))
         machine.hook.runner.prepare_attn(None)
@@ -79,7 +76,7 @@ def test_a_switch_between_two_full_graphs_is_made_good_by_the_next_eager_step(
     interleaving = machine.interleaving(OFF, STAGE)
     runner = machine.hook.runner
     runner.prepare_attn(None)
-    interleaving._take(place(1))
+    interleaving.enter(1)
     machine.hook._descriptor = SimpleNamespace(cg_mode=SimpleNamespace(name="FULL"))
     runner.prepare_attn(None)
     assert machine.layer.forward is machine.stock
@@ -108,7 +105,7 @@ def test_a_sham_without_its_graphs_is_plain_off_and_counted(
     machine = Machine(monkeypatch, reason)
     interleaving = machine.interleaving(OFF, ARM)
     for number in (1, 1, 0, 1):
-        interleaving._take(place(number))
+        interleaving.enter(number)
         assert machine.layer.forward is machine.stock
         assert machine.run_fullgraph("captured") == "vLLM"
     assert [facts.get(SHAM) for facts in interleaving.facts()] == [None, {reason: 3}]
@@ -119,8 +116,8 @@ def test_a_window_of_a_shape_that_was_not_captured_is_counted(
 ) -> None:
     machine = Machine(monkeypatch)
     interleaving = machine.interleaving(OFF, ARM)
-    step = SimpleNamespace(place=interleaving._take(place(1)))
-    machine.hook._step = step
+    interleaving.enter(1)
+    machine.hook._step = SimpleNamespace(place=WindowPlace(1, 0, 0, 2, 0))
     assert machine.run_fullgraph("uneven") == "vLLM"
     machine.hook._step = None
     assert interleaving.facts()[1][SHAM] == {SWITCHED: 0, "full_graph_of_another_shape": 1}

@@ -237,6 +237,14 @@ def sparse_layer(found: Any, **changes: Any) -> Any:
     return layer
 
 
+def reason_of_latent(layer: Any, length: int = 5) -> str | None:
+    """Why windows of that length cannot be staged in a latent layer, sparse or not."""
+    from nwor_bench.plugin.refusals import of_layer
+    from nwor_bench.plugin.runner_v2.mla_attention import why_no_kernel
+
+    return of_layer(layer, lambda each: why_no_kernel(each, length, torch.bfloat16))
+
+
 @pytest.mark.parametrize(
     ("changes", "length", "reason"),
     [
@@ -250,21 +258,16 @@ def sparse_layer(found: Any, **changes: Any) -> Any:
 def test_a_sparse_layer_is_refused_by_name(
     changes: dict[str, Any], length: int, reason: str | None, vllm_classes: Any
 ) -> None:
-    from nwor_bench.plugin.runner_v2.sparse_mla import why_unsupported
-
-    layer = sparse_layer(vllm_classes, **changes)
-    assert why_unsupported(layer, length, torch.bfloat16) == reason
+    assert reason_of_latent(sparse_layer(vllm_classes, **changes), length) == reason
 
 
 def test_other_implementations_and_modules_are_refused(vllm_classes: Any) -> None:
-    from nwor_bench.plugin.runner_v2.sparse_mla import why_unsupported
-
     layer = sparse_layer(vllm_classes)
     elsewhere = SimpleNamespace(**vars(layer))  # the generic module, whose indexer is another
     reason = "unsupported_attention:FlashAttnMLASparseImpl"
-    assert why_unsupported(elsewhere, 5, torch.bfloat16) == reason
+    assert reason_of_latent(elsewhere) == reason
     layer.impl = type("FlashMLASparseImpl", (), {"is_sparse": True})()
-    assert why_unsupported(layer, 5, torch.bfloat16) == "unsupported_attention:FlashMLASparseImpl"
+    assert reason_of_latent(layer) == "unsupported_attention:FlashMLASparseImpl"
 
 
 def test_a_runners_sparse_layers_are_staged_and_its_indexers_left(vllm_classes: Any) -> None:

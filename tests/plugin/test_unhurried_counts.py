@@ -64,6 +64,7 @@ def run_steps(
                 started=0.0,
                 began=marks[-1],
                 num_tokens=DRAFTS + 1,
+                only_verifies=True,
                 req_ids=["a-1"],
                 drafts=np.array([DRAFTS], dtype=np.int32),
                 num_sampled=torch.tensor([accepted + 1], dtype=torch.int32),

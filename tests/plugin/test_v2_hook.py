@@ -17,7 +17,7 @@ from v2_pieces import (
     scheduled,
 )
 
-from nwor_bench.plugin.interleaving import FollowedScheduler
+from nwor_bench.plugin.interleaving import ModeSwitch
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.records.fallback_reasons import BESIDE_PREFILL
 from nwor_bench.records.types import BesidePrefill, NworMode, ScvMode
@@ -238,7 +238,7 @@ def test_a_window_without_a_draft_stages_nothing_in_mode_stage(
 def test_draft_counts_stage_where_their_places_cells_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps between groups, which have no place, run in mode off."""
     hook = make_hook(monkeypatch)
-    followed = FollowedScheduler(hook, [("off", "off"), ("stage", "off"), ("off", "off")])
+    followed = ModeSwitch(hook, [("off", "off"), ("stage", "off"), ("off", "off")])
     followed.start()
     for cell in (1, 0, 1, None, 1, 2):
         step_of(hook, (1, 1), None if cell is None else WindowPlace(cell, 0, 0, 1, 0))

@@ -26,7 +26,7 @@ FLOORS = (
     ("models",),
     ("analysis",),
     ("engine", "report", "plugin"),
-    ("microbench", "run"),
+    ("live", "microbench", "run"),
     ("cli",),
     ("__main__",),
 )
@@ -92,8 +92,8 @@ RULES = [
         "plugin stands by itself",
         ("nwor_bench.plugin",),
         only_ours=(
-            *("nwor_bench.errors", "nwor_bench.instruments", "nwor_bench.plugin"),
-            *("nwor_bench.records", "nwor_bench.stats", "nwor_kernels"),
+            *("nwor_bench.errors", "nwor_bench.instruments", "nwor_bench.models.support"),
+            *("nwor_bench.plugin", "nwor_bench.records", "nwor_bench.stats", "nwor_kernels"),
         ),
     ),
     Rule(
@@ -358,7 +358,7 @@ def test_every_entry_of_the_package_has_a_floor() -> None:
     }
     named = [name for names in FLOORS for name in names]
     assert entries - {"__init__"} == set(named)
-    assert len(named) <= 14
+    assert len(named) <= 15
     assert len(FLOORS) <= 10
 
 

@@ -1,4 +1,6 @@
-"""A kept run stays readable, counts what its writer counted, and gives its reports anew.
+"""Kept runs stay readable, count what their writer counted, and give the same reports and answers.
+
+golden_files.py makes the expected files, and makes them anew if a change is wanted.
 
 tests/golden/run was written on the stand-in engine before cells had arms: nothing in it is a
 measurement."""
@@ -8,6 +10,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from golden_files import RUNS as CASES
+from golden_files import of_commands, of_help, of_run, stored
 from synthetic_run import analysed, faults_of, report_paths
 
 from nwor_bench.analysis.analyse import analyse
@@ -47,6 +51,27 @@ def test_its_reports_can_be_made_anew(tmp_path):
     write_files(folder, analyse(read_run(folder)))
     assert (folder / KEPT_RECORDS_FILE).read_bytes() == before
     assert "golden" not in (folder / "report.md").read_text()
+
+
+def check(made: dict[str, str], folder: str) -> None:
+    """The golden files of this folder, none more and none less."""
+    expected = stored(folder)
+    assert set(made) == set(expected)
+    for name, text in made.items():
+        assert text == expected[name], name
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_gives_the_same_files(name: str) -> None:
+    check(of_run(name), name)
+
+
+def test_commands_print_the_same() -> None:
+    check(of_commands(), "printed")
+
+
+def test_every_help_is_the_same() -> None:
+    check(of_help(), "help")
 
 
 KEPT = Path(__file__).parents[2] / "sweeps" / "results" / "h200" / "kept"

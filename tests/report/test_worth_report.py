@@ -356,7 +356,7 @@ def test_noise_of_one_engine_is_not_that_of_two(arms: dict[str, Any], said: bool
 
 def test_the_noise_stands_beside_the_table() -> None:
     found = replace(
-        worth([rate(8, 1, 1.44, OPEN)], {8: 0}), noise={8: from_ends(0.78, 0.62, 0.99, 12).exp()}
+        worth([rate(8, 1, 1.44, OPEN)], {8: 0}), noise={8: from_ends(0.78, 0.62, 0.99, 12)}
     )
     table, noise, *_ = worth_page.worth_blocks(told(found))
     assert isinstance(table, Table)

@@ -1,6 +1,7 @@
 """The commit of a window: tables of every layer's sources and caches on the device, the launch."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -283,7 +284,7 @@ class CommitPlan:
         launch = self._prepare(sources, small, tokens_per_request, certain, updating=kernel)
         tables = (sources.table, self._table, slots, self._slot_rows, errors, written)
         sizes = slots.shape[-1], sources.num_rows
-        bound = launch.bind_last(*tables, *sizes, *states.as_arguments())
+        bound = partial(launch, *tables, *sizes, *states.as_arguments())
 
         def commit_and_update(
             idx_mapping: Tensor,

@@ -1,6 +1,7 @@
 """Launches of the gated delta kernels: verify of one layer, one commit for all layers."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import triton.language as tl
@@ -205,7 +206,7 @@ class StateCommit:
         }
         grid = (value_dim // rows, requests, len(states) * value_heads)
         launch = Launch(commit_kernel, grid, constants, num_warps=4, num_stages=1)
-        return launch.bind_last(self._layers, *records)
+        return partial(launch, self._layers, *records)
 
 
 def _dot_precision(vectors: Tensor) -> str:

@@ -8,11 +8,7 @@ import torch
 import triton
 
 from nwor_kernels.fp8 import E4M3_CACHE_DTYPES
-
-MAX_QUERY_LEN = 16
-"""Longest window: k = 15 drafts and the certain first token."""
-
-MAX_HEAD_DIM = 512
+from nwor_kernels.limits import unsupported_heads, unsupported_window
 
 FEW_PARTS, LARGE_PART = 4, 64 * 64
 """Parts of a pair up to which more programs than multiprocessors are worth their merging, and the
@@ -44,18 +40,16 @@ def unsupported_reason(
 
     `value_dim` None: values are as wide as keys.
     """
-    for dim in (head_dim, value_dim or head_dim):
-        if dim > MAX_HEAD_DIM or dim % 8:
-            return f"head_dim_{dim}"
-    return unsupported_step(max_query_len, dtype, cache_dtype)
+    heads = unsupported_heads(head_dim, value_dim or head_dim)
+    return heads or unsupported_step(max_query_len, dtype, cache_dtype)
 
 
 def unsupported_step(
     max_query_len: int, dtype: torch.dtype, cache_dtype: torch.dtype
 ) -> str | None:
     """The fallback reason of a window's length or of a dtype; MLA's kernel has the same limits."""
-    if max_query_len > MAX_QUERY_LEN:
-        return f"window_of_{max_query_len}_tokens"
+    if window := unsupported_window(max_query_len):
+        return window
     if dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"dtype_{str(dtype).removeprefix('torch.')}"
     if cache_dtype != dtype and cache_dtype not in E4M3_CACHE_DTYPES:

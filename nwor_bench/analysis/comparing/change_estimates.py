@@ -114,7 +114,7 @@ def _of_groups(
     after: CellResult,
 ) -> Change | None:
     found = [
-        from_ends(ratio, low, high, groups).exp()
+        from_ends(ratio, low, high, groups)
         for ratio, low, high, groups in sides
         if ratio is not None and low is not None and high is not None and groups is not None
     ]

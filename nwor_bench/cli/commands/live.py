@@ -2,7 +2,7 @@
 
 from contextlib import nullcontext
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -36,7 +36,9 @@ def live(
     3 a correctness guard stopped staging, 5 inconclusive with --strict,
     130 interrupted.
     """
-    from nwor_bench.cli.live_server import Wanted, metrics_address, read, watch
+    from nwor_bench.live import text
+    from nwor_bench.live.reading import Reading, metrics_address, read
+    from nwor_bench.live.watch import Wanted, watch
     from nwor_bench.workload.stopping import parse_fraction, parse_seconds
 
     wanted = Wanted(
@@ -53,13 +55,11 @@ def live(
     console = Console()
     with nullcontext() if quiet or as_json else console.status("") as status:
 
-        def show(reading: Any, waited_s: float) -> None:
+        def show(reading: Reading, waited_s: float) -> None:
             if status is not None:  # prints nothing without a terminal
-                line = _text_of(reading).progress_line(reading, wanted, waited_s)
-                status.update(Text(line))
+                status.update(Text(text.progress_line(reading, wanted, waited_s)))
 
         seen = watch(partial(read, address), wanted, show)
-    text = _text_of(seen.reading)
     code = text.exit_code(seen, wanted, strict=strict)
     if as_json:
         tell_json(text.result(seen, wanted, url, code))
@@ -68,30 +68,17 @@ def live(
     raise typer.Exit(code)
 
 
-def _text_of(reading: Any) -> Any:
-    """The module that renders a reading: of modes, or of draft counts."""
-    from nwor_bench.cli.live_drafts import DraftReading
-
-    if isinstance(reading, DraftReading):
-        from nwor_bench.cli import live_drafts_text
-
-        return live_drafts_text
-    from nwor_bench.cli import live_text
-
-    return live_text
-
-
-def _class_of(text: str) -> str:
+def _class_of(given: str) -> str:
     """`8` and `5-8` are `5-8`."""
     from nwor_bench.records.window_order import ALL, size_class
 
-    low, dash, high = text.partition("-")
-    if text == ALL:
+    low, dash, high = given.partition("-")
+    if given == ALL:
         return ALL
     if all(part.isdecimal() and int(part) for part in ((low, high) if dash else (low,))):
         found = size_class(int(high or low))
-        if not dash or found == text:
+        if not dash or found == given:
             return found
     raise ConfigError.for_field(
-        "--num-reqs", text, "write all, a batch size, or a class: 1, 2, 3-4, 5-8, 9-16, ..."
+        "--num-reqs", given, "write all, a batch size, or a class: 1, 2, 3-4, 5-8, 9-16, ..."
     )

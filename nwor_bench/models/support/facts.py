@@ -229,24 +229,10 @@ _UNEQUAL = Attention("FLASH_ATTN_DIFFKV", "FlashAttentionDiffKVImpl")
 _UNEQUAL_ON_CPU = Attention("TRITON_ATTN_DIFFKV", "TritonAttentionDiffKVImpl")
 """Value and key head sizes differ; the model chooses Triton without FlashAttention 3 or 4."""
 _COMPOSITE = {
-    Device.HOPPER: Attention("TRITON_FLASH_ATTN", "CompositeAttentionImpl"),
-    Device.BLACKWELL: Attention("TRITON_FLASHINFER", "CompositeAttentionImpl"),
+    Device.HOPPER: Attention("TRITON_FLASH_ATTN", _FLASH.implementation),
+    Device.BLACKWELL: Attention("TRITON_FLASHINFER", _FLASHINFER.implementation),
 }
-
-STAGEABLE = {
-    Device.CPU: ("ReferenceCPUAttentionImpl",),
-    Device.HOPPER: (
-        *("FlashAttentionImpl", "TritonAttentionImpl", "CompositeAttentionImpl"),
-        *("FlashAttentionDiffKVImpl", "TritonAttentionDiffKVImpl"),
-        *("FlashAttnMLAImpl", "FlashMLAImpl", "TritonMLAImpl", "FlashAttnMLASparseImpl"),
-    ),
-    Device.BLACKWELL: (
-        *("FlashAttentionImpl", "TritonAttentionImpl", "FlashInferImpl"),
-        *("FlashAttentionDiffKVImpl", "TritonAttentionDiffKVImpl"),
-        *("CompositeAttentionImpl", "TritonMLAImpl"),
-    ),
-}
-"""Implementations that the plugin can stage in; on a GPU only with the V2 runner."""
+"""By the causal implementation, which serves windows."""
 
 SPARSE_LATENT = ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
 """Architectures of `vllm.models.deepseek_v32`, whose sparse latent attention staging follows. vLLM
@@ -254,6 +240,9 @@ captures breakable CUDA graphs of them by itself."""
 
 PLAIN_CACHES = ("auto", "bfloat16", "float16", "float32")
 """Caches in a model's own dtype."""
+
+FP8_CACHES = ("fp8", "fp8_e4m3")
+"""Further caches whose rows the plugin reads on a GPU."""
 
 FULL_LATENT_ROW = 576
 """512 + 64, which FlashAttention's latent attention is built for."""
@@ -276,7 +265,6 @@ OWN_ATTENTION = {
     "Qwen4ExpForConditionalGeneration": "qwen4_exp",
 }
 """Architectures whose attention on a GPU is in a package of their own, `vllm.models.PACKAGE`."""
-
 
 OWN_BUILDERS = {"HrmTextForCausalLM": "EncoderOnlyAttentionBuilder"}
 """Architectures with a metadata builder of their own: a prompt's tokens see each other."""

@@ -1,8 +1,8 @@
 """The plugin's decision for a model's drafts, from its config.json.
 
-The checks come in the order of `set_up_staging` in the plugin's runners, so the first reason is the
-one that it would report. All attention layers of the target stage, or none; if they do, the states
-of gated delta nets beside them stage too, and those of other recurrent layers stay stock.
+The rules (`rules.py`) are the plugin's own, so the first reason is the one that it would report.
+All attention layers of the target stage, or none; if they do, the states of gated delta nets beside
+them stage too, and those of other recurrent layers stay stock.
 """
 
 from collections import Counter
@@ -13,13 +13,6 @@ from enum import StrEnum
 from nwor_bench.models.config_reader import Kind
 from nwor_bench.models.methods import NOT_ON_CPU, Method, why_no_mtp
 from nwor_bench.models.support.facts import (
-    OWN_ATTENTION,
-    OWN_BUILDERS,
-    PLAIN_CACHES,
-    READ_AGAIN,
-    SPARSE_LATENT,
-    STAGEABLE,
-    STAGED_STATES,
     Device,
     EngineFacts,
     LayerFacts,
@@ -27,14 +20,15 @@ from nwor_bench.models.support.facts import (
     Runner,
     attention_of,
 )
+from nwor_bench.models.support.rules import (
+    LAYER_RULES,
+    MODULE_RULES,
+    RUNNER_RULES,
+    STATE_RULES,
+    PlannedLayer,
+    first_reason,
+)
 from nwor_bench.records import fallback_reasons as reasons
-
-MOST_WINDOW_TOKENS = 16
-MOST_HEAD_DIM = 512
-"""Limits of the verification kernel (`nwor_kernels.verify_attention.tuning`)."""
-
-FP8_CACHES = ("fp8", "fp8_e4m3")
-"""Caches whose rows the plugin reads on a GPU, beside those of `PLAIN_CACHES`."""
 
 
 class Outcome(StrEnum):
@@ -120,21 +114,16 @@ def why_direct(model: ModelFacts, engine: EngineFacts, runner: Runner) -> str | 
     if runner is Runner.V1 and engine.device is not Device.CPU:
         return reasons.V1_RUNNER_ON_GPU
     layers = _attention_layers(model)
-    found = _why_runner(model) if runner is Runner.V2 else None
-    if found is None and not layers:
+    if runner is Runner.V2:
+        found = first_reason((*RUNNER_RULES, *MODULE_RULES), planned=model)
+        if found is not None:
+            return found
+    if not layers:
         return reasons.RECURRENT_LAYERS
     if runner is Runner.V1 and any(layer.sparse for layer in layers):
         return reasons.SPARSE_INDEXER  # its cache is met first
-    for layer in layers:
-        found = found or why_layer(layer, model, engine)
-    return found
-
-
-def _why_runner(model: ModelFacts) -> str | None:
-    if model.rswa:
-        return reasons.RSWA_WINDOW
-    package = OWN_ATTENTION.get(model.architecture)
-    return None if package is None else reasons.own_attention(package)
+    found_in = (why_layer(layer, model, engine) for layer in layers)
+    return next((reason for reason in found_in if reason is not None), None)
 
 
 def why_layer(layer: LayerFacts, model: ModelFacts, engine: EngineFacts) -> str | None:
@@ -142,39 +131,12 @@ def why_layer(layer: LayerFacts, model: ModelFacts, engine: EngineFacts) -> str 
 
     A recurrent layer that could not be staged stays stock, whether or not the others stage.
     """
-    if layer.kind is Kind.RECURRENT and layer.states != STAGED_STATES:
-        known = layer.states
-        return reasons.RECURRENT_LAYERS if known is None else reasons.unsupported_states(known)
+    if layer.kind is Kind.RECURRENT:
+        return first_reason(STATE_RULES, planned=layer)
     attention = attention_of(layer, model, engine.device, engine.cache_dtype)
     if attention is None:
         return None
-    on_cpu = engine.device is Device.CPU
-    served = attention.implementation in STAGEABLE[engine.device]
-    if layer.sparse and not on_cpu:
-        served = served and model.architecture in SPARSE_LATENT
-    if not served:
-        return reasons.unsupported_attention(attention.implementation)
-    if on_cpu and engine.cache_dtype not in PLAIN_CACHES:
-        return reasons.cache_dtype(engine.cache_dtype)
-    if model.architecture in OWN_BUILDERS:
-        return reasons.attention_metadata(OWN_BUILDERS[model.architecture])
-    if layer.alibi and attention.implementation == "FlashInferImpl":
-        return reasons.ALIBI
-    found = None if on_cpu else _why_on_gpu(layer, engine)
-    if found is None and model.architecture in READ_AGAIN:
-        return reasons.ALREADY_WRITTEN
-    return found
-
-
-def _why_on_gpu(layer: LayerFacts, engine: EngineFacts) -> str | None:
-    if engine.cache_dtype not in (*PLAIN_CACHES, *FP8_CACHES):
-        return reasons.cache_dtype(engine.cache_dtype)
-    for size in (layer.head_dim, layer.value_dim):
-        if size is not None and not layer.latent and (size > MOST_HEAD_DIM or size % 8):
-            return reasons.head_dim(size)
-    if engine.draft_tokens + 1 > MOST_WINDOW_TOKENS:
-        return reasons.window_of(engine.draft_tokens + 1)
-    return None
+    return first_reason(LAYER_RULES, planned=PlannedLayer(layer, model, engine, attention))
 
 
 def _attention_layers(model: ModelFacts) -> list[LayerFacts]:

@@ -10,8 +10,8 @@ from typing import Any
 from nwor_bench.instruments.nvtx_ranges import Ranges, open_ranges
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.runner_hook import RunnerHook
-from nwor_bench.plugin.scheduler_output import is_plain_decode
 from nwor_bench.records.types import label_of
+from nwor_bench.records.window_order import only_verifies
 
 
 class WindowRanges:
@@ -99,7 +99,7 @@ class WindowRanges:
         def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
             self._close_window()
             has_window = bool(scheduler_output.scheduled_spec_decode_tokens)
-            has_window |= is_plain_decode(scheduler_output)  # as the hook's, with k = 0
+            has_window |= only_verifies(scheduler_output)  # as the hook's, with k = 0
             if kwargs.get("dummy_run") or not has_window:
                 return original(scheduler_output, *args, **kwargs)
             self._open_window(scheduler_output)

@@ -21,7 +21,6 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionBackend,
     CPUAttentionBackendImpl,
     CPUAttentionMetadata,
-    CPUAttentionMetadataBuilder,
 )
 
 from nwor_bench.plugin import refusals
@@ -228,7 +227,7 @@ def stageable_layers(runner: Any, target: TargetLayers) -> tuple[list[LayerCache
         raise StagingUnavailable(reasons.RECURRENT_LAYERS)
     context = runner.compilation_config.static_forward_context
     theirs = [context[name] for name in (*target.staged, *target.sharing, *target.indexers)]
-    for why in (refusals.of_kind, _why_unsupported):
+    for why in (refusals.of_kind, refusals.of_layer):
         reason = next((found for layer in theirs if (found := why(layer)) is not None), None)
         if reason is not None:
             raise StagingUnavailable(reason)
@@ -238,12 +237,6 @@ def stageable_layers(runner: Any, target: TargetLayers) -> tuple[list[LayerCache
         for name, row in zip(target.staged, slots.of_layer, strict=True)
     ]
     return layers, slots
-
-
-def _why_unsupported(layer: Any) -> str | None:
-    if not isinstance(layer.impl, ReferenceCPUAttentionImpl):
-        return reasons.unsupported_attention(type(layer.impl).__name__)
-    return layer.impl.why_stock or refusals.of_layer(layer, (CPUAttentionMetadataBuilder,))
 
 
 WHOLE_BYTES = 1 << 30

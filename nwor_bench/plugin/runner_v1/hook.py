@@ -29,14 +29,13 @@ from nwor_bench.plugin.runner_v1.staging import (
 )
 from nwor_bench.plugin.scheduler_output import (
     invalid_drafts,
-    is_plain_decode,
-    is_windows_alone,
 )
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.step import Step
 from nwor_bench.plugin.window import Window, WindowBatch
 from nwor_bench.records.fallback_reasons import BESIDE_PREFILL, commit_fault
 from nwor_bench.records.types import NworMode, ScvMode
+from nwor_bench.records.window_order import PLACE
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -183,7 +182,7 @@ class V1RunnerHook(RunnerHook):
                 step.num_sampled = torch.tensor(counts, dtype=torch.int32)
             if step.has_window:
                 step.invalid_drafts = invalid_drafts(step.scheduler_output, grammar_output, checked)
-                if not is_plain_decode(step.scheduler_output):  # else from step to step
+                if not (step.only_verifies and hasattr(step.scheduler_output, PLACE)):
                     step.host_ms["wall_ms"] = _ms_since(step.started)
                 if self.window is not None and self.window.batch is not None:
                     step.take(self.window.close())
@@ -207,7 +206,7 @@ class V1RunnerHook(RunnerHook):
         if self.window is None:
             step.fallback_reason = self.staging_unavailable
             return
-        if not self._stages_beside_prefill and not is_windows_alone(step.scheduler_output):
+        if not self._stages_beside_prefill and not step.only_verifies:
             step.fallback_reason = BESIDE_PREFILL
             return
         slot_mapping = get_forward_context().slot_mapping

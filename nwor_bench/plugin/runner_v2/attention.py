@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nwor_bench.models.support.facts import FP8_CACHES
+from nwor_bench.models.support.rules import FLASHINFER
 from nwor_bench.plugin import refusals
 from nwor_bench.plugin.observe.errors import AttentionFacts, element_view
 from nwor_bench.plugin.observe.layer_checks import trace_patches
@@ -20,8 +22,6 @@ from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_v2.attention_choice import AttentionKind
 from nwor_bench.plugin.runner_v2.attention_decision import TILINGS, Contender
 from nwor_bench.plugin.runner_v2.attention_layers import (
-    FP8,
-    flashinfer_implementations,
     further_arguments,
     positions_seen,
     query_as_flashinfer,
@@ -94,8 +94,8 @@ class StagingAttention(StagedLayer):
         impl = self._causal
         self._softcap = float(impl.logits_soft_cap or 0.0)
         self._sliding_window = positions_seen(impl.sliding_window)
-        self._quantised = impl.kv_cache_dtype in FP8
-        self._is_flashinfer = type(impl) in flashinfer_implementations()
+        self._quantised = impl.kv_cache_dtype in FP8_CACHES
+        self._is_flashinfer = type(impl).__name__ == FLASHINFER
         self._chunk = refusals.chunk_of(layer)
         self._more = further_arguments(impl, self._chunk, layer.kv_cache.device)
 

@@ -6,46 +6,17 @@ one row for each request (`refusals.of_step`). It quantises queries inside its a
 type for decodes than for prefills on a Hopper GPU.
 """
 
-import sys
 from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.v1.attention.backend import AttentionType
-from vllm.v1.attention.backends.flash_attn import (
-    FlashAttentionImpl,
-    FlashAttentionMetadataBuilder,
-)
-from vllm.v1.attention.backends.flash_attn_diffkv import FlashAttentionDiffKVImpl
-from vllm.v1.attention.backends.triton_attn import (
-    TritonAttentionImpl,
-    TritonAttentionMetadataBuilder,
-)
-from vllm.v1.attention.backends.triton_attn_diffkv import (
-    TritonAttentionDiffKVImpl,
-    TritonAttentionDiffKVMetadataBuilder,
-)
 
+from nwor_bench.models.support.facts import FP8_CACHES
 from nwor_bench.plugin import refusals
 from nwor_bench.plugin.layers import causal_implementation
 from nwor_bench.plugin.runner_v2.attention_choice import AttentionShape
 from nwor_bench.plugin.runner_v2.committed import can_merge
-from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.verify_attention.tuning import unsupported_reason
-
-FLASHINFER = "vllm.v1.attention.backends.flashinfer"
-
-
-def flashinfer_implementations() -> tuple[type, ...]:
-    """Its attention if vLLM has imported it; otherwise no layer has it."""
-    module = sys.modules.get(FLASHINFER)
-    return () if module is None else (module.FlashInferImpl,)
-
-
-def flashinfer_builders() -> tuple[type, ...]:
-    """Its metadata builder, if vLLM has imported it."""
-    module = sys.modules.get(FLASHINFER)
-    return () if module is None else (module.FlashInferMetadataBuilder,)
 
 
 def query_as_flashinfer(impl: Any, layer: Any, query: Tensor, metadata: Any) -> Tensor:
@@ -63,60 +34,16 @@ def query_as_flashinfer(impl: Any, layer: Any, query: Tensor, metadata: Any) -> 
     return quantised
 
 
-SUPPORTED = (
-    FlashAttentionImpl,
-    TritonAttentionImpl,
-    FlashAttentionDiffKVImpl,
-    TritonAttentionDiffKVImpl,
-)
-"""Implementations whose cache is [blocks, kv_heads, block_size, K + V width], K then V.
-
-FlashInfer's is another one, if its package is installed.
-"""
-
-BUILDERS = (
-    FlashAttentionMetadataBuilder,
-    TritonAttentionMetadataBuilder,
-    TritonAttentionDiffKVMetadataBuilder,
-)
-"""Builders whose metadata have one row for each request, and are cut for chunks if at all."""
-
-UNQUANTISED = ("auto", "bfloat16", "float16", "float32")
-FP8 = ("fp8", "fp8_e4m3")
-
-
-def known_builders() -> tuple[type, ...]:
-    """Builders under which a step's metadata show whether they fit a window."""
-    return (*BUILDERS, *flashinfer_builders())
-
-
-def why_unsupported(layer: Any, max_query_len: int, dtype: torch.dtype) -> str | None:
-    """The fallback reason of a layer that has attention but cannot be staged; None if it can."""
+def why_no_kernel(layer: Any, max_query_len: int, dtype: torch.dtype) -> str | None:
+    """The fallback reason of a layer whose sizes or dtypes our kernel does not take, or None."""
     impl = causal_implementation(layer.impl)
-    is_flashinfer = type(impl) in flashinfer_implementations()
-    if type(impl) not in SUPPORTED and not is_flashinfer:
-        return reasons.unsupported_attention(type(impl).__name__)
-    reason = refusals.of_layer(layer, known_builders())
-    if reason is not None:
-        return reason
-    attention_type = getattr(impl, "attn_type", AttentionType.DECODER)  # FlashInfer has no other
-    if attention_type != AttentionType.DECODER:
-        return reasons.attention_type(attention_type)
-    if getattr(impl, "use_alibi_sqrt", False):
-        return reasons.ALIBI
-    if is_flashinfer and impl.alibi_slopes is not None:
-        return reasons.ALIBI  # which it takes and leaves out
     cache_dtype = element_of_cache(impl, dtype)
-    if cache_dtype is None:
-        return reasons.cache_dtype(impl.kv_cache_dtype)
     return unsupported_reason(impl.head_size, max_query_len, dtype, cache_dtype, layer.head_size_v)
 
 
-def element_of_cache(impl: Any, dtype: torch.dtype) -> torch.dtype | None:
-    """Dtype of a cache of activations of `dtype`; None if our kernels do not read it."""
-    if impl.kv_cache_dtype in FP8:
-        return torch.float8_e4m3fn
-    return dtype if impl.kv_cache_dtype in UNQUANTISED else None
+def element_of_cache(impl: Any, dtype: torch.dtype) -> torch.dtype:
+    """Dtype of a cache of activations of `dtype`, of those that staging reads."""
+    return torch.float8_e4m3fn if impl.kv_cache_dtype in FP8_CACHES else dtype
 
 
 def merges(layer: Any) -> bool:

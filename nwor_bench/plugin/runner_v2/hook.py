@@ -20,6 +20,7 @@ from torch import Tensor
 from nwor_bench.errors import EngineError
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.runner_hook import RunnerHook
+from nwor_bench.plugin.runner_v2 import stock_update
 from nwor_bench.plugin.runner_v2.device_validation import DeviceValidator
 from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs, StockGraphs
 from nwor_bench.plugin.runner_v2.setup import (
@@ -37,7 +38,6 @@ from nwor_bench.plugin.states import ONE_SLOT
 from nwor_bench.plugin.step import START, Step
 from nwor_bench.records.fallback_reasons import BESIDE_PREFILL, BY_CHOICE, Fault, fault_of
 from nwor_bench.records.types import NworMode, ScvMode
-from nwor_kernels.direct_launch import refusals as direct_launch_refusals
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -168,8 +168,8 @@ class V2RunnerHook(RunnerHook):
         return self.refusals.take() if self.refusals else []
 
     def launch_refusals(self) -> dict[str, int]:
-        """Bound kernels of this process that are launched through Triton, by reason."""
-        return dict(direct_launch_refusals)
+        """Updates of vLLM's that our commit cannot run, by reason."""
+        return dict(stock_update.refusals)
 
     def graph_facts(self) -> dict[str, Any]:
         """Sizes of vLLM's graph set and of ours, which must be equal, and the memory of ours."""

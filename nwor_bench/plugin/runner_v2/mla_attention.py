@@ -12,7 +12,6 @@ holds, and its log-sum-exp lets `mla_tail_triton` merge the window in. Which of 
 captured window, or stock all of it, is timed as for other layers if stock is FlashAttention.
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,31 +19,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nwor_bench.models.support.facts import FP8_CACHES
 from nwor_bench.plugin import refusals
 from nwor_bench.plugin.observe.errors import AttentionFacts, element_view
 from nwor_bench.plugin.patching import Patch, noting
 from nwor_bench.plugin.runner_v2.attention import AttentionGroup, KernelInputs
 from nwor_bench.plugin.runner_v2.attention_choice import AttentionShape
 from nwor_bench.plugin.runner_v2.attention_decision import Contender
-from nwor_bench.plugin.runner_v2.attention_layers import FP8, element_of_cache
+from nwor_bench.plugin.runner_v2.attention_layers import element_of_cache
 from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.staged_layer import StagedLayer, StepInputs
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.window import LayerCall, LayerTrace, Window
-from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.mla_verify_attention.kernel import mla_verify_attention_triton, unsupported_reason
 from nwor_kernels.mla_verify_attention.tail import mla_tail_triton
 
 
-def why_rows_unsupported(impl: Any, max_query_len: int, dtype: torch.dtype) -> str | None:
-    """The fallback reason of a latent row that our kernels do not read; None if they do.
+def why_no_kernel(layer: Any, max_query_len: int, dtype: torch.dtype) -> str | None:
+    """The fallback reason of latent rows that our kernels do not read; None if they do.
 
     Args:
         max_query_len: most rows of a request in a window.
     """
-    cache_dtype = element_of_cache(impl, dtype)
-    if cache_dtype is None:
-        return reasons.cache_dtype(impl.kv_cache_dtype)
+    impl, cache_dtype = layer.impl, element_of_cache(layer.impl, dtype)
     return unsupported_reason(
         impl.kv_lora_rank, impl.qk_rope_head_dim, max_query_len, dtype, cache_dtype
     )
@@ -105,7 +102,7 @@ class LatentLayer(StagedLayer):
         """Whole rows as K, their latents as V, in float64 with an fp8 cache's scale."""
         impl = self._layer.impl
         exact = element_view(rows, impl.kv_cache_dtype).double().nan_to_num()
-        if impl.kv_cache_dtype in FP8:
+        if impl.kv_cache_dtype in FP8_CACHES:
             exact = exact * self._layer._k_scale.double()
         return exact, exact[..., : impl.kv_lora_rank]
 
@@ -218,43 +215,6 @@ def shape_of(layer: Any, dtype: torch.dtype) -> AttentionShape:
     )
 
 
-BACKENDS = {
-    "flashattn_mla": ("FlashAttnMLAImpl", "FlashAttnMLAMetadataBuilder"),
-    "flashmla": ("FlashMLAImpl", "FlashMLAMetadataBuilder"),
-    "triton_mla": ("TritonMLAImpl", "TritonMLAMetadataBuilder"),
-}
-"""Implementation and metadata builder of vLLM's modules that take windows as decodes, over a cache
-[blocks, block_size, width]."""
-
-
-def supported() -> tuple[tuple[type, ...], tuple[type, ...]]:
-    """(Implementations, builders) of those modules that vLLM has imported: importing may fail."""
-    found = []
-    for module, names in BACKENDS.items():
-        loaded = sys.modules.get(f"vllm.v1.attention.backends.mla.{module}")
-        classes = [getattr(loaded, name, None) for name in names]
-        if None not in classes:
-            found.append(classes)
-    implementations, builders = zip(*found, strict=True) if found else ((), ())
-    return implementations, builders
-
-
-def why_unsupported(layer: Any, max_query_len: int, dtype: torch.dtype) -> str | None:
-    """The fallback reason of a latent layer that cannot be staged; None if it can."""
-    impl = layer.impl
-    implementations, builders = supported()
-    if type(impl) not in implementations:
-        return reasons.unsupported_attention(type(impl).__name__)
-    reason = refusals.of_layer(layer, builders)
-    if reason is not None:
-        return reason
-    if layer.sliding_window is not None:
-        return "latent_sliding_window"
-    if layer.non_causal_multi_token_decode:
-        return refusals.NOT_CAUSAL
-    return why_rows_unsupported(impl, max_query_len, dtype)
-
-
 class MlaStagingAttention(LatentLayer):
     """Wraps the write and the attention of one latent target layer.
 
@@ -275,7 +235,7 @@ class MlaStagingAttention(LatentLayer):
         super().__init__(number, layer, window, staging, inputs, table)
         self.group = group
         self._latent_dim = int(layer.impl.kv_lora_rank)
-        self._quantised = layer.impl.kv_cache_dtype in FP8
+        self._quantised = layer.impl.kv_cache_dtype in FP8_CACHES
 
     def patches(self) -> list[Patch]:
         """The patches of its write and of both ways of its attention; not yet applied."""

@@ -23,6 +23,7 @@ from nwor_bench.plugin.layers import is_latent, is_sparse
 from nwor_bench.plugin.states import StateTables
 from nwor_bench.plugin.window import WindowBatch
 from nwor_bench.records.fallback_reasons import BREAKABLE_CUDA_GRAPHS
+from nwor_bench.records.window_order import is_windows
 from nwor_kernels.commit.plan import StagedSources
 
 
@@ -100,11 +101,6 @@ class DraftCounts:
         if drafts == 0 or rows * len(self.per_request) != self.num_tokens:
             return None
         return rows if bool((self.per_request == drafts).all()) else None
-
-    @property
-    def windows_alone(self) -> bool:
-        """True for a step without prefill: each request runs its drafts and the token before."""
-        return self.num_tokens == self.total + len(self.per_request)
 
 
 def drafts_only(
@@ -349,7 +345,8 @@ class WindowPlanner:
     def _may_hold(self, counts: DraftCounts) -> bool:
         """True if the K/V of this whole step may stay alive in every layer until the commit."""
         most = self.most_referenced
-        return counts.windows_alone and (most is None or counts.num_tokens <= most)
+        alone = is_windows(counts.num_tokens, counts.total, len(counts.per_request))
+        return alone and (most is None or counts.num_tokens <= most)
 
     def _copy(self, requests: int, length: int, slot_mapping: Tensor) -> GpuWindowBatch:
         """Equal windows outside a graph: their numbers are made once, only slots change."""

@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import chain
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from nwor_bench.plugin.layers import (
 )
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
-from nwor_bench.plugin.runner_v2 import attention_layers, mla_attention, sparse_mla
+from nwor_bench.plugin.runner_v2 import attention_layers, mla_attention
 from nwor_bench.plugin.runner_v2.attention import AttentionGroup, StagingAttention
 from nwor_bench.plugin.runner_v2.attention_choice import (
     AttentionChoices,
@@ -45,7 +44,6 @@ from nwor_bench.plugin.runner_v2.staged_layer import StepInputs
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.window import Window
-from nwor_bench.records import fallback_reasons as reasons
 from nwor_bench.records.types import AttentionBy, NworMode, StageBy
 from nwor_kernels.mla_verify_attention.kernel import create_workspace
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace
@@ -75,8 +73,8 @@ class StagingParts:
         names = [*target.staged, *target.sharing]
         self._runner, self._length = runner, runner.num_speculative_steps + 1
         context = runner.compilation_config.static_forward_context
-        reason = why_runner_cannot_stage(runner)
-        reason = reason or _why_layers_cannot(runner, target, names, self._length)
+        reason = refusals.of_runner(runner)
+        reason = reason or refusals.of_target(runner, target, self._why_no_kernel)
         if reason:
             raise StagingUnavailable(reason)
         slots = slot_rows(runner, target.staged)
@@ -110,6 +108,9 @@ class StagingParts:
         """The target layers' `StagedLayer`s."""
         self.attention = PatchSet(self._patches())
         """Applied in modes `stage` and `control`."""
+
+    def _why_no_kernel(self, layer: Any) -> str | None:
+        return _module_of(layer).why_no_kernel(layer, self._length, self._runner.dtype)
 
     def plan(self, control: bool) -> tuple[StagingGraphs, WindowPlanner]:
         """A further, empty set of full CUDA graphs and its planner, for mode control or stage."""
@@ -223,35 +224,6 @@ def set_up_staging(
     return set_up(lambda: StagingParts(runner, target, settings))
 
 
-def _why_layers_cannot(
-    runner: Any, target: TargetLayers, names: list[str], length: int
-) -> str | None:
-    """The fallback reason of the first target layer whose attention is not ours to replace."""
-    context = runner.compilation_config.static_forward_context
-    layers = {name: context[name] for name in names}
-    indexers = [context[name] for name in target.indexers]
-    found = chain(
-        # Of layers of any kind.
-        map(refusals.of_module, (*layers.values(), *indexers)),
-        (_why_layer_cannot(layer, length, runner.dtype) for layer in layers.values()),
-    )
-    reason = next((reason for reason in found if reason is not None), None)
-    if reason is None and not any(map(is_sparse, layers.values())):
-        reason = next(map(refusals.of_kind, indexers), None)  # of attention that we do not follow
-    if reason is None and not names and target.recurrent:
-        return reasons.RECURRENT_LAYERS
-    if reason is None and any(map(is_latent, layers.values())):
-        reason = refusals.of_compilation(runner.compilation_config, refusals.LATENT_SPLIT_OPS)
-    latent = (*mla_attention.supported()[1], *sparse_mla.supported()[1])
-    builders = (*attention_layers.known_builders(), *latent)
-    return reason or refusals.of_groups(runner.attn_groups, layers, builders)
-
-
-def _why_layer_cannot(layer: Any, length: int, dtype: torch.dtype) -> str | None:
-    kind = sparse_mla if is_sparse(layer) else _module_of(layer)
-    return refusals.of_kind(layer) or kind.why_unsupported(layer, length, dtype)
-
-
 def _module_of(layer: Any) -> Any:
     """What is known of its kind of attention."""
     return mla_attention if is_latent(layer) else attention_layers
@@ -280,28 +252,6 @@ def _workspace(
             device=runner.device,
         )
     return made[shape]
-
-
-def why_runner_cannot_stage(runner: Any) -> str | None:
-    """The fallback reason of a runner whose steps this hook cannot follow, or None."""
-    config = runner.vllm_config
-    model = getattr(config, "model_config", None)
-    parts = {
-        "data_parallel": runner.parallel_config.data_parallel_size > 1,
-        reasons.PIPELINE_PARALLEL: runner.use_pp,
-        "context_parallel": runner.dcp_size > 1 or runner.pcp_manager is not None,
-        "adaptive_verification": runner.adaptive_verification is not None,
-        "micro_batches": runner.ubatch_runner is not None,
-        # Never run with staging (docs/features.md).
-        "sleep_mode": getattr(model, "enable_sleep_mode", False),
-        "eplb": getattr(runner.parallel_config, "enable_eplb", False),
-        "batch_sharded_sampling": getattr(runner, "batch_sharder", None) is not None,
-        # Its attention sees other positions than ours.
-        reasons.RSWA_WINDOW: getattr(model, "rswa_window", None) is not None,
-    }
-    reason = next((reason for reason, holds in parts.items() if holds), None)
-    reason = reason or refusals.of_engine(config)
-    return reason or refusals.of_compilation(runner.compilation_config)
 
 
 def target_caches(runner: Any, names: Sequence[str], slots: SlotRows) -> list[LayerCache]:

@@ -17,39 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin import refusals
+from nwor_bench.models.support.rules import SPARSE_MODULE
 from nwor_bench.plugin.patching import Patch
-from nwor_bench.plugin.runner_v2.mla_attention import LatentLayer, why_rows_unsupported
+from nwor_bench.plugin.runner_v2.mla_attention import LatentLayer
 from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
 from nwor_bench.plugin.window import Window
-from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.mla_verify_attention.tail import split_selection_triton
 
 BACKEND = "vllm.v1.attention.backends.mla.flashattn_mla_sparse"
 """vLLM's module of sparse attention by FlashAttention 3, which is Hopper's, over bf16 and fp16."""
-
-
-def supported() -> tuple[tuple[type, ...], tuple[type, ...]]:
-    """(Implementations, builders) that are served; empty if vLLM has not imported them."""
-    backend = sys.modules.get(BACKEND)
-    if backend is None:
-        return (), ()
-    return (backend.FlashAttnMLASparseImpl,), (backend.FlashAttnMLASparseMetadataBuilder,)
-
-
-def why_unsupported(layer: Any, max_query_len: int, dtype: torch.dtype) -> str | None:
-    """The fallback reason of a sparse latent layer that cannot be staged; None if it can."""
-    impl = layer.impl
-    implementations, builders = supported()
-    is_followed = type(layer).__module__ == refusals.SPARSE_MODULE
-    if type(impl) not in implementations or not is_followed:
-        return reasons.unsupported_attention(type(impl).__name__)
-    reason = refusals.of_layer(layer, builders)
-    if reason is not None:
-        return reason
-    if layer.hisparse_cache is not None:
-        return reasons.HISPARSE
-    return why_rows_unsupported(impl, max_query_len, dtype)
 
 
 class SparseMlaAttention(LatentLayer):
@@ -173,4 +149,4 @@ def fused_write_patch(layers: Iterable[SparseMlaAttention], window: Window) -> P
 
         return fused_norm_rope
 
-    return Patch(sys.modules[refusals.SPARSE_MODULE], "fused_norm_rope", wrap)
+    return Patch(sys.modules[SPARSE_MODULE], "fused_norm_rope", wrap)

@@ -22,7 +22,7 @@ from nwor_bench.plugin.runner_v2.setup import StagingParts
 from nwor_bench.plugin.runner_v2.staging import DeviceRefusals
 from nwor_bench.plugin.runner_v2.stock_update import StockUpdate, UpdateCall, compile_with_update
 from nwor_bench.plugin.runner_v2.window_checks import WindowChecks
-from nwor_bench.plugin.scheduler_output import is_windows_alone, starts_requests
+from nwor_bench.plugin.scheduler_output import starts_requests
 from nwor_bench.plugin.step import DeviceClock, Step
 from nwor_bench.records.fallback_reasons import BESIDE_PREFILL, Fault, commit_fault, unjoined_update
 from nwor_bench.records.types import NworMode, ScvMode
@@ -127,7 +127,7 @@ class StepWindows:
         if refused.reason is not None and self._vote.is_single:
             refused.settle(refused.reason)
             return refused.reason
-        if not stages_beside_prefill and not is_windows_alone(step.scheduler_output):
+        if not stages_beside_prefill and not step.only_verifies:
             return BESIDE_PREFILL
         return None
 
@@ -252,7 +252,7 @@ class StepWindows:
     def _make_ready(self, step: Step) -> None:
         """Keep the window that was committed for the steps to come, if they may be the same."""
         batch = step.batch
-        if batch.copied or step.uniform is None or not step.is_window_alone:
+        if batch.copied or step.uniform is None or not step.only_verifies:
             return  # a copying graph reads slots from buffers that are filled in each step
         assert self._update is not None
         bind = partial(self._staging.bind_update, batch, self._update.kernel)

@@ -4,6 +4,8 @@
 host 17 us warm and 42 cold on an H200. The call is replaced, not the method around it.
 """
 
+import logging
+from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 from types import ModuleType
@@ -15,7 +17,13 @@ from torch import Tensor
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
 from nwor_kernels.commit.with_update import UPDATE_ARGUMENTS, RequestStates
-from nwor_kernels.direct_launch import count_refusal
+
+logger = logging.getLogger("vllm.nwor_bench")
+
+ANOTHER_UPDATE = "vllm: another post_update"
+
+refusals: Counter[str] = Counter()
+"""Updates of vLLM's that our commit cannot run, by reason."""
 
 CALL = "post_update"
 KERNEL = "_post_update_kernel"
@@ -52,7 +60,9 @@ def find_update() -> StockUpdate | None:
     known = names == ARGUMENTS and tuple(getattr(kernel, "arg_names", ())) == UPDATE_ARGUMENTS
     if known and getattr(model_runner, CALL, None) is call:
         return StockUpdate(kernel, model_runner)
-    count_refusal("vllm: another post_update")
+    if not refusals:
+        logger.warning("the commit does not run vLLM's update: %s", ANOTHER_UPDATE)
+    refusals[ANOTHER_UPDATE] += 1
     return None
 
 

@@ -27,7 +27,7 @@ from rich.console import Console
 from nwor_bench.analysis.groups import find_groups
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.protocol import Sampling
-from nwor_bench.plugin.interleaving import Interleaving
+from nwor_bench.plugin.interleaving import ModeSwitch
 from nwor_bench.records.types import Cell, NworMode, Phase, ScvMode, WindowRecord
 from nwor_bench.records.window_order import WindowOrder
 from nwor_bench.run.batch import BatchPlace, window_records
@@ -91,18 +91,18 @@ def _spin_s(cycles: int) -> float:
 @contextmanager
 def planting(planted: Planted) -> Iterator[None]:
     """Plant in every interleaved window of this process's workers."""
-    original = Interleaving.next
+    original = ModeSwitch.next
 
-    def slowed(self: Interleaving, scheduler_output: Any) -> Any:
-        place = original(self, scheduler_output)
+    def slowed(self: ModeSwitch, scheduler_output: Any, only_verifies: bool) -> Any:
+        place = original(self, scheduler_output, only_verifies)
         planted.before_window(place)
         return place
 
-    Interleaving.next = slowed  # type: ignore[method-assign]
+    ModeSwitch.next = slowed  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Interleaving.next = original  # type: ignore[method-assign]
+        ModeSwitch.next = original  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)

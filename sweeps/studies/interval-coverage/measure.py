@@ -38,14 +38,13 @@ from simulated_noise import (
 from simulated_runs import COUNTS, Texts, cell, interleaved
 
 from nwor_bench.analysis.comparing.draft_changes import token_time_change
-from nwor_bench.analysis.draft_rates import Rate, Worth
+from nwor_bench.analysis.draft_rates import AtSize, Rate, SpanTokens, Worth, worth_at
 from nwor_bench.analysis.paired import PairedTimes
 from nwor_bench.analysis.parity.acceptance import Acceptance, acceptance_outside
 from nwor_bench.analysis.throughput import rate_of_blocks, rate_of_groups
 from nwor_bench.analysis.verdicts import verdict
 from nwor_bench.analysis.worth import worth_of
-from nwor_bench.cli.live_drafts import DraftClass
-from nwor_bench.cli.live_server import WidthRule
+from nwor_bench.live.watch import WidthRule
 from nwor_bench.microbench.cases import OURS
 from nwor_bench.microbench.report import half_widths
 from nwor_bench.records.types import Verdict
@@ -413,7 +412,7 @@ def live_drafts_run(rng: Rng, groups: int, lasts: int) -> Outcome:
     def read(values: Logs) -> Interval:
         """A reading, as the command takes it from /metrics."""
         shown = of_groups(values)
-        return from_ends(shown.value, shown.low, shown.high, len(values))
+        return from_ends(shown.value, shown.low, shown.high, len(values)).ln()
 
     times: dict[int | None, Interval] = {None: read(correlated(0.0)(rng, groups))}
     tokens: dict[int, Interval] = {}
@@ -425,7 +424,7 @@ def live_drafts_run(rng: Rng, groups: int, lasts: int) -> Outcome:
         found = log_tokens(np.cumprod(drafts, axis=3).sum(axis=(1, 2, 3)), [96.0] * groups)
         assert found is not None
         tokens[k] = found
-    return in_all(DraftClass("5-8", COUNTS, times, tokens).rates, line=False)
+    return in_all(worth_at([AtSize(8, 5, times, SpanTokens(tokens))], COUNTS, 0).rates, line=False)
 
 
 def server() -> Iterator[Case]:
@@ -450,7 +449,7 @@ def server() -> Iterator[Case]:
 def change_run(rng: Rng, noise: str, groups: int) -> Outcome:
     """Change of an interleaved ratio between two runs, which keep its bounds; A/A changes too."""
     runs = [of_groups(NOISES[noise](rng, groups)) for _ in range(4)]
-    base, new, aa_base, aa_new = (from_ends(r.value, r.low, r.high, groups).exp() for r in runs)
+    base, new, aa_base, aa_new = (from_ends(r.value, r.low, r.high, groups) for r in runs)
     aa = quotient(aa_new, aa_base)
     return judged(quotient(new, base), noise_floor=aa.distance)
 

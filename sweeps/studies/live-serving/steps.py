@@ -105,7 +105,7 @@ class Steps:
 
     def _noted(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def execute_model(scheduled: Any, *args: Any, **kwargs: Any) -> Any:
-            from nwor_bench.plugin.scheduler_output import is_windows_alone
+            from nwor_bench.records.window_order import only_verifies
 
             began = time.perf_counter()
             output = original(scheduled, *args, **kwargs)
@@ -114,7 +114,7 @@ class Steps:
                 scheduled.total_num_scheduled_tokens,
                 scheduled.scheduled_spec_decode_tokens,
             )
-            alone = is_windows_alone(scheduled)
+            alone = only_verifies(scheduled)
             requests = len(scheduled.num_scheduled_tokens)
             place = self.place or (0.0, -1, "")
             self.rows.append([*place, began, tokens, requests, len(drafts), alone, host_ms])
@@ -153,7 +153,7 @@ def summary(table: pd.DataFrame) -> str:
 
 def switch(hook: Any, mode: str, scv: ScvMode) -> None:
     """Change the hook's mode between two steps."""
-    from nwor_bench.plugin.interleaving import LiveInterleaving
+    from nwor_bench.plugin.interleaving import LiveModes
 
     hook.drain(None)
     hook.interleave(None)
@@ -166,7 +166,7 @@ def switch(hook: Any, mode: str, scv: ScvMode) -> None:
         hook.attach()
     hook._stages_beside_prefill = mode == "beside"  # a server's is fixed when it starts
     if mode == "interleave":
-        LiveInterleaving(hook, scv).start()
+        LiveModes(hook, scv).start()
     elif mode != "off":
         hook.set_modes(NworMode.STAGE, scv)
 

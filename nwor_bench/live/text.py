@@ -1,0 +1,270 @@
+"""What `nwor-bench live` says of a server: an answer, a document, and JSON.
+
+The sentence, the table and the line for vLLM on draft counts are those of `nwor-bench worth`.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from nwor_bench.analysis.draft_rates import Rate
+from nwor_bench.analysis.verdicts import DEFAULT_MARGIN, verdict
+from nwor_bench.errors import ExitCode
+from nwor_bench.live.reading import ITSELF, CellTimes, Kind, Reading
+from nwor_bench.live.watch import Ended, Seen, Wanted
+from nwor_bench.records.fallback_reasons import in_words
+from nwor_bench.records.types import Verdict
+from nwor_bench.records.window_order import ALL
+from nwor_bench.report.answer import CPU_BADGE, CPU_SENTENCE, NOTHING_BADGE, Answer
+from nwor_bench.report.document import Block, Bullets, Document, Headline, Paragraph, Table, table
+from nwor_bench.report.draft_line import line_blocks, speculative_config
+from nwor_bench.report.text import NOT_MEASURED, change, change_range, plural, with_bounds
+from nwor_bench.report.worth import ON_CPU, about_zero, noise_note, rates_table
+from nwor_bench.report.worth_answer import worth_sentence
+from nwor_bench.stats.interval import Interval, flat
+from nwor_bench.stats.robust import MIN_GROUPS
+
+STOPPED_BADGE = "STAGING STOPPED"
+
+TITLES = {
+    Kind.MODES: "Off against stage in a running server",
+    Kind.DRAFTS: "Draft counts in a running server",
+}
+
+ENDINGS = {
+    Ended.GONE: "The server no longer answers with these metrics, or no longer updates them; this "
+    "is what it said last.",
+    Ended.INTERRUPTED: "Interrupted.",
+}
+
+EXIT_CODES = {
+    Ended.STOPPED: ExitCode.CORRECTNESS_BROKEN,
+    Ended.GONE: ExitCode.FAILED,
+    Ended.INTERRUPTED: ExitCode.INTERRUPTED,
+}
+
+HOW_DRAFTS = (
+    "Intervals hold for all draft counts of a class of batch sizes together (95 %, Bonferroni). "
+    "Times are compared between neighbouring windows. Tokens a window come from spans of windows "
+    "at one draft count, from the fifth on; they are those of your traffic."
+)
+
+
+def answer(seen: Seen, wanted: Wanted) -> Answer:
+    """Does it pay? In one sentence, to be read after the badge."""
+    reading, own = seen.reading, seen.reading.of(wanted.num_reqs)
+    if reading.kind is Kind.DRAFTS:
+        return worth_sentence(reading.worth(wanted.num_reqs))
+    if reading.stopped is not None:
+        why = in_words(reading.stopped)
+        return Answer(
+            STOPPED_BADGE,
+            f"Staging has stopped for good because {why} ({reading.stopped}). The server goes on "
+            "in mode off; its log says more.",
+        )
+    if own.ratio is None:
+        return Answer(NOTHING_BADGE, _nothing(reading, wanted.num_reqs))
+    measured = _measured(reading, own.ratio, wanted.num_reqs)
+    if reading.clock == "host":
+        return Answer(CPU_BADGE, f"{measured}. {CPU_SENTENCE}{_aa_warning(reading)}")
+    found = verdict(own.ratio)
+    lead = {
+        Verdict.FASTER: "Yes, NWOR pays here",
+        Verdict.SLOWER: "No, NWOR does not pay here, it costs time",
+        Verdict.SAME: "No, NWOR does not pay here: it makes no difference of more than "
+        f"{100 * DEFAULT_MARGIN:g} %",
+    }.get(found, "This traffic cannot yet say whether NWOR pays")
+    return Answer(str(found), f"{lead}: {measured}.{_aa_warning(reading)}")
+
+
+def exit_code(seen: Seen, wanted: Wanted, *, strict: bool) -> ExitCode:
+    """Exit code of the command; with `strict` 5 if nothing was compared or the verdict is open."""
+    unsure = strict and _verdict(seen, wanted) in (None, Verdict.AMBIGUOUS)
+    return EXIT_CODES.get(seen.ended, ExitCode.INCONCLUSIVE if unsure else ExitCode.OK)
+
+
+def _verdict(seen: Seen, wanted: Wanted) -> str | None:
+    """FASTER, SLOWER, SAME or AMBIGUOUS, on a CPU too; None if nothing was compared."""
+    if seen.reading.kind is Kind.DRAFTS:
+        return answer(seen, wanted).badge
+    ratio = seen.reading.of(wanted.num_reqs).ratio
+    return None if ratio is None else verdict(ratio)
+
+
+def document(seen: Seen, wanted: Wanted, *, quiet: bool = False) -> Document:
+    """The answer and why it ended; then, unless `quiet`, the table and the rest."""
+    reading, found = seen.reading, answer(seen, wanted)
+    blocks: list[Block] = [Headline(found.badge, found.sentence)]
+    if seen.ended in ENDINGS:
+        blocks.append(Paragraph(ENDINGS[seen.ended]))
+    if not quiet:
+        is_modes = reading.kind is Kind.MODES
+        blocks += [_ratios(reading)] if is_modes else _drafts_blocks(reading, wanted)
+        blocks.append(Bullets(tuple(status_lines(reading))))
+    return Document(TITLES[reading.kind], tuple(blocks))
+
+
+def _ratios(reading: Reading) -> Table:
+    """Ratio, interval and groups of stage by class of batch sizes."""
+    rows = []
+    for size in reading.classes:
+        own, width = reading.of(size), reading.half_width(size)
+        half = NOT_MEASURED if width is None else f"{100 * width:.2f} %"
+        rows.append((size, _ratio(own), half, f"{own.groups:,}"))
+    return table(("Requests", "Time in stage / off [95 % interval]", "+-", "Groups"), rows)
+
+
+def _drafts_blocks(reading: Reading, wanted: Wanted) -> list[Block]:
+    """Rates by class and draft count, and the line for vLLM; none if no class is known."""
+    worth = reading.worth(wanted.num_reqs)
+    if not worth.rates:
+        return []
+    return [
+        rates_table(worth),
+        Paragraph(HOW_DRAFTS),
+        *([ON_CPU] if reading.clock == "host" else []),
+        *line_blocks(worth, reading.pair),
+        about_zero(reading.pair),
+        *noise_note(worth),
+    ]
+
+
+def status_lines(reading: Reading) -> list[str]:
+    """Groups left out and why, what is interleaved, and which clock timed the windows."""
+    left = [f"{number:,} {in_words(why)}" for why, number in reading.left_out.items()]
+    lines = [f"Groups left out: {'; '.join(left) if left else 'none'}."]
+    if reading.kind is Kind.DRAFTS:
+        windows = ", ".join(f"{count:,} at k = {k}" for k, count in reading.windows.items())
+        lines.insert(0, f"Windows: {windows}.")
+        lines[-1] += (
+            " A group is twelve windows in a row without a prefill, all in one class of batch "
+            "sizes."
+        )
+    else:
+        lines += _staging_lines(reading)
+    if reading.clock is not None:
+        lines.append(f"Timed on the {reading.clock}'s clock.")
+    return lines
+
+
+def _staging_lines(reading: Reading) -> list[str]:
+    """Whether staging continues, what is written directly, and how far off is from itself."""
+    lines = [
+        f"Staging: on, stage x {reading.scv_mode} and off x off interleaved."
+        if reading.stopped is None
+        else f"Staging: stopped for good ({reading.stopped})."
+    ]
+    if reading.fallbacks:
+        why, number = next(iter(reading.fallbacks.items()))
+        lines.append(f"Written directly: {plural(number, 'window')} because of {why}.")
+    aa = reading.of(ALL, ITSELF)
+    return [*lines, f"Off against itself (A/A): {_ratio(aa)}, {aa.groups:,} groups."]
+
+
+def progress_line(reading: Reading, wanted: Wanted, waited_s: float) -> str:
+    """One line while it waits."""
+    size, groups = wanted.num_reqs, plural(reading.groups(wanted.num_reqs), "group")
+    if reading.kind is Kind.MODES:
+        told = f"{_ratio(reading.of(size))} in {groups}"
+    else:
+        told = f"{_best_rate(reading.rates(size))}, {groups} a draft count"
+    return f"{timedelta(seconds=int(waited_s))}  {size}: {told}"
+
+
+def _best_rate(rates: Sequence[Rate]) -> str:
+    known = [rate for rate in rates if rate.ratio is not None]
+    if not known:
+        return NOT_MEASURED
+    best = max(known, key=lambda rate: rate.ratio or 0.0)
+    bounds = with_bounds(best.ratio or 0.0, best.low, best.high, 2)
+    return f"{bounds} times the tokens/s of k = 0 with k = {best.drafts}"
+
+
+def result(seen: Seen, wanted: Wanted, url: str, exit_code: int) -> dict[str, Any]:
+    """The JSON document; docs/json.md lists its keys."""
+    found, reading = answer(seen, wanted), seen.reading
+    measured = _modes_result if reading.kind is Kind.MODES else _drafts_result
+    return {
+        "url": url,
+        "answer": {"badge": found.badge, "sentence": found.sentence, "num_reqs": wanted.num_reqs},
+        **measured(reading, wanted),
+        "clock": reading.clock,
+        "ended": str(seen.ended),
+        "waited_s": round(seen.waited_s, 1),
+        "exit_code": exit_code,
+    }
+
+
+def _modes_result(reading: Reading, _: Wanted) -> dict[str, Any]:
+    return {
+        "classes": [{"num_reqs": size, **_values(reading.of(size))} for size in reading.classes],
+        "aa": _values(reading.of(ALL, ITSELF)),
+        "left_out": reading.left_out,
+        "staging_stopped": reading.stopped,
+        "fallbacks": reading.fallbacks,
+    }
+
+
+def _values(own: CellTimes) -> dict[str, Any]:
+    return {
+        **flat(own.ratio, ("ratio", "ratio_ci_low", "ratio_ci_high")),
+        "groups": own.groups,
+    }
+
+
+def _drafts_result(reading: Reading, wanted: Wanted) -> dict[str, Any]:
+    """Rates without staging's values: a server does not interleave it with draft counts."""
+    worth = reading.worth(wanted.num_reqs)
+    rates = [
+        {name: value for name, value in vars(rate).items() if not name.startswith("stage_")}
+        for rate in worth.rates
+    ]
+    return {
+        "rates": [{"num_reqs": worth.sizes(rate["requests"]), **rate} for rate in rates],
+        "best": {worth.sizes(size): k for size, k in sorted(worth.best.items())},
+        "speculative_config": speculative_config(worth.schedule, reading.pair),
+        "windows": {str(k): count for k, count in reading.windows.items()},
+        "left_out": reading.left_out,
+    }
+
+
+def _measured(reading: Reading, ratio: Interval, num_reqs: str) -> str:
+    of = "" if num_reqs == ALL else f" of {num_reqs} requests"
+    return (
+        f"in stage x {reading.scv_mode} a window{of} takes {change(ratio.value)} time than in "
+        f"off x off (95 % confidence: {change_range(ratio.low, ratio.high)}; "
+        f"{plural(reading.of(num_reqs).groups, 'group')})"
+    )
+
+
+def _aa_warning(reading: Reading) -> str:
+    """A sentence if off differs from itself."""
+    aa = reading.of(ALL, ITSELF)
+    if aa.ratio is None or aa.ratio.holds(1):
+        return ""
+    return (
+        f" But off differs from itself (A/A): {_ratio(aa)} in {plural(aa.groups, 'group')}; "
+        "trust no difference of that size."
+    )
+
+
+def _nothing(reading: Reading, num_reqs: str) -> str:
+    groups, others = reading.of(num_reqs).groups, reading.of(ALL).groups
+    start = f"Too few groups of windows were compared ({groups:,})"
+    if not groups and others:
+        had = "other has" if others == 1 else "others have"
+        return f"{start}: {others:,} {had} windows of another size than {num_reqs} requests."
+    if not groups and reading.fallbacks and "fallback" in reading.left_out:
+        return f"{start}: no window is staged, because of {next(iter(reading.fallbacks))}."
+    if not groups and not reading.left_out:
+        return f"{start}: the server has run next to no windows. Send it requests."
+    return (
+        f"{start}, and a ratio needs {MIN_GROUPS}. A group is eight windows in a row without a "
+        "prefill, all in one class of batch sizes."
+    )
+
+
+def _ratio(own: CellTimes) -> str:
+    if own.ratio is None:
+        return NOT_MEASURED
+    return f"{own.ratio.value:.4f} [{own.ratio.low:.4f}, {own.ratio.high:.4f}]"

@@ -190,9 +190,7 @@ def _window(cell: Cell, place: int) -> WindowRecord:
     like = next(w for w in make_run(blocks=1).windows if w.cell.is_baseline)
     return replace(
         like,
-        nwor_mode=str(cell.nwor_mode),
-        scv_mode=str(cell.scv_mode),
-        arm=cell.arm,
+        **{**cell.names, "pair": like.pair},
         block=place + 1,
         batch=FIRST_BATCH + place,
         window=0,

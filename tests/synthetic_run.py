@@ -186,10 +186,7 @@ def _window(
     eager = cell.scv_mode is not ScvMode.OFF and device == "cpu"
     in_bytes = BYTES_PER_TOKEN if staged else None
     return WindowRecord(
-        pair=cell.pair,
-        nwor_mode=str(cell.nwor_mode),
-        scv_mode=str(cell.scv_mode),
-        arm=cell.arm,
+        **cell.names,
         block=block,
         batch=_number(cell, block),
         window=index,
@@ -237,10 +234,7 @@ def _batch(
     scv = cell.scv_mode is not ScvMode.OFF
     on_gpu = device != "cpu"
     return BatchRecord(
-        pair=cell.pair,
-        nwor_mode=cell.nwor_mode,
-        scv_mode=cell.scv_mode,
-        arm=cell.arm,
+        **cell.names,
         phase=phase,
         block=block,
         batch=_number(cell, block),

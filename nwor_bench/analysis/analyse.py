@@ -22,7 +22,7 @@ from nwor_bench.analysis.findings.table import Finding
 from nwor_bench.analysis.invariants import Violation, find_violations
 from nwor_bench.analysis.verdicts import CellVerdict, cell_verdicts
 from nwor_bench.analysis.worth import Measured, refused_arms, worth_of
-from nwor_bench.records.cell import NworMode, drafts_of
+from nwor_bench.records.cell import NworMode
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, BatchRecord, Cell, CellResult, Verdict, WindowRecord
 
@@ -100,7 +100,7 @@ def analyse(run: RunData) -> Analysis:
 
 def _by_tokens(cell: CellResult, rates: Mapping[int, Rate]) -> CellResult:
     """A draft count's verdict is that of tokens per second: its windows take longer in any case."""
-    rate = rates.get(drafts_of(cell.arm) or 0)
+    rate = rates.get(cell.cell.drafts or 0)
     if rate is None or cell.verdict in (Verdict.INVALID, Verdict.INEFFECTIVE):
         return cell
     found = rate.ratio, rate.low, rate.high, rate.verdict
@@ -160,7 +160,7 @@ def _result(cell: CellData, cell_verdict: CellVerdict) -> CellResult:
         pair=cell.cell.pair,
         nwor_mode=cell.cell.nwor_mode,
         scv_mode=cell.cell.scv_mode,
-        arm=cell.cell.arm,
+        arm=cell.cell.names["arm"],
         batches=len(cell.timed),
         windows=cell.num_windows,
         requests=sum(batch.requests for batch in cell.counted_batches),

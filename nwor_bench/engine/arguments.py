@@ -19,10 +19,11 @@ from nwor_bench.instruments.draft_counts import SAFE_GRAPHS, schedule_of
 from nwor_bench.instruments.pm_sampling import check_counters
 from nwor_bench.models.pairs import ResolvedPair, read_model_config, refused_config
 from nwor_bench.models.recurrent import STAGED_KINDS, recurrent_layers
-from nwor_bench.records.cell import ADAPTIVE_ARM, engine_arm
+from nwor_bench.records.cell import AA, ADAPTIVE, Arguments, Drafts
 from nwor_bench.records.state_slots import FIELD, check_one_slot, one_slot
 from nwor_bench.workload.config import RunSpec
-from nwor_bench.workload.run_spec import ACCEPTANCE_LENGTH, ACCEPTANCE_RATES, Counters
+from nwor_bench.workload.experiment import ACCEPTANCE_RATES, COUNT_BY_SIZE, DraftCounts
+from nwor_bench.workload.run_spec import ACCEPTANCE_LENGTH, Counters
 
 
 @contextmanager
@@ -166,13 +167,13 @@ def check_arguments(pair: ResolvedPair, spec: RunSpec) -> None:
     check_pair(pair, spec)
     if spec.counters is Counters.DRAM:
         check_counters(_has_gpu)
-    arms = spec.engine_arms[:-1] or (None,)
-    configs = {arm: _check_engine(pair, spec.of_arm(arm)) for arm in arms}
-    against = None if spec.against is None else engine_arm(spec.against)
-    if against is not None and _settings(configs[None]) == _settings(configs[against]):
-        remedy = "vLLM makes the same configuration of it as without; write another"
-        raise ConfigError.for_field("--against", against, remedy)
-    adaptive = configs.get(ADAPTIVE_ARM)
+    specs = {arm: own for arm, own in spec.engine_specs.items() if arm != AA}
+    configs = {arm: _check_engine(pair, own) for arm, own in specs.items()}
+    for arm in configs:
+        if isinstance(arm, Arguments) and _settings(configs[None]) == _settings(configs[arm]):
+            remedy = "vLLM makes the same configuration of it as without; write another"
+            raise ConfigError.for_field("--against", str(arm), remedy)
+    adaptive = configs.get(Drafts(ADAPTIVE))
     if adaptive is not None and not adaptive.use_v2_model_runner:
         remedy = "vLLM verifies adaptively on its V2 runner, and this runs on V1; leave it out"
         raise ConfigError.for_field("--adaptive-verification", True, remedy)
@@ -312,8 +313,9 @@ def _speculation(pair: ResolvedPair, spec: RunSpec) -> dict[str, Any] | None:
     config = {**pair.speculative_config(drafts), **given}
     if ACCEPTANCE_RATES in given:
         config.pop(ACCEPTANCE_LENGTH, None)  # the pair's; vLLM takes one of the two
-    if spec.draft_counts is not None:
-        config["num_speculative_tokens_per_batch_size"] = schedule_of(spec.draft_counts)
+    experiment = spec.experiment
+    if isinstance(experiment, DraftCounts):
+        config[COUNT_BY_SIZE] = schedule_of(experiment.counts)
     if config.keys() & {ACCEPTANCE_LENGTH, ACCEPTANCE_RATES}:  # only this method takes them
         config.setdefault("rejection_sample_method", "synthetic")
     return config
@@ -344,7 +346,7 @@ def engine_arguments(pair: ResolvedPair, spec: RunSpec) -> dict[str, Any]:
     if pair.load_format is not None:
         arguments["load_format"] = DUMMY_LOADERS.get(pair.load_format, pair.load_format)
     given = dict(spec.engine_args)
-    if spec.draft_counts is not None and not on_cpu():
+    if isinstance(spec.experiment, DraftCounts) and not on_cpu():
         graphs = given.get("compilation_config") or {}
         if isinstance(graphs, dict):
             given["compilation_config"] = {"cudagraph_mode": SAFE_GRAPHS, **graphs}

@@ -12,7 +12,7 @@ memory is short, the A/A arm is the first engine again.
 import multiprocessing
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -22,13 +22,15 @@ from typing import Any, cast
 
 from nwor_bench.engine.arguments import on_cpu
 from nwor_bench.engine.engine import VllmEngine
-from nwor_bench.engine.memory import arms_with_engines
+from nwor_bench.engine.memory import engines_with_room
 from nwor_bench.engine.protocol import Engine
 from nwor_bench.errors import BenchError, EngineError
 from nwor_bench.models.pairs import ResolvedPair
+from nwor_bench.records.cell import Arm
 from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.types import AA, Cell
 from nwor_bench.workload.config import RunSpec
+from nwor_bench.workload.experiment import Engines
 
 GPU_SHARE = 0.9
 """Of a GPU's memory, shared out as gpu_memory_utilization: vLLM refuses to start with less than
@@ -43,15 +45,15 @@ CLOSING_S = 30.0
 
 def start_engine(pair: ResolvedPair, spec: RunSpec, log: Path | None) -> Engine:
     """The run's engine, or several behind one. Raises as `VllmEngine` does."""
-    if not spec.engine_arms:
+    if not isinstance(spec.experiment, Engines):
         return VllmEngine(pair, spec, log)
     started = time.perf_counter()
-    arms = arms_with_engines(pair, spec)
-    engines: dict[str | None, ChildEngine] = {}
+    specs = engines_with_room(pair, spec)
+    engines: dict[Arm | None, ChildEngine] = {}
     try:
-        for group in ([arm for arm in arms if arm != AA], [arm for arm in arms if arm == AA]):
+        for group in ([arm for arm in specs if arm != AA], [arm for arm in specs if arm == AA]):
             for arm in group:
-                engines[arm] = _launch(pair, spec, arms, arm, log)
+                engines[arm] = _launch(pair, specs, arm, log)
             for arm in group:
                 engines[arm].wait_started()
     except BaseException:
@@ -59,20 +61,16 @@ def start_engine(pair: ResolvedPair, spec: RunSpec, log: Path | None) -> Engine:
             engine.close()
         raise
     seconds = time.perf_counter() - started
-    return cast(Engine, EngineArms(cast(dict[str | None, Engine], engines), seconds))
+    return cast(Engine, EngineArms(cast(dict[Arm | None, Engine], engines), seconds))
 
 
 def _launch(
-    pair: ResolvedPair,
-    spec: RunSpec,
-    arms: Sequence[str | None],
-    arm: str | None,
-    log: Path | None,
+    pair: ResolvedPair, specs: Mapping[Arm | None, RunSpec], arm: Arm | None, log: Path | None
 ) -> "ChildEngine":
     """The arm's engine, with an equal share of a GPU and a log of its own."""
-    own, number = spec.of_arm(arm), arms.index(arm)
+    own, number = specs[arm], list(specs).index(arm)
     if not on_cpu() and "gpu_memory_utilization" not in own.engine_args:
-        share = {"gpu_memory_utilization": round(GPU_SHARE / len(arms), 3)}
+        share = {"gpu_memory_utilization": round(GPU_SHARE / len(specs), 3)}
         own = replace(own, engine_args={**own.engine_args, **share})
     path = log and log.with_stem(f"{log.stem}-{number}" if number else log.stem)
     return ChildEngine(pair, own, path)
@@ -89,7 +87,7 @@ class EngineArms:
 
     def __init__(
         self,
-        engines: Mapping[str | None, Engine],
+        engines: Mapping[Arm | None, Engine],
         start_seconds: float,
         idle_s: float | None = None,
     ):

@@ -20,9 +20,10 @@ from nwor_bench.models.methods import Method, mtp_layers
 from nwor_bench.models.pairs import ResolvedPair, read_model_config
 from nwor_bench.models.pairs.tiny import LOAD_FORMAT, shape_parameters
 from nwor_bench.models.recurrent import recurrent_kinds, recurrent_layers
-from nwor_bench.records.cell import engine_arm
+from nwor_bench.records.cell import AA, Arm
 from nwor_bench.records.state_slots import ADDITIONAL, one_slot
 from nwor_bench.workload.config import RunSpec
+from nwor_bench.workload.experiment import Engines
 
 GIB = 1 << 30
 HEADROOM = 1.25
@@ -181,8 +182,8 @@ def require_memory(pair: ResolvedPair, spec: RunSpec) -> None:
     """Raises ConfigError if cache and weights will not fit into the device's free memory."""
     free = free_memory(spec.tensor_parallel_size)
     needed = needed_bytes(pair, spec, free.where)
-    if spec.engine_arms:
-        _require_memory_of_all(pair, spec, free)
+    if isinstance(spec.experiment, Engines):
+        _require_memory_of_all(pair, spec, free, spec.experiment)
     elif needed > free.num_bytes:
         if CACHE_SIZE in spec.engine_args:
             field, value = CACHE_SIZE, str(spec.engine_args[CACHE_SIZE])
@@ -199,28 +200,30 @@ def require_memory(pair: ResolvedPair, spec: RunSpec) -> None:
         )
 
 
-def _require_memory_of_all(pair: ResolvedPair, spec: RunSpec, free: FreeMemory) -> None:
+def _require_memory_of_all(
+    pair: ResolvedPair, spec: RunSpec, free: FreeMemory, experiment: Engines
+) -> None:
     """The engines of all arms but A/A must fit."""
-    arms = spec.engine_arms[:-1]
-    needed = [needed_bytes(pair, spec.of_arm(own), free.where) for own in arms]
+    engines = [own for arm, own in spec.engine_specs.items() if arm != AA]
+    needed = [needed_bytes(pair, own, free.where) for own in engines]
     if sum(needed) <= free.num_bytes:
         return
     each = ", ".join(f"{size / GIB:.1f}" for size in needed)
     remedy = (
-        f"no free memory for {len(arms)} engines: {each} GiB needed, {free.num_bytes / GIB:.1f} "
+        f"no free memory for {len(engines)} engines: {each} GiB needed, {free.num_bytes / GIB:.1f} "
         f"GiB free; write fewer --requests, a shorter --max-model-len or a smaller {CACHE_SIZE}"
     )
-    if spec.against is not None:
-        raise ConfigError.for_field("--against", engine_arm(spec.against), remedy)
-    raise ConfigError.for_field("--engines", True, f"{remedy}, or a smaller --max-draft-tokens")
+    if experiment.compares_drafts:
+        remedy += ", or a smaller --max-draft-tokens"
+    raise ConfigError.for_field(*experiment.asked_by, remedy)
 
 
-def arms_with_engines(pair: ResolvedPair, spec: RunSpec) -> tuple[str | None, ...]:
-    """The arms that get an engine of their own, None being the baseline: A/A only if there is room
-    for one more."""
-    free, arms = free_memory(spec.tensor_parallel_size), spec.engine_arms
-    needed = sum(needed_bytes(pair, spec.of_arm(arm), free.where) for arm in arms)
-    return arms if needed <= free.num_bytes else arms[:-1]
+def engines_with_room(pair: ResolvedPair, spec: RunSpec) -> dict[Arm | None, RunSpec]:
+    """`RunSpec.engine_specs`, but that of A/A only if there is room for one more."""
+    free, engines = free_memory(spec.tensor_parallel_size), spec.engine_specs
+    if sum(needed_bytes(pair, own, free.where) for own in engines.values()) > free.num_bytes:
+        del engines[AA]
+    return engines
 
 
 def _dummy_bytes(config: dict[str, Any], model: str, spec: RunSpec, element: int) -> int:

@@ -44,9 +44,9 @@ from nwor_bench.models.pairs.local import read_model_config
 from nwor_bench.records.cell import ADAPTIVE_VERIFICATION
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import AttentionBy, RunStatus, ScvMode, StageBy
+from nwor_bench.workload.experiment import ACCEPTANCE_RATES, DraftCounts
 from nwor_bench.workload.run_spec import (
     ACCEPTANCE_LENGTH,
-    ACCEPTANCE_RATES,
     DEFAULT_PAIR,
     PairChoice,
     RunSpec,
@@ -111,9 +111,10 @@ _METHOD = "rejection_sample_method"
 def _check_draft_counts(pair: ModelPair | ResolvedPair, method: str, spec: RunSpec) -> None:
     """Refuse draft counts in one engine if the method has one count, in any if the device decides
     it, and synthetic acceptance that nobody named."""
-    if spec.draft_counts is None:
+    if not spec.experiment.compares_drafts:
         return
-    if method not in CHANGES_COUNT and not spec.engines:
+    in_one = isinstance(spec.experiment, DraftCounts)
+    if method not in CHANGES_COUNT and in_one:
         raise ConfigError.for_field("--method", str(method), f"{WHICH_CHANGE}; write --engines")
     if method in WITHOUT_DRAFTER and spec.adaptive_verification:
         remedy = (
@@ -122,7 +123,7 @@ def _check_draft_counts(pair: ModelPair | ResolvedPair, method: str, spec: RunSp
         raise ConfigError.for_field("--adaptive-verification", True, remedy)
     graphs = spec.engine_args.get("compilation_config")
     mode = graphs.get("cudagraph_mode") if isinstance(graphs, dict) else None
-    if mode == UNSAFE_GRAPHS and not spec.engines:
+    if mode == UNSAFE_GRAPHS and in_one:
         field = "engine_args: compilation_config: cudagraph_mode"
         raise ConfigError.for_field(field, mode, WHY_UNSAFE)
     given = {**pair.speculative, **(spec.speculative_config or {})}

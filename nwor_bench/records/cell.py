@@ -7,15 +7,12 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
-AA = "A/A"
-"""`arm` of the second off x off: its difference from the first is noise."""
+SHAM = "sham"
+"""What the A/A arm runs in an interleaved batch: off, switched to as stage is."""
 
+SWITCHED = "switched"
+"""A sham's windows that ran as such; other counts are by the reason for which they did not."""
 
-INTERLEAVED = "interleaved"
-"""`arm` of what a check found in an interleaved batch, which is no cell's own."""
-
-DRAFTS = "k="
-"""Begin of the `arm` of a cell that runs a number of drafts of its own: `k=0`, `k=2`."""
 
 ADAPTIVE = -1
 """Draft count of a cell with adaptive verification: vLLM decides in each step how many of the most
@@ -24,14 +21,60 @@ drafts a request verifies."""
 ADAPTIVE_VERIFICATION = "enable_adaptive_verification"
 """What switches it on in vLLM's speculative_config."""
 
-ADAPTIVE_ARM = f"{DRAFTS}adaptive"
-"""Its `arm`."""
+_DRAFTS, _ADAPTIVE_NAME = "k=", "adaptive"
 
-SHAM = "sham"
-"""What the A/A arm runs in an interleaved batch: off, switched to as stage is."""
 
-SWITCHED = "switched"
-"""A sham's windows that ran as such; other counts are by the reason for which they did not."""
+class Special(StrEnum):
+    """Arms that stand for themselves."""
+
+    AA = "A/A"
+    """The second off x off: its difference from the first is noise."""
+
+    INTERLEAVED = "interleaved"
+    """What a check found in an interleaved batch, which is no cell's own."""
+
+
+AA, INTERLEAVED = Special
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """The arm of a cell that runs a number of drafts of its own: `k=0`, `k=2`, `k=adaptive`."""
+
+    count: int
+    """Drafts per request and window, or ADAPTIVE."""
+
+    def __str__(self) -> str:
+        return f"{_DRAFTS}{count_name(self.count)}"
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arm of an engine with further arguments: `use_replayssm=true`."""
+
+    text: str
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "Arguments":
+        """The arm of an engine with these arguments."""
+        return cls(", ".join(f"{name}={json.dumps(value)}" for name, value in values.items()))
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Arm = Special | Drafts | Arguments
+"""What sets a cell apart from others of its modes."""
+
+
+def read_arm(text: str | None) -> Arm | None:
+    """The arm that a record writes as `str(arm)`. Raises ValueError for a count that is none."""
+    if text is None or text in tuple(Special):
+        return None if text is None else Special(text)
+    if text.startswith(_DRAFTS):
+        count = text.removeprefix(_DRAFTS)
+        return Drafts(ADAPTIVE if count == _ADAPTIVE_NAME else int(count))
+    return Arguments(text)
 
 
 class NworMode(StrEnum):
@@ -66,29 +109,28 @@ class Cell:
 
     scv_mode: ScvMode
 
-    arm: str | None = None
-    """"A/A" for the second reference, which is run and compared like any other cell so that the
-    run shows its own noise floor; `k=2` if the cell has a draft count of its own, `k=adaptive` with
-    adaptive verification; the arguments of `--against` (see `engine_arm`) for the engine that has
-    them; else None."""
+    arm: Arm | None = None
+    """AA for the second reference, which is run and compared like any other cell so that the run
+    shows its own noise floor; the draft count of a cell that has one; the arguments of `--against`
+    for the engine that has them; else None."""
 
     @classmethod
     def from_names(cls, names: Mapping[str, Any]) -> "Cell":
         """The cell that an event names (see `names`). Raises ValueError for an unknown mode."""
         modes = NworMode(names["nwor_mode"]), ScvMode(names["scv_mode"])
-        return cls(names["pair"], *modes, names.get("arm"))
+        return cls(names["pair"], *modes, read_arm(names.get("arm")))
 
     @property
     def is_baseline(self) -> bool:
         """True for the cell against which every other one is compared: off x off, or k = 0."""
         off = self.nwor_mode is NworMode.OFF and self.scv_mode is ScvMode.OFF
-        return off and self.arm in (None, drafts_arm(0))
+        return off and self.arm in (None, Drafts(0))
 
     @property
     def drafts(self) -> int | None:
         """Drafts per request and window if the cell has a count of its own, or ADAPTIVE; else
         None."""
-        return drafts_of(self.arm)
+        return self.arm.count if isinstance(self.arm, Drafts) else None
 
     @property
     def stock_twin(self) -> "Cell | None":
@@ -104,40 +146,27 @@ class Cell:
         return label_of(self.nwor_mode, self.scv_mode, self.arm)
 
     @property
-    def names(self) -> dict[str, str | None]:
+    def names(self) -> dict[str, Any]:
         """The cell in an event of the records."""
         return {
             "pair": self.pair,
             "nwor_mode": str(self.nwor_mode),
             "scv_mode": str(self.scv_mode),
-            "arm": self.arm,
+            "arm": None if self.arm is None else str(self.arm),
         }
 
 
-def drafts_arm(drafts: int) -> str:
-    """The arm of a cell with this draft count."""
-    return ADAPTIVE_ARM if drafts == ADAPTIVE else f"{DRAFTS}{drafts}"
-
-
-def drafts_of(arm: str | None) -> int | None:
-    """The draft count of an arm; None for other arms. Raises ValueError for no number."""
-    if arm == ADAPTIVE_ARM:
-        return ADAPTIVE
-    return int(arm.removeprefix(DRAFTS)) if arm and arm.startswith(DRAFTS) else None
-
-
-def label_of(nwor_mode: str, scv_mode: str, arm: str | None) -> str:
+def label_of(nwor_mode: str, scv_mode: str, arm: Arm | None) -> str:
     """A cell's name for people: `stage x graph`, `off x off (A/A)`, `k = 2, stage x off`."""
-    drafts = drafts_of(arm)
-    if drafts is not None:
+    if isinstance(arm, Drafts):
         staged = "" if nwor_mode == NworMode.OFF else f", {nwor_mode} x {scv_mode}"
-        return f"k = {count_name(drafts)}{staged}"
+        return f"k = {count_name(arm.count)}{staged}"
     return f"{nwor_mode} x {scv_mode}" + (f" ({arm})" if arm else "")
 
 
 def count_name(drafts: int) -> str:
     """A draft count in tables: `2`, `adaptive`."""
-    return "adaptive" if drafts == ADAPTIVE else str(drafts)
+    return _ADAPTIVE_NAME if drafts == ADAPTIVE else str(drafts)
 
 
 def count_order(drafts: int) -> int:
@@ -145,16 +174,11 @@ def count_order(drafts: int) -> int:
     return 99_999 if drafts == ADAPTIVE else drafts
 
 
-def engine_arm(arguments: Mapping[str, Any]) -> str:
-    """The arm of an engine with these arguments: `use_replayssm=true`."""
-    return ", ".join(f"{name}={json.dumps(value)}" for name, value in arguments.items())
-
-
 def cell_order(cell: Cell) -> tuple[str, int, int, str]:
     """Sort key: by pair, then NWOR mode, then SCV mode, each in its declared order (off first);
     the A/A arm follows off x off; draft counts ascend, before the A/A arm."""
     drafts = cell.drafts
-    arm = cell.arm or "" if drafts is None else f" {DRAFTS}{count_order(drafts):05d}"
+    arm = str(cell.arm or "") if drafts is None else f" {count_order(drafts):05d}"
     return (cell.pair, _NWOR_ORDER[cell.nwor_mode], _SCV_ORDER[cell.scv_mode], arm)
 
 
@@ -164,4 +188,4 @@ def recorded_cell(pair: str, nwor_mode: str, scv_mode: str, arm: str | None) -> 
 
     Raises ValueError for an unknown mode.
     """
-    return Cell(pair, NworMode(nwor_mode), ScvMode(scv_mode), arm)
+    return Cell(pair, NworMode(nwor_mode), ScvMode(scv_mode), read_arm(arm))

@@ -7,7 +7,6 @@ from nwor_bench.analysis.draft_tokens import named_rates
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.worth import WindowTime, batch_size
 from nwor_bench.errors import ExitCode
-from nwor_bench.records.cell import drafts_of
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Verdict
 from nwor_bench.report.answer import Answer
@@ -16,7 +15,7 @@ from nwor_bench.report.text import joined, percent, plural, with_bounds
 
 def worth_answer(measured: MeasuredWorth) -> Answer:
     """Does speculation pay, up to how many requests, and with how many drafts?"""
-    counts = [cell for each in measured.analyses for cell in each.cells if drafts_of(cell.arm)]
+    counts = [cell for each in measured.analyses for cell in each.cells if cell.cell.drafts]
     if counts and all(cell.verdict == Verdict.INEFFECTIVE for cell in counts):
         text = f"At no draft count was a draft verified: {counts[0].reason}."
         return Answer(str(Verdict.INEFFECTIVE), text, exit_code=ExitCode.INCONCLUSIVE)

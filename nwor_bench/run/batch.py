@@ -71,13 +71,10 @@ def window_records(
             measured[name] = tuple(window[name])
         records.append(
             WindowRecord(
-                pair=cell.pair,
-                nwor_mode=str(cell.nwor_mode),
-                scv_mode=str(cell.scv_mode),
+                **cell.names,
                 block=place.block.number,
                 batch=place.batch,
                 window=number,
-                arm=cell.arm,
                 bytes_staged=in_bytes(window["staged_tokens"]),
                 bytes_committed=in_bytes(window["committed_tokens"]),
                 bytes_avoided=in_bytes(window["rejected_tokens"]),
@@ -100,9 +97,7 @@ def batch_record(
     lengths = [len(tokens) for tokens in output.token_ids]
     windows = output.windows
     return BatchRecord(
-        pair=place.cell.pair,
-        nwor_mode=place.cell.nwor_mode,
-        scv_mode=place.cell.scv_mode,
+        **place.cell.names,
         phase=place.phase,
         block=place.block.number,
         batch=place.batch,
@@ -129,7 +124,6 @@ def batch_record(
         started_at=place.started_at,
         fallbacks=dict(Counter(w["fallback_reason"] for w in windows if w["fallback_reason"])),
         scv_counters=output.scv_counters,
-        arm=place.cell.arm,
         conditions=conditions,
         rank_disagreement=output.rank_disagreement,
         request_times=output.request_times,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from nwor_bench.engine.memory import GIB, kv_cache_bytes, needed_bytes
 from nwor_bench.instruments.device import free_memory
 from nwor_bench.models.pairs import ResolvedPair
-from nwor_bench.records.types import AttentionBy, StageBy
+from nwor_bench.records.types import AA, AttentionBy, StageBy
 from nwor_bench.report.text import plural
 from nwor_bench.run.execute import Prepared
 from nwor_bench.workload.config import RunSpec
@@ -17,8 +17,8 @@ def plan_lines(plan: Plan, spec: RunSpec, pair: ResolvedPair) -> list[str]:
     """The plan for people."""
     scenario = spec.scenario
     counted = f"{spec.counted_blocks} x {len(plan.cells)} for DRAM counters"
-    arms = len(spec.engine_arms)
-    starts = f"{arms - 1} or {arms} engines, by memory" if arms else "one engine start"
+    arms = len(spec.engine_specs)
+    starts = f"{arms - 1} or {arms} engines, by memory" if arms > 1 else "one engine start"
     return [
         f"pair {pair.name}: {pair.method}, {spec.dtype or pair.dtype}, {starts}",
         _memory(pair, spec),
@@ -65,7 +65,7 @@ def sweep_lines(
 
 def _memory(pair: ResolvedPair, spec: RunSpec) -> str:
     free = free_memory(spec.tensor_parallel_size)
-    engines = [spec.of_arm(arm) for arm in spec.engine_arms[:-1]] or [spec]
+    engines = [own for arm, own in spec.engine_specs.items() if arm != AA]
     cache = sum(kv_cache_bytes(pair, own) for own in engines)
     needed = sum(needed_bytes(pair, own, free.where) for own in engines)
     several = f" of {len(engines)} engines" if len(engines) > 1 else ""

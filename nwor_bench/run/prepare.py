@@ -1,7 +1,7 @@
 """A run from the spec to the reports: check everything, then run it on one engine."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from nwor_bench.models.pairs import (
 )
 from nwor_bench.records.files import RUNS, check_output, default_folder
 from nwor_bench.records.store import RunData, block_name, read_run
-from nwor_bench.records.types import Interleave, Phase, ScvMode
+from nwor_bench.records.types import Phase
 from nwor_bench.run import resume
 from nwor_bench.run.dry_run import plan_lines
 from nwor_bench.run.execute import EngineFactory, EngineSource, GroupEngine, Prepared, run_prepared
@@ -157,24 +157,9 @@ def prepare(spec: RunSpec, choice: PairChoice, console: Console) -> Prepared:
     check_hub_models(pair)
     check_model_configs(pair)
     pair, note = with_own_dtype(pair, spec)
-    spec = with_interleave(without_scv_on_cpu(spec))
+    spec = spec.experiment.completed(spec, uses_gpu())
     plan = make_plan(spec, pair.name, load_prompts(spec.scenario))
     return Prepared(spec, asdict(choice), pair, plan, _encode_all(plan, spec, pair), note)
-
-
-def with_interleave(spec: RunSpec) -> RunSpec:
-    """The spec with `interleave` set: windows on a GPU, whose clocks move within a batch."""
-    if spec.interleave is not None:
-        return spec
-    windows = uses_gpu() or spec.draft_counts is not None
-    return replace(spec, interleave=Interleave.WINDOWS if windows else Interleave.BATCHES)
-
-
-def without_scv_on_cpu(spec: RunSpec) -> RunSpec:
-    """An engine of `against` that stages has one cell, and SCV cannot fire on a CPU."""
-    if spec.against is None or not spec.stages or uses_gpu():
-        return spec
-    return replace(spec, scv_modes=(ScvMode.OFF,))
 
 
 def prepare_point(point: Point, console: Console) -> Prepared:

@@ -1,31 +1,22 @@
 """The options of a run: models, workload, modes, and when to stop."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Interval
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.records.cell import (
-    ADAPTIVE,
-    ADAPTIVE_VERIFICATION,
-    drafts_arm,
-    drafts_of,
-    engine_arm,
-)
+from nwor_bench.records.cell import Arm
 from nwor_bench.records.state_slots import ADDITIONAL, one_slot
-from nwor_bench.records.types import (
-    AA,
-    AttentionBy,
-    Cell,
-    Interleave,
-    NworMode,
-    ScvMode,
-    StageBy,
+from nwor_bench.records.types import AttentionBy, Interleave, NworMode, ScvMode, StageBy
+from nwor_bench.workload.experiment import (
+    ACCEPTANCE_RATES,
+    CellName,
+    Experiment,
+    experiment_of,
 )
 from nwor_bench.workload.options import (
     Axis,
@@ -54,23 +45,6 @@ CacheDtype = Literal[
 """vLLM's kv_cache_dtype, auto being the model's; importing it from vLLM would take seconds."""
 
 MOST_GIB = 1_000_000
-
-
-class CellName(StrEnum):
-    """A cell of the grid, by its modes, as --cells names it. off x off, its A/A arm and the control
-    are added by themselves."""
-
-    OFF_GRAPH = "off-graph"
-    OFF_ADAPTIVE = "off-adaptive"
-    STAGE_OFF = "stage-off"
-    STAGE_GRAPH = "stage-graph"
-    STAGE_ADAPTIVE = "stage-adaptive"
-
-    @property
-    def modes(self) -> tuple[NworMode, ScvMode]:
-        """Its NWOR and SCV mode."""
-        nwor, scv = self.split("-")
-        return NworMode(nwor), ScvMode(scv)
 
 
 def includes_off(modes: tuple[str, ...]) -> str | None:
@@ -257,85 +231,20 @@ class RunSpec:
     """What to count in untimed blocks."""
     # fmt: on
 
-    def cells(self, pair_name: str) -> tuple[Cell, ...]:
-        """Every combination of the modes, in the order given, and last the A/A arm: off x off
-        once more. off x off itself is among them.
-
-        If cells are interleaved within a batch, mode stage brings its control. A control commits
-        nothing, so it has one cell, with SCV off. With `against` off x off has two arms instead;
-        an engine with one state slot stages.
-        """
-        if self.draft_counts is not None:
-            return self._draft_cells(pair_name, self._counts)
-        if self.against is not None:
-            off, own = (NworMode.OFF, ScvMode.OFF), (self.nwor_modes[-1], self.scv_modes[-1])
-            arms = ((off, None), (own, engine_arm(self.against)), (off, AA))
-            return tuple(Cell(pair_name, *modes, arm) for modes, arm in arms)
-        chosen = list(product(self.nwor_modes, self.scv_modes))
-        if self.only_cells is not None:
-            kept = [(NworMode.OFF, ScvMode.OFF), *(name.modes for name in self.only_cells)]
-            chosen = [modes for modes in chosen if modes in kept]
-        control = (NworMode.CONTROL, ScvMode.OFF)
-        stages = any(nwor is NworMode.STAGE for nwor, _ in chosen)
-        if NworMode.CONTROL in self.nwor_modes or (
-            stages and self.interleave is Interleave.WINDOWS
-        ):
-            chosen = [modes for modes in chosen if modes[0] is not NworMode.CONTROL] + [control]
-        cells = [Cell(pair_name, nwor, scv) for nwor, scv in chosen]
-        return (*cells, Cell(pair_name, NworMode.OFF, ScvMode.OFF, AA))
-
-    def _draft_cells(self, pair_name: str, counts: Sequence[int]) -> tuple[Cell, ...]:
-        """Each draft count, behind it the same one staged, last the A/A arm. In this order the gate
-        has the rows of the count in mode off when the staged one has run."""
-        off = NworMode.OFF, ScvMode.OFF
-        cells = []
-        for count in counts:
-            cells.append(Cell(pair_name, *off, drafts_arm(count)))
-            if count and self.stages:
-                cells.append(Cell(pair_name, NworMode.STAGE, self.scv_modes[-1], drafts_arm(count)))
-        return (*cells, Cell(pair_name, *off, AA))
+    @property
+    def experiment(self) -> Experiment:
+        """What the run compares."""
+        return experiment_of(self)
 
     @property
-    def _counts(self) -> list[int]:
-        """The draft counts in order, last that of adaptive verification."""
-        adaptive = [ADAPTIVE] if self.adaptive_verification else []
-        return sorted(self.draft_counts or ()) + adaptive
-
-    @property
-    def engine_arms(self) -> tuple[str | None, ...]:
-        """The arms of off x off with an engine of their own, None being the baseline's, A/A last;
-        empty if one engine runs all cells."""
-        if self.against is not None:
-            return None, engine_arm(self.against), AA
-        if not self.engines or self.draft_counts is None:
-            return ()
-        return None, *(drafts_arm(count) for count in self._counts if count), AA
+    def engine_specs(self) -> "dict[Arm | None, RunSpec]":
+        """The configurations of the run's engines by arm, None being the baseline's, A/A last."""
+        return self.experiment.engine_specs(self)
 
     @property
     def stages(self) -> bool:
         """True if mode stage is among the modes."""
         return NworMode.STAGE in self.nwor_modes
-
-    def of_arm(self, arm: str | None) -> "RunSpec":
-        """The configuration of the engine that runs this arm of off x off."""
-        if self.engines:
-            return self._of_count(drafts_of(arm) or 0)
-        if self.against is None or arm != engine_arm(self.against):
-            return replace(self, against=None)
-        return replace(self, against=None, engine_args={**self.engine_args, **self.against})
-
-    def _of_count(self, count: int) -> "RunSpec":
-        """The configuration of a draft count's own engine; that of 0 has no drafter."""
-        own = self.scenario.draft_tokens if count == ADAPTIVE else count
-        config = dict(self.speculative_config or {})
-        if ACCEPTANCE_RATES in config:
-            config[ACCEPTANCE_RATES] = config[ACCEPTANCE_RATES][:own]
-        if count == ADAPTIVE:
-            config[ADAPTIVE_VERIFICATION] = True
-        return replace(
-            self, draft_counts=None, adaptive_verification=False, speculative_config=config or None,
-            scenario=self.scenario.model_copy(update={"draft_tokens": own}),
-        )  # fmt: skip
 
     @property
     def stopping(self) -> StoppingRule:
@@ -374,8 +283,8 @@ class RunSpec:
     @property
     def worker_variables(self) -> dict[str, str]:
         """This run's settings for the plugin in vLLM's workers, as environment variables."""
-        counts = self.draft_counts is not None or self.engines
-        attention = "stock" if counts and not self.stages else "reference"
+        is_stock = self.experiment.compares_drafts and not self.stages
+        attention = "stock" if is_stock else "reference"
         own = {"VLLM_NWOR_CPU_ATTENTION": attention}
         if one_slot(self.engine_args.get(ADDITIONAL)):
             own["VLLM_NWOR_MODE"] = "stage"
@@ -399,7 +308,6 @@ class RunSpec:
 
 
 ACCEPTANCE_LENGTH = "synthetic_acceptance_length"
-ACCEPTANCE_RATES = "synthetic_acceptance_rates"
 
 
 class VllmEntries:

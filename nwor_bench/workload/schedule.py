@@ -11,6 +11,7 @@ from nwor_bench.records.header import BlockEntry
 from nwor_bench.records.types import Cell, Interleave, NworMode
 from nwor_bench.records.window_order import WindowOrder, compared_pairs
 from nwor_bench.workload.config import RunSpec
+from nwor_bench.workload.experiment import Engines
 from nwor_bench.workload.prompts import Encode, Prompt
 
 CHECK_BLOCKS = (1, 8, 16)
@@ -119,11 +120,12 @@ def make_plan(spec: RunSpec, pair_name: str, prompts: Sequence[Prompt]) -> Plan:
     The same spec, prompts and seed give the same plan. In the gate the baseline runs first,
     since the other cells are compared with it.
     """
-    cells = spec.cells(pair_name)
+    experiment = spec.experiment
+    cells = experiment.cells(pair_name)
     scenario = spec.scenario
     most = spec.stopping.max_blocks
     interleaved = spec.interleave is Interleave.WINDOWS
-    shares = interleaved and spec.draft_counts is None and scenario.prompts.tokens is not None
+    shares = interleaved and not experiment.compares_drafts and scenario.prompts.tokens is not None
     a_text = BLOCKS_A_TEXT if shares else 1
     texts = 1 + ceil(most / a_text)
     chosen = select_blocks(prompts, scenario.requests, texts, spec.seed)
@@ -138,8 +140,8 @@ def make_plan(spec: RunSpec, pair_name: str, prompts: Sequence[Prompt]) -> Plan:
         return Block(number, tuple(order), tuple(text), new_tokens=new_tokens)
 
     gate, *timed = map(block, range(1 + most))
-    differ, warmup = bool(spec.engine_arms), spec.warmup_batches
-    return Plan(cells, *warmup, gate, tuple(timed), interleaved, spec.seed, differ)
+    differ = isinstance(experiment, Engines)
+    return Plan(cells, *spec.warmup_batches, gate, tuple(timed), interleaved, spec.seed, differ)
 
 
 def _checked(blocks: int) -> tuple[int, int, int]:

@@ -11,6 +11,7 @@ from pydantic import Field, create_model, field_validator
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.workload.config import load_scenario, resolve
+from nwor_bench.workload.experiment import DraftCounts
 from nwor_bench.workload.options import declared, names
 from nwor_bench.workload.run_spec import (
     AXES,
@@ -172,7 +173,7 @@ def make_points(sweep: SweepFile) -> tuple[Point, ...]:
             spec = resolve(load_scenario(scenario), **sweep.shared, **place)
         except ConfigError as error:
             raise error.within(f"run {number} ({pair}, {scenario})") from error
-        if spec.draft_counts is not None and spec.time_budget_s is not None:
+        if spec.experiment.compares_drafts and spec.time_budget_s is not None:
             share = _share(spec.scenario.requests, sweep.axes.requests)
             share /= len(sweep.axes.scenarios)
             spec = replace(spec, time_budget_s=round(spec.time_budget_s * share, 1))
@@ -215,7 +216,8 @@ def group_by_engine(points: Sequence[Point]) -> tuple[EngineGroup, ...]:
 
 def _roomiest(points: Sequence[Point]) -> RunSpec:
     spec = points[0].spec
-    named = 0 if spec.engines else len(spec.draft_counts or ())
+    experiment = spec.experiment
+    named = len(experiment.counts) if isinstance(experiment, DraftCounts) else 0
     room = {
         "requests": max(named, *(point.spec.scenario.requests for point in points)),
         "max_model_len": max(point.spec.scenario.max_model_len for point in points),

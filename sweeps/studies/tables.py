@@ -2,13 +2,14 @@
 
     python sweeps/studies/tables.py [PAGE.md ...]    # without an argument: every page below sweeps/
 
-A page is Markdown written by hand. Comments in it hold SQL (SQLite's), in which each CSV file
-beside the page is a table of its name, without suffix and with `_` for `-`:
+A page is Markdown written by hand. The file of its name with the suffix `.sql` has its statements
+(SQLite's), in which each CSV file beside the page is a table of its name, without suffix and with
+`_` for `-`. A line above each statement says what it is for:
 
-    <!-- table SELECT ... -->        the rows, from here to <!-- end -->
-    <!-- pivot SELECT ... -->        the same; the last two columns are a column's heading and cell
-    <!-- view NAME AS SELECT ... --> a view for the statements that follow
-    <!-- let SELECT ... AS name -->  one row of values: <!--name-->filled in here<!--/-->
+    -- values         one row, whose columns the page names: <!--name-->filled in here<!--/-->
+    -- view NAME      a view for the statements that follow
+    -- table NAME     the rows between <!-- table NAME --> and <!-- end -->
+    -- pivot NAME     the same; the last two columns are a column's heading and cell
 
 A line never begins with a value: Markdown would take the whole line for HTML. Besides SQLite's
 functions there are `fmt(pattern, value, ...)`, which is Python's `str.format` (NULL if a value is),
@@ -33,16 +34,20 @@ import pandas as pd
 from scipy.stats import quantile_test, spearmanr
 
 SWEEPS = Path(__file__).resolve().parents[1]
-DEFINITION = re.compile(r"<!-- (view|let)\s(.*?)-->", re.DOTALL)
-TABLE = re.compile(r"(<!-- (table|pivot)\s(.*?)-->\n)(.*?)(<!-- end -->)", re.DOTALL)
+STATEMENT = re.compile(
+    r"^-- (values|view|table|pivot)(?: (\w+))?\n(.*?);$", re.DOTALL | re.MULTILINE
+)
+TABLE = re.compile(r"(<!-- table (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 VALUE = re.compile(r"(<!--(\w+)-->)(.*?)(<!--/-->)", re.DOTALL)
+
+Rows = tuple[list[str], list[Sequence[Any]]]
+"""Column names and rows."""
 
 
 def pages() -> Iterator[Path]:
-    """Every page below sweeps/ that has something to fill."""
+    """Every page below sweeps/ with statements beside it."""
     for page in sorted(SWEEPS.rglob("*.md")):
-        text = page.read_text(encoding="utf-8")
-        if TABLE.search(text) or VALUE.search(text):
+        if page.with_suffix(".sql").exists():
             yield page
 
 
@@ -50,27 +55,43 @@ def filled(page: Path) -> str:
     """The page's text with every table and value filled in.
 
     Raises:
-        KeyError: a value that no `let` of the page defines.
+        KeyError: a table or value that no statement defines.
         sqlite3.Error: a statement that SQLite refuses.
     """
-    text = page.read_text(encoding="utf-8")
-    database = open_tables(page.parent)
-    known = define(database, text)
+    known, tables = evaluated(page)
 
     def table(found: re.Match[str]) -> str:
-        head, kind, query, _, end = found.groups()
-        return f"{head}\n{markdown(*rows_of(database, kind, query))}\n\n{end}"
+        head, name, _, end = found.groups()
+        return f"{head}\n{markdown(*tables[name])}\n\n{end}"
 
     def value(found: re.Match[str]) -> str:
         head, name, _, end = found.groups()
         return f"{head}{known[name]}{end}"
 
-    return VALUE.sub(value, TABLE.sub(table, text))
+    return VALUE.sub(value, TABLE.sub(table, page.read_text(encoding="utf-8")))
 
 
 def values(page: Path) -> dict[str, Any]:
-    """What the page's `let` statements define, by name."""
-    return define(open_tables(page.parent), page.read_text(encoding="utf-8"))
+    """The values that a page may name."""
+    return evaluated(page)[0]
+
+
+def evaluated(page: Path) -> tuple[dict[str, Any], dict[str, Rows]]:
+    """Values and tables of the statements beside a page, by name."""
+    database = open_tables(page.parent)
+    known: dict[str, Any] = {}
+    tables: dict[str, Rows] = {}
+    statements = page.with_suffix(".sql").read_text(encoding="utf-8")
+    for kind, name, query in STATEMENT.findall(statements):
+        if kind == "view":
+            database.execute(f"CREATE TEMP VIEW {name} AS {query}")
+        elif kind == "values":
+            names, ((*row,),) = rows_of(database, query)
+            known |= dict(zip(names, row, strict=True))
+        else:
+            rows = rows_of(database, query)
+            tables[name] = pivoted(*rows) if kind == "pivot" else rows
+    return known, tables
 
 
 def open_tables(folder: Path) -> sqlite3.Connection:
@@ -104,33 +125,19 @@ def _as_text(file: Path | StringIO) -> pd.DataFrame:
     return pd.read_csv(file, dtype=str, keep_default_na=False)
 
 
-def define(database: sqlite3.Connection, text: str) -> dict[str, Any]:
-    """Run the page's `view` and `let` statements, in their order; the values of the latter."""
-    known: dict[str, Any] = {}
-    for kind, statement in DEFINITION.findall(text):
-        if kind == "view":
-            database.execute(f"CREATE TEMP VIEW {statement}")
-        else:
-            cursor = database.execute(statement)
-            ((*row,),) = cursor.fetchall()
-            known |= dict(zip((column[0] for column in cursor.description), row, strict=True))
-    return known
-
-
-def rows_of(
-    database: sqlite3.Connection, kind: str, query: str
-) -> tuple[list[str], list[Sequence[Any]]]:
-    """Column names and rows of a query; a pivot's in the order in which they first come."""
+def rows_of(database: sqlite3.Connection, query: str) -> Rows:
+    """Column names and rows of a query."""
     cursor = database.execute(query)
-    names = [column[0] for column in cursor.description]
-    rows: list[Sequence[Any]] = cursor.fetchall()
-    if kind == "table":
-        return names, rows
+    return [column[0] for column in cursor.description], cursor.fetchall()
+
+
+def pivoted(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Rows:
+    """Rows whose last two columns became columns, in the order in which they first come."""
     headings = list(dict.fromkeys(row[-2] for row in rows))
     lines: dict[tuple[Any, ...], dict[str, Any]] = {}
     for *key, heading, cell in rows:
         lines.setdefault(tuple(key), {})[heading] = cell
-    return names[:-2] + headings, [
+    return [*names[:-2], *headings], [
         [*key, *(cells.get(heading) for heading in headings)] for key, cells in lines.items()
     ]
 

@@ -20,7 +20,7 @@ from nwor_bench.analysis.comparing.stored_run import StoredRun
 from nwor_bench.analysis.groups import Pair
 from nwor_bench.analysis.worth import Measured
 from nwor_bench.errors import ExitCode, worst_of
-from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, drafts_arm
+from nwor_bench.records.cell import AA, Arm, Cell, Drafts, NworMode, ScvMode
 from nwor_bench.records.types import Phase
 from nwor_bench.report.comparison import comparisons_document
 from nwor_bench.report.markdown import render_markdown
@@ -28,11 +28,11 @@ from nwor_bench.report.markdown import render_markdown
 pytestmark = pytest.mark.slow  # imports scipy
 
 
-def cell(arm: str) -> Cell:
+def cell(arm: Arm) -> Cell:
     return Cell("tiny", NworMode.OFF, ScvMode.OFF, arm)
 
 
-ONE, AGAIN = cell("k=1"), cell(AA)
+ONE, AGAIN = cell(Drafts(1)), cell(AA)
 STAGED = replace(ONE, nwor_mode=NworMode.STAGE)
 
 TAKEN = {"a": (10, 5), "b": (12, 3), "c": (9, 7), "d": (11, 6)}
@@ -44,14 +44,14 @@ def measured(seed: int, times: Mapping[Cell, float], taken: Mapping[str, tuple[i
     rng = np.random.default_rng(seed)
     effects = [
         SimpleNamespace(
-            pair=Pair(treated.stock_twin or cell(drafts_arm(0)), treated), clock="wall_ms",
+            pair=Pair(treated.stock_twin or cell(Drafts(0)), treated), clock="wall_ms",
             groups=[SimpleNamespace(num_reqs=1, host=value, device=None)
                     for value in rng.normal(log(time), 0.01, 40)],
         )
         for treated, time in times.items()
     ]  # fmt: skip
     batches = [
-        SimpleNamespace(cell=cell(drafts_arm(k)), phase=Phase.GATE, block=0, token_digests=[*taken],
+        SimpleNamespace(cell=cell(Drafts(k)), phase=Phase.GATE, block=0, token_digests=[*taken],
                         request_acceptance=[*(own if k else (0, 0) for own in taken.values())],
                         request_tokens=[(1 + w + a, a) for w, a in taken.values()])
         for k in (0, 1)
@@ -126,7 +126,7 @@ def stored_counts(own: Measured) -> StoredRun:
     """A stored run with these cells, all with the records of off x off."""
     like = stored(make_run(blocks=3, device="cuda"))
     (off,) = [each for each in like.cells if each.is_baseline]
-    cells = (cell("k=0"), ONE, STAGED, AGAIN)
+    cells = (cell(Drafts(0)), ONE, STAGED, AGAIN)
     results = {
         each: replace(like.cells[off], pair=each.pair, arm=each.arm, nwor_mode=each.nwor_mode)
         for each in cells

@@ -16,7 +16,7 @@ from nwor_bench.analysis.engine_times import steps_of
 from nwor_bench.analysis.groups import Pair
 from nwor_bench.analysis.invariants import output_tokens
 from nwor_bench.analysis.worth import Measured, worth_of
-from nwor_bench.records.cell import Cell, NworMode, ScvMode, drafts_arm
+from nwor_bench.records.cell import Cell, Drafts, NworMode, ScvMode
 from nwor_bench.records.header import BlockEntry
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import Phase, RequestTimes
@@ -41,7 +41,7 @@ def reached(ease: float, k: int) -> list[float]:
 
 
 def cell(k: int) -> Cell:
-    return Cell("tiny", NworMode.OFF, ScvMode.OFF, drafts_arm(k))
+    return Cell("tiny", NworMode.OFF, ScvMode.OFF, Drafts(k))
 
 
 def whole_batch(

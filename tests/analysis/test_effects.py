@@ -22,6 +22,7 @@ from nwor_bench.analysis.effects import (
     switch_cost,
 )
 from nwor_bench.analysis.groups import Pair
+from nwor_bench.records.cell import Drafts
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import NworMode
 from nwor_bench.stats.interval import Interval
@@ -80,7 +81,7 @@ def test_carry_over_is_found_and_none_is_not() -> None:
 
 
 def test_the_cost_of_a_switch_is_that_of_groups_whose_count_changes() -> None:
-    zero, one, again = (replace(OFF, arm=arm) for arm in ("k=0", "k=1", AA_CELL.arm))
+    zero, one, again = (replace(OFF, arm=arm) for arm in (Drafts(0), Drafts(1), AA_CELL.arm))
     mode = replace(one, nwor_mode=NworMode.STAGE)
     rng = Random(1)
     effects = [

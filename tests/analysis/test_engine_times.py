@@ -20,7 +20,7 @@ from nwor_bench.analysis.draft_rates import (
 )
 from nwor_bench.analysis.engine_times import block_times, steps_of
 from nwor_bench.analysis.worth import Measured, times_of, worth_of
-from nwor_bench.records.cell import AA, ADAPTIVE, Cell, NworMode, ScvMode, cell_order, drafts_arm
+from nwor_bench.records.cell import AA, ADAPTIVE, Cell, Drafts, NworMode, ScvMode, cell_order
 from nwor_bench.records.types import Phase, RequestTimes, Verdict
 from nwor_bench.stats.interval import Interval, combined
 from nwor_bench.stats.paired import paired_ratio
@@ -33,7 +33,7 @@ STEP = {0: 1.0, 1: 1.2, 2: 1.5, ADAPTIVE: 1.25, None: 1.0}
 
 
 def cell(count: int | None) -> Cell:
-    arm = AA if count is None else drafts_arm(count)
+    arm = AA if count is None else Drafts(count)
     return Cell("tiny", NworMode.OFF, ScvMode.OFF, arm)
 
 

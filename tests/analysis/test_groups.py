@@ -10,6 +10,7 @@ from interleaved_run import CONTROL, OFF, STAGE_GRAPH, group_windows
 from synthetic_run import AA_CELL, CELLS
 
 from nwor_bench.analysis.groups import Group, find_groups, pair_of
+from nwor_bench.records.cell import Drafts
 from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.records.types import Cell, NworMode, ScvMode, WindowRecord
 from nwor_bench.stats.paired import abba_effect
@@ -148,11 +149,11 @@ def test_the_effect_is_the_ratio_of_geometric_means() -> None:
 
 def drafts_group(length: int = 4) -> list[WindowRecord]:
     """k = 0 and k = 2 of three requests; nothing differs but the count."""
-    zero, two = (replace(OFF, arm=arm) for arm in ("k=0", "k=2"))
+    zero, two = (replace(OFF, arm=arm) for arm in (Drafts(0), Drafts(2)))
     return [
         replace(
             window,
-            arm=(two if window.cell == STAGE_GRAPH else zero).arm,
+            arm=str((two if window.cell == STAGE_GRAPH else zero).arm),
             **dict.fromkeys(("nwor_mode", "scv_mode"), "off"),
             **dict.fromkeys(("staged_tokens", "committed_tokens", "rejected_tokens"), 0),
             num_reqs=3,
@@ -212,14 +213,16 @@ def test_a_window_that_verified_another_count_leaves_its_group_out(place: int) -
 
 
 def test_the_reference_of_draft_counts_is_k_0() -> None:
-    zero, two, aa = (replace(OFF, arm=arm) for arm in ("k=0", "k=2", AA_CELL.arm))
+    zero, two, aa = (replace(OFF, arm=arm) for arm in (Drafts(0), Drafts(2), AA_CELL.arm))
     for other in (two, aa):
         pair = pair_of([other, zero])
         assert pair is not None
         assert pair.reference == zero
 
 
-COUNTED = tuple(Cell("toy", mode, ScvMode.OFF, "k=4") for mode in (NworMode.OFF, NworMode.STAGE))
+COUNTED = tuple(
+    Cell("toy", mode, ScvMode.OFF, Drafts(4)) for mode in (NworMode.OFF, NworMode.STAGE)
+)
 """A draft count in mode off, and staged."""
 
 
@@ -242,10 +245,10 @@ def test_of_a_staged_count_the_first_window_of_each_run_is_left_out(place: int) 
 
 
 def test_a_staged_count_has_its_twin_as_reference() -> None:
-    zero = replace(COUNTED[0], arm="k=0")
+    zero = replace(COUNTED[0], arm=Drafts(0))
     assert pair_of(COUNTED) == pair_of(COUNTED[::-1])
     assert pair_of([zero, COUNTED[0]]) is not None
-    assert pair_of([COUNTED[0], replace(COUNTED[0], arm="k=2")]) is None
+    assert pair_of([COUNTED[0], replace(COUNTED[0], arm=Drafts(2))]) is None
     over_zero = pair_of([zero, COUNTED[1]])
     assert over_zero is not None
     assert not over_zero.is_over_stock

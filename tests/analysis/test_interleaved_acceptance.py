@@ -10,6 +10,7 @@ from synthetic_run import AA_CELL, faults_of
 
 from nwor_bench.analysis.invariants import find_violations
 from nwor_bench.analysis.parity.acceptance import acceptance_violations
+from nwor_bench.records.cell import Drafts
 from nwor_bench.records.types import Cell, NworMode, ScvMode, WindowRecord
 
 STAGE = Cell("toy", NworMode.STAGE, ScvMode.OFF)
@@ -113,7 +114,7 @@ def test_windows_outside_complete_groups_do_not_count() -> None:
 @pytest.mark.parametrize("rate", [0.6, 0.3])
 def test_a_staged_draft_count_accepts_what_the_count_in_mode_off_does(rate: float) -> None:
     """Both at 0.6 in sound runs."""
-    stock = Cell("toy", NworMode.OFF, ScvMode.OFF, "k=4")
+    stock = Cell("toy", NworMode.OFF, ScvMode.OFF, Drafts(4))
     staged = replace(stock, nwor_mode=NworMode.STAGE)
 
     def windows(random: Random) -> Iterator[WindowRecord]:

@@ -9,6 +9,7 @@ import pytest
 from nwor_bench.analysis.cell_data import CellData, GateResults
 from nwor_bench.analysis.parity.kv import TOO_BLUNT
 from nwor_bench.analysis.parity.required import missing_checks
+from nwor_bench.records.cell import Arguments, Drafts
 from nwor_bench.records.types import AA, Cell, NworMode, ScvMode
 
 STAGE = Cell("toy", NworMode.STAGE, ScvMode.GRAPH)
@@ -117,14 +118,14 @@ def test_a_cell_that_was_timed_interleaved_needs_an_interleaved_batch() -> None:
 def test_stock_needs_no_values_and_an_engine_of_its_own_only_those_of_layers() -> None:
     nothing: dict[str, Any] = {"kv": None, "local": None}
     off = NworMode.OFF, ScvMode.OFF
-    for cell in (Cell("toy", *off), Cell("toy", *off, AA), Cell("toy", *off, "k=2")):
+    for cell in (Cell("toy", *off), Cell("toy", *off, AA), Cell("toy", *off, Drafts(2))):
         assert missing(cell, **nothing) is None
         assert missing(cell, None, **nothing) == "its output was not checked"
-    slots = replace(STAGE, arm="nwor_state_slots=1")
+    slots = replace(STAGE, arm=Arguments("nwor_state_slots=1"))
     assert missing(slots, "explained", states=4, kv=None) is None
     assert missing(slots, "explained", states=4, **nothing) is not None
     assert "its K/V" in (missing(slots, "acceptance only", kv=None) or "")
-    assert missing(replace(STAGE, arm="k=2"), "explained", kv=None) is not None
+    assert missing(replace(STAGE, arm=Drafts(2)), "explained", kv=None) is not None
 
 
 def test_a_run_without_any_check_of_layers_is_judged_as_it_was() -> None:

@@ -13,7 +13,7 @@ from nwor_bench.analysis.draft_rates import Worth
 from nwor_bench.analysis.draft_tokens import same_places
 from nwor_bench.analysis.groups import Pair
 from nwor_bench.analysis.worth import Measured, refused_arms, worth_of
-from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, drafts_arm
+from nwor_bench.records.cell import AA, Arm, Cell, Drafts, NworMode, ScvMode
 from nwor_bench.records.types import Phase, Verdict
 from nwor_bench.records.window_order import DRAFT_RUN_LENGTHS, RUNS
 from nwor_bench.stats.paired import abba_effect
@@ -22,7 +22,7 @@ TIMES = {1: 1.2, 2: 1.4}
 """Time of a window over that at k = 0."""
 
 
-def cell(arm: str) -> Cell:
+def cell(arm: Arm) -> Cell:
     return Cell("tiny", NworMode.OFF, ScvMode.OFF, arm)
 
 
@@ -46,20 +46,20 @@ def measured(
     accepted = {k: [accepted_of(rng, p, k) for p in ease] for k in times}
     for k in (0, *times):
         batches.append(SimpleNamespace(
-            cell=cell(drafts_arm(k)), phase=Phase.GATE, block=0, token_digests=digests,
+            cell=cell(Drafts(k)), phase=Phase.GATE, block=0, token_digests=digests,
             request_acceptance=tuple(accepted[k]) if k else ((0, 0),) * texts,
             request_tokens=(), requests=texts, output_tokens=201 * texts,
         ))  # fmt: skip
     effects = [
         SimpleNamespace(
-            pair=Pair(cell("k=0"), cell(arm)), clock="wall_ms",
+            pair=Pair(cell(Drafts(0)), cell(arm)), clock="wall_ms",
             groups=[SimpleNamespace(num_reqs=requests, host=value, device=None)
                     for value in rng.normal(log(time), noise, groups)],
         )
-        for arm, time in [*((drafts_arm(k), t) for k, t in times.items()), (AA, 1.0)]
+        for arm, time in [*((Drafts(k), t) for k, t in times.items()), (AA, 1.0)]
     ]  # fmt: skip
     for k, time in (staged or {}).items():
-        twin = cell(drafts_arm(k))
+        twin = cell(Drafts(k))
         treated = replace(twin, nwor_mode=NworMode.STAGE, scv_mode=ScvMode.ADAPTIVE)
         own = [SimpleNamespace(num_reqs=requests, host=value, device=None)
                for value in rng.normal(log(time), noise, groups)]  # fmt: skip
@@ -329,13 +329,13 @@ def test_cells_that_failed_or_were_not_checked_are_refused(
     mode: NworMode, verdict: Verdict, interleaved: str | None, compared: str | None, refused: bool
 ) -> None:
     result: Any = SimpleNamespace(
-        cell=replace(cell("k=2"), nwor_mode=mode), verdict=verdict, interleaved=interleaved,
+        cell=replace(cell(Drafts(2)), nwor_mode=mode), verdict=verdict, interleaved=interleaved,
         compared=compared,
     )  # fmt: skip
     expected = {(2, mode is NworMode.STAGE): str(verdict)} if refused else {}
     assert refused_arms([result]) == expected
     zero: Any = SimpleNamespace(
-        cell=cell("k=0"), verdict="reference", interleaved=None, compared=None
+        cell=cell(Drafts(0)), verdict="reference", interleaved=None, compared=None
     )
     assert refused_arms([zero]) == {}
 
@@ -356,10 +356,10 @@ def test_the_schedule_takes_the_smaller_count_between_sizes(
     assert Worth((), best, 0, {}).schedule == schedule
 
 
-def batch(number: int, arm: str, windows: Sequence[tuple[int, int]], text: str = "t") -> Any:
+def batch(number: int, arm: Arm, windows: Sequence[tuple[int, int]], text: str = "t") -> Any:
     """A batch of one request whose windows have these drafts and accepted ones."""
     own = {"pair": "tiny", "block": 0, "batch": number}
-    phase = Phase.INTERLEAVED if arm == "k=0" else Phase.GATE
+    phase = Phase.INTERLEAVED if arm == Drafts(0) else Phase.GATE
     return SimpleNamespace(
         **own, requests=1, cell=cell(arm), phase=phase, token_digests=(text,),
         windows=[SimpleNamespace(**own, draft_tokens=k, accepted_tokens=n) for k, n in windows],
@@ -378,14 +378,14 @@ LONGEST = [(4, 2), (4, 0), (4, 4)]
 @pytest.mark.parametrize(
     ("arm", "windows", "found"),
     [
-        ("k=1", [(1, 1), (1, 1), (1, 1)], (2, 2)),  # at 1, 3 and 5
-        ("k=1", [(1, 1), (1, 0), (1, 0), (1, 0)], (2, 3)),  # at 1, 3, 4 and 5, the last differs
-        ("k=0", [(0, 0), (0, 0), (0, 0), (2, 0), (4, 4)], (2, 2)),  # at 4 and 5
-        ("k=0", [(0, 0), (0, 0), (0, 0), (2, 1)], (0, 1)),
+        (Drafts(1), [(1, 1), (1, 1), (1, 1)], (2, 2)),  # at 1, 3 and 5
+        (Drafts(1), [(1, 1), (1, 0), (1, 0), (1, 0)], (2, 3)),  # at 1, 3, 4 and 5, the last differs
+        (Drafts(0), [(0, 0), (0, 0), (0, 0), (2, 0), (4, 4)], (2, 2)),  # at 4 and 5
+        (Drafts(0), [(0, 0), (0, 0), (0, 0), (2, 1)], (0, 1)),
     ],
 )
 def test_windows_from_the_same_token_are_compared(
-    arm: str, windows: Sequence[tuple[int, int]], found: tuple[int, int]
+    arm: Arm, windows: Sequence[tuple[int, int]], found: tuple[int, int]
 ) -> None:
-    assert places(batch(1, "k=4", LONGEST), batch(2, arm, windows)) == found
-    assert places(batch(1, "k=4", LONGEST), batch(2, arm, windows, text="other")) == (0, 0)
+    assert places(batch(1, Drafts(4), LONGEST), batch(2, arm, windows)) == found
+    assert places(batch(1, Drafts(4), LONGEST), batch(2, arm, windows, text="other")) == (0, 0)

@@ -162,7 +162,7 @@ def test_one_engine_runs_all_batch_sizes() -> None:
     assert [point.spec.scenario.requests for point in points] == [8, 2, 1]
     (group,) = group_by_engine(points)
     assert group.spec.scenario.requests == 8
-    labels = [cell.label for cell in points[0].spec.cells("tiny")]
+    labels = [cell.label for cell in points[0].spec.experiment.cells("tiny")]
     assert labels == ["k = 0", "k = 1", "k = 2", "k = 3", "off x off (A/A)"]
     shares = [point.spec.time_budget_s for point in points]
     assert sum(share or 0 for share in shares) == pytest.approx(60, abs=0.3)
@@ -203,7 +203,7 @@ def test_each_count_but_0_is_staged_too(
     asked = specs_of(
         monkeypatch, "--pair", "tiny", "--nwor-modes", "off,stage", "--max-draft-tokens", "2"
     )
-    cells = asked[0].cells("tiny")
+    cells = asked[0].experiment.cells("tiny")
     assert [(c.drafts, c.nwor_mode, c.scv_mode) for c in cells if c.drafts] == [
         (k, *modes)
         for k in (1, 2)
@@ -213,7 +213,7 @@ def test_each_count_but_0_is_staged_too(
     assert asked[0].worker_variables["VLLM_NWOR_CPU_ATTENTION"] == "reference"
     with pytest.raises(AssertionError, match="not refused"):
         call("--pair", "tiny", "--max-draft-tokens", "2")
-    assert {cell.nwor_mode for cell in asked[-1].cells("tiny")} == {NworMode.OFF}
+    assert {cell.nwor_mode for cell in asked[-1].experiment.cells("tiny")} == {NworMode.OFF}
     assert asked[-1].worker_variables["VLLM_NWOR_CPU_ATTENTION"] == "stock"
 
 

@@ -18,11 +18,12 @@ from nwor_bench.engine import arms, memory
 from nwor_bench.engine.arguments import check_arguments, engine_arguments
 from nwor_bench.engine.arms import ChildEngine, EngineArms
 from nwor_bench.engine.engine import VllmEngine
-from nwor_bench.engine.memory import RUNTIME_BYTES, arms_with_engines, kv_cache_bytes
+from nwor_bench.engine.memory import RUNTIME_BYTES, engines_with_room, kv_cache_bytes
 from nwor_bench.engine.preflight import check_flags, check_pair
 from nwor_bench.errors import ConfigError, EngineError
 from nwor_bench.instruments.device import FreeMemory
 from nwor_bench.models.pairs import ResolvedPair, resolve_pair
+from nwor_bench.records.cell import Arguments, Arm, Drafts
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, Cell, NworMode, ScvMode, Verdict
 from nwor_bench.report.answer import answer
@@ -31,7 +32,7 @@ from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep import run_sweep
 from nwor_bench.workload.config import RunSpec, Scenario, resolve
 
-ARM = "block_size=32"
+ARM = Arguments("block_size=32")
 AGAINST = '{"block_size": 32}'
 PAIR = ResolvedPair("toy", "ngram", "hub/toy", None, "float32")
 SCENARIO = Scenario(
@@ -68,7 +69,7 @@ def test_each_arm_runs_on_its_engine_and_every_block_runs_all(tmp_path: Path) ->
     assert set(verdicts(run)) == {"off x off", "off x off (A/A)", f"off x off ({ARM})"}
     assert verdicts(run)["off x off"] == "reference"
     found = answer(run.header, analyse(run).cells)
-    assert ARM in found.sentence
+    assert str(ARM) in found.sentence
 
 
 def test_without_a_third_engine_the_baselines_runs_twice_a_block(tmp_path: Path) -> None:
@@ -102,7 +103,7 @@ def test_a_difference_in_a_timed_block_counts_too(tmp_path: Path) -> None:
 def test_status_says_in_what_the_other_engines_differ() -> None:
     engines = {None: FakeEngine(), ARM: FakeEngine(dtype="float16"), AA: FakeEngine()}
     status = EngineArms(engines, 1.234, idle_s=0).status()
-    assert status.arms == {ARM: {"dtype": "float16"}, AA: {}}
+    assert status.arms == {str(ARM): {"dtype": "float16"}, str(AA): {}}
     assert (status.dtype, status.start_count, status.start_seconds) == ("float32", 3, 1.23)
 
 
@@ -209,14 +210,14 @@ def test_engines_start_together_and_a_a_follows_them(
     """A/A compiles what the baseline has compiled. If one fails, all that were launched close."""
     monkeypatch.setattr(arms, "ChildEngine", Started)
     monkeypatch.setattr(arms, "EngineArms", lambda engines, _: list(engines))
-    monkeypatch.setattr(arms, "arms_with_engines", lambda pair, spec: spec.engine_arms)
+    monkeypatch.setattr(arms, "engines_with_room", lambda pair, spec: spec.engine_specs)
     monkeypatch.setattr(Started, "said", said := list[str]())
     monkeypatch.setattr(Started, "fails", fails)
     spec, log = resolve(SCENARIO, **COUNTS), tmp_path / "engine.log"
     first = ["engine", "engine-1", "engine-2"]
     launched = [f"launch {name}" for name in first]
     if fails is None:
-        assert arms.start_engine(PAIR, spec, log) == [None, "k=1", "k=2", AA]
+        assert arms.start_engine(PAIR, spec, log) == [None, Drafts(1), Drafts(2), AA]
     else:
         with pytest.raises(EngineError, match="did not start"):
             arms.start_engine(PAIR, spec, log)
@@ -253,33 +254,33 @@ def spec_of(**given: Any) -> RunSpec:
     return resolve(SCENARIO, against=AGAINST, **given)
 
 
-@pytest.mark.parametrize(("engines", "expected"), [(3, (None, ARM, AA)), (2, (None, ARM))])
+@pytest.mark.parametrize(("engines", "expected"), [(3, [None, ARM, AA]), (2, [None, ARM])])
 def test_the_a_a_arm_has_an_engine_if_there_is_memory(
-    engines: int, expected: tuple[str | None, ...], monkeypatch: pytest.MonkeyPatch
+    engines: int, expected: list[Arm | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = kv_cache_bytes(PAIR, spec_of().of_arm(None)) + RUNTIME_BYTES["host"]
+    one = kv_cache_bytes(PAIR, spec_of().engine_specs[None]) + RUNTIME_BYTES["host"]
     monkeypatch.setattr(memory, "free_memory", lambda ranks: FreeMemory(engines * one, "host"))
-    assert arms_with_engines(PAIR, spec_of()) == expected
+    assert list(engines_with_room(PAIR, spec_of())) == expected
     memory.require_memory(PAIR, spec_of())
 
 
 def test_too_little_memory_for_two_engines_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = kv_cache_bytes(PAIR, spec_of().of_arm(None)) + RUNTIME_BYTES["host"]
+    one = kv_cache_bytes(PAIR, spec_of().engine_specs[None]) + RUNTIME_BYTES["host"]
     monkeypatch.setattr(memory, "free_memory", lambda ranks: FreeMemory(2 * one - 1, "host"))
-    with refused("--against", value=ARM):
+    with refused("--against", value=str(ARM)):
         memory.require_memory(PAIR, spec_of())
 
 
 def test_each_draft_count_has_an_engine_if_there_is_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three engines for k = 0 to 2, and a fourth for A/A if it fits."""
     spec = resolve(SCENARIO, **COUNTS)
-    own = [kv_cache_bytes(PAIR, spec.of_arm(arm)) for arm in (None, "k=1", "k=2", AA)]
+    own = [kv_cache_bytes(PAIR, each) for each in spec.engine_specs.values()]
     needed = [size + RUNTIME_BYTES["host"] for size in own]
     free = [sum(needed), sum(needed) - 1, sum(needed[:3]) - 1]
     monkeypatch.setattr(memory, "free_memory", lambda ranks: FreeMemory(free[0], "host"))
-    assert arms_with_engines(PAIR, spec) == (None, "k=1", "k=2", AA)
+    assert list(engines_with_room(PAIR, spec)) == [None, Drafts(1), Drafts(2), AA]
     free.pop(0)
-    assert arms_with_engines(PAIR, spec) == (None, "k=1", "k=2")
+    assert list(engines_with_room(PAIR, spec)) == [None, Drafts(1), Drafts(2)]
     memory.require_memory(PAIR, spec)
     free.pop(0)
     with refused("--engines", value=True, naming="3 engines"):
@@ -290,7 +291,7 @@ def test_the_engine_of_k_0_has_no_drafter() -> None:
     """Neither its weights nor its cache, and vLLM is asked for no speculation."""
     pair = resolve_pair("tiny")
     spec = resolve(SCENARIO.model_copy(update={"max_model_len": 256}), **COUNTS)
-    plain, drafting = spec.of_arm(None), spec.of_arm("k=2")
+    plain, drafting = spec.engine_specs[None], spec.engine_specs[Drafts(2)]
     assert memory.needed_bytes(pair, plain, "host") < memory.needed_bytes(pair, drafting, "host")
     assert engine_arguments(pair, plain)["speculative_config"] is None
     config = engine_arguments(pair, drafting)["speculative_config"]
@@ -333,16 +334,18 @@ def test_an_engine_that_verifies_every_draft_after_all_is_refused(adaptive: bool
 
 def test_acceptance_is_synthetic_if_an_engine_says_so() -> None:
     """The baseline, without drafts, accepts none in any way."""
-    engines = {None: FakeEngine(), "k=1": FakeEngine()}
-    synthetic = engines["k=1"].status().model_copy(update={"rejection_sample_method": "synthetic"})
-    engines["k=1"].status = lambda: synthetic  # type: ignore[method-assign]
+    engines = {None: FakeEngine(), Drafts(1): FakeEngine()}
+    synthetic = (
+        engines[Drafts(1)].status().model_copy(update={"rejection_sample_method": "synthetic"})
+    )
+    engines[Drafts(1)].status = lambda: synthetic  # type: ignore[method-assign]
     assert EngineArms(engines, 1.5, idle_s=0).status().rejection_sample_method == "synthetic"
 
 
 def test_draft_counts_run_on_their_engines(tmp_path: Path) -> None:
     """The gate compares each with k = 0, and every timed block runs all."""
-    engines = {arm: FakeEngine() for arm in (None, "k=1", "k=2")}
-    engines["k=2"].wrong = lambda number, cell: number == 2  # its second timed block
+    engines = {arm: FakeEngine() for arm in (None, Drafts(1), Drafts(2))}
+    engines[Drafts(2)].wrong = lambda number, cell: number == 2  # its second timed block
     given = {**COUNTS, "draft_tokens": 2, "temperature": 0.0, "batches": 3, "warmup": 0}
     run = Runner(tmp_path / "run", EngineArms(engines, 1.5, idle_s=0), **given).run()
     assert [len(engine.calls) for engine in engines.values()] == [8, 4, 3]
@@ -399,7 +402,7 @@ def test_a_run_goes_on_with_as_many_engines() -> None:
     header = make_header([]).model_copy(update={"engine": three})
     run = RunData(header, (), (), ())
     check_engine(run, three)
-    with refused("--resume: engine.arms", value=[ARM]):
+    with refused("--resume: engine.arms", value=[str(ARM)]):
         check_engine(run, EngineArms(engines, 1.5, idle_s=0).status())
 
 

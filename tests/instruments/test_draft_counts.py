@@ -9,7 +9,7 @@ import pytest
 
 from nwor_bench.errors import EngineError
 from nwor_bench.instruments.draft_counts import CountSwitch, schedule_of
-from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, drafts_arm
+from nwor_bench.records.cell import AA, Cell, Drafts, NworMode, ScvMode
 from nwor_bench.records.window_order import (
     PLACE,
     RUNS,
@@ -20,9 +20,7 @@ from nwor_bench.records.window_order import (
 )
 
 COUNTS = (0, 1, 2, 4)
-CELLS = tuple(
-    Cell("tiny", NworMode.OFF, ScvMode.OFF, arm) for arm in (*map(drafts_arm, COUNTS), AA)
-)
+CELLS = tuple(Cell("tiny", NworMode.OFF, ScvMode.OFF, arm) for arm in (*map(Drafts, COUNTS), AA))
 
 
 class Scheduler:
@@ -50,7 +48,7 @@ class Scheduler:
 
 
 STAGED = tuple(
-    Cell("tiny", NworMode.STAGE, ScvMode.ADAPTIVE, drafts_arm(count)) for count in COUNTS if count
+    Cell("tiny", NworMode.STAGE, ScvMode.ADAPTIVE, Drafts(count)) for count in COUNTS if count
 )
 
 

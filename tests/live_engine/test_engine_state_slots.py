@@ -29,7 +29,7 @@ from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 from nwor_bench.plugin.observe.state_checks import check_state
 from nwor_bench.plugin.observe.state_trace import SAMPLE, StateCall
 from nwor_bench.plugin.states import StateOutcome, WindowStates
-from nwor_bench.records.cell import engine_arm
+from nwor_bench.records.cell import Arguments
 from nwor_bench.records.types import NworMode
 from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.run.run_options import RunOptions
@@ -45,7 +45,7 @@ def specs(**changes: Any) -> tuple[RunSpec, RunSpec]:
     usual = {"requests": 4, "kv_cache_gib": 0.1, "max_model_len": 256}
     arguments = json.dumps({**WITHOUT_PREFIX_CACHE, **changes.pop("engine_args", {})})
     spec = tiny_spec(**usual, engine_args=arguments, against=json.dumps(AGAINST), **changes)
-    return spec.of_arm(None), spec.of_arm(engine_arm(AGAINST))
+    return spec.engine_specs[None], spec.engine_specs[Arguments.of(AGAINST)]
 
 
 INTERRUPT = pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_a_sweep_compares_it_with_stock(tmp_path: Path) -> None:
     code = run_one(spec, PairChoice(pair="tiny-states-mtp"), RunOptions(output=tmp_path / "run"))
     assert code is ExitCode.OK
     cells = pd.read_csv(tmp_path / "run/cells.csv", keep_default_na=False).set_index("arm")
-    arm = engine_arm(AGAINST)
+    arm = Arguments.of(AGAINST)
     assert set(cells.loc[[arm, "A/A"]].parity) <= {"exact", "ties"}
     own = cells.loc[arm]
     assert (own.nwor_mode, own.nwor_fallback_count) == ("stage", 0)

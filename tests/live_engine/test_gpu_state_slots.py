@@ -17,7 +17,7 @@ from nwor_bench.analysis.parity.kv import KvVerdict
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.protocol import GreedyOutput
 from nwor_bench.models.pairs import resolve_pair
-from nwor_bench.records.cell import engine_arm
+from nwor_bench.records.cell import Arguments
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.workload.run_spec import RunSpec
 
@@ -34,7 +34,7 @@ def specs(arguments: dict[str, Any], **changes: Any) -> tuple[RunSpec, RunSpec]:
     spec = tiny_spec(
         **given, engine_args=json.dumps({**OWN, **arguments}), against=json.dumps(AGAINST)
     )
-    return spec.of_arm(None), spec.of_arm(engine_arm(AGAINST))
+    return spec.engine_specs[None], spec.engine_specs[Arguments.of(AGAINST)]
 
 
 def fault_of(answers: Sequence[Sequence[int]], told: Sequence[GreedyOutput]) -> str | None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nwor_bench.records.cell import Drafts
 from nwor_bench.records.types import AA, Cell, NworMode, ScvMode
 from nwor_bench.records.window_order import (
     DRAFT_RUN_LENGTHS,
@@ -86,7 +87,7 @@ def test_a_hundred_groups_show_whether_a_switch_leaves_something_behind():
 
 
 def test_runs_of_draft_counts_have_windows_between_their_ends():
-    cells = tuple(Cell("p", NworMode.OFF, ScvMode.OFF, arm) for arm in ("k=0", "k=1", AA))
+    cells = tuple(Cell("p", NworMode.OFF, ScvMode.OFF, arm) for arm in (Drafts(0), Drafts(1), AA))
     windows = list(islice(WindowOrder(cells, compared_pairs(cells), "seed").places(), 400))
     assert {place.run_length for place in windows} == set(DRAFT_RUN_LENGTHS)
     for length in (*DRAFT_RUN_LENGTHS, *SERVER_DRAFT_RUN_LENGTHS):
@@ -137,8 +138,8 @@ def test_off_is_compared_with_all_and_the_control_with_what_stages(cells, extra)
 
 
 def test_a_staged_draft_count_is_compared_with_the_same_count_in_mode_off():
-    zero, two, four = (Cell("p", NworMode.OFF, ScvMode.OFF, f"k={k}") for k in (0, 2, 4))
-    staged = [Cell("p", NworMode.STAGE, ScvMode.ADAPTIVE, f"k={k}") for k in (2, 4)]
+    zero, two, four = (Cell("p", NworMode.OFF, ScvMode.OFF, Drafts(k)) for k in (0, 2, 4))
+    staged = [Cell("p", NworMode.STAGE, ScvMode.ADAPTIVE, Drafts(k)) for k in (2, 4)]
     again = Cell("p", NworMode.OFF, ScvMode.OFF, AA)
     cells = (zero, two, staged[0], four, staged[1], again)
     assert compared_pairs(cells) == ((0, 1), (1, 2), (0, 3), (3, 4), (0, 5))

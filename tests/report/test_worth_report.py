@@ -16,7 +16,7 @@ from nwor_bench.analysis.groups import Pair
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.worth import Measured, WindowTime, window_times
 from nwor_bench.errors import ExitCode
-from nwor_bench.records.cell import AA, ADAPTIVE, Cell, ScvMode, drafts_arm
+from nwor_bench.records.cell import AA, ADAPTIVE, Cell, Drafts, ScvMode
 from nwor_bench.records.header import PairFacts
 from nwor_bench.records.types import NworMode, Phase, Verdict
 from nwor_bench.report import draft_line, worth_answer
@@ -45,14 +45,14 @@ def told(found: Worth, times: Sequence[WindowTime] = ()) -> MeasuredWorth:
 @pytest.mark.parametrize("drafted", [0, 1])
 def test_draft_counts_of_which_none_drafted_are_no_answer(drafted: int) -> None:
     found = analyse(make_run())
-    own = [replace(found.cells[0], arm=drafts_arm(0), verdict="reference")]
+    own = [replace(found.cells[0], arm=str(Drafts(0)), verdict="reference")]
     for k in (1, 2):
         gate = replace(found.run.batches[0], draft_tokens=drafted * (k == 2))
-        data = CellData(Cell("toy", NworMode.OFF, ScvMode.OFF, drafts_arm(k)), [gate], [], [])
+        data = CellData(Cell("toy", NworMode.OFF, ScvMode.OFF, Drafts(k)), [gate], [], [])
         why = idle_reason(data)
         assert why == (None if drafted and k == 2 else "no draft token was proposed")
         verdict = "INEFFECTIVE" if why else "AMBIGUOUS"
-        own.append(replace(own[0], arm=drafts_arm(k), verdict=verdict, reason=why))
+        own.append(replace(own[0], arm=str(Drafts(k)), verdict=verdict, reason=why))
     measured = MeasuredWorth((replace(found, cells=tuple(own)),), worth([], {}), ())
     said = worth_answer.worth_answer(measured)
     expected = ("AMBIGUOUS", ExitCode.OK) if drafted else ("INEFFECTIVE", ExitCode.INCONCLUSIVE)
@@ -174,12 +174,12 @@ def test_windows_at_the_ends_of_a_run_have_no_part_in_its_time() -> None:
 
 def test_the_cost_of_a_change_of_k_is_told() -> None:
     def effects(arm: str, cost: float, groups: int) -> Any:
-        pair = Pair(Cell("tiny", NworMode.OFF, ScvMode.OFF, "k=0"),
+        pair = Pair(Cell("tiny", NworMode.OFF, ScvMode.OFF, Drafts(0)),
                     Cell("tiny", NworMode.OFF, ScvMode.OFF, arm))  # fmt: skip
         own = SimpleNamespace(pair=pair, switch=cost, run_length=3)
         return SimpleNamespace(pair=pair, groups=[own] * groups)
 
-    changed, same = effects("k=2", log(1.05), 12), effects(AA, 0.0, 12)
+    changed, same = effects(Drafts(2), log(1.05), 12), effects(AA, 0.0, 12)
     (both,), (one,) = (list(worth_page._switch_note(own)) for own in ([changed, same], [changed]))
     assert one.text == (
         "The first window after a change of k is left out: it took 1.0500 [1.0500, 1.0500] times "
@@ -188,7 +188,7 @@ def test_the_cost_of_a_change_of_k_is_told() -> None:
     assert both.text == (
         f"{one.text} If k = 0 follows k = 0, it took 1.0000 [1.0000, 1.0000] times as long."
     )
-    assert list(worth_page._switch_note([effects("k=2", 0.1, 3)])) == []
+    assert list(worth_page._switch_note([effects(Drafts(2), 0.1, 3)])) == []
 
 
 def test_staged_windows_have_times_of_their_own() -> None:
@@ -281,7 +281,7 @@ def test_acceptance_by_position_is_of_fixed_counts() -> None:
         header=SimpleNamespace(spec={}),
         batches=[
             SimpleNamespace(pair=pair, block=block, batch=number, phase=Phase.TIMED,
-                            cell=Cell(pair, NworMode.OFF, ScvMode.OFF, drafts_arm(k)))
+                            cell=Cell(pair, NworMode.OFF, ScvMode.OFF, Drafts(k)))
             for number, k in enumerate((1, 2, ADAPTIVE))
         ],
         windows=[

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, drafts_arm
+from nwor_bench.records.cell import AA, Cell, Drafts, NworMode, ScvMode
 from nwor_bench.records.types import Phase
 from nwor_bench.records.window_order import WindowOrder, compared_pairs
 from nwor_bench.run.batch import BatchPlace
 from nwor_bench.workload.schedule import Block
 
-CELLS = tuple(Cell("tiny", NworMode.OFF, ScvMode.OFF, arm) for arm in ("k=0", "k=2", AA))
+CELLS = tuple(Cell("tiny", NworMode.OFF, ScvMode.OFF, arm) for arm in (Drafts(0), Drafts(2), AA))
 ORDER = WindowOrder(CELLS, compared_pairs(CELLS), "0")
 PLACE = BatchPlace(CELLS[0], Phase.INTERLEAVED, Block(1, (), ()), 7, 0, "", ORDER)
 
@@ -19,11 +19,11 @@ PLACE = BatchPlace(CELLS[0], Phase.INTERLEAVED, Block(1, (), ()), 7, 0, "", ORDE
 @pytest.mark.parametrize(
     ("window", "arm"),
     [
-        ({"cell": 1, "draft_tokens": 6, "num_reqs": 3}, drafts_arm(2)),
+        ({"cell": 1, "draft_tokens": 6, "num_reqs": 3}, Drafts(2)),
         ({"cell": 2, "draft_tokens": 0, "num_reqs": 3}, AA),
-        ({"cell": None, "draft_tokens": 6, "num_reqs": 3}, drafts_arm(2)),
-        ({"cell": None, "draft_tokens": 0, "num_reqs": 3}, drafts_arm(0)),
-        ({"draft_tokens": 3, "num_reqs": 3}, drafts_arm(0)),  # k = 1 is no cell
+        ({"cell": None, "draft_tokens": 6, "num_reqs": 3}, Drafts(2)),
+        ({"cell": None, "draft_tokens": 0, "num_reqs": 3}, Drafts(0)),
+        ({"draft_tokens": 3, "num_reqs": 3}, Drafts(0)),  # k = 1 is no cell
     ],
 )
 def test_the_cell_of_a_window(window: dict[str, Any], arm: str) -> None:

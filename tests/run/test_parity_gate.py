@@ -15,7 +15,7 @@ from toy_run import STAGE, Runner, encode, of_phase
 from nwor_bench.analysis.parity.acceptance import SUMS_EVENT, read_sums
 from nwor_bench.analysis.parity.tokens import ParityRule, parity_rule
 from nwor_bench.engine.protocol import BatchOutput
-from nwor_bench.records.cell import Cell, ScvMode, drafts_arm
+from nwor_bench.records.cell import Cell, Drafts, ScvMode
 from nwor_bench.records.facts import EngineStatus, to_json
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import NworMode
@@ -150,7 +150,7 @@ def test_synthetic_draft_counts_must_give_equal_lengths() -> None:
     status = GpuEngine(device="cuda:0", dtype="bfloat16").status()
     status = status.model_copy(update={"rejection_sample_method": "synthetic"})
     gate = ParityGate(status, encode, Mock(), True, lambda event: None, by_drafts=True)
-    cell = Cell("tiny", NworMode.OFF, ScvMode.OFF, drafts_arm(0))
+    cell = Cell("tiny", NworMode.OFF, ScvMode.OFF, Drafts(0))
 
     def answer(accepted: int, *tokens: int) -> Answer:
         record: Any = SimpleNamespace(cell=cell, vllm_accepted_per_position=(accepted,))
@@ -191,7 +191,7 @@ def test_a_staged_count_must_accept_as_many_as_the_same_count_in_mode_off(
     status = GpuEngine(device="cuda:0", dtype="bfloat16").status()
     status = status.model_copy(update={"rejection_sample_method": "synthetic"})
     gate = ParityGate(status, encode, Mock(), True, lambda event: None, by_drafts=True)
-    zero, two = (Cell("tiny", NworMode.OFF, ScvMode.OFF, drafts_arm(k)) for k in (0, 2))
+    zero, two = (Cell("tiny", NworMode.OFF, ScvMode.OFF, Drafts(k)) for k in (0, 2))
     staged = replace(two, nwor_mode=NworMode.STAGE)
 
     def answer(cell: Cell, *accepted: int) -> Answer:
@@ -315,7 +315,7 @@ def test_draft_counts_may_not_have_too_many_ties_either() -> None:
         for _ in range(5 + number):
             ids = (*ids, greedy_token(ids))
         engine.flips[ids] = Flip((greedy_token(ids) + 100) % 256, 0.15)
-    zero, two = (Cell("tiny", NworMode.OFF, ScvMode.OFF, drafts_arm(k)) for k in (0, 2))
+    zero, two = (Cell("tiny", NworMode.OFF, ScvMode.OFF, Drafts(k)) for k in (0, 2))
     staged = replace(two, nwor_mode=NworMode.STAGE)
     check = TieCheck(engine, zero, lambda: prompts, 16, ignore_eos=True)
     events: list[dict[str, Any]] = []

@@ -16,7 +16,6 @@ from tiny_session import begin, spec_of
 from nwor_bench.errors import ConfigError, EngineError, ExitCode
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.store import RunData, read_run
-from nwor_bench.run import prepare
 from nwor_bench.run.execute import heed_interrupts
 from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.run.run_options import RunOptions
@@ -270,11 +269,9 @@ def test_the_users_dtype_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("gpu", "cell"), [(True, "stage x graph"), (False, "stage x off")])
-def test_an_engine_with_one_state_slot_stages_without_scv_on_a_cpu(
-    monkeypatch: pytest.MonkeyPatch, gpu: bool, cell: str
-) -> None:
+def test_an_engine_with_one_state_slot_stages_without_scv_on_a_cpu(gpu: bool, cell: str) -> None:
     """SCV never fires there, so its cell would be INEFFECTIVE."""
-    monkeypatch.setattr(prepare, "uses_gpu", lambda: gpu)
     spec = resolve(load_scenario("short"), against='{"additional_config": {"nwor_state_slots": 1}}')
-    labels = [each.label for each in prepare.without_scv_on_cpu(spec).cells("toy")]
+    completed = spec.experiment.completed(spec, on_gpu=gpu)
+    labels = [each.label for each in completed.experiment.cells("toy")]
     assert [label for label in labels if label.startswith(cell)] == [labels[1]]

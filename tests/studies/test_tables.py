@@ -136,31 +136,35 @@ def test_each_script_still_imports(
 
 PAGE = """# Which is fastest?
 
-<!-- view fast AS SELECT * FROM some_runs WHERE ms < 3 -->
-<!-- let SELECT count(*) AS few, fmt('{:.1f}', median(ms)) AS middle FROM fast -->
-
 There are <!--few-->7<!--/--> of them, <!--middle--><!--/--> ms.
 
-<!-- table
-SELECT cell, fmt('{:+.2f} ms', ms) AS time FROM some_runs ORDER BY ms
--->
+<!-- table times -->
 old
 <!-- end -->
 
-<!-- pivot SELECT requests, cell, ms FROM some_runs -->
+<!-- table by_cell -->
 <!-- end -->
+"""
+
+STATEMENTS = """-- view fast
+SELECT * FROM some_runs WHERE ms < 3;
+
+-- values
+SELECT count(*) AS few, fmt('{:.1f}', median(ms)) AS middle FROM fast;
+
+-- table times
+SELECT cell, fmt('{:+.2f} ms', ms) AS time
+FROM some_runs ORDER BY ms;
+
+-- pivot by_cell
+SELECT requests, cell, ms FROM some_runs;
 """
 
 FILLED = """# Which is fastest?
 
-<!-- view fast AS SELECT * FROM some_runs WHERE ms < 3 -->
-<!-- let SELECT count(*) AS few, fmt('{:.1f}', median(ms)) AS middle FROM fast -->
-
 There are <!--few-->2<!--/--> of them, <!--middle-->1.8<!--/--> ms.
 
-<!-- table
-SELECT cell, fmt('{:+.2f} ms', ms) AS time FROM some_runs ORDER BY ms
--->
+<!-- table times -->
 
 | cell | time |
 | --- | --- |
@@ -170,7 +174,7 @@ SELECT cell, fmt('{:+.2f} ms', ms) AS time FROM some_runs ORDER BY ms
 
 <!-- end -->
 
-<!-- pivot SELECT requests, cell, ms FROM some_runs -->
+<!-- table by_cell -->
 
 | requests | off | stage |
 | --- | --- | --- |
@@ -188,7 +192,14 @@ def page(tmp_path: Path) -> Path:
     )
     page = tmp_path / "README.md"
     page.write_text(PAGE)
+    page.with_suffix(".sql").write_text(STATEMENTS)
     return page
+
+
+def values_of(page: Path, query: str) -> dict[str, object]:
+    """The values of one statement."""
+    page.with_suffix(".sql").write_text(f"-- values\n{query};\n")
+    return tables.values(page)
 
 
 def test_tables_values_and_pivots_are_filled(page: Path) -> None:
@@ -199,29 +210,29 @@ def test_tables_values_and_pivots_are_filled(page: Path) -> None:
 
 
 def test_a_value_without_a_definition_is_refused(page: Path) -> None:
-    page.write_text("about <!--many-->3<!--/-->")
-    with pytest.raises(KeyError, match="many"):
-        tables.filled(page)
+    for text in ("about <!--many-->3<!--/-->", "<!-- table many -->\n<!-- end -->"):
+        page.write_text(text)
+        with pytest.raises(KeyError, match="many"):
+            tables.filled(page)
 
 
 def test_the_medians_interval_is_that_of_the_sign_test(page: Path) -> None:
     """Of 10 values the 2nd and the 9th: fewer than 2 of 10 heads have a chance of 1.1 %."""
     page.with_name("ten.csv").write_text("x\n" + "\n".join(str(i * i) for i in range(1, 11)))
-    page.write_text("<!-- let SELECT median_low(x) AS low, median_high(x) AS high FROM ten -->")
-    assert tables.values(page) == {"low": 4, "high": 81}
+    query = "SELECT median_low(x) AS low, median_high(x) AS high FROM ten"
+    assert values_of(page, query) == {"low": 4, "high": 81}
 
 
 def test_a_rank_correlation_leaves_out_rows_without_a_value(page: Path) -> None:
     page.with_name("two.csv").write_text("x,y\n1,1\n2,8\n3,27\n4,\n5,-1\n")
-    page.write_text("<!-- let SELECT rank_correlation(x, y) AS rho FROM two -->")
-    assert tables.values(page)["rho"] == pytest.approx(1 - 6 * (1 + 1 + 1 + 9) / (4 * 15))
+    found = values_of(page, "SELECT rank_correlation(x, y) AS rho FROM two")
+    assert found["rho"] == pytest.approx(1 - 6 * (1 + 1 + 1 + 9) / (4 * 15))
 
 
 def test_groups_are_located_as_reports_locate_them(page: Path) -> None:
     rng = np.random.default_rng(3)
     ms = rng.normal(0.01, 0.002, 400)
     page.with_name("groups.csv").write_text("ms\n" + "\n".join(map(str, ms)))
-    page.write_text("<!-- let SELECT effect(ms) AS middle, half_width(ms) AS half FROM groups -->")
-    found = tables.values(page)
+    found = values_of(page, "SELECT effect(ms) AS middle, half_width(ms) AS half FROM groups")
     assert found["middle"] == pytest.approx(0.01, abs=0.0005)
     assert found["half"] == pytest.approx(1.96 * 0.002 / 20, rel=0.25)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from refusals import refused
 
-from nwor_bench.records.cell import engine_arm
+from nwor_bench.records.cell import Arguments
 from nwor_bench.records.types import AA, Interleave, NworMode, ScvMode
 from nwor_bench.workload.config import RunSpec, Scenario, resolve
 from nwor_bench.workload.prompts import Prompt
@@ -24,7 +24,7 @@ def spec_with(**given: Any) -> RunSpec:
 
 def test_the_cells_are_off_x_off_once_for_each_engine_and_the_a_a_arm() -> None:
     spec = spec_with(against='{"use_replayssm": true, "mamba_backend": "flashinfer"}')
-    labels = [cell.label for cell in spec.cells("toy")]
+    labels = [cell.label for cell in spec.experiment.cells("toy")]
     arm = 'use_replayssm=true, mamba_backend="flashinfer"'
     assert labels == ["off x off", f"off x off ({arm})", "off x off (A/A)"]
     assert (spec.nwor_modes, spec.scv_modes) == ((NworMode.OFF,), (ScvMode.OFF,))
@@ -33,11 +33,11 @@ def test_the_cells_are_off_x_off_once_for_each_engine_and_the_a_a_arm() -> None:
 
 def test_only_the_arms_engine_has_its_arguments() -> None:
     spec = spec_with(against='{"block_size": 32}', engine_args='{"block_size": 16, "seed_": 1}')
-    arm = engine_arm({"block_size": 32})
-    assert spec.of_arm(arm).engine_args == {"block_size": 32, "seed_": 1}
+    arm = Arguments.of({"block_size": 32})
+    assert spec.engine_specs[arm].engine_args == {"block_size": 32, "seed_": 1}
     for other in (None, AA):
-        assert spec.of_arm(other).engine_args == {"block_size": 16, "seed_": 1}
-    assert {spec.of_arm(each).against for each in (None, arm, AA)} == {None}
+        assert spec.engine_specs[other].engine_args == {"block_size": 16, "seed_": 1}
+    assert {own.against for own in spec.engine_specs.values()} == {None}
 
 
 ONE_SLOT = '{"additional_config": {"nwor_state_slots": 1}}'
@@ -50,10 +50,10 @@ ONE_SLOT_ARM = 'additional_config={"nwor_state_slots": 1}'
 )
 def test_an_engine_with_one_state_slot_stages(given: dict[str, Any], scv: str) -> None:
     spec = spec_with(against=ONE_SLOT, **given)
-    labels = [cell.label for cell in spec.cells("toy")]
+    labels = [cell.label for cell in spec.experiment.cells("toy")]
     assert labels == ["off x off", f"stage x {scv} ({ONE_SLOT_ARM})", "off x off (A/A)"]
-    modes = [spec.of_arm(arm).worker_variables.get("VLLM_NWOR_MODE") for arm in (ONE_SLOT_ARM, AA)]
-    assert modes == ["stage", None]
+    modes = [own.worker_variables.get("VLLM_NWOR_MODE") for own in spec.engine_specs.values()]
+    assert modes == [None, "stage", None]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_what_an_engine_with_one_state_slot_cannot_do(
 
 def test_every_engine_is_warmed_up_and_runs_once_a_block_in_changing_order() -> None:
     plan = make_plan(spec_with(against='{"block_size": 32}'), "toy", [Prompt("a", "chat", "x")])
-    assert [cell.arm for cell in plan.warmed] == ["block_size=32", AA, None]
+    assert [cell.arm for cell in plan.warmed] == [Arguments("block_size=32"), AA, None]
     assert plan.num_batches == 3 * plan.max_warmup + 3 * (1 + 6)
     assert all(set(block.order) == set(plan.cells) for block in plan.blocks)
     assert len({block.order for block in plan.blocks}) > 1

@@ -69,14 +69,14 @@ def test_flags_replace_the_scenarios_values() -> None:
 
 
 def test_cells_are_every_combination_with_the_baseline_among_them() -> None:
-    cells = resolve(SCENARIO).cells("tiny")
+    cells = resolve(SCENARIO).experiment.cells("tiny")
     assert len(cells) == 7
     assert cells[6] == Cell("tiny", NworMode.OFF, ScvMode.OFF, AA)
     assert cells[0] == Cell("tiny", NworMode.OFF, ScvMode.OFF)
     assert {(c.nwor_mode, c.scv_mode) for c in cells} == {
         (nwor, scv) for nwor in (NworMode.OFF, NworMode.STAGE) for scv in ScvMode
     }
-    assert [c.label for c in resolve(SCENARIO, scv_modes="off, graph").cells("p")] == [
+    assert [c.label for c in resolve(SCENARIO, scv_modes="off, graph").experiment.cells("p")] == [
         "off x off",
         "off x graph",
         "stage x off",
@@ -255,7 +255,7 @@ def test_the_example_in_the_comments_of_a_shipped_scenario_loads(tmp_path: Path)
 
 
 def labels(**given: object) -> list[str]:
-    return [cell.label for cell in resolve(SCENARIO, **given).cells("p")]
+    return [cell.label for cell in resolve(SCENARIO, **given).experiment.cells("p")]
 
 
 def test_cells_can_be_chosen() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from refusals import refused
 
+from nwor_bench.records.cell import ADAPTIVE, Drafts
 from nwor_bench.records.types import AA, Interleave
 from nwor_bench.workload.config import RunSpec, Scenario, resolve
 from nwor_bench.workload.prompts import Prompt
@@ -22,26 +23,26 @@ def spec_with(**given: Any) -> RunSpec:
 
 def test_the_cells_are_the_counts_and_adaptive_verification_comes_last() -> None:
     spec = spec_with(adaptive_verification=True)
-    labels = [cell.label for cell in spec.cells("toy")]
+    labels = [cell.label for cell in spec.experiment.cells("toy")]
     assert labels == ["k = 0", "k = 1", "k = 2", "k = adaptive", "off x off (A/A)"]
-    assert spec.engine_arms == (None, "k=1", "k=2", "k=adaptive", AA)
+    assert tuple(spec.engine_specs) == (None, Drafts(1), Drafts(2), Drafts(ADAPTIVE), AA)
     assert spec.interleave is Interleave.BATCHES
-    assert spec_with(engines=False).engine_arms == ()
+    assert list(spec_with(engines=False).engine_specs) == [None]
 
 
 def test_each_engine_drafts_its_count_and_that_of_0_none() -> None:
     rates = [0.8, 0.5]
     spec = spec_with(adaptive_verification=True, acceptance_rates=rates)
     named = "synthetic_acceptance_rates"
-    found = {arm: spec.of_arm(arm) for arm in spec.engine_arms}
+    found = spec.engine_specs
     drafts = {arm: own.scenario.draft_tokens for arm, own in found.items()}
-    assert drafts == {None: 0, "k=1": 1, "k=2": 2, "k=adaptive": 2, AA: 0}
+    assert drafts == {None: 0, Drafts(1): 1, Drafts(2): 2, Drafts(ADAPTIVE): 2, AA: 0}
     assert {own.draft_counts for own in found.values()} == {None}
-    assert {own.engine_arms for own in found.values()} == {()}
-    assert found["k=1"].speculative_config == {named: [0.8]}
-    assert found["k=2"].speculative_config == {named: rates}
+    assert all(list(own.engine_specs) == [None] for own in found.values())
+    assert found[Drafts(1)].speculative_config == {named: [0.8]}
+    assert found[Drafts(2)].speculative_config == {named: rates}
     adaptive = {named: rates, "enable_adaptive_verification": True}
-    assert found["k=adaptive"].speculative_config == adaptive
+    assert found[Drafts(ADAPTIVE)].speculative_config == adaptive
     attention = {own.worker_variables["VLLM_NWOR_CPU_ATTENTION"] for own in found.values()}
     assert attention == {"stock"}
 

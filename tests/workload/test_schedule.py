@@ -42,7 +42,7 @@ def test_every_cell_runs_once_in_every_block(spec: RunSpec) -> None:
     plan = make_plan(spec, "toy", POOL)
     assert [block.number for block in plan.blocks] == list(range(1, spec.scenario.batches + 1))
     assert plan.gate.number == GATE_BLOCK
-    assert plan.cells == spec.cells("toy")
+    assert plan.cells == spec.experiment.cells("toy")
     assert plan.gate.order[0] == plan.baseline
     assert plan.baseline.label == "off x off"
     for block in (plan.gate, *plan.blocks):

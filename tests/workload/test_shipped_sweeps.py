@@ -53,5 +53,7 @@ def test_there_are_blocks_enough_for_an_answer(name: str) -> None:
             # If cells are interleaved, a few whole batches check them and one batch is a block.
             interleaved = spec.interleave is Interleave.WINDOWS
             whole = len(CHECK_BLOCKS) if interleaved else FIRST_LOOK
-            batches = len(spec.cells("pair")) * (1 + whole) + WARMUP_LOOKBACK + interleaved
+            batches = (
+                len(spec.experiment.cells("pair")) * (1 + whole) + WARMUP_LOOKBACK + interleaved
+            )
             assert spec.time_budget_s >= batches * batch_s(name, spec)

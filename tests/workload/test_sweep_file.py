@@ -479,7 +479,7 @@ def test_flags_that_the_file_decides_are_refused() -> None:
 def test_modes_are_the_cells_of_every_run() -> None:
     axes = Axes(nwor_modes=(NworMode.OFF,), scv_modes=(ScvMode.OFF, ScvMode.GRAPH))
     (point,) = make_points(SweepFile(axes=axes))
-    assert [cell.label for cell in point.spec.cells("p")] == [
+    assert [cell.label for cell in point.spec.experiment.cells("p")] == [
         "off x off", "off x graph", "off x off (A/A)",
     ]  # fmt: skip
     assert replace(point, number=7).folder.startswith("07-smollm2-short")

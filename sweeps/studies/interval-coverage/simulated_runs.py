@@ -17,7 +17,7 @@ from simulated_noise import Logs
 
 from nwor_bench.analysis.groups import Pair
 from nwor_bench.analysis.worth import Measured
-from nwor_bench.records.cell import AA, Cell, NworMode, ScvMode, drafts_arm
+from nwor_bench.records.cell import AA, Cell, Drafts, NworMode, ScvMode
 from nwor_bench.records.types import Phase
 
 COUNTS = (1, 2, 3, 4)
@@ -48,7 +48,7 @@ def log_tokens_of(k: int) -> float:
 
 def cell(count: int | None, staged: bool = False) -> Cell:
     """The cell of a draft count; None: the A/A arm."""
-    arm = AA if count is None else drafts_arm(count)
+    arm = AA if count is None else Drafts(count)
     own = Cell("tiny", NworMode.OFF, ScvMode.OFF, arm)
     return replace(own, nwor_mode=NworMode.STAGE, scv_mode=ScvMode.GRAPH) if staged else own
 

@@ -45,24 +45,34 @@ from nwor_bench.engine.protocol import (  # noqa: E402
     KvCache,
     Sampling,
 )
+from nwor_bench.records.cell import Arguments  # noqa: E402
 from nwor_bench.records.facts import EngineStatus  # noqa: E402
 from nwor_bench.records.store import RunData  # noqa: E402
 from nwor_bench.records.types import AA, Cell, CellResult, NworMode, ScvMode, Verdict  # noqa: E402
 from nwor_bench.workload.config import RunSpec  # noqa: E402
+from nwor_bench.workload.experiment import Grid  # noqa: E402
 
-INJECTED = "injected"
+INJECTED = Arguments("injected")
 NEEDED = 0.45
 """Half-width that a run seeks, as a share of the delay."""
 
 
-@dataclass(frozen=True)
-class InjectedSpec(RunSpec):
+class InjectedGrid(Grid):
     """off x off, its A/A arm, and the cell with the delay."""
 
-    def cells(self, pair_name: str) -> tuple[Cell, ...]:
+    def cells(self, pair: str) -> tuple[Cell, ...]:
         """The cells of the base class and the injected one."""
-        extra = Cell(pair_name, NworMode.OFF, ScvMode.OFF, INJECTED)
-        return (*super().cells(pair_name), extra)
+        return (*super().cells(pair), Cell(pair, NworMode.OFF, ScvMode.OFF, INJECTED))
+
+
+@dataclass(frozen=True)
+class InjectedSpec(RunSpec):
+    """A configuration with the injected cell."""
+
+    @property
+    def experiment(self) -> InjectedGrid:
+        """The grid of modes and the injected cell."""
+        return InjectedGrid.of(self)
 
 
 class DelayedEngine:
@@ -161,7 +171,7 @@ def main() -> int:
 
 def report(data: RunData, cells: list[CellResult], waited_ms: list[float]) -> dict[str, Any]:
     """Print one run; its row of injection.csv."""
-    cell = next(c for c in cells if c.arm == INJECTED)
+    cell = next(c for c in cells if c.cell.arm == INJECTED)
     arm = next(c for c in cells if c.arm == AA)
     truth = true_ratio(data, waited_ms)
     assert cell.ratio_ci_low is not None
@@ -201,7 +211,7 @@ def true_ratio(data: RunData, waited_ms: list[float]) -> float:
     """
     times: dict[int, list[float]] = defaultdict(list)
     for window in data.windows:
-        if window.arm == INJECTED and window.block and window.wall_ms is not None:
+        if window.cell.arm == INJECTED and window.block and window.wall_ms is not None:
             times[window.block].append(window.wall_ms)
     means = [fmean(times[block]) for block in sorted(times)]
     waits = waited_ms[-len(means) :]  # the gate's batch comes before them

@@ -1,0 +1,103 @@
+-- Fills the page of the same name: see sweeps/studies/tables.py.
+
+-- view kernels_
+SELECT cache_dtype AS states, requests, drafts, max(CASE WHEN implementation = 'nwor' THEN time_us END) AS ours,
+  max(CASE WHEN implementation = 'nwor_norm' THEN time_us END) AS normed,
+  max(CASE WHEN implementation = 'control' THEN time_us END) AS control,
+  max(CASE WHEN implementation = 'vllm_triton' THEN time_us END) AS triton,
+  max(CASE WHEN implementation = 'vllm_cuda' THEN time_us END) AS cuda
+FROM kernels GROUP BY cache_dtype, requests, drafts;
+
+-- values
+SELECT fmt('{:.2f} to {:.2f}', min(ours / triton), max(ours / triton)) AS triton,
+  fmt('{:.2f} to {:.2f}', min(normed / cuda), max(normed / cuda)) AS cuda FROM kernels_;
+
+-- view timed
+SELECT *, requests AS n, drafts AS k, cell, device_ms AS step, work_ms AS work, forward_ms AS forward,
+  commit_ms AS writing
+FROM windows WHERE device_ms IS NOT NULL AND against IS NULL;
+
+-- view staged
+SELECT s.*, off.step AS stock_step, off.work AS stock_work, off.forward AS stock_forward, aa.ratio_to_off AS aa, c.ratio_to_off AS control,
+  CASE WHEN s.weights IS NULL THEN 'bf16' ELSE 'fp8' END AS bits, s.work_ratio_ci_high - s.work_ratio_ci_low AS wide
+FROM timed s, timed off, timed aa, timed c
+WHERE s.cell LIKE 'stage%' AND off.cell = 'off x off' AND aa.cell LIKE '%(A/A)' AND c.cell LIKE 'control%'
+  AND (s.pair, s.gpu, s.n, s.k, ifnull(s.weights, '')) = (off.pair, off.gpu, off.n, off.k, ifnull(off.weights, ''))
+  AND (s.pair, s.gpu, s.n, s.k, ifnull(s.weights, '')) = (aa.pair, aa.gpu, aa.n, aa.k, ifnull(aa.weights, ''))
+  AND (s.pair, s.gpu, s.n, s.k, ifnull(s.weights, '')) = (c.pair, c.gpu, c.n, c.k, ifnull(c.weights, ''));
+
+-- view dense
+SELECT * FROM staged WHERE pair LIKE 'qwen3.5-27b%' AND k = 4;
+
+-- values
+SELECT fmt('{:.3f}', max(CASE WHEN bits = 'bf16' AND n = 1 THEN ratio_to_off END)) AS one, fmt('{:.3f}', max(CASE WHEN bits = 'bf16' AND n = 8 THEN ratio_to_off END)) AS eight,
+  fmt('{:.3f}', max(CASE WHEN bits = 'bf16' AND n = 32 THEN ratio_to_off END)) AS many, fmt('{:.3f}', max(CASE WHEN n = 64 THEN ratio_to_off END)) AS most,
+  fmt('{:.3f}', max(CASE WHEN bits = 'fp8' AND n = 32 THEN ratio_to_off END)) AS fp_many, fmt('{:.3f}', max(CASE WHEN n = 80 THEN ratio_to_off END)) AS fp_most,
+  fmt('{:.1f}', max(CASE WHEN bits = 'bf16' AND n = 32 THEN stock_work END)) AS work, fmt('{:.1f}', max(CASE WHEN bits = 'bf16' AND n = 32 THEN stock_forward - forward END)) AS taken,
+  fmt('{:.1f}', max(CASE WHEN bits = 'bf16' AND n = 32 THEN writing END)) AS added,
+  fmt('{:.3f} to {:.3f}', min(control), max(control)) AS control
+FROM dense;
+
+-- values
+SELECT fmt('{:.1f}', 2e-3 * cuda) AS nets, fmt('{:.1f}', 2e-3 * normed) AS ours FROM kernels_ WHERE states = 'f32' AND requests = 32;
+
+-- values
+SELECT fmt('{:.3f} and {:.3f}', max(CASE n WHEN 8 THEN ratio_to_off END), max(CASE n WHEN 32 THEN ratio_to_off END)) AS next,
+  fmt('{:.3f} and {:.3f}', max(CASE n WHEN 8 THEN control END), max(CASE n WHEN 32 THEN control END)) AS next_control
+FROM staged WHERE pair LIKE 'qwen3-next-80b%';
+
+-- values
+SELECT fmt('{:.1f}', 100 * (1 - work_ratio)) AS eight_work, fmt('{:.1f}', 100 * (1 - ratio_to_off)) AS eight_step, fmt('{:.1f}', stock_step - stock_work) AS eight_rest
+FROM staged WHERE k = 8;
+
+-- values
+SELECT fmt('{:.3f}', ratio_to_off) AS quarter_most FROM staged WHERE pair LIKE 'qwen3.5-quarter%' AND n = 128 AND k = 4;
+
+-- values
+SELECT fmt('{:.2f}', -1e-6 * dram_write_bytes_minus_off_mean) AS unwritten, fmt('{:.2f}', -1e-6 * dram_write_bytes_minus_off_predicted) AS unwritten_said,
+  fmt('{:.1f}', 1e-6 * dram_read_bytes_minus_off_mean) AS reread, fmt('{:.1f}', 1e-6 * dram_read_bytes_minus_off_predicted) AS reread_said
+FROM dram WHERE nwor_mode = 'stage';
+
+-- table kernels
+SELECT states, requests || 'x' || drafts AS window, fmt('{:,.0f}', ours) AS ours, fmt('{:,.0f}', triton) AS "vLLM, Triton",
+  fmt('{:.2f}', ours / triton) AS ratio, fmt('{:,.0f}', normed) AS "ours with norm", fmt('{:,.0f}', cuda) AS "vLLM, CUDA",
+  fmt('{:.2f}', normed / cuda) AS "ratio ", fmt('{:,.0f}', control) AS control
+FROM kernels_ ORDER BY states DESC, requests;
+
+-- table engine
+SELECT replace(pair, '-shape', '') AS model, bits AS weights, k, n AS requests, fmt('{:.2f}', stock_step) AS "stock, step",
+  fmt('{:.2f}', stock_work) AS work, verdict, fmt('{:.0f}', groups) AS groups,
+  fmt('{:.4f} [{:.4f}, {:.4f}]', ratio_to_off, ratio_ci_low, ratio_ci_high) AS "staged, step",
+  fmt('{:+.2f} +- {:.2f}', 100 * (work_ratio - 1), 50 * wide) AS "work, %", fmt('{:.2f}', stock_forward - forward) AS "less forward",
+  fmt('{:.2f}', writing) AS "commit", fmt('{:.4f}', control) AS control, fmt('{:.4f}', aa) AS "A/A"
+FROM staged ORDER BY pair LIKE '%quarter%', pair DESC, bits, k, n;
+
+-- values
+SELECT fmt('{:.2f} and {:.2f}', min(ratio), max(ratio)) AS one_slot, max(stock) AS stock_at_once, max(own) AS own_at_once FROM (
+SELECT phase, max(CASE WHEN cell LIKE 'stage%' THEN tokens_per_s END) / max(CASE WHEN cell = 'off x off' THEN tokens_per_s END) AS ratio,
+  max(CASE WHEN cell = 'off x off' THEN at_once END) AS stock, max(CASE WHEN cell LIKE 'stage%' THEN at_once END) AS own
+FROM one_slot GROUP BY phase);
+
+-- table one_state_slot
+SELECT phase, cell, parity AS tokens, at_once AS "requests at once", windows, fmt('{:.1f}', latency_ms / 1000) AS seconds,
+  fmt('{:,.0f}', tokens_per_s) AS "tokens/s" FROM one_slot ORDER BY block, rowid;
+
+-- view fusing
+SELECT k, n AS requests, step, work, writing AS "commit", 0.5 * writing AS half,
+  (both_us - fused_us) / commit_us AS part, (both_us - fused_us) / commit_us * writing AS saved
+FROM timed JOIN fused ON fused.requests = n AND states = 'f32' AND fused.drafts = k
+WHERE pair LIKE 'qwen3.5-quarter%' AND k = 4 AND cell LIKE 'stage%';
+
+-- values
+SELECT fmt('{:.1f}', max(50 * writing / step)) AS half_of_step, fmt('{:.1f}', max(writing / step) * max(100 * part)) AS saved_of_step,
+  fmt('{:.0f}', max(100 * part)) AS part FROM dense, (SELECT max(part) AS part FROM fusing);
+
+-- values
+SELECT fmt('{:.0f} to {:.0f}', min(100 * (both_us - fused_us) / commit_us), max(100 * (both_us - fused_us) / commit_us)) AS sixteen
+FROM fused WHERE states = 'bf16' AND drafts = 4;
+
+-- table would_one_kernel
+SELECT k, requests, fmt('{:.2f}', step) AS step, fmt('{:.2f}', "commit") AS "commit", fmt('{:.1f}', 100 * half / step) AS "half of it, % of the step",
+  fmt('{:.1f}', 100 * half / work) AS "% of the work", fmt('{:+.0f}', 100 * part) AS "prototypes saved, % of the commit",
+  fmt('{:+.1f}', 100 * saved / step) AS "% of the step ", fmt('{:+.1f}', 100 * saved / work) AS "% of the work "
+FROM fusing ORDER BY k, requests;

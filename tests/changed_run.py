@@ -9,7 +9,7 @@ from typing import Any
 from synthetic_run import once_a_run, summarised
 
 from nwor_bench.analysis.cell_data import gather_cells
-from nwor_bench.analysis.comparing.stored_run import StoredRun
+from nwor_bench.analysis.stored_run import StoredRun
 from nwor_bench.records.store import RunData
 
 Factors = Mapping[tuple[str, str], float]

@@ -5,15 +5,15 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Self
 
-from nwor_bench.engine.protocol import BatchOutput, GreedyOutput, Pair, Sampling, Span
+from nwor_bench.engine.protocol import BatchOutput, GreedyOutput, Kept, Pair, Sampling, Span
 from nwor_bench.engine.readings import VllmCounters
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.cell import INTERLEAVED
 from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import Cell, NworMode, RequestTimes, ScvMode
+from nwor_bench.records.types import Cell, NworMode, RequestTimes, ScvMode, WindowRecord
 from nwor_bench.records.window_order import WindowOrder
 from nwor_bench.workload.config import RunSpec
 
@@ -82,9 +82,13 @@ class FakeKvCache:
         else:
             self.prefills.append((self.cell, ids))
 
-    def keep(self, name: str, spans: Sequence[Span]) -> str | None:
+    @property
+    def rows(self) -> Self:
+        return self
+
+    def keep(self, name: str, spans: Sequence[Span] = ()) -> Kept:
         self.kept[name] = (self.cell, tuple(spans))
-        return self.unreadable
+        return Kept(self.unreadable)
 
     def compare(self, name: str, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
         cell, spans = self.kept[name]
@@ -223,28 +227,32 @@ class FakeEngine:
         cells, self.order = self.order.cells, None
         return [{"scv_counters": {}, "scv_fallbacks": {}} for _ in cells]
 
-    def _windows(self, asked: Tokens) -> list[dict[str, Any]]:
+    def _windows(self, asked: Tokens) -> list[WindowRecord]:
         assert self.cell is not None
         if self.order is None:
             return [self._window(self.cell, asked, step) for step in range(WINDOWS)]
         places = list(islice(self.order.places(), INTERLEAVED_WINDOWS))
         cells = self.order.cells
         return [
-            {
-                **self._window(cells[place.cell], asked, step, step < WINDOWS),
-                "wall_ms": 10.0 + 0.1 * step,  # a drift that A B B A cancels to well below 1 %
-                **vars(place),
-            }
+            replace(
+                self._window(cells[place.cell], asked, step, step < WINDOWS),
+                wall_ms=10.0 + 0.1 * step,  # a drift that A B B A cancels to well below 1 %
+                cell_number=place.cell,
+                group=place.group,
+                run=place.run,
+                run_length=place.run_length,
+                position=place.position,
+            )
             for step, place in enumerate(places)
         ]
 
-    def _window(self, cell: Cell, asked: Tokens, step: int, counted: bool = True) -> dict[str, Any]:
+    def _window(self, cell: Cell, asked: Tokens, step: int, counted: bool = True) -> WindowRecord:
         window = _window(cell, asked, step, self.scv_fallback, counted)
-        window["path"] = self.path_of(cell, step)
+        window = replace(window, path=self.path_of(cell, step))
         if self.direct is None or cell.nwor_mode is not NworMode.STAGE:
             return window
         counts = ("staged_tokens", "committed_tokens", "rejected_tokens", "stage_operations")
-        return {**window, **dict.fromkeys(counts, 0), "fallback_reason": self.direct}
+        return replace(window, **dict.fromkeys(counts, 0), fallback_reason=self.direct)
 
     def watch_writes(self, on: bool) -> list[dict[str, int]]:
         return []
@@ -343,41 +351,41 @@ def _sampled(prompt: tuple[int, ...], place: int, sampling: Sampling) -> tuple[i
 
 def _window(
     cell: Cell, prompts: Tokens, step: int, scv_fallback: str, counted: bool = True
-) -> dict[str, Any]:
+) -> WindowRecord:
     random = Random(str((prompts, step)))
     accepted = [random.randint(0, DRAFTS) for _ in prompts]
     drafts = DRAFTS * len(prompts)
     staged = drafts if cell.nwor_mode is NworMode.STAGE else 0
     committed = sum(accepted) if staged else 0
-    return {
-        "num_reqs": len(prompts),
-        "draft_tokens": drafts,
-        "accepted_tokens": sum(accepted),
-        "staged_tokens": staged,
-        "committed_tokens": committed,
-        "rejected_tokens": staged - committed,
-        "stage_operations": staged * LAYERS,
-        "fallback_reason": None,
-        "wall_ms": 10.0 + step,
-        "forward_ms": 8.0,
-        "sample_ms": 1.0,
-        "mask_ms": None,
-        "commit_ms": 0.5 if staged else None,
-        "uncounted_draft_tokens": 0 if counted else drafts,
-        "uncounted_accepted_tokens": 0 if counted else sum(accepted),
-        "accepted_per_position": [counted * sum(a > j for a in accepted) for j in range(DRAFTS)],
-        "drafts_per_position": [counted * len(prompts)] * DRAFTS,
-        "scv_path": "host" if cell.scv_mode is ScvMode.OFF else "eager",
-        "scv_fallback_reason": None if cell.scv_mode is ScvMode.OFF else scv_fallback,
-    }
+    return WindowRecord(
+        num_reqs=len(prompts),
+        draft_tokens=drafts,
+        accepted_tokens=sum(accepted),
+        staged_tokens=staged,
+        committed_tokens=committed,
+        rejected_tokens=staged - committed,
+        stage_operations=staged * LAYERS,
+        fallback_reason=None,
+        wall_ms=10.0 + step,
+        forward_ms=8.0,
+        sample_ms=1.0,
+        mask_ms=None,
+        commit_ms=0.5 if staged else None,
+        uncounted_draft_tokens=0 if counted else drafts,
+        uncounted_accepted_tokens=0 if counted else sum(accepted),
+        accepted_per_position=tuple(counted * sum(a > j for a in accepted) for j in range(DRAFTS)),
+        drafts_per_position=(counted * len(prompts),) * DRAFTS,
+        scv_path="host" if cell.scv_mode is ScvMode.OFF else "eager",
+        scv_fallback_reason=None if cell.scv_mode is ScvMode.OFF else scv_fallback,
+    )
 
 
-def _counters(windows: list[dict[str, Any]]) -> VllmCounters:
-    columns = zip(*(window["accepted_per_position"] for window in windows), strict=True)
+def _counters(windows: list[WindowRecord]) -> VllmCounters:
+    columns = zip(*(window.accepted_per_position for window in windows), strict=True)
     return VllmCounters(
-        num_drafts=sum(window["drafts_per_position"][0] for window in windows),
-        draft_tokens=sum(sum(window["drafts_per_position"]) for window in windows),
-        accepted_tokens=sum(sum(window["accepted_per_position"]) for window in windows),
+        num_drafts=sum(window.drafts_per_position[0] for window in windows),
+        draft_tokens=sum(sum(window.drafts_per_position) for window in windows),
+        accepted_tokens=sum(sum(window.accepted_per_position) for window in windows),
         accepted_per_position=tuple(map(sum, columns)),
     )
 

@@ -17,8 +17,7 @@ from nwor_bench.analysis.cell_data import CellData, gather_cells
 from nwor_bench.analysis.draft_rates import Rate, Worth
 from nwor_bench.analysis.dram import CellBytes, cell_bytes
 from nwor_bench.analysis.effects import PairEffect, Split, effects_over_off, pair_effects, splits
-from nwor_bench.analysis.findings.run import find_all
-from nwor_bench.analysis.findings.table import Finding
+from nwor_bench.analysis.findings import Finding, find_all
 from nwor_bench.analysis.invariants import Violation, find_violations
 from nwor_bench.analysis.verdicts import CellVerdict, cell_verdicts
 from nwor_bench.analysis.worth import Measured, refused_arms, worth_of

@@ -1,14 +1,13 @@
 """A run's records, gathered by cell; and why a cell's mode never fired."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from nwor_bench.analysis.invariants import accepted, windows_by_batch
-from nwor_bench.analysis.parity.kv import KV_EVENT, TOO_BLUNT, KvVerdict
+from nwor_bench.analysis.parity.kv import KV_EVENT, KvVerdict, why_missing
 from nwor_bench.analysis.parity.local import LOCAL_EVENT
-from nwor_bench.analysis.parity.paths import ungated_paths
 from nwor_bench.analysis.parity.tokens import EXACT, REFERENCE, ParityRule
 from nwor_bench.records.cell import AA, INTERLEAVED, Cell, NworMode, ScvMode, cell_order
 from nwor_bench.records.fallback_reasons import NO_CUDA, SLOWER_THAN_STOCK
@@ -277,17 +276,33 @@ def _compared_windows(
     run: RunData, windows: Mapping[BatchKey, Sequence[WindowRecord]]
 ) -> dict[Cell, list[WindowRecord]]:
     """The gate's windows by their own cells, without those of batches after which nobody compared
-    the cache, unless equal tokens of float32 show its values, or layers do (`TOO_BLUNT`)."""
+    the cache, and nothing stands in for that (`why_missing`)."""
+    exact = (run.header.parity or ParityFacts()).rule == ParityRule.EXACT
     missed = {
         event.get("batch")
         for event in run.events
         if event.get("event") == KV_EVENT
         and event["verdict"] == KvVerdict.NOT_RUN
-        and event.get("reason") != TOO_BLUNT
-        and (run.header.parity or ParityFacts()).rule != ParityRule.EXACT
+        and why_missing(event, equal_tokens=exact, layers=True) is not None
     }
     found = _own_windows(run, windows, {Phase.GATE, Phase.INTERLEAVED_GATE})
     return {cell: [w for w in own if w.batch not in missed] for cell, own in found.items()}
+
+
+def ungated_paths(gated: Iterable[WindowRecord], timed: Iterable[WindowRecord]) -> tuple[str, ...]:
+    """Paths of a cell's timed windows that none of its gate's windows took.
+
+    Only windows with as many requests as any of their batch count. As requests end, a batch has
+    windows of every smaller size for a moment, so chance decides which of them a gate has.
+    Windows without a path (written directly, or of an older version) need no gate.
+    """
+    windows, largest = list(timed), dict[tuple[str, int, int], int]()
+    for window in windows:
+        key = batch_key(window)
+        largest[key] = max(window.num_reqs, largest.get(key, 0))
+    known = {None, *(window.path for window in gated)}
+    full = (w.path for w in windows if w.num_reqs == largest[batch_key(w)])
+    return tuple(dict.fromkeys(path for path in full if path is not None and path not in known))
 
 
 def _interleaved_counters(run: RunData) -> dict[str, Counter[str]]:

@@ -66,7 +66,7 @@ class Group:
     """The same on the device's clock; None if there is none."""
 
     work: float | None
-    """The same of the GPU's own work (`MeasuredWindow.work_ms`); None if it was not timed."""
+    """The same of the GPU's own work (`WindowRecord.work_ms`); None if it was not timed."""
 
     tokens: float | None
     """Log of B's mean output tokens a window over A's; None if a cell gave none (all requests had

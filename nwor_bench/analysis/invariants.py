@@ -8,7 +8,7 @@ from nwor_bench.analysis.parity.acceptance import acceptance_violations
 from nwor_bench.analysis.parity.tokens import ParityRule
 from nwor_bench.records.cell import Cell, NworMode, cell_order
 from nwor_bench.records.facts import EngineStatus
-from nwor_bench.records.header import ParityFacts, RunHeader
+from nwor_bench.records.header import ParityFacts
 from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import INTERLEAVED_PHASES, BatchRecord, Phase, WindowRecord
@@ -52,6 +52,8 @@ def sums_that_differ(batch: BatchRecord, own: Sequence[WindowRecord]) -> list[st
     """Sums over a batch's windows that are not those of its record, or of vLLM."""
     staged = sum(window.staged_tokens for window in own)
     committed = sum(window.committed_tokens for window in own)
+    per_position = batch.vllm_accepted_per_position
+    theirs_per_position = None if per_position is None else _without_zeros(per_position)
     pairs = [
         ("windows", len(own), batch.windows, "its batch record"),
         ("staged tokens", staged, batch.staged_tokens, "its batch record"),
@@ -60,7 +62,7 @@ def sums_that_differ(batch: BatchRecord, own: Sequence[WindowRecord]) -> list[st
         ("accepted tokens", sum(map(accepted, own)), batch.accepted_tokens, "its batch record"),
         ("draft tokens", counted_drafts(own), batch.vllm_draft_tokens, "vLLM"),
         ("accepted tokens", counted_accepted(own), batch.vllm_accepted_tokens, "vLLM"),
-        ("accepted per position", _per_position(own), _trimmed(batch), "vLLM"),
+        ("accepted per position", _per_position(own), theirs_per_position, "vLLM"),
     ]
     return [
         f"{ours} {what} in the window records, but {theirs} in {source}"
@@ -74,16 +76,10 @@ def _per_position(windows: Iterable[WindowRecord]) -> list[int]:
     return _without_zeros([sum(column) for column in zip_longest(*rows, fillvalue=0)])
 
 
-def _trimmed(batch: BatchRecord) -> list[int] | None:
-    counts = batch.vllm_accepted_per_position
-    return None if counts is None else _without_zeros(list(counts))
-
-
-def _without_zeros(counts: list[int]) -> list[int]:
+def _without_zeros(counts: Sequence[int]) -> list[int]:
     """Without positions that no request reached: absent on one side, 0 on the other."""
-    while counts and counts[-1] == 0:
-        counts = counts[:-1]
-    return counts
+    reached = max((at for at, count in enumerate(counts, 1) if count), default=0)
+    return list(counts[:reached])
 
 
 @dataclass(frozen=True)
@@ -130,204 +126,116 @@ def find_violations(run: RunData) -> list[Violation]:
 
     Interrupted blocks that ran again are checked too: an interruption does not excuse a fault.
     """
-    layers = (run.header.engine or EngineStatus()).target_layers
     every = replace(
         run,
         batches=(*run.batches, *run.superseded),
         windows=(*run.windows, *run.superseded_windows),
     )
     windows = windows_by_batch(every)
-    found = [v for window in every.windows for v in _window_violations(window, layers)]
-    found += [v for batch in every.batches for v in _batch_violations(batch, windows)]
-    found += interleaved_violations(every.batches, windows, exact=_is_exact(run.header))
+    # Greedy cells must give the tokens of off x off; older runs do not name their rule. By another
+    # rule other tokens are allowed, and the run checked them.
+    exact = (run.header.parity or ParityFacts()).rule in (None, ParityRule.EXACT)
+    whole = {
+        (batch.pair, batch.block): batch
+        for batch in every.batches
+        if exact and batch.phase in (Phase.GATE, Phase.TIMED) and batch.cell.is_baseline
+    }
+    layers = (run.header.engine or EngineStatus()).target_layers
+    found = []
+    for batch in every.batches:
+        own = windows[batch_key(batch)]
+        found += [Violation(w.cell, text) for w in own for text in _window_faults(w, batch, layers)]
+        found += _batch_violations(batch, own, whole.get((batch.pair, batch.block)))
+    timed = (batch for batch in every.batches if batch.phase == Phase.INTERLEAVED)
+    in_order = (window for batch in timed for window in windows[batch_key(batch)])
+    found += [Violation(cell, text) for cell, text in acceptance_violations(in_order)]
     found += _prompt_violations(run)
-    for batches in (run.batches, *run.first_tries()):
-        found += _output_violations(run.header, batches)
+    for batches in (run.batches, *run.first_tries()) if exact else ():
+        found += _output_violations(batches)
     return found
 
 
 def counter_checks(run: RunData) -> list[CounterCheck]:
     """Our counters beside vLLM's for every cell, in `cell_order`."""
     windows = windows_by_batch(run)
-    cells = sorted({batch.cell for batch in run.batches}, key=cell_order)
     checks = []
-    for cell in cells:
-        batches = [b for b in run.batches if b.cell == cell]
-        checks += _cell_counters(cell, batches, windows)
+    for cell in sorted({batch.cell for batch in run.batches}, key=cell_order):
+        read = [b for b in run.batches if b.cell == cell and b.vllm_draft_tokens is not None]
+        own = [window for batch in read for window in windows[batch_key(batch)]]
+        for counter, ours, theirs in (
+            ("draft tokens", counted_drafts(own), [b.vllm_draft_tokens for b in read]),
+            ("accepted tokens", counted_accepted(own), [b.vllm_accepted_tokens for b in read]),
+        ):
+            known = [value for value in theirs if value is not None]
+            total = sum(known) if known and len(known) == len(theirs) else None
+            checks.append(CounterCheck(cell, counter, ours if own else None, total))
     return checks
 
 
-def _window_violations(window: WindowRecord, layers: int | None) -> list[Violation]:
-    cell = window.cell
+def _window_faults(window: WindowRecord, batch: BatchRecord, layers: int | None) -> Iterator[str]:
+    """Counts of one window that do not add up. In an interleaved batch it also stages all its
+    drafts in mode stage, or fell back, and none in other modes."""
+    cell, staged = window.cell, window.staged_tokens
     place = f"{cell.label}, block {window.block}, batch {window.batch}, window {window.window}"
-    staged = window.staged_tokens
-    settled = window.committed_tokens + window.rejected_tokens
-    found = []
-    if staged != settled:
-        found.append(
+    if staged != window.committed_tokens + window.rejected_tokens:
+        yield (
             f"{place}: {staged} staged tokens, but {window.committed_tokens} committed and "
             f"{window.rejected_tokens} rejected."
         )
     if layers is not None and window.stage_operations != staged * layers:
-        found.append(
+        yield (
             f"{place}: {window.stage_operations} stage operations, but {staged} staged tokens "
             f"in {layers} target layers."
         )
-    return [Violation(cell, text) for text in found]
+    if batch.phase not in INTERLEAVED_PHASES:
+        return
+    if cell.nwor_mode is not NworMode.STAGE:
+        if staged:
+            yield f"{place}: {staged} staged tokens in mode {cell.nwor_mode}."
+    elif window.fallback_reason is None and staged != window.draft_tokens:
+        drafts = window.draft_tokens
+        yield f"{place}: {staged} staged of {drafts} draft tokens, without a fallback."
 
 
 def _batch_violations(
-    batch: BatchRecord, windows: dict[BatchKey, list[WindowRecord]]
-) -> list[Violation]:
+    batch: BatchRecord, own: Sequence[WindowRecord], reference: BatchRecord | None
+) -> Iterator[Violation]:
     """Counts of one batch that do not add up.
 
-    Windows may be missing if nothing is staged; in mode stage they must add up. In every mode
-    the ranks of one engine must have counted the same. Interleaved batches have rules of their own.
-    """
-    if batch.phase in INTERLEAVED_PHASES:
-        return []
-    cell = batch.cell
-    place = f"{cell.label}, block {batch.block}, batch {batch.batch} ({batch.phase})"
-    if batch.rank_disagreement:
-        return [Violation(cell, f"{place}: {batch.rank_disagreement}.")]
-    if batch.nwor_mode != NworMode.STAGE:
-        return []
-    own = windows[batch_key(batch)]
-    return [Violation(cell, f"{place}: {text}.") for text in sums_that_differ(batch, own)]
-
-
-def _prompt_violations(run: RunData) -> list[Violation]:
-    """Blocks whose cells had different prompts, so that their ratio means nothing."""
-    found = []
-    first: dict[tuple[str, str, int], BatchRecord] = {}
-    for batch in run.batches:
-        other = first.setdefault((batch.pair, batch.phase, batch.block), batch)
-        if batch.prompt_digest != other.prompt_digest:
-            text = (
-                f"{batch.cell.label}, block {batch.block} ({batch.phase}): its prompts are "
-                f"not those of {other.cell.label}."
-            )
-            found.append(Violation(batch.cell, text))
-    return found
-
-
-def _output_violations(header: RunHeader, batches: Iterable[BatchRecord]) -> list[Violation]:
-    """Greedy batches whose output differs between the cells of a block, timed ones too."""
-    if not _is_exact(header):
-        return []  # other tokens are allowed; the run checked them
-    greedy = [b for b in batches if b.temperature == 0 and b.phase not in INTERLEAVED_PHASES]
-    baseline = {
-        (batch.pair, batch.phase, batch.block): batch.token_digests
-        for batch in greedy
-        if batch.cell.is_baseline
-    }
-    found = []
-    for batch in greedy:
-        expected = baseline.get((batch.pair, batch.phase, batch.block), batch.token_digests)
-        differing = sum(a != b for a, b in zip(batch.token_digests, expected, strict=False))
-        differing += abs(len(batch.token_digests) - len(expected))
-        if differing:
-            text = (
-                f"{batch.cell.label}, block {batch.block} ({batch.phase}): {differing} of "
-                f"{len(expected)} requests gave other tokens than off x off."
-            )
-            found.append(Violation(batch.cell, text))
-    return found
-
-
-def _is_exact(header: RunHeader) -> bool:
-    """True if greedy cells must give the tokens of off x off; older runs do not say."""
-    return (header.parity or ParityFacts()).rule in (None, ParityRule.EXACT)
-
-
-def _cell_counters(
-    cell: Cell, batches: list[BatchRecord], windows: dict[BatchKey, list[WindowRecord]]
-) -> list[CounterCheck]:
-    read = [b for b in batches if b.vllm_draft_tokens is not None]
-    own = [w for b in read for w in windows[batch_key(b)]]
-    counts = {
-        "draft tokens": (counted_drafts(own), [b.vllm_draft_tokens for b in read]),
-        "accepted tokens": (counted_accepted(own), [b.vllm_accepted_tokens for b in read]),
-    }
-    return [
-        CounterCheck(cell, name, ours if own else None, _total(theirs))
-        for name, (ours, theirs) in counts.items()
-    ]
-
-
-def _total(values: list[int | None]) -> int | None:
-    """The sum, or None if there is nothing to add or one part was not measured."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known and len(known) == len(values) else None
-
-
-def interleaved_violations(
-    batches: Sequence[BatchRecord],
-    windows: Mapping[BatchKey, Sequence[WindowRecord]],
-    *,
-    exact: bool,
-) -> Iterator[Violation]:
-    """Counts and tokens of interleaved batches that are not as they must be.
+    In every mode the ranks of one engine must have counted the same. Windows may be missing if
+    nothing is staged; in mode stage, and in an interleaved batch, they must add up.
 
     Args:
-        batches: of every phase.
-        windows: of each batch.
-        exact: greedy cells must give the tokens of off x off.
+        batch: of any phase.
+        own: its windows.
+        reference: off x off on the same block, whose tokens an interleaved batch must give.
     """
-    whole = {
-        (batch.pair, batch.block): batch
-        for batch in batches
-        if batch.phase in (Phase.GATE, Phase.TIMED) and batch.cell.is_baseline
-    }
-    timed = [batch for batch in batches if batch.phase == Phase.INTERLEAVED]
-    in_order = (window for batch in timed for window in windows[batch_key(batch)])
-    for cell, text in acceptance_violations(in_order):
-        yield Violation(cell, text)
-    for batch in batches:
-        if batch.phase not in INTERLEAVED_PHASES:
-            continue
-        own = windows[batch_key(batch)]
-        for window in own:
-            yield from _window(window)
-        faults = [batch.rank_disagreement] if batch.rank_disagreement else []
-        faults += sums_that_differ(batch, own)
-        reference = whole.get((batch.pair, batch.block))
-        if exact and reference is not None:
-            faults += _tokens(batch, reference)
-        for cell in _suspects(own):
-            for text in faults:
-                yield Violation(cell, f"{_place(batch)}, in which {cell.label} ran: {text}.")
+    faults = [batch.rank_disagreement] if batch.rank_disagreement else []
+    place = f"block {batch.block}, batch {batch.batch} ({batch.phase})"
+    if batch.phase not in INTERLEAVED_PHASES:
+        if batch.nwor_mode == NworMode.STAGE and not faults:
+            faults = sums_that_differ(batch, own)
+        for text in faults:
+            yield Violation(batch.cell, f"{batch.cell.label}, {place}: {text}.")
+        return
+    faults += sums_that_differ(batch, own)
+    if reference is not None and _same_work(batch, reference):
+        differing = _differing(batch.token_digests, reference.token_digests)
+        of = f"{differing} of {len(reference.token_digests)} requests"
+        faults += [f"{of} gave other tokens than off x off in whole batches"] if differing else []
+    for cell in _suspects(own):
+        for text in faults:
+            yield Violation(cell, f"{place}, in which {cell.label} ran: {text}.")
 
 
-def _window(window: WindowRecord) -> Iterator[Violation]:
-    """A window stages all its drafts in mode stage, or fell back; none in other modes."""
-    cell, staged = window.cell, window.staged_tokens
-    place = f"{cell.label}, block {window.block}, batch {window.batch}, window {window.window}"
-    if cell.nwor_mode is not NworMode.STAGE:
-        if staged:
-            yield Violation(cell, f"{place}: {staged} staged tokens in mode {cell.nwor_mode}.")
-    elif window.fallback_reason is None and staged != window.draft_tokens:
-        yield Violation(
-            cell,
-            f"{place}: {staged} staged of {window.draft_tokens} draft tokens, without a fallback.",
-        )
+def _same_work(batch: BatchRecord, reference: BatchRecord) -> bool:
+    ours = batch.prompt_digest, batch.output_tokens, batch.temperature
+    return ours == (reference.prompt_digest, reference.output_tokens, 0)
 
 
-def _tokens(batch: BatchRecord, reference: BatchRecord) -> list[str]:
-    """Requests whose tokens differ from those of the same prompts in whole batches of off x off."""
-    same_work = (batch.prompt_digest, batch.output_tokens, batch.temperature) == (
-        reference.prompt_digest,
-        reference.output_tokens,
-        0,
-    )
-    if not same_work:
-        return []
-    pairs = zip(batch.token_digests, reference.token_digests, strict=True)
-    differing = sum(ours != theirs for ours, theirs in pairs)
-    if not differing:
-        return []
-    total = len(reference.token_digests)
-    return [f"{differing} of {total} requests gave other tokens than off x off in whole batches"]
+def _differing(tokens: Sequence[str], expected: Sequence[str]) -> int:
+    """Requests whose tokens differ."""
+    return sum(ours != theirs for ours, theirs in zip_longest(tokens, expected))
 
 
 def _suspects(windows: Iterable[WindowRecord]) -> list[Cell]:
@@ -337,5 +245,30 @@ def _suspects(windows: Iterable[WindowRecord]) -> list[Cell]:
     return [cell for cell in own if cell.arm is None or cell.drafts is not None] or cells
 
 
-def _place(batch: BatchRecord) -> str:
-    return f"block {batch.block}, batch {batch.batch} ({batch.phase})"
+def _prompt_violations(run: RunData) -> Iterator[Violation]:
+    """Blocks whose cells had different prompts, so that their ratio means nothing."""
+    first: dict[tuple[str, str, int], BatchRecord] = {}
+    for batch in run.batches:
+        other = first.setdefault((batch.pair, batch.phase, batch.block), batch)
+        if batch.prompt_digest != other.prompt_digest:
+            place = f"{batch.cell.label}, block {batch.block} ({batch.phase})"
+            text = f"{place}: its prompts are not those of {other.cell.label}."
+            yield Violation(batch.cell, text)
+
+
+def _output_violations(batches: Iterable[BatchRecord]) -> Iterator[Violation]:
+    """Greedy batches whose output differs between the cells of a block, timed ones too."""
+    greedy = [b for b in batches if b.temperature == 0 and b.phase not in INTERLEAVED_PHASES]
+    baseline = {
+        (batch.pair, batch.phase, batch.block): batch.token_digests
+        for batch in greedy
+        if batch.cell.is_baseline
+    }
+    for batch in greedy:
+        expected = baseline.get((batch.pair, batch.phase, batch.block), batch.token_digests)
+        if differing := _differing(batch.token_digests, expected):
+            text = (
+                f"{batch.cell.label}, block {batch.block} ({batch.phase}): {differing} of "
+                f"{len(expected)} requests gave other tokens than off x off."
+            )
+            yield Violation(batch.cell, text)

@@ -71,8 +71,8 @@ def _problem(stock: BatchOutput, staged: BatchOutput, status: EngineStatus) -> s
     """The fault that the batches show; None if there is none."""
     if not stock.windows:
         return "the hooks saw no window, although the batch drafts"
-    if not any(window["staged_tokens"] for window in staged.windows):
-        reasons = {window["fallback_reason"] for window in staged.windows} - {None}
+    if not any(window.staged_tokens for window in staged.windows):
+        reasons = {w.fallback_reason for w in staged.windows if w.fallback_reason}
         reason = status.staging_unavailable or ", ".join(sorted(reasons))
         return f"mode stage staged nothing: {reason or 'no reason given'}"
     if stock.token_ids != staged.token_ids:

@@ -35,6 +35,7 @@ from nwor_bench.records.cell import ADAPTIVE_VERIFICATION, SHAM
 from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.fallback_reasons import in_words
 from nwor_bench.records.types import AA, Cell
+from nwor_bench.records.window import WindowTable, windows_of
 from nwor_bench.records.window_order import WindowOrder
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.experiment import DraftCounts
@@ -159,12 +160,12 @@ class VllmEngine:
         latency_ms = (time.perf_counter() - started) * 1e3
         self._kv_cache.last_batch(outputs)
         ranks = self._drain(outputs)
-        windows = ranks[0]["windows"]
-        facts = self._add_counters(windows) if self._counting else None
+        table: WindowTable = ranks[0]["windows"]
+        counted, facts = self._take_counters(table) if self._counting else ({}, None)
         return BatchOutput(
             token_ids=tuple(tuple(output.outputs[0].token_ids) for output in outputs),
             latency_ms=latency_ms,
-            windows=windows,
+            windows=windows_of(table | counted),
             counters=read_counters(self._llm).minus(before),
             scv_counters=ranks[0]["scv_counters"],
             counter_facts=facts,
@@ -300,17 +301,17 @@ class VllmEngine:
         """The KV cache of every rank, to be read back between batches."""
         return self._kv_cache
 
-    def _add_counters(self, windows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Add the counts to the windows; returns their precision."""
+    def _take_counters(self, table: WindowTable) -> tuple[WindowTable, dict[str, Any]]:
+        """Columns of the counts of these windows, and how precise they are."""
         taken = self._rpc("nwor_take_counters")
-        if len(taken["windows"]) != len(windows):
+        columns: WindowTable = taken["windows"]
+        windows, counted = len(table["num_reqs"]), len(next(iter(columns.values())))
+        if counted != windows:
             raise EngineError(
-                f"{len(windows)} windows ran and {len(taken['windows'])} were counted: "
+                f"{windows} windows ran and {counted} were counted: "
                 "counts cannot be assigned to windows"
             )
-        for window, counted in zip(windows, taken["windows"], strict=True):
-            window.update(counted)
-        return dict(taken["facts"])
+        return columns, dict(taken["facts"])
 
     def close(self) -> None:
         """Shut the engine core down and release its memory."""

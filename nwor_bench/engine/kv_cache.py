@@ -4,8 +4,38 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from nwor_bench.engine.protocol import Pair, Span
+from nwor_bench.engine.protocol import Kept, Pair, Span
 from nwor_bench.errors import EngineError
+
+
+class _KeptTensors:
+    """See `KeptTensors`.
+
+    Args:
+        kind: "rows" or "states", as the workers name them.
+        requests: names of the last batch's requests.
+    """
+
+    def __init__(
+        self, kind: str, rpc_all: Callable[..., list[Any]], requests: Callable[[], list[str]]
+    ):
+        self._kind = kind
+        self._rpc_all = rpc_all
+        self._requests = requests
+
+    def keep(self, name: str, spans: Sequence[Span] = ()) -> Kept:
+        given = [list(span) for span in spans]
+        ranks = self._rpc_all("nwor_keep", self._kind, name, self._requests(), given)
+        unreadable = next((rank["unreadable"] for rank in ranks if rank["unreadable"]), None)
+        first, *others = [dict(rank["tokens"]) for rank in ranks]
+        same = {i: n for i, n in first.items() if all(rank.get(i) == n for rank in others)}
+        return Kept(unreadable, same)
+
+    def compare(self, name: str, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+        return self._rpc_all("nwor_compare", self._kind, name, [list(pair) for pair in pairs])
+
+    def drop(self, names: Sequence[str]) -> None:
+        self._rpc_all("nwor_drop", self._kind, list(names))
 
 
 class VllmKvCache:
@@ -28,6 +58,9 @@ class VllmKvCache:
         self._running = running
         self._requests: list[str] = []
         self._watching = False
+        self.rows, self.states = (
+            _KeptTensors(kind, rpc_all, lambda: self._requests) for kind in ("rows", "states")
+        )
 
     def close(self) -> None:
         """Drop the reference to the engine, so that its memory can be released."""
@@ -68,32 +101,3 @@ class VllmKvCache:
         finally:
             if nudged:
                 self._rpc_all("nwor_nudge_attention", False)
-
-    def keep(self, name: str, spans: Sequence[Span]) -> str | None:
-        """See `KvCache`."""
-        kept = self._rpc_all("nwor_keep_kv", name, self._requests, [list(span) for span in spans])
-        return next((rank["unreadable"] for rank in kept if rank["unreadable"]), None)
-
-    def compare(self, name: str, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
-        """See `KvCache`."""
-        return self._rpc_all("nwor_compare_kv", name, [list(pair) for pair in pairs])
-
-    def drop(self, names: Sequence[str]) -> None:
-        """See `KvCache`."""
-        self._rpc_all("nwor_drop_kv", list(names))
-
-    def keep_states(self, name: str) -> dict[int, int]:
-        """See `KvCache`."""
-        ranks = [dict(each) for each in self._rpc_all("nwor_keep_states", name, self._requests)]
-        return {i: n for i, n in ranks[0].items() if all(rank.get(i) == n for rank in ranks)}
-
-    def compare_states(
-        self, name: str, other: str, pairs: Sequence[tuple[int, int]]
-    ) -> list[dict[str, Any]]:
-        """See `KvCache`."""
-        ranks = self._rpc_all("nwor_compare_states", name, other, [list(pair) for pair in pairs])
-        return [{"errors": errors} for errors in ranks]
-
-    def drop_states(self, names: Sequence[str]) -> None:
-        """See `KvCache`."""
-        self._rpc_all("nwor_drop_states", list(names))

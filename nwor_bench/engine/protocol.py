@@ -1,26 +1,57 @@
 """The engine as a run sees it: its protocol, requests and answers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from nwor_bench.engine.readings import VllmCounters
 from nwor_bench.records.facts import EngineStatus
-from nwor_bench.records.types import Cell, RequestTimes
+from nwor_bench.records.types import Cell, RequestTimes, WindowRecord
 from nwor_bench.records.window_order import WindowOrder
 
 Span = tuple[int, int]
 """First position of a request and the one behind the last."""
 
 Pair = tuple[int, str, int, int]
-"""(request of this set, other set, its request there, length of its prompt)."""
+"""(request of this set, other set, its request there, length of its prompt, 0 for states)."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What was kept of a batch's requests."""
+
+    unreadable: str | None = None
+    """Why nothing could be kept; None if it was."""
+    tokens: Mapping[int, int] = field(default_factory=dict)
+    """By number of a request whose states were kept, for how many of its tokens they stand."""
+
+
+class KeptTensors(Protocol):
+    """Tensors of finished requests, kept in the engine's workers under a name."""
+
+    def keep(self, name: str, spans: Sequence[Span] = ()) -> Kept:
+        """Keep those of the last batch's requests: K/V rows of these spans, or copied states."""
+
+    def compare(self, name: str, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+        """One dict per rank: `errors` per layer, and of rows `checked` and `unknown` positions."""
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Forget kept tensors."""
 
 
 class KvCache(Protocol):
-    """The engine's KV cache, for the K/V gate; rows stay in the engine's workers."""
+    """The engine's KV cache, for the K/V gate."""
+
+    @property
+    def rows(self) -> KeptTensors:
+        """K/V rows, one a position."""
+
+    @property
+    def states(self) -> KeptTensors:
+        """Recurrent states of a sample of requests."""
 
     def watch(self, on: bool) -> None:
-        """Note the blocks of every request from now on, or stop and forget all kept rows."""
+        """Note the blocks of every request from now on, or stop and forget all that was kept."""
 
     def prefill(
         self, sequences: Sequence[Sequence[int]], *, nudged: bool = False, outputs: int = 1
@@ -31,29 +62,6 @@ class KvCache(Protocol):
             nudged: every layer's attention returns values that are off by one rounding step.
             outputs: tokens to be sampled; states are kept only if a step follows the prefill.
         """
-
-    def keep(self, name: str, spans: Sequence[Span]) -> str | None:
-        """Keep rows of the last batch's requests; returns why it is unreadable, else None."""
-
-    def compare(self, name: str, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
-        """One dict per rank: `checked` and `unknown` positions, and `errors` per layer."""
-
-    def drop(self, names: Sequence[str]) -> None:
-        """Forget kept rows."""
-
-    def keep_states(self, name: str) -> dict[int, int]:
-        """Keep the states that were copied of a sample of the last batch's requests.
-
-        Returns, by number of a request, for how many of its tokens they stand.
-        """
-
-    def compare_states(
-        self, name: str, other: str, pairs: Sequence[tuple[int, int]]
-    ) -> list[dict[str, Any]]:
-        """One dict per rank: `errors` per layer of these requests of one set and of the other."""
-
-    def drop_states(self, names: Sequence[str]) -> None:
-        """Forget kept states."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +79,13 @@ class Sampling:
 class BatchOutput:
     """Output and counts of one batch.
 
-    `windows` are the first rank's plain dicts; `rank_disagreement` names a count in which another
+    `windows` are the first rank's; `rank_disagreement` names a count in which another
     rank differs. `counter_facts` has the precision of the counters in `windows`; None without any.
     """
 
     token_ids: tuple[tuple[int, ...], ...]
     latency_ms: float
-    windows: list[dict[str, Any]]
+    windows: list[WindowRecord]
     counters: VllmCounters
     scv_counters: dict[str, int] = field(default_factory=dict)
     counter_facts: dict[str, Any] | None = None

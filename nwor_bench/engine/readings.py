@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from nwor_bench.errors import EngineError
 from nwor_bench.records.facts import EngineStatus, RankStatus
 from nwor_bench.records.types import RequestTimes
+from nwor_bench.records.window import WindowTable
 
 _COUNTERS = {
     "vllm:spec_decode_num_drafts": "num_drafts",
@@ -86,22 +87,26 @@ def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 3)
 
 
-def disagreement(windows_by_rank: Sequence[Sequence[Mapping[str, Any]]]) -> str | None:
+def disagreement(tables: Sequence[WindowTable]) -> str | None:
     """How the ranks' windows differ in a count, as half a sentence; None if they agree.
 
     Args:
-        windows_by_rank: the same batch as each rank recorded it, the first rank first. Times
-            (names ending in `_ms`) are each rank's own.
+        tables: one batch as each rank recorded it, the first rank first. Times (names ending in
+            `_ms`) may differ.
     """
-    first, *others = windows_by_rank
+    counts = [
+        {name: column for name, column in table.items() if not name.endswith("_ms")}
+        for table in tables
+    ]
+    first, *others = [list(zip(*table.values(), strict=True)) for table in counts]
     for rank, windows in enumerate(others, start=1):
         if len(windows) != len(first):
             return f"rank {rank} ran {len(windows)} windows and rank 0 {len(first)}"
         for number, (ours, theirs) in enumerate(zip(first, windows, strict=True)):
-            for name, value in ours.items():
-                if not name.endswith("_ms") and value != theirs[name]:
+            for name, value, other in zip(counts[0], ours, theirs, strict=True):
+                if value != other:
                     return (
-                        f"window {number} has {name} {theirs[name]!r} on rank {rank} and "
+                        f"window {number} has {name} {other!r} on rank {rank} and "
                         f"{value!r} on rank 0"
                     )
     return None

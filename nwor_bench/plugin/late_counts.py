@@ -23,7 +23,7 @@ from torch import Tensor
 
 from nwor_bench.plugin.scheduler_output import external_request_id
 from nwor_bench.plugin.step import Accumulator, Step, accepted_of, has_passed, measured, tokens_left
-from nwor_bench.records.types import SETTLING, MeasuredWindow
+from nwor_bench.records.window import SETTLING, WindowRecord
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -39,7 +39,7 @@ COUNTED_A_STEP = 2
 """Steps that are counted before a step: their counts come many at a time, and one that waited for
 all of them would be late by tens of milliseconds."""
 
-MOST_PENDING = 2_000
+MAX_PENDING = 2_000
 """Steps whose counts wait on the device; then one copy reads them."""
 
 
@@ -256,7 +256,7 @@ class LateCounts:
             step.sealed, step.counters = self._added, self._counters_now()
             self._unsealed = False
         step.ends_reading = not self._unsealed
-        if len(self._pending) > MOST_PENDING:
+        if len(self._pending) > MAX_PENDING:
             self._read_pending()
 
     def resolve(self, output_lengths: dict[str, int] | None) -> None:
@@ -376,7 +376,7 @@ class LateCounts:
                 own[at] += int(more)
 
 
-def _log(step: Step, num_sampled: list[int], window: MeasuredWindow) -> None:
+def _log(step: Step, num_sampled: list[int], window: WindowRecord) -> None:
     assert step.drafts is not None
     logger.info(
         "nwor commit: accepted per request %s; staged %d, committed %d, rejected %d%s",

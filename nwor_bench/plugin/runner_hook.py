@@ -21,6 +21,7 @@ from nwor_bench.plugin.window import Window, close_leftover
 from nwor_bench.records.fallback_reasons import STATES_OF_TOO_MANY
 from nwor_bench.records.state_slots import FIELD, one_slot
 from nwor_bench.records.types import BesidePrefill, NworMode, ScvMode
+from nwor_bench.records.window import WindowRecord
 from nwor_bench.records.window_order import UNDELIVERED, WindowPlace, only_verifies
 
 
@@ -162,8 +163,8 @@ class RunnerHook(ABC):
         self.clock.on = self.clock.in_server = self.late.in_server = True
         return PatchSet([Patch(self.runner, "execute_model", read_without_waiting(self.late))])
 
-    def drain(self, output_lengths: dict[str, int] | None) -> list[dict[str, Any]]:
-        """Windows since the last drain, as dicts of `MeasuredWindow`; waits for the device once.
+    def drain(self, output_lengths: dict[str, int] | None) -> list[WindowRecord]:
+        """Windows since the last drain; waits for the device once.
 
         Args:
             output_lengths: tokens that each finished request returned, by its name; windows beyond

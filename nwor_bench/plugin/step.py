@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nwor_bench.plugin.scheduler_output import external_request_id, valid_drafts
 from nwor_bench.plugin.window import Outcome
-from nwor_bench.records.types import MeasuredWindow
+from nwor_bench.records.window import WindowRecord
 from nwor_bench.records.window_order import WindowPlace
 
 
@@ -92,7 +92,7 @@ def durations(marks: Mapping[str, Any]) -> dict[str, float]:
     """Milliseconds of each phase, from the mark before to its own; waits for the last one.
 
     Args:
-        marks: START, then the phases as fields of `MeasuredWindow`, in the order of their events.
+        marks: START, then the phases as fields of `WindowRecord`, in the order of their events.
     """
     if not marks:
         return {}
@@ -150,7 +150,7 @@ class Step:
     counters: Tensor | None = None
     """Flags and rows written, [2 x layers] int32, as they stand behind it, if it is sealed."""
     control_tokens: int = 0
-    """Drafts of a control window; see `MeasuredWindow`."""
+    """Drafts of a control window; see `WindowRecord`."""
     fallback_reason: str | None = None
     """Why the window was written directly."""
     state_layers: int = 0
@@ -160,9 +160,9 @@ class Step:
     states_reason: str | None = None
     """Why stock wrote them though it was staged."""
     path: str | None = None
-    """How its window ran; see `MeasuredWindow`."""
+    """How its window ran; see `WindowRecord`."""
     scv_path: str | None = None
-    """How acceptance was decided; see `MeasuredWindow`."""
+    """How acceptance was decided; see `WindowRecord`."""
     scv_fallback_reason: str | None = None
     """Why it was not decided as the SCV mode says."""
     scv_s: float | None = None
@@ -181,14 +181,14 @@ class Step:
     marks: dict[str, Any] = field(default_factory=dict)
     """CUDA events between the phases of an interleaved window (`durations`)."""
     host_ms: dict[str, float] = field(default_factory=dict)
-    """Times that the V1 runner's hook measured on the host, by field of `MeasuredWindow`; they
+    """Times that the V1 runner's hook measured on the host, by field of `WindowRecord`; they
     replace the times above."""
     finished: Collection[str] = ()
     """Requests that ended before this step."""
     restarted: Mapping[str, int] = field(default_factory=dict)
     """Requests that start again with this step, and the tokens that they have."""
     undelivered: int | None = None
-    """See `MeasuredWindow.undelivered_tokens`."""
+    """See `WindowRecord.undelivered_tokens`."""
 
     def take(self, outcome: Outcome) -> None:
         """Note how its window ended."""
@@ -216,7 +216,7 @@ def measured(
     num_layers: int,
     *,
     steady: bool,
-) -> MeasuredWindow:
+) -> WindowRecord:
     """Counts and times of a step with a window.
 
     Args:
@@ -246,10 +246,19 @@ def measured(
         if np.isfinite(left).any():
             more["undelivered_tokens"] = int(np.maximum(kept_accepted + 1 - left[counted], 0).sum())
     if left is not None or step.place is not None:
-        more |= _times_of(step, steady)
+        more |= _times(step, steady)
+    place = step.place
+    if place is not None:
+        more |= {
+            "cell_number": place.cell,
+            "group": place.group,
+            "run": place.run,
+            "run_length": place.run_length,
+            "position": place.position,
+        }
     staged = step.staged_tokens
     committed = total_accepted if step.committed_tokens is None else step.committed_tokens
-    return MeasuredWindow(
+    return WindowRecord(
         num_reqs=int(np.count_nonzero(drafts)) or len(drafts),
         draft_tokens=total,
         accepted_tokens=total_accepted,
@@ -269,16 +278,12 @@ def measured(
     )
 
 
-def _times_of(step: Step, steady: bool) -> dict[str, Any]:
-    """The host's times if the runner's hook took them; the wall time from step to step if not."""
-    if not step.host_ms:
-        return _times(step, steady)
-    return {"wall_ms": _ms(step.period_s) if steady else None} | step.host_ms
-
-
 def _times(step: Step, steady: bool) -> dict[str, Any]:
-    return {
-        "wall_ms": _ms(step.period_s) if steady else None,
+    """The host's times if the runner's hook took them; else those from step to step."""
+    wall = {"wall_ms": _ms(step.period_s) if steady else None}
+    if step.host_ms:
+        return wall | step.host_ms
+    return wall | {
         "hook_ms": _ms(step.hook_s),
         "scv_host_ms": _ms(step.scv_s),
         "device_ms": elapsed_ms(step.began, step.ended) if steady else None,
@@ -322,9 +327,9 @@ MAX_BETWEEN_DRAINS = 1_000_000
 class Accumulator:
     """Measured windows of one worker. Plain host numbers only."""
 
-    windows: deque[tuple[MeasuredWindow, WindowPlace | None]] = field(default_factory=deque)
-    """Windows since the last drain with their places in an interleaved batch, oldest first."""
-    listeners: list[Callable[[MeasuredWindow, WindowPlace | None], None]] = field(
+    windows: deque[WindowRecord] = field(default_factory=deque)
+    """Windows since the last drain, oldest first."""
+    listeners: list[Callable[[WindowRecord, WindowPlace | None], None]] = field(
         default_factory=list
     )
     """Called with every window as it is added, for the metrics of `vllm serve`."""
@@ -336,19 +341,17 @@ class Accumulator:
         """Most windows that wait for a drain."""
         return MAX_BETWEEN_DRAINS if self.drained else MAX_UNDRAINED
 
-    def add(self, window: MeasuredWindow, place: WindowPlace | None = None) -> None:
+    def add(self, window: WindowRecord, place: WindowPlace | None = None) -> None:
         """Keep one finished window."""
-        self.windows.append((window, place))
+        self.windows.append(window)
         if len(self.windows) > self.most_kept:
             self.windows.popleft()
         for listener in self.listeners:
             listener(window, place)
 
-    def drain(self) -> list[dict[str, Any]]:
-        """Return the windows since the last drain as dicts, oldest first, and forget them."""
-        drained = [
-            {**vars(window), **(vars(place) if place else {})} for window, place in self.windows
-        ]
+    def drain(self) -> list[WindowRecord]:
+        """Return the windows since the last drain, oldest first, and forget them."""
+        drained = list(self.windows)
         self.windows.clear()
         self.drained = True
         return drained

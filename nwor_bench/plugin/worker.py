@@ -21,6 +21,7 @@ from nwor_bench.plugin.observe.window_counters import CountedWindows
 from nwor_bench.plugin.observe.write_watch import COUNTS, WriteWatch
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.records.types import NworMode, ScvMode
+from nwor_bench.records.window import table_of
 from nwor_bench.records.window_order import Order, places_of
 
 register()
@@ -91,7 +92,7 @@ class NworWorkerExtension:
         np.random.seed(seed % 2**32)
 
     def nwor_drain(self, output_lengths: dict[str, int] | None = None) -> dict[str, Any]:
-        """Windows and counters since the last drain. On a GPU this waits for the device.
+        """Windows, as a `WindowTable`, and counters since the last drain; waits for the device.
 
         Args:
             output_lengths: tokens that each finished request returned, by its name; windows that
@@ -99,7 +100,7 @@ class NworWorkerExtension:
         """
         hook = _hook(self)
         return {
-            "windows": hook.drain(output_lengths),
+            "windows": table_of(hook.drain(output_lengths)),
             "request_acceptance": hook.take_request_counts(),
             "scv_counters": dict(hook.validator.counters),
             "scv_fallbacks": dict(hook.validator.fallbacks),
@@ -121,7 +122,7 @@ class NworWorkerExtension:
         getattr(self, TOOLS)["counters"].start()
 
     def nwor_take_counters(self) -> dict[str, Any]:
-        """End the batch: each window's counts in order, and how precise they are."""
+        """End the batch: columns of each window's counts, and how precise they are."""
         return dict(getattr(self, TOOLS)["counters"].take())
 
     def nwor_watch_writes(self, on: bool) -> dict[str, int]:
@@ -145,8 +146,8 @@ class NworWorkerExtension:
         """
         hook = _hook(self)
         hook.gate(on)
-        rows = _tool(self, "kv rows", lambda: KvRows(hook))
-        states = _tool(self, "state rows", lambda: StateRows(hook))
+        rows = _tool(self, "rows", lambda: KvRows(hook))
+        states = _tool(self, "states", lambda: StateRows(hook))
         for each in (rows, states) if on else (states, rows):  # one wraps what the other has
             each.watch(on)
 
@@ -157,33 +158,21 @@ class NworWorkerExtension:
         layers = [context[name] for name in hook.target_layers]
         _tool(self, "nudge", lambda: AttentionNudge(layers)).switch(on)
 
-    def nwor_keep_kv(
-        self, name: str, requests: list[str], spans: list[tuple[int, int]]
+    def nwor_keep(
+        self, kind: str, name: str, requests: list[str], spans: list[tuple[int, int]]
     ) -> dict[str, Any]:
-        """Keep rows of finished requests under `name`; see `KvRows.keep`."""
-        return dict(getattr(self, TOOLS)["kv rows"].keep(name, requests, spans))
+        """Keep K/V "rows" or "states" of finished requests under `name`; see their `keep`."""
+        return dict(getattr(self, TOOLS)[kind].keep(name, requests, spans))
 
-    def nwor_compare_kv(self, name: str, pairs: list[tuple[int, str, int, int]]) -> dict[str, Any]:
-        """Errors of kept rows against others; see `KvRows.compare`."""
-        return dict(getattr(self, TOOLS)["kv rows"].compare(name, pairs))
+    def nwor_compare(
+        self, kind: str, name: str, pairs: list[tuple[int, str, int, int]]
+    ) -> dict[str, Any]:
+        """Errors of kept rows or states against others; see their `compare`."""
+        return dict(getattr(self, TOOLS)[kind].compare(name, pairs))
 
-    def nwor_drop_kv(self, names: list[str]) -> None:
-        """Forget kept rows."""
-        getattr(self, TOOLS)["kv rows"].drop(names)
-
-    def nwor_keep_states(self, name: str, requests: list[str]) -> list[tuple[int, int]]:
-        """Keep states of finished requests under `name`; see `StateRows.keep`."""
-        return list(getattr(self, TOOLS)["state rows"].keep(name, requests))
-
-    def nwor_compare_states(
-        self, name: str, other: str, pairs: list[tuple[int, int]]
-    ) -> list[dict[str, Any]]:
-        """Errors of kept states against others; see `StateRows.compare`."""
-        return list(getattr(self, TOOLS)["state rows"].compare(name, other, pairs))
-
-    def nwor_drop_states(self, names: list[str]) -> None:
-        """Forget kept states."""
-        getattr(self, TOOLS)["state rows"].drop(names)
+    def nwor_drop(self, kind: str, names: list[str]) -> None:
+        """Forget kept rows or states."""
+        getattr(self, TOOLS)[kind].drop(names)
 
     def nwor_status(self) -> dict[str, Any]:
         """Facts about runner, layers and staging, for run.json and the cross-checks."""

@@ -25,7 +25,7 @@ from nwor_bench.records.fallback_reasons import (
     SLOWER_THAN_STOCK,
     STOCK_ATTENTION,
 )
-from nwor_bench.records.types import MeasuredWindow
+from nwor_bench.records.types import WindowRecord
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class WindowMetrics:
             for reason in reasons:
                 self._files.add(name, (*labels, ("reason", reason)), 0)
 
-    def add(self, window: MeasuredWindow, labels: Labels) -> None:
+    def add(self, window: WindowRecord, labels: Labels) -> None:
         """Count one finished window."""
         counts = {
             "nwor_windows": 1,

@@ -63,7 +63,7 @@ def compared(run_length: int, *, counts: bool) -> range:
 
 @dataclass(frozen=True)
 class WindowPlace:
-    """One window's place in its batch; see `MeasuredWindow`."""
+    """One window's place in its batch; see `WindowRecord`."""
 
     cell: int
     """Number of its cell."""

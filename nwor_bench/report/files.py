@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from nwor_bench.analysis.analyse import Analysis
-from nwor_bench.analysis.findings.table import grouped
+from nwor_bench.analysis.findings import grouped
 from nwor_bench.records.files import write_atomically
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import write_header

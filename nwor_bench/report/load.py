@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from nwor_bench.analysis.analyse import PERCENTILES, Analysis, analyse, request_percentiles
-from nwor_bench.analysis.findings.table import Finding
+from nwor_bench.analysis.findings import Finding
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import batch_key

@@ -5,7 +5,7 @@ from math import ceil
 
 from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.effects import WINDOWS
-from nwor_bench.analysis.findings.run import nothing_timed, sufficient_budget
+from nwor_bench.analysis.findings import nothing_timed, sufficient_budget
 from nwor_bench.analysis.parity.required import GATE_DID_NOT
 from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED, REFERENCE
 from nwor_bench.analysis.verdicts import DEFAULT_MARGIN

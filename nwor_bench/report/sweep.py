@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from nwor_bench.analysis.analyse import Analysis
-from nwor_bench.analysis.findings.table import Finding, Severity, grouped
+from nwor_bench.analysis.findings import Finding, Severity, grouped
 from nwor_bench.analysis.measured_worth import MeasuredWorth, by_drafts, measured_worth
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, NworMode, Verdict

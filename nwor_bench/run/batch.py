@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -34,17 +34,16 @@ class BatchPlace:
     keep_prefix_cache: bool = False
     """Take contexts from the prefix cache, in which the batch before it has left them."""
 
-    def cell_of(self, window: dict[str, Any]) -> Cell:
+    def cell_of(self, window: WindowRecord) -> Cell:
         """The cell that one of the batch's windows is of."""
-        number = window.get("cell")
         if self.window_order is None:
             return self.cell
-        if number is not None:
-            return self.window_order.cells[number]
+        if window.cell_number is not None:
+            return self.window_order.cells[window.cell_number]
         if self.window_order.drafts is not None:  # between groups: by what it verified
-            ran = window["draft_tokens"] / window["num_reqs"]
-            own = (cell for cell in self.window_order.cells if cell.drafts == ran)
-            return next(own, self.cell)
+            ran = window.draft_tokens / window.num_reqs
+            same_count = (cell for cell in self.window_order.cells if cell.drafts == ran)
+            return next(same_count, self.cell)
         return self.cell
 
 
@@ -54,33 +53,31 @@ def window_records(
     bytes_per_token: int | None,
     bytes_per_state: int | None = None,
 ) -> list[WindowRecord]:
-    """One record per window. Bytes are tokens x cache bytes per token, not measured traffic.
+    """Windows as they are stored. Bytes are tokens x cache bytes per token, not measured traffic.
 
     Args:
         bytes_per_state: of one request and layer.
     """
 
-    def in_bytes(number: int, each: int | None = bytes_per_token) -> int | None:
-        return None if each is None else number * each
+    def in_bytes(number: int, per_item: int | None = bytes_per_token) -> int | None:
+        return None if per_item is None else number * per_item
 
     records = []
     for number, window in enumerate(output.windows):
         cell = place.cell_of(window)
-        measured = {name: value for name, value in window.items() if name != "cell"}
-        for name in ("accepted_per_position", "drafts_per_position"):
-            measured[name] = tuple(window[name])
         records.append(
-            WindowRecord(
+            replace(
+                window,
+                cell_number=None,
                 **cell.names,
                 block=place.block.number,
                 batch=place.batch,
                 window=number,
-                bytes_staged=in_bytes(window["staged_tokens"]),
-                bytes_committed=in_bytes(window["committed_tokens"]),
-                bytes_avoided=in_bytes(window["rejected_tokens"]),
-                state_bytes_committed=in_bytes(window.get("states_committed", 0), bytes_per_state),
-                state_bytes_avoided=in_bytes(window.get("states_avoided", 0), bytes_per_state),
-                **measured,
+                bytes_staged=in_bytes(window.staged_tokens),
+                bytes_committed=in_bytes(window.committed_tokens),
+                bytes_avoided=in_bytes(window.rejected_tokens),
+                state_bytes_committed=in_bytes(window.states_committed, bytes_per_state),
+                state_bytes_avoided=in_bytes(window.states_avoided, bytes_per_state),
             )
         )
     return records
@@ -108,10 +105,10 @@ def batch_record(
         latency_ms=output.latency_ms,
         tokens_per_s=sum(lengths) / (output.latency_ms / 1e3),
         windows=len(windows),
-        draft_tokens=sum(window["draft_tokens"] for window in windows),
-        accepted_tokens=sum(window["accepted_tokens"] for window in windows),
-        staged_tokens=sum(window["staged_tokens"] for window in windows),
-        committed_tokens=sum(window["committed_tokens"] for window in windows),
+        draft_tokens=sum(window.draft_tokens for window in windows),
+        accepted_tokens=sum(window.accepted_tokens for window in windows),
+        staged_tokens=sum(window.staged_tokens for window in windows),
+        committed_tokens=sum(window.committed_tokens for window in windows),
         vllm_num_drafts=output.counters.num_drafts,
         vllm_draft_tokens=output.counters.draft_tokens,
         vllm_accepted_tokens=output.counters.accepted_tokens,
@@ -122,7 +119,7 @@ def batch_record(
         temperature=sampling.temperature,
         seed=sampling.seed,
         started_at=place.started_at,
-        fallbacks=dict(Counter(w["fallback_reason"] for w in windows if w["fallback_reason"])),
+        fallbacks=dict(Counter(w.fallback_reason for w in windows if w.fallback_reason)),
         scv_counters=output.scv_counters,
         conditions=conditions,
         rank_disagreement=output.rank_disagreement,

@@ -9,7 +9,8 @@ from synthetic_run import make_run
 
 from nwor_bench.analysis.parity.acceptance import (
     Acceptance,
-    AcceptanceCheck,
+    BatchSums,
+    ParitySums,
     acceptance_of,
     acceptance_outside,
     half_width,
@@ -20,6 +21,10 @@ DRAFTS = 4
 SOUND = (200, 120, 70, 30)
 STAGE = Cell("toy", NworMode.STAGE, ScvMode.OFF)
 Counts = tuple[Sequence[int] | None, int | None]
+
+
+def added(sums: ParitySums, counts: Acceptance, *prompts: int, cell: Cell = STAGE) -> str | None:
+    return sums.add(cell, BatchSums(tuple(map(str, prompts)), (), counts, 0), None)
 
 
 def beside(ours: Counts, theirs: Counts, diverged: tuple[int, ...] = ()) -> Acceptance:
@@ -75,20 +80,20 @@ def test_what_was_not_measured_equals_only_itself(
 
 def test_a_small_loss_in_every_batch_is_seen_in_all_together() -> None:
     """10 % less at the first position: within the interval of 300 windows, not of 3,000."""
-    check = AcceptanceCheck()
+    check = ParitySums()
     batch = beside(((180, 108, 63, 27), 300), (SOUND, 300))
-    found = [check.add(STAGE, batch, [(number,)]) for number in range(20)]
+    found = [added(check, batch, number) for number in range(20)]
     assert found[0] is None
     assert found[-1] is not None
     assert "in 20 batches" in found[-1]
     other = replace(STAGE, scv_mode=ScvMode.GRAPH)
-    assert check.add(other, batch, [(1,)]) is None
+    assert added(check, batch, 1, cell=other) is None
 
 
 def test_a_block_that_repeats_a_prompt_is_no_further_evidence() -> None:
-    check = AcceptanceCheck()
+    check = ParitySums()
     batch = beside(((180, 108, 63, 27), 300), (SOUND, 300))
-    assert [check.add(STAGE, batch, [(1,), (number,)]) for number in range(2, 22)] == [None] * 20
+    assert [added(check, batch, 1, number) for number in range(2, 22)] == [None] * 20
 
 
 def test_a_batch_that_was_not_measured_leaves_the_sum_unmeasured() -> None:
@@ -175,7 +180,7 @@ def test_one_accepted_token_too_few_is_seen(diverging: int, batches: int) -> Non
     """8 requests of 128 tokens, of which `diverging` leave the reference half way."""
     trials, seen = 60, 0
     for trial in range(trials):
-        check = AcceptanceCheck()
+        check = ParitySums()
         found = None
         for batch in range(batches):
             random = np.random.default_rng(100 * trial + batch)
@@ -184,6 +189,6 @@ def test_one_accepted_token_too_few_is_seen(diverging: int, batches: int) -> Non
                 ours.run(rate, LENGTH, committed_too_few=1)
                 theirs.run(rate, LENGTH)
             counts = beside(ours.counts(), theirs.counts(), (LENGTH // 2,) * diverging)
-            found = found or check.add(STAGE, counts, [(batch,)])
+            found = found or added(check, counts, batch)
         seen += found is not None
     assert seen / trials >= 0.98

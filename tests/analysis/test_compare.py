@@ -9,14 +9,18 @@ from interleaved_run import STAGE_GRAPH, Planted, interleaved_run
 from refusals import refused
 from synthetic_run import change_batches, change_windows, kept, make_run, with_header, with_parts
 
-from nwor_bench.analysis.comparing.change_verdicts import CellChange
-from nwor_bench.analysis.comparing.compare import ChangeVerdict, Comparison, DecideBy, compare_runs
-from nwor_bench.analysis.comparing.preconditions import blocking_differences, other_differences
-from nwor_bench.analysis.comparing.stored_run import StoredRun
+from nwor_bench.analysis.compare import (
+    CellChange,
+    ChangeVerdict,
+    Comparison,
+    DecideBy,
+    compare_runs,
+)
+from nwor_bench.analysis.stored_run import StoredRun, differences
 from nwor_bench.errors import ExitCode, NotComparableError
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import WindowRecord
-from nwor_bench.report.comparison_text import notes
+from nwor_bench.report.comparison import notes
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -253,12 +257,14 @@ def test_force_matches_the_cells_of_a_pair_of_another_name() -> None:
 def test_another_host_is_reported_on_a_gpu_and_refused_on_a_cpu() -> None:
     line, cpu = "CPU: BASE Toy CPU, NEW B", {"cpu": {"model": "B"}}
     other = with_header(BASE, "environment", **cpu)
-    assert blocking_differences(BASE.header, other.header) == []
-    assert line in map(str, other_differences(BASE.header, other.header))
+    blocking, others = differences(BASE.header, other.header)
+    assert blocking == []
+    assert line in map(str, others)
     base = make_run(blocks=1)
     other = with_header(base, "environment", **cpu)
-    assert line in map(str, blocking_differences(base.header, other.header))
-    assert line not in map(str, other_differences(base.header, other.header))
+    blocking, others = differences(base.header, other.header)
+    assert line in map(str, blocking)
+    assert line not in map(str, others)
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ import pytest
 from changed_run import stored
 from synthetic_run import make_run
 
-from nwor_bench.analysis.comparing.compare import (
+from nwor_bench.analysis.changes import TIME_PER_TOKEN, token_time_change
+from nwor_bench.analysis.compare import (
     ChangeVerdict,
     compare_sweeps,
 )
-from nwor_bench.analysis.comparing.draft_changes import TIME_PER_TOKEN, token_time_change
-from nwor_bench.analysis.comparing.stored_run import StoredRun
 from nwor_bench.analysis.groups import Pair
+from nwor_bench.analysis.stored_run import StoredRun
 from nwor_bench.analysis.worth import Measured
 from nwor_bench.errors import ExitCode, worst_of
 from nwor_bench.records.cell import AA, Arm, Cell, Drafts, NworMode, ScvMode

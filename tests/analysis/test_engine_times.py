@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from simulated_engines import Noise, shares
 
-from nwor_bench.analysis.comparing.draft_changes import token_time_change
+from nwor_bench.analysis.changes import token_time_change
 from nwor_bench.analysis.draft_rates import (
     MIN_JUDGED,
     AtSize,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from synthetic_run import make_run
 
-from nwor_bench.analysis.parity.paths import ungated_paths
+from nwor_bench.analysis.cell_data import ungated_paths
 from nwor_bench.records.types import WindowRecord
 
 WINDOW = make_run(blocks=1, windows=1).windows[0]

@@ -9,10 +9,9 @@ from random import Random
 import pytest
 from interleaved_run import CONTROL, OFF, STAGE_GRAPH, Planted, group_windows, interleaved_run
 from report_runs import gpu_run
-from synthetic_run import analysed, summarised, with_parts
+from synthetic_run import analysed, summarised
 
 from nwor_bench.analysis.effects import WORK_MS
-from nwor_bench.analysis.findings.table import FindingKind, Severity
 from nwor_bench.analysis.groups import find_groups
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, WindowRecord
@@ -128,13 +127,3 @@ def test_a_mask_that_the_host_decides_is_no_work(path: str, mask_ms: float) -> N
     times = {"forward_ms": 4.0, "sample_ms": 1.0, "mask_ms": 0.5, "commit_ms": 0.25}
     made: WindowRecord = replace(window, scv_path=path, **times)
     assert made.work_ms == 5.25 + mask_ms
-
-
-def test_a_budget_too_short_for_100_groups_is_said() -> None:
-    run = interleaved_run(Planted({}, work_noise=0.005), 5, 64)
-    ended = with_parts(run, stopped="--time-budget 60s: 59 s were spent", measuring_s=60.0)
-    found = [f for f in analysed(ended).findings if f.kind is FindingKind.FEW_GROUPS]
-    assert [finding.severity for finding in found] == [Severity.NOTE]
-    assert "allowed 40 groups" in found[0].message
-    assert "--time-budget 3m" in found[0].remedy  # 60 s x 100 / 40 = 150 s
-    assert not [f for f in analysed(run).findings if f.kind is FindingKind.FEW_GROUPS]

@@ -17,7 +17,12 @@ windows = st.lists(
 
 def copies(batch, ranks):
     """The same counts on every rank, each with times of its own."""
-    return [[{**window, "wall_ms": rank + 0.5} for window in batch] for rank in range(ranks)]
+    counts = {name: [window[name] for window in batch] for name in COUNTS}
+    return [
+        {name: list(column) for name, column in counts.items()}
+        | {"wall_ms": [rank + 0.5] * len(batch)}
+        for rank in range(ranks)
+    ]
 
 
 @given(windows, st.integers(1, 4))
@@ -31,7 +36,7 @@ def test_any_other_count_on_any_rank_is_named(batch, ranks, data):
     rank = data.draw(st.integers(1, ranks - 1))
     number = data.draw(st.integers(0, len(batch) - 1))
     name = data.draw(st.sampled_from(COUNTS))
-    found[rank][number][name] += 1
+    found[rank][name][number] += 1
     ours = batch[number][name]
     assert disagreement(found) == (
         f"window {number} has {name} {ours + 1} on rank {rank} and {ours} on rank 0"
@@ -41,7 +46,7 @@ def test_any_other_count_on_any_rank_is_named(batch, ranks, data):
 @given(windows)
 def test_a_window_that_only_one_rank_ran_is_named(batch):
     first, second = copies(batch, 2)
-    assert disagreement([first, second[:-1]]) == (
+    assert disagreement([first, {name: column[:-1] for name, column in second.items()}]) == (
         f"rank 1 ran {len(batch) - 1} windows and rank 0 {len(batch)}"
     )
 

@@ -8,8 +8,8 @@ import pytest
 from refusals import refused
 from synthetic_run import header_of
 
-from nwor_bench.analysis.comparing.preconditions import blocking_differences, other_differences
 from nwor_bench.analysis.dram import strategy_of
+from nwor_bench.analysis.stored_run import differences
 from nwor_bench.engine import arguments as engine_config
 from nwor_bench.engine import preflight
 from nwor_bench.errors import ExitCode
@@ -73,6 +73,7 @@ def test_the_prediction_is_that_of_what_was_done(asked: Any, strategy: Any) -> N
 def test_runs_that_hold_drafts_otherwise_can_be_compared_and_it_is_reported() -> None:
     base = header_of({"spec": {"stage_by": "reference"}})
     new = header_of({"spec": {"stage_by": "copy"}})
-    assert blocking_differences(base, new) == []
-    assert [d.field for d in other_differences(base, new)] == ["spec.stage_by"]
-    assert other_differences(header_of({"spec": {}}), new) == []
+    blocking, others = differences(base, new)
+    assert blocking == []
+    assert [difference.field for difference in others] == ["spec.stage_by"]
+    assert differences(header_of({"spec": {}}), new) == ([], [])

@@ -1,14 +1,33 @@
-"""`nwor-bench live` against a small server: what it says, when it ends, with which exit code."""
+"""`nwor-bench live` against a small server: what it says, when it ends, with which exit code.
+
+Whole answers are held by test_live_golden.py.
+"""
 
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from documented_keys import lacking, top_level
+from pages import (
+    COSTS,
+    DRAFTS,
+    FASTER,
+    OTHERS,
+    PAYS,
+    SAME,
+    SLOWER,
+    UNSURE,
+    Ratio,
+    drafts_page,
+    known,
+    modes_page,
+    serving,
+)
 
 from nwor_bench.errors import ExitCode
 from nwor_bench.live import watch as watching
@@ -27,315 +46,253 @@ from nwor_bench.report.answer import CPU_SENTENCE
 from nwor_bench.report.text import NOT_MEASURED
 from nwor_bench.stats.robust import MIN_GROUPS
 
-Run = Callable[..., tuple[int, str, str]]
-Ratio = tuple[float, float, float]
-
 pytestmark = pytest.mark.usefixtures("own_surroundings")
 
-OTHERS = """\
-# HELP vllm:num_requests_running Requests.
-# TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{engine="0"} 3.0
-some_odd_line{without="a value"}
-"""
-FASTER, SAME, SLOWER, UNSURE = (
-    (0.97, 0.968, 0.972), (1.001, 0.997, 1.005), (1.04, 1.036, 1.044), (0.999, 0.96, 1.04),
-)  # fmt: skip
+
+@dataclass(frozen=True)
+class Said:
+    """What the command said, its lines joined, and what it asked the server."""
+
+    code: int
+    out: str
+    err: str
+    asked: list[str]
+
+    @property
+    def words(self) -> str:
+        return " ".join(self.out.split())
 
 
-def page(
-    ratios: dict[str, Ratio] | None = None,
-    groups: dict[str, int] | None = None,
-    *,
-    left_out: dict[str, int] | None = None,
-    stopped: str | None = None,
-    fallbacks: dict[str, int] | None = None,
-    clock: str = "device",
-    rank: int = 0,
-    aa: Ratio | None = None,
-) -> str:
-    """Samples as vLLM's /metrics shows them."""
-    base = f'nwor_mode="interleave",pair="a + b",rank="{rank}",scv_mode="graph"'
-    lines = ["# TYPE nwor_live_groups_total counter"]
-    for name, number in {ALL: 0, **(groups or {})}.items():
-        lines.append(f'nwor_live_groups_total{{{base},num_reqs="{name}"}} {number}.0')
-    for name, values in (ratios or {}).items():
-        for ending, value in zip(("", "_low", "_high"), values, strict=True):
-            at = f'{base},num_reqs="{name}",clock="{clock}"'
-            lines.append(f"nwor_live_ratio{ending}{{{at}}} {value}")
-    if aa is not None:
-        lines.append(f'nwor_live_aa_groups_total{{{base},num_reqs="all"}} 100.0')
-        for ending, value in zip(("", "_low", "_high"), aa, strict=True):
-            at = f'{base},num_reqs="all",clock="{clock}"'
-            lines.append(f"nwor_live_aa_ratio{ending}{{{at}}} {value}")
-    by_reason = {
-        "nwor_live_groups_left_out_total": {"interrupted": 0, **(left_out or {})},
-        "nwor_live_staging_stopped_total": {"ranks_differ": 0, **({stopped: 1} if stopped else {})},
-        "nwor_fallback_count_total": {"kv_transfer": 0, **(fallbacks or {})},
-    }
-    for name, values in by_reason.items():
-        lines += [f'{name}{{{base},reason="{why}"}} {n}.0' for why, n in values.items()]
-    return OTHERS + "\n".join([*lines, ""])
-
-
-def known(ratio: Ratio, **more: object) -> str:
-    return page({ALL: ratio, "5-8": ratio}, {ALL: 400, "5-8": 400}, **more)  # type: ignore[arg-type]
-
-
-class Server:
-    """Answers each request with the next of its pages, the last one again and again."""
-
-    def __init__(self) -> None:
-        self.pages: list[str] = []
-        self.status = 200
-        self.asked: list[str] = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                outer.asked.append(self.path)
-                body = outer.pages[min(len(outer.asked), len(outer.pages)) - 1].encode()
-                self.send_response(outer.status)
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
+Live = Callable[..., Said]
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    yield from serving(monkeypatch)
-
-
-def serving(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def live(command_line: Any, monkeypatch: pytest.MonkeyPatch) -> Live:
+    """Run the command against a server with these pages, given as one or as a list."""
     monkeypatch.setattr(watching, "EVERY_S", 0.01)
-    found = Server()
-    thread = threading.Thread(target=found.http.serve_forever, args=(0.01,))
-    thread.start()
-    yield found
-    found.http.shutdown()
-    thread.join()
-    found.http.server_close()
+
+    def run(pages: str | list[str], *flags: str, status: int = 200) -> Said:
+        with serving(*([pages] if isinstance(pages, str) else pages), status=status) as server:
+            return Said(*command_line("live", server.url, *flags), server.asked)
+
+    return run
+
+
+SOON = ("--time-budget", "0.05s")
+FEW = drafts_page({ALL: {}})
+WIDE = drafts_page({"1": PAYS, ALL: PAYS}, half=0.6)
+PAYING, COSTING = (drafts_page({"1": counts, ALL: counts}) for counts in (PAYS, COSTS))
 
 
 @pytest.mark.parametrize(
-    ("ratio", "badge", "words"),
+    ("page", "plain", "strict", "start", "words"),
     [
-        (FASTER, "FASTER", "Yes, NWOR pays here: in stage x graph a window takes 3.0 % less time"),
-        (SLOWER, "SLOWER", "it costs time: in stage x graph a window takes 4.0 % more time"),
-        (SAME, "SAME", "it makes no difference of more than 1 %"),
+        (known(FASTER), 0, 0, "FASTER: ", "Yes, NWOR pays here: in stage x graph a window takes 3"),
+        (known(SLOWER), 0, 0, "SLOWER: ", "it costs time: in stage x graph a window takes 4.0 % m"),
+        (known(SAME), 0, 0, "SAME: ", "it makes no difference of more than 1 %"),
+        (known(UNSURE), 0, 5, "AMBIGUOUS: ", "This traffic cannot yet say whether NWOR pays"),
+        (modes_page(), 0, 5, "NOTHING COMPARED: ", "Send it requests."),
+        (known(SLOWER, clock="host"), 0, 0, "CPU RUN: in stage x graph", CPU_SENTENCE),
+        (known(FASTER, stopped="commit_refused"), 3, 3, "STAGING STOPPED: ", "commit was refused"),
+        (DRAFTS, 0, 0, "FASTER: ", "at 9-16 requests no draft count is shown to pay."),
+        (PAYING, 0, 0, "FASTER: ", "Speculate up to 1 request: 1.50 times the tokens/s of k = 0"),
+        (COSTING, 0, 0, "SLOWER: ", "Do not speculate here"),
+        (FEW, 0, 5, "AMBIGUOUS: ", "This does not show whether speculation pays"),
+        (WIDE, 0, 5, "AMBIGUOUS: ", "No draft count is shown to pay"),
+        (drafts_page({"1": PAYS, ALL: PAYS}, clock="host"), 0, 0, "FASTER: ", "1.50 times"),
     ],
-)
-def test_the_answer_comes_first(
-    command_line: Run, server: Server, ratio: Ratio, badge: str, words: str
+)  # fmt: skip
+def test_the_answer_comes_first_and_strict_ends_with_5_if_it_is_inconclusive(
+    live: Live, page: str, plain: int, strict: int, start: str, words: str
 ) -> None:
-    server.pages = [known(ratio, left_out={"interrupted": 40, "batch_size": 2})]
-    code, out, err = command_line("live", server.url)
-    assert (code, err) == (0, "")
-    said = " ".join(out.split())
-    assert said.startswith(f"{badge}: ")
-    assert words in said
-    assert "40 interrupted by a step that is more than windows; 2 with a batch size" in said
-    assert "Staging: on, stage x graph and off x off interleaved." in said
-    assert "Timed on the device's clock." in said
-    assert max(map(len, out.splitlines())) <= 80
-    assert server.asked == ["/metrics"]
+    said = live(page, *SOON)
+    assert (said.code, said.err) == (plain, "")
+    assert said.words.startswith(start)
+    assert words in said.words
+    assert max(map(len, said.out.splitlines())) <= 80
+    assert set(said.asked) == {"/metrics"}
+    assert ("Measured on a CPU" in said.out) is ("nwor_drafts" in page and "host" in page)
+    assert live(page, *SOON, "--strict", "-q").code == strict
 
 
-def test_the_progress_line() -> None:
-    reading = reading_of(known(FASTER), "http://h/metrics")
-    line = progress_line(reading, Wanted("5-8", 0.005, 60.0), 61.4)
-    assert line == "0:01:01  5-8: 0.9700 [0.9680, 0.9720] in 400 groups"
+@pytest.mark.parametrize("page", [known(FASTER, left_out={"untimed": 3}), DRAFTS])
+def test_quiet_leaves_the_answer_alone(live: Live, page: str) -> None:
+    whole, quiet = live(page, *SOON).words, live(page, *SOON, "-q").words
+    assert whole.startswith(quiet)
+    assert quiet.endswith((").", "pay."))
 
 
-def test_the_document_has_every_documented_key(command_line: Run, server: Server) -> None:
-    server.pages = [known(FASTER, left_out={"untimed": 3}, aa=(1.0001, 0.9985, 1.0017))]
-    code, out, err = command_line("live", server.url, "--json", "--num-reqs", "7")
-    assert (code, err) == (0, "")
-    told = json.loads(out)
-    assert lacking(told, "live") == []
-    assert set(told) == top_level("live")
-    assert told["answer"]["badge"] == "FASTER"
-    assert told["answer"]["num_reqs"] == "5-8"
-    assert told["classes"][0] == {
-        "num_reqs": "5-8", "ratio": 0.97, "ratio_ci_low": 0.968, "ratio_ci_high": 0.972,
-        "groups": 400,
-    }  # fmt: skip
-    assert told["left_out"] == {"untimed": 3}
-    assert told["aa"] == {
-        "ratio": 1.0001, "ratio_ci_low": 0.9985, "ratio_ci_high": 1.0017, "groups": 100,
-    }  # fmt: skip
-    assert (told["staging_stopped"], told["ended"], told["exit_code"]) == (None, "ci_width", 0)
+@pytest.mark.parametrize(
+    ("page", "flags", "name", "values"),
+    [
+        (
+            known(FASTER, left_out={"untimed": 3}, aa=(1.0001, 0.9985, 1.0017)),
+            ("--num-reqs", "7"), "live",
+            {"left_out": {"untimed": 3}, "staging_stopped": None, "ended": "ci_width",
+             "aa": {"ratio": 1.0001, "ratio_ci_low": 0.9985, "ratio_ci_high": 1.0017,
+                    "groups": 100}, "exit_code": 0},
+        ),
+        (
+            DRAFTS, SOON, "live, of draft counts",
+            {"best": {"1": 2, "9-16": 0}, "windows": {"0": 1000, "1": 3000, "2": 3100},
+             "left_out": {"interrupted": 40, "drafts": 2}, "ended": "time_budget", "exit_code": 0},
+        ),
+    ],
+    ids=["modes", "drafts"],
+)  # fmt: skip
+def test_the_document_has_every_documented_key(
+    live: Live, page: str, flags: tuple[str, ...], name: str, values: dict[str, Any]
+) -> None:
+    said = live(page, "--json", *flags)
+    assert (said.code, said.err) == (0, "")
+    told = json.loads(said.out)
+    assert lacking(told, name) == []
+    assert set(told) == top_level(name)
+    assert {key: told[key] for key in values} == values
+
+
+@pytest.mark.parametrize(
+    ("page", "num_reqs", "words"),
+    [
+        (known(FASTER), "5-8", "0:01:01  5-8: 0.9700 [0.9680, 0.9720] in 400 groups"),
+        (DRAFTS, ALL, "0:01:01  all: 1.50 [1.48, 1.52] times the tokens/s of k = 0 with k = 2, 400 "
+         "groups a draft count"),
+        (FEW, ALL, f"0:01:01  all: {NOT_MEASURED}, 0 groups a draft count"),
+    ],
+)  # fmt: skip
+def test_the_progress_line(page: str, num_reqs: str, words: str) -> None:
+    reading = reading_of(page, "http://h/metrics")
+    assert progress_line(reading, Wanted(num_reqs, 0.005, 60.0), 61.4) == words
 
 
 @pytest.mark.parametrize(
     ("aa", "warns"), [((1.0, 0.999, 1.001), False), ((1.003, 1.001, 1.005), True), (None, False)]
 )
 def test_the_answer_says_if_off_differs_from_itself(
-    command_line: Run, server: Server, aa: Ratio | None, warns: bool
+    live: Live, aa: Ratio | None, warns: bool
 ) -> None:
-    server.pages = [known(FASTER, aa=aa)]
-    code, out, _ = command_line("live", server.url)
-    said = " ".join(out.split())
-    assert code == 0
-    assert ("off differs from itself (A/A): 1.0030 [1.0010, 1.0050] in 100 groups" in said) is warns
+    said = live(known(FASTER, aa=aa))
+    warning = "off differs from itself (A/A): 1.0030 [1.0010, 1.0050] in 100 groups"
+    assert (said.code, warning in said.words) == (0, warns)
     shown = f"{NOT_MEASURED}, 0" if aa is None else f"{aa[0]:.4f} [{aa[1]:.4f}, {aa[2]:.4f}], 100"
-    assert f"Off against itself (A/A): {shown} groups." in said
+    assert f"Off against itself (A/A): {shown} groups." in said.words
 
 
-def test_it_reads_until_the_interval_is_narrow(command_line: Run, server: Server) -> None:
-    wide, groups = (0.97, 0.95, 0.99), FIRST_LOOK
-    server.pages = [
-        page(),
-        page({ALL: FASTER}, {ALL: FIRST_LOOK - 1}),  # narrow by luck: too few to look
-        page({ALL: wide}, {ALL: groups}),
-        page({ALL: FASTER}, {ALL: groups + 1}),  # too soon to look again
-        page({ALL: FASTER}, {ALL: groups * 2}),  # narrow: as many groups again
-        page({ALL: FASTER}, {ALL: groups * 4 - 1}),
-        page({ALL: FASTER}, {ALL: groups * 4}),
-        page({ALL: FASTER}, {ALL: groups * 9}),
-    ]
-    code, out, _ = command_line("live", server.url, "-q")
-    assert code == 0
-    assert f"{groups * 4} groups" in out
-    assert len(server.asked) == 7
-
-
-def test_the_class_that_is_asked_for_decides(command_line: Run, server: Server) -> None:
-    ratios = {"1": UNSURE, "5-8": FASTER, ALL: UNSURE}
-    server.pages = [page(ratios, {"1": 100, "5-8": 200, ALL: 300})]
-    code, out, _ = command_line("live", server.url, "-q", "--num-reqs", "5-8")
-    assert code == 0
-    assert "a window of 5-8 requests takes 3.0 % less" in " ".join(out.split())
-    code, out, _ = command_line("live", server.url, "-q", "--time-budget", "0.05s")
-    assert "AMBIGUOUS: This traffic cannot yet say" in out
+N = FIRST_LOOK
+NARROW = {"1": PAYS, ALL: PAYS}
 
 
 @pytest.mark.parametrize(
-    ("ratio", "plain", "strict"), [(UNSURE, 0, 5), (FASTER, 0, 0), (SAME, 0, 0), (None, 0, 5)]
-)
-def test_strict_ends_with_5_if_it_is_inconclusive(
-    command_line: Run, server: Server, ratio: Ratio | None, plain: int, strict: int
+    ("pages", "flags", "ended_at", "readings"),
+    [
+        (
+            [
+                modes_page(),
+                modes_page({ALL: FASTER}, {ALL: N - 1}),  # narrow by luck: too few to look
+                modes_page({ALL: (0.97, 0.95, 0.99)}, {ALL: N}),
+                modes_page({ALL: FASTER}, {ALL: N + 1}),  # too soon to look again
+                modes_page({ALL: FASTER}, {ALL: N * 2}),  # narrow: as many groups again
+                *(modes_page({ALL: FASTER}, {ALL: n}) for n in (N * 4 - 1, N * 4, N * 9)),
+            ],
+            (), f"{N * 4} groups", 7,
+        ),
+        (
+            [
+                drafts_page(NARROW, groups=N - 1, half=0.001),
+                drafts_page(NARROW, groups=N, half=0.001, half_of_2=0.02),
+                *(drafts_page(NARROW, groups=N * n, half=0.001) for n in (2, 4, 9)),
+            ],
+            ("--ci-width", "1%"), f" {N * 4} ", 4,
+        ),
+    ],
+    ids=["modes", "drafts"],
+)  # fmt: skip
+def test_it_reads_until_the_intervals_of_all_cells_are_narrow(
+    live: Live, pages: list[str], flags: tuple[str, ...], ended_at: str, readings: int
 ) -> None:
-    server.pages = [page() if ratio is None else known(ratio)]
-    flags = ("live", server.url, "-q", "--time-budget", "0.05s")
-    assert command_line(*flags)[0] == plain
-    assert command_line(*flags, "--strict")[0] == strict
+    said = live(pages, *flags)
+    assert (said.code, len(said.asked)) == (0, readings)
+    assert ended_at in said.words
 
 
-def test_a_cpu_server_is_reported_as_one(command_line: Run, server: Server) -> None:
-    server.pages = [known(SLOWER, clock="host")]
-    code, out, _ = command_line("live", server.url)
-    assert code == 0
-    said = " ".join(out.split())
-    assert "CPU RUN: in stage x graph" in said
-    assert CPU_SENTENCE in said
-    assert "pays" not in said
+@pytest.mark.parametrize(
+    ("page", "num_reqs", "words"),
+    [
+        (
+            modes_page({"1": UNSURE, "5-8": FASTER, ALL: UNSURE}, {"1": 9, "5-8": 200, ALL: 300}),
+            "5-8", "FASTER: Yes, NWOR pays here: in stage x graph a window of 5-8 requests takes 3",
+        ),
+        (DRAFTS, "12", "SLOWER: Do not speculate here: at best it gives 0.80 [0.79, 0.81]"),
+        (known(FASTER), "200", "NOTHING COMPARED: Too few groups of windows were compared (0): 400 "
+         "others have windows of another size than 129-256 requests."),
+        (modes_page(groups={"1": 9, ALL: 9}), ALL, "NOTHING COMPARED: Too few groups of windows "
+         f"were compared (9), and a ratio needs {MIN_GROUPS}"),
+        (modes_page(left_out={"fallback": 50}, fallbacks={"kv_transfer": 200}), ALL,
+         "NOTHING COMPARED: Too few groups of windows were compared (0): no window is staged, "
+         "because of kv_transfer."),
+    ],
+)  # fmt: skip
+def test_the_class_that_is_asked_for_decides(
+    live: Live, page: str, num_reqs: str, words: str
+) -> None:
+    said = live(page, "-q", *SOON, "--num-reqs", num_reqs)
+    assert said.code == 0
+    assert said.words.startswith(words)
 
 
 def with_update(text: str, ago_s: float) -> str:
     """The page of a server that updated its metrics that long ago."""
-    base = 'nwor_mode="interleave",pair="a + b",rank="0",scv_mode="graph"'
-    return f"{text.rstrip()}\nnwor_live_updated_seconds{{{base}}} {time.time() - ago_s}\n"
+    return f'{text.rstrip()}\nnwor_live_updated_seconds{{rank="0"}} {time.time() - ago_s}\n'
 
 
+@pytest.mark.parametrize("page", [known(FASTER), DRAFTS])
 @pytest.mark.parametrize(("ago_s", "stale"), [(1, False), (STALE_AFTER_S + 60, True)])
 def test_metrics_that_are_no_longer_updated_are_no_answer(
-    command_line: Run, server: Server, ago_s: float, stale: bool
+    live: Live, page: str, ago_s: float, stale: bool
 ) -> None:
-    server.pages = [with_update(known(FASTER), ago_s)]
-    code, out, err = command_line("live", server.url)
-    assert code == (ExitCode.FAILED if stale else 0)
-    assert out.startswith("" if stale else "FASTER: ")
-    assert ("/metrics has not updated its metrics for " in " ".join(err.split())) is stale
+    said = live(with_update(page, ago_s), *SOON)
+    assert said.code == (ExitCode.FAILED if stale else 0)
+    assert said.out.startswith("" if stale else "FASTER: ")
+    assert ("/metrics has not updated its metrics for " in " ".join(said.err.split())) is stale
 
 
-def test_a_server_that_stops_updating_is_gone(
-    command_line: Run, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_stops_updating_is_gone(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "GONE_AFTER_S", 0.05)
-    server.pages = [with_update(page(), 1), with_update(known(FASTER), STALE_AFTER_S + 60)]
-    code, out, _ = command_line("live", server.url)
-    assert code == ExitCode.FAILED
-    assert "FASTER" not in out
-    assert "or no longer updates them; this is what it said last." in " ".join(out.split())
+    pages = [with_update(modes_page(), 1), with_update(known(FASTER), STALE_AFTER_S + 60)]
+    said = live(pages)
+    assert said.code == ExitCode.FAILED
+    assert "FASTER" not in said.out
+    assert "or no longer updates them; this is what it said last." in said.words
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_guard_that_stopped_staging_ends_with_3(
-    command_line: Run, server: Server, rank: int
-) -> None:
-    """Also if only another rank than the one whose ratio is shown says so."""
-    stopped = page(stopped="commit_refused", rank=rank).replace(OTHERS, "")
-    server.pages = [known(FASTER) if rank == 0 else known(FASTER).rstrip() + "\n" + stopped]
-    if rank == 0:
-        server.pages = [known(FASTER, stopped="commit_refused")]
-    code, out, err = command_line("live", server.url)
-    assert (code, err) == (ExitCode.CORRECTNESS_BROKEN, "")
-    said = " ".join(out.split())
-    assert "STAGING STOPPED: Staging has stopped for good because a commit was refused" in said
-    assert "Staging: stopped for good (commit_refused)." in said
-    code, out, _ = command_line("live", server.url, "--json")
-    assert (code, json.loads(out)["staging_stopped"]) == (3, "commit_refused")
+def test_a_guard_that_another_rank_shows_ends_with_3(live: Live) -> None:
+    stopped = modes_page(stopped="commit_refused", rank=1).replace(OTHERS, "")
+    said = live(known(FASTER) + stopped)
+    assert (said.code, said.err) == (ExitCode.CORRECTNESS_BROKEN, "")
+    assert "Staging: stopped for good (commit_refused)." in said.words
 
 
 @pytest.mark.parametrize(
-    ("text", "flags", "words"),
+    ("text", "status", "code", "words"),
     [
-        (page(left_out={"fallback": 50}, fallbacks={"kv_transfer": 200}), (),
-         "no window is staged, because of kv_transfer."),
-        (page(), (), "Send it requests."),
-        (page(groups={"1": 9, ALL: 9}), (), f"(9), and a ratio needs {MIN_GROUPS}"),
-        (known(FASTER), ("--num-reqs", "200"), "400 others have windows of another size than 129-"),
+        (OTHERS, 200, 2, "no metrics of nwor-bench are there; start the server with VLLM_NWOR"),
+        ("<html>hello</html>", 200, 2, "VLLM_NWOR_MODE=interleave"),
+        (OTHERS, 200, 2, "with speculation"),
+        ('nwor_windows_total{nwor_mode="stage"} 3.0\n', 200, 2, "runs only in mode stage"),
+        ('nwor_fallback_count_total{nwor_mode="interleave",reason="attach:PatchError"} 1.0\n', 200,
+         2, "not attached there (attach:PatchError)"),
+        ("", 404, 2, "VLLM_NWOR_MODE=interleave"), ("", 500, 1, "500"), ("", 401, 1, "401"),
     ],
-    ids=["never staged", "no traffic", "too few groups", "another class"],
 )  # fmt: skip
-def test_without_a_ratio_it_says_why(
-    command_line: Run, server: Server, text: str, flags: tuple[str, ...], words: str
-) -> None:
-    server.pages = [text]
-    _, out, _ = command_line("live", server.url, "-q", "--time-budget", "0.05s", *flags)
-    assert words in " ".join(out.split())
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (OTHERS, "no metrics of nwor-bench are there; start the server with VLLM_NWOR_MODE="),
-        ("<html>hello</html>", "VLLM_NWOR_MODE=interleave"),
-        (OTHERS, "with speculation"),
-        ('nwor_windows_total{nwor_mode="stage"} 3.0\n', "runs only in mode stage"),
-        (
-            'nwor_fallback_count_total{nwor_mode="interleave",reason="attach:PatchError"} 1.0\n',
-            "not attached there (attach:PatchError)",
-        ),
-    ],
-    ids=["another server", "no metrics", "no speculation", "another mode", "not attached"],
-)
 def test_without_these_metrics_it_says_what_to_set(
-    command_line: Run, server: Server, text: str, words: str
+    live: Live, text: str, status: int, code: int, words: str
 ) -> None:
-    server.pages = [text]
-    code, out, err = command_line("live", server.url, "--json")
-    assert (code, out) == (ExitCode.BAD_USAGE, "")
-    assert words in " ".join(err.split())
+    said = live(text, "--json", status=status)
+    assert (said.code, said.out) == (code, "")
+    assert words in " ".join(said.err.split())
 
 
-@pytest.mark.parametrize(("status", "code"), [(404, 2), (500, 1), (401, 1)])
-def test_an_error_instead_of_metrics(
-    command_line: Run, server: Server, status: int, code: int
-) -> None:
-    server.pages, server.status = [""], status
-    found, out, err = command_line("live", server.url)
-    assert (found, out) == (code, "")
-    assert "VLLM_NWOR_MODE=interleave" in err or str(status) in err
-
-
-def test_nobody_there(command_line: Run) -> None:
+def test_nobody_there(command_line: Any) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as unused:
         port = unused.server_port
     code, out, err = command_line("live", f"http://127.0.0.1:{port}")
@@ -353,7 +310,7 @@ def test_nobody_there(command_line: Run) -> None:
     ],
 )  # fmt: skip
 def test_slips_are_refused_before_anything_is_asked(
-    command_line: Run, arguments: tuple[str, ...]
+    command_line: Any, arguments: tuple[str, ...]
 ) -> None:
     code, out, err = command_line("live", *arguments)
     assert (code, out) == (ExitCode.BAD_USAGE, "")
@@ -366,28 +323,24 @@ def test_metrics_stand_below_the_address() -> None:
     assert metrics_address("https://h/base/") == "https://h/base/metrics"
 
 
-class Script:
-    """A server's readings and a clock, both made of what a test says."""
+def watched(*steps: str | BaseException) -> watching.Seen:
+    """Watch a server's readings on a clock, both made of what a test says; the last one stays."""
+    left, now = list(steps), [0.0]
 
-    def __init__(self, *steps: str | BaseException) -> None:
-        self.steps, self.now = list(steps), 0.0
-
-    def read(self) -> Reading:
-        step = self.steps.pop(0) if len(self.steps) > 1 else self.steps[0]
+    def read() -> Reading:
+        step = left.pop(0) if len(left) > 1 else left[0]
         if isinstance(step, BaseException):
             raise step
         return reading_of(step, "http://h/metrics")
 
-    def watch(self) -> watching.Seen:
-        def sleep(seconds: float) -> None:
-            self.now += seconds
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
 
-        wanted = Wanted(ALL, 0.005, 600.0)
-        show = lambda reading, waited_s: None  # noqa: E731
-        return watch(self.read, wanted, show, sleep=sleep, clock=lambda: self.now)
+    wanted = Wanted(ALL, 0.005, 600.0)
+    return watch(read, wanted, lambda *_: None, sleep=sleep, clock=lambda: now[0])
 
 
-UNDONE, WIDE, ODD = page({ALL: UNSURE}, {ALL: 60}), page({ALL: FASTER}, {ALL: 800}), "<html>404"
+UNDONE, LAST = modes_page({ALL: UNSURE}, {ALL: 60}), modes_page({ALL: FASTER}, {ALL: 800})
 
 
 @pytest.mark.parametrize(
@@ -395,22 +348,22 @@ UNDONE, WIDE, ODD = page({ALL: UNSURE}, {ALL: 60}), page({ALL: FASTER}, {ALL: 80
     [
         ((UNDONE,), Ended.TIME, 600.0, 60),
         ((UNDONE, KeyboardInterrupt()), Ended.INTERRUPTED, 1.0, 60),
-        ((page(), Unreachable("gone"), known(FASTER), WIDE), Ended.WIDTH, 3.0, 800),
+        ((modes_page(), Unreachable("gone"), known(FASTER), LAST), Ended.WIDTH, 3.0, 800),
         ((UNDONE, Unreachable("gone")), Ended.GONE, GONE_AFTER_S + 1, 60),
         # A proxy may answer while its server restarts.
-        ((UNDONE, ODD, known(FASTER), WIDE), Ended.WIDTH, 3.0, 800),
-        ((UNDONE, ODD), Ended.GONE, GONE_AFTER_S + 1, 60),
+        ((UNDONE, "<html>404", known(FASTER), LAST), Ended.WIDTH, 3.0, 800),
+        ((UNDONE, "<html>404"), Ended.GONE, GONE_AFTER_S + 1, 60),
         # A restarted server counts from 0, and so do the looks.
         (
-            (page({ALL: UNSURE}, {ALL: 4000}), *(page({ALL: FASTER}, {ALL: n})
-             for n in (10, FIRST_LOOK, 2 * FIRST_LOOK))), Ended.WIDTH, 3.0, 2 * FIRST_LOOK,
+            (modes_page({ALL: UNSURE}, {ALL: 4000}), *(modes_page({ALL: FASTER}, {ALL: n})
+             for n in (10, N, 2 * N))), Ended.WIDTH, 3.0, 2 * N,
         ),
     ],
 )  # fmt: skip
 def test_what_ends_it(
     steps: tuple[str | BaseException, ...], ended: Ended, waited_s: float, groups: int
 ) -> None:
-    found = Script(*steps).watch()
+    found = watched(*steps)
     assert (found.ended, found.waited_s) == (ended, waited_s)
     assert found.reading.groups(ALL) == groups
 

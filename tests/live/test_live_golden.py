@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from metrics_server import serving
+from pages import serving
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "live"
 
@@ -28,10 +28,7 @@ CASES: dict[str, tuple[str, ...]] = {
 
 Run = Callable[..., tuple[int, str, str]]
 
-pytestmark = [
-    pytest.mark.usefixtures("own_surroundings"),
-    pytest.mark.slow,  # pandas is imported
-]
+pytestmark = pytest.mark.usefixtures("own_surroundings")
 
 
 def told(run: Run, name: str) -> dict[str, str]:

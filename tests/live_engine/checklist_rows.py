@@ -115,7 +115,7 @@ def everything_in_one_batch() -> list[Any]:
 
 def check_uneven(answers: Answers) -> None:
     """In some windows one request has more drafts than another, forbidden ones left out."""
-    each = [(window["drafts_per_position"], window["num_reqs"]) for window in answers.windows]
+    each = [(window.drafts_per_position, window.num_reqs) for window in answers.windows]
     assert any(0 < sum(drafts) < len(drafts) * requests for drafts, requests in each)
 
 
@@ -213,7 +213,7 @@ def check_schedule(engine: VllmEngine, scv_modes: Sequence[str]) -> Answers:
     lengths = [greedy(10 + 8 * number) for number in range(len(ONE_LONG))]
     stock, staged = compare(engine, ONE_LONG, lengths, scv_modes)
     check_partial(stock)
-    assert {2, 4} <= {len(window["drafts_per_position"]) for window in staged.windows}
+    assert {2, 4} <= {len(window.drafts_per_position) for window in staged.windows}
     return staged
 
 
@@ -237,7 +237,7 @@ def check_drafter_behind_32_layers(engine: VllmEngine, scv_modes: Sequence[str])
     assert [rank.drafter_layers for rank in status.ranks] == [1, 1]
     prompts = prompts_of([20 + 3 * n for n in range(16)])
     _, staged = compare(engine, prompts, greedy(), scv_modes)
-    assert max(window["draft_tokens"] for window in staged.windows) == 16 * 8
+    assert max(window.draft_tokens for window in staged.windows) == 16 * 8
 
 
 def check_adapter(

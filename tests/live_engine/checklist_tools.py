@@ -15,7 +15,8 @@ from nwor_bench.models.support.facts import Device, EngineFacts, attention_of, r
 from nwor_bench.models.support.predict import Outcome, Part, method_support, predict_support
 from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.fallback_reasons import mamba_cache_mode
-from nwor_bench.records.types import Cell, NworMode, ScvMode
+from nwor_bench.records.types import Cell, NworMode, ScvMode, WindowRecord
+from nwor_bench.records.window import windows_of
 from nwor_bench.workload.run_spec import RunSpec
 
 
@@ -27,7 +28,7 @@ class Answers:
     texts: list[str]
     finish_reasons: list[str | None]
     counters: VllmCounters
-    windows: list[dict[str, Any]]
+    windows: list[WindowRecord]
 
     def total(self, name: str) -> int:
         """Sum of one count over the windows."""
@@ -49,7 +50,7 @@ class Answers:
     @property
     def fallbacks(self) -> set[str | None]:
         """Why windows were written directly; None stands for those that were staged."""
-        return {window["fallback_reason"] for window in self.windows}
+        return {window.fallback_reason for window in self.windows}
 
 
 def ask(
@@ -89,7 +90,7 @@ def ask(
         texts=[answer.text for answer in first],
         finish_reasons=[answer.finish_reason for answer in first],
         counters=read_counters(engine._llm).minus(before),
-        windows=ranks[0]["windows"],
+        windows=windows_of(ranks[0]["windows"]),
     )
 
 

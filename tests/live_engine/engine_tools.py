@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from nwor_bench.engine.protocol import BatchOutput, Sampling
 from nwor_bench.errors import BenchError
 from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 from nwor_bench.models.pairs.tiny import generate_tiny
-from nwor_bench.records.types import AA, Cell, NworMode, ScvMode
+from nwor_bench.records.types import AA, Cell, NworMode, ScvMode, WindowRecord
 from nwor_bench.records.window_order import WindowOrder, compared_pairs
 from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 from nwor_bench.workload.prompts import encode, load_prompts, load_tokenizer
@@ -131,22 +132,22 @@ def run_interleaved(
     seed: str = "a",
     cells: tuple[Cell, ...] = INTERLEAVED_CELLS,
     untimed: bool = False,
-) -> tuple[BatchOutput, dict[Cell, list[dict[str, Any]]], dict[Cell, dict[str, Any]]]:
+) -> tuple[BatchOutput, dict[Cell, list[WindowRecord]], dict[Cell, dict[str, Any]]]:
     """One batch in which cells are interleaved; its windows and SCV counters by cell."""
     engine.interleave(WindowOrder(cells, compared_pairs(cells), seed, untimed))
     try:
         output = engine.generate(prompts, Sampling(max_new_tokens, 0.0, 1.0, 7, True))
     finally:
         facts = engine.stop_interleaving()
-    windows: dict[Cell, list[dict[str, Any]]] = {cell: [] for cell in cells}
+    windows: dict[Cell, list[WindowRecord]] = {cell: [] for cell in cells}
     for window in output.windows:
-        windows[cells[window.get("cell", 0)]].append(window)
+        windows[cells[window.cell_number or 0]].append(window)
     return output, windows, dict(zip(cells, facts, strict=True))
 
 
 def check_every_draft_staged(output: BatchOutput) -> None:
     """No window was written directly, and there were drafts."""
-    reasons = {window["fallback_reason"] for window in output.windows}
+    reasons = {window.fallback_reason for window in output.windows}
     staged, drafts = total(output, "staged_tokens"), total(output, "draft_tokens")
     assert reasons == {None}, reasons
     assert staged == drafts > 0, (staged, drafts)
@@ -157,9 +158,9 @@ def total(output: BatchOutput, name: str) -> int:
     return total_of(output.windows, name)
 
 
-def total_of(windows: list[dict[str, Any]], name: str) -> int:
+def total_of(windows: Sequence[WindowRecord], name: str) -> int:
     """Sum of one count over windows."""
-    return sum(window[name] for window in windows)
+    return sum(getattr(window, name) for window in windows)
 
 
 def worker_of(engine: VllmEngine) -> Any:

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from nwor_bench.analysis.parity.kv import KvVerdict
 from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.records.window import windows_of
 
 FEATURES: dict[str, Any] = {
     **SMALL_CACHE,
@@ -59,7 +60,7 @@ def check_beam_search(engine: VllmEngine) -> None:
         params = BeamSearchParams(beam_width=3, max_tokens=8, ignore_eos=True)
         prompts: Any = [{"prompt_token_ids": list(prompt)} for prompt in PROMPTS[:3]]
         found = engine._llm.beam_search(prompts, params)
-        windows = engine._rpc("nwor_drain")["windows"]
+        windows = windows_of(engine._rpc("nwor_drain")["windows"])
         drafts, staged = (total_of(windows, f"{name}_tokens") for name in ("draft", "staged"))
         assert drafts > 0
         assert staged == (drafts if mode == "stage" else 0)

@@ -66,7 +66,7 @@ def commit_is_refused(worker: Any) -> None:
         return commit(*args)
 
     buffers.commit = refused
-    late_counts.MOST_PENDING = 4
+    late_counts.MAX_PENDING = 4
 
 
 def commit_fails(worker: Any) -> None:

@@ -50,11 +50,11 @@ def check(reference: BatchOutput, record_property: Callable[[str, str], None]) -
 def check_fallback(output: BatchOutput, reference: BatchOutput, reason: str) -> None:
     """Same tokens, some windows fell back with the reason, and the counters still agree."""
     assert output.token_ids == reference.token_ids
-    fell_back = [w for w in output.windows if w["fallback_reason"]]
+    fell_back = [w for w in output.windows if w.fallback_reason]
     assert fell_back
-    assert {w["fallback_reason"] for w in fell_back} == {reason}
-    assert all(w["staged_tokens"] == w["committed_tokens"] == 0 for w in fell_back)
-    accepted = total(output, "committed_tokens") + sum(w["accepted_tokens"] for w in fell_back)
+    assert {w.fallback_reason for w in fell_back} == {reason}
+    assert all(w.staged_tokens == w.committed_tokens == 0 for w in fell_back)
+    accepted = total(output, "committed_tokens") + sum(w.accepted_tokens for w in fell_back)
     assert accepted == output.counters.accepted_tokens
 
 

@@ -117,7 +117,7 @@ def test_interleaved_cells_give_the_tokens_of_off(engine: VllmEngine, name: str)
         assert total_of(own, "control_tokens") == control, cell.label
         settled = total_of(own, "committed_tokens") + total_of(own, "rejected_tokens")
         assert settled == staged
-    assert {window["fallback_reason"] for window in output.windows} == {None}
+    assert {window.fallback_reason for window in output.windows} == {None}
 
 
 def test_every_cell_has_its_turns_and_its_own_counters(engine: VllmEngine) -> None:
@@ -129,12 +129,12 @@ def test_every_cell_has_its_turns_and_its_own_counters(engine: VllmEngine) -> No
             validations = facts[cell]["scv_counters"].get("scv_fallback_count", 0)
             assert validations == (0 if cell.scv_mode is ScvMode.OFF else len(own)), cell.label
             seen |= {cell} if own else set()
-        turns = [window for window in output.windows if window.get("group") is not None]
+        turns = [window for window in output.windows if window.group is not None]
         assert [turn["position"] for turn in turns][:2] == [0, 1]
         if seen == set(INTERLEAVED_CELLS):
             break
     assert seen == set(INTERLEAVED_CELLS)
-    assert run_cell(engine, "off", "off", STEADY).windows[0].get("group") is None
+    assert run_cell(engine, "off", "off", STEADY).windows[0].group is None
 
 
 @pytest.mark.row("temperature and top-p")
@@ -163,5 +163,5 @@ def test_modes_switch_in_one_engine_and_only_target_layers_are_staged(
     assert low <= output.counters.accepted_tokens / output.counters.draft_tokens <= high
     off = run_cell(engine, "off", "off", STEADY)
     assert total(off, "staged_tokens") == 0
-    assert off.windows[0]["mask_ms"] is None
-    assert off.windows[0]["commit_ms"] is None
+    assert off.windows[0].mask_ms is None
+    assert off.windows[0].commit_ms is None

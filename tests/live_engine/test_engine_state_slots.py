@@ -27,10 +27,11 @@ from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.errors import ExitCode
 from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 from nwor_bench.plugin.observe.state_checks import check_state
-from nwor_bench.plugin.observe.state_trace import SAMPLE, StateCall
+from nwor_bench.plugin.state_layers import SAMPLE, StateCall
 from nwor_bench.plugin.states import StateOutcome, WindowStates
 from nwor_bench.records.cell import Arguments
 from nwor_bench.records.types import NworMode
+from nwor_bench.records.window import windows_of
 from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.run_spec import RunSpec
@@ -135,10 +136,10 @@ def test_requests_come_and_go(
     """States of windows beside a prefill are staged, whatever becomes of their K/V."""
     monkeypatch.setattr(hook_of(single), "_stages_beside_prefill", beside == "stage")
     answers = one_by_one(single, "stage", interrupt)
-    windows = single._rpc("nwor_drain")["windows"]
-    reasons = {window["fallback_reason"] for window in windows}
+    windows = windows_of(single._rpc("nwor_drain")["windows"])
+    reasons = {window.fallback_reason for window in windows}
     assert reasons == ({None} if beside == "stage" else {None, "beside_prefill"})
-    assert {window["states_reason"] for window in windows} == {None}
+    assert {window.states_reason for window in windows} == {None}
     assert total_of(windows, "states_avoided") == 3 * total_of(windows, "draft_tokens") > 0
     assert check_each(stock, expected, answers) is None
 

@@ -13,13 +13,12 @@ import pytest
 from refusals import refused
 
 from nwor_bench.analysis.analyse import analyse
-from nwor_bench.analysis.comparing.compare import compare_sweeps
-from nwor_bench.analysis.comparing.stored_run import load_stored_runs
+from nwor_bench.analysis.compare import compare_sweeps
 from nwor_bench.analysis.draft_tokens import same_places
 from nwor_bench.analysis.effects import effects_over_off
-from nwor_bench.analysis.findings.table import FindingKind
 from nwor_bench.analysis.parity.kv import KV_EVENT, KvVerdict
 from nwor_bench.analysis.parity.local import LOCAL_EVENT
+from nwor_bench.analysis.stored_run import load_stored_runs
 from nwor_bench.analysis.worth import Measured, worth_of
 from nwor_bench.errors import ExitCode
 from nwor_bench.plugin.runner_v1.staging import StagingBuffers
@@ -160,7 +159,6 @@ def test_prompt_lookup_has_an_engine_for_each_count(tmp_path: Path) -> None:
     assert 1 <= rate.tokens <= 2
     assert rate.ratio == pytest.approx(rate.tokens / rate.time_ratio)
     assert found.worth.noise.keys() == {2}
-    assert FindingKind.LATENCY not in {finding.kind for finding in found.findings}
 
 
 def test_staged_counts_alternate_with_stocks(tmp_path: Path) -> None:

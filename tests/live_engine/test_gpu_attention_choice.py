@@ -33,7 +33,7 @@ def start(
 def reasons(engine: VllmEngine) -> set[str | None]:
     """Why windows that stage is asked for were written directly, uneven ones left out."""
     windows = run_cell(engine, "stage", "off", PROMPTS).windows
-    return {window["fallback_reason"] for window in windows} - {"full_graph_with_uneven_windows"}
+    return {window.fallback_reason for window in windows} - {"full_graph_with_uneven_windows"}
 
 
 def facts_of(engine: VllmEngine) -> Any:
@@ -110,8 +110,8 @@ def test_a_gate_stages_what_its_short_contexts_would_leave_to_stock(
     finally:
         checked = engine.check_layers(None)
         cache.watch(False)
-    found = [window["fallback_reason"] for window in windows]
+    found = [window.fallback_reason for window in windows]
     assert {None, "slower_than_stock"} <= set(found)
     assert found.count(None) > found.count("slower_than_stock")
-    assert sum(window["path"] == "full graph" for window in checked[0]) == 2
+    assert sum(window.path == "full graph" for window in checked[0]) == 2
     assert reasons(engine) == {"slower_than_stock"}

@@ -46,7 +46,7 @@ def test_windows_outside_of_piecewise_graphs_are_staged(
     for scv in ("off", "graph"):
         staged = run_cell(engine, "stage", scv, prompts)
         assert staged.token_ids == alone.token_ids, scv
-        found = {window["fallback_reason"] for window in staged.windows}
+        found = {window.fallback_reason for window in staged.windows}
         assert found == expected, (scv, found)
         check_counts(staged.windows)
     assert total(run_cell(engine, "off", "off", prompts), "staged_tokens") == 0
@@ -59,8 +59,8 @@ def test_windows_outside_of_piecewise_graphs_are_staged(
 def check_counts(windows: list[dict[str, Any]]) -> None:
     """A window is staged whole, or written directly with its reason."""
     for window in windows:
-        direct = window["fallback_reason"] is not None
-        assert window["staged_tokens"] == (0 if direct else window["draft_tokens"]), window
+        direct = window.fallback_reason is not None
+        assert window.staged_tokens == (0 if direct else window.draft_tokens), window
         if not direct:
-            settled = window["committed_tokens"] + window["rejected_tokens"]
-            assert settled == window["staged_tokens"], window
+            settled = window.committed_tokens + window.rejected_tokens
+            assert settled == window.staged_tokens, window

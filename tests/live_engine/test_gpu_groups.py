@@ -196,7 +196,7 @@ def check_staged(engine: VllmEngine, prompts: list[list[int]], *, exact: bool) -
     stock = run_cell(engine, "off", "off", prompts)
     for scv in SCV:
         staged = run_cell(engine, "stage", scv, prompts)
-        reasons = {window["fallback_reason"] for window in staged.windows}
+        reasons = {window.fallback_reason for window in staged.windows}
         drafts, accepted = total(staged, "draft_tokens"), total(staged, "accepted_tokens")
         assert reasons == {None}, (scv, reasons, status)
         assert total(staged, "staged_tokens") == drafts > accepted > 0, scv

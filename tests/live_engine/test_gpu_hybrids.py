@@ -30,7 +30,7 @@ def check_refused(engine: VllmEngine, reason: str, prompts: list[list[int]]) -> 
         output = run_cell(engine, nwor, scv, prompts, 24)
         assert output.token_ids == alone.token_ids
         expected = reason if nwor == "stage" else None
-        assert {window["fallback_reason"] for window in output.windows} == {expected}
+        assert {window.fallback_reason for window in output.windows} == {expected}
         assert total(output, "staged_tokens") == 0
         assert total(output, "draft_tokens") > 0
 

@@ -30,9 +30,9 @@ def peak_of(engine: VllmEngine, nwor: str) -> int:
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     output = run_cell(engine, nwor, "off", prompts)
-    reasons = {window["fallback_reason"] for window in output.windows}
+    reasons = {window.fallback_reason for window in output.windows}
     assert reasons == {None}
-    assert any(window["num_reqs"] == 7 for window in output.windows)
+    assert any(window.num_reqs == 7 for window in output.windows)
     assert torch.cuda.memory_allocated() - before < ROWS * QKV_BYTES  # nothing stays alive
     return torch.cuda.max_memory_allocated() - before
 

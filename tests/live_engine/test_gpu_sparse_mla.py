@@ -143,9 +143,9 @@ def test_its_default_graphs_stage_all_but_steps_in_piecewise_ones(
     engine = start("deepseek-v32", 4, arguments, tmp_path, start_alone)
     stock = run_cell(engine, "off", "off", PROMPTS)
     staged = run_cell(engine, "stage", "graph", PROMPTS)
-    reasons = {window["fallback_reason"] for window in staged.windows}
+    reasons = {window.fallback_reason for window in staged.windows}
     assert reasons == {None, "breakable_cuda_graphs"}, reasons
-    drafts = sum(w["draft_tokens"] for w in staged.windows if w["fallback_reason"] is None)
+    drafts = sum(w.draft_tokens for w in staged.windows if w.fallback_reason is None)
     assert total(staged, "staged_tokens") == drafts > 0
     assert [len(t) for t in staged.token_ids] == [len(t) for t in stock.token_ids]
     check_rows(engine, record_property, PROMPTS)

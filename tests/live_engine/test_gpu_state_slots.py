@@ -19,6 +19,7 @@ from nwor_bench.engine.protocol import GreedyOutput
 from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.records.cell import Arguments
 from nwor_bench.records.types import Cell, NworMode, ScvMode
+from nwor_bench.records.window import windows_of
 from nwor_bench.workload.run_spec import RunSpec
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
@@ -86,8 +87,8 @@ def test_the_answers_are_those_of_stock(
         monkeypatch.setattr(hook_of(engine), "_stages_beside_prefill", beside)
         for interrupt in (True, False):
             assert fault_of(one_by_one(engine, "stage", interrupt), told) is None
-            windows = engine._rpc("nwor_drain")["windows"]
-            assert {window["states_reason"] for window in windows} == {None}
+            windows = windows_of(engine._rpc("nwor_drain")["windows"])
+            assert {window.states_reason for window in windows} == {None}
             assert total_of(windows, "states_avoided") == 3 * total_of(windows, "draft_tokens")
     found = StockElsewhere(states_of(engine), monkeypatch)
     one_by_one(engine, "stage", interrupt=False)

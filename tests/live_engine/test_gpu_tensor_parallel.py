@@ -71,7 +71,7 @@ def test_two_ranks_stage_as_one(
                 faulty = run_cell(engine, "stage", "off", prompts)
             assert list(faulty.token_ids) == stock.tokens
             assert faulty.rank_disagreement is None
-            reasons = {window["fallback_reason"] for window in faulty.windows}
+            reasons = {window.fallback_reason for window in faulty.windows}
             assert reasons == {"rank_1:stage:RuntimeError"}
     finally:
         engine.close()
@@ -102,7 +102,7 @@ def test_ranks_stop_staging_with_the_same_window(
     after = run_cell(engine, "stage", "off", prompts)
     assert after.token_ids == stock.token_ids
     assert after.rank_disagreement is None
-    assert {window["fallback_reason"] for window in after.windows} == {"staging_stopped"}
+    assert {window.fallback_reason for window in after.windows} == {"staging_stopped"}
 
 
 @pytest.mark.row("structured output")

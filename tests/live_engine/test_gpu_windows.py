@@ -74,7 +74,7 @@ def counted(output: BatchOutput, name: str) -> int:
 
 
 def reasons(output: BatchOutput) -> set[str | None]:
-    return {window["fallback_reason"] for window in output.windows}
+    return {window.fallback_reason for window in output.windows}
 
 
 @pytest.mark.row("CUDA graphs")
@@ -96,9 +96,9 @@ def test_staging_gives_the_stock_tokens(engine: VllmEngine, scv: str) -> None:
         assert counted(output, "draft") == output.counters.draft_tokens
         assert counted(output, "accepted") == output.counters.accepted_tokens
     for window in staged.windows:
-        settled = window["committed_tokens"] + window["rejected_tokens"]
-        assert window["staged_tokens"] == settled
-        assert window["stage_operations"] == 3 * window["staged_tokens"]
+        settled = window.committed_tokens + window.rejected_tokens
+        assert window.staged_tokens == settled
+        assert window.stage_operations == 3 * window.staged_tokens
 
 
 def test_interleaved_cells_give_the_stock_tokens(engine: VllmEngine) -> None:
@@ -114,7 +114,7 @@ def test_interleaved_cells_give_the_stock_tokens(engine: VllmEngine) -> None:
             drafts = total_of(own, "draft_tokens")
             assert total_of(own, "staged_tokens") == drafts * (cell.nwor_mode == "stage")
             assert total_of(own, "control_tokens") == drafts * (cell.nwor_mode == "control")
-        timed = [w for w in output.windows if w.get("group") is not None and w["wall_ms"]]
+        timed = [w for w in output.windows if w.group is not None and w.wall_ms]
         assert timed
         phases = ("device_ms", "forward_ms", "sample_ms", "commit_ms")
         assert all(min(w[name] for name in phases) > 0 for w in timed)
@@ -134,20 +134,20 @@ def test_the_sham_replays_graphs_of_its_own_and_leaves_what_stock_leaves(
     stock = run_cell(engine, "off", "off", prompts)
     lengths = zip(prompts, stock.token_ids, strict=True)
     spans = [(0, len(prompt) + len(tokens) - 1) for prompt, tokens in lengths]
-    assert cache.keep("stock", spans) is None
+    assert cache.rows.keep("stock", spans).unreadable is None
     hook = getattr(worker_of(engine), HOOK)
     sham, replayed = hook._parts.sham_graphs, []
     replay = sham.replay
     monkeypatch.setattr(sham, "replay", lambda desc: replayed.append(desc) or replay(desc))
     output, windows, facts = run_interleaved(engine, prompts, cells=(INTERLEAVED_CELLS[0], AA_CELL))
-    assert cache.keep("sham", spans) is None
-    found = cache.compare("sham", [(i, "stock", i, len(p)) for i, p in enumerate(prompts)])
+    assert cache.rows.keep("sham", spans).unreadable is None
+    found = cache.rows.compare("sham", [(i, "stock", i, len(p)) for i, p in enumerate(prompts)])
     cache.watch(False)
     assert output.token_ids == stock.token_ids
     assert found[0]["checked"] > 0
     assert [entry for entry in found[0]["errors"] if entry["differing"]] == []
     assert total(output, "staged_tokens") == 0
-    assert facts[AA_CELL][SHAM][SWITCHED] >= sum("group" in w for w in windows[AA_CELL]) > 0
+    assert facts[AA_CELL][SHAM][SWITCHED] >= sum(w.group is not None for w in windows[AA_CELL]) > 0
     if engine.graphs == "full":  # type: ignore[attr-defined]
         own, stocks = sham._manager.graphs, hook.runner.cudagraph_manager.graphs
         assert set(own) == set(sham.wanted()) <= set(stocks)
@@ -164,7 +164,7 @@ def test_scv_captures_once_and_then_replays(engine: VllmEngine) -> None:
     prompts = prompts_of(LENGTHS[:2])
     for scv in ("graph", "adaptive"):
         output = run_cell(engine, "off", scv, prompts)
-        paths = [window["scv_path"] for window in output.windows]
+        paths = [window.scv_path for window in output.windows]
         assert set(paths) <= {"device", "capture", "graph"}
         assert paths.count("graph") == output.scv_counters.get("scv_graph_hits", 0) > 0
         if scv == "graph":

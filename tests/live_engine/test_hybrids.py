@@ -92,7 +92,7 @@ def test_a_hybrids_attention_layers_are_staged(
             output = run_cell(engine, nwor, scv, prompts, 16)
             assert [len(tokens) for tokens in output.token_ids] == [16, 16]
             expected = reason if nwor == "stage" else None
-            assert {window["fallback_reason"] for window in output.windows} == {expected}
+            assert {window.fallback_reason for window in output.windows} == {expected}
             drafts = total(output, "draft_tokens") if nwor == "stage" and backend else 0
             assert total(output, "staged_tokens") == drafts
             operations = drafts * (status.target_layers or 0)

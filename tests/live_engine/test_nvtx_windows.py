@@ -54,7 +54,7 @@ def domain(engine: VllmEngine, nvtx: NvtxModule) -> RecordingDomain:
 
 
 def drafts_of(output: BatchOutput) -> list[int]:
-    return [window["draft_tokens"] for window in output.windows]
+    return [window.draft_tokens for window in output.windows]
 
 
 def assert_windows(found: Recorded, output: BatchOutput, category: str) -> list[Recorded]:

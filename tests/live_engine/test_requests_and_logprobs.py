@@ -145,7 +145,7 @@ def target_of(engine: VllmEngine) -> str:
 def counted(output: BatchOutput) -> tuple[Any, ...]:
     """A batch less its times."""
     windows = [
-        {name: value for name, value in window.items() if not name.endswith("_ms")}
+        {name: value for name, value in vars(window).items() if not name.endswith("_ms")}
         for window in output.windows
     ]
     return output.token_ids, output.counters, windows

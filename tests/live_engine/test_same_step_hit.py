@@ -16,6 +16,7 @@ from engine_tools import EAGER, FULL_FOR_ALL, prompts_of, tiny_pair, tiny_spec
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.plugin.runner_v2.plan import may_read_this_step
 from nwor_bench.records.types import Cell, NworMode, ScvMode
+from nwor_bench.records.window import windows_of
 
 pytestmark = [pytest.mark.engine]
 
@@ -81,7 +82,7 @@ def hit_in_the_same_step(engine: VllmEngine, nwor: str) -> tuple[Found, list[Any
         del scheduler.schedule
     answers = engine._rpc("nwor_drain", {name: len(tokens) for name, tokens in found.items()})
     assert answers["device_errors"] == []
-    return found, hits, answers["windows"]
+    return found, hits, windows_of(answers["windows"])
 
 
 def check_hits(engine: VllmEngine) -> list[Any]:
@@ -127,7 +128,7 @@ def test_a_cpu_gives_the_stock_tokens(
     pair = tiny_pair(tmp_path, "draft_model", noise=0.2)
     engine = start_engine(pair, tiny_spec(draft_tokens=K, block_size=BLOCK, max_new_tokens=300))
     windows = check_hits(engine)
-    assert {window["fallback_reason"] for window in windows} == {None}
+    assert {window.fallback_reason for window in windows} == {None}
 
 
 @pytest.mark.gpu
@@ -150,7 +151,7 @@ def test_a_gpu_gives_the_stock_tokens(
         stage_by=stage_by,
     )
     windows = check_hits(start_alone(pair, spec))
-    reasons = {window["fallback_reason"] for window in windows}
+    reasons = {window.fallback_reason for window in windows}
     if graphs is FULL_FOR_ALL and stage_by == "reference":
         assert reasons == {None, "prefix_hit_in_full_graph"}
     else:

@@ -19,6 +19,7 @@ from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.states import StateOutcome, WindowStates
 from nwor_bench.records.types import AA, Cell, NworMode, ScvMode
+from nwor_bench.records.window import windows_of
 
 pytestmark = pytest.mark.engine
 
@@ -95,9 +96,9 @@ def check_states(engine: VllmEngine, windows: Sequence[dict[str, Any]], drafts: 
     """Every one of these windows wrote one state a request and layer."""
     layers = engine.status().state_layers
     assert layers == 3
-    assert {window["states_reason"] for window in windows} == {None}
+    assert {window.states_reason for window in windows} == {None}
     assert total_of(list(windows), "states_avoided") == layers * drafts > 0
-    assert all(w["states_committed"] in (layers * n for n in range(1, 5)) for w in windows)
+    assert all(w.states_committed in (layers * n for n in range(1, 5)) for w in windows)
 
 
 def test_the_status_says_that_states_are_staged(engine: VllmEngine) -> None:
@@ -331,8 +332,8 @@ def one_by_one(engine: VllmEngine, mode: str, interrupt: bool) -> list[tuple[int
 @pytest.mark.parametrize("interrupt", [False, True], ids=["end and start", "preempted"])
 def test_requests_come_and_go(engine: VllmEngine, stock: Answers, interrupt: bool) -> None:
     answers = one_by_one(engine, "stage", interrupt)
-    windows = engine._rpc("nwor_drain")["windows"]
-    reasons = {window["states_reason"] for window in windows}
+    windows = windows_of(engine._rpc("nwor_drain")["windows"])
+    reasons = {window.states_reason for window in windows}
     assert None in reasons
     assert reasons <= {None, "beside_prefill"}
     assert total_of(windows, "states_committed") > 0

@@ -105,10 +105,10 @@ def test_a_fault_on_one_rank_is_a_fallback_of_all(
         check_cache(engine, PROMPTS, answers)
     assert output.token_ids == reference.token_ids
     assert output.rank_disagreement is None
-    assert {w["fallback_reason"] for w in output.windows} == {f"rank_{rank}:{fault}"}
+    assert {w.fallback_reason for w in output.windows} == {f"rank_{rank}:{fault}"}
     assert total(output, "staged_tokens") == total(output, "committed_tokens") == 0
     healed = run_cell(engine, "stage", "off", PROMPTS)
-    assert {w["fallback_reason"] for w in healed.windows} == {None}
+    assert {w.fallback_reason for w in healed.windows} == {None}
 
 
 @pytest.mark.long
@@ -139,8 +139,8 @@ def test_ranks_that_accept_differently_write_directly(
     with planted(engine, accepts_one_less, rank=1):
         output = run_cell(engine, "stage", "off", PROMPTS)
     assert output.token_ids == reference.token_ids
-    reasons = [w["fallback_reason"] for w in output.windows]
-    accepted = [w["accepted_tokens"] > 0 for w in output.windows]
+    reasons = [w.fallback_reason for w in output.windows]
+    accepted = [w.accepted_tokens > 0 for w in output.windows]
     assert reasons == ["ranks_accepted_differently" if some else None for some in accepted]
     assert True in accepted
 
@@ -148,7 +148,7 @@ def test_ranks_that_accept_differently_write_directly(
 def test_a_rank_that_counts_differently_is_named(engine: VllmEngine) -> None:
     with planted(engine, counts_one_less, rank=1):
         output = run_cell(engine, "stage", "off", PROMPTS)
-    first = output.windows[0]["staged_tokens"]
+    first = output.windows[0].staged_tokens
     assert output.rank_disagreement == (
         f"window 0 has staged_tokens {first - 1} on rank 1 and {first} on rank 0"
     )

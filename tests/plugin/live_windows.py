@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from nwor_bench.plugin.interleaving import ModeSwitch
-from nwor_bench.records.types import MeasuredWindow
+from nwor_bench.records.types import WindowRecord
 from nwor_bench.records.window_order import (
     Order,
     WindowPlace,
@@ -40,7 +40,7 @@ def scheduled(drafts: dict[str, int], prompt: int) -> Any:
     )
 
 
-def counts_of(num_reqs: int = 2, **changed: Any) -> MeasuredWindow:
+def counts_of(num_reqs: int = 2, **changed: Any) -> WindowRecord:
     values = {
         "num_reqs": num_reqs,
         "draft_tokens": 4 * num_reqs,
@@ -51,12 +51,12 @@ def counts_of(num_reqs: int = 2, **changed: Any) -> MeasuredWindow:
         "stage_operations": 12 * num_reqs,
         "fallback_reason": None,
     }
-    return MeasuredWindow(**(values | changed))
+    return WindowRecord(**(values | changed))
 
 
 def timed(
     wall: float | None, device: float | None = None, num_reqs: int = 2, **changed: Any
-) -> MeasuredWindow:
+) -> WindowRecord:
     """A window with these times."""
     return counts_of(num_reqs, wall_ms=wall, device_ms=device, **changed)
 

@@ -136,7 +136,7 @@ def test_after_one_window_that_cannot_be_held_no_other_is_tried(
         runner.prepare_attn(input_batch_of(requests, 3))
         layers.forward(**shared(layers))
         runner.sample(None, None, None)
-    reasons = [window["fallback_reason"] for window in hook.drain(None)]
+    reasons = [window.fallback_reason for window in hook.drain(None)]
     assert reasons == ["stage:activations_reused"] * 3
     assert len(planned) == 1
     assert hook.staging_unavailable == "stage:activations_reused"

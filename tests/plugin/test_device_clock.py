@@ -8,6 +8,8 @@ import torch
 from live_windows import switching
 from v2_pieces import make_hook, run_step
 
+from nwor_bench.records.window import WindowRecord
+
 pytestmark = pytest.mark.slow  # vLLM's runner is imported
 
 CELLS = [("off", "off"), ("stage", "off")]
@@ -59,14 +61,16 @@ def hook_on_a_device(monkeypatch: pytest.MonkeyPatch) -> Any:
     return hook
 
 
-def windows_of(hook: Any, steps: int = 24) -> list[dict[str, Any]]:
+def windows_of(hook: Any, steps: int = 24) -> list[WindowRecord]:
     for _ in range(steps):
         run_step(hook, ["a-1", "b-2"])
     return list(hook.drain({}))
 
 
-def phases(window: dict[str, Any]) -> list[float | None]:
-    return [window[f"{name}_ms"] for name in ("device", "forward", "sample", "mask", "commit")]
+def phases(window: WindowRecord) -> list[float | None]:
+    return [
+        getattr(window, f"{name}_ms") for name in ("device", "forward", "sample", "mask", "commit")
+    ]
 
 
 def test_phases_of_both_cells_are_timed_between_the_same_events(
@@ -75,7 +79,7 @@ def test_phases_of_both_cells_are_timed_between_the_same_events(
     hook = hook_on_a_device(monkeypatch)
     switching(hook, CELLS).start()
     first, *windows, last = windows_of(hook)
-    found = {window["cell"]: phases(window) for window in windows[1:]}
+    found = {window.cell_number: phases(window) for window in windows[1:]}
     # A step's start, the forward's start and each phase's end are a millisecond apart.
     assert found == {0: [5.0, 1.0, 1.0, None, 1.0], 1: [6.0, 1.0, 1.0, 1.0, 1.0]}
     assert phases(first) == [None] * 5  # it still waits for the prefill
@@ -127,6 +131,6 @@ def test_what_the_gpu_waits_before_a_replay_is_no_work(
     monkeypatch.setattr(hook.window, "replayed", lambda: None)  # `run_step` stages each layer
     monkeypatch.setattr(hook.runner, "prepare_attn", prepare_and_replay)
     switching(hook, [*CELLS, ("sham", "off")], [(0, 1), (0, 2)]).start()
-    found = {window["cell"]: phases(window) for window in windows_of(hook, 48)[2:-1]}
+    found = {window.cell_number: phases(window) for window in windows_of(hook, 48)[2:-1]}
     assert {cell: times[1] for cell, times in found.items()} == {0: 6.0, 1: 6.0, 2: 6.0}
     assert {cell: times[0] for cell, times in found.items()} == {0: 110.0, 1: 111.0, 2: 110.0}

@@ -11,8 +11,8 @@ import torch
 from test_window_states import COUNTS, KEYS, LENGTH, Pieces
 from torch import Tensor
 
-from nwor_bench.plugin.observe.state_trace import StateTrace
 from nwor_bench.plugin.patching import PatchSet
+from nwor_bench.plugin.state_layers import StateTrace
 from nwor_kernels.gated_delta.records import GatedNorm
 from nwor_kernels.gated_delta.reference import verify_window_reference
 
@@ -224,9 +224,9 @@ def test_only_windows_of_a_checked_step_are_traced(traced: Any) -> None:
 def test_a_trace_copies_the_first_requests_alone(
     traced: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nwor_bench.plugin.observe import state_trace
+    from nwor_bench.plugin import state_layers
 
-    monkeypatch.setattr(state_trace, "SAMPLE", 1)
+    monkeypatch.setattr(state_layers, "SAMPLE", 1)
     traced.begin()
     call_core(traced)
     [call] = traced.states.trace.calls.values()

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import Enum
 from itertools import product
 from pathlib import Path
@@ -25,7 +26,7 @@ from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.window import NOT_FINISHED, Window
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import AttentionBy, Cell, NworMode, ScvMode
+from nwor_bench.records.types import AttentionBy, Cell, NworMode, ScvMode, WindowRecord
 from nwor_bench.run.gate.block import GateBlock
 from nwor_kernels.commit.with_update import UPDATE_ARGUMENTS
 
@@ -205,7 +206,7 @@ class Machine:
     def drained(self) -> list[tuple[int, str | None, str | None]]:
         """(staged tokens, fallback reason, SCV path) of each window."""
         windows = self.hook.drain(None)
-        return [(w["staged_tokens"], w["fallback_reason"], w["scv_path"]) for w in windows]
+        return [(w.staged_tokens, w.fallback_reason, w.scv_path) for w in windows]
 
 
 @pytest.fixture
@@ -269,9 +270,9 @@ def test_drafts_that_a_grammar_forbids_are_left_out_of_ready_windows_too(machine
         machine.run(grammar=forbids)
     assert machine.staging.launched == ["commit and update", *["ready"] * 3]
     windows = machine.hook.drain(None)
-    assert [window["uncounted_draft_tokens"] for window in windows] == [0, 3, 3, 0]
-    assert [window["drafts_per_position"] for window in windows][1] == (2, 1)
-    assert [window["staged_tokens"] for window in windows] == [len(REQUESTS) * K] * 4
+    assert [window.uncounted_draft_tokens for window in windows] == [0, 3, 3, 0]
+    assert [window.drafts_per_position for window in windows][1] == (2, 1)
+    assert [window.staged_tokens for window in windows] == [len(REQUESTS) * K] * 4
 
 
 @pytest.mark.parametrize("modes", ["off off", "off adaptive", "control adaptive"])
@@ -301,7 +302,7 @@ def test_an_update_that_does_not_compile_is_a_fallback_of_every_window_that_lack
     machine.run()
     assert machine.staging.launched == ["commit", "update"] * 4
     why = "update_not_joined:RuntimeError"
-    found = [(w["staged_tokens"], w["scv_fallback_reason"]) for w in machine.hook.drain(None)]
+    found = [(w.staged_tokens, w.scv_fallback_reason) for w in machine.hook.drain(None)]
     staged = len(REQUESTS) * K
     assert found == [(staged, why), (staged, why), (staged, None), (staged, why)]
     assert machine.hook.validator.fallbacks == {why: 1}  # set to 0 as modes are set
@@ -444,11 +445,11 @@ class MachineEngine(FakeEngine):
             del window.commit
         return []
 
-    def _windows(self, asked: Any) -> list[dict[str, Any]]:
+    def _windows(self, asked: Any) -> list[WindowRecord]:
         for _ in range(STEPS):
             self.machine.run()
         return [
-            window | {"stage_operations": window["staged_tokens"] * STAND_IN_LAYERS}
+            replace(window, stage_operations=window.staged_tokens * STAND_IN_LAYERS)
             for window in self.machine.hook.drain(None)
         ]
 
@@ -466,7 +467,7 @@ def gated(
         replay=lambda graphs, control, descriptor: graphs.replay(descriptor),
     )  # fmt: skip
     monkeypatch.setattr(step_windows, "layers_alone_in_their_memory", lambda *_: ())
-    monkeypatch.setattr(step_windows, "WindowChecks", lambda *_: checks)
+    monkeypatch.setattr(step_windows, "GpuWindowChecks", lambda *_: checks)
 
     def run() -> tuple[Runner, RunData]:
         runner = Runner(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nwor_bench.plugin import late_counts
 from nwor_bench.plugin import step as of_step
-from nwor_bench.plugin.late_counts import MOST_PENDING, LateCounts
+from nwor_bench.plugin.late_counts import MAX_PENDING, LateCounts
 from nwor_bench.plugin.step import Accumulator, Step, per_position
 
 LAYERS = 3
@@ -37,19 +37,19 @@ def resolved(steps, lengths=None):
 
 def test_a_staged_window_is_settled_from_the_devices_counts():
     (window,) = resolved([step(["a-1", "b-1"], [5, 1], [4, 4], staged_tokens=8)])
-    assert window["num_reqs"] == 2
-    assert (window["draft_tokens"], window["accepted_tokens"]) == (8, 4)
-    assert (window["committed_tokens"], window["rejected_tokens"]) == (4, 4)
-    assert window["stage_operations"] == 8 * LAYERS
-    assert window["accepted_per_position"] == (1, 1, 1, 1)
-    assert window["drafts_per_position"] == (2, 2, 2, 2)
-    assert window["uncounted_draft_tokens"] == 0
+    assert window.num_reqs == 2
+    assert (window.draft_tokens, window.accepted_tokens) == (8, 4)
+    assert (window.committed_tokens, window.rejected_tokens) == (4, 4)
+    assert window.stage_operations == 8 * LAYERS
+    assert window.accepted_per_position == (1, 1, 1, 1)
+    assert window.drafts_per_position == (2, 2, 2, 2)
+    assert window.uncounted_draft_tokens == 0
 
 
 def test_prefill_only_requests_accept_nothing_and_acceptance_never_exceeds_drafts():
     (window,) = resolved([step(["a-1", "b-1", "c-1"], [0, 3, 9], [0, 2, 4])])
-    assert window["accepted_tokens"] == 0 + 2 + 4
-    assert window["num_reqs"] == 2
+    assert window.accepted_tokens == 0 + 2 + 4
+    assert window.num_reqs == 2
 
 
 def test_windows_of_finished_requests_are_counted_apart():
@@ -62,10 +62,10 @@ def test_windows_of_finished_requests_are_counted_apart():
         step(["b-y", "a-x"], [2, 4], [4, 4]),
     ]
     windows = resolved(steps, {"a": 5, "b": 100})
-    assert [w["uncounted_draft_tokens"] for w in windows] == [0, 0, 4]
-    assert [w["uncounted_accepted_tokens"] for w in windows] == [0, 0, 3]
-    assert windows[2]["accepted_per_position"] == (1, 0, 0, 0)  # only b's
-    assert windows[2]["accepted_tokens"] == 1 + 3
+    assert [w.uncounted_draft_tokens for w in windows] == [0, 0, 4]
+    assert [w.uncounted_accepted_tokens for w in windows] == [0, 0, 3]
+    assert windows[2].accepted_per_position == (1, 0, 0, 0)  # only b's
+    assert windows[2].accepted_tokens == 1 + 3
 
 
 def test_drafts_behind_a_requests_last_token_are_nobodys():
@@ -82,7 +82,7 @@ def test_drafts_behind_a_requests_last_token_are_nobodys():
     for one in steps:
         late.add(one)
     late.resolve({"a": 5, "b": 100, "c": 2})
-    assert [w["undelivered_tokens"] for w in accumulator.drain()] == [4, 1, 0]
+    assert [w.undelivered_tokens for w in accumulator.drain()] == [4, 1, 0]
     assert late.by_request == {"a": [2, 3, 2], "b": [3, 6, 6], "c": [1, 4, 0]}
 
 
@@ -108,7 +108,7 @@ def walls(*steps):
     windows = accumulator.drain()
     late.step_started(99.0)  # the next batch is no part of it
     assert accumulator.drain() == []
-    return [window["wall_ms"] for window in windows]
+    return [window.wall_ms for window in windows]
 
 
 def alone():
@@ -146,13 +146,13 @@ def test_a_long_batch_is_counted_exactly_with_few_tensors_on_the_device():
     for number in range(BATCH):
         late.add(steps[number])
         steps[number] = None
-    assert sum(tensor() is not None for tensor in alive) <= MOST_PENDING
+    assert sum(tensor() is not None for tensor in alive) <= MAX_PENDING
     late.resolve({"a": BATCH, "b": 10})
     windows = accumulator.drain()
     assert len(windows) == BATCH
-    assert [w["uncounted_draft_tokens"] for w in windows[:7]] == [0] * 5 + [4, 4]
-    assert [w["uncounted_accepted_tokens"] for w in windows[:7]] == [0] * 5 + [1, 1]
-    assert sum(w["uncounted_draft_tokens"] for w in windows) == 8
+    assert [w.uncounted_draft_tokens for w in windows[:7]] == [0] * 5 + [4, 4]
+    assert [w.uncounted_accepted_tokens for w in windows[:7]] == [0] * 5 + [1, 1]
+    assert sum(w.uncounted_draft_tokens for w in windows) == 8
 
 
 def test_a_request_that_starts_again_has_what_the_scheduler_says():
@@ -167,12 +167,12 @@ def test_a_request_that_starts_again_has_what_the_scheduler_says():
     late.add(step(["a-x"], [1], [4]))  # past the end
     late.resolve({"a": 8})
     windows = accumulator.drain()
-    assert [w["uncounted_draft_tokens"] for w in windows[2:]] == [0, 0, 4]
+    assert [w.uncounted_draft_tokens for w in windows[2:]] == [0, 0, 4]
 
 
 def test_only_the_last_windows_are_kept_if_nobody_drains(monkeypatch):
     monkeypatch.setattr(of_step, "MAX_UNDRAINED", 30)
-    monkeypatch.setattr(late_counts, "MOST_PENDING", 10)
+    monkeypatch.setattr(late_counts, "MAX_PENDING", 10)
     accumulator = Accumulator()
     late = LateCounts(accumulator, LAYERS)
     for _ in range(500):
@@ -184,7 +184,7 @@ def test_only_the_last_windows_are_kept_if_nobody_drains(monkeypatch):
         late.add(step(["b-x"], [1], [4]))
     late.resolve({"b": 400})
     windows = accumulator.drain()
-    assert [w["uncounted_draft_tokens"] for w in windows] == [0] * 400 + [4] * 100
+    assert [w.uncounted_draft_tokens for w in windows] == [0] * 400 + [4] * 100
 
 
 @given(

@@ -63,17 +63,17 @@ def larger(original: Callable[..., Any], *places: int) -> Callable[..., Any]:
 def test_copies_are_of_what_vllm_passed(
     make: Callable[..., Any], attend: str, query_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nwor_bench.plugin.observe.layer_checks import LayerChecks
-    from nwor_bench.plugin.window import LayerTrace
+    from nwor_bench.plugin.observe.layer_checks import LayerChecks, WindowTrace
 
     layers = make(monkeypatch)
     for number, each in enumerate(layers.wrapped):
         each.layer.layer_name = str(number)
         monkeypatch.setattr(each, "slots_to_write", larger(each.slots_to_write, 0, 1))
         monkeypatch.setattr(each, attend, larger(getattr(each, attend), query_at))
-    trace = layers.staging.trace = LayerTrace()
-    checks = LayerChecks(layers.wrapped, ())
-    checks.follow(trace)
+    of_window = WindowTrace()
+    trace = of_window.layers
+    checks = LayerChecks(layers.wrapped, layers.staging, None, ())
+    checks.follow(of_window)
     layers.forward()
     checks.follow(None)
     assert sorted(trace.calls) == [str(n) for n in range(len(layers.layers))]
@@ -85,6 +85,7 @@ def test_copies_are_of_what_vllm_passed(
         assert all(torch.equal(a, b) for a, b in zip(told, query, strict=True))
         assert torch.equal(call.output, layers.outputs[number])
     trace.calls.clear()
+    layers.staging.trace = trace
     layers.window.abort("test")
     layers.forward()
     assert trace.calls == {}  # it ends with the window

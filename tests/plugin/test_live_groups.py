@@ -1,99 +1,136 @@
-"""Groups of a server's windows: planted effects, what is left out, bounded memory, and /metrics."""
+"""Windows of a server to /metrics, by mode and by draft count: what counts, and what is shown."""
 
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from math import exp, log
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
-from live_windows import timed
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector
+from live_windows import counts_of, timed
+from planted_windows import DRAFTS, Placed, shown, verified, windows_of_drafts, windows_of_modes
 from prometheus_client.parser import text_string_to_metric_families
 
-from nwor_bench.plugin import live
+from nwor_bench.live.reading import reading_of
+from nwor_bench.plugin import live, live_groups
 from nwor_bench.plugin.live import LivePublisher
-from nwor_bench.plugin.live_groups import MODES, Clock, Groups, Kind
-from nwor_bench.records.fallback_reasons import LeftOut
-from nwor_bench.records.metrics import LIVE_METRICS, MetricFiles, labels_of
-from nwor_bench.records.window_order import ALL, places_of_group
-from nwor_bench.stats.robust import robust_location
+from nwor_bench.plugin.live_groups import (
+    MODES,
+    UNSETTLED,
+    Clock,
+    DraftTokens,
+    Groups,
+    Kind,
+    drafts_kind,
+)
+from nwor_bench.records.fallback_reasons import Guard, LeftOut
+from nwor_bench.records.metrics import DRAFT_METRICS, LIVE_METRICS, MetricFiles, labels_of
+from nwor_bench.records.types import MeasuredWindow
+from nwor_bench.records.window_order import ALL, WindowPlace, compared, places_of_group
+from nwor_bench.stats.interval import Interval
+from nwor_bench.stats.robust import log_tokens, robust_location
 
-OFF_MS, STAGE_MS = 10.0, 9.7
+GOLDEN = Path(__file__).parents[1] / "golden" / "live"
+COUNTS = drafts_kind(DRAFTS)
+KINDS = pytest.mark.parametrize("kind", [MODES, COUNTS], ids=["modes", "drafts"])
 
 
-def add_group(groups: Groups, number: int, **changes: Any) -> None:
-    """One whole group; `changes` are by the window's place in it: a window each."""
-    for number_of, place in enumerate(places_of_group((0, 1), number, 2)):
-        ms = STAGE_MS if place.cell else OFF_MS
-        # What follows a switch is slow and must not count.
-        window = timed(50.0 if place.position == 0 else ms)
-        groups.add(changes.get(f"at{number_of}", window), place)
+def places(kind: Kind, number: int, cell: int = 1) -> list[WindowPlace]:
+    return places_of_group((0, cell), number, 2 if kind is MODES else 3)
 
 
-def test_a_group_compares_the_windows_behind_the_first_of_each_run() -> None:
-    groups = Groups(MODES)
-    add_group(groups, 0)
-    assert groups.groups == {("2", 1): 1, (ALL, 1): 1}
-    assert groups.left_out == {}
-    assert groups.clock is Clock.HOST
-    assert [exp(effect) for effect in groups.effects["2", 1]] == [pytest.approx(0.97)]
-    assert groups.effects[ALL, 1] == groups.effects["2", 1]
+def window_at(kind: Kind, place: WindowPlace, ms: float, requests: int = 2) -> MeasuredWindow:
+    """A window of its place's draft count that took this long; one beside a switch takes longer."""
+    used = compared(place.run_length, counts=kind is COUNTS)
+    wall = ms if place.position in used else 50.0 + 40 * place.cell
+    if kind is MODES:
+        return timed(wall, num_reqs=requests)
+    return verified(place.cell % (DRAFTS + 1), requests, wall_ms=wall)
+
+
+def group(kind: Kind, number: int = 0, cell: int = 1, ms: float = 9.7, size: int = 2) -> list[Any]:
+    """A whole group in which the reference takes 10 ms."""
+    return [
+        (window_at(kind, place, ms if place.cell else 10.0, size), place)
+        for place in places(kind, number, cell)
+    ]
+
+
+def groups_of(kind: Kind, *windows: Placed) -> Groups:
+    found = Groups(kind)
+    for window, place in windows:
+        found.add(window, place)
+    return found
+
+
+@KINDS
+def test_a_group_compares_the_windows_that_are_not_beside_a_switch(kind: Kind) -> None:
+    again = kind.cells - 1
+    windows = [*group(kind), *group(kind, 1, size=7, ms=9.0), *group(kind, 2, again, ms=10.1)]
+    found = groups_of(kind, *windows)
+    effects = {name: [exp(value) for value in values] for name, values in found.effects.items()}
+    assert effects == {
+        ("2", 1): [pytest.approx(0.97)], ("5-8", 1): [pytest.approx(0.9)],
+        (ALL, 1): [pytest.approx(0.97), pytest.approx(0.9)],
+        ("2", 0): [pytest.approx(1.01)], (ALL, 0): [pytest.approx(1.01)],
+    }  # fmt: skip
+    assert (found.left_out, found.clock) == ({}, Clock.HOST)
 
 
 @pytest.mark.parametrize(
-    ("place", "window", "reason"),
+    ("kind", "at", "window", "reason"),
     [
-        (1, timed(None), LeftOut.UNTIMED),
-        (3, timed(10.0, device=9.0), LeftOut.UNTIMED),
-        (5, timed(9.7, fallback_reason="kv_transfer"), LeftOut.FALLBACK),
-        (7, timed(10.0, num_reqs=3), LeftOut.BATCH_SIZE),
+        (MODES, 1, timed(None), LeftOut.UNTIMED),
+        (MODES, 3, timed(10.0, device=9.0), LeftOut.UNTIMED),
+        (MODES, 5, timed(9.7, fallback_reason="kv_transfer"), LeftOut.FALLBACK),
+        (MODES, 7, timed(10.0, num_reqs=3), LeftOut.BATCH_SIZE),
+        (COUNTS, 4, verified(0, 2, wall_ms=9.7), LeftOut.DRAFTS),
+        (COUNTS, 1, verified(1, 2, wall_ms=10.0), LeftOut.DRAFTS),
+        (COUNTS, 7, verified(1, 2, wall_ms=None), LeftOut.UNTIMED),
+        (COUNTS, 10, verified(0, 3, wall_ms=10.0), LeftOut.BATCH_SIZE),
     ],
-    ids=["no time", "another clock", "fell back", "another class"],
 )
-def test_a_window_spoils_its_group(place: int, window: Any, reason: LeftOut) -> None:
-    groups = Groups(MODES)
-    add_group(groups, 0, **{f"at{place}": window})
-    add_group(groups, 1)
-    assert groups.left_out == {reason: 1}
-    assert groups.groups == {("2", 1): 1, (ALL, 1): 1}
+def test_a_window_spoils_its_group(kind: Kind, at: int, window: Any, reason: LeftOut) -> None:
+    spoiled = group(kind)
+    spoiled[at] = (window, spoiled[at][1])
+    found = groups_of(kind, *spoiled, *group(kind, 1))
+    assert found.left_out == {reason: 1}
+    assert found.groups == {("2", 1): 1, (ALL, 1): 1}
 
 
-@pytest.mark.parametrize("given_places", range(1, 8))
-def test_a_group_cut_short_is_left_out_and_spoils_no_other(given_places: int) -> None:
-    groups = Groups(MODES)
-    for place in places_of_group((0, 1), 0, 2)[:given_places]:
-        groups.add(timed(1.0 + place.position), place)
-    groups.add(timed(77.0), None)  # the prefill
-    add_group(groups, 1)
-    assert groups.left_out == {LeftOut.INTERRUPTED: 1}
-    assert [exp(effect) for effect in groups.effects[ALL, 1]] == [pytest.approx(0.97)]
+@KINDS
+def test_a_group_cut_short_is_left_out_and_spoils_no_other(kind: Kind) -> None:
+    for given in range(1, len(places(kind, 0))):
+        found = groups_of(kind, *group(kind)[:given], (timed(77.0), None), *group(kind, 1))
+        assert found.left_out == {LeftOut.INTERRUPTED: 1}
+        assert [exp(effect) for effect in found.effects[ALL, 1]] == [pytest.approx(0.97)]
 
 
 def test_the_devices_clock_decides_if_there_is_one() -> None:
-    groups = Groups(MODES)
-    for place in places_of_group((0, 1), 0, 2):
-        groups.add(timed(10.0, device=9.0 if place.cell else 10.0), place)
-    assert groups.clock is Clock.DEVICE
-    assert [exp(effect) for effect in groups.effects[ALL, 1]] == [pytest.approx(0.9)]
+    own = [(replace(w, device_ms=9.0 if p.cell else 10.0), p) for w, p in group(MODES)]
+    found = groups_of(MODES, *own)
+    assert found.clock is Clock.DEVICE
+    assert [exp(effect) for effect in found.effects[ALL, 1]] == [pytest.approx(0.9)]
 
 
-def test_memory_is_bounded_and_the_latest_groups_stay() -> None:
-    groups = Groups(Kind(kept=16))
-    for number in range(100):
-        fast = 9.0 if number >= 84 else 5.0
-        for place in places_of_group((0, 1), number, 2):
-            groups.add(timed(fast if place.cell else 10.0), place)
-    for number in range(100, 300):  # groups that are never finished
-        groups.add(timed(10.0), places_of_group((0, 1), number, 2)[0])
-    assert groups.groups == {("2", 1): 100, (ALL, 1): 100}
-    assert {len(effects) for effects in groups.effects.values()} == {16}
-    assert all(effect == pytest.approx(log(0.9)) for effect in groups.effects[ALL, 1])
-    assert len(groups._members) == 1
+@KINDS
+def test_memory_is_bounded_and_the_latest_groups_stay(kind: Kind) -> None:
+    found = Groups(replace(kind, kept=16))
+    for number in range(300):
+        whole = group(kind, number, ms=9.0 if number >= 84 else 5.0)
+        for window, place in whole if number < 100 else whole[:1]:  # the last never end
+            found.add(window, place)
+    assert found.groups == {("2", 1): 100, (ALL, 1): 100}
+    assert {len(effects) for effects in found.effects.values()} == {16}
+    assert all(effect == pytest.approx(log(0.9)) for effect in found.effects[ALL, 1])
+    assert len(found._members) == 1
 
 
 @pytest.mark.slow
@@ -116,68 +153,222 @@ def test_a_planted_effect_is_found_among_arrivals_and_drift(effect: float) -> No
         located = robust_location(effects)
         assert located is not None
         ratio = located.exp()
-        assert abs(ratio.value - exp(effect)) < 2 * ratio.half_width
-        assert ratio.half_width < 0.002
+        assert abs(ratio.ratio - exp(effect)) < 2 * ratio.half_width
 
 
-LABELS = labels_of("a + b", "interleave", "graph", 0)
+# Tokens of draft counts.
+
+
+def spans_of(*windows: MeasuredWindow) -> DraftTokens:
+    tokens = DraftTokens()
+    for each in [*windows, verified(0, 2)]:
+        tokens.add(each)
+    return tokens
+
+
+def all_taken(k: int, **more: Any) -> list[MeasuredWindow]:
+    """Windows behind a change to k that accept all, and do not count."""
+    return [verified(k, 2, 2 * k, **more)] * UNSETTLED
+
+
+@pytest.mark.parametrize(
+    ("windows", "spans"),
+    [
+        (  # a run of four gives no span
+            [*all_taken(2), verified(1, 2), *all_taken(2), verified(2, 2, 1), verified(2, 2, 3)],
+            {("2", 2): [(4, 4)], (ALL, 2): [(4, 4)]},
+        ),
+        (  # tokens that nobody got
+            [*all_taken(2, undelivered_tokens=9), verified(2, 2, 4),
+             verified(2, 2, 3, undelivered_tokens=2), verified(2, 2)],
+            {("2", 2): [(5, 6)], (ALL, 2): [(5, 6)]},
+        ),
+        (  # several counts in one window
+            [*all_taken(2), verified(2, 2, 1), counts_of(2, draft_tokens=3, accepted_tokens=3),
+             verified(2, 2, 1)],
+            {("2", 2): [(2, 4)], (ALL, 2): [(2, 4)]},
+        ),
+        (  # a span over two classes counts for each
+            [*all_taken(1), verified(1, 2, 2), verified(1, 7, 5)],
+            {("2", 1): [(2, 2)], ("5-8", 1): [(5, 7)], (ALL, 1): [(7, 9)]},
+        ),
+    ],
+    ids=["the fifth", "undelivered", "uneven", "two classes"],
+)  # fmt: skip
+def test_tokens_count_from_the_fifth_window_at_one_k(
+    windows: Sequence[MeasuredWindow], spans: dict[Any, Any]
+) -> None:
+    tokens = spans_of(*windows)
+    assert {name: list(own) for name, own in tokens.spans.items()} == spans
+    assert tokens.number == {name: len(own) for name, own in spans.items()}
+    even = [w.draft_tokens // w.num_reqs for w in windows if w.draft_tokens % w.num_reqs == 0]
+    assert tokens.windows == Counter([*even, 0])
+
+
+def test_the_latest_spans_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_groups, "KEPT", 16)
+    tokens = DraftTokens()
+    for number in range(100):
+        for window in [*all_taken(1), verified(1, 2, int(number >= 84)), verified(0, 2)]:
+            tokens.add(window)
+    assert list(tokens.spans["2", 1]) == [(1, 2)] * 16
+    assert tokens.number == {("2", 1): 100, (ALL, 1): 100}
+
+
+@pytest.mark.slow
+def test_intervals_of_tokens_include_the_truth_in_95_percent_of_runs() -> None:
+    """60 spans of 20 windows: each begins at another place of the text, and requests of different
+    ease last for three spans."""
+    hits, runs, k, ease = 0, 400, 3, (0.4, 0.9)
+    mean = [np.mean([p**j for p in np.linspace(*ease, 2001)]) for j in (1, 2, 3)]
+    truth = log(1 + sum(mean))
+    for seed in range(runs):
+        rng = np.random.default_rng(seed)
+        spans = []
+        for p in np.repeat(rng.uniform(*ease, 20), 3):
+            accepted = np.cumprod(rng.random((20, k)) < p, axis=1).sum()
+            spans.append((float(accepted), 20.0))
+        accepted, windows = zip(*spans, strict=True)
+        found = log_tokens(accepted, windows)
+        assert found is not None
+        hits += abs(found.value - truth) < found.half_width()
+    assert 0.91 < hits / runs < 0.985
+
+
+def test_a_span_weighs_by_its_windows() -> None:
+    found = log_tokens([2.0, 30.0] * 10, [1.0, 60.0] * 10)
+    assert found is not None
+    assert exp(found.value) == pytest.approx(1 + 32 / 61)
+    assert all(log_tokens([1.0] * n, [1.0] * n) is None for n in (0, 9))
+
+
+# What is published.
 
 
 class Shown:
     """A publisher, and what a scrape of its folder shows."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.groups = Groups(MODES)
-        files = MetricFiles(folder, "nwor-0-1-live")
-        self.publisher = LivePublisher(self.groups, files, LABELS, stopped=lambda: None)
+    def __init__(self, folder: Path, kind: Kind) -> None:
+        self.folder, self.groups = folder, Groups(kind)
+        self.tokens = DraftTokens() if kind is COUNTS else None
+        self.stopped: Guard | None = None
+        files, mode = MetricFiles(folder, "nwor-0-1-live"), ["interleave", "graph"]
+        self.labels = labels_of("a + b", *(mode if kind is MODES else ["off", "off"]), 0)
+        if kind is COUNTS:
+            speculation = (("method", "eagle3"), ("model", "a/b"))
+            files.set("nwor_drafts_info", (*self.labels, *speculation), 1)
+        self.publisher = LivePublisher(
+            self.groups, files, self.labels, tokens=self.tokens,
+            stopped=(lambda: self.stopped) if kind is MODES else None,
+        )  # fmt: skip
 
-    def add(self, number: int, stage_ms: float = 9.7, requests: int = 2) -> None:
-        for group in range(number):
-            for place in places_of_group((0, 1), group, 2):
-                ms = stage_ms * (1 + 0.001 * (group % 5 - 2)) if place.cell else 10.0
-                self.groups.add(timed(ms, num_reqs=requests), place)
+    def add(self, windows: Sequence[Placed] | Iterator[Placed]) -> None:
+        """Take windows, and publish now and then."""
+        for number, (window, place) in enumerate(windows):
+            self.groups.add(window, place)
+            if self.tokens is not None:
+                self.tokens.add(window)
+            if number % 500 == 0:
+                self.publisher.publish()
 
     def scrape(self) -> dict[tuple[str, str], float]:
-        """Value by sample's name, and class or reason."""
-        registry = CollectorRegistry()
-        MultiProcessCollector(registry, str(self.folder))
-        found = {}
-        for family in text_string_to_metric_families(generate_latest(registry).decode()):
-            for sample in family.samples:
-                labels = sample.labels
-                assert labels.items() >= dict(LABELS).items()
-                found[sample.name, labels.get("num_reqs", labels.get("reason", ""))] = sample.value
-        return found
+        """Value by sample's name and labels but the worker's."""
+        return samples_of(shown(self.folder), dict(self.labels))
+
+
+def samples_of(page: str, every: dict[str, str] | None = None) -> dict[tuple[str, str], float]:
+    found = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            labels = sample.labels
+            assert labels.items() >= (every or {}).items()
+            own = {name: value for name, value in labels.items() if name not in (every or {})}
+            found[sample.name, " ".join(own[name] for name in sorted(own))] = sample.value
+    return found
+
+
+GROUPS = [pair for n in range(50) for pair in group(MODES, n, ms=9.7 + n % 5 / 100)]
 
 
 @pytest.fixture
-def shown(tmp_path: Path) -> Shown:
-    return Shown(tmp_path)
+def publishing(tmp_path: Path) -> Callable[[Kind], Shown]:
+    return partial(Shown, tmp_path)
 
 
-def test_counters_stand_at_0_before_the_first_group(shown: Shown) -> None:
-    shown.publisher.publish()
-    assert shown.scrape() == {
-        ("nwor_live_groups_total", "all"): 0,
-        ("nwor_live_aa_groups_total", "all"): 0,
-        **{
-            ("nwor_live_groups_left_out_total", reason): 0
-            for reason in ("interrupted", "fallback", "batch_size", "untimed")
-        },
-        **{
-            ("nwor_live_staging_stopped_total", reason): 0
-            for reason in ("commit_refused", "counts_do_not_add_up", "ranks_differ")
-        },
-    }
+@pytest.fixture
+def modes(publishing: Callable[[Kind], Shown]) -> Shown:
+    return publishing(MODES)
 
 
-def test_an_update_that_fails_is_counted_and_tried_again(
-    shown: Shown, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "windows", "name"),
+    [
+        (MODES, windows_of_modes, "published_modes"),
+        (COUNTS, windows_of_drafts, "published_drafts"),
+    ],
+    ids=["modes", "drafts"],
+)
+def test_planted_windows_are_published_as_the_golden_file_shows(
+    publishing: Callable[[Kind], Shown],
+    kind: Kind,
+    windows: Callable[[], Iterator[Placed]],
+    name: str,
 ) -> None:
-    monkeypatch.setattr(shown.groups, "kind", Kind(every_s=0.001))
-    shown.publisher.start()
-    began = shown.scrape()["nwor_live_updated_seconds", ""]
+    """`live` says of that file what test_live_golden.py holds."""
+    own = publishing(kind)
+    own.publisher.publish()
+    own.add(windows())
+    own.publisher.publish()
+    page = (GOLDEN / f"{name}.prom").read_text(encoding="utf-8")
+    assert own.scrape() == pytest.approx(samples_of(page, dict(own.labels)))
+    comments = [{line for line in text.splitlines() if line[0] == "#"}
+                for text in (page, shown(own.folder))]  # fmt: skip
+    assert comments[0] == comments[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "start", "reasons"),
+    [
+        (MODES, {("groups", "all"), ("aa_groups", "all")}, {"fallback"}),
+        (
+            COUNTS,
+            {*((name, f"{k} all") for name in ("groups", "spans") for k in (0, 1, 2)),
+             *(("windows", str(k)) for k in (0, 1, 2))} - {("spans", "0 all")},
+            {"drafts"},
+        ),
+    ],
+    ids=["modes", "drafts"],
+)  # fmt: skip
+def test_counters_stand_at_0_before_the_first_group(
+    publishing: Callable[[Kind], Shown], kind: Kind, start: set[Any], reasons: set[str]
+) -> None:
+    own = publishing(kind)
+    own.publisher.publish()
+    left_out = {"interrupted", "batch_size", "untimed"} | reasons
+    start = start | {("groups_left_out", why) for why in left_out}
+    if kind is MODES:
+        start |= {("staging_stopped", str(guard)) for guard in Guard}
+    prefix = "nwor_live" if kind is MODES else "nwor_drafts"
+    found = own.scrape()
+    assert found.pop(("nwor_drafts_info", "eagle3 a/b"), 1) == 1
+    assert found == {(f"{prefix}_{name}_total", labels): 0 for name, labels in start}
+
+
+def test_the_guard_that_stopped_staging_is_shown(modes: Shown) -> None:
+    modes.publisher.publish()
+    modes.stopped = Guard.RANKS_DIFFER
+    modes.publisher.publish()
+    found = modes.scrape()
+    stopped = {guard: found["nwor_live_staging_stopped_total", str(guard)] for guard in Guard}
+    assert stopped == {guard: guard is Guard.RANKS_DIFFER for guard in Guard}
+
+
+def test_a_thread_publishes_and_a_failed_update_is_counted_and_tried_again(
+    modes: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(modes.groups, "kind", Kind(every_s=0.001))
+    modes.publisher.start()
+    began = modes.scrape()["nwor_live_updated_seconds", ""]
     broken = threading.Event()
 
     def fail(*_: object) -> None:
@@ -186,30 +377,13 @@ def test_an_update_that_fails_is_counted_and_tried_again(
 
     with monkeypatch.context() as patched:
         patched.setattr(live, "robust_location", fail)
-        shown.add(50)
+        modes.add(GROUPS)
         assert broken.wait(10)
-    wait_until(lambda: shown.scrape()["nwor_live_updated_seconds", ""] > began)
-    shown.add(50)
-    wait_until(lambda: ("nwor_live_ratio", ALL) in shown.scrape())
-    shown.publisher.stop()
-    assert shown.scrape()["nwor_live_failed_updates_total", "OSError"] >= 1
-
-
-def test_metrics_that_cannot_be_written_grow_old(
-    shown: Shown, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not even the failure can be counted: the thread ends, and its last time stays."""
-    shown.publisher.start()
-    shown.publisher.stop()
-    monkeypatch.setattr(MetricFiles, "add", Mock(side_effect=OSError("no space")))
-    shown.add(50)
-    before = shown.scrape()
-    with pytest.raises(OSError, match="no space"):
-        shown.publisher.update()
-    assert shown.scrape() == before
-    monkeypatch.undo()
-    shown.publisher.update()
-    assert shown.scrape()["nwor_live_groups_total", ALL] == 50
+    wait_until(lambda: modes.scrape()["nwor_live_updated_seconds", ""] > began)
+    modes.add(GROUPS)
+    wait_until(lambda: ("nwor_live_ratio", "host all") in modes.scrape())
+    modes.publisher.stop()
+    assert modes.scrape()["nwor_live_failed_updates_total", "OSError"] >= 1
 
 
 def wait_until(happened: Callable[[], bool]) -> None:
@@ -219,24 +393,48 @@ def wait_until(happened: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_every_class_has_its_ratio_with_an_interval(shown: Shown) -> None:
-    shown.add(50)
-    shown.add(40, stage_ms=9.0, requests=7)
-    shown.add(5, requests=1)  # too few for an interval
-    shown.publisher.publish()
-    found = shown.scrape()
-    for name, ratio, groups in (("2", 0.97, 50), ("5-8", 0.9, 40)):
-        assert found["nwor_live_ratio", name] == pytest.approx(ratio, rel=1e-3)
-        low, high = found["nwor_live_ratio_low", name], found["nwor_live_ratio_high", name]
-        assert low < found["nwor_live_ratio", name] < high
-        assert found["nwor_live_groups_total", name] == groups
-    assert found["nwor_live_ratio_low", "all"] < found["nwor_live_ratio_high", "all"]
-    assert found["nwor_live_groups_total", "all"] == 95
-    assert found["nwor_live_groups_total", "1"] == 5
-    assert ("nwor_live_ratio", "1") not in found
+def test_metrics_that_cannot_be_written_grow_old(
+    modes: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even the failure can be counted: the thread ends, and its last time stays."""
+    modes.publisher.start()
+    modes.publisher.stop()
+    for window, place in GROUPS:
+        modes.groups.add(window, place)
+    before = modes.scrape()
+    monkeypatch.setattr(MetricFiles, "add", Mock(side_effect=OSError("no space")))
+    with pytest.raises(OSError, match="no space"):
+        modes.publisher.update()
+    assert modes.scrape() == before
+    monkeypatch.undo()
+    modes.publisher.update()
+    assert modes.scrape()["nwor_live_groups_total", ALL] == 50
+
+
+def assert_same(found: Interval, truth: Interval | None) -> None:
+    assert truth is not None
+    assert found.value == pytest.approx(truth.value)
+    assert found.standard_error == pytest.approx(truth.standard_error)
+    assert (found.degrees, found.count) == (truth.degrees, truth.count)
+
+
+def test_estimates_come_back_from_the_metrics(publishing: Callable[[Kind], Shown]) -> None:
+    own = publishing(COUNTS)
+    own.add(windows_of_drafts())
+    own.publisher.publish()
+    reading, size = reading_of(shown(own.folder), "http://h/metrics"), "9-16"
+    at_size = reading._at_size(size)
+    assert own.tokens is not None
+    for k in (1, 2):
+        assert_same(at_size.times[k], robust_location(list(own.groups.effects[size, k])))
+        accepted, windows = zip(*own.tokens.spans[size, k], strict=True)
+        assert_same(at_size.tokens.logs[k], log_tokens(accepted, windows))
+    assert_same(at_size.times[None], robust_location(list(own.groups.effects[size, 0])))
+    assert (reading.clock, reading.pair.method, reading.pair.draft) == ("host", "eagle3", "a/b")
+    assert set(reading.worth().noise) == {1, 16}
 
 
 def test_every_metric_is_told_in_the_docs() -> None:
     page = (Path(__file__).parents[2] / "docs" / "live.md").read_text(encoding="utf-8")
-    for metric in LIVE_METRICS:
+    for metric in (*DRAFT_METRICS, *LIVE_METRICS):
         assert f"`{metric.name}{'_total' if metric.kind == 'counter' else ''}" in page

@@ -17,7 +17,7 @@ REQUESTS = ["a-1", "b-2"]
 
 
 def reasons(hook: Any) -> list[str | None]:
-    return [counts.fallback_reason for counts, _ in hook.accumulator.windows]
+    return [counts.fallback_reason for counts in hook.accumulator.windows]
 
 
 @pytest.mark.slow  # vLLM's runner is imported

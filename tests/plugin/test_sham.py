@@ -94,8 +94,8 @@ def test_a_sham_turns_windows_count_as_off(monkeypatch: pytest.MonkeyPatch) -> N
     for _ in range(24):
         run_step(machine.hook, ["a-1", "b-2"])
     windows = machine.hook.drain(None)
-    assert {window["cell"] for window in windows} == {0, 1}
-    assert {(w["staged_tokens"], w["fallback_reason"]) for w in windows} == {(0, None)}
+    assert {window.cell_number for window in windows} == {0, 1}
+    assert {(w.staged_tokens, w.fallback_reason) for w in windows} == {(0, None)}
 
 
 def test_a_sham_without_its_graphs_is_plain_off_and_counted(

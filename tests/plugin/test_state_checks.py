@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from nwor_bench.plugin.observe import convolution_checks, state_checks
-from nwor_bench.plugin.observe.state_trace import StateCall, StateTrace
-from nwor_bench.plugin.state_layers import StateLayer
+from nwor_bench.plugin.observe import state_checks
+from nwor_bench.plugin.state_layers import StateCall, StateLayer, StateTrace
 
 REQUESTS, WINDOW, HEADS, WIDTH = 2, 5, 3, 16
 TOKENS = REQUESTS * WINDOW
@@ -34,7 +33,7 @@ def call(layer: StateLayer, monkeypatch: pytest.MonkeyPatch) -> StateCall:
         state.copy_(theirs)
         return output
 
-    monkeypatch.setattr(state_checks, "_stock", stock)
+    monkeypatch.setattr(state_checks, "_stock_recurrence", stock)
     layer.state.copy_(theirs)
     nothing = torch.zeros(TOKENS, 1)
     return StateCall(
@@ -96,13 +95,13 @@ def test_a_small_channels_error_is_not_hidden_by_a_large_channel(
     """Behind the convolution, of a channel that is a thousandth of the others."""
     output = torch.randn(TOKENS, 4, generator=torch.Generator().manual_seed(3))
     output[:, 1] *= 1e-3
-    monkeypatch.setattr(convolution_checks, "_stock", lambda *_: output)
+    monkeypatch.setattr(state_checks, "_stock_convolution", lambda *_: output)
     call.convolved = output.clone()
     call.convolved[:, 1] *= factor
     kept = torch.zeros(1 + TOKENS, 4, 3)
     call.convolution = kept[[1, 1 + WINDOW]]
     call.mixed = output
     net = StateLayer("net", SimpleNamespace(kv_cache=(kept,)), 0, kept)
-    found = convolution_checks.check_convolution(net, call, REQUESTS)
+    found = state_checks.check_convolution(net, call, REQUESTS)
     assert (found["compared"], found["differing"]) == (2, 0)
     assert (found["output_error"] <= found["output_allowed"]) is within

@@ -130,7 +130,7 @@ def test_states_are_copied_once_from_where_vllm_reads_them(runner: Runner, rows:
     second = [(layer.state.clone(), layer.layer.kv_cache[0].clone()) for layer in runner.layers]
     change_states(runner)
     runner.step([13, 13], [1, 1])
-    assert rows.keep("cell", ["0", "1", "elsewhere"]) == [(0, 12), (1, 10)]
+    assert rows.keep("cell", ["0", "1", "elsewhere"])["tokens"] == [(0, 12), (1, 10)]
     kept = rows._kept["cell"].layers
     for number in range(2):
         own = 6 * number
@@ -141,6 +141,10 @@ def test_states_are_copied_once_from_where_vllm_reads_them(runner: Runner, rows:
         assert torch.equal(inputs[1, 0].view(CHANNELS, 3).T, first[number][1][4 + own, 1:4])
 
 
+def pairs_with(other: str, *requests: int) -> list[tuple[int, str, int, int]]:
+    return [(number, other, number, 0) for number in requests]
+
+
 @pytest.mark.slow
 def test_kept_states_are_compared_by_request(runner: Runner, rows: StateRows) -> None:
     for name in ("off", "cell"):
@@ -149,23 +153,24 @@ def test_kept_states_are_compared_by_request(runner: Runner, rows: StateRows) ->
         runner.step([11, 10], [1, 1])
         rows.keep(name, ["0", "1"])
         runner.layers[1].state[4 + 6, 1] *= 2
-    found = rows.compare("cell", "off", [(0, 0), (1, 1)])
+    found = rows.compare("cell", pairs_with("off", 0, 1))["errors"]
     assert [(each["layer"], each["what"][:4], each["rows"]) for each in found] == [
         (0, "recu", 4), (0, "conv", 2), (1, "recu", 4), (1, "conv", 2)
     ]  # fmt: skip
     assert [each["differing"] for each in found] == [0, 0, 1, 0]
     assert found[2]["place"] == {"request": 1, "position": 10, "head": 1}
     assert found[2]["largest"] > 0.5
-    assert [each["differing"] for each in rows.compare("cell", "off", [(0, 0)])] == [0] * 4
+    one = rows.compare("cell", pairs_with("off", 0))
+    assert [each["differing"] for each in one["errors"]] == [0] * 4
     with pytest.raises(BenchError, match="of other tokens"):
-        rows.compare("cell", "off", [(0, 1)])
+        rows.compare("cell", [(0, "off", 1, 0)])
 
 
 @pytest.mark.slow
 def test_a_request_that_ends_early_is_not_copied(runner: Runner, rows: StateRows) -> None:
     runner.starts(5, 4, max_tokens=10)
     runner.step([10, 9], [1, 1], optimistic=4)
-    assert rows.keep("cell", ["0", "1"]) == []
+    assert rows.keep("cell", ["0", "1"])["tokens"] == []
 
 
 def test_nothing_stays_wrapped(runner: Runner, rows: StateRows) -> None:
@@ -190,4 +195,4 @@ def test_each_batch_has_a_sample_of_its_own(runner: Runner, rows: StateRows) -> 
         rows.watch(True)
         runner.starts(5, 4, max_tokens=10)
         runner.step([11, 10], [1, 1])
-        assert rows.keep("cell", [str(runner.first + n) for n in (0, 1)]) == [(0, 11)]
+        assert rows.keep("cell", [str(runner.first + n) for n in (0, 1)])["tokens"] == [(0, 11)]

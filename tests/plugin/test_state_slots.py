@@ -293,7 +293,7 @@ def test_states_are_committed_though_the_kv_is_written_directly(hook: Any) -> No
     run_step(hook, ["a", "b"], set())
     assert hook.commits == [[2, 2]]
     [window] = hook.drain(None)
-    assert (window["fallback_reason"], window["states_committed"]) == ("planted", 6)
+    assert (window.fallback_reason, window.states_committed) == ("planted", 6)
 
 
 def test_stocks_graph_of_windows_is_never_replayed(hook: Any) -> None:

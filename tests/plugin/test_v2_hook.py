@@ -62,7 +62,7 @@ def test_beside_a_prefill_windows_are_written_directly_unless_asked_for(
     hook = make_hook(monkeypatch, beside_prefill=chosen)
     run_step(hook, REQUESTS, prefilled=prefilled)
     run_step(hook, REQUESTS)
-    found = [window["fallback_reason"] for window in hook.drain({"a": 9, "b": 9})]
+    found = [window.fallback_reason for window in hook.drain({"a": 9, "b": 9})]
     assert found == [reason, None]
 
 
@@ -74,7 +74,7 @@ def test_without_memory_for_copies_windows_are_written_directly(
     hook = make_hook(monkeypatch)
     run_step(hook, REQUESTS)
     (window,) = hook.drain({"a": 9, "b": 9})
-    assert (window["fallback_reason"], window["staged_tokens"]) == (reason, 0)
+    assert (window.fallback_reason, window.staged_tokens) == (reason, 0)
     assert (hook.buffers, hook.window, hook.staging_unavailable) == (None, None, reason)
     assert hook.device_errors() == []
 
@@ -151,10 +151,10 @@ def window_of(
 def test_drafts_that_a_grammar_forbids_are_not_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler validates them when the forward has been launched, maybe in another process."""
     window = window_of(monkeypatch, allowed=1)
-    assert window["fallback_reason"] == "kv_transfer"
-    assert (window["draft_tokens"], window["uncounted_draft_tokens"]) == (8, 3)
-    assert (window["accepted_tokens"], window["uncounted_accepted_tokens"]) == (2, 0)
-    assert window["drafts_per_position"] == (2, 1, 1, 1)
+    assert window.fallback_reason == "kv_transfer"
+    assert (window.draft_tokens, window.uncounted_draft_tokens) == (8, 3)
+    assert (window.accepted_tokens, window.uncounted_accepted_tokens) == (2, 0)
+    assert window.drafts_per_position == (2, 1, 1, 1)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"allowed": 4}, {"allowed": 1, "waited": False}])
@@ -162,8 +162,8 @@ def test_all_drafts_count_if_none_is_forbidden(
     arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     window = window_of(monkeypatch, **arguments)
-    assert (window["draft_tokens"], window["uncounted_draft_tokens"]) == (8, 0)
-    assert window["drafts_per_position"] == (2, 2, 2, 2)
+    assert (window.draft_tokens, window.uncounted_draft_tokens) == (8, 0)
+    assert window.drafts_per_position == (2, 2, 2, 2)
 
 
 def test_every_request_is_forgotten_when_the_last_has_ended(
@@ -222,7 +222,7 @@ def test_the_validator_hears_of_a_count_that_all_requests_have(
     step_of(hook, drafts)
     assert asked == [uniform]
     (window,) = hook.drain({"a": 9, "b": 9})
-    assert window["staged_tokens"] == sum(drafts)
+    assert window.staged_tokens == sum(drafts)
 
 
 def test_a_window_without_a_draft_stages_nothing_in_mode_stage(
@@ -231,8 +231,8 @@ def test_a_window_without_a_draft_stages_nothing_in_mode_stage(
     hook = make_hook(monkeypatch)
     step_of(hook, (0, 0))
     (window,) = hook.drain({"a": 9, "b": 9})
-    assert (window["draft_tokens"], window["staged_tokens"]) == (0, 0)
-    assert window["fallback_reason"] is None
+    assert (window.draft_tokens, window.staged_tokens) == (0, 0)
+    assert window.fallback_reason is None
 
 
 def test_draft_counts_stage_where_their_places_cells_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +242,7 @@ def test_draft_counts_stage_where_their_places_cells_do(monkeypatch: pytest.Monk
     followed.start()
     for cell in (1, 0, 1, None, 1, 2):
         step_of(hook, (1, 1), None if cell is None else WindowPlace(cell, 0, 0, 1, 0))
-    staged = [window["staged_tokens"] for window in hook.drain({"a": 99, "b": 99})]
+    staged = [window.staged_tokens for window in hook.drain({"a": 99, "b": 99})]
     assert staged == [2, 0, 2, 0, 2, 0]
     assert [sorted(facts) for facts in followed.facts()] == [["scv_counters", "scv_fallbacks"]] * 3
 

@@ -39,7 +39,7 @@ class CheckingGraphs(SimpleNamespace):
 
 
 def checks_of(descriptors: Any, recurrent: Any = None, batch: Any = None) -> Any:
-    from nwor_bench.plugin.runner_v2.window_checks import WindowChecks
+    from nwor_bench.plugin.runner_v2.window_checks import GpuWindowChecks
 
     def plan(control: bool) -> tuple[Any, str]:
         return CheckingGraphs(shapes={}, only=None, unavailable=None), "checking"
@@ -53,7 +53,7 @@ def checks_of(descriptors: Any, recurrent: Any = None, batch: Any = None) -> Any
     runner = SimpleNamespace(
         model_state=SimpleNamespace(prepare_attn=lambda *_: {}), device=torch.device("cpu")
     )
-    return WindowChecks(runner, parts, ())
+    return GpuWindowChecks(runner, parts, ())
 
 
 def checked(checks: Any, descriptor: Any, windows: int = 20, control: bool = False) -> int:
@@ -134,7 +134,7 @@ def test_a_hybrids_timed_graph_is_compared_and_leaves_one_windows_states(
 
         return SimpleNamespace(replay=replay)
 
-    checks._sets[False, "graph"] = graph("checking", 0.0), None, None, None
+    checks._sets[False, "graph"] = graph("checking", 0.0), None, None
     checks.replay(graph("timed", off_by), False, "graph")
     assert replayed == ["timed", "timed", "checking"]
     assert checks._hidden == {"repeated": 0, "checking": 3 * KEPT if off_by else 0}

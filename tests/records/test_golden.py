@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 from golden_files import RUNS as CASES
 from golden_files import of_commands, of_help, of_run, stored
-from synthetic_run import analysed, faults_of, report_paths
+from synthetic_run import faults_of, report_paths
 
-from nwor_bench.analysis.analyse import analyse
-from nwor_bench.analysis.findings.table import FindingKind
+from nwor_bench.analysis.analyse import analyse, noise_floor
 from nwor_bench.records.files import KEPT_RECORDS_FILE, RUN_FILE
 from nwor_bench.records.store import read_run
 from nwor_bench.report.files import write_files
@@ -32,7 +31,7 @@ def test_it_reads_without_an_arm():
     assert len(cells) == 6
     assert faults_of(run) == []
     assert {cell.parity for cell in cells} == {"reference", "exact"}
-    assert FindingKind.AA_MISSING in {finding.kind for finding in analysed(run, cells).findings}
+    assert noise_floor(cells) is None
 
 
 def test_its_counts_are_those_that_its_own_version_summed():

@@ -15,7 +15,7 @@ from toy_run import Runner
 
 from nwor_bench.records.metrics import KNOWN_REASONS, METRICS, MetricFiles, WindowMetrics, labels_of
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import CellResult, MeasuredWindow, columns
+from nwor_bench.records.types import CellResult, WindowRecord, columns
 from nwor_bench.report.evidence import MEANINGS
 
 DESIGNED = {
@@ -114,9 +114,9 @@ def test_metrics_are_the_sums_of_a_runs_records(tmp_path: Path) -> None:
             assert found == count
 
 
-def window(staged: int = 0, accepted: int = 0, **reasons: Any) -> MeasuredWindow:
+def window(staged: int = 0, accepted: int = 0, **reasons: Any) -> WindowRecord:
     """A window of four drafts in three layers."""
-    return MeasuredWindow(
+    return WindowRecord(
         num_reqs=1,
         draft_tokens=4,
         accepted_tokens=accepted,

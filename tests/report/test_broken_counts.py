@@ -9,9 +9,9 @@ import pytest
 from synthetic_run import make_run, save_run, with_header, with_parts
 
 from nwor_bench.analysis.analyse import analyse
-from nwor_bench.analysis.comparing.compare import ChangeVerdict, compare_sweeps
-from nwor_bench.analysis.comparing.stored_run import load_stored
+from nwor_bench.analysis.compare import ChangeVerdict, compare_sweeps
 from nwor_bench.analysis.measured_worth import MeasuredWorth, measured_worth
+from nwor_bench.analysis.stored_run import load_stored
 from nwor_bench.records.cell import AA, ADAPTIVE, Drafts
 from nwor_bench.records.header import PairFacts
 from nwor_bench.records.store import FINISHED_EVENT, RunData

@@ -10,9 +10,16 @@ from changed_run import other_prompts, slowed, stored
 from rich.console import Console
 from synthetic_run import change_batches, change_windows, kept, make_run, with_header
 
-from nwor_bench.analysis.comparing.compare import DecideBy, compare_runs
-from nwor_bench.report.comparison import comparison_document, comparison_json
-from nwor_bench.report.comparison_text import change_text, headline, how_decided, notes, reasons
+from nwor_bench.analysis.compare import DecideBy, compare_runs
+from nwor_bench.report.comparison import (
+    change_text,
+    comparison_document,
+    comparison_json,
+    headline,
+    how_decided,
+    notes,
+    reasons,
+)
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.terminal import print_document
 from nwor_bench.report.text import with_bounds

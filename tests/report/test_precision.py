@@ -156,9 +156,9 @@ def test_advice_switches_on_what_was_measured():
 
 
 def test_a_cpu_run_is_not_advised_to_add_blocks_or_to_mend_cuda():
-    run = make_run(aa=True)
+    run = make_run(blocks=2, aa=True)
     remedies = {f.kind: f.remedy for f in analysed(run).findings}
-    assert "Times on a CPU" in remedies["few_blocks"]
+    assert "Times on a CPU" in remedies["ambiguous"]
     assert "needs CUDA" in remedies["ineffective"]
     gpu = replace(run, header=gpu_run().header)
-    assert "--batches" in {f.kind: f.remedy for f in analysed(gpu).findings}["few_blocks"]
+    assert "--batches" in {f.kind: f.remedy for f in analysed(gpu).findings}["ambiguous"]

@@ -8,7 +8,7 @@ from report_runs import faster, with_counters
 from rich.console import Console
 from synthetic_run import analysed, change_batches, make_run, summarised
 
-from nwor_bench.analysis.findings.table import Severity, grouped
+from nwor_bench.analysis.findings import Severity, grouped
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult
 from nwor_bench.report.cells import RATE_NOTE, cell_section, first_blocks

@@ -10,7 +10,7 @@ from synthetic_run import make_run, with_parts
 from toy_run import Runner, blocks_of, of_phase
 
 from nwor_bench.analysis.analyse import analyse
-from nwor_bench.analysis.findings.run import FEW_BLOCKS, nothing_timed, sufficient_budget
+from nwor_bench.analysis.findings import ENOUGH_BLOCKS, nothing_timed, sufficient_budget
 from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import Phase
 from nwor_bench.run import budget
@@ -87,7 +87,7 @@ def test_the_budget_that_is_named_instead_suffices(tmp_path: Path, clock: Clock)
     enough = sufficient_budget(run, analyse(run).cells)
     clock.now = 0.0
     again = runner(tmp_path / "again", clock, enough).run()
-    assert len({batch.block for batch in of_phase(again, "timed")}) >= FEW_BLOCKS
+    assert len({batch.block for batch in of_phase(again, "timed")}) >= ENOUGH_BLOCKS
 
 
 @pytest.mark.slow  # a run of many blocks

@@ -71,9 +71,9 @@ class Rated(FakeEngine):
 
     def generate(self, prompts: Any, sampling: Any, **more: Any) -> Any:
         output = super().generate(prompts, sampling, **more)
-        for window in output.windows:
-            window["wall_ms"] = 100 * self.seconds / len(output.windows)
-        return replace(output, latency_ms=1e3 * self.seconds)
+        wall_ms = 100 * self.seconds / len(output.windows)
+        windows = [replace(window, wall_ms=wall_ms) for window in output.windows]
+        return replace(output, latency_ms=1e3 * self.seconds, windows=windows)
 
 
 def long_prompts(prompts: tuple[Prompt, ...]) -> list[list[int]]:

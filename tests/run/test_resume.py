@@ -140,6 +140,12 @@ def test_a_break_that_was_not_checked_yet_is_a_break() -> None:
     assert [batch.block for batch in run.superseded] == [1] * 7
 
 
+def slowed(output: Any, factor: float) -> Any:
+    """The batch with windows that took so much longer."""
+    windows = [replace(w, wall_ms=w.wall_ms * factor) for w in output.windows]
+    return replace(output, windows=windows)
+
+
 class ShakyEngine(FakeEngine):
     """Window times scatter by block and cell, at most by a tenth, and hardly in the thirteenth."""
 
@@ -148,9 +154,7 @@ class ShakyEngine(FakeEngine):
         calm = sampling.seed == 13 * 2  # two requests a block
         scatter = Random(f"{sampling.seed} {self.cell}").random()
         factor = 1 + scatter / (1e6 if calm else 10)
-        for window in output.windows:
-            window["wall_ms"] *= factor
-        return output
+        return slowed(output, factor)
 
 
 def test_a_look_sees_the_blocks_up_to_it_and_no_more() -> None:
@@ -177,8 +181,7 @@ class WideCell(FakeEngine):
     def generate(self, prompts: Any, sampling: Any, **more: Any) -> Any:
         output = super().generate(prompts, sampling, **more)
         if self.cell is not None and self.cell.label == "stage x off":
-            for window in output.windows:
-                window["wall_ms"] *= 1 + Random(str(prompts)).random() / 2
+            return slowed(output, 1 + Random(str(prompts)).random() / 2)
         return output
 
 

@@ -153,7 +153,9 @@ def test_counts_that_did_not_add_up_in_a_block_that_ran_again_are_no_less_wrong(
         def generate(self, prompts: Any, sampling: Any, **more: Any) -> Any:
             output = super().generate(prompts, sampling, **more)
             if self.cell is not None and self.cell.label == "stage x off":
-                output.windows[0]["stage_operations"] += 1
+                first = output.windows[0]
+                more = first.stage_operations + 1
+                output.windows[0] = replace(first, stage_operations=more)
             return output
 
     first = Miscounting(1, failing={1 + 2 * CELLS: KeyboardInterrupt()})

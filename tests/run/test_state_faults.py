@@ -3,13 +3,14 @@ states with the real measures: rounding in all of them, and some requests of som
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
 from torch import Tensor
 
 from nwor_bench.analysis.parity.kv import KvVerdict, StateResult
+from nwor_bench.engine.protocol import Kept, Pair
 from nwor_bench.plugin.observe.errors import RowErrors, RowPlaces
 from nwor_bench.run.gate.states import FEW, StateGate
 
@@ -60,21 +61,24 @@ class Machine:
             )
             self.live.append((state, inputs))
 
-    def keep_states(self, name: str) -> dict[int, int]:
+    @property
+    def states(self) -> Self:
+        return self
+
+    def keep(self, name: str) -> Kept:
         self.kept[name] = self.live
-        return {i: len(ids) for i, ids in enumerate(self.ids)}
+        return Kept(tokens={i: len(ids) for i, ids in enumerate(self.ids)})
 
     def prefill(self, *_: Any, **__: Any) -> None:
         self.run()
 
-    def drop_states(self, names: Sequence[str]) -> None:
+    def drop(self, names: Sequence[str]) -> None:
         for name in names:
             del self.kept[name]
 
-    def compare_states(
-        self, name: str, other: str, pairs: Sequence[tuple[int, int]]
-    ) -> list[dict[str, Any]]:
-        ours, theirs = [i for i, _ in pairs], [j for _, j in pairs]
+    def compare(self, name: str, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+        ours, theirs = [i for i, *_ in pairs], [j for _, _, j, _ in pairs]
+        (other,) = {pair[1] for pair in pairs}
         at = torch.tensor([len(self.ids[i]) for i in ours])
         errors = RowErrors(RowPlaces(torch.tensor(ours), at, torch.ones_like(at).bool()))
         for layer, (own, reference) in enumerate(
@@ -226,9 +230,9 @@ def test_few_requests_of_a_mixture_of_experts_are_compared_as_a_dense_model_s() 
 class EndsEarly(Machine):
     """Of a cell's requests, only three are copied."""
 
-    def keep_states(self, name: str) -> dict[int, int]:
-        copied = super().keep_states(name)
-        return dict(list(copied.items())[:3]) if name == "cell" else copied
+    def keep(self, name: str) -> Kept:
+        copied = super().keep(name)
+        return Kept(tokens=dict(list(copied.tokens.items())[:3])) if name == "cell" else copied
 
 
 def test_too_few_requests_of_the_cell_are_not_compared_by_routers_measures() -> None:

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
 from nwor_bench.analysis.parity.kv import TOO_BLUNT, KvVerdict, StateResult
+from nwor_bench.engine.protocol import Kept, Pair
 from nwor_bench.run.gate.states import (
     NONE_COPIED,
     NONE_OF_CELL,
@@ -46,17 +47,21 @@ class FakeStates:
         assert outputs == 2
         self.prefills.append(([tuple(each) for each in sequences], nudged))
 
-    def keep_states(self, name: str) -> dict[int, int]:
+    @property
+    def states(self) -> Self:
+        return self
+
+    def keep(self, name: str) -> Kept:
         self.kept.add(name)
         if name in ("off", "cell"):
-            return self.copied
-        return dict(enumerate(map(len, self.prefills[-1][0]))) if self.repeats else {}
+            return Kept(tokens=self.copied)
+        copied = dict(enumerate(map(len, self.prefills[-1][0]))) if self.repeats else {}
+        return Kept(tokens=copied)
 
-    def compare_states(
-        self, name: str, other: str, pairs: Sequence[tuple[int, int]]
-    ) -> list[dict[str, Any]]:
+    def compare(self, name: str, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+        (other,) = {pair[1] for pair in pairs}
         assert {name, other} <= self.kept
-        self.asked.append((name, other, list(pairs)))
+        self.asked.append((name, other, [(i, j) for i, _, j, _ in pairs]))
         errors = (0.0, self.wrong) if name == "cell" else self.own
         found = [self._entry(layer, error) for layer, error in enumerate(errors)]
         return [{"errors": found}]
@@ -68,7 +73,7 @@ class FakeStates:
         steps = {"one_step": 1e-6, "one_element": 1e-7}
         return {**names, **sizes, **steps, "part": "output", "rows": self.rows, "place": place}
 
-    def drop_states(self, names: Sequence[str]) -> None:
+    def drop(self, names: Sequence[str]) -> None:
         self.kept -= set(names)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nwor_bench.analysis.findings.run import FEW_BLOCKS
+from nwor_bench.analysis.findings import ENOUGH_BLOCKS
 from nwor_bench.records.types import Interleave
 from nwor_bench.run.budget import WARMUP_SHARE
 from nwor_bench.workload.run_spec import WARMUP_LOOKBACK, RunSpec
@@ -45,7 +45,7 @@ def test_warm_up_may_last_until_it_is_steady(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in FILES if name not in PUBLISHED])
 def test_there_are_blocks_enough_for_an_answer(name: str) -> None:
     for spec in specs(name):
-        assert spec.stopping.max_blocks >= FEW_BLOCKS
+        assert spec.stopping.max_blocks >= ENOUGH_BLOCKS
         if spec.ci_width is not None:
             assert spec.stopping.looks
             assert spec.stopping.looks[0] == max(FIRST_LOOK, spec.scenario.batches)

@@ -15,8 +15,8 @@ The plain interval is off in two ways:
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import groupby, zip_longest
 from math import sqrt
 from statistics import NormalDist
@@ -77,29 +77,6 @@ def acceptance_of(
         diverged,
         tokens,
     )
-
-
-class AcceptanceCheck:
-    """Compares each batch of a cell with off x off's, by itself and with the cell's earlier ones.
-
-    A batch that shares a prompt with an earlier one is compared only by itself: greedy decoding
-    repeats itself, which adds no evidence.
-    """
-
-    def __init__(self) -> None:
-        self._before: dict[Cell, Acceptance] = {}
-        self._prompts: dict[Cell, set[Hashable]] = {}
-
-    def add(self, cell: Cell, batch: Acceptance, prompts: Sequence[Hashable]) -> str | None:
-        """Where acceptance leaves its interval, in words; None if nowhere."""
-        seen = self._prompts.setdefault(cell, set())
-        outside = acceptance_outside(batch)
-        if outside or not seen.isdisjoint(prompts):
-            return outside
-        seen |= set(prompts)
-        before = self._before.get(cell)
-        together = self._before[cell] = batch if before is None else before.plus(batch)
-        return acceptance_outside(together)
 
 
 def acceptance_outside(found: Acceptance, alpha: float = ALPHA) -> str | None:
@@ -250,34 +227,51 @@ def batch_sums(
     return BatchSums(digests, tuple(ties), acceptance, checked.tokens_compared)
 
 
+@dataclass
+class _CellSums:
+    """Sums over a cell's batches."""
+
+    ties: dict[tuple[str, int, int], float] = field(default_factory=dict)
+    prompts: set[str] = field(default_factory=set)
+    compared: float = 0.0
+    acceptance: Acceptance | None = None
+
+
 class ParitySums:
     """The sums of all cells, and whether sound cells can have them."""
 
     def __init__(self) -> None:
-        self._ties: dict[Cell, dict[tuple[str, int, int], float]] = {}
-        self._prompts: dict[Cell, set[str]] = {}
-        self._compared: dict[Cell, float] = {}
-        self._acceptance = AcceptanceCheck()
+        self._cells: dict[Cell, _CellSums] = defaultdict(_CellSums)
 
     def add(self, cell: Cell, batch: BatchSums, scale: ErrorScale | None) -> str | None:
         """Why a sound cell would not have these sums; None if it may.
 
+        Acceptance is compared by the batch itself, and with the cell's earlier batches. A batch
+        that shares a prompt with one of them is compared only by itself: greedy decoding repeats
+        itself, which adds no evidence.
+
         Args:
             scale: error of mode off; None: not measured, because no token differed so far.
         """
-        # Blocks may share prompts, and equal prompts have equal ties: each counts once.
-        ties, seen = self._ties.setdefault(cell, {}), self._prompts.setdefault(cell, set())
+        sums = self._cells[cell]
+        # Equal prompts have equal ties: each counts once.
         for prompt, position, token, gap in batch.ties:
-            ties.setdefault((prompt, position, token), gap)
-        new = len(set(batch.prompts) - seen) / len(batch.prompts)
-        seen.update(batch.prompts)
-        compared = self._compared[cell] = self._compared.get(cell, 0.0) + new * batch.compared
+            sums.ties.setdefault((prompt, position, token), gap)
+        new = set(batch.prompts) - sums.prompts
+        repeats = not sums.prompts.isdisjoint(batch.prompts)
+        sums.prompts |= new
+        sums.compared += len(new) / len(batch.prompts) * batch.compared
         many = None
         if scale is not None:
-            many = together_outside(tuple(ties.values()), scale, compared)
+            many = together_outside(tuple(sums.ties.values()), scale, sums.compared)
         if many or batch.acceptance is None:
             return many
-        return self._acceptance.add(cell, batch.acceptance, batch.prompts)
+        outside = acceptance_outside(batch.acceptance)
+        if outside or repeats:
+            return outside
+        before, own = sums.acceptance, batch.acceptance
+        sums.acceptance = own if before is None else before.plus(own)
+        return acceptance_outside(sums.acceptance)
 
 
 def sums_event(cell: Cell, record: BatchRecord, batch: BatchSums) -> dict[str, Any]:

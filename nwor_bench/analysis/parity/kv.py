@@ -46,6 +46,30 @@ class KvVerdict(StrEnum):
     NOT_RUN = "not run"
 
 
+NO_RECORD = "it did not run"
+
+
+def is_sound(found: Mapping[str, Any] | None) -> bool:
+    """True for the record of a check that compared something and found no fault."""
+    return found is not None and found["verdict"] in (KvVerdict.EXACT, KvVerdict.WITHIN)
+
+
+def why_missing(found: Mapping[str, Any] | None, *, equal_tokens: bool, layers: bool) -> str | None:
+    """Why a comparison through the whole model is missing, with nothing instead of it; None if it
+    is there, or something stands in for it.
+
+    Args:
+        found: its record, or None.
+        equal_tokens: float32 tokens are equal, which wrong values would change.
+        layers: each layer passed on its own inputs, which counts if the model is too unstable for
+            a comparison (`TOO_BLUNT`).
+    """
+    if is_sound(found) or equal_tokens:
+        return None
+    reason = (found or {}).get("reason") or NO_RECORD
+    return None if layers and reason == TOO_BLUNT else reason
+
+
 @dataclass(frozen=True)
 class Tolerance:
     """Errors of mode off against itself in one layer, and the limits that follow.

@@ -6,7 +6,7 @@
 | K/V end to end | cells that stage, and mode control | see below |
 | recurrent states end to end | cells that staged states | see below |
 | each layer on its own inputs | cells that stage, and mode control | |
-| every path of its timed windows (`paths.py`) | cells that stage, and mode control | |
+| every path of its timed windows (`ungated_paths`) | cells that stage, and mode control | |
 | K/V (and states) of an interleaved batch | those of them that were timed in one | as for both |
 | at least half the share of staged drafts that was timed | cells that stage, and mode control | |
 
@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nwor_bench.analysis.cell_data import CellData
-from nwor_bench.analysis.parity.kv import TOO_BLUNT, KvVerdict
+from nwor_bench.analysis.parity.kv import NO_RECORD, is_sound, why_missing
 from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, ParityRule
 from nwor_bench.records.cell import NworMode
 from nwor_bench.records.fallback_reasons import BESIDE_PREFILL
@@ -32,9 +32,6 @@ from nwor_bench.records.types import WindowRecord
 
 GATE_DID_NOT = "the gate did not "
 """Begin of each reason but that of tokens."""
-
-NO_RECORD = "it did not run"
-SOUND = (KvVerdict.EXACT, KvVerdict.WITHIN)
 
 Check = Callable[[CellData], str | None]
 """Why a check that the cell needs is missing, in words; None if it is there or not needed."""
@@ -71,8 +68,9 @@ def _layers(cell: CellData) -> str | None:
     if not _has_values(cell) or not cell.gate.checks_layers:
         return None
     found = cell.gate.local
-    if not _is_sound(found):
-        return f"{GATE_DID_NOT}check its layers on their own inputs ({_reason(found)})"
+    if not is_sound(found):
+        reason = (found or {}).get("reason") or NO_RECORD
+        return f"{GATE_DID_NOT}check its layers on their own inputs ({reason})"
     if _stages_states(cell) and not _layers_passed(cell, states=True):
         return f"{GATE_DID_NOT}check its recurrent states on their own inputs"
     return None
@@ -141,24 +139,12 @@ def _stages_states(cell: CellData) -> bool:
 
 def _end_to_end(cell: CellData, what: str, found: Mapping[str, Any] | None) -> str | None:
     """Why a comparison through the whole model is missing, with nothing instead of it."""
-    if _is_sound(found):
-        return None
-    if cell.parity == EXACT and cell.gate.rule == ParityRule.EXACT:
-        return None
-    reason = _reason(found)
-    if reason == TOO_BLUNT and _layers_passed(cell, states="states" in what):
-        return None
-    return f"{GATE_DID_NOT}compare its {what} with mode off's ({reason})"
+    equal = cell.parity == EXACT and cell.gate.rule == ParityRule.EXACT
+    passed = _layers_passed(cell, states="states" in what)
+    why = why_missing(found, equal_tokens=equal, layers=passed)
+    return None if why is None else f"{GATE_DID_NOT}compare its {what} with mode off's ({why})"
 
 
 def _layers_passed(cell: CellData, *, states: bool) -> bool:
     found = cell.gate.local
-    return _is_sound(found) and (not states or bool((found or {}).get("states")))
-
-
-def _is_sound(found: Mapping[str, Any] | None) -> bool:
-    return found is not None and found["verdict"] in SOUND
-
-
-def _reason(found: Mapping[str, Any] | None) -> str:
-    return NO_RECORD if found is None else found.get("reason") or NO_RECORD
+    return is_sound(found) and (not states or bool((found or {}).get("states")))

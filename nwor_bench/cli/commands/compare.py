@@ -46,7 +46,7 @@ def compare(
     5 not comparable (nothing was timed), or inconclusive: the A/A arm changed by
     more than the threshold; with --strict also a cell AMBIGUOUS or only in BASE.
     """
-    from nwor_bench.analysis.comparing.preconditions import DecideBy
+    from nwor_bench.analysis.compare import DecideBy
     from nwor_bench.records.store import read_header
 
     fraction = _fraction(threshold)
@@ -72,11 +72,11 @@ def _compared(
     base: Path, new: Path, options: dict[str, Any], *, strict: bool
 ) -> tuple["Document", str, ExitCode]:
     """The comparison as a document, as JSON, and its exit code."""
-    from nwor_bench.analysis.comparing.compare import (
+    from nwor_bench.analysis.compare import (
         compare_runs,
         compare_sweeps,
     )
-    from nwor_bench.analysis.comparing.stored_run import is_sweep, load_stored, load_stored_runs
+    from nwor_bench.analysis.stored_run import is_sweep, load_stored, load_stored_runs
     from nwor_bench.report import comparison as told
 
     if is_sweep(base) and is_sweep(new):

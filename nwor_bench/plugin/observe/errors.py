@@ -327,3 +327,10 @@ def _signed(ours: Tensor, stock: Tensor, direction: Tensor) -> tuple[Tensor, Ten
         residual = along - estimates[-1] * length
         errors.append(residual.square().sum(0).sqrt() / total)
     return estimates[0], torch.maximum(*errors), estimates[1]
+
+
+def place_for(size: int, device: torch.device, times: int) -> torch.device:
+    """Where to keep copies: the host, unless a GPU has so many times their size free."""
+    if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < times * size:
+        return torch.device("cpu")
+    return device

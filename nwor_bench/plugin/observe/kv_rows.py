@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nwor_bench.errors import BenchError
 from nwor_bench.plugin.layers import rows_of
-from nwor_bench.plugin.observe.errors import RowErrors, RowPlaces
+from nwor_bench.plugin.observe.errors import RowErrors, RowPlaces, place_for
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.scheduler_output import external_request_id
@@ -181,8 +181,8 @@ class GroupRows:
                 return f"{layer.name} has a cache of type {layer.cache_dtype} ({dtype})"
         return None
 
-    def keep(self, name: str, requests: Sequence[str], spans: Sequence[tuple[int, int]]) -> int:
-        """Copy the rows of these positions of these requests, one span a request; their bytes."""
+    def keep(self, name: str, requests: Sequence[str], spans: Sequence[tuple[int, int]]) -> None:
+        """Copy the rows of these positions of these requests, one span a request."""
         held = [
             each
             for request, (start, stop) in zip(requests, spans, strict=True)
@@ -191,10 +191,8 @@ class GroupRows:
         offsets = [position for start, stop in spans for position in range(start, stop)]
         places = _places(held, offsets, self._tables)
         known = places >= 0
-        num_bytes = len(held) * self._row_bytes()
-        there = device = self._layers[0].kv_cache.device
-        if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < ROOM * num_bytes:
-            there = torch.device("cpu")
+        device = self._layers[0].kv_cache.device
+        there = place_for(len(held) * self._row_bytes(), device, ROOM)
         slots = places.to(device)
         rows = [_gather(layer, slots).to(there) for layer in self._layers]
         for block, copies in self._rescued.items():
@@ -206,7 +204,6 @@ class GroupRows:
         spans = tuple((start, stop) for start, stop in spans)
         ends = tuple(accumulate(stop - start for start, stop in spans))
         self._kept[name] = KeptRows(spans, (0, *ends), known, tuple(rows))
-        return num_bytes
 
     def _row_bytes(self) -> int:
         caches = [layer.kv_cache for layer in self._layers]
@@ -218,7 +215,7 @@ class GroupRows:
             del self._kept[name]
 
     def compare(self, name: str, pairs: Sequence[Pair]) -> dict[str, Any]:
-        """As `KvRows.compare` does, for these layers."""
+        """Errors of these layers' rows; see `KvRows.compare`."""
         if name not in self._kept or any(pair[1] not in self._kept for pair in pairs):
             raise BenchError.at(
                 "K/V rows", f"{name!r} is compared with rows that are not kept", name
@@ -345,13 +342,12 @@ class KvRows:
     ) -> dict[str, Any]:
         """Copy the rows of these positions of these requests, one span a request.
 
-        Returns `unreadable` (None, or why nothing was kept) and `bytes`.
+        Returns `unreadable`: None, or why nothing was kept; `tokens`, of states, is empty.
         """
         reason = self.why_unreadable()
-        if reason is not None:
-            return {"unreadable": reason, "bytes": 0}
-        kept = sum(rows.keep(name, requests, spans) for rows in self._groups.values())
-        return {"unreadable": None, "bytes": kept}
+        for rows in self._groups.values() if reason is None else ():
+            rows.keep(name, requests, spans)
+        return {"unreadable": reason, "tokens": []}
 
     def drop(self, names: Sequence[str] | None) -> None:
         """Forget kept rows; None: all of them, and their memory is given back to the device."""

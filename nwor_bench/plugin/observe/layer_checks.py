@@ -8,7 +8,8 @@ however the model amplifies rounding. Of a chosen window each layer's inputs and
 - stock's attention over them is compared with ours, and both with a float64 reference;
 - no other row of the cache may have changed since the window began.
 
-Then the cache is restored to its state after the commit.
+Then the cache is restored to its state after the commit. Recurrent layers are checked by
+`state_checks`.
 """
 
 import math
@@ -28,7 +29,10 @@ from nwor_bench.plugin.observe.errors import (
     head_errors,
     merged_attention,
 )
+from nwor_bench.plugin.observe.state_checks import check_states
 from nwor_bench.plugin.patching import Patch, PatchSet, noting
+from nwor_bench.plugin.state_layers import StateTrace
+from nwor_bench.plugin.states import WindowStates
 from nwor_bench.plugin.window import LayerCall, LayerTrace, State, Window
 
 SAMPLE = 4
@@ -135,33 +139,61 @@ class _Before:
     """By layer, their contents."""
 
 
+@dataclass
+class WindowTrace:
+    """What all layers are given in a window, and what they return."""
+
+    layers: LayerTrace = field(default_factory=LayerTrace)
+    states: StateTrace = field(default_factory=StateTrace)
+
+
+class Traced(Protocol):
+    """Staging, which tells a trace what its attention returned."""
+
+    trace: LayerTrace | None
+
+
 class LayerChecks:
     """Checks windows of one worker while it is on.
 
     Args:
         layers: the target layers, in the order of a forward.
+        staging: stages these layers.
+        states: the target's recurrent states; None if stock keeps them.
         whole: names of layers whose whole cache is read for rows that changed: nothing but these
             layers writes to it. Of other layers, the blocks of the step are read.
     """
 
-    def __init__(self, layers: Sequence[CheckedLayer], whole: Collection[str]):
+    def __init__(
+        self,
+        layers: Sequence[CheckedLayer],
+        staging: Traced,
+        states: WindowStates | None,
+        whole: Collection[str],
+    ):
         self._layers = layers
+        self._staging = staging
+        self._states = states
         self._owners = [layer for layer in layers if layer.owner == layer.name]
         self._whole = whole
         self._seen: dict[tuple[str, Hashable], int] = {}
         self._before: _Before | None = None
-        self.trace = LayerTrace()
+        self.trace = WindowTrace()
+        """Of the window that is checked."""
         self._tracing = PatchSet(())
         self.windows: list[dict[str, Any]] = []
         """Measurements of each window that was checked."""
         self.spent_s = 0.0
         """Time of checking that no window's `seconds` has yet."""
 
-    def follow(self, trace: LayerTrace | None) -> None:
+    def follow(self, trace: WindowTrace | None) -> None:
         """Copy what vLLM gives the layers from now on, in front of every patch; None: no longer."""
         self._tracing.undo()
+        self._staging.trace = None if trace is None else trace.layers
+        if self._states is not None:
+            self._states.follow(None if trace is None else trace.states)
         if trace is not None:
-            patches = (p for layer in self._layers for p in layer.trace_patches(trace))
+            patches = (p for layer in self._layers for p in layer.trace_patches(trace.layers))
             self._tracing = PatchSet(patches)
             self._tracing.apply()
 
@@ -224,6 +256,10 @@ class LayerChecks:
         if window.is_control:
             accepted = list(drafts)  # every draft was written, and may stay
         self._check(before, accepted, tables_of())
+        if self._states is not None:
+            self.windows[-1]["layers"] += check_states(
+                self._states.layers, self.trace.states, num_sampled, is_control=window.is_control
+            )
         return True
 
     def _check(
@@ -263,7 +299,7 @@ class LayerChecks:
         own |= self._strangers(owner, before, after, kept)
         found = [own]
         left = _at(cache, slots)
-        owner.stock_write(self.trace.calls[owner.name], slots)
+        owner.stock_write(self.trace.layers.calls[owner.name], slots)
         stored = kept & (slots >= 0)
         own |= _write_errors(left, _at(cache, slots), stored, before.step.starts)
         for layer in self._layers:
@@ -297,7 +333,7 @@ class LayerChecks:
     def _attention(
         self, layer: CheckedLayer, step: StepRows, sample: Sequence[int], tables: StepTables
     ) -> dict[str, Any]:
-        call = self.trace.calls.get(layer.name, LayerCall())
+        call = self.trace.layers.calls.get(layer.name, LayerCall())
         if call.output is None:
             return {"missing": True}
         stock = layer.stock_attention(call, tables.metadata)

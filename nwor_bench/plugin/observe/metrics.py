@@ -20,7 +20,7 @@ from nwor_bench.errors import ConfigError
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.records.metrics import Labels, MetricFiles, WindowMetrics, labels_of, process_name
-from nwor_bench.records.types import MeasuredWindow
+from nwor_bench.records.types import WindowRecord
 from nwor_bench.records.window_order import WindowPlace
 
 SWITCH = "VLLM_NWOR_METRICS"
@@ -66,7 +66,7 @@ def publish(hook: RunnerHook, worker: Any, settings: PluginSettings) -> None:
     labels = cache(partial(worker_labels, worker))
     begun = labels(settings.mode_name, settings.scv_mode)
 
-    def count(window: MeasuredWindow, _: WindowPlace | None) -> None:
+    def count(window: WindowRecord, _: WindowPlace | None) -> None:
         if not window.draft_tokens:  # k = 0, if draft counts are interleaved
             return
         if settings.interleave:  # counts come late, when the hook's modes are others

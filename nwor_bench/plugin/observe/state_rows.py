@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from nwor_bench.errors import BenchError
-from nwor_bench.plugin.observe.errors import RowErrors, RowPlaces
+from nwor_bench.plugin.observe.errors import RowErrors, RowPlaces, place_for
+from nwor_bench.plugin.observe.kv_rows import Pair
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.scheduler_output import external_request_id
@@ -31,9 +32,6 @@ ROOM = 4
 """The device must have this many times the memory of the copies free."""
 
 WHAT = ("recurrent state", "convolution state")
-
-Pair = tuple[int, int]
-"""Two numbers: see each use."""
 
 
 class StepStates(NamedTuple):
@@ -245,44 +243,55 @@ class StateRows:
 
     # Behind a batch.
 
-    def keep(self, name: str, requests: Sequence[str]) -> list[Pair]:
-        """Keep the copies of these requests; (number, its tokens) of those that have one."""
+    def keep(
+        self, name: str, requests: Sequence[str], spans: Sequence[tuple[int, int]] = ()
+    ) -> dict[str, Any]:
+        """Keep the copies of these requests; `spans` are of K/V rows.
+
+        Returns `tokens`: (number of a request, its tokens) of those that have a copy; `unreadable`
+        is None.
+        """
         reached, places = self._reached.tolist(), self._sample.places
-        found = {i: places[each] for i, each in enumerate(requests) if each in places}
-        found = {i: place for i, place in found.items() if reached[place]}
-        positions = {i: reached[place] for i, place in found.items()}
-        index = list(found.values())
-        size = sum(each.nbytes for both in self._live for each in both)
-        there = device = self._runner.device
-        if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < ROOM * size:
-            there = torch.device("cpu")
+        copied = {i: places[each] for i, each in enumerate(requests) if each in places}
+        copied = {i: place for i, place in copied.items() if reached[place]}
+        positions = {i: reached[place] for i, place in copied.items()}
+        index = list(copied.values())
+        size = sum(state.nbytes for both in self._live for state in both)
+        there = place_for(size, self._runner.device, ROOM)
         layers = tuple(
             (own[index].to(there), inputs[index].to(there)) for own, inputs in self._live
         )
         self._kept[name] = KeptStates(positions, layers)
-        return list(positions.items())
+        return {"unreadable": None, "tokens": list(positions.items())}
 
     def drop(self, names: Sequence[str]) -> None:
         """Forget kept states."""
         for name in names:
             self._kept.pop(name, None)
 
-    def compare(self, name: str, other: str, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
-        """Errors of kept states against others after the same tokens: the dicts of
+    def compare(self, name: str, pairs: Sequence[Pair]) -> dict[str, Any]:
+        """`errors` of kept states against others after the same tokens: the dicts of
         `RowErrors.read`, with `layer`, `name` and `what`; a row is one head's state."""
-        ours, theirs = self._kept[name], self._kept[other]
-        for i, j in pairs:
-            if ours.positions[i] != theirs.positions[j]:
+        ours = self._kept[name]
+        for i, other, j, _ in pairs:
+            if ours.positions[i] != self._kept[other].positions[j]:
                 raise BenchError.at("states", f"{name!r} and {other!r} are of other tokens", (i, j))
-        mine, others = list(ours.positions), list(theirs.positions)
-        numbers = [i for i, _ in pairs]
+        numbers = [i for i, *_ in pairs]
         at = torch.tensor([ours.positions[i] for i in numbers])
         errors = RowErrors(RowPlaces(torch.tensor(numbers), at, torch.ones_like(at).bool()))
-        row, beside = [mine.index(i) for i in numbers], [others.index(j) for _, j in pairs]
-        device = self._runner.device
         for number, layer in enumerate(self._layers):
-            both = zip(WHAT, ours.layers[number], theirs.layers[number], strict=True)
-            for what, own, expected in both:
+            for which, what in enumerate(WHAT):
                 labels = {"layer": number, "name": layer.name, "what": what}
-                errors.add(labels, own[row].to(device), expected[beside].to(device), "auto")
-        return errors.read()
+                mine = self._stacked(number, which, [(name, i) for i in numbers])
+                theirs = self._stacked(number, which, [(other, j) for _, other, j, _ in pairs])
+                errors.add(labels, mine, theirs, "auto")
+        return {"errors": errors.read()}
+
+    def _stacked(self, number: int, which: int, wanted: Sequence[tuple[str, int]]) -> Tensor:
+        """One layer's states of these requests, by set and number."""
+        found = []
+        for name, request in wanted:
+            kept = self._kept[name]
+            row = list(kept.positions).index(request)
+            found.append(kept.layers[number][which][row].to(self._runner.device))
+        return torch.stack(found)

@@ -120,7 +120,7 @@ class CountedWindows:
         self._copy(timeline)
 
     def take(self) -> dict[str, Any]:
-        """End the batch: the bytes of each window in order, and how precise they are.
+        """End the batch: columns of the bytes of each window, and how precise they are.
 
         Raises BenchError if the counters do not show the known copies correctly.
         """
@@ -144,14 +144,11 @@ class CountedWindows:
             [times[place] for place in places],
             [times[place + 1] for place in places],
         )
-        windows = [
-            {
-                name: None if value != value else round(value)
-                for name, value in zip(sampler.names, row, strict=True)
-            }
-            for row in counted.tolist()
-        ]
-        return {"windows": windows, "facts": self._facts(match, len(samples.start_ns), sampler)}
+        columns = {
+            name: [None if value != value else round(value) for value in column]
+            for name, column in zip(sampler.names, counted.T.tolist(), strict=True)
+        }
+        return {"windows": columns, "facts": self._facts(match, len(samples.start_ns), sampler)}
 
     def _facts(self, match: ClockMatch, samples: int, sampler: PmSampler) -> dict[str, Any]:
         return {

@@ -3,8 +3,8 @@
 The stock CPU backend packs its cache per instruction set, so staged tokens cannot be mixed
 in. This one is registered as CPU_ATTN under vLLM's name, does both the write and the read,
 and keeps the cache in the GPU's layout, [blocks, kv_heads, block_size, K + V width].
-`set_up_staging` makes the buffers, or says why windows are written directly; `WindowChecks` chooses
-the windows that the local gate checks.
+`set_up_staging` makes the buffers, or says why windows are written directly; `CpuWindowChecks`
+chooses the windows that the local gate checks.
 """
 
 import os
@@ -39,10 +39,9 @@ from nwor_bench.plugin.observe.layer_checks import (
     LayerChecks,
     StepRows,
     StepTables,
+    WindowTrace,
     trace_patches,
 )
-from nwor_bench.plugin.observe.state_checks import check_states
-from nwor_bench.plugin.observe.state_trace import StateTrace
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.refusals import chunk_of
 from nwor_bench.plugin.runner_v1.staging import StagingBuffers, write_kv_cache
@@ -317,7 +316,7 @@ def _unstaged(impl: Any) -> Iterator[None]:
         impl.staging = staging
 
 
-class WindowChecks:
+class CpuWindowChecks:
     """The windows of one worker that the local gate checks, from its start to its end."""
 
     def __init__(
@@ -338,12 +337,12 @@ class WindowChecks:
             cache.kv_cache.numel() * cache.kv_cache.element_size() for cache in buffers.layers
         )
         alone = layers_alone_in_their_memory(runner, list(names))
-        self._checks = LayerChecks(self._layers, alone if size <= WHOLE_BYTES else ())
+        whole = alone if size <= WHOLE_BYTES else ()
+        self._checks = LayerChecks(self._layers, buffers, states, whole)
         groups = runner.kv_cache_config.kv_cache_groups
         self._group_of = {name: n for n, group in enumerate(groups) for name in group.layer_names}
         self._runner = runner
         self._buffers = buffers
-        self._states = states
         self._metadata: Mapping[str, Any] = {}
         self._drafts: Sequence[int] = ()
 
@@ -358,10 +357,8 @@ class WindowChecks:
         path = "eager" if alone else "eager, beside prefill"
         if not self._checks.wants(path):
             return
-        self._checks.trace = self._buffers.trace = LayerTrace()
+        self._checks.trace = WindowTrace()
         self._checks.follow(self._checks.trace)
-        if self._states is not None:
-            self._states.follow(StateTrace())
         self._metadata, self._drafts = get_forward_context().attn_metadata, drafts
         owners = [layer.name for layer in self._layers if layer.owner == layer.name]
         slots = {name: slot_mapping[name].clone() for name in owners}
@@ -371,19 +368,10 @@ class WindowChecks:
         """The window is committed, or fell back; its rows are still held."""
         if self._buffers.trace is None:
             return
-        self._buffers.trace = None
         self._checks.follow(None)
-        states, trace = self._states, None
-        if states is not None:
-            trace = states.trace
-            states.follow(None)
-        checked = self._checks.ended(
+        self._checks.ended(
             window, num_sampled, lambda: {each.name: self._tables(each) for each in self._layers}
         )
-        if checked and states is not None and trace is not None:
-            self._checks.windows[-1]["layers"] += check_states(
-                states.layers, trace, num_sampled, is_control=window.is_control
-            )
 
     def _tables(self, layer: CpuCheckedLayer) -> StepTables:
         runner, requests = self._runner, len(self._drafts)

@@ -19,7 +19,7 @@ from vllm.forward_context import get_forward_context
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.refusals import chunk_of
 from nwor_bench.plugin.runner_hook import RunnerHook
-from nwor_bench.plugin.runner_v1.cpu_attention import LayerStaging, WindowChecks, set_up_staging
+from nwor_bench.plugin.runner_v1.cpu_attention import CpuWindowChecks, LayerStaging, set_up_staging
 from nwor_bench.plugin.runner_v1.cpu_states import operator_patch, set_up_states
 from nwor_bench.plugin.runner_v1.staging import (
     StagingBuffers,
@@ -50,7 +50,7 @@ class V1RunnerHook(RunnerHook):
 
     def __init__(self, runner: Any, settings: PluginSettings):
         super().__init__(runner, settings)
-        self.checks: WindowChecks | None = None
+        self.checks: CpuWindowChecks | None = None
         self._vocab_size: int = runner.model_config.get_vocab_size()
         capacity = runner.max_num_reqs * runner.num_spec_tokens
         self.validator = Validator(capacity, self._vocab_size, runner.device)
@@ -126,7 +126,7 @@ class V1RunnerHook(RunnerHook):
         if requests is None:
             self.checks = None
         elif self.checks is None:
-            self.checks = WindowChecks(self.runner, self.layers, self.buffers, self.states)
+            self.checks = CpuWindowChecks(self.runner, self.layers, self.buffers, self.states)
         return found
 
     # The four wrappers, in call order.

@@ -55,7 +55,7 @@ class GpuWindowBatch(WindowBatch):
     states: StateTables | str | None = None
     """Of a captured graph: where its recurrent states lie, or why stock writes them."""
     path: str = ""
-    """How a captured graph runs it, for `MeasuredWindow.path`."""
+    """How a captured graph runs it, for `WindowRecord.path`."""
 
     @cached_property
     def commit_shape(self) -> tuple[str, int, int, Hashable]:

@@ -33,7 +33,7 @@ class ReadyWindow:
     """[requests] int32, drafts of each; nobody changes it."""
     num_drafts: int
     path: str
-    """`MeasuredWindow.path` of each such window."""
+    """`WindowRecord.path` of each such window."""
     bind: Callable[[UpdateCall], tuple[RequestStates, Update]]
     """Finds the launch that changes the tensors of a call, and those tensors."""
     _states: RequestStates | None = None

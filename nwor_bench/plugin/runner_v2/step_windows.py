@@ -21,7 +21,7 @@ from nwor_bench.plugin.runner_v2.ready_windows import ReadyWindow, ReadyWindows
 from nwor_bench.plugin.runner_v2.setup import StagingParts
 from nwor_bench.plugin.runner_v2.staging import DeviceRefusals
 from nwor_bench.plugin.runner_v2.stock_update import StockUpdate, UpdateCall, compile_with_update
-from nwor_bench.plugin.runner_v2.window_checks import WindowChecks
+from nwor_bench.plugin.runner_v2.window_checks import GpuWindowChecks
 from nwor_bench.plugin.scheduler_output import starts_requests
 from nwor_bench.plugin.step import DeviceClock, Step
 from nwor_bench.records.fallback_reasons import BESIDE_PREFILL, Fault, commit_fault, unjoined_update
@@ -57,7 +57,7 @@ class StepWindows:
         self._update = update
         self._compiled = False
         self._update_failed: str | None = None
-        self.checks: WindowChecks | None = None
+        self.checks: GpuWindowChecks | None = None
         """The gate's checks of the windows to come; None if none is checked."""
 
     def compile_updates(self, runner: Any) -> None:
@@ -87,7 +87,7 @@ class StepWindows:
             return found
         if self.checks is None:
             whole = layers_alone_in_their_memory(runner, target_layers)
-            self.checks = WindowChecks(runner, self.parts, whole)
+            self.checks = GpuWindowChecks(runner, self.parts, whole)
         if nwor_mode is not NworMode.OFF:
             self.checks.prepare(requests, nwor_mode is NworMode.CONTROL)
         return found

@@ -14,28 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin.observe.layer_checks import LayerChecks, StepRows, StepTables
-from nwor_bench.plugin.observe.state_checks import check_states
-from nwor_bench.plugin.observe.state_trace import StateTrace
+from nwor_bench.plugin.observe.layer_checks import LayerChecks, StepRows, StepTables, WindowTrace
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
 from nwor_bench.plugin.runner_v2.plan import WindowPlanner
 from nwor_bench.plugin.runner_v2.setup import StagingParts
 from nwor_bench.plugin.states import StateTables
-from nwor_bench.plugin.window import LayerTrace, Window
+from nwor_bench.plugin.window import Window
 
 
-class WindowChecks:
+class GpuWindowChecks:
     """The windows of one worker that the local gate checks, from its start to its end."""
 
     def __init__(self, runner: Any, parts: StagingParts, whole: Collection[str]):
         self._runner = runner
         self._parts = parts
-        self._checks = LayerChecks(parts.layers, whole)
-        self._sets = dict[
-            tuple[bool, Any], tuple[StagingGraphs, WindowPlanner, LayerTrace, StateTrace]
-        ]()
-        self._states = StateTrace()
+        self._checks = LayerChecks(parts.layers, parts.staging, parts.states, whole)
+        self._sets = dict[tuple[bool, Any], tuple[StagingGraphs, WindowPlanner, WindowTrace]]()
         self._metadata: dict[str, Any] = {}
         self._path: str | None = None
         self._graph: tuple[bool, Any] | None = None
@@ -64,21 +59,15 @@ class WindowChecks:
             if (control, desc) in self._sets:
                 continue
             graphs, planner = self._parts.plan(control)
-            graphs.only, trace, states = desc, LayerTrace(), StateTrace()
-            self._set_trace(trace, states)
+            graphs.only, trace = desc, WindowTrace()
+            self._checks.follow(trace)
             began = perf_counter()
             try:
                 graphs.capture()
             finally:
-                self._set_trace(None, None)
+                self._checks.follow(None)
                 self._checks.spent_s += perf_counter() - began
-            self._sets[control, desc] = graphs, planner, trace, states
-
-    def _set_trace(self, trace: LayerTrace | None, states: StateTrace | None) -> None:
-        self._parts.staging.trace = trace
-        self._checks.follow(trace)
-        if self._parts.states is not None:
-            self._parts.states.follow(states)
+            self._sets[control, desc] = graphs, planner, trace
 
     def stop(self, validator: Any) -> None:
         """Drop the checking graphs and every launch that is bound to them."""
@@ -105,7 +94,7 @@ class WindowChecks:
                 return usual
             if self._checks.wants("full graph", (control, descriptor)):
                 self._path, self._graph = "full graph", (control, descriptor)
-                _, planner, self._checks.trace, self._states = of_graph
+                _, planner, self._checks.trace = of_graph
                 return planner
             return usual
         path = "piecewise" if mode == "PIECEWISE" else "eager"
@@ -129,8 +118,8 @@ class WindowChecks:
             if not self._checks.wants(path):
                 self._path = None
                 return
-            self._checks.trace, self._states = LayerTrace(), StateTrace()
-            self._set_trace(self._checks.trace, self._states)
+            self._checks.trace = WindowTrace()
+            self._checks.follow(self._checks.trace)
         slots = slot_mappings[chosen][..., : input_batch.num_tokens].clone()
         of_layer = {
             layer.name: slots if slots.dim() == 1 else slots[layer.slot_row]
@@ -182,17 +171,12 @@ class WindowChecks:
     def end(self, window: Window, num_sampled: Tensor) -> None:
         """The window is committed, or fell back; its K/V are still held."""
         path, self._path = self._path, None
-        self._set_trace(None, None)
+        self._checks.follow(None)
         if path is None:
             return
         counts = num_sampled[: self._input_batch.num_reqs].tolist()
-        if not self._checks.ended(window, counts, self._tables):
-            return
-        found = self._checks.windows[-1]
-        found["graphs"] = self._hidden
-        if self._parts.states is not None:
-            layers, control = self._parts.states.layers, window.is_control
-            found["layers"] += check_states(layers, self._states, counts, is_control=control)
+        if self._checks.ended(window, counts, self._tables):
+            self._checks.windows[-1]["graphs"] = self._hidden
 
     def _tables(self) -> dict[str, StepTables]:
         inputs, requests = self._parts.inputs, self._input_batch.num_reqs

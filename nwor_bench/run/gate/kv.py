@@ -182,8 +182,8 @@ class KvReferences:
         for numbers in filter(None, (everybody[:middle], everybody[middle:])):
             for group in self._groups(batch, numbers):
                 name = self._prefill(batch, group, nudged=True)
-                found.append(self._cache.compare(name, self._pairs(batch, group)))
-                self._cache.drop([name])
+                found.append(self._cache.rows.compare(name, self._pairs(batch, group)))
+                self._cache.rows.drop([name])
         return found
 
     def _pairs(self, batch: KvBatch, numbers: Sequence[int]) -> list[Pair]:
@@ -196,7 +196,7 @@ class KvReferences:
         shared = {self._places[ids][0] for ids in wanted if ids in self._places}
         stale = {name for name, _ in self._places.values()} - shared - self._lasting
         self._places = {ids: place for ids, place in self._places.items() if place[0] not in stale}
-        self._cache.drop(sorted(stale))
+        self._cache.rows.drop(sorted(stale))
 
     def _prefill(self, batch: KvBatch, numbers: Sequence[int], *, nudged: bool = False) -> str:
         """Prefill these requests' tokens in mode off; returns the name of the kept rows."""
@@ -204,7 +204,7 @@ class KvReferences:
         self._sets += 1
         name = f"prefill-{self._sets}"
         self._cache.prefill([batch.ids[i] for i in numbers], nudged=nudged)
-        self._cache.keep(name, [batch.spans[i] for i in numbers])
+        self._cache.rows.keep(name, [batch.spans[i] for i in numbers])
         return name
 
     def _groups(self, batch: KvBatch, numbers: Sequence[int]) -> list[list[int]]:
@@ -322,7 +322,7 @@ class KvGate:
             return
         if self._states is not None:
             self._states.keep_off(batch.ids)
-        self._why_not = self._cache.keep("off", batch.spans)
+        self._why_not = self._cache.rows.keep("off", batch.spans).unreadable
         self._off = (batch, answer) if self._why_not is None else None
 
     def _check(self, batch: KvBatch, answer: Answer) -> KvResult:
@@ -331,17 +331,17 @@ class KvGate:
             return KvResult(KvVerdict.NOT_RUN, NOTHING_STAGED)
         if self._off is None:
             return KvResult(KvVerdict.NOT_RUN, self._why_not)
-        self._cache.keep("cell", batch.spans)
+        self._cache.rows.keep("cell", batch.spans)
         try:
             if self._one_attention and _ran_alike(answer, self._off[1]):
                 return self._check_exact(batch)
             return self._check_within(batch)
         finally:
-            self._cache.drop(["cell"])
+            self._cache.rows.drop(["cell"])
 
     def _check_exact(self, batch: KvBatch) -> KvResult:
         pairs = [(i, "off", i, length) for i, length in enumerate(batch.prompt_lengths)]
-        ranks = self._cache.compare("cell", pairs)
+        ranks = self._cache.rows.compare("cell", pairs)
         finding = compare_exactly(ranks)
         if finding is not None and only_rounding(ranks):
             # A busy CPU's libraries may sum in another order: the rule of a GPU decides.
@@ -353,7 +353,7 @@ class KvGate:
         why_not = self._measure_tolerances()
         if why_not is not None:
             return KvResult(KvVerdict.NOT_RUN, why_not)
-        ranks = self._cache.compare("cell", self._references.pairs(batch))
+        ranks = self._cache.rows.compare("cell", self._references.pairs(batch))
         finding, broken = compare_within(ranks, self._tolerances)
         verdict = KvVerdict.BROKEN if broken else KvVerdict.WITHIN
         layers = len(compared_layers(self._tolerances, "KV"))
@@ -370,7 +370,7 @@ class KvGate:
         assert self._off is not None
         batch, _ = self._off
         pairs = self._references.pairs(batch, lasting=True)
-        found = [self._cache.compare("off", pairs), *self._references.own_errors(batch)]
+        found = [self._cache.rows.compare("off", pairs), *self._references.own_errors(batch)]
         self._tolerances, why_not = tolerances(found)
         if why_not is None and not self._tolerances:
             return "no row of off x off could be compared with mode off itself"

@@ -92,7 +92,7 @@ class StateGate:
 
     def _keep(self, name: str, ids: Sequence[Ids]) -> dict[int, Ids]:
         """The tokens that each copied state stands for, by number of its request."""
-        copied = self._cache.keep_states(name)
+        copied = self._cache.states.keep(name).tokens
         # A request that ended early was copied behind its end, or not at all.
         return {i: ids[i][:n] for i, n in copied.items() if n <= len(ids[i])}
 
@@ -102,12 +102,13 @@ class StateGate:
         self._measure_tolerances()
         if self._why_not is not None or not sampled:
             return StateResult(KvVerdict.NOT_RUN, self._why_not or NONE_OF_CELL, sampled)
-        alike = [(i, i) for i, ids in self._cell.items() if self._off.get(i) == ids]
-        found = [self._cache.compare_states("cell", "off", alike)] if alike else []
+        states = self._cache.states
+        alike = [(i, "off", i, 0) for i, ids in self._cell.items() if self._off.get(i) == ids]
+        found = [states.compare("cell", alike)] if alike else []
         others = {i: ids for i, ids in self._cell.items() if self._off.get(i) != ids}
-        pairs = [(i, j) for j, i in self._prefill("own", others)]
+        pairs = [(i, "own", j, 0) for j, i in self._prefill("own", others)]
         if pairs:
-            found.append(self._cache.compare_states("cell", "own", pairs))
+            found.append(states.compare("cell", pairs))
         if not found:
             return StateResult(KvVerdict.NOT_RUN, NOT_REPEATED, sampled)
         return self._result(found, sampled, len(alike), len(alike) + len(pairs))
@@ -156,12 +157,12 @@ class StateGate:
         if not once or not again:
             self._why_not = NOT_REPEATED if self._off else NONE_COPIED
             return
-        nudged = [(again[i], j) for j, i in once if i in again]
+        nudged = [(again[i], "once", j, 0) for j, i in once if i in again]
         found = [
-            self._cache.compare_states("once", "off", once),
-            self._cache.compare_states("again", "once", nudged),
+            self._cache.states.compare("once", [(j, "off", i, 0) for j, i in once]),
+            self._cache.states.compare("again", nudged),
         ]
-        self._cache.drop_states(["once", "again"])
+        self._cache.states.drop(["once", "again"])
         if self._routed and min(len(once), len(nudged)) >= MIN_REQUESTS:
             self._measures = ROUTED_MULTIPLES
             for each in found:
@@ -183,7 +184,7 @@ class StateGate:
             return []
         self._to_off()
         self._cache.prefill(list(tokens.values()), nudged=nudged, outputs=2)
-        copied = self._cache.keep_states(name)
+        copied = self._cache.states.keep(name).tokens
         return [(j, i) for j, (i, ids) in enumerate(tokens.items()) if copied.get(j) == len(ids)]
 
 

@@ -37,7 +37,7 @@ from simulated_noise import (
 )
 from simulated_runs import COUNTS, Texts, cell, interleaved
 
-from nwor_bench.analysis.comparing.draft_changes import token_time_change
+from nwor_bench.analysis.changes import token_time_change
 from nwor_bench.analysis.draft_rates import AtSize, Rate, SpanTokens, Worth, worth_at
 from nwor_bench.analysis.paired import PairedTimes
 from nwor_bench.analysis.parity.acceptance import Acceptance, acceptance_outside

@@ -85,8 +85,8 @@ def row_of(engine: VllmEngine, drafts: int, requests: int, tokens: int) -> dict[
     engine.set_counters(Phase.COUNTERS, True)
     output = engine.generate(prompts_of(requests, tokens, seed=2), sampling)
     engine.set_counters(Phase.COUNTERS, False)
-    full = [each for each in output.windows if each["draft_tokens"] == requests * drafts][2:]
-    counted = [each for each in full if each.get("dram_write_bytes") is not None]
+    full = [window for window in output.windows if window.draft_tokens == requests * drafts][2:]
+    counted = [window for window in full if window.dram_write_bytes is not None]
     facts = engine.status().recurrent
     assert facts is not None
     assert output.counter_facts is not None
@@ -94,8 +94,8 @@ def row_of(engine: VllmEngine, drafts: int, requests: int, tokens: int) -> dict[
         "draft_tokens": drafts,
         "requests": requests,
         "windows": len(counted),
-        "read_bytes": median(each["dram_read_bytes"] for each in counted),
-        "written_bytes": median(each["dram_write_bytes"] for each in counted),
+        "read_bytes": median(window.dram_read_bytes for window in counted),
+        "written_bytes": median(window.dram_write_bytes for window in counted),
         "layers": facts.layers,
         "state_bytes": facts.state_bytes,
         "conv_bytes": facts.conv_bytes,

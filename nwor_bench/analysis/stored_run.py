@@ -1,25 +1,115 @@
-"""Differences of two runs that forbid a comparison, and differences that may explain it. Pure.
-
-A value that one run did not record (older format, engine never started) is unknown, not different.
-"""
+"""A run for `compare`, read from its folder, and how two runs' work and machines differ."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
-from pathlib import PurePath
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
 from typing import Any
 
+from nwor_bench.analysis.analyse import analyse
+from nwor_bench.analysis.cell_data import CellData
+from nwor_bench.analysis.worth import Measured
+from nwor_bench.errors import ConfigError
 from nwor_bench.records.facts import CpuFacts, EngineStatus, Environment, JsonPart
+from nwor_bench.records.files import (
+    KEPT_RECORDS_FILE,
+    RECORDS_FILE,
+    RUN_FILE,
+    SWEEP_FILE,
+    records_path,
+)
 from nwor_bench.records.header import PairFacts, RunHeader
+from nwor_bench.records.store import read_header, read_run
+from nwor_bench.records.types import Cell, CellResult, RunStatus
 from nwor_bench.workload.options import Compare, declared
 from nwor_bench.workload.run_spec import RunSpec
 
 
-class DecideBy(StrEnum):
-    """The number that decides a change's verdict: the ratio to off x off, or the time."""
+@dataclass(frozen=True)
+class StoredRun:
+    """A run's cell summaries, and its records by cell.
 
-    RATIO = "ratio"
-    TIME = "time"
+    `warnings` are sentences about the whole run.
+    """
+
+    folder: Path
+    header: RunHeader
+    cells: dict[Cell, CellResult]
+    data: dict[Cell, CellData]
+    warnings: tuple[str, ...]
+    counts: Measured | None = None
+    """What its draft counts are worked out from; None for a run that compares modes."""
+
+    def baseline_of(self, cell: Cell) -> CellData | None:
+        """Records of off x off with the cell's pair; None if it did not run."""
+        own = (data for other, data in self.data.items() if other.pair == cell.pair)
+        return next((data for data in own if data.is_baseline), None)
+
+    @property
+    def pairs(self) -> set[str]:
+        """Names of its pairs; a run of `nwor-bench sweep` has one."""
+        return {cell.pair for cell in self.cells}
+
+    def under_pair(self, name: str) -> "StoredRun":
+        """The run with its pair renamed, so that its cells match those of another pair."""
+        cells = [replace(result, pair=name) for result in self.cells.values()]
+        every = [replace(data, cell=replace(data.cell, pair=name)) for data in self.data.values()]
+        return replace(
+            self,
+            cells={result.cell: result for result in cells},
+            data={data.cell: data for data in every},
+        )
+
+
+def is_sweep(folder: Path) -> bool:
+    """True for the folder of a sweep of several runs."""
+    return not (folder / RUN_FILE).is_file() and (folder / SWEEP_FILE).is_file()
+
+
+def load_stored_runs(folder: Path) -> dict[str, StoredRun]:
+    """The runs of a sweep of draft counts by their place on its axes; those that never started are
+    left out.
+
+    Raises ConfigError for a sweep of modes, whose runs have an answer each; and as `load_stored`.
+    """
+    folders = sorted(path.parent for path in folder.glob(f"*/{RUN_FILE}"))
+    runs = {path.name.partition("-")[2] or path.name: load_stored(path) for path in folders}
+    if not all(run.counts is not None for run in runs.values()):
+        raise _unusable(folder, _SEVERAL_RUNS)
+    return runs
+
+
+def load_stored(folder: Path) -> StoredRun:
+    """Read a run folder, or a stored baseline: run.json and the records.
+
+    Raises ConfigError if there is no run, it has no records or no cells, StoreError if it is
+    damaged or has an unknown format.
+    """
+    if is_sweep(folder):
+        raise _unusable(folder, _SEVERAL_RUNS)
+    header = read_header(folder)
+    if not records_path(folder).is_file():
+        copies = f"copy it (or {KEPT_RECORDS_FILE}) beside {RUN_FILE}"
+        raise _unusable(folder, f"it has no {RECORDS_FILE}; {copies}")
+    found = analyse(read_run(folder))
+    if not found.cells:
+        raise _unusable(folder, "no cell was measured in it; name a run that has cells")
+    unfinished = f"it did not end as planned (status: {header.status or 'unknown'})"
+    return StoredRun(
+        folder=folder,
+        header=header,
+        cells={result.cell: result for result in found.cells},
+        data={data.cell: data for data in found.gathered},
+        counts=None if found.worth is None else found.measured,
+        warnings=(*([] if header.status == RunStatus.COMPLETE else [unfinished]),
+                  *found.run.warnings),
+    )  # fmt: skip
+
+
+_SEVERAL_RUNS = "it holds a sweep of several runs; compare its run folders one by one"
+
+
+def _unusable(folder: Path, remedy: str) -> ConfigError:
+    return ConfigError.for_field("run folder", str(folder), remedy)
 
 
 _AMOUNT = ("description", "batches", "warmup")
@@ -52,19 +142,17 @@ class Difference:
         return f"{self.field}: BASE {self.base}, NEW {self.new}"
 
 
-def blocking_differences(base: RunHeader, new: RunHeader) -> list[Difference]:
-    """Differences in work or machine, which make times incomparable."""
-    machines = _differences(_machine(base), _machine(new))
-    if _on_gpu(base, new):
-        machines = [each for each in machines if each.field not in _HOST]
-    return _differences(_work(base), _work(new)) + machines
-
-
-def other_differences(base: RunHeader, new: RunHeader) -> list[Difference]:
-    """Differences that may explain a change but do not forbid the comparison."""
-    machines = _differences(_machine(base), _machine(new)) if _on_gpu(base, new) else []
-    host = [each for each in machines if each.field in _HOST]
-    return [*host, *_differences(_surroundings(base), _surroundings(new))]
+def differences(base: RunHeader, new: RunHeader) -> tuple[list[Difference], list[Difference]]:
+    """Differences in work or machine, which make times incomparable; and others, which may explain
+    a change. A value that one run did not record (older format, engine never started) is unknown,
+    not different."""
+    machine = _differences(_machine(base), _machine(new))
+    devices = [(header.engine or EngineStatus()).device for header in (base, new)]
+    on_gpu = not {None, "cpu"} & set(devices)
+    host = [each for each in machine if on_gpu and each.field in _HOST]
+    blocking = [each for each in machine if each not in host]
+    others = _differences(_surroundings(base), _surroundings(new))
+    return _differences(_work(base), _work(new)) + blocking, host + others
 
 
 def _differences(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
@@ -89,10 +177,6 @@ def _work(header: RunHeader) -> dict[str, Any]:
         if isinstance(found.get(name), str):
             found[name] = PurePath(found[name]).name
     return found
-
-
-def _on_gpu(*headers: RunHeader) -> bool:
-    return all((h.engine or EngineStatus()).device not in (None, "cpu") for h in headers)
 
 
 def _options(header: RunHeader, treatment: Compare) -> dict[str, Any]:

@@ -1,1 +1,0 @@
-"""Comparison of two runs, BASE and NEW: preconditions, changes of each cell, verdicts."""

@@ -1,1 +1,0 @@
-"""Findings: weaknesses of a run's numbers, with remedies."""

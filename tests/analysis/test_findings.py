@@ -1,0 +1,393 @@
+"""Findings: each planted fault is named with its remedy, and a sound run has none of them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from interleaved_run import STAGE_GRAPH, Planted, interleaved_run
+from report_runs import spent_by_gate
+from synthetic_run import (
+    analysed,
+    change_batches,
+    change_windows,
+    kept,
+    make_run,
+    summarised,
+    with_header,
+    with_parts,
+)
+
+from nwor_bench.analysis import findings
+from nwor_bench.analysis.findings import (
+    ON_CPU,
+    ROWS,
+    Finding,
+    FindingKind,
+    Severity,
+    grouped,
+    nothing_timed,
+    sufficient_budget,
+)
+from nwor_bench.records.store import RunData
+from nwor_bench.records.types import BatchRecord, Phase, RunStatus
+from nwor_bench.run.budget import WARMUP_SHARE
+from nwor_bench.workload.options import seconds
+
+K = FindingKind
+NOTE, WARNING, ERROR = Severity
+
+GOOD = {
+    "cpu_other": 0.01, "cpu_steal": 0.0, "major_faults": 0.0, "swapped_in_bytes": 0.0,
+    "memory_available_bytes": 12e9, "gpu_sm_clock_mhz": 1980.0, "gpu_memory_clock_mhz": 2619.0,
+    "gpu_temperature_c": 45.0, "gpu_throttle_reasons": 1.0, "gpu_throttled_ms": 0.0,
+    "gpu_other_processes": 0.0,
+}  # fmt: skip
+
+
+def timed(batch: BatchRecord) -> bool:
+    return batch.phase == "timed"
+
+
+def second(batch: BatchRecord) -> bool:
+    return batch.phase == "timed" and batch.block == 2
+
+
+@cache
+def sound() -> RunData:
+    made = with_parts(make_run(blocks=12, aa=True, device="cuda"), warmup={"batches": 5})
+    return change_batches(made, timed, conditions=GOOD)
+
+
+def found_in(run: RunData, *kinds: FindingKind) -> list[Finding]:
+    return [f for f in analysed(run).findings if f.kind in (kinds or FindingKind)]
+
+
+def the(kind: FindingKind, run: RunData) -> Finding:
+    (finding,) = found_in(run, kind)
+    return finding
+
+
+def watched(test: Callable[[BatchRecord], bool], **conditions: float) -> RunData:
+    return change_batches(sound(), test, conditions={**GOOD, **conditions})
+
+
+def slower(share: Callable[[Any], float]) -> RunData:
+    """The sound run, each window's time multiplied."""
+    windows = tuple(replace(w, wall_ms=w.wall_ms * share(w)) for w in sound().windows)
+    return replace(sound(), windows=windows)
+
+
+def shaken(window: Any) -> float:
+    """Scatter of 20 % a block, the same for stage x off in every second block."""
+    stage = (window.nwor_mode, window.scv_mode) == ("stage", "off")
+    return (0.8 if window.block % 2 else 1.2) if window.block and stage else 1.0
+
+
+def test_a_sound_run_has_only_its_planted_fallbacks() -> None:
+    """Window 3 of every stage block falls back; idle clocks (bit 1) are no throttling. Warm-up and
+    gate may be disturbed, and conditions that were not watched are none."""
+    gate = watched(lambda b: b.phase == "gate", cpu_other=0.9, gpu_throttle_reasons=0x20)
+    for run in (sound(), gate, change_batches(sound(), timed, conditions={})):
+        assert {(f.kind, f.severity) for f in found_in(run)} == {(K.FALLBACKS, WARNING)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("conditions", "kind", "words"),
+    [
+        ({"gpu_throttle_reasons": 0x20}, K.CLOCKS, "software thermal slowdown in 7 of 84 batches"),
+        ({"gpu_throttle_reasons": 0x4 | 0x1}, K.CLOCKS, "software power cap"),
+        ({"gpu_throttled_ms": 12.0}, K.CLOCKS, "84 ms held down"),
+        ({"gpu_sm_clock_mhz": 1500.0}, K.CLOCKS, "ran from 1500 to 1980 MHz."),
+        ({"gpu_other_processes": 2.0}, K.GPU_SHARED, "Up to 2 other processes"),
+        ({"cpu_other": 0.3}, K.CPU_BUSY, "Other processes used up to 30.0 %"),
+        ({"cpu_steal": 0.2}, K.CPU_BUSY, "The hypervisor took up to 20.0 %"),
+        ({"swapped_in_bytes": 5e6}, K.MEMORY_PRESSURE, "35.0 MB swapped in"),
+        ({"major_faults": 100.0}, K.MEMORY_PRESSURE, "700 pages"),
+        ({"memory_available_bytes": 3e8}, K.MEMORY_PRESSURE, "0.3 GB free"),
+    ],
+)
+def test_what_the_machine_did_in_one_block_is_said(conditions, kind, words) -> None:
+    finding = the(kind, watched(second, **conditions))
+    assert words in finding.message
+    assert finding.severity is (NOTE if kind is K.CPU_BUSY else WARNING)
+    if kind is K.CPU_BUSY:  # in all blocks
+        assert the(kind, watched(timed, **conditions)).severity is WARNING
+
+
+def graphs(most: int | None) -> RunData:
+    """8 requests x 5 tokens, and graphs of at most so many tokens."""
+    made = with_parts(sound(), scenario={**sound().header.scenario, "requests": 8})
+    facts = {"mode": "FULL_DECODE_ONLY", "largest_window": most}
+    return with_header(made, "engine", cuda_graphs=facts)
+
+
+def states(reason: str | None = None, layers: int | None = 3, **windows: Any) -> RunData:
+    """A run with these facts of the engine and of windows that staged."""
+    made = change_windows(sound(), lambda w: w.staged_tokens, **windows)
+    return with_header(made, "engine", state_layers=layers, states_unavailable=reason)
+
+
+def biased_arm() -> RunData:
+    return change_windows(sound(), lambda w: w.arm is not None, wall_ms=40.0)
+
+
+def broken_arm() -> RunData:
+    return change_batches(sound(), lambda b: b.arm is not None, parity="INVALID")
+
+
+FAULTS: dict[str, tuple[Callable[[], RunData], FindingKind, Severity, str, str]] = {
+    "drift": (lambda: slower(lambda w: 1 + 0.01 * w.block), K.TREND, WARNING,
+              "by +10.4 % over 12 blocks", "Warm up longer"),
+    "warm-up": (lambda: with_parts(sound(), warmup={"not_steady": "a spread of 40 %"}), K.WARMUP,
+                WARNING, "spread of 40 %", "Raise --max-warmup"),
+    "arm": (biased_arm, K.AA_DIFFERS, WARNING, "is SLOWER (", "Measure again"),
+    "broken arm": (broken_arm, K.AA_DIFFERS, ERROR, "No parity can be trusted", "Find what is not"),
+    "scatter": (lambda: slower(shaken), K.AMBIGUOUS, WARNING, "Smallest visible effect",
+                "Add blocks"),
+    "idle on a CPU": (lambda: make_run(blocks=12, aa=True), K.INEFFECTIVE, WARNING,
+                      "off x graph, off x adaptive never fired", "Measure it on a GPU"),
+    "attention": (lambda: with_header(sound(), "engine", cuda_graphs={"attention_untimed": "Why"}),
+                  K.ATTENTION, WARNING, "(Why)", "Read why"),
+    "graphs": (lambda: graphs(39), K.NO_GRAPH, WARNING, "40 tokens (8 requests, 4 drafts)",
+               'Write --engine-args \'{"compilation_config": {"max_cudagraph_capture_size": 48}}'),
+    "states unmoved": (lambda: states(states_reason="states:not_called", states_committed=0),
+                       K.STATES, WARNING, "window of stage x off, stage x graph, stage x adaptive "
+                       "(states:not_called)", "Read states_reason"),
+    "states, no reason": (states, K.STATES, WARNING, "(no reason given)", "Read states_reason"),
+    "states, copied": (lambda: states("mamba_cache_mode:align", 0), K.STATES, NOTE,
+                       "(mamba_cache_mode:align)", "\"enable_prefix_caching\": false}'."),
+    "states, other layers": (lambda: states("unsupported_states:MambaMixer2", 0), K.STATES, NOTE,
+                             "(unsupported_states:MambaMixer2)", "Nothing to do."),
+    "states, failed": (lambda: states("states:RuntimeError", 0), K.STATES, NOTE,
+                       "(states:RuntimeError)", "Read engine.log."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_named_with_its_remedy(name: str) -> None:
+    run, kind, severity, words, remedy = FAULTS[name]
+    finding = the(kind, run())
+    assert finding.severity is severity
+    assert words in finding.message
+    assert remedy in finding.remedy
+
+
+def test_what_is_no_fault_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = with_header(sound(), "engine", cuda_graphs={"attention_untimed": None})
+    assert not found_in(made, K.ATTENTION)
+    for most in (40, 64, None):  # as large as the windows, larger, none
+        assert not found_in(graphs(most), K.NO_GRAPH)
+    assert not found_in(states(states_committed=6), K.STATES)
+    for run in (states(layers=0), sound()):  # no such layers, an older run
+        assert not found_in(run, K.STATES)
+    monkeypatch.setattr(findings, "by_engines", lambda header: True)
+    assert not found_in(graphs(16), K.NO_GRAPH)  # the facts of the engine without drafts
+
+
+def test_one_cell_whose_states_never_moved_is_named() -> None:
+    """Of three cells that stage, one writes no state."""
+    made = change_windows(states(states_committed=6), lambda w: w.scv_mode == "graph",
+                          states_committed=0)  # fmt: skip
+    assert "of stage x graph (" in the(K.STATES, made).message
+
+
+def test_an_ambiguous_cell_is_named_with_what_it_could_have_seen() -> None:
+    assert the(K.AMBIGUOUS, slower(shaken)).cell == "stage x off"
+    (cpu, *_) = found_in(make_run(blocks=2, aa=True), K.AMBIGUOUS)
+    assert cpu.remedy == ON_CPU
+
+
+def test_an_effect_below_the_noise_floor_names_its_cells() -> None:
+    found = found_in(slower(lambda w: 1.09 if w.arm else 1.0), K.AMBIGUOUS)
+    assert {f.cell for f in found} == {"stage x off", "stage x graph", "stage x adaptive"}
+    assert all("within the noise floor" in f.message for f in found)
+
+
+# Interleaved windows.
+
+EFFECTS = {"stage x graph": 0.972, "control x off": 0.985}
+OF_WINDOWS = (K.WINDOWS_DISAGREE, K.CARRY_OVER, K.LONG_WINDOWS, K.HOST_PACE)
+MOVED = (1980.0, 1410.0, 1700.0)
+
+
+@cache
+def planted_run(planted: str = "", graph: float = 0.972) -> RunData:
+    """Interleaved cells with a fault; `graph` is the ratio of whole batches of stage x graph."""
+    kinds = {
+        "": Planted(EFFECTS),
+        "carry-over": Planted(EFFECTS, carry_over=0.03),
+        "long windows": Planted(EFFECTS, long_windows=0.04),
+        "clocks": Planted(EFFECTS, clocks=MOVED),
+        "host": Planted(EFFECTS, host_noise=0.0003),
+        "clock effect": Planted(EFFECTS, clocks=MOVED, per_100_mhz=0.004),
+    }
+    batches = 30 if planted in ("long windows", "carry-over") else 12
+    seed = 6 if planted == "clocks" else 5  # one seed in ten has a clock effect by chance
+    whole = {"graph": graph, "control": 0.985}
+    return interleaved_run(kinds[planted], batches, whole=whole, seed=seed)
+
+
+@pytest.mark.slow
+def test_a_sound_interleaved_run_has_none_of_its_findings() -> None:
+    assert not found_in(planted_run(), *OF_WINDOWS, K.TREND, K.FEW_GROUPS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("planted", "graph", "kind", "words"),
+    [
+        ("", 1.1, K.WINDOWS_DISAGREE, "do not overlap"),
+        ("carry-over", 0.972, K.CARRY_OVER, "In runs of two"),
+        ("long windows", 0.972, K.LONG_WINDOWS, "The mean ratio is "),
+    ],
+)
+def test_a_fault_of_windows_is_named_for_its_cell(planted, graph, kind, words) -> None:
+    found = [f for f in found_in(planted_run(planted, graph), kind) if f.cell == STAGE_GRAPH.label]
+    assert [finding.severity for finding in found] == [WARNING]
+    assert words in found[0].message
+
+
+@pytest.mark.slow
+def test_a_run_is_host_bound_if_both_clocks_scatter_alike() -> None:
+    (finding,) = found_in(planted_run("host"), *OF_WINDOWS)
+    assert (finding.kind, finding.severity, finding.cell) == (K.HOST_PACE, WARNING, None)
+    assert "0.9" in finding.message
+    windows = tuple(replace(window, device_ms=None) for window in planted_run("host").windows)
+    assert not found_in(replace(planted_run("host"), windows=windows), K.HOST_PACE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("planted", "graph", "severity"),
+    [("clocks", 0.972, NOTE), ("clock effect", 0.972, WARNING), ("clocks", 1.1, WARNING)],
+)
+def test_moved_clocks_are_a_note_if_windows_decide_and_no_ratio_depends_on_them(
+    planted: str, graph: float, severity: Severity
+) -> None:
+    finding = the(K.CLOCKS, planted_run(planted, graph))
+    assert finding.severity is severity
+    assert "1410 to 1980 MHz" in finding.message
+    assert "it throttled: " in finding.message
+    depends = "the ratio of stage x graph depends on the clock: +0.4"
+    assert (depends in finding.message) == (planted == "clock effect")
+    unaffected = "no ratio depends on the clock" in finding.remedy
+    assert unaffected == (severity is NOTE) == ("for 100 MHz" in finding.remedy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("graph", "severity"), [(0.972, NOTE), (1.1, WARNING)])
+def test_a_short_warm_up_is_a_note_if_windows_decide(graph: float, severity: Severity) -> None:
+    run = with_parts(planted_run("", graph), warmup={"not_steady": "a spread of 11 %"})
+    assert the(K.WARMUP, run).severity is severity
+
+
+@pytest.mark.slow
+def test_too_few_groups_for_an_interval_are_said() -> None:
+    few = interleaved_run(Planted(EFFECTS), batches=2, groups=6)
+    assert "Whole batches decide" in the(K.FEW_GROUPS, few).message
+    short = replace(few, windows=tuple(replace(w, group=None) if w.run else w for w in few.windows))
+    assert "stage x graph 0" in the(K.FEW_GROUPS, short).message
+    # More batches would not help: they are too short for a group.
+    assert all("--interleave batches" in f.remedy for f in found_in(short, K.AMBIGUOUS))
+    whole = {batch.batch for batch in few.batches if batch.phase == Phase.TIMED}
+    finding = the(K.FEW_GROUPS, kept(few, lambda record: record.batch not in whole))
+    assert finding.severity is WARNING
+    assert "Whole batches" not in finding.message
+    assert "--max-new-tokens" in finding.remedy
+
+
+# A time budget that warm-up and gate spent.
+
+
+@pytest.mark.parametrize(
+    ("run", "words", "remedy"),
+    [
+        # 1.3 x (66.2 s + 10 blocks of 7 batches of 1 s) = 177 s
+        (spent_by_gate(), ("66 s", "61 s", "60 s", "no block was timed."), "3m"),
+        (spent_by_gate(counters="dram"), ("no DRAM bytes were counted",), "5m"),  # ten more blocks
+        # 1.3 x (8.25 + 7) = 19.8 s
+        (spent_by_gate(measuring_s=8.25, batch_s=0.1), ("8.2 s", "no block was timed."), "20s"),
+    ],
+)
+def test_a_budget_that_suffices_is_named(run: RunData, words: tuple[str], remedy: str) -> None:
+    finding = the(K.TIME_BUDGET, run)
+    assert all(word in finding.message for word in words)
+    assert finding.remedy == f"Write --time-budget {remedy}."
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"status": RunStatus.PARTIAL},
+        {"status": RunStatus.FAILED},
+        {"spec": {"seed": 3}},
+        {"stopped": None},
+        {"measuring_s": None},
+    ],
+    ids=("interrupted", "failed", "no budget", "stopped by nothing", "an older run"),
+)
+def test_other_runs_without_a_block_get_no_such_advice(parts: dict[str, Any]) -> None:
+    assert not found_in(with_parts(spent_by_gate(), **parts), K.TIME_BUDGET)
+
+
+def test_a_run_with_a_timed_block_gets_no_such_advice() -> None:
+    block = make_run(blocks=1, device="cuda", aa=True)
+    run = replace(spent_by_gate(), batches=block.batches, windows=block.windows)
+    assert nothing_timed(run.header, summarised(run)) is None
+    assert not found_in(run, K.TIME_BUDGET)
+
+
+@given(measuring_s=st.floats(0.5, 5_000), batch_s=st.floats(0.01, 100), counters=st.booleans())
+def test_the_budget_has_room_for_a_block_and_all_that_must_fit_behind_it(
+    measuring_s: float, batch_s: float, counters: bool
+) -> None:
+    """Even if warm-up takes all of its share on top of what was spent."""
+    run = spent_by_gate(measuring_s, batch_s, counters="dram" if counters else None)
+    budget_s = seconds(sufficient_budget(run, summarised(run)))
+    assert budget_s is not None
+    needed = measuring_s + ((10 if counters else 0) + 1) * 7 * batch_s + batch_s  # seven cells
+    assert (1 - WARMUP_SHARE) * budget_s >= needed
+
+
+# Groups of findings.
+
+
+def group_of(kind: FindingKind, *cells: str, severity: Severity = WARNING) -> list[Finding]:
+    (row,) = (row for row in ROWS if row.kind is kind)
+    return [Finding(kind, severity, "Message.", row.remedy, cell) for cell in cells]
+
+
+def test_cells_of_one_cause_share_a_line() -> None:
+    three = group_of(K.AMBIGUOUS, "stage x off", "stage x graph", "stage x adaptive")
+    (group,) = grouped(three)
+    assert group.line.startswith("3 cells are too uncertain: add blocks (--batches ")
+    assert group.findings == tuple(three)
+    (group,) = grouped(three[:1] * 2)
+    assert group.line.startswith("1 cell is too uncertain: ")
+    (group,) = grouped([replace(finding, remedy=ON_CPU) for finding in three[:2]])
+    assert group.line == "2 cells are too uncertain: nothing to do"
+
+
+@pytest.mark.parametrize("kind", FindingKind)
+def test_every_kind_has_one_row_whose_line_fits_a_terminal(kind: FindingKind) -> None:
+    (group,) = grouped(group_of(kind, *map(str, range(12))))
+    assert len(f"{WARNING}: {group.line}") <= 80
+    assert len(group.findings) == 12
+
+
+def test_the_severest_comes_first_and_speaks_for_its_group() -> None:
+    groups = grouped(
+        [
+            *group_of(K.TREND, "stage x off", severity=NOTE),
+            *group_of(K.FALLBACKS, "stage x off", severity=NOTE),
+            *group_of(K.FALLBACKS, "stage x graph"),
+            *group_of(K.AA_DIFFERS, "off x off A/A", severity=ERROR),
+        ]
+    )
+    assert [group.severity for group in groups] == [ERROR, WARNING, NOTE]
+    assert sum(len(group.findings) for group in groups) == 4

@@ -57,10 +57,7 @@ def _verify(tiling: Tiling, step: Attention) -> Call:
     shape, device = step.shape, step.cache.device
     tuning = tuning_of(tiling, step.cache.element_size(), device, shape.head_dim)
     workspace = _workspace(step.requests, shape, step.rows, device)
-    return step.bind(
-        verify_attention_triton, step.output, max_query_len=step.rows,
-        max_seq_len=step.max_seq_len, workspace=workspace, tuning=tuning,
-    )  # fmt: skip
+    return partial(verify_attention_triton, step.step, workspace, tuning)
 
 
 @lru_cache(maxsize=1)  # all calls of a case share one, as layers do
@@ -73,18 +70,8 @@ def _workspace(requests: int, shape: Shape, rows: int, device: torch.device) -> 
 
 def _merge(step: Attention) -> Call:
     """FlashAttention over the committed tokens without a mask, then our merge of the window."""
-    attend, starts = _flash_attention(step, step.seq_lens - step.rows, causal=False), step.starts
-
-    def call() -> None:
-        _, sums = attend()
-        merge_window_triton(
-            step.query, step.key, step.value, starts, step.seq_lens, starts[:-1], starts[1:],
-            step.output, sums, scale=step.shape.head_dim**-0.5, max_query_len=step.rows,
-            cache_dtype=step.cache.dtype, q_scale=step.scale, k_scale=step.scale,
-            v_scale=step.scale,
-        )  # fmt: skip
-
-    return call
+    attend, given = _flash_attention(step, step.seq_lens - step.rows, causal=False), step.step
+    return lambda: merge_window_triton(given, attend()[1])
 
 
 def _flash_attention(

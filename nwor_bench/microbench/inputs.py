@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.microbench.cases import NETS, OURS, Group, Shape
+from nwor_kernels.attention_step import AttentionStep, Scales, ScoreRules, StepRequests
 from nwor_kernels.commit.reference import commit_windows_reference
 from nwor_kernels.fp8 import quantize_e4m3
 from nwor_kernels.gated_delta.records import GatedNorm, allocate_records
@@ -146,20 +147,21 @@ class Attention(KvInputs):
     def _quantised(self, values: Tensor) -> Tensor:
         return values if self.scale is None else quantize_e4m3(values, self.scale)
 
-    def bind(self, attend: Callable[..., None], output: Tensor, **more: Any) -> Call:
-        """`attend` bound to the arguments that our kernel and its reference share."""
-        starts, scale = self.starts, self.scale
-        return partial(
-            attend, self.query, self.key, self.value, self.cache, starts, self.seq_lens, self.table,
-            starts[:-1], starts[1:], output, scale=self.shape.head_dim**-0.5,
-            q_scale=scale, k_scale=scale, v_scale=scale, **more,
+    @property
+    def step(self) -> AttentionStep:
+        """What our kernels and their references are given."""
+        starts, rules = self.starts, ScoreRules(self.shape.head_dim**-0.5)
+        requests = StepRequests(starts, self.seq_lens, self.table, starts[:-1], starts[1:])
+        return AttentionStep(
+            self.query, self.key, self.value, self.cache, requests, self.output, rules, self.rows,
+            self.max_seq_len, Scales(self.scale, self.scale, self.scale),
         )  # fmt: skip
 
     @cached_property
     def wanted(self) -> Tensor:
         """The reference's result, in float32."""
         output = torch.empty_like(self.output, dtype=torch.float32)
-        self.bind(verify_attention_varlen_reference, output)()
+        verify_attention_varlen_reference(self.step._replace(output=output))
         return output
 
     def write_window(self, instead: float | None = None) -> None:

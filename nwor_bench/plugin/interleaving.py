@@ -13,7 +13,7 @@ from typing import Any
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.records.cell import SHAM, SWITCHED
 from nwor_bench.records.fallback_reasons import Fault, Guard, fault_of, in_words
-from nwor_bench.records.types import MeasuredWindow, NworMode, ScvMode
+from nwor_bench.records.types import NworMode, ScvMode, WindowRecord
 from nwor_bench.records.window_order import (
     PLACE,
     SERVER_RUN_LENGTHS,
@@ -150,7 +150,7 @@ def guard_of(fallback_reason: str | None) -> Guard | None:
     return None if fault is None else _GUARDS.get(fault)
 
 
-def miscount(window: MeasuredWindow) -> str | None:
+def miscount(window: WindowRecord) -> str | None:
     """Which counts of a window do not add up; None if all do."""
     staged, committed = window.staged_tokens, window.committed_tokens
     rejected, accepted = window.rejected_tokens, window.accepted_tokens
@@ -214,7 +214,7 @@ class LiveModes(ModeSwitch):
             fallback_reason,
         )
 
-    def check(self, window: MeasuredWindow) -> None:
+    def check(self, window: WindowRecord) -> None:
         """Raise the alarm if a window's counts do not add up."""
         problem = miscount(window)
         if problem is not None:
@@ -224,7 +224,7 @@ class LiveModes(ModeSwitch):
         """A request got more tokens than its drafts and one."""
         self._raise("accepted_more_than_drafted", None)
 
-    def _raise(self, problem: str, window: MeasuredWindow | None) -> None:
+    def _raise(self, problem: str, window: WindowRecord | None) -> None:
         if self.stopped is None and self.alarm is None:
             self.alarm = f"{Guard.COUNTS}:{problem}"
             logger.error(

@@ -17,7 +17,7 @@ from threading import Lock
 from nwor_bench.instruments.draft_counts import KEPT, server_counts
 from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.records.metrics import Labels
-from nwor_bench.records.types import MeasuredWindow
+from nwor_bench.records.types import WindowRecord
 from nwor_bench.records.window_groups import judge_group
 from nwor_bench.records.window_order import ALL, WindowPlace, compared, size_class
 
@@ -92,9 +92,9 @@ class Groups:
         self.left_out: Counter[LeftOut] = Counter()
         self.clock: Clock | None = None
         self.lock = Lock()
-        self._members: list[tuple[MeasuredWindow, WindowPlace]] = []
+        self._members: list[tuple[WindowRecord, WindowPlace]] = []
 
-    def add(self, window: MeasuredWindow, place: WindowPlace | None) -> None:
+    def add(self, window: WindowRecord, place: WindowPlace | None) -> None:
         """Take a finished window; windows come in the order in which they ran."""
         if place is None:
             return
@@ -122,7 +122,7 @@ class Groups:
                 self.groups[series] += 1
 
 
-def _class_of(window: MeasuredWindow) -> str:
+def _class_of(window: WindowRecord) -> str:
     return size_class(window.num_reqs)
 
 
@@ -142,7 +142,7 @@ class DraftTokens:
         self._in_a_row = 0
         self._span: dict[str, list[int]] = {}
 
-    def add(self, window: MeasuredWindow, _: WindowPlace | None = None) -> None:
+    def add(self, window: WindowRecord, _: WindowPlace | None = None) -> None:
         """Take a finished window, with a prefill beside it or not."""
         k, rest = divmod(window.draft_tokens, window.num_reqs)
         if rest:

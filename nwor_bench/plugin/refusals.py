@@ -21,7 +21,6 @@ from vllm.v1.attention.backend import AttentionType
 
 from nwor_bench.models.support.facts import FP8_CACHES, PLAIN_CACHES
 from nwor_bench.models.support.rules import (
-    FLASHINFER,
     FOLLOWED_ON_CPU,
     FOLLOWED_ON_GPU,
     LAYER_RULES,
@@ -180,10 +179,9 @@ class BuiltLayer:
         return None if kind == AttentionType.DECODER else kind
 
     @property
-    def has_unserved_slopes(self) -> bool:
-        """True for ALiBi's slopes that our kernel lacks, or that stock's leaves out."""
-        left_out = type(self.impl).__name__ == FLASHINFER and self.impl.alibi_slopes is not None
-        return left_out or getattr(self.impl, "use_alibi_sqrt", False)
+    def has_slopes(self) -> bool:
+        """True for ALiBi, which our attention does not have."""
+        return getattr(self.impl, "alibi_slopes", None) is not None
 
     @property
     def strange_cache(self) -> str | None:

@@ -22,7 +22,6 @@ __all__ = [
     "Cell",
     "CellResult",
     "Interleave",
-    "MeasuredWindow",
     "NworMode",
     "Phase",
     "RequestTimes",
@@ -87,10 +86,6 @@ class RunStatus(StrEnum):
     COMPLETE = "complete"
     PARTIAL = "partial"
     FAILED = "failed"
-
-
-MeasuredWindow = WindowRecord
-"""The name in modules that are changing now."""
 
 
 @dataclass(frozen=True)

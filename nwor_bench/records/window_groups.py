@@ -9,11 +9,11 @@ from math import isfinite
 from typing import Generic, TypeVar
 
 from nwor_bench.records.fallback_reasons import LeftOut
-from nwor_bench.records.types import MeasuredWindow
+from nwor_bench.records.types import WindowRecord
 from nwor_bench.records.window_order import WindowPlace, places_of_group
 from nwor_bench.stats.paired import abba_effect
 
-Window = TypeVar("Window", bound=MeasuredWindow)
+Window = TypeVar("Window", bound=WindowRecord)
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ def _is_whole(places: Sequence[WindowPlace]) -> bool:
 
 
 def log_effect(
-    treated: Sequence[bool], windows: Sequence[MeasuredWindow], clock: str
+    treated: Sequence[bool], windows: Sequence[WindowRecord], clock: str
 ) -> float | None:
     """Mean log time of treated windows less that of the others; None if a time is missing.
 
     Args:
-        clock: the field of `MeasuredWindow` with the time.
+        clock: the field of `WindowRecord` with the time.
     """
     times = [getattr(window, clock) for window in windows]
     if not all(time is not None and isfinite(time) and time > 0 for time in times):

@@ -2,12 +2,14 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 from kernel_inputs import generator
 from torch import Tensor
 
+from nwor_kernels.attention_step import AttentionStep, Scales, ScoreRules, StepRequests
 from nwor_kernels.fp8 import quantize_e4m3
 
 
@@ -142,7 +144,6 @@ def attend_slowly(
     sliding_window: int = -1,
     chunk: int = -1,
     softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> np.ndarray:
     """Attention from its definition in float64, one query row, head and token at a time."""
@@ -167,8 +168,6 @@ def attend_slowly(
                     score = float(query[row, h] @ keys[t, h // ratio]) * step.scale
                     if softcap:
                         score = softcap * math.tanh(score / softcap)
-                    if alibi_slopes is not None:
-                        score += float(alibi_slopes[h]) * (t - position)
                     weights.append(math.exp(score))
                     total += weights[-1]
                 if sinks is not None:
@@ -181,13 +180,11 @@ def attend_slowly(
 
 OPTIONS = {
     "sinks": {"sinks": torch.tensor([1.5, -200.0, 40.0, -3.0, 0.0, 6.0])},
-    "alibi": {"alibi_slopes": torch.tensor([0.5, 0.01, 0.25, 0.1, 0.03, 0.7])},
     "chunk": {"chunk": 16},
     "chunk of 3": {"chunk": 3},
     "window and chunk": {"sliding_window": 20, "chunk": 24},
     "all": {
         "sinks": torch.tensor([2.0, 3.0, -1.0, 0.5, 1.0, 0.1]),
-        "alibi_slopes": torch.tensor([0.2, 0.1, 0.4, 0.05, 0.3, 0.02]),
         "chunk": 48,
         "softcap": 0.7,
     },
@@ -251,13 +248,45 @@ def committed_only(step: Step, staged: Staged) -> Tensor:
     return cache
 
 
-@dataclass
-class Scales:
-    """Of an fp8 cache; `q` where queries are quantised too. float32, [1] or [kv_heads]."""
+def arguments(
+    step: Step,
+    staged: Staged,
+    device: torch.device | str = "cpu",
+    *,
+    cache: Tensor | None = None,
+    query: Tensor | None = None,
+    scales: Scales | None = None,
+    dtype: torch.dtype | None = None,
+    **rules: Any,
+) -> AttentionStep:
+    """What the kernels are given; the output is NaN, and all K/V but committed and staged ones.
 
-    k: Tensor
-    v: Tensor
-    q: Tensor | None = None
+    `cache`, `query`: others than the step's; `dtype`: of the output; `rules` as in `ScoreRules`.
+    """
+    query = step.query if query is None else query
+    usual = torch.bfloat16 if query.dtype == torch.float8_e4m3fn else query.dtype
+    shape = (*query.shape[:2], staged.value.shape[2])
+    key, value = of_fused(staged.key._base.to(device), *staged.key.shape[1:])
+    cache = committed_only(step, staged) if cache is None else cache
+    requests = (step.query_start_loc, step.seq_lens, step.block_table, staged.start, staged.end)
+    sinks = rules.pop("sinks", None)
+    return AttentionStep(
+        query.to(device),
+        key,
+        value,
+        cache if cache.device == torch.device(device) else cache.to(device),
+        StepRequests(*(each.to(device) for each in requests)),
+        torch.full(shape, float("nan"), dtype=dtype or usual, device=device),
+        ScoreRules(step.scale, sinks=None if sinks is None else sinks.to(device), **rules),
+        longest(step),
+        int(step.seq_lens.max()),
+        Scales(*(None if each is None else each.to(device) for each in scales or Scales())),
+    )
+
+
+def longest(step: Step) -> int:
+    """Most query rows of a request that has a window."""
+    return max(request.queries for request in step.requests if request.drafts)
 
 
 def quantised_step(step: Step, scales: Scales) -> tuple[Step, Tensor, Tensor]:
@@ -266,14 +295,14 @@ def quantised_step(step: Step, scales: Scales) -> tuple[Step, Tensor, Tensor]:
     The first step's K/V (and query) went through e4m3 and back; its cache did not.
     """
     seen = replace(step, key=[], value=[])
-    for name, scale in (("key", scales.k), ("value", scales.v)):
+    for name, scale in (("key", scales.key), ("value", scales.value)):
         for rows in getattr(step, name):
             back = quantize_e4m3(rows, scale).double() * scale.double().reshape(1, -1, 1)
             getattr(seen, name).append(back)
     query = step.query
-    if scales.q is not None:
-        query = quantize_e4m3(step.query, scales.q)
-        seen.query = query.double() * scales.q.double()
+    if scales.query is not None:
+        query = quantize_e4m3(step.query, scales.query)
+        seen.query = query.double() * scales.query.double()
     return seen, query, as_e4m3_cache(step.kv_cache, scales, step.query.shape[2])
 
 
@@ -283,7 +312,7 @@ def as_e4m3_cache(cache: Tensor, scales: Scales, head_dim: int | None = None) ->
     both = tokens.tensor_split((head_dim or cache.shape[-1] // 2,), dim=-1)
     parts = [
         quantize_e4m3(part.flatten(0, 1), scale).view(torch.uint8)
-        for part, scale in zip(both, (scales.k, scales.v), strict=True)
+        for part, scale in zip(both, (scales.key, scales.value), strict=True)
     ]
     return torch.cat(parts, dim=-1).view(tokens.shape).transpose(1, 2).contiguous()
 

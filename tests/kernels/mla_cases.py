@@ -6,18 +6,19 @@ import numpy as np
 import torch
 from attention_cases import (
     Request,
-    Scales,
     Staged,
     Step,
     as_e4m3_cache,
     check_rows,
     committed_only,
+    longest,
     make_step,
 )
 from attention_cases import stage_step as stage_kv
 from kernel_inputs import generator
 from torch import Tensor
 
+from nwor_kernels.attention_step import AttentionStep, Scales, ScoreRules, StepRequests
 from nwor_kernels.fp8 import quantize_e4m3
 
 
@@ -81,7 +82,7 @@ def quantise(step: MlaStep, k_scale: float, q_scale: float | None, exactly: bool
             for half in (step.staged.key, step.staged.value)
         )
     cache = step.cache.unsqueeze(1)
-    step.cache = as_e4m3_cache(cache, Scales(scale, scale))[:, 0]
+    step.cache = as_e4m3_cache(cache, Scales(None, scale, scale))[:, 0]
     step.k_scale = scale
     if q_scale is not None:
         step.q_scale = torch.tensor([q_scale])
@@ -104,39 +105,48 @@ def attend_slowly(step: MlaStep) -> np.ndarray:
     return output
 
 
-def run(kernel, step: MlaStep, device="cpu", *, split_query=True, **options) -> Tensor:
-    """The output on the host, NaN where nothing was written."""
-    out_dtype = torch.bfloat16 if step.query.dtype == torch.float8_e4m3fn else step.query.dtype
+def arguments(
+    step: MlaStep,
+    device: torch.device | str = "cpu",
+    *,
+    cache: Tensor | None = None,
+    split_query: bool = True,
+    dtype: torch.dtype | None = None,
+    max_query_len: int | None = None,
+) -> AttentionStep:
+    """What the kernels are given; the output is NaN.
+
+    `split_query`: the two parts of queries are tensors of their own; `dtype`: of the output.
+    """
+    usual = torch.bfloat16 if step.query.dtype == torch.float8_e4m3fn else step.query.dtype
     shape = (*step.query.shape[:2], step.latent_dim)
-    out_dtype = options.pop("out_dtype", out_dtype)
-    output = torch.full(shape, float("nan"), dtype=out_dtype, device=device)
-    query = step.query.to(device)
-    parts = [query[..., : step.latent_dim], query[..., step.latent_dim :]]
+    query, latent = step.query.to(device), step.latent_dim
+    parts = [query[..., :latent], query[..., latent:]]
     if split_query:
         parts = [part.contiguous() for part in parts]
     staged = torch.cat([step.staged.key, step.staged.value], dim=-1).to(device)
-    paged = step.paged
-    kernel(
-        *parts,
-        staged[..., : step.latent_dim],
-        staged[..., step.latent_dim :],
-        step.cache.to(device),
-        *(t.to(device) for t in (paged.query_start_loc, paged.seq_lens, paged.block_table)),
-        step.staged.start.to(device),
-        step.staged.end.to(device),
-        output,
-        scale=step.scale,
-        q_scale=None if step.q_scale is None else step.q_scale.to(device),
-        k_scale=None if step.k_scale is None else step.k_scale.to(device),
-        **options,
+    paged, bounds = step.paged, (step.staged.start, step.staged.end)
+    requests = (paged.query_start_loc, paged.seq_lens, paged.block_table, *bounds)
+    return AttentionStep(
+        parts[0],
+        staged[..., :latent],
+        staged[..., latent:],
+        (step.cache if cache is None else cache).to(device),
+        StepRequests(*(each.to(device) for each in requests)),
+        torch.full(shape, float("nan"), dtype=dtype or usual, device=device),
+        ScoreRules(step.scale),
+        max_query_len or longest(paged),
+        int(paged.seq_lens.max()),
+        Scales(*(None if s is None else s.to(device) for s in (step.q_scale, step.k_scale))),
+        parts[1],
     )
-    return output.cpu()
 
 
-def limits(step: MlaStep) -> dict[str, int]:
-    """What the operator and the kernel are told of the step's lengths."""
-    longest = max(request.queries for request in step.requests if request.drafts)
-    return {"max_query_len": longest, "max_seq_len": int(step.paged.seq_lens.max())}
+def run(kernel, step: MlaStep, device="cpu", *told, **how) -> Tensor:
+    """The output on the host, NaN where nothing was written; `told`: what the kernel takes more."""
+    given = arguments(step, device, **how)
+    kernel(given, *told)
+    return given.output.cpu()
 
 
 def check(step: MlaStep, result: Tensor, expected: Tensor | np.ndarray, tolerance: float) -> None:

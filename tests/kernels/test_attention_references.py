@@ -5,8 +5,8 @@ import torch
 from attention_cases import (
     OPTIONS,
     Request,
-    Scales,
     Step,
+    arguments,
     as_e4m3_cache,
     attend_slowly,
     check_rows,
@@ -28,6 +28,7 @@ from mla_cases import make_mla_step, quantise
 from mla_cases import run as run_mla
 from torch import Tensor
 
+from nwor_kernels.attention_step import Scales, ScoreRules
 from nwor_kernels.mla_verify_attention.reference import mla_verify_attention_reference
 from nwor_kernels.verify_attention.reference import (
     BATCHED_QUERY_LIMIT,
@@ -57,15 +58,13 @@ REQUESTS = st.lists(
     max_size=4,
 )
 
-FEATURES = ["plain", "softcap", "alibi", "sinks", "all"]
+FEATURES = ["plain", "softcap", "sinks", "all"]
 
 
 def score_options(feature: str, heads: int) -> dict[str, object]:
     options: dict[str, object] = {}
     if feature in ("softcap", "all"):
         options["softcap"] = 1.5
-    if feature in ("alibi", "all"):
-        options["alibi_slopes"] = torch.linspace(-0.2, 0.1, heads)
     if feature in ("sinks", "all"):
         options["sinks"] = torch.linspace(-1.0, 2.0, heads)
     return options
@@ -99,10 +98,8 @@ def attend(
         step.kv_cache if kv_cache is None else kv_cache,
         plan,
         output,
-        scale=step.scale,
-        staged_key=key,
-        staged_value=value,
-        **options,
+        ScoreRules(step.scale, **options),
+        staged and (key, value),
     )
     return output
 
@@ -234,27 +231,11 @@ CHUNK_BESIDE = [Request(40, 3, 2), Request(9, 21, 20), Request(0, 18, 17), Reque
 """Prefill chunks whose rows are all staged stand beside windows."""
 
 
-def attend_varlen(step, staged, *, cache=None, query=None, scales=None, **options):
-    """The output, NaN where nothing was written; only committed and staged K/V are not NaN."""
-    query = step.query if query is None else query
-    output = torch.full(step.query.shape, float("nan"), dtype=torch.float64)
-    if scales is not None:
-        options |= {"k_scale": scales.k, "v_scale": scales.v, "q_scale": scales.q}
-    verify_attention_varlen_reference(
-        query,
-        staged.key,
-        staged.value,
-        committed_only(step, staged) if cache is None else cache,
-        step.query_start_loc,
-        step.seq_lens,
-        step.block_table,
-        staged.start,
-        staged.end,
-        output,
-        scale=step.scale,
-        **options,
-    )
-    return output
+def attend_varlen(step, staged, **how):
+    """The output, NaN where nothing was written; `how` as in `arguments`."""
+    given = arguments(step, staged, dtype=torch.float64, **how)
+    verify_attention_varlen_reference(given)
+    return given.output
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -284,7 +265,7 @@ def test_varlen_what_layers_add(name):
 @pytest.mark.parametrize("fp8_query", [True, False])
 def test_varlen_fp8_cache_sees_staged_tokens_as_if_written(per_head, fp8_query):
     k, v = ([0.011, 0.023], [0.02, 0.014]) if per_head else ([0.017], [0.013])
-    scales = Scales(torch.tensor(k), torch.tensor(v), torch.tensor([0.02]) if fp8_query else None)
+    scales = Scales(torch.tensor([0.02]) if fp8_query else None, torch.tensor(k), torch.tensor(v))
     step = make_step(WINDOWS, seed=4)
     staged = stage_step(step, True)
     seen, query, _ = quantised_step(step, scales)
@@ -297,14 +278,13 @@ def test_varlen_fp8_cache_sees_staged_tokens_as_if_written(per_head, fp8_query):
 @pytest.mark.parametrize("requests", [WINDOWS, MIXED_WINDOWS])
 def test_mla_windows_beside_other_requests(requests, whole):
     step = make_mla_step(requests, whole=whole, seed=1)
-    result = run_mla(
-        mla_verify_attention_reference, step, dtype=torch.float64, out_dtype=torch.float64
-    )
+    double = torch.float64
+    result = run_mla(mla_verify_attention_reference, step, "cpu", double, dtype=double)
     check_mla(step, result, attend_mla_slowly(step), 1e-12)
 
 
 @pytest.mark.parametrize("q_scale", [None, 0.02])
 def test_mla_fp8_cache_sees_staged_rows_as_if_written(q_scale):
     step = quantise(make_mla_step(WINDOWS, seed=3), 0.017, q_scale, exactly=False)
-    result = run_mla(mla_verify_attention_reference, step, out_dtype=torch.float64)
+    result = run_mla(mla_verify_attention_reference, step, dtype=torch.float64)
     check_mla(step, result, attend_mla_slowly(step), 1e-5)

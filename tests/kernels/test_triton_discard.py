@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import Request, attend_slowly, make_step, stage_step
+from attention_cases import Request, arguments, attend_slowly, make_step, stage_step
 from test_triton_verify_attention import check, run, workspace_for
 from torch import Tensor
 
@@ -149,26 +149,21 @@ class Layers:
         )  # fmt: skip
         staged = stage_step(step, True)
         self.workspace = workspace_for(step, cuda)
-        query, cache, table, lens, starts, key, value = (
-            part.to(cuda)
-            for part in (
-                step.query, step.kv_cache, step.block_table, step.seq_lens, step.query_start_loc,
-                staged.key.contiguous(), staged.value.contiguous(),
-            )
-        )  # fmt: skip
+        given = arguments(step, staged, cuda, cache=step.kv_cache)._replace(max_seq_len=8192)
+        self.owned, query = step.owned_rows, given.query
         # Every layer has other queries: what a layer finds of the one before would be seen.
-        self.queries = [query * (1 + layer / 4) for layer in range(LAYERS)]
-        self.outputs = [torch.empty_like(query) for _ in range(LAYERS)]
-        self.owned = step.owned_rows
-        self._shared = (key, value, cache, starts, lens, table, starts[:-1], starts[1:])
-        self._options = {
-            "scale": step.scale, "max_query_len": queries, "max_seq_len": 8192,
-            "workspace": self.workspace, "tuning": tuning,
-        }  # fmt: skip
+        self._tuning, self._steps = (
+            tuning,
+            [
+                given._replace(query=query * (1 + layer / 4), output=torch.empty_like(query))
+                for layer in range(LAYERS)
+            ],
+        )
+        self.outputs = [each.output for each in self._steps]
 
     def launch(self) -> None:
-        for query, output in zip(self.queries, self.outputs, strict=True):
-            verify_attention_triton(query, *self._shared, output, **self._options)
+        for step in self._steps:
+            verify_attention_triton(step, self.workspace, self._tuning)
 
     def results(self, launch) -> list[Tensor]:
         for output in self.outputs:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention_cases import MIXED, TOLERANCE, WINDOWS, Request
+from attention_cases import MIXED, TOLERANCE, WINDOWS, Request, longest
 from kernel_inputs import INTERPRETED
-from mla_cases import attend_slowly, check, limits, make_mla_step, quantise, run
+from mla_cases import arguments, attend_slowly, check, make_mla_step, quantise, run
 
 pytest.importorskip("triton")
 from nwor_kernels.commit.plan import CommitPlan, StagedSources
@@ -28,15 +28,13 @@ MODELS = {"deepseek-v3": (128, 512, 64), "v3 of 8 ranks": (16, 512, 64), "v2-lit
           "mistral-small-4": (32, 256, 64), "kimi-k2": (64, 512, 64)}  # fmt: skip
 
 
-def attend(step, device, tuning=None, **options):
-    """The kernel's output, in a workspace for steps like this one."""
+def attend(step, device, tuning=None, workspace=None, **how):
+    """The kernel's output, in a workspace for steps like this one; `how` as in `arguments`."""
     itemsize = step.cache.element_size() if step.k_scale is None else 2
     heads, width = step.query.shape[1:]
     sizes = (heads, step.latent_dim, width - step.latent_dim, itemsize, device, tuning)
-    told = limits(step)
-    room = create_workspace(len(step.paged.seq_lens), told["max_query_len"], *sizes)
-    options = {"workspace": room, **told, **options}
-    return run(mla_verify_attention_triton, step, device, tuning=tuning, **options)
+    room = create_workspace(len(step.paged.seq_lens), longest(step.paged), *sizes)
+    return run(mla_verify_attention_triton, step, device, workspace or room, tuning, **how)
 
 
 def verify(device, requests, dtype=torch.float32, tuning=None, **shape):
@@ -113,7 +111,7 @@ def test_a_launch_that_does_not_fit_is_refused(triton_device):
     with pytest.raises(ValueError, match="workspace"):
         attend(step, triton_device, workspace=small)
     with pytest.raises(ValueError, match="window_of_17"):
-        attend(step, triton_device, max_query_len=17, max_seq_len=99)
+        attend(step, triton_device, max_query_len=17)
 
 
 def test_what_is_not_served_has_a_word():
@@ -154,9 +152,8 @@ def test_a_workspace_has_room_for_small_and_large_launches():
 def check_on_gpu(step, tolerance, **options):
     """Against the reference in float64 on the GPU; test_attention_references.py holds that."""
     cuda = torch.device("cuda")
-    expected = run(
-        mla_verify_attention_reference, step, cuda, dtype=torch.float64, out_dtype=torch.float64
-    )
+    double = torch.float64
+    expected = run(mla_verify_attention_reference, step, cuda, double, dtype=double)
     check(step, attend(step, cuda, **options), expected, tolerance)
 
 
@@ -203,19 +200,11 @@ def test_a_captured_graph_serves_other_lengths_and_is_repeatable():
     step = make_mla_step([Request(1500, 5, 4)] * 3, heads=16, latent_dim=512, pe_dim=64,
                          dtype=torch.bfloat16, whole=True, seed=12)  # fmt: skip
     workspace = create_workspace(3, 5, 16, 512, 64, 2, cuda)
-    staged = torch.cat([step.staged.key, step.staged.value], dim=-1).to(cuda)
-    paged, query = step.paged, step.query.to(cuda)
-    starts, lens, table = (
-        t.to(cuda) for t in (paged.query_start_loc, paged.seq_lens, paged.block_table)
-    )
-    output = torch.empty(*query.shape[:2], 512, dtype=torch.bfloat16, device=cuda)
-    split = (*query.split([512, 64], dim=-1), *staged.split([512, 64], dim=-1))
-    cache = paged.kv_cache[:, 0].to(cuda)
-    arguments = (*split, cache, starts, lens, table, starts[:-1], starts[1:])
+    given = arguments(step, cuda, cache=step.paged.kv_cache[:, 0])._replace(max_seq_len=8192)
+    lens, output = given.requests.seq_lens, given.output
 
     def launch():
-        mla_verify_attention_triton(*arguments, output, scale=step.scale, max_query_len=5,
-                                    max_seq_len=8192, workspace=workspace)  # fmt: skip
+        mla_verify_attention_triton(given, workspace)
 
     launch()
     graph = torch.cuda.CUDAGraph()
@@ -224,7 +213,7 @@ def test_a_captured_graph_serves_other_lengths_and_is_repeatable():
     for lengths in ([1505, 1505, 1505], [5, 900, 64], [6, 5, 1000]):
         lens.copy_(torch.tensor(lengths))
         expected = torch.full(output.shape, float("nan"), dtype=torch.float64, device=cuda)
-        mla_verify_attention_reference(*arguments, expected, scale=step.scale, dtype=torch.float64)
+        mla_verify_attention_reference(given._replace(output=expected), torch.float64)
         seen = []
         for _ in range(20):
             output.fill_(float("nan"))

@@ -9,9 +9,10 @@ import pytest
 import torch
 from attention_cases import TOLERANCE, Request
 from kernel_inputs import INTERPRETED
-from mla_cases import MlaStep, attend_slowly, check, limits, make_mla_step, run
+from mla_cases import MlaStep, arguments, attend_slowly, check, make_mla_step
 
 pytest.importorskip("triton")
+from nwor_kernels.attention_step import StepRequests
 from nwor_kernels.mla_verify_attention.reference import (
     mla_tail_reference,
     mla_verify_attention_reference,
@@ -44,22 +45,22 @@ def attend_committed(step: MlaStep) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def merge(
-    tail, step: MlaStep, device="cpu", *, head_major=True, empty_lse=LOWEST, others=NAN, **options
-):
+    tail, step: MlaStep, device="cpu", *,
+    head_major=True, empty_lse=LOWEST, others=NAN, double=False, **how,
+):  # fmt: skip
     """The output after `tail`, whose rows of requests without a window held `others` before.
 
     Stock's sums lie in memory as FlashAttention's do, [heads, tokens].
     """
     output, lse = attend_committed(step)
     output[lse.isnan()] = others
-    lse = lse.masked_fill(lse == LOWEST, empty_lse).to(device, options.get("dtype", torch.float32))
+    dtype = torch.float64 if double else torch.float32
+    lse = lse.masked_fill(lse == LOWEST, empty_lse).to(device, dtype)
     lse = lse.T.contiguous().T if head_major else lse
-
-    def attend(*tensors, scale, q_scale, k_scale, **told):
-        tensors[-1].copy_(output)
-        tail(*tensors, lse, scale=scale, **told)
-
-    return run(attend, step, device, **options)
+    given = arguments(step, device, dtype=torch.float64 if double else None, **how)
+    given.output.copy_(output)
+    tail(given, lse, None, *[torch.float64] * double)
+    return given.output.cpu()
 
 
 def windows(queries: int, *contexts: int) -> list[Request]:
@@ -77,14 +78,13 @@ def around(queries: int) -> list[Request]:
 )
 def test_the_reference_is_attention_by_definition(requests, whole):
     step = make_mla_step(requests, whole=whole, seed=1)
-    double = {"dtype": torch.float64, "out_dtype": torch.float64}
-    check(step, merge(mla_tail_reference, step, **double), attend_slowly(step), 1e-12)
+    check(step, merge(mla_tail_reference, step, double=True), attend_slowly(step), 1e-12)
 
 
 def verify(device, requests, dtype=torch.float32, *, how=None, **shape):
     step = make_mla_step(requests, dtype=dtype, **shape)
-    told = {"max_query_len": limits(step)["max_query_len"], **(how or {})}
-    check(step, merge(mla_tail_triton, step, device, **told), attend_slowly(step), TOLERANCE[dtype])
+    result = merge(mla_tail_triton, step, device, **(how or {}))
+    check(step, result, attend_slowly(step), TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("whole", [True, pytest.param(False, marks=pytest.mark.long)])
@@ -127,7 +127,7 @@ def test_padding_of_a_captured_shape_is_left_alone(triton_device):
     step.staged.start[1:], step.staged.end[1:] = 0, 4
     step.paged.seq_lens[1:] = 0
     step.paged.block_table[1:] = 10**6
-    result = merge(mla_tail_triton, step, triton_device, others=7.0, max_query_len=5)
+    result = merge(mla_tail_triton, step, triton_device, others=7.0)
     assert (result[5:] == 7).all()
     result[5:] = NAN
     check(step, result, attend_slowly(step), TOLERANCE[torch.float32])
@@ -169,22 +169,21 @@ def test_with_flash_attention_in_a_captured_graph(requests, scheduled, block_siz
         windows(queries, *[most] * requests), heads=heads, latent_dim=512, pe_dim=64,
         block_size=block_size, dtype=torch.bfloat16, seed=9,
     )  # fmt: skip
-    cache = step.paged.kv_cache[:, 0].to(cuda)
-    staged = torch.cat([step.staged.key, step.staged.value], dim=-1).to(cuda)
-    paged, query = step.paged, step.query.to(cuda)
-    starts, lens, table = (
-        t.to(cuda) for t in (paged.query_start_loc, paged.seq_lens, paged.block_table)
+    given = arguments(step, cuda, cache=step.paged.kv_cache[:, 0], split_query=False)
+    starts, lens, table, *_ = given.requests
+    given = given._replace(
+        requests=StepRequests(starts, lens, table, starts[:-1], starts[1:]), max_query_len=queries
     )
+    cache, query = given.kv_cache, step.query
+    parts = (given.query, given.query_pe)
     table.clamp_(max=len(cache) - 1)  # FlashAttention may look up blocks that it does not read
-    parts = (*query.split([512, 64], -1), *staged.split([512, 64], -1))
-    arguments = (*parts, cache, starts, lens, table, starts[:-1], starts[1:])
     schedule = flash_schedule(starts, lens, most, heads, block_size) if scheduled else None
     merged = torch.empty(*query.shape[:2], 512, dtype=torch.bfloat16, device=cuda)
 
     def launch():
         shorter = (lens - queries).clamp_(min=0)
         output, lse = flash_attend(parts, cache, starts, shorter, table, schedule, step.scale, most)
-        mla_tail_triton(*arguments, output, lse.T, scale=step.scale, max_query_len=queries)
+        mla_tail_triton(given._replace(output=output), lse.T)
         merged.copy_(output)
 
     launch()
@@ -199,7 +198,7 @@ def test_with_flash_attention_in_a_captured_graph(requests, scheduled, block_siz
         if schedule is not None:
             schedule.copy_(flash_schedule(starts, lens, most, heads, block_size))
         expected = torch.full(merged.shape, NAN, dtype=torch.float64, device=cuda)
-        mla_verify_attention_reference(*arguments, expected, scale=step.scale, dtype=torch.float64)
+        mla_verify_attention_reference(given._replace(output=expected), torch.float64)
         merged.fill_(NAN)
         graph.replay()
         rows = slice(0, real * queries)

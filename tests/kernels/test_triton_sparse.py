@@ -12,7 +12,7 @@ import pytest
 import torch
 from attention_cases import TOLERANCE, Request
 from kernel_inputs import INTERPRETED, generator
-from mla_cases import MlaStep, check, limits, make_mla_step, run
+from mla_cases import MlaStep, arguments, check, make_mla_step
 
 pytest.importorskip("triton")
 from nwor_kernels.mla_verify_attention.reference import (
@@ -22,7 +22,6 @@ from nwor_kernels.mla_verify_attention.reference import (
 from nwor_kernels.mla_verify_attention.tail import mla_tail_triton, split_selection_triton
 
 NAN, JUNK = float("nan"), -777
-DOUBLE = {"dtype": torch.float64, "out_dtype": torch.float64}
 
 
 @dataclass
@@ -76,16 +75,14 @@ def split(step: MlaStep, selected: Selected, device="cpu", how=split_selection_t
     rows = torch.full(selected.positions.shape, JUNK, dtype=torch.int32, device=device)
     selection = torch.full((2, len(rows)), JUNK, dtype=torch.int32, device=device)
     how(
-        *(each.to(device) for each in (
-            selected.positions, selected.request_of, step.paged.seq_lens, step.paged.block_table,
-            step.staged.start, step.staged.end,
-        )),
-        rows, selection, block_size=step.paged.block_size, block_rows=step.paged.block_size,
+        selected.positions.to(device), selected.request_of.to(device),
+        arguments(step, device).requests, rows, selection,
+        block_size=step.paged.block_size, block_rows=step.paged.block_size,
     )  # fmt: skip
     return rows.cpu(), selection.cpu()
 
 
-def merge(tail, step: MlaStep, parts, device="cpu", *, empty_lse=-torch.inf, **options):
+def merge(tail, step: MlaStep, parts, device="cpu", *, empty_lse=-torch.inf, double=False):
     """The output after `tail`, from stock's attention over the cached rows of each query row."""
     rows, selection = parts
     query, cache = step.query.double(), step.cache.flatten(0, 1).double()
@@ -99,15 +96,13 @@ def merge(tail, step: MlaStep, parts, device="cpu", *, empty_lse=-torch.inf, **o
         scores = query[token] @ keys.T * step.scale
         lse[token] = scores.logsumexp(1) if count else empty_lse
         output[token] = scores.softmax(1) @ keys[:, : step.latent_dim] if count else NAN
-    lse = lse.to(device, options.get("dtype", torch.float32)).T.contiguous().T
+    lse = lse.to(device, torch.float64 if double else torch.float32).T.contiguous().T
     padded = torch.full((2, len(query)), JUNK, dtype=torch.int32, device=device)
     padded[:, : selection.shape[1]] = selection
-
-    def attend(*tensors, scale, q_scale, k_scale, **told):
-        tensors[-1].copy_(output)
-        tail(*tensors, lse, scale=scale, selection=padded, **told)
-
-    return run(attend, step, device, **options)
+    given = arguments(step, device, dtype=torch.float64 if double else None)
+    given.output.copy_(output)
+    tail(given, lse, padded, *[torch.float64] * double)
+    return given.output.cpu()
 
 
 def windows(queries: int, *contexts: int) -> list[Request]:
@@ -133,7 +128,7 @@ def test_the_reference_is_attention_over_what_is_selected(requests, only, most, 
     step = make_mla_step(requests, whole=whole, seed=1)
     selected = select(step, most, only, seed=2)
     parts = split(step, selected, how=split_selection_reference)
-    result = merge(mla_tail_reference, step, parts, **DOUBLE)
+    result = merge(mla_tail_reference, step, parts, double=True)
     result = result.nan_to_num() if only != "all" else result  # rows that see nothing at all
     check_rows(step, selected, result, 1e-12)
 
@@ -159,8 +154,7 @@ def test_windows(triton_device, requests, only, most, whole):
     for ours, wanted in zip(parts, split(step, selected, how=split_selection_reference),
                             strict=True):  # fmt: skip
         assert torch.equal(ours, wanted)
-    told = {"max_query_len": limits(step)["max_query_len"]}
-    result = merge(mla_tail_triton, step, parts, triton_device, **told)
+    result = merge(mla_tail_triton, step, parts, triton_device)
     check_rows(step, selected, result, TOLERANCE[torch.float32])
     if only == "all":  # rows of requests without a window, and padding, were left alone
         check(step, result, expected_of(step, selected), TOLERANCE[torch.float32])
@@ -170,10 +164,8 @@ def test_windows(triton_device, requests, only, most, whole):
 def test_what_stock_says_of_an_empty_selection_is_not_read(triton_device, empty_lse):
     step = make_mla_step(windows(3, 9, 60), seed=7, dtype=torch.float16)
     selected = select(step, 16, "staged", seed=8)
-    told = {"max_query_len": 3, "empty_lse": empty_lse}
-    result = merge(
-        mla_tail_triton, step, split(step, selected, triton_device), triton_device, **told
-    )
+    parts = split(step, selected, triton_device)
+    result = merge(mla_tail_triton, step, parts, triton_device, empty_lse=empty_lse)
     check_rows(step, selected, result, TOLERANCE[torch.float16])
 
 
@@ -245,33 +237,28 @@ def test_with_flash_attention_in_a_captured_graph(requests, heads, most):
         dtype=torch.bfloat16, seed=12,
     )  # fmt: skip
     selected = select(step, most, seed=13)
-    inputs = [each.to(cuda) for each in (
-        selected.positions, selected.request_of, step.paged.seq_lens, step.paged.block_table,
-        step.staged.start, step.staged.end,
-    )]  # fmt: skip
     tokens = len(selected.positions)
-    query = step.query[:tokens].to(cuda)
-    parts = [part.contiguous() for part in query.split([512, 64], -1)]
-    staged = torch.cat([step.staged.key, step.staged.value], dim=-1).to(cuda)
-    cache, starts = step.cache.to(cuda), step.paged.query_start_loc.to(cuda)
-    flat = cache.flatten(0, 1)
+    positions, request_of = selected.positions.to(cuda), selected.request_of.to(cuda)
+    given = arguments(step, cuda)
+    given = given._replace(query=given.query[:tokens], query_pe=given.query_pe[:tokens])
+    flat = given.kv_cache.flatten(0, 1)
     each_alone = torch.arange(tokens + 1, dtype=torch.int32, device=cuda)
     merged = torch.full((tokens, heads, 512), NAN, dtype=torch.bfloat16, device=cuda)
 
     def launch():
-        rows = torch.empty_like(inputs[0])
+        rows = torch.empty_like(positions)
         selection = torch.empty(2, tokens, dtype=torch.int32, device=cuda)
-        split_selection_triton(*inputs, rows, selection, block_size=64, block_rows=64)
+        split_selection_triton(
+            positions, request_of, given.requests, rows, selection, block_size=64, block_rows=64
+        )
         output, lse = flash_attn_varlen_func(
-            q=parts[1], k=flat[:, None, None, 512:], v=flat[:, None, None, :512], q_v=parts[0],
+            q=given.query_pe, k=flat[:, None, None, 512:], v=flat[:, None, None, :512],
+            q_v=given.query,
             max_seqlen_q=1, cu_seqlens_q=each_alone, max_seqlen_k=most, seqused_k=selection[0],
             block_table=rows, softmax_scale=step.scale, causal=True, fa_version=3,
             return_softmax_lse=True,
         )  # fmt: skip
-        mla_tail_triton(
-            *parts, staged[..., :512], staged[..., 512:], cache, starts, *inputs[2:], output, lse.T,
-            scale=step.scale, max_query_len=queries, selection=selection,
-        )  # fmt: skip
+        mla_tail_triton(given._replace(output=output), lse.T, selection)
         merged.copy_(output)
 
     launch()

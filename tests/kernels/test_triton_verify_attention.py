@@ -4,6 +4,8 @@ Interpreted on the CPU, token by token over small shapes; on a GPU over the grid
 the varlen reference (itself held to the definition in test_attention_references.py) in float64.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from attention_cases import (
@@ -12,16 +14,16 @@ from attention_cases import (
     TOLERANCE,
     WINDOWS,
     Request,
-    Scales,
     Staged,
     Step,
+    arguments,
     as_e4m3_cache,
     attend_slowly,
     check_rows,
     committed_only,
     for_heads,
+    longest,
     make_step,
-    of_fused,
     quantised_step,
     stage_step,
 )
@@ -29,6 +31,7 @@ from kernel_inputs import INTERPRETED
 from torch import Tensor
 
 pytest.importorskip("triton")
+from nwor_kernels.attention_step import Scales
 from nwor_kernels.limits import MAX_QUERY_LEN
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace, verify_attention_triton
 from nwor_kernels.verify_attention.reference import verify_attention_varlen_reference
@@ -48,11 +51,6 @@ from nwor_kernels.verify_attention.tuning import (
 GRID_REQUESTS = [Request(300, 5, 4), Request(61, 5, 4), Request(7, 1, 0), Request(0, 5, 4)]
 
 
-def longest(step: Step) -> int:
-    """Most query rows of a request that has a window."""
-    return max(request.queries for request in step.requests if request.drafts)
-
-
 def workspace_for(step: Step, device: torch.device, programs: int | None = None) -> VerifyWorkspace:
     """Room for launches of steps like this one."""
     heads, head_dim = step.query.shape[1:]
@@ -68,46 +66,15 @@ def run(
     staged: Staged,
     device: torch.device,
     *,
-    cache: Tensor | None = None,
-    query: Tensor | None = None,
-    scales: Scales | None = None,
     tuning: Tuning | None = None,
     workspace: VerifyWorkspace | None = None,
-    **options,
+    **how: Any,
 ) -> Tensor:
-    """The output, NaN where nothing was written; only committed and staged K/V are not NaN."""
-    cache = committed_only(step, staged) if cache is None else cache
-    query = step.query if query is None else query
-    if scales is not None:
-        options |= {f"{name}_scale": getattr(scales, name) for name in "kvq"}
-    options = {
-        name: value.to(device) if isinstance(value, Tensor) else value
-        for name, value in options.items()
-    }
-    dtype = torch.bfloat16 if query.dtype == torch.float8_e4m3fn else query.dtype
-    shape = (*query.shape[:2], staged.value.shape[2])
-    output = torch.full(shape, float("nan"), dtype=dtype, device=device)
-    fused = staged.key._base.to(device)
-    key, value = of_fused(fused, *staged.key.shape[1:])
-    verify_attention_triton(
-        query.to(device),
-        key,
-        value,
-        cache if cache.device == device else cache.to(device),
-        step.query_start_loc.to(device),
-        step.seq_lens.to(device),
-        step.block_table.to(device),
-        staged.start.to(device),
-        staged.end.to(device),
-        output,
-        scale=step.scale,
-        max_query_len=longest(step),
-        max_seq_len=int(step.seq_lens.max()),
-        workspace=workspace or workspace_for(step, device, tuning and tuning.programs),
-        tuning=tuning,
-        **options,
-    )
-    return output.cpu()
+    """The kernel's output, NaN where nothing was written; `how` as in `arguments`."""
+    given = arguments(step, staged, device, **how)
+    workspace = workspace or workspace_for(step, device, tuning and tuning.programs)
+    verify_attention_triton(given, workspace, tuning)
+    return given.output.cpu()
 
 
 def check(step: Step, result: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
@@ -117,7 +84,7 @@ def check(step: Step, result: Tensor, expected: Tensor, dtype: torch.dtype) -> N
 
 def pop_options(shape: dict) -> dict:
     """What a layer adds to plain attention, taken out of `shape`."""
-    names = ("sliding_window", "softcap", "chunk", "sinks", "alibi_slopes")
+    names = ("sliding_window", "softcap", "chunk", "sinks")
     return {name: shape.pop(name) for name in names if name in shape}
 
 
@@ -182,7 +149,7 @@ def test_contexts_are_cut_anywhere(triton_device, programs, min_tiles, whole_pai
     [
         *((name, 5) for name in ("sinks", "window and chunk", "all")),
         *(pytest.param(name, 1, marks=pytest.mark.long) for name in OPTIONS),
-        *(pytest.param(name, 5, marks=pytest.mark.long) for name in ("alibi", "chunk of 3")),
+        pytest.param("chunk of 3", 5, marks=pytest.mark.long),
     ],
 )
 def test_what_layers_add(triton_device, name, programs):
@@ -192,13 +159,12 @@ def test_what_layers_add(triton_device, name, programs):
     verify(triton_device, WINDOWS, heads=2, kv_heads=1, seed=18, tuning=tuning, **options)
 
 
-@pytest.mark.parametrize("name", ["sinks", "alibi_slopes"])
 @pytest.mark.parametrize("shape", [(3, 1), (4, 2)], ids=["length", "stride"])
-def test_per_head_numbers_of_another_layout_are_refused(triton_device, name, shape):
+def test_sinks_of_another_layout_are_refused(triton_device, shape):
     step = make_step(WINDOWS, seed=1)
     wrong = torch.ones(shape, device=triton_device)[:, 0]
-    with pytest.raises(ValueError, match=name):
-        run(step, stage_step(step, True), triton_device, **{name: wrong})
+    with pytest.raises(ValueError, match="sinks"):
+        run(step, stage_step(step, True), triton_device, sinks=wrong)
 
 
 @pytest.mark.parametrize("options", [{"sliding_window": 20}, {"chunk": 24}], ids=str)
@@ -340,7 +306,7 @@ def test_fp8_cache_sees_staged_tokens_as_if_written(
     triton_device, per_head, fp8_query, head_dim, value_dim
 ):
     k, v = ([2**-7, 2**-8], [2**-6, 2**-7]) if per_head else ([2**-8], [2**-7])
-    scales = Scales(torch.tensor(k), torch.tensor(v), torch.tensor([0.02]) if fp8_query else None)
+    scales = Scales(torch.tensor([0.02]) if fp8_query else None, torch.tensor(k), torch.tensor(v))
     dtype = torch.float16 if INTERPRETED else torch.bfloat16
     step = make_step(WINDOWS, dtype=dtype, head_dim=head_dim, value_dim=value_dim, seed=13)
     rounded, _, _ = quantised_step(step, scales)
@@ -360,23 +326,17 @@ def check_on_gpu(requests, dtype, *, fp8=None, tuning=None, **shape):
     options = pop_options(shape)
     step = make_step(requests, dtype=dtype, **shape)
     staged = stage_step(step, True)
-    cache, query = committed_only(step, staged), step.query
-    scales = None
     if fp8:
-        scales = Scales(*(torch.rand(fp8) * 0.01 + 0.005 for _ in range(2)), torch.tensor([0.02]))
-        cache = as_e4m3_cache(cache, scales, query.shape[2])
-        query = quantised_step(step, scales)[1]
-        options |= {f"{name}_scale": getattr(scales, name) for name in "kvq"}
-    shape = (*query.shape[:2], staged.value.shape[2])
-    expected = torch.full(shape, float("nan"), dtype=torch.float64)
-    verify_attention_varlen_reference(
-        query, staged.key, staged.value, cache, step.query_start_loc, step.seq_lens,
-        step.block_table, staged.start, staged.end, expected,
-        scale=step.scale, dtype=torch.float64, **options,
-    )  # fmt: skip
-    device = torch.device("cuda")
-    result = run(step, staged, device, cache=cache, query=query, tuning=tuning, **options)
-    check(step, result, expected, dtype)
+        scales = Scales(torch.tensor([0.02]), *(torch.rand(fp8) * 0.01 + 0.005 for _ in range(2)))
+        options |= {
+            "cache": as_e4m3_cache(committed_only(step, staged), scales, step.query.shape[2]),
+            "query": quantised_step(step, scales)[1],
+            "scales": scales,
+        }
+    expected = arguments(step, staged, dtype=torch.float64, **options)
+    verify_attention_varlen_reference(expected, torch.float64)
+    result = run(step, staged, torch.device("cuda"), tuning=tuning, **options)
+    check(step, result, expected.output, dtype)
 
 
 @pytest.mark.gpu
@@ -429,7 +389,7 @@ def test_every_length_of_window(queries, ratio, fp8):
         {"sliding_window": 257},
         {"softcap": 20.0},
         {"chunk": 256},
-        *(for_heads(OPTIONS[name], 6) for name in ("sinks", "alibi", "all")),
+        *(for_heads(OPTIONS[name], 6) for name in ("sinks", "all")),
     ],
     ids=lambda options: "-".join(options),
 )
@@ -454,19 +414,12 @@ def test_a_captured_graph_serves_other_lengths_and_is_repeatable():
     """One graph, replayed with the lengths of another step; the same bits every time."""
     long = make_step([Request(1500, 5, 4)] * 3, dtype=torch.bfloat16, head_dim=64, seed=20)
     staged = stage_step(long, True)
-    cuda = torch.device("cuda")
-    place = lambda tensor: tensor.to(cuda)  # noqa: E731
-    cache, table, lens = map(place, (long.kv_cache, long.block_table, long.seq_lens))
-    query, starts = place(long.query), place(long.query_start_loc)
-    key, value = place(staged.key), place(staged.value)
-    output = torch.empty_like(query)
-    workspace = workspace_for(long, cuda)
+    given = arguments(long, staged, "cuda", cache=long.kv_cache)._replace(max_seq_len=8192)
+    lens, output = given.requests.seq_lens, given.output
+    workspace = workspace_for(long, output.device)
 
     def launch():
-        verify_attention_triton(
-            query, key, value, cache, starts, lens, table, starts[:-1], starts[1:], output,
-            scale=long.scale, max_query_len=5, max_seq_len=8192, workspace=workspace,
-        )  # fmt: skip
+        verify_attention_triton(given, workspace)
 
     launch()
     graph = torch.cuda.CUDAGraph()
@@ -474,11 +427,8 @@ def test_a_captured_graph_serves_other_lengths_and_is_repeatable():
         launch()
     for lengths in ([1505, 1505, 1505], [5, 900, 64], [6, 5, 1000]):
         lens.copy_(torch.tensor(lengths))
-        expected = torch.full(query.shape, float("nan"), dtype=torch.float64, device=cuda)
-        verify_attention_varlen_reference(
-            query, key, value, cache, starts, lens, table, starts[:-1], starts[1:], expected,
-            scale=long.scale, dtype=torch.float64,
-        )  # fmt: skip
+        expected = torch.full_like(output, float("nan"), dtype=torch.float64)
+        verify_attention_varlen_reference(given._replace(output=expected), torch.float64)
         seen = []
         for _ in range(50):
             output.fill_(float("nan"))

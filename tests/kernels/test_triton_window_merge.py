@@ -10,19 +10,19 @@ import torch
 from attention_cases import (
     TOLERANCE,
     Request,
-    Scales,
     Staged,
     Step,
+    arguments,
     attend_slowly,
     check_rows,
     make_step,
-    of_fused,
     quantised_step,
     stage_step,
 )
 from kernel_inputs import INTERPRETED
 
 pytest.importorskip("triton")
+from nwor_kernels.attention_step import Scales
 from nwor_kernels.window_merge.kernel import merge_window_triton
 from nwor_kernels.window_merge.reference import merge_window_reference
 
@@ -53,19 +53,16 @@ def attend_committed(step: Step, staged: Staged) -> tuple[torch.Tensor, torch.Te
     return torch.from_numpy(output), torch.from_numpy(lse)
 
 
-def merge(function, step: Step, staged: Staged, seen: Step, query, device="cpu", **options):
+def merge(
+    function, step: Step, staged: Staged, seen: Step, device="cpu", *,
+    sums_dtype=torch.float32, told=(), **how,
+):  # fmt: skip
     """The output after `function`, NaN where no window is; `seen` is what attention should see."""
     output, lse = attend_committed(seen, staged)
-    out = output.to(options.pop("out_dtype", staged.key.dtype)).to(device)
-    sums = lse.to(options.pop("sums_dtype", torch.float32)).to(device)
-    fused = staged.key._base.to(device)
-    key, value = of_fused(fused, *staged.key.shape[1:])
-    bounds = (step.query_start_loc, step.seq_lens, staged.start, staged.end)
-    tensors = [query.to(device), key, value, *(each.to(device) for each in bounds), out, sums]
-    options.setdefault("cache_dtype", staged.key.dtype)
-    options = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in options.items()}
-    function(*tensors, scale=step.scale, **options)
-    return out.cpu()
+    given = arguments(step, staged, device, **{"dtype": staged.key.dtype, **how})
+    given.output.copy_(output)
+    function(given, lse.to(sums_dtype).to(device), *told)
+    return given.output.cpu()
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -73,17 +70,14 @@ def test_the_reference_is_attention_by_definition(whole):
     step = make_step(UNEVEN, heads=6, kv_heads=2, head_dim=8, value_dim=16, seed=1)
     staged = stage_step(step, whole)
     found = merge(
-        merge_window_reference, step, staged, step, step.query,
-        dtype=torch.float64, out_dtype=torch.float64, sums_dtype=torch.float64,
+        merge_window_reference, step, staged, step,
+        dtype=torch.float64, sums_dtype=torch.float64, told=(torch.float64,),
     )  # fmt: skip
     check_rows(step, found, attend_slowly(step), 1e-12)
 
 
-def run_kernel(step: Step, staged: Staged, seen: Step, query, device, **options):
-    return merge(
-        merge_window_triton, step, staged, seen, query, device,
-        max_query_len=max(r.queries for r in step.requests if r.drafts), **options,
-    )  # fmt: skip
+def run_kernel(step: Step, staged: Staged, device, seen: Step | None = None, **how):
+    return merge(merge_window_triton, step, staged, seen or step, device, **how)
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -95,7 +89,7 @@ def test_any_heads(heads, dims, whole, triton_device):
         seed=heads[0] + dims[0],
     )  # fmt: skip
     staged = stage_step(step, whole)
-    found = run_kernel(step, staged, step, step.query, triton_device)
+    found = run_kernel(step, staged, triton_device)
     check_rows(step, found, attend_slowly(step), TOLERANCE[torch.float32])
 
 
@@ -103,7 +97,7 @@ def test_any_heads(heads, dims, whole, triton_device):
 def test_any_window(queries, triton_device):
     windows = [Request(c, queries, queries - 1) for c in (0, 1, queries - 1, queries, 33, 100)]
     step = make_step(windows, heads=6, kv_heads=2, head_dim=64, seed=queries)
-    found = run_kernel(step, stage_step(step, True), step, step.query, triton_device)
+    found = run_kernel(step, stage_step(step, True), triton_device)
     check_rows(step, found, attend_slowly(step), TOLERANCE[torch.float32])
 
 
@@ -113,8 +107,8 @@ def test_an_fp8_cache(count, of_query, triton_device):
     dtype = torch.float16 if INTERPRETED else torch.bfloat16
     step = make_step(UNEVEN, heads=6, kv_heads=2, head_dim=64, dtype=dtype, seed=5)
     scales = Scales(
-        torch.tensor([2**-7, 2**-8])[:count], torch.tensor([2**-6, 2**-7])[:count],
         torch.tensor([0.02]) if of_query else None,
+        torch.tensor([2**-7, 2**-8])[:count], torch.tensor([2**-6, 2**-7])[:count],
     )  # fmt: skip
     seen, query, _ = quantised_step(step, scales)
     if INTERPRETED:  # it rounds to e4m3 wrongly, so there is nothing left to round
@@ -123,20 +117,20 @@ def test_an_fp8_cache(count, of_query, triton_device):
         )
         seen, query, _ = quantised_step(step, scales)
     staged = stage_step(step, True)
-    options = {f"{name}_scale": getattr(scales, name) for name in "kvq"}
-    options["cache_dtype"] = torch.uint8
-    found = run_kernel(step, staged, seen, query, triton_device, **options)
+    cache = torch.empty(step.kv_cache.shape, dtype=torch.uint8)  # only its dtype counts
+    how = {"query": query, "scales": scales, "cache": cache}
+    found = run_kernel(step, staged, triton_device, seen, **how)
     check_rows(step, found, attend_slowly(seen), TOLERANCE[torch.bfloat16])
 
 
 def test_rounded_twice(triton_device):
     dtype = torch.float16 if INTERPRETED else torch.bfloat16  # it has no bf16 products
     step = make_step(UNEVEN, heads=4, kv_heads=1, head_dim=128, dtype=dtype, seed=7)
-    found = run_kernel(step, stage_step(step, True), step, step.query, triton_device)
+    found = run_kernel(step, stage_step(step, True), triton_device)
     check_rows(step, found, attend_slowly(step), 2 * TOLERANCE[dtype])
 
 
 def test_a_refused_shape(triton_device):
     step = make_step([Request(9, 17, 16)], heads=2, kv_heads=2, head_dim=64)
     with pytest.raises(ValueError, match="window_of_17_tokens"):
-        run_kernel(step, stage_step(step, True), step, step.query, triton_device)
+        run_kernel(step, stage_step(step, True), triton_device)

@@ -210,10 +210,12 @@ def attention_wrapped(change: Callable[..., None]) -> Plant:
         from nwor_bench.plugin.runner_v1 import cpu_attention as attention
 
         def wrap(attend: Callable[..., None]) -> Callable[..., None]:
-            def faulty(query: Any, cache: Any, plan: Any, *rest: Any, **named: Any) -> None:
-                if named.get("staged_key") is not None:
+            def faulty(
+                query: Any, cache: Any, plan: Any, output: Any, scores: Any, staged: Any
+            ) -> None:
+                if staged is not None:
                     plan = [_hidden(group, change) for group in plan]
-                attend(query, cache, plan, *rest, **named)
+                attend(query, cache, plan, output, scores, staged)
 
             return faulty
 

@@ -336,11 +336,11 @@ def attention_wrapped(hide: Callable[[Tensor, Tensor], Tensor]) -> Plant:
         from nwor_bench.plugin.runner_v2 import attention as gpu_attention
 
         def wrap(attend: Callable[..., None]) -> Callable[..., None]:
-            def faulty(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> None:
-                starts, ends = rest[4], rest[5]
-                rows = hide(starts.long(), ends.long()).clamp(0, key.shape[0] - 1)
-                key, value = key.index_fill(0, rows, 0), value.index_fill(0, rows, 0)
-                attend(query, key, value, *rest, **named)
+            def faulty(step: Any, *rest: Any) -> None:
+                starts, ends = step.requests.staged_start, step.requests.staged_end
+                rows = hide(starts.long(), ends.long()).clamp(0, step.key.shape[0] - 1)
+                key, value = (each.index_fill(0, rows, 0) for each in (step.key, step.value))
+                attend(step._replace(key=key, value=value), *rest)
 
             return faulty
 
@@ -451,7 +451,7 @@ def ready_changed(change: Callable[[Any, Any, Callable[[], str]], str]) -> Plant
     commit."""
 
     def plant(worker: Any) -> AbstractContextManager[None]:
-        from nwor_bench.plugin.runner_v2.ready_windows import ReadyWindow
+        from nwor_bench.plugin.runner_v2.stock_update import ReadyWindow
 
         staging = worker.nwor_hook.buffers
 

@@ -7,7 +7,7 @@ or, for kinds without a fraction, a count.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -79,9 +79,11 @@ def _attention_changed(worker: Any, change: Callable[[Tensor], None]) -> Iterato
         cache = worker.nwor_hook.buffers.layers[1].kv_cache.data_ptr()
 
         def around(original: Any) -> Any:
-            def attend(query: Any, kv_cache: Any, plan: Any, output: Any, **more: Any) -> None:
-                original(query, kv_cache, plan, output, **more)
-                if more["staged_key"] is not None and kv_cache.data_ptr() == cache:
+            def attend(
+                query: Any, kv_cache: Any, plan: Any, output: Any, scores: Any, staged: Any
+            ) -> None:
+                original(query, kv_cache, plan, output, scores, staged)
+                if staged is not None and kv_cache.data_ptr() == cache:
                     change(output)
 
             return attend
@@ -91,11 +93,11 @@ def _attention_changed(worker: Any, change: Callable[[Tensor], None]) -> Iterato
         return
 
     def after(original: Any) -> Any:
-        output = list(signature(original).parameters).index("output")
+        names = list(signature(original).parameters)
 
         def attend(*given: Any) -> Any:
             attended = original(*given)
-            change(given[output])
+            change(given[names.index("output")] if "output" in names else given[0].output)
             return attended
 
         return attend
@@ -112,21 +114,24 @@ def scale_wrong(worker: Any, size: float) -> Iterator[None]:
     """The softmax scale of one layer is too large."""
     if _on_gpu(worker):
         layer = _layer(worker)
-        right = layer._scale
-        layer._scale = right * (1 + size)
+        right = layer.rules
+        layer.rules = replace(right, scale=right.scale * (1 + size))
         try:
             yield
         finally:
-            layer._scale = right
+            layer.rules = right
         return
     from nwor_bench.plugin.runner_v1 import cpu_attention
 
     cache = worker.nwor_hook.buffers.layers[1].kv_cache.data_ptr()
 
     def around(original: Any) -> Any:
-        def attend(query: Any, kv_cache: Any, *rest: Any, scale: float, **more: Any) -> None:
-            staged = more["staged_key"] is not None and kv_cache.data_ptr() == cache
-            original(query, kv_cache, *rest, scale=scale * (1 + size if staged else 1), **more)
+        def attend(
+            query: Any, kv_cache: Any, plan: Any, output: Any, scores: Any, staged: Any
+        ) -> None:
+            if staged is not None and kv_cache.data_ptr() == cache:
+                scores = replace(scores, scale=scores.scale * (1 + size))
+            original(query, kv_cache, plan, output, scores, staged)
 
         return attend
 

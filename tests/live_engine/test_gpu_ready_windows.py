@@ -63,7 +63,7 @@ def test_only_the_last_batch_has_ready_windows(gate: Any) -> None:
 def test_a_row_that_only_ready_windows_lose_is_seen(
     gate: Any, monkeypatch: pytest.MonkeyPatch, started: tuple[VllmEngine, RunSpec]
 ) -> None:
-    from nwor_bench.plugin.runner_v2.ready_windows import ReadyWindow
+    from nwor_bench.plugin.runner_v2.stock_update import ReadyWindow
 
     cache = worker_of(started[0]).nwor_hook.buffers.layers[-1].kv_cache
     original = ReadyWindow.commit

@@ -65,7 +65,7 @@ CLASSES: tuple[tuple[str, dict[str, Any], str | None, str | None, str | None], .
     ("a pattern", {"hybrid_override_pattern": "M-M*"}, None, None, None),
     ("shared K/V", {"num_kv_shared_layers": 2}, None, None, None),
     ("chunked", {"model_type": "llama4_text", "attention_chunk_size": 64}, None, None, None),
-    ("ALiBi", {"model_type": "bloom"}, None, "alibi", None),
+    ("ALiBi", {"model_type": "bloom"}, "alibi", "alibi", "alibi"),
     ("wide heads", {"head_dim": 520}, "head_dim_520", "head_dim_520", None),
     ("images", {"model_type": "gemma3"}, None, None, None),
     ("values of another size", {"v_head_dim": 32}, None, None,

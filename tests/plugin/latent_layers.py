@@ -95,9 +95,9 @@ class LatentStep:
         from nwor_bench.plugin.runner_v2.staged_layer import StepInputs
         from nwor_kernels.mla_verify_attention.reference import mla_tail_reference
 
-        def tail_reference(*tensors: Tensor, max_query_len: int, **told: Any) -> None:
-            assert max_query_len == DRAFTS + 1
-            mla_tail_reference(*tensors, **told)
+        def tail_reference(step: Any, *more: Any) -> None:
+            assert step.max_query_len == DRAFTS + 1
+            mla_tail_reference(step, *more)
 
         monkeypatch.setattr(mla_attention, "mla_tail_triton", tail_reference)
         ends = torch.from_numpy(self.starts)

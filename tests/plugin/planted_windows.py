@@ -10,7 +10,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from nwor_bench.records.types import MeasuredWindow
+from nwor_bench.records.types import WindowRecord
 from nwor_bench.records.window_order import (
     SERVER_DRAFT_RUN_LENGTHS,
     SERVER_RUN_LENGTHS,
@@ -25,17 +25,17 @@ DRAFTS = 2
 ACCEPTED = {0: 0.0, 1: 0.8, 2: 0.7}
 """Chance that a draft is accepted if those before it were, by draft count."""
 
-Placed = tuple[MeasuredWindow, WindowPlace | None]
+Placed = tuple[WindowRecord, WindowPlace | None]
 
 
-def verified(k: int, requests: int, accepted: int = 0, **more: Any) -> MeasuredWindow:
+def verified(k: int, requests: int, accepted: int = 0, **more: Any) -> WindowRecord:
     """A window in which each request verified k drafts and nothing was staged."""
     values: dict[str, Any] = {
         "num_reqs": requests, "draft_tokens": k * requests, "accepted_tokens": accepted,
         "staged_tokens": 0, "committed_tokens": 0, "rejected_tokens": 0, "stage_operations": 0,
         "fallback_reason": None,
     }  # fmt: skip
-    return MeasuredWindow(**values | more)
+    return WindowRecord(**values | more)
 
 
 def windows_of_modes() -> Iterator[Placed]:
@@ -79,7 +79,7 @@ def windows_of_drafts() -> Iterator[Placed]:
             yield drafted(draw, given, requests, wall_ms=ms), place
 
 
-def drafted(draw: random.Random, k: int, requests: int, **more: Any) -> MeasuredWindow:
+def drafted(draw: random.Random, k: int, requests: int, **more: Any) -> WindowRecord:
     """A window of k drafts a request, accepted by chance."""
     accepted = 0
     for _ in range(requests):

@@ -6,11 +6,11 @@ from torch import Tensor
 
 from nwor_bench.plugin.observe.errors import (
     FIELDS,
-    AttentionFacts,
     exact_attention,
     head_errors,
     merged_attention,
 )
+from nwor_kernels.attention_step import ScoreRules
 from nwor_kernels.verify_attention.reference import plan_attention, verify_attention_reference
 
 TOKENS, ROWS, HEADS, KV_HEADS, DIM = 37, 5, 6, 2, 8
@@ -25,7 +25,7 @@ def drawn(seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def by_the_kernels_reference(
-    query: Tensor, key: Tensor, value: Tensor, facts: AttentionFacts
+    query: Tensor, key: Tensor, value: Tensor, facts: ScoreRules
 ) -> Tensor:
     """The same attention by the project's other reference, over a cache of one block."""
     cache = torch.cat([key, value], -1).transpose(0, 1)[None].float()
@@ -40,19 +40,17 @@ def by_the_kernels_reference(
     output = torch.full((ROWS, HEADS, DIM), float("nan"))
     verify_attention_reference(
         query.float(), cache, plan, output,
-        scale=facts.scale, softcap=facts.softcap, alibi_slopes=facts.alibi_slopes,
-        sinks=facts.sinks,
+        facts,
     )  # fmt: skip
     return output.double()
 
 
 EVERY_KIND = {
-    "plain": AttentionFacts(0.3),
-    "softcap": AttentionFacts(0.9, softcap=2.0),
-    "sliding window": AttentionFacts(0.3, sliding_window=7),
-    "chunk": AttentionFacts(0.3, chunk=9),
-    "sinks": AttentionFacts(0.3, sinks=torch.linspace(-1, 2, HEADS)),
-    "ALiBi": AttentionFacts(0.3, alibi_slopes=torch.linspace(0.01, 0.3, HEADS)),
+    "plain": ScoreRules(0.3),
+    "softcap": ScoreRules(0.9, softcap=2.0),
+    "sliding window": ScoreRules(0.3, sliding_window=7),
+    "chunk": ScoreRules(0.3, chunk=9),
+    "sinks": ScoreRules(0.3, sinks=torch.linspace(-1, 2, HEADS)),
 }
 
 
@@ -69,7 +67,7 @@ def test_the_derivative_is_that_of_differences(kind: str) -> None:
     given, facts = drawn(2), EVERY_KIND[kind]
 
     def at(factor: float) -> Tensor:
-        return exact_attention(*given, AttentionFacts(**{**vars(facts), "scale": factor}))[0]
+        return exact_attention(*given, ScoreRules(**{**vars(facts), "scale": factor}))[0]
 
     step = 1e-5
     expected = (at(facts.scale * (1 + step)) - at(facts.scale * (1 - step))) / (2 * step)
@@ -81,7 +79,7 @@ def test_a_sparse_layer_attends_to_what_it_selected() -> None:
     query, key, value = drawn(3)
     seen = torch.zeros(ROWS, TOKENS, dtype=torch.bool)
     seen[:, [2, 11]] = True
-    output, _ = exact_attention(query, key, value, AttentionFacts(0.3), seen)
+    output, _ = exact_attention(query, key, value, ScoreRules(0.3), seen)
     only = [2, 11]
     scores = torch.einsum("qhd,thd->hqt", query, key[only].repeat_interleave(3, 1)) * 0.3
     expected = torch.einsum("hqt,thd->qhd", scores.softmax(-1), value[only].repeat_interleave(3, 1))
@@ -92,9 +90,9 @@ def measured(
     change_scale: float, change_gain: float, noise: float
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Errors of an attention with these faults and white noise of 1 % in both; by column."""
-    given, facts = drawn(4), AttentionFacts(0.3)
+    given, facts = drawn(4), ScoreRules(0.3)
     exact, derivative = exact_attention(*given, facts)
-    faulty, _ = exact_attention(*given, AttentionFacts(facts.scale * (1 + change_scale)))
+    faulty, _ = exact_attention(*given, ScoreRules(facts.scale * (1 + change_scale)))
     draw = torch.Generator().manual_seed(5)
     size = noise * exact.square().mean().sqrt()
     ours, stock = (
@@ -114,7 +112,7 @@ def test_signed_errors_are_the_planted_ones() -> None:
 
 
 def test_output_that_was_not_written_is_not_finite() -> None:
-    exact, derivative = exact_attention(*drawn(6), AttentionFacts(0.3))
+    exact, derivative = exact_attention(*drawn(6), ScoreRules(0.3))
     ours = exact.clone()
     ours[2, 1] = float("nan")
     heads, _ = head_errors(ours, exact, torch.arange(ROWS), exact, derivative)
@@ -139,7 +137,7 @@ def test_merged_attention_is_exact_but_for_its_roundings(selects: bool) -> None:
         seen = torch.rand(ROWS, 900, generator=torch.Generator().manual_seed(8)) < 0.1
         seen[:, -ROWS] = True
         seen[0, :-ROWS] = False  # a row of which stock sees nothing
-    exact, _ = exact_attention(query, key, value, AttentionFacts(0.2), seen)
+    exact, _ = exact_attention(query, key, value, ScoreRules(0.2), seen)
     merged = merged_attention(query, key, value, 0.2, torch.float64, seen)
     assert torch.allclose(merged, exact, rtol=1e-12, atol=1e-14)
     rounded = merged_attention(query, key, value, 0.2, torch.bfloat16, seen)
@@ -149,7 +147,7 @@ def test_merged_attention_is_exact_but_for_its_roundings(selects: bool) -> None:
 @pytest.mark.parametrize("causal", [True, False])
 def test_merged_attention_of_heads_that_share_k_and_v(causal: bool) -> None:
     query, key, value = random_heads(rows=3, tokens=9, heads=6, kv_heads=2)
-    exact, _ = exact_attention(query, key, value, AttentionFacts(0.2))
+    exact, _ = exact_attention(query, key, value, ScoreRules(0.2))
     merged = merged_attention(query, key, value, 0.2, torch.float64, causal=causal)
     torch.testing.assert_close(merged, exact)
     rounded = merged_attention(query, key, value, 0.2, torch.bfloat16, causal=causal)

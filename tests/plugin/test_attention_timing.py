@@ -43,6 +43,10 @@ class Layer:
     """A staged layer that notes what attended it."""
 
     name = "layers.0"
+    rules = None
+
+    def scales(self, query: Tensor) -> None:
+        return None
 
     def __init__(self, group: Any) -> None:
         self.group = group
@@ -99,8 +103,8 @@ def test_each_contender_attends_every_layer(step: Any) -> None:
     assert made.layers == 3
     for each in layers:
         assert [name for name, _ in each.verified] == [Contender.OURS, Contender.OURS_4]
-        (given,) = {id(given[4]) for _, given in each.verified}
-        assert given == id(each.verified[0][1][4])
+        (cache,) = {id(given.kv_cache) for _, (given,) in each.verified}
+        assert cache == id(each.cache)
         assert each.merged[0][0] == [100, 100]
         assert not each.cache.any()
         (scratch,) = each.layer.impl.written
@@ -139,8 +143,9 @@ def test_latent_layers_are_timed_alike() -> None:
     layer: Any = SimpleNamespace(
         layer=of_vllm, cache_rows=lambda: cache.unsqueeze(1),
         group=SimpleNamespace(kind=AttentionKind(shape, 2), committed=SimpleNamespace(over=over)),
-        verify=lambda *given: calls.append(("ours", given[5])),
+        verify=lambda step: calls.append(("ours", step.max_query_len)),
         merge=lambda attend, lengths, *given: calls.append(("merge", lengths)),
+        rules=None, scales=lambda query: None,
     )  # fmt: skip
     runner = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32, max_model_len=4096)
     builder = SimpleNamespace(build=lambda _, common: common)

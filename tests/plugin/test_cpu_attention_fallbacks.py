@@ -32,7 +32,7 @@ class CpuLayers:
         for number in range(LAYERS):
             impl = object.__new__(ReferenceCPUAttentionImpl)
             settings = {"why_stock": None, "scale": 0.3, "logits_soft_cap": 0.0, "sinks": None}
-            vars(impl).update({**settings, "alibi_slopes": None, "sliding_window": -1})
+            vars(impl).update({**settings, "sliding_window": -1})
             impl.staging = LayerStaging(self.window, buffers, number) if staged else None
             self.impls.append(impl)
         slots = step_slots()
@@ -88,3 +88,21 @@ def test_the_window_is_written_before_the_cache_is_read(
         torch.testing.assert_close(ours, theirs)
     for ours, theirs in zip(staged.caches, stock.caches, strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"is_fp8_kv_cache": True}, "cache_dtype:fp8"),
+        ({"alibi_slopes": torch.ones(4)}, "alibi"),
+        ({"attn_type": "encoder_only"}, "layer_type:encoder_only"),
+    ],
+)
+def test_what_stock_attends(changes: dict[str, Any], reason: str | None) -> None:
+    from nwor_bench.plugin.runner_v1.cpu_attention import ReferenceCPUAttentionImpl
+
+    impl = object.__new__(ReferenceCPUAttentionImpl)
+    plain = {"is_fp8_kv_cache": False, "kv_cache_dtype": "fp8", "alibi_slopes": None}
+    vars(impl).update({**plain, "attn_type": "decoder", **changes})
+    assert impl._why_stock() == reason

@@ -140,8 +140,8 @@ def test_a_window_attends_with_queries_of_the_type_that_stock_attention_uses(
     monkeypatch.setattr(wrapped_layers, "step_metadata", lambda: step(backend, **changes))
     seen = []
 
-    def verify(query: torch.Tensor, *_: Any, **more: Any) -> None:
-        seen.append((query.dtype, more["q_scale"] is not None))
+    def verify(step: Any, *_: Any) -> None:
+        seen.append((step.query.dtype, step.scales.query is not None))
 
     monkeypatch.setattr("nwor_bench.plugin.runner_v2.attention.verify_attention_triton", verify)
     layers.begin("whole step")

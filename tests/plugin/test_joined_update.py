@@ -516,7 +516,7 @@ def test_a_path_that_no_gate_batch_took_has_no_verdict(
 def test_a_fault_of_ready_windows_alone_is_seen_by_the_gates_last_batch(
     gated: Callable[[], Any], machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nwor_bench.plugin.runner_v2.ready_windows import ReadyWindow
+    from nwor_bench.plugin.runner_v2.stock_update import ReadyWindow
 
     def commit(window: ReadyWindow, call: Any) -> str:
         machine.staging.went_wrong = True

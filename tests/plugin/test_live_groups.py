@@ -32,7 +32,7 @@ from nwor_bench.plugin.live_groups import (
 )
 from nwor_bench.records.fallback_reasons import Guard, LeftOut
 from nwor_bench.records.metrics import DRAFT_METRICS, LIVE_METRICS, MetricFiles, labels_of
-from nwor_bench.records.types import MeasuredWindow
+from nwor_bench.records.types import WindowRecord
 from nwor_bench.records.window_order import ALL, WindowPlace, compared, places_of_group
 from nwor_bench.stats.interval import Interval
 from nwor_bench.stats.robust import log_tokens, robust_location
@@ -46,7 +46,7 @@ def places(kind: Kind, number: int, cell: int = 1) -> list[WindowPlace]:
     return places_of_group((0, cell), number, 2 if kind is MODES else 3)
 
 
-def window_at(kind: Kind, place: WindowPlace, ms: float, requests: int = 2) -> MeasuredWindow:
+def window_at(kind: Kind, place: WindowPlace, ms: float, requests: int = 2) -> WindowRecord:
     """A window of its place's draft count that took this long; one beside a switch takes longer."""
     used = compared(place.run_length, counts=kind is COUNTS)
     wall = ms if place.position in used else 50.0 + 40 * place.cell
@@ -159,14 +159,14 @@ def test_a_planted_effect_is_found_among_arrivals_and_drift(effect: float) -> No
 # Tokens of draft counts.
 
 
-def spans_of(*windows: MeasuredWindow) -> DraftTokens:
+def spans_of(*windows: WindowRecord) -> DraftTokens:
     tokens = DraftTokens()
     for each in [*windows, verified(0, 2)]:
         tokens.add(each)
     return tokens
 
 
-def all_taken(k: int, **more: Any) -> list[MeasuredWindow]:
+def all_taken(k: int, **more: Any) -> list[WindowRecord]:
     """Windows behind a change to k that accept all, and do not count."""
     return [verified(k, 2, 2 * k, **more)] * UNSETTLED
 
@@ -196,7 +196,7 @@ def all_taken(k: int, **more: Any) -> list[MeasuredWindow]:
     ids=["the fifth", "undelivered", "uneven", "two classes"],
 )  # fmt: skip
 def test_tokens_count_from_the_fifth_window_at_one_k(
-    windows: Sequence[MeasuredWindow], spans: dict[Any, Any]
+    windows: Sequence[WindowRecord], spans: dict[Any, Any]
 ) -> None:
     tokens = spans_of(*windows)
     assert {name: list(own) for name, own in tokens.spans.items()} == spans

@@ -49,13 +49,10 @@ def merging(monkeypatch: pytest.MonkeyPatch) -> Any:
     from nwor_bench.plugin.runner_v2.committed import CommittedOnly
     from nwor_kernels.window_merge.reference import merge_window_reference
 
-    def merge(*tensors: Any, max_query_len: int, **options: Any) -> None:
-        merge_window_reference(*tensors, **options)
-
     def build(contender: Any) -> tuple[Any, Committed]:
         committed = Committed()
         monkeypatch.setattr(attention, "attend_committed", committed)
-        monkeypatch.setattr(attention, "merge_window_triton", merge)
+        monkeypatch.setattr(attention, "merge_window_triton", merge_window_reference)
         layers: Any = None
 
         def group() -> Any:
@@ -142,7 +139,6 @@ def test_lengths_are_shortened_once_a_forward() -> None:
         {"vllm_flash_attn_version": 2},
         {"sliding_window": (127, 0)},
         {"logits_soft_cap": 30.0},
-        {"alibi_slopes": torch.ones(4)},
         {"sinks": torch.ones(4)},
     ],
     ids=lambda change: next(iter(change), "plain"),
@@ -154,7 +150,7 @@ def test_what_cannot_be_merged(change: dict[str, Any]) -> None:
         vllm_flash_attn_version = 3
         sliding_window = (-1, -1)
         logits_soft_cap = 0
-        alibi_slopes = sinks = None
+        sinks = None
 
     impl = FlashAttentionImpl()
     vars(impl).update(change)

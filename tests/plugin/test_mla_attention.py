@@ -97,10 +97,8 @@ class LatentLayers(LatentStep):
         from nwor_bench.plugin.runner_v2.committed import CommittedOnly, decode_shortened
         from nwor_kernels.mla_verify_attention.reference import mla_verify_attention_reference
 
-        def reference(*tensors: Tensor, **told: Any) -> None:
-            for unused in ("max_query_len", "max_seq_len", "workspace"):
-                told.pop(unused)
-            mla_verify_attention_reference(*tensors, **told)
+        def reference(step: Any, workspace: Any) -> None:
+            mla_verify_attention_reference(step)
 
         monkeypatch.setattr(mla_attention, "mla_verify_attention_triton", reference)
         inputs = self.inputs(monkeypatch)

@@ -44,6 +44,7 @@ def unequal_layer(kind: str, value_width: int = 128, **changes: Any) -> Any:
         ({"kv_cache_dtype": "int8_per_token_head"}, "cache_dtype:int8_per_token_head"),
         ({"value_width": 1024}, "head_dim_1024"),
         ({"attn_type": "encoder_only"}, "attention_type:encoder_only"),
+        ({"alibi_slopes": torch.ones(4)}, "alibi"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )

@@ -32,6 +32,7 @@ from nwor_bench.plugin.runner_v2.plan import (
 from nwor_bench.plugin.runner_v2.staged_layer import StepInputs
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.window import Window
+from nwor_kernels.attention_step import AttentionStep, ScoreRules
 from nwor_kernels.stage.reference import stage_kv_cache_reference
 from nwor_kernels.verify_attention.reference import plan_attention, verify_attention_reference
 
@@ -96,8 +97,14 @@ def attention_group(workspace: Any = None, **more: Any) -> AttentionGroup:
     return AttentionGroup(kind, workspace, torch.device("cpu"), **more)
 
 
-def attend(query: Tensor, kv_cache: Tensor, metadata: Any, output: Tensor, **staged: Any) -> None:
-    rows = staged.pop("rows", None)
+def attend(
+    query: Tensor,
+    kv_cache: Tensor,
+    metadata: Any,
+    output: Tensor,
+    rows: Tensor | None = None,
+    staged: tuple[Tensor, Tensor] | None = None,
+) -> None:
     plan = plan_attention(
         metadata.query_start_loc,
         metadata.seq_lens,
@@ -105,7 +112,7 @@ def attend(query: Tensor, kv_cache: Tensor, metadata: Any, output: Tensor, **sta
         BLOCK_SIZE,
         staged_token_rows=rows,
     )
-    verify_attention_reference(query, kv_cache, plan, output, scale=StockImpl.scale, **staged)
+    verify_attention_reference(query, kv_cache, plan, output, ScoreRules(StockImpl.scale), staged)
 
 
 def step_metadata() -> Any:
@@ -249,34 +256,11 @@ class WrappedLayers:
             layer.impl.forward(layer, self.query, *given, cache, used, output, **more)
             self.outputs.append(output)
 
-    def _verify(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        kv_cache: Tensor,
-        query_start_loc: Tensor,
-        seq_lens: Tensor,
-        block_table: Tensor,
-        starts: Tensor,
-        ends: Tensor,
-        output: Tensor,
-        **_: Any,
-    ) -> None:
-        number = next(n for n, cache in enumerate(self.caches) if cache is kv_cache)
+    def _verify(self, step: AttentionStep, *_: Any) -> None:
+        number = next(n for n, cache in enumerate(self.caches) if cache is step.kv_cache)
         self.verified.append(number)
         batch = self.window.batch
         assert batch is not None
-        metadata = SimpleNamespace(
-            query_start_loc=query_start_loc, seq_lens=seq_lens, block_table=block_table
-        )
         held = slice(None) if batch.copied else batch.rows
-        attend(
-            query,
-            kv_cache,
-            metadata,
-            output,
-            rows=batch.rows,
-            staged_key=key[held],
-            staged_value=value[held],
-        )
+        staged = step.key[held], step.value[held]
+        attend(step.query, step.kv_cache, step.requests, step.output, batch.rows, staged)

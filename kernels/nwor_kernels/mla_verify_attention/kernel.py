@@ -6,6 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
+from nwor_kernels.attention_step import AttentionStep
 from nwor_kernels.fp8 import E4M3_CACHE_DTYPES
 from nwor_kernels.launch import Launches
 from nwor_kernels.mla_verify_attention.program import mla_verify_kernel
@@ -133,47 +134,21 @@ def create_workspace(
 
 
 def mla_verify_attention_triton(
-    query: Tensor,
-    query_pe: Tensor,
-    latent: Tensor,
-    key_pe: Tensor,
-    kv_cache: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    block_table: Tensor,
-    staged_start: Tensor,
-    staged_end: Tensor,
-    output: Tensor,
-    *,
-    scale: float,
-    max_query_len: int,
-    max_seq_len: int,
-    q_scale: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    workspace: VerifyWorkspace,
-    tuning: Tuning | None = None,
+    step: AttentionStep, workspace: VerifyWorkspace, tuning: Tuning | None = None
 ) -> None:
     """Attend the queries of every request with staged rows; other output rows stay as they are.
 
     Safe in a CUDA graph: it reads nothing on the host and allocates nothing.
-    Arguments that are not listed are those of `verify_attention_triton`.
 
     Args:
-        query: [num_tokens, heads, latent_dim], absorbed (multiplied by W_UK); float8_e4m3fn if
-            vLLM quantises queries.
-        query_pe: [num_tokens, heads, pe_dim], the rotary part, of the dtype of `query`.
-        latent: [rows, latent_dim] or [rows, 1, latent_dim], staged, last dimension contiguous.
-        key_pe: [rows, pe_dim] or [rows, 1, pe_dim], staged likewise.
-        kv_cache: [blocks, block_size, latent_dim + pe_dim], last dimension contiguous; of the
-            dtype of `latent`, or e4m3 (uint8 is taken as e4m3).
-        output: [num_tokens, heads, latent_dim], written in place, still to be multiplied by W_UV.
-        q_scale, k_scale: float32, one element; for fp8 queries and fp8 caches.
         workspace: from `create_workspace`.
+        tuning: the launch's shape, for benchmarks.
 
     Raises:
         ValueError: the kernel does not serve this shape, or the workspace is too small for it.
     """
-    requests = seq_lens.shape[0]
+    query, query_pe, latent, key_pe, kv_cache, output = latent_tensors(step)
+    requests, max_query_len = step.requests.seq_lens.shape[0], step.max_query_len
     heads, latent_dim = query.shape[1:]
     pe_dim = query_pe.shape[2]
     reason = unsupported_reason(latent_dim, pe_dim, max_query_len, latent.dtype, kv_cache.dtype)
@@ -182,12 +157,13 @@ def mla_verify_attention_triton(
     if requests == 0:
         return
     quantised = kv_cache.dtype in E4M3_CACHE_DTYPES
+    q_scale, k_scale = step.scales.query, step.scales.key if quantised else None
     itemsize = 2 if quantised else kv_cache.element_size()
     shape = launch_shape(
         max_query_len, heads, latent_dim, pe_dim, itemsize, query.device, tuning, requests
     )
     workspace.check(shape, requests * shape.row_tiles)
-    steps = requests * shape.row_tiles * (triton.cdiv(max_seq_len, shape.block_n) + 1)
+    steps = requests * shape.row_tiles * (triton.cdiv(step.max_seq_len, shape.block_n) + 1)
     grid = min(shape.programs, triton.cdiv(steps, shape.min_tiles))
     arguments = (
         query,
@@ -195,30 +171,20 @@ def mla_verify_attention_triton(
         latent,
         key_pe,
         kv_cache,
-        query_start_loc,
-        seq_lens,
-        block_table,
-        staged_start,
-        staged_end,
+        *step.requests,
         output,
         q_scale,
-        k_scale if quantised else None,
+        k_scale,
         workspace.accumulators,
         workspace.sums,
         workspace.arrived,
-        scale,
+        step.scores.scale,
         requests,
-        block_table.stride(0),
-        *query.stride()[:2],
-        *query_pe.stride()[:2],
-        latent.stride(0),
-        key_pe.stride(0),
-        *kv_cache.stride()[:2],
-        *output.stride()[:2],
+        *strides_of(step),
     )
     constants = {
         "Q_SCALE": q_scale is not None,
-        "K_SCALE": quantised and k_scale is not None,
+        "K_SCALE": k_scale is not None,
         "FP8": fp8_way(quantised),
         "COMPUTE": compute_type(latent, quantised),
         "HEADS": heads,
@@ -239,4 +205,24 @@ def mla_verify_attention_triton(
     }
     _launches(
         (grid, 1, 1), arguments, constants, num_warps=shape.num_warps, num_stages=shape.num_stages
+    )
+
+
+def latent_tensors(step: AttentionStep) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Queries and their rotary part, latents and theirs, cache and output of a latent layer."""
+    assert step.query_pe is not None
+    return step.query, step.query_pe, step.key, step.value, step.kv_cache, step.output
+
+
+def strides_of(step: AttentionStep) -> tuple[int, ...]:
+    """Strides of a latent layer's tensors, in the order of the kernels' arguments."""
+    query, query_pe, latent, key_pe, kv_cache, output = latent_tensors(step)
+    return (
+        step.requests.block_table.stride(0),
+        *query.stride()[:2],
+        *query_pe.stride()[:2],
+        latent.stride(0),
+        key_pe.stride(0),
+        *kv_cache.stride()[:2],
+        *output.stride()[:2],
     )

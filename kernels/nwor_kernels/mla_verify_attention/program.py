@@ -16,9 +16,8 @@ from nwor_kernels.verify_attention.parts import (
     cut,
     discard_parts,
     find_pair,
-    leave_part,
-    merge_parts,
-    slot_of,
+    locate,
+    settle,
 )
 from nwor_kernels.verify_attention.tiles import (
     LOG2_E,
@@ -141,13 +140,7 @@ def mla_verify_kernel(
         first_row = tl.load(query_start_loc + request)
         num_rows = tl.load(query_start_loc + request + 1) - first_row
         steps = _steps(num_staged, seq_len, BLOCK_N)
-        tile_slots = tl.cdiv(steps, multiple) * multiple
-        tile = (at - before) // tile_slots
-        first = (at - before) % tile_slots
-        tile_at = at - first
-        last = tl.minimum(tile_slots, end - tile_at)
-        first_program = tile_at // part
-        parts = (tile_at + tile_slots - 1) // part - first_program + 1
+        tile, first, last, first_program, parts = locate(at, end, before, steps, multiple, part)
         context = seq_len - num_staged
 
         table = block_table + request.to(tl.int64) * table_row
@@ -200,24 +193,10 @@ def mla_verify_kernel(
                 in_sight, acc0, acc1, best, total, factor,
             )  # fmt: skip
 
-        complete = parts == 1
-        half = row[:, None] * DIM + tl.arange(0, half_dim)[None, :]
-        if not complete:
-            # Leave the partial result; the last to arrive merges all of them, in order.
-            leave_part(
-                accumulators, sums, slot_of(first_program, program - first_program),
-                row, half, is_row, acc0, acc1, best, total, ROWS, DIM,
-            )  # fmt: skip
-            tl.debug_barrier()  # every thread's stores come before this program's arrival
-            counter = arrived + request * ROW_TILES + tile
-            earlier = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
-            complete = earlier == parts - 1
-            if complete:
-                tl.debug_barrier()  # and every thread's loads after it
-                tl.store(counter, 0)
-                acc0, acc1, best, total = merge_parts(
-                    accumulators, sums, first_program, parts, row, half, is_row, ROWS, DIM, MERGED
-                )
+        complete, acc0, acc1, best, total = settle(
+            accumulators, sums, arrived + request * ROW_TILES + tile, first_program, parts, is_row,
+            acc0, acc1, best, total, ROWS, DIM, MERGED,
+        )  # fmt: skip
         if complete:
             by = (kept_scale / total)[:, None]
             rows_at = output + token_row * output_row + head * output_head

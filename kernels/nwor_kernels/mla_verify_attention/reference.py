@@ -4,109 +4,98 @@ Queries are absorbed: projected into the latent space of the cache. A cached row
 (all of it) and the value (its latent part), shared by all heads.
 """
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
+from nwor_kernels.attention_step import AttentionStep, StepRequests
 from nwor_kernels.fp8 import E4M3_CACHE_DTYPES, quantize_e4m3
 
 
-def mla_verify_attention_reference(
-    query: Tensor,
-    query_pe: Tensor,
-    latent: Tensor,
-    key_pe: Tensor,
-    kv_cache: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    block_table: Tensor,
-    staged_start: Tensor,
-    staged_end: Tensor,
-    output: Tensor,
-    *,
-    scale: float,
-    q_scale: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> None:
+def mla_verify_attention_reference(step: AttentionStep, dtype: torch.dtype = torch.float32) -> None:
     """`mla_verify_attention_triton`, computed in `dtype` (float64 for tests).
 
     Reads only committed context and staged rows.
     """
-    width = query.shape[2]
-    bounds = zip(staged_start.tolist(), staged_end.tolist(), strict=True)
-    for request, (start, end) in enumerate(bounds):
-        first, last = query_start_loc[request : request + 2].tolist()
-        if start == end or first == last:
-            continue
-        length = int(seq_lens[request])
-        staged = torch.cat([latent[start:end].flatten(1), key_pe[start:end].flatten(1)], dim=-1)
-        context = _context(kv_cache, block_table[request], length - (end - start))
-        keys = _as_cached(context, staged, k_scale, dtype)
-        queries = torch.cat([query[first:last].to(dtype), query_pe[first:last].to(dtype)], dim=-1)
-        if q_scale is not None:
-            queries = queries * q_scale.to(dtype)
-        position = torch.arange(length - (last - first), length, device=keys.device)
-        hidden = torch.arange(length, device=keys.device)[None, :] > position[:, None]
-        scores = torch.einsum("qhd,td->hqt", queries, keys) * scale
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
-        output[first:last] = torch.einsum("hqt,td->qhd", weights, keys[:, :width]).to(output.dtype)
+    for request in _requests(step, dtype):
+        query, keys, key, position = request.query, request.keys, request.key, request.position
+        if step.scales.query is not None:
+            query = query * step.scales.query.to(dtype)
+        scores = torch.einsum("qhd,td->hqt", query, keys) * step.scores.scale
+        weights = scores.masked_fill(key > position, float("-inf")).softmax(dim=-1)
+        attended = torch.einsum("hqt,td->qhd", weights, keys[:, : step.query.shape[2]])
+        step.output[request.rows] = attended.to(step.output.dtype)
 
 
 def mla_tail_reference(
-    query: Tensor,
-    query_pe: Tensor,
-    latent: Tensor,
-    key_pe: Tensor,
-    kv_cache: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    block_table: Tensor,
-    staged_start: Tensor,
-    staged_end: Tensor,
-    output: Tensor,
+    step: AttentionStep,
     lse: Tensor,
-    *,
-    scale: float,
     selection: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> None:
     """`mla_tail_triton`, computed in `dtype`."""
-    width = query.shape[2]
-    for request, length in enumerate(seq_lens.tolist()):
-        first, last = query_start_loc[request : request + 2].tolist()
-        start, end = int(staged_start[request]), int(staged_end[request])
-        if start == end or first == last or length < last - first:
-            continue
-        staged = torch.cat([latent[start:end].flatten(1), key_pe[start:end].flatten(1)], dim=-1)
-        context = _context(kv_cache, block_table[request], length - (end - start))
-        keys = _as_cached(context, staged, None, dtype)
-        queries = torch.cat([query[first:last].to(dtype), query_pe[first:last].to(dtype)], dim=-1)
-        key = torch.arange(length, device=keys.device)[None, :]
-        position = torch.arange(length - (last - first), length, device=keys.device)[:, None]
-        seen_until = position + 1 - (end - start)
+    for request in _requests(step, dtype):
+        keys, key, position = request.keys, request.key, request.position
+        seen_until = position + 1 - request.staged
         saw_nothing = seen_until[..., None] <= 0
         hidden = (key < seen_until) | (key > position)
         if selection is not None:
-            counts, bits = selection[:, first:last, None].long()
-            staged_row = key - (length - (end - start))
+            counts, bits = selection[:, request.rows, None].long()
+            staged_row = key - (len(keys) - request.staged)
             hidden = (staged_row < 0) | ((bits >> staged_row.clamp(min=0)) & 1 == 0)
             saw_nothing = counts[..., None] == 0
-        scores = torch.einsum("qhd,td->qht", queries, keys) * scale
+        scores = torch.einsum("qhd,td->qht", request.query, keys) * step.scores.scale
         scores = scores.masked_fill(hidden[:, None], float("-inf"))
-        stock = lse[first:last, :, None].to(dtype).masked_fill(saw_nothing, float("-inf"))
+        stock = lse[request.rows, :, None].to(dtype).masked_fill(saw_nothing, float("-inf"))
         weights = torch.cat([stock, scores], dim=-1).softmax(dim=-1)
-        values = output[first:last].to(dtype).masked_fill(saw_nothing, 0.0)
-        merged = weights[..., :1] * values + weights[..., 1:] @ keys[:, :width]
-        output[first:last] = merged.to(output.dtype)
+        values = step.output[request.rows].to(dtype).masked_fill(saw_nothing, 0.0)
+        latents = keys[:, : step.query.shape[2]]
+        merged = weights[..., :1] * values + weights[..., 1:] @ latents
+        step.output[request.rows] = merged.to(step.output.dtype)
+
+
+class _Request(NamedTuple):
+    """One request with staged rows."""
+
+    rows: slice
+    """Of the batch."""
+    query: Tensor
+    """[queries, heads, width], both parts."""
+    keys: Tensor
+    """[tokens, width], as read from the cache, the staged rows last."""
+    key: Tensor
+    """[1, tokens], positions."""
+    position: Tensor
+    """[queries, 1], of the queries."""
+    staged: int
+    """Staged rows."""
+
+
+def _requests(step: AttentionStep, dtype: torch.dtype) -> Iterator[_Request]:
+    """Requests with query rows, staged rows and tokens, in `dtype`; queries without their scale."""
+    assert step.query_pe is not None
+    starts, seq_lens, block_table, staged_start, staged_end = step.requests
+    bounds = zip(staged_start.tolist(), staged_end.tolist(), strict=True)
+    for request, (start, end) in enumerate(bounds):
+        first, last = starts[request : request + 2].tolist()
+        length, rows = int(seq_lens[request]), slice(first, last)
+        if start == end or first == last or length < last - first:
+            continue
+        parts = (step.key[start:end].flatten(1), step.value[start:end].flatten(1))
+        context = _context(step.kv_cache, block_table[request], length - (end - start))
+        keys = _as_cached(context, torch.cat(parts, dim=-1), step.scales.key, dtype)
+        query = torch.cat([step.query[rows].to(dtype), step.query_pe[rows].to(dtype)], dim=-1)
+        key = torch.arange(length, device=keys.device)[None, :]
+        position = torch.arange(length - (last - first), length, device=keys.device)[:, None]
+        yield _Request(rows, query, keys, key, position, end - start)
 
 
 def split_selection_reference(
     selected: Tensor,
     request_of: Tensor,
-    seq_lens: Tensor,
-    block_table: Tensor,
-    staged_start: Tensor,
-    staged_end: Tensor,
+    requests: StepRequests,
     rows: Tensor,
     selection: Tensor,
     *,
@@ -114,6 +103,7 @@ def split_selection_reference(
     block_rows: int,
 ) -> None:
     """`split_selection_triton`, one query row at a time."""
+    _, seq_lens, block_table, staged_start, staged_end = requests
     rows.fill_(-1)
     selection.zero_()
     for token, request in enumerate(request_of.tolist()):

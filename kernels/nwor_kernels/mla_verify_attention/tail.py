@@ -15,8 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nwor_kernels.attention_step import AttentionStep, StepRequests
 from nwor_kernels.launch import Launches
-from nwor_kernels.mla_verify_attention.kernel import unsupported_reason
+from nwor_kernels.mla_verify_attention.kernel import (
+    latent_tensors,
+    strides_of,
+    unsupported_reason,
+)
 from nwor_kernels.mla_verify_attention.program import attend_latents
 from nwor_kernels.verify_attention.tiles import LOG2_E, halves_of_rows, nothing_seen, store_halves
 
@@ -142,48 +147,26 @@ _launches = Launches(
 )
 
 
-def mla_tail_triton(
-    query: Tensor,
-    query_pe: Tensor,
-    latent: Tensor,
-    key_pe: Tensor,
-    kv_cache: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    block_table: Tensor,
-    staged_start: Tensor,
-    staged_end: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    *,
-    scale: float,
-    max_query_len: int,
-    selection: Tensor | None = None,
-) -> None:
+def mla_tail_triton(step: AttentionStep, lse: Tensor, selection: Tensor | None = None) -> None:
     """Merge the tail of every request with staged rows into stock's output over the tokens before.
 
     Safe in a CUDA graph: it reads nothing on the host and allocates nothing. Requests without query
     rows, staged rows or tokens are skipped.
 
     Args:
-        query, query_pe, latent, key_pe: as for `mla_verify_attention_triton`, of one dtype.
-        kv_cache: likewise, of the dtype of `latent`.
-        query_start_loc, seq_lens, block_table, staged_start, staged_end: likewise; `seq_lens`
-            count the staged rows too.
-        output: [num_tokens, heads, latent_dim], overwritten: stock's over the first L - s tokens
-            of a request of L tokens and s staged rows, causal and aligned to their end.
+        step: tensors of one dtype. Its output is stock's over the first L - s tokens of a request
+            of L tokens and s staged rows, causal and aligned to their end.
         lse: [num_tokens, heads] float32, the natural log-sum-exp of stock's scaled scores, of any
-            strides. It is not read, nor is `output`, for rows that saw no token.
-        scale: factor on the scores.
-        max_query_len: most query rows of a request with staged rows.
+            strides. It is not read, nor is the output, for rows that saw no token.
         selection: [2, num_tokens] int32 of a sparse layer, as `split_selection_triton` makes it:
-            `output` and `lse` are over the committed tokens that each row has selected, and it is
+            output and `lse` are over the committed tokens that each row has selected, and it is
             merged with the staged rows that it has selected. None: causal attention.
 
     Raises:
         ValueError: the kernel does not serve this shape or dtype.
     """
-    requests = seq_lens.shape[0]
+    query, query_pe, latent, key_pe, kv_cache, output = latent_tensors(step)
+    requests, max_query_len = step.requests.seq_lens.shape[0], step.max_query_len
     heads, latent_dim = query.shape[1:]
     pe_dim = query_pe.shape[2]
     reason = unsupported_reason(latent_dim, pe_dim, max_query_len, latent.dtype, kv_cache.dtype)
@@ -201,22 +184,12 @@ def mla_tail_triton(
         latent,
         key_pe,
         kv_cache,
-        query_start_loc,
-        seq_lens,
-        block_table,
-        staged_start,
-        staged_end,
+        *step.requests,
         output,
         lse,
         selection,
-        scale,
-        block_table.stride(0),
-        *query.stride()[:2],
-        *query_pe.stride()[:2],
-        latent.stride(0),
-        key_pe.stride(0),
-        *kv_cache.stride()[:2],
-        *output.stride()[:2],
+        step.scores.scale,
+        *strides_of(step),
         *lse.stride(),
         0 if selection is None else selection.stride(0),
     )
@@ -307,10 +280,7 @@ _split_launches = Launches(
 def split_selection_triton(
     selected: Tensor,
     request_of: Tensor,
-    seq_lens: Tensor,
-    block_table: Tensor,
-    staged_start: Tensor,
-    staged_end: Tensor,
+    requests: StepRequests,
     rows: Tensor,
     selection: Tensor,
     *,
@@ -325,8 +295,6 @@ def split_selection_triton(
         selected: [tokens, most] int32, positions of the row's request, each at most once, in any
             order; -1 for none.
         request_of: [tokens] int32, each row's request.
-        seq_lens, block_table, staged_start, staged_end: as for `mla_verify_attention_triton`. The
-            last rows of a request of L tokens are its s staged ones: L - s are in the cache.
         rows: [tokens, most] int32, overwritten: the cache's rows of the selected committed
             positions, in their order, then -1.
         selection: [2, tokens] int32, overwritten: how many those are; and bit i if the request's
@@ -337,19 +305,16 @@ def split_selection_triton(
     tokens, most = selected.shape
     if tokens == 0:
         return
-    strides = (selected, block_table, rows, selection)
+    strides = (selected, requests.block_table, rows, selection)
     arguments = (
         selected,
         request_of,
-        seq_lens,
-        block_table,
-        staged_start,
-        staged_end,
+        *requests[1:],
         rows,
         selection,
         *(each.stride(0) for each in strides),
         tokens,
-        seq_lens.shape[0],
+        requests.seq_lens.shape[0],
     )
     constants = {
         "SELECTED": most,

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nwor_kernels.attention_step import AttentionStep, Scales
 from nwor_kernels.fp8 import E4M3_CACHE_DTYPES
 from nwor_kernels.launch import Launches
 from nwor_kernels.verify_attention.program import verify_kernel
@@ -102,81 +103,42 @@ _launches = Launches(verify_kernel, free=frozenset({"scale", "softcap", "request
 
 
 def verify_attention_triton(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    kv_cache: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    block_table: Tensor,
-    staged_start: Tensor,
-    staged_end: Tensor,
-    output: Tensor,
-    *,
-    scale: float,
-    max_query_len: int,
-    max_seq_len: int,
-    sliding_window: int = -1,
-    softcap: float = 0.0,
-    chunk: int = -1,
-    sinks: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    q_scale: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    workspace: VerifyWorkspace,
-    tuning: Tuning | None = None,
+    step: AttentionStep, workspace: VerifyWorkspace, tuning: Tuning | None = None
 ) -> None:
     """Attend the queries of every request with staged tokens; other output rows stay as they are.
 
     Safe in a CUDA graph: it reads nothing on the host and allocates nothing.
 
     Args:
-        query: [num_tokens, heads, head_dim]; float8_e4m3fn if vLLM quantises queries.
-        key: [rows, kv_heads, head_dim], the staged source, last dimension contiguous.
-        value: [rows, kv_heads, value_dim], likewise.
-        kv_cache: [blocks, kv_heads, block_size, head_dim + value_dim], K then V, last dimension
-            contiguous; of the dtype of `key`, or e4m3 (uint8 is taken as e4m3).
-        query_start_loc: [requests + 1] int32, non-decreasing, contiguous like the next ones.
-        seq_lens: [requests] int32, tokens of each request, this step's included.
-        block_table: [requests, max blocks] int32.
-        staged_start, staged_end: [requests] int32: rows start..end-1 of `key` and `value` are the
-            last end - start tokens of the request. A request without staged rows is skipped.
-        output: [num_tokens, heads, value_dim], written in place.
-        scale: factor on the scores.
-        max_query_len: most query rows of a request with staged tokens.
-        max_seq_len: upper bound of `seq_lens`, the model's own under graph capture; the work is
-            divided by the actual lengths.
-        sliding_window: positions that a query sees, its own included; -1: all.
-        softcap: if > 0, scores become softcap * tanh(scores / softcap).
-        chunk: if > 0, a query at position p sees nothing before p - p % chunk.
-        sinks: [heads], contiguous: a logit of each head that takes part in the softmax's
-            denominator and has no value; neither scaled nor capped.
-        alibi_slopes: [heads], contiguous: slope * (key position - query position) is added to the
-            scores, after the softcap.
-        q_scale, k_scale, v_scale: float32, [1] or [kv_heads]; for fp8 caches.
         workspace: from `VerifyWorkspace.create`.
         tuning: the launch's shape, for benchmarks.
 
     Raises:
         ValueError: the kernel does not serve this shape, or the workspace is too small for it.
     """
-    requests = seq_lens.shape[0]
+    query, key, value, kv_cache, output = (
+        step.query,
+        step.key,
+        step.value,
+        step.kv_cache,
+        step.output,
+    )
+    rules, max_query_len, sinks = step.scores, step.max_query_len, step.scores.sinks
+    requests = step.requests.seq_lens.shape[0]
     heads, head_dim = query.shape[1:]
     kv_heads, block_size = kv_cache.shape[1:3]
     value_dim = value.shape[2]
     reason = unsupported_reason(head_dim, max_query_len, key.dtype, kv_cache.dtype, value_dim)
     if reason:
         raise ValueError(f"verify_attention does not serve this: {reason}")
-    for name, per_head in (("sinks", sinks), ("alibi_slopes", alibi_slopes)):
-        if per_head is not None and (per_head.shape, per_head.stride()) != ((heads,), (1,)):
-            raise ValueError(f"{name} must be contiguous [{heads}], not {tuple(per_head.shape)}")
+    if sinks is not None and (sinks.shape, sinks.stride()) != ((heads,), (1,)):
+        raise ValueError(f"sinks must be contiguous [{heads}], not {tuple(sinks.shape)}")
     if requests == 0:
         return
     quantised = kv_cache.dtype in E4M3_CACHE_DTYPES
     if kv_cache.dtype == torch.uint8:
         kv_cache = kv_cache.view(torch.float8_e4m3fn)
-    k_scale, v_scale = (k_scale, v_scale) if quantised else (None, None)
+    scales = step.scales if quantised else Scales(step.scales.query)
     shape = launch_shape(
         max_query_len,
         heads // kv_heads,
@@ -188,31 +150,25 @@ def verify_attention_triton(
         value_dim,
     )
     workspace.check(shape, requests * kv_heads * shape.row_tiles)
-    steps = requests * kv_heads * shape.row_tiles * (triton.cdiv(max_seq_len, shape.block_n) + 1)
+    steps = requests * kv_heads * shape.row_tiles
+    steps *= triton.cdiv(step.max_seq_len, shape.block_n) + 1
     grid = min(shape.programs, triton.cdiv(steps, shape.min_tiles))
     arguments = (
         query,
         key,
         value,
         kv_cache,
-        query_start_loc,
-        seq_lens,
-        block_table,
-        staged_start,
-        staged_end,
+        *step.requests,
         output,
-        q_scale,
-        k_scale,
-        v_scale,
+        *scales,
         sinks,
-        alibi_slopes,
         workspace.accumulators,
         workspace.sums,
         workspace.arrived,
-        scale,
-        softcap,
+        rules.scale,
+        rules.softcap,
         requests,
-        block_table.stride(0),
+        step.requests.block_table.stride(0),
         *query.stride()[:2],
         *key.stride()[:2],
         *value.stride()[:2],
@@ -220,14 +176,12 @@ def verify_attention_triton(
         *output.stride()[:2],
     )
     constants = {
-        "Q_SCALES": count_of(q_scale),
-        "K_SCALES": count_of(k_scale),
-        "V_SCALES": count_of(v_scale),
+        **counts_of(scales),
         "FP8": fp8_way(quantised),
         "COMPUTE": compute_type(key, quantised),
-        "SLIDING_WINDOW": sliding_window,
-        "CHUNK": chunk,
-        "SOFTCAP": softcap > 0,
+        "SLIDING_WINDOW": rules.sliding_window,
+        "CHUNK": rules.chunk,
+        "SOFTCAP": rules.softcap > 0,
         "RATIO": heads // kv_heads,
         "KV_HEADS": kv_heads,
         "HEAD_DIM": head_dim,
@@ -251,9 +205,11 @@ def verify_attention_triton(
     _launches((grid, 1, 1), arguments, constants, **options)
 
 
-def count_of(scales: Tensor | None) -> int:
-    """Scales that `scale_of` chooses from; 0 without any."""
-    return 0 if scales is None else scales.numel()
+def counts_of(scales: Scales) -> dict[str, int]:
+    """How many scales `scale_of` chooses from, by a kernel's names; 0 without any."""
+    names = ("Q_SCALES", "K_SCALES", "V_SCALES")
+    each = zip(names, scales, strict=True)
+    return {name: 0 if given is None else given.numel() for name, given in each}
 
 
 def fp8_way(quantised: bool) -> int:

@@ -108,6 +108,23 @@ def find_pair(until, at):
 
 
 @triton.jit
+def locate(at, end, before, steps, multiple, part):
+    """A program's next work: (pair of the request, its first step here, the step after its last
+    here, the first program that has a part of the pair, how many have one).
+
+    `before` are the steps of earlier requests; `steps`, `multiple` and `part` as in `cut`.
+    """
+    slots = tl.cdiv(steps, multiple) * multiple
+    pair = (at - before) // slots
+    first = (at - before) % slots
+    pair_at = at - first
+    last = tl.minimum(slots, end - pair_at)
+    first_program = pair_at // part
+    parts = (pair_at + slots - 1) // part - first_program + 1
+    return pair, first, last, first_program, parts
+
+
+@triton.jit
 def slot_of(first_program, other):
     """The slot of the workspace with part `other` of the pair that `first_program` begins.
 
@@ -115,6 +132,36 @@ def slot_of(first_program, other):
     that it did, the even one for a part that continues a pair, which is the first.
     """
     return 2 * (first_program + other) + (other == 0).to(tl.int32)
+
+
+@triton.jit
+def settle(
+    accumulators, sums, counter, first_program, parts, left, acc0, acc1, best, total,
+    ROWS: tl.constexpr, DIM: tl.constexpr, MERGED: tl.constexpr,
+):  # fmt: skip
+    """(True for the one program that has the pair's result, its accumulator, `best`, `total`).
+
+    A part of several is left in the workspace; the last to arrive merges all of them, in order, and
+    leaves `counter` at 0.
+    """
+    complete = parts == 1
+    row = tl.arange(0, ROWS)
+    half = row[:, None] * DIM + tl.arange(0, DIM // 2)[None, :]
+    if not complete:
+        leave_part(
+            accumulators, sums, slot_of(first_program, tl.program_id(0) - first_program),
+            row, half, left, acc0, acc1, best, total, ROWS, DIM,
+        )  # fmt: skip
+        tl.debug_barrier()  # every thread's stores come before this program's arrival
+        earlier = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+        complete = earlier == parts - 1
+        if complete:
+            tl.debug_barrier()  # and every thread's loads after it
+            tl.store(counter, 0)
+            acc0, acc1, best, total = merge_parts(
+                accumulators, sums, first_program, parts, row, half, left, ROWS, DIM, MERGED
+            )
+    return complete, acc0, acc1, best, total
 
 
 @triton.jit

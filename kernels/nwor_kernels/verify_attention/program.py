@@ -20,9 +20,8 @@ from nwor_kernels.verify_attention.parts import (
     discard_parts,
     find_pair,
     first_seen,
-    leave_part,
-    merge_parts,
-    slot_of,
+    locate,
+    settle,
     steps_of,
 )
 from nwor_kernels.verify_attention.tiles import (
@@ -58,7 +57,6 @@ def verify_kernel(
     k_scale,
     v_scale,
     sinks,
-    alibi_slopes,
     accumulators,
     sums,
     arrived,
@@ -139,13 +137,7 @@ def verify_kernel(
         first_row = tl.load(query_start_loc + request)
         num_rows = tl.load(query_start_loc + request + 1) - first_row
         steps, skipped = steps_of(num_staged, seq_len, num_rows, SLIDING_WINDOW, CHUNK, BLOCK_N)
-        pair_slots = tl.cdiv(steps, multiple) * multiple
-        pair = (at - before) // pair_slots
-        first = (at - before) % pair_slots
-        pair_at = at - first
-        last = tl.minimum(pair_slots, end - pair_at)
-        first_program = pair_at // part
-        parts = (pair_at + pair_slots - 1) // part - first_program + 1
+        pair, first, last, first_program, parts = locate(at, end, before, steps, multiple, part)
         head, row_tile = pair // ROW_TILES, pair % ROW_TILES
         context = seq_len - num_staged
         first_position = seq_len - num_rows
@@ -182,10 +174,6 @@ def verify_kernel(
         factor = scale * kept_k_scale * scale_of(q_scale, head, Q_SCALES)
         if not SOFTCAP:
             factor = factor * LOG2_E
-        slope = None
-        if alibi_slopes is not None:
-            slopes = tl.load(alibi_slopes + attended, mask=is_row, other=0.0).to(tl.float32)
-            slope = (slopes * LOG2_E)[:, None]
 
         acc0, acc1, best, total = nothing_seen(ROWS, half_out)
         of_head = cache + head.to(tl.int64) * cache_head
@@ -201,8 +189,7 @@ def verify_kernel(
             if bounded:
                 visible = visible & (token[None, :] >= seen_from[:, None])
             acc0, acc1, best, total = attend(
-                q0, q1, k0, k1, v0, v1, visible, acc0, acc1, best, total, factor, softcap,
-                slope, token[None, :] - position[:, None], SOFTCAP,
+                q0, q1, k0, k1, v0, v1, visible, acc0, acc1, best, total, factor, softcap, SOFTCAP
             )  # fmt: skip
             token += BLOCK_N
             block = tl.load(table + token // BLOCK_SIZE, mask=token < context, other=0)
@@ -218,29 +205,13 @@ def verify_kernel(
                 in_sight = in_sight & (at_window[None, :] >= seen_from[:, None])
             acc0, acc1, best, total = attend(
                 q0, q1, read_k0, read_k1, read_v0, read_v1, in_sight,
-                acc0, acc1, best, total, factor, softcap,
-                slope, at_window[None, :] - position[:, None], SOFTCAP,
+                acc0, acc1, best, total, factor, softcap, SOFTCAP,
             )  # fmt: skip
 
-        complete = parts == 1
-        half = row[:, None] * OUT_DIM + tl.arange(0, half_out)[None, :]
-        if not complete:
-            # Leave the partial result; the last to arrive merges all of them, in order.
-            leave_part(
-                accumulators, sums, slot_of(first_program, program - first_program),
-                row, half, is_row, acc0, acc1, best, total, ROWS, OUT_DIM,
-            )  # fmt: skip
-            tl.debug_barrier()  # every thread's stores come before this program's arrival
-            counter = arrived + request * pairs + pair
-            earlier = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
-            complete = earlier == parts - 1
-            if complete:
-                tl.debug_barrier()  # and every thread's loads after it
-                tl.store(counter, 0)
-                acc0, acc1, best, total = merge_parts(
-                    accumulators, sums, first_program, parts, row, half, is_row, ROWS, OUT_DIM,
-                    MERGED,
-                )  # fmt: skip
+        complete, acc0, acc1, best, total = settle(
+            accumulators, sums, arrived + request * pairs + pair, first_program, parts, is_row,
+            acc0, acc1, best, total, ROWS, OUT_DIM, MERGED,
+        )  # fmt: skip
         if complete:
             if sinks is not None:  # once a pair, of however many parts
                 sink = tl.load(sinks + attended, mask=is_row, other=0.0).to(tl.float32)

@@ -11,7 +11,7 @@ masked positions are multiplied by a weight of exactly zero.
 and computes in any dtype: tests take float64.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nwor_kernels.attention_step import AttentionStep, ScoreRules
 from nwor_kernels.fp8 import E4M3_CACHE_DTYPES, quantize_e4m3
 
 BATCHED_QUERY_LIMIT = 16
@@ -44,7 +45,6 @@ class RequestGroup:
             the request.
         is_query: [requests, queries] bool, False for padding.
         blocks: [requests, blocks] int64, block numbers; padding is block 0.
-        positions: [requests, queries] int64, each query's position in its sequence.
         visible: [requests, 1, queries, tokens] bool, the tokens that each query attends to.
         staged: the group's staged tokens, or None when all of its K/V is in the cache.
     """
@@ -52,7 +52,6 @@ class RequestGroup:
     query_rows: Tensor
     is_query: Tensor
     blocks: Tensor
-    positions: Tensor
     visible: Tensor
     staged: StagedRows | None
 
@@ -90,23 +89,19 @@ def plan_attention(
     short = [r for r, n in enumerate(queries) if 0 < n <= BATCHED_QUERY_LIMIT]
     groups = [short] if short else []
     groups += [[r] for r, n in enumerate(queries) if n > BATCHED_QUERY_LIMIT]
-    plan = partial(
-        _plan_group, starts, lengths, block_table, block_size, causal, sliding_window, chunk,
-        staged_token_rows,
-    )  # fmt: skip
-    return [plan(requests) for requests in groups]
+    sees = partial(_visible, sliding_window=sliding_window, chunk=chunk, causal=causal)
+    around = (starts, lengths, block_table, block_size, sees, staged_token_rows)
+    return [_plan_group(requests, *around) for requests in groups]
 
 
 def _plan_group(
+    requests: list[int],
     starts: list[int],
     lengths: list[int],
     block_table: Tensor,
     block_size: int,
-    causal: bool,
-    sliding_window: int,
-    chunk: int,
+    sees: Callable[[Tensor, Tensor], Tensor],
     staged_token_rows: Tensor | None,
-    requests: list[int],
 ) -> RequestGroup:
     start = torch.tensor([starts[r] for r in requests])[:, None]
     count = torch.tensor([starts[r + 1] - starts[r] for r in requests])[:, None]
@@ -121,7 +116,7 @@ def _plan_group(
     token = torch.arange(num_blocks * block_size)
     used_block = token[::block_size] < length
     position = positions[:, :, None]
-    visible = _visible(token - position, position, sliding_window, chunk, causal=causal)
+    visible = sees(token - position, position)
     visible &= (token < length)[:, None, :]
 
     blocks = block_table[requests, :num_blocks].long()
@@ -129,7 +124,6 @@ def _plan_group(
         query_rows=start + step,
         is_query=is_query,
         blocks=blocks.where(used_block, torch.zeros_like(blocks)),
-        positions=positions,
         visible=visible[:, None],
         staged=_locate_staged(staged_token_rows, start, count, length),
     )
@@ -154,41 +148,31 @@ def verify_attention_reference(
     kv_cache: Tensor,
     plan: AttentionPlan,
     output: Tensor,
-    *,
-    scale: float,
-    staged_key: Tensor | None = None,
-    staged_value: Tensor | None = None,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
+    scores: ScoreRules,
+    staged: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """Attend each query to its request's cached and staged tokens; writes `output`.
 
     Args:
         query: [num_tokens, heads, head_dim].
         kv_cache: [blocks, kv_heads, block_size, head_dim + value_dim].
-        plan: from `plan_attention`; rows that no request owns are left as they are.
+        plan: from `plan_attention`, which says what is seen; rows that no request owns are left as
+            they are.
         output: [num_tokens, heads, value_dim], written in place.
-        scale: factor on the scores.
-        staged_key: [capacity, kv_heads, head_dim], K of the staged tokens.
-        staged_value: [capacity, kv_heads, value_dim], V of the staged tokens.
-        softcap: if > 0, scores become softcap * tanh(scores / softcap).
-        alibi_slopes: [heads], added as slope * (key position - query position).
-        sinks: [heads], one more score per head that takes weight and gives no value.
+        scores: what a query sees is the plan's.
+        staged: K [capacity, kv_heads, head_dim] and V [capacity, kv_heads, value_dim] of the staged
+            tokens; None if the plan has none.
     """
     for group in plan:
-        key, value = gather_kv(kv_cache, group, query.shape[2], staged_key, staged_value)
+        key, value = gather_kv(kv_cache, group, query.shape[2], staged)
         queries = query[group.query_rows].transpose(1, 2)
-        if softcap or alibi_slopes is not None or sinks is not None:
+        if scores.softcap or scores.sinks is not None:
             ratio = query.shape[1] // key.shape[1]
             keys, values = (rows.float().repeat_interleave(ratio, dim=1) for rows in (key, value))
-            distance = torch.arange(key.shape[2]) - group.positions[:, None, :, None]
-            attended = _attend_by_formula(
-                queries.float(), keys, values, group.visible, distance,
-                scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
-            ).to(query.dtype)  # fmt: skip
+            attended = _attend_by_formula(queries.float(), keys, values, group.visible, scores)
+            attended = attended.to(query.dtype)
         else:
-            attended = _attend(queries, key, value, group.visible, scale)
+            attended = _attend(queries, key, value, group.visible, scores.scale)
         output[group.query_rows[group.is_query]] = attended.transpose(1, 2)[group.is_query]
 
 
@@ -196,8 +180,7 @@ def gather_kv(
     kv_cache: Tensor,
     group: RequestGroup,
     head_dim: int,
-    staged_key: Tensor | None,
-    staged_value: Tensor | None,
+    staged: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
     """K and V of a group's requests, [requests, kv_heads, tokens, head_dim or value_dim]."""
     requests, num_blocks = group.blocks.shape
@@ -205,12 +188,11 @@ def gather_kv(
     gathered = kv_cache[group.blocks].transpose(1, 2)
     gathered = gathered.reshape(requests, kv_heads, num_blocks * block_size, width)
     if group.staged is not None:
-        assert staged_key is not None
-        assert staged_value is not None
+        assert staged is not None
         at = (group.staged.request, slice(None), group.staged.position)
         from_row = group.staged.staging_row
-        gathered[(*at, slice(0, head_dim))] = staged_key[from_row].to(kv_cache.dtype)
-        gathered[(*at, slice(head_dim, width))] = staged_value[from_row].to(kv_cache.dtype)
+        gathered[(*at, slice(0, head_dim))] = staged[0][from_row].to(kv_cache.dtype)
+        gathered[(*at, slice(head_dim, width))] = staged[1][from_row].to(kv_cache.dtype)
     return gathered[..., :head_dim], gathered[..., head_dim:]
 
 
@@ -226,31 +208,20 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scale: f
 
 
 def _attend_by_formula(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    visible: Tensor,
-    distance: Tensor,
-    *,
-    scale: float,
-    softcap: float,
-    alibi_slopes: Tensor | None,
-    sinks: Tensor | None,
+    query: Tensor, key: Tensor, value: Tensor, visible: Tensor, rules: ScoreRules
 ) -> Tensor:
-    """softmax(cap(q k * scale) + alibi, with sinks) v, written out, in the dtype of `query`.
+    """softmax(cap(q k * scale), with sinks) v, written out, in the dtype of `query`.
 
     Args:
         query: [..., heads, queries, head_dim].
         key: [..., heads, tokens, head_dim].
         value: [..., heads, tokens, value_dim].
         visible: [..., queries, tokens] bool, the tokens that each query attends to.
-        distance: likewise, key position - query position.
     """
-    scores = (query @ key.transpose(-1, -2)) * scale
+    softcap, sinks = rules.softcap, rules.sinks
+    scores = (query @ key.transpose(-1, -2)) * rules.scale
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
-    if alibi_slopes is not None:
-        scores = scores + alibi_slopes.to(scores.dtype)[:, None, None] * distance
     scores = scores.masked_fill(~visible, float("-inf"))
     if sinks is not None:
         sink = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
@@ -260,59 +231,42 @@ def _attend_by_formula(
 
 
 def verify_attention_varlen_reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    kv_cache: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    block_table: Tensor,
-    staged_start: Tensor,
-    staged_end: Tensor,
-    output: Tensor,
-    *,
-    scale: float,
-    sliding_window: int = -1,
-    softcap: float = 0.0,
-    chunk: int = -1,
-    sinks: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    q_scale: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    dtype: torch.dtype = torch.float32,
+    step: AttentionStep, dtype: torch.dtype = torch.float32
 ) -> None:
     """`verify_attention_triton`, computed in `dtype`.
 
     Reads only committed context and staged rows.
     """
-    kv_heads = kv_cache.shape[1]
-    ratio = query.shape[1] // kv_heads
-    fp8 = kv_cache.dtype in E4M3_CACHE_DTYPES
-    cache = kv_cache.view(torch.float8_e4m3fn) if kv_cache.dtype == torch.uint8 else kv_cache
-    query_scale = _per_head(q_scale, kv_heads, dtype, query.device).repeat_interleave(ratio)
+    cache, sources = step.kv_cache, (step.key, step.value)
+    starts, seq_lens, block_table, staged_start, staged_end = step.requests
+    kv_heads = cache.shape[1]
+    ratio = step.query.shape[1] // kv_heads
+    fp8 = cache.dtype in E4M3_CACHE_DTYPES
+    cache = cache.view(torch.float8_e4m3fn) if cache.dtype == torch.uint8 else cache
+    query_scale = _per_head(step.scales.query, kv_heads, dtype, cache.device)
+    query_scale = query_scale.repeat_interleave(ratio)
     bounds = zip(staged_start.tolist(), staged_end.tolist(), strict=True)
     for request, (start, end) in enumerate(bounds):
         if start == end:
             continue
         length = int(seq_lens[request])
-        first, last = query_start_loc[request : request + 2].tolist()
+        first, last = starts[request : request + 2].tolist()
         context = _first_tokens(cache, block_table[request], length - (end - start))
-        parts = context.tensor_split((key.shape[2],), dim=-1)
+        parts = context.tensor_split((step.key.shape[2],), dim=-1)
         keys, values = (
             _with_staged(part, rows[start:end], scales if fp8 else None, dtype)
             .repeat_interleave(ratio, dim=1)
             .transpose(0, 1)
-            for part, rows, scales in zip(parts, (key, value), (k_scale, v_scale), strict=True)
+            for part, rows, scales in zip(parts, sources, step.scales[1:], strict=True)
         )
-        q = (query[first:last].to(dtype) * query_scale[:, None]).transpose(0, 1)
+        q = (step.query[first:last].to(dtype) * query_scale[:, None]).transpose(0, 1)
         position = torch.arange(length - (last - first), length, device=q.device)[:, None]
-        distance = torch.arange(length, device=q.device) - position
-        attended = _attend_by_formula(
-            q, keys, values, _visible(distance, position, sliding_window, chunk), distance,
-            scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
-        ).transpose(0, 1)  # fmt: skip
-        output[first:last] = attended.to(output.dtype)
+        visible = _visible(
+            torch.arange(length, device=q.device) - position, position,
+            step.scores.sliding_window, step.scores.chunk,
+        )  # fmt: skip
+        attended = _attend_by_formula(q, keys, values, visible, step.scores).transpose(0, 1)
+        step.output[first:last] = attended.to(step.output.dtype)
 
 
 def _with_staged(

@@ -115,12 +115,10 @@ def product(a, b, acc=None):
 
 @triton.jit
 def attend(
-    q0, q1, k0, k1, v0, v1, visible, acc0, acc1, best, total, factor, softcap, slope, distance,
+    q0, q1, k0, k1, v0, v1, visible, acc0, acc1, best, total, factor, softcap,
     SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """One step of online softmax; `best` and `total` are in base 2.
-
-    `slope` [rows, 1], if there is one, times `distance` [rows, tokens] is added to the scores.
 
     `best` starts at a finite lowest number, so that rows that have seen nothing make no NaN.
     """
@@ -128,8 +126,6 @@ def attend(
     if SOFTCAP:
         # factor is in natural units here: tanh(x) = 1 - 2 / (exp(2x) + 1).
         scores = softcap * (1 - 2 / (tl.exp(2 * (scores / softcap)) + 1)) * LOG2_E
-    if slope is not None:
-        scores += slope * distance
     return take_in(scores, v0, v1, visible, acc0, acc1, best, total)
 
 

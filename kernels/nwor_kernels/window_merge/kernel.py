@@ -9,14 +9,14 @@ Exact only for plain softmax attention (a softcap, a sink or a sliding window wo
 both parts), and only if a request stages all of its rows, or all but the first.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from nwor_kernels.attention_step import AttentionStep, Scales
 from nwor_kernels.fp8 import E4M3_CACHE_DTYPES
 from nwor_kernels.launch import Launches
-from nwor_kernels.verify_attention.kernel import compute_type, count_of
+from nwor_kernels.verify_attention.kernel import compute_type, counts_of
 from nwor_kernels.verify_attention.tiles import LOG2_E, as_read_back, product, scale_of
 from nwor_kernels.verify_attention.tuning import padded, unsupported_reason
 
@@ -121,47 +121,30 @@ def merge_window_kernel(
 _launches = Launches(merge_window_kernel, free=frozenset({"scale", "lse_head"}))
 
 
-def merge_window_triton(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    staged_start: Tensor,
-    staged_end: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    *,
-    scale: float,
-    max_query_len: int,
-    cache_dtype: torch.dtype,
-    q_scale: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    num_warps: int = NUM_WARPS,
-) -> None:
+def merge_window_triton(step: AttentionStep, lse: Tensor) -> None:
     """Merge the staged rows of every request into stock's output over its committed tokens.
 
     Safe in a CUDA graph: it reads nothing on the host and allocates nothing. Requests without
     query rows or without staged rows are skipped.
 
     Args:
-        query, key, value, query_start_loc, seq_lens, staged_start, staged_end: as for
-            `verify_attention_triton`.
-        output: [num_tokens, heads, value_dim], overwritten: stock's over the first L - s tokens of
-            a request of L tokens and s staged rows.
+        step: its output is stock's over the first L - s tokens of a request of L tokens and s
+            staged rows. Of its cache only the dtype counts: fp8 rows are seen as if read back.
         lse: [heads, num_tokens] float32, the natural log-sum-exp of stock's scaled scores, its last
-            dimension contiguous. It is not read, nor is `output`, for rows that saw no token.
-        scale: factor on the scores.
-        max_query_len: most query rows of a request with staged rows.
-        cache_dtype: of the cache; for fp8 the staged rows are seen as if read back from it.
-        q_scale, k_scale, v_scale: float32, [1] or [kv_heads]; for fp8 caches.
-        num_warps: Triton's, for benchmarks.
+            dimension contiguous. It is not read, nor is the output, for rows that saw no token.
 
     Raises:
         ValueError: the kernel does not serve this shape.
     """
-    requests = seq_lens.shape[0]
+    query, key, value, output, max_query_len = (
+        step.query,
+        step.key,
+        step.value,
+        step.output,
+        step.max_query_len,
+    )
+    starts, seq_lens, _, staged_start, staged_end = step.requests
+    requests, cache_dtype = seq_lens.shape[0], step.kv_cache.dtype
     heads, head_dim = query.shape[1:]
     kv_heads, value_dim = value.shape[1:]
     reason = unsupported_reason(head_dim, max_query_len, key.dtype, cache_dtype, value_dim)
@@ -170,21 +153,19 @@ def merge_window_triton(
     if requests == 0:
         return
     quantised = cache_dtype in E4M3_CACHE_DTYPES
-    k_scale, v_scale = (k_scale, v_scale) if quantised else (None, None)
+    scales = step.scales if quantised else Scales(step.scales.query)
     arguments = (
         query,
         key,
         value,
-        query_start_loc,
+        starts,
         seq_lens,
         staged_start,
         staged_end,
         output,
         lse,
-        q_scale,
-        k_scale,
-        v_scale,
-        scale,
+        *scales,
+        step.scores.scale,
         *query.stride()[:2],
         *key.stride()[:2],
         *value.stride()[:2],
@@ -192,9 +173,7 @@ def merge_window_triton(
         lse.stride(0),
     )
     constants = {
-        "Q_SCALES": count_of(q_scale),
-        "K_SCALES": count_of(k_scale),
-        "V_SCALES": count_of(v_scale),
+        **counts_of(scales),
         "FP8": int(quantised),
         "COMPUTE": compute_type(key, quantised),
         "RATIO": heads // kv_heads,
@@ -206,4 +185,4 @@ def merge_window_triton(
         "STAGED": max(16, triton.next_power_of_2(max_query_len)),
     }
     tiles = triton.cdiv(max_query_len * (heads // kv_heads), ROWS)
-    _launches((tiles, kv_heads, requests), arguments, constants, num_warps=num_warps)
+    _launches((tiles, kv_heads, requests), arguments, constants, num_warps=NUM_WARPS)

@@ -3,39 +3,27 @@
 import torch
 from torch import Tensor
 
+from nwor_kernels.attention_step import AttentionStep
 from nwor_kernels.fp8 import E4M3_CACHE_DTYPES, quantize_e4m3
 
 
 def merge_window_reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    staged_start: Tensor,
-    staged_end: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    *,
-    scale: float,
-    cache_dtype: torch.dtype,
-    q_scale: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    dtype: torch.dtype = torch.float32,
+    step: AttentionStep, lse: Tensor, dtype: torch.dtype = torch.float32
 ) -> None:
     """`merge_window_triton`, computed in `dtype` (float64 for tests)."""
-    kv_heads = key.shape[1]
+    query, output, q_scale = step.query, step.output, step.scales.query
+    starts, seq_lens, _, staged_start, staged_end = step.requests
+    cache_dtype, kv_heads = step.kv_cache.dtype, step.key.shape[1]
     ratio = query.shape[1] // kv_heads
     for request, length in enumerate(seq_lens.tolist()):
-        first, last = query_start_loc[request : request + 2].tolist()
+        first, last = starts[request : request + 2].tolist()
         start, end = int(staged_start[request]), int(staged_end[request])
         rows, staged = last - first, end - start
         if staged == 0 or rows == 0:
             continue
         keys, values = (
             _as_read_back(each[start:end], factor, cache_dtype, dtype).repeat_interleave(ratio, 1)
-            for each, factor in ((key, k_scale), (value, v_scale))
+            for each, factor in ((step.key, step.scales.key), (step.value, step.scales.value))
         )
         queries = query[first:last].to(dtype)
         if q_scale is not None:
@@ -43,7 +31,7 @@ def merge_window_reference(
             queries = queries * factors.repeat_interleave(ratio)[:, None]
         number, of_staged = (torch.arange(n, device=query.device) for n in (rows, staged))
         hidden = of_staged > (staged - rows + number)[:, None]
-        scores = torch.einsum("qhd,khd->qhk", queries, keys) * scale
+        scores = torch.einsum("qhd,khd->qhk", queries, keys) * step.scores.scale
         scores = scores.masked_fill(hidden[:, None], float("-inf"))
         sums = lse[:, first:last].to(dtype).T[..., None]
         before = output[first:last].to(dtype)

@@ -171,12 +171,7 @@ LAYER_RULES = (
     Rule("latent_sliding_window", None, lambda b: b.dense_latent("sliding_window") is not None),
     Rule(reasons.NOT_CAUSAL, None, lambda b: b.dense_latent("non_causal_multi_token_decode")),
     Rule(reasons.attention_type, None, lambda b: b.strange_type),
-    # FlashInfer takes slopes and leaves them out.
-    Rule(
-        reasons.ALIBI,
-        lambda p: p.layer.alibi and p.attention.implementation == FLASHINFER,
-        lambda b: b.has_unserved_slopes,
-    ),
+    Rule(reasons.ALIBI, lambda p: p.layer.alibi, lambda b: b.has_slopes),
     Rule(reasons.cache_dtype, lambda p: p.strange_cache, lambda b: b.strange_cache),
     Rule(str, lambda p: p.strange_size, lambda b: b.refused_by_kernel),
     # In the engine each step shows it (`refusals.of_call`).

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nwor_kernels.attention_step import ScoreRules
+
 PARTS = ("prompt", "output")
 """Rows of the prompt's tokens, and rows of the request's own output tokens."""
 
@@ -153,24 +155,8 @@ over all rows, with the row of the largest. `gain` is our output's signed error 
 scale 1 % too large), each with its standard error over rows, and stock's."""
 
 
-@dataclass(frozen=True)
-class AttentionFacts:
-    """Terms of a layer's attention besides softmax(q k) v."""
-
-    scale: float
-    softcap: float = 0.0
-    sliding_window: int = -1
-    """A query sees at most this many positions, its own included; -1: all."""
-    chunk: int = -1
-    """A query at position p sees nothing before p - p % chunk; -1: everything."""
-    sinks: Tensor | None = None
-    """[heads], a score that takes weight and gives no value."""
-    alibi_slopes: Tensor | None = None
-    """[heads], added as slope * (key position - query position)."""
-
-
 def exact_attention(
-    query: Tensor, key: Tensor, value: Tensor, facts: AttentionFacts, seen: Tensor | None = None
+    query: Tensor, key: Tensor, value: Tensor, facts: ScoreRules, seen: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attention of a request's last rows, and its derivative by the logarithm of the scale.
 
@@ -196,8 +182,6 @@ def exact_attention(
         scores = facts.softcap * bent
     token = torch.arange(key.shape[0], device=key.device)
     position = token[-rows:, None]
-    if facts.alibi_slopes is not None:
-        scores = scores + facts.alibi_slopes.double()[:, None, None] * (token - position)
     visible = token <= position
     if facts.sliding_window > 0:
         visible = visible & (token > position - facts.sliding_window)

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from nwor_bench.plugin.observe.errors import (
     FIELDS,
-    AttentionFacts,
     bits_of,
     exact_attention,
     head_errors,
@@ -34,6 +33,7 @@ from nwor_bench.plugin.patching import Patch, PatchSet, noting
 from nwor_bench.plugin.state_layers import StateTrace
 from nwor_bench.plugin.states import WindowStates
 from nwor_bench.plugin.window import LayerCall, LayerTrace, State, Window
+from nwor_kernels.attention_step import ScoreRules
 
 SAMPLE = 4
 """Requests of a window that the float64 reference attends."""
@@ -81,7 +81,7 @@ class CheckedLayer(Protocol):
     def exact_query(self, call: LayerCall) -> Tensor:
         """[rows, heads, head_dim] float64, a call's queries as they meet `exact_rows`."""
 
-    def attention_facts(self) -> AttentionFacts:
+    def attention_facts(self) -> ScoreRules:
         """Terms of its attention besides softmax(q k) v."""
 
 

@@ -34,7 +34,6 @@ from nwor_bench.plugin.layers import (
     set_up,
     slot_rows,
 )
-from nwor_bench.plugin.observe.errors import AttentionFacts
 from nwor_bench.plugin.observe.layer_checks import (
     LayerChecks,
     StepRows,
@@ -49,6 +48,7 @@ from nwor_bench.plugin.settings import CPU_ATTENTION
 from nwor_bench.plugin.states import WindowStates
 from nwor_bench.plugin.window import LayerCall, LayerTrace, Window
 from nwor_bench.records import fallback_reasons as reasons
+from nwor_kernels.attention_step import ScoreRules
 from nwor_kernels.verify_attention.reference import (
     AttentionPlan,
     plan_attention,
@@ -86,6 +86,8 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
     def _why_stock(self) -> str | None:
         if self.is_fp8_kv_cache:
             return reasons.cache_dtype(self.kv_cache_dtype)
+        if self.alibi_slopes is not None:
+            return reasons.ALIBI
         return None if self.attn_type == AttentionType.DECODER else f"layer_type:{self.attn_type}"
 
     def do_kv_cache_update(
@@ -130,17 +132,17 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
         if attn_metadata is None:  # a warm-up run
             return output
         staging = self._open_staging(key, value, attn_metadata)
+        staged = None
+        if staging is not None:
+            buffers, number = staging.buffers, staging.layer
+            staged = buffers.key[number], buffers.value[number]
         verify_attention_reference(
             query,
             kv_cache,
             self._plan(attn_metadata, kv_cache.shape[2], staging),
             output,
-            scale=self.scale,
-            staged_key=staging.buffers.key[staging.layer] if staging else None,
-            staged_value=staging.buffers.value[staging.layer] if staging else None,
-            softcap=self.logits_soft_cap,
-            alibi_slopes=self.alibi_slopes,
-            sinks=self.sinks,
+            ScoreRules(self.scale, softcap=self.logits_soft_cap, sinks=self.sinks),
+            staged,
         )
         if staging is not None and staging.buffers.trace is not None:
             staging.buffers.trace.attended(staging.name, output)
@@ -291,18 +293,17 @@ class CpuCheckedLayer:
         exact = rows.double().nan_to_num()
         return exact[..., : self.cache.head_dim], exact[..., self.cache.head_dim :]
 
-    def attention_facts(self) -> AttentionFacts:
+    def attention_facts(self) -> ScoreRules:
         """The backend's own, with staging or without."""
         impl = self.layer.impl
         window = impl.sliding_window
         seen = window[0] + 1 if isinstance(window, tuple) and window[0] >= 0 else -1
-        return AttentionFacts(
+        return ScoreRules(
             scale=float(impl.scale),
             softcap=float(impl.logits_soft_cap or 0.0),
             sliding_window=window if isinstance(window, int) else seen,
             chunk=chunk_of(self.layer),
             sinks=impl.sinks,
-            alibi_slopes=impl.alibi_slopes,
         )
 
 

@@ -16,21 +16,22 @@ from torch import Tensor
 from nwor_bench.models.support.facts import FP8_CACHES
 from nwor_bench.models.support.rules import FLASHINFER
 from nwor_bench.plugin import refusals
-from nwor_bench.plugin.observe.errors import AttentionFacts, element_view
+from nwor_bench.plugin.observe.errors import element_view
 from nwor_bench.plugin.observe.layer_checks import trace_patches
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_v2.attention_choice import AttentionKind
 from nwor_bench.plugin.runner_v2.attention_decision import TILINGS, Contender
 from nwor_bench.plugin.runner_v2.attention_layers import (
-    further_arguments,
     positions_seen,
     query_as_flashinfer,
+    rules_of,
 )
 from nwor_bench.plugin.runner_v2.committed import CommittedOnly, attend_committed
 from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.staged_layer import StagedLayer, StepInputs
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.window import LayerCall, LayerTrace, Window
+from nwor_kernels.attention_step import AttentionStep, Scales, ScoreRules
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace, verify_attention_triton
 from nwor_kernels.verify_attention.tuning import Tuning, tuning_of
 from nwor_kernels.window_merge.kernel import merge_window_triton
@@ -61,10 +62,6 @@ class AttentionGroup:
         }
 
 
-KernelInputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-"""`query_start_loc`, `seq_lens`, `block_table`, `staged_start`, `staged_end`."""
-
-
 class StagingAttention(StagedLayer):
     """Wraps the write and the attention of one target layer.
 
@@ -91,13 +88,9 @@ class StagingAttention(StagedLayer):
         super().__init__(number, layer, window, staging, inputs, table)
         self.group = group
         self._writes = writes
-        impl = self._causal
-        self._softcap = float(impl.logits_soft_cap or 0.0)
-        self._sliding_window = positions_seen(impl.sliding_window)
-        self._quantised = impl.kv_cache_dtype in FP8_CACHES
-        self._is_flashinfer = type(impl).__name__ == FLASHINFER
-        self._chunk = refusals.chunk_of(layer)
-        self._more = further_arguments(impl, self._chunk, layer.kv_cache.device)
+        self._quantised = self._causal.kv_cache_dtype in FP8_CACHES
+        self._is_flashinfer = type(self._causal).__name__ == FLASHINFER
+        self.rules = rules_of(layer, layer.kv_cache.device)
 
     def patches(self) -> list[Patch]:
         """The patches of its write, if it has one, and of its attention; not yet applied."""
@@ -164,7 +157,7 @@ class StagingAttention(StagedLayer):
             return refusals.NOT_STAGED
         assert self._window.batch is not None
         requests = len(self._window.batch.num_draft_tokens)
-        return refusals.of_step(metadata, None if self._chunk > 0 else requests)
+        return refusals.of_step(metadata, None if self.rules.chunk > 0 else requests)
 
     def _verify(
         self,
@@ -175,93 +168,39 @@ class StagingAttention(StagedLayer):
         output: Tensor,
     ) -> Contender:
         """Attend the window; what has attended it."""
-        size, rows, held = batch.size, batch.max_query_len, self.held
-        inputs = self._inputs.for_kernel(batch, self._table)
+        size, step = batch.size, self.step(batch, query, kv_cache, output)
         if batch.tokens_per_request is None:
             contender = self.group.kind.tiling(size)
         else:
             contender = self.group.kind.contender(size)
             if contender is Contender.MERGE:
                 assert self.group.committed is not None
-                over = self.group.committed.metadata(self._number, batch, metadata)
-                self.merge(over, query, *held, kv_cache, inputs, output, rows)
+                self.merge(self.group.committed.metadata(self._number, batch, metadata), step)
                 return contender
-        most = self._inputs.max_seq_len
-        self.verify(contender, query, *held, kv_cache, inputs, output, rows, most)
+        self.verify(contender, step)
         return contender
 
-    def verify(
-        self,
-        contender: Contender,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        kv_cache: Tensor,
-        inputs: KernelInputs,
-        output: Tensor,
-        rows: int,
-        max_seq_len: int,
-    ) -> None:
-        """Attend with our kernel; `rows`: most query rows of a request with a window."""
-        verify_attention_triton(
-            query,
-            key,
-            value,
-            kv_cache,
-            *inputs,
-            output,
-            scale=self._scale,
-            max_query_len=rows,
-            max_seq_len=max_seq_len,
-            sliding_window=self._sliding_window,
-            softcap=self._softcap,
-            workspace=self.group.workspace,
-            tuning=self.group.tunings[contender],
-            **(self._scales(query) | self._more),
-        )
+    def verify(self, contender: Contender, step: AttentionStep) -> None:
+        """Attend with our kernel."""
+        verify_attention_triton(step, self.group.workspace, self.group.tunings[contender])
 
-    def merge(
-        self,
-        metadata: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        kv_cache: Tensor,
-        inputs: KernelInputs,
-        output: Tensor,
-        rows: int,
-    ) -> None:
+    def merge(self, metadata: Any, step: AttentionStep) -> None:
         """Attend with stock over the committed tokens, and merge the window's rows.
 
         Args:
             metadata: stock's, over the committed tokens.
-            rows: query rows of each request.
         """
-        sums = attend_committed(self._layer, query, kv_cache, metadata, output)
-        starts, seq_lens, _, first, last = inputs
-        merge_window_triton(
-            query,
-            key,
-            value,
-            starts,
-            seq_lens,
-            first,
-            last,
-            output,
-            sums,
-            scale=self._scale,
-            max_query_len=rows,
-            cache_dtype=kv_cache.dtype,
-            **self._scales(query),
-        )
+        sums = attend_committed(self._layer, step.query, step.kv_cache, metadata, step.output)
+        merge_window_triton(step, sums)
 
-    def _scales(self, query: Tensor) -> dict[str, Any]:
+    def scales(self, query: Tensor) -> Scales:
+        """Scales of these queries and of the layer's cache."""
         layer, quantised = self._layer, self._quantised
-        return {
-            "q_scale": layer._q_scale.view(-1) if query.dtype == torch.float8_e4m3fn else None,
-            "k_scale": layer._k_scale.view(-1) if quantised else None,
-            "v_scale": layer._v_scale.view(-1) if quantised else None,
-        }
+        return Scales(
+            layer._q_scale.view(-1) if query.dtype == torch.float8_e4m3fn else None,
+            layer._k_scale.view(-1) if quantised else None,
+            layer._v_scale.view(-1) if quantised else None,
+        )
 
     # For the local gate (`CheckedLayer`).
 
@@ -307,14 +246,13 @@ class StagingAttention(StagedLayer):
         k_scale, v_scale = (scale.double().view(-1, 1) for scale in scales)
         return key * k_scale, value * v_scale
 
-    def attention_facts(self) -> AttentionFacts:
+    def attention_facts(self) -> ScoreRules:
         """Stock's, read again: a fault in our kernel's arguments must not be in the reference."""
         impl = self._causal
-        return AttentionFacts(
+        return ScoreRules(
             scale=float(impl.scale),
             softcap=float(impl.logits_soft_cap or 0.0),
             sliding_window=positions_seen(impl.sliding_window),
             chunk=refusals.chunk_of(self._layer),
             sinks=getattr(impl, "sinks", None),
-            alibi_slopes=impl.alibi_slopes,
         )

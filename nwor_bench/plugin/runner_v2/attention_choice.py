@@ -54,7 +54,7 @@ class AttentionShape:
     block_size: int
     sliding_window: int = -1
     plain: bool = True
-    """Neither softcap, sinks, slopes nor chunks."""
+    """Neither softcap, sinks nor chunks."""
     latent: bool = False
     """MLA: all heads share a cached row."""
 

@@ -16,6 +16,7 @@ from nwor_bench.plugin import refusals
 from nwor_bench.plugin.layers import causal_implementation
 from nwor_bench.plugin.runner_v2.attention_choice import AttentionShape
 from nwor_bench.plugin.runner_v2.committed import can_merge
+from nwor_kernels.attention_step import ScoreRules
 from nwor_kernels.verify_attention.tuning import unsupported_reason
 
 
@@ -54,7 +55,7 @@ def merges(layer: Any) -> bool:
 def shape_of(layer: Any, dtype: torch.dtype) -> AttentionShape:
     """What layers that attend alike have in common."""
     impl = causal_implementation(layer.impl)
-    chunk = refusals.chunk_of(layer)
+    rules = rules_of(layer, torch.device("cpu"))
     return AttentionShape(
         implementation=type(impl).__name__,
         heads=impl.num_heads,
@@ -64,16 +65,22 @@ def shape_of(layer: Any, dtype: torch.dtype) -> AttentionShape:
         dtype=str(dtype).removeprefix("torch."),
         cache_dtype=impl.kv_cache_dtype,
         block_size=layer.kv_cache.shape[2],
-        sliding_window=positions_seen(impl.sliding_window),
-        plain=not (impl.logits_soft_cap or further_arguments(impl, chunk, torch.device("cpu"))),
+        sliding_window=rules.sliding_window,
+        plain=not (rules.softcap or rules.chunk > 0 or rules.sinks is not None),
     )
 
 
-def further_arguments(impl: Any, chunk: int, device: torch.device) -> dict[str, Any]:
-    """Further arguments of few layers: sinks, ALiBi slopes, a chunk's length."""
-    given = {"sinks": getattr(impl, "sinks", None), "alibi_slopes": impl.alibi_slopes}
-    found = {name: tensor.to(device) for name, tensor in given.items() if tensor is not None}
-    return found | ({"chunk": chunk} if chunk > 0 else {})
+def rules_of(layer: Any, device: torch.device) -> ScoreRules:
+    """How a layer weighs tokens."""
+    impl = causal_implementation(layer.impl)
+    sinks = getattr(impl, "sinks", None)
+    return ScoreRules(
+        scale=float(impl.scale),
+        softcap=float(impl.logits_soft_cap or 0.0),
+        sliding_window=positions_seen(impl.sliding_window),
+        chunk=refusals.chunk_of(layer),
+        sinks=None if sinks is None else sinks.to(device),
+    )
 
 
 def positions_seen(sliding_window: tuple[int, int] | None) -> int:

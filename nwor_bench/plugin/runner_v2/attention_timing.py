@@ -19,10 +19,12 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from nwor_bench.instruments.conditions import ConditionMonitor, Conditions
 from nwor_bench.plugin import refusals
 from nwor_bench.plugin.layers import causal_implementation
-from nwor_bench.plugin.runner_v2.attention import KernelInputs, StagingAttention
+from nwor_bench.plugin.runner_v2.attention import StagingAttention
 from nwor_bench.plugin.runner_v2.attention_choice import Size
 from nwor_bench.plugin.runner_v2.attention_decision import LENGTHS, TILINGS, Contender
 from nwor_bench.plugin.runner_v2.mla_attention import MlaStagingAttention
+from nwor_bench.plugin.runner_v2.staged_layer import StagedLayer
+from nwor_kernels.attention_step import AttentionStep, StepRequests
 from nwor_kernels.fp8 import quantize_e4m3
 from nwor_kernels.verify_attention.tuning import Tiling, tilings
 
@@ -178,7 +180,7 @@ class _Step:
         table = scattered.view(requests, each).int()
         starts = torch.arange(requests + 1, dtype=torch.int32, device=device) * self._rows
         seq_lens = torch.full((requests,), length + self._rows, dtype=torch.int32, device=device)
-        self._inputs: KernelInputs = (starts, seq_lens, table, starts[:-1], starts[1:])
+        self._requests = StepRequests(starts, seq_lens, table, starts[:-1], starts[1:])
         self._seq_lens = seq_lens
         self._lengths = torch.empty_like(seq_lens)
 
@@ -251,10 +253,15 @@ class _Step:
 
     def _ours(self, contender: Contender) -> None:
         for each in self._layers:
-            each.verify(
-                contender, self._query, self._key, self._value, each.layer.kv_cache, self._inputs,
-                self._output, self._rows, self._max_seq_len,
-            )  # fmt: skip
+            each.verify(contender, self._step(each, self._query))
+
+    def _step(
+        self, each: StagedLayer, query: Tensor, query_pe: Tensor | None = None
+    ) -> AttentionStep:
+        return AttentionStep(
+            query, self._key, self._value, each.layer.kv_cache, self._requests, self._output,
+            each.rules, self._rows, self._max_seq_len, each.scales(query), query_pe,
+        )  # fmt: skip
 
     def _over(self) -> Any:
         committed = self._layers[0].group.committed
@@ -263,10 +270,7 @@ class _Step:
     def _merge(self) -> None:
         over = self._over()
         for each in self._layers:
-            each.merge(
-                over, self._query, self._key, self._value, each.layer.kv_cache, self._inputs,
-                self._output, self._rows,
-            )  # fmt: skip
+            each.merge(over, self._step(each, self._query))
 
 
 class _LatentStep(_Step):
@@ -283,6 +287,7 @@ class _LatentStep(_Step):
         of_query = normal(rows, shape.heads, shape.head_dim)
         self._query = normal(rows, shape.heads, shape.value_dim), of_query[..., -rope:]
         self._key = normal(rows, 1, shape.value_dim)
+        self._output = normal(rows, shape.heads, shape.value_dim)
         self._value = normal(rows, 1, shape.head_dim)[..., -rope:]
 
     def _stock(self) -> None:
@@ -296,19 +301,13 @@ class _LatentStep(_Step):
 
     def _ours(self, contender: Contender) -> None:
         for each in self._layers:
-            each.verify(
-                self._query, self._key, self._value, each.layer.kv_cache, self._inputs,
-                self._rows, self._max_seq_len,
-            )  # fmt: skip
+            each.verify(self._step(each, *self._query))
 
     def _merge(self) -> None:
         over = self._over()
         for each in self._layers:
-            layer = each.layer
-            each.merge(
-                layer.impl.forward_mqa, over, self._query, self._key, self._value, layer.kv_cache,
-                self._inputs, self._rows,
-            )  # fmt: skip
+            step = self._step(each, *self._query)
+            each.merge(each.layer.impl.forward_mqa, over, self._query, step)
 
 
 def _builder_of(runner: Any, name: str) -> Any:

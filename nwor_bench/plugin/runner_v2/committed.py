@@ -111,7 +111,6 @@ def can_merge(impl: Any) -> bool:
         getattr(impl, "vllm_flash_attn_version", None) == 3
         and tuple(impl.sliding_window or (-1, -1)) == (-1, -1)
         and not impl.logits_soft_cap
-        and impl.alibi_slopes is None
         and getattr(impl, "sinks", None) is None
     )
     return plain and type(impl).__name__ == "FlashAttentionImpl"

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from nwor_bench.models.support.facts import FP8_CACHES
 from nwor_bench.plugin import refusals
-from nwor_bench.plugin.observe.errors import AttentionFacts, element_view
+from nwor_bench.plugin.observe.errors import element_view
 from nwor_bench.plugin.patching import Patch, noting
-from nwor_bench.plugin.runner_v2.attention import AttentionGroup, KernelInputs
+from nwor_bench.plugin.runner_v2.attention import AttentionGroup
 from nwor_bench.plugin.runner_v2.attention_choice import AttentionShape
 from nwor_bench.plugin.runner_v2.attention_decision import Contender
 from nwor_bench.plugin.runner_v2.attention_layers import element_of_cache
@@ -31,6 +31,7 @@ from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.staged_layer import StagedLayer, StepInputs
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.window import LayerCall, LayerTrace, Window
+from nwor_kernels.attention_step import AttentionStep, Scales, ScoreRules
 from nwor_kernels.mla_verify_attention.kernel import mla_verify_attention_triton, unsupported_reason
 from nwor_kernels.mla_verify_attention.tail import mla_tail_triton
 
@@ -49,6 +50,14 @@ def why_no_kernel(layer: Any, max_query_len: int, dtype: torch.dtype) -> str | N
 
 class LatentLayer(StagedLayer):
     """One latent target layer."""
+
+    def scales(self, query: Tensor) -> Scales:
+        """Scales of these queries and of the layer's cache."""
+        layer = self._layer
+        return Scales(
+            layer._q_scale.view(-1) if query.dtype == torch.float8_e4m3fn else None,
+            layer._k_scale.view(-1) if layer.impl.kv_cache_dtype in FP8_CACHES else None,
+        )
 
     # For the local gate (`CheckedLayer`).
 
@@ -106,9 +115,9 @@ class LatentLayer(StagedLayer):
             exact = exact * self._layer._k_scale.double()
         return exact, exact[..., : impl.kv_lora_rank]
 
-    def attention_facts(self) -> AttentionFacts:
+    def attention_facts(self) -> ScoreRules:
         """The scale: staged latent layers have nothing else."""
-        return AttentionFacts(scale=float(self._causal.scale))
+        return ScoreRules(scale=float(self._causal.scale))
 
     def _wrap_prefill(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Prefills read the cache too, of requests without a window: `_guard` sees to that."""
@@ -142,40 +151,15 @@ class LatentLayer(StagedLayer):
         return None
 
     def _merge_window(
-        self,
-        query: tuple[Tensor, Tensor],
-        latent: Tensor,
-        key_pe: Tensor,
-        kv_cache: Tensor,
-        inputs: KernelInputs,
-        output: Tensor,
-        sums: Tensor,
-        rows: int,
-        selection: Tensor | None = None,
+        self, step: AttentionStep, sums: Tensor, selection: Tensor | None = None
     ) -> None:
         """Merge the window's rows into stock's output over the committed tokens.
 
         Args:
-            query: absorbed part [rows, heads, latent] and rotary part [rows, heads, rotary part].
-            latent, key_pe: staged rows.
-            kv_cache: [blocks, block_size, width].
-            output: [rows, heads, latent], stock's; overwritten.
             sums: [rows, heads] float32, stock's log-sum-exp.
-            rows: most query rows of a request.
             selection: [2, rows] int32 of a sparse layer, see `mla_tail_triton`.
         """
-        mla_tail_triton(
-            *query,
-            latent,
-            key_pe,
-            kv_cache,
-            *inputs,
-            output,
-            sums,
-            scale=self._scale,
-            max_query_len=rows,
-            selection=selection,
-        )
+        mla_tail_triton(step, sums, selection)
 
 
 def merges(layer: Any) -> bool:
@@ -235,7 +219,6 @@ class MlaStagingAttention(LatentLayer):
         super().__init__(number, layer, window, staging, inputs, table)
         self.group = group
         self._latent_dim = int(layer.impl.kv_lora_rank)
-        self._quantised = layer.impl.kv_cache_dtype in FP8_CACHES
 
     def patches(self) -> list[Patch]:
         """The patches of its write and of both ways of its attention; not yet applied."""
@@ -270,23 +253,25 @@ class MlaStagingAttention(LatentLayer):
             batch = self._guard(attn_metadata)
             if batch is None:
                 return original(query, kv_cache, attn_metadata, layer)
-            rows, inputs = batch.max_query_len, self._inputs.for_kernel(batch, self._table)
+            absorbed, query_pe = self._parts_of(query)
             equal, group = batch.tokens_per_request is not None, self.group
             if equal and group.kind.contender(batch.size) is Contender.MERGE:
                 assert group.committed is not None
                 over = group.committed.metadata(self._number, batch, attn_metadata)
-                merged = self.merge(original, over, query, *self.held, kv_cache, inputs, rows)
+                step = self.step(batch, absorbed, kv_cache, absorbed, query_pe)
+                merged = self.merge(original, over, query, step)
                 self._record(merged, is_merged=True)
                 return merged, None
-            output: Tensor | None = None
+            output: Tensor
             sums: Tensor | None = None
-            if not equal:
+            if equal:
+                output = self.held[0].new_empty(absorbed.shape)
+            else:
                 # Requests without a window attend here; the others' rows are overwritten below.
                 output, sums = original(query, kv_cache, attn_metadata, layer)
-            most = self._inputs.max_seq_len
-            verified = self.verify(query, *self.held, kv_cache, inputs, rows, most, output)
-            self._record(verified)
-            return verified, sums
+            self.verify(self.step(batch, absorbed, kv_cache, output, query_pe))
+            self._record(output)
+            return output, sums
 
         return forward_mqa
 
@@ -305,58 +290,22 @@ class MlaStagingAttention(LatentLayer):
         attend: Callable[..., Any],
         metadata: Any,
         query: Tensor | tuple[Tensor, Tensor],
-        latent: Tensor,
-        key_pe: Tensor,
-        kv_cache: Tensor,
-        inputs: KernelInputs,
-        rows: int,
+        step: AttentionStep,
     ) -> Tensor:
         """Attend with stock over the committed tokens, and merge the window's rows.
 
         Args:
             attend: stock's.
             metadata: stock's, over the committed tokens.
-            rows: query rows of each request.
+            query: as stock takes it.
+            step: its output is not used: stock makes one.
         """
         output: Tensor
         with returning_sums(self._layer.impl):
-            output, sums = attend(query, kv_cache, metadata, self._layer)
-        parts = self._parts_of(query)
-        self._merge_window(parts, latent, key_pe, kv_cache, inputs, output, sums, rows)
+            output, sums = attend(query, step.kv_cache, metadata, self._layer)
+        self._merge_window(step._replace(output=output), sums)
         return output
 
-    def verify(
-        self,
-        query: Tensor | tuple[Tensor, Tensor],
-        latent: Tensor,
-        key_pe: Tensor,
-        kv_cache: Tensor,
-        inputs: KernelInputs,
-        rows: int,
-        max_seq_len: int,
-        output: Tensor | None = None,
-    ) -> Tensor:
-        """Attend with our kernel, over `output` if there is one.
-
-        Args:
-            rows: most query rows of a request with a window.
-        """
-        layer, parts = self._layer, self._parts_of(query)
-        quantised_query = parts[0].dtype == torch.float8_e4m3fn
-        if output is None:
-            output = latent.new_empty(parts[0].shape)
-        mla_verify_attention_triton(
-            *parts,
-            latent,
-            key_pe,
-            kv_cache,
-            *inputs,
-            output,
-            scale=self._scale,
-            max_query_len=rows,
-            max_seq_len=max_seq_len,
-            q_scale=layer._q_scale.view(-1) if quantised_query else None,
-            k_scale=layer._k_scale.view(-1) if self._quantised else None,
-            workspace=self.group.workspace,
-        )
-        return output
+    def verify(self, step: AttentionStep) -> None:
+        """Attend with our kernel."""
+        mla_verify_attention_triton(step, self.group.workspace)

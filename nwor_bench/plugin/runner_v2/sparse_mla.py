@@ -87,19 +87,17 @@ class SparseMlaAttention(LatentLayer):
         rows = torch.empty_like(selected)
         selection = torch.empty(2, tokens, dtype=torch.int32, device=rows.device)
         block_size, width = kv_cache.shape[1:]
-        inputs = self._inputs.for_kernel(batch, self._table)
         split_selection_triton(
             selected,
             metadata.req_id_per_token[:tokens],
-            *inputs[1:],
+            self._inputs.for_kernel(batch, self._table),
             rows,
             selection,
             block_size=block_size,
             block_rows=kv_cache.stride(0) // width,
         )
         output, sums = self._attend_committed(query, kv_cache, rows, selection[0])
-        rows_each = batch.max_query_len
-        self._merge_window(query, *self.held, kv_cache, inputs, output, sums, rows_each, selection)
+        self._merge_window(self.step(batch, query[0], kv_cache, output, query[1]), sums, selection)
         return output
 
     def _attend_committed(
@@ -121,7 +119,7 @@ class SparseMlaAttention(LatentLayer):
             max_seqlen_k=rows.shape[1],
             seqused_k=counts,
             block_table=rows,
-            softmax_scale=self._scale,
+            softmax_scale=self.rules.scale,
             causal=True,
             return_softmax_lse=True,
             fa_version=3,

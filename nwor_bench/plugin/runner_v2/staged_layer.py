@@ -18,6 +18,7 @@ from nwor_bench.plugin.layers import StagingUnavailable, causal_implementation
 from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.window import LayerTrace, Window
+from nwor_kernels.attention_step import AttentionStep, Scales, ScoreRules, StepRequests
 
 
 class StepViews(NamedTuple):
@@ -86,15 +87,14 @@ class StepInputs:
         self._choose(requests)
         self.max_seq_len = self._most_tokens
 
-    def for_kernel(
-        self, batch: GpuWindowBatch, table: int
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """`query_start_loc`, `seq_lens`, `block_table`, `staged_start`, `staged_end`."""
+    def for_kernel(self, batch: GpuWindowBatch, table: int) -> StepRequests:
+        """The requests of the step in flight, with the staged rows of a window."""
         views = self.views
         starts, ends = batch.staged_start, batch.staged_end
         if starts is None or ends is None:
             starts, ends = views.row_start, views.row_end
-        return views.query_start_loc, views.seq_lens, views.block_tables[table], starts, ends
+        table_of_layer = views.block_tables[table]
+        return StepRequests(views.query_start_loc, views.seq_lens, table_of_layer, starts, ends)
 
     def tables(self, name: str, requests: int) -> tuple[Tensor, Tensor]:
         """Tokens of each request and the block table of a layer, of the step in flight."""
@@ -143,7 +143,8 @@ class StagedLayer:
         self._causal = causal_implementation(layer.impl)
         self._stock_write: Callable[..., Any] | None = None
         self._stock_attention: Callable[..., Any] | None = None
-        self._scale = float(self._causal.scale)
+        self.rules = ScoreRules(float(self._causal.scale))
+        """How our kernels weigh tokens."""
 
     @property
     def trace(self) -> LayerTrace | None:
@@ -173,6 +174,25 @@ class StagedLayer:
     def held(self) -> tuple[Tensor, Tensor]:
         """K and V of the window's rows, where they are staged."""
         return self._set.keys[self._place], self._set.values[self._place]
+
+    def scales(self, query: Tensor) -> Scales:
+        """Scales of these queries and of the layer's cache."""
+        raise NotImplementedError
+
+    def step(
+        self,
+        batch: GpuWindowBatch,
+        query: Tensor,
+        kv_cache: Tensor,
+        output: Tensor,
+        query_pe: Tensor | None = None,
+    ) -> AttentionStep:
+        """Arguments of our kernels for the window in flight."""
+        requests, most = self._inputs.for_kernel(batch, self._table), self._inputs.max_seq_len
+        rows, scales = batch.max_query_len, self.scales(query)
+        return AttentionStep(
+            query, *self.held, kv_cache, requests, output, self.rules, rows, most, scales, query_pe
+        )
 
     def slots_to_write(self, key: Tensor, value: Tensor, slots: Tensor) -> Tensor | None:
         """Stage the step's rows if a window asks for it; the slots that are to be written at once.

@@ -1,7 +1,7 @@
 """The window of each step of a V2 runner, from its plan to the ranks' word on it.
 
 A window is opened before the forward: as it is planned, or because one like it is ready
-(`ready_windows`). It ends behind the samples: one launch commits a captured window, and in SCV mode
+(`ReadyWindow`). It ends behind the samples: one launch commits a captured window, and in SCV mode
 `adaptive` also runs vLLM's update of its requests (`stock_update`). Then the ranks vote: it stays
 committed, or is written directly.
 """
@@ -17,10 +17,15 @@ from nwor_bench.plugin.layers import layers_alone_in_their_memory
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.runner_v2.device_validation import DeviceValidator
 from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch, may_read_this_step
-from nwor_bench.plugin.runner_v2.ready_windows import ReadyWindow, ReadyWindows
 from nwor_bench.plugin.runner_v2.setup import StagingParts
 from nwor_bench.plugin.runner_v2.staging import DeviceRefusals
-from nwor_bench.plugin.runner_v2.stock_update import StockUpdate, UpdateCall, compile_with_update
+from nwor_bench.plugin.runner_v2.stock_update import (
+    ReadyWindow,
+    ReadyWindows,
+    StockUpdate,
+    UpdateCall,
+    compile_with_update,
+)
 from nwor_bench.plugin.runner_v2.window_checks import GpuWindowChecks
 from nwor_bench.plugin.scheduler_output import starts_requests
 from nwor_bench.plugin.step import DeviceClock, Step

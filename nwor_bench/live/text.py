@@ -18,10 +18,9 @@ from nwor_bench.records.types import Verdict
 from nwor_bench.records.window_order import ALL
 from nwor_bench.report.answer import CPU_BADGE, CPU_SENTENCE, NOTHING_BADGE, Answer
 from nwor_bench.report.document import Block, Bullets, Document, Headline, Paragraph, Table, table
-from nwor_bench.report.draft_line import line_blocks, speculative_config
 from nwor_bench.report.text import NOT_MEASURED, change, change_range, plural, with_bounds
 from nwor_bench.report.worth import ON_CPU, about_zero, noise_note, rates_table
-from nwor_bench.report.worth_answer import worth_sentence
+from nwor_bench.report.worth_answer import line_blocks, speculative_config, worth_sentence
 
 STOPPED_BADGE = "STAGING STOPPED"
 

@@ -34,7 +34,8 @@ from nwor_bench.report.document import (
     table,
 )
 from nwor_bench.report.evidence import evidence_section
-from nwor_bench.report.precision import over_time_section, precision_section
+from nwor_bench.report.over_time import over_time_section
+from nwor_bench.report.precision import precision_section
 from nwor_bench.report.questions import questions
 from nwor_bench.report.text import NOT_MEASURED, joined, plural, settings, size
 from nwor_bench.report.window_costs import dram_summary, phase_section, traffic_section

@@ -29,7 +29,7 @@ from nwor_bench.models.support.predict import (
     predict_support,
 )
 from nwor_bench.models.support.rules import FOLLOWED_ON_CPU, FOLLOWED_ON_GPU, path_of
-from nwor_bench.report.support import answer, layer_rows, support_notes
+from nwor_bench.report.support import layer_rows
 
 CHECKOUT = Path(__file__).parents[2]
 FIELD = "CONFIG_OR_MODEL"
@@ -110,11 +110,8 @@ def test_each_class_has_its_reason(
         ({}, {"draft_tokens": 15}, None),
         ({}, {"draft_tokens": 16}, "window_of_17_tokens"),
         ({}, {"device": Device.CPU, "cache_dtype": "fp8"}, "cache_dtype:fp8"),
-        (V32, {}, None),
-        (V32, {"cache_dtype": "fp8"}, "unsupported_attention:FlashMLASparseImpl"),
-        (V32, {"device": Device.BLACKWELL}, "unsupported_attention:FlashMLASparseImpl"),
+        (V32, {}, "own_attention:deepseek_v32"),
         (V32, {"device": Device.CPU}, "sparse_indexer"),
-        (V32, {"draft_tokens": 16}, "window_of_17_tokens"),
     ],
 )  # fmt: skip
 def test_what_the_engines_flags_change(
@@ -155,16 +152,6 @@ def test_which_part_is_staged(
     assert found.part.value == part
     assert [group.reason for group in found.recurrent] == [states] * len(found.recurrent)
     assert (len(found.recurrent) == 0) == name.startswith("Llama")
-
-
-def test_an_indexers_keys_are_said_to_be_written_directly() -> None:
-    found = predict_support(facts(**V32), EngineFacts())
-    assert (found.indexed, found.backends) == (4, ("FLASH_ATTN_MLA_SPARSE",))
-    assert [row[3] for row in layer_rows(found)] == [
-        "could be staged; indexer keys written directly"
-    ]
-    assert "indexers' keys are written directly" in answer(found)
-    assert len(support_notes(found)) == 3  # breakable graphs too
 
 
 def test_values_of_another_size_are_reported() -> None:

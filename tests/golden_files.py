@@ -4,7 +4,7 @@ Each run folder there holds a run's records, and beside them what `report` makes
 tests/golden/printed is what commands print. If a change of bytes is wanted, this writes all anew,
 and the changelog names the change:
 
-    PYTHONPATH=tests:. python tests/golden_files.py
+    PYTHONPATH=tests:tests/report:. python tests/golden_files.py
 """
 
 import gzip
@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
+import said
 import typer
 
 from nwor_bench import __version__
@@ -93,6 +94,11 @@ def of_help() -> dict[str, str]:
     """The help of every command and group at 80 columns, by their names in golden/help."""
     return {f"{path.replace(' ', '-') or 'nwor-bench'}.txt": printed_by(f"{path} --help")
             for path in command_paths(typer.main.get_command(cli.app))}  # fmt: skip
+
+
+def of_made_up_runs() -> dict[str, str]:
+    """What is said of made-up runs (tests/report/said.py), by the names in golden/said."""
+    return {name: _rounded(text) for name, text in said.said()}
 
 
 def command_paths(node: object, path: str = "") -> Iterator[str]:
@@ -199,3 +205,4 @@ if __name__ == "__main__":
         write(run, of_run(run))
     write("printed", of_commands())
     write("help", of_help())
+    write("said", of_made_up_runs())

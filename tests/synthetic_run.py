@@ -33,7 +33,7 @@ from nwor_bench.records.types import (
     WindowRecord,
 )
 from nwor_bench.report.document import Document
-from nwor_bench.report.files import write_files
+from nwor_bench.report.load import write_files
 from nwor_bench.report.run_report import build_document
 
 T = TypeVar("T")

@@ -315,7 +315,7 @@ _STATES_REMEDY = {
     "With prefix caching vLLM copies states at the end of each block.",
     unsupported_states(""): "Nothing to do. Only gated delta nets of known shapes stage states.",
 }
-"""By the refusal without its detail."""
+"""Remedies by the refusal without its detail."""
 
 
 def _states(evidence: Evidence) -> Iterator[Case]:

@@ -51,7 +51,7 @@ class Group:
     block: int
     batch: int
     number: int
-    """Of the group in its batch."""
+    """Number of the group in its batch."""
 
     run_length: int
     """Windows of a run, the dropped first one included."""
@@ -63,10 +63,10 @@ class Group:
     """B's mean log time less A's, on the host's clock."""
 
     device: float | None
-    """The same on the device's clock; None if there is none."""
+    """`host` on the device's clock; None if there is none."""
 
     work: float | None
-    """The same of the GPU's own work (`WindowRecord.work_ms`); None if it was not timed."""
+    """`host` of the GPU's own work (`WindowRecord.work_ms`); None if it was not timed."""
 
     tokens: float | None
     """Log of B's mean output tokens a window over A's; None if a cell gave none (all requests had

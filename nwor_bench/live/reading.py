@@ -40,7 +40,7 @@ class Unreachable(BenchError):
     """The server does not answer, answers with an error, or no longer updates its metrics."""
 
 
-class Kind(StrEnum):
+class Interleaved(StrEnum):
     """What is interleaved; the value begins the names of its metrics."""
 
     MODES = "nwor_live_"
@@ -62,9 +62,9 @@ class CellTimes:
 class Reading:
     """One reading of one worker's metrics."""
 
-    kind: Kind
+    kind: Interleaved
     cells: Sequence[int]
-    """That are compared with the reference."""
+    """Cells that are compared with the reference."""
     classes: Mapping[str, Mapping[int, CellTimes]]
     """By class of batch sizes, small ones first and `all` last, and cell."""
     left_out: dict[str, int] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Reading:
 
     def half_width(self, num_reqs: str) -> float | None:
         """Half the widest interval of a cell, as a fraction; None if one has none."""
-        if self.kind is Kind.MODES:
+        if self.kind is Interleaved.MODES:
             ratio = self.of(num_reqs).ratio
             return None if ratio is None else ratio.half_width
         ends = [(rate.low, rate.high) for rate in self.rates(num_reqs)]
@@ -179,7 +179,7 @@ def reading_of(text: str, address: str, now: float | None = None) -> Reading:
     Raises ConfigError if no such metrics are there, Unreachable if they are old.
     """
     samples = _samples(text)
-    kind = next((k for k in (Kind.DRAFTS, Kind.MODES) if _named(samples, k)), None)
+    kind = next((k for k in (Interleaved.DRAFTS, Interleaved.MODES) if _named(samples, k)), None)
     if kind is None:
         raise ConfigError.for_field("URL", address, _why_not_live(samples))
     updated = [each.value for each in _named(samples, "nwor_live_updated_seconds")]
@@ -196,7 +196,7 @@ def reading_of(text: str, address: str, now: float | None = None) -> Reading:
     info: Mapping[str, str] = known[0] if known else {}
     return Reading(
         kind=kind,
-        cells=[STAGE] if kind is Kind.MODES else sorted(k for k in windows if k),
+        cells=[STAGE] if kind is Interleaved.MODES else sorted(k for k in windows if k),
         classes=_classes(own),
         left_out=_by_reason(own, f"{kind}groups_left_out_total"),
         clock=clocks[-1] if clocks else None,
@@ -246,7 +246,7 @@ def _classes(samples: Sequence[Any]) -> dict[str, dict[int, CellTimes]]:
     values: dict[str, dict[int, dict[str, float]]] = {ALL: {}}
     for sample in samples:
         if "num_reqs" in sample.labels:
-            name = sample.name.removeprefix(Kind.DRAFTS).removeprefix(Kind.MODES)
+            name = sample.name.removeprefix(Interleaved.DRAFTS).removeprefix(Interleaved.MODES)
             cell = int(sample.labels.get("drafts", ITSELF if name.startswith("aa_") else STAGE))
             cells = values.setdefault(sample.labels["num_reqs"], {})
             cells.setdefault(cell, defaultdict(int))[name.removeprefix("aa_")] = sample.value

@@ -11,23 +11,22 @@ from nwor_bench.analysis.draft_rates import Rate
 from nwor_bench.analysis.statistics import DEFAULT_MARGIN, verdict
 from nwor_bench.errors import ExitCode
 from nwor_bench.instruments.robust import MIN_GROUPS, RatioInterval
-from nwor_bench.live.reading import ITSELF, CellTimes, Kind, Reading
+from nwor_bench.live.reading import ITSELF, CellTimes, Interleaved, Reading
 from nwor_bench.live.watch import Ended, Seen, Wanted
 from nwor_bench.records.fallback_reasons import in_words
 from nwor_bench.records.types import Verdict
 from nwor_bench.records.window_order import ALL
 from nwor_bench.report.answer import CPU_BADGE, CPU_SENTENCE, NOTHING_BADGE, Answer
 from nwor_bench.report.document import Block, Bullets, Document, Headline, Paragraph, Table, table
-from nwor_bench.report.draft_line import line_blocks, speculative_config
 from nwor_bench.report.text import NOT_MEASURED, change, change_range, plural, with_bounds
 from nwor_bench.report.worth import ON_CPU, about_zero, noise_note, rates_table
-from nwor_bench.report.worth_answer import worth_sentence
+from nwor_bench.report.worth_answer import line_blocks, speculative_config, worth_sentence
 
 STOPPED_BADGE = "STAGING STOPPED"
 
 TITLES = {
-    Kind.MODES: "Off against stage in a running server",
-    Kind.DRAFTS: "Draft counts in a running server",
+    Interleaved.MODES: "Off against stage in a running server",
+    Interleaved.DRAFTS: "Draft counts in a running server",
 }
 
 ENDINGS = {
@@ -52,7 +51,7 @@ HOW_DRAFTS = (
 def answer(seen: Seen, wanted: Wanted) -> Answer:
     """Does it pay? In one sentence, to be read after the badge."""
     reading, own = seen.reading, seen.reading.of(wanted.num_reqs)
-    if reading.kind is Kind.DRAFTS:
+    if reading.kind is Interleaved.DRAFTS:
         return worth_sentence(reading.worth(wanted.num_reqs))
     if reading.stopped is not None:
         why = in_words(reading.stopped)
@@ -84,7 +83,7 @@ def exit_code(seen: Seen, wanted: Wanted, *, strict: bool) -> ExitCode:
 
 def _verdict(seen: Seen, wanted: Wanted) -> str | None:
     """FASTER, SLOWER, SAME or AMBIGUOUS, on a CPU too; None if nothing was compared."""
-    if seen.reading.kind is Kind.DRAFTS:
+    if seen.reading.kind is Interleaved.DRAFTS:
         return answer(seen, wanted).badge
     ratio = seen.reading.of(wanted.num_reqs).ratio
     return None if ratio is None else verdict(ratio)
@@ -97,7 +96,7 @@ def document(seen: Seen, wanted: Wanted, *, quiet: bool = False) -> Document:
     if seen.ended in ENDINGS:
         blocks.append(Paragraph(ENDINGS[seen.ended]))
     if not quiet:
-        is_modes = reading.kind is Kind.MODES
+        is_modes = reading.kind is Interleaved.MODES
         blocks += [_ratios(reading)] if is_modes else _drafts_blocks(reading, wanted)
         blocks.append(Bullets(tuple(status_lines(reading))))
     return Document(TITLES[reading.kind], tuple(blocks))
@@ -132,7 +131,7 @@ def status_lines(reading: Reading) -> list[str]:
     """Groups left out and why, what is interleaved, and which clock timed the windows."""
     left = [f"{number:,} {in_words(why)}" for why, number in reading.left_out.items()]
     lines = [f"Groups left out: {'; '.join(left) if left else 'none'}."]
-    if reading.kind is Kind.DRAFTS:
+    if reading.kind is Interleaved.DRAFTS:
         windows = ", ".join(f"{count:,} at k = {k}" for k, count in reading.windows.items())
         lines.insert(0, f"Windows: {windows}.")
         lines[-1] += (
@@ -147,7 +146,7 @@ def status_lines(reading: Reading) -> list[str]:
 
 
 def _staging_lines(reading: Reading) -> list[str]:
-    """Whether staging continues, what is written directly, and how far off is from itself."""
+    """State of staging, what is written directly, and how far off is from itself."""
     lines = [
         f"Staging: on, stage x {reading.scv_mode} and off x off interleaved."
         if reading.stopped is None
@@ -163,7 +162,7 @@ def _staging_lines(reading: Reading) -> list[str]:
 def progress_line(reading: Reading, wanted: Wanted, waited_s: float) -> str:
     """One line while it waits."""
     size, groups = wanted.num_reqs, plural(reading.groups(wanted.num_reqs), "group")
-    if reading.kind is Kind.MODES:
+    if reading.kind is Interleaved.MODES:
         told = f"{_ratio(reading.of(size))} in {groups}"
     else:
         told = f"{_best_rate(reading.rates(size))}, {groups} a draft count"
@@ -182,7 +181,7 @@ def _best_rate(rates: Sequence[Rate]) -> str:
 def result(seen: Seen, wanted: Wanted, url: str, exit_code: int) -> dict[str, Any]:
     """The JSON document; docs/json.md lists its keys."""
     found, reading = answer(seen, wanted), seen.reading
-    measured = _modes_result if reading.kind is Kind.MODES else _drafts_result
+    measured = _modes_result if reading.kind is Interleaved.MODES else _drafts_result
     return {
         "url": url,
         "answer": {"badge": found.badge, "sentence": found.sentence, "num_reqs": wanted.num_reqs},

@@ -12,8 +12,7 @@ from nwor_bench.microbench.cases import OURS, PEER, Spec
 from nwor_bench.records import files
 from nwor_bench.records.facts import Environment, to_json
 from nwor_bench.report import document as blocks
-from nwor_bench.report.files import to_csv
-from nwor_bench.report.load import frame_of
+from nwor_bench.report.load import frame_of, to_csv
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.text import NOT_MEASURED, decimal
 

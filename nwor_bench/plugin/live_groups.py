@@ -11,7 +11,6 @@ accepted drafts behind a request's last token.
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from threading import Lock
 
 from nwor_bench.instruments.draft_counts import KEPT, server_counts
@@ -28,15 +27,8 @@ Series = tuple[str, int]
 """A class of batch sizes, or all, and a cell; cell 0 stands for A/A."""
 
 
-class Clock(StrEnum):
-    """Clock of the windows: CUDA events, or the host if there are none."""
-
-    DEVICE = "device"
-    HOST = "host"
-
-
 @dataclass(frozen=True)
-class Kind:
+class Interleaved:
     """What a server interleaves, and how its metrics are named."""
 
     counts: Sequence[int] | None = None
@@ -70,12 +62,12 @@ class Kind:
         return f"nwor_{'live' if self.counts is None else 'drafts'}_groups_left_out"
 
 
-MODES = Kind()
+MODES = Interleaved()
 
 
-def drafts_kind(most: int) -> Kind:
+def drafts_kind(most: int) -> Interleaved:
     """Draft counts from 0 to `most`."""
-    return Kind(server_counts(most), KEPT, 5.0, LeftOut.FALLBACK)  # nothing is staged
+    return Interleaved(server_counts(most), KEPT, 5.0, LeftOut.FALLBACK)  # nothing is staged
 
 
 class Groups:
@@ -85,12 +77,13 @@ class Groups:
     `left_out` groups without one.
     """
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: Interleaved) -> None:
         self.kind = kind
         self.effects: dict[Series, deque[float]] = {}
         self.groups: Counter[Series] = Counter()
         self.left_out: Counter[LeftOut] = Counter()
-        self.clock: Clock | None = None
+        self.clock: str | None = None
+        """`device` (CUDA events), or `host` if there are none; None before the first group."""
         self.lock = Lock()
         self._members: list[tuple[WindowRecord, WindowPlace]] = []
 
@@ -113,9 +106,9 @@ class Groups:
             if isinstance(found, LeftOut):
                 self.left_out[found] += 1
                 return
-            on_device = found.device is not None
-            self.clock = Clock.DEVICE if on_device else Clock.HOST
-            effect = found.device if found.device is not None else found.host
+            self.clock, effect = "device", found.device
+            if effect is None:
+                self.clock, effect = "host", found.host
             cell = max(place.cell for _, place in members) % (self.kind.cells - 1)
             for series in ((_class_of(found.windows[-1]), cell), (ALL, cell)):
                 self.effects.setdefault(series, deque(maxlen=self.kind.kept)).append(effect)

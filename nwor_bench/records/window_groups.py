@@ -6,37 +6,34 @@ One rule for the records of a sweep and for the windows of a server.
 from collections.abc import Callable, Container, Hashable, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Generic, TypeVar
 
 from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.records.types import WindowRecord
 from nwor_bench.records.window_order import WindowPlace, abba_effect, places_of_group
 
-Window = TypeVar("Window", bound=WindowRecord)
-
 
 @dataclass(frozen=True)
-class Compared(Generic[Window]):
+class Compared:
     """A group that counts."""
 
-    windows: Sequence[Window]
-    """That are compared, in the order in which they ran."""
+    windows: Sequence[WindowRecord]
+    """Windows that are compared, in the order in which they ran."""
     treated: Sequence[bool]
     """For each of them, True if it is of the cell that is not the reference."""
     host: float
     """Mean log time of that cell's windows less that of the reference's, on the host's clock."""
     device: float | None
-    """As `host`, on the device's clock; None if there is none."""
+    """`host` on the device's clock; None if there is none."""
 
 
 def judge_group(
-    members: Sequence[tuple[Window, WindowPlace]],
+    members: Sequence[tuple[WindowRecord, WindowPlace]],
     *,
     used: Container[int],
-    size: Callable[[Window], Hashable],
+    size: Callable[[WindowRecord], Hashable],
     drafts: Sequence[int] | None,
-    fell_back: Callable[[Window], bool] = lambda window: window.fallback_reason is not None,
-) -> Compared[Window] | LeftOut:
+    fell_back: Callable[[WindowRecord], bool] = lambda window: window.fallback_reason is not None,
+) -> Compared | LeftOut:
     """Compare the two cells of a group, or say why it does not count.
 
     Args:

@@ -101,7 +101,7 @@ class WindowOrder:
     pairs: tuple[tuple[int, int], ...]
     """Numbers of the cells that are compared with each other."""
     seed: str
-    """Of the pairs' order, the runs' lengths and who begins."""
+    """Seed of the pairs' order, the runs' lengths and who begins."""
     untimed: bool = False
     """Runs are of one window, so that a short batch of the gate runs all cells."""
 

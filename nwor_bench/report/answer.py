@@ -13,7 +13,7 @@ from nwor_bench.errors import ExitCode
 from nwor_bench.instruments.robust import degrees_of
 from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.header import KvGateFacts, RunHeader
-from nwor_bench.records.types import AA, CellResult, NworMode, Verdict
+from nwor_bench.records.types import AA, CellResult, NworMode, ScvMode, Verdict
 from nwor_bench.report.document import Callout, Headline
 from nwor_bench.report.text import (
     compared_time,
@@ -192,7 +192,8 @@ def subject_cells(cells: Sequence[CellResult]) -> tuple[list[CellResult], str]:
 
 
 def _invalid(cells: Sequence[CellResult], subject: str) -> str:
-    if any(cell.arm in (None, AA) and _is_off(cell) for cell in cells):
+    off = (NworMode.OFF, ScvMode.OFF)
+    if any(c.arm in (None, AA) and (c.nwor_mode, c.scv_mode) == off for c in cells):
         why = "; ".join(f"{cell.label}: {_reason(cell)}" for cell in cells)
         return f"Nothing can be compared, because off x off itself cannot be trusted: {why}."
     groups: dict[str, list[str]] = {}
@@ -329,7 +330,3 @@ def _having(verdict: Verdict, cells: Sequence[CellResult]) -> list[CellResult]:
     """The cells of a verdict, the lowest ratio first."""
     own = [cell for cell in cells if cell.verdict == verdict]
     return sorted(own, key=lambda cell: (cell.ratio_to_off is None, cell.ratio_to_off or 0.0))
-
-
-def _is_off(cell: CellResult) -> bool:
-    return (cell.nwor_mode, cell.scv_mode) == ("off", "off")

@@ -11,7 +11,7 @@ from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import CellResult, Verdict
 from nwor_bench.report.answer import on_cpu
 from nwor_bench.report.document import Block, Bullets, Figure, Paragraph, Section, Table, table
-from nwor_bench.report.figures import colour
+from nwor_bench.report.html import colour
 from nwor_bench.report.terminal import fits
 from nwor_bench.report.text import (
     NOT_MEASURED,

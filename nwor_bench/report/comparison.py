@@ -157,8 +157,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def headline_of_all(comparisons: Mapping[str, Comparison]) -> str:
-    """Of two sweeps: the cells that got worse, run by run; the other runs by what is said of
-    them."""
+    """Sentences on two sweeps: the cells that got worse, run by run; other runs by their start."""
     groups: dict[str, list[str]] = {}
     for place, own in comparisons.items():
         worse = [name_of(cell, own) for cell in own.having(ChangeVerdict.REGRESSION)]
@@ -249,7 +248,12 @@ def _fraction(value: float) -> str:
 
 def notes(comparison: Comparison) -> list[str]:
     """Caveats of the comparison, and how it was made."""
-    found = _forced(comparison)
+    found = []
+    if comparison.forced:
+        listed = "; ".join(map(str, comparison.forced))
+        found.append(
+            f"Compared with --force, although the runs differ in work or machine: {listed}."
+        )
     found += [f"{n}: {w.rstrip('.')}." for n, run in _sides(comparison) for w in run.warnings]
     found += [*_pairing(comparison), *_drift(comparison), *_acceptance(comparison)]
     if comparison.others:
@@ -264,17 +268,9 @@ def notes(comparison: Comparison) -> list[str]:
     return found
 
 
-def _forced(comparison: Comparison) -> list[str]:
-    if not comparison.forced:
-        return []
-    listed = "; ".join(map(str, comparison.forced))
-    return [f"Compared with --force, although the runs differ in work or machine: {listed}."]
-
-
 def _pairing(comparison: Comparison) -> list[str]:
     """How the deciding intervals were made: paired or unpaired, from windows or batches."""
-    by_ratio = comparison.decide_by is DecideBy.RATIO
-    changes = [cell.ratio if by_ratio else cell.time for cell in comparison.cells]
+    changes = [cell.deciding(comparison.decide_by) for cell in comparison.cells]
     made = [change for change in changes if change is not None and change.interval is not None]
     found = []
     paired = [change.new_blocks for change in made if change.paired and change.new_blocks]
@@ -305,22 +301,19 @@ def _pairing(comparison: Comparison) -> list[str]:
 
 def _drift(comparison: Comparison) -> list[str]:
     """The change of off x off's own time, if the ratio decides."""
-    if comparison.decide_by is DecideBy.TIME:
-        return []
-    return [
-        f"Machine: {name_of(cell, comparison)} took {change_text(cell.time)} times as long as in "
-        f"BASE{_beyond(cell.time)}."
-        for cell in comparison.cells
-        if cell.cell.is_baseline and cell.time is not None
-    ]
-
-
-def _beyond(change: Change) -> str:
-    if change.interval is None:
-        return ""
-    if change.interval.low <= 1 <= change.interval.high:
-        return ", within the blocks' noise"
-    return ", more than the blocks' noise: vLLM, its libraries or the machine changed, not NWOR"
+    found = []
+    for cell in comparison.cells:
+        if comparison.decide_by is DecideBy.TIME or not cell.cell.is_baseline or cell.time is None:
+            continue
+        interval, beyond = cell.time.interval, ""
+        if interval is not None and interval.low <= 1 <= interval.high:
+            beyond = ", within the blocks' noise"
+        elif interval is not None:
+            cause = "vLLM, its libraries or the machine changed, not NWOR"
+            beyond = f", more than the blocks' noise: {cause}"
+        name, time = name_of(cell, comparison), change_text(cell.time)
+        found.append(f"Machine: {name} took {time} times as long as in BASE{beyond}.")
+    return found
 
 
 def _acceptance(comparison: Comparison) -> list[str]:

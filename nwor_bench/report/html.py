@@ -1,8 +1,15 @@
-"""A report document as one self-contained HTML file: nothing is loaded from elsewhere."""
+"""A report document as one self-contained HTML file: nothing is loaded from elsewhere.
+
+Figures are SVG drawn by matplotlib: text stays text. matplotlib draws a stand-in for each colour of
+page.css; in the SVG these become `var(--name)`, so light and dark need no second figure.
+"""
 
 import html
+import io
 import re
 from collections.abc import Sequence
+from importlib import resources
+from typing import TYPE_CHECKING, Any
 
 from nwor_bench.records.types import Verdict
 from nwor_bench.report.document import (
@@ -18,14 +25,13 @@ from nwor_bench.report.document import (
     Section,
     Table,
 )
-from nwor_bench.report.figures import draw_svg
 
-_VERDICTS = {str(verdict): verdict.lower() for verdict in Verdict}
-_VERDICTS |= {"REGRESSION": "slower", "IMPROVEMENT": "faster"}
-"""The colour of each verdict, of cells and of changes."""
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
 
-_LONG = 36
-"""A table value of more characters than this may wrap."""
+
+CSS = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+"""The page's style: light and dark, and narrow enough for a phone."""
 
 
 def render_html(document: Document) -> str:
@@ -40,7 +46,7 @@ def render_html(document: Document) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         # A page without an icon of its own would ask its server for one.
         '<link rel="icon" href="data:,">\n'
-        f"<title>{escape(document.title)}</title>\n<style>{CSS}</style>\n</head>\n"
+        f"<title>{escape(document.title)}</title>\n<style>\n{CSS}</style>\n</head>\n"
         "<body>\n<main>\n" + "\n".join(body) + "\n</main>\n</body>\n</html>\n"
     )
 
@@ -139,118 +145,73 @@ def _class(place: int, value: str, table: Table) -> str:
     return f' class="{" ".join(names)}"' if names else ""
 
 
-CSS = """
-:root {
-  color-scheme: light dark;
-  --page: #fcfcfb; --text: #1c1f23; --soft: #5c6570; --line: #d9dde2; --head: #f1f3f5;
-  --callout: #fff6e0; --callout-line: #d99a1b; --band: #e3e7ec; --link: #1f5f9c;
-  --same: #2f7d4f; --faster: #1f6fb2; --slower: #b4541a; --ambiguous: #6b7280;
-  --ineffective: #8a4bb0; --invalid: #c02634; --shade: #0003;
-}
-@media (prefers-color-scheme: dark) {
-  :root {
-    --page: #15181c; --text: #e4e7ea; --soft: #9aa4af; --line: #343b43; --head: #1e2329;
-    --callout: #2c2512; --callout-line: #c9932c; --band: #2b323a; --link: #7fb8ee;
-    --same: #6cc48f; --faster: #6db3ec; --slower: #f09a5c; --ambiguous: #a3acb8;
-    --ineffective: #c594e6; --invalid: #ff7b86; --shade: #fff3;
-  }
-}
-* { box-sizing: border-box; }
-body {
-  margin: 0; background: var(--page); color: var(--text);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif;
-}
-main { max-width: 66rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; container-type: inline-size; }
-h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 1rem; overflow-wrap: anywhere; }
-h2 {
-  font-size: 1.15rem; margin: 1.8rem 0 .6rem; padding-bottom: .3rem;
-  border-bottom: 1px solid var(--line);
-}
-summary { cursor: pointer; }
-summary h2 { display: inline; border: 0; margin: 0; padding: 0; }
-details { margin: .6rem 0; padding: .35rem 0; border-bottom: 1px solid var(--line); }
-a { color: var(--link); }
-p, ul, dl { margin: .75rem 0; max-width: 46rem; overflow-wrap: anywhere; }
-ul { padding-left: 1.2rem; }
-li { margin: .35rem 0; }
-dt { font-weight: 600; margin-top: .7rem; }
-dd { margin: 0 0 0 1rem; }
-.strong { font-size: 1.08rem; font-weight: 600; }
-.headline { font-size: 1.15rem; font-weight: 600; line-height: 1.45; }
-.badge {
-  display: inline-block; padding: .05rem .5rem; border-radius: 4px; font-size: .85em;
-  color: var(--page); background: var(--soft);
-}
-.b-same { background: var(--same); } .b-faster { background: var(--faster); }
-.b-slower { background: var(--slower); } .b-ineffective { background: var(--ineffective); }
-.b-invalid { background: var(--invalid); }
-nav { margin: 1.5rem 0; font-size: .875rem; max-width: 46rem; }
-nav ul { display: flex; flex-wrap: wrap; gap: .35rem 1rem; padding: 0; list-style: none; }
-nav li { margin: 0; }
-.callout {
-  margin: 1rem 0; padding: .7rem 1rem; max-width: 46rem; background: var(--callout);
-  border-left: 4px solid var(--callout-line); border-radius: 0 4px 4px 0; overflow-wrap: anywhere;
-}
-.callout strong { display: block; }
-.scroll {
-  margin: 1rem 0; border: 1px solid var(--line); border-radius: 6px;
-  width: fit-content; max-width: 100%;
-}
-.scroll, .plot {  /* an edge that hides something is shaded */
-  overflow-x: auto;
-  background:
-    linear-gradient(90deg, var(--page) 40%, transparent) 0 0 / 3rem 100% no-repeat local,
-    linear-gradient(270deg, var(--page) 40%, transparent) 100% 0 / 3rem 100% no-repeat local,
-    linear-gradient(90deg, var(--shade), transparent) 0 0 / 1rem 100% no-repeat scroll,
-    linear-gradient(270deg, var(--shade), transparent) 100% 0 / 1rem 100% no-repeat scroll;
-}
-table {
-  border-collapse: separate; border-spacing: 0; font-size: .875rem;
-  font-variant-numeric: tabular-nums;
-}
-caption {
-  text-align: left; padding: .4rem .7rem; color: var(--soft); font-size: .8125rem;
-  border-bottom: 1px solid var(--line);
-}
-caption:empty { padding: 0 .7rem; border: 0; }
-caption span {  /* stays visible when the table scrolls */
-  display: block; position: sticky; left: .7rem; width: min(100%, 100vw - 3.6rem);
-}
-caption::after {  /* has no size unless the table is wider than the page */
-  --hidden: calc((100% + 1.4rem + 1px - 100cqw) * 99);
-  content: "Scroll sideways \\2192" / ""; display: block; position: sticky; left: .7rem;
-  line-height: 1.3rem; margin-top: clamp(-1.3rem, var(--hidden) - 1.3rem, 0px);
-  width: clamp(0px, var(--hidden), 9rem); overflow: hidden; white-space: nowrap; color: var(--link);
-}
-th, td { padding: .22rem .7rem; text-align: left; white-space: nowrap; vertical-align: top; }
-th { background: var(--head); font-weight: 600; white-space: normal; vertical-align: bottom; }
-tbody th { background: var(--page); white-space: nowrap; vertical-align: top; }
-thead th:first-child, tbody th { position: sticky; left: 0; }
-tr + tr td, tr + tr th { border-top: 1px solid var(--line); }
-td.long { white-space: normal; min-width: 16rem; overflow-wrap: anywhere; }
-th.long { white-space: normal; min-width: 9rem; overflow-wrap: anywhere; }
-.words td { white-space: normal; min-width: 6rem; }
-.words td.long { min-width: 11rem; }
-.number { text-align: right; }
-pre {
-  overflow-x: auto; margin: 1rem 0; padding: .7rem 1rem; background: var(--head);
-  border-radius: 6px; font: .85rem/1.5 ui-monospace, "DejaVu Sans Mono", monospace;
-  white-space: pre-wrap; overflow-wrap: anywhere;
-}
-.verdict { font-weight: 600; }
-figure { margin: 1rem 0; max-width: 46rem; }
-.plot { width: 100%; }
-@container (max-width: 33.9rem) {
-  figure::before { content: "Scroll sideways \\2192" / ""; color: var(--link); font-size: 13px; }
-  th, td { padding: .22rem .45rem; }
-}
-.plot svg { display: block; width: 100%; min-width: 34rem; height: auto; }
-.plot svg * { stroke-linejoin: round; stroke-linecap: butt; }
-.plot text { font-family: inherit !important; }
-figcaption { color: var(--soft); font-size: .8125rem; max-width: 46rem; margin-top: .4rem; }
-.v-same { color: var(--same); } .v-faster { color: var(--faster); }
-.v-slower { color: var(--slower); } .v-ambiguous { color: var(--ambiguous); }
-.v-ineffective { color: var(--ineffective); } .v-invalid { color: var(--invalid); }
-@media print { .scroll { overflow: visible; } body { font-size: 11px; } }
-"""
-"""Light and dark, and narrow enough for a phone."""
+COLOURS = ("text", "soft", "line", "head", "band", "same", "faster", "slower", "ambiguous",
+           "ineffective", "invalid")  # fmt: skip
+_STAND_INS = {name: f"#0f1e{place:02x}" for place, name in enumerate(COLOURS, 16)}
+
+_WIDTH, _DOTS = 720, 72
+
+
+def colour(name: str) -> str:
+    """The stand-in for a colour of the page's style sheet."""
+    return _STAND_INS[name]
+
+
+def draw_svg(figure: Figure) -> str:
+    """The figure as an SVG element that is the same each time."""
+    file = io.StringIO()
+    import matplotlib as mpl
+
+    with mpl.rc_context(_settings(figure.name)):
+        canvas_of(figure).savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    return _inline(file.getvalue(), figure.name, figure.alternative)
+
+
+def canvas_of(figure: Figure) -> "Canvas":
+    """The drawn figure as a matplotlib object."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure as Canvas
+
+    with mpl.rc_context(_settings(figure.name)):
+        size = (_WIDTH / _DOTS, figure.height / _DOTS)
+        canvas = Canvas(figsize=size, dpi=_DOTS, layout="constrained")
+        figure.draw(canvas)
+    return canvas
+
+
+def _inline(svg: str, name: str, alternative: str) -> str:
+    """The SVG as an element of a page: its ids are its own, its colours the page's."""
+    start = svg.index("<svg")
+    # Its style rules would apply to the whole page, which has rules for its figures.
+    body = re.sub(r"<(metadata|style)\b.*?</\1>", "", svg[start:], flags=re.DOTALL)
+    box = re.search(r'viewBox="[^"]*"', body)
+    assert box is not None
+    body = body[body.index(">") + 1 :]
+    body = re.sub(r'\bid="', f'id="{name}-', body)
+    body = body.replace("url(#", f"url(#{name}-").replace('xlink:href="#', f'href="#{name}-')
+    for tint, hexadecimal in _STAND_INS.items():
+        body = body.replace(hexadecimal, f"var(--{tint})")
+    label = html.escape(alternative)
+    head = f'<svg role="img" aria-label="{label}" {box.group()}><title>{label}</title>'
+    return head + re.sub(r"\s*\n\s*", "\n", body).strip()
+
+
+def _settings(name: str) -> Any:
+    """matplotlib's settings for a figure of that name."""
+    text, soft = colour("text"), colour("soft")
+    return {
+        "svg.fonttype": "none", "svg.hashsalt": name, "text.parse_math": False, "font.size": 13,
+        "font.family": "DejaVu Sans", "text.color": text, "axes.labelcolor": text,
+        "xtick.color": soft, "ytick.color": soft, "xtick.labelcolor": text,
+        "ytick.labelcolor": text, "axes.edgecolor": soft, "grid.color": colour("line"),
+        "axes.spines.top": False, "axes.spines.right": False, "axes.labelsize": 13,
+        "legend.frameon": False, "legend.fontsize": 12, "axes.axisbelow": True,
+    }  # fmt: skip
+
+
+_VERDICTS = {str(verdict): verdict.lower() for verdict in Verdict}
+_VERDICTS |= {"REGRESSION": "slower", "IMPROVEMENT": "faster"}
+"""The colour of each verdict, of cells and of changes."""
+
+_LONG = 36
+"""A table value of more characters than this may wrap."""

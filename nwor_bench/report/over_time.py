@@ -15,7 +15,7 @@ from nwor_bench.analysis.paired import pair_times, windows_work
 from nwor_bench.instruments.robust import MIN_GROUPS, as_ratio, robust_location
 from nwor_bench.records.types import CellResult, Verdict, WindowRecord
 from nwor_bench.report.document import Figure, Section, Table, table
-from nwor_bench.report.figures import colour
+from nwor_bench.report.html import colour
 from nwor_bench.report.text import NOT_MEASURED, decimal
 
 if TYPE_CHECKING:

@@ -2,8 +2,15 @@
 
 from typing import Any
 
-from nwor_bench.models.byte_model import DIRECT, ByteModel, Workload
-from nwor_bench.models.hybrid_memory import CARDS, MEMORY_SHARE, requests_that_fit, reserved_states
+from nwor_bench.models.byte_model import (
+    CARDS,
+    DIRECT,
+    MEMORY_SHARE,
+    ByteModel,
+    Workload,
+    requests_that_fit,
+    reserved_states,
+)
 from nwor_bench.models.recurrent import STAGED_KINDS, Moved, RecurrentLayers
 from nwor_bench.records.state_slots import SWITCH
 from nwor_bench.report.document import Paragraph, Section, Table, table
@@ -70,13 +77,9 @@ def _moved(states: RecurrentLayers, load: Workload) -> Table:
     )
 
 
-def _slots(load: Workload) -> tuple[int, int]:
-    """Slots a request and layer: what vLLM reserves, and without the drafts'."""
-    return load.draft_tokens + 1, 1
-
-
 def _memory(model: ByteModel, states: RecurrentLayers, load: Workload) -> Table:
-    each = [reserved_states(model, states, load, slots) for slots in _slots(load)]
+    ways = load.draft_tokens + 1, 1  # slots a request and layer, with and without the drafts'
+    each = [reserved_states(model, states, load, slots) for slots in ways]
     rows = [
         ("states reserved a request", *(size(round(one)) for one in each)),
         (
@@ -86,10 +89,7 @@ def _memory(model: ByteModel, states: RecurrentLayers, load: Workload) -> Table:
         *(
             (
                 f"requests that fit an {card} ({memory >> 30} GiB)",
-                *(
-                    count(requests_that_fit(memory, model, states, load, slots))
-                    for slots in _slots(load)
-                ),
+                *(count(requests_that_fit(memory, model, states, load, slots)) for slots in ways),
             )
             for card, memory in CARDS.items()
         ),
@@ -101,7 +101,8 @@ def state_values(model: ByteModel, states: RecurrentLayers, load: Workload) -> d
     """For JSON: sizes, bytes of a step (stock's, then staged), memory with and without slots for
     drafts."""
     stock, staged = _ways(states, load)
-    reserved = [reserved_states(model, states, load, slots) for slots in _slots(load)]
+    slots = load.draft_tokens + 1
+    reserved = [reserved_states(model, states, load, each) for each in (slots, 1)]
     return {
         "kind": states.state.kind,
         "layers": states.count,
@@ -113,14 +114,14 @@ def state_values(model: ByteModel, states: RecurrentLayers, load: Workload) -> d
         "predicted_share_of_writes": stock.written / (stock.written + _kv_written(model, load)),
         "predicted_staged_bytes_read": staged.read,
         "predicted_staged_bytes_written": staged.written,
-        "reserved_slots_per_request": load.draft_tokens + 1,
+        "reserved_slots_per_request": slots,
         "reserved_bytes_per_request": reserved[0],
         "one_slot_bytes_per_request": reserved[1],
         "fits": [
             {
                 "gpu": card,
                 "memory_bytes": memory,
-                "requests": requests_that_fit(memory, model, states, load, load.draft_tokens + 1),
+                "requests": requests_that_fit(memory, model, states, load, slots),
                 "requests_with_one_slot": requests_that_fit(memory, model, states, load, 1),
             }
             for card, memory in CARDS.items()

@@ -28,6 +28,11 @@ ON_HOST = (
     "drafts were accepted (waiting for the device included), medians over the timed windows. "
     "Launches and waits are those of deciding. Windows that captured a graph have the path capture."
 )
+NO_GPU = (
+    "Not measured: forward, sample, mask and commit are timed between events on a GPU, and this "
+    "run had none."
+)
+NO_WINDOW = "Not measured: no interleaved window has times that count."
 READ, WRITE = "dram_read_bytes", "dram_write_bytes"
 
 CACHE = (
@@ -53,7 +58,7 @@ def phase_section(analysis: Analysis) -> Section:
     run = analysis.run
     invalid = {cell.cell for cell in analysis.cells if cell.verdict == Verdict.INVALID}
     rows = [row for row in cell_phases(run) if row.cell not in invalid]
-    blocks = _phases(rows) if rows else [Paragraph(_why_not(run))]
+    blocks = _phases(rows) if rows else [Paragraph(NO_GPU if on_cpu(run.header) else NO_WINDOW)]
     return Section(TIME, tuple(blocks), brief=True, folded=True)
 
 
@@ -80,15 +85,6 @@ def _phases(rows: Sequence[CellPhases]) -> list[Block]:
         caption="What the hooks add on the host",
     )  # fmt: skip
     return [device, Paragraph(ON_DEVICE), host, Paragraph(ON_HOST)]
-
-
-def _why_not(run: RunData) -> str:
-    if on_cpu(run.header):
-        return (
-            "Not measured: forward, sample, mask and commit are timed between events on a GPU, and "
-            "this run had none."
-        )
-    return "Not measured: no interleaved window has times that count."
 
 
 def traffic_section(analysis: Analysis) -> Section:
@@ -212,11 +208,9 @@ def _signed_size(amount: float | None) -> str:
 
 
 def _with_interval(amount: Amount | None, signed: bool = False) -> str:
-    if amount is None:
-        return NOT_MEASURED
     show = _signed if signed else _mb
-    if amount.low is None or amount.high is None:
-        return show(amount.mean)
+    if amount is None or amount.low is None or amount.high is None:
+        return show(None if amount is None else amount.mean)
     return f"{show(amount.mean)} [{show(amount.low)}, {show(amount.high)}]"
 
 

@@ -15,15 +15,14 @@ from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.worth import WindowTime
 from nwor_bench.records.cell import AA, ADAPTIVE, count_name, count_order
 from nwor_bench.records.facts import EngineStatus
-from nwor_bench.records.header import PairFacts, RunHeader
+from nwor_bench.records.header import PairFacts
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.types import Phase, WindowRecord
 from nwor_bench.report.answer import on_cpu
 from nwor_bench.report.document import Block, Callout, Figure, Paragraph, Table, table
-from nwor_bench.report.draft_line import line_blocks, line_config
-from nwor_bench.report.figures import colour
+from nwor_bench.report.html import colour
 from nwor_bench.report.text import NOT_MEASURED, decimal, joined, percent, plural, with_bounds
-from nwor_bench.report.worth_answer import drafter_shares, sizes_of
+from nwor_bench.report.worth_answer import drafter_shares, line_blocks, line_config, sizes_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -68,6 +67,7 @@ ONE_ENGINE = Paragraph(
 def worth_blocks(measured: MeasuredWorth) -> list[Block]:
     """Table and curve, acceptance, the line for vLLM, and what the numbers are of."""
     worth, header, stages = measured.worth, measured.header, bool(measured.staged)
+    graphs = None if header.engine is None else header.engine.cuda_graphs
     how = Paragraph(HOW_BY_ENGINES if worth.by_engines else HOW)
     blocks: list[Block] = [rates_table(worth, stages=stages), *noise_note(worth)]
     if worth.by_engines and AA not in ((header.engine or EngineStatus()).arms or ()):
@@ -83,17 +83,17 @@ def worth_blocks(measured: MeasuredWorth) -> list[Block]:
             worth,
             header.pair or PairFacts(),
             staged=not on_cpu(header),
-            captured=_captured(header),
+            captured=None if graphs is None else graphs.largest_window,
         ),
     ]
-    blocks += [*_times(measured.times), *_notes(worth, header, measured.times)]
+    blocks += _times(measured.times)
+    if worth.by_engines:
+        blocks.append(Paragraph("k = 0 is an engine without a drafter: plain decoding."))
+    else:
+        share = max(drafter_shares(measured.times).values(), default=None)
+        most = "" if share is None else f" (with the host's work at most {percent(share, 0)} of it)"
+        blocks.append(about_zero(header.pair or PairFacts(), most))
     return [*blocks, *_switch_note([e for each in measured.analyses for e in each.effects])]
-
-
-def _captured(header: RunHeader) -> int | None:
-    """Tokens of the largest window with a graph; None if they are not known."""
-    graphs = None if header.engine is None else header.engine.cuda_graphs
-    return None if graphs is None else graphs.largest_window
 
 
 def rates_table(worth: Worth, *, stages: bool = False) -> Table:
@@ -286,13 +286,6 @@ def worth_rows(measured: MeasuredWorth) -> list[dict[str, Any]]:
     return rows
 
 
-def _notes(worth: Worth, header: RunHeader, times: Sequence[WindowTime]) -> Iterator[Block]:
-    if worth.by_engines:
-        yield Paragraph("k = 0 is an engine without a drafter: plain decoding.")
-    else:
-        yield about_zero(header.pair or PairFacts(), _drafter_share(times))
-
-
 def about_zero(pair: PairFacts, share: str = "") -> Paragraph:
     """What k = 0 is. `share`: how much of a step that pass may take, if it was measured."""
     return Paragraph(
@@ -328,8 +321,3 @@ def _switch_note(effects: Sequence[PairEffect]) -> Iterator[Paragraph]:
         if cost is not None
     ]:
         yield Paragraph(" ".join(told))
-
-
-def _drafter_share(times: Sequence[WindowTime]) -> str:
-    most = max(drafter_shares(times).values(), default=None)
-    return "" if most is None else f" (with the host's work at most {percent(most, 0)} of it)"

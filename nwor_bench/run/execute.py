@@ -24,7 +24,7 @@ from nwor_bench.records.files import only_writer
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.store import RunData, RunStore, read_run
 from nwor_bench.records.types import RunStatus
-from nwor_bench.report.files import write_files
+from nwor_bench.report.load import write_files
 from nwor_bench.report.run_report import exit_code_of
 from nwor_bench.report.text import plural
 from nwor_bench.run import resume

@@ -17,7 +17,7 @@ from nwor_bench.analysis.measured_worth import by_drafts
 from nwor_bench.instruments.versions import require_supported_vllm, untried_version
 from nwor_bench.records.files import result_document
 from nwor_bench.records.types import INTERLEAVED_PHASES, BatchRecord, Cell, Phase
-from nwor_bench.report.files import run_result
+from nwor_bench.report.load import run_result
 from nwor_bench.report.run_report import summary
 from nwor_bench.report.terminal import print_document, print_path
 from nwor_bench.run.heartbeat import Heartbeat

@@ -14,8 +14,8 @@ from nwor_bench.errors import BenchError, ExitCode
 from nwor_bench.records.files import RUN_FILE, write_atomically
 from nwor_bench.records.store import read_run
 from nwor_bench.report.document import Document
-from nwor_bench.report.files import run_result
 from nwor_bench.report.html import render_html
+from nwor_bench.report.load import run_result
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.sweep import (
     SweptRun,

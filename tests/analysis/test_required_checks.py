@@ -5,12 +5,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from synthetic_run import make_run
 
-from nwor_bench.analysis.cell_data import CellData, GateResults
+from nwor_bench.analysis.cell_data import CellData, GateResults, ungated_paths
 from nwor_bench.analysis.parity.kv import TOO_BLUNT
 from nwor_bench.analysis.parity.required import missing_checks
 from nwor_bench.records.cell import Arguments, Drafts
-from nwor_bench.records.types import AA, Cell, NworMode, ScvMode
+from nwor_bench.records.types import AA, Cell, NworMode, ScvMode, WindowRecord
 
 STAGE = Cell("toy", NworMode.STAGE, ScvMode.GRAPH)
 CONTROL = Cell("toy", NworMode.CONTROL, ScvMode.OFF)
@@ -166,3 +167,31 @@ def test_a_gate_that_staged_little_of_what_is_timed_staged_is_no_check(
             assert found is None
         else:
             assert words in (found or "")
+
+
+WINDOW = make_run(blocks=1, windows=1).windows[0]
+OURS, MERGE, READY = (
+    "full graph, ours, joined",
+    "full graph, merge, ready",
+    "full graph, ours, ready",
+)
+
+
+def on(path: str | None, num_reqs: int = 8, batch: int = 9) -> WindowRecord:
+    return replace(WINDOW, path=path, num_reqs=num_reqs, batch=batch)
+
+
+@pytest.mark.parametrize(
+    ("gated", "timed", "ungated"),
+    [
+        ([OURS, None], [on(OURS), on(MERGE), on(None), on(READY, batch=10)], (MERGE, READY)),
+        ([OURS, MERGE, READY], [on(OURS), on(MERGE), on(READY, batch=10)], ()),
+        ([], [on(None)], ()),  # an older version, whose windows have no path
+        ([OURS], [on(OURS), on(READY, num_reqs=7)], ()),  # a batch that runs out has any size
+        ([OURS], [on(OURS), on(READY, num_reqs=7), on(READY)], (READY,)),
+    ],
+)
+def test_a_timed_path_must_be_one_of_the_gates(
+    gated: list[str | None], timed: list[WindowRecord], ungated: tuple[str, ...]
+) -> None:
+    assert ungated_paths([on(path, batch=1) for path in gated], timed) == ungated

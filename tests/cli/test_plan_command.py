@@ -11,7 +11,7 @@ import pytest
 
 from nwor_bench.errors import ExitCode
 from nwor_bench.models.pairs import resolve_pair
-from nwor_bench.report.plan import percent
+from nwor_bench.report.text import two_digits as percent
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 CONFIGS = CHECKOUT / "tests" / "data" / "configs"

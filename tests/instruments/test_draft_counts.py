@@ -1,15 +1,27 @@
-"""Draft counts set ahead of the step that verifies them, on a scheduler that behaves as vLLM's."""
+"""Draft counts set ahead of the step that verifies them: in a batch, and in a server's traffic."""
 
+from collections import Counter
 from collections.abc import Sequence
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nwor_bench.errors import EngineError
-from nwor_bench.instruments.draft_counts import CountSwitch, schedule_of
+from nwor_bench.instruments.draft_counts import (
+    PATIENCE,
+    SPAN,
+    CountSwitch,
+    schedule_of,
+    server_counts,
+    verifies,
+)
 from nwor_bench.records.cell import AA, Cell, Drafts, NworMode, ScvMode
+from nwor_bench.records.types import SETTLING
 from nwor_bench.records.window_order import (
     PLACE,
     RUNS,
@@ -20,75 +32,98 @@ from nwor_bench.records.window_order import (
 )
 
 COUNTS = (0, 1, 2, 4)
+MOST = 3
+"""Largest draft count of a server."""
 CELLS = tuple(Cell("tiny", NworMode.OFF, ScvMode.OFF, arm) for arm in (*map(Drafts, COUNTS), AA))
+STAGED = tuple(
+    Cell("tiny", NworMode.STAGE, ScvMode.ADAPTIVE, Drafts(count)) for count in COUNTS if count
+)
 
 
 class Scheduler:
-    """Verifies what the step before drafted: the lookup's value while that step was scheduled."""
+    """Verifies what the step before drafted: the lookup's value while that step was scheduled.
 
-    def __init__(self, prefills: Sequence[int] = (0,), requests: int = 3):
-        self.dynamic_sd_lookup = [0, *COUNTS, 4, 4, 4, 4]
-        self._step, self._drafted = 0, 0
-        self._prefills = prefills
-        self._requests = [f"r{number}" for number in range(requests)]
+    Each step is of `running` requests that decode, and `new` ones that begin with a prompt; 0 and 0
+    is the empty step behind the last request. With -1 new ones a request has a draft less, as one
+    that comes to its last tokens.
+    """
+
+    def __init__(self, counts: Sequence[int] = COUNTS) -> None:
+        self.dynamic_sd_lookup = [0, *counts, *[max(counts)] * 12]
+        self.drafting: list[int] = []
+        """Drafts that each step proposes."""
+        self._drafted: dict[str, int] = {}
+        self._named = 0
+
+    def step(self, running: int, new: int = 0) -> Any:
+        self._wanted = (running, new)
+        return self.schedule()
 
     def schedule(self) -> Any:
-        is_prefill = self._step in self._prefills
-        verified = 0 if is_prefill else self._drafted
-        drafts = {name: [-1] * verified for name in self._requests} if verified else {}
-        tokens = dict.fromkeys(self._requests, 50 if is_prefill else 1 + verified)
-        self._step += 1
-        self._drafted = self.dynamic_sd_lookup[len(self._requests)]
+        running, new = self._wanted
+        known = list(self._drafted)[:running]
+        begun = [f"r{self._named + number}" for number in range(new)]
+        self._named += len(begun)
+        drafts = {name: [-1] * n for name in known if (n := self._drafted[name])}
+        if drafts and new < 0:
+            drafts[known[0]].pop()
+        tokens = {name: 1 + len(drafts.get(name, ())) for name in known} | dict.fromkeys(begun, 50)
+        k = self.dynamic_sd_lookup[max(len(tokens), 1)]
+        assert set(self.dynamic_sd_lookup) == {k}
+        if tokens:
+            self.drafting.append(k)
+            self._drafted = dict.fromkeys(tokens, k)
         return SimpleNamespace(
-            scheduled_new_reqs=self._requests if is_prefill else [],
+            scheduled_new_reqs=begun,
             num_scheduled_tokens=tokens,
             total_num_scheduled_tokens=sum(tokens.values()),
             scheduled_spec_decode_tokens=drafts,
         )
 
 
-STAGED = tuple(
-    Cell("tiny", NworMode.STAGE, ScvMode.ADAPTIVE, Drafts(count)) for count in COUNTS if count
-)
+# In a batch.
 
 
 def run(
-    scheduler: Scheduler, steps: int, *, untimed: bool = False, cells: Sequence[Cell] = CELLS
+    steps: int, *, prefill_at: int | None = None, untimed: bool = False, cells: Any = CELLS
 ) -> list[tuple[WindowPlace | None, int]]:
-    """Place and verified drafts of each step that only decodes, with an order from the start."""
+    """Place and verified drafts of each step that only decodes, of one batch of three requests."""
+    scheduler = Scheduler()
     order = WindowOrder(tuple(cells), compared_pairs(cells), "0", untimed)
     CountSwitch(scheduler, COUNTS).interleave(order)
-    outputs = [scheduler.schedule() for _ in range(steps)]
-    return [
-        (
-            getattr(output, PLACE),
-            max(map(len, output.scheduled_spec_decode_tokens.values()), default=0),
-        )
-        for output in outputs
-        if only_verifies(output)
-    ]
+    outputs = [scheduler.step(0, 3)]
+    outputs += [scheduler.step(3, int(at == prefill_at)) for at in range(1, steps)]
+    decoded = [output for output in outputs if only_verifies(output)]
+    return [(getattr(output, PLACE), verifies(output) or 0) for output in decoded]
+
+
+def placed(decoded: Any) -> list[tuple[WindowPlace, int]]:
+    return [(place, drafts) for place, drafts in decoded if place is not None]
+
+
+def places(outputs: Sequence[Any]) -> list[WindowPlace]:
+    return [place for each in outputs if (place := getattr(each, PLACE)) is not None]
 
 
 @pytest.mark.parametrize("untimed", [False, True])
 def test_each_place_verifies_its_own_count(untimed: bool) -> None:
-    decoded = run(Scheduler(), 200, untimed=untimed)
+    decoded = run(200, untimed=untimed)
     assert len(decoded) == 199  # all but the prefill
-    placed = [(place, drafts) for place, drafts in decoded if place is not None]
-    assert len(placed) > 190
+    found = placed(decoded)
+    assert len(found) > 190
     counts = (*COUNTS, 0)  # the A/A arm is k = 0
-    assert all(drafts == counts[place.cell] for place, drafts in placed)
-    assert {place.cell for place, _ in placed} == set(range(len(CELLS)))
+    assert all(drafts == counts[place.cell] for place, drafts in found)
+    assert {place.cell for place, _ in found} == set(range(len(CELLS)))
 
 
 def test_the_last_window_of_a_staged_group_drafts_for_its_own_count() -> None:
     """It is compared, so its drafter's time must be that of its count: whatever comes next, the
     step behind it verifies as many drafts. Groups of other counts go on with the next group's."""
     cells = (*CELLS, *STAGED)
-    decoded = run(Scheduler(), 900, cells=cells)
+    decoded = run(900, cells=cells)
     groups: dict[int, set[int]] = {}
-    for place, _ in decoded:
-        if place is not None:
-            groups.setdefault(place.group, set()).add(place.cell)
+    for place, _ in placed(decoded):
+        groups.setdefault(place.group, set()).add(place.cell)
     staged = {group for group, own in groups.items() if max(own) >= len(CELLS)}
     assert len(staged) > 20
     follows: dict[bool, list[bool]] = {True: [], False: []}
@@ -97,40 +132,39 @@ def test_the_last_window_of_a_staged_group_drafts_for_its_own_count() -> None:
             follows[place.group in staged].append(then == drafts)
     assert all(follows[True])
     assert not all(follows[False])
-    placed = [(place, drafts) for place, drafts in decoded if place is not None]
-    assert all(drafts == (cells[place.cell].drafts or 0) for place, drafts in placed)
+    assert all(drafts == (cells[place.cell].drafts or 0) for place, drafts in placed(decoded))
 
 
 def test_groups_are_whole_but_where_a_prefill_cuts_them() -> None:
     """The group of step 60 is cut; every other one runs to its end, and none is joined."""
-    placed = [place for place, _ in run(Scheduler((0, 60)), 300) if place is not None]
-    groups = [list(own) for _, own in groupby(placed, key=lambda place: place.group)]
+    found = [place for place, _ in placed(run(300, prefill_at=60))]
+    groups = [list(own) for _, own in groupby(found, key=lambda place: place.group)]
     cut = [own for own in groups if len(own) < RUNS * own[0].run_length]
     assert len(cut) == 2  # the last one too
-    assert cut[0][0].position == cut[0][0].run == 0
     assert all(own[0].position == own[0].run == 0 for own in groups)
 
 
-def test_a_fixed_count_marks_steps_that_only_decode() -> None:
+def test_a_fixed_count_has_no_places_and_its_steps_are_windows() -> None:
     scheduler = Scheduler()
-    counts = CountSwitch(scheduler, COUNTS)
-    counts.fix(2)
-    outputs = [scheduler.schedule() for _ in range(4)]
+    CountSwitch(scheduler, COUNTS).fix(2)
+    outputs = [scheduler.step(0, 3), *(scheduler.step(3) for _ in range(3))]
     assert [only_verifies(output) for output in outputs] == [False, True, True, True]
-    assert [getattr(output, PLACE, None) for output in outputs] == [None] * 4
-    assert scheduler.dynamic_sd_lookup == [2] * 9
+    assert places(outputs) == []
+    assert set(scheduler.dynamic_sd_lookup) == {2}
 
 
-def test_a_scheduler_without_a_lookup_is_refused() -> None:
-    with pytest.raises(EngineError, match="num_speculative_tokens_per_batch_size"):
-        CountSwitch(SimpleNamespace(dynamic_sd_lookup=None, schedule=None), COUNTS)
-
-
-def test_counts_that_the_lookup_does_not_name_are_refused() -> None:
-    """vLLM captured no graph for them."""
-    scheduler = SimpleNamespace(dynamic_sd_lookup=[0, 0, 1, 2], schedule=None)
-    with pytest.raises(EngineError, match=r"max_num_seqs is 3.*there are 4"):
-        CountSwitch(scheduler, COUNTS)
+@pytest.mark.parametrize(
+    ("lookup", "words"),
+    [
+        (None, "num_speculative_tokens_per_batch_size"),
+        ([0, 0, 1, 2], r"max_num_seqs is 3.*there are 4"),  # vLLM captured no graph for the last
+    ],
+)
+def test_a_scheduler_that_cannot_change_its_count_is_refused(
+    lookup: list[int] | None, words: str
+) -> None:
+    with pytest.raises(EngineError, match=words):
+        CountSwitch(SimpleNamespace(dynamic_sd_lookup=lookup, schedule=None), COUNTS)
 
 
 @pytest.mark.slow
@@ -139,3 +173,72 @@ def test_vllm_reads_a_schedule_that_names_every_count() -> None:
 
     assert set(build_dynamic_sd_schedule_lookup(schedule_of(COUNTS), 8, 4)[1:]) == set(COUNTS)
     assert build_dynamic_sd_schedule_lookup(schedule_of(COUNTS), 3, 4)[1:] == [0, 1, 2]
+
+
+# In a server.
+
+Traffic = Sequence[tuple[int, int]]
+"""Running and new requests of each step."""
+
+steady = st.integers(1, 60).map(lambda steps: [(8, 0)] * steps)
+busy = st.integers(1, 60).map(lambda steps: [(8, 1)] * steps)
+uneven = st.integers(1, 60).map(lambda steps: [(8, -(at % 7 == 0)) for at in range(steps)])
+other = st.sampled_from([[(8, 2)], [(0, 0)], [(0, 3)], [(1, 0)], [(2, -1)]])
+traffics = (
+    st.lists(st.one_of(steady, busy, uneven, other), max_size=12).map(chain.from_iterable).map(list)
+)
+
+
+def serve(traffic: Traffic) -> tuple[list[int], list[Any]]:
+    """Drafts that each step proposes, and the steps."""
+    scheduler = Scheduler(range(MOST + 1))
+    CountSwitch(scheduler, range(MOST + 1)).interleave_for_good(MOST)
+    outputs = [scheduler.step(0, 2), *(scheduler.step(*each) for each in traffic)]
+    return scheduler.drafting, [output for output in outputs if output.num_scheduled_tokens]
+
+
+@examples(300)
+@given(traffics)
+def test_under_any_traffic_places_are_true_groups_whole_or_cut_and_no_count_stays(
+    traffic: Traffic,
+) -> None:
+    """The last window of a run drafts for the next one, and is not used. Where each step has a
+    prefill a span follows a span, after the wait for a group."""
+    drafting, outputs = serve(traffic)
+    for at, (output, drafts) in enumerate(zip(outputs, drafting, strict=True)):
+        place = getattr(output, PLACE)
+        if place is not None:
+            assert all(map(only_verifies, outputs[at - SETTLING : at]))
+            assert verifies(output) == server_counts(MOST)[place.cell]
+            assert place.position == place.run_length - 1 or drafts == verifies(output)
+        if output.scheduled_new_reqs:
+            assert place is None
+            assert not only_verifies(output)
+    found = [(at, place) for at, each in enumerate(outputs) if (place := getattr(each, PLACE))]
+    for _, group in groupby(found, key=lambda each: each[1].group):
+        steps, own = zip(*group, strict=True)
+        assert [3 * p.run + p.position for p in own] == list(range(len(own)))
+        assert all(after == before + 1 for before, after in pairwise(steps))
+    longest = max(len(list(run)) for _, run in groupby(drafting))
+    assert longest <= 2 * (SPAN + PATIENCE)
+
+
+def test_all_counts_take_turns_and_k_0_is_rare() -> None:
+    drafting, outputs = serve([(8, 0)] * 6400)
+    groups = Counter(
+        max(place.cell for place in own)
+        for _, group in groupby(places(outputs), key=lambda place: place.group)
+        if len(own := list(group)) == RUNS * 3
+    )
+    assert set(groups) == {1, 2, 3, MOST + 1}  # the last is k = 0 against itself
+    assert max(groups.values()) - min(groups.values()) <= 1
+    shares = {k: n / 6400 for k, n in Counter(drafting).items()}
+    assert 0.1 < shares[0] < 0.2
+    assert all(0.25 < shares[k] < 0.32 for k in (1, 2, 3))
+
+
+def test_with_a_prefill_in_each_step_only_spans_are_left() -> None:
+    drafting, outputs = serve([(8, 1)] * 3 * (SPAN + PATIENCE))
+    assert places(outputs) == []
+    spans = [(k, len(list(own))) for k, own in groupby(drafting)]
+    assert {1, 2, 3} <= {k for k, steps in spans if steps >= SPAN}

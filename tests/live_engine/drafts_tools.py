@@ -13,7 +13,7 @@ from live_tools import metrics_when, nwor_live
 from serve_tools import PROMPTS, Servers, load
 from server_tools import DRAFTS, complete, read_metrics, server
 
-from nwor_bench.live.reading import Kind, Reading, reading_of
+from nwor_bench.live.reading import Interleaved, Reading, reading_of
 
 COUNTS = range(DRAFTS + 1)
 LONG = 300
@@ -48,7 +48,7 @@ def speculating(config: dict[str, Any]) -> tuple[str, str]:
 
 def drafts_shown(base: str) -> Reading:
     found = reading_of(urlopen(f"{base}/metrics", timeout=30).read().decode(), base)
-    assert found.kind is Kind.DRAFTS
+    assert found.kind is Interleaved.DRAFTS
     return found
 
 

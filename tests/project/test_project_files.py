@@ -138,6 +138,7 @@ def test_wheel_holds_every_module_and_data_file(wheel: Path) -> None:
 
     modules = {f"nwor_bench/{name}" for name in under("nwor_bench", "*.py")}
     modules |= {f"nwor_bench/{name}" for name in under("nwor_bench", "*.json")}
+    modules |= {f"nwor_bench/{name}" for name in under("nwor_bench", "*.css")}
     modules |= under("kernels", "*.py")
     data = {f"nwor_bench/scenarios/{name}" for name in under("scenarios", "*.*")}
     data |= {f"nwor_bench/sweeps/{name}" for name in under("sweeps", "*.toml")}

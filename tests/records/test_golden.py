@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 from golden_files import RUNS as CASES
-from golden_files import of_commands, of_help, of_run, stored
+from golden_files import of_commands, of_help, of_made_up_runs, of_run, stored
 from synthetic_run import faults_of, report_paths
 
 from nwor_bench.analysis.analyse import analyse, noise_floor
 from nwor_bench.records.files import KEPT_RECORDS_FILE, RUN_FILE
 from nwor_bench.records.store import read_run
-from nwor_bench.report.files import write_files
+from nwor_bench.report.load import write_files
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "run"
 
@@ -67,6 +67,10 @@ def test_a_run_gives_the_same_files(name: str) -> None:
 
 def test_commands_print_the_same() -> None:
     check(of_commands(), "printed")
+
+
+def test_reports_say_the_same_of_made_up_runs() -> None:
+    check(of_made_up_runs(), "said")
 
 
 def test_every_help_is_the_same() -> None:

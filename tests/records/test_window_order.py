@@ -2,6 +2,8 @@
 
 from collections import Counter, defaultdict
 from itertools import groupby, islice
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +14,7 @@ from nwor_bench.records.cell import Drafts
 from nwor_bench.records.types import AA, Cell, NworMode, ScvMode
 from nwor_bench.records.window_order import (
     DRAFT_RUN_LENGTHS,
+    PLACE,
     RUN_LENGTHS,
     RUNS,
     SERVER_DRAFT_RUN_LENGTHS,
@@ -19,6 +22,7 @@ from nwor_bench.records.window_order import (
     WindowPlace,
     compared,
     compared_pairs,
+    only_verifies,
     places_of,
 )
 
@@ -144,3 +148,26 @@ def test_a_staged_draft_count_is_compared_with_the_same_count_in_mode_off():
     cells = (zero, two, staged[0], four, staged[1], again)
     assert compared_pairs(cells) == ((0, 1), (1, 2), (0, 3), (3, 4), (0, 5))
     assert compared_pairs((zero, staged[1])) == ((0, 1),)  # in the gate, if k = 4 ran already
+
+
+@pytest.mark.parametrize(
+    ("drafts", "tokens", "changed", "is_windows"),
+    [
+        ({"a": 2, "b": 1}, 5, {}, True),
+        ({"a": 2}, 4, {}, True),
+        ({"a": 2, "b": 1}, 6, {}, False),  # a prompt of two tokens beside them
+        ({}, 2, {}, False),
+        ({}, 2, {PLACE: None}, True),  # k = 0
+        ({}, 2, {PLACE: None, "scheduled_new_reqs": ["b"]}, False),  # a prompt of one token
+        ({}, 3, {PLACE: None}, False),
+        ({}, 0, {PLACE: None, "num_scheduled_tokens": {}}, False),
+    ],
+)
+def test_a_step_only_verifies_windows(drafts, tokens, changed, is_windows):
+    values: dict[str, Any] = {
+        "scheduled_spec_decode_tokens": {name: [-1] * n for name, n in drafts.items()},
+        "num_scheduled_tokens": {"a": 1, "b": 1},
+        "total_num_scheduled_tokens": tokens,
+        "scheduled_new_reqs": [],
+    }
+    assert only_verifies(SimpleNamespace(**values | changed)) is is_windows

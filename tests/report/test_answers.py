@@ -1,20 +1,27 @@
-"""The answer and the questions after it: right for each kind of run."""
+"""Answers, advice and numbers of reports, computed anew; golden pages hold the words."""
 
 import re
 from dataclasses import replace
 
 import pytest
-from report_runs import RUNS, ambiguous, faster, gpu_run, ineffective, invalid
-from synthetic_run import analysed, change_batches, kept, summarised, with_parts
+from report_runs import RUNS, faster, gpu_run
+from synthetic_run import (
+    analysed,
+    change_batches,
+    document_of,
+    kept,
+    make_run,
+    summarised,
+    with_header,
+    with_parts,
+)
 
-from nwor_bench.analysis.analyse import noise_floor
-from nwor_bench.records.facts import CudaGraphs
-from nwor_bench.records.header import ParityFacts
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult
 from nwor_bench.report.answer import answer
+from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.questions import questions
-from nwor_bench.report.text import change_range, compared_time, signed, sure_rates
+from nwor_bench.report.text import change_range, signed, sure_rates, with_bounds
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -25,52 +32,6 @@ def told(run: RunData) -> dict[str, str]:
 
 def named(cells: list[CellResult], label: str) -> CellResult:
     return next(cell for cell in cells if cell.label == label)
-
-
-@pytest.mark.parametrize(
-    ("name", "badge", "sentence", "sure", "then"),
-    [
-        ("faster", "FASTER", "with stage x graph: NWOR pays here (TPOT",
-         "Sure of the direction", "switch it on"),
-        ("slower", "SLOWER", ": NWOR does not pay here, it costs time even at its best (",
-         "Sure of the direction", "Leave NWOR off"),
-        ("same", "SAME", ": NWOR does not pay here, it makes no difference",
-         "Sure that any effect is within", "Leave NWOR off"),
-        ("ambiguous", "AMBIGUOUS", ": this run does not show whether NWOR pays (",
-         "Not sure enough", "Measure longer"),
-        ("invalid", "INVALID",
-         "NWOR pays is not known, because the setting stage x graph failed its checks: it changed",
-         "a fact, not noise", "Do not switch it on"),
-        ("ineffective", "NOTHING STAGED", "NWOR never did anything in this run",
-         "Sure that it never ran", "Find the reason"),
-        ("cpu", "CPU RUN", "does not show whether NWOR pays",
-         "nothing is known of the speed on a GPU", "on the GPU that you serve with"),
-    ],
-)  # fmt: skip
-def test_each_kind_of_run_is_answered(name, badge, sentence, sure, then):
-    run = RUNS[name]()
-    found, said = answer(run.header, summarised(run)), told(run)
-    assert found.badge == badge
-    assert sentence in found.sentence
-    assert found.sentence.count(". ") == 0
-    assert sure in said["How sure is that?"]
-    assert then in said["What next?"]
-    assert list(said) == ["How sure is that?", "Is the output the same?", "What next?"]
-
-
-def test_a_choice_of_stock_is_told_with_the_times_it_rests_on():
-    run = ineffective("slower_than_stock")
-    requests, drafts = (run.header.scenario[key] for key in ("requests", "draft_tokens"))
-    times = {"context": [100, 200], "stock": [20.0, 30.0], "ours": [1.0, 41.4], "merge": [1.0, 42]}
-    graphs = CudaGraphs(attention_us={f"{requests}x{drafts + 1}": {"8/2x64": times}})
-    engine = run.header.engine.model_copy(update={"cuda_graphs": graphs})
-    header = run.header.model_copy(update={"engine": engine})
-    run = replace(run, header=header)
-    found, said = answer(header, summarised(run)), told(run)
-    assert found.badge == "INEFFECTIVE"
-    assert "does not pay here, so every window was written as stock does" in found.sentence
-    assert "stock 30 us at 200 tokens of context, and what stages at least 41 us" in found.sentence
-    assert said["What next?"].startswith("Nothing is to be done: NWOR leaves such windows to stock")
 
 
 @pytest.mark.parametrize("name", ["invalid", "ineffective", "cpu"])
@@ -94,38 +55,6 @@ def test_the_answer_names_the_best_cell_its_effect_and_its_interval():
     assert f"; {time}; 95 % intervals, corrected for 5 compared cells)" in sentence
 
 
-@pytest.mark.parametrize(
-    ("noise", "why"),
-    [("acceptance", "accepted drafts differ by chance"), ("time", "the host's times scatter")],
-)
-def test_undecided_tokens_are_said_to_be_with_their_reason(noise, why):
-    run = faster()
-    cells = [
-        replace(cell, tokens_per_s_ratio_simultaneous_low=0.998, tokens_per_s_noise=noise)
-        for cell in summarised(run)
-    ]
-    found = answer(run.header, cells)
-    assert found.badge == "FASTER"
-    assert f" with stage x graph, undecided because {why}: NWOR pays here (" in found.sentence
-    assert "undecided" not in answer(run.header, summarised(run)).sentence
-
-
-def test_without_tokens_the_answer_begins_with_the_time():
-    run = faster()
-    cells = [replace(cell, tokens_per_s_ratio=None) for cell in summarised(run)]
-    sentence = answer(run.header, cells).sentence
-    assert sentence.startswith("time of a window -2.")
-    assert "TPOT" not in sentence
-    assert sentence.count("time of a window") == 1
-
-
-def test_synthetic_acceptance_is_said_in_the_answer():
-    run = faster()
-    cells = [replace(cell, parity="acceptance only") for cell in summarised(run)]
-    assert answer(run.header, cells).sentence.endswith("; synthetic acceptance).")
-    assert "synthetic" not in answer(run.header, summarised(run)).sentence
-
-
 def test_one_compared_cell_needs_no_correction():
     run = faster()
     two = {("off", "off"), ("stage", "graph")}
@@ -136,111 +65,6 @@ def test_one_compared_cell_needs_no_correction():
     sentence = answer(run.header, summarised(run)).sentence
     assert sentence.endswith("; 95 % intervals).")
     assert "corrected" not in " ".join([sentence, *told(run).values()])
-
-
-def chosen_among_two(first: float, second: float) -> list[CellResult]:
-    """Two FASTER cells by ratio; the first's interval for all cells holds 1, the second's not."""
-    cells = summarised(faster())
-    both = {"stage x off": (first, 1.001), "stage x graph": (second, 0.999)}
-    return [
-        replace(
-            cell,
-            verdict="FASTER",
-            ratio_to_off=both[cell.label][0],
-            ratio_ci_low=0.9,
-            ratio_ci_high=0.9985,
-            ratio_simultaneous_low=0.89,
-            ratio_simultaneous_high=both[cell.label][1],
-        )
-        if cell.label in both
-        else replace(cell, ratio_to_off=0.9995, verdict="SAME")
-        if cell.ratio_to_off is not None
-        else cell
-        for cell in cells
-    ]
-
-
-def test_the_best_is_taken_of_the_cells_that_are_faster_for_all_at_once():
-    cells = chosen_among_two(0.94, 0.95)
-    found = answer(faster().header, cells)
-    assert found.cell.label == "stage x graph"
-    assert "time of a window -5.0 % [-11.0, -0.1]" in found.sentence
-
-
-def test_a_best_cell_that_is_sure_only_by_holm_is_said_to_be():
-    cells = [cell for cell in chosen_among_two(0.94, 0.95) if cell.label != "stage x graph"]
-    found = answer(faster().header, cells)
-    assert (found.badge, found.cell.label) == ("FASTER", "stage x off")
-    assert "time of a window -6.0 % [-11.0, 0.1]" in found.sentence
-    assert "only Holm's correction shows that there is a difference" in found.sentence
-    said = dict(questions(analysed(faster(), cells)).entries)["How sure is that?"]
-    assert "excludes" not in said
-
-
-def test_an_undecided_answer_gives_both_ends():
-    run = ambiguous()
-    cells = summarised(run)
-    found = answer(run.header, cells)
-    assert found.cell.ratio_ci_low < 1 < found.cell.ratio_ci_high
-    assert re.search(r"time of a window -[\d.]+ % \[-[\d.]+, [\d.]+\]; 95 %", found.sentence)
-    assert f"{100 * found.cell.smallest_effect:.2f} % or more" in told(run)["What next?"]
-
-
-def test_one_wrong_cell_makes_the_run_invalid_whatever_the_others_gained():
-    run = invalid()
-    verdicts = {cell.label: cell.verdict for cell in summarised(run)}
-    assert verdicts["stage x off"] == "FASTER"
-    said = told(run)
-    assert "stage x off (FASTER)" in said["What next?"]
-    assert "fix the fault before using them" in said["What next?"]
-    assert said["Is the output the same?"].startswith("No: stage x graph changed it.")
-    assert "output token 17" in answer(run.header, summarised(run)).sentence
-
-
-def test_an_untrustworthy_baseline_leaves_nothing_to_compare():
-    run = change_batches(
-        faster(), lambda b: b.arm is not None and b.phase == "gate", parity="INVALID"
-    )
-    sentence = answer(run.header, summarised(run)).sentence
-    assert sentence.startswith("Nothing can be compared, because off x off itself")
-
-
-def test_the_noise_is_reported_with_the_answer():
-    run = faster()
-    found = noise_floor(summarised(run))
-    assert change_range(found["low"], found["high"]) in told(run)["How sure is that?"]
-    without = kept(run, lambda record: record.arm is None)
-    assert "The machine's noise is not known" in told(without)["How sure is that?"]
-
-
-def test_only_scv_is_asked_about_if_nothing_stages():
-    off = kept(gpu_run(), lambda record: record.nwor_mode == "off")
-    assert "SCV does not pay here" in answer(off.header, summarised(off)).sentence
-    alone = kept(off, lambda record: record.scv_mode == "off")
-    assert "nothing to compare" in answer(alone.header, summarised(alone)).sentence
-    assert "Nothing was measured" in answer({}, []).sentence
-
-
-def test_ties_are_said_to_be_ties():
-    run = change_batches(
-        faster(), lambda b: b.nwor_mode == "stage" and b.phase == "gate", parity="explained"
-    )
-    assert told(run)["Is the output the same?"].startswith("Yes, except at ties:")
-    facts = {"largest_gap_nats": 0.0625, "allowance_nats": 0.1254}
-    header = run.header.model_copy(update={"parity": ParityFacts(ties=facts)})
-    found = told(replace(run, header=header))["Is the output the same?"]
-    assert "Largest gap 0.062 nats, a tie is at most 0.13." in found
-
-
-def test_an_unchecked_output_is_said_to_be():
-    run = change_batches(faster(), lambda b: b.nwor_mode == "stage", parity=None)
-    assert told(run)["Is the output the same?"].startswith("Not checked for stage x off")
-
-
-def test_a_partial_run_is_to_be_finished():
-    run = faster()
-    partial = with_parts(run, status="partial")
-    assert told(partial)["What next?"].startswith("Finish the run: nwor-bench sweep --resume")
 
 
 def test_more_blocks_are_advised_by_the_square_of_the_effect():
@@ -278,9 +102,64 @@ def test_intervals_read_as_ranges(ends, text):
     assert change_range(*ends) == text
 
 
-def test_batches_are_not_called_windows():
-    run = faster()
-    windows = tuple(replace(window, wall_ms=None) for window in run.windows)
-    cells = summarised(replace(run, windows=windows))
-    assert compared_time(cells) == "time per batch"
-    assert "; time of a batch -2." in answer(run.header, cells).sentence
+def test_a_run_without_findings_says_so():
+    made = make_run(blocks=12, aa=True, device="cuda")
+    made = change_batches(made, lambda b: True, fallbacks={})
+    text = render_markdown(document_of(made))
+    assert "Nothing was found that weakens the numbers." in text
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "text"),
+    [
+        (0.9691, 0.9603, 0.9772, "0.969 [0.960, 0.977]"),
+        (0.96914, 0.96846, 0.96982, "0.9691 [0.9685, 0.9698]"),
+        (1.00004, 0.99991, 1.00017, "1.0000 [0.9999, 1.0002]"),
+        (1.0123, None, None, "1.012"),
+    ],
+)
+def test_a_narrow_interval_has_a_fourth_digit(value, low, high, text):
+    assert with_bounds(value, low, high) == text
+
+
+def text(run: RunData) -> str:
+    return render_markdown(document_of(run))
+
+
+@pytest.mark.parametrize(
+    ("asked", "engine", "said"),
+    [("float32", "float32", "float32"), ("float32", None, "float32"),
+     (None, "float16", "float16"), ("auto", "float16", "float16"), (None, None, "bfloat16")],
+)  # fmt: skip
+def test_the_data_type_is_that_of_the_run(asked, engine, said):
+    run = with_header(make_run(), "pair", dtype="bfloat16")
+    run = with_header(with_header(run, "spec", dtype=asked), "engine", dtype=engine)
+    assert f"data type {said}," in text(run)
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("nwor-bench sweep --pair tiny", "nwor-bench sweep --pair tiny"),
+        ("nwor-bench sweep --output 'my run' --seed 3", "nwor-bench sweep --seed 3"),
+        ("nwor-bench sweep --output=runs/x --seed 3", "nwor-bench sweep --seed 3"),
+        ("nwor-bench sweep --file quick", None),
+        ("nwor-bench sweep --resume runs/x", None),
+        (None, None),
+    ],
+)
+def test_to_repeat_names_a_command_that_repeats_only_this_run(command, shown):
+    part = text(with_parts(make_run(), command=command)).split("## To repeat this run")[1]
+    code = re.search(r"```\n(.*)\n```", part.split("\n## ")[0])
+    assert (code.group(1) if code else None) == shown
+    if shown is None:
+        assert "was not recorded" in part
+
+
+def test_a_cpu_run_is_not_advised_to_add_blocks_or_to_mend_cuda():
+    run = make_run(blocks=2, aa=True)
+    remedies = {f.kind: f.remedy for f in analysed(run).findings}
+    assert "Times on a CPU" in remedies["ambiguous"]
+    assert "needs CUDA" in remedies["ineffective"]
+    gpu = replace(run, header=gpu_run().header)
+    assert "--batches" in {f.kind: f.remedy for f in analysed(gpu).findings}["ambiguous"]

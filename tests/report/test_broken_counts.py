@@ -17,10 +17,9 @@ from nwor_bench.records.header import PairFacts
 from nwor_bench.records.store import FINISHED_EVENT, RunData
 from nwor_bench.records.types import Phase, RequestTimes
 from nwor_bench.report.document import Code, Paragraph
-from nwor_bench.report.draft_line import line_blocks
 from nwor_bench.report.text import NOT_MEASURED
 from nwor_bench.report.worth import rates_table, worth_result, worth_rows
-from nwor_bench.report.worth_answer import worth_answer
+from nwor_bench.report.worth_answer import line_blocks, worth_answer
 
 pytestmark = pytest.mark.slow  # imports scipy and pandas
 

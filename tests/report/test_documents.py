@@ -87,20 +87,6 @@ def shown(run) -> str:
     return page(run)
 
 
-def test_the_answer_comes_first_and_the_glossary_last(run):
-    text = markdown(run)
-    titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
-    assert titles == ["Cells", "Over the run", "Measurement precision",
-                      "Where a window's time goes", "Bytes: predicted and measured", "Evidence",
-                      "Findings and limits", "This run", "To repeat this run",
-                      "Glossary"]  # fmt: skip
-    start = (
-        "# nwor-bench: scenario short, models toy\n\n"
-        "**CPU RUN: This run does not show whether NWOR pays"
-    )
-    assert text.startswith(start)
-
-
 def test_a_run_that_only_checks_has_no_table_of_times():
     cells = [replace(c, batches=0, ratio_to_off=None, verdict=Verdict.CHECKED)
              for c in summarised(make_run())]  # fmt: skip
@@ -108,18 +94,6 @@ def test_a_run_that_only_checks_has_no_table_of_times():
     assert "Tokens and fallbacks" in text
     assert "Milliseconds" not in text
     assert "could be compared" not in text
-
-
-def test_the_short_report_is_part_of_the_long_one(run):
-    document = document_of(run)
-    short = render_markdown(document.shortened("See the page."))
-    assert "\nSee the page.\n" in short
-    assert re.findall(r"^## (.*)$", short, re.MULTILINE) == [
-        "Cells", "Where a window's time goes", "Evidence", "To repeat this run",
-    ]  # fmt: skip
-    whole = render_markdown(document).splitlines()
-    assert [line for line in short.splitlines() if line not in whole] == ["See the page."]
-    assert len(short) < 0.6 * len("\n".join(whole))
 
 
 def test_every_verdict_and_the_dash_are_in_the_glossary(run):
@@ -154,13 +128,6 @@ def test_counters_that_disagree_are_said_to(run):
     assert text.split("\n")[2].startswith("**INVALID")
 
 
-def test_bytes_are_called_computed(run):
-    text = section(markdown(run), TRAFFIC)
-    assert "DRAM traffic was not measured in this run" in text
-    staged = summarised(run)[3].bytes_staged
-    assert f"{staged / 1e6:.1f} MB" in text
-
-
 @pytest.mark.parametrize(("cache", "wide"), [("auto", 1), ("fp8", 2)])
 def test_predicted_bytes_are_those_of_the_byte_model_by_hand(cache, wide):
     """By reference the commit reads activations, first tokens too: twice an fp8 cache's bytes."""
@@ -174,18 +141,6 @@ def test_predicted_bytes_are_those_of_the_byte_model_by_hand(cache, wide):
     values = [value.strip() for value in rows[0].split("|")]
     assert values[-2] == f"+{read / 1000:,.1f} kB"
     assert values[-3] == f"-{-written / 1000:,.1f} kB"
-
-
-def test_a_partial_run_says_so_before_its_verdict(run):
-    partial = with_parts(run, status="partial")
-    text = markdown(partial)
-    assert text.index("status: partial") < text.index("## Cells")
-
-
-def test_on_a_gpu_the_other_attention_kernel_is_a_limit(run):
-    on_gpu = make_run(device="cuda", blocks=8)
-    assert any("instead of the backend's" in text for text in limits(on_gpu, summarised(on_gpu)))
-    assert not any("instead of the backend's" in text for text in limits(run, summarised(run)))
 
 
 def test_sampling_and_unequal_work_are_limits(run):

@@ -1,66 +1,22 @@
 """What reports say of the K/V gate, and verdicts of cells whose values it did not compare."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from report_runs import faster
-from synthetic_run import analysed, change_batches, document_of, summarised, with_parts
+from said import FINDING, GRAPH, OF_STATES, STAGE, STATES, WITHIN, gated, with_kv
+from synthetic_run import analysed, change_batches, document_of, summarised
 
-from nwor_bench.analysis.parity.kv import KvMismatch, KvResult, KvVerdict, StateResult, kv_event
+from nwor_bench.analysis.parity.kv import KvResult, KvVerdict
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import AA, Cell, CellResult, NworMode, ScvMode
-from nwor_bench.report.answer import answer
+from nwor_bench.records.types import AA, CellResult
 from nwor_bench.report.evidence import kv_blocks, state_blocks
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.questions import questions
 
-STAGE = Cell("tiny", NworMode.STAGE, ScvMode.OFF)
-GRAPH = Cell("tiny", NworMode.STAGE, ScvMode.GRAPH)
-FINDING = KvMismatch("largest", 0.02, 0.03, 0.01, 0, 1, "layers.1", "V", "output", 2, 7, 1)
-COUNTS: dict[str, Any] = {
-    "committed": 2293, "checked": 2200, "unknown": 93, "beyond_budget": 0, "layers": 28,
-    "ranks": 2, "finding": FINDING,
-}  # fmt: skip
-WITHIN = KvResult(KvVerdict.WITHIN, **COUNTS)
-NOT_RUN = KvResult(KvVerdict.NOT_RUN, "nothing was staged")
-FACTS = {
-    "seconds": 0.5,
-    "gate_seconds": 10.0,
-    "multiples": {"largest": 3.0},
-    "own_errors": {"largest": {"smallest": 0.001, "largest": 0.01}},
-}
-
-
-def with_kv(*results: tuple[Cell, KvResult]) -> RunData:
-    run = faster()
-    events = tuple(kv_event(cell, result, 0) for cell, result in results)
-    return with_parts(replace(run, events=(*run.events, *events)), kv_gate=FACTS)
-
 
 def answered(run: RunData) -> str:
     return dict(questions(analysed(run)).entries)["Is the output the same?"]
-
-
-def test_the_answer_says_how_far_the_cache_was_compared() -> None:
-    said = answered(with_kv((STAGE, WITHIN), (GRAPH, WITHIN)))
-    assert said.endswith(
-        "The KV cache of stage x off and stage x graph is what mode off leaves, within tolerance: "
-        "2,200 of 2,293 positions in 28 layers on 2 ranks were compared."
-    )
-
-
-def test_layers_that_are_too_blunt_are_left_out_of_the_answer() -> None:
-    said = answered(with_kv((STAGE, replace(WITHIN, layers=20, of_layers=28))))
-    assert "2,200 of 2,293 positions in 20 of 28 layers on 2 ranks were compared." in said
-    both = replace(WITHIN, states=replace(STATES, of_layers=36))
-    assert "84 states of 7 requests in 12 of 36 layers" in answered(with_kv((STAGE, both)))
-
-
-def test_what_was_not_compared_is_said_too() -> None:
-    said = answered(with_kv((STAGE, WITHIN), (GRAPH, NOT_RUN)))
-    assert "The KV cache of stage x off is what mode off leaves" in said
-    assert said.endswith("The KV cache of stage x graph was not checked: nothing was staged.")
 
 
 def test_what_the_gate_staged_stands_beside_what_was_timed() -> None:
@@ -86,26 +42,6 @@ def test_what_the_gate_staged_stands_beside_what_was_timed() -> None:
     assert "Mean context: 232 tokens in the gate, 82 timed" in page
 
 
-OF_STATES = KvMismatch(
-    "largest", 0.5, 0.02, 0.01, 0, 1, "layers.1", "recurrent state", "output", 2, 57, 3
-)
-STATES = StateResult(
-    KvVerdict.WITHIN, None, 8, 7, 5, 12, 84, replace(OF_STATES, error=0.005, allowed=0.02)
-)
-
-
-def test_the_answer_says_how_many_states_were_compared() -> None:
-    both = replace(WITHIN, states=STATES)
-    said = answered(with_kv((STAGE, both), (GRAPH, both)))
-    assert said.endswith(
-        "84 states of 7 requests in 12 layers of stage x off and stage x graph equal mode off's "
-        "end to end, within tolerance."
-    )
-    none = StateResult(KvVerdict.NOT_RUN, "nobody was copied", 2)
-    said = answered(with_kv((STAGE, replace(WITHIN, states=none)), (GRAPH, WITHIN)))
-    assert said.endswith("States of stage x off were not compared end to end: nobody was copied.")
-
-
 @pytest.mark.slow
 def test_the_report_holds_the_states_finding() -> None:
     reason = OF_STATES.sentence(1)
@@ -125,14 +61,10 @@ def test_a_run_without_a_kv_gate_says_nothing_of_it() -> None:
     assert state_blocks(with_kv((STAGE, WITHIN))) == []
 
 
-def test_only_the_last_result_of_a_cell_counts() -> None:
-    assert "not checked" not in answered(with_kv((STAGE, NOT_RUN), (STAGE, WITHIN)))
-
-
 @pytest.mark.slow
 def test_the_report_holds_the_gate_s_findings_and_cost() -> None:
     reason = FINDING.sentence(1)
-    broken = KvResult(KvVerdict.BROKEN, reason, **COUNTS)
+    broken = replace(WITHIN, verdict=KvVerdict.BROKEN, reason=reason)
     run = with_kv((STAGE, broken), (GRAPH, WITHIN))
     text = render_markdown(document_of(run))
     assert reason in text
@@ -150,17 +82,6 @@ def test_a_result_has_a_form_in_json(error: float | None) -> None:
 
 
 NOT_COMPARED = "the gate did not compare its K/V with mode off's"
-
-
-def gated(*verdicts: KvVerdict, parity: str = "acceptance only") -> RunData:
-    """A run whose cells are all faster; the K/V gate's verdicts on its staging cells, in turn."""
-    run = faster()
-    batches = tuple(replace(b, parity=parity) if b.parity == "exact" else b for b in run.batches)
-    cells = [Cell("toy", NworMode.STAGE, scv) for scv in ScvMode]
-    events = tuple(
-        kv_event(cell, KvResult(v, "its blocks were reused"), 0) for v in verdicts for cell in cells
-    )
-    return replace(run, batches=batches, events=(*run.events, *events))
 
 
 def staged(run: RunData) -> CellResult:
@@ -192,12 +113,3 @@ def test_cells_of_mode_off_have_no_values_of_their_own() -> None:
     off = [cell for cell in summarised(gated()) if cell.nwor_mode == "off"]
     assert {cell.arm for cell in off} == {None, AA}
     assert all(cell.ratio_to_off is not None for cell in off if cell.verdict != "reference")
-
-
-def test_the_terminal_and_the_report_say_why_there_is_no_verdict() -> None:
-    run = gated(KvVerdict.NOT_RUN)
-    said = answer(run.header, summarised(run))
-    assert said.badge == "AMBIGUOUS"
-    assert said.sentence.startswith(f"This run does not show whether NWOR pays: {NOT_COMPARED}")
-    page = " ".join(render_markdown(document_of(run)).split())
-    assert "Find under Evidence what the gate did not compare" in page

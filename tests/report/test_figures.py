@@ -13,7 +13,7 @@ from nwor_bench.analysis.analyse import noise_floor
 from nwor_bench.records.store import RunData
 from nwor_bench.report.cells import VERDICT_MARKS, interval_figure
 from nwor_bench.report.document import Figure, Paragraph, Table
-from nwor_bench.report.figures import COLOURS, canvas_of, colour, draw_svg
+from nwor_bench.report.html import COLOURS, canvas_of, colour, draw_svg
 
 pytestmark = pytest.mark.slow  # whole runs
 

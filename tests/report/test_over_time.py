@@ -12,7 +12,7 @@ from synthetic_run import analysed, change_windows
 
 from nwor_bench.records.store import RunData
 from nwor_bench.report.document import Figure
-from nwor_bench.report.figures import canvas_of
+from nwor_bench.report.html import canvas_of
 from nwor_bench.report.over_time import MOST, merged, over_time_section, ratios_in_order
 
 pytestmark = pytest.mark.slow  # whole runs

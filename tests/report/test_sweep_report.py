@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from report_runs import faster, gpu_run, ineffective, invalid
+from report_runs import faster, gpu_run, ineffective, invalid, spent_by_gate
 from swept_folder import save_sweep
 from synthetic_run import make_run
 
 from nwor_bench.errors import ExitCode
-from nwor_bench.report.document import Headline, Table
+from nwor_bench.report.document import Bullets, Headline, Table
 from nwor_bench.report.sweep import MIXED, NOTHING, SweptRun, sweep_document
 from nwor_bench.report.text import NOT_MEASURED
 from nwor_bench.run.sweep_folder import SweepIndex
@@ -145,3 +145,15 @@ def test_a_folder_without_any_run_is_refused(command_line: Run, tmp_path: Path) 
     code, out, err = command_line("report", str(tmp_path))
     assert (code, out) == (ExitCode.BAD_USAGE, "")
     assert "name a folder that holds a run.json" in err
+
+
+def test_a_sweep_names_its_runs_that_timed_nothing(tmp_path: Path) -> None:
+    longer = spent_by_gate(measuring_s=300.0)
+    sound = gpu_run(probed=False)
+    runs = [(place(1), sound), (place(32), spent_by_gate()), (place(64), longer)]
+    folder = save_sweep(tmp_path / "grid", runs)
+    lead = sweep_document("grid", swept_runs(SweepIndex.open(folder))).lead
+    lines = [line for block in lead if isinstance(block, Bullets) for line in block.items]
+    (line,) = [line for line in lines if "--time-budget" in line]
+    assert line.startswith("WARNING: ")
+    assert line.endswith("(runs 2, 3)")

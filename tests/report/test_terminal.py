@@ -1,7 +1,6 @@
 """The terminal's view fits and keeps its digits."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from report_runs import faster, with_counters
@@ -98,14 +97,6 @@ def test_narrow_consoles_fold_words_and_no_number():
     assert max(map(len, text.splitlines())) <= 24
     assert "1,234,567.8" in text
     assert "A title" in text
-
-
-def test_the_answer_comes_first_and_warnings_follow(tmp_path: Path):
-    run = replace(make_run(), warnings=("one line was torn",))
-    told = flat(of_run(run))
-    assert told.startswith("CPU RUN: This run does not show whether NWOR pays: it ran on a CPU")
-    assert "Incomplete: one line was torn" in told
-    assert "measure the harness" in told
 
 
 def test_a_folder_can_be_copied_from_a_narrow_terminal(capsys: pytest.CaptureFixture[str]):

@@ -22,7 +22,7 @@ shapes, bf16 and fp8, eager and full graphs) had at most 1.26 times mode off's l
 The largest error finds one wrong row; rms and median find a small fault in every row.
 """
 
-ENOUGH_ROWS = 100
+MIN_ROWS = 100
 """Fewest rows for which rms and median are compared: with fewer they are too uncertain."""
 
 TOO_BLUNT = "mode off itself differs so much from run to run that a wrong value would pass"
@@ -222,7 +222,7 @@ def compare_within(
         found += [
             _finding(name, entry[name], limit, tolerance.own[name], rank, entry)
             for name, limit in tolerance.allowed.items()
-            if name in entry and (name not in ("rms", "median") or entry["rows"] >= ENOUGH_ROWS)
+            if name in entry and (name not in ("rms", "median") or entry["rows"] >= MIN_ROWS)
         ]
     broken = [finding for finding in found if finding.ratio > 1]
     if broken:
@@ -262,9 +262,9 @@ class StateResult:
     sampled: int = 0
     """Requests whose states were copied, of all of them evenly."""
     requests: int = 0
-    """Those that were compared."""
+    """Requests that were compared."""
     alike: int = 0
-    """Those compared with off x off itself: with its tokens up to the copies, after as many. The
+    """Requests compared with off x off itself: with its tokens up to the copies, after as many. The
     others are compared with mode off's prefill of their tokens."""
     layers: int = 0
     """Layers that were compared: mode off's own error is small enough there."""
@@ -295,7 +295,7 @@ class KvResult:
     beyond_budget: int | None = None
     """Positions that had no room in memory."""
     layers: int | None = None
-    """Those that were compared: mode off's own error is small enough there."""
+    """Layers that were compared: mode off's own error is small enough there."""
     ranks: int | None = None
     finding: KvMismatch | None = None
     """The error that decides, or the one closest to its limit; None: every row is equal."""

@@ -34,9 +34,9 @@ average out as independent ones do. On an H200 one of 384 heads (Qwen3.5-27B, 8 
 0.035 %, 9.3 standard errors."""
 
 LAYER_ERRORS = 7.0
-"""The same for all heads of a layer together."""
+"""Standard errors for all heads of a layer together."""
 
-FEWEST_ROWS = 6
+MIN_ROWS = 6
 """Rows of the sample with fewer give no standard error of one head."""
 
 NOT_STOCK = 0.25
@@ -55,7 +55,7 @@ class LocalFault:
     layer: str
     rank: int
     error: float | None
-    """Its size; None if it is not a finite number."""
+    """Size of the error; None if it is not a finite number."""
     allowed: float
     where: str
     """Head, request and row, as far as they are known."""
@@ -109,7 +109,7 @@ class LocalResult:
     states: int = 0
     """Gated delta nets whose states were compared."""
     convolutions: int = 0
-    """Those whose convolutions were, too."""
+    """Gated delta nets whose convolutions were compared."""
     state_requests: int = 0
     """Requests of a window whose states were compared: its first ones."""
     written: int = 0
@@ -145,10 +145,11 @@ def local_result(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> LocalResult:
     windows = [(rank, window) for rank, found in enumerate(ranks) for window in found]
     if not windows:
         return LocalResult(KvVerdict.NOT_RUN, "no window was committed in a way that is checked")
-    entries = [(r, window, entry) for r, window in windows for entry in window["layers"]]
-    unlike = next((e["layer"] for _, _, e in entries if _is_not_stock(e.get("attention"))), None)
-    errors = [*_attention_errors(entries), *_state_errors(entries)]
-    faults = [*_exact_faults(windows, entries), *(each for each in errors if _ratio(each) > 1)]
+    by_rank = [(rank, entry) for rank, window in windows for entry in window["layers"]]
+    entries = [entry for _, entry in by_rank]
+    unlike = next((e["layer"] for e in entries if _is_not_stock(e.get("attention"))), None)
+    errors = [error for rank, entry in by_rank for error in _errors(rank, entry)]
+    faults = [*_graph_faults(windows), *(error for error in errors if _ratio(error) > 1)]
     first = windows[0][1]
     result = {
         "windows": len(ranks[0]),
@@ -156,17 +157,17 @@ def local_result(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> LocalResult:
         "layers": sum("state" not in entry for entry in first["layers"]),
         "attended": sum(entry.get("attention") is not None for entry in first["layers"]),
         # A step beside a prefill, often the first one, leaves its states to stock.
-        "states": len({entry["layer"] for _, _, entry in entries if entry.get("state")}),
-        "convolutions": len({entry["layer"] for _, _, entry in entries if _convolution(entry)}),
+        "states": len({entry["layer"] for entry in entries if entry.get("state")}),
+        "convolutions": len({entry["layer"] for entry in entries if _convolution(entry)}),
         "state_requests": max(
-            (e["state"]["requests"] for _, _, e in entries if e.get("state")), default=0
+            (e["state"]["requests"] for e in entries if e.get("state")), default=0
         ),
-        "written": sum(entry.get("written", 0) for _, _, entry in entries),
+        "written": sum(entry.get("written", 0) for entry in entries),
         "rejected": sum(window["rejected"] for window in ranks[0]),
         "ranks": len(ranks),
         "seconds": round(sum(window["seconds"] for window in ranks[0]), 3),
         "whole_caches": first["whole_caches"],
-        "nearest": max(map(_ratio, errors), default=None),
+        "nearest": max((_ratio(error) for error in errors if error.kind in _NEAR), default=None),
         "graphs_equal": _graphs_equal(window for _, window in windows),
     }
     if result["nearest"] == float("inf"):
@@ -218,30 +219,41 @@ def _graphs_equal(windows: Iterable[Mapping[str, Any]]) -> bool | None:
     return all(graphs["checking"] == 0 for graphs in found) if found else None
 
 
-def _exact_faults(
-    windows: Sequence[tuple[int, Mapping[str, Any]]],
-    entries: Sequence[tuple[int, Mapping[str, Any], Mapping[str, Any]]],
-) -> Iterator[LocalFault]:
+def _graph_faults(windows: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[LocalFault]:
     for rank, window in windows:
         graphs = window.get("graphs")
         if graphs and graphs["checking"] and not graphs["repeated"]:
             yield LocalFault("graph", "the model's output", rank, graphs["checking"], 0.0, "")
-    for rank, _, entry in entries:
-        if entry.get("differing"):
-            request, row, head = entry["first_differing"]
-            where = f", first in head {head} of row {row} of request {request}"
-            yield LocalFault("write", entry["layer"], rank, entry["differing"], 0.0, where)
-        if entry.get("strangers"):
-            block, row = entry["first_stranger"]
-            where = f", first in block {block}" + (f", row {row}" if row >= 0 else "")
-            yield LocalFault("other row", entry["layer"], rank, entry["strangers"], 0.0, where)
-        if (entry.get("attention") or {}).get("missing"):
-            yield LocalFault("attention", entry["layer"], rank, None, 0.0, "")
-        convolution = _convolution(entry)
-        if convolution.get("differing"):
-            where = f", first in request {convolution['request']}"
-            at = ("convolution", entry["layer"], rank, convolution["differing"], 0.0)
-            yield LocalFault(*at, where)
+
+
+def _errors(rank: int, entry: Mapping[str, Any]) -> Iterator[LocalFault]:
+    """Every error of one layer of a window that has a limit, broken or not; what must be equal
+    only if it is not."""
+    at = (entry["layer"], rank)
+    if entry.get("differing"):
+        request, row, head = entry["first_differing"]
+        where = f", first in head {head} of row {row} of request {request}"
+        yield LocalFault("write", *at, entry["differing"], 0.0, where)
+    if entry.get("strangers"):
+        block, row = entry["first_stranger"]
+        where = f", first in block {block}" + (f", row {row}" if row >= 0 else "")
+        yield LocalFault("other row", *at, entry["strangers"], 0.0, where)
+    attention, state, convolution = entry.get("attention"), entry.get("state"), _convolution(entry)
+    if attention is not None and "missing" in attention:
+        yield LocalFault("attention", *at, None, 0.0, "")
+    elif attention is not None:
+        yield from _attention_errors(at, attention)
+    if convolution.get("differing"):
+        where = f", first in request {convolution['request']}"
+        yield LocalFault("convolution", *at, convolution["differing"], 0.0, where)
+    if state is not None:
+        where = f", head {state['head']} of request {state['request']}, token {state['token']}"
+        yield LocalFault("state", *at, state["error"], state["allowed"], where)
+        where = f", head {state['output_head']}"
+        yield LocalFault("state output", *at, state["output_error"], state["output_allowed"], where)
+    if state is not None and convolution:
+        errors = convolution["output_error"], convolution["output_allowed"]
+        yield LocalFault("convolved", *at, *errors, "")
 
 
 def _convolution(entry: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -258,36 +270,7 @@ def _heads(attention: Mapping[str, Any]) -> list[dict[str, float | None]]:
     return [dict(zip(attention["fields"], head, strict=True)) for head in attention["heads"]]
 
 
-def _attention_errors(
-    entries: Iterable[tuple[int, Mapping[str, Any], Mapping[str, Any]]],
-) -> Iterator[LocalFault]:
-    """Every error of attention that has a limit, broken or not."""
-    for rank, _, entry in entries:
-        attention = entry.get("attention")
-        if attention is None or "missing" in attention:
-            continue
-        yield from _layer_errors((entry["layer"], rank), attention)
-
-
-def _state_errors(
-    entries: Iterable[tuple[int, Mapping[str, Any], Mapping[str, Any]]],
-) -> Iterator[LocalFault]:
-    """The largest error of each layer's states, of its outputs, and of its convolution's."""
-    for rank, _, entry in entries:
-        state = entry.get("state")
-        if state is None:
-            continue
-        at = (entry["layer"], rank)
-        where = f", head {state['head']} of request {state['request']}, token {state['token']}"
-        yield LocalFault("state", *at, state["error"], state["allowed"], where)
-        where = f", head {state['output_head']}"
-        yield LocalFault("state output", *at, state["output_error"], state["output_allowed"], where)
-        if convolution := _convolution(entry):
-            errors = convolution["output_error"], convolution["output_allowed"]
-            yield LocalFault("convolved", *at, *errors, "")
-
-
-def _layer_errors(at: tuple[str, int], attention: Mapping[str, Any]) -> Iterator[LocalFault]:
+def _attention_errors(at: tuple[str, int], attention: Mapping[str, Any]) -> Iterator[LocalFault]:
     heads = _heads(attention)
     largest = max(head["stock_largest"] or 0.0 for head in heads)
     for number, head in enumerate(heads):
@@ -297,7 +280,7 @@ def _layer_errors(at: tuple[str, int], attention: Mapping[str, Any]) -> Iterator
             "row", *at, head["apart"], ROW_MULTIPLE * largest, f"{where} of request {row}"
         )
         yield LocalFault("head", *at, head["ours"], RMS_MULTIPLE * (head["stock"] or 0), where)
-        if attention["rows"] >= FEWEST_ROWS:
+        if attention["rows"] >= MIN_ROWS:
             values = [head[name] for name in attention["fields"][6:]]
             least = SCALE_SHARE * (head["stock"] or 0)
             yield from _signed(at, values, HEAD_ERRORS, where, least)

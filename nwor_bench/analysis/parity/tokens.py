@@ -16,7 +16,7 @@ EXACT = "exact"
 """Parity of a cell whose tokens equal those of off x off."""
 
 EXPLAINED = "explained"
-"""That of a cell whose tokens differ only at ties."""
+"""Parity of a cell whose tokens differ only at ties."""
 
 ACCEPTANCE_ONLY = "acceptance only"
 INVALID = "INVALID"
@@ -53,7 +53,7 @@ def parity_rule(device: str, dtype: str, synthetic: bool, states: bool = False) 
 
 
 @dataclass(frozen=True)
-class Comparison:
+class CellParity:
     """A cell's parity, and the difference in words; None if there is none."""
 
     parity: str
@@ -122,7 +122,7 @@ class TieSource(Protocol):
 class TokenCheck:
     """A batch compared with the reference, its differing tokens checked."""
 
-    comparison: Comparison
+    comparison: CellParity
 
     rounds: int = 0
     """Batches in which the cell continued after ties."""
@@ -164,9 +164,9 @@ def check_tokens(
     total = sum(map(len, reference))
     difference = first_mismatch(tokens, reference)
     if difference is None:
-        return TokenCheck(Comparison(EXACT), tokens_compared=total, tokens=total)
+        return TokenCheck(CellParity(EXACT), tokens_compared=total, tokens=total)
     if len(tokens) != len(reference):
-        return TokenCheck(Comparison(INVALID, difference), tokens=total)
+        return TokenCheck(CellParity(INVALID, difference), tokens=total)
     outputs = {request: tuple(output) for request, output in enumerate(tokens)}
     round_ = _round(outputs, dict.fromkeys(outputs, 0), reference)
     diverged = tuple(len(reference[p.request]) - p.position for p in round_.places)
@@ -184,9 +184,9 @@ def check_tokens(
         rounds += 1
     if broken:
         what = f"{difference}; {len(found)} differing tokens checked, not a tie: {broken}"
-        comparison = Comparison(INVALID, what)
+        comparison = CellParity(INVALID, what)
     else:
-        comparison = Comparison(EXPLAINED, _ties(found, len(reference), compared, total))
+        comparison = CellParity(EXPLAINED, _ties(found, len(reference), compared, total))
     return TokenCheck(comparison, rounds, compared, total, tuple(found), diverged)
 
 

@@ -49,7 +49,7 @@ def report(
     from rich.console import Console
 
     from nwor_bench.analysis.analyse import analyse
-    from nwor_bench.report.files import write_files
+    from nwor_bench.report.load import write_files
     from nwor_bench.report.run_report import exit_code_of
     from nwor_bench.run.progress import tell_result
 

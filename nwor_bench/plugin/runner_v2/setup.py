@@ -177,7 +177,7 @@ class StagingParts:
 
         Called between steps, with stock's methods in place.
         """
-        from nwor_bench.instruments.environment import installed
+        from nwor_bench.instruments.versions import installed
         from nwor_bench.plugin.runner_v2.attention_timing import AttentionTiming
 
         facts = {

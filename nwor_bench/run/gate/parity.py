@@ -21,7 +21,7 @@ from nwor_bench.analysis.parity.tokens import (
     INVALID,
     REFERENCE,
     TIES_EVENT,
-    Comparison,
+    CellParity,
     ParityRule,
     acceptance_mismatch,
     check_tokens,
@@ -120,7 +120,7 @@ class ParityGate:
 
     def check(self, cell: Cell, answer: Answer, reference: Answer | None, block: Block) -> Answer:
         """The answer with the parity of a gate batch; `reference` is None for off x off itself."""
-        found = Comparison(REFERENCE)
+        found = CellParity(REFERENCE)
         if reference is not None:
             found = self._compare(cell, answer, reference, block, to_the_end=True)
         self._remember(cell, found)
@@ -171,7 +171,7 @@ class ParityGate:
             broken={cell.label: reason for cell, reason in self.broken.items()},
         )
 
-    def _remember(self, cell: Cell, found: Comparison) -> bool:
+    def _remember(self, cell: Cell, found: CellParity) -> bool:
         """True if the cell broke parity."""
         if found.parity == INVALID:
             self.broken[cell] = found.difference or "its output differs"
@@ -179,23 +179,23 @@ class ParityGate:
 
     def _compare(
         self, cell: Cell, answer: Answer, reference: Answer, block: Block, *, to_the_end: bool
-    ) -> Comparison:
+    ) -> CellParity:
         if self.rule is ParityRule.ACCEPTANCE_ONLY or self._ignore_eos:
             lengths = compare_lengths(answer.token_ids, reference.token_ids)
             if lengths:
-                return Comparison(INVALID, lengths)
+                return CellParity(INVALID, lengths)
         if self.rule is ParityRule.EXPLAINED:
             return self._explain(cell, answer, reference, block, to_the_end=to_the_end)
         by_drafts = _other_drafts(cell, reference)
         acceptance = None if by_drafts else acceptance_mismatch(answer.record, reference.record)
         if self.rule is ParityRule.ACCEPTANCE_ONLY:
-            return Comparison(INVALID if acceptance else ACCEPTANCE_ONLY, acceptance)
+            return CellParity(INVALID if acceptance else ACCEPTANCE_ONLY, acceptance)
         difference = first_mismatch(answer.token_ids, reference.token_ids) or acceptance
-        return Comparison(INVALID if difference else EXACT, difference)
+        return CellParity(INVALID if difference else EXACT, difference)
 
     def _explain(
         self, cell: Cell, answer: Answer, reference: Answer, block: Block, *, to_the_end: bool
-    ) -> Comparison:
+    ) -> CellParity:
         """EXPLAINED if differing tokens are ties and acceptance is within its interval."""
         prompts = [tuple(prompt) for prompt in block.token_ids(self._encode)]
         spent_before = self._ties.spent_s
@@ -217,7 +217,7 @@ class ParityGate:
         batch = batch_sums(prompts, checked, counts)
         self._on_event(sums_event(cell, answer.record, batch))
         outside = self._sums.add(cell, batch, scale)
-        return Comparison(INVALID, outside) if outside else checked.comparison
+        return CellParity(INVALID, outside) if outside else checked.comparison
 
 
 def _other_drafts(cell: Cell, reference: Answer) -> bool:

@@ -152,5 +152,6 @@ def test_a_hub_that_is_silent_or_lacks_the_file_is_refused(
     monkeypatch.setattr(local, "LIMIT_S", 0.1)
     with refused("--config", value="org/slow", cause=OSError, naming="within 0.1 s"):
         find_config("--config", "org/slow")
+    monkeypatch.setattr(local, "LIMIT_S", 30)
     with refused("--config", value="org/no-config", cause=OSError, naming="404"):
         find_config("--config", "org/no-config")

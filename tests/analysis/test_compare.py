@@ -16,6 +16,7 @@ from nwor_bench.analysis.compare import (
     Comparison,
     DecideBy,
     compare_runs,
+    compare_sweeps,
 )
 from nwor_bench.analysis.stored_run import StoredRun, differences
 from nwor_bench.errors import ExitCode, NotComparableError
@@ -300,10 +301,10 @@ def test_what_else_differs_is_reported() -> None:
 # Interleaved runs are compared by their windows' ratios.
 
 
-def interleaved(graph: float, seed: int = 5) -> RunData:
+def interleaved(graph: float, seed: int = 5, work_noise: float | None = None) -> RunData:
     effects = {"stage x graph": graph, "control x off": 0.985}
     whole = {"graph": graph, "control": 0.985}
-    return interleaved_run(Planted(effects), whole=whole, seed=seed)
+    return interleaved_run(Planted(effects, work_noise=work_noise), whole=whole, seed=seed)
 
 
 @cache
@@ -326,6 +327,21 @@ def test_a_small_change_of_windows_is_found() -> None:
     assert found.ratio.interval.low < 0.990 / 0.972 < found.ratio.interval.high
     assert found.ratio.interval.half_width < 0.003
     assert any("interleaved windows" in note for note in notes(comparison))
+
+
+def test_a_change_of_the_gpus_work_is_found() -> None:
+    sides = [stored(interleaved(graph, work_noise=0.003)) for graph in (0.972, 0.990)]
+    change = of_graph(compare_runs(*sides)).work
+    assert change is not None
+    assert change.measure == "work_ms"
+    assert change.interval is not None
+    assert change.interval.low < 0.990 / 0.972 < change.interval.high < 1.03
+
+
+def test_a_sweeps_refusal_names_its_run() -> None:
+    other = replace(STORED, header=with_header(BASE, "scenario", requests=8).header)
+    with refused("BASE and NEW", NotComparableError, naming="r8"):
+        compare_sweeps({"r1": STORED, "r8": STORED}, {"r1": STORED, "r8": other})
 
 
 def test_ratios_on_two_clocks_are_not_compared() -> None:

@@ -14,8 +14,6 @@ from statistics import fmean
 import numpy as np
 
 from nwor_bench.analysis.invariants import accepted, windows_by_batch
-from nwor_bench.analysis.statistics import MIN_BLOCKS, POWER, SIGNIFICANCE, variance_inflation
-from nwor_bench.instruments.robust import CONFIDENCE, t_quantile
 from nwor_bench.models.byte_model import BY_REFERENCE, CACHE_BITS, COPY_SPILLED, DIRECT, Strategy
 from nwor_bench.models.recurrent import Moved, added_by_staging
 from nwor_bench.records.cell import Cell, NworMode, ScvMode, cell_order
@@ -24,6 +22,9 @@ from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import SETTLING, BatchRecord, Phase, StageBy, WindowRecord
+from nwor_bench.stats.interval import CONFIDENCE, t_quantile
+from nwor_bench.stats.multiple import POWER, SIGNIFICANCE
+from nwor_bench.stats.paired import MIN_BLOCKS, variance_inflation
 
 
 def strategy_of(header: RunHeader) -> Strategy:

@@ -23,11 +23,8 @@ from nwor_bench.analysis.effects import (
     sham_windows,
 )
 from nwor_bench.analysis.engine_times import by_engines
-from nwor_bench.analysis.statistics import SIGNIFICANCE
-from nwor_bench.analysis.trend import trend
 from nwor_bench.instruments.conditions import throttle_names
 from nwor_bench.instruments.draft_counts import capture_size
-from nwor_bench.instruments.robust import MIN_GROUPS, Estimate, RatioInterval
 from nwor_bench.records.cell import SWITCHED, Cell
 from nwor_bench.records.facts import EngineStatus, Environment, MemoryFacts
 from nwor_bench.records.fallback_reasons import NO_CUDA, mamba_cache_mode, unsupported_states
@@ -44,6 +41,10 @@ from nwor_bench.records.types import (
     Verdict,
     WindowRecord,
 )
+from nwor_bench.stats.interval import Interval
+from nwor_bench.stats.multiple import SIGNIFICANCE
+from nwor_bench.stats.robust import MIN_GROUPS
+from nwor_bench.stats.trend import trend
 from nwor_bench.workload.run_spec import Counters
 
 
@@ -463,7 +464,7 @@ def _clocks(evidence: Evidence) -> Iterator[Case]:
     values = {"what": "; ".join(what)}
     if evidence.windows_decide and not dependent and all(_slopes(effect) for _, effect in known):
         steepest = [(*_slopes(effect)[0], cell.label) for cell, effect in known]
-        slope, unit, name = max(steepest, key=lambda own: abs(own[0].value) + own[0].half_width())
+        slope, unit, name = max(steepest, key=lambda own: abs(own[0].value) + own[0].half_width)
         most = f"at most {name}, by {_slope_words(slope)} {unit}"
         remedy = f"{NEIGHBOURS}, and no ratio depends on the clock ({most})."
         yield Case(values, severity=Severity.NOTE, remedy=remedy)
@@ -471,7 +472,7 @@ def _clocks(evidence: Evidence) -> Iterator[Case]:
         yield Case(values)
 
 
-def _slopes(effect: PairEffect) -> list[tuple[Estimate, str]]:
+def _slopes(effect: PairEffect) -> list[tuple[Interval, str]]:
     """How the ratio changes with the clock and with throttling, as far as known."""
     state = effect.conditions
     known = ((state.per_100_mhz, "for 100 MHz more"), (state.if_throttled, "while throttled"))
@@ -485,9 +486,9 @@ def _depends_on_clock(effect: PairEffect, cells: int) -> bool:
     )
 
 
-def _slope_words(slope: Estimate) -> str:
+def _slope_words(slope: Interval) -> str:
     """`+0.02 % [-0.03, 0.07]`."""
-    half = slope.half_width()
+    half = slope.half_width
     low, high = (100 * expm1(end) for end in (slope.value - half, slope.value + half))
     return f"{100 * expm1(slope.value):+.2f} % [{low:.2f}, {high:.2f}]"
 
@@ -543,8 +544,8 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def _interval(ratio: RatioInterval) -> str:
-    return _bounds(ratio.ratio, ratio.low, ratio.high)
+def _interval(ratio: Interval) -> str:
+    return _bounds(ratio.value, ratio.low, ratio.high)
 
 
 def _bounds(ratio: float | None, low: float | None, high: float | None) -> str:

@@ -7,10 +7,9 @@ from nwor_bench.analysis.cell_data import OFF_BY_CHOICE
 from nwor_bench.analysis.effects import WORK_MS, Split
 from nwor_bench.analysis.findings import nothing_timed
 from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED, REFERENCE
-from nwor_bench.analysis.statistics import DEFAULT_MARGIN, from_bounds, simultaneous_bounds
 from nwor_bench.analysis.throughput import ACCEPTANCE, TIME
+from nwor_bench.analysis.verdicts import DEFAULT_MARGIN
 from nwor_bench.errors import ExitCode
-from nwor_bench.instruments.robust import degrees_of
 from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.header import KvGateFacts, RunHeader
 from nwor_bench.records.types import AA, CellResult, NworMode, ScvMode, Verdict
@@ -24,6 +23,8 @@ from nwor_bench.report.text import (
     sure_bounds,
     sure_rates,
 )
+from nwor_bench.stats.multiple import ratio_at_once
+from nwor_bench.stats.robust import from_ends
 
 CPU_SENTENCE = "On a CPU these times measure the harness, not NWOR."
 MEASURED_ON_CPU = Callout(
@@ -270,10 +271,9 @@ def _sure_work(cell: CellResult) -> tuple[float, float, float] | None:
     ratio, low, high = cell.work_ratio, cell.work_ratio_ci_low, cell.work_ratio_ci_high
     if ratio is None or low is None or high is None or cell.groups is None:
         return None
-    own = from_bounds(ratio, low, high, degrees_of(cell.groups) + 1)
-    if own is None:
-        return None
-    return ratio, *simultaneous_bounds(own, cell.simultaneous_cells or 1)
+    own = from_ends(ratio, low, high, cell.groups)
+    sure = ratio_at_once(own, cell.simultaneous_cells or 1)
+    return ratio, sure.low, sure.high
 
 
 def _work(cell: CellResult) -> Iterator[str]:
@@ -304,7 +304,7 @@ def _details(cell: CellResult, parts: Sequence[Split]) -> Iterator[str]:
     for part in parts:
         if part.cell == cell.cell:
             of_work = " of the work" if part.clock == WORK_MS else ""
-            attention, writes = signed(part.attention.ratio), signed(part.writes.ratio)
+            attention, writes = signed(part.attention.value), signed(part.writes.value)
             yield f"attention {attention}, writes {writes}{of_work}"
     if sure_bounds(cell) is not None:
         yield ", ".join(filter(None, ["95 % intervals", corrected(cell)]))

@@ -8,7 +8,7 @@ from nwor_bench.analysis.effects import WINDOWS
 from nwor_bench.analysis.findings import nothing_timed, sufficient_budget
 from nwor_bench.analysis.parity.required import GATE_DID_NOT
 from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED, REFERENCE
-from nwor_bench.analysis.statistics import DEFAULT_MARGIN
+from nwor_bench.analysis.verdicts import DEFAULT_MARGIN
 from nwor_bench.errors import ExitCode
 from nwor_bench.models.measured import measured_rows, outcomes
 from nwor_bench.records.header import PairFacts, RunHeader

@@ -8,7 +8,7 @@ from nwor_bench.analysis.effects import WINDOWS
 from nwor_bench.analysis.findings import Severity, grouped
 from nwor_bench.analysis.measured_worth import by_drafts, measured_worth
 from nwor_bench.analysis.parity.tokens import REFERENCE
-from nwor_bench.analysis.statistics import DEFAULT_MARGIN, SIGNIFICANCE
+from nwor_bench.analysis.verdicts import DEFAULT_MARGIN
 from nwor_bench.errors import ExitCode
 from nwor_bench.records.facts import EngineStatus, Environment, to_json
 from nwor_bench.records.header import PairFacts, RunHeader
@@ -41,6 +41,7 @@ from nwor_bench.report.text import NOT_MEASURED, joined, plural, settings, size
 from nwor_bench.report.window_costs import dram_summary, phase_section, traffic_section
 from nwor_bench.report.worth import worth_blocks
 from nwor_bench.report.worth_answer import worth_answer
+from nwor_bench.stats.multiple import SIGNIFICANCE
 
 _OF_MANY_RUNS = ("--file", "--resume")
 """Flags whose command does not measure only this run, or is refused because the run exists."""

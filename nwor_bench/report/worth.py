@@ -23,6 +23,7 @@ from nwor_bench.report.document import Block, Callout, Figure, Paragraph, Table,
 from nwor_bench.report.html import colour
 from nwor_bench.report.text import NOT_MEASURED, decimal, joined, percent, plural, with_bounds
 from nwor_bench.report.worth_answer import drafter_shares, line_blocks, line_config, sizes_of
+from nwor_bench.stats.interval import ENDS, flat
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -250,20 +251,13 @@ def worth_result(measured: MeasuredWorth) -> dict[str, Any]:
     worth, header = measured.worth, measured.header
     return {
         "rates": [vars(rate) for rate in worth.rates],
-        "noise": {
-            str(size): {name: getattr(own, name) for name in NOISE}
-            for size, own in sorted(worth.noise.items())
-        },
+        "noise": {str(size): flat(own) for size, own in sorted(worth.noise.items())},
         "best": {str(size): k for size, k in sorted(worth.best.items())},
         "best_staged": {str(size): k for size, k in sorted(worth.best_staged.items())},
         "different_requests": worth.texts,
         "window_times": [vars(time) for time in measured.times],
         "speculative_config": line_config(worth, header.pair or PairFacts()),
     }
-
-
-NOISE = ("ratio", "low", "high")
-"""Columns of the time of k = 0 over itself."""
 
 
 def worth_rows(measured: MeasuredWorth) -> list[dict[str, Any]]:
@@ -281,7 +275,7 @@ def worth_rows(measured: MeasuredWorth) -> list[dict[str, Any]]:
             "window_ms": None if time is None else time.window_ms,
             "target_ms": None if time is None else time.target_ms,
             "adaptive": rate["adaptive"],
-            **{f"noise_{name}": getattr(noise.get(requests), name, None) for name in NOISE},
+            **flat(noise.get(requests), [f"noise_{name}" for name in ENDS]),
         })  # fmt: skip
     return rows
 
@@ -300,7 +294,7 @@ def noise_note(worth: Worth) -> Iterator[Paragraph]:
     """How far k = 0 was from itself, if that was measured."""
     if worth.noise:
         ratios = [
-            f"{with_bounds(own.ratio, own.low, own.high, 2)} at {sizes_of(worth, [size])}"
+            f"{with_bounds(own.value, own.low, own.high, 2)} at {sizes_of(worth, [size])}"
             for size, own in sorted(worth.noise.items())
         ]
         yield Paragraph(f"Noise, the time of k = 0 over itself: {joined(ratios)}.")
@@ -316,7 +310,7 @@ SWITCHED = {
 def _switch_note(effects: Sequence[PairEffect]) -> Iterator[Paragraph]:
     costs = {counts: switch_cost(effects, counts=counts) for counts in SWITCHED}
     if told := [
-        SWITCHED[counts].format(with_bounds(cost.ratio, cost.low, cost.high))
+        SWITCHED[counts].format(with_bounds(cost.value, cost.low, cost.high))
         for counts, cost in costs.items()
         if cost is not None
     ]:

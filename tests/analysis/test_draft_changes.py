@@ -116,9 +116,9 @@ def test_the_error_of_tokens_is_a_jackknife_over_texts() -> None:
     error = (3 / 4 * sum((v - np.mean(left_out)) ** 2 for v in left_out)) ** 0.5
     assert change is not None
     assert change.interval is not None
-    assert change.interval.standard_error is not None
+    assert change.interval.error is not None
     times = 2**0.5 * 0.01 / 40**0.5
-    assert change.interval.standard_error == pytest.approx((error**2 + times**2) ** 0.5, rel=0.1)
+    assert change.interval.error == pytest.approx((error**2 + times**2) ** 0.5, rel=0.1)
     assert exp(-error) < 1
 
 

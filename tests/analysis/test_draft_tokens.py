@@ -16,11 +16,11 @@ from nwor_bench.analysis.engine_times import steps_of
 from nwor_bench.analysis.groups import Pair
 from nwor_bench.analysis.invariants import output_tokens
 from nwor_bench.analysis.worth import Measured, worth_of
-from nwor_bench.instruments.robust import t_quantile
 from nwor_bench.records.cell import Cell, Drafts, NworMode, ScvMode
 from nwor_bench.records.header import BlockEntry
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import Phase, RequestTimes
+from nwor_bench.stats.interval import t_quantile
 
 KEPT = Path(__file__).parents[2] / "sweeps" / "results" / "h200" / "kept"
 
@@ -209,7 +209,7 @@ def test_intervals_hold_if_prompts_run_at_four_batch_sizes(prompts: int, forks: 
         hits += all(
             own is not None
             and abs(own.value - truth[k])
-            < t_quantile(1 - 0.05 / 2 / len(COUNTS), own.degrees) * own.standard_error
+            < t_quantile(1 - 0.05 / 2 / len(COUNTS), own.degrees) * own.error
             for k, own in found.items()
         )
     assert 0.92 < hits / runs < 0.995

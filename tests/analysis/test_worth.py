@@ -15,7 +15,8 @@ from nwor_bench.analysis.groups import Pair
 from nwor_bench.analysis.worth import Measured, refused_arms, worth_of
 from nwor_bench.records.cell import AA, Arm, Cell, Drafts, NworMode, ScvMode
 from nwor_bench.records.types import Phase, Verdict
-from nwor_bench.records.window_order import DRAFT_RUN_LENGTHS, RUNS, abba_effect
+from nwor_bench.records.window_order import DRAFT_RUN_LENGTHS, RUNS
+from nwor_bench.stats.paired import abba_effect
 
 TIMES = {1: 1.2, 2: 1.4}
 """Time of a window over that at k = 0."""

@@ -31,7 +31,6 @@ from pages import (
 
 from nwor_bench.errors import ExitCode
 from nwor_bench.instruments.draft_counts import KEPT
-from nwor_bench.instruments.robust import MIN_GROUPS
 from nwor_bench.live import watch as watching
 from nwor_bench.live.reading import (
     STALE_AFTER_S,
@@ -46,6 +45,7 @@ from nwor_bench.records.fallback_reasons import IN_WORDS, Guard, LeftOut, in_wor
 from nwor_bench.records.window_order import ALL
 from nwor_bench.report.answer import CPU_SENTENCE
 from nwor_bench.report.text import NOT_MEASURED
+from nwor_bench.stats.robust import MIN_GROUPS
 
 pytestmark = pytest.mark.usefixtures("own_surroundings")
 

@@ -105,7 +105,7 @@ def change_a_value(
     changed = hook.target_layers[layer]
     groups = hook.runner.kv_cache_config.kv_cache_groups
     group = next(n for n, each in enumerate(groups) if changed in each.layer_names)
-    tables = worker.nwor_tools["kv rows"]._groups[group]._tables
+    tables = worker.nwor_tools["rows"]._groups[group]._tables
     name = sorted(tables._tables, key=int)[request]
     (held,) = tables.held(name, position, position + 1)
     assert held is not None

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from v2_pieces import CHOICES, input_batch_of, scheduled
+from v2_pieces import hook_of, input_batch_of, make_parts, scheduled
+
+from nwor_bench.records.types import NworMode, ScvMode
 
 pytestmark = pytest.mark.slow  # vLLM's attention backends are imported
 
@@ -93,13 +95,6 @@ def test_after_one_window_that_cannot_be_held_no_other_is_tried(
 ) -> None:
     from test_v2_hook import runner_of_two_requests
 
-    from nwor_bench.plugin.patching import PatchSet
-    from nwor_bench.plugin.rank_vote import RankVote
-    from nwor_bench.plugin.runner_v2 import hook as v2_hook
-    from nwor_bench.plugin.runner_v2.hook import V2RunnerHook
-    from nwor_bench.plugin.settings import PluginSettings
-    from nwor_bench.records.types import AttentionBy, NworMode, ScvMode
-
     planned = []
 
     def plan(*_: Any, **__: Any) -> Any:
@@ -107,26 +102,16 @@ def test_after_one_window_that_cannot_be_held_no_other_is_tried(
         layers.window.forget()
         return planned[-1], None
 
-    graphs = SimpleNamespace(capture=lambda: None, unavailable=None, give_up=lambda _: None)
-    parts = SimpleNamespace(
+    parts = make_parts(
+        layers.staging,
+        SimpleNamespace(plan=plan),
         window=layers.window,
-        staging=layers.staging,
         inputs=SimpleNamespace(open=lambda _: layers.inputs.open_capture(2)),
-        graphs=graphs,
-        planner=SimpleNamespace(plan=plan),
-        control_graphs=graphs,
-        attention=PatchSet([]),
-        attention_by=AttentionBy.OURS,
-        states=None,
-        states_unavailable=None,
-        choices=CHOICES,
     )
-    monkeypatch.setattr(RankVote, "of_worker", RankVote)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    monkeypatch.setattr(v2_hook, "set_up_staging", lambda *_: (parts, None))
     runner = runner_of_two_requests()
     runner.num_speculative_steps = 3
-    hook = V2RunnerHook(runner, PluginSettings(NworMode.STAGE, ScvMode.OFF, False))
+    hook = hook_of(monkeypatch, parts, runner)
     hook.agree()
     hook.attach()
     hook.set_modes(NworMode.STAGE, ScvMode.OFF)

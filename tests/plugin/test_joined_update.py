@@ -17,16 +17,24 @@ from fake_engine import FakeEngine, FakeKvCache
 from live_windows import switching
 from torch import Tensor
 from toy_run import Runner
-from v2_pieces import LAYERS, K, PieceBatch, PiecePlanner, PieceStaging, input_batch_of, scheduled
+from v2_pieces import (
+    LAYERS,
+    K,
+    PieceBatch,
+    PiecePlanner,
+    PieceStaging,
+    hook_of,
+    input_batch_of,
+    make_parts,
+    make_runner,
+    scheduled,
+)
 
 from nwor_bench.analysis.analyse import analyse
 from nwor_bench.plugin.layers import LayerCache
-from nwor_bench.plugin.patching import PatchSet
-from nwor_bench.plugin.rank_vote import RankVote
-from nwor_bench.plugin.settings import PluginSettings
-from nwor_bench.plugin.window import NOT_FINISHED, Window
+from nwor_bench.plugin.window import NOT_FINISHED
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import AttentionBy, Cell, NworMode, ScvMode, WindowRecord
+from nwor_bench.records.types import Cell, NworMode, ScvMode, WindowRecord
 from nwor_bench.run.gate.block import GateBlock
 from nwor_kernels.commit.with_update import UPDATE_ARGUMENTS
 
@@ -117,26 +125,17 @@ class Machine:
     """A hook on a runner with one full graph, which calls `post_update` as vLLM does."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from nwor_bench.plugin.runner_v2 import hook as v2_hook
         from nwor_bench.plugin.runner_v2.stock_update import StockUpdate
 
         self.staging, self.planner = JoiningStaging(), CapturedPlanner()
         self.updates = 0
         self.descriptor = Descriptor(Graph.FULL)
-        self.graphs = graphs = SimpleNamespace(
+        self.graphs = SimpleNamespace(
             capture=lambda: None, give_up=lambda reason: None, unavailable=None, shapes={},
             replay=lambda desc: None, why_direct=lambda *_: None,
         )  # fmt: skip
-        parts = SimpleNamespace(
-            window=Window(self.staging), staging=self.staging, graphs=graphs, planner=self.planner,
-            inputs=SimpleNamespace(open=lambda batch: None), control_graphs=graphs,
-            attention_by=AttentionBy.OURS, states=None, states_unavailable=None,
-            sham_graphs=graphs, control_planner=self.planner, attention=PatchSet([]), slots=0,
-        )  # fmt: skip
+        parts = make_parts(self.staging, self.planner, graphs=self.graphs, slots=0)
         module = SimpleNamespace(post_update=self._stock)
-        monkeypatch.setattr(v2_hook, "set_up_staging", lambda *_: (parts, None))
-        monkeypatch.setattr(v2_hook, "find_update", lambda: StockUpdate(object(), module))
-        monkeypatch.setattr(RankVote, "of_worker", RankVote)
         self._states = [torch.zeros(8), torch.zeros(8, 1), None, torch.zeros(8, 9), torch.zeros(8)]
 
         def postprocess(*step: Tensor) -> None:
@@ -147,22 +146,15 @@ class Machine:
             )
 
         self.sampled = torch.full((len(REQUESTS),), 2, dtype=torch.int32)
-        self.runner: Any = SimpleNamespace(
-            kv_cache_config=SimpleNamespace(kv_cache_groups=[]),
+        self.runner = make_runner(
             cudagraph_manager=SimpleNamespace(
                 dispatch=lambda: self.descriptor, run_fullgraph=lambda desc: None
             ),
-            num_speculative_steps=K,
-            max_num_reqs=8,
-            device=torch.device("cpu"),
-            execute_model=lambda scheduler_output: None,
-            prepare_attn=lambda input_batch: (None, torch.zeros(1, 8)),
-            draft_tokens_handler=SimpleNamespace(req_ids=[]),
             sample=lambda hidden, batch, grammar: (None, self.sampled[: batch.num_reqs], None),
             postprocess_sampled=postprocess,
         )
-        settings = PluginSettings(NworMode.STAGE, ScvMode.ADAPTIVE, False)
-        self.hook: Any = v2_hook.V2RunnerHook(self.runner, settings)
+        update, adaptive = StockUpdate(object(), module), ScvMode.ADAPTIVE
+        self.hook = hook_of(monkeypatch, parts, self.runner, scv=adaptive, update=update)
         self.hook.validator.warm_up = lambda drafts: None
         self.hook.validator.validate = lambda *_: SimpleNamespace(
             num_accepted=self.sampled - 1, path="device", fallback_reason=None

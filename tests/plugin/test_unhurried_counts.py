@@ -162,9 +162,11 @@ def test_a_server_times_interleaved_windows_alone_and_keeps_no_request() -> None
     run_steps(late, 4)
     for step in list(late._pending)[:3]:
         step.ended.passed = True
-    late._pending[2].place = WindowPlace(0, 0, 0, 2, 0)
+    late._pending[2].place = WindowPlace(1, 7, 3, 4, 2)
     late.resolve(None)
     windows = list(accumulator.windows)
+    places = [(w.cell_number, w.group, w.run, w.run_length, w.position) for w in windows]
+    assert places == [(None,) * 5, (None,) * 5, (1, 7, 3, 4, 2), (None,) * 5]
     assert [window.device_ms for window in windows] == [None, None, 3.0, None]
     assert [(w.committed_tokens, w.rejected_tokens) for w in windows] == [(1, DRAFTS - 1)] * 4
     assert [window.drafts_per_position for window in windows] == [()] * 4

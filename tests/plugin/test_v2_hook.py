@@ -256,7 +256,7 @@ def test_contexts_choose_attention_again_once_the_gate_has_ended(
     hook = make_hook(monkeypatch)
     choices = hook._parts.choices = AttentionChoices([])
     watched = SimpleNamespace(watch=lambda on: None)
-    tools = {"kv rows": watched, "state rows": watched}
+    tools = {"rows": watched, "states": watched}
     worker: Any = SimpleNamespace(nwor_hook=hook, **{TOOLS: tools})
     for on in (True, True, False):
         NworWorkerExtension.nwor_watch_blocks(worker, on)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from window_model import ModelStaging
 
+from nwor_bench.plugin.patching import PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.plugin.window import Window, WindowBatch
@@ -82,53 +83,76 @@ CHOICES = SimpleNamespace(attended=lambda size, *, equal: "ours4" if equal else 
 """What attends windows, in place of `AttentionChoices`."""
 
 
-def make_runner() -> Any:
-    """A runner whose requests each accept one draft of two."""
+def make_runner(**more: Any) -> Any:
+    """A runner whose requests each accept one draft of two; `more` are further attributes."""
     sampled = lambda batch: torch.full((batch.num_reqs,), 2, dtype=torch.int32)  # noqa: E731
-    return SimpleNamespace(
-        kv_cache_config=SimpleNamespace(kv_cache_groups=[]),
-        cudagraph_manager=None,
-        num_speculative_steps=K,
-        max_num_reqs=8,
-        device=torch.device("cpu"),
-        execute_model=lambda scheduler_output: None,
-        prepare_attn=lambda input_batch: (None, torch.zeros(1, 8)),
-        draft_tokens_handler=SimpleNamespace(req_ids=[]),
-        sample=lambda hidden, batch, grammar: (None, sampled(batch), None),
+    own = {
+        "kv_cache_config": SimpleNamespace(kv_cache_groups=[]),
+        "cudagraph_manager": None,
+        "num_speculative_steps": K,
+        "max_num_reqs": 8,
+        "device": torch.device("cpu"),
+        "execute_model": lambda scheduler_output: None,
+        "prepare_attn": lambda input_batch: (None, torch.zeros(1, 8)),
+        "draft_tokens_handler": SimpleNamespace(req_ids=[]),
+        "sample": lambda hidden, batch, grammar: (None, sampled(batch), None),
+    }
+    return SimpleNamespace(**own | more)
+
+
+def make_parts(staging: Any, planner: Any, **more: Any) -> Any:
+    """What `set_up_staging` makes; `more` are other parts, or further ones."""
+    graphs = more.pop("graphs", None) or SimpleNamespace(
+        capture=lambda: None, give_up=lambda reason: None, unavailable=None
     )
+    own = {
+        "window": Window(staging),
+        "staging": staging,
+        "inputs": SimpleNamespace(open=lambda input_batch: None),
+        "graphs": graphs,
+        "planner": planner,
+        "control_graphs": graphs,
+        "sham_graphs": graphs,
+        "control_planner": planner,
+        "attention": PatchSet([]),
+        "attention_by": AttentionBy.OURS,
+        "states": None,
+        "states_unavailable": None,
+        "choices": CHOICES,
+    }
+    return SimpleNamespace(**own | more)
+
+
+def hook_of(
+    monkeypatch: pytest.MonkeyPatch,
+    parts: Any,
+    runner: Any,
+    *,
+    scv: ScvMode = ScvMode.OFF,
+    vote: RankVote | None = None,
+    update: Any = None,
+    **settings: Any,
+) -> Any:
+    """A V2 hook in mode `stage` on these parts, not attached yet.
+
+    Args:
+        update: vLLM's, which commits can run; None: steps end with their samples.
+        settings: further ones of the plugin.
+    """
+    from nwor_bench.plugin.runner_v2 import hook as v2_hook
+
+    monkeypatch.setattr(v2_hook, "set_up_staging", lambda *_: (parts, None))
+    monkeypatch.setattr(v2_hook, "find_update", lambda: update)
+    monkeypatch.setattr(RankVote, "of_worker", lambda: vote or RankVote())
+    return v2_hook.V2RunnerHook(runner, PluginSettings(NworMode.STAGE, scv, False, **settings))
 
 
 def make_hook(
     monkeypatch: pytest.MonkeyPatch, vote: RankVote | None = None, **settings: Any
 ) -> Any:
     """A V2 hook that stages in mode `stage`, attached; `settings` are further ones."""
-    from nwor_bench.plugin.patching import PatchSet
-    from nwor_bench.plugin.runner_v2 import hook as v2_hook
-    from nwor_bench.plugin.runner_v2.hook import V2RunnerHook
-
-    staging = PieceStaging()
-    graphs = SimpleNamespace(capture=lambda: None, give_up=lambda reason: None, unavailable=None)
-    planner = PiecePlanner()
-    parts = SimpleNamespace(
-        window=Window(staging),
-        staging=staging,
-        inputs=SimpleNamespace(open=lambda input_batch: None),
-        graphs=graphs,
-        planner=planner,
-        control_graphs=graphs,
-        sham_graphs=graphs,
-        control_planner=planner,
-        attention=PatchSet([]),
-        attention_by=AttentionBy.OURS,
-        states=None,
-        states_unavailable=None,
-        choices=CHOICES,
-    )
-    monkeypatch.setattr(v2_hook, "set_up_staging", lambda *_: (parts, None))
-    monkeypatch.setattr(v2_hook, "find_update", lambda: None)  # steps end with their samples
-    monkeypatch.setattr(RankVote, "of_worker", lambda: vote or RankVote())
-    chosen = PluginSettings(NworMode.STAGE, ScvMode.OFF, False, **settings)
-    hook = V2RunnerHook(make_runner(), chosen)
+    parts = make_parts(PieceStaging(), PiecePlanner())
+    hook = hook_of(monkeypatch, parts, make_runner(), vote=vote, **settings)
     hook.validator.validate = lambda num_sampled, *_: SimpleNamespace(
         num_accepted=num_sampled - 1, path="host", fallback_reason=None
     )

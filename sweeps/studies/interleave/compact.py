@@ -16,9 +16,9 @@ import pandas as pd
 from scipy.stats import spearmanr
 
 from nwor_bench.analysis.analyse import analyse
-from nwor_bench.instruments.robust import robust_location
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import read_run
+from nwor_bench.stats.robust import robust_location
 
 HERE = Path(__file__).parent
 CELL_FIELDS = (
@@ -57,7 +57,7 @@ def planted_of(file: Path) -> pd.DataFrame:
                 "seconds": part.seconds.max(),
                 "groups": len(part), "window_ms": part.window_ms.median(),
                 "sm_clock_mhz": part.sm_clock_mhz.min(), "truth": part.truth.mean(),
-                "effect": found.value, "half_width": found.half_width(),
+                "effect": found.value, "half_width": found.half_width,
                 "together": spearmanr(part.device, part.host).statistic,
             }
         )  # fmt: skip
@@ -87,7 +87,7 @@ def cells_of(folder: Path) -> list[dict[str, Any]]:
     ]
     for split in found.splits:
         part = split.writes
-        bounds = {"ratio_to_off": part.ratio, "ratio_ci_low": part.low, "ratio_ci_high": part.high}
+        bounds = {"ratio_to_off": part.value, "ratio_ci_low": part.low, "ratio_ci_high": part.high}
         rows.append({**setting, "cell": f"{split.cell.label} over {split.control.label}", **bounds})
     return rows
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from recipe_models import LEFT_OUT, recipe_table, recipes
 from refusals import refused
-from small_configs import PLAIN, SLIDING, V32
+from small_configs import PLAIN, SLIDING
 
 from nwor_bench.models.methods import NOT_ON_CPU, Method
 from nwor_bench.models.pairs.local import find_config
@@ -29,7 +29,7 @@ from nwor_bench.models.support.predict import (
     predict_support,
 )
 from nwor_bench.models.support.rules import FOLLOWED_ON_CPU, FOLLOWED_ON_GPU, path_of
-from nwor_bench.report.support import answer, layer_rows, support_notes
+from nwor_bench.report.support import layer_rows
 
 CHECKOUT = Path(__file__).parents[2]
 FIELD = "CONFIG_OR_MODEL"
@@ -48,16 +48,6 @@ def test_layers_are_told_by_themselves() -> None:
     assert [row[3] for row in layer_rows(blocks)] == [
         "recurrent_layers", "nothing to stage", "could be staged",
     ]  # fmt: skip
-
-
-def test_an_indexers_keys_are_said_to_be_written_directly() -> None:
-    found = predict_support(facts(**V32), EngineFacts())
-    assert (found.indexed, found.backends) == (4, ("FLASH_ATTN_MLA_SPARSE",))
-    assert [row[3] for row in layer_rows(found)] == [
-        "could be staged; indexer keys written directly"
-    ]
-    assert "indexers' keys are written directly" in answer(found)
-    assert len(support_notes(found)) == 3  # breakable graphs too
 
 
 def test_methods_are_staged_or_refused_with_their_reason() -> None:

@@ -125,9 +125,9 @@ def checkout_facts() -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def installed_version() -> Callable[[str], str | None]:
     """A package's version, read once: it takes ten files."""
-    from nwor_bench.instruments import environment
+    from nwor_bench.instruments.versions import installed
 
-    return cache(environment.installed)
+    return cache(installed)
 
 
 @pytest.fixture

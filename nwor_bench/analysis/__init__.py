@@ -1,1 +1,1 @@
-"""From records to verdicts: statistics, invariants, parity, findings and comparisons."""
+"""From records to verdicts: invariants, parity, findings and comparisons."""

@@ -23,23 +23,17 @@ from math import log, log1p
 import numpy as np
 
 from nwor_bench.analysis.cell_data import CellData
-from nwor_bench.analysis.draft_rates import together
 from nwor_bench.analysis.draft_tokens import MIN_REQUESTS, by_prompt, named_rates, requests_of
 from nwor_bench.analysis.effects import WINDOWS, WORK_MS
 from nwor_bench.analysis.engine_times import adaptive_tokens
 from nwor_bench.analysis.paired import LATENCY_MS, WINDOW_MS, pair_times
-from nwor_bench.analysis.statistics import (
-    MIN_BLOCKS,
-    from_bounds,
-    geometric_mean_ratio,
-    paired_ratio,
-    unpaired_ratio,
-)
 from nwor_bench.analysis.stored_run import StoredRun
 from nwor_bench.analysis.worth import Measured, times_of
-from nwor_bench.instruments.robust import Estimate, RatioInterval, as_ratio, degrees_of
 from nwor_bench.records.cell import ADAPTIVE, Cell
 from nwor_bench.records.types import CellResult
+from nwor_bench.stats.interval import Interval, combined, quotient
+from nwor_bench.stats.paired import MIN_BLOCKS, paired_ratio
+from nwor_bench.stats.robust import from_ends
 
 ByBlock = Mapping[int, float]
 
@@ -60,7 +54,7 @@ class Change:
 
     measure: str
     ratio: float
-    interval: RatioInterval | None
+    interval: Interval | None
     paired: bool = False
     base_blocks: int | None = None
     new_blocks: int | None = None
@@ -119,15 +113,14 @@ def _of_groups(
 ) -> Change | None:
     """Change of two ratios of neighbouring windows; None if a run has none."""
     known = [
-        from_bounds(ratio, low, high, degrees_of(cell.groups) + 1)
+        from_ends(ratio, low, high, cell.groups)
         for (ratio, low, high), cell in zip(sides, (before, after), strict=True)
         if ratio is not None and low is not None and high is not None and cell.groups is not None
     ]
-    below, above = known if len(known) == 2 else (None, None)
-    if below is None or above is None or measure is None:
+    if len(known) < 2 or measure is None:
         return None
-    interval = unpaired_ratio(above, below)
-    ratio = above.ratio / below.ratio
+    below, above = known
+    ratio, interval = above.value / below.value, quotient(above, below)
     return Change(measure, ratio, interval, False, before.batches, after.batches)
 
 
@@ -150,15 +143,14 @@ def _change(measure: str, base: ByBlock, new: ByBlock, same: Collection[int]) ->
     if len(common) >= MIN_BLOCKS:
         pairs = [new[block] for block in common], [base[block] for block in common]
         interval = paired_ratio(*pairs)
-        assert interval is not None
-        return Change(measure, interval.ratio, interval, True, len(common), len(common))
+        return Change(measure, interval.value, interval, True, len(common), len(common))
     sides = []
     for blocks in (base, new):
         values = [blocks[block] for block in sorted(blocks)]
         ones = [1.0] * len(values)
-        sides.append((geometric_mean_ratio(values, ones), paired_ratio(values, ones)))
-    (before, below), (after, above) = sides
-    both = None if below is None or above is None else unpaired_ratio(above, below)
+        sides.append(paired_ratio(values, ones))
+    before, after = sides
+    both = quotient(after, before)
     few = [
         f"{name} has {len(blocks)}"
         for name, blocks in (("BASE", base), ("NEW", new))
@@ -167,11 +159,11 @@ def _change(measure: str, base: ByBlock, new: ByBlock, same: Collection[int]) ->
     why = f"an interval needs {MIN_BLOCKS} timed blocks, and {' and '.join(few)}"
     return Change(
         measure,
-        after / before,
-        both,
-        base_blocks=None if below is None else below.blocks,
-        new_blocks=None if above is None else above.blocks,
-        why_open=why if both is None else None,
+        after.value / before.value,
+        both if both.is_bounded else None,
+        base_blocks=before.count if before.is_bounded else None,
+        new_blocks=after.count if after.is_bounded else None,
+        why_open=None if both.is_bounded else why,
     )
 
 
@@ -226,36 +218,36 @@ def token_time_change(base: Measured, new: Measured, cell: Cell) -> Change | Non
     below, above = times_of(base).get(arm), times_of(new).get(arm)
     if below is None or above is None:
         return None
-    change = together(above.value - below.value, [above, below])
+    change = combined(above.value - below.value, [above, below])
     if cell.drafts and cell.stock_twin is None:
         tokens = _tokens_change(base, new, cell.drafts)
         if tokens is None:
             return None
-        change = together(change.value - tokens.value, [change, tokens])
-    interval = as_ratio(change)
-    return Change(TIME_PER_TOKEN, interval.ratio, interval)
+        change = combined(change.value - tokens.value, [change, tokens])
+    interval = change.exp()
+    return Change(TIME_PER_TOKEN, interval.value, interval)
 
 
-def _tokens_change(base: Measured, new: Measured, k: int) -> Estimate | None:
+def _tokens_change(base: Measured, new: Measured, k: int) -> Interval | None:
     """Change of the log tokens of a window, on the prompts of both runs; synthetic acceptance
     is what its rates say, and runs with other rates are not compared."""
     if k == ADAPTIVE:  # the blocks' own, which their times hold too
         earlier, later = adaptive_tokens(base.run), adaptive_tokens(new.run)
         if earlier is None or later is None:
             return None
-        return Estimate(log(later / earlier), 0.0, 1, 0)
+        return Interval.of(log(later / earlier), 0.0, 1, 0)
     if named_rates(base.run) is not None:
-        return Estimate(0.0, 0.0, 1, 0)
+        return Interval.of(0.0, 0.0, 1, 0)
     before, after = (by_prompt(requests_of(own.run, [k])) for own in (base, new))
     prompts = sorted(before.keys() & after.keys())
     pairs = [(before[prompt][k], after[prompt][k]) for prompt in prompts]
     if pairs and all(one == other for one, other in pairs):
-        return Estimate(0.0, 0.0, 1, len(pairs))
+        return Interval.of(0.0, 0.0, 1, len(pairs))
     if len(pairs) < MIN_REQUESTS:
         return None
     left_out = [_log_change([*pairs[:n], *pairs[n + 1 :]]) for n in range(len(pairs))]
     error = ((len(pairs) - 1) * float(np.var(left_out))) ** 0.5  # the jackknife's
-    return Estimate(_log_change(pairs), error, len(pairs) - 1, len(pairs))
+    return Interval.of(_log_change(pairs), error, len(pairs) - 1, len(pairs))
 
 
 def _log_change(pairs: Sequence[tuple[tuple[float, ...], tuple[float, ...]]]) -> float:

@@ -28,12 +28,13 @@ from nwor_bench.analysis.changes import (
     token_time_change,
     work_change,
 )
-from nwor_bench.analysis.statistics import SIGNIFICANCE, holm, verdict
 from nwor_bench.analysis.stored_run import Difference, StoredRun, differences
+from nwor_bench.analysis.verdicts import verdict
 from nwor_bench.errors import ExitCode, NotComparableError
-from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.cell import AA, Cell, cell_order
 from nwor_bench.records.types import CellResult, Verdict
+from nwor_bench.stats.interval import Interval
+from nwor_bench.stats.multiple import SIGNIFICANCE, holm
 
 DEFAULT_THRESHOLD = 0.01
 
@@ -262,7 +263,7 @@ def change_verdicts(
     """
     cells = [_without_numbers(cell, by) for cell in cells]
     intervals = [_interval(cell, by) for cell in cells if cell.outcome is None]
-    adjusted = holm([interval.p_value or 0.0 for interval in intervals])
+    adjusted = holm([interval.p_value for interval in intervals])
     numbers = iter(zip(intervals, adjusted, strict=True))
     decided = []
     for cell in cells:
@@ -274,7 +275,7 @@ def change_verdicts(
     return decided
 
 
-def _interval(cell: CellChange, by: DecideBy) -> RatioInterval:
+def _interval(cell: CellChange, by: DecideBy) -> Interval:
     change = cell.deciding(by)
     assert change is not None
     assert change.interval is not None
@@ -371,7 +372,7 @@ def _why_no_number(cell: CellChange, by: DecideBy) -> str:
 
 
 def _by_numbers(
-    interval: RatioInterval, p_adjusted: float, threshold: float, floor: float | None, cells: int
+    interval: Interval, p_adjusted: float, threshold: float, floor: float | None, cells: int
 ) -> Decision:
     """Apply rules 6 to 8."""
     bar = max(threshold, floor or 0.0)
@@ -382,8 +383,8 @@ def _by_numbers(
             return ChangeVerdict.REGRESSION, None
         case Verdict.FASTER:
             return ChangeVerdict.IMPROVEMENT, None
-    size = abs(interval.ratio - 1)
-    if interval.low <= 1 <= interval.high:
+    size = abs(interval.value - 1)
+    if interval.holds(1):
         reason = f"the interval contains 1 and exceeds the threshold of {_percent(threshold)}"
     elif p_adjusted >= SIGNIFICANCE:
         reason = f"the interval excludes 1, but not after correction for {cells} cells"

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from math import copysign, exp
 from statistics import fmean
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from nwor_bench.analysis.statistics import SIGNIFICANCE, verdict
-from nwor_bench.instruments.robust import Estimate, RatioInterval, as_ratio
+from nwor_bench.analysis.verdicts import verdict
 from nwor_bench.records.cell import ADAPTIVE
 from nwor_bench.records.types import Verdict
+from nwor_bench.stats.interval import TWO_SIDED, Interval, combined
+from nwor_bench.stats.multiple import at_once
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Worth:
     gain over the smaller is sure: its interval excludes 1, and it exceeds the noise."""
     texts: int
     """Different prompts behind the tokens."""
-    noise: Mapping[int, RatioInterval]
+    noise: Mapping[int, Interval]
     """k = 0 against itself at each batch size: the ratio of times."""
     least: Mapping[int, int] = field(default_factory=dict)
     """The smallest batch size of each class, by its largest, if classes were measured."""
@@ -132,7 +133,7 @@ class Tokens(Protocol):
     def mean(self, k: int) -> float | None:
         """Tokens at this draft count; None if they are not known."""
 
-    def difference(self, k: int, other: int) -> Estimate | None:
+    def difference(self, k: int, other: int) -> Interval | None:
         """Log tokens at k over those at another count; None if they are not known."""
 
 
@@ -148,10 +149,10 @@ class AtSize:
     """The class's largest size."""
     least: int
     """Its smallest."""
-    times: Mapping[int | None, Estimate]
+    times: Mapping[int | None, Interval]
     """Log time of a window over that at k = 0 by draft count; None: k = 0 against itself."""
     tokens: Tokens
-    staged: Mapping[int, Estimate] = field(default_factory=dict)
+    staged: Mapping[int, Interval] = field(default_factory=dict)
     """Log time of a staged window over that of the same count in mode off."""
     refused: Mapping[Arm, str] = field(default_factory=dict)
     """Verdicts of cells that have no time to trust; INVALID: it failed its checks."""
@@ -163,14 +164,14 @@ class AtSize:
         return None if aa is None else noise_floor(aa)
 
 
-def noise_floor(aa: Estimate) -> float:
+def noise_floor(aa: Interval) -> float:
     """The farther end of the 95 % interval of k = 0 over itself, as a log."""
-    return abs(aa.value) + aa.half_width()
+    return abs(aa.value) + aa.half_at(TWO_SIDED)
 
 
 MIN_JUDGED = 5
 """Fewest groups of windows, or blocks, for a verdict. In fewer a steady drift does not show as
-autocorrelation (`statistics.variance_inflation`): it would pass as independent scatter."""
+autocorrelation (`stats.paired.variance_inflation`): it would pass as independent scatter."""
 
 
 def worth_at(sizes: Sequence[AtSize], counts: Sequence[int], texts: int) -> Worth:
@@ -184,7 +185,7 @@ def worth_at(sizes: Sequence[AtSize], counts: Sequence[int], texts: int) -> Wort
     for own in sorted(sizes, key=lambda each: each.requests):
         aa = own.times.get(None)
         if aa is not None:
-            noise[own.requests] = as_ratio(aa)
+            noise[own.requests] = aa.exp()
         found = [_rate(own, k, counts) for k in counts]
         rates += found
         if any(rate.ratio is not None for rate in found):
@@ -193,15 +194,15 @@ def worth_at(sizes: Sequence[AtSize], counts: Sequence[int], texts: int) -> Wort
             measured.append(own)
         both = {k: (own.times[k], over) for k, over in own.staged.items() if k in own.times}
         if both:
-            times: dict[int | None, Estimate] = {} if aa is None else {None: aa}
-            times |= {k: together(a.value + b.value, [a, b]) for k, (a, b) in both.items()}
+            times: dict[int | None, Interval] = {} if aa is None else {None: aa}
+            times |= {k: combined(a.value + b.value, [a, b]) for k, (a, b) in both.items()}
             best_staged[own.requests] = _best([replace(own, times=times)], counts)
     least = {own.requests: own.least for own in sizes if own.least < own.requests}
     fixed = _best(measured, counts) if set(best) & {own.requests for own in measured} else None
     return Worth(tuple(rates), best, texts, noise, least, best_staged, best_fixed=fixed)
 
 
-_NONE = Estimate(0.0, 0.0, 1, 0)
+_NONE = Interval.of(0.0, 0.0, 1, 0)
 """Of the time at k = 0 over itself."""
 
 
@@ -215,30 +216,23 @@ def _best(sizes: Sequence[AtSize], counts: Sequence[int]) -> int:
         known = [each for each in gains if each is not None]
         floors = [own.floor for own in sizes if own.floor is not None]
         if len(known) == len(floors) == len(sizes):
-            value, low, high = (fmean(ends) for ends in list(zip(*known, strict=True))[:3])
-            gain = Gain(value, low, high, min(each.groups for each in known))
+            gain = replace(
+                min(known, key=lambda gain: gain.count),
+                value=fmean(gain.value for gain in known),
+                low=fmean(gain.low for gain in known),
+                high=fmean(gain.high for gain in known),
+            )
             if _verdict(gain, fmean(floors), small_counts=True) == Verdict.FASTER:
                 chosen = k
     return chosen
 
 
-class Gain(NamedTuple):
-    """Log tokens per second over those of another count, with its interval."""
-
-    value: float
-    low: float
-    high: float
-    groups: int
-    """Groups or blocks of the count that has fewer."""
-
-
-def _verdict(gain: Gain, floor: float | None, *, small_counts: bool = False) -> Verdict:
-    """`statistics.verdict` of the gain; AMBIGUOUS without a floor or below MIN_JUDGED."""
-    if floor is None or gain.groups < MIN_JUDGED:
+def _verdict(gain: Interval, floor: float | None, *, small_counts: bool = False) -> Verdict:
+    """`verdicts.verdict` of the gain; AMBIGUOUS without a floor or below MIN_JUDGED."""
+    if floor is None or gain.count < MIN_JUDGED:
         return Verdict.AMBIGUOUS
-    time = RatioInterval(exp(-gain.value), exp(-gain.high), exp(-gain.low), gain.groups)
     noise = abs(exp(copysign(floor, -gain.value)) - 1)
-    return verdict(time, noise_floor=noise, small_counts=small_counts)
+    return verdict(gain.exp().inverse(), noise_floor=noise, small_counts=small_counts)
 
 
 def _rate(own: AtSize, k: int, counts: Sequence[int]) -> Rate:
@@ -261,15 +255,15 @@ def _rate(own: AtSize, k: int, counts: Sequence[int]) -> Rate:
     if (over := own.staged.get(k)) is None:
         return rate
     # The gate has shown that staged and not give the same tokens.
-    half = over.half_width(1 - SIGNIFICANCE / 2 / len(counts))
-    staged = Gain(-over.value, -over.value - half, -over.value + half, over.count)
+    wide = at_once(over, len(counts))
+    staged = replace(wide, value=-wide.value, low=-wide.high, high=-wide.low)
     return replace(
         rate, stage_ratio=exp(staged.value), stage_low=exp(staged.low), stage_high=exp(staged.high),
         stage_verdict=str(_verdict(staged, own.floor, small_counts=True)), stage_groups=over.count,
     )  # fmt: skip
 
 
-def _gain(own: AtSize, k: int, other: int, counts: int) -> Gain | None:
+def _gain(own: AtSize, k: int, other: int, counts: int) -> Interval | None:
     """The gain of k over another count, with the interval that holds for all counts together; None
     if a part was not measured."""
     times = {0: _NONE, **own.times}
@@ -279,27 +273,16 @@ def _gain(own: AtSize, k: int, other: int, counts: int) -> Gain | None:
     if accepted is None:
         return None
     value = accepted.value - times[k].value + times[other].value
-    found = together(value, [accepted, times[k], times[other]])
-    half = found.half_width(1 - SIGNIFICANCE / 2 / counts)
-    return Gain(value, value - half, value + half, min(times[j].count for j in (k, other) if j))
-
-
-def together(value: float, parts: Sequence[Estimate]) -> Estimate:
-    """A sum or difference of independent estimates, with Welch's degrees of freedom. They have the
-    largest of the parts' offsets: two engines may differ by as much as any other two."""
-    variances = [part.standard_error**2 for part in parts]
-    total, spread = sum(variances), zip(variances, parts, strict=True)
-    weighed = sum(own**2 / part.degrees for own, part in spread if own)
-    degrees, offset = total**2 / weighed if weighed else 1, max(part.offset for part in parts)
-    count = min((part.count for part in parts if part.standard_error), default=parts[0].count)
-    return Estimate(value, total**0.5, degrees, count, offset)
+    found = combined(value, [accepted, times[k], times[other]])
+    groups = min(times[j].count for j in (k, other) if j)
+    return replace(at_once(found, counts), count=groups)
 
 
 @dataclass(frozen=True)
 class SpanTokens:
     """Tokens of a request in a window, if each draft count ran at times of its own."""
 
-    logs: Mapping[int, Estimate]
+    logs: Mapping[int, Interval]
     """Log tokens by draft count, without 0."""
 
     def mean(self, k: int) -> float | None:
@@ -307,10 +290,10 @@ class SpanTokens:
         found = self.logs.get(k)
         return None if found is None else exp(found.value)
 
-    def difference(self, k: int, other: int) -> Estimate | None:
+    def difference(self, k: int, other: int) -> Interval | None:
         """Log tokens at k over those at another count, as if by other requests: what both have in
         common would make the error smaller. None if one has too few spans."""
-        known = {0: Estimate(0.0, 0.0, 1, 0), **self.logs}
+        known = {0: Interval.of(0.0, 0.0, 1, 0), **self.logs}
         if k not in known or other not in known:
             return None
-        return together(known[k].value - known[other].value, [known[k], known[other]])
+        return combined(known[k].value - known[other].value, [known[k], known[other]])

@@ -14,12 +14,13 @@ import numpy as np
 
 from nwor_bench.analysis.engine_times import steps_of
 from nwor_bench.analysis.invariants import windows_by_batch
-from nwor_bench.instruments.robust import Estimate, Values
 from nwor_bench.records.cell import ADAPTIVE
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Phase, WindowRecord
+from nwor_bench.stats.interval import Interval
+from nwor_bench.stats.robust import Values
 
 MIN_REQUESTS = 3
 """Fewest prompts whose acceptance gives an interval."""
@@ -30,7 +31,7 @@ def named_rates(run: RunData) -> list[float] | None:
 
     vLLM's are unconditional: the share of windows that accept that draft and all before it.
     """
-    return ((run.header.spec or {}).get("speculative_config") or {}).get(ACCEPTANCE_RATES)
+    return (run.header.spec.speculative_config or {}).get(ACCEPTANCE_RATES)
 
 
 ACCEPTANCE_RATES = "synthetic_acceptance_rates"
@@ -173,20 +174,20 @@ class Tokens:
         known = self._rates is not None or len(self)
         return exp(self._log(k)) if known and k in self._of else None
 
-    def difference(self, k: int, other: int) -> Estimate | None:
+    def difference(self, k: int, other: int) -> Interval | None:
         """Log tokens at k over those at another count: the same prompts, so only their own
         difference scatters; None for too few prompts."""
         number = len(self)
         if k == ADAPTIVE:
             tokens = self._adaptive
-            return None if tokens is None else Estimate(log(tokens), 0.0, 1, number)
+            return None if tokens is None else Interval.of(log(tokens), 0.0, 1, number)
         if self._rates is not None:
-            return Estimate(self._log(k) - self._log(other), 0.0, 1, number)
+            return Interval.of(self._log(k) - self._log(other), 0.0, 1, number)
         if number < MIN_REQUESTS:
             return None
         left_out = self._logs_without(k) - self._logs_without(other)
         variance = (number - 1) * float(np.var(left_out))  # the jackknife's
-        return Estimate(self._log(k) - self._log(other), variance**0.5, number - 1, number)
+        return Interval.of(self._log(k) - self._log(other), variance**0.5, number - 1, number)
 
     def _log(self, k: int) -> float:
         if self._rates is not None:

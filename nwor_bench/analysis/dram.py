@@ -14,8 +14,6 @@ from statistics import fmean
 import numpy as np
 
 from nwor_bench.analysis.invariants import accepted, windows_by_batch
-from nwor_bench.analysis.statistics import MIN_BLOCKS, POWER, SIGNIFICANCE, variance_inflation
-from nwor_bench.instruments.robust import CONFIDENCE, t_quantile
 from nwor_bench.models.byte_model import BY_REFERENCE, CACHE_BITS, COPY_SPILLED, DIRECT, Strategy
 from nwor_bench.models.recurrent import Moved, added_by_staging
 from nwor_bench.records.cell import Cell, NworMode, ScvMode, cell_order
@@ -24,12 +22,14 @@ from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import SETTLING, BatchRecord, Phase, StageBy, WindowRecord
+from nwor_bench.stats.interval import CONFIDENCE, t_quantile
+from nwor_bench.stats.multiple import POWER, SIGNIFICANCE
+from nwor_bench.stats.paired import MIN_BLOCKS, variance_inflation
 
 
 def strategy_of(header: RunHeader) -> Strategy:
     """The byte model's strategy for the run's mode `stage` on a GPU."""
-    by = (header.spec or {}).get("stage_by", StageBy.REFERENCE)
-    return BY_REFERENCE if by == StageBy.REFERENCE else COPY_SPILLED
+    return BY_REFERENCE if header.spec.stage_by == StageBy.REFERENCE else COPY_SPILLED
 
 
 def predicted_difference(
@@ -197,7 +197,7 @@ def _of_cell(run: RunData, cell: Cell, placed: Mapping[Cell, Blocks], compared: 
     staged = fmean([w.draft_tokens for w in flat]) if flat else None
     kept = fmean([accepted(w) for w in flat]) if flat else None
     predicted: dict[str, float] = {}
-    engine, how = run.header.engine or EngineStatus(), strategy_of(run.header)
+    engine, how = run.header.engine, strategy_of(run.header)
     if staged is not None and kept is not None and any(w.staged_tokens for w in flat):
         requests = fmean([w.num_reqs for w in flat])
         predicted = predicted_difference(engine, staged, kept, how, requests)

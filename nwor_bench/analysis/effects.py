@@ -6,21 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from nwor_bench.analysis.groups import Group, Pair, find_groups
-from nwor_bench.analysis.statistics import SIGNIFICANCE, simultaneous_bounds
-from nwor_bench.instruments.robust import (
-    Estimate,
-    RatioInterval,
-    as_ratio,
-    mean_location,
-    robust_location,
-    robust_slope,
-)
 from nwor_bench.records.cell import SHAM, Cell, NworMode, cell_order
 from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, CellResult, Interleave, Phase
 from nwor_bench.records.window_order import compared
+from nwor_bench.stats.interval import Interval, flat
+from nwor_bench.stats.multiple import SIGNIFICANCE, ratio_at_once
+from nwor_bench.stats.robust import mean_location, robust_location, robust_slope
 
 SLOPE_MHZ = 100
 """Unit of the slope."""
@@ -30,10 +24,10 @@ SLOPE_MHZ = 100
 class ConditionEffects:
     """How a pair's effect depends on the machine's state; None if that did not vary."""
 
-    per_100_mhz: Estimate | None
+    per_100_mhz: Interval | None
     """Change of the log ratio for 100 MHz more."""
 
-    if_throttled: Estimate | None
+    if_throttled: Interval | None
     """Change of the log ratio from a batch never throttled to one always throttled."""
 
 
@@ -53,7 +47,7 @@ def condition_effects(
     return ConditionEffects(_slope(clocked), _slope(throttled))
 
 
-def _slope(rows: Sequence[tuple[float, float]]) -> Estimate | None:
+def _slope(rows: Sequence[tuple[float, float]]) -> Interval | None:
     return robust_slope([effect for _, effect in rows], [covariate for covariate, _ in rows])
 
 
@@ -66,10 +60,10 @@ WORK_MS = "work_ms"
 class ClockEffect:
     """Treated over reference on one clock."""
 
-    robust: RatioInterval
+    robust: Interval
     """Huber's location: it decides."""
 
-    mean: RatioInterval
+    mean: Interval
     """The mean over windows, rare long ones included."""
 
 
@@ -87,10 +81,10 @@ class PairEffect:
     """None without a device's clock, or below MIN_GROUPS."""
 
     host: ClockEffect | None
-    work: RatioInterval | None
+    work: Interval | None
     """The ratio of the GPU's own work, by Huber's location; None if a group has none."""
 
-    carry_over: RatioInterval | None
+    carry_over: Interval | None
     """The ratio in runs of two over that in endless runs: 1 without carry-over.
 
     Robust slope of the groups' effects against 1 / compared windows of a run: what a switch leaves
@@ -150,7 +144,7 @@ def effects_over_off(effects: Sequence[PairEffect]) -> dict[Cell, PairEffect]:
     return {each.pair.treated: each for each in effects if each.pair.is_over_stock}
 
 
-def switch_cost(effects: Iterable[PairEffect], *, counts: bool) -> RatioInterval | None:
+def switch_cost(effects: Iterable[PairEffect], *, counts: bool) -> Interval | None:
     """Time of first windows after a change of k, which are left out, over the compared ones.
 
     Args:
@@ -159,7 +153,7 @@ def switch_cost(effects: Iterable[PairEffect], *, counts: bool) -> RatioInterval
     groups = [g for each in effects for g in each.groups if each.pair.by_drafts]
     chosen = [g.switch for g in groups if bool(g.pair.treated.drafts) is counts]
     located = robust_location([switch for switch in chosen if switch is not None])
-    return None if located is None else as_ratio(located)
+    return None if located is None else located.exp()
 
 
 def log_effects(groups: Sequence[Group], clock: str) -> list[float]:
@@ -185,19 +179,19 @@ def _on_clock(groups: Sequence[Group], clock: str) -> ClockEffect | None:
     robust, mean = robust_location(values), mean_location(values)
     if robust is None or mean is None:
         return None
-    return ClockEffect(as_ratio(robust), as_ratio(mean))
+    return ClockEffect(robust.exp(), mean.exp())
 
 
-def _work(groups: Sequence[Group]) -> RatioInterval | None:
+def _work(groups: Sequence[Group]) -> Interval | None:
     values = [group.work for group in groups if group.work is not None]
     located = robust_location(values) if len(values) == len(groups) else None
-    return None if located is None else as_ratio(located)
+    return None if located is None else located.exp()
 
 
-def _carry_over(groups: Sequence[Group], clock: str) -> RatioInterval | None:
+def _carry_over(groups: Sequence[Group], clock: str) -> Interval | None:
     shares = [1 / len(compared(g.run_length, counts=g.pair.by_drafts)) for g in groups]
     slope = robust_slope(log_effects(groups, clock), shares)
-    return None if slope is None else as_ratio(slope)
+    return None if slope is None else slope.exp()
 
 
 def _pair_order(pair: Pair) -> tuple[object, ...]:
@@ -245,13 +239,13 @@ class Split:
     clock: str
     """WORK_MS if the GPU's work was timed: it is known more precisely than the step."""
 
-    total: RatioInterval
+    total: Interval
     """stage over off."""
 
-    attention: RatioInterval
+    attention: Interval
     """control over off."""
 
-    writes: RatioInterval
+    writes: Interval
     """stage over control."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -261,10 +255,7 @@ class Split:
             "cell": self.cell.label,
             "control": self.control.label,
             "compared": self.clock,
-            **{
-                name: {"ratio": part.ratio, "low": part.low, "high": part.high}
-                for name, part in parts.items()
-            },
+            **{name: flat(part) for name, part in parts.items()},
         }
 
 
@@ -298,7 +289,7 @@ WINDOWS = Interleave.WINDOWS.value
 BATCHES = Interleave.BATCHES.value
 
 
-def deciding(windows: RatioInterval | None, batches: RatioInterval | None, cells: int) -> str:
+def deciding(windows: Interval | None, batches: Interval | None, cells: int) -> str:
     """WINDOWS, unless there is no estimate of them or whole batches disagree with it.
 
     Args:
@@ -313,13 +304,10 @@ def deciding(windows: RatioInterval | None, batches: RatioInterval | None, cells
     return BATCHES
 
 
-def disagree(one: RatioInterval, other: RatioInterval, cells: int = 1) -> bool:
+def disagree(one: Interval, other: Interval, cells: int = 1) -> bool:
     """True if the intervals do not overlap; each is widened so that those of all cells hold."""
-    if one.standard_error is None or other.standard_error is None:
-        return False
-    low, high = simultaneous_bounds(one, cells)
-    other_low, other_high = simultaneous_bounds(other, cells)
-    return high < other_low or other_high < low
+    own, others = ratio_at_once(one, cells), ratio_at_once(other, cells)
+    return own.high < others.low or others.high < own.low
 
 
 def mean_disagrees(effect: PairEffect, cells: int = 1) -> bool:
@@ -331,4 +319,4 @@ def mean_disagrees(effect: PairEffect, cells: int = 1) -> bool:
 def carries_over(effect: PairEffect, cells: int = 1) -> bool:
     """True if the effect depends on the length of run (Bonferroni over the compared cells)."""
     found = effect.carry_over
-    return found is not None and found.p_value is not None and found.p_value * cells < SIGNIFICANCE
+    return found is not None and found.p_value * cells < SIGNIFICANCE

@@ -1,7 +1,7 @@
 """Times of draft counts that have an engine each, from whole batches. Pure.
 
 All counts run once a block, in random order. A count's time over that of k = 0 is the mean of the
-blocks' log ratios, with that count's own scatter and autocorrelation (`statistics.mean_log`).
+blocks' log ratios, with that count's own scatter and autocorrelation (`stats.paired.mean_of`).
 
 Two engines that do the same may differ as long as they live. Only the A/A engine, a second one
 without a drafter, shows by how much: each interval is wider by the farther end of its interval.
@@ -23,21 +23,16 @@ from statistics import fmean
 import numpy as np
 
 from nwor_bench.analysis.draft_rates import noise_floor
-from nwor_bench.analysis.statistics import mean_log
-from nwor_bench.instruments.robust import Estimate
 from nwor_bench.models.methods import WITHOUT_DRAFTER
 from nwor_bench.records.cell import ADAPTIVE
-from nwor_bench.records.header import PairFacts, RunHeader
+from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Phase
+from nwor_bench.stats.interval import Interval
+from nwor_bench.stats.paired import mean_of
 
 
-def by_engines(header: RunHeader) -> bool:
-    """True for a run in which each draft count has an engine of its own."""
-    return bool((header.spec or {}).get("engines"))
-
-
-def block_times(run: RunData) -> dict[int | None, Estimate]:
+def block_times(run: RunData) -> dict[int | None, Interval]:
     """Log time of a step over that at k = 0 by draft count, None being the A/A arm, from the blocks
     that both ran; of counts with MIN_BLOCKS or more."""
     logs: dict[int | None, dict[int, float]] = {}
@@ -49,8 +44,8 @@ def block_times(run: RunData) -> dict[int | None, Estimate]:
             logs.setdefault(batch.cell.drafts, {})[batch.block] = value
     base = logs.pop(0, {})
     pairs = {k: [own[b] - base[b] for b in sorted(own.keys() & base)] for k, own in logs.items()}
-    known = {k: mean_log(np.array(values)) for k, values in pairs.items()}
-    found = {k: estimate for k, estimate in known.items() if estimate is not None}
+    known = {k: mean_of(np.array(values)) for k, values in pairs.items() if values}
+    found = {k: estimate for k, estimate in known.items() if estimate.is_bounded}
     offset = noise_floor(found[None]) if None in found else 0.0
     return {k: replace(e, offset=0.0 if k is None else offset) for k, e in found.items()}
 
@@ -89,6 +84,6 @@ def steps_of(header: RunHeader, batch: BatchRecord) -> Sequence[tuple[float, flo
     if batch.request_tokens:
         return [(tokens - 1 - drafts, drafts) for tokens, drafts in batch.request_tokens]
     after_first = batch.output_tokens / batch.requests - 1
-    looks_up = (header.pair or PairFacts()).method in WITHOUT_DRAFTER
+    looks_up = header.pair.method in WITHOUT_DRAFTER
     steps = [max(n, after_first - a) if looks_up else n for n, a in batch.request_acceptance]
     return [(number, after_first - number) for number in steps]

@@ -22,15 +22,16 @@ ratio of TPOT is exactly 1 / this ratio, and its bounds are 1 / these bounds.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from nwor_bench.analysis.effects import DEVICE_MS, WALL_MS
 from nwor_bench.analysis.groups import Group
 from nwor_bench.analysis.paired import PairedTimes
-from nwor_bench.analysis.statistics import geometric_mean_ratio, paired_ratio
-from nwor_bench.instruments.robust import RatioInterval, as_ratio, robust_location
+from nwor_bench.stats.interval import Interval
+from nwor_bench.stats.paired import paired_ratio
+from nwor_bench.stats.robust import robust_location
 
 ACCEPTANCE = "acceptance"
 TIME = "time"
@@ -40,21 +41,17 @@ TIME = "time"
 class RateRatio:
     """Tokens per second over off x off: 1.02 is 2 % more."""
 
-    ratio: float
+    ratio: Interval
     clock: str
     """DEVICE_MS or WALL_MS of windows in groups, WINDOW_MS or LATENCY_MS of whole batches."""
 
     noise: str
     """What scatters most: ACCEPTANCE (accepted drafts differ by chance) or TIME."""
 
-    interval: RatioInterval | None = None
-    """None for fewer than three blocks."""
 
-
-def rate_of_same_tokens(time: RatioInterval, clock: str) -> RateRatio:
+def rate_of_same_tokens(time: Interval, clock: str) -> RateRatio:
     """The ratio of cells that accept the same drafts and give the same tokens, from their times."""
-    interval = replace(time, ratio=1 / time.ratio, low=1 / time.high, high=1 / time.low)
-    return RateRatio(interval.ratio, clock, TIME, interval)
+    return RateRatio(time.inverse(), clock, TIME)
 
 
 def rate_of_groups(groups: Sequence[Group]) -> RateRatio | None:
@@ -64,9 +61,8 @@ def rate_of_groups(groups: Sequence[Group]) -> RateRatio | None:
     found = robust_location(np.subtract(tokens, times).tolist())
     if found is None:
         return None
-    interval = as_ratio(found)
     clock = WALL_MS if groups[0].device is None else DEVICE_MS
-    return RateRatio(interval.ratio, clock, _noise(tokens, times), interval)
+    return RateRatio(found.exp(), clock, _noise(tokens, times))
 
 
 def rate_of_blocks(times: PairedTimes) -> RateRatio | None:
@@ -79,9 +75,7 @@ def rate_of_blocks(times: PairedTimes) -> RateRatio | None:
     rates = np.exp(np.subtract(times.token_logs, times.time_logs)).tolist()
     one = [1.0] * len(rates)
     noise = _noise(times.token_logs, times.time_logs)
-    return RateRatio(
-        geometric_mean_ratio(rates, one), times.compared, noise, paired_ratio(rates, one)
-    )
+    return RateRatio(paired_ratio(rates, one), times.compared, noise)
 
 
 def _noise(tokens: Sequence[float], times: Sequence[float]) -> str:

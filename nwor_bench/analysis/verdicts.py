@@ -33,28 +33,51 @@ from nwor_bench.analysis.effects import WINDOWS, PairEffect, deciding
 from nwor_bench.analysis.paired import PairedTimes, pair_times
 from nwor_bench.analysis.parity.required import missing_checks
 from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, REFERENCE
-from nwor_bench.analysis.statistics import (
-    DEFAULT_MARGIN,
-    MIN_BLOCKS,
-    SIGNIFICANCE,
-    geometric_mean_ratio,
-    holm,
-    paired_ratio,
-    simultaneous_bounds,
-    smallest_effect,
-    verdict,
-)
 from nwor_bench.analysis.throughput import (
     RateRatio,
     rate_of_blocks,
     rate_of_groups,
     rate_of_same_tokens,
 )
-from nwor_bench.instruments.robust import MIN_GROUPS, RatioInterval
 from nwor_bench.records.types import Cell, Verdict
+from nwor_bench.stats.interval import Interval
+from nwor_bench.stats.multiple import SIGNIFICANCE, holm, ratio_at_once, smallest_change
+from nwor_bench.stats.paired import MIN_BLOCKS, paired_ratio
+from nwor_bench.stats.robust import MIN_GROUPS
+
+DEFAULT_MARGIN = 0.01
+"""Differences within this fraction count as none."""
 
 _SAME_TOKENS = (EXACT, ACCEPTANCE_ONLY)
 """What the gate found if a cell needs as many windows as off x off."""
+
+
+def verdict(
+    interval: Interval,
+    margin: float = DEFAULT_MARGIN,
+    *,
+    p_adjusted: float | None = None,
+    noise_floor: float | None = None,
+    small_counts: bool = False,
+) -> Verdict:
+    """The verdict from an interval of time ratios. The first rule that holds decides:
+
+    1. The whole interval is within 1 +- margin: SAME, even if it excludes 1, because such a
+       difference is too small to matter. With `small_counts` rule 2 comes first.
+    2. The interval excludes 1, the p value adjusted for the number of cells (if given) is below
+       0.05, and the ratio's distance from 1 exceeds the noise floor (if given): FASTER below 1,
+       SLOWER above.
+    3. Otherwise AMBIGUOUS.
+    """
+    certain = p_adjusted is None or p_adjusted < SIGNIFICANCE
+    beyond = noise_floor is None or abs(interval.value - 1) > noise_floor
+    differs = certain and beyond and not interval.holds(1)
+    is_small = 1 - margin <= interval.low and interval.high <= 1 + margin
+    if is_small and not (small_counts and differs):
+        return Verdict.SAME
+    if differs:
+        return Verdict.FASTER if interval.high < 1 else Verdict.SLOWER
+    return Verdict.AMBIGUOUS
 
 
 @dataclass(frozen=True)
@@ -98,7 +121,7 @@ class ComparedCell:
 
     cell: CellData
     cell_verdict: CellVerdict
-    interval: RatioInterval | None = None
+    interval: Interval | None = None
     """Interval of the paired ratio; None if the verdict needs none (rules 1 to 6)."""
     rate: RateRatio | None = None
     """Tokens per second over off x off; None if the cell has no ratio."""
@@ -154,15 +177,15 @@ def _ambiguous(cell: CellData, reason: str) -> ComparedCell:
 
 
 def _compare(cell: CellData, times: PairedTimes) -> ComparedCell:
+    interval, rate = paired_ratio(times.treated, times.baseline), rate_of_blocks(times)
     cell_verdict = CellVerdict(
         verdict="",
-        ratio_to_off=geometric_mean_ratio(times.treated, times.baseline),
+        ratio_to_off=interval.value,
         compared=times.compared,
         matched_windows=times.matched_windows,
         unmatched_windows=times.unmatched_windows,
     )
-    interval, rate = paired_ratio(times.treated, times.baseline), rate_of_blocks(times)
-    if interval is None:
+    if not interval.is_bounded:
         few = f"its timed blocks are {len(times.blocks)}, and an interval needs {MIN_BLOCKS}"
         cell_verdict = replace(cell_verdict, verdict=str(Verdict.AMBIGUOUS), reason=few)
         return ComparedCell(cell, cell_verdict, rate=rate)
@@ -171,7 +194,7 @@ def _compare(cell: CellData, times: PairedTimes) -> ComparedCell:
         ratio_ci_low=interval.low,
         ratio_ci_high=interval.high,
         p_value=interval.p_value,
-        smallest_effect=smallest_effect(interval),
+        smallest_effect=smallest_change(interval),
     )
     return ComparedCell(cell, cell_verdict, interval, rate)
 
@@ -196,7 +219,7 @@ def _interleaved(batches: ComparedCell, effect: PairEffect, cells: int) -> Compa
     }
     if effect.work is not None:
         beside |= {
-            "work_ratio": effect.work.ratio,
+            "work_ratio": effect.work.value,
             "work_ratio_ci_low": effect.work.low,
             "work_ratio_ci_high": effect.work.high,
         }
@@ -204,12 +227,12 @@ def _interleaved(batches: ComparedCell, effect: PairEffect, cells: int) -> Compa
         assert windows is not None
         own = CellVerdict(
             verdict="",
-            ratio_to_off=windows.ratio,
+            ratio_to_off=windows.value,
             ratio_ci_low=windows.low,
             ratio_ci_high=windows.high,
             compared=effect.clock,
             p_value=windows.p_value,
-            smallest_effect=smallest_effect(windows),
+            smallest_effect=smallest_change(windows),
             **beside,
         )
         same = batches.cell.cell.drafts is None and batches.cell.parity in _SAME_TOKENS
@@ -217,7 +240,7 @@ def _interleaved(batches: ComparedCell, effect: PairEffect, cells: int) -> Compa
         return ComparedCell(batches.cell, own, windows, rate)
     reason = whole.reason
     if windows is not None:
-        reason = f"its windows ({windows.ratio:.4f}) and whole batches disagree, so these decide"
+        reason = f"its windows ({windows.value:.4f}) and whole batches disagree, so these decide"
     elif batches.interval is None:
         few = f"its groups of windows are {len(effect.groups)}"
         reason = f"{few}, and an interval needs {MIN_GROUPS}"
@@ -266,14 +289,14 @@ def cell_verdicts(
         elif case.cell.is_aa:
             verdicts.append(_decide(case, None, None))
         else:
-            low, high = simultaneous_bounds(case.interval, len(open_cases))
+            wide = ratio_at_once(case.interval, len(open_cases))
             adjusted = replace(
                 case.cell_verdict,
-                ratio_simultaneous_low=low,
-                ratio_simultaneous_high=high,
+                ratio_simultaneous_low=wide.low,
+                ratio_simultaneous_high=wide.high,
                 simultaneous_cells=len(open_cases),
                 p_value_holm=next(p_values),
-                smallest_effect=smallest_effect(case.interval, len(open_cases)),
+                smallest_effect=smallest_change(case.interval, len(open_cases)),
             )
             verdicts.append(_decide(replace(case, cell_verdict=adjusted), floor, len(open_cases)))
     return [
@@ -286,13 +309,14 @@ def _rate_fields(case: ComparedCell, cells: int) -> dict[str, Any]:
     """The fields of tokens per second; simultaneous bounds as the time's ratio has them."""
     if case.rate is None:
         return {}
-    found = {"ratio": case.rate.ratio, "clock": case.rate.clock, "noise": case.rate.noise}
-    own = case.rate.interval
-    if own is not None:
+    own = case.rate.ratio
+    found: dict[str, Any] = {"ratio": own.value}
+    found |= {"clock": case.rate.clock, "noise": case.rate.noise}
+    if own.is_bounded:
         found |= {"ratio_low": own.low, "ratio_high": own.high}
         if case.interval is not None and not case.cell.is_aa:
-            low, high = simultaneous_bounds(own, cells)
-            found |= {"ratio_simultaneous_low": low, "ratio_simultaneous_high": high}
+            wide = ratio_at_once(own, cells)
+            found |= {"ratio_simultaneous_low": wide.low, "ratio_simultaneous_high": wide.high}
     return {f"tokens_per_s_{name}": value for name, value in found.items()}
 
 
@@ -312,12 +336,12 @@ def _decide(case: ComparedCell, floor: float | None, compared_cells: int | None)
 
 
 def _why_ambiguous(
-    interval: RatioInterval, adjusted: float | None, floor: float | None, cells: int | None
+    interval: Interval, adjusted: float | None, floor: float | None, cells: int | None
 ) -> str:
-    if interval.low <= 1 <= interval.high:
+    if interval.holds(1):
         return f"its interval holds 1 and reaches beyond {100 * DEFAULT_MARGIN:g} %"
     if adjusted is not None and adjusted >= SIGNIFICANCE:
         return f"its interval excludes 1, but not after correction for {cells} cells"
     assert floor is not None
-    away = 100 * abs(interval.ratio - 1)
+    away = 100 * abs(interval.value - 1)
     return f"its {away:.2f} % are within the noise floor of {100 * floor:.2f} %"

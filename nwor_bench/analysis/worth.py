@@ -22,13 +22,14 @@ import numpy as np
 from nwor_bench.analysis.draft_rates import Arm, AtSize, Worth, worth_at
 from nwor_bench.analysis.draft_tokens import Tokens, named_rates, requests_of
 from nwor_bench.analysis.effects import DEVICE_MS, PairEffect
-from nwor_bench.analysis.engine_times import adaptive_tokens, block_times, by_engines
-from nwor_bench.analysis.statistics import mean_log
-from nwor_bench.instruments.robust import Estimate, robust_location
+from nwor_bench.analysis.engine_times import adaptive_tokens, block_times
 from nwor_bench.records.cell import ADAPTIVE, Cell, NworMode, count_order
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, Verdict, WindowRecord
 from nwor_bench.records.window_order import compared
+from nwor_bench.stats.interval import Interval
+from nwor_bench.stats.paired import mean_of
+from nwor_bench.stats.robust import robust_location
 
 LEAST_FULL = 0.75
 """Share of a batch's requests that a group needs."""
@@ -95,30 +96,31 @@ def worth_of(runs: Sequence[Measured]) -> Worth:
         untimed = {**dict.fromkeys(arms - times.keys(), str(Verdict.AMBIGUOUS)), **own.refused}
         sizes.append(AtSize(own.requests, own.requests, stock, tokens, staged_too, untimed))
     found = worth_at(sizes, counts, len(dict(requests)))
-    return replace(found, by_engines=by_engines(runs[0].run.header))
+    return replace(found, by_engines=runs[0].run.header.spec.engines)
 
 
-def times_of(own: Measured) -> dict[Arm, Estimate]:
+def times_of(own: Measured) -> dict[Arm, Interval]:
     """Log time of a window over that at k = 0, of a staged one over the same count in mode off;
     without refused arms, and those that would be compared with one.
 
     At the end of a batch some requests have finished: groups with most of them count. Draft counts
     with an engine each have blocks instead.
     """
-    found: dict[Arm, Estimate | None] = {}
-    if by_engines(own.run.header):
+    found: dict[Arm, Interval] = {}
+    if own.run.header.spec.engines:
         found = {(k, False): time for k, time in block_times(own.run).items()}
     for effect in own.effects:
         if effect.pair.is_over_stock:
             full = [g for g in effect.groups if g.num_reqs >= LEAST_FULL * own.requests]
             both = [g.device if effect.clock == DEVICE_MS else g.host for g in full]
             known = [value for value in both if value is not None]
-            located = robust_location(known) or mean_log(np.array(known))
-            found[arm_of(effect.pair.treated)] = located
+            if known:
+                located = robust_location(known) or mean_of(np.array(known))
+                found[arm_of(effect.pair.treated)] = located
     return {
         (k, staged): time
         for (k, staged), time in found.items()
-        if time is not None and not {(k, staged), (k if staged else 0, False)} & own.refused.keys()
+        if time.is_bounded and not {(k, staged), (k if staged else 0, False)} & own.refused.keys()
     }
 
 

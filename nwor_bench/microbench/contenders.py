@@ -16,7 +16,7 @@ from torch import Tensor
 from nwor_bench.microbench.bench import Contender
 from nwor_bench.microbench.cases import OURS, Group, Shape
 from nwor_bench.microbench.inputs import ATTENTION_SCALE, Attention, Call, Commit, NetWindow
-from nwor_kernels.commit.plan import CommitPlan, StagedSources
+from nwor_kernels.commit.plan import CommitPlan, CommitRows, StagedSources
 from nwor_kernels.gated_delta.launch import StateCommit, verify_window_triton
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace, verify_attention_triton
 from nwor_kernels.verify_attention.tuning import Tiling, tuning_of
@@ -32,8 +32,8 @@ COLD_BYTES = 512 << 20
 def _commit(step: Commit) -> Call:
     plan = CommitPlan(step.caches, step.scales, step.scales)
     return partial(
-        plan.commit_windows, StagedSources(list(step.keys), list(step.values)), step.slots,
-        step.counts, step.errors, tokens_per_request=step.rows,
+        plan.commit_windows, StagedSources(list(step.keys), list(step.values)),
+        CommitRows(step.slots, step.rows), step.counts, step.errors,
     )  # fmt: skip
 
 

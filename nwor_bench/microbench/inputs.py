@@ -13,9 +13,9 @@ from torch import Tensor
 
 from nwor_bench.microbench.cases import NETS, OURS, Group, Shape
 from nwor_kernels.attention_step import AttentionStep, Scales, ScoreRules, StepRequests
-from nwor_kernels.commit.reference import commit_windows_reference
+from nwor_kernels.commit.reference import LayerCaches, commit_windows_reference
 from nwor_kernels.fp8 import quantize_e4m3
-from nwor_kernels.gated_delta.records import GatedNorm, allocate_records
+from nwor_kernels.gated_delta.records import GatedNorm, WindowInputs, allocate_records
 from nwor_kernels.gated_delta.reference import verify_window_reference
 from nwor_kernels.verify_attention.reference import verify_attention_varlen_reference
 from nwor_kernels.verify_attention.tuning import Tiling, tilings
@@ -99,8 +99,8 @@ class Commit(KvInputs):
         poison(self.caches)
         caches = [cache.clone() for cache in self.caches]
         commit_windows_reference(
-            list(self.keys), list(self.values), caches, self.slots, self.accepted,
-            torch.zeros_like(self.errors), k_scales=self.scales, v_scales=self.scales,
+            (list(self.keys), list(self.values)), LayerCaches(caches, self.scales, self.scales),
+            self.slots, self.accepted, torch.zeros_like(self.errors),
         )  # fmt: skip
         return caches
 
@@ -211,7 +211,7 @@ class NetWindow:
         self.states = [torch.randn(sizes, dtype=dtype) for _ in range(layers)]
         self.out = torch.empty(*heads, nets.value_dim, dtype=torch.bfloat16)
         self.records = allocate_records(
-            layers=layers, requests=requests, window=self.window, key_heads=nets.key_heads,
+            (layers, requests, self.window), key_heads=nets.key_heads,
             value_heads=nets.value_heads, key_dim=nets.key_dim, value_dim=nets.value_dim,
             dtype=torch.bfloat16, device=self.out.device,
         )  # fmt: skip
@@ -234,8 +234,10 @@ class NetWindow:
 
     def bind(self, verify: Callable[..., None], layer: int, **more: Any) -> Call:
         """`verify` bound to the arguments that our kernel and its reference share."""
-        given = {"out": self.out, "records": self.records.layer(layer), **self.layer(layer), **more}
-        return partial(verify, **given, scale=self.nets.key_dim**-0.5)
+        state, out = more.pop("state", self.states[layer]), more.pop("out", self.out)
+        inputs = WindowInputs(**{**self.layer(layer), "state": state})
+        records, scale = self.records.layer(layer), self.nets.key_dim**-0.5
+        return partial(verify, inputs, out, records, scale=scale, **more)
 
     def check(self, call: Call, name: str) -> str:
         """Outputs and states of the last layer: ours writes a request's last state, others all."""

@@ -7,7 +7,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from nwor_bench.analysis.statistics import paired_ratio
 from nwor_bench.microbench.cases import OURS, PEER, Spec
 from nwor_bench.records import files
 from nwor_bench.records.facts import Environment, to_json
@@ -15,6 +14,8 @@ from nwor_bench.report import document as blocks
 from nwor_bench.report.load import frame_of, to_csv
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.text import NOT_MEASURED, decimal
+from nwor_bench.stats.interval import Interval
+from nwor_bench.stats.paired import paired_ratio
 
 FORMAT_VERSION = 4
 """Version of kernels.json and kernels.csv; increase it when a column changes its meaning."""
@@ -123,8 +124,8 @@ class Result:
         return [row for row in self.rows if row.status is Status.INVALID]
 
 
-def ratios(times: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Each time over ours, paired by round, with its interval; None while there is none."""
+def ratios(times: Mapping[str, Sequence[float]]) -> dict[str, Interval]:
+    """Each time over ours, paired by round."""
     if OURS not in times:
         return {}
     ours = times[OURS]
@@ -133,7 +134,8 @@ def ratios(times: Mapping[str, Sequence[float]]) -> dict[str, Any]:
 
 def half_widths(times: Mapping[str, Sequence[float]]) -> list[float | None]:
     """Relative half width of each ratio's interval; None while there is no interval."""
-    return [each and each.half_width / each.ratio for each in ratios(times).values()]
+    every = ratios(times).values()
+    return [each.half_width / each.value if each.is_bounded else None for each in every]
 
 
 def significant(value: float | None) -> str:

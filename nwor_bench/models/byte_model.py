@@ -16,11 +16,18 @@ reference" pays below 1/3 acceptance instead of 1/2.
 The rest of the step leaves out other activations, logits, the drafter and the sampler. A real step
 moves more bytes, so every share of the step is an upper bound. All bytes are per tensor-parallel
 rank.
+
+Memory that a model with recurrent layers reserves is predicted as vLLM's cache configuration
+computes it. States and K/V stand in one pool of equal pages. A cache block has as many tokens as
+make their K/V in one layer as large as a state's slot, and slots are padded to that size. A request
+holds 1 + k slots in each recurrent layer (`MambaSpec.num_speculative_blocks` = k), and whole blocks
+of K/V. Left out: that vLLM fills up its groups of layers to one size, activations and graphs.
 """
 
 from dataclasses import dataclass
+from math import ceil
 
-from nwor_bench.models.recurrent import STAGED_KINDS, Moved
+from nwor_bench.models.recurrent import STAGED_KINDS, Moved, RecurrentLayers
 from nwor_bench.models.shape import ModelShape
 
 CACHE_BITS = {"float32": 32, "bfloat16": 16, "float16": 16}
@@ -29,6 +36,16 @@ CACHE_BITS |= {"fp8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8}
 
 WEIGHT_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8, "int8": 8, "int4": 4}
 """Size in bits of a matrix element. Scales of quantised matrices (a few per cent) are left out."""
+
+
+KERNEL_BLOCK, LATENT_BLOCK = 16, 128
+"""Tokens of which a cache block is a multiple: FlashAttention's, and with latent rows."""
+
+MEMORY_SHARE = 0.92
+"""vLLM's default `gpu_memory_utilization`."""
+
+CARDS = {"H100": 79 << 30, "H200": 139 << 30}
+"""Bytes of memory, as CUDA reports them."""
 
 
 @dataclass(frozen=True)
@@ -189,10 +206,18 @@ class ByteModel:
         """
         experts = self.shape.experts
         touched = 0.0 if experts is None else experts.expected_distinct(load.tokens)
-        blocks = self.shape.block_parameters(touched, load.ranks) * self.weight_bits
-        embedded = load.tokens * self.shape.hidden / load.ranks
-        plain = (self.shape.unquantised_parameters(load.ranks) + embedded) * self.activation_bits
-        return (blocks + plain) / 8
+        return self._weights(touched, load.tokens * self.shape.hidden, load.ranks)
+
+    def weights(self, ranks: int) -> float:
+        """Bytes of all weights on one rank, of the dtypes that `weights_read` counts."""
+        experts, shape = self.shape.experts, self.shape
+        embedding = 0 if shape.tied_embeddings else shape.vocab * shape.hidden
+        return self._weights(0 if experts is None else experts.count, embedding, ranks)
+
+    def _weights(self, experts: float, embedding: float, ranks: int) -> float:
+        blocks = self.shape.block_parameters(experts, ranks) * self.weight_bits
+        plain = self.shape.unquantised_parameters(ranks) + embedding / ranks
+        return (blocks + plain * self.activation_bits) / 8
 
     def context_read(self, load: Workload) -> float:
         """Bytes of cached K/V that attention reads: each request's context once per layer.
@@ -260,3 +285,36 @@ class ByteModel:
         fixed = sum(move.staged * bits[move.as_activations] for move in strategy.moves)
         slope = sum(move.accepted * bits[move.as_activations] for move in strategy.moves)
         return fixed, slope
+
+
+def cache_block(model: ByteModel, states: RecurrentLayers, load: Workload) -> int:
+    """Tokens of a cache block, as vLLM's `_align_hybrid_block_size` chooses them."""
+    unit = KERNEL_BLOCK if model.shape.mla is None else LATENT_BLOCK
+    page = states.page_bytes(load.draft_tokens, load.ranks)
+    return unit * ceil(page / (unit * _row_of_layer(model, load)))
+
+
+def padded_page(model: ByteModel, states: RecurrentLayers, load: Workload) -> float:
+    """Bytes of a page: one layer's slot, or a block of its K/V."""
+    return cache_block(model, states, load) * _row_of_layer(model, load)
+
+
+def reserved_states(model: ByteModel, states: RecurrentLayers, load: Workload, slots: int) -> float:
+    """Bytes of one request's states, with that many slots a layer."""
+    return slots * states.count * padded_page(model, states, load)
+
+
+def requests_that_fit(
+    memory: int, model: ByteModel, states: RecurrentLayers, load: Workload, slots: int
+) -> int:
+    """Requests whose states and K/V (context and window) fit beside the weights; 0 if none does."""
+    tokens = load.context + load.draft_tokens + 1
+    blocks = ceil(tokens / cache_block(model, states, load)) * len(model.shape.attending)
+    request = reserved_states(model, states, load, slots)
+    request += blocks * padded_page(model, states, load)
+    return max(0, int((memory * MEMORY_SHARE - model.weights(load.ranks)) // request))
+
+
+def _row_of_layer(model: ByteModel, load: Workload) -> float:
+    """Bytes of one token's K/V in one layer."""
+    return model.shape.cache_row_elements(load.ranks) * model.cache_bits / 8

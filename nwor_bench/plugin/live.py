@@ -8,7 +8,6 @@ from threading import Event, Thread
 from typing import Any
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.instruments.robust import RatioInterval, as_ratio, log_tokens, robust_location
 from nwor_bench.plugin.interleaving import LiveModes, ModeSwitch
 from nwor_bench.plugin.live_groups import MODES, DraftTokens, Groups, drafts_kind
 from nwor_bench.plugin.observe import metrics
@@ -17,6 +16,8 @@ from nwor_bench.plugin.settings import DRAFTS, PluginSettings
 from nwor_bench.records.fallback_reasons import Guard, LeftOut
 from nwor_bench.records.metrics import Labels, MetricFiles
 from nwor_bench.records.window_order import ALL
+from nwor_bench.stats.interval import Interval
+from nwor_bench.stats.robust import log_tokens, robust_location
 
 logger = logging.getLogger("vllm.nwor_bench")
 
@@ -96,7 +97,7 @@ class LivePublisher:
                 located = robust_location(effects.get(series, []))
                 if located is not None:
                     labels = (*gauge[1], ("clock", str(groups.clock)))
-                    self._show(gauge[0], labels, as_ratio(located))
+                    self._show(gauge[0], labels, located.exp())
         self._raise_by_reason(kind.left_out, left_out)
 
     def _publish_tokens(self, tokens: DraftTokens) -> None:
@@ -111,7 +112,7 @@ class LivePublisher:
                 own = spans.get((size, k), [])
                 located = log_tokens([a for a, _ in own], [w for _, w in own])
                 if located is not None:
-                    self._show("nwor_drafts_tokens", labels, as_ratio(located))
+                    self._show("nwor_drafts_tokens", labels, located.exp())
         for k, number in windows.items():
             self._raise_to("nwor_drafts_windows", (("drafts", str(k)),), number)
 
@@ -128,10 +129,10 @@ class LivePublisher:
         self._shown[name, labels] = number
         return True
 
-    def _show(self, name: str, labels: Labels, interval: RatioInterval) -> None:
+    def _show(self, name: str, labels: Labels, interval: Interval) -> None:
         """Set a gauge and the two with the ends of its interval."""
         every = (*self._labels, *labels)
-        self._files.set(name, every, interval.ratio)
+        self._files.set(name, every, interval.value)
         self._files.set(f"{name}_low", every, interval.low)
         self._files.set(f"{name}_high", every, interval.high)
 

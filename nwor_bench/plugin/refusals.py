@@ -26,12 +26,11 @@ from nwor_bench.models.support.rules import (
     LAYER_RULES,
     MODULE_RULES,
     RUNNER_RULES,
-    SPARSE_MODULE,
     STATE_RULES,
     first_reason,
     path_of,
 )
-from nwor_bench.plugin.layers import TargetLayers, causal_implementation, is_latent, is_sparse
+from nwor_bench.plugin.layers import TargetLayers, causal_implementation, is_latent
 from nwor_bench.records import fallback_reasons as reasons
 
 SPLIT_OPS = ("vllm::unified_kv_cache_update", "vllm::unified_attention_with_output")
@@ -137,8 +136,7 @@ class BuiltLayer:
         """The implementation's name, if staging does not follow it."""
         kind = type(self.impl)
         known = FOLLOWED_ON_CPU if self.kernel is None else FOLLOWED_ON_GPU
-        elsewhere = is_sparse(self.layer) and type(self.layer).__module__ != SPARSE_MODULE
-        return kind.__name__ if elsewhere or path_of(kind) not in known else None
+        return None if path_of(kind) in known else kind.__name__
 
     @property
     def refused_on_cpu(self) -> str | None:
@@ -167,10 +165,9 @@ class BuiltLayer:
             return False
         return chunk_of(self.layer) <= 0
 
-    def dense_latent(self, name: str) -> Any:
-        """An attribute of a dense latent layer; None for other layers."""
-        dense = is_latent(self.layer) and not is_sparse(self.layer)
-        return getattr(self.layer, name, None) if dense else None
+    def of_latent(self, name: str) -> Any:
+        """An attribute of a latent layer; None for other layers."""
+        return getattr(self.layer, name, None) if is_latent(self.layer) else None
 
     @property
     def strange_type(self) -> str | None:
@@ -213,7 +210,7 @@ def of_target(runner: Any, target: TargetLayers, kernel: Callable[[Any], str | N
         (of_layer(layer, kernel) for layer in layers.values()),
     )
     reason = next((reason for reason in found if reason is not None), None)
-    if reason is None and not any(map(is_sparse, layers.values())):
+    if reason is None:
         reason = next(map(of_kind, indexers), None)  # of attention that we do not follow
     if reason is None and not layers and target.recurrent:
         return reasons.RECURRENT_LAYERS

@@ -27,7 +27,12 @@ from nwor_bench.plugin.state_layers import StateLayer, shape_of, token_bytes
 from nwor_bench.plugin.window import Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_bench.records.fallback_reasons import Fault
-from nwor_kernels.gated_delta.records import GatedNorm, WindowRecords, allocate_records
+from nwor_kernels.gated_delta.records import (
+    GatedNorm,
+    WindowInputs,
+    WindowRecords,
+    allocate_records,
+)
 from nwor_kernels.gated_delta.reference import commit_states_reference
 
 
@@ -161,9 +166,7 @@ class WindowStates:
         first = self.layers[0]
         try:
             self._records = allocate_records(
-                layers=len(self.layers),
-                requests=self.requests,
-                window=self._length,
+                (len(self.layers), self.requests, self._length),
                 dtype=self._dtype,
                 device=first.state.device,
                 **shape_of(first),
@@ -287,9 +290,9 @@ class WindowStates:
     ) -> None:
         assert self._records is not None
         own, trace = layer.layer, None if self._windows is not None else self.trace
+        weights, slots = (own.A_log, own.dt_bias), (layer.state, indices, accepted)
         self._kernels.verify(
-            mixed, a, b, own.A_log, own.dt_bias, layer.state, indices, accepted, bounds, out,
-            self._records.layer(number),
+            WindowInputs(mixed, a, b, *weights, *slots, bounds), out, self._records.layer(number),
             scale=own.head_k_dim**-0.5, norm=norm, write_states=write_states,
         )  # fmt: skip
         if trace is not None:

@@ -100,8 +100,6 @@ class LayerCall:
     """[rows, heads, head_dim], or the parts of a latent layer's query."""
     output: Tensor | None = None
     """[rows, heads, value_dim], our attention's output."""
-    selected: Tensor | None = None
-    """[rows, selected] int32, positions that a sparse layer's indexer chose."""
     is_merged: bool = False
     """Stock attended the committed tokens, and the window's rows were merged into its output."""
     is_causal: bool = True
@@ -123,13 +121,10 @@ class LayerTrace:
         call = self.of(name)
         call.key, call.value = key.clone(), value.clone()
 
-    def asked(
-        self, name: str, query: Tensor | tuple[Tensor, ...], selected: Tensor | None = None
-    ) -> None:
+    def asked(self, name: str, query: Tensor | tuple[Tensor, ...]) -> None:
         """Copy the queries that vLLM gives a layer's attention, which has no output yet."""
         call = self.of(name)
         call.query = query.clone() if isinstance(query, Tensor) else tuple(q.clone() for q in query)
-        call.selected = None if selected is None else selected.clone()
         call.output = None
 
     def attended(

@@ -9,7 +9,8 @@ from math import isfinite
 
 from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.records.types import WindowRecord
-from nwor_bench.records.window_order import WindowPlace, abba_effect, places_of_group
+from nwor_bench.records.window_order import WindowPlace, places_of_group
+from nwor_bench.stats.paired import abba_effect
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,9 @@ rate during the group weighs equally on both. Runs are a few windows long; the l
 each group, so that the records show whether it matters.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import log
 from random import Random
-from statistics import fmean
 from typing import Any
 
 from nwor_bench.records.types import SETTLING, Cell, NworMode, ScvMode
@@ -22,7 +20,7 @@ Window times drift: on a busy host adjacent windows correlate by 0.7, windows fo
 two cells must alternate quickly. Labelled as if they were two cells, 3,000 stock windows of an H200
 (8 requests) give an interval of +- 0.30 % with runs of 2, 0.46 % with 4 and 0.67 % with 8. One run
 in five is of 4, so that 75 groups of a pair show whether what a switch leaves behind fades with the
-length of a run (`instruments.robust.LEAST_APART` of the rarer length), and 100 groups take 960
+length of a run (`stats.robust.MIN_APART` of the rarer length), and 100 groups take 960
 windows.
 """
 
@@ -54,18 +52,6 @@ RUNS = len(_ABBA)
 WAIT = SETTLING - 1
 """Steps left out after one that does more than verify windows; a group's first is not used either.
 """
-
-
-def abba_effect(times: Iterable[tuple[bool, float]]) -> float:
-    """B's mean log time less A's: in runs A B B A, equally long, a linear drift cancels.
-
-    Args:
-        times: for each used window of a group, whether it is B's, and its time (above 0).
-    """
-    logs: dict[bool, list[float]] = {True: [], False: []}
-    for is_b, time in times:
-        logs[is_b].append(log(time))
-    return fmean(logs[True]) - fmean(logs[False])
 
 
 def compared(run_length: int, *, counts: bool) -> range:

@@ -7,12 +7,10 @@ from nwor_bench.analysis.cell_data import OFF_BY_CHOICE
 from nwor_bench.analysis.effects import WORK_MS, Split
 from nwor_bench.analysis.findings import nothing_timed
 from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED, REFERENCE
-from nwor_bench.analysis.statistics import DEFAULT_MARGIN, from_bounds, simultaneous_bounds
 from nwor_bench.analysis.throughput import ACCEPTANCE, TIME
+from nwor_bench.analysis.verdicts import DEFAULT_MARGIN
 from nwor_bench.errors import ExitCode
-from nwor_bench.instruments.robust import degrees_of
-from nwor_bench.records.facts import EngineStatus
-from nwor_bench.records.header import KvGateFacts, RunHeader
+from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import AA, CellResult, NworMode, ScvMode, Verdict
 from nwor_bench.report.document import Callout, Headline
 from nwor_bench.report.text import (
@@ -24,6 +22,8 @@ from nwor_bench.report.text import (
     sure_bounds,
     sure_rates,
 )
+from nwor_bench.stats.multiple import ratio_at_once
+from nwor_bench.stats.robust import from_ends
 
 CPU_SENTENCE = "On a CPU these times measure the harness, not NWOR."
 MEASURED_ON_CPU = Callout(
@@ -68,7 +68,7 @@ class Answer:
 
 def on_cpu(header: RunHeader) -> bool:
     """True if the engine ran on a CPU."""
-    return (header.engine or EngineStatus()).device == "cpu"
+    return header.engine.device == "cpu"
 
 
 def answer(header: RunHeader, cells: Sequence[CellResult], parts: Sequence[Split] = ()) -> Answer:
@@ -120,7 +120,7 @@ def _reasons(cells: Sequence[CellResult]) -> str:
 
 def _timed_at_capture(header: RunHeader) -> str:
     """The times of a layer that the choice of stock rests on, longest context; empty without."""
-    scenario, graphs = header.scenario or {}, header.engine and header.engine.cuda_graphs
+    scenario, graphs = header.scenario or {}, header.engine.cuda_graphs
     size = f"{scenario.get('requests')}x{scenario.get('draft_tokens', 0) + 1}"
     of_shapes = ((graphs and graphs.attention_us) or {}).get(size)
     if not of_shapes:
@@ -150,7 +150,7 @@ def _checked(header: RunHeader, live: Sequence[CellResult], cells: Sequence[Cell
     elif parities != {EXACT}:
         sizes = tie_sizes(header)
         badge, what = TIES_BADGE, [f"tokens (except at ties{sizes and f': {sizes}'})", "acceptance"]
-    by_label = (header.kv_gate or KvGateFacts()).cells or {}
+    by_label = header.kv_gate.cells or {}
     found = [c for cell in compared if (c := by_label.get(cell.label, {})).get("checked")]
     if found:
         least = min(found, key=lambda cell: cell["checked"])
@@ -171,7 +171,7 @@ def _checked(header: RunHeader, live: Sequence[CellResult], cells: Sequence[Cell
 
 def tie_sizes(header: RunHeader) -> str:
     """The largest gap of a run's ties beside the limit; empty without ties."""
-    ties = header.parity and header.parity.ties
+    ties = header.parity.ties
     if not ties or ties.get("largest_gap_nats") is None:
         return ""
     gap, allowed = ties["largest_gap_nats"], ties["allowance_nats"]
@@ -270,10 +270,9 @@ def _sure_work(cell: CellResult) -> tuple[float, float, float] | None:
     ratio, low, high = cell.work_ratio, cell.work_ratio_ci_low, cell.work_ratio_ci_high
     if ratio is None or low is None or high is None or cell.groups is None:
         return None
-    own = from_bounds(ratio, low, high, degrees_of(cell.groups) + 1)
-    if own is None:
-        return None
-    return ratio, *simultaneous_bounds(own, cell.simultaneous_cells or 1)
+    own = from_ends(ratio, low, high, cell.groups)
+    sure = ratio_at_once(own, cell.simultaneous_cells or 1)
+    return ratio, sure.low, sure.high
 
 
 def _work(cell: CellResult) -> Iterator[str]:
@@ -304,7 +303,7 @@ def _details(cell: CellResult, parts: Sequence[Split]) -> Iterator[str]:
     for part in parts:
         if part.cell == cell.cell:
             of_work = " of the work" if part.clock == WORK_MS else ""
-            attention, writes = signed(part.attention.ratio), signed(part.writes.ratio)
+            attention, writes = signed(part.attention.value), signed(part.writes.value)
             yield f"attention {attention}, writes {writes}{of_work}"
     if sure_bounds(cell) is not None:
         yield ", ".join(filter(None, ["95 % intervals", corrected(cell)]))

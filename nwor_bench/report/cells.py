@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from nwor_bench.analysis.analyse import PERCENTILES, noise_floor
 from nwor_bench.analysis.parity.tokens import EXACT
-from nwor_bench.analysis.statistics import DEFAULT_MARGIN
+from nwor_bench.analysis.verdicts import DEFAULT_MARGIN
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import CellResult, Verdict
 from nwor_bench.report.answer import on_cpu

@@ -12,11 +12,11 @@ from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.cell_data import CellData
 from nwor_bench.analysis.effects import WINDOWS, effects_over_off
 from nwor_bench.analysis.paired import pair_times, windows_work
-from nwor_bench.instruments.robust import MIN_GROUPS, as_ratio, robust_location
 from nwor_bench.records.types import CellResult, Verdict, WindowRecord
 from nwor_bench.report.document import Figure, Section, Table, table
 from nwor_bench.report.html import colour
 from nwor_bench.report.text import NOT_MEASURED, decimal
+from nwor_bench.stats.robust import MIN_GROUPS, robust_location
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -134,9 +134,9 @@ def merged(ratios: Sequence[float]) -> tuple[Dot, ...]:
         return tuple(Dot((at + 0.5) / len(ratios), ratio) for at, ratio in enumerate(ratios))
     parts = np.array_split(np.log(ratios), min(MOST, len(ratios) // MIN_GROUPS))
     found = [robust_location(list(part)) for part in parts]
-    bounds = [None if each is None else as_ratio(each) for each in found]
+    bounds = [None if each is None else each.exp() for each in found]
     return tuple(
-        Dot((at + 0.5) / len(parts), each.ratio, each.low, each.high)
+        Dot((at + 0.5) / len(parts), each.value, each.low, each.high)
         for at, each in enumerate(bounds)
         if each is not None
     )

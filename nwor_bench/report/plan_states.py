@@ -2,8 +2,15 @@
 
 from typing import Any
 
-from nwor_bench.models.byte_model import DIRECT, ByteModel, Workload
-from nwor_bench.models.hybrid_memory import CARDS, MEMORY_SHARE, requests_that_fit, reserved_states
+from nwor_bench.models.byte_model import (
+    CARDS,
+    DIRECT,
+    MEMORY_SHARE,
+    ByteModel,
+    Workload,
+    requests_that_fit,
+    reserved_states,
+)
 from nwor_bench.models.recurrent import STAGED_KINDS, Moved, RecurrentLayers
 from nwor_bench.records.state_slots import SWITCH
 from nwor_bench.report.document import Paragraph, Section, Table, table

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.effects import WORK_MS, PairEffect, Split, sham_windows
-from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.cell import SWITCHED, Cell
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, Verdict
@@ -19,6 +18,7 @@ from nwor_bench.report.text import (
     plural,
     with_bounds,
 )
+from nwor_bench.stats.interval import Interval
 
 PRECISION = "Measurement precision"
 
@@ -77,7 +77,7 @@ def split_lines(parts: Sequence[Split]) -> list[str]:
     One sentence for each staging cell whose effect is split.
     """
     return [
-        f"{part.cell.label}, {change(part.total.ratio)}{' work' * (part.clock == WORK_MS)}: "
+        f"{part.cell.label}, {change(part.total.value)}{' work' * (part.clock == WORK_MS)}: "
         f"attention {_part(part.attention)}, writes {_part(part.writes)}."
         for part in parts
     ]
@@ -128,19 +128,19 @@ def _batches(cell: CellResult) -> str:
     return with_bounds(cell.ratio_batches, low, high, _DIGITS)
 
 
-def _bounds(ratio: RatioInterval | None) -> str:
+def _bounds(ratio: Interval | None) -> str:
     if ratio is None:
         return NOT_MEASURED
-    return with_bounds(ratio.ratio, ratio.low, ratio.high, _DIGITS)
+    return with_bounds(ratio.value, ratio.low, ratio.high, _DIGITS)
 
 
-def _part(ratio: RatioInterval) -> str:
-    return f"{change(ratio.ratio)} +- {100 * ratio.half_width:.2f}"
+def _part(ratio: Interval) -> str:
+    return f"{change(ratio.value)} +- {100 * ratio.half_width:.2f}"
 
 
 def _split_table(parts: Sequence[Split]) -> Table:
     rows = [
-        [part.cell.label, name, over, _bounds(ratio), change(ratio.ratio)]
+        [part.cell.label, name, over, _bounds(ratio), change(ratio.value)]
         for part in parts
         for name, over, ratio in (
             ("total", f"{part.cell.label} / off x off", part.total),

@@ -8,7 +8,6 @@ from nwor_bench.models.support.facts import LayerFacts
 from nwor_bench.models.support.predict import LayerGroup, MethodSupport, Outcome, Part, Support
 from nwor_bench.records.fallback_reasons import (
     BATCH_INVARIANT,
-    BREAKABLE_CUDA_GRAPHS,
     KV_TRANSFER,
     mamba_cache_mode,
 )
@@ -54,8 +53,7 @@ def answer(found: Support) -> str:
                 f"{found.model.name}: drafts would be staged in the {layers - states} attention "
                 f"layers{kept}"
             )
-        keys = "; the indexers' keys are written directly" if found.indexed else ""
-        return f"{found.model.name}: drafts would be staged, in {_all(layers)}{keys}."
+        return f"{found.model.name}: drafts would be staged, in {_all(layers)}."
     return (
         f"{found.model.name}: every draft would be written directly, as stock vLLM does: "
         f"{found.reason}."
@@ -103,8 +101,7 @@ def layer_rows(found: Support) -> list[tuple[str, ...]]:
 def _by_itself(group: LayerGroup) -> str:
     if group.layer.kind is Kind.NOTHING:
         return "nothing to stage"
-    keys = "; indexer keys written directly" if group.layer.latent and group.layer.sparse else ""
-    return group.reason or f"could be staged{keys}"
+    return group.reason or "could be staged"
 
 
 def support_notes(found: Support) -> list[str]:
@@ -116,11 +113,6 @@ def support_notes(found: Support) -> list[str]:
         "nothing.",
         "eagle, eagle3, dflash, dspark and draft_model need a drafter made for this model.",
     ]
-    if found.reason is None and found.indexed:
-        notes.append(
-            "Steps in piecewise CUDA graphs, as those that run a prefill too, are written "
-            f"directly: {BREAKABLE_CUDA_GRAPHS}."
-        )
     if found.part is Part.BOTH:
         notes.append(
             "States only with enable_prefix_caching=false: vLLM's default copies them at the end "

@@ -14,7 +14,6 @@ from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.worth import WindowTime
 from nwor_bench.records.cell import AA, ADAPTIVE, count_name, count_order
-from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.header import PairFacts
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.types import Phase, WindowRecord
@@ -23,6 +22,7 @@ from nwor_bench.report.document import Block, Callout, Figure, Paragraph, Table,
 from nwor_bench.report.html import colour
 from nwor_bench.report.text import NOT_MEASURED, decimal, joined, percent, plural, with_bounds
 from nwor_bench.report.worth_answer import drafter_shares, line_blocks, line_config, sizes_of
+from nwor_bench.stats.interval import ENDS, flat
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -67,10 +67,10 @@ ONE_ENGINE = Paragraph(
 def worth_blocks(measured: MeasuredWorth) -> list[Block]:
     """Table and curve, acceptance, the line for vLLM, and what the numbers are of."""
     worth, header, stages = measured.worth, measured.header, bool(measured.staged)
-    graphs = None if header.engine is None else header.engine.cuda_graphs
+    graphs = header.engine.cuda_graphs
     how = Paragraph(HOW_BY_ENGINES if worth.by_engines else HOW)
     blocks: list[Block] = [rates_table(worth, stages=stages), *noise_note(worth)]
-    if worth.by_engines and AA not in ((header.engine or EngineStatus()).arms or ()):
+    if worth.by_engines and AA not in (header.engine.arms or ()):
         blocks.append(ONE_ENGINE)
     blocks += [*_curve(worth), how]
     blocks += _stage_note(measured)
@@ -81,7 +81,7 @@ def worth_blocks(measured: MeasuredWorth) -> list[Block]:
         Paragraph(_tokens_note(worth, measured.analyses)),
         *line_blocks(
             worth,
-            header.pair or PairFacts(),
+            header.pair,
             staged=not on_cpu(header),
             captured=None if graphs is None else graphs.largest_window,
         ),
@@ -92,7 +92,7 @@ def worth_blocks(measured: MeasuredWorth) -> list[Block]:
     else:
         share = max(drafter_shares(measured.times).values(), default=None)
         most = "" if share is None else f" (with the host's work at most {percent(share, 0)} of it)"
-        blocks.append(about_zero(header.pair or PairFacts(), most))
+        blocks.append(about_zero(header.pair, most))
     return [*blocks, *_switch_note([e for each in measured.analyses for e in each.effects])]
 
 
@@ -250,20 +250,13 @@ def worth_result(measured: MeasuredWorth) -> dict[str, Any]:
     worth, header = measured.worth, measured.header
     return {
         "rates": [vars(rate) for rate in worth.rates],
-        "noise": {
-            str(size): {name: getattr(own, name) for name in NOISE}
-            for size, own in sorted(worth.noise.items())
-        },
+        "noise": {str(size): flat(own) for size, own in sorted(worth.noise.items())},
         "best": {str(size): k for size, k in sorted(worth.best.items())},
         "best_staged": {str(size): k for size, k in sorted(worth.best_staged.items())},
         "different_requests": worth.texts,
         "window_times": [vars(time) for time in measured.times],
-        "speculative_config": line_config(worth, header.pair or PairFacts()),
+        "speculative_config": line_config(worth, header.pair),
     }
-
-
-NOISE = ("ratio", "low", "high")
-"""Columns of the time of k = 0 over itself."""
 
 
 def worth_rows(measured: MeasuredWorth) -> list[dict[str, Any]]:
@@ -281,7 +274,7 @@ def worth_rows(measured: MeasuredWorth) -> list[dict[str, Any]]:
             "window_ms": None if time is None else time.window_ms,
             "target_ms": None if time is None else time.target_ms,
             "adaptive": rate["adaptive"],
-            **{f"noise_{name}": getattr(noise.get(requests), name, None) for name in NOISE},
+            **flat(noise.get(requests), [f"noise_{name}" for name in ENDS]),
         })  # fmt: skip
     return rows
 
@@ -300,7 +293,7 @@ def noise_note(worth: Worth) -> Iterator[Paragraph]:
     """How far k = 0 was from itself, if that was measured."""
     if worth.noise:
         ratios = [
-            f"{with_bounds(own.ratio, own.low, own.high, 2)} at {sizes_of(worth, [size])}"
+            f"{with_bounds(own.value, own.low, own.high, 2)} at {sizes_of(worth, [size])}"
             for size, own in sorted(worth.noise.items())
         ]
         yield Paragraph(f"Noise, the time of k = 0 over itself: {joined(ratios)}.")
@@ -316,7 +309,7 @@ SWITCHED = {
 def _switch_note(effects: Sequence[PairEffect]) -> Iterator[Paragraph]:
     costs = {counts: switch_cost(effects, counts=counts) for counts in SWITCHED}
     if told := [
-        SWITCHED[counts].format(with_bounds(cost.ratio, cost.low, cost.high))
+        SWITCHED[counts].format(with_bounds(cost.value, cost.low, cost.high))
         for counts, cost in costs.items()
         if cost is not None
     ]:

@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from statistics import fmean, median
 from typing import Any
 
-from nwor_bench.analysis.trend import not_steady
 from nwor_bench.instruments.device import uses_gpu
 from nwor_bench.records.header import WarmupFacts
 from nwor_bench.records.store import (
@@ -28,6 +27,7 @@ from nwor_bench.records.store import (
 )
 from nwor_bench.records.types import BatchRecord, Phase
 from nwor_bench.run.batch import RanBatch
+from nwor_bench.stats.trend import not_steady
 from nwor_bench.workload.run_spec import WARMUP_LOOKBACK
 from nwor_bench.workload.scenario_values import ScenarioValues
 from nwor_bench.workload.schedule import Block
@@ -235,7 +235,7 @@ def warm_up(run: Callable[[], RanBatch], least: int, most: int, budget: Budget) 
     times: list[float] = []
     cut = ""
     while len(times) < most:
-        if len(times) >= least and not_steady(times) is None:
+        if len(times) >= least and not_steady(times, WARMUP_LOOKBACK) is None:
             break
         if len(times) >= least and not budget.has_room_to_warm_up():
             cut = "; --time-budget left no room for more"
@@ -245,7 +245,7 @@ def warm_up(run: Callable[[], RanBatch], least: int, most: int, budget: Budget) 
         times.append(fmean(walls) if walls else batch.answer.record.latency_ms)
     if budget.interleaved and least == most < WARMUP_LOOKBACK:
         return WarmupFacts(batches=len(times))  # neighbours are compared, steady or not
-    unsteady = not_steady(times)
+    unsteady = not_steady(times, WARMUP_LOOKBACK)
     return WarmupFacts(
         batches=len(times),
         lookback=WARMUP_LOOKBACK,

@@ -162,11 +162,11 @@ def effect(numbers: list[float]) -> float:
 
 def half_width(numbers: list[float]) -> float:
     """Half of its 95 % interval."""
-    return _located(numbers).half_width()
+    return _located(numbers).half_width
 
 
 def _located(numbers: list[float]) -> Any:
-    from nwor_bench.instruments.robust import robust_location
+    from nwor_bench.stats.robust import robust_location
 
     found = robust_location(np.asarray(numbers))
     assert found is not None

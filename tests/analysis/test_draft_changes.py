@@ -21,6 +21,7 @@ from nwor_bench.analysis.stored_run import StoredRun
 from nwor_bench.analysis.worth import Measured
 from nwor_bench.errors import ExitCode, worst_of
 from nwor_bench.records.cell import AA, Arm, Cell, Drafts, NworMode, ScvMode
+from nwor_bench.records.header import PairFacts, StoredSpec
 from nwor_bench.records.types import Phase
 from nwor_bench.report.comparison import comparisons_document
 from nwor_bench.report.markdown import render_markdown
@@ -56,7 +57,9 @@ def measured(seed: int, times: Mapping[Cell, float], taken: Mapping[str, tuple[i
                         request_tokens=[(1 + w + a, a) for w, a in taken.values()])
         for k in (0, 1)
     ]  # fmt: skip
-    header = SimpleNamespace(scenario={"requests": 1}, spec={}, pair=None, blocks=None)
+    header = SimpleNamespace(
+        scenario={"requests": 1}, spec=StoredSpec(), pair=PairFacts(), blocks=None
+    )
     return Measured(SimpleNamespace(batches=batches, header=header), effects)  # type: ignore[arg-type]
 
 
@@ -116,9 +119,9 @@ def test_the_error_of_tokens_is_a_jackknife_over_texts() -> None:
     error = (3 / 4 * sum((v - np.mean(left_out)) ** 2 for v in left_out)) ** 0.5
     assert change is not None
     assert change.interval is not None
-    assert change.interval.standard_error is not None
+    assert change.interval.error is not None
     times = 2**0.5 * 0.01 / 40**0.5
-    assert change.interval.standard_error == pytest.approx((error**2 + times**2) ** 0.5, rel=0.1)
+    assert change.interval.error == pytest.approx((error**2 + times**2) ** 0.5, rel=0.1)
     assert exp(-error) < 1
 
 

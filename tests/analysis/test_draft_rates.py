@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from nwor_bench.analysis.draft_rates import MIN_JUDGED, AtSize, SpanTokens, Worth, worth_at
-from nwor_bench.analysis.statistics import variance_inflation
-from nwor_bench.instruments.robust import Estimate, as_ratio, of_ratio, t_quantile
 from nwor_bench.records.types import Verdict
+from nwor_bench.stats.interval import Interval, t_quantile
+from nwor_bench.stats.paired import variance_inflation
+from nwor_bench.stats.robust import from_ends
 
 
 @pytest.mark.parametrize(
@@ -35,24 +36,24 @@ def test_a_class_has_its_count_from_its_smallest_size_on(
 def test_an_estimate_comes_back_from_its_interval() -> None:
     for value, error, count in ((0.3, 0.02, 60), (-1.0, 0.2, 12), (0.0, 0.0, 400)):
         degrees = int(max(4, int(0.4 * count ** (2 / 3))))
-        given = Estimate(value, error, degrees, count)
-        ratio = as_ratio(given)
-        found = of_ratio(ratio.ratio, ratio.low, ratio.high, count)
+        given = Interval.of(value, error, degrees, count)
+        ratio = given.exp()
+        found = from_ends(ratio.value, ratio.low, ratio.high, count).ln()
         assert found.value == pytest.approx(value)
-        assert found.standard_error == pytest.approx(error)
+        assert found.error == pytest.approx(error)
         assert (found.degrees, found.count) == (degrees, count)
 
 
 def test_tokens_of_two_counts_differ_by_both_errors() -> None:
-    tokens = SpanTokens({1: Estimate(0.5, 0.03, 10, 40), 2: Estimate(0.9, 0.04, 10, 40)})
+    tokens = SpanTokens({1: Interval.of(0.5, 0.03, 10, 40), 2: Interval.of(0.9, 0.04, 10, 40)})
     found = tokens.difference(2, 1)
     assert found is not None
-    assert (found.value, found.standard_error) == (pytest.approx(0.4), pytest.approx(0.05))
+    assert (found.value, found.error) == (pytest.approx(0.4), pytest.approx(0.05))
     # Welch: (9 + 16)^2 / (81 / 10 + 256 / 10)
     assert found.degrees == pytest.approx(625 / 33.7)
     alone = tokens.difference(1, 0)
     assert alone is not None
-    assert (alone.value, alone.standard_error, alone.degrees) == (0.5, 0.03, 10)
+    assert (alone.value, alone.error, alone.degrees) == (0.5, 0.03, 10)
     assert tokens.difference(2, 3) is None
     assert (tokens.mean(2), tokens.mean(3)) == (pytest.approx(exp(0.9)), None)
 
@@ -65,11 +66,11 @@ def test_intervals_of_a_server_include_the_truth_in_95_percent_of_runs() -> None
     for seed in range(runs):
         rng = np.random.default_rng(seed)
 
-        def drawn(truth: float, rng: np.random.Generator = rng) -> Estimate:
+        def drawn(truth: float, rng: np.random.Generator = rng) -> Interval:
             scatter = error * (rng.chisquare(12) / 12) ** 0.5
-            return Estimate(log(truth) + rng.normal(0, error), scatter, 12, 60)
+            return Interval.of(log(truth) + rng.normal(0, error), scatter, 12, 60)
 
-        ratios: dict[int | None, Estimate] = {None: drawn(1.0)}
+        ratios: dict[int | None, Interval] = {None: drawn(1.0)}
         ratios |= {k: drawn(t) for k, t in times.items()}
         at = AtSize(8, 5, ratios, SpanTokens({k: drawn(t) for k, t in tokens.items()}))
         found = worth_at([at], [1, 2, 3], 0)
@@ -81,28 +82,28 @@ def test_intervals_of_a_server_include_the_truth_in_95_percent_of_runs() -> None
     assert right / runs > 0.5
 
 
-TWICE = SpanTokens({k: Estimate(log(2), 0.0, 9, 50) for k in (1, 2, 3)})
+TWICE = SpanTokens({k: Interval.of(log(2), 0.0, 9, 50) for k in (1, 2, 3)})
 """Two tokens of a request in a window at each draft count, without an error."""
 
 
-def from_bounds(ratio: float, low: float, high: float, groups: int) -> Estimate:
+def from_bounds(ratio: float, low: float, high: float, groups: int) -> Interval:
     """The log time ratio that has this interval for one draft count."""
     half = (log(high) - log(low)) / 2
-    return Estimate(log(ratio), half / t_quantile(0.975, groups - 1), groups - 1, groups)
+    return Interval.of(log(ratio), half / t_quantile(0.975, groups - 1), groups - 1, groups)
 
 
 def at_size(
-    times: Mapping[int, tuple[float, float, int]], noise: Estimate | None, requests: int = 8
+    times: Mapping[int, tuple[float, float, int]], noise: Interval | None, requests: int = 8
 ) -> AtSize:
     """Tokens/s over k = 0 by draft count, with the half width of its log time and its groups."""
-    found: dict[int | None, Estimate] = {} if noise is None else {None: noise}
+    found: dict[int | None, Interval] = {} if noise is None else {None: noise}
     for k, (rate, half, groups) in times.items():
         quantile = t_quantile(1 - 0.025 / len(times), groups - 1)
-        found[k] = Estimate(log(2 / rate), half / quantile, groups - 1, groups)
+        found[k] = Interval.of(log(2 / rate), half / quantile, groups - 1, groups)
     return AtSize(requests, requests, found, TWICE)
 
 
-def quiet(groups: int = 40) -> Estimate:
+def quiet(groups: int = 40) -> Interval:
     """k = 0 over itself: 1 +- 1 %."""
     return from_bounds(1.0, 1 / 1.01, 1.01, groups)
 
@@ -125,7 +126,7 @@ def quiet(groups: int = 40) -> Estimate:
     ],
 )
 def test_a_verdict_needs_groups_and_a_difference_beyond_the_noise(
-    rate: float, half: float, groups: int, noise: Estimate | None, verdict: Verdict
+    rate: float, half: float, groups: int, noise: Interval | None, verdict: Verdict
 ) -> None:
     """Ratio and interval are shown; the count is recommended only if it is FASTER."""
     found = worth_at([at_size({1: (rate, half, groups)}, noise)], [1], 9)

@@ -22,10 +22,10 @@ from nwor_bench.analysis.effects import (
     switch_cost,
 )
 from nwor_bench.analysis.groups import Pair
-from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.cell import Drafts
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import NworMode
+from nwor_bench.stats.interval import Interval
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -48,7 +48,7 @@ def test_planted_effects_are_inside_their_intervals() -> None:
             assert found is not None
             truth = EFFECTS.get(cell.label, 1.0)
             # 14 intervals of 95 %: each widened by half.
-            assert abs(log(found.robust.ratio / truth)) < 1.5 * found.robust.half_width
+            assert abs(log(found.robust.value / truth)) < 1.5 * found.robust.half_width
             assert found.robust.half_width < 0.002
 
 
@@ -57,7 +57,7 @@ def test_each_clock_has_its_own_effect() -> None:
     assert effect.device is not None
     assert effect.host is not None
     assert effect.device.robust.high < 0.98
-    assert abs(effect.host.robust.ratio - 1) < 0.001
+    assert abs(effect.host.robust.value - 1) < 0.001
 
 
 def test_without_a_devices_clock_the_hosts_decides() -> None:
@@ -77,7 +77,7 @@ def test_carry_over_is_found_and_none_is_not() -> None:
     assert {group.run_length for group in effect.groups} == {2, 4}
     # All of it in runs of two, a third in runs of four.
     assert effect.carry_over is not None
-    assert effect.carry_over.ratio == pytest.approx(1.02, abs=0.006)
+    assert effect.carry_over.value == pytest.approx(1.02, abs=0.006)
 
 
 def test_the_cost_of_a_switch_is_that_of_groups_whose_count_changes() -> None:
@@ -98,8 +98,8 @@ def test_the_cost_of_a_switch_is_that_of_groups_whose_count_changes() -> None:
     for counts, cost in ((True, 0.05), (False, 0.0)):
         found = switch_cost(effects, counts=counts)  # type: ignore[arg-type]
         assert found is not None
-        assert found.blocks == 60
-        assert found.ratio == pytest.approx(exp(cost), abs=0.004)
+        assert found.count == 60
+        assert found.value == pytest.approx(exp(cost), abs=0.004)
     assert switch_cost(effects[2:], counts=True) is None  # type: ignore[arg-type]
 
 
@@ -109,7 +109,7 @@ def test_rare_long_windows_move_only_the_mean() -> None:
     rare = of_stage_graph(interleaved_run(Planted(EFFECTS, long_windows=0.03), batches=40))
     assert mean_disagrees(rare)
     assert rare.device is not None
-    assert rare.device.mean.ratio > rare.device.robust.ratio + 0.01
+    assert rare.device.mean.value > rare.device.robust.value + 0.01
 
 
 def test_an_effect_that_does_not_depend_on_the_clock() -> None:
@@ -140,10 +140,10 @@ def test_the_split_adds_up() -> None:
     for part, truth in (
         (split.total, 0.972), (split.attention, 0.985), (split.writes, 0.972 / 0.985),
     ):  # fmt: skip
-        assert abs(log(part.ratio / truth)) < 1.5 * part.half_width
-    apart = log(split.attention.ratio * split.writes.ratio / split.total.ratio)
+        assert abs(log(part.value / truth)) < 1.5 * part.half_width
+    apart = log(split.attention.value * split.writes.value / split.total.value)
     assert abs(apart) < 0.003
-    assert split.to_dict()["attention"]["ratio"] == split.attention.ratio
+    assert split.to_dict()["attention"]["ratio"] == split.attention.value
 
 
 def test_no_split_if_whole_batches_decided_or_control_is_missing() -> None:
@@ -158,9 +158,9 @@ def test_runs_without_interleaved_batches_have_no_effects() -> None:
     assert all(cell.interleaved is None for cell in summarised(run))
 
 
-def interval(ratio: float, standard_error: float | None) -> RatioInterval:
+def interval(ratio: float, error: float) -> Interval:
     """From so many blocks that t is the normal quantile, 1.96."""
-    return RatioInterval(ratio, 0.0, 9.0, 10**6, standard_error=standard_error)
+    return Interval.of(log(ratio), error, 10**6, 10**6).exp()
 
 
 def test_intervals_disagree_from_both_half_widths_on() -> None:
@@ -169,4 +169,4 @@ def test_intervals_disagree_from_both_half_widths_on() -> None:
         there = interval(0.97 * (1 + share * seen), 0.05)
         assert disagree(windows, there) is disagrees
         assert not disagree(windows, there, cells=7)  # widened
-        assert not disagree(windows, interval(9.0, None))
+        assert not disagree(windows, Interval.unbounded(9.0, 2))

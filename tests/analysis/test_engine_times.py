@@ -16,15 +16,15 @@ from nwor_bench.analysis.draft_rates import (
     AtSize,
     SpanTokens,
     Worth,
-    together,
     worth_at,
 )
 from nwor_bench.analysis.engine_times import block_times, steps_of
-from nwor_bench.analysis.statistics import paired_ratio
 from nwor_bench.analysis.worth import Measured, times_of, worth_of
-from nwor_bench.instruments.robust import Estimate
 from nwor_bench.records.cell import AA, ADAPTIVE, Cell, Drafts, NworMode, ScvMode, cell_order
+from nwor_bench.records.header import PairFacts, StoredSpec
 from nwor_bench.records.types import Phase, RequestTimes, Verdict
+from nwor_bench.stats.interval import Interval, combined
+from nwor_bench.stats.paired import paired_ratio
 
 ACCEPTED = {0: (0, 0), 1: (100, 60), 2: (100, 90), ADAPTIVE: (100, 80)}
 """Windows of a request and the drafts accepted in them: 1, 1.6, 1.9 and 1.8 tokens a window."""
@@ -61,8 +61,8 @@ def run_of(
         for number, step in enumerate(own, start=1)
     ]
     blocks = {number for own in steps.values() for number in range(1, len(own) + 1)}
-    spec = {"engines": True}
-    header = SimpleNamespace(spec=spec, pair=None, scenario={"requests": requests}, blocks=None)
+    spec, scenario = StoredSpec(engines=True), {"requests": requests}
+    header = SimpleNamespace(spec=spec, pair=PairFacts(), scenario=scenario, blocks=None)
     finished = frozenset((Phase.TIMED, number) for number in blocks - {cut})
     return SimpleNamespace(batches=batches, header=header, finished=finished, windows=())
 
@@ -82,7 +82,7 @@ def test_two_counts_are_compared_as_by_a_paired_t_test() -> None:
     differences = np.log(steps[1]) - np.log(steps[0])
     (found,) = block_times(run_of(steps)).values()
     assert found.value == pytest.approx(differences.mean())
-    assert found.standard_error == pytest.approx(differences.std(ddof=1) / 2)  # of four blocks
+    assert found.error == pytest.approx(differences.std(ddof=1) / 2)  # of four blocks
     assert (found.degrees, found.count, found.offset) == (3, 4, 0)
 
 
@@ -91,10 +91,10 @@ def test_each_count_has_its_own_scatter_and_no_other() -> None:
     rough = [1.5, 1.8, 1.3, 1.6, 1.4]
     steps: dict[int | None, list[float]] = {0: [1.0] * 5, 1: [1.2] * 5, 2: rough, None: [1.0] * 5}
     found = block_times(run_of(steps))
-    assert found[1].standard_error == pytest.approx(0, abs=1e-9)
+    assert found[1].error == pytest.approx(0, abs=1e-9)
     expected = paired_ratio(rough, [1.0] * 5)
     assert expected is not None
-    assert found[2].standard_error == pytest.approx(expected.standard_error)
+    assert found[2].error == pytest.approx(expected.error)
 
 
 def test_an_engine_that_drifts_has_a_wider_interval() -> None:
@@ -107,8 +107,8 @@ def test_an_engine_that_drifts_has_a_wider_interval() -> None:
         times = block_times(run_of({0: [1.0] * 10, 1: own, None: [1.0] * 10}))
         expected = paired_ratio(own, [1.0] * 10)
         assert expected is not None
-        assert times[1].standard_error == pytest.approx(expected.standard_error)
-        errors.append(times[1].standard_error)
+        assert times[1].error == pytest.approx(expected.error)
+        errors.append(times[1].error)
     assert errors[0] > 1.5 * errors[1]
 
 
@@ -125,7 +125,7 @@ def test_intervals_are_wider_by_what_the_second_engine_without_a_drafter_shows()
     one, _ = worth_of([run]).rates
     assert one.ratio == pytest.approx(1.6 / 1.2)
     assert one.low == pytest.approx(1.6 / 1.2 * exp(-farther), rel=1e-3)
-    between = together(0.0, [found[1], found[2]])  # two engines differ as any other two
+    between = combined(0.0, [found[1], found[2]])  # two engines differ as any other two
     assert between.offset == pytest.approx(farther, rel=1e-3)
 
 
@@ -161,7 +161,7 @@ def test_times_are_those_of_steps_whatever_a_block_has_in_common() -> None:
     assert {count: exp(each.value) for count, each in found.items()} == pytest.approx(
         {count: step for count, step in STEP.items() if count != 0}
     )
-    assert max(each.standard_error for each in found.values()) < 1e-9
+    assert max(each.error for each in found.values()) < 1e-9
     assert times_of(Measured(run, ())).keys() == {(k, False) for k in found}
 
 
@@ -241,9 +241,9 @@ def test_steps_of_an_older_run_have_the_mean_of_its_tokens() -> None:
 
 def test_adaptive_verification_is_no_count_of_the_line() -> None:
     """It is far better than k = 1, and the schedule has fixed counts only."""
-    same = Estimate(0.0, 0.01, 9, 5)
-    times: dict[int | None, Estimate] = {None: same, 1: same, ADAPTIVE: replace(same, value=-1.0)}
-    tokens = SpanTokens({k: Estimate(log(1.5), 0.0, 9, 5) for k in (1, ADAPTIVE)})
+    same = Interval.of(0.0, 0.01, 9, 5)
+    times: dict[int | None, Interval] = {None: same, 1: same, ADAPTIVE: replace(same, value=-1.0)}
+    tokens = SpanTokens({k: Interval.of(log(1.5), 0.0, 9, 5) for k in (1, ADAPTIVE)})
     found: Worth = worth_at([AtSize(4, 4, times, tokens)], [1, ADAPTIVE], 3)
     assert found.best == {4: 1}
     fixed, adaptive = found.rates
@@ -297,7 +297,7 @@ def test_a_change_of_adaptive_verification_is_that_of_its_times_per_token() -> N
     assert change is not None
     assert change.interval is not None
     found = change.interval
-    assert (found.low, found.ratio, found.high) == pytest.approx((1.1, 1.1, 1.1))
+    assert (found.low, found.value, found.high) == pytest.approx((1.1, 1.1, 1.1))
 
 
 def test_adaptive_comes_behind_the_fixed_counts() -> None:

@@ -13,7 +13,7 @@ from nwor_bench.analysis.groups import Group, find_groups, pair_of
 from nwor_bench.records.cell import Drafts
 from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.records.types import Cell, NworMode, ScvMode, WindowRecord
-from nwor_bench.records.window_order import abba_effect
+from nwor_bench.stats.paired import abba_effect
 
 PAIR = (OFF, STAGE_GRAPH)
 

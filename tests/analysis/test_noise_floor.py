@@ -6,9 +6,9 @@ import pytest
 from synthetic_run import change_batches, change_windows, make_run, summarised
 
 from nwor_bench.analysis.analyse import noise_floor
-from nwor_bench.analysis.statistics import SIGNIFICANCE
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Verdict
+from nwor_bench.stats.multiple import SIGNIFICANCE
 
 
 def cells_by_label(run: RunData):

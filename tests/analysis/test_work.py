@@ -13,13 +13,13 @@ from synthetic_run import analysed, summarised
 
 from nwor_bench.analysis.effects import WORK_MS
 from nwor_bench.analysis.groups import find_groups
-from nwor_bench.instruments.robust import as_ratio, robust_location
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, WindowRecord
 from nwor_bench.report.answer import answer
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.precision import split_lines
 from nwor_bench.report.run_report import build_document
+from nwor_bench.stats.robust import robust_location
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -73,7 +73,7 @@ def test_the_split_is_of_the_work_if_it_was_timed() -> None:
     (split,) = found.splits
     assert split.clock == WORK_MS
     for part, truth in ((split.attention, 0.98), (split.writes, 0.97 / 0.98)):
-        assert abs(part.ratio - truth) < 2 * part.half_width < 0.004
+        assert abs(part.value - truth) < 2 * part.half_width < 0.004
     assert " less work: attention 2." in split_lines(found.splits)[0]
 
 
@@ -107,7 +107,7 @@ def test_the_interval_covers_the_truth_in_19_of_20_runs() -> None:
         works = [group.work for group in find_groups(noisy_groups(50, rng)).counted]
         located = robust_location([work for work in works if work is not None])
         assert located is not None
-        ratio = as_ratio(located)
+        ratio = located.exp()
         inside += ratio.low <= TRUTH <= ratio.high
     assert inside >= 53  # fewer in 1 of 100 such tests, if 95 % is true
 

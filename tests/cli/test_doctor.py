@@ -17,12 +17,16 @@ from fake_engine import FakeEngine
 from rich.console import Console
 from typer.testing import CliRunner
 
-from nwor_bench.cli import doctor_checks as checks
-from nwor_bench.cli import doctor_hooks as hooks
 from nwor_bench.cli.app import app
-from nwor_bench.cli.commands.doctor import doctor_document
-from nwor_bench.cli.doctor_checks import Check, State, can_sweep, examine
-from nwor_bench.cli.doctor_hooks import check_hooks
+from nwor_bench.cli.commands import doctor as checks
+from nwor_bench.cli.commands.doctor import (
+    Check,
+    State,
+    can_sweep,
+    check_hooks,
+    doctor_document,
+    examine,
+)
 from nwor_bench.engine.protocol import BatchOutput, Sampling
 from nwor_bench.errors import BenchError, ConfigError, EngineError, ExitCode
 from nwor_bench.instruments import environment
@@ -399,7 +403,7 @@ def test_what_stops_a_sweep_ends_with_2(
     run: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = Check("hooks", State.WRONG, "nothing staged", "mend it", needed=True)
-    monkeypatch.setattr(hooks, "check_hooks", lambda: broken)
+    monkeypatch.setattr(checks, "check_hooks", lambda: broken)
     code, out = run()
     assert code == ExitCode.BAD_USAGE
     assert "A sweep cannot run here until these are fixed: hooks." in out

@@ -253,27 +253,3 @@ def test_own_models_stand_in_a_sweep_file(tmp_path: Path) -> None:
     (point,) = make_points(asked(pair=None, requests=(4,), **own))
     assert point.choice == PairChoice(None, str(tmp_path / "mine"), "d", "eagle")
     assert point.pair == "mine"
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"draft_counts": [1, 4]}, "draft_counts"),
-        ({"draft_counts": [0, 2], "draft_tokens": 4}, "draft_counts"),
-        ({"draft_counts": []}, "draft_counts"),
-        ({"draft_counts": [0, 4], "nwor_modes": "off,control"}, "--nwor-modes"),
-        ({"draft_counts": [0, 4], "scv_modes": "off,adaptive"}, "--scv-modes"),
-        ({"draft_counts": [0, 4], "nwor_modes": "off,stage", "scv_modes": "off,graph,adaptive"},
-         "--scv-modes"),
-        ({"draft_counts": [0, 4], "interleave": "batches"}, "--interleave"),
-        ({"draft_counts": [0, 4], "against": {"block_size": 32}}, "--against"),
-        (
-            {"draft_counts": [0, 4],
-             "speculative_config": {"num_speculative_tokens_per_batch_size": []}},
-            "--speculative-config: num_speculative_tokens_per_batch_size",
-        ),
-    ],
-)  # fmt: skip
-def test_contradictions_are_refused(changes: dict[str, Any], field: str) -> None:
-    with refused(field):
-        resolve(load_scenario("short"), **{"nwor_modes": "off", "scv_modes": "off", **changes})

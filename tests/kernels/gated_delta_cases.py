@@ -7,7 +7,12 @@ import torch
 from kernel_inputs import INTERPRETED, generator, to_device
 from torch import Tensor
 
-from nwor_kernels.gated_delta.records import GatedNorm, WindowRecords, allocate_records
+from nwor_kernels.gated_delta.records import (
+    GatedNorm,
+    WindowInputs,
+    WindowRecords,
+    allocate_records,
+)
 
 NAN = float("nan")
 
@@ -57,9 +62,9 @@ class Case:
     def tokens(self) -> int:
         return sum(self.lengths)
 
-    def layer_inputs(self, layer: int) -> tuple[Tensor, ...]:
-        """The first nine arguments of a verify."""
-        return (
+    def layer_inputs(self, layer: int) -> WindowInputs:
+        """What a layer's verify reads."""
+        return WindowInputs(
             *(each[layer] for each in (self.mixed, self.a, self.b, self.A_log, self.dt_bias)),
             *(self.states[layer], self.tables[self.groups[layer]], self.accepted, self.starts),
         )
@@ -72,9 +77,7 @@ class Case:
     def nan_records(self) -> WindowRecords:
         """Poisoned records, with rows past the batch's."""
         made = allocate_records(
-            layers=len(self.states),
-            requests=len(self.lengths) + 2,
-            window=self.window,
+            (len(self.states), len(self.lengths) + 2, self.window),
             key_heads=self.shape.key_heads,
             value_heads=self.shape.value_heads,
             key_dim=self.shape.key_dim,

@@ -49,7 +49,7 @@ def check_window(
     for layer in range(len(wanted)):
         out = case.nan_out(torch.float32)
         records_of = case.nan_records().layer(layer)
-        verify(*case.layer_inputs(layer), out, records_of, **options, write_states=True)
+        verify(case.layer_inputs(layer), out, records_of, **options, write_states=True)
     every = {
         (layer, row, token): token for layer in range(len(wanted))
         for row, length in enumerate(case.lengths) for token in range(1, length + 1)
@@ -73,7 +73,7 @@ def _check_outputs(
     """Close in float32, and in the first layer rounded to the activations' dtype."""
     for dtype, bound in ((case.mixed.dtype, 2e-2), (torch.float32, 1e-5))[layer > 0 :]:
         out = case.nan_out(dtype)
-        verify(*case.layer_inputs(layer), out, records, **options)
+        verify(case.layer_inputs(layer), out, records, **options)
         assert bool(out[case.tokens :].isnan().all()), "outputs of padding were written"
         norm_options = options.get("norm")
         expected = wanted if norm_options is None else gated(wanted, norm_options, dtype)

@@ -56,7 +56,7 @@ def errors_after(
         for way, state in enumerate(cached):
             step.states[0][slots[0]] = state.to(device)
             records, out = step.nan_records(), step.nan_out(torch.bfloat16)
-            given = (*step.layer_inputs(0), out, records.layer(0))
+            given = (step.layer_inputs(0), out, records.layer(0))
             if way:
                 verify_window_reference(*given, scale=SHAPE.scale, write_states=True)
             else:

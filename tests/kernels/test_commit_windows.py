@@ -18,7 +18,7 @@ from kernel_inputs import (
     num_written,
 )
 
-from nwor_kernels.commit.reference import commit_windows_reference
+from nwor_kernels.commit.reference import LayerCaches, commit_windows_reference
 from nwor_kernels.fp8 import quantize_e4m3
 from nwor_kernels.metadata import (
     ERROR_OVERFLOW,
@@ -48,15 +48,13 @@ def committed(
     memory, caches = nan_caches(layers, shape, cache_dtype, layout)
     errors = torch.full((layers,), 64, dtype=torch.int32)
     commit_windows_reference(
-        keys,
-        values,
-        caches,
+        (keys, values),
+        LayerCaches(caches, **options),
         torch.tensor(slots).long(),
         torch.tensor(accepted, dtype=torch.bool),
         errors,
         rows=None if rows is None else torch.tensor(rows).long(),
         layer_metadata=None if metadata is None else torch.tensor(metadata, dtype=torch.int32),
-        **options,
     )
     return keys, values, memory, caches, errors.tolist()
 
@@ -226,14 +224,11 @@ def test_an_fp8_cache_is_written_quantised_by_the_scales_of_its_layer(dtype, hea
         for two in (7, 9)
     )
     commit_windows_reference(
-        keys,
-        values,
-        [cache.view(dtype) for cache in caches],
+        (keys, values),
+        LayerCaches([cache.view(dtype) for cache in caches], k_scales, v_scales),
         torch.tensor([9, -1, 2]),
         torch.tensor([True, True, True]),
         torch.zeros(2, dtype=torch.int32),
-        k_scales=k_scales,
-        v_scales=v_scales,
     )
     for layer, cache in enumerate(caches):
         for row, (block, offset) in ((0, (2, 1)), (2, (0, 2))):

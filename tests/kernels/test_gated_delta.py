@@ -62,7 +62,7 @@ def test_states_of_every_token_as_by_the_cpu_kernel_of_vllm(state_dtype):
     out = case.nan_out(torch.bfloat16)
     wanted, chains = definition(case, 0)
     verify_window_reference(
-        *case.layer_inputs(0), out, case.nan_records().layer(0), scale=shape.scale,
+        case.layer_inputs(0), out, case.nan_records().layer(0), scale=shape.scale,
         write_states=True,
     )  # fmt: skip
     assert largest_error(out[: case.tokens], stock) < 5e-3  # roundings to bfloat16

@@ -71,7 +71,7 @@ def test_states_of_every_token_as_by_the_kernels_of_vllm(stock, window, state_dt
     case.pages.copy_(before)
     out, norm = case.nan_out(torch.bfloat16), case.norm if stock is stock_cuda else None
     verify_window_triton(
-        *case.layer_inputs(0), out, case.nan_records().layer(0), scale=SHAPE.scale, norm=norm,
+        case.layer_inputs(0), out, case.nan_records().layer(0), scale=SHAPE.scale, norm=norm,
         write_states=True,
     )  # fmt: skip
     assert largest_error(out[: case.tokens], stock_out[: case.tokens]) < 2e-2
@@ -100,7 +100,7 @@ def test_a_graph_follows_its_inputs_in_place(state_dtype):
     def window_of_all_layers() -> None:
         for layer in range(len(case.states)):
             verify_window_triton(
-                *case.layer_inputs(layer), out[layer], records.layer(layer), scale=SHAPE.scale
+                case.layer_inputs(layer), out[layer], records.layer(layer), scale=SHAPE.scale
             )
         commit(case.accepted, committed)
 
@@ -122,7 +122,7 @@ def test_a_graph_follows_its_inputs_in_place(state_dtype):
         reference_records = case.nan_records()
         for layer in range(len(case.states)):
             verify_window_reference(
-                *case.layer_inputs(layer), expected[layer], reference_records.layer(layer),
+                case.layer_inputs(layer), expected[layer], reference_records.layer(layer),
                 scale=SHAPE.scale,
             )  # fmt: skip
         commit_states_reference(

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 from vllm_update import stock_update
 from window_cases import WindowShape, make_windows
 
-from nwor_kernels.commit.plan import CommitPlan, StagedSources
+from nwor_kernels.commit.plan import CommitPlan, CommitRows, StagedSources
 from nwor_kernels.commit.with_update import UPDATE_ARGUMENTS, RequestStates
 
 MOST, LENGTH, VOCABULARY = 9, 24, 7
@@ -113,10 +113,8 @@ def test_one_launch_leaves_what_two_leave(
     ours = Requests(seed, captured, tokens, counted, triton_device)
     launch = CommitPlan(actual.kv_caches, slot_rows=actual.slot_rows).bind_with_update(
         StagedSources(actual.keys, actual.values),
-        actual.slots,
+        CommitRows(actual.slots, tokens, certain=certain),
         actual.errors,
-        certain=certain,
-        tokens_per_request=tokens,
         written=actual.written,
         update=stock_update(),
         states=ours.states,
@@ -150,10 +148,8 @@ def test_a_refused_commit_updates_the_requests_all_the_same(triton_device: torch
     theirs = Requests(5, 3, 2, True, triton_device)
     launch = CommitPlan(windows.kv_caches).bind_with_update(
         StagedSources(windows.keys, windows.values),
-        windows.slots,
+        CommitRows(windows.slots, 2),
         windows.errors,
-        certain=0,
-        tokens_per_request=2,
         written=windows.written,
         update=stock_update(),
         states=ours.states,

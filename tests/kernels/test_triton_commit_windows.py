@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 from window_cases import Windows, WindowShape, compare_windows, make_windows
 
-from nwor_kernels.commit.plan import CommitPlan, StagedSources
+from nwor_kernels.commit.plan import CommitPlan, CommitRows, StagedSources
 from nwor_kernels.metadata import ERROR_COUNT_MISMATCH, ERROR_OVERFLOW, ERROR_SLOT_RANGE
 
 
@@ -267,7 +267,7 @@ def test_refilled_sources_take_other_tensors_rows_and_strides(triton_device):
     sources.refill(keys, second.values)
     assert sources.table.data_ptr() == table
     CommitPlan(second.kv_caches).commit_windows(
-        sources, second.slots, second.num_sampled, second.errors, tokens_per_request=3
+        sources, CommitRows(second.slots, 3), second.num_sampled, second.errors
     )
     expected = make_windows(WindowShape(), 2, "cpu")
     expected.commit_by_reference()
@@ -300,13 +300,7 @@ def test_one_plan_serves_every_kind_of_window(triton_device):
                 each.values = [value.contiguous() for value in each.values]
         actual.memory.fill_(torch.nan)
         counts = windows.num_sampled
-        plan.commit_windows(
-            StagedSources(windows.keys, windows.values),
-            windows.slots,
-            counts,
-            actual.errors,
-            **windows.options,
-        )
+        windows.launch_by(plan, counts, actual.errors)
         expected.commit_by_reference()
         assert_same(actual.memory.cpu(), expected.memory)
         assert not actual.errors.any()
@@ -421,7 +415,7 @@ def test_a_captured_commit_follows_new_counts_slots_and_sources():
     num_sampled, slots = torch.zeros_like(first.num_sampled), torch.full_like(first.slots, -1)
 
     def commit() -> None:
-        plan.commit_windows(sources, slots, num_sampled, first.errors, tokens_per_request=5)
+        plan.commit_windows(sources, CommitRows(slots, 5), num_sampled, first.errors)
 
     commit()
     graph = torch.cuda.CUDAGraph()
@@ -466,6 +460,6 @@ def test_a_commit_waits_for_the_kernel_before_it():
         windows.num_sampled.zero_()
         _write_late[(1,)](windows.num_sampled, 5, rounds=2000)
         plan.commit_windows(
-            sources, windows.slots, windows.num_sampled, windows.errors, tokens_per_request=5
+            sources, CommitRows(windows.slots, 5), windows.num_sampled, windows.errors
         )
         assert num_written(windows.memory) == 2 * 5 * 8 * 256

@@ -70,7 +70,7 @@ def test_accepted_counts_that_no_window_has_are_null(triton_device):
     case.tables[0].fill_(1)  # a slot, were it read
     case.states[0][1] = 1.0
     before, out, records = case.pages.clone(), case.nan_out(torch.float32), case.nan_records()
-    verify_window_triton(*case.layer_inputs(0), out, records.layer(0), scale=case.shape.scale)
+    verify_window_triton(case.layer_inputs(0), out, records.layer(0), scale=case.shape.scale)
     assert not bool(out[:6].any())
     committed = torch.tensor([1, 1, 0], dtype=torch.int32, device=triton_device)
     StateCommit(case.states, [0], case.tables, records)(case.accepted, committed)

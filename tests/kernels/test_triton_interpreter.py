@@ -12,7 +12,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parent.parent
 KERNELS = (
-    ("verify_attention", "discard", "mask", "mla", "mla_tail", "sparse", "window_merge"),
+    ("verify_attention", "discard", "mask", "mla", "mla_tail", "window_merge"),
     ("commit_windows", "commit_fp8", "commit_update", "gated_delta", "stage", "staged_windows"),
 )
 """Halves that take about as long, each a process beside the other."""

@@ -12,8 +12,8 @@ from kernel_inputs import INTERPRETED
 from mla_cases import arguments, attend_slowly, check, make_mla_step, quantise, run
 
 pytest.importorskip("triton")
-from nwor_kernels.commit.plan import CommitPlan, StagedSources
-from nwor_kernels.commit.reference import commit_windows_reference
+from nwor_kernels.commit.plan import CommitPlan, CommitRows, StagedSources
+from nwor_kernels.commit.reference import LayerCaches, commit_windows_reference
 from nwor_kernels.mla_verify_attention.kernel import (
     create_workspace,
     launch_shape,
@@ -250,7 +250,7 @@ def commit_latents(caches, sources, slots, scales, counts):
     views = [cache.unsqueeze(1) for cache in caches]
     errors = torch.zeros(len(caches), dtype=torch.int32, device=slots.device)
     CommitPlan(views, scales, scales).commit_windows(
-        StagedSources(*sources), slots, counts, errors, tokens_per_request=5
+        StagedSources(*sources), CommitRows(slots, 5), counts, errors
     )
     assert not errors.any()
 
@@ -265,8 +265,8 @@ def test_one_commit_writes_latents_and_rotary_parts(triton_device, fp8):
     accepted = torch.tensor([True] * 3 + [False] * 2 + [True] * 5, device=triton_device)
     errors = torch.zeros(2, dtype=torch.int32, device=triton_device)
     commit_windows_reference(
-        *sources, [cache.unsqueeze(1) for cache in expected], slots, accepted, errors,
-        k_scales=scales, v_scales=scales,
+        sources, LayerCaches([cache.unsqueeze(1) for cache in expected], scales, scales), slots,
+        accepted, errors,
     )  # fmt: skip
     for ours, theirs in zip(caches, expected, strict=True):
         assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))

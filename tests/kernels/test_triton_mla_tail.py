@@ -59,7 +59,7 @@ def merge(
     lse = lse.T.contiguous().T if head_major else lse
     given = arguments(step, device, dtype=torch.float64 if double else None, **how)
     given.output.copy_(output)
-    tail(given, lse, None, *[torch.float64] * double)
+    tail(given, lse, *[torch.float64] * double)
     return given.output.cpu()
 
 

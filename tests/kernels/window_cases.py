@@ -8,8 +8,8 @@ from accepted_rows import accepted_rows
 from kernel_inputs import assert_same, generator, kv_of_layers, nan_caches, to_device
 from torch import Tensor
 
-from nwor_kernels.commit.plan import CommitPlan, StagedSources
-from nwor_kernels.commit.reference import commit_windows_reference
+from nwor_kernels.commit.plan import CommitPlan, CommitRows, StagedSources
+from nwor_kernels.commit.reference import LayerCaches, commit_windows_reference
 
 E4M3_DTYPES = (torch.uint8, torch.float8_e4m3fn)
 
@@ -56,14 +56,17 @@ class Windows:
 
     def launch(self) -> None:
         """Commit with the Triton kernel."""
-        CommitPlan(self.kv_caches, self.k_scales, self.v_scales, self.slot_rows).commit_windows(
-            StagedSources(self.keys, self.values),
-            self.slots,
-            self.num_sampled,
-            self.errors,
-            written=self.written,
-            **self.options,
-        )
+        plan = CommitPlan(self.kv_caches, self.k_scales, self.v_scales, self.slot_rows)
+        self.launch_by(plan, self.num_sampled, self.errors, self.written)
+
+    def launch_by(
+        self, plan: CommitPlan, counts: Tensor, errors: Tensor, written: Tensor | None = None
+    ) -> None:
+        """Commit these rows by a plan."""
+        options = dict(self.options)
+        metadata = options.pop("layer_metadata", None)
+        sources, rows = StagedSources(self.keys, self.values), CommitRows(self.slots, **options)
+        plan.commit_windows(sources, rows, counts, errors, layer_metadata=metadata, written=written)
 
     def commit_by_reference(self) -> None:
         """Commit with the torch reference."""
@@ -71,15 +74,11 @@ class Windows:
         both = {name: options.pop(name, None) for name in ("rows", "layer_metadata")}
         accepted = accepted_rows(self.num_sampled, self.slots.shape[-1], **options)
         commit_windows_reference(
-            self.keys,
-            self.values,
-            self.kv_caches,
+            (self.keys, self.values),
+            LayerCaches(self.kv_caches, self.k_scales, self.v_scales, self.slot_rows),
             self.slots,
             accepted,
             self.errors,
-            k_scales=self.k_scales,
-            v_scales=self.v_scales,
-            slot_rows=self.slot_rows,
             written=self.written,
             **both,
         )

@@ -7,7 +7,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import torch
 from engine_tools import tiny_spec
 
 from nwor_bench.errors import ExitCode
@@ -39,11 +38,12 @@ def plant_wrong_value(monkeypatch: pytest.MonkeyPatch) -> None:
 
     commit, layers = staging.commit_windows_reference, cycle(range(3))
 
-    def wrong(keys: Any, values: list[torch.Tensor], *rest: Any, **named: Any) -> None:
+    def wrong(sources: Any, *rest: Any, **named: Any) -> None:
+        keys, values = sources
         if next(layers) == 1:  # one call a layer
             values = [values[0].clone()]
             values[0][:, 1] *= 1 + 1e-6
-        commit(keys, values, *rest, **named)
+        commit((keys, values), *rest, **named)
 
     monkeypatch.setattr(staging, "commit_windows_reference", wrong)
 

@@ -130,7 +130,7 @@ def test_every_cell_has_its_turns_and_its_own_counters(engine: VllmEngine) -> No
             assert validations == (0 if cell.scv_mode is ScvMode.OFF else len(own)), cell.label
             seen |= {cell} if own else set()
         turns = [window for window in output.windows if window.group is not None]
-        assert [turn["position"] for turn in turns][:2] == [0, 1]
+        assert [turn.position for turn in turns][:2] == [0, 1]
         if seen == set(INTERLEAVED_CELLS):
             break
     assert seen == set(INTERLEAVED_CELLS)

@@ -18,11 +18,9 @@ from nwor_bench.analysis.draft_tokens import same_places
 from nwor_bench.analysis.effects import effects_over_off
 from nwor_bench.analysis.parity.kv import KV_EVENT, KvVerdict
 from nwor_bench.analysis.parity.local import LOCAL_EVENT
-from nwor_bench.analysis.statistics import simultaneous_bounds, unpaired_ratio
 from nwor_bench.analysis.stored_run import load_stored_runs
 from nwor_bench.analysis.worth import Measured, worth_of
 from nwor_bench.errors import ExitCode
-from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.plugin.runner_v1.staging import StagingBuffers
 from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import Phase, WindowRecord
@@ -31,6 +29,8 @@ from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep import run_loaded
 from nwor_bench.run.sweep_folder import SweepIndex
 from nwor_bench.run.sweep_summary import sweep_result, swept_runs
+from nwor_bench.stats.interval import Interval, quotient
+from nwor_bench.stats.multiple import ratio_at_once
 from nwor_bench.workload.sweep_file import SweepFile
 
 pytestmark = [
@@ -425,7 +425,7 @@ def test_two_percent_at_one_count_are_found(
     import torch
     from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
-    def measure(name: str) -> dict[int, RatioInterval]:
+    def measure(name: str) -> dict[int, Interval]:
         _, (run,) = worth(
             tmp_path / name, "llama-8b-shape", 3, (8,), batches=1, time_budget="45s",
             max_new_tokens=256, acceptance_rates=[0.8, 0.6, 0.5],
@@ -451,13 +451,12 @@ def test_two_percent_at_one_count_are_found(
     after = measure("planted")
     assert before.keys() == after.keys() == {0, 1, 2, 3}  # 0: k = 0 against itself
     for k in before:
-        change = unpaired_ratio(after[k], before[k])
-        assert change is not None
-        low, high = simultaneous_bounds(change, len(before))
-        record_property(f"k={k}", (change.ratio, low, high))
+        change = quotient(after[k], before[k])
+        found = ratio_at_once(change, len(before))
+        record_property(f"k={k}", (found.value, found.low, found.high))
         planted = 1.02 if k == 2 else 1.0
-        assert low - 0.002 < planted < high + 0.002, (k, low, high)
-        assert k != 2 or low > 1.01
+        assert found.low - 0.002 < planted < found.high + 0.002, (k, found)
+        assert k != 2 or found.low > 1.01
 
 
 def _cycles_per_ms(torch: Any) -> float:

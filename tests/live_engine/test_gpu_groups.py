@@ -4,8 +4,8 @@ Plain models; sliding windows beside full attention, attention sinks, layers tha
 local attention, head dims that differ by layer; latent attention in each backend (on Hopper vLLM
 takes FlashAttention's MLA, for fp8 caches FlashMLA); values of another width than keys (MiMo V2);
 attention beside recurrent layers; models that draft with a layer of their own (MTP), which lies in
-the target's cache groups, is attended alike and stays stock's. Sparse latent attention is in
-test_gpu_sparse_mla.py. One engine a case. In float32 tokens are compared too.
+the target's cache groups, is attended alike and stays stock's. One engine a case. In float32 tokens
+are compared too.
 """
 
 import json

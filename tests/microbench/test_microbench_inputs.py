@@ -129,4 +129,4 @@ def test_each_call_of_a_graph_has_inputs_of_its_own(
     monkeypatch.setattr(contenders, "COLD_BYTES", int(times * moved))
     calls = contenders.contenders(group, SHAPE)[0].bind()
     assert len(calls) == sets
-    assert len({call.args[1].data_ptr() for call in calls}) == sets  # slots
+    assert len({call.args[1].slots.data_ptr() for call in calls}) == sets  # slots

@@ -22,6 +22,7 @@ SCALED = {"num_bits": 8, "type": "float", "dynamic": False}
 CHANGES: dict[str, dict[str, Any]] = {
     "plain": {},
     "another dtype": {"dtype": "float16", "tie_word_embeddings": True},
+    "an older entry": {"dtype": None, "torch_dtype": "torch.float16"},
     # Names of entries
     "bloom": {"model_type": "bloom", "n_layer": 3, "n_head": 4, "n_embed": 64,
               "num_hidden_layers": None, "num_attention_heads": None, "hidden_size": None,
@@ -152,6 +153,8 @@ CHANGES: dict[str, dict[str, Any]] = {
                      "kv_cache_scheme": SCALED}},
     # Refused
     "no hidden size": {"hidden_size": None},
+    "heads wider than the model": {"hidden_size": 2, "head_dim": None},
+    "selected without rotary part": {"index_topk": 64, "kv_lora_rank": 6},
     "no layers": {"num_hidden_layers": None},
     "0 layers": {"num_hidden_layers": 0},
     "too many layers": {"num_hidden_layers": 10**9},

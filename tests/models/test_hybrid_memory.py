@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from nwor_bench.models.byte_model import ByteModel, Workload
-from nwor_bench.models.config_json import read_shape
-from nwor_bench.models.hybrid_memory import (
+from nwor_bench.models.byte_model import (
     CARDS,
     MEMORY_SHARE,
+    ByteModel,
+    Workload,
     cache_block,
     padded_page,
     requests_that_fit,
     reserved_states,
 )
+from nwor_bench.models.config_json import read_shape
 from nwor_bench.models.pairs.tiny import write_byte_tokenizer
 
 CHECKOUT = Path(__file__).parents[2]

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from nwor_bench.errors import ConfigError
 from nwor_bench.models.byte_model import ByteModel, Workload
 from nwor_bench.models.config_json import KNOWN_TYPES, read_shape
 from nwor_bench.models.config_reader import checkpoint_cache_dtype
-from nwor_bench.models.shape import Experts, Heads, Indexer, Layer, Mla, ModelShape
+from nwor_bench.models.shape import Heads, Indexer, Layer, Mla, ModelShape
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 
@@ -253,94 +252,6 @@ def test_defaults() -> None:
     assert small(model_type="gemma2").tied_embeddings
 
 
-def test_a_text_model_inside_a_larger_one_is_found() -> None:
-    outer = {"model_type": "gemma3", "torch_dtype": "bfloat16", "vision_config": {}}
-    inner = {k: v for k, v in SMALL.items() if k != "dtype"} | {"model_type": "gemma3_text"}
-    shape = read_shape({**outer, "text_config": inner}, "--config", "x")
-    assert (shape.model_type, shape.dtype) == ("gemma3_text", "bfloat16")
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({"model_type": "mistral", "sliding_window": 64}, [64, 64, 64, 64]),
-        ({"model_type": "mistral", "sliding_window": None}, [None] * 4),
-        ({"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": False}, [None] * 4),
-        (
-            {"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": True,
-             "max_window_layers": 3},
-            [None, None, None, 64],
-        ),
-        ({"model_type": "qwen2", "sliding_window": 64, "max_window_layers": 3}, [None] * 4),
-        ({"model_type": "qwen3", "sliding_window": 64, "use_sliding_window": True}, [None] * 4),
-        ({"model_type": "smollm3", "sliding_window": 64}, [None] * 4),
-        ({"model_type": "gemma2", "sliding_window": 64}, [64, None, 64, None]),
-        ({"model_type": "gpt_oss", "sliding_window": 64}, [64, None, 64, None]),
-        ({"model_type": "cohere2", "sliding_window": 64}, [64, 64, 64, None]),
-        ({"model_type": "olmo3", "sliding_window": 64}, [64, 64, 64, None]),
-        ({"model_type": "granite_swa", "sliding_window": 64}, [None, 64, 64, 64]),
-        ({"model_type": "gemma4_text", "sliding_window": 64}, [64, 64, 64, None]),
-        (
-            {"model_type": "afmoe", "sliding_window": 64, "global_attn_every_n_layers": 2},
-            [64, None, 64, None],
-        ),
-        (
-            {"model_type": "gemma3_text", "sliding_window": 64, "sliding_window_pattern": 3},
-            [64, 64, None, 64],
-        ),
-        (
-            {"model_type": "gemma3_text", "sliding_window": 64,
-             "layer_types": ["full_attention", *["sliding_attention"] * 3]},
-            [None, 64, 64, 64],
-        ),
-    ],
-)  # fmt: skip
-def test_which_layers_slide(config: dict[str, Any], expected: list[int | None]) -> None:
-    assert windows(small(**config)) == expected
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({"num_local_experts": 8, "num_experts_per_tok": 2}, [True] * 4),
-        ({"num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 2},
-         [False, True, False, True]),
-        ({"num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": [0, 3]},
-         [False, True, True, False]),
-        ({"n_routed_experts": 8, "num_experts_per_tok": 2, "first_k_dense_replace": 3},
-         [False, False, False, True]),
-        ({"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_layer_freq": 2},
-         [True, False, True, False]),
-    ],
-)  # fmt: skip
-def test_which_layers_have_experts(config: dict[str, Any], expected: list[bool]) -> None:
-    assert sparse(small(**config)) == expected
-
-
-def test_widths_of_experts() -> None:
-    mixtral = small(num_local_experts=8, num_experts_per_tok=2)
-    assert mixtral.experts == Experts(8, 2, 16)
-    qwen = small(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=6,
-                 shared_expert_intermediate_size=5)  # fmt: skip
-    assert qwen.experts == Experts(8, 2, 6, shared_width=5)
-
-
-@pytest.mark.parametrize(
-    ("quantised", "bits"),
-    [
-        (None, 16),
-        ({"quant_method": "fp8"}, 8),
-        ({"quant_method": "awq", "bits": 4}, 4),
-        ({"quant_method": "compressed-tensors",
-          "config_groups": {"group_0": {"weights": {"num_bits": 8}}}}, 8),
-        ({"quant_method": "own"}, None),
-        ({"quant_method": "own", "config_groups": {}}, None),
-    ],
-)  # fmt: skip
-def test_bits_of_a_weight(quantised: dict[str, Any] | None, bits: int | None) -> None:
-    assert small(quantization_config=quantised).weight_bits == bits
-
-
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "ranks", "fits"),
     [(8, 2, 2, True), (8, 2, 8, True), (8, 2, 3, False), (12, 4, 6, False), (8, 8, 16, False)],
@@ -348,51 +259,6 @@ def test_bits_of_a_weight(quantised: dict[str, Any] | None, bits: int | None) ->
 def test_which_ranks_fit(heads: int, kv_heads: int, ranks: int, fits: bool) -> None:
     shape = small(num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=2)
     assert shape.fits_ranks(ranks) == fits
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"hidden_size": None}, 'no "hidden_size"'),
-        ({"vocab_size": "many"}, "\"vocab_size\" is 'many'"),
-        ({"num_hidden_layers": 0}, '"num_hidden_layers" is 0'),
-        ({"num_hidden_layers": 10**9}, '"num_hidden_layers" is 1000000000; write 10000 or less'),
-        ({"num_key_value_heads": 3}, '"num_key_value_heads" is 3; write a divisor of the '),
-        ({"num_attention_heads": True}, '"num_attention_heads" is True'),
-        ({"intermediate_size": None}, 'no "intermediate_size"'),
-        ({"dtype": "int3"}, "\"dtype\" is 'int3'"),
-        ({"quantization_config": "fp8"}, '"quantization_config" is not an object'),
-        ({"is_encoder_decoder": True}, "encoder-decoder"),
-        ({"mamba_d_state": 16}, "state-space"),
-        ({"kv_lora_rank": 6}, 'no "qk_rope_head_dim"'),
-        ({"index_topk": 64}, "index_topk"),
-        ({"loop_num": 2}, "loop_num"),
-        ({"H_cycles": 2}, "H_cycles"),
-        ({"block_configs": [{"attention": {"no_op": True}}] * 4}, "block_configs"),
-        ({"index_topk": 64, "kv_lora_rank": 6}, 'no "qk_rope_head_dim"'),
-        ({"num_experts": 8}, 'no "num_experts_per_tok"'),
-        ({"num_experts": 8, "num_experts_per_tok": 9}, "with 8 experts"),
-        ({"layer_types": ["linear_attention"] * 4}, "linear_attention"),
-        ({"layer_types": ["full_attention"] * 3}, "only 4 layers"),
-        ({"layer_types": ["sliding_attention"] * 4}, 'no "sliding_window"'),
-        ({"layer_types": 4}, '"layer_types" is 4'),
-        ({"hybrid_layer_pattern": [0, 1], "sliding_window": 8}, "only 4 layers"),
-        ({"moe_layer_freq": [0, 1]}, "has 2 entries; write 4"),
-        ({"layer_types": [["full_attention"]] * 4}, "full_attention"),
-        ({"mlp_only_layers": 3, "num_experts": 8, "num_experts_per_tok": 2}, "mlp_only_layers"),
-        ({"hidden_size": 2}, '"head_dim"'),
-        (
-            {"model_type": "exaone4", "sliding_window": 8, "sliding_window_pattern": "LLLG"},
-            "\"sliding_window_pattern\" is 'LLLG'",
-        ),
-    ],
-)
-def test_refused_by_the_name_of_the_entry(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        small(**changes)
-    message = str(refused.value)
-    assert message.startswith("--config: 'small' is invalid; ")
-    assert words in message
 
 
 EIGHT = {"num_bits": 8, "type": "float", "dynamic": False}

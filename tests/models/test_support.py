@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from recipe_models import LEFT_OUT, recipe_table, recipes
 from refusals import refused
+from small_configs import PLAIN, SLIDING
 
-from nwor_bench.models.config_reader import Kind
 from nwor_bench.models.methods import NOT_ON_CPU, Method
 from nwor_bench.models.pairs.local import find_config
 from nwor_bench.models.support.facts import (
@@ -29,98 +29,14 @@ from nwor_bench.models.support.predict import (
     predict_support,
 )
 from nwor_bench.models.support.rules import FOLLOWED_ON_CPU, FOLLOWED_ON_GPU, path_of
-from nwor_bench.report.support import answer, layer_rows, support_notes
+from nwor_bench.report.support import layer_rows
 
 CHECKOUT = Path(__file__).parents[2]
 FIELD = "CONFIG_OR_MODEL"
 
-PLAIN: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4, "head_dim": 64,
-}  # fmt: skip
-
-SLIDING = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 32}
-MLA = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
-V32 = {**MLA, "index_topk": 64, "architectures": ["DeepseekV32ForCausalLM"]}
-
-CLASSES: tuple[tuple[str, dict[str, Any], str | None, str | None, str | None], ...] = (
-    ("plain", {}, None, None, None),
-    ("sliding alone", {"sliding_window": 32}, None, None, None),
-    ("several groups", SLIDING, None, None, None),
-    ("sinks", {**SLIDING, "model_type": "gpt_oss"}, None, None, None),
-    ("sinks of sliding layers", {**SLIDING, "swa_attention_sink_enabled": True}, None, None,
-     None),
-    ("MLA", MLA, None, "unsupported_attention:FlashInferMLAImpl",
-     "unsupported_attention:CPUMLAImpl"),
-    ("small MLA", {**MLA, "kv_lora_rank": 256}, None, None, "unsupported_attention:CPUMLAImpl"),
-    ("sparse MLA", {**MLA, "index_topk": 64}, "unsupported_attention:FlashAttnMLASparseImpl",
-     "unsupported_attention:FlashMLASparseImpl", "sparse_indexer"),
-    ("attention of its own", {"architectures": ["KimiLinearForCausalLM"]},
-     "own_attention:kimi_k3", "own_attention:kimi_k3", None),
-    ("recurrent", {"layer_types": ["linear_attention", "full_attention"] * 2},
-     None, None, None),
-    ("Mamba alone", {"model_type": "mamba2"}, "recurrent_layers", "recurrent_layers",
-     "recurrent_layers"),
-    ("both in a layer", {"model_type": "falcon_h1"}, None, None, None),
-    ("a pattern", {"hybrid_override_pattern": "M-M*"}, None, None, None),
-    ("shared K/V", {"num_kv_shared_layers": 2}, None, None, None),
-    ("chunked", {"model_type": "llama4_text", "attention_chunk_size": 64}, None, None, None),
-    ("ALiBi", {"model_type": "bloom"}, "alibi", "alibi", "alibi"),
-    ("wide heads", {"head_dim": 520}, "head_dim_520", "head_dim_520", None),
-    ("images", {"model_type": "gemma3"}, None, None, None),
-    ("values of another size", {"v_head_dim": 32}, None, None,
-     "unsupported_attention:TritonAttentionDiffKVImpl"),
-    ("wide values", {"v_head_dim": 520}, "head_dim_520", "head_dim_520",
-     "unsupported_attention:TritonAttentionDiffKVImpl"),
-    ("layers that run twice", {"architectures": ["IQuestLoopCoderForCausalLM"]},
-     *["attention:kv_cache_update_bypass"] * 3),
-    ("prompts that see themselves", {"architectures": ["HrmTextForCausalLM"]},
-     *["attention_metadata:EncoderOnlyAttentionBuilder"] * 3),
-    ("a rolling window", {"rswa_window": 64}, "rswa_window", "rswa_window", None),
-)  # fmt: skip
-
 
 def facts(**changes: Any) -> ModelFacts:
     return read_facts({**PLAIN, **changes}, "m", "CONFIG_OR_MODEL", "m")
-
-
-def reason(model: ModelFacts, device: Device = Device.HOPPER, **engine: Any) -> str | None:
-    return predict_support(model, EngineFacts(device=device, **engine)).reason
-
-
-@pytest.mark.parametrize(
-    ("changes", "hopper", "blackwell", "cpu"), [row[1:] for row in CLASSES],
-    ids=[row[0] for row in CLASSES],
-)  # fmt: skip
-def test_each_class_has_its_reason(
-    changes: dict[str, Any], hopper: str | None, blackwell: str | None, cpu: str | None
-) -> None:
-    model = facts(**changes)
-    found = [reason(model, device) for device in (Device.HOPPER, Device.BLACKWELL, Device.CPU)]
-    assert found == [hopper, blackwell, cpu]
-
-
-@pytest.mark.parametrize(
-    ("changes", "engine", "expected"),
-    [
-        ({}, {"cache_dtype": "fp8"}, None),
-        ({}, {"cache_dtype": "nvfp4"}, "cache_dtype:nvfp4"),
-        ({"v_head_dim": 32}, {"cache_dtype": "fp8"}, None),
-        ({"v_head_dim": 32}, {"cache_dtype": "fp8_e5m2"}, "cache_dtype:fp8_e5m2"),
-        ({}, {"draft_tokens": 15}, None),
-        ({}, {"draft_tokens": 16}, "window_of_17_tokens"),
-        ({}, {"device": Device.CPU, "cache_dtype": "fp8"}, "cache_dtype:fp8"),
-        (V32, {}, None),
-        (V32, {"cache_dtype": "fp8"}, "unsupported_attention:FlashMLASparseImpl"),
-        (V32, {"device": Device.BLACKWELL}, "unsupported_attention:FlashMLASparseImpl"),
-        (V32, {"device": Device.CPU}, "sparse_indexer"),
-        (V32, {"draft_tokens": 16}, "window_of_17_tokens"),
-    ],
-)  # fmt: skip
-def test_what_the_engines_flags_change(
-    changes: dict[str, Any], engine: dict[str, Any], expected: str | None
-) -> None:
-    assert reason(facts(**changes), **engine) == expected
 
 
 def test_layers_are_told_by_themselves() -> None:
@@ -132,96 +48,6 @@ def test_layers_are_told_by_themselves() -> None:
     assert [row[3] for row in layer_rows(blocks)] == [
         "recurrent_layers", "nothing to stage", "could be staged",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "part", "states"),
-    [
-        ("Qwen3-Next-80B-A3B", {}, "both", None),
-        ("Qwen3.5-27B", {}, "both", None),
-        ("Qwen3-Next-80B-A3B", {"model_type": "olmo_hybrid"}, "K/V",
-         "unsupported_states:OlmoHybridGatedDeltaNetAttention"),
-        ("Qwen3-Next-80B-A3B", {"head_dim": 520}, "none", None),
-        ("Nemotron-H-56B", {}, "K/V", "unsupported_states:MambaMixer2"),
-        ("Kimi-Linear-48B-A3B", {}, "none", "recurrent_layers"),
-        ("Llama-3.2-3B", {}, "K/V", None),
-    ],
-)  # fmt: skip
-def test_which_part_is_staged(
-    name: str, changes: dict[str, Any], part: str, states: str | None
-) -> None:
-    config = json.loads((CHECKOUT / f"tests/data/configs/{name}.json").read_text())
-    found = predict_support(read_facts({**config, **changes}, "m", FIELD, "m"), EngineFacts())
-    assert found.part.value == part
-    assert [group.reason for group in found.recurrent] == [states] * len(found.recurrent)
-    assert (len(found.recurrent) == 0) == name.startswith("Llama")
-
-
-def test_an_indexers_keys_are_said_to_be_written_directly() -> None:
-    found = predict_support(facts(**V32), EngineFacts())
-    assert (found.indexed, found.backends) == (4, ("FLASH_ATTN_MLA_SPARSE",))
-    assert [row[3] for row in layer_rows(found)] == [
-        "could be staged; indexer keys written directly"
-    ]
-    assert "indexers' keys are written directly" in answer(found)
-    assert len(support_notes(found)) == 3  # breakable graphs too
-
-
-def test_values_of_another_size_are_reported() -> None:
-    model = facts(**SLIDING, v_head_dim=64, swa_num_key_value_heads=2, swa_v_head_dim=32)
-    assert [layer.value_dim for layer in model.layers[:2]] == [32, None]
-    rows = layer_rows(predict_support(model, EngineFacts()))
-    assert [row[1:3] for row in rows] == [
-        ("sliding attention of 32, head size 64, values of 32", "FLASH_ATTN_DIFFKV"),
-        ("full attention, head size 64", "FLASH_ATTN"),
-    ]
-
-
-def test_expanded_latent_rows_are_plain_keys_and_values() -> None:
-    """MiniCPM3: vLLM runs it without latent attention."""
-    (group,) = predict_support(facts(**MLA, model_type="minicpm3"), EngineFacts()).groups
-    assert (group.layer.latent, group.layer.head_dim, group.layer.value_dim) == (False, 192, None)
-    assert group.backend == "FLASH_ATTN"
-
-
-def test_a_published_bloom_has_its_slopes() -> None:
-    """BLOOM's config.json counts its layers as n_layer."""
-    config = {"architectures": ["BloomForCausalLM"], "model_type": "bloom", "n_layer": 3,
-              "num_attention_heads": 4, "n_embed": 64}  # fmt: skip
-    model = read_facts(config, "m", "CONFIG_OR_MODEL", "m")
-    assert [(layer.alibi, layer.head_dim) for layer in model.layers] == [(True, 16)] * 3
-    assert reason(model, Device.BLACKWELL) == "alibi"
-
-
-def test_layers_that_a_search_left_without_attention() -> None:
-    """Nemotron-NAS."""
-    attentions = [{"n_heads_in_group": 8}, {"no_op": True}, {"replace_with_linear": True}, {}]
-    model = facts(block_configs=[{"attention": each} for each in attentions])
-    assert [layer.kind for layer in model.layers] == [
-        Kind.FULL, Kind.NOTHING, Kind.NOTHING, Kind.FULL,
-    ]  # fmt: skip
-
-
-def test_granites_sliding_models_have_sinks_in_every_layer() -> None:
-    changes = {"model_type": "granite_swa", "sliding_window": 32}
-    layers = facts(**changes).layers
-    assert [(layer.window, layer.sinks) for layer in layers] == [(None, True), *[(32, True)] * 3]
-    assert not any(layer.sinks for layer in facts(**changes, attention_sinks=False).layers)
-
-
-def test_sliding_latent_layers_have_their_own_row_and_no_indexer() -> None:
-    """dots3: the full layers' indexers select, the sliding layers keep wider rows."""
-    swa = {"swa_kv_lora_rank": 1024, "swa_qk_rope_head_dim": 64}
-    sliding, full = facts(**SLIDING, **MLA, **swa, index_topk=64).layers[:2]
-    assert (sliding.head_dim, sliding.window, sliding.sparse) == (1088, 32, False)
-    assert (full.head_dim, full.window, full.sparse) == (576, None, True)
-
-
-def test_qwens_sparse_attention_is_named_after_its_own_package() -> None:
-    model = facts(architectures=["Qwen4ExpForCausalLM"], indexer_budget=64)
-    (group,) = predict_support(model, EngineFacts()).groups
-    assert group.reason == "unsupported_attention:Qwen4ExpQSAFlashAttentionImpl"
-    assert reason(model, Device.CPU) == "sparse_indexer"
 
 
 def test_methods_are_staged_or_refused_with_their_reason() -> None:
@@ -244,34 +70,6 @@ def test_methods_are_staged_or_refused_with_their_reason() -> None:
     assert method_support(named, EngineFacts(), Method.MTP).outcome is Outcome.STAGED
     some = facts(model_type="glm4_moe", num_nextn_predict_layers=1)
     assert method_support(some, EngineFacts(), Method.MTP).outcome is Outcome.STAGED
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"num_hidden_layers": None}, "num_hidden_layers"),
-        ({"layer_types": ["full_attention", "novel"]}, "novel"),
-        ({"is_encoder_decoder": True}, "encoder-decoder"),
-        ({"num_hidden_layers": True}, "True"),
-        ({"architectures": "LlamaForCausalLM"}, "architectures"),
-        ({"block_configs": [{}] * 4}, "block_configs"),
-        ({"block_configs": ["x"] * 4}, "block_configs"),
-        (
-            {"model_type": "qwen3", "sliding_window": 8, "use_sliding_window": True,
-             "max_window_layers": "x"},
-            "max_window_layers",
-        ),
-        (
-            {"model_type": "exaone4", "sliding_window": 8, "sliding_window_pattern": "LLLG"},
-            "sliding_window_pattern",
-        ),
-    ],
-)  # fmt: skip
-def test_a_config_that_does_not_say_its_layers_is_refused(
-    changes: dict[str, Any], words: str
-) -> None:
-    with refused("CONFIG_OR_MODEL", value="m", naming=words):
-        facts(**changes)
 
 
 def test_a_model_is_found_by_file_folder_and_cache(

@@ -75,17 +75,6 @@ def test_the_derivative_is_that_of_differences(kind: str) -> None:
     assert torch.linalg.norm(derivative - expected) < 1e-8 * torch.linalg.norm(expected)
 
 
-def test_a_sparse_layer_attends_to_what_it_selected() -> None:
-    query, key, value = drawn(3)
-    seen = torch.zeros(ROWS, TOKENS, dtype=torch.bool)
-    seen[:, [2, 11]] = True
-    output, _ = exact_attention(query, key, value, ScoreRules(0.3), seen)
-    only = [2, 11]
-    scores = torch.einsum("qhd,thd->hqt", query, key[only].repeat_interleave(3, 1)) * 0.3
-    expected = torch.einsum("hqt,thd->qhd", scores.softmax(-1), value[only].repeat_interleave(3, 1))
-    assert torch.allclose(output, expected, atol=1e-12)
-
-
 def measured(
     change_scale: float, change_gain: float, noise: float
 ) -> tuple[dict[str, Tensor], Tensor]:
@@ -129,18 +118,12 @@ def latents(seed: int, peaked: float) -> tuple[Tensor, Tensor, Tensor]:
     return query, key, key[..., :16]
 
 
-@pytest.mark.parametrize("selects", [False, True])
-def test_merged_attention_is_exact_but_for_its_roundings(selects: bool) -> None:
+def test_merged_attention_is_exact_but_for_its_roundings() -> None:
     query, key, value = latents(7, 1.0)
-    seen = None
-    if selects:
-        seen = torch.rand(ROWS, 900, generator=torch.Generator().manual_seed(8)) < 0.1
-        seen[:, -ROWS] = True
-        seen[0, :-ROWS] = False  # a row of which stock sees nothing
-    exact, _ = exact_attention(query, key, value, ScoreRules(0.2), seen)
-    merged = merged_attention(query, key, value, 0.2, torch.float64, seen)
+    exact, _ = exact_attention(query, key, value, ScoreRules(0.2))
+    merged = merged_attention(query, key, value, 0.2, torch.float64)
     assert torch.allclose(merged, exact, rtol=1e-12, atol=1e-14)
-    rounded = merged_attention(query, key, value, 0.2, torch.bfloat16, seen)
+    rounded = merged_attention(query, key, value, 0.2, torch.bfloat16)
     assert 0 < torch.linalg.norm(rounded - exact) < 2**-8 * torch.linalg.norm(exact)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nwor_bench.plugin.patching import PatchSet
 from nwor_bench.plugin.state_layers import StateTrace
-from nwor_kernels.gated_delta.records import GatedNorm
+from nwor_kernels.gated_delta.records import GatedNorm, WindowInputs
 from nwor_kernels.gated_delta.reference import verify_window_reference
 
 pytestmark = pytest.mark.slow  # vLLM's recurrent layers are imported
@@ -83,11 +83,11 @@ def expected(pieces: Pieces, mixed: Tensor, norm: GatedNorm | None) -> Tensor:
     assert pieces.states._records is not None
     parts = pieces.states._records.layer(0)
     records = type(parts)(*(part.clone() for part in parts))
-    verify_window_reference(
+    inputs = WindowInputs(
         mixed, *pieces.given[0][1:], own.A_log, own.dt_bias, pieces.layers[0].state,
-        metadata.spec_state_indices_tensor, pieces.accepted, metadata.spec_query_start_loc, out,
-        records, scale=KEYS**-0.5, norm=norm,
+        metadata.spec_state_indices_tensor, pieces.accepted, metadata.spec_query_start_loc,
     )  # fmt: skip
+    verify_window_reference(inputs, out, records, scale=KEYS**-0.5, norm=norm)
     return out
 
 

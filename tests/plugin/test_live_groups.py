@@ -18,7 +18,6 @@ from live_windows import counts_of, timed
 from planted_windows import DRAFTS, Placed, shown, verified, windows_of_drafts, windows_of_modes
 from prometheus_client.parser import text_string_to_metric_families
 
-from nwor_bench.instruments.robust import Estimate, as_ratio, log_tokens, robust_location
 from nwor_bench.live.reading import reading_of
 from nwor_bench.plugin import live, live_groups
 from nwor_bench.plugin.live import LivePublisher
@@ -34,6 +33,8 @@ from nwor_bench.records.fallback_reasons import Guard, LeftOut
 from nwor_bench.records.metrics import DRAFT_METRICS, LIVE_METRICS, MetricFiles, labels_of
 from nwor_bench.records.types import WindowRecord
 from nwor_bench.records.window_order import ALL, WindowPlace, compared, places_of_group
+from nwor_bench.stats.interval import Interval
+from nwor_bench.stats.robust import log_tokens, robust_location
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "live"
 COUNTS = drafts_kind(DRAFTS)
@@ -154,8 +155,8 @@ def test_a_planted_effect_is_found_among_arrivals_and_drift(effect: float) -> No
     for effects in groups.effects.values():
         located = robust_location(effects)
         assert located is not None
-        ratio = as_ratio(located)
-        assert abs(ratio.ratio - exp(effect)) < 2 * ratio.half_width
+        ratio = located.exp()
+        assert abs(ratio.value - exp(effect)) < 2 * ratio.half_width
 
 
 # Tokens of draft counts.
@@ -233,7 +234,7 @@ def test_intervals_of_tokens_include_the_truth_in_95_percent_of_runs() -> None:
         accepted, windows = zip(*spans, strict=True)
         found = log_tokens(accepted, windows)
         assert found is not None
-        hits += abs(found.value - truth) < found.half_width()
+        hits += abs(found.value - truth) < found.half_width
     assert 0.91 < hits / runs < 0.985
 
 
@@ -416,10 +417,10 @@ def test_metrics_that_cannot_be_written_grow_old(
     assert modes.scrape()["nwor_live_groups_total", ALL] == 50
 
 
-def assert_same(found: Estimate, truth: Estimate | None) -> None:
+def assert_same(found: Interval, truth: Interval | None) -> None:
     assert truth is not None
     assert found.value == pytest.approx(truth.value)
-    assert found.standard_error == pytest.approx(truth.standard_error)
+    assert found.error == pytest.approx(truth.error)
     assert (found.degrees, found.count) == (truth.degrees, truth.count)
 
 

@@ -24,7 +24,6 @@ from latent_layers import (
     StockWrite,
     check_same,
 )
-from test_sparse_mla import SparseLayers, reason_of_latent
 from torch import Tensor
 
 pytestmark = pytest.mark.slow  # vLLM's attention backends are imported
@@ -156,7 +155,6 @@ def lengths(request: pytest.FixtureRequest) -> list[int]:
 KINDS: dict[str, Callable[..., Any]] = {
     "program": LatentLayers,
     "tail": partial(LatentLayers, implementation=FlashAttnMLAImpl),
-    "sparse": SparseLayers,
 }
 
 
@@ -165,22 +163,18 @@ def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.mark.parametrize("otherwise", [False, True], ids=["", "joined queries or prefills"])
+@pytest.mark.parametrize("otherwise", [False, True], ids=["", "joined queries"])
 @pytest.mark.parametrize("copied", [False, True])
 def test_a_window_is_read_from_where_it_is_staged(
     lengths: list[int], kind: str, copied: bool, otherwise: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    joined, prefills = ({}, {"mha_from": 3}) if kind == "sparse" else ({"joined": True}, {})
-    if not otherwise:
-        joined, prefills = {}, {}
-    stock = KINDS[kind](lengths).forward(**prefills)
+    stock = KINDS[kind](lengths).forward()
     ours = KINDS[kind](lengths, monkeypatch)
     ours.begin(copied)
-    ours.forward(**prefills, **joined)
-    if kind != "sparse":
-        merged = ours.committed._metadata is not None
-        assert merged == (kind == "tail" and lengths == [4, 4])
-        assert not any(layer.impl.need_to_return_lse_for_decode for layer in ours.layers)
+    ours.forward(**({"joined": True} if otherwise else {}))
+    merged = ours.committed._metadata is not None
+    assert merged == (kind == "tail" and lengths == [4, 4])
+    assert not any(layer.impl.need_to_return_lse_for_decode for layer in ours.layers)
     assert ours.window.staged_every_layer
     assert ours.window.fallback_reason is None
     check_same(ours, stock, caches=False)
@@ -280,6 +274,14 @@ def latent_layer(**changes: Any) -> Any:
         impl=impl, attn_backend=TritonMLABackend, sliding_window=None, kv_lora_rank=512,
         non_causal_multi_token_decode=False,
     )  # fmt: skip
+
+
+def reason_of_latent(layer: Any, length: int = 5) -> str | None:
+    """Why windows of that length cannot be staged in a latent layer."""
+    from nwor_bench.plugin.refusals import of_layer
+    from nwor_bench.plugin.runner_v2.mla_attention import why_no_kernel
+
+    return of_layer(layer, lambda each: why_no_kernel(each, length, torch.bfloat16))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from nwor_bench.plugin.states import (
     reference_commit,
 )
 from nwor_bench.plugin.window import Window, WindowBatch
+from nwor_kernels.gated_delta.records import WindowInputs
 from nwor_kernels.gated_delta.reference import verify_window_reference
 
 HEADS, KEYS, VALUES, KEY_HEADS = 4, 8, 6, 2
@@ -105,11 +106,12 @@ class Pieces:
         assert self.states._records is not None
         records = self.states._records.layer(number)
         kept = type(records)(*(part.clone() for part in records))
-        verify_window_reference(
+        inputs = WindowInputs(
             *self.given[number], own.A_log, own.dt_bias, state, metadata.spec_state_indices_tensor,
-            self.accepted, metadata.spec_query_start_loc, torch.empty(2 * LENGTH, HEADS, VALUES),
-            kept, scale=KEYS**-0.5, write_states=True,
+            self.accepted, metadata.spec_query_start_loc,
         )  # fmt: skip
+        out = torch.empty(2 * LENGTH, HEADS, VALUES)
+        verify_window_reference(inputs, out, kept, scale=KEYS**-0.5, write_states=True)
         return state
 
 

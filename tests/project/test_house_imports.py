@@ -20,7 +20,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 SOURCE_ROOTS = {"nwor_bench": Path("nwor_bench"), "nwor_kernels": Path("kernels/nwor_kernels")}
 
 FLOORS = (
-    ("errors",),
+    ("errors", "stats"),
     ("records",),
     ("workload", "instruments"),
     ("models",),
@@ -34,7 +34,8 @@ FLOORS = (
 floor or from above."""
 
 HEAVY = ("torch", "vllm", "pandas", "scipy", "pydantic", "transformers", "matplotlib")
-NO_ENGINE = tuple(f"nwor_bench.{name}" for name in ("records", "workload", "models", "analysis"))
+PURE = ("stats", "records", "workload", "models", "analysis")
+NO_ENGINE = tuple(f"nwor_bench.{name}" for name in PURE)
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,14 @@ RULES = [
         only=("nwor_kernels", "torch"),
     ),
     Rule(
-        "records, workload, models and analysis load no engine",
+        "stats, records, workload, models and analysis load no engine",
         NO_ENGINE,
         never_loaded=("torch", "vllm"),
+    ),
+    Rule(
+        "stats are pure",
+        ("nwor_bench.stats",),
+        only=("nwor_bench.stats", "numpy", "scipy"),
     ),
     Rule(
         "vllm stays in engine and plugin",
@@ -87,7 +93,7 @@ RULES = [
         ("nwor_bench.plugin",),
         only_ours=(
             *("nwor_bench.errors", "nwor_bench.instruments", "nwor_bench.models.support"),
-            *("nwor_bench.plugin", "nwor_bench.records", "nwor_kernels"),
+            *("nwor_bench.plugin", "nwor_bench.records", "nwor_bench.stats", "nwor_kernels"),
         ),
     ),
     Rule(
@@ -114,6 +120,7 @@ RULES = [
         only_ours=(
             *("nwor_bench.analysis", "nwor_bench.errors", "nwor_bench.instruments"),
             *("nwor_bench.models", "nwor_bench.records", "nwor_bench.report"),
+            "nwor_bench.stats",
         ),
         never_loaded=("torch",),
     ),
@@ -252,7 +259,7 @@ PLANTED = [
         },
     ),
     (
-        "records, workload, models and analysis load no engine",
+        "stats, records, workload, models and analysis load no engine",
         {
             "nwor_bench/records/store.py": "import nwor_bench.a.b",
             "nwor_bench/a/__init__.py": "import torch",
@@ -268,8 +275,8 @@ PLANTED = [
     (
         "plugin stands by itself",
         {
-            "nwor_bench/analysis/statistics.py": "",
-            "nwor_bench/plugin/a.py": "from ..analysis.statistics import mean",
+            "nwor_bench/analysis/groups.py": "",
+            "nwor_bench/plugin/a.py": "from ..analysis.groups import Group",
         },
     ),
     ("window knows no vllm", {"nwor_bench/plugin/window.py": "try:\n    import vllm\nfinally: 1"}),
@@ -351,7 +358,7 @@ def test_every_entry_of_the_package_has_a_floor() -> None:
     }
     named = [name for names in FLOORS for name in names]
     assert entries - {"__init__"} == set(named)
-    assert len(named) <= 14
+    assert len(named) <= 15
     assert len(FLOORS) <= 10
 
 

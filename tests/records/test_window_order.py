@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.instruments.robust import LEAST_APART
 from nwor_bench.records.cell import Drafts
 from nwor_bench.records.types import AA, Cell, NworMode, ScvMode
 from nwor_bench.records.window_order import (
@@ -25,6 +24,7 @@ from nwor_bench.records.window_order import (
     only_verifies,
     places_of,
 )
+from nwor_bench.stats.robust import MIN_APART
 
 SEEDS = st.text(max_size=8)
 PAIRS = st.integers(1, 6).map(lambda n: [(0, other) for other in range(1, n + 1)])
@@ -86,7 +86,7 @@ def test_each_pairs_few_groups_have_their_share_of_long_runs(pairs, seed):
 def test_a_hundred_groups_show_whether_a_switch_leaves_something_behind():
     """And take fewer than ten windows each."""
     (lengths,) = lengths_by_pair([(0, 1)], "seed", 100).values()
-    assert min(Counter(lengths).values()) >= LEAST_APART
+    assert min(Counter(lengths).values()) >= MIN_APART
     assert RUNS * sum(lengths) < 1000
 
 

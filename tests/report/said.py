@@ -24,7 +24,6 @@ from nwor_bench.analysis.draft_rates import Rate, Worth
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.parity.kv import KvMismatch, KvResult, KvVerdict, StateResult, kv_event
 from nwor_bench.analysis.worth import WindowTime
-from nwor_bench.instruments.robust import RatioInterval
 from nwor_bench.records.cell import SHAM, SWITCHED
 from nwor_bench.records.facts import CudaGraphs
 from nwor_bench.records.header import PairFacts, ParityFacts
@@ -36,6 +35,7 @@ from nwor_bench.report.questions import questions
 from nwor_bench.report.run_report import answer_of, exit_code_of
 from nwor_bench.report.worth import noise_note, rates_table
 from nwor_bench.report.worth_answer import line_blocks, worth_answer
+from nwor_bench.stats.robust import from_ends
 
 STAGE = Cell("tiny", NworMode.STAGE, ScvMode.OFF)
 GRAPH = Cell("tiny", NworMode.STAGE, ScvMode.GRAPH)
@@ -256,7 +256,7 @@ WORTHS: Mapping[str, Worth] = {
     "one engine of several counts": by_engines(several=True),
     "engines of one count": by_engines(several=False),
     "noise": worth([rate(8, 1, 1.44, OPEN)], {8: 0},
-                   noise={8: RatioInterval(0.78, 0.62, 0.99, 12)}),
+                   noise={8: from_ends(0.78, 0.62, 0.99, 12)}),
     **{f"staged {best}": replace(ONE, best_staged=best)
        for best in ({1: 2, 8: 2}, {1: 0, 8: 0}, {1: 4, 8: 2})},
     **{f"graphs {best}": worth([rate(size, k, 1.9, FAST) for size, k in best.items()], best)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from refusals import refused
 from simulated_noise import heavy
 
-from nwor_bench.analysis.statistics import paired_ratio
+from nwor_bench.stats.paired import paired_ratio
 from nwor_bench.workload.stopping import FIRST_LOOK, LOOK_STEP, StoppingRule, parse_fraction
 
 

@@ -1,6 +1,7 @@
 """The commit of a window: tables of every layer's sources and caches on the device, the launch."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -112,6 +113,30 @@ class StagedSources:
         return addresses
 
 
+@dataclass(frozen=True)
+class CommitRows:
+    """The rows of a commit, and how many of each request's a count accepts.
+
+    Row i copies source row i (or `rows[i]`) to slot `slots[i]` of every layer (with slot rows:
+    `slots[slot_rows[layer], i]`) if its place in its request's window is below the request's count
+    plus `certain`.
+    """
+
+    slots: Tensor
+    """[N] int64, block * block_size + offset; negative is padding and never indexed. With slot rows
+    [groups, N], one row a KV-cache group."""
+    tokens_per_request: int | None = None
+    """Rows of each window (drafts + 1), if all windows are equal."""
+    row_request: Tensor | None = None
+    """Otherwise [N] int32, the request of each row; negative is padding."""
+    row_index: Tensor | None = None
+    """[N] int32, the place of each row in its request's window."""
+    rows: Tensor | None = None
+    """[N] int, the row's place in the sources; negative is never written."""
+    certain: int = 0
+    """Rows of each request that its count leaves out; -1 if it counts one that is not here."""
+
+
 class CommitPlan:
     """The caches of all target layers, ready to be committed to.
 
@@ -164,39 +189,24 @@ class CommitPlan:
     def commit_windows(
         self,
         sources: StagedSources,
-        slots: Tensor,
+        rows: CommitRows,
         num_sampled: Tensor,
         errors: Tensor,
         *,
-        certain: int = 0,
-        tokens_per_request: int | None = None,
-        row_request: Tensor | None = None,
-        row_index: Tensor | None = None,
-        rows: Tensor | None = None,
         layer_metadata: Tensor | None = None,
         written: Tensor | None = None,
     ) -> None:
         """Write the accepted rows of all layers in one launch.
 
-        Row i of the launch copies source row i (or `rows[i]`) to slot `slots[i]` of every layer
-        (with slot rows: `slots[slot_rows[layer], i]`) if its place in its request's window is
-        below `num_sampled[request] + certain`. All or nothing: a bad slot or row in any layer,
-        accepted or not, commits nothing; padding is ignored. Never waits; safe in a CUDA graph.
+        All or nothing: a bad slot or row in any layer, accepted or not, commits nothing; padding is
+        ignored. Never waits; safe in a CUDA graph.
 
         Args:
             sources: K and V of every layer.
-            slots: [N] int64, block * block_size + offset; negative is padding and never indexed.
-                With slot rows [groups, N], one row a KV-cache group.
             num_sampled: [requests] int32, accepted rows of each request: in vLLM's `num_sampled`
                 the certain first token and the accepted drafts. A request past its end (padding
                 of a captured shape) commits nothing.
             errors: [layers] int32; ERROR_* flags are or-ed in and never cleared.
-            certain: rows of each request that `num_sampled` does not count; -1 if it counts one
-                that the launch does not have.
-            tokens_per_request: rows of each window (drafts + 1), if all windows are equal.
-            row_request: otherwise [N] int32, the request of each row; negative is padding.
-            row_index: [N] int32, the place of each row in its request's window.
-            rows: [N] int, the row's place in the sources; negative is never written.
             layer_metadata: [layers, 2] int32 as the stage kernel wrote it: if a layer staged
                 another number of rows, or has a flag, nothing is committed.
             written: [layers] int32; the rows stored in each layer are added. Counters in one
@@ -206,20 +216,20 @@ class CommitPlan:
             ValueError: sources do not fit the caches, or the request of a row is given in both
                 ways or in neither.
         """
-        small = (slots, num_sampled, row_request, row_index, rows, errors, layer_metadata, written)
-        layouts = [None if tensor is None else (tensor.dtype, tensor.stride()) for tensor in small]
-        key = (slots.shape, tokens_per_request, certain, sources.layout, *layouts)
+        slots, of_rows = rows.slots, (rows.row_request, rows.row_index, rows.rows)
+        small = (num_sampled, *of_rows, errors, layer_metadata, written)
+        tensors = (slots, *small)
+        layouts = [None if each is None else (each.dtype, each.stride()) for each in tensors]
+        key = (slots.shape, rows.tokens_per_request, rows.certain, sources.layout, *layouts)
         launch = self._launches.get(key)
         if launch is None:
-            launch = self._launches[key] = self._prepare(
-                sources, small, tokens_per_request, certain
-            )
+            launch = self._launches[key] = self._prepare(sources, rows, small)
         launch(
             sources.table,
             self._table,
             slots,
             self._slot_rows,
-            *small[1:],
+            *small,
             slots.shape[-1],
             sources.num_rows,
             num_sampled.numel(),
@@ -228,26 +238,21 @@ class CommitPlan:
     def bind(
         self,
         sources: StagedSources,
-        slots: Tensor,
+        rows: CommitRows,
         errors: Tensor,
-        *,
-        certain: int,
-        tokens_per_request: int,
         written: Tensor | None = None,
     ) -> Callable[[Tensor], None]:
         """`commit_windows` for equal windows with all but the counts fixed: the least host time.
 
-        Args:
-            sources, slots, errors, certain, tokens_per_request, written: as in `commit_windows`;
-                tensors must stay in place.
+        The tensors must stay in place.
 
         Returns:
             The commit, given [requests] int32 on the device, contiguous.
         """
-        small = (slots, errors, None, None, None, errors, None, written)
-        launch = self._prepare(sources, small, tokens_per_request, certain)
+        slots, small = rows.slots, (errors, None, None, None, errors, None, written)
+        launch = self._prepare(sources, rows, small)
         tables = (sources.table, self._table, slots, self._slot_rows)
-        after = (None, None, None, errors, None, written, slots.shape[-1], sources.num_rows)
+        after = (*small[1:], slots.shape[-1], sources.num_rows)
         bound = launch.bind(*tables, *after, at=len(tables))
 
         def commit(num_sampled: Tensor) -> None:
@@ -259,19 +264,16 @@ class CommitPlan:
     def bind_with_update(
         self,
         sources: StagedSources,
-        slots: Tensor,
+        rows: CommitRows,
         errors: Tensor,
         *,
-        certain: int,
-        tokens_per_request: int,
         written: Tensor | None,
         update: Any,
         states: RequestStates,
     ) -> Update:
-        """As `bind`, and vLLM's update of the step's requests in the same launch.
+        """`bind`, and vLLM's update of the step's requests in the same launch.
 
         Args:
-            sources, slots, errors, certain, tokens_per_request, written: as in `bind`.
             update: vLLM's `triton.jit` function of UPDATE_ARGUMENTS.
             states: the tensors that it changes.
 
@@ -279,9 +281,8 @@ class CommitPlan:
             The launch, given tensors of the dtypes and strides of its first call. Counts are
             contiguous int32.
         """
-        small = (slots, errors, None, None, None, errors, None, written)
-        kernel = commit_and_update_with(update)
-        launch = self._prepare(sources, small, tokens_per_request, certain, updating=kernel)
+        slots, small = rows.slots, (errors, None, None, None, errors, None, written)
+        launch = self._prepare(sources, rows, small, commit_and_update_with(update))
         tables = (sources.table, self._table, slots, self._slot_rows, errors, written)
         sizes = slots.shape[-1], sources.num_rows
         bound = partial(launch, *tables, *sizes, *states.as_arguments())
@@ -302,19 +303,20 @@ class CommitPlan:
     def _prepare(
         self,
         sources: StagedSources,
+        rows: CommitRows,
         small: tuple[Tensor | None, ...],
-        tokens_per_request: int | None,
-        certain: int,
         updating: Any = None,
     ) -> Launch:
         """Check the arguments that all launches of a kind share, and choose the kernel's tiles.
 
-        `updating`: the kernel that updates requests too; each needs a program.
+        Args:
+            small: the kernel's arguments from the counts on.
+            updating: the kernel that updates requests too; each needs a program.
         """
-        slots, _, row_request, row_index, _, _, layer_metadata, written = small
-        assert slots is not None
-        by_index = row_request is not None
-        if (tokens_per_request is not None) == by_index or by_index != (row_index is not None):
+        slots, tokens_per_request = rows.slots, rows.tokens_per_request
+        layer_metadata, written = small[5:]
+        by_index = rows.row_request is not None
+        if (tokens_per_request is not None) == by_index or by_index != (rows.row_index is not None):
             raise ValueError("give either tokens_per_request or row_request and row_index")
         self._check_fit(sources)
         self._check_slots(slots)
@@ -322,8 +324,8 @@ class CommitPlan:
         num_rows = slots.shape[-1]
         many = num_rows * self.num_layers >= MANY_ROWS
         tile = tiling(num_rows, heads * max(key_dim, value_dim), 2 if many else 1)
-        strides = [0 if tensor is None else tensor.stride(0) for tensor in (None, *small[1:7])]
-        strides[0] = slots.stride(-1)
+        strides = [0 if each is None else each.stride(0) for each in small[:6]]
+        strides = [slots.stride(-1), *strides]
         metadata_stride = 0 if layer_metadata is None else layer_metadata.stride(1)
         written_stride = 0 if written is None else written.stride(0)
         starts = starts_early(slots.device)
@@ -339,7 +341,7 @@ class CommitPlan:
             "K_SCALES": self._num_scales[0],
             "V_SCALES": self._num_scales[1],
             "TOKENS_PER_REQUEST": tokens_per_request,
-            "CERTAIN": certain,
+            "CERTAIN": rows.certain,
             "BLOCK_SIZE": self.block_size,
             "HEADS": heads,
             "KEY_DIM": key_dim,

@@ -1,6 +1,7 @@
 """Commit: write the accepted staged tokens to every layer's cache. Torch reference."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,19 +17,28 @@ from nwor_kernels.metadata import (
 )
 
 
+class LayerCaches(NamedTuple):
+    """Where a commit writes."""
+
+    kv_caches: Sequence[Tensor]
+    """One tensor a layer, [blocks, kv_heads, block_size, head_dim + value_head_dim], K then V, all
+    of one block size; uint8 and float8_e4m3fn caches are written quantised (`quantize_e4m3`)."""
+    k_scales: Sequence[Tensor] | None = None
+    """One float32 tensor a layer, [1] or [kv_heads]; fp8 caches only."""
+    v_scales: Sequence[Tensor] | None = None
+    slot_rows: Sequence[int] | None = None
+    """The row of the slots that each layer writes to; None: slots are [N]."""
+
+
 def commit_windows_reference(
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
-    kv_caches: Sequence[Tensor],
+    sources: tuple[Sequence[Tensor], Sequence[Tensor]],
+    caches: LayerCaches,
     slots: Tensor,
     accepted: Tensor,
     errors: Tensor,
     *,
     rows: Tensor | None = None,
     layer_metadata: Tensor | None = None,
-    k_scales: Sequence[Tensor] | None = None,
-    v_scales: Sequence[Tensor] | None = None,
-    slot_rows: Sequence[int] | None = None,
     written: Tensor | None = None,
 ) -> None:
     """Write source row i (or `rows[i]`) of every layer to slot `slots[i]` if `accepted[i]`.
@@ -37,11 +47,8 @@ def commit_windows_reference(
     accepted.
 
     Args:
-        keys: one tensor a layer, [rows, kv_heads, head_dim].
-        values: one tensor a layer, [rows, kv_heads, value_head_dim].
-        kv_caches: one tensor a layer, [blocks, kv_heads, block_size, head_dim + value_head_dim],
-            K then V, all of one block size; uint8 and float8_e4m3fn caches are written quantised
-            (`quantize_e4m3`).
+        sources: K, one tensor a layer, [rows, kv_heads, head_dim]; V likewise, [rows, kv_heads,
+            value_head_dim].
         slots: [N] int64, block * block_size + offset, or [groups, N] with slot rows; negative is
             padding and never indexed.
         accepted: [N] bool.
@@ -50,10 +57,10 @@ def commit_windows_reference(
             i is the i-th.
         layer_metadata: [layers, 2] int32 as staging wrote it; a wrong count or a
             flag in any layer stops the commit.
-        k_scales, v_scales: one float32 tensor a layer, [1] or [kv_heads]; fp8 caches only.
-        slot_rows: the row of `slots` that each layer writes to.
         written: [layers] int32; the rows stored in each layer are added.
     """
+    kv_caches, k_scales, v_scales, slot_rows = caches
+    keys, values = sources
     block_size = kv_caches[0].shape[2]
     of_layer = [slots] * len(kv_caches) if slot_rows is None else list(slots[list(slot_rows)])
     in_order = torch.arange(slots.shape[-1], device=slots.device)

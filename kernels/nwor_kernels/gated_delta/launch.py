@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nwor_kernels.commit.plan import alignment_of
 from nwor_kernels.gated_delta.kernel import RECORD_ROWS, commit_kernel, verify_kernel
-from nwor_kernels.gated_delta.records import GatedNorm, WindowRecords
+from nwor_kernels.gated_delta.records import GatedNorm, WindowInputs, WindowRecords
 from nwor_kernels.launch import Launch, Launches
 
 STATE_PARTS = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}
@@ -63,15 +63,7 @@ def refusal(
 
 
 def verify_window_triton(
-    mixed: Tensor,
-    a: Tensor,
-    b: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor,
-    state: Tensor,
-    state_indices: Tensor,
-    accepted: Tensor,
-    query_start_loc: Tensor,
+    inputs: WindowInputs,
     out: Tensor,
     records: WindowRecords,
     *,
@@ -84,13 +76,13 @@ def verify_window_triton(
     The last axis of every tensor must be contiguous, and the last two of outputs and gate. Call it
     only for what `refusal` lets pass.
     """
+    state, state_indices = inputs.state, inputs.state_indices
     value_heads, value_dim, key_dim = state.shape[1:]
     key_heads, window = records.k.shape[2], records.u.shape[1]
     rows = value_dim if norm else min(value_dim, 64)
     tokens = 8 if window <= 8 else 16
     gate, weight = (norm.gate, norm.weight) if norm else (None, None)
-    arguments = (mixed, a, b, A_log, dt_bias, state, state_indices, accepted, query_start_loc)
-    strided = (mixed, a, b, out, state_indices, out if gate is None else gate)
+    strided = (*inputs[:3], out, state_indices, out if gate is None else gate)
     constants = {
         "STRIDES": tuple(tensor.stride(0) for tensor in strided),
         "STATE_STRIDES": state.stride()[:3],
@@ -107,13 +99,13 @@ def verify_window_triton(
         "ROWS": rows,
         "KEYS": min(key_dim, _keys_at_once(state.dtype, 2 * tokens * rows)),
         "PARTS": STATE_PARTS[state.dtype],
-        "DOT": _dot_precision(mixed),
+        "DOT": _dot_precision(inputs.mixed),
         "WRITES_STATES": write_states,
     }
     grid = (value_dim // rows, value_heads, state_indices.shape[0])
     _verify_launches(
         grid,
-        (*arguments, out, *records, gate, weight),
+        (*inputs, out, *records, gate, weight),
         constants,
         num_warps=4,
         num_stages=3,

@@ -27,11 +27,34 @@ class WindowRecords(NamedTuple):
         return WindowRecords(self.u[index], self.k[index], self.g[index])
 
 
+class WindowInputs(NamedTuple):
+    """What one layer's window reads, behind the convolution."""
+
+    mixed: Tensor
+    """[tokens, 2 H K + HV V], q, k and v; its rows may be strided."""
+    a: Tensor
+    """[tokens, HV], the input of the decay; its rows may be strided."""
+    b: Tensor
+    """[tokens, HV], the input of beta, likewise."""
+    A_log: Tensor
+    """[HV] float32."""
+    dt_bias: Tensor
+    """[HV]"""
+    state: Tensor
+    """[slots, HV, V, K], any strides. vLLM's CPU kernels keep the last two axes the other way
+    round: pass `cache.view(slots, HV, K, V).transpose(-1, -2)`."""
+    state_indices: Tensor
+    """[requests, >= T] int32, the slot of the state after each token."""
+    accepted: Tensor
+    """[requests] int32, tokens that the window before left: the state is read from column
+    accepted - 1."""
+    query_start_loc: Tensor
+    """[requests + 1] int32, each row's first token; at most T tokens a row."""
+
+
 def allocate_records(
+    rows: tuple[int, int, int],
     *,
-    layers: int,
-    requests: int,
-    window: int,
     key_heads: int,
     value_heads: int,
     key_dim: int,
@@ -42,14 +65,12 @@ def allocate_records(
     """Records for all layers at fixed addresses.
 
     Args:
-        layers: gated delta nets of the model.
-        requests: rows of the largest batch.
-        window: tokens of the longest window, k drafts and one more.
+        rows: gated delta nets of the model, requests of the largest batch, and tokens of the
+            longest window (k drafts and one more).
         key_heads, value_heads, key_dim, value_dim: H, HV, K and V, of this rank.
         dtype: of the convolution's output.
         device: of the states.
     """
-    rows = (layers, requests, window)
     return WindowRecords(
         torch.zeros(*rows, value_heads, value_dim, dtype=torch.float32, device=device),
         torch.zeros(*rows, key_heads, key_dim, dtype=dtype, device=device),

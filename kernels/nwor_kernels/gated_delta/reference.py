@@ -19,22 +19,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nwor_kernels.gated_delta.records import GatedNorm, WindowRecords
+from nwor_kernels.gated_delta.records import GatedNorm, WindowInputs, WindowRecords
 
 NORM_EPS = 1e-6
 """Added to the squared length of k and q, as vLLM's kernels do."""
 
 
 def verify_window_reference(
-    mixed: Tensor,
-    a: Tensor,
-    b: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor,
-    state: Tensor,
-    state_indices: Tensor,
-    accepted: Tensor,
-    query_start_loc: Tensor,
+    inputs: WindowInputs,
     out: Tensor,
     records: WindowRecords,
     *,
@@ -49,29 +41,20 @@ def verify_window_reference(
     Triton kernel leaves fresh memory there.
 
     Args:
-        mixed: [tokens, 2 H K + HV V], q, k and v behind the convolution; its rows may be strided.
-        a, b: [tokens, HV], the inputs of decay and beta; their rows may be strided.
-        A_log: [HV] float32.
-        dt_bias: [HV].
-        state: [slots, HV, V, K], any strides. vLLM's CPU kernels keep the last two axes the other
-            way round: pass `cache.view(slots, HV, K, V).transpose(-1, -2)`.
-        state_indices: [requests, >= T] int32, the slot of the state after each token.
-        accepted: [requests] int32, tokens that the window before left: the state is read from
-            column accepted - 1.
-        query_start_loc: [requests + 1] int32, each row's first token; at most T tokens a row.
         out: [tokens, HV, V], written.
         records: of this layer (`WindowRecords.layer`), at least as many rows as requests.
         scale: factor of q, K ** -0.5 in vLLM.
         norm: also apply vLLM's gated RMS norm, to the outputs rounded to `out`'s dtype.
         write_states: write the state after token t to column t, as vLLM does.
     """
+    mixed, a, b, log_decay, dt_bias, state, state_indices, accepted, query_start_loc = inputs
     key_dim, window = state.shape[3], records.u.shape[1]
     value_heads, value_dim = state.shape[1:3]
     key_heads = records.k.shape[2]
     q, k, v = torch.split(mixed, [key_heads * key_dim] * 2 + [value_heads * value_dim], dim=-1)
     q, k = (part.view(-1, key_heads, key_dim) for part in (q, k))
     v = v.view(-1, value_heads, value_dim)
-    g = -A_log.float().exp() * functional.softplus(a.float() + dt_bias.float(), threshold=20.0)
+    g = -log_decay.float().exp() * functional.softplus(a.float() + dt_bias.float(), threshold=20.0)
     beta = b.float().sigmoid()
     requests = state_indices.shape[0]
     first = query_start_loc[:requests].long()

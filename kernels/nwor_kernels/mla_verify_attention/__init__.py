@@ -1,1 +1,1 @@
-"""Latent attention (MLA) of a window over committed and staged rows, dense and sparse."""
+"""Latent attention (MLA) of a window over committed and staged rows."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nwor_kernels.attention_step import AttentionStep, StepRequests
+from nwor_kernels.attention_step import AttentionStep
 from nwor_kernels.fp8 import E4M3_CACHE_DTYPES, quantize_e4m3
 
 
@@ -30,10 +30,7 @@ def mla_verify_attention_reference(step: AttentionStep, dtype: torch.dtype = tor
 
 
 def mla_tail_reference(
-    step: AttentionStep,
-    lse: Tensor,
-    selection: Tensor | None = None,
-    dtype: torch.dtype = torch.float32,
+    step: AttentionStep, lse: Tensor, dtype: torch.dtype = torch.float32
 ) -> None:
     """`mla_tail_triton`, computed in `dtype`."""
     for request in _requests(step, dtype):
@@ -41,11 +38,6 @@ def mla_tail_reference(
         seen_until = position + 1 - request.staged
         saw_nothing = seen_until[..., None] <= 0
         hidden = (key < seen_until) | (key > position)
-        if selection is not None:
-            counts, bits = selection[:, request.rows, None].long()
-            staged_row = key - (len(keys) - request.staged)
-            hidden = (staged_row < 0) | ((bits >> staged_row.clamp(min=0)) & 1 == 0)
-            saw_nothing = counts[..., None] == 0
         scores = torch.einsum("qhd,td->qht", request.query, keys) * step.scores.scale
         scores = scores.masked_fill(hidden[:, None], float("-inf"))
         stock = lse[request.rows, :, None].to(dtype).masked_fill(saw_nothing, float("-inf"))
@@ -90,33 +82,6 @@ def _requests(step: AttentionStep, dtype: torch.dtype) -> Iterator[_Request]:
         key = torch.arange(length, device=keys.device)[None, :]
         position = torch.arange(length - (last - first), length, device=keys.device)[:, None]
         yield _Request(rows, query, keys, key, position, end - start)
-
-
-def split_selection_reference(
-    selected: Tensor,
-    request_of: Tensor,
-    requests: StepRequests,
-    rows: Tensor,
-    selection: Tensor,
-    *,
-    block_size: int,
-    block_rows: int,
-) -> None:
-    """`split_selection_triton`, one query row at a time."""
-    _, seq_lens, block_table, staged_start, staged_end = requests
-    rows.fill_(-1)
-    selection.zero_()
-    for token, request in enumerate(request_of.tolist()):
-        committed = int(seq_lens[request] - staged_end[request] + staged_start[request])
-        positions = [position for position in selected[token].tolist() if position >= 0]
-        cached = [position for position in positions if position < committed]
-        for place, position in enumerate(cached):
-            block = int(block_table[request, position // block_size])
-            rows[token, place] = block * block_rows + position % block_size
-        selection[0, token] = len(cached)
-        staged = int(seq_lens[request]) - committed
-        selection[1, token] = sum(1 << (p - committed) for p in positions
-                                  if committed <= p < committed + staged)  # fmt: skip
 
 
 def _context(cache: Tensor, blocks: Tensor, tokens: int) -> Tensor:

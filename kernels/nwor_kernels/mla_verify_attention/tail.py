@@ -4,18 +4,13 @@ Stock attends only over the committed tokens. Its mask is causal and ends with t
 request's q rows sees all but the last q - 1 - i of them. With s of L tokens staged, a row lacks s
 keys, at positions L - s - (q - 1 - i) to L - q + i: those below L - s are in the cache, the others
 are staged. The s + q - 1 keys that some row lacks are the request's tail.
-
-Sparse layers: an indexer selects positions of a request for each query row, the window's own among
-them, and stock turns them into rows of the cache. A staged window's rows are not there, so
-`split_selection_triton` turns the committed positions into cached rows, packed to the front, and
-each position of the window into a bit, by which the tail merges it in.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from nwor_kernels.attention_step import AttentionStep, StepRequests
+from nwor_kernels.attention_step import AttentionStep
 from nwor_kernels.launch import Launches
 from nwor_kernels.mla_verify_attention.kernel import (
     latent_tensors,
@@ -31,10 +26,9 @@ multiprocessor of an H200, by their 230 registers a thread."""
 
 
 @triton.jit(
-    do_not_specialize=["scale", "lse_row", "lse_head", "selection_row"],
+    do_not_specialize=["scale", "lse_row", "lse_head"],
     do_not_specialize_on_alignment=[
         "query_start_loc", "seq_lens", "block_table", "staged_start", "staged_end", "lse",
-        "selection",
     ],
 )  # fmt: skip
 def mla_tail_kernel(
@@ -50,7 +44,6 @@ def mla_tail_kernel(
     staged_end,
     output,
     lse,
-    selection,
     scale,
     table_row,
     query_row,
@@ -65,7 +58,6 @@ def mla_tail_kernel(
     output_head,
     lse_row,
     lse_head,
-    selection_row,
     HEADS: tl.constexpr,
     LATENT_DIM: tl.constexpr,
     PE_DIM: tl.constexpr,
@@ -74,7 +66,6 @@ def mla_tail_kernel(
     DIM: tl.constexpr,
     PE: tl.constexpr,
     TAIL: tl.constexpr,
-    SELECTED: tl.constexpr,
 ):
     """One program: a tile of (query row, head) of one request, over the request's tail."""
     tile, request = tl.program_id(0), tl.program_id(1)
@@ -90,10 +81,7 @@ def mla_tail_kernel(
     half_dim: tl.constexpr = DIM // 2
     half_pe: tl.constexpr = PE // 2
     committed = seq_len - num_staged
-    if SELECTED:
-        position = committed + tl.arange(0, TAIL)
-    else:
-        position = committed - num_rows + 1 + tl.arange(0, TAIL)
+    position = committed - num_rows + 1 + tl.arange(0, TAIL)
     exists = (position >= 0) & (position < seq_len)
     is_staged = exists & (position >= committed)
 
@@ -109,26 +97,20 @@ def mla_tail_kernel(
     source = (first_staged + position - committed).to(tl.int64)
     k0, k1 = halves_of_rows(latent + source * latent_row, is_staged, LATENT_DIM, half_dim, 0)
     r0, r1 = halves_of_rows(key_pe + source * key_pe_row, is_staged, PE_DIM, half_pe, 0)
-    if not SELECTED:  # a key that is read from the other of the two places is 0 here
-        in_cache = exists & (position < committed)
-        table = block_table + request.to(tl.int64) * table_row
-        block = tl.load(table + position // BLOCK_SIZE, mask=in_cache, other=0)
-        cached = cache + block.to(tl.int64) * cache_block + (position % BLOCK_SIZE) * cache_offset
-        c0, c1 = halves_of_rows(cached, in_cache, LATENT_DIM, half_dim, 0)
-        s0, s1 = halves_of_rows(cached + LATENT_DIM, in_cache, PE_DIM, half_pe, 0)
-        k0, k1, r0, r1 = k0 + c0, k1 + c1, r0 + s0, r1 + s1
+    in_cache = exists & (position < committed)
+    table = block_table + request.to(tl.int64) * table_row
+    block = tl.load(table + position // BLOCK_SIZE, mask=in_cache, other=0)
+    cached = cache + block.to(tl.int64) * cache_block + (position % BLOCK_SIZE) * cache_offset
+    c0, c1 = halves_of_rows(cached, in_cache, LATENT_DIM, half_dim, 0)
+    s0, s1 = halves_of_rows(cached + LATENT_DIM, in_cache, PE_DIM, half_pe, 0)
+    # A key that is read from the other of the two places is 0 in one.
+    k0, k1, r0, r1 = k0 + c0, k1 + c1, r0 + s0, r1 + s1
 
     # Stock's output is one value of weight 1; if stock saw nothing, it may be anything.
-    if SELECTED:
-        has_seen = is_row & (tl.load(selection + row, mask=is_row, other=0) > 0)
-        chosen = tl.load(selection + selection_row + row, mask=is_row, other=0)
-        missing = ((chosen[:, None] >> tl.arange(0, TAIL)[None, :]) & 1) == 1
-        missing &= is_staged[None, :]
-    else:
-        seen_until = committed - (num_rows - 1 - number)
-        has_seen = is_row & (seen_until > 0)
-        missing = exists[None, :] & (position[None, :] >= seen_until[:, None])
-        missing &= position[None, :] <= (seq_len - num_rows + number)[:, None]
+    seen_until = committed - (num_rows - 1 - number)
+    has_seen = is_row & (seen_until > 0)
+    missing = exists[None, :] & (position[None, :] >= seen_until[:, None])
+    missing &= position[None, :] <= (seq_len - num_rows + number)[:, None]
     o_rows = output + row * output_row + head * output_head
     acc0, acc1 = halves_of_rows(o_rows, has_seen, LATENT_DIM, half_dim, 0)
     stock_lse = tl.load(lse + row * lse_row + head * lse_head, mask=has_seen, other=0.0)
@@ -142,12 +124,10 @@ def mla_tail_kernel(
     store_halves(o_rows, is_row, acc0 * by, acc1 * by, LATENT_DIM, half_dim, 0)
 
 
-_launches = Launches(
-    mla_tail_kernel, free=frozenset({"scale", "lse_row", "lse_head", "selection_row"})
-)
+_launches = Launches(mla_tail_kernel, free=frozenset({"scale", "lse_row", "lse_head"}))
 
 
-def mla_tail_triton(step: AttentionStep, lse: Tensor, selection: Tensor | None = None) -> None:
+def mla_tail_triton(step: AttentionStep, lse: Tensor) -> None:
     """Merge the tail of every request with staged rows into stock's output over the tokens before.
 
     Safe in a CUDA graph: it reads nothing on the host and allocates nothing. Requests without query
@@ -158,9 +138,6 @@ def mla_tail_triton(step: AttentionStep, lse: Tensor, selection: Tensor | None =
             of L tokens and s staged rows, causal and aligned to their end.
         lse: [num_tokens, heads] float32, the natural log-sum-exp of stock's scaled scores, of any
             strides. It is not read, nor is the output, for rows that saw no token.
-        selection: [2, num_tokens] int32 of a sparse layer, as `split_selection_triton` makes it:
-            output and `lse` are over the committed tokens that each row has selected, and it is
-            merged with the staged rows that it has selected. None: causal attention.
 
     Raises:
         ValueError: the kernel does not serve this shape or dtype.
@@ -176,8 +153,7 @@ def mla_tail_triton(step: AttentionStep, lse: Tensor, selection: Tensor | None =
         raise ValueError(f"the tail of MLA attention does not serve this: {reason}")
     if requests == 0:
         return
-    keys = 2 * max_query_len - 1 if selection is None else max_query_len
-    tail = max(16, triton.next_power_of_2(keys))
+    tail = max(16, triton.next_power_of_2(2 * max_query_len - 1))
     arguments = (
         query,
         query_pe,
@@ -187,11 +163,9 @@ def mla_tail_triton(step: AttentionStep, lse: Tensor, selection: Tensor | None =
         *step.requests,
         output,
         lse,
-        selection,
         step.scores.scale,
         *strides_of(step),
         *lse.stride(),
-        0 if selection is None else selection.stride(0),
     )
     constants = {
         "HEADS": heads,
@@ -202,7 +176,6 @@ def mla_tail_triton(step: AttentionStep, lse: Tensor, selection: Tensor | None =
         "DIM": triton.next_power_of_2(latent_dim),
         "PE": max(32, triton.next_power_of_2(pe_dim)),
         "TAIL": tail,
-        "SELECTED": selection is not None,
     }
     _launches(
         (triton.cdiv(max_query_len * heads, ROWS), requests, 1),
@@ -210,117 +183,3 @@ def mla_tail_triton(step: AttentionStep, lse: Tensor, selection: Tensor | None =
         constants,
         num_warps=4 if tail == 16 else 8,  # 4 would spill registers
     )
-
-
-TOGETHER = 32
-"""Grids are rounded up to a multiple: a step of a prefill may have any number of rows."""
-
-
-@triton.jit(
-    do_not_specialize=["tokens", "requests", "selection_row"],
-    do_not_specialize_on_alignment=[
-        "selected", "request_of", "seq_lens", "block_table", "staged_start", "staged_end", "rows",
-        "selection",
-    ],
-)  # fmt: skip
-def split_selection_kernel(
-    selected,
-    request_of,
-    seq_lens,
-    block_table,
-    staged_start,
-    staged_end,
-    rows,
-    selection,
-    selected_row,
-    table_row,
-    rows_row,
-    selection_row,
-    tokens,
-    requests,
-    SELECTED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """One program: all selected positions of one query row."""
-    token = tl.program_id(0).to(tl.int64)
-    if token >= tokens:
-        return
-    # Padding of a captured shape selects nothing, whichever request it belongs to.
-    request = tl.minimum(tl.load(request_of + token), requests - 1).to(tl.int64)
-    num_staged = tl.load(staged_end + request) - tl.load(staged_start + request)
-    committed = tl.load(seq_lens + request) - num_staged
-
-    place = tl.arange(0, WIDTH)
-    is_place = place < SELECTED
-    position = tl.load(selected + token * selected_row + place, mask=is_place, other=-1)
-    in_cache = (position >= 0) & (position < committed)
-    table = block_table + request * table_row
-    block = tl.load(table + position // BLOCK_SIZE, mask=in_cache, other=0)
-    row = block * BLOCK_ROWS + position % BLOCK_SIZE
-
-    ones = in_cache.to(tl.int32)
-    count = tl.sum(ones, axis=0)
-    to_rows = rows + token * rows_row
-    tl.store(to_rows + tl.cumsum(ones, axis=0) - 1, row, mask=in_cache)
-    tl.store(to_rows + place, -1, mask=is_place & (place >= count))
-
-    is_staged = (position >= 0) & (position >= committed) & (position < committed + num_staged)
-    bit = tl.where(is_staged, 1 << tl.where(is_staged, position - committed, 0), 0)
-    tl.store(selection + token, count)
-    tl.store(selection + selection_row + token, tl.sum(bit, axis=0))  # each position comes once
-
-
-_split_launches = Launches(
-    split_selection_kernel, free=frozenset({"tokens", "requests", "selection_row"})
-)
-
-
-def split_selection_triton(
-    selected: Tensor,
-    request_of: Tensor,
-    requests: StepRequests,
-    rows: Tensor,
-    selection: Tensor,
-    *,
-    block_size: int,
-    block_rows: int,
-) -> None:
-    """Split the selection of each query row into cached and staged positions.
-
-    Safe in a CUDA graph: it reads nothing on the host and allocates nothing.
-
-    Args:
-        selected: [tokens, most] int32, positions of the row's request, each at most once, in any
-            order; -1 for none.
-        request_of: [tokens] int32, each row's request.
-        rows: [tokens, most] int32, overwritten: the cache's rows of the selected committed
-            positions, in their order, then -1.
-        selection: [2, tokens] int32, overwritten: how many those are; and bit i if the request's
-            i-th staged row is selected.
-        block_size: tokens of a block.
-        block_rows: rows from one block of the cache to the next.
-    """
-    tokens, most = selected.shape
-    if tokens == 0:
-        return
-    strides = (selected, requests.block_table, rows, selection)
-    arguments = (
-        selected,
-        request_of,
-        *requests[1:],
-        rows,
-        selection,
-        *(each.stride(0) for each in strides),
-        tokens,
-        requests.seq_lens.shape[0],
-    )
-    constants = {
-        "SELECTED": most,
-        "BLOCK_SIZE": block_size,
-        "BLOCK_ROWS": block_rows,
-        "WIDTH": triton.next_power_of_2(most),
-    }
-    programs = triton.cdiv(tokens, TOGETHER) * TOGETHER
-    _split_launches((programs, 1, 1), arguments, constants, num_warps=4)

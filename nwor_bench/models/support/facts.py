@@ -234,10 +234,6 @@ _COMPOSITE = {
 }
 """By the causal implementation, which serves windows."""
 
-SPARSE_LATENT = ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
-"""Architectures of `vllm.models.deepseek_v32`, whose sparse latent attention staging follows. vLLM
-captures breakable CUDA graphs of them by itself."""
-
 PLAIN_CACHES = ("auto", "bfloat16", "float16", "float32")
 """Caches in a model's own dtype."""
 
@@ -250,10 +246,12 @@ FULL_LATENT_ROW = 576
 OWN_ATTENTION = {
     "DeepseekV4ForCausalLM": "deepseek_v4",
     "DeepseekV4ForConditionalGeneration": "deepseek_v4",
+    "DeepseekV32ForCausalLM": "deepseek_v32",
     "DeepseekV41ForCausalLM": "deepseek_v41",
     "Dots3NoteForCausalLM": "dots3_note",
     "Glm5NextForCausalLM": "glm5next",
     "Glm5NextForConditionalGeneration": "glm5next",
+    "GlmMoeDsaForCausalLM": "deepseek_v32",
     "HYV4ForCausalLM": "hy_v4",
     "InklingForCausalLM": "inkling",
     "InklingForConditionalGeneration": "inkling",

@@ -86,11 +86,6 @@ class Support:
         return Outcome.STAGED if self.reason is None else Outcome.DIRECT
 
     @property
-    def indexed(self) -> int:
-        """Layers whose latent rows are staged, while their indexer's keys are written directly."""
-        return sum(g.count for g in self.groups if g.layer.latent and g.layer.sparse)
-
-    @property
     def backends(self) -> tuple[str, ...]:
         """The attention backends of its layers, each once."""
         return tuple(dict.fromkeys(g.backend for g in self.groups if g.backend is not None))

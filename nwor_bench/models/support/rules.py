@@ -15,7 +15,6 @@ from nwor_bench.models.support.facts import (
     OWN_BUILDERS,
     PLAIN_CACHES,
     READ_AGAIN,
-    SPARSE_LATENT,
     STAGED_STATES,
     Attention,
     Device,
@@ -37,7 +36,6 @@ _BACKENDS = {
     "mla.flashattn_mla": ("FlashAttnMLAImpl", "FlashAttnMLAMetadataBuilder"),
     "mla.flashmla": ("FlashMLAImpl", "FlashMLAMetadataBuilder"),
     "mla.triton_mla": ("TritonMLAImpl", "TritonMLAMetadataBuilder"),
-    "mla.flashattn_mla_sparse": ("FlashAttnMLASparseImpl", "FlashAttnMLASparseMetadataBuilder"),
 }
 """vLLM's modules of attention on a GPU that staging follows: the implementation, and the builder
 under whose metadata a step shows whether its rows fit a window."""
@@ -53,9 +51,6 @@ FOLLOWED_ON_CPU = frozenset(
         "vllm.v1.attention.backends.cpu_attn.CPUAttentionMetadataBuilder",
     )
 )
-
-SPARSE_MODULE = "vllm.models.deepseek_v32.attention"
-"""The module of single models whose write and attention staging follows: DeepSeek V3.2, GLM-5."""
 
 
 def path_of(kind: type) -> str:
@@ -108,9 +103,7 @@ class PlannedLayer:
         """The implementation, if staging does not follow it."""
         name = self.attention.implementation
         paths = FOLLOWED_ON_CPU if self.on_cpu else FOLLOWED_ON_GPU
-        own_module = self.layer.sparse and self.model.architecture not in SPARSE_LATENT
-        followed = any(path.endswith(f".{name}") for path in paths)
-        return name if not followed or (own_module and not self.on_cpu) else None
+        return None if any(path.endswith(f".{name}") for path in paths) else name
 
     @property
     def strange_cache(self) -> str | None:
@@ -167,9 +160,8 @@ LAYER_RULES = (
     Rule("kv_cache_update_bypass", None, lambda b: b.bypasses_write),
     Rule(reasons.CHUNKED_LOCAL_ATTENTION, None, lambda b: b.hides_chunk),
     Rule(reasons.CHUNK_LOOKBACK, None, lambda b: getattr(b.impl, "chunk_lookback", -1) > -1),
-    Rule(reasons.HISPARSE, None, lambda b: getattr(b.layer, "hisparse_cache", None) is not None),
-    Rule("latent_sliding_window", None, lambda b: b.dense_latent("sliding_window") is not None),
-    Rule(reasons.NOT_CAUSAL, None, lambda b: b.dense_latent("non_causal_multi_token_decode")),
+    Rule("latent_sliding_window", None, lambda b: b.of_latent("sliding_window") is not None),
+    Rule(reasons.NOT_CAUSAL, None, lambda b: b.of_latent("non_causal_multi_token_decode")),
     Rule(reasons.attention_type, None, lambda b: b.strange_type),
     Rule(reasons.ALIBI, lambda p: p.layer.alibi, lambda b: b.has_slopes),
     Rule(reasons.cache_dtype, lambda p: p.strange_cache, lambda b: b.strange_cache),
@@ -197,5 +189,4 @@ def _of_model(runner: Any, name: str) -> Any:
 def _own_package(part: Any) -> str | None:
     """The package of a single model in which a layer's part is defined."""
     module = type(part).__module__
-    is_own = module.startswith("vllm.models.") and module != SPARSE_MODULE
-    return module.split(".")[2] if is_own else None
+    return module.split(".")[2] if module.startswith("vllm.models.") else None

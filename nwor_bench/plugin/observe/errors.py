@@ -156,7 +156,7 @@ scale 1 % too large), each with its standard error over rows, and stock's."""
 
 
 def exact_attention(
-    query: Tensor, key: Tensor, value: Tensor, facts: ScoreRules, seen: Tensor | None = None
+    query: Tensor, key: Tensor, value: Tensor, facts: ScoreRules
 ) -> tuple[Tensor, Tensor]:
     """Attention of a request's last rows, and its derivative by the logarithm of the scale.
 
@@ -167,7 +167,6 @@ def exact_attention(
         query: [rows, heads, head_dim] float64, of the request's last positions.
         key: [tokens, kv_heads, head_dim] float64.
         value: [tokens, kv_heads, value_dim] float64.
-        seen: [rows, tokens] bool, positions that a sparse layer selected; None: all.
 
     Returns:
         Both [rows, heads, value_dim] float64.
@@ -187,8 +186,6 @@ def exact_attention(
         visible = visible & (token > position - facts.sliding_window)
     if facts.chunk > 0:
         visible = visible & (token >= position - position % facts.chunk)
-    if seen is not None:
-        visible = visible & seen
     scores = scores.masked_fill(~visible, float("-inf"))
     if facts.sinks is not None:
         sink = facts.sinks.double()[:, None, None].expand(heads, rows, 1)
@@ -210,7 +207,6 @@ def merged_attention(
     value: Tensor,
     scale: float,
     dtype: torch.dtype,
-    seen: Tensor | None = None,
     *,
     causal: bool = True,
 ) -> Tensor:
@@ -224,10 +220,7 @@ def merged_attention(
         query: [rows, heads, width] float64, of the request's last positions, all of them staged.
         key, value: [tokens, kv_heads, width] and [tokens, kv_heads, value_dim] float64.
         dtype: of the output, to which both are rounded.
-        seen: as for `exact_attention`. Stock then attends to all committed tokens that a row
-            selected.
-        causal: without `seen`, stock's mask is causal and ends with the committed tokens; else it
-            has none.
+        causal: stock's mask is causal and ends with the committed tokens; else it has none.
 
     Returns:
         [rows, heads, value_dim] float64.
@@ -237,8 +230,6 @@ def merged_attention(
     position = token[-rows:, None]
     visible = token <= position
     by_stock = token <= position - rows if causal else (token < tokens - rows).expand_as(visible)
-    if seen is not None:
-        visible, by_stock = visible & seen, (token < tokens - rows) & seen
     ratio = query.shape[1] // key.shape[1]
     key, value = (each.repeat_interleave(ratio, dim=1) for each in (key, value))
     scores = torch.einsum("qhd,thd->hqt", query, key) * scale

@@ -342,16 +342,13 @@ class LayerChecks:
         for request in sample:
             first, last = step.starts[request], step.starts[request + 1]
             context = _context(layer.cache_rows(), tables, request)
-            seen = _seen(call.selected, first, last, context.shape[0])
             given = (queries[first:last], *layer.exact_rows(context))
-            of_request = exact_attention(*given, facts, seen)
+            of_request = exact_attention(*given, facts)
             exact.append(of_request[0])
             derivative.append(of_request[1])
             if call.is_merged:
                 dtype = call.output.dtype
-                expected.append(
-                    merged_attention(*given, facts.scale, dtype, seen, causal=call.is_causal)
-                )
+                expected.append(merged_attention(*given, facts.scale, dtype, causal=call.is_causal))
             rows.append(torch.arange(first, last, device=stock.device))
         drafted = _drafted(step).to(stock.device)
         shape = exact[0].shape[1:]  # an output may have its heads flattened
@@ -408,16 +405,6 @@ def _context(cache: Tensor, tables: StepTables, request: int) -> Tensor:
     blocks = tables.block_table[request, : -(-length // size)].long()
     rows = bits_of(cache)[blocks].transpose(1, 2).flatten(0, 1)[:length]
     return rows.view(cache.dtype)
-
-
-def _seen(selected: Tensor | None, first: int, last: int, tokens: int) -> Tensor | None:
-    """[rows, tokens] bool, positions that a sparse layer selected; None for other layers."""
-    if selected is None:
-        return None
-    chosen = selected[first:last].long()
-    seen = torch.zeros(last - first, tokens + 1, dtype=torch.bool, device=selected.device)
-    seen.scatter_(1, chosen.where(chosen >= 0, tokens), True)
-    return seen[:, :tokens]
 
 
 def _write_errors(

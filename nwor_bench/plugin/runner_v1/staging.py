@@ -10,7 +10,7 @@ from nwor_bench.plugin.layers import LayerCache, StagedLayers
 from nwor_bench.plugin.runner_hook import ScvValidator
 from nwor_bench.records.fallback_reasons import NO_CUDA
 from nwor_bench.records.types import ScvMode
-from nwor_kernels.commit.reference import commit_windows_reference
+from nwor_kernels.commit.reference import LayerCaches, commit_windows_reference
 from nwor_kernels.metadata import ERROR_FLAG, error_names
 from nwor_kernels.stage.reference import stage_kv_cache_reference
 
@@ -63,9 +63,8 @@ class StagingBuffers(StagedLayers):
         for number, layer in enumerate(self.layers):
             own = slice(number, number + 1)
             commit_windows_reference(
-                [self.key[number]],
-                [self.value[number]],
-                [layer.kv_cache],
+                ([self.key[number]], [self.value[number]]),
+                LayerCaches([layer.kv_cache]),
                 self._slots_of(layer, slots),
                 accepted,
                 self.metadata[own, ERROR_FLAG],

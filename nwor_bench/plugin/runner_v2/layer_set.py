@@ -12,7 +12,7 @@ from torch import Tensor
 from nwor_bench.plugin.layers import LayerCache, StagingUnavailable
 from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
 from nwor_bench.plugin.window import HeldValuesLost
-from nwor_kernels.commit.plan import CommitPlan, StagedSources
+from nwor_kernels.commit.plan import CommitPlan, CommitRows, StagedSources
 from nwor_kernels.commit.with_update import RequestStates, Update
 
 logger = logging.getLogger("vllm.nwor_bench")
@@ -213,14 +213,9 @@ class LayerSet:
         key = (sources, certain)  # a capture's slots keep their place and number
         bound = self._bound.get(key)
         if bound is None:
-            bound = self._bound[key] = self._plan.bind(
-                sources,
-                slots,
-                self._errors,
-                certain=certain,
-                tokens_per_request=batch.tokens_per_request,
-                written=self._written,
-            )
+            rows = CommitRows(slots, batch.tokens_per_request, certain=certain)
+            bound = self._plan.bind(sources, rows, self._errors, self._written)
+            self._bound[key] = bound
         return bound
 
     def launch_with_update(
@@ -240,10 +235,8 @@ class LayerSet:
             return kept[1]
         bound = self._plan.bind_with_update(
             sources,
-            slots,
+            CommitRows(slots, batch.tokens_per_request, certain=certain),
             self._errors,
-            certain=certain,
-            tokens_per_request=batch.tokens_per_request,
             written=self._written,
             update=kernel,
             states=states,
@@ -273,14 +266,9 @@ class LayerSet:
             metadata = self.buffers.metadata
         self._plan.commit_windows(
             self._sources(batch),
-            slots,
+            _rows_of(batch, slots, certain),
             counts,
             self._errors,
-            certain=certain,
-            tokens_per_request=batch.tokens_per_request,
-            row_request=batch.row_request,
-            row_index=batch.row_index,
-            rows=batch.source_rows,
             layer_metadata=metadata,
             written=self._written_directly if direct else self._written,
         )
@@ -302,14 +290,15 @@ class LayerSet:
         layer = self.layers[place]
         self._plan_of([layer], [layer.slot_row]).commit_windows(
             StagedSources([self.keys[place]], [self.values[place]]),
-            slots,
+            _rows_of(batch, slots),
             counts,
             self._errors[place : place + 1],
-            tokens_per_request=batch.tokens_per_request,
-            row_request=batch.row_request,
-            row_index=batch.row_index,
-            rows=batch.source_rows,
         )
+
+
+def _rows_of(batch: GpuWindowBatch, slots: Tensor, certain: int = 0) -> CommitRows:
+    of_rows = (batch.row_request, batch.row_index, batch.source_rows)
+    return CommitRows(slots, batch.tokens_per_request, *of_rows, certain)
 
 
 def _laid_out(rows: Tensor, strides: tuple[int, ...]) -> Tensor:

@@ -69,14 +69,9 @@ class LatentLayer(StagedLayer):
             trace.wrote(self.name, latent.unsqueeze(1), key_pe)
 
         def asked(query: Tensor | tuple[Tensor, ...], *_: Any) -> None:
-            selected = getattr(impl, "topk_indices_buffer", None)  # of a sparse layer
-            rows = None if selected is None else selected[: query[1].shape[0]]
-            trace.asked(self.name, query, rows)
+            trace.asked(self.name, query)
 
-        attends = noting(impl, "forward_mqa", asked)
-        # Else one kernel of the model writes, behind which `write` copies.
-        is_own = self._stock_write is not None
-        return [noting(impl, "do_kv_cache_update", wrote), attends] if is_own else [attends]
+        return [noting(impl, "do_kv_cache_update", wrote), noting(impl, "forward_mqa", asked)]
 
     def stock_write(self, call: LayerCall, slots: Tensor) -> None:
         """Write the first rows of a call's latents as stock does."""
@@ -92,8 +87,6 @@ class LatentLayer(StagedLayer):
         assert call.output is not None
         assert self._stock_attention is not None
         layer = self._layer
-        if call.selected is not None:
-            layer.impl.topk_indices_buffer[: call.selected.shape[0]].copy_(call.selected)
         output: Tensor
         output, _ = self._stock_attention(call.query, layer.kv_cache, metadata, layer)
         return output
@@ -149,17 +142,6 @@ class LatentLayer(StagedLayer):
             return batch
         window.abort(reason)  # before the cache is read for this layer
         return None
-
-    def _merge_window(
-        self, step: AttentionStep, sums: Tensor, selection: Tensor | None = None
-    ) -> None:
-        """Merge the window's rows into stock's output over the committed tokens.
-
-        Args:
-            sums: [rows, heads] float32, stock's log-sum-exp.
-            selection: [2, rows] int32 of a sparse layer, see `mla_tail_triton`.
-        """
-        mla_tail_triton(step, sums, selection)
 
 
 def merges(layer: Any) -> bool:
@@ -303,7 +285,7 @@ class MlaStagingAttention(LatentLayer):
         output: Tensor
         with returning_sums(self._layer.impl):
             output, sums = attend(query, step.kv_cache, metadata, self._layer)
-        self._merge_window(step._replace(output=output), sums)
+        mla_tail_triton(step._replace(output=output), sums)
         return output
 
     def verify(self, step: AttentionStep) -> None:

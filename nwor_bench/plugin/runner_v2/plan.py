@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin.layers import is_latent, is_sparse
+from nwor_bench.plugin.layers import is_latent
 from nwor_bench.plugin.states import StateTables
 from nwor_bench.plugin.window import WindowBatch
 from nwor_bench.records.fallback_reasons import BREAKABLE_CUDA_GRAPHS
@@ -253,8 +253,6 @@ def _held_elements(layer: Any) -> int:
     if not is_latent(layer):
         of_keys = (impl.num_heads + impl.num_kv_heads) * impl.head_size
         return int(of_keys + impl.num_kv_heads * layer.head_size_v)
-    if is_sparse(layer):
-        return int(impl.head_size)  # tensors of their own
     # The normalised latent; the rotary part is a view of the output of both projections down.
     return int(impl.kv_lora_rank + (impl.q_lora_rank or 0) + impl.head_size)
 

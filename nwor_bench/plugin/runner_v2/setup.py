@@ -17,7 +17,6 @@ from nwor_bench.plugin.layers import (
     StagingUnavailable,
     TargetLayers,
     is_latent,
-    is_sparse,
     rows_of,
     set_up,
     slot_rows,
@@ -39,7 +38,6 @@ from nwor_bench.plugin.runner_v2.gated_delta import set_up_states, state_patches
 from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs, StockGraphs
 from nwor_bench.plugin.runner_v2.mla_attention import MlaStagingAttention
 from nwor_bench.plugin.runner_v2.plan import WindowPlanner, memory_of, most_referenced_rows
-from nwor_bench.plugin.runner_v2.sparse_mla import SparseMlaAttention, fused_write_patch
 from nwor_bench.plugin.runner_v2.staged_layer import StepInputs
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.settings import PluginSettings
@@ -133,8 +131,6 @@ class StagingParts:
         counts: dict[AttentionShape, int] = {}
         for name in (*target.staged, *target.sharing):
             layer = context[name]
-            if is_sparse(layer):  # it attends in one way
-                continue
             of_kind = _module_of(layer)
             shape = of_kind.shape_of(layer, self._runner.dtype)
             counts[shape] = counts.get(shape, 0) + 1
@@ -167,9 +163,6 @@ class StagingParts:
         for name in [*numbers, *target.sharing]:
             layer, number = context[name], numbers[target.sharing.get(name, name)]
             around = (self.window, self.staging, self.inputs, self.inputs.table_of[name])
-            if is_sparse(layer):
-                found.append(SparseMlaAttention(number, layer, *around))
-                continue
             workspace = _workspace(workspaces, layer, self._runner, self._length)
             group = self._group_of(layer, self.inputs.table_of[name], workspace)
             if is_latent(layer):
@@ -184,7 +177,7 @@ class StagingParts:
 
         Called between steps, with stock's methods in place.
         """
-        from nwor_bench.instruments.environment import installed
+        from nwor_bench.instruments.versions import installed
         from nwor_bench.plugin.runner_v2.attention_timing import AttentionTiming
 
         facts = {
@@ -194,11 +187,7 @@ class StagingParts:
         }
         found, commit = 0, COMMIT_S / len(self.layers)
         for shape, kind in self._kinds.items():
-            alike = [
-                each
-                for each in self.layers
-                if not isinstance(each, SparseMlaAttention) and each.group.kind is kind
-            ]
+            alike = [each for each in self.layers if each.group.kind is kind]
             store = ChoiceStore({**facts, "merges": kind.can_merge, **asdict(shape)})
             timing = AttentionTiming(self._runner, alike)
             try:
@@ -213,8 +202,7 @@ class StagingParts:
         patches = [patch for each in self.layers for patch in each.patches()]
         if self.states is not None:
             patches += state_patches(self.states)
-        sparse = [each for each in self.layers if isinstance(each, SparseMlaAttention)]
-        return [*patches, fused_write_patch(sparse, self.window)] if sparse else patches
+        return patches
 
 
 def set_up_staging(

@@ -17,10 +17,10 @@ from nwor_bench.engine.preload import run_under_one_openmp
 
 run_under_one_openmp()
 
-from nwor_bench.analysis.statistics import paired_ratio  # noqa: E402
 from nwor_bench.engine.engine import VllmEngine  # noqa: E402
 from nwor_bench.engine.protocol import Sampling  # noqa: E402
 from nwor_bench.models.pairs import resolve_pair  # noqa: E402
+from nwor_bench.stats.paired import paired_ratio  # noqa: E402
 from nwor_bench.workload.config import load_scenario, resolve  # noqa: E402
 from nwor_bench.workload.prompts import encode, load_prompts, load_tokenizer  # noqa: E402
 from nwor_bench.workload.schedule import select_blocks  # noqa: E402
@@ -61,9 +61,8 @@ def main() -> None:
     for what, above, below in (("on / off", latencies[True], latencies[False]),
                                ("off / off", again[1], again[0])):  # fmt: skip
         interval = paired_ratio(above, below)
-        assert interval is not None
         print(
-            f"{args.pair}, {args.blocks} blocks: {args.what} {what} = {interval.ratio:.4f} "
+            f"{args.pair}, {args.blocks} blocks: {args.what} {what} = {interval.value:.4f} "
             f"[{interval.low:.4f}, {interval.high:.4f}]"
         )
 

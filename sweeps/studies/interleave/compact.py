@@ -16,9 +16,9 @@ import pandas as pd
 from scipy.stats import spearmanr
 
 from nwor_bench.analysis.analyse import analyse
-from nwor_bench.instruments.robust import robust_location
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import read_run
+from nwor_bench.stats.robust import robust_location
 
 HERE = Path(__file__).parent
 CELL_FIELDS = (
@@ -57,7 +57,7 @@ def planted_of(file: Path) -> pd.DataFrame:
                 "seconds": part.seconds.max(),
                 "groups": len(part), "window_ms": part.window_ms.median(),
                 "sm_clock_mhz": part.sm_clock_mhz.min(), "truth": part.truth.mean(),
-                "effect": found.value, "half_width": found.half_width(),
+                "effect": found.value, "half_width": found.half_width,
                 "together": spearmanr(part.device, part.host).statistic,
             }
         )  # fmt: skip
@@ -67,16 +67,16 @@ def planted_of(file: Path) -> pd.DataFrame:
 def cells_of(folder: Path) -> list[dict[str, Any]]:
     """A row a cell, and one for the split's second part."""
     run = read_run(folder)
-    spec = run.header.spec or {}
+    spec = run.header.spec
     found = analyse(run)
     cells = found.cells
     conditions = [batch.conditions for batch in run.batches if batch.phase == "interleaved"]
     clocks = [c["gpu_sm_clock_mhz"] for c in conditions if "gpu_sm_clock_mhz" in c]
     setting = {
         "pair": (run.header.pair.name if run.header.pair else ""),
-        "requests": spec["scenario"]["requests"],
-        "context": spec["scenario"]["prompts"]["tokens"],
-        "cache": spec["engine_args"].get("kv_cache_dtype", "auto"),
+        "requests": spec.scenario["requests"],
+        "context": spec.scenario["prompts"]["tokens"],
+        "cache": spec.engine_args.get("kv_cache_dtype", "auto"),
         "acceptance": _acceptance_length(run.header),
         "clock_low_mhz": min(clocks, default=None),
         "clock_high_mhz": max(clocks, default=None),
@@ -87,14 +87,14 @@ def cells_of(folder: Path) -> list[dict[str, Any]]:
     ]
     for split in found.splits:
         part = split.writes
-        bounds = {"ratio_to_off": part.ratio, "ratio_ci_low": part.low, "ratio_ci_high": part.high}
+        bounds = {"ratio_to_off": part.value, "ratio_ci_low": part.low, "ratio_ci_high": part.high}
         rows.append({**setting, "cell": f"{split.cell.label} over {split.control.label}", **bounds})
     return rows
 
 
 def _acceptance_length(header: RunHeader) -> float | None:
     """Tokens that vLLM accepts a window on average, as the run or its pair has them set."""
-    of_run = (header.spec or {}).get("speculative_config") or {}
+    of_run = header.spec.speculative_config or {}
     of_pair = header.pair.speculative if header.pair else {}
     return {**of_pair, **of_run}.get("synthetic_acceptance_length")
 

@@ -41,31 +41,24 @@ from nwor_bench.analysis.changes import token_time_change
 from nwor_bench.analysis.draft_rates import AtSize, Rate, SpanTokens, Worth, worth_at
 from nwor_bench.analysis.paired import PairedTimes
 from nwor_bench.analysis.parity.acceptance import Acceptance, acceptance_outside
-from nwor_bench.analysis.statistics import (
-    from_bounds,
-    paired_ratio,
-    simultaneous_bounds,
-    unpaired_ratio,
-    verdict,
-)
 from nwor_bench.analysis.throughput import rate_of_blocks, rate_of_groups
+from nwor_bench.analysis.verdicts import verdict
 from nwor_bench.analysis.worth import worth_of
-from nwor_bench.instruments import robust
-from nwor_bench.instruments.robust import (
-    Estimate,
-    RatioInterval,
-    as_ratio,
-    degrees_of,
-    log_tokens,
-    mean_location,
-    of_ratio,
-    robust_location,
-)
 from nwor_bench.live.watch import WidthRule
 from nwor_bench.microbench.cases import OURS
 from nwor_bench.microbench.report import half_widths
 from nwor_bench.records.types import Verdict
 from nwor_bench.records.window_order import SERVER_RUN_LENGTHS
+from nwor_bench.stats import robust
+from nwor_bench.stats.interval import Interval, quotient
+from nwor_bench.stats.multiple import ratio_at_once
+from nwor_bench.stats.paired import paired_ratio
+from nwor_bench.stats.robust import (
+    from_ends,
+    log_tokens,
+    mean_location,
+    robust_location,
+)
 from nwor_bench.workload.stopping import FIRST_LOOK, StoppingRule
 
 Rng = np.random.Generator
@@ -110,11 +103,10 @@ def rows(
         yield Case(interval, condition, partial(run, **arguments), share, ours)
 
 
-def judged(found: RatioInterval | None, **how: Any) -> Outcome:
+def judged(found: Interval, **how: Any) -> Outcome:
     """The interval includes 1; `verdict` says that something differs."""
-    assert found is not None
     half = log(found.high / found.low) / 2
-    return Outcome(found.low <= 1 <= found.high, verdict(found, **how) in DIFFERS, half)
+    return Outcome(found.holds(1), verdict(found, **how) in DIFFERS, half)
 
 
 def judged_together(bounds: Sequence[tuple[float | None, float | None]], false: bool) -> Outcome:
@@ -125,21 +117,19 @@ def judged_together(bounds: Sequence[tuple[float | None, float | None]], false: 
     return Outcome(all(low <= 1 <= high for low, high in known), false, half)
 
 
-def of_logs(logs: Logs) -> RatioInterval:
+def of_logs(logs: Logs) -> Interval:
     """Whole batches: the blocks' interval."""
-    found = paired_ratio(np.exp(logs).tolist(), [1.0] * len(logs))
-    assert found is not None
-    return found
+    return paired_ratio(np.exp(logs).tolist(), [1.0] * len(logs))
 
 
-Locate = Callable[[Sequence[float]], Estimate | None]
+Locate = Callable[[Sequence[float]], Interval | None]
 
 
-def of_groups(values: Logs, locate: Locate = robust_location) -> RatioInterval:
+def of_groups(values: Logs, locate: Locate = robust_location) -> Interval:
     """Interleaved windows: the groups' interval."""
     found = locate(values.tolist())
     assert found is not None
-    return as_ratio(found)
+    return found.exp()
 
 
 # A sweep's whole batches.
@@ -157,7 +147,7 @@ def stopped_run(rng: Rng, on_verdict: bool) -> Outcome:
     logs = SCALE * SWEEP(rng, 1, rule.max_blocks)[0]
     for blocks in (*rule.looks, rule.max_blocks):
         found = of_logs(logs[:blocks])
-        excludes = not found.low <= 1 <= found.high
+        excludes = not found.holds(1)
         if excludes if on_verdict else rule.stop(blocks, [found.half_width], 0, 0):
             break
     return judged(found)
@@ -174,8 +164,8 @@ def bootstrap_run(rng: Rng, noise: Blocks, blocks: int) -> Outcome:
 def fastest_run(rng: Rng, blocks: int, together: int) -> Outcome:
     """The fastest of six equal cells."""
     cells = [of_logs(SCALE * logs) for logs in all_cells(rng, 1, blocks)[0]]
-    low, high = simultaneous_bounds(min(cells, key=lambda each: each.ratio), together)
-    return Outcome(low <= 1 <= high, half=log(high / low) / 2)
+    best = ratio_at_once(min(cells, key=lambda each: each.value), together)
+    return Outcome(best.holds(1), half=log(best.high / best.low) / 2)
 
 
 DRIFTS = "a sweep that drifts, heavy tails"
@@ -207,7 +197,7 @@ def groups_run(rng: Rng, noise: str, groups: int, locate: Locate = robust_locati
     return judged(own, noise_floor=aa.distance, small_counts=True)
 
 
-def with_variance(values: Sequence[float], variance: Any) -> Estimate | None:
+def with_variance(values: Sequence[float], variance: Any) -> Interval | None:
     """Huber's location with another variance of its scores."""
     with patch.object(robust, "long_run_variance", variance):
         return robust_location(values)
@@ -271,7 +261,8 @@ def token_groups_run(rng: Rng, requests: int, groups: int) -> Outcome:
     logs = np.log(tokens[:, treated].mean(axis=1) / tokens[:, ~treated].mean(axis=1))
     found: Any = [_Group(own, 3 * SIGMA * rng.standard_normal()) for own in logs.tolist()]
     rate = rate_of_groups(found)
-    return judged(None if rate is None else rate.interval, small_counts=True)
+    assert rate is not None
+    return judged(rate.ratio, small_counts=True)
 
 
 def token_blocks_run(rng: Rng, blocks: int) -> Outcome:
@@ -279,7 +270,8 @@ def token_blocks_run(rng: Rng, blocks: int) -> Outcome:
     tokens, times = (SCALE * SWEEP(rng, 2, blocks)).tolist()
     logs = tuple(tokens), tuple(times)
     rate = rate_of_blocks(PairedTimes("window_ms", tuple(range(blocks)), (), (), *logs))
-    return judged(None if rate is None else rate.interval)
+    assert rate is not None
+    return judged(rate.ratio)
 
 
 def acceptance_run(rng: Rng, fork: bool) -> Outcome:
@@ -417,13 +409,13 @@ def live_drafts_run(rng: Rng, groups: int, lasts: int) -> Outcome:
     after the other."""
     request = (np.arange(groups)[:, None] + np.arange(8) * lasts // 8) // lasts
 
-    def read(values: Logs) -> Estimate:
+    def read(values: Logs) -> Interval:
         """A reading, as the command takes it from /metrics."""
         shown = of_groups(values)
-        return of_ratio(shown.ratio, shown.low, shown.high, len(values))
+        return from_ends(shown.value, shown.low, shown.high, len(values)).ln()
 
-    times: dict[int | None, Estimate] = {None: read(correlated(0.0)(rng, groups))}
-    tokens: dict[int, Estimate] = {}
+    times: dict[int | None, Interval] = {None: read(correlated(0.0)(rng, groups))}
+    tokens: dict[int, Interval] = {}
     for k in COUNTS:
         chances = np.cumprod([(6 + n) / (9 + n) for n in range(k)])  # of k drafts in a row
         times[k] = read(np.log1p(chances.sum()) + correlated(0.0)(rng, groups))
@@ -457,11 +449,9 @@ def server() -> Iterator[Case]:
 def change_run(rng: Rng, noise: str, groups: int) -> Outcome:
     """Change of an interleaved ratio between two runs, which keep its bounds; A/A changes too."""
     runs = [of_groups(NOISES[noise](rng, groups)) for _ in range(4)]
-    sides = [from_bounds(r.ratio, r.low, r.high, degrees_of(groups) + 1) for r in runs]
-    base, new, aa_base, aa_new = (side for side in sides if side is not None)
-    aa = unpaired_ratio(aa_new, aa_base)
-    assert aa is not None
-    return judged(unpaired_ratio(new, base), noise_floor=aa.distance)
+    base, new, aa_base, aa_new = (from_ends(r.value, r.low, r.high, groups) for r in runs)
+    aa = quotient(aa_new, aa_base)
+    return judged(quotient(new, base), noise_floor=aa.distance)
 
 
 def block_change_run(rng: Rng, blocks: int, apart: float) -> Outcome:
@@ -474,7 +464,9 @@ def count_change_run(rng: Rng, **noise: Any) -> Outcome:
     """Time per token of four drafts over none, in two runs of different texts."""
     base, new = (interleaved(rng, group_noise(rng, **noise), Texts(20)) for _ in range(2))
     change = token_time_change(base, new, cell(4))
-    return judged(None if change is None else change.interval)
+    assert change is not None
+    assert change.interval is not None
+    return judged(change.interval)
 
 
 def kernels_run(rng: Rng, r: float) -> Outcome:

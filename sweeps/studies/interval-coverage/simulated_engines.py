@@ -14,8 +14,9 @@ import numpy as np
 
 from nwor_bench.analysis.draft_rates import AtSize, Worth, worth_at
 from nwor_bench.analysis.engine_times import block_times
-from nwor_bench.instruments.robust import Estimate
+from nwor_bench.records.header import StoredSpec
 from nwor_bench.records.types import Phase, Verdict
+from nwor_bench.stats.interval import Interval
 
 COUNTS = (1, 2, 3, 4)
 
@@ -54,9 +55,9 @@ class OneToken:
         """Tokens of a request in a window."""
         return 1.0
 
-    def difference(self, k: int, other: int) -> Estimate:
+    def difference(self, k: int, other: int) -> Interval:
         """No difference."""
-        return Estimate(0.0, 0.0, 1, 20)
+        return Interval.of(0.0, 0.0, 1, 20)
 
 
 def run_of(logs: Mapping[int | None, Sequence[float]]) -> Any:
@@ -71,7 +72,7 @@ def run_of(logs: Mapping[int | None, Sequence[float]]) -> Any:
         for block, time in enumerate(own)
     ]  # fmt: skip
     finished = {(Phase.TIMED, batch.block) for batch in batches}
-    header = SimpleNamespace(pair=SimpleNamespace(method="mtp"), spec={"engines": True})
+    header = SimpleNamespace(pair=SimpleNamespace(method="mtp"), spec=StoredSpec(engines=True))
     return SimpleNamespace(batches=batches, finished=finished, header=header)
 
 

@@ -43,11 +43,11 @@ def rows_of(folder: Path) -> Iterator[dict[str, Any]]:
     header = run.header
     if header.status is not RunStatus.COMPLETE:
         return
-    spec = header.spec or {}
-    against = spec.get("against")
+    spec = header.spec
+    against = spec.against
     phases = {batch_key(batch): batch.phase for batch in run.batches}
     phase = Phase.INTERLEAVED if against is None else Phase.TIMED
-    gates = (header.kv_gate and header.kv_gate.cells) or {}
+    gates = header.kv_gate.cells or {}
     for cell in analyse(run).cells:
         own = [
             window
@@ -58,7 +58,7 @@ def rows_of(folder: Path) -> Iterator[dict[str, Any]]:
         yield {
             "pair": header.pair.name,
             "gpu": header.environment.gpus[0].name,
-            "weights": spec.get("engine_args", {}).get("quantization"),
+            "weights": spec.engine_args.get("quantization"),
             "requests": header.scenario["requests"],
             "drafts": header.scenario["draft_tokens"],
             "context": header.scenario["prompts"]["tokens"],
@@ -86,7 +86,7 @@ def batches_of(folder: Path) -> Iterator[dict[str, Any]]:
                 "pair": run.header.pair.name,
                 "gpu": run.header.environment.gpus[0].name,
                 "requests": batch.requests,
-                "cache_bytes": run.header.spec["engine_args"].get("kv_cache_memory_bytes"),
+                "cache_bytes": run.header.spec.engine_args.get("kv_cache_memory_bytes"),
                 "phase": batch.phase,
                 "block": batch.block,
                 "cell": batch.cell.label,

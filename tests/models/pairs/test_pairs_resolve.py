@@ -7,8 +7,11 @@ from typing import Any, NoReturn
 import pytest
 from refusals import refused
 
+from nwor_bench.models.methods import FROM_TARGET, WITHOUT_DRAFTER, Method
 from nwor_bench.models.pairs import ResolvedPair, read_model_config, resolve_pair
 from nwor_bench.models.pairs import fetch as fetch_module
+
+MIMO = {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "vocab_size": 1000}
 
 
 def model_folder(folder: Path, **config: Any) -> str:
@@ -75,7 +78,6 @@ def test_eagle_may_draft_from_part_of_the_vocabulary(
         ({"vocab_size": 1000, "draft_vocab_size": 1001}, "eagle", "1001 tokens"),
         ({"vocab_size": 1000, "draft_vocab_size": 1001}, "eagle3", "1001 tokens"),
         ({"text_config": {"vocab_size": 999}}, None, "999 tokens"),
-        ({"vocab_size": 1000}, "ngram", "method ngram"),
     ],
 )
 def test_a_drafter_that_does_not_fit_is_refused(
@@ -89,7 +91,8 @@ def test_a_drafter_that_does_not_fit_is_refused(
 @pytest.mark.parametrize(
     ("architecture", "method"),
     [("LlamaForCausalLM", "draft_model"), ("EagleLlamaForCausalLM", "eagle"),
-     ("LlamaForCausalLMEagle3", "eagle3")],
+     ("LlamaForCausalLMEagle3", "eagle3"), ("Qwen3DSparkModel", "dspark"),
+     ("DFlashDraftModel", "dflash"), ("Gemma4MTPModel", "mtp")],
 )  # fmt: skip
 def test_method_follows_from_the_drafter(
     tmp_path: Path, target: str, architecture: str, method: str
@@ -205,3 +208,51 @@ def test_draft_tokens_must_be_positive(count: int) -> None:
     pair = ResolvedPair("p", "ngram", "org/name", None, "auto")
     with refused("draft_tokens", value=count):
         pair.speculative_config(count)
+
+
+@pytest.mark.parametrize("method", Method)
+def test_every_staged_method_is_taken(tmp_path: Path, method: Method) -> None:
+    target = model_folder(tmp_path / "target", **MIMO, num_nextn_predict_layers=1)
+    draft = None
+    if method not in WITHOUT_DRAFTER | FROM_TARGET:
+        draft = model_folder(tmp_path / "draft", vocab_size=1000)
+    pair = resolve_pair(target_model=target, draft_model=draft, method=method)
+    config = pair.speculative_config(2)
+    assert (config["method"], config.get("model")) == (method, draft)
+
+
+@pytest.mark.parametrize("method", sorted(WITHOUT_DRAFTER))
+def test_a_drafter_for_a_method_that_takes_none_is_refused(tmp_path: Path, method: str) -> None:
+    target = model_folder(tmp_path / "target", vocab_size=1000)
+    draft = model_folder(tmp_path / "draft", vocab_size=1000)
+    with refused("draft_model", value=draft, naming=f"method {method}"):
+        resolve_pair(target_model=target, draft_model=draft, method=method)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"model_type": "llama"}, "no MTP for model type llama"),
+        ({**MIMO, "num_nextn_predict_layers": 0}, "it has no MTP layers"),
+        ({"model_type": "qwen3_5", "text_config": {"mtp_num_hidden_layers": 0}}, "no MTP layers"),
+    ],
+)
+def test_mtp_without_mtp_layers_is_refused(
+    tmp_path: Path, config: dict[str, Any], reason: str
+) -> None:
+    target = model_folder(tmp_path / "target", **config)
+    with refused("method", value="mtp", naming=reason):
+        resolve_pair(target_model=target, method="mtp")
+
+
+def test_mtp_of_a_hub_model_is_left_for_vllm() -> None:
+    assert resolve_pair(target_model="org/model", method="mtp").draft is None
+
+
+def test_the_generated_mtp_pair_has_no_drafter(tmp_path: Path) -> None:
+    pair = resolve_pair("tiny-mtp", cache_dir=tmp_path)
+    assert (pair.method, pair.draft) == ("mtp", None)
+    lookup = resolve_pair("tiny-mtp", method="ngram", cache_dir=tmp_path)
+    assert (lookup.target, lookup.draft) == (pair.target, None)
+    with refused("method", value="draft_model", naming="--draft-model"):
+        resolve_pair("tiny-mtp", method="draft_model", cache_dir=tmp_path)

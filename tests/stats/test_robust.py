@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.signal import lfilter
 
-from nwor_bench.instruments.robust import (
+from nwor_bench.stats.interval import Interval
+from nwor_bench.stats.robust import (
     MIN_GROUPS,
-    Estimate,
-    as_ratio,
     long_run_variance,
     mean_location,
     robust_location,
@@ -44,7 +43,7 @@ def coverage(noise: Callable[[np.random.Generator], Values]) -> float:
     for _ in range(RUNS):
         found = robust_location(list(0.003 + 0.01 * noise(rng)))
         assert found is not None
-        held += abs(found.value - 0.003) <= found.half_width()
+        held += abs(found.value - 0.003) <= found.half_width
     return held / RUNS
 
 
@@ -63,11 +62,11 @@ def test_one_group_of_another_world_hardly_moves_it() -> None:
     assert quiet is not None
     assert disturbed is not None
     assert abs(disturbed.value - quiet.value) < 0.001
-    assert disturbed.half_width() < 1.2 * quiet.half_width()
+    assert disturbed.half_width < 1.2 * quiet.half_width
     mean = mean_location([*values, 50.0])
     assert mean is not None
     assert mean.value == pytest.approx(0.5, abs=0.01)
-    assert mean.half_width() > 0.5
+    assert mean.half_width > 0.5
 
 
 def test_few_groups_have_no_interval() -> None:
@@ -82,7 +81,7 @@ def test_ties(values: list[float]) -> None:
     found = robust_location(values)
     assert found is not None
     assert 0 <= found.value < 1
-    assert np.isfinite(found.half_width())
+    assert np.isfinite(found.half_width)
     assert found.p_value <= 1
 
 
@@ -108,21 +107,21 @@ def test_it_moves_with_the_values_and_turns_with_their_sign(
 def test_the_interval_as_a_ratio() -> None:
     found = robust_location([0.01 * ((7 * n) % 11 - 5) - 0.03 for n in range(110)])
     assert found is not None
-    ratio = as_ratio(found)
-    assert ratio.ratio == pytest.approx(np.exp(-0.03), abs=1e-4)
-    assert ratio.low < ratio.ratio < ratio.high
-    assert (ratio.blocks, ratio.free, ratio.p_value) == (110, found.degrees, found.p_value)
+    ratio = found.exp()
+    assert ratio.value == pytest.approx(np.exp(-0.03), abs=1e-4)
+    assert ratio.low < ratio.value < ratio.high
+    assert (ratio.count, ratio.degrees, ratio.p_value) == (110, found.degrees, found.p_value)
 
 
 def test_an_offset_is_added_to_the_interval_and_taken_from_the_evidence() -> None:
     """0.3 +- t x 0.1, perhaps 0.1 off: as sure to differ from 0 as 0.2 +- t x 0.1."""
-    sure, off = Estimate(0.2, 0.1, 9, 10), Estimate(0.3, 0.1, 9, 10, offset=0.1)
-    assert off.half_width() == pytest.approx(sure.half_width() + 0.1)
-    assert off.half_width(0.99) == pytest.approx(0.1 * stats.t.ppf(0.99, 9) + 0.1)
+    sure, off = Interval.of(0.2, 0.1, 9, 10), Interval.of(0.3, 0.1, 9, 10, offset=0.1)
+    assert off.half_width == pytest.approx(sure.half_width + 0.1)
+    assert off.half_at(0.99) == pytest.approx(0.1 * stats.t.ppf(0.99, 9) + 0.1)
     assert off.p_value == pytest.approx(sure.p_value)
-    assert as_ratio(off).low == pytest.approx(np.exp(0.2 - sure.half_width()))
-    assert Estimate(0.05, 0.0, 9, 10, offset=0.1).p_value == 1
-    assert Estimate(0.2, 0.0, 9, 10, offset=0.1).p_value == 0
+    assert off.exp().low == pytest.approx(np.exp(0.2 - sure.half_width))
+    assert Interval.of(0.05, 0.0, 9, 10, offset=0.1).p_value == 1
+    assert Interval.of(0.2, 0.0, 9, 10, offset=0.1).p_value == 0
 
 
 def test_a_slope_is_found_and_none_is_not() -> None:
@@ -133,8 +132,8 @@ def test_a_slope_is_found_and_none_is_not() -> None:
     for slope in (0.0, 0.002):
         found = robust_slope(list(slope * clocks + noise), list(clocks))
         assert found is not None
-        assert abs(found.value - slope) <= found.half_width()
-        assert found.half_width() < 0.001
+        assert abs(found.value - slope) <= found.half_width
+        assert found.half_width < 0.001
         assert (found.p_value < 0.05) == (slope != 0)
 
 

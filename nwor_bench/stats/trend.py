@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nwor_bench.workload.run_spec import WARMUP_LOOKBACK
-
 MAX_DRIFT = 0.01
 """Largest drift over the whole series that does not matter, even if significant."""
 
@@ -50,7 +48,7 @@ def trend(values: Sequence[float]) -> Trend:
     return Trend(p_value, slope * (count - 1) / float(np.median(values)))
 
 
-def not_steady(values: Sequence[float], lookback: int = WARMUP_LOOKBACK) -> str | None:
+def not_steady(values: Sequence[float], lookback: int) -> str | None:
     """Why the last `lookback` values are not steady, in words; None if they are.
 
     Steady means: there are that many, they show no trend that matters, and the longest is at

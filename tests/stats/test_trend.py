@@ -1,13 +1,16 @@
 """Warm-up ends when times are steady: trends found, noise borne, by known cases."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.analysis.trend import MAX_SPREAD, not_steady, trend
+from nwor_bench.stats.trend import MAX_SPREAD, not_steady, trend
 from nwor_bench.workload.run_spec import WARMUP_LOOKBACK
 
+unsteady = partial(not_steady, lookback=WARMUP_LOOKBACK)
 TIMES = st.lists(st.floats(1.0, 1e4), min_size=3, max_size=12)
 
 
@@ -41,31 +44,31 @@ def test_nothing_to_see_is_no_trend(values):
 
 
 def test_steady_takes_enough_batches():
-    assert not_steady([]) == f"only 0 of the {WARMUP_LOOKBACK} batches that the check needs"
-    assert not_steady([10.0] * (WARMUP_LOOKBACK - 1)) is not None
-    assert not_steady([10.0] * WARMUP_LOOKBACK) is None
+    assert unsteady([]) == f"only 0 of the {WARMUP_LOOKBACK} batches that the check needs"
+    assert unsteady([10.0] * (WARMUP_LOOKBACK - 1)) is not None
+    assert unsteady([10.0] * WARMUP_LOOKBACK) is None
 
 
 def test_a_machine_that_warms_up_is_not_steady_until_it_is():
     """Each batch takes off a third of what the first ones cost too much."""
     times = [100 * (1 + 0.8 * 0.67**i) for i in range(30)]
-    ended = next(n for n in range(31) if not_steady(times[:n]) is None)
+    ended = next(n for n in range(31) if unsteady(times[:n]) is None)
     assert times[ended - 1] < 102
-    assert "trend" in str(not_steady(times[:8]))
+    assert "trend" in str(unsteady(times[:8]))
 
 
 def test_only_the_last_batches_count():
-    assert not_steady([500.0, 300.0, *[100.0, 101.0, 100.5, 100.2, 100.7]]) is None
+    assert unsteady([500.0, 300.0, *[100.0, 101.0, 100.5, 100.2, 100.7]]) is None
 
 
 def test_a_wide_spread_is_said():
     values = [100.0, 100 * (1 + 2 * MAX_SPREAD), 100.0, 101.0, 100.5]
-    assert "spread of 20 %" in str(not_steady(values))
+    assert "spread of 20 %" in str(unsteady(values))
 
 
 @pytest.mark.slow  # many simulated runs
 def test_steady_noise_is_seldom_called_a_trend():
     """2 % of noise, nothing else: at most 1 run in 20 by the test's own level."""
     rng = np.random.default_rng(1)
-    called = sum("trend" in str(not_steady(rng.normal(100, 2, 5).tolist())) for _ in range(2000))
+    called = sum("trend" in str(unsteady(rng.normal(100, 2, 5).tolist())) for _ in range(2000))
     assert called / 2000 < 0.05

@@ -18,17 +18,15 @@ Pure functions on numbers.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtr, stdtrit  # scipy.stats would take half a second
+
+from nwor_bench.stats.interval import TWO_SIDED, Interval, t_quantile
 
 Values = NDArray[np.float64]
-
-CONFIDENCE = 0.95
 
 MIN_GROUPS = 10
 """Fewest groups for an interval."""
@@ -37,114 +35,37 @@ HUBER_C = 1.345
 MIN_COSINES = 4
 """Fewest degrees of freedom: with 20 groups the formula's 2 would widen the interval by half."""
 
-LEAST_APART = 15
+MIN_APART = 15
 """Fewest values that carry a slope: with three of them "no slope" is rejected in 10 to 19 % of
 simulated runs without one, with 15 in 3 to 7 %."""
 
 _STEPS = 100
-_LEAST_INSIDE = 0.25
+_MIN_INSIDE = 0.25
 """Share of the values within c scales below which the scale is doubled: ties made it too small."""
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A location or slope with its standard error and degrees of freedom."""
-
-    value: float
-    standard_error: float
-    degrees: float
-    count: int
-    """Values behind it."""
-    offset: float = 0.0
-    """How far it may be off however many values there are: the interval is wider by it."""
-
-    def half_width(self, share: float = (1 + CONFIDENCE) / 2) -> float:
-        """Half the 95 % interval, or that whose upper end has this share below it."""
-        return t_quantile(share, self.degrees) * self.standard_error + self.offset
-
-    @property
-    def p_value(self) -> float:
-        """Two-sided p of "the value is 0"; without any spread it is 1 for no difference, else 0."""
-        beyond = max(abs(self.value) - self.offset, 0.0)
-        if self.standard_error == 0:
-            return 1.0 if beyond == 0 else 0.0
-        return float(2 * stdtr(self.degrees, -beyond / self.standard_error))
-
-
-@dataclass(frozen=True)
-class RatioInterval:
-    """Treated over baseline (1.02 = 2 % slower) with its 95 % confidence interval.
-
-    `p_value` is the two-sided one of "the ratio is 1" by the test that the interval inverts;
-    `standard_error` that of the log ratio, autocorrelation included. `degrees` are those of
-    Student's t; None: blocks - 1.
-    """
-
-    ratio: float
-    low: float
-    high: float
-    blocks: int
-    p_value: float | None = None
-    standard_error: float | None = None
-    degrees: float | None = None
-
-    @property
-    def free(self) -> float:
-        """Degrees of freedom."""
-        return self.blocks - 1 if self.degrees is None else self.degrees
-
-    @property
-    def half_width(self) -> float:
-        """Half the interval's length, as a fraction: 0.005 is a ratio known to +- 0.5 %."""
-        return (self.high - self.low) / 2
-
-    @property
-    def distance(self) -> float:
-        """How far the interval reaches from 1, at its farther end."""
-        return max(abs(self.low - 1), abs(self.high - 1))
-
-
-def as_ratio(estimate: Estimate) -> RatioInterval:
-    """A log ratio's estimate as a ratio with its interval."""
-    half = estimate.half_width()
-    return RatioInterval(
-        ratio=float(np.exp(estimate.value)),
-        low=float(np.exp(estimate.value - half)),
-        high=float(np.exp(estimate.value + half)),
-        blocks=estimate.count,
-        p_value=estimate.p_value,
-        standard_error=estimate.standard_error,
-        degrees=estimate.degrees,
-    )
-
-
-def of_ratio(ratio: float, low: float, high: float, count: int) -> Estimate:
-    """The log ratio's estimate from what `as_ratio` made of it: only its degrees are computed."""
+def from_ends(ratio: float, low: float, high: float, count: int) -> Interval:
+    """A ratio that was shown with its 95 % interval, of so many values."""
     degrees = degrees_of(count)
-    error = (np.log(high) - np.log(low)) / 2 / t_quantile((1 + CONFIDENCE) / 2, degrees)
-    return Estimate(float(np.log(ratio)), float(error), degrees, count)
+    error = (np.log(high) - np.log(low)) / 2 / t_quantile(TWO_SIDED, degrees)
+    found = Interval.of(float(np.log(ratio)), float(error), degrees, count)
+    return replace(found, value=ratio, low=low, high=high)
 
 
-@cache
-def t_quantile(share: float, free: float) -> float:
-    """Student's t below which that share lies; the same few are asked for again and again."""
-    return float(stdtrit(free, share))
-
-
-def robust_location(values: Sequence[float]) -> Estimate | None:
+def robust_location(values: Sequence[float]) -> Interval | None:
     """Huber's location of values in time order, log effects of groups; None below MIN_GROUPS."""
     found = _huber(_array(values), np.ones((len(values), 1)))
     return None if found is None else found[0]
 
 
-def robust_slope(values: Sequence[float], covariate: Sequence[float]) -> Estimate | None:
+def robust_slope(values: Sequence[float], covariate: Sequence[float]) -> Interval | None:
     """Huber's slope of values against a covariate.
 
-    None below MIN_GROUPS, or if fewer than LEAST_APART values have another covariate than most.
+    None below MIN_GROUPS, or if fewer than MIN_APART values have another covariate than most.
     """
     around = _array(covariate)
     most = np.unique(around, return_counts=True)[1].max(initial=0)
-    if len(around) < MIN_GROUPS or len(around) - most < LEAST_APART:
+    if len(around) < MIN_GROUPS or len(around) - most < MIN_APART:
         return None
     design = np.column_stack([np.ones(len(around)), around - around.mean()])
     try:
@@ -154,7 +75,7 @@ def robust_slope(values: Sequence[float], covariate: Sequence[float]) -> Estimat
     return None if found is None else found[1]
 
 
-def mean_location(values: Sequence[float]) -> Estimate | None:
+def mean_location(values: Sequence[float]) -> Interval | None:
     """The mean, rare outliers included; None below MIN_GROUPS."""
     if len(values) < MIN_GROUPS:
         return None
@@ -163,7 +84,7 @@ def mean_location(values: Sequence[float]) -> Estimate | None:
     return _estimate(mean, effects - mean)
 
 
-def log_tokens(accepted: Sequence[float], windows: Sequence[float]) -> Estimate | None:
+def log_tokens(accepted: Sequence[float], windows: Sequence[float]) -> Interval | None:
     """Log of 1 + accepted drafts a window, of spans in time order; None below MIN_GROUPS.
 
     Args:
@@ -195,7 +116,7 @@ def degrees_of(count: int) -> int:
     return min(count - 1, max(MIN_COSINES, int(0.4 * count ** (2 / 3))))
 
 
-def _huber(values: Values, design: Values) -> list[Estimate] | None:
+def _huber(values: Values, design: Values) -> list[Interval] | None:
     """Each column's coefficient.
 
     Iterated weighted least squares (Huber and Ronchetti, Robust Statistics, 2009, section 7.8).
@@ -207,12 +128,12 @@ def _huber(values: Values, design: Values) -> list[Estimate] | None:
     scale = _scale(values - np.median(values))
     if scale == 0:
         flat = [float(values.mean()), *[0.0] * (design.shape[1] - 1)]
-        return [Estimate(each, 0.0, len(values) - 1, len(values)) for each in flat]
+        return [Interval.of(each, 0.0, len(values) - 1, len(values)) for each in flat]
     while True:
         found = _iterate(values, design, scale)
         away = (values - design @ found) / scale
         inside = np.abs(away) <= HUBER_C
-        if inside.mean() >= _LEAST_INSIDE:
+        if inside.mean() >= _MIN_INSIDE:
             break
         scale *= 2
     scores = scale * np.clip(away, -HUBER_C, HUBER_C)
@@ -244,9 +165,9 @@ def _scale(values: Values) -> float:
     return spread if spread > 1e-9 * deviation else deviation
 
 
-def _estimate(value: float, influence: Values) -> Estimate:
+def _estimate(value: float, influence: Values) -> Interval:
     variance, degrees = long_run_variance(influence)
-    return Estimate(value, (variance / len(influence)) ** 0.5, degrees, len(influence))
+    return Interval.of(value, (variance / len(influence)) ** 0.5, degrees, len(influence))
 
 
 def _array(values: Sequence[float] | Sequence[int] | NDArray[Any]) -> Values:

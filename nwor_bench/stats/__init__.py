@@ -1,0 +1,1 @@
+"""Intervals, robust locations, paired ratios, corrections and trends: pure functions on numbers."""

@@ -150,9 +150,8 @@ def _copy(name: str, to: Path, factor: float = 1.0, *, broken: bool = False) -> 
     """Copy a run's records; cells other than the reference `factor` times as slow, or broken."""
     to.mkdir(parents=True)
     header = json.loads((GOLDEN / name / RUN_FILE).read_text())
-    empty = {"noise_floor": None, "split": None}
-    header |= {key: empty.get(key, []) for key in SUMMARIES}
-    (to / RUN_FILE).write_text(json.dumps(header))
+    kept = {key: value for key, value in header.items() if key not in SUMMARIES}
+    (to / RUN_FILE).write_text(json.dumps(kept))
     records = gzip.decompress((GOLDEN / name / KEPT_RECORDS_FILE).read_bytes())
     if factor != 1.0 or broken:
         lines = [json.loads(line) for line in records.splitlines()]

@@ -90,7 +90,7 @@ def analyse(run: RunData) -> Analysis:
         results += [_result(*both) for both in zip(cells, verdicts, strict=True)]
     parts = tuple(gathered), tuple(effects), tuple(violations), tuple(results)
     found = Analysis(run, *parts)
-    if (run.header.spec or {}).get("draft_counts") is None:
+    if run.header.spec.draft_counts is None:
         return found
     worth = worth_of([found.measured])
     rates = {rate.count: rate for rate in worth.rates}

@@ -11,7 +11,6 @@ from nwor_bench.analysis.parity.local import LOCAL_EVENT
 from nwor_bench.analysis.parity.tokens import EXACT, REFERENCE, ParityRule
 from nwor_bench.records.cell import AA, INTERLEAVED, Cell, NworMode, ScvMode, cell_order
 from nwor_bench.records.fallback_reasons import NO_CUDA, SLOWER_THAN_STOCK
-from nwor_bench.records.header import ParityFacts
 from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Phase, Verdict, WindowRecord
@@ -249,7 +248,7 @@ def _gate_results(
         for event in run.events
         if event.get("event") == KV_EVENT and event.get("arm") == INTERLEAVED
     ]
-    rule = (run.header.parity or ParityFacts()).rule
+    rule = run.header.parity.rule
 
     def results(cell: Cell) -> GateResults:
         batches = [batch for batch, acting in acted if acting == cell]
@@ -277,7 +276,7 @@ def _compared_windows(
 ) -> dict[Cell, list[WindowRecord]]:
     """The gate's windows by their own cells, without those of batches after which nobody compared
     the cache, and nothing stands in for that (`why_missing`)."""
-    exact = (run.header.parity or ParityFacts()).rule == ParityRule.EXACT
+    exact = run.header.parity.rule == ParityRule.EXACT
     missed = {
         event.get("batch")
         for event in run.events

@@ -31,7 +31,7 @@ def named_rates(run: RunData) -> list[float] | None:
 
     vLLM's are unconditional: the share of windows that accept that draft and all before it.
     """
-    return ((run.header.spec or {}).get("speculative_config") or {}).get(ACCEPTANCE_RATES)
+    return (run.header.spec.speculative_config or {}).get(ACCEPTANCE_RATES)
 
 
 ACCEPTANCE_RATES = "synthetic_acceptance_rates"

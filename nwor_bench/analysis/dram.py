@@ -29,8 +29,7 @@ from nwor_bench.stats.paired import MIN_BLOCKS, variance_inflation
 
 def strategy_of(header: RunHeader) -> Strategy:
     """The byte model's strategy for the run's mode `stage` on a GPU."""
-    by = (header.spec or {}).get("stage_by", StageBy.REFERENCE)
-    return BY_REFERENCE if by == StageBy.REFERENCE else COPY_SPILLED
+    return BY_REFERENCE if header.spec.stage_by == StageBy.REFERENCE else COPY_SPILLED
 
 
 def predicted_difference(
@@ -198,7 +197,7 @@ def _of_cell(run: RunData, cell: Cell, placed: Mapping[Cell, Blocks], compared: 
     staged = fmean([w.draft_tokens for w in flat]) if flat else None
     kept = fmean([accepted(w) for w in flat]) if flat else None
     predicted: dict[str, float] = {}
-    engine, how = run.header.engine or EngineStatus(), strategy_of(run.header)
+    engine, how = run.header.engine, strategy_of(run.header)
     if staged is not None and kept is not None and any(w.staged_tokens for w in flat):
         requests = fmean([w.num_reqs for w in flat])
         predicted = predicted_difference(engine, staged, kept, how, requests)

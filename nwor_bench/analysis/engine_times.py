@@ -25,16 +25,11 @@ import numpy as np
 from nwor_bench.analysis.draft_rates import noise_floor
 from nwor_bench.models.methods import WITHOUT_DRAFTER
 from nwor_bench.records.cell import ADAPTIVE
-from nwor_bench.records.header import PairFacts, RunHeader
+from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Phase
 from nwor_bench.stats.interval import Interval
 from nwor_bench.stats.paired import mean_of
-
-
-def by_engines(header: RunHeader) -> bool:
-    """True for a run in which each draft count has an engine of its own."""
-    return bool((header.spec or {}).get("engines"))
 
 
 def block_times(run: RunData) -> dict[int | None, Interval]:
@@ -89,6 +84,6 @@ def steps_of(header: RunHeader, batch: BatchRecord) -> Sequence[tuple[float, flo
     if batch.request_tokens:
         return [(tokens - 1 - drafts, drafts) for tokens, drafts in batch.request_tokens]
     after_first = batch.output_tokens / batch.requests - 1
-    looks_up = (header.pair or PairFacts()).method in WITHOUT_DRAFTER
+    looks_up = header.pair.method in WITHOUT_DRAFTER
     steps = [max(n, after_first - a) if looks_up else n for n, a in batch.request_acceptance]
     return [(number, after_first - number) for number in steps]

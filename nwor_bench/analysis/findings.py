@@ -22,13 +22,12 @@ from nwor_bench.analysis.effects import (
     mean_disagrees,
     sham_windows,
 )
-from nwor_bench.analysis.engine_times import by_engines
 from nwor_bench.instruments.conditions import throttle_names
 from nwor_bench.instruments.draft_counts import capture_size
 from nwor_bench.records.cell import SWITCHED, Cell
-from nwor_bench.records.facts import EngineStatus, Environment, MemoryFacts
+from nwor_bench.records.facts import EngineStatus, MemoryFacts
 from nwor_bench.records.fallback_reasons import NO_CUDA, mamba_cache_mode, unsupported_states
-from nwor_bench.records.header import KvGateFacts, RunHeader, WarmupFacts
+from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import (
@@ -107,7 +106,7 @@ class Evidence:
     @property
     def engine(self) -> EngineStatus:
         """Facts of the engine; all None if it never started."""
-        return self.run.header.engine or EngineStatus()
+        return self.run.header.engine
 
     @cached_property
     def watched(self) -> list[BatchRecord]:
@@ -197,16 +196,15 @@ def nothing_timed(header: RunHeader, cells: Sequence[CellResult]) -> str | None:
 
     None too for a run that was interrupted or failed: there the clock is not the cause.
     """
-    spec = header.spec or {}
-    budget_s = spec.get("time_budget_s")
+    budget_s = header.spec.time_budget_s
     timed = any(cell.batches or cell.groups for cell in cells)
     by_clock = header.status is RunStatus.COMPLETE and header.stopped is not None
     if not by_clock or timed or budget_s is None or header.measuring_s is None:
         return None
-    gate_s = (header.kv_gate or KvGateFacts()).gate_seconds
+    gate_s = header.kv_gate.gate_seconds
     gate = "" if gate_s is None else f" (the gate {_seconds(gate_s)} of it)"
     lost = ["no block was timed"]
-    lost += ["no DRAM bytes were counted"] if spec.get("counters") == Counters.DRAM else []
+    lost += ["no DRAM bytes were counted"] if header.spec.counters == Counters.DRAM else []
     return (
         f"warm-up and gate took {_seconds(header.measuring_s)}{gate} of the time budget of "
         f"{budget_s:g} s, so {' and '.join(lost)}"
@@ -221,10 +219,9 @@ def sufficient_budget(run: RunData, cells: Sequence[CellResult]) -> str:
     `RunSpec.counted_blocks` plans them), `block` a batch of every cell at the median of those that
     ran (the run itself expects as much).
     """
-    spec, scenario = run.header.spec or {}, run.header.scenario or {}
     batch_s = median(batch.latency_ms for batch in run.batches) / 1e3 if run.batches else 0.0
-    counted = int(scenario.get("batches", ENOUGH_BLOCKS))
-    blocks = ENOUGH_BLOCKS + (counted if spec.get("counters") == Counters.DRAM else 0)
+    counted = int((run.header.scenario or {}).get("batches", ENOUGH_BLOCKS))
+    blocks = ENOUGH_BLOCKS + (counted if run.header.spec.counters == Counters.DRAM else 0)
     return _rounded(SHARES * ((run.header.measuring_s or 0.0) + blocks * len(cells) * batch_s))
 
 
@@ -348,7 +345,7 @@ def _no_graph(evidence: Evidence) -> Iterator[Case]:
     """Windows of all requests are larger than the largest of vLLM's full graphs. If each draft
     count has an engine, the header has the facts of the one without drafts."""
     graphs = evidence.engine.cuda_graphs
-    most = None if graphs is None or by_engines(evidence.run.header) else graphs.largest_window
+    most = None if graphs is None or evidence.run.header.spec.engines else graphs.largest_window
     scenario = evidence.run.header.scenario or {}
     requests, drafts = scenario.get("requests", 0), scenario.get("draft_tokens", 0)
     tokens = requests * (drafts + 1)
@@ -380,7 +377,7 @@ def _long_windows(evidence: Evidence) -> Iterator[Case]:
 
 
 def _warmup(evidence: Evidence) -> Iterator[Case]:
-    unsteady = (evidence.run.header.warmup or WarmupFacts()).not_steady
+    unsteady = evidence.run.header.warmup.not_steady
     if unsteady and evidence.windows_decide:
         yield Case({"why": unsteady}, severity=Severity.NOTE, remedy=f"{NEIGHBOURS}.")
     elif unsteady:
@@ -527,7 +524,7 @@ LOW_MEMORY = 0.05
 def _memory(evidence: Evidence) -> Iterator[Case]:
     faults = sum(evidence.conditions("major_faults"))
     swapped = sum(evidence.conditions("swapped_in_bytes"))
-    environment = evidence.run.header.environment or Environment()
+    environment = evidence.run.header.environment
     total = (environment.memory or MemoryFacts()).total_bytes
     free = min(evidence.conditions("memory_available_bytes"), default=None)
     low = total is not None and free is not None and free < LOW_MEMORY * total

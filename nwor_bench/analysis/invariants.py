@@ -7,8 +7,6 @@ from itertools import zip_longest
 from nwor_bench.analysis.parity.acceptance import acceptance_violations
 from nwor_bench.analysis.parity.tokens import ParityRule
 from nwor_bench.records.cell import Cell, NworMode, cell_order
-from nwor_bench.records.facts import EngineStatus
-from nwor_bench.records.header import ParityFacts
 from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import INTERLEAVED_PHASES, BatchRecord, Phase, WindowRecord
@@ -134,13 +132,13 @@ def find_violations(run: RunData) -> list[Violation]:
     windows = windows_by_batch(every)
     # Greedy cells must give the tokens of off x off; older runs do not name their rule. By another
     # rule other tokens are allowed, and the run checked them.
-    exact = (run.header.parity or ParityFacts()).rule in (None, ParityRule.EXACT)
+    exact = run.header.parity.rule in (None, ParityRule.EXACT)
     whole = {
         (batch.pair, batch.block): batch
         for batch in every.batches
         if exact and batch.phase in (Phase.GATE, Phase.TIMED) and batch.cell.is_baseline
     }
-    layers = (run.header.engine or EngineStatus()).target_layers
+    layers = run.header.engine.target_layers
     found = []
     for batch in every.batches:
         own = windows[batch_key(batch)]

@@ -11,11 +11,6 @@ from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import CellResult
 
 
-def by_drafts(header: RunHeader) -> bool:
-    """True for a run whose cells are draft counts."""
-    return (header.spec or {}).get("draft_counts") is not None
-
-
 @dataclass(frozen=True)
 class MeasuredWorth:
     """What the runs of one pair and scenario say together."""

@@ -9,7 +9,7 @@ from nwor_bench.analysis.analyse import analyse
 from nwor_bench.analysis.cell_data import CellData
 from nwor_bench.analysis.worth import Measured
 from nwor_bench.errors import ConfigError
-from nwor_bench.records.facts import CpuFacts, EngineStatus, Environment, JsonPart
+from nwor_bench.records.facts import CpuFacts, JsonPart
 from nwor_bench.records.files import (
     KEPT_RECORDS_FILE,
     RECORDS_FILE,
@@ -17,7 +17,7 @@ from nwor_bench.records.files import (
     SWEEP_FILE,
     records_path,
 )
-from nwor_bench.records.header import PairFacts, RunHeader
+from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import read_header, read_run
 from nwor_bench.records.types import Cell, CellResult, RunStatus
 from nwor_bench.workload.options import Compare, declared
@@ -147,7 +147,7 @@ def differences(base: RunHeader, new: RunHeader) -> tuple[list[Difference], list
     a change. A value that one run did not record (older format, engine never started) is unknown,
     not different."""
     machine = _differences(_machine(base), _machine(new))
-    devices = [(header.engine or EngineStatus()).device for header in (base, new)]
+    devices = [header.engine.device for header in (base, new)]
     on_gpu = not {None, "cpu"} & set(devices)
     host = [each for each in machine if on_gpu and each.field in _HOST]
     blocking = [each for each in machine if each not in host]
@@ -170,9 +170,9 @@ def _work(header: RunHeader) -> dict[str, Any]:
     for name in ("name", "method", "target", "draft", "speculative"):
         found[f"pair.{name}"] = _field(header.pair, name)
     found |= _options(header, Compare.REFUSE)
-    engine = header.engine or EngineStatus()
-    pair = header.pair or PairFacts()
-    found["dtype"] = _first(engine.dtype, (header.spec or {}).get("dtype"), pair.dtype)
+    engine = header.engine
+    pair = header.pair
+    found["dtype"] = _first(engine.dtype, header.spec.dtype, pair.dtype)
     for name in _FOLDERS:
         if isinstance(found.get(name), str):
             found[name] = PurePath(found[name]).name
@@ -182,11 +182,11 @@ def _work(header: RunHeader) -> dict[str, Any]:
 def _options(header: RunHeader, treatment: Compare) -> dict[str, Any]:
     """The run's options with this treatment of differences."""
     names = [each.field for each in declared(RunSpec) if each.option.compare is treatment]
-    return {f"spec.{name}": _entry(header.spec, name) for name in names}
+    return {f"spec.{name}": _entry(header.stored_spec, name) for name in names}
 
 
 def _machine(header: RunHeader) -> dict[str, Any]:
-    engine, environment = header.engine or EngineStatus(), header.environment or Environment()
+    engine, environment = header.engine, header.environment
     cpu, packages = environment.cpu or CpuFacts(), environment.packages or {}
     return {
         "device": _first(engine.device),
@@ -198,14 +198,14 @@ def _machine(header: RunHeader) -> dict[str, Any]:
 
 
 def _surroundings(header: RunHeader) -> dict[str, Any]:
-    environment = header.environment or Environment()
+    environment = header.environment
     gpus, revision = environment.gpus, _field(environment.git, "revision")
     found = {
         "nwor-bench": _entry(environment.packages, "nwor-bench"),
         "git revision": revision[:12] if isinstance(revision, str) else revision,
         "uncommitted changes": _field(environment.git, "dirty"),
         "GPU driver": _UNKNOWN if gpus is None else sorted({str(gpu.driver) for gpu in gpus}),
-        "seed": _entry(header.spec, "seed"),
+        "seed": _entry(header.stored_spec, "seed"),
     }
     found |= _options(header, Compare.TELL)
     for name in ("runner", "attention_backend", "block_size"):

@@ -22,7 +22,7 @@ import numpy as np
 from nwor_bench.analysis.draft_rates import Arm, AtSize, Worth, worth_at
 from nwor_bench.analysis.draft_tokens import Tokens, named_rates, requests_of
 from nwor_bench.analysis.effects import DEVICE_MS, PairEffect
-from nwor_bench.analysis.engine_times import adaptive_tokens, block_times, by_engines
+from nwor_bench.analysis.engine_times import adaptive_tokens, block_times
 from nwor_bench.records.cell import ADAPTIVE, Cell, NworMode, count_order
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, Verdict, WindowRecord
@@ -96,7 +96,7 @@ def worth_of(runs: Sequence[Measured]) -> Worth:
         untimed = {**dict.fromkeys(arms - times.keys(), str(Verdict.AMBIGUOUS)), **own.refused}
         sizes.append(AtSize(own.requests, own.requests, stock, tokens, staged_too, untimed))
     found = worth_at(sizes, counts, len(dict(requests)))
-    return replace(found, by_engines=by_engines(runs[0].run.header))
+    return replace(found, by_engines=runs[0].run.header.spec.engines)
 
 
 def times_of(own: Measured) -> dict[Arm, Interval]:
@@ -107,7 +107,7 @@ def times_of(own: Measured) -> dict[Arm, Interval]:
     with an engine each have blocks instead.
     """
     found: dict[Arm, Interval] = {}
-    if by_engines(own.run.header):
+    if own.run.header.spec.engines:
         found = {(k, False): time for k, time in block_times(own.run).items()}
     for effect in own.effects:
         if effect.pair.is_over_stock:

@@ -24,10 +24,14 @@ class JsonPart(BaseModel):
         """The part of a JSON object. Raises pydantic's ValidationError for another type."""
         return cls.model_validate_json(json.dumps(values))
 
+    def __bool__(self) -> bool:
+        """True if anything was recorded."""
+        return bool(self.model_fields_set)
+
 
 def to_json(part: JsonPart | None) -> dict[str, Any]:
     """The JSON object of a part; {} for None."""
-    return {} if part is None else part.model_dump(mode="json", exclude_unset=True)
+    return {} if part is None else part.model_dump(mode="json", exclude_unset=True, by_alias=True)
 
 
 class CudaGraphs(JsonPart):

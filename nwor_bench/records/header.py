@@ -8,15 +8,25 @@ header than reading it.
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from nwor_bench.errors import StoreError
+from nwor_bench.records.cell import NworMode, ScvMode
 from nwor_bench.records.facts import EngineStatus, Environment, JsonPart
 from nwor_bench.records.files import parse_json
-from nwor_bench.records.types import FORMAT_VERSION, RunStatus
+from nwor_bench.records.types import (
+    FORMAT_VERSION,
+    AttentionBy,
+    Interleave,
+    RunStatus,
+    StageBy,
+)
 
 WARM_UP, GATE, WHOLE, INTERLEAVED = "warm-up", "gate", "whole batches", "interleaved batches"
 """Parts of a run's time."""
+
+_PARTS = ("pair", "spec", "engine", "environment", "parity", "warmup", "gate", "kv_gate")
+"""Parts of the header that are empty before they are known."""
 
 
 class PairFacts(JsonPart):
@@ -113,8 +123,28 @@ class KvGateFacts(JsonPart):
     """Result of each cell, by its label; see `KvResult`."""
 
 
+class StoredSpec(JsonPart):
+    """What is read of a run's configuration, see `RunSpec`; a field that older versions lack has
+    the value that they ran with."""
+
+    scenario: Mapping[str, Any] | None = None
+    nwor_modes: tuple[NworMode, ...] = (NworMode.OFF, NworMode.STAGE)
+    scv_modes: tuple[ScvMode, ...] = tuple(ScvMode)
+    draft_counts: tuple[int, ...] | None = None
+    engines: bool = False
+    against: Mapping[str, Any] | None = None
+    stage_by: str = StageBy.REFERENCE
+    attention: str = AttentionBy.AUTO
+    interleave: Interleave | None = Interleave.BATCHES
+    time_budget_s: float | None = None
+    counters: str | None = None
+    dtype: str | None = None
+    speculative_config: Mapping[str, Any] | None = None
+    engine_args: Mapping[str, Any] = {}
+
+
 class RunHeader(JsonPart):
-    """run.json."""
+    """run.json. A part that it lacks, or has as null, is empty here."""
 
     format_version: int = FORMAT_VERSION
     """Version of run.json and records.jsonl."""
@@ -122,24 +152,24 @@ class RunHeader(JsonPart):
     """How the run ended; partial while it runs."""
     scenario: Mapping[str, Any] | None = None
     """The scenario with the command line's changes; the same as spec's."""
-    pair: PairFacts | None = None
+    pair: PairFacts = PairFacts()
     """The models that ran."""
     dtype_note: str | None = None
     """Why the pair's dtype is not its file's; None if it is."""
     choice: Mapping[str, str | None] | None = None
     """The pair as the command line named it, by flag."""
-    spec: Mapping[str, Any] | None = None
-    """The whole configuration; see `RunSpec`."""
-    engine: EngineStatus | None = None
-    """The engine; None if it never started."""
-    environment: Environment | None = None
+    stored_spec: Mapping[str, Any] = Field(default={}, alias="spec")
+    """The whole configuration as it was written; see `spec`."""
+    engine: EngineStatus = EngineStatus()
+    """The engine; empty if it never started."""
+    environment: Environment = Environment()
     """Machine and software."""
-    parity: ParityFacts | None = None
-    """The gate's comparison and result; None if it never began."""
+    parity: ParityFacts = ParityFacts()
+    """The gate's comparison and result; empty if it never began."""
     noise_floor: Mapping[str, Any] | None = None
     """The A/A arm's noise floor; None if it has no interval."""
-    warmup: WarmupFacts | None = None
-    """How warm-up ended; None before that."""
+    warmup: WarmupFacts = WarmupFacts()
+    """How warm-up ended; empty before that."""
     stopped: str | None = None
     """Why the run stopped before its last block; None if it did not."""
     blocks: tuple[BlockEntry, ...] | None = None
@@ -150,10 +180,10 @@ class RunHeader(JsonPart):
     """UTC time."""
     finished_at: str | None = None
     """UTC time; None while it runs."""
-    gate: GateFacts | None = None
-    """Size of the gate's batches; None if it never began."""
-    kv_gate: KvGateFacts | None = None
-    """The K/V gate's comparison; None if it compared nothing."""
+    gate: GateFacts = GateFacts()
+    """Size of the gate's batches; empty if it never began."""
+    kv_gate: KvGateFacts = KvGateFacts()
+    """The K/V gate's comparison; empty if it compared nothing."""
     measuring_s: float | None = None
     """Time from the started engine to the last batch, over all tries."""
     spent_s: Mapping[str, float] | None = None
@@ -170,6 +200,11 @@ class RunHeader(JsonPart):
     """Half-written records after a crash, as sentences."""
 
     @property
+    def spec(self) -> StoredSpec:
+        """The whole configuration. Raises pydantic's ValidationError for another type."""
+        return StoredSpec.read(self.stored_spec)
+
+    @property
     def checks_only(self) -> bool:
         """True if the run compares outputs and times nothing (`RunSpec.checks_only`)."""
         return (self.scenario or {}).get("batches") == 0
@@ -177,10 +212,8 @@ class RunHeader(JsonPart):
     @property
     def data_type(self) -> str | None:
         """Data type of weights and activations: what was asked for, else the engine's or pair's."""
-        asked = (self.spec or {}).get("dtype")
-        if asked not in (None, "auto"):
-            return str(asked)
-        return (self.engine or EngineStatus()).dtype or (self.pair or PairFacts()).dtype
+        asked = self.spec.dtype if self.spec.dtype != "auto" else None
+        return asked or self.engine.dtype or self.pair.dtype
 
 
 def read_object(text: str | bytes, place: object) -> dict[str, Any]:
@@ -197,34 +230,32 @@ def parse_header(values: Mapping[str, Any], place: object) -> RunHeader:
 
     Raises StoreError for a part whose type differs from what nwor-bench writes.
     """
+    known = {n: value for n, value in values.items() if value is not None or n not in _PARTS}
+    part: tuple[str, ...] = ()
     try:
-        header = RunHeader.read(values)
+        header = RunHeader.read(known)
+        part = ("spec",)
+        StoredSpec.read(header.stored_spec)
+        return header
     except ValidationError as error:
         fault = error.errors()[0]
-        name = ".".join(map(str, fault["loc"]))
+        name = ".".join(map(str, (*part, *fault["loc"])))
         message = fault["msg"][0].lower() + fault["msg"][1:]
         raise _damaged(
             place, name, f"is {_short(fault['input'])}, but {message}", fault["input"]
         ) from error
-    for name in ("scenario", "engine_args"):
-        value = (header.spec or {}).get(name)
-        if value is not None and not isinstance(value, Mapping):
-            raise _damaged(
-                place, f"spec.{name}", f"is {_short(value)}, but input should be an object", value
-            )
-    return header
 
 
 def check_complete(header: RunHeader, place: object) -> None:
     """Raises StoreError if a part needed for resuming is missing."""
-    spec, environment = header.spec or {}, header.environment or Environment()
+    environment = header.environment
     for name, part in (
-        ("spec", header.spec),
-        ("spec.scenario", spec.get("scenario")),
-        ("pair", header.pair),
+        ("spec", header.stored_spec or None),
+        ("spec.scenario", header.spec.scenario),
+        ("pair", header.pair or None),
         ("choice", header.choice),
         ("blocks", header.blocks),
-        ("environment", header.environment),
+        ("environment", environment or None),
         ("environment.packages", environment.packages),
         ("environment.cpu", environment.cpu),
     ):

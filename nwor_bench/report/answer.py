@@ -10,8 +10,7 @@ from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED,
 from nwor_bench.analysis.throughput import ACCEPTANCE, TIME
 from nwor_bench.analysis.verdicts import DEFAULT_MARGIN
 from nwor_bench.errors import ExitCode
-from nwor_bench.records.facts import EngineStatus
-from nwor_bench.records.header import KvGateFacts, RunHeader
+from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import AA, CellResult, NworMode, ScvMode, Verdict
 from nwor_bench.report.document import Callout, Headline
 from nwor_bench.report.text import (
@@ -69,7 +68,7 @@ class Answer:
 
 def on_cpu(header: RunHeader) -> bool:
     """True if the engine ran on a CPU."""
-    return (header.engine or EngineStatus()).device == "cpu"
+    return header.engine.device == "cpu"
 
 
 def answer(header: RunHeader, cells: Sequence[CellResult], parts: Sequence[Split] = ()) -> Answer:
@@ -121,7 +120,7 @@ def _reasons(cells: Sequence[CellResult]) -> str:
 
 def _timed_at_capture(header: RunHeader) -> str:
     """The times of a layer that the choice of stock rests on, longest context; empty without."""
-    scenario, graphs = header.scenario or {}, header.engine and header.engine.cuda_graphs
+    scenario, graphs = header.scenario or {}, header.engine.cuda_graphs
     size = f"{scenario.get('requests')}x{scenario.get('draft_tokens', 0) + 1}"
     of_shapes = ((graphs and graphs.attention_us) or {}).get(size)
     if not of_shapes:
@@ -151,7 +150,7 @@ def _checked(header: RunHeader, live: Sequence[CellResult], cells: Sequence[Cell
     elif parities != {EXACT}:
         sizes = tie_sizes(header)
         badge, what = TIES_BADGE, [f"tokens (except at ties{sizes and f': {sizes}'})", "acceptance"]
-    by_label = (header.kv_gate or KvGateFacts()).cells or {}
+    by_label = header.kv_gate.cells or {}
     found = [c for cell in compared if (c := by_label.get(cell.label, {})).get("checked")]
     if found:
         least = min(found, key=lambda cell: cell["checked"])
@@ -172,7 +171,7 @@ def _checked(header: RunHeader, live: Sequence[CellResult], cells: Sequence[Cell
 
 def tie_sizes(header: RunHeader) -> str:
     """The largest gap of a run's ties beside the limit; empty without ties."""
-    ties = header.parity and header.parity.ties
+    ties = header.parity.ties
     if not ties or ties.get("largest_gap_nats") is None:
         return ""
     gap, allowed = ties["largest_gap_nats"], ties["allowance_nats"]

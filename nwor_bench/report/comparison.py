@@ -13,11 +13,10 @@ from nwor_bench.analysis.compare import (
     worst_outcome,
 )
 from nwor_bench.analysis.effects import DEVICE_MS, WALL_MS
-from nwor_bench.analysis.engine_times import by_engines
 from nwor_bench.analysis.paired import LATENCY_MS
 from nwor_bench.analysis.stored_run import StoredRun
 from nwor_bench.errors import worst_of
-from nwor_bench.records.facts import Environment, GitState
+from nwor_bench.records.facts import GitState
 from nwor_bench.records.files import document as json_document
 from nwor_bench.records.types import to_dict
 from nwor_bench.report.answer import CPU_SENTENCE, on_cpu
@@ -128,7 +127,7 @@ def _origins(comparison: Comparison) -> Paragraph:
 
 
 def _origin(run: StoredRun) -> str:
-    environment = run.header.environment or Environment()
+    environment = run.header.environment
     parts = [f"is {run.folder.name}"]
     for name, value in (
         ("begun", run.header.started_at),
@@ -283,7 +282,7 @@ def _pairing(comparison: Comparison) -> list[str]:
         change for change in made if change.measure in (DEVICE_MS, WALL_MS, TIME_PER_TOKEN)
     ]
     if interleaved:
-        engines = by_engines(comparison.new.header)
+        engines = comparison.new.header.spec.engines
         what = "whole batches on an engine for each count" if engines else "interleaved windows"
         found.append(
             f"Ratios are those of {what}: each run's interval comes from its own "

@@ -115,7 +115,7 @@ def evidence_section(analysis: Analysis) -> Section:
 def _gate_size(run: RunData) -> list[Block]:
     """How large the gate's batches were, if prompts were cut."""
     gate = run.header.gate
-    if gate is None or gate.whole is None or gate.whole == gate.requests:
+    if gate.whole is None or gate.whole == gate.requests:
         return []
     room = "" if gate.room_s is None else f" (the budget left it {gate.room_s:.1f} s)"
     sentence = (

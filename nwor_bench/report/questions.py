@@ -11,7 +11,7 @@ from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED,
 from nwor_bench.analysis.verdicts import DEFAULT_MARGIN
 from nwor_bench.errors import ExitCode
 from nwor_bench.models.measured import measured_rows, outcomes
-from nwor_bench.records.header import PairFacts, RunHeader
+from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, RunStatus, Verdict
 from nwor_bench.report.answer import (
@@ -183,7 +183,7 @@ def _next_by_verdict(run: RunData, found: Answer, cells: Sequence[CellResult]) -
             hidden = found.cell is not None and work_differs(found.cell, arm)
             faster_host = "A faster host, or more --requests, would let the step show it. "
             return faster_host * hidden + _measure_longer(found.cell)
-        case _ if on_cpu(header) and (header.spec or {}).get("against"):
+        case _ if on_cpu(header) and header.spec.against:
             return "Run the same command on the GPU that you serve with."
         case _ if header.checks_only and not on_cpu(header):
             return "Time it: the same command without --batches 0."
@@ -224,18 +224,17 @@ def _switched_on(header: RunHeader, cell: CellResult) -> str:
     if cell.arm is not None and cell.nwor_mode == "off":
         return served
     variables = {"VLLM_NWOR_MODE": str(cell.nwor_mode), "VLLM_SCV_MODE": str(cell.scv_mode)}
-    stage_by = (header.spec or {}).get("stage_by")
-    if cell.nwor_mode == "stage" and stage_by not in (None, "reference"):
+    stage_by, attention = header.spec.stage_by, header.spec.attention
+    if cell.nwor_mode == "stage" and stage_by != "reference":
         variables["VLLM_NWOR_STAGE_BY"] = str(stage_by)
-    attention = (header.spec or {}).get("attention")
-    if cell.nwor_mode == "stage" and attention not in (None, "auto"):
+    if cell.nwor_mode == "stage" and attention != "auto":
         variables["VLLM_NWOR_ATTENTION"] = str(attention)
     return " ".join([*(f"{name}={value}" for name, value in variables.items()), served])
 
 
 def _gpu_command(header: RunHeader) -> str:
     """The command that answers on a GPU, with the reader's models if they are known."""
-    choice, pair = header.choice or {}, header.pair or PairFacts()
+    choice, pair = header.choice or {}, header.pair
     drafter = f"--draft-model {choice.get('draft_model') or 'MODEL'}"
     if pair.draft is None and choice.get("draft_model") is None:
         drafter = f"--method {pair.method}"

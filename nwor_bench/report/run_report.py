@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.effects import WINDOWS
 from nwor_bench.analysis.findings import Severity, grouped
-from nwor_bench.analysis.measured_worth import by_drafts, measured_worth
+from nwor_bench.analysis.measured_worth import measured_worth
 from nwor_bench.analysis.parity.tokens import REFERENCE
 from nwor_bench.analysis.verdicts import DEFAULT_MARGIN
 from nwor_bench.errors import ExitCode
-from nwor_bench.records.facts import EngineStatus, Environment, to_json
-from nwor_bench.records.header import PairFacts, RunHeader
+from nwor_bench.records.facts import EngineStatus, to_json
+from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, NworMode, Phase, RunStatus, Verdict
 from nwor_bench.report.answer import (
@@ -124,7 +124,7 @@ def summary(analysis: Analysis, *, verbose: bool = False) -> Document:
 
 def title(header: RunHeader) -> str:
     """`nwor-bench: scenario short, models smollm2`."""
-    scenario, pair = (header.scenario or {}).get("name"), (header.pair or PairFacts()).name
+    scenario, pair = (header.scenario or {}).get("name"), header.pair.name
     return f"nwor-bench: scenario {scenario or 'unnamed'}, models {pair or 'unnamed'}"
 
 
@@ -145,7 +145,7 @@ def warnings(run: RunData) -> list[str]:
 def _lead(analysis: Analysis) -> list[Block]:
     """The first screen: the answer, its figure and table, what weakens it, the questions."""
     run, cells = analysis.run, analysis.cells
-    if by_drafts(run.header):
+    if run.header.spec.draft_counts is not None:
         head = [answer_of(analysis).headline, *_incomplete(run)]
         return [*head, *worth_blocks(measured_worth([analysis])), *_weakens(analysis)]
     lead: list[Block] = [answer_of(analysis).headline]
@@ -153,7 +153,7 @@ def _lead(analysis: Analysis) -> list[Block]:
     lead += first_blocks(run.header, cells)
     if on_cpu(run.header):
         lead.append(CHECKED_ON_CPU if run.header.checks_only else MEASURED_ON_CPU)
-    told = (_state_slots(run.header.engine or EngineStatus()), dram_summary(analysis.dram))
+    told = (_state_slots(run.header.engine), dram_summary(analysis.dram))
     lead += [Paragraph(text) for text in told if text]
     return [*lead, *_weakens(analysis), questions(analysis)]
 
@@ -173,7 +173,7 @@ def _state_slots(engine: EngineStatus) -> str | None:
 
 def answer_of(analysis: Analysis) -> Answer:
     """The run's answer: whether NWOR pays, or which draft count does."""
-    if by_drafts(analysis.run.header):
+    if analysis.run.header.spec.draft_counts is not None:
         return worth_answer(measured_worth([analysis]))
     return answer(analysis.run.header, analysis.cells, analysis.splits)
 
@@ -200,8 +200,8 @@ def _weakens(analysis: Analysis) -> list[Block]:
 def _this_run(run: RunData) -> Section:
     """The run in a sentence, then every setting and the environment."""
     header = run.header
-    scenario, pair = header.scenario or {}, header.pair or PairFacts()
-    engine, environment = header.engine or EngineStatus(), header.environment or Environment()
+    scenario, pair = header.scenario or {}, header.pair
+    engine, environment = header.engine, header.environment
     gpus = joined([str(gpu.name) for gpu in environment.gpus or ()])
     facts = {
         "target": pair.target,
@@ -220,7 +220,7 @@ def _this_run(run: RunData) -> Section:
     parts = {
         "scenario": header.scenario,
         "pair": to_json(header.pair),
-        "spec": {k: v for k, v in (header.spec or {}).items() if k != "scenario"},
+        "spec": {k: v for k, v in header.stored_spec.items() if k != "scenario"},
         "engine": to_json(header.engine),
         "environment": to_json(header.environment),
     }
@@ -233,7 +233,7 @@ def _this_run(run: RunData) -> Section:
 
 def attention_of(header: RunHeader) -> str | None:
     """What attends windows of the run's size, if that was timed: `8x5 ours`."""
-    graphs = header.engine and header.engine.cuda_graphs
+    graphs = header.engine.cuda_graphs
     scenario = header.scenario or {}
     size = f"{scenario.get('requests')}x{(scenario.get('draft_tokens') or 0) + 1}"
     how = (graphs.attention or {}).get(size) if graphs else None

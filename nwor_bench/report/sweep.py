@@ -8,7 +8,7 @@ from typing import Any
 
 from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.findings import Finding, Severity, grouped
-from nwor_bench.analysis.measured_worth import MeasuredWorth, by_drafts, measured_worth
+from nwor_bench.analysis.measured_worth import MeasuredWorth, measured_worth
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, NworMode, Verdict
 from nwor_bench.report.answer import CPU_BADGE, MEASURED_ON_CPU, Answer
@@ -161,7 +161,7 @@ def swept_worths(runs: Sequence[SweptRun]) -> dict[str, MeasuredWorth]:
     found: dict[str, list[Analysis]] = {}
     for run in measured:
         assert run.analysis is not None
-        if not alike or not by_drafts(run.analysis.run.header):
+        if not alike or run.analysis.run.header.spec.draft_counts is None:
             return {}
         found.setdefault(run.words.get("scenario", ""), []).append(run.analysis)
     return {scenario: measured_worth(own) for scenario, own in found.items()}

@@ -6,7 +6,6 @@ from statistics import fmean
 from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.dram import Amount, CellBytes, predicted_difference, strategy_of
 from nwor_bench.analysis.phases import PHASES, CellPhases, cell_phases
-from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import SETTLING, CellResult, NworMode, Phase, Verdict
@@ -179,7 +178,7 @@ def _cache_bytes(run: RunData, cells: Sequence[CellResult]) -> Table:
 
 
 def _cache_note(header: RunHeader) -> str:
-    per_token = (header.engine or EngineStatus()).bytes_per_token
+    per_token = header.engine.bytes_per_token
     each = "" if per_token is None else f" ({count(per_token)} bytes)"
     return CACHE.format(each=each, how=strategy_of(header).staging)
 
@@ -193,7 +192,7 @@ def _predicted(run: RunData, cell: CellResult) -> dict[str, float]:
     active = [w.num_reqs for w in run.windows
               if w.cell == cell.cell and (w.batch, w.block) in own]  # fmt: skip
     return predicted_difference(
-        run.header.engine or EngineStatus(),
+        run.header.engine,
         cell.nwor_total_staged / cell.windows,
         (cell.nwor_total_committed or 0) / cell.windows,
         strategy_of(run.header),

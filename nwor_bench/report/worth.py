@@ -14,7 +14,6 @@ from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.worth import WindowTime
 from nwor_bench.records.cell import AA, ADAPTIVE, count_name, count_order
-from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.header import PairFacts
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.types import Phase, WindowRecord
@@ -68,10 +67,10 @@ ONE_ENGINE = Paragraph(
 def worth_blocks(measured: MeasuredWorth) -> list[Block]:
     """Table and curve, acceptance, the line for vLLM, and what the numbers are of."""
     worth, header, stages = measured.worth, measured.header, bool(measured.staged)
-    graphs = None if header.engine is None else header.engine.cuda_graphs
+    graphs = header.engine.cuda_graphs
     how = Paragraph(HOW_BY_ENGINES if worth.by_engines else HOW)
     blocks: list[Block] = [rates_table(worth, stages=stages), *noise_note(worth)]
-    if worth.by_engines and AA not in ((header.engine or EngineStatus()).arms or ()):
+    if worth.by_engines and AA not in (header.engine.arms or ()):
         blocks.append(ONE_ENGINE)
     blocks += [*_curve(worth), how]
     blocks += _stage_note(measured)
@@ -82,7 +81,7 @@ def worth_blocks(measured: MeasuredWorth) -> list[Block]:
         Paragraph(_tokens_note(worth, measured.analyses)),
         *line_blocks(
             worth,
-            header.pair or PairFacts(),
+            header.pair,
             staged=not on_cpu(header),
             captured=None if graphs is None else graphs.largest_window,
         ),
@@ -93,7 +92,7 @@ def worth_blocks(measured: MeasuredWorth) -> list[Block]:
     else:
         share = max(drafter_shares(measured.times).values(), default=None)
         most = "" if share is None else f" (with the host's work at most {percent(share, 0)} of it)"
-        blocks.append(about_zero(header.pair or PairFacts(), most))
+        blocks.append(about_zero(header.pair, most))
     return [*blocks, *_switch_note([e for each in measured.analyses for e in each.effects])]
 
 
@@ -256,7 +255,7 @@ def worth_result(measured: MeasuredWorth) -> dict[str, Any]:
         "best_staged": {str(size): k for size, k in sorted(worth.best_staged.items())},
         "different_requests": worth.texts,
         "window_times": [vars(time) for time in measured.times],
-        "speculative_config": line_config(worth, header.pair or PairFacts()),
+        "speculative_config": line_config(worth, header.pair),
     }
 
 

@@ -13,7 +13,6 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from nwor_bench.analysis.analyse import Analysis
-from nwor_bench.analysis.measured_worth import by_drafts
 from nwor_bench.instruments.versions import require_supported_vllm, untried_version
 from nwor_bench.records.files import result_document
 from nwor_bench.records.types import INTERLEAVED_PHASES, BatchRecord, Cell, Phase
@@ -50,7 +49,8 @@ def tell_result(
         if not in_sweep:
             tell_json(run_result(analysis, folder))
         return
-    if in_sweep and by_drafts(analysis.run.header):  # the sweep's answer is theirs together
+    by_drafts = analysis.run.header.spec.draft_counts is not None
+    if in_sweep and by_drafts:  # the sweep's answer is theirs together
         print_path(console, "Run folder", folder)
         return
     shown = Console() if options.quiet else console

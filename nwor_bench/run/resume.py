@@ -12,9 +12,8 @@ from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.facts import CpuFacts, EngineStatus, Environment
 from nwor_bench.records.files import RUN_FILE
-from nwor_bench.records.header import GateFacts, PairFacts, RunHeader, check_complete
+from nwor_bench.records.header import RunHeader, check_complete
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import Interleave
 from nwor_bench.run.batch import prompt_digest
 from nwor_bench.run.gate.size import MOST_PROMPT_TOKENS, fit
 from nwor_bench.run.run_options import RunOptions
@@ -41,7 +40,7 @@ def stored_spec(header: RunHeader) -> RunSpec:
     Raises StoreError for an invalid value.
     """
     try:
-        return _spec_of(header.spec or {})
+        return _spec_of(header.spec.model_dump(mode="json"))
     except ValidationError as error:
         fault = error.errors()[0]
         name = ".".join(map(str, ("spec", "scenario", *fault["loc"])))
@@ -59,8 +58,7 @@ def _spec_of(stored: Mapping[str, Any]) -> RunSpec:
         for option in declared(RunSpec)
         if option.field in stored
     }
-    # Runs of older versions know no interleaved batches.
-    return RunSpec(scenario, **{"interleave": Interleave.BATCHES, **values})
+    return RunSpec(scenario, **values)
 
 
 def check_spec(run: RunData, spec: RunSpec) -> None:
@@ -73,7 +71,7 @@ def check_spec(run: RunData, spec: RunSpec) -> None:
 
 def check_pair(run: RunData, pair: ResolvedPair) -> None:
     """Refuse models that differ from those of the run's start."""
-    begun = run.header.pair or PairFacts()
+    begun = run.header.pair
     for name, value in asdict(pair).items():
         if getattr(begun, name) != value:
             raise _differs(f"pair.{name}", value, getattr(begun, name))
@@ -103,7 +101,7 @@ def check_plan(run: RunData, plan: Plan, encode: Encode) -> None:
         )
     digests = {block.number: {_digest(block, encode)} for block in plan.blocks}
     lengths = [len(ids) for ids in encode(plan.gate.prompts)]
-    asked = (run.header.gate or GateFacts()).most_prompt_tokens
+    asked = run.header.gate.most_prompt_tokens
     sizes = {MOST_PROMPT_TOKENS, MOST_PROMPT_TOKENS if asked is None else asked}
     cut = [fit(plan.gate, lengths, 0, most) for most in sizes]
     digests[GATE_BLOCK] = {_digest(block, encode) for block in (plan.gate, *cut)}
@@ -118,7 +116,7 @@ def _digest(block: Block, encode: Encode) -> str:
 
 def check_environment(run: RunData, now: Environment) -> None:
     """Refuse another machine or other libraries: a run's times must come from one environment."""
-    begun = _identity(run.header.environment or Environment())
+    begun = _identity(run.header.environment)
     for name, today in _identity(now).items():
         if begun[name] != today:
             raise _differs(f"environment.{name}", today, begun[name])
@@ -137,7 +135,7 @@ def _identity(environment: Environment) -> dict[str, Any]:
 def check_engine(run: RunData, status: EngineStatus) -> None:
     """Refuse an engine whose facts differ from those of the run's first engine."""
     begun = run.header.engine
-    if begun is None:
+    if not begun:
         return
     for name in _ENGINE:
         then, now = getattr(begun, name), getattr(status, name)

@@ -14,7 +14,7 @@ from nwor_bench.records.store import read_header
 from nwor_bench.records.types import RunStatus
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.options import remedy
-from nwor_bench.workload.run_spec import AXES, Counters, RunSpec
+from nwor_bench.workload.run_spec import AXES, Counters
 from nwor_bench.workload.scenario_values import ScenarioValues
 from nwor_bench.workload.sweep_file import EngineGroup, SweepFile, load_sweep
 from nwor_bench.workload.toml_file import dotted
@@ -172,19 +172,18 @@ class SweepIndex:
 def _entry(number: int, folder: Path) -> dict[str, Any]:
     """A run of its own as a sweep lists its runs; its folder is its label."""
     header = read_header(folder)
-    pair, scenario = header.pair, header.scenario or {}
-    parts = {ScenarioValues: scenario, RunSpec: header.spec or {}}
+    scenario, parts = header.scenario or {}, vars(header.spec)
     axes = {
-        each.name: parts[each.holder].get(each.field)
-        if each.option.entry is None
-        else (parts[RunSpec].get(each.option.entry[0]) or {}).get(each.option.entry[1])
+        each.name: (scenario if each.holder is ScenarioValues else parts).get(each.field)
+        if (entry := each.option.entry) is None
+        else (parts[entry[0]] or {}).get(entry[1])
         for each, _ in AXES
     }
     ended = {RunStatus.COMPLETE: DONE, RunStatus.FAILED: FAILED}
     status = ended.get(header.status or RunStatus.PARTIAL, INTERRUPTED)
     return {
         **{"number": number, "folder": folder.name, "label": folder.name},
-        **{"pair": (pair and pair.name) or "", "scenario": scenario.get("name") or ""},
+        **{"pair": header.pair.name or "", "scenario": scenario.get("name") or ""},
         **axes,
         **{"status": status, "exit_code": None, "error": None},
     }
@@ -220,4 +219,4 @@ def reads_dram(flag: str | None, options: RunOptions) -> bool:
 def _begun_with(folder: Path) -> str | None:
     if (folder / INDEX_FILE).is_file():
         return SweepIndex.open(folder).sweep.settings.counters
-    return (read_header(folder).spec or {}).get("counters")
+    return read_header(folder).spec.counters

@@ -197,9 +197,7 @@ def facts_of_records(run: RunData, cell: Cell) -> Facts:
     in which the GPU's work was timed.
     """
     phases = {batch_key(batch): batch.phase for batch in run.batches}
-    timed_phase = Phase.INTERLEAVED
-    if (run.header.spec or {}).get("against") is not None:
-        timed_phase = Phase.TIMED
+    timed_phase = Phase.INTERLEAVED if run.header.spec.against is None else Phase.TIMED
     windows = [window for window in run.windows if window.cell == cell]
     timed = [w for w in windows if phases[batch_key(w)] is timed_phase]
     worked = [w for w in windows if w.work_ms is not None]

@@ -21,6 +21,7 @@ from nwor_bench.analysis.stored_run import StoredRun
 from nwor_bench.analysis.worth import Measured
 from nwor_bench.errors import ExitCode, worst_of
 from nwor_bench.records.cell import AA, Arm, Cell, Drafts, NworMode, ScvMode
+from nwor_bench.records.header import PairFacts, StoredSpec
 from nwor_bench.records.types import Phase
 from nwor_bench.report.comparison import comparisons_document
 from nwor_bench.report.markdown import render_markdown
@@ -56,7 +57,9 @@ def measured(seed: int, times: Mapping[Cell, float], taken: Mapping[str, tuple[i
                         request_tokens=[(1 + w + a, a) for w, a in taken.values()])
         for k in (0, 1)
     ]  # fmt: skip
-    header = SimpleNamespace(scenario={"requests": 1}, spec={}, pair=None, blocks=None)
+    header = SimpleNamespace(
+        scenario={"requests": 1}, spec=StoredSpec(), pair=PairFacts(), blocks=None
+    )
     return Measured(SimpleNamespace(batches=batches, header=header), effects)  # type: ignore[arg-type]
 
 

@@ -17,7 +17,7 @@ from nwor_bench.analysis.groups import Pair
 from nwor_bench.analysis.invariants import output_tokens
 from nwor_bench.analysis.worth import Measured, worth_of
 from nwor_bench.records.cell import Cell, Drafts, NworMode, ScvMode
-from nwor_bench.records.header import BlockEntry
+from nwor_bench.records.header import BlockEntry, PairFacts, StoredSpec
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import Phase, RequestTimes
 from nwor_bench.stats.interval import t_quantile
@@ -61,8 +61,8 @@ def whole_batch(
 
 
 def run_of(batches: Sequence[Any], blocks: Any = None, **scenario: Any) -> Any:
-    spec = {"engines": True}
-    header = SimpleNamespace(scenario=scenario, spec=spec, pair=None, blocks=blocks)
+    spec = StoredSpec(engines=True)
+    header = SimpleNamespace(scenario=scenario, spec=spec, pair=PairFacts(), blocks=blocks)
     finished = frozenset((batch.phase, batch.block) for batch in batches)
     return SimpleNamespace(batches=batches, header=header, finished=finished, windows=())
 
@@ -84,7 +84,7 @@ def test_both_ways_give_the_tokens_per_s_that_requests_had() -> None:
             assert sum(1 + a / w for w, a, _ in made) > 1.04 * sum(1 + g / w for w, _, g in made)
     engines = run_of(batches, requests=4, max_new_tokens=most)
     interleaved = run_of(batches, requests=4, max_new_tokens=most)
-    interleaved.header.spec = {}
+    interleaved.header.spec = StoredSpec()
     effects: Any = [
         SimpleNamespace(
             pair=Pair(cell(0), cell(k)), clock="wall_ms",
@@ -134,7 +134,8 @@ def test_named_rates_give_the_tokens_of_requests_that_long(k: int, most: int) ->
     assert expected_tokens(rates, most) == pytest.approx(expected, rel=4 * error + 1e-9)
     assert expected_tokens(rates, most) < expected_tokens(rates, None) == 1 + sum(rates)
     run = run_of([whole_batch(k, [(9, 2, 2)], 12)], requests=1, max_new_tokens=most)
-    run.header.spec["speculative_config"] = {"synthetic_acceptance_rates": rates}
+    named = {"synthetic_acceptance_rates": rates}
+    run.header.spec = StoredSpec(engines=True, speculative_config=named)
     (rate,) = worth_of([Measured(run, ())]).rates
     assert rate.tokens == pytest.approx(expected_tokens(rates, most))
 

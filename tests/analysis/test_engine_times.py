@@ -21,6 +21,7 @@ from nwor_bench.analysis.draft_rates import (
 from nwor_bench.analysis.engine_times import block_times, steps_of
 from nwor_bench.analysis.worth import Measured, times_of, worth_of
 from nwor_bench.records.cell import AA, ADAPTIVE, Cell, Drafts, NworMode, ScvMode, cell_order
+from nwor_bench.records.header import PairFacts, StoredSpec
 from nwor_bench.records.types import Phase, RequestTimes, Verdict
 from nwor_bench.stats.interval import Interval, combined
 from nwor_bench.stats.paired import paired_ratio
@@ -60,8 +61,8 @@ def run_of(
         for number, step in enumerate(own, start=1)
     ]
     blocks = {number for own in steps.values() for number in range(1, len(own) + 1)}
-    spec = {"engines": True}
-    header = SimpleNamespace(spec=spec, pair=None, scenario={"requests": requests}, blocks=None)
+    spec, scenario = StoredSpec(engines=True), {"requests": requests}
+    header = SimpleNamespace(spec=spec, pair=PairFacts(), scenario=scenario, blocks=None)
     finished = frozenset((Phase.TIMED, number) for number in blocks - {cut})
     return SimpleNamespace(batches=batches, header=header, finished=finished, windows=())
 

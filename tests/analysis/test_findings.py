@@ -21,7 +21,6 @@ from synthetic_run import (
     with_parts,
 )
 
-from nwor_bench.analysis import findings
 from nwor_bench.analysis.findings import (
     ON_CPU,
     ROWS,
@@ -177,7 +176,7 @@ def test_a_planted_fault_is_named_with_its_remedy(name: str) -> None:
     assert remedy in finding.remedy
 
 
-def test_what_is_no_fault_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_fault_is_no_finding() -> None:
     made = with_header(sound(), "engine", cuda_graphs={"attention_untimed": None})
     assert not found_in(made, K.ATTENTION)
     for most in (40, 64, None):  # as large as the windows, larger, none
@@ -185,8 +184,8 @@ def test_what_is_no_fault_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None
     assert not found_in(states(states_committed=6), K.STATES)
     for run in (states(layers=0), sound()):  # no such layers, an older run
         assert not found_in(run, K.STATES)
-    monkeypatch.setattr(findings, "by_engines", lambda header: True)
-    assert not found_in(graphs(16), K.NO_GRAPH)  # the facts of the engine without drafts
+    made = with_parts(graphs(16), spec={"engines": True})
+    assert not found_in(made, K.NO_GRAPH)  # the facts of the engine without drafts
 
 
 def test_one_cell_whose_states_never_moved_is_named() -> None:

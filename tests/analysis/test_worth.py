@@ -14,6 +14,7 @@ from nwor_bench.analysis.draft_tokens import same_places
 from nwor_bench.analysis.groups import Pair
 from nwor_bench.analysis.worth import Measured, refused_arms, worth_of
 from nwor_bench.records.cell import AA, Arm, Cell, Drafts, NworMode, ScvMode
+from nwor_bench.records.header import PairFacts, StoredSpec
 from nwor_bench.records.types import Phase, Verdict
 from nwor_bench.records.window_order import DRAFT_RUN_LENGTHS, RUNS
 from nwor_bench.stats.paired import abba_effect
@@ -65,8 +66,8 @@ def measured(
                for value in rng.normal(log(time), noise, groups)]  # fmt: skip
         effects.append(SimpleNamespace(pair=Pair(twin, treated), clock="wall_ms", groups=own))
     speculation = None if rates is None else {"synthetic_acceptance_rates": rates}
-    spec = {"speculative_config": speculation}
-    header = SimpleNamespace(scenario={"requests": requests}, spec=spec, pair=None, blocks=None)
+    spec, scenario = StoredSpec(speculative_config=speculation), {"requests": requests}
+    header = SimpleNamespace(scenario=scenario, spec=spec, pair=PairFacts(), blocks=None)
     run: Any = SimpleNamespace(batches=batches, header=header)
     return Measured(run, effects)  # type: ignore[arg-type]
 

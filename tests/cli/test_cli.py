@@ -241,9 +241,10 @@ def test_vllms_names(command_line: Run) -> None:
     flags = "--num-prompts 3 --num-speculative-tokens 2 --kv-cache-dtype fp8 --batches 1"
     code, _, err = command_line("sweep", "--pair", "tiny", *flags.split(), "--output", "run")
     assert (code, err) == (0, "")
-    spec = read_run(Path("run")).header.spec or {}
-    assert (spec["scenario"]["requests"], spec["scenario"]["draft_tokens"]) == (3, 2)
-    assert spec["engine_args"] == {"kv_cache_dtype": "fp8"}
+    spec = read_run(Path("run")).header.spec
+    scenario = spec.scenario or {}
+    assert (scenario["requests"], scenario["draft_tokens"]) == (3, 2)
+    assert spec.engine_args == {"kv_cache_dtype": "fp8"}
 
 
 def test_an_alias_and_an_engine_argument_must_agree(command_line: Run) -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -15,8 +16,10 @@ from hypothesis import strategies as st
 from nwor_bench.errors import StoreError
 from nwor_bench.records.facts import JsonPart, to_json
 from nwor_bench.records.files import RUN_FILE
-from nwor_bench.records.header import BlockEntry, RunHeader, parse_header
+from nwor_bench.records.header import BlockEntry, RunHeader, StoredSpec, parse_header
 from nwor_bench.records.store import RunStore, read_header
+from nwor_bench.records.types import Interleave
+from nwor_bench.workload.run_spec import RunSpec
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 STORED = sorted(
@@ -62,17 +65,11 @@ def parts(draw: st.DrawFn, kind: type[JsonPart]) -> JsonPart:
     present = draw(st.sets(st.sampled_from(sorted(kind.model_fields))))
     known = {name: draw(values_of(hints[name])) for name in present}
     others = draw(st.dictionaries(TEXTS.map("x-{}".format), JSON, max_size=1))
-    return kind(**known, **others)
-
-
-def of_its_kinds(header: RunHeader) -> bool:
-    """Whether the free part of the header holds objects where nwor-bench writes objects."""
-    spec = header.spec or {}
-    return all(isinstance(spec.get(name, {}), dict) for name in ("scenario", "engine_args"))
+    return kind(**{kind.model_fields[name].alias or name: v for name, v in known.items()}, **others)
 
 
 @settings(examples(120), suppress_health_check=list(HealthCheck))
-@given(parts(RunHeader).filter(of_its_kinds))
+@given(parts(RunHeader))
 def test_a_header_written_and_read_back_is_equal(header: RunHeader) -> None:
     text = json.dumps(to_json(header), allow_nan=False)
     assert parse_header(json.loads(text), "run.json") == header
@@ -142,6 +139,26 @@ def test_any_damage_is_read_or_refused(folder: Path, value: Any, data: st.DataOb
 def test_whole_numbers_are_numbers() -> None:
     header = parse_header({"format_version": 2, "measuring_s": 3}, "run.json")
     assert header.measuring_s == 3
+
+
+def test_the_stored_configuration_reads_fields_of_the_run_spec() -> None:
+    assert set(StoredSpec.model_fields) <= {field.name for field in fields(RunSpec)}
+
+
+def test_the_configuration_stays_as_it_was_written() -> None:
+    """In its order and with options that are no more: report writes run.json anew."""
+    spec = {"gone": 1, "seed": 3, "draft_counts": [0, 1], "nwor_modes": ["off"]}
+    header = parse_header({"format_version": 2, "spec": spec}, "run.json")
+    assert header.spec.draft_counts == (0, 1)
+    assert header.spec.interleave is Interleave.BATCHES  # older runs have no other
+    assert json.dumps(to_json(header)) == json.dumps({"format_version": 2, "spec": spec})
+
+
+@pytest.mark.parametrize("unknown", [{}, {"engine": None}])
+def test_a_part_that_is_not_known_is_empty(unknown: dict[str, Any]) -> None:
+    header = parse_header({"format_version": 2, "pair": {"name": "tiny"}, **unknown}, "run.json")
+    assert (bool(header.engine), header.engine.dtype, header.pair.name) == (False, None, "tiny")
+    assert to_json(header) == {"format_version": 2, "pair": {"name": "tiny"}}
 
 
 def test_parts_compare_by_what_they_say() -> None:

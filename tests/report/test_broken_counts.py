@@ -13,7 +13,6 @@ from nwor_bench.analysis.compare import ChangeVerdict, compare_sweeps
 from nwor_bench.analysis.measured_worth import MeasuredWorth, measured_worth
 from nwor_bench.analysis.stored_run import load_stored
 from nwor_bench.records.cell import AA, ADAPTIVE, Drafts
-from nwor_bench.records.header import PairFacts
 from nwor_bench.records.store import FINISHED_EVENT, RunData
 from nwor_bench.records.types import Phase, RequestTimes
 from nwor_bench.report.document import Code, Paragraph
@@ -77,7 +76,7 @@ def verdicts(found: MeasuredWorth) -> dict[tuple[int, int], str]:
 
 def line_of(found: MeasuredWorth) -> list[str]:
     """The line for vLLM, or that speculation is to be left out."""
-    blocks = list(line_blocks(found.worth, found.header.pair or PairFacts()))
+    blocks = list(line_blocks(found.worth, found.header.pair))
     codes = [block.text for block in blocks if isinstance(block, Code)]
     return codes + [b.text for b in blocks if isinstance(b, Paragraph) and "leave --spec" in b.text]
 

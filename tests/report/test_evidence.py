@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from report_runs import faster
 from said import FINDING, GRAPH, OF_STATES, STAGE, STATES, WITHIN, gated, with_kv
-from synthetic_run import analysed, change_batches, document_of, summarised
+from synthetic_run import analysed, change_batches, document_of, make_run, summarised
 
 from nwor_bench.analysis.parity.kv import KvResult, KvVerdict
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult
-from nwor_bench.report.evidence import kv_blocks, state_blocks
-from nwor_bench.report.markdown import render_markdown
+from nwor_bench.report.evidence import evidence_section, kv_blocks, state_blocks
+from nwor_bench.report.markdown import render_blocks, render_markdown
 from nwor_bench.report.questions import questions
 
 
@@ -113,3 +113,16 @@ def test_cells_of_mode_off_have_no_values_of_their_own() -> None:
     off = [cell for cell in summarised(gated()) if cell.nwor_mode == "off"]
     assert {cell.arm for cell in off} == {None, AA}
     assert all(cell.ratio_to_off is not None for cell in off if cell.verdict != "reference")
+
+
+def test_fallbacks_without_a_reason_are_told() -> None:
+    run = make_run()
+    cells = [
+        replace(cell, scv_fallback_count=(cell.scv_fallback_count or 0) + 2)
+        if cell.scv_mode == "graph"
+        else cell
+        for cell in summarised(run)
+    ]
+    for shown, lines in ((summarised(run), 0), (cells, 2)):
+        page = render_blocks(evidence_section(analysed(run, shown)).blocks)
+        assert page.count("(reason not recorded)") == lines

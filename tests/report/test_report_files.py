@@ -50,6 +50,12 @@ def test_values_survive_the_csv_unrounded(reports):
         assert row["parity"] == (batch.parity or "")
 
 
+def test_reasons_of_scv_stand_beside_those_of_nwor(reports):
+    reasons = {row["fallback_reason"] for row in rows(reports[1].windows_csv)}
+    assert {"", "scv:no_cuda", "mixed_batch"} <= reasons
+    assert any(reason == "mixed_batch; scv:no_cuda" for reason in reasons)
+
+
 def test_whole_numbers_stay_whole_beside_missing_ones():
     windows = make_run(blocks=1, windows=4).windows
     text = to_csv(frame_of(WindowRecord, [replace(windows[0], bytes_staged=None), windows[1]]))

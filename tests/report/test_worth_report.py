@@ -17,6 +17,7 @@ from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.worth import Measured, WindowTime, window_times
 from nwor_bench.errors import ExitCode
 from nwor_bench.records.cell import AA, ADAPTIVE, Cell, Drafts, ScvMode
+from nwor_bench.records.header import StoredSpec
 from nwor_bench.records.types import NworMode, Phase, Verdict
 from nwor_bench.report import worth as worth_page
 from nwor_bench.report import worth_answer
@@ -119,7 +120,7 @@ def test_acceptance_by_position_is_of_fixed_counts() -> None:
     """What adaptive verification accepts depends on the batch size."""
     pair, block = "tiny", 1
     analyses: Any = [SimpleNamespace(run=SimpleNamespace(
-        header=SimpleNamespace(spec={}),
+        header=SimpleNamespace(spec=StoredSpec()),
         batches=[
             SimpleNamespace(pair=pair, block=block, batch=number, phase=Phase.TIMED,
                             cell=Cell(pair, NworMode.OFF, ScvMode.OFF, Drafts(k)))

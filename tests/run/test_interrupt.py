@@ -121,7 +121,7 @@ def test_stopped_while_the_engine_starts(sweep: Sweep, tmp_path: Path) -> None:
     wait_until(sweep, lambda: log.is_file() and log.stat().st_size > 0)
     _, run = stop(sweep, signal.SIGINT, folder)
     assert run.batches == ()
-    assert run.header.engine is None
+    assert not run.header.engine
 
 
 @pytest.mark.long

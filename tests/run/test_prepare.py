@@ -264,7 +264,7 @@ def test_the_users_dtype_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nwor_bench.engine.preflight.float32_reason", lambda dtype: f"not {dtype}")
     begin(FakeEngine(), dtype="bfloat16")
     run = read_run(Path("run"))
-    assert run.header.spec["dtype"] == "bfloat16"
+    assert run.header.spec.dtype == "bfloat16"
     assert run.header.dtype_note is None
 
 

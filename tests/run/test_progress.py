@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 from synthetic_run import CELLS, make_run
 
+from nwor_bench.records.header import StoredSpec
 from nwor_bench.run.progress import Progress, console_for, tell_result
 from nwor_bench.run.run_options import RunOptions
 
@@ -89,7 +90,7 @@ def test_quiet_leaves_the_runs_of_draft_counts_to_their_sweep(
 ) -> None:
     """One answer is theirs together, so each only has its folder, which is no part of it."""
     analysis: Any = SimpleNamespace(
-        run=SimpleNamespace(header=SimpleNamespace(spec={"draft_counts": [0, 1]}))
+        run=SimpleNamespace(header=SimpleNamespace(spec=StoredSpec(draft_counts=(0, 1))))
     )
     for quiet in (False, True):
         options = RunOptions(quiet=quiet)

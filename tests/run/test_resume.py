@@ -283,9 +283,9 @@ def test_another_machine_or_order_is_refused(changes: dict[str, Any], field: str
             for part in ("spec", "pair", "choice", "blocks", "environment", "environment__packages")
         ),
         *(
-            ({"spec__nwor_modes": modes}, "", {"naming": f"spec.nwor_modes: {words}"})
-            for modes, words in (
-                (["offf"], "unknown name 'offf'"), ([5], "unknown name '5'"), (5, "5 is"),
+            ({"spec__nwor_modes": modes}, f"spec.nwor_modes{place}", {"naming": words})
+            for modes, place, words in (
+                (["offf"], ".0", "'offf'"), ([5], ".0", "5"), (5, "", "5"),
             )
         ),
         (

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from refusals import refused
 
 from nwor_bench.records.cell import Arguments
 from nwor_bench.records.types import AA, Interleave, NworMode, ScvMode
@@ -56,28 +55,6 @@ def test_an_engine_with_one_state_slot_stages(given: dict[str, Any], scv: str) -
     assert modes == [None, "stage", None]
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "given"),
-    [
-        ("--against", ONE_SLOT_ARM, {"nwor_modes": "off"}),
-        ("--against", ONE_SLOT_ARM, {"nwor_modes": "off,stage,control"}),
-        ("--against", ONE_SLOT_ARM, {"scv_modes": "off,adaptive,graph"}),
-        ("--against", ONE_SLOT_ARM, {"cells": "stage-off"}),
-        ("--interleave", "windows", {"interleave": "windows"}),
-        (
-            "--engine-args: additional_config: nwor_state_slots",
-            {"nwor_state_slots": 1},
-            {"against": None, "engine_args": ONE_SLOT},
-        ),
-    ],
-)
-def test_what_an_engine_with_one_state_slot_cannot_do(
-    field: str, value: object, given: dict[str, Any]
-) -> None:
-    with refused(field, value=value):
-        spec_with(**{"against": ONE_SLOT, **given})
-
-
 def test_every_engine_is_warmed_up_and_runs_once_a_block_in_changing_order() -> None:
     plan = make_plan(spec_with(against='{"block_size": 32}'), "toy", [Prompt("a", "chat", "x")])
     assert [cell.arm for cell in plan.warmed] == [Arguments("block_size=32"), AA, None]
@@ -85,26 +62,3 @@ def test_every_engine_is_warmed_up_and_runs_once_a_block_in_changing_order() -> 
     assert all(set(block.order) == set(plan.cells) for block in plan.blocks)
     assert len({block.order for block in plan.blocks}) > 1
     assert make_plan(spec_with(), "toy", [Prompt("a", "chat", "x")]).warmed[:-1] == ()
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "given"),
-    [
-        ("--against", {}, {"against": "{}"}),
-        ("--against", "[1]", {"against": "[1]"}),
-        ("--against", "dtype", {"against": '{"dtype": "float16"}'}),
-        ("--against", "block-size", {"against": '{"block-size": 32}'}),
-        ("--against", "worker_extension_cls", {"against": '{"worker_extension_cls": "a"}'}),
-        ("--against: block_size", 0, {"against": '{"block_size": 0}'}),
-        ("--against: block_size", 32, {"block_size": 32}),
-        ("--against", "block_size=32", {"nwor_modes": "off,stage,control"}),
-        ("--against", "block_size=32", {"cells": "stage-off"}),
-        ("--interleave", "windows", {"interleave": "windows"}),
-        ("--counters", "dram", {"counters": "dram"}),
-    ],
-)
-def test_what_cannot_be_compared_is_refused(
-    field: str, value: object, given: dict[str, Any]
-) -> None:
-    with refused(field, value=value):
-        spec_with(**{"against": '{"block_size": 32}', **given})

@@ -2,9 +2,6 @@
 
 from typing import Any
 
-import pytest
-from refusals import refused
-
 from nwor_bench.records.cell import ADAPTIVE, Drafts
 from nwor_bench.records.types import AA, Interleave
 from nwor_bench.workload.config import RunSpec, Scenario, resolve
@@ -53,20 +50,3 @@ def test_every_engine_runs_once_a_block() -> None:
     assert not plan.interleaved
     assert plan.baseline.label == "k = 0"
     assert all(set(block.order) == set(plan.cells) for block in plan.blocks)
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "given"),
-    [
-        ("--engines", True, {"draft_counts": None}),
-        ("--nwor-modes", "off,stage", {"nwor_modes": "off,stage"}),
-        ("--interleave", "windows", {"interleave": "windows"}),
-        ("--counters", "dram", {"counters": "dram"}),
-        ("--adaptive-verification", True, {"engines": False, "adaptive_verification": True}),
-    ],
-)
-def test_what_cannot_be_compared_is_refused(
-    field: str, value: object, given: dict[str, Any]
-) -> None:
-    with refused(field, value=value):
-        spec_with(**given)

@@ -143,7 +143,7 @@ def run_stage(arguments: argparse.Namespace, stage_by: str) -> None:
 
 def cell_rows(run: RunData) -> list[dict[str, Any]]:
     """One row per cell; None if not measured."""
-    scenario, spec = run.header.scenario or {}, run.header.spec or {}
+    scenario, spec = run.header.scenario or {}, run.header.spec
     rows = []
     for cell in cell_bytes(run):
         row: dict[str, Any] = {
@@ -151,8 +151,8 @@ def cell_rows(run: RunData) -> list[dict[str, Any]]:
             "scenario": scenario.get("name"),
             "requests": scenario.get("requests"),
             "draft_tokens": scenario.get("draft_tokens"),
-            "engine_args": spec.get("engine_args"),
-            "stage_by": spec.get("stage_by"),
+            "engine_args": dict(spec.engine_args),
+            "stage_by": spec.stage_by,
             "nwor_mode": str(cell.cell.nwor_mode),
             "scv_mode": str(cell.cell.scv_mode),
             "arm": cell.cell.arm,

@@ -14,6 +14,7 @@ import numpy as np
 
 from nwor_bench.analysis.draft_rates import AtSize, Worth, worth_at
 from nwor_bench.analysis.engine_times import block_times
+from nwor_bench.records.header import StoredSpec
 from nwor_bench.records.types import Phase, Verdict
 from nwor_bench.stats.interval import Interval
 
@@ -71,7 +72,7 @@ def run_of(logs: Mapping[int | None, Sequence[float]]) -> Any:
         for block, time in enumerate(own)
     ]  # fmt: skip
     finished = {(Phase.TIMED, batch.block) for batch in batches}
-    header = SimpleNamespace(pair=SimpleNamespace(method="mtp"), spec={"engines": True})
+    header = SimpleNamespace(pair=SimpleNamespace(method="mtp"), spec=StoredSpec(engines=True))
     return SimpleNamespace(batches=batches, finished=finished, header=header)
 
 

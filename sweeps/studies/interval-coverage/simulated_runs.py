@@ -18,6 +18,7 @@ from simulated_noise import Logs
 from nwor_bench.analysis.groups import Pair
 from nwor_bench.analysis.worth import Measured
 from nwor_bench.records.cell import AA, Cell, Drafts, NworMode, ScvMode
+from nwor_bench.records.header import PairFacts, StoredSpec
 from nwor_bench.records.types import Phase
 
 COUNTS = (1, 2, 3, 4)
@@ -128,7 +129,7 @@ def _run(batches: list[Any]) -> Any:
     plan = {each.block: SimpleNamespace(block=each.block, prompt_ids=each.prompts)
             for each in batches}  # fmt: skip
     header = SimpleNamespace(
-        scenario={"requests": 8}, spec={"speculative_config": None}, pair=None,
+        scenario={"requests": 8}, spec=StoredSpec(), pair=PairFacts(),
         blocks=tuple(plan.values()),
     )  # fmt: skip
     finished = frozenset((each.phase, each.block) for each in batches)

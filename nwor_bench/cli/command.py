@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -12,18 +12,13 @@ from typer.core import TyperCommand, TyperGroup
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.files import result_document
 
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print only the result, as JSON (docs/json.md).")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer.")]
-
-_CHOOSING = ("as_json", "json", "markdown", "quiet", "verbose")
+_CHOOSING = ("json", "markdown", "quiet", "verbose")
 """Parameters that choose what is printed."""
 
 
 def check_one_choice(values: Mapping[str, Any]) -> None:
     """Raise ConfigError if two flags choose what is printed, except --quiet beside --json."""
-    given = [f"--{name.removeprefix('as_')}" for name in _CHOOSING if values.get(name)]
+    given = [f"--{name}" for name in _CHOOSING if values.get(name)]
     if len(given) > 1 and given != ["--json", "--quiet"]:
         remedy = f"{given[1]} chooses what is printed too; give one of the two"
         raise ConfigError.for_field(given[0], True, remedy)

@@ -25,7 +25,7 @@ scopes (VLLM_NVTX_SCOPES_FOR_PROFILING=1, domain `NVTX`).
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 from nwor_bench.errors import ConfigError
 
@@ -36,7 +36,7 @@ SWITCH = "VLLM_NWOR_NVTX"
 PROFILERS = ("NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
 """Environment variables that a profiler sets for the process it profiles."""
 
-HARNESS_RANGES = ("sweep", "block", "cell", "batch")
+HarnessRange = Literal["sweep", "block", "cell", "batch"]
 
 
 class Ranges:

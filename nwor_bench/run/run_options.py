@@ -23,13 +23,15 @@ class RunOptions:
 
     # fmt: off
     output: Annotated[Path | None, Option(
-        "Run folder (default: runs/TIME-SCENARIO-PAIR).", Panel.FILES, read=_new_folder,
+        "Run folder (default: runs/TIME-SCENARIO-PAIR).", Panel.FILES, written=str,
+        read=_new_folder,
     )] = None
     resume: Annotated[Path | None, Option(
-        "Continue the run (or sweep) in this folder.", Panel.FILES,
+        "Continue the run (or sweep) in this folder.", Panel.FILES, written=str,
     )] = None
     file: Annotated[Path | None, Option(
         "A sweep file (sweeps/*.toml): many runs, as few engines as possible.", Panel.FILES,
+        written=str,
     )] = None
     """A sweep file, or the name of a shipped one."""
     continue_on_error: Annotated[bool, Option(

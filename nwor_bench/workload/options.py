@@ -2,10 +2,10 @@
 
     max_warmup: Annotated[int, Option("Untimed batches.", Panel.PRECISION), Ge(1)] = 15
 
-Such a field gives `nwor-bench sweep` its flag, sweep files their entry, run.json its key, --resume
-and `compare` the values that they compare, and vLLM's workers their environment variable. Pydantic
-checks values by the field's type. Classes with such fields: `RunSpec`, `ScenarioValues`,
-`VllmEntries`, `PairChoice`, `RunOptions`. `--help` reads them, so their modules import no pydantic.
+Such a field gives a command its flag. Those of `RunSpec`, `ScenarioValues`, `VllmEntries` and
+`PairChoice` give sweep files their entry, run.json its key, --resume and `compare` the values that
+they compare, and vLLM's workers their environment variable too. Pydantic checks values by the
+field's type. `--help` reads them, so their modules import no pydantic.
 """
 
 import re
@@ -131,6 +131,11 @@ Check = Callable[[Any], str | None]
 """What to write instead of a value; None if it is fine."""
 
 
+def up_to(most: int) -> Check:
+    """A check for numbers from 1 to this one."""
+    return lambda value: None if 1 <= value <= most else f"write 1 to {most}"
+
+
 class Panel(StrEnum):
     """The groups of --help, in their order."""
 
@@ -142,6 +147,7 @@ class Panel(StrEnum):
     WORKLOAD = "Workload (default: the scenario's value)"
     PRECISION = "When to stop"
     VLLM = "vLLM"
+    ENGINE = "Engine"
     FILES = "Files"
     PROFILING = "Profiling"
 
@@ -187,6 +193,8 @@ class Option:
     """Environment variable that stands for the flag."""
     written: type | None = None
     """Type in flags and sweep files, if not the field's; then their default is None."""
+    shown: str | None = None
+    """The default as a flag's text, if the field's default is what that is read as."""
     read: Callable[[str, Any], Any] | None = None
     """From flag and text to the value, if the field's type is not enough."""
     check: Check | None = None
@@ -237,13 +245,13 @@ class Declared:
     @property
     def written(self) -> Any:
         """Its type in flags and sweep files."""
-        kind = self.option.written or self.kind
+        kind = self.option.written or (str if self.option.shown else self.kind)
         return kind if self.written_default is not None else kind | None
 
     @property
     def written_default(self) -> Any:
         """The default of flags and sweep files; None leaves the field's."""
-        return None if self.option.written else self.default
+        return self.option.shown or (None if self.option.written else self.default)
 
     def read(self, given: Any) -> Any:
         """The field's value from what a flag or a sweep file says. Raises ConfigError."""

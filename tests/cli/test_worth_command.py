@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from nwor_bench.analysis.draft_rates import MIN_JUDGED
 from nwor_bench.cli.app import app
-from nwor_bench.cli.commands.worth import worth_sweep
+from nwor_bench.cli.commands.worth import WorthOptions, worth_sweep
 from nwor_bench.engine.arguments import engine_arguments
 from nwor_bench.engine.preflight import check_pair
 from nwor_bench.models.methods import NOT_ON_CPU, Method
@@ -18,7 +18,7 @@ from nwor_bench.models.pairs import ResolvedPair, load_pair
 from nwor_bench.records.types import NworMode, ScvMode
 from nwor_bench.workload.config import load_scenario, resolve
 from nwor_bench.workload.run_spec import PairChoice, RunSpec
-from nwor_bench.workload.sweep_file import group_by_engine, make_points
+from nwor_bench.workload.sweep_file import SweepFile, group_by_engine, make_points
 
 pytestmark = pytest.mark.slow  # imports pydantic and more
 
@@ -31,6 +31,12 @@ def _never_started(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("it was not refused early")
 
     monkeypatch.setattr("nwor_bench.engine.preload.run_under_one_openmp", start)
+
+
+def asked(**options: Any) -> SweepFile:
+    """What the command asks for with up to 3 drafts, unless these options say otherwise."""
+    given = {"pair": "tiny", "max_draft_tokens": 3, "time_budget_s": 60.0, "dtype": "float32"}
+    return worth_sweep(WorthOptions(**{**given, **options}))
 
 
 def call(*words: str) -> None:
@@ -67,13 +73,17 @@ def specs_of(monkeypatch: pytest.MonkeyPatch, *words: str) -> list[RunSpec]:
         (["--nwor-modes", "stage"], "--nwor-modes", "stage"),
         (["--nwor-modes", "off,control"], "--nwor-modes", "off,control"),
         (["--pair", "tiny-ngram", "--nwor-modes", "off,stage"], "--nwor-modes", "off,stage"),
-        (["--pair", "tiny", "--adaptive-verification"], "--adaptive-verification", True),
         (["--pair", "tiny", "--method", "guess"], "--method", "guess"),
     ],
 )
 def test_refusals(words: list[str], field: str, value: Any) -> None:
     with refused(field, value=value):
         call(*words)
+
+
+def test_adaptive_verification_needs_engines_by_its_flag() -> None:
+    with refused("--adaptive-verification", value=True, naming="write --engines too"):
+        call("--pair", "tiny", "--adaptive-verification")
 
 
 def test_a_shape_needs_named_rates() -> None:
@@ -104,9 +114,9 @@ def test_methods_that_cannot_change_their_count_are_refused_by_name(method: Meth
 def test_a_method_with_one_count_gets_an_engine_for_each(
     words: list[str], engines: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = specs_of(monkeypatch, *words, "--requests", "1,2")
-    assert {spec.engines for spec in asked} == {engines}
-    assert {spec.stopping.blocks for spec in asked} == {MIN_JUDGED if engines else 1}
+    specs = specs_of(monkeypatch, *words, "--requests", "1,2")
+    assert {spec.engines for spec in specs} == {engines}
+    assert {spec.stopping.blocks for spec in specs} == {MIN_JUDGED if engines else 1}
 
 
 @pytest.mark.parametrize(("gpu", "batches"), [(True, (1, 1)), (False, (0, 0))])
@@ -115,15 +125,15 @@ def test_engines_warm_up_on_a_gpu(
 ) -> None:
     """There kernels compile for the batches of a timed block, longer than those of the gate."""
     monkeypatch.setattr("nwor_bench.instruments.device.uses_gpu", lambda: gpu)
-    asked = specs_of(monkeypatch, "--pair", "tiny", "--engines")
-    assert {spec.warmup_batches for spec in asked} == {batches}
+    specs = specs_of(monkeypatch, "--pair", "tiny", "--engines")
+    assert {spec.warmup_batches for spec in specs} == {batches}
 
 
 def test_engine_arguments_reach_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = specs_of(
+    specs = specs_of(
         monkeypatch, "--pair", "tiny", "--requests", "1,2", "--engine-args", '{"block_size": 16}'
     )
-    assert [spec.engine_args for spec in asked] == [{"block_size": 16}] * 2
+    assert [spec.engine_args for spec in specs] == [{"block_size": 16}] * 2
 
 
 @pytest.mark.parametrize(
@@ -145,19 +155,17 @@ def test_a_gpu_captures_the_windows_that_are_compared(
     gpu: bool, words: list[str], sizes: list[int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nwor_bench.instruments.device.uses_gpu", lambda: gpu)
-    asked = specs_of(
+    specs = specs_of(
         monkeypatch, "--pair", "tiny", "--requests", "1,8", "--max-draft-tokens", "2", *words
     )
-    for spec in asked:
+    for spec in specs:
         graphs = spec.engine_args.get("compilation_config") or {}
         assert graphs.get("cudagraph_capture_sizes") == sizes
         assert graphs.get("mode") == (0 if '"mode"' in " ".join(words) else None)
 
 
 def test_one_engine_runs_all_batch_sizes() -> None:
-    given = {"target_model": None, "max_new_tokens": 32, "dtype": "float32"}
-    sweep = worth_sweep("tiny", ["short"], [1, 2, 8], 3, 60.0, given)
-    points = make_points(sweep)
+    points = make_points(asked(requests=(1, 2, 8)))
     # The largest has most of the time, and the first run compiles kernels.
     assert [point.spec.scenario.requests for point in points] == [8, 2, 1]
     (group,) = group_by_engine(points)
@@ -168,10 +176,9 @@ def test_one_engine_runs_all_batch_sizes() -> None:
     assert sum(share or 0 for share in shares) == pytest.approx(60, abs=0.3)
     assert shares == sorted(shares, key=lambda share: share or 0, reverse=True)
     assert points[0].spec.scenario.draft_tokens == 3
-    (small,) = group_by_engine(make_points(worth_sweep("tiny", ["short"], [1], 3, 60.0, given)))
+    (small,) = group_by_engine(make_points(asked(requests=(1,))))
     assert small.spec.scenario.requests == 4  # vLLM names a count for each batch size
-    assert make_points(sweep)[-1].spec.scenario.requests == 1
-    several = make_points(worth_sweep("tiny", ["short"], [1], 3, 60.0, {**given, "engines": True}))
+    several = make_points(asked(requests=(1,), engines=True))
     assert group_by_engine(several)[0].spec.scenario.requests == 1  # each engine has one count
 
 
@@ -183,8 +190,7 @@ def test_the_largest_count_is_what_the_engine_drafts() -> None:
 
 
 def test_scenarios_share_the_engine_and_the_budget() -> None:
-    given = {"max_new_tokens": 32, "dtype": "float32"}
-    points = make_points(worth_sweep("tiny", ["short", "ctx-256"], [1, 256], 3, 60.0, given))
+    points = make_points(asked(scenario="short,ctx-256", requests=(1, 256)))
     assert [(p.scenario, p.spec.scenario.requests) for p in points] == [
         (scenario, size) for scenario in ("short", "ctx-256") for size in (256, 1)
     ]
@@ -200,21 +206,21 @@ def test_each_count_but_0_is_staged_too(
 ) -> None:
     """With SCV adaptive; it cannot run without CUDA, where the host decides."""
     monkeypatch.setattr("nwor_bench.instruments.device.uses_gpu", lambda: gpu)
-    asked = specs_of(
+    specs = specs_of(
         monkeypatch, "--pair", "tiny", "--nwor-modes", "off,stage", "--max-draft-tokens", "2"
     )
-    cells = asked[0].experiment.cells("tiny")
+    cells = specs[0].experiment.cells("tiny")
     assert [(c.drafts, c.nwor_mode, c.scv_mode) for c in cells if c.drafts] == [
         (k, *modes)
         for k in (1, 2)
         for modes in ((NworMode.OFF, ScvMode.OFF), (NworMode.STAGE, scv))
     ]
     assert cells[0].is_baseline
-    assert asked[0].worker_variables["VLLM_NWOR_CPU_ATTENTION"] == "reference"
+    assert specs[0].worker_variables["VLLM_NWOR_CPU_ATTENTION"] == "reference"
     with pytest.raises(AssertionError, match="not refused"):
         call("--pair", "tiny", "--max-draft-tokens", "2")
-    assert {cell.nwor_mode for cell in asked[-1].experiment.cells("tiny")} == {NworMode.OFF}
-    assert asked[-1].worker_variables["VLLM_NWOR_CPU_ATTENTION"] == "stock"
+    assert {cell.nwor_mode for cell in specs[-1].experiment.cells("tiny")} == {NworMode.OFF}
+    assert specs[-1].worker_variables["VLLM_NWOR_CPU_ATTENTION"] == "stock"
 
 
 @pytest.mark.parametrize("rates", [[0.8, 0.6], [0.8, 0.6, 0.7], [1.1, 0.6, 0.5], [0.8, 0.6, -0.1]])
@@ -225,8 +231,8 @@ def test_rates_are_shares_of_windows_that_fall(rates: list[float]) -> None:
 
 
 def test_named_rates_replace_those_of_a_shape() -> None:
-    given = {"acceptance_rates": [0.8, 0.6, 0.5]}
-    (point,) = make_points(worth_sweep("llama-3b-shape", ["short"], [8], 3, 60.0, given))
+    sweep = asked(pair="llama-3b-shape", requests=(8,), acceptance_rates=[0.8, 0.6, 0.5])
+    (point,) = make_points(sweep)
     own = load_pair("llama-3b-shape")
     pair = ResolvedPair(own.name, own.method, "t", "d", own.dtype, dict(own.speculative))
     found = engine_arguments(pair, point.spec)["speculative_config"]
@@ -243,7 +249,7 @@ def test_adaptive_verification_is_refused_by_name() -> None:
 
 
 def test_own_models_stand_in_a_sweep_file(tmp_path: Path) -> None:
-    given = {"target_model": str(tmp_path / "mine"), "draft_model": "d", "method": "eagle"}
-    (point,) = make_points(worth_sweep(None, ["short"], [4], 2, 60.0, given))
+    own = {"target_model": str(tmp_path / "mine"), "draft_model": "d", "method": "eagle"}
+    (point,) = make_points(asked(pair=None, requests=(4,), **own))
     assert point.choice == PairChoice(None, str(tmp_path / "mine"), "d", "eagle")
     assert point.pair == "mine"

@@ -1,7 +1,8 @@
 """An option that is declared as one field is a flag, a setting, a stored value and a variable."""
 
+import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, get_origin
@@ -12,15 +13,17 @@ from annotated_types import Interval
 from refusals import refused
 from typer.testing import CliRunner
 
-from nwor_bench.cli.commands.sweep import with_flags, written_on
+from nwor_bench.cli.app import app
+from nwor_bench.cli.flags import with_flags, written_on
 from nwor_bench.plugin.settings import read_settings
 from nwor_bench.records.header import RunHeader
 from nwor_bench.run.resume import stored_spec
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.config import Scenario, load_scenario, resolve
-from nwor_bench.workload.options import Option, Panel, declared, names, read_all, read_as, to_plain
+from nwor_bench.workload.options import Option, Panel, declared, names, read_as, to_plain
 from nwor_bench.workload.run_spec import AXES, PairChoice, RunSpec, VllmEntries
 from nwor_bench.workload.scenario_values import ScenarioValues
+from nwor_bench.workload.stopping import parse_fraction
 from nwor_bench.workload.sweep_file import Axes, Settings
 
 HOLDERS = (PairChoice, ScenarioValues, RunSpec, VllmEntries, RunOptions)
@@ -41,20 +44,21 @@ class Toy:
     loud: Annotated[bool, Option("Say more.")] = False
     path: Annotated[Path | None, Option("A file.", flag_variable="TOY_PATH")] = None
     more: Annotated[dict[str, Any] | None, Option("JSON.", name="extra")] = None
+    share: Annotated[float, Option("A share.", shown="1%", read=parse_fraction)] = 0.01
     plain: int = 3
 
 
 def call(*arguments: str, **environ: str) -> tuple[Toy, Mapping[str, Any]]:
     """What a command with Toy's flags gets: its values, and those that were written."""
     got: list[tuple[Toy, Mapping[str, Any]]] = []
-    app = typer.Typer()
+    toys = typer.Typer()
 
-    @app.command()
-    @with_flags(Toy)
-    def command(context: typer.Context, **flags: Any) -> None:
-        got.append((Toy(**read_all(Toy, flags)), written_on(context)))
+    @toys.command()
+    @with_flags()
+    def command(context: typer.Context, toy: Toy) -> None:
+        got.append((toy, written_on(context)))
 
-    result = CliRunner().invoke(app, list(arguments), env=environ, catch_exceptions=False)
+    result = CliRunner().invoke(toys, list(arguments), env=environ, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return got[0]
 
@@ -97,6 +101,22 @@ def test_json_gives_back_what_it_was_given(value: Toy) -> None:
     for each in declared(Toy):
         told = to_plain(getattr(value, each.field))
         assert read_as(each.kind, "toy", told) == getattr(value, each.field)
+
+
+def test_a_default_is_what_its_text_is_read_as() -> None:
+    """Of every command."""
+    groups = [app, *(each.typer_instance for each in app.registered_groups)]
+    holders = {
+        kind
+        for group in groups
+        for command in group.registered_commands
+        for kind in inspect.unwrap(command.callback).__annotations__.values()
+        if is_dataclass(kind)
+    }
+    assert len(holders) > 10
+    for option in (each for holder in holders for each in declared(holder)):
+        if option.option.shown:
+            assert option.read(option.option.shown) == option.default
 
 
 def test_no_two_options_have_one_name() -> None:

@@ -22,7 +22,7 @@ def test_a_percentage_and_its_fraction_are_the_same_everywhere(hundredths: int) 
         expected = pytest.approx(value)
         assert fraction(text) == expected
         assert parse_fraction("--threshold", text) == expected
-        assert parse_acceptance(text) == expected
+        assert parse_acceptance("--acceptance", text) == expected
         assert parse_acceptances("--acceptance", text) == (expected,)
         if value <= WIDEST:
             assert resolve(SHORT, ci_width=text).ci_width == expected
@@ -55,8 +55,8 @@ def test_what_is_neither(text: str) -> None:
 def test_more_than_all_is_refused(text: str) -> None:
     for field, read in (
         ("--acceptance", parse_acceptance),
-        ("--acceptance", lambda t: parse_acceptances("--acceptance", t)),
-        ("--ci-width", lambda t: parse_fraction("--ci-width", t)),
+        ("--acceptance", parse_acceptances),
+        ("--ci-width", parse_fraction),
     ):
         with refused(field, value=text):
-            read(text)
+            read(field, text)

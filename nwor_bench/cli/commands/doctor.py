@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nwor_bench.cli.command import AsJson, Quiet
+from nwor_bench.cli.flags import AsJson, Quiet, with_flags
 from nwor_bench.errors import BenchError, ConfigError, ExitCode, UnsupportedVllmError
 from nwor_bench.instruments.device import free_memory, is_cpu_build
 from nwor_bench.instruments.nsight import NCU, NSYS, Profiler, ToolUnavailable, find_tool
@@ -30,6 +30,7 @@ from nwor_bench.instruments.versions import (
     vllm_version,
 )
 from nwor_bench.records.types import Cell, NworMode, ScvMode
+from nwor_bench.workload.options import Option
 
 if TYPE_CHECKING:
     from nwor_bench.engine.protocol import BatchOutput, Engine
@@ -85,13 +86,19 @@ class Check:
             raise ValueError(f"{self.name} is {self.state} and has no remedy")
 
 
-def doctor(
-    no_engine: Annotated[
-        bool, typer.Option("--no-engine", help="Start no engine; skips the check of the hooks.")
-    ] = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
+@dataclass(frozen=True)
+class DoctorOptions:
+    """What is checked and printed."""
+
+    no_engine: Annotated[bool, Option(
+        "Start no engine; skips the check of the hooks.",
+    )] = False  # fmt: skip
+    as_json: AsJson = False
+    quiet: Quiet = False
+
+
+@with_flags()
+def doctor(options: DoctorOptions) -> None:
     """Check what this machine can measure: vLLM, hooks, GPU, profilers, memory.
 
     Starts a tiny engine to try the hooks (5 to 20 s; the first on a GPU: minutes).
@@ -105,10 +112,10 @@ def doctor(
 
     run_under_one_openmp()
     _check_packages()
-    if not no_engine and not quiet:
+    if not options.no_engine and not options.quiet:
         typer.echo("starting a tiny engine to try the hooks ...", err=True)
-    checks = examine(None if no_engine else check_hooks)
-    if as_json:
+    checks = examine(None if options.no_engine else check_hooks)
+    if options.as_json:
         facts = {"nwor_bench": __version__, "can_sweep": can_sweep(checks)}
         typer.echo(json.dumps({**facts, "checks": [asdict(check) for check in checks]}, indent=2))
     else:
@@ -116,7 +123,7 @@ def doctor(
 
         from nwor_bench.report.terminal import print_document
 
-        print_document(Console(), doctor_document(checks), quiet=quiet)
+        print_document(Console(), doctor_document(checks), quiet=options.quiet)
     if not can_sweep(checks):
         raise typer.Exit(ExitCode.BAD_USAGE)
 

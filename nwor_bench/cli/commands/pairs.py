@@ -1,10 +1,13 @@
 """`nwor-bench pairs list|fetch` and `nwor-bench scenarios list`: what ships."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nwor_bench.cli.command import AsJson, Command, Group, Quiet, examples, print_table, tell_json
+from nwor_bench.cli.command import Command, Group, examples, print_table, tell_json
+from nwor_bench.cli.flags import AsJson, Quiet, with_flags
+from nwor_bench.workload.run_spec import DEFAULT_PAIR
 
 if TYPE_CHECKING:
     from typing import Any
@@ -15,26 +18,34 @@ if TYPE_CHECKING:
 pairs = typer.Typer(cls=Group, help="Model pairs: list, fetch.", no_args_is_help=True)
 scenarios = typer.Typer(cls=Group, help="The scenarios (workloads).", no_args_is_help=True)
 
+
+@dataclass(frozen=True)
+class Shown:
+    """What is printed."""
+
+    as_json: AsJson = False
+    quiet: Quiet = False
+
+
 Name = Annotated[str, typer.Argument(help="A pair's name, or the path of a pair's .toml file.")]
 
 
 @pairs.command("list", cls=Command, epilog=examples("nwor-bench pairs list"))
-def list_pairs(as_json: AsJson = False, quiet: Quiet = False) -> None:
+@with_flags()
+def list_pairs(options: Shown) -> None:
     """List the shipped pairs."""
     from nwor_bench.models.pairs import load_pair, pair_names
 
     found = {name: load_pair(name) for name in pair_names()}
-    if as_json:
+    if options.as_json:
         tell_json({"pairs": [_pair_facts(name, pair) for name, pair in found.items()]})
-    elif quiet:
+    elif options.quiet:
         typer.echo("\n".join(found))
     else:
         _print_pairs(found)
 
 
 def _print_pairs(found: "dict[str, ModelPair]") -> None:
-    from nwor_bench.models.pairs import DEFAULT_PAIR
-
     rows = []
     for name, pair in found.items():
         label = f"{name} (default)" if name == DEFAULT_PAIR else name
@@ -45,25 +56,26 @@ def _print_pairs(found: "dict[str, ModelPair]") -> None:
 
 
 @pairs.command(cls=Command, epilog=examples("nwor-bench pairs fetch smollm2"))
-def fetch(name: Name = "smollm2", as_json: AsJson = False, quiet: Quiet = False) -> None:
+@with_flags()
+def fetch(options: Shown, name: Name = DEFAULT_PAIR) -> None:
     """Download or generate a pair, unless it is in the cache."""
     from nwor_bench.models.pairs import fetch_pair, load_pair
 
-    pair, silent = load_pair(name), as_json or quiet
+    pair, silent = load_pair(name), options.as_json or options.quiet
     was_ready = _is_ready(pair)
     resolved = fetch_pair(
         pair, progress=lambda step: None if silent else typer.echo(f"{name}: {step}")
     )
-    if as_json:
+    if options.as_json:
         tell_json({"pair": pair.name, "was_ready": was_ready, "target": resolved.target,
                    "drafter": resolved.draft, "load_format": resolved.load_format})  # fmt: skip
         return
     # typer.echo, not rich: a path must stay in one line to be copied.
-    if not quiet:
+    if not options.quiet:
         typer.echo(f"{pair.name}: {'already there' if was_ready else 'ready'}")
     typer.echo(f"target: {resolved.target}")
     typer.echo(f"drafter: {resolved.draft or f'none (method {resolved.method})'}")
-    if resolved.load_format is not None and not quiet:
+    if resolved.load_format is not None and not options.quiet:
         from nwor_bench.models.pairs.tiny import WITHOUT_WEIGHTS
 
         typer.echo(f"weights: {WITHOUT_WEIGHTS}")
@@ -71,8 +83,6 @@ def fetch(name: Name = "smollm2", as_json: AsJson = False, quiet: Quiet = False)
 
 def _pair_facts(name: str, pair: "ModelPair") -> "dict[str, Any]":
     """What the list says of a pair."""
-    from nwor_bench.models.pairs import DEFAULT_PAIR
-
     return {
         "name": name,
         "is_default": name == DEFAULT_PAIR,
@@ -91,14 +101,15 @@ def _is_ready(pair: "ModelPair") -> bool:
 
 
 @scenarios.command("list", cls=Command, epilog=examples("nwor-bench scenarios list"))
-def list_scenarios(as_json: AsJson = False, quiet: Quiet = False) -> None:
+@with_flags()
+def list_scenarios(options: Shown) -> None:
     """List the shipped scenarios."""
     from nwor_bench.workload.config import load_scenario, scenario_names
 
     found = [load_scenario(name) for name in scenario_names()]
-    if as_json:
+    if options.as_json:
         tell_json({"scenarios": list(map(_scenario_facts, found))})
-    elif quiet:
+    elif options.quiet:
         typer.echo("\n".join(scenario.name for scenario in found))
     else:
         _print_scenarios(found)

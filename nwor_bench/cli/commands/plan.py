@@ -1,95 +1,93 @@
 """`nwor-bench plan`: the most that NWOR could save, from a config.json and the byte model."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nwor_bench.cli.command import AsJson, Quiet
+from nwor_bench.cli.flags import AsJson, Quiet, with_flags
 from nwor_bench.errors import ConfigError
+from nwor_bench.workload.options import Option, fraction, up_to
 
 if TYPE_CHECKING:
     from nwor_bench.models.byte_model import Workload
     from nwor_bench.report.plan import BytePrediction
 
-MOST = 10**9
-"""Most requests, tokens or ranks; more is a typing error."""
+MAX_COUNT = 10**9
+"""Largest number of requests, tokens or ranks; more is a typing error."""
 
 
-def plan(
-    config: Annotated[
-        str | None, typer.Option(help="A config.json, a model folder, or a hub name.")
-    ] = None,
-    requests: Annotated[
-        int, typer.Option("--requests", "--num-prompts", help="Requests per step.")
-    ] = 8,
-    context: Annotated[int, typer.Option(help="Cached tokens per request.")] = 1024,
-    draft_tokens: Annotated[
-        int, typer.Option("--draft-tokens", "--num-speculative-tokens",
-                          help="Drafts per request and window.")
-    ] = 4,
-    acceptance: Annotated[
-        str, typer.Option(help="Accepted drafts over drafts: 0.5 or 50%.")
-    ] = "0.5",
-    cache_dtype: Annotated[
-        str, typer.Option("--cache-dtype", "--kv-cache-dtype",
-                          help="auto (the model's), float32, bfloat16, float16, fp8.")
-    ] = "auto",
-    weight_dtype: Annotated[
-        str, typer.Option(help="auto (the model's), float32, bfloat16, float16, fp8, int8, int4.")
-    ] = "auto",
-    tensor_parallel_size: Annotated[int, typer.Option(help="Ranks that share the model.")] = 1,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:  # fmt: skip
+def parse_acceptance(flag: str, text: str) -> float:
+    """Accepted over drafts, as `0.5` or `50%`. Raises ConfigError unless it is from 0 to 1."""
+    value = fraction(text)
+    if value is None or not 0 <= value <= 1:
+        wanted = "write a fraction of drafts from 0 to 1 such as 0.5 or 50%"
+        raise ConfigError.for_field(flag, text, wanted)
+    return value
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """The model, the step that is predicted, and what is printed."""
+
+    # fmt: off
+    config: Annotated[str | None, Option(
+        "A config.json, a model folder, or a hub name.",
+    )] = None
+    requests: Annotated[int, Option(
+        "Requests per step.", aliases=("--num-prompts",), check=up_to(MAX_COUNT),
+    )] = 8
+    context: Annotated[int, Option("Cached tokens per request.", check=up_to(MAX_COUNT))] = 1024
+    draft_tokens: Annotated[int, Option(
+        "Drafts per request and window.", aliases=("--num-speculative-tokens",),
+        check=up_to(MAX_COUNT),
+    )] = 4
+    acceptance: Annotated[float, Option(
+        "Accepted drafts over drafts: 0.5 or 50%.", shown="0.5", read=parse_acceptance,
+    )] = 0.5
+    cache_dtype: Annotated[str, Option(
+        "auto (the model's), float32, bfloat16, float16, fp8.", aliases=("--kv-cache-dtype",),
+    )] = "auto"
+    weight_dtype: Annotated[str, Option(
+        "auto (the model's), float32, bfloat16, float16, fp8, int8, int4.",
+    )] = "auto"
+    tensor_parallel_size: Annotated[int, Option(
+        "Ranks that share the model.", check=up_to(MAX_COUNT),
+    )] = 1
+    # fmt: on
+    quiet: Quiet = False
+    as_json: AsJson = False
+
+
+@with_flags()
+def plan(options: PlanOptions) -> None:
     """Predict the most that NWOR could save. Needs no GPU; measures nothing.
 
     Reads a model's config.json and counts the DRAM bytes of one verification step.
     """
-    from nwor_bench.models.byte_model import Workload
-
-    load = Workload(
-        requests, context, draft_tokens, parse_acceptance(acceptance), tensor_parallel_size
-    )
-    _check_workload(load)
-    if not config:
+    if not options.config:
         raise ConfigError.at("no model", "write --config with a config.json, folder or hub name")
+    from nwor_bench.models.byte_model import Workload
     from nwor_bench.models.pairs.local import find_config
 
-    found = find_config("--config", config)
-    prediction = predict(found.name, found.config, load, cache_dtype, weight_dtype)
-    if as_json:
+    found = find_config("--config", options.config)
+    load = Workload(
+        options.requests,
+        options.context,
+        options.draft_tokens,
+        options.acceptance,
+        options.tensor_parallel_size,
+    )
+    prediction = predict(found.name, found.config, load, options.cache_dtype, options.weight_dtype)
+    if options.as_json:
         _print_json(prediction)
-    else:
-        from rich.console import Console
+        return
+    from rich.console import Console
 
-        from nwor_bench.report.plan import plan_document
-        from nwor_bench.report.terminal import print_document
+    from nwor_bench.report.plan import plan_document
+    from nwor_bench.report.terminal import print_document
 
-        print_document(Console(), plan_document(prediction), quiet=quiet)
-
-
-def parse_acceptance(text: str) -> float:
-    """Accepted over drafts, as `0.5` or `50%`. Raises ConfigError unless it is from 0 to 1."""
-    from nwor_bench.workload.options import fraction
-
-    value = fraction(text)
-    if value is None or not 0 <= value <= 1:
-        raise ConfigError.for_field(
-            "--acceptance", text, "write a fraction of drafts from 0 to 1 such as 0.5 or 50%"
-        )
-    return value
-
-
-def _check_workload(load: "Workload") -> None:
-    counts = {
-        "--requests": load.requests,
-        "--context": load.context,
-        "--draft-tokens": load.draft_tokens,
-        "--tensor-parallel-size": load.ranks,
-    }
-    for flag, value in counts.items():
-        if not 1 <= value <= MOST:
-            raise ConfigError.for_field(flag, value, f"write 1 to {MOST}")
+    print_document(Console(), plan_document(prediction), quiet=options.quiet)
 
 
 def predict(

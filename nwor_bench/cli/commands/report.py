@@ -1,44 +1,47 @@
 """`nwor-bench report FOLDER`: rebuild the reports of a run or a sweep from its records."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from nwor_bench.cli.command import AsJson
+from nwor_bench.cli.flags import AsJson, with_flags
 from nwor_bench.errors import StoreError, worst_of
+from nwor_bench.run.run_options import RunOptions
+from nwor_bench.workload.options import Option
 
-if TYPE_CHECKING:
-    from nwor_bench.run.run_options import RunOptions
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """What is printed."""
+
+    quiet: Annotated[bool, Option("Print only the answer and the folder.", aliases=("-q",))] = False
+    as_json: AsJson = False
+    verbose: Annotated[bool, Option("Show all details.", aliases=("-v",))] = False
 
 
+@with_flags()
 def report(
     run: Annotated[
         Path, typer.Argument(help="A run or sweep folder, or a folder of run folders.")
     ],
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print only the answer and the folder.")
-    ] = False,
-    as_json: AsJson = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all details.")] = False,
+    options: ReportOptions,
 ) -> None:  # fmt: skip
     """Rebuild all reports of RUN from its records, and show its cells.
 
     For a sweep folder, or a folder of runs: its summary.html, summary.md and summary.csv.
     Exits with 3 if a cell is INVALID, with 5 if no cell did anything.
     """
-    from dataclasses import replace
-
     from nwor_bench.records.files import RECORDS_FILE, RUN_FILE, SWEEP_FILE
     from nwor_bench.records.store import read_run
     from nwor_bench.records.types import RunStatus
-    from nwor_bench.run.run_options import DEFAULT_OPTIONS
 
-    options = replace(DEFAULT_OPTIONS, quiet=quiet, as_json=as_json, verbose=verbose)
+    shown = RunOptions(quiet=options.quiet, as_json=options.as_json, verbose=options.verbose)
     if not (run / RUN_FILE).is_file() and (
         (run / SWEEP_FILE).is_file() or any(run.glob(f"*/{RUN_FILE}"))
     ):
-        raise typer.Exit(_report_sweep(run, options))
+        raise typer.Exit(_report_sweep(run, shown))
     data = read_run(run)
     if data.header.status is RunStatus.COMPLETE and not data.batches:
         raise StoreError.at(
@@ -55,11 +58,11 @@ def report(
 
     found = analyse(data)
     write_files(run, found)
-    tell_result(Console(), options, found, run, in_sweep=False)
+    tell_result(Console(), shown, found, run, in_sweep=False)
     raise typer.Exit(exit_code_of(found))
 
 
-def _report_sweep(folder: Path, options: "RunOptions") -> int:
+def _report_sweep(folder: Path, options: RunOptions) -> int:
     """Rebuild the summary of several runs; the reports of its runs stay as they are."""
     from nwor_bench.run.sweep_folder import INDEX_FILE, SweepIndex
 

@@ -1,0 +1,105 @@
+"""Flags of a command, made from the options that its classes declare (`workload.options`)."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from enum import StrEnum
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nwor_bench.workload.options import (
+    Declared,
+    Option,
+    Panel,
+    bare,
+    declared,
+    names,
+    read_all,
+)
+
+Quiet = Annotated[bool, Option("Print only the answer.", aliases=("-q",))]
+AsJson = Annotated[bool, Option("Print only the result, as JSON (docs/json.md).", name="json")]
+
+Command = Callable[..., None]
+
+
+def with_flags(*holders: type) -> Callable[[Command], Command]:
+    """Give a command the flags of these classes' options; it takes their values as keywords.
+
+    Parameters whose class is a dataclass give it flags too; it takes objects of these classes.
+    """
+
+    def add(command: Command) -> Command:
+        own = inspect.signature(command)
+        parameters = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        read: dict[str, Any] = {
+            p.name: p.annotation for p in parameters if is_dataclass(p.annotation)
+        }
+
+        @wraps(command)
+        def call(**given: Any) -> None:
+            objects = {}
+            for name, holder in read.items():
+                flags = {each: given.pop(each) for each in of_holders(given, holder)}
+                objects[name] = holder(**read_all(holder, flags))
+            command(**objects, **given)
+
+        kept = [p for p in parameters if p.name not in read]
+        flags = [_parameter(each) for each in _by_panel(*read.values(), *holders)]
+        call.__signature__ = own.replace(parameters=[*kept, *flags])  # type: ignore[attr-defined]
+        return call
+
+    return add
+
+
+def _by_panel(*holders: type) -> list[Declared]:
+    options = [each for holder in holders for each in declared(holder) if each.option.has_flag]
+    return sorted(options, key=lambda each: list(Panel).index(each.option.panel))
+
+
+def _parameter(each: Declared) -> inspect.Parameter:
+    """What typer reads a flag from."""
+    option, default = each.option, _text(each.written_default)
+    kind = bare(each.written)
+    kind = kind if kind in (bool, int, float, str, Path) else str
+    flag = typer.Option(
+        each.flag,
+        *option.aliases,
+        help=option.help,
+        envvar=option.flag_variable,
+        rich_help_panel=None if option.panel is Panel.GENERAL else option.panel.value,
+    )
+    return inspect.Parameter(
+        each.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind if default is not None else kind | None, flag],
+    )
+
+
+def _text(default: Any) -> Any:
+    """A default as the command line writes it; an empty object is left out."""
+    if isinstance(default, tuple):
+        return ",".join(map(str, default))
+    if isinstance(default, StrEnum):
+        return default.value
+    return None if default == {} else default
+
+
+def written_on(context: typer.Context) -> dict[str, Any]:
+    """What was written on the command line, by option name."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {
+        name: context.params[name]
+        for name, source in sources.items()
+        if source is not None and source.name == "COMMANDLINE"
+    }
+
+
+def of_holders(flags: Mapping[str, Any], *holders: type) -> dict[str, Any]:
+    """Those of a command's flags that these classes declare."""
+    wanted = [name for holder in holders for name in names(declared(holder))]
+    return {name: flags[name] for name in wanted if name in flags}

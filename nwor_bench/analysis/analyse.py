@@ -19,11 +19,13 @@ from nwor_bench.analysis.dram import CellBytes, cell_bytes
 from nwor_bench.analysis.effects import PairEffect, Split, effects_over_off, pair_effects, splits
 from nwor_bench.analysis.findings import Finding, find_all
 from nwor_bench.analysis.invariants import Violation, find_violations
-from nwor_bench.analysis.verdicts import CellVerdict, cell_verdicts
+from nwor_bench.analysis.verdicts import OPEN, with_verdicts
 from nwor_bench.analysis.worth import Measured, refused_arms, worth_of
 from nwor_bench.records.cell import NworMode
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, BatchRecord, Cell, CellResult, Verdict, WindowRecord
+from nwor_bench.stats.interval import Interval, flat
+from nwor_bench.stats.robust import from_ends
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,14 @@ def analyse(run: RunData) -> Analysis:
     for _, group in groupby(gathered, key=lambda data: data.cell.pair):
         cells = list(group)
         faults = [first.get(cell.cell) for cell in cells]
-        verdicts = cell_verdicts(
-            cells, _baseline(cells, first), faults, over_off, checks_only=run.header.checks_only
+        results += with_verdicts(
+            cells,
+            [_result(cell, trusted=cell.cell not in first) for cell in cells],
+            _baseline(cells, first),
+            faults,
+            over_off,
+            checks_only=run.header.checks_only,
         )
-        results += [_result(*both) for both in zip(cells, verdicts, strict=True)]
     parts = tuple(gathered), tuple(effects), tuple(violations), tuple(results)
     found = Analysis(run, *parts)
     if run.header.spec.draft_counts is None:
@@ -102,22 +108,23 @@ def _by_tokens(cell: CellResult, rates: Mapping[int, Rate]) -> CellResult:
     rate = rates.get(cell.cell.drafts or 0)
     if rate is None or cell.verdict in (Verdict.INVALID, Verdict.INEFFECTIVE):
         return cell
-    found = rate.ratio, rate.low, rate.high, rate.verdict
+    found = rate.ratio, rate.low, rate.high, rate.verdict, rate.groups
     if cell.nwor_mode != NworMode.OFF:
         if cell.interleaved is None:  # its values were not compared
             return cell
         verdict = rate.stage_verdict or str(Verdict.AMBIGUOUS)
-        found = rate.stage_ratio, rate.stage_low, rate.stage_high, verdict
-    ratio, low, high, verdict = found
+        groups = rate.stage_groups or 0
+        found = rate.stage_ratio, rate.stage_low, rate.stage_high, verdict, groups
+    ratio, low, high, verdict, groups = found
+    sure = None
+    if ratio is not None and low is not None and high is not None:
+        sure = from_ends(ratio, low, high, groups)
     return replace(
         cell,
         verdict=verdict,
         reason=None if ratio is not None else cell.reason,
-        tokens_per_s_ratio=ratio,
-        tokens_per_s_ratio_low=None,
-        tokens_per_s_ratio_high=None,
-        tokens_per_s_ratio_simultaneous_low=low,
-        tokens_per_s_ratio_simultaneous_high=high,
+        rate=None if ratio is None else Interval.unbounded(ratio, groups),
+        sure_rate=sure,
     )
 
 
@@ -128,17 +135,14 @@ def noise_floor(cells: Sequence[CellResult]) -> dict[str, Any] | None:
     below `floor` may be noise. Both are fractions.
     """
     for cell in cells:
-        low, high = cell.ratio_ci_low, cell.ratio_ci_high
-        if cell.arm == AA and low is not None and high is not None:
+        if cell.arm == AA and cell.ratio is not None and cell.ratio.is_bounded:
             return {
                 "cell": cell.label,
                 "compared": cell.compared,
                 "blocks": cell.batches,
-                "ratio": cell.ratio_to_off,
-                "low": low,
-                "high": high,
-                "half_width": (high - low) / 2,
-                "floor": max(abs(low - 1), abs(high - 1)),
+                **flat(cell.ratio),
+                "half_width": cell.ratio.half_width,
+                "floor": cell.ratio.distance,
                 "smallest_effect": cell.smallest_effect,
                 "verdict": cell.verdict,
                 **({} if cell.interleaved is None else {"groups": cell.groups}),
@@ -154,7 +158,8 @@ def _baseline(cells: Sequence[CellData], violations: Mapping[Cell, str]) -> Cell
     return None
 
 
-def _result(cell: CellData, cell_verdict: CellVerdict) -> CellResult:
+def _result(cell: CellData, *, trusted: bool) -> CellResult:
+    """Counts and times, not yet compared; `trusted` if the counts add up."""
     return CellResult(
         pair=cell.cell.pair,
         nwor_mode=cell.cell.nwor_mode,
@@ -172,8 +177,9 @@ def _result(cell: CellData, cell_verdict: CellVerdict) -> CellResult:
         **_counts(cell),
         **_bytes(cell),
         **_acceptance(cell),
-        **_times(cell, trusted=cell_verdict.verdict != Verdict.INVALID),
-        **vars(cell_verdict),
+        **_times(cell, trusted=trusted and cell.parity != Verdict.INVALID),
+        ratio=None,
+        verdict=OPEN,
     )
 
 

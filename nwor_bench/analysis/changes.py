@@ -33,7 +33,6 @@ from nwor_bench.records.cell import ADAPTIVE, Cell
 from nwor_bench.records.types import CellResult
 from nwor_bench.stats.interval import Interval, combined, quotient
 from nwor_bench.stats.paired import MIN_BLOCKS, paired_ratio
-from nwor_bench.stats.robust import from_ends
 
 ByBlock = Mapping[int, float]
 
@@ -86,12 +85,10 @@ def time_change(base: StoredRun, new: StoredRun, cell: Cell) -> Change | None:
 def ratio_change(base: StoredRun, new: StoredRun, cell: Cell) -> Change | None:
     """Change of the cell's ratio to off x off; None if a run has no such ratio."""
     before, after = base.cells[cell], new.cells[cell]
-    if before.ratio_to_off is None or after.ratio_to_off is None:
+    if before.ratio is None or after.ratio is None:
         return None
     if before.interleaved == after.interleaved == WINDOWS and before.compared == after.compared:
-        sides = [(c.ratio_to_off, c.ratio_ci_low, c.ratio_ci_high) for c in (before, after)]
-        if (interleaved := _of_groups(after.compared, sides, before, after)) is not None:
-            return interleaved
+        return _of_groups(str(after.compared), before.ratio, after.ratio, before, after)
     for measure in (WINDOW_MS, LATENCY_MS):
         below, above = _ratios(base, cell, measure), _ratios(new, cell, measure)
         if below and above:
@@ -101,25 +98,15 @@ def ratio_change(base: StoredRun, new: StoredRun, cell: Cell) -> Change | None:
 
 def work_change(before: CellResult, after: CellResult) -> Change | None:
     """Change of the ratio of the GPU's own work; None if a run has no such ratio."""
-    sides = [(c.work_ratio, c.work_ratio_ci_low, c.work_ratio_ci_high) for c in (before, after)]
-    return _of_groups(WORK_MS, sides, before, after)
+    if before.work is None or after.work is None:
+        return None
+    return _of_groups(WORK_MS, before.work, after.work, before, after)
 
 
 def _of_groups(
-    measure: str | None,
-    sides: Sequence[tuple[float | None, float | None, float | None]],
-    before: CellResult,
-    after: CellResult,
-) -> Change | None:
-    """Change of two ratios of neighbouring windows; None if a run has none."""
-    known = [
-        from_ends(ratio, low, high, cell.groups)
-        for (ratio, low, high), cell in zip(sides, (before, after), strict=True)
-        if ratio is not None and low is not None and high is not None and cell.groups is not None
-    ]
-    if len(known) < 2 or measure is None:
-        return None
-    below, above = known
+    measure: str, below: Interval, above: Interval, before: CellResult, after: CellResult
+) -> Change:
+    """Change of two ratios of neighbouring windows."""
     ratio, interval = above.value / below.value, quotient(above, below)
     return Change(measure, ratio, interval, False, before.batches, after.batches)
 

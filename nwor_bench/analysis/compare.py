@@ -362,7 +362,7 @@ def _why_no_number(cell: CellChange, by: DecideBy) -> str:
     missing = [
         name
         for name, side in (("BASE", cell.base), ("NEW", cell.new))
-        if side is None or side.ratio_to_off is None
+        if side is None or side.ratio is None
     ]
     if cell.cell.drafts is not None:
         return "too few groups of windows in a run, or too few requests of the same text"

@@ -123,13 +123,13 @@ class Evidence:
         return [
             (cell, self.effects[cell.cell])
             for cell in self.cells
-            if cell.cell in self.effects and cell.interleaved and cell.ratio_to_off is not None
+            if cell.cell in self.effects and cell.interleaved and cell.ratio is not None
         ]
 
     @property
     def windows_decide(self) -> bool:
         """True if every ratio is that of neighbouring windows."""
-        compared = [cell for cell in self.cells if cell.ratio_to_off is not None]
+        compared = [cell for cell in self.cells if cell.ratio is not None]
         return bool(compared) and all(cell.interleaved == WINDOWS for cell in compared)
 
     @property
@@ -252,8 +252,8 @@ def _aa_differs(evidence: Evidence) -> Iterator[Case]:
                 "Find what is not deterministic in the engine. Try other --engine-args or another "
                 "--dtype.",
             )
-        if arm.verdict in (Verdict.FASTER, Verdict.SLOWER):
-            ratio = _bounds(arm.ratio_to_off, arm.ratio_ci_low, arm.ratio_ci_high)
+        if arm.ratio is not None and arm.verdict in (Verdict.FASTER, Verdict.SLOWER):
+            ratio = _interval(arm.ratio)
             switching = ""
             if arm.interleaved == WINDOWS and sham_windows(evidence.run)[SWITCHED]:
                 switching = " It switches as stage does, so switching itself may bias every ratio."
@@ -263,7 +263,7 @@ def _aa_differs(evidence: Evidence) -> Iterator[Case]:
 def _few_groups(evidence: Evidence) -> Iterator[Case]:
     few = [c for c in evidence.cells if c.groups is not None and c.groups < MIN_GROUPS]
     if few:
-        decide = " Whole batches decide." if any(c.ratio_ci_low is not None for c in few) else ""
+        decide = " Whole batches decide." if any(c.half_width is not None for c in few) else ""
         listed = ", ".join(f"{cell.label} {cell.groups}" for cell in few)
         yield Case({"least": MIN_GROUPS, "groups": listed, "decide": decide})
 
@@ -286,7 +286,7 @@ def _ineffective(evidence: Evidence) -> Iterator[Case]:
 
 def _ambiguous(evidence: Evidence) -> Iterator[Case]:
     for cell in evidence.cells:
-        if cell.verdict == Verdict.AMBIGUOUS and cell.ratio_to_off is not None and cell.arm != AA:
+        if cell.verdict == Verdict.AMBIGUOUS and cell.ratio is not None and cell.arm != AA:
             effect = cell.smallest_effect
             least = "" if effect is None else f" Smallest visible effect: {_percent(effect)}."
             remedy = None
@@ -357,9 +357,8 @@ def _no_graph(evidence: Evidence) -> Iterator[Case]:
 def _windows_disagree(evidence: Evidence) -> Iterator[Case]:
     for cell, effect in evidence.interleaved:
         if effect.decisive is not None and cell.interleaved != WINDOWS:
-            batches = _bounds(cell.ratio_batches, cell.ratio_batches_low, cell.ratio_batches_high)
-            yield Case({"windows": _interval(effect.decisive.robust), "batches": batches},
-                       cell.label)  # fmt: skip
+            whole = "" if cell.whole is None else _interval(cell.whole)
+            yield Case({"windows": _interval(effect.decisive.robust), "batches": whole}, cell.label)
 
 
 def _carry_over(evidence: Evidence) -> Iterator[Case]:
@@ -542,11 +541,7 @@ def _percent(share: float) -> str:
 
 
 def _interval(ratio: Interval) -> str:
-    return _bounds(ratio.value, ratio.low, ratio.high)
-
-
-def _bounds(ratio: float | None, low: float | None, high: float | None) -> str:
-    return f"{ratio:.4f} [{low:.4f}, {high:.4f}]"
+    return f"{ratio.value:.4f} [{ratio.low:.4f}, {ratio.high:.4f}]"
 
 
 _K, _NOTE, _WARNING = FindingKind, Severity.NOTE, Severity.WARNING

@@ -1,9 +1,12 @@
 """A cell's summary and its possible verdicts."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING, ClassVar
 
 from nwor_bench.records.cell import Cell, NworMode, ScvMode, recorded_cell
+from nwor_bench.stats.interval import Interval
 
 
 class Verdict(StrEnum):
@@ -17,6 +20,62 @@ class Verdict(StrEnum):
     """Its output was compared, and nothing was timed, as asked."""
     INEFFECTIVE = "INEFFECTIVE"
     INVALID = "INVALID"
+
+
+_HIGH = "High end of it."
+
+_INTERVAL_COLUMNS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "ratio": {
+        "ratio_to_off": ("ratio.value", "Time over that of off x off on the same prompts; None for "
+                         "off x off itself, INEFFECTIVE and INVALID."),
+        "ratio_ci_low": ("ratio.low", "Low end of the ratio's own 95 % interval."),
+        "ratio_ci_high": ("ratio.high", _HIGH),
+    },
+    "sure": {
+        "p_value": ("ratio.p_value", "Of the ratio's own interval."),
+        "p_value_holm": ("sure.p_value", "The same, adjusted for the number of compared cells."),
+        "smallest_effect": (
+            "", "Smallest relative effect that the run could detect in this cell."),
+        "ratio_simultaneous_low": (
+            "sure.low", "Low end of the interval that holds for all compared cells at once."),
+        "ratio_simultaneous_high": ("sure.high", _HIGH),
+    },
+    "whole": {
+        "ratio_batches": ("whole.value", "Ratio of whole batches, in an interleaved run."),
+        "ratio_batches_low": ("whole.low", "Low end of its 95 % interval."),
+        "ratio_batches_high": ("whole.high", _HIGH),
+    },
+    "rate": {
+        "tokens_per_s_ratio": ("rate.value", "Output tokens per second of decoding over those of "
+                               "off x off, from the same groups or blocks (see "
+                               "`analysis.throughput`). Time per output token over that of "
+                               "off x off is 1 / this."),
+        "tokens_per_s_ratio_low": ("rate.low", "Low end of its own 95 % interval."),
+        "tokens_per_s_ratio_high": ("rate.high", _HIGH),
+    },
+    "sure_rate": {
+        "tokens_per_s_ratio_simultaneous_low": (
+            "sure_rate.low", "Low end of its interval that holds for all compared cells at once."),
+        "tokens_per_s_ratio_simultaneous_high": ("sure_rate.high", _HIGH),
+    },
+    "work": {
+        "work_ratio": ("work.value", "The GPU's own work over that of off x off (forward, sample, "
+                       "mask and commit on the device's clock), in the groups behind the ratio; "
+                       "None if windows were not interleaved on a GPU."),
+        "work_ratio_ci_low": ("work.low", "Low end of its own 95 % interval."),
+        "work_ratio_ci_high": ("work.high", _HIGH),
+    },
+}  # fmt: skip
+"""Columns at the place of an interval's field: the part that each holds, and its meaning.
+
+`smallest_effect` is computed.
+"""
+
+_PARTS = {
+    column: part.split(".")
+    for columns in _INTERVAL_COLUMNS.values()
+    for column, (part, _) in columns.items()
+}
 
 
 @dataclass(frozen=True)
@@ -74,13 +133,8 @@ class CellResult:
     """Mean `wall_ms` of the windows of whole batches, or of interleaved ones if there are none."""
     tokens_per_s: float | None
     """Output tokens per second of the batches' time."""
-    ratio_to_off: float | None
-    """Time over that of off x off on the same prompts; None for off x off itself, INEFFECTIVE and
-    INVALID."""
-    ratio_ci_low: float | None
-    """Low end of the ratio's own 95 % interval."""
-    ratio_ci_high: float | None
-    """High end of it."""
+    ratio: Interval | None
+    """Time over that of off x off."""
     parity: str | None
     """"reference", "exact", "explained" (only ties differ), "acceptance only", "INVALID"; None if
     not checked."""
@@ -117,16 +171,8 @@ class CellResult:
     """The cell's windows behind a ratio of "window_ms"."""
     unmatched_windows: int | None = None
     """Windows of both cells that such a ratio leaves out."""
-    p_value: float | None = None
-    """Of the ratio's own interval."""
-    p_value_holm: float | None = None
-    """The same, adjusted for the number of compared cells."""
-    smallest_effect: float | None = None
-    """Smallest relative effect that the run could detect in this cell."""
-    ratio_simultaneous_low: float | None = None
-    """Low end of the interval that holds for all compared cells at once."""
-    ratio_simultaneous_high: float | None = None
-    """High end of it."""
+    sure: Interval | None = None
+    """The ratio's interval that holds for all compared cells at once; its p value is Holm's."""
     simultaneous_cells: int | None = None
     """Number of compared cells."""
     interleaved: str | None = None
@@ -134,12 +180,8 @@ class CellResult:
     None if not interleaved."""
     groups: int | None = None
     """Groups of neighbouring windows behind the ratio."""
-    ratio_batches: float | None = None
-    """Ratio of whole batches, in an interleaved run."""
-    ratio_batches_low: float | None = None
-    """Low end of its 95 % interval."""
-    ratio_batches_high: float | None = None
-    """High end of it."""
+    whole: Interval | None = None
+    """Time of whole batches over that of off x off, in an interleaved run."""
     ttft_ms_p50: float | None = None
     """Median of the time to first token."""
     ttft_ms_p95: float | None = None
@@ -154,40 +196,48 @@ class CellResult:
     """99th percentile of the time per output token."""
     counts_from: str | None = None
     """Phase of the batches that were counted: "timed", or "gate" if none was timed."""
-    tokens_per_s_ratio: float | None = None
-    """Output tokens per second of decoding over those of off x off, from the same groups or blocks
-    (see `analysis.throughput`). Time per output token over that of off x off is 1 / this."""
-    tokens_per_s_ratio_low: float | None = None
-    """Low end of its own 95 % interval."""
-    tokens_per_s_ratio_high: float | None = None
-    """High end of it."""
-    tokens_per_s_ratio_simultaneous_low: float | None = None
-    """Low end of its interval that holds for all compared cells at once."""
-    tokens_per_s_ratio_simultaneous_high: float | None = None
-    """High end of it."""
+    rate: Interval | None = None
+    """Output tokens per second over those of off x off."""
+    sure_rate: Interval | None = None
+    """The rate's interval that holds for all compared cells at once."""
     tokens_per_s_clock: str | None = None
     """The time behind it: "wall_ms" (windows of groups, host clock), "window_ms" or "latency_ms"
     (whole batches)."""
     tokens_per_s_noise: str | None = None
     """What scatters most in it: "acceptance" (accepted drafts differ by chance) or "time"."""
-    work_ratio: float | None = None
-    """The GPU's own work over that of off x off (forward, sample, mask and commit on the device's
-    clock), in the groups behind the ratio; None if windows were not interleaved on a GPU."""
-    work_ratio_ci_low: float | None = None
-    """Low end of its own 95 % interval."""
-    work_ratio_ci_high: float | None = None
-    """High end of it."""
+    work: Interval | None = None
+    """Time of the GPU's own work over that of off x off."""
     state_bytes_committed: int | None = None
     """Bytes of the recurrent states that commits wrote, one a request, layer and window."""
     state_bytes_avoided: int | None = None
     """Bytes of those that stock would have written beside them."""
 
+    INTERVAL_COLUMNS: ClassVar = _INTERVAL_COLUMNS
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, column: str) -> float | None:
+            """A part of an interval by its column's name, for files and notebooks."""
+            if column not in _PARTS:
+                raise AttributeError(column)
+            name, part = _PARTS[column]
+            interval = getattr(self, name)
+            known = interval is not None and (part == "value" or interval.is_bounded)
+            return getattr(interval, part) if known else None
+
     @property
     def half_width(self) -> float | None:
         """Half the ratio's interval, a fraction; None if there is none."""
-        if self.ratio_ci_low is None or self.ratio_ci_high is None:
+        return self.ratio.half_width if self.ratio and self.ratio.is_bounded else None
+
+    @property
+    def smallest_effect(self) -> float | None:
+        """Smallest relative effect that the run could detect in this cell."""
+        from nwor_bench.stats.multiple import smallest_change  # numpy
+
+        if self.ratio is None or not self.ratio.is_bounded:
             return None
-        return (self.ratio_ci_high - self.ratio_ci_low) / 2
+        return smallest_change(self.ratio, self.simultaneous_cells or 1)
 
     @property
     def label(self) -> str:

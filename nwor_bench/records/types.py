@@ -4,6 +4,7 @@ Records are frozen and plain (numbers, strings, tuples), so that they cross proc
 borders and JSON without their types. A value that was not measured is None, never 0.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from typing import Any
@@ -215,11 +216,16 @@ class BatchRecord:
 
 
 def columns(record_type: type) -> list[str]:
-    """Field names of a record type, in their fixed order (the CSV header)."""
+    """Field names of a record type, in their fixed order (the CSV header).
+
+    Parts of an interval stand at the place of its field.
+    """
     first: tuple[str, ...] = getattr(record_type, "FIRST_COLUMNS", ())
     last: tuple[str, ...] = getattr(record_type, "LAST_COLUMNS", ())
     placed = {*first, *last, *getattr(record_type, "NO_COLUMNS", ())}
-    return [*first, *(f.name for f in fields(record_type) if f.name not in placed), *last]
+    parts: Mapping[str, Iterable[str]] = getattr(record_type, "INTERVAL_COLUMNS", {})
+    between = (f.name for f in fields(record_type) if f.name not in placed)
+    return [*first, *(column for name in between for column in parts.get(name, (name,))), *last]
 
 
 def to_dict(record: Any) -> dict[str, Any]:

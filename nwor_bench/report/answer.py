@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from nwor_bench.analysis.cell_data import OFF_BY_CHOICE
 from nwor_bench.analysis.effects import WORK_MS, Split
@@ -19,11 +20,11 @@ from nwor_bench.report.text import (
     joined,
     plural,
     signed,
-    sure_bounds,
-    sure_rates,
+    sure_rate,
+    sure_ratio,
 )
+from nwor_bench.stats.interval import Interval
 from nwor_bench.stats.multiple import ratio_at_once
-from nwor_bench.stats.robust import from_ends
 
 CPU_SENTENCE = "On a CPU these times measure the harness, not NWOR."
 MEASURED_ON_CPU = Callout(
@@ -227,13 +228,13 @@ def _timed(
         best, text = faster[0], f"{subject} pays here"
     elif found := _having(Verdict.AMBIGUOUS, cells):
         best = found[0]
-        if best.ratio_to_off is None:
+        if best.ratio is None:
             why = best.reason or "nothing was compared"
             return Answer(best.verdict, f"{_unknown(subject)}: {why}.", best)
         text = f"this run does not show whether {subject} pays"
         by_work = [cell for cell in found if work_differs(cell, arm)]
         if by_work:
-            best = min(by_work, key=lambda cell: cell.work_ratio or 1.0)
+            best = min(by_work, key=lambda cell: cell.work.value if cell.work else 1.0)
             text = f"{''.join(_work(best))}; this host hides it"
     elif found := _having(Verdict.SAME, cells):
         best, text = found[0], f"{no} makes no difference of more than {100 * DEFAULT_MARGIN:g} %"
@@ -246,11 +247,11 @@ def _timed(
 
 def _lead(cell: CellResult) -> str:
     """`+2.9 % tokens/s [2.7, 3.1] with stage x graph`; the time if tokens/s is not known."""
-    rate, bounds = cell.tokens_per_s_ratio, sure_rates(cell)
-    if rate is None:
+    if cell.rate is None:
         return f"{_time(cell)} with {cell.label}"
-    text = f"{signed(rate, bounds, 'tokens/s')} with {cell.label}"
-    open_ = bounds is None or bounds[0] <= 1 <= bounds[1]
+    sure = sure_rate(cell)
+    text = f"{signed(cell.rate.value, sure, 'tokens/s')} with {cell.label}"
+    open_ = sure is None or sure.holds(1)
     if open_ and cell.verdict in (Verdict.FASTER, Verdict.SLOWER):
         text += f", undecided because {_SCATTER[cell.tokens_per_s_noise or TIME]}"
     return text
@@ -261,27 +262,20 @@ def work_differs(cell: CellResult, arm: CellResult | None) -> bool:
     own, noise = _sure_work(cell), None if arm is None else _sure_work(arm)
     if own is None or noise is None or cell.parity is None:
         return False
-    ratio, low, high = own
-    return not low <= 1 <= high and abs(ratio - 1) > max(abs(end - 1) for end in noise)
+    return not own.holds(1) and abs(own.value - 1) > noise.distance
 
 
-def _sure_work(cell: CellResult) -> tuple[float, float, float] | None:
+def _sure_work(cell: CellResult) -> Interval | None:
     """The work's ratio, with the interval that is valid for the best cell."""
-    ratio, low, high = cell.work_ratio, cell.work_ratio_ci_low, cell.work_ratio_ci_high
-    if ratio is None or low is None or high is None or cell.groups is None:
-        return None
-    own = from_ends(ratio, low, high, cell.groups)
-    sure = ratio_at_once(own, cell.simultaneous_cells or 1)
-    return ratio, sure.low, sure.high
+    return cell.work and ratio_at_once(cell.work, cell.simultaneous_cells or 1)
 
 
 def _work(cell: CellResult) -> Iterator[str]:
     """`the GPU's work falls by 1.52 % +- 0.10`; nothing if it was not timed."""
-    known = _sure_work(cell)
-    if known is not None:
-        ratio, low, high = known
-        verb = "falls" if ratio < 1 else "grows"
-        yield f"the GPU's work {verb} by {100 * abs(ratio - 1):.2f} % +- {50 * (high - low):.2f}"
+    sure = _sure_work(cell)
+    if sure is not None:
+        verb, size = "falls" if sure.value < 1 else "grows", 100 * abs(sure.value - 1)
+        yield f"the GPU's work {verb} by {size:.2f} % +- {100 * sure.half_width:.2f}"
 
 
 _SCATTER = {ACCEPTANCE: "accepted drafts differ by chance", TIME: "the host's times scatter"}
@@ -289,15 +283,15 @@ _SCATTER = {ACCEPTANCE: "accepted drafts differ by chance", TIME: "the host's ti
 
 def _time(cell: CellResult) -> str:
     """`time of a window -2.8 % [-3.0, -2.6]`, with the interval that is valid for the best cell."""
-    assert cell.ratio_to_off is not None
+    assert cell.ratio is not None
     step = compared_time([cell]).replace(" per ", " of a ")
-    return f"{step} {signed(cell.ratio_to_off, sure_bounds(cell))}"
+    return f"{step} {signed(cell.ratio.value, sure_ratio(cell))}"
 
 
 def _details(cell: CellResult, parts: Sequence[Split]) -> Iterator[str]:
     """What stands behind the first number, and how sure it is."""
-    if cell.tokens_per_s_ratio is not None:
-        yield f"TPOT {signed(1 / cell.tokens_per_s_ratio)}"
+    if cell.rate is not None:
+        yield f"TPOT {signed(1 / cell.rate.value)}"
         yield _time(cell)
     yield from _work(cell)
     for part in parts:
@@ -305,7 +299,7 @@ def _details(cell: CellResult, parts: Sequence[Split]) -> Iterator[str]:
             of_work = " of the work" if part.clock == WORK_MS else ""
             attention, writes = signed(part.attention.value), signed(part.writes.value)
             yield f"attention {attention}, writes {writes}{of_work}"
-    if sure_bounds(cell) is not None:
+    if sure_ratio(cell) is not None:
         yield ", ".join(filter(None, ["95 % intervals", corrected(cell)]))
     if cell.verdict in (Verdict.FASTER, Verdict.SLOWER) and holds_one(cell):
         yield "only Holm's correction shows that there is a difference"
@@ -317,8 +311,8 @@ def _details(cell: CellResult, parts: Sequence[Split]) -> Iterator[str]:
 
 def holds_one(cell: CellResult) -> bool:
     """True if the cell's interval for all cells at once contains 1, or there is none."""
-    bounds = sure_bounds(cell)
-    return bounds is None or bounds[0] <= 1 <= bounds[1]
+    sure = sure_ratio(cell)
+    return sure is None or sure.holds(1)
 
 
 def _unknown(subject: str) -> str:
@@ -328,4 +322,4 @@ def _unknown(subject: str) -> str:
 def _having(verdict: Verdict, cells: Sequence[CellResult]) -> list[CellResult]:
     """The cells of a verdict, the lowest ratio first."""
     own = [cell for cell in cells if cell.verdict == verdict]
-    return sorted(own, key=lambda cell: (cell.ratio_to_off is None, cell.ratio_to_off or 0.0))
+    return sorted(own, key=lambda cell: cell.ratio.value if cell.ratio else inf)

@@ -18,10 +18,11 @@ from nwor_bench.report.text import (
     compared_time,
     count,
     decimal,
+    interval,
     percent,
-    ratio,
     work_change,
 )
+from nwor_bench.stats.interval import flat
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,15 +80,15 @@ def _outputs(cells: Sequence[CellResult]) -> Table:
 
 def _verdicts(cells: Sequence[CellResult]) -> Table:
     """With the GPU's work if it was timed; and the change of tokens per second, if that fits."""
-    if any(cell.work_ratio for cell in cells):
+    if any(cell.work for cell in cells):
         heads = ["Cell", "Verdict", "Step over off x off [95 % interval]", "Work, %", "Tokens/s"]
         rows = [
-            [c.label, c.verdict, ratio(c), work_change(c), _change_of_rate(c) or _rate(c)]
+            [c.label, c.verdict, interval(c.ratio), work_change(c), _change_of_rate(c) or _rate(c)]
             for c in cells
         ]
         return table(heads, rows, numbers_from=2, caption=f"{_caption_of(cells)}. {WORK_NOTE}")
     full = _verdict_table(cells, [_rate(cell) for cell in cells])
-    if any(cell.tokens_per_s_ratio for cell in cells) and fits(full, _TERMINAL):
+    if any(cell.rate for cell in cells) and fits(full, _TERMINAL):
         return replace(full, caption=f"{full.caption}. {RATE_NOTE}")
     return _verdict_table(cells, [decimal(cell.tokens_per_s) for cell in cells])
 
@@ -96,7 +97,7 @@ def _verdict_table(cells: Sequence[CellResult], rates: Sequence[str] = ()) -> Ta
     """Without tokens/s (`rates`) on a CPU, where they would pass for NWOR's."""
     own: Sequence[Sequence[str]] = [[rate] for rate in rates] or [[]] * len(cells)
     rows = [
-        [c.label, c.verdict, ratio(c), decimal(c.window_ms_mean, 2), *rate,
+        [c.label, c.verdict, interval(c.ratio), decimal(c.window_ms_mean, 2), *rate,
          percent(c.acceptance_rate)]
         for c, rate in zip(cells, own, strict=True)
     ]  # fmt: skip
@@ -119,8 +120,7 @@ def _rate(cell: CellResult) -> str:
 
 
 def _change_of_rate(cell: CellResult) -> str:
-    ratio_to_off = cell.tokens_per_s_ratio
-    return "" if ratio_to_off is None else f"{100 * (ratio_to_off - 1):+.1f} %"
+    return "" if cell.rate is None else f"{100 * (cell.rate.value - 1):+.1f} %"
 
 
 def cell_section(cells: Sequence[CellResult]) -> Section:
@@ -167,12 +167,12 @@ def _tokens(cells: Sequence[CellResult]) -> Table:
 
 def interval_figure(cells: Sequence[CellResult], margin: float) -> Figure | None:
     """Ratios to off x off, the noise band around 1 and the margin of SAME; None without ratios."""
-    shown = [cell for cell in cells if cell.ratio_to_off is not None]
+    shown = [cell for cell in cells if cell.ratio is not None]
     if not shown:
         return None
     floor = (noise_floor(cells) or {}).get("floor")
     time = compared_time(cells)
-    words = "; ".join(f"{c.label} {ratio(c)}, {c.verdict}" for c in shown)
+    words = "; ".join(f"{c.label} {interval(c.ratio)}, {c.verdict}" for c in shown)
 
     def draw(canvas: "Canvas") -> None:
         axes, soft = canvas.subplots(), colour("soft")
@@ -207,14 +207,13 @@ def _draw_marks(axes: "Axes", cells: Sequence[CellResult]) -> None:
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     for verdict, marker in VERDICT_MARKS.items():
-        own = [(row, c, c.ratio_to_off or 0.0) for row, c in enumerate(cells)
-               if c.verdict == verdict]  # fmt: skip
+        own = [(row, c.ratio) for row, c in enumerate(cells) if c.verdict == verdict and c.ratio]
         if own:
-            reach = [[at - (c.ratio_ci_low or at) for _, c, at in own],
-                     [(c.ratio_ci_high or at) - at for _, c, at in own]]  # fmt: skip
+            reach = [[r.value - r.low if r.is_bounded else 0.0 for _, r in own],
+                     [r.high - r.value if r.is_bounded else 0.0 for _, r in own]]  # fmt: skip
             tint = colour(verdict.lower())
             axes.errorbar(
-                [at for _, _, at in own], [row for row, _, _ in own], xerr=reach, label=verdict,
+                [r.value for _, r in own], [row for row, _ in own], xerr=reach, label=verdict,
                 fmt=marker, color=tint, mfc="none" if marker == "D" else tint, ms=8, mew=2, lw=2,
                 capsize=4, ls="none", clip_on=False,
             )  # fmt: skip
@@ -224,8 +223,7 @@ def _range(cells: Sequence[CellResult], reach: float) -> tuple[float, float]:
     """Wide enough for every interval, the margin and the noise band, with a little room."""
     values = [1 - reach, 1 + reach]
     for cell in cells:
-        ends = (cell.ratio_to_off, cell.ratio_ci_low, cell.ratio_ci_high)
-        values += [value for value in ends if value is not None]
+        values += [value for value in flat(cell.ratio).values() if value is not None]
     room = 0.05 * (max(values) - min(values))
     return max(0.0, min(values) - room), max(values) + room
 

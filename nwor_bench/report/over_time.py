@@ -85,8 +85,8 @@ def _ratios(analysis: Analysis) -> list[Panel]:
     for cell in analysis.cells:
         dots = merged(ratios_in_order(analysis, cell))
         if len(dots) >= LEAST:
-            ends = (cell.ratio_ci_low, cell.ratio_ci_high)
-            band = None if ends[0] is None or ends[1] is None else (ends[0], ends[1])
+            ratio = cell.ratio
+            band = (ratio.low, ratio.high) if ratio is not None and ratio.is_bounded else None
             panels.append(Panel(cell.label, cell.verdict.lower(), dots, band))
     return panels
 
@@ -116,7 +116,7 @@ def _table(ratios: Sequence[Panel], rates: Sequence[Panel]) -> Table:
 
 def ratios_in_order(analysis: Analysis, cell: CellResult) -> list[float]:
     """Ratios of the groups or blocks that the cell's ratio comes from; empty without a ratio."""
-    if cell.ratio_to_off is None:
+    if cell.ratio is None:
         return []
     if cell.interleaved == WINDOWS:
         return [exp(effect) for effect in effects_over_off(analysis.effects)[cell.cell].effects]

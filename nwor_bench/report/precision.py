@@ -12,11 +12,12 @@ from nwor_bench.report.text import (
     NOT_MEASURED,
     change,
     count,
+    interval,
     joined,
     p_value,
     percent,
     plural,
-    with_bounds,
+    sure_ratio,
 )
 from nwor_bench.stats.interval import Interval
 
@@ -108,10 +109,10 @@ def _windows_and_batches(effects: Sequence[PairEffect], results: dict[Cell, Cell
         rows.append([
             _pair_name(effect),
             NOT_MEASURED if own is None else own.interleaved or NOT_MEASURED,
-            _bounds(found.robust if found else None),
-            _bounds(effect.work),
-            NOT_MEASURED if own is None else _batches(own),
-            _bounds(effect.carry_over) if effect.carry_over else UNTESTED,
+            interval(found.robust if found else None, _DIGITS),
+            interval(effect.work, _DIGITS),
+            interval(own.whole if own else None, _DIGITS),
+            interval(effect.carry_over, _DIGITS) if effect.carry_over else UNTESTED,
             count(len(effect.groups)),
             count(sum(effect.left_out.values())),
         ])  # fmt: skip
@@ -121,26 +122,13 @@ def _windows_and_batches(effects: Sequence[PairEffect], results: dict[Cell, Cell
     return table(heads, rows, numbers_from=2, caption=caption)
 
 
-def _batches(cell: CellResult) -> str:
-    if cell.ratio_batches is None:
-        return NOT_MEASURED
-    low, high = cell.ratio_batches_low, cell.ratio_batches_high
-    return with_bounds(cell.ratio_batches, low, high, _DIGITS)
-
-
-def _bounds(ratio: Interval | None) -> str:
-    if ratio is None:
-        return NOT_MEASURED
-    return with_bounds(ratio.value, ratio.low, ratio.high, _DIGITS)
-
-
 def _part(ratio: Interval) -> str:
     return f"{change(ratio.value)} +- {100 * ratio.half_width:.2f}"
 
 
 def _split_table(parts: Sequence[Split]) -> Table:
     rows = [
-        [part.cell.label, name, over, _bounds(ratio), change(ratio.value)]
+        [part.cell.label, name, over, interval(ratio, _DIGITS), change(ratio.value)]
         for part in parts
         for name, over, ratio in (
             ("total", f"{part.cell.label} / off x off", part.total),
@@ -159,9 +147,9 @@ def _ratios(cells: Sequence[CellResult]) -> Table:
     rows = [
         [c.label, c.compared or NOT_MEASURED, count(c.matched_windows),
          count(c.unmatched_windows), percent(c.half_width, 2), percent(c.smallest_effect, 2),
-         p_value(c.p_value_holm if c.p_value_holm is not None else c.p_value)]
+         p_value(sure.p_value if (sure := sure_ratio(c)) else None)]
         for c in cells
-        if c.ratio_to_off is not None
+        if c.ratio is not None
     ]  # fmt: skip
     heads = ["Cell", "Compared", "Matched windows", "Left out", "Interval +-",
              "Smallest visible effect", "p"]  # fmt: skip

@@ -105,7 +105,7 @@ def _how_sure(found: Answer, analysis: Analysis) -> Iterator[str]:
         yield "Sure: a wrong output or count is a fact, not noise."
         return
     cell = found.cell
-    if cell is None or cell.ratio_to_off is None:
+    if cell is None or cell.ratio is None:
         return
     why = "its interval excludes 1."
     if holds_one(cell):

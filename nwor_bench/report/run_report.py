@@ -279,7 +279,7 @@ def limits(run: RunData, cells: Sequence[CellResult]) -> tuple[str, ...]:
 def _attention(run: RunData, cells: Sequence[CellResult]) -> Iterator[str]:
     """Only interleaved windows with the control separate the effects of attention and writes."""
     split = any(c.nwor_mode == NworMode.CONTROL and c.interleaved == WINDOWS for c in cells)
-    staged = any(cell.nwor_mode == NworMode.STAGE and cell.ratio_to_off for cell in cells)
+    staged = any(cell.nwor_mode == NworMode.STAGE and cell.ratio for cell in cells)
     if staged and not split and not on_cpu(run.header):
         yield (
             "Mode stage changes two things: drafts are not written, and attention is nwor-bench's "
@@ -294,7 +294,7 @@ def _work(run: RunData, cells: Sequence[CellResult]) -> Iterator[str]:
         unequal = [
             cell.label
             for cell in cells
-            if cell.ratio_to_off is not None and cell.output_tokens != baseline.output_tokens
+            if cell.ratio is not None and cell.output_tokens != baseline.output_tokens
         ]
         if unequal:
             yield (

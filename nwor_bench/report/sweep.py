@@ -23,7 +23,7 @@ from nwor_bench.report.document import (
     table,
 )
 from nwor_bench.report.run_report import answer_of
-from nwor_bench.report.text import NOT_MEASURED, plural, ratio, work_change
+from nwor_bench.report.text import NOT_MEASURED, interval, plural, work_change
 from nwor_bench.report.worth import worth_blocks
 from nwor_bench.report.worth_answer import worth_answer
 
@@ -84,7 +84,7 @@ class SweptRun:
     @property
     def compared(self) -> tuple[CellResult, ...]:
         """Cells with a ratio, but for A/A."""
-        return tuple(c for c in self.cells if c.arm != AA and c.ratio_to_off is not None)
+        return tuple(c for c in self.cells if c.arm != AA and c.ratio is not None)
 
     def cell(self, label: str) -> CellResult | None:
         """The cell of that name."""
@@ -202,7 +202,7 @@ def _worth_document(
 def _extremes(runs: Sequence[SweptRun]) -> str:
     """The lowest and the highest of the ratios that the runs' answers rest on."""
     own = [(run.answer.cell, run) for run in runs if run.answer and run.answer.cell]
-    rated = [(cell.ratio_to_off, cell, run) for cell, run in own if cell.ratio_to_off is not None]
+    rated = [(cell.ratio.value, cell, run) for cell, run in own if cell.ratio]
     if len(rated) < 2:
         return ""
     axes = varying(runs)
@@ -232,7 +232,7 @@ def _answers(runs: Sequence[SweptRun]) -> Table:
         cell = run.answer.cell if run.answer else None
         rated = [NOT_MEASURED] * 3
         if cell is not None:
-            rated = [cell.label, ratio(cell), work_change(cell)]
+            rated = [cell.label, interval(cell.ratio), work_change(cell)]
         badge = run.answer.badge if run.answer else run.status
         rows.append([f"{run.number}: {label_of_run(run, axes)}", badge, *rated])
     heads = ["Run", "Answer", "Cell", "Time over off x off [95 % interval]", "GPU's work, %"]
@@ -257,7 +257,7 @@ def _value(cell: CellResult | None) -> str:
     if cell is None:
         return NOT_MEASURED
     verdict = str(cell.verdict)
-    return verdict if cell.ratio_to_off is None else f"{verdict} {ratio(cell)}"
+    return verdict if cell.ratio is None else f"{verdict} {interval(cell.ratio)}"
 
 
 def _chance(runs: Sequence[SweptRun]) -> str:

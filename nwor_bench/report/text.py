@@ -7,6 +7,7 @@ from typing import Any
 
 from nwor_bench.analysis.paired import LATENCY_MS
 from nwor_bench.records.types import CellResult
+from nwor_bench.stats.interval import Interval
 
 NOT_MEASURED = "–"  # noqa: RUF001 - an en dash is meant
 """Shown for a missing value (the glossary lists why one may be missing); CSV files have ""."""
@@ -67,11 +68,12 @@ NARROW = 0.004
 """Narrower intervals are written with four digits."""
 
 
-def ratio(cell: CellResult) -> str:
-    """The ratio with its interval: `1.059 [1.054, 1.063]`."""
-    if cell.ratio_to_off is None:
+def interval(found: Interval | None, digits: int | None = None) -> str:
+    """A ratio with its interval as `with_bounds` writes it; no brackets if it is unbounded."""
+    if found is None:
         return NOT_MEASURED
-    return with_bounds(cell.ratio_to_off, cell.ratio_ci_low, cell.ratio_ci_high)
+    low, high = (found.low, found.high) if found.is_bounded else (None, None)
+    return with_bounds(found.value, low, high, digits)
 
 
 def with_bounds(
@@ -87,37 +89,28 @@ def with_bounds(
     return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
-def sure_bounds(cell: CellResult) -> tuple[float, float] | None:
+def sure_ratio(cell: CellResult) -> Interval | None:
     """The interval that is valid for the best of several cells; None without one.
 
     It is the simultaneous one, or the cell's own for A/A and runs that did not store it.
     """
-    return _first_interval(
-        (cell.ratio_simultaneous_low, cell.ratio_simultaneous_high),
-        (cell.ratio_ci_low, cell.ratio_ci_high),
-    )
+    return _first_bounded(cell.sure, cell.ratio)
 
 
 def work_change(cell: CellResult) -> str:
     """Change of the GPU's work in per cent, with half its interval: `-1.52 +- 0.10`."""
-    low, high = cell.work_ratio_ci_low, cell.work_ratio_ci_high
-    if cell.work_ratio is None or low is None or high is None:
+    if cell.work is None:
         return NOT_MEASURED
-    return f"{100 * (cell.work_ratio - 1):+.2f} +- {50 * (high - low):.2f}"
+    return f"{100 * (cell.work.value - 1):+.2f} +- {100 * cell.work.half_width:.2f}"
 
 
-def sure_rates(cell: CellResult) -> tuple[float, float] | None:
-    """The same of tokens per second."""
-    return _first_interval(
-        (cell.tokens_per_s_ratio_simultaneous_low, cell.tokens_per_s_ratio_simultaneous_high),
-        (cell.tokens_per_s_ratio_low, cell.tokens_per_s_ratio_high),
-    )
+def sure_rate(cell: CellResult) -> Interval | None:
+    """`sure_ratio` of tokens per second."""
+    return _first_bounded(cell.sure_rate, cell.rate)
 
 
-def _first_interval(*bounds: tuple[float | None, float | None]) -> tuple[float, float] | None:
-    """The first whose ends are both known."""
-    known = ((low, high) for low, high in bounds if low is not None and high is not None)
-    return next(known, None)
+def _first_bounded(*intervals: Interval | None) -> Interval | None:
+    return next((found for found in intervals if found is not None and found.is_bounded), None)
 
 
 def corrected(cell: CellResult) -> str:
@@ -163,12 +156,13 @@ def compared_time(cells: Sequence[CellResult]) -> str:
     return "time per batch" if compared == {LATENCY_MS} else "time per window"
 
 
-def signed(ratio: float, bounds: tuple[float, float] | None = None, unit: str = "") -> str:
+def signed(ratio: float, sure: Interval | None = None, unit: str = "") -> str:
     """A ratio as `+2.9 % tokens/s [2.7, 3.1]`; two decimals below 1 % or for a narrow interval."""
-    fine = abs(ratio - 1) < 0.01 or (bounds is not None and bounds[1] - bounds[0] < NARROW)
-    point, *ends = (f"{100 * (each - 1):.{2 if fine else 1}f}" for each in (ratio, *(bounds or ())))
+    fine = abs(ratio - 1) < 0.01 or (sure is not None and sure.high - sure.low < NARROW)
+    ends = () if sure is None else (sure.low, sure.high)
+    point, *reach = (f"{100 * (each - 1):.{2 if fine else 1}f}" for each in (ratio, *ends))
     text = " ".join(filter(None, [f"{'' if ratio < 1 else '+'}{point} %", unit]))
-    return f"{text} [{', '.join(ends)}]" if ends else text
+    return f"{text} [{', '.join(reach)}]" if reach else text
 
 
 def change(ratio: float) -> str:

@@ -130,7 +130,7 @@ def _stage_note(measured: MeasuredWorth) -> Iterator[Paragraph]:
     staged = measured.staged
     if not staged:
         return
-    reasons = Counter(cell.reason for cell in staged.values() if cell.tokens_per_s_ratio is None)
+    reasons = Counter(cell.reason for cell in staged.values() if cell.rate is None)
     left = [f"{plural(number, 'cell')}: {reason}" for reason, number in reasons.items() if reason]
     without = f" Without a ratio: {'; '.join(left)}." if left else ""
     modes = joined(sorted({f"{c.nwor_mode} x {c.scv_mode}" for c in staged.values()}))

@@ -202,7 +202,7 @@ def half_widths(run: RunData, done: int) -> list[float | None]:
     from nwor_bench.analysis.analyse import analyse  # imports scipy: half a second
 
     cells = analyse(_as_of(run, done)).cells
-    return [cell.half_width for cell in cells if cell.ratio_to_off is not None]
+    return [cell.half_width for cell in cells if cell.ratio is not None]
 
 
 def _as_of(run: RunData, done: int) -> RunData:

@@ -76,12 +76,11 @@ def chosen_among_two(first: float, second: float) -> list[CellResult]:
     """Two FASTER cells by ratio; the first's interval for all cells holds 1, the second's not."""
     both = {"stage x off": (first, 1.001), "stage x graph": (second, 0.999)}
     return [
-        replace(cell, verdict="FASTER", ratio_to_off=both[cell.label][0], ratio_ci_low=0.9,
-                ratio_ci_high=0.9985, ratio_simultaneous_low=0.89,
-                ratio_simultaneous_high=both[cell.label][1])
+        replace(cell, verdict="FASTER", ratio=from_ends(both[cell.label][0], 0.9, 0.9985, 8),
+                sure=from_ends(both[cell.label][0], 0.89, both[cell.label][1], 8))
         if cell.label in both
-        else replace(cell, ratio_to_off=0.9995, verdict="SAME")
-        if cell.ratio_to_off is not None
+        else replace(cell, ratio=replace(cell.ratio, value=0.9995), verdict="SAME")
+        if cell.ratio is not None
         else cell
         for cell in summarised(faster())
     ]  # fmt: skip
@@ -189,9 +188,10 @@ CASES: Mapping[str, Callable[[], RunData]] = {
 
 CHANGED_CELLS: Mapping[str, Callable[[], list[CellResult]]] = {
     **{f"tokens undecided by {why}": lambda why=why: [
-        replace(cell, tokens_per_s_ratio_simultaneous_low=0.998, tokens_per_s_noise=why)
+        replace(cell, tokens_per_s_noise=why,
+                sure_rate=cell.sure_rate and replace(cell.sure_rate, low=0.998))
         for cell in summarised(faster())] for why in ("acceptance", "time")},
-    "no tokens/s": lambda: [replace(c, tokens_per_s_ratio=None) for c in summarised(faster())],
+    "no tokens/s": lambda: [replace(c, rate=None) for c in summarised(faster())],
     "best of those sure for all": lambda: chosen_among_two(0.94, 0.95),
     "sure only by Holm": lambda: [
         cell for cell in chosen_among_two(0.94, 0.95) if cell.label != "stage x graph"],

@@ -21,7 +21,8 @@ from nwor_bench.records.types import CellResult
 from nwor_bench.report.answer import answer
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.questions import questions
-from nwor_bench.report.text import change_range, signed, sure_rates, with_bounds
+from nwor_bench.report.text import change_range, signed, with_bounds
+from nwor_bench.stats.robust import from_ends
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -45,11 +46,10 @@ def test_the_answer_names_the_best_cell_its_effect_and_its_interval():
     run = faster()
     cells = summarised(run)
     best = named(cells, "stage x graph")
-    assert best.ratio_to_off == min(c.ratio_to_off for c in cells if c.ratio_to_off is not None)
-    low, high = best.ratio_simultaneous_low, best.ratio_simultaneous_high
-    assert low < best.ratio_ci_low < best.ratio_ci_high < high < 1
-    time = f"time of a window {signed(best.ratio_to_off, (low, high))}"
-    rate = signed(best.tokens_per_s_ratio, sure_rates(best), "tokens/s")
+    assert best.ratio.value == min(c.ratio.value for c in cells if c.ratio is not None)
+    assert best.sure.low < best.ratio.low < best.ratio.high < best.sure.high < 1
+    time = f"time of a window {signed(best.ratio.value, best.sure)}"
+    rate = signed(best.rate.value, best.sure_rate, "tokens/s")
     sentence = answer(run.header, cells).sentence
     assert sentence.startswith(f"{rate} with stage x graph: NWOR pays here (TPOT -2.")
     assert f"; {time}; 95 % intervals, corrected for 5 compared cells)" in sentence
@@ -60,8 +60,8 @@ def test_one_compared_cell_needs_no_correction():
     two = {("off", "off"), ("stage", "graph")}
     run = kept(run, lambda record: (record.nwor_mode, record.scv_mode) in two)
     best = named(summarised(run), "stage x graph")
-    assert best.ratio_simultaneous_low == pytest.approx(best.ratio_ci_low, rel=1e-12)
-    assert best.ratio_simultaneous_high == pytest.approx(best.ratio_ci_high, rel=1e-12)
+    assert best.sure.low == pytest.approx(best.ratio.low, rel=1e-12)
+    assert best.sure.high == pytest.approx(best.ratio.high, rel=1e-12)
     sentence = answer(run.header, summarised(run)).sentence
     assert sentence.endswith("; 95 % intervals).")
     assert "corrected" not in " ".join([sentence, *told(run).values()])
@@ -87,7 +87,7 @@ def test_more_blocks_are_advised_by_the_square_of_the_effect():
     ],
 )
 def test_signed_changes_have_digits_that_fit(ratio, bounds, text):
-    assert signed(ratio, bounds, "x") == text
+    assert signed(ratio, bounds and from_ends(ratio, *bounds, 8), "x") == text
 
 
 @pytest.mark.parametrize(

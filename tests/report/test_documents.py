@@ -88,7 +88,7 @@ def shown(run) -> str:
 
 
 def test_a_run_that_only_checks_has_no_table_of_times():
-    cells = [replace(c, batches=0, ratio_to_off=None, verdict=Verdict.CHECKED)
+    cells = [replace(c, batches=0, ratio=None, verdict=Verdict.CHECKED)
              for c in summarised(make_run())]  # fmt: skip
     text = render_markdown(Document("", (), (cell_section(cells),)))
     assert "Tokens and fallbacks" in text

@@ -123,6 +123,8 @@ def meanings(record_type: type) -> dict[str, str]:
                     ast.Expr(value=ast.Constant(value=str(said))),
                 ):
                     found[name] = " ".join(said.split()).replace('"', "'")
+    for parts in getattr(record_type, "INTERVAL_COLUMNS", {}).values():
+        found |= {column: meaning for column, (_, meaning) in parts.items()}
     return found
 
 

@@ -14,7 +14,9 @@ from nwor_bench.report.cells import RATE_NOTE, cell_section, first_blocks
 from nwor_bench.report.document import Bullets, Document, Figure, Headline, Section, Table, table
 from nwor_bench.report.run_report import summary
 from nwor_bench.report.terminal import print_document, print_path
-from nwor_bench.report.text import ratio
+from nwor_bench.report.text import interval
+from nwor_bench.stats.interval import Interval
+from nwor_bench.stats.robust import from_ends
 
 
 def printed(document: Document, width: int = 80, *, quiet: bool = False) -> str:
@@ -42,9 +44,7 @@ def big_cells() -> list[CellResult]:
             nwor_fallback_count=1_234_567,
             latency_ms_p50=123_456.7,
             tokens_per_s=98_765.4,
-            ratio_to_off=11.111,
-            ratio_ci_low=10.222,
-            ratio_ci_high=12.333,
+            ratio=from_ends(11.111, 10.222, 12.333, 8),
         )
         for cell in summarised(make_run())
     ]
@@ -66,13 +66,13 @@ def test_tables_fit_and_cut_no_number(cells, width):
         assert cell.verdict in row
         assert f"{cell.tokens_per_s:,.1f}" in row
         assert f"{cell.nwor_total_staged:,}" in details
-        if cell.ratio_to_off is not None:
-            assert ratio(cell) in row
+        if cell.ratio is not None:
+            assert interval(cell.ratio) in row
 
 
 def test_the_change_of_tokens_stands_beside_them_if_that_fits():
     cells = [
-        replace(cell, tokens_per_s=1449.7, tokens_per_s_ratio=cell.ratio_to_off and 1.0204)
+        replace(cell, tokens_per_s=1449.7, rate=cell.ratio and Interval.unbounded(1.0204, 8))
         for cell in summarised(faster())
     ]
     for shown, text in ((cells, "1,450 +2.0 %"), (big_cells(), "98,765.4")):

@@ -25,10 +25,10 @@ def worst_of(codes: Iterable[ExitCode]) -> ExitCode:
     return max(codes, key=order.index, default=ExitCode.OK)
 
 
-MOST_LISTED = 50
+MAX_LISTED = 50
 """Names that a refusal lists; more, such as vLLM's arguments, would fill a screen."""
 
-MOST_BESIDE_A_NEAR_ONE = 30
+MAX_BESIDE_A_NEAR_ONE = 30
 """Names that it lists if it offers one of them."""
 
 
@@ -58,7 +58,7 @@ class BenchError(Exception):
         return cls(f"{field}{joint}{problem}")._about(str(field), value, near)
 
     def within(self, place: object) -> Self:
-        """The same error, with message and field after a place: a line, one of many runs."""
+        """This error, with message and field after a place: a line, one of many runs."""
         field = f"{place}: {self.field}" if self.field else str(place)
         return type(self)(f"{place}: {self}")._about(field, self.value, self.near)
 
@@ -82,7 +82,7 @@ class ConfigError(BenchError):
         """Refuse an unknown name and offer the nearest known one, or all if they are few."""
         names = sorted(map(str, known))
         hint, near = nearest(value, names)
-        most = MOST_BESIDE_A_NEAR_ONE if near else MOST_LISTED
+        most = MAX_BESIDE_A_NEAR_ONE if near else MAX_LISTED
         listed = f"known: {', '.join(names)}" if len(names) <= most else ""
         problem = f"unknown name {value!r}; {hint}{listed or f'there are {len(names)} names'}"
         return cls.at(field, problem, value, near=near)

@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Self
 
-from nwor_bench.engine.protocol import BatchOutput, GreedyOutput, Kept, Pair, Sampling, Span
+from nwor_bench.engine.protocol import BatchOutput, GreedyOutput, Kept, KeptPair, Sampling, Span
 from nwor_bench.engine.readings import VllmCounters
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.cell import INTERLEAVED
@@ -25,7 +25,7 @@ INTERLEAVED_WINDOWS = 60
 """An interleaved batch runs on behind its requests' ends: vLLM counts its first WINDOWS windows."""
 
 OWN_ERROR = 0.01
-"""Of rows of mode off against itself."""
+"""Error of rows of mode off against itself."""
 
 Tokens = tuple[tuple[int, ...], ...]
 
@@ -90,7 +90,7 @@ class FakeKvCache:
         self.kept[name] = (self.cell, tuple(spans))
         return Kept(self.unreadable)
 
-    def compare(self, name: str, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+    def compare(self, name: str, pairs: Sequence[KeptPair]) -> list[dict[str, Any]]:
         cell, spans = self.kept[name]
         for i, other, j, _ in pairs:
             assert self.kept[other][1][j] == spans[i]
@@ -264,7 +264,7 @@ class FakeEngine:
         return [[{**facts, "layers": layers}]]
 
     def path_of(self, cell: Cell, step: int) -> str | None:
-        """As under full graphs: a checked window is never ready, nor is the first one."""
+        """Path under full graphs: a checked window is never ready, nor is the first one."""
         if cell.nwor_mode is NworMode.OFF:
             return None
         if cell.nwor_mode is NworMode.CONTROL:

@@ -28,7 +28,7 @@ class Scales(NamedTuple):
     query: Tensor | None = None
     """None: queries are not quantised."""
     key: Tensor | None = None
-    """Of latent layers: the whole row's."""
+    """Scale of K; in latent layers of the whole row."""
     value: Tensor | None = None
 
 

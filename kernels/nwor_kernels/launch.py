@@ -104,7 +104,7 @@ def _binary_of(given: object) -> object:
 
 @cache
 def starts_early(device: torch.device) -> bool:
-    """Whether a kernel may start while the one before it still finishes.
+    """True if a kernel may start while the one before it still finishes.
 
     Programmatic dependent launch, from Hopper on: the kernel then waits (`gdc_wait`) before it
     reads anything, but its start-up is already done.

@@ -15,7 +15,7 @@ MAX_COLUMNS = 2048
 """Widest tile in elements; wider rows are spread over several programs."""
 
 
-class Tiling(NamedTuple):
+class Tiles(NamedTuple):
     """How a launch cuts [rows, width] into programs, and how many warps each has."""
 
     tokens: int
@@ -24,7 +24,7 @@ class Tiling(NamedTuple):
     num_warps: int
 
 
-def tiling(num_rows: int, width: int, tokens: int) -> Tiling:
+def tiling(num_rows: int, width: int, tokens: int) -> Tiles:
     """Cut `num_rows` rows of `width` elements into tiles of about `tokens` rows.
 
     Short rows are gathered until a program has something to do. There is always one program:
@@ -33,7 +33,7 @@ def tiling(num_rows: int, width: int, tokens: int) -> Tiling:
     columns = min(triton.next_power_of_2(width), MAX_COLUMNS)
     tokens = max(tokens, min(1024 // columns, triton.next_power_of_2(max(num_rows, 1))))
     grid = (max(triton.cdiv(num_rows, tokens), 1), triton.cdiv(width, columns))
-    return Tiling(tokens, columns, grid, min(max(tokens * columns // 256, 1), 4))
+    return Tiles(tokens, columns, grid, min(max(tokens * columns // 256, 1), 4))
 
 
 def check_chunk(num_rows: int) -> int:

@@ -40,7 +40,7 @@ class Analysis:
     gathered: tuple[CellData, ...]
     """The records by cell, in `cell_order`."""
     effects: tuple[PairEffect, ...]
-    """Of interleaved pairs; empty for a run of whole batches."""
+    """Effects of interleaved pairs; empty for a run of whole batches."""
     violations: tuple[Violation, ...]
     """Counts that do not add up."""
     cells: tuple[CellResult, ...]
@@ -271,12 +271,12 @@ def _known_sum(values: Sequence[int | None]) -> int | None:
     return sum(known) if known else None
 
 
-LEAST_SAMPLES = {50: 1, 95: 20, 99: 100}
+MIN_SAMPLES = {50: 1, 95: 20, 99: 100}
 """Samples that a percentile needs: below, it would be one of the largest values."""
 
 METRICS = ("ttft", "tpot")
 
-PERCENTILES = tuple(f"{metric}_ms_p{point}" for metric in METRICS for point in LEAST_SAMPLES)
+PERCENTILES = tuple(f"{metric}_ms_p{point}" for metric in METRICS for point in MIN_SAMPLES)
 """Names of the percentiles in batches.csv, cells.csv and JSON."""
 
 
@@ -292,5 +292,5 @@ def request_percentiles(batches: Sequence[BatchRecord]) -> dict[str, float | Non
         if len(samples[metric]) >= least
         else None
         for metric in METRICS
-        for point, least in LEAST_SAMPLES.items()
+        for point, least in MIN_SAMPLES.items()
     }

@@ -23,7 +23,7 @@ from math import log, log1p
 import numpy as np
 
 from nwor_bench.analysis.cell_data import CellData
-from nwor_bench.analysis.draft_tokens import MIN_REQUESTS, by_prompt, named_rates, requests_of
+from nwor_bench.analysis.draft_tokens import MIN_PROMPTS, by_prompt, named_rates, requests_of
 from nwor_bench.analysis.effects import WINDOWS, WORK_MS
 from nwor_bench.analysis.engine_times import adaptive_tokens
 from nwor_bench.analysis.paired import LATENCY_MS, WINDOW_MS, pair_times
@@ -230,7 +230,7 @@ def _tokens_change(base: Measured, new: Measured, k: int) -> Interval | None:
     pairs = [(before[prompt][k], after[prompt][k]) for prompt in prompts]
     if pairs and all(one == other for one, other in pairs):
         return Interval.of(0.0, 0.0, 1, len(pairs))
-    if len(pairs) < MIN_REQUESTS:
+    if len(pairs) < MIN_PROMPTS:
         return None
     left_out = [_log_change([*pairs[:n], *pairs[n + 1 :]]) for n in range(len(pairs))]
     error = ((len(pairs) - 1) * float(np.var(left_out))) ** 0.5  # the jackknife's

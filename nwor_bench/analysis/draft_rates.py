@@ -71,7 +71,7 @@ class Worth:
     """The smallest batch size of each class, by its largest, if classes were measured."""
 
     best_staged: Mapping[int, int] = field(default_factory=dict)
-    """As `best` if the server stages; empty if no count was staged."""
+    """`best` if the server stages; empty if no count was staged."""
 
     by_engines: bool = False
     """Each draft count had an engine of its own: none changed its count."""
@@ -96,7 +96,7 @@ class Worth:
 
     @property
     def staged_schedule(self) -> list[list[int]]:
-        """The same of a server that stages."""
+        """The schedule of a server that stages."""
         return schedule_of(self.best_staged, self.least)
 
 
@@ -148,7 +148,7 @@ class AtSize:
     requests: int
     """The class's largest size."""
     least: int
-    """Its smallest."""
+    """The class's smallest size."""
     times: Mapping[int | None, Interval]
     """Log time of a window over that at k = 0 by draft count; None: k = 0 against itself."""
     tokens: Tokens
@@ -203,7 +203,7 @@ def worth_at(sizes: Sequence[AtSize], counts: Sequence[int], texts: int) -> Wort
 
 
 _NONE = Interval.of(0.0, 0.0, 1, 0)
-"""Of the time at k = 0 over itself."""
+"""Log of the time at k = 0 over itself."""
 
 
 def _best(sizes: Sequence[AtSize], counts: Sequence[int]) -> int:

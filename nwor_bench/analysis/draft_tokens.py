@@ -22,7 +22,7 @@ from nwor_bench.records.types import BatchRecord, Phase, WindowRecord
 from nwor_bench.stats.interval import Interval
 from nwor_bench.stats.robust import Values
 
-MIN_REQUESTS = 3
+MIN_PROMPTS = 3
 """Fewest prompts whose acceptance gives an interval."""
 
 
@@ -133,7 +133,7 @@ def same_places(run: RunData) -> tuple[int, int]:
 
 
 def _by_place(windows: Sequence[WindowRecord]) -> Iterator[tuple[int, int, int]]:
-    """Of one request's windows: the token at which each began, its drafts and the accepted ones."""
+    """By window of one request: the token at which it began, its drafts and the accepted ones."""
     at = 1  # the prefill gave the first
     for window in windows:
         yield at, window.draft_tokens, window.accepted_tokens
@@ -183,7 +183,7 @@ class Tokens:
             return None if tokens is None else Interval.of(log(tokens), 0.0, 1, number)
         if self._rates is not None:
             return Interval.of(self._log(k) - self._log(other), 0.0, 1, number)
-        if number < MIN_REQUESTS:
+        if number < MIN_PROMPTS:
             return None
         left_out = self._logs_without(k) - self._logs_without(other)
         variance = (number - 1) * float(np.var(left_out))  # the jackknife's

@@ -198,16 +198,16 @@ def _pair_order(pair: Pair) -> tuple[object, ...]:
     return (cell_order(pair.treated), cell_order(pair.reference))
 
 
-LEAST_GROUPS = 20
+MIN_CLOCK_GROUPS = 20
 
 
 def correlation_of_clocks(groups: Sequence[Group]) -> float | None:
     """Spearman's rank correlation of the groups' effects on the device's and the host's clock.
 
-    None below LEAST_GROUPS, without a device's clock, or if a clock shows no scatter.
+    None below MIN_CLOCK_GROUPS, without a device's clock, or if a clock shows no scatter.
     """
     both = [(group.device, group.host) for group in groups if group.device is not None]
-    if len(both) < LEAST_GROUPS:
+    if len(both) < MIN_CLOCK_GROUPS:
         return None
     device, host = zip(*both, strict=True)
     if len(set(device)) == 1 or len(set(host)) == 1:

@@ -31,7 +31,7 @@ from nwor_bench.stats.interval import Interval
 from nwor_bench.stats.paired import mean_of
 from nwor_bench.stats.robust import robust_location
 
-LEAST_FULL = 0.75
+MIN_FULL = 0.75
 """Share of a batch's requests that a group needs."""
 
 
@@ -111,7 +111,7 @@ def times_of(own: Measured) -> dict[Arm, Interval]:
         found = {(k, False): time for k, time in block_times(own.run).items()}
     for effect in own.effects:
         if effect.pair.is_over_stock:
-            full = [g for g in effect.groups if g.num_reqs >= LEAST_FULL * own.requests]
+            full = [g for g in effect.groups if g.num_reqs >= MIN_FULL * own.requests]
             both = [g.device if effect.clock == DEVICE_MS else g.host for g in full]
             known = [value for value in both if value is not None]
             if known:

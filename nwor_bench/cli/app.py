@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from nwor_bench import __version__
-from nwor_bench.cli.command import Command, Group, examples, missing_module
+from nwor_bench.cli.command import Command, CommandGroup, examples, missing_module
 from nwor_bench.cli.commands import (
     compare,
     doctor,
@@ -26,7 +26,7 @@ from nwor_bench.cli.commands import (
 from nwor_bench.errors import BenchError, ConfigError, DeviceDiedError, ExitCode
 
 
-class _Commands(Group):
+class _Commands(CommandGroup):
     """Prints a message when a command is interrupted by Ctrl-C."""
 
     def invoke(self, ctx: Any) -> Any:

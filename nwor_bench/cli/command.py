@@ -43,7 +43,7 @@ class Command(TyperCommand):
         super().format_help(ctx, formatter)
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group of commands of the same kind."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

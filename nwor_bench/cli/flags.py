@@ -100,6 +100,6 @@ def written_on(context: typer.Context) -> dict[str, Any]:
 
 
 def of_holders(flags: Mapping[str, Any], *holders: type) -> dict[str, Any]:
-    """Those of a command's flags that these classes declare."""
+    """A command's flags that these classes declare."""
     wanted = [name for holder in holders for name in names(declared(holder))]
     return {name: flags[name] for name in wanted if name in flags}

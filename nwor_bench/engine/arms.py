@@ -33,7 +33,7 @@ from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.experiment import Engines
 
 GPU_SHARE = 0.9
-"""Of a GPU's memory, shared out as gpu_memory_utilization: vLLM refuses to start with less than
+"""Share of a GPU's memory, split as gpu_memory_utilization: vLLM refuses to start with less than
 that free, and sizes nothing by it, as kv_cache_memory_bytes is set."""
 
 IDLE_S = 0.3
@@ -163,7 +163,7 @@ class ChildEngine:
         self._answer()
 
     def kv_cache(self) -> Any:
-        """Its KV cache, whose methods are called there too."""
+        """The engine's KV cache, whose methods are called there too."""
         return _Remote(self, "_kv_cache.")
 
     def __getattr__(self, name: str) -> Any:

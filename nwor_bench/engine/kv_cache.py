@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from nwor_bench.engine.protocol import Kept, Pair, Span
+from nwor_bench.engine.protocol import Kept, KeptPair, Span
 from nwor_bench.errors import EngineError
 
 
@@ -31,7 +31,7 @@ class _KeptTensors:
         same = {i: n for i, n in first.items() if all(rank.get(i) == n for rank in others)}
         return Kept(unreadable, same)
 
-    def compare(self, name: str, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+    def compare(self, name: str, pairs: Sequence[KeptPair]) -> list[dict[str, Any]]:
         return self._rpc_all("nwor_compare", self._kind, name, [list(pair) for pair in pairs])
 
     def drop(self, names: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from nwor_bench.records.window_order import WindowOrder
 Span = tuple[int, int]
 """First position of a request and the one behind the last."""
 
-Pair = tuple[int, str, int, int]
+KeptPair = tuple[int, str, int, int]
 """(request of this set, other set, its request there, length of its prompt, 0 for states)."""
 
 
@@ -32,7 +32,7 @@ class KeptTensors(Protocol):
     def keep(self, name: str, spans: Sequence[Span] = ()) -> Kept:
         """Keep those of the last batch's requests: K/V rows of these spans, or copied states."""
 
-    def compare(self, name: str, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+    def compare(self, name: str, pairs: Sequence[KeptPair]) -> list[dict[str, Any]]:
         """One dict per rank: `errors` per layer, and of rows `checked` and `unknown` positions."""
 
     def drop(self, names: Sequence[str]) -> None:
@@ -154,7 +154,7 @@ class Engine(Protocol):
         """
 
     def kv_cache(self) -> KvCache:
-        """Its KV cache, to be read back between batches."""
+        """The engine's KV cache, to be read back between batches."""
 
     def close(self) -> None:
         """Release the engine's memory."""

@@ -65,7 +65,7 @@ SPAN = 36
 PATIENCE = 16
 """Steps that a group may take to begin: where each step has a prefill only spans are left."""
 
-KEPT = 1024
+MAX_KEPT = 1024
 """Groups and spans of a class of batch sizes and draft count that a server keeps: the latest. Of so
 many an estimate takes 2 ms of a core."""
 

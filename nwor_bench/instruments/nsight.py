@@ -32,7 +32,7 @@ class Profiler:
     reads: tuple[str, ...]
     """Command line that prints its report, without the report."""
     read_key: str
-    """Its key in JSON."""
+    """The report's key in JSON."""
     no_report: str
     """What to check if it ended without a report."""
 
@@ -68,7 +68,7 @@ EXTRA_PLACE = "/usr/local/cuda/bin"
 PROGRAM = (sys.executable, "-c", "from nwor_bench.cli.app import main; main()")
 
 _STDERR = 2
-"""Its file descriptor, which a child process gets as stdout."""
+"""File descriptor of stderr, which a child process gets as stdout."""
 
 
 class ToolUnavailable(ConfigError):

@@ -44,7 +44,7 @@ INTERVAL_NS = 50_000
 OLDEST = (13, 4)
 """Oldest cupti-python (and libcupti) with PM sampling."""
 
-MOST_SAMPLES = 400_000
+MAX_SAMPLES = 400_000
 """Most samples in one decode; each takes 3.2 kB of host memory."""
 
 FLAG = "--counters dram"
@@ -142,8 +142,8 @@ class PmSampler:
         """
         self._collector.stop()
         room = int(seconds * 1e9 / self.interval_ns * 1.1) + 1000
-        if room > MOST_SAMPLES:
-            most = MOST_SAMPLES * self.interval_ns / 1.1e9
+        if room > MAX_SAMPLES:
+            most = MAX_SAMPLES * self.interval_ns / 1.1e9
             raise unavailable(
                 f"a batch took {seconds:.0f} s and at most {most:.0f} s can be sampled; "
                 "write fewer --max-new-tokens or --requests"

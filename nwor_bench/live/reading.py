@@ -18,7 +18,7 @@ from urllib.request import urlopen
 
 from nwor_bench.analysis.draft_rates import AtSize, Rate, SpanTokens, Worth, worth_at
 from nwor_bench.errors import BenchError, ConfigError
-from nwor_bench.instruments.draft_counts import KEPT
+from nwor_bench.instruments.draft_counts import MAX_KEPT
 from nwor_bench.records.header import PairFacts
 from nwor_bench.records.window_order import ALL
 from nwor_bench.stats.interval import Interval
@@ -266,7 +266,7 @@ def _interval(values: Mapping[str, float], name: str, count: int) -> Interval | 
     if name not in values:
         return None
     ends = (values[name], values[f"{name}_low"], values[f"{name}_high"])
-    return from_ends(*ends, min(count, KEPT))
+    return from_ends(*ends, min(count, MAX_KEPT))
 
 
 def _by_reason(samples: Sequence[Any], name: str, **labels: str) -> dict[str, int]:

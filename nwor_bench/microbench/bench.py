@@ -25,8 +25,8 @@ from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.instruments import environment
 from nwor_bench.instruments.conditions import ConditionMonitor
 from nwor_bench.microbench import report
-from nwor_bench.microbench.cases import ON_A_GPU, OURS, PEER, Group, Spec, expand
-from nwor_bench.microbench.report import Row, Status
+from nwor_bench.microbench.cases import ON_A_GPU, OURS, PEER, InputGroup, Spec, expand
+from nwor_bench.microbench.report import KernelRow, Status
 from nwor_bench.records import files
 from nwor_bench.report.terminal import print_document, print_path
 from nwor_bench.workload.stopping import FIRST_LOOK, StoppingRule
@@ -57,20 +57,20 @@ class Bench:
     """What times the groups."""
 
     spec: Spec
-    contenders: Callable[[Group], Sequence[Contender]]
+    contenders: Callable[[InputGroup], Sequence[Contender]]
     """Makes a group's inputs, ours first; raises OutOfMemoryError if they do not fit."""
     timer: Callable[[Sequence[Call]], Replay]
     throttled_ms: Callable[[], float | None] = lambda: None
     """Time so far in which power or temperature lowered the clocks; None: unknown."""
 
 
-def run_groups(bench: Bench, groups: Iterable[Group]) -> list[Row]:
+def run_groups(bench: Bench, groups: Iterable[InputGroup]) -> list[KernelRow]:
     """All rows of all groups."""
     rng = random.Random(bench.spec.seed)
     return [row for group in groups for row in _run_group(bench, group, rng)]
 
 
-def _run_group(bench: Bench, group: Group, rng: random.Random) -> list[Row]:
+def _run_group(bench: Bench, group: InputGroup, rng: random.Random) -> list[KernelRow]:
     try:
         contenders = bench.contenders(group)
     except torch.OutOfMemoryError:
@@ -134,8 +134,8 @@ def _measured(contender: Contender, times: Mapping[str, Sequence[float]]) -> dic
     return columns
 
 
-def _row(group: Group, name: str, columns: Mapping[str, Any]) -> Row:
-    return Row(
+def _row(group: InputGroup, name: str, columns: Mapping[str, Any]) -> KernelRow:
+    return KernelRow(
         kernel=group.kernel,
         implementation=name,
         cache_dtype=group.cache_dtype,
@@ -193,7 +193,7 @@ def cuda_bench(spec: Spec) -> tuple[Bench, dict[str, Any]]:
 
     from nwor_bench.microbench.contenders import contenders
 
-    def make(group: Group) -> Sequence[Contender]:
+    def make(group: InputGroup) -> Sequence[Contender]:
         gc.collect()  # graphs hold a group's buffers until they are collected
         torch.cuda.empty_cache()
         torch.manual_seed(spec.seed)

@@ -26,7 +26,7 @@ Kernel = Literal["commit", "verify_attention", "gated_delta"]
 CacheDtype = Literal["bf16", "fp8"]
 
 STATE_DTYPES = ("f32", "bf16")
-"""Of recurrent states; vLLM's `--mamba-ssm-cache-dtype`."""
+"""Dtypes of recurrent states; vLLM's `--mamba-ssm-cache-dtype`."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ NETS = Nets()
 
 
 @dataclass(frozen=True)
-class Group:
+class InputGroup:
     """One set of inputs; None for what the kernel's work does not depend on."""
 
     kernel: Kernel
@@ -192,17 +192,17 @@ class Spec:
     # fmt: on
 
 
-def expand(spec: Spec) -> list[Group]:
+def expand(spec: Spec) -> list[InputGroup]:
     """All groups, kernel by kernel in the given order."""
     none: Sequence[None] = (None,)
-    groups: list[Group] = []
+    groups: list[InputGroup] = []
     for kernel in spec.kernels:
         dtypes = STATE_DTYPES if kernel == "gated_delta" else spec.cache_dtypes
         attends = kernel == "verify_attention"
         heads, contexts = (spec.heads, spec.contexts) if attends else (none, none)
         acceptances = spec.acceptances if kernel == "commit" else none
         groups += [
-            Group(kernel, dtype, window, acceptance, context, each)
+            InputGroup(kernel, dtype, window, acceptance, context, each)
             for dtype, each, window, acceptance, context in product(
                 dtypes, heads, spec.windows, acceptances, contexts
             )

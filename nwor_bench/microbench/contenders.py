@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.microbench.bench import Contender
-from nwor_bench.microbench.cases import OURS, Group, Shape
+from nwor_bench.microbench.cases import OURS, InputGroup, Shape
 from nwor_bench.microbench.inputs import ATTENTION_SCALE, Attention, Call, Commit, NetWindow
 from nwor_kernels.commit.plan import CommitPlan, CommitRows, StagedSources
 from nwor_kernels.gated_delta.launch import StateCommit, verify_window_triton
@@ -192,7 +192,7 @@ def _in_turn(calls: Iterable[Call]) -> Call:
 class Kernel:
     """A kernel: the class of its inputs, with the reference's check, and what does its work."""
 
-    inputs: Callable[[Group, Shape], Any]
+    inputs: Callable[[InputGroup, Shape], Any]
     rows: Mapping[str, Callable[[Any], Call]]
     max_sets: int = 32
 
@@ -224,7 +224,7 @@ KERNELS = {
 }
 
 
-def contenders(group: Group, shape: Shape) -> list[Contender]:
+def contenders(group: InputGroup, shape: Shape) -> list[Contender]:
     """A group's contenders, ours first; inputs are made now, calls when they are bound."""
     kernel = KERNELS[group.kernel]
     first = kernel.inputs(group, shape)

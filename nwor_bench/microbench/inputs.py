@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nwor_bench.microbench.cases import NETS, OURS, Group, Shape
+from nwor_bench.microbench.cases import NETS, OURS, InputGroup, Shape
 from nwor_kernels.attention_step import AttentionStep, Scales, ScoreRules, StepRequests
 from nwor_kernels.commit.reference import LayerCaches, commit_windows_reference
 from nwor_kernels.fp8 import quantize_e4m3
@@ -53,7 +53,7 @@ class KvInputs:
     absent: tuple[str, ...] = ()
     """Contenders that do not exist for this shape."""
 
-    def __init__(self, group: Group, shape: Shape, layers: int, rows: int, first: Tensor):
+    def __init__(self, group: InputGroup, shape: Shape, layers: int, rows: int, first: Tensor):
         self.group, self.shape, self.rows = group, shape, rows
         self.fp8, self.requests = group.cache_dtype == "fp8", group.window.requests
         heads = shape.heads + 2 * shape.kv_heads
@@ -76,7 +76,7 @@ class KvInputs:
 class Commit(KvInputs):
     """A window in every layer; requests start anywhere in a block, some tokens are accepted."""
 
-    def __init__(self, group: Group, shape: Shape):
+    def __init__(self, group: InputGroup, shape: Shape):
         window = group.window
         first = torch.randint(shape.block_size, (window.requests,))
         super().__init__(group, shape, shape.layers, window.drafts, first)
@@ -122,7 +122,7 @@ class Commit(KvInputs):
 class Attention(KvInputs):
     """A step of one layer. The cache holds every token, the window included."""
 
-    def __init__(self, group: Group, shape: Shape):
+    def __init__(self, group: InputGroup, shape: Shape):
         rows, self.context = group.window.drafts + 1, group.context or 0
         super().__init__(group, shape, 1, rows, torch.full((group.window.requests,), self.context))
         self.max_seq_len = max(MAX_SEQ_LEN, self.context + rows)
@@ -191,7 +191,7 @@ class NetWindow:
 
     absent: tuple[str, ...] = ()
 
-    def __init__(self, group: Group, shape: Shape):
+    def __init__(self, group: InputGroup, shape: Shape):
         self.group, self.nets, nets = group, NETS, NETS
         requests, self.window = group.window.requests, group.window.drafts + 1
         tokens, layers = requests * self.window, nets.layers

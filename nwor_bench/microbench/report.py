@@ -44,7 +44,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True)
-class Row:
+class KernelRow:
     """A row of the table; None if not measured."""
 
     kernel: str
@@ -111,7 +111,7 @@ class Result:
     """One kernel run."""
 
     spec: Spec
-    rows: Sequence[Row]
+    rows: Sequence[KernelRow]
     command: str
     facts: Mapping[str, Any]
     """Facts of the device: `gpu`, `l2_bytes`, `copy_gb_per_s`."""
@@ -119,7 +119,7 @@ class Result:
     elapsed_s: float
 
     @property
-    def invalid(self) -> list[Row]:
+    def invalid(self) -> list[KernelRow]:
         """Rows whose implementation gave a wrong result."""
         return [row for row in self.rows if row.status is Status.INVALID]
 
@@ -146,7 +146,7 @@ def significant(value: float | None) -> str:
 def write_files(folder: Path, result: Result) -> list[Path]:
     """Write the three files, replacing older ones. Raises StoreError if that fails."""
     written = {
-        "kernels.csv": to_csv(frame_of(Row, result.rows)),
+        "kernels.csv": to_csv(frame_of(KernelRow, result.rows)),
         "kernels.json": files.document(json_content(result)),
         "kernels.md": render_markdown(document(result)),
     }

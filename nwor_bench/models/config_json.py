@@ -7,7 +7,7 @@ from nwor_bench.models.config_reader import MODEL_BITS, Config, ConfigReader, Ki
 from nwor_bench.models.recurrent import read_state, recurrent_kinds
 from nwor_bench.models.shape import Experts, Heads, Indexer, Layer, Mla, ModelShape
 
-MOST_LAYERS = 10_000
+MAX_LAYERS = 10_000
 """A config.json with more layers than this is taken for a typing error."""
 
 KNOWN_TYPES = {
@@ -129,8 +129,8 @@ class _ShapeReader(ConfigReader):
 
     def layers(self, experts: Experts | None) -> tuple[Layer, ...]:
         count = self.number("num_hidden_layers")
-        if count > MOST_LAYERS:
-            raise self.refusal(f'its "num_hidden_layers" is {count}; write {MOST_LAYERS} or less')
+        if count > MAX_LAYERS:
+            raise self.refusal(f'its "num_hidden_layers" is {count}; write {MAX_LAYERS} or less')
         windows = self.windows(count)
         dense_first = self.whole("first_k_dense_replace")
         step, marked = self.number("decoder_sparse_step", 1), self.marked_sparse(count)
@@ -193,7 +193,7 @@ _EXPANDED = ("minicpm3",)
 
 
 def has_latent_rows(config: Mapping[str, Any]) -> bool:
-    """Whether the cache has one latent row a token, not K and V of heads."""
+    """True if the cache has one latent row a token, not K and V of heads."""
     return config.get("kv_lora_rank") is not None and config.get("model_type") not in _EXPANDED
 
 
@@ -291,7 +291,7 @@ def read_mla(reader: ConfigReader) -> Mla | None:
 
 
 def read_indexer(reader: ConfigReader, family: str) -> Indexer | None:
-    """Of sparse latent attention; with `index_topk_freq` some layers have none of their own."""
+    """Indexer of sparse latent attention; with `index_topk_freq` some layers have none."""
     selected = reader.whole("index_topk")
     if not selected:
         return None

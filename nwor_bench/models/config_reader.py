@@ -308,13 +308,13 @@ def _attends(block: Any) -> bool:
 
 
 def _has_window(config: Config) -> bool:
-    """Whether the config has a window that is used."""
+    """True if the config has a window that is used."""
     asked = not str(config.get("model_type", "")).startswith(_WHEN_ASKED)
     return bool(config.get("sliding_window")) and bool(config.get("use_sliding_window", asked))
 
 
 def slides(config: Config, place: int) -> bool:
-    """Whether layer `place` has the config's window. Raises ValueError for a strange entry."""
+    """True if layer `place` has the config's window. Raises ValueError for a strange entry."""
     if not _has_window(config):
         return False
     family = str(config.get("model_type", ""))

@@ -51,7 +51,7 @@ class MeasuredRow:
     low: float | None
     high: float | None
     verdict: str
-    """That of the run: FASTER, SLOWER, another one if it was undecided, or AS_STOCK."""
+    """Verdict of the run: FASTER, SLOWER, another one if it was undecided, or AS_STOCK."""
 
     @property
     def model(self) -> str:

@@ -65,7 +65,7 @@ class Coming:
         return self._copied is None or has_passed(self._copied)
 
     def lists(self) -> list[list[int]]:
-        """As `read_all` returns them; waits for the copy."""
+        """The counts as `read_all` returns them; waits for the copy."""
         if self._copied is not None:
             self._copied.synchronize()
         return _split([] if self._on_host is None else self._on_host.tolist(), self._wanted)

@@ -30,9 +30,9 @@ class LayerCache:
     kv_cache: Tensor
     head_dim: int
     dtype: torch.dtype
-    """Of its K and V before they are written."""
+    """Dtype of K and V before they are written."""
     slot_row: int = 0
-    """Its row of a window's slots, if these are [groups, N]."""
+    """The layer's row of a window's slots, if these are [groups, N]."""
     scales: tuple[Tensor, Tensor] | None = None
     """K and V scale of an fp8 cache, [1] or [kv_heads] float32."""
 
@@ -167,7 +167,7 @@ def attention_layers(runner: Any) -> TargetLayers:
 
 
 def layers_alone_in_their_memory(runner: Any, names: Sequence[str]) -> set[str]:
-    """Those of these layers to whose cache nothing writes but these layers, alike in shape.
+    """Layers to whose cache nothing writes but these layers, alike in shape.
 
     Layers of several KV-cache groups may lie in the same memory, each in blocks of its own.
     """

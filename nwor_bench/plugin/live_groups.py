@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 
-from nwor_bench.instruments.draft_counts import KEPT, server_counts
+from nwor_bench.instruments.draft_counts import MAX_KEPT, server_counts
 from nwor_bench.records.fallback_reasons import LeftOut
 from nwor_bench.records.metrics import Labels
 from nwor_bench.records.types import WindowRecord
@@ -67,7 +67,7 @@ MODES = Interleaved()
 
 def drafts_kind(most: int) -> Interleaved:
     """Draft counts from 0 to `most`."""
-    return Interleaved(server_counts(most), KEPT, 5.0, LeftOut.FALLBACK)  # nothing is staged
+    return Interleaved(server_counts(most), MAX_KEPT, 5.0, LeftOut.FALLBACK)  # nothing is staged
 
 
 class Groups:
@@ -157,5 +157,5 @@ class DraftTokens:
         with self.lock:
             for name, (accepted, windows) in spans.items():
                 series = (name, self._k or 0)
-                self.spans.setdefault(series, deque(maxlen=KEPT)).append((accepted, windows))
+                self.spans.setdefault(series, deque(maxlen=MAX_KEPT)).append((accepted, windows))
                 self.number[series] += 1

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from nwor_bench.records.fallback_reasons import Fault
 
-MOST_NOTED = 4096
+MAX_NOTED = 4096
 """Sums kept for a vote: of a window of 8 ms, those of nine minutes."""
 
 NOTHING = -(1 << 40)
@@ -53,7 +53,7 @@ class RankVote:
     def note(self, step: int, digest: int) -> None:
         """Note a checksum of this rank's counts up to a sealed step, for the votes to come."""
         self._noted[step] = digest
-        if len(self._noted) > MOST_NOTED:
+        if len(self._noted) > MAX_NOTED:
             del self._noted[next(iter(self._noted))]
 
     def settle(self, reason: str | None, num_accepted: Sequence[int] = ()) -> str | None:

@@ -37,7 +37,7 @@ SPLIT_OPS = ("vllm::unified_kv_cache_update", "vllm::unified_attention_with_outp
 """The write and the attention: compiled code and piecewise graphs must end before each."""
 
 LATENT_SPLIT_OPS = ("vllm::unified_mla_kv_cache_update", "vllm::unified_mla_attention_with_output")
-"""The same of latent attention."""
+"""The write and the attention of latent layers."""
 
 FUSIONS = ("fuse_attn_quant", "fuse_rope_kvcache", "fuse_qk_norm_rope_kvcache")
 """vLLM's passes that put the write or the attention into another kernel."""

@@ -82,7 +82,7 @@ def reference_commit(
 ONE_SLOT = "an engine with one state slot a request"
 """What an error of such an engine is about."""
 
-MOST_COMMITS = 256
+MAX_COMMITS = 256
 """Commits kept for the steps to come, each for a place of the indices."""
 
 
@@ -370,7 +370,7 @@ class WindowStates:
             raise EngineError.at(ONE_SLOT, "a step died before its states were committed")
 
     def _collected(self) -> StateTables:
-        """Of the step whose forward has run the layers."""
+        """State tables of the step whose forward has run the layers."""
         assert self._accepted is not None
         some = next(iter(self._found.values()))
         groups = range(1 + max(self._groups))
@@ -383,7 +383,7 @@ class WindowStates:
         place = tables.place
         found = self._commits.get(place)
         if found is None:
-            if len(self._commits) >= MOST_COMMITS:
+            if len(self._commits) >= MAX_COMMITS:
                 self._commits.clear()
             found = self._commits[place] = self._made(staged, tables, self._kernels.commit)
         return found

@@ -144,7 +144,7 @@ class Step:
     decided_in_commit: bool = False
     """The commit was given vLLM's `num_sampled`, not accepted counts."""
     sealed: int = 0
-    """Its number among all steps, if it is sealed (`late_counts`); else 0."""
+    """The step's number among all steps, if it is sealed (`late_counts`); else 0."""
     ends_reading: bool = False
     """No commit has run since the last sealed step, this one included."""
     counters: Tensor | None = None

@@ -103,7 +103,7 @@ class LayerCall:
     is_merged: bool = False
     """Stock attended the committed tokens, and the window's rows were merged into its output."""
     is_causal: bool = True
-    """Of a merged output: stock's mask was causal and ended with the committed tokens."""
+    """If the output is merged: stock's mask was causal and ended with the committed tokens."""
 
 
 @dataclass

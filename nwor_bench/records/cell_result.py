@@ -17,7 +17,7 @@ class Verdict(StrEnum):
     SLOWER = "SLOWER"
     AMBIGUOUS = "AMBIGUOUS"
     CHECKED = "CHECKED"
-    """Its output was compared, and nothing was timed, as asked."""
+    """Output was compared and nothing was timed, as asked."""
     INEFFECTIVE = "INEFFECTIVE"
     INVALID = "INVALID"
 
@@ -32,8 +32,8 @@ _INTERVAL_COLUMNS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "ratio_ci_high": ("ratio.high", _HIGH),
     },
     "sure": {
-        "p_value": ("ratio.p_value", "Of the ratio's own interval."),
-        "p_value_holm": ("sure.p_value", "The same, adjusted for the number of compared cells."),
+        "p_value": ("ratio.p_value", "p value of the ratio's own interval."),
+        "p_value_holm": ("sure.p_value", "p value, adjusted for the compared cells."),
         "smallest_effect": (
             "", "Smallest relative effect that the run could detect in this cell."),
         "ratio_simultaneous_low": (
@@ -122,9 +122,9 @@ class CellResult:
     bytes_staged: int | None
     """Staged tokens x cache bytes of a token over all target layers."""
     bytes_committed: int | None
-    """The same of committed tokens."""
+    """Committed tokens x cache bytes of a token over all target layers."""
     bytes_avoided: int | None
-    """The same of rejected tokens: bytes that direct writes would have wasted."""
+    """Rejected tokens x cache bytes of a token: direct writes would have wasted them."""
     latency_ms_p50: float | None
     """Median time of a batch."""
     latency_ms_p95: float | None

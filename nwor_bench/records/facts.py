@@ -73,7 +73,7 @@ class RankStatus(JsonPart):
     """What a tensor-parallel rank has for itself."""
 
     device: str | None = None
-    """Its device."""
+    """The rank's device."""
     target_layers: int | None = None
     """Attention layers of its part of the target."""
     drafter_layers: int | None = None
@@ -88,7 +88,7 @@ class EngineStatus(JsonPart):
     """Facts of vLLM and the plugin; with tensor parallelism the first rank's, and `ranks`."""
 
     attached: bool | None = None
-    """Whether the runner's methods are wrapped."""
+    """True if the runner's methods are wrapped."""
     runner: str | None = None
     """vLLM's model runner: V1 or V2."""
     device: str | None = None
@@ -175,7 +175,7 @@ class CpuFacts(JsonPart):
     """The processor."""
 
     model: str | None = None
-    """As /proc/cpuinfo names it."""
+    """Model name in /proc/cpuinfo."""
     cores: int | None = None
     """Physical cores."""
     threads: int | None = None
@@ -205,7 +205,7 @@ class GpuFacts(JsonPart):
     power_limit_w: float | None = None
     """Enforced power limit."""
     ecc: bool | None = None
-    """Whether memory errors are corrected."""
+    """True if memory errors are corrected."""
 
 
 class GitState(JsonPart):
@@ -214,7 +214,7 @@ class GitState(JsonPart):
     revision: str | None = None
     """Commit."""
     dirty: bool | None = None
-    """Whether there were uncommitted changes."""
+    """True if there were uncommitted changes."""
 
 
 class Environment(JsonPart):

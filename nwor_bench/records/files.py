@@ -34,7 +34,7 @@ def read_text(path: Path) -> str:
 
 
 RESULT_VERSION = 1
-"""Of the keys of results on stdout; it rises when one goes or changes its meaning."""
+"""Version of the keys of results on stdout; it rises when one goes or changes its meaning."""
 
 
 def parse_json(text: str | bytes) -> Any:

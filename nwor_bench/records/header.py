@@ -54,7 +54,7 @@ class BlockEntry(JsonPart):
     """One planned block."""
 
     block: int | None = None
-    """Its number; 0 is the gate's."""
+    """The block's number; 0 is the gate's."""
     order: tuple[str, ...] | None = None
     """Labels of the cells, in the order in which they run."""
     prompt_ids: tuple[str, ...] | None = None
@@ -187,7 +187,7 @@ class RunHeader(JsonPart):
     measuring_s: float | None = None
     """Time from the started engine to the last batch, over all tries."""
     spent_s: Mapping[str, float] | None = None
-    """The same by part: warm-up, gate, whole batches, interleaved batches, counters."""
+    """`measuring_s` by part: warm-up, gate, whole batches, interleaved batches, counters."""
     findings: tuple[Mapping[str, Any], ...] | None = None
     """Findings that limit the results; see `Finding`."""
     cells: tuple[Mapping[str, Any], ...] | None = None

@@ -62,7 +62,7 @@ class Answer:
 
     @property
     def headline(self) -> Headline:
-        """The same as a document's headline."""
+        """Badge and sentence as a document's headline."""
         kind = self.badge.lower() if self.badge in set(Verdict) else "none"
         return Headline(self.badge, self.sentence, kind)
 

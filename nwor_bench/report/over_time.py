@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-LEAST = 5
+MIN_DOTS = 5
 """Fewest dots of a panel."""
 
-MOST = 20
+MAX_DOTS = 20
 """Dots of a panel into which more values than `_ONE_BY_ONE` are merged, neighbours together."""
 
 _ONE_BY_ONE = 6 * MIN_GROUPS
@@ -84,7 +84,7 @@ def _ratios(analysis: Analysis) -> list[Panel]:
     panels = []
     for cell in analysis.cells:
         dots = merged(ratios_in_order(analysis, cell))
-        if len(dots) >= LEAST:
+        if len(dots) >= MIN_DOTS:
             ratio = cell.ratio
             band = (ratio.low, ratio.high) if ratio is not None and ratio.is_bounded else None
             panels.append(Panel(cell.label, cell.verdict.lower(), dots, band))
@@ -98,7 +98,7 @@ def _rates(analysis: Analysis) -> list[Panel]:
     return [
         Panel(cell.label, "text", dots, line=() if cell.is_baseline else line)
         for cell, dots in found.items()
-        if len(dots) >= LEAST
+        if len(dots) >= MIN_DOTS
     ]
 
 
@@ -129,10 +129,10 @@ def ratios_in_order(analysis: Analysis, cell: CellResult) -> list[float]:
 
 
 def merged(ratios: Sequence[float]) -> tuple[Dot, ...]:
-    """One dot a ratio; of many ratios one for each of at most MOST parts, with its interval."""
+    """One dot a ratio; of many ratios one for each of at most MAX_DOTS parts, with its interval."""
     if len(ratios) < _ONE_BY_ONE:
         return tuple(Dot((at + 0.5) / len(ratios), ratio) for at, ratio in enumerate(ratios))
-    parts = np.array_split(np.log(ratios), min(MOST, len(ratios) // MIN_GROUPS))
+    parts = np.array_split(np.log(ratios), min(MAX_DOTS, len(ratios) // MIN_GROUPS))
     found = [robust_location(list(part)) for part in parts]
     bounds = [None if each is None else each.exp() for each in found]
     return tuple(

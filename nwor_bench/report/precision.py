@@ -45,7 +45,7 @@ SHAM_REASONS = {
 UNTESTED = "could not be tested"
 _WITHOUT_TIME = (Verdict.INVALID, Verdict.INEFFECTIVE)
 _DIGITS = 4
-"""Of these ratios: most are known to a tenth of a per cent."""
+"""Decimals of these ratios: most are known to a tenth of a per cent."""
 
 
 def precision_section(analysis: Analysis) -> Section:

@@ -68,7 +68,7 @@ def _elsewhere(header: RunHeader) -> Iterator[str]:
 
 
 def same_output(cells: Sequence[CellResult]) -> str:
-    """Whether the modes changed the model's output, as far as it was checked."""
+    """Answer to: did the modes change the model's output, as far as it was checked?"""
     broken = [cell.label for cell in cells if cell.parity == Verdict.INVALID]
     if broken:
         return f"No: {joined(broken)} changed it. Evidence shows the first difference."

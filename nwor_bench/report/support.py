@@ -1,4 +1,4 @@
-"""Whether the plugin would stage a model's drafts, as a document and as JSON. Predicted."""
+"""Prediction of what the plugin would do with a model's drafts, as a document and as JSON."""
 
 from collections.abc import Sequence
 from typing import Any

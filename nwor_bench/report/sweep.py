@@ -40,13 +40,13 @@ class SweptRun:
     """From 1, in the sweep file's order."""
 
     folder: str
-    """Its folder, relative to the sweep's."""
+    """The run's folder, relative to the sweep's."""
 
     place: Mapping[str, Any]
-    """Its value on each axis, by the axis' name; None if the axis has none."""
+    """The run's value on each axis, by the axis' name; None if the axis has none."""
 
     words: Mapping[str, str]
-    """The same for people: `8 requests`."""
+    """`place` for people: `8 requests`."""
 
     status: str
     """`pending`, `done`, `failed` or `interrupted`."""
@@ -59,7 +59,7 @@ class SweptRun:
 
     @property
     def data(self) -> RunData | None:
-        """Its records; None if it never started."""
+        """The run's records; None if it never started."""
         return None if self.analysis is None else self.analysis.run
 
     @property
@@ -154,7 +154,7 @@ def sweep_answer(
 
 
 def swept_worths(runs: Sequence[SweptRun]) -> dict[str, MeasuredWorth]:
-    """Of each scenario what its runs say together, if the runs that were measured compare draft
+    """By scenario, what its runs say together, if the runs that were measured compare draft
     counts and differ only in batch size and scenario; else empty."""
     measured = [run for run in runs if run.cells and run.analysis is not None]
     alike = set(varying(measured)) <= {"requests", "scenario"}

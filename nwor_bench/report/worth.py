@@ -246,7 +246,7 @@ def _tokens_note(worth: Worth, analyses: Sequence[Analysis]) -> str:
 
 
 def worth_result(measured: MeasuredWorth) -> dict[str, Any]:
-    """The same as JSON for scripts."""
+    """What the runs say, as JSON for scripts."""
     worth, header = measured.worth, measured.header
     return {
         "rates": [vars(rate) for rate in worth.rates],

@@ -13,7 +13,7 @@ from nwor_bench.instruments.nvtx_ranges import Ranges, span
 from nwor_bench.records.store import RunStore
 from nwor_bench.records.types import BatchRecord, Cell, NworMode, Phase, WindowRecord
 from nwor_bench.records.window_order import WindowOrder
-from nwor_bench.run.gate.parity import Answer
+from nwor_bench.run.gate.parity import BatchAnswer
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Encode
 from nwor_bench.workload.schedule import Block
@@ -137,7 +137,7 @@ def prompt_digest(prompts: Sequence[Sequence[int]]) -> str:
     return digest([token for prompt in prompts for token in (*prompt, -1)])
 
 
-Check = Callable[[list[list[int]], Answer], Answer]
+Check = Callable[[list[list[int]], BatchAnswer], BatchAnswer]
 """Checks a batch before it is stored, given its prompts; returns the answer with its parity."""
 
 
@@ -152,11 +152,11 @@ class RanBatch:
     cell: Cell
     """The cell that the batch ran in."""
 
-    answer: Answer
-    """Its record and its tokens."""
+    answer: BatchAnswer
+    """The batch's record and its tokens."""
 
     windows: list[WindowRecord]
-    """Its windows, in the order in which they ran."""
+    """The batch's windows, in the order in which they ran."""
 
     written: list[dict[str, int]]
     """Each rank's counts of staging's writes; empty unless watched."""
@@ -216,7 +216,7 @@ class BatchRunner:
         *,
         keep_prefix_cache: bool = False,
     ) -> RanBatch:
-        """The same with interleaved cells; recorded as off x off's."""
+        """Run a batch of interleaved cells; it is recorded as the baseline's (off x off)."""
         begun = (block, self._next, 0, _now())
         place = BatchPlace(baseline, phase, *begun, window_order, keep_prefix_cache)
         return self._run(place, check)
@@ -234,7 +234,7 @@ class BatchRunner:
                 facts = self._engine.stop_interleaving()
         self._next += 1
         record = batch_record(place, output, prompts, sampling, conditions)
-        answer = Answer(record, output.token_ids)
+        answer = BatchAnswer(record, output.token_ids)
         if check is not None:
             answer = check(prompts, answer)
         windows = window_records(place, output, *self._bytes)

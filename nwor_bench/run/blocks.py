@@ -17,9 +17,9 @@ from nwor_bench.report.text import plural
 from nwor_bench.run.batch import BatchRunner, RanBatch
 from nwor_bench.run.budget import BlockLog, Budget, half_widths, warm_up
 from nwor_bench.run.gate.block import GateBlock, kv_gate
-from nwor_bench.run.gate.parity import Answer, ParityGate, broken_event
+from nwor_bench.run.gate.parity import BatchAnswer, ParityGate, broken_event
 from nwor_bench.run.gate.size import GateSize
-from nwor_bench.run.gate.ties import CPU_POSITIONS, MOST_POSITIONS, TieCheck
+from nwor_bench.run.gate.ties import CPU_POSITIONS, MAX_POSITIONS, TieCheck
 from nwor_bench.run.progress import Progress
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Encode
@@ -65,7 +65,7 @@ class BlockRunner:
                 lambda: self._size.block.token_ids(encode),
                 self._size.block.new_tokens or scenario.max_new_tokens,
                 scenario.ignore_eos,
-                CPU_POSITIONS if status.device == "cpu" else MOST_POSITIONS,
+                CPU_POSITIONS if status.device == "cpu" else MAX_POSITIONS,
                 same_kernel=all(cell.nwor_mode is NworMode.OFF for cell in plan.cells),
             ),
             scenario.ignore_eos,
@@ -75,7 +75,7 @@ class BlockRunner:
         self.kv_gate = kv_gate(engine, status, plan.baseline)
         self.stopped: str | None = None
         self._idle: frozenset[Cell] = frozenset()
-        self._interleaved: tuple[int, Answer] | None = None
+        self._interleaved: tuple[int, BatchAnswer] | None = None
         self._engine = engine
         self._store = store
         self._progress = progress
@@ -249,7 +249,7 @@ class BlockRunner:
         self._log.finish(Phase.TIMED, block)
         self._budget.block(Phase.TIMED, block.number, self._budget.spent_s - began)
 
-    def _recheck(self, block: Block, answers: dict[Cell, Answer]) -> None:
+    def _recheck(self, block: Block, answers: dict[Cell, BatchAnswer]) -> None:
         """A timed block at temperature 0 is one more gate, at no cost."""
         live = self._live_cells()
         in_order = [cell for cell in self.plan.cells if cell in live]
@@ -278,7 +278,7 @@ class BlockRunner:
         finally:
             self._engine.set_counters(False)
 
-    def _run_block(self, phase: Phase, block: Block) -> dict[Cell, Answer]:
+    def _run_block(self, phase: Phase, block: Block) -> dict[Cell, BatchAnswer]:
         """A batch of every cell that is still measured, in the block's order."""
         live = self._live_cells()
         cells = [(n, cell) for n, cell in enumerate(block.order) if cell in live]

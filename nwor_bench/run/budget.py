@@ -37,7 +37,7 @@ WARMUP_SHARE = 0.2
 """Most of the budget that warm-up may take: the rest is for the gate, and for blocks."""
 
 WARMUP_SHARE_INTERLEAVED = 0.1
-"""The same for interleaved cells: neighbours are compared, steady or not."""
+"""WARMUP_SHARE of interleaved cells: neighbours are compared, steady or not."""
 
 DEFAULT_CI_WIDTH = "1%"
 """The margin of verdict SAME: a narrower interval decides little more."""

@@ -15,7 +15,7 @@ from nwor_bench.records.files import RUN_FILE
 from nwor_bench.records.header import RunHeader, check_complete
 from nwor_bench.records.store import RunData
 from nwor_bench.run.batch import prompt_digest
-from nwor_bench.run.gate.size import MOST_PROMPT_TOKENS, fit
+from nwor_bench.run.gate.size import MAX_PROMPT_TOKENS, fit
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.config import RunSpec, Scenario
 from nwor_bench.workload.options import declared, flag_of, names, read_as, remedy
@@ -102,7 +102,7 @@ def check_plan(run: RunData, plan: Plan, encode: Encode) -> None:
     digests = {block.number: {_digest(block, encode)} for block in plan.blocks}
     lengths = [len(ids) for ids in encode(plan.gate.prompts)]
     asked = run.header.gate.most_prompt_tokens
-    sizes = {MOST_PROMPT_TOKENS, MOST_PROMPT_TOKENS if asked is None else asked}
+    sizes = {MAX_PROMPT_TOKENS, MAX_PROMPT_TOKENS if asked is None else asked}
     cut = [fit(plan.gate, lengths, 0, most) for most in sizes]
     digests[GATE_BLOCK] = {_digest(block, encode) for block in (plan.gate, *cut)}
     for batch in run.batches:

@@ -58,4 +58,4 @@ class RunOptions:
 
 
 DEFAULT_OPTIONS = RunOptions()
-"""Of a run of which nothing is asked but to be run."""
+"""Options of a run of which nothing is asked but to be run."""

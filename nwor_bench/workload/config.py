@@ -13,7 +13,7 @@ from nwor_bench.workload.experiment import refusals, with_modes
 from nwor_bench.workload.options import declared, flag_of, names, read_all, remedy
 from nwor_bench.workload.run_spec import WARMUP_LOOKBACK, PairChoice, RunSpec, VllmEntries
 from nwor_bench.workload.scenario import PromptSource, Scenario, load_scenario, scenario_names
-from nwor_bench.workload.scenario_values import MOST_BLOCKS, ScenarioValues
+from nwor_bench.workload.scenario_values import MAX_DRAWN_BLOCKS, ScenarioValues
 
 __all__ = [
     "PromptSource",
@@ -164,9 +164,9 @@ def _amount_refused(spec: RunSpec) -> Iterator[ConfigError]:
                 "it bounds --ci-width and --time-budget; write one of them too, or only --batches"
             )
             yield ConfigError.for_field("--max-blocks", most, remedy_text)
-        if not batches <= most <= MOST_BLOCKS:
+        if not batches <= most <= MAX_DRAWN_BLOCKS:
             wanted = f"{batches} (--batches) or more"
-            wanted = wanted if most < batches else f"{MOST_BLOCKS} or less"
+            wanted = wanted if most < batches else f"{MAX_DRAWN_BLOCKS} or less"
             yield ConfigError.for_field("--max-blocks", most, f"write {wanted}")
     if most_warmup is not None and most_warmup < warmup:
         remedy_text = f"write {warmup} (--warmup) or more"

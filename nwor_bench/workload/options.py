@@ -178,13 +178,13 @@ class Axis:
     """How a sweep file varies an option: it lists values there, and each makes a run."""
 
     place: int
-    """Its place among the axes, from 1: in labels, folder names and tables."""
+    """The axis' place among the axes, from 1: in labels, folder names and tables."""
     label: str
     """What a run's label says, with {} for the value."""
     folder: str
     """What the name of a run's folder says."""
     is_slow: bool = False
-    """Its values change after those of all other axes."""
+    """The axis' values change after those of all other axes."""
     shares_engine: bool = False
     """Runs that differ only in it share an engine."""
 
@@ -236,19 +236,19 @@ class Declared:
     kind: Any
     """The field's type."""
     bounds: tuple[Any, ...]
-    """Of its values, from `annotated_types`."""
+    """Bounds of the field's values, from `annotated_types`."""
     default: Any
     """None if the field replaces a value of another place, such as the scenario's."""
     option: Option
 
     @property
     def name(self) -> str:
-        """Its name in flags and sweep files."""
+        """The option's name in flags and sweep files."""
         return self.option.name or self.field
 
     @property
     def flag(self) -> str:
-        """Its flag; the name in sweep files if it has none."""
+        """The option's flag; the name in sweep files if it has none."""
         return flag_of(self.name) if self.option.has_flag else self.name
 
     @property
@@ -258,7 +258,7 @@ class Declared:
 
     @property
     def written(self) -> Any:
-        """Its type in flags and sweep files."""
+        """The option's type in flags and sweep files."""
         kind = self.option.written or (str if self.option.shown else self.kind)
         return kind if self.written_default is not None else kind | None
 

@@ -44,7 +44,7 @@ CacheDtype = Literal[
 ]  # fmt: skip
 """vLLM's kv_cache_dtype, auto being the model's; importing it from vLLM would take seconds."""
 
-MOST_GIB = 1_000_000
+MAX_GIB = 1_000_000
 
 
 def includes_off(modes: tuple[str, ...]) -> str | None:
@@ -56,8 +56,8 @@ def includes_off(modes: tuple[str, ...]) -> str | None:
 
 def bytes_of_gib(field: str, given: float) -> int:
     """Bytes of a size in GiB. Raises ConfigError if it is not positive, or too large."""
-    if not 0 < given <= MOST_GIB:
-        raise ConfigError.for_field(field, given, f"write more than 0, {MOST_GIB} at most")
+    if not 0 < given <= MAX_GIB:
+        raise ConfigError.for_field(field, given, f"write more than 0, {MAX_GIB} at most")
     return int(given * 2**30)
 
 

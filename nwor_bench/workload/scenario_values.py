@@ -6,7 +6,7 @@ from annotated_types import Ge, Interval
 
 from nwor_bench.workload.options import Axis, Option, Panel
 
-MOST_BLOCKS = 10_000
+MAX_DRAWN_BLOCKS = 10_000
 """Timed blocks that a run may have; each is drawn before the first begins."""
 
 
@@ -25,7 +25,7 @@ class ScenarioValues:
     batches: Annotated[int, Option(
         "Timed blocks (with --ci-width: at least); 0 only checks the output.", Panel.WORKLOAD,
         table="settings",
-    ), Interval(ge=0, le=MOST_BLOCKS)]
+    ), Interval(ge=0, le=MAX_DRAWN_BLOCKS)]
     warmup: Annotated[int, Option(
         "Fewest untimed batches first; more run until times are steady.", Panel.WORKLOAD,
         table="settings",

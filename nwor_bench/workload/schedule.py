@@ -24,7 +24,7 @@ BLOCKS_A_TEXT = 16
 so that the text is not what is measured: all but the first take contexts from the prefix cache. At
 64 requests of 1,024 tokens a prefill takes as long as 150 windows."""
 
-MOST_CHECKED_TOKENS = 64
+MAX_CHECKED_TOKENS = 64
 """Tokens that a request generates at most where every cell has a batch of its own beside
 interleaved ones, and in the gate of a timed run: enough windows for every change of six cells in
 one interleaved batch of the gate at 2.6 tokens a window."""
@@ -135,7 +135,7 @@ def make_plan(spec: RunSpec, pair_name: str, prompts: Sequence[Prompt]) -> Plan:
         if number != GATE_BLOCK:
             Random(f"{spec.seed}:order:{number}").shuffle(order)
         few = interleaved and number != GATE_BLOCK and number in _checked(most)
-        new_tokens = min(scenario.max_new_tokens, MOST_CHECKED_TOKENS) if few else None
+        new_tokens = min(scenario.max_new_tokens, MAX_CHECKED_TOKENS) if few else None
         text = chosen[ceil(number / a_text)]
         return Block(number, tuple(order), tuple(text), new_tokens=new_tokens)
 

@@ -100,7 +100,7 @@ parse_seconds = quantity(seconds, lambda value: value > 0, "write for example 60
 
 
 def parse_half_width(flag: str, text: str) -> float:
-    """As `parse_fraction`, up to WIDEST: `0.5` is hardly meant as 50 %."""
+    """`parse_fraction` up to WIDEST: `0.5` is hardly meant as 50 %."""
     value = parse_fraction(flag, text)
     if value > WIDEST:
         wide = f"+-{100 * value:g} % would say nothing (at most {100 * WIDEST:g}%)"

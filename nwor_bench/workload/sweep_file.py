@@ -120,7 +120,7 @@ class Point:
 
     @property
     def axes(self) -> dict[str, str | int | float | None]:
-        """Its place on the axes, by name."""
+        """The point's place on the axes, by name."""
         place = {option.name: self.spec.value_of(option) for option, _ in AXES}
         return {"pair": self.pair, "scenario": self.scenario, **place}
 
@@ -141,7 +141,7 @@ class Point:
 
     @property
     def folder(self) -> str:
-        """Its run folder within the sweep's: `03-tiny-short-k4-r8`."""
+        """The point's run folder within the sweep's: `03-tiny-short-k4-r8`."""
         values = [(axis, self.spec.value_of(option)) for option, axis in AXES]
         parts = [axis.folder.format(value) for axis, value in values if value is not None]
         name = [f"{self.number:02d}", short_name(self.pair), self.spec.scenario.name]

@@ -170,7 +170,7 @@ def test_only_blocks_of_the_same_work_are_paired(blocks, field, paired: int | No
 
 
 def settling(run: RunData) -> RunData:
-    """As a GPU's records: the first two windows of a batch have no time, nor has its last."""
+    """Records like a GPU's: the first two windows of a batch have no time, nor has its last."""
     last = {(b.cell, b.batch): b.windows - 1 for b in run.batches}
 
     def untimed(w: WindowRecord) -> bool:

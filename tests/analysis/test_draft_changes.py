@@ -83,7 +83,7 @@ def test_a_change_of_the_time_is_found(factor: float) -> None:
 
 
 def test_fewer_accepted_drafts_are_a_change_of_the_count_and_not_of_staging() -> None:
-    """The same windows take as long, but give fewer tokens."""
+    """Windows take as long as before, but give fewer tokens."""
     fewer = {text: (windows, accepted - 2) for text, (windows, accepted) in TAKEN.items()}
     after = measured(1, {ONE: 1.2, STAGED: 1.0}, fewer)
     tokens = [1 + sum(a for _, a in own.values()) / 42 for own in (TAKEN, fewer)]

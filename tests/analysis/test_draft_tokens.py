@@ -114,7 +114,7 @@ def test_steps_of_a_kept_run_have_all_its_tokens_and_no_more() -> None:
 
 
 def test_a_windows_output_has_no_tokens_behind_a_requests_last_one() -> None:
-    """Of four requests one had finished before, with 3 drafts accepted of its 4. The others accept
+    """One of four requests had finished before, with 3 drafts accepted of its 4. The others accept
     5, of which one ends with two of them too many."""
     window = replace(
         make_run().windows[0], num_reqs=4, draft_tokens=16, staged_tokens=0, accepted_tokens=8,

@@ -98,7 +98,7 @@ def test_each_count_has_its_own_scatter_and_no_other() -> None:
 
 
 def test_an_engine_that_drifts_has_a_wider_interval() -> None:
-    """The same ten ratios, once in random order, once as a drift: the mean of the latter is known
+    """Ten ratios once in random order, once as a drift: the mean of the latter is known
     worse, by what `paired_ratio` adds."""
     drift = [1.2 + 0.02 * place for place in range(10)]
     mixed = [drift[place] for place in (4, 9, 0, 7, 2, 5, 8, 1, 6, 3)]
@@ -168,7 +168,7 @@ def test_times_are_those_of_steps_whatever_a_block_has_in_common() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("blocks", [3, 10])
 def test_intervals_include_the_truth_in_95_percent_of_runs(blocks: int) -> None:
-    """Those of all counts of a run together; more, as engines do not differ by themselves here."""
+    """All counts of a run together; more, as engines do not differ by themselves here."""
     runs, hits = 200, 0
     for seed in range(runs):
         rates = worth_of([Measured(simulated(np.random.default_rng(seed), blocks), ())]).rates

@@ -189,7 +189,7 @@ def test_what_is_no_fault_is_no_finding() -> None:
 
 
 def test_one_cell_whose_states_never_moved_is_named() -> None:
-    """Of three cells that stage, one writes no state."""
+    """One of three cells that stage writes no state."""
     made = change_windows(states(states_committed=6), lambda w: w.scv_mode == "graph",
                           states_committed=0)  # fmt: skip
     assert "of stage x graph (" in the(K.STATES, made).message

@@ -93,7 +93,7 @@ def test_windows_of_another_context_are_no_partners():
 
 
 def test_a_window_without_a_time_is_no_partner_but_moves_the_context():
-    """Of eight windows the last has no time on one side: seven pairs, one left over."""
+    """The last of eight windows has no time on one side: seven pairs, one left over."""
     run = change_windows(
         make_run(blocks=3), lambda w: (w.nwor_mode, w.block, w.window) == ("stage", 2, 7),
         wall_ms=None,

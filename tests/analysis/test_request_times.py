@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from synthetic_run import change_batches, make_run, save_run, summarised, write_reports
 
-from nwor_bench.analysis.analyse import LEAST_SAMPLES, PERCENTILES, request_percentiles
+from nwor_bench.analysis.analyse import MIN_SAMPLES, PERCENTILES, request_percentiles
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, RequestTimes
 from nwor_bench.report.cells import REQUEST_NOTE, cell_section
@@ -29,7 +29,7 @@ def batches(number: int) -> list[BatchRecord]:
 
 @pytest.mark.parametrize(("point", "least"), [(95, 20), (99, 100)])
 def test_a_percentile_needs_its_samples(point: int, least: int) -> None:
-    assert LEAST_SAMPLES[point] == least
+    assert MIN_SAMPLES[point] == least
     few = request_percentiles(batches(least // 2 - 1))
     enough = request_percentiles(batches(least // 2))
     assert few[f"ttft_ms_p{point}"] is None

@@ -107,7 +107,7 @@ def simulated(
 
 
 def expected_tokens(more: float) -> float:
-    """Of a request's window, over uniform rates."""
+    """Expected tokens of a request's window, over uniform rates."""
     rates = more * np.linspace(0.3, 0.9, 10_001)
     return float(sum(rates**n for n in range(5)).mean())
 

@@ -23,7 +23,7 @@ from nwor_bench.analysis.parity.tokens import (
 )
 from nwor_bench.errors import EngineError
 from nwor_bench.records.types import Cell, NworMode, ScvMode
-from nwor_bench.run.gate.ties import MOST_POSITIONS, TieCheck, spread
+from nwor_bench.run.gate.ties import MAX_POSITIONS, TieCheck, spread
 
 batches = st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=6), min_size=1, max_size=5)
 BATCH = make_run(blocks=1).batches[0]
@@ -267,6 +267,6 @@ def test_an_engine_without_log_probabilities_is_an_error() -> None:
 
 def test_positions_are_spread_over_all_outputs() -> None:
     assert spread([2, 0, 1], 9) == [(0, 0), (0, 1), (2, 0)]
-    spots = spread([128] * 8, MOST_POSITIONS)
-    assert len(set(spots)) == MOST_POSITIONS
+    spots = spread([128] * 8, MAX_POSITIONS)
+    assert len(set(spots)) == MAX_POSITIONS
     assert [sum(r == request for r, _ in spots) for request in range(8)] == [16] * 8

@@ -91,7 +91,7 @@ def test_the_gates_word_comes_first() -> None:
 
 
 def noisy_groups(groups: int, rng: Random) -> Iterator[WindowRecord]:
-    """Of off x off and stage x graph: steps scatter by 20 % a window, work by 0.5 %."""
+    """Windows of off x off and stage x graph: steps scatter by 20 % a window, work by 0.5 %."""
     for number in range(groups):
         first, length = rng.choice((OFF, STAGE_GRAPH)), rng.choice((2, 4))
         for window in group_windows((OFF, STAGE_GRAPH), length, first):

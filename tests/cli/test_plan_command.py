@@ -190,7 +190,7 @@ def test_other_models_have_no_recurrent_states(plan: Run) -> None:
 def test_the_nearest_measured_settings_stand_beside_the_prediction(
     plan: Run, tmp_path: Path
 ) -> None:
-    """Those of its own shape come first, with the numbers that the study's CSV has."""
+    """Settings of its own shape come first, with the numbers that the study's CSV has."""
     _, out, _ = plan(*LLAMA, "--json")
     nearest = json.loads(out)["predictions"][0]["measured"]
     with (CHECKOUT / "sweeps/studies/two-clocks/cells.csv").open() as file:

@@ -111,7 +111,7 @@ def test_bad_input_is_refused_by_name(
 def test_a_checkpoint_with_an_fp8_cache_is_one_without_a_flag(
     supports: Run, command_line: Run, tmp_path: Path
 ) -> None:
-    """As vLLM takes `auto`; a flag stands above it."""
+    """vLLM takes `auto` so; a flag stands above it."""
     quantised = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
     config = json.loads(Path(LLAMA).read_text(encoding="utf-8"))
     (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": quantised}))

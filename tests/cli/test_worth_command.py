@@ -44,7 +44,7 @@ def call(*words: str) -> None:
 
 
 def specs_of(monkeypatch: pytest.MonkeyPatch, *words: str) -> list[RunSpec]:
-    """Of the runs that a command line asks for, as they are checked."""
+    """Specs of the runs that a command line asks for, as they are checked."""
     asked: list[RunSpec] = []
     monkeypatch.setattr(
         "nwor_bench.engine.preflight.check_sweep",

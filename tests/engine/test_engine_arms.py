@@ -408,6 +408,6 @@ def test_a_run_goes_on_with_as_many_engines() -> None:
 
 
 def test_synthetic_acceptance_is_refused() -> None:
-    """Its tokens would not show a wrong engine."""
+    """Synthetic tokens would not show a wrong engine."""
     with refused("--acceptance-length", value=2.5, naming="--against"):
         check_pair(PAIR, spec_of(acceptance_length=2.5))

@@ -272,7 +272,7 @@ class Nvml:
     """Four GPUs; `broken` is a machine without a driver."""
 
     class NVMLError(Exception):
-        """As pynvml's."""
+        """pynvml's error."""
 
     FREE = (40, 10, 30, 20)
 

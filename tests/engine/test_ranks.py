@@ -16,7 +16,7 @@ windows = st.lists(
 
 
 def copies(batch, ranks):
-    """The same counts on every rank, each with times of its own."""
+    """Windows with equal counts on every rank, each rank with times of its own."""
     counts = {name: [window[name] for window in batch] for name in COUNTS}
     return [
         {name: list(column) for name, column in counts.items()}

@@ -32,7 +32,7 @@ from nwor_bench.records.window_order import (
 )
 
 COUNTS = (0, 1, 2, 4)
-MOST = 3
+MAX_COUNT = 3
 """Largest draft count of a server."""
 CELLS = tuple(Cell("tiny", NworMode.OFF, ScvMode.OFF, arm) for arm in (*map(Drafts, COUNTS), AA))
 STAGED = tuple(
@@ -191,8 +191,8 @@ traffics = (
 
 def serve(traffic: Traffic) -> tuple[list[int], list[Any]]:
     """Drafts that each step proposes, and the steps."""
-    scheduler = Scheduler(range(MOST + 1))
-    CountSwitch(scheduler, range(MOST + 1)).interleave_for_good(MOST)
+    scheduler = Scheduler(range(MAX_COUNT + 1))
+    CountSwitch(scheduler, range(MAX_COUNT + 1)).interleave_for_good(MAX_COUNT)
     outputs = [scheduler.step(0, 2), *(scheduler.step(*each) for each in traffic)]
     return scheduler.drafting, [output for output in outputs if output.num_scheduled_tokens]
 
@@ -209,7 +209,7 @@ def test_under_any_traffic_places_are_true_groups_whole_or_cut_and_no_count_stay
         place = getattr(output, PLACE)
         if place is not None:
             assert all(map(only_verifies, outputs[at - SETTLING : at]))
-            assert verifies(output) == server_counts(MOST)[place.cell]
+            assert verifies(output) == server_counts(MAX_COUNT)[place.cell]
             assert place.position == place.run_length - 1 or drafts == verifies(output)
         if output.scheduled_new_reqs:
             assert place is None
@@ -230,7 +230,7 @@ def test_all_counts_take_turns_and_k_0_is_rare() -> None:
         for _, group in groupby(places(outputs), key=lambda place: place.group)
         if len(own := list(group)) == RUNS * 3
     )
-    assert set(groups) == {1, 2, 3, MOST + 1}  # the last is k = 0 against itself
+    assert set(groups) == {1, 2, 3, MAX_COUNT + 1}  # the last is k = 0 against itself
     assert max(groups.values()) - min(groups.values()) <= 1
     shares = {k: n / 6400 for k, n in Counter(drafting).items()}
     assert 0.1 < shares[0] < 0.2

@@ -150,7 +150,7 @@ def run(kernel, step: MlaStep, device="cpu", *told, **how) -> Tensor:
 
 
 def check(step: MlaStep, result: Tensor, expected: Tensor | np.ndarray, tolerance: float) -> None:
-    """As `check_rows` of any step."""
+    """`check_rows` of any step."""
     check_rows(step.paged, result, expected, tolerance)
 
 

@@ -19,7 +19,7 @@ from window_cases import WindowShape, make_windows
 from nwor_kernels.commit.plan import CommitPlan, CommitRows, StagedSources
 from nwor_kernels.commit.with_update import UPDATE_ARGUMENTS, RequestStates
 
-MOST, LENGTH, VOCABULARY = 9, 24, 7
+MAX_REQUESTS, LENGTH, VOCABULARY = 9, 24, 7
 
 
 class Requests:
@@ -31,19 +31,19 @@ class Requests:
         self.num_sampled = random(tokens + 1, requests).int().to(device)
         rejected = tokens - self.num_sampled.cpu() - random(2, requests)
         self.num_rejected = rejected.clamp(min=0).int().to(device)
-        chosen = torch.randperm(MOST, generator=rng)[:requests]
+        chosen = torch.randperm(MAX_REQUESTS, generator=rng)[:requests]
         chosen[torch.rand(requests, generator=rng) < 0.2] = -1
         self.idx_mapping = chosen.to(device)
         self.sampled_tokens = random(VOCABULARY, requests, tokens).to(device)
         lengths = torch.cat((torch.zeros(1, dtype=torch.int64), random(tokens + 1, requests)))
         self.query_start_loc = lengths.cumsum(0).int().to(device)
-        bins = random(50, MOST, VOCABULARY).int().to(device) if counted else None
+        bins = random(50, MAX_REQUESTS, VOCABULARY).int().to(device) if counted else None
         self.states = RequestStates(
-            random(100, MOST).int().to(device),
-            random(VOCABULARY, MOST, 1).to(device),
+            random(100, MAX_REQUESTS).int().to(device),
+            random(VOCABULARY, MAX_REQUESTS, 1).to(device),
             bins,
-            random(VOCABULARY, MOST, LENGTH).int().to(device),
-            random(LENGTH - tokens, MOST).int().to(device),
+            random(VOCABULARY, MAX_REQUESTS, LENGTH).int().to(device),
+            random(LENGTH - tokens, MAX_REQUESTS).int().to(device),
             tokens,
         )
 

@@ -25,7 +25,7 @@ from nwor_kernels.verify_attention.tuning import (
 
 UNEVEN = [Request(130, 5, 4), Request(33, 3, 2), Request(50, 1, 0), Request(0, 5, 4)]
 SENTINEL = 12345.0
-KEPT: dict[str, Any] = {"discard": Discard.OFF}
+PARTS_KEPT: dict[str, Any] = {"discard": Discard.OFF}
 """A test that reads the workspace keeps it: what a GPU leaves of discarded lines is undefined."""
 
 
@@ -34,7 +34,7 @@ def leftovers(step, device, filled: float, **tuning: Any) -> tuple[Tensor, Tenso
     workspace = workspace_for(step, device, tuning["programs"])
     for tensor in (workspace.accumulators, workspace.sums):
         tensor.fill_(filled)
-    shape = Tuning(block_n=16, min_tiles=1, **KEPT | tuning)
+    shape = Tuning(block_n=16, min_tiles=1, **PARTS_KEPT | tuning)
     output = run(step, stage_step(step, True), device, workspace=workspace, tuning=shape)
     assert not workspace.arrived.any()
     return output, workspace.accumulators.cpu(), workspace.sums.cpu()
@@ -84,7 +84,7 @@ def bytes_left(device, requests, *, heads=4, kv_heads=2, head_dim=32, **tuning: 
     left = (workspace.accumulators, workspace.sums)
     for tensor in left:
         tensor.fill_(float("nan"))
-    chosen = Tuning(**{"block_n": 16, "min_tiles": 1, **KEPT, **tuning})
+    chosen = Tuning(**{"block_n": 16, "min_tiles": 1, **PARTS_KEPT, **tuning})
     output = run(step, stage_step(step, False), device, workspace=workspace, tuning=chosen)
     check(step, output, torch.from_numpy(attend_slowly(step)), torch.float32)
     return sum(4 * int((~tensor.isnan()).sum()) for tensor in left)

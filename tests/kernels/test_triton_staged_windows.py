@@ -23,8 +23,8 @@ pytest.importorskip("triton")
 from nwor_bench.plugin.layers import LayerCache
 from nwor_bench.plugin.runner_v1.staging import write_kv_cache
 from nwor_bench.plugin.runner_v2.plan import (
-    DraftCounts,
     GpuWindowBatch,
+    StepDrafts,
     WindowPlanner,
     drafts_only,
     equal_drafts,
@@ -61,8 +61,8 @@ class Step:
         return sum(self.rows)
 
     @property
-    def counts(self) -> DraftCounts:
-        return DraftCounts(np.array(self.drafts, dtype=np.int32), self.tokens)
+    def counts(self) -> StepDrafts:
+        return StepDrafts(np.array(self.drafts, dtype=np.int32), self.tokens)
 
     def accepted(self) -> Tensor:
         """[requests] int32, accepted drafts."""
@@ -326,7 +326,7 @@ def test_one_captured_shape_serves_steps_of_fewer_requests(
     if by_copy:
         padding = equal_drafts(captured, length, triton_device)
     else:
-        counts = DraftCounts(np.full(captured, drafts, dtype=np.int32), tokens)
+        counts = StepDrafts(np.full(captured, drafts, dtype=np.int32), tokens)
         rows = torch.arange(tokens, device=triton_device)
         padding = whole_step(counts, length, rows, torch.full_like(rows, -1))
     window = bench.capture(captured, length, padding)
@@ -370,7 +370,7 @@ WAYS = ("whole step", "equal drafts", "drafts by reference", "drafts by copy")
 
 
 def plan_of(way: str, slots: Tensor) -> GpuWindowBatch:
-    counts = DraftCounts(np.full(REQUESTS, LENGTH - 1, dtype=np.int32), TOKENS)
+    counts = StepDrafts(np.full(REQUESTS, LENGTH - 1, dtype=np.int32), TOKENS)
     if way == "whole step":
         return whole_step(counts, LENGTH, torch.arange(TOKENS, device=slots.device), slots)
     if way == "equal drafts":
@@ -534,7 +534,7 @@ def test_layers_of_one_set_may_be_laid_out_differently(triton_device: torch.devi
 
 
 def test_a_capture_that_is_given_up_writes_nothing(triton_device: torch.device) -> None:
-    """Its tokens are not real, and a capture allows no plan to be copied to the device."""
+    """A capture's tokens are not real, and it allows no plan to be copied to the device."""
     bench = SetBench(triton_device, 6)
     batch = plan_of("whole step", bench.slots)
     bench.staging.open(batch)

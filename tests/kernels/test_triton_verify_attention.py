@@ -78,7 +78,7 @@ def run(
 
 
 def check(step: Step, result: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    """As `check_rows`, with the tolerance of a dtype."""
+    """`check_rows` with the tolerance of a dtype."""
     check_rows(step, result, expected, TOLERANCE[dtype])
 
 

@@ -85,7 +85,7 @@ class Windows:
 
 
 def make_windows(shape: WindowShape, seed: int, device: torch.device | str) -> Windows:
-    """The same windows for the same seed on any device; `options` say they are all equal."""
+    """A seed gives equal windows on every device; `options` say they are all equal."""
     rng = generator(seed)
     blocks = -(-shape.rows // shape.block_size) + 1
     kv = kv_of_layers(shape.layers, shape.rows, shape.kv_heads, shape.widths, shape.dtype, rng)

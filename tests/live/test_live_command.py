@@ -30,7 +30,7 @@ from pages import (
 )
 
 from nwor_bench.errors import ExitCode
-from nwor_bench.instruments.draft_counts import KEPT
+from nwor_bench.instruments.draft_counts import MAX_KEPT
 from nwor_bench.live import watch as watching
 from nwor_bench.live.reading import (
     STALE_AFTER_S,
@@ -167,9 +167,11 @@ def test_the_progress_line(page: str, num_reqs: str, words: str) -> None:
 
 
 def test_estimates_rest_on_no_more_groups_than_a_server_keeps() -> None:
-    reading = reading_of(drafts_page({"1": PAYS, ALL: PAYS}, groups=9 * KEPT), "http://h/metrics")
-    assert {rate.groups for rate in reading.worth().rates} == {KEPT}
-    assert reading.groups("1") == 9 * KEPT
+    reading = reading_of(
+        drafts_page({"1": PAYS, ALL: PAYS}, groups=9 * MAX_KEPT), "http://h/metrics"
+    )
+    assert {rate.groups for rate in reading.worth().rates} == {MAX_KEPT}
+    assert reading.groups("1") == 9 * MAX_KEPT
 
 
 @pytest.mark.parametrize(

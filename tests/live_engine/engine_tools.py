@@ -59,7 +59,7 @@ def tiny_pair(folder: Path, method: str, noise: float = 0.05, layers: int = 3) -
 
 
 def pair_with(name: str, settings: dict[str, Any], folder: Path) -> ResolvedPair:
-    """That pair without weights, with more settings in its target's config.json."""
+    """Pair `name` without weights, with more settings in its target's config.json."""
     base = resolve_pair(name, cache_dir=folder / "pair")
     target = folder / "model"
     shutil.copytree(base.target, target)
@@ -69,7 +69,7 @@ def pair_with(name: str, settings: dict[str, Any], folder: Path) -> ResolvedPair
 
 
 def mtp_of(pair: ResolvedPair) -> ResolvedPair:
-    """That target, drafted for by its own layer; a set share of the drafts is accepted."""
+    """The pair's target, drafted for by its own layer; a set share of the drafts is accepted."""
     synthetic = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.6}
     return replace(pair, method="mtp", draft=None, speculative=synthetic)
 
@@ -92,7 +92,7 @@ def prompts_of(lengths: list[int], seed: int = 1) -> list[list[int]]:
 
 
 def smollm2_on_short(name: str, count: int) -> tuple[ResolvedPair, list[list[int]]]:
-    """That pair of SmolLM2, `count` prompts of scenario short; skips where it cannot be fetched."""
+    """Pair `name` and `count` prompts of scenario short; skips if it cannot be fetched."""
     try:
         pair = resolve_pair(name)
     except BenchError as error:

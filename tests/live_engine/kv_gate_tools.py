@@ -14,14 +14,14 @@ from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.protocol import BatchOutput
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.run.gate.kv import KvGate
-from nwor_bench.run.gate.parity import Answer
+from nwor_bench.run.gate.parity import BatchAnswer
 
 OFF = Cell("tiny", NworMode.OFF, ScvMode.OFF)
 STAGE = Cell("tiny", NworMode.STAGE, ScvMode.OFF)
 
 
-def answer_of(output: BatchOutput | Answers, nwor_mode: NworMode = NworMode.STAGE) -> Answer:
-    """As much of a gate batch's answer as the K/V gate looks at."""
+def answer_of(output: BatchOutput | Answers, nwor_mode: NworMode = NworMode.STAGE) -> BatchAnswer:
+    """What the K/V gate looks at of a gate batch's answer."""
     record: Any = SimpleNamespace(
         nwor_mode=nwor_mode,
         staged_tokens=total(output, "staged_tokens"),
@@ -29,7 +29,7 @@ def answer_of(output: BatchOutput | Answers, nwor_mode: NworMode = NworMode.STAG
         draft_tokens=total(output, "draft_tokens"),
         vllm_accepted_per_position=output.counters.accepted_per_position,
     )
-    return Answer(record, output.token_ids)
+    return BatchAnswer(record, output.token_ids)
 
 
 def kv_results(

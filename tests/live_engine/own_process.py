@@ -15,7 +15,7 @@ INSIDE = "NWOR_TEST_OWN_PROCESS"
 
 
 def run_apart(item: pytest.Function) -> bool:
-    """Whether the test was run elsewhere; fails with that process's output if it failed there."""
+    """True if the test was run elsewhere; fails with that process's output if it failed there."""
     if item.get_closest_marker("own_process") is None or INSIDE in os.environ:
         return False
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", item.nodeid]

@@ -340,7 +340,7 @@ def accepts_one_too_many(worker: Any) -> AbstractContextManager[None]:
 
 
 def accepts_one_too_many_in_scv_graph(worker: Any) -> AbstractContextManager[None]:
-    """The same in the SCV modes of a device only."""
+    """Validation takes a rejected draft for an accepted one, in the SCV modes of a device only."""
     from nwor_bench.records.types import ScvMode
 
     validator = worker.nwor_hook.validator

@@ -192,7 +192,7 @@ def one_too_many(window: Commit, memory: dict[str, Any]) -> str:
 
 @commit_replaced
 def one_too_many_in_scv_graph(window: Commit, memory: dict[str, Any]) -> str:
-    """The same where the device validates."""
+    """One rejected draft of each request is written, too, if the device validates."""
     from nwor_bench.records.types import ScvMode
 
     if memory["hook"].validator.mode is ScvMode.OFF:

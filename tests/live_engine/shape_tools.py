@@ -20,7 +20,7 @@ NEW_TOKENS = 60
 
 @contextmanager
 def shape_engine(name: str, arguments: dict[str, Any], folder: Path) -> Iterator[VllmEngine]:
-    """That pair's engine with vLLM's `arguments`; vLLM cannot hold two at a time."""
+    """Engine of pair `name` with vLLM's `arguments`; vLLM cannot hold two at a time."""
     pair = resolve_pair(name, cache_dir=folder)
     spec = tiny_spec(
         draft_tokens=4,

@@ -93,7 +93,7 @@ def test_windows_of_finished_requests_are_counted_apart(engine: VllmEngine, scv:
 def test_a_grammar_that_invalidates_drafts(
     engine: VllmEngine, answers_so_far: list[Answers]
 ) -> None:
-    """The same answers and the same counts from one rank and from two."""
+    """One rank and two give equal answers and equal counts."""
     stock = check_grammar(engine, ["off", "graph"])
     check_vllms_counts(stock)
     answers_so_far.append(stock)

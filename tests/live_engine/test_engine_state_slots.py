@@ -42,7 +42,7 @@ AGAINST = {"additional_config": {"nwor_state_slots": 1}}
 
 
 def specs(**changes: Any) -> tuple[RunSpec, RunSpec]:
-    """Of an engine with a slot for each draft, and of one with a single slot."""
+    """Specs of an engine with a slot for each draft, and of one with a single slot."""
     usual = {"requests": 4, "kv_cache_gib": 0.1, "max_model_len": 256}
     arguments = json.dumps({**WITHOUT_PREFIX_CACHE, **changes.pop("engine_args", {})})
     spec = tiny_spec(**usual, engine_args=arguments, against=json.dumps(AGAINST), **changes)
@@ -160,7 +160,7 @@ class StockElsewhere:
     ):
         self.alone: list[float] = []
         self.beside: list[float] = []
-        """Of windows beside a prefill."""
+        """Errors of windows beside a prefill."""
         self._states, self._counts = states, counts
         self._verify, self._commit = states._kernels.verify, states.commit
         self._calls: dict[int, StateCall] = {}
@@ -218,7 +218,7 @@ def test_a_wrong_commit_beside_a_prefill_is_seen(
     fault: Callable[[torch.Tensor], torch.Tensor],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Those of other steps are right."""
+    """States of other steps are right."""
     found = StockElsewhere(states_of(single), monkeypatch, fault)
     one_by_one(single, "stage", interrupt=False)
     assert max(found.alone) < 1 < max(found.beside)

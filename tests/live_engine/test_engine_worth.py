@@ -61,7 +61,7 @@ def worth(
 
 
 def result_of(index: SweepIndex) -> dict[str, Any]:
-    """As `nwor-bench report --json` has it."""
+    """The sweep's result as `nwor-bench report --json` has it."""
     runs = swept_runs(index)
     return sweep_result(index, runs, swept_worths(runs))
 
@@ -132,7 +132,7 @@ def test_draft_counts_alternate_and_give_the_same_tokens(tmp_path: Path, pair: s
 
 
 def test_prompt_lookup_has_an_engine_for_each_count(tmp_path: Path) -> None:
-    """Its count cannot change. k = 0 is an engine without speculation, and has no window."""
+    """Prompt lookup's count cannot change. k = 0 is an engine without speculation: no window."""
     code, (run,) = worth(
         tmp_path / "worth", "tiny-ngram", most=1, requests=(2,), engines=True, max_new_tokens=24
     )

@@ -60,7 +60,7 @@ KIMI = {**V3, "model_type": "kimi_k2", "num_attention_heads": 64, "num_key_value
 
 
 def shipped(name: str) -> Build:
-    """That pair, with its weights drawn at random."""
+    """Builder of pair `name`, with its weights drawn at random."""
     return lambda folder, dtype: resolve_pair(name, cache_dir=folder)
 
 

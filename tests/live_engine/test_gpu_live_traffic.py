@@ -21,10 +21,10 @@ from nwor_bench.models.pairs import resolve_pair
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
 
 SHARED_GPU = ("--gpu-memory-utilization", "0.3")
-"""Of which each server takes next to nothing, but it looks whether there is that much."""
+"""Share that vLLM looks for; each server takes next to nothing of it."""
 
 EXACT = {"TRITON_F32_DEFAULT": "ieee", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
-"""As in a sweep float32 is no tf32; and no sampler has to be built while requests wait."""
+"""float32 is no tf32, like in a sweep; and no sampler has to be built while requests wait."""
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_turns_serve_the_stock_answers_and_show_their_ratio(
 
 
 def test_draft_counts_alternate_with_the_answers_of_k_0(installed: None, tmp_path: Path) -> None:
-    """Of an MTP layer: on the V2 runner a draft model has one count."""
+    """Drafts come from an MTP layer: on the V2 runner a draft model has one count."""
     target = Path(resolve_pair("tiny-mtp").target)
     speculation = {"method": "mtp"}
     with k_0_and_interleaved(tmp_path, target, speculation, *SHARED_GPU, **EXACT) as own:

@@ -76,7 +76,7 @@ def test_ngram_gpu(tmp_path: Path, start_alone: Start) -> None:
 def test_the_v1_runner_writes_directly_and_says_why(
     tmp_path: Path, start_alone: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As suffix decoding and parallel drafting have it; here vLLM is told to take it."""
+    """Suffix decoding and parallel drafting run on it; here vLLM is told to take it."""
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     engine = start_alone(tiny_pair(tmp_path, "draft_model"), spec_of(EAGER))
     status = engine.status()
@@ -115,7 +115,7 @@ BLOCK_DRAFTERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("method", BLOCK_DRAFTERS)
 def test_a_drafter_of_whole_blocks(method: str, tmp_path: Path, start_alone: Start) -> None:
-    """Its layers, which see a block in both directions, are not staged."""
+    """Layers of the drafter, which see a block in both directions, are not staged."""
     shape = resolve_pair("qwen-shape", cache_dir=tmp_path / "shape")
     config = json.loads((Path(shape.target) / "config.json").read_text())
     draft = tmp_path / method

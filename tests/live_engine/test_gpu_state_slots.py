@@ -30,7 +30,7 @@ ENGINES = {"eager": EAGER, "full": FULL_FOR_ALL, "piecewise": PIECEWISE}
 
 
 def specs(arguments: dict[str, Any], **changes: Any) -> tuple[RunSpec, RunSpec]:
-    """Of an engine with a slot for each draft, and of one with a single slot."""
+    """Specs of an engine with a slot for each draft, and of one with a single slot."""
     given = {"requests": 4, "kv_cache_gib": 0.5, "max_model_len": 256, **changes}
     spec = tiny_spec(
         **given, engine_args=json.dumps({**OWN, **arguments}), against=json.dumps(AGAINST)

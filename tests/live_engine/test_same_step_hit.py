@@ -86,7 +86,7 @@ def hit_in_the_same_step(engine: VllmEngine, nwor: str) -> tuple[Found, list[Any
 
 
 def check_hits(engine: VllmEngine) -> list[Any]:
-    """The same tokens staged, stock, and stock where each request runs alone."""
+    """Tokens are equal staged, stock, and stock where each request runs alone."""
     stock, _, _ = hit_in_the_same_step(engine, "off")
     staged, hits, windows = hit_in_the_same_step(engine, "stage")
     assert staged == stock

@@ -57,7 +57,7 @@ def hook_of(engine: VllmEngine) -> RunnerHook:
 
 
 def states_of(engine: VllmEngine) -> WindowStates:
-    """Its states."""
+    """The engine's states."""
     found = hook_of(engine).states
     assert found is not None
     return found

@@ -64,7 +64,7 @@ def eagle3_pair(folder: Path) -> ResolvedPair:
 
 
 def speculators_pair(folder: Path) -> ResolvedPair:
-    """The same head as `speculators` writes it; the method comes from its config.json."""
+    """The tiny EAGLE-3 head as `speculators` writes it; the method comes from its config.json."""
     pair = eagle3_pair(folder)
     assert pair.draft is not None
     config, weights = _read(Path(pair.draft))

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 
 from nwor_bench.microbench.bench import Bench, Call, Contender, Replay
-from nwor_bench.microbench.cases import OURS, PEER, Group, Spec
+from nwor_bench.microbench.cases import OURS, PEER, InputGroup, Spec
 
 FACTS = {"gpu": "Fake GPU", "l2_bytes": 60 << 20, "copy_gb_per_s": 4000.0}
 BYTES = 4_000_000
@@ -51,7 +51,7 @@ def make_bench(
 
         return Contender(name, BYTES, bind, lambda call: (wrong or {}).get(name, ""))
 
-    def make(group: Group) -> list[Contender]:
+    def make(group: InputGroup) -> list[Contender]:
         return [contender(name) for name in (OURS, PEER[group.kernel])]
 
     clock = Clock(us or {OURS: 4.0, "vllm_cuda": 80.0}, cannot)

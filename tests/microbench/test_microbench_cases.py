@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from nwor_bench.microbench.cases import (
-    Group,
+    InputGroup,
     Shape,
     Spec,
     Window,
@@ -35,7 +35,7 @@ def test_the_default_run_has_every_case_that_was_asked_for() -> None:
 
 @given(WINDOWS, st.floats(0.001, 1))
 def test_accepted_tokens_are_some_of_the_staged(window: Window, acceptance: float) -> None:
-    accepted = Group("commit", "bf16", window, acceptance).accepted
+    accepted = InputGroup("commit", "bf16", window, acceptance).accepted
     assert 1 <= accepted <= window.tokens
     assert accepted == 1 or abs(accepted - acceptance * window.tokens) <= 0.5
 
@@ -61,9 +61,9 @@ def test_heads_are_read_back_and_take_the_place_of_the_shapes() -> None:
     few, many = parse_heads("--heads", "6/2, 16/2")
     assert (str(few), str(many)) == ("6/2", "16/2")
     shape = Shape(layers=3, heads=6, kv_heads=3)
-    own = Group("verify_attention", "bf16", Window(8, 4), context=9, heads=many).shape(shape)
+    own = InputGroup("verify_attention", "bf16", Window(8, 4), context=9, heads=many).shape(shape)
     assert own == Shape(layers=3, heads=16, kv_heads=2)
-    assert Group("commit", "bf16", Window(8, 4), 0.5).shape(shape) is shape
+    assert InputGroup("commit", "bf16", Window(8, 4), 0.5).shape(shape) is shape
 
 
 @pytest.mark.parametrize("text", ["", "24", "24/", "/8", "24/0", "24/7", "8/24", "24/8/1", "a/b"])

@@ -8,20 +8,20 @@ import pytest
 from rich.console import Console
 
 from nwor_bench.errors import ExitCode
-from nwor_bench.microbench.cases import OURS, Group, Heads, Nets, Shape, Spec, Window
+from nwor_bench.microbench.cases import OURS, Heads, InputGroup, Nets, Shape, Spec, Window
 
 pytestmark = pytest.mark.gpu
 
 SHAPE = Shape(layers=3, heads=6, kv_heads=2, head_dim=128)
 WINDOW = Window(5, 4)
 GROUPS = [
-    Group("commit", "bf16", WINDOW, 0.5),
-    Group("commit", "fp8", WINDOW, 0.5),
-    Group("verify_attention", "bf16", WINDOW, context=300),
-    Group("verify_attention", "fp8", WINDOW, context=300),
-    Group("verify_attention", "bf16", WINDOW, context=300, heads=Heads(16, 2)),
-    Group("gated_delta", "f32", WINDOW),
-    Group("gated_delta", "bf16", Window(3, 8)),
+    InputGroup("commit", "bf16", WINDOW, 0.5),
+    InputGroup("commit", "fp8", WINDOW, 0.5),
+    InputGroup("verify_attention", "bf16", WINDOW, context=300),
+    InputGroup("verify_attention", "fp8", WINDOW, context=300),
+    InputGroup("verify_attention", "bf16", WINDOW, context=300, heads=Heads(16, 2)),
+    InputGroup("gated_delta", "f32", WINDOW),
+    InputGroup("gated_delta", "bf16", Window(3, 8)),
 ]
 
 
@@ -37,7 +37,7 @@ def bench():
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: f"{group.kernel}-{group.cache_dtype}")
 def test_every_contender_does_the_work_and_one_that_does_nothing_is_wrong(
-    bench, group: Group
+    bench, group: InputGroup
 ) -> None:
     for each in bench.contenders(group):
         try:

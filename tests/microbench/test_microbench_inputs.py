@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton")
 
 from nwor_bench.microbench import contenders, inputs
-from nwor_bench.microbench.cases import OURS, PEER, Group, Heads, Nets, Shape, Window
+from nwor_bench.microbench.cases import OURS, PEER, Heads, InputGroup, Nets, Shape, Window
 from nwor_bench.microbench.inputs import Attention, Commit, NetWindow
 
 SHAPE = Shape(layers=2, heads=4, kv_heads=2, head_dim=64)
@@ -18,7 +18,7 @@ SHAPE = Shape(layers=2, heads=4, kv_heads=2, head_dim=64)
 @given(st.builds(Window, st.integers(1, 20), st.integers(1, 15)), st.floats(0.01, 1))
 @examples(30)
 def test_accepted_tokens_lead_their_windows_and_no_slot_is_given_twice(window, share) -> None:
-    group = Group("commit", "bf16", window, share)
+    group = InputGroup("commit", "bf16", window, share)
     step = Commit(group, SHAPE)
     assert int(step.counts.sum()) == group.accepted
     accepted = step.accepted.view(window.requests, window.drafts)
@@ -36,7 +36,7 @@ def test_accepted_tokens_lead_their_windows_and_no_slot_is_given_twice(window, s
 
 @pytest.mark.parametrize("cache_dtype", ["bf16", "fp8"])
 def test_every_wrong_byte_of_a_commit_is_seen(cache_dtype: str) -> None:
-    step = Commit(Group("commit", cache_dtype, Window(5, 4), 0.5), SHAPE)
+    step = Commit(InputGroup("commit", cache_dtype, Window(5, 4), 0.5), SHAPE)
 
     def write(layer: int | None = None) -> None:
         for cache, wanted in zip(step.caches, step.wanted, strict=True):
@@ -55,12 +55,12 @@ def test_bytes_of_each_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     shape, window = Shape(layers=3, kv_heads=2, head_dim=64, heads=4), Window(5, 4)
     row = 2 * 2 * 64 * 2  # K and V of two heads of 64 in bf16
     for dtype, cached in (("bf16", row), ("fp8", row // 2)):
-        step = Commit(Group("commit", dtype, window, 0.5), shape)
+        step = Commit(InputGroup("commit", dtype, window, 0.5), shape)
         assert step.bytes_moved(OURS) == 3 * 10 * (row + cached)
-    attention = Attention(Group("verify_attention", "fp8", window, context=100), shape)
+    attention = Attention(InputGroup("verify_attention", "fp8", window, context=100), shape)
     assert attention.bytes_moved(OURS) == 5 * 100 * row // 2 + 25 * row
     monkeypatch.setattr(inputs, "NETS", Nets(layers=2, key_heads=1, value_heads=2))
-    nets = NetWindow(Group("gated_delta", "bf16", window), shape)
+    nets = NetWindow(InputGroup("gated_delta", "bf16", window), shape)
     state, tokens = 2 * 128 * 128 * 2, 25 * (2 * 128 + 2 * 256) * 2  # inputs and outputs
     assert nets.bytes_moved("nwor_norm") == 2 * (5 * 2 * state + tokens)
     assert nets.bytes_moved("vllm_triton") == 2 * (5 * 6 * state + tokens)
@@ -68,7 +68,7 @@ def test_bytes_of_each_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_attentions_reference_is_attention() -> None:
     torch.manual_seed(5)
-    step = Attention(Group("verify_attention", "bf16", Window(3, 4), context=37), SHAPE)
+    step = Attention(InputGroup("verify_attention", "bf16", Window(3, 4), context=37), SHAPE)
     dense = []
     for request in range(3):
         kv = step.cache[step.table[request].long()].transpose(1, 2).flatten(0, 1)[:42].double()
@@ -92,7 +92,7 @@ def test_attentions_reference_is_attention() -> None:
 
 def test_a_wrong_state_or_output_of_a_net_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "NETS", Nets(layers=2, key_heads=1, value_heads=2))
-    step = NetWindow(Group("gated_delta", "f32", Window(2, 3)), SHAPE)
+    step = NetWindow(InputGroup("gated_delta", "f32", Window(2, 3)), SHAPE)
     reference = step.bind(inputs.verify_window_reference, -1, write_states=True)
     assert step.check(reference, "control") == ""
     assert "states: error" in step.check(lambda: None, "control")
@@ -115,7 +115,7 @@ def test_the_table_has_ours_first_the_main_peer_and_only_tilings_of_the_shape() 
         assert peer in names
     for heads, tiling in ((Heads(6, 2), "ours4"), (Heads(8, 2), "ours32"), (Heads(16, 2), "")):
         shape = Shape(layers=1, heads=heads.query, kv_heads=heads.kv, head_dim=64)
-        made = contenders.contenders(Group("verify_attention", "bf16", Window(1, 4)), shape)
+        made = contenders.contenders(InputGroup("verify_attention", "bf16", Window(1, 4)), shape)
         ours = [each.name for each in made if each.name.startswith("ours")]
         assert ours == ([tiling] if tiling else [])
 
@@ -124,7 +124,7 @@ def test_the_table_has_ours_first_the_main_peer_and_only_tilings_of_the_shape() 
 def test_each_call_of_a_graph_has_inputs_of_its_own(
     times: float, sets: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    group = Group("commit", "bf16", Window(2, 4), 0.5)
+    group = InputGroup("commit", "bf16", Window(2, 4), 0.5)
     moved = Commit(group, SHAPE).bytes_moved(OURS)
     monkeypatch.setattr(contenders, "COLD_BYTES", int(times * moved))
     calls = contenders.contenders(group, SHAPE)[0].bind()

@@ -20,7 +20,14 @@ from scipy import stats
 
 from nwor_bench.microbench.bench import Bench, graph_timer, run_groups, run_rounds
 from nwor_bench.microbench.cases import OURS, PEER, Spec, Window, expand
-from nwor_bench.microbench.report import Result, Row, Status, document, half_widths, write_files
+from nwor_bench.microbench.report import (
+    KernelRow,
+    Result,
+    Status,
+    document,
+    half_widths,
+    write_files,
+)
 from nwor_bench.records.facts import Environment
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.workload.stopping import FIRST_LOOK, StoppingRule
@@ -30,11 +37,11 @@ NAMES = ("nwor", "vllm_cuda", "third")
 STOCK = PEER["commit"]
 
 
-def run(bench: Bench) -> list[Row]:
+def run(bench: Bench) -> list[KernelRow]:
     return run_groups(bench, expand(bench.spec))
 
 
-def of(rows: list[Row], name: str, kernel: str = "commit") -> list[Row]:
+def of(rows: list[KernelRow], name: str, kernel: str = "commit") -> list[KernelRow]:
     return [row for row in rows if (row.implementation, row.kernel) == (name, kernel)]
 
 
@@ -214,7 +221,7 @@ def test_csv_has_fixed_columns_and_leaves_empty_what_was_not_measured(
     write_files(tmp_path, result)
     text = (tmp_path / "kernels.csv").read_text()
     rows = list(csv.DictReader(StringIO(text)))
-    assert list(rows[0]) == [field.name for field in fields(Row)]
+    assert list(rows[0]) == [field.name for field in fields(KernelRow)]
     assert len(rows) == len(result.rows)
     untimed = [row for row in rows if row["status"] != "OK"]
     assert {row["implementation"] for row in untimed} == {STOCK, "flash_attention_3"}

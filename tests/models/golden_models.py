@@ -43,7 +43,7 @@ LOADS = {
 }
 
 
-class Row(NamedTuple):
+class GoldenRow(NamedTuple):
     """One answer: the reason or the refusal, and a digest of everything that was said."""
 
     model: str
@@ -64,7 +64,7 @@ def configs() -> Iterator[tuple[str, dict[str, Any]]]:
     yield from VARIANTS.items()
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[GoldenRow]:
     """Every answer of today's code."""
     for name, config in configs():
         for asked, engine in ENGINES.items():
@@ -73,37 +73,37 @@ def rows() -> Iterator[Row]:
             yield _plan(name, config, asked, load, cache, weights)
 
 
-def _supports(name: str, config: dict[str, Any], asked: str, engine: EngineFacts) -> Row:
+def _supports(name: str, config: dict[str, Any], asked: str, engine: EngineFacts) -> GoldenRow:
     engine = replace(engine, cache_dtype=chosen_cache_dtype(config, engine.cache_dtype))
     try:
         model = read_facts(config, name, "CONFIG_OR_MODEL", name)
         found, methods = predict_support(model, engine), tuple(methods_of(model, engine))
     except ConfigError as error:
-        return Row(name, asked, str(error), "")
+        return GoldenRow(name, asked, str(error), "")
     said = [support_values(found, methods), support_notes(found)]
-    return Row(name, asked, found.reason or found.part.value, _digest(said))
+    return GoldenRow(name, asked, found.reason or found.part.value, _digest(said))
 
 
 def _plan(
     name: str, config: dict[str, Any], asked: str, load: Workload, cache: str, weights: str
-) -> Row:
+) -> GoldenRow:
     try:
         values = prediction_values(predict(name, config, load, cache, weights))
     except ConfigError as error:
-        return Row(name, asked, str(error), "")
-    return Row(name, asked, "", _digest(values))
+        return GoldenRow(name, asked, str(error), "")
+    return GoldenRow(name, asked, "", _digest(values))
 
 
 def _digest(said: Any) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def kept() -> list[Row]:
+def kept() -> list[GoldenRow]:
     """The table."""
     with TABLE.open(encoding="utf-8", newline="") as file:
-        return [Row(*row) for row in csv.reader(file)][1:]
+        return [GoldenRow(*row) for row in csv.reader(file)][1:]
 
 
 if __name__ == "__main__":
     with TABLE.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([Row._fields, *rows()])
+        csv.writer(file, lineterminator="\n").writerows([GoldenRow._fields, *rows()])

@@ -20,7 +20,7 @@ def windows_alone(requests: int = 2, drafts: int = 4) -> Any:
 
 
 def with_prefill(requests: int = 2) -> Any:
-    """The same with a prompt of 100 tokens beside them."""
+    """A step's windows with a prompt of 100 tokens beside them."""
     return scheduled({f"r{n}": 4 for n in range(requests)}, 100)
 
 

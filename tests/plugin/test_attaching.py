@@ -215,7 +215,7 @@ def test_draft_counts_are_measured_and_nothing_is_staged(drafts: Path) -> None:
 def test_a_server_whose_counts_alternate_unmeasured_does_not_start(
     drafts: Path, monkeypatch: pytest.MonkeyPatch, target: str, planted: Any, words: str
 ) -> None:
-    """Its scheduler would go on to change k."""
+    """The server's scheduler would go on to change k."""
     import nwor_bench.plugin.runner_v2.hook  # noqa: F401
 
     monkeypatch.setattr(target, planted)

@@ -27,7 +27,7 @@ def drawn(seed: int) -> tuple[Tensor, Tensor, Tensor]:
 def by_the_kernels_reference(
     query: Tensor, key: Tensor, value: Tensor, facts: ScoreRules
 ) -> Tensor:
-    """The same attention by the project's other reference, over a cache of one block."""
+    """Attention by the project's other reference, over a cache of one block."""
     cache = torch.cat([key, value], -1).transpose(0, 1)[None].float()
     plan = plan_attention(
         torch.tensor([0, ROWS]),

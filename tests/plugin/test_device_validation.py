@@ -37,7 +37,7 @@ class Bench:
         """The validator's own bookkeeping, around a stand-in for the graph."""
         if not self.can_capture:
             return "graph_capture:RuntimeError"
-        if len(self.validator._graphs) >= device_validation.MOST_GRAPHS:
+        if len(self.validator._graphs) >= device_validation.MAX_GRAPHS:
             self.validator._graphs.popitem(last=False)
             self.validator.counters["scv_graph_evictions"] += 1
         counts = torch.zeros(requests, dtype=torch.int32)
@@ -106,7 +106,7 @@ def test_a_failed_capture_leaves_eager_launches_and_is_counted(mode):
 
 
 def test_a_shape_too_many_evicts_the_one_longest_unused(monkeypatch):
-    monkeypatch.setattr(device_validation, "MOST_GRAPHS", 2)
+    monkeypatch.setattr(device_validation, "MAX_GRAPHS", 2)
     bench = Bench(ScvMode.GRAPH)
     shapes = [("mask", n, 2) for n in (1, 2, 4)]
     assert [bench.window(0, shape) for shape in shapes[:2]] == ["capture", "capture"]

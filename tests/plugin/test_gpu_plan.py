@@ -17,7 +17,7 @@ from nwor_bench.plugin.runner_v2.plan import may_read_this_step
 pytest.importorskip("triton")
 from nwor_bench.plugin.runner_v2 import plan as gpu_plan
 from nwor_bench.plugin.runner_v2.plan import (
-    DraftCounts,
+    StepDrafts,
     WindowPlanner,
     drafts_only,
     equal_drafts,
@@ -39,7 +39,7 @@ def plan(batch, copied):
     drafts = np.array([d for _, d in batch], dtype=np.int32)
     starts = np.concatenate(([0], np.cumsum(rows))).astype(np.int32)
     slots = torch.randperm(1000)[: int(rows.sum())]
-    counts = DraftCounts(drafts, int(rows.sum()))
+    counts = StepDrafts(drafts, int(rows.sum()))
     return drafts_only(counts, starts, slots, copied=copied), starts, slots
 
 
@@ -73,11 +73,11 @@ def test_every_draft_is_staged_once_and_nothing_else(batch, copied):
     ],
 )
 def test_a_step_is_uniform_only_if_it_is_nothing_but_equal_windows(drafts, tokens, length):
-    assert DraftCounts(np.array(drafts, dtype=np.int32), tokens).uniform_length() == length
+    assert StepDrafts(np.array(drafts, dtype=np.int32), tokens).uniform_length() == length
 
 
 def test_a_whole_step_waits_for_the_commit_entirely():
-    counts = DraftCounts(np.array([2, 2], dtype=np.int32), 6)
+    counts = StepDrafts(np.array([2, 2], dtype=np.int32), 6)
     slots = torch.tensor([7, 8, 9, 3, 4, 5])
     window = whole_step(counts, 3, torch.arange(6), slots)
     assert window.direct_slots is None
@@ -91,7 +91,7 @@ def test_a_whole_step_waits_for_the_commit_entirely():
 
 def equal_to_drafts_only(window, requests, length, slots):
     """Does the plan stage and write what a plan made only for this step would?"""
-    counts = DraftCounts(np.full(requests, length - 1, dtype=np.int32), requests * length)
+    counts = StepDrafts(np.full(requests, length - 1, dtype=np.int32), requests * length)
     starts = np.arange(0, requests * length + 1, length, dtype=np.int32)
     wanted = drafts_only(counts, starts, slots, copied=True)
     names = ("rows", "slots", "direct_slots", "staged_start", "staged_end")
@@ -140,7 +140,7 @@ class Graphs:
 
 
 class Mode(Enum):
-    """Of vLLM's CUDAGraphMode, the name is what the planner reads."""
+    """vLLM's CUDAGraphMode; the planner reads its name."""
 
     NONE = 0
     PIECEWISE = 1
@@ -196,7 +196,7 @@ def test_an_eager_step_of_equal_windows_is_copied_without_its_first_tokens():
 def test_a_replay_of_fewer_requests_than_were_captured(copied):
     captured = replace(equal_drafts(4, 3, torch.device("cpu")), sources="the capture's")
     if not copied:
-        counts = DraftCounts(np.full(4, 2, dtype=np.int32), 12)
+        counts = StepDrafts(np.full(4, 2, dtype=np.int32), 12)
         padding = whole_step(counts, 3, torch.arange(12), torch.full((12,), -1))
         captured = replace(padding, sources="the capture's")
     made = planner(Graphs({Descriptor(12): captured}), copied)
@@ -289,7 +289,7 @@ def test_certain_tokens_are_written_at_once_for_a_request_that_reads_them(copied
 
 
 def test_a_graph_that_captured_whole_steps_does_not_replay_such_a_step():
-    counts = DraftCounts(np.full(2, 2, dtype=np.int32), 6)
+    counts = StepDrafts(np.full(2, 2, dtype=np.int32), 6)
     captured = whole_step(counts, 3, torch.arange(6), torch.full((6,), -1))
     captured = replace(captured, sources="the capture's")
     made = planner(Graphs({Descriptor(6): captured}), copied=False)
@@ -321,7 +321,7 @@ def test_a_step_of_more_rows_than_may_stay_alive_is_copied(most, copied, drafts)
 
 
 def test_plans_that_are_kept_are_bounded(monkeypatch):
-    monkeypatch.setattr(gpu_plan, "MOST_PLANS", 3)
+    monkeypatch.setattr(gpu_plan, "MAX_PLANS", 3)
     captured = replace(equal_drafts(8, 3, torch.device("cpu")), sources="the capture's")
     made = planner(Graphs({Descriptor(24): captured}))
     first = None
@@ -339,7 +339,7 @@ def test_plans_that_are_kept_are_bounded(monkeypatch):
 
 def test_captured_windows_of_one_size_are_different_launches():
     """Graphs with and without a LoRA adapter hold their K/V at different addresses."""
-    counts = DraftCounts(np.array([2, 2], dtype=np.int32), 6)
+    counts = StepDrafts(np.array([2, 2], dtype=np.int32), 6)
     window = whole_step(counts, 3, torch.arange(6), torch.arange(6))
     rows = torch.randn(2, 6, 1, 8)
     captured = [replace(window, sources=(StagedSources([k], [k]),)) for k in rows]

@@ -226,7 +226,7 @@ def test_one_launch_serves_commit_and_update_and_later_windows_are_ready(machine
 def test_windows_of_unequal_counts_are_never_ready_and_none_runs_as_one_that_is(
     machine: Machine,
 ) -> None:
-    """As many drafts and tokens in all as an equal window has: vLLM gives them another graph."""
+    """Drafts and tokens in all equal an equal window's: vLLM gives them another graph."""
     one, others = Descriptor(Graph.FULL, 2), Descriptor(Graph.FULL, None)
     for graph, drafts in [(one, 1), (others, [2, 1, 0]), (others, [0, 1, 2]), (one, 1)]:
         machine.descriptor = graph
@@ -481,7 +481,7 @@ def paths_of(run: RunData, phase: str) -> list[list[str | None]]:
 
 
 def test_the_gate_ends_on_the_path_that_is_timed(gated: Callable[[], Any]) -> None:
-    """Its other batches have instruments in place, so that no window of theirs is ready."""
+    """Other batches of the gate have instruments in place, so no window of theirs is ready."""
     _, run = gated()
     joined, ready = "full graph, merge, joined", "full graph, merge, ready"
     watched, last = paths_of(run, "gate")

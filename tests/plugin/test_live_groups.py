@@ -209,7 +209,7 @@ def test_tokens_count_from_the_fifth_window_at_one_k(
 
 
 def test_the_latest_spans_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_groups, "KEPT", 16)
+    monkeypatch.setattr(live_groups, "MAX_KEPT", 16)
     tokens = DraftTokens()
     for number in range(100):
         for window in [*all_taken(1), verified(1, 2, int(number >= 84)), verified(0, 2)]:

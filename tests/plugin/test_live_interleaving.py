@@ -170,7 +170,7 @@ def test_the_voted_alarm_stops_staging_and_is_not_raised_again() -> None:
 
 
 def test_in_a_batch_a_step_with_a_prefill_runs_in_mode_off() -> None:
-    """Its window has no place and is recorded as off x off: seen staged on an H100, where a request
+    """A window without a place is recorded as off x off: seen staged on an H100, where a request
     waited for another's blocks."""
     hook = FakeHook()
     cells = [("off", "off"), ("stage", "graph")]

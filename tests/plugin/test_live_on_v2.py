@@ -35,7 +35,7 @@ class Started:
         self.groups.add(window, place)
 
     def run(self, steps: int) -> list[Any]:
-        """That many steps, read as a server reads them; the windows that they recorded."""
+        """Run `steps` steps, read as a server reads them; returns the recorded windows."""
         before = len(self.windows)
         for _ in range(steps):
             run_step(self.hook, REQUESTS)

@@ -94,7 +94,7 @@ def test_a_server_shows_what_its_workers_count() -> None:
 
 
 def test_windows_without_a_draft_are_no_windows_of_ours() -> None:
-    """Of k = 0, if draft counts alternate."""
+    """Windows of k = 0, if draft counts alternate."""
     share_folder()
     hook = hook_of()
     publish(hook, worker_of_rank(0), SETTINGS)

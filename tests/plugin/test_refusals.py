@@ -314,7 +314,7 @@ DERIVED = [
 
 @pytest.mark.parametrize(("which", "reason"), DERIVED)
 def test_a_layer_whose_metadata_are_not_per_request_is_refused(which: str, reason: str) -> None:
-    """Its implementation is FlashAttention's, and all layers are in one group of KV caches."""
+    """The layer's implementation is FlashAttention's, and all layers are in one KV-cache group."""
     layer = attention_layer()
     layer.attn_backend = derived_backend(which)
     assert reason_of(runner_with(two(layer))) == reason

@@ -45,7 +45,7 @@ def test_a_server_stops_staging_once_it_has_read_a_refusal(
 
 @pytest.mark.slow
 def test_a_sweeps_drain_still_names_layers_and_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether or not a reading came before the drain; told once."""
+    """A reading before the drain changes nothing; told once."""
     for early in (False, True):
         hook = make_hook(monkeypatch)
         run_step(hook, REQUESTS)

@@ -112,7 +112,7 @@ def test_a_composite_is_judged_by_its_causal_part() -> None:
 
 
 class Composite:
-    """As vLLM's: two parts over one cache, of which a step's metadata choose one."""
+    """A composite like vLLM's: two parts over one cache, of which a step's metadata choose one."""
 
     kv_cache_dtype = "auto"
 

@@ -89,7 +89,7 @@ def test_every_mode_and_count_of_an_interleaved_batch_has_checked_windows() -> N
     assert sum(found) == 2 * 2 * 2
 
 
-KEPT, WINDOW = 3, 2
+STATE_SIZE, WINDOW = 3, 2
 
 
 class Recurrent:
@@ -97,11 +97,11 @@ class Recurrent:
 
     def __init__(self, tables: Any) -> None:
         generator = torch.Generator().manual_seed(0)
-        self.kv_cache = tuple(torch.rand(9, KEPT, generator=generator) for _ in range(2))
+        self.kv_cache = tuple(torch.rand(9, STATE_SIZE, generator=generator) for _ in range(2))
         self.slots = torch.unique(tables).long()
 
     def forward(self, writes: int = 2) -> Tensor:
-        """[4, KEPT]: it depends on the states, and moves those of `writes` caches."""
+        """[4, STATE_SIZE]: it depends on the states, and moves those of `writes` caches."""
         found = sum(cache[self.slots].sum(0) for cache in self.kv_cache).expand(4, -1).clone()
         for cache in self.kv_cache[:writes]:
             cache[self.slots] = 2 * cache[self.slots] + 1
@@ -137,7 +137,7 @@ def test_a_hybrids_timed_graph_is_compared_and_leaves_one_windows_states(
     checks._sets[False, "graph"] = graph("checking", 0.0), None, None
     checks.replay(graph("timed", off_by), False, "graph")
     assert replayed == ["timed", "timed", "checking"]
-    assert checks._hidden == {"repeated": 0, "checking": 3 * KEPT if off_by else 0}
+    assert checks._hidden == {"repeated": 0, "checking": 3 * STATE_SIZE if off_by else 0}
     for cache, once in zip(layer.kv_cache, alike.kv_cache, strict=True):
         assert torch.equal(cache, once)
 
@@ -148,7 +148,7 @@ def test_states_without_room_are_not_replayed_again(monkeypatch: pytest.MonkeyPa
     checks = checks_of([], {"net": layer})
     checks._metadata = {"net": SimpleNamespace(state_indices_tensor_d=tables)}
     checks._runner.device = torch.device("cuda")
-    size = 2 * 2 * KEPT * 4
+    size = 2 * 2 * STATE_SIZE * 4
     for free, fits in ((2 * size - 1, False), (2 * size, True)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, free))
         assert (checks._states_written() is not None) is fits

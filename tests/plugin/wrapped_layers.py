@@ -22,8 +22,8 @@ from nwor_bench.plugin.runner_v2 import staging as gpu_staging
 from nwor_bench.plugin.runner_v2.attention import AttentionGroup, StagingAttention
 from nwor_bench.plugin.runner_v2.attention_choice import AttentionKind, AttentionShape
 from nwor_bench.plugin.runner_v2.plan import (
-    DraftCounts,
     GpuWindowBatch,
+    StepDrafts,
     drafts_only,
     equal_drafts,
     set_slots,
@@ -162,7 +162,7 @@ def planned(lengths: Sequence[int], drafts: int, slots: Tensor, *, copied: bool)
         copied: drafts are copied, not held.
     """
     own = np.array([drafts if n == drafts + 1 else 0 for n in lengths], dtype=np.int32)
-    counts = DraftCounts(own, sum(lengths))
+    counts = StepDrafts(own, sum(lengths))
     if not (own == drafts).all():
         starts = np.cumsum([0, *lengths]).astype(np.int32)
         return drafts_only(counts, starts, slots, copied=copied)
@@ -212,7 +212,7 @@ class WrappedLayers:
 
     def begin(self, way: str) -> GpuWindowBatch:
         """Open a window that is held whole, or of which only the drafts are held or copied."""
-        counts = DraftCounts(np.full(REQUESTS, DRAFTS, dtype=np.int32), ROWS)
+        counts = StepDrafts(np.full(REQUESTS, DRAFTS, dtype=np.int32), ROWS)
         if way == "whole step":
             batch = whole_step(counts, DRAFTS + 1, torch.arange(ROWS), step_slots())
         elif way == "equal drafts, copied":

@@ -83,7 +83,7 @@ def run():
 
 @pytest.fixture(scope="module")
 def shown(run) -> str:
-    """Its page."""
+    """The run's page."""
     return page(run)
 
 

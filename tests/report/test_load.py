@@ -20,7 +20,7 @@ from synthetic_run import make_run, save_run, write_reports
 
 import nwor_bench
 from nwor_bench.analysis.analyse import PERCENTILES
-from nwor_bench.microbench.report import Row
+from nwor_bench.microbench.report import KernelRow
 from nwor_bench.records.types import BatchRecord, CellResult, WindowRecord, columns
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -133,10 +133,10 @@ def documented() -> list[list[str]]:
     known = {table: meanings(record_type) for table, record_type in RECORDS.items()}
     known["batches"] |= {name: known["cells"][name] for name in PERCENTILES}
     known["windows"]["phase"] = known["batches"]["phase"]
-    known["kernels"] = meanings(Row)
+    known["kernels"] = meanings(KernelRow)
     run = nwor_bench.load(KEPT / "smollm2-short")
     listed = {table: list(run.frame(table).columns) for table in RECORDS}
-    listed["kernels"] = columns(Row)
+    listed["kernels"] = columns(KernelRow)
     return [
         [f"{table}.csv", column, known[table].get(column, "")]
         for table, names in listed.items()

@@ -13,7 +13,7 @@ from synthetic_run import analysed, change_windows
 from nwor_bench.records.store import RunData
 from nwor_bench.report.document import Figure
 from nwor_bench.report.html import canvas_of
-from nwor_bench.report.over_time import MOST, merged, over_time_section, ratios_in_order
+from nwor_bench.report.over_time import MAX_DOTS, merged, over_time_section, ratios_in_order
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -74,7 +74,7 @@ def test_drift_between_groups_is_seen() -> None:
 def test_many_groups_become_dots_with_intervals() -> None:
     noise = [0.97, 0.98, 0.99] * 100
     found = merged(noise)
-    assert len(found) == MOST
+    assert len(found) == MAX_DOTS
     assert all(dot.low < dot.value < dot.high for dot in found)  # type: ignore[operator]
     assert [dot.value for dot in merged(noise[:9])] == noise[:9]
     assert {dot.low for dot in merged(noise[:9])} == {None}

@@ -31,7 +31,7 @@ def folder(tmp_path):
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-    """The same run's report files, for tests that only read them."""
+    """One run's report files, for tests that only read them."""
     folder = tmp_path_factory.mktemp("reports") / "run"
     save_run(make_run(), folder)
     return read_run(folder), write_reports(folder)
@@ -123,7 +123,7 @@ def test_timed_windows_add_up_to_the_cells(reports):
         assert sum(int(row["draft_tokens"]) for row in own) == int(cell["draft_tokens"])
 
 
-KEPT = sorted((Path(__file__).parents[2] / "sweeps" / "results").rglob("report.md"))
+KEPT_REPORTS = sorted((Path(__file__).parents[2] / "sweeps" / "results").rglob("report.md"))
 
 
 def cited(text: str) -> set[str]:
@@ -137,6 +137,6 @@ def test_report_md_cites_files_that_are_there(tmp_path):
     assert {name for name in cited(text) if not (tmp_path / name).is_file()} == set()
 
 
-@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("path", KEPT_REPORTS, ids=lambda path: path.parent.name)
 def test_kept_reports_cite_files_that_are_there(path):
     assert {name for name in cited(path.read_text()) if not (path.parent / name).is_file()} == set()

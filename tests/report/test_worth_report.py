@@ -48,7 +48,7 @@ FASTER = Verdict.FASTER
 
 
 def told(found: Worth) -> MeasuredWorth:
-    """Of a run that has no draft counts of its own."""
+    """Measured worth of a run that has no draft counts of its own."""
     return MeasuredWorth((analyse(make_run()),), found, ())
 
 

@@ -16,8 +16,8 @@ from nwor_bench.records.types import Phase
 from nwor_bench.run import resume
 from nwor_bench.run.gate import size
 from nwor_bench.run.gate.size import (
-    LEAST_WHOLE,
-    MOST_PROMPT_TOKENS,
+    MAX_PROMPT_TOKENS,
+    MIN_WHOLE,
     SHORT,
     GateSize,
     cut_lengths,
@@ -36,10 +36,10 @@ def test_a_prompt_is_whole_or_short_and_the_longest_is_whole(lengths: list[int],
     assert all(own in (whole, SHORT) for own, whole in zip(cut, lengths, strict=True))
     assert max(cut) == max(lengths)
     whole = sum(own == length for own, length in zip(cut, lengths, strict=True))
-    assert whole >= min(LEAST_WHOLE, len(lengths))
+    assert whole >= min(MIN_WHOLE, len(lengths))
     if sum(lengths) <= most:
         assert list(cut) == lengths
-    longest = sorted(lengths)[-LEAST_WHOLE:]
+    longest = sorted(lengths)[-MIN_WHOLE:]
     assert sum(cut) <= max(most, sum(longest) + sum(min(n, SHORT) for n in lengths))
 
 
@@ -56,7 +56,7 @@ def test_at_256_requests_the_gate_prefills_less_than_two_of_its_batches_did() ->
     """Six cells and interleaved windows twice; K/V of off x off twice, of five that stage."""
     tokens = of_256().tokens
     assert (tokens.requests, tokens.batches, tokens.prefills) == (256, 8, 7)
-    assert tokens.prompt <= MOST_PROMPT_TOKENS
+    assert tokens.prompt <= MAX_PROMPT_TOKENS
     assert tokens.new == 64
     assert tokens.prefilled == 15 * tokens.prompt + 7 * 256 * 63
     assert tokens.prefilled < 2 * 256 * 1024
@@ -84,8 +84,8 @@ def long_prompts(prompts: tuple[Prompt, ...]) -> list[list[int]]:
 def long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of 50 tokens of which a batch of eight may have 200, a short one 10."""
     monkeypatch.setattr("toy_run.encode", long_prompts)
-    monkeypatch.setattr(size, "MOST_PROMPT_TOKENS", 200)
-    monkeypatch.setattr(resume, "MOST_PROMPT_TOKENS", 200)
+    monkeypatch.setattr(size, "MAX_PROMPT_TOKENS", 200)
+    monkeypatch.setattr(resume, "MAX_PROMPT_TOKENS", 200)
     monkeypatch.setattr(size, "SHORT", 10)
 
 

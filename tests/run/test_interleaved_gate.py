@@ -19,13 +19,13 @@ from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Cell, NworMode, Phase
 from nwor_bench.records.window_order import WindowOrder
 from nwor_bench.report.run_report import exit_code_of
-from nwor_bench.run.gate.block import MOST_INTERLEAVED, GateBlock
+from nwor_bench.run.gate.block import MAX_INTERLEAVED, GateBlock
 
 pytestmark = pytest.mark.slow  # whole runs
 
 GPU = {"device": "cuda:0", "dtype": "bfloat16"}
 RULES = [{}, GPU]
-"""Of a CPU and of a GPU."""
+"""Rules of a CPU and of a GPU."""
 
 
 def in_interleaved(cell: Cell | None) -> bool:
@@ -209,7 +209,7 @@ def test_other_acceptance_in_interleaved_windows(tmp_path: Path, rule: dict[str,
 def test_a_timed_interleaved_batch_is_compared_with_off(
     tmp_path: Path, rule: dict[str, Any]
 ) -> None:
-    """Its tokens differ in the timed batch only; block 1 has whole batches too."""
+    """Tokens differ in the timed batch only; block 1 has whole batches too."""
     engine = FakeEngine(wrong=in_batch(3), **rule)
     runner = Runner(tmp_path / "run", engine, interleave="windows", batches=1, temperature=0.0)
     check_all_are_invalid(runner, runner.run(), "1 of 2 requests differ")
@@ -240,7 +240,7 @@ def test_cells_without_a_turn_get_another_batch(tmp_path: Path) -> None:
     for batch, order in zip(gate, engine.orders, strict=False):
         assert set(order.cells) >= left
         left -= {window.cell for window in run.windows if window.batch == batch.batch}
-    assert 1 < len(gate) <= MOST_INTERLEAVED
+    assert 1 < len(gate) <= MAX_INTERLEAVED
     told = [line for line in runner.log.lines if line.startswith("gate: not run in")]
     assert bool(told) is bool(left)
 

@@ -19,7 +19,7 @@ from nwor_bench.records.cell import Cell, Drafts, ScvMode
 from nwor_bench.records.facts import EngineStatus, to_json
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import NworMode
-from nwor_bench.run.gate.parity import COMPARED, Answer, ParityGate
+from nwor_bench.run.gate.parity import COMPARED, BatchAnswer, ParityGate
 from nwor_bench.run.gate.ties import TieCheck
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -152,9 +152,9 @@ def test_synthetic_draft_counts_must_give_equal_lengths() -> None:
     gate = ParityGate(status, encode, Mock(), True, lambda event: None, by_drafts=True)
     cell = Cell("tiny", NworMode.OFF, ScvMode.OFF, Drafts(0))
 
-    def answer(accepted: int, *tokens: int) -> Answer:
+    def answer(accepted: int, *tokens: int) -> BatchAnswer:
         record: Any = SimpleNamespace(cell=cell, vllm_accepted_per_position=(accepted,))
-        return Answer(record, (tokens,))
+        return BatchAnswer(record, (tokens,))
 
     block: Any = None
     assert gate.interleaved_difference(answer(5, 1, 2, 3), answer(0, 4, 5, 6), block) is None
@@ -194,9 +194,9 @@ def test_a_staged_count_must_accept_as_many_as_the_same_count_in_mode_off(
     zero, two = (Cell("tiny", NworMode.OFF, ScvMode.OFF, Drafts(k)) for k in (0, 2))
     staged = replace(two, nwor_mode=NworMode.STAGE)
 
-    def answer(cell: Cell, *accepted: int) -> Answer:
+    def answer(cell: Cell, *accepted: int) -> BatchAnswer:
         record: Any = Accepted(cell, accepted)
-        return Answer(record, ((1, 2, 3),))
+        return BatchAnswer(record, ((1, 2, 3),))
 
     block: Any = None
     stock = gate.check(two, answer(two, 5, 3), answer(zero), block)
@@ -322,11 +322,11 @@ def test_draft_counts_may_not_have_too_many_ties_either() -> None:
     gate = ParityGate(engine.status(), encode, check, True, events.append, by_drafts=True)
     block: Any = SimpleNamespace(token_ids=lambda _: prompts)
 
-    def answer(cell: Cell) -> Answer:
+    def answer(cell: Cell) -> BatchAnswer:
         engine.set_modes(cell)
         outputs = engine.decode_greedily(prompts, [16] * 8, ignore_eos=True)
         record: Any = Numbered(cell, (5, 3))
-        return Answer(record, tuple(output.token_ids for output in outputs))
+        return BatchAnswer(record, tuple(output.token_ids for output in outputs))
 
     found = gate.check(staged, answer(staged), answer(zero), block)
     assert found.record.parity == "INVALID"

@@ -70,7 +70,7 @@ def never_cut() -> list[BatchRecord]:
 
 @pytest.fixture
 def uncut(own_surroundings: None) -> list[BatchRecord]:
-    """The same run, never cut."""
+    """Records of the run, never cut."""
     return never_cut()
 
 
@@ -186,7 +186,7 @@ class WideCell(FakeEngine):
 
 
 def test_a_cell_that_breaks_after_a_look_was_wide_in_that_look() -> None:
-    """Its interval keeps the run going at block 10; it breaks in block 11 and counts no more."""
+    """The cell's interval keeps the run going at block 10; it breaks in block 11 and is out."""
     flags = {"ci_width": "1%", "max_blocks": 14}
 
     def wrong(number: int, cell: Any) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.analysis.parity.kv import KvVerdict, StateResult
-from nwor_bench.engine.protocol import Kept, Pair
+from nwor_bench.engine.protocol import Kept, KeptPair
 from nwor_bench.plugin.observe.errors import RowErrors, RowPlaces
 from nwor_bench.run.gate.states import FEW, StateGate
 
@@ -76,7 +76,7 @@ class Machine:
         for name in names:
             del self.kept[name]
 
-    def compare(self, name: str, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+    def compare(self, name: str, pairs: Sequence[KeptPair]) -> list[dict[str, Any]]:
         ours, theirs = [i for i, *_ in pairs], [j for _, _, j, _ in pairs]
         (other,) = {pair[1] for pair in pairs}
         at = torch.tensor([len(self.ids[i]) for i in ours])
@@ -228,7 +228,7 @@ def test_few_requests_of_a_mixture_of_experts_are_compared_as_a_dense_model_s() 
 
 
 class EndsEarly(Machine):
-    """Of a cell's requests, only three are copied."""
+    """Only three of a cell's requests are copied."""
 
     def keep(self, name: str) -> Kept:
         copied = super().keep(name)

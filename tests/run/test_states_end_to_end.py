@@ -7,7 +7,7 @@ from typing import Any, Self
 import pytest
 
 from nwor_bench.analysis.parity.kv import TOO_BLUNT, KvVerdict, StateResult
-from nwor_bench.engine.protocol import Kept, Pair
+from nwor_bench.engine.protocol import Kept, KeptPair
 from nwor_bench.run.gate.states import (
     NONE_COPIED,
     NONE_OF_CELL,
@@ -58,7 +58,7 @@ class FakeStates:
         copied = dict(enumerate(map(len, self.prefills[-1][0]))) if self.repeats else {}
         return Kept(tokens=copied)
 
-    def compare(self, name: str, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+    def compare(self, name: str, pairs: Sequence[KeptPair]) -> list[dict[str, Any]]:
         (other,) = {pair[1] for pair in pairs}
         assert {name, other} <= self.kept
         self.asked.append((name, other, [(i, j) for i, _, j, _ in pairs]))

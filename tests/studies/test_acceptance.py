@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-KEPT = Path(__file__).parents[2] / "sweeps/studies/acceptance/acceptance.csv"
+KEPT_TABLE = Path(__file__).parents[2] / "sweeps/studies/acceptance/acceptance.csv"
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_the_interval_includes_the_truth_if_blocks_differ_in_size(measure: Modul
 
 
 def test_cells_that_stage_must_agree(measure: ModuleType) -> None:
-    rows = pd.read_csv(KEPT)
+    rows = pd.read_csv(KEPT_TABLE)
     rows.loc[rows.cell == "stage x off", "accepted_1"] += 1
     with pytest.raises(ValueError, match="compare them first"):
         measure.differences(rows)
@@ -86,13 +86,13 @@ def write_run(folder: Path, rows: pd.DataFrame) -> None:
 def test_a_run_that_accepts_less_in_stage_ends_with_1(
     measure: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = pd.read_csv(KEPT)
+    rows = pd.read_csv(KEPT_TABLE)
     write_run(tmp_path, rows)
     arguments = ["measure.py", str(tmp_path), "--output", str(tmp_path / "made")]
     monkeypatch.setattr(sys, "argv", arguments)
     assert measure.main() == 0
     for name in ("acceptance.csv", "differences.csv"):
-        made, kept = tmp_path / "made" / name, KEPT.with_name(name)
+        made, kept = tmp_path / "made" / name, KEPT_TABLE.with_name(name)
         assert made.read_text() == kept.read_text()
     staging = rows["cell"].str.startswith("stage")
     positions = [f"accepted_{i}" for i in range(1, 5)]

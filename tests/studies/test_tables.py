@@ -217,7 +217,7 @@ def test_a_value_without_a_definition_is_refused(page: Path) -> None:
 
 
 def test_the_medians_interval_is_that_of_the_sign_test(page: Path) -> None:
-    """Of 10 values the 2nd and the 9th: fewer than 2 of 10 heads have a chance of 1.1 %."""
+    """The 2nd and the 9th of 10 values: fewer than 2 of 10 heads have a chance of 1.1 %."""
     page.with_name("ten.csv").write_text("x\n" + "\n".join(str(i * i) for i in range(1, 11)))
     query = "SELECT median_low(x) AS low, median_high(x) AS high FROM ten"
     assert values_of(page, query) == {"low": 4, "high": 81}

@@ -104,7 +104,7 @@ def test_json_gives_back_what_it_was_given(value: Toy) -> None:
 
 
 def test_a_default_is_what_its_text_is_read_as() -> None:
-    """Of every command."""
+    """Flags of every command."""
     groups = [app, *(each.typer_instance for each in app.registered_groups)]
     holders = {
         kind

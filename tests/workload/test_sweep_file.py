@@ -88,7 +88,7 @@ def files_of_a_sweep(cut: bool) -> dict[Path, bytes]:
 
 
 def leave_a_sweep(*, cut: bool) -> None:
-    """Its folder, as it was measured once for all tests."""
+    """Leave a sweep's folder, as it was measured once for all tests."""
     for path, content in files_of_a_sweep(cut).items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)

@@ -211,7 +211,7 @@ def _inspect_groups(
     slots, rows, num_rows, capacity, group, slots_stride, group_stride, rows_stride,
     GROUPS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """As `_inspect_window`, for each layer: `group` [layers] is its row of slots.
+    """`_inspect_window` for each layer: `group` [layers] is its row of slots.
 
     All groups are read in one pass, CHUNK entries in all at a time.
     """

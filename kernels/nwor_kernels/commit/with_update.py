@@ -53,7 +53,7 @@ class RequestStates(NamedTuple):
     total_len: Tensor
     """[most requests] int32"""
     sampled_tokens_stride: int
-    """Of a step's `sampled_tokens`, from one request to the next."""
+    """Stride of a step's `sampled_tokens`, from one request to the next."""
 
     def as_arguments(self) -> tuple[Any, ...]:
         """In the kernel's order, with strides."""

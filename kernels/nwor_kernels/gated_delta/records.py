@@ -90,4 +90,4 @@ class GatedNorm(NamedTuple):
     eps: float
 
     activation: str = "silu"
-    """Of the gate: `silu` or `sigmoid`."""
+    """Activation of the gate: `silu` or `sigmoid`."""

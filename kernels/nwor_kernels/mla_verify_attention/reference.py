@@ -52,7 +52,7 @@ class _Request(NamedTuple):
     """One request with staged rows."""
 
     rows: slice
-    """Of the batch."""
+    """The request's rows of the batch."""
     query: Tensor
     """[queries, heads, width], both parts."""
     keys: Tensor

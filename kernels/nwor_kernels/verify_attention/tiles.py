@@ -61,7 +61,7 @@ def store_halves(
 
 @triton.jit
 def halves_of_cache(rows, exists, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, FP8: tl.constexpr):
-    """The same of rows in the cache."""
+    """Both halves of rows in the cache."""
     if FP8:
         pairs = rows.to(tl.pointer_type(tl.int16), bitcast=True)
         dim = tl.arange(0, HALF)

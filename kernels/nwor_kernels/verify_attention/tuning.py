@@ -95,7 +95,7 @@ class Tuning:
     whole_pairs: int | None = None
     merged: int | None = None
     max_registers: int | None = None
-    """Of a thread, a limit for the compiler; None: none but the GPU's."""
+    """Registers of a thread, a limit for the compiler; None: none but the GPU's."""
 
 
 class Tiling(StrEnum):
@@ -181,13 +181,13 @@ class LaunchShape:
     num_stages: int
     """Triton's."""
     discard: Discard
-    """Of merged partial results."""
+    """How merged partial results are discarded."""
     whole_pairs: int
     """Per cent more steps that a program may have for whole pairs; 0: always cut."""
     merged: int = 1
     """Parts of a pair that a merge reads at a time."""
     max_registers: int | None = None
-    """Of a thread; None: no limit of ours."""
+    """Registers of a thread; None: no limit of ours."""
 
 
 @functools.lru_cache(4096)
@@ -306,7 +306,7 @@ def discard_on(device: torch.device, wanted: Discard | None) -> Discard:
 
 @functools.cache
 def can_discard(device: torch.device) -> bool:
-    """Whether `discard.L2` runs there: NVIDIA's sm_80 and later; the interpreter has no PTX."""
+    """True if `discard.L2` runs there: NVIDIA's sm_80 and later; the interpreter has no PTX."""
     if device.type != "cuda" or torch.version.hip or triton.knobs.runtime.interpret:
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)
@@ -326,7 +326,7 @@ _processors_of: dict[torch.device, int] = {}
 
 
 def processors_of(device: torch.device) -> int:
-    """Its multiprocessors; 2 if kernels are interpreted."""
+    """Multiprocessors of the device; 2 if kernels are interpreted."""
     if device not in _processors_of:
         on_gpu = device.type == "cuda"
         _processors_of[device] = (

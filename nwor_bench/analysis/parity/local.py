@@ -36,7 +36,7 @@ average out as independent ones do. On an H200 one of 384 heads (Qwen3.5-27B, 8 
 LAYER_ERRORS = 7.0
 """Standard errors for all heads of a layer together."""
 
-MIN_ROWS = 6
+MIN_ATTENTION_ROWS = 6
 """Rows of the sample with fewer give no standard error of one head."""
 
 NOT_STOCK = 0.25
@@ -280,7 +280,7 @@ def _attention_errors(at: tuple[str, int], attention: Mapping[str, Any]) -> Iter
             "row", *at, head["apart"], ROW_MULTIPLE * largest, f"{where} of request {row}"
         )
         yield LocalFault("head", *at, head["ours"], RMS_MULTIPLE * (head["stock"] or 0), where)
-        if attention["rows"] >= MIN_ROWS:
+        if attention["rows"] >= MIN_ATTENTION_ROWS:
             values = [head[name] for name in attention["fields"][6:]]
             least = SCALE_SHARE * (head["stock"] or 0)
             yield from _signed(at, values, HEAD_ERRORS, where, least)

@@ -143,7 +143,7 @@ def _check_packages() -> None:
 
 
 def doctor_document(checks: Sequence[Check]) -> "Document":
-    """Whether a sweep can run, then a row for each check; its remedy is a row below it."""
+    """Headline: can a sweep run? Then a row for each check; its remedy is a row below it."""
     from nwor_bench.report.document import Document, Headline, table
 
     rows = []
@@ -198,7 +198,7 @@ def examine(check_hooks: Callable[[], Check] | None = None) -> list[Check]:
 
 
 def check_vllm() -> Check:
-    """Whether a vLLM version that the plugin supports is installed."""
+    """Check for a vLLM version that the plugin supports."""
     try:
         found = require_supported_vllm()
     except UnsupportedVllmError:
@@ -212,7 +212,7 @@ def check_vllm() -> Check:
 
 
 def check_torch(has_gpu: bool) -> Check:
-    """Whether PyTorch is installed and, on a machine with a GPU, sees it."""
+    """Check that PyTorch is installed and, on a machine with a GPU, sees it."""
     found = installed("torch")
     if found is None:
         return Check("torch", State.MISSING, "not installed", "make venv", needed=True)
@@ -231,7 +231,7 @@ def check_torch(has_gpu: bool) -> Check:
 
 
 def check_plugin() -> Check:
-    """Whether vLLM finds the plugin's entry point and loads it (`vllm serve` needs this)."""
+    """Check that vLLM finds the plugin's entry point and loads it (`vllm serve` needs this)."""
     points = entry_points(group=PLUGIN_GROUP, name=PLUGIN)
     if not points:
         remedy = "pip install --no-deps -e . in the checkout; until then vllm serve has no hooks"
@@ -291,7 +291,7 @@ def check_memory() -> Check:
 
 
 def check_counters(has_gpu: bool) -> Check:
-    """Whether this user may read the GPU's hardware counters, and CUPTI is there to do so."""
+    """Check that this user may read the GPU's hardware counters, and CUPTI is there to do so."""
     name = "counters"
     if not has_gpu:
         return Check(name, State.MISSING, "no GPU", "see GPU")
@@ -316,7 +316,7 @@ def _is_admin(status: str) -> bool:
 
 
 def check_nsight(profiler: Profiler) -> Check:
-    """Whether `ncu` or `nsys` is installed, runs, and is new enough."""
+    """Check that `ncu` or `nsys` is installed, runs, and is new enough."""
     try:
         path, found = find_tool(profiler)
     except ToolUnavailable as error:

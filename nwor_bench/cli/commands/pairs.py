@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nwor_bench.cli.command import Command, Group, examples, print_table, tell_json
+from nwor_bench.cli.command import Command, CommandGroup, examples, print_table, tell_json
 from nwor_bench.cli.flags import AsJson, Quiet, with_flags
 from nwor_bench.workload.run_spec import DEFAULT_PAIR
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from nwor_bench.models.pairs import ModelPair
     from nwor_bench.workload.config import Scenario
 
-pairs = typer.Typer(cls=Group, help="Model pairs: list, fetch.", no_args_is_help=True)
-scenarios = typer.Typer(cls=Group, help="The scenarios (workloads).", no_args_is_help=True)
+pairs = typer.Typer(cls=CommandGroup, help="Model pairs: list, fetch.", no_args_is_help=True)
+scenarios = typer.Typer(cls=CommandGroup, help="The scenarios (workloads).", no_args_is_help=True)
 
 
 @dataclass(frozen=True)

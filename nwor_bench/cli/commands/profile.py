@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nwor_bench.cli.command import Command, Group, examples, tell_json
+from nwor_bench.cli.command import Command, CommandGroup, examples, tell_json
 from nwor_bench.cli.flags import AsJson, Quiet, with_flags
 from nwor_bench.instruments.nvtx_ranges import HarnessRange
 from nwor_bench.workload.options import Option
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nwor_bench.instruments.nsight import Profiler
 
 app = typer.Typer(
-    cls=Group,
+    cls=CommandGroup,
     help="Run a sweep under one of NVIDIA's profilers: profile ncu -- sweep ...",
     no_args_is_help=True,
 )

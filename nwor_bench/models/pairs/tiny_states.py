@@ -7,7 +7,7 @@ import numpy as np
 Weights = dict[str, np.ndarray]
 
 KEY_HEADS, VALUE_HEADS, WIDTH, KERNEL = 2, 4, 128, 4
-"""Of each gated delta net; vLLM's CPU kernels need heads of 128."""
+"""Shape of each gated delta net; vLLM's CPU kernels need heads of 128."""
 
 EXPERTS = 2
 

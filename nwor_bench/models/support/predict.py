@@ -82,7 +82,7 @@ class Support:
 
     @property
     def outcome(self) -> Outcome:
-        """Whether drafts would be staged."""
+        """STAGED if no reason speaks against it, else DIRECT."""
         return Outcome.STAGED if self.reason is None else Outcome.DIRECT
 
     @property

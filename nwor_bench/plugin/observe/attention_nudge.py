@@ -27,7 +27,7 @@ LATENT_ARGUMENTS = ("query", "key", "value", "kv_cache", "attn_metadata", "outpu
 """First arguments of latent attention; other attention has the layer before them."""
 
 PREFILL_ARGUMENTS = (*LATENT_ARGUMENTS[:5], "k_scale", "output")
-"""The same of a sparse layer's prefill."""
+"""First arguments of a sparse layer's prefill."""
 
 
 class AttentionNudge:

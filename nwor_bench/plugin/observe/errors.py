@@ -36,7 +36,7 @@ def cache_values(rows: Tensor, cache_dtype: str) -> Tensor:
 
 
 def element_view(rows: Tensor, cache_dtype: str) -> Tensor:
-    """The same memory in the dtype of its elements."""
+    """The rows' memory in the dtype of its elements."""
     if rows.dtype is not torch.uint8:
         return rows
     return rows.view(torch.float8_e5m2 if "e5m2" in cache_dtype else torch.float8_e4m3fn)
@@ -138,7 +138,7 @@ def _number(value: float) -> float | None:
 
 
 def bits_of(rows: Tensor) -> Tensor:
-    """The same memory as integers: bytes that are NaN compare, too."""
+    """The rows' memory as integers: bytes that are NaN compare, too."""
     sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
     return rows.view(sizes[rows.element_size()])
 

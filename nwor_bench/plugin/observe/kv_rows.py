@@ -110,7 +110,7 @@ def _changes(output: Any) -> Iterator[tuple[str, Sequence[list[int]], int | None
             yield req_id, blocks, cached.num_computed_tokens[i] if resumed else None
 
 
-Pair = tuple[int, str, int, int]
+KeptPair = tuple[int, str, int, int]
 """(request of this set, other set, its request there, length of its prompt)."""
 
 ROOM = 8
@@ -125,7 +125,7 @@ class LayerRows:
     """A target layer's cache, and where V begins in a row; of latent rows the rotary part."""
 
     number: int
-    """Its place among the target layers."""
+    """The layer's place among the target layers."""
     name: str
     kv_cache: Any
     """[blocks, kv_heads, block_size, K + V width], not contiguous; recurrent layers have others."""
@@ -214,7 +214,7 @@ class GroupRows:
         for name in list(self._kept) if names is None else names:
             del self._kept[name]
 
-    def compare(self, name: str, pairs: Sequence[Pair]) -> dict[str, Any]:
+    def compare(self, name: str, pairs: Sequence[KeptPair]) -> dict[str, Any]:
         """Errors of these layers' rows; see `KvRows.compare`."""
         if name not in self._kept or any(pair[1] not in self._kept for pair in pairs):
             raise BenchError.at(
@@ -249,7 +249,7 @@ class _Matched:
     unknown: int
 
 
-def _matched(kept: dict[str, KeptRows], name: str, pairs: Sequence[Pair]) -> _Matched:
+def _matched(kept: dict[str, KeptRows], name: str, pairs: Sequence[KeptPair]) -> _Matched:
     mine = kept[name]
     ours, theirs, requests, positions, outputs = [], [], [], [], []
     unknown = 0
@@ -356,7 +356,7 @@ class KvRows:
         if names is None and torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def compare(self, name: str, pairs: Sequence[Pair]) -> dict[str, Any]:
+    def compare(self, name: str, pairs: Sequence[KeptPair]) -> dict[str, Any]:
         """Errors of kept rows against other kept rows of the same token ids.
 
         Positions that are not in both sets are left out; the caller knows the spans.

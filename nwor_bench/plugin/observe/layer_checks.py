@@ -53,7 +53,7 @@ class CheckedLayer(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in vLLM."""
+        """The layer's name in vLLM."""
 
     @property
     def owner(self) -> str:
@@ -179,7 +179,7 @@ class LayerChecks:
         self._seen: dict[tuple[str, Hashable], int] = {}
         self._before: _Before | None = None
         self.trace = WindowTrace()
-        """Of the window that is checked."""
+        """Trace of the window that is checked."""
         self._tracing = PatchSet(())
         self.windows: list[dict[str, Any]] = []
         """Measurements of each window that was checked."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nwor_bench.errors import BenchError
 from nwor_bench.plugin.observe.errors import RowErrors, RowPlaces, place_for
-from nwor_bench.plugin.observe.kv_rows import Pair
+from nwor_bench.plugin.observe.kv_rows import KeptPair
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.scheduler_output import external_request_id
@@ -55,7 +55,7 @@ class KeptStates:
     positions: Mapping[int, int]
     """By number of a request, how many of its tokens the states stand for."""
     layers: tuple[tuple[Tensor, Tensor], ...]
-    """Of each layer [requests, HV, V * K] and [requests, 1, (width - 1) * channels]."""
+    """By layer: [requests, HV, V * K] and [requests, 1, (width - 1) * channels]."""
 
 
 class Sample:
@@ -269,7 +269,7 @@ class StateRows:
         for name in names:
             self._kept.pop(name, None)
 
-    def compare(self, name: str, pairs: Sequence[Pair]) -> dict[str, Any]:
+    def compare(self, name: str, pairs: Sequence[KeptPair]) -> dict[str, Any]:
         """`errors` of kept states against others after the same tokens: the dicts of
         `RowErrors.read`, with `layer`, `name` and `what`; a row is one head's state."""
         ours = self._kept[name]

@@ -64,7 +64,7 @@ class AttentionShape:
 
     @property
     def cache_bytes(self) -> int:
-        """Of an element of the cache."""
+        """Bytes of an element of the cache."""
         return 1 if self.cache_dtype.startswith("fp8") else 4 if self.dtype == "float32" else 2
 
     @property
@@ -89,7 +89,7 @@ def from_table(shape: AttentionShape, requests: int, rows: int, processors: int)
 
 
 def kernels_digest() -> str:
-    """Of the sources of our contenders: other kernels take other times."""
+    """Digest of our contenders' sources: other kernels take other times."""
     found = sha256()
     for package in (mla_verify_attention, verify_attention, window_merge):
         for source in sorted(Path(package.__path__[0]).glob("*.py")):

@@ -2,7 +2,7 @@
 
 Contenders are our kernel in its tilings, stock's attention over the committed tokens with the
 window's rows merged in, and stock itself with its write. A staged contender must be faster than
-stock by LEAST_GAIN and more than the measurements scatter. Pure.
+stock by MIN_GAIN and more than the measurements scatter. Pure.
 """
 
 import math
@@ -20,9 +20,9 @@ class Contender(StrEnum):
     OURS = "ours"
     """`verify_attention` over everything, in its usual tiling."""
     OURS_4 = "ours4"
-    """The same in `Tiling.FOUR_PROGRAMS`."""
+    """`verify_attention` over everything, in `Tiling.FOUR_PROGRAMS`."""
     OURS_32 = "ours32"
-    """The same in `Tiling.ROWS_32`."""
+    """`verify_attention` over everything, in `Tiling.ROWS_32`."""
     MERGE = "merge"
     """Stock over the committed tokens, and a kernel that merges the window's rows in."""
     STOCK = "stock"
@@ -39,7 +39,7 @@ LENGTHS = (1024, 8192, 32768)
 """Contexts at which contenders are timed, if the cache has room for them."""
 
 
-LEAST_GAIN = 0.03
+MIN_GAIN = 0.03
 """Share of stock's time that staging must gain beyond the noise. An engine's windows are not those
 that were timed: on an H200 (8B, 64 requests) a layer gained 6 us where 10 of 107 were timed, and
 Phi-4's shape lost 2 % of a window where 0.7 % of attention's time had been timed as a gain."""
@@ -56,9 +56,9 @@ class Choice:
     staged: tuple[float, ...]
     """Seconds of one layer at each of them: the contender's, with its share of the commit."""
     stock: tuple[float, ...]
-    """Likewise: stock's write and attention."""
+    """Seconds of one layer at each of them: stock's write and attention."""
     noise: tuple[float, ...]
-    """Likewise: by how much `staged` minus `stock` may be wrong."""
+    """Seconds by which `staged` minus `stock` may be wrong, at each of them."""
     all_us: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
     """Microseconds of one layer by contender, without the commit."""
     blocks: int = 0
@@ -130,7 +130,7 @@ class DirectLengths:
         return any(self.direct) and not all(self.direct)
 
     def at(self, mean_length: float) -> bool:
-        """As at the nearest length that was timed."""
+        """True if the nearest length that was timed writes directly."""
         if not any(self.direct):
             return False
         apart = [abs(math.log(max(mean_length, 1.0) / length)) for length in self.lengths]
@@ -142,7 +142,7 @@ ALWAYS = DirectLengths((1,), (True,))
 
 
 def direct_lengths(choices: Sequence[tuple[int, Choice]]) -> DirectLengths:
-    """Where the target's layers together do not surely gain LEAST_GAIN.
+    """Where the target's layers together do not surely gain MIN_GAIN.
 
     Args:
         choices: for each shape of layers, how many there are and their choice, of equal lengths.
@@ -156,4 +156,4 @@ def direct_lengths(choices: Sequence[tuple[int, Choice]]) -> DirectLengths:
         for name in ("staged", "stock", "noise")
     )  # fmt: skip
     each = zip(staged, noise, stock, strict=True)
-    return DirectLengths(lengths, tuple(a + error >= (1 - LEAST_GAIN) * b for a, error, b in each))
+    return DirectLengths(lengths, tuple(a + error >= (1 - MIN_GAIN) * b for a, error, b in each))

@@ -48,7 +48,7 @@ def element_of_cache(impl: Any, dtype: torch.dtype) -> torch.dtype:
 
 
 def merges(layer: Any) -> bool:
-    """Whether stock's output over the committed tokens can be merged in this layer."""
+    """True if stock's output over the committed tokens can be merged in this layer."""
     return can_merge(layer.impl) and refusals.chunk_of(layer) <= 0
 
 

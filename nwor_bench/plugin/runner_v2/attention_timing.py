@@ -43,12 +43,12 @@ Latent layers of FlashMLA and of Triton are not timed: our kernel attends their 
 COLD_BYTES = 256 << 20
 """Bytes of context that a round reads at least: several times any GPU's L2."""
 
-MOST_LAYERS = 8
+MAX_TIMED_LAYERS = 8
 
 ROUND_S = 0.04
 """About the time that one length of one size may take, compilation left out."""
 
-FEWEST_BLOCKS, MOST_BLOCKS = 3, 10
+MIN_TIMED_BLOCKS, MAX_TIMED_BLOCKS = 3, 10
 
 
 class AttentionTiming:
@@ -140,7 +140,7 @@ class AttentionTiming:
             return start.elapsed_time(end) / 1e3
 
         once = sum(map(seconds, graphs.values()))
-        blocks = max(FEWEST_BLOCKS, min(MOST_BLOCKS, int(ROUND_S / (4 * once))))
+        blocks = max(MIN_TIMED_BLOCKS, min(MAX_TIMED_BLOCKS, int(ROUND_S / (4 * once))))
         times: dict[Contender, list[float]] = {contender: [] for contender in graphs}
         for _ in range(blocks):
             order = self._random.sample(list(graphs), len(graphs))
@@ -169,7 +169,7 @@ class _Step:
         _, kv_heads, self._block_size, width = cache.shape
         blocks = min(each.cache_rows().shape[0] for each in layers)
         read = requests * length * kv_heads * width * cache.element_size()
-        self.layers = max(1, min(MOST_LAYERS, len(layers), -(-COLD_BYTES // read)))
+        self.layers = max(1, min(MAX_TIMED_LAYERS, len(layers), -(-COLD_BYTES // read)))
         self._layers = layers[: self.layers]
         self._max_seq_len = int(runner.max_model_len)
         each = -(-(length + self._rows) // self._block_size)
@@ -274,7 +274,7 @@ class _Step:
 
 
 class _LatentStep(_Step):
-    """The same of latent layers."""
+    """One verification step of latent layers."""
 
     def _make_activations(self, runner: Any, rows: int) -> None:
         shape = self._layers[0].group.kind.shape

@@ -32,7 +32,7 @@ logger = logging.getLogger("vllm.nwor_bench")
 TRIALS = 8
 """Adaptive: eager launches of a shape before it is captured, and replays to compare with them."""
 
-MOST_GRAPHS = 32
+MAX_GRAPHS = 32
 """Captured shapes kept; the one longest unused is evicted for a new one."""
 
 Shape = tuple[Hashable, ...]
@@ -255,7 +255,7 @@ class DeviceValidator(ScvValidator):
 
     def _capture(self, shape: Shape, requests: int, launch: Callable[[Tensor], None]) -> str | None:
         """Capture a launch with counts of its own; the fallback reason if that fails."""
-        if len(self._graphs) >= MOST_GRAPHS:
+        if len(self._graphs) >= MAX_GRAPHS:
             self._graphs.popitem(last=False)
             self.counters["scv_graph_evictions"] += 1
         num_sampled = torch.zeros(requests, dtype=torch.int32, device=self._device)

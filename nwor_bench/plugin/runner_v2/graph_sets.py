@@ -24,8 +24,8 @@ from vllm.v1.worker.gpu.lora_utils import create_lora_capture_hook
 from nwor_bench.plugin.layers import StagingUnavailable
 from nwor_bench.plugin.runner_v2.attention_choice import AttentionChoices, Size
 from nwor_bench.plugin.runner_v2.plan import (
-    DraftCounts,
     GpuWindowBatch,
+    StepDrafts,
     equal_drafts,
     whole_step,
 )
@@ -230,7 +230,7 @@ class StagingGraphs:
         if self._copied:
             return equal_drafts(requests, length, self._runner.device, slots.shape[:-1])
         rows = torch.arange(desc.num_tokens, device=self._runner.device)
-        counts = DraftCounts(np.full(requests, length - 1, dtype=np.int32), desc.num_tokens)
+        counts = StepDrafts(np.full(requests, length - 1, dtype=np.int32), desc.num_tokens)
         return whole_step(counts, length, rows, slots)
 
 

@@ -145,7 +145,7 @@ class LatentLayer(StagedLayer):
 
 
 def merges(layer: Any) -> bool:
-    """Whether stock returns its log-sum-exp in this layer, over a cache that is not fp8."""
+    """True if stock returns its log-sum-exp in this layer, over a cache that is not fp8."""
     impl = layer.impl
     return (
         type(impl).__name__ == "FlashAttnMLAImpl"

@@ -53,7 +53,7 @@ class GpuWindowBatch(WindowBatch):
     copied: bool = False
     """True if the rows' K/V are copied into buffers, one after the other."""
     states: StateTables | str | None = None
-    """Of a captured graph: where its recurrent states lie, or why stock writes them."""
+    """Where a captured graph's recurrent states lie, or why stock writes them."""
     path: str = ""
     """How a captured graph runs it, for `WindowRecord.path`."""
 
@@ -83,7 +83,7 @@ class GpuWindowBatch(WindowBatch):
 
 
 @dataclass(frozen=True)
-class DraftCounts:
+class StepDrafts:
     """Drafts of each request of a step: `per_request` [requests] int32 on the host."""
 
     per_request: np.ndarray
@@ -104,7 +104,7 @@ class DraftCounts:
 
 
 def drafts_only(
-    counts: DraftCounts, query_start_loc: np.ndarray, slot_mapping: Tensor, *, copied: bool
+    counts: StepDrafts, query_start_loc: np.ndarray, slot_mapping: Tensor, *, copied: bool
 ) -> GpuWindowBatch:
     """Plan a step that stages only its drafts.
 
@@ -144,7 +144,7 @@ def drafts_only(
 
 
 def whole_step(
-    counts: DraftCounts, length: int, rows: Tensor, slot_mapping: Tensor
+    counts: StepDrafts, length: int, rows: Tensor, slot_mapping: Tensor
 ) -> GpuWindowBatch:
     """Plan a step of equal windows, all of whose rows wait for the commit.
 
@@ -257,7 +257,7 @@ def _held_elements(layer: Any) -> int:
     return int(impl.kv_lora_rank + (impl.q_lora_rank or 0) + impl.head_size)
 
 
-MOST_PLANS = 256
+MAX_PLANS = 256
 """Plans of equal windows kept for the steps to come, by requests and length; the oldest goes."""
 
 Planned = tuple[GpuWindowBatch | None, str | None]
@@ -325,7 +325,7 @@ class WindowPlanner:
             return None, BREAKABLE_CUDA_GRAPHS
         if input_batch.num_draft_tokens == 0:
             return None, "no_drafts"
-        counts = DraftCounts(input_batch.num_draft_tokens_per_req, input_batch.num_tokens)
+        counts = StepDrafts(input_batch.num_draft_tokens_per_req, input_batch.num_tokens)
         slot_mapping = slot_mappings[self.slots]
         length = counts.uniform_length()
         copied = self.copied or mode == "PIECEWISE" or not self._may_hold(counts)
@@ -340,7 +340,7 @@ class WindowPlanner:
             return None, "window_beside_prefill_of_its_request"
         return batch, None
 
-    def _may_hold(self, counts: DraftCounts) -> bool:
+    def _may_hold(self, counts: StepDrafts) -> bool:
         """True if the K/V of this whole step may stay alive in every layer until the commit."""
         most = self.most_referenced
         alone = is_windows(counts.num_tokens, counts.total, len(counts.per_request))
@@ -387,7 +387,7 @@ class WindowPlanner:
 
 
 def _keep(plans: dict[Any, GpuWindowBatch], key: Any, plan: GpuWindowBatch) -> None:
-    if len(plans) >= MOST_PLANS:
+    if len(plans) >= MAX_PLANS:
         del plans[next(iter(plans))]
     plans[key] = plan
 

@@ -97,9 +97,9 @@ class StagingParts:
         layers, memory = [context[name] for name in target.staged], memory_of(runner.device)
         self._most_referenced = most_referenced_rows(layers, runner.dtype.itemsize, memory)
         self.graphs, self.planner = self.plan(control=False)
-        """Of mode `stage`."""
+        """Graphs and planner of mode `stage`."""
         self.control_graphs, self.control_planner = self.plan(control=True)
-        """Of mode `control`."""
+        """Graphs and planner of mode `control`."""
         self.sham_graphs = StockGraphs(runner, self.window, self.staging, self.inputs, self.slots)
         """Stock's forward captured once more, for the A/A arm."""
         self.layers = self._staged_layers(target)
@@ -327,7 +327,7 @@ class StagingModes:
             self._parts.attention.undo()
 
     def patch_next(self, patched: bool) -> None:
-        """As `patch`, but only before the next forward that calls the layers' methods.
+        """`patch`, but only before the next forward that calls the layers' methods.
 
         A full CUDA graph calls none, so a switch between two of them costs nothing.
         """

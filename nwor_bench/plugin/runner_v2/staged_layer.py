@@ -55,7 +55,7 @@ class StepInputs:
         """Number of each layer's block table."""
         self._views: dict[int, StepViews] = {}
         self.views: StepViews
-        """Of the step in flight."""
+        """Views of the step in flight."""
         self.max_seq_len = self._most_tokens
         """Upper bound of its `seq_lens`."""
         self._find_tables(runner, set(names))

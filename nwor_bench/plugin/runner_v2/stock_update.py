@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.patching import Patch
-from nwor_bench.plugin.runner_v2.plan import MOST_PLANS, GpuWindowBatch
+from nwor_bench.plugin.runner_v2.plan import MAX_PLANS, GpuWindowBatch
 from nwor_bench.plugin.step import Step
 from nwor_kernels.commit.with_update import UPDATE_ARGUMENTS, RequestStates, Update
 
@@ -180,9 +180,9 @@ class ReadyWindow:
     """vLLM's of the graph that runs it."""
     num_reqs: int
     num_tokens: int
-    """Of the step: all rows of all requests' windows, and nothing else."""
+    """Tokens of the step: all rows of all requests' windows, and nothing else."""
     batch: GpuWindowBatch
-    """Its slots are a view of vLLM's buffer, so they are each step's own."""
+    """The window's plan; its slots are a view of vLLM's buffer, so they are each step's own."""
     drafts: np.ndarray
     """[requests] int32, drafts of each; nobody changes it."""
     num_drafts: int
@@ -233,7 +233,7 @@ class ReadyWindows:
 
     def add(self, window: ReadyWindow) -> None:
         """Keep a window for the steps to come."""
-        if len(self._found) >= MOST_PLANS:
+        if len(self._found) >= MAX_PLANS:
             self.clear()
         self._found[window.descriptor, window.num_reqs] = window
 

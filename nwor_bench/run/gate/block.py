@@ -16,11 +16,11 @@ from nwor_bench.records.types import Cell, Phase
 from nwor_bench.records.window_order import WindowOrder
 from nwor_bench.run.batch import BatchRunner, Check, RanBatch
 from nwor_bench.run.gate.kv import KvGate, rows_budget
-from nwor_bench.run.gate.parity import Answer, ParityGate, broken_event
+from nwor_bench.run.gate.parity import BatchAnswer, ParityGate, broken_event
 from nwor_bench.run.progress import Progress
 from nwor_bench.workload.schedule import Block
 
-MOST_INTERLEAVED = 4
+MAX_INTERLEAVED = 4
 """Most interleaved batches of a gate: a short batch has windows for a few pairs of cells only, so
 the next one has the cells that did not run yet."""
 
@@ -68,8 +68,8 @@ class GateBlock:
 
     def run(self) -> None:
         """A batch of every cell; the cells that differ are in `parity.broken` afterwards."""
-        reference: Answer | None = None
-        answers: dict[Cell | None, Answer] = {}
+        reference: BatchAnswer | None = None
+        answers: dict[Cell | None, BatchAnswer] = {}
         began = time.perf_counter()
         with self._kv.watching():
             for order, cell in enumerate(self._block.order):
@@ -95,7 +95,9 @@ class GateBlock:
     def _sound_cells(self) -> list[Cell]:
         return [cell for cell in self._block.order if cell not in self._parity.broken]
 
-    def _run_unwatched(self, answers: Mapping[Cell | None, Answer], reference: Answer) -> None:
+    def _run_unwatched(
+        self, answers: Mapping[Cell | None, BatchAnswer], reference: BatchAnswer
+    ) -> None:
         """The last batch, as timed ones are: without instruments, interleaved if the run is."""
         if self._order_of is not None:
             self._run_interleaved(reference, self._order_of)
@@ -104,11 +106,11 @@ class GateBlock:
             own = answers.get(cell.stock_twin, reference)
             self._run_batch(cell, self._block.order.index(cell), own)
 
-    def _run_batch(self, cell: Cell, order: int, reference: Answer | None) -> Answer:
+    def _run_batch(self, cell: Cell, order: int, reference: BatchAnswer | None) -> BatchAnswer:
         """A batch of one cell."""
         self._progress.doing(f"gate: {cell.label}")
 
-        def compare(answer: Answer) -> Answer:
+        def compare(answer: BatchAnswer) -> BatchAnswer:
             return self._parity.check(cell, answer, reference, self._block)
 
         def run(check: Check) -> RanBatch:
@@ -121,13 +123,13 @@ class GateBlock:
         self._tell(batch)
         return batch.answer
 
-    def _run_interleaved(self, reference: Answer, order_of: OrderOf) -> None:
+    def _run_interleaved(self, reference: BatchAnswer, order_of: OrderOf) -> None:
         """Interleaved batches of the cells that passed, until all that stage have run."""
         baseline, cells = reference.record.cell, self._sound_cells()
         waiting = [cell for cell in cells if cell.nwor_mode is not NworMode.OFF or cell.drafts]
         if not self._batches.watches:
             waiting = _last_cells(cells)
-        for _ in range(MOST_INTERLEAVED):
+        for _ in range(MAX_INTERLEAVED):
             if not waiting:
                 return
             order = replace(order_of(self._block, cells), untimed=True)
@@ -145,14 +147,16 @@ class GateBlock:
             cells = [cell for cell in cells if cell in wanted]
         if waiting:
             labels = ", ".join(cell.label for cell in waiting)
-            self._progress.say(f"gate: not run in {MOST_INTERLEAVED} interleaved batches: {labels}")
+            self._progress.say(f"gate: not run in {MAX_INTERLEAVED} interleaved batches: {labels}")
 
-    def _interleaved(self, reference: Answer, order: WindowOrder) -> tuple[RanBatch, list[str]]:
+    def _interleaved(
+        self, reference: BatchAnswer, order: WindowOrder
+    ) -> tuple[RanBatch, list[str]]:
         """One interleaved batch, and the faults in it."""
         baseline = reference.record.cell
         differences: list[str | None] = []
 
-        def compare(answer: Answer) -> Answer:
+        def compare(answer: BatchAnswer) -> BatchAnswer:
             found = self._parity.interleaved_difference(answer, reference, self._block)
             differences.append(found)
             return answer
@@ -166,7 +170,10 @@ class GateBlock:
         return batch, [*(found for found in differences if found), *faults]
 
     def _checked(
-        self, cell: Cell, run: Callable[[Check], RanBatch], compare: Callable[[Answer], Answer]
+        self,
+        cell: Cell,
+        run: Callable[[Check], RanBatch],
+        compare: Callable[[BatchAnswer], BatchAnswer],
     ) -> tuple[RanBatch, list[str]]:
         """Run a batch of the gate and check it; the faults that `compare` does not find.
 
@@ -179,7 +186,7 @@ class GateBlock:
         """
         kv_result: KvResult | None = None
 
-        def check(prompts: list[list[int]], answer: Answer) -> Answer:
+        def check(prompts: list[list[int]], answer: BatchAnswer) -> BatchAnswer:
             # The cache first: the tie check runs batches that overwrite these blocks.
             nonlocal kv_result
             if answer.record.cell.drafts is None or self._stages:  # else no K/V is held back

@@ -25,12 +25,12 @@ from nwor_bench.analysis.parity.kv import (
     only_rounding,
     tolerances,
 )
-from nwor_bench.engine.protocol import KvCache, Pair, Span
+from nwor_bench.engine.protocol import KeptPair, KvCache, Span
 from nwor_bench.records.cell import INTERLEAVED
 from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.header import KvGateFacts
 from nwor_bench.records.types import Cell, NworMode
-from nwor_bench.run.gate.parity import Answer
+from nwor_bench.run.gate.parity import BatchAnswer
 from nwor_bench.run.gate.states import Ids, StateGate
 
 BUDGET_BYTES = 4 << 30
@@ -154,7 +154,7 @@ class KvReferences:
         self._lasting: set[str] = set()
         self._sets = 0
 
-    def pairs(self, batch: KvBatch, *, lasting: bool = False) -> list[Pair]:
+    def pairs(self, batch: KvBatch, *, lasting: bool = False) -> list[KeptPair]:
         """Each request with its reference, which is prefilled unless it is kept already.
 
         References that are not `lasting` are dropped when others need room.
@@ -186,7 +186,7 @@ class KvReferences:
                 self._cache.rows.drop([name])
         return found
 
-    def _pairs(self, batch: KvBatch, numbers: Sequence[int]) -> list[Pair]:
+    def _pairs(self, batch: KvBatch, numbers: Sequence[int]) -> list[KeptPair]:
         return [
             (at, *self._places[batch.ids[i]], batch.prompt_lengths[i])
             for at, i in enumerate(numbers)
@@ -250,7 +250,7 @@ class KvGate:
         self._states = (
             StateGate(cache, to_off, bool(status.experts)) if status.state_layers else None
         )
-        self._off: tuple[KvBatch, Answer] | None = None
+        self._off: tuple[KvBatch, BatchAnswer] | None = None
         self._tolerances: dict[LayerKey, Tolerance] = {}
         self._why_not: str | None = "off x off was not looked at before it"
         self._seconds = 0.0
@@ -269,7 +269,7 @@ class KvGate:
             self._cache.watch(False)
 
     def check(
-        self, cell: Cell, prompts: Sequence[Sequence[int]], answer: Answer
+        self, cell: Cell, prompts: Sequence[Sequence[int]], answer: BatchAnswer
     ) -> KvResult | None:
         """Check the cache after the cell's gate batch; None for a cell of mode off, or of another
         engine, which has a cache of its own.
@@ -317,7 +317,7 @@ class KvGate:
         every = {name: [t.own[name] for t in self._tolerances.values()] for name in MULTIPLES}
         return {name: {"smallest": min(v), "largest": max(v)} for name, v in every.items()}
 
-    def _keep_off(self, batch: KvBatch, answer: Answer) -> None:
+    def _keep_off(self, batch: KvBatch, answer: BatchAnswer) -> None:
         if not self._bytes_per_token:
             return
         if self._states is not None:
@@ -325,7 +325,7 @@ class KvGate:
         self._why_not = self._cache.rows.keep("off", batch.spans).unreadable
         self._off = (batch, answer) if self._why_not is None else None
 
-    def _check(self, batch: KvBatch, answer: Answer) -> KvResult:
+    def _check(self, batch: KvBatch, answer: BatchAnswer) -> KvResult:
         record = answer.record
         if record.nwor_mode is NworMode.STAGE and not record.staged_tokens:
             return KvResult(KvVerdict.NOT_RUN, NOTHING_STAGED)
@@ -410,7 +410,7 @@ def _result(
     return result
 
 
-def _ran_alike(answer: Answer, off: Answer) -> bool:
+def _ran_alike(answer: BatchAnswer, off: BatchAnswer) -> bool:
     """True if tokens and windows are equal: with one attention kernel, so is the arithmetic."""
     ours, theirs = answer.record, off.record
     return answer.token_ids == off.token_ids and (

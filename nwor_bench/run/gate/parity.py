@@ -56,7 +56,7 @@ COMPARED = {
 
 
 @dataclass(frozen=True)
-class Answer:
+class BatchAnswer:
     """One batch that has just run: its record and its tokens."""
 
     record: BatchRecord
@@ -118,14 +118,16 @@ class ParityGate:
             elif event.get("event") == SUMS_EVENT and block_of(event) in run.finished:
                 self._sums.add(Cell.from_names(event), read_sums(event), None)
 
-    def check(self, cell: Cell, answer: Answer, reference: Answer | None, block: Block) -> Answer:
+    def check(
+        self, cell: Cell, answer: BatchAnswer, reference: BatchAnswer | None, block: Block
+    ) -> BatchAnswer:
         """The answer with the parity of a gate batch; `reference` is None for off x off itself."""
         found = CellParity(REFERENCE)
         if reference is not None:
             found = self._compare(cell, answer, reference, block, to_the_end=True)
         self._remember(cell, found)
         record = replace(answer.record, parity=found.parity, first_mismatch=found.difference)
-        return Answer(record, answer.token_ids)
+        return BatchAnswer(record, answer.token_ids)
 
     def break_cell(self, cell: Cell, reason: str) -> str:
         """Add a reason why a cell is broken; returns all its reasons."""
@@ -134,7 +136,7 @@ class ParityGate:
         return self.broken[cell]
 
     def recheck(
-        self, block: Block, answers: Mapping[Cell, Answer], baseline: Cell
+        self, block: Block, answers: Mapping[Cell, BatchAnswer], baseline: Cell
     ) -> Iterator[tuple[Cell, str]]:
         """The cells of a timed block that break parity there, with the difference."""
         for cell, answer in answers.items():
@@ -143,7 +145,9 @@ class ParityGate:
             if self._remember(cell, found):
                 yield cell, self.broken[cell]
 
-    def interleaved_difference(self, answer: Answer, reference: Answer, block: Block) -> str | None:
+    def interleaved_difference(
+        self, answer: BatchAnswer, reference: BatchAnswer, block: Block
+    ) -> str | None:
         """How an interleaved batch's output breaks the rule, in words; None if it does not.
 
         The first difference of each request is checked: what follows a tie has no cell of its own
@@ -178,7 +182,13 @@ class ParityGate:
         return found.parity == INVALID
 
     def _compare(
-        self, cell: Cell, answer: Answer, reference: Answer, block: Block, *, to_the_end: bool
+        self,
+        cell: Cell,
+        answer: BatchAnswer,
+        reference: BatchAnswer,
+        block: Block,
+        *,
+        to_the_end: bool,
     ) -> CellParity:
         if self.rule is ParityRule.ACCEPTANCE_ONLY or self._ignore_eos:
             lengths = compare_lengths(answer.token_ids, reference.token_ids)
@@ -194,7 +204,13 @@ class ParityGate:
         return CellParity(INVALID if difference else EXACT, difference)
 
     def _explain(
-        self, cell: Cell, answer: Answer, reference: Answer, block: Block, *, to_the_end: bool
+        self,
+        cell: Cell,
+        answer: BatchAnswer,
+        reference: BatchAnswer,
+        block: Block,
+        *,
+        to_the_end: bool,
     ) -> CellParity:
         """EXPLAINED if differing tokens are ties and acceptance is within its interval."""
         prompts = [tuple(prompt) for prompt in block.token_ids(self._encode)]
@@ -220,7 +236,7 @@ class ParityGate:
         return CellParity(INVALID, outside) if outside else checked.comparison
 
 
-def _other_drafts(cell: Cell, reference: Answer) -> bool:
+def _other_drafts(cell: Cell, reference: BatchAnswer) -> bool:
     """True if the two had other draft counts, so that they accept other numbers of drafts."""
     drafts = reference.record.cell.drafts
     return drafts is not None and drafts != cell.drafts

@@ -2,7 +2,7 @@
 
 A run that only checks compares whole prompts and all their tokens. In a timed run as many requests
 run side by side, in windows of the same size, but most have a short prompt: a batch prefills
-`MOST_PROMPT_TOKENS` at most, or fewer if the gate would else take more than its share of the
+`MAX_PROMPT_TOKENS` at most, or fewer if the gate would else take more than its share of the
 budget. All tokens, positions and layers of what runs are compared.
 """
 
@@ -15,22 +15,22 @@ from nwor_bench.records.types import NworMode
 from nwor_bench.run.batch import RanBatch
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Encode
-from nwor_bench.workload.schedule import GATE_BLOCK, MOST_CHECKED_TOKENS, Block, Plan
+from nwor_bench.workload.schedule import GATE_BLOCK, MAX_CHECKED_TOKENS, Block, Plan
 
-MOST_PROMPT_TOKENS = 16_384
-"""Prompt tokens of one batch of the gate in a timed run, at most; more only if LEAST_WHOLE whole
+MAX_PROMPT_TOKENS = 16_384
+"""Prompt tokens of one batch of the gate in a timed run, at most; more only if MIN_WHOLE whole
 prompts and the others' `SHORT` tokens are more."""
 
 SHORT = 32
 """Tokens of a cut prompt."""
 
-LEAST_WHOLE = 2
+MIN_WHOLE = 2
 """Fewest whole prompts, the longest among them: of these requests the context is the timed one. The
 mean is not, so it does not choose attention in the gate (`AttentionChoices.gate`)."""
 
 
 def fit(block: Block, prompt_lengths: Sequence[int], new_tokens: int, most: int) -> Block:
-    """The gate's block with at most `most` prompt tokens, as far as LEAST_WHOLE allows.
+    """The gate's block with at most `most` prompt tokens, as far as MIN_WHOLE allows.
 
     Args:
         block: the plan's, with whole prompts.
@@ -40,7 +40,7 @@ def fit(block: Block, prompt_lengths: Sequence[int], new_tokens: int, most: int)
     """
     lengths = cut_lengths(prompt_lengths, most)
     cut = None if lengths == tuple(prompt_lengths) else lengths
-    return replace(block, lengths=cut, new_tokens=min(new_tokens, MOST_CHECKED_TOKENS))
+    return replace(block, lengths=cut, new_tokens=min(new_tokens, MAX_CHECKED_TOKENS))
 
 
 def cut_lengths(prompt_lengths: Sequence[int], most: int) -> tuple[int, ...]:
@@ -57,7 +57,7 @@ def cut_lengths(prompt_lengths: Sequence[int], most: int) -> tuple[int, ...]:
     room = most - sum(cut)
     for whole, i in enumerate(order):
         more = prompt_lengths[i] - cut[i]
-        if whole >= LEAST_WHOLE and more > room:
+        if whole >= MIN_WHOLE and more > room:
             continue
         cut[i], room = prompt_lengths[i], room - more
     return tuple(cut)
@@ -108,7 +108,7 @@ def gate_tokens(
 
 
 @dataclass(frozen=True)
-class Rate:
+class TokenSeconds:
     """What an engine takes, from a batch that ran."""
 
     prefill_s: float
@@ -126,14 +126,14 @@ class Rate:
         return max(int(room_s / self.prefill_s / (tokens.batches + tokens.prefills)), 0)
 
 
-def rate_of(batch: RanBatch) -> Rate | None:
-    """The rate of a batch of off x off; None if its windows have no times."""
+def token_seconds(batch: RanBatch) -> TokenSeconds | None:
+    """Seconds a token of a batch of off x off; None if its windows have no times."""
     record, windows = batch.answer.record, batch.windows
     walls = [window.wall_ms for window in windows if window.wall_ms is not None]
     if not walls or not record.prompt_tokens:
         return None
     decode_s = min(sum(walls) * len(windows) / len(walls), record.latency_ms) / 1e3
-    return Rate(
+    return TokenSeconds(
         prefill_s=max(record.latency_ms / 1e3 - decode_s, 1e-6) / record.prompt_tokens,
         decode_s=decode_s * record.requests / record.output_tokens,
     )
@@ -162,7 +162,7 @@ class GateSize:
         self._room_s: float | None = None
         self._forecast_s: float | None = None
         if not spec.checks_only:
-            self._cut_to(MOST_PROMPT_TOKENS)
+            self._cut_to(MAX_PROMPT_TOKENS)
 
     @property
     def tokens(self) -> GateTokens:
@@ -175,28 +175,28 @@ class GateSize:
         self.block = fit(self._whole, self._lengths, self._new_tokens, most)
 
     def fit_into(self, room_s: float | None, warmed: RanBatch | None) -> None:
-        """Cut prompts further if the gate would take longer; never below LEAST_WHOLE.
+        """Cut prompts further if the gate would take longer; never below MIN_WHOLE.
 
         Args:
             room_s: seconds that the budget leaves the gate; None without a budget.
             warmed: the last warm-up batch, from which the gate's time follows; None if none ran.
         """
         self._room_s = room_s
-        rate = None if warmed is None else rate_of(warmed)
-        if self._most is None or rate is None:
+        per_token = None if warmed is None else token_seconds(warmed)
+        if self._most is None or per_token is None:
             return
-        if room_s is not None and rate.gate_s(self.tokens) > room_s:
-            self._cut_to(min(self._most, rate.most_prompt_tokens(room_s, self.tokens)))
-        self._forecast_s = rate.gate_s(self.tokens)
+        if room_s is not None and per_token.gate_s(self.tokens) > room_s:
+            self._cut_to(min(self._most, per_token.most_prompt_tokens(room_s, self.tokens)))
+        self._forecast_s = per_token.gate_s(self.tokens)
 
     def whole_s(self, batch: RanBatch) -> float:
         """Seconds that a batch takes, or would take with whole prompts and block 1's tokens."""
         record = batch.answer.record
-        rate = rate_of(batch)
+        per_token = token_seconds(batch)
         whole = sum(self._lengths)
-        if record.block != GATE_BLOCK or rate is None or record.prompt_tokens == whole:
+        if record.block != GATE_BLOCK or per_token is None or record.prompt_tokens == whole:
             return record.latency_ms / 1e3
-        return rate.prefill_s * whole + rate.decode_s * self._timed_tokens
+        return per_token.prefill_s * whole + per_token.decode_s * self._timed_tokens
 
     def facts(self) -> GateFacts:
         """The size for run.json."""

@@ -17,11 +17,11 @@ from nwor_bench.engine.protocol import Engine
 from nwor_bench.errors import EngineError
 from nwor_bench.records.types import Cell
 
-MOST_POSITIONS = 128
+MAX_POSITIONS = 128
 """Output positions of the gate's block on which the error scale is measured."""
 
 CPU_POSITIONS = 32
-"""The same on a CPU, where 128 take minutes."""
+"""Output positions on a CPU, where 128 take minutes."""
 
 
 class TieCheck:
@@ -32,7 +32,7 @@ class TieCheck:
     few tokens as a window has; and from the prefix cache, one at a time.
 
     The error scale is measured once, at the first difference: the gate's block is decoded again in
-    mode off, then up to `MOST_POSITIONS` of its positions run in those shapes, and with attention
+    mode off, then up to `MAX_POSITIONS` of its positions run in those shapes, and with attention
     moved by one rounding step. At 8 requests that is one gate batch and 180 steps of a few tokens,
     about the time of four gate batches. An engine without a prefix cache prefills every prefix
     again.
@@ -54,7 +54,7 @@ class TieCheck:
         gate: Callable[[], Tokens],
         max_new_tokens: int,
         ignore_eos: bool,
-        positions: int = MOST_POSITIONS,
+        positions: int = MAX_POSITIONS,
         same_kernel: bool = False,
     ):
         self._positions, self._same_kernel = positions, same_kernel

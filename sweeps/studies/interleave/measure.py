@@ -35,8 +35,8 @@ from nwor_bench.run.prepare import prepare
 from nwor_bench.workload.config import load_scenario, resolve
 from nwor_bench.workload.run_spec import PairChoice
 
-LEAST_CYCLES = 200
-"""Of a spin that plants no delay, so that both arms have its launch."""
+MIN_CYCLES = 200
+"""Cycles of a spin that plants no delay, so that both arms have its launch."""
 
 SPINS = 200
 LONG_SPIN = 1_000_000
@@ -60,7 +60,7 @@ class Planted:
         """Spin or wait, as the window begins."""
         kind = "none" if place is None else self._kinds[place.cell]
         if self._spins:
-            torch.cuda._sleep(LEAST_CYCLES + self._cycles * (kind == "device"))
+            torch.cuda._sleep(MIN_CYCLES + self._cycles * (kind == "device"))
         if kind == "host":
             end = time.perf_counter() + self._wait_s
             while time.perf_counter() < end:

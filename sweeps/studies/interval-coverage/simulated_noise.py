@@ -60,7 +60,7 @@ def design(
 def all_cells(
     rng: np.random.Generator, runs: int, blocks: int, noise: Noise = heavy, drift: float = DRIFT
 ) -> Logs:
-    """The same sweep, every cell against the first: [runs, CELLS - 1, blocks].
+    """A sweep of `runs` runs, every cell against the first: [runs, CELLS - 1, blocks].
 
     The cells share the first one's noise, so that their ratios go up and down together.
     """

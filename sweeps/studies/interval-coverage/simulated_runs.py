@@ -65,7 +65,7 @@ class Texts:
     """Chance that a prompt's output differs from that of the first batch (bf16)."""
 
 
-Row = tuple[str, str, tuple[int, int]]
+RequestRow = tuple[str, str, tuple[int, int]]
 """A request's prompt, the digest of its output, and its windows with the drafts accepted."""
 
 
@@ -81,7 +81,7 @@ def whole_batches(rng: np.random.Generator, texts: Texts) -> list[Any]:
             for ease, fork, same in zip(eases, forked, first, strict=True)
         ]
         for k in (0, *COUNTS):
-            rows: list[Row] = [
+            rows: list[RequestRow] = [
                 (f"{prompt}", f"{prompt}-{fork}", taken[k] if k else (0, 0))
                 for prompt, (taken, fork) in enumerate(own)
             ]
@@ -89,7 +89,7 @@ def whole_batches(rng: np.random.Generator, texts: Texts) -> list[Any]:
     return batches
 
 
-def batch(count: int, block: int, rows: Sequence[Row]) -> Any:
+def batch(count: int, block: int, rows: Sequence[RequestRow]) -> Any:
     """The part of a `BatchRecord` that the analysis of draft counts reads, and the prompts."""
     prompts, digests, acceptance = zip(*rows, strict=True)
     return SimpleNamespace(

@@ -29,7 +29,7 @@ from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 PAIR = "qwen3-next-shape"
 VOCABULARY = 32_000
 WINDOWS = 24
-"""Of a counted batch, before its first request ends."""
+"""Windows of a counted batch, before its first request ends."""
 
 ACCEPTED = 2.0
 """Tokens gained a window: the same for every number of drafts, so as many windows."""

@@ -16,7 +16,7 @@ from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.preflight import TOP
 from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.records.types import Cell, NworMode, ScvMode
-from nwor_bench.run.gate.ties import MOST_POSITIONS, TieCheck, spread
+from nwor_bench.run.gate.ties import MAX_POSITIONS, TieCheck, spread
 from nwor_bench.workload.config import load_scenario, resolve
 from nwor_bench.workload.prompts import encode, load_prompts, load_tokenizer
 
@@ -38,7 +38,7 @@ def main() -> None:
     engine.set_modes(off)
     lengths = [given.tokens] * given.requests
     outputs = engine.decode_greedily(prompts, lengths, ignore_eos=True, top=TOP)
-    spots = spread(lengths, MOST_POSITIONS)
+    spots = spread(lengths, MAX_POSITIONS)
     prefixes = [(*prompts[r], *outputs[r].token_ids[:at]) for r, at in spots]
     shapes = ties._shapes(prefixes)
     nudged = ties._next_tokens(prefixes, nudged=True)

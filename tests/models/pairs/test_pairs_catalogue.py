@@ -71,7 +71,7 @@ def test_missing_pair_file_is_refused() -> None:
 @pytest.mark.slow  # imports transformers
 @pytest.mark.parametrize("name", [name for name in pair_names() if load_pair(name).shape])
 def test_transformers_takes_each_shape_that_ships(name: str, tmp_path: Path) -> None:
-    """As vLLM will, when an engine starts."""
+    """vLLM builds the config so when an engine starts."""
     from transformers import AutoConfig
 
     pair = fetch_pair(load_pair(name), tmp_path)

@@ -83,7 +83,7 @@ def test_its_weights_are_those_of_its_record_and_config(tmp_path: Path) -> None:
 
 
 def test_a_head_that_speculators_wrote_drafts_by_its_own_method(tmp_path: Path) -> None:
-    """Its sizes are in `transformer_layer_config`; its vocabulary may be a part of the target's."""
+    """Sizes are in `transformer_layer_config`; the vocabulary may be a part of the target's."""
     target, head = tmp_path / "target", tmp_path / "head"
     for folder, config in (
         (target, {"model_type": "llama", "vocab_size": 264}),

@@ -192,10 +192,10 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
     from fake_engine import FakeEngine, FakeFactory, accept_arguments
 
     from nwor_bench.run.prepare import resume_one, run_one
-    from nwor_bench.run.sweep import run_sweep
+    from nwor_bench.run.sweep import run_loaded
 
     fake = FakeEngine()
-    for function in (run_one, resume_one, run_sweep):
+    for function in (run_one, resume_one, run_loaded):
         monkeypatch.setitem(function.__kwdefaults__, "engine_factory", FakeFactory(fake))
         monkeypatch.setitem(function.__kwdefaults__, "check_engine", accept_arguments)
     return fake

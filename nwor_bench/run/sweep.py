@@ -132,25 +132,6 @@ def _instead_of(flag: str) -> str:
     return "--file cannot take it: leave it out, or sweep only that run"
 
 
-def run_sweep(
-    path: Path,
-    options: RunOptions = DEFAULT_OPTIONS,
-    *,
-    engine_factory: EngineFactory = start_engine,
-    check_engine: CheckEngine = check_arguments,
-) -> ExitCode:
-    """Run a sweep file from its beginning; return the worst exit code of its runs.
-
-    With `options.ray` the engines run on a Ray cluster, and its machines check them.
-
-    Raises ConfigError for any invalid run, before anything is started or written. Without
-    `continue_on_error` the first failing run's error is raised.
-    """
-    return run_loaded(
-        load_sweep(path), options, engine_factory=engine_factory, check_engine=check_engine
-    )
-
-
 def run_loaded(
     sweep: SweepFile,
     options: RunOptions = DEFAULT_OPTIONS,
@@ -158,7 +139,13 @@ def run_loaded(
     engine_factory: EngineFactory = start_engine,
     check_engine: CheckEngine = check_arguments,
 ) -> ExitCode:
-    """As `run_sweep`, for a sweep that is no file."""
+    """Run a sweep from its beginning; return the worst exit code of its runs.
+
+    With `options.ray` the engines run on a Ray cluster, and its machines check them.
+
+    Raises ConfigError for any invalid run, before anything is started or written. Without
+    `continue_on_error` the first failing run's error is raised.
+    """
     console = console_for(options)
     check_vllm_version(console)
     groups = group_by_engine(make_points(sweep))

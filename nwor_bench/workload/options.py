@@ -41,6 +41,20 @@ def seconds(text: str) -> float | None:
     return found[0] * _UNITS[found[1]]
 
 
+def quantity(
+    read: Callable[[str], float | None], fits: Callable[[float], bool], wanted: str
+) -> Callable[[str, str], float]:
+    """A reader of a flag's text; it raises ConfigError with `wanted` if the value does not fit."""
+
+    def parse(flag: str, text: str) -> float:
+        value = read(text)
+        if value is None or not fits(value):
+            raise ConfigError.for_field(flag, text, wanted)
+        return value
+
+    return parse
+
+
 def _number_and_unit(text: str) -> tuple[float, str] | None:
     found = re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*(%|[a-z]*)\s*", text)
     return None if found is None else (float(found.group(1)), found.group(2))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.workload.options import fraction, seconds
+from nwor_bench.workload.options import fraction, quantity, seconds
 
 FIRST_LOOK = 10
 """Fewest blocks on whose intervals a run may stop."""
@@ -90,12 +90,13 @@ class StoppingRule:
         return None
 
 
-def parse_fraction(flag: str, text: str) -> float:
-    """`0.5%` or `0.005`. Raises ConfigError unless it lies between 0 and 1."""
-    value = fraction(text)
-    if value is None or not 0 < value < 1:
-        raise ConfigError.for_field(flag, text, "write for example 0.5% (half the interval)")
-    return value
+parse_fraction = quantity(
+    fraction, lambda value: 0 < value < 1, "write for example 0.5% (half the interval)"
+)
+"""`0.5%` or `0.005`, between 0 and 1."""
+
+parse_seconds = quantity(seconds, lambda value: value > 0, "write for example 60s, 5m or 1h")
+"""`60s`, `5m`, `1h` or a number of seconds, more than 0."""
 
 
 def parse_half_width(flag: str, text: str) -> float:
@@ -105,12 +106,4 @@ def parse_half_width(flag: str, text: str) -> float:
         wide = f"+-{100 * value:g} % would say nothing (at most {100 * WIDEST:g}%)"
         meant = f"; did you mean {text}%?" if text.replace(".", "", 1).isdigit() else ""
         raise ConfigError.for_field(flag, text, f"{wide}{meant}")
-    return value
-
-
-def parse_seconds(flag: str, text: str) -> float:
-    """`60s`, `5m`, `1h` or a number of seconds. Raises ConfigError unless it is more than 0."""
-    value = seconds(text)
-    if value is None or not value > 0:
-        raise ConfigError.for_field(flag, text, "write for example 60s, 5m or 1h")
     return value

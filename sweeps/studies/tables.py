@@ -113,11 +113,13 @@ def add_rows(file: Path, new: pd.DataFrame, setting: list[str]) -> None:
     Args:
         setting: columns that a run's rows share, and no other run's rows have.
     """
-    rows = _as_text(StringIO(new.to_csv(index=False)))
+    text = new.convert_dtypes().to_csv(index=False, float_format="%.7g")  # whole numbers stay whole
+    rows = _as_text(StringIO(text))
     if file.exists():
         kept = _as_text(file).set_index(setting, drop=False)
         rows = pd.concat([kept[~kept.index.isin(rows.set_index(setting).index)], rows])
-    rows.to_csv(file, index=False)
+    packed = {"method": "infer", "mtime": 0}  # the same rows are the same bytes
+    rows.to_csv(file, index=False, compression=packed)
 
 
 def _as_text(file: Path | StringIO) -> pd.DataFrame:

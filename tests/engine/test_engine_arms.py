@@ -29,8 +29,9 @@ from nwor_bench.records.types import AA, Cell, NworMode, ScvMode, Verdict
 from nwor_bench.report.answer import answer
 from nwor_bench.run.resume import check_engine
 from nwor_bench.run.run_options import RunOptions
-from nwor_bench.run.sweep import run_sweep
+from nwor_bench.run.sweep import run_loaded
 from nwor_bench.workload.config import RunSpec, Scenario, resolve
+from nwor_bench.workload.sweep_file import load_sweep
 
 ARM = Arguments("block_size=32")
 AGAINST = '{"block_size": 32}'
@@ -237,7 +238,7 @@ def test_ray_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "s.toml"
     file.write_text('[axes]\npairs = ["tiny-ngram"]\n[settings.against]\nblock_size = 32\n')
     with refused("--ray", value=True, naming="against"):
-        run_sweep(file, RunOptions(ray=True, output=tmp_path / "out", quiet=True))
+        run_loaded(load_sweep(file), RunOptions(ray=True, output=tmp_path / "out", quiet=True))
 
 
 def test_ray_is_refused_for_an_engine_a_draft_count(tmp_path: Path) -> None:
@@ -247,7 +248,7 @@ def test_ray_is_refused_for_an_engine_a_draft_count(tmp_path: Path) -> None:
         "[settings]\ndraft_counts = [0, 4]\nengines = true\n"
     )
     with refused("--ray", value=True, naming="engines"):
-        run_sweep(file, RunOptions(ray=True, output=tmp_path / "out", quiet=True))
+        run_loaded(load_sweep(file), RunOptions(ray=True, output=tmp_path / "out", quiet=True))
 
 
 def spec_of(**given: Any) -> RunSpec:

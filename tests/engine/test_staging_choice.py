@@ -16,8 +16,9 @@ from nwor_bench.errors import ExitCode
 from nwor_bench.models.byte_model import BY_REFERENCE, COPY_SPILLED
 from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.run.run_options import RunOptions
-from nwor_bench.run.sweep import run_sweep
+from nwor_bench.run.sweep import run_loaded
 from nwor_bench.workload.config import RunSpec, load_scenario, resolve
+from nwor_bench.workload.sweep_file import load_sweep
 
 COPY = {"stage_by": "copy"}
 
@@ -58,7 +59,7 @@ def test_a_dry_run_of_a_sweep_file_says_how(
     monkeypatch.setattr(preflight, "uses_gpu", lambda: True)
     path = tmp_path / "it.toml"
     path.write_text('[axes]\npairs = ["tiny"]\n[settings]\nstage_by = "copy"')
-    assert run_sweep(path, RunOptions(dry_run=True)) is ExitCode.OK
+    assert run_loaded(load_sweep(path), RunOptions(dry_run=True)) is ExitCode.OK
     assert "mode stage: by copy" in capsys.readouterr().out.splitlines()
 
 

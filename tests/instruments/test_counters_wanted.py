@@ -15,11 +15,17 @@ from nwor_bench.instruments import pm_sampling
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunStore
 from nwor_bench.run.run_options import RunOptions
-from nwor_bench.run.sweep import resume_sweep, run_sweep
+from nwor_bench.run.sweep import resume_sweep, run_loaded
 from nwor_bench.run.sweep_folder import SweepIndex, reads_dram
 from nwor_bench.workload.config import load_scenario, resolve
 from nwor_bench.workload.run_spec import Counters
-from nwor_bench.workload.sweep_file import Settings, SweepFile, group_by_engine, make_points
+from nwor_bench.workload.sweep_file import (
+    Settings,
+    SweepFile,
+    group_by_engine,
+    load_sweep,
+    make_points,
+)
 
 FOLDER = Path("/site-packages/nvidia/cu13/lib")
 
@@ -116,10 +122,9 @@ def test_without_counters_the_command_goes_on(
 
 def test_counters_are_not_for_ray(own_surroundings: None, tmp_path: Path) -> None:
     path = Path(sweep_file(tmp_path / "it", "dram"))
+    asked = RunOptions(output=tmp_path / "out", ray=True)
     with refused("--ray", value=True, naming="counters under [settings]"):
-        run_sweep(
-            path, RunOptions(output=tmp_path / "out", ray=True), check_engine=accept_arguments
-        )
+        run_loaded(load_sweep(path), asked, check_engine=accept_arguments)
     assert not (tmp_path / "out").exists()
     folder = Path(begun_sweep(tmp_path / "begun", "dram"))
     with refused("--ray", value=True, naming="counters under [settings]"):

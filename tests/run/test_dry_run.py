@@ -8,9 +8,10 @@ import pytest
 from nwor_bench.engine import preflight
 from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.run.run_options import RunOptions
-from nwor_bench.run.sweep import run_sweep
+from nwor_bench.run.sweep import run_loaded
 from nwor_bench.workload.config import Scenario, load_scenario, resolve
 from nwor_bench.workload.prompts import with_own_prompts
+from nwor_bench.workload.sweep_file import load_sweep
 
 pytestmark = pytest.mark.usefixtures("own_surroundings")
 
@@ -80,7 +81,7 @@ def test_a_sweep_says_how_long_it_may_take(
     path.write_text(
         '[axes]\npairs = ["tiny"]\nrequests = [2, 4]\n[settings]\ntime_budget = "90s"\n'
     )
-    run_sweep(path, RunOptions(dry_run=True))
+    run_loaded(load_sweep(path), RunOptions(dry_run=True))
     lines = capsys.readouterr().out.splitlines()
     assert "engine 1: tiny, up to 4 requests" in lines
     assert lines[-1] == "time: at most 3 min, besides engine starts"

@@ -21,9 +21,15 @@ from nwor_bench.run.ray_sweep import (
     run_on_ray,
 )
 from nwor_bench.run.run_options import RunOptions
-from nwor_bench.run.sweep import resume_sweep, run_sweep
+from nwor_bench.run.sweep import resume_sweep, run_loaded
 from nwor_bench.run.sweep_folder import SweepIndex
-from nwor_bench.workload.sweep_file import EngineGroup, SweepFile, group_by_engine, make_points
+from nwor_bench.workload.sweep_file import (
+    EngineGroup,
+    SweepFile,
+    group_by_engine,
+    load_sweep,
+    make_points,
+)
 
 SWEEP = {
     "name": "small",
@@ -272,7 +278,7 @@ def test_a_sweep_on_a_local_ray_goes_on_after_a_killed_worker(
         "[settings]\nbatches = 3\nmax_new_tokens = 6\nmax_warmup = 1\n"
     )
     options = RunOptions(output=Path("out"), ray=True, continue_on_error=True)
-    assert run_sweep(content, options) is ExitCode.FAILED
+    assert run_loaded(load_sweep(content), options) is ExitCode.FAILED
     assert len(killed) == 1
     assert sorted(statuses(SweepIndex.open(Path("out")))) == ["done", "failed"]
     assert resume_sweep(Path("out"), options=RunOptions(ray=True)) is ExitCode.OK

@@ -16,7 +16,7 @@ sys.path.insert(0, str(STUDIES))
 import tables  # noqa: E402
 
 PAGES = list(tables.pages())
-SCRIPTS = sorted(STUDIES.glob("*/measure*.py"))
+SCRIPTS = sorted([STUDIES / "run_rows.py", *STUDIES.glob("*/measure*.py")])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)

@@ -22,7 +22,7 @@ from nwor_bench.records.store import read_run
 from nwor_bench.records.types import NworMode, ScvMode
 from nwor_bench.run import execute
 from nwor_bench.run.run_options import RunOptions
-from nwor_bench.run.sweep import check_flags, resume_sweep, run_sweep
+from nwor_bench.run.sweep import check_flags, resume_sweep, run_loaded
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.run_spec import CacheDtype
 from nwor_bench.workload.sweep_file import Axes, SweepFile, group_by_engine, load_sweep, make_points
@@ -72,8 +72,8 @@ class Engines:
 
 
 def sweep(path: Path, engines: Engines, **flags: Any) -> ExitCode:
-    return run_sweep(
-        path,
+    return run_loaded(
+        load_sweep(path),
         RunOptions(output=Path("out"), **flags),
         engine_factory=engines,
         check_engine=accept_arguments,
@@ -246,7 +246,8 @@ def test_a_dry_run_tells_cells_engines_time_and_memory_and_writes_nothing(
     def refuse(*_: object) -> Any:
         raise AssertionError("something was started")
 
-    code = run_sweep(small, RunOptions(dry_run=True), engine_factory=refuse, check_engine=refuse)
+    started = {"engine_factory": refuse, "check_engine": refuse}
+    code = run_loaded(load_sweep(small), RunOptions(dry_run=True), **started)
     out = capsys.readouterr().out
     assert code is ExitCode.OK
     assert "sweep small: 4 runs, engine starts: 2" in out
@@ -270,16 +271,16 @@ def test_a_dry_run_tells_cells_engines_time_and_memory_and_writes_nothing(
 def test_a_dry_run_refuses_what_the_run_would(small: Path) -> None:
     leave_a_sweep(cut=False)
     with refused("--output", value="out"):
-        run_sweep(small, RunOptions(output=Path("out"), dry_run=True))
+        run_loaded(load_sweep(small), RunOptions(output=Path("out"), dry_run=True))
     run = Path("out") / index()["runs"][0]["folder"]
     with refused("--output", value=str(run)):
-        run_sweep(small, RunOptions(output=run, dry_run=True))
+        run_loaded(load_sweep(small), RunOptions(output=run, dry_run=True))
 
 
 def test_an_engine_without_room_is_named(small: Path) -> None:
     small.write_text(SMALL + "kv_cache_gib = 1e6\n")
     with refused("engine 1 (tiny): kv_cache_memory_bytes", value=str(10**6 * 2**30)):
-        run_sweep(small, RunOptions(dry_run=True))
+        run_loaded(load_sweep(small), RunOptions(dry_run=True))
 
 
 def test_a_combination_that_cannot_be_is_named(tmp_path: Path) -> None:

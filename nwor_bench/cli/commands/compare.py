@@ -7,20 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from nwor_bench.cli.flags import AsJson, Quiet, with_flags
-from nwor_bench.errors import ConfigError, ExitCode, worst_of
-from nwor_bench.workload.options import Option
-from nwor_bench.workload.stopping import parse_fraction
+from nwor_bench.errors import ExitCode, worst_of
+from nwor_bench.workload.options import Option, fraction, quantity
 
 if TYPE_CHECKING:
     from nwor_bench.report.document import Document
 
-
-def _change(flag: str, text: str) -> float:
-    try:
-        return parse_fraction(flag, text)
-    except ConfigError as error:
-        wanted = "write a change between 0 and 100 % such as 1% or 0.01"
-        raise ConfigError.for_field(flag, text, wanted) from error
+_change = quantity(
+    fraction,
+    lambda value: 0 < value < 1,
+    "write a change between 0 and 100 % such as 1% or 0.01",
+)
 
 
 @dataclass(frozen=True)

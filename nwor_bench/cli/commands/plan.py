@@ -7,7 +7,7 @@ import typer
 
 from nwor_bench.cli.flags import AsJson, Quiet, with_flags
 from nwor_bench.errors import ConfigError
-from nwor_bench.workload.options import Option, fraction, up_to
+from nwor_bench.workload.options import Option, fraction, quantity, up_to
 
 if TYPE_CHECKING:
     from nwor_bench.models.byte_model import Workload
@@ -16,14 +16,12 @@ if TYPE_CHECKING:
 MAX_COUNT = 10**9
 """Largest number of requests, tokens or ranks; more is a typing error."""
 
-
-def parse_acceptance(flag: str, text: str) -> float:
-    """Accepted over drafts, as `0.5` or `50%`. Raises ConfigError unless it is from 0 to 1."""
-    value = fraction(text)
-    if value is None or not 0 <= value <= 1:
-        wanted = "write a fraction of drafts from 0 to 1 such as 0.5 or 50%"
-        raise ConfigError.for_field(flag, text, wanted)
-    return value
+parse_acceptance = quantity(
+    fraction,
+    lambda value: 0 <= value <= 1,
+    "write a fraction of drafts from 0 to 1 such as 0.5 or 50%",
+)
+"""Accepted over drafts, as `0.5` or `50%`."""
 
 
 @dataclass(frozen=True)

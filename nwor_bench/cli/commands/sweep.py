@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,9 @@ from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.options import Option, flag_of
 from nwor_bench.workload.run_spec import DEFAULT_SCENARIO, PairChoice, RunSpec, VllmEntries
 from nwor_bench.workload.scenario_values import ScenarioValues
+
+if TYPE_CHECKING:
+    from nwor_bench.workload.sweep_file import SweepFile
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,10 @@ def sweep(
     Exit codes: 0 done, 1 failed, 2 bad input, 3 correctness broken,
     130 interrupted (what was measured is kept).
     """
-    spec = _checked(workload, pair, flags, options)
+    work = _checked(workload, pair, flags, options)
     options = started(context, options)
     prepare_process(flags["counters"], options)
-    raise typer.Exit(_run(spec, pair, written_on(context), options))
+    raise typer.Exit(_run(work, pair, written_on(context), options))
 
 
 def started(context: typer.Context, options: RunOptions) -> RunOptions:
@@ -64,8 +67,8 @@ def started(context: typer.Context, options: RunOptions) -> RunOptions:
 
 def _checked(
     workload: ScenarioChoice, pair: PairChoice, flags: dict[str, Any], options: RunOptions
-) -> RunSpec | None:
-    """The run that the flags ask for; None for a sweep file, and if it is resumed.
+) -> "RunSpec | SweepFile | None":
+    """The run or the sweep that the flags ask for; None if they ask to resume one.
 
     Refuses typing errors before pandas, torch and vLLM are imported, which takes seconds.
     """
@@ -87,8 +90,9 @@ def _checked(
     if options.file is not None:
         from nwor_bench.workload.sweep_file import load_sweep
 
-        check_sweep(load_sweep(options.file))
-        return None
+        sweep = load_sweep(options.file)
+        check_sweep(sweep)
+        return sweep
     spec = _spec(workload, flags)
     if pair.method is not None:
         from nwor_bench.models.methods import check_method
@@ -151,21 +155,22 @@ def prepare_process(counters: str | None, options: RunOptions) -> None:
 
 
 def _run(
-    spec: RunSpec | None, pair: PairChoice, given: dict[str, Any], options: RunOptions
+    work: "RunSpec | SweepFile | None", pair: PairChoice, given: dict[str, Any], options: RunOptions
 ) -> ExitCode:
     """Start or resume a run or a sweep; `given` holds the flags on the command line."""
-    resume, file = options.resume, options.file
+    resume = options.resume
     if _is_sweep(options):
-        from nwor_bench.run.sweep import check_flags, resume_sweep, run_sweep
+        from nwor_bench.run.sweep import check_flags, resume_sweep
 
         check_flags(given)
         if resume is not None:
-            return resume_sweep(resume, file, options)
-        assert file is not None  # _is_sweep
-        return run_sweep(file, options)
+            return resume_sweep(resume, options.file, options)
     from nwor_bench.run.prepare import resume_one, run_one
+    from nwor_bench.run.sweep import run_loaded
 
     if resume is not None:
         return resume_one(resume, given, options)
-    assert spec is not None  # _checked
-    return run_one(spec, pair, options)
+    if isinstance(work, RunSpec):
+        return run_one(work, pair, options)
+    assert work is not None  # _checked
+    return run_loaded(work, options)

@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from measure import drafting_of
 
-from nwor_bench.models.pairs import resolve_pair
+from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 from nwor_bench.records.types import NworMode, ScvMode
 
 MODES = ("stock", "off", "stage", "beside", "interleave")
@@ -41,6 +40,16 @@ GRAPHS = {
         "cudagraph_capture_sizes": [5, 10, 20, 40, 80, 160, 320],
     },
 }
+
+
+def drafting_of(pair: ResolvedPair) -> dict[str, Any]:
+    """vLLM's speculative configuration: four drafts."""
+    return {
+        "method": pair.method,
+        "num_speculative_tokens": 4,
+        **pair.speculative,
+        **({"model": pair.draft} if pair.draft else {}),
+    }
 
 
 class Load:

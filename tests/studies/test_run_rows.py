@@ -1,0 +1,176 @@
+"""Run folders become rows of each study's CSV."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pandas as pd
+import pytest
+
+from nwor_bench.report.text import NOT_MEASURED
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+STORED = CHECKOUT / "sweeps" / "results" / "cpu-2-cores"
+KEPT = CHECKOUT / "sweeps" / "results" / "h200" / "kept" / "llama-3b-shape-ctx-1k"
+
+REPORT = """
+| Cell             |   Window ms |   Forward |   Sample |   Mask |   Commit |   Probe |
+|:-----------------|------------:|----------:|---------:|-------:|---------:|--------:|
+| off x off        |       9.311 |     6.231 |    0.497 |      DASH |        DASH |   0.948 |
+| stage x graph    |       8.814 |     6.185 |    0.486 |      DASH |    0.017 |   1.308 |
+
+| Cell             |   Hooks ms |   Deciding ms |   Share of window |
+|:-----------------|-----------:|--------------:|------------------:|
+| stage x graph    |      0.081 |         0.045 |             0.5 % |
+""".replace("DASH", NOT_MEASURED)
+
+
+@pytest.fixture
+def run_rows(study: Callable[[str, str], ModuleType]) -> ModuleType:
+    """The script that reads run folders."""
+    return study("", "run_rows")
+
+
+def stored_row(run_rows: ModuleType, folder: Path) -> dict[str, object]:
+    """The row of stage x graph in runs.csv.gz."""
+    rows = run_rows.rows_of(run_rows.STUDIES["runs"], folder, "a run")
+    return next(row for row in rows if row["cell"] == "stage x graph")
+
+
+def test_a_row_a_cell_with_the_figures_that_the_run_stored(run_rows: ModuleType) -> None:
+    rows = run_rows.rows_of(run_rows.STUDIES["runs"], STORED, STORED.name)
+    cells = json.loads((STORED / "run.json").read_text())["cells"]
+    fields = {
+        "n": "batches", "verdict": "verdict", "ratio": "ratio_to_off",
+        "ratio_low": "ratio_ci_low", "ratio_high": "ratio_ci_high",
+    }  # fmt: skip
+    for column, field in fields.items():
+        assert [row[column] for row in rows] == [cell[field] for cell in cells]
+    assert {(r["run"], r["gpu"], r["commit"]) for r in rows} == {
+        (STORED.name, "none", "ef2d2b881bb1")
+    }
+    assert "off x off (A/A)" in {row["cell"] for row in rows}
+    assert [bool(row["command"]) for row in rows] == [True] + [False] * (len(rows) - 1)
+
+
+FACTS = {
+    "runs": {"cell": "control x off", "n": 2, "commit_ms": "0.009", "synthetic_length": 2.6},
+    "interleave": {"cell": "control x off", "ratio_ci_low": 0.9783, "clock_low_mhz": 1575},
+    "states": {"cell": "control x off", "windows": 666, "kv_verdict": "within tolerance"},
+    "one-slot": {"cell": "control x off", "phase": "timed", "at_once": 8, "latency_ms": 209.3},
+    "two-clocks": {"step_ms": 4.7708, "tokens_per_s_percent": 2.1364, "attention": "ours"},
+    "gated": {"cell": "control x off", "ready_gate": 0, "kv_layers": 28, "local_layers": 28},
+    "mtp": {"layers": 28, "positions_checked": 8696, "verdict_of_off": "reference"},
+}
+"""What one row of the kept run says."""
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_rows_have_the_columns_of_the_studys_csv(run_rows: ModuleType, name: str) -> None:
+    study = run_rows.STUDIES[name]
+    rows = run_rows.rows_of(study, KEPT, "a run", host=1)
+    known = pd.read_csv(run_rows.SWEEPS / study.file, nrows=0).columns
+    assert all(list(row) == list(known) for row in rows)
+    assert set(study.setting.split()) <= set(known)
+    assert (len(rows) == 1) is (name == "mtp")
+    rounded = [{k: round(v, 4) if isinstance(v, float) else v for k, v in r.items()} for r in rows]
+    assert any(FACTS[name].items() <= row.items() for row in rounded)
+
+
+def test_an_effect_that_was_split_has_a_row(run_rows: ModuleType) -> None:
+    rows = run_rows.rows_of(run_rows.STUDIES["interleave"], KEPT, "a run")
+    assert rows[-1]["cell"] == "stage x adaptive over control x off"
+    assert rows[-1]["ratio_to_off"] == pytest.approx(0.97785, abs=1e-5)
+
+
+def test_times_are_the_reports_and_a_dash_is_none(run_rows: ModuleType) -> None:
+    assert run_rows.times_in(REPORT) == {
+        "off x off": {"forward_ms": "6.231", "sample_ms": "0.497"},
+        "stage x graph": {
+            "forward_ms": "6.185",
+            "sample_ms": "0.486",
+            "commit_ms": "0.017",
+            "hooks_ms": "0.081",
+            "deciding_ms": "0.045",
+        },
+    }
+
+
+def test_only_the_gates_mismatch_counts(run_rows: ModuleType, tmp_path: Path) -> None:
+    for name in ("run.json", "batches.csv"):
+        shutil.copy(STORED / name, tmp_path)
+    assert stored_row(run_rows, tmp_path)["first_mismatch"] is None
+    batches = pd.read_csv(tmp_path / "batches.csv")
+    staging = (batches["nwor_mode"] == "stage") & (batches["scv_mode"] == "graph")
+    timed = batches["phase"] == "timed"
+    batches["first_mismatch"] = (staging & timed).map({True: "another", False: ""})
+    batches.loc[staging & (batches["phase"] == "gate"), "first_mismatch"] = "4 of 8 differ"
+    batches.to_csv(tmp_path / "batches.csv", index=False)
+    assert run_rows.mismatches_in(tmp_path / "batches.csv") == {"stage x graph": "4 of 8 differ"}
+    assert stored_row(run_rows, tmp_path)["first_mismatch"] == "4 of 8 differ"
+    assert run_rows.mismatches_in(tmp_path / "none.csv") == {}
+
+
+def test_the_cache_dtype_and_the_synthetic_length_are_the_runs_own(
+    run_rows: ModuleType, tmp_path: Path
+) -> None:
+    header = json.loads((STORED / "run.json").read_text())
+    header["spec"]["engine_args"] = {"kv_cache_dtype": "fp8"}
+    header["pair"]["speculative"] = {"synthetic_acceptance_length": 2.6}
+    header["spec"]["speculative_config"] = {"synthetic_acceptance_length": 1.4}
+    (tmp_path / "run.json").write_text(json.dumps(header))
+    row = stored_row(run_rows, tmp_path)
+    assert (row["cache_dtype"], row["synthetic_length"]) == ("fp8", 1.4)
+    assert row["forward_ms"] is None
+    (tmp_path / "run.json").write_text(json.dumps(header | {"status": "failed"}))
+    assert run_rows.rows_of(run_rows.STUDIES["runs"], tmp_path, "a run") == []
+
+
+HEAD = "pair,gpu,requests,drafts,context,cache,cell,groups,step_ms\n"
+BEFORE = HEAD + (
+    "a,H200,8,4,1024,auto,off x off,,4.80\n"
+    "a,H200,8,4,1024,auto,stage x adaptive,64.0,4.70\n"
+    "a,H200,8,4,8192,auto,off x off,,9.10\n"
+    "text,H200,8,4,,auto,off x off,,1.20\n"
+    "text,H200,8,4,,fp8,off x off,,1.30\n"
+)
+
+
+def test_rows_of_the_same_setting_are_replaced_and_others_stay_as_written(
+    run_rows: ModuleType, tmp_path: Path
+) -> None:
+    """The context tells settings apart, and real text has none."""
+    file = tmp_path / "cells.csv"
+    file.write_text(BEFORE)
+    shared = {"gpu": "H200", "requests": 8, "drafts": 4, "cache": "auto", "cell": "off x off"}
+    rows = [
+        {"pair": "a", "context": 1024, "groups": None, "step_ms": 4.61234567},
+        {"pair": "text", "context": None, "groups": None, "step_ms": 1.1},
+        {"pair": "a", "context": 1024, "groups": 12, "step_ms": 4.5, "cell": "stage x adaptive"},
+    ]
+    setting = run_rows.STUDIES["two-clocks"].setting.split()
+    run_rows.add_rows(file, pd.DataFrame([shared | row for row in rows]), setting)
+    assert file.read_text() == HEAD + (
+        "a,H200,8,4,8192,auto,off x off,,9.10\n"
+        "text,H200,8,4,,fp8,off x off,,1.30\n"
+        "a,H200,8,4,1024,auto,off x off,,4.612346\n"
+        "text,H200,8,4,,auto,off x off,,1.1\n"
+        "a,H200,8,4,1024,auto,stage x adaptive,12,4.5\n"
+    )
+
+
+def test_runs_below_a_folder_are_named_by_their_path(
+    run_rows: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same rows are the same bytes, compressed too."""
+    file = tmp_path / "runs.csv.gz"
+    command = ["run_rows.py", "runs", str(STORED.parent), "--output", str(file)]
+    monkeypatch.setattr(sys, "argv", command)
+    run_rows.main()
+    once = file.read_bytes()
+    run_rows.main()
+    assert file.read_bytes() == once
+    assert f"results/{STORED.name}" in set(pd.read_csv(file)["run"])

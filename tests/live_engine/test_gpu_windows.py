@@ -117,7 +117,7 @@ def test_interleaved_cells_give_the_stock_tokens(engine: VllmEngine) -> None:
         timed = [w for w in output.windows if w.group is not None and w.wall_ms]
         assert timed
         phases = ("device_ms", "forward_ms", "sample_ms", "commit_ms")
-        assert all(min(w[name] for name in phases) > 0 for w in timed)
+        assert all(min(getattr(w, name) for name in phases) > 0 for w in timed)
     after = run_cell(engine, "off", "off", prompts)
     assert after.token_ids == stock.token_ids
     assert {

@@ -236,7 +236,7 @@ def test_a_sweep_compares_it_with_stock(tmp_path: Path) -> None:
     code = run_one(spec, PairChoice(pair="tiny-states-mtp"), RunOptions(output=tmp_path / "run"))
     assert code is ExitCode.OK
     cells = pd.read_csv(tmp_path / "run/cells.csv", keep_default_na=False).set_index("arm")
-    arm = Arguments.of(AGAINST)
+    arm = str(Arguments.of(AGAINST))
     assert set(cells.loc[[arm, "A/A"]].parity) <= {"exact", "ties"}
     own = cells.loc[arm]
     assert (own.nwor_mode, own.nwor_fallback_count) == ("stage", 0)

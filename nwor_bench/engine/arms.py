@@ -162,7 +162,7 @@ class ChildEngine:
         self._answer()
 
     def kv_cache(self) -> Any:
-        """Its KV cache, whose methods are called there too."""
+        """The engine's KV cache, whose methods are called there too."""
         return _Remote(self, "_kv_cache")
 
     def __getattr__(self, name: str) -> "_Remote":

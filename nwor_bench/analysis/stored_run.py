@@ -39,11 +39,6 @@ class StoredRun:
     counts: Measured | None = None
     """What its draft counts are worked out from; None for a run that compares modes."""
 
-    def baseline_of(self, cell: Cell) -> CellData | None:
-        """Records of off x off with the cell's pair; None if it did not run."""
-        own = (data for other, data in self.data.items() if other.pair == cell.pair)
-        return next((data for data in own if data.is_baseline), None)
-
     @property
     def pairs(self) -> set[str]:
         """Names of its pairs; a run of `nwor-bench sweep` has one."""

@@ -14,7 +14,6 @@ import signal
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from multiprocessing.connection import Connection
 from operator import attrgetter
 from pathlib import Path
@@ -164,10 +163,10 @@ class ChildEngine:
 
     def kv_cache(self) -> Any:
         """The engine's KV cache, whose methods are called there too."""
-        return _Remote(self, "_kv_cache.")
+        return _Remote(self, "_kv_cache")
 
-    def __getattr__(self, name: str) -> Any:
-        return partial(self.call, name)
+    def __getattr__(self, name: str) -> "_Remote":
+        return _Remote(self, name)
 
     def call(self, name: str, *args: Any, **named: Any) -> Any:
         """Call a method of the engine in its process; raises what it raises."""
@@ -206,13 +205,16 @@ class ChildEngine:
 
 
 class _Remote:
-    """An object of the engine, whose methods are called in its process."""
+    """A part of the engine, whose methods, and those of its parts, are called in its process."""
 
-    def __init__(self, engine: ChildEngine, prefix: str):
-        self._engine, self._prefix = engine, prefix
+    def __init__(self, engine: ChildEngine, name: str):
+        self._engine, self._name = engine, name
 
-    def __getattr__(self, name: str) -> Any:
-        return partial(self._engine.call, f"{self._prefix}{name}")
+    def __getattr__(self, name: str) -> "_Remote":
+        return _Remote(self._engine, f"{self._name}.{name}")
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self._engine.call(self._name, *args, **named)
 
 
 def _serve(pipe: Connection, pair: ResolvedPair, spec: RunSpec, log: Path | None) -> None:

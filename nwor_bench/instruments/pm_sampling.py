@@ -38,8 +38,6 @@ from nwor_bench.errors import ConfigError
 METRICS = {"dram_read_bytes": "dram__bytes_read.sum", "dram_write_bytes": "dram__bytes_write.sum"}
 """Field names of a window, and NVIDIA's names of their counters."""
 
-"""Also sampled if the GPU can count them in the same pass."""
-
 INTERVAL_NS = 50_000
 OLDEST = (13, 4)
 """Oldest cupti-python (and libcupti) with PM sampling."""

@@ -150,6 +150,22 @@ def test_a_process_calls_the_engines_methods_and_those_of_its_parts(
     assert engine.closed == 1
 
 
+def test_methods_of_a_part_of_the_cache_are_asked_for_by_their_whole_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(ChildEngine, "call", lambda self, *given, **named: asked.append(given))
+    engine = object.__new__(ChildEngine)  # no process
+    engine.kv_cache().watch(True)
+    engine.kv_cache().rows.keep("off", ((0, 3),))
+    engine.generate([[1]])
+    assert asked == [
+        ("_kv_cache.watch", True),
+        ("_kv_cache.rows.keep", "off", ((0, 3),)),
+        ("generate", [[1]]),
+    ]
+
+
 def test_a_process_passes_a_refusal_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise ConfigError.for_field("--engine-args", "x", "write y")

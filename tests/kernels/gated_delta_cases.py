@@ -218,10 +218,11 @@ def definition(case: Case, layer: int) -> tuple[Tensor, list[list[Tensor]]]:
 
 def gated(outputs: Tensor, norm: GatedNorm, dtype: torch.dtype) -> Tensor:
     """The gated RMS norm of outputs rounded to `dtype`, in float64."""
-    rounded, gate = outputs.to(dtype).double(), norm.gate[: len(outputs)].double()
+    gate, weight = norm.gate[: len(outputs)].cpu().double(), norm.weight.cpu().double()
+    rounded = outputs.cpu().to(dtype).double()
     root = (rounded.square().mean(-1, keepdim=True) + norm.eps).sqrt()
     activated = 1 / (1 + (-gate).exp()) * (1 if norm.activation == "sigmoid" else gate)
-    return rounded / root * norm.weight.double() * activated
+    return rounded / root * weight * activated
 
 
 def largest_error(found: Tensor, wanted: Tensor) -> float:

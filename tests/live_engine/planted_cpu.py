@@ -251,8 +251,10 @@ def first_row_missed(group: Any, visible: Tensor) -> None:
 @attention_wrapped
 def own_row_missed(group: Any, visible: Tensor) -> None:
     """No draft sees itself."""
+    place = torch.arange(group.visible.shape[-1])
+    last_seen = (group.visible[:, 0] * place).amax(-1)  # a query's own position
     for request, position in zip(group.staged.request, group.staged.position, strict=True):
-        query = (group.positions[request] == position) & group.is_query[request]
+        query = (last_seen[request] == position) & group.is_query[request]
         visible[request, :, query, position] = False
 
 

@@ -18,6 +18,7 @@ from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.plugin.states import WindowStates
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.run.gate.kv import KvGate
+from nwor_kernels.gated_delta.records import WindowInputs
 
 Plant = Callable[[WindowStates], AbstractContextManager[None]]
 
@@ -47,19 +48,16 @@ def records_changed(change: Callable[[WindowStates], None]) -> Plant:
     return plant
 
 
-def verify_changed(change: Callable[..., None]) -> Plant:
-    """`change(layer's number, inputs)` before each verify, behind the gate's copies."""
+def verify_changed(change: Callable[[int, WindowInputs], WindowInputs]) -> Plant:
+    """`change(layer's number, inputs)` gives each verify its inputs, behind the gate's copies."""
 
     @contextmanager
     def plant(states: WindowStates) -> Iterator[None]:
         kernels = states._kernels
         numbers = {id(layer.layer.A_log): n for n, layer in enumerate(states.layers)}
 
-        def faulty(mixed: Tensor, a: Tensor, b: Tensor, log_a: Tensor, *rest: Any,
-                   **named: Any) -> None:  # fmt: skip
-            mixed, a, b, rest_of = mixed.clone(), a.clone(), b.clone(), list(rest)
-            change(numbers[id(log_a)], mixed, a, b, rest_of)
-            kernels.verify(mixed, a, b, log_a, *rest_of, **named)
+        def faulty(inputs: WindowInputs, *rest: Any, **named: Any) -> None:
+            kernels.verify(change(numbers[id(inputs.A_log)], inputs), *rest, **named)
 
         states._kernels = kernels._replace(verify=faulty)
         try:
@@ -104,19 +102,20 @@ def one_heads_update(states: WindowStates) -> None:
     states._records.u[2, ..., 1, :] *= 1.001
 
 
-def one_heads_gate(number: int, mixed: Tensor, a: Tensor, b: Tensor, rest: list[Any]) -> None:
-    if number == 1:
-        a[:, 2] += 0.01
+def one_heads_gate(number: int, inputs: WindowInputs) -> WindowInputs:
+    decay = inputs.a.clone()
+    decay[:, 2] += 0.01 * (number == 1)
+    return inputs._replace(a=decay)
 
 
-def stale_source(number: int, mixed: Tensor, a: Tensor, b: Tensor, rest: list[Any]) -> None:
+def stale_source(number: int, inputs: WindowInputs) -> WindowInputs:
     """The state is read from the slot before."""
-    rest[3] = (rest[3] - 1).clamp(min=1)  # dt_bias, state, indices, accepted
+    return inputs._replace(accepted=(inputs.accepted - 1).clamp(min=1))
 
 
-def token_short(number: int, mixed: Tensor, a: Tensor, b: Tensor, rest: list[Any]) -> None:
+def token_short(number: int, inputs: WindowInputs) -> WindowInputs:
     """The window behind its convolution is one token late."""
-    mixed.copy_(mixed.roll(1, dims=0))
+    return inputs._replace(mixed=inputs.mixed.roll(1, dims=0))
 
 
 @contextmanager

@@ -70,7 +70,7 @@ def check_vllms_counts(answers: Answers) -> None:
 
 
 def _by_place(answers: Answers, name: str) -> tuple[int, ...]:
-    rows = [tuple(window[name]) + (0,) * 4 for window in answers.windows]
+    rows = [tuple(getattr(window, name)) + (0,) * 4 for window in answers.windows]
     return tuple(sum(row[place] for row in rows) for place in range(4))
 
 

@@ -156,7 +156,7 @@ def test_debug_logs_begin_and_commit_of_each_window(
     commits = [text for text in caplog.messages if text.startswith("nwor commit")]
     assert len(begins) == len(commits) == len(output.windows)
     for text, window in zip(commits, output.windows, strict=True):
-        assert f"staged {window['staged_tokens']}, committed {window['committed_tokens']}" in text
+        assert f"staged {window.staged_tokens}, committed {window.committed_tokens}" in text
 
 
 def test_hooks_come_off_and_go_on_again(engine: VllmEngine, reference: BatchOutput) -> None:

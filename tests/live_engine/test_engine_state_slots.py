@@ -35,6 +35,7 @@ from nwor_bench.records.window import windows_of
 from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.run_spec import RunSpec
+from nwor_kernels.gated_delta.records import WindowInputs
 
 pytestmark = pytest.mark.engine
 
@@ -169,14 +170,14 @@ class StockElsewhere:
         monkeypatch.setattr(states, "_kernels", kernels)
         monkeypatch.setattr(states, "commit", self.commit)
 
-    def verify(self, *given: Any, **named: Any) -> None:
+    def verify(self, inputs: WindowInputs, out: Any, records: Any, **named: Any) -> None:
         """Note what a layer is given, and what it returns."""
-        mixed, a, b, log_a, _, state, indices, accepted, bounds, out, _ = given
-        inputs = [each.clone() for each in (mixed, a, b, indices, accepted, bounds)]
-        mixed, a, b, indices, accepted, bounds = inputs
+        mixed, a, b, log_a, _, state, indices, accepted, bounds = inputs
+        copies = [each.clone() for each in (mixed, a, b, indices, accepted, bounds)]
+        mixed, a, b, indices, accepted, bounds = copies
         slots = indices[:SAMPLE].gather(1, accepted[:SAMPLE, None].long() - 1).flatten().long()
         first = state[slots.clamp(min=0)]
-        self._verify(*given, **named)
+        self._verify(inputs, out, records, **named)
         self._calls[self._numbers[id(log_a)]] = StateCall(
             mixed, a, b, None, indices, accepted, bounds, first, first, mixed, out.clone()
         )
@@ -235,7 +236,7 @@ def test_a_sweep_compares_it_with_stock(tmp_path: Path) -> None:
     code = run_one(spec, PairChoice(pair="tiny-states-mtp"), RunOptions(output=tmp_path / "run"))
     assert code is ExitCode.OK
     cells = pd.read_csv(tmp_path / "run/cells.csv", keep_default_na=False).set_index("arm")
-    arm = Arguments.of(AGAINST)
+    arm = str(Arguments.of(AGAINST))
     assert set(cells.loc[[arm, "A/A"]].parity) <= {"exact", "ties"}
     own = cells.loc[arm]
     assert (own.nwor_mode, own.nwor_fallback_count) == ("stage", 0)

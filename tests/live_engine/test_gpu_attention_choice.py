@@ -106,7 +106,7 @@ def test_a_gate_stages_what_its_short_contexts_would_leave_to_stock(
     cache.watch(True)
     engine.check_layers(8)
     try:
-        windows = run_cell(engine, "stage", "off", PROMPTS).windows
+        windows = run_cell(engine, "stage", "off", PROMPTS, max_new_tokens=120).windows
     finally:
         checked = engine.check_layers(None)
         cache.watch(False)

@@ -117,12 +117,12 @@ def test_interleaved_cells_give_the_stock_tokens(engine: VllmEngine) -> None:
         timed = [w for w in output.windows if w.group is not None and w.wall_ms]
         assert timed
         phases = ("device_ms", "forward_ms", "sample_ms", "commit_ms")
-        assert all(min(w[name] for name in phases) > 0 for w in timed)
+        assert all(min(getattr(w, name) for name in phases) > 0 for w in timed)
     after = run_cell(engine, "off", "off", prompts)
     assert after.token_ids == stock.token_ids
-    assert {window[name] for window in after.windows for name in ("device_ms", "forward_ms")} == {
-        None
-    }
+    assert {
+        getattr(window, name) for window in after.windows for name in ("device_ms", "forward_ms")
+    } == {None}
 
 
 def test_the_sham_replays_graphs_of_its_own_and_leaves_what_stock_leaves(

@@ -20,6 +20,7 @@ from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.states import StateOutcome, WindowStates
 from nwor_bench.records.types import AA, Cell, NworMode, ScvMode
 from nwor_bench.records.window import windows_of
+from nwor_kernels.gated_delta.records import WindowInputs
 
 pytestmark = pytest.mark.engine
 
@@ -200,9 +201,9 @@ class StockBeside:
         self._kernels = states._kernels
         self._operator = _custom_ops.torch.ops._C.fused_sigmoid_gating_delta_rule_update_spec_cpu
 
-    def verify(self, *given: Any, **named: Any) -> None:
+    def verify(self, inputs: WindowInputs, out: Any, records: Any, **named: Any) -> None:
         """Verify, and let vLLM's operator compute the same."""
-        mixed, a, b, log_a, dt_bias, state, indices, accepted, bounds, out, records = given
+        mixed, a, b, log_a, dt_bias, state, indices, accepted, bounds = inputs
         key_heads, key_dim = records.k.shape[-2:]
         widths = [key_heads * key_dim] * 2 + [out.shape[1] * out.shape[2]]
         q, k, v = (part.contiguous() for part in mixed.split(widths, dim=-1))
@@ -213,7 +214,7 @@ class StockBeside:
             accepted.contiguous(), bounds.contiguous(), True, 1.0, 20.0,
         )  # fmt: skip
         self._copies[id(log_a)] = copy.transpose(-1, -2)
-        self._kernels.verify(*given, **named)
+        self._kernels.verify(inputs, out, records, **named)
         self.outputs.append(relative(out, told.view(out.shape)))
 
     def compare(self, states: WindowStates, indices: Any, committed: torch.Tensor) -> None:

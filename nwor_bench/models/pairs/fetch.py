@@ -129,8 +129,8 @@ def _models(
         build_once(folder, lambda work: write_shape(work, shapes), progress)
         return str(folder / "target"), str(folder / "draft") if shapes.draft else None
     assert pair.generated is not None  # the model's validator holds this
-    source = pair.generated
-    build_once(folder, lambda work: _build_generated(source, work, progress), progress)
+    made = pair.generated
+    build_once(folder, lambda work: _build_generated(made, work, progress), progress)
     return str(folder / "target"), str(folder / "draft") if pair.own_drafter else None
 
 

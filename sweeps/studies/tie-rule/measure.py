@@ -30,7 +30,7 @@ Texts = list[list[int]]
 
 
 def masked_tokens(target: str, prompts: Texts, outputs: Texts, seed: int) -> Texts:
-    """The likeliest token at each output position for a model that misses an eighth of the context."""
+    """The likeliest token at each position for a model that misses an eighth of the context."""
     from transformers import AutoModelForCausalLM
 
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -22,8 +22,8 @@ from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import SETTLING, BatchRecord, Phase, StageBy, WindowRecord
-from nwor_bench.stats.interval import CONFIDENCE, t_quantile
-from nwor_bench.stats.multiple import POWER, SIGNIFICANCE
+from nwor_bench.stats.interval import Interval
+from nwor_bench.stats.multiple import smallest_effect
 from nwor_bench.stats.paired import MIN_BLOCKS, variance_inflation
 
 
@@ -82,25 +82,6 @@ Place = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Amount:
-    """A mean in bytes with its interval over blocks; no interval below MIN_BLOCKS.
-
-    `smallest` is the smallest difference that this many blocks with this noise detect in 80 % of
-    runs.
-    """
-
-    mean: float
-    low: float | None = None
-    high: float | None = None
-    smallest: float | None = None
-
-    @property
-    def excludes_zero(self) -> bool:
-        """True if the interval is on one side of 0."""
-        return self.low is not None and self.high is not None and self.low * self.high > 0
-
-
-@dataclass(frozen=True)
 class CellBytes:
     """One cell's bytes per window.
 
@@ -110,6 +91,7 @@ class CellBytes:
         staged, accepted: mean drafts and accepted drafts of a counted window; None without one.
         amounts: bytes per window, by counter; a counter that was not read is missing.
         differences: bytes minus those of off x off's matching windows; empty for off x off.
+        compared: cells that are compared with off x off.
         matched: windows behind the differences.
         predicted: differences predicted by the byte model, by counter.
     """
@@ -119,8 +101,9 @@ class CellBytes:
     blocks: int
     staged: float | None
     accepted: float | None
-    amounts: Mapping[str, Amount]
-    differences: Mapping[str, Amount]
+    amounts: Mapping[str, Interval]
+    differences: Mapping[str, Interval]
+    compared: int
     matched: int
     predicted: Mapping[str, float]
 
@@ -128,6 +111,12 @@ class CellBytes:
     def is_baseline(self) -> bool:
         """True for off x off, not for the A/A arm."""
         return self.cell.is_baseline
+
+    def smallest(self, counter: str) -> float | None:
+        """The smallest difference that this many blocks with this noise detect in 80 % of runs."""
+        found = self.differences.get(counter)
+        bounded = found is not None and found.is_bounded
+        return smallest_effect(found, max(1, self.compared)) if found and bounded else None
 
 
 def cell_bytes(run: RunData) -> list[CellBytes]:
@@ -140,22 +129,15 @@ def cell_bytes(run: RunData) -> list[CellBytes]:
     return [_of_cell(run, cell, placed, compared) for cell in cells]
 
 
-def amount_of(values: Sequence[float], compared: int = 1) -> Amount:
-    """The mean of one value per block, with Student's t interval over the blocks.
-
-    The interval of `statistics.paired_ratio`, on bytes instead of log ratios; `smallest` is as in
-    `statistics.smallest_effect`, for `compared` cells.
-    """
+def amount_of(values: Sequence[float]) -> Interval:
+    """The mean of one value per block, with Student's t interval over the blocks: that of
+    `paired_ratio`, on bytes instead of log ratios."""
     numbers = np.asarray(values, dtype=float)
-    count = len(numbers)
-    mean = float(numbers.mean())
+    count, mean = len(numbers), float(numbers.mean())
     if count < MIN_BLOCKS:
-        return Amount(mean)
+        return Interval.unbounded(mean, count)
     error = float(numbers.std(ddof=1)) * (variance_inflation(numbers) / count) ** 0.5
-    free = count - 1
-    half = t_quantile((1 + CONFIDENCE) / 2, free) * error
-    tails = t_quantile(1 - SIGNIFICANCE / 2 / max(1, compared), free) + t_quantile(POWER, free)
-    return Amount(mean, mean - half, mean + half, tails * error)
+    return Interval.of(mean, error, count - 1, count)
 
 
 Blocks = dict[int, dict[Place, list[WindowRecord]]]
@@ -190,10 +172,10 @@ def _of_cell(run: RunData, cell: Cell, placed: Mapping[Cell, Blocks], compared: 
     own = placed[cell]
     flat = [w for places in own.values() for group in places.values() for w in group]
     baseline = Cell(cell.pair, NworMode.OFF, ScvMode.OFF)
-    differences: dict[str, Amount] = {}
+    differences: dict[str, Interval] = {}
     matched = 0
     if cell != baseline and baseline in placed:
-        differences, matched = _differences(own, placed[baseline], compared)
+        differences, matched = _differences(own, placed[baseline])
     staged = fmean([w.draft_tokens for w in flat]) if flat else None
     kept = fmean([accepted(w) for w in flat]) if flat else None
     predicted: dict[str, float] = {}
@@ -209,12 +191,13 @@ def _of_cell(run: RunData, cell: Cell, placed: Mapping[Cell, Blocks], compared: 
         accepted=kept,
         amounts={name: amount for name in COUNTERS if (amount := _amount(own, name))},
         differences=differences,
+        compared=compared,
         matched=matched,
         predicted=predicted,
     )
 
 
-def _amount(blocks: Blocks, name: str) -> Amount | None:
+def _amount(blocks: Blocks, name: str) -> Interval | None:
     means = []
     for places in blocks.values():
         found = [getattr(window, name) for group in places.values() for window in group]
@@ -224,7 +207,7 @@ def _amount(blocks: Blocks, name: str) -> Amount | None:
     return amount_of(means) if means else None
 
 
-def _differences(own: Blocks, base: Blocks, compared: int) -> tuple[dict[str, Amount], int]:
+def _differences(own: Blocks, base: Blocks) -> tuple[dict[str, Interval], int]:
     """By counter, the mean difference over places that both cells have; and the windows used."""
     by_counter: dict[str, list[float]] = defaultdict(list)
     matched = 0
@@ -236,7 +219,7 @@ def _differences(own: Blocks, base: Blocks, compared: int) -> tuple[dict[str, Am
             gaps = [gap for gap in found if gap is not None]
             if gaps:
                 by_counter[name].append(fmean(gaps))
-    return {name: amount_of(values, compared) for name, values in by_counter.items()}, matched
+    return {name: amount_of(values) for name, values in by_counter.items()}, matched
 
 
 def _gap(ours: Sequence[WindowRecord], theirs: Sequence[WindowRecord], name: str) -> float | None:

@@ -23,13 +23,14 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 
-from nwor_bench.analysis.dram import COUNTERS, Amount, cell_bytes
+from nwor_bench.analysis.dram import COUNTERS, cell_bytes
 from nwor_bench.engine.engine import VllmEngine, check_arguments
 from nwor_bench.instruments.pm_sampling import run_under_own_cupti
 from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.run.execute import run_prepared
 from nwor_bench.run.prepare import PairChoice, prepare
+from nwor_bench.stats.interval import Interval, flat
 from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 from nwor_bench.workload.schedule import Block, Plan
 
@@ -163,16 +164,16 @@ def cell_rows(run: RunData) -> list[dict[str, Any]]:
             "accepted_tokens_mean": cell.accepted,
         }
         for name in COUNTERS:
-            row |= _columns(name, cell.amounts.get(name), ("mean", "low", "high"))
-            fields = ("mean", "low", "high", "smallest")
-            row |= _columns(f"{name}_minus_off", cell.differences.get(name), fields)
+            row |= _columns(name, cell.amounts.get(name))
+            row |= _columns(f"{name}_minus_off", cell.differences.get(name))
+            row[f"{name}_minus_off_smallest"] = cell.smallest(name)
             row[f"{name}_minus_off_predicted"] = cell.predicted.get(name)
         rows.append(row)
     return rows
 
 
-def _columns(name: str, amount: Amount | None, fields: Sequence[str]) -> dict[str, float | None]:
-    return {f"{name}_{part}": getattr(amount, part, None) for part in fields}
+def _columns(name: str, amount: Interval | None) -> dict[str, float | None]:
+    return flat(amount, [f"{name}_{part}" for part in ("mean", "low", "high")])
 
 
 def rows_of(roots: Sequence[Path]) -> list[dict[str, Any]]:

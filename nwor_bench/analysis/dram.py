@@ -24,7 +24,7 @@ from nwor_bench.records.store import RunData
 from nwor_bench.records.types import SETTLING, BatchRecord, Phase, StageBy, WindowRecord
 from nwor_bench.stats.interval import Interval
 from nwor_bench.stats.multiple import smallest_effect
-from nwor_bench.stats.paired import MIN_BLOCKS, variance_inflation
+from nwor_bench.stats.paired import mean_of
 
 
 def strategy_of(header: RunHeader) -> Strategy:
@@ -89,9 +89,10 @@ class CellBytes:
         cell: the cell that the windows belong to.
         windows, blocks: how many were counted.
         staged, accepted: mean drafts and accepted drafts of a counted window; None without one.
-        amounts: bytes per window, by counter; a counter that was not read is missing.
+        amounts: mean bytes per window over blocks, by counter; one that was not read is missing.
         differences: bytes minus those of off x off's matching windows; empty for off x off.
-        compared: cells that are compared with off x off.
+        visible: by counter, the smallest difference that this many blocks with this noise detect
+            in 80 % of runs.
         matched: windows behind the differences.
         predicted: differences predicted by the byte model, by counter.
     """
@@ -103,20 +104,9 @@ class CellBytes:
     accepted: float | None
     amounts: Mapping[str, Interval]
     differences: Mapping[str, Interval]
-    compared: int
+    visible: Mapping[str, float]
     matched: int
     predicted: Mapping[str, float]
-
-    @property
-    def is_baseline(self) -> bool:
-        """True for off x off, not for the A/A arm."""
-        return self.cell.is_baseline
-
-    def smallest(self, counter: str) -> float | None:
-        """The smallest difference that this many blocks with this noise detect in 80 % of runs."""
-        found = self.differences.get(counter)
-        bounded = found is not None and found.is_bounded
-        return smallest_effect(found, max(1, self.compared)) if found and bounded else None
 
 
 def cell_bytes(run: RunData) -> list[CellBytes]:
@@ -127,17 +117,6 @@ def cell_bytes(run: RunData) -> list[CellBytes]:
     placed = {cell: _placed(counted, cell, windows) for cell in cells}
     compared = len(cells) - 1
     return [_of_cell(run, cell, placed, compared) for cell in cells]
-
-
-def amount_of(values: Sequence[float]) -> Interval:
-    """The mean of one value per block, with Student's t interval over the blocks: that of
-    `paired_ratio`, on bytes instead of log ratios."""
-    numbers = np.asarray(values, dtype=float)
-    count, mean = len(numbers), float(numbers.mean())
-    if count < MIN_BLOCKS:
-        return Interval.unbounded(mean, count)
-    error = float(numbers.std(ddof=1)) * (variance_inflation(numbers) / count) ** 0.5
-    return Interval.of(mean, error, count - 1, count)
 
 
 Blocks = dict[int, dict[Place, list[WindowRecord]]]
@@ -151,21 +130,16 @@ def _placed(
     for batch in batches:
         if batch.cell != cell:
             continue
-        generated = 0
-        steady = 0
+        generated = steady = 0
         for window in windows[batch_key(batch)]:
-            if _is_full(window, batch):
+            # All requests take part: none is being prefilled, none has finished.
+            if window.num_reqs == batch.requests and not window.uncounted_draft_tokens:
                 steady += 1
                 if steady > SETTLING and window.dram_write_bytes is not None:
                     place = (window.num_reqs, window.draft_tokens, generated)
                     blocks[batch.block][place].append(window)
             generated += accepted(window) + window.num_reqs
     return blocks
-
-
-def _is_full(window: WindowRecord, batch: BatchRecord) -> bool:
-    """True if all requests take part: none is being prefilled, none has finished."""
-    return window.num_reqs == batch.requests and not window.uncounted_draft_tokens
 
 
 def _of_cell(run: RunData, cell: Cell, placed: Mapping[Cell, Blocks], compared: int) -> CellBytes:
@@ -191,20 +165,17 @@ def _of_cell(run: RunData, cell: Cell, placed: Mapping[Cell, Blocks], compared: 
         accepted=kept,
         amounts={name: amount for name in COUNTERS if (amount := _amount(own, name))},
         differences=differences,
-        compared=compared,
+        visible={name: smallest_effect(found, compared)
+                 for name, found in differences.items() if found.is_bounded},
         matched=matched,
         predicted=predicted,
-    )
+    )  # fmt: skip
 
 
 def _amount(blocks: Blocks, name: str) -> Interval | None:
-    means = []
-    for places in blocks.values():
-        found = [getattr(window, name) for group in places.values() for window in group]
-        values = [value for value in found if value is not None]
-        if values:
-            means.append(fmean(values))
-    return amount_of(means) if means else None
+    flat = [[w for group in places.values() for w in group] for places in blocks.values()]
+    means = [mean for windows in flat if (mean := _mean(windows, name)) is not None]
+    return mean_of(np.array(means)) if means else None
 
 
 def _differences(own: Blocks, base: Blocks) -> tuple[dict[str, Interval], int]:
@@ -215,14 +186,14 @@ def _differences(own: Blocks, base: Blocks) -> tuple[dict[str, Interval], int]:
         shared = own[block].keys() & base[block].keys()
         matched += sum(len(own[block][place]) for place in shared)
         for name in COUNTERS:
-            found = [_gap(own[block][place], base[block][place], name) for place in shared]
-            gaps = [gap for gap in found if gap is not None]
+            pairs = [(_mean(own[block][at], name), _mean(base[block][at], name)) for at in shared]
+            gaps = [ours - theirs for ours, theirs in pairs
+                    if ours is not None and theirs is not None]  # fmt: skip
             if gaps:
                 by_counter[name].append(fmean(gaps))
-    return {name: amount_of(values) for name, values in by_counter.items()}, matched
+    return {name: mean_of(np.array(gaps)) for name, gaps in by_counter.items()}, matched
 
 
-def _gap(ours: Sequence[WindowRecord], theirs: Sequence[WindowRecord], name: str) -> float | None:
-    above = [value for w in ours if (value := getattr(w, name)) is not None]
-    below = [value for w in theirs if (value := getattr(w, name)) is not None]
-    return fmean(above) - fmean(below) if above and below else None
+def _mean(windows: Sequence[WindowRecord], name: str) -> float | None:
+    values = [value for window in windows if (value := getattr(window, name)) is not None]
+    return fmean(values) if values else None

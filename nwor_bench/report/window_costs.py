@@ -126,8 +126,10 @@ def _sentence(cell: CellBytes) -> str:
         verb = "fewer" if found.value < 0 else "more"
         text = f"{name} wrote {_mb(abs(found.value))} MB a window {verb} than off x off"
     else:
-        text = f"{name}: no difference in writes was visible"
-        text += f" (one of {_mb(cell.smallest(WRITE))} MB would have been)"
+        text = (
+            f"{name}: no difference in writes was visible "
+            f"(one of {_mb(cell.visible[WRITE])} MB would have been)"
+        )
     predicted = cell.predicted.get(WRITE)
     if predicted is not None:
         text += f"; {_signed(predicted)} MB were predicted"
@@ -149,13 +151,12 @@ def _amounts(cells: Sequence[CellBytes]) -> Table:
 def _differences(cells: Sequence[CellBytes]) -> Table:
     rows = []
     for cell in cells:
-        if cell.is_baseline:
+        if cell.cell.is_baseline:
             continue
         row = [cell.cell.label]
         for name in (WRITE, READ):
-            found = cell.differences.get(name)
-            row += [_with_interval(found, signed=True), _signed(cell.predicted.get(name)),
-                    _mb(cell.smallest(name))]  # fmt: skip
+            row += [_with_interval(cell.differences.get(name), signed=True),
+                    _signed(cell.predicted.get(name)), _mb(cell.visible.get(name))]  # fmt: skip
         rows.append([*row, count(cell.matched)])
     heads = ["Cell", "Written", "Predicted", "Visible from", "Read", "Predicted", "Visible from",
              "Windows"]  # fmt: skip

@@ -262,7 +262,8 @@ def change_verdicts(
         floor: largest distance from 1 of the A/A arm's change, or None.
     """
     cells = [_without_numbers(cell, by) for cell in cells]
-    intervals = [_interval(cell, by) for cell in cells if cell.outcome is None]
+    changes = [cell.deciding(by) for cell in cells if cell.outcome is None]
+    intervals = [change.ratio for change in changes if change is not None]
     adjusted = holm([interval.p_value for interval in intervals])
     numbers = iter(zip(intervals, adjusted, strict=True))
     decided = []
@@ -273,12 +274,6 @@ def change_verdicts(
             cell = replace(cell, outcome=outcome, reason=reason, p_value_holm=p_adjusted)
         decided.append(cell)
     return decided
-
-
-def _interval(cell: CellChange, by: DecideBy) -> Interval:
-    change = cell.deciding(by)
-    assert change is not None
-    return change.ratio
 
 
 Decision = tuple[ChangeVerdict, str | None]

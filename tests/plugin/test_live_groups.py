@@ -13,8 +13,8 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from live_windows import counts_of, timed
-from planted_windows import DRAFTS, Placed, shown, verified, windows_of_drafts, windows_of_modes
+from live_windows import counts_of, verified
+from planted_windows import DRAFTS, Placed, shown, windows_of_drafts, windows_of_modes
 from prometheus_client.parser import text_string_to_metric_families
 
 from nwor_bench.live.reading import reading_of
@@ -80,10 +80,10 @@ def test_a_group_compares_the_windows_that_are_not_beside_a_switch(kind: Interle
 @pytest.mark.parametrize(
     ("kind", "at", "window", "reason"),
     [
-        (MODES, 1, timed(None), LeftOut.UNTIMED),
-        (MODES, 3, timed(10.0, device=9.0), LeftOut.UNTIMED),
-        (MODES, 5, timed(9.7, fallback_reason="kv_transfer"), LeftOut.FALLBACK),
-        (MODES, 7, timed(10.0, num_reqs=3), LeftOut.BATCH_SIZE),
+        (MODES, 1, verified(4, 2), LeftOut.UNTIMED),
+        (MODES, 3, verified(4, 2, wall_ms=10.0, device_ms=9.0), LeftOut.UNTIMED),
+        (MODES, 5, verified(4, 2, wall_ms=9.7, fallback_reason="kv_transfer"), LeftOut.FALLBACK),
+        (MODES, 7, verified(4, 3, wall_ms=10.0), LeftOut.BATCH_SIZE),
         (COUNTS, 4, verified(0, 2, wall_ms=9.7), LeftOut.DRAFTS),
         (COUNTS, 1, verified(1, 2, wall_ms=10.0), LeftOut.DRAFTS),
         (COUNTS, 7, verified(1, 2, wall_ms=None), LeftOut.UNTIMED),
@@ -103,7 +103,9 @@ def test_a_window_spoils_its_group(
 @KINDS
 def test_a_group_cut_short_is_left_out_and_spoils_no_other(kind: Interleaved) -> None:
     for given in range(1, len(places(kind, 0))):
-        found = groups_of(kind, *group(kind)[:given], (timed(77.0), None), *group(kind, 1))
+        found = groups_of(
+            kind, *group(kind)[:given], (verified(4, 2, wall_ms=77.0), None), *group(kind, 1)
+        )
         assert found.left_out == {LeftOut.INTERRUPTED: 1}
         assert [*found.effects[ALL, 1]] == [pytest.approx(log(0.97))]
 
@@ -140,7 +142,7 @@ def test_a_planted_effect_is_found_among_arrivals_and_drift(effect: float) -> No
         for place in places_of_group(order, number, 2)[:cut]:
             clock = draw.choice([1.0, 1.3]) if draw.random() < 0.02 else clock * 1.0002
             ms = 8.0 * clock * (1 + requests / 50) * exp(draw.gauss(effect * place.cell, 0.01))
-            groups.add(timed(ms, num_reqs=requests), place)
+            groups.add(verified(4, requests, wall_ms=ms), place)
     assert groups.left_out[LeftOut.INTERRUPTED] == pytest.approx(250, rel=0.2)
     assert set(groups.groups) == {("3-4", 1), ("5-8", 1), (ALL, 1)}
     for effects in groups.effects.values():

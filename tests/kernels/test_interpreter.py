@@ -12,8 +12,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parent.parent
 KERNELS = (
-    ("triton_verify_attention", "triton_discard", "mask", "triton_mla", "triton_mla_tail",
-     "triton_window_merge"),
+    ("verify_attention", "discard", "mask", "mla", "mla_tail", "window_merge"),
     ("commit", "commit_fp8", "commit_refusals", "commit_update", "gated_delta", "stage",
      "triton_staged_windows"),
 )  # fmt: skip

@@ -14,7 +14,7 @@ CHECKOUT = HERE.parent.parent
 KERNELS = (
     ("verify_attention", "discard", "mask", "mla", "mla_tail", "window_merge"),
     ("commit", "commit_fp8", "commit_refusals", "commit_update", "gated_delta", "stage",
-     "triton_staged_windows"),
+     "staged_windows"),
 )  # fmt: skip
 """Halves that take about as long, each a process beside the other."""
 

@@ -349,8 +349,17 @@ def on_gpu():
     yield many, BF16, None, {"heads": 6, "head_dim": 64}, {}
 
 
+def shown(value: Any) -> str:
+    """A part of a case's name."""
+    if isinstance(value, dict):
+        return (
+            " ".join(f"{k} {v}" if isinstance(v, int) else k for k, v in value.items()) or "plain"
+        )
+    return f"{len(value)} requests" if isinstance(value, list) else str(value)
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize(("requests", "dtype", "fp8", "shape", "options"), on_gpu())
+@pytest.mark.parametrize(("requests", "dtype", "fp8", "shape", "options"), on_gpu(), ids=shown)
 def test_against_the_reference_on_a_gpu(requests, dtype, fp8, shape, options):
     step = make_step(requests, dtype=dtype, kv_heads=2, seed=16, **shape)
     staged = stage_step(step, True)

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fake_bench import BYTES, FACTS, Clock, make_bench
+from fake_bench import BYTES, FACTS, make_bench
 from scipy import stats
 
 from nwor_bench.microbench.bench import Bench, graph_timer, run_groups, run_rounds
@@ -86,29 +86,16 @@ def test_fewer_rounds_than_the_first_look_are_kept_to() -> None:
     assert {len(own) for own in Drift(noise=0.5).measure(3, 0.01).values()} == {3}
 
 
-class Recorded(Clock):
-    """A clock that keeps what it said."""
-
-    def __call__(self, calls):
-        replay, name = super().__call__(calls), str(calls[0]())
-        self.said = getattr(self, "said", {})
-
-        def recorded() -> float:
-            self.said.setdefault(name, []).append(replay())
-            return self.said[name][-1]
-
-        return recorded
-
-
 def test_a_row_holds_what_was_measured() -> None:
-    clock = Recorded({OURS: 4.0, STOCK: 80.0})
     spec = replace(SPEC, kernels=("commit",), cache_dtypes=("bf16",))
-    ours, stock = run(replace(make_bench(spec), timer=clock))
+    bench = make_bench(spec)
+    ours, stock = run(bench)
+    said = bench.timer.said
     assert (ours.implementation, stock.implementation) == (OURS, STOCK)
-    assert ours.time_us == pytest.approx(median(clock.said[OURS]))
-    assert ours.gb_per_s == pytest.approx(BYTES / (median(clock.said[OURS]) * 1e-6) / 1e9)
+    assert ours.time_us == pytest.approx(median(said[OURS]))
+    assert ours.gb_per_s == pytest.approx(BYTES / (median(said[OURS]) * 1e-6) / 1e9)
     assert (ours.ratio, ours.rounds) == (None, 5)
-    logs = [log(b / a) for a, b in zip(clock.said[OURS], clock.said[STOCK], strict=True)]
+    logs = [log(b / a) for a, b in zip(said[OURS], said[STOCK], strict=True)]
     low, high = stats.ttest_1samp(logs, 0).confidence_interval(0.95)
     assert stock.ratio.value == pytest.approx(exp(sum(logs) / 5))
     assert stock.ratio.low <= exp(low) * (1 + 1e-9)
@@ -133,7 +120,7 @@ def test_what_is_wrong_is_not_timed() -> None:
     assert {(row.status, row.reason, row.time_us) for row in wrong} == {
         (Status.INVALID, "layer 3: 7 bytes", None)
     }
-    assert STOCK not in bench.timer.timed
+    assert STOCK not in bench.timer.said
     assert {row.status for row in of(rows, OURS)} == {Status.OK}
 
 

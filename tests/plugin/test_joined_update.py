@@ -62,12 +62,6 @@ class CapturedBatch(PieceBatch):
     commit_shape = ("commit", len(REQUESTS) * (K + 1), K + 1, None)
 
 
-class CapturedPlanner(PiecePlanner):
-    """Plans windows of a captured graph, and counts them."""
-
-    batch = CapturedBatch
-
-
 class JoiningStaging(PieceStaging):
     """Staging whose commit can run an update; `launched` says what each launch did."""
 
@@ -116,7 +110,7 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from nwor_bench.plugin.runner_v2.stock_update import StockUpdate
 
-        self.staging, self.planner = JoiningStaging(), CapturedPlanner()
+        self.staging, self.planner = JoiningStaging(), PiecePlanner(CapturedBatch)
         self.updates = 0
         self.descriptor = Descriptor(Graph.FULL)
         self.graphs = SimpleNamespace(
@@ -317,36 +311,34 @@ JOINED = "commit and update"
 REFUSED = "device_refused:overflow"
 
 
+def leave_to_stock(machine: Machine) -> None:
+    """By the context: the window of the step before was staged."""
+    machine.graphs.why_direct = lambda *_: "slower_than_stock"
+
+
 @pytest.mark.parametrize(
-    ("disturb", "new", "launched", "window"),
+    ("disturb", "new", "window"),
     [
-        (lambda _: None, [NEW], JOINED, STAGED),  # a request that starts
-        (wrap_commit, [], JOINED, STAGED),
-        (lambda machine: machine.set_modes("stage", "adaptive"), [], JOINED, STAGED),
+        (lambda _: None, [NEW], STAGED),
+        (wrap_commit, [], STAGED),
+        (lambda machine: machine.set_modes("stage", "adaptive"), [], STAGED),
+        (leave_to_stock, [], STAGED),
+        (lambda machine: machine.hook.refusals.note([1] * LAYERS), [], (0, REFUSED, "device")),
         (
-            lambda machine: machine.hook.refusals.note([1] * LAYERS),
-            [], "update", (0, REFUSED, "device"),
-        ),
-        (  # of another rank
             lambda machine: machine.hook.refusals.settle(f"rank_1:{REFUSED}"),
-            [], "update", (0, "staging_stopped", "device"),
-        ),
-        (  # which depends on the context: the window of the step before was staged
-            lambda machine: setattr(machine.graphs, "why_direct", lambda *_: "slower_than_stock"),
-            [], JOINED, STAGED,
+            [],
+            (0, "staging_stopped", "device"),
         ),
     ],
-    ids=["new request", "instrument", "modes set", "refusal", "rank's refusal", "slower"],
-)  # fmt: skip
-def test_what_ends_ready_windows(
-    machine: Machine, disturb: Any, new: Any, launched: str, window: Any
-) -> None:
+    ids=["new request", "instrument", "modes set", "slower", "refusal", "rank's refusal"],
+)
+def test_what_ends_ready_windows(machine: Machine, disturb: Any, new: Any, window: Any) -> None:
     machine.run()
     disturb(machine)
     machine.run(new=new)
-    assert machine.staging.launched == [JOINED, launched]
+    assert machine.staging.launched == [JOINED, JOINED if window == STAGED else "update"]
     assert machine.drained() == [STAGED, window]
-    if launched == JOINED:
+    if window == STAGED:
         assert machine.planner.certain_at_once == [False, bool(new)]
 
 

@@ -58,9 +58,8 @@ class PieceStaging(ModelStaging):
 class PiecePlanner:
     """Plans every window whole, and keeps what it was told of certain tokens."""
 
-    batch = PieceBatch
-
-    def __init__(self) -> None:
+    def __init__(self, batch: type[PieceBatch] = PieceBatch) -> None:
+        self.batch = batch
         self.certain_at_once: list[bool] = []
 
     def plan(self, input_batch: Any, *_: Any, certain_at_once: bool = False) -> Any:

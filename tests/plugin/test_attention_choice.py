@@ -120,17 +120,6 @@ def test_what_is_always_left_to_stock(
     assert direct_lengths([(1, choice)]).always is direct
 
 
-def test_latent_layers_are_merged_unless_timed_otherwise() -> None:
-    latent = AttentionShape("Mla", 16, 1, 576, 512, "bfloat16", "auto", 64, latent=True)
-    assert kind(latent).contender((64, 2)) is Contender.OURS  # with few rows others have a tiling
-    assert kind(latent, can_merge=True).contender((8, 5)) is Contender.MERGE
-    ours = kind(latent, can_merge=True, forced=Contender.OURS)
-    assert ours.contender((8, 5)) is Contender.OURS
-    timed = kind(latent, can_merge=True)
-    timed.chosen = {(8, 5): decided({Contender.STOCK: [1], Contender.OURS: [0.9]}, (1024,))}
-    assert timed.contender((8, 5)) is Contender.OURS
-
-
 def test_layers_of_several_shapes_win_or_lose_together() -> None:
     """One layer loses 5, four win 2 each, of 50."""
     losing = decided({Contender.STOCK: [10.0], Contender.OURS: [15.0]}, (1024,))
@@ -139,79 +128,80 @@ def test_layers_of_several_shapes_win_or_lose_together() -> None:
     assert direct_lengths([(1, losing), (2, winning)]).direct == (True,)
 
 
-@pytest.mark.parametrize(
-    ("shape", "size", "expected"),
-    [
-        (SHAPE, (8, 5), Contender.OURS),
-        (SHAPE, (64, 5), Contender.OURS_4),
-        (FP8, (8, 9), Contender.OURS_32),
-        (SHAPE, (64, 9), Contender.OURS),
-    ],
-)
-def test_sizes_that_were_not_timed_are_from_the_table(
-    shape: AttentionShape, size: tuple[int, int], expected: Contender
-) -> None:
-    assert kind(shape).contender(size) is kind(shape).tiling(size) is expected
-
-
-def test_choices_are_stored_and_read_again(tmp_path: Path) -> None:
-    facts = {"gpu": "a GPU / H200", "heads": 24}
-    times = Times({Contender.STOCK: 10.0, Contender.OURS: 11.0, Contender.MERGE: 9.0})
-    first, again, another = kind(), kind(), kind()
-    sizes = [(8, 5), (64, 5)]
-    assert first.choose(sizes, ChoiceStore(facts, tmp_path), times, 0.1) == 2
-    assert len(times.asked) == 4
-    assert again.choose(sizes, ChoiceStore(facts, tmp_path), times, 0.1) == 0
-    assert again.chosen == first.chosen
-    assert again.contender((64, 5)) is Contender.MERGE
-    changed = {**facts, "heads": 32}
-    assert another.choose(sizes, ChoiceStore(changed, tmp_path), times, 0.1) == 2
+LATENT = AttentionShape("Mla", 16, 1, 576, 512, "bfloat16", "auto", 64, latent=True)
+MERGES: dict[str, Any] = {"can_merge": True}
 
 
 @pytest.mark.parametrize(
-    ("seen", "again"),
+    ("of", "size", "timed", "expected"),
     [
-        ({"gpu_other_processes": 1.0}, 2),
-        ({"gpu_throttled_ms": 0.5}, 2),
-        ({"gpu_throttle_reasons": 4.0}, 2),  # a software power cap
-        ({"gpu_throttle_reasons": 1.0, "gpu_temperature_c": 80.0}, 0),  # idle
-        ({}, 0),  # no NVML
+        (kind(), (8, 5), None, Contender.OURS),  # sizes that were not timed: from the table
+        (kind(), (64, 5), None, Contender.OURS_4),
+        (kind(FP8), (8, 9), None, Contender.OURS_32),
+        (kind(), (64, 9), None, Contender.OURS),
+        (kind(LATENT), (64, 2), None, Contender.OURS),  # with few rows others have a tiling
+        (kind(LATENT, **MERGES), (8, 5), None, Contender.MERGE),
+        (kind(LATENT, **MERGES), (8, 5), Contender.OURS, Contender.OURS),
+        (kind(LATENT, **MERGES, forced=Contender.OURS), (8, 5), None, Contender.OURS),
+        (kind(**MERGES, forced=Contender.MERGE), (8, 5), None, Contender.MERGE),
+        (kind(forced=Contender.MERGE), (8, 5), None, Contender.OURS),  # which it cannot
+        (kind(forced=Contender.OURS), (8, 5), Contender.MERGE, Contender.OURS),
     ],
 )
-def test_choices_that_were_disturbed_are_timed_again_at_the_next_start(
-    tmp_path: Path, seen: dict[str, float], again: int
+def test_what_attends_a_size(
+    of: AttentionKind, size: tuple[int, int], timed: Contender | None, expected: Contender
 ) -> None:
-    store, sizes = ChoiceStore({}, tmp_path), [(8, 5), (64, 5)]
-    times = Times(SLOWER)
-    times.seen = seen
-    first = kind()
-    assert first.choose(sizes, store, times, 0.0) == 2
-    (file,) = tmp_path.iterdir()
-    entry = json.loads(file.read_text())["sizes"]["64x5"]
-    assert (entry["blocks"], entry["conditions"]) == (3, seen)
-    times.seen = {"gpu_other_processes": 0.0}
-    assert kind().choose(sizes, store, times, 0.0) == again
-    assert kind().choose(sizes, store, times, 0.0) == 0
+    if timed is not None:
+        of.chosen = {size: Choice(timed, (), (), (), ())}
+    assert of.contender(size) is expected
+    if timed is None:
+        assert of.tiling(size) is (Contender.OURS if expected is Contender.MERGE else expected)
 
 
 SLOWER = {Contender.STOCK: 1.0, Contender.OURS: 2.0}
+FACTS = {"gpu": "a GPU / H200", "heads": 24}
+WRONG_SIZE = json.dumps({"facts": {"version": ChoiceStore.VERSION, **FACTS}, "sizes": {"8x5": 3}})
 
 
-def test_stored_choices_of_other_lengths_are_timed_again(tmp_path: Path) -> None:
-    """A larger cache, or another --max-model-len, has room for other contexts."""
-    store = ChoiceStore({}, tmp_path)
-    kind().choose([(8, 5)], store, Times(SLOWER), 0.0)
-    assert kind().choose([(8, 5)], store, Times(SLOWER, (512,)), 0.0) == 1
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"facts": {"version": 1}, "sizes": {"8x5": 3}}'])
-def test_a_file_that_cannot_be_read_is_replaced(tmp_path: Path, text: str) -> None:
-    store = ChoiceStore({}, tmp_path)
-    kind().choose([(8, 5)], store, Times(SLOWER), 0.0)
+@pytest.mark.parametrize(
+    ("seen", "facts", "lengths", "text", "again"),
+    [
+        ({"gpu_throttle_reasons": 1.0, "gpu_temperature_c": 80.0}, FACTS, LENGTHS, None, 0),  # idle
+        ({}, FACTS, LENGTHS, None, 0),  # no NVML
+        # Times that were disturbed; the last by a software power cap.
+        ({"gpu_other_processes": 1.0}, FACTS, LENGTHS, None, 2),
+        ({"gpu_throttled_ms": 0.5}, FACTS, LENGTHS, None, 2),
+        ({"gpu_throttle_reasons": 4.0}, FACTS, LENGTHS, None, 2),
+        ({}, {**FACTS, "heads": 32}, LENGTHS, None, 2),
+        # A larger cache, or another --max-model-len, has room for other contexts.
+        ({}, FACTS, (512,), None, 2),
+        # Files that cannot be read.
+        *(({}, FACTS, LENGTHS, text, 2) for text in ("", "{", "[]", WRONG_SIZE)),
+    ],
+)
+def test_stored_choices_are_read_again_or_timed_again(
+    tmp_path: Path,
+    seen: dict[str, float],
+    facts: dict[str, object],
+    lengths: tuple[int, ...],
+    text: str | None,
+    again: int,
+) -> None:
+    sizes, first, times = [(8, 5), (64, 5)], kind(), Times({**SLOWER, Contender.MERGE: 0.9})
+    times.seen = seen
+    assert first.choose(sizes, ChoiceStore(FACTS, tmp_path), times, 0.1) == 2
+    assert len(times.asked) == 2 * len(LENGTHS)
     (file,) = tmp_path.iterdir()
-    file.write_text(text)
-    assert kind().choose([(8, 5)], store, Times(SLOWER), 0.0) == 1
-    assert kind().choose([(8, 5)], store, Times(SLOWER), 0.0) == 0
+    entry = json.loads(file.read_text())["sizes"]["64x5"]
+    assert (entry["blocks"], entry["conditions"]) == (3, seen)
+    if text is not None:
+        file.write_text(text)
+    times.seen, times.room = {"gpu_other_processes": 0.0}, lengths
+    for timed in (again, 0):
+        second = kind()
+        assert second.choose(sizes, ChoiceStore(facts, tmp_path), times, 0.1) == timed
+        assert second.contender((64, 5)) is Contender.MERGE
+        assert again or second.chosen == first.chosen
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
@@ -240,16 +230,6 @@ def test_a_contender_that_fails_at_one_length_is_left_out(tmp_path: Path) -> Non
     own = kind()
     assert own.choose([(8, 5)], ChoiceStore({"a": 1}, tmp_path), Failing(times), 0.0) == 1
     assert own.contender((8, 5)) is Contender.MERGE
-
-
-def test_a_forced_contender_needs_no_times() -> None:
-    merging = kind(can_merge=True, forced=Contender.MERGE)
-    assert merging.contender((8, 5)) is Contender.MERGE
-    assert merging.tiling((8, 5)) is Contender.OURS
-    assert kind(forced=Contender.MERGE).contender((8, 5)) is Contender.OURS  # which it cannot
-    ours = kind(forced=Contender.OURS)
-    ours.chosen = {(8, 5): Choice(Contender.MERGE, (), (), (), ())}
-    assert ours.contender((8, 5)) is Contender.OURS
 
 
 def batch(*lengths: int) -> Any:

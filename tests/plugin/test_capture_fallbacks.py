@@ -23,6 +23,7 @@ def layers(monkeypatch: pytest.MonkeyPatch) -> Any:
     return WrappedLayers(staged=True, monkeypatch=monkeypatch)
 
 
+@pytest.mark.parametrize("control", [False, True])
 @pytest.mark.parametrize("run", ["warm-up", "capture", "no run"])
 @pytest.mark.parametrize(
     ("oddity", "odd"),
@@ -35,13 +36,13 @@ def layers(monkeypatch: pytest.MonkeyPatch) -> Any:
     ],
 )
 def test_a_capture_that_falls_back_leaves_no_graphs(
-    layers: Any, run: str, oddity: str, odd: int, monkeypatch: pytest.MonkeyPatch
+    layers: Any, run: str, control: bool, oddity: str, odd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vllm.config.compilation import CUDAGraphMode
     from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
     from wrapped_layers import DRAFTS, REQUESTS, ROWS, runner_of
 
-    from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
+    from nwor_bench.plugin.runner_v2.graph_sets import ControlGraphs, StagingGraphs
 
     shape = BatchExecutionDescriptor(
         CUDAGraphMode.FULL, num_tokens=ROWS, num_reqs=REQUESTS, uniform_token_count=DRAFTS + 1
@@ -56,19 +57,20 @@ def test_a_capture_that_falls_back_leaves_no_graphs(
         block_tables=runner_of().block_tables,
         **dict.fromkeys(wanted.split()),
     )
-
     arguments: dict[str, Any] = {"buffers": shared_buffers(layers)}
     reason = "stage:activations_reused"
     if oddity in ODDITIES:
         arguments, reason = ODDITIES[oddity][0](odd), f"attention:{ODDITIES[oddity][1]}"
 
     def capture(*_: Any, **__: Any) -> None:
+        assert layers.window.is_control is control
         if silent:
             return
         layers.forward(**(arguments if run == "warm-up" else {}))
         layers.forward(**(arguments if run == "capture" else {}))
 
-    graphs = StagingGraphs(runner, layers.window, layers.staging, layers.inputs, 0)
+    kind = ControlGraphs if control else StagingGraphs
+    graphs = kind(runner, layers.window, layers.staging, layers.inputs, 0)
     monkeypatch.setattr(graphs, "_make_manager", lambda: SimpleNamespace(capture=capture))
     graphs.capture()
     assert graphs.unavailable == f"graph_capture:{'layer_not_staged' if silent else reason}"

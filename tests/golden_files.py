@@ -23,6 +23,7 @@ from unittest.mock import patch
 
 import said
 import typer
+from refused_commands import answered
 
 from nwor_bench import __version__
 from nwor_bench.cli import app as cli
@@ -94,6 +95,11 @@ def of_help() -> dict[str, str]:
     """The help of every command and group at 80 columns, by their names in golden/help."""
     return {f"{path.replace(' ', '-') or 'nwor-bench'}.txt": printed_by(f"{path} --help")
             for path in command_paths(typer.main.get_command(cli.app))}  # fmt: skip
+
+
+def of_refusals() -> dict[str, str]:
+    """Every command line in golden/refusals, with its exit code and what it says."""
+    return {name: answered(text) for name, text in stored("refusals").items()}
 
 
 def of_made_up_runs() -> dict[str, str]:
@@ -205,3 +211,4 @@ if __name__ == "__main__":
     write("printed", of_commands())
     write("help", of_help())
     write("said", of_made_up_runs())
+    write("refusals", of_refusals())

@@ -74,17 +74,6 @@ def test_output_fits_80_columns(command_line: Run) -> None:
     assert widest(out) <= 80
 
 
-def test_a_bad_switch_of_ranges_is_refused_before_anything_starts(
-    command_line: Run, engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_NWOR_NVTX", "yes")
-    code, out, err = command_line(*TINY, "--output", "run")
-    assert (code, out) == (ExitCode.BAD_USAGE, "")
-    assert err.startswith("nwor-bench: VLLM_NWOR_NVTX: 'yes' is invalid; write 1")
-    assert engine.calls == []
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_report_is_made_again_from_the_records_of_a_copied_run(
     command_line: Run, engine: FakeEngine
 ) -> None:
@@ -245,13 +234,6 @@ def test_vllms_names(command_line: Run) -> None:
     scenario = spec.scenario or {}
     assert (scenario["requests"], scenario["draft_tokens"]) == (3, 2)
     assert spec.engine_args == {"kv_cache_dtype": "fp8"}
-
-
-def test_an_alias_and_an_engine_argument_must_agree(command_line: Run) -> None:
-    arguments = ("--kv-cache-dtype", "fp8", "--engine-args", '{"kv_cache_dtype": "auto"}')
-    code, _, err = command_line("sweep", *arguments)
-    assert code == ExitCode.BAD_USAGE
-    assert "--cache-dtype: 'fp8' is invalid; --engine-args says kv_cache_dtype 'auto'" in err
 
 
 def test_a_model_that_the_hub_does_not_give(

@@ -1,8 +1,6 @@
 """`nwor-bench kernels` as a user meets it without a GPU: help, dry run, refusals, exit codes."""
 
 import json
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,57 +10,7 @@ from rich.console import Console
 
 from nwor_bench.errors import ExitCode
 
-Run = Callable[..., tuple[int, str, str]]
-
 pytestmark = pytest.mark.usefixtures("own_surroundings")
-
-
-@pytest.fixture
-def kernels(command_line: Run) -> Run:
-    """Run `nwor-bench kernels` in this process: exit code, stdout, stderr."""
-    return partial(command_line, "kernels")
-
-
-@pytest.fixture
-def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-
-def test_without_cuda_it_says_so_before_anything_is_made(
-    kernels: Run, no_cuda: None, tmp_path: Path
-) -> None:
-    code, out, err = kernels("--output", "here")
-    assert (code, out) == (ExitCode.BAD_USAGE, "")
-    assert "needs a CUDA device" in err
-    assert "make venv DEVICE=cuda" in err
-    assert len(err.splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
-        (("--kernels", "comit"), "--kernels"),
-        (("--windows", "8by4"), "--windows"),
-        (("--windows", "8x16"), "--windows"),
-        (("--acceptance", "50"), "--acceptance"),
-        (("--context", "1k"), "--context"),
-        (("--cache-dtype", "int8"), "--cache-dtype"),
-        (("--layers", "0"), "--layers"),
-        (("--heads", "10/4"), "--heads"),
-        (("--head-dim", "100"), "--head-dim"),
-        (("--block-size", "8"), "--block-size"),
-        (("--rounds", "2"), "--rounds"),
-        (("--ci-width", "0"), "--ci-width"),
-    ],
-)
-def test_bad_input_is_refused_by_flag(kernels: Run, arguments: tuple, field: str) -> None:
-    code, out, err = kernels(*arguments)
-    assert (code, out) == (ExitCode.BAD_USAGE, "")
-    assert err.startswith(f"nwor-bench: {field}: ")
-    assert len(err.splitlines()) == 1
 
 
 def session(folder: Path | None, **faults: object) -> int:

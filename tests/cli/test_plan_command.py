@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from nwor_bench.errors import ExitCode
 from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.report.text import two_digits as percent
 
@@ -94,44 +93,6 @@ def test_json_has_each_strategy_and_says_predicted(plan: Run) -> None:
     assert [limit is None for limit in limits] == [True, True, False, False]
     counted = [name for name in rows[0] if "bytes" in name or "share" in name]
     assert all(name.startswith("predicted_") for name in counted)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((), "write --config"),
-        (("--config", "."), "holds no config.json"),
-        (("--config", "broken.json"), "as JSON"),
-        (("--config", "deep.json"), "as JSON"),
-        (("--config", "list.json"), "not a JSON object"),
-        (("--config", "empty.json"), "hidden_size"),
-        (("--config", "no/such/folder"), "no such folder"),
-        ((*LLAMA, "--requests", "0"), "--requests: 0"),
-        ((*LLAMA, "--context", "-1"), "--context: -1"),
-        ((*LLAMA, "--draft-tokens", "0"), "--draft-tokens: 0"),
-        ((*LLAMA, "--acceptance", "50"), "--acceptance: '50'"),
-        ((*LLAMA, "--acceptance", "nan"), "--acceptance: 'nan'"),
-        ((*LLAMA, "--cache-dtype", "fp9"), "--cache-dtype: unknown name 'fp9'"),
-        ((*LLAMA, "--weight-dtype", "bf16"), "--weight-dtype: unknown name 'bf16'"),
-        ((*LLAMA, "--tensor-parallel-size", "0"), "--tensor-parallel-size: 0"),
-        ((*LLAMA, "--tensor-parallel-size", "5"), "24 attention heads"),
-        (("--config", "quantised.json"), "--weight-dtype: 'auto'"),
-    ],
-)
-def test_bad_input_is_refused(plan: Run, arguments: tuple[str, ...], words: str) -> None:
-    config = json.loads((CONFIGS / "Llama-3.2-3B.json").read_text())
-    Path("broken.json").write_text("{")
-    Path("deep.json").write_text("[" * 10**5)
-    Path("list.json").write_text("[]")
-    Path("empty.json").write_text("{}")
-    odd = {**config, "quantization_config": {"quant_method": "odd"}}
-    Path("quantised.json").write_text(json.dumps(odd))
-    code, out, err = plan(*arguments)
-    assert code == ExitCode.BAD_USAGE, err
-    assert out == ""
-    assert words in err
-    assert "Traceback" not in err
-    assert len(err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 from documented_keys import documented, lacking
 from recipe_models import CONTENT
 
-from nwor_bench.errors import ExitCode
 from nwor_bench.models.methods import Method
 
 CONFIGS = Path(__file__).resolve().parents[1] / "data" / "configs"
@@ -88,24 +87,6 @@ def test_every_recipe_model_has_an_answer(supports: Run) -> None:
         Path("config.json").write_text(json.dumps(entry["config"]))
         found = told(supports, "config.json")
         assert {each["method"] for each in found["methods"]} == set(Method)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((), "CONFIG_OR_MODEL"),
-        ((LLAMA, "--device", "tpu"), "--device: unknown name 'tpu'"),
-        ((LLAMA, "--draft-tokens", "0"), "--draft-tokens: 0"),
-        ((LLAMA, "--cache-dtype", "fp9"), "--cache-dtype: unknown name 'fp9'"),
-        (("none.json",), "CONFIG_OR_MODEL: 'none.json'"),
-    ],
-)
-def test_bad_input_is_refused_by_name(
-    supports: Run, arguments: tuple[str, ...], words: str
-) -> None:
-    code, out, err = supports(*arguments)
-    assert (code, out) == (ExitCode.BAD_USAGE, "")
-    assert words in flat(err)
 
 
 def test_a_checkpoint_with_an_fp8_cache_is_one_without_a_flag(

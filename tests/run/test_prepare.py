@@ -221,22 +221,6 @@ def test_vllms_speculative_config_chooses_method_and_drafter(
     assert choice.with_config(config) == expected
 
 
-@pytest.mark.parametrize(
-    ("choice", "config", "field", "value"),
-    [
-        (PairChoice(method="ngram"), {"method": "eagle"}, "--method", "ngram"),
-        (PairChoice(draft_model="a/b"), {"model": "a/c"}, "--draft-model", "a/b"),
-        (PairChoice(), {"method": 3}, "--speculative-config: method", 3),
-    ],
-)
-def test_flags_and_speculative_config_must_agree(
-    choice: PairChoice, config: dict[str, Any], field: str, value: object
-) -> None:
-    with refused(field, value=value) as caught:
-        choice.with_config(config)
-    assert caught.value.exit_code == ExitCode.BAD_USAGE
-
-
 def test_run_json_tells_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/bin/nwor-bench", "sweep", "--output", "my run"])
     begin(FakeEngine(), seed=9)

@@ -122,13 +122,6 @@ def test_whatever_resolves_keeps_the_rules(overrides: dict[str, int | None]) -> 
     assert 0 <= spec.seed < 2**32
 
 
-def test_unknown_scenario_offers_the_nearest() -> None:
-    with refused("--scenario", value="shrot", near="short"):
-        load_scenario("shrot")
-    with refused("none.toml", cause=FileNotFoundError):
-        load_scenario("none.toml")
-
-
 def test_a_users_file_takes_its_name_and_its_paths_from_where_it_lies(tmp_path: Path) -> None:
     path = tmp_path / "my-load.toml"
     path.write_text(TOML)
@@ -138,31 +131,6 @@ def test_a_users_file_takes_its_name_and_its_paths_from_where_it_lies(tmp_path: 
     path.write_text('name = "other"\n' + TOML.replace("mine/", "/abs/"))
     assert load_scenario(str(path)).name == "other"
     assert load_scenario(path).prompts.path == Path("/abs/prompts.jsonl")
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "field", "wanted"),
-    [
-        ("batches = 3", "batchs = 3", "batchs", {"naming": "bad.toml: batchs = 3"}),
-        ("draft_tokens = 4", "draft_tokens = 0", "draft_tokens", {"value": 0}),
-        ("draft_tokens = 4", 'draft_tokens = "4"', "draft_tokens", {"value": "4"}),
-        (
-            'path = "mine',
-            'min_chars=9\nmax_chars=8\npath = "mine',
-            "prompts",
-            {"naming": "min_chars (9) <= max_chars (8)"},
-        ),
-        ("\nrequests", '\nname = "a/b"\nrequests', "name", {"value": "a/b"}),
-    ],
-)
-def test_a_faulty_file(
-    tmp_path: Path, old: str, new: str, field: str, wanted: dict[str, Any]
-) -> None:
-    path = tmp_path / "bad.toml"
-    assert old in TOML
-    path.write_text(TOML.replace(old, new))
-    with refused(f"bad.toml: {field}", **wanted):
-        load_scenario(path)
 
 
 def test_shipped_scenarios() -> None:

@@ -31,11 +31,6 @@ def test_a_percentage_and_its_fraction_are_the_same_everywhere(hundredths: int) 
                 resolve(SHORT, ci_width=text)
 
 
-def test_a_percentage_without_its_sign_is_asked_about() -> None:
-    with refused("--ci-width", value="0.5", naming="did you mean 0.5%?"):
-        resolve(SHORT, ci_width="0.5")
-
-
 @given(st.integers(1, 10**6), st.sampled_from([("", 1), ("s", 1), ("m", 60), ("h", 3600)]))
 def test_a_duration_is_the_same_everywhere(number: int, unit: tuple[str, int]) -> None:
     name, factor = unit
@@ -49,14 +44,3 @@ def test_a_duration_is_the_same_everywhere(number: int, unit: tuple[str, int]) -
 def test_what_is_neither(text: str) -> None:
     assert fraction(text) is None
     assert seconds(text) is None
-
-
-@pytest.mark.parametrize("text", ["16", "101%", "1.01"])
-def test_more_than_all_is_refused(text: str) -> None:
-    for field, read in (
-        ("--acceptance", parse_acceptance),
-        ("--acceptance", parse_acceptances),
-        ("--ci-width", parse_fraction),
-    ):
-        with refused(field, value=text):
-            read(field, text)

@@ -14,7 +14,6 @@ from nwor_bench.errors import ExitCode
 from nwor_bench.microbench.bench import run_kernels
 from nwor_bench.microbench.cases import Spec, Window
 from nwor_bench.models.pairs import pair_names
-from nwor_bench.workload.config import scenario_names
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -45,10 +44,15 @@ def test_pairs(command_line: Run) -> None:
     assert quiet.splitlines() == [f"target: {told['target']}", f"drafter: {told['drafter']}"]
 
 
-def test_scenarios(command_line: Run) -> None:
-    told = check_keys(command_line("scenarios", "list", "--json")[1], "scenarios list")
-    assert [each["name"] for each in told["scenarios"]] == list(scenario_names())
-    assert command_line("scenarios", "list", "-q")[1].split() == list(scenario_names())
+@pytest.mark.parametrize(
+    ("page", "section"),
+    [
+        ("plan-states.json", "plan"), ("scenarios.json", "scenarios list"),
+        ("supports-states.json", "supports"), ("supports-quiet.txt", "supports"),
+    ],
+)  # fmt: skip
+def test_golden_pages_have_the_documented_keys(page: str, section: str) -> None:
+    check_keys((Path(__file__).parents[1] / "golden/predicted" / page).read_text(), section)
 
 
 def test_kernels(command_line: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,18 +84,6 @@ def test_a_dry_run(command_line: Run, tmp_path: Path, more: tuple[str, ...]) -> 
     assert command_line("sweep", *more, "--dry-run", "-q")[1].splitlines()[0] == told["plan"][0]
 
 
-def test_a_prediction(command_line: Run) -> None:
-    hybrid = CONFIG.with_name("Qwen3.5-27B.json")
-    told = json.loads(command_line("plan", "--config", str(hybrid), "--json")[1])
-    assert lacking(told, "plan") == []
-    code, out, err = command_line("plan", "--config", str(CONFIG), "--json")
-    assert (code, err) == (0, "")
-    told = json.loads(out)
-    assert set(told) == top_level("plan")
-    _, out, _ = command_line("plan", "--config", str(CONFIG), "--quiet")
-    assert " ".join(out.split()) == told["predictions"][0]["headline"]
-
-
 def test_a_comparison(command_line: Run) -> None:
     base = make_run(blocks=8, device="cuda", aa=True)
     save_run(base, Path("base"))
@@ -107,11 +95,6 @@ def test_a_comparison(command_line: Run) -> None:
     assert set(told) == top_level("compare")
     _, out, _ = command_line("compare", "base", "new", "-q")
     assert " ".join(out.split()) == f"REGRESSION: {told['headline']}"
-
-
-@pytest.mark.parametrize("flag", ["-V", "--version"])
-def test_the_version(command_line: Run, flag: str) -> None:
-    assert command_line(flag)[1].startswith("nwor-bench ")
 
 
 def test_the_ratio_of_a_sweep_is_that_of_interleaved_windows(command_line: Run) -> None:

@@ -56,6 +56,29 @@ PRINTED = {
 }
 """Commands whose output is kept, run beside the runs; `slower` and `broken` are changed ones."""
 
+PREDICTED = {
+    "plan.txt": "plan --config Llama-3.2-3B.json",
+    "plan.json": "plan --config Llama-3.2-3B.json --acceptance 25% --json",
+    "plan-quiet.txt": "plan --config Llama-3.2-3B.json -q",
+    "plan-flags.txt": "plan --config Llama-3.1-8B.json --acceptance 0.8 --cache-dtype fp8 "
+    "--weight-dtype int4 --tensor-parallel-size 2",
+    "plan-experts.txt": "plan --config Qwen3-30B-A3B.json",
+    "plan-latent.txt": "plan --config DeepSeek-V3.json",
+    "plan-states.txt": "plan --config Qwen3.5-27B.json --requests 2",
+    "plan-states.json": "plan --config Qwen3.5-27B.json --requests 2 --json",
+    "plan-mamba.txt": "plan --config Nemotron-H-56B.json",
+    "supports.txt": "supports Llama-3.2-3B.json",
+    "supports-quiet.txt": "supports Llama-3.2-3B.json -q --json",
+    "supports-states.txt": "supports Qwen3.5-27B.json",
+    "supports-states.json": "supports Qwen3.5-27B.json --json",
+    "supports-blackwell.txt": "supports Llama-3.2-3B.json --device blackwell --quiet",
+    "supports-nvfp4.txt": "supports Llama-3.2-3B.json --device blackwell --cache-dtype nvfp4",
+    "scenarios.txt": "scenarios list",
+    "scenarios.json": "scenarios list --json",
+    "scenarios-quiet.txt": "scenarios list -q",
+}
+"""Commands that only read config.json files (tests/data/configs) and our own lists."""
+
 LONG = ("report.html", "batches.csv", "windows.csv")
 """Files of a run of which only the digest is kept; of the page its words too."""
 
@@ -89,6 +112,12 @@ def of_commands() -> dict[str, str]:
         found |= {file: _read(Path("sizes") / file) for file in SUMMARY_FILES}
         found["summary.page.html"] = _words(_read(Path("sizes/summary.html")))
     return found
+
+
+def of_predictions() -> dict[str, str]:
+    """What commands say of models before anything runs, by the names in golden/predicted."""
+    with chdir(GOLDEN.parent / "data" / "configs"):
+        return {file: printed_by(line) for file, line in PREDICTED.items()}
 
 
 def of_help() -> dict[str, str]:
@@ -212,3 +241,4 @@ if __name__ == "__main__":
     write("help", of_help())
     write("said", of_made_up_runs())
     write("refusals", of_refusals())
+    write("predicted", of_predictions())

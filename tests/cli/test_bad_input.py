@@ -1,7 +1,10 @@
-"""Refusals beside the table of golden/refusals: prompts, encodings, vLLM's own words."""
+"""Refusals beside the table of golden/refusals: prompts, encodings, vLLM's own words, imports."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from codecs import BOM_UTF8
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +17,14 @@ from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.workload.config import load_scenario, resolve
 
-Refusal = Callable[..., str]
-Run = Callable[..., tuple[int, str, str]]
-CHECKOUT = Path(__file__).resolve().parents[2]
-
 pytestmark = pytest.mark.usefixtures("own_surroundings")
+
+
+Refusal = Callable[..., str]
+
+Run = Callable[..., tuple[int, str, str]]
+
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -118,7 +124,9 @@ def test_vllms_own_schedule_of_draft_counts_is_refused() -> None:
 
 
 CONFIG = (CHECKOUT / "tests/data/configs/Llama-3.2-3B.json").read_text()
+
 DRY_RUN = ("sweep", "--pair", "tiny", "--dry-run")
+
 FILES = {
     "config.json": (CONFIG, ("plan", "--config", "config.json")),
     "model.json": (CONFIG, ("supports", "model.json")),
@@ -154,3 +162,38 @@ def test_a_model_folder_with_a_byte_order_mark_would_fail_in_transformers(refusa
     message = refusal("sweep", "--model", "model", "--method", "ngram", "--dry-run")
     assert "config.json" in message
     assert "byte order mark" in message
+
+
+HUB = ("sweep --target-model no/such", "plan --config no/such", "supports no/such")
+
+SCRIPT = f"""
+import sys
+import refused_commands as table
+table.answered((table.GOLDEN / "refusals" / "early.txt").read_text())
+for line in {HUB!r}:
+    assert "127.0.0.1:9 cannot be reached" in table.refusal_of(line), line
+heavy = ("torch", "vllm", "transformers", "pandas", "scipy", "plotly")
+assert not [name for name in heavy if name in sys.modules]
+sys.argv = ["nwor-bench", "sweep", "--pair", "tiny", "--dry-run"]
+try:
+    table.cli.main()
+except SystemExit as end:
+    assert end.code == 0
+assert "transformers" in sys.modules
+assert not {{"torch", "vllm"}} & sys.modules.keys()
+"""
+
+
+@pytest.mark.slow  # a process
+def test_refusals_import_nothing_heavy_and_a_dry_run_not_torch(
+    tmp_path: Path, pair_cache: Path
+) -> None:
+    paths = (CHECKOUT, CHECKOUT / "kernels", CHECKOUT / "tests")
+    environ = {
+        **os.environ, "PYTHONPATH": ":".join(map(str, paths)), "NWOR_BENCH_CACHE": str(pair_cache),
+        "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9",
+    }  # fmt: skip
+    command = [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environ)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.iterdir()) == []

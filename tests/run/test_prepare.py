@@ -19,8 +19,7 @@ from nwor_bench.records.store import RunData, read_run
 from nwor_bench.run.execute import heed_interrupts
 from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.run.run_options import RunOptions
-from nwor_bench.workload.config import RunSpec, resolve
-from nwor_bench.workload.scenario import load_scenario
+from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 
 REPORTS = ("run.json", "cells.csv", "batches.csv", "windows.csv", "report.md", "report.html")
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_surroundings")]

@@ -8,14 +8,10 @@ from typing import Any
 import pytest
 from changed_run import slowed
 from documented_keys import documented, lacking, top_level
-from fake_bench import FACTS, make_bench
 from fake_engine import FakeEngine
-from rich.console import Console
 from synthetic_run import make_run, save_run
 
 from nwor_bench.errors import ExitCode
-from nwor_bench.microbench.bench import run_kernels
-from nwor_bench.microbench.cases import Spec, Window
 from nwor_bench.models.pairs import pair_names
 
 pytestmark = pytest.mark.usefixtures("own_surroundings")
@@ -57,26 +53,6 @@ def test_pairs(command_line: Run) -> None:
 )  # fmt: skip
 def test_golden_pages_have_the_documented_keys(page: str, section: str) -> None:
     check_keys((Path(__file__).parents[1] / "golden/predicted" / page).read_text(), section)
-
-
-def test_kernels(command_line: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    spec = Spec(kernels=("commit",), windows=(Window(8, 4),), max_rounds=3)
-
-    def session(folder: str, **shown: bool) -> str:
-        capsys.readouterr()
-        bench = make_bench(spec), FACTS
-        console = Console(width=80)
-        code = run_kernels(console, spec, Path(folder), make_bench=lambda _: bench, **shown)
-        assert code == ExitCode.OK
-        return capsys.readouterr().out
-
-    told = check_keys(session("a", as_json=True), "kernels", whole=False)
-    assert told["folder"] == "a"
-    kept = json.loads(Path("a/kernels.json").read_text())
-    assert {name: told[name] for name in kept} == kept
-    quiet, every = session("b", quiet=True), session("c")
-    assert len(quiet.splitlines()) < len(every.splitlines())
-    assert quiet.splitlines()[-1].startswith("Files: b/kernels.csv")
 
 
 def test_profile(command_line: Run) -> None:

@@ -20,12 +20,11 @@ pytestmark = pytest.mark.usefixtures("own_surroundings")
 Run = Callable[..., tuple[int, str, str]]
 
 
-def check_keys(out: str, section: str, *, whole: bool = True) -> Any:
+def check_keys(out: str, section: str) -> Any:
     """The document, which must have the keys that docs/json.md lists under that heading."""
     told = json.loads(out)
     assert lacking(told, section) == []
-    if whole:
-        assert set(told) == top_level(section)
+    assert set(told) == top_level(section)
     return told
 
 

@@ -213,14 +213,12 @@ def test_a_failing_engine_ends_with_1_in_one_line(command_line: Run, engine: Fak
     assert (code, err) == (ExitCode.FAILED, "nwor-bench: vLLM stopped answering\n")
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("sweep", "--help"), ("--version",)])
-def test_the_package_runs_as_a_module(arguments: tuple[str, ...]) -> None:
+def test_the_package_runs_as_a_module() -> None:
     """`python -m nwor_bench`, where the command is not on the path; its help names the command."""
-    command = [sys.executable, "-m", "nwor_bench", *arguments]
+    command = [sys.executable, "-m", "nwor_bench", "sweep", "--help"]
     found = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
-    assert "nwor-bench" in found.stdout
-    assert "python -m" not in found.stdout
+    assert "Usage: nwor-bench sweep" in found.stdout
 
 
 # vLLM's names for our flags, and the user's own prompts.

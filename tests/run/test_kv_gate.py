@@ -237,8 +237,12 @@ def test_on_a_cpu_another_order_of_sums_is_judged_as_on_a_gpu(
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
-def test_a_cell_with_a_wrong_row_is_invalid_and_not_timed(tmp_path: Path, device: str) -> None:
-    kv = FakeKvCache(wrong=lambda cell: cell == STAGE)
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_cell_with_a_wrong_row_is_invalid_and_not_timed(
+    tmp_path: Path, device: str, lost: bool
+) -> None:
+    """Also if one group had nothing to check: `checked` is that of the group with the fewest."""
+    kv = FakeKvCache(wrong=lambda cell: cell == STAGE, lost=lost)
     runner, run = swept(tmp_path, kv, device=device)
     reason = runner.sweep.parity.broken[STAGE]
     assert reason.startswith("K/V: layer 1 (layers.1), request 1, position 5")
@@ -251,17 +255,6 @@ def test_a_cell_with_a_wrong_row_is_invalid_and_not_timed(tmp_path: Path, device
     result = run.header.kv_gate.cells[STAGE.label]
     assert (result["verdict"], result["reason"]) == ("INVALID", reason)
     assert result["finding"]["ratio"] == (None if device == "cpu" else pytest.approx(100 / 3))
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
-def test_a_wrong_row_is_told_though_a_group_had_nothing_to_check(
-    tmp_path: Path, device: str
-) -> None:
-    """`checked` is that of the KV-cache group that knows the fewest."""
-    kv = FakeKvCache(wrong=lambda cell: cell == STAGE, lost=True)
-    runner, run = swept(tmp_path, kv, device=device)
-    assert run.header.kv_gate.cells[STAGE.label]["verdict"] == "INVALID"
-    assert runner.sweep.parity.broken[STAGE].startswith("K/V: layer 1 (layers.1), request 1")
 
 
 def test_tokens_that_differ_are_named_beside_the_rows(tmp_path: Path) -> None:

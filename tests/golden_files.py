@@ -50,6 +50,7 @@ PRINTED = {
     "slower.json": "compare grid slower --json",
     "slower.md": "compare grid slower --markdown",
     "slower.txt": "compare grid slower",
+    "slower-quiet.txt": "compare grid slower -q",
     "broken.json": "compare slot broken --json",
     "slower-sizes.json": "compare sizes slower-sizes --json",
     "slower-sizes.txt": "compare sizes slower-sizes",

@@ -16,10 +16,13 @@ from feature_rows import (
     feature_arguments,
 )
 from kv_gate_tools import check_gates
-from test_gpu_state_slots import fault_of
+from planted_layers import check_a_batch
+from state_tools import AGAINST, GRAPHS, fault_of
 
+from nwor_bench.analysis.parity.kv import KvVerdict
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.pairs import resolve_pair
+from nwor_bench.records.cell import Arguments
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
 
@@ -84,3 +87,21 @@ def test_prefix_hits_of_a_model_with_states(tmp_path: Path, start_alone: Start) 
             assert fault_of(staged.tokens, told) is None
         assert metric(engine, "vllm:prefix_cache_hits") > before
     check_gates(engine, prompts, greedy(30), SCV)
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+def test_qwen3_5s_windows_are_checked_layer_by_layer(
+    graphs: str, tmp_path: Path, start_alone: Start
+) -> None:
+    """Stock's kernel of its windows has the gated norm in it."""
+    own = {"enable_prefix_caching": False, "gdn_prefill_backend": "triton"}
+    spec = tiny_spec(
+        requests=4, kv_cache_gib=2, max_model_len=512, against=json.dumps(AGAINST),
+        engine_args=json.dumps({**own, **GRAPHS[graphs]}),
+    )  # fmt: skip
+    pair = resolve_pair("qwen3.5-quarter-shape", cache_dir=tmp_path)
+    engine = start_alone(pair, spec.engine_specs[Arguments.of(AGAINST)])
+    assert engine.status().state_slots == 1
+    found = check_a_batch(engine, prompts_of([20, 30, 25, 41]), scv="graph")
+    assert (found.verdict, found.reason) == (KvVerdict.WITHIN, None)
+    assert (found.states, found.convolutions, found.windows) == (12, 12, 2)

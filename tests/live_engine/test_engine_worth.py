@@ -131,6 +131,7 @@ def test_draft_counts_alternate_and_give_the_same_tokens(tmp_path: Path, pair: s
     assert "Draft counts by batch size" in document
 
 
+@pytest.mark.long  # three engines, as test_engine_against.py has them
 def test_prompt_lookup_has_an_engine_for_each_count(tmp_path: Path) -> None:
     """Prompt lookup's count cannot change. k = 0 is an engine without speculation: no window."""
     code, (run,) = worth(
@@ -164,7 +165,9 @@ def test_prompt_lookup_has_an_engine_for_each_count(tmp_path: Path) -> None:
 def test_staged_counts_alternate_with_stocks(tmp_path: Path) -> None:
     """Each k > 0 has a staged arm beside it: with the tokens, acceptance and K/V of the same k in
     mode off. What drafts for a staged window's run drafts as many as the run verifies."""
-    code, runs = worth(tmp_path / "worth", "tiny", batches=2, nwor_modes=["off", "stage"])
+    code, runs = worth(
+        tmp_path / "worth", "tiny", requests=(3,), batches=2, nwor_modes=["off", "stage"]
+    )
     assert code is ExitCode.OK
     for run in runs:
         assert run.header.engine is not None
@@ -224,7 +227,7 @@ def test_a_count_that_changes_a_token_is_invalid(tmp_path: Path, plant: Any) -> 
             output.sampled_token_ids[:, 0] = 97
 
     plant(wrong)
-    code, runs = worth(tmp_path / "worth", "tiny", batches=1, max_new_tokens=12)
+    code, runs = worth(tmp_path / "worth", "tiny", requests=(3,), batches=1, max_new_tokens=12)
     assert code is ExitCode.CORRECTNESS_BROKEN
     for run in runs:
         verdicts = {cell.label: cell.verdict for cell in analyse(run).cells}

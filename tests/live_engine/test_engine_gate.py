@@ -137,6 +137,7 @@ def test_a_model_that_drafts_with_its_mtp_layer_is_swept(tmp_path: Path) -> None
     assert 0 < int(staged.nwor_total_committed) == int(staged.accepted_tokens)
 
 
+@pytest.mark.long
 def test_a_hybrid_whose_states_are_staged_passes_within_tolerance(tmp_path: Path) -> None:
     """Equal tokens do not make the cache equal bit for bit: states come from another kernel."""
     code, cells, run = sweep(

@@ -288,6 +288,7 @@ def test_a_fault_of_one_staged_count_breaks_that_count(
     assert broken == ["k = 3, stage x off"]
 
 
+@pytest.mark.long
 def test_staging_that_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nwor_bench.plugin.refusals.of_engine", lambda _: "batch_invariant")
     with refused("--nwor-modes", value="off,stage", naming="batch_invariant"):

@@ -1,7 +1,6 @@
 """Real vLLM with gated delta nets, on either runner: their states are staged, the answers stay
 those of `off`, and the gates, local and end to end, pass sound cells and no planted fault."""
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from checklist_tools import ask, check_counts, greedy
-from engine_tools import run_interleaved, total_of, worker_of
+from engine_tools import close, run_interleaved, total_of, worker_of
 from planted_faults import STATE_FAULTS, Fault
 from planted_gate import SOUND, Outcomes, run_gate
 from planted_states import CASES, END_TO_END, IN_FORWARD, check_case, check_end_to_end
@@ -52,9 +51,7 @@ def engine(
     pair = resolve_pair("tiny-states-mtp", cache_dir=tmp_path_factory.mktemp("pair"))
     made = start_engine(pair, states_spec(request.param))
     yield made
-    made.close()
-    gc.collect()
-    torch.cuda.empty_cache()
+    close(made)
 
 
 @pytest.fixture(scope="module")
@@ -223,13 +220,13 @@ def outcomes() -> Outcomes:
 
 @ON_CPU
 @pytest.mark.long
-@pytest.mark.parametrize("fault", [None, *(f for f in STATE_FAULTS if f.cpu)],
+@pytest.mark.parametrize("fault", [None, *(f for f in STATE_FAULTS if "V1" in f.runners)],
                          ids=lambda fault: fault.name if fault else "none")  # fmt: skip
-def test_the_whole_gate_sees_every_fault(
+def test_the_whole_gate_sees_every_planted_fault(
     engine: VllmEngine, outcomes: Outcomes, tmp_path: Path, fault: Fault | None
 ) -> None:
     """Tokens, K/V, states and layers of a plan's cells."""
-    plant = fault.cpu(worker_of(engine)) if fault and fault.cpu else nullcontext()
+    plant = fault.plant(worker_of(engine)) if fault else nullcontext()
     for on in (True, False):  # what watches is made here: later tests use it outside of that mode
         engine.kv_cache().watch(on)
     with torch.inference_mode(), plant:

@@ -1,7 +1,6 @@
 """Real vLLM with one state slot a request, on either runner: every window is staged, the answers
 are stock's. A difference of tokens is a fault unless they are a tie."""
 
-import gc
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from checklist_tools import ask, check_counts, greedy
-from engine_tools import EAGER, tiny_spec, total_of, worker_of
+from engine_tools import EAGER, close, tiny_spec, total_of, worker_of
 from state_tools import (
     AGAINST,
     ENGINES,
@@ -117,13 +116,6 @@ def engine(
     stocks[made] = stock
     yield made
     close(made)
-
-
-def close(engine: VllmEngine) -> None:
-    """Close an engine and give its GPU memory back."""
-    engine.close()
-    gc.collect()
-    torch.cuda.empty_cache()
 
 
 @pytest.fixture

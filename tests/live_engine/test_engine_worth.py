@@ -39,6 +39,10 @@ pytestmark = [
 ]
 
 
+GRAPHS = {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY",
+                                 "cudagraph_capture_sizes": [1, 2, 3, 6, 9]}}  # fmt: skip
+
+
 def worth(
     folder: Path,
     pair: str,
@@ -339,11 +343,8 @@ def test_draft_counts_alternate_under_full_graphs(
         return original(manager, desc)
 
     monkeypatch.setattr(CudaGraphManager, "run_fullgraph", run_fullgraph)
-    graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY",
-              "cudagraph_capture_sizes": [1, 2, 3, 6, 9]}  # fmt: skip
-    arguments = {"compilation_config": graphs}
     code, runs = worth(
-        tmp_path / "worth", "tiny-mtp", batches=6, max_new_tokens=200, engine_args=arguments
+        tmp_path / "worth", "tiny-mtp", batches=6, max_new_tokens=200, engine_args=GRAPHS
     )
     assert code is ExitCode.OK
     assert replayed >= {(requests, 1 + k) for requests in (1, 3) for k in (0, 1, 2)}
@@ -365,11 +366,9 @@ def test_draft_counts_alternate_under_full_graphs(
 @pytest.mark.gpu
 def test_adaptive_verification_has_an_engine_beside_those_of_the_counts(tmp_path: Path) -> None:
     """V2 runner: each engine with graphs of its own. Tokens are those of plain decoding."""
-    graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY",
-              "cudagraph_capture_sizes": [1, 2, 3, 6, 9]}  # fmt: skip
     code, (run,) = worth(
         tmp_path / "worth", "tiny-mtp", requests=(3,), max_new_tokens=100, engines=True,
-        adaptive_verification=True, engine_args={"compilation_config": graphs},
+        adaptive_verification=True, engine_args=GRAPHS,
     )  # fmt: skip
     assert code is ExitCode.OK
     assert run.header.engine is not None
@@ -392,12 +391,10 @@ def test_adaptive_verification_has_an_engine_beside_those_of_the_counts(tmp_path
 def test_staged_counts_under_full_graphs(tmp_path: Path) -> None:
     """Every k has graphs of mode stage too; SCV decides about smaller counts as about the largest,
     and what is staged leaves what stock leaves."""
-    graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY",
-              "cudagraph_capture_sizes": [1, 2, 3, 6, 9]}  # fmt: skip
     code, runs = worth(
         tmp_path / "worth", "tiny-mtp", batches=6, max_new_tokens=200, attention="ours",
         nwor_modes=["off", "stage"], scv_modes=["off", "adaptive"],
-        engine_args={"compilation_config": graphs},
+        engine_args=GRAPHS,
     )  # fmt: skip
     assert code is ExitCode.OK
     for run in runs:

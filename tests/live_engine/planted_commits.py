@@ -223,18 +223,21 @@ def one_too_few(window: Commit) -> str:
     return problem
 
 
-@commit_replaced
-def one_row_too_many(window: Commit) -> str:
-    """One rejected draft of each request is written, too; only V2's commits are given counts."""
-    return window.original(window.slots, window.accepted + (window.accepted > 0).int())
+def _one_row_too_many(spared: ScvMode | None) -> Plant:
+    """One rejected draft of each request is written, too, but not in this SCV mode; only V2's
+    commits are given counts."""
+
+    @commit_replaced
+    def plant(window: Commit) -> str:
+        if window.hook.validator.mode is spared:
+            return window.run()
+        return window.original(window.slots, window.accepted + (window.accepted > 0).int())
+
+    return plant
 
 
-@commit_replaced
-def one_row_too_many_in_scv_graph(window: Commit) -> str:
-    """One rejected draft of each request is written, too, if the device validates."""
-    if window.hook.validator.mode is ScvMode.OFF:
-        return window.run()
-    return window.original(window.slots, window.accepted + (window.accepted > 0).int())
+one_row_too_many = _one_row_too_many(None)
+one_row_too_many_in_scv_graph = _one_row_too_many(ScvMode.OFF)
 
 
 @commit_replaced
@@ -247,13 +250,15 @@ def rejected_committed(window: Commit) -> str:
     return ""
 
 
-@commit_replaced
-def layer_skipped(window: Commit) -> str:
+def _skip_a_layer(window: Commit) -> str:
     """Layer 1 is left out."""
     before = window.read(1)
     problem = window.run()
     window.put(1, before, window.real)
     return problem
+
+
+layer_skipped = commit_replaced(_skip_a_layer)
 
 
 @after_commit
@@ -432,13 +437,7 @@ def ready_changed(change: Callable[[Commit], str]) -> Plant:
     return plant
 
 
-@ready_changed
-def layer_skipped_if_ready(window: Commit) -> str:
-    """A ready window's commit leaves layer 1 out."""
-    before = window.read(1)
-    problem = window.run()
-    window.put(1, before, window.real)
-    return problem
+layer_skipped_if_ready = ready_changed(_skip_a_layer)
 
 
 @ready_changed

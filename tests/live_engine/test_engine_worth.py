@@ -207,7 +207,7 @@ def test_staged_counts_alternate_with_stocks(tmp_path: Path) -> None:
     for compared in compare_sweeps(own, own).values():
         changes = {cell.label: cell.ratio for cell in compared.cells if cell.cell.drafts}
         assert set(changes) == set(cells)
-        assert {change.ratio for change in changes.values() if change} <= {1.0}
+        assert {change.ratio.value for change in changes.values() if change} <= {1.0}
 
 
 def follows_last(windows: Sequence[WindowRecord]) -> set[int]:

@@ -225,10 +225,10 @@ class NworWorkerExtension:
             hook.detach()
 
     def nwor_leave(self) -> None:
-        """Before the engine ends: give back what is wrapped. A module of vLLM's that is still
-        wrapped keeps the engine's memory, and the next engine finds no update that it knows."""
+        """Give back what is wrapped, before the engine ends: vLLM's modules outlive it, and the
+        process's next engine would find an update there that it does not know."""
         hook: RunnerHook | None = getattr(self, HOOK, None)
-        if hook is not None and hook.attached:
+        if hook is not None:
             hook.detach()
 
 

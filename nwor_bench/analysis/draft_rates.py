@@ -5,7 +5,7 @@
 Errors of tokens and times are independent and are added with Welch's degrees of freedom.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from math import copysign, exp
@@ -26,8 +26,8 @@ class Rate:
     requests: int
     drafts: int
     ratio: Interval | None
-    """It holds for all draft counts of its batch size together (95 %, Bonferroni); None without
-    tokens or times."""
+    """Tokens per second over k = 0, valid for all draft counts of this batch size together (95 %,
+    Bonferroni); None without tokens or times."""
     verdict: str
     time_ratio: float | None
     """Time of a window over that at k = 0."""
@@ -53,6 +53,12 @@ class Rate:
         groups = None if self.staged is None else self.staged.count
         known = {**vars(self), **flat(self.ratio), **staged, "stage_groups": groups}
         return {name: known[name] for name in RATE_COLUMNS}
+
+
+def best_rate(rates: Iterable[Rate]) -> tuple[Rate, Interval] | None:
+    """The rate with the most tokens per second, and its ratio; None if none has a ratio."""
+    known = [(rate, rate.ratio) for rate in rates if rate.ratio is not None]
+    return max(known, key=lambda each: each[1].value, default=None)
 
 
 RATE_COLUMNS = (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from nwor_bench.analysis.draft_rates import Rate
+from nwor_bench.analysis.draft_rates import Rate, best_rate
 from nwor_bench.analysis.verdicts import DEFAULT_MARGIN, verdict
 from nwor_bench.errors import ExitCode
 from nwor_bench.live.reading import ITSELF, CellTimes, Interleaved, Reading
@@ -171,12 +171,11 @@ def progress_line(reading: Reading, wanted: Wanted, waited_s: float) -> str:
 
 
 def _best_rate(rates: Sequence[Rate]) -> str:
-    known = [rate for rate in rates if rate.ratio is not None]
-    if not known:
+    best = best_rate(rates)
+    if best is None:
         return NOT_MEASURED
-    best = max(known, key=lambda rate: rate.ratio.value if rate.ratio else 0.0)
-    bounds = interval(best.ratio, 2)
-    return f"{bounds} times the tokens/s of k = 0 with k = {best.drafts}"
+    rate, ratio = best
+    return f"{interval(ratio, 2)} times the tokens/s of k = 0 with k = {rate.drafts}"
 
 
 def result(seen: Seen, wanted: Wanted, url: str, exit_code: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nwor_bench.analysis.draft_rates import Rate, Worth
+from nwor_bench.analysis.draft_rates import Rate, Worth, best_rate
 from nwor_bench.analysis.draft_tokens import named_rates
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.worth import WindowTime, batch_size
@@ -186,7 +186,8 @@ def worth_sentence(worth: Worth) -> Answer:
     """Up to how many requests speculation pays, and what it gives there."""
     fixed = [rate for rate in worth.rates if not rate.adaptive]
     known = [rate for rate in fixed if rate.ratio is not None]
-    if not known:
+    best = best_rate(fixed)
+    if best is None:
         return Answer(
             str(Verdict.AMBIGUOUS),
             "This does not show whether speculation pays: there are too few windows or requests "
@@ -205,13 +206,13 @@ def worth_sentence(worth: Worth) -> Answer:
         if worth.unmeasured:
             text += f"; at {sizes_of(worth, worth.unmeasured)} nothing was measured"
         return Answer(str(Verdict.FASTER), f"{text}.")
-    best = max(known, key=lambda rate: rate.ratio.value if rate.ratio else 0.0)
-    bounds = interval(best.ratio, 2)
+    rate, ratio = best
+    bounds = interval(ratio, 2)
     if len(slower) == len(fixed):
         text = f"Do not speculate here: at best it gives {bounds} times the tokens/s of k = 0"
-        return Answer(str(Verdict.SLOWER), f"{text}, {_at(worth, best)}.")
+        return Answer(str(Verdict.SLOWER), f"{text}, {_at(worth, rate)}.")
     text = f"No draft count is shown to pay here. The best has {bounds} times the tokens/s of k = 0"
-    return Answer(str(Verdict.AMBIGUOUS), f"{text}, {_at(worth, best)}.")
+    return Answer(str(Verdict.AMBIGUOUS), f"{text}, {_at(worth, rate)}.")
 
 
 def _where(worth: Worth) -> str:
@@ -229,7 +230,8 @@ def sizes_of(worth: Worth, sizes: Sequence[int]) -> str:
 
 
 def _times(rate: Rate) -> str:
-    return "" if rate.ratio is None else f"{rate.ratio.value:.2f} times"
+    assert rate.ratio is not None  # a count that pays has one
+    return f"{rate.ratio.value:.2f} times"
 
 
 def _at(worth: Worth, rate: Rate) -> str:

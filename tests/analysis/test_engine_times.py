@@ -244,7 +244,7 @@ def test_adaptive_verification_has_the_tokens_of_its_own_batch_size() -> None:
 
 @pytest.mark.parametrize("count", [1, ADAPTIVE])
 def test_a_slower_count_is_a_change_against_an_earlier_run(count: int) -> None:
-    """Its step takes a tenth longer. Of adaptive verification that is the change whatever was
+    """A step takes a tenth longer. Of adaptive verification that is the change whatever was
     accepted; texts add no error of their own."""
     base, new = (
         Measured(run_of({0: [1.0, 1.2, 1.1], count: [s, 1.2 * s, 1.1 * s]}), ())

@@ -152,7 +152,7 @@ class Commit:
         return rows
 
     def kept(self) -> "Commit":
-        """This window for later: vLLM's buffers have other slots by then."""
+        """The window for later: vLLM's buffers have other slots by then."""
         kept = replace(self, slots=self.slots.clone(), accepted=self.accepted.clone())
         assert kept.written is not None  # worked out now, while the window is open
         return kept

@@ -144,7 +144,7 @@ class Servers:
 
 @contextmanager
 def started(*starting: AbstractContextManager[str]) -> Iterator[list[str]]:
-    """These servers, started side by side."""
+    """Servers that are started side by side."""
     with ExitStack() as stack, ThreadPoolExecutor() as side_by_side:
         yield list(side_by_side.map(stack.enter_context, starting))
 

@@ -261,7 +261,7 @@ def counted(output: BatchOutput) -> tuple[Any, ...]:
 def test_log_probabilities_are_the_models_own_at_every_output_position(
     engine: VllmEngine, tolerance: float, nwor: str
 ) -> None:
-    """As transformers computes them."""
+    """Reference: transformers."""
     engine.set_modes(Cell("tiny", NworMode(nwor), ScvMode.GRAPH))
     outputs = engine.decode_greedily(MIXED, LENGTHS, ignore_eos=True, top=TOP)
     assert [len(output.token_ids) for output in outputs] == LENGTHS

@@ -163,7 +163,7 @@ def case(setting: Setting) -> Any:
 def subject(
     request: pytest.FixtureRequest, start_engine: Start, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Subject]:
-    """Each engine in turn; a GPU's process holds one at a time."""
+    """One engine after another; a GPU's process holds one at a time."""
     made = subject_of(request.param, tmp_path_factory.mktemp("planted"), start_engine)
     yield made
     close(made.engine)

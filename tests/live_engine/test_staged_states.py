@@ -47,7 +47,7 @@ def engine(
     start_engine: Callable[..., VllmEngine],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[VllmEngine]:
-    """Each engine in turn; a GPU's process holds one at a time."""
+    """One engine after another; a GPU's process holds one at a time."""
     pair = resolve_pair("tiny-states-mtp", cache_dir=tmp_path_factory.mktemp("pair"))
     made = start_engine(pair, states_spec(request.param))
     yield made

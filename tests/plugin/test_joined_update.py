@@ -299,7 +299,7 @@ def test_every_windows_last_phase_ends_behind_the_update(machine: Machine) -> No
 
 
 def wrap_commit(machine: Machine) -> None:
-    """As an instrument does that is to see every commit."""
+    """Wrap what an instrument wraps that is to see every commit."""
     window = machine.hook.window
     window.commit = window.commit
 

@@ -134,7 +134,7 @@ class VllmEngine:
         with stderr_to_file(self._log):
             self._rpc("nwor_set_modes", str(cell.nwor_mode), str(cell.scv_mode))
         if self._draft_counts is not None:
-            self._draft_counts.fix(cell.drafts or 0)
+            self._draft_counts.fix(cell.fixed_drafts)
 
     def generate(
         self,

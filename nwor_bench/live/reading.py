@@ -117,9 +117,12 @@ class Reading:
     def _at_size(self, num_reqs: str) -> AtSize:
         least, _, most = ("0" if num_reqs == ALL else num_reqs).partition("-")
         cells = self.classes.get(num_reqs, {})
-        times = {k or None: own.ratio.ln() for k, own in cells.items() if own.ratio}
-        tokens = {k: own.tokens.ln() for k, own in cells.items() if own.tokens}
-        return AtSize(int(most or least), int(least), times, SpanTokens(tokens))
+        return AtSize(
+            int(most or least),
+            int(least),
+            times={k or None: own.ratio.ln() for k, own in cells.items() if own.ratio},
+            tokens=SpanTokens({k: own.tokens.ln() for k, own in cells.items() if own.tokens}),
+        )
 
 
 def metrics_address(url: str) -> str:

@@ -19,6 +19,7 @@ from nwor_bench.records.cell import (
     Arguments,
     Arm,
     Cell,
+    Count,
     Drafts,
     NworMode,
     ScvMode,
@@ -191,7 +192,7 @@ class Engines:
         if asked.against is not None:
             own = asked.nwor_modes[-1], asked.scv_modes[-1]
             return cls(None, (Arguments.of(asked.against),), own)
-        counts = [count for count in sorted(asked.draft_counts or ()) if count]
+        counts: list[Count] = [count for count in sorted(asked.draft_counts or ()) if count]
         counts += [ADAPTIVE] if asked.adaptive_verification else []
         return cls(Drafts(0), tuple(map(Drafts, counts)))
 
@@ -249,13 +250,13 @@ class Engines:
         yield from _schedule_refused(spec)
 
 
-def _with_count(spec: "RunSpec", count: int) -> "RunSpec":
+def _with_count(spec: "RunSpec", count: Count) -> "RunSpec":
     """The configuration of a draft count's own engine; that of 0 has no drafter."""
-    drafts = spec.scenario.draft_tokens if count == ADAPTIVE else count
+    drafts = spec.scenario.draft_tokens if count is ADAPTIVE else count
     config = dict(spec.speculative_config or {})
     if ACCEPTANCE_RATES in config:
         config[ACCEPTANCE_RATES] = config[ACCEPTANCE_RATES][:drafts]
-    if count == ADAPTIVE:
+    if count is ADAPTIVE:
         config[ADAPTIVE_VERIFICATION] = True
     return replace(
         spec, draft_counts=None, adaptive_verification=False, speculative_config=config or None,

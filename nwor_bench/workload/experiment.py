@@ -66,7 +66,9 @@ class Grid:
     """Modes of the cells, in order; off x off among them."""
     has_control: bool
     """Cells of mode stage are compared with their control too."""
+    counts: ClassVar[tuple[int, ...]] = ()
     compares_drafts: ClassVar[bool] = False
+    asked_by: ClassVar[None] = None
 
     @classmethod
     def of(cls, asked: "RunSpec") -> Self:
@@ -112,9 +114,11 @@ class DraftCounts:
     """Draft counts in one engine, each but 0 staged too if there is a mode for it."""
 
     counts: tuple[int, ...]
+    """They alternate in one engine; none in other experiments."""
     staged: Modes | None
     """Modes of the staged counts; None if none is staged."""
     compares_drafts: ClassVar[bool] = True
+    asked_by: ClassVar[None] = None
 
     @classmethod
     def of(cls, asked: "RunSpec") -> "DraftCounts":
@@ -185,6 +189,7 @@ class Engines:
     """Arms of the further engines, but A/A; none in the configuration of a single engine."""
     modes: Modes = OFF
     """Modes of the further engines' cells."""
+    counts: ClassVar[tuple[int, ...]] = ()
 
     @classmethod
     def of(cls, asked: "RunSpec") -> "Engines":
@@ -203,7 +208,7 @@ class Engines:
 
     @property
     def asked_by(self) -> tuple[str, object]:
-        """The flag that asks for several engines, and its value."""
+        """The flag that asks for several engines, and its value; None in other experiments."""
         return ("--engines", True) if self.compares_drafts else ("--against", str(self.others[0]))
 
     def cells(self, pair: str) -> tuple[Cell, ...]:

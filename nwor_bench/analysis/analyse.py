@@ -94,12 +94,12 @@ def analyse(run: RunData) -> Analysis:
             checks_only=run.header.checks_only,
         )
     parts = tuple(gathered), tuple(effects), tuple(violations), tuple(results)
-    found = Analysis(run, *parts)
+    analysis = Analysis(run, *parts)
     if run.header.spec.draft_counts is None:
-        return found
-    worth = worth_of([found.measured])
+        return analysis
+    worth = worth_of([analysis.measured])
     rates = {rate.count: rate for rate in worth.rates}
-    return replace(found, worth=worth, cells=tuple(_by_tokens(cell, rates) for cell in results))
+    return replace(analysis, worth=worth, cells=tuple(_by_tokens(cell, rates) for cell in results))
 
 
 def _by_tokens(cell: CellResult, rates: Mapping[int, Rate]) -> CellResult:
@@ -273,7 +273,7 @@ def request_percentiles(batches: Sequence[BatchRecord]) -> dict[str, float | Non
     """Each of `PERCENTILES` over all samples of the batches; None if these are too few."""
     times = [batch.request_times for batch in batches if batch.request_times is not None]
     samples = {
-        metric: np.array([ms for own in times for ms in getattr(own, f"{metric}_ms")], dtype=float)
+        metric: np.array([ms for t in times for ms in getattr(t, f"{metric}_ms")], dtype=float)
         for metric in METRICS
     }
     return {

@@ -143,13 +143,13 @@ def _placed(
 
 
 def _of_cell(run: RunData, cell: Cell, placed: Mapping[Cell, Blocks], compared: int) -> CellBytes:
-    own = placed[cell]
-    flat = [w for places in own.values() for group in places.values() for w in group]
+    blocks = placed[cell]
+    flat = [w for places in blocks.values() for group in places.values() for w in group]
     baseline = Cell(cell.pair, NworMode.OFF, ScvMode.OFF)
     differences: dict[str, Interval] = {}
     matched = 0
     if cell != baseline and baseline in placed:
-        differences, matched = _differences(own, placed[baseline])
+        differences, matched = _differences(blocks, placed[baseline])
     staged = fmean([w.draft_tokens for w in flat]) if flat else None
     kept = fmean([accepted(w) for w in flat]) if flat else None
     predicted: dict[str, float] = {}
@@ -160,13 +160,13 @@ def _of_cell(run: RunData, cell: Cell, placed: Mapping[Cell, Blocks], compared: 
     return CellBytes(
         cell=cell,
         windows=len(flat),
-        blocks=len(own),
+        blocks=len(blocks),
         staged=staged,
         accepted=kept,
-        amounts={name: amount for name in COUNTERS if (amount := _amount(own, name))},
+        amounts={name: amount for name in COUNTERS if (amount := _amount(blocks, name))},
         differences=differences,
-        visible={name: smallest_effect(found, compared)
-                 for name, found in differences.items() if found.is_bounded},
+        visible={name: smallest_effect(gap, compared)
+                 for name, gap in differences.items() if gap.is_bounded},
         matched=matched,
         predicted=predicted,
     )  # fmt: skip
@@ -178,15 +178,15 @@ def _amount(blocks: Blocks, name: str) -> Interval | None:
     return mean_of(np.array(means)) if means else None
 
 
-def _differences(own: Blocks, base: Blocks) -> tuple[dict[str, Interval], int]:
+def _differences(mine: Blocks, base: Blocks) -> tuple[dict[str, Interval], int]:
     """By counter, the mean difference over places that both cells have; and the windows used."""
     by_counter: dict[str, list[float]] = defaultdict(list)
     matched = 0
-    for block in sorted(own.keys() & base.keys()):
-        shared = own[block].keys() & base[block].keys()
-        matched += sum(len(own[block][place]) for place in shared)
+    for block in sorted(mine.keys() & base.keys()):
+        shared = mine[block].keys() & base[block].keys()
+        matched += sum(len(mine[block][place]) for place in shared)
         for name in COUNTERS:
-            pairs = [(_mean(own[block][at], name), _mean(base[block][at], name)) for at in shared]
+            pairs = [(_mean(mine[block][at], name), _mean(base[block][at], name)) for at in shared]
             gaps = [ours - theirs for ours, theirs in pairs
                     if ours is not None and theirs is not None]  # fmt: skip
             if gaps:

@@ -141,7 +141,7 @@ def _processors_of_ranks(ranks: int) -> str:
     processors = sorted(os.sched_getaffinity(0))
     share = len(processors) // ranks
     shares = [processors[rank * share : (rank + 1) * share] for rank in range(ranks)]
-    return "|".join(",".join(map(str, each)) for each in shares)
+    return "|".join(",".join(map(str, part)) for part in shares)
 
 
 def on_cpu() -> bool:
@@ -167,8 +167,8 @@ def check_arguments(pair: ResolvedPair, spec: RunSpec) -> None:
     check_pair(pair, spec)
     if spec.counters is Counters.DRAM:
         check_counters(_has_gpu)
-    specs = {arm: own for arm, own in spec.engine_specs.items() if arm != AA}
-    configs = {arm: _check_engine(pair, own) for arm, own in specs.items()}
+    specs = {arm: engine_spec for arm, engine_spec in spec.engine_specs.items() if arm != AA}
+    configs = {arm: _check_engine(pair, engine_spec) for arm, engine_spec in specs.items()}
     for arm in configs:
         if isinstance(arm, Arguments) and _settings(configs[None]) == _settings(configs[arm]):
             remedy = "vLLM makes the same configuration of it as without; write another"
@@ -209,20 +209,20 @@ def _check_states(pair: ResolvedPair) -> None:
     layers = recurrent_layers(read_model_config(pair.target) or {})
     kind = None if layers is None else layers.state.kind
     if kind not in STAGED_KINDS:
-        found = "it has no recurrent layers" if kind is None else f"its layers are of {kind}"
-        remedy = f"states of {', '.join(STAGED_KINDS)} are staged, and {found}; leave it out"
+        why = "it has no recurrent layers" if kind is None else f"its layers are of {kind}"
+        remedy = f"states of {', '.join(STAGED_KINDS)} are staged, and {why}; leave it out"
         raise ConfigError.for_field(f"--against: {FIELD}", 1, remedy)
 
 
 def _settings(config: Any) -> dict[str, str]:
     """Every setting of a VllmConfig, but not who chose it, nor what is drawn anew each time."""
     parts = {part.name: getattr(config, part.name) for part in fields(config)}
-    found = {name: repr(part) for name, part in parts.items() if not is_dataclass(part)}
+    reprs = {name: repr(part) for name, part in parts.items() if not is_dataclass(part)}
     for name, part in parts.items():
         if is_dataclass(part):
-            found |= {f"{name}.{f.name}": repr(getattr(part, f.name, None)) for f in fields(part)}
+            reprs |= {f"{name}.{f.name}": repr(getattr(part, f.name, None)) for f in fields(part)}
     others = ("instance_id", "user_specified")
-    return {name: value for name, value in found.items() if not any(o in name for o in others)}
+    return {name: value for name, value in reprs.items() if not any(o in name for o in others)}
 
 
 def _check_step_tokens(config: Any) -> None:

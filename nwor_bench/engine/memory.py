@@ -204,13 +204,13 @@ def _require_memory_of_all(
     pair: ResolvedPair, spec: RunSpec, free: FreeMemory, experiment: Engines
 ) -> None:
     """The engines of all arms but A/A must fit."""
-    engines = [own for arm, own in spec.engine_specs.items() if arm != AA]
-    needed = [needed_bytes(pair, own, free.where) for own in engines]
+    engines = [engine for arm, engine in spec.engine_specs.items() if arm != AA]
+    needed = [needed_bytes(pair, engine, free.where) for engine in engines]
     if sum(needed) <= free.num_bytes:
         return
-    each = ", ".join(f"{size / GIB:.1f}" for size in needed)
+    gib = ", ".join(f"{size / GIB:.1f}" for size in needed)
     remedy = (
-        f"no free memory for {len(engines)} engines: {each} GiB needed, {free.num_bytes / GIB:.1f} "
+        f"no free memory for {len(engines)} engines: {gib} GiB needed, {free.num_bytes / GIB:.1f} "
         f"GiB free; write fewer --requests, a shorter --max-model-len or a smaller {CACHE_SIZE}"
     )
     if experiment.compares_drafts:
@@ -221,7 +221,7 @@ def _require_memory_of_all(
 def engines_with_room(pair: ResolvedPair, spec: RunSpec) -> dict[Arm | None, RunSpec]:
     """`RunSpec.engine_specs`, but that of A/A only if there is room for one more."""
     free, engines = free_memory(spec.tensor_parallel_size), spec.engine_specs
-    if sum(needed_bytes(pair, own, free.where) for own in engines.values()) > free.num_bytes:
+    if sum(needed_bytes(pair, engine, free.where) for engine in engines.values()) > free.num_bytes:
         del engines[AA]
     return engines
 
@@ -231,7 +231,7 @@ def _dummy_bytes(config: dict[str, Any], model: str, spec: RunSpec, element: int
     the embeddings."""
     parameters = shape_parameters(config, model)
     scheme = str(spec.engine_args.get("quantization") or "")
-    size = next((own for name, own in _QUANTISED_BYTES.items() if scheme.startswith(name)), None)
+    size = next((size for name, size in _QUANTISED_BYTES.items() if scheme.startswith(name)), None)
     if size is None:
         return parameters * element
     reader = _reader(config)

@@ -101,16 +101,16 @@ class Groups:
         members, self._members = self._members, []
         counts = self.kind.counts
         used = compared(members[0][1].run_length, counts=counts is not None)
-        found = judge_group(members, used=used, size=_class_of, drafts=counts)
+        judged = judge_group(members, used=used, size=_class_of, drafts=counts)
         with self.lock:
-            if isinstance(found, LeftOut):
-                self.left_out[found] += 1
+            if isinstance(judged, LeftOut):
+                self.left_out[judged] += 1
                 return
-            self.clock, effect = "device", found.device
+            self.clock, effect = "device", judged.device
             if effect is None:
-                self.clock, effect = "host", found.host
+                self.clock, effect = "host", judged.host
             cell = max(place.cell for _, place in members) % (self.kind.cells - 1)
-            for series in ((_class_of(found.windows[-1]), cell), (ALL, cell)):
+            for series in ((_class_of(judged.windows[-1]), cell), (ALL, cell)):
                 self.effects.setdefault(series, deque(maxlen=self.kind.kept)).append(effect)
                 self.groups[series] += 1
 

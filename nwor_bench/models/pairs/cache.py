@@ -144,16 +144,16 @@ def unpacked(model: str, cache_dir: str | Path | None, progress: Progress) -> st
 
 def _read(folder: Path) -> dict[str, bytes]:
     """The folder's files by name, sorted."""
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     for path in sorted(folder.iterdir()):
         if path.is_file():
             try:
-                found[path.name] = path.read_bytes()
+                files[path.name] = path.read_bytes()
             except OSError as error:
                 raise BenchError.at(
                     path, f"cannot be read ({error.strerror}); {_RESTORE}"
                 ) from error
-    return found
+    return files
 
 
 def _decompressed(path: Path, content: bytes) -> bytes:

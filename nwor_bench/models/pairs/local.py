@@ -180,8 +180,8 @@ def _check(field: str, folder: Path) -> None:
                 raise ConfigError.for_field(
                     field, path, f'it has no "{key}"; add it with the model\'s value'
                 )
-    for each in (config, inner):
-        dtype = each.get("dtype") or each.get("torch_dtype")
+    for entries in (config, inner):
+        dtype = entries.get("dtype") or entries.get("torch_dtype")
         if isinstance(dtype, str) and not _DTYPE.fullmatch(dtype):
             remedy = f'its "dtype" is {dtype!r}; write bfloat16, float16 or float32'
             raise ConfigError.for_field(field, path, remedy)

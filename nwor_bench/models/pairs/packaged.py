@@ -97,13 +97,13 @@ def _sha256(source: IO[bytes], copy_to: IO[bytes] | None = None) -> str:
     return digest.hexdigest()
 
 
-def _check(what: str, found: str, expected: str) -> None:
-    if found != expected:
+def _check(what: str, actual: str, expected: str) -> None:
+    if actual != expected:
         raise BenchError.at(
             what,
-            f"SHA-256 is {found}, expected {expected}; the file is damaged or not the "
+            f"SHA-256 is {actual}, expected {expected}; the file is damaged or not the "
             "pinned one, and is not used: fetch again, or correct the checksum in the pair",
-            found,
+            actual,
         )
 
 
@@ -118,9 +118,9 @@ def convert_gguf(source: Path, folder: Path, progress: Progress) -> None:
     reader = gguf.GGUFReader(source)
 
     def field(key: str, default: Any = _REQUIRED) -> Any:
-        found = reader.get_field(key)
-        if found is not None:
-            return found.contents()
+        entry = reader.get_field(key)
+        if entry is not None:
+            return entry.contents()
         if default is _REQUIRED:
             raise BenchError.at(
                 f"{source.name}: no field {key}", "only Llama GGUF files are supported", joint="; "

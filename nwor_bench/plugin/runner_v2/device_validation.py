@@ -132,11 +132,11 @@ class DeviceValidator(ScvValidator):
         """[requests] int32, accepted drafts of each; the step is told how it was decided."""
         assert step.drafts is not None
         began = time.perf_counter()
-        found = self.validate(num_sampled, step.drafts, step.uniform)
+        validation = self.validate(num_sampled, step.drafts, step.uniform)
         clock.phase(step, "mask_ms")
-        step.scv_path, step.scv_fallback_reason = found.path, found.fallback_reason
+        step.scv_path, step.scv_fallback_reason = validation.path, validation.fallback_reason
         step.scv_s = time.perf_counter() - began
-        return found.num_accepted
+        return validation.num_accepted
 
     def launch_commit(self, step: Step, launch: Launch, num_sampled: Tensor) -> None:
         """Launch the commit of a step's captured window, which decides itself."""

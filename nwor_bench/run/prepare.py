@@ -33,7 +33,6 @@ from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Encode, encode, load_prompts, load_tokenizer
 from nwor_bench.workload.run_spec import PairChoice
 from nwor_bench.workload.schedule import Plan, make_plan
-from nwor_bench.workload.sweep_file import Point
 
 CheckEngine = Callable[[ResolvedPair, RunSpec], None]
 """Raises ConfigError for what vLLM would refuse, without starting it."""
@@ -160,11 +159,6 @@ def prepare(spec: RunSpec, choice: PairChoice, console: Console) -> Prepared:
     spec = spec.experiment.completed(spec, uses_gpu())
     plan = make_plan(spec, pair.name, load_prompts(spec.scenario))
     return Prepared(spec, asdict(choice), pair, plan, _encode_all(plan, spec, pair), note)
-
-
-def prepare_point(point: Point, console: Console) -> Prepared:
-    """A run of a sweep file. Raises as `prepare` does."""
-    return prepare(point.spec, point.choice, console)
 
 
 def _encode_all(plan: Plan, spec: RunSpec, pair: ResolvedPair) -> Encode:

@@ -21,7 +21,7 @@ from nwor_bench.analysis.findings import Finding, find_all
 from nwor_bench.analysis.invariants import Violation, find_violations
 from nwor_bench.analysis.verdicts import OPEN, with_verdicts
 from nwor_bench.analysis.worth import Measured, refused_arms, worth_of
-from nwor_bench.records.cell import NworMode
+from nwor_bench.records.cell import Count, NworMode
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, BatchRecord, Cell, CellResult, Verdict, WindowRecord
 from nwor_bench.stats.interval import Interval, flat
@@ -102,7 +102,7 @@ def analyse(run: RunData) -> Analysis:
     return replace(analysis, worth=worth, cells=tuple(_by_tokens(cell, rates) for cell in results))
 
 
-def _by_tokens(cell: CellResult, rates: Mapping[int, Rate]) -> CellResult:
+def _by_tokens(cell: CellResult, rates: Mapping[Count, Rate]) -> CellResult:
     """A draft count's verdict is that of tokens per second: its windows take longer in any case."""
     rate = rates.get(cell.cell.drafts or 0)
     if rate is None or cell.verdict in (Verdict.INVALID, Verdict.INEFFECTIVE):

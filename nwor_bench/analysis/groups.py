@@ -128,7 +128,7 @@ def _group(pair: Pair, windows: Sequence[WindowRecord]) -> Group | LeftOut:
         members,
         used=used,
         size=_size,
-        drafts=(pair.reference.drafts or 0, pair.treated.drafts or 0) if has_counts else None,
+        drafts=(pair.reference.fixed_drafts, pair.treated.fixed_drafts) if has_counts else None,
         fell_back=_fell_back,
     )
     if isinstance(judged, LeftOut):
@@ -167,7 +167,7 @@ def _fell_back(window: WindowRecord) -> bool:
 
 
 def _size(window: WindowRecord) -> tuple[int, int]:
-    drafts = window.draft_tokens - window.num_reqs * (window.cell.drafts or 0)
+    drafts = window.draft_tokens - window.num_reqs * window.cell.fixed_drafts
     return (window.num_reqs, drafts)
 
 

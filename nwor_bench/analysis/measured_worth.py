@@ -29,7 +29,7 @@ class MeasuredWorth:
     def staged(self) -> dict[tuple[int, int], CellResult]:
         """The staged cells by batch size and draft count."""
         return {
-            (batch_size(analysis.run), cell.cell.drafts or 0): cell
+            (batch_size(analysis.run), cell.cell.fixed_drafts): cell
             for analysis in self.analyses
             for cell in analysis.cells
             if cell.nwor_mode != NworMode.OFF

@@ -22,7 +22,7 @@ from nwor_bench.models.recurrent import STAGED_KINDS, recurrent_layers
 from nwor_bench.records.cell import AA, ADAPTIVE, Arguments, Drafts
 from nwor_bench.records.state_slots import FIELD, check_one_slot, one_slot
 from nwor_bench.workload.config import RunSpec
-from nwor_bench.workload.experiment import ACCEPTANCE_RATES, COUNT_BY_SIZE, DraftCounts
+from nwor_bench.workload.experiment import ACCEPTANCE_RATES, COUNT_BY_SIZE
 from nwor_bench.workload.run_spec import ACCEPTANCE_LENGTH, Counters
 
 
@@ -313,9 +313,8 @@ def _speculation(pair: ResolvedPair, spec: RunSpec) -> dict[str, Any] | None:
     config = {**pair.speculative_config(drafts), **given}
     if ACCEPTANCE_RATES in given:
         config.pop(ACCEPTANCE_LENGTH, None)  # the pair's; vLLM takes one of the two
-    experiment = spec.experiment
-    if isinstance(experiment, DraftCounts):
-        config[COUNT_BY_SIZE] = schedule_of(experiment.counts)
+    if counts := spec.experiment.counts:
+        config[COUNT_BY_SIZE] = schedule_of(counts)
     if config.keys() & {ACCEPTANCE_LENGTH, ACCEPTANCE_RATES}:  # only this method takes them
         config.setdefault("rejection_sample_method", "synthetic")
     return config
@@ -346,7 +345,7 @@ def engine_arguments(pair: ResolvedPair, spec: RunSpec) -> dict[str, Any]:
     if pair.load_format is not None:
         arguments["load_format"] = DUMMY_LOADERS.get(pair.load_format, pair.load_format)
     given = dict(spec.engine_args)
-    if isinstance(spec.experiment, DraftCounts) and not on_cpu():
+    if spec.experiment.counts and not on_cpu():
         graphs = given.get("compilation_config") or {}
         if isinstance(graphs, dict):
             given["compilation_config"] = {"cudagraph_mode": SAFE_GRAPHS, **graphs}

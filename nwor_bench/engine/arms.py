@@ -29,7 +29,6 @@ from nwor_bench.records.cell import Arm
 from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.types import AA, Cell
 from nwor_bench.workload.config import RunSpec
-from nwor_bench.workload.experiment import Engines
 
 GPU_SHARE = 0.9
 """Share of a GPU's memory, split as gpu_memory_utilization: vLLM refuses to start with less than
@@ -44,7 +43,7 @@ CLOSING_S = 30.0
 
 def start_engine(pair: ResolvedPair, spec: RunSpec, log: Path | None) -> Engine:
     """The run's engine, or several behind one. Raises as `VllmEngine` does."""
-    if not isinstance(spec.experiment, Engines):
+    if spec.experiment.asked_by is None:
         return VllmEngine(pair, spec, log)
     started = time.perf_counter()
     specs = engines_with_room(pair, spec)

@@ -117,9 +117,12 @@ class Reading:
     def _at_size(self, num_reqs: str) -> AtSize:
         least, _, most = ("0" if num_reqs == ALL else num_reqs).partition("-")
         cells = self.classes.get(num_reqs, {})
-        times = {k or None: cell.ratio.ln() for k, cell in cells.items() if cell.ratio}
-        tokens = {k: cell.tokens.ln() for k, cell in cells.items() if cell.tokens}
-        return AtSize(int(most or least), int(least), times, SpanTokens(tokens))
+        return AtSize(
+            int(most or least),
+            int(least),
+            times={k or None: cell.ratio.ln() for k, cell in cells.items() if cell.ratio},
+            tokens=SpanTokens({k: cell.tokens.ln() for k, cell in cells.items() if cell.tokens}),
+        )
 
 
 def metrics_address(url: str) -> str:

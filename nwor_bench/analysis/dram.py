@@ -112,8 +112,8 @@ def cell_bytes(run: RunData) -> list[CellBytes]:
     windows = windows_by_batch(run) if counted else {}
     frames = {}
     for cell in sorted({batch.cell for batch in counted}, key=cell_order):
-        own = [batch for batch in counted if batch.cell == cell]
-        frames[cell] = _frame(row for b in own for row in _steady(b, windows[batch_key(b)]))
+        batches = [batch for batch in counted if batch.cell == cell]
+        frames[cell] = _frame(row for b in batches for row in _steady(b, windows[batch_key(b)]))
     return [_of_cell(run, cell, frames) for cell in frames]
 
 
@@ -141,32 +141,32 @@ def _steady(
 
 
 def _of_cell(run: RunData, cell: Cell, frames: "Mapping[Cell, DataFrame]") -> CellBytes:
-    own, baseline = frames[cell], Cell(cell.pair, NworMode.OFF, ScvMode.OFF)
+    frame, baseline = frames[cell], Cell(cell.pair, NworMode.OFF, ScvMode.OFF)
     differences: dict[str, Interval] = {}
     matched = 0
     if cell != baseline and baseline in frames:
         ours, theirs = (
             frames[each].groupby(_PLACE)[[*COUNTERS]].mean() for each in (cell, baseline)
         )
-        matched = int(own.set_index(_PLACE).index.isin(theirs.index).sum())
+        matched = int(frame.set_index(_PLACE).index.isin(theirs.index).sum())
         differences = _over_blocks(ours - theirs)  # NaN at places that only one of them has
     drafts, kept, requests = (
-        float(own[name].mean()) for name in ("drafts", "accepted", "requests")
+        float(frame[name].mean()) for name in ("drafts", "accepted", "requests")
     )
     predicted: dict[str, float] = {}
-    if own["is_staged"].any():
+    if frame["is_staged"].any():
         how = strategy_of(run.header)
         predicted = predicted_difference(run.header.engine, drafts, kept, how, requests)
     return CellBytes(
         cell=cell,
-        windows=len(own),
-        blocks=own["block"].nunique(),
-        staged=drafts if len(own) else None,
-        accepted=kept if len(own) else None,
-        amounts=_over_blocks(own),
+        windows=len(frame),
+        blocks=frame["block"].nunique(),
+        staged=drafts if len(frame) else None,
+        accepted=kept if len(frame) else None,
+        amounts=_over_blocks(frame),
         differences=differences,
-        visible={name: smallest_effect(found, len(frames) - 1)
-                 for name, found in differences.items() if found.is_bounded},
+        visible={name: smallest_effect(gap, len(frames) - 1)
+                 for name, gap in differences.items() if gap.is_bounded},
         matched=matched,
         predicted=predicted,
     )  # fmt: skip
@@ -176,4 +176,4 @@ def _over_blocks(values: "DataFrame") -> dict[str, Interval]:
     """By counter, the mean over blocks; without a value it is missing."""
     blocks = values.groupby("block")[[*COUNTERS]].mean()
     means = {name: blocks[name].dropna().to_numpy() for name in COUNTERS}
-    return {name: mean_of(found) for name, found in means.items() if len(found)}
+    return {name: mean_of(mean) for name, mean in means.items() if len(mean)}

@@ -38,7 +38,6 @@ from nwor_bench.records.types import AA, Cell
 from nwor_bench.records.window import WindowTable, windows_of
 from nwor_bench.records.window_order import WindowOrder
 from nwor_bench.workload.config import RunSpec
-from nwor_bench.workload.experiment import DraftCounts
 
 __all__ = ["VllmEngine", "check_arguments"]
 
@@ -78,15 +77,14 @@ class VllmEngine:
         VllmEngine.starts += 1
         self._counting = False
         self._kv_cache = VllmKvCache(self._llm, self._rpc_all, self._running)
-        experiment = spec.experiment
-        if isinstance(experiment, DraftCounts):
+        if counts := spec.experiment.counts:
             try:
                 self._check_draft_counts(pair, spec)
             except ConfigError:
                 self.close()
                 raise
             core = self._llm.llm_engine.engine_core.engine_core  # in this process
-            self._draft_counts = CountSwitch(core.scheduler, experiment.counts)
+            self._draft_counts = CountSwitch(core.scheduler, counts)
         if (spec.speculative_config or {}).get(ADAPTIVE_VERIFICATION):
             self._require_adaptive(pair)
         self._vllm = require_supported_vllm()
@@ -134,7 +132,7 @@ class VllmEngine:
         with stderr_to_file(self._log):
             self._rpc("nwor_set_modes", str(cell.nwor_mode), str(cell.scv_mode))
         if self._draft_counts is not None:
-            self._draft_counts.fix(cell.drafts or 0)
+            self._draft_counts.fix(cell.fixed_drafts)
 
     def generate(
         self,

@@ -44,7 +44,7 @@ from nwor_bench.models.pairs.local import read_model_config
 from nwor_bench.records.cell import ADAPTIVE_VERIFICATION
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import AttentionBy, RunStatus, ScvMode, StageBy
-from nwor_bench.workload.experiment import ACCEPTANCE_RATES, DraftCounts
+from nwor_bench.workload.experiment import ACCEPTANCE_RATES
 from nwor_bench.workload.run_spec import (
     ACCEPTANCE_LENGTH,
     DEFAULT_PAIR,
@@ -113,7 +113,7 @@ def _check_draft_counts(pair: ModelPair | ResolvedPair, method: str, spec: RunSp
     it, and synthetic acceptance that nobody named."""
     if not spec.experiment.compares_drafts:
         return
-    in_one = isinstance(spec.experiment, DraftCounts)
+    in_one = bool(spec.experiment.counts)
     if method not in CHANGES_COUNT and in_one:
         raise ConfigError.for_field("--method", str(method), f"{WHICH_CHANGE}; write --engines")
     if method in WITHOUT_DRAFTER and spec.adaptive_verification:

@@ -38,7 +38,7 @@ def speculative_config(schedule: Sequence[Sequence[int]], pair: PairFacts) -> di
         config["model"] = pair.draft
     config["num_speculative_tokens"] = most
     if len(schedule) > 1:
-        config["num_speculative_tokens_per_batch_size"] = [list(each) for each in schedule]
+        config["num_speculative_tokens_per_batch_size"] = [list(row) for row in schedule]
     return config
 
 
@@ -126,32 +126,32 @@ def _code(config: Mapping[str, Any]) -> Code:
 
 def worth_answer(measured: MeasuredWorth) -> Answer:
     """Does speculation pay, up to how many requests, and with how many drafts?"""
-    counts = [cell for each in measured.analyses for cell in each.cells if cell.cell.drafts]
+    counts = [cell for analysis in measured.analyses for cell in analysis.cells if cell.cell.drafts]
     if counts and all(cell.verdict == Verdict.INEFFECTIVE for cell in counts):
         text = f"At no draft count was a draft verified: {counts[0].reason}."
         return Answer(str(Verdict.INEFFECTIVE), text, exit_code=ExitCode.INCONCLUSIVE)
     broken = [
-        f"{cell.label} at {plural(batch_size(each.run), 'request')}: {cell.reason}"
-        for each in measured.analyses
-        for cell in each.cells
+        f"{cell.label} at {plural(batch_size(analysis.run), 'request')}: {cell.reason}"
+        for analysis in measured.analyses
+        for cell in analysis.cells
         if cell.verdict == Verdict.INVALID
     ]
     worth, rates = measured.worth, named_rates(measured.analyses[0].run)
-    found = worth_sentence(worth)
+    headline = worth_sentence(worth)
     if broken:
         failed = "; ".join(broken)
         if all(rate.ratio is None for rate in worth.rates):
             text = "Whether speculation pays is not known, because draft counts failed their checks"
             return Answer(str(Verdict.INVALID), f"{text}: {failed}.")
-        text = f"Draft counts failed their checks and are left out: {failed}. {found.sentence}"
-        found = Answer(str(Verdict.INVALID), text)
-    said = [found.sentence, *_plain_decoding(worth, drafter_shares(measured.times))]
+        text = f"Draft counts failed their checks and are left out: {failed}. {headline.sentence}"
+        headline = Answer(str(Verdict.INVALID), text)
+    said = [headline.sentence, *_plain_decoding(worth, drafter_shares(measured.times))]
     said += _adaptive(worth)
     if rates is not None:
         shares = joined([percent(rate, 0) for rate in rates])
         drafts = f"drafts 1 to {len(rates)}"
         said.append(f"Acceptance is synthetic: {shares} of windows accept {drafts}.")
-    return Answer(found.badge, " ".join(said))
+    return Answer(headline.badge, " ".join(said))
 
 
 def _plain_decoding(worth: Worth, shares: Mapping[int, float]) -> Iterator[str]:

@@ -80,8 +80,8 @@ def _measure(prepared: Prepared, point: Point, engine: GroupEngine, folder: Path
     except Exception as error:
         engine.close()
         code, text = failure_of(error)
-    found = folder.iterdir() if folder.is_dir() else ()
-    files = {path.name: path.read_bytes() for path in found if path.is_file()}
+    paths = folder.iterdir() if folder.is_dir() else ()
+    files = {path.name: path.read_bytes() for path in paths if path.is_file()}
     return RunFiles(point.number, int(code), files, text)
 
 

@@ -236,7 +236,7 @@ def _checked(
                 require_memory(pair, group.spec)
             except ConfigError as error:
                 raise error.within(f"engine {group.number} ({pair.name})") from error
-    for note in sorted({note for each in prepared.values() for note in each.notes}):
+    for note in sorted({note for run in prepared.values() for note in run.notes}):
         console.print(note, highlight=False, markup=False, soft_wrap=True)
     if not options.ray and not options.dry_run:
         for group, pair in pairs:

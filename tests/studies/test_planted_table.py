@@ -56,6 +56,12 @@ def test_a_check_is_needed_by_the_faults_that_only_it_sees(table: ModuleType) ->
     assert found.loc["tokens"].tolist() == [1, 0, ""]
 
 
+def test_every_check_sees_a_fault_that_no_other_check_sees(table: ModuleType) -> None:
+    """Otherwise nothing shows that it is needed."""
+    found = table.seen_by(table.read_outcomes(table.RESULTS))
+    assert found[found["Faults that only it sees"] == 0]["Check"].tolist() == []
+
+
 def test_the_page_holds_the_recorded_outcomes(table: ModuleType) -> None:
     outcomes = table.read_outcomes(table.RESULTS)
     assert table.PAGE.read_text() == table.render(outcomes)

@@ -76,6 +76,9 @@ tokens differ.
 Timed batches have no write watch: a rejected draft that is written there and overwritten by the
 next window changes no answer, row or count.
 
+The local gate checks a few early windows of a batch. Faults that begin later, at long context, are
+left to *writes*, *K/V* and *states*.
+
 Faults at a switch exist only in interleaved batches, and the gate's interleaved batch finds them.
 """
 

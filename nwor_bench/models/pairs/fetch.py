@@ -59,7 +59,7 @@ def fetch_pair(
 
 
 def resolve_pair(
-    name: str | None = None,
+    pair: str | None = None,
     *,
     target_model: str | None = None,
     draft_model: str | None = None,
@@ -67,7 +67,7 @@ def resolve_pair(
     cache_dir: str | Path | None = None,
     progress: OnProgress | None = None,
 ) -> ResolvedPair:
-    """The pair called `name` (default: smollm2), or the user's own models, ready to load.
+    """The pair called `pair` (default: smollm2), or the user's own models, ready to load.
 
     `target_model` and `draft_model` are local folders or hub names. A target replaces the pair; a
     drafter or a method changes only how the pair drafts. Without `method`, the drafter decides; it
@@ -79,20 +79,20 @@ def resolve_pair(
     if draft_model is not None:
         draft = unpacked(locate_model("draft_model", draft_model), cache_dir, progress)
     if target_model is not None:
-        if name is not None:
+        if pair is not None:
             raise ConfigError.for_field(
-                "pair", name, "--target-model (or TARGET_MODEL in the environment) names the "
+                "pair", pair, "--target-model (or TARGET_MODEL in the environment) names the "
                 "target already; give one of the two",
             )  # fmt: skip
         target = locate_model("target_model", target_model)
         chosen = choose_method(method, draft)
         return _resolved(None, Path(target).name, chosen, target, draft)
-    pair = load_pair(DEFAULT_PAIR if name is None else name)
+    named = load_pair(DEFAULT_PAIR if pair is None else pair)
     if draft is None:
-        return _drafting_itself(pair, method or pair.method, cache_dir, progress)
+        return _drafting_itself(named, method or named.method, cache_dir, progress)
     chosen = choose_method(method, draft)
-    target, _ = _models(pair, cache_dir, progress)
-    return _resolved(pair, pair.name, chosen, target, draft)
+    target, _ = _models(named, cache_dir, progress)
+    return _resolved(named, named.name, chosen, target, draft)
 
 
 def _drafting_itself(

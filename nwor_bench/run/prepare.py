@@ -118,9 +118,7 @@ def resume_prepared(
 def _check_resumable(run: RunData, prepared: Prepared, folder: Path, console: Console) -> None:
     """Refuse what is not the same run, and say how far it is and what a crash cut off."""
     resume.require_resumable(run, str(folder))
-    resume.check_environment(run, environment.collect())
-    resume.check_spec(run, prepared.spec)
-    resume.check_pair(run, prepared.pair)
+    resume.check_same(run, prepared.spec, prepared.pair, environment.collect())
     resume.check_plan(run, prepared.plan, prepared.encode)
     for warning in run.warnings:
         console.print(f"Warning: {warning}", highlight=False, markup=False)
@@ -146,10 +144,7 @@ def prepare(spec: RunSpec, choice: PairChoice, console: Console) -> Prepared:
     check_flags(spec)
     choice = choice.with_config(spec.speculative_config)
     pair = resolve_pair(
-        choice.pair,
-        target_model=choice.target_model,
-        draft_model=choice.draft_model,
-        method=choice.method,
+        **asdict(choice),
         progress=lambda line: console.print(line, highlight=False, markup=False),
     )
     check_pair(pair, spec)

@@ -28,8 +28,8 @@ from nwor_bench.analysis.effects import WINDOWS, WORK_MS
 from nwor_bench.analysis.engine_times import adaptive_tokens
 from nwor_bench.analysis.paired import LATENCY_MS, WINDOW_MS, pair_times
 from nwor_bench.analysis.stored_run import StoredRun
-from nwor_bench.analysis.worth import Measured, times_of
-from nwor_bench.records.cell import ADAPTIVE, Cell
+from nwor_bench.analysis.worth import Measured, arm_of, times_of
+from nwor_bench.records.cell import ADAPTIVE, Cell, Count
 from nwor_bench.records.types import CellResult
 from nwor_bench.stats.interval import Interval, combined, quotient
 from nwor_bench.stats.paired import MIN_BLOCKS, paired_ratio
@@ -193,8 +193,7 @@ def _only(cell: CellData, blocks: Collection[int]) -> CellData:
 def token_time_change(base: Measured, new: Measured, cell: Cell) -> Change | None:
     """Change of the cell's time per token over k = 0, or over the same count in mode off; None
     without enough groups of windows, or requests, in both runs."""
-    arm = (cell.drafts, cell.stock_twin is not None)
-    below, above = times_of(base).get(arm), times_of(new).get(arm)
+    below, above = (times_of(own).get(arm_of(cell)) for own in (base, new))
     if below is None or above is None:
         return None
     change = combined(above.value - below.value, [above, below])
@@ -206,10 +205,10 @@ def token_time_change(base: Measured, new: Measured, cell: Cell) -> Change | Non
     return Change(TIME_PER_TOKEN, change.exp())
 
 
-def _tokens_change(base: Measured, new: Measured, k: int) -> Interval | None:
+def _tokens_change(base: Measured, new: Measured, k: Count) -> Interval | None:
     """Change of the log tokens of a window, on the prompts of both runs; synthetic acceptance
     is what its rates say, and runs with other rates are not compared."""
-    if k == ADAPTIVE:  # the blocks' own, which their times hold too
+    if k is ADAPTIVE:  # the blocks' own, which their times hold too
         earlier, later = adaptive_tokens(base.run), adaptive_tokens(new.run)
         if earlier is None or later is None:
             return None

@@ -14,13 +14,14 @@ import numpy as np
 
 from nwor_bench.analysis.engine_times import steps_of
 from nwor_bench.analysis.invariants import windows_by_batch
-from nwor_bench.records.cell import ADAPTIVE
+from nwor_bench.records.cell import ADAPTIVE, Count
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Phase, WindowRecord
 from nwor_bench.stats.interval import Interval
 from nwor_bench.stats.robust import Values
+from nwor_bench.workload.experiment import ACCEPTANCE_RATES
 
 MIN_PROMPTS = 3
 """Fewest prompts whose acceptance gives an interval."""
@@ -32,9 +33,6 @@ def named_rates(run: RunData) -> list[float] | None:
     vLLM's are unconditional: the share of windows that accept that draft and all before it.
     """
     return (run.header.spec.speculative_config or {}).get(ACCEPTANCE_RATES)
-
-
-ACCEPTANCE_RATES = "synthetic_acceptance_rates"
 
 
 def expected_tokens(rates: Sequence[float], most: int | None) -> float:
@@ -67,8 +65,9 @@ def requests_of(run: RunData, counts: Sequence[int]) -> Iterator[Request]:
     blocks: dict[tuple[Any, ...], dict[int, BatchRecord]] = {}
     for batch in run.batches:
         whole = batch.phase in (Phase.GATE, Phase.TIMED)
-        if whole and batch.cell.drafts is not None and batch.cell.stock_twin is None:
-            blocks.setdefault((batch.phase, batch.block), {})[batch.cell.drafts] = batch
+        k = batch.cell.drafts
+        if whole and isinstance(k, int) and batch.cell.stock_twin is None:
+            blocks.setdefault((batch.phase, batch.block), {})[k] = batch
     for batches in blocks.values():
         if 0 not in batches or not all(k in batches for k in counts):
             continue
@@ -120,7 +119,7 @@ def same_places(run: RunData) -> tuple[int, int]:
         whole = [b for b in batches if b.phase in (Phase.GATE, Phase.TIMED) and b.cell.drafts]
         if not whole:
             continue
-        most = max(whole, key=lambda batch: batch.cell.drafts or 0)
+        most = max(whole, key=lambda batch: batch.cell.fixed_drafts)
         accepted = {at: n for at, _, n in _by_place(windows[batch_key(most)])}
         for batch in batches:
             if batch is most:
@@ -140,7 +139,7 @@ def _by_place(windows: Sequence[WindowRecord]) -> Iterator[tuple[int, int, int]]
         at += 1 + window.accepted_tokens
 
 
-class Tokens:
+class PromptTokens:
     """Tokens of a request in a window, by draft count, over different prompts; or at `rates`.
 
     Args:
@@ -167,18 +166,18 @@ class Tokens:
     def __len__(self) -> int:
         return self._of[0].shape[1]
 
-    def mean(self, k: int) -> float | None:
+    def mean(self, k: Count) -> float | None:
         """Tokens at this draft count; None without requests."""
-        if k == ADAPTIVE:
+        if k is ADAPTIVE:
             return self._adaptive
         known = self._rates is not None or len(self)
         return exp(self._log(k)) if known and k in self._of else None
 
-    def difference(self, k: int, other: int) -> Interval | None:
+    def difference(self, k: Count, other: int) -> Interval | None:
         """Log tokens at k over those at another count: the same prompts, so only their own
         difference scatters; None for too few prompts."""
         number = len(self)
-        if k == ADAPTIVE:
+        if k is ADAPTIVE:
             tokens = self._adaptive
             return None if tokens is None else Interval.of(log(tokens), 0.0, 1, number)
         if self._rates is not None:

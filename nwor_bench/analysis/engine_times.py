@@ -24,7 +24,7 @@ import numpy as np
 
 from nwor_bench.analysis.draft_rates import noise_floor
 from nwor_bench.models.methods import WITHOUT_DRAFTER
-from nwor_bench.records.cell import ADAPTIVE
+from nwor_bench.records.cell import ADAPTIVE, Count
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Phase
@@ -32,13 +32,13 @@ from nwor_bench.stats.interval import Interval
 from nwor_bench.stats.paired import mean_of
 
 
-def block_times(run: RunData) -> dict[int | None, Interval]:
+def block_times(run: RunData) -> dict[Count | None, Interval]:
     """Log time of a step over that at k = 0 by draft count, None being the A/A arm, from the blocks
     that both ran; of counts with MIN_BLOCKS or more."""
-    logs: dict[int | None, dict[int, float]] = {}
+    logs: dict[Count | None, dict[int, float]] = {}
     adaptive = adaptive_tokens(run)
     for batch in _timed(run):
-        own = adaptive if batch.cell.drafts == ADAPTIVE else _tokens(run.header, [batch])
+        own = adaptive if batch.cell.drafts is ADAPTIVE else _tokens(run.header, [batch])
         value = None if own is None else _log_step(batch, own)
         if value is not None:
             logs.setdefault(batch.cell.drafts, {})[batch.block] = value
@@ -52,7 +52,7 @@ def block_times(run: RunData) -> dict[int | None, Interval]:
 
 def adaptive_tokens(run: RunData) -> float | None:
     """Tokens of a step with adaptive verification, in all timed blocks; None without one."""
-    batches = [batch for batch in _timed(run) if batch.cell.drafts == ADAPTIVE]
+    batches = [batch for batch in _timed(run) if batch.cell.drafts is ADAPTIVE]
     return _tokens(run.header, batches) if batches else None
 
 

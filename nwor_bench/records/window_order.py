@@ -99,8 +99,8 @@ class WindowOrder:
     @property
     def drafts(self) -> tuple[int, ...] | None:
         """Draft count of each cell, the A/A arm's being 0; None if modes are interleaved."""
-        counts = tuple(cell.drafts for cell in self.cells)
-        return tuple(count or 0 for count in counts) if set(counts) != {None} else None
+        counts = tuple(cell.fixed_drafts for cell in self.cells)
+        return counts if any(cell.drafts is not None for cell in self.cells) else None
 
     @property
     def run_lengths(self) -> Mapping[int, int]:

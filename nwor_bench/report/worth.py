@@ -12,7 +12,7 @@ from nwor_bench.analysis.effects import PairEffect, switch_cost
 from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.worth import WindowTime
-from nwor_bench.records.cell import AA, ADAPTIVE, count_name, count_order
+from nwor_bench.records.cell import AA, Count, count_order
 from nwor_bench.records.header import PairFacts
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.types import Phase, WindowRecord
@@ -98,7 +98,7 @@ def worth_blocks(measured: MeasuredWorth) -> list[Block]:
 def rates_table(worth: Worth, *, stages: bool = False) -> Table:
     """Tokens/s over k = 0 with verdicts, and what they are made of, by batch size and count."""
     rows = [
-        [worth.sizes(r.requests), count_name(r.count), r.verdict,
+        [worth.sizes(r.requests), str(r.count), r.verdict,
          interval(r.ratio, 2),
          decimal(r.tokens, 2), decimal(r.time_ratio, 2), str(r.groups),
          *((r.stage_verdict or NOT_MEASURED, interval(r.staged, 3)) if stages else ())]
@@ -201,11 +201,11 @@ def _acceptance(analyses: Sequence[Analysis]) -> Table:
     for each in analyses:
         windows = windows_by_batch(each.run)
         for batch in each.run.batches:
-            k = batch.cell.drafts if batch.cell.stock_twin is None else None
-            if k and k != ADAPTIVE and batch.phase in (Phase.GATE, Phase.TIMED):
+            k = batch.cell.fixed_drafts if batch.cell.stock_twin is None else 0
+            if k and batch.phase in (Phase.GATE, Phase.TIMED):
                 whole.setdefault(k, []).extend(windows[batch_key(batch)])
     most = max(whole, default=0)
-    rows = [[count_name(k), *_positions(whole[k], most)] for k in sorted(whole, key=count_order)]
+    rows = [[str(k), *_positions(whole[k], most)] for k in sorted(whole)]
     named = named_rates(analyses[0].run)
     if named is not None:
         rows.append(["named", *(percent(rate) for rate in named[:most])])
@@ -252,7 +252,9 @@ def worth_result(measured: MeasuredWorth) -> dict[str, Any]:
 
 def worth_rows(measured: MeasuredWorth) -> list[dict[str, Any]]:
     """Rows of worth.csv: each batch size and draft count, k = 0 with its times only."""
-    times = {(t.requests, t.drafts): t for t in measured.times if not t.staged}
+    times: dict[tuple[int, Count], WindowTime] = {
+        (t.requests, t.drafts): t for t in measured.times if not t.staged
+    }
     rates = {(r.requests, r.count): r.to_dict() for r in measured.worth.rates}
     columns = [name for name in RATE_COLUMNS if name != "adaptive"]
     rows, noise = [], measured.worth.noise

@@ -11,7 +11,6 @@ from pydantic import Field, create_model, field_validator
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.workload.config import load_scenario, resolve
-from nwor_bench.workload.experiment import DraftCounts
 from nwor_bench.workload.options import declared, names
 from nwor_bench.workload.run_spec import (
     AXES,
@@ -216,8 +215,7 @@ def group_by_engine(points: Sequence[Point]) -> tuple[EngineGroup, ...]:
 
 def _roomiest(points: Sequence[Point]) -> RunSpec:
     spec = points[0].spec
-    experiment = spec.experiment
-    named = len(experiment.counts) if isinstance(experiment, DraftCounts) else 0
+    named = len(spec.experiment.counts)
     room = {
         "requests": max(named, *(point.spec.scenario.requests for point in points)),
         "max_model_len": max(point.spec.scenario.max_model_len for point in points),

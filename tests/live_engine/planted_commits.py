@@ -5,7 +5,7 @@ graphs alike, whose K/V are known by their addresses alone. A plant takes the wo
 context manager: the fault is gone when it ends.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -27,6 +27,17 @@ UNRELATED = 16
 
 LONG = {"V1": 24, "V2": 300}
 """Positions from which a context counts as long, by runner: some of the prompts are longer."""
+
+LATE = {"V1": 62, "V2": 415}
+"""Positions that no context has in the windows that the local gate checks, by runner."""
+
+
+def context_lengths(hook: Any) -> Tensor:
+    """[requests or more] int: tokens of each request, the window's included."""
+    lengths: Tensor = (
+        hook.runner.seq_lens if hook.name == "V1" else hook.runner.input_buffers.seq_lens
+    )
+    return lengths
 
 
 def wrapped(owner: Any, name: str, make: Callable[[Any], Any]) -> AbstractContextManager[None]:
@@ -115,6 +126,11 @@ class Commit:
         rows = torch.arange(self.real.numel(), device=self.slots.device)
         length = batch.tokens_per_request
         return rows // length, rows % length - batch.certain
+
+    def beyond(self, limits: Mapping[str, int]) -> Tensor:
+        """[rows] bool: of requests with a context longer than its runner's limit."""
+        request = self.places[0].long().clamp(min=0)
+        return context_lengths(self.hook).to(request.device)[request] > limits[self.hook.name]
 
     def cache(self, layer: int) -> Tensor:
         """A layer's cache; fp8 as bytes."""
@@ -335,12 +351,19 @@ def stale_scale(window: Commit) -> None:
 @after_commit
 def value_wrong_at_long_context(window: Commit) -> None:
     """V of one head is 1 % too large in the rows of requests that have a long context."""
-    runner, (request, _) = window.hook.runner, window.places
-    lengths = runner.seq_lens.cpu() if window.on_cpu else runner.input_buffers.seq_lens
     rows, width = window.read(1), window.staging.layers[1].head_dim
     rows[:, 1, width:] *= 1.01
-    long = lengths[request.long().clamp(min=0)] > LONG[window.hook.name]
-    window.put(1, rows, window.written & long)
+    window.put(1, rows, window.written & window.beyond(LONG))
+
+
+@commit_replaced
+def rejected_written_late(window: Commit) -> str:
+    """Rejected drafts are written too, in contexts of which the local gate checks no window."""
+    rows = window.rows_of_all()
+    problem = window.run()
+    for layer in window.layers:
+        window.put(layer, rows[layer], window.real & ~window.written & window.beyond(LATE))
+    return problem
 
 
 @after_commit
@@ -400,13 +423,6 @@ def switch_fault(damage: Callable[[Commit], None]) -> Plant:
             yield
 
     return plant
-
-
-@switch_fault
-def rows_lost_at_a_switch(window: Commit) -> None:
-    """The last commit's rows are zero in every layer."""
-    for layer in window.layers:
-        window.put(layer, torch.zeros_like(window.read(layer)), window.written)
 
 
 @switch_fault

@@ -58,6 +58,12 @@ def test_the_page_says_which_checks_saw_a_fault_and_which_alone(tmp_path: Path) 
     ]
 
 
+def test_every_check_sees_a_fault_that_no_other_check_sees() -> None:
+    """Otherwise nothing shows that it is needed."""
+    _, found = tables.evaluated(CHECKOUT / "docs" / "planted-faults.md")
+    assert [check for check, _, only_it, _ in found["checks"][1] if only_it == 0] == []
+
+
 def test_every_recorded_fault_is_in_the_table_and_none_passed() -> None:
     names = {SOUND, *(row["name"] for row in rows_of("faults.csv"))}
     outcomes = rows_of("outcomes.csv")

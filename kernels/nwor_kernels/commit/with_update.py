@@ -219,6 +219,6 @@ def commit_and_update_with(update: Any) -> Any:
     """
     plain = commit_and_update
     names = {**plain.__globals__, "_update": update}
-    own = FunctionType(plain.__code__, names, plain.__name__)
-    own.__annotations__, own.__module__ = plain.__annotations__, plain.__module__
-    return triton.jit(**_NOT_SPECIALIZED)(own)
+    function = FunctionType(plain.__code__, names, plain.__name__)
+    function.__annotations__, function.__module__ = plain.__annotations__, plain.__module__
+    return triton.jit(**_NOT_SPECIALIZED)(function)

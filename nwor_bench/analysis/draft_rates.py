@@ -104,16 +104,16 @@ class Worth:
 
     @property
     def schedule(self) -> list[list[int]]:
-        """`schedule_of` the best counts."""
-        return schedule_of(self.best, self.least)
+        """`ranges_of` the best counts."""
+        return ranges_of(self.best, self.least)
 
     @property
     def staged_schedule(self) -> list[list[int]]:
         """The schedule of a server that stages."""
-        return schedule_of(self.best_staged, self.least)
+        return ranges_of(self.best_staged, self.least)
 
 
-def schedule_of(best: Mapping[int, int], least: Mapping[int, int]) -> list[list[int]]:
+def ranges_of(best: Mapping[int, int], least: Mapping[int, int]) -> list[list[int]]:
     """[from, to, drafts] of batch sizes, as vLLM takes it. Between two measured sizes the smaller
     of their counts, below the smallest its own; vLLM goes on with the last one above the largest.
 

@@ -21,6 +21,7 @@ from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Phase, WindowRecord
 from nwor_bench.stats.interval import Interval
 from nwor_bench.stats.robust import Values
+from nwor_bench.workload.experiment import ACCEPTANCE_RATES
 
 MIN_PROMPTS = 3
 """Fewest prompts whose acceptance gives an interval."""
@@ -32,9 +33,6 @@ def named_rates(run: RunData) -> list[float] | None:
     vLLM's are unconditional: the share of windows that accept that draft and all before it.
     """
     return (run.header.spec.speculative_config or {}).get(ACCEPTANCE_RATES)
-
-
-ACCEPTANCE_RATES = "synthetic_acceptance_rates"
 
 
 def expected_tokens(rates: Sequence[float], most: int | None) -> float:
@@ -141,7 +139,7 @@ def _by_place(windows: Sequence[WindowRecord]) -> Iterator[tuple[int, int, int]]
         at += 1 + window.accepted_tokens
 
 
-class Tokens:
+class PromptTokens:
     """Tokens of a request in a window, by draft count, over different prompts; or at `rates`.
 
     Args:

@@ -20,7 +20,7 @@ from statistics import median
 import numpy as np
 
 from nwor_bench.analysis.draft_rates import AtSize, CountArm, Worth, worth_at
-from nwor_bench.analysis.draft_tokens import Tokens, named_rates, requests_of
+from nwor_bench.analysis.draft_tokens import PromptTokens, named_rates, requests_of
 from nwor_bench.analysis.effects import DEVICE_MS, PairEffect
 from nwor_bench.analysis.engine_times import adaptive_tokens, block_times
 from nwor_bench.records.cell import ADAPTIVE, Cell, NworMode, count_order, fixed_counts
@@ -88,7 +88,7 @@ def worth_of(runs: Sequence[Measured]) -> Worth:
     invalid = dict.fromkeys(broken, str(Verdict.INVALID))
     for own in (replace(each, refused={**each.refused, **invalid}) for each in runs):
         adaptive = None if CountArm(ADAPTIVE) in broken else adaptive_tokens(own.run)
-        tokens = Tokens(requests, fixed, rates, scenario.get("max_new_tokens"), adaptive)
+        tokens = PromptTokens(requests, fixed, rates, scenario.get("max_new_tokens"), adaptive)
         times = times_of(own)
         stock = {k: time for (k, staged), time in times.items() if not staged}
         staged_too = {k: time for (k, staged), time in times.items() if k and staged}

@@ -23,16 +23,16 @@ from nwor_bench.workload.options import (
 Quiet = Annotated[bool, Option("Print only the answer.", aliases=("-q",))]
 AsJson = Annotated[bool, Option("Print only the result, as JSON (docs/json.md).", name="json")]
 
-Command = Callable[..., None]
+CommandFunction = Callable[..., None]
 
 
-def with_flags(*holders: type) -> Callable[[Command], Command]:
+def with_flags(*holders: type) -> Callable[[CommandFunction], CommandFunction]:
     """Give a command the flags of these classes' options; it takes their values as keywords.
 
     Parameters whose class is a dataclass give it flags too; it takes objects of these classes.
     """
 
-    def add(command: Command) -> Command:
+    def add(command: CommandFunction) -> CommandFunction:
         signature = inspect.signature(command)
         parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         read: dict[str, Any] = {

@@ -159,14 +159,13 @@ class VllmEngine:
         self._kv_cache.last_batch(outputs)
         ranks = self._drain(outputs)
         table: WindowTable = ranks[0]["windows"]
-        counted, facts = self._take_counters(table) if self._counting else ({}, None)
+        counted = self._take_counters(table) if self._counting else {}
         return BatchOutput(
             token_ids=tuple(tuple(output.outputs[0].token_ids) for output in outputs),
             latency_ms=latency_ms,
             windows=windows_of(table | counted),
             counters=read_counters(self._llm).minus(before),
             scv_counters=ranks[0]["scv_counters"],
-            counter_facts=facts,
             rank_disagreement=disagreement([rank["windows"] for rank in ranks]),
             request_times=request_times(outputs),
             request_acceptance=request_acceptance(outputs, ranks[0]["request_acceptance"]),
@@ -299,17 +298,16 @@ class VllmEngine:
         """The KV cache of every rank, to be read back between batches."""
         return self._kv_cache
 
-    def _take_counters(self, table: WindowTable) -> tuple[WindowTable, dict[str, Any]]:
-        """Columns of the counts of these windows, and how precise they are."""
-        taken = self._rpc("nwor_take_counters")
-        columns: WindowTable = taken["windows"]
+    def _take_counters(self, table: WindowTable) -> WindowTable:
+        """Columns of the counts of these windows."""
+        columns: WindowTable = self._rpc("nwor_take_counters")
         windows, counted = len(table["num_reqs"]), len(next(iter(columns.values())))
         if counted != windows:
             raise EngineError(
                 f"{windows} windows ran and {counted} were counted: "
                 "counts cannot be assigned to windows"
             )
-        return columns, dict(taken["facts"])
+        return columns
 
     def close(self) -> None:
         """Shut the engine core down and release its memory."""

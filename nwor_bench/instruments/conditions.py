@@ -115,7 +115,7 @@ def _read_host(family: Sequence[psutil.Process]) -> tuple[dict[str, float], dict
 
 
 def _family() -> list[psutil.Process]:
-    """This process and all that it has started, directly or not."""
+    """Our process and all that it has started, directly or not."""
     this = psutil.Process()
     return [this, *this.children(recursive=True)]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from nwor_bench.errors import ConfigError, ExitCode
-from nwor_bench.instruments.nvtx_ranges import DOMAIN, SWITCH
+from nwor_bench.instruments.nvtx_ranges import DOMAIN, NVTX_VARIABLE
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ def _run(command: Sequence[str], *, stdout_free: bool) -> int:
     before = signal.signal(signal.SIGTERM, hand_on)
     try:
         stdout = _STDERR if stdout_free else None
-        process = subprocess.Popen(command, stdout=stdout, env={**os.environ, SWITCH: "1"})
+        process = subprocess.Popen(command, stdout=stdout, env={**os.environ, NVTX_VARIABLE: "1"})
         if stops:  # SIGTERM came before the tool had started
             process.send_signal(signal.SIGINT)
         while process.returncode is None:

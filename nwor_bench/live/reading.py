@@ -24,7 +24,7 @@ from nwor_bench.stats.interval import Interval
 from nwor_bench.stats.robust import from_ends
 
 TIMEOUT_S = 10.0
-REMEDY = (
+START_SERVER = (
     "start the server with VLLM_NWOR_MODE=interleave (modes) or VLLM_NWOR_DRAFTS=interleave (draft "
     "counts; docs/live.md)"
 )
@@ -157,7 +157,7 @@ def read(address: str) -> Reading:
         error.close()
         if error.code == 404:
             raise ConfigError.for_field(
-                "URL", address, f"no metrics are there; {REMEDY}"
+                "URL", address, f"no metrics are there; {START_SERVER}"
             ) from error
         raise Unreachable.at(
             address, f"answers with {error.code} ({error.reason})", error.code, joint=" "
@@ -232,9 +232,9 @@ def _why_not_live(samples: Sequence[Any]) -> str:
     modes = {sample.labels.get("nwor_mode") for sample in samples}
     mode = next((mode for mode in modes if mode), None)
     if mode is not None:
-        return f"that server runs only in mode {mode}; {REMEDY}"
+        return f"that server runs only in mode {mode}; {START_SERVER}"
     return (
-        f"no metrics of nwor-bench are there; {REMEDY}, with speculation, and without "
+        f"no metrics of nwor-bench are there; {START_SERVER}, with speculation, and without "
         "VLLM_NWOR_METRICS=0"
     )
 

@@ -19,7 +19,7 @@ logger = logging.getLogger("vllm.nwor_bench")
 
 
 class StagingUnavailable(BenchError):
-    """This model's layers cannot be staged; the message is the fallback reason."""
+    """A model's layers cannot be staged; the message is the fallback reason."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ Series = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Interleaved:
+class LiveKind:
     """What a server interleaves, and how its metrics are named."""
 
     counts: Sequence[int] | None = None
@@ -62,12 +62,12 @@ class Interleaved:
         return f"nwor_{'live' if self.counts is None else 'drafts'}_groups_left_out"
 
 
-MODES = Interleaved()
+MODES = LiveKind()
 
 
-def drafts_kind(most: int) -> Interleaved:
+def drafts_kind(most: int) -> LiveKind:
     """Draft counts from 0 to `most`."""
-    return Interleaved(server_counts(most), MAX_KEPT, 5.0, LeftOut.FALLBACK)  # nothing is staged
+    return LiveKind(server_counts(most), MAX_KEPT, 5.0, LeftOut.FALLBACK)  # nothing is staged
 
 
 class Groups:
@@ -77,7 +77,7 @@ class Groups:
     `left_out` groups without one.
     """
 
-    def __init__(self, kind: Interleaved) -> None:
+    def __init__(self, kind: LiveKind) -> None:
         self.kind = kind
         self.effects: dict[Series, deque[float]] = {}
         self.groups: Counter[Series] = Counter()

@@ -122,7 +122,7 @@ class NworWorkerExtension:
         getattr(self, TOOLS)["counters"].start()
 
     def nwor_take_counters(self) -> dict[str, Any]:
-        """End the batch: columns of each window's counts, and how precise they are."""
+        """End the batch: columns of each window's counts."""
         return dict(getattr(self, TOOLS)["counters"].take())
 
     def nwor_watch_writes(self, on: bool) -> dict[str, int]:

@@ -23,7 +23,7 @@ from nwor_bench.report.html import render_html
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.run_report import answer_of, build_document, warnings
 
-Table = Literal["cells", "batches", "windows"]
+CsvTable = Literal["cells", "batches", "windows"]
 """A CSV file of a run folder, without its suffix."""
 
 
@@ -58,7 +58,7 @@ class LoadedRun:
         """What weakens the numbers, the severest first."""
         return self.analysis.findings
 
-    def frame(self, table: Table) -> pd.DataFrame:
+    def frame(self, table: CsvTable) -> pd.DataFrame:
         """The rows of cells.csv, batches.csv or windows.csv. A value not measured is missing (NA).
 
         Raises ConfigError for another name.

@@ -12,7 +12,7 @@ from nwor_bench.models.byte_model import (
     reserved_states,
 )
 from nwor_bench.models.recurrent import STAGED_KINDS, Moved, RecurrentLayers
-from nwor_bench.records.state_slots import SWITCH
+from nwor_bench.records.state_slots import STATE_SLOTS
 from nwor_bench.report.document import Paragraph, Section, Table, table
 from nwor_bench.report.text import count, plural, size, two_digits
 
@@ -44,7 +44,7 @@ def _one_slot(states: RecurrentLayers) -> str:
     """How to get an engine with one slot."""
     if states.state.kind not in STAGED_KINDS:
         return f"One slot is not built for {states.state.kind}."
-    switch = f'{{"{SWITCH}": 1}}'
+    switch = f'{{"{STATE_SLOTS}": 1}}'
     return (
         f"For 1 slot write VLLM_NWOR_MODE=stage vllm serve ... --additional-config '{switch}' "
         "--no-enable-prefix-caching: every window is then staged."

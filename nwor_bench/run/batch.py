@@ -239,10 +239,8 @@ class BatchRunner:
             answer = check(prompts, answer)
         windows = window_records(place, output, *self._bytes)
         self._store.append_batch(answer.record, windows)
-        event = {"event": place.phase, "block": place.block.number, "batch": place.batch}
-        if output.counter_facts is not None:
-            self._store.append_event({**event, **place.cell.names, **output.counter_facts})
         if place.window_order is not None:
+            event = {"event": place.phase, "block": place.block.number, "batch": place.batch}
             labels = [cell.label for cell in place.window_order.cells]
             self._store.append_event({**event, "cells": dict(zip(labels, facts, strict=True))})
         return RanBatch(place.cell, answer, windows, *watched)

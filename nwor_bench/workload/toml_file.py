@@ -57,7 +57,7 @@ def read_toml(path: str | Path, model: type[M]) -> M:
     mistyped fields; all faulty fields are named.
     """
     path = Path(path)
-    text = _read_text(path)
+    text = text_of(path, "TOML")
     data = _parse(path, text)
     try:
         # Through JSON, because then a list may become a tuple and a string an enum or a path
@@ -70,12 +70,13 @@ def read_toml(path: str | Path, model: type[M]) -> M:
         raise ConfigError.all_of(found) from error
 
 
-def _read_text(path: Path) -> str:
+def text_of(path: Path, kind: str) -> str:
+    """The text of a file of this kind. Raises ConfigError if it cannot be read."""
     try:
         return read_text(path)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ConfigError.at(path, f"cannot be read ({reason}); name a TOML file") from error
+        raise ConfigError.at(path, f"cannot be read ({reason}); name a {kind} file") from error
     except ValueError as error:
         raise ConfigError.at(path, f"is {error}") from error
 

@@ -105,7 +105,7 @@ def test_an_engine_that_drifts_has_a_wider_interval() -> None:
 
 
 def test_intervals_are_wider_by_what_the_second_engine_without_a_drafter_shows() -> None:
-    """It takes 3 % longer in two blocks and 5 % in the others: 4 %, +- Student's t with three
+    """A/A takes 3 % longer in two blocks and 5 % in the others: 4 %, +- Student's t with three
     degrees of freedom, 3.182, times the error of the mean."""
     again = [1.03, 1.05, 1.05, 1.03]
     steps: dict[int | None, list[float]] = {0: [1.0] * 4, 1: [1.2] * 4, 2: [1.5] * 4, None: again}
@@ -205,7 +205,7 @@ def test_steps_have_the_tokens_that_a_request_got(
 
 
 def test_adaptive_verification_is_no_count_of_the_line() -> None:
-    """It is far better than k = 1, and the schedule has fixed counts only."""
+    """Adaptive is far better than k = 1, and the schedule has fixed counts only."""
     same = Interval.of(0.0, 0.01, 9, 5)
     times: dict[int | None, Interval] = {None: same, 1: same, ADAPTIVE: replace(same, value=-1.0)}
     tokens = SpanTokens({k: Interval.of(log(1.5), 0.0, 9, 5) for k in (1, ADAPTIVE)})

@@ -117,7 +117,7 @@ def test_each_place_verifies_its_own_count(untimed: bool) -> None:
 
 
 def test_the_last_window_of_a_staged_group_drafts_for_its_own_count() -> None:
-    """It is compared, so its drafter's time must be that of its count: whatever comes next, the
+    """A window that is compared needs its own count's drafter time: whatever comes next, the
     step behind it verifies as many drafts. Groups of other counts go on with the next group's."""
     cells = (*CELLS, *STAGED)
     decoded = run(900, cells=cells)

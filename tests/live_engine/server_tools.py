@@ -36,7 +36,7 @@ NGRAM = {
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """This process's, without what an earlier engine left in it, and with the checkout first."""
+    """Variables of the test process: nothing of earlier engines, and the checkout first."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
     path = ":".join(filter(None, (str(CHECKOUT), f"{CHECKOUT}/kernels", kept.get("PYTHONPATH"))))
     return {

@@ -156,7 +156,7 @@ def test_rows_of_the_same_setting_are_replaced_and_others_stay_as_written(
 def test_runs_below_a_folder_are_named_by_their_path(
     run_rows: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same rows are the same bytes, compressed too."""
+    """Equal rows are equal bytes, compressed too."""
     file = tmp_path / "runs.csv.gz"
     command = ["run_rows.py", "runs", str(STORED.parent), "--output", str(file)]
     monkeypatch.setattr(sys, "argv", command)

@@ -39,7 +39,7 @@ LIMIT_S = 2.0
 FETCH_LIMIT_S = 10.0
 """How long it may take to send a config.json."""
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 _REFUSED = (401, 403, 404)
 _ENTRY_MISSING = "EntryNotFound"
@@ -266,9 +266,9 @@ def _ask(address: str) -> None:
             raise
 
 
-def _within(limit_s: float, call: Callable[[], Result]) -> Result:
+def _within(limit_s: float, call: Callable[[], _Result]) -> _Result:
     """Result of a call; raises TimeoutError in time, even if the look-up of a name hangs."""
-    future: Future[Result] = Future()
+    future: Future[_Result] = Future()
 
     def run() -> None:
         try:

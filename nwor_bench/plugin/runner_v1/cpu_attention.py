@@ -149,7 +149,7 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
         return output
 
     def _open_staging(self, key: Any, value: Any, metadata: Any) -> LayerStaging | None:
-        """This layer's staging if its drafts are staged right now, and the step is as planned."""
+        """Staging of the layer if its drafts are staged right now, and the step is as planned."""
         staging = self.staging
         if staging is None or not staging.window.is_staging:
             return None

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.runner_hook import ScvValidator
-from nwor_bench.plugin.runner_v2.layer_set import Launch
+from nwor_bench.plugin.runner_v2.layer_set import CommitLaunch
 from nwor_bench.plugin.step import DeviceClock, Step
 from nwor_bench.records.types import ScvMode
 from nwor_kernels.mask.kernel import acceptance_mask_from_counts_triton, bind_mask
@@ -138,7 +138,7 @@ class DeviceValidator(ScvValidator):
         step.scv_s = time.perf_counter() - began
         return validation.num_accepted
 
-    def launch_commit(self, step: Step, launch: Launch, num_sampled: Tensor) -> None:
+    def launch_commit(self, step: Step, launch: CommitLaunch, num_sampled: Tensor) -> None:
         """Launch the commit of a step's captured window, which decides itself."""
         began = time.perf_counter()
         shape = step.batch.commit_shape

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.layers import LayerCache, StagedLayers
-from nwor_bench.plugin.runner_v2.layer_set import CopyBuffers, HeldValues, Launch, LayerSet
+from nwor_bench.plugin.runner_v2.layer_set import CommitLaunch, CopyBuffers, HeldValues, LayerSet
 from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.stock_update import UpdateCall
 from nwor_bench.records.fallback_reasons import Fault, fault_of
@@ -72,7 +72,7 @@ class GpuStaging(StagedLayers):
             first = part.stop
         self._places = [(s, place) for s in self.sets for place in range(len(s.layers))]
         self._batch: GpuWindowBatch | None = None
-        self._through: Callable[[Launch, Tensor], None] | None = None
+        self._through: Callable[[CommitLaunch, Tensor], None] | None = None
         self._update: tuple[Any, UpdateCall] | None = None
         self._states: RequestStates | None = None
         self._held = HeldValues(self.num_layers)
@@ -118,7 +118,7 @@ class GpuStaging(StagedLayers):
         self._batch = batch
         self._through = self._update = None
 
-    def validate_in_commit(self, through: Callable[[Launch, Tensor], None]) -> None:
+    def validate_in_commit(self, through: Callable[[CommitLaunch, Tensor], None]) -> None:
         """Let `through` launch this window's commit, which decides itself, by `num_sampled`."""
         self._through = through
 
@@ -202,7 +202,7 @@ class GpuStaging(StagedLayers):
         for layer_set in self.sets:
             layer_set.forget_launches()
 
-    def _launch(self, slots: Tensor, certain: int) -> Launch:
+    def _launch(self, slots: Tensor, certain: int) -> CommitLaunch:
         batch = self._batch
         assert batch is not None
         launches = [layer_set.launch(batch, slots, certain) for layer_set in self.sets]

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from nwor_bench.analysis.analyse import Analysis
+from nwor_bench.analysis.check import check_of
 from nwor_bench.analysis.effects import WINDOWS
 from nwor_bench.analysis.findings import Severity, grouped
 from nwor_bench.analysis.measured_worth import measured_worth
@@ -22,6 +23,7 @@ from nwor_bench.report.answer import (
     on_cpu,
 )
 from nwor_bench.report.cells import cell_section, first_blocks
+from nwor_bench.report.check import check_answer, check_blocks
 from nwor_bench.report.document import (
     Block,
     Bullets,
@@ -145,6 +147,8 @@ def warnings(run: RunData) -> list[str]:
 def _lead(analysis: Analysis) -> list[Block]:
     """The first screen: the answer, its figure and table, what weakens it, the questions."""
     run, cells = analysis.run, analysis.cells
+    if run.header.checks_speculation:
+        return [answer_of(analysis).headline, *check_blocks(check_of([analysis]))]
     if run.header.spec.draft_counts is not None:
         head = [answer_of(analysis).headline, *_incomplete(run)]
         return [*head, *worth_blocks(measured_worth([analysis])), *_weakens(analysis)]
@@ -172,7 +176,9 @@ def _state_slots(engine: EngineStatus) -> str | None:
 
 
 def answer_of(analysis: Analysis) -> Answer:
-    """The run's answer: whether NWOR pays, or which draft count does."""
+    """The run's answer: whether NWOR pays, which draft count does, or what a check found."""
+    if analysis.run.header.checks_speculation:
+        return check_answer(check_of([analysis]))
     if analysis.run.header.spec.draft_counts is not None:
         return worth_answer(measured_worth([analysis]))
     return answer(analysis.run.header, analysis.cells, analysis.splits)
@@ -180,7 +186,8 @@ def answer_of(analysis: Analysis) -> Answer:
 
 def exit_code_of(analysis: Analysis) -> ExitCode:
     """The exit code that a run's cells and its answer ask for, however it ended."""
-    if any(cell.verdict == Verdict.INVALID for cell in analysis.cells):
+    is_check = analysis.run.header.checks_speculation
+    if not is_check and any(cell.verdict == Verdict.INVALID for cell in analysis.cells):
         return ExitCode.CORRECTNESS_BROKEN
     return answer_of(analysis).exit_code
 

@@ -7,11 +7,13 @@ from functools import cached_property
 from typing import Any
 
 from nwor_bench.analysis.analyse import Analysis
+from nwor_bench.analysis.check import Check, check_of
 from nwor_bench.analysis.findings import Finding, Severity, grouped
 from nwor_bench.analysis.measured_worth import MeasuredWorth, measured_worth
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, NworMode, Verdict
 from nwor_bench.report.answer import CPU_BADGE, MEASURED_ON_CPU, Answer
+from nwor_bench.report.check import check_answer, check_blocks
 from nwor_bench.report.document import (
     Block,
     Bullets,
@@ -120,6 +122,10 @@ def sweep_document(
     Args:
         worths: `swept_worths` of the runs.
     """
+    if (check := swept_check(runs)) is not None:
+        lost = _missing([run for run in runs if run.analysis is None])
+        blocks = (check_answer(check).headline, *lost, *check_blocks(check))
+        return Document(f"nwor-bench {name}", blocks)
     measured = [run for run in runs if run.cells]
     if worths:
         return _worth_document(name, runs, worths)
@@ -137,7 +143,9 @@ def sweep_answer(
     runs: Sequence[SweptRun], worths: Mapping[str, MeasuredWorth] | None = None
 ) -> Answer:
     """How many runs have which answer, and the range of their ratios; of draft counts (`worths`,
-    see `swept_worths`) which pay, by scenario."""
+    see `swept_worths`) which pay, by scenario; what a check found."""
+    if (check := swept_check(runs)) is not None:
+        return check_answer(check)
     if worths:
         return _worth_answer(worths)
     badges = Counter(run.answer.badge for run in runs if run.answer)
@@ -161,10 +169,19 @@ def swept_worths(runs: Sequence[SweptRun]) -> dict[str, MeasuredWorth]:
     by_scenario: dict[str, list[Analysis]] = {}
     for run in measured:
         assert run.analysis is not None
-        if not alike or run.analysis.run.header.spec.draft_counts is None:
+        header = run.analysis.run.header
+        if not alike or header.spec.draft_counts is None or header.checks_speculation:
             return {}
         by_scenario.setdefault(run.words.get("scenario", ""), []).append(run.analysis)
     return {scenario: measured_worth(analyses) for scenario, analyses in by_scenario.items()}
+
+
+def swept_check(runs: Sequence[SweptRun]) -> Check | None:
+    """What the runs say together if they check speculation; else None."""
+    begun = [run.analysis for run in runs if run.analysis is not None]
+    if not begun or not all(analysis.run.header.checks_speculation for analysis in begun):
+        return None
+    return check_of(begun) if set(varying(runs)) <= {"requests"} else None
 
 
 def _worth_answer(worths: Mapping[str, MeasuredWorth]) -> Answer:

@@ -21,6 +21,7 @@ from nwor_bench.report.sweep import (
     SweptRun,
     sweep_answer,
     sweep_document,
+    swept_check,
     swept_worths,
 )
 from nwor_bench.report.terminal import print_document
@@ -114,7 +115,7 @@ def _counted(text: str, value: Any) -> str:
 
 def sweep_result(index: SweepIndex, runs: Sequence[SweptRun], worths: Worths) -> dict[str, Any]:
     """The sweep as JSON for scripts: its answer, and the result of each run with its place."""
-    headline = sweep_answer(runs, worths)
+    headline, check = sweep_answer(runs, worths), swept_check(runs)
     told = [{"scenario": name, **worth_result(worth)} for name, worth in worths.items()]
     entries = []
     for entry, run in zip(index.content["runs"], runs, strict=True):
@@ -126,6 +127,7 @@ def sweep_result(index: SweepIndex, runs: Sequence[SweptRun], worths: Worths) ->
         "name": index.content["name"],
         "answer": {"badge": headline.badge, "sentence": headline.sentence},
         **({"worth": told} if told else {}),
+        **({} if check is None else {"check": check.to_dict()}),
         "runs": entries,
     }
 
@@ -145,10 +147,11 @@ def close_sweep(index: SweepIndex, console: Console, options: RunOptions) -> Non
         tell_json(sweep_result(index, runs, worths))
     line = f"Sweep folder: {index.folder}"
     shown = Console() if options.quiet and not options.as_json else console
-    if worths and not options.as_json:
+    is_check = swept_check(runs) is not None
+    if (worths or is_check) and not options.as_json:
         print_document(shown, document.shortened(), quiet=options.quiet)
     shown.print(line, highlight=False, markup=False, soft_wrap=True)
-    if not index.is_done:
+    if not index.is_done and not is_check:
         say_how_to_go_on(index.folder, console)
 
 

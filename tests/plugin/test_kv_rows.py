@@ -213,7 +213,7 @@ def test_every_row_of_a_finished_request_is_what_was_written(
     kept = rows._groups[0]._kept["now"]
     tokens = [token for request in done for token in request.tokens]
     assert kept.known.tolist() == [True] * len(tokens)  # none was lost without a copy
-    for number, layer in enumerate(kept.layers):
+    for number, layer in enumerate(kept.tensors):
         expected = [rows_of(token)[number] for token in tokens]
         assert torch.equal(layer, torch.stack(expected) if expected else layer[:0])
 
@@ -284,7 +284,7 @@ def test_each_layer_is_read_from_the_blocks_of_its_own_group() -> None:
         kept = rows._groups[group]._kept["now"]
         assert kept.known.all()
         expected = torch.stack([rows_of(position)[number] for position in range(8)])
-        assert torch.equal(kept.layers[0], expected)
+        assert torch.equal(kept.tensors[0], expected)
     found = rows.compare("now", [(0, "now", 0, 4)])
     assert (found["checked"], found["unknown"]) == (8, 0)
     assert [entry["layer"] for entry in found["errors"]] == [0] * 4 + [1] * 4

@@ -58,6 +58,17 @@ def rows_of(layer: Any) -> tuple[Tensor, int]:
     return layer.kv_cache, layer.head_size
 
 
+def slot_index(kv_cache: Tensor, slots: Tensor) -> tuple[Tensor, slice, Tensor]:
+    """Index of the rows at these slots of a cache [blocks, kv_heads, block_size, K + V width]."""
+    block_size = kv_cache.shape[2]  # a kernel's block may be a part of the scheduler's
+    return slots // block_size, slice(None), slots % block_size
+
+
+def rows_at(kv_cache: Tensor, slots: Tensor) -> Tensor:
+    """[rows, kv_heads, K + V width], copied; row 0 of block 0 for a negative slot."""
+    return kv_cache[slot_index(kv_cache, slots.clamp(min=0).to(kv_cache.device))]
+
+
 class StagedLayers:
     """The target layers in the order of their numbers, and how they are staged.
 

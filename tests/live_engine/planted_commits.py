@@ -15,6 +15,7 @@ import torch
 from accepted_rows import accepted_rows
 from torch import Tensor
 
+from nwor_bench.plugin.layers import rows_at, slot_index
 from nwor_bench.records.types import NworMode, ScvMode
 
 Plant = Callable[[Any], AbstractContextManager[None]]
@@ -139,15 +140,13 @@ class Commit:
 
     def read(self, layer: int, slots: Tensor | None = None) -> Tensor:
         """[rows, kv_heads, width] of a layer at these slots (padding reads slot 0)."""
-        cache = self.cache(layer)
-        at = (self.slots_of(layer) if slots is None else slots).clamp(min=0)
-        return cache[at // cache.shape[2], :, at % cache.shape[2]].clone()
+        return rows_at(self.cache(layer), self.slots_of(layer) if slots is None else slots)
 
     def put(self, layer: int, rows: Tensor, where: Tensor, slots: Tensor | None = None) -> None:
         """Write these rows of a layer where the mask says."""
         cache = self.cache(layer)
         at = (self.slots_of(layer) if slots is None else slots)[where]
-        cache[at // cache.shape[2], :, at % cache.shape[2]] = rows[where]
+        cache[slot_index(cache, at)] = rows[where]
 
     def run(self, instead: Tensor | None = None) -> str:
         """The sound commit; `instead`: the rows that the V1 runner is to write and to count."""
@@ -380,7 +379,7 @@ def unrelated_rows(window: Commit) -> None:
 
 def _replace_rows(cache: Tensor, slots: Tensor) -> None:
     """Other values of the same size at these slots."""
-    at = slots // cache.shape[2], slice(None), slots % cache.shape[2]
+    at = slot_index(cache, slots)
     rows = cache[at].float()
     signs = torch.rand(rows.shape, generator=torch.Generator().manual_seed(3)).to(rows) - 0.5
     cache[at] = (rows.flip(-1) * signs.sign()).to(cache.dtype)

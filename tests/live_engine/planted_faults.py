@@ -15,6 +15,7 @@ from planted_parts import in_states, on_runners, only_in_timed_graphs
 from planted_states import (
     IN_FORWARD,
     PLANTS,
+    SUBTLE,
     one_heads_gate,
     scaled_at_long_context,
     verify_changed,
@@ -135,7 +136,8 @@ FAULTS = (
 
 STATE_FAULTS = (
     *(
-        Fault(f"states: {name}", in_states(plant), NONE, LAYERS, pairs=(STATES,),
+        Fault(f"states: {name}", in_states(plant), NONE,
+              LAYERS if name in SUBTLE else LAYERS | END_TO_END, pairs=(STATES,),
               captured=name in (*IN_FORWARD, "one head's gate"))
         for name, plant in PLANTS.items()
     ),

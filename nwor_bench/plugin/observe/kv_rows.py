@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.errors import BenchError
-from nwor_bench.plugin.layers import rows_of
+from nwor_bench.plugin.layers import rows_at, rows_of
 from nwor_bench.plugin.observe.errors import RowErrors, RowPlaces, place_for
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_hook import RunnerHook
@@ -168,7 +168,7 @@ class GroupRows:
             if (len(self._rescued) + 1) * size * self._row_bytes() > RESCUE_BYTES:
                 return  # the rest is lost
             slots = held[0] * size + torch.arange(size)
-            self._rescued[held] = [_gather(layer, slots) for layer in self._layers]
+            self._rescued[held] = [rows_at(layer.kv_cache, slots) for layer in self._layers]
 
     def why_unreadable(self) -> str | None:
         """Why the cache cannot be read row by row; None if it can be."""
@@ -194,7 +194,7 @@ class GroupRows:
         device = self._layers[0].kv_cache.device
         there = place_for(len(held) * self._row_bytes(), device, ROOM)
         slots = places.to(device)
-        rows = [_gather(layer, slots).to(there) for layer in self._layers]
+        rows = [rows_at(layer.kv_cache, slots).to(there) for layer in self._layers]
         for block, copies in self._rescued.items():
             index = [i for i, each in enumerate(held) if each == block]
             known[index] = True
@@ -290,13 +290,6 @@ def _places(held: Sequence[Held | None], positions: Sequence[int], tables: Block
         for each, position in zip(held, positions, strict=True)
     ]
     return torch.tensor(slots, dtype=torch.int64)
-
-
-def _gather(layer: LayerRows, slots: Tensor) -> Tensor:
-    """[rows, kv_heads, K + V width]; a slot of -1 gives the first row, which is not looked at."""
-    there = slots.clamp(min=0).to(layer.kv_cache.device)
-    size = layer.kv_cache.shape[2]  # a kernel's block may be a part of the scheduler's
-    return layer.kv_cache[there // size, :, there % size]
 
 
 class KvRows:

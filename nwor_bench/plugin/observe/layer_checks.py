@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from nwor_bench.plugin.layers import rows_at
 from nwor_bench.plugin.observe.errors import (
     FIELDS,
     bits_of,
@@ -291,17 +292,17 @@ class LayerChecks:
         sample: Sequence[int],
         tables: Mapping[str, StepTables],
     ) -> list[dict[str, Any]]:
-        cache, blocks = owner.cache_rows(), before.blocks[owner.name]
+        cache, blocks = bits_of(owner.cache_rows()), before.blocks[owner.name]
         slots = before.step.slots[owner.name][: before.step.starts[-1]]
         kept = kept.to(slots.device)
-        after = bits_of(cache)[blocks]
+        after = cache[blocks]
         own: dict[str, Any] = {"layer": owner.name}
         own |= self._strangers(owner, before, after, kept)
         found = [own]
-        left = _at(cache, slots)
+        left = rows_at(cache, slots)
         owner.stock_write(self.trace.layers.calls[owner.name], slots)
         stored = kept & (slots >= 0)
-        own |= _write_errors(left, _at(cache, slots), stored, before.step.starts)
+        own |= _write_errors(left, rows_at(cache, slots), stored, before.step.starts)
         for layer in self._layers:
             if layer.owner != owner.name:
                 continue
@@ -309,7 +310,7 @@ class LayerChecks:
             entry["attention"] = self._attention(layer, before.step, sample, tables[layer.name])
             if layer is not owner:
                 found.append(entry)
-        bits_of(cache)[blocks] = after
+        cache[blocks] = after
         return found
 
     def _strangers(
@@ -419,12 +420,6 @@ def _write_errors(
         request = next(r for r in range(len(starts) - 1) if row < starts[r + 1])
         found["first_differing"] = [request, row - starts[request], head]
     return found
-
-
-def _at(cache: Tensor, slots: Tensor) -> Tensor:
-    """[rows, kv_heads, width] at these slots; row 0 of block 0 for a negative one."""
-    at = slots.clamp(min=0)
-    return bits_of(cache)[at // cache.shape[2], :, at % cache.shape[2]]
 
 
 def _sums(rows: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ back the prefill's data. Windows of two cells are compared at the same place: eq
 drafts, and tokens generated so far.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -109,18 +109,16 @@ generated before the window."""
 def cell_bytes(run: RunData) -> list[CellBytes]:
     """One entry per counted cell, off x off first."""
     counted = [batch for batch in run.batches if batch.phase == Phase.COUNTERS]
-    windows = windows_by_batch(run) if counted else {}
-    frames = {}
+    if not counted:
+        return []
+    from pandas import DataFrame  # few runs have counters
+
+    windows, frames = windows_by_batch(run), {}
     for cell in sorted({batch.cell for batch in counted}, key=cell_order):
         batches = [batch for batch in counted if batch.cell == cell]
-        frames[cell] = _frame(row for b in batches for row in _steady(b, windows[batch_key(b)]))
+        rows = [row for b in batches for row in _steady(b, windows[batch_key(b)])]
+        frames[cell] = DataFrame(rows, columns=_COLUMNS, dtype=float)
     return [_of_cell(run, cell, frames) for cell in frames]
-
-
-def _frame(rows: Iterable[Sequence[float | None]]) -> "DataFrame":
-    import pandas as pd  # few runs have counters
-
-    return pd.DataFrame(list(rows), columns=_COLUMNS, dtype=float)
 
 
 def _steady(

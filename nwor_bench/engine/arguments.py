@@ -13,7 +13,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from nwor_bench.engine.preflight import check_flags, check_pair
 from nwor_bench.errors import BenchError, ConfigError, EngineError
 from nwor_bench.instruments.draft_counts import SAFE_GRAPHS, schedule_of
 from nwor_bench.instruments.pm_sampling import check_counters
@@ -159,12 +158,11 @@ def _has_gpu() -> bool:
 
 
 def check_arguments(pair: ResolvedPair, spec: RunSpec) -> None:
-    """Have vLLM check the configuration before anything is started or written.
+    """Have vLLM check the configuration before anything is started or written; `run.prepare` has
+    checked what needs no vLLM.
 
     Raises ConfigError with vLLM's own reason if it refuses.
     """
-    check_flags(spec)
-    check_pair(pair, spec)
     if spec.counters is Counters.DRAM:
         check_counters(_has_gpu)
     specs = {arm: engine_spec for arm, engine_spec in spec.engine_specs.items() if arm != AA}

@@ -1,13 +1,7 @@
 """Hardware counters of one GPU, sampled at a fixed interval (CUPTI's PM sampling).
 
-Uses NVIDIA's package cupti-python: no wrapper process, no replay, no serialised kernels. Observed
-on an H200 with cupti-python 13.4:
-
-- Sample times are nanoseconds of CLOCK_REALTIME, not of the GPU's %globaltimer.
-- The first sample after a start reaches back to the last stop, so it is dropped.
-- One decode returns what fits into its image; a second one returns empty samples.
-- The interval of the first `configure` stays until the collector is disabled.
-- After PyTorch's profiler has run in a process, CUPTI's times there are CPU cycles.
+Uses NVIDIA's package cupti-python: no wrapper process, no replay, no serialised kernels. How CUPTI
+behaves is in sweeps/studies/dram-bytes/counters.md.
 
 Windows are marked by events on the GPU's stream; samples carry host times. Copies of known size are
 marked by events too and show up in the samples. They give the clock offset (a copy's middle by

@@ -1,10 +1,8 @@
-"""DRAM and L2 bytes of each window of a batch.
+"""DRAM bytes of each window of a batch.
 
 A window lasts from the start of its step to the start of the next one: the forward, sampling, the
-commit and the drafter. Everything here is in place only while counters are on.
-
-An event on the stream marks each step's start, hardware counters are sampled beside them,
-and copies of known size before and after the batch tie the events to the samples (`counter_join`).
+commit and the drafter. `instruments.pm_sampling` says how its events meet the samples. Everything
+here is in place only while counters are on.
 """
 
 import time

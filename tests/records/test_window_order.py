@@ -134,6 +134,8 @@ def test_a_staged_draft_count_is_compared_with_the_same_count_in_mode_off():
     cells = (zero, two, staged[0], four, staged[1], again)
     assert compared_pairs(cells) == ((0, 1), (1, 2), (0, 3), (3, 4), (0, 5))
     assert compared_pairs((zero, staged[1])) == ((0, 1),)  # in the gate, if k = 4 ran already
+    assert WindowOrder(cells, (), "seed").drafts == (0, 2, 2, 4, 4, 0)
+    assert WindowOrder(CELLS, (), "seed").drafts is None
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,7 @@ BEFORE = HEAD + (
     "a,H200,8,4,8192,auto,off x off,,9.10\n"
     "text,H200,8,4,,auto,off x off,,1.20\n"
     "text,H200,8,4,,fp8,off x off,,1.30\n"
+    "null,H200,8,4,,fp8,off x off,,1.40\n"
 )
 
 
@@ -116,6 +117,7 @@ def test_rows_of_the_same_setting_are_replaced_and_others_stay_as_written(
     assert file.read_text() == HEAD + (
         "a,H200,8,4,8192,auto,off x off,,9.10\n"
         "text,H200,8,4,,fp8,off x off,,1.30\n"
+        "null,H200,8,4,,fp8,off x off,,1.40\n"
         "a,H200,8,4,1024,auto,off x off,,4.612346\n"
         "text,H200,8,4,,auto,off x off,,1.1\n"
         "a,H200,8,4,1024,auto,stage x adaptive,12,4.5\n"

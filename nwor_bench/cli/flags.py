@@ -51,8 +51,11 @@ def with_flags(
             command(**objects, **given)
 
         kept = [p for p in parameters if p.name not in read]
-        named = [each for each in _by_panel(*holders) if only is None or each.name in only]
-        kept += map(_parameter, [*_by_panel(*read.values()), *named])
+        wanted = [
+            each for each in _by_panel(*read.values(), *holders)
+            if only is None or each.holder not in holders or each.name in only
+        ]  # fmt: skip
+        kept += map(_parameter, wanted)
         call.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
         return call
 

@@ -47,13 +47,14 @@ def check(
     Exit codes: 0 RIGHT, 3 WRONG, 5 NOT CHECKED, 1 failed, 2 bad input.
     """
     from nwor_bench.engine.preflight import check_sweep
-    from nwor_bench.run.sweep import run_loaded
 
     options = RunOptions(**read_all(RunOptions, flags), continue_on_error=True)
     sweep = check_file(model, read_sizes("--requests", requests), flags)
     check_sweep(sweep)
     options = started(context, options)
     prepare_process(None, options)
+    from nwor_bench.run.sweep import run_loaded
+
     raise typer.Exit(run_loaded(sweep, options))
 
 

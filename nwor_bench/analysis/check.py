@@ -51,6 +51,11 @@ class SizeCheck:
     """Share of a request's windows that accepted draft 1, 2, ..."""
 
     @property
+    def first_wrong(self) -> Mapping[str, Any] | None:
+        """The first differing token that is not a tie."""
+        return next((place for place in self.places if not place["is_tie"]), None)
+
+    @property
     def largest_gap(self) -> float | None:
         """The largest known gap of a differing token, in nats."""
         return max((p["gap"] for p in self.places if p["gap"] is not None), default=None)
@@ -131,22 +136,22 @@ def causes(check: Check) -> Iterator[str]:
     if drafter < target:
         yield (
             f"the drafter reads at most {drafter:,} tokens and the target {target:,}: in longer "
-            f"requests no draft is accepted (the longest of these has {longest:,})."
+            f"requests no draft is accepted (the longest of these has {longest:,})"
         )
     if (rate := check.first_drafts) is not None and rate <= RANDOM and longest <= drafter:
         yield (
             f"only {100 * rate:.1f} % of first drafts were accepted, as of random ones: the "
-            "drafter is not this target's, or the prompts are random tokens."
+            "drafter is not this target's, or the prompts are random tokens"
         )
     if engine.state_slots is None or check.worst.verdict in (CheckVerdict.RIGHT, CheckVerdict.TIES):
         return
     if header.pair.method in PROMPT_LOOKUP and engine.device == "cpu":
         yield (
             "prompt lookup on a hybrid (recurrent layers): vLLM's CPU build 0.32 gives other "
-            "tokens or dies (num_accepted_tokens); its CUDA build does not."
+            "tokens or dies (num_accepted_tokens); its CUDA build does not"
         )
     if header.spec.engine_args.get("enable_prefix_caching"):
         yield (
             "prefix caching beside speculation on a hybrid: vLLM may cache the state behind a "
-            "draft that was rejected. Repeat it without enable_prefix_caching."
+            "draft that was rejected; repeat it without enable_prefix_caching"
         )

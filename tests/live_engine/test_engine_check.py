@@ -59,7 +59,5 @@ def test_one_wrong_draft_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert first["token"] != first["reference"]
     answer = check_answer(found)
     assert answer.exit_code is ExitCode.CORRECTNESS_BROKEN
-    assert f"output token {first['position']}: {first['token']}" in answer.sentence
-    text = (tmp_path / "check/summary.md").read_text()
-    assert "WRONG" in text
-    assert "Next:" in text
+    assert f"token {first['position']} of request {first['request']}" in answer.sentence
+    assert "WRONG" in (tmp_path / "check/summary.md").read_text()

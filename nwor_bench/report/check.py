@@ -45,8 +45,8 @@ def _facts(check: Check) -> Iterator[tuple[str, str]]:
     """How far the tokens are apart, why a size was not checked, what was compared, and causes."""
     for own in check.sizes:
         place = own.first_wrong
-        if own.why is not None and place is None:
-            yield f"at {own.requests}", " ".join(own.why.split())
+        if place is None and own.verdict in _CODES:
+            yield f"at {own.requests}", " ".join((own.why or "it did not run").split())
         elif place is not None and place["gap"] is None:
             yield "gap", "the token is not among plain decoding's likeliest"
         elif own.largest_gap is not None:

@@ -32,6 +32,7 @@ _STYLES = {
     "SAME": "green", "FASTER": "bold green", "SLOWER": "yellow", "AMBIGUOUS": "cyan",
     "INEFFECTIVE": "magenta", "INVALID": "bold red", "IMPROVEMENT": "bold green",
     "REGRESSION": "bold red", "ONLY IN BASE": "yellow", "ONLY IN NEW": "yellow",
+    "RIGHT": "green", "RIGHT BUT FOR TIES": "green", "NOT CHECKED": "cyan", "WRONG": "bold red",
     "ok": "green", "missing": "yellow", "wrong": "bold red",
 }  # fmt: skip
 _MARKS = {"ERROR: ": "bold red", "WARNING: ": "yellow", "NOTE: ": "dim"}

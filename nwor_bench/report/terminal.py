@@ -29,8 +29,9 @@ from nwor_bench.report.document import (
 
 _STYLES = {
     "SAME": "green", "FASTER": "bold green", "SLOWER": "yellow", "AMBIGUOUS": "cyan",
-    "INEFFECTIVE": "magenta", "INVALID": "bold red", "IMPROVEMENT": "bold green",
-    "REGRESSION": "bold red", "ONLY IN BASE": "yellow", "ONLY IN NEW": "yellow",
+    "NOT MEASURED": "dim", "INEFFECTIVE": "magenta", "INVALID": "bold red",
+    "IMPROVEMENT": "bold green", "REGRESSION": "bold red",
+    "ONLY IN BASE": "yellow", "ONLY IN NEW": "yellow",
     "ok": "green", "missing": "yellow", "wrong": "bold red",
 }  # fmt: skip
 _MARKS = {"ERROR: ": "bold red", "WARNING: ": "yellow", "NOTE: ": "dim"}

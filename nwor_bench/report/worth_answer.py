@@ -147,6 +147,9 @@ def worth_answer(measured: MeasuredWorth) -> Answer:
         headline = Answer(str(Verdict.INVALID), text)
     said = [headline.sentence, *_plain_decoding(worth, drafter_shares(measured.times))]
     said += _adaptive(worth)
+    if measured.left_out:
+        sizes = sizes_of(worth, measured.left_out)
+        said.append(f"NOT MEASURED, as --time-budget had no room: {sizes}.")
     if rates is not None:
         shares = joined([percent(rate, 0) for rate in rates])
         drafts = f"drafts 1 to {len(rates)}"
@@ -189,9 +192,9 @@ def worth_sentence(worth: Worth) -> Answer:
     best = best_rate(fixed)
     if best is None:
         return Answer(
-            str(Verdict.AMBIGUOUS),
-            "This does not show whether speculation pays: there are too few windows or requests "
-            "for an interval. Measure longer.",
+            str(Verdict.NOT_MEASURED),
+            "Too few windows or requests for an interval: write a longer --time-budget, or fewer "
+            "--requests.",
         )
     paying = [r for r in known if worth.best[r.requests] == r.drafts]
     slower = [rate for rate in known if rate.verdict == Verdict.SLOWER]

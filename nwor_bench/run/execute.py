@@ -28,6 +28,7 @@ from nwor_bench.report.load import write_files
 from nwor_bench.report.run_report import exit_code_of
 from nwor_bench.report.text import plural
 from nwor_bench.run import resume
+from nwor_bench.run.batch_sizes import BatchSizes, NoTimeLeft
 from nwor_bench.run.blocks import BlockRunner
 from nwor_bench.run.progress import Progress, tell_result
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
@@ -89,6 +90,8 @@ class Prepared:
     plan: Plan
     encode: Encode
     dtype_note: str | None = None
+    sizes: BatchSizes | None = None
+    """The batch sizes that share a time budget with it; None if it has its own."""
 
     @property
     def notes(self) -> list[str]:
@@ -189,6 +192,7 @@ def run_prepared(
                     monitor,
                     interrupts.check,
                 )
+                sweep.sizes = prepared.sizes or sweep.sizes
                 _measure(sweep, status, store, progress)
                 progress.doing("closing the engine")
                 # Staging captured its graphs on the way: what they took is known only now.
@@ -254,6 +258,9 @@ def _guarded(
     """How measuring ended, noted in the records; the run is reported before an error goes on."""
     try:
         measure(progress, interrupts)
+    except NoTimeLeft as error:
+        store.append_event({"event": "left out", "at": _now(), "error": str(error)})
+        return RunStatus.PARTIAL, None
     except KeyboardInterrupt:
         pass
     except Exception as error:

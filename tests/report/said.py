@@ -29,9 +29,10 @@ from nwor_bench.records.facts import CudaGraphs
 from nwor_bench.records.header import PairFacts, ParityFacts
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Cell, CellResult, NworMode, RunStatus, ScvMode, Verdict
+from nwor_bench.report.document import Definitions
+from nwor_bench.report.facts import facts, next_steps
 from nwor_bench.report.markdown import render_blocks
 from nwor_bench.report.precision import interleaved_blocks
-from nwor_bench.report.questions import questions
 from nwor_bench.report.run_report import answer_of, exit_code_of
 from nwor_bench.report.worth import noise_note, rates_table
 from nwor_bench.report.worth_answer import line_blocks, worth_answer
@@ -211,7 +212,8 @@ def answers() -> str:
 def _said(name: str, run: RunData, cells: Sequence[CellResult] | None) -> str:
     found = analysed(run, cells)
     code = f"exit code {int(exit_code_of(found))}"
-    return f"## {name} ({code})\n\n{render_blocks([answer_of(found).headline, questions(found)])}"
+    blocks = [answer_of(found).headline, facts(found), next_steps(found)]
+    return f"## {name} ({code})\n\n{render_blocks(blocks)}"
 
 
 FAST, SLOW, OPEN = Verdict.FASTER, Verdict.SLOWER, Verdict.AMBIGUOUS
@@ -274,8 +276,9 @@ def draft_counts() -> str:
     texts = []
     for name, found, times in cases:
         lines = line_blocks(found, PAIR, staged=True, captured=1024)
-        blocks = [worth_answer(MeasuredWorth((run,), found, times)).headline,
-                  rates_table(found), *noise_note(found), *lines]  # fmt: skip
+        reply = worth_answer(MeasuredWorth((run,), found, times))
+        blocks = [reply.headline, Definitions(reply.facts), rates_table(found), *noise_note(found),
+                  *lines]  # fmt: skip
         texts.append(f"## {name}\n\n{render_blocks(blocks)}")
     for name, pair, captured in (("a shape", SHAPE, 0), ("fewer tokens captured", PAIR, 512)):
         wide = worth([rate(128, 4, 1.9, FAST)], {128: 4})

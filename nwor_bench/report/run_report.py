@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from nwor_bench.analysis.analyse import Analysis
+from nwor_bench.analysis.check import check_of
 from nwor_bench.analysis.effects import WINDOWS
 from nwor_bench.analysis.findings import Severity, grouped
 from nwor_bench.analysis.measured_worth import measured_worth
@@ -16,6 +17,7 @@ from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, NworMode, Phase, RunStatus, Verdict
 from nwor_bench.report.answer import FAILED_BADGE, Answer, answer, on_cpu
 from nwor_bench.report.cells import cell_section, first_figure, first_table
+from nwor_bench.report.check import check_answer, check_screen
 from nwor_bench.report.document import (
     Block,
     Bullets,
@@ -145,6 +147,8 @@ def warnings(run: RunData) -> list[str]:
 def _first_screen(analysis: Analysis) -> list[Block]:
     """The answer, what it rests on, its figure and table, and what to do next."""
     run, reply = analysis.run, answer_of(analysis)
+    if run.header.checks_speculation:
+        return check_screen(check_of([analysis]))
     if reply.badge == FAILED_BADGE:
         return [reply.headline, Definitions(reply.facts)]
     head = [reply.headline, *_incomplete(run)]
@@ -175,8 +179,11 @@ def _state_slots(engine: EngineStatus) -> str | None:
 
 
 def answer_of(analysis: Analysis) -> Answer:
-    """The run's answer: why it failed, whether NWOR pays, or which draft count does."""
+    """The run's answer: what a check found, why it failed, whether NWOR pays, or which draft count
+    does."""
     run = analysis.run
+    if run.header.checks_speculation:
+        return check_answer(check_of([analysis]))
     broken = any(cell.verdict == Verdict.INVALID for cell in analysis.cells)
     if run.header.status is RunStatus.FAILED and not broken:
         return _failed(run)
@@ -205,7 +212,8 @@ def _failed(run: RunData) -> Answer:
 
 def exit_code_of(analysis: Analysis) -> ExitCode:
     """The exit code that a run's cells and its answer ask for, however it ended."""
-    if any(cell.verdict == Verdict.INVALID for cell in analysis.cells):
+    is_check = analysis.run.header.checks_speculation
+    if not is_check and any(cell.verdict == Verdict.INVALID for cell in analysis.cells):
         return ExitCode.CORRECTNESS_BROKEN
     return answer_of(analysis).exit_code
 

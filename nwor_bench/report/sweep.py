@@ -7,11 +7,13 @@ from functools import cached_property
 from typing import Any
 
 from nwor_bench.analysis.analyse import Analysis
+from nwor_bench.analysis.check import Check, check_of
 from nwor_bench.analysis.findings import Finding, Severity, grouped
 from nwor_bench.analysis.measured_worth import MeasuredWorth, measured_worth
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, NworMode, Verdict
 from nwor_bench.report.answer import Answer
+from nwor_bench.report.check import check_answer, check_screen
 from nwor_bench.report.document import (
     Block,
     Bullets,
@@ -125,6 +127,8 @@ def sweep_document(
     Args:
         worths: `swept_worths` of the runs.
     """
+    if (check := swept_check(runs)) is not None:
+        return Document(f"nwor-bench {name}", (*check_screen(check), *_missing(runs)))
     measured = [run for run in runs if run.cells]
     if worths:
         return _worth_document(name, runs, worths)
@@ -144,7 +148,9 @@ def sweep_answer(
     runs: Sequence[SweptRun], worths: Mapping[str, MeasuredWorth] | None = None
 ) -> Answer:
     """How many runs have which answer, and the range of their ratios; of draft counts (`worths`,
-    see `swept_worths`) which pay, by scenario."""
+    see `swept_worths`) which pay, by scenario; what a check found."""
+    if (check := swept_check(runs)) is not None:
+        return check_answer(check)
     if worths:
         return _worth_answer(worths)
     badges = Counter(run.answer.badge for run in runs if run.answer)
@@ -170,7 +176,7 @@ def swept_worths(runs: Sequence[SweptRun]) -> dict[str, MeasuredWorth]:
     by_scenario: dict[str, list[Analysis]] = {}
     for run in measured:
         assert run.analysis is not None
-        if not alike or run.analysis.run.header.spec.draft_counts is None:
+        if not alike or run.analysis.worth is None:
             return {}
         by_scenario.setdefault(run.words.get("scenario", ""), []).append(run.analysis)
     found = {scenario: measured_worth(analyses) for scenario, analyses in by_scenario.items()}
@@ -179,6 +185,14 @@ def swept_worths(runs: Sequence[SweptRun]) -> dict[str, MeasuredWorth]:
             sizes = sorted((*worth.left_out, run.place["requests"]))
             found[run.words.get("scenario", "")] = replace(worth, left_out=tuple(sizes))
     return found
+
+
+def swept_check(runs: Sequence[SweptRun]) -> Check | None:
+    """What the runs say together if they check speculation; else None."""
+    begun = [run.analysis for run in runs if run.analysis is not None]
+    if not begun or not all(analysis.run.header.checks_speculation for analysis in begun):
+        return None
+    return check_of(begun) if set(varying(runs)) <= {"requests"} else None
 
 
 def _worth_answer(worths: Mapping[str, MeasuredWorth]) -> Answer:

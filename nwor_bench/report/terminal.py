@@ -30,9 +30,10 @@ from nwor_bench.report.document import (
 
 _STYLES = {
     "SAME": "green", "FASTER": "bold green", "SLOWER": "yellow", "AMBIGUOUS": "cyan",
-    "NOT MEASURED": "dim", "INEFFECTIVE": "magenta", "INVALID": "bold red",
-    "IMPROVEMENT": "bold green", "REGRESSION": "bold red",
-    "ONLY IN BASE": "yellow", "ONLY IN NEW": "yellow",
+    "INEFFECTIVE": "magenta", "INVALID": "bold red", "IMPROVEMENT": "bold green",
+    "REGRESSION": "bold red", "ONLY IN BASE": "yellow", "ONLY IN NEW": "yellow",
+    "RIGHT": "green", "RIGHT BUT FOR TIES": "green", "NOT CHECKED": "cyan", "WRONG": "bold red",
+    "NOT MEASURED": "dim",
     "ok": "green", "missing": "yellow", "wrong": "bold red",
 }  # fmt: skip
 _MARKS = {"ERROR: ": "bold red", "WARNING: ": "yellow", "NOTE: ": "dim"}

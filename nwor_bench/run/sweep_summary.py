@@ -22,6 +22,7 @@ from nwor_bench.report.sweep import (
     SweptRun,
     sweep_answer,
     sweep_document,
+    swept_check,
     swept_worths,
 )
 from nwor_bench.report.terminal import print_document, print_path
@@ -115,7 +116,7 @@ def _counted(text: str, value: Any) -> str:
 
 def sweep_result(index: SweepIndex, runs: Sequence[SweptRun], worths: Worths) -> dict[str, Any]:
     """The sweep as JSON for scripts: its answer, and the result of each run with its place."""
-    headline = sweep_answer(runs, worths)
+    headline, check = sweep_answer(runs, worths), swept_check(runs)
     told = [{"scenario": name, **worth_result(worth)} for name, worth in worths.items()]
     entries = []
     for entry, run in zip(index.content["runs"], runs, strict=True):
@@ -127,6 +128,7 @@ def sweep_result(index: SweepIndex, runs: Sequence[SweptRun], worths: Worths) ->
         "name": index.content["name"],
         "answer": {"badge": headline.badge, "sentence": headline.sentence},
         **({"worth": told} if told else {}),
+        **({} if check is None else {"check": check.to_dict()}),
         "runs": entries,
     }
 

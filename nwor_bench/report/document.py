@@ -80,6 +80,8 @@ class Table:
     caption: str = ""
     links: tuple[str, ...] = ()
     """The address of each row's first value, "" for none."""
+    result: int | None = None
+    """The column without which a row was not measured; None if that takes all numbers."""
 
 
 @dataclass(frozen=True)

@@ -40,12 +40,22 @@ def facts(analysis: Analysis) -> Definitions:
     run, cells = analysis.run, analysis.cells
     reply = answer(run.header, cells)
     entries = (
+        told_of(run.header),
         *reply.facts,
         ("output", _output(run, cells)),
         *(() if reply.cell is None else _behind(reply.cell, analysis)),
         ("on GPUs", _elsewhere(run.header)),
     )
     return Definitions((*((term, text) for term, text in entries if text), *warned([analysis])))
+
+
+def told_of(header: RunHeader) -> tuple[str, str]:
+    """Models, scenario, requests and device of a run, where they are known."""
+    scenario = header.scenario or {}
+    requests = scenario.get("requests")
+    gpus = [gpu.name for gpu in header.environment.gpus or ()][:1] or [header.engine.device]
+    parts = [header.pair.name, scenario.get("name"), requests and plural(requests, "request")]
+    return "run", ", ".join(str(part) for part in (*parts, *gpus) if part)
 
 
 def _behind(cell: CellResult, analysis: Analysis) -> Iterator[tuple[str, str]]:

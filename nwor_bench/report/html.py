@@ -126,11 +126,9 @@ def _table(table: Table) -> str:
 
 
 def _is_empty(table: Table, line: int) -> bool:
-    """True if no number of a row was measured, and its verdict says no more than that."""
+    """True if a row was not measured, and its verdict says no more than that."""
     row = table.rows[line]
-    if str(Verdict.NOT_MEASURED) in row:
-        return True
-    numbers = row[table.numbers_from :]
+    numbers = row[table.numbers_from :] if table.result is None else row[table.result :][:1]
     faults = {str(Verdict.INVALID), str(Verdict.INEFFECTIVE)} & {*row}
     return NOT_MEASURED in numbers and not faults and {*numbers} <= {NOT_MEASURED, "0"}
 

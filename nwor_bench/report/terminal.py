@@ -75,7 +75,7 @@ def _print(console: Console, blocks: Sequence[Block]) -> None:
         if isinstance(block, Figure) or block == Definitions(()):
             continue
         below = isinstance(block, Definitions) and isinstance(before, Headline | Callout)
-        if before is not None and not below and not isinstance(block, Bullets):
+        if before is not None and not below and not isinstance(block, Bullets | Code):
             console.print()
         before = block
         console.print(_rendered(block, console.width))

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from nwor_bench.report.document import (
     Table,
     table,
 )
-from nwor_bench.report.facts import warned
+from nwor_bench.report.facts import told_of, warned
 from nwor_bench.report.html import colour
 from nwor_bench.report.text import NOT_MEASURED, decimal, interval, joined, percent, plural
 from nwor_bench.report.worth_answer import (
@@ -41,8 +42,8 @@ from nwor_bench.stats.interval import ENDS, flat
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
-ON_CPU = "the times judge this CPU with vLLM's own attention, not a GPU; NWOR is off"
-STAGED_ON_CPU = "all windows ran on nwor-bench's reference attention: the times judge the harness"
+ON_CPU = "the times judge this CPU with vLLM's attention, no GPU; NWOR is off"
+STAGED_ON_CPU = "the times are those of a reference attention, so of the harness"
 
 VERDICTS = (
     "Intervals hold for all draft counts of a batch size together (95 %, Bonferroni). "
@@ -96,15 +97,19 @@ def _best_table(worth: Worth) -> Iterator[Table]:
         )
         rows.append([worth.sizes(size), str(k), *gives])  # fmt: skip
     if rows:
-        heads = ["Requests", "Best k", "Tokens/s over k = 0", "Tokens", "Time"]
-        caption = "Best draft count; tokens and time of a window"
+        heads = ["Requests", "Best k", "Over k = 0", "Tokens", "Time"]
+        caption = "Tokens/s over k = 0; tokens and time of a window"
         yield table(heads, rows, caption=caption)
 
 
 def _facts(measured: MeasuredWorth) -> Definitions:
     """What the answer rests on: its reasons, the noise, the strongest warning."""
     worth, header = measured.worth, measured.header
-    entries = [*worth_answer(measured).facts, *(("noise", n.text) for n in noise_note(worth))]
+    entries = [
+        told_of(header),
+        *worth_answer(measured).facts,
+        *(("noise", n.text) for n in noise_note(worth)),
+    ]
     if on_cpu(header):
         entries.append(("CPU", STAGED_ON_CPU if measured.staged else ON_CPU))
     entries += warned(measured.analyses)
@@ -144,7 +149,7 @@ def rates_table(worth: Worth, *, stages: bool = False) -> Table:
     caption = "Tokens: of a request in a window. Time: of a window over that at k = 0"
     if stages:
         heads += ["Staged", "Tokens/s, staged over not"]
-    return table(heads, rows, numbers_from=3, caption=caption)
+    return replace(table(heads, rows, numbers_from=3, caption=caption), result=3)
 
 
 def _stage_note(measured: MeasuredWorth) -> Iterator[Paragraph]:
@@ -314,12 +319,12 @@ def about_zero(pair: PairFacts, share: str = "") -> Paragraph:
 
 def noise_note(worth: Worth) -> Iterator[Paragraph]:
     """How far k = 0 was from itself, if that was measured."""
-    if worth.noise:
-        ratios = [
-            f"{interval(ratio, 2)} at {sizes_of(worth, [size])}"
-            for size, ratio in sorted(worth.noise.items())
-        ]
-        yield Paragraph(f"time of k = 0 over itself {joined(ratios)}")
+    shown = sorted(worth.noise, key=lambda size: -worth.noise[size].half_width)
+    shown = shown[: 1 if len(shown) > 2 else 2]
+    if shown:
+        at = [f"{interval(worth.noise[n], 2)} at {sizes_of(worth, [n])}" for n in sorted(shown)]
+        more = ", the widest" if len(worth.noise) > len(shown) else ""
+        yield Paragraph(f"k = 0 over itself {joined(at)}{more}")
 
 
 SWITCHED = {

@@ -177,7 +177,7 @@ def _adaptive(worth: Worth) -> Iterator[tuple[str, str]]:
 
 
 def worth_sentence(worth: Worth) -> Answer:
-    """What speculation gives at the smallest batch size at which it pays; facts on the others."""
+    """What speculation gives at the smallest batch size at which it pays; facts."""
     fixed = [rate for rate in worth.rates if not rate.adaptive]
     best = best_rate(fixed)
     if best is None:
@@ -186,26 +186,16 @@ def worth_sentence(worth: Worth) -> Answer:
         return Answer(str(Verdict.NOT_MEASURED), text, facts=longer)
     paying = [r for r in fixed if r.ratio is not None and worth.best[r.requests] == r.drafts]
     if paying:
-        facts = (("pays", "; ".join(_where(worth))),)
         where = f"at {sizes_of(worth, [paying[0].requests])} with k = {paying[0].drafts}"
-        return Answer(str(Verdict.FASTER), f"{_times(paying[0])} {where}.", facts=facts)
+        text = f"{_times(paying[0])} {where}."
+        left = worth.unmeasured and (("unmeasured", f"at {sizes_of(worth, worth.unmeasured)}"),)
+        return Answer(str(Verdict.FASTER), text, facts=left or ())
     rate, _ = best
     where = f"at {sizes_of(worth, [rate.requests])}"
     if all(r.verdict == Verdict.SLOWER for r in fixed):
         return Answer(str(Verdict.SLOWER), f"Do not speculate: at best {_times(rate)} {where}.")
     text = f"No draft count is shown to pay: at best {_times(rate)}."
     return Answer(str(Verdict.AMBIGUOUS), text)
-
-
-def _where(worth: Worth) -> Iterator[str]:
-    """At which batch sizes it pays, at which no count is shown to, and which were not measured."""
-    pays = [size for size, k in sorted(worth.best.items()) if k]
-    yield f"at {sizes_of(worth, pays)}"
-    rest = [size for size, k in sorted(worth.best.items()) if not k]
-    if rest:
-        yield f"at {sizes_of(worth, rest)} no draft count is shown to"
-    if worth.unmeasured:
-        yield f"at {sizes_of(worth, worth.unmeasured)} nothing was measured"
 
 
 def sizes_of(worth: Worth, sizes: Sequence[int]) -> str:

@@ -262,5 +262,9 @@ def test_rows_without_a_number_are_folded_unless_they_tell_of_a_fault():
     whole, folded = page.split("<details><summary>2 rows were not measured</summary>")
     assert [f'<th scope="row">{k}</th>' in whole for k in "1234"] == [True, False, False, True]
     assert [f'<th scope="row">{k}</th>' in folded for k in "1234"] == [False, True, True, False]
+    few = [[*row[:3], "2"] for row in rows]
+    made = table(["k", "Verdict", "Ratio", "n"], few, 2)
+    for shown, folds in ((made, False), (replace(made, result=2), True)):
+        assert ("<details>" in render_html(Document("t", (shown,)))) is folds
     one = render_html(Document("t", (table(["k", "Verdict", "Ratio", "n"], rows[:2], 2),)))
     assert "<details>" not in one

@@ -271,10 +271,11 @@ def start_llm(pair: ResolvedPair, spec: RunSpec) -> Any:
     try:
         with _refusals():
             from vllm import LLM
-            from vllm.lora.request import LoRARequest
 
             llm = LLM(**engine_arguments(pair, spec))
             if spec.lora is not None:
+                from vllm.lora.request import LoRARequest
+
                 adapter = LoRARequest("adapter", 1, spec.lora)
                 llm.generate = partial(llm.generate, lora_request=adapter)
             return llm

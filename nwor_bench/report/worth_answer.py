@@ -182,7 +182,7 @@ def worth_sentence(worth: Worth) -> Answer:
     best = best_rate(fixed)
     if best is None:
         text = "Whether speculation pays is not known: too few windows or requests for an interval."
-        longer = (("next", "write a longer --time-budget, or fewer --requests"),)
+        longer = (("next", "measure longer, or fewer batch sizes"),)
         return Answer(str(Verdict.NOT_MEASURED), text, facts=longer)
     paying = [r for r in fixed if r.ratio is not None and worth.best[r.requests] == r.drafts]
     if paying:

@@ -58,8 +58,8 @@ class Axes(_AxesOfOptions):
 
     @field_validator("*")
     @classmethod
-    def _each_once(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        if len(set(values)) < len(values):
+    def _each_once(cls, values: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
+        if values is not None and len(set(values)) < len(values):
             raise ValueError("write each value once")
         return values
 

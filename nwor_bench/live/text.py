@@ -80,7 +80,7 @@ def answer(seen: Seen, wanted: Wanted) -> Answer:
 
 def exit_code(seen: Seen, wanted: Wanted, *, strict: bool) -> ExitCode:
     """Exit code of the command; with `strict` 5 if nothing was compared or the verdict is open."""
-    unsure = strict and _verdict(seen, wanted) in (None, Verdict.AMBIGUOUS)
+    unsure = strict and _verdict(seen, wanted) in (None, Verdict.AMBIGUOUS, Verdict.NOT_MEASURED)
     return EXIT_CODES.get(seen.ended, ExitCode.INCONCLUSIVE if unsure else ExitCode.OK)
 
 

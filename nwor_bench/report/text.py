@@ -171,3 +171,9 @@ def _side(ratio: float) -> str:
 def _off_by(ratio: float) -> str:
     away = 100 * abs(ratio - 1)
     return f"{away:.{2 if away < 1 else 1}f} %"
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds: 2:00."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02}"

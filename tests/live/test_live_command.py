@@ -96,7 +96,7 @@ COSTING = drafts_page({"1": COSTS, ALL: COSTS})
         (DRAFTS, 0, 0, "FASTER: ", "1.50 times the tokens/s (95 %: 1.48"),
         (PAYING, 0, 0, "FASTER: ", "1.50 times the tokens/s (95 %: "),
         (COSTING, 0, 0, "SLOWER: ", "Do not speculate"),
-        (FEW, 0, 5, "AMBIGUOUS: ", "Whether speculation pays is not known"),
+        (FEW, 0, 5, "NOT MEASURED: ", "Whether speculation pays is not known"),
         (WIDE, 0, 5, "AMBIGUOUS: ", "No draft count is shown to pay"),
         (drafts_page(NARROW, clock="host"), 0, 0, "FASTER: ", "1.50 times"),
     ],

@@ -44,7 +44,7 @@ class SizeCheck:
     tokens: int | None = None
     """Output tokens that were compared."""
     places: tuple[Mapping[str, Any], ...] = ()
-    """Differing tokens (`PlaceVerdict.to_dict`), with the name of their `prompt`."""
+    """Differing tokens, as the event `ties` has them, with the name of their `prompt`."""
     allowance: float | None = None
     """The largest gap of a tie, in nats; measured if a token differs."""
     acceptance: tuple[float, ...] = ()

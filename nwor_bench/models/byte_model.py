@@ -24,7 +24,7 @@ holds 1 + k slots in each recurrent layer (`MambaSpec.num_speculative_blocks` = 
 of K/V. Left out: that vLLM fills up its groups of layers to one size, activations and graphs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from nwor_bench.models.recurrent import STAGED_KINDS, Moved, RecurrentLayers
@@ -34,9 +34,6 @@ CACHE_BITS = {"float32": 32, "bfloat16": 16, "float16": 16}
 CACHE_BITS |= {"fp8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8}
 """Size in bits of an element in the KV cache."""
 
-WEIGHT_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8, "int8": 8, "int4": 4}
-"""Size in bits of a matrix element. Scales of quantised matrices (a few per cent) are left out."""
-
 
 KERNEL_BLOCK, LATENT_BLOCK = 16, 128
 """Tokens of which a cache block is a multiple: FlashAttention's, and with latent rows."""
@@ -44,8 +41,8 @@ KERNEL_BLOCK, LATENT_BLOCK = 16, 128
 MEMORY_SHARE = 0.92
 """vLLM's default `gpu_memory_utilization`."""
 
-CARDS = {"H100": 79 << 30, "H200": 139 << 30}
-"""Bytes of memory, as CUDA reports them."""
+MAX_GPUS = 64
+"""Most GPUs that `gpus_needed` tries."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +156,7 @@ class ByteModel:
 
     shape: ModelShape
     cache_bits: int
-    weight_bits: int
+    weight_bits: float
     activation_bits: int
 
     def cache_row(self, ranks: int) -> float:
@@ -215,8 +212,11 @@ class ByteModel:
         return self._weights(0 if experts is None else experts.count, embedding, ranks)
 
     def _weights(self, experts: float, embedding: float, ranks: int) -> float:
-        blocks = self.shape.block_parameters(experts, ranks) * self.weight_bits
         plain = self.shape.unquantised_parameters(ranks) + embedding / ranks
+        blocks = self.shape.block_parameters(experts, ranks) * self.weight_bits
+        if self.shape.plain_attention:
+            attention = self.shape.all_attention_parameters(ranks)
+            blocks += attention * (self.activation_bits - self.weight_bits)
         return (blocks + plain * self.activation_bits) / 8
 
     def context_read(self, load: Workload) -> float:
@@ -305,14 +305,49 @@ def reserved_states(model: ByteModel, states: RecurrentLayers, load: Workload, s
 
 
 def requests_that_fit(
-    memory: int, model: ByteModel, states: RecurrentLayers, load: Workload, slots: int
+    memory: int, model: ByteModel, load: Workload, slots: int | None = None
 ) -> int:
-    """Requests whose states and K/V (context and window) fit beside the weights; 0 if none does."""
-    tokens = load.context + load.draft_tokens + 1
-    blocks = ceil(tokens / cache_block(model, states, load)) * len(model.shape.attending)
-    request = reserved_states(model, states, load, slots)
-    request += blocks * padded_page(model, states, load)
+    """Requests whose states and K/V (context and window) fit beside the weights; 0 if none does.
+
+    `slots` are states of a request and layer: without a number one a token, as stock vLLM.
+    """
+    states, tokens = model.shape.recurrent, load.context + load.draft_tokens + 1
+    if states is None:
+        request = _cache_of_request(model, tokens, load.ranks)
+    else:
+        request = reserved_states(model, states, load, slots or load.draft_tokens + 1)
+        blocks = ceil(tokens / cache_block(model, states, load)) * len(model.shape.attending)
+        request += blocks * padded_page(model, states, load)
     return max(0, int((memory * MEMORY_SHARE - model.weights(load.ranks)) // request))
+
+
+def gpus_needed(memory: int, model: ByteModel, load: Workload) -> int | None:
+    """GPUs of that memory that hold the weights and all requests of a step, by powers of two from
+    the load's ranks on; None if MAX_GPUS do not."""
+    ranks = load.ranks
+    while ranks <= MAX_GPUS:
+        split = replace(load, ranks=ranks)
+        fits = model.shape.fits_ranks(ranks)
+        if fits and requests_that_fit(memory, model, split) >= load.requests:
+            return ranks
+        ranks *= 2
+    return None
+
+
+def _cache_of_request(model: ByteModel, tokens: int, ranks: int) -> float:
+    """Bytes of a request's K/V in whole blocks; a layer with a window keeps only that."""
+    shape = model.shape
+    unit = KERNEL_BLOCK if shape.mla is None else LATENT_BLOCK
+    elements = sum(
+        number
+        * unit
+        * ceil(min(tokens, layer.window or tokens) / unit)
+        * shape.cache_row_elements(ranks, layer)
+        for layer, number in shape.alike.items()
+        if layer.attends
+    )
+    keys = 0 if shape.indexer is None else tokens * shape.indexer.layers * shape.indexer.key_bytes
+    return elements * model.cache_bits / 8 + keys
 
 
 def _row_of_layer(model: ByteModel, load: Workload) -> float:

@@ -3,18 +3,15 @@
 from typing import Any
 
 from nwor_bench.models.byte_model import (
-    CARDS,
     DIRECT,
-    MEMORY_SHARE,
     ByteModel,
     Workload,
-    requests_that_fit,
     reserved_states,
 )
 from nwor_bench.models.recurrent import STAGED_KINDS, Moved, RecurrentLayers
 from nwor_bench.records.state_slots import STATE_SLOTS
 from nwor_bench.report.document import Paragraph, Section, Table, table
-from nwor_bench.report.text import count, plural, size, two_digits
+from nwor_bench.report.text import plural, size, two_digits
 
 
 def states_section(model: ByteModel, states: RecurrentLayers, load: Workload) -> Section:
@@ -32,10 +29,7 @@ def states_section(model: ByteModel, states: RecurrentLayers, load: Workload) ->
             ),
             _moved(states, load),
             _memory(model, states, load),
-            Paragraph(
-                f"A request is one with {load.context:,} tokens of context. Fitting: "
-                f"{MEMORY_SHARE:.0%} of the GPU's memory, less the weights. {_one_slot(states)}"
-            ),
+            Paragraph(_one_slot(states)),
         ),
     )
 
@@ -86,13 +80,6 @@ def _memory(model: ByteModel, states: RecurrentLayers, load: Workload) -> Table:
             f"states reserved for {plural(load.requests, 'request')}",
             *(size(round(one * load.requests)) for one in reserved),
         ),
-        *(
-            (
-                f"requests that fit an {card} ({memory >> 30} GiB)",
-                *(count(requests_that_fit(memory, model, states, load, slots)) for slots in ways),
-            )
-            for card, memory in CARDS.items()
-        ),
     ]
     return table(("memory", f"{load.draft_tokens + 1} slots, as vLLM", "1 slot"), rows)
 
@@ -117,13 +104,4 @@ def state_values(model: ByteModel, states: RecurrentLayers, load: Workload) -> d
         "reserved_slots_per_request": slots,
         "reserved_bytes_per_request": reserved[0],
         "one_slot_bytes_per_request": reserved[1],
-        "fits": [
-            {
-                "gpu": card,
-                "memory_bytes": memory,
-                "requests": requests_that_fit(memory, model, states, load, slots),
-                "requests_with_one_slot": requests_that_fit(memory, model, states, load, 1),
-            }
-            for card, memory in CARDS.items()
-        ],
     }

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from nwor_bench.instruments.cards import Device
 from nwor_bench.models.support.facts import (
     FP8_CACHES,
     OWN_ATTENTION,
@@ -17,7 +18,6 @@ from nwor_bench.models.support.facts import (
     READ_AGAIN,
     STAGED_STATES,
     Attention,
-    Device,
     EngineFacts,
     LayerFacts,
     ModelFacts,

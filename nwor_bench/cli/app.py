@@ -24,7 +24,11 @@ from nwor_bench.cli.commands import (
 )
 from nwor_bench.errors import BenchError, ConfigError, DeviceDiedError, ExitCode
 
-_MOVED = {"supports": "plan", "pairs": "list pairs", "scenarios": "list scenarios"}
+_MOVED = {
+    "supports": "`nwor-bench plan MODEL`",
+    "pairs": "`nwor-bench list pairs` or `nwor-bench list --fetch PAIR`",
+    "scenarios": "`nwor-bench list scenarios`",
+}
 """Names that commands had once, and what to type instead."""
 
 
@@ -33,8 +37,7 @@ class _Commands(CommandGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] in _MOVED:
-            now = f"it is now a part of `nwor-bench {_MOVED[args[0]]}`"
-            raise ConfigError.at(f"nwor-bench {args[0]}", now, args[0])
+            raise ConfigError.at(args[0], f"write {_MOVED[args[0]]}", args[0])
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

@@ -6,7 +6,6 @@ layers. DRAM reads and writes count alike. Rows that each strategy moves for the
 - direct: write each draft's row to the cache: N.
 - copy, spilled from L2: write each row to a staging buffer (N), read the accepted rows (A), write
   them to the cache (A): N + 2A, never less than direct.
-- copy, kept in L2: staging never reaches DRAM; write the accepted rows: A.
 - by reference: keep the K/V activations; read the accepted rows (A), write them (A): 2A. Keeping
   them is assumed to cost no more DRAM writes than in stock vLLM.
 
@@ -104,13 +103,6 @@ COPY_SPILLED = Strategy(
     launches_per_layer=1,
     launches_per_window=1,
 )
-COPY_IN_L2 = Strategy(
-    "copy_in_l2",
-    "copy, kept in L2",
-    (Move(reads=False, accepted=1),),
-    launches_per_layer=1,
-    launches_per_window=1,
-)
 BY_REFERENCE = Strategy(
     "reference",
     "by reference",
@@ -118,7 +110,6 @@ BY_REFERENCE = Strategy(
     launches_per_layer=0,
     launches_per_window=1,
 )
-STRATEGIES = (DIRECT, COPY_SPILLED, COPY_IN_L2, BY_REFERENCE)
 
 
 @dataclass(frozen=True)
@@ -175,25 +166,9 @@ class ByteModel:
             totals[move.reads] += move.rows(load.staged, load.accepted) * row(load.ranks)
         return Moved(read=totals[True], written=totals[False])
 
-    def saved(self, strategy: Strategy, load: Workload) -> float:
-        """Bytes saved against direct writes; negative if the strategy moves more."""
-        return self.moved(DIRECT, load).total - self.moved(strategy, load).total
-
     def most_saved(self, load: Workload) -> float:
-        """Upper bound of `saved` for any strategy: the rejected drafts' rows."""
+        """Upper bound of the bytes that any strategy saves: the rejected drafts' rows."""
         return (load.staged - load.accepted) * self.cache_row(load.ranks)
-
-    def break_even(self, strategy: Strategy) -> float | None:
-        """Acceptance below which the strategy moves fewer bytes than direct; None if it never does.
-
-        The strategy moves a N + b A bytes, direct d N. a N + b A < d N means A / N < (d - a) / b.
-        By reference, with cache and activations of one dtype: a = 0, b = 2, d = 1, so below 1/2.
-        """
-        fixed, slope = self._coefficients(strategy)
-        direct, _ = self._coefficients(DIRECT)
-        if slope <= 0 or fixed >= direct:
-            return None
-        return min(1.0, (direct - fixed) / slope)
 
     def weights_read(self, load: Workload) -> float:
         """Bytes of the matrices, each read once in a step, lm_head included.
@@ -271,20 +246,6 @@ class ByteModel:
             return 0.0
         staged = recurrent.staged(load.requests, load.draft_tokens, load.accepted, load.ranks)
         return self.states_moved(load) - staged.total
-
-    def share(self, strategy: Strategy, load: Workload) -> float:
-        """The strategy's saving as a fraction of the step's bytes.
-
-        An upper bound of the time saved: it is reached if only DRAM bandwidth limits the step.
-        """
-        return self.saved(strategy, load) / self.step(load)
-
-    def _coefficients(self, strategy: Strategy) -> tuple[int, int]:
-        """a and b of a N + b A, in bits an element."""
-        bits = {True: self.activation_bits, False: self.cache_bits}
-        fixed = sum(move.staged * bits[move.as_activations] for move in strategy.moves)
-        slope = sum(move.accepted * bits[move.as_activations] for move in strategy.moves)
-        return fixed, slope
 
 
 def cache_block(model: ByteModel, states: RecurrentLayers, load: Workload) -> int:

@@ -112,8 +112,8 @@ def nearest_rows(
     """The measured settings most like this one, the nearest first; none if no model of the kind was
     measured.
 
-    Models are of one kind if they have the same attention (latent, recurrent layers or neither) and
-    experts or not; parameters, requests and context then count by their ratios.
+    Models are of one kind if they have the same attention (latent or not), recurrent states and
+    experts or none; parameters, requests and context then count by their ratios.
     """
 
     def distance(setting: tuple[MeasuredRow, ModelShape]) -> float:
@@ -133,8 +133,9 @@ def nearest_rows(
     return tuple(row for row, _ in alike[:most])
 
 
-def _kind(shape: ModelShape) -> tuple[bool, bool, bool]:
-    return shape.mla is not None, shape.recurrent is not None, shape.experts is not None
+def _kind(shape: ModelShape) -> tuple[bool, str, bool]:
+    states = "" if shape.state is None else shape.state.kind
+    return shape.mla is not None, states, shape.experts is not None
 
 
 @cache

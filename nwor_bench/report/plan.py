@@ -15,7 +15,7 @@ from nwor_bench.models.byte_model import (
 from nwor_bench.models.measured import MeasuredRow, nearest_rows
 from nwor_bench.models.support.predict import MethodSupport, Support
 from nwor_bench.report.document import Block, Bullets, Document, Headline, Section, Table, table
-from nwor_bench.report.plan_bytes import BytePrediction, bytes_sections, bytes_values
+from nwor_bench.report.plan_bytes import BytePrediction, bytes_notes, bytes_sections, bytes_values
 from nwor_bench.report.support import answer, layers_table, methods_lines, notes, support_values
 from nwor_bench.report.text import count, decimal, plural
 from nwor_bench.report.text import two_digits as percent
@@ -37,10 +37,16 @@ class ModelPlan:
     """The place of the config.json."""
 
     @property
+    def has_time(self) -> bool:
+        """True if measurements may say something: what is staged on a GPU."""
+        return self.support.reason is None and self.predicted is not None and self.card is not CPU
+
+    @property
     def nearest(self) -> tuple[MeasuredRow, ...]:
         """The measured settings most like this one."""
-        shape = None if self.predicted is None else self.predicted.model.shape
-        return () if shape is None else nearest_rows(shape, self.load.requests, self.load.context)
+        if self.predicted is None or not self.has_time:
+            return ()
+        return nearest_rows(self.predicted.model.shape, self.load.requests, self.load.context)
 
     @property
     def cards(self) -> Sequence[Card]:
@@ -53,22 +59,24 @@ class ModelPlan:
 def plan_document(plan: ModelPlan) -> Document:
     """The answer, what it rests on, and tables; sections that are not brief are details."""
     parts: list[Block] = [Headline("", headline(plan)), Bullets(tuple(_facts(plan)))]
-    if plan.nearest and plan.support.reason is None:
+    if plan.nearest:
         parts.append(_measured(plan.nearest))
     parts.append(layers_table(plan.support))
     if plan.predicted is not None and plan.cards:
         parts.append(_gpus(plan, plan.predicted))
-    details = () if plan.predicted is None else bytes_sections(plan.predicted)
-    assumed = Section("What is assumed", (Bullets((*notes(plan.support), *_byte_notes(plan))),))
-    return Document(f"Plan: {plan.support.model.name}", tuple(parts), (*details, assumed))
+    details: tuple[Section, ...] = ()
+    assumed = notes(plan.support)
+    if plan.predicted is not None:
+        details = bytes_sections(plan.predicted)
+        assumed = [*assumed, *bytes_notes(plan.predicted)]
+    last = Section("What is assumed", (Bullets(tuple(assumed)),))
+    return Document(f"Plan: {plan.support.model.name}", tuple(parts), (*details, last))
 
 
 def headline(plan: ModelPlan) -> str:
     """Whether drafts are staged, and what that did to the time of a window."""
     said = answer(plan.support)
-    if plan.support.reason is not None or plan.predicted is None:
-        return said
-    return f"{said} {_measured_words(plan.nearest)}"
+    return f"{said} {_measured_words(plan.nearest)}" if plan.has_time else said
 
 
 def _measured_words(rows: Sequence[MeasuredRow]) -> str:
@@ -124,81 +132,55 @@ def _measured(rows: Sequence[MeasuredRow]) -> Table:
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Need:
-    """How a model fits GPUs of one kind; None if MAX_GPUS of them do not hold it."""
-
-    card: Card
-    gpus: int | None
-    requests: int | None = None
-    one_slot: int | None = None
-    """Requests with one state a request and layer; None without recurrent layers."""
-    step_ms: float | None = None
-
-
-def _needs(plan: ModelPlan, predicted: BytePrediction) -> Iterator[_Need]:
-    model = predicted.model
+def _gpu_values(plan: ModelPlan, predicted: BytePrediction) -> Iterator[dict[str, Any]]:
+    """How the model fits GPUs of each kind; None if MAX_GPUS of them do not hold it."""
+    model, hybrid = predicted.model, predicted.model.shape.recurrent is not None
     for card in plan.cards:
         memory = card.memory_bytes
         gpus = gpus_needed(memory, model, plan.load)
-        if gpus is None:
-            yield _Need(card, None)
-            continue
-        load = replace(plan.load, ranks=gpus)
-        hybrid = model.shape.recurrent is not None
-        yield _Need(
-            card,
-            gpus,
-            requests_that_fit(memory, model, load),
-            requests_that_fit(memory, model, load, 1) if hybrid else None,
-            model.step(load) / card.gb_per_s / 1e6,
-        )
+        load = replace(plan.load, ranks=gpus or 1)
+        fit = None if gpus is None else requests_that_fit(memory, model, load)
+        one_slot = requests_that_fit(memory, model, load, 1) if gpus and hybrid else None
+        yield {
+            "gpu": card.name,
+            "memory_bytes": memory,
+            "gb_per_s": card.gb_per_s,
+            "gpus_needed": gpus,
+            "requests_that_fit": fit,
+            "requests_with_one_slot": one_slot,
+            "predicted_step_ms": model.step(load) / card.gb_per_s / 1e6 if gpus else None,
+        }
 
 
 def _gpus(plan: ModelPlan, predicted: BytePrediction) -> Table:
-    hybrid = predicted.model.shape.recurrent is not None
-    headers = ["GPU", "memory", "bandwidth", "GPUs needed", "requests that fit"]
-    headers += ["with one slot"] if hybrid else []
-    rows = []
-    for need in _needs(plan, predicted):
-        gpus = f"over {MAX_GPUS}" if need.gpus is None else count(need.gpus)
-        fitting = [count(need.requests), *([count(need.one_slot)] if hybrid else [])]
-        card = [need.card.label, f"{need.card.memory_gib} GiB", f"{need.card.gb_per_s:,} GB/s"]
-        rows.append([*card, gpus, *fitting, decimal(need.step_ms)])
+    rows = [
+        [card.label, f"{card.memory_gib} GiB", f"{card.gb_per_s:,} GB/s",
+         count(found["gpus_needed"]) or f"over {MAX_GPUS}", count(found["requests_that_fit"]),
+         count(found["requests_with_one_slot"]), decimal(found["predicted_step_ms"])]
+        for card, found in zip(plan.cards, _gpu_values(plan, predicted), strict=True)
+    ]  # fmt: skip
+    headers = ["GPU", "memory", "bandwidth", "GPUs needed", "requests that fit", "with one slot",
+               "step, at least (ms)"]  # fmt: skip
+    if predicted.model.shape.recurrent is None:
+        for row in (headers, *rows):
+            del row[-2]
     return table(
-        [*headers, "step, at least (ms)"],
+        headers,
         rows,
         caption=f"GPUs that hold the weights and {plural(plan.load.requests, 'request')} in "
         f"{100 * MEMORY_SHARE:.0f} % of their memory",
     )
 
 
-def _byte_notes(plan: ModelPlan) -> tuple[str, ...]:
-    return () if plan.predicted is None else plan.predicted.notes()
-
-
 def plan_values(plan: ModelPlan) -> dict[str, Any]:
     """Everything for JSON; units are in the names, `predicted_` marks the byte model's numbers."""
     predicted = plan.predicted
-    staged = plan.support.reason is None
     return {
         "model": plan.support.model.name,
         "headline": headline(plan),
         "support": support_values(plan.support, plan.methods),
-        "measured": [asdict(row) for row in plan.nearest] if staged else [],
-        "gpus": [] if predicted is None else [_need_values(n) for n in _needs(plan, predicted)],
+        "measured": [asdict(row) for row in plan.nearest],
+        "gpus": [] if predicted is None else [*_gpu_values(plan, predicted)],
         "bytes": None if predicted is None else bytes_values(predicted),
         "why_no_bytes": plan.why_no_bytes or None,
-    }
-
-
-def _need_values(need: _Need) -> dict[str, Any]:
-    return {
-        "gpu": need.card.name,
-        "memory_bytes": need.card.memory_bytes,
-        "gb_per_s": need.card.gb_per_s,
-        "gpus_needed": need.gpus,
-        "requests_that_fit": need.requests,
-        "requests_with_one_slot": need.one_slot,
-        "predicted_step_ms": need.step_ms,
     }

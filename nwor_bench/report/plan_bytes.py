@@ -3,23 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
-from nwor_bench.models.byte_model import (
-    BY_REFERENCE,
-    DIRECT,
-    STRATEGIES,
-    ByteModel,
-    Strategy,
-    Workload,
-)
+from nwor_bench.models.byte_model import BY_REFERENCE, DIRECT, ByteModel, Strategy, Workload
 from nwor_bench.models.config_json import KNOWN_TYPES
 from nwor_bench.report.document import Section, Table, table
 from nwor_bench.report.plan_states import state_values, states_section
-from nwor_bench.report.text import plural, signed_size, size
+from nwor_bench.report.text import plural, size
 from nwor_bench.report.text import two_digits as percent
-
-NEVER = "never"
-
-STRATEGY_HEADERS = ("drafts' K/V", "read", "written", "saved", "of step", "pays below", "launches")
 
 
 @dataclass(frozen=True)
@@ -62,21 +51,12 @@ class BytePrediction:
             f"become {launches} launches, which counts for more."
         )
 
-    def notes(self) -> tuple[str, ...]:
-        """Assumptions of the prediction, one or two sentences each."""
-        return _notes(self)
-
 
 def bytes_sections(prediction: BytePrediction) -> tuple[Section, ...]:
-    """A step's bytes, the strategies, and recurrent states."""
-    states = prediction.model.shape.recurrent
-    sections = (
-        Section("One step of stock vLLM", (_step(prediction),)),
-        Section("Ways to keep drafts out of the cache", (_strategies(prediction),)),
-    )
-    if states is None:
-        return sections
-    return (*sections, states_section(prediction.model, states, prediction.load))
+    """A step's bytes, and recurrent states."""
+    states, load = prediction.model.shape.recurrent, prediction.load
+    step = Section("One step of stock vLLM", (_step(prediction),))
+    return (step,) if states is None else (step, states_section(prediction.model, states, load))
 
 
 def bytes_values(prediction: BytePrediction) -> dict[str, Any]:
@@ -100,24 +80,7 @@ def bytes_values(prediction: BytePrediction) -> dict[str, Any]:
         "predicted_context_bytes_read": model.context_read(load),
         "most_saved_share": prediction.most_share,
         "states_saved_share": prediction.states_share,
-        "strategies": [_strategy_values(prediction, strategy) for strategy in STRATEGIES],
         "recurrent": None if states is None else state_values(model, states, load),
-    }
-
-
-def _strategy_values(prediction: BytePrediction, strategy: Strategy) -> dict[str, Any]:
-    model, load = prediction.model, prediction.load
-    moved = model.moved(strategy, load)
-    fewest, most = strategy.launches(len(model.shape.attending))
-    return {
-        "strategy": strategy.name,
-        "predicted_bytes_read": moved.read,
-        "predicted_bytes_written": moved.written,
-        "predicted_bytes_saved": model.saved(strategy, load),
-        "predicted_share_of_step_saved": model.share(strategy, load),
-        "predicted_break_even_acceptance": model.break_even(strategy),
-        "launches_fewest": fewest,
-        "launches_most": most,
     }
 
 
@@ -126,14 +89,6 @@ def _amount(parameters: int) -> str:
         if parameters >= unit:
             return f"{parameters / unit:,.2f}{word}"
     return f"{parameters:,}"
-
-
-def _pays_below(prediction: BytePrediction, strategy: Strategy) -> str:
-    """The break-even acceptance of a strategy; empty for direct, the reference."""
-    if strategy is DIRECT:
-        return ""
-    limit = prediction.model.break_even(strategy)
-    return NEVER if limit is None else percent(limit)
 
 
 def _launches(prediction: BytePrediction, strategy: Strategy) -> str:
@@ -163,50 +118,26 @@ def _step(prediction: BytePrediction) -> Table:
     return table(("DRAM bytes of one step", "predicted", "share"), rows)
 
 
-def _strategies(prediction: BytePrediction) -> Table:
-    """One row per strategy."""
-    rows = []
-    for strategy in STRATEGIES:
-        moved = prediction.model.moved(strategy, prediction.load)
-        saved = ("", "")
-        if strategy is not DIRECT:
-            saved = (
-                signed_size(prediction.model.saved(strategy, prediction.load)),
-                percent(prediction.model.share(strategy, prediction.load)),
-            )
-        rows.append((strategy.label, size(round(moved.read)), size(round(moved.written)), *saved,
-                     _pays_below(prediction, strategy),
-                     _launches(prediction, strategy)))  # fmt: skip
-    return table(STRATEGY_HEADERS, rows)
-
-
-def _notes(prediction: BytePrediction) -> tuple[str, ...]:
+def bytes_notes(prediction: BytePrediction) -> tuple[str, ...]:
     """Assumptions of the prediction, one or two sentences each."""
-    model, load = prediction.model, prediction.load
-    layers = len(model.shape.attending)
-    fit = "GPUs: activations and graphs (1 to 3 GiB each) are left out; NWOR was measured on H100s "
-    fit += "and H200s only."
-    kept = size(round(load.staged * model.activation_row(load.ranks)))
+    shape, load = prediction.model.shape, prediction.load
     lines = [
-        "The byte model predicts these numbers; nothing was measured. Activations, logits and the "
-        "drafter are left out, so a real step moves more bytes and every share is an upper bound.",
-        "If only DRAM bandwidth limits the step, its time changes by the column 'of step'. "
-        "Launches and host time can matter more than these bytes.",
-        f"'kept in L2' needs {kept} of staged K/V to stay in the L2 cache until the commit, "
-        "while every layer's weights stream through it.",
-        f"{fit} A step takes at least its bytes at full bandwidth.",
-        f"Launches: the lower number counts only the drafts; the higher adds the stock write of "
-        f"the certain first tokens, one launch in each of {layers} layers.",
+        "The byte model predicts bytes; nothing was measured. Activations, logits and the drafter "
+        "are left out, so a real step moves more bytes and every share is an upper bound.",
+        "GPUs: activations and graphs (1 to 3 GiB each) are left out. A step takes at least its "
+        "bytes at full bandwidth. NWOR was measured on H100s and H200s only.",
+        "Launches: the lower number counts only the drafts; the higher adds the stock write of the "
+        f"certain first tokens, one launch in each of {len(shape.attending)} layers.",
     ]
-    if model.shape.experts is not None:
-        touched = model.shape.experts.expected_distinct(load.tokens)
+    if shape.experts is not None:
+        touched = shape.experts.expected_distinct(load.tokens)
         lines.append(
-            f"Experts: {load.tokens:,} tokens use {touched:.1f} of {model.shape.experts.count} "
+            f"Experts: {load.tokens:,} tokens use {touched:.1f} of {shape.experts.count} "
             "experts per layer on average, if routing is uniform."
         )
-    if model.shape.model_type not in KNOWN_TYPES:
+    if shape.model_type not in KNOWN_TYPES:
         lines.append(
-            f"Model type {model.shape.model_type!r} is read as Llama: compare the parameter count "
+            f"Model type {shape.model_type!r} is read as Llama: compare the parameter count "
             "above with the published one."
         )
     return tuple(lines)

@@ -28,10 +28,17 @@ def states_section(model: ByteModel, states: RecurrentLayers, load: Workload) ->
                 f"{two_digits(rows / (rows + stock.written))} of these writes."
             ),
             _moved(states, load),
-            _memory(model, states, load),
-            Paragraph(_one_slot(states)),
+            Paragraph(
+                f"vLLM reserves {_reserved(model, states, load, load.draft_tokens + 1)} of states "
+                f"a request, {load.draft_tokens + 1} slots a layer; one slot takes "
+                f"{_reserved(model, states, load, 1)}. {_one_slot(states)}"
+            ),
         ),
     )
+
+
+def _reserved(model: ByteModel, states: RecurrentLayers, load: Workload, slots: int) -> str:
+    return size(round(reserved_states(model, states, load, slots)))
 
 
 def _one_slot(states: RecurrentLayers) -> str:
@@ -69,19 +76,6 @@ def _moved(states: RecurrentLayers, load: Workload) -> Table:
             for way, moved in zip(ways, _ways(states, load), strict=True)
         ],
     )
-
-
-def _memory(model: ByteModel, states: RecurrentLayers, load: Workload) -> Table:
-    ways = load.draft_tokens + 1, 1  # slots a request and layer, with and without the drafts'
-    reserved = [reserved_states(model, states, load, slots) for slots in ways]
-    rows = [
-        ("states reserved a request", *(size(round(one)) for one in reserved)),
-        (
-            f"states reserved for {plural(load.requests, 'request')}",
-            *(size(round(one * load.requests)) for one in reserved),
-        ),
-    ]
-    return table(("memory", f"{load.draft_tokens + 1} slots, as vLLM", "1 slot"), rows)
 
 
 def state_values(model: ByteModel, states: RecurrentLayers, load: Workload) -> dict[str, Any]:

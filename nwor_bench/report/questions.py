@@ -30,7 +30,7 @@ from nwor_bench.report.evidence import kv_sentence, local_sentence, state_senten
 from nwor_bench.report.precision import split_lines
 from nwor_bench.report.text import change_range, joined, percent, plural
 
-_PLAN = "`nwor-bench plan --config FOLDER` (the target's)"
+_PLAN = "`nwor-bench plan FOLDER` (the target's)"
 _WORTH_WAITING = 100
 """If more than this many times the blocks were needed, advise a quieter machine instead."""
 
@@ -62,8 +62,7 @@ def _elsewhere(header: RunHeader) -> Iterator[str]:
     if header.checks_only and on_cpu(header):
         yield (
             f"On an H200 staging was {outcomes(measured_rows())} (the last run of each); the "
-            "README has the table. `nwor-bench plan --config FOLDER` names those nearest to a "
-            "model."
+            "README has the table. `nwor-bench plan FOLDER` names those nearest to a model."
         )
 
 
@@ -189,7 +188,7 @@ def _next_by_verdict(run: RunData, headline: Answer, cells: Sequence[CellResult]
             return "Time it: the same command without --batches 0."
         case _ if header.checks_only:
             return (
-                "`nwor-bench supports MODEL` shows what would be staged of your model; "
+                "`nwor-bench plan MODEL` shows what would be staged of your model; "
                 f"`{_gpu_command(header)}` on the GPU that you serve with times it."
             )
         case _ if on_cpu(header) and cells:

@@ -1,6 +1,5 @@
 """`nwor-bench list`: the pairs and scenarios that ship; fetches a pair too."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from nwor_bench.models.pairs import ModelPair
-    from nwor_bench.workload.config import Scenario
 
 
 class Kind(StrEnum):
@@ -50,29 +48,31 @@ def list_shipped(
     from nwor_bench.workload.options import read_as
 
     kinds = [read_as(Kind, "WHAT", what)] if what else list(Kind)
+    facts = {kind: _FACTS[kind]() for kind in kinds}
     if options.as_json:
-        tell_json({kind.value: _FACTS[kind]() for kind in kinds})
+        tell_json({kind.value: facts[kind] for kind in kinds})
         return
-    for kind in kinds:
+    for kind, shipped in facts.items():
         if options.quiet:
-            typer.echo("\n".join(each["name"] for each in _FACTS[kind]()))
+            typer.echo("\n".join(each["name"] for each in shipped))
+        elif kind is Kind.PAIRS:
+            _print_pairs(shipped)
         else:
-            _PRINTED[kind]()
+            columns = ("requests", "batches", "draft_tokens", "max_new_tokens", "temperature",
+                       "max_model_len", "number_of_prompts")  # fmt: skip
+            headers = ("scenario", "requests", "batches", "drafts", "new tokens", "temp",
+                       "max len", "prompts")  # fmt: skip
+            rows = [(each["name"], *(str(each[name]) for name in columns)) for each in shipped]
+            print_table(headers, rows, numbers_from=1)
 
 
-def _pairs() -> "dict[str, ModelPair]":
-    from nwor_bench.models.pairs import load_pair, pair_names
-
-    return {name: load_pair(name) for name in pair_names()}
-
-
-def _print_pairs() -> None:
+def _print_pairs(shipped: "list[dict[str, Any]]") -> None:
     """Pairs with weights before shapes."""
-    rows = []
-    for name, pair in sorted(_pairs().items(), key=lambda each: each[1].shape is not None):
-        label = f"{name} (default)" if name == DEFAULT_PAIR else name
-        ready = "yes" if _is_ready(pair) else ""
-        rows.append((label, pair.method, ready, pair.description))
+    rows = [
+        (f"{each['name']} (default)" if each["is_default"] else each["name"], each["method"],
+         "yes" if each["is_ready"] else "", each["description"])
+        for each in sorted(shipped, key=lambda each: not each["has_weights"])
+    ]  # fmt: skip
     print_table(("pair", "drafts by", "ready", "description"), rows, numbers_from=4)
     typer.echo("A shape has no weights: vLLM fills in random ones, and a GPU is needed.")
 
@@ -103,6 +103,8 @@ def _fetch(name: str, options: ListOptions) -> None:
 
 def _pair_facts() -> "list[dict[str, Any]]":
     """What the list says of each pair."""
+    from nwor_bench.models.pairs import load_pair, pair_names
+
     return [
         {
             "name": name,
@@ -113,7 +115,7 @@ def _pair_facts() -> "list[dict[str, Any]]":
             "has_weights": pair.shape is None,
             "description": pair.description,
         }
-        for name, pair in _pairs().items()
+        for name, pair in ((name, load_pair(name)) for name in pair_names())
     ]
 
 
@@ -123,34 +125,15 @@ def _is_ready(pair: "ModelPair") -> bool:
     return pair_folder(pair).is_dir()
 
 
-def _scenarios() -> "Sequence[Scenario]":
-    from nwor_bench.workload.config import load_scenario, scenario_names
-
-    return [load_scenario(name) for name in scenario_names()]
-
-
-def _print_scenarios() -> None:
-    headers = ["scenario", "requests", "batches", "drafts", "new tokens", "temp", "max len"]
-    rows = []
-    for s in _scenarios():
-        numbers = (s.requests, s.batches, s.draft_tokens, s.max_new_tokens, s.temperature)
-        rows.append((s.name, *map(str, (*numbers, s.max_model_len, _number_of_prompts(s)))))
-    print_table((*headers, "prompts"), rows, numbers_from=1)
-
-
 def _scenario_facts() -> "list[dict[str, Any]]":
     """Each scenario's fields, and how many prompts it has."""
+    from nwor_bench.workload.config import load_scenario, scenario_names
+    from nwor_bench.workload.prompts import load_prompts
+
     return [
-        {**each.model_dump(mode="json"), "number_of_prompts": _number_of_prompts(each)}
-        for each in _scenarios()
+        {**each.model_dump(mode="json"), "number_of_prompts": len(load_prompts(each))}
+        for each in map(load_scenario, scenario_names())
     ]
 
 
-def _number_of_prompts(scenario: "Scenario") -> int:
-    from nwor_bench.workload.prompts import load_prompts
-
-    return len(load_prompts(scenario))
-
-
 _FACTS = {Kind.SCENARIOS: _scenario_facts, Kind.PAIRS: _pair_facts}
-_PRINTED = {Kind.SCENARIOS: _print_scenarios, Kind.PAIRS: _print_pairs}

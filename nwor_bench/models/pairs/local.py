@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from nwor_bench.errors import ConfigError
+from nwor_bench.errors import ConfigError, nearest
 from nwor_bench.models.config_json import KNOWN_TYPES
 from nwor_bench.models.pairs.cache import pair_folder
 from nwor_bench.models.pairs.pair import ResolvedPair, load_pair, pair_names
@@ -125,6 +125,8 @@ def find_config(field: str, named: str) -> FoundConfig:
     path = home_path(named)
     if not path.exists() and (named in pair_names() or named.endswith(".toml")):
         return _of_pair(field, named)
+    if not path.exists() and not _HUB_NAME.fullmatch(named) and nearest(named, pair_names())[1]:
+        raise ConfigError.unknown(field, named, pair_names())
     if path.is_file():
         name = path.resolve().parent.name if path.name == CONFIG else path.stem
         return FoundConfig(name, read_config_file(path, field, named), str(path))

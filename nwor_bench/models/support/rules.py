@@ -1,6 +1,6 @@
-"""Why windows are written directly: the rules that `supports` and the plugin share.
+"""Why windows are written directly: the rules that `plan` and the plugin share.
 
-`supports` has a config.json (`planned`), the plugin has vLLM's runner and layers (`built`). A rule
+`plan` has a config.json (`planned`), the plugin has vLLM's runner and layers (`built`). A rule
 has a predicate for each, None if that side cannot see the cause. The first rule that holds gives
 the reason. The plugin also refuses what no config.json shows (`plugin/refusals.py`).
 """

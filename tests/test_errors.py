@@ -43,9 +43,9 @@ UNKNOWN = ConfigError.unknown("--pair", "tinny", ["smollm2", "tiny"])
             *("--pair", "?", ""),
         ),
         (
-            ConfigError.unknown("--pair", "Tiny", ["tiny-a", "tiny-b", "tiny-mtp-c", "tiny"]),
-            "--pair: unknown name 'Tiny'; did you mean 'tiny', 'tiny-b' or 'tiny-a'?",
-            *("--pair", "Tiny", "tiny"),
+            ConfigError.unknown("--pair", "TINY", ["tiny-a", "tiny-b", "tiny-mtp-c", "tiny"]),
+            "--pair: unknown name 'TINY'; did you mean 'tiny', 'tiny-b' or 'tiny-a'?",
+            *("--pair", "TINY", "tiny"),
         ),
         (
             ConfigError.unknown("--pair", "llama", ["llama-3b-shape", "mla"]),

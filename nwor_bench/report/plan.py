@@ -76,10 +76,10 @@ def plan_document(plan: ModelPlan) -> Document:
 def headline(plan: ModelPlan) -> str:
     """Whether drafts are staged, and what that did to the time of a window."""
     said = answer(plan.support)
-    return f"{said} {_measured_words(plan.nearest)}" if plan.has_time else said
+    return f"{said} {measured_words(plan.nearest)}" if plan.has_time else said
 
 
-def _measured_words(rows: Sequence[MeasuredRow]) -> str:
+def measured_words(rows: Sequence[MeasuredRow]) -> str:
     """The nearest settings in one sentence; those written as stock are always named."""
     if not rows:
         return "No model of its kind was measured."

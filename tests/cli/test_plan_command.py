@@ -4,6 +4,7 @@ import csv
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 from recipe_models import CONTENT
 
+from nwor_bench.models.measured import AS_STOCK, MeasuredRow
 from nwor_bench.models.methods import Method
 from nwor_bench.models.pairs import resolve_pair
+from nwor_bench.report.plan import measured_words
 from nwor_bench.report.text import two_digits as percent
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -142,6 +145,18 @@ def test_a_model_quotes_only_measurements_of_its_kind(plan: Run) -> None:
     assert "No model of its kind was measured." in flat(
         plan(str(CONFIGS / "Nemotron-H-56B.json"), "-q")[1]
     )
+
+
+def test_a_setting_written_as_stock_is_named_beside_timed_ones() -> None:
+    timed = MeasuredRow("p", "", 8, 1024, "auto", 0.98, 0.97, 0.99, "FASTER")
+    slower = replace(timed, ratio=1.02, verdict="SLOWER")
+    stock = replace(timed, ratio=None, low=None, high=None, verdict=AS_STOCK)
+    assert measured_words([timed, stock, slower]) == (
+        "Nearest settings measured: 0.980 to 1.020 times stock's time of a window in 2, written "
+        "as stock, no gain in 1."
+    )
+    alone = "Nearest settings measured: 0.980 times stock's time of a window."
+    assert measured_words([timed, timed]) == alone
 
 
 GPT_OSS = {

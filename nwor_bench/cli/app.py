@@ -11,6 +11,7 @@ import typer
 from nwor_bench import __version__
 from nwor_bench.cli.command import Command, CommandGroup, examples, missing_module
 from nwor_bench.cli.commands import (
+    check,
     compare,
     doctor,
     kernels,
@@ -56,6 +57,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
+    check.check: (
+        "nwor-bench check",
+        "nwor-bench check FOLDER --method mtp --requests 1,32 --prompts mine.jsonl",
+        "nwor-bench check FOLDER --draft-model FOLDER --method eagle3 --dtype float32",
+    ),
     worth.worth: (
         "nwor-bench worth",
         "nwor-bench worth --model FOLDER --method mtp --requests 1,8,32,128 --max-draft-tokens 8",
@@ -81,6 +87,7 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
     ),
 }
 _QUESTIONS: dict[Callable[..., None], str] = {
+    check.check: "Is the output of my speculation right?",
     worth.worth: "How many drafts pay, at each batch size?",
     sweep.sweep: "Does NWOR pay: not writing rejected drafts to the cache?",
 }

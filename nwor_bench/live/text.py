@@ -16,7 +16,16 @@ from nwor_bench.records.fallback_reasons import in_words
 from nwor_bench.records.types import Verdict
 from nwor_bench.records.window_order import ALL
 from nwor_bench.report.answer import CPU_BADGE, CPU_SENTENCE, NOTHING_BADGE, Answer
-from nwor_bench.report.document import Block, Bullets, Document, Headline, Paragraph, Table, table
+from nwor_bench.report.document import (
+    Block,
+    Bullets,
+    Definitions,
+    Document,
+    Headline,
+    Paragraph,
+    Table,
+    table,
+)
 from nwor_bench.report.text import NOT_MEASURED, change, change_range, interval, plural
 from nwor_bench.report.worth import ON_CPU, about_zero, noise_note, rates_table
 from nwor_bench.report.worth_answer import line_blocks, speculative_config, worth_sentence
@@ -97,6 +106,7 @@ def document(seen: Seen, wanted: Wanted, *, quiet: bool = False) -> Document:
     if seen.ended in ENDINGS:
         blocks.append(Paragraph(ENDINGS[seen.ended]))
     if not quiet:
+        blocks.append(Definitions(reply.facts))
         is_modes = reading.kind is Interleaved.MODES
         blocks += [_ratios(reading)] if is_modes else _drafts_blocks(reading, wanted)
         blocks.append(Bullets(tuple(status_lines(reading))))
@@ -121,10 +131,10 @@ def _drafts_blocks(reading: Reading, wanted: Wanted) -> list[Block]:
     return [
         rates_table(worth),
         Paragraph(HOW_DRAFTS),
-        *([ON_CPU] if reading.clock == "host" else []),
+        *([Paragraph(f"On a CPU {ON_CPU}.")] if reading.clock == "host" else []),
         *line_blocks(worth, reading.pair),
         about_zero(reading.pair),
-        *noise_note(worth),
+        *(Paragraph(f"Noise: {note.text}.") for note in noise_note(worth)),
     ]
 
 

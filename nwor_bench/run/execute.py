@@ -24,8 +24,9 @@ from nwor_bench.records.files import only_writer
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.store import RunData, RunStore, read_run
 from nwor_bench.records.types import RunStatus
-from nwor_bench.report.load import write_files
+from nwor_bench.report.load import REPORT_PAGE, write_files
 from nwor_bench.report.run_report import exit_code_of
+from nwor_bench.report.terminal import print_path
 from nwor_bench.report.text import plural
 from nwor_bench.run import resume
 from nwor_bench.run.blocks import BlockRunner
@@ -200,7 +201,10 @@ def run_prepared(
             progress.doing("writing the reports")
             analysis = _finish(store, status)
         console.print()
-        tell_result(console, options, analysis, folder, in_sweep=in_sweep)
+        if failure is None or options.as_json:  # an error is printed last, by whoever catches it
+            tell_result(console, options, analysis, folder, in_sweep=in_sweep)
+        else:
+            print_path(console, "Report", folder / REPORT_PAGE)
         code = _exit_code(status, analysis)
         if status is not RunStatus.COMPLETE and not in_sweep:
             say_how_to_go_on(folder, console)

@@ -16,7 +16,7 @@ from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.instruments.versions import require_supported_vllm, untried_version
 from nwor_bench.records.files import result_document
 from nwor_bench.records.types import INTERLEAVED_PHASES, BatchRecord, Cell, Phase
-from nwor_bench.report.load import run_result
+from nwor_bench.report.load import REPORT_PAGE, run_result
 from nwor_bench.report.run_report import summary
 from nwor_bench.report.terminal import print_document, print_path
 from nwor_bench.run.run_options import Heartbeat, RunOptions
@@ -55,7 +55,7 @@ def tell_result(
     shown = Console() if options.quiet else console
     document = summary(analysis, verbose=options.verbose)
     print_document(shown, document, quiet=options.quiet)
-    print_path(shown, "Run folder", folder)
+    print_path(shown, "Report", folder / REPORT_PAGE)
 
 
 def tell_plan(options: RunOptions, lines: Sequence[str]) -> None:

@@ -213,7 +213,7 @@ class RunSpec:
     ), Ge(1)] = 1
     speculative_config: Annotated[dict[str, Any] | None, Option(
         "vLLM's JSON, on top of the pair's.", Panel.VLLM, engine_argument="speculative_config",
-        compare=Compare.REFUSE,
+        table="settings", compare=Compare.REFUSE,
     )] = None
     engine_args: Annotated[dict[str, Any], Option(
         "More arguments of vLLM's LLM(), as JSON.", Panel.VLLM, table="settings",

@@ -1,7 +1,7 @@
 """`nwor-bench worth`: which draft counts pay at which batch size. A sweep of draft counts."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +23,7 @@ MAX_DRAFTS = 32
 """Largest number of drafts per request and window; more is a typing error."""
 
 
-def _sizes(flag: str, text: str) -> tuple[int, ...]:
+def read_sizes(flag: str, text: str) -> tuple[int, ...]:
     """`1,2,4`. Raises ConfigError for anything but different positive numbers."""
     words = _words(text)
     sizes = [int(word) for word in words if word.isdecimal() and int(word)]
@@ -62,7 +62,7 @@ class WorthOptions:
     method: Annotated[str | None, Option(
         "How to draft: mtp, eagle3, eagle, draft_model, ngram, ...",
     )] = None
-    requests: Annotated[tuple[int, ...], Option("Batch sizes.", read=_sizes)] = (1, 2, 4, 8)
+    requests: Annotated[tuple[int, ...], Option("Batch sizes.", read=read_sizes)] = (1, 2, 4, 8)
     max_draft_tokens: Annotated[int, Option(
         "Compare 0 to this many drafts per request and window.",
         aliases=("--num-speculative-tokens",), check=up_to(MAX_DRAFTS),
@@ -151,12 +151,17 @@ def _run(sweep: "SweepFile", options: RunOptions, why_engines: str | None) -> Ex
 
 def worth_sweep(options: WorthOptions) -> "SweepFile":
     """The sweep over batch sizes in which draft counts are interleaved; the same as a file."""
+    return file_of("worth", _axes(options), _settings(options))
+
+
+def file_of(name: str, axes: Mapping[str, Any], settings: Mapping[str, Any]) -> "SweepFile":
+    """A sweep file of these tables. Raises ConfigError that names the flag of a wrong value."""
     from pydantic import ValidationError
 
     from nwor_bench.workload.options import flag_of, remedy
     from nwor_bench.workload.sweep_file import SweepFile
 
-    content = json.dumps({"name": "worth", "axes": _axes(options), "settings": _settings(options)})
+    content = json.dumps({"name": name, "axes": axes, "settings": settings})
     try:
         return SweepFile.model_validate_json(content)
     except ValidationError as error:

@@ -111,7 +111,7 @@ def _by_tokens(cell: CellResult, rates: Mapping[Count, Rate]) -> CellResult:
     if cell.nwor_mode != NworMode.OFF:
         if cell.interleaved is None:  # its values were not compared
             return cell
-        sure, verdict = rate.staged, rate.stage_verdict or str(Verdict.AMBIGUOUS)
+        sure, verdict = rate.staged, rate.stage_verdict or str(Verdict.NOT_MEASURED)
     value = None if sure is None else Interval.unbounded(sure.value, sure.count)
     reason = cell.reason if sure is None else None
     return replace(cell, verdict=verdict, reason=reason, rate=value, sure_rate=sure)

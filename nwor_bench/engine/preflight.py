@@ -29,6 +29,7 @@ from nwor_bench.instruments.draft_counts import (
     WHY_NOT_ADAPTIVE,
     WHY_UNSAFE,
 )
+from nwor_bench.models.adapter import lora_arguments
 from nwor_bench.models.config_reader import text_entries
 from nwor_bench.models.methods import (
     NOT_ON_CPU,
@@ -93,6 +94,8 @@ def _flags_refused(spec: RunSpec) -> Iterator[ConfigError]:
     if isinstance(most, int) and 0 <= most < TOP:
         remedy = f"the gate asks for {TOP} log probabilities a token; leave it out, or write {TOP} "
         yield ConfigError.for_field("--engine-args: max_logprobs", most, f"{remedy}or more")
+    if spec.lora is not None:
+        lora_arguments(spec.lora)
     yield from _ranks_refused(spec)
     if not uses_gpu():
         yield from _without_gpu_refused(spec)

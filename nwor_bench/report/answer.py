@@ -22,6 +22,7 @@ IDENTICAL_BADGE = "OUTPUT IDENTICAL"
 TIES_BADGE = "IDENTICAL BUT FOR TIES"
 NOTHING_BADGE = "NOTHING COMPARED"
 FAILED_BADGE = "FAILED"
+COLOURED_BADGES = {*Verdict, FAILED_BADGE} - {Verdict.NOT_MEASURED}
 UNSTAGED_BADGE = "NOTHING STAGED"
 
 MAX_NAMED = 3
@@ -45,7 +46,7 @@ class Answer:
     @property
     def headline(self) -> Headline:
         """Badge and sentence as a document's headline."""
-        kind = self.badge.lower() if self.badge in {*Verdict, FAILED_BADGE} else "none"
+        kind = self.badge.lower() if self.badge in COLOURED_BADGES else "none"
         return Headline(self.badge, self.sentence, kind)
 
 

@@ -236,7 +236,7 @@ def _settings(name: str) -> Any:
 
 
 _VERDICTS = {str(verdict): verdict.lower() for verdict in Verdict}
-_VERDICTS |= {"REGRESSION": "slower", "IMPROVEMENT": "faster"}
+_VERDICTS |= {"REGRESSION": "slower", "IMPROVEMENT": "faster", "NOT MEASURED": "ambiguous"}
 """The colour of each verdict, of cells and of changes."""
 
 _LONG = 36

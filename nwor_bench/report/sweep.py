@@ -30,7 +30,9 @@ from nwor_bench.report.text import NOT_MEASURED, interval, plural, work_change
 from nwor_bench.report.worth import worth_screen, worth_section
 from nwor_bench.report.worth_answer import worth_answer
 
-DONE = "done"
+DONE, LEFT_OUT = "done", "left out"
+"""Statuses; `left out`: the time budget had no room for its batch size."""
+
 MIXED = "MIXED"
 NOTHING = "NOTHING MEASURED"
 MAX_ROWS = 8
@@ -54,7 +56,7 @@ class SweptRun:
     """`place` for people: `8 requests`."""
 
     status: str
-    """`pending`, `done`, `failed` or `interrupted`."""
+    """`pending`, `done`, `failed`, `interrupted` or `left out`."""
 
     error: str | None
     """Why it failed."""
@@ -169,7 +171,7 @@ def sweep_answer(
 def swept_worths(runs: Sequence[SweptRun]) -> dict[str, MeasuredWorth]:
     """By scenario, what its runs say together, if the runs that were measured compare draft
     counts and differ only in batch size and scenario; else empty."""
-    measured = [run for run in runs if run.cells and run.analysis is not None]
+    measured = [run for run in runs if run.cells and run.analysis and run.status != LEFT_OUT]
     alike = set(varying(measured)) <= {"requests", "scenario"}
     by_scenario: dict[str, list[Analysis]] = {}
     for run in measured:
@@ -177,7 +179,12 @@ def swept_worths(runs: Sequence[SweptRun]) -> dict[str, MeasuredWorth]:
         if not alike or run.analysis.worth is None:
             return {}
         by_scenario.setdefault(run.words.get("scenario", ""), []).append(run.analysis)
-    return {scenario: measured_worth(analyses) for scenario, analyses in by_scenario.items()}
+    found = {scenario: measured_worth(analyses) for scenario, analyses in by_scenario.items()}
+    for run in runs:
+        if run.status == LEFT_OUT and (worth := found.get(run.words.get("scenario", ""))):
+            sizes = sorted((*worth.left_out, run.place["requests"]))
+            found[run.words.get("scenario", "")] = replace(worth, left_out=tuple(sizes))
+    return found
 
 
 def swept_check(runs: Sequence[SweptRun]) -> Check | None:
@@ -243,7 +250,7 @@ def _extremes(runs: Sequence[SweptRun]) -> str:
 
 def _missing(runs: Sequence[SweptRun]) -> list[Block]:
     """Runs that did not end."""
-    left = [run for run in runs if run.status != DONE]
+    left = [run for run in runs if run.status not in (DONE, LEFT_OUT)]
     if not left:
         return []
     errors = {run.number: f": {' '.join(run.error.split())}" for run in left if run.error}

@@ -33,6 +33,7 @@ _STYLES = {
     "INEFFECTIVE": "magenta", "INVALID": "bold red", "IMPROVEMENT": "bold green",
     "REGRESSION": "bold red", "ONLY IN BASE": "yellow", "ONLY IN NEW": "yellow",
     "RIGHT": "green", "RIGHT BUT FOR TIES": "green", "NOT CHECKED": "cyan", "WRONG": "bold red",
+    "NOT MEASURED": "dim",
     "ok": "green", "missing": "yellow", "wrong": "bold red",
 }  # fmt: skip
 _MARKS = {"ERROR: ": "bold red", "WARNING: ": "yellow", "NOTE: ": "dim"}

@@ -164,14 +164,6 @@ def change(ratio: float) -> str:
     return f"{_off_by(ratio)} {_side(ratio)}"
 
 
-def change_range(low: float, high: float) -> str:
-    """An interval of time ratios, the smaller change first: `1.8 % to 2.4 % less`."""
-    if _side(low) == _side(high):
-        ends = sorted((low, high), key=lambda end: abs(end - 1))
-        return f"{_off_by(ends[0])} to {_off_by(ends[1])} {_side(low)}"
-    return f"anywhere from {change(low)} to {change(high)}"
-
-
 def _side(ratio: float) -> str:
     return "less" if ratio < 1 else "more"
 
@@ -179,3 +171,9 @@ def _side(ratio: float) -> str:
 def _off_by(ratio: float) -> str:
     away = 100 * abs(ratio - 1)
     return f"{away:.{2 if away < 1 else 1}f} %"
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds: 2:00."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02}"

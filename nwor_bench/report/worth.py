@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nwor_bench.analysis.analyse import Analysis, by_position
 from nwor_bench.analysis.draft_rates import MIN_JUDGED, RATE_COLUMNS, Worth
-from nwor_bench.analysis.draft_tokens import named_rates, same_places
+from nwor_bench.analysis.draft_tokens import gives_tokens, named_rates, same_places
 from nwor_bench.analysis.effects import PairEffect, switch_cost
 from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.analysis.measured_worth import MeasuredWorth
@@ -16,7 +16,7 @@ from nwor_bench.analysis.worth import WindowTime
 from nwor_bench.records.cell import AA, Count, count_order
 from nwor_bench.records.header import PairFacts
 from nwor_bench.records.lines import batch_key
-from nwor_bench.records.types import Phase, WindowRecord
+from nwor_bench.records.types import WindowRecord
 from nwor_bench.report.answer import on_cpu
 from nwor_bench.report.document import (
     Block,
@@ -237,7 +237,7 @@ def _acceptance(analyses: Sequence[Analysis]) -> Table:
         windows = windows_by_batch(analysis.run)
         for batch in analysis.run.batches:
             k = batch.cell.fixed_drafts if batch.cell.stock_twin is None else 0
-            if k and batch.phase in (Phase.GATE, Phase.TIMED):
+            if k and gives_tokens(analysis.run, batch):
                 whole.setdefault(k, []).extend(windows[batch_key(batch)])
     most = max(whole, default=0)
     rows = [[str(k), *_positions(whole[k], most)] for k in sorted(whole)]

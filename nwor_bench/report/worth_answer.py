@@ -136,6 +136,9 @@ def worth_answer(measured: MeasuredWorth) -> Answer:
     reply = worth_sentence(worth)
     facts: Facts = (*reply.facts, *_plain_decoding(worth, drafter_shares(measured.times)))
     facts += tuple(_adaptive(worth))
+    if measured.left_out:
+        sizes = sizes_of(worth, measured.left_out)
+        facts += (("left out", f"{sizes}: NOT MEASURED, --time-budget had no room"),)
     if rates is not None:
         shares = joined([percent(rate, 0) for rate in rates])
         facts += (("accepted", f"synthetic: {shares} of drafts 1 to {len(rates)}"),)
@@ -179,7 +182,8 @@ def worth_sentence(worth: Worth) -> Answer:
     best = best_rate(fixed)
     if best is None:
         text = "Whether speculation pays is not known: too few windows or requests for an interval."
-        return Answer(str(Verdict.AMBIGUOUS), text, facts=(("next", "measure longer"),))
+        longer = (("next", "measure longer, or fewer batch sizes"),)
+        return Answer(str(Verdict.NOT_MEASURED), text, facts=longer)
     paying = [r for r in fixed if r.ratio is not None and worth.best[r.requests] == r.drafts]
     if paying:
         where = f"at {sizes_of(worth, [paying[0].requests])} with k = {paying[0].drafts}"

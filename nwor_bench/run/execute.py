@@ -29,6 +29,7 @@ from nwor_bench.report.run_report import exit_code_of
 from nwor_bench.report.terminal import print_path
 from nwor_bench.report.text import plural
 from nwor_bench.run import resume
+from nwor_bench.run.batch_sizes import BatchSizes, NoTimeLeft
 from nwor_bench.run.blocks import BlockRunner
 from nwor_bench.run.progress import Progress, tell_result
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
@@ -90,6 +91,8 @@ class Prepared:
     plan: Plan
     encode: Encode
     dtype_note: str | None = None
+    sizes: BatchSizes | None = None
+    """The batch sizes that share a time budget with it; None if it has its own."""
 
     @property
     def notes(self) -> list[str]:
@@ -190,6 +193,7 @@ def run_prepared(
                     monitor,
                     interrupts.check,
                 )
+                sweep.sizes = prepared.sizes or sweep.sizes
                 _measure(sweep, status, store, progress)
                 progress.doing("closing the engine")
                 # Staging captured its graphs on the way: what they took is known only now.
@@ -258,6 +262,9 @@ def _guarded(
     """How measuring ended, noted in the records; the run is reported before an error goes on."""
     try:
         measure(progress, interrupts)
+    except NoTimeLeft as error:
+        store.append_event({"event": "left out", "at": _now(), "error": str(error)})
+        return RunStatus.PARTIAL, None
     except KeyboardInterrupt:
         pass
     except Exception as error:

@@ -5,7 +5,7 @@ classes of them. Each knows its cells, the configurations of the engines that
 run them, its defaults, and what it refuses. Another kind of comparison is another class here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import product
@@ -319,20 +319,19 @@ def refusals(spec: "RunSpec") -> Iterator[ConfigError]:
     yield from spec.experiment.refusals(spec)
 
 
-def with_modes(spec: "RunSpec") -> "RunSpec":
-    """The configuration with the modes of its engines if none were asked for, and whole batches.
+def with_modes(spec: "RunSpec", given: Mapping[str, Any]) -> "RunSpec":
+    """The configuration with the modes of its engines that were not `given`, and whole batches.
 
     They are off x off, and with `against` one with a single state slot stages. Engines without
     draft counts are two: without drafts, and with the scenario's.
     """
     if spec.against is None and not spec.engines:
         return spec
-    modes = type(spec).nwor_modes, type(spec).scv_modes  # the defaults
-    if (spec.nwor_modes, spec.scv_modes) == modes:
-        stages = one_slot((spec.against or {}).get(ADDITIONAL))
-        nwor = (NworMode.OFF, NworMode.STAGE) if stages else (NworMode.OFF,)
-        scv = (ScvMode.OFF, ScvMode.GRAPH) if stages else (ScvMode.OFF,)
-        spec = replace(spec, nwor_modes=nwor, scv_modes=scv)
-    counts = spec.draft_counts or ((0, spec.scenario.draft_tokens) if spec.engines else None)
-    interleave = spec.interleave or Interleave.BATCHES
-    return replace(spec, interleave=interleave, draft_counts=counts)
+    stages = one_slot((spec.against or {}).get(ADDITIONAL))
+    modes: dict[str, Any] = {
+        "nwor_modes": (NworMode.OFF, NworMode.STAGE) if stages else (NworMode.OFF,),
+        "scv_modes": (ScvMode.OFF, ScvMode.GRAPH) if stages else (ScvMode.OFF,),
+        "draft_counts": (0, spec.scenario.draft_tokens) if spec.engines else None,
+        "interleave": Interleave.BATCHES,
+    }
+    return replace(spec, **{k: v for k, v in modes.items() if given.get(k) is None})

@@ -38,7 +38,7 @@ def test_draft_counts_of_which_none_drafted_are_no_answer(drafted: int) -> None:
         own.append(replace(own[0], arm=str(Drafts(k)), verdict=verdict, reason=why))
     measured = MeasuredWorth((replace(found, cells=tuple(own)),), worth([], {}), ())
     said = worth_answer.worth_answer(measured)
-    expected = ("AMBIGUOUS", ExitCode.OK) if drafted else ("INEFFECTIVE", ExitCode.INCONCLUSIVE)
+    expected = ("NOT MEASURED", ExitCode.OK) if drafted else ("INEFFECTIVE", ExitCode.INCONCLUSIVE)
     assert (said.badge, said.exit_code) == expected
     assert ("no draft token was proposed" in dict(said.facts).values()) != bool(drafted)
 
@@ -107,7 +107,7 @@ def test_acceptance_by_position_is_of_fixed_counts() -> None:
     """What adaptive verification accepts depends on the batch size."""
     pair, block = "tiny", 1
     analyses: Any = [SimpleNamespace(run=SimpleNamespace(
-        header=SimpleNamespace(spec=StoredSpec()),
+        header=SimpleNamespace(spec=StoredSpec(), scenario=None),
         batches=[
             SimpleNamespace(pair=pair, block=block, batch=number, phase=Phase.TIMED,
                             cell=Cell(pair, NworMode.OFF, ScvMode.OFF, Drafts(k)))

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nwor_bench.cli.commands.sweep import (
-    ScenarioChoice,
-    plan_elsewhere,
-    prepare_process,
-    started,
-)
+from nwor_bench.cli.commands.sweep import plan_elsewhere, prepare_process, started
 from nwor_bench.cli.commands.worth import file_of, read_sizes
 from nwor_bench.cli.flags import with_flags
 from nwor_bench.errors import ConfigError
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.options import read_all, to_plain
-from nwor_bench.workload.run_spec import DEFAULT_PAIR, DEFAULT_SCENARIO, PairChoice, RunSpec
+from nwor_bench.workload.run_spec import (
+    DEFAULT_PAIR,
+    DEFAULT_SCENARIO,
+    PairChoice,
+    RunSpec,
+    ScenarioChoice,
+)
 from nwor_bench.workload.scenario_values import ScenarioValues
 
 if TYPE_CHECKING:

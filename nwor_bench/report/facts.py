@@ -30,7 +30,7 @@ from nwor_bench.report.document import Definitions
 from nwor_bench.report.evidence import gate_results
 from nwor_bench.report.text import interval, joined, percent, plural, signed
 
-PLAN = "nwor-bench plan --config FOLDER"
+PLAN = "nwor-bench plan FOLDER"
 _WORTH_WAITING = 100
 """If more than this many times the blocks were needed, advise a quieter machine instead."""
 

@@ -86,9 +86,11 @@ class Check:
         return {"verdict": self.worst.verdict, "sizes": sizes, "known_causes": [*causes(self)]}
 
 
-def check_of(analyses: Sequence[Analysis]) -> Check:
-    """The check of runs of one pair that differ in the batch size."""
-    sizes = sorted(map(_size, analyses), key=lambda own: own.requests)
+def check_of(analyses: Sequence[Analysis], lost: Mapping[int, str | None] | None = None) -> Check:
+    """The check of runs of one pair that differ in the batch size; `lost` has the batch sizes
+    without records, and why."""
+    sizes = [SizeCheck(n, CheckVerdict.NOT_CHECKED, why) for n, why in (lost or {}).items()]
+    sizes = sorted([*sizes, *map(_size, analyses)], key=lambda own: own.requests)
     return Check(tuple(sizes), analyses[0].run.header)
 
 
@@ -148,7 +150,7 @@ def causes(check: Check) -> Iterator[str]:
     if header.pair.method in PROMPT_LOOKUP and engine.device == "cpu":
         yield (
             "prompt lookup on a hybrid (recurrent layers): vLLM's CPU build 0.32 gives other "
-            "tokens or dies (num_accepted_tokens); its CUDA build does not"
+            "tokens or dies (num_accepted_tokens); right on an H100"
         )
     if header.spec.engine_args.get("enable_prefix_caching"):
         yield (

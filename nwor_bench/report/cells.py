@@ -7,7 +7,7 @@ from nwor_bench.analysis.analyse import PERCENTILES, noise_floor
 from nwor_bench.analysis.parity.tokens import EXACT
 from nwor_bench.analysis.verdicts import DEFAULT_MARGIN
 from nwor_bench.records.header import RunHeader
-from nwor_bench.records.types import CellResult, Verdict
+from nwor_bench.records.types import AA, CellResult, Verdict
 from nwor_bench.report.answer import on_cpu
 from nwor_bench.report.document import Block, Bullets, Figure, Paragraph, Section, Table, table
 from nwor_bench.report.html import colour
@@ -162,9 +162,9 @@ def _tokens(cells: Sequence[CellResult]) -> Table:
 
 
 def interval_figure(cells: Sequence[CellResult], margin: float) -> Figure | None:
-    """Ratios to off x off, the noise band around 1 and the margin of SAME; None without ratios."""
+    """Ratios to off x off, the noise band and the margin of SAME; None if none is compared."""
     shown = [cell for cell in cells if cell.ratio is not None]
-    if not shown:
+    if all(cell.arm == AA for cell in shown):
         return None
     floor = (noise_floor(cells) or {}).get("floor")
     time = compared_time(cells)

@@ -136,11 +136,8 @@ def warnings(run: RunData) -> list[str]:
     problems = list(run.warnings)
     if status != RunStatus.COMPLETE:
         why = "".join(f"; {event['error']}" for event in run.events if "error" in event)
-        problems.insert(
-            0,
-            f"This run did not end as planned (status: {status or 'unknown'}{why}): the numbers "
-            "cover only what was measured until then.",
-        )
+        ended = f"This run did not end as planned (status: {status or 'unknown'}{why})"
+        problems.insert(0, f"{ended}: it measured only a part.")
     return problems
 
 

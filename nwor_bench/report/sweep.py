@@ -128,7 +128,7 @@ def sweep_document(
         worths: `swept_worths` of the runs.
     """
     if (check := swept_check(runs)) is not None:
-        return Document(f"nwor-bench {name}", (*check_screen(check), *_missing(runs)))
+        return Document(f"nwor-bench {name}", tuple(check_screen(check)))
     measured = [run for run in runs if run.cells]
     if worths:
         return _worth_document(name, runs, worths)
@@ -192,7 +192,8 @@ def swept_check(runs: Sequence[SweptRun]) -> Check | None:
     begun = [run.analysis for run in runs if run.analysis is not None]
     if not begun or not all(analysis.run.header.checks_speculation for analysis in begun):
         return None
-    return check_of(begun) if set(varying(runs)) <= {"requests"} else None
+    lost = {run.place["requests"]: run.error for run in runs if run.analysis is None}
+    return check_of(begun, lost) if set(varying(runs)) <= {"requests"} else None
 
 
 def _worth_answer(worths: Mapping[str, MeasuredWorth]) -> Answer:

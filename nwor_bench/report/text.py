@@ -164,14 +164,6 @@ def change(ratio: float) -> str:
     return f"{_off_by(ratio)} {_side(ratio)}"
 
 
-def change_range(low: float, high: float) -> str:
-    """An interval of time ratios, the smaller change first: `1.8 % to 2.4 % less`."""
-    if _side(low) == _side(high):
-        ends = sorted((low, high), key=lambda end: abs(end - 1))
-        return f"{_off_by(ends[0])} to {_off_by(ends[1])} {_side(low)}"
-    return f"anywhere from {change(low)} to {change(high)}"
-
-
 def _side(ratio: float) -> str:
     return "less" if ratio < 1 else "more"
 

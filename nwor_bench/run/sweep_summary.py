@@ -148,7 +148,7 @@ def close_sweep(index: SweepIndex, console: Console, options: RunOptions) -> Non
         tell_json(sweep_result(index, runs, worths))
     else:
         tell_sweep(Console() if options.quiet else console, options, document, index.folder)
-    if not index.is_done:
+    if not index.is_done and swept_check(runs) is None:
         say_how_to_go_on(index.folder, console)
 
 

@@ -10,7 +10,7 @@ from nwor_bench.records.store import RunData
 from nwor_bench.report.answer import answer
 from nwor_bench.report.facts import facts, next_steps
 from nwor_bench.report.markdown import render_markdown
-from nwor_bench.report.text import change_range, signed, with_bounds
+from nwor_bench.report.text import signed, with_bounds
 from nwor_bench.stats.robust import from_ends
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -45,9 +45,6 @@ def test_more_blocks_are_advised_by_the_square_of_the_effect():
             "+0.43 % x (95 %: -0.30 to 1.16)",
         ),
         (signed(0.5, None, "x"), "-50.0 % x"),
-        (change_range(0.976, 0.982), "1.8 % to 2.4 % less"),
-        (change_range(1.048, 1.051), "4.8 % to 5.1 % more"),
-        (change_range(0.99, 1.02), "anywhere from 1.0 % less to 2.0 % more"),
         (with_bounds(0.9691, 0.9603, 0.9772), "0.969 [0.960, 0.977]"),
         (with_bounds(0.96914, 0.96846, 0.96982), "0.9691 [0.9685, 0.9698]"),
         (with_bounds(1.00004, 0.99991, 1.00017), "1.0000 [0.9999, 1.0002]"),

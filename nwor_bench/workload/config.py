@@ -71,7 +71,8 @@ def load_scenario(name_or_path: str | Path) -> Scenario:
     elif str(name_or_path) in scenario_names():
         path = resource_dir("scenarios") / f"{name_or_path}.toml"
     else:
-        raise ConfigError.unknown("--scenario", str(name_or_path), scenario_names())
+        names, shown_by = scenario_names(), "nwor-bench list scenarios"
+        raise ConfigError.unknown("--scenario", str(name_or_path), names, shown_by)
     scenario = read_toml(path, Scenario)
     prompts = scenario.prompts
     if prompts.path is not None:

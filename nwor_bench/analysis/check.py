@@ -154,6 +154,6 @@ def causes(check: Check) -> Iterator[str]:
         )
     if header.spec.engine_args.get("enable_prefix_caching"):
         yield (
-            "prefix caching beside speculation on a hybrid: vLLM's CPU build 0.32 dies, and a state "
-            "may be cached behind a rejected draft; repeat it without enable_prefix_caching"
+            "prefix caching beside speculation on a hybrid: vLLM's CPU build 0.32 dies, and a "
+            "state may be cached behind a rejected draft; repeat it without enable_prefix_caching"
         )

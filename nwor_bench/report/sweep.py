@@ -179,12 +179,10 @@ def swept_worths(runs: Sequence[SweptRun]) -> dict[str, MeasuredWorth]:
         if not alike or run.analysis.worth is None:
             return {}
         by_scenario.setdefault(run.words.get("scenario", ""), []).append(run.analysis)
-    found = {scenario: measured_worth(analyses) for scenario, analyses in by_scenario.items()}
-    for run in runs:
-        if run.status == LEFT_OUT and (worth := found.get(run.words.get("scenario", ""))):
-            sizes = sorted((*worth.left_out, run.place["requests"]))
-            found[run.words.get("scenario", "")] = replace(worth, left_out=tuple(sizes))
-    return found
+    out: dict[str, list[int]] = {}
+    for run in (run for run in runs if run.status == LEFT_OUT):
+        out.setdefault(run.words.get("scenario", ""), []).append(run.place["requests"])
+    return {name: measured_worth(own, out.get(name, ())) for name, own in by_scenario.items()}
 
 
 def swept_check(runs: Sequence[SweptRun]) -> Check | None:

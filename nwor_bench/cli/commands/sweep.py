@@ -31,10 +31,21 @@ def sweep(
     Exit codes: 0 done, 1 failed, 2 bad input, 3 correctness broken,
     130 interrupted (what was measured is kept).
     """
+    plan_elsewhere(context, options)
     work = _checked(workload, pair, flags, options)
     options = started(context, options)
     prepare_process(flags["counters"], options)
     raise typer.Exit(_run(work, pair, written_on(context), options))
+
+
+def plan_elsewhere(context: typer.Context, options: RunOptions) -> None:
+    """Plan for --device until the command ends. Raises ConfigError without --dry-run."""
+    from nwor_bench.instruments.device import planned_for
+
+    if options.device is not None and not options.dry_run:
+        remedy = "a run takes this machine's own device; write --dry-run too, or leave it out"
+        raise ConfigError.for_field("--device", options.device.name, remedy)
+    context.with_resource(planned_for(options.device))
 
 
 def started(context: typer.Context, options: RunOptions) -> RunOptions:

@@ -72,7 +72,7 @@ sweep: $(INSTALLED)  ## check the default pair's output, on a GPU measure it too
 	@$(BIN)/nwor-bench sweep --scenario short $(ARGS)
 
 check: $(INSTALLED)  ## is the default pair's speculative output plain decoding's? ARGS adds flags
-	@$(BIN)/nwor-bench check $(ARGS)
+	@$(BIN)/nwor-bench check --dtype float32 $(ARGS)
 
 test: $(INSTALLED)  ## run the tests, one engine or more of each kind among them
 	@$(PYTEST) $(SIDE_BY_SIDE) -m "not long" --hypothesis-profile test $(ARGS)

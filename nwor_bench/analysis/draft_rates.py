@@ -219,7 +219,7 @@ def worth_at(sizes: Sequence[AtSize], counts: Sequence[Count], texts: int) -> Wo
     return Worth(tuple(rates), best, texts, noise, least, best_staged, best_fixed=fixed)
 
 
-_NONE = Interval.of(0.0, 0.0, 1, 0)
+_NONE = Interval(0.0, 0.0, 0.0, count=0, p_value=1.0, error=0.0, degrees=1)
 """Log of the time at k = 0 over itself."""
 
 

@@ -1,4 +1,4 @@
-"""mkdocs hook: README.md is the site's first page, and links out of docs/ lead to the repository."""
+"""mkdocs hook: README.md is the first page; links out of docs/ lead to the repository."""
 
 import os
 import re

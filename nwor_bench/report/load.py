@@ -1,4 +1,4 @@
-"""A stored run for notebooks and scripts: typed records, and the rows of its CSV files as frames.
+"""Stored runs for notebooks and scripts: typed records, and the rows of their CSV files as frames.
 
 `nwor_bench.load` is the way in. The report writes the same frames as CSV files.
 """
@@ -6,32 +6,56 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pandas as pd
 
 from nwor_bench.analysis.analyse import PERCENTILES, Analysis, analyse, request_percentiles
 from nwor_bench.analysis.findings import Finding, grouped
 from nwor_bench.errors import ConfigError
-from nwor_bench.records.files import write_atomically
+from nwor_bench.records.files import RUN_FILE, write_atomically
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import read_run, write_header
 from nwor_bench.records.types import BatchRecord, CellResult, WindowRecord, columns, to_dict
-from nwor_bench.report.html import render_html
+from nwor_bench.report.html import escape, render_html
 from nwor_bench.report.markdown import render_markdown
-from nwor_bench.report.run_report import answer_of, build_document, warnings
+from nwor_bench.report.run_report import answer_of, build_document, title, warnings
+from nwor_bench.report.text import plural
 
 CsvTable = Literal["cells", "batches", "windows"]
 """A CSV file of a run folder, without its suffix."""
 
 
-@dataclass(frozen=True)
+SweepTable = Literal["worth", "summary"]
+"""A CSV file of a sweep folder, without its suffix; `worth` only of draft counts."""
+
+_SHOWN = {
+    "cells": ("nwor_mode", "scv_mode", "arm", "verdict", "ratio_to_off", "ratio_ci_low",
+              "ratio_ci_high", "tokens_per_s", "parity"),
+    "worth": ("scenario", "requests", "drafts", "verdict", "ratio", "low", "high", "tokens"),
+    "summary": ("number", "requests", "nwor_mode", "scv_mode", "verdict", "ratio_to_off", "folder"),
+}  # fmt: skip
+"""Columns of each table that a notebook shows."""
+
+
+@dataclass(frozen=True, repr=False)
 class LoadedRun:
     """A stored run and what its records say."""
 
     analysis: Analysis
+
+    def __repr__(self) -> str:
+        sizes = {name: len(getattr(self, name)) for name in ("cells", "batches", "windows")}
+        counts = ", ".join(f"{number} {name}" for name, number in sizes.items())
+        return f"<{title(self.header)}: {answer_of(self.analysis).badge}; {counts}>"
+
+    def _repr_html_(self) -> str:
+        """The answer and the cells, in a notebook."""
+        said = escape(answer_of(self.analysis).headline.line)
+        return f"<p><b>{said}</b></p>{_notebook_table('cells', self.frame('cells'))}"
 
     @property
     def header(self) -> RunHeader:
@@ -68,6 +92,48 @@ class LoadedRun:
         return TABLES[table](self.analysis).convert_dtypes()
 
 
+@dataclass(frozen=True, repr=False)
+class LoadedSweep:
+    """A folder of runs, such as that of `nwor-bench worth`."""
+
+    folder: Path
+
+    @cached_property
+    def runs(self) -> tuple[LoadedRun, ...]:
+        """Its runs, in the order of their folders' names."""
+        return tuple(load_run(path.parent) for path in sorted(self.folder.glob(f"*/{RUN_FILE}")))
+
+    def frame(self, table: SweepTable) -> pd.DataFrame:
+        """The rows of worth.csv or summary.csv. A value not measured is missing (NA).
+
+        Raises ConfigError if the folder has no such file.
+        """
+        if table not in self._tables:
+            raise ConfigError.unknown(f"{self.folder}: table", table, self._tables)
+        return pd.read_csv(self.folder / f"{table}.csv").convert_dtypes()
+
+    @property
+    def _tables(self) -> list[SweepTable]:
+        tables: tuple[SweepTable, ...] = get_args(SweepTable)
+        return [table for table in tables if (self.folder / f"{table}.csv").is_file()]
+
+    def __repr__(self) -> str:
+        number = len(list(self.folder.glob(f"*/{RUN_FILE}")))
+        return f"<{self.folder}: {plural(number, 'run')}; tables {', '.join(self._tables)}>"
+
+    def _repr_html_(self) -> str:
+        """The first of its tables, in a notebook."""
+        shown = [_notebook_table(table, self.frame(table)) for table in self._tables[:1]]
+        return f"<p><b>{escape(str(self.folder))}</b></p>{''.join(shown)}"
+
+
+def _notebook_table(table: str, frame: pd.DataFrame) -> str:
+    """The columns of a table that answer its question and are not empty."""
+    columns = [name for name in _SHOWN[table] if name in frame and frame[name].notna().any()]
+    shown = frame[columns].astype(object).fillna("")
+    return str(shown.to_html(index=False, float_format="{:.4g}".format))
+
+
 def load_run(folder: Path) -> LoadedRun:
     """Read a run folder.
 
@@ -75,6 +141,13 @@ def load_run(folder: Path) -> LoadedRun:
     of another version.
     """
     return LoadedRun(analyse(read_run(folder)))
+
+
+def load_folder(folder: Path) -> LoadedRun | LoadedSweep:
+    """Read the folder of a run, or of several; raises as `load_run` does."""
+    if not (folder / RUN_FILE).is_file() and any(folder.glob(f"*/{RUN_FILE}")):
+        return LoadedSweep(folder)
+    return load_run(folder)
 
 
 def frame_of(record_type: type, records: Sequence[Any]) -> pd.DataFrame:

@@ -148,15 +148,15 @@ def _change(measure: str, base: ByBlock, new: ByBlock, same: Collection[int]) ->
 
 def _ratios(run: StoredRun, cell: Cell, measure: str) -> dict[int, float]:
     """Each block's ratio to off x off by that measure; empty if the run lacks it."""
-    own = run.data[cell]
+    treated = run.data[cell]
     pair = (data for other, data in run.data.items() if other.pair == cell.pair)
     baseline = next((data for data in pair if data.is_baseline), None)
     if baseline is None:
         return {}
     if measure == LATENCY_MS:
-        above, below = _times(own, measure), _times(baseline, measure)
+        above, below = _times(treated, measure), _times(baseline, measure)
         return {block: above[block] / below[block] for block in above.keys() & below.keys()}
-    times = pair_times(own, baseline)
+    times = pair_times(treated, baseline)
     if times is None or times.compared != measure:
         return {}
     ratios = [a / b for a, b in zip(times.treated, times.baseline, strict=True)]
@@ -193,7 +193,7 @@ def _only(cell: CellData, blocks: Collection[int]) -> CellData:
 def token_time_change(base: Measured, new: Measured, cell: Cell) -> Change | None:
     """Change of the cell's time per token over k = 0, or over the same count in mode off; None
     without enough groups of windows, or requests, in both runs."""
-    below, above = (times_of(own).get(arm_of(cell)) for own in (base, new))
+    below, above = (times_of(data).get(arm_of(cell)) for data in (base, new))
     if below is None or above is None:
         return None
     change = combined(above.value - below.value, [above, below])
@@ -215,7 +215,7 @@ def _tokens_change(base: Measured, new: Measured, k: Count) -> Interval | None:
         return Interval.of(log(later / earlier), 0.0, 1, 0)
     if named_rates(base.run) is not None:
         return Interval.of(0.0, 0.0, 1, 0)
-    before, after = (by_prompt(requests_of(own.run, [k])) for own in (base, new))
+    before, after = (by_prompt(requests_of(data.run, [k])) for data in (base, new))
     prompts = sorted(before.keys() & after.keys())
     pairs = [(before[prompt][k], after[prompt][k]) for prompt in prompts]
     if pairs and all(one == other for one, other in pairs):

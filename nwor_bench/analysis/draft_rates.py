@@ -62,7 +62,7 @@ class Rate:
 def best_rate(rates: Iterable[Rate]) -> tuple[Rate, Interval] | None:
     """The rate with the most tokens per second, and its ratio; None if none has a ratio."""
     known = [(rate, rate.ratio) for rate in rates if rate.ratio is not None]
-    return max(known, key=lambda each: each[1].value, default=None)
+    return max(known, key=lambda entry: entry[1].value, default=None)
 
 
 RATE_COLUMNS = (
@@ -144,7 +144,7 @@ def ranges_of(best: Mapping[int, int], least: Mapping[int, int]) -> list[list[in
     return merged
 
 
-class Tokens(Protocol):
+class TokensByCount(Protocol):
     """Tokens of a request in a window, by draft count."""
 
     def mean(self, k: Count) -> float | None:
@@ -172,7 +172,7 @@ class AtSize:
     """The class's smallest size."""
     times: Mapping[Count | None, Interval]
     """Log time of a window over that at k = 0 by draft count; None: k = 0 against itself."""
-    tokens: Tokens
+    tokens: TokensByCount
     staged: Mapping[Count, Interval] = field(default_factory=dict)
     """Log time of a staged window over that of the same count in mode off."""
     refused: Mapping[CountArm, str] = field(default_factory=dict)
@@ -203,23 +203,23 @@ def worth_at(sizes: Sequence[AtSize], counts: Sequence[Count], texts: int) -> Wo
         texts: different prompts behind the tokens.
     """
     rates, best, noise, best_staged, measured = [], {}, {}, {}, []
-    for own in sorted(sizes, key=lambda each: each.requests):
-        aa = own.times.get(None)
+    for size in sorted(sizes, key=lambda size: size.requests):
+        aa = size.times.get(None)
         if aa is not None:
-            noise[own.requests] = aa.exp()
-        found = [_rate(own, k, counts) for k in counts]
-        rates += found
-        if any(rate.ratio is not None for rate in found):
-            best[own.requests] = _best([own], counts)
-        if all(r.ratio is not None for r in found if r.verdict != Verdict.INVALID):
-            measured.append(own)
-        both = {k: (own.times[k], over) for k, over in own.staged.items() if k in own.times}
+            noise[size.requests] = aa.exp()
+        size_rates = [_rate(size, k, counts) for k in counts]
+        rates += size_rates
+        if any(rate.ratio is not None for rate in size_rates):
+            best[size.requests] = _best([size], counts)
+        if all(r.ratio is not None for r in size_rates if r.verdict != Verdict.INVALID):
+            measured.append(size)
+        both = {k: (size.times[k], over) for k, over in size.staged.items() if k in size.times}
         if both:
             times: dict[Count | None, Interval] = {} if aa is None else {None: aa}
             times |= {k: combined(a.value + b.value, [a, b]) for k, (a, b) in both.items()}
-            best_staged[own.requests] = _best([replace(own, times=times)], counts)
-    least = {own.requests: own.least for own in sizes if own.least < own.requests}
-    fixed = _best(measured, counts) if set(best) & {own.requests for own in measured} else None
+            best_staged[size.requests] = _best([replace(size, times=times)], counts)
+    least = {size.requests: size.least for size in sizes if size.least < size.requests}
+    fixed = _best(measured, counts) if set(best) & {size.requests for size in measured} else None
     return Worth(tuple(rates), best, texts, noise, least, best_staged, best_fixed=fixed)
 
 
@@ -233,9 +233,9 @@ def _best(sizes: Sequence[AtSize], counts: Sequence[Count]) -> int:
     tokens are the same texts', so their errors do not average out."""
     chosen = 0
     for k in fixed_counts(counts):
-        gains = [_gain(own, k, chosen, len(counts)) for own in sizes]
-        known = [each for each in gains if each is not None]
-        floors = [own.floor for own in sizes if own.floor is not None]
+        gains = [_gain(size, k, chosen, len(counts)) for size in sizes]
+        known = [g for g in gains if g is not None]
+        floors = [size.floor for size in sizes if size.floor is not None]
         if len(known) == len(floors) == len(sizes):
             gain = replace(
                 min(known, key=lambda gain: gain.count),
@@ -256,43 +256,43 @@ def _verdict(gain: Interval, floor: float | None, *, small_counts: bool = False)
     return verdict(gain.exp().inverse(), noise_floor=noise, small_counts=small_counts)
 
 
-def _rate(own: AtSize, k: Count, counts: Sequence[Count]) -> Rate:
+def _rate(size: AtSize, k: Count, counts: Sequence[Count]) -> Rate:
     """Rate and verdict of one count at one size, in mode off and staged."""
-    time, gain = own.times.get(k), _gain(own, k, 0, len(counts))
-    found = Verdict.AMBIGUOUS if gain is None else _verdict(gain, own.floor)
+    time, gain = size.times.get(k), _gain(size, k, 0, len(counts))
+    outcome = Verdict.AMBIGUOUS if gain is None else _verdict(gain, size.floor)
     rate = Rate(
-        requests=own.requests,
+        requests=size.requests,
         drafts=max(fixed_counts(counts), default=0) if k is ADAPTIVE else k,
         ratio=None if gain is None else gain.exp(),
-        verdict=own.refused.get(CountArm(k), str(found)),
+        verdict=size.refused.get(CountArm(k), str(outcome)),
         time_ratio=None if time is None else exp(time.value),
-        tokens=own.tokens.mean(k),
+        tokens=size.tokens.mean(k),
         groups=0 if time is None else time.count,
-        stage_verdict=own.refused.get(CountArm(k, staged=True)),
+        stage_verdict=size.refused.get(CountArm(k, staged=True)),
         adaptive=k is ADAPTIVE,
     )
-    if (over := own.staged.get(k)) is None:
+    if (over := size.staged.get(k)) is None:
         return rate
     # The gate has shown that staged and not give the same tokens.
     wide = at_once(over, len(counts))
     staged = replace(wide, value=-wide.value, low=-wide.high, high=-wide.low)
-    verdict_of_it = str(_verdict(staged, own.floor, small_counts=True))
+    verdict_of_it = str(_verdict(staged, size.floor, small_counts=True))
     return replace(rate, staged=staged.exp(), stage_verdict=verdict_of_it)
 
 
-def _gain(own: AtSize, k: Count, other: int, counts: int) -> Interval | None:
+def _gain(size: AtSize, k: Count, other: int, counts: int) -> Interval | None:
     """The gain of k over another count, with the interval that holds for all counts together; None
     if a part was not measured."""
-    times = {0: _NONE, **own.times}
+    times = {0: _NONE, **size.times}
     if k not in times or other not in times:
         return None
-    accepted = own.tokens.difference(k, other)
+    accepted = size.tokens.difference(k, other)
     if accepted is None:
         return None
     value = accepted.value - times[k].value + times[other].value
-    found = combined(value, [accepted, times[k], times[other]])
+    gain = combined(value, [accepted, times[k], times[other]])
     groups = min(times[j].count for j in (k, other) if j)
-    return replace(at_once(found, counts), count=groups)
+    return replace(at_once(gain, counts), count=groups)
 
 
 @dataclass(frozen=True)
@@ -304,8 +304,8 @@ class SpanTokens:
 
     def mean(self, k: Count) -> float | None:
         """Tokens at this draft count; None if it has too few spans."""
-        found = self.logs.get(k)
-        return None if found is None else exp(found.value)
+        log_tokens = self.logs.get(k)
+        return None if log_tokens is None else exp(log_tokens.value)
 
     def difference(self, k: Count, other: int) -> Interval | None:
         """Log tokens at k over those at another count, as if by other requests: what both have in

@@ -61,7 +61,7 @@ def requests_of(run: RunData, counts: Sequence[int]) -> Iterator[Request]:
 
     A prompt is known by its id in the run's plan; without a plan by the text that k = 0 gave.
     """
-    prompts = {each.block: each.prompt_ids for each in run.header.blocks or ()}
+    prompts = {block.block: block.prompt_ids for block in run.header.blocks or ()}
     blocks: dict[tuple[Any, ...], dict[int, BatchRecord]] = {}
     for batch in run.batches:
         whole = batch.phase in (Phase.GATE, Phase.TIMED)
@@ -73,9 +73,9 @@ def requests_of(run: RunData, counts: Sequence[int]) -> Iterator[Request]:
             continue
         steps = {k: _to_the_end(run.header, batches[k]) for k in counts}
         for place, text in enumerate(prompts.get(batches[0].block) or batches[0].token_digests):
-            own = {k: steps[k][place] for k in counts}
-            if all(windows for windows, _ in own.values()):
-                yield text, own
+            by_count = {k: steps[k][place] for k in counts}
+            if all(windows for windows, _ in by_count.values()):
+                yield text, by_count
 
 
 def _to_the_end(header: RunHeader, batch: BatchRecord) -> Sequence[tuple[float, ...]]:
@@ -92,12 +92,12 @@ def _to_the_end(header: RunHeader, batch: BatchRecord) -> Sequence[tuple[float, 
 def by_prompt(requests: Iterable[Request]) -> dict[str, Counts]:
     """Means over the requests of each prompt. They have one text, or texts that fork at a tie: a
     prompt that ran more often says little more."""
-    found: dict[str, list[Counts]] = {}
-    for prompt, own in requests:
-        found.setdefault(prompt, []).append(own)
+    grouped: dict[str, list[Counts]] = {}
+    for prompt, counts in requests:
+        grouped.setdefault(prompt, []).append(counts)
     return {
-        prompt: {k: tuple(np.mean([own[k] for own in each], axis=0)) for k in each[0]}
-        for prompt, each in found.items()
+        prompt: {k: tuple(np.mean([counts[k] for counts in repeats], axis=0)) for k in repeats[0]}
+        for prompt, repeats in grouped.items()
     }
 
 
@@ -124,10 +124,10 @@ def same_places(run: RunData) -> tuple[int, int]:
         for batch in batches:
             if batch is most:
                 continue
-            for at, drafts, own in _by_place(windows[batch_key(batch)]):
+            for at, drafts, count in _by_place(windows[batch_key(batch)]):
                 if drafts and at in accepted:
                     compared += 1
-                    equal += own == min(accepted[at], drafts)
+                    equal += count == min(accepted[at], drafts)
     return equal, compared
 
 
@@ -156,10 +156,10 @@ class PromptTokens:
         most: int | None = None,
         adaptive: float | None = None,
     ):
-        prompts = [{0: (1.0, 0.0)} | own for own in by_prompt(requests).values()]
+        prompts = [{0: (1.0, 0.0)} | m for m in by_prompt(requests).values()]
         self._rates, self._most, self._adaptive = rates, most, adaptive
         self._of = {
-            k: np.array([own[k] for own in prompts], float).reshape(-1, 2).T for k in (0, *counts)
+            k: np.array([m[k] for m in prompts], float).reshape(-1, 2).T for k in (0, *counts)
         }
         """Windows and accepted drafts of each prompt; at k = 0 nothing is accepted."""
 

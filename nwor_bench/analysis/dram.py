@@ -144,7 +144,7 @@ def _of_cell(run: RunData, cell: Cell, frames: "Mapping[Cell, DataFrame]") -> Ce
     matched = 0
     if cell != baseline and baseline in frames:
         ours, theirs = (
-            frames[each].groupby(_PLACE)[[*COUNTERS]].mean() for each in (cell, baseline)
+            frames[amount].groupby(_PLACE)[[*COUNTERS]].mean() for amount in (cell, baseline)
         )
         matched = int(frame.set_index(_PLACE).index.isin(theirs.index).sum())
         differences = _over_blocks(ours - theirs)  # NaN at places that only one of them has

@@ -38,16 +38,16 @@ def block_times(run: RunData) -> dict[Count | None, Interval]:
     logs: dict[Count | None, dict[int, float]] = {}
     adaptive = adaptive_tokens(run)
     for batch in _timed(run):
-        own = adaptive if batch.cell.drafts is ADAPTIVE else _tokens(run.header, [batch])
-        value = None if own is None else _log_step(batch, own)
+        tokens = adaptive if batch.cell.drafts is ADAPTIVE else _tokens(run.header, [batch])
+        value = None if tokens is None else _log_step(batch, tokens)
         if value is not None:
             logs.setdefault(batch.cell.drafts, {})[batch.block] = value
     base = logs.pop(0, {})
-    pairs = {k: [own[b] - base[b] for b in sorted(own.keys() & base)] for k, own in logs.items()}
+    pairs = {k: [row[b] - base[b] for b in sorted(row.keys() & base)] for k, row in logs.items()}
     known = {k: mean_of(np.array(values)) for k, values in pairs.items() if values}
-    found = {k: estimate for k, estimate in known.items() if estimate.is_bounded}
-    offset = noise_floor(found[None]) if None in found else 0.0
-    return {k: replace(e, offset=0.0 if k is None else offset) for k, e in found.items()}
+    bounded = {k: estimate for k, estimate in known.items() if estimate.is_bounded}
+    offset = noise_floor(bounded[None]) if None in bounded else 0.0
+    return {k: replace(e, offset=0.0 if k is None else offset) for k, e in bounded.items()}
 
 
 def adaptive_tokens(run: RunData) -> float | None:
@@ -63,7 +63,7 @@ def _timed(run: RunData) -> list[BatchRecord]:
 
 def _tokens(header: RunHeader, batches: Sequence[BatchRecord]) -> float:
     """Tokens of a step of these batches' requests."""
-    steps = [each for batch in batches for each in steps_of(header, batch)]
+    steps = [step for batch in batches for step in steps_of(header, batch)]
     number, accepted = sum(n for n, _ in steps), sum(a for _, a in steps)
     return 1 + accepted / number if number else 1.0
 

@@ -144,12 +144,12 @@ def check_counters(has_gpu: Callable[[], bool]) -> None:
 def _collector_class() -> Any:
     install = "pip install 'nwor-bench[counters]'"
     try:
-        found = version("cupti-python")
+        installed = version("cupti-python")
     except PackageNotFoundError as error:
         raise unavailable(f"the package cupti-python is not installed; {install}") from error
-    if tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
+    if tuple(int(part) for part in installed.split(".")[:2]) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        raise unavailable(f"cupti-python {found} is too old, {oldest} is needed; {install}")
+        raise unavailable(f"cupti-python {installed} is too old, {oldest} is needed; {install}")
     try:
         from cupti import pm_sampling
     except (ImportError, OSError, RuntimeError) as error:
@@ -164,7 +164,7 @@ def _enabled(collector: Any) -> Any:
     except PermissionError as error:
         raise unavailable(PERMISSION) from error
     except Exception as error:  # CUPTI's own error types; the library may be the wrong one
-        paths = (each.path for each in Process().memory_maps() if "libcupti.so" in each.path)
+        paths = (region.path for region in Process().memory_maps() if "libcupti.so" in region.path)
         raise unavailable(
             f"CUPTI refuses ({error}); the library in use is {next(paths, 'not loaded')}: put "
             "the folder of the libcupti that came with cupti-python in front of LD_LIBRARY_PATH, "

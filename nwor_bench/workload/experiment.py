@@ -195,8 +195,8 @@ class Engines:
     def of(cls, asked: "RunSpec") -> "Engines":
         """The second engine's arguments, or the draft counts, adaptive verification last."""
         if asked.against is not None:
-            own = asked.nwor_modes[-1], asked.scv_modes[-1]
-            return cls(None, (Arguments.of(asked.against),), own)
+            modes = asked.nwor_modes[-1], asked.scv_modes[-1]
+            return cls(None, (Arguments.of(asked.against),), modes)
         counts: list[Count] = [count for count in sorted(asked.draft_counts or ()) if count]
         counts += [ADAPTIVE] if asked.adaptive_verification else []
         return cls(Drafts(0), tuple(map(Drafts, counts)))

@@ -66,8 +66,8 @@ def read_toml(path: str | Path, model: type[M]) -> M:
     except ValidationError as error:
         faults = error.errors(include_url=False)
         faults.sort(key=lambda fault: fault["type"] != "extra_forbidden")  # they explain the rest
-        found = [_describe(data, model, fault).within(path) for fault in faults]
-        raise ConfigError.all_of(found) from error
+        errors = [_describe(data, model, fault).within(path) for fault in faults]
+        raise ConfigError.all_of(errors) from error
 
 
 def text_of(path: Path, kind: str) -> str:
@@ -86,8 +86,8 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError, and integers too long to convert
         lines = text.rstrip().split("\n")
-        found = re.search(r"\(at line (\d+)", str(error))
-        number = min(int(found.group(1)) if found else len(lines), len(lines))
+        match = re.search(r"\(at line (\d+)", str(error))
+        number = min(int(match.group(1)) if match else len(lines), len(lines))
         reason = re.sub(r" \(at .*\)$", "", str(error))
         line = lines[number - 1].strip()
         raise ConfigError.at(

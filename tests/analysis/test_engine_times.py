@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated_engines import Noise, shares
 
 from nwor_bench.analysis.changes import token_time_change
 from nwor_bench.analysis.draft_rates import (
@@ -119,22 +118,6 @@ def test_intervals_are_wider_by_what_the_second_engine_without_a_drafter_shows()
     assert one.ratio.low == pytest.approx(1.6 / 1.2 * exp(-farther), rel=1e-3)
     between = combined(0.0, [found[1], found[2]])  # two engines differ as any other two
     assert between.offset == pytest.approx(farther, rel=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("noise", "covered", "false"),
-    [(Noise(blocks=5, of_last=0.05), 0.95, 0.05), (Noise(drift=0.7), 0.93, 0.07),
-     (Noise(engines=0.01), 0.9, 0.1)],
-)  # fmt: skip
-def test_simulated_engines_that_do_the_same(noise: Noise, covered: float, false: float) -> None:
-    """Also if one count scatters five times as much, an engine's speed drifts, or engines differ
-    as much as blocks scatter. One A/A engine is one draw: five times as much is not covered."""
-    found = shares(noise, 60)
-    assert found.covered >= covered
-    assert found.false <= false
-    assert found.line <= found.false
-    assert shares(Noise(engines=0.05), 20).covered < 0.7
 
 
 def test_times_are_those_of_steps_whatever_a_block_has_in_common() -> None:

@@ -15,7 +15,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 STUDIES = CHECKOUT / "sweeps" / "studies"
 
 PAGES = list(tables.pages())
-SCRIPTS = sorted([STUDIES / "run_rows.py", *STUDIES.glob("*/measure*.py")])
+SCRIPTS = sorted(path for path in STUDIES.rglob("*.py") if "ArgumentParser" in path.read_text())
 
 
 def words_of(name: str) -> str:

@@ -33,7 +33,7 @@ class WriteWatch:
 
     def __init__(self, window: Window, layers: Sequence[LayerCache]):
         self._window = window
-        self._layers = [(_as_bytes_if_fp8(each.kv_cache), each.slot_row) for each in layers]
+        self._layers = [(_as_bytes_if_fp8(layer.kv_cache), layer.slot_row) for layer in layers]
         self._counts: Counter[str] = Counter()
         self._slots: Tensor | None = None
         self._drafts: Tensor | None = None
@@ -111,7 +111,7 @@ class WriteWatch:
             cache[slot_index(cache, self._slots[row])] != _mark_of(cache)
             for cache, row in self._layers
         ]
-        return torch.stack([each.flatten(1).any(1) for each in changed])
+        return torch.stack([rows.flatten(1).any(1) for rows in changed])
 
 
 def _is_draft(batch: WindowBatch) -> Tensor:

@@ -101,14 +101,14 @@ def _delta_rule(step: NetWindow) -> Call:
     nets = step.nets
     sizes = 2 * [(nets.key_heads, nets.key_dim)] + [(nets.value_heads, nets.value_dim)]
 
-    def layer(own: WindowInputs) -> Call:
-        parts = torch.split(own.mixed, [heads * dim for heads, dim in sizes], dim=-1)
+    def layer(given: WindowInputs) -> Call:
+        parts = torch.split(given.mixed, [heads * dim for heads, dim in sizes], dim=-1)
         q, k, v = (part.reshape(1, -1, *size) for part, size in zip(parts, sizes, strict=True))
         run = partial(
-            fused_sigmoid_gating_delta_rule_update, q=q, k=k, v=v, a=own.a, b=own.b,
-            A_log=own.A_log, dt_bias=own.dt_bias, initial_state=own.state,
-            ssm_state_indices=own.state_indices, num_accepted_tokens=own.accepted,
-            cu_seqlens=own.query_start_loc, use_qk_l2norm_in_kernel=True,
+            fused_sigmoid_gating_delta_rule_update, q=q, k=k, v=v, a=given.a, b=given.b,
+            A_log=given.A_log, dt_bias=given.dt_bias, initial_state=given.state,
+            ssm_state_indices=given.state_indices, num_accepted_tokens=given.accepted,
+            cu_seqlens=given.query_start_loc, use_qk_l2norm_in_kernel=True,
         )  # fmt: skip
         return lambda: step.out.copy_(run()[0].squeeze(0))  # vLLM copies the outputs too
 

@@ -111,9 +111,9 @@ class Commit(KvInputs):
         if bool(self.errors.any()):
             return "the kernel set an error flag"
         for layer, pair in enumerate(zip(self.caches, wanted, strict=True)):
-            found, expected = (cache.view(torch.uint8) for cache in pair)
-            if not torch.equal(found, expected):
-                number = int((found != expected).sum())
+            actual, expected = (cache.view(torch.uint8) for cache in pair)
+            if not torch.equal(actual, expected):
+                number = int((actual != expected).sum())
                 return f"layer {layer}: {number} bytes differ from the reference"
         return ""
 
@@ -203,8 +203,8 @@ class NetWindow:
         dtype = torch.float32 if group.cache_dtype == "f32" else torch.bfloat16
         self.states = [torch.randn(sizes, dtype=dtype) for _ in range(layers)]
         self.inputs = [
-            WindowInputs._make((*own, self.table, self.accepted, starts))
-            for own in zip(mixed, a, b, decay, bias, self.states, strict=True)
+            WindowInputs._make((*of_layer, self.table, self.accepted, starts))
+            for of_layer in zip(mixed, a, b, decay, bias, self.states, strict=True)
         ]
         self.out = torch.empty(*heads, nets.value_dim, dtype=torch.bfloat16)
         self.records = allocate_records(
@@ -218,8 +218,8 @@ class NetWindow:
         """One state read, the states written, inputs and outputs."""
         written = 1 if name.startswith(OURS) else self.window
         slots = self.group.window.requests * (1 + written)
-        own = self.inputs[0]
-        layer = slots * own.state[0].nbytes + own.mixed.nbytes + self.out.nbytes
+        inputs = self.inputs[0]
+        layer = slots * inputs.state[0].nbytes + inputs.mixed.nbytes + self.out.nbytes
         return self.nets.layers * layer
 
     def bind(self, verify: Callable[..., None], layer: int, **more: Any) -> Call:
@@ -239,11 +239,11 @@ class NetWindow:
         slots = self.table.long()
         if name.startswith(OURS):
             slots = slots.gather(1, self.committed[:, None].long() - 1)
-        written = [each[slots.flatten()] for each in (self.states[-1], state)]
+        written = [states[slots.flatten()] for states in (self.states[-1], state)]
         fault = fault_of("states", _error(*written), STATE_ERROR[self.group.cache_dtype])
         return fault or fault_of("outputs", _error(self.out, out), OUT_ERROR)
 
 
-def _error(found: Tensor, wanted: Tensor) -> Tensor:
+def _error(actual: Tensor, wanted: Tensor) -> Tensor:
     """The largest difference over the largest value; NaN if there is one."""
-    return (found.float() - wanted.float()).abs().max() / wanted.float().abs().max()
+    return (actual.float() - wanted.float()).abs().max() / wanted.float().abs().max()

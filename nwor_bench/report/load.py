@@ -32,13 +32,10 @@ CsvTable = Literal["cells", "batches", "windows"]
 SweepTable = Literal["worth", "summary"]
 """A CSV file of a sweep folder, without its suffix; `worth` only of draft counts."""
 
-_SHOWN = {
-    "cells": ("nwor_mode", "scv_mode", "arm", "verdict", "ratio_to_off", "ratio_ci_low",
-              "ratio_ci_high", "tokens_per_s", "parity"),
-    "worth": ("scenario", "requests", "drafts", "verdict", "ratio", "low", "high", "tokens"),
-    "summary": ("number", "requests", "nwor_mode", "scv_mode", "verdict", "ratio_to_off", "folder"),
-}  # fmt: skip
-"""Columns of each table that a notebook shows."""
+_SHOWN = ("scenario", "requests", "drafts", "nwor_mode", "scv_mode", "arm", "verdict",
+          "ratio_to_off", "ratio_ci_low", "ratio_ci_high", "ratio", "low", "high", "tokens_per_s",
+          "parity", "folder")  # fmt: skip
+"""Columns of a table that a notebook shows, if they are not empty."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,14 +45,14 @@ class LoadedRun:
     analysis: Analysis
 
     def __repr__(self) -> str:
-        sizes = {name: len(getattr(self, name)) for name in ("cells", "batches", "windows")}
-        counts = ", ".join(f"{number} {name}" for name, number in sizes.items())
+        counts = (
+            f"{len(self.cells)} cells, {len(self.batches)} batches, {len(self.windows)} windows"
+        )
         return f"<{title(self.header)}: {answer_of(self.analysis).badge}; {counts}>"
 
     def _repr_html_(self) -> str:
         """The answer and the cells, in a notebook."""
-        said = escape(answer_of(self.analysis).headline.line)
-        return f"<p><b>{said}</b></p>{_notebook_table('cells', self.frame('cells'))}"
+        return _in_notebook(answer_of(self.analysis).headline.line, self.frame("cells"))
 
     @property
     def header(self) -> RunHeader:
@@ -101,7 +98,8 @@ class LoadedSweep:
     @cached_property
     def runs(self) -> tuple[LoadedRun, ...]:
         """Its runs, in the order of their folders' names."""
-        return tuple(load_run(path.parent) for path in sorted(self.folder.glob(f"*/{RUN_FILE}")))
+        folders = sorted(path.parent for path in self.folder.glob(f"*/{RUN_FILE}"))
+        return tuple(LoadedRun(analyse(read_run(folder))) for folder in folders)
 
     def frame(self, table: SweepTable) -> pd.DataFrame:
         """The rows of worth.csv or summary.csv. A value not measured is missing (NA).
@@ -109,13 +107,13 @@ class LoadedSweep:
         Raises ConfigError if the folder has no such file.
         """
         if table not in self._tables:
-            raise ConfigError.unknown(f"{self.folder}: table", table, self._tables)
+            raise ConfigError.unknown("table", table, self._tables)
         return pd.read_csv(self.folder / f"{table}.csv").convert_dtypes()
 
     @property
     def _tables(self) -> list[SweepTable]:
-        tables: tuple[SweepTable, ...] = get_args(SweepTable)
-        return [table for table in tables if (self.folder / f"{table}.csv").is_file()]
+        every: tuple[SweepTable, ...] = get_args(SweepTable)
+        return [table for table in every if (self.folder / f"{table}.csv").is_file()]
 
     def __repr__(self) -> str:
         number = len(list(self.folder.glob(f"*/{RUN_FILE}")))
@@ -123,31 +121,26 @@ class LoadedSweep:
 
     def _repr_html_(self) -> str:
         """The first of its tables, in a notebook."""
-        shown = [_notebook_table(table, self.frame(table)) for table in self._tables[:1]]
-        return f"<p><b>{escape(str(self.folder))}</b></p>{''.join(shown)}"
+        frame = self.frame(self._tables[0]) if self._tables else pd.DataFrame()
+        return _in_notebook(repr(self), frame)
 
 
-def _notebook_table(table: str, frame: pd.DataFrame) -> str:
-    """The columns of a table that answer its question and are not empty."""
-    columns = [name for name in _SHOWN[table] if name in frame and frame[name].notna().any()]
+def _in_notebook(heading: str, frame: pd.DataFrame) -> str:
+    columns = [name for name in _SHOWN if name in frame and frame[name].notna().any()]
     shown = frame[columns].astype(object).fillna("")
-    return str(shown.to_html(index=False, float_format="{:.4g}".format))
+    table = shown.to_html(index=False, float_format="{:.4g}".format)
+    return f"<p><b>{escape(heading)}</b></p>{table}"
 
 
-def load_run(folder: Path) -> LoadedRun:
-    """Read a run folder.
+def load_folder(folder: Path) -> LoadedRun | LoadedSweep:
+    """Read the folder of a run, or of several.
 
     Raises ConfigError if it holds no run, StoreError if the run is damaged, has no records, or is
     of another version.
     """
-    return LoadedRun(analyse(read_run(folder)))
-
-
-def load_folder(folder: Path) -> LoadedRun | LoadedSweep:
-    """Read the folder of a run, or of several; raises as `load_run` does."""
     if not (folder / RUN_FILE).is_file() and any(folder.glob(f"*/{RUN_FILE}")):
         return LoadedSweep(folder)
-    return load_run(folder)
+    return LoadedRun(analyse(read_run(folder)))
 
 
 def frame_of(record_type: type, records: Sequence[Any]) -> pd.DataFrame:

@@ -129,10 +129,12 @@ def test_the_folder_of_worth_has_its_rows_and_its_runs(
     assert repr(loaded) == f"<{own.parent}: 1 run; tables worth, summary>"
     assert [run.header.pair.name for run in loaded.runs] == ["tiny"]
     assert column(loaded._repr_html_(), "drafts") == ["0", "1", "2"]
-    with refused(f"{own.parent}: table", value="cells"):
+    with refused("table", value="cells"):
         loaded.frame("cells")
     (own.parent / "worth.csv").unlink()
     assert "verdict" in loaded.frame("summary")
+    (own.parent / "summary.csv").unlink()
+    assert "1 run" in loaded._repr_html_()
 
 
 @pytest.mark.slow  # reads a whole run

@@ -89,10 +89,11 @@ SUMMARY_FILES = ("summary.csv", "summary.md", "worth.csv")
 
 
 def of_run(name: str) -> dict[str, str]:
-    """Files that `report` makes of a run, and its `--json`, by their names in the run's folder."""
+    """Files that `report` makes of a run, what it prints, and its `--json`, by their names."""
     with _beside(name):
         printed = printed_by(f"report {name} --json")
         text = {path.name: _read(path) for path in Path(name).iterdir() if not _given(path)}
+        text["terminal.txt"] = printed_by(f"report {name}")
     page = text["report.html"]
     digests = {file: hashlib.sha256(text.pop(file).encode()).hexdigest() for file in LONG}
     return {

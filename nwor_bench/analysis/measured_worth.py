@@ -19,6 +19,8 @@ class MeasuredWorth:
     worth: Worth
     times: tuple[WindowTime, ...]
     """By batch size and draft count."""
+    left_out: tuple[int, ...] = ()
+    """Batch sizes that the time budget had no room for."""
 
     @property
     def header(self) -> RunHeader:

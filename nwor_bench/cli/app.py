@@ -11,6 +11,7 @@ import typer
 from nwor_bench import __version__
 from nwor_bench.cli.command import Command, CommandGroup, examples, missing_module
 from nwor_bench.cli.commands import (
+    check,
     compare,
     doctor,
     kernels,
@@ -54,6 +55,11 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
     worth.worth: (
         "nwor-bench worth",
         "nwor-bench worth --model FOLDER --method mtp --requests 1,8,32,128 --max-draft-tokens 8",
+    ),
+    check.check: (
+        "nwor-bench check",
+        "nwor-bench check FOLDER --method mtp --requests 1,32 --prompts mine.jsonl",
+        "nwor-bench check FOLDER --draft-model FOLDER --method eagle3 --dtype float32",
     ),
     report.report: ("nwor-bench report runs/first", "nwor-bench report runs/first --json"),
     compare.compare: ("nwor-bench compare runs/before runs/after --threshold 2%",),

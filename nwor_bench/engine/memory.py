@@ -221,7 +221,7 @@ def engines_with_room(pair: ResolvedPair, spec: RunSpec) -> dict[Arm | None, Run
     """`RunSpec.engine_specs`, but that of A/A only if there is room for one more."""
     free, engines = free_memory(spec.tensor_parallel_size), spec.engine_specs
     if sum(needed_bytes(pair, engine, free.where) for engine in engines.values()) > free.num_bytes:
-        del engines[AA]
+        engines.pop(AA, None)
     return engines
 
 

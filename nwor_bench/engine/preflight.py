@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from nwor_bench.engine.memory import require_memory
-from nwor_bench.errors import ConfigError
+from nwor_bench.errors import ConfigError, NotComparableError
 from nwor_bench.instruments.device import float32_reason, is_cpu_build, uses_gpu, visible_gpu_uuids
 from nwor_bench.instruments.draft_counts import (
     CHANGES_COUNT,
@@ -23,6 +23,7 @@ from nwor_bench.instruments.draft_counts import (
     WHY_NOT_ADAPTIVE,
     WHY_UNSAFE,
 )
+from nwor_bench.models.adapter import lora_arguments
 from nwor_bench.models.config_reader import text_entries
 from nwor_bench.models.methods import (
     NOT_ON_CPU,
@@ -43,7 +44,7 @@ from nwor_bench.models.pairs.local import read_model_config
 from nwor_bench.records.cell import ADAPTIVE_VERIFICATION
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import RunStatus, ScvMode
-from nwor_bench.workload.experiment import ACCEPTANCE_RATES
+from nwor_bench.workload.experiment import ACCEPTANCE_RATES, LOSSY
 from nwor_bench.workload.options import flag_of, to_plain
 from nwor_bench.workload.run_spec import (
     ACCEPTANCE_LENGTH,
@@ -87,6 +88,8 @@ def _flags_refused(spec: RunSpec) -> Iterator[ConfigError]:
     if isinstance(most, int) and 0 <= most < TOP:
         remedy = f"the gate asks for {TOP} log probabilities a token; leave it out, or write {TOP} "
         yield ConfigError.for_field("--engine-args: max_logprobs", most, f"{remedy}or more")
+    if spec.lora is not None:
+        lora_arguments(spec.lora)
     yield from _ranks_refused(spec)
     if not uses_gpu():
         yield from _without_gpu_refused(spec)
@@ -214,6 +217,8 @@ def _counts_refused(
         field = f"--speculative-config: {ADAPTIVE_VERIFICATION}"
         remedy = f"{WHY_NOT_ADAPTIVE}. An engine of its own: --adaptive-verification"
         yield ConfigError.for_field(field, True, remedy)
+    if spec.checks_only and (why := LOSSY.get(str(given.get(_METHOD)))):
+        raise NotComparableError.at("NOT CHECKED", f"{why} ({_METHOD})", given[_METHOD])
     if given.get(_METHOD) == "synthetic" and ACCEPTANCE_RATES not in given:
         example = ",".join(f"{0.75 ** (j + 1):.2f}" for j in range(spec.scenario.draft_tokens))
         remedy = (

@@ -35,16 +35,8 @@ _ROW, _REST = 100, 40
 _HALF = 0.005
 """Half of the least height of a panel of ratios."""
 
-RATIOS = (
-    "Each dot is a ratio to off x off, in the order of measurement: of one block or one group of "
-    "interleaved windows, or with a bar (its 95 % interval) of ten or more neighbouring groups. "
-    "Shaded: the cell's ratio over the whole run with its 95 % interval. Dots that climb or fall "
-    "across the panel are drift. Each panel has its own scale."
-)
-RATES = (
-    "Each dot is one batch: its tokens over the time of its windows, so prefills are left out. The "
-    "line is off x off. A batch that accepts more drafts has more tokens per second."
-)
+RATIOS = "Dots: ratios in order of measurement; shaded: the whole run. A slope is drift."
+RATES = "Each dot: a batch's tokens over the time of its windows; the line is off x off."
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,11 @@ from nwor_bench.records.types import StageBy
 from nwor_bench.workload.experiment import refusals, with_modes
 from nwor_bench.workload.options import declared, flag_of, names, read_all, remedy
 from nwor_bench.workload.run_spec import WARMUP_LOOKBACK, PairChoice, RunSpec, VllmEntries
-from nwor_bench.workload.scenario_values import MAX_DRAWN_BLOCKS, ScenarioValues
+from nwor_bench.workload.scenario_values import (
+    MAX_DRAFT_TOKENS,
+    MAX_DRAWN_BLOCKS,
+    ScenarioValues,
+)
 from nwor_bench.workload.toml_file import NamedFile, StrictModel, read_toml, resource_dir
 
 __all__ = [
@@ -109,7 +113,7 @@ def resolve(scenario: Scenario, **given: Any) -> RunSpec:
     wanted = _drafts_from(values.get("speculative_config"), wanted)
     if values.get("draft_counts"):
         wanted.setdefault("draft_tokens", max(values["draft_counts"]))
-    spec = with_modes(RunSpec(scenario=_override(scenario, wanted), **values))
+    spec = with_modes(RunSpec(scenario=_override(scenario, wanted), **values), given)
     for refusal in chain(_refusals(spec), _acceptance_refused(given, spec.scenario.draft_tokens)):
         raise refusal
     return spec
@@ -177,6 +181,12 @@ def _drafts_from(config: Mapping[str, Any] | None, values: dict[str, Any]) -> di
 def _refusals(spec: RunSpec) -> Iterator[ConfigError]:
     """Rules that concern more than one option."""
     scenario = spec.scenario
+    if scenario.draft_tokens > MAX_DRAFT_TOKENS:
+        remedy_text = (
+            f"vLLM verifies at most {MAX_DRAFT_TOKENS} drafts per request and window "
+            f"(MAX_SPEC_LEN); write 1 to {MAX_DRAFT_TOKENS}"
+        )
+        yield ConfigError.for_field("--draft-tokens", scenario.draft_tokens, remedy_text)
     room = scenario.max_new_tokens + scenario.draft_tokens
     if room >= scenario.max_model_len:
         yield ConfigError.for_field(

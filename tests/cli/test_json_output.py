@@ -135,7 +135,7 @@ def test_quiet_prints_the_answer_and_the_folder(command_line: Run) -> None:
     code, out, err = command_line(*TINY, "--output", "run", "-q")
     assert (code, err) == (0, "")
     *answer, folder = out.splitlines()
-    assert folder == "Run folder: run"
+    assert folder == "Report: run/report.html"
     assert " ".join(answer).startswith("CPU RUN: ")
     assert command_line("report", "run", "--quiet") == (0, out, "")
 
@@ -152,8 +152,8 @@ def test_a_sweep_of_runs(command_line: Run, tmp_path: Path) -> None:
     assert [run["result"]["status"] for run in told["runs"]] == ["complete"] * 2
     assert command_line("report", "many", "--json") == (0, out, "")
     code, out, _ = command_line("sweep", "--file", "two.toml", "--output", "again", "-q")
-    assert out.splitlines()[-1] == "Sweep folder: again"
-    assert out.count("Run folder: ") == 2
+    assert out.splitlines()[-1] == "Report: again/summary.html"
+    assert out.count("/report.html") == 2
     assert "gate" not in out
 
 

@@ -38,8 +38,8 @@ def test_the_workflow_runs_what_every_change_must_pass() -> None:
 
 def test_the_jobs_of_the_page_call_what_there_is() -> None:
     check, (sweep, compare) = map(arguments, BLOCKS)
-    assert [words[0] for words in check] == ["check"]
-    assert [parse(words) for words in (sweep, compare)] == ["sweep", "compare"]
+    called = [parse(words) for words in (*check, sweep, compare)]
+    assert called == ["check", "sweep", "compare"]
     assert compare[2] == sweep[sweep.index("--output") + 1]
     assert "--strict" in compare
     (upload,) = [s for s in steps_of(BLOCKS[1]) if "upload-artifact" in s.get("uses", "")]

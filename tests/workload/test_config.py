@@ -1,6 +1,7 @@
 """Scenarios and command-line values are merged and checked in one place."""
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from nwor_bench.workload.config import (
     resolve,
     scenario_names,
 )
+from nwor_bench.workload.scenario_values import MAX_DRAFT_TOKENS
 from nwor_bench.workload.sweep_file import load_sweep, make_points
 from nwor_bench.workload.toml_file import resource_dir
 
@@ -201,3 +203,12 @@ def test_the_engine_is_told_the_method_that_the_length_needs(
     assert (config[KEY], config["rejection_sample_method"]) == (2.6, "synthetic")
     plain = engine_arguments(told, resolve(load_scenario("short")))  # type: ignore[arg-type]
     assert "rejection_sample_method" not in plain["speculative_config"]
+
+
+def test_a_window_has_no_more_drafts_than_vllm_verifies() -> None:
+    assert resolve(SCENARIO, draft_tokens=128, max_model_len=4096).scenario.draft_tokens == 128
+    with refused("--draft-tokens", value=129, naming="MAX_SPEC_LEN"):
+        resolve(SCENARIO, draft_tokens=129, max_model_len=4096)
+    (package,) = find_spec("vllm").submodule_search_locations  # type: ignore[union-attr,misc]
+    source = Path(package, "v1", "sample", "rejection_sampler.py").read_text()
+    assert f"MAX_SPEC_LEN = {MAX_DRAFT_TOKENS}\n" in source

@@ -273,6 +273,7 @@ def ties_event(
         "allowance": scale.allowance,
         "spent_s": spent_s,
         "expected_differences": scale.flips_from(0.0) * checked.tokens_compared,
+        "places": [verdict.to_dict() for verdict in checked.verdicts],
     }
 
 

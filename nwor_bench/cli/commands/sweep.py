@@ -1,36 +1,21 @@
 """`nwor-bench sweep`: one run from its flags, or the runs of a file."""
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from nwor_bench.cli.flags import with_flags, written_on
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.run.run_options import Heartbeat, RunOptions
-from nwor_bench.workload.options import Option, flag_of
-from nwor_bench.workload.run_spec import DEFAULT_SCENARIO, PairChoice, RunSpec, VllmEntries
+from nwor_bench.workload.options import flag_of
+from nwor_bench.workload.run_spec import PairChoice, RunSpec, ScenarioChoice, VllmEntries
 from nwor_bench.workload.scenario_values import ScenarioValues
 
 if TYPE_CHECKING:
     from nwor_bench.workload.sweep_file import SweepFile
-
-
-@dataclass(frozen=True)
-class ScenarioChoice:
-    """The scenario as the command line names it."""
-
-    # fmt: off
-    scenario: Annotated[str, Option(
-        "A scenario's name, or the path of a scenario's .toml file.",
-    )] = DEFAULT_SCENARIO
-    prompts: Annotated[str | None, Option(
-        "Your prompts instead of the scenario's: a .jsonl file with `text` or `prompt` in each "
-        "line.",
-    )] = None
-    # fmt: on
 
 
 @with_flags(ScenarioValues, RunSpec, VllmEntries)
@@ -129,9 +114,7 @@ def _spec(workload: ScenarioChoice, flags: dict[str, Any]) -> RunSpec:
     from nwor_bench.workload.config import load_scenario, resolve
     from nwor_bench.workload.prompts import with_own_prompts
 
-    scenario = load_scenario(workload.scenario)
-    if workload.prompts is not None:
-        scenario = with_own_prompts(scenario, Path(workload.prompts))
+    scenario = with_own_prompts(load_scenario(workload.scenario), workload.prompts)
     return resolve(scenario, **flags | default_amount(flags, scenario))
 
 

@@ -44,7 +44,7 @@ class SizeCheck:
     tokens: int | None = None
     """Output tokens that were compared."""
     places: tuple[Mapping[str, Any], ...] = ()
-    """Differing tokens (`PlaceVerdict.to_dict`), with the name of their `prompt`."""
+    """Differing tokens, as the event `ties` has them, with the name of their `prompt`."""
     allowance: float | None = None
     """The largest gap of a tie, in nats; measured if a token differs."""
     acceptance: tuple[float, ...] = ()
@@ -86,9 +86,11 @@ class Check:
         return {"verdict": self.worst.verdict, "sizes": sizes, "known_causes": [*causes(self)]}
 
 
-def check_of(analyses: Sequence[Analysis]) -> Check:
-    """The check of runs of one pair that differ in the batch size."""
-    sizes = sorted(map(_size, analyses), key=lambda own: own.requests)
+def check_of(analyses: Sequence[Analysis], lost: Mapping[int, str | None] | None = None) -> Check:
+    """The check of runs of one pair that differ in the batch size; `lost` has the batch sizes
+    without records, and why."""
+    sizes = [SizeCheck(n, CheckVerdict.NOT_CHECKED, why) for n, why in (lost or {}).items()]
+    sizes = sorted([*sizes, *map(_size, analyses)], key=lambda own: own.requests)
     return Check(tuple(sizes), analyses[0].run.header)
 
 
@@ -148,10 +150,10 @@ def causes(check: Check) -> Iterator[str]:
     if header.pair.method in PROMPT_LOOKUP and engine.device == "cpu":
         yield (
             "prompt lookup on a hybrid (recurrent layers): vLLM's CPU build 0.32 gives other "
-            "tokens or dies (num_accepted_tokens); its CUDA build does not"
+            "tokens or dies (num_accepted_tokens); right on an H100"
         )
     if header.spec.engine_args.get("enable_prefix_caching"):
         yield (
-            "prefix caching beside speculation on a hybrid: vLLM may cache the state behind a "
-            "draft that was rejected; repeat it without enable_prefix_caching"
+            "prefix caching beside speculation on a hybrid: vLLM's CPU build 0.32 dies, and a "
+            "state may be cached behind a rejected draft; repeat it without enable_prefix_caching"
         )

@@ -112,7 +112,7 @@ class VllmEngine:
                 "--nwor-modes",
                 ",".join(spec.nwor_modes),
                 f"no window can be staged here ({in_words(unavailable)}); write off, or ask "
-                "`nwor-bench supports` which models stage",
+                "`nwor-bench plan MODEL` which models stage",
             )
 
     def status(self) -> EngineStatus:

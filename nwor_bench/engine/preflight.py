@@ -15,7 +15,13 @@ from pathlib import Path
 
 from nwor_bench.engine.memory import require_memory
 from nwor_bench.errors import ConfigError, NotComparableError
-from nwor_bench.instruments.device import float32_reason, is_cpu_build, uses_gpu, visible_gpu_uuids
+from nwor_bench.instruments.device import (
+    float32_reason,
+    is_cpu_build,
+    planned_card,
+    uses_gpu,
+    visible_gpu_uuids,
+)
 from nwor_bench.instruments.draft_counts import (
     CHANGES_COUNT,
     UNSAFE_GRAPHS,
@@ -126,7 +132,8 @@ def _fields(source: Path, holder: str) -> frozenset[str]:
 def _ranks_refused(spec: RunSpec) -> Iterator[ConfigError]:
     """One GPU a rank, unless vLLM is told to use other machines too; one processor on a CPU."""
     ranks = spec.tensor_parallel_size
-    if ranks == 1 or spec.engine_args.get("distributed_executor_backend") == "ray":
+    elsewhere = spec.engine_args.get("distributed_executor_backend") == "ray" or planned_card()
+    if ranks == 1 or elsewhere:
         return
     if uses_gpu():
         here, what = len(visible_gpu_uuids()), "GPU"
@@ -210,7 +217,7 @@ def _counts_refused(
     graphs = spec.engine_args.get("compilation_config")
     mode = graphs.get("cudagraph_mode") if isinstance(graphs, dict) else None
     if mode == UNSAFE_GRAPHS and in_one:
-        field = "engine_args: compilation_config: cudagraph_mode"
+        field = "--engine-args: compilation_config: cudagraph_mode"
         yield ConfigError.for_field(field, mode, WHY_UNSAFE)
     given = {**pair.speculative, **(spec.speculative_config or {})}
     if given.get(ADAPTIVE_VERIFICATION):

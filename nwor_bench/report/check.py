@@ -3,11 +3,12 @@
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 
 from nwor_bench.analysis.check import Check, CheckVerdict, SizeCheck, causes
 from nwor_bench.errors import ExitCode
 from nwor_bench.records.header import RunHeader
-from nwor_bench.report.answer import Answer
+from nwor_bench.report.answer import Answer, on_cpu
 from nwor_bench.report.document import Block, Definitions, table
 from nwor_bench.report.text import NOT_MEASURED, count, decimal, plural
 
@@ -45,8 +46,8 @@ def _facts(check: Check) -> Iterator[tuple[str, str]]:
     """How far the tokens are apart, why a size was not checked, what was compared, and causes."""
     for own in check.sizes:
         place = own.first_wrong
-        if own.why is not None and place is None:
-            yield f"at {own.requests}", " ".join(own.why.split())
+        if place is None and own.verdict in _CODES:
+            yield f"at {own.requests}", " ".join((own.why or "it did not run").split())
         elif place is not None and place["gap"] is None:
             yield "gap", "the token is not among plain decoding's likeliest"
         elif own.largest_gap is not None:
@@ -60,12 +61,15 @@ def _compared(header: RunHeader) -> str:
     """Both engines in two sentences."""
     scenario, engine = header.scenario or {}, header.engine
     text = (
-        f"k = {scenario.get('draft_tokens')} ({header.pair.method}) with an engine without "
-        f"speculation, greedily, up to {scenario.get('max_new_tokens')} tokens a request, "
-        f"{header.data_type}; both stock vLLM {engine.vllm or ''} with NWOR off"
+        f"{header.pair.name}: k = {scenario.get('draft_tokens')} ({header.pair.method}) with plain "
+        f"decoding, greedily, up to {scenario.get('max_new_tokens')} tokens a request, "
+        f"{header.data_type}; two engines of stock vLLM {engine.vllm or ''}, NWOR off"
     )
     if engine.state_slots and not header.spec.engine_args.get("enable_prefix_caching"):
-        text += "; no prefix caching (--engine-args '{\"enable_prefix_caching\": true}' adds it)"
+        added = (
+            "" if on_cpu(header) else " (--engine-args '{\"enable_prefix_caching\": true}' adds it)"
+        )
+        text += f"; no prefix caching{added}"
     return text
 
 
@@ -82,7 +86,9 @@ def check_screen(check: Check) -> list[Block]:
         rows.append([str(own.requests), own.verdict, *counts])
     reply, steps = check_answer(check), [("next", step) for step in _next(check, check.worst)]
     sizes = table(heads, rows, numbers_from=2)
-    return [reply.headline, Definitions(reply.facts), sizes, Definitions(tuple(steps))]
+    colour = {CheckVerdict.WRONG: "invalid", CheckVerdict.NOT_CHECKED: "none"}
+    head = replace(reply.headline, kind=colour.get(check.worst.verdict, "faster"))
+    return [head, Definitions(reply.facts), sizes, Definitions(tuple(steps))]
 
 
 def _next(check: Check, worst: SizeCheck) -> Iterator[str]:

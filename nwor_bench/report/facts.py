@@ -30,7 +30,7 @@ from nwor_bench.report.document import Definitions
 from nwor_bench.report.evidence import gate_results
 from nwor_bench.report.text import interval, joined, percent, plural, signed
 
-PLAN = "nwor-bench plan --config FOLDER"
+PLAN = "nwor-bench plan FOLDER"
 _WORTH_WAITING = 100
 """If more than this many times the blocks were needed, advise a quieter machine instead."""
 
@@ -40,7 +40,7 @@ def facts(analysis: Analysis) -> Definitions:
     run, cells = analysis.run, analysis.cells
     reply = answer(run.header, cells)
     entries = (
-        told_of(run.header),
+        told_of(run.header, plural((run.header.scenario or {}).get("requests", 0), "request")),
         *reply.facts,
         ("output", _output(run, cells)),
         *(() if reply.cell is None else _behind(reply.cell, analysis)),
@@ -49,12 +49,10 @@ def facts(analysis: Analysis) -> Definitions:
     return Definitions((*((term, text) for term, text in entries if text), *warned([analysis])))
 
 
-def told_of(header: RunHeader) -> tuple[str, str]:
+def told_of(header: RunHeader, requests: str) -> tuple[str, str]:
     """Models, scenario, requests and device of a run, where they are known."""
-    scenario = header.scenario or {}
-    requests = scenario.get("requests")
     gpus = [gpu.name for gpu in header.environment.gpus or ()][:1] or [header.engine.device]
-    parts = [header.pair.name, scenario.get("name"), requests and plural(requests, "request")]
+    parts = [header.pair.name, (header.scenario or {}).get("name"), requests]
     return "run", ", ".join(str(part) for part in (*parts, *gpus) if part)
 
 

@@ -235,8 +235,13 @@ def _settings(name: str) -> Any:
     }  # fmt: skip
 
 
-_VERDICTS = {str(verdict): verdict.lower() for verdict in Verdict}
-_VERDICTS |= {"REGRESSION": "slower", "IMPROVEMENT": "faster", "NOT MEASURED": "ambiguous"}
+def tint_of(verdict: str) -> str:
+    """The name of a verdict's colour and class; AMBIGUOUS has that of NOT MEASURED too."""
+    return "ambiguous" if verdict == Verdict.NOT_MEASURED else verdict.lower()
+
+
+_VERDICTS = {str(verdict): tint_of(verdict) for verdict in Verdict}
+_VERDICTS |= {"REGRESSION": "slower", "IMPROVEMENT": "faster"}
 """The colour of each verdict, of cells and of changes."""
 
 _LONG = 36

@@ -14,7 +14,7 @@ from nwor_bench.analysis.effects import WINDOWS, effects_over_off
 from nwor_bench.analysis.paired import pair_times, windows_work
 from nwor_bench.records.types import CellResult, Verdict, WindowRecord
 from nwor_bench.report.document import Figure, Section, Table, table
-from nwor_bench.report.html import colour
+from nwor_bench.report.html import colour, tint_of
 from nwor_bench.report.text import NOT_MEASURED, decimal
 from nwor_bench.stats.robust import MIN_GROUPS, robust_location
 
@@ -79,7 +79,7 @@ def _ratios(analysis: Analysis) -> list[Panel]:
         if len(dots) >= MIN_DOTS:
             ratio = cell.ratio
             band = (ratio.low, ratio.high) if ratio is not None and ratio.is_bounded else None
-            panels.append(Panel(cell.label, cell.verdict.lower(), dots, band))
+            panels.append(Panel(cell.label, tint_of(cell.verdict), dots, band))
     return panels
 
 

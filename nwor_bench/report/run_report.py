@@ -79,6 +79,7 @@ ENTRIES = (
     ("CPU run", "Both modes run on a reference attention of nwor-bench's own, because stock's CPU "
      "cache cannot be read in part: times judge the harness, never NWOR."),
     ("AMBIGUOUS", "None of these: the run was too short or too noisy."),
+    ("NOT MEASURED", "A draft count with too few groups, blocks or requests for an interval."),
     ("CHECKED", "The output was compared with that of off x off, and nothing was timed, as asked."),
     ("INEFFECTIVE", "The mode never fired, so it has no ratio."),
     ("INVALID", "The mode changed the model's output, or its counts do not add up: its times do "
@@ -97,7 +98,7 @@ ENTRIES = (
 def build_document(analysis: Analysis) -> Document:
     """The whole report of a run, made only from its records."""
     run = analysis.run
-    by_drafts = run.header.spec.draft_counts is not None
+    by_drafts = run.header.spec.draft_counts is not None and not run.header.checks_only
     if not analysis.cells and run.header.status is RunStatus.FAILED:
         told = (_this_run(run), Section("To repeat this run", (_repeat(run.header.command),)))
         return Document(title(run.header), tuple(_first_screen(analysis)), told)

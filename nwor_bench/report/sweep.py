@@ -128,7 +128,7 @@ def sweep_document(
         worths: `swept_worths` of the runs.
     """
     if (check := swept_check(runs)) is not None:
-        return Document(f"nwor-bench {name}", (*check_screen(check), *_missing(runs)))
+        return Document(f"nwor-bench {name}", tuple(check_screen(check)))
     measured = [run for run in runs if run.cells]
     if worths:
         return _worth_document(name, runs, worths)
@@ -179,12 +179,10 @@ def swept_worths(runs: Sequence[SweptRun]) -> dict[str, MeasuredWorth]:
         if not alike or run.analysis.worth is None:
             return {}
         by_scenario.setdefault(run.words.get("scenario", ""), []).append(run.analysis)
-    found = {scenario: measured_worth(analyses) for scenario, analyses in by_scenario.items()}
-    for run in runs:
-        if run.status == LEFT_OUT and (worth := found.get(run.words.get("scenario", ""))):
-            sizes = sorted((*worth.left_out, run.place["requests"]))
-            found[run.words.get("scenario", "")] = replace(worth, left_out=tuple(sizes))
-    return found
+    out: dict[str, list[int]] = {}
+    for run in (run for run in runs if run.status == LEFT_OUT):
+        out.setdefault(run.words.get("scenario", ""), []).append(run.place["requests"])
+    return {name: measured_worth(own, out.get(name, ())) for name, own in by_scenario.items()}
 
 
 def swept_check(runs: Sequence[SweptRun]) -> Check | None:
@@ -192,7 +190,8 @@ def swept_check(runs: Sequence[SweptRun]) -> Check | None:
     begun = [run.analysis for run in runs if run.analysis is not None]
     if not begun or not all(analysis.run.header.checks_speculation for analysis in begun):
         return None
-    return check_of(begun) if set(varying(runs)) <= {"requests"} else None
+    lost = {run.place["requests"]: run.error for run in runs if run.analysis is None}
+    return check_of(begun, lost) if set(varying(runs)) <= {"requests"} else None
 
 
 def _worth_answer(worths: Mapping[str, MeasuredWorth]) -> Answer:

@@ -105,8 +105,9 @@ def _best_table(worth: Worth) -> Iterator[Table]:
 def _facts(measured: MeasuredWorth) -> Definitions:
     """What the answer rests on: its reasons, the noise, the strongest warning."""
     worth, header = measured.worth, measured.header
+    sizes = sorted({rate.requests for rate in worth.rates})
     entries = [
-        told_of(header),
+        told_of(header, sizes_of(worth, sizes)),
         *worth_answer(measured).facts,
         *(("noise", n.text) for n in noise_note(worth)),
     ]

@@ -37,7 +37,7 @@ class BatchSizes:
 
     def share_s(self, size: int) -> float:
         """Seconds for a size that has room, from the start of its gate."""
-        return self._room_s * size_weight(size) / _weight(self._left)
+        return (self.seconds - self.spent_s) * size_weight(size) / _weight(self._left)
 
     def forecast(self, size: int, gate_s: float, timed_s: float) -> str | None:
         """Leave out what has no room, by what a size needs; None if there is nothing to say of it.
@@ -47,7 +47,7 @@ class BatchSizes:
             gate_s: seconds that it takes in all.
             timed_s: seconds of timed windows that a verdict of each draft count takes.
         """
-        every, room_s = self._left, self._room_s
+        every, room_s = self._left, self.seconds - self.spent_s
         unit_s = (gate_s + timed_s) / size_weight(size)
         choices = [every, sorted({every[0], size}), [size]]
         fitting = (c for c in choices if unit_s * _weight(c) <= room_s)
@@ -65,10 +65,6 @@ class BatchSizes:
         minutes = -(-(self.spent_s + unit_s * _weight(every)) // 60)
         without = f": without {_named(out)}" if out else ""
         return f"{text}{without} (enough: --time-budget {minutes:.0f}m)"
-
-    @property
-    def _room_s(self) -> float:
-        return self.seconds - self.spent_s
 
 
 def _weight(sizes: Sequence[int]) -> float:

@@ -110,7 +110,7 @@ class BlockRunner:
     def _clock(self) -> tuple[float, float | None]:
         """Seconds spent, and about how many it takes in all: the time budget with all of its batch
         sizes, or by the batches that ran; None if that is not known."""
-        own_s, share = self._budget.spent_s, self._budget.batches / self.plan.num_batches
+        own_s, share = self._budget.spent_s, len(self._budget.batches) / self.plan.num_batches
         if self.sizes is not None:
             return self.sizes.spent_s + own_s, self.sizes.seconds
         return own_s, None if self.spec.ci_width or not share else own_s / min(share, 1.0)

@@ -90,7 +90,8 @@ class Budget:
         self._warmup_share = WARMUP_SHARE_INTERLEAVED if interleaved else WARMUP_SHARE
         self._blocks = dict(spent)
         self._spent_before = sum(spent.values())
-        self._batches: list[float] = []
+        self.batches: list[float] = []
+        """Seconds of each batch that ran, untimed ones too."""
         self.parts = defaultdict(float, run.header.spent_s or {})
         """Seconds spent by part, over all tries."""
         self._began = time.perf_counter()
@@ -103,11 +104,6 @@ class Budget:
     def spent_s(self) -> float:
         """Seconds spent."""
         return self._spent_before + time.perf_counter() - self._began
-
-    @property
-    def batches(self) -> int:
-        """Batches that ran since its start, untimed ones too."""
-        return len(self._batches)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -124,7 +120,7 @@ class Budget:
 
     def batch(self, seconds: float) -> None:
         """Note how long a batch took."""
-        self._batches.append(seconds)
+        self.batches.append(seconds)
 
     def block(self, phase: Phase, number: int, seconds: float) -> None:
         """Note how long a phase of a timed block took."""
@@ -132,9 +128,9 @@ class Budget:
 
     def has_room_to_warm_up(self) -> bool:
         """Would one more batch as the last one end within warm-up's share?"""
-        if self.seconds is None or not self._batches:
+        if self.seconds is None or not self.batches:
             return True
-        return self.spent_s + self._batches[-1] <= self._warmup_share * self.seconds
+        return self.spent_s + self.batches[-1] <= self._warmup_share * self.seconds
 
     def has_room_to_check(self, cells: int) -> bool:
         """Would whole batches of so many cells end within CHECK_SHARE?"""
@@ -152,7 +148,7 @@ class Budget:
         known = [seconds for (ran, _), seconds in self._blocks.items() if ran == phase]
         if known:
             return max(known) if longest else fmean(known)
-        return batches * median(self._batches) if self._batches else 0.0
+        return batches * median(self.batches) if self.batches else 0.0
 
 
 class BlockLog:

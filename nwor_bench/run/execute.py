@@ -266,8 +266,7 @@ def _guarded(
     """How measuring ended, noted in the records; the run is reported before an error goes on."""
     try:
         measure(progress, interrupts)
-    except NoTimeLeft as error:
-        store.append_event({"event": "left out", "at": _now(), "error": str(error)})
+    except NoTimeLeft:
         return RunStatus.PARTIAL, None
     except KeyboardInterrupt:
         pass

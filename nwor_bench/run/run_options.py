@@ -8,6 +8,7 @@ from threading import Event, Thread
 from typing import Annotated
 
 from nwor_bench.errors import ConfigError
+from nwor_bench.instruments.cards import Card, card_named
 from nwor_bench.workload.options import Option, Panel
 
 QUIET_S = 15.0
@@ -91,6 +92,10 @@ class RunOptions:
         Panel.FILES,
     )] = False
     dry_run: Annotated[bool, Option("Show what would run, and stop.")] = False
+    device: Annotated[Card | None, Option(
+        "With --dry-run: plan for this GPU, such as h100 or l4, not for this machine.",
+        written=str, read=card_named,
+    )] = None
     quiet: Annotated[bool, Option(
         "Print only the answer and the folder.", aliases=("-q",),
     )] = False

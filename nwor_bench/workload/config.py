@@ -13,11 +13,7 @@ from nwor_bench.records.types import StageBy
 from nwor_bench.workload.experiment import refusals, with_modes
 from nwor_bench.workload.options import declared, flag_of, names, read_all, remedy
 from nwor_bench.workload.run_spec import WARMUP_LOOKBACK, PairChoice, RunSpec, VllmEntries
-from nwor_bench.workload.scenario_values import (
-    MAX_DRAFT_TOKENS,
-    MAX_DRAWN_BLOCKS,
-    ScenarioValues,
-)
+from nwor_bench.workload.scenario_values import MAX_DRAWN_BLOCKS, ScenarioValues
 from nwor_bench.workload.toml_file import NamedFile, StrictModel, read_toml, resource_dir
 
 __all__ = [
@@ -29,6 +25,10 @@ __all__ = [
     "resolve",
     "scenario_names",
 ]
+
+
+MAX_DRAFT_TOKENS = 128
+"""vLLM's MAX_SPEC_LEN: its rejection sampler asserts that a request has no more drafts."""
 
 
 class PromptSource(StrictModel):
@@ -71,7 +71,8 @@ def load_scenario(name_or_path: str | Path) -> Scenario:
     elif str(name_or_path) in scenario_names():
         path = resource_dir("scenarios") / f"{name_or_path}.toml"
     else:
-        raise ConfigError.unknown("--scenario", str(name_or_path), scenario_names())
+        names, shown_by = scenario_names(), "nwor-bench list scenarios"
+        raise ConfigError.unknown("--scenario", str(name_or_path), names, shown_by)
     scenario = read_toml(path, Scenario)
     prompts = scenario.prompts
     if prompts.path is not None:
@@ -182,10 +183,7 @@ def _refusals(spec: RunSpec) -> Iterator[ConfigError]:
     """Rules that concern more than one option."""
     scenario = spec.scenario
     if scenario.draft_tokens > MAX_DRAFT_TOKENS:
-        remedy_text = (
-            f"vLLM verifies at most {MAX_DRAFT_TOKENS} drafts per request and window "
-            f"(MAX_SPEC_LEN); write 1 to {MAX_DRAFT_TOKENS}"
-        )
+        remedy_text = f"write {MAX_DRAFT_TOKENS} at most: vLLM verifies no more (MAX_SPEC_LEN)"
         yield ConfigError.for_field("--draft-tokens", scenario.draft_tokens, remedy_text)
     room = scenario.max_new_tokens + scenario.draft_tokens
     if room >= scenario.max_model_len:

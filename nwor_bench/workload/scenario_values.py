@@ -10,10 +10,6 @@ MAX_DRAWN_BLOCKS = 10_000
 """Timed blocks that a run may have; each is drawn before the first begins."""
 
 
-MAX_DRAFT_TOKENS = 128
-"""vLLM's MAX_SPEC_LEN: its rejection sampler asserts that a request has no more drafts."""
-
-
 class ScenarioValues:
     """How many prompts run at once and how the model decodes; `Scenario` adds the prompts.
 

@@ -34,7 +34,7 @@ def widest(text: str) -> int:
 
 def test_help_and_predictions_load_nothing_heavy() -> None:
     """In one process: what any of them loads is still loaded at its end."""
-    commands = ("sweep", "report", "doctor", "compare", "pairs", "scenarios", "plan")
+    commands = ("sweep", "report", "doctor", "compare", "list", "plan")
     script = (
         "import sys\n"
         "from nwor_bench.cli.app import main\n"
@@ -50,7 +50,7 @@ def test_help_and_predictions_load_nothing_heavy() -> None:
         # typer itself loads pydantic when it has come as far as a command
         f"for command in {commands!r}:\n"
         f"    show([command, '--help'], {HEAVY!r})\n"
-        f"show(['plan', '--config', {str(CONFIG)!r}], ('torch', 'vllm', 'transformers'))\n"
+        f"show(['plan', {str(CONFIG)!r}], ('torch', 'vllm', 'transformers'))\n"
     )
     environ = {**os.environ, "PYTHONPATH": f"{CHECKOUT}:{CHECKOUT / 'kernels'}"}
     command = [sys.executable, "-c", script]
@@ -64,7 +64,7 @@ def test_help_and_predictions_load_nothing_heavy() -> None:
 def test_no_command_shows_the_help_and_is_bad_usage(command_line: Run) -> None:
     code, out, err = command_line()
     assert code == ExitCode.BAD_USAGE
-    assert all(command in out + err for command in ("sweep", "report", "pairs", "scenarios"))
+    assert all(command in out + err for command in ("sweep", "report", "plan", "list"))
 
 
 def test_output_fits_80_columns(command_line: Run) -> None:

@@ -307,7 +307,7 @@ def test_nobody_there(command_line: Any) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("localhost:8000",), ("ftp://a",), ("http://",), ("http://a:x",), ("http://a b",),
+        ("localhost:x",), ("ftp://a",), ("http://",), ("http://a:x",), ("http://a b",),
         ("http://a/\u00fc",), ("http://b:c@a",), (f"http://{'a' * 64}.b",),
         ("http://a", "--num-reqs", "3-5"), ("http://a", "--num-reqs", "0"),
         ("http://a", "--ci-width", "2"), ("http://a", "--time-budget", "soon"),
@@ -322,7 +322,7 @@ def test_slips_are_refused_before_anything_is_asked(
 
 
 def test_metrics_stand_below_the_address() -> None:
-    for given in ("http://h:8000", "http://h:8000/", "http://h:8000/metrics"):
+    for given in ("http://h:8000", "h:8000", "http://h:8000/", "http://h:8000/metrics"):
         assert metrics_address(given) == "http://h:8000/metrics"
     assert metrics_address("https://h/base/") == "https://h/base/metrics"
 

@@ -1,16 +1,23 @@
 """What `nwor-bench check` says of made-up runs; tests/golden/said/check.md has the texts."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from check_runs import FAR, TIE, K, check_run, checked, failed, unsteady, with_places
+from swept_folder import save_sweep
 from synthetic_run import change_batches, change_windows, kept, with_header
 
 from nwor_bench.analysis.check import CheckVerdict, causes, check_of
+from nwor_bench.cli.commands.report import _report_sweep
 from nwor_bench.errors import ExitCode
 from nwor_bench.records.store import RunData
 from nwor_bench.report.check import check_answer
 from nwor_bench.report.run_report import answer_of, exit_code_of
+from nwor_bench.report.sweep import swept_worths
+from nwor_bench.run.run_options import RunOptions
+from nwor_bench.run.sweep_folder import SweepIndex
+from nwor_bench.run.sweep_summary import sweep_result, swept_runs
 
 pytestmark = pytest.mark.slow  # imports pandas and scipy
 
@@ -90,3 +97,20 @@ def test_a_timed_run_of_engines_is_no_check() -> None:
     assert not timed.header.checks_speculation
     assert not replace(check_run(), header=timed.header).header.checks_speculation
     assert check_run().header.checks_speculation
+
+
+def test_a_folder_of_checks_has_one_answer(tmp_path: Path) -> None:
+    """No table of draft counts that pay; a size that never ran is NOT CHECKED."""
+    places = [{"requests": n, "dtype": "float32"} for n in (4, 1, 16)]
+    runs = [check_run(4), with_places(check_run(1, "INVALID"), FAR), None]
+    folder = save_sweep(tmp_path / "check", list(zip(places, runs, strict=True)), name="check")
+    index = SweepIndex.open(folder)
+    swept = swept_runs(index)
+    assert swept_worths(swept) == {}
+    result = sweep_result(index, swept, {})
+    assert result["answer"]["badge"] == result["check"]["verdict"] == WRONG
+    verdicts = {own["requests"]: own["verdict"] for own in result["check"]["sizes"]}
+    assert verdicts == {1: WRONG, 4: RIGHT, 16: NOT_CHECKED}
+    assert "worth" not in result
+    assert _report_sweep(folder, RunOptions(quiet=True)) == BROKEN
+    assert "vLLM did not start: no luck" in (folder / "summary.md").read_text()

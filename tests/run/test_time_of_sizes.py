@@ -7,10 +7,19 @@ from typing import Any
 
 import pytest
 from fake_engine import FakeEngine, FakeFactory, accept_arguments
+from golden_files import GOLDEN
+from test_budget import Clock
+from toy_run import Runner, of_phase
 
+from nwor_bench.analysis.analyse import analyse
 from nwor_bench.engine.protocol import BatchOutput
 from nwor_bench.errors import ExitCode
+from nwor_bench.records.store import read_run
+from nwor_bench.records.types import Phase
 from nwor_bench.report.sweep import LEFT_OUT, swept_worths
+from nwor_bench.report.worth_answer import worth_answer
+from nwor_bench.run import budget
+from nwor_bench.run.budget import half_widths
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep import resume_sweep, run_loaded
 from nwor_bench.run.sweep_folder import SweepIndex
@@ -74,7 +83,7 @@ def test_sizes_without_time_are_left_out_by_name(
     assert {rate.requests for rate in worth.worth.rates} == {4, 2, 1} - set(left_out)
     said = sweep_result(index, runs, swept_worths(runs))["answer"]
     assert said["badge"] == "NOT MEASURED"  # no batch of eight tokens has a group
-    assert ("no room" in said["sentence"]) is bool(left_out)
+    assert ("left out" in dict(worth_answer(worth).facts)) is bool(left_out)
 
 
 def test_a_resumed_sweep_measures_what_was_left_out(tmp_path: Path) -> None:
@@ -83,3 +92,31 @@ def test_a_resumed_sweep_measures_what_was_left_out(tmp_path: Path) -> None:
     code = resume_sweep(folder, options=RunOptions(quiet=True), **on(engine))
     assert code is ExitCode.OK
     assert set(status_of(folder).values()) == {"done"}
+
+
+@pytest.mark.parametrize(("temperature", "blocks"), [(0.0, set()), (0.8, {1})])
+def test_sampled_tokens_come_from_a_whole_batch_however_short_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temperature: float, blocks: set[int]
+) -> None:
+    """The gate takes more than its third of the time, and is greedy."""
+    clock = Clock(batch_s=0.1)
+    monkeypatch.setattr(budget, "time", clock)
+    run = Runner(
+        tmp_path / "run", Engine(before=clock.before), interleave="windows", batches=1,
+        draft_counts=[0, 4], nwor_modes="off", scv_modes="off", max_warmup=0, warmup=0,
+        temperature=temperature, time_budget="1s",
+    ).run()  # fmt: skip
+    timed = of_phase(run, Phase.TIMED)
+    assert {batch.block for batch in timed} == blocks
+    assert {batch.temperature for batch in timed} <= {temperature}
+
+
+def test_draft_counts_are_known_as_well_as_their_tokens_per_second() -> None:
+    """Relative to the ratio, which is far from 1."""
+    run = read_run(GOLDEN / "worth")
+    found = analyse(run)
+    assert found.worth is not None
+    ratios = [rate.ratio for rate in found.worth.rates if rate.ratio is not None]
+    widths = half_widths(run, 1_000)
+    assert widths == [ratio.half_width / ratio.value for ratio in ratios]
+    assert widths != [cell.half_width for cell in found.cells if cell.ratio is not None]

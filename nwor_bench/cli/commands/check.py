@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nwor_bench.cli.commands.sweep import prepare_process, started
+from nwor_bench.cli.commands.sweep import plan_elsewhere, prepare_process, started
 from nwor_bench.cli.commands.worth import file_of, read_sizes
 from nwor_bench.cli.flags import with_flags
 from nwor_bench.errors import ConfigError
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _AXES = ("draft_tokens", "dtype")
 _SETTINGS = ("draft_model", "method", "speculative_config", "prompts", "max_new_tokens",
-             "max_model_len", "tensor_parallel_size", "seed", "engine_args")  # fmt: skip
-_OTHERS = ("scenario", "output", "dry_run", "quiet", "json")
+             "max_model_len", "tensor_parallel_size", "seed", "lora", "engine_args")  # fmt: skip
+_OTHERS = ("scenario", "output", "dry_run", "device", "quiet", "json")
 """Flags of `sweep` that `check` has too: axes and settings of its sweep file, and others."""
 
 _HOLDERS = (PairChoice, ScenarioChoice, ScenarioValues, RunSpec, RunOptions)
@@ -55,6 +55,7 @@ def check(
     from nwor_bench.engine.preflight import check_sweep
 
     options = RunOptions(**read_all(RunOptions, flags), continue_on_error=True)
+    plan_elsewhere(context, options)
     sweep = check_file(model, read_sizes("--requests", requests), flags)
     check_sweep(sweep)
     options = started(context, options)
@@ -84,5 +85,5 @@ def _models(model: str) -> tuple[str, str | None]:
     if model.endswith(".toml") or model in pair_names():
         return model, None
     if "/" not in model and not Path(model).is_dir():
-        raise ConfigError.unknown("MODEL", model, pair_names())
+        raise ConfigError.unknown("MODEL", model, pair_names(), "nwor-bench list pairs")
     return DEFAULT_PAIR, model

@@ -31,16 +31,33 @@ def sweep(
     Exit codes: 0 done, 1 failed, 2 bad input, 3 correctness broken,
     130 interrupted (what was measured is kept).
     """
+    plan_elsewhere(context, options)
     work = _checked(workload, pair, flags, options)
     options = started(context, options)
     prepare_process(flags["counters"], options)
     raise typer.Exit(_run(work, pair, written_on(context), options))
 
 
-def started(context: typer.Context, options: RunOptions) -> RunOptions:
-    """Print the first line, before anything heavy is imported; the options with a sign of life."""
-    from nwor_bench.engine.preload import PRELOADED
+def plan_elsewhere(context: typer.Context, options: RunOptions) -> None:
+    """Plan for --device until the command ends. Raises ConfigError without --dry-run."""
+    from nwor_bench.instruments.device import planned_for
 
+    if options.device is not None and not options.dry_run:
+        remedy = "a run takes this machine's own device; write --dry-run too, or leave it out"
+        raise ConfigError.for_field("--device", options.device.name, remedy)
+    context.with_resource(planned_for(options.device))
+
+
+def started(context: typer.Context, options: RunOptions) -> RunOptions:
+    """Print the first line, before anything heavy is imported; the options with a sign of life.
+
+    Refuses a folder that is not new.
+    """
+    from nwor_bench.engine.preload import PRELOADED
+    from nwor_bench.records.files import check_output
+
+    if options.output is not None:
+        check_output(options.output)
     if options.quiet or options.as_json or options.dry_run:
         return options
     if PRELOADED not in os.environ:  # else this process has replaced the one that said it
@@ -59,10 +76,6 @@ def _checked(
     if options.as_json and options.dry_run and options.resume is not None:
         remedy = "a resumed run has no plan to print as JSON; leave one of the two out"
         raise ConfigError.for_field("--dry-run", True, remedy)
-    if options.output is not None:
-        from nwor_bench.records.files import check_output
-
-        check_output(options.output)
     for name in ("continue_on_error", "ray"):
         if getattr(options, name) and not _is_sweep(options):
             raise ConfigError.for_field(flag_of(name), True, "it needs --file")

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nwor_bench.cli.commands.sweep import prepare_process, started
+from nwor_bench.cli.commands.sweep import plan_elsewhere, prepare_process, started
 from nwor_bench.cli.flags import AsJson, Quiet, with_flags
 from nwor_bench.errors import ConfigError, ExitCode
+from nwor_bench.instruments.cards import Card, card_named
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.options import Option, up_to
 from nwor_bench.workload.run_spec import DEFAULT_PAIR
@@ -109,6 +110,10 @@ class WorthOptions:
     seed: Annotated[int, Option("Seed of prompts, order, sampling.")] = 0
     output: Annotated[Path | None, Option("Folder (default: runs/TIME-worth).")] = None
     dry_run: Annotated[bool, Option("Show what would run, and stop.")] = False
+    device: Annotated[Card | None, Option(
+        "With --dry-run: plan for this GPU, such as h100 or l4, not for this machine.",
+        written=str, read=card_named,
+    )] = None
     # fmt: on
     quiet: Quiet = False
     as_json: AsJson = False
@@ -129,6 +134,14 @@ def worth(context: typer.Context, options: WorthOptions) -> None:
     if options.target_model is not None and options.pair is not None:
         wanted = "--target-model names the target already"
         raise ConfigError.for_field("--pair", options.pair, wanted)
+    shown = RunOptions(
+        output=options.output,
+        dry_run=options.dry_run,
+        device=options.device,
+        quiet=options.quiet,
+        as_json=options.as_json,
+    )
+    plan_elsewhere(context, shown)
     if options.dtype is None and not uses_gpu():
         # In bfloat16 draft counts differ at ties: explaining them takes minutes.
         options = replace(options, dtype="float32")
@@ -138,12 +151,6 @@ def worth(context: typer.Context, options: WorthOptions) -> None:
         raise ConfigError.for_field("--adaptive-verification", True, "write --engines too")
     sweep = worth_sweep(options)
     check_sweep(sweep)
-    shown = RunOptions(
-        output=options.output,
-        dry_run=options.dry_run,
-        quiet=options.quiet,
-        as_json=options.as_json,
-    )
     shown = started(context, shown)
     prepare_process(None, shown)
     raise typer.Exit(_run(sweep, shown, why))

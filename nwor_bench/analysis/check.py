@@ -44,7 +44,7 @@ class SizeCheck:
     tokens: int | None = None
     """Output tokens that were compared."""
     places: tuple[Mapping[str, Any], ...] = ()
-    """Differing tokens (`PlaceVerdict.to_dict`), with the name of their `prompt`."""
+    """Differing tokens, as the event `ties` has them, with the name of their `prompt`."""
     allowance: float | None = None
     """The largest gap of a tie, in nats; measured if a token differs."""
     acceptance: tuple[float, ...] = ()
@@ -154,6 +154,6 @@ def causes(check: Check) -> Iterator[str]:
         )
     if header.spec.engine_args.get("enable_prefix_caching"):
         yield (
-            "prefix caching beside speculation on a hybrid: vLLM may cache the state behind a "
-            "draft that was rejected; repeat it without enable_prefix_caching"
+            "prefix caching beside speculation on a hybrid: vLLM's CPU build 0.32 dies, and a "
+            "state may be cached behind a rejected draft; repeat it without enable_prefix_caching"
         )

@@ -31,8 +31,8 @@ def with_flags(
 ) -> Callable[[CommandFunction], CommandFunction]:
     """Give a command the flags of these classes' options; it takes their values as keywords.
 
-    With `only` those of these names. Parameters whose class is a dataclass give it all of its
-    flags; it takes objects of these classes.
+    Parameters whose class is a dataclass give it flags too; it takes objects of these classes. With
+    `only` it gets the flags of these names.
     """
 
     def add(command: CommandFunction) -> CommandFunction:
@@ -51,11 +51,8 @@ def with_flags(
             command(**objects, **given)
 
         kept = [p for p in parameters if p.name not in read]
-        wanted = [
-            each for each in _by_panel(*read.values(), *holders)
-            if only is None or each.holder not in holders or each.name in only
-        ]  # fmt: skip
-        kept += map(_parameter, wanted)
+        every = _by_panel(*read.values(), *holders)
+        kept += [_parameter(each) for each in every if only is None or each.name in only]
         call.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
         return call
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from nwor_bench.analysis.check import Check, CheckVerdict, SizeCheck, causes
 from nwor_bench.errors import ExitCode
 from nwor_bench.records.header import RunHeader
-from nwor_bench.report.answer import Answer
+from nwor_bench.report.answer import Answer, on_cpu
 from nwor_bench.report.document import Block, Definitions, table
 from nwor_bench.report.text import NOT_MEASURED, count, decimal, plural
 
@@ -66,7 +66,10 @@ def _compared(header: RunHeader) -> str:
         f"{header.data_type}; two engines of stock vLLM {engine.vllm or ''}, NWOR off"
     )
     if engine.state_slots and not header.spec.engine_args.get("enable_prefix_caching"):
-        text += "; no prefix caching (--engine-args '{\"enable_prefix_caching\": true}' adds it)"
+        added = (
+            "" if on_cpu(header) else " (--engine-args '{\"enable_prefix_caching\": true}' adds it)"
+        )
+        text += f"; no prefix caching{added}"
     return text
 
 

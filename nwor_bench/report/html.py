@@ -241,7 +241,7 @@ def tint_of(verdict: str) -> str:
 
 
 _VERDICTS = {str(verdict): tint_of(verdict) for verdict in Verdict}
-_VERDICTS |= {"REGRESSION": "slower", "IMPROVEMENT": "faster", "NOT MEASURED": "ambiguous"}
+_VERDICTS |= {"REGRESSION": "slower", "IMPROVEMENT": "faster"}
 """The colour of each verdict, of cells and of changes."""
 
 _LONG = 36

@@ -177,7 +177,7 @@ def _adaptive(worth: Worth) -> Iterator[tuple[str, str]]:
 
 
 def worth_sentence(worth: Worth) -> Answer:
-    """What speculation gives at the smallest batch size at which it pays; facts."""
+    """What speculation gives at the smallest batch size at which it pays."""
     fixed = [rate for rate in worth.rates if not rate.adaptive]
     best = best_rate(fixed)
     if best is None:

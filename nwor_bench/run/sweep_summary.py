@@ -141,22 +141,23 @@ def finish_sweep(index: SweepIndex) -> None:
 def close_sweep(index: SweepIndex, console: Console, options: RunOptions) -> None:
     """Write index and summary, even after a failure, and print their paths."""
     index.write()
+    runs = tell_sweep(Console() if options.quiet else console, options, index)
+    if not index.is_done and swept_check(runs) is None:
+        say_how_to_go_on(index.folder, console)
+
+
+def tell_sweep(console: Console, options: RunOptions, index: SweepIndex) -> tuple[SweptRun, ...]:
+    """Write a sweep's summary, print its first screen and where the whole is; returns its runs."""
     runs = swept_runs(index)
     worths = swept_worths(runs)
     document = write_summary(index, runs, worths)
     if options.as_json:
         tell_json(sweep_result(index, runs, worths))
-    else:
-        tell_sweep(Console() if options.quiet else console, options, document, index.folder)
-    if not index.is_done and swept_check(runs) is None:
-        say_how_to_go_on(index.folder, console)
-
-
-def tell_sweep(console: Console, options: RunOptions, document: Document, folder: Path) -> None:
-    """Print the first screen of a sweep's summary, and where the whole is."""
+        return runs
     shown = document.shortened() if options.verbose else replace(document, sections=())
     print_document(console, shown, quiet=options.quiet)
-    print_path(console, "Report", folder / SUMMARY_PAGE)
+    print_path(console, "Report", index.folder / SUMMARY_PAGE)
+    return runs
 
 
 def failure_of(error: BaseException) -> tuple[ExitCode, str]:

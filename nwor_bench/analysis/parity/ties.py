@@ -11,9 +11,8 @@ That step explains the differing tokens of sound staging cells (SmolLM2 on an H2
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import fsum, sqrt
-from typing import Any
 
 import numpy as np
 
@@ -113,10 +112,6 @@ class PlaceVerdict:
         if self.gap is None:
             return False
         return self.is_reversed or self.gap <= self.scale.allowance + STILL
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for the records; the gap in nats."""
-        return {**asdict(self.place), "gap": self.gap, "is_tie": self.is_tie}
 
     def describe(self) -> str:
         """The gap beside the allowance, in words."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _AXES = ("draft_tokens", "dtype")
 _SETTINGS = ("draft_model", "method", "speculative_config", "prompts", "max_new_tokens",
-             "max_model_len", "tensor_parallel_size", "seed", "engine_args")  # fmt: skip
+             "max_model_len", "tensor_parallel_size", "seed", "lora", "engine_args")  # fmt: skip
 _OTHERS = ("scenario", "output", "dry_run", "device", "quiet", "json")
 """Flags of `sweep` that `check` has too: axes and settings of its sweep file, and others."""
 

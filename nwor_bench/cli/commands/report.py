@@ -72,16 +72,9 @@ def _report_sweep(folder: Path, options: RunOptions) -> int:
     from rich.console import Console
 
     from nwor_bench.report.run_report import exit_code_of
-    from nwor_bench.report.sweep import swept_check, swept_worths
-    from nwor_bench.run.progress import tell_json
-    from nwor_bench.run.sweep_summary import sweep_result, swept_runs, tell_sweep, write_summary
+    from nwor_bench.report.sweep import swept_check
+    from nwor_bench.run.sweep_summary import tell_sweep
 
-    runs = swept_runs(index)
-    worths = swept_worths(runs)
-    document = write_summary(index, runs, worths)
-    if options.as_json:
-        tell_json(sweep_result(index, runs, worths))
-    else:
-        tell_sweep(Console(), options, document, folder)
+    runs = tell_sweep(Console(), options, index)
     begun = [run.analysis for run in runs if run.analysis and (run.cells or swept_check(runs))]
     return worst_of(map(exit_code_of, begun))

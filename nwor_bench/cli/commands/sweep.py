@@ -49,9 +49,15 @@ def plan_elsewhere(context: typer.Context, options: RunOptions) -> None:
 
 
 def started(context: typer.Context, options: RunOptions) -> RunOptions:
-    """Print the first line, before anything heavy is imported; the options with a sign of life."""
-    from nwor_bench.engine.preload import PRELOADED
+    """Print the first line, before anything heavy is imported; the options with a sign of life.
 
+    Refuses a folder that is not new.
+    """
+    from nwor_bench.engine.preload import PRELOADED
+    from nwor_bench.records.files import check_output
+
+    if options.output is not None:
+        check_output(options.output)
     if options.quiet or options.as_json or options.dry_run:
         return options
     if PRELOADED not in os.environ:  # else this process has replaced the one that said it
@@ -70,10 +76,6 @@ def _checked(
     if options.as_json and options.dry_run and options.resume is not None:
         remedy = "a resumed run has no plan to print as JSON; leave one of the two out"
         raise ConfigError.for_field("--dry-run", True, remedy)
-    if options.output is not None:
-        from nwor_bench.records.files import check_output
-
-        check_output(options.output)
     for name in ("continue_on_error", "ray"):
         if getattr(options, name) and not _is_sweep(options):
             raise ConfigError.for_field(flag_of(name), True, "it needs --file")

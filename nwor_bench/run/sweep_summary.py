@@ -141,8 +141,8 @@ def finish_sweep(index: SweepIndex) -> None:
 def close_sweep(index: SweepIndex, console: Console, options: RunOptions) -> None:
     """Write index and summary, even after a failure, and print their paths."""
     index.write()
-    runs = tell_sweep(Console() if options.quiet else console, options, index)
-    if not index.is_done and swept_check(runs) is None:
+    tell_sweep(Console() if options.quiet else console, options, index)
+    if not index.is_done:
         say_how_to_go_on(index.folder, console)
 
 

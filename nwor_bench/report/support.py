@@ -15,7 +15,7 @@ from nwor_bench.report.document import Table, table
 from nwor_bench.report.text import joined
 
 WORDS = {
-    Outcome.STAGED: "staged",
+    Outcome.STAGED: "staged (kept out of the cache until accepted)",
     Outcome.DIRECT: "written directly",
     Outcome.REFUSED: "refused by vLLM",
 }

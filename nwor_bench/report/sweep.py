@@ -10,6 +10,7 @@ from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.check import Check, check_of
 from nwor_bench.analysis.findings import Finding, Severity, grouped
 from nwor_bench.analysis.measured_worth import MeasuredWorth, measured_worth
+from nwor_bench.records.files import DONE, LEFT_OUT
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, NworMode, Verdict
 from nwor_bench.report.answer import Answer
@@ -29,9 +30,6 @@ from nwor_bench.report.run_report import answer_of
 from nwor_bench.report.text import NOT_MEASURED, interval, plural, work_change
 from nwor_bench.report.worth import worth_screen, worth_section
 from nwor_bench.report.worth_answer import worth_answer
-
-DONE, LEFT_OUT = "done", "left out"
-"""Statuses; `left out`: the time budget had no room for its batch size."""
 
 MIXED = "MIXED"
 NOTHING = "NOTHING MEASURED"

@@ -206,6 +206,7 @@ def _axes(options: WorthOptions) -> dict[str, Any]:
 
 def _settings(options: WorthOptions) -> dict[str, Any]:
     """What all of its runs share; None is what a file leaves out."""
+    from nwor_bench.analysis.draft_rates import MIN_JUDGED
     from nwor_bench.instruments.device import uses_gpu
 
     named = ("target_model", "draft_model", "method", "max_new_tokens", "tensor_parallel_size",
@@ -223,16 +224,10 @@ def _settings(options: WorthOptions) -> dict[str, Any]:
         "draft_counts": list(range(most + 1)),
         "warmup": warmup,
         "max_warmup": warmup,
-        "batches": _fewest_blocks() if options.engines else 1,
+        "batches": MIN_JUDGED if options.engines else 1,
         "time_budget": f"{options.time_budget_s:g}s",
         "ci_width": None if options.ci_width is None else str(options.ci_width),
     }
-
-
-def _fewest_blocks() -> int:
-    from nwor_bench.analysis.draft_rates import MIN_JUDGED  # imports scipy
-
-    return MIN_JUDGED
 
 
 def _with_graphs(given: dict[str, Any], sizes: Sequence[int], most: int) -> dict[str, Any]:

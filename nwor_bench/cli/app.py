@@ -82,8 +82,8 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
     doctor.doctor: ("nwor-bench doctor", "nwor-bench doctor --no-engine --json"),
     kernels.kernels: ("nwor-bench kernels", "nwor-bench kernels --kernels commit --ci-width 2%"),
     live.live: (
-        "nwor-bench live http://localhost:8000",
-        "nwor-bench live http://localhost:8000 --num-reqs 5-8 --ci-width 0.3%",
+        "nwor-bench live localhost:8000",
+        "nwor-bench live localhost:8000 --num-reqs 5-8 --ci-width 0.3%",
     ),
 }
 _QUESTIONS = (check.check, worth.worth, sweep.sweep)

@@ -217,7 +217,8 @@ def widest(run: RunData, blocks: int) -> float:
 def test_every_flag_that_changes_the_run_is_refused() -> None:
     """A new flag of the sweep must not be ignored in silence when a run goes on."""
     harmless = {"resume", "dry_run", "verbose", "quiet", "json"}
-    for_files = {"file", "continue_on_error", "ray"}  # refused before a single run is resumed
+    # Refused before a single run is resumed.
+    for_files = {"file", "continue_on_error", "ray", "device"}
     command = typer.main.get_command(app).commands["sweep"]  # type: ignore[attr-defined]
     names = {parameter.name for parameter in command.params} - harmless - for_files - {"help"}
     assert len(names) > 20

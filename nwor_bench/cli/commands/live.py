@@ -50,7 +50,7 @@ class LiveOptions:
 
 @with_flags()
 def live(
-    url: Annotated[str, typer.Argument(help="The server's address: http://HOST:PORT.")],
+    url: Annotated[str, typer.Argument(help="The server's address: HOST:PORT, or with https://.")],
     options: LiveOptions,
 ) -> None:
     """Watch a server in which modes or draft counts are interleaved: what pays?

@@ -41,11 +41,11 @@ def sweep(
 
 
 def plan_elsewhere(context: typer.Context, options: RunOptions) -> None:
-    """Plan for --device until the command ends. Raises ConfigError without --dry-run."""
+    """Plan for --device until the command ends. Raises ConfigError but for a new run's plan."""
     from nwor_bench.instruments.device import planned_for
 
-    if options.device is not None and not options.dry_run:
-        remedy = "a run takes this machine's own device; write --dry-run too, or leave it out"
+    if options.device is not None and (options.resume or not options.dry_run):
+        remedy = "only a new run can be planned for it: write --dry-run, or leave it out"
         raise ConfigError.for_field("--device", options.device.name, remedy)
     context.with_resource(planned_for(options.device))
 

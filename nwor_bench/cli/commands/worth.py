@@ -121,9 +121,9 @@ class WorthOptions:
 
 @with_flags()
 def worth(context: typer.Context, options: WorthOptions) -> None:
-    """Is speculation worth it here? Draft counts are interleaved in one engine.
+    """How many drafts pay? Times draft counts against plain decoding, at each batch size.
 
-    0 to --max-draft-tokens drafts alternate window by window, at each batch size.
+    0 to --max-draft-tokens drafts alternate window by window, in one engine.
     With --engines each has an engine, and whole batches alternate.
     Prints tokens/s over k = 0, acceptance by position, and the line for vLLM.
     Exit codes: 0 done, 1 failed, 2 bad input, 3 a draft count changed the output.
@@ -206,6 +206,7 @@ def _axes(options: WorthOptions) -> dict[str, Any]:
 
 def _settings(options: WorthOptions) -> dict[str, Any]:
     """What all of its runs share; None is what a file leaves out."""
+    from nwor_bench.analysis.draft_rates import MIN_JUDGED
     from nwor_bench.instruments.device import uses_gpu
 
     named = ("target_model", "draft_model", "method", "max_new_tokens", "tensor_parallel_size",
@@ -223,16 +224,10 @@ def _settings(options: WorthOptions) -> dict[str, Any]:
         "draft_counts": list(range(most + 1)),
         "warmup": warmup,
         "max_warmup": warmup,
-        "batches": _fewest_blocks() if options.engines else 1,
+        "batches": MIN_JUDGED if options.engines else 1,
         "time_budget": f"{options.time_budget_s:g}s",
         "ci_width": None if options.ci_width is None else str(options.ci_width),
     }
-
-
-def _fewest_blocks() -> int:
-    from nwor_bench.analysis.draft_rates import MIN_JUDGED  # imports scipy
-
-    return MIN_JUDGED
 
 
 def _with_graphs(given: dict[str, Any], sizes: Sequence[int], most: int) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def check(
     ] = "1,4",
     **flags: Any,
 ) -> None:
-    """Is my speculation's output right? Token by token beside plain decoding.
+    """Is my speculation's output right? Compares it with plain decoding.
 
     Two stock engines, with drafts and without, decode the same prompts greedily.
     NWOR is off. A differing token must be a tie (docs/tie-rule.md).

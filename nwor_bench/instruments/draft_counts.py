@@ -19,6 +19,7 @@ from math import ceil
 from typing import Any
 
 from nwor_bench.errors import EngineError
+from nwor_bench.instruments.contract import Feature, lost
 from nwor_bench.records.types import SETTLING, NworMode
 from nwor_bench.records.window_order import (
     PLACE,
@@ -105,11 +106,13 @@ class CountSwitch:
     Args:
         counts: that have graphs, so all of `schedule_of` must be in the scheduler's lookup.
 
-    Raises EngineError if the scheduler has no lookup, or not these counts in it.
+    Raises EngineError if vLLM's scheduler has no lookup, or not these counts in it.
     """
 
     def __init__(self, scheduler: Any, counts: Sequence[int]):
-        lookup = getattr(scheduler, "dynamic_sd_lookup", None)
+        if (reason := lost(Feature.COUNTS)) is not None:
+            raise EngineError(f"draft counts cannot change in one engine: {reason}")
+        lookup = scheduler.dynamic_sd_lookup
         if lookup is None:
             raise EngineError(
                 "vLLM's scheduler has no num_speculative_tokens_per_batch_size: this configuration "

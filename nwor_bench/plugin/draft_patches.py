@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nwor_bench.errors import ConfigError
+from nwor_bench.instruments.contract import Feature, lost
 from nwor_bench.instruments.draft_counts import (
     CHANGES_COUNT,
     SAFE_GRAPHS,
@@ -28,7 +29,12 @@ logger = logging.getLogger("vllm.nwor_bench")
 
 
 def draft_patches() -> list[Patch]:
-    """Name every draft count in vLLM's configuration, and change them in its scheduler."""
+    """Name every draft count in vLLM's configuration, and change them in its scheduler.
+
+    Raises ConfigError if vLLM lacks what this needs.
+    """
+    if (reason := lost(Feature.COUNTS)) is not None:
+        raise ConfigError.at(DRAFTS, f"draft counts cannot be interleaved here: {reason}")
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.core.sched.scheduler import Scheduler
 

@@ -19,6 +19,7 @@ from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
 from vllm.config import CompilationMode
 from vllm.v1.attention.backend import AttentionType
 
+from nwor_bench.instruments.contract import Feature, lost
 from nwor_bench.models.support.facts import FP8_CACHES, PLAIN_CACHES
 from nwor_bench.models.support.rules import (
     FOLLOWED_ON_CPU,
@@ -47,6 +48,9 @@ LATENT_FUSION = "fuse_rope_kvcache_cat_mla"
 
 SCALES = ("output_scale", "output_block_scale")
 """Arguments of vLLM's attention after `output`."""
+
+OWN_FEATURES = {"FlashInferImpl": Feature.FLASHINFER, "TritonAttentionImpl": Feature.TRITON}
+"""Implementations besides FlashAttention's that a new vLLM may take."""
 
 NOT_STAGED = "attention:kv_not_staged"
 """Attention of a layer whose write hook did not run in this step."""
@@ -137,6 +141,13 @@ class BuiltLayer:
         kind = type(self.impl)
         known = FOLLOWED_ON_CPU if self.kernel is None else FOLLOWED_ON_GPU
         return None if path_of(kind) in known else kind.__name__
+
+    @property
+    def changed(self) -> str | None:
+        """What staging of this attention needs, if vLLM lacks it."""
+        feature = OWN_FEATURES.get(type(self.impl).__name__)
+        feature = Feature.MLA if is_latent(self.layer) else feature
+        return None if feature is None else lost(feature)
 
     @property
     def refused_on_cpu(self) -> str | None:

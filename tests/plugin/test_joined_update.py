@@ -36,7 +36,6 @@ from nwor_bench.plugin.window import NOT_FINISHED
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Cell, NworMode, ScvMode, WindowRecord
 from nwor_bench.run.gate.block import GateBlock
-from nwor_kernels.commit.with_update import UPDATE_ARGUMENTS
 
 pytestmark = pytest.mark.slow  # vLLM's runner is imported
 
@@ -528,18 +527,16 @@ def test_a_fault_of_ready_windows_alone_is_seen_by_the_gates_last_batch(
 def test_an_update_that_is_not_known_stays_vllms_and_is_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from vllm.v1.worker.gpu import input_batch
+    from vllm.v1.worker.gpu import input_batch, model_runner
 
     from nwor_bench.plugin.runner_v2.stock_update import find_update, refusals
 
-    known = SimpleNamespace(arg_names=list(UPDATE_ARGUMENTS))
-    monkeypatch.setattr(input_batch, "_post_update_kernel", known)
     refusals.clear()
     found = find_update()
     assert found is not None
-    assert found.kernel is known
+    assert found.kernel is input_batch._post_update_kernel
     assert not refusals
-    known.arg_names.append("more_ptr")
+    monkeypatch.setattr(model_runner, "post_update", lambda *_: None)  # other code's
     assert find_update() is None
     assert refusals == {"vllm: another post_update": 1}
     refusals.clear()

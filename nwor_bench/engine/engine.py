@@ -318,7 +318,12 @@ class VllmEngine:
         self._kv_cache.close()
         self._draft_counts = None
         llm = self.__dict__.pop("_llm", None)
-        if llm is not None:
+        if llm is None:
+            return
+        try:
+            if llm.llm_engine.vllm_config.parallel_config.world_size == 1:  # in this process
+                llm.collective_rpc("nwor_leave")
+        finally:
             llm.llm_engine.engine_core.shutdown()
 
     def _rpc(self, method: str, *args: Any) -> Any:

@@ -224,6 +224,13 @@ class NworWorkerExtension:
             hook.check_mode(NworMode.OFF)
             hook.detach()
 
+    def nwor_leave(self) -> None:
+        """Before the engine ends: give back what is wrapped. A module of vLLM's that is still
+        wrapped keeps the engine's memory, and the next engine finds no update that it knows."""
+        hook: RunnerHook | None = getattr(self, HOOK, None)
+        if hook is not None and hook.attached:
+            hook.detach()
+
 
 def _hook(worker: Any) -> RunnerHook:
     hook: RunnerHook | None = getattr(worker, HOOK, None)

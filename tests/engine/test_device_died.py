@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,6 +68,26 @@ def test_a_device_that_fails_in_the_gate_is_the_same_error_for_every_call_after_
     engine._llm = Vllm()
     with pytest.raises(DeviceDiedError, match="illegal memory access"):
         engine.watch_writes(True)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_engine_that_ends_gives_back_what_is_wrapped(processes: int) -> None:
+    """Also if that fails, the engine is shut down; processes of their own just end."""
+    called: list[str] = []
+
+    def fail(method: str) -> None:
+        called.append(method)
+        raise RuntimeError(method)
+
+    engine = VllmEngine.__new__(VllmEngine)
+    core = SimpleNamespace(shutdown=lambda: called.append("shutdown"))
+    config = SimpleNamespace(parallel_config=SimpleNamespace(world_size=processes))
+    llm_engine = SimpleNamespace(vllm_config=config, engine_core=core)
+    engine._llm = SimpleNamespace(collective_rpc=fail, llm_engine=llm_engine)
+    engine._kv_cache = VllmKvCache(engine._llm, engine._rpc_all, engine._running)
+    with pytest.raises(RuntimeError) if processes == 1 else nullcontext():
+        engine.close()
+    assert called == ["nwor_leave"] * (processes == 1) + ["shutdown"]
 
 
 def test_the_process_ends_with_code_1_though_what_is_freed_would_abort_it() -> None:

@@ -113,5 +113,5 @@ def test_a_gate_stages_what_its_short_contexts_would_leave_to_stock(
     found = [window.fallback_reason for window in windows]
     assert {None, "slower_than_stock"} <= set(found)
     assert found.count(None) > found.count("slower_than_stock")
-    assert sum(window.path == "full graph" for window in checked[0]) == 2
+    assert sum(window["path"] == "full graph" for window in checked[0]) == 2
     assert reasons(engine) == {"slower_than_stock"}

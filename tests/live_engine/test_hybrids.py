@@ -101,8 +101,11 @@ def test_a_hybrids_attention_layers_are_staged(
                 assert total(output, "committed_tokens") == total(output, "accepted_tokens")
             assert total(output, "draft_tokens") == output.counters.draft_tokens > 0
             assert total(output, "accepted_tokens") == output.counters.accepted_tokens
+        hook = worker_of(engine).nwor_hook
+        assert hook.attached
     finally:
         engine.close()
+    assert not hook.attached
 
 
 @pytest.mark.long

@@ -19,8 +19,16 @@ class Attention:
         return output.copy_(query)
 
 
-def layers_of(count: int) -> list[Any]:
-    return [SimpleNamespace(impl=Attention()) for _ in range(count)]
+@pytest.fixture
+def layer() -> Any:
+    return SimpleNamespace(impl=Attention())
+
+
+@pytest.fixture
+def nudge(layer: Any) -> AttentionNudge:
+    made = AttentionNudge([layer])
+    made.switch(True)
+    return made
 
 
 def run(layer: Any, query: Tensor, metadata: object = "a step") -> Tensor:
@@ -29,14 +37,14 @@ def run(layer: Any, query: Tensor, metadata: object = "a step") -> Tensor:
     return result
 
 
+@pytest.mark.usefixtures("nudge")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_each_element_moves_by_one_or_two_steps_of_its_dtype(dtype: torch.dtype) -> None:
+def test_each_element_moves_by_one_or_two_steps_of_its_dtype(
+    layer: Any, dtype: torch.dtype
+) -> None:
     """An element just above a power of two has steps of twice the relative size of one below."""
-    (layer,) = layers_of(1)
     query = torch.randn(500, 4, 16).to(dtype)
     query[query.abs() < 1e-3] = 1.0  # float16 has no steps of that relative size further down
-    nudge = AttentionNudge([layer])
-    nudge.switch(True)
     moved = run(layer, query)
     steps = (moved.view(torch.int16).int() - query.view(torch.int16).int()).abs()
     assert set(steps.flatten().tolist()) == {1, 2}
@@ -44,23 +52,18 @@ def test_each_element_moves_by_one_or_two_steps_of_its_dtype(dtype: torch.dtype)
     assert 0.45 < up < 0.55
 
 
-def test_float32_moves_by_sixteen_steps() -> None:
-    (layer,) = layers_of(1)
-    AttentionNudge([layer]).switch(True)
+@pytest.mark.usefixtures("nudge")
+def test_float32_moves_by_sixteen_steps(layer: Any) -> None:
     query = torch.rand(100, 8) + 1.0
-    relative = (run(layer, query).double() / query.double() - 1).abs()
-    assert relative.min() > 15 * torch.finfo(torch.float32).eps
-    assert relative.max() < 17 * torch.finfo(torch.float32).eps
+    relative = (run(layer, query).double() / query.double() - 1).abs() / torch.finfo().eps
+    assert 15 < relative.min() <= relative.max() < 17
 
 
-def test_a_dummy_step_is_left_alone_and_off_is_stock() -> None:
-    (layer,) = layers_of(1)
-    stock = layer.impl.forward
-    query = torch.randn(5, 8)
+def test_a_dummy_step_is_left_alone_and_off_is_stock(layer: Any) -> None:
+    stock, query = layer.impl.forward, torch.randn(5, 8)
     nudge = AttentionNudge([layer])
     nudge.switch(True)
     assert torch.equal(run(layer, query, metadata=None), query)
     nudge.switch(False)
     nudge.switch(False)
     assert layer.impl.forward == stock
-    assert torch.equal(run(layer, query), query)

@@ -15,27 +15,18 @@ from nwor_bench.plugin.dummy_weights import fill, lean_queries_on_keys
 pytestmark = pytest.mark.slow  # vLLM's layers are imported
 
 
-class Holder(nn.Module):
-    """A module with these parameters and attributes."""
-
-    def __init__(self, parameters: dict[str, torch.Tensor], **attributes: object):
-        super().__init__()
-        for name, value in parameters.items():
-            self.register_parameter(name, nn.Parameter(value, requires_grad=False))
-        for name, value in attributes.items():
-            setattr(self, name, value)
-
-
-def model(**modules: nn.Module) -> nn.Module:
-    whole = nn.Module()
-    for name, module in modules.items():
-        whole.add_module(name, module)
-    return whole
-
-
-def drawn(*shape: int) -> torch.Tensor:
+def drawn(*shape: int) -> nn.Parameter:
     """What vLLM's own dummy loader leaves."""
-    return torch.empty(shape).uniform_(-1e-3, 1e-3)
+    return nn.Parameter(torch.empty(shape).uniform_(-1e-3, 1e-3))
+
+
+def holder(**values: torch.Tensor | int) -> nn.Module:
+    """A module with these parameters and attributes."""
+    made = nn.Module()
+    for name, value in values.items():
+        is_tensor = isinstance(value, torch.Tensor)
+        setattr(made, name, nn.Parameter(value, requires_grad=False) if is_tensor else value)
+    return made
 
 
 def test_the_engine_names_the_loader_of_the_plugin() -> None:
@@ -78,14 +69,16 @@ def test_each_kind_of_parameter_gets_its_value() -> None:
     for norm in norms.values():
         norm.weight.data.uniform_(-1e-3, 1e-3)
     quantised = torch.ones(4, 4).to(torch.float8_e4m3fn)
-    whole = model(
-        **norms,
-        linear=Holder({"weight": drawn(256, 512), "bias": drawn(256)}),
-        experts=Holder({"w13_weight": drawn(4, 64, 128)}),
-        packed=Holder({"qweight": torch.ones(4, 4, dtype=torch.int32), "weight": quantised}),
-        scaled=Holder({"weight_scale": drawn(4), "k_scale": drawn(1)[0]}),
-        mamba=Holder({"A_log": drawn(4), "dt_bias": drawn(4), "D": drawn(4)}),
-        conv1d=Holder({"weight": drawn(4, 1, 3)}),
+    whole = nn.ModuleDict(
+        norms
+        | {
+            "linear": holder(weight=drawn(256, 512), bias=drawn(256)),
+            "experts": holder(w13_weight=drawn(4, 64, 128)),
+            "packed": holder(qweight=torch.ones(4, 4, dtype=torch.int32), weight=quantised),
+            "scaled": holder(weight_scale=drawn(4), k_scale=drawn(1)[0]),
+            "mamba": holder(A_log=drawn(4), dt_bias=drawn(4), D=drawn(4)),
+            "conv1d": holder(weight=drawn(4, 1, 3)),
+        }
     )
     kept = {n: p.clone() for n, p in whole.named_parameters() if n.split(".")[0] in
             ("packed", "mamba", "conv1d") or n == "scaled.weight_scale"}  # fmt: skip
@@ -103,14 +96,11 @@ def test_each_kind_of_parameter_gets_its_value() -> None:
 
 
 def test_values_follow_from_names_and_sharded_ones_from_the_rank() -> None:
-    def made(**attributes: object) -> torch.Tensor:
-        whole = model(a=Holder({"weight": drawn(16, 16)}, **attributes))
+    def made(name: str = "a", **shard: int) -> torch.Tensor:
+        whole = nn.ModuleDict({name: holder(weight=drawn(16, 16), **shard)})
         fill(whole)
         return next(whole.parameters()).data
 
-    assert torch.equal(made(), made())
-    assert torch.equal(made(tp_size=1, tp_rank=0), made())
+    assert torch.equal(made(), made(tp_size=1, tp_rank=0))
     assert not torch.equal(made(tp_size=2, tp_rank=0), made(tp_size=2, tp_rank=1))
-    other = model(b=Holder({"weight": drawn(16, 16)}))
-    fill(other)
-    assert not torch.equal(next(other.parameters()).data, made())
+    assert not torch.equal(made("b"), made())

@@ -6,12 +6,7 @@ from refusals import refused
 from nwor_bench.plugin.patching import Patch, PatchError, PatchSet
 
 
-class Base:
-    def inherited(self):
-        return "inherited"
-
-
-class Runner(Base):
+class Runner:
     def __init__(self):
         self.hook = lambda: "own"
         self.number = 3
@@ -26,16 +21,6 @@ class Runner(Base):
     @classmethod
     def of_class(cls, x):
         return (cls.__name__, x)
-
-
-class Refusing:
-    """Nothing can be set on it."""
-
-    def method(self):
-        return "stock"
-
-    def __setattr__(self, name, value):
-        raise AttributeError(f"{name} is read-only")
 
 
 def wrapped(original):
@@ -96,26 +81,14 @@ def test_a_target_that_is_no_method_is_refused_and_nothing_changes(runner, name)
     assert vars(runner) == before
 
 
-def test_applying_twice_is_refused_and_the_first_stays():
+def test_what_is_patched_twice_or_by_somebody_else_is_left_as_it_is():
     runner = Runner()
     patch = Patch(runner, "method", wrapped)
     patch.apply()
     with refused("Runner.method", PatchError):
         patch.apply()
     assert runner.method() == ("wrapped", ("stock", 0))
-    patch.undo()
-    assert runner.method() == ("stock", 0)
-
-
-def test_what_somebody_else_patched_since_is_left_to_them():
-    runner = Runner()
-    patch = Patch(runner, "method", wrapped)
-    patch.apply()
-    ours = runner.method
-
-    def theirs():
-        return "theirs"
-
+    ours, theirs = runner.method, lambda: "theirs"
     runner.method = theirs
     with refused("Runner.method", PatchError):
         patch.undo()
@@ -127,46 +100,30 @@ def test_what_somebody_else_patched_since_is_left_to_them():
 
 
 def test_a_set_checks_every_target_before_the_first_change():
-    runner, built = Runner(), []
-
-    def recording(original):
-        built.append(original)
-        return wrapped(original)
-
-    patches = PatchSet([Patch(runner, "method", recording), Patch(runner, "missing", wrapped)])
+    runner = Runner()
+    patches = PatchSet([Patch(runner, "method", failing), Patch(runner, "missing", wrapped)])
     with refused("cannot attach to Runner.missing", PatchError):
         patches.apply()
-    assert built == []
     assert not patches.applied
 
 
-@pytest.mark.parametrize(
-    "culprit", [Patch(Runner(), "method", failing), Patch(Refusing(), "method", wrapped)]
-)
-def test_a_set_that_fails_half_way_undoes_what_it_did(culprit):
+def test_a_set_that_fails_half_way_undoes_what_it_did():
     runner = Runner()
     before = dict(vars(runner))
+    culprit = Patch(Runner(), "method", failing)
     parts = [Patch(runner, "method", wrapped), Patch(runner, "hook", wrapped), culprit]
-    with pytest.raises((RuntimeError, AttributeError)):
+    with pytest.raises(RuntimeError, match="failed"):
         PatchSet(parts).apply()
     assert vars(runner) == before
     assert not any(part.applied for part in parts)
 
 
-def test_a_set_undoes_all_that_it_can_before_it_complains() -> None:
-    class Target:
-        def first(self) -> str:
-            return "stock"
-
-        def second(self) -> str:
-            return "stock"
-
-    patches = PatchSet(
-        [Patch(Target, name, lambda _: lambda self: "ours") for name in ("first", "second")]
-    )
+def test_a_set_undoes_all_that_it_can_before_it_complains():
+    runner = Runner()
+    patches = PatchSet(Patch(runner, name, wrapped) for name in ("method", "hook"))
     patches.apply()
-    Target.second = lambda self: "somebody else's"  # type: ignore[method-assign]
-    with pytest.raises(PatchError, match=r"Target\.second"):
+    runner.hook = theirs = lambda: "theirs"
+    with pytest.raises(PatchError, match=r"Runner\.hook"):
         patches.undo()
-    assert Target().first() == "stock"
-    assert Target().second() == "somebody else's"
+    assert runner.hook is theirs
+    assert "method" not in vars(runner)

@@ -1,6 +1,7 @@
 """Requests and their drafts, read from vLLM's own scheduler output and grammar output."""
 
 import pickle
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,91 +10,60 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.plugin.scheduler_output import (
-    invalid_drafts,
-    restarted,
-)
-
-
-def output(new: list[Any], resumed: dict[str, int], running: dict[str, int]) -> Any:
-    """vLLM's SchedulerOutput; output tokens of resumed and of running requests."""
-    from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
-
-    both = {**running, **resumed}
-    made = SchedulerOutput.make_empty()
-    made.scheduled_new_reqs = new
-    made.scheduled_cached_reqs = CachedRequestData(
-        req_ids=list(both),
-        resumed_req_ids=set(resumed),
-        new_token_ids=[],
-        all_token_ids={},
-        new_block_ids=[None] * len(both),
-        num_computed_tokens=[0] * len(both),
-        num_output_tokens=list(both.values()),
-    )
-
-    return made
+from nwor_bench.plugin.scheduler_output import invalid_drafts, restarted
 
 
 def new_request(name: str, prompt: int, prefill: int | None) -> Any:
     from vllm.v1.core.sched.output import NewRequestData
 
+    tokens = {"prompt_token_ids": prompt, "prefill_token_ids": prefill}
+    given = {field: number and [1] * number for field, number in tokens.items()}
     return NewRequestData(
-        req_id=name,
-        prompt_token_ids=[1] * prompt,
-        mm_features=[],
-        sampling_params=None,
-        pooling_params=None,
-        block_ids=([],),
-        num_computed_tokens=0,
-        lora_request=None,
-        prefill_token_ids=None if prefill is None else [1] * prefill,
+        **dict.fromkeys(NewRequestData.__annotations__) | given | {"req_id": name}
     )
 
 
 @pytest.mark.slow  # vLLM is imported
 def test_a_preempted_request_goes_on_in_both_runners() -> None:
     """V2 is given it as a new request with its tokens so far, V1 as a resumed one."""
-    new = [new_request("v2-1", 5, 9), new_request("fresh-1", 5, 5), new_request("v1-2", 5, None)]
-    step = output(new, {"v1-1": 3}, {"r-1": 7})
+    from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+
+    step = SchedulerOutput.make_empty()
+    step.scheduled_new_reqs = [
+        new_request("v2-1", 5, 9), new_request("fresh-1", 5, 5), new_request("v1-2", 5, None)
+    ]  # fmt: skip
+    step.scheduled_cached_reqs = replace(
+        CachedRequestData.make_empty(),
+        req_ids=["r-1", "v1-1"],
+        resumed_req_ids={"v1-1"},
+        num_output_tokens=[7, 3],
+    )
     assert restarted(step) == {"v2-1": 4, "v1-1": 3}
 
 
-def step(pending: bool = True, **drafts: int) -> Any:
-    """A scheduler output with so many placeholders for each request."""
-    scheduled = {name: [-1] * n for name, n in drafts.items()}
-    return SimpleNamespace(
-        scheduled_spec_decode_tokens=scheduled, pending_structured_output_tokens=pending
+@pytest.mark.parametrize(
+    ("pending", "grammar", "noted", "invalid"),
+    [
+        # Without async scheduling no step waits for tokens: placeholders are no verdict.
+        (False, {"num_acceptable_drafts": [0]}, None, {}),
+        (True, {"num_acceptable_drafts": None}, None, {"a": 4}),
+        # vLLM 0.31 has no numbers: in process the scheduler's note is there by then, but a copy for
+        # another process has None.
+        (True, {}, {"a": 3}, {"a": 3}),
+        (True, {}, None, {}),
+    ],
+    ids=["judged before", "lets no draft pass", "0.31 in process", "0.31"],
+)
+def test_drafts_that_a_grammar_does_not_take(
+    pending: bool, grammar: dict[str, Any], noted: Any, invalid: dict[str, int]
+) -> None:
+    step = SimpleNamespace(
+        scheduled_spec_decode_tokens={"a": [-1] * 4},
+        pending_structured_output_tokens=pending,
+        num_invalid_spec_tokens=noted,
     )
-
-
-def grammar(**acceptable: int) -> Any:
-    """A grammar output that lets so many drafts of each request pass."""
-    return SimpleNamespace(
-        structured_output_request_ids=list(acceptable),
-        num_acceptable_drafts=list(acceptable.values()),
-    )
-
-
-def test_drafts_judged_before_they_were_scheduled_are_not_judged_again() -> None:
-    """No step waits for tokens without async scheduling, and then placeholders are no verdict."""
-    assert invalid_drafts(step(pending=False, a=4), grammar(a=0), ["a"]) == {}
-
-
-def test_a_grammar_output_without_numbers_lets_no_draft_pass() -> None:
-    silent = grammar(a=4)
-    silent.num_acceptable_drafts = None
-    assert invalid_drafts(step(a=4), silent, ["a"]) == {"a": 4}
-
-
-def test_vllm_0_31_says_it_only_in_the_schedulers_own_output() -> None:
-    """In process the scheduler's note is there by then; a copy for another process has None."""
-    silent = grammar(a=0)
-    del silent.num_acceptable_drafts
-    output = step(a=4)
-    for noted, expected in (({"a": 3}, {"a": 3}), (None, {})):
-        output.num_invalid_spec_tokens = noted
-        assert invalid_drafts(output, silent, ["a"]) == expected
+    given = SimpleNamespace(structured_output_request_ids=["a"], **grammar)
+    assert invalid_drafts(step, given, ["a"]) == invalid
 
 
 class FakeScheduler:

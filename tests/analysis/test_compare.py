@@ -51,12 +51,8 @@ def is_graph(record) -> bool:
 def drifted(factor: float) -> RunData:
     """Stage x graph slower by 3 %, and the A/A arm by this factor."""
     run = slowed(BASE, {GRAPH: 1.03})
-    return change_windows_by(run, lambda w: factor if w.arm else 1.0)
-
-
-def change_windows_by(run: RunData, factor: Callable[[WindowRecord], float]) -> RunData:
-    windows = tuple(replace(w, wall_ms=(w.wall_ms or 0) * factor(w)) for w in run.windows)
-    return replace(run, windows=windows)
+    windows = (replace(w, wall_ms=(w.wall_ms or 0) * factor) if w.arm else w for w in run.windows)
+    return replace(run, windows=tuple(windows))
 
 
 BROKEN = change_batches(BASE, is_graph, parity="INVALID", first_mismatch="request 1 differs")
@@ -136,8 +132,8 @@ def test_one_changed_cell_is_found_whatever_the_machine_did(factor: float, machi
 def test_by_time_a_slower_machine_is_a_regression_of_every_cell() -> None:
     found = outcomes(compare(slowed(BASE, {}, machine=1.1), decide_by=DecideBy.TIME))
     assert found.pop("off x off (A/A)") == "NOT COMPARED"
-    assert set(found.values()) == {"REGRESSION"}
     assert "off x off" in found
+    assert set(found.values()) == {"REGRESSION"}
 
 
 def test_calls_are_corrected_for_the_number_of_cells() -> None:
@@ -151,7 +147,6 @@ def test_calls_are_corrected_for_the_number_of_cells() -> None:
 @pytest.mark.parametrize(
     ("blocks", "field", "paired"),
     [
-        (range(13), {"prompt_digest": "other"}, None),
         (range(13), {"seed": 4}, None),
         (range(13), {"temperature": 0.7}, None),
         (range(8, 13), {"prompt_digest": "other"}, 7),
@@ -228,38 +223,24 @@ def test_force_matches_the_cells_of_a_pair_of_another_name() -> None:
     forced = compare(other, force=True)
     assert outcomes(forced) == outcomes(compare(new))
     assert [str(found) for found in forced.forced] == ["pair.name: BASE toy, NEW other"]
-    changed = cell_of(forced, "stage x graph")
-    assert changed.ratio == cell_of(compare(new), "stage x graph").ratio
 
 
 def test_another_host_is_reported_on_a_gpu_and_refused_on_a_cpu() -> None:
-    line, cpu = "CPU: BASE Toy CPU, NEW B", {"cpu": {"model": "B"}}
-    other = with_header(BASE, "environment", **cpu)
-    blocking, others = differences(BASE.header, other.header)
-    assert blocking == []
-    assert line in map(str, others)
-    base = make_run(blocks=1)
-    other = with_header(base, "environment", **cpu)
-    blocking, others = differences(base.header, other.header)
-    assert line in map(str, blocking)
-    assert line not in map(str, others)
+    for base, refuses in ((BASE, False), (make_run(blocks=1), True)):
+        other = with_header(base, "environment", cpu={"model": "B"})
+        sides = [list(map(str, found)) for found in differences(base.header, other.header)]
+        assert ["CPU: BASE Toy CPU, NEW B" in side for side in sides] == [refuses, not refuses]
 
 
 @pytest.mark.parametrize(
     ("part", "values", "line"),
     [
-        ("scenario", {"name": "long"}, "scenario.name: BASE short, NEW long"),
         ("scenario", {"requests": 8}, "scenario.requests: BASE 2, NEW 8"),
         ("pair", {"target": "/b/other"}, "pair.target: BASE toy-target, NEW other"),
         ("pair", {"draft": "eagle"}, "pair.draft: BASE none, NEW eagle"),
         ("pair", {"dtype": "bfloat16"}, "dtype: BASE float32, NEW bfloat16"),
         ("engine", {"device": "cpu"}, "device: BASE cuda, NEW cpu"),
         ("environment", {"gpus": []}, "GPUs: BASE Toy GPU, NEW none"),
-        (
-            "environment",
-            {"gpus": [{"name": "Toy GPU"}] * 2},
-            "GPUs: BASE Toy GPU, NEW Toy GPU, Toy",
-        ),
         ("environment", {"packages": {"vllm": "0.33.0"}}, "vLLM: BASE 0.32.0, NEW 0.33.0"),
     ],
 )
@@ -269,6 +250,9 @@ def test_other_work_or_machines_are_refused(part: str, values: dict, line: str) 
     with refused("BASE and NEW", NotComparableError, naming=f"  {line}") as caught:
         compare_runs(STORED, new)
     assert caught.value.exit_code == 5
+    if part == "scenario":
+        with refused("BASE and NEW", NotComparableError, naming="r8"):
+            compare_sweeps({"r1": STORED, "r8": STORED}, {"r1": STORED, "r8": new})
     forced = compare_runs(STORED, new, force=True)
     assert any(line in str(difference) for difference in forced.forced)
     assert outcomes(forced) == outcomes(compare(BASE))
@@ -286,16 +270,13 @@ def test_other_work_or_machines_are_refused(part: str, values: dict, line: str) 
     ],
 )
 def test_what_does_not_change_the_work_or_is_unknown_is_no_reason_to_refuse(part, values) -> None:
-    assert not differences(BASE.header, with_header(BASE, part, **values).header)[0]
+    blocking, others = differences(BASE.header, with_header(BASE, part, **values).header)
+    assert blocking == []
+    told = list(map(str, others))
+    assert ("seed: BASE 3, NEW 8" in told) == (part == "spec")
+    assert ("git revision: BASE 0123abc, NEW 9876fed" in told) == ("git" in values)
     old = with_parts(BASE, engine=None, scenario={"name": "short"}, environment={})
     assert not differences(old.header, with_header(BASE, part, **values).header)[0]
-
-
-def test_what_else_differs_is_reported() -> None:
-    new = with_header(BASE, "environment", git={"revision": "9876fed", "dirty": False})
-    new = with_header(new, "spec", seed=8)
-    told = list(map(str, differences(BASE.header, new.header)[1]))
-    assert told == ["git revision: BASE 0123abc, NEW 9876fed", "seed: BASE 3, NEW 8"]
 
 
 # Interleaved runs are compared by their windows' ratios.
@@ -316,15 +297,18 @@ def of_graph(comparison: Comparison) -> CellChange:
     return next(cell for cell in comparison.cells if cell.cell == STAGE_GRAPH)
 
 
-def test_a_small_change_of_windows_is_found() -> None:
+@pytest.mark.parametrize(
+    ("graph", "outcome"), [(0.990, ChangeVerdict.REGRESSION), (0.972, ChangeVerdict.SAME)]
+)
+def test_a_small_change_of_windows_is_found(graph: float, outcome: ChangeVerdict) -> None:
     """Three blocks of whole batches would see nothing below several per cent."""
-    comparison = compare_runs(measured(0.972), measured(0.990, seed=6))
+    comparison = compare_runs(measured(0.972), measured(graph, seed=6))
     found = of_graph(comparison)
-    assert found.outcome is ChangeVerdict.REGRESSION
+    assert found.outcome is outcome
     assert found.ratio is not None
     assert found.ratio.measure == "device_ms"
     assert found.ratio.interval is not None
-    assert found.ratio.interval.low < 0.990 / 0.972 < found.ratio.interval.high
+    assert found.ratio.interval.low < graph / 0.972 < found.ratio.interval.high
     assert found.ratio.interval.half_width < 0.003
     assert any("interleaved windows" in note for note in notes(comparison))
 
@@ -338,22 +322,11 @@ def test_a_change_of_the_gpus_work_is_found() -> None:
     assert change.interval.low < 0.990 / 0.972 < change.interval.high < 1.03
 
 
-def test_a_sweeps_refusal_names_its_run() -> None:
-    other = replace(STORED, header=with_header(BASE, "scenario", requests=8).header)
-    with refused("BASE and NEW", NotComparableError, naming="r8"):
-        compare_sweeps({"r1": STORED, "r8": STORED}, {"r1": STORED, "r8": other})
-
-
 def test_ratios_on_two_clocks_are_not_compared() -> None:
     host = change_windows(interleaved(0.972), lambda window: True, device_ms=None)
     change = of_graph(compare_runs(measured(0.972), stored(host))).ratio
     assert change is not None
     assert change.measure not in ("device_ms", "wall_ms")
-
-
-def test_runs_of_the_same_code_are_the_same() -> None:
-    comparison = compare_runs(measured(0.972), measured(0.972, seed=6))
-    assert of_graph(comparison).outcome is ChangeVerdict.SAME
 
 
 def test_the_ends_of_an_interval_give_its_standard_error_back() -> None:

@@ -10,12 +10,16 @@ from nwor_bench.analysis.draft_rates import MIN_JUDGED, AtSize, SpanTokens, Wort
 from nwor_bench.records.types import Verdict
 from nwor_bench.stats.interval import Interval, t_quantile
 from nwor_bench.stats.paired import variance_inflation
-from nwor_bench.stats.robust import from_ends
 
 
 @pytest.mark.parametrize(
     ("best", "least", "schedule"),
     [
+        ({1: 4}, {}, [[1, 1, 4]]),
+        ({1: 4, 2: 4, 8: 4}, {}, [[1, 8, 4]]),
+        ({1: 4, 8: 2, 32: 0}, {}, [[1, 1, 4], [2, 8, 2], [9, 32, 0]]),
+        ({1: 1, 4: 3}, {}, [[1, 3, 1], [4, 4, 3]]),  # between two sizes the smaller count
+        ({8: 2}, {}, [[1, 8, 2]]),
         ({1: 4, 8: 2}, {8: 5}, [[1, 1, 4], [2, 8, 2]]),  # 2 to 4: the smaller count
         ({2: 1, 4: 3, 8: 3}, {4: 3, 8: 5}, [[1, 2, 1], [3, 8, 3]]),
         ({4: 3, 16: 0, 32: 0}, {4: 3, 16: 9, 32: 17}, [[1, 4, 3], [5, 32, 0]]),
@@ -25,23 +29,12 @@ from nwor_bench.stats.robust import from_ends
 def test_a_class_has_its_count_from_its_smallest_size_on(
     best: Mapping[int, int], least: Mapping[int, int], schedule: Sequence[Sequence[int]]
 ) -> None:
-    found = Worth((), best, 0, {}, least)
+    found = Worth((), best, 0, {}, least) if least else Worth((), best, 0, {})
     assert found.schedule == schedule
     assert [found.sizes(size) for size in (1, *least)] == [
         "1",
         *(f"{first}-{last}" for last, first in least.items()),
     ]
-
-
-def test_an_estimate_comes_back_from_its_interval() -> None:
-    for value, error, count in ((0.3, 0.02, 60), (-1.0, 0.2, 12), (0.0, 0.0, 400)):
-        degrees = int(max(4, int(0.4 * count ** (2 / 3))))
-        given = Interval.of(value, error, degrees, count)
-        ratio = given.exp()
-        found = from_ends(ratio.value, ratio.low, ratio.high, count).ln()
-        assert found.value == pytest.approx(value)
-        assert found.error == pytest.approx(error)
-        assert (found.degrees, found.count) == (degrees, count)
 
 
 def test_tokens_of_two_counts_differ_by_both_errors() -> None:
@@ -61,7 +54,7 @@ def test_tokens_of_two_counts_differ_by_both_errors() -> None:
 @pytest.mark.slow
 def test_intervals_of_a_server_include_the_truth_in_95_percent_of_runs() -> None:
     """Three counts of a class together, times and tokens each with an error of 2 %."""
-    times, tokens, error, runs = {1: 1.2, 2: 1.4, 3: 1.7}, {1: 1.6, 2: 2.0, 3: 2.2}, 0.02, 1000
+    times, tokens, error, runs = {1: 1.2, 2: 1.4, 3: 1.7}, {1: 1.6, 2: 2.0, 3: 2.2}, 0.02, 200
     hits = right = 0
     for seed in range(runs):
         rng = np.random.default_rng(seed)
@@ -78,7 +71,7 @@ def test_intervals_of_a_server_include_the_truth_in_95_percent_of_runs() -> None
                     for r in found.rates)  # fmt: skip
         right += found.best == {8: 1}  # 1.33, 1.43 and 1.29 times: k = 2 is better, not surely
         assert found.rates[0].verdict == Verdict.FASTER
-    assert 0.94 < hits / runs < 0.98
+    assert 0.92 < hits / runs < 0.99
     assert right / runs > 0.5
 
 
@@ -165,18 +158,15 @@ def test_a_larger_count_must_gain_more_than_the_noise_over_the_smaller(
 def test_one_count_for_all_sizes_needs_a_sure_gain_on_average(
     small: Mapping[int, float], large: Mapping[int, float], best: int | None
 ) -> None:
+    """The mean is no surer than each: the tokens of all sizes are the same texts'."""
     sizes = [
         at_size({k: (rate, 0.02, 40) for k, rate in own.items()}, quiet(), requests)
         for requests, own in ((1, small), (8, large))
     ]
     assert worth_at(sizes, [1, 2], 9).best_fixed == best
-
-
-def test_the_mean_of_several_sizes_is_no_surer_than_each() -> None:
-    """Their tokens are the same texts'. k = 1 gives 6 % more at each of four sizes, +- 8 %: were
-    they independent, the mean would be known to 4 %."""
-    sizes = [at_size({1: (1.06, 0.08, 40)}, quiet(), size) for size in (1, 2, 4, 8)]
-    assert worth_at(sizes, [1], 9).best_fixed == 0
+    # 6 % more at each of four sizes, +- 8 %: independent, the mean would be known to 4 %.
+    unsure = [at_size({1: (1.06, 0.08, 40)}, quiet(), size) for size in (1, 2, 4, 8)]
+    assert worth_at(unsure, [1], 9).best_fixed == 0
 
 
 @pytest.mark.parametrize("groups", [3, 4, 5])

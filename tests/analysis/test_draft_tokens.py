@@ -1,6 +1,6 @@
 """Tokens of a window by draft count: those that requests got, each prompt once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import log
 from pathlib import Path
@@ -114,8 +114,7 @@ def test_steps_of_a_kept_run_have_all_its_tokens_and_no_more() -> None:
 
 
 def test_a_windows_output_has_no_tokens_behind_a_requests_last_one() -> None:
-    """One of four requests had finished before, with 3 drafts accepted of its 4. The others accept
-    5, of which one ends with two of them too many."""
+    """One of four requests had finished, with 3 of its 4 drafts accepted. The others accept 5."""
     window = replace(
         make_run().windows[0], num_reqs=4, draft_tokens=16, staged_tokens=0, accepted_tokens=8,
         uncounted_draft_tokens=4, uncounted_accepted_tokens=3, undelivered_tokens=2,
@@ -124,12 +123,11 @@ def test_a_windows_output_has_no_tokens_behind_a_requests_last_one() -> None:
     assert output_tokens(replace(window, undelivered_tokens=None)) == 3 + 5  # an older run
 
 
-@pytest.mark.parametrize("k", [1, 2, 4])
-@pytest.mark.parametrize("most", [2, 24, 192])
+@pytest.mark.parametrize(("k", "most"), [(1, 2), (2, 24), (4, 24), (4, 192)])
 def test_named_rates_give_the_tokens_of_requests_that_long(k: int, most: int) -> None:
     rates, rng = [0.75, 0.56, 0.42, 0.32][:k], np.random.default_rng(k)
-    simulated = [generated(rng, rates, most)[0] for _ in range(4000)]
-    error = np.std(simulated) / 4000**0.5 / np.mean(simulated)
+    simulated = [generated(rng, rates, most)[0] for _ in range(1000)]
+    error = np.std(simulated) / 1000**0.5 / np.mean(simulated)
     expected = (most - 1) / np.mean(simulated)
     assert expected_tokens(rates, most) == pytest.approx(expected, rel=4 * error + 1e-9)
     assert expected_tokens(rates, most) < expected_tokens(rates, None) == 1 + sum(rates)
@@ -175,7 +173,7 @@ def test_a_prompt_is_known_by_its_place_in_the_plan() -> None:
 
 
 def test_a_prompt_weighs_once_however_often_it_ran() -> None:
-    own: Mapping[str, tuple[float, int]] = {"easy": (10, 30), "hard": (20, 2)}
+    own = {"easy": (10.0, 30.0), "hard": (20.0, 2.0)}
     once = Tokens([(name, {2: counts}) for name, counts in own.items()], [2], None)
     often = [("hard", {2: (18.0, 4)}), ("hard", {2: (22.0, 0)}), ("easy", {2: own["easy"]})]
     assert Tokens(often, [2], None).mean(2) == once.mean(2) == pytest.approx(1 + 32 / 30)
@@ -185,7 +183,7 @@ COUNTS = (1, 2, 3, 4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("prompts", "forks"), [(40, 0.5), (40, 1.0), (12, 0.5), (12, 1.0)])
+@pytest.mark.parametrize(("prompts", "forks"), [(40, 1.0), (12, 0.5)])
 def test_intervals_hold_if_prompts_run_at_four_batch_sizes(prompts: int, forks: float) -> None:
     """Copies of a prompt share its ease, whether or not their text forks. All counts together, as
     intervals hold for all of them; by different texts 0.69 to 0.82 of them do."""
@@ -193,9 +191,9 @@ def test_intervals_hold_if_prompts_run_at_four_batch_sizes(prompts: int, forks: 
     made = np.random.default_rng(9)
     truth = {}
     for k in COUNTS:
-        all_ = [generated(made, reached(ease, k), most) for ease in made.beta(*shape, 3000)]
+        all_ = [generated(made, reached(ease, k), most) for ease in made.beta(*shape, 1000)]
         truth[k] = log((most - 1) * len(all_) / sum(windows for windows, _, _ in all_))
-    hits, runs = 0, 200
+    hits, runs = 0, 50
     for seed in range(runs):
         rng = np.random.default_rng(seed)
         requests: list[Request] = []
@@ -213,4 +211,4 @@ def test_intervals_hold_if_prompts_run_at_four_batch_sizes(prompts: int, forks: 
             < t_quantile(1 - 0.05 / 2 / len(COUNTS), own.degrees) * own.error
             for k, own in found.items()
         )
-    assert 0.92 < hits / runs < 0.995
+    assert hits / runs > 0.88

@@ -2,22 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import exp, log
+from math import log
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from nwor_bench.analysis.draft_rates import Worth
 from nwor_bench.analysis.draft_tokens import same_places
 from nwor_bench.analysis.groups import Pair
 from nwor_bench.analysis.worth import Measured, refused_arms, worth_of
 from nwor_bench.records.cell import AA, Arm, Cell, Drafts, NworMode, ScvMode
 from nwor_bench.records.header import PairFacts, StoredSpec
 from nwor_bench.records.types import Phase, Verdict
-from nwor_bench.records.window_order import DRAFT_RUN_LENGTHS, RUNS
-from nwor_bench.stats.paired import abba_effect
 
 TIMES = {1: 1.2, 2: 1.4}
 """Time of a window over that at k = 0."""
@@ -89,29 +86,28 @@ def true_tokens(k: int) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("groups", "noise"), [(12, 0.08), (3, 0.04), (3, 0.2)])
+@pytest.mark.parametrize(("groups", "noise"), [(12, 0.08), (3, 0.2)])
 def test_intervals_include_the_truth_in_95_percent_of_runs(groups: int, noise: float) -> None:
     """Both counts of a run together, since an interval holds for all of them. The error of tokens
-    is some 4 %, that of times noise / sqrt(groups): here about the same, the smaller, the larger.
+    is some 4 %, that of times noise / sqrt(groups): here about the same, and the larger.
     """
     truth = {k: true_tokens(k) / time for k, time in TIMES.items()}
-    runs, hits = 400, 0
+    runs, hits = 60, 0
     for seed in range(runs):
         own = measured(np.random.default_rng(seed), groups=groups, noise=noise)
         rates = worth_of([own]).rates
         assert all(rate.low is not None for rate in rates)
         hits += all((r.low or 0) < truth[r.drafts] < (r.high or 0) for r in rates)
-    assert 0.92 < hits / runs < 0.985
+    assert 0.9 < hits / runs < 0.995
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("groups", [5, 9])
-def test_a_count_that_scatters_five_times_as_much_is_covered_too(groups: int) -> None:
+def test_a_count_that_scatters_five_times_as_much_is_covered_too() -> None:
     """With one scatter of all counts its interval was too narrow, those of the others too wide."""
-    runs, hits = 300, 0
+    runs, hits = 60, 0
     for seed in range(runs):
         rng = np.random.default_rng(seed)
-        own = measured(rng, groups=groups, noise=0.02, rates=[0.8, 0.5])
+        own = measured(rng, groups=5, noise=0.02, rates=[0.8, 0.5])
         for effect in own.effects:
             if effect.pair.treated.drafts == 2:
                 for group in effect.groups:
@@ -119,7 +115,7 @@ def test_a_count_that_scatters_five_times_as_much_is_covered_too(groups: int) ->
         truth = {1: 1.8 / TIMES[1], 2: 2.3 / TIMES[2]}
         rates = worth_of([own]).rates
         hits += all((r.low or 0) < truth[r.drafts] < (r.high or 0) for r in rates)
-    assert 0.92 < hits / runs < 0.985
+    assert 0.9 < hits / runs < 0.995
 
 
 def test_a_larger_count_is_chosen_only_if_its_interval_shows_it() -> None:
@@ -133,6 +129,11 @@ def test_a_larger_count_is_chosen_only_if_its_interval_shows_it() -> None:
     slow = worth_of([measured(rng, texts=40, groups=40, times={1: 2.5, 2: 4.0})])
     assert slow.best == {4: 0}
     assert [rate.verdict for rate in slow.rates] == [Verdict.SLOWER] * 2
+    # k = 2 is far better than k = 0 and no better than k = 1.
+    equal = {1: 1.2, 2: 1.2 * true_tokens(2) / true_tokens(1)}
+    found = worth_of([measured(np.random.default_rng(3), texts=40, groups=40, times=equal)])
+    assert [rate.verdict for rate in found.rates] == [Verdict.FASTER] * 2
+    assert found.best == {4: 1}
 
 
 def test_a_batch_size_without_groups_has_no_count_of_its_own() -> None:
@@ -154,75 +155,13 @@ def test_a_batch_size_without_groups_has_no_count_of_its_own() -> None:
     assert unknown.best_staged == {}
 
 
-def test_a_count_must_beat_the_smaller_one_not_only_none() -> None:
-    """k = 2 is far better than k = 0 and no better than k = 1."""
-    equal = {1: 1.2, 2: 1.2 * true_tokens(2) / true_tokens(1)}
-    own = measured(np.random.default_rng(3), texts=40, groups=40, times=equal)
-    found = worth_of([own])
-    assert [rate.verdict for rate in found.rates] == [Verdict.FASTER] * 2
-    assert found.best == {4: 1}
-
-
-def correlated_groups(rng: np.random.Generator, ratio: float, number: int) -> list[float]:
-    """Effects of groups whose windows scatter as on an H200 (`RUN_LENGTHS`): neighbours correlate
-    by 0.7, windows four apart by 0.3, groups have a deviation of 3 %. One window in fifty takes a
-    fifth longer."""
-    every = sum(DRAFT_RUN_LENGTHS.values())
-    lengths = [n for n, often in DRAFT_RUN_LENGTHS.items() for _ in range(number * often // every)]
-    noise = np.empty(RUNS * sum(lengths))
-    noise[0] = rng.normal(0, 0.03)
-    for place in range(1, len(noise)):
-        noise[place] = 0.73 * noise[place - 1] + rng.normal(0, 0.03 * (1 - 0.73**2) ** 0.5)
-    noise += np.where(rng.random(len(noise)) < 0.02, log(1.2), 0.0)
-    ends = np.cumsum([RUNS * length for length in lengths])
-    return [
-        abba_effect(
-            (b, exp(log(ratio) * b + own))
-            for b, run in zip((False, True, True, False), group.reshape(RUNS, -1), strict=True)
-            for own in run[1:-1]  # neither end of a run counts
-        )
-        for group in np.split(noise, ends[:-1])
-    ]
-
-
-@pytest.mark.slow
-def test_two_percent_at_one_count_are_found() -> None:
-    """A window of k = 2 takes 2 % longer. In 80 groups a count, at named rates, the interval of
-    k = 2 includes the planted rate and excludes the one without; all counts' include theirs."""
-    rates, times, planted = [0.8, 0.6, 0.5, 0.4], {1: 1.1, 2: 1.2, 3: 1.3, 4: 1.4}, 2
-    found = covered = 0
-    runs = 200
-    for seed in range(runs):
-        rng = np.random.default_rng(seed)
-        own = measured(rng, times=times, rates=rates)
-        for effect in own.effects:
-            k = effect.pair.treated.drafts
-            true = times.get(k or 0, 1.0) * (1.02 if k == planted else 1.0)
-            values = correlated_groups(rng, true, 80)
-            shown = [SimpleNamespace(num_reqs=4, host=value, device=None) for value in values]
-            effect.groups = shown  # type: ignore[misc,assignment]
-        within = []
-        for rate in worth_of([own]).rates:
-            without = (1 + sum(rates[: rate.drafts])) / times[rate.drafts]
-            truth = without / 1.02 if rate.drafts == planted else without
-            assert rate.low is not None
-            assert rate.high is not None
-            within.append(rate.low < truth < rate.high)
-            found += rate.drafts == planted and rate.high < without
-        covered += all(within)
-    assert found / runs > 0.95
-    assert 0.92 < covered / runs < 0.99
-
-
 def test_synthetic_acceptance_is_what_its_rates_say() -> None:
     """Whatever the batches accepted, and without their error."""
     own = measured(np.random.default_rng(0), texts=1, groups=200, noise=0.01, rates=[0.8, 0.5])
     for rate, tokens in zip(worth_of([own]).rates, (1.8, 2.3), strict=True):
         assert rate.tokens == pytest.approx(tokens)
         assert rate.ratio == pytest.approx(tokens / TIMES[rate.drafts], rel=0.005)
-        assert rate.high is not None
-        assert rate.low is not None
-        assert rate.high / rate.low < 1.01
+        assert (rate.high or 9) / (rate.low or 1) < 1.01
 
 
 def test_batch_sizes_share_their_requests_and_each_text_counts_once() -> None:
@@ -257,27 +196,16 @@ def test_a_staged_count_is_judged_beside_the_same_count_in_mode_off() -> None:
     assert one.ratio == pytest.approx(true_tokens(1) / TIMES[1], rel=0.06)
     assert (one.stage_verdict, two.stage_verdict) == (Verdict.FASTER, Verdict.SLOWER)
     for rate, truth in ((one, 1 / 0.9), (two, 1 / 1.2)):
-        assert rate.stage_low is not None
-        assert rate.stage_high is not None
-        assert rate.stage_low < truth < rate.stage_high
+        assert (rate.stage_low or 9) < truth < (rate.stage_high or 0)
         assert rate.stage_groups == 40
-    assert found.best == {4: 2}
-    assert found.best_staged == {4: 1}
-
-
-def test_a_staged_count_within_the_noise_is_open() -> None:
-    """5 % less time, where k = 0 over itself seems to take 10 % more."""
+    assert (found.best, found.best_staged) == ({4: 2}, {4: 1})
+    # Open where k = 0 over itself seems to take 10 % more.
     own = measured(np.random.default_rng(0), texts=40, groups=40, noise=0.02, staged={1: 0.95})
     assert worth_of([own]).rates[0].stage_verdict == Verdict.FASTER
     again = next(effect for effect in own.effects if effect.pair.treated.arm == AA)
     for group in again.groups:
         group.host += log(1.1)  # type: ignore[misc]
     assert worth_of([own]).rates[0].stage_verdict == Verdict.AMBIGUOUS
-
-
-def arms_known(own: Measured) -> set[Any]:
-    return {(rate.drafts, rate.ratio is not None, rate.stage_ratio is not None)
-            for rate in worth_of([own]).rates}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -305,8 +233,9 @@ def test_what_failed_its_checks_has_no_ratio_and_is_no_candidate(
         np.random.default_rng(0), texts=40, groups=40, noise=0.01, staged={1: 1.05, 2: 0.95}
     )
     own = replace(own, refused=refused)
-    assert arms_known(own) == known
     found = worth_of([own])
+    shown = {(r.drafts, r.ratio is not None, r.stage_ratio is not None) for r in found.rates}
+    assert shown == known
     assert (found.best, found.best_staged) == (best, best_staged)
     for rate in found.rates:
         for staged, verdict in ((False, rate.verdict), (True, rate.stage_verdict)):
@@ -335,26 +264,8 @@ def test_cells_that_failed_or_were_not_checked_are_refused(
     )  # fmt: skip
     expected = {(2, mode is NworMode.STAGE): str(verdict)} if refused else {}
     assert refused_arms([result]) == expected
-    zero: Any = SimpleNamespace(
-        cell=cell(Drafts(0)), verdict="reference", interleaved=None, compared=None
-    )
-    assert refused_arms([zero]) == {}
-
-
-@pytest.mark.parametrize(
-    ("best", "schedule"),
-    [
-        ({1: 4}, [[1, 1, 4]]),
-        ({1: 4, 2: 4, 8: 4}, [[1, 8, 4]]),
-        ({1: 4, 8: 2, 32: 0}, [[1, 1, 4], [2, 8, 2], [9, 32, 0]]),
-        ({1: 1, 4: 3}, [[1, 3, 1], [4, 4, 3]]),  # between two sizes the smaller count
-        ({8: 2}, [[1, 8, 2]]),
-    ],
-)
-def test_the_schedule_takes_the_smaller_count_between_sizes(
-    best: Mapping[int, int], schedule: Sequence[Sequence[int]]
-) -> None:
-    assert Worth((), best, 0, {}).schedule == schedule
+    result.cell, result.verdict = cell(Drafts(0)), "reference"
+    assert refused_arms([result]) == {}
 
 
 def batch(number: int, arm: Arm, windows: Sequence[tuple[int, int]], text: str = "t") -> Any:

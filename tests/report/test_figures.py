@@ -3,19 +3,25 @@
 import html
 import re
 from dataclasses import replace
+from math import exp, log
+from statistics import fmean
 from typing import Any
 
 import pytest
+from interleaved_run import STAGE_GRAPH, Planted, interleaved_run
 from report_runs import RUNS, faster, gpu_run, invalid, with_counters
-from synthetic_run import change_windows, document_of, kept, make_run, summarised
+from synthetic_run import analysed, change_windows, document_of, kept, make_run, summarised
 
 from nwor_bench.analysis.analyse import noise_floor
 from nwor_bench.records.store import RunData
 from nwor_bench.report.cells import VERDICT_MARKS, interval_figure
-from nwor_bench.report.document import Figure, Paragraph, Table
+from nwor_bench.report.document import Figure
 from nwor_bench.report.html import COLOURS, canvas_of, colour, draw_svg
+from nwor_bench.report.over_time import MAX_DOTS, merged, over_time_section, ratios_in_order
 
 pytestmark = pytest.mark.slow  # whole runs
+
+RATIO, RATE = "ratio-over-time", "throughput-over-time"
 
 
 def figures(run: RunData) -> dict[str, Figure]:
@@ -33,19 +39,6 @@ def panels(run: RunData, name: str) -> Any:
 def rows(axes: Any) -> list[str]:
     """The labels of a vertical axis with one row a label."""
     return [label.get_text() for label in axes.get_yticklabels()]
-
-
-def words(run: RunData, title: str) -> str:
-    """The paragraphs of one section."""
-    document = document_of(run)
-    (section,) = [section for section in document.sections if section.title == title]
-    return " ".join(block.text for block in section.blocks if isinstance(block, Paragraph))
-
-
-def rows_of_precision(run: RunData) -> set[str]:
-    """The cells that the tables of precision have."""
-    (section,) = [s for s in document_of(run).sections if s.title == "Measurement precision"]
-    return {row[0] for block in section.blocks if isinstance(block, Table) for row in block.rows}
 
 
 def shown_texts(svg: str) -> list[str]:
@@ -68,9 +61,7 @@ def run() -> RunData:
     return with_counters(faster(), 50_000)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.long] * (n not in ("cpu", "faster"))) for n in RUNS]
-)
+@pytest.mark.parametrize("name", ["cpu", "faster"])
 def test_every_figure_is_drawn_with_its_texts_in_the_page_s_colours(name):
     for figure in figures(RUNS[name]()).values():
         svg = draw_svg(figure)
@@ -85,17 +76,18 @@ def test_every_figure_is_drawn_with_its_texts_in_the_page_s_colours(name):
         assert svg == draw_svg(figure)
 
 
-def test_what_was_not_measured_is_a_sentence_and_no_figure():
-    cpu = make_run(aa=True)
-    assert "timed between events on a GPU" in words(cpu, "Where a window's time goes")
-    assert "not measured in this run" in words(cpu, "Bytes: predicted and measured")
-    assert "no interleaved window" in words(gpu_run(probed=False), "Where a window's time goes")
+def test_what_was_not_measured_has_no_figure():
+    bare = make_run(aa=True)
     bare = replace(
-        change_windows(cpu, lambda w: True, wall_ms=None, accepted_per_position=()),
-        batches=tuple(replace(b, vllm_accepted_per_position=None) for b in cpu.batches),
+        change_windows(bare, lambda w: True, wall_ms=None, accepted_per_position=()),
+        batches=tuple(replace(b, vllm_accepted_per_position=None) for b in bare.batches),
     )
-    one = kept(bare, lambda record: record.block == 0)
-    assert set(figures(one)) == set()
+    assert set(figures(kept(bare, lambda record: record.block == 0))) == set()
+    for name in ("intervals", RATIO, RATE):  # an INVALID cell's times do not count
+        drawn = panels(invalid(), name)
+        shown = rows(drawn[0]) if name == "intervals" else [*titled(drawn)]
+        assert "stage x off" in shown
+        assert "stage x graph" not in shown
 
 
 def test_each_interval_lies_where_its_numbers_say(run):
@@ -132,15 +124,6 @@ def test_the_noise_band_and_the_line_at_one(run):
     assert "There is no noise band" in bare.caption
 
 
-def test_times_that_do_not_count_are_in_no_figure():
-    wrong = invalid()
-    (axes,) = panels(wrong, "intervals")
-    assert "stage x off" in rows(axes)
-    assert "stage x graph" not in rows(axes)
-    assert "stage x off" in rows_of_precision(wrong)
-    assert "stage x graph" not in rows_of_precision(wrong)
-
-
 def test_hostile_labels_make_no_markup():
     nasty = '</svg></script><a href="http://x">&amp; $x_2$'
     figure = interval_figure(summarised(faster()), 0.01)
@@ -150,3 +133,73 @@ def test_hostile_labels_make_no_markup():
     assert nasty in shown_texts(drawn)
     assert "<a " not in drawn
     assert drawn.count("</svg>") == 1
+
+
+def titled(drawn: Any) -> dict[str, Any]:
+    """Panels by their cell."""
+    return {axes.get_title(loc="left"): axes for axes in drawn if axes.get_visible()}
+
+
+def dots(axes: Any) -> list[float]:
+    """The values of a panel."""
+    return list(axes.containers[0][0].get_ydata())
+
+
+def test_each_panel_has_the_cell_s_dots_and_its_interval() -> None:
+    """Its ratio is the geometric mean of the blocks' ratios."""
+    run = gpu_run({"graph": 0.95})
+    found = {cell.label: cell for cell in analysed(run).cells if cell.ratio_to_off is not None}
+    drawn = titled(panels(run, RATIO))
+    assert set(drawn) == set(found)
+    for label, axes in drawn.items():
+        cell, ratios = found[label], ratios_in_order(analysed(run), found[label])
+        assert len(ratios) == 12
+        assert exp(fmean(map(log, ratios))) == pytest.approx(cell.ratio_to_off)
+        assert dots(axes) == pytest.approx(ratios)
+        (band,) = axes.patches
+        ends = (band.get_y(), band.get_y() + band.get_height())
+        assert ends == pytest.approx((cell.ratio_ci_low, cell.ratio_ci_high))
+    alternative = figures(run)[RATIO].alternative
+    assert re.search(r"stage x graph 0\.9[45]\d, 0\.9[45]\d, 0\.9[45]\d", alternative)
+    assert all(label in alternative for label in found)
+
+
+def test_drift_between_groups_is_seen() -> None:
+    clocks = [1980.0] * 6 + [1880.0] * 6
+    drifting = interleaved_run(Planted({"stage x graph": 0.97}, clocks=clocks, per_100_mhz=-0.03))
+    values = dots(titled(panels(drifting, RATIO))[STAGE_GRAPH.label])
+    third = len(values) // 3
+    assert max(values[:third]) == pytest.approx(0.97, abs=0.01)
+    assert min(values[-third:]) == pytest.approx(1.0, abs=0.01)
+
+
+def test_many_groups_become_dots_with_intervals() -> None:
+    noise = [0.97, 0.98, 0.99] * 100
+    found = merged(noise)
+    assert len(found) == MAX_DOTS
+    assert all(dot.low < dot.value < dot.high for dot in found)  # type: ignore[operator]
+    assert [dot.value for dot in merged(noise[:9])] == noise[:9]
+    assert {dot.low for dot in merged(noise[:9])} == {None}
+    assert merged([]) == ()
+
+
+def test_throughput_is_tokens_over_window_time() -> None:
+    def everything(window: Any) -> bool:
+        return True
+
+    even = change_windows(
+        gpu_run(), everything, wall_ms=10.0, num_reqs=2, draft_tokens=8, accepted_tokens=5,
+        staged_tokens=0, committed_tokens=0, rejected_tokens=0,
+    )  # fmt: skip
+    # One of the two requests had finished: its token and its 2 accepted drafts are no output.
+    ended = change_windows(even, everything, uncounted_draft_tokens=4, uncounted_accepted_tokens=2)
+    for run, rate in ((even, 700), (ended, 400)):
+        shown = {round(value, 6) for axes in panels(run, RATE) for value in dots(axes)}
+        assert shown == {rate}
+
+
+def test_a_short_run_has_no_such_section() -> None:
+    assert over_time_section(analysed(gpu_run(blocks=4))) == []
+    untimed = change_windows(gpu_run(), lambda w: True, wall_ms=None)
+    assert RATIO in figures(untimed)
+    assert RATE not in figures(untimed)

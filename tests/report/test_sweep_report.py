@@ -13,6 +13,7 @@ from swept_folder import save_sweep
 from synthetic_run import make_run
 
 from nwor_bench.errors import ExitCode
+from nwor_bench.records.store import RunData
 from nwor_bench.report.document import Bullets, Headline, Table
 from nwor_bench.report.sweep import MIXED, NOTHING, SweptRun, sweep_document
 from nwor_bench.report.text import NOT_MEASURED
@@ -43,26 +44,21 @@ def runs(folder: Path) -> tuple[SweptRun, ...]:
     return swept_runs(SweepIndex.open(folder))
 
 
-def test_the_answer_counts_the_runs(runs: tuple[SweptRun, ...]) -> None:
+def test_the_answer_counts_the_runs(runs: tuple[SweptRun, ...], tmp_path: Path) -> None:
     lead = sweep_document("grid", runs).lead[0]
     assert isinstance(lead, Headline)
     assert lead.badge == MIXED
     assert "SLOWER in 1, FASTER in 1 of 3 runs" in lead.text
     assert re.search(r"between 0\.97\d \(stage x graph, 8 requests\) and 1\.0\d\d \(.*1 request\)",
                      lead.text)  # fmt: skip
-
-
-def test_runs_of_one_verdict_share_its_badge(runs: tuple[SweptRun, ...]) -> None:
-    lead = sweep_document("grid", runs[1:2]).lead[0]
-    assert isinstance(lead, Headline)
-    assert (lead.badge, lead.kind) == ("FASTER", "faster")
-
-
-def test_a_sweep_that_measured_nothing_says_so(runs: tuple[SweptRun, ...]) -> None:
-    document = sweep_document("grid", runs[2:])
-    assert isinstance(document.lead[0], Headline)
-    assert document.lead[0].badge == NOTHING
-    assert document.sections == ()
+    cpu = save_sweep(tmp_path / "cpu", [(place(1), make_run(blocks=5, aa=True))])
+    for own, badge in (
+        (runs[1:2], "FASTER"), (runs[2:], NOTHING), (swept_runs(SweepIndex.open(cpu)), "CPU RUN"),
+    ):  # fmt: skip
+        lead = sweep_document("grid", own).lead[0]
+        assert isinstance(lead, Headline)
+        assert lead.badge == badge
+    assert sweep_document("grid", runs[2:]).sections == ()
 
 
 def test_ratios_stand_in_a_table_that_leads_to_the_runs(runs: tuple[SweptRun, ...]) -> None:
@@ -97,34 +93,6 @@ def test_report_writes_the_summaries_of_a_sweep_folder(command_line: Run, folder
     assert "Cell" not in quiet
 
 
-def test_a_broken_run_makes_the_sweep_exit_with_3(
-    command_line: Run, tmp_path: Path, figures_left_out: None
-) -> None:
-    folder = save_sweep(tmp_path / "broken", [(place(8), invalid()), (place(1), gpu_run())])
-    code, out, _ = command_line("report", str(folder))
-    assert code == ExitCode.CORRECTNESS_BROKEN
-    assert out.startswith("INVALID: ")
-
-
-def test_a_run_in_which_nothing_acted_makes_the_sweep_exit_with_5(
-    command_line: Run, tmp_path: Path, figures_left_out: None
-) -> None:
-    folder = save_sweep(tmp_path / "idle", [(place(8), ineffective()), (place(1), faster())])
-    code, out, _ = command_line("report", str(folder))
-    said = " ".join(out.split())
-    assert code == ExitCode.INCONCLUSIVE
-    assert said.startswith("MIXED: NOTHING STAGED in 1, FASTER in 1 of 2 runs. Run 1: NWOR never")
-    assert "no draft token was staged (most often: attention_sinks)." in said
-    assert "| NOTHING STAGED |" in (folder / "summary.md").read_text()
-
-
-def test_a_sweep_on_a_cpu_says_so(tmp_path: Path) -> None:
-    folder = save_sweep(tmp_path / "cpu", [(place(1), make_run(blocks=5, aa=True))])
-    page = sweep_document("cpu", swept_runs(SweepIndex.open(folder)))
-    assert isinstance(page.lead[0], Headline)
-    assert page.lead[0].badge == "CPU RUN"
-
-
 def test_report_puts_runs_of_their_own_side_by_side(command_line: Run, folder: Path) -> None:
     """A job array leaves run folders and no sweep.json."""
     loose = folder.parent / "array"
@@ -157,3 +125,21 @@ def test_a_sweep_names_its_runs_that_timed_nothing(tmp_path: Path) -> None:
     (line,) = [line for line in lines if "--time-budget" in line]
     assert line.startswith("WARNING: ")
     assert line.endswith("(runs 2, 3)")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected", "said"),
+    [
+        (invalid, gpu_run, ExitCode.CORRECTNESS_BROKEN, "INVALID: "),
+        (ineffective, faster, ExitCode.INCONCLUSIVE,
+         "MIXED: NOTHING STAGED in 1, FASTER in 1 of 2 runs. Run 1: NWOR never"),
+    ],
+)  # fmt: skip
+def test_the_exit_code_is_that_of_the_worst_run(
+    command_line: Run, tmp_path: Path, figures_left_out: None, first: Callable[[], RunData],
+    second: Callable[[], RunData], expected: ExitCode, said: str,
+) -> None:  # fmt: skip
+    folder = save_sweep(tmp_path / "two", [(place(8), first()), (place(1), second())])
+    code, out, _ = command_line("report", str(folder))
+    assert code == expected
+    assert " ".join(out.split()).startswith(said)

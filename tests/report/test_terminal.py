@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from report_runs import faster, with_counters
+from report_runs import faster
 from rich.console import Console
 from synthetic_run import analysed, change_batches, make_run, summarised
 
@@ -28,10 +28,6 @@ def printed(document: Document, width: int = 80, *, quiet: bool = False) -> str:
 
 def of_run(run: RunData, *, verbose: bool = False, quiet: bool = False) -> str:
     return printed(summary(analysed(run), verbose=verbose), quiet=quiet)
-
-
-def flat(text: str) -> str:
-    return " ".join(text.split())
 
 
 def big_cells() -> list[CellResult]:
@@ -90,17 +86,14 @@ def test_a_table_that_is_too_wide_is_printed_in_parts():
     assert all(value in text for row in rows for value in row)
 
 
-def test_narrow_consoles_fold_words_and_no_number():
+def test_narrow_consoles_fold_words_and_no_number(capsys: pytest.CaptureFixture[str]):
     made = table(["A long name of a column", "n"], [["some words that fold", "1,234,567.8"]])
     blocks = (Headline("SAME", "One sentence of words."), Bullets(("a bullet of several words",)))
     text = printed(Document("", (*blocks, made), (Section("A title", ()),)), 24)
     assert max(map(len, text.splitlines())) <= 24
     assert "1,234,567.8" in text
     assert "A title" in text
-
-
-def test_a_folder_can_be_copied_from_a_narrow_terminal(capsys: pytest.CaptureFixture[str]):
-    print_path(Console(width=80), "Run folder", "deep/" * 30)
+    print_path(Console(width=80), "Run folder", "deep/" * 30)  # it can be copied
     assert capsys.readouterr().out == f"Run folder: {'deep/' * 30}\n"
 
 
@@ -117,14 +110,6 @@ def test_causes_are_one_line_each_and_verbose_shows_the_evidence():
     assert "Committed" in verbose
     assert "Tokens compared with those of off x off" in verbose
     assert "Committed" not in " ".join(lines)
-
-
-@pytest.mark.slow
-def test_counted_bytes_are_reported():
-    run = with_counters(faster(), 50_000)
-    text = flat(of_run(run))
-    assert "DRAM bytes: stage x off wrote 0.05 MB a window fewer than off x off" in text
-    assert "DRAM bytes" not in of_run(faster())
 
 
 def test_square_brackets_in_a_reason_are_not_markup():

@@ -9,9 +9,8 @@ import pytest
 from said import rate, worth
 from synthetic_run import make_run, with_header
 
-from nwor_bench.analysis.analyse import analyse
+from nwor_bench.analysis.analyse import Analysis, analyse
 from nwor_bench.analysis.cell_data import CellData, idle_reason
-from nwor_bench.analysis.draft_rates import Worth
 from nwor_bench.analysis.groups import Pair
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.worth import Measured, WindowTime, window_times
@@ -44,47 +43,47 @@ def test_draft_counts_of_which_none_drafted_are_no_answer(drafted: int) -> None:
     assert ("no draft token was proposed" in said.sentence) != bool(drafted)
 
 
-FASTER = Verdict.FASTER
+@pytest.fixture(scope="module")
+def analysis() -> Analysis:
+    return analyse(make_run())
 
 
-def told(found: Worth) -> MeasuredWorth:
-    """Measured worth of a run that has no draft counts of its own."""
-    return MeasuredWorth((analyse(make_run()),), found, ())
-
-
-def test_synthetic_acceptance_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = worth([rate(1, 2, 1.9, FASTER)], {1: 2})
+def test_synthetic_acceptance_is_said(analysis: Analysis, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = worth([rate(1, 2, 1.9, Verdict.FASTER)], {1: 2})
     monkeypatch.setattr(worth_answer, "named_rates", lambda _: [0.75, 0.5])
-    sentence = worth_answer.worth_answer(told(found)).sentence
+    sentence = worth_answer.worth_answer(MeasuredWorth((analysis,), found, ())).sentence
     assert sentence.endswith(
         "Acceptance is synthetic: 75 % and 50 % of windows accept drafts 1 to 2."
     )
 
 
-def window(cell: Any, device: float | None, wall: float, forward: float) -> Any:
-    return SimpleNamespace(cell=cell, group=0, position=0, run_length=2, num_reqs=2,
-                           device_ms=device, wall_ms=wall, forward_ms=forward,
-                           sample_ms=None)  # fmt: skip
+def times(*windows: Any, refused: Any = None) -> list[WindowTime]:
+    """Times by draft count of (drafts, mode, position, device, wall, forward) in runs of three."""
+    own = [
+        SimpleNamespace(cell=SimpleNamespace(drafts=k, nwor_mode=mode), group=0, position=position,
+                        run_length=3, num_reqs=2, device_ms=device, wall_ms=wall,
+                        forward_ms=forward, sample_ms=None)
+        for k, mode, position, device, wall, forward in windows
+    ]  # fmt: skip
+    run: Any = SimpleNamespace(windows=own, header=SimpleNamespace(scenario={"requests": 2}))
+    return list(window_times([Measured(run, (), refused or {})]))
 
 
-def test_windows_take_the_devices_time_if_there_is_one() -> None:
-    """On a GPU the host's time from step to step is that of another window."""
-    counts = [SimpleNamespace(drafts=k, nwor_mode=NworMode.OFF) for k in (0, 2)]
-    windows = [window(counts[0], 5.0, 9.0, 4.0), window(counts[1], 9.0, 5.0, 6.0),
-               window(counts[1], None, 7.0, 6.0)]  # fmt: skip
-    run: Any = SimpleNamespace(windows=windows, header=SimpleNamespace(scenario={"requests": 2}))
-    found = window_times([Measured(run, ())])
-    times = [(time.drafts, time.window_ms, time.target_ms) for time in found]
-    assert times == [(0, 5.0, 4.0), (2, 8.0, 6.0)]
+OFF, STAGE = NworMode.OFF, NworMode.STAGE
 
 
-def test_windows_at_the_ends_of_a_run_have_no_part_in_its_time() -> None:
-    count = SimpleNamespace(drafts=2, nwor_mode=NworMode.OFF)
-    windows = [window(count, ms, 1.0, 2.0) for ms in (9.0, 5.0, 8.0)]
-    for place, own in enumerate(windows):
-        own.position, own.run_length = place, 3
-    run: Any = SimpleNamespace(windows=windows, header=SimpleNamespace(scenario={"requests": 2}))
-    assert [time.window_ms for time in window_times([Measured(run, ())])] == [5.0]
+def test_windows_take_the_devices_time_and_no_end_of_a_run_has_part_in_it() -> None:
+    """On a GPU the host's time from step to step is that of another window. A staged run begins
+    after a switch of modes, and its last window drafts for its own count."""
+    found = times(
+        (0, OFF, 1, 5.0, 9.0, 4.0), (2, OFF, 0, 90.0, 90.0, 9.0), (2, OFF, 1, 9.0, 5.0, 6.0),
+        (2, OFF, 1, None, 7.0, 6.0), (2, OFF, 2, 80.0, 80.0, 9.0),
+    )  # fmt: skip
+    assert found == [WindowTime(2, 0, False, 5.0, 4.0), WindowTime(2, 2, False, 8.0, 6.0)]
+    staged = ((2, STAGE, 0, None, 9.0, 4.0), (2, STAGE, 1, None, 5.0, 3.0),
+              (2, STAGE, 2, None, 5.0, 3.0))  # fmt: skip
+    assert times(*staged) == [WindowTime(2, 2, True, 5.0, 3.0)]
+    assert times(*staged, refused={(2, True): "INVALID"}) == []
 
 
 def test_the_cost_of_a_change_of_k_is_told() -> None:
@@ -106,16 +105,6 @@ def test_the_cost_of_a_change_of_k_is_told() -> None:
     assert list(worth_page._switch_note([effects(Drafts(2), 0.1, 3)])) == []
 
 
-def test_staged_windows_have_times_of_their_own() -> None:
-    """The first window of a run follows the switch of modes; the last one drafts for its count."""
-    staged = SimpleNamespace(drafts=2, nwor_mode=NworMode.STAGE)
-    windows = [window(staged, None, 9.0, 4.0), window(staged, None, 5.0, 3.0)]
-    windows[1].position = 1
-    run: Any = SimpleNamespace(windows=windows, header=SimpleNamespace(scenario={"requests": 2}))
-    assert window_times([Measured(run, ())]) == [WindowTime(2, 2, True, 5.0, 3.0)]
-    assert window_times([Measured(run, (), {(2, True): "INVALID"})]) == []
-
-
 def test_acceptance_by_position_is_of_fixed_counts() -> None:
     """What adaptive verification accepts depends on the batch size."""
     pair, block = "tiny", 1
@@ -135,18 +124,11 @@ def test_acceptance_by_position_is_of_fixed_counts() -> None:
     assert [row[0] for row in worth_page._acceptance(analyses).rows] == ["1", "2"]
 
 
-def test_each_count_is_a_row_of_worth_csv() -> None:
+def test_each_count_is_a_row_of_worth_csv(analysis: Analysis) -> None:
     """Adaptive verification is told from the largest count, which it drafts too."""
-    found = told(
-        worth(
-            [
-                rate(1, 1, 1.1, FASTER),
-                rate(1, 2, 1.2, FASTER),
-                rate(1, 2, 1.4, FASTER, adaptive=True),
-            ],
-            {1: 2},
-        )
-    )
+    rates = [rate(1, 1, 1.1, Verdict.FASTER), rate(1, 2, 1.2, Verdict.FASTER),
+             rate(1, 2, 1.4, Verdict.FASTER, adaptive=True)]  # fmt: skip
+    found = MeasuredWorth((analysis,), worth(rates, {1: 2}), ())
     rows = [(row["drafts"], row["adaptive"], row["ratio"]) for row in worth_rows(found)]
     assert rows == [(1, False, 1.1), (2, False, 1.2), (2, True, 1.4)]
 
@@ -154,11 +136,8 @@ def test_each_count_is_a_row_of_worth_csv() -> None:
 @pytest.mark.parametrize(("arms", "said"), [({"k=1": {}, "A/A": {}}, False), ({"k=1": {}}, True)])
 def test_noise_of_one_engine_is_not_that_of_two(arms: dict[str, Any], said: bool) -> None:
     """Memory had no room for the A/A engine, so k = 0 was compared with the same engine."""
-    run = with_header(make_run(), "engine", arms=arms)
-    found = replace(worth([rate(1, 1, 1.9, FASTER)], {1: 1}), by_engines=True)
-    blocks = worth_page.worth_blocks(MeasuredWorth((analyse(run),), found, ()))
-    assert (worth_page.ONE_ENGINE in blocks) == said
-    blocks = worth_page.worth_blocks(
-        MeasuredWorth((analyse(run),), replace(found, by_engines=False), ())
-    )
-    assert worth_page.ONE_ENGINE not in blocks
+    run = analyse(with_header(make_run(), "engine", arms=arms))
+    for by_engines in (True, False):
+        found = worth([rate(1, 1, 1.9, Verdict.FASTER)], {1: 1}, by_engines=by_engines)
+        blocks = worth_page.worth_blocks(MeasuredWorth((run,), found, ()))
+        assert (worth_page.ONE_ENGINE in blocks) == (said and by_engines)

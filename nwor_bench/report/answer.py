@@ -7,7 +7,7 @@ from math import inf
 from nwor_bench.analysis.cell_data import OFF_BY_CHOICE
 from nwor_bench.analysis.effects import WORK_MS, Split
 from nwor_bench.analysis.findings import nothing_timed
-from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED, REFERENCE
+from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED, LOSSY, REFERENCE
 from nwor_bench.analysis.throughput import ACCEPTANCE, TIME
 from nwor_bench.analysis.verdicts import DEFAULT_MARGIN
 from nwor_bench.errors import ExitCode
@@ -307,6 +307,8 @@ def _details(cell: CellResult, parts: Sequence[Split]) -> Iterator[str]:
         yield cell.reason.split("; ")[0]
     if cell.parity == ACCEPTANCE_ONLY:
         yield "synthetic acceptance"
+    if cell.parity == LOSSY:
+        yield "lossy by design"
 
 
 def holds_one(cell: CellResult) -> bool:

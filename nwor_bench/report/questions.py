@@ -7,7 +7,7 @@ from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.effects import WINDOWS
 from nwor_bench.analysis.findings import nothing_timed, sufficient_budget
 from nwor_bench.analysis.parity.required import GATE_DID_NOT
-from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED, REFERENCE
+from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED, LOSSY, REFERENCE
 from nwor_bench.analysis.verdicts import DEFAULT_MARGIN
 from nwor_bench.errors import ExitCode
 from nwor_bench.models.measured import measured_rows, outcomes
@@ -87,6 +87,8 @@ def same_output(cells: Sequence[CellResult]) -> str:
             "Yes, except at ties: wherever a cell's token differed, off x off itself cannot tell "
             "the two tokens apart. Evidence lists them."
         )
+    if any(cell.parity == LOSSY for cell in compared):
+        return "FLy is lossy by design: tokens were not compared, only K/V and layers."
     if any(cell.parity == ACCEPTANCE_ONLY for cell in compared):
         return "Only acceptance by position was compared, because acceptance is synthetic here."
     return "As far as it could be checked; see Evidence."

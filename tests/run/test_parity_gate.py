@@ -88,21 +88,22 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "synthetic", "rule"),
+    ("device", "dtype", "method", "rule"),
     [
-        ("cpu", "float32", False, ParityRule.EXACT),
-        ("cpu", "bfloat16", False, ParityRule.EXACT),
-        ("cuda:0", "float32", False, ParityRule.EXACT),
-        ("cuda:0", "bfloat16", False, ParityRule.EXPLAINED),
-        ("cuda:0", "float16", False, ParityRule.EXPLAINED),
-        ("cuda:0", "bfloat16", True, ParityRule.ACCEPTANCE_ONLY),
-        ("cpu", "float32", True, ParityRule.ACCEPTANCE_ONLY),
+        ("cpu", "float32", None, ParityRule.EXACT),
+        ("cpu", "bfloat16", "standard", ParityRule.EXACT),
+        ("cuda:0", "float32", "block", ParityRule.EXACT),
+        ("cuda:0", "bfloat16", "standard", ParityRule.EXPLAINED),
+        ("cuda:0", "float16", None, ParityRule.EXPLAINED),
+        ("cuda:0", "bfloat16", "synthetic", ParityRule.ACCEPTANCE_ONLY),
+        ("cpu", "float32", "synthetic", ParityRule.ACCEPTANCE_ONLY),
+        ("cuda:0", "float32", "fly", ParityRule.LOSSY),
     ],
 )
 def test_the_rule_needs_no_folder_of_weights(
-    device: str, dtype: str, synthetic: bool, rule: ParityRule
+    device: str, dtype: str, method: str | None, rule: ParityRule
 ) -> None:
-    assert parity_rule(device, dtype, synthetic) is rule
+    assert parity_rule(device, dtype, method) is rule
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_the_rule_needs_no_folder_of_weights(
 )
 def test_staged_states_have_ties_on_a_cpu_too(device: str, dtype: str, rule: ParityRule) -> None:
     """Recurrent states are then computed by another kernel than mode off's."""
-    assert parity_rule(device, dtype, False, states=True) is rule
+    assert parity_rule(device, dtype, None, states=True) is rule
 
 
 def test_a_drafters_tie_leaves_the_cell_valid(folder: Path) -> None:
@@ -203,6 +204,20 @@ def test_a_staged_count_must_accept_as_many_as_the_same_count_in_mode_off(
     found = gate.check(staged, answer(staged, *counts), stock, block)
     assert stock.record.parity == "acceptance only"
     assert found.record.parity == parity
+
+
+@pytest.mark.parametrize("by_drafts", [False, True])
+def test_a_lossy_method_breaks_no_cell_by_its_tokens(by_drafts: bool) -> None:
+    status = GpuEngine(device="cuda:0", dtype="bfloat16").status()
+    status = status.model_copy(update={"rejection_sample_method": "fly"})
+    gate = ParityGate(status, encode, Mock(), False, lambda event: None, by_drafts=by_drafts)
+    cell = Cell("tiny", NworMode.STAGE, ScvMode.OFF)
+    record: Any = Accepted(cell, (5, 3))
+    reference = BatchAnswer(record, ((1, 2, 3),))
+    block: Any = None
+    found = gate.check(cell, BatchAnswer(record, ((1, 7),)), reference, block)
+    assert found.record.parity == "lossy"
+    assert gate.broken == {}
 
 
 @pytest.mark.parametrize("at", [None, 7])

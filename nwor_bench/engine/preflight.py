@@ -18,11 +18,11 @@ from nwor_bench.engine.memory import require_memory
 from nwor_bench.errors import ConfigError
 from nwor_bench.instruments.device import float32_reason, is_cpu_build, uses_gpu, visible_gpu_uuids
 from nwor_bench.instruments.draft_counts import (
-    CHANGES_COUNT,
     UNSAFE_GRAPHS,
     WHICH_CHANGE,
     WHY_NOT_ADAPTIVE,
     WHY_UNSAFE,
+    changes_count,
 )
 from nwor_bench.models.config_reader import text_entries
 from nwor_bench.models.methods import (
@@ -114,7 +114,7 @@ def _check_draft_counts(pair: ModelPair | ResolvedPair, method: str, spec: RunSp
     if not spec.experiment.compares_drafts:
         return
     in_one = isinstance(spec.experiment, DraftCounts)
-    if method not in CHANGES_COUNT and in_one:
+    if not changes_count(method) and in_one:
         raise ConfigError.for_field("--method", str(method), f"{WHICH_CHANGE}; write --engines")
     if method in WITHOUT_DRAFTER and spec.adaptive_verification:
         remedy = (
@@ -290,7 +290,7 @@ def why_engines(sweep: SweepFile) -> str | None:
             method=choice.method,
         )
     method = str(pair.method if pair else choice.method or (own and own.method))
-    if method not in CHANGES_COUNT:
+    if not changes_count(method):
         return f"vLLM cannot change the draft count of {method} step by step"
     if not uses_gpu() or os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "0":
         return None

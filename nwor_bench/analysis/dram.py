@@ -22,9 +22,9 @@ from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import BatchKey, batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import SETTLING, BatchRecord, Phase, StageBy, WindowRecord
-from nwor_bench.stats.interval import CONFIDENCE, t_quantile
-from nwor_bench.stats.multiple import POWER, SIGNIFICANCE
-from nwor_bench.stats.paired import MIN_BLOCKS, variance_inflation
+from nwor_bench.stats.interval import Interval
+from nwor_bench.stats.multiple import smallest_effect
+from nwor_bench.stats.paired import mean_of
 
 
 def strategy_of(header: RunHeader) -> Strategy:
@@ -82,25 +82,6 @@ Place = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Amount:
-    """A mean in bytes with its interval over blocks; no interval below MIN_BLOCKS.
-
-    `smallest` is the smallest difference that this many blocks with this noise detect in 80 % of
-    runs.
-    """
-
-    mean: float
-    low: float | None = None
-    high: float | None = None
-    smallest: float | None = None
-
-    @property
-    def excludes_zero(self) -> bool:
-        """True if the interval is on one side of 0."""
-        return self.low is not None and self.high is not None and self.low * self.high > 0
-
-
-@dataclass(frozen=True)
 class CellBytes:
     """One cell's bytes per window.
 
@@ -108,8 +89,10 @@ class CellBytes:
         cell: the cell that the windows belong to.
         windows, blocks: how many were counted.
         staged, accepted: mean drafts and accepted drafts of a counted window; None without one.
-        amounts: bytes per window, by counter; a counter that was not read is missing.
+        amounts: mean bytes per window over blocks, by counter; one that was not read is missing.
         differences: bytes minus those of off x off's matching windows; empty for off x off.
+        visible: by counter, the smallest difference that this many blocks with this noise detect
+            in 80 % of runs.
         matched: windows behind the differences.
         predicted: differences predicted by the byte model, by counter.
     """
@@ -119,15 +102,11 @@ class CellBytes:
     blocks: int
     staged: float | None
     accepted: float | None
-    amounts: Mapping[str, Amount]
-    differences: Mapping[str, Amount]
+    amounts: Mapping[str, Interval]
+    differences: Mapping[str, Interval]
+    visible: Mapping[str, float]
     matched: int
     predicted: Mapping[str, float]
-
-    @property
-    def is_baseline(self) -> bool:
-        """True for off x off, not for the A/A arm."""
-        return self.cell.is_baseline
 
 
 def cell_bytes(run: RunData) -> list[CellBytes]:
@@ -138,24 +117,6 @@ def cell_bytes(run: RunData) -> list[CellBytes]:
     placed = {cell: _placed(counted, cell, windows) for cell in cells}
     compared = len(cells) - 1
     return [_of_cell(run, cell, placed, compared) for cell in cells]
-
-
-def amount_of(values: Sequence[float], compared: int = 1) -> Amount:
-    """The mean of one value per block, with Student's t interval over the blocks.
-
-    The interval of `statistics.paired_ratio`, on bytes instead of log ratios; `smallest` is as in
-    `statistics.smallest_effect`, for `compared` cells.
-    """
-    numbers = np.asarray(values, dtype=float)
-    count = len(numbers)
-    mean = float(numbers.mean())
-    if count < MIN_BLOCKS:
-        return Amount(mean)
-    error = float(numbers.std(ddof=1)) * (variance_inflation(numbers) / count) ** 0.5
-    free = count - 1
-    half = t_quantile((1 + CONFIDENCE) / 2, free) * error
-    tails = t_quantile(1 - SIGNIFICANCE / 2 / max(1, compared), free) + t_quantile(POWER, free)
-    return Amount(mean, mean - half, mean + half, tails * error)
 
 
 Blocks = dict[int, dict[Place, list[WindowRecord]]]
@@ -169,10 +130,10 @@ def _placed(
     for batch in batches:
         if batch.cell != cell:
             continue
-        generated = 0
-        steady = 0
+        generated = steady = 0
         for window in windows[batch_key(batch)]:
-            if _is_full(window, batch):
+            # All requests take part: none is being prefilled, none has finished.
+            if window.num_reqs == batch.requests and not window.uncounted_draft_tokens:
                 steady += 1
                 if steady > SETTLING and window.dram_write_bytes is not None:
                     place = (window.num_reqs, window.draft_tokens, generated)
@@ -181,19 +142,14 @@ def _placed(
     return blocks
 
 
-def _is_full(window: WindowRecord, batch: BatchRecord) -> bool:
-    """True if all requests take part: none is being prefilled, none has finished."""
-    return window.num_reqs == batch.requests and not window.uncounted_draft_tokens
-
-
 def _of_cell(run: RunData, cell: Cell, placed: Mapping[Cell, Blocks], compared: int) -> CellBytes:
     own = placed[cell]
     flat = [w for places in own.values() for group in places.values() for w in group]
     baseline = Cell(cell.pair, NworMode.OFF, ScvMode.OFF)
-    differences: dict[str, Amount] = {}
+    differences: dict[str, Interval] = {}
     matched = 0
     if cell != baseline and baseline in placed:
-        differences, matched = _differences(own, placed[baseline], compared)
+        differences, matched = _differences(own, placed[baseline])
     staged = fmean([w.draft_tokens for w in flat]) if flat else None
     kept = fmean([accepted(w) for w in flat]) if flat else None
     predicted: dict[str, float] = {}
@@ -209,22 +165,20 @@ def _of_cell(run: RunData, cell: Cell, placed: Mapping[Cell, Blocks], compared: 
         accepted=kept,
         amounts={name: amount for name in COUNTERS if (amount := _amount(own, name))},
         differences=differences,
+        visible={name: smallest_effect(found, compared)
+                 for name, found in differences.items() if found.is_bounded},
         matched=matched,
         predicted=predicted,
-    )
+    )  # fmt: skip
 
 
-def _amount(blocks: Blocks, name: str) -> Amount | None:
-    means = []
-    for places in blocks.values():
-        found = [getattr(window, name) for group in places.values() for window in group]
-        values = [value for value in found if value is not None]
-        if values:
-            means.append(fmean(values))
-    return amount_of(means) if means else None
+def _amount(blocks: Blocks, name: str) -> Interval | None:
+    flat = [[w for group in places.values() for w in group] for places in blocks.values()]
+    means = [mean for windows in flat if (mean := _mean(windows, name)) is not None]
+    return mean_of(np.array(means)) if means else None
 
 
-def _differences(own: Blocks, base: Blocks, compared: int) -> tuple[dict[str, Amount], int]:
+def _differences(own: Blocks, base: Blocks) -> tuple[dict[str, Interval], int]:
     """By counter, the mean difference over places that both cells have; and the windows used."""
     by_counter: dict[str, list[float]] = defaultdict(list)
     matched = 0
@@ -232,14 +186,14 @@ def _differences(own: Blocks, base: Blocks, compared: int) -> tuple[dict[str, Am
         shared = own[block].keys() & base[block].keys()
         matched += sum(len(own[block][place]) for place in shared)
         for name in COUNTERS:
-            found = [_gap(own[block][place], base[block][place], name) for place in shared]
-            gaps = [gap for gap in found if gap is not None]
+            pairs = [(_mean(own[block][at], name), _mean(base[block][at], name)) for at in shared]
+            gaps = [ours - theirs for ours, theirs in pairs
+                    if ours is not None and theirs is not None]  # fmt: skip
             if gaps:
                 by_counter[name].append(fmean(gaps))
-    return {name: amount_of(values, compared) for name, values in by_counter.items()}, matched
+    return {name: mean_of(np.array(gaps)) for name, gaps in by_counter.items()}, matched
 
 
-def _gap(ours: Sequence[WindowRecord], theirs: Sequence[WindowRecord], name: str) -> float | None:
-    above = [value for w in ours if (value := getattr(w, name)) is not None]
-    below = [value for w in theirs if (value := getattr(w, name)) is not None]
-    return fmean(above) - fmean(below) if above and below else None
+def _mean(windows: Sequence[WindowRecord], name: str) -> float | None:
+    values = [value for window in windows if (value := getattr(window, name)) is not None]
+    return fmean(values) if values else None

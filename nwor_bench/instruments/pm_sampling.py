@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from nwor_bench.errors import ConfigError
 
 METRICS = {"dram_read_bytes": "dram__bytes_read.sum", "dram_write_bytes": "dram__bytes_write.sum"}
-"""Field names of a window, and NVIDIA's names of their counters."""
+"""Field names of a window, and NVIDIA's names of their counters; reads come first."""
 
 INTERVAL_NS = 50_000
 OLDEST = (13, 4)
@@ -55,8 +55,6 @@ SEARCH_NS = 3_000_000
 
 COVERED = 0.999
 """A window counts only if samples cover at least this share of it."""
-
-READ = "dram_read_bytes"
 
 PERMISSION = (
     "this user may not read the GPU's counters; run as root, start the container with "
@@ -79,14 +77,12 @@ class PmSamples:
 
     Attributes:
         start_ns, end_ns: [n] int64 on CLOCK_REALTIME.
-        values: [n, metrics] float64, counts within each sample.
-        names: the metrics' field names.
+        values: [n, metrics] float64, counts within each sample, in METRICS' order.
     """
 
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
     values: NDArray[np.float64]
-    names: tuple[str, ...]
 
 
 class PmSampler:
@@ -103,10 +99,6 @@ class PmSampler:
     def __init__(self, device: int = 0, interval_ns: int = INTERVAL_NS):
         self.interval_ns = interval_ns
         self._collector = _enabled(_collector_class()(device))
-        self._check_clock()
-        self.names = self._configure()
-
-    def _check_clock(self) -> None:
         from cupti import cupti
 
         if abs(cupti.get_timestamp() - time.clock_gettime_ns(time.CLOCK_REALTIME)) > CLOCK_NS:
@@ -115,19 +107,15 @@ class PmSampler:
                 "PyTorch's profiler has run in this process and changed CUPTI's clock; "
                 "measure in another process"
             )
-
-    def _configure(self) -> tuple[str, ...]:
+        names = list(METRICS.values())
         try:
-            self._collector.configure(
-                metrics=list(METRICS.values()), sampling_interval=self.interval_ns
-            )
+            self._collector.configure(metrics=names, sampling_interval=interval_ns)
         except Exception as refusal:  # CUPTI's own error types
             self.close()
             raise unavailable(
-                f"this GPU does not sample {', '.join(METRICS.values())} ({refusal}); "
+                f"this GPU does not sample {', '.join(names)} ({refusal}); "
                 "use `nwor-bench profile ncu` instead"
             ) from refusal
-        return tuple(METRICS)
 
     def start(self) -> None:
         """Start sampling."""
@@ -147,13 +135,11 @@ class PmSampler:
                 "write fewer --max-new-tokens or --requests"
             )
         samples = list(self._collector.decode(room))[1:]  # the first reaches back to the last stop
+        values = np.array([sample.metric_values for sample in samples], dtype=np.float64)
         return PmSamples(
             np.array([sample.start_timestamp for sample in samples], dtype=np.int64),
             np.array([sample.end_timestamp for sample in samples], dtype=np.int64),
-            np.array([sample.metric_values for sample in samples], dtype=np.float64).reshape(
-                len(samples), len(self.names)
-            ),
-            self.names,
+            values.reshape(len(samples), len(METRICS)),
         )
 
     def close(self) -> None:
@@ -235,25 +221,21 @@ def match_clocks(
         copy_bytes: bytes that each copy reads.
         guess_ns: the events' zero on the samples' clock, to within SEARCH_NS.
     """
-    if not len(samples.start_ns):
-        return None
-    base = int(samples.start_ns[0])
-    middles = (samples.start_ns - base + (samples.end_ns - base)) / 2
-    read = samples.values[:, samples.names.index(READ)]
+    # Before they are floats: nanoseconds of CLOCK_REALTIME do not fit into a float64.
+    middles = (samples.start_ns - guess_ns + (samples.end_ns - guess_ns)) / 2
+    read = samples.values[:, 0]
     offsets, counted = [], 0.0
     for start, end in copies:
-        about = guess_ns - base + (start + end) / 2
-        near = np.abs(middles - about) <= SEARCH_NS + (end - start) / 2
+        middle = (start + end) / 2
+        near = np.abs(middles - middle) <= SEARCH_NS + (end - start) / 2
         total = float(read[near].sum())
-        if total < copy_bytes / 2:
-            continue
-        centre = float((read[near] * middles[near]).sum()) / total
-        offsets.append(centre - (start + end) / 2)
-        counted += total
+        if total >= copy_bytes / 2:
+            offsets.append(float((read[near] * middles[near]).sum()) / total - middle)
+            counted += total
     if not offsets:
         return None
     return ClockMatch(
-        offset_ns=base + round(float(np.median(offsets))),
+        offset_ns=guess_ns + round(float(np.median(offsets))),
         spread_ns=(max(offsets) - min(offsets)) / 2,
         copy_ratio=counted / (copy_bytes * len(offsets)),
         copies=len(offsets),
@@ -268,30 +250,19 @@ def counted_between(
     Times are ns since the events' zero, which is `offset_ns` on the samples' clock. A sample that
     crosses an interval's border is divided in proportion to time.
     """
-    count = len(starts_ns)
-    if not len(samples.start_ns) or not count:
-        return np.full((count, len(samples.names)), np.nan)
-    base = int(samples.start_ns[0])
-    shift = float(offset_ns - base)
-    starts = np.asarray(starts_ns, dtype=np.float64) + shift
-    ends = np.asarray(ends_ns, dtype=np.float64) + shift
+    starts, ends = np.asarray(starts_ns, float), np.asarray(ends_ns, float)
+    if not len(samples.start_ns):
+        return np.full((len(starts), len(METRICS)), np.nan)
     # Cumulative counts at both ends of every sample: they rise within a sample, not between two.
-    borders = (
-        np.column_stack([samples.start_ns - base, samples.end_ns - base]).ravel().astype(float)
-    )
-    lengths = (samples.end_ns - samples.start_ns).astype(np.float64)
-    rising = np.column_stack([lengths, samples.values])
-    before = np.vstack([np.zeros(rising.shape[1]), np.cumsum(rising, axis=0)])
-    level = np.repeat(before, 2, axis=0)[1:-1]
-    found = np.column_stack(
-        [
-            np.interp(ends, borders, column) - np.interp(starts, borders, column)
-            for column in level.T
-        ]
-    )
-    missing = found[:, 0] < COVERED * (ends - starts)
-    result: NDArray[np.float64] = found[:, 1:]
-    result[missing] = np.nan
+    borders = np.column_stack([samples.start_ns, samples.end_ns]).ravel() - offset_ns
+    lengths = samples.end_ns - samples.start_ns
+    columns = []
+    for rising in (lengths, *samples.values.T):
+        level = np.repeat(np.append(0.0, np.cumsum(rising)), 2)[1:-1]
+        columns.append(np.interp(ends, borders, level) - np.interp(starts, borders, level))
+    covered, *counts = columns
+    result: NDArray[np.float64] = np.column_stack(counts)
+    result[covered < COVERED * (ends - starts)] = np.nan
     return result
 
 

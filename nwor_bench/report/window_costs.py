@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from nwor_bench.analysis.analyse import Analysis
-from nwor_bench.analysis.dram import Amount, CellBytes, predicted_difference, strategy_of
+from nwor_bench.analysis.dram import CellBytes, predicted_difference, strategy_of
 from nwor_bench.analysis.phases import PHASES, CellPhases, cell_phases
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunData
@@ -12,6 +12,7 @@ from nwor_bench.records.types import SETTLING, CellResult, NworMode, Phase, Verd
 from nwor_bench.report.answer import on_cpu
 from nwor_bench.report.document import Block, Paragraph, Section, Table, table
 from nwor_bench.report.text import NOT_MEASURED, count, decimal, percent, size
+from nwor_bench.stats.interval import Interval
 
 TIME, BYTES = "Where a window's time goes", "Bytes: predicted and measured"
 
@@ -119,15 +120,16 @@ def _sentence(cell: CellBytes) -> str:
         )
     if found is None:
         return f"{name}: its writes could not be compared with off x off."
-    if found.low is None or found.high is None:
+    if not found.is_bounded:
         return f"{name}: too few blocks for an interval of its writes."
-    if found.excludes_zero:
-        verb = "fewer" if found.mean < 0 else "more"
-        text = f"{name} wrote {_mb(abs(found.mean))} MB a window {verb} than off x off"
+    if not found.holds(0):
+        verb = "fewer" if found.value < 0 else "more"
+        text = f"{name} wrote {_mb(abs(found.value))} MB a window {verb} than off x off"
     else:
-        text = f"{name}: no difference in writes was visible"
-        if found.smallest is not None:
-            text += f" (one of {_mb(found.smallest)} MB would have been)"
+        text = (
+            f"{name}: no difference in writes was visible "
+            f"(one of {_mb(cell.visible[WRITE])} MB would have been)"
+        )
     predicted = cell.predicted.get(WRITE)
     if predicted is not None:
         text += f"; {_signed(predicted)} MB were predicted"
@@ -149,13 +151,12 @@ def _amounts(cells: Sequence[CellBytes]) -> Table:
 def _differences(cells: Sequence[CellBytes]) -> Table:
     rows = []
     for cell in cells:
-        if cell.is_baseline:
+        if cell.cell.is_baseline:
             continue
         row = [cell.cell.label]
         for name in (WRITE, READ):
-            found = cell.differences.get(name)
-            row += [_with_interval(found, signed=True), _signed(cell.predicted.get(name)),
-                    _mb(found.smallest if found else None)]  # fmt: skip
+            row += [_with_interval(cell.differences.get(name), signed=True),
+                    _signed(cell.predicted.get(name)), _mb(cell.visible.get(name))]  # fmt: skip
         rows.append([*row, count(cell.matched)])
     heads = ["Cell", "Written", "Predicted", "Visible from", "Read", "Predicted", "Visible from",
              "Windows"]  # fmt: skip
@@ -206,11 +207,11 @@ def _signed_size(amount: float | None) -> str:
     return f"{'-' if round(amount) < 0 else '+'}{size(round(abs(amount)))}"
 
 
-def _with_interval(amount: Amount | None, signed: bool = False) -> str:
+def _with_interval(amount: Interval | None, signed: bool = False) -> str:
     show = _signed if signed else _mb
-    if amount is None or amount.low is None or amount.high is None:
-        return show(None if amount is None else amount.mean)
-    return f"{show(amount.mean)} [{show(amount.low)}, {show(amount.high)}]"
+    if amount is None or not amount.is_bounded:
+        return show(None if amount is None else amount.value)
+    return f"{show(amount.value)} [{show(amount.low)}, {show(amount.high)}]"
 
 
 def _mb(value: float | None) -> str:

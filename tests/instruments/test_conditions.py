@@ -4,8 +4,11 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,51 +22,31 @@ from nwor_bench.instruments.conditions import (
 
 
 class FakeNvml:
-    """Two GPUs; `time_ns` runs on by 5 ms of throttling at every reading of the first."""
+    """Two GPUs; the first is throttled for 5 ms more at every reading."""
 
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
     NVML_PERF_POLICY_POWER, NVML_PERF_POLICY_THERMAL = 0, 1
+    NVMLError = ArithmeticError
 
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, pids: tuple[list[int], list[int]], unsupported: set[str] = frozenset()):
-        self.pids = pids
-        self.unsupported = unsupported
-        self.throttled = 0
-        self.reasons = [0x1, 0x20]
-
-    def __getattr__(self, name: str) -> Any:
-        if not name.startswith("nvml"):
-            raise AttributeError(name)
-
-        def answer(*arguments: Any) -> Any:
-            if name in self.unsupported:
-                raise self.NVMLError(name)
-            return self._answers()[name](*arguments)
-
-        return answer
-
-    def _answers(self) -> dict[str, Any]:
-        return {
-            "nvmlInit": lambda: None,
-            "nvmlDeviceGetCount": lambda: 2,
-            "nvmlDeviceGetHandleByIndex": lambda index: index,
-            "nvmlDeviceGetUUID": lambda gpu: f"GPU-{gpu}aaa",
-            "nvmlDeviceGetClockInfo": lambda gpu, kind: {1: 1980 - gpu, 2: 2619}[kind],
-            "nvmlDeviceGetTemperature": lambda gpu, kind: 40 + gpu,
-            "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: self.reasons[gpu],
-            "nvmlDeviceGetViolationStatus": self._violation,
-            "nvmlDeviceGetComputeRunningProcesses": lambda gpu: [
-                SimpleNamespace(pid=pid) for pid in self.pids[gpu]
-            ],
+    def __init__(self, *pids: list[int], unsupported: Sequence[str] = ()):
+        throttled = count(5_000_000, 5_000_000)
+        processes = [[SimpleNamespace(pid=pid) for pid in own] for own in pids or ([], [])]
+        answers = {
+            "Init": lambda: None,
+            "DeviceGetCount": lambda: 2,
+            "DeviceGetHandleByIndex": lambda index: index,
+            "DeviceGetUUID": lambda gpu: f"GPU-{gpu}aaa",
+            "DeviceGetClockInfo": lambda gpu, kind: {1: 1980 - gpu, 2: 2619}[kind],
+            "DeviceGetTemperature": lambda gpu, kind: 40 + gpu,
+            "DeviceGetCurrentClocksEventReasons": lambda gpu: [0x1, 0x20][gpu],
+            "DeviceGetViolationStatus": lambda gpu, policy: SimpleNamespace(
+                violationTime=77_000_000 if gpu or policy else next(throttled)
+            ),
+            "DeviceGetComputeRunningProcesses": lambda gpu: processes[gpu],
         }
-
-    def _violation(self, gpu: int, policy: int) -> Any:
-        if (gpu, policy) == (0, self.NVML_PERF_POLICY_POWER):
-            self.throttled += 5_000_000
-            return SimpleNamespace(violationTime=self.throttled)
-        return SimpleNamespace(violationTime=77_000_000)
+        for name, answer in answers.items():
+            refuses = Mock(side_effect=self.NVMLError(name))
+            setattr(self, f"nvml{name}", refuses if name in unsupported else answer)
 
 
 @pytest.fixture
@@ -77,8 +60,10 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Any:
     return install
 
 
-def test_the_host_is_read_without_a_gpu() -> None:
-    monitor = ConditionMonitor()
+def test_the_host_is_read_without_a_gpu(use: Any) -> None:
+    monitor = use(FakeNvml(unsupported=["Init"]))
+    monitor.begin()
+    assert "cpu_other" not in monitor.end()  # a batch of no time has no shares
     monitor.begin()
     ended = time.process_time() + 0.1  # a busy machine gives this process no time at once
     while time.process_time() < ended:
@@ -91,14 +76,8 @@ def test_the_host_is_read_without_a_gpu() -> None:
     assert not [name for name in found if name.startswith("gpu")]
 
 
-def test_a_batch_of_no_time_has_no_shares() -> None:
-    monitor = ConditionMonitor()
-    monitor.begin()
-    assert "cpu_other" not in monitor.end()
-
-
 def test_gpus_are_read_the_worst_of_them(use: Any) -> None:
-    monitor = use(FakeNvml(([os.getpid(), 5], [os.getpid()])))
+    monitor = use(FakeNvml([os.getpid(), 5], [os.getpid()]))
     monitor.begin()
     found = monitor.end()
     assert (found["gpu_sm_clock_mhz"], found["gpu_memory_clock_mhz"]) == (1979, 2619)
@@ -114,7 +93,7 @@ def test_processes_that_this_one_has_started_are_its_own(use: Any) -> None:
     code = f"{busy}\nprint(flush=True)\ntime.sleep(600)"
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     try:
-        monitor = use(FakeNvml(([os.getpid(), child.pid], [child.pid, 5])))
+        monitor = use(FakeNvml([os.getpid(), child.pid], [child.pid, 5]))
         before = _cpu_seconds(_family())
         assert child.stdout is not None
         child.stdout.read(1)  # it has used its half second
@@ -126,16 +105,13 @@ def test_processes_that_this_one_has_started_are_its_own(use: Any) -> None:
 
 
 def test_one_process_is_ours_if_our_number_is_not_known(use: Any) -> None:
-    found = use(FakeNvml(([4001], [4001, 4002]))).end()
+    found = use(FakeNvml([4001], [4001, 4002])).end()
     assert found["gpu_other_processes"] == 1
 
 
 def test_what_a_gpu_does_not_tell_is_left_out(use: Any) -> None:
-    nvml = FakeNvml(
-        ([], []),
-        {"nvmlDeviceGetViolationStatus", "nvmlDeviceGetTemperature",
-         "nvmlDeviceGetComputeRunningProcesses"},
-    )  # fmt: skip
+    nvml = FakeNvml(unsupported=["DeviceGetViolationStatus", "DeviceGetTemperature",
+                                 "DeviceGetComputeRunningProcesses"])  # fmt: skip
     found = use(nvml).end()
     assert {name for name in found if name.startswith("gpu")} == {
         "gpu_sm_clock_mhz", "gpu_memory_clock_mhz", "gpu_throttle_reasons",
@@ -147,13 +123,7 @@ def test_only_visible_gpus_are_read(
     use: Any, monkeypatch: pytest.MonkeyPatch, visible: str, clock: int
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert use(FakeNvml(([], []))).end()["gpu_sm_clock_mhz"] == clock
-
-
-def test_without_nvml_only_the_host_is_read(use: Any) -> None:
-    found = use(FakeNvml(([], []), {"nvmlInit"})).end()
-    assert "memory_available_bytes" in found
-    assert not [name for name in found if name.startswith("gpu")]
+    assert use(FakeNvml()).end()["gpu_sm_clock_mhz"] == clock
 
 
 def test_idle_and_wanted_clocks_are_no_throttling() -> None:

@@ -1,4 +1,4 @@
-"""What a run ran on: true where it can be checked, silent where it cannot be known."""
+"""Facts of the machine: true where they can be checked, None where they cannot be known."""
 
 import json
 import platform
@@ -6,84 +6,58 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
 from nwor_bench import __version__
-from nwor_bench.instruments import environment
+from nwor_bench.instruments import device, environment
+from nwor_bench.instruments.device import float32_reason, no_native_bf16
 from nwor_bench.records.facts import Environment, GitState, GpuFacts, to_json
 
 
-@pytest.fixture(scope="module")
-def found() -> Environment:
-    return environment.collect()
-
-
-def test_it_is_plain_json(found):
-    plain = json.loads(json.dumps(to_json(found), allow_nan=False))
-    assert Environment.read(plain) == found
-
-
-def test_it_names_this_interpreter_and_package(found):
+def test_the_machine_and_named_settings_are_plain_json(monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "hush")
+    monkeypatch.setenv("VLLM_NWOR_MODE", "stage")
+    found = environment.collect()
+    text = json.dumps(to_json(found), allow_nan=False)
+    assert Environment.read(json.loads(text)) == found
     assert found.python == platform.python_version()
     assert found.packages["nwor-bench"] in (__version__, None)
     assert found.packages["numpy"] is not None
     assert found.command_line == tuple(sys.argv)
-
-
-def test_it_does_not_name_the_host(found):
-    host = socket.gethostname()
-    assert len(host) < 4 or host not in json.dumps(to_json(found))
-
-
-def test_machine_facts_are_positive_or_absent(found):
     assert found.memory.total_bytes > 2**20
     assert found.cpu.threads >= 1
     for name in ("model", "cores", "usable_threads"):
         assert getattr(found.cpu, name) not in (0, ""), name
+    assert found.settings["VLLM_NWOR_MODE"] == "stage"
+    host = socket.gethostname()
+    assert "hush" not in text
+    assert len(host) < 4 or host not in text
 
 
 def test_without_gpus_the_list_is_empty_and_says_why(monkeypatch):
     import pynvml
 
-    def refuse():
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-
-    monkeypatch.setattr(pynvml, "nvmlInit", refuse)
+    refusal = pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    monkeypatch.setattr(pynvml, "nvmlInit", Mock(side_effect=refusal))
     found = environment.collect()
     assert found.gpus == ()
     assert found.gpu_note.startswith("NVML: ")
 
 
-def test_what_a_gpu_does_not_tell_is_none():
-    class Nvml:
-        """A GPU that knows its name and nothing else."""
-
-        NVML_CLOCK_SM = NVML_CLOCK_MEM = NVML_TEMPERATURE_GPU = 0
-        NVMLError = RuntimeError
-
-        def __getattr__(self, name):
-            def refuse(*_):
-                raise RuntimeError(name)
-
-            return refuse
-
-        def nvmlDeviceGetName(self, _):  # noqa: N802 - NVML's name
-            return "Toy GPU"
-
-        def nvmlSystemGetDriverVersion(self):  # noqa: N802 - NVML's name
-            return "999.1"
-
-    gpu = environment._gpu(Nvml(), None)
-    assert gpu == GpuFacts(name="Toy GPU", driver="999.1")
-
-
-def test_only_named_settings_are_copied(monkeypatch):
-    monkeypatch.setenv("VLLM_API_KEY", "hush")
-    monkeypatch.setenv("VLLM_NWOR_MODE", "stage")
-    found = environment.collect()
-    assert found.settings["VLLM_NWOR_MODE"] == "stage"
-    assert "hush" not in json.dumps(to_json(found))
+def test_facts_that_a_gpu_does_not_know_are_none():
+    nvml = MagicMock(NVMLError=RuntimeError)
+    for name in ("MemoryInfo", "CudaComputeCapability", "EnforcedPowerLimit", "EccMode"):
+        getattr(nvml, f"nvmlDeviceGet{name}").side_effect = RuntimeError(name)
+    nvml.nvmlDeviceGetName.return_value = "Toy GPU"
+    nvml.nvmlSystemGetDriverVersion.return_value = "999.1"
+    assert environment._gpu(nvml, None) == GpuFacts(name="Toy GPU", driver="999.1")
+    nvml.nvmlDeviceGetEccMode = Mock(return_value=[1, 1])
+    nvml.nvmlDeviceGetCudaComputeCapability = Mock(return_value=(9, 0))
+    nvml.nvmlDeviceGetEnforcedPowerLimit = Mock(return_value=700_000)
+    found = environment._gpu(nvml, None)
+    assert (found.ecc, found.compute_capability, found.power_limit_w) == (True, "9.0", 700)
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -118,3 +92,44 @@ def test_neither_torch_nor_vllm_is_imported():
         "sys.exit(int('torch' in sys.modules or 'vllm' in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+AMX = "flags\t\t: avx2 avx512f amx_bf16 amx_tile\n"
+ARM = "Features\t: fp asimd bf16 i8mm\n"
+NAMED = "model name\t: avx512_bf16 in a name\nflags\t\t: fpu sse2 avx avx2 fma\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "isa", "reason"),
+    [
+        ("flags\t\t: avx2 avx512f avx512_bf16\n", None, None),
+        *((AMX, isa, None) for isa in ("", "ALL", "AVX512_CORE_BF16", "AVX512_CORE_AMX")),
+        (ARM, None, None),
+        *((text, None, "this processor has no native bf16")
+          for text in (NAMED, "flags\t\t: avx2 avx512f avx512_vnni\n", "")),
+        *((AMX, isa, f"ONEDNN_MAX_CPU_ISA={isa} has no native bf16")
+          for isa in ("AVX2", "avx2", "AVX512_CORE", "AVX512_CORE_VNNI")),
+    ],
+)  # fmt: skip
+def test_a_processor_or_an_isa_of_onednn_without_bf16(text, isa, reason):
+    found = no_native_bf16(text, {} if isa is None else {"ONEDNN_MAX_CPU_ISA": isa})
+    assert found == reason or found.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gpu", "isa", "changes"),
+    [
+        ("bfloat16", False, "AVX2", True),
+        ("auto", False, "AVX2", True),
+        ("float32", False, "AVX2", False),
+        ("bfloat16", True, "AVX2", False),
+        ("bfloat16", False, "ALL", False),
+    ],
+)
+def test_dtype_follows_the_processor(monkeypatch, tmp_path, dtype, gpu, isa, changes):
+    info = tmp_path / "cpuinfo"
+    info.write_text(AMX)
+    monkeypatch.setattr(device, "CPU_INFO", info)
+    monkeypatch.setattr(device, "uses_gpu", lambda: gpu)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", isa)
+    assert (float32_reason(dtype) is not None) == changes

@@ -53,18 +53,21 @@ def test_when_ranges_are_on(environ: dict[str, str], on: bool) -> None:
     assert wanted(environ) is on
 
 
-def test_an_unknown_switch_is_refused() -> None:
+def test_ranges_that_nobody_would_hear_are_refused(
+    monkeypatch: pytest.MonkeyPatch, nvtx: NvtxModule
+) -> None:
+    """Never a profile without ranges and without a word."""
     with refused(SWITCH, value="yes") as refusal:
         wanted({SWITCH: "yes"})
     assert refusal.value.exit_code is ExitCode.BAD_USAGE
-
-
-def test_what_silences_nvtx_is_refused() -> None:
     with refused("NVTX_DISABLE", value="1"):
         ranges_if_wanted({SWITCH: "1", "NVTX_DISABLE": "1"})
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvtx.Domain = type("Domain", (), {})
+    monkeypatch.setitem(sys.modules, "nvtx._lib.lib", None)
+    assert nvtx_ranges.open_ranges({})
+    with refused("NVTX", cause=ImportError, naming="pip install nvtx==") as refusal:
+        nvtx_ranges.open_ranges({"NSYS_PROFILING_SESSION_ID": "7"})
+    assert refusal.value.exit_code is ExitCode.BAD_USAGE
     monkeypatch.setitem(sys.modules, "nvtx", None)
     with refused(SWITCH, cause=ImportError, naming="pip install nvtx"):
         ranges_if_wanted({SWITCH: "1"})
@@ -157,15 +160,3 @@ def test_a_real_profiler_hears_the_ranges(tool: tuple[str, ...], tmp_path: Path)
         "push nwor-bench sweep 0 3",
         "pop nwor-bench",
     ]
-
-
-def test_an_nvtx_that_cannot_be_helped_is_refused(
-    monkeypatch: pytest.MonkeyPatch, nvtx: NvtxModule
-) -> None:
-    """Never a profile without ranges and without a word."""
-    nvtx.Domain = type("Domain", (), {})
-    monkeypatch.setitem(sys.modules, "nvtx._lib.lib", None)
-    assert nvtx_ranges.open_ranges({})
-    with refused("NVTX", cause=ImportError, naming="pip install nvtx==") as error:
-        nvtx_ranges.open_ranges({"NSYS_PROFILING_SESSION_ID": "7"})
-    assert error.value.exit_code is ExitCode.BAD_USAGE

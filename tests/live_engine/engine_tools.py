@@ -16,7 +16,7 @@ from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.protocol import BatchOutput, Sampling
 from nwor_bench.errors import BenchError
 from nwor_bench.models.pairs import ResolvedPair, resolve_pair
-from nwor_bench.models.pairs.tiny import generate_tiny
+from nwor_bench.models.pairs.tiny import TinyShape, generate_tiny
 from nwor_bench.records.types import AA, Cell, NworMode, ScvMode, WindowRecord
 from nwor_bench.records.window_order import WindowOrder, compared_pairs
 from nwor_bench.workload.config import RunSpec, load_scenario, resolve
@@ -52,7 +52,7 @@ NGRAM = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
 
 def tiny_pair(folder: Path, method: str, noise: float = 0.05, layers: int = 3) -> ResolvedPair:
     """A generated pair in float32; for ngram without its drafter."""
-    target, draft = generate_tiny(folder, noise=noise, layers=layers)
+    target, draft = generate_tiny(folder, TinyShape(layers=layers), noise=noise)
     if method == "ngram":
         return ResolvedPair("tiny", "ngram", str(target), None, "float32", NGRAM)
     return ResolvedPair("tiny", "draft_model", str(target), str(draft), "float32")

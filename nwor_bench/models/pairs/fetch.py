@@ -23,8 +23,20 @@ from nwor_bench.models.pairs.cache import (
     unpacked,
 )
 from nwor_bench.models.pairs.local import locate_model, read_model_config
-from nwor_bench.models.pairs.pair import ModelPair, PackagedSource, ResolvedPair, load_pair
-from nwor_bench.models.pairs.tiny import LOAD_FORMAT, check_shape, generate_tiny, write_shape
+from nwor_bench.models.pairs.pair import (
+    GeneratedSource,
+    ModelPair,
+    PackagedSource,
+    ResolvedPair,
+    load_pair,
+)
+from nwor_bench.models.pairs.tiny import (
+    LOAD_FORMAT,
+    TinyShape,
+    check_shape,
+    generate_tiny,
+    write_shape,
+)
 from nwor_bench.workload.run_spec import DEFAULT_PAIR
 
 LOOKUP_LENGTHS: dict[str, Any] = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
@@ -117,8 +129,8 @@ def _models(
         build_once(folder, lambda work: write_shape(work, shapes), progress)
         return str(folder / "target"), str(folder / "draft") if shapes.draft else None
     assert pair.generated is not None  # the model's validator holds this
-    shape = pair.generated.model_dump()
-    build_once(folder, lambda work: _build_generated(shape, work, progress), progress)
+    made = pair.generated
+    build_once(folder, lambda work: _build_generated(made, work, progress), progress)
     return str(folder / "target"), str(folder / "draft") if pair.own_drafter else None
 
 
@@ -131,9 +143,10 @@ def _build_packaged(source: PackagedSource, work: Path, progress: Progress) -> N
     shutil.rmtree(downloads)
 
 
-def _build_generated(shape: dict[str, Any], work: Path, progress: Progress) -> None:
+def _build_generated(source: GeneratedSource, work: Path, progress: Progress) -> None:
     progress("generating target and drafter")
-    generate_tiny(work, **shape)
+    shape = TinyShape(**source.model_dump(exclude={"seed", "noise"}))
+    generate_tiny(work, shape, seed=source.seed, noise=source.noise)
 
 
 def _resolved(

@@ -5,6 +5,7 @@ accepted, far above 1 every draft is rejected. numpy's generator gives the same 
 torch's depends on the instruction set.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,45 +37,50 @@ WITHOUT_WEIGHTS = (
 )
 
 
+@dataclass(frozen=True)
+class TinyShape:
+    """Sizes of a tiny Llama.
+
+    With `mtp_layers` = 1 it drafts with a layer of its own; it then may have `delta_nets` recurrent
+    layers before the others (`tiny_states`).
+    """
+
+    layers: int = 3
+    hidden: int = 128
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    vocab: int = 264
+    max_positions: int = 32768
+    mtp_layers: int = 0
+    delta_nets: int = 0
+
+
 def generate_tiny(
-    folder: Path,
-    *,
-    seed: int = 0,
-    noise: float = 0.05,
-    layers: int = 3,
-    hidden: int = 128,
-    heads: int = 4,
-    kv_heads: int = 2,
-    head_dim: int = 32,
-    vocab: int = 264,
-    max_positions: int = 32768,
-    mtp_layers: int = 0,
-    delta_nets: int = 0,
+    folder: Path, shape: TinyShape = TinyShape(), *, seed: int = 0, noise: float = 0.05
 ) -> tuple[Path, Path]:
     """Write `folder`/target and `folder`/draft; returns the two paths.
 
-    `noise` is relative to each weight matrix's standard deviation. With `mtp_layers` = 1 the target
-    drafts with a layer of its own, and `folder`/draft is not written; it then may have `delta_nets`
-    recurrent layers before the others (`tiny_states`). The same arguments give the same files, byte
-    for byte.
+    `noise` is relative to each weight matrix's standard deviation. With an MTP layer `folder`/draft
+    is not written. The same arguments give the same files, byte for byte.
     """
-    if vocab < BYTE_VOCABULARY or heads % kv_heads or noise < 0:
+    if shape.vocab < BYTE_VOCABULARY or shape.heads % shape.kv_heads or noise < 0:
         raise ValueError(
-            f"vocab {vocab}, heads {heads}, kv_heads {kv_heads}, noise {noise}: vocab must be at "
-            f"least {BYTE_VOCABULARY}, heads a multiple of kv_heads, noise >= 0"
+            f"vocab {shape.vocab}, heads {shape.heads}, kv_heads {shape.kv_heads}, noise {noise}: "
+            f"vocab must be at least {BYTE_VOCABULARY}, heads a multiple of kv_heads, noise >= 0"
         )
-    config = _config(layers, hidden, heads, kv_heads, head_dim, vocab, max_positions)
+    config = _config(shape)
     target_weights = _random_weights(np.random.default_rng([seed, 0]), config)
     draft_weights = _with_noise(np.random.default_rng([seed, 1]), target_weights, noise)
     target, draft = folder / "target", folder / "draft"
-    if delta_nets:
+    if shape.delta_nets:
         rng = np.random.default_rng([seed, 2])
         both = target_weights, draft_weights
-        config, target_weights = with_delta_nets(config, *both, delta_nets, rng)
-    elif mtp_layers:
+        config, target_weights = with_delta_nets(config, *both, shape.delta_nets, rng)
+    elif shape.mtp_layers:
         config, target_weights = _with_mtp_layer(config, target_weights, draft_weights)
     _write_model(target, config, target_weights)
-    if not mtp_layers:
+    if not shape.mtp_layers:
         _write_model(draft, config, draft_weights)
     return target, draft
 
@@ -103,28 +109,20 @@ def _with_mtp_layer(
     return {**config, **mimo, "num_nextn_predict_layers": 1}, weights
 
 
-def _config(
-    layers: int,
-    hidden: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    vocab: int,
-    max_positions: int,
-) -> dict[str, Any]:
+def _config(shape: TinyShape) -> dict[str, Any]:
     """config.json of a Llama model of that shape."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_act": "silu",
-        "hidden_size": hidden,
-        "intermediate_size": 2 * hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
-        "vocab_size": vocab,
-        "max_position_embeddings": max_positions,
+        "hidden_size": shape.hidden,
+        "intermediate_size": 2 * shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab,
+        "max_position_embeddings": shape.max_positions,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "attention_bias": False,

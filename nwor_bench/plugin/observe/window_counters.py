@@ -15,7 +15,7 @@ import torch
 
 from nwor_bench.errors import BenchError
 from nwor_bench.instruments.pm_sampling import (
-    ClockMatch,
+    METRICS,
     CountersUnavailable,
     PmSampler,
     counted_between,
@@ -137,22 +137,19 @@ class CountedWindows:
                 f"({match or 'none is found'}); none of their values is used",
             )
         times = [timeline.ns(mark) for mark, _ in self._marks]
-        places = [place for place, (_, is_window) in enumerate(self._marks) if is_window]
-        counted = counted_between(
-            samples,
-            match.offset_ns,
-            [times[place] for place in places],
-            [times[place + 1] for place in places],
-        )
+        windows = [
+            (start, end)
+            for (_, is_window), start, end in zip(self._marks, times, times[1:], strict=False)
+            if is_window
+        ]
+        starts, ends = [start for start, _ in windows], [end for _, end in windows]
+        counted = counted_between(samples, match.offset_ns, starts, ends)
         columns = {
             name: [None if value != value else round(value) for value in column]
-            for name, column in zip(sampler.names, counted.T.tolist(), strict=True)
+            for name, column in zip(METRICS, counted.T.tolist(), strict=True)
         }
-        return {"windows": columns, "facts": self._facts(match, len(samples.start_ns), sampler)}
-
-    def _facts(self, match: ClockMatch, samples: int, sampler: PmSampler) -> dict[str, Any]:
-        return {
-            "samples": samples,
+        facts = {
+            "samples": len(samples.start_ns),
             "sample_us": sampler.interval_ns / 1e3,
             "clock_spread_us": round(match.spread_ns / 1e3, 2),
             "clock_to_host_us": round((match.offset_ns - self._anchor_ns) / 1e3, 2),
@@ -160,6 +157,7 @@ class CountedWindows:
             "copies_made": len(self._copies),
             "copy_ratio": round(match.copy_ratio, 5),
         }
+        return {"windows": columns, "facts": facts}
 
     def _copy(self, timeline: CudaTimeline) -> None:
         for _ in range(COPIES):

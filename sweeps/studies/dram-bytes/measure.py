@@ -23,18 +23,20 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 
-from nwor_bench.analysis.dram import COUNTERS, Amount, cell_bytes
+from nwor_bench.analysis.dram import COUNTERS, cell_bytes
 from nwor_bench.engine.engine import VllmEngine, check_arguments
 from nwor_bench.instruments.pm_sampling import run_under_own_cupti
 from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import Cell, NworMode, ScvMode
 from nwor_bench.run.execute import run_prepared
 from nwor_bench.run.prepare import PairChoice, prepare
+from nwor_bench.stats.interval import flat
 from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 from nwor_bench.workload.schedule import Block, Plan
 
 PAIR = "llama-3b-shape"
 PACKAGES = ("vllm", "torch", "triton")
+PARTS = ("mean", "low", "high")
 
 
 def spec_of(arguments: argparse.Namespace, acceptance: float, stage_by: str) -> RunSpec:
@@ -163,16 +165,13 @@ def cell_rows(run: RunData) -> list[dict[str, Any]]:
             "accepted_tokens_mean": cell.accepted,
         }
         for name in COUNTERS:
-            row |= _columns(name, cell.amounts.get(name), ("mean", "low", "high"))
-            fields = ("mean", "low", "high", "smallest")
-            row |= _columns(f"{name}_minus_off", cell.differences.get(name), fields)
-            row[f"{name}_minus_off_predicted"] = cell.predicted.get(name)
+            less = f"{name}_minus_off"
+            row |= flat(cell.amounts.get(name), [f"{name}_{part}" for part in PARTS])
+            row |= flat(cell.differences.get(name), [f"{less}_{part}" for part in PARTS])
+            row[f"{less}_smallest"] = cell.visible.get(name)
+            row[f"{less}_predicted"] = cell.predicted.get(name)
         rows.append(row)
     return rows
-
-
-def _columns(name: str, amount: Amount | None, fields: Sequence[str]) -> dict[str, float | None]:
-    return {f"{name}_{part}": getattr(amount, part, None) for part in fields}
 
 
 def rows_of(roots: Sequence[Path]) -> list[dict[str, Any]]:

@@ -3,20 +3,17 @@
     python sweeps/studies/tie-rule/measure.py [--pair smollm2] [--requests 8] [--tokens 64]
 
 A vLLM engine of the pair in bfloat16 gives the reference text and checks ties, exactly as the gate
-does (`nwor_bench.run.gate.ties`). The former rule is shown beside it: twice the largest bfloat16
-error over the whole vocabulary, by transformers. Needs a GPU, or a CPU with fast bfloat16.
+does (`nwor_bench.run.gate.ties`). Needs a GPU, or a CPU with fast bfloat16.
 
 Printed: the share of output positions whose two likeliest tokens lie within the allowance; and of
 the tokens that change when the model may not see an eighth of the context (behind its first token,
-at a place drawn per request), how many each rule calls a tie, taken one by one. The gate as a
+at a place drawn per request), how many it calls a tie, taken one by one. The gate as a
 whole is stricter: one token that is no tie makes a cell INVALID, and so do ties that together lie
 too far apart. Mode off's own flips between batch shapes must pass.
 """
 
 import argparse
-from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 import torch
 
@@ -32,30 +29,12 @@ from nwor_bench.workload.prompts import encode, load_prompts, load_tokenizer
 Texts = list[list[int]]
 
 
-@dataclass(frozen=True)
-class Rows:
-    """One request's output positions by transformers: logits [output tokens, vocabulary]."""
-
-    exact: torch.Tensor
-    rough: torch.Tensor
-    masked: torch.Tensor
-    """bfloat16, without an eighth of the context."""
-
-    def was_within(self, at: int, token: int, other: int) -> bool:
-        """The rule before: float32 gap against twice the largest error."""
-        error = float((self.rough[at] - self.exact[at]).abs().max())
-        return abs(float(self.exact[at, token] - self.exact[at, other])) <= 2 * error
-
-
-def rows_of(target: str, prompts: Texts, outputs: Texts, seed: int) -> list[Rows]:
-    """Three forward passes a request, over prompt and output."""
+def masked_tokens(target: str, prompts: Texts, outputs: Texts, seed: int) -> Texts:
+    """The likeliest token at each position for a model that misses an eighth of the context."""
     from transformers import AutoModelForCausalLM
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    exact, rough = (
-        AutoModelForCausalLM.from_pretrained(target, dtype=dtype).to(device).eval()
-        for dtype in (torch.float32, torch.bfloat16)
-    )
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16).to(device).eval()
     found = []
     for request, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
         ids = torch.tensor([[*prompt, *output[:-1]]], device=device)
@@ -63,13 +42,9 @@ def rows_of(target: str, prompts: Texts, outputs: Texts, seed: int) -> list[Rows
         hidden = max(1, len(prompt) // 8)
         start = Random(f"{seed}:{request}").randrange(1, max(2, len(prompt) - hidden))
         seen[0, start : start + hidden] = 0
-
-        def logits(model: Any, mask: torch.Tensor, ids: Any = ids, n: int = len(prompt)) -> Any:
-            with torch.no_grad():
-                return model(ids, attention_mask=mask).logits[0, n - 1 :].float().cpu()
-
-        whole = torch.ones_like(ids)
-        found.append(Rows(logits(exact, whole), logits(rough, whole), logits(rough, seen)))
+        with torch.no_grad():
+            logits = model(ids, attention_mask=seen).logits[0, len(prompt) - 1 :]
+        found.append(logits.argmax(dim=1).tolist())
     return found
 
 
@@ -90,25 +65,20 @@ def leading_places(engine: VllmEngine, prompts: Texts, outputs: Texts) -> list[P
     return places
 
 
-def changed_places(rows: list[Rows], outputs: Texts) -> list[Place]:
+def changed_places(masked: Texts, outputs: Texts) -> list[Place]:
     """Places where the masked model, after the reference's tokens, predicts another token."""
     return [
-        Place(request, at, output[at], int(row.masked[at].argmax()))
-        for request, (row, output) in enumerate(zip(rows, outputs, strict=True))
-        for at in range(len(output))
-        if int(row.masked[at].argmax()) != output[at]
+        Place(request, at, token, other)
+        for request, (others, output) in enumerate(zip(masked, outputs, strict=True))
+        for at, (token, other) in enumerate(zip(output, others, strict=True))
+        if other != token
     ]
 
 
-def share(name: str, found: list[PlaceVerdict], rows: list[Rows]) -> str:
-    """Places that each rule calls a tie, and requests with one that is none."""
-    ours = sum(verdict.is_tie for verdict in found)
-    old = sum(
-        rows[p.request].was_within(p.position, p.reference, p.token)
-        for p in (verdict.place for verdict in found)
-    )
-    total = len(found)
-    return f"{name}: {ours} of {total} ({ours / total:.1%}); rule before: {old} ({old / total:.1%})"
+def share(name: str, found: list[PlaceVerdict]) -> str:
+    """Places that are ties."""
+    ties = sum(verdict.is_tie for verdict in found)
+    return f"{name}: {ties} of {len(found)} ({ties / len(found):.1%})"
 
 
 def together(ties: list[PlaceVerdict], tokens: int) -> str:
@@ -136,9 +106,9 @@ def report(pair_name: str, requests: int, tokens: int, seed: int) -> None:
     texts_out = engine.decode_greedily(prompts, [tokens] * requests, ignore_eos=True)
     outputs = [list(output.token_ids) for output in texts_out]
     ties = TieCheck(engine, off, lambda: prompts, tokens, ignore_eos=True)
-    rows = rows_of(pair.target, prompts, outputs, seed)
+    masked = masked_tokens(pair.target, prompts, outputs, seed)
     leading = ties.check(prompts, outputs, leading_places(engine, prompts, outputs))
-    changed = ties.check(prompts, outputs, changed_places(rows, outputs))
+    changed = ties.check(prompts, outputs, changed_places(masked, outputs))
     engine.close()
     scale = ties.measured
     assert scale is not None
@@ -147,8 +117,8 @@ def report(pair_name: str, requests: int, tokens: int, seed: int) -> None:
         f"mode off moves gaps by {scale.rms:.4f} nats rms (largest {scale.largest:.3f}, "
         f"{scale.positions} positions); allowance {scale.allowance:.3f} nats"
     )
-    print(share("positions within the allowance", leading, rows))
-    print(share("changed tokens called a tie, an eighth masked", changed, rows))
+    print(share("positions within the allowance", leading))
+    print(share("changed tokens called a tie, an eighth masked", changed))
     broken = {verdict.place.request for verdict in changed if not verdict.is_tie}
     print(f"requests with a changed token that is no tie: {len(broken)} of {requests}")
     ties = [verdict for verdict in changed if verdict.is_tie]

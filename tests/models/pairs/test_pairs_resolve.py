@@ -33,8 +33,11 @@ def no_building(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_module, "build_once", refuse)
 
 
-def test_a_target_without_a_drafter_drafts_by_prompt_lookup(target: str) -> None:
-    pair = resolve_pair(target_model=target)
+def test_a_target_without_a_drafter_drafts_by_prompt_lookup(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pair = resolve_pair(target_model="./target")  # becomes absolute
     assert (pair.name, pair.method, pair.target, pair.draft) == ("target", "ngram", target, None)
     assert pair.dtype == "auto"
     assert pair.speculative_config(3) == {
@@ -51,33 +54,24 @@ def test_draft_model_of_the_same_vocabulary(tmp_path: Path, target: str) -> None
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [999, 1001])
-def test_draft_model_of_another_vocabulary_is_refused(
-    tmp_path: Path, target: str, size: int
-) -> None:
-    draft = model_folder(tmp_path / "draft", vocab_size=size)
-    with refused("draft_model", value=draft) as caught:
-        resolve_pair(target_model=target, draft_model=draft)
-    assert str(caught.value) == (
-        f"draft_model: '{draft}' is invalid; its vocabulary has {size} tokens and the target's "
-        f"1000; name a drafter made for {target}"
-    )
-
-
-@pytest.mark.parametrize("method", ["eagle", "eagle3"])
-def test_eagle_may_draft_from_part_of_the_vocabulary(
-    tmp_path: Path, target: str, method: str
-) -> None:
+def test_eagle_may_draft_from_part_of_the_vocabulary(tmp_path: Path, target: str) -> None:
     part = model_folder(tmp_path / "part", vocab_size=1000, draft_vocab_size=200)
-    assert resolve_pair(target_model=target, draft_model=part, method=method).draft == part
+    assert resolve_pair(target_model=target, draft_model=part, method="eagle").draft == part
 
 
 @pytest.mark.parametrize(
     ("config", "method", "naming"),
     [
+        (
+            {"vocab_size": 1001},
+            None,
+            "has 1001 tokens and the target's 1000; name a drafter",
+        ),
+        ({"vocab_size": 999}, None, "999 tokens"),
         ({"vocab_size": 1000, "draft_vocab_size": 1001}, "eagle", "1001 tokens"),
         ({"vocab_size": 1000, "draft_vocab_size": 1001}, "eagle3", "1001 tokens"),
         ({"text_config": {"vocab_size": 999}}, None, "999 tokens"),
+        *(({"vocab_size": 1000}, method, f"method {method}") for method in WITHOUT_DRAFTER),
     ],
 )
 def test_a_drafter_that_does_not_fit_is_refused(
@@ -101,28 +95,29 @@ def test_method_follows_from_the_drafter(
     assert resolve_pair(target_model=target, draft_model=draft).method == method
 
 
-@pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3"])
-def test_missing_drafter_is_refused(no_building: None, target: str, method: str) -> None:
-    for options in ({"target_model": target}, {"name": "smollm2-ngram"}):
-        with refused("method", value=method, near="", naming="--draft-model"):
-            resolve_pair(**options, method=method)
-
-
-@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
-def test_the_pairs_own_drafter_drafts_in_its_own_way(no_building: None, method: str) -> None:
-    with refused("method", value=method, naming="smollm2's own drafter is for eagle"):
-        resolve_pair(name="smollm2", method=method)
-
-
-def test_unknown_method_offers_the_nearest(no_building: None, target: str) -> None:
-    for options in ({"target_model": target}, {"name": "tiny"}, {"name": "smollm2"}):
-        with refused("method", value="eagle-3", near="eagle3"):
-            resolve_pair(**options, method="eagle-3")
-
-
-def test_unknown_pair_offers_the_nearest(no_building: None) -> None:
-    with refused("pair", value="smolm2", near="smollm2", naming="tiny-ngram"):
-        resolve_pair(name="smolm2")
+@pytest.mark.parametrize(
+    ("options", "field", "wanted"),
+    [
+        *(({**pair, "method": method}, "method", {"near": "", "naming": "--draft-model"})
+          for method in ("draft_model", "eagle", "eagle3")
+          for pair in ({"target_model": "TARGET"}, {"name": "smollm2-ngram"})),
+        *(({"name": "smollm2", "method": method}, "method", {"naming": "own drafter is for eagle"})
+          for method in ("draft_model", "eagle3")),
+        *(({**pair, "method": "eagle-3"}, "method", {"near": "eagle3"})
+          for pair in ({"target_model": "TARGET"}, {"name": "tiny"}, {"name": "smollm2"})),
+        ({"name": "smolm2"}, "pair", {"near": "smollm2", "naming": "tiny-ngram"}),
+        *(({"target_model": reference}, "target_model", {"naming": "org/name"}) for reference in
+          ("", " ", "llama", "/no/such/folder", "./gone", "a/b/c", "a/b c", "org/ñ", "~/x")),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_names_no_pair_is_refused_before_anything_is_fetched(
+    no_building: None, target: str, options: dict[str, str], field: str, wanted: dict[str, Any]
+) -> None:
+    options = {name: target if value == "TARGET" else value for name, value in options.items()}
+    value = options.get(field, options.get("name"))
+    with refused(field, value=value, **wanted):
+        resolve_pair(**options)
 
 
 @pytest.mark.parametrize("option", ["target_model", "draft_model"])
@@ -150,14 +145,6 @@ def test_a_config_that_is_not_a_json_object_is_refused(
         resolve_pair(target_model=str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "reference", ["", " ", "llama", "/no/such/folder", "./gone", "a/b/c", "a/b c", "org/ñ", "~/x"]
-)  # fmt: skip
-def test_neither_folder_nor_hub_name_is_refused(reference: str) -> None:
-    with refused("target_model", value=reference, naming="org/name"):
-        resolve_pair(target_model=reference)
-
-
 def test_file_is_refused_in_favour_of_its_folder(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
     file = str(tmp_path / "model.gguf")
@@ -173,13 +160,7 @@ def test_hub_names_are_left_for_vllm() -> None:
         "Llama-3.2-3B", "meta-llama/Llama-3.2-3B", "org/head_1.0",
     )  # fmt: skip
     assert read_model_config(pair.target) is None
-
-
-def test_relative_folders_become_absolute(
-    tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert resolve_pair(target_model="./target").target == target
+    assert resolve_pair(target_model="org/model", method="mtp").draft is None
 
 
 def test_a_method_changes_how_a_pair_drafts(tmp_path: Path) -> None:
@@ -221,14 +202,6 @@ def test_every_staged_method_is_taken(tmp_path: Path, method: Method) -> None:
     assert (config["method"], config.get("model")) == (method, draft)
 
 
-@pytest.mark.parametrize("method", sorted(WITHOUT_DRAFTER))
-def test_a_drafter_for_a_method_that_takes_none_is_refused(tmp_path: Path, method: str) -> None:
-    target = model_folder(tmp_path / "target", vocab_size=1000)
-    draft = model_folder(tmp_path / "draft", vocab_size=1000)
-    with refused("draft_model", value=draft, naming=f"method {method}"):
-        resolve_pair(target_model=target, draft_model=draft, method=method)
-
-
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
@@ -243,10 +216,6 @@ def test_mtp_without_mtp_layers_is_refused(
     target = model_folder(tmp_path / "target", **config)
     with refused("method", value="mtp", naming=reason):
         resolve_pair(target_model=target, method="mtp")
-
-
-def test_mtp_of_a_hub_model_is_left_for_vllm() -> None:
-    assert resolve_pair(target_model="org/model", method="mtp").draft is None
 
 
 def test_the_generated_mtp_pair_has_no_drafter(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from nwor_bench.models.pairs.tiny import generate_tiny
+from nwor_bench.models.pairs.tiny import TinyShape, generate_tiny
 from nwor_bench.workload.config import load_scenario
 from nwor_bench.workload.prompts import Prompt, encode, load_prompts
 
@@ -57,9 +57,8 @@ def test_noise_is_relative_to_each_matrix_and_leaves_the_target_alone(
 
 
 def test_shape_follows_the_arguments(tmp_path: Path) -> None:
-    target, _ = generate_tiny(
-        tmp_path, layers=2, hidden=64, heads=6, kv_heads=3, head_dim=16, vocab=300, max_positions=99
-    )
+    shape = TinyShape(2, hidden=64, heads=6, kv_heads=3, head_dim=16, vocab=300, max_positions=99)
+    target, _ = generate_tiny(tmp_path, shape)
     config = json.loads((target / "config.json").read_text())
     loaded = weights(target)
     assert config["max_position_embeddings"] == 99
@@ -81,11 +80,14 @@ def test_special_tokens_never_win_greedily(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"vocab": 260}, {"heads": 3, "kv_heads": 2}, {"noise": -0.1}], ids=str
+    ("wrong", "noise", "says"),
+    [({"vocab": 260}, 0.1, "vocab"), ({"heads": 3}, 0.1, "heads"), ({}, -0.1, "noise")],
 )
-def test_impossible_shapes_are_refused(tmp_path: Path, wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        generate_tiny(tmp_path, **wrong)  # type: ignore[arg-type]
+def test_impossible_shapes_are_refused(
+    tmp_path: Path, wrong: dict[str, int], noise: float, says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        generate_tiny(tmp_path, TinyShape(**wrong), noise=noise)
 
 
 @pytest.fixture(scope="module")

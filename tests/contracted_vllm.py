@@ -15,7 +15,7 @@ Name = tuple[str, str]
 
 
 def _parameters(need: Need) -> list[str]:
-    return [each.strip("[]=") for each in need.names.split() if each != "*"]
+    return [each.strip("[]=") for each in need.names if each != "*"]
 
 
 def _names_of(need: Need) -> Iterator[tuple[str, list[str] | None]]:
@@ -27,14 +27,14 @@ def _names_of(need: Need) -> Iterator[tuple[str, list[str] | None]]:
     if path:
         yield path, None
     owner = "texts" if need.verb == "says" else path
-    yield from ((f"{owner}.{name}" if owner else name, None) for name in need.names.split())
+    yield from ((f"{owner}.{name}" if owner else name, None) for name in need.names)
 
 
 @cache
 def every_name() -> dict[Name, list[str] | None]:
     """All names of the table, each with its parameters, None if it is no function."""
     found: dict[Name, list[str] | None] = {}
-    for need in (need for needs in CONTRACT.values() for need in needs):
+    for need in (need for terms in CONTRACT.values() for need in terms.needs):
         for path, parameters in _names_of(need):
             key = need.where.partition(":")[0], path
             found[key] = found.get(key) if parameters is None else parameters
@@ -48,14 +48,14 @@ def features_of(name: Name, *, form: bool = False) -> set[Feature]:
     """
     found = {
         feature
-        for feature, needs in CONTRACT.items()
-        for need in needs
+        for feature, terms in CONTRACT.items()
+        for need in terms.needs
         for path, parameters in _names_of(need)
         if need.where.partition(":")[0] == name[0]
         and (path == name[1] or path.startswith(f"{name[1]}."))
         and not (form and parameters is None)
     }
-    while more := {each for each in Feature if each.first in found} - found:
+    while more := {each for each in Feature if CONTRACT[each].after in found} - found:
         found |= more
     return found
 

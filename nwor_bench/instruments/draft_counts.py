@@ -45,7 +45,7 @@ WHY_NOT_ADAPTIVE = (
 )
 
 SKIPS_AT_ZERO = Need(
-    "v1.worker.gpu.spec_decode.dflash.speculator:DFlashSpeculator", "has", "_store_hidden_states"
+    "v1.worker.gpu.spec_decode.dflash.speculator:DFlashSpeculator", "has", ("_store_hidden_states",)
 )
 """With this (vLLM 0.33) dflash keeps its cache filled at k = 0 without drafting. At other counts it
 drafts a block in one pass, and vLLM verifies the first k."""

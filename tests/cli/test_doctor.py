@@ -117,13 +117,13 @@ def test_what_a_new_vllm_takes_is_named(
 ) -> None:
     packages(vllm="0.34.0")
     monkeypatch.setattr("nwor_bench.instruments.versions.vllm_version", lambda: "0.34.0")
-    source = ContractedVllm(without=(f"{contract.GPU}.{module}", gone))
+    source = ContractedVllm(without=(f"v1.worker.gpu.{module}", gone))
     monkeypatch.setattr(contract, "installed_source", lambda: source)
     check = checks.check_vllm()
     assert check.found.startswith("0.34.0 (not tried): windows yes, staging ")
     assert reason in check.found
     assert check.state is State.WRONG
-    assert check.remedy.startswith("without staging windows are" if stops else "without joined")
+    assert check.remedy.startswith("without staging: windows" if stops else "without joined")
     assert checks.can_sweep([check]) is not stops
     whole = ContractedVllm()
     monkeypatch.setattr(contract, "installed_source", lambda: whole)

@@ -38,18 +38,18 @@ def test_a_wheel_is_read_as_a_folder_is(tmp_path: Path) -> None:
             (tmp_path / path).write_text(text)
     for source in (Source(ZipPath(wheel, "vllm/")), Source(tmp_path / "vllm")):
         wrapped = "runner:Runner.wrapped"
-        assert problem(source, Need(wrapped, "takes", "given [more]")) is None
-        assert problem(source, Need(wrapped, "calls", "given")) is None
-        assert problem(source, Need("runner:Runner", "has", "device b")) is None
-        assert problem(source, Need("runner", "has", "Base Kind")) is None
+        assert problem(source, Need(wrapped, "takes", ("given", "[more]"))) is None
+        assert problem(source, Need(wrapped, "calls", ("given",))) is None
+        assert problem(source, Need("runner:Runner", "has", ("device", "b"))) is None
+        assert problem(source, Need("runner", "has", ("Base", "Kind"))) is None
         for need, reason in (
-            (Need(wrapped, "takes", "given more"), "- more"),
-            (Need(wrapped, "takes", "other *"), "- other, + given"),
-            (Need(wrapped, "calls", "given more="), "- more"),
-            (Need(wrapped, "calls"), "+ given"),
+            (Need(wrapped, "takes", ("given", "more")), "- more"),
+            (Need(wrapped, "takes", ("other", "*")), "- other, + given"),
+            (Need(wrapped, "calls", ("given", "more=")), "- more"),
+            (Need(wrapped, "calls", ()), "+ given"),
         ):
             assert problem(source, need) == f"Runner.wrapped has other arguments: {reason}"
-        assert problem(source, Need("nowhere:Runner")) == "Runner is gone"
+        assert problem(source, Need("nowhere:Runner", "has", ())) == "Runner is gone"
 
 
 @pytest.mark.slow  # parses 40 files

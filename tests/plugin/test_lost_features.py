@@ -12,7 +12,6 @@ from v2_pieces import make_runner, run_step
 
 from nwor_bench.errors import EngineError
 from nwor_bench.instruments import contract
-from nwor_bench.instruments.contract import GPU, OUTPUT
 from nwor_bench.plugin.patching import PatchError
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.records.types import NworMode, ScvMode
@@ -43,7 +42,7 @@ def hook_of(runner: Any) -> Any:
 
 
 def test_without_what_every_hook_needs_none_is_attached(lose: Lose) -> None:
-    reason = lose(f"{GPU}.model_runner", "GPUModelRunner.sample", form=True)
+    reason = lose("v1.worker.gpu.model_runner", "GPUModelRunner.sample", form=True)
     with refused("cannot attach", PatchError, naming=reason):
         hook_of(make_runner())
 
@@ -52,7 +51,7 @@ def test_without_staging_windows_are_written_directly_and_counted(
     lose: Lose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RankVote, "of_worker", RankVote)
-    reason = lose(f"{GPU}.cudagraph_utils", "ModelCudaGraphManager.capture", form=True)
+    reason = lose("v1.worker.gpu.cudagraph_utils", "ModelCudaGraphManager.capture", form=True)
     compilation = SimpleNamespace(static_forward_context={})
     hook = hook_of(make_runner(compilation_config=compilation))
     hook.attach()
@@ -66,7 +65,7 @@ def test_without_the_joined_update_it_is_vllms_own_launch(lose: Lose) -> None:
     from nwor_bench.plugin.runner_v2.stock_update import find_update, refusals
 
     refusals.clear()
-    reason = lose(f"{GPU}.input_batch", "post_update", form=True)
+    reason = lose("v1.worker.gpu.input_batch", "post_update", form=True)
     assert find_update() is None
     assert refusals == {reason: 1}
     refusals.clear()
@@ -78,7 +77,7 @@ def test_without_states_stock_writes_them_and_kv_are_staged(lose: Lose) -> None:
     from nwor_bench.plugin.runner_v2.gated_delta import set_up_states
 
     name = "QwenGatedDeltaNetAttention._forward_core"
-    reason = lose(contract.DELTA_NET, name, form=True)
+    reason = lose("model_executor.layers.mamba.gdn.qwen_gdn_linear_attn", name, form=True)
     target = TargetLayers(recurrent=["0"])
     found = set_up_states(SimpleNamespace(num_speculative_steps=2), target, None, None)  # type: ignore[arg-type]
     assert found == (None, reason)
@@ -87,7 +86,7 @@ def test_without_states_stock_writes_them_and_kv_are_staged(lose: Lose) -> None:
 
 def test_layers_of_an_implementation_that_is_lost_are_refused(lose: Lose) -> None:
     name = "TritonAttentionImpl.forward"
-    reason = lose(f"{contract.BACKENDS}.triton_attn", name, form=True)
+    reason = lose("v1.attention.backends.triton_attn", name, form=True)
     assert reason_of(runner_with(two())) is None
     assert reason_of(runner_with(two(attention_layer("Triton")))) == reason
 
@@ -127,7 +126,7 @@ def test_without_vllms_counters_a_sweep_stops(lose: Lose) -> None:
 def test_without_the_gates_names_the_cache_is_not_compared(lose: Lose) -> None:
     from nwor_bench.plugin.observe.kv_rows import KvRows
 
-    lose(OUTPUT, "NewRequestData.block_ids")
+    lose("v1.core.sched.output", "NewRequestData.block_ids")
     rows = object.__new__(KvRows)
     rows._groups = {"group": SimpleNamespace(why_unreadable=lambda: None)}  # type: ignore[dict-item]
     assert rows.why_unreadable() == "vllm: NewRequestData has no block_ids"

@@ -215,38 +215,15 @@ def commit_and_update(
 
 
 def update_without_drafts(
-    idx_mapping,
-    num_computed_tokens,
-    last_sampled_tokens,
-    output_bin_counts,
-    output_bin_counts_stride,
-    sampled_tokens,
-    sampled_tokens_stride,
-    num_sampled,
-    num_rejected,
-    query_start_loc,
-    all_token_ids,
-    all_token_ids_stride,
-    total_len,
-):
+    idx_mapping, num_computed_tokens, last_sampled_tokens, output_bin_counts,
+    output_bin_counts_stride, sampled_tokens, sampled_tokens_stride, num_sampled, num_rejected,
+    query_start_loc, all_token_ids, all_token_ids_stride, total_len,
+):  # fmt: skip
     _update(
-        idx_mapping,
-        num_computed_tokens,
-        last_sampled_tokens,
-        output_bin_counts,
-        output_bin_counts_stride,
-        sampled_tokens,
-        sampled_tokens_stride,
-        num_sampled,
-        num_rejected,
-        query_start_loc,
-        all_token_ids,
-        all_token_ids_stride,
-        total_len,
-        None,
-        None,
-        0,
-    )
+        idx_mapping, num_computed_tokens, last_sampled_tokens, output_bin_counts,
+        output_bin_counts_stride, sampled_tokens, sampled_tokens_stride, num_sampled, num_rejected,
+        query_start_loc, all_token_ids, all_token_ids_stride, total_len, None, None, 0,
+    )  # fmt: skip
 
 
 @cache

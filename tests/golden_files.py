@@ -23,6 +23,7 @@ from unittest.mock import patch
 
 import said
 import typer
+from synthetic_run import without_figures
 
 from nwor_bench import __version__
 from nwor_bench.cli import app as cli
@@ -79,7 +80,7 @@ def of_run(name: str) -> dict[str, str]:
 
 def of_commands() -> dict[str, str]:
     """What commands print, and the files of a sweep folder, by their names in golden/printed."""
-    with _beside(*RUNS):
+    with _beside(*RUNS), without_figures():
         _copy_runs(Path("sizes"), factor=1.0)
         _copy_runs(Path("slower-sizes"), factor=1.3)
         _copy("grid", Path("slower"), factor=1.3)

@@ -25,7 +25,6 @@ from nwor_bench.records.cell import NworMode
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, BatchRecord, Cell, CellResult, Verdict, WindowRecord
 from nwor_bench.stats.interval import Interval, flat
-from nwor_bench.stats.robust import from_ends
 
 
 @dataclass(frozen=True)
@@ -108,24 +107,14 @@ def _by_tokens(cell: CellResult, rates: Mapping[int, Rate]) -> CellResult:
     rate = rates.get(cell.cell.drafts or 0)
     if rate is None or cell.verdict in (Verdict.INVALID, Verdict.INEFFECTIVE):
         return cell
-    found = rate.ratio, rate.low, rate.high, rate.verdict, rate.groups
+    sure, verdict = rate.ratio, rate.verdict
     if cell.nwor_mode != NworMode.OFF:
         if cell.interleaved is None:  # its values were not compared
             return cell
-        verdict = rate.stage_verdict or str(Verdict.AMBIGUOUS)
-        groups = rate.stage_groups or 0
-        found = rate.stage_ratio, rate.stage_low, rate.stage_high, verdict, groups
-    ratio, low, high, verdict, groups = found
-    sure = None
-    if ratio is not None and low is not None and high is not None:
-        sure = from_ends(ratio, low, high, groups)
-    return replace(
-        cell,
-        verdict=verdict,
-        reason=None if ratio is not None else cell.reason,
-        rate=None if ratio is None else Interval.unbounded(ratio, groups),
-        sure_rate=sure,
-    )
+        sure, verdict = rate.staged, rate.stage_verdict or str(Verdict.AMBIGUOUS)
+    value = None if sure is None else Interval.unbounded(sure.value, sure.count)
+    reason = cell.reason if sure is None else None
+    return replace(cell, verdict=verdict, reason=reason, rate=value, sure_rate=sure)
 
 
 def noise_floor(cells: Sequence[CellResult]) -> dict[str, Any] | None:

@@ -42,18 +42,18 @@ TIME_PER_TOKEN = "time_per_token"
 
 @dataclass(frozen=True)
 class Change:
-    """NEW over BASE (1.02 = 2 % more time), with a 95 % interval if there are enough blocks.
+    """NEW over BASE.
 
     Attributes:
         measure: WINDOW_MS or LATENCY_MS; DEVICE_MS, WALL_MS or WORK_MS for interleaved windows.
+        ratio: 1.02 is 2 % more time; unbounded if there are too few blocks.
         paired: True if blocks of the same prompts were compared in pairs.
         base_blocks, new_blocks: blocks behind the interval.
         why_open: why there is no interval.
     """
 
     measure: str
-    ratio: float
-    interval: Interval | None
+    ratio: Interval
     paired: bool = False
     base_blocks: int | None = None
     new_blocks: int | None = None
@@ -88,7 +88,8 @@ def ratio_change(base: StoredRun, new: StoredRun, cell: Cell) -> Change | None:
     if before.ratio is None or after.ratio is None:
         return None
     if before.interleaved == after.interleaved == WINDOWS and before.compared == after.compared:
-        return _of_groups(str(after.compared), before.ratio, after.ratio, before, after)
+        ratio = quotient(after.ratio, before.ratio)
+        return Change(str(after.compared), ratio, False, before.batches, after.batches)
     for measure in (WINDOW_MS, LATENCY_MS):
         below, above = _ratios(base, cell, measure), _ratios(new, cell, measure)
         if below and above:
@@ -100,15 +101,8 @@ def work_change(before: CellResult, after: CellResult) -> Change | None:
     """Change of the ratio of the GPU's own work; None if a run has no such ratio."""
     if before.work is None or after.work is None:
         return None
-    return _of_groups(WORK_MS, before.work, after.work, before, after)
-
-
-def _of_groups(
-    measure: str, below: Interval, above: Interval, before: CellResult, after: CellResult
-) -> Change:
-    """Change of two ratios of neighbouring windows."""
-    ratio, interval = above.value / below.value, quotient(above, below)
-    return Change(measure, ratio, interval, False, before.batches, after.batches)
+    ratio = quotient(after.work, before.work)
+    return Change(WORK_MS, ratio, False, before.batches, after.batches)
 
 
 def _same_blocks(base: CellData, new: CellData) -> set[int]:
@@ -129,8 +123,7 @@ def _change(measure: str, base: ByBlock, new: ByBlock, same: Collection[int]) ->
     common = sorted(base.keys() & new.keys() & set(same))
     if len(common) >= MIN_BLOCKS:
         pairs = [new[block] for block in common], [base[block] for block in common]
-        interval = paired_ratio(*pairs)
-        return Change(measure, interval.value, interval, True, len(common), len(common))
+        return Change(measure, paired_ratio(*pairs), True, len(common), len(common))
     sides = []
     for blocks in (base, new):
         values = [blocks[block] for block in sorted(blocks)]
@@ -146,8 +139,7 @@ def _change(measure: str, base: ByBlock, new: ByBlock, same: Collection[int]) ->
     why = f"an interval needs {MIN_BLOCKS} timed blocks, and {' and '.join(few)}"
     return Change(
         measure,
-        after.value / before.value,
-        both if both.is_bounded else None,
+        both,
         base_blocks=before.count if before.is_bounded else None,
         new_blocks=after.count if after.is_bounded else None,
         why_open=None if both.is_bounded else why,
@@ -211,8 +203,7 @@ def token_time_change(base: Measured, new: Measured, cell: Cell) -> Change | Non
         if tokens is None:
             return None
         change = combined(change.value - tokens.value, [change, tokens])
-    interval = change.exp()
-    return Change(TIME_PER_TOKEN, interval.value, interval)
+    return Change(TIME_PER_TOKEN, change.exp())
 
 
 def _tokens_change(base: Measured, new: Measured, k: int) -> Interval | None:

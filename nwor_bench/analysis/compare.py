@@ -198,7 +198,7 @@ def compare_runs(
     floor = None
     if decide_by is DecideBy.RATIO:
         controls = (change.ratio for change in cells if change.cell.arm == AA)
-        floor = max((c.interval.distance for c in controls if c and c.interval), default=None)
+        floor = max((c.ratio.distance for c in controls if c and c.ratio.is_bounded), default=None)
     return Comparison(
         base=base,
         new=new,
@@ -262,7 +262,8 @@ def change_verdicts(
         floor: largest distance from 1 of the A/A arm's change, or None.
     """
     cells = [_without_numbers(cell, by) for cell in cells]
-    intervals = [_interval(cell, by) for cell in cells if cell.outcome is None]
+    changes = [cell.deciding(by) for cell in cells if cell.outcome is None]
+    intervals = [change.ratio for change in changes if change is not None]
     adjusted = holm([interval.p_value for interval in intervals])
     numbers = iter(zip(intervals, adjusted, strict=True))
     decided = []
@@ -273,13 +274,6 @@ def change_verdicts(
             cell = replace(cell, outcome=outcome, reason=reason, p_value_holm=p_adjusted)
         decided.append(cell)
     return decided
-
-
-def _interval(cell: CellChange, by: DecideBy) -> Interval:
-    change = cell.deciding(by)
-    assert change is not None
-    assert change.interval is not None
-    return change.interval
 
 
 Decision = tuple[ChangeVerdict, str | None]
@@ -348,7 +342,7 @@ def _by_missing_number(cell: CellChange, by: DecideBy) -> Decision | None:
     change = cell.deciding(by)
     if change is None:
         return ChangeVerdict.AMBIGUOUS, _why_no_number(cell, by)
-    return (ChangeVerdict.AMBIGUOUS, change.why_open) if change.interval is None else None
+    return None if change.ratio.is_bounded else (ChangeVerdict.AMBIGUOUS, change.why_open)
 
 
 _RULES: tuple[Callable[[CellChange, DecideBy], Decision | None], ...] = (

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from math import copysign, exp
 from statistics import fmean
-from typing import Protocol
+from typing import Any, Protocol
 
 from nwor_bench.analysis.verdicts import verdict
 from nwor_bench.records.cell import ADAPTIVE
 from nwor_bench.records.types import Verdict
-from nwor_bench.stats.interval import TWO_SIDED, Interval, combined
+from nwor_bench.stats.interval import ENDS, TWO_SIDED, Interval, combined, flat
 from nwor_bench.stats.multiple import at_once
 
 
@@ -25,11 +25,9 @@ class Rate:
 
     requests: int
     drafts: int
-    ratio: float | None
-    """None without tokens or times."""
-    low: float | None
-    """The interval holds for all draft counts of its batch size together (95 %, Bonferroni)."""
-    high: float | None
+    ratio: Interval | None
+    """It holds for all draft counts of its batch size together (95 %, Bonferroni); None without
+    tokens or times."""
     verdict: str
     time_ratio: float | None
     """Time of a window over that at k = 0."""
@@ -37,14 +35,10 @@ class Rate:
     """Tokens of a request in a window: 1 and the accepted drafts."""
     groups: int
     """Groups of windows behind the time; blocks if each draft count has an engine."""
-    stage_ratio: float | None = None
-    """Tokens per second staged over the same draft count in mode off; None if that did not run."""
-    stage_low: float | None = None
-    """As `low`, for the staged counts."""
-    stage_high: float | None = None
+    staged: Interval | None = None
+    """Tokens per second staged over the same draft count in mode off, for all counts together; None
+    if that did not run."""
     stage_verdict: str | None = None
-    stage_groups: int | None = None
-    """Groups of windows behind `stage_ratio`."""
     adaptive: bool = False
     """vLLM decides how many of `drafts` drafts a request verifies."""
 
@@ -52,6 +46,19 @@ class Rate:
     def count(self) -> int:
         """`drafts`, or ADAPTIVE."""
         return ADAPTIVE if self.adaptive else self.drafts
+
+    def to_dict(self) -> dict[str, Any]:
+        """Flat values for JSON and CSV files."""
+        staged = flat(self.staged, ("stage_ratio", "stage_low", "stage_high"))
+        groups = None if self.staged is None else self.staged.count
+        known = {**vars(self), **flat(self.ratio), **staged, "stage_groups": groups}
+        return {name: known[name] for name in RATE_COLUMNS}
+
+
+RATE_COLUMNS = (
+    *("requests", "drafts", *ENDS, "verdict", "time_ratio", "tokens", "groups"),
+    *("stage_ratio", "stage_low", "stage_high", "stage_verdict", "stage_groups", "adaptive"),
+)
 
 
 @dataclass(frozen=True)
@@ -242,9 +249,7 @@ def _rate(own: AtSize, k: int, counts: Sequence[int]) -> Rate:
     rate = Rate(
         requests=own.requests,
         drafts=max(counts) if k == ADAPTIVE else k,
-        ratio=None if gain is None else exp(gain.value),
-        low=None if gain is None else exp(gain.low),
-        high=None if gain is None else exp(gain.high),
+        ratio=None if gain is None else gain.exp(),
         verdict=own.refused.get((k, False), str(found)),
         time_ratio=None if time is None else exp(time.value),
         tokens=own.tokens.mean(k),
@@ -257,10 +262,8 @@ def _rate(own: AtSize, k: int, counts: Sequence[int]) -> Rate:
     # The gate has shown that staged and not give the same tokens.
     wide = at_once(over, len(counts))
     staged = replace(wide, value=-wide.value, low=-wide.high, high=-wide.low)
-    return replace(
-        rate, stage_ratio=exp(staged.value), stage_low=exp(staged.low), stage_high=exp(staged.high),
-        stage_verdict=str(_verdict(staged, own.floor, small_counts=True)), stage_groups=over.count,
-    )  # fmt: skip
+    verdict_of_it = str(_verdict(staged, own.floor, small_counts=True))
+    return replace(rate, staged=staged.exp(), stage_verdict=verdict_of_it)
 
 
 def _gain(own: AtSize, k: int, other: int, counts: int) -> Interval | None:

@@ -119,7 +119,7 @@ def pair_effects(run: RunData) -> list[PairEffect]:
         groups.setdefault(group.pair, []).append(group)
     batches = {batch.batch: batch for batch in interleaved}
     effects = []
-    for pair in sorted(groups, key=_pair_order):
+    for pair in sorted(groups, key=lambda p: (cell_order(p.treated), cell_order(p.reference))):
         own = groups[pair]
         clock = DEVICE_MS if own and own[0].device is not None else WALL_MS
         effects.append(
@@ -192,10 +192,6 @@ def _carry_over(groups: Sequence[Group], clock: str) -> Interval | None:
     shares = [1 / len(compared(g.run_length, counts=g.pair.by_drafts)) for g in groups]
     slope = robust_slope(log_effects(groups, clock), shares)
     return None if slope is None else slope.exp()
-
-
-def _pair_order(pair: Pair) -> tuple[object, ...]:
-    return (cell_order(pair.treated), cell_order(pair.reference))
 
 
 MIN_CLOCK_GROUPS = 20

@@ -228,11 +228,7 @@ def sufficient_budget(run: RunData, cells: Sequence[CellResult]) -> str:
     batch_s = median(batch.latency_ms for batch in run.batches) / 1e3 if run.batches else 0.0
     counted = int((run.header.scenario or {}).get("batches", ENOUGH_BLOCKS))
     blocks = ENOUGH_BLOCKS + (counted if run.header.spec.counters == Counters.DRAM else 0)
-    return _rounded(SHARES * ((run.header.measuring_s or 0.0) + blocks * len(cells) * batch_s))
-
-
-def _rounded(wanted: float) -> str:
-    """A budget, rounded up."""
+    wanted = SHARES * ((run.header.measuring_s or 0.0) + blocks * len(cells) * batch_s)
     return f"{10 * ceil(wanted / 10)}s" if wanted <= FINE_S else f"{ceil(wanted / 60)}m"
 
 

@@ -119,7 +119,8 @@ def pair_of(cells: Iterable[Cell]) -> Pair | None:
 
 
 def _group(pair: Pair, windows: Sequence[WindowRecord]) -> Group | LeftOut:
-    members = [(window, _place(pair, window)) for window in sorted(windows, key=_turn)]
+    in_turn = sorted(windows, key=lambda window: (window.run or 0, window.position or 0))
+    members = [(window, _place(pair, window)) for window in in_turn]
     length = members[0][1].run_length
     used = compared(length, counts=pair.by_drafts)
     has_counts = pair.reference.drafts is not None
@@ -175,10 +176,6 @@ def _log_ratio(pair: Pair, values: Sequence[tuple[Cell, float]]) -> float | None
     ours = fmean(value for cell, value in values if cell == pair.treated)
     theirs = fmean(value for cell, value in values if cell == pair.reference)
     return log(ours / theirs) if ours and theirs else None
-
-
-def _turn(window: WindowRecord) -> tuple[int, int]:
-    return (window.run or 0, window.position or 0)
 
 
 _NO_REFERENCE = 2

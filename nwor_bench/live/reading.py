@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from http.client import HTTPException
-from math import log
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
@@ -96,8 +95,8 @@ class Reading:
         if self.kind is Interleaved.MODES:
             ratio = self.of(num_reqs).ratio
             return None if ratio is None else ratio.half_width
-        ends = [(rate.low, rate.high) for rate in self.rates(num_reqs)]
-        known = [(log(high) - log(low)) / 2 for low, high in ends if low and high]
+        ratios = [rate.ratio for rate in self.rates(num_reqs)]
+        known = [ratio.ln().half_width for ratio in ratios if ratio and ratio.is_bounded]
         return max(known) if known and len(known) == len(self.cells) else None
 
     def rates(self, num_reqs: str) -> tuple[Rate, ...]:

@@ -17,7 +17,7 @@ from nwor_bench.records.types import Verdict
 from nwor_bench.records.window_order import ALL
 from nwor_bench.report.answer import CPU_BADGE, CPU_SENTENCE, NOTHING_BADGE, Answer
 from nwor_bench.report.document import Block, Bullets, Document, Headline, Paragraph, Table, table
-from nwor_bench.report.text import NOT_MEASURED, change, change_range, plural, with_bounds
+from nwor_bench.report.text import NOT_MEASURED, change, change_range, interval, plural
 from nwor_bench.report.worth import ON_CPU, about_zero, noise_note, rates_table
 from nwor_bench.report.worth_answer import line_blocks, speculative_config, worth_sentence
 from nwor_bench.stats.interval import Interval, flat
@@ -174,8 +174,8 @@ def _best_rate(rates: Sequence[Rate]) -> str:
     known = [rate for rate in rates if rate.ratio is not None]
     if not known:
         return NOT_MEASURED
-    best = max(known, key=lambda rate: rate.ratio or 0.0)
-    bounds = with_bounds(best.ratio or 0.0, best.low, best.high, 2)
+    best = max(known, key=lambda rate: rate.ratio.value if rate.ratio else 0.0)
+    bounds = interval(best.ratio, 2)
     return f"{bounds} times the tokens/s of k = 0 with k = {best.drafts}"
 
 
@@ -215,7 +215,7 @@ def _drafts_result(reading: Reading, wanted: Wanted) -> dict[str, Any]:
     """Rates without staging's values: a server does not interleave it with draft counts."""
     worth = reading.worth(wanted.num_reqs)
     rates = [
-        {name: value for name, value in vars(rate).items() if not name.startswith("stage_")}
+        {name: value for name, value in rate.to_dict().items() if not name.startswith("stage_")}
         for rate in worth.rates
     ]
     return {

@@ -144,12 +144,6 @@ _GUARDS = {
 """Faults after which staging stops for good in a server."""
 
 
-def guard_of(fallback_reason: str | None) -> Guard | None:
-    """The guard that a window's fallback reason shows; None if staging goes on after it."""
-    fault = None if fallback_reason is None else fault_of(fallback_reason)
-    return None if fault is None else _GUARDS.get(fault)
-
-
 def miscount(window: WindowRecord) -> str | None:
     """Which counts of a window do not add up; None if all do."""
     staged, committed = window.staged_tokens, window.committed_tokens
@@ -203,7 +197,8 @@ class LiveModes(ModeSwitch):
 
     def ended(self, fallback_reason: str | None) -> None:
         """A window has ended: all ranks stop staging if their common reason shows a guard."""
-        guard = guard_of(fallback_reason)
+        fault = None if fallback_reason is None else fault_of(fallback_reason)
+        guard = None if fault is None else _GUARDS.get(fault)
         if guard is None or self.stopped is not None:
             return
         self.stopped, self.alarm = guard, None

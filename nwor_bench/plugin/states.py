@@ -197,7 +197,9 @@ class WindowStates:
         bounds = torch.tensor([0, rows], dtype=torch.int32, device=device)
         tables = StateTables((slots,) * (1 + max(self._groups)), one)
         for states in (False, True):
-            self._run(first, 0, zeros, gates, gates, slots, one, bounds, out, None, states)
+            own = first.layer.A_log, first.layer.dt_bias, first.state
+            inputs = WindowInputs(zeros, gates, gates, *own, slots, one, bounds)
+            self._run(0, inputs, out, None, states)
         self._commit_of(range(len(self.layers)), tables)(one, one)
         self._commits.clear()
 
@@ -266,7 +268,9 @@ class WindowStates:
         # Without the host's masks (vLLM 0.31) the commit waits for the device.
         masks = getattr(metadata, "spec_sequence_masks_cpu", metadata.spec_sequence_masks)
         self._windows = masks if beside_prefill else None
-        self._run(layer, number, mixed, a, b, indices, accepted, bounds, out, norm, control)
+        own = layer.layer.A_log, layer.layer.dt_bias, layer.state
+        inputs = WindowInputs(mixed, a, b, *own, indices, accepted, bounds)
+        self._run(number, inputs, out, norm, control)
         if control:
             return
         if number in self._staged:  # a capture runs its forward again
@@ -276,27 +280,19 @@ class WindowStates:
 
     def _run(
         self,
-        layer: StateLayer,
         number: int,
-        mixed: Tensor,
-        a: Tensor,
-        b: Tensor,
-        indices: Tensor,
-        accepted: Tensor,
-        bounds: Tensor,
+        inputs: WindowInputs,
         out: Tensor,
         norm: GatedNorm | None,
         write_states: bool,
     ) -> None:
         assert self._records is not None
-        own, trace = layer.layer, None if self._windows is not None else self.trace
-        weights, slots = (own.A_log, own.dt_bias), (layer.state, indices, accepted)
         self._kernels.verify(
-            WindowInputs(mixed, a, b, *weights, *slots, bounds), out, self._records.layer(number),
-            scale=own.head_k_dim**-0.5, norm=norm, write_states=write_states,
+            inputs, out, self._records.layer(number),
+            scale=self.layers[number].layer.head_k_dim**-0.5, norm=norm, write_states=write_states,
         )  # fmt: skip
-        if trace is not None:
-            trace.verified(number, mixed, out)
+        if self.trace is not None and self._windows is None:
+            self.trace.verified(number, inputs.mixed, out)
 
     def captured(self) -> StateTables | str | None:
         """Where a captured forward's states lie, in buffers that vLLM fills before each replay.

@@ -30,7 +30,8 @@ from nwor_bench.report.document import (
     Table,
     table,
 )
-from nwor_bench.report.text import NOT_MEASURED, decimal, joined, percent, plural, with_bounds
+from nwor_bench.report.text import NOT_MEASURED, decimal, interval, joined, percent, plural
+from nwor_bench.stats.interval import flat
 
 COMPARISON_FORMAT_VERSION = 1
 
@@ -188,11 +189,7 @@ def _start(comparison: Comparison) -> str:
 
 def change_text(change: Change | None) -> str:
     """A change as `1.012 [1.004, 1.020]`, without brackets if there is no interval."""
-    if change is None:
-        return NOT_MEASURED
-    if change.interval is None:
-        return with_bounds(change.ratio, None, None)
-    return with_bounds(change.ratio, change.interval.low, change.interval.high)
+    return interval(None if change is None else change.ratio)
 
 
 def reasons(comparison: Comparison) -> list[str]:
@@ -270,7 +267,7 @@ def notes(comparison: Comparison) -> list[str]:
 def _pairing(comparison: Comparison) -> list[str]:
     """How the deciding intervals were made: paired or unpaired, from windows or batches."""
     changes = [cell.deciding(comparison.decide_by) for cell in comparison.cells]
-    made = [change for change in changes if change is not None and change.interval is not None]
+    made = [change for change in changes if change is not None and change.ratio.is_bounded]
     found = []
     paired = [change.new_blocks for change in made if change.paired and change.new_blocks]
     if paired:
@@ -304,10 +301,10 @@ def _drift(comparison: Comparison) -> list[str]:
     for cell in comparison.cells:
         if comparison.decide_by is DecideBy.TIME or not cell.cell.is_baseline or cell.time is None:
             continue
-        interval, beyond = cell.time.interval, ""
-        if interval is not None and interval.low <= 1 <= interval.high:
+        ratio, beyond = cell.time.ratio, ""
+        if ratio.is_bounded and ratio.holds(1):
             beyond = ", within the blocks' noise"
-        elif interval is not None:
+        elif ratio.is_bounded:
             cause = "vLLM, its libraries or the machine changed, not NWOR"
             beyond = f", more than the blocks' noise: {cause}"
         name, time = name_of(cell, comparison), change_text(cell.time)
@@ -396,13 +393,10 @@ def _cell(cell: CellChange) -> dict[str, Any]:
 def _change(change: Change | None) -> dict[str, Any] | None:
     if change is None:
         return None
-    interval = change.interval
     return {
         "measure": change.measure,
-        "ratio": change.ratio,
-        "low": None if interval is None else interval.low,
-        "high": None if interval is None else interval.high,
-        "p_value": None if interval is None else interval.p_value,
+        **flat(change.ratio),
+        "p_value": change.ratio.p_value if change.ratio.is_bounded else None,
         "paired": change.paired,
         "base_blocks": change.base_blocks,
         "new_blocks": change.new_blocks,

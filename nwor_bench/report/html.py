@@ -95,14 +95,10 @@ def _block(block: Block) -> str:
         case Table():
             return _table(block)
         case Figure():
-            return _figure(block)
-
-
-def _figure(figure: Figure) -> str:
-    return (
-        f'<figure id="{figure.name}"><div class="plot" tabindex="0">{draw_svg(figure)}</div>'
-        f"<figcaption>{escape(figure.caption)}</figcaption></figure>"
-    )
+            return (
+                f'<figure id="{block.name}"><div class="plot" tabindex="0">{draw_svg(block)}</div>'
+                f"<figcaption>{escape(block.caption)}</figcaption></figure>"
+            )
 
 
 def _table(table: Table) -> str:

@@ -53,15 +53,12 @@ def answer(found: Support) -> str:
                 f"{found.model.name}: drafts would be staged in the {layers - states} attention "
                 f"layers{kept}"
             )
-        return f"{found.model.name}: drafts would be staged, in {_all(layers)}."
+        every = "its one layer" if layers == 1 else f"all {layers} layers"
+        return f"{found.model.name}: drafts would be staged, in {every}."
     return (
         f"{found.model.name}: every draft would be written directly, as stock vLLM does: "
         f"{found.reason}."
     )
-
-
-def _all(layers: int) -> str:
-    return "its one layer" if layers == 1 else f"all {layers} layers"
 
 
 def _setting(found: Support) -> str:

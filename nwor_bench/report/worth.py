@@ -2,12 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from nwor_bench.analysis.analyse import Analysis, by_position
-from nwor_bench.analysis.draft_rates import MIN_JUDGED, Rate, Worth
+from nwor_bench.analysis.draft_rates import MIN_JUDGED, RATE_COLUMNS, Worth
 from nwor_bench.analysis.draft_tokens import named_rates, same_places
 from nwor_bench.analysis.effects import PairEffect, switch_cost
 from nwor_bench.analysis.invariants import windows_by_batch
@@ -20,7 +19,7 @@ from nwor_bench.records.types import Phase, WindowRecord
 from nwor_bench.report.answer import on_cpu
 from nwor_bench.report.document import Block, Callout, Figure, Paragraph, Table, table
 from nwor_bench.report.html import colour
-from nwor_bench.report.text import NOT_MEASURED, decimal, joined, percent, plural, with_bounds
+from nwor_bench.report.text import NOT_MEASURED, decimal, interval, joined, percent, plural
 from nwor_bench.report.worth_answer import drafter_shares, line_blocks, line_config, sizes_of
 from nwor_bench.stats.interval import ENDS, flat
 
@@ -100,9 +99,9 @@ def rates_table(worth: Worth, *, stages: bool = False) -> Table:
     """Tokens/s over k = 0 with verdicts, and what they are made of, by batch size and count."""
     rows = [
         [worth.sizes(r.requests), count_name(r.count), r.verdict,
-         NOT_MEASURED if r.ratio is None else with_bounds(r.ratio, r.low, r.high, 2),
+         interval(r.ratio, 2),
          decimal(r.tokens, 2), decimal(r.time_ratio, 2), str(r.groups),
-         *(_stage_cells(r) if stages else ())]
+         *((r.stage_verdict or NOT_MEASURED, interval(r.staged, 3)) if stages else ())]
         for r in worth.rates
     ]  # fmt: skip
     heads = ["Requests", "k", "Verdict", "Tokens/s over k = 0", "Tokens", "Time",
@@ -115,14 +114,6 @@ def rates_table(worth: Worth, *, stages: bool = False) -> Table:
         heads += ["Staged", "Tokens/s, staged over not"]
         caption += ". Staged: the verdict on staging at that k"
     return table(heads, rows, numbers_from=3, caption=caption)
-
-
-def _stage_cells(rate: Rate) -> list[str]:
-    """The verdict on staging at this draft count, and its ratio."""
-    if rate.stage_ratio is None:
-        return [rate.stage_verdict or NOT_MEASURED, NOT_MEASURED]
-    bounds = with_bounds(rate.stage_ratio, rate.stage_low, rate.stage_high, 3)
-    return [rate.stage_verdict or NOT_MEASURED, bounds]
 
 
 def _stage_note(measured: MeasuredWorth) -> Iterator[Paragraph]:
@@ -144,7 +135,7 @@ def _stage_note(measured: MeasuredWorth) -> Iterator[Paragraph]:
 def _curve(worth: Worth) -> Iterator[Figure]:
     """Tokens/s over k = 0 by draft count, a line for each batch size."""
     lines = [
-        (size, [rate for rate in own if rate.ratio is not None and not rate.adaptive])
+        (size, [(rate.drafts, rate.ratio) for rate in own if rate.ratio and not rate.adaptive])
         for size, own in groupby(worth.rates, key=lambda rate: rate.requests)
     ]
     lines = [(size, own) for size, own in lines if own]
@@ -157,12 +148,12 @@ def _curve(worth: Worth) -> Iterator[Figure]:
         axes.axhline(1, color=colour("soft"), lw=1.5, ls=":")
         for place, (size, own) in enumerate(lines):
             aside = 0.05 * (place - (len(lines) - 1) / 2)
-            ratios = [rate.ratio or 1.0 for rate in own]
-            reach = [[r - (x.low or r) for r, x in zip(ratios, own, strict=True)],
-                     [(x.high or r) - r for r, x in zip(ratios, own, strict=True)]]  # fmt: skip
             axes.errorbar(
-                [0, *(rate.drafts + aside for rate in own)], [1, *ratios],
-                yerr=[[0, *reach[0]], [0, *reach[1]]], label=plural(size, "request"),
+                [0, *(drafts + aside for drafts, _ in own)],
+                [1, *(ratio.value for _, ratio in own)],
+                yerr=[[0, *(ratio.value - ratio.low for _, ratio in own)],
+                      [0, *(ratio.high - ratio.value for _, ratio in own)]],
+                label=plural(size, "request"),
                 color=colour(tints[place % len(tints)]), marker="osD^v<"[place % 6], lw=1.5,
                 capsize=3,
             )  # fmt: skip
@@ -173,9 +164,9 @@ def _curve(worth: Worth) -> Iterator[Figure]:
         axes.legend(ncols=2)
 
     words = "; ".join(
-        f"{plural(r.requests, 'request')}, k = {r.drafts}: {r.ratio:.2f}"
-        for _, own in lines
-        for r in own
+        f"{plural(size, 'request')}, k = {drafts}: {ratio.value:.2f}"
+        for size, own in lines
+        for drafts, ratio in own
     )
     yield Figure(
         name="worth",
@@ -249,7 +240,7 @@ def worth_result(measured: MeasuredWorth) -> dict[str, Any]:
     """What the runs say, as JSON for scripts."""
     worth, header = measured.worth, measured.header
     return {
-        "rates": [vars(rate) for rate in worth.rates],
+        "rates": [rate.to_dict() for rate in worth.rates],
         "noise": {str(size): flat(own) for size, own in sorted(worth.noise.items())},
         "best": {str(size): k for size, k in sorted(worth.best.items())},
         "best_staged": {str(size): k for size, k in sorted(worth.best_staged.items())},
@@ -262,8 +253,8 @@ def worth_result(measured: MeasuredWorth) -> dict[str, Any]:
 def worth_rows(measured: MeasuredWorth) -> list[dict[str, Any]]:
     """Rows of worth.csv: each batch size and draft count, k = 0 with its times only."""
     times = {(t.requests, t.drafts): t for t in measured.times if not t.staged}
-    rates = {(r.requests, r.count): vars(r) for r in measured.worth.rates}
-    columns = [field.name for field in fields(Rate) if field.name != "adaptive"]
+    rates = {(r.requests, r.count): r.to_dict() for r in measured.worth.rates}
+    columns = [name for name in RATE_COLUMNS if name != "adaptive"]
     rows, noise = [], measured.worth.noise
     places = rates.keys() | times.keys()
     for requests, drafts in sorted(places, key=lambda each: (each[0], count_order(each[1]))):
@@ -293,7 +284,7 @@ def noise_note(worth: Worth) -> Iterator[Paragraph]:
     """How far k = 0 was from itself, if that was measured."""
     if worth.noise:
         ratios = [
-            f"{with_bounds(own.value, own.low, own.high, 2)} at {sizes_of(worth, [size])}"
+            f"{interval(own, 2)} at {sizes_of(worth, [size])}"
             for size, own in sorted(worth.noise.items())
         ]
         yield Paragraph(f"Noise, the time of k = 0 over itself: {joined(ratios)}.")
@@ -309,7 +300,7 @@ SWITCHED = {
 def _switch_note(effects: Sequence[PairEffect]) -> Iterator[Paragraph]:
     costs = {counts: switch_cost(effects, counts=counts) for counts in SWITCHED}
     if told := [
-        SWITCHED[counts].format(with_bounds(cost.value, cost.low, cost.high))
+        SWITCHED[counts].format(interval(cost))
         for counts, cost in costs.items()
         if cost is not None
     ]:

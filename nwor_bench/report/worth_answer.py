@@ -14,7 +14,7 @@ from nwor_bench.records.header import PairFacts
 from nwor_bench.records.types import Verdict
 from nwor_bench.report.answer import Answer
 from nwor_bench.report.document import Block, Code, Paragraph
-from nwor_bench.report.text import joined, percent, plural, with_bounds
+from nwor_bench.report.text import interval, joined, percent, plural
 
 STAGING = "VLLM_NWOR_MODE=stage VLLM_SCV_MODE=adaptive"
 """The variables of a server that stages."""
@@ -161,7 +161,7 @@ def _plain_decoding(worth: Worth, shares: Mapping[int, float]) -> Iterator[str]:
         for rate in worth.rates
         if rate.drafts == worth.best.get(rate.requests)
         and rate.requests in shares
-        and (rate.low or 0.0) * (1 - shares[rate.requests]) <= 1
+        and (rate.ratio.low if rate.ratio else 0.0) * (1 - shares[rate.requests]) <= 1
     ]
     if small:
         most = percent(max(shares[size] for size in small), 0)
@@ -174,8 +174,7 @@ def _plain_decoding(worth: Worth, shares: Mapping[int, float]) -> Iterator[str]:
 def _adaptive(worth: Worth) -> Iterator[str]:
     """What adaptive verification gives, if it was measured."""
     told = [
-        f"{with_bounds(rate.ratio, rate.low, rate.high, 2)} times at "
-        f"{sizes_of(worth, [rate.requests])}"
+        f"{interval(rate.ratio, 2)} times at {sizes_of(worth, [rate.requests])}"
         for rate in worth.rates
         if rate.adaptive and rate.ratio is not None
     ]
@@ -197,17 +196,17 @@ def worth_sentence(worth: Worth) -> Answer:
     slower = [rate for rate in known if rate.verdict == Verdict.SLOWER]
     if paying:
         ends = [paying[0]] if len(paying) == 1 else [paying[0], paying[-1]]
-        text = f"Speculate {_where(worth)}: {ends[0].ratio:.2f} times the tokens/s of k = 0"
+        text = f"Speculate {_where(worth)}: {_times(ends[0])} the tokens/s of k = 0"
         text += f" {_at(worth, ends[0])}"
-        text += "".join(f", {rate.ratio:.2f} times {_at(worth, rate)}" for rate in ends[1:])
+        text += "".join(f", {_times(rate)} {_at(worth, rate)}" for rate in ends[1:])
         rest = [size for size, k in sorted(worth.best.items()) if not k]
         if rest:
             text += f"; at {sizes_of(worth, rest)} no draft count is shown to pay"
         if worth.unmeasured:
             text += f"; at {sizes_of(worth, worth.unmeasured)} nothing was measured"
         return Answer(str(Verdict.FASTER), f"{text}.")
-    best = max(known, key=lambda rate: rate.ratio or 0.0)
-    bounds = with_bounds(best.ratio or 0.0, best.low, best.high, 2)
+    best = max(known, key=lambda rate: rate.ratio.value if rate.ratio else 0.0)
+    bounds = interval(best.ratio, 2)
     if len(slower) == len(fixed):
         text = f"Do not speculate here: at best it gives {bounds} times the tokens/s of k = 0"
         return Answer(str(Verdict.SLOWER), f"{text}, {_at(worth, best)}.")
@@ -227,6 +226,10 @@ def sizes_of(worth: Worth, sizes: Sequence[int]) -> str:
     """`1 request`, `1 and 8 requests`, `1 and 5-8 requests`."""
     named = joined([worth.sizes(size) for size in sizes])
     return f"{named} request{'' if list(sizes) == [1] else 's'}"
+
+
+def _times(rate: Rate) -> str:
+    return "" if rate.ratio is None else f"{rate.ratio.value:.2f} times"
 
 
 def _at(worth: Worth, rate: Rate) -> str:

@@ -67,7 +67,7 @@ def test_intervals_of_a_server_include_the_truth_in_95_percent_of_runs() -> None
         ratios |= {k: drawn(t) for k, t in times.items()}
         at = AtSize(8, 5, ratios, SpanTokens({k: drawn(t) for k, t in tokens.items()}))
         found = worth_at([at], [1, 2, 3], 0)
-        hits += all((r.low or 0) < tokens[r.drafts] / times[r.drafts] < (r.high or 0)
+        hits += all(r.ratio.low < tokens[r.drafts] / times[r.drafts] < r.ratio.high
                     for r in found.rates)  # fmt: skip
         right += found.best == {8: 1}  # 1.33, 1.43 and 1.29 times: k = 2 is better, not surely
         assert found.rates[0].verdict == Verdict.FASTER
@@ -125,8 +125,8 @@ def test_a_verdict_needs_groups_and_a_difference_beyond_the_noise(
     found = worth_at([at_size({1: (rate, half, groups)}, noise)], [1], 9)
     (own,) = found.rates
     assert own.verdict == verdict
-    assert own.ratio == pytest.approx(rate)
-    assert own.low == pytest.approx(rate * exp(-half))
+    assert own.ratio.value == pytest.approx(rate)
+    assert own.ratio.low == pytest.approx(rate * exp(-half))
     assert found.best == {8: int(verdict == Verdict.FASTER)}
     assert found.best_fixed == int(verdict == Verdict.FASTER)
 

@@ -94,7 +94,7 @@ def test_both_ways_give_the_tokens_per_s_that_requests_had() -> None:
     ]  # fmt: skip
     for own in (Measured(engines, ()), Measured(interleaved, effects)):
         for rate in worth_of([own]).rates:
-            assert rate.ratio == pytest.approx(per_token[0] / per_token[rate.drafts])
+            assert rate.ratio.value == pytest.approx(per_token[0] / per_token[rate.drafts])
             assert rate.time_ratio == pytest.approx(STEPS[rate.drafts])
 
 

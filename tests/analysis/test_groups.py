@@ -12,8 +12,7 @@ from synthetic_run import AA_CELL, CELLS
 from nwor_bench.analysis.groups import Group, find_groups, pair_of
 from nwor_bench.records.cell import Drafts
 from nwor_bench.records.fallback_reasons import LeftOut
-from nwor_bench.records.types import Cell, NworMode, ScvMode, WindowRecord
-from nwor_bench.stats.paired import abba_effect
+from nwor_bench.records.types import Cell, NworMode, WindowRecord
 
 PAIR = (OFF, STAGE_GRAPH)
 
@@ -63,43 +62,25 @@ def test_left_out(place: int, changes: dict[str, object], reason: LeftOut) -> No
     assert left_out(changed(place, **changes)) is reason
 
 
-@pytest.mark.parametrize("missing", range(16))
-def test_a_group_that_lacks_a_window_is_incomplete(missing: int) -> None:
-    windows = group_windows(PAIR, 4)
-    del windows[missing]
-    assert left_out(windows) is LeftOut.INTERRUPTED
-
-
-def test_runs_in_another_order_are_incomplete() -> None:
-    """A A B B does not cancel drift."""
-    a, b = OFF, STAGE_GRAPH
+def test_a_group_of_another_form_is_incomplete_and_control_must_act() -> None:
+    whole = group_windows(PAIR, 4)
+    for missing in range(16):
+        assert left_out([w for n, w in enumerate(whole) if n != missing]) is LeftOut.INTERRUPTED
+    a, b = OFF, STAGE_GRAPH  # A A B B does not cancel drift
     windows = [
         replace(window, nwor_mode=str(cell.nwor_mode), scv_mode=str(cell.scv_mode))
         for window, cell in zip(group_windows(PAIR, 2), [a, a, a, a, b, b, b, b], strict=True)
     ]
     assert left_out(windows) is LeftOut.INTERRUPTED
-
-
-def test_control_that_did_not_act_is_left_out() -> None:
     windows = group_windows((OFF, CONTROL), 2)
     assert left_out(windows) is None
-    idle = [replace(window, control_tokens=0) for window in windows]
-    assert left_out(idle) is LeftOut.FALLBACK
+    assert left_out([replace(w, control_tokens=0) for w in windows]) is LeftOut.FALLBACK
+    outside = find_groups([replace(w, group=None, position=None) for w in windows])
+    assert (outside.counted, outside.left_out) == ((), {})
 
 
-def test_groups_without_a_device_clock_are_left_out_beside_others_that_have_one() -> None:
-    timed = group_windows(PAIR, 2)
-    host_only = [replace(w, group=1, device_ms=None) for w in group_windows(PAIR, 2)]
-    found = find_groups([*timed, *host_only])
-    assert len(found.counted) == 1
-    assert next(iter(found.left_out.values())) == {LeftOut.UNTIMED: 1}
-    assert only(host_only).device is None
-
-
-def test_windows_outside_groups_are_passed_over() -> None:
-    outside = [replace(w, group=None, position=None) for w in group_windows(PAIR, 2)]
-    found = find_groups(outside)
-    assert (found.counted, found.left_out) == ((), {})
+ZERO, TWO, FOUR = (replace(OFF, arm=Drafts(k)) for k in (0, 2, 4))
+STAGED = replace(FOUR, nwor_mode=NworMode.STAGE)
 
 
 @pytest.mark.parametrize(
@@ -109,19 +90,31 @@ def test_windows_outside_groups_are_passed_over() -> None:
         ((OFF, AA_CELL), OFF),
         ((OFF, CONTROL), OFF),
         ((CONTROL, STAGE_GRAPH), CONTROL),
+        ((ZERO, TWO), ZERO),
+        ((ZERO, AA_CELL), ZERO),
+        ((FOUR, STAGED), FOUR),
+        ((ZERO, STAGED), ZERO),
+        ((OFF,), None),
+        ((STAGE_GRAPH, CELLS[1]), None),
+        ((OFF, CONTROL, STAGE_GRAPH), None),
+        ((FOUR, TWO), None),
     ],
 )
-def test_the_reference_of_a_pair(cells: tuple[Cell, Cell], reference: Cell) -> None:
+def test_the_reference_of_a_pair(cells: tuple[Cell, ...], reference: Cell | None) -> None:
     for order in (cells, cells[::-1]):
         pair = pair_of(order)
-        assert pair is not None
-        assert pair.reference == reference
+        assert (pair and pair.reference) == reference
+        if pair is not None and STAGED in cells:
+            assert pair.is_over_stock == (FOUR in cells)
 
 
-def test_no_pair() -> None:
-    assert pair_of([OFF]) is None
-    assert pair_of([STAGE_GRAPH, CELLS[1]]) is None
-    assert pair_of([OFF, CONTROL, STAGE_GRAPH]) is None
+def test_groups_without_a_device_clock_are_left_out_beside_others_that_have_one() -> None:
+    timed = group_windows(PAIR, 2)
+    host_only = [replace(w, group=1, device_ms=None) for w in group_windows(PAIR, 2)]
+    found = find_groups([*timed, *host_only])
+    assert len(found.counted) == 1
+    assert next(iter(found.left_out.values())) == {LeftOut.UNTIMED: 1}
+    assert only(host_only).device is None
 
 
 @given(
@@ -141,27 +134,17 @@ def test_drift_that_is_linear_in_log_time_cancels(
     assert only(windows).device == pytest.approx(effect, abs=1e-9)
 
 
-def test_the_effect_is_the_ratio_of_geometric_means() -> None:
-    runs = ((False, (1, 4)), (True, (4, 4, 2, 8)), (False, (2, 2)))
-    times = [(is_treated, ms) for is_treated, own in runs for ms in own]
-    assert abba_effect(times) == pytest.approx(log(4) - log(2))
-
-
 def drafts_group(length: int = 4) -> list[WindowRecord]:
     """k = 0 and k = 2 of three requests; nothing differs but the count."""
-    zero, two = (replace(OFF, arm=arm) for arm in (Drafts(0), Drafts(2)))
     return [
         replace(
-            window,
-            arm=str((two if window.cell == STAGE_GRAPH else zero).arm),
-            **dict.fromkeys(("nwor_mode", "scv_mode"), "off"),
-            **dict.fromkeys(("staged_tokens", "committed_tokens", "rejected_tokens"), 0),
-            num_reqs=3,
-            draft_tokens=6 if window.cell == STAGE_GRAPH else 0,
-            accepted_tokens=3 if window.cell == STAGE_GRAPH else 0,
+            window, arm=str((TWO if treated else ZERO).arm), nwor_mode="off", scv_mode="off",
+            staged_tokens=0, committed_tokens=0, rejected_tokens=0, num_reqs=3,
+            draft_tokens=6 * treated, accepted_tokens=3 * treated,
         )
         for window in group_windows(PAIR, length)
-    ]
+        for treated in [window.cell == STAGE_GRAPH]
+    ]  # fmt: skip
 
 
 def slower(length: int, *positions: int) -> Group:
@@ -184,11 +167,8 @@ def test_draft_counts_are_compared_without_both_ends_of_their_runs(length: int) 
     assert group.tokens == pytest.approx(log(2))  # 3 and 3 accepted over 3
     assert slower(length, 1).device == pytest.approx(log(2) / (length - 2))
     assert slower(length, *range(1, length - 1)).host == pytest.approx(log(2))
-
-
-def test_older_groups_of_runs_of_two_have_only_first_windows() -> None:
-    group = slower(2, 1)
-    assert (group.host, group.switch) == (0, None)
+    old = slower(2, 1)  # older groups of runs of two have only first windows
+    assert (old.host, old.switch) == (0, None)
     assert slower(2, 0).host == pytest.approx(log(2))
 
 
@@ -212,43 +192,13 @@ def test_a_window_that_verified_another_count_leaves_its_group_out(place: int) -
     assert left_out(every) is not None
 
 
-def test_the_reference_of_draft_counts_is_k_0() -> None:
-    zero, two, aa = (replace(OFF, arm=arm) for arm in (Drafts(0), Drafts(2), AA_CELL.arm))
-    for other in (two, aa):
-        pair = pair_of([other, zero])
-        assert pair is not None
-        assert pair.reference == zero
-
-
-COUNTED = tuple(
-    Cell("toy", mode, ScvMode.OFF, Drafts(4)) for mode in (NworMode.OFF, NworMode.STAGE)
-)
-"""A draft count in mode off, and staged."""
-
-
-def counted_group(place: int, **changes: object) -> list[WindowRecord]:
-    """A group of runs of two of a draft count, staged in its second and third run."""
-    windows = group_windows(COUNTED, 2)
-    first = windows[0]
-    windows = [replace(w, draft_tokens=4 * first.num_reqs) for w in windows]
-    return [replace(w, **changes) if n == place else w for n, w in enumerate(windows)]
-
-
 @pytest.mark.parametrize("place", range(8))
 def test_of_a_staged_count_the_first_window_of_each_run_is_left_out(place: int) -> None:
     """Modes alternate, not counts: the first window follows the switch, the last one counts."""
-    group = only(counted_group(place, wall_ms=20.0, device_ms=20.0))
+    windows = [replace(w, draft_tokens=4 * w.num_reqs) for w in group_windows((FOUR, STAGED), 2)]
+    windows[place] = replace(windows[place], wall_ms=20.0, device_ms=20.0)
+    group = only(windows)
     assert group.pair.is_over_stock
     counts = place % 2 == 1
     sign = 1 if place in (3, 5) else -1
     assert group.host == pytest.approx(sign * log(2) / 2 if counts else 0)
-
-
-def test_a_staged_count_has_its_twin_as_reference() -> None:
-    zero = replace(COUNTED[0], arm=Drafts(0))
-    assert pair_of(COUNTED) == pair_of(COUNTED[::-1])
-    assert pair_of([zero, COUNTED[0]]) is not None
-    assert pair_of([COUNTED[0], replace(COUNTED[0], arm=Drafts(2))]) is None
-    over_zero = pair_of([zero, COUNTED[1]])
-    assert over_zero is not None
-    assert not over_zero.is_over_stock

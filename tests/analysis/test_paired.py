@@ -103,7 +103,7 @@ def test_a_window_without_a_time_is_no_partner_but_moves_the_context():
     assert (times.compared, times.matched_windows, times.unmatched_windows) == (WINDOW_MS, 23, 1)
 
 
-def test_a_block_without_window_times_leaves_the_batches_latency():
+def test_a_block_without_partners_or_window_times_leaves_the_batches_latency():
     run = change_windows(
         make_run(blocks=3), lambda w: (w.nwor_mode, w.block) == ("stage", 2), wall_ms=None
     )
@@ -112,12 +112,7 @@ def test_a_block_without_window_times_leaves_the_batches_latency():
     assert times.compared == LATENCY_MS
     assert times.matched_windows is times.unmatched_windows is None
     assert times.treated == tuple(b.latency_ms for b in found["stage x off"].timed)
-
-
-def test_a_block_without_partners_leaves_the_batches_latency():
-    found = pair_times(cell([window(1, 0, 9.0)]), cell([window(1, 0, 9.0, reqs=1)]))
-    assert (found.compared, found.treated, found.baseline) == (LATENCY_MS, (1001.0,), (1001.0,))
-
-
-def test_cells_without_a_common_block_are_not_compared():
-    assert pair_times(cell([window(1, 0, 9.0)]), cell([window(2, 0, 9.0)])) is None
+    lone = cell([window(1, 0, 9.0)])
+    other = pair_times(lone, cell([window(1, 0, 9.0, reqs=1)]))
+    assert (other.compared, other.treated, other.baseline) == (LATENCY_MS, (1001.0,), (1001.0,))
+    assert pair_times(lone, cell([window(2, 0, 9.0)])) is None  # no common block

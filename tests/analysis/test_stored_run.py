@@ -22,17 +22,11 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 def test_todays_default_run_is_comparable_with_the_kept_one() -> None:
     """What `make sweep` measures is still what the kept run measured."""
     pair = load_pair(DEFAULT_PAIR)
-    today = header_of(
-        {
-            "scenario": load_scenario("short").model_dump(mode="json"),
-            "pair": {
-                "name": pair.name,
-                "method": pair.method,
-                "draft": pair.packaged and pair.packaged.drafter,
-                "speculative": pair.speculative,
-            },
-        }
-    )
+    today = header_of({
+        "scenario": load_scenario("short").model_dump(mode="json"),
+        "pair": {"name": pair.name, "method": pair.method, "speculative": pair.speculative,
+                 "draft": pair.packaged and pair.packaged.drafter},
+    })  # fmt: skip
     kept = read_header(CHECKOUT / "sweeps/results/cpu-2-cores")
     assert differences(kept, today)[0] == []
 
@@ -48,19 +42,12 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with refused("run folder", value=str(tmp_path / "nowhere"), naming="run.json"):
         load_stored(tmp_path / "nowhere")
     (tmp_path / "sweep.json").write_text("{}")
-    with refused("run folder", value=str(tmp_path)) as caught:
+    with refused("run folder", value=str(tmp_path), naming="a sweep of several runs"):
         load_stored(tmp_path)
-    assert str(caught.value) == (
-        f"run folder: '{tmp_path}' is invalid; it holds a sweep of several runs; compare its "
-        "run folders one by one"
-    )
     save_run(replace(RUN, batches=(), windows=()), tmp_path / "empty")
     with refused("run folder", value=str(tmp_path / "empty")):
         load_stored(tmp_path / "empty")
-
-
-def test_a_run_without_its_records_is_refused(tmp_path: Path) -> None:
-    save_run(RUN, tmp_path)
-    (tmp_path / "records.jsonl").unlink()
-    with refused("run folder", value=str(tmp_path), naming="records.jsonl.gz"):
-        load_stored(tmp_path)
+    save_run(RUN, tmp_path / "torn")
+    (tmp_path / "torn" / "records.jsonl").unlink()
+    with refused("run folder", value=str(tmp_path / "torn"), naming="records.jsonl.gz"):
+        load_stored(tmp_path / "torn")

@@ -40,6 +40,7 @@ def verdict(*gaps: float | None) -> PlaceVerdict:
 @pytest.mark.parametrize(
     ("gaps", "gap", "is_tie"),
     [
+        ((0.0, 0.0), 0.0, True),
         ((0.39, 0.39), 0.39, True),
         ((0.41, 0.41), 0.41, False),
         ((-0.41, -0.41), 0.41, False),
@@ -60,28 +61,29 @@ def test_the_mean_gap_is_held_against_the_allowance(
     found = verdict(*gaps)
     assert found.gap == gap
     assert found.is_tie is is_tie
-
-
-def test_if_nothing_moves_only_equal_logits_are_a_tie() -> None:
     still = ErrorScale(rms=0.0, largest=0.0, positions=9, flips=())
-    assert PlaceVerdict(PLACE, (0.0, 0.0), still).is_tie
-    assert not PlaceVerdict(PLACE, (1e-3, 1e-3), still).is_tie
+    if gap is not None and min(gaps) == max(gaps):  # if nothing moves, only equal logits are one
+        assert PlaceVerdict(PLACE, gaps, still).is_tie is (gap == 0)
 
 
 def test_words_name_gap_and_allowance() -> None:
     assert verdict(0.75, 0.8).describe() == "0.775 nats apart in mode off, a tie is at most 0.4"
     assert "not among mode off's likeliest" in verdict(None, 0.8).describe()
     assert "mode off itself picks either" in verdict(3.0, -0.5).describe()
+    found = str(together_outside([0.25] * 10, FLIPPING, 500))
+    assert "10 have a gap of 0.25 nats or more" in found
+    assert "flip 0.5 of 500 tokens" in found
 
 
 def test_gaps_are_those_of_the_two_candidates() -> None:
     top = {7: -0.5, 9: -0.75, 2: -3.0}
-    assert gap_between(top, 7, 9) == 0.25
-    assert gap_between(top, 9, 7) == -0.25
-    assert gap_between(top, 7, 8) is None
-    assert gap_between(top, 8, 7) is None
+    assert [gap_between(top, a, b) for a, b in ((7, 9), (9, 7), (7, 8), (8, 7))] == [
+        0.25, -0.25, None, None
+    ]  # fmt: skip
     assert leading_two(top) == (7, 9)
     assert leading_two({4: -1.0}) is None
+    with pytest.raises(ValueError, match="no position"):
+        error_scale([{1: -0.1}], [{1: -0.1}], [[{1: -0.1}]])
 
 
 def test_the_scale_is_what_decoding_differs_by_from_the_mean_of_the_shapes() -> None:
@@ -105,11 +107,6 @@ def test_what_a_rounding_step_of_attention_moves_counts_if_decoding_moves_nothin
     assert found.allowance == pytest.approx(STEP)
     assert PlaceVerdict(PLACE, (STEP, STEP, STEP), found).is_tie
     assert error_scale(step, tops, [tops, tops, tops]) == found  # the larger of the two
-
-
-def test_a_scale_without_a_position_is_refused() -> None:
-    with pytest.raises(ValueError, match="no position"):
-        error_scale([{1: -0.1}], [{1: -0.1}], [[{1: -0.1}]])
 
 
 def tops(*gaps: float) -> list[dict[int, float]]:
@@ -156,13 +153,6 @@ def test_more_ties_of_a_gap_than_errors_reach_are_not_sound(
     assert (together_outside(gaps, FLIPPING, 500) is None) is passes
 
 
-def test_words_of_too_many_ties_name_gap_and_expectation() -> None:
-    found = together_outside([0.25] * 10, FLIPPING, 500)
-    assert found is not None
-    assert "10 have a gap of 0.25 nats or more" in found
-    assert "flip 0.5 of 500 tokens" in found
-
-
 def test_tokens_and_ties_of_equal_prompts_count_once() -> None:
     """45 ties are too many in 500 tokens, and so are they if each of three blocks has these."""
     sums, cell = ParitySums(), Cell("tiny", NworMode.STAGE, ScvMode.OFF)
@@ -180,10 +170,10 @@ def test_tokens_and_ties_of_equal_prompts_count_once() -> None:
 @pytest.mark.slow  # many simulated cells
 @pytest.mark.parametrize("case", CASES)
 def test_sound_cells_pass_and_a_near_second_best_token_does_not(case: str) -> None:
-    """8 requests of 40 tokens: at least 99 of 100 sound cells pass, and as many faults do not."""
+    """8 requests of 40 tokens: nearly all sound cells pass, and nearly no fault does."""
     machine, more = CASES[case]
-    assert rate(300, machine, 320, **more) <= 0.01
-    assert rate(150, machine, 320, 0.3, **more) >= 0.99 - 0.05 * (more.get("positions") == 32)
+    assert rate(40, machine, 320, **more) <= 0.01
+    assert rate(25, machine, 320, 0.3, **more) >= 0.99 - 0.05 * (more.get("positions") == 32)
 
 
 @pytest.mark.parametrize(("tokens", "refused"), [(320, True), (160, True), (80, False)])
@@ -205,13 +195,6 @@ def test_measured_gaps_refuse_a_near_second_best_token(
     assert (together_outside(fault, scale, tokens) is not None) is refused
 
 
-@pytest.mark.slow
-def test_no_position_of_a_kernel_that_rarely_moves_needs_to_move() -> None:
-    """Mode off's own kernel: 32 positions hold no movement in most cells, which still pass."""
-    machine = Machine(own=0.01)
-    assert rate(300, machine, 320, positions=32, same_kernel=True) <= 0.01
-
-
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=4), st.floats(0, 2))
 def test_no_gap_beyond_the_cap_is_a_tie_unless_mode_off_picks_either(
     gaps: list[float], rms: float
@@ -224,25 +207,26 @@ def test_no_gap_beyond_the_cap_is_a_tie_unless_mode_off_picks_either(
     assert PlaceVerdict(PLACE, tuple(-gap for gap in gaps), scale).is_tie is found.is_tie
 
 
+@pytest.mark.slow
+def test_no_position_of_a_kernel_that_rarely_moves_needs_to_move() -> None:
+    """Mode off's own kernel: 32 positions hold no movement in most cells, which still pass."""
+    assert rate(40, Machine(own=0.01), 320, positions=32, same_kernel=True) <= 0.01
+
+
 STEP = 0.125
 """Logits of 16 to 32 in bfloat16."""
 
 
-def stepped(jumps: int, positions: int = 128) -> ErrorScale:
-    """A scale where most positions stay and `jumps` of them move by a whole step."""
-    decoded = [{1: -0.1, 2: -1.1 - STEP * (n < jumps)} for n in range(positions)]
-    still = [{1: -0.1, 2: -1.1}] * positions
-    return error_scale(decoded, still, [still, still, still])
-
-
 def test_a_gap_of_a_step_is_a_tie_if_steps_were_seen() -> None:
-    scale = stepped(jumps=4)
+    """Most positions stay, and four of 128 move by a whole step."""
+    decoded = [{1: -0.1, 2: -1.1 - STEP * (n < 4)} for n in range(128)]
+    still = [{1: -0.1, 2: -1.1}] * 128
+    scale = error_scale(decoded, still, [still, still, still])
     assert scale.rms == pytest.approx(STEP / 32**0.5)
     assert ALLOWED_RMS * scale.rms < STEP
-    assert PlaceVerdict(PLACE, (STEP, STEP, STEP), scale).is_tie
     rounded = STEP + 1e-6  # log probabilities are float32
-    assert PlaceVerdict(PLACE, (rounded, rounded, rounded), scale).is_tie
-    assert not PlaceVerdict(PLACE, (2 * STEP, 2 * STEP, 2 * STEP), scale).is_tie
+    for gap, is_tie in ((STEP, True), (rounded, True), (2 * STEP, False)):
+        assert PlaceVerdict(PLACE, (gap,) * 3, scale).is_tie is is_tie
 
 
 def test_own_kernel_is_not_given_what_another_kernel_moves() -> None:

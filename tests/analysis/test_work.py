@@ -13,8 +13,9 @@ from synthetic_run import analysed, summarised
 
 from nwor_bench.analysis.effects import WORK_MS
 from nwor_bench.analysis.groups import find_groups
+from nwor_bench.analysis.phases import cell_phases
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import CellResult, WindowRecord
+from nwor_bench.records.types import CellResult, Phase, WindowRecord
 from nwor_bench.report.answer import answer
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.precision import split_lines
@@ -44,13 +45,10 @@ def sentence(run: RunData) -> str:
 def test_work_is_known_where_the_step_is_not() -> None:
     own, arm = cell_of(hidden()), cell_of(hidden(), "off x off (A/A)")
     assert own.verdict == "AMBIGUOUS"
-    assert own.half_width is not None
-    assert own.half_width > 0.01
+    assert (own.half_width or 0) > 0.01
     for cell, truth in ((own, TRUTH), (arm, 1.0)):
-        assert cell.work_ratio_ci_low is not None
-        assert cell.work_ratio_ci_high is not None
-        assert cell.work_ratio_ci_low < truth < cell.work_ratio_ci_high
-        assert cell.work_ratio_ci_high - cell.work_ratio_ci_low < 0.003
+        assert cell.work is not None
+        assert cell.work.low < truth < cell.work.high < cell.work.low + 0.003
 
 
 def test_the_answer_says_what_the_host_hides() -> None:
@@ -77,17 +75,13 @@ def test_the_split_is_of_the_work_if_it_was_timed() -> None:
     assert " less work: attention 2." in split_lines(found.splits)[0]
 
 
-def test_work_that_may_be_equal_is_no_answer() -> None:
-    equal = sentence(hidden(1.0))
-    assert "does not show whether NWOR pays" in equal
-    assert "hides" not in equal
-
-
-def test_the_gates_word_comes_first() -> None:
-    """Without a check of its output a cell's work is no answer."""
+def test_what_the_work_of_a_cell_does_not_answer() -> None:
+    """It may be equal; or without a check of its output a cell's work is no answer."""
+    assert "does not show whether NWOR pays" in sentence(hidden(1.0))
     run = hidden()
     unchecked = replace(run, batches=tuple(replace(b, parity=None) for b in run.batches))
-    assert "hides" not in sentence(unchecked)
+    for own in (hidden(1.0), unchecked):
+        assert "hides" not in sentence(own)
 
 
 def noisy_groups(groups: int, rng: Random) -> Iterator[WindowRecord]:
@@ -102,14 +96,14 @@ def noisy_groups(groups: int, rng: Random) -> Iterator[WindowRecord]:
 
 
 def test_the_interval_covers_the_truth_in_19_of_20_runs() -> None:
-    inside, runs, rng = 0, 60, Random(7)
+    inside, runs, rng = 0, 30, Random(7)
     for _ in range(runs):
         works = [group.work for group in find_groups(noisy_groups(50, rng)).counted]
         located = robust_location([work for work in works if work is not None])
         assert located is not None
         ratio = located.exp()
         inside += ratio.low <= TRUTH <= ratio.high
-    assert inside >= 53  # fewer in 1 of 100 such tests, if 95 % is true
+    assert inside >= 26  # fewer in 1 of 60 such tests, if 95 % is true
 
 
 def test_without_a_devices_clock_there_is_no_work() -> None:
@@ -117,8 +111,7 @@ def test_without_a_devices_clock_there_is_no_work() -> None:
     run = hidden()
     windows = tuple(replace(window, device_ms=None) for window in run.windows)
     for made in (replace(run, windows=windows), gpu_run()):
-        for cell in summarised(made):
-            assert cell.work_ratio is cell.work_ratio_ci_low is cell.work_ratio_ci_high is None
+        assert {cell.work for cell in summarised(made)} == {None}
 
 
 @pytest.mark.parametrize(("path", "mask_ms"), [("host", 0.0), ("graph", 0.5)])
@@ -127,3 +120,28 @@ def test_a_mask_that_the_host_decides_is_no_work(path: str, mask_ms: float) -> N
     times = {"forward_ms": 4.0, "sample_ms": 1.0, "mask_ms": 0.5, "commit_ms": 0.25}
     made: WindowRecord = replace(window, scv_path=path, **times)
     assert made.work_ms == 5.25 + mask_ms
+
+
+@pytest.mark.parametrize(
+    ("times", "rest"),
+    [
+        ({"commit_ms": 0.25}, 1.5), ({"commit_ms": None}, 1.75),
+        ({"forward_ms": None}, None), ({"wall_ms": None}, None),
+    ],
+)  # fmt: skip
+def test_the_rest_of_a_windows_time_is_that_of_drafter_and_host(
+    times: dict[str, float | None], rest: float | None
+) -> None:
+    """Of every probed window; not known without the time of its forward or its own."""
+    run = gpu_run(blocks=3)
+    probed = {batch.batch for batch in run.batches if batch.phase == Phase.PROBE}
+    whole = {
+        "wall_ms": 5.0,
+        "forward_ms": 3.0,
+        "sample_ms": 0.25,
+        "mask_ms": None,
+        "commit_ms": 0.1,
+    }
+    windows = (replace(w, **whole | times) if w.batch in probed else w for w in run.windows)
+    found = cell_phases(replace(run, windows=tuple(windows)))
+    assert {row.rest_ms for row in found} == {rest}

@@ -96,8 +96,7 @@ def test_intervals_include_the_truth_in_95_percent_of_runs(groups: int, noise: f
     for seed in range(runs):
         own = measured(np.random.default_rng(seed), groups=groups, noise=noise)
         rates = worth_of([own]).rates
-        assert all(rate.low is not None for rate in rates)
-        hits += all((r.low or 0) < truth[r.drafts] < (r.high or 0) for r in rates)
+        hits += all(r.ratio.low < truth[r.drafts] < r.ratio.high for r in rates)
     assert 0.9 < hits / runs < 0.995
 
 
@@ -114,7 +113,7 @@ def test_a_count_that_scatters_five_times_as_much_is_covered_too() -> None:
                     group.host = rng.normal(log(TIMES[2]), 0.1)  # type: ignore[misc]
         truth = {1: 1.8 / TIMES[1], 2: 2.3 / TIMES[2]}
         rates = worth_of([own]).rates
-        hits += all((r.low or 0) < truth[r.drafts] < (r.high or 0) for r in rates)
+        hits += all(r.ratio.low < truth[r.drafts] < r.ratio.high for r in rates)
     assert 0.9 < hits / runs < 0.995
 
 
@@ -151,7 +150,7 @@ def test_a_batch_size_without_groups_has_no_count_of_its_own() -> None:
     twin = next(e for e in measured(rng, texts=40, groups=40, staged={2: 0.9}).effects
                 if e.pair.treated.stock_twin is not None)  # fmt: skip
     unknown = worth_of([Measured(run, [twin]), known])
-    assert [rate.stage_groups for rate in unknown.rates if rate.stage_ratio] == [40]
+    assert [rate.staged.count for rate in unknown.rates if rate.staged] == [40]
     assert unknown.best_staged == {}
 
 
@@ -160,8 +159,8 @@ def test_synthetic_acceptance_is_what_its_rates_say() -> None:
     own = measured(np.random.default_rng(0), texts=1, groups=200, noise=0.01, rates=[0.8, 0.5])
     for rate, tokens in zip(worth_of([own]).rates, (1.8, 2.3), strict=True):
         assert rate.tokens == pytest.approx(tokens)
-        assert rate.ratio == pytest.approx(tokens / TIMES[rate.drafts], rel=0.005)
-        assert (rate.high or 9) / (rate.low or 1) < 1.01
+        assert rate.ratio.value == pytest.approx(tokens / TIMES[rate.drafts], rel=0.005)
+        assert rate.ratio.high / rate.ratio.low < 1.01
 
 
 def test_batch_sizes_share_their_requests_and_each_text_counts_once() -> None:
@@ -193,11 +192,11 @@ def test_a_staged_count_is_judged_beside_the_same_count_in_mode_off() -> None:
     )
     found = worth_of([own])
     one, two = found.rates
-    assert one.ratio == pytest.approx(true_tokens(1) / TIMES[1], rel=0.06)
+    assert one.ratio.value == pytest.approx(true_tokens(1) / TIMES[1], rel=0.06)
     assert (one.stage_verdict, two.stage_verdict) == (Verdict.FASTER, Verdict.SLOWER)
     for rate, truth in ((one, 1 / 0.9), (two, 1 / 1.2)):
-        assert (rate.stage_low or 9) < truth < (rate.stage_high or 0)
-        assert rate.stage_groups == 40
+        assert rate.staged.low < truth < rate.staged.high
+        assert rate.staged.count == 40
     assert (found.best, found.best_staged) == ({4: 2}, {4: 1})
     # Open where k = 0 over itself seems to take 10 % more.
     own = measured(np.random.default_rng(0), texts=40, groups=40, noise=0.02, staged={1: 0.95})
@@ -234,7 +233,7 @@ def test_what_failed_its_checks_has_no_ratio_and_is_no_candidate(
     )
     own = replace(own, refused=refused)
     found = worth_of([own])
-    shown = {(r.drafts, r.ratio is not None, r.stage_ratio is not None) for r in found.rates}
+    shown = {(r.drafts, r.ratio is not None, r.staged is not None) for r in found.rates}
     assert shown == known
     assert (found.best, found.best_staged) == (best, best_staged)
     for rate in found.rates:

@@ -84,7 +84,7 @@ def check_counts(base: str) -> None:
     rates = reading.rates("1")
     tokens = [rates[k - 1].tokens or 0.0 for k in COUNTS if k]
     assert all(1 <= few <= most for few, most in zip(tokens, (2, 3, 4, 5), strict=True))
-    assert all(rate.low and rate.high and rate.low < rate.high for rate in rates)
+    assert all(rate.ratio and rate.ratio.low < rate.ratio.high for rate in rates)
     assert reading.worth().schedule[0][0] == 1
 
 

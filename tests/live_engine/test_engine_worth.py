@@ -157,7 +157,7 @@ def test_prompt_lookup_has_an_engine_for_each_count(tmp_path: Path) -> None:
     assert rate.time_ratio is not None
     assert rate.tokens is not None
     assert 1 <= rate.tokens <= 2
-    assert rate.ratio == pytest.approx(rate.tokens / rate.time_ratio)
+    assert rate.ratio.value == pytest.approx(rate.tokens / rate.time_ratio)
     assert found.worth.noise.keys() == {2}
 
 
@@ -316,7 +316,7 @@ def test_a_slower_count_is_found(tmp_path: Path, plant: Any) -> None:
         one, two = (cell for cell in compared.cells if cell.cell.drafts)
         assert one.ratio is not None
         assert two.ratio is not None
-        assert two.ratio.ratio > one.ratio.ratio + 0.2
+        assert two.ratio.ratio.value > one.ratio.ratio.value + 0.2
 
 
 @pytest.mark.gpu
@@ -409,7 +409,7 @@ def test_staged_counts_under_full_graphs(tmp_path: Path) -> None:
         assert found.violations == ()
         assert {effect.clock for effect in found.effects} == {"device_ms"}
         assert found.worth is not None
-        assert [rate.drafts for rate in found.worth.rates if rate.stage_groups] == [1, 2]
+        assert [rate.drafts for rate in found.worth.rates if rate.staged] == [1, 2]
 
 
 @pytest.mark.gpu

@@ -6,33 +6,12 @@ from typing import Any
 
 from nwor_bench.plugin.interleaving import ModeSwitch
 from nwor_bench.records.types import WindowRecord
-from nwor_bench.records.window_order import (
-    Order,
-    WindowPlace,
-    only_verifies,
-    places_of,
-)
+from nwor_bench.records.window_order import Order, WindowPlace, only_verifies, places_of
 
 
-def windows_alone(requests: int = 2, drafts: int = 4) -> Any:
-    """A step of nothing but windows."""
-    return scheduled({f"r{n}": drafts for n in range(requests)}, 0)
-
-
-def with_prefill(requests: int = 2) -> Any:
-    """A step's windows with a prompt of 100 tokens beside them."""
-    return scheduled({f"r{n}": 4 for n in range(requests)}, 100)
-
-
-def idle() -> Any:
-    """The empty step that follows the last request."""
-    return scheduled({}, 0)
-
-
-def scheduled(drafts: dict[str, int], prompt: int) -> Any:
-    tokens = {name: n + 1 for name, n in drafts.items()}
-    if prompt:
-        tokens["new"] = prompt
+def scheduled(drafts: dict[str, int], prompt: int = 0) -> Any:
+    """A step of windows of so many drafts, and a prompt of this length beside them."""
+    tokens = {name: n + 1 for name, n in drafts.items()} | ({"new": prompt} if prompt else {})
     return SimpleNamespace(
         scheduled_spec_decode_tokens={name: [0] * n for name, n in drafts.items()},
         num_scheduled_tokens=tokens,
@@ -40,7 +19,13 @@ def scheduled(drafts: dict[str, int], prompt: int) -> Any:
     )
 
 
+TWO = {"r0": 4, "r1": 4}
+WINDOWS, PREFILL, IDLE = scheduled(TWO), scheduled(TWO, 100), scheduled({})
+"""Nothing but windows, with a prefill beside them, and the empty step behind the last request."""
+
+
 def counts_of(num_reqs: int = 2, **changed: Any) -> WindowRecord:
+    """A window in which each request accepted one of four drafts, staged in three layers."""
     values = {
         "num_reqs": num_reqs,
         "draft_tokens": 4 * num_reqs,
@@ -54,11 +39,11 @@ def counts_of(num_reqs: int = 2, **changed: Any) -> WindowRecord:
     return WindowRecord(**(values | changed))
 
 
-def timed(
-    wall: float | None, device: float | None = None, num_reqs: int = 2, **changed: Any
-) -> WindowRecord:
-    """A window with these times."""
-    return counts_of(num_reqs, wall_ms=wall, device_ms=device, **changed)
+def verified(k: int, requests: int, accepted: int = 0, **more: Any) -> WindowRecord:
+    """A window in which each request verified k drafts and nothing was staged."""
+    nothing = ("staged_tokens", "committed_tokens", "rejected_tokens", "stage_operations")
+    values = {**dict.fromkeys(nothing, 0), "draft_tokens": k * requests, **more}
+    return counts_of(requests, accepted_tokens=accepted, **values)
 
 
 def switching(

@@ -7,6 +7,7 @@ from math import exp
 from pathlib import Path
 from typing import Any
 
+from live_windows import verified
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -26,16 +27,6 @@ ACCEPTED = {0: 0.0, 1: 0.8, 2: 0.7}
 """Chance that a draft is accepted if those before it were, by draft count."""
 
 Placed = tuple[WindowRecord, WindowPlace | None]
-
-
-def verified(k: int, requests: int, accepted: int = 0, **more: Any) -> WindowRecord:
-    """A window in which each request verified k drafts and nothing was staged."""
-    values: dict[str, Any] = {
-        "num_reqs": requests, "draft_tokens": k * requests, "accepted_tokens": accepted,
-        "staged_tokens": 0, "committed_tokens": 0, "rejected_tokens": 0, "stage_operations": 0,
-        "fallback_reason": None,
-    }  # fmt: skip
-    return WindowRecord(**values | more)
 
 
 def windows_of_modes() -> Iterator[Placed]:

@@ -56,6 +56,17 @@ def decided(
     return decide({c: [[t] * 3 for t in ts] for c, ts in times.items()}, lengths, commit)
 
 
+def timed_kind() -> AttentionKind:
+    """Timed at three sizes: faster than stock at one length, at none, at both."""
+    found, stock = kind(), [1, 1]
+    ours = {(8, 5): [0.9, 1.1], (16, 5): [2, 2], (32, 5): [0.9, 0.9]}
+    found.chosen = {
+        size: decided({Contender.STOCK: stock, Contender.OURS: of_size}, LENGTHS)
+        for size, of_size in ours.items()
+    }
+    return found
+
+
 def kind(shape: AttentionShape = SHAPE, **more: Any) -> AttentionKind:
     return AttentionKind(shape, processors=132, **more)
 
@@ -78,51 +89,35 @@ def test_the_contender_that_loses_least_where_stock_may_take_over() -> None:
     assert [direct.at(n) for n in lengths] == [False] * 3 + [True] * 4
 
 
-def test_a_gain_within_the_scatter_is_none() -> None:
-    """5 % in the median; blocks that differ by 0.5 % show it, blocks that differ by 5 % do not."""
-    for scatter, gains in ((0.005, True), (0.05, False)):
-        mine = [9.5 * (1 + scatter * n) for n in (-2, -1, 0, 1, 2)]
-        choice = decide({Contender.STOCK: [[10.0] * 5], Contender.OURS: [mine]}, (1024,))
-        assert direct_lengths([(1, choice)]).always is not gains
+CLOCK = [1.0, 1.1, 1.2, 1.3, 1.4]
 
 
-def test_a_gain_of_less_than_3_percent_is_left_to_stock() -> None:
-    """The engine's windows differ that much from those that were timed."""
-    for mine, direct in ((9.75, True), (9.65, False)):
-        choice = decided({Contender.STOCK: [10.0], Contender.OURS: [mine]}, (1024,))
-        assert direct_lengths([(1, choice)]).always is direct
+def scattered(by: float) -> list[float]:
+    return [9.5 * (1 + by * n) for n in (-2, -1, 0, 1, 2)]
 
 
-def test_what_shifts_both_is_no_scatter() -> None:
-    """A clock that rises from block to block changes both."""
-    clock = [1.0, 1.1, 1.2, 1.3, 1.4]
-    times = {
-        Contender.STOCK: [[10.0 + c for c in clock]],
-        Contender.OURS: [[9.5 + c for c in clock]],
-    }
-    assert not direct_lengths([(1, decide(times, (1024,)))]).always
-
-
-def test_as_fast_as_stock_is_left_to_stock() -> None:
-    times = {Contender.STOCK: [10.0], Contender.OURS: [10.0]}
-    assert direct_lengths([(1, decided(times, (1024,)))]).always
-
-
-def test_latent_layers_are_merged_unless_timed_otherwise() -> None:
-    latent = AttentionShape("Mla", 16, 1, 576, 512, "bfloat16", "auto", 64, latent=True)
-    assert kind(latent).contender((64, 2)) is Contender.OURS  # with few rows others have a tiling
-    assert kind(latent, can_merge=True).contender((8, 5)) is Contender.MERGE
-    ours = kind(latent, can_merge=True, forced=Contender.OURS)
-    assert ours.contender((8, 5)) is Contender.OURS
-    timed = kind(latent, can_merge=True)
-    timed.chosen = {(8, 5): decided({Contender.STOCK: [1], Contender.OURS: [0.9]}, (1024,))}
-    assert timed.contender((8, 5)) is Contender.OURS
-
-
-def test_the_commit_counts() -> None:
-    times = {Contender.STOCK: [10.0], Contender.OURS: [9.6]}
-    assert not direct_lengths([(1, decided(times, (1024,), commit=0.05))]).always
-    assert direct_lengths([(1, decided(times, (1024,), commit=0.2))]).always
+@pytest.mark.parametrize(
+    ("stock", "ours", "commit", "direct"),
+    [
+        ([10.0] * 3, [10.0] * 3, 0.0, True),
+        # A gain of less than 3 %: the engine's windows differ that much from those that were timed.
+        ([10.0] * 3, [9.75] * 3, 0.0, True),
+        ([10.0] * 3, [9.65] * 3, 0.0, False),
+        # The commit counts.
+        ([10.0] * 3, [9.6] * 3, 0.05, False),
+        ([10.0] * 3, [9.6] * 3, 0.2, True),
+        # 5 % in the median: blocks that differ by 0.5 % show it, blocks that differ by 5 % do not.
+        ([10.0] * 5, scattered(0.005), 0.0, False),
+        ([10.0] * 5, scattered(0.05), 0.0, True),
+        # A clock that rises from block to block changes both: that is no scatter.
+        ([10.0 + c for c in CLOCK], [9.5 + c for c in CLOCK], 0.0, False),
+    ],
+)
+def test_what_is_always_left_to_stock(
+    stock: list[float], ours: list[float], commit: float, direct: bool
+) -> None:
+    choice = decide({Contender.STOCK: [stock], Contender.OURS: [ours]}, (1024,), commit)
+    assert direct_lengths([(1, choice)]).always is direct
 
 
 def test_layers_of_several_shapes_win_or_lose_together() -> None:
@@ -133,87 +128,90 @@ def test_layers_of_several_shapes_win_or_lose_together() -> None:
     assert direct_lengths([(1, losing), (2, winning)]).direct == (True,)
 
 
-@pytest.mark.parametrize(
-    ("shape", "size", "expected"),
-    [
-        (SHAPE, (8, 5), Contender.OURS),
-        (SHAPE, (64, 5), Contender.OURS_4),
-        (FP8, (8, 9), Contender.OURS_32),
-        (SHAPE, (64, 9), Contender.OURS),
-    ],
-)
-def test_sizes_that_were_not_timed_are_from_the_table(
-    shape: AttentionShape, size: tuple[int, int], expected: Contender
-) -> None:
-    assert kind(shape).contender(size) is kind(shape).tiling(size) is expected
-
-
-def test_choices_are_stored_and_read_again(tmp_path: Path) -> None:
-    facts = {"gpu": "a GPU / H200", "heads": 24}
-    times = Times({Contender.STOCK: 10.0, Contender.OURS: 11.0, Contender.MERGE: 9.0})
-    first, again, another = kind(), kind(), kind()
-    sizes = [(8, 5), (64, 5)]
-    assert first.choose(sizes, ChoiceStore(facts, tmp_path), times, 0.1) == 2
-    assert len(times.asked) == 4
-    assert again.choose(sizes, ChoiceStore(facts, tmp_path), times, 0.1) == 0
-    assert again.chosen == first.chosen
-    assert again.contender((64, 5)) is Contender.MERGE
-    changed = {**facts, "heads": 32}
-    assert another.choose(sizes, ChoiceStore(changed, tmp_path), times, 0.1) == 2
+LATENT = AttentionShape("Mla", 16, 1, 576, 512, "bfloat16", "auto", 64, latent=True)
+MERGES: dict[str, Any] = {"can_merge": True}
 
 
 @pytest.mark.parametrize(
-    ("seen", "again"),
+    ("of", "size", "timed", "expected"),
     [
-        ({"gpu_other_processes": 1.0}, 2),
-        ({"gpu_throttled_ms": 0.5}, 2),
-        ({"gpu_throttle_reasons": 4.0}, 2),  # a software power cap
-        ({"gpu_throttle_reasons": 1.0, "gpu_temperature_c": 80.0}, 0),  # idle
-        ({}, 0),  # no NVML
+        (kind(), (8, 5), None, Contender.OURS),  # sizes that were not timed: from the table
+        (kind(), (64, 5), None, Contender.OURS_4),
+        (kind(FP8), (8, 9), None, Contender.OURS_32),
+        (kind(), (64, 9), None, Contender.OURS),
+        (kind(LATENT), (64, 2), None, Contender.OURS),  # with few rows others have a tiling
+        (kind(LATENT, **MERGES), (8, 5), None, Contender.MERGE),
+        (kind(LATENT, **MERGES), (8, 5), Contender.OURS, Contender.OURS),
+        (kind(LATENT, **MERGES, forced=Contender.OURS), (8, 5), None, Contender.OURS),
+        (kind(**MERGES, forced=Contender.MERGE), (8, 5), None, Contender.MERGE),
+        (kind(forced=Contender.MERGE), (8, 5), None, Contender.OURS),  # which it cannot
+        (kind(forced=Contender.OURS), (8, 5), Contender.MERGE, Contender.OURS),
     ],
 )
-def test_choices_that_were_disturbed_are_timed_again_at_the_next_start(
-    tmp_path: Path, seen: dict[str, float], again: int
+def test_what_attends_a_size(
+    of: AttentionKind, size: tuple[int, int], timed: Contender | None, expected: Contender
 ) -> None:
-    store, sizes = ChoiceStore({}, tmp_path), [(8, 5), (64, 5)]
-    times = Times({Contender.STOCK: 1.0, Contender.OURS: 2.0})
+    if timed is not None:
+        of.chosen = {size: Choice(timed, (), (), (), ())}
+    assert of.contender(size) is expected
+    if timed is None:
+        assert of.tiling(size) is (Contender.OURS if expected is Contender.MERGE else expected)
+
+
+SLOWER = {Contender.STOCK: 1.0, Contender.OURS: 2.0}
+FACTS = {"gpu": "a GPU / H200", "heads": 24}
+WRONG_SIZE = json.dumps({"facts": {"version": ChoiceStore.VERSION, **FACTS}, "sizes": {"8x5": 3}})
+
+
+@pytest.mark.parametrize(
+    ("seen", "facts", "lengths", "text", "again"),
+    [
+        ({"gpu_throttle_reasons": 1.0, "gpu_temperature_c": 80.0}, FACTS, LENGTHS, None, 0),  # idle
+        ({}, FACTS, LENGTHS, None, 0),  # no NVML
+        # Times that were disturbed; the last by a software power cap.
+        ({"gpu_other_processes": 1.0}, FACTS, LENGTHS, None, 2),
+        ({"gpu_throttled_ms": 0.5}, FACTS, LENGTHS, None, 2),
+        ({"gpu_throttle_reasons": 4.0}, FACTS, LENGTHS, None, 2),
+        ({}, {**FACTS, "heads": 32}, LENGTHS, None, 2),
+        # A larger cache, or another --max-model-len, has room for other contexts.
+        ({}, FACTS, (512,), None, 2),
+        # Files that cannot be read.
+        *(({}, FACTS, LENGTHS, text, 2) for text in ("", "{", "[]", WRONG_SIZE)),
+    ],
+)
+def test_stored_choices_are_read_again_or_timed_again(
+    tmp_path: Path,
+    seen: dict[str, float],
+    facts: dict[str, object],
+    lengths: tuple[int, ...],
+    text: str | None,
+    again: int,
+) -> None:
+    sizes, first, times = [(8, 5), (64, 5)], kind(), Times({**SLOWER, Contender.MERGE: 0.9})
     times.seen = seen
-    first = kind()
-    assert first.choose(sizes, store, times, 0.0) == 2
+    assert first.choose(sizes, ChoiceStore(FACTS, tmp_path), times, 0.1) == 2
+    assert len(times.asked) == 2 * len(LENGTHS)
     (file,) = tmp_path.iterdir()
     entry = json.loads(file.read_text())["sizes"]["64x5"]
     assert (entry["blocks"], entry["conditions"]) == (3, seen)
-    times.seen = {"gpu_other_processes": 0.0}
-    assert kind().choose(sizes, store, times, 0.0) == again
-    assert kind().choose(sizes, store, times, 0.0) == 0
-
-
-def test_stored_choices_of_other_lengths_are_timed_again(tmp_path: Path) -> None:
-    """A larger cache, or another --max-model-len, has room for other contexts."""
-    store, times = ChoiceStore({}, tmp_path), {Contender.STOCK: 1.0, Contender.OURS: 2.0}
-    kind().choose([(8, 5)], store, Times(times), 0.0)
-    assert kind().choose([(8, 5)], store, Times(times, (512,)), 0.0) == 1
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"facts": {"version": 1}, "sizes": {"8x5": 3}}'])
-def test_a_file_that_cannot_be_read_is_replaced(tmp_path: Path, text: str) -> None:
-    store, times = ChoiceStore({}, tmp_path), {Contender.STOCK: 1.0, Contender.OURS: 2.0}
-    kind().choose([(8, 5)], store, Times(times), 0.0)
-    (file,) = tmp_path.iterdir()
-    file.write_text(text)
-    assert kind().choose([(8, 5)], store, Times(times), 0.0) == 1
-    assert kind().choose([(8, 5)], store, Times(times), 0.0) == 0
+    if text is not None:
+        file.write_text(text)
+    times.seen, times.room = {"gpu_other_processes": 0.0}, lengths
+    for timed in (again, 0):
+        second = kind()
+        assert second.choose(sizes, ChoiceStore(facts, tmp_path), times, 0.1) == timed
+        assert second.contender((64, 5)) is Contender.MERGE
+        assert again or second.chosen == first.chosen
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     store = ChoiceStore({}, tmp_path / "file" / "below")
-    times = Times({Contender.STOCK: 1.0, Contender.OURS: 2.0})
-    assert kind().choose([(8, 5)], store, times, 0.0) == 1
+    assert kind().choose([(8, 5)], store, Times(SLOWER), 0.0) == 1
 
 
 def test_neighbouring_sizes_share_a_measurement(tmp_path: Path) -> None:
-    times = Times({Contender.STOCK: 1.0, Contender.OURS: 2.0}, (1024,))
+    times = Times(SLOWER, (1024,))
     chosen = kind()
     sizes = [(n, 5) for n in (1, 2, 4, 8, 16, 20, 24, 60, 64)]
     chosen.choose(sizes, ChoiceStore({}, tmp_path), times, 0.0)
@@ -234,28 +232,13 @@ def test_a_contender_that_fails_at_one_length_is_left_out(tmp_path: Path) -> Non
     assert own.contender((8, 5)) is Contender.MERGE
 
 
-def test_a_forced_contender_needs_no_times() -> None:
-    merging = kind(can_merge=True, forced=Contender.MERGE)
-    assert merging.contender((8, 5)) is Contender.MERGE
-    assert merging.tiling((8, 5)) is Contender.OURS
-    assert kind(forced=Contender.MERGE).contender((8, 5)) is Contender.OURS  # which it cannot
-    ours = kind(forced=Contender.OURS)
-    ours.chosen = {(8, 5): Choice(Contender.MERGE, (), (), (), ())}
-    assert ours.contender((8, 5)) is Contender.OURS
-
-
 def batch(*lengths: int) -> Any:
     bounds = torch.tensor([*lengths, 99999], dtype=torch.int32)
     return SimpleNamespace(num_reqs=len(lengths), seq_lens_cpu_upper_bound=bounds)
 
 
 def test_why_a_step_is_left_to_stock() -> None:
-    timed = kind()
-    timed.chosen = {
-        (8, 5): decided({Contender.STOCK: [1, 1], Contender.OURS: [0.9, 1.1]}, LENGTHS),
-        (16, 5): decided({Contender.STOCK: [1, 1], Contender.OURS: [2, 2]}, LENGTHS),
-        (32, 5): decided({Contender.STOCK: [1, 1], Contender.OURS: [0.9, 0.9]}, LENGTHS),
-    }
+    timed = timed_kind()
     choices = AttentionChoices([(timed, 28)])
     choices.settle([*timed.chosen, (64, 5)])
     assert choices.why_direct((8, 5), batch(1000, 1100)) is None
@@ -294,12 +277,7 @@ def test_other_ranks_take_the_firsts_choices() -> None:
 
 def test_a_gate_runs_both_forms_of_a_size_that_is_direct_at_some_contexts() -> None:
     """Whatever the contexts are; its first windows, which are checked by layer, are staged."""
-    timed = kind()
-    timed.chosen = {
-        (8, 5): decided({Contender.STOCK: [1, 1], Contender.OURS: [0.9, 1.1]}, LENGTHS),
-        (16, 5): decided({Contender.STOCK: [1, 1], Contender.OURS: [2, 2]}, LENGTHS),
-        (32, 5): decided({Contender.STOCK: [1, 1], Contender.OURS: [0.9, 0.9]}, LENGTHS),
-    }
+    timed = timed_kind()
     choices = AttentionChoices([(timed, 28)])
     choices.settle(list(timed.chosen))
 
@@ -324,9 +302,7 @@ def test_a_gate_runs_both_forms_of_a_size_that_is_direct_at_some_contexts() -> N
 
 
 def test_ranks_leave_the_same_windows_of_a_gate_to_stock() -> None:
-    timed = kind()
-    timed.chosen = {(8, 5): decided({Contender.STOCK: [1, 1], Contender.OURS: [0.9, 1.1]}, LENGTHS)}
-    ranks = [AttentionChoices([(timed, 28)]) for _ in range(2)]
+    ranks = [AttentionChoices([(timed_kind(), 28)]) for _ in range(2)]
     for rank in ranks:
         rank.settle([(8, 5)])
         rank.gate(True)

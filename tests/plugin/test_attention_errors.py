@@ -1,5 +1,7 @@
 """The local gate's reference attention, and the signed errors that it measures."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -16,10 +18,12 @@ from nwor_kernels.verify_attention.reference import plan_attention, verify_atten
 TOKENS, ROWS, HEADS, KV_HEADS, DIM = 37, 5, 6, 2, 8
 
 
-def drawn(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def drawn(
+    seed: int, rows: int = ROWS, tokens: int = TOKENS, widths: tuple[int, int] = (DIM, DIM)
+) -> tuple[Tensor, Tensor, Tensor]:
     """Query, K and V of one request, float64."""
     given = torch.Generator().manual_seed(seed)
-    shapes = ((ROWS, HEADS, DIM), (TOKENS, KV_HEADS, DIM), (TOKENS, KV_HEADS, DIM))
+    shapes = (rows, HEADS, widths[0]), (tokens, KV_HEADS, widths[0]), (tokens, KV_HEADS, widths[1])
     query, key, value = (torch.randn(s, generator=given, dtype=torch.float64) for s in shapes)
     return query, key, value
 
@@ -29,19 +33,11 @@ def by_the_kernels_reference(
 ) -> Tensor:
     """Attention by the project's other reference, over a cache of one block."""
     cache = torch.cat([key, value], -1).transpose(0, 1)[None].float()
-    plan = plan_attention(
-        torch.tensor([0, ROWS]),
-        torch.tensor([TOKENS]),
-        torch.tensor([[0]]),
-        TOKENS,
-        sliding_window=facts.sliding_window,
-        chunk=facts.chunk,
-    )
+    places = torch.tensor([0, ROWS]), torch.tensor([TOKENS]), torch.tensor([[0]])
+    rules: dict[str, Any] = {"sliding_window": facts.sliding_window, "chunk": facts.chunk}
+    plan = plan_attention(*places, TOKENS, **rules)
     output = torch.full((ROWS, HEADS, DIM), float("nan"))
-    verify_attention_reference(
-        query.float(), cache, plan, output,
-        facts,
-    )  # fmt: skip
+    verify_attention_reference(query.float(), cache, plan, output, facts)
     return output.double()
 
 
@@ -109,17 +105,18 @@ def test_output_that_was_not_written_is_not_finite() -> None:
     assert torch.isfinite(heads[0]).all()
 
 
-def latents(seed: int, peaked: float) -> tuple[Tensor, Tensor, Tensor]:
+def latents() -> tuple[Tensor, Tensor, Tensor]:
     """Query, K and V of a latent layer in float64, each element a bfloat16 number."""
-    given = torch.Generator().manual_seed(seed)
-    query = peaked * torch.randn(ROWS, HEADS, 24, generator=given)
-    key = torch.randn(900, 1, 24, generator=given)
-    query, key = (each.bfloat16().double() for each in (query, key))
+    given = torch.Generator().manual_seed(7)
+    query, key = (
+        torch.randn(shape, generator=given).bfloat16().double()
+        for shape in ((ROWS, HEADS, 24), (900, 1, 24))
+    )
     return query, key, key[..., :16]
 
 
 def test_merged_attention_is_exact_but_for_its_roundings() -> None:
-    query, key, value = latents(7, 1.0)
+    query, key, value = latents()
     exact, _ = exact_attention(query, key, value, ScoreRules(0.2))
     merged = merged_attention(query, key, value, 0.2, torch.float64)
     assert torch.allclose(merged, exact, rtol=1e-12, atol=1e-14)
@@ -129,15 +126,9 @@ def test_merged_attention_is_exact_but_for_its_roundings() -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_merged_attention_of_heads_that_share_k_and_v(causal: bool) -> None:
-    query, key, value = random_heads(rows=3, tokens=9, heads=6, kv_heads=2)
+    query, key, value = drawn(3, rows=3, tokens=9, widths=(16, 8))
     exact, _ = exact_attention(query, key, value, ScoreRules(0.2))
     merged = merged_attention(query, key, value, 0.2, torch.float64, causal=causal)
     torch.testing.assert_close(merged, exact)
     rounded = merged_attention(query, key, value, 0.2, torch.bfloat16, causal=causal)
     assert 1e-4 < (rounded - exact).norm() / exact.norm() < 1e-2
-
-
-def random_heads(rows: int, tokens: int, heads: int, kv_heads: int) -> list[torch.Tensor]:
-    random = torch.Generator().manual_seed(3)
-    shapes = (rows, heads, 16), (tokens, kv_heads, 16), (tokens, kv_heads, 8)
-    return [torch.randn(shape, generator=random, dtype=torch.float64) for shape in shapes]

@@ -65,37 +65,35 @@ class Layer:
         self.merged.append((metadata, given))
 
 
+def over(metadata: Any, seq_lens: Tensor, staged: int, lengths: Tensor) -> list[int]:
+    return torch.sub(seq_lens, staged, out=lengths).tolist()
+
+
+def group_of(kind: Any) -> Any:
+    return SimpleNamespace(kind=kind, committed=SimpleNamespace(over=over))
+
+
+RUNNER: Any = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32, max_model_len=4096)
+BUILDER: Any = SimpleNamespace(build=lambda _, common: common)
+
+
 @pytest.fixture
 def step(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes a step of (size, length) over three layers; the layers too."""
+    """A step of two windows of five rows behind 100 tokens, and its three layers."""
     from nwor_bench.plugin.runner_v2 import attention_timing
     from nwor_bench.plugin.runner_v2.attention_choice import AttentionKind, AttentionShape
 
     monkeypatch.setattr(attention_timing, "COLD_BYTES", 1 << 40)
     shape = AttentionShape("Stock", HEADS, KV_HEADS, WIDTH, WIDTH, "float32", "auto", BLOCK_SIZE)
 
-    def over(metadata: Any, seq_lens: Tensor, staged: int, lengths: Tensor) -> list[int]:
-        torch.sub(seq_lens, staged, out=lengths)
-        return lengths.tolist()
-
-    group = SimpleNamespace(kind=AttentionKind(shape, 2), committed=SimpleNamespace(over=over))
-    layers = [Layer(group) for _ in range(3)]
-    runner: Any = SimpleNamespace(
-        device=torch.device("cpu"), dtype=torch.float32, max_model_len=4096
-    )
-    builder = SimpleNamespace(build=lambda _, common: common)
-
-    def make(size: tuple[int, int], length: int) -> Any:
-        return attention_timing._Step(runner, layers, builder, size, length)
-
-    return make, layers
+    layers: list[Any] = [Layer(group_of(AttentionKind(shape, 2))) for _ in range(3)]
+    return attention_timing._Step(RUNNER, layers, BUILDER, (2, 5), 100), layers
 
 
 def test_each_contender_attends_every_layer(step: Any) -> None:
     from nwor_bench.plugin.runner_v2.attention_decision import Contender
 
-    make, layers = step
-    made = make((2, 5), 100)
+    made, layers = step
     forwards = made.contenders()
     assert list(forwards) == ["stock", "ours", "ours4", "merge"]  # 15 query rows of a K/V head
     for forward in forwards.values():
@@ -136,20 +134,15 @@ def test_latent_layers_are_timed_alike() -> None:
             assert [part.shape for part in query] == [(10, heads, latent), (10, heads, rope)]
             calls.append(("stock", metadata.seq_lens.tolist()))
 
-    def over(metadata: Any, seq_lens: Tensor, staged: int, lengths: Tensor) -> list[int]:
-        return torch.sub(seq_lens, staged, out=lengths).tolist()
-
     of_vllm = SimpleNamespace(impl=Latents(), kv_cache=cache, kv_cache_dtype="auto", _k_scale=None)
     layer: Any = SimpleNamespace(
         layer=of_vllm, cache_rows=lambda: cache.unsqueeze(1),
-        group=SimpleNamespace(kind=AttentionKind(shape, 2), committed=SimpleNamespace(over=over)),
+        group=group_of(AttentionKind(shape, 2)),
         verify=lambda step: calls.append(("ours", step.max_query_len)),
         merge=lambda attend, lengths, *given: calls.append(("merge", lengths)),
         rules=None, scales=lambda query: None,
     )  # fmt: skip
-    runner = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32, max_model_len=4096)
-    builder = SimpleNamespace(build=lambda _, common: common)
-    step = attention_timing._LatentStep(runner, [layer], builder, (2, 5), 100)
+    step = attention_timing._LatentStep(RUNNER, [layer], BUILDER, (2, 5), 100)
     forwards = step.contenders()
     assert list(forwards) == ["stock", "ours", "merge"]
     for forward in forwards.values():
@@ -159,8 +152,7 @@ def test_latent_layers_are_timed_alike() -> None:
 
 
 def test_a_step_has_its_lengths_and_blocks_of_its_own(step: Any) -> None:
-    make, layers = step
-    made = make((2, 5), 100)
+    made, layers = step
     made.contenders()["stock"]()
     common = layers[0].layer.impl.metadata[0]
     assert common.seq_lens.tolist() == [105, 105]

@@ -1,11 +1,11 @@
-"""A capture in which staging falls back leaves no graphs, and a window that proves that nothing
-can be held is the last one that is tried."""
+"""A capture that falls back leaves no graphs; a window that cannot be held ends staging."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from test_attention_fallbacks import ODDITIES, shared_buffers
 from v2_pieces import hook_of, input_batch_of, make_parts, scheduled
 
 from nwor_bench.records.types import NworMode, ScvMode
@@ -23,44 +23,29 @@ def layers(monkeypatch: pytest.MonkeyPatch) -> Any:
     return WrappedLayers(staged=True, monkeypatch=monkeypatch)
 
 
-def shared(layers: Any) -> dict[str, Any]:
-    from test_attention_fallbacks import shared_buffers
-
-    return {"buffers": shared_buffers(layers)}
-
-
-def virtual(_: Any) -> dict[str, Any]:
-    from test_attention_fallbacks import chunked
-
-    return {"metadata": chunked(12), "odd_layer": 1}
-
-
+@pytest.mark.parametrize("control", [False, True])
 @pytest.mark.parametrize("run", ["warm-up", "capture", "no run"])
 @pytest.mark.parametrize(
-    ("oddity", "reason"),
+    ("oddity", "odd"),
     [
-        (shared, "stage:activations_reused"),
-        (virtual, "attention:other_requests"),
-        (lambda _: {"captured_write": [1]}, "attention:kv_not_staged"),
-        (lambda _: {"odd_layer": 2, "key_is_none": True}, "attention:kv_cache_update_bypass"),
-        (lambda _: {"odd_layer": 0, "output_scale": 1.0}, "attention:output_scale"),
+        ("shared memory", 0),
+        ("virtual requests", 1),
+        ("silent write", 1),
+        ("no key", 2),
+        ("scale", 0),
     ],
-    ids=["shared memory", "virtual requests", "silent hook", "no key", "output scale"],
 )
 def test_a_capture_that_falls_back_leaves_no_graphs(
-    layers: Any, run: str, oddity: Any, reason: str, monkeypatch: pytest.MonkeyPatch
+    layers: Any, run: str, control: bool, oddity: str, odd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vllm.config.compilation import CUDAGraphMode
     from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
     from wrapped_layers import DRAFTS, REQUESTS, ROWS, runner_of
 
-    from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs
+    from nwor_bench.plugin.runner_v2.graph_sets import ControlGraphs, StagingGraphs
 
     shape = BatchExecutionDescriptor(
-        cg_mode=CUDAGraphMode.FULL,
-        num_tokens=ROWS,
-        num_reqs=REQUESTS,
-        uniform_token_count=DRAFTS + 1,
+        CUDAGraphMode.FULL, num_tokens=ROWS, num_reqs=REQUESTS, uniform_token_count=DRAFTS + 1
     )
     stock = SimpleNamespace(graphs={shape: None}, decode_query_len=DRAFTS + 1)
     wanted = ("model model_state input_buffers intermediate_tensors attn_groups "
@@ -72,14 +57,20 @@ def test_a_capture_that_falls_back_leaves_no_graphs(
         block_tables=runner_of().block_tables,
         **dict.fromkeys(wanted.split()),
     )
+    arguments: dict[str, Any] = {"buffers": shared_buffers(layers)}
+    reason = "stage:activations_reused"
+    if oddity in ODDITIES:
+        arguments, reason = ODDITIES[oddity][0](odd), f"attention:{ODDITIES[oddity][1]}"
 
     def capture(*_: Any, **__: Any) -> None:
+        assert layers.window.is_control is control
         if silent:
             return
-        layers.forward(**(oddity(layers) if run == "warm-up" else {}))
-        layers.forward(**(oddity(layers) if run == "capture" else {}))
+        layers.forward(**(arguments if run == "warm-up" else {}))
+        layers.forward(**(arguments if run == "capture" else {}))
 
-    graphs = StagingGraphs(runner, layers.window, layers.staging, layers.inputs, 0)
+    kind = ControlGraphs if control else StagingGraphs
+    graphs = kind(runner, layers.window, layers.staging, layers.inputs, 0)
     monkeypatch.setattr(graphs, "_make_manager", lambda: SimpleNamespace(capture=capture))
     graphs.capture()
     assert graphs.unavailable == f"graph_capture:{'layer_not_staged' if silent else reason}"
@@ -119,7 +110,7 @@ def test_after_one_window_that_cannot_be_held_no_other_is_tried(
         requests = ["a-1", "b-2"]
         runner.execute_model(scheduled(requests, drafts=3))
         runner.prepare_attn(input_batch_of(requests, 3))
-        layers.forward(**shared(layers))
+        layers.forward(buffers=shared_buffers(layers))
         runner.sample(None, None, None)
     reasons = [window.fallback_reason for window in hook.drain(None)]
     assert reasons == ["stage:activations_reused"] * 3

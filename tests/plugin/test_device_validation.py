@@ -1,10 +1,7 @@
-"""Which way a validation is launched: eagerly or by a graph, and what is counted.
+"""Which way a validation is launched, eagerly or by a graph, and what is counted: no GPU."""
 
-The captures are stand-ins that run their launch on the CPU;
-tests/live_engine/test_gpu_windows.py has the real ones.
-"""
-
-from collections.abc import Callable
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,37 +14,34 @@ from nwor_bench.records.types import ScvMode
 SHAPE = ("mask", 4, 2)
 
 
-class StandInGraph:
-    def __init__(self, launch: Callable[[Tensor], None], counts: Tensor):
-        self.replay = lambda: launch(counts)
-
-
 class Bench:
     """A validator whose graphs are stand-ins, and what its launches were given."""
 
-    def __init__(self, mode: ScvMode, can_capture: bool = True):
+    def __init__(self, monkeypatch, mode: ScvMode, can_capture: bool = True):
+        self.can_capture, self.capturing = can_capture, None
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+        monkeypatch.setattr(torch.cuda, "graph", self.capture)
         self.validator = DeviceValidator(2, 4, torch.device("cpu"))
         self.validator.switch(mode)
-        self.validator._capture = self.capture
-        self.can_capture = can_capture
         self.given: list[list[int]] = []
         self.kept = [torch.zeros(4, dtype=torch.int32) for _ in range(8)]
 
-    def capture(self, shape, requests, launch):
-        """The validator's own bookkeeping, around a stand-in for the graph."""
+    @contextmanager
+    def capture(self, graph, **_):
         if not self.can_capture:
-            return "graph_capture:RuntimeError"
-        if len(self.validator._graphs) >= device_validation.MAX_GRAPHS:
-            self.validator._graphs.popitem(last=False)
-            self.validator.counters["scv_graph_evictions"] += 1
-        counts = torch.zeros(requests, dtype=torch.int32)
-        graph = StandInGraph(launch, counts)
-        self.validator._graphs[shape] = device_validation._Captured(graph, counts)
-        self.validator.counters["scv_graph_captures"] += 1
-        return None
+            raise RuntimeError
+        self.capturing = graph
+        yield
+        self.capturing = None
 
     def launch(self, counts: Tensor) -> None:
-        self.given.append(counts.tolist())
+        launch = lambda: self.given.append(counts.tolist())  # noqa: E731
+        if self.capturing is None:
+            launch()
+        else:
+            self.capturing.replay = launch
 
     def window(self, place: int = 0, shape=SHAPE) -> str:
         """One window whose counts lie at this place; checks that it was validated on them."""
@@ -58,8 +52,8 @@ class Bench:
         return path
 
 
-def test_graph_captures_a_shape_when_it_is_first_seen_and_then_replays():
-    bench = Bench(ScvMode.GRAPH)
+def test_graph_captures_a_shape_when_it_is_first_seen_and_then_replays(monkeypatch):
+    bench = Bench(monkeypatch, ScvMode.GRAPH)
     assert [bench.window(place) for place in (0, 1, 2)] == ["capture", "graph", "graph"]
     assert bench.window(0, ("mask", 2, 2)) == "capture"
     counters = bench.validator.counters
@@ -69,7 +63,7 @@ def test_graph_captures_a_shape_when_it_is_first_seen_and_then_replays():
 
 @pytest.mark.parametrize(("eager_s", "replay_s", "wins"), [(9e-6, 5e-6, True), (5e-6, 9e-6, False)])
 def test_adaptive_tries_both_ways_and_keeps_the_cheaper(monkeypatch, eager_s, replay_s, wins):
-    bench = Bench(ScvMode.ADAPTIVE)
+    bench = Bench(monkeypatch, ScvMode.ADAPTIVE)
     now = [0.0]
     monkeypatch.setattr(device_validation.time, "perf_counter", lambda: now[0])
     run = bench.launch
@@ -96,8 +90,8 @@ def test_adaptive_tries_both_ways_and_keeps_the_cheaper(monkeypatch, eager_s, re
 
 
 @pytest.mark.parametrize("mode", [ScvMode.GRAPH, ScvMode.ADAPTIVE])
-def test_a_failed_capture_leaves_eager_launches_and_is_counted(mode):
-    bench = Bench(mode, can_capture=False)
+def test_a_failed_capture_leaves_eager_launches_and_is_counted(monkeypatch, mode):
+    bench = Bench(monkeypatch, mode, can_capture=False)
     assert {bench.window() for _ in range(TRIALS + 3)} == {"device"}
     validator = bench.validator
     expected = TRIALS + 3 if mode is ScvMode.GRAPH else 4
@@ -107,7 +101,7 @@ def test_a_failed_capture_leaves_eager_launches_and_is_counted(mode):
 
 def test_a_shape_too_many_evicts_the_one_longest_unused(monkeypatch):
     monkeypatch.setattr(device_validation, "MAX_GRAPHS", 2)
-    bench = Bench(ScvMode.GRAPH)
+    bench = Bench(monkeypatch, ScvMode.GRAPH)
     shapes = [("mask", n, 2) for n in (1, 2, 4)]
     assert [bench.window(0, shape) for shape in shapes[:2]] == ["capture", "capture"]
     assert bench.window(1, shapes[0]) == "graph"

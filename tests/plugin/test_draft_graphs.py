@@ -1,5 +1,6 @@
 """Which CUDA graphs are safe with several draft counts, by vLLM's own choice of them."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,24 +93,23 @@ def test_vllms_default_graphs_are_not_with_several_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "chosen"), [(None, SAFE_GRAPHS), ("PIECEWISE", "PIECEWISE"), ("NONE", "NONE")]
+    ("given", "chosen"),
+    [
+        (None, SAFE_GRAPHS),
+        ("PIECEWISE", "PIECEWISE"),
+        ("NONE", "NONE"),
+        (UNSAFE_GRAPHS, None),
+    ],
 )
-def test_a_server_takes_full_graphs_unless_told_otherwise(
-    given: str | None, chosen: str, monkeypatch: pytest.MonkeyPatch
+def test_a_server_takes_full_graphs_unless_told_otherwise_and_no_unsafe_ones(
+    given: str | None, chosen: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vllm.config.compilation import CUDAGraphMode
     from vllm.platforms import current_platform
 
     monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: True)
     config = SimpleNamespace(cudagraph_mode=given and CUDAGraphMode[given])
-    _choose_graphs(config)
-    assert config.cudagraph_mode.name == chosen
-
-
-def test_a_server_refuses_the_unsafe_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm.config.compilation import CUDAGraphMode
-    from vllm.platforms import current_platform
-
-    monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: True)
-    with pytest.raises(ConfigError, match="cudagraph_mode: 'FULL_AND_PIECEWISE' is invalid"):
-        _choose_graphs(SimpleNamespace(cudagraph_mode=CUDAGraphMode[UNSAFE_GRAPHS]))
+    refused = f"cudagraph_mode: '{UNSAFE_GRAPHS}' is invalid"
+    with nullcontext() if chosen else pytest.raises(ConfigError, match=refused):
+        _choose_graphs(config)
+    assert config.cudagraph_mode.name == (chosen or given)

@@ -45,23 +45,21 @@ def layer_of(backend: Any, heads_first: bool = True, **changes: Any) -> Any:
     return SimpleNamespace(**vars(layer), **scales)
 
 
-@pytest.mark.parametrize("heads_first", [True, False], ids=["HND", "NHD"])
-def test_both_layouts_of_its_cache_are_staged(backend: Any, heads_first: bool) -> None:
-    layers = {name: layer_of(backend, heads_first) for name in NAMES}
-    assert reason_of(runner_with(layers)) is None
-
-
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("heads_first", "changes", "reason"),
     [
-        ({"kv_cache_dtype": "nvfp4"}, "cache_dtype:nvfp4"),
-        ({"kv_cache_dtype": "fp8_e5m2"}, "cache_dtype:fp8_e5m2"),
-        ({"alibi_slopes": torch.ones(4)}, "alibi"),
-        ({"kv_cache_update_bypass": True}, "kv_cache_update_bypass"),
+        (True, {}, None),
+        (False, {}, None),
+        (True, {"kv_cache_dtype": "nvfp4"}, "cache_dtype:nvfp4"),
+        (True, {"kv_cache_dtype": "fp8_e5m2"}, "cache_dtype:fp8_e5m2"),
+        (True, {"alibi_slopes": torch.ones(4)}, "alibi"),
+        (True, {"kv_cache_update_bypass": True}, "kv_cache_update_bypass"),
     ],
 )
-def test_what_of_it_is_refused(backend: Any, changes: dict[str, Any], reason: str) -> None:
-    layers = {name: layer_of(backend, **changes) for name in NAMES}
+def test_both_layouts_of_its_cache_are_staged_and_other_layers_refused(
+    backend: Any, heads_first: bool, changes: dict[str, Any], reason: str | None
+) -> None:
+    layers = {name: layer_of(backend, heads_first, **changes) for name in NAMES}
     assert reason_of(runner_with(layers)) == reason
 
 
@@ -77,55 +75,45 @@ def test_its_derived_builders_and_classes_are_refused(backend: Any) -> None:
     assert reason_of(runner_with({NAMES[0]: layer})) == "unsupported_attention:DerivedImpl"
 
 
-def step(backend: Any, **changes: Any) -> Any:
-    """FlashInfer's metadata of two windows of four rows, by default as decodes."""
-    counts = {"num_decodes": 2, "num_decode_tokens": 8, "num_prefills": 0, "num_prefill_tokens": 0}
+Counts = tuple[int, int, int, int]
+"""Decodes and their tokens, prefills and their tokens."""
+DECODES, PREFILLS, BESIDE_A_DECODE = (2, 8, 0, 0), (0, 0, 2, 8), (1, 1, 2, 8)
+
+
+def step(backend: Any, counts: Counts, causal: bool = True) -> Any:
+    """FlashInfer's metadata."""
+    decodes, decode_tokens, prefills, prefill_tokens = counts
     return backend.FlashInferMetadata(
-        **{
-            "kv_cache_layout": None,
-            "num_actual_tokens": 8,
-            "slot_mapping": None,
-            "q_data_type_prefill": torch.float8_e4m3fn,
-            "q_data_type_decode": torch.bfloat16,
-            "causal": True,
-            "prefill": None,
-            "decode": None,
-            **counts,
-            **changes,
-        }
-    )
-
-
-PREFILLS = {"num_decodes": 0, "num_decode_tokens": 0, "num_prefills": 2, "num_prefill_tokens": 8}
-BESIDE_A_DECODE = {**PREFILLS, "num_decodes": 1, "num_decode_tokens": 1}
+        kv_cache_layout=None, num_actual_tokens=8, slot_mapping=None, causal=causal,
+        q_data_type_prefill=torch.float8_e4m3fn, q_data_type_decode=torch.bfloat16,
+        prefill=None, decode=None, num_decodes=decodes, num_decode_tokens=decode_tokens,
+        num_prefills=prefills, num_prefill_tokens=prefill_tokens,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("changes", "requests", "reason"),
+    ("counts", "causal", "requests", "reason"),
     [
-        ({}, 2, None),
-        (PREFILLS, 2, None),
-        (BESIDE_A_DECODE, 3, None),
-        (BESIDE_A_DECODE, 2, "attention:other_requests"),
-        ({"causal": False}, 2, "attention:not_causal"),
+        (DECODES, True, 2, None),
+        (PREFILLS, True, 2, None),
+        (BESIDE_A_DECODE, True, 3, None),
+        (BESIDE_A_DECODE, True, 2, "attention:other_requests"),
+        (DECODES, False, 2, "attention:not_causal"),
     ],
 )
 def test_each_step_is_checked(
-    backend: Any, changes: dict[str, Any], requests: int, reason: str | None
+    backend: Any, counts: Counts, causal: bool, requests: int, reason: str | None
 ) -> None:
     from nwor_bench.plugin import refusals
 
-    assert refusals.of_step(step(backend, **changes), requests) == reason
-
-
-ONE_DECODE = {"num_decodes": 1, "num_decode_tokens": 1, "num_prefills": 1, "num_prefill_tokens": 7}
+    assert refusals.of_step(step(backend, counts, causal), requests) == reason
 
 
 @pytest.mark.parametrize(
-    ("changes", "quantised"), [({}, False), (PREFILLS, True), (ONE_DECODE, True)]
+    ("counts", "quantised"), [(DECODES, False), (PREFILLS, True), ((1, 1, 1, 7), True)]
 )
 def test_a_window_attends_with_queries_of_the_type_that_stock_attention_uses(
-    backend: Any, changes: dict[str, Any], quantised: bool, monkeypatch: pytest.MonkeyPatch
+    backend: Any, counts: Counts, quantised: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a Hopper GPU with an fp8 cache: XQA takes windows as decodes, in bfloat16."""
     import wrapped_layers
@@ -137,7 +125,7 @@ def test_a_window_attends_with_queries_of_the_type_that_stock_attention_uses(
     monkeypatch.setattr(implementation, "maybe_quant_query", eight_bits, raising=False)
     monkeypatch.setattr(attention, "FLASHINFER", implementation.__name__)
     layers = wrapped_layers.WrappedLayers(staged=True, monkeypatch=monkeypatch)
-    monkeypatch.setattr(wrapped_layers, "step_metadata", lambda: step(backend, **changes))
+    monkeypatch.setattr(wrapped_layers, "step_metadata", lambda: step(backend, counts))
     seen = []
 
     def verify(step: Any, *_: Any) -> None:

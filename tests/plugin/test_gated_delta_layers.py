@@ -1,20 +1,16 @@
-"""The wrapped methods of a gated delta net on a GPU, called as vLLM's operators call them.
-
-The layer is a stand-in, its kernels are the plain torch ones, and the convolution is noted.
-"""
+"""The wrapped methods of a gated delta net on a GPU, called as vLLM's operators call them."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from test_window_states import COUNTS, KEYS, LENGTH, Pieces
+from test_window_states import COUNTS, LENGTH, Pieces
 from torch import Tensor
 
 from nwor_bench.plugin.patching import PatchSet
 from nwor_bench.plugin.state_layers import StateTrace
-from nwor_kernels.gated_delta.records import GatedNorm, WindowInputs
-from nwor_kernels.gated_delta.reference import verify_window_reference
+from nwor_kernels.gated_delta.records import GatedNorm
 
 pytestmark = pytest.mark.slow  # vLLM's recurrent layers are imported
 
@@ -77,20 +73,6 @@ def padded(tensor: Tensor) -> Tensor:
     return torch.cat([tensor, torch.full((PADDED - TOKENS, *tensor.shape[1:]), float("nan"))])
 
 
-def expected(pieces: Pieces, mixed: Tensor, norm: GatedNorm | None) -> Tensor:
-    own, metadata = pieces.layers[0].layer, pieces.metadata(0)
-    out = torch.zeros(TOKENS, 4, 6)
-    assert pieces.states._records is not None
-    parts = pieces.states._records.layer(0)
-    records = type(parts)(*(part.clone() for part in parts))
-    inputs = WindowInputs(
-        mixed, *pieces.given[0][1:], own.A_log, own.dt_bias, pieces.layers[0].state,
-        metadata.spec_state_indices_tensor, pieces.accepted, metadata.spec_query_start_loc,
-    )  # fmt: skip
-    verify_window_reference(inputs, out, records, scale=KEYS**-0.5, norm=norm)
-    return out
-
-
 def call_core(pieces: Any) -> Tensor:
     mixed, a, b = map(padded, pieces.given[0])
     out = torch.zeros(PADDED, 4, 6)
@@ -112,7 +94,7 @@ def test_qwen3_next_convolves_as_stock_and_verifies(pieces: Any) -> None:
     pieces.begin()
     out = call_core(pieces)
     assert pieces.net.stock == []
-    torch.testing.assert_close(out[:TOKENS], expected(pieces, pieces.given[0][0] * 2, None))
+    torch.testing.assert_close(out[:TOKENS], pieces.by_reference(0, pieces.given[0][0] * 2)[0])
     assert torch.equal(out[TOKENS:], torch.zeros(PADDED - TOKENS, 4, 6))
     [(shape, (weight, bias, activation), named)] = pieces.calls
     assert (tuple(shape), tuple(weight.shape)) == ((20, 40, 5), (40, 4))
@@ -129,7 +111,7 @@ def test_qwen3_5_is_verified_behind_its_convolution_with_its_norm(pieces: Any) -
     gate = torch.randn(TOKENS, 4, 6)
     out = call_behind_convolution(pieces, gate)
     norm = GatedNorm(gate, pieces.net.norm.weight, 1e-5, "sigmoid")
-    torch.testing.assert_close(out, expected(pieces, pieces.given[0][0], norm))
+    torch.testing.assert_close(out, pieces.by_reference(0, norm=norm)[0])
     assert pieces.net.stock == pieces.calls == []
     assert pieces.states.commit(COUNTS).layers == 1
 
@@ -140,12 +122,14 @@ def test_every_other_step_is_stocks(pieces: Any, why: str) -> None:
         pieces.begin()
     if why == "beside a prefill":
         pieces.context.attn_metadata["net.0"].num_prefills = 1
-    call_behind_convolution(pieces, torch.randn(TOKENS, 4, 6)) if why != "no metadata" else None
+    expected = ["core"]
     if why == "no metadata":
         pieces.context.attn_metadata = None
+    else:
+        call_behind_convolution(pieces, torch.randn(TOKENS, 4, 6))
+        expected = ["behind convolution", "core"]
     call_core(pieces)
-    both = ["behind convolution", "core"]
-    assert pieces.net.stock == (both[1:] if why == "no metadata" else both)
+    assert pieces.net.stock == expected
     assert pieces.calls == []
     assert pieces.states.commit(COUNTS).layers == 0
 
@@ -162,11 +146,6 @@ def test_with_one_state_slot_stocks_forward_runs_beside_a_prefill(pieces: Any) -
     assert pieces.net.stock == ["core"]
 
 
-def test_patches_leave_the_layer_as_it_was(pieces: Any) -> None:
-    pieces.patches.undo()
-    assert not {name for name in vars(pieces.net) if name.startswith("_forward")}
-
-
 @pytest.fixture
 def traced(pieces: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The first layer alone, followed by a trace."""
@@ -181,19 +160,19 @@ def traced(pieces: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return pieces
 
 
-def check_trace(pieces: Any, tokens: int) -> None:
-    [call] = pieces.states.trace.calls.values()
-    for told, given in zip((call.mixed, call.a, call.b), pieces.given[0], strict=True):
-        assert torch.equal(told, given[:tokens])
-    assert torch.equal(call.convolution, pieces.net.kv_cache[0][pieces.indices[0][:, 0].long()])
+def only_call(traced: Any) -> Any:
+    """The one call that was traced: its inputs are vLLM's, and its states the cache's."""
+    [call] = traced.states.trace.calls.values()
+    for told, given in zip((call.mixed, call.a, call.b), traced.given[0], strict=True):
+        assert torch.equal(told, given)
+    assert torch.equal(call.convolution, traced.net.kv_cache[0][traced.indices[0][:, 0].long()])
+    return call
 
 
 def test_a_trace_has_what_vllm_gave_the_layer(traced: Any) -> None:
     traced.begin()
     call_core(traced)
-    check_trace(traced, TOKENS)
-    [call] = traced.states.trace.calls.values()
-    assert torch.equal(call.convolved, traced.given[0][0] * 2)
+    assert torch.equal(only_call(traced).convolved, traced.given[0][0] * 2)
     assert traced.net.stock == []
 
 
@@ -203,7 +182,7 @@ def test_qwen3_5s_convolution_is_traced_where_stock_calls_it(traced: Any) -> Non
     traced.net._forward_core_decode_spec_fused_norm(
         mixed_qkv=mixed, b=b, a=a, output_gate=None, core_attn_out=None, attn_metadata=None
     )
-    check_trace(traced, TOKENS)
+    only_call(traced)
     assert traced.net.stock == ["convolution"]
 
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import SimpleNamespace
-from typing import Any
 from weakref import ref
 
 import numpy as np
@@ -12,8 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nwor_bench.plugin.runner_v2.plan import may_read_this_step
-
 pytest.importorskip("triton")
 from nwor_bench.plugin.runner_v2 import plan as gpu_plan
 from nwor_bench.plugin.runner_v2.plan import (
@@ -21,10 +18,13 @@ from nwor_bench.plugin.runner_v2.plan import (
     WindowPlanner,
     drafts_only,
     equal_drafts,
+    may_read_this_step,
     set_slots,
     whole_step,
 )
 from nwor_kernels.commit.plan import StagedSources
+
+CPU = torch.device("cpu")
 
 requests = st.lists(
     st.tuples(st.integers(1, 6), st.integers(0, 5)).map(lambda n: (n[0], min(n[1], n[0] - 1))),
@@ -34,18 +34,24 @@ requests = st.lists(
 """(rows of the step, how many of them are drafts) of each request."""
 
 
-def plan(batch, copied):
-    rows = np.array([n for n, _ in batch], dtype=np.int32)
-    drafts = np.array([d for _, d in batch], dtype=np.int32)
-    starts = np.concatenate(([0], np.cumsum(rows))).astype(np.int32)
-    slots = torch.randperm(1000)[: int(rows.sum())]
-    counts = StepDrafts(drafts, int(rows.sum()))
-    return drafts_only(counts, starts, slots, copied=copied), starts, slots
+def step_drafts(drafts, tokens):
+    return StepDrafts(np.array(drafts, dtype=np.int32), tokens)
+
+
+def starts_of(rows):
+    return np.cumsum([0, *rows]).astype(np.int32)
+
+
+def whole(requests, length, slots):
+    counts = step_drafts([length - 1] * requests, requests * length)
+    return whole_step(counts, length, torch.arange(requests * length), slots)
 
 
 @given(batch=requests, copied=st.booleans())
 def test_every_draft_is_staged_once_and_nothing_else(batch, copied):
-    window, starts, slots = plan(batch, copied)
+    rows, own = zip(*batch, strict=True)
+    starts, slots = starts_of(rows), torch.randperm(1000)[: sum(rows)]
+    window = drafts_only(step_drafts(own, sum(rows)), starts, slots, copied=copied)
     expected = [
         (request, index, int(starts[request + 1]) - drafts + index)
         for request, (_, drafts) in enumerate(batch)
@@ -73,13 +79,11 @@ def test_every_draft_is_staged_once_and_nothing_else(batch, copied):
     ],
 )
 def test_a_step_is_uniform_only_if_it_is_nothing_but_equal_windows(drafts, tokens, length):
-    assert StepDrafts(np.array(drafts, dtype=np.int32), tokens).uniform_length() == length
+    assert step_drafts(drafts, tokens).uniform_length() == length
 
 
 def test_a_whole_step_waits_for_the_commit_entirely():
-    counts = StepDrafts(np.array([2, 2], dtype=np.int32), 6)
-    slots = torch.tensor([7, 8, 9, 3, 4, 5])
-    window = whole_step(counts, 3, torch.arange(6), slots)
+    window = whole(2, 3, torch.tensor([7, 8, 9, 3, 4, 5]))
     assert window.direct_slots is None
     assert window.staged_start is None
     assert (window.tokens_per_request, window.max_query_len, window.total) == (3, 3, 4)
@@ -91,11 +95,9 @@ def test_a_whole_step_waits_for_the_commit_entirely():
 
 def equal_to_drafts_only(window, requests, length, slots):
     """Does the plan stage and write what a plan made only for this step would?"""
-    counts = StepDrafts(np.full(requests, length - 1, dtype=np.int32), requests * length)
-    starts = np.arange(0, requests * length + 1, length, dtype=np.int32)
-    wanted = drafts_only(counts, starts, slots, copied=True)
-    names = ("rows", "slots", "direct_slots", "staged_start", "staged_end")
-    for name in names:
+    counts = step_drafts([length - 1] * requests, requests * length)
+    wanted = drafts_only(counts, starts_of([length] * requests), slots, copied=True)
+    for name in ("rows", "slots", "direct_slots", "staged_start", "staged_end"):
         found, expected = getattr(window, name), getattr(wanted, name)
         assert found.dtype is expected.dtype
         assert found.tolist() == expected.tolist()
@@ -110,7 +112,9 @@ def equal_to_drafts_only(window, requests, length, slots):
     seeds=st.lists(st.integers(0, 99), min_size=1, max_size=3),
 )
 def test_equal_windows_by_copy_write_first_tokens_and_stage_the_rest(requests, length, seeds):
-    window = equal_drafts(requests, length, torch.device("cpu"))
+    window = equal_drafts(requests, length, CPU)
+    # So that a capture on such a window writes nothing.
+    assert set(window.slots.tolist()) == set(window.direct_slots.tolist()) == {-1}
     tokens = requests * length
     before = [window.rows, window.slots, window.direct_slots, window.staged_start]
     for seed in seeds:  # the same tensors serve step after step
@@ -119,12 +123,6 @@ def test_equal_windows_by_copy_write_first_tokens_and_stage_the_rest(requests, l
         equal_to_drafts_only(window, requests, length, slots)
     after = [window.rows, window.slots, window.direct_slots, window.staged_start]
     assert [t.data_ptr() for t in after] == [t.data_ptr() for t in before]
-
-
-def test_before_any_step_all_slots_are_padding():
-    """So that a capture on such a window writes nothing."""
-    window = equal_drafts(3, 4, torch.device("cpu"))
-    assert set(window.slots.tolist()) == set(window.direct_slots.tolist()) == {-1}
 
 
 @dataclass
@@ -157,20 +155,25 @@ class Descriptor:
     cg_mode: Mode = Mode.FULL
 
 
-def input_batch(drafts, rows):
-    starts = np.concatenate(([0], np.cumsum(rows))).astype(np.int32)
+def input_batch(drafts, rows=None):
+    """vLLM's batch; without `rows` each request has its drafts and one token more."""
+    rows = rows or [n + 1 for n in drafts]
     return SimpleNamespace(
-        num_reqs=len(drafts),
-        num_tokens=int(sum(rows)),
-        num_draft_tokens=sum(drafts),
+        num_reqs=len(drafts), num_tokens=sum(rows), num_draft_tokens=sum(drafts),
         num_draft_tokens_per_req=np.array(drafts, dtype=np.int32),
-        query_start_loc_np=starts,
-    )
+        query_start_loc_np=starts_of(rows),
+    )  # fmt: skip
 
 
-def planner(graphs=None, copied=True):
-    device = torch.device("cpu")
-    return WindowPlanner(3, 1, 8, graphs or Graphs(), device, copied)
+def planner(graphs=None, copied=True, **more):
+    return WindowPlanner(3, 1, 8, graphs or Graphs(), CPU, copied, **more)
+
+
+def captured_window(requests, length, copied=True, sources="the capture's"):
+    made = equal_drafts(requests, length, CPU)
+    if not copied:
+        made = whole(requests, length, torch.full((requests * length,), -1))
+    return replace(made, sources=sources)
 
 
 def slot_mappings(tokens, padded=0, seed=0):
@@ -184,27 +187,23 @@ def test_an_eager_step_of_equal_windows_is_copied_without_its_first_tokens():
     made = planner()
     for seed in (1, 2):
         mappings = slot_mappings(6, seed=seed)
-        window, reason = made.plan(input_batch([2, 2], [3, 3]), mappings, None)
+        window, reason = made.plan(input_batch([2, 2]), mappings, None)
         assert reason is None
         equal_to_drafts_only(window, 2, 3, mappings[1])
         assert window.sources is None
-    shorter, _ = made.plan(input_batch([1, 1], [2, 2]), slot_mappings(4), None)
+    shorter, _ = made.plan(input_batch([1, 1]), slot_mappings(4), None)
     equal_to_drafts_only(shorter, 2, 2, slot_mappings(4)[1])
 
 
 @pytest.mark.parametrize("copied", [False, True])
 def test_a_replay_of_fewer_requests_than_were_captured(copied):
-    captured = replace(equal_drafts(4, 3, torch.device("cpu")), sources="the capture's")
-    if not copied:
-        counts = StepDrafts(np.full(4, 2, dtype=np.int32), 12)
-        padding = whole_step(counts, 3, torch.arange(12), torch.full((12,), -1))
-        captured = replace(padding, sources="the capture's")
+    captured = captured_window(4, 3, copied)
     made = planner(Graphs({Descriptor(12): captured}), copied)
     buffer = slot_mappings(9, padded=3)
     seen = []
     for seed in (3, 4):
         buffer.copy_(slot_mappings(9, padded=3, seed=seed))
-        window, reason = made.plan(input_batch([2] * 3, [3] * 3), buffer, Descriptor(12))
+        window, reason = made.plan(input_batch([2] * 3), buffer, Descriptor(12))
         assert reason is None
         assert (window.sources, window.total) == ("the capture's", 6)
         real, padding = buffer[1, :9].view(3, 3), [-1] * 3
@@ -223,25 +222,29 @@ def test_a_replay_of_fewer_requests_than_were_captured(copied):
         assert window.direct_slots.data_ptr() == captured.direct_slots.data_ptr()
 
 
-def test_a_step_whose_piecewise_graph_holds_the_write_is_written_directly():
-    """Full graphs and eager steps of the same engine are staged."""
-    made = WindowPlanner(3, 1, 8, Graphs(), torch.device("cpu"), breakable=True)
-    batch, mappings = input_batch([2, 0], [3, 5]), slot_mappings(8)
-    piecewise = Descriptor(8, cg_mode=Mode.PIECEWISE)
-    assert made.plan(batch, mappings, piecewise) == (None, "breakable_cuda_graphs")
-    for descriptor in (None, Descriptor(8, cg_mode=Mode.NONE)):
-        window, reason = made.plan(batch, mappings, descriptor)
-        assert (window.total, reason) == (2, None)
-    full = made.plan(input_batch([2], [3]), slot_mappings(3), Descriptor(3))
-    assert full == (None, "full_graph_of_another_shape")  # as without breakable graphs
+MEMORY = "graph_capture:OutOfMemoryError"
+PIECEWISE, EAGER = Descriptor(8, cg_mode=Mode.PIECEWISE), Descriptor(8, cg_mode=Mode.NONE)
 
 
-def test_a_shape_that_was_not_captured_is_written_directly():
-    made = planner(Graphs(unavailable="graph_capture:OutOfMemoryError"))
-    planned = made.plan(input_batch([2], [3]), slot_mappings(3), Descriptor(3))
-    assert planned == (None, "graph_capture:OutOfMemoryError")
-    uneven = made.plan(input_batch([2, 1], [3, 3]), slot_mappings(6), Descriptor(6))
-    assert uneven == (None, "full_graph_with_uneven_windows")
+@pytest.mark.parametrize(
+    ("made", "batch", "descriptor", "reason"),
+    [
+        # Breakable graphs hold the write; eager steps of the same engine are staged.
+        (planner(breakable=True), input_batch([2, 0], [3, 5]), PIECEWISE, "breakable_cuda_graphs"),
+        (planner(breakable=True), input_batch([2, 0], [3, 5]), EAGER, None),
+        (planner(breakable=True), input_batch([2, 0], [3, 5]), None, None),
+        (planner(breakable=True), input_batch([2]), Descriptor(3), "full_graph_of_another_shape"),
+        (planner(Graphs(unavailable=MEMORY)), input_batch([2]), Descriptor(3), MEMORY),
+        (
+            planner(Graphs(unavailable=MEMORY)), input_batch([2, 1], [3, 3]), Descriptor(6),
+            "full_graph_with_uneven_windows",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_graph_cannot_run_is_written_directly(made, batch, descriptor, reason):
+    window, found = made.plan(batch, slot_mappings(batch.num_tokens), descriptor)
+    assert found == reason
+    assert window is None if reason else window.total == batch.num_draft_tokens
 
 
 def test_each_length_and_number_of_adapters_replays_its_own_capture():
@@ -249,19 +252,18 @@ def test_each_length_and_number_of_adapters_replays_its_own_capture():
     shapes = {}
     for length in (2, 3):
         for loras in (0, 2):
-            window = equal_drafts(6 // length, length, torch.device("cpu"))
-            shapes[Descriptor(6, length, loras)] = replace(window, sources=f"{length} {loras}")
+            window = captured_window(6 // length, length, sources=f"{length} {loras}")
+            shapes[Descriptor(6, length, loras)] = window
     made = planner(Graphs(shapes))
     for _ in range(2):  # planned, then kept
         for descriptor, captured in shapes.items():
             length = descriptor.uniform_token_count
             requests = 6 // length
-            batch = input_batch([length - 1] * requests, [length] * requests)
+            batch = input_batch([length - 1] * requests)
             window, reason = made.plan(batch, slot_mappings(6), descriptor)
             assert (window.sources, window.total, reason) == (captured.sources, 6 - requests, None)
     for length in (1, 4):  # no drafts, and more than the engine's most
-        batch, descriptor = input_batch([2, 2], [3, 3]), Descriptor(6, length)
-        planned = made.plan(batch, slot_mappings(6), descriptor)
+        planned = made.plan(input_batch([2, 2]), slot_mappings(6), Descriptor(6, length))
         assert planned == (None, "full_graph_of_another_shape")
 
 
@@ -280,7 +282,7 @@ def test_certain_tokens_are_written_at_once_for_a_request_that_reads_them(copied
     descriptor = None if mode is None else SimpleNamespace(cg_mode=SimpleNamespace(name=mode))
     mappings = slot_mappings(6)
     window, reason = planner(copied=copied).plan(
-        input_batch([2, 2], [3, 3]), mappings, descriptor, certain_at_once=True
+        input_batch([2, 2]), mappings, descriptor, certain_at_once=True
     )
     assert reason is None
     assert certain_slots(window, mappings) == mappings[1].tolist()[::3]
@@ -289,44 +291,41 @@ def test_certain_tokens_are_written_at_once_for_a_request_that_reads_them(copied
 
 
 def test_a_graph_that_captured_whole_steps_does_not_replay_such_a_step():
-    counts = StepDrafts(np.full(2, 2, dtype=np.int32), 6)
-    captured = whole_step(counts, 3, torch.arange(6), torch.full((6,), -1))
-    captured = replace(captured, sources="the capture's")
-    made = planner(Graphs({Descriptor(6): captured}), copied=False)
-    batch, mappings = input_batch([2, 2], [3, 3]), slot_mappings(6)
+    made = planner(Graphs({Descriptor(6): captured_window(2, 3, copied=False)}), copied=False)
+    batch, mappings = input_batch([2, 2]), slot_mappings(6)
     planned = made.plan(batch, mappings, Descriptor(6), certain_at_once=True)
     assert planned == (None, "prefix_hit_in_full_graph")
     window, reason = made.plan(batch, mappings, Descriptor(6))
     assert (window.certain, reason) == (1, None)  # the next step is staged again
 
 
-def test_drafts_beside_a_prefill_are_copied():
-    """By reference every layer's K/V of the whole step would stay alive until the next window."""
-    window, _ = planner(copied=False).plan(input_batch([2, 0], [3, 5]), slot_mappings(8), None)
-    assert (window.copied, window.total) == (True, 2)
-    # A request that has no draft yet, but only its certain token, is no prefill.
-    window, _ = planner(copied=False).plan(input_batch([2, 0], [3, 1]), slot_mappings(4), None)
-    assert not window.copied
-
-
-@pytest.mark.parametrize(("most", "copied"), [(5, True), (6, False), (None, False)])
-@pytest.mark.parametrize("drafts", [[2, 2], [2, 1, 0]], ids=["equal", "uneven"])
-def test_a_step_of_more_rows_than_may_stay_alive_is_copied(most, copied, drafts):
-    device = torch.device("cpu")
-    made = WindowPlanner(3, 1, 8, Graphs(), device, most_referenced=most)
-    mappings = slot_mappings(6)
-    window, reason = made.plan(input_batch(drafts, [n + 1 for n in drafts]), mappings, None)
+@pytest.mark.parametrize(
+    ("most", "drafts", "rows", "copied"),
+    [
+        (None, [2, 2], None, False),
+        (None, [2, 1, 0], None, False),  # a request with only its certain token is no prefill
+        (6, [2, 2], None, False),
+        (6, [2, 1, 0], None, False),
+        # Of more rows every layer's K/V would stay alive until the next window.
+        (5, [2, 2], None, True),
+        (5, [2, 1, 0], None, True),
+        (None, [2, 0], [3, 5], True),
+    ],
+)
+def test_a_prefill_or_more_rows_than_may_stay_alive_are_copied(most, drafts, rows, copied):
+    batch = input_batch(drafts, rows)
+    made = planner(copied=False, most_referenced=most)
+    window, reason = made.plan(batch, slot_mappings(batch.num_tokens), None)
     assert reason is None
-    assert window.copied is copied
+    assert (window.copied, window.total) == (copied, sum(drafts))
 
 
 def test_plans_that_are_kept_are_bounded(monkeypatch):
     monkeypatch.setattr(gpu_plan, "MAX_PLANS", 3)
-    captured = replace(equal_drafts(8, 3, torch.device("cpu")), sources="the capture's")
-    made = planner(Graphs({Descriptor(24): captured}))
+    made = planner(Graphs({Descriptor(24): captured_window(8, 3)}))
     first = None
     for requests in [*range(1, 9), 1]:
-        batch, mappings = input_batch([2] * requests, [3] * requests), slot_mappings(24)
+        batch, mappings = input_batch([2] * requests), slot_mappings(24)
         eager, _ = made.plan(batch, mappings, None)
         equal_to_drafts_only(eager, requests, 3, mappings[1, : 3 * requests])
         made.plan(batch, mappings, Descriptor(24))
@@ -339,33 +338,28 @@ def test_plans_that_are_kept_are_bounded(monkeypatch):
 
 def test_captured_windows_of_one_size_are_different_launches():
     """Graphs with and without a LoRA adapter hold their K/V at different addresses."""
-    counts = StepDrafts(np.array([2, 2], dtype=np.int32), 6)
-    window = whole_step(counts, 3, torch.arange(6), torch.arange(6))
+    window = whole(2, 3, torch.arange(6))
     rows = torch.randn(2, 6, 1, 8)
     captured = [replace(window, sources=(StagedSources([k], [k]),)) for k in rows]
     assert captured[0].commit_shape != captured[1].commit_shape
     assert captured[0].commit_shape == replace(captured[0], slots=-window.slots).commit_shape
 
 
-def output(*computed: int, resumed: tuple[str, ...] = ()) -> Any:
-    """A SchedulerOutput: cached tokens of each request that starts, and resumed requests."""
-    return SimpleNamespace(
-        scheduled_new_reqs=[SimpleNamespace(num_computed_tokens=n) for n in computed],
-        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set(resumed)),
-    )
-
-
 @pytest.mark.parametrize(
-    ("step", "reads"),
+    ("computed", "resumed", "reads"),
     [
-        (output(), False),
-        (output(0), False),  # nothing cached: it reads only its own tokens
-        (output(32), True),
-        (output(0, 32), True),
-        (output(resumed=("a-1",)), True),
+        ([], [], False),
+        ([0], [], False),  # nothing cached: it reads only its own tokens
+        ([32], [], True),
+        ([0, 32], [], True),
+        ([], ["a-1"], True),
     ],
 )
 def test_only_a_request_that_starts_on_cached_tokens_reads_what_others_write(
-    step: Any, reads: bool
-) -> None:
+    computed, resumed, reads
+):
+    step = SimpleNamespace(
+        scheduled_new_reqs=[SimpleNamespace(num_computed_tokens=n) for n in computed],
+        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set(resumed)),
+    )
     assert may_read_this_step(step) is reads

@@ -20,21 +20,28 @@ def staging() -> GpuStaging:
     return GpuStaging(layers, capacity=6)
 
 
+HEADS = SimpleNamespace(num_heads=32, num_kv_heads=8, head_size=128)
+LATENT = SimpleNamespace(kv_lora_rank=512, q_lora_rank=1536, head_size=576)
+
+
 @pytest.mark.slow  # vLLM's attention is imported
-def test_by_reference_a_step_may_hold_a_64th_of_the_devices_memory() -> None:
-    """Llama-3.1-8B in bf16: 48 heads of 128 a row and layer, 12,288 bytes, in 32 layers."""
+@pytest.mark.parametrize(
+    ("layer", "layers", "row_bytes"),
+    [
+        (SimpleNamespace(impl=HEADS, head_size_v=128), 32, 2 * 48 * 128),  # Llama-3.1-8B in bf16
+        (SimpleNamespace(impl=HEADS, head_size_v=64), 32, 2 * (40 * 128 + 8 * 64)),
+        # The latent, and the fused projection of 1536 + 512 + 64 that the rotary part is a view of.
+        (SimpleNamespace(impl=LATENT, kv_lora_rank=512), 61, 2 * 2624),
+    ],
+)
+def test_by_reference_a_step_may_hold_a_64th_of_the_devices_memory(
+    layer: Any, layers: int, row_bytes: int
+) -> None:
     from nwor_bench.plugin.runner_v2.plan import most_referenced_rows
 
-    impl = SimpleNamespace(num_heads=32, num_kv_heads=8, head_size=128)
-    layers = [SimpleNamespace(impl=impl, head_size_v=128)] * 32
-    rows = most_referenced_rows(layers, 2, 80 << 30)
-    assert rows is not None
-    assert rows * 32 * 12_288 <= (80 << 30) / 64 < (rows + 1) * 32 * 12_288
-    assert rows < 8192  # a whole default step would hold 3.2 GB
-    assert most_referenced_rows(layers, 2, None) is None
-    # 40 heads of 128 and 8 of 64: 11,264 bytes.
-    narrow = [SimpleNamespace(impl=impl, head_size_v=64)] * 32
-    assert most_referenced_rows(narrow, 2, 80 << 30) == (80 << 30) // 64 // (32 * 11_264)
+    rows = most_referenced_rows([layer] * layers, 2, 80 << 30)
+    assert rows == (80 << 30) // 64 // (layers * row_bytes)
+    assert most_referenced_rows([layer] * layers, 2, None) is None
 
 
 def test_copies_have_their_memory_before_the_first_window() -> None:

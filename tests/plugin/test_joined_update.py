@@ -1,4 +1,4 @@
-"""Captured windows that vLLM's own update commits: one launch, or both if anything is unusual."""
+"""Captured windows committed in one launch with vLLM's update, or in two if anything is unusual."""
 
 import gc
 from collections.abc import Callable, Sequence
@@ -35,7 +35,6 @@ from nwor_bench.plugin.layers import LayerCache
 from nwor_bench.plugin.window import NOT_FINISHED
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Cell, NworMode, ScvMode, WindowRecord
-from nwor_bench.run.gate.block import GateBlock
 
 pytestmark = pytest.mark.slow  # vLLM's runner is imported
 
@@ -58,24 +57,8 @@ class Descriptor(NamedTuple):
 class CapturedBatch(PieceBatch):
     """A window of a captured graph."""
 
-    certain = 1
-    path = "full graph, merge"
-    copied = False
+    certain, path, copied, sources = 1, "full graph, merge", False, ("captured",)
     commit_shape = ("commit", len(REQUESTS) * (K + 1), K + 1, None)
-
-    @property
-    def sources(self) -> Any:
-        return ("captured",)
-
-
-class CapturedPlanner(PiecePlanner):
-    """Plans windows of a captured graph, and counts them."""
-
-    def plan(
-        self, input_batch: Any, *_: Any, certain_at_once: bool = False
-    ) -> tuple[CapturedBatch, None]:
-        batch, _ = super().plan(input_batch, certain_at_once=certain_at_once)
-        return CapturedBatch(batch.num_draft_tokens, batch.rows, batch.slots, None), None
 
 
 class JoiningStaging(PieceStaging):
@@ -126,7 +109,7 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from nwor_bench.plugin.runner_v2.stock_update import StockUpdate
 
-        self.staging, self.planner = JoiningStaging(), CapturedPlanner()
+        self.staging, self.planner = JoiningStaging(), PiecePlanner(CapturedBatch)
         self.updates = 0
         self.descriptor = Descriptor(Graph.FULL)
         self.graphs = SimpleNamespace(
@@ -314,41 +297,57 @@ def test_every_windows_last_phase_ends_behind_the_update(machine: Machine) -> No
     assert [place for name, place in marked if name == "commit_ms"] == [1, 2]
 
 
-def test_a_window_with_a_starting_request_is_planned(machine: Machine) -> None:
-    new = SimpleNamespace(
-        req_id="c-3", num_computed_tokens=16, prompt_token_ids=[1], prefill_token_ids=[1]
-    )
-    machine.run()
-    machine.run(new=[new])
-    assert machine.planner.certain_at_once == [False, True]
+def wrap_commit(machine: Machine) -> None:
+    """As an instrument does that is to see every commit."""
+    window = machine.hook.window
+    window.commit = window.commit
 
 
-def test_modes_that_are_set_anew_and_refused_commits_end_what_was_ready(machine: Machine) -> None:
-    machine.run()
-    machine.set_modes("stage", "adaptive")
-    machine.run()
-    assert machine.staging.launched == ["commit and update"] * 2
-    machine.hook.refusals.note([1] * LAYERS)
-    machine.run()
-    reason = "device_refused:overflow"
-    assert machine.staging.launched[2:] == ["update"]
-    assert machine.drained() == [STAGED, STAGED, (0, reason, "device")]
+NEW = SimpleNamespace(
+    req_id="c-3", num_computed_tokens=16, prompt_token_ids=[1], prefill_token_ids=[1]
+)
+JOINED = "commit and update"
+REFUSED = "device_refused:overflow"
 
 
-def test_a_window_that_stock_runs_faster_is_not_ready(machine: Machine) -> None:
-    """Which depends on the context: the window of the step before was staged."""
-    machine.run()
-    machine.graphs.why_direct = lambda descriptor, batch: "slower_than_stock"
-    machine.run()
-    assert len(machine.planner.certain_at_once) == 2
+def leave_to_stock(machine: Machine) -> None:
+    """By the context: the window of the step before was staged."""
+    machine.graphs.why_direct = lambda *_: "slower_than_stock"
 
 
-def test_a_refusal_of_another_rank_ends_what_was_ready(machine: Machine) -> None:
+@pytest.mark.parametrize(
+    ("disturb", "new", "window"),
+    [
+        (lambda _: None, [NEW], STAGED),
+        (wrap_commit, [], STAGED),
+        (lambda machine: machine.set_modes("stage", "adaptive"), [], STAGED),
+        (leave_to_stock, [], STAGED),
+        (lambda machine: machine.hook.refusals.note([1] * LAYERS), [], (0, REFUSED, "device")),
+        (
+            lambda machine: machine.hook.refusals.settle(f"rank_1:{REFUSED}"),
+            [],
+            (0, "staging_stopped", "device"),
+        ),
+    ],
+    ids=["new request", "instrument", "modes set", "slower", "refusal", "rank's refusal"],
+)
+def test_what_ends_ready_windows(machine: Machine, disturb: Any, new: Any, window: Any) -> None:
     machine.run()
-    machine.hook.refusals.settle("rank_1:device_refused:overflow")
+    disturb(machine)
+    machine.run(new=new)
+    assert machine.staging.launched == [JOINED, JOINED if window == STAGED else "update"]
+    assert machine.drained() == [STAGED, window]
+    if window == STAGED:
+        assert machine.planner.certain_at_once == [False, bool(new)]
+
+
+def test_windows_are_ready_again_once_an_instrument_is_gone(machine: Machine) -> None:
     machine.run()
-    assert machine.staging.launched == ["commit and update", "update"]
-    assert machine.drained() == [STAGED, (0, "staging_stopped", "device")]
+    wrap_commit(machine)
+    machine.run()
+    del machine.hook.window.commit
+    machine.run()
+    assert machine.staging.launched == [JOINED, JOINED, "ready"]
 
 
 @pytest.mark.parametrize("ready", [False, True])
@@ -398,18 +397,6 @@ def test_interleaved_windows_are_ready_again_after_each_switch(machine: Machine)
     assert launched.count("ready") == 23
 
 
-def test_an_instrument_that_wraps_the_commit_sees_every_window(machine: Machine) -> None:
-    machine.run()
-    window, seen = machine.hook.window, []
-    original = window.commit
-    window.commit = lambda: seen.append(1) or original()
-    machine.run()
-    del window.commit
-    machine.run()
-    assert machine.staging.launched == ["commit and update", "commit and update", "ready"]
-    assert len(seen) == 1
-
-
 STEPS = 20
 
 
@@ -429,11 +416,10 @@ class MachineEngine(FakeEngine):
         return super().check_layers(requests)
 
     def watch_writes(self, on: bool) -> list[dict[str, int]]:
-        window = self.machine.hook.window
         if on:
-            window.commit = window.commit  # as `WriteWatch` wraps it
+            wrap_commit(self.machine)  # as `WriteWatch` does
         else:
-            del window.commit
+            del self.machine.hook.window.commit
         return []
 
     def _windows(self, asked: Any) -> list[WindowRecord]:
@@ -490,18 +476,6 @@ def test_the_gate_ends_on_the_path_that_is_timed(gated: Callable[[], Any]) -> No
     (result,) = (cell for cell in analyse(run).cells if cell.label == "stage x adaptive")
     assert result.ratio_to_off is not None
     assert "path" not in str(result.reason)
-
-
-def test_a_path_that_no_gate_batch_took_has_no_verdict(
-    gated: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(GateBlock, "_run_unwatched", lambda *_: None)
-    _, run = gated()
-    (result,) = (cell for cell in analyse(run).cells if cell.label == "stage x adaptive")
-    assert (result.verdict, result.ratio_to_off) == ("AMBIGUOUS", None)
-    assert result.reason == (
-        "timed on a path that the gate did not compare: full graph, merge, ready"
-    )
 
 
 def test_a_fault_of_ready_windows_alone_is_seen_by_the_gates_last_batch(
@@ -564,15 +538,8 @@ def test_layers_of_several_shapes_are_committed_before_the_launch_that_updates(
     caches = [LayerCache(str(n), torch.zeros(2, 1, 4, n), 2, torch.float32) for n in (4, 6)]
     staging = GpuStaging(caches, 4)
     rows = torch.arange(6)
-    batch: Any = GpuWindowBatch(
-        (2, 2),
-        rows,
-        rows,
-        None,
-        tokens_per_request=3,
-        certain=1,
-        sources=("a", "b"),  # type: ignore[arg-type]
-    )
+    whole: dict[str, Any] = {"tokens_per_request": 3, "certain": 1, "sources": ("a", "b")}
+    batch: Any = GpuWindowBatch((2, 2), rows, rows, None, **whole)
     one = torch.zeros(2, dtype=torch.int32)
     call = UpdateCall(one, one, one, None, torch.zeros(2, 3), one, one, one, one.view(1, 2), one)
     for changed in (call, call, call._replace(**{other: one.clone().view(1, 2)}), call):

@@ -1,5 +1,7 @@
 """K/V rows read back from a simulated cache: whatever the scheduler does with blocks meanwhile."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -24,18 +26,12 @@ class Runner:
     Kernel blocks are half as long as the scheduler's.
     """
 
-    def __init__(self, blocks: int, dtype: torch.dtype = torch.float32):
+    def __init__(self, blocks: int):
         shape = (blocks * 2, HEADS, SIZE // 2, K_WIDTH + V_WIDTH)
-        layers = {
-            name: SimpleNamespace(
-                kv_cache=torch.zeros(shape).to(dtype), head_size=K_WIDTH, kv_cache_dtype="auto"
-            )
-            for name in LAYERS
-        }
+        facts: dict[str, Any] = {"head_size": K_WIDTH, "kv_cache_dtype": "auto"}
+        layers = {name: SimpleNamespace(kv_cache=torch.zeros(shape), **facts) for name in LAYERS}
         self.compilation_config = SimpleNamespace(static_forward_context=layers)
-        spec = SimpleNamespace(block_size=SIZE)
-        group = SimpleNamespace(layer_names=list(LAYERS), kv_cache_spec=spec)
-        self.kv_cache_config = SimpleNamespace(kv_cache_groups=[group])
+        self.kv_cache_config = SimpleNamespace(kv_cache_groups=[group_of(*LAYERS)])
         self.steps = 0
 
     def execute_model(self, scheduler_output: Any) -> None:
@@ -44,12 +40,18 @@ class Runner:
         for block, offset, token in getattr(scheduler_output, "writes", ()):
             self.write(block * SIZE + offset, token)
 
-    def write(self, slot: int, token: int) -> None:
+    def cache(self, layer: int) -> torch.Tensor:
+        cache: torch.Tensor = self.compilation_config.static_forward_context[LAYERS[layer]].kv_cache
+        return cache
+
+    def write(self, slot: int, token: int, layers: Iterable[int] = range(len(LAYERS))) -> None:
         half = SIZE // 2
-        for number, layer in enumerate(self.compilation_config.static_forward_context.values()):
-            layer.kv_cache[slot // half, :, slot % half] = rows_of(token)[number].to(
-                layer.kv_cache.dtype
-            )
+        for number in layers:
+            self.cache(number)[slot // half, :, slot % half] = rows_of(token)[number]
+
+
+def group_of(*names: str) -> Any:
+    return SimpleNamespace(layer_names=names, kv_cache_spec=SimpleNamespace(block_size=SIZE))
 
 
 def rows_of(token: int) -> torch.Tensor:
@@ -58,18 +60,30 @@ def rows_of(token: int) -> torch.Tensor:
     return torch.arange(1, 1 + torch.Size(shape).numel()).view(shape) + 1000.0 * token
 
 
-def hook_of(runner: Runner) -> Any:
-    return SimpleNamespace(runner=runner, target_layers=list(LAYERS))
-
-
+@dataclass
 class Request:
     """A simulated request: its blocks, and the tokens that they hold."""
 
-    def __init__(self, name: str, tokens: list[int]):
-        self.name = name
-        self.tokens = tokens
-        self.blocks: list[int] = []
-        self.state = "waiting"
+    name: str
+    tokens: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    state: str = "waiting"
+
+
+def new_of(name: str, blocks: list[int], computed: int = 0) -> Any:
+    """vLLM's NewRequestData."""
+    return SimpleNamespace(req_id=name, block_ids=(list(blocks),), num_computed_tokens=computed)
+
+
+def output_of(*new: Any, finished: Iterable[str] = (), writes: Iterable[Any] = ()) -> Any:
+    """vLLM's SchedulerOutput, and what the model will write."""
+    cached: dict[str, Any] = {"req_ids": [], "new_block_ids": [], "num_computed_tokens": []}
+    return SimpleNamespace(
+        scheduled_new_reqs=list(new),
+        scheduled_cached_reqs=SimpleNamespace(**cached, resumed_req_ids=set()),
+        finished_req_ids=set(finished),
+        writes=list(writes),
+    )
 
 
 class Scheduler:
@@ -84,13 +98,7 @@ class Scheduler:
 
     def step(self) -> Any:
         """One scheduler output; `writes` is what the model will put where."""
-        cached: dict[str, Any] = {"req_ids": [], "new_block_ids": [], "num_computed_tokens": []}
-        output = SimpleNamespace(
-            scheduled_new_reqs=[],
-            scheduled_cached_reqs=SimpleNamespace(**cached, resumed_req_ids=set()),
-            finished_req_ids=set(self.finished),
-            writes=[],
-        )
+        output = output_of(finished=self.finished)
         self.finished.clear()
         for request in [r for r in self.requests if r.state == "running"]:
             self._advance(request, output)
@@ -123,7 +131,7 @@ class Scheduler:
         cached.num_computed_tokens.append(len(request.tokens) - len(new))
 
     def _admit(self, output: Any) -> None:
-        request = Request(f"r{len(self.requests)}", [])
+        request = Request(f"r{len(self.requests)}")
         donors = [r for r in self.requests if r.state == "running" and len(r.tokens) > SIZE]
         hits = 0
         if donors and self.random.random() < 0.5:
@@ -137,13 +145,7 @@ class Scheduler:
         self._write(request, hits * SIZE, new, output)
         self.requests.append(request)
         request.state = "running"
-        output.scheduled_new_reqs.append(
-            SimpleNamespace(
-                req_id=f"{request.name}-x",
-                block_ids=(list(request.blocks),),
-                num_computed_tokens=hits * SIZE,
-            )
-        )
+        output.scheduled_new_reqs.append(new_of(f"{request.name}-x", request.blocks, hits * SIZE))
 
     def _resume(self, request: Request, output: Any) -> None:
         """All of its tokens are computed anew, in other blocks; as V1 tells it, or as V2."""
@@ -155,8 +157,7 @@ class Scheduler:
         request.state = "running"
         name, blocks = f"{request.name}-x", (list(request.blocks),)
         if self.random.random() < 0.5:
-            new = SimpleNamespace(req_id=name, block_ids=blocks, num_computed_tokens=0)
-            output.scheduled_new_reqs.append(new)
+            output.scheduled_new_reqs.append(new_of(name, *blocks))
             return
         cached = output.scheduled_cached_reqs
         cached.req_ids.append(name)
@@ -200,8 +201,7 @@ def test_every_row_of_a_finished_request_is_what_was_written(
     random: Random, blocks: int, steps: int
 ) -> None:
     runner = Runner(blocks)
-    rows = KvRows(hook_of(runner))
-    rows.watch(True)
+    rows = watched(runner)
     scheduler = Scheduler(blocks, random)
     for _ in range(steps):
         runner.execute_model(scheduler.step())
@@ -218,23 +218,10 @@ def test_every_row_of_a_finished_request_is_what_was_written(
         assert torch.equal(layer, torch.stack(expected) if expected else layer[:0])
 
 
-def new_request(name: str, *blocks: int, computed: int = 0, finished: tuple[str, ...] = ()) -> Any:
-    new = SimpleNamespace(req_id=name, block_ids=(list(blocks),), num_computed_tokens=computed)
-    return SimpleNamespace(
-        scheduled_new_reqs=[new],
-        scheduled_cached_reqs=SimpleNamespace(
-            req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set()
-        ),
-        finished_req_ids=set(finished),
-        writes=[],
-    )
-
-
-def watched(blocks: int = 8) -> tuple[Runner, KvRows]:
-    runner = Runner(blocks)
-    rows = KvRows(hook_of(runner))
+def watched(runner: Runner) -> KvRows:
+    rows = KvRows(SimpleNamespace(runner=runner, target_layers=list(LAYERS)))  # type: ignore[arg-type]
     rows.watch(True)
-    return runner, rows
+    return rows
 
 
 def test_rows_beyond_the_room_for_copies_are_said_to_be_lost(
@@ -243,9 +230,10 @@ def test_rows_beyond_the_room_for_copies_are_said_to_be_lost(
     from nwor_bench.plugin.observe import kv_rows
 
     monkeypatch.setattr(kv_rows, "RESCUE_BYTES", 0)
-    runner, rows = watched()
-    runner.execute_model(new_request("a-x", 1, 2))
-    runner.execute_model(new_request("b-x", 2, finished=("a-x",)))
+    runner = Runner(8)
+    rows = watched(runner)
+    runner.execute_model(output_of(new_of("a-x", [1, 2])))
+    runner.execute_model(output_of(new_of("b-x", [2]), finished=["a-x"]))
     rows.keep("now", ["a", "b"], [(0, 8), (0, 4)])
     assert rows._groups[0]._kept["now"].known.tolist() == [True] * 4 + [False] * 4 + [True] * 4
     found = rows.compare("now", [(0, "now", 0, 3), (1, "now", 1, 4)])
@@ -254,14 +242,16 @@ def test_rows_beyond_the_room_for_copies_are_said_to_be_lost(
 
 
 def test_the_null_block_and_positions_without_a_block_are_not_known() -> None:
-    runner, rows = watched()
-    runner.execute_model(new_request("a-x", 0, 2))
+    runner = Runner(8)
+    rows = watched(runner)
+    runner.execute_model(output_of(new_of("a-x", [0, 2])))
     rows.keep("now", ["a", "nobody"], [(0, 10), (0, 2)])
     assert rows._groups[0]._kept["now"].known.tolist() == [False] * 4 + [True] * 4 + [False] * 4
 
 
 def test_nothing_is_wrapped_and_nothing_is_kept_once_it_is_off() -> None:
-    runner, rows = watched()
+    runner = Runner(8)
+    rows = watched(runner)
     assert "execute_model" in vars(runner)
     rows.watch(True)  # before the next batch
     rows.keep("now", [], [])
@@ -274,28 +264,19 @@ def test_nothing_is_wrapped_and_nothing_is_kept_once_it_is_off() -> None:
 def test_each_layer_is_read_from_the_blocks_of_its_own_group() -> None:
     """A request has other blocks in each group; one of a sliding window's is given away early."""
     runner = Runner(8)
-    spec = SimpleNamespace(block_size=SIZE)
-    runner.kv_cache_config.kv_cache_groups = [
-        SimpleNamespace(layer_names=names, kv_cache_spec=spec)
-        for names in ([LAYERS[1]], ["a drafter's"], [LAYERS[0]])
-    ]
-    rows = KvRows(hook_of(runner))
-    rows.watch(True)
-    blocks = {LAYERS[1]: [1, 2], LAYERS[0]: [5, 6]}
-    step = new_request("a-x", 1, 2)
-    step.scheduled_new_reqs[0].block_ids = ([1, 2], [3, 4], [5, 6])
-    runner.execute_model(step)
-    for number, name in enumerate(LAYERS):
-        cache = runner.compilation_config.static_forward_context[name].kv_cache
+    groups = [group_of(LAYERS[1]), group_of("a drafter's"), group_of(LAYERS[0])]
+    runner.kv_cache_config.kv_cache_groups = groups
+    rows = watched(runner)
+    new, early = new_of("a-x", []), new_of("b-x", [])
+    new.block_ids = ([1, 2], [3, 4], [5, 6])
+    early.block_ids = ([5], [7], [1])  # both groups share one pool of blocks
+    runner.execute_model(output_of(new))
+    for number, first in ((1, 1), (0, 5)):
         for position in range(8):
-            slot = blocks[name][position // SIZE] * SIZE + position % SIZE
-            cache[slot // (SIZE // 2), :, slot % (SIZE // 2)] = rows_of(position)[number]
-    early = new_request("b-x")
-    early.scheduled_new_reqs[0].block_ids = ([5], [7], [1])  # both groups share one pool of blocks
-    runner.execute_model(early)
-    for name in LAYERS:
-        cache = runner.compilation_config.static_forward_context[name].kv_cache
-        cache[[2, 3, 10, 11]] = torch.nan
+            runner.write(first * SIZE + position, position, [number])
+    runner.execute_model(output_of(early))
+    for number in range(2):
+        runner.cache(number)[[2, 3, 10, 11]] = torch.nan
     assert rows.keep("now", ["a"], [(0, 8)])["unreadable"] is None
     row_bytes = sum(group._row_bytes() for group in rows._groups.values())
     assert row_bytes == 2 * HEADS * (K_WIDTH + V_WIDTH) * 4
@@ -314,8 +295,7 @@ def test_a_recurrent_layer_cannot_be_read() -> None:
     runner = Runner(4)
     layer = SimpleNamespace(kv_cache=(torch.zeros(2), torch.zeros(2)))
     runner.compilation_config.static_forward_context["layers.1"] = layer
-    rows = KvRows(hook_of(runner))
-    rows.watch(True)
+    rows = watched(runner)
     assert rows.keep("now", [], [])["unreadable"].startswith("layers.1 has no cache of blocks")
 
 
@@ -326,16 +306,15 @@ def test_a_recurrent_layer_cannot_be_read() -> None:
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("head", [0, 1])
 def test_one_changed_value_is_named_exactly(what: str, layer: int, head: int) -> None:
-    runner, rows = watched()
+    runner = Runner(8)
+    rows = watched(runner)
     for name, block in (("a-x", 1), ("b-x", 3)):
-        step = new_request(name, block, block + 1)
-        step.writes = [(block + p // SIZE, p % SIZE, p) for p in range(7)]
-        runner.execute_model(step)
+        writes = [(block + p // SIZE, p % SIZE, p) for p in range(7)]
+        runner.execute_model(output_of(new_of(name, [block, block + 1]), writes=writes))
     rows.keep("off", ["a", "b"], [(0, 7), (2, 7)])
-    cache = runner.compilation_config.static_forward_context[LAYERS[layer]].kv_cache
     slot = 3 * SIZE + 5
     column = 1 if what == "K" else K_WIDTH
-    cache[slot // 2, head, slot % 2, column] += 0.5
+    runner.cache(layer)[slot // 2, head, slot % 2, column] += 0.5
     rows.keep("cell", ["a", "b"], [(0, 7), (0, 7)])
     found = rows.compare("cell", [(0, "off", 0, 4), (1, "off", 1, 4)])
     assert found["checked"] == 7 + 5

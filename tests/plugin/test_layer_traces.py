@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from nwor_kernels.attention_step import AttentionStep
 
@@ -22,17 +21,11 @@ def attention_layers(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def latent_layers(monkeypatch: pytest.MonkeyPatch) -> Any:
-    from latent_layers import LATENT, PE
-    from test_mla_attention import LatentLayers
+    from latent_layers import LATENT, PE, LatentLayers
 
     layers: Any = LatentLayers([4, 4], monkeypatch)
-    return given_latents(layers, layers.query.split([LATENT, PE], dim=-1))
-
-
-def given_latents(layers: Any, query: tuple[Tensor, ...]) -> Any:
-    from latent_layers import LATENT, PE
-
     layers.begin(copied=False)
+    query = layers.query.split([LATENT, PE], dim=-1)
     rows = (each[:, None].split([LATENT, PE], dim=-1) for each in layers.rows)
     layers.given = [(*both, query) for both in rows]
     return layers

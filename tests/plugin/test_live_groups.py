@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from live_windows import counts_of, timed
-from planted_windows import DRAFTS, Placed, shown, verified, windows_of_drafts, windows_of_modes
+from live_windows import counts_of, verified
+from planted_windows import DRAFTS, Placed, shown, windows_of_drafts, windows_of_modes
 from prometheus_client.parser import text_string_to_metric_families
 
 from nwor_bench.live.reading import reading_of
@@ -45,23 +44,17 @@ def places(kind: Interleaved, number: int, cell: int = 1) -> list[WindowPlace]:
     return places_of_group((0, cell), number, 2 if kind is MODES else 3)
 
 
-def window_at(kind: Interleaved, place: WindowPlace, ms: float, requests: int = 2) -> WindowRecord:
-    """A window of its place's draft count that took this long; one beside a switch takes longer."""
-    used = compared(place.run_length, counts=kind is COUNTS)
-    wall = ms if place.position in used else 50.0 + 40 * place.cell
-    if kind is MODES:
-        return timed(wall, num_reqs=requests)
-    return verified(place.cell % (DRAFTS + 1), requests, wall_ms=wall)
-
-
 def group(
     kind: Interleaved, number: int = 0, cell: int = 1, ms: float = 9.7, size: int = 2
 ) -> list[Any]:
-    """A whole group in which the reference takes 10 ms."""
-    return [
-        (window_at(kind, place, ms if place.cell else 10.0, size), place)
-        for place in places(kind, number, cell)
-    ]
+    """A whole group in which the reference takes 10 ms, and a window beside a switch longer."""
+    members = []
+    for place in places(kind, number, cell):
+        used = compared(place.run_length, counts=kind is COUNTS)
+        wall = 50.0 + 40 * place.cell if place.position not in used else ms if place.cell else 10.0
+        k = 4 if kind is MODES else place.cell % (DRAFTS + 1)
+        members.append((verified(k, size, wall_ms=wall), place))
+    return members
 
 
 def groups_of(kind: Interleaved, *windows: Placed) -> Groups:
@@ -76,11 +69,10 @@ def test_a_group_compares_the_windows_that_are_not_beside_a_switch(kind: Interle
     again = kind.cells - 1
     windows = [*group(kind), *group(kind, 1, size=7, ms=9.0), *group(kind, 2, again, ms=10.1)]
     found = groups_of(kind, *windows)
-    effects = {name: [exp(value) for value in values] for name, values in found.effects.items()}
+    effects = {name: [round(exp(each), 9) for each in own] for name, own in found.effects.items()}
     assert effects == {
-        ("2", 1): [pytest.approx(0.97)], ("5-8", 1): [pytest.approx(0.9)],
-        (ALL, 1): [pytest.approx(0.97), pytest.approx(0.9)],
-        ("2", 0): [pytest.approx(1.01)], (ALL, 0): [pytest.approx(1.01)],
+        ("2", 1): [0.97], ("5-8", 1): [0.9], (ALL, 1): [0.97, 0.9], ("2", 0): [1.01],
+        (ALL, 0): [1.01],
     }  # fmt: skip
     assert (found.left_out, found.clock) == ({}, "host")
 
@@ -88,10 +80,10 @@ def test_a_group_compares_the_windows_that_are_not_beside_a_switch(kind: Interle
 @pytest.mark.parametrize(
     ("kind", "at", "window", "reason"),
     [
-        (MODES, 1, timed(None), LeftOut.UNTIMED),
-        (MODES, 3, timed(10.0, device=9.0), LeftOut.UNTIMED),
-        (MODES, 5, timed(9.7, fallback_reason="kv_transfer"), LeftOut.FALLBACK),
-        (MODES, 7, timed(10.0, num_reqs=3), LeftOut.BATCH_SIZE),
+        (MODES, 1, verified(4, 2), LeftOut.UNTIMED),
+        (MODES, 3, verified(4, 2, wall_ms=10.0, device_ms=9.0), LeftOut.UNTIMED),
+        (MODES, 5, verified(4, 2, wall_ms=9.7, fallback_reason="kv_transfer"), LeftOut.FALLBACK),
+        (MODES, 7, verified(4, 3, wall_ms=10.0), LeftOut.BATCH_SIZE),
         (COUNTS, 4, verified(0, 2, wall_ms=9.7), LeftOut.DRAFTS),
         (COUNTS, 1, verified(1, 2, wall_ms=10.0), LeftOut.DRAFTS),
         (COUNTS, 7, verified(1, 2, wall_ms=None), LeftOut.UNTIMED),
@@ -111,16 +103,17 @@ def test_a_window_spoils_its_group(
 @KINDS
 def test_a_group_cut_short_is_left_out_and_spoils_no_other(kind: Interleaved) -> None:
     for given in range(1, len(places(kind, 0))):
-        found = groups_of(kind, *group(kind)[:given], (timed(77.0), None), *group(kind, 1))
+        found = groups_of(
+            kind, *group(kind)[:given], (verified(4, 2, wall_ms=77.0), None), *group(kind, 1)
+        )
         assert found.left_out == {LeftOut.INTERRUPTED: 1}
-        assert [exp(effect) for effect in found.effects[ALL, 1]] == [pytest.approx(0.97)]
+        assert [*found.effects[ALL, 1]] == [pytest.approx(log(0.97))]
 
 
 def test_the_devices_clock_decides_if_there_is_one() -> None:
     own = [(replace(w, device_ms=9.0 if p.cell else 10.0), p) for w, p in group(MODES)]
     found = groups_of(MODES, *own)
-    assert found.clock == "device"
-    assert [exp(effect) for effect in found.effects[ALL, 1]] == [pytest.approx(0.9)]
+    assert (found.clock, [*found.effects[ALL, 1]]) == ("device", [pytest.approx(log(0.9))])
 
 
 @KINDS
@@ -149,7 +142,7 @@ def test_a_planted_effect_is_found_among_arrivals_and_drift(effect: float) -> No
         for place in places_of_group(order, number, 2)[:cut]:
             clock = draw.choice([1.0, 1.3]) if draw.random() < 0.02 else clock * 1.0002
             ms = 8.0 * clock * (1 + requests / 50) * exp(draw.gauss(effect * place.cell, 0.01))
-            groups.add(timed(ms, num_reqs=requests), place)
+            groups.add(verified(4, requests, wall_ms=ms), place)
     assert groups.left_out[LeftOut.INTERRUPTED] == pytest.approx(250, rel=0.2)
     assert set(groups.groups) == {("3-4", 1), ("5-8", 1), (ALL, 1)}
     for effects in groups.effects.values():
@@ -160,13 +153,6 @@ def test_a_planted_effect_is_found_among_arrivals_and_drift(effect: float) -> No
 
 
 # Tokens of draft counts.
-
-
-def spans_of(*windows: WindowRecord) -> DraftTokens:
-    tokens = DraftTokens()
-    for each in [*windows, verified(0, 2)]:
-        tokens.add(each)
-    return tokens
 
 
 def all_taken(k: int, **more: Any) -> list[WindowRecord]:
@@ -201,7 +187,9 @@ def all_taken(k: int, **more: Any) -> list[WindowRecord]:
 def test_tokens_count_from_the_fifth_window_at_one_k(
     windows: Sequence[WindowRecord], spans: dict[Any, Any]
 ) -> None:
-    tokens = spans_of(*windows)
+    tokens = DraftTokens()
+    for each in [*windows, verified(0, 2)]:
+        tokens.add(each)
     assert {name: list(own) for name, own in tokens.spans.items()} == spans
     assert tokens.number == {name: len(own) for name, own in spans.items()}
     even = [w.draft_tokens // w.num_reqs for w in windows if w.draft_tokens % w.num_reqs == 0]
@@ -279,14 +267,13 @@ class Shown:
         return samples_of(shown(self.folder), dict(self.labels))
 
 
-def samples_of(page: str, every: dict[str, str] | None = None) -> dict[tuple[str, str], float]:
+def samples_of(page: str, every: dict[str, str]) -> dict[tuple[str, str], float]:
     found = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
-            labels = sample.labels
-            assert labels.items() >= (every or {}).items()
-            own = {name: value for name, value in labels.items() if name not in (every or {})}
-            found[sample.name, " ".join(own[name] for name in sorted(own))] = sample.value
+            assert sample.labels.items() >= every.items()
+            own = sorted(sample.labels.items() - every.items())
+            found[sample.name, " ".join(value for _, value in own)] = sample.value
     return found
 
 
@@ -294,70 +281,52 @@ GROUPS = [pair for n in range(50) for pair in group(MODES, n, ms=9.7 + n % 5 / 1
 
 
 @pytest.fixture
-def publishing(tmp_path: Path) -> Callable[[Interleaved], Shown]:
-    return partial(Shown, tmp_path)
+def modes(tmp_path: Path) -> Shown:
+    return Shown(tmp_path, MODES)
 
 
 @pytest.fixture
-def modes(publishing: Callable[[Interleaved], Shown]) -> Shown:
-    return publishing(MODES)
+def drafts(tmp_path: Path) -> Shown:
+    return Shown(tmp_path, COUNTS)
 
 
-@pytest.mark.parametrize(
-    ("kind", "windows", "name"),
-    [
-        (MODES, windows_of_modes, "published_modes"),
-        (COUNTS, windows_of_drafts, "published_drafts"),
-    ],
-    ids=["modes", "drafts"],
-)
+@pytest.mark.parametrize("kind", ["modes", "drafts"])
 def test_planted_windows_are_published_as_the_golden_file_shows(
-    publishing: Callable[[Interleaved], Shown],
-    kind: Interleaved,
-    windows: Callable[[], Iterator[Placed]],
-    name: str,
+    request: pytest.FixtureRequest, kind: str
 ) -> None:
     """`live` says of that file what test_live_golden.py holds."""
-    own = publishing(kind)
+    own = request.getfixturevalue(kind)
     own.publisher.publish()
-    own.add(windows())
+    own.add(windows_of_modes() if kind == "modes" else windows_of_drafts())
     own.publisher.publish()
-    page = (GOLDEN / f"{name}.prom").read_text(encoding="utf-8")
+    page = (GOLDEN / f"published_{kind}.prom").read_text(encoding="utf-8")
     assert own.scrape() == pytest.approx(samples_of(page, dict(own.labels)))
     comments = [{line for line in text.splitlines() if line[0] == "#"}
                 for text in (page, shown(own.folder))]  # fmt: skip
     assert comments[0] == comments[1]
 
 
+LEFT_OUT = ["interrupted", "batch_size", "untimed"]
+
+
 @pytest.mark.parametrize(
-    ("kind", "start", "reasons"),
+    ("kind", "prefix", "start"),
     [
-        (MODES, {("groups", "all"), ("aa_groups", "all")}, {"fallback"}),
-        (
-            COUNTS,
-            {*((name, f"{k} all") for name in ("groups", "spans") for k in (0, 1, 2)),
-             *(("windows", str(k)) for k in (0, 1, 2))} - {("spans", "0 all")},
-            {"drafts"},
-        ),
+        ("modes", "live", {"groups": [ALL], "aa_groups": [ALL], "staging_stopped": [*Guard],
+                           "groups_left_out": [*LEFT_OUT, "fallback"]}),
+        ("drafts", "drafts", {"groups": ["0 all", "1 all", "2 all"], "spans": ["1 all", "2 all"],
+                              "windows": [*"012"], "groups_left_out": [*LEFT_OUT, "drafts"]}),
     ],
-    ids=["modes", "drafts"],
 )  # fmt: skip
 def test_counters_stand_at_0_before_the_first_group(
-    publishing: Callable[[Interleaved], Shown],
-    kind: Interleaved,
-    start: set[Any],
-    reasons: set[str],
+    request: pytest.FixtureRequest, kind: str, prefix: str, start: dict[str, list[str]]
 ) -> None:
-    own = publishing(kind)
+    own = request.getfixturevalue(kind)
     own.publisher.publish()
-    left_out = {"interrupted", "batch_size", "untimed"} | reasons
-    start = start | {("groups_left_out", why) for why in left_out}
-    if kind is MODES:
-        start |= {("staging_stopped", str(guard)) for guard in Guard}
-    prefix = "nwor_live" if kind is MODES else "nwor_drafts"
     found = own.scrape()
     assert found.pop(("nwor_drafts_info", "eagle3 a/b"), 1) == 1
-    assert found == {(f"{prefix}_{name}_total", labels): 0 for name, labels in start}
+    every = [(name, labels) for name, each in start.items() for labels in each]
+    assert found == {(f"nwor_{prefix}_{name}_total", str(labels)): 0 for name, labels in every}
 
 
 def test_the_guard_that_stopped_staging_is_shown(modes: Shown) -> None:
@@ -405,8 +374,8 @@ def test_metrics_that_cannot_be_written_grow_old(
     """Not even the failure can be counted: the thread ends, and its last time stays."""
     modes.publisher.start()
     modes.publisher.stop()
-    for window, place in GROUPS:
-        modes.groups.add(window, place)
+    for member in GROUPS:
+        modes.groups.add(*member)
     before = modes.scrape()
     monkeypatch.setattr(MetricFiles, "add", Mock(side_effect=OSError("no space")))
     with pytest.raises(OSError, match="no space"):
@@ -424,18 +393,17 @@ def assert_same(found: Interval, truth: Interval | None) -> None:
     assert (found.degrees, found.count) == (truth.degrees, truth.count)
 
 
-def test_estimates_come_back_from_the_metrics(publishing: Callable[[Interleaved], Shown]) -> None:
-    own = publishing(COUNTS)
-    own.add(windows_of_drafts())
-    own.publisher.publish()
-    reading, size = reading_of(shown(own.folder), "http://h/metrics"), "9-16"
+def test_estimates_come_back_from_the_metrics(drafts: Shown) -> None:
+    drafts.add(windows_of_drafts())
+    drafts.publisher.publish()
+    reading, size = reading_of(shown(drafts.folder), "http://h/metrics"), "9-16"
     at_size = reading._at_size(size)
-    assert own.tokens is not None
+    assert drafts.tokens is not None
     for k in (1, 2):
-        assert_same(at_size.times[k], robust_location(list(own.groups.effects[size, k])))
-        accepted, windows = zip(*own.tokens.spans[size, k], strict=True)
+        assert_same(at_size.times[k], robust_location(list(drafts.groups.effects[size, k])))
+        accepted, windows = zip(*drafts.tokens.spans[size, k], strict=True)
         assert_same(at_size.tokens.logs[k], log_tokens(accepted, windows))
-    assert_same(at_size.times[None], robust_location(list(own.groups.effects[size, 0])))
+    assert_same(at_size.times[None], robust_location(list(drafts.groups.effects[size, 0])))
     assert (reading.clock, reading.pair.method, reading.pair.draft) == ("host", "eagle3", "a/b")
     assert set(reading.worth().noise) == {1, 16}
 

@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from test_attention_fallbacks import check_outputs, stock_after
 from torch import Tensor
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.slow  # vLLM's attention is imported
-
-HELD = ["whole step", "equal drafts, copied"]
 
 
 class Committed:
@@ -38,98 +37,36 @@ class Committed:
         return sums
 
 
-@pytest.fixture
-def merging(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Builds layers that attend by this contender; (layers, stock's calls)."""
-    import wrapped_layers
-    from wrapped_layers import WrappedLayers, attention_group
+@pytest.mark.parametrize("way", ["whole step", "equal drafts, copied", "drafts"])
+def test_merged_windows_are_stocks_attention_and_others_our_kernels(
+    monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    from wrapped_layers import CONTEXT, DRAFTS, LAYERS, REQUESTS, WrappedLayers, attention_group
 
     from nwor_bench.plugin.runner_v2 import attention
-    from nwor_bench.plugin.runner_v2.attention_choice import AttentionKind
+    from nwor_bench.plugin.runner_v2.attention_decision import Contender
     from nwor_bench.plugin.runner_v2.committed import CommittedOnly
     from nwor_kernels.window_merge.reference import merge_window_reference
 
-    def build(contender: Any) -> tuple[Any, Committed]:
-        committed = Committed()
-        monkeypatch.setattr(attention, "attend_committed", committed)
-        monkeypatch.setattr(attention, "merge_window_triton", merge_window_reference)
-        layers: Any = None
-
-        def group() -> Any:
-            made = attention_group()
-            made.kind = AttentionKind(made.kind.shape, 2, can_merge=True, forced=contender)
-            only = CommittedOnly(inputs, 4, torch.device("cpu"), shortened)
-            made.committed = only
-            return made
-
-        def shortened(metadata: Any, lengths: Tensor) -> Any:
-            return SimpleNamespace(**{**vars(metadata), "seq_lens": lengths})
-
-        inputs = SimpleNamespace(views=None)
-        shared = None
-
-        def of_layer() -> Any:
-            nonlocal shared
-            shared = shared or group()
-            return shared
-
-        monkeypatch.setattr(wrapped_layers, "attention_group", of_layer)
-        layers = WrappedLayers(staged=True, monkeypatch=monkeypatch)
-        shared.committed._inputs = layers.inputs
-        return layers, committed
-
-    return build
-
-
-@pytest.mark.parametrize("way", HELD)
-def test_it_is_stocks_attention(merging: Any, way: str) -> None:
-    from wrapped_layers import CONTEXT, DRAFTS, LAYERS, REQUESTS, WrappedLayers
-
-    from nwor_bench.plugin.runner_v2.attention_decision import Contender
-
-    layers, committed = merging(Contender.MERGE)
-    stock = WrappedLayers(staged=False)
-    stock.forward()
-    layers.begin(way)
-    layers.forward()
-    staged = DRAFTS + 1 if way == "whole step" else DRAFTS
-    assert committed.lengths == [[CONTEXT + DRAFTS + 1 - staged] * REQUESTS] * LAYERS
-    assert layers.verified == []
-    for ours, theirs in zip(layers.outputs, stock.outputs, strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
-def test_other_steps_are_our_kernels(merging: Any) -> None:
-    from wrapped_layers import LAYERS
-
-    from nwor_bench.plugin.runner_v2.attention_decision import Contender
-
-    layers, committed = merging(Contender.MERGE)
-    layers.begin("drafts")
-    layers.forward()
-    assert committed.lengths == []
-    assert layers.verified == list(range(LAYERS))
-
-
-def test_lengths_are_shortened_once_a_forward() -> None:
-    """Also if a forward comes again with the same metadata, as in a capture."""
-    from nwor_bench.plugin.runner_v2.committed import CommittedOnly
-
-    calls = []
+    committed = Committed()
+    monkeypatch.setattr(attention, "attend_committed", committed)
+    monkeypatch.setattr(attention, "merge_window_triton", merge_window_reference)
 
     def shortened(metadata: Any, lengths: Tensor) -> Any:
-        calls.append((metadata, lengths.tolist()))
-        return len(calls)
+        return SimpleNamespace(**{**vars(metadata), "seq_lens": lengths})
 
-    seq_lens = torch.tensor([9, 0, 40], dtype=torch.int32)
-    inputs: Any = SimpleNamespace(views=SimpleNamespace(seq_lens=seq_lens))
-    only = CommittedOnly(inputs, 8, torch.device("cpu"), shortened)
-    batch: Any = SimpleNamespace(tokens_per_request=5)
-    assert [only.metadata(n, batch, "first") for n in (2, 3, 4)] == [1] * 3
-    assert [only.metadata(n, batch, "first") for n in (2, 3)] == [2] * 2
-    seq_lens += 1
-    assert only.metadata(2, batch, "second") == 3
-    assert calls == [("first", [4, 0, 35])] * 2 + [("second", [5, 0, 36])]
+    def make_group(inputs: Any) -> Any:
+        only = CommittedOnly(inputs, 4, torch.device("cpu"), shortened)
+        return attention_group(only, can_merge=True, forced=Contender.MERGE)
+
+    layers = WrappedLayers(True, monkeypatch, make_group=make_group)
+    layers.begin(way)
+    layers.forward()
+    staged = {"whole step": DRAFTS + 1, "equal drafts, copied": DRAFTS, "drafts": None}[way]
+    read = staged and [CONTEXT + DRAFTS + 1 - staged] * REQUESTS
+    assert committed.lengths == ([read] * LAYERS if read else [])
+    assert layers.verified == ([] if read else list(range(LAYERS)))
+    check_outputs(layers, stock_after())
 
 
 @pytest.mark.parametrize(

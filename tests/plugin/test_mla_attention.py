@@ -1,150 +1,15 @@
-"""Latent layers wrapped as in mode stage on a GPU, against layers that were never wrapped.
-
-The stock part is torch, and the kernels are replaced by their references: compared are attention's
-output in every layer and every byte of the caches.
-"""
+"""Latent layers wrapped as in mode stage on a GPU, against layers that were never wrapped."""
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from latent_layers import (
-    CONTEXT,
-    HEADS,
-    LATENT,
-    LAYERS,
-    PE,
-    WIDTH,
-    LatentStep,
-    StockWrite,
-    check_same,
-)
+from latent_layers import CONTEXT, LAYERS, FlashAttnMLAImpl, LatentLayers, StockImpl, check_same
 from torch import Tensor
 
 pytestmark = pytest.mark.slow  # vLLM's attention backends are imported
-
-
-class StockImpl(StockWrite):
-    """Stock write and absorbed attention of one layer, over a paged cache."""
-
-    dcp_world_size, need_to_return_lse_for_decode = 1, False
-
-    def forward_mqa(self, query: Any, cache: Tensor, metadata: Any, layer: Any) -> Any:
-        joined = torch.cat(query, dim=-1) if isinstance(query, tuple) else query
-        output = torch.full((*joined.shape[:2], LATENT), torch.nan)
-        sums = torch.full(joined.shape[:2], -torch.inf)
-        for request in range(metadata.num_decodes):
-            first, last = metadata.query_start_loc[request : request + 2].tolist()
-            length = int(metadata.decode.seq_lens[request])
-            blocks = metadata.block_table[request]
-            rows = cache[blocks.long()].flatten(0, 1)[:length]
-            for row in range(first, last):
-                seen = rows[: max(length - (last - row) + 1, 0)]
-                scores = joined[row] @ seen.T * self.scale
-                output[row] = scores.softmax(-1) @ seen[:, :LATENT]
-                sums[row] = scores.logsumexp(-1)
-        return output, sums if self.need_to_return_lse_for_decode else None
-
-
-class FlashAttnMLAImpl(StockImpl):
-    """Under this name stock attends committed tokens in our steps too."""
-
-
-@dataclass
-class Decode:
-    """The part of a step's metadata that names its decodes' lengths."""
-
-    seq_lens: Tensor
-
-
-@dataclass
-class Metadata:
-    """A step's metadata, as far as attention here reads them."""
-
-    num_reqs: int
-    num_decodes: int
-    causal: bool
-    query_start_loc: Tensor
-    block_table: Tensor
-    decode: Decode
-
-
-class LatentLayers(LatentStep):
-    """Layers of one implementation; `monkeypatch` wraps them."""
-
-    def __init__(
-        self,
-        lengths: list[int],
-        monkeypatch: pytest.MonkeyPatch | None = None,
-        implementation: type[StockImpl] = StockImpl,
-    ):
-        super().__init__(lengths)
-        self.add_layers(implementation() for _ in range(LAYERS))
-        if monkeypatch is not None:
-            self._wrap(monkeypatch)
-
-    def _wrap(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from nwor_bench.plugin.patching import PatchSet
-        from nwor_bench.plugin.runner_v2 import mla_attention
-        from nwor_bench.plugin.runner_v2.attention import AttentionGroup
-        from nwor_bench.plugin.runner_v2.attention_choice import AttentionKind, AttentionShape
-        from nwor_bench.plugin.runner_v2.committed import CommittedOnly, decode_shortened
-        from nwor_kernels.mla_verify_attention.reference import mla_verify_attention_reference
-
-        def reference(step: Any, workspace: Any) -> None:
-            mla_verify_attention_reference(step)
-
-        monkeypatch.setattr(mla_attention, "mla_verify_attention_triton", reference)
-        inputs = self.inputs(monkeypatch)
-        cpu = torch.device("cpu")
-        shape = AttentionShape("", HEADS, 1, WIDTH, LATENT, "float32", "auto", 4, latent=True)
-        merges = mla_attention.merges(self.layers[0])
-        kind: Any = AttentionKind(shape, 2, can_merge=merges)
-        self.committed = CommittedOnly(inputs, self.requests, cpu, decode_shortened)
-        workspace: Any = None
-        group = AttentionGroup(kind, workspace, cpu, self.committed if merges else None)
-        around = (self.window, self.staging, inputs, 0, group)
-        self.wrapped = [
-            mla_attention.MlaStagingAttention(number, layer, *around)  # type: ignore[arg-type]
-            for number, layer in enumerate(self.layers)
-        ]
-        PatchSet(patch for each in self.wrapped for patch in each.patches()).apply()
-
-    def metadata(self, num_decodes: int, **changes: Any) -> Any:
-        """The step's, of which the first `num_decodes` requests are decodes."""
-        starts = torch.from_numpy(self.starts)
-        decode = Decode(self.seq_lens)
-        stock = Metadata(self.requests, num_decodes, True, starts, self.block_table, decode)
-        return replace(stock, **changes)
-
-    def forward(
-        self, num_decodes: int | None = None, silent: int | None = None, joined: bool = False,
-        **changes: Any,
-    ) -> "LatentLayers":  # fmt: skip
-        """Run all layers; the write of layer `silent` runs past every hook."""
-        decodes = len(self.lengths) if num_decodes is None else num_decodes
-        metadata = self.metadata(decodes, **changes)
-        until = int(self.starts[decodes])
-        for number, layer in enumerate(self.layers):
-            latent, key_pe = self.rows[number].split([LATENT, PE], dim=-1)
-            write = (latent, key_pe.unsqueeze(1), layer.kv_cache, self.slots, "auto", None)
-            if number == silent:
-                StockImpl.do_kv_cache_update(layer.impl, *write)
-            else:
-                layer.impl.do_kv_cache_update(*write)
-            if until < len(self.query):
-                layer.impl.forward_mha(None, None, None, layer.kv_cache, metadata, None)
-            query = self.query[:until]
-            parts = query if joined else query.split([LATENT, PE], dim=-1)
-            if until:
-                args = (parts, layer.kv_cache, metadata, layer)
-                self.outputs.append(layer.impl.forward_mqa(*args)[0])
-        return self
 
 
 @pytest.fixture(params=[[4, 4], [4, 4, 1, 7]], ids=["windows alone", "mixed"])
@@ -152,28 +17,26 @@ def lengths(request: pytest.FixtureRequest) -> list[int]:
     return request.param
 
 
-KINDS: dict[str, Callable[..., Any]] = {
-    "program": LatentLayers,
-    "tail": partial(LatentLayers, implementation=FlashAttnMLAImpl),
-}
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=[StockImpl, FlashAttnMLAImpl], ids=["program", "tail"])
+def kind(request: pytest.FixtureRequest) -> type[StockImpl]:
     return request.param
 
 
-@pytest.mark.parametrize("otherwise", [False, True], ids=["", "joined queries"])
+@pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("copied", [False, True])
 def test_a_window_is_read_from_where_it_is_staged(
-    lengths: list[int], kind: str, copied: bool, otherwise: bool, monkeypatch: pytest.MonkeyPatch
+    lengths: list[int],
+    kind: type[StockImpl],
+    copied: bool,
+    joined: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stock = KINDS[kind](lengths).forward()
-    ours = KINDS[kind](lengths, monkeypatch)
+    stock = LatentLayers(lengths, None, kind).forward()
+    ours = LatentLayers(lengths, monkeypatch, kind)
     ours.begin(copied)
-    ours.forward(**({"joined": True} if otherwise else {}))
+    ours.forward(joined=joined)
     merged = ours.committed._metadata is not None
-    assert merged == (kind == "tail" and lengths == [4, 4])
+    assert merged == (kind is FlashAttnMLAImpl and lengths == [4, 4])
     assert not any(layer.impl.need_to_return_lse_for_decode for layer in ours.layers)
     assert ours.window.staged_every_layer
     assert ours.window.fallback_reason is None
@@ -183,9 +46,10 @@ def test_a_window_is_read_from_where_it_is_staged(
 
 
 def test_a_control_window_is_written_at_once(
-    lengths: list[int], kind: str, monkeypatch: pytest.MonkeyPatch
+    lengths: list[int], kind: type[StockImpl], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stock, ours = KINDS[kind](lengths).forward(), KINDS[kind](lengths, monkeypatch)
+    stock = LatentLayers(lengths, None, kind).forward()
+    ours = LatentLayers(lengths, monkeypatch, kind)
     ours.begin(copied=False, control=True)
     check_same(ours.forward(), stock, caches=True)
 
@@ -205,10 +69,11 @@ def test_a_step_otherwise_than_planned_is_written_before_it_is_read(
     step: dict[str, Any],
     reason: str,
     lengths: list[int],
-    kind: str,
+    kind: type[StockImpl],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stock, ours = KINDS[kind](lengths).forward(**step), KINDS[kind](lengths, monkeypatch)
+    stock = LatentLayers(lengths, None, kind).forward(**step)
+    ours = LatentLayers(lengths, monkeypatch, kind)
     ours.begin(copied=False)
     ours.forward(**step)
     assert ours.window.fallback_reason == reason
@@ -276,40 +141,28 @@ def latent_layer(**changes: Any) -> Any:
     )  # fmt: skip
 
 
-def reason_of_latent(layer: Any, length: int = 5) -> str | None:
-    """Why windows of that length cannot be staged in a latent layer."""
-    from nwor_bench.plugin.refusals import of_layer
-    from nwor_bench.plugin.runner_v2.mla_attention import why_no_kernel
-
-    return of_layer(layer, lambda each: why_no_kernel(each, length, torch.bfloat16))
-
-
 @pytest.mark.parametrize(
-    ("changes", "length", "reason"),
+    ("impl", "layer", "length", "reason"),
     [
-        ({}, 5, None),
-        ({"kv_cache_dtype": "fp8"}, 16, None),
-        ({"kv_cache_dtype": "fp8_ds_mla"}, 5, "cache_dtype:fp8_ds_mla"),
-        ({"qk_rope_head_dim": 0}, 5, "rope_dim_0"),
-        ({}, 17, "window_of_17_tokens"),
+        ({}, {}, 5, None),
+        ({"kv_cache_dtype": "fp8"}, {}, 16, None),
+        ({"kv_cache_dtype": "fp8_ds_mla"}, {}, 5, "cache_dtype:fp8_ds_mla"),
+        ({"qk_rope_head_dim": 0}, {}, 5, "rope_dim_0"),
+        ({}, {}, 17, "window_of_17_tokens"),
+        ({}, {"impl": SimpleNamespace()}, 5, "unsupported_attention:SimpleNamespace"),
+        ({}, {"sliding_window": 64}, 5, "latent_sliding_window"),
+        ({}, {"non_causal_multi_token_decode": True}, 5, "attention:not_causal"),
     ],
 )
 def test_a_latent_layer_is_refused_by_name(
-    changes: dict[str, Any], length: int, reason: str | None
+    impl: dict[str, Any], layer: dict[str, Any], length: int, reason: str | None
 ) -> None:
-    assert reason_of_latent(latent_layer(**changes), length) == reason
+    from nwor_bench.plugin.refusals import of_layer
+    from nwor_bench.plugin.runner_v2.mla_attention import why_no_kernel
 
-
-def test_other_latent_layers_are_refused_too() -> None:
-    layer = latent_layer()
-    layer.impl = SimpleNamespace()
-    assert reason_of_latent(layer) == "unsupported_attention:SimpleNamespace"
-    layer = latent_layer()
-    layer.sliding_window = 64
-    assert reason_of_latent(layer) == "latent_sliding_window"
-    layer = latent_layer()
-    layer.non_causal_multi_token_decode = True
-    assert reason_of_latent(layer) == "attention:not_causal"
+    made = latent_layer(**impl)
+    vars(made).update(layer)
+    assert of_layer(made, lambda each: why_no_kernel(each, length, torch.bfloat16)) == reason
 
 
 def test_compiled_code_must_end_before_the_write_and_the_attention_of_latents() -> None:
@@ -327,15 +180,6 @@ def test_compiled_code_must_end_before_the_write_and_the_attention_of_latents() 
     assert refusals.of_compilation(config, ops) == refusals.LATENT_FUSION
     config.splitting_ops = refusals.SPLIT_OPS
     assert refusals.of_compilation(config) is None
-
-
-def test_holding_a_latent_layers_rows_keeps_its_projections_alive() -> None:
-    from nwor_bench.plugin.runner_v2.plan import most_referenced_rows
-
-    impl = SimpleNamespace(kv_lora_rank=512, q_lora_rank=1536, head_size=576)
-    layers = [SimpleNamespace(kv_lora_rank=512, impl=impl)] * 61
-    # The latent, and the fused projection of 1536 + 512 + 64 that the rotary part is a view of.
-    assert most_referenced_rows(layers, 2, 80 << 30) == (80 << 30) // 64 // (61 * 2624 * 2)
 
 
 def test_one_scale_serves_both_parts_of_a_latent_row() -> None:
@@ -356,20 +200,17 @@ def test_one_scale_serves_both_parts_of_a_latent_row() -> None:
     assert [scale.tolist() for scale in cache.scales] == [[0.5], [0.5]]
 
 
-class Latent(torch.nn.Module):
-    """A layer that returns the queries, called as vLLM calls it."""
-
-    kv_lora_rank = 512
-
-    def forward_impl(
-        self, q: Tensor, latent: Any, key_pe: Any, cache: Any, metadata: Any, output: Tensor,
-        output_scale: Any = None,
-    ) -> Tensor:  # fmt: skip
-        return output.copy_(q)
-
-
 def test_a_latent_layers_output_is_nudged_where_both_ways_of_its_attention_meet() -> None:
     from nwor_bench.plugin.observe.attention_nudge import AttentionNudge
+
+    class Latent(torch.nn.Module):
+        kv_lora_rank = 512
+
+        def forward_impl(
+            self, q: Tensor, latent: Any, key_pe: Any, cache: Any, metadata: Any, output: Tensor,
+            output_scale: Any = None,
+        ) -> Tensor:  # fmt: skip
+            return output.copy_(q)
 
     layer, query = Latent(), torch.rand(50, 8) + 1
     nudge = AttentionNudge([layer])

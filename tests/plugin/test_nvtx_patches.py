@@ -3,9 +3,11 @@
 import sys
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+from live_windows import scheduled
 from nvtx_recorder import NvtxModule, RecordingDomain
 
 from nwor_bench.instruments.nvtx_ranges import DOMAIN
@@ -67,8 +69,8 @@ class Hook:
     def detach(self) -> None:
         self._patches.undo()
 
-    def set_modes(self, nwor_mode: NworMode, scv_mode: ScvMode) -> None:
-        self.modes.append((nwor_mode, scv_mode))
+    def set_modes(self, *modes: Any) -> None:
+        self.modes.append(modes)
 
     def drain(self, output_lengths: Any) -> list[Any]:
         return []
@@ -90,15 +92,9 @@ def domain(monkeypatch: pytest.MonkeyPatch) -> RecordingDomain:
     return module.get_domain(DOMAIN)
 
 
-def step(runner: Runner, drafts: dict[str, list[int]]) -> None:
-    scheduled = {name: len(tokens) + 1 for name, tokens in drafts.items()} or {"a": 7}
-    runner.execute_model(
-        SimpleNamespace(
-            scheduled_spec_decode_tokens=drafts,
-            num_scheduled_tokens=scheduled,
-            total_num_scheduled_tokens=sum(scheduled.values()),
-        )
-    )
+def step(runner: Runner, **drafts: int) -> None:
+    """A step of windows; a prefill without any."""
+    runner.execute_model(scheduled(drafts, 0 if drafts else 7))
     assert runner.sample_tokens(None) == "output"
 
 
@@ -110,23 +106,21 @@ def test_a_windows_ranges(domain: RecordingDomain, eager: bool) -> None:
     ranges.switch(True)
     assert hook.attached
     assert hook.modes == [(NworMode.STAGE, ScvMode.GRAPH)]
-    step(runner, {})  # a prefill is no window
+    step(runner)  # a prefill is no window
     for _ in range(2):
-        step(runner, {"a": [1, 2, 3], "b": [4]})
+        step(runner, a=3, b=1)
     hook.drain(None)
-    step(runner, {"a": [1]})
+    step(runner, a=1)
     windows = domain.take().inside
     assert [(window.name, window.payload) for window in windows] == [
-        ("window", 0),
-        ("window", 1),
-        ("window", 0),
+        ("window", number) for number in (0, 1, 0)
     ]
     for window in windows:
         assert window.names == ["forward", "sample", "mask", "commit", "draft"]
         assert {inner.category for inner in window.inside} == {"stage x graph"}
     assert [inner.payload for inner in windows[0].inside] == [6, 2, 4, 4, 2]
     ranges.switch(False)
-    step(runner, {"a": [1]})
+    step(runner, a=1)
     assert domain.take().inside == []
     assert "forward" not in vars(runner.model)
     assert "execute_model" not in vars(runner)
@@ -135,12 +129,8 @@ def test_a_windows_ranges(domain: RecordingDomain, eager: bool) -> None:
 def test_a_failing_forward_leaves_no_range_open(domain: RecordingDomain) -> None:
     runner = Runner(eager=False)
     hook = Hook(runner)
-
-    def die(desc: str) -> None:
-        raise RuntimeError("illegal memory access")
-
-    runner.cudagraph_manager.run_fullgraph = die
+    runner.cudagraph_manager.run_fullgraph = Mock(side_effect=RuntimeError("illegal access"))
     WindowRanges(hook).switch(True)
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        step(runner, {"a": [1]})
+    with pytest.raises(RuntimeError, match="illegal access"):
+        step(runner, a=1)
     assert [window.names for window in domain.take().inside] == [["forward"]]

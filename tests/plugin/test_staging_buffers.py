@@ -1,7 +1,5 @@
 """Staging buffers over real caches: sizes, refusals, and direct writes as stock vLLM's."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from examples import examples
@@ -21,11 +19,11 @@ NAN = float("nan")
 
 
 def layer_cache(
-    name="layer", *, blocks=3, kv_heads=2, block_size=4, widths=(3, 5), dtype=torch.float32, **kw
-):
-    cache_dtype = kw.pop("cache_dtype", dtype)
-    shape = (blocks, kv_heads, block_size, sum(widths))
-    return LayerCache(name, torch.full(shape, NAN, dtype=cache_dtype), widths[0], dtype)
+    name="layer", *, blocks=3, kv_heads=2, block_size=4, widths=(3, 5), dtype=torch.float32,
+    cache_dtype=None, **more,
+):  # fmt: skip
+    cache = torch.full((blocks, kv_heads, block_size, sum(widths)), NAN, dtype=cache_dtype or dtype)
+    return LayerCache(name, cache, widths[0], dtype, **more)
 
 
 def make_buffers(layers=3, capacity=4, **kw):
@@ -82,10 +80,11 @@ def test_bytes_per_token_are_the_caches_over_all_layers(kw, by_hand):
 )
 def test_layers_that_differ_have_buffers_of_their_own(other):
     """A window is committed in both shapes, each layer to its own cache and its group's slots."""
-    first, second = layer_cache("a"), replace(layer_cache("b", **other), slot_row=1)
+    first, second = layer_cache("a"), layer_cache("b", **other, slot_row=1)
     buffers = StagingBuffers([first, second], 4, grouped=True)
     assert buffers.layers == [first, second]
     rows, slots = torch.tensor([1, 2]), torch.tensor([[7, 0], [2, 5]])
+    held = []  # in the cache's type, of each layer and draft
     for number, layer in enumerate(buffers.layers):
         width = layer.kv_cache.shape[3] - layer.head_dim
         kv = kv_of_layer(number, 6, layer.kv_cache.shape[1], (layer.head_dim, width))
@@ -93,18 +92,12 @@ def test_layers_that_differ_have_buffers_of_their_own(other):
         assert buffers.stage(number, *kv, rows) == ""
         staged = buffers.key[number], buffers.value[number]
         assert all(torch.equal(a[:2], b[1:3]) for a, b in zip(staged, kv, strict=True))
+        held.append([tuple(t[i].to(layer.kv_cache.dtype) for t in staged) for i in (0, 1)])
     assert buffers.commit(slots, torch.tensor([True, False])) == ""
-    for number, layer in enumerate(buffers.layers):
-        committed = tuple(
-            t[0].to(layer.kv_cache.dtype) for t in (buffers.key[number], buffers.value[number])
-        )
-        assert_cache_holds(layer.kv_cache, {(7, 2)[number]: committed})
+    assert_cache_holds(first.kv_cache, {7: held[0][0]})
+    assert_cache_holds(second.kv_cache, {2: held[1][0]})
     buffers.write_directly([1], slots)
-    held = [
-        tuple(t[i].to(second.kv_cache.dtype) for t in (buffers.key[1], buffers.value[1]))
-        for i in (0, 1)
-    ]
-    assert_cache_holds(second.kv_cache, {2: held[0], 5: held[1]})
+    assert_cache_holds(second.kv_cache, {2: held[1][0], 5: held[1][1]})
 
 
 def test_no_layers_at_all():
@@ -183,16 +176,17 @@ def test_what_rejection_sampling_decided_is_read_back(window, mode):
 @pytest.mark.parametrize(
     ("ids", "reason"),
     [
-        (torch.ones(3, 4).long(), "sampled_ids_shape"),  # one request too many
-        (torch.ones(1, 4).long(), "sampled_ids_shape"),
-        (torch.ones(0, 4).long(), "sampled_ids_shape"),
-        (torch.ones(2).long(), "sampled_ids_shape"),
-        (torch.ones(2, 4, 1).long(), "sampled_ids_shape"),
-        (torch.ones(()).long(), "sampled_ids_shape"),
-        (torch.ones(2, 4), "sampled_ids_dtype"),
-        (torch.ones(2, 4).half(), "sampled_ids_dtype"),
-        (torch.ones(2, 4).bool(), "sampled_ids_dtype"),
-        (torch.ones(2, 4, dtype=torch.complex64), "sampled_ids_dtype"),
+        *(
+            (torch.ones(s).long(), "sampled_ids_shape") for s in ((3, 4), (1, 4), (0, 4))
+        ),  # requests
+        *(
+            (torch.ones(shape).long(), "sampled_ids_shape")
+            for shape in ((3, 4), (1, 4), (0, 4), (2,), (2, 4, 1), ())
+        ),
+        *(
+            (torch.ones(2, 4, dtype=dtype), "sampled_ids_dtype")
+            for dtype in (torch.float32, torch.half, torch.bool, torch.complex64)
+        ),
     ],
 )
 def test_ids_that_cannot_belong_to_the_window_are_refused(mode, ids, reason):

@@ -1,5 +1,6 @@
 """Which states are copied of a batch, and when, on a simulated V2 runner."""
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,21 +17,18 @@ NAMES = ("net 0", "net 1")
 SLOTS = 16
 
 
-def sampled(most: int, requests: int) -> list[str]:
+@pytest.mark.parametrize(
+    ("most", "requests", "places"),
+    [(8, 5, range(5)), (8, 128, range(0, 128, 16)), (3, 9, (0, 4, 8)), (1, 9, (0,))],
+)
+def test_a_sample_is_spread_over_the_batch(most: int, requests: int, places: Sequence[int]) -> None:
     sample = Sample(most)
     for number in range(requests):
         sample.add(str(number), 10 + number)
-    assert sorted(sample.places.values()) == sorted(set(sample.places.values()))
+    assert list(sample.places) == [str(n) for n in places]
+    assert len(set(sample.places.values())) == len(places)
     assert set(sample.places.values()) <= set(range(most))
     assert sample.targets == {name: 10 + int(name) for name in sample.places}
-    return list(sample.places)
-
-
-def test_a_sample_is_spread_over_the_batch() -> None:
-    assert sampled(8, 5) == ["0", "1", "2", "3", "4"]
-    assert sampled(8, 128) == [str(16 * number) for number in range(8)]
-    assert sampled(3, 9) == ["0", "4", "8"]
-    assert sampled(1, 9) == ["0"]
 
 
 def test_a_resumed_request_keeps_its_place() -> None:
@@ -67,19 +65,20 @@ class Runner:
             self.layers.append(SimpleNamespace(name=name, layer=net, state=state, state_bytes=128))
 
     def execute_model(self, scheduler_output: Any) -> None:
-        """Nothing: the test calls `prepare_attn` itself."""
+        """The test calls `prepare_attn` itself."""
 
     def prepare_attn(self, input_batch: Any) -> Any:
         """Block tables, and no slots."""
         return self.tables, None
 
+    def names(self, requests: int) -> list[str]:
+        return [f"{self.first + n}-x" for n in range(requests)]
+
     def starts(self, *prompts: int, max_tokens: int) -> None:
         params = SimpleNamespace(max_tokens=max_tokens)
         new = [
-            SimpleNamespace(
-                req_id=f"{self.first + n}-x", prompt_token_ids=[7] * prompt, sampling_params=params
-            )
-            for n, prompt in enumerate(prompts)
+            SimpleNamespace(req_id=name, prompt_token_ids=[7] * prompt, sampling_params=params)
+            for name, prompt in zip(self.names(len(prompts)), prompts, strict=True)
         ]
         self.execute_model(SimpleNamespace(scheduled_new_reqs=new))
 
@@ -89,7 +88,7 @@ class Runner:
         self.model_state.num_accepted_tokens_gpu[:requests] = torch.tensor(accepted).int()
         lengths = torch.full((requests,), DRAFTS + 1)
         batch = SimpleNamespace(
-            req_ids=[f"{self.first + n}-x" for n in range(requests)],
+            req_ids=self.names(requests),
             num_reqs=requests,
             idx_mapping=torch.arange(requests),
             query_start_loc=torch.cat([torch.zeros(1).long(), lengths.cumsum(0)]),
@@ -113,10 +112,13 @@ def rows(runner: Runner) -> StateRows:
     return found
 
 
-def change_states(runner: Runner) -> None:
+def taken_and_changed(runner: Runner) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Each layer's states and convolution inputs, before they change."""
+    found = [(layer.state.clone(), layer.layer.kv_cache[0].clone()) for layer in runner.layers]
     for layer in runner.layers:
         layer.state.add_(1)
         layer.layer.kv_cache[0].add_(1)
+    return found
 
 
 @pytest.mark.slow  # it imports vLLM
@@ -124,11 +126,9 @@ def test_states_are_copied_once_from_where_vllm_reads_them(runner: Runner, rows:
     runner.starts(5, 4, max_tokens=10)  # the last token has no state: 13 and 12 at most
     # 13 - 1 - DRAFTS = 11 and 10 tokens are enough: request 1 has them at once.
     runner.step([10, 10], [1, 2], optimistic=3)
-    first = [(layer.state.clone(), layer.layer.kv_cache[0].clone()) for layer in runner.layers]
-    change_states(runner)
+    first = taken_and_changed(runner)
     runner.step([12, 12], [3, 2], optimistic=3)
-    second = [(layer.state.clone(), layer.layer.kv_cache[0].clone()) for layer in runner.layers]
-    change_states(runner)
+    second = taken_and_changed(runner)
     runner.step([13, 13], [1, 1])
     assert rows.keep("cell", ["0", "1", "elsewhere"])["tokens"] == [(0, 12), (1, 10)]
     kept = rows._kept["cell"].layers
@@ -141,10 +141,6 @@ def test_states_are_copied_once_from_where_vllm_reads_them(runner: Runner, rows:
         assert torch.equal(inputs[1, 0].view(CHANNELS, 3).T, first[number][1][4 + own, 1:4])
 
 
-def pairs_with(other: str, *requests: int) -> list[tuple[int, str, int, int]]:
-    return [(number, other, number, 0) for number in requests]
-
-
 @pytest.mark.slow
 def test_kept_states_are_compared_by_request(runner: Runner, rows: StateRows) -> None:
     for name in ("off", "cell"):
@@ -153,14 +149,14 @@ def test_kept_states_are_compared_by_request(runner: Runner, rows: StateRows) ->
         runner.step([11, 10], [1, 1])
         rows.keep(name, ["0", "1"])
         runner.layers[1].state[4 + 6, 1] *= 2
-    found = rows.compare("cell", pairs_with("off", 0, 1))["errors"]
+    found = rows.compare("cell", [(0, "off", 0, 0), (1, "off", 1, 0)])["errors"]
     assert [(each["layer"], each["what"][:4], each["rows"]) for each in found] == [
         (0, "recu", 4), (0, "conv", 2), (1, "recu", 4), (1, "conv", 2)
     ]  # fmt: skip
     assert [each["differing"] for each in found] == [0, 0, 1, 0]
     assert found[2]["place"] == {"request": 1, "position": 10, "head": 1}
     assert found[2]["largest"] > 0.5
-    one = rows.compare("cell", pairs_with("off", 0))
+    one = rows.compare("cell", [(0, "off", 0, 0)])
     assert [each["differing"] for each in one["errors"]] == [0] * 4
     with pytest.raises(BenchError, match="of other tokens"):
         rows.compare("cell", [(0, "off", 1, 0)])

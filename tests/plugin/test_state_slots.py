@@ -16,17 +16,18 @@ from nwor_bench.plugin import state_slots
 from nwor_bench.plugin.patching import PatchSet
 from nwor_bench.plugin.state_slots import EqualColumns, require_one_slot, slot_patches
 from nwor_bench.plugin.states import ONE_SLOT, StateOutcome, WindowStates
-from nwor_bench.records.state_slots import FIELD, check_one_slot, one_slot
+from nwor_bench.records.state_slots import FIELD, one_slot
 from nwor_bench.records.types import NworMode, ScvMode
 
 pytestmark = pytest.mark.slow  # vLLM's recurrent layers are imported
 
 SWITCH = {"nwor_state_slots": 1}
+COUNTS_CHANGE = "num_speculative_tokens_per_batch_size"
 
 
 def config_of(**changes: Any) -> Any:
     """The parts of a VllmConfig that are looked at; `changes` by name, of any part."""
-    speculation = {"num_speculative_tokens_per_batch_size": None}
+    speculation: dict[str, Any] = {COUNTS_CHANGE: None}
     cache = {"mamba_cache_mode": "none", "use_replayssm": False}
     own = {"additional_config": SWITCH}
     for part in (speculation, cache, own):
@@ -39,31 +40,7 @@ def config_of(**changes: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "changes"),
-    [
-        (FIELD, 2, {"additional_config": {"nwor_state_slots": 2}}),
-        (FIELD, True, {"additional_config": {"nwor_state_slots": True}}),
-        ("VLLM_NWOR_MODE", "off", {"mode": "off"}),
-        ("VLLM_NWOR_MODE", "interleave", {"mode": "interleave"}),
-        (FIELD, 1, {"speculation": None}),
-        (
-            "speculative_config: num_speculative_tokens_per_batch_size",
-            [(1, 1, 2)],
-            {"num_speculative_tokens_per_batch_size": [(1, 1, 2)]},
-        ),
-        ("enable_prefix_caching", True, {"mamba_cache_mode": "align"}),
-        ("use_replayssm", True, {"use_replayssm": True}),
-    ],
-)
-def test_what_one_slot_cannot_go_with(field: str, value: object, changes: dict[str, Any]) -> None:
-    mode = changes.pop("mode", "stage")
-    with refused(field, value=value):
-        check_one_slot(config_of(**changes), mode)
-
-
 def test_the_switch_is_an_entry_of_additional_config() -> None:
-    check_one_slot(config_of(), "stage")
     assert one_slot(SWITCH)
     assert not any(map(one_slot, ({}, None, {"other": 1}, object())))
 
@@ -73,44 +50,55 @@ class Spec:
     num_speculative_blocks: int = 4
 
 
-def spec_of(layer: Any, config: Any) -> Any:
-    return state_slots._without_drafts(lambda layer, config: Spec())(layer, config)
+def blocks_for_drafts(layer: Any, config: Any) -> int:
+    spec = state_slots._without_drafts(lambda layer, config: Spec())(layer, config)
+    return int(spec.num_speculative_blocks)
 
 
 @pytest.fixture
-def net() -> Any:
+def net(monkeypatch: pytest.MonkeyPatch) -> Any:
     from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn
 
+    monkeypatch.setenv("VLLM_NWOR_MODE", "stage")
     found = qwen_gdn_linear_attn.QwenGatedDeltaNetAttention
     return found.__new__(found)
 
 
-def test_gated_delta_nets_ask_for_no_slot_for_drafts(
-    net: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_NWOR_MODE", "stage")
-    assert spec_of(net, config_of()) == Spec(0)
-    assert spec_of(net, config_of(additional_config={})) == Spec(4)
-    assert spec_of(object(), config_of(additional_config={})) == Spec(4)
+def test_gated_delta_nets_ask_for_no_slot_for_drafts(net: Any) -> None:
+    assert blocks_for_drafts(net, config_of()) == 0
+    for layer in (net, object()):
+        assert blocks_for_drafts(layer, config_of(additional_config={})) == 4
     with refused(FIELD, value=1, naming="object"):
-        spec_of(object(), config_of())
+        blocks_for_drafts(object(), config_of())
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "others"),
+    ("field", "value", "environ", "changes"),
     [
-        ("VLLM_NWOR_MODE", "interleave", {}),
-        ("VLLM_NWOR_MODE", "off", {}),
-        ("VLLM_NWOR_ATTENTION", "stock", {"VLLM_NWOR_MODE": "stage"}),
+        (FIELD, 2, {}, {"additional_config": {"nwor_state_slots": 2}}),
+        (FIELD, True, {}, {"additional_config": {"nwor_state_slots": True}}),
+        (FIELD, 1, {}, {"speculation": None}),
+        (f"speculative_config: {COUNTS_CHANGE}", [(1, 1, 2)], {}, {COUNTS_CHANGE: [(1, 1, 2)]}),
+        ("enable_prefix_caching", True, {}, {"mamba_cache_mode": "align"}),
+        ("use_replayssm", True, {}, {"use_replayssm": True}),
+        # These leave windows to stock.
+        ("VLLM_NWOR_MODE", "interleave", {"VLLM_NWOR_MODE": "interleave"}, {}),
+        ("VLLM_NWOR_MODE", "off", {"VLLM_NWOR_MODE": "off"}, {}),
+        ("VLLM_NWOR_ATTENTION", "stock", {"VLLM_NWOR_ATTENTION": "stock"}, {}),
     ],
 )
-def test_modes_that_leave_windows_to_stock_are_refused(
-    name: str, value: str, others: dict[str, str], net: Any, monkeypatch: pytest.MonkeyPatch
+def test_what_one_slot_cannot_go_with(
+    net: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    field: str,
+    value: object,
+    environ: dict[str, str],
+    changes: dict[str, Any],
 ) -> None:
-    for variable, text in {name: value, **others}.items():
+    for variable, text in environ.items():
         monkeypatch.setenv(variable, text)
-    with refused(name, value=value):
-        spec_of(net, config_of())
+    with refused(field, value=value):
+        blocks_for_drafts(net, config_of(**changes))
 
 
 def test_the_patches_are_undone() -> None:
@@ -129,13 +117,13 @@ class Builder:
     """The parts of vLLM's builder that are looked at."""
 
     num_spec, device = 4, torch.device("cpu")
+    slots: Tensor | None = None
 
     def __init__(self, config: Any):
         self.vllm_config = config
-        self.found: Any = None
 
-    def build(self, *_: Any, **__: Any) -> Any:
-        return self.found
+    def build(self) -> Any:
+        return Metadata(self.slots)
 
     update_block_table = build
 
@@ -156,15 +144,15 @@ def test_tables_get_equal_columns_at_one_address(method: str) -> None:
     builder = built(config_of())
     places = set()
     for slots in ([[7], [9]], [[3], [4]]):
-        builder.found = Metadata(torch.tensor(slots, dtype=torch.int32))
+        builder.slots = torch.tensor(slots, dtype=torch.int32)
         table = getattr(builder, method)().spec_state_indices_tensor
         assert table.tolist() == [slot * 5 for slot in slots]
         assert table.is_contiguous()
         places.add(table.data_ptr())
     assert len(places) == 1
     for found in (None, torch.zeros(2, 5, dtype=torch.int32)):
-        builder.found = Metadata(found)
-        assert getattr(builder, method)() is builder.found
+        builder.slots = found
+        assert getattr(builder, method)().spec_state_indices_tensor is found
 
 
 def test_other_builders_are_left_alone() -> None:
@@ -183,23 +171,22 @@ class OneSlot(Pieces):
         )
         assert self.states.allocate() is None
         self.indices[:] = self.indices[..., :1].expand_as(self.indices).clone()
+        self.step: dict[str, Any] = {"num_spec_decode_tokens": 2 * LENGTH}
 
     def metadata(self, group: int, **changes: Any) -> Any:
-        return super().metadata(group, **{"num_spec_decode_tokens": 2 * LENGTH, **changes})
+        return super().metadata(group, **self.step | changes)
 
 
 def as_committed(pieces: OneSlot) -> list[Tensor]:
     """Each layer's states as if every request had slots of its own, put where the one slot is."""
-    kept = pieces.indices.clone()
-    free = iter(sorted(set(range(1, 20)) - set(kept.flatten().tolist())))
+    kept, columns = pieces.indices.clone(), range(LENGTH)
+    others = sorted(set(range(1, 20)) - set(kept.flatten().tolist()))
     found = []
     for number, layer in enumerate(pieces.layers):
-        own = kept[layer.group].clone()
-        for row in range(2):
-            for column in range(LENGTH):
-                if column != int(pieces.accepted[row]) - 1:
-                    own[row, column] = next(free)
-        free = iter(sorted(set(range(1, 20)) - set(kept.flatten().tolist())))
+        free, own = iter(others), kept[layer.group].clone()
+        for row, accepted in enumerate(pieces.accepted.tolist()):
+            for column in set(columns) - {accepted - 1}:
+                own[row, column] = next(free)
         pieces.indices[layer.group] = own
         state = pieces.as_stock(number)
         pieces.indices[:] = kept
@@ -209,18 +196,18 @@ def as_committed(pieces: OneSlot) -> list[Tensor]:
     return found
 
 
+BESIDE = {"num_prefills": 1, "spec_sequence_masks_cpu": torch.tensor([True, False, True])}
+"""Metadata of a step whose second request is a prefill."""
+
+
 @pytest.mark.parametrize("beside", [False, True], ids=["windows alone", "beside a prefill"])
 def test_every_window_is_staged_though_its_kv_is_not(beside: bool) -> None:
     pieces = OneSlot()
-    masks = torch.tensor([True, False, True])
-    if beside:
-        pieces.changes = {"num_prefills": 1, "spec_sequence_masks_cpu": masks}  # type: ignore[attr-defined]
-        plain = pieces.metadata
-        pieces.metadata = lambda group, **more: plain(group, **pieces.changes, **more)  # type: ignore[attr-defined,method-assign]
+    pieces.step |= BESIDE if beside else {}
     before = [layer.state.clone() for layer in pieces.layers]
     pieces.verify(0, 1, 2)
     stock = as_committed(pieces)
-    counts = COUNTS if not beside else torch.tensor([3, 2, 1], dtype=torch.int32)
+    counts = torch.tensor([3, 2, 1], dtype=torch.int32) if beside else COUNTS
     assert pieces.states.commit(counts) == (3, None)
     assert pieces.states.rows == (2 if beside else None)
     check_committed(pieces, before, stock)
@@ -337,8 +324,7 @@ def test_stocks_kernel_stages_beside_a_prefill(monkeypatch: pytest.MonkeyPatch) 
     pieces, calls = OneSlot(), []
     own = pieces.layers[0].layer
     own.prefix = "net.0"
-    masks = torch.tensor([True, False, True])
-    metadata = pieces.metadata(0, num_prefills=1, spec_sequence_masks_cpu=masks)
+    metadata = pieces.metadata(0, **BESIDE)
     step = SimpleNamespace(attn_metadata={"net.0": metadata})
     monkeypatch.setattr(gated_delta, "get_forward_context", lambda: step)
     monkeypatch.setattr(stock, gated_delta.KERNEL, lambda **named: calls.append(named))
@@ -348,15 +334,14 @@ def test_stocks_kernel_stages_beside_a_prefill(monkeypatch: pytest.MonkeyPatch) 
     q, k, v = mixed.split([16, 16, HEADS * VALUES], dim=-1)
     parts = {"q": q.view(1, -1, 2, 8), "k": k.view(1, -1, 2, 8), "v": v.view(1, -1, HEADS, VALUES)}
     given = {**parts, "a": a, "b": b, "A_log": own.A_log}
-    out, _ = getattr(stock, gated_delta.KERNEL)(**given, num_accepted_tokens=pieces.accepted)
+    kernel, window = getattr(stock, gated_delta.KERNEL), {"num_accepted_tokens": pieces.accepted}
+    out, _ = kernel(**given, **window)
     [expected] = pieces.verify(0)
     assert torch.equal(out.squeeze(0), expected)
     assert calls == []
-    getattr(stock, gated_delta.KERNEL)(**given)  # rows without drafts
-    getattr(stock, gated_delta.KERNEL)(
-        **{**given, "A_log": a}, num_accepted_tokens=pieces.accepted
-    )  # another engine's
+    kernel(**given)  # rows without drafts
+    kernel(**given | {"A_log": a}, **window)  # another engine's
     metadata.num_spec_decode_tokens = 2
-    getattr(stock, gated_delta.KERNEL)(**given, num_accepted_tokens=pieces.accepted)
+    kernel(**given, **window)
     assert len(calls) == 3
     patch.undo()

@@ -1,41 +1,40 @@
 """vLLM's values of another width than keys (MiMo V2), and composite attention (Gemma 4)."""
 
-from types import SimpleNamespace
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
+import wrapped_layers
 from test_attention_fallbacks import WAYS, check_written_directly, stock_after
-from test_refusals import NAMES, attention_group, attention_layer, reason_of, runner_with
+from test_refusals import (
+    NAMES,
+    attention_group,
+    attention_layer,
+    marked,
+    reason_of,
+    runner_with,
+)
 
 from nwor_bench.plugin.refusals import IMAGE_MASK
 
 pytestmark = pytest.mark.slow  # vLLM's attention backends are imported
 
-KINDS = ("Flash", "Triton")
-
-
-def module_of(kind: str) -> Any:
-    from vllm.v1.attention.backends import flash_attn_diffkv, triton_attn_diffkv
-
-    return {"Flash": flash_attn_diffkv, "Triton": triton_attn_diffkv}[kind]
-
 
 def unequal_layer(kind: str, value_width: int = 128, **changes: Any) -> Any:
     """MiMo's layer with vLLM's own implementation, made without a GPU."""
-    plain = attention_layer(kind, **{"head_size": 192, **changes})
-    impl = object.__new__(getattr(module_of(kind), f"{kind}AttentionDiffKVImpl"))
-    vars(impl).update(vars(plain.impl))
-    return SimpleNamespace(
-        impl=impl,
-        attn_backend=getattr(module_of(kind), f"{kind}AttentionDiffKVBackend"),
-        head_size=192,
-        head_size_v=value_width,
-        kv_cache=torch.zeros(3, 2, 16, 192 + value_width),
-    )
+    module = import_module(f"vllm.v1.attention.backends.{kind.lower()}_attn_diffkv")
+    layer = attention_layer(kind, **{"head_size": 192, **changes})
+    impl = object.__new__(getattr(module, f"{kind}AttentionDiffKVImpl"))
+    vars(impl).update(vars(layer.impl))
+    cache = torch.zeros(3, 2, 16, 192 + value_width)
+    backend = getattr(module, f"{kind}AttentionDiffKVBackend")
+    return marked(layer, impl=impl, attn_backend=backend, head_size=192, head_size_v=value_width,
+                  kv_cache=cache)  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["Flash", "Triton"])
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -66,48 +65,34 @@ def test_a_workspace_has_the_values_width() -> None:
     assert _workspace(made, unequal_layer("Triton"), runner, 5) is of_narrow
 
 
-def composite_layer(**changes: Any) -> Any:
-    """A layer with vLLM's own composite, made without a GPU; `changes` are its causal part's."""
-    from vllm.v1.attention.backends.triton_flash_attn import TritonFlashAttentionBackend
+def reason_of_composite(causal_builder: type, **changes: Any) -> str | None:
+    """Why vLLM's own composite is not staged; `changes` are its causal part's."""
+    from vllm.v1.attention.backends.triton_flash_attn import TritonFlashAttentionBackend as Backend
 
-    layer = attention_layer("Flash", **changes)
-    impl: Any = object.__new__(TritonFlashAttentionBackend.get_impl_cls())
-    impl.general_impl, impl.causal_impl = attention_layer("Triton").impl, layer.impl
-    shared = ("num_heads", "num_kv_heads", "head_size", "scale", "kv_cache_dtype")
-    vars(impl).update({name: getattr(impl.general_impl, name) for name in shared})
-    return SimpleNamespace(
-        impl=impl,
-        attn_backend=TritonFlashAttentionBackend,
-        head_size=layer.head_size,
-        head_size_v=layer.head_size_v,
-        kv_cache=layer.kv_cache,
-    )
+    def layer() -> Any:
+        made = attention_layer("Flash", **changes)
+        general, impl = attention_layer("Triton").impl, object.__new__(Backend.get_impl_cls())
+        shared = ("num_heads", "num_kv_heads", "head_size", "scale", "kv_cache_dtype")
+        marked(impl, **{name: getattr(general, name) for name in shared})
+        marked(impl, general_impl=general, causal_impl=made.impl)
+        return marked(made, impl=impl, attn_backend=Backend)
 
-
-def composite_builder(causal: type) -> Any:
-    from vllm.v1.attention.backends.triton_flash_attn import TritonFlashAttentionBackend
-
-    builder: Any = object.__new__(TritonFlashAttentionBackend.get_builder_cls())
-    builder.causal_builder = object.__new__(causal)
-    return builder
-
-
-def reason_with(causal_builder: type, **changes: Any) -> str | None:
-    group = attention_group(NAMES, builder=composite_builder(causal_builder))
-    layers = {name: composite_layer(**changes) for name in NAMES}
-    return reason_of(runner_with(layers, attn_groups=[[group]]))
+    builder: Any = object.__new__(Backend.get_builder_cls())
+    builder.causal_builder = object.__new__(causal_builder)
+    group = attention_group(NAMES, builder=builder)
+    return reason_of(runner_with({name: layer() for name in NAMES}, attn_groups=[[group]]))
 
 
 def test_a_composite_is_judged_by_its_causal_part() -> None:
-    from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
+    from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder as Builder
 
-    class Derived(FlashAttentionMetadataBuilder):
+    class Derived(Builder):
         pass
 
-    assert reason_with(FlashAttentionMetadataBuilder) is None
-    assert reason_with(FlashAttentionMetadataBuilder, sliding_window=(511, 0)) is None
-    assert reason_with(Derived) == "attention_metadata:Derived"
-    reason = reason_with(FlashAttentionMetadataBuilder, attn_type="encoder_only")
+    assert reason_of_composite(Builder) is None
+    assert reason_of_composite(Builder, sliding_window=(511, 0)) is None
+    assert reason_of_composite(Derived) == "attention_metadata:Derived"
+    reason = reason_of_composite(Builder, attn_type="encoder_only")
     assert reason == "attention_type:encoder_only"
 
 
@@ -125,34 +110,27 @@ class Composite:
     def forward(
         self, layer: Any, query: Any, key: Any, value: Any, cache: Any, metadata: Any, output: Any
     ) -> Any:
-        variant = getattr(metadata, "_attention_backend_variant", 0)
-        impl = self.causal_impl if variant else self.general_impl
+        impl = self.causal_impl if metadata._attention_backend_variant else self.general_impl
         return impl.forward(layer, query, key, value, cache, metadata, output)
+
+
+PLAIN_STEP = wrapped_layers.step_metadata
+
+
+def step(variant: int) -> Any:
+    return marked(PLAIN_STEP(), _attention_backend_variant=variant)
 
 
 @pytest.fixture
 def layers(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Wrapped layers with composites, whose steps are the causal part's unless a test says so."""
-    import wrapped_layers
-
-    stock, plain = wrapped_layers.StockImpl, wrapped_layers.step_metadata
-
-    def causal_step() -> Any:
-        step = plain()
-        step._attention_backend_variant = 1
-        return step
-
-    def composite() -> Composite:
-        return Composite(stock(), stock())
-
-    monkeypatch.setattr(wrapped_layers, "step_metadata", causal_step)
-    return wrapped_layers.WrappedLayers(True, monkeypatch, composite)
+    stock, causal = wrapped_layers.StockImpl, partial(step, 1)
+    monkeypatch.setattr(wrapped_layers, "step_metadata", causal)
+    return wrapped_layers.WrappedLayers(True, monkeypatch, lambda: Composite(stock(), stock()))
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_windows_of_a_composite_are_staged(layers: Any, way: str) -> None:
-    import torch
-
     layers.begin(way)
     layers.forward()
     assert layers.window.fallback_reason is None
@@ -167,14 +145,9 @@ def test_windows_of_a_composite_are_staged(layers: Any, way: str) -> None:
 def test_a_step_with_an_image_mask_is_left_to_stock_attention(
     layers: Any, way: str, odd: int
 ) -> None:
-    import wrapped_layers
-
-    masked = wrapped_layers.step_metadata()
-    masked._attention_backend_variant = 0
+    facts = {"metadata": step(0), "odd_layer": odd}
     layers.begin(way)
-    layers.forward(metadata=masked, odd_layer=odd)
-    stock = stock_after(metadata=masked, odd_layer=odd)
-    check_written_directly(layers, stock, IMAGE_MASK, list(range(odd)))
-    assert [layer.impl.general_impl.attended for layer in layers.layers] == [
-        int(number == odd) for number in range(3)
-    ]
+    layers.forward(**facts)
+    check_written_directly(layers, stock_after(**facts), IMAGE_MASK, list(range(odd)))
+    attended = [layer.impl.general_impl.attended for layer in layers.layers]
+    assert attended == [int(number == odd) for number in range(3)]

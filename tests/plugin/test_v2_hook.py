@@ -4,18 +4,9 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from v2_pieces import (
-    LAYERS,
-    PieceStaging,
-    input_batch_of,
-    make_hook,
-    make_runner,
-    run_step,
-    scheduled,
-)
+from v2_pieces import PieceStaging, input_batch_of, make_hook, make_runner, run_step, scheduled
 
 from nwor_bench.plugin.interleaving import ModeSwitch
 from nwor_bench.plugin.settings import PluginSettings
@@ -28,14 +19,11 @@ pytestmark = pytest.mark.slow  # vLLM's runner is imported
 REQUESTS = ["a-1", "b-2"]
 
 
-def starting(name: str, cached: int, tokens: int = 33) -> SimpleNamespace:
+def starting(name: str, cached: int) -> SimpleNamespace:
     """A request that starts in the step, with that many tokens in the prefix cache."""
     prompt = [1] * 33
     return SimpleNamespace(
-        req_id=name,
-        num_computed_tokens=cached,
-        prompt_token_ids=prompt,
-        prefill_token_ids=[1] * tokens,
+        req_id=name, num_computed_tokens=cached, prompt_token_ids=prompt, prefill_token_ids=prompt
     )
 
 
@@ -82,42 +70,34 @@ def test_without_memory_for_copies_windows_are_written_directly(
 def test_mode_off_allocates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[PieceStaging] = []
     monkeypatch.setattr(PieceStaging, "allocate", lambda self: asked.append(self))
-    hook = make_hook(monkeypatch)
-    assert len(asked) == 1
-    hook.set_modes(type(hook.nwor_mode)("off"), hook.validator.mode)
+    make_hook(monkeypatch).set_modes(NworMode.OFF, ScvMode.OFF)
     assert len(asked) == 1
 
 
 def runner_of_two_requests() -> Any:
     """A runner with a KV connector, so that nothing is staged; each request accepts one draft."""
-    parallel = SimpleNamespace(data_parallel_size=1, use_ubatching=False)
-    runner = make_runner()
-    vars(runner).update(
+    return make_runner(
         compilation_config=SimpleNamespace(static_forward_context={}),
         vllm_config=SimpleNamespace(kv_transfer_config=object()),
-        parallel_config=parallel,
-        lora_config=None,
-        use_pp=False,
-        dcp_size=1,
-        pcp_manager=None,
-        adaptive_verification=None,
-        ubatch_runner=None,
-        num_speculative_steps=4,
-        max_num_reqs=2,
-        dtype=torch.float32,
+        parallel_config=SimpleNamespace(data_parallel_size=1, use_ubatching=False),
+        lora_config=None, use_pp=False, dcp_size=1, pcp_manager=None, adaptive_verification=None,
+        ubatch_runner=None, num_speculative_steps=4, max_num_reqs=2, dtype=torch.float32,
         prepare_attn=lambda input_batch: (None, torch.zeros(1, 10)),
-        draft_tokens_handler=SimpleNamespace(req_ids=["a-1", "b-2"]),
+        draft_tokens_handler=SimpleNamespace(req_ids=REQUESTS),
         sample=lambda *args: (None, torch.tensor([2, 2], dtype=torch.int32), None),
-    )
-    return runner
+    )  # fmt: skip
 
 
-def window_of(
-    monkeypatch: pytest.MonkeyPatch, lengths: dict[str, int] | None = None, **arguments: Any
-) -> dict[str, Any]:
-    """One window through the hook, as a worker in a process of its own sees it.
+@pytest.mark.parametrize(
+    ("allowed", "waited", "forbidden"),
+    [(1, True, 3), (None, True, 0), (4, True, 0), (1, False, 0)],
+)
+def test_drafts_that_a_grammar_forbids_are_not_vllms(
+    monkeypatch: pytest.MonkeyPatch, allowed: int | None, waited: bool, forbidden: int
+) -> None:
+    """The scheduler validates them when the forward has been launched, maybe in another process.
 
-    `arguments`: how many drafts of request a may be accepted, whether the step waited for tokens.
+    `allowed`: drafts of request a; `waited`: whether the step waited for tokens.
     """
     from nwor_bench.plugin.rank_vote import RankVote
     from nwor_bench.plugin.runner_v2.hook import V2RunnerHook
@@ -127,43 +107,21 @@ def window_of(
     hook = V2RunnerHook(runner, PluginSettings(NworMode.STAGE, ScvMode.OFF, False))
     hook.attach()
     hook.set_modes(NworMode.STAGE, ScvMode.OFF)
-    step = scheduled(
-        ["a-1", "b-2"],
-        drafts=4,
-        pending_structured_output_tokens=arguments.get("waited", True),
-        num_invalid_spec_tokens=None,  # for ever: the scheduler writes into its own copy
+    grammar = allowed and SimpleNamespace(
+        structured_output_request_ids=REQUESTS[:1], num_acceptable_drafts=[allowed]
     )
-    batch = input_batch_of(["a-1", "b-2"], 4)
-    allowed = arguments.get("allowed")
-    grammar = None
-    if allowed is not None:
-        grammar = SimpleNamespace(
-            structured_output_request_ids=["a-1"], num_acceptable_drafts=[allowed]
-        )
-    runner.execute_model(step)
+    # The scheduler writes num_invalid_spec_tokens into its own copy: here it is None for ever.
+    more = {"pending_structured_output_tokens": waited, "num_invalid_spec_tokens": None}
+    runner.execute_model(scheduled(REQUESTS, drafts=4, **more))
+    batch = input_batch_of(REQUESTS, 4)
     runner.prepare_attn(batch)
     runner.sample(None, batch, grammar)
-    (window,) = hook.drain(lengths)
+    (window,) = hook.drain(None)
     hook.detach()
-    return window
-
-
-def test_drafts_that_a_grammar_forbids_are_not_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scheduler validates them when the forward has been launched, maybe in another process."""
-    window = window_of(monkeypatch, allowed=1)
     assert window.fallback_reason == "kv_transfer"
-    assert (window.draft_tokens, window.uncounted_draft_tokens) == (8, 3)
+    assert (window.draft_tokens, window.uncounted_draft_tokens) == (8, forbidden)
     assert (window.accepted_tokens, window.uncounted_accepted_tokens) == (2, 0)
-    assert window.drafts_per_position == (2, 1, 1, 1)
-
-
-@pytest.mark.parametrize("arguments", [{}, {"allowed": 4}, {"allowed": 1, "waited": False}])
-def test_all_drafts_count_if_none_is_forbidden(
-    arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    window = window_of(monkeypatch, **arguments)
-    assert (window.draft_tokens, window.uncounted_draft_tokens) == (8, 0)
-    assert window.drafts_per_position == (2, 2, 2, 2)
+    assert window.drafts_per_position == ((2, 1, 1, 1) if forbidden else (2, 2, 2, 2))
 
 
 def test_every_request_is_forgotten_when_the_last_has_ended(
@@ -185,31 +143,17 @@ def test_every_request_is_forgotten_when_the_last_has_ended(
 
 def step_of(hook: Any, drafts: Sequence[int], place: Any = None) -> None:
     """A step of windows of so many drafts each, as `nwor-bench worth` schedules it."""
-    runner, most = hook.runner, max(drafts)
-    output, batch = scheduled(REQUESTS, drafts=most), input_batch_of(REQUESTS, most)
-    output.scheduled_spec_decode_tokens = {
-        name: [-1] * n for name, n in zip(REQUESTS, drafts, strict=True) if n
-    }
-    output.total_num_scheduled_tokens = batch.num_tokens = sum(drafts) + len(drafts)
-    batch.num_draft_tokens_per_req = np.array(drafts, dtype=np.int32)
-    batch.num_draft_tokens = sum(drafts)
-    setattr(output, PLACE, place)
-    runner.execute_model(output)
-    runner.prepare_attn(batch)
-    if hook.window.is_staging:
-        rows = torch.arange(batch.num_tokens)
-        for layer in range(LAYERS):
-            assert hook.window.stage(layer, rows, rows)
-    runner.sample(None, batch, None)
+    run_step(hook, REQUESTS, drafts=drafts, **{PLACE: place})
 
 
 @pytest.mark.parametrize(
-    ("drafts", "uniform"), [((2, 2), 2), ((1, 1), 1), ((2, 1), None), ((1, 0), None)]
+    ("drafts", "uniform"),
+    [((2, 2), 2), ((1, 1), 1), ((2, 1), None), ((1, 0), None), ((0, 0), None)],
 )
 def test_the_validator_hears_of_a_count_that_all_requests_have(
     monkeypatch: pytest.MonkeyPatch, drafts: Sequence[int], uniform: int | None
 ) -> None:
-    """The engine's most is 2; draft counts run smaller ones, as evenly."""
+    """The engine's most is 2; draft counts run smaller ones, as evenly, and 0 stages nothing."""
     asked: list[int | None] = []
 
     def validate(num_sampled: Any, _: Any, own: int | None) -> Any:
@@ -220,18 +164,9 @@ def test_the_validator_hears_of_a_count_that_all_requests_have(
     hook = make_hook(monkeypatch)
     hook.validator.validate = validate
     step_of(hook, drafts)
-    assert asked == [uniform]
+    assert asked == ([uniform] if sum(drafts) else [])
     (window,) = hook.drain({"a": 9, "b": 9})
-    assert window.staged_tokens == sum(drafts)
-
-
-def test_a_window_without_a_draft_stages_nothing_in_mode_stage(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    hook = make_hook(monkeypatch)
-    step_of(hook, (0, 0))
-    (window,) = hook.drain({"a": 9, "b": 9})
-    assert (window.draft_tokens, window.staged_tokens) == (0, 0)
+    assert (window.draft_tokens, window.staged_tokens) == (sum(drafts),) * 2
     assert window.fallback_reason is None
 
 

@@ -50,15 +50,14 @@ def checks_of(descriptors: Any, recurrent: Any = None, batch: Any = None) -> Any
         staging=SimpleNamespace(trace=None, sets=[]), recurrent=recurrent or {},
         window=SimpleNamespace(batch=batch),
     )  # fmt: skip
-    runner = SimpleNamespace(
-        model_state=SimpleNamespace(prepare_attn=lambda *_: {}), device=torch.device("cpu")
-    )
+    model = SimpleNamespace(prepare_attn=lambda *_: {})
+    runner = SimpleNamespace(model_state=model, device=torch.device("cpu"))
     return GpuWindowChecks(runner, parts, ())
 
 
-def checked(checks: Any, descriptor: Any, windows: int = 20, control: bool = False) -> int:
-    chosen = [checks.planner("usual", control, descriptor) for _ in range(windows)]
-    return sum(planner == "checking" for planner in chosen)
+def checked(checks: Any, descriptor: Any, control: bool = False) -> int:
+    chosen = [checks.planner("usual", control, descriptor) for _ in range(20)]
+    return chosen.count("checking")
 
 
 def test_every_draft_count_has_checked_windows_in_its_batch() -> None:
@@ -80,13 +79,8 @@ def test_every_mode_and_count_of_an_interleaved_batch_has_checked_windows() -> N
     checks = checks_of(counts)
     for control in (False, True):
         checks.prepare(REQUESTS, control)
-    found = [
-        checks.planner("usual", control, descriptor) == "checking"
-        for _ in range(5)
-        for control in (False, True)
-        for descriptor in counts
-    ]
-    assert sum(found) == 2 * 2 * 2
+    found = [checked(checks, each, control) for control in (False, True) for each in counts]
+    assert found == [2] * 4
 
 
 STATE_SIZE, WINDOW = 3, 2

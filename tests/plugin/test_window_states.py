@@ -1,8 +1,6 @@
-"""`WindowStates` without vLLM: what is committed, and what is left to stock, in windows of any end.
+"""`WindowStates` without vLLM, over plain torch kernels: what it commits and leaves to stock."""
 
-Layers are stand-ins with states of random numbers; the kernels are the plain torch ones.
-"""
-
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +17,7 @@ from nwor_bench.plugin.states import (
     reference_commit,
 )
 from nwor_bench.plugin.window import Window, WindowBatch
-from nwor_kernels.gated_delta.records import WindowInputs
+from nwor_kernels.gated_delta.records import GatedNorm, WindowInputs
 from nwor_kernels.gated_delta.reference import verify_window_reference
 
 HEADS, KEYS, VALUES, KEY_HEADS = 4, 8, 6, 2
@@ -98,67 +96,87 @@ class Pieces:
             outputs.append(out)
         return outputs
 
-    def as_stock(self, number: int) -> Tensor:
-        """The layer's states as stock leaves them: one behind every token."""
+    def by_reference(
+        self, number: int, mixed: Tensor | None = None, norm: GatedNorm | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """A layer's output in this window, and its states as stock leaves them: one a token."""
         layer = self.layers[number]
-        state = layer.state.clone()
-        metadata, own = self.metadata(layer.group), layer.layer
+        state, own, metadata = layer.state.clone(), layer.layer, self.metadata(layer.group)
         assert self.states._records is not None
         records = self.states._records.layer(number)
         kept = type(records)(*(part.clone() for part in records))
+        given, a, b = self.given[number]
         inputs = WindowInputs(
-            *self.given[number], own.A_log, own.dt_bias, state, metadata.spec_state_indices_tensor,
-            self.accepted, metadata.spec_query_start_loc,
+            given if mixed is None else mixed, a, b, own.A_log, own.dt_bias, state,
+            metadata.spec_state_indices_tensor, self.accepted, metadata.spec_query_start_loc,
         )  # fmt: skip
-        out = torch.empty(2 * LENGTH, HEADS, VALUES)
-        verify_window_reference(inputs, out, kept, scale=KEYS**-0.5, write_states=True)
-        return state
+        out = torch.zeros(2 * LENGTH, HEADS, VALUES)
+        more: dict[str, Any] = {"scale": KEYS**-0.5, "norm": norm, "write_states": True}
+        verify_window_reference(inputs, out, kept, **more)
+        return out, state
+
+    def as_stock(self, number: int) -> Tensor:
+        """The layer's states as stock leaves them."""
+        return self.by_reference(number)[1]
 
 
 COUNTS = torch.tensor([3, 1], dtype=torch.int32)
 
 
-def check_committed(pieces: Pieces, before: list[Tensor], stock: list[Tensor]) -> None:
-    """One slot a request has stock's state, and no other slot has changed."""
-    for layer, old, theirs in zip(pieces.layers, before, stock, strict=True):
+def check_committed(
+    pieces: Pieces, before: list[Tensor], stock: list[Tensor], layers: Sequence[int] = (0, 1, 2)
+) -> None:
+    """One slot a request has stock's state in these layers, and no other slot has changed."""
+    for number, (layer, old) in enumerate(zip(pieces.layers, before, strict=True)):
         table = pieces.indices[layer.group]
         slots = [int(table[row, count - 1]) for row, count in enumerate(COUNTS)]
-        torch.testing.assert_close(layer.state[slots], theirs[slots], rtol=1e-5, atol=1e-6)
+        slots = slots if number in layers else []
+        ours, theirs = layer.state[slots], stock[number][slots]
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
         others = [slot for slot in range(SLOTS) if slot not in slots]
         assert torch.equal(layer.state[others], old[others])
 
 
+def check_commit(
+    pieces: Pieces, reason: str | None = None, layers: Sequence[int] = (0, 1, 2)
+) -> None:
+    """The commit writes these layers' states, once."""
+    before = [layer.state.clone() for layer in pieces.layers]
+    stock = [pieces.as_stock(number) for number in range(3)]
+    assert pieces.states.commit(COUNTS) == (len(layers), reason)
+    check_committed(pieces, before, stock, layers)
+    assert pieces.states.commit(COUNTS).layers == 0
+
+
+@pytest.fixture
+def pieces() -> Pieces:
+    return Pieces()
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 0, 1)])
-def test_one_state_a_request_is_written_in_each_layer(order: tuple[int, ...]) -> None:
+def test_one_state_a_request_is_written_in_each_layer(
+    pieces: Pieces, order: tuple[int, ...]
+) -> None:
     """Whatever the order in which the forward meets the layers: groups are not in it."""
-    pieces = Pieces()
     before = [layer.state.clone() for layer in pieces.layers]
     pieces.begin()
     pieces.verify(*order)
     assert all(torch.equal(x.state, y) for x, y in zip(pieces.layers, before, strict=True))
-    stock = [pieces.as_stock(number) for number in range(3)]
-    assert pieces.states.commit(COUNTS) == (3, None)
-    check_committed(pieces, before, stock)
-    assert pieces.states.commit(COUNTS).layers == 0  # nothing is committed twice
+    check_commit(pieces)
 
 
-def test_a_second_step_is_committed_by_its_own_tables() -> None:
-    pieces = Pieces()
+def test_a_second_step_is_committed_by_its_own_tables(pieces: Pieces) -> None:
     for step in range(3):
         if step == 2:  # vLLM fills the same buffers anew
             pieces.indices[:] = pieces.indices.flip(1)
             pieces.accepted[:] = torch.tensor([1, 3])
         pieces.begin()
         pieces.verify(0, 1, 2)
-        before = [layer.state.clone() for layer in pieces.layers]
-        stock = [pieces.as_stock(number) for number in range(3)]
-        pieces.states.commit(COUNTS)
-        check_committed(pieces, before, stock)
+        check_commit(pieces)
         pieces.window.forget()
 
 
-def test_a_request_without_a_token_keeps_the_state_behind_its_first() -> None:
-    pieces = Pieces()
+def test_a_request_without_a_token_keeps_the_state_behind_its_first(pieces: Pieces) -> None:
     pieces.begin()
     pieces.verify(0, 1, 2)
     stock = pieces.as_stock(0)
@@ -167,26 +185,15 @@ def test_a_request_without_a_token_keeps_the_state_behind_its_first() -> None:
     torch.testing.assert_close(pieces.layers[0].state[first], stock[first], rtol=1e-5, atol=1e-6)
 
 
-def test_layers_that_staged_before_the_window_fell_back_are_committed() -> None:
-    pieces = Pieces()
+def test_layers_that_staged_before_the_window_fell_back_are_committed(pieces: Pieces) -> None:
     pieces.begin()
     pieces.verify(0, 2)
     pieces.window.abort("stage:planted")
     assert not pieces.states.stages(pieces.metadata(0))  # stock serves the others
-    before = [layer.state.clone() for layer in pieces.layers]
-    stock = [pieces.as_stock(0), before[1], pieces.as_stock(2)]
-    assert pieces.states.commit(COUNTS) == (2, None)
-    assert torch.equal(pieces.layers[1].state, before[1])
-    stock[1] = before[1]
-    for number in (0, 2):
-        layer = pieces.layers[number]
-        slots = [int(pieces.indices[layer.group, row, n - 1]) for row, n in enumerate(COUNTS)]
-        ours, theirs = layer.state[slots], stock[number][slots]
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    check_commit(pieces, layers=(0, 2))
 
 
-def test_control_writes_every_state_and_commits_none() -> None:
-    pieces = Pieces()
+def test_control_writes_every_state_and_commits_none(pieces: Pieces) -> None:
     stock = [pieces.as_stock(number) for number in range(3)]
     pieces.begin(control=True)
     pieces.verify(0, 1, 2)
@@ -204,8 +211,7 @@ def test_control_writes_every_state_and_commits_none() -> None:
         ({"num_spec_decodes": 3}, "states:more_requests_than_records"),
     ],
 )
-def test_steps_that_stock_serves(changes: dict[str, Any], reason: str) -> None:
-    pieces = Pieces()
+def test_steps_that_stock_serves(pieces: Pieces, changes: dict[str, Any], reason: str) -> None:
     assert not pieces.states.stages(pieces.metadata(0))  # no window is open
     pieces.begin()
     assert not pieces.states.stages(pieces.metadata(0, **changes))
@@ -216,14 +222,12 @@ def test_steps_that_stock_serves(changes: dict[str, Any], reason: str) -> None:
     assert pieces.states.commit(COUNTS) == (3, None)
 
 
-def test_a_staged_window_whose_layers_were_not_called_says_so() -> None:
-    pieces = Pieces()
+def test_a_staged_window_whose_layers_were_not_called_says_so(pieces: Pieces) -> None:
     pieces.begin()
     assert pieces.states.commit(COUNTS) == (0, "states:not_called")
 
 
-def test_a_captured_window_is_committed_from_its_tables() -> None:
-    pieces = Pieces()
+def test_a_captured_window_is_committed_from_its_tables(pieces: Pieces) -> None:
     pieces.begin(repeats=True)
     pieces.verify(0, 1, 2)
     pieces.verify(0, 1, 2)  # the warm-up, and the capture
@@ -232,16 +236,12 @@ def test_a_captured_window_is_committed_from_its_tables() -> None:
     assert [each.data_ptr() for each in tables.indices] == [x.data_ptr() for x in pieces.indices]
     pieces.states.drop()
     pieces.window.forget()
-    before = [layer.state.clone() for layer in pieces.layers]
-    stock = [pieces.as_stock(number) for number in range(3)]
     pieces.begin()
     pieces.states.replayed(tables)  # the records hold the last run's
-    assert pieces.states.commit(COUNTS) == (3, None)
-    check_committed(pieces, before, stock)
+    check_commit(pieces)
 
 
-def test_a_graph_captured_from_stock_commits_nothing() -> None:
-    pieces = Pieces()
+def test_a_graph_captured_from_stock_commits_nothing(pieces: Pieces) -> None:
     pieces.begin(repeats=True)
     assert not pieces.states.stages(pieces.metadata(0, num_spec_decodes=3))
     reason = pieces.states.captured()
@@ -253,8 +253,9 @@ def test_a_graph_captured_from_stock_commits_nothing() -> None:
 
 
 @pytest.mark.parametrize("warm_up", [(), (0, 1, 2)])
-def test_a_capture_in_which_some_layers_staged_is_refused(warm_up: tuple[int, ...]) -> None:
-    pieces = Pieces()
+def test_a_capture_in_which_some_layers_staged_is_refused(
+    pieces: Pieces, warm_up: tuple[int, ...]
+) -> None:
     pieces.begin(repeats=True)
     pieces.verify(*warm_up)
     pieces.verify(0)
@@ -262,23 +263,17 @@ def test_a_capture_in_which_some_layers_staged_is_refused(warm_up: tuple[int, ..
         pieces.states.captured()
 
 
-def test_a_commit_that_fails_is_done_in_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces = Pieces()
-
-    def broken(*_: Any) -> Any:
-        raise RuntimeError("planted")
-
+def test_a_commit_that_fails_is_done_in_plain_torch(
+    pieces: Pieces, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pieces.begin()
     pieces.verify(0, 1, 2)
-    before = [layer.state.clone() for layer in pieces.layers]
-    stock = [pieces.as_stock(number) for number in range(3)]
-    monkeypatch.setattr(pieces.states, "_kernels", KERNELS._replace(commit=broken))
-    assert pieces.states.commit(COUNTS) == (3, "commit:states:RuntimeError")
-    check_committed(pieces, before, stock)
+    broken = KERNELS._replace(commit=lambda *_: 1 / 0)
+    monkeypatch.setattr(pieces.states, "_kernels", broken)
+    check_commit(pieces, "commit:states:ZeroDivisionError")
 
 
-def test_without_memory_or_kernel_stock_keeps_the_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces = Pieces()
+def test_without_memory_or_kernel_stock_keeps_the_states(pieces: Pieces) -> None:
     states = WindowStates(
         pieces.layers, pieces.window, length=LENGTH, requests=2, dtype=torch.float32,
         kernels=KERNELS._replace(verify=lambda *_, **__: 1 / 0),
@@ -290,23 +285,18 @@ def test_without_memory_or_kernel_stock_keeps_the_states(monkeypatch: pytest.Mon
     assert states.commit(COUNTS) == (0, None)
 
 
-def test_a_window_of_a_step_that_died_is_dropped() -> None:
-    pieces = Pieces()
+def test_a_window_of_a_step_that_died_is_dropped(pieces: Pieces) -> None:
     pieces.begin()
     pieces.verify(0, 1)
     pieces.states.drop()
     pieces.window.abort("step_not_finished")
     pieces.window.close()
-    before = [layer.state.clone() for layer in pieces.layers]
     pieces.begin()
     pieces.verify(0, 1, 2)
-    stock = [pieces.as_stock(number) for number in range(3)]
-    assert pieces.states.commit(COUNTS) == (3, None)
-    check_committed(pieces, before, stock)
+    check_commit(pieces)
 
 
-def test_bytes_of_states_and_records() -> None:
-    pieces = Pieces()
+def test_bytes_of_states_and_records(pieces: Pieces) -> None:
     one = HEADS * VALUES * KEYS * 4
     assert pieces.states.bytes_per_request == 3 * one
     token = 4 * (KEY_HEADS * KEYS + HEADS * VALUES + HEADS)

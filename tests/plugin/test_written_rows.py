@@ -1,6 +1,8 @@
-"""Rows that commits count themselves, beside those that the accepted counts ask for."""
+"""Rows that commits count, beside those accepted, and commits that the device refused."""
 
+import logging
 from collections.abc import Callable
+from functools import partial
 from threading import Barrier, Thread
 from typing import Any
 
@@ -8,24 +10,25 @@ import numpy as np
 import pytest
 import torch
 from test_live_on_v2 import REQUESTS, Started
-from v2_pieces import LAYERS, K, run_step
+from v2_pieces import LAYERS, K, make_hook, run_step
 
 from nwor_bench.plugin.late_counts import SEALED, WrittenRows
 from nwor_bench.plugin.rank_vote import RankVote
+from nwor_bench.plugin.runner_v2.staging import DeviceRefusals
 from nwor_bench.plugin.step import Step
 from nwor_bench.records.fallback_reasons import Fault, Guard
 from nwor_bench.records.types import NworMode
+from nwor_kernels.metadata import ERROR_OVERFLOW, ERROR_SLOT_RANGE
 
 DRAFTS = 4
 
 
 def window(certain: int | None, in_commit: bool = False) -> Step:
     """Two requests of four drafts each."""
-    drafts = np.array([DRAFTS, DRAFTS], dtype=np.int32)
-    staged = 2 * DRAFTS
     return Step(
-        0.0, True, drafts=drafts, staged_tokens=staged, certain=certain, decided_in_commit=in_commit
-    )
+        0.0, True, drafts=np.array([DRAFTS, DRAFTS], dtype=np.int32), staged_tokens=2 * DRAFTS,
+        certain=certain, decided_in_commit=in_commit,
+    )  # fmt: skip
 
 
 def committed(now: list[int], *windows: tuple[Step, list[int]], before: int = 0) -> Any:
@@ -35,37 +38,33 @@ def committed(now: list[int], *windows: tuple[Step, list[int]], before: int = 0)
     return [step.committed_tokens for step in steps]
 
 
+ONE_FULL = [5, 1]  # a request got all four drafts and a bonus token, the other its own token
+PAIR = (window(0), [3, 3]), (window(0), [2, 2])  # 4 and 2 accepted
+
+
 @pytest.mark.parametrize(
-    ("certain", "in_commit", "rows"),
+    ("now", "windows", "expected"),
     [
-        (0, False, 4 + 0),  # only drafts
-        (0, True, 4 + 0),
-        (1, False, 5 + 1),  # the whole step: each request's first row too
-        (1, True, 5 + 1),
+        ([4 + 0] * 3, [(window(0), ONE_FULL)], [4]),  # only drafts
+        ([4 + 0] * 3, [(window(0, True), ONE_FULL)], [4]),
+        ([5 + 1] * 3, [(window(1), ONE_FULL)], [4]),  # the whole step: each request's first row too
+        ([5 + 1] * 3, [(window(1, True), ONE_FULL)], [4]),
+        # A request that sampled nothing has a certain row only if the host decided.
+        ([3 + 1], [(window(1), [3, 0])], [2]),
+        ([3], [(window(1, True), [3, 0])], [2]),
+        # What is missing is taken from the last windows.
+        ([6, 6], PAIR, [4, 2]),
+        ([0, 0], PAIR, [0, 0]),
+        ([6, 5], PAIR, [4, 1]),  # one layer lacks a row
+        ([6, 9], PAIR, [4, 2 + 3]),  # one has too many
+        # Windows without a commit ask for nothing.
+        ([4], [(window(None), [5, 5]), (window(0), [3, 3])], [None, 4]),
     ],
 )
 def test_rows_that_add_up_commit_what_was_accepted(
-    certain: int, in_commit: bool, rows: int
+    now: list[int], windows: Any, expected: list[int | None]
 ) -> None:
-    """A request got all four drafts and a bonus token, the other its own token."""
-    assert committed([rows] * 3, (window(certain, in_commit), [5, 1])) == [4]
-
-
-def test_a_request_that_sampled_nothing_has_a_certain_row_only_if_the_host_decided() -> None:
-    assert committed([3 + 1], (window(1), [3, 0])) == [2]
-    assert committed([3], (window(1, in_commit=True), [3, 0])) == [2]
-
-
-def test_what_is_missing_is_taken_from_the_last_windows() -> None:
-    pair = (window(0), [3, 3]), (window(0), [2, 2])  # 4 and 2 accepted
-    assert committed([6, 6], *pair) == [4, 2]
-    assert committed([0, 0], *pair) == [0, 0]
-    assert committed([6, 5], *pair) == [4, 1]  # one layer lacks a row
-    assert committed([6, 9], *pair) == [4, 2 + 3]  # one has too many
-
-
-def test_windows_without_a_commit_ask_for_nothing() -> None:
-    assert committed([4], (window(None), [5, 5]), (window(0), [3, 3])) == [None, 4]
+    assert committed(now, *windows) == expected
 
 
 def test_counters_may_wrap() -> None:
@@ -130,23 +129,33 @@ class Ranks:
     def _all_gather(self, reasons: list[Any], reason: str | None, group: int) -> None:
         reasons[:] = self._exchange(group, reason)
 
-    def vote(self) -> list[str | None]:
-        """What each rank settles on."""
-        found: list[str | None] = [None, None]
+    def run(self, *each: Callable[[], Any]) -> None:
+        """Run what each rank does in a thread of its own; what one raises is raised here."""
+        faults: list[BaseException] = []
 
-        def settle(rank: int) -> None:
-            found[rank] = self.ranks[rank].settle(None)
+        def rank(work: Callable[[], Any]) -> None:
+            try:
+                work()
+            except BaseException as fault:
+                faults.append(fault)
+                self.barrier.abort()
 
-        threads = [Thread(target=settle, args=(rank,)) for rank in range(2)]
+        threads = [Thread(target=rank, args=[work]) for work in each]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return found
+        assert faults == []
 
+    def vote(self) -> list[str | None]:
+        """What each rank settles on."""
+        found: dict[int, str | None] = {}
 
-AGREED = [None, None]
-DIFFERED = [Fault.RANKS_DIFFER.value] * 2
+        def settle(rank: int) -> None:
+            found[rank] = self.ranks[rank].settle(None)
+
+        self.run(*(partial(settle, rank) for rank in range(2)))
+        return [found[0], found[1]]
 
 
 @pytest.mark.slow
@@ -156,8 +165,7 @@ def test_the_hooks_tell_their_votes_what_they_counted(
 ) -> None:
     both = Ranks(monkeypatch)
     for number, vote in enumerate(both.ranks):
-        alone = monkeypatch.context()
-        with alone as patch:
+        with monkeypatch.context() as patch:
             patch.setattr(RankVote, "settle", lambda _, reason, *__: reason)
             started = Started(patch, vote)
             for _ in range(2 * SEALED):
@@ -166,4 +174,90 @@ def test_the_hooks_tell_their_votes_what_they_counted(
                 started.hook.late._pending[3].num_sampled -= 1
             started.hook.late.resolve(None)
     both.vote()
-    assert both.vote() == (DIFFERED if differ else AGREED)
+    assert both.vote() == [Fault.RANKS_DIFFER.value if differ else None] * 2
+
+
+def reasons(hook: Any) -> list[str | None]:
+    return [counts.fallback_reason for counts in hook.accumulator.windows]
+
+
+@pytest.mark.slow  # vLLM's runner is imported
+def test_a_server_stops_staging_once_it_has_read_a_refusal(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hook = make_hook(monkeypatch)
+    run_step(hook, REQUESTS)
+    hook.buffers.errors[1] = ERROR_SLOT_RANGE  # what that window's commit left on the device
+    run_step(hook, REQUESTS)
+    commits = hook.buffers.commits
+    with caplog.at_level(logging.ERROR, "vllm.nwor_bench"):
+        hook.late.resolve(None)  # as a server does every few seconds
+        for _ in range(3):
+            run_step(hook, REQUESTS)
+        hook.late.resolve(None)
+    assert reasons(hook) == [None, None, "device_refused:slot_range"] + ["staging_stopped"] * 2
+    assert hook.buffers.commits == commits == 2
+    assert hook.nwor_mode == "stage"
+    ours = [record for record in caplog.records if record.name == "vllm.nwor_bench"]
+    (told,) = [record.getMessage() for record in ours]
+    for word in ("slot_range", "1 of 2 layers", "may be wrong", "prefix cache"):
+        assert word in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("early", [False, True])
+def test_a_sweeps_drain_still_names_layers_and_flags(
+    monkeypatch: pytest.MonkeyPatch, early: bool
+) -> None:
+    """A reading before the drain changes nothing; told once."""
+    hook = make_hook(monkeypatch)
+    run_step(hook, REQUESTS)
+    hook.buffers.errors[1] = ERROR_OVERFLOW
+    if early:
+        hook.late._read_pending()
+        assert hook.buffers.errors.tolist() == [0, 0]
+    hook.drain({"a": 9, "b": 9})
+    assert hook.device_errors() == ["layer 1: overflow"]
+    assert hook.device_errors() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("late_rank_reads", [False, True])
+def test_ranks_stop_with_the_same_window(
+    monkeypatch: pytest.MonkeyPatch, late_rank_reads: bool
+) -> None:
+    """Each rank reads its own flags when it reads; the window's vote tells the others."""
+    both = Ranks(monkeypatch)
+
+    def rank(number: int) -> None:
+        hook = hooks[number]
+        for step in range(6):
+            if number == 1 and step == 1:
+                hook.buffers.errors[0] = ERROR_OVERFLOW
+            if step == 3 and (number == 1 or late_rank_reads):
+                hook.late.resolve(None)
+            run_step(hook, REQUESTS)
+        hook.late.resolve(None)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RankVote, "settle", lambda *_: None)  # while the hooks are made
+        hooks = [make_hook(patch, vote) for vote in both.ranks]
+    both.run(*(partial(rank, number) for number in range(2)))
+    told = "rank_1:device_refused:overflow"
+    expected = [None, None, None, told, "staging_stopped", "staging_stopped"]
+    assert [reasons(hook) for hook in hooks] == [expected, expected]
+    # The window of the vote had been committed: every draft of it was written again.
+    assert [hook.buffers.direct_writes for hook in hooks] == [1, 1]
+
+
+def test_flags_of_all_layers_are_one_bounded_reason() -> None:
+    errors = torch.tensor([0, ERROR_OVERFLOW, ERROR_SLOT_RANGE], dtype=torch.int32)
+    refusals = DeviceRefusals(errors)
+    refusals.note([0, 0, 0])
+    assert refusals.reason is None
+    refusals.note(errors.tolist())
+    assert refusals.reason == "device_refused:overflow+slot_range"
+    for _ in range(1000):
+        refusals.note([1, 1, 1])
+    assert len(refusals.take()) <= 4 + 1
+    assert refusals.reason == "device_refused:overflow+slot_range"

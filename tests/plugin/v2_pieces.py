@@ -1,7 +1,4 @@
-"""A V2 runner made of pieces, and the hook's windows on it: no vLLM engine, no GPU, no kernels.
-
-Attention stages each layer as the patched layers do; the commit writes into a modelled cache.
-"""
+"""A V2 runner made of pieces, and its hook's windows: no vLLM engine, no GPU, no kernels."""
 
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
@@ -24,23 +21,17 @@ LAYERS = 2
 
 
 class PieceBatch(WindowBatch):
-    """A window whose acceptance is a count a request."""
+    """A window that was not captured, whose acceptance is a count a request."""
+
+    certain, path, sources, tokens_per_request = 0, "", None, K + 1
 
     def fits(self, accepted: Tensor) -> bool:
         return accepted.shape == (len(self.num_draft_tokens),)
-
-    certain = 0
-    path = ""
-    tokens_per_request = K + 1
 
     @property
     def size(self) -> tuple[int, int]:
         """Requests, and rows of each."""
         return len(self.num_draft_tokens), K + 1
-
-    @property
-    def sources(self) -> None:
-        """It was not captured."""
 
 
 class PieceStaging(ModelStaging):
@@ -67,16 +58,15 @@ class PieceStaging(ModelStaging):
 class PiecePlanner:
     """Plans every window whole, and keeps what it was told of certain tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, batch: type[PieceBatch] = PieceBatch) -> None:
+        self.batch = batch
         self.certain_at_once: list[bool] = []
 
-    def plan(
-        self, input_batch: Any, *_: Any, certain_at_once: bool = False
-    ) -> tuple[PieceBatch, None]:
+    def plan(self, input_batch: Any, *_: Any, certain_at_once: bool = False) -> Any:
         self.certain_at_once.append(certain_at_once)
         drafts = tuple(input_batch.num_draft_tokens_per_req.tolist())
         rows = torch.arange(sum(drafts) + len(drafts))
-        return PieceBatch(drafts, rows, rows + 100, None), None
+        return self.batch(drafts, rows, rows + 100, None), None
 
 
 CHOICES = SimpleNamespace(attended=lambda size, *, equal: "ours4" if equal else "ours")
@@ -199,21 +189,24 @@ def run_step(
     finished: Iterable[str] = (),
     new: Sequence[Any] = (),
     prefilled: int = 0,
+    drafts: int | Sequence[int] = K,
+    **more: Any,
 ) -> None:
     """One step from the scheduler's word to the sampled tokens.
 
-    `new` are its NewRequestData, `prefilled` the tokens of a prefill that it runs too.
+    `new` are its NewRequestData, `prefilled` the tokens of a prefill that it runs too; `more` are
+    further fields of its SchedulerOutput.
     """
     runner = hook.runner
-    step = scheduled(requests, finished, new)
+    step = scheduled(requests, finished, new, drafts, **more)
     step.total_num_scheduled_tokens += prefilled
     runner.execute_model(step)
     if not requests:
         return
-    batch = input_batch_of(requests)
+    batch = input_batch_of(requests, drafts)
     runner.prepare_attn(batch)
     if hook.window is not None and hook.window.is_staging:
-        kv = torch.arange(len(requests) * (K + 1))
+        kv = torch.arange(batch.num_tokens)
         for layer in range(LAYERS):
             assert hook.window.stage(layer, kv, kv)
     runner.sample(None, batch, None)

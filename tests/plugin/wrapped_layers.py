@@ -1,9 +1,4 @@
-"""Target layers on a CPU whose write and attention are wrapped as in mode stage on a GPU.
-
-The stock part writes and reads a paged cache in torch; the kernel that reads staged K/V is
-replaced by the same reference. What a window leaves in the caches and what attention gives can
-so be compared with a step that was never staged.
-"""
+"""Target layers over paged caches in torch, unwrapped or wrapped as in mode stage on a GPU."""
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -90,11 +85,11 @@ class StockImpl:
         return output
 
 
-def attention_group(workspace: Any = None, **more: Any) -> AttentionGroup:
-    """How layers of these heads attend: by our kernel, unless `more` says otherwise."""
+def attention_group(committed: Any = None, **more: Any) -> AttentionGroup:
+    """How layers of these heads attend: by our kernel, unless `more` of the kind says otherwise."""
     shape = AttentionShape("Stock", HEADS, KV_HEADS, WIDTH, WIDTH, "float32", "auto", BLOCK_SIZE)
-    kind = AttentionKind(shape, processors=2)
-    return AttentionGroup(kind, workspace, torch.device("cpu"), **more)
+    kind, workspace = AttentionKind(shape, processors=2, **more), None
+    return AttentionGroup(kind, workspace, torch.device("cpu"), committed)  # type: ignore[arg-type]
 
 
 def attend(
@@ -125,6 +120,7 @@ def step_metadata() -> Any:
         block_table=table,
         max_seq_len=CONTEXT + DRAFTS + 1,
         causal=True,
+        dynamic_causal=None,
     )
 
 
@@ -181,6 +177,7 @@ class WrappedLayers:
         staged: bool,
         monkeypatch: Any = None,
         make_impl: Callable[[], Any] = StockImpl,
+        make_group: Callable[[StepInputs], AttentionGroup] = lambda _: attention_group(),
     ):
         random = torch.Generator().manual_seed(5)
         both = 2 * WIDTH
@@ -203,24 +200,21 @@ class WrappedLayers:
         self.inputs = StepInputs(runner_of(), ["0"])
         if staged:
             monkeypatch.setattr(gpu_attention, "verify_attention_triton", self._verify)
-            around = self.window, self.staging, self.inputs, 0
+            around = self.window, self.staging, self.inputs, 0, make_group(self.inputs)
             self.wrapped = [
-                StagingAttention(number, layer, *around, attention_group())
-                for number, layer in enumerate(self.layers)
+                StagingAttention(number, layer, *around) for number, layer in enumerate(self.layers)
             ]
             PatchSet(patch for made in self.wrapped for patch in made.patches()).apply()
 
     def begin(self, way: str) -> GpuWindowBatch:
         """Open a window that is held whole, or of which only the drafts are held or copied."""
-        counts = StepDrafts(np.full(REQUESTS, DRAFTS, dtype=np.int32), ROWS)
-        if way == "whole step":
-            batch = whole_step(counts, DRAFTS + 1, torch.arange(ROWS), step_slots())
-        elif way == "equal drafts, copied":
-            batch = equal_drafts(REQUESTS, DRAFTS + 1, torch.device("cpu"))
-            set_slots(batch, step_slots())
-        else:
+        copied = way.endswith("copied")
+        if way.startswith("drafts"):  # as if the requests' drafts were not equally many
+            counts = StepDrafts(np.full(REQUESTS, DRAFTS, dtype=np.int32), ROWS)
             starts = np.arange(REQUESTS + 1, dtype=np.int32) * (DRAFTS + 1)
-            batch = drafts_only(counts, starts, step_slots(), copied=way == "drafts, copied")
+            batch = drafts_only(counts, starts, step_slots(), copied=copied)
+        else:
+            batch = planned([DRAFTS + 1] * REQUESTS, DRAFTS, step_slots(), copied=copied)
         self.inputs.open_capture(REQUESTS)
         self.staging.open(batch)
         self.window.begin(batch)

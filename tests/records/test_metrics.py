@@ -66,47 +66,45 @@ def counted(folder: Path) -> tuple[RunData, str]:
 
 
 def test_names_are_those_of_the_design_and_of_cells_csv() -> None:
+    """Every reason that a report explains is among those that are 0 from the start."""
     names = {metric.name for metric in METRICS}
     assert names >= DESIGNED
     in_csv = set(columns(CellResult)) | {"acceptance_rate"}
     for name in names:
         assert name in in_csv or name.removeprefix("nwor_") in in_csv
+    assert set(MEANINGS) <= {reason for reasons in KNOWN_REASONS.values() for reason in reasons}
 
 
 @pytest.mark.slow
-def test_types_follow_prometheus_practice(tmp_path: Path) -> None:
-    _, text = counted(tmp_path)
+def test_metrics_are_the_sums_of_a_runs_records(tmp_path: Path) -> None:
+    run, text = counted(tmp_path)
     families = list(text_string_to_metric_families(text))
-    kinds = {metric.name: metric.kind for metric in METRICS}
-    assert {family.name: family.type for family in families} == kinds
+    assert {family.name: family.type for family in families} == {m.name: m.kind for m in METRICS}
     for family in families:
         assert family.documentation.endswith(".")
         for sample in family.samples:
             assert sample.name == family.name + ("_total" if family.type == "counter" else "")
             by_reason = {"reason"} if family.name.endswith("fallback_count") else set()
             assert set(sample.labels) == {"pair", "nwor_mode", "scv_mode", "rank"} | by_reason
-
-
-@pytest.mark.slow
-def test_metrics_are_the_sums_of_a_runs_records(tmp_path: Path) -> None:
-    run, text = counted(tmp_path)
     samples = parse(text)
     assert sum(window.staged_tokens for window in run.windows) > 0
     for modes in {(window.nwor_mode, window.scv_mode) for window in run.windows}:
         windows = [w for w in run.windows if (w.nwor_mode, w.scv_mode) == modes]
         labels = {"pair": "toy", "nwor_mode": modes[0], "scv_mode": modes[1], "rank": "0"}
+        summed = {
+            "nwor_draft_tokens_total": "draft_tokens",
+            "nwor_total_staged_total": "staged_tokens",
+            "nwor_total_committed_total": "committed_tokens",
+            "nwor_total_rejected_total": "rejected_tokens",
+            "nwor_stage_operations_total": "stage_operations",
+        }
         sums = {
+            **{n: sum(getattr(w, field) for w in windows) for n, field in summed.items()},
             "nwor_windows_total": len(windows),
-            "nwor_draft_tokens_total": sum(w.draft_tokens for w in windows),
-            "nwor_total_staged_total": sum(w.staged_tokens for w in windows),
-            "nwor_total_committed_total": sum(w.committed_tokens for w in windows),
-            "nwor_total_rejected_total": sum(w.rejected_tokens for w in windows),
-            "nwor_stage_operations_total": sum(w.stage_operations for w in windows),
             "nwor_unique_tokens": windows[-1].staged_tokens,
         }
         assert {name: total(samples, name, **labels) for name in sums} == sums
-        accepted = sum(w.accepted_tokens for w in windows)
-        rate = accepted / sums["nwor_draft_tokens_total"]
+        rate = sum(w.accepted_tokens for w in windows) / sums["nwor_draft_tokens_total"]
         assert total(samples, "nwor_acceptance_rate", **labels) == pytest.approx(rate, rel=1e-12)
         reasons = Counter(w.scv_fallback_reason for w in windows if w.scv_fallback_reason)
         for reason, count in reasons.items():
@@ -184,10 +182,6 @@ def test_fallbacks_are_at_0_before_the_first(tmp_path: Path, name: str) -> None:
     assert total(after, name) == len(known) + 1
     assert {v for (n, at), v in after.items() if n == name} == {1.0}
     files.close()
-
-
-def test_every_reason_that_a_report_explains_is_at_0_from_the_start() -> None:
-    assert set(MEANINGS) <= {reason for reasons in KNOWN_REASONS.values() for reason in reasons}
 
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "sweeps" / "grafana-dashboard.json"

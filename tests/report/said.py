@@ -223,8 +223,8 @@ SHAPE = PairFacts(method="eagle", draft="/d", speculative={
 
 def rate(requests: int, k: int, ratio: float | None, verdict: Verdict, **more: Any) -> Rate:
     """A draft count's rate with an interval of +- 0.1."""
-    bounds = (None, None) if ratio is None else (ratio - 0.1, ratio + 0.1)
-    return replace(Rate(requests, k, ratio, *bounds, str(verdict), 1.0, 2.0, 5), **more)
+    found = None if ratio is None else from_ends(ratio, ratio - 0.1, ratio + 0.1, 5)
+    return replace(Rate(requests, k, found, str(verdict), 1.0, 2.0, 5), **more)
 
 
 def worth(rates: Sequence[Rate], best: Mapping[int, int], **more: Any) -> Worth:

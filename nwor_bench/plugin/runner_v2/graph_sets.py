@@ -46,10 +46,10 @@ class StagingGraphs:
         copied: drafts are copied, not left in the capture's own memory.
         choices: which windows are left to stock; None: none is.
         states: the target's recurrent states; None if stock keeps them.
-        control: the layers write their drafts too, and nothing is committed (mode `control`).
     """
 
     _purpose = "NWOR stage"
+    _control = False
 
     def __init__(
         self,
@@ -59,7 +59,6 @@ class StagingGraphs:
         inputs: StepInputs,
         slots: int | slice,
         copied: bool = False,
-        control: bool = False,
         choices: AttentionChoices | None = None,
         states: WindowStates | None = None,
     ):
@@ -72,7 +71,6 @@ class StagingGraphs:
         self._staging = staging
         self._manager: ModelCudaGraphManager | None = None
         self._copied = copied
-        self._control = control
         self.only: Any = None
         """The one shape that is captured; None: every shape that vLLM has captured."""
         self.shapes: dict[BatchExecutionDescriptor, GpuWindowBatch] = {}
@@ -232,6 +230,12 @@ class StagingGraphs:
         rows = torch.arange(desc.num_tokens, device=self._runner.device)
         counts = StepDrafts(np.full(requests, length - 1, dtype=np.int32), desc.num_tokens)
         return whole_step(counts, length, rows, slots)
+
+
+class ControlGraphs(StagingGraphs):
+    """Those of mode `control`: the layers write their drafts too, and nothing is committed."""
+
+    _control = True
 
 
 class StockGraphs(StagingGraphs):

@@ -36,7 +36,7 @@ from nwor_bench.plugin.runner_v2.attention_choice import (
 from nwor_bench.plugin.runner_v2.attention_decision import Contender
 from nwor_bench.plugin.runner_v2.committed import CommittedOnly, decode_shortened, without_mask
 from nwor_bench.plugin.runner_v2.gated_delta import set_up_states, state_patches
-from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs, StockGraphs
+from nwor_bench.plugin.runner_v2.graph_sets import ControlGraphs, StagingGraphs, StockGraphs
 from nwor_bench.plugin.runner_v2.mla_attention import MlaStagingAttention
 from nwor_bench.plugin.runner_v2.plan import WindowPlanner, memory_of, most_referenced_rows
 from nwor_bench.plugin.runner_v2.staged_layer import StepInputs
@@ -115,7 +115,8 @@ class StagingParts:
         """A further, empty set of full CUDA graphs and its planner, for mode control or stage."""
         runner = self._runner
         around = (self.window, self.staging, self.inputs, self.slots)
-        graphs = StagingGraphs(runner, *around, self._copied, control, self.choices, self.states)
+        kind = ControlGraphs if control else StagingGraphs
+        graphs = kind(runner, *around, self._copied, self.choices, self.states)
         return graphs, WindowPlanner(
             self._length,
             self.slots,

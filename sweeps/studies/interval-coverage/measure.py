@@ -109,12 +109,12 @@ def judged(found: Interval, **how: Any) -> Outcome:
     return Outcome(found.holds(1), verdict(found, **how) in DIFFERS, half)
 
 
-def judged_together(bounds: Sequence[tuple[float | None, float | None]], false: bool) -> Outcome:
+def judged_together(ratios: Sequence[Interval | None], false: bool) -> Outcome:
     """Several intervals that are to hold at once."""
-    known = [(low, high) for low, high in bounds if low is not None and high is not None]
-    assert len(known) == len(bounds), "an interval is missing"
-    half = float(np.mean([log(high / low) / 2 for low, high in known]))
-    return Outcome(all(low <= 1 <= high for low, high in known), false, half)
+    known = [ratio for ratio in ratios if ratio is not None]
+    assert len(known) == len(ratios), "an interval is missing"
+    half = float(np.mean([ratio.ln().half_width for ratio in known]))
+    return Outcome(all(ratio.holds(1) for ratio in known), false, half)
 
 
 def of_logs(logs: Logs) -> Interval:
@@ -305,7 +305,7 @@ def tokens_and_acceptance() -> Iterator[Case]:
 def in_all(rates: Sequence[Rate], line: bool) -> Outcome:
     """Every count's interval includes 1; a verdict is false, or a line with drafts."""
     false = line or any(rate.verdict in DIFFERS for rate in rates)
-    return judged_together([(rate.low, rate.high) for rate in rates], false)
+    return judged_together([rate.ratio for rate in rates], false)
 
 
 def of_worth(found: Worth) -> Outcome:
@@ -354,7 +354,7 @@ def staged_run(rng: Rng, **noise: Any) -> Outcome:
     """Each count staged over itself in mode off."""
     found = worth_of([interleaved(rng, group_noise(rng, **noise), Texts(5), staged=True)])
     false = any(rate.stage_verdict in DIFFERS for rate in found.rates)
-    return judged_together([(rate.stage_low, rate.stage_high) for rate in found.rates], false)
+    return judged_together([rate.staged for rate in found.rates], false)
 
 
 ENGINES = {
@@ -465,8 +465,7 @@ def count_change_run(rng: Rng, **noise: Any) -> Outcome:
     base, new = (interleaved(rng, group_noise(rng, **noise), Texts(20)) for _ in range(2))
     change = token_time_change(base, new, cell(4))
     assert change is not None
-    assert change.interval is not None
-    return judged(change.interval)
+    return judged(change.ratio)
 
 
 def kernels_run(rng: Rng, r: float) -> Outcome:

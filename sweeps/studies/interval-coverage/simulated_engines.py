@@ -98,7 +98,10 @@ def shares(noise: Noise, runs: int) -> Shares:
     """Coverage and false verdicts over this many simulated runs."""
     found = [worth_of_noise(noise, seed) for seed in range(runs)]
     differ = {str(Verdict.FASTER), str(Verdict.SLOWER)}
-    covered = [all((r.low or 0) < 1 < (r.high or 0) for r in each.rates) for each in found]
+    covered = [
+        all(r.ratio is not None and r.ratio.low < 1 < r.ratio.high for r in each.rates)
+        for each in found
+    ]
     false = [any(rate.verdict in differ for rate in each.rates) for each in found]
     line = [any(each.best.values()) for each in found]
     return Shares(*(float(np.mean(each)) for each in (covered, false, line)))

@@ -118,14 +118,16 @@ class Machine:
         )  # fmt: skip
         parts = make_parts(self.staging, self.planner, graphs=self.graphs, slots=0)
         module = SimpleNamespace(post_update=self._stock)
+        self.more: tuple[Any, ...] = ()
         self._states = [torch.zeros(8), torch.zeros(8, 1), None, torch.zeros(8, 9), torch.zeros(8)]
 
         def postprocess(*step: Tensor) -> None:
             first, sampled, counts, rejected, starts = step
             computed, last, bins, tokens, total = self._states
             module.post_update(
-                first, computed, last, bins, sampled, counts, rejected, starts, tokens, total
-            )
+                first, computed, last, bins, sampled, counts, rejected, starts, tokens, total,
+                *self.more,
+            )  # fmt: skip
 
         self.sampled = torch.full((len(REQUESTS),), 2, dtype=torch.int32)
         self.runner = make_runner(
@@ -203,6 +205,18 @@ def test_one_launch_serves_commit_and_update_and_later_windows_are_ready(machine
     assert counters == {"scv_device_validations": 5, "scv_launches": 5}
     assert machine.drained() == [STAGED, STAGED, STAGED, (2 * K, None, "device"), STAGED]
     assert machine.hook._step is None
+
+
+@pytest.mark.parametrize("drafts", [None, torch.zeros(3, K)])
+def test_an_update_that_brings_drafts_of_a_pipeline_is_vllms(
+    machine: Machine, drafts: Tensor | None
+) -> None:
+    """vLLM 0.33's form; without a pipeline its drafts are None."""
+    machine.more = (drafts, torch.zeros(8, K))
+    for _ in range(2):
+        machine.run()
+    assert machine.updates == (0 if drafts is None else 2)
+    assert [window[:2] for window in machine.drained()] == [STAGED[:2]] * 2
 
 
 def test_windows_of_unequal_counts_are_never_ready_and_none_runs_as_one_that_is(

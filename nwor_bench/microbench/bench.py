@@ -128,10 +128,7 @@ def _measured(contender: Contender, times: Mapping[str, Sequence[float]]) -> dic
     columns = {"status": Status.OK, "rounds": len(own), "bytes_moved": moved}
     columns |= {"time_us": median(own), "gb_per_s": moved / median(own) / 1e3}
     ratio = report.ratios(times).get(contender.name)
-    if ratio is not None and ratio.is_bounded:
-        columns |= {"time_over_nwor": ratio.value, "time_over_nwor_low": ratio.low}
-        columns["time_over_nwor_high"] = ratio.high
-    return columns
+    return columns | {"ratio": ratio if ratio and ratio.is_bounded else None}
 
 
 def _row(group: InputGroup, name: str, columns: Mapping[str, Any]) -> KernelRow:

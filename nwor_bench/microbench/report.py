@@ -5,11 +5,12 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nwor_bench.microbench.cases import OURS, PEER, Spec
 from nwor_bench.records import files
 from nwor_bench.records.facts import Environment, to_json
+from nwor_bench.records.types import to_dict
 from nwor_bench.report import document as blocks
 from nwor_bench.report.load import frame_of, to_csv
 from nwor_bench.report.markdown import render_markdown
@@ -73,17 +74,29 @@ class KernelRow:
     """Median time of a call."""
     gb_per_s: float | None = None
     """`bytes_moved` over `time_us`, in 10^9 bytes/s."""
-    time_over_nwor: float | None = None
-    """This time over our kernel's, geometric mean over rounds; 2 means that ours takes half the
-    time."""
-    time_over_nwor_low: float | None = None
-    """Low end of its 95 % interval."""
-    time_over_nwor_high: float | None = None
-    """High end of it."""
+    ratio: Interval | None = None
     reason: str = ""
     """Why there is no time, or that the GPU throttled."""
     heads: str | None = None
     """Query heads / K/V heads of attention."""
+
+    INTERVAL_COLUMNS: ClassVar = {
+        "ratio": {
+            "time_over_nwor": ("value", "This time over our kernel's, geometric mean over rounds; "
+                               "2 means that ours takes half the time."),
+            "time_over_nwor_low": ("low", "Low end of its 95 % interval."),
+            "time_over_nwor_high": ("high", "High end of it."),
+        }
+    }  # fmt: skip
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, column: str) -> float | None:
+            """A part of the ratio by its column's name, for the files."""
+            part, _ = self.INTERVAL_COLUMNS["ratio"].get(column, ("", ""))
+            if not part:
+                raise AttributeError(column)
+            return getattr(self.ratio, part, None)
 
     @property
     def case(self) -> str:
@@ -99,9 +112,9 @@ class KernelRow:
             word = "INVALID" if self.status is Status.INVALID else "refused"
             return word, NOT_MEASURED, NOT_MEASURED
         ratio = "1" if self.implementation == OURS else NOT_MEASURED
-        if self.time_over_nwor is not None:
-            ends = map(significant, (self.time_over_nwor_low, self.time_over_nwor_high))
-            ratio = f"{significant(self.time_over_nwor)} [{', '.join(ends)}]"
+        if self.ratio is not None:
+            ends = significant(self.ratio.low), significant(self.ratio.high)
+            ratio = f"{significant(self.ratio.value)} [{', '.join(ends)}]"
         time_us = decimal(self.time_us, 2 if (self.time_us or 0) < 100 else 0)
         return time_us, decimal(self.gb_per_s, 0), ratio
 
@@ -165,7 +178,7 @@ def json_content(result: Result) -> dict[str, Any]:
         "device": result.facts,
         "environment": to_json(result.environment),
         "spec": asdict(result.spec),
-        "rows": [asdict(row) for row in result.rows],
+        "rows": [to_dict(row) for row in result.rows],
     }
 
 
@@ -197,7 +210,7 @@ def _headline(result: Result) -> blocks.Headline:
     sentences = []
     for kernel, peer in PEER.items():
         own = [row for row in result.rows if (row.kernel, row.implementation) == (kernel, peer)]
-        found = [row.time_over_nwor for row in own if row.time_over_nwor is not None]
+        found = [row.ratio.value for row in own if row.ratio]
         if found:
             low, high = significant(min(found)), significant(max(found))
             sentences.append(f"{kernel}: {peer} takes {low} to {high} times our time.")

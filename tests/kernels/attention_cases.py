@@ -306,6 +306,13 @@ def quantised_step(step: Step, scales: Scales) -> tuple[Step, Tensor, Tensor]:
     return seen, query, as_e4m3_cache(step.kv_cache, scales, step.query.shape[2])
 
 
+def exact_in_e4m3(step: Step, scales: Scales) -> None:
+    """Make K/V numbers that e4m3 holds: the interpreter would round others wrongly."""
+    rounded, _, _ = quantised_step(step, scales)
+    for name in ("key", "value"):
+        setattr(step, name, [rows.to(step.query.dtype) for rows in getattr(rounded, name)])
+
+
 def as_e4m3_cache(cache: Tensor, scales: Scales, head_dim: int | None = None) -> Tensor:
     """[blocks, kv_heads, block_size, K + V width] uint8 of a cache in another dtype."""
     tokens = cache.transpose(1, 2)
@@ -335,3 +342,25 @@ def check_rows(step: Step, result: Tensor, expected: Tensor | np.ndarray, tolera
         error = (result[rows].double() - wanted[rows]).norm() / wanted[rows].norm()
         assert error < tolerance, f"request {r}: {error:.2e}"
     assert result[step.owned_rows :].isnan().all()
+
+
+def check_replays(kernel: Any, reference: Any, given: AttentionStep, workspace: Any) -> None:
+    """One captured launch, replayed with other lengths: right, and the same bits every time."""
+    lens, output = given.requests.seq_lens, given.output
+    kernel(given, workspace)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kernel(given, workspace)
+    for lengths in ([1505, 1505, 1505], [5, 900, 64], [6, 5, 1000]):
+        lens.copy_(torch.tensor(lengths))
+        expected = torch.full_like(output, float("nan"), dtype=torch.float64)
+        reference(given._replace(output=expected), torch.float64)
+        seen = []
+        for _ in range(50):
+            output.fill_(float("nan"))
+            graph.replay()
+            seen.append(output[:15].clone())
+        assert all(torch.equal(seen[0], other) for other in seen)
+        error = (seen[0].double() - expected[:15]).norm() / expected[:15].norm()
+        assert error < TOLERANCE[torch.bfloat16]
+        assert not workspace.arrived.any()

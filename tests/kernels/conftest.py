@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernel_inputs import INTERPRETED
+from kernel_inputs import IN_TRITON
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -16,12 +16,16 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(
-    scope="module", params=["cpu"] if INTERPRETED else [pytest.param("cuda", marks=pytest.mark.gpu)]
-)
+@pytest.fixture(scope="module", params=[IN_TRITON])
 def triton_device(request: pytest.FixtureRequest) -> torch.device:
-    """Where Triton kernels run in this process: interpreted on the CPU, or on a GPU."""
-    return torch.device(request.param)
+    """For what Triton's implementation alone does."""
+    return request.param
+
+
+@pytest.fixture(scope="module", params=[pytest.param(None, id="reference"), IN_TRITON])
+def on_triton(request: pytest.FixtureRequest) -> torch.device | None:
+    """For what both implementations do: None asks for the reference, a device for Triton's."""
+    return request.param
 
 
 @pytest.fixture(scope="session")

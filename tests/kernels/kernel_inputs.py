@@ -2,17 +2,23 @@
 
 import os
 
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
 SEEDS = st.integers(0, 2**32 - 1)
 
-FLOAT_DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16])
-
 # Triton decides when a kernel is defined whether it is compiled or interpreted, so one process
-# tests either; test_triton_interpreter.py starts the process that interprets.
+# tests either; test_interpreter.py starts the process that interprets.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+IN_TRITON = pytest.param(
+    torch.device("cpu" if INTERPRETED else "cuda"),
+    marks=[pytest.mark.triton, *[pytest.mark.gpu] * (not INTERPRETED)],
+    id="triton",
+)
+"""Where Triton kernels run in this process: interpreted on the CPU, or on a GPU."""
 
 E4M3_NAN = 0x7F
 

@@ -1,40 +1,26 @@
-"""References of attention against its definition; the CPU's also staged against written ones."""
+"""The CPU's attention against its definition, and staged tokens against written ones."""
 
 import pytest
 import torch
 from attention_cases import (
-    OPTIONS,
     Request,
     Step,
-    arguments,
-    as_e4m3_cache,
     attend_slowly,
-    check_rows,
-    committed_only,
-    for_heads,
     make_step,
     poison_drafts,
-    quantised_step,
-    stage_step,
     staged_rows,
 )
 from examples import examples
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kernel_inputs import SEEDS
-from mla_cases import attend_slowly as attend_mla_slowly
-from mla_cases import check as check_mla
-from mla_cases import make_mla_step, quantise
-from mla_cases import run as run_mla
 from torch import Tensor
 
-from nwor_kernels.attention_step import Scales, ScoreRules
-from nwor_kernels.mla_verify_attention.reference import mla_verify_attention_reference
+from nwor_kernels.attention_step import ScoreRules
 from nwor_kernels.verify_attention.reference import (
     BATCHED_QUERY_LIMIT,
     plan_attention,
     verify_attention_reference,
-    verify_attention_varlen_reference,
 )
 
 MIXED = [
@@ -223,68 +209,3 @@ def test_a_step_without_queries_plans_nothing():
         16,
     )
     assert list(plan) == []
-
-
-WINDOWS = [Request(37, 5, 4), Request(0, 5, 4), Request(16, 5, 4), Request(70, 5, 4)]
-MIXED_WINDOWS = [Request(40, 3, 2), Request(9, 21, 0), Request(0, 4, 3), Request(70, 1, 0)]
-CHUNK_BESIDE = [Request(40, 3, 2), Request(9, 21, 20), Request(0, 18, 17), Request(30, 2, 1)]
-"""Prefill chunks whose rows are all staged stand beside windows."""
-
-
-def attend_varlen(step, staged, **how):
-    """The output, NaN where nothing was written; `how` as in `arguments`."""
-    given = arguments(step, staged, dtype=torch.float64, **how)
-    verify_attention_varlen_reference(given)
-    return given.output
-
-
-@pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("requests", [WINDOWS, MIXED_WINDOWS, CHUNK_BESIDE])
-def test_varlen_windows_beside_other_requests(requests, whole):
-    step = make_step(requests, seed=1)
-    check_rows(step, attend_varlen(step, stage_step(step, whole)), attend_slowly(step), 1e-6)
-
-
-@pytest.mark.parametrize("sliding_window", [6, 7, 20, 64])
-@pytest.mark.parametrize("whole", [True, False])
-def test_varlen_sliding_window(sliding_window, whole):
-    step = make_step(WINDOWS, seed=3)
-    output = attend_varlen(step, stage_step(step, whole), sliding_window=sliding_window)
-    check_rows(step, output, attend_slowly(step, sliding_window=sliding_window), 1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OPTIONS)
-def test_varlen_what_layers_add(name):
-    step, options = make_step(WINDOWS, seed=5), for_heads(OPTIONS[name], 4)
-    output = attend_varlen(step, stage_step(step, True), **options)
-    check_rows(step, output, attend_slowly(step, **options), 1e-6)
-
-
-@pytest.mark.parametrize("per_head", [True, False])
-@pytest.mark.parametrize("fp8_query", [True, False])
-def test_varlen_fp8_cache_sees_staged_tokens_as_if_written(per_head, fp8_query):
-    k, v = ([0.011, 0.023], [0.02, 0.014]) if per_head else ([0.017], [0.013])
-    scales = Scales(torch.tensor([0.02]) if fp8_query else None, torch.tensor(k), torch.tensor(v))
-    step = make_step(WINDOWS, seed=4)
-    staged = stage_step(step, True)
-    seen, query, _ = quantised_step(step, scales)
-    cache = as_e4m3_cache(committed_only(step, staged), scales)
-    output = attend_varlen(step, staged, cache=cache, query=query, scales=scales)
-    check_rows(step, output, attend_slowly(seen), 1e-6)
-
-
-@pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("requests", [WINDOWS, MIXED_WINDOWS])
-def test_mla_windows_beside_other_requests(requests, whole):
-    step = make_mla_step(requests, whole=whole, seed=1)
-    double = torch.float64
-    result = run_mla(mla_verify_attention_reference, step, "cpu", double, dtype=double)
-    check_mla(step, result, attend_mla_slowly(step), 1e-12)
-
-
-@pytest.mark.parametrize("q_scale", [None, 0.02])
-def test_mla_fp8_cache_sees_staged_rows_as_if_written(q_scale):
-    step = quantise(make_mla_step(WINDOWS, seed=3), 0.017, q_scale, exactly=False)
-    result = run_mla(mla_verify_attention_reference, step, dtype=torch.float64)
-    check_mla(step, result, attend_mla_slowly(step), 1e-5)

@@ -1,4 +1,4 @@
-"""Whole windows for the commit tests: K and V of every layer, slots, counts, NaN caches."""
+"""Whole windows for the commit tests, and the definition of a commit, row by row."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +10,13 @@ from torch import Tensor
 
 from nwor_kernels.commit.plan import CommitPlan, CommitRows, StagedSources
 from nwor_kernels.commit.reference import LayerCaches, commit_windows_reference
+from nwor_kernels.fp8 import quantize_e4m3
+from nwor_kernels.metadata import (
+    ERROR_COUNT_MISMATCH,
+    ERROR_OVERFLOW,
+    ERROR_ROW_RANGE,
+    ERROR_SLOT_RANGE,
+)
 
 E4M3_DTYPES = (torch.uint8, torch.float8_e4m3fn)
 
@@ -83,6 +90,62 @@ class Windows:
             **both,
         )
 
+    def commit_by_definition(self) -> None:
+        """Commit row by row and layer by layer, if nothing is out of range in any layer."""
+        sources = self.options.get("rows", torch.arange(self.slots.shape[-1])).tolist()
+        slots = [self._slots(layer) for layer in range(len(self.keys))]
+        flags = [self._flags(layer, slots[layer], sources) for layer in range(len(slots))]
+        self.errors |= torch.tensor(flags, dtype=torch.int32)
+        accepted = self._accepted(len(sources))
+        for layer, cache in enumerate(self.kv_caches if not any(flags) else ()):
+            cache = cache.view(torch.uint8) if cache.dtype in E4M3_DTYPES else cache
+            for row, (slot, source) in enumerate(zip(slots[layer], sources, strict=True)):
+                if accepted[row] and slot >= 0 and source >= 0:
+                    block, offset = divmod(slot, cache.shape[2])
+                    cache[block, :, offset] = self._cached(layer, source)
+                    self.written[layer] += 1
+
+    def _slots(self, layer: int) -> list[int]:
+        return (
+            self.slots if self.slot_rows is None else self.slots[self.slot_rows[layer]]
+        ).tolist()
+
+    def _flags(self, layer: int, slots: list[int], sources: list[int]) -> int:
+        """What is wrong in a layer, whether or not its row is accepted."""
+        real = [(slot, source) for slot, source in zip(slots, sources, strict=True) if slot >= 0]
+        staged, flags = self.options.get("layer_metadata"), 0
+        if staged is not None:
+            count, flags = staged[layer].tolist()
+            flags |= ERROR_COUNT_MISMATCH if count != len(real) else 0
+        if any(source >= len(self.keys[layer]) for _, source in real):
+            flags |= ERROR_ROW_RANGE if "rows" in self.options else ERROR_OVERFLOW
+        blocks, _, block_size, _ = self.kv_caches[layer].shape
+        return flags | (ERROR_SLOT_RANGE if any(s >= blocks * block_size for s, _ in real) else 0)
+
+    def _accepted(self, rows: int) -> list[bool]:
+        """Row n of a request's window is kept if n is below its count."""
+        tokens, counts = self.options.get("tokens_per_request"), self.num_sampled.tolist()
+        if tokens is None:
+            places = [self.options[name].tolist() for name in ("row_request", "row_index")]
+        else:
+            places = [[n // tokens for n in range(rows)], [n % tokens for n in range(rows)]]
+        certain = self.options.get("certain", 0)
+        return [
+            0 <= request < len(counts) and index < counts[request] + certain
+            for request, index in zip(*places, strict=True)
+        ]
+
+    def _cached(self, layer: int, source: int) -> Tensor:
+        """[heads, K + V width] as the cache holds it; the rounding of fp8 has tests of its own."""
+        both = self.keys[layer][source], self.values[layer][source]
+        if self.k_scales is None or self.v_scales is None:
+            return torch.cat(both, dim=-1)
+        scales = self.k_scales[layer], self.v_scales[layer]
+        parts = [
+            quantize_e4m3(rows[None], scale)[0] for rows, scale in zip(both, scales, strict=True)
+        ]
+        return torch.cat([part.view(torch.uint8) for part in parts], dim=-1)
+
 
 def make_windows(shape: WindowShape, seed: int, device: torch.device | str) -> Windows:
     """A seed gives equal windows on every device; `options` say they are all equal."""
@@ -123,18 +186,24 @@ def make_windows(shape: WindowShape, seed: int, device: torch.device | str) -> W
     )
 
 
-def compare_windows(
+def check_windows(
     shape: WindowShape,
     seed: int,
-    device: torch.device | str,
+    on_triton: torch.device | None,
     change: Any = lambda windows: None,
 ) -> Windows:
-    """Commit the same windows both ways, compare all memory, return the Triton ones."""
-    expected, actual = make_windows(shape, seed, "cpu"), make_windows(shape, seed, device)
+    """Commit by an implementation and by definition, compare all memory, return the former."""
+    expected, actual = (
+        make_windows(shape, seed, "cpu"),
+        make_windows(shape, seed, on_triton or "cpu"),
+    )
     change(expected)
     change(actual)
-    expected.commit_by_reference()
-    actual.launch()
+    expected.commit_by_definition()
+    if on_triton:
+        actual.launch()
+    else:
+        actual.commit_by_reference()
     assert_same(actual.memory.cpu(), expected.memory)
     assert_same(actual.errors.cpu(), expected.errors)
     assert_same(actual.written.cpu(), expected.written)

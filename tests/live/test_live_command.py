@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +79,9 @@ def live(command_line: Any, monkeypatch: pytest.MonkeyPatch) -> Live:
 
 
 SOON = ("--time-budget", "0.05s")
-FEW = drafts_page({ALL: {}})
-WIDE = drafts_page({"1": PAYS, ALL: PAYS}, half=0.6)
-PAYING, COSTING = (drafts_page({"1": counts, ALL: counts}) for counts in (PAYS, COSTS))
+NARROW = {"1": PAYS, ALL: PAYS}
+FEW, PAYING, WIDE = drafts_page({ALL: {}}), drafts_page(NARROW), drafts_page(NARROW, half=0.6)
+COSTING = drafts_page({"1": COSTS, ALL: COSTS})
 
 
 @pytest.mark.parametrize(
@@ -100,7 +99,7 @@ PAYING, COSTING = (drafts_page({"1": counts, ALL: counts}) for counts in (PAYS, 
         (COSTING, 0, 0, "SLOWER: ", "Do not speculate here"),
         (FEW, 0, 5, "AMBIGUOUS: ", "This does not show whether speculation pays"),
         (WIDE, 0, 5, "AMBIGUOUS: ", "No draft count is shown to pay"),
-        (drafts_page({"1": PAYS, ALL: PAYS}, clock="host"), 0, 0, "FASTER: ", "1.50 times"),
+        (drafts_page(NARROW, clock="host"), 0, 0, "FASTER: ", "1.50 times"),
     ],
 )  # fmt: skip
 def test_the_answer_comes_first_and_strict_ends_with_5_if_it_is_inconclusive(
@@ -167,9 +166,7 @@ def test_the_progress_line(page: str, num_reqs: str, words: str) -> None:
 
 
 def test_estimates_rest_on_no_more_groups_than_a_server_keeps() -> None:
-    reading = reading_of(
-        drafts_page({"1": PAYS, ALL: PAYS}, groups=9 * MAX_KEPT), "http://h/metrics"
-    )
+    reading = reading_of(drafts_page(NARROW, groups=9 * MAX_KEPT), "http://h/metrics")
     assert {rate.groups for rate in reading.worth().rates} == {MAX_KEPT}
     assert reading.groups("1") == 9 * MAX_KEPT
 
@@ -188,7 +185,6 @@ def test_the_answer_says_if_off_differs_from_itself(
 
 
 N = FIRST_LOOK
-NARROW = {"1": PAYS, ALL: PAYS}
 
 
 @pytest.mark.parametrize(
@@ -302,9 +298,9 @@ def test_without_these_metrics_it_says_what_to_set(
 
 
 def test_nobody_there(command_line: Any) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as unused:
-        port = unused.server_port
-    code, out, err = command_line("live", f"http://127.0.0.1:{port}")
+    with serving() as unused:
+        pass
+    code, out, err = command_line("live", unused.url)
     assert (code, out) == (ExitCode.FAILED, "")
     assert "is the server up?" in err
 
@@ -377,12 +373,9 @@ def test_what_ends_it(
     assert found.reading.groups(ALL) == groups
 
 
-def test_every_reason_has_words() -> None:
+def test_every_reason_has_words_and_the_page_tells_all_of_it() -> None:
     assert set(IN_WORDS) == {*LeftOut, *Guard}
     assert in_words("batch_size") == "with a batch size that changed its class"
-
-
-def test_the_page_tells_all_of_it() -> None:
     text = (Path(__file__).parents[2] / "docs" / "live.md").read_text(encoding="utf-8")
     for word in (*IN_WORDS, "VLLM_NWOR_MODE=interleave", "nwor-bench live http"):
         assert word in text

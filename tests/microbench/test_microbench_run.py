@@ -3,7 +3,7 @@
 import csv
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from io import StringIO
 from itertools import count
@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fake_bench import BYTES, FACTS, Clock, make_bench
+from fake_bench import BYTES, FACTS, make_bench
 from scipy import stats
 
 from nwor_bench.microbench.bench import Bench, graph_timer, run_groups, run_rounds
@@ -29,6 +29,7 @@ from nwor_bench.microbench.report import (
     write_files,
 )
 from nwor_bench.records.facts import Environment
+from nwor_bench.records.types import columns
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.workload.stopping import FIRST_LOOK, StoppingRule
 
@@ -85,33 +86,20 @@ def test_fewer_rounds_than_the_first_look_are_kept_to() -> None:
     assert {len(own) for own in Drift(noise=0.5).measure(3, 0.01).values()} == {3}
 
 
-class Recorded(Clock):
-    """A clock that keeps what it said."""
-
-    def __call__(self, calls):
-        replay, name = super().__call__(calls), str(calls[0]())
-        self.said = getattr(self, "said", {})
-
-        def recorded() -> float:
-            self.said.setdefault(name, []).append(replay())
-            return self.said[name][-1]
-
-        return recorded
-
-
 def test_a_row_holds_what_was_measured() -> None:
-    clock = Recorded({OURS: 4.0, STOCK: 80.0})
     spec = replace(SPEC, kernels=("commit",), cache_dtypes=("bf16",))
-    ours, stock = run(replace(make_bench(spec), timer=clock))
+    bench = make_bench(spec)
+    ours, stock = run(bench)
+    said = bench.timer.said
     assert (ours.implementation, stock.implementation) == (OURS, STOCK)
-    assert ours.time_us == pytest.approx(median(clock.said[OURS]))
-    assert ours.gb_per_s == pytest.approx(BYTES / (median(clock.said[OURS]) * 1e-6) / 1e9)
-    assert (ours.time_over_nwor, ours.time_over_nwor_low, ours.rounds) == (None, None, 5)
-    logs = [log(b / a) for a, b in zip(clock.said[OURS], clock.said[STOCK], strict=True)]
+    assert ours.time_us == pytest.approx(median(said[OURS]))
+    assert ours.gb_per_s == pytest.approx(BYTES / (median(said[OURS]) * 1e-6) / 1e9)
+    assert (ours.ratio, ours.rounds) == (None, 5)
+    logs = [log(b / a) for a, b in zip(said[OURS], said[STOCK], strict=True)]
     low, high = stats.ttest_1samp(logs, 0).confidence_interval(0.95)
-    assert stock.time_over_nwor == pytest.approx(exp(sum(logs) / 5))
-    assert stock.time_over_nwor_low <= exp(low) * (1 + 1e-9)
-    assert stock.time_over_nwor_high >= exp(high) * (1 - 1e-9)
+    assert stock.ratio.value == pytest.approx(exp(sum(logs) / 5))
+    assert stock.ratio.low <= exp(low) * (1 + 1e-9)
+    assert stock.ratio.high >= exp(high) * (1 - 1e-9)
 
 
 def test_every_contender_has_a_row_in_every_case() -> None:
@@ -132,14 +120,14 @@ def test_what_is_wrong_is_not_timed() -> None:
     assert {(row.status, row.reason, row.time_us) for row in wrong} == {
         (Status.INVALID, "layer 3: 7 bytes", None)
     }
-    assert STOCK not in bench.timer.timed
+    assert STOCK not in bench.timer.said
     assert {row.status for row in of(rows, OURS)} == {Status.OK}
 
 
 def test_when_ours_is_wrong_the_peers_are_timed_without_a_ratio() -> None:
     rows = run(make_bench(SPEC, wrong={OURS: "an error flag"}))
     assert {row.status for row in of(rows, OURS)} == {Status.INVALID}
-    assert all(row.time_us and row.time_over_nwor is None for row in of(rows, STOCK))
+    assert all(row.time_us and row.ratio is None for row in of(rows, STOCK))
     assert half_widths({STOCK: [4.0, 4.4, 3.6]}) == []
 
 
@@ -221,7 +209,7 @@ def test_csv_has_fixed_columns_and_leaves_empty_what_was_not_measured(
     write_files(tmp_path, result)
     text = (tmp_path / "kernels.csv").read_text()
     rows = list(csv.DictReader(StringIO(text)))
-    assert list(rows[0]) == [field.name for field in fields(KernelRow)]
+    assert list(rows[0]) == columns(KernelRow)
     assert len(rows) == len(result.rows)
     untimed = [row for row in rows if row["status"] != "OK"]
     assert {row["implementation"] for row in untimed} == {STOCK, "flash_attention_3"}

@@ -1,6 +1,7 @@
 """A window under any sequence of calls and faults: the cache ends up valid."""
 
 import logging
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,23 +13,16 @@ from window_model import ModelEngine
 
 from nwor_bench.plugin.window import State, WindowError
 
-LAYERS = 3
+
+@pytest.fixture
+def engine():
+    """A window of three layers that is open."""
+    made = ModelEngine(3)
+    made.window.begin(made.batch((2, 0, 1)))
+    return made
 
 
-def open_window(num_draft_tokens=(2, 0, 1)):
-    engine = ModelEngine(LAYERS)
-    engine.window.begin(engine.batch(num_draft_tokens))
-    return engine
-
-
-def staged_window(num_draft_tokens=(2, 0, 1)):
-    engine = open_window(num_draft_tokens)
-    assert all(engine.forward(layer) for layer in range(LAYERS))
-    return engine
-
-
-def test_a_fault_is_logged_with_its_traceback(caplog):
-    engine = open_window()
+def test_a_fault_is_logged_with_its_traceback(engine, caplog):
     engine.staging.stage_faults.append(RuntimeError("the disk is on fire"))
     with caplog.at_level(logging.ERROR, logger="vllm.nwor_bench"):
         engine.forward(0)
@@ -36,27 +30,21 @@ def test_a_fault_is_logged_with_its_traceback(caplog):
     assert "Traceback" in caplog.text
 
 
-def test_an_interrupt_is_no_fallback():
-    engine = open_window()
+def test_an_interrupt_is_no_fallback(engine):
     engine.staging.stage_faults.append(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         engine.forward(0)
 
 
-def test_a_direct_write_that_fails_is_not_swallowed():
-    engine = staged_window()
-
-    def broken(layers, slots):
-        raise OSError("no cache")
-
-    engine.staging.write_directly = broken
+def test_a_direct_write_that_fails_is_not_swallowed(engine):
+    assert all(engine.forward(layer) for layer in range(3))
+    engine.staging.write_directly = Mock(side_effect=OSError("no cache"))
     with pytest.raises(OSError, match="no cache"):
         engine.window.abort("why")
     assert engine.window.state is State.OPEN
 
 
-def test_an_error_of_order_names_the_call_and_the_state():
-    engine = open_window()
+def test_an_error_of_order_names_the_call_and_the_state(engine):
     with pytest.raises(WindowError, match=r"commit\(\) while the window is open"):
         engine.window.commit()
     with pytest.raises(WindowError, match=r"begin\(\) while a window is open"):
@@ -75,6 +63,10 @@ ALLOWED = {
     "close": {"committed", "direct"},
 }
 """The states in which each call is in order."""
+
+
+def name_of(fault):
+    return fault if isinstance(fault, str) else type(fault).__name__
 
 
 def in_order(call):
@@ -109,18 +101,10 @@ class WindowMachine(RuleBasedStateMachine):
             "withdraw": ("too early",),
         }
         name = data.draw(st.sampled_from([c for c in ALLOWED if self.state not in ALLOWED[c]]))
-        self.assert_refused(getattr(window, name), *arguments.get(name, ()))
-
-    def assert_refused(self, call, *arguments):
-        cache = [dict(layer) for layer in self.engine.staging.cache]
-        state = self.engine.window.state
-        try:
-            call(*arguments)
-        except WindowError:
-            pass
-        else:
-            raise AssertionError(f"{call.__name__}() while {self.state} was not refused")
-        assert self.engine.window.state is state
+        cache, state = [dict(layer) for layer in self.engine.staging.cache], window.state
+        with pytest.raises(WindowError):
+            getattr(window, name)(*arguments.get(name, ()))
+        assert window.state is state
         assert self.engine.staging.cache == cache
 
     def falls_back(self, reason):
@@ -164,7 +148,7 @@ class WindowMachine(RuleBasedStateMachine):
             self.falls_back("stage:layer_staged_twice")
         elif fault is not None:
             assert not taken
-            self.falls_back(f"stage:{fault if isinstance(fault, str) else type(fault).__name__}")
+            self.falls_back(f"stage:{name_of(fault)}")
         else:
             assert taken
             self.staged.add(layer)
@@ -190,18 +174,18 @@ class WindowMachine(RuleBasedStateMachine):
 
     def take_mask(self, mask):
         accepted = torch.tensor(mask, dtype=torch.bool)
+        taken = self.engine.window.accept(accepted)
         if self.state == "direct":
-            assert not self.engine.window.accept(accepted)
+            assert not taken
         elif len(self.staged) < self.engine.staging.num_layers:
-            assert not self.engine.window.accept(accepted)
+            assert not taken
             self.falls_back("accept:layer_not_staged")
         elif len(mask) != len(self.engine.slots):
-            assert not self.engine.window.accept(accepted)
+            assert not taken
             self.falls_back("accept:mask_shape")
         else:
-            assert self.engine.window.accept(accepted)
-            self.mask = mask
-            self.state = "accepted"
+            assert taken
+            self.mask, self.state = mask, "accepted"
 
     @in_order("commit")
     @rule(data=st.data(), fault=st.sampled_from([None] * 2 + FAULTS))
@@ -210,17 +194,15 @@ class WindowMachine(RuleBasedStateMachine):
         self.write_accepted(fault, layers_done)
 
     def write_accepted(self, fault, layers_done):
-        if self.state == "direct":
-            assert not self.engine.window.commit()
-        elif fault is None:
-            assert self.engine.window.commit()
+        staging = self.engine.staging
+        if self.state == "accepted":
+            staging.commit_fault, staging.layers_before_commit_fault = fault, layers_done
+        committed = self.engine.window.commit()
+        assert committed is (self.state == "accepted" and fault is None)
+        if committed:
             self.state = "committed"
-        else:
-            staging = self.engine.staging
-            staging.commit_fault = fault
-            staging.layers_before_commit_fault = layers_done
-            assert not self.engine.window.commit()
-            self.falls_back(f"commit:{fault if isinstance(fault, str) else type(fault).__name__}")
+        elif self.state == "accepted":
+            self.falls_back(f"commit:{name_of(fault)}")
 
     @in_order("abort")
     @rule(times=st.integers(1, 2))
@@ -247,12 +229,9 @@ class WindowMachine(RuleBasedStateMachine):
     @rule()
     def close(self):
         outcome = self.engine.window.close()
-        if self.state == "committed":
-            assert outcome.staged_tokens == len(self.engine.slots)
-            assert outcome.fallback_reason is None
-        else:
-            assert outcome.staged_tokens == 0
-            assert outcome.fallback_reason == self.reason
+        committed = self.state == "committed"
+        assert outcome.staged_tokens == (len(self.engine.slots) if committed else 0)
+        assert outcome.fallback_reason == (None if committed else self.reason)
         for layer in self.ran:
             self.settled[layer].update(self.must_hold(layer))
         self.state = "idle"

@@ -1,28 +1,76 @@
-"""Commit to fp8 caches in Triton: interpreted where that is exact, rounded on a GPU."""
+"""Commit to fp8 caches: the rounding of torch, interpreted where that is exact, all on a GPU."""
+
+import math
 
 import pytest
 import torch
-from kernel_inputs import assert_same, num_written
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_inputs import SEEDS, assert_same, generator, num_written
 
 pytest.importorskip("triton")
 
-from window_cases import E4M3_DTYPES, Windows, WindowShape, compare_windows, make_windows
+from window_cases import E4M3_DTYPES, WindowShape, check_windows, make_windows
 
-from nwor_kernels.commit.plan import CommitPlan
+from nwor_kernels.fp8 import quantize_e4m3
 
 EVERY_FINITE = torch.tensor([byte for byte in range(256) if byte & 0x7F != 0x7F]).to(torch.uint8)
 
 
-def make_exact(windows: Windows) -> None:
+def e4m3_numbers() -> list[tuple[float, int]]:
+    """(value, byte) of every finite e4m3fn number that is not negative, from its bits."""
+    numbers = []
+    for byte in range(0x7F):
+        exponent, mantissa = byte >> 3, byte & 7
+        number = math.ldexp(8 + mantissa, exponent - 10) if exponent else math.ldexp(mantissa, -9)
+        numbers.append((number, byte))
+    return numbers
+
+
+@examples(30)
+@given(
+    seed=SEEDS,
+    scale=st.sampled_from([1.0, 0.37, 3.0, 0.0078]),
+    dtype=st.sampled_from([torch.bfloat16, torch.float16, torch.float32]),
+)
+def test_quantisation_rounds_to_the_nearest_even_number_and_saturates(seed, scale, dtype):
+    """Against the nearest of all e4m3 numbers, by distances of float32 quotients in float64."""
+    size = torch.tensor([0.004, 0.1, 5.0, 400.0]) * scale
+    rows = (torch.randn(5, 2, 4, generator=generator(seed)) * size).to(dtype)
+    got = quantize_e4m3(rows, torch.tensor([scale])).view(torch.uint8)
+    numbers = e4m3_numbers()
+    for value, byte in zip(rows.flatten(), got.flatten().tolist(), strict=True):
+        quotient = float(value.float() / torch.tensor(scale))
+        nearest = min(numbers, key=lambda n: (abs(n[0] - abs(quotient)), n[1] % 2))[1]
+        assert byte == nearest | (0x80 if math.copysign(1.0, quotient) < 0 else 0)
+
+
+def test_quantisation_divides_where_a_reciprocal_would_miss_a_tie():
+    halfway = torch.tensor([1.0625, 1.1875, 1.3125, 1.4375, 1.5625, 1.6875, 1.8125])
+    rows = (halfway * 3)[:, None, None]
+    got = quantize_e4m3(rows, torch.tensor([3.0])).float().flatten()
+    assert got.tolist() == [1.0, 1.25, 1.25, 1.5, 1.5, 1.75, 1.75]
+
+
+def test_each_head_has_its_scale_and_nan_stays_nan():
+    rows = torch.full((1, 3, 2), 8.0)
+    rows[0, 2, 0], rows[0, 2, 1] = math.nan, math.inf
+    got = quantize_e4m3(rows, torch.tensor([1.0, 2.0, 4.0]))
+    assert got[0, :2].float().tolist() == [[8.0, 8.0], [4.0, 4.0]]
+    assert got[0, 2].float().isnan().tolist() == [True, False]
+    assert float(got[0, 2, 1].float()) == 448.0
+
+
+def make_exact(windows) -> None:
     """Rows that a scale turns into e4m3 numbers, so that an interpreter need not round.
 
     A scale of a power of two for each layer and head, K's and V's differing; every tenth
     element is past the largest number.
     """
     numbers = EVERY_FINITE.view(torch.float8_e4m3fn).float()
-    for n, (rows, scales) in enumerate(
-        ((windows.keys, windows.k_scales), (windows.values, windows.v_scales))
-    ):
+    both = ((windows.keys, windows.k_scales), (windows.values, windows.v_scales))
+    for n, (rows, scales) in enumerate(both):
         for layer, scale in enumerate(scales):
             scale.copy_(2.0 ** (torch.arange(scale.numel()) + 2 * layer + n - 2))
             at = torch.arange(rows[layer].numel()) * (7 + layer + n)
@@ -35,35 +83,19 @@ def make_exact(windows: Windows) -> None:
 @pytest.mark.parametrize("cache_dtype", E4M3_DTYPES)
 @pytest.mark.parametrize("scales", [1, 2])
 @pytest.mark.parametrize("layout", ["dense", "cut_from_larger"])
-def test_exact_numbers_and_saturation(triton_device, cache_dtype, scales, layout):
+def test_exact_numbers_and_saturation(on_triton, cache_dtype, scales, layout):
     shape = WindowShape(
-        requests=4,
-        widths=(24, 16),
-        dtype=torch.bfloat16,
-        cache_dtype=cache_dtype,
-        layout=layout,
+        requests=4, widths=(24, 16), dtype=torch.bfloat16, cache_dtype=cache_dtype, layout=layout,
         scales=scales,
-    )
-    assert num_written(compare_windows(shape, 1, triton_device, make_exact).memory) > 0
+    )  # fmt: skip
+    assert num_written(check_windows(shape, 1, on_triton, make_exact).memory) > 0
 
 
-def test_fp8_caches_need_scales_that_fit(triton_device):
-    cache = torch.zeros(2, 3, 4, 8, dtype=torch.uint8, device=triton_device)
-    one, three = (torch.ones(n, device=triton_device) for n in (1, 3))
-    for k_scales, v_scales in (
-        (None, [one]),
-        ([one], None),
-        ([one, one], [one]),
-        ([torch.ones(2, device=triton_device)], [one]),
-        ([one.double()], [one]),
-        ([torch.ones(6, device=triton_device)[::2]], [one]),
-    ):
-        with pytest.raises(ValueError, match=r"[kv]_scales"):
-            CommitPlan([cache], k_scales, v_scales)
-    with pytest.raises(ValueError, match="v_scales"):
-        CommitPlan([cache, cache], [one, one], [one, three])
-    with pytest.raises(ValueError, match="k_scales"):
-        CommitPlan([cache.float()], [one], [one])
+def widen(windows) -> None:
+    """Subnormal numbers and saturation."""
+    for rows in (*windows.keys, *windows.values):
+        size = 2.0 ** (torch.arange(rows[0].numel()) % 22 - 14)
+        rows *= size.view(rows.shape[1:]).to(rows)
 
 
 @pytest.mark.gpu
@@ -84,18 +116,17 @@ def test_rounding_is_torchs(triton_device, dtype, per_head, head_dim, block_size
         kv_heads if per_head else 1,
     )  # fmt: skip
 
-    def widen(windows):  # subnormal numbers, saturation, infinity
+    def change(windows):
+        widen(windows)
         for rows in (*windows.keys, *windows.values):
-            size = 2.0 ** (torch.arange(rows[0].numel()) % 22 - 14)
-            rows *= size.view(rows.shape[1:]).to(rows)
             rows[1] = torch.inf
 
-    assert num_written(compare_windows(shape, head_dim, triton_device, widen).memory) > 0
+    assert num_written(check_windows(shape, head_dim, triton_device, change).memory) > 0
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("scale", [3.0, 0.37, 1 / 7])
-def test_ties_are_met_by_division_and_go_to_the_even_number(scale):
+def test_ties_are_met_by_division_and_go_to_the_even_number(triton_device, scale):
     """Halfway between neighbours, times the scale: a reciprocal would miss some of the ties."""
     finite = EVERY_FINITE.view(torch.float8_e4m3fn).float().sort().values
     halfway = ((finite[1:] + finite[:-1]) / 2).repeat(3)[:640]
@@ -108,13 +139,13 @@ def test_ties_are_met_by_division_and_go_to_the_even_number(scale):
         windows.keys[0].copy_((halfway[:320] * scale).view(1, 1, 320))
         windows.values[0].copy_((halfway[320:] * scale).view(1, 1, 320))
 
-    assert num_written(compare_windows(shape, 1, "cuda", ties).memory) == 640
+    assert num_written(check_windows(shape, 1, triton_device, ties).memory) == 640
 
 
 @pytest.mark.gpu
-def test_nan_is_written_as_nan_and_scales_are_read_anew():
+def test_nan_is_written_as_nan_and_scales_are_read_anew(triton_device):
     shape = WindowShape(2, 2, 0, 1, 2, (64, 64), 16, torch.bfloat16, torch.uint8, scales=1)
-    windows = make_windows(shape, 1, "cuda")
+    windows = make_windows(shape, 1, triton_device)
     windows.slots[:], windows.num_sampled[:] = torch.arange(4), 2
     windows.memory.zero_()
     windows.keys[0][:], windows.values[0][:] = torch.nan, 6.0
@@ -128,14 +159,12 @@ def test_nan_is_written_as_nan_and_scales_are_read_anew():
 @pytest.mark.gpu
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_bit_for_bit_what_vllm_writes(vllm_cache_write, dtype, per_head):
+def test_bit_for_bit_what_vllm_writes(vllm_cache_write, triton_device, dtype, per_head):
     scales = 8 if per_head else 1
     shape = WindowShape(64, 5, 0, 1, 8, (128, 128), 16, dtype, torch.uint8, scales=scales)
-    windows = make_windows(shape, 11, "cuda")
+    windows = make_windows(shape, 11, triton_device)
     windows.num_sampled[:] = 5
-    size = 2.0 ** (torch.arange(1024, device="cuda") % 22 - 14)
-    for rows in (windows.keys[0], windows.values[0]):
-        rows *= size.view(8, 128).to(dtype)
+    widen(windows)
     windows.launch()
     stock = torch.full_like(windows.kv_caches[0], 0x7F)
     to_key, to_value = stock.transpose(1, 2).split(128, dim=-1)

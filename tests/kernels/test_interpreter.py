@@ -13,8 +13,9 @@ HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parent.parent
 KERNELS = (
     ("verify_attention", "discard", "mask", "mla", "mla_tail", "window_merge"),
-    ("commit_windows", "commit_fp8", "commit_update", "gated_delta", "stage", "staged_windows"),
-)
+    ("commit", "commit_fp8", "commit_refusals", "commit_update", "gated_delta", "stage",
+     "staged_windows"),
+)  # fmt: skip
 """Halves that take about as long, each a process beside the other."""
 
 
@@ -30,13 +31,11 @@ def run_python(*arguments: str, **more_env: str) -> subprocess.CompletedProcess[
 
 def interpret(kernels: tuple[str, ...], wanted: str, profile: str) -> None:
     """The tests of some kernels with the interpreter turned on pass, and there are some."""
-    tests = [str(HERE / f"test_triton_{kernel}.py") for kernel in kernels]
-    options = ("-q", "-p", "no:cacheprovider", "-m", f"not gpu and {wanted}")
+    tests = [str(HERE / f"test_{kernel}.py") for kernel in kernels]
+    options = ("-q", "-p", "no:cacheprovider", "-m", f"triton and not gpu and {wanted}")
     plugins = ("-p", "_hypothesis_pytestplugin", f"--hypothesis-profile={profile}")
-    quick_start = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "OMP_NUM_THREADS": "1"}
-    done = run_python(
-        "-m", "pytest", *tests, *options, *plugins, TRITON_INTERPRET="1", **quick_start
-    )
+    quick = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "OMP_NUM_THREADS": "1"}
+    done = run_python("-m", "pytest", *tests, *options, *plugins, TRITON_INTERPRET="1", **quick)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
     assert "skipped" not in done.stdout
@@ -68,18 +67,18 @@ def test_the_interpreter_is_not_on_here() -> None:
 def test_the_references_run_on_a_cpu_without_triton() -> None:
     done = run_python(
         "-c",
-        "import sys; sys.modules['triton'] = None\n"
-        "import torch\n"
-        "from nwor_kernels.commit import reference\n"
-        "from nwor_kernels.gated_delta import reference\n"
-        "from nwor_kernels.mask import reference\n"
-        "from nwor_kernels.mla_verify_attention import reference\n"
-        "from nwor_kernels.verify_attention import reference\n"
-        "from nwor_kernels.window_merge import reference\n"
-        "from nwor_kernels.stage.reference import stage_kv_cache_reference\n"
-        "row, metadata = torch.full((1, 1, 2), torch.nan), torch.zeros(2, dtype=torch.int32)\n"
-        "one = torch.ones(1, 1, 2)\n"
-        "stage_kv_cache_reference(one, one, torch.tensor([0]), row, row.clone(), metadata)\n"
-        "assert row.equal(one)",
+        """import sys; sys.modules['triton'] = None
+import torch
+from nwor_kernels.commit import reference
+from nwor_kernels.gated_delta import reference
+from nwor_kernels.mask import reference
+from nwor_kernels.mla_verify_attention import reference
+from nwor_kernels.verify_attention import reference
+from nwor_kernels.window_merge import reference
+from nwor_kernels.stage.reference import stage_kv_cache_reference
+row, metadata = torch.full((1, 1, 2), torch.nan), torch.zeros(2, dtype=torch.int32)
+one = torch.ones(1, 1, 2)
+stage_kv_cache_reference(one, one, torch.tensor([0]), row, row.clone(), metadata)
+assert row.equal(one)""",
     )
     assert done.returncode == 0, done.stderr

@@ -1,14 +1,10 @@
-"""The tail of a window, merged into attention over the committed tokens: together they must be MLA
-attention by its definition.
-
-Stock's part is torch, interpreted or on a GPU, and one test has the real FlashAttention 3.
-"""
+"""The tail of a window merged into stock's attention, by reference and in Triton: both are MLA
+attention by its definition. Stock's part is torch; one test has the real FlashAttention 3."""
 
 import numpy as np
 import pytest
 import torch
 from attention_cases import TOLERANCE, Request
-from kernel_inputs import INTERPRETED
 from mla_cases import MlaStep, arguments, attend_slowly, check, make_mla_step
 
 pytest.importorskip("triton")
@@ -44,22 +40,22 @@ def attend_committed(step: MlaStep) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(output), torch.from_numpy(lse)
 
 
-def merge(
-    tail, step: MlaStep, device="cpu", *,
-    head_major=True, empty_lse=LOWEST, others=NAN, double=False, **how,
-):  # fmt: skip
-    """The output after `tail`, whose rows of requests without a window held `others` before.
+def merge(on_triton, step: MlaStep, *, head_major=True, empty_lse=LOWEST, others=NAN, **how):
+    """The output after a tail, whose rows of requests without a window held `others` before.
 
     Stock's sums lie in memory as FlashAttention's do, [heads, tokens].
     """
     output, lse = attend_committed(step)
     output[lse.isnan()] = others
-    dtype = torch.float64 if double else torch.float32
+    device, dtype = on_triton or "cpu", torch.float32 if on_triton else torch.float64
     lse = lse.masked_fill(lse == LOWEST, empty_lse).to(device, dtype)
     lse = lse.T.contiguous().T if head_major else lse
-    given = arguments(step, device, dtype=torch.float64 if double else None, **how)
+    given = arguments(step, device, dtype=None if on_triton else dtype, **how)
     given.output.copy_(output)
-    tail(given, lse, *[torch.float64] * double)
+    if on_triton:
+        mla_tail_triton(given, lse)
+    else:
+        mla_tail_reference(given, lse, torch.float64)
     return given.output.cpu()
 
 
@@ -72,19 +68,10 @@ def around(queries: int) -> list[Request]:
     return windows(queries, 0, 1, queries - 1, queries, 37)
 
 
-@pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize(
-    "requests", [around(2), around(5), [*around(3), Request(9, 21), *around(4)]]
-)
-def test_the_reference_is_attention_by_definition(requests, whole):
-    step = make_mla_step(requests, whole=whole, seed=1)
-    check(step, merge(mla_tail_reference, step, double=True), attend_slowly(step), 1e-12)
-
-
-def verify(device, requests, dtype=torch.float32, *, how=None, **shape):
+def verify(on_triton, requests, dtype=torch.float32, *, how=None, **shape):
     step = make_mla_step(requests, dtype=dtype, **shape)
-    result = merge(mla_tail_triton, step, device, **(how or {}))
-    check(step, result, attend_slowly(step), TOLERANCE[dtype])
+    tolerance = TOLERANCE[dtype] if on_triton else 1e-12
+    check(step, merge(on_triton, step, **(how or {})), attend_slowly(step), tolerance)
 
 
 @pytest.mark.parametrize("whole", [True, pytest.param(False, marks=pytest.mark.long)])
@@ -92,16 +79,16 @@ def verify(device, requests, dtype=torch.float32, *, how=None, **shape):
     ("queries", "heads", "block_size"),
     [
         (2, 2, 16),
-        (5, 16, 64),
+        pytest.param(5, 16, 64, marks=pytest.mark.long),
         (3, 20, 16),  # rows of a tile are of two queries, and the last tile is not full
         pytest.param(4, 7, 64, marks=pytest.mark.long),
         pytest.param(8, 20, 16, marks=pytest.mark.long),
         (16, 2, 16),  # 31 keys
     ],
 )
-def test_windows(triton_device, queries, heads, block_size, whole):
+def test_windows(on_triton, queries, heads, block_size, whole):
     shape = {"heads": heads, "block_size": block_size, "whole": whole, "seed": queries}
-    verify(triton_device, around(queries), **shape)
+    verify(on_triton, around(queries), **shape)
 
 
 @pytest.mark.parametrize(
@@ -115,10 +102,11 @@ def test_dims_that_are_no_powers_of_two(triton_device):
     verify(triton_device, around(3), heads=5, latent_dim=48, pe_dim=32, block_size=32, seed=3)
 
 
-def test_requests_without_a_window_and_windows_of_unequal_length(triton_device):
-    windows_of = [Request(40, 3, 2), Request(0, 4, 3), Request(9, 5, 1)]
+@pytest.mark.parametrize("whole", [True, False])
+def test_requests_without_a_window_and_windows_of_unequal_length(on_triton, whole):
+    windows_of = [Request(40, 3, 2), Request(0, 4, 3), Request(9, 5, 4)]
     requests = [*windows_of, Request(9, 21), Request(70, 1), Request(3, 3, 2)]
-    verify(triton_device, requests, seed=4)
+    verify(on_triton, requests, whole=whole, seed=4)
 
 
 def test_padding_of_a_captured_shape_is_left_alone(triton_device):
@@ -127,7 +115,7 @@ def test_padding_of_a_captured_shape_is_left_alone(triton_device):
     step.staged.start[1:], step.staged.end[1:] = 0, 4
     step.paged.seq_lens[1:] = 0
     step.paged.block_table[1:] = 10**6
-    result = merge(mla_tail_triton, step, triton_device, others=7.0)
+    result = merge(triton_device, step, others=7.0)
     assert (result[5:] == 7).all()
     result[5:] = NAN
     check(step, result, attend_slowly(step), TOLERANCE[torch.float32])
@@ -141,7 +129,7 @@ def test_what_is_not_served_is_refused(triton_device, cache_dtype, queries, reas
     step = make_mla_step(windows(5, 9), seed=6)
     step.cache = torch.zeros(step.cache.shape, dtype=cache_dtype)
     with pytest.raises(ValueError, match=reason):
-        merge(mla_tail_triton, step, triton_device, max_query_len=queries)
+        merge(triton_device, step, max_query_len=queries)
 
 
 @pytest.mark.gpu
@@ -155,7 +143,6 @@ def test_the_shapes_of_models(queries, heads, latent_dim, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(INTERPRETED, reason="a CUDA graph")
 @pytest.mark.parametrize("block_size", [16, 64])
 @pytest.mark.parametrize("scheduled", [True, False])
 @pytest.mark.parametrize("requests", [1, 8, 64])

@@ -1,8 +1,5 @@
-"""A window's rows, merged into attention over the committed tokens: together they must be attention
-by its definition, in float64.
-
-Stock's part is torch. Its output and sums are NaN for a request without committed tokens.
-"""
+"""A window's rows merged into stock's attention, by reference and in Triton: together attention by
+its definition. Stock's part is torch, NaN for a request without committed tokens."""
 
 import numpy as np
 import pytest
@@ -15,6 +12,7 @@ from attention_cases import (
     arguments,
     attend_slowly,
     check_rows,
+    exact_in_e4m3,
     make_step,
     quantised_step,
     stage_step,
@@ -53,84 +51,64 @@ def attend_committed(step: Step, staged: Staged) -> tuple[torch.Tensor, torch.Te
     return torch.from_numpy(output), torch.from_numpy(lse)
 
 
-def merge(
-    function, step: Step, staged: Staged, seen: Step, device="cpu", *,
-    sums_dtype=torch.float32, told=(), **how,
-):  # fmt: skip
-    """The output after `function`, NaN where no window is; `seen` is what attention should see."""
+def check_merge(on_triton, step: Step, whole=True, seen: Step | None = None, of=None, **how):
+    """Attention over `seen` by merging a window into stock's; `of`: the dtype of the tolerance."""
+    staged, seen = stage_step(step, whole), seen or step
     output, lse = attend_committed(seen, staged)
-    given = arguments(step, staged, device, **{"dtype": staged.key.dtype, **how})
+    dtype = staged.key.dtype if on_triton else torch.float64
+    given = arguments(step, staged, on_triton or "cpu", dtype=dtype, **how)
     given.output.copy_(output)
-    function(given, lse.to(sums_dtype).to(device), *told)
-    return given.output.cpu()
+    if on_triton:
+        merge_window_triton(given, lse.float().to(on_triton))
+    else:
+        merge_window_reference(given, lse, torch.float64)
+    tolerance = (of or TOLERANCE[staged.key.dtype]) if on_triton else 1e-12
+    check_rows(step, given.output.cpu(), attend_slowly(seen), tolerance)
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_the_reference_is_attention_by_definition(whole):
-    step = make_step(UNEVEN, heads=6, kv_heads=2, head_dim=8, value_dim=16, seed=1)
-    staged = stage_step(step, whole)
-    found = merge(
-        merge_window_reference, step, staged, step,
-        dtype=torch.float64, sums_dtype=torch.float64, told=(torch.float64,),
-    )  # fmt: skip
-    check_rows(step, found, attend_slowly(step), 1e-12)
-
-
-def run_kernel(step: Step, staged: Staged, device, seen: Step | None = None, **how):
-    return merge(merge_window_triton, step, staged, seen or step, device, **how)
-
-
-@pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("heads", [(2, 2), (6, 2), (8, 2), (16, 2)], ids="gqa {0[0]}".format)
-@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (256, 256), (96, 40)], ids=str)
-def test_any_heads(heads, dims, whole, triton_device):
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "value_dim"),
+    [(2, 2, 64, 64), (6, 2, 96, 40), (8, 2, 128, 128), (16, 2, 64, 64), (6, 2, 256, 256)],
+)
+def test_any_heads(on_triton, heads, kv_heads, head_dim, value_dim, whole):
     step = make_step(
-        UNEVEN, heads=heads[0], kv_heads=heads[1], head_dim=dims[0], value_dim=dims[1],
-        seed=heads[0] + dims[0],
+        UNEVEN, heads=heads, kv_heads=kv_heads, head_dim=head_dim, value_dim=value_dim,
+        seed=heads + head_dim,
     )  # fmt: skip
-    staged = stage_step(step, whole)
-    found = run_kernel(step, staged, triton_device)
-    check_rows(step, found, attend_slowly(step), TOLERANCE[torch.float32])
+    check_merge(on_triton, step, whole)
 
 
 @pytest.mark.parametrize("queries", [2, 9, 16])
-def test_any_window(queries, triton_device):
+def test_any_window(triton_device, queries):
     windows = [Request(c, queries, queries - 1) for c in (0, 1, queries - 1, queries, 33, 100)]
-    step = make_step(windows, heads=6, kv_heads=2, head_dim=64, seed=queries)
-    found = run_kernel(step, stage_step(step, True), triton_device)
-    check_rows(step, found, attend_slowly(step), TOLERANCE[torch.float32])
+    check_merge(triton_device, make_step(windows, heads=6, kv_heads=2, head_dim=64, seed=queries))
 
 
 @pytest.mark.parametrize("of_query", [True, False])
 @pytest.mark.parametrize("count", [1, 2])
-def test_an_fp8_cache(count, of_query, triton_device):
+def test_an_fp8_cache(triton_device, count, of_query):
     dtype = torch.float16 if INTERPRETED else torch.bfloat16
     step = make_step(UNEVEN, heads=6, kv_heads=2, head_dim=64, dtype=dtype, seed=5)
     scales = Scales(
         torch.tensor([0.02]) if of_query else None,
         torch.tensor([2**-7, 2**-8])[:count], torch.tensor([2**-6, 2**-7])[:count],
     )  # fmt: skip
+    if INTERPRETED:
+        exact_in_e4m3(step, scales)
     seen, query, _ = quantised_step(step, scales)
-    if INTERPRETED:  # it rounds to e4m3 wrongly, so there is nothing left to round
-        step.key, step.value = (
-            [rows.to(dtype) for rows in each] for each in (seen.key, seen.value)
-        )
-        seen, query, _ = quantised_step(step, scales)
-    staged = stage_step(step, True)
     cache = torch.empty(step.kv_cache.shape, dtype=torch.uint8)  # only its dtype counts
     how = {"query": query, "scales": scales, "cache": cache}
-    found = run_kernel(step, staged, triton_device, seen, **how)
-    check_rows(step, found, attend_slowly(seen), TOLERANCE[torch.bfloat16])
+    check_merge(triton_device, step, seen=seen, of=TOLERANCE[torch.bfloat16], **how)
 
 
 def test_rounded_twice(triton_device):
     dtype = torch.float16 if INTERPRETED else torch.bfloat16  # it has no bf16 products
     step = make_step(UNEVEN, heads=4, kv_heads=1, head_dim=128, dtype=dtype, seed=7)
-    found = run_kernel(step, stage_step(step, True), triton_device)
-    check_rows(step, found, attend_slowly(step), 2 * TOLERANCE[dtype])
+    check_merge(triton_device, step, of=2 * TOLERANCE[dtype])
 
 
 def test_a_refused_shape(triton_device):
     step = make_step([Request(9, 17, 16)], heads=2, kv_heads=2, head_dim=64)
     with pytest.raises(ValueError, match="window_of_17_tokens"):
-        run_kernel(step, stage_step(step, True), triton_device)
+        check_merge(triton_device, step)

@@ -1,6 +1,10 @@
 """A commit with vLLM's update in one launch: both leave what two launches leave."""
 
-from inspect import signature
+import importlib.util
+import inspect
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -8,18 +12,65 @@ import torch
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_inputs import SEEDS, assert_same, generator
+from kernel_inputs import INTERPRETED, SEEDS, assert_same, generator
 from torch import Tensor
 
 pytest.importorskip("triton")
 
-from vllm_update import stock_update
-from window_cases import WindowShape, make_windows
+import triton
+from window_cases import Windows, WindowShape, make_windows
 
 from nwor_kernels.commit.plan import CommitPlan, CommitRows, StagedSources
 from nwor_kernels.commit.with_update import DRAFT_ARGUMENTS, UPDATE_ARGUMENTS, RequestStates
 
 MAX_REQUESTS, LENGTH, VOCABULARY = 9, 24, 7
+
+
+DRAFTS = """\
+    if draft_tokens_ptr is not None:
+        for i in range(num_draft_tokens):
+            token = tl.load(draft_tokens_ptr + tl.program_id(0) * num_draft_tokens + i)
+            tl.store(draft_tokens_out_ptr + i, token)
+"""
+"""What vLLM 0.33's begins with."""
+
+
+@cache
+def stock_update(with_drafts: bool = False) -> Any:
+    """vLLM's `_post_update_kernel`; without a GPU vLLM leaves it undecorated, so its text is read.
+
+    Only that function: importing its module takes seconds. `with_drafts`: in vLLM 0.33's form,
+    made of an older one's text.
+    """
+    site = importlib.util.find_spec("vllm")
+    if site is None or not site.submodule_search_locations:
+        pytest.skip("vLLM is not here")
+    if not INTERPRETED and not with_drafts:
+        from vllm.v1.worker.gpu import input_batch
+
+        return input_batch._post_update_kernel
+    text = (Path(site.submodule_search_locations[0]) / "v1/worker/gpu/input_batch.py").read_text()
+    body = inspect.getblock(text[text.index("def _post_update_kernel(") :].splitlines(True))
+    if with_drafts and "    draft_tokens_ptr,\n" not in body:
+        end = body.index("):\n")
+        body[end : end + 1] = [*(f"    {name},\n" for name in DRAFT_ARGUMENTS), body[end], DRAFTS]
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "stock_update.py"
+        path.write_text("import triton.language as tl\n\n\n" + "".join(body))
+        spec = importlib.util.spec_from_file_location("stock_update", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        kernel = triton.jit(module._post_update_kernel)
+        _ = getattr(kernel, "rewriter", None)  # the interpreter reads the text when it first runs
+        inspect.getsourcelines(kernel.fn)
+        return kernel
+
+
+def parameters_of(kernel: Any) -> tuple[str, ...]:
+    """Without a GPU vLLM may leave it a plain function."""
+    return tuple(inspect.signature(getattr(kernel, "fn", kernel)).parameters)
 
 
 class Requests:
@@ -59,30 +110,45 @@ class Requests:
 
     def update_by_vllm(self) -> None:
         """Launch vLLM's kernel as vLLM does."""
-        states = self.states
-        bins = states.output_bin_counts
-        stock_update()[(len(self.idx_mapping),)](
-            self.idx_mapping,
-            states.num_computed_tokens,
-            states.last_sampled_tokens,
-            bins,
-            0 if bins is None else bins.stride(0),
-            self.sampled_tokens,
-            self.sampled_tokens.stride(0),
-            self.num_sampled,
-            self.num_rejected,
-            self.query_start_loc,
-            states.all_token_ids,
-            states.all_token_ids.stride(0),
-            states.total_len,
+        mapping, sampled, counts, rejected, starts = self.step()
+        computed, last, bins, bins_stride, stride, *tokens = self.states.as_arguments()
+        more = (None, None, 0) if set(DRAFT_ARGUMENTS) <= set(parameters_of(stock_update())) else ()
+        stock_update()[(len(mapping),)](
+            mapping, computed, last, bins, bins_stride, sampled, stride, counts, rejected, starts,
+            *tokens, *more,
             num_warps=1,
-        )
+        )  # fmt: skip
+
+
+def commit_with_update(
+    windows: Windows,
+    requests: Requests,
+    tokens: int,
+    certain: int = 0,
+    with_drafts: bool = False,
+) -> Any:
+    """The bound launch that commits windows and updates requests."""
+    plan = CommitPlan(windows.kv_caches, slot_rows=windows.slot_rows)
+    return plan.bind_with_update(
+        StagedSources(windows.keys, windows.values),
+        CommitRows(windows.slots, tokens, certain=certain),
+        windows.errors,
+        written=windows.written,
+        update=stock_update(with_drafts),
+        states=requests.states,
+    )
+
+
+def assert_same_requests(ours: Requests, theirs: Requests) -> None:
+    for mine, stock in zip(ours.states[:-1], theirs.states[:-1], strict=True):
+        if mine is not None:
+            assert_same(mine.cpu(), stock.cpu())
 
 
 def test_vllms_update_is_the_one_that_is_called() -> None:
-    kernel = stock_update()  # without a GPU vLLM may leave it a plain function
-    found = tuple(signature(getattr(kernel, "fn", kernel)).parameters)
-    assert found in (UPDATE_ARGUMENTS, UPDATE_ARGUMENTS + DRAFT_ARGUMENTS)
+    known = UPDATE_ARGUMENTS, UPDATE_ARGUMENTS + DRAFT_ARGUMENTS
+    assert parameters_of(stock_update()) in known
+    assert parameters_of(stock_update(True)) == known[1]
 
 
 @examples(12)
@@ -98,30 +164,14 @@ def test_vllms_update_is_the_one_that_is_called() -> None:
     data=st.data(),
 )
 def test_one_launch_leaves_what_two_leave(
-    triton_device: torch.device,
-    seed: int,
-    captured: int,
-    tokens: int,
-    layers: int,
-    counted: bool,
-    groups: int,
-    certain: int,
-    with_drafts: bool,
-    data: st.DataObject,
+    triton_device, seed, captured, tokens, layers, counted, groups, certain, with_drafts, data
 ) -> None:
     """Twice with one bound launch: other counts, other requests, fewer than were captured."""
     # No padding rows: a captured step has rows for its requests only.
     shape = WindowShape(captured, tokens, padding=0, layers=layers, groups=groups)
     actual = make_windows(shape, seed, triton_device)
     ours = Requests(seed, captured, tokens, counted, triton_device)
-    launch = CommitPlan(actual.kv_caches, slot_rows=actual.slot_rows).bind_with_update(
-        StagedSources(actual.keys, actual.values),
-        CommitRows(actual.slots, tokens, certain=certain),
-        actual.errors,
-        written=actual.written,
-        update=stock_update(with_drafts),
-        states=ours.states,
-    )
+    launch = commit_with_update(actual, ours, tokens, certain, with_drafts)
     expected = make_windows(shape, seed, "cpu")
     expected.options["certain"] = certain
     theirs = Requests(seed, captured, tokens, counted, triton_device)
@@ -134,10 +184,8 @@ def test_one_launch_leaves_what_two_leave(
         # A request past the end of a step commits nothing.
         expected.num_sampled = torch.zeros(captured, dtype=torch.int32)
         expected.num_sampled[:requests] = step.num_sampled.cpu()
-        expected.commit_by_reference()
-    for mine, stock in zip(ours.states[:-1], theirs.states[:-1], strict=True):
-        if isinstance(mine, Tensor) and isinstance(stock, Tensor):
-            assert_same(mine.cpu(), stock.cpu())
+        expected.commit_by_definition()
+    assert_same_requests(ours, theirs)
     assert_same(actual.memory.cpu(), expected.memory)
     assert_same(actual.errors.cpu(), expected.errors)
     assert_same(actual.written.cpu(), expected.written)
@@ -149,17 +197,9 @@ def test_a_refused_commit_updates_the_requests_all_the_same(triton_device: torch
     windows.slots[0] = 10**9
     ours = Requests(5, 3, 2, True, triton_device)
     theirs = Requests(5, 3, 2, True, triton_device)
-    launch = CommitPlan(windows.kv_caches).bind_with_update(
-        StagedSources(windows.keys, windows.values),
-        CommitRows(windows.slots, 2),
-        windows.errors,
-        written=windows.written,
-        update=stock_update(),
-        states=ours.states,
-    )
+    launch = commit_with_update(windows, ours, 2)
     launch(*ours.step())
     theirs.update_by_vllm()
     assert windows.memory.isnan().all()
     assert windows.errors.any()
-    assert_same(ours.states.total_len.cpu(), theirs.states.total_len.cpu())
-    assert_same(ours.states.all_token_ids.cpu(), theirs.states.all_token_ids.cpu())
+    assert_same_requests(ours, theirs)

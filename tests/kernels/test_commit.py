@@ -1,4 +1,4 @@
-"""Commit of whole windows by reference in Triton: interpreted, or on a GPU."""
+"""Commit of whole windows, by reference and in Triton: against the definition, row by row."""
 
 from itertools import product
 
@@ -14,10 +14,15 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
-from window_cases import Windows, WindowShape, compare_windows, make_windows
+from window_cases import Windows, WindowShape, check_windows, make_windows
 
 from nwor_kernels.commit.plan import CommitPlan, CommitRows, StagedSources
-from nwor_kernels.metadata import ERROR_COUNT_MISMATCH, ERROR_OVERFLOW, ERROR_SLOT_RANGE
+from nwor_kernels.metadata import (
+    ERROR_COUNT_MISMATCH,
+    ERROR_OVERFLOW,
+    ERROR_ROW_RANGE,
+    ERROR_SLOT_RANGE,
+)
 
 
 def by_index(windows: Windows) -> None:
@@ -55,9 +60,10 @@ def without_certain_row(windows: Windows) -> None:
 
 
 CHANGES = {"equal": (), "indexed": (by_index,), "rows": (by_row,), "copied": (by_copy,)}
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
 
-@examples(15)
+@examples(20)
 @given(
     seed=SEEDS,
     requests=st.integers(0, 4),
@@ -67,36 +73,16 @@ CHANGES = {"equal": (), "indexed": (by_index,), "rows": (by_row,), "copied": (by
     kv_heads=st.integers(1, 3),
     widths=st.sampled_from([(64, 64), (3, 5), (24, 16), (192, 128)]),
     block_size=st.sampled_from([1, 3, 16]),
-    dtypes=st.sampled_from(
-        [
-            (torch.float32, torch.float32),
-            (torch.bfloat16, torch.bfloat16),
-            (torch.float16, torch.float16),
-            (torch.bfloat16, torch.float32),
-            (torch.float32, torch.float16),
-        ]
-    ),
+    dtypes=st.sampled_from([(F32, F32), (BF16, BF16), (F16, F16), (BF16, F32), (F32, F16)]),
     layout=st.sampled_from(CACHE_LAYOUTS),
     how=st.sampled_from(sorted(CHANGES)),
     certain=st.sampled_from([(), (with_certain_row,), (without_certain_row,)]),
     groups=st.sampled_from([0, 0, 1, 3]),
 )
-def test_any_windows_are_committed_as_by_the_reference(
-    triton_device,
-    seed,
-    requests,
-    tokens,
-    padding,
-    layers,
-    kv_heads,
-    widths,
-    block_size,
-    dtypes,
-    layout,
-    how,
-    certain,
-    groups,
-):
+def test_any_windows(
+    on_triton, seed, requests, tokens, padding, layers, kv_heads, widths, block_size, dtypes,
+    layout, how, certain, groups,
+):  # fmt: skip
     shape = WindowShape(
         requests, tokens, padding, layers, kv_heads, widths, block_size, *dtypes, layout,
         groups=groups,
@@ -107,7 +93,7 @@ def test_any_windows_are_committed_as_by_the_reference(
         for step in (*CHANGES[how], *certain):
             step(windows)
 
-    windows = compare_windows(shape, seed, triton_device, change)
+    windows = check_windows(shape, seed, on_triton, change)
     assert (windows.errors == 64).all()
 
 
@@ -117,146 +103,130 @@ def test_rows_are_counted_once_by_programs_that_share_their_columns_and_add_up(t
     windows = make_windows(shape, 4, triton_device)
     windows.slots[:6] = torch.arange(6)
     windows.num_sampled[:] = torch.tensor([1, 3])
-    windows.launch()
-    assert windows.written.tolist() == [4, 4]
-    windows.launch()
-    assert windows.written.tolist() == [8, 8]
+    for count in (4, 8):
+        windows.launch()
+        assert windows.written.tolist() == [count] * 2
 
 
-def test_a_request_without_a_count_commits_nothing(triton_device):
+@pytest.mark.parametrize("certain", [0, 1])
+def test_a_request_without_a_count_commits_nothing(on_triton, certain):
     def cut(windows):  # what stands behind the counts would accept every row
         windows.num_sampled[:] = 99
         windows.num_sampled = windows.num_sampled[:2]
+        windows.options["certain"] = certain
 
-    for certain in ((), (with_certain_row,)):
-        windows = compare_windows(
-            WindowShape(requests=3, padding=0, layout="tokens_before_heads"), 5, triton_device,
-            lambda w, certain=certain: [step(w) for step in (cut, *certain)],
-        )  # fmt: skip
-        real = int((windows.slots[:6] >= 0).sum())
-        assert num_written(windows.memory) == real * 2 * 2 * 8
+    shape = WindowShape(requests=3, padding=0, layout="tokens_before_heads")
+    windows = check_windows(shape, 5, on_triton, cut)
+    real = int((windows.slots[:6] >= 0).sum())
+    assert num_written(windows.memory) == real * 2 * 2 * 8
 
 
-@pytest.mark.parametrize("slot", [16, 17, 2**40])  # 12 rows: 4 blocks of 4, slots 0..15
-@pytest.mark.parametrize("how", sorted(CHANGES))
-def test_a_bad_slot_commits_nothing_and_adds_its_flag(triton_device, how, slot):
+def bad_slot(slot, sampled=3, how="equal"):
     def spoil(windows):
         for step in CHANGES[how]:
             step(windows)
-        windows.num_sampled[:] = 3
+        windows.num_sampled[:] = sampled
         windows.slots[4] = slot
-        windows.errors[:] = torch.tensor([0, 64])
 
-    windows = compare_windows(WindowShape(padding=3), 2, triton_device, spoil)
-    assert num_written(windows.memory) == 0
-    assert windows.errors.tolist() == [ERROR_SLOT_RANGE, 64 | ERROR_SLOT_RANGE]
-    assert windows.written.tolist() == [0, 0]
+    return spoil
 
 
-def test_a_group_with_other_padding_than_was_staged_stops_all(triton_device):
-    def arrange(windows):
-        windows.slot_rows = [0, 1]
-        windows.slots[:] = torch.arange(11)
-        by_copy(windows)
-        windows.slots[1, 4] = -1
+def bad_row(sampled, slot=None):
+    def spoil(windows):
+        bad_slot(windows.slots[4] if slot is None else slot, sampled, "rows")(windows)
+        windows.slots[2] = 1
+        windows.options["rows"][2] = 99
 
-    windows = compare_windows(WindowShape(groups=2), 2, triton_device, arrange)
-    assert num_written(windows.memory) == 0
-    assert windows.errors.tolist() == [0, ERROR_COUNT_MISMATCH]
+    return spoil
 
 
-@pytest.mark.parametrize(
-    ("groups", "slot_rows", "word"),
-    [
-        (2, [0], "need a row of slots each"),
-        (2, [0, -1], "need a row of slots each"),
-        (2, [0, 2], "do not fit a plan"),
-        (2, None, "do not fit a plan"),
-        (0, [0, 0], "do not fit a plan"),
-    ],
-)
-def test_slot_rows_that_fit_neither_layers_nor_slots_are_refused(
-    triton_device, groups, slot_rows, word
-):
-    windows = make_windows(WindowShape(groups=groups), 1, triton_device)
-    windows.slot_rows = slot_rows
-    with pytest.raises(ValueError, match=word):
-        windows.launch()
+def fewer_sources(windows):
+    windows.num_sampled[:] = 3
+    windows.slots[:] = torch.tensor([-1] * 8 + [8, -1, -1])
+    windows.keys = [key[:5] for key in windows.keys]
+    windows.values = [value[:5] for value in windows.values]
 
 
-@pytest.mark.parametrize("num_rows", [5, 9])
-def test_rows_past_the_sources_are_an_overflow_unless_they_are_padding(triton_device, num_rows):
-    def cut(windows):
-        windows.num_sampled[:] = 3
-        windows.slots[:] = torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 8, -1, -1])
-        windows.keys = [key[:num_rows] for key in windows.keys]
-        windows.values = [value[:num_rows] for value in windows.values]
-
-    windows = compare_windows(WindowShape(), 2, triton_device, cut)
-    assert windows.errors.tolist() == ([ERROR_OVERFLOW] * 2 if num_rows == 5 else [0, 0])
-    assert num_written(windows.memory) == (0 if num_rows == 5 else 9 * 2 * 2 * 8)
+def other_padding_than_was_staged(windows):
+    windows.slot_rows = [0, 1]
+    windows.slots[:] = torch.arange(11)
+    by_copy(windows)
+    windows.slots[1, 4] = -1
 
 
-@pytest.mark.parametrize("layer", [0, 1])
-@pytest.mark.parametrize(("count", "flag"), [(-1, 0), (1, 0), (0, 1), (0, 64), (-1, 2)])
-def test_a_layer_that_staged_other_rows_or_has_a_flag_stops_all(triton_device, layer, count, flag):
+def staged(layer, count, flag):
     def spoil(windows):
         by_copy(windows)
         windows.num_sampled[:] = 3
         windows.options["layer_metadata"][layer, 0] += count
         windows.options["layer_metadata"][layer, 1] = flag
 
-    windows = compare_windows(WindowShape(), 2, triton_device, spoil)
+    return spoil
+
+
+def smaller_later_cache(windows):
+    windows.num_sampled[:] = 3
+    windows.slots[0] = 15
+    windows.kv_caches[1] = windows.kv_caches[1][:3]
+
+
+BAD_SLOT = [ERROR_SLOT_RANGE] * 2  # 11 rows: 4 blocks of 4, slots 0..15
+FAULTS = {
+    **{f"slot 16, {how}": (bad_slot(16, how=how), BAD_SLOT) for how in CHANGES},
+    "slot 2**40": (bad_slot(2**40), BAD_SLOT),
+    "slot 16, rejected": (bad_slot(16, 0), BAD_SLOT),
+    "row": (bad_row(3), [ERROR_ROW_RANGE] * 2),
+    "row, rejected": (bad_row(0), [ERROR_ROW_RANGE] * 2),
+    "row and slot": (bad_row(3, 16), [ERROR_ROW_RANGE | ERROR_SLOT_RANGE] * 2),
+    "fewer sources": (fewer_sources, [ERROR_OVERFLOW] * 2),
+    "a group's padding": (other_padding_than_was_staged, [0, ERROR_COUNT_MISMATCH]),
+    "fewer staged": (staged(0, -1, 0), [ERROR_COUNT_MISMATCH, 0]),
+    "more staged": (staged(1, 1, 0), [0, ERROR_COUNT_MISMATCH]),
+    "flag": (staged(1, 0, 64), [0, 64]),
+    "flag and count": (staged(0, -1, 2), [2 | ERROR_COUNT_MISMATCH, 0]),
+    "smaller later cache": (smaller_later_cache, [0, ERROR_SLOT_RANGE]),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_one_layer_stops_all_and_adds_its_flag(on_triton, fault):
+    spoil, errors = FAULTS[fault]
+
+    def change(windows):
+        spoil(windows)
+        windows.errors[1] = 128
+
+    groups = 2 if "group" in fault else 0
+    windows = check_windows(WindowShape(groups=groups), 2, on_triton, change)
     assert num_written(windows.memory) == 0
-    assert windows.errors[layer] == flag | ERROR_COUNT_MISMATCH * bool(count)
-    assert windows.errors[1 - layer] == 0
+    assert windows.errors.tolist() == [errors[0], errors[1] | 128]
+    assert not windows.written.any()
 
 
-def test_a_smaller_later_cache_stops_all_layers(triton_device):
-    def shrink(windows):
-        windows.num_sampled[:] = 3
-        windows.slots[0] = 15
-        windows.kv_caches[1] = windows.kv_caches[1][:3]
+def test_padding_past_the_sources_is_no_fault(on_triton):
+    def pad(windows):
+        fewer_sources(windows)
+        windows.slots[:] = torch.tensor([0, 1, 2, 3, 4, *[-1] * 6])
 
-    windows = compare_windows(WindowShape(), 1, triton_device, shrink)
-    assert num_written(windows.memory) == 0
-    assert windows.errors.tolist() == [0, ERROR_SLOT_RANGE]
+    windows = check_windows(WindowShape(), 2, on_triton, pad)
+    assert num_written(windows.memory) == 5 * 2 * 2 * 8
 
 
-@pytest.mark.parametrize(
-    ("shapes", "dtypes", "word"),
-    [
-        ([(2, 1, 4, 8), (2, 1, 8, 8)], [torch.float32] * 2, "must share"),
-        ([(2, 1, 4, 8), (2, 2, 4, 8)], [torch.float32] * 2, "must share"),
-        ([(2, 1, 4, 8), (2, 1, 4, 8)], [torch.float32, torch.float16], "must share"),
-        ([(2, 1, 4, 8)], [torch.int32], "torch.int32"),
-        ([], [], "must share"),
-    ],
-)
-def test_caches_that_one_launch_cannot_serve_are_refused(triton_device, shapes, dtypes, word):
-    caches = [
-        torch.zeros(shape, dtype=dtype, device=triton_device)
-        for shape, dtype in zip(shapes, dtypes, strict=True)
-    ]
-    with pytest.raises(ValueError, match=word):
-        CommitPlan(caches)
-
-
-def test_strided_inputs_are_followed(triton_device):
+def test_strided_inputs_are_followed(on_triton):
     def apart(tensor, other):
         return torch.stack([tensor, torch.full_like(tensor, other)], dim=1)[:, 0]
 
     def spread(windows):
         by_index(windows)
         by_row(windows)
-        for name, other in (("row_request", 0), ("row_index", 0), ("rows", 0)):
-            windows.options[name] = apart(windows.options[name], other)
+        for name in ("row_request", "row_index", "rows"):
+            windows.options[name] = apart(windows.options[name], 0)
         windows.slots = apart(windows.slots, 0)
         windows.num_sampled = apart(windows.num_sampled, 99)
         windows.errors = apart(windows.errors, 64)
         windows.keys = [key.flip(2) for key in windows.keys]
 
-    assert num_written(compare_windows(WindowShape(), 3, triton_device, spread).memory) > 0
+    assert num_written(check_windows(WindowShape(), 3, on_triton, spread).memory) > 0
 
 
 def test_refilled_sources_take_other_tensors_rows_and_strides(triton_device):
@@ -270,7 +240,7 @@ def test_refilled_sources_take_other_tensors_rows_and_strides(triton_device):
         sources, CommitRows(second.slots, 3), second.num_sampled, second.errors
     )
     expected = make_windows(WindowShape(), 2, "cpu")
-    expected.commit_by_reference()
+    expected.commit_by_definition()
     assert_same(second.memory.cpu(), expected.memory)
 
 
@@ -299,63 +269,10 @@ def test_one_plan_serves_every_kind_of_window(triton_device):
                 each.keys = [key.contiguous() for key in each.keys]
                 each.values = [value.contiguous() for value in each.values]
         actual.memory.fill_(torch.nan)
-        counts = windows.num_sampled
-        windows.launch_by(plan, counts, actual.errors)
-        expected.commit_by_reference()
+        windows.launch_by(plan, windows.num_sampled, actual.errors)
+        expected.commit_by_definition()
         assert_same(actual.memory.cpu(), expected.memory)
         assert not actual.errors.any()
-
-
-def test_sources_that_one_launch_cannot_serve_are_refused(triton_device):
-    def make(layers=2, rows=4, heads=2, width=3, dtype=torch.float32):
-        return [torch.zeros(rows, heads, width, dtype=dtype, device=triton_device)] * layers
-
-    for keys, values, word in (
-        ([*make(1), *make(1, rows=5)], make(), "keys of all layers must share"),
-        (make(), [*make(1), *make(1, width=4)], "values of all layers must share"),
-        ([], [], "must share"),
-        (make(), make(3), "one of each a layer"),
-        (make(), make(dtype=torch.float16), "of one dtype"),
-        (make(), make(heads=3), "heads must be the same"),
-        (make(dtype=torch.int32), make(dtype=torch.int32), "torch.int32"),
-    ):
-        with pytest.raises(ValueError, match=word):
-            StagedSources(keys, values)
-    sources = StagedSources(make(), make(width=5))
-    for keys, values in (
-        (make(3), make(3, width=5)),
-        (make(), make()),
-        (make(heads=1), make(heads=1, width=5)),
-        (make(dtype=torch.float16), make(dtype=torch.float16, width=5)),
-    ):
-        with pytest.raises(ValueError, match="cannot take the place"):
-            sources.refill(keys, values)
-
-
-@pytest.mark.parametrize(
-    "change", [{"layers": 3}, {"kv_heads": 1}, {"widths": (3, 4)}], ids=["layers", "heads", "width"]
-)
-def test_sources_that_do_not_fit_the_caches_are_refused(triton_device, change):
-    windows = make_windows(WindowShape(), 1, triton_device)
-    other = make_windows(WindowShape(**change), 1, triton_device)
-    windows.keys, windows.values = other.keys, other.values
-    with pytest.raises(ValueError, match="do not fit"):
-        windows.launch()
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"tokens_per_request": 3, "row_request": torch.zeros(11), "row_index": torch.zeros(11)},
-        {"row_request": torch.zeros(11)},
-    ],
-)
-def test_rows_are_given_to_requests_in_exactly_one_way(triton_device, options):
-    windows = make_windows(WindowShape(), 1, triton_device)
-    windows.options = options
-    with pytest.raises(ValueError, match="tokens_per_request"):
-        windows.launch()
 
 
 @pytest.mark.parametrize(
@@ -384,27 +301,20 @@ def test_large_windows(triton_device, shape, how):
         change(windows)
         windows.slots[..., shape.requests * shape.tokens - 1] = 10**6
 
-    assert num_written(compare_windows(shape, 7, triton_device, change).memory) > 0
-    assert num_written(compare_windows(shape, 7, triton_device, spoil).memory) == 0
+    assert num_written(check_windows(shape, 7, triton_device, change).memory) > 0
+    assert num_written(check_windows(shape, 7, triton_device, spoil).memory) == 0
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("dtype", "cached"), [(BF16, BF16), (F16, F16), (F32, F32), (F32, BF16)])
 @pytest.mark.parametrize("layout", ["dense", "tokens_before_heads"])
-def test_the_shapes_of_real_models(triton_device, head_dim, dtype, layout):
+def test_the_shapes_of_real_models(triton_device, head_dim, dtype, cached, layout):
     """Every block size and number of heads with every head dim, in turn."""
     for block_size, kv_heads in ((16, 1), (32, 8), (64, 3), (128, 4)):
-        shape = WindowShape(
-            9, 5, 3, 3, kv_heads, (head_dim, head_dim), block_size, dtype, layout=layout
-        )
-        assert num_written(compare_windows(shape, head_dim, triton_device).memory) > 0
-
-
-@pytest.mark.gpu
-def test_rounding_to_a_bfloat16_cache_is_torchs(triton_device):
-    shape = WindowShape(widths=(64, 64), cache_dtype=torch.bfloat16)
-    assert num_written(compare_windows(shape, 1, triton_device).memory) > 0
+        widths = (head_dim, head_dim)
+        shape = WindowShape(9, 5, 3, 3, kv_heads, widths, block_size, dtype, cached, layout)
+        assert num_written(check_windows(shape, head_dim, triton_device).memory) > 0
 
 
 @pytest.mark.gpu
@@ -423,14 +333,14 @@ def test_a_captured_commit_follows_new_counts_slots_and_sources():
         commit()
     assert num_written(first.memory) == 0
     expected = make_windows(shape, 1, "cpu")
-    for windows in (first, second):  # the second writes over the first
+    for seed, windows in ((1, first), (2, second)):  # the second writes over the first
         num_sampled.copy_(windows.num_sampled)
         slots.copy_(windows.slots)
         sources.refill(windows.keys, windows.values)
         graph.replay()
-        step = make_windows(shape, 1 if windows is first else 2, "cpu")
+        step = make_windows(shape, seed, "cpu")
         step.kv_caches = expected.kv_caches
-        step.commit_by_reference()
+        step.commit_by_definition()
         assert_same(first.memory.cpu(), expected.memory)
     slots[3] = 10**6
     before = first.memory.clone()

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import Request, arguments, attend_slowly, make_step, stage_step
-from test_triton_verify_attention import check, run, workspace_for
+from attention_cases import Request, arguments, make_step, stage_step
+from test_verify_attention import check, run, workspace_for
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -29,15 +29,16 @@ PARTS_KEPT: dict[str, Any] = {"discard": Discard.OFF}
 """A test that reads the workspace keeps it: what a GPU leaves of discarded lines is undefined."""
 
 
-def leftovers(step, device, filled: float, **tuning: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """(output, accumulators, sums) of a launch in a workspace that was full of a number."""
+def leftovers(step, device, filled: float, whole=True, **tuning: Any) -> list[Tensor]:
+    """(accumulators, sums, output) of a right launch in a workspace that was full of a number."""
     workspace = workspace_for(step, device, tuning["programs"])
     for tensor in (workspace.accumulators, workspace.sums):
         tensor.fill_(filled)
     shape = Tuning(block_n=16, min_tiles=1, **PARTS_KEPT | tuning)
-    output = run(step, stage_step(step, True), device, workspace=workspace, tuning=shape)
+    output = run(step, stage_step(step, whole), device, workspace=workspace, tuning=shape)
     assert not workspace.arrived.any()
-    return output, workspace.accumulators.cpu(), workspace.sums.cpu()
+    check(step, output)
+    return [workspace.accumulators.cpu(), workspace.sums.cpu(), output]
 
 
 @pytest.mark.parametrize(
@@ -47,9 +48,8 @@ def test_exactly_what_was_merged_is_given_up(triton_device, programs):
     """4 programs cut pairs in two, 40 cut a pair into more parts than are merged at a time."""
     step = make_step(UNEVEN, heads=6, kv_heads=2, head_dim=40, seed=21)
     tuning = {"programs": programs, "whole_pairs": 0}
-    kept_output, *kept = leftovers(step, triton_device, SENTINEL, **tuning)
-    output, *poisoned = leftovers(step, triton_device, SENTINEL, discard=Discard.POISON, **tuning)
-    check(step, output, torch.from_numpy(attend_slowly(step)), torch.float32)
+    *kept, kept_output = leftovers(step, triton_device, SENTINEL, **tuning)
+    *poisoned, output = leftovers(step, triton_device, SENTINEL, discard=Discard.POISON, **tuning)
     assert torch.equal(output.nan_to_num(7.0), kept_output.nan_to_num(7.0))
     for before, after in zip(kept, poisoned, strict=True):
         written = before != SENTINEL
@@ -62,10 +62,8 @@ def test_exactly_what_was_merged_is_given_up(triton_device, programs):
 def test_padding_rows_are_not_left(triton_device):
     """The workspace is full of NaN in their places."""
     step = make_step(UNEVEN, heads=6, kv_heads=2, head_dim=40, seed=24)
-    output, accumulators, sums = leftovers(
-        step, triton_device, float("nan"), programs=7, whole_pairs=0
-    )
-    check(step, output, torch.from_numpy(attend_slowly(step)), torch.float32)
+    nan = float("nan")
+    accumulators, sums, _ = leftovers(step, triton_device, nan, programs=7, whole_pairs=0)
     written = ~accumulators.view(14, 16, 64).isnan()
     assert torch.equal(written.any(dim=2), written.all(dim=2))  # whole rows
     rows_of = written.all(dim=2).sum(dim=1).tolist()
@@ -80,13 +78,7 @@ BATCHES = [pytest.param(EVEN, marks=pytest.mark.long, id="even"), pytest.param(U
 def bytes_left(device, requests, *, heads=4, kv_heads=2, head_dim=32, **tuning: Any) -> int:
     """Bytes of partial results that a launch leaves in a workspace that was full of NaN."""
     step = make_step(requests, heads=heads, kv_heads=kv_heads, head_dim=head_dim, seed=8)
-    workspace = workspace_for(step, device, tuning["programs"])
-    left = (workspace.accumulators, workspace.sums)
-    for tensor in left:
-        tensor.fill_(float("nan"))
-    chosen = Tuning(**{"block_n": 16, "min_tiles": 1, **PARTS_KEPT, **tuning})
-    output = run(step, stage_step(step, False), device, workspace=workspace, tuning=chosen)
-    check(step, output, torch.from_numpy(attend_slowly(step)), torch.float32)
+    left = leftovers(step, device, float("nan"), False, **tuning)[:2]
     return sum(4 * int((~tensor.isnan()).sum()) for tensor in left)
 
 
@@ -151,14 +143,12 @@ class Layers:
         self.workspace = workspace_for(step, cuda)
         given = arguments(step, staged, cuda, cache=step.kv_cache)._replace(max_seq_len=8192)
         self.owned, query = step.owned_rows, given.query
+        self._tuning = tuning
         # Every layer has other queries: what a layer finds of the one before would be seen.
-        self._tuning, self._steps = (
-            tuning,
-            [
-                given._replace(query=query * (1 + layer / 4), output=torch.empty_like(query))
-                for layer in range(LAYERS)
-            ],
-        )
+        self._steps = [
+            given._replace(query=query * (1 + layer / 4), output=torch.empty_like(query))
+            for layer in range(LAYERS)
+        ]
         self.outputs = [each.output for each in self._steps]
 
     def launch(self) -> None:

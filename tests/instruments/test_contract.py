@@ -8,6 +8,7 @@ from zipfile import ZipFile
 import pytest
 from contracted_vllm import SURPRISE, ContractedVllm, Name, every_name, features_of
 
+from nwor_bench.instruments import contract
 from nwor_bench.instruments.contract import Need, Source, losses, problem
 
 NAMES = every_name()
@@ -50,6 +51,33 @@ def test_a_wheel_is_read_as_a_folder_is(tmp_path: Path) -> None:
         ):
             assert problem(source, need) == f"Runner.wrapped has other arguments: {reason}"
         assert problem(source, Need("nowhere:Runner", "has", ())) == "Runner is gone"
+
+
+@pytest.mark.parametrize(
+    ("gone", "line", "code"),
+    [
+        ("post_update", "joined update     no (post_update is gone)", 0),
+        ("InputBuffers", "staging           no (InputBuffers is gone)", 1),
+    ],
+)
+def test_a_version_without_staging_fails_a_job(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    gone: str,
+    line: str,
+    code: int,
+) -> None:
+    def download(command: list[str], check: bool) -> None:
+        with ZipFile(Path(command[-1]) / "vllm-0.34.0-any.whl", "w") as file:
+            file.writestr("vllm/__init__.py", "")
+
+    vllm = ContractedVllm(without=("v1.worker.gpu.input_batch", gone))
+    monkeypatch.setattr("subprocess.run", download)
+    monkeypatch.setattr(contract, "Source", lambda wheel: vllm)
+    assert contract.main("0.34.0") == code
+    said = capsys.readouterr().out
+    assert said.startswith("vLLM 0.34.0, by its source:\n  windows           yes\n")
+    assert line in said
 
 
 @pytest.mark.slow  # parses 40 files

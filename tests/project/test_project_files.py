@@ -95,8 +95,8 @@ def test_wheel_holds_every_module_and_data_file(wheel: Path) -> None:
         return {str(path.relative_to(source / root)) for path in (source / root).rglob(pattern)}
 
     modules = {f"nwor_bench/{name}" for name in under("nwor_bench", "*.py")}
-    modules |= {f"nwor_bench/{name}" for name in under("nwor_bench", "*.json")}
-    modules |= {f"nwor_bench/{name}" for name in under("nwor_bench", "*.css")}
+    for kind in ("*.json", "*.css", "*.toml"):
+        modules |= {f"nwor_bench/{name}" for name in under("nwor_bench", kind)}
     modules |= under("kernels", "*.py")
     data = {f"nwor_bench/scenarios/{name}" for name in under("scenarios", "*.*")}
     data |= {f"nwor_bench/sweeps/{name}" for name in under("sweeps", "*.toml")}
@@ -244,6 +244,12 @@ def test_version_is_the_changelogs_newest_and_the_citations() -> None:
     assert set(re.findall(r"nwor_bench-([\d.]+)-py3", install)) == {nwor_bench.__version__}
     assert cited["license"] == "Apache-2.0"
     assert {"cff-version", "message", "title", "authors"} <= set(cited)
+
+
+def test_a_vllm_that_cannot_be_installed_here_is_read_all_the_same(set_up: Path) -> None:
+    recipe = would_run(set_up, "contract", "VLLM=0.33.0")
+    assert "-m nwor_bench.instruments.contract 0.33.0" in recipe
+    assert "pip install" not in recipe
 
 
 def test_every_pinned_vllm_was_tried() -> None:

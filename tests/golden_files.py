@@ -23,6 +23,7 @@ from unittest.mock import patch
 
 import said
 import typer
+from refused_commands import answered
 from synthetic_run import without_figures
 
 from nwor_bench import __version__
@@ -50,11 +51,35 @@ PRINTED = {
     "slower.json": "compare grid slower --json",
     "slower.md": "compare grid slower --markdown",
     "slower.txt": "compare grid slower",
+    "slower-quiet.txt": "compare grid slower -q",
     "broken.json": "compare slot broken --json",
     "slower-sizes.json": "compare sizes slower-sizes --json",
     "slower-sizes.txt": "compare sizes slower-sizes",
 }
 """Commands whose output is kept, run beside the runs; `slower` and `broken` are changed ones."""
+
+PREDICTED = {
+    "plan.txt": "plan --config Llama-3.2-3B.json",
+    "plan.json": "plan --config Llama-3.2-3B.json --acceptance 25% --json",
+    "plan-quiet.txt": "plan --config Llama-3.2-3B.json -q",
+    "plan-flags.txt": "plan --config Llama-3.1-8B.json --acceptance 0.8 --cache-dtype fp8 "
+    "--weight-dtype int4 --tensor-parallel-size 2",
+    "plan-experts.txt": "plan --config Qwen3-30B-A3B.json",
+    "plan-latent.txt": "plan --config DeepSeek-V3.json",
+    "plan-states.txt": "plan --config Qwen3.5-27B.json --requests 2",
+    "plan-states.json": "plan --config Qwen3.5-27B.json --requests 2 --json",
+    "plan-mamba.txt": "plan --config Nemotron-H-56B.json",
+    "supports.txt": "supports Llama-3.2-3B.json",
+    "supports-quiet.txt": "supports Llama-3.2-3B.json -q --json",
+    "supports-states.txt": "supports Qwen3.5-27B.json",
+    "supports-states.json": "supports Qwen3.5-27B.json --json",
+    "supports-blackwell.txt": "supports Llama-3.2-3B.json --device blackwell --quiet",
+    "supports-nvfp4.txt": "supports Llama-3.2-3B.json --device blackwell --cache-dtype nvfp4",
+    "scenarios.txt": "scenarios list",
+    "scenarios.json": "scenarios list --json",
+    "scenarios-quiet.txt": "scenarios list -q",
+}
+"""Commands that only read config.json files (tests/data/configs) and our own lists."""
 
 LONG = ("report.html", "batches.csv", "windows.csv")
 """Files of a run of which only the digest is kept; of the page its words too."""
@@ -91,10 +116,21 @@ def of_commands() -> dict[str, str]:
     return found
 
 
+def of_predictions() -> dict[str, str]:
+    """What commands say of models before anything runs, by the names in golden/predicted."""
+    with chdir(GOLDEN.parent / "data" / "configs"):
+        return {file: printed_by(line) for file, line in PREDICTED.items()}
+
+
 def of_help() -> dict[str, str]:
     """The help of every command and group at 80 columns, by their names in golden/help."""
     return {f"{path.replace(' ', '-') or 'nwor-bench'}.txt": printed_by(f"{path} --help")
             for path in command_paths(typer.main.get_command(cli.app))}  # fmt: skip
+
+
+def of_refusals() -> dict[str, str]:
+    """Every command line in golden/refusals, with its exit code and what it says."""
+    return {name: answered(text) for name, text in stored("refusals").items()}
 
 
 def of_made_up_runs() -> dict[str, str]:
@@ -206,3 +242,5 @@ if __name__ == "__main__":
     write("printed", of_commands())
     write("help", of_help())
     write("said", of_made_up_runs())
+    write("refusals", of_refusals())
+    write("predicted", of_predictions())

@@ -188,7 +188,7 @@ class BatchRunner:
         monitor: ConditionMonitor | None,
         first: int,
     ):
-        self._engine = engine
+        self.engine = engine
         self._store = store
         self._encode = encode
         self._spec = spec
@@ -226,12 +226,12 @@ class BatchRunner:
         sampling = self._sampling(place.phase, place.block)
         facts: list[dict[str, dict[str, int]]] = []
         if place.window_order is not None:
-            self._engine.interleave(place.window_order)
+            self.engine.interleave(place.window_order)
         try:
             output, watched, conditions = self._generate(place, prompts, sampling)
         finally:
             if place.window_order is not None:
-                facts = self._engine.stop_interleaving()
+                facts = self.engine.stop_interleaving()
         self._next += 1
         record = batch_record(place, output, prompts, sampling, conditions)
         answer = BatchAnswer(record, output.token_ids)
@@ -260,22 +260,22 @@ class BatchRunner:
         layers: list[list[dict[str, Any]]] = []
         with span(self._ranges, "cell", place.order, label):
             if place.window_order is None:  # interleaved cells set their own modes
-                self._engine.set_modes(place.cell)
+                self.engine.set_modes(place.cell)
             if self._monitor is not None:
                 self._monitor.begin()
             with span(self._ranges, "batch", place.batch, label):
                 if watches:
-                    self._engine.check_layers(len(prompts))
+                    self.engine.check_layers(len(prompts))
                     if nwor is not NworMode.CONTROL:  # which writes every draft at once
-                        self._engine.watch_writes(True)
+                        self.engine.watch_writes(True)
                 try:
                     keep = place.keep_prefix_cache
-                    output = self._engine.generate(prompts, sampling, keep_prefix_cache=keep)
+                    output = self.engine.generate(prompts, sampling, keep_prefix_cache=keep)
                 finally:
                     if watches:
-                        layers = self._engine.check_layers(len(prompts))
+                        layers = self.engine.check_layers(len(prompts))
                         if nwor is not NworMode.CONTROL:
-                            written = self._engine.watch_writes(False)
+                            written = self.engine.watch_writes(False)
             conditions = {} if self._monitor is None else self._monitor.end()
         return output, (written, layers), conditions
 

@@ -148,7 +148,6 @@ class BlockRunner:
             self._store.update(gate=self._size.facts())
             GateBlock(
                 self._size.block,
-                self._engine,
                 self._batches,
                 self.parity,
                 self.kv_gate,

@@ -19,8 +19,7 @@ from nwor_bench.records.types import INTERLEAVED_PHASES, BatchRecord, Cell, Phas
 from nwor_bench.report.load import run_result
 from nwor_bench.report.run_report import summary
 from nwor_bench.report.terminal import print_document, print_path
-from nwor_bench.run.heartbeat import Heartbeat
-from nwor_bench.run.run_options import RunOptions
+from nwor_bench.run.run_options import Heartbeat, RunOptions
 
 
 def tell_json(content: Mapping[str, Any]) -> None:

@@ -1,14 +1,60 @@
-"""Options that do not change the measurement: where a run goes and what is shown."""
+"""Options that do not change the measurement: where a run goes, what is shown, signs of life."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from threading import Event, Thread
+from typing import Annotated
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.workload.options import Option, Panel
 
-if TYPE_CHECKING:
-    from nwor_bench.run.heartbeat import Heartbeat
+QUIET_S = 2.0
+"""Longest time without a line."""
+
+
+class Heartbeat:
+    """Prints what is being done if nothing was printed for a while: imports, an engine's start, a
+    batch on a slow CPU. A context manager.
+
+    Args:
+        echo: prints a line.
+        doing: what is being done first.
+        quiet_s: longest time without a line.
+    """
+
+    def __init__(self, echo: Callable[[str], None], doing: str, quiet_s: float = QUIET_S):
+        self._echo = echo
+        self._quiet_s = quiet_s
+        self._ended = Event()
+        self._doing = doing
+        self._began = self._printed = time.monotonic()
+        self._thread = Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> "Heartbeat":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Print nothing more."""
+        self._ended.set()
+
+    def note(self, doing: str | None = None) -> None:
+        """A line was printed; `doing` is what is done from now on, if it is something else."""
+        self._printed = time.monotonic()
+        if doing is not None:
+            self._doing, self._began = doing, self._printed
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._quiet_s / 10):
+            now = time.monotonic()
+            if now - self._printed >= self._quiet_s:
+                self._echo(f"  {self._doing}: {now - self._began:.0f} s")
+                self._printed = now
 
 
 def _new_folder(flag: str, text: str) -> Path:
@@ -53,7 +99,7 @@ class RunOptions:
     )] = False
     """Print every finding and leave vLLM's log on the terminal, not in a file of the folder."""
     # fmt: on
-    heartbeat: "Heartbeat | None" = None
+    heartbeat: Heartbeat | None = None
     """Shows that a long step goes on; None for none."""
 
 

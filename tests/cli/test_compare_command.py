@@ -96,20 +96,6 @@ def test_exit_codes(run: Run, arguments: str, code: int) -> None:
     assert bool(err) == (arguments == "base long")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("base .", "name a folder that holds a run.json"),
-        ("base same --threshold 0", "--threshold: '0' is invalid; write a change between"),
-    ],
-)
-def test_bad_usage_is_one_message(run: Run, arguments: str, words: str) -> None:
-    code, _, err = run("compare", *arguments.split())
-    assert code == 2
-    assert words in err
-    assert err.count("nwor-bench:") == 1
-
-
 def test_markdown_instead_of_the_tables(run: Run) -> None:
     code, printed, _ = run("compare", "base", "slower", "--markdown")
     assert code == 4

@@ -3,18 +3,97 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from changed_run import slowed
 from documented_keys import documented, lacking, top_level
 from fake_engine import FakeEngine
-from synthetic_run import make_run, save_run
 
 from nwor_bench.errors import ExitCode
+from nwor_bench.models.pairs import pair_names
+
+pytestmark = pytest.mark.usefixtures("own_surroundings")
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def check_keys(out: str, section: str) -> Any:
+    """The document, which must have the keys that docs/json.md lists under that heading."""
+    told = json.loads(out)
+    assert lacking(told, section) == []
+    assert set(told) == top_level(section)
+    return told
+
+
+def test_pairs(command_line: Run) -> None:
+    code, out, err = command_line("pairs", "list", "--json")
+    assert (code, err) == (0, "")
+    told = check_keys(out, "pairs list")
+    assert [pair["name"] for pair in told["pairs"]] == list(pair_names())
+    assert command_line("pairs", "list", "-q")[1].split() == list(pair_names())
+
+    code, out, err = command_line("pairs", "fetch", "tiny", "--json")
+    assert (code, err) == (0, "")
+    told = check_keys(out, "pairs fetch")
+    assert Path(told["target"], "config.json").is_file()
+    quiet = command_line("pairs", "fetch", "tiny", "-q")[1]
+    assert quiet.splitlines() == [f"target: {told['target']}", f"drafter: {told['drafter']}"]
+
+
+@pytest.mark.parametrize(
+    ("page", "section"),
+    [
+        ("printed/slower.json", "compare"), ("predicted/plan-states.json", "plan"),
+        ("predicted/scenarios.json", "scenarios list"),
+        ("predicted/supports-states.json", "supports"),
+        ("predicted/supports-quiet.txt", "supports"),
+    ],
+)  # fmt: skip
+def test_golden_pages_have_the_documented_keys(page: str, section: str) -> None:
+    text = (Path(__file__).parents[1] / "golden" / page).read_text()
+    check_keys(text.partition("\nexit code ")[0], section)
+
+
+def test_profile(command_line: Run) -> None:
+    for tool in ("ncu", "nsys"):
+        out = command_line("profile", tool, "--dry-run", "--json", "--", "sweep")[1]
+        told = check_keys(out, "profile --dry-run")
+        plain = command_line("profile", tool, "--dry-run", "--", "sweep")[1]
+        assert plain.strip() == told["command"]
+
+
+@pytest.mark.parametrize(("name", "flag"), [("ncu", "--export"), ("nsys", "--output")])
+def test_profile_names_its_report(
+    name: str, flag: str, command_line: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / name
+    tool.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo 2025.3.1 && exit\n'
+        f'while [ "$1" != {flag} ]; do shift; done; echo report > "$2.{name}-rep"\n'
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    told = check_keys(command_line("profile", name, "--json", "--", "sweep")[1], f"profile {name}")
+    assert Path(told["report"]).read_text() == "report\n"
+    quiet = command_line("profile", name, "-q", "--", "sweep")[1]
+    assert quiet == f"{told['report']}\n"
+
+
+@pytest.mark.slow
+def test_doctor_is_quiet(command_line: Run) -> None:
+    every = command_line("doctor", "--no-engine")[1]
+    quiet = command_line("doctor", "--no-engine", "-q")[1]
+    assert every.startswith(f"{quiet}\n")
+    assert quiet.startswith("A sweep can")
+
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+
 CONFIG = CHECKOUT / "tests/data/configs/Llama-3.2-3B.json"
+
 TINY = ("sweep", "--pair", "tiny", "--requests", "2", "--batches", "2", "--max-new-tokens", "6")
+
 SWEEP = """
 name = "two"
 [axes]
@@ -26,11 +105,9 @@ batches = 1
 max_new_tokens = 6
 """
 
-Run = Callable[..., tuple[int, str, str]]
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_surroundings", "engine")]
-
-
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_surroundings", "engine")
 def test_a_sweep_and_its_report_print_one_document(command_line: Run) -> None:
     code, out, err = command_line(*TINY, "--output", "run", "--json")
     assert (code, err) == (0, "")
@@ -43,6 +120,8 @@ def test_a_sweep_and_its_report_print_one_document(command_line: Run) -> None:
     assert command_line("report", "run", "--json") == (0, out, "")
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_surroundings", "engine")
 def test_an_interrupted_run_prints_its_document(command_line: Run, engine: FakeEngine) -> None:
     engine.failing[9] = KeyboardInterrupt()
     code, out, _ = command_line(*TINY, "--output", "run", "--json")
@@ -50,6 +129,8 @@ def test_an_interrupted_run_prints_its_document(command_line: Run, engine: FakeE
     assert json.loads(out)["status"] == "partial"
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_surroundings", "engine")
 def test_quiet_prints_the_answer_and_the_folder(command_line: Run) -> None:
     code, out, err = command_line(*TINY, "--output", "run", "-q")
     assert (code, err) == (0, "")
@@ -59,6 +140,8 @@ def test_quiet_prints_the_answer_and_the_folder(command_line: Run) -> None:
     assert command_line("report", "run", "--quiet") == (0, out, "")
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_surroundings", "engine")
 def test_a_sweep_of_runs(command_line: Run, tmp_path: Path) -> None:
     (tmp_path / "two.toml").write_text(SWEEP)
     code, out, err = command_line("sweep", "--file", "two.toml", "--output", "many", "--json")
@@ -74,6 +157,8 @@ def test_a_sweep_of_runs(command_line: Run, tmp_path: Path) -> None:
     assert "gate" not in out
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_surroundings", "engine")
 @pytest.mark.parametrize("more", [("--pair", "tiny"), ("--file", "two.toml")])
 def test_a_dry_run(command_line: Run, tmp_path: Path, more: tuple[str, ...]) -> None:
     (tmp_path / "two.toml").write_text(SWEEP)
@@ -84,36 +169,8 @@ def test_a_dry_run(command_line: Run, tmp_path: Path, more: tuple[str, ...]) -> 
     assert command_line("sweep", *more, "--dry-run", "-q")[1].splitlines()[0] == told["plan"][0]
 
 
-def test_a_prediction(command_line: Run) -> None:
-    hybrid = CONFIG.with_name("Qwen3.5-27B.json")
-    told = json.loads(command_line("plan", "--config", str(hybrid), "--json")[1])
-    assert lacking(told, "plan") == []
-    code, out, err = command_line("plan", "--config", str(CONFIG), "--json")
-    assert (code, err) == (0, "")
-    told = json.loads(out)
-    assert set(told) == top_level("plan")
-    _, out, _ = command_line("plan", "--config", str(CONFIG), "--quiet")
-    assert " ".join(out.split()) == told["predictions"][0]["headline"]
-
-
-def test_a_comparison(command_line: Run) -> None:
-    base = make_run(blocks=8, device="cuda", aa=True)
-    save_run(base, Path("base"))
-    save_run(slowed(base, {("stage", "graph"): 1.05}), Path("new"))
-    code, out, err = command_line("compare", "base", "new", "--json")
-    assert (code, err) == (4, "")
-    told = json.loads(out)
-    assert lacking(told, "compare") == []
-    assert set(told) == top_level("compare")
-    _, out, _ = command_line("compare", "base", "new", "-q")
-    assert " ".join(out.split()) == f"REGRESSION: {told['headline']}"
-
-
-@pytest.mark.parametrize("flag", ["-V", "--version"])
-def test_the_version(command_line: Run, flag: str) -> None:
-    assert command_line(flag)[1].startswith("nwor-bench ")
-
-
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_surroundings", "engine")
 def test_the_ratio_of_a_sweep_is_that_of_interleaved_windows(command_line: Run) -> None:
     flags = ("--batches", "24", "--interleave", "windows", "--output", "run", "--json")
     code, out, _ = command_line(*TINY, *flags)

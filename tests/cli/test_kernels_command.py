@@ -1,78 +1,41 @@
-"""`nwor-bench kernels` as a user meets it without a GPU: help, dry run, refusals, exit codes."""
+"""`nwor-bench kernels` on a stand-in bench: files, exit codes, --json and --quiet."""
 
 import json
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
+from documented_keys import lacking
 from fake_bench import FACTS, make_bench
 from refusals import refused
 from rich.console import Console
 
 from nwor_bench.errors import ExitCode
-
-Run = Callable[..., tuple[int, str, str]]
+from nwor_bench.microbench.bench import run_kernels
+from nwor_bench.microbench.cases import Spec, Window
 
 pytestmark = pytest.mark.usefixtures("own_surroundings")
 
-
-@pytest.fixture
-def kernels(command_line: Run) -> Run:
-    """Run `nwor-bench kernels` in this process: exit code, stdout, stderr."""
-    return partial(command_line, "kernels")
+SPEC = Spec(kernels=("commit",), windows=(Window(8, 4),), max_rounds=3)
 
 
-@pytest.fixture
-def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def session(folder: Path | None, faults: dict[str, object] | None = None, **shown: bool) -> int:
+    bench = make_bench(SPEC, **(faults or {})), FACTS
+    return run_kernels(Console(width=80), SPEC, folder, make_bench=lambda _: bench, **shown)
 
 
-def test_without_cuda_it_says_so_before_anything_is_made(
-    kernels: Run, no_cuda: None, tmp_path: Path
-) -> None:
-    code, out, err = kernels("--output", "here")
-    assert (code, out) == (ExitCode.BAD_USAGE, "")
-    assert "needs a CUDA device" in err
-    assert "make venv DEVICE=cuda" in err
-    assert len(err.splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []
+def test_json_and_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    def printed(folder: str, **shown: bool) -> str:
+        assert session(Path(folder), **shown) == ExitCode.OK
+        return capsys.readouterr().out
 
-
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
-        (("--kernels", "comit"), "--kernels"),
-        (("--windows", "8by4"), "--windows"),
-        (("--windows", "8x16"), "--windows"),
-        (("--acceptance", "50"), "--acceptance"),
-        (("--context", "1k"), "--context"),
-        (("--cache-dtype", "int8"), "--cache-dtype"),
-        (("--layers", "0"), "--layers"),
-        (("--heads", "10/4"), "--heads"),
-        (("--head-dim", "100"), "--head-dim"),
-        (("--block-size", "8"), "--block-size"),
-        (("--rounds", "2"), "--rounds"),
-        (("--ci-width", "0"), "--ci-width"),
-    ],
-)
-def test_bad_input_is_refused_by_flag(kernels: Run, arguments: tuple, field: str) -> None:
-    code, out, err = kernels(*arguments)
-    assert (code, out) == (ExitCode.BAD_USAGE, "")
-    assert err.startswith(f"nwor-bench: {field}: ")
-    assert len(err.splitlines()) == 1
-
-
-def session(folder: Path | None, **faults: object) -> int:
-    from nwor_bench.microbench.bench import run_kernels
-    from nwor_bench.microbench.cases import Spec, Window
-
-    spec = Spec(kernels=("commit",), windows=(Window(8, 4),), max_rounds=3)
-    return run_kernels(
-        Console(width=80), spec, folder, make_bench=lambda s: (make_bench(s, **faults), FACTS)
-    )
+    told = json.loads(printed("a", as_json=True))
+    assert lacking(told, "kernels") == []
+    assert told["folder"] == "a"
+    kept = json.loads(Path("a/kernels.json").read_text())
+    assert {name: told[name] for name in kept} == kept
+    quiet, every = printed("b", quiet=True), printed("c")
+    assert len(quiet.splitlines()) < len(every.splitlines())
+    assert quiet.splitlines()[-1].startswith("Files: b/kernels.csv")
 
 
 @pytest.mark.slow
@@ -91,7 +54,7 @@ def test_a_run_writes_three_files_into_a_new_folder(
 def test_a_wrong_result_is_exit_code_3_and_the_files_are_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = session(tmp_path / "out", wrong={"vllm_cuda": "layer 0: 2 bytes"})
+    code = session(tmp_path / "out", {"wrong": {"vllm_cuda": "layer 0: 2 bytes"}})
     assert code == ExitCode.CORRECTNESS_BROKEN
     assert "INVALID" in (tmp_path / "out" / "kernels.csv").read_text()
     assert "INVALID" in capsys.readouterr().out

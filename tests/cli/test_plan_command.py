@@ -1,4 +1,4 @@
-"""`nwor-bench plan` as a user meets it: answer first, 80 columns, files, refusals."""
+"""Numbers of `nwor-bench plan`, counted by hand; golden/predicted has its pages."""
 
 import csv
 import json
@@ -6,16 +6,15 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from nwor_bench.errors import ExitCode
 from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.report.text import two_digits as percent
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 CONFIGS = CHECKOUT / "tests" / "data" / "configs"
-MODELS = ("Llama-3.2-3B", "Llama-3.1-8B", "Llama-3.1-70B", "Qwen3-30B-A3B", "DeepSeek-V3")
 LLAMA = ("--config", str(CONFIGS / "Llama-3.2-3B.json"))
 SHARE = re.compile(r"saves at most ([\d.]+) %")
 
@@ -34,17 +33,6 @@ def flat(text: str) -> str:
     return " ".join(text.split())
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_the_answer_comes_first_within_80_columns(plan: Run, model: str) -> None:
-    code, out, err = plan("--config", str(CONFIGS / f"{model}.json"))
-    assert (code, err) == (0, "")
-    assert max(map(len, out.splitlines())) <= 80
-    assert flat(out).startswith("In bytes: NWOR saves at most ")
-    assert "writes become 1 to " in flat(out)
-    assert "The byte model predicts these numbers" in flat(out)
-    assert ("Experts:" in out) == (model in ("Qwen3-30B-A3B", "DeepSeek-V3"))
-
-
 def test_the_share_of_the_3b_shape_is_the_one_counted_by_hand(plan: Run) -> None:
     _, out, _ = plan(*LLAMA, "--acceptance", "0")
     drafts = 8 * 4 * 28 * 2 * 8 * 128 * 2
@@ -55,22 +43,6 @@ def test_the_share_of_the_3b_shape_is_the_one_counted_by_hand(plan: Run) -> None
     found = SHARE.search(flat(out))
     assert found is not None
     assert float(found.group(1)) == pytest.approx(expected, rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--acceptance", "0.16"), "16 % of drafts accepted"),
-        (("--acceptance", "0.5"), "0 B 0 % 50 % 1-29"),
-        (("--acceptance", "0.8"), "-2.2 MB -0.030 % 50 % 1-29"),
-        (("--cache-dtype", "fp8"), "33 % 1-29"),
-        (("--weight-dtype", "int4"), "weights in int4"),
-        (("--tensor-parallel-size", "2"), "one of 2 ranks"),
-    ],
-)
-def test_what_the_flags_change_is_said(plan: Run, arguments: tuple[str, ...], words: str) -> None:
-    _, out, _ = plan(*LLAMA, *arguments)
-    assert words in flat(out)
 
 
 def test_a_folder_of_an_unknown_model_type(plan: Run) -> None:
@@ -97,44 +69,6 @@ def test_json_has_each_strategy_and_says_predicted(plan: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((), "write --config"),
-        (("--config", "."), "holds no config.json"),
-        (("--config", "broken.json"), "as JSON"),
-        (("--config", "deep.json"), "as JSON"),
-        (("--config", "list.json"), "not a JSON object"),
-        (("--config", "empty.json"), "hidden_size"),
-        (("--config", "no/such/folder"), "no such folder"),
-        ((*LLAMA, "--requests", "0"), "--requests: 0"),
-        ((*LLAMA, "--context", "-1"), "--context: -1"),
-        ((*LLAMA, "--draft-tokens", "0"), "--draft-tokens: 0"),
-        ((*LLAMA, "--acceptance", "50"), "--acceptance: '50'"),
-        ((*LLAMA, "--acceptance", "nan"), "--acceptance: 'nan'"),
-        ((*LLAMA, "--cache-dtype", "fp9"), "--cache-dtype: unknown name 'fp9'"),
-        ((*LLAMA, "--weight-dtype", "bf16"), "--weight-dtype: unknown name 'bf16'"),
-        ((*LLAMA, "--tensor-parallel-size", "0"), "--tensor-parallel-size: 0"),
-        ((*LLAMA, "--tensor-parallel-size", "5"), "24 attention heads"),
-        (("--config", "quantised.json"), "--weight-dtype: 'auto'"),
-    ],
-)
-def test_bad_input_is_refused(plan: Run, arguments: tuple[str, ...], words: str) -> None:
-    config = json.loads((CONFIGS / "Llama-3.2-3B.json").read_text())
-    Path("broken.json").write_text("{")
-    Path("deep.json").write_text("[" * 10**5)
-    Path("list.json").write_text("[]")
-    Path("empty.json").write_text("{}")
-    odd = {**config, "quantization_config": {"quant_method": "odd"}}
-    Path("quantised.json").write_text(json.dumps(odd))
-    code, out, err = plan(*arguments)
-    assert code == ExitCode.BAD_USAGE, err
-    assert out == ""
-    assert words in err
-    assert "Traceback" not in err
-    assert len(err.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
     ("share", "text"),
     [
         (0, "0 %"), (1e-15, "0 %"), (0.0000023, "0.00023 %"), (0.00025, "0.025 %"),
@@ -148,16 +82,6 @@ def test_percentages_have_two_digits_and_no_exponent(share: float, text: str) ->
 def test_a_hybrids_recurrent_states_are_predicted(plan: Run) -> None:
     """Qwen3.5-27B: 48 layers x 48 heads x 128 x 128 in float32, five of them a window of 4."""
     hybrid = ("--config", str(CONFIGS / "Qwen3.5-27B.json"), "--requests", "2")
-    code, out, _ = plan(*hybrid)
-    assert code == 0
-    assert max(map(len, out.splitlines())) <= 80
-    assert "48 layers of gated delta net keep 151.0 MB a request in 32-bit" in flat(out)
-    assert "recurrent states, read and written" in flat(out)
-    assert "\nRecurrent states\n" in out
-    assert "% of a step's DRAM bytes with K/V and" in flat(out)
-    assert "staged: one state a request 618.2 MB 329.6 MB 947.8 MB" in flat(out)
-    assert "requests that fit an H200 (139 GiB) 91 312" in flat(out)
-    assert "--additional-config '{\"nwor_state_slots\": 1}'" in flat(out)
     _, out, _ = plan(*hybrid, "--json")
     told = json.loads(out)["predictions"][0]["recurrent"]
     one = 48 * 48 * 128 * 128 * 4
@@ -174,56 +98,39 @@ def test_a_hybrids_recurrent_states_are_predicted(plan: Run) -> None:
     assert told["reserved_bytes_per_request"] == 5 * told["one_slot_bytes_per_request"]
 
 
-def test_what_is_not_built_is_said(plan: Run) -> None:
-    """Mamba2's bytes are shown, but the answer promises nothing."""
-    out = flat(plan("--config", str(CONFIGS / "Nemotron-H-56B.json"))[1])
-    assert "staged: one state a request, not built for Mamba2" in out
-    assert "nwor_state_slots" not in out
-    assert "% of a step's DRAM bytes. In launches" in out
+def nearest(plan: Run, config: Path | str, requests: int) -> list[dict[str, Any]]:
+    """The measured settings that stand beside a prediction, nearest first."""
+    _, out, _ = plan("--config", str(config), "--requests", str(requests), "--json")
+    found: list[dict[str, Any]] = json.loads(out)["predictions"][0]["measured"]
+    return found
 
 
-def test_other_models_have_no_recurrent_states(plan: Run) -> None:
-    assert "ecurrent" not in plan(*LLAMA)[1]
-    assert json.loads(plan(*LLAMA, "--json")[1])["predictions"][0]["recurrent"] is None
+def ratio_in(study: str, cell: str, **wanted: str) -> float:
+    """The last ratio that a study's CSV has for these values; `gpu` may be a part of its name."""
+    gpu = wanted.pop("gpu", "")
+    with (CHECKOUT / "sweeps/studies" / study).open() as file:
+        rows = [row for row in csv.DictReader(file) if row["cell"] == cell]
+    found = [r for r in rows if wanted.items() <= r.items() and gpu in r.get("gpu", "")]
+    return float(found[-1]["ratio_to_off"])
 
 
 def test_the_nearest_measured_settings_stand_beside_the_prediction(
     plan: Run, tmp_path: Path
 ) -> None:
     """Settings of its own shape come first, with the numbers that the study's CSV has."""
-    _, out, _ = plan(*LLAMA, "--json")
-    nearest = json.loads(out)["predictions"][0]["measured"]
-    with (CHECKOUT / "sweeps/studies/two-clocks/cells.csv").open() as file:
-        kept = [row for row in csv.DictReader(file) if row["cell"] == "stage x adaptive"]
-    first = nearest[0]
+    first = nearest(plan, LLAMA[1], 8)[0]
     assert (first["pair"], first["requests"], first["context"]) == ("llama-3b-shape", 8, 1024)
-    of_it = [
-        row
-        for row in kept
-        if row["pair"] == first["pair"]
-        and row["cache"] == first["cache"]
-        and row["requests"] == "8"
-        and row["context"] == "1024"
-        and "H200" in row["gpu"]
-    ]
-    assert first["ratio"] == float(of_it[-1]["ratio_to_off"])
+    place = {"pair": first["pair"], "cache": first["cache"], "requests": "8", "context": "1024"}
+    study = "two-clocks/cells.csv"
+    assert first["ratio"] == ratio_in(study, "stage x adaptive", **place, gpu="H200")
     hybrid = resolve_pair("qwen3.5-27b-shape", cache_dir=tmp_path).target
-    _, out, _ = plan("--config", str(hybrid), "--requests", "32", "--json")
-    own, quantised = json.loads(out)["predictions"][0]["measured"][:2]
+    own, quantised = nearest(plan, hybrid, 32)[:2]
     assert (own["pair"], own["weights"], own["requests"]) == ("qwen3.5-27b-shape", "", 32)
     assert (quantised["pair"], quantised["weights"]) == ("qwen3.5-27b-shape", "fp8_per_tensor")
     quarter = resolve_pair("qwen3.5-quarter-shape", cache_dir=tmp_path).target
-    _, out, _ = plan("--config", str(quarter), "--requests", "128", "--json")
-    with (CHECKOUT / "sweeps/studies/states/windows.csv").open() as file:
-        staged = [row for row in csv.DictReader(file) if row["cell"] == "stage x adaptive"]
-    (of_four,) = (
-        row for row in staged
-        if (row["pair"], row["requests"], row["drafts"]) == ("qwen3.5-quarter-shape", "128", "4")
-    )  # fmt: skip
-    own = json.loads(out)["predictions"][0]["measured"][0]
-    assert (own["pair"], own["requests"]) == ("qwen3.5-quarter-shape", 128)
-    assert own["ratio"] == float(of_four["ratio_to_off"])  # not that of two drafts
-    _, out, _ = plan("--config", str(CONFIGS / "DeepSeek-V3.json"), "--requests", "64", "--json")
-    latent = json.loads(out)["predictions"][0]["measured"][0]
+    own = nearest(plan, quarter, 128)[0]
+    place = {"pair": "qwen3.5-quarter-shape", "requests": "128", "drafts": "4"}  # not those of two
+    assert own["ratio"] == ratio_in("states/windows.csv", "stage x adaptive", **place)
+    latent = nearest(plan, CONFIGS / "DeepSeek-V3.json", 64)[0]
     assert (latent["pair"], latent["requests"]) == ("deepseek-lite-shape", 64)
     assert (latent["ratio"], latent["verdict"]) == (None, "as stock")

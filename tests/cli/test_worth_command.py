@@ -55,42 +55,6 @@ def specs_of(monkeypatch: pytest.MonkeyPatch, *words: str) -> list[RunSpec]:
     return asked
 
 
-@pytest.mark.parametrize(
-    ("words", "field", "value"),
-    [
-        (["--requests", "1,1"], "--requests", "1,1"),
-        (["--requests", "0,4"], "--requests", "0,4"),
-        (["--requests", "few"], "--requests", "few"),
-        (["--max-draft-tokens", "0"], "--max-draft-tokens", 0),
-        (["--max-draft-tokens", "99"], "--max-draft-tokens", 99),
-        (["--pair", "tiny", "--model", "m"], "--pair", "tiny"),
-        (["--time-budget", "soon"], "--time-budget", "soon"),
-        (["--dtype", "int3"], "--dtype", "int3"),
-        (["--engine-args", "[1]"], "--engine-args", "[1]"),
-        (["--engine-args", '{"block_sizes": 16}'], "--engine-args", "block_sizes"),
-        (["--acceptance-rates", "many"], "--acceptance-rates", "many"),
-        (["--nwor-modes", "off,both"], "--nwor-modes", "both"),
-        (["--nwor-modes", "stage"], "--nwor-modes", "stage"),
-        (["--nwor-modes", "off,control"], "--nwor-modes", "off,control"),
-        (["--pair", "tiny-ngram", "--nwor-modes", "off,stage"], "--nwor-modes", "off,stage"),
-        (["--pair", "tiny", "--method", "guess"], "--method", "guess"),
-    ],
-)
-def test_refusals(words: list[str], field: str, value: Any) -> None:
-    with refused(field, value=value):
-        call(*words)
-
-
-def test_adaptive_verification_needs_engines_by_its_flag() -> None:
-    with refused("--adaptive-verification", value=True, naming="write --engines too"):
-        call("--pair", "tiny", "--adaptive-verification")
-
-
-def test_a_shape_needs_named_rates() -> None:
-    with refused("--pair", value="llama-3b-shape", naming="--acceptance-rates 0.75,0.56"):
-        call("--pair", "llama-3b-shape", "--max-draft-tokens", "2")
-
-
 @pytest.mark.parametrize("method", [m for m in Method if m.value not in
                                     ("eagle", "eagle3", "mtp", "draft_model")])  # fmt: skip
 def test_methods_that_cannot_change_their_count_are_refused_by_name(method: Method) -> None:
@@ -221,13 +185,6 @@ def test_each_count_but_0_is_staged_too(
         call("--pair", "tiny", "--max-draft-tokens", "2")
     assert {cell.nwor_mode for cell in specs[-1].experiment.cells("tiny")} == {NworMode.OFF}
     assert specs[-1].worker_variables["VLLM_NWOR_CPU_ATTENTION"] == "stock"
-
-
-@pytest.mark.parametrize("rates", [[0.8, 0.6], [0.8, 0.6, 0.7], [1.1, 0.6, 0.5], [0.8, 0.6, -0.1]])
-def test_rates_are_shares_of_windows_that_fall(rates: list[float]) -> None:
-    given = {"draft_tokens": 3, "acceptance_rates": rates}
-    with refused("--acceptance-rates", value=rates):
-        resolve(load_scenario("short"), **given)
 
 
 def test_named_rates_replace_those_of_a_shape() -> None:

@@ -79,26 +79,25 @@ def test_without_a_third_engine_the_baselines_runs_twice_a_block(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("guilty", "label"), [("arm", f"off x off ({ARM})"), ("aa", "off x off (A/A)")]
+    ("guilty", "label", "at"),
+    [
+        ("arm", f"off x off ({ARM})", 1),  # its gate
+        ("aa", "off x off (A/A)", 1),
+        ("arm", f"off x off ({ARM})", 3),  # a timed block
+    ],
 )
 def test_an_engine_that_says_other_tokens_is_invalid_and_the_others_are_not(
-    tmp_path: Path, guilty: str, label: str
+    tmp_path: Path, guilty: str, label: str, at: int
 ) -> None:
     engines = {"baseline": FakeEngine(), "arm": FakeEngine(), "aa": FakeEngine()}
-    engines[guilty].wrong = lambda number, cell: number == 1  # its gate
+    engines[guilty].wrong = lambda number, cell: number == at
     run, _ = run_with(tmp_path / "run", **engines)
     found = verdicts(run)
     assert {name for name, verdict in found.items() if verdict == Verdict.INVALID} == {label}
-    assert len(engines[guilty].calls) == 2  # not timed
+    assert len(engines[guilty].calls) == at + 1  # not timed further
     said = answer(run.header, analyse(run).cells)
     assert said.badge == Verdict.INVALID
     assert ("off x off itself" in said.sentence) == (guilty == "aa")
-
-
-def test_a_difference_in_a_timed_block_counts_too(tmp_path: Path) -> None:
-    arm = FakeEngine(wrong=lambda number, cell: number == 3)
-    run, _ = run_with(tmp_path / "run", baseline=FakeEngine(), arm=arm, aa=FakeEngine())
-    assert verdicts(run)[f"off x off ({ARM})"] == Verdict.INVALID
 
 
 def test_status_says_in_what_the_other_engines_differ() -> None:
@@ -178,25 +177,22 @@ def test_a_process_passes_a_refusal_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (type(error), error.field, error.value) == (ConfigError, "--engine-args", "x")
 
 
+def answer_once(pipe: Any, *_: Any) -> None:
+    """An engine's process that starts and ends."""
+    pipe.send((None, None))
+
+
 @pytest.mark.slow
-def test_a_process_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arms, "_serve", exit)  # called with a pipe, it prints it and ends with 1
+@pytest.mark.parametrize("starts", [False, True])
+def test_a_process_that_ends_is_an_error(starts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Called with a pipe, `exit` prints it and ends with 1."""
+    monkeypatch.setattr(arms, "_serve", answer_once if starts else exit)
     engine = ChildEngine(PAIR, resolve(SCENARIO), None)
-    with refused("one of the run's engines", EngineError, value=1):
+    if starts:
         engine.wait_started()
-    engine.close()
-
-
-@pytest.mark.slow
-def test_a_process_that_ended_between_two_calls_is_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(arms, "_serve", answer_once)
-    engine = ChildEngine(PAIR, resolve(SCENARIO), None)
-    engine.wait_started()
-    engine._process.join()
-    with refused("one of the run's engines", EngineError, value=0):
-        engine.call("status")
+        engine._process.join()
+    with refused("one of the run's engines", EngineError, value=0 if starts else 1):
+        engine.call("status") if starts else engine.wait_started()
     engine.close()
 
 
@@ -245,25 +241,15 @@ def test_engines_start_together_and_a_a_follows_them(
     assert closed == {f"close {name}" for name in first + ["engine-3"] * is_last if fails}
 
 
-def answer_once(pipe: Any, *_: Any) -> None:
-    """An engine's process that starts and ends."""
-    pipe.send((None, None))
-
-
-def test_ray_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "s.toml"
-    file.write_text('[axes]\npairs = ["tiny-ngram"]\n[settings.against]\nblock_size = 32\n')
-    with refused("--ray", value=True, naming="against"):
-        run_loaded(load_sweep(file), RunOptions(ray=True, output=tmp_path / "out", quiet=True))
-
-
-def test_ray_is_refused_for_an_engine_a_draft_count(tmp_path: Path) -> None:
-    file = tmp_path / "s.toml"
-    file.write_text(
-        '[axes]\npairs = ["tiny-ngram"]\nnwor_modes = ["off"]\nscv_modes = ["off"]\n'
-        "[settings]\ndraft_counts = [0, 4]\nengines = true\n"
-    )
-    with refused("--ray", value=True, naming="engines"):
+@pytest.mark.parametrize(
+    ("settings", "naming"),
+    [("[settings.against]\nblock_size = 32\n", "against"),
+     ("[settings]\ndraft_counts = [0, 4]\nengines = true\n", "engines")],
+)  # fmt: skip
+def test_ray_is_refused(tmp_path: Path, settings: str, naming: str) -> None:
+    file, off = tmp_path / "s.toml", 'nwor_modes = ["off"]\nscv_modes = ["off"]\n'
+    file.write_text(f'[axes]\npairs = ["tiny-ngram"]\n{off}{settings}')
+    with refused("--ray", value=True, naming=naming):
         run_loaded(load_sweep(file), RunOptions(ray=True, output=tmp_path / "out", quiet=True))
 
 
@@ -271,36 +257,36 @@ def spec_of(**given: Any) -> RunSpec:
     return resolve(SCENARIO, against=AGAINST, **given)
 
 
-@pytest.mark.parametrize(("engines", "expected"), [(3, [None, ARM, AA]), (2, [None, ARM])])
+@pytest.mark.parametrize(
+    ("given", "arms_with_room", "named"),
+    [
+        ({"against": AGAINST}, [None, ARM, AA], ("--against", str(ARM), "")),
+        (COUNTS, [None, Drafts(1), Drafts(2), AA], ("--engines", True, "3 engines")),
+    ],
+)
 def test_the_a_a_arm_has_an_engine_if_there_is_memory(
-    engines: int, expected: list[Arm | None], monkeypatch: pytest.MonkeyPatch
+    given: dict[str, Any],
+    arms_with_room: list[Arm | None],
+    named: tuple[str, Any, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one = kv_cache_bytes(PAIR, spec_of().engine_specs[None]) + RUNTIME_BYTES["host"]
-    monkeypatch.setattr(memory, "free_memory", lambda ranks: FreeMemory(engines * one, "host"))
-    assert list(engines_with_room(PAIR, spec_of())) == expected
-    memory.require_memory(PAIR, spec_of())
+    """The others must have one each."""
+    spec = resolve(SCENARIO, **given)
+    sizes = [
+        kv_cache_bytes(PAIR, own) + RUNTIME_BYTES["host"] for own in spec.engine_specs.values()
+    ]
 
+    def free(size: int) -> None:
+        monkeypatch.setattr(memory, "free_memory", lambda ranks: FreeMemory(size, "host"))
 
-def test_too_little_memory_for_two_engines_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = kv_cache_bytes(PAIR, spec_of().engine_specs[None]) + RUNTIME_BYTES["host"]
-    monkeypatch.setattr(memory, "free_memory", lambda ranks: FreeMemory(2 * one - 1, "host"))
-    with refused("--against", value=str(ARM)):
-        memory.require_memory(PAIR, spec_of())
-
-
-def test_each_draft_count_has_an_engine_if_there_is_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three engines for k = 0 to 2, and a fourth for A/A if it fits."""
-    spec = resolve(SCENARIO, **COUNTS)
-    own = [kv_cache_bytes(PAIR, each) for each in spec.engine_specs.values()]
-    needed = [size + RUNTIME_BYTES["host"] for size in own]
-    free = [sum(needed), sum(needed) - 1, sum(needed[:3]) - 1]
-    monkeypatch.setattr(memory, "free_memory", lambda ranks: FreeMemory(free[0], "host"))
-    assert list(engines_with_room(PAIR, spec)) == [None, Drafts(1), Drafts(2), AA]
-    free.pop(0)
-    assert list(engines_with_room(PAIR, spec)) == [None, Drafts(1), Drafts(2)]
+    free(sum(sizes))
+    assert list(engines_with_room(PAIR, spec)) == arms_with_room
+    free(sum(sizes) - 1)
+    assert list(engines_with_room(PAIR, spec)) == arms_with_room[:-1]
     memory.require_memory(PAIR, spec)
-    free.pop(0)
-    with refused("--engines", value=True, naming="3 engines"):
+    free(sum(sizes[:-1]) - 1)
+    field, value, naming = named
+    with refused(field, value=value, naming=naming):
         memory.require_memory(PAIR, spec)
 
 

@@ -37,31 +37,24 @@ def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_messages_go_to_the_file_also_afterwards(
+def test_messages_and_what_libraries_write_go_to_the_file(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    log = tmp_path / "engine.log"
-    with log_to_file(log):
-        logging.getLogger("vllm.engine").info("while it starts")
-    logging.getLogger("vllm.engine").warning("while it runs")
-    text = log.read_text()
-    assert "INFO vllm.engine: while it starts" in text
-    assert "WARNING vllm.engine: while it runs" in text
-    assert capfd.readouterr() == ("", "")
-    assert caplog.records == []  # nor to the root logger's handlers
-    assert os.environ["VLLM_CONFIGURE_LOGGING"] == "0"
-
-
-def test_what_libraries_write_to_the_descriptor_goes_there_too(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+    """Messages also afterwards; the descriptor is given back."""
     log = tmp_path / "engine.log"
     with log_to_file(log):
         os.write(2, b"from C\n")
         print("from Python", file=sys.__stderr__, flush=True)
+        logging.getLogger("vllm.engine").info("while it starts")
     os.write(2, b"after\n")
-    assert log.read_text().startswith("from C\n")
-    assert capfd.readouterr().err == "after\n"
+    logging.getLogger("vllm.engine").warning("while it runs")
+    text = log.read_text()
+    assert text.startswith("from C\n")
+    assert "INFO vllm.engine: while it starts" in text
+    assert "WARNING vllm.engine: while it runs" in text
+    assert capfd.readouterr() == ("", "after\n")
+    assert caplog.records == []  # nor to the root logger's handlers
+    assert os.environ["VLLM_CONFIGURE_LOGGING"] == "0"
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

@@ -225,32 +225,23 @@ def test_every_rank_holds_its_share_of_the_weights(
     expect_limit(monkeypatch, pair, spec, GIB + 1001 + RUNTIME_BYTES["gpu"], "gpu")
 
 
-@pytest.mark.parametrize("by_argument", [True, False])
-def test_weights_that_are_made_up_take_what_the_shape_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_argument: bool
-) -> None:
-    config = {**TARGET, "hidden_size": 128, "intermediate_size": 64, "vocab_size": 1000,
-              "model_type": "llama", "tie_word_embeddings": True}  # fmt: skip
-    pair = pair_of(tmp_path, config, dtype="bfloat16", dummy=not by_argument)
-    attention = 128 * (4 * 32) * 2 + 128 * (2 * 32) * 2
-    parameters = 1000 * 128 + 3 * (attention + 3 * 128 * 64)
-    needed = GIB + 2 * parameters + RUNTIME_BYTES["gpu"]
-    given = '{"load_format": "dummy"}' if by_argument else None
-    expect_limit(monkeypatch, pair, spec_with(kv_cache_gib=1.0, engine_args=given), needed, "gpu")
-
-
-@pytest.mark.parametrize(("scheme", "bits"), [("fp8_per_tensor", 8), ("nvfp4_per_token", 4)])
+@pytest.mark.parametrize("given", ['{"load_format": "dummy"}', None])
 @pytest.mark.parametrize("tied", [True, False])
-def test_made_up_weights_may_be_quantised_all_but_the_embeddings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, bits: int, tied: bool
-) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "bits"), [(None, 16), ("fp8_per_tensor", 8), ("nvfp4_per_token", 4)]
+)
+def test_made_up_weights_take_what_the_shape_says_quantised_all_but_the_embeddings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    given: str | None, tied: bool, scheme: str | None, bits: int,
+) -> None:  # fmt: skip
     config = {**TARGET, "hidden_size": 128, "intermediate_size": 64, "vocab_size": 1000,
               "model_type": "llama", "tie_word_embeddings": tied}  # fmt: skip
-    pair = pair_of(tmp_path, config, dtype="bfloat16", dummy=True)
+    pair = pair_of(tmp_path, config, dtype="bfloat16", dummy=given is None)
     attention = 128 * (4 * 32) * 2 + 128 * (2 * 32) * 2
     layers, embeddings = 3 * (attention + 3 * 128 * 64), (1 if tied else 2) * 1000 * 128
     needed = GIB + layers * bits // 8 + 2 * embeddings + RUNTIME_BYTES["gpu"]
-    spec = spec_with(kv_cache_gib=1.0, engine_args=f'{{"quantization": "{scheme}"}}')
+    arguments = {**json.loads(given or "{}"), **({"quantization": scheme} if scheme else {})}
+    spec = spec_with(kv_cache_gib=1.0, engine_args=json.dumps(arguments))
     expect_limit(monkeypatch, pair, spec, needed, "gpu")
 
 

@@ -1,15 +1,20 @@
-"""Ranks of one engine: their counts must agree, their times need not."""
+"""Ranks of one engine: counts must agree, times need not, and what all kept is one answer."""
+
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 
+from nwor_bench.engine.kv_cache import VllmKvCache
+from nwor_bench.engine.protocol import Kept
 from nwor_bench.engine.readings import common_status, disagreement
 from nwor_bench.errors import EngineError
 from nwor_bench.records.facts import to_json
 
 COUNTS = ("draft_tokens", "accepted_tokens", "staged_tokens", "committed_tokens")
+
 windows = st.lists(
     st.fixed_dictionaries({name: st.integers(0, 9) for name in COUNTS}), min_size=1, max_size=5
 )
@@ -77,3 +82,27 @@ def test_each_ranks_own_facts_are_kept():
 def test_ranks_that_differ_in_what_they_must_share_are_refused(name, value):
     with refused(f"rank 1 has {name}", EngineError, value=value, naming=f"rank 0 {STATUS[name]}"):
         common_status([STATUS, {**STATUS, name: value}])
+
+
+def kept(*ranks: dict[str, Any]) -> Kept:
+    calls = []
+
+    def rpc_all(method: str, *given: Any) -> list[Any]:
+        calls.append((method, *given))
+        return list(ranks)
+
+    found = VllmKvCache(None, rpc_all, lambda: None).states.keep("cell")  # type: ignore[arg-type, return-value]
+    assert calls == [("nwor_keep", "states", "cell", [], [])]
+    return found
+
+
+def test_states_count_that_every_rank_has_after_as_many_tokens() -> None:
+    first = {"unreadable": None, "tokens": [(0, 12), (1, 10), (2, 8)]}
+    second = {"unreadable": None, "tokens": [(0, 12), (1, 9)]}
+    assert kept(first) == Kept(tokens={0: 12, 1: 10, 2: 8})
+    assert kept(first, second) == Kept(tokens={0: 12})
+
+
+def test_one_rank_that_cannot_read_is_enough() -> None:
+    fine: dict[str, Any] = {"unreadable": None, "tokens": []}
+    assert kept(fine, {**fine, "unreadable": "no heads"}).unreadable == "no heads"

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from refusals import refused
 from synthetic_run import header_of
 
 from nwor_bench.analysis.dram import strategy_of
@@ -14,7 +13,6 @@ from nwor_bench.engine import arguments as engine_config
 from nwor_bench.engine import preflight
 from nwor_bench.errors import ExitCode
 from nwor_bench.models.byte_model import BY_REFERENCE, COPY_SPILLED
-from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep import run_loaded
 from nwor_bench.workload.config import RunSpec, load_scenario, resolve
@@ -27,21 +25,6 @@ pytestmark = pytest.mark.usefixtures("own_surroundings")
 
 def spec(**changes: Any) -> RunSpec:
     return resolve(load_scenario("short"), requests=2, batches=3, **changes)
-
-
-def test_copying_needs_mode_stage() -> None:
-    with refused("stage_by", value="copy", naming="--nwor-modes off,stage"):
-        spec(**COPY, nwor_modes="off")
-
-
-def test_without_a_gpu_there_is_one_message_and_nothing_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(preflight, "uses_gpu", lambda: False)
-    with refused("stage_by", value="copy", naming="CUDA") as refusal:
-        run_one(spec(**COPY), PairChoice(pair="tiny"), RunOptions(output=tmp_path / "run"))
-    assert "\n" not in str(refusal.value)
-    assert not (tmp_path / "run").exists()
 
 
 def test_the_workers_get_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,14 +85,14 @@ class Scheduler:
 
 
 def run(
-    steps: int, *, prefill_at: int | None = None, untimed: bool = False, cells: Any = CELLS
+    steps: int, untimed: bool = False, cells: Any = CELLS
 ) -> list[tuple[WindowPlace | None, int]]:
     """Place and verified drafts of each step that only decodes, of one batch of three requests."""
     scheduler = Scheduler()
     order = WindowOrder(tuple(cells), compared_pairs(cells), "0", untimed)
     CountSwitch(scheduler, COUNTS).interleave(order)
     outputs = [scheduler.step(0, 3)]
-    outputs += [scheduler.step(3, int(at == prefill_at)) for at in range(1, steps)]
+    outputs += [scheduler.step(3) for _ in range(1, steps)]
     decoded = [output for output in outputs if only_verifies(output)]
     return [(getattr(output, PLACE), verifies(output) or 0) for output in decoded]
 
@@ -133,15 +133,6 @@ def test_the_last_window_of_a_staged_group_drafts_for_its_own_count() -> None:
     assert all(follows[True])
     assert not all(follows[False])
     assert all(drafts == (cells[place.cell].drafts or 0) for place, drafts in placed(decoded))
-
-
-def test_groups_are_whole_but_where_a_prefill_cuts_them() -> None:
-    """The group of step 60 is cut; every other one runs to its end, and none is joined."""
-    found = [place for place, _ in placed(run(300, prefill_at=60))]
-    groups = [list(own) for _, own in groupby(found, key=lambda place: place.group)]
-    cut = [own for own in groups if len(own) < RUNS * own[0].run_length]
-    assert len(cut) == 2  # the last one too
-    assert all(own[0].position == own[0].run == 0 for own in groups)
 
 
 def test_a_fixed_count_has_no_places_and_its_steps_are_windows() -> None:

@@ -135,14 +135,14 @@ def bad_row(sampled, slot=None):
     def spoil(windows):
         bad_slot(windows.slots[4] if slot is None else slot, sampled, "rows")(windows)
         windows.slots[2] = 1
-        windows.options["rows"][2] = 99
+        windows.options["rows"][2] = len(windows.keys[0])  # the first past the end
 
     return spoil
 
 
 def fewer_sources(windows):
     windows.num_sampled[:] = 3
-    windows.slots[:] = torch.tensor([-1] * 8 + [8, -1, -1])
+    windows.slots[:] = torch.tensor([*[-1] * 5, 8, *[-1] * 5])
     windows.keys = [key[:5] for key in windows.keys]
     windows.values = [value[:5] for value in windows.values]
 

@@ -125,6 +125,13 @@ def test_values_of_another_width() -> None:
     assert small(head_dim=6, v_head_dim=6).parameters() == small(head_dim=6).parameters()
 
 
+def test_only_a_layer_of_longcat_flash_has_two_rows() -> None:
+    """Both families name the number of layers `num_layers`."""
+    layers = {"num_hidden_layers": None, "num_layers": 2}
+    assert len(small(model_type="chatglm", **layers).layers) == 2
+    assert small(**MLA, model_type="longcat_flash", **layers).row_elements() == 4 * (6 + 2)
+
+
 MIMOS = {
     "hybrid_layer_pattern": [0, 1, 1, 0], "sliding_window": 32, "head_dim": 6, "v_head_dim": 3,
     "swa_num_attention_heads": 8, "swa_num_key_value_heads": 4, "swa_head_dim": 5,

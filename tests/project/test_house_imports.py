@@ -210,45 +210,31 @@ def test_the_sources_keep_the_rule(rule: Rule) -> None:
     assert broken(rule, CHECKOUT) == []
 
 
-PLANTED = [
-    ("kernels need torch and triton", {"kernels/nwor_kernels/stage/kernel.py": "import numpy"}),
-    (
-        "references need torch alone",
-        {
-            "kernels/nwor_kernels/mask/kernel.py": "",
-            "kernels/nwor_kernels/mask/reference.py": "from .kernel import fast",
-        },
-    ),
-    (
-        "pure packages load no engine",
-        {
-            "nwor_bench/records/store.py": "import nwor_bench.a.b",
-            "nwor_bench/a/__init__.py": "import torch",
-        },
-    ),
-    (
-        "plugin is named by string",
-        {
-            "nwor_bench/plugin/__init__.py": "",
-            "nwor_bench/engine/engine.py": "def f():\n    from nwor_bench import plugin",
-        },
-    ),
-    (
-        "plugin stands by itself",
-        {
-            "nwor_bench/analysis/groups.py": "",
-            "nwor_bench/plugin/a.py": "from ..analysis.groups import Group",
-        },
-    ),
-    ("window knows no vllm", {"nwor_bench/plugin/window.py": "try:\n    import vllm\nfinally: 1"}),
-    (
-        "help answers at once",
-        {
-            "nwor_bench/cli/commands/sweep.py": "from nwor_bench.workload.config import Spec",
-            "nwor_bench/workload/config.py": "if True:\n    import pydantic",
-        },
-    ),
-]
+BENCH, KERNELS = "nwor_bench", "kernels/nwor_kernels"
+PLANTED: list[tuple[str, dict[str, str]]] = [
+    ("kernels need torch and triton", {f"{KERNELS}/stage/kernel.py": "import numpy"}),
+    ("references need torch alone", {
+        f"{KERNELS}/mask/kernel.py": "",
+        f"{KERNELS}/mask/reference.py": "from .kernel import fast",
+    }),
+    ("pure packages load no engine", {
+        f"{BENCH}/records/store.py": "import nwor_bench.a.b",
+        f"{BENCH}/a/__init__.py": "import torch",
+    }),
+    ("plugin is named by string", {
+        f"{BENCH}/plugin/__init__.py": "",
+        f"{BENCH}/engine/engine.py": "def f():\n    from nwor_bench import plugin",
+    }),
+    ("plugin stands by itself", {
+        f"{BENCH}/analysis/groups.py": "",
+        f"{BENCH}/plugin/a.py": "from ..analysis.groups import Group",
+    }),
+    ("window knows no vllm", {f"{BENCH}/plugin/window.py": "try:\n    import vllm\nfinally: 1"}),
+    ("help answers at once", {
+        f"{BENCH}/cli/commands/sweep.py": "from nwor_bench.workload.config import Spec",
+        f"{BENCH}/workload/config.py": "if True:\n    import pydantic",
+    }),
+]  # fmt: skip
 """One for each way in which a rule is broken."""
 
 
@@ -300,14 +286,10 @@ def climbing(checkout: Path) -> list[str]:
     return lines
 
 
-def test_imports_lead_to_lower_floors() -> None:
+def test_imports_lead_to_lower_floors(tmp_path: Path) -> None:
     assert climbing(CHECKOUT) == []
-
-
-def test_an_import_that_climbs_is_seen(tmp_path: Path) -> None:
-    plant(
-        tmp_path, {"nwor_bench/engine/a.py": "from ..report import b", "nwor_bench/report/b.py": ""}
-    )
+    source = "from ..report import b"
+    plant(tmp_path, {"nwor_bench/engine/a.py": source, "nwor_bench/report/b.py": ""})
     assert len(climbing(tmp_path)) == 1
 
 

@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 from golden_files import RUNS as CASES
-from golden_files import of_commands, of_help, of_made_up_runs, of_run, stored
+from golden_files import (
+    of_commands,
+    of_help,
+    of_made_up_runs,
+    of_predictions,
+    of_refusals,
+    of_run,
+    stored,
+)
 from synthetic_run import faults_of
 
 from nwor_bench.analysis.analyse import analyse, noise_floor
@@ -70,6 +78,14 @@ def test_reports_say_the_same_of_made_up_runs() -> None:
 
 def test_every_help_is_the_same() -> None:
     check(of_help(), "help")
+
+
+def test_predictions_are_the_same() -> None:
+    check(of_predictions(), "predicted")
+
+
+def test_command_lines_are_refused_with_the_same_words() -> None:
+    check(of_refusals(), "refusals")
 
 
 KEPT = Path(__file__).parents[2] / "sweeps" / "results" / "h200" / "kept"

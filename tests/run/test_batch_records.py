@@ -8,7 +8,9 @@ from fake_engine import BYTES_PER_TOKEN, FakeEngine
 
 from nwor_bench.engine.protocol import BatchOutput, Sampling
 from nwor_bench.engine.readings import VllmCounters
-from nwor_bench.records.types import Cell, NworMode, ScvMode, WindowRecord
+from nwor_bench.records.cell import AA, Cell, Drafts, NworMode, ScvMode
+from nwor_bench.records.types import Phase, WindowRecord
+from nwor_bench.records.window_order import WindowOrder, compared_pairs
 from nwor_bench.run.batch import BatchPlace, batch_record, window_records
 from nwor_bench.workload.schedule import Block
 
@@ -16,10 +18,15 @@ SET_BY_THE_RUN = {
     *("pair", "nwor_mode", "scv_mode", "block", "batch", "window", "cell_number"),
     *("bytes_staged", "bytes_committed", "bytes_avoided"),
 }
+
 MEASURED = {field.name for field in fields(WindowRecord)} - SET_BY_THE_RUN
+
 STAGE = Cell("toy", NworMode.STAGE, ScvMode.GRAPH)
+
 PLACE = BatchPlace(STAGE, "timed", Block(4, (STAGE,), ()), batch=11, order=2, started_at="then")
+
 PROMPTS = [[5, 6, 7], [8, 9]]
+
 SAMPLING = Sampling(max_new_tokens=6, temperature=0.5, top_p=0.9, seed=12, ignore_eos=True)
 
 
@@ -129,3 +136,46 @@ def test_counters_are_differences(before: VllmCounters) -> None:
         9 - before.accepted_tokens,
         (4 - earlier[0], 3 - earlier[1], 1 - earlier[2], 1 - earlier[3]),
     )
+
+
+CELLS = tuple(Cell("tiny", NworMode.OFF, ScvMode.OFF, arm) for arm in (Drafts(0), Drafts(2), AA))
+
+ORDER = WindowOrder(CELLS, compared_pairs(CELLS), "0")
+
+BETWEEN = BatchPlace(CELLS[0], Phase.INTERLEAVED, Block(1, (), ()), 7, 0, "", ORDER)
+
+
+def window(cell: int | None, drafts: int) -> WindowRecord:
+    return WindowRecord(
+        num_reqs=3,
+        draft_tokens=drafts,
+        staged_tokens=0,
+        committed_tokens=0,
+        rejected_tokens=0,
+        stage_operations=0,
+        fallback_reason=None,
+        cell_number=cell,
+    )
+
+
+@pytest.mark.parametrize(
+    ("cell", "drafts", "arm"),
+    [
+        (1, 6, Drafts(2)),
+        (2, 0, AA),
+        (None, 6, Drafts(2)),
+        (None, 0, Drafts(0)),
+        (None, 3, Drafts(0)),  # k = 1 is no cell
+    ],
+)
+def test_the_cell_of_a_window(cell: int | None, drafts: int, arm: str) -> None:
+    assert BETWEEN.cell_of(window(cell, drafts)).arm == arm
+
+
+def test_a_window_between_groups_is_of_mode_off() -> None:
+    """There the hook's mode is off, whatever the group before it staged."""
+    staged = replace(CELLS[1], nwor_mode=NworMode.STAGE)
+    cells = (*CELLS[:2], staged, CELLS[2])
+    place = replace(BETWEEN, window_order=WindowOrder(cells, compared_pairs(cells), "0"))
+    assert place.cell_of(window(None, 6)) == CELLS[1]
+    assert place.cell_of(window(2, 6)) == staged

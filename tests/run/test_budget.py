@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from fake_engine import FakeEngine
-from refusals import refused
 from synthetic_run import make_run, with_parts
 from toy_run import Runner, blocks_of, of_phase
 
@@ -153,12 +152,6 @@ def test_a_cpu_only_checks_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (spec.warmup_batches, spec.stopping.max_blocks) == ((0, 0), 0)
 
 
-@pytest.mark.parametrize("timing", [{"ci_width": "1%"}, {"time_budget": "9s"}, {"max_warmup": 9}])
-def test_a_run_that_times_nothing_takes_no_flags_for_timing(timing: dict[str, object]) -> None:
-    with refused("--batches", value=0):
-        resolve(load_scenario("short"), batches=0, **timing)
-
-
 @pytest.mark.parametrize(
     "given", [{"batches": 5}, {"ci_width": "2%"}, {"time_budget": "5m"}, {"max_blocks": 9}]
 )
@@ -170,12 +163,6 @@ def test_the_defaults_are_what_the_flags_take() -> None:
     assert parse_fraction("--ci-width", budget.DEFAULT_CI_WIDTH) == 0.01
     assert parse_seconds("--time-budget", budget.DEFAULT_BUDGET) == 120
     assert RunSpec.__dataclass_fields__["time_budget_s"].default is None
-
-
-@pytest.mark.parametrize(("max_warmup", "warmup"), [(4, 2), (2, 1)])
-def test_a_warm_up_that_cannot_tell_is_refused(max_warmup: int, warmup: int) -> None:
-    with refused("--max-warmup", value=max_warmup, naming=f"--warmup {max_warmup}"):
-        resolve(load_scenario("short"), warmup=warmup, max_warmup=max_warmup)
 
 
 @pytest.mark.parametrize(("max_warmup", "warmup"), [(5, 1), (2, 2), (0, 0)])

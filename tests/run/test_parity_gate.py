@@ -88,35 +88,26 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "method", "rule"),
+    ("device", "dtype", "method", "states", "rule"),
     [
-        ("cpu", "float32", None, ParityRule.EXACT),
-        ("cpu", "bfloat16", "standard", ParityRule.EXACT),
-        ("cuda:0", "float32", "block", ParityRule.EXACT),
-        ("cuda:0", "bfloat16", "standard", ParityRule.EXPLAINED),
-        ("cuda:0", "float16", None, ParityRule.EXPLAINED),
-        ("cuda:0", "bfloat16", "synthetic", ParityRule.ACCEPTANCE_ONLY),
-        ("cpu", "float32", "synthetic", ParityRule.ACCEPTANCE_ONLY),
-        ("cuda:0", "float32", "fly", ParityRule.LOSSY),
+        ("cpu", "float32", None, False, ParityRule.EXACT),
+        ("cpu", "bfloat16", "standard", False, ParityRule.EXACT),
+        ("cuda:0", "float32", "block", False, ParityRule.EXACT),
+        ("cuda:0", "bfloat16", "standard", False, ParityRule.EXPLAINED),
+        ("cuda:0", "float16", None, False, ParityRule.EXPLAINED),
+        ("cuda:0", "bfloat16", "synthetic", False, ParityRule.ACCEPTANCE_ONLY),
+        ("cpu", "float32", "synthetic", False, ParityRule.ACCEPTANCE_ONLY),
+        ("cuda:0", "float32", "fly", False, ParityRule.LOSSY),
+        # Staged states are computed by another kernel than mode off's, on a CPU too.
+        ("cpu", "bfloat16", None, True, ParityRule.EXPLAINED),
+        ("cpu", "float32", None, True, ParityRule.EXACT),
+        ("cuda:0", "bfloat16", None, True, ParityRule.EXPLAINED),
     ],
 )
-def test_the_rule_needs_no_folder_of_weights(
-    device: str, dtype: str, method: str | None, rule: ParityRule
+def test_the_rule_of_a_device_and_dtype(
+    device: str, dtype: str, method: str | None, states: bool, rule: ParityRule
 ) -> None:
-    assert parity_rule(device, dtype, method) is rule
-
-
-@pytest.mark.parametrize(
-    ("device", "dtype", "rule"),
-    [
-        ("cpu", "bfloat16", ParityRule.EXPLAINED),
-        ("cpu", "float32", ParityRule.EXACT),
-        ("cuda:0", "bfloat16", ParityRule.EXPLAINED),
-    ],
-)
-def test_staged_states_have_ties_on_a_cpu_too(device: str, dtype: str, rule: ParityRule) -> None:
-    """Recurrent states are then computed by another kernel than mode off's."""
-    assert parity_rule(device, dtype, None, states=True) is rule
+    assert parity_rule(device, dtype, method, states=states) is rule
 
 
 def test_a_drafters_tie_leaves_the_cell_valid(folder: Path) -> None:
@@ -165,7 +156,7 @@ def test_synthetic_draft_counts_must_give_equal_lengths() -> None:
 
 @dataclass(frozen=True)
 class Accepted:
-    """A batch's record as far as synthetic acceptance needs it."""
+    """A batch's record as far as synthetic acceptance and the sums of a cell need it."""
 
     cell: Cell
     vllm_accepted_per_position: tuple[int, ...]
@@ -173,12 +164,6 @@ class Accepted:
     vllm_draft_tokens: int = 18
     parity: str | None = None
     first_mismatch: str | None = None
-
-
-@dataclass(frozen=True)
-class Numbered(Accepted):
-    """A batch's record with its place in the run."""
-
     phase: str = "gate"
     block: int = 0
     batch: int = 1
@@ -340,7 +325,7 @@ def test_draft_counts_may_not_have_too_many_ties_either() -> None:
     def answer(cell: Cell) -> BatchAnswer:
         engine.set_modes(cell)
         outputs = engine.decode_greedily(prompts, [16] * 8, ignore_eos=True)
-        record: Any = Numbered(cell, (5, 3))
+        record: Any = Accepted(cell, (5, 3))
         return BatchAnswer(record, tuple(output.token_ids for output in outputs))
 
     found = gate.check(staged, answer(staged), answer(zero), block)

@@ -19,8 +19,7 @@ from nwor_bench.records.store import RunData, read_run
 from nwor_bench.run.execute import heed_interrupts
 from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.run.run_options import RunOptions
-from nwor_bench.workload.config import RunSpec, resolve
-from nwor_bench.workload.scenario import load_scenario
+from nwor_bench.workload.config import RunSpec, load_scenario, resolve
 
 REPORTS = ("run.json", "cells.csv", "batches.csv", "windows.csv", "report.md", "report.html")
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_surroundings")]
@@ -37,9 +36,12 @@ def reported(folder: Path = Path("run")) -> tuple[RunData, pd.DataFrame]:
     return run, pd.read_csv(folder / "cells.csv", keep_default_na=False)
 
 
-def test_a_sound_session(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sound_session(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/bin/nwor-bench", "sweep", "--output", "my run"])
     engine = FakeEngine()
-    assert begin(engine) is ExitCode.OK
+    assert begin(engine, seed=9) is ExitCode.OK
     run, cells = reported()
     assert run.header.status == "complete"
     assert len(run.batches) == GATE_ENDS + 2 * 7
@@ -49,19 +51,20 @@ def test_a_sound_session(capsys: pytest.CaptureFixture[str]) -> None:
     assert run.header.parity.broken == {}
     assert run.header.measuring_s >= 0
     assert engine.closed == 1
+    ids = engine.calls[0].prompts
+    assert len(ids) == 2
+    assert all(len(prompt) > 10 and max(prompt) < 264 for prompt in ids)
     text = capsys.readouterr().out
     assert "gate: 3 of 5 cells acted" in text
     assert "Run folder: run" in text
     whole = ("Run folder", "gate: INEFFECTIVE")  # a log has each step in one line
     assert max(len(line) for line in text.splitlines() if not line.startswith(whole)) <= 100
-
-
-def test_the_prompts_are_the_pairs_own_tokens() -> None:
-    engine = FakeEngine()
-    begin(engine)
-    ids = engine.calls[0].prompts
-    assert len(ids) == 2
-    assert all(len(prompt) > 10 and max(prompt) < 264 for prompt in ids)
+    header = json.loads(Path("run/run.json").read_text())
+    assert (header["pair"]["name"], header["spec"]["seed"]) == ("tiny", 9)
+    assert header["scenario"]["requests"] == 2
+    assert header["command"] == "nwor-bench sweep --output 'my run'"
+    assert header["environment"]["python"]
+    assert [block["block"] for block in header["blocks"]] == [0, 1, 2]
 
 
 def test_a_run_goes_into_runs_by_default() -> None:
@@ -221,51 +224,21 @@ def test_vllms_speculative_config_chooses_method_and_drafter(
     assert choice.with_config(config) == expected
 
 
-@pytest.mark.parametrize(
-    ("choice", "config", "field", "value"),
-    [
-        (PairChoice(method="ngram"), {"method": "eagle"}, "--method", "ngram"),
-        (PairChoice(draft_model="a/b"), {"model": "a/c"}, "--draft-model", "a/b"),
-        (PairChoice(), {"method": 3}, "--speculative-config: method", 3),
-    ],
-)
-def test_flags_and_speculative_config_must_agree(
-    choice: PairChoice, config: dict[str, Any], field: str, value: object
-) -> None:
-    with refused(field, value=value) as caught:
-        choice.with_config(config)
-    assert caught.value.exit_code == ExitCode.BAD_USAGE
-
-
-def test_run_json_tells_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["/bin/nwor-bench", "sweep", "--output", "my run"])
-    begin(FakeEngine(), seed=9)
-    header = json.loads(Path("run/run.json").read_text())
-    assert header["pair"]["name"] == "tiny"
-    assert header["spec"]["seed"] == 9
-    assert header["scenario"]["requests"] == 2
-    assert header["command"] == "nwor-bench sweep --output 'my run'"
-    assert header["environment"]["python"]
-    assert [block["block"] for block in header["blocks"]] == [0, 1, 2]
-
-
-def test_float32_if_the_processor_has_no_bf16(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("flags", "dtype"), [({}, "float32"), ({"dtype": "bfloat16"}, None)])
+def test_float32_if_the_processor_has_no_bf16_and_the_user_names_none(
+    flags: dict[str, str],
+    dtype: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("nwor_bench.engine.preflight.float32_reason", lambda dtype: f"not {dtype}")
-    begin(FakeEngine())
-    run = read_run(Path("run"))
-    assert run.header.pair.dtype == "float32"
-    assert run.header.dtype_note is not None
-    assert run.header.dtype_note in capsys.readouterr().out
-
-
-def test_the_users_dtype_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nwor_bench.engine.preflight.float32_reason", lambda dtype: f"not {dtype}")
-    begin(FakeEngine(), dtype="bfloat16")
-    run = read_run(Path("run"))
-    assert run.header.spec.dtype == "bfloat16"
-    assert run.header.dtype_note is None
+    begin(FakeEngine(), **flags)
+    header = read_run(Path("run")).header
+    assert header.spec.dtype == flags.get("dtype")
+    assert (header.dtype_note is None) is (dtype is None)
+    if dtype is not None:
+        assert header.pair.dtype == dtype
+        assert str(header.dtype_note) in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("gpu", "cell"), [(True, "stage x graph"), (False, "stage x off")])

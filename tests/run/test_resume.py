@@ -4,27 +4,39 @@ import json
 import os
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import typer
+from examples import examples
 from fake_engine import FakeEngine, events_but_gates
+from hypothesis import given
+from hypothesis import strategies as st
 from refusals import refused
+from test_parity_gate import accepted, flip, gpu_engine, one_less
 from tiny_session import RUN, go_on
 from tiny_session import begin as begin_tiny
+from toy_run import Log, Runner, encode
 
 from nwor_bench.analysis.analyse import analyse
+from nwor_bench.analysis.parity.ties import ErrorScale, Place, PlaceVerdict
 from nwor_bench.cli.app import app
 from nwor_bench.errors import ConfigError, ExitCode, StoreError
 from nwor_bench.instruments import environment
+from nwor_bench.records.cell import INTERLEAVED
 from nwor_bench.records.files import RECORDS_FILE, RUN_FILE, only_writer
 from nwor_bench.records.store import RunData, RunStore, read_run
-from nwor_bench.records.types import BatchRecord
-from nwor_bench.run import resume
+from nwor_bench.records.types import BatchRecord, Cell
+from nwor_bench.run import blocks, resume
+from nwor_bench.run.blocks import BlockRunner
+from nwor_bench.run.gate.parity import ParityGate
+from nwor_bench.run.progress import Progress
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_surroundings")]
 
@@ -74,16 +86,15 @@ def uncut(own_surroundings: None) -> list[BatchRecord]:
     return never_cut()
 
 
-@pytest.mark.parametrize(
-    "n", [10, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 1, 3, 8, 9, 18, 29))]
-)
+@pytest.mark.parametrize("n", [0, 1, 8, 9, 10, 29])
 def test_a_resumed_run_is_the_run_that_was_never_cut(n: int, uncut: list[BatchRecord]) -> None:
     interrupted_at(n)
-    engine = FakeEngine()
+    cut, engine = read_run(RUN), FakeEngine()
     assert go_on(engine) is ExitCode.OK
     run = read_run(RUN)
     assert run.header.status == "complete"
     assert measured() == uncut
+    assert run.header.measuring_s >= cut.header.measuring_s
     starts = [1, *range(1 + GATE, 1 + WHOLE, 7)]  # of the gate and the blocks
     begun = max((start for start in starts if start <= n), default=1)
     assert len(engine.calls) == 1 + WHOLE - (begun - 1)  # warm-up and unfinished blocks anew
@@ -102,14 +113,7 @@ def test_a_failed_run_can_be_resumed(uncut: list[BatchRecord]) -> None:
     assert measured() == uncut
 
 
-def test_what_was_measured_is_timed_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    interrupted_at(9)
-    first = read_run(RUN).header.measuring_s
-    go_on()
-    assert read_run(RUN).header.measuring_s >= first
-
-
-@pytest.mark.parametrize("n", [12, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [4, 12])
 def test_parity_is_checked_in_the_block_that_runs_again(n: int) -> None:
     """After the cut one cell answers otherwise than off x off does in the same process."""
     interrupted_at(n)
@@ -210,18 +214,6 @@ def widest(run: RunData, blocks: int) -> float:
     return max(cell.half_width for cell in cells if cell.half_width is not None)
 
 
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [("--requests", 2), ("--pair", "tiny"), ("--scenario", "short"), ("--output", "other")],
-)
-def test_flags_that_say_what_to_measure_are_refused(flag: str, value: Any) -> None:
-    interrupted_at(9)
-    before = (RUN / RECORDS_FILE).read_bytes()
-    with refused(flag, value=value, naming="--resume"):
-        go_on(given={flag.removeprefix("--"): value})
-    assert (RUN / RECORDS_FILE).read_bytes() == before
-
-
 def test_every_flag_that_changes_the_run_is_refused() -> None:
     """A new flag of the sweep must not be ignored in silence when a run goes on."""
     harmless = {"resume", "dry_run", "verbose", "quiet", "json"}
@@ -232,6 +224,9 @@ def test_every_flag_that_changes_the_run_is_refused() -> None:
     for name in names:
         with pytest.raises(ConfigError):
             resume.check_flags({name: "7"})
+    interrupted_at(9)
+    with refused("--requests", value=2, naming="--resume"):
+        go_on(given={"requests": 2})
 
 
 def test_an_option_that_is_newer_than_the_run_has_its_default() -> None:
@@ -313,15 +308,6 @@ def test_other_prompts_are_refused() -> None:
         go_on()
 
 
-def test_a_complete_run_is_refused() -> None:
-    begin(FakeEngine())
-    with refused("--resume", value=str(RUN)) as caught:
-        go_on()
-    assert str(caught.value) == (
-        f"--resume: '{RUN}' is invalid; this run is complete; `nwor-bench report` shows it"
-    )
-
-
 def test_two_writers_are_refused() -> None:
     interrupted_at(9)
     with only_writer(RUN), refused("run folder", value=str(RUN), cause=BlockingIOError):
@@ -355,10 +341,6 @@ def in_a_child(work: Any) -> int:
     return child
 
 
-def slow_engine() -> FakeEngine:
-    return FakeEngine(before=lambda number: time.sleep(0.002))
-
-
 @pytest.mark.parametrize("moments", [4, pytest.param(20, marks=pytest.mark.long)])
 def test_kill_9_at_random_moments_loses_at_most_the_batch_in_flight(
     uncut: list[BatchRecord], monkeypatch: pytest.MonkeyPatch, moments: int
@@ -370,10 +352,11 @@ def test_kill_9_at_random_moments_loses_at_most_the_batch_in_flight(
     for trial in range(moments):
         if RUN.exists():
             RUN.rename(f"before-{trial}")
-        child = in_a_child(lambda: begin(slow_engine()))
+        child = in_a_child(lambda: begin(FakeEngine(before=lambda number: time.sleep(0.002))))
         deadline = time.monotonic() + 10
+        wait = (os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         moment = random.randrange(WHOLE + 3)
-        while stored() < moment and running(child) and time.monotonic() < deadline:
+        while stored() < moment and os.waitid(*wait) is None and time.monotonic() < deadline:
             time.sleep(0.0005)
         time.sleep(random.random() * 0.004)
         os.kill(child, signal.SIGKILL)
@@ -399,5 +382,257 @@ def stored() -> int:
     return path.read_bytes().count(b'"kind":"batch"}\n') if path.is_file() else 0
 
 
-def running(child: int) -> bool:
-    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+# In bf16 on a GPU two engine processes break ties in different ways. The stand-in's last tokens
+# depend on its process and on the cell, as bf16 ties do; the tokens of two processes never agree,
+# and within one process every difference is a tie.
+
+CELLS, BLOCKS = 7, 2
+BATCHES = 1 + CELLS * (1 + BLOCKS)  # one of warm-up, the gate, two timed blocks
+FAR = 1000
+"""A last token that is off by so much is no tie."""
+
+
+class TieEngine(FakeEngine):
+    """A GPU in bf16. Each instance stands for one engine process with ties of its own."""
+
+    def __init__(self, process: int, **changes: Any):
+        super().__init__(**changes)
+        self.process = process
+
+    def status(self) -> dict[str, Any]:
+        return super().status().model_copy(update={"device": "cuda:0", "dtype": "bfloat16"})
+
+    def generate(self, prompts: Any, sampling: Any, **more: Any) -> Any:
+        cell, number = self.cell, len(self.calls)
+        output = super().generate(prompts, sampling, **more)
+        assert cell is not None
+        tokens = []
+        for answer in output.token_ids:
+            own = 0 if cell.is_baseline else 1 + Random(str((self.process, cell))).randrange(4)
+            shift = 10 * self.process + own
+            far = FAR if self.wrong(number, cell) else 0
+            tokens.append((*answer[:-1], answer[-1] + shift + far))
+        return replace(output, token_ids=tuple(tokens))
+
+
+class LastTokens:
+    """In place of the check that asks the engine: tokens that are near each other are a tie."""
+
+    measured = ErrorScale(0.1, 0.1, positions=128, flips=((1.0, 1.0),))
+    spent_s = 0.0
+
+    def __init__(self, *_: Any, **more: Any):
+        pass
+
+    def check(self, prompts: Any, reference: Any, places: Sequence[Place]) -> list[PlaceVerdict]:
+        gaps = [(place.reference - place.token) / 1000 for place in places]
+        return [PlaceVerdict(p, (g, g), self.measured) for p, g in zip(places, gaps, strict=True)]
+
+    def go_on(self, *_: Any) -> dict[int, tuple[int, ...]]:
+        raise AssertionError("only last tokens differ: nothing is left to go on with")
+
+
+@pytest.fixture
+def ties(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "TieCheck", LastTokens)
+
+
+@cache
+def outcome_uncut() -> list[Any]:
+    """Parity, verdict and timed batches of every cell of the run that is never cut."""
+    assert begin_tiny(TieEngine(1)) is ExitCode.OK
+    found = outcome(read_run(RUN))
+    RUN.rename("uncut")
+    return found
+
+
+def outcome(run: RunData) -> list[Any]:
+    names = ("nwor_mode", "scv_mode", "arm", "parity", "verdict", "batches")
+    return [tuple(cell[name] for name in names) for cell in run.header.cells]
+
+
+@pytest.mark.usefixtures("ties")
+@pytest.mark.parametrize(
+    "cut", [pytest.param(n, marks=[pytest.mark.long] * (n % 4 != 3)) for n in range(1, BATCHES)]
+)
+def test_a_run_that_is_cut_and_resumed_comes_to_the_same_verdicts(cut: int) -> None:
+    expected = outcome_uncut()
+    assert begin_tiny(TieEngine(1, failing={cut: KeyboardInterrupt()})) is ExitCode.INTERRUPTED
+    assert go_on(TieEngine(2)) is ExitCode.OK
+    run = read_run(RUN)
+    assert run.header.status == "complete"
+    assert run.header.parity.broken == {}
+    assert outcome(run) == expected
+    assert [e for e in run.events if e["event"] == "parity_broken"] == []
+
+
+@pytest.mark.usefixtures("ties")
+def test_an_interruption_after_a_blocks_last_batch_is_no_verdict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C comes once the batch is stored, before the block's tokens are compared."""
+
+    def interrupt(_progress: Progress, _cell: Cell, batch: BatchRecord) -> None:
+        if (batch.phase, batch.block, batch.order) == ("timed", 1, CELLS - 1):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "batch_done", interrupt)
+        code = begin_tiny(TieEngine(1))
+    assert code is ExitCode.INTERRUPTED
+    engine = TieEngine(2)
+    capsys.readouterr()
+    assert go_on(engine) is ExitCode.OK
+    assert len(engine.calls) == 1 + BLOCKS * CELLS  # warm-up and both timed blocks
+    told = capsys.readouterr().out.replace("\n", " ")
+    assert "block 1 (timed) was cut and is run again whole" in told
+
+
+@pytest.mark.usefixtures("ties")
+def test_an_interruption_before_the_block_runs_again_sets_nothing_aside() -> None:
+    begin_tiny(TieEngine(1, failing={12: KeyboardInterrupt()}))
+    before = read_run(RUN)
+    assert go_on(TieEngine(2, failing={0: KeyboardInterrupt()})) is ExitCode.INTERRUPTED
+    after = read_run(RUN)
+    assert after.superseded == ()
+    assert after.batches == before.batches
+
+
+@pytest.mark.usefixtures("ties")
+@pytest.mark.parametrize("cut", [4, 7, 9, 18])
+def test_a_cell_that_broke_in_the_gate_stays_broken(cut: int) -> None:
+    """Also where the gate was cut and its other cells run again: a break was seen."""
+    number = 2  # the gate's second cell
+    broken = TieEngine(
+        1, failing={cut: KeyboardInterrupt()}, wrong=lambda call, cell: call == number
+    )
+    assert begin_tiny(broken) is ExitCode.CORRECTNESS_BROKEN
+    label = broken.calls[number].cell.label
+    engine = TieEngine(2)
+    assert go_on(engine) is ExitCode.CORRECTNESS_BROKEN
+    run = read_run(RUN)
+    assert list(run.header.parity.broken) == [label]
+    timed = [call.cell.label for call in engine.calls[1 + (CELLS if cut < 8 else 0) :]]
+    assert timed
+    assert label not in timed
+
+
+@pytest.mark.usefixtures("ties")
+def test_counts_that_did_not_add_up_in_a_block_that_ran_again_are_no_less_wrong() -> None:
+    class Miscounting(TieEngine):
+        def generate(self, prompts: Any, sampling: Any, **more: Any) -> Any:
+            output = super().generate(prompts, sampling, **more)
+            if self.cell is not None and self.cell.label == "stage x off":
+                first = output.windows[0]
+                more = first.stage_operations + 1
+                output.windows[0] = replace(first, stage_operations=more)
+            return output
+
+    first = Miscounting(1, failing={1 + 2 * CELLS: KeyboardInterrupt()})
+    assert begin_tiny(first) is ExitCode.CORRECTNESS_BROKEN
+    cut = Miscounting(1, failing={CELLS: KeyboardInterrupt()})  # all of the gate but its last
+    RUN.rename("first")
+    assert begin_tiny(cut) is ExitCode.CORRECTNESS_BROKEN
+    assert go_on(TieEngine(2)) is ExitCode.CORRECTNESS_BROKEN
+    cells = {cell["verdict"]: cell["reason"] for cell in read_run(RUN).header.cells}
+    assert "stage operations" in cells["INVALID"]
+
+
+@pytest.mark.usefixtures("ties")
+def test_a_cell_with_explained_ties_counts_in_a_look() -> None:
+    """The fake's windows are exact, so the first look, after ten blocks, ends the run, resumed or
+    not: explained ties make no cell INVALID while the run goes on."""
+    flags = {"ci_width": "1%", "max_blocks": 12}
+    assert begin_tiny(TieEngine(1), **flags) is ExitCode.OK
+    stopped = read_run(RUN).header.stopped
+    assert "every ratio is known" in str(stopped)
+    assert max(batch.block for batch in read_run(RUN).batches) == 10
+    RUN.rename("whole")
+    begin_tiny(TieEngine(1, failing={1 + 9 * CELLS: KeyboardInterrupt()}), **flags)
+    assert go_on(TieEngine(2)) is ExitCode.OK
+    assert read_run(RUN).header.stopped == stopped
+    assert max(batch.block for batch in read_run(RUN).batches) == 10
+
+
+@pytest.mark.usefixtures("ties")
+def test_a_run_that_is_killed_keeps_its_parity_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report of what is left must not hold explained ties against it."""
+    headers = []
+
+    def look(_progress: Progress, _cell: Cell, _batch: BatchRecord) -> None:
+        headers.append(read_run(RUN).header.parity)
+
+    monkeypatch.setattr(Progress, "batch_done", look)
+    begin_tiny(TieEngine(1))
+    assert {header.rule for header in headers} == {"explained"}
+
+
+# A resumed run goes on with the sums of ties and acceptance that its first part had.
+
+
+def begun(folder: Path, **flags: Any) -> Runner:
+    """A run with ties in its gate and in two timed blocks, and other acceptance in all of them."""
+    runner = Runner(folder, gpu_engine(accepted(one_less)), **flags)
+    for block, request, at in ((0, 1, 3), (1, 0, 2), (3, 1, 5)):
+        flip(runner, block, request, at, gap=0.03)
+    return runner
+
+
+def resumed(runner: Runner) -> BlockRunner:
+    """The rest of a run that was cut."""
+    runner.engine.failing.clear()
+    store = RunStore.open(runner.folder)
+    sweep = BlockRunner(runner.plan, runner.spec, runner.engine, store, encode, Log())
+    sweep.run()
+    return sweep
+
+
+def sums(gate: ParityGate) -> dict[Cell, Any]:
+    """Ties, prompts, compared tokens and acceptance of each cell."""
+    cells = gate._sums._cells
+    assert all(cell.prompts and cell.acceptance for cell in cells.values())
+    return cells
+
+
+def cut_at(folder: Path, call: int, **flags: Any) -> Runner:
+    runner = begun(folder, **flags)
+    runner.engine.failing[call] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        runner.run()
+    return runner
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    runner = begun(tmp_path_factory.mktemp("whole") / "run")
+    runner.run()
+    assert runner.sweep.parity.broken == {}
+    return runner
+
+
+@examples(28)
+@given(data=st.data())
+def test_cut_and_resumed_is_uninterrupted(whole: Runner, data: st.DataObject) -> None:
+    call = data.draw(st.integers(1, len(whole.engine.calls) - 1))
+    with TemporaryDirectory() as folder:
+        runner = cut_at(Path(folder) / "run", call)
+        assert sums(resumed(runner).parity) == sums(whole.sweep.parity)
+
+
+def test_a_run_that_is_cut_twice_counts_no_batch_twice(whole: Runner, tmp_path: Path) -> None:
+    cells = len(whole.plan.cells)
+    runner = cut_at(tmp_path / "run", 1 + 2 * cells + 3)  # in the second timed block
+    runner.engine.failing[len(runner.engine.calls) + 1 + 2] = KeyboardInterrupt()  # there again
+    store = RunStore.open(runner.folder)
+    with pytest.raises(KeyboardInterrupt):
+        BlockRunner(runner.plan, runner.spec, runner.engine, store, encode, Log()).run()
+    assert sums(resumed(runner).parity) == sums(whole.sweep.parity)
+
+
+def test_the_sums_of_interleaved_batches_are_restored(tmp_path: Path) -> None:
+    uncut = begun(tmp_path / "whole", interleave="windows")
+    run = uncut.run()
+    (last,) = [n for n, b in enumerate(run.batches) if (b.phase, b.block) == ("interleaved", 3)]
+    found = sums(resumed(cut_at(tmp_path / "run", last, interleave="windows")).parity)
+    assert found == sums(uncut.sweep.parity)
+    assert INTERLEAVED in {cell.arm for cell in found}

@@ -21,6 +21,8 @@ ROUNDING = 0.01
 FLIP = 0.3
 """Error of a request's states behind a token that went to other experts."""
 
+SEEDS = 5
+
 Fault = Callable[[int, Tensor], None]
 """Changes the recurrent states of one layer in place."""
 States = list[tuple[Tensor, Tensor]]
@@ -162,7 +164,7 @@ NOISES = [some_layers, any_layer, steady]
 def test_a_fault_of_a_mixture_of_experts_is_found(
     fault: str, flips: Callable[[int], float]
 ) -> None:
-    for seed in range(12):
+    for seed in range(SEEDS):
         machine = Machine(flips, torch.Generator().manual_seed(seed))
         found = checked(machine, FAULTS[fault])
         assert found.verdict is KvVerdict.BROKEN, (seed, found)
@@ -173,9 +175,9 @@ def test_a_fault_of_a_mixture_of_experts_is_found(
 def test_a_sound_mixture_of_experts_passes(flips: Callable[[int], float]) -> None:
     verdicts = [
         checked(Machine(flips, torch.Generator().manual_seed(seed)), None).verdict
-        for seed in range(100)
+        for seed in range(40)
     ]
-    assert verdicts.count(KvVerdict.WITHIN) >= 99
+    assert verdicts.count(KvVerdict.WITHIN) >= 39
 
 
 def one_request_is_another(layer: int, states: Tensor) -> None:
@@ -194,7 +196,7 @@ def test_one_request_of_one_layer_may_be_a_router_s_choice_but_only_with_experts
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_dense_model_s_blunt_layers_hide_no_fault_of_the_others(fault: str) -> None:
-    for seed in range(12):
+    for seed in range(SEEDS):
         machine = Machine(some_layers, torch.Generator().manual_seed(seed))
         found = checked(machine, FAULTS[fault], routed=False)
         assert found.verdict is KvVerdict.BROKEN, (seed, found)
@@ -210,7 +212,7 @@ def test_a_layer_in_which_routers_move_mode_offs_own_requests_as_far_is_not_comp
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("test_state_faults.FLIP", 0.5)
-    for seed in range(12):
+    for seed in range(SEEDS):
         found = checked(
             Machine(lambda layer: 0.2 * (layer == 3), torch.Generator().manual_seed(seed)), None
         )

@@ -65,7 +65,7 @@ def test_the_document_keeps_what_is_around_the_table(table: ModuleType) -> None:
             table.put(broken, "new")
 
 
-def test_the_readme_holds_the_table_of_the_recorded_outcomes(table: ModuleType) -> None:
+def test_the_page_holds_the_table_of_the_recorded_outcomes(table: ModuleType) -> None:
     text = PAGE.read_text()
     outcomes = table.read_outcomes(table.RESULTS)
     assert outcomes

@@ -19,6 +19,11 @@ PAGES = list(tables.pages())
 SCRIPTS = sorted([STUDIES / "run_rows.py", *STUDIES.glob("*/measure*.py")])
 
 
+def words_of(name: str) -> str:
+    """A page on one line."""
+    return " ".join((CHECKOUT / name).read_text(encoding="utf-8").split())
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
 def test_no_number_of_a_page_was_typed(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
@@ -28,7 +33,7 @@ def test_no_number_of_a_page_was_typed(page: Path) -> None:
 
 def test_what_the_results_cite_of_interleaved_windows() -> None:
     known = tables.values(STUDIES / "interleave" / "README.md")
-    results = " ".join((CHECKOUT / "docs" / "results-h200.md").read_text(encoding="utf-8").split())
+    results = words_of("docs/results-h200.md")
     assert (
         f"saves {known['gains']} % in {known['pay']} of {known['splits']} runs "
         f"and costs {known['costs']} % in {known['cost']}," in results
@@ -40,10 +45,7 @@ SETTING = ["pair", "gpu", "requests", "context", "cache"]
 
 def test_what_readme_and_results_cite_of_recurrent_states() -> None:
     known = tables.values(STUDIES / "states" / "README.md")
-    readme, results = (
-        " ".join((CHECKOUT / name).read_text(encoding="utf-8").split())
-        for name in ("README.md", "docs/results-h200.md")
-    )
+    readme, results = words_of("README.md"), words_of("docs/results-h200.md")
     at_once = f"{known['own_at_once']} requests in the cache in which stock ran "
     at_once += f"{known['stock_at_once']}, at {known['one_slot']} times its tokens/s"
     assert at_once in readme
@@ -53,7 +55,7 @@ def test_what_readme_and_results_cite_of_recurrent_states() -> None:
     assert f"fp8 {known['fp_many']} at 32 and {known['fp_most']} at 80" in results
     assert f"Qwen3-Next-80B in fp8 {known['next']} at 8 and 32" in results
     assert f"takes {known['control']} of stock's time" in results
-    states = " ".join((CHECKOUT / "docs" / "states.md").read_text(encoding="utf-8").split())
+    states = words_of("docs/states.md")
     fused = f"half of the commit, {known['half_of_step']} % of a step where that is most "
     assert f"{fused}(the prototypes {known['saved_of_step']} %)" in states
 
@@ -111,10 +113,7 @@ def test_the_readmes_times_in_a_server_are_those_of_the_study() -> None:
             names = ("median", "median_low", "median_high")
             middle, low, high = (tables.AGGREGATES[name](list(own)) for name in names)
             told[mode, rate] = f"{middle:.2f} [{low:.2f}, {high:.2f}]"
-    readme, results = (
-        " ".join((CHECKOUT / name).read_text(encoding="utf-8").split())
-        for name in ("README.md", "docs/results-h200.md")
-    )
+    readme, results = words_of("README.md"), words_of("docs/results-h200.md")
     half, full = sorted({rate for _, rate in told})
     assert f"time per token {told['stage', half]} of stock's at half load and " in readme
     assert f"{told['stage', full]} near capacity; interleaved " in readme
@@ -216,20 +215,16 @@ def test_a_value_without_a_definition_is_refused(page: Path) -> None:
             tables.filled(page)
 
 
-def test_the_medians_interval_is_that_of_the_sign_test(page: Path) -> None:
-    """The 2nd and the 9th of 10 values: fewer than 2 of 10 heads have a chance of 1.1 %."""
+def test_aggregates_of_statements(page: Path) -> None:
+    """The sign test's interval of a median: the 2nd and the 9th of 10 values, as fewer than 2 of 10
+    heads have a chance of 1.1 %. A rank correlation leaves out rows without a value. Groups are
+    located as reports locate them."""
     page.with_name("ten.csv").write_text("x\n" + "\n".join(str(i * i) for i in range(1, 11)))
     query = "SELECT median_low(x) AS low, median_high(x) AS high FROM ten"
     assert values_of(page, query) == {"low": 4, "high": 81}
-
-
-def test_a_rank_correlation_leaves_out_rows_without_a_value(page: Path) -> None:
     page.with_name("two.csv").write_text("x,y\n1,1\n2,8\n3,27\n4,\n5,-1\n")
     found = values_of(page, "SELECT rank_correlation(x, y) AS rho FROM two")
     assert found["rho"] == pytest.approx(1 - 6 * (1 + 1 + 1 + 9) / (4 * 15))
-
-
-def test_groups_are_located_as_reports_locate_them(page: Path) -> None:
     rng = np.random.default_rng(3)
     ms = rng.normal(0.01, 0.002, 400)
     page.with_name("groups.csv").write_text("ms\n" + "\n".join(map(str, ms)))

@@ -12,7 +12,6 @@ from refusals import refused
 
 from nwor_bench.engine.arguments import engine_arguments
 from nwor_bench.errors import ConfigError
-from nwor_bench.records.types import AA, Cell, NworMode, ScvMode
 from nwor_bench.workload.config import (
     Scenario,
     load_scenario,
@@ -67,21 +66,29 @@ def test_flags_replace_the_scenarios_values() -> None:
     assert spec.seed == 11
 
 
-def test_cells_are_every_combination_with_the_baseline_among_them() -> None:
-    cells = resolve(SCENARIO).experiment.cells("tiny")
-    assert len(cells) == 7
-    assert cells[6] == Cell("tiny", NworMode.OFF, ScvMode.OFF, AA)
-    assert cells[0] == Cell("tiny", NworMode.OFF, ScvMode.OFF)
-    assert {(c.nwor_mode, c.scv_mode) for c in cells} == {
-        (nwor, scv) for nwor in (NworMode.OFF, NworMode.STAGE) for scv in ScvMode
-    }
-    assert [c.label for c in resolve(SCENARIO, scv_modes="off, graph").experiment.cells("p")] == [
-        "off x off",
-        "off x graph",
-        "stage x off",
-        "stage x graph",
-        "off x off (A/A)",
-    ]
+GRID = [f"{nwor} x {scv}" for nwor in ("off", "stage") for scv in ("off", "graph", "adaptive")]
+AA_LABEL = "off x off (A/A)"
+
+
+@pytest.mark.parametrize(
+    ("given", "labels"),
+    [
+        ({}, [*GRID, AA_LABEL]),
+        ({"scv_modes": "off, graph"}, [*GRID[:2], *GRID[3:5], AA_LABEL]),
+        ({"cells": "stage-graph"}, [GRID[0], GRID[4], AA_LABEL]),
+        ({"cells": "off-graph", "interleave": "windows"}, [*GRID[:2], AA_LABEL]),
+        # The control comes with mode stage in interleaved windows, once.
+        (
+            {"cells": "stage-graph", "interleave": "windows"},
+            [GRID[0], GRID[4], "control x off", AA_LABEL],
+        ),
+        ({"interleave": "windows"}, [*GRID, "control x off", AA_LABEL]),
+        ({"interleave": "windows", "nwor_modes": "off"}, [*GRID[:3], AA_LABEL]),
+        ({"nwor_modes": "off,stage,control"}, [*GRID, "control x off", AA_LABEL]),
+    ],
+)
+def test_the_cells_of_a_grid(given: dict[str, Any], labels: list[str]) -> None:
+    assert [cell.label for cell in resolve(SCENARIO, **given).experiment.cells("p")] == labels
 
 
 def test_a_prompt_must_have_room_beside_the_output_and_the_drafts() -> None:
@@ -122,13 +129,6 @@ def test_whatever_resolves_keeps_the_rules(overrides: dict[str, int | None]) -> 
     assert 0 <= spec.seed < 2**32
 
 
-def test_unknown_scenario_offers_the_nearest() -> None:
-    with refused("--scenario", value="shrot", near="short"):
-        load_scenario("shrot")
-    with refused("none.toml", cause=FileNotFoundError):
-        load_scenario("none.toml")
-
-
 def test_a_users_file_takes_its_name_and_its_paths_from_where_it_lies(tmp_path: Path) -> None:
     path = tmp_path / "my-load.toml"
     path.write_text(TOML)
@@ -138,31 +138,6 @@ def test_a_users_file_takes_its_name_and_its_paths_from_where_it_lies(tmp_path: 
     path.write_text('name = "other"\n' + TOML.replace("mine/", "/abs/"))
     assert load_scenario(str(path)).name == "other"
     assert load_scenario(path).prompts.path == Path("/abs/prompts.jsonl")
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "field", "wanted"),
-    [
-        ("batches = 3", "batchs = 3", "batchs", {"naming": "bad.toml: batchs = 3"}),
-        ("draft_tokens = 4", "draft_tokens = 0", "draft_tokens", {"value": 0}),
-        ("draft_tokens = 4", 'draft_tokens = "4"', "draft_tokens", {"value": "4"}),
-        (
-            'path = "mine',
-            'min_chars=9\nmax_chars=8\npath = "mine',
-            "prompts",
-            {"naming": "min_chars (9) <= max_chars (8)"},
-        ),
-        ("\nrequests", '\nname = "a/b"\nrequests', "name", {"value": "a/b"}),
-    ],
-)
-def test_a_faulty_file(
-    tmp_path: Path, old: str, new: str, field: str, wanted: dict[str, Any]
-) -> None:
-    path = tmp_path / "bad.toml"
-    assert old in TOML
-    path.write_text(TOML.replace(old, new))
-    with refused(f"bad.toml: {field}", **wanted):
-        load_scenario(path)
 
 
 def test_shipped_scenarios() -> None:
@@ -179,30 +154,6 @@ def test_the_example_in_the_comments_of_a_shipped_scenario_loads(tmp_path: Path)
     path = tmp_path / "example.toml"
     path.write_text(head + "\n" + re.sub(r"^# ", "", example, flags=re.MULTILINE))
     assert load_scenario(path).prompts.path == tmp_path / "my-prompts.jsonl"
-
-
-def labels(**given: object) -> list[str]:
-    return [cell.label for cell in resolve(SCENARIO, **given).experiment.cells("p")]
-
-
-def test_cells_can_be_chosen() -> None:
-    assert labels(cells="stage-graph") == ["off x off", "stage x graph", "off x off (A/A)"]
-    assert labels(cells="stage-graph", interleave="windows") == [
-        "off x off", "stage x graph", "control x off", "off x off (A/A)",
-    ]  # fmt: skip
-    assert labels(cells="off-graph", interleave="windows") == [
-        "off x off", "off x graph", "off x off (A/A)",
-    ]  # fmt: skip
-
-
-def test_the_control_comes_with_mode_stage_with_interleaved_windows() -> None:
-    control = "control x off"
-    assert control in labels(interleave="windows")
-    assert control not in labels(interleave="batches")
-    assert control not in labels(interleave="windows", nwor_modes="off")
-    explicit = labels(interleave="batches", nwor_modes="off,stage,control")
-    assert explicit.count(control) == 1
-    assert "control x graph" not in explicit
 
 
 # Acceptance lengths.

@@ -5,10 +5,8 @@ import re
 from itertools import combinations
 
 import pytest
-from typer.testing import CliRunner
 
-from nwor_bench.cli.app import app
-from nwor_bench.workload.config import load_scenario, scenario_names
+from nwor_bench.workload.config import load_scenario
 from nwor_bench.workload.prompts import builtin_categories, load_prompts, read_jsonl
 from nwor_bench.workload.schedule import select_blocks
 from nwor_bench.workload.toml_file import resource_dir
@@ -87,19 +85,3 @@ def test_mixed_has_every_length() -> None:
     assert sum(size <= 800 for size in sizes) >= 40
     assert sum(800 < size <= 4000 for size in sizes) >= 20
     assert sum(size >= 6000 for size in sizes) >= 12
-
-
-# --- the command ---
-
-
-def test_list_fits_eighty_columns() -> None:
-    result = CliRunner().invoke(app, ["scenarios", "list"], env={"COLUMNS": "80"})
-    assert result.exit_code == 0, result.output
-    output = result.output
-    assert max(map(len, output.splitlines())) <= 80
-    for name in scenario_names():
-        cells = next(line.split() for line in output.splitlines() if line.startswith(f"{name} "))
-        s = load_scenario(name)
-        numbers = [s.requests, s.batches, s.draft_tokens, s.max_new_tokens, s.temperature]
-        prompts = len(load_prompts(s))
-        assert cells == [name, *map(str, [*numbers, s.max_model_len, prompts])]

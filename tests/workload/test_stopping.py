@@ -1,4 +1,4 @@
-"""When a sweep stops: on narrow intervals or the clock, and what that does to its error rate."""
+"""When a sweep stops, and how widths and durations are written."""
 
 import math
 from itertools import pairwise
@@ -10,8 +10,19 @@ from hypothesis import strategies as st
 from refusals import refused
 from simulated_noise import heavy
 
+from nwor_bench.cli.commands.plan import parse_acceptance
+from nwor_bench.microbench.cases import parse_acceptances
 from nwor_bench.stats.paired import paired_ratio
-from nwor_bench.workload.stopping import FIRST_LOOK, LOOK_STEP, StoppingRule, parse_fraction
+from nwor_bench.workload.config import load_scenario, resolve
+from nwor_bench.workload.options import fraction, seconds
+from nwor_bench.workload.stopping import (
+    FIRST_LOOK,
+    LOOK_STEP,
+    WIDEST,
+    StoppingRule,
+    parse_fraction,
+    parse_seconds,
+)
 
 
 @given(blocks=st.integers(1, 60), more=st.integers(0, 200))
@@ -45,12 +56,6 @@ def test_the_clock_starts_no_block_that_it_could_not_end():
     assert "55.0 s were spent" in rule.stop(0, [], 55.0, 10.0)  # before the first, too
 
 
-@pytest.mark.parametrize("text", ["", "0", "0%", "100%", "1.5", "-1%", "half", "1.2.3%", "nan"])
-def test_fractions_that_cannot_be_are_refused(text):
-    with refused("--ci-width", value=text):
-        parse_fraction("--ci-width", text)
-
-
 @pytest.mark.slow  # many simulated runs
 def test_stopping_on_width_keeps_the_coverage_and_on_the_verdict_would_not():
     """400 heavy-tailed runs of up to 100 blocks, half-width sought: 0.4 of a block's spread.
@@ -70,3 +75,39 @@ def test_stopping_on_width_keeps_the_coverage_and_on_the_verdict_would_not():
     beside = 3 * math.sqrt(0.05 * 0.95 / runs)
     assert 0.93 - beside <= covered / runs <= 0.97 + beside
     assert seen_something / runs > 0.10
+
+
+HUNDREDTHS = st.integers(1, 9999)
+
+SHORT = load_scenario("short")
+
+
+@given(HUNDREDTHS)
+def test_a_percentage_and_its_fraction_are_the_same_everywhere(hundredths: int) -> None:
+    value = hundredths / 10_000
+    for text in (f"{value:.4f}", f"{hundredths / 100:.2f}%", f" {hundredths / 100:.2f} % "):
+        expected = pytest.approx(value)
+        assert fraction(text) == expected
+        assert parse_fraction("--threshold", text) == expected
+        assert parse_acceptance("--acceptance", text) == expected
+        assert parse_acceptances("--acceptance", text) == (expected,)
+        if value <= WIDEST:
+            assert resolve(SHORT, ci_width=text).ci_width == expected
+        else:
+            with refused("--ci-width", value=text):
+                resolve(SHORT, ci_width=text)
+
+
+@given(st.integers(1, 10**6), st.sampled_from([("", 1), ("s", 1), ("m", 60), ("h", 3600)]))
+def test_a_duration_is_the_same_everywhere(number: int, unit: tuple[str, int]) -> None:
+    name, factor = unit
+    for text in (f"{number}{name}", f" {number}.0 {name} "):
+        assert seconds(text) == number * factor
+        assert parse_seconds("--time-budget", text) == number * factor
+        assert resolve(SHORT, time_budget=text).time_budget_s == number * factor
+
+
+@pytest.mark.parametrize("text", ["", "%", "-1", "1,5", "5%%", "1..2", "nan", "inf", "x", "5%s"])
+def test_what_is_neither(text: str) -> None:
+    assert fraction(text) is None
+    assert seconds(text) is None

@@ -22,7 +22,7 @@ from nwor_bench.records.store import read_run
 from nwor_bench.records.types import NworMode, ScvMode
 from nwor_bench.run import execute
 from nwor_bench.run.run_options import RunOptions
-from nwor_bench.run.sweep import check_flags, resume_sweep, run_loaded
+from nwor_bench.run.sweep import resume_sweep, run_loaded
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.run_spec import CacheDtype
 from nwor_bench.workload.sweep_file import Axes, SweepFile, group_by_engine, load_sweep, make_points
@@ -99,69 +99,10 @@ def index() -> dict[str, Any]:
     return content
 
 
-@pytest.mark.parametrize(
-    ("line", "field", "wanted"),
-    [
-        ("drafts = [2]", "s.toml: axes.drafts", {"value": [2], "near": "draft_tokens"}),
-        ("requests = 4", "s.toml: axes.requests", {"value": 4}),
-        ('dtype = ["float8"]', "s.toml: axes.dtype[0]", {"value": "float8"}),
-        ('cache_dtype = ["fp9"]', "s.toml: axes.cache_dtype[0]", {"value": "fp9"}),
-        ("[settings]\ntime_budget = 60", "s.toml: settings.time_budget", {"value": 60}),
-        ("[settings]\nci_with = '1%'", "s.toml: settings.ci_with", {"near": "ci_width"}),
-        ("[settings]\ncounters = 'yes'", "s.toml: settings.counters", {"value": "yes"}),
-        ("[settings]\ncells = ['stage-on']", "s.toml: settings.cells[0]", {"value": "stage-on"}),
-        (
-            "[settings]\ncells = 'stage-graph'",
-            "s.toml: settings.cells",
-            {"value": "stage-graph", "naming": "[brackets]"},
-        ),
-    ],
-)
-def test_faults_are_named_with_the_nearest_name(
-    tmp_path: Path, line: str, field: str, wanted: dict[str, Any]
-) -> None:
-    path = tmp_path / "s.toml"
-    path.write_text(f"# a comment\n[axes]\n{line}\n")
-    with refused(field, **wanted):
-        load_sweep(path)
-
-
-@pytest.mark.parametrize(
-    ("settings", "field", "value"),
-    [
-        ("ci_width = 'half'", "--ci-width", "half"),
-        ("batches = -1", "--batches", -1),
-        ("max_blocks = 9", "--max-blocks", 9),
-        ("cells = []", "--cells", ()),
-    ],
-)
-def test_values_meet_the_rules_of_the_flags(
-    tmp_path: Path, settings: str, field: str, value: object
-) -> None:
-    path = tmp_path / "s.toml"
-    path.write_text(f"[settings]\n{settings}\n")
-    with refused(field, value=value):
-        make_points(load_sweep(path))
-
-
 def test_cache_dtypes_are_vllms() -> None:
     from vllm.config.cache import CacheDType
 
     assert get_args(CacheDtype) == get_args(CacheDType)
-
-
-def test_a_sweep_without_off_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "s.toml"
-    path.write_text('[axes]\nnwor_modes = ["stage"]\n')
-    with refused("--nwor-modes", value="stage", naming="off x off"):
-        make_points(load_sweep(path))
-
-
-def test_unknown_names_are_refused_with_the_nearest() -> None:
-    with refused("--file", value="quik", near="quick"):
-        load_sweep(Path("quik"))
-    with refused("--file", value="", near=""):
-        load_sweep(Path())
 
 
 @pytest.mark.parametrize("name", [path.stem for path in resource_dir("sweeps").glob("*.toml")])
@@ -281,13 +222,6 @@ def test_an_engine_without_room_is_named(small: Path) -> None:
     small.write_text(SMALL + "kv_cache_gib = 1e6\n")
     with refused("engine 1 (tiny): kv_cache_memory_bytes", value=str(10**6 * 2**30)):
         run_loaded(load_sweep(small), RunOptions(dry_run=True))
-
-
-def test_a_combination_that_cannot_be_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "s.toml"
-    path.write_text("[axes]\ndraft_tokens = [4, 8]\n[settings]\nmax_model_len = 40\n")
-    with refused("run 2 (smollm2, short): --max-model-len", value=40):
-        make_points(load_sweep(path))
 
 
 def test_a_failing_run_ends_the_sweep_and_the_index_says_so(small: Path) -> None:
@@ -461,20 +395,6 @@ def test_a_folder_that_holds_a_sweep_is_refused(small: Path) -> None:
         "--output: 'out' is invalid; it already holds a sweep; name a new folder, or go on with "
         "--resume"
     )
-
-
-def test_flags_that_the_file_decides_are_refused() -> None:
-    check_flags({"file": "x", "output": "y", "dry_run": True, "verbose": False})
-    for flag, value, place in (
-        ("--requests", 4, "`requests` under [axes]"),
-        ("--pair", "tiny", "`pairs` under [axes]"),
-        ("--seed", 4, "`seed` under [settings]"),
-        ("--counters", "dram", "`counters` under [settings]"),
-        ("--target-model", "m", "`target_model` under [settings]"),
-        ("--prompts", "p", "--file"),
-    ):
-        with refused(flag, value=value, naming=place):
-            check_flags({"file": "x", flag.removeprefix("--").replace("-", "_"): value})
 
 
 def test_modes_are_the_cells_of_every_run() -> None:

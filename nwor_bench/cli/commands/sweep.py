@@ -9,7 +9,7 @@ import typer
 
 from nwor_bench.cli.flags import with_flags, written_on
 from nwor_bench.errors import ConfigError, ExitCode
-from nwor_bench.run.run_options import RunOptions
+from nwor_bench.run.run_options import Heartbeat, RunOptions
 from nwor_bench.workload.options import Option, flag_of
 from nwor_bench.workload.run_spec import DEFAULT_SCENARIO, PairChoice, RunSpec, VllmEntries
 from nwor_bench.workload.scenario_values import ScenarioValues
@@ -55,7 +55,6 @@ def sweep(
 def started(context: typer.Context, options: RunOptions) -> RunOptions:
     """Print the first line, before anything heavy is imported; the options with a sign of life."""
     from nwor_bench.engine.preload import DONE
-    from nwor_bench.run.heartbeat import Heartbeat
 
     if options.quiet or options.as_json or options.dry_run:
         return options

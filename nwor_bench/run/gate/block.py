@@ -33,8 +33,7 @@ class GateBlock:
 
     Args:
         block: the plan's, off x off first.
-        batches: runs and stores the batches.
-        engine: checks single layers.
+        batches: runs and stores the batches; its engine checks single layers.
         parity: checks tokens and acceptance, and remembers the cells that broke parity.
         kv: checks the cache.
         store: receives the results.
@@ -46,7 +45,6 @@ class GateBlock:
     def __init__(
         self,
         block: Block,
-        engine: Engine,
         batches: BatchRunner,
         parity: ParityGate,
         kv: KvGate,
@@ -56,7 +54,6 @@ class GateBlock:
         order_of: OrderOf | None = None,
     ):
         self._block = block
-        self._engine = engine
         self._batches = batches
         self._parity = parity
         self._kv = kv
@@ -78,7 +75,7 @@ class GateBlock:
                 reference = reference or answers[cell]
             if self._order_of is not None and reference is not None:
                 self._run_interleaved(reference, self._order_of)
-            self._engine.check_layers(None)
+            self._batches.engine.check_layers(None)
             self._batches.watches = False
             if reference is not None:
                 self._run_unwatched(answers, reference)

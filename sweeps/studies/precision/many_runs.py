@@ -33,47 +33,25 @@ def one_thread() -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(min(os.sched_getaffinity(0))))
 
 
+PAIR = ("pair", "target_model", "draft_model", "method")
+TEXTS = ("dtype", "speculative_config", "engine_args", "ci_width", "time_budget")
+NUMBERS = ("requests", "draft_tokens", "max_new_tokens", "max_model_len", "batches", "max_blocks")
+
+
 def add_arguments(parser: argparse.ArgumentParser, **defaults: object) -> None:
-    """The pair (as `nwor-bench sweep` takes it) and the size of one run."""
-    parser.add_argument("--pair", help="default: tiny")
-    parser.add_argument("--target-model")
-    parser.add_argument("--draft-model")
-    parser.add_argument("--method")
-    parser.add_argument("--dtype")
-    parser.add_argument("--speculative-config", help="vLLM's JSON")
-    parser.add_argument("--engine-args", help="vLLM's JSON")
+    """The pair and the size of one run, by the names that `nwor-bench sweep` has for them."""
+    for name in (*PAIR, *TEXTS, *NUMBERS, "runs"):
+        is_number = name in (*NUMBERS, "runs")
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int if is_number else str)
     parser.add_argument("--scenario", default="short")
-    parser.add_argument("--requests", type=int)
-    parser.add_argument("--draft-tokens", type=int)
-    parser.add_argument("--max-new-tokens", type=int)
-    parser.add_argument("--max-model-len", type=int)
-    parser.add_argument("--batches", type=int, help="blocks a run, at least with --ci-width")
-    parser.add_argument("--ci-width")
-    parser.add_argument("--max-blocks", type=int)
-    parser.add_argument("--time-budget", help="for one run")
-    parser.add_argument("--runs", type=int)
     parser.add_argument("--folder", type=Path, required=True, help="for the runs; a new one")
     parser.set_defaults(**defaults)
 
 
 def spec_of(args: argparse.Namespace) -> RunSpec:
     """Only off x off and its A/A arm, with the arguments' sizes."""
-    return resolve(
-        load_scenario(args.scenario),
-        requests=args.requests,
-        batches=args.batches,
-        draft_tokens=args.draft_tokens,
-        max_new_tokens=args.max_new_tokens,
-        max_model_len=args.max_model_len,
-        nwor_modes="off",
-        scv_modes="off",
-        dtype=args.dtype,
-        speculative_config=args.speculative_config,
-        engine_args=args.engine_args,
-        ci_width=args.ci_width,
-        max_blocks=args.max_blocks,
-        time_budget=args.time_budget,
-    )
+    sizes = {name: getattr(args, name) for name in (*TEXTS, *NUMBERS)}
+    return resolve(load_scenario(args.scenario), nwor_modes="off", scv_modes="off", **sizes)
 
 
 def choice_of(args: argparse.Namespace) -> PairChoice:

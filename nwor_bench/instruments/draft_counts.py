@@ -127,7 +127,7 @@ class CountSwitch:
     def __init__(self, scheduler: Any, counts: Sequence[int]):
         if (reason := lost(Feature.COUNTS)) is not None:
             raise EngineError(f"draft counts cannot change in one engine: {reason}")
-        lookup = scheduler.dynamic_sd_lookup
+        lookup = getattr(scheduler, "dynamic_sd_lookup", None)
         if lookup is None:
             raise EngineError(
                 "vLLM's scheduler has no num_speculative_tokens_per_batch_size: this configuration "

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 
 import pytest
-from engine_tools import OUR_ATTENTION, tiny_pair, tiny_spec
+from engine_tools import OUR_ATTENTION, close, tiny_pair, tiny_spec
 from own_process import run_apart
 
 from nwor_bench.engine.engine import VllmEngine
@@ -57,7 +57,7 @@ def start_alone(start_engine: Callable[..., VllmEngine]) -> Iterator[Callable[..
 
     yield start
     for engine in started:
-        engine.close()
+        close(engine)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Generated models, prompts, and a way to run one cell on a real engine."""
 
+import gc
 import json
 import shutil
 from collections.abc import Sequence
@@ -167,6 +168,13 @@ def worker_of(engine: VllmEngine) -> Any:
     """The engine's worker, in this process."""
     core = engine._llm.llm_engine.engine_core.engine_core
     return core.model_executor.driver_worker.worker
+
+
+def close(engine: VllmEngine) -> None:
+    """Close an engine and give its GPU memory back: a GPU's process holds one at a time."""
+    engine.close()
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def implementations_of(engine: VllmEngine) -> set[str]:

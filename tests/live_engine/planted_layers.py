@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 import torch
 from engine_tools import run_cell, worker_of
-from planted_cpu import wrapped
+from planted_commits import wrapped
 from torch import Tensor
 
 from nwor_bench.analysis.parity.kv import KvVerdict
@@ -66,31 +66,34 @@ def _layer(worker: Any) -> Any:
     return _attending(worker)[1]
 
 
+def _cpu_attention(
+    worker: Any,
+    scores_of: Callable[[Any], Any] = lambda scores: scores,
+    after: Callable[[Tensor], None] = lambda output: None,
+) -> AbstractContextManager[None]:
+    """With the layer's attention changed on the CPU while it stages: its scores, or its output."""
+    from nwor_bench.plugin.runner_v1 import cpu_attention
+
+    cache = worker.nwor_hook.buffers.layers[1].kv_cache.data_ptr()
+
+    def around(original: Any) -> Any:
+        def attend(
+            query: Any, kv_cache: Any, plan: Any, output: Any, scores: Any, staged: Any
+        ) -> None:
+            if staged is None or kv_cache.data_ptr() != cache:
+                return original(query, kv_cache, plan, output, scores, staged)
+            original(query, kv_cache, plan, output, scores_of(scores), staged)
+            return after(output)
+
+        return attend
+
+    return wrapped(cpu_attention, "verify_attention_reference", around)
+
+
 @contextmanager
 def _attention_changed(worker: Any, change: Callable[[Tensor], None]) -> Iterator[None]:
-    """With `change` applied to what the layer's attention returns while it stages.
-
-    `change` is given [rows, heads, value_dim].
-    """
+    """With `change` applied to [rows, heads, value_dim] that the layer's attention returns."""
     layer = _layer(worker)
-    if not _on_gpu(worker):
-        from nwor_bench.plugin.runner_v1 import cpu_attention
-
-        cache = worker.nwor_hook.buffers.layers[1].kv_cache.data_ptr()
-
-        def around(original: Any) -> Any:
-            def attend(
-                query: Any, kv_cache: Any, plan: Any, output: Any, scores: Any, staged: Any
-            ) -> None:
-                original(query, kv_cache, plan, output, scores, staged)
-                if staged is not None and kv_cache.data_ptr() == cache:
-                    change(output)
-
-            return attend
-
-        with wrapped(cpu_attention, "verify_attention_reference", around):
-            yield
-        return
 
     def after(original: Any) -> Any:
         names = list(signature(original).parameters)
@@ -103,40 +106,23 @@ def _attention_changed(worker: Any, change: Callable[[Tensor], None]) -> Iterato
         return attend
 
     with ExitStack() as stack:
-        for name in ("_verify", "_merge_window"):  # a latent layer has both
-            if hasattr(layer, name):
+        if not _on_gpu(worker):
+            stack.enter_context(_cpu_attention(worker, after=change))
+        for name in ("_verify", "_merge_window"):  # a latent layer on a GPU has both
+            if _on_gpu(worker) and hasattr(layer, name):
                 stack.enter_context(wrapped(layer, name, after))
         yield
 
 
-@contextmanager
-def scale_wrong(worker: Any, size: float) -> Iterator[None]:
+def scale_wrong(worker: Any, size: float) -> AbstractContextManager[None]:
     """The softmax scale of one layer is too large."""
+
+    def larger(rules: Any) -> Any:
+        return replace(rules, scale=rules.scale * (1 + size))
+
     if _on_gpu(worker):
-        layer = _layer(worker)
-        right = layer.rules
-        layer.rules = replace(right, scale=right.scale * (1 + size))
-        try:
-            yield
-        finally:
-            layer.rules = right
-        return
-    from nwor_bench.plugin.runner_v1 import cpu_attention
-
-    cache = worker.nwor_hook.buffers.layers[1].kv_cache.data_ptr()
-
-    def around(original: Any) -> Any:
-        def attend(
-            query: Any, kv_cache: Any, plan: Any, output: Any, scores: Any, staged: Any
-        ) -> None:
-            if staged is not None and kv_cache.data_ptr() == cache:
-                scores = replace(scores, scale=scores.scale * (1 + size))
-            original(query, kv_cache, plan, output, scores, staged)
-
-        return attend
-
-    with wrapped(cpu_attention, "verify_attention_reference", around):
-        yield
+        return wrapped(_layer(worker), "rules", larger)
+    return _cpu_attention(worker, scores_of=larger)
 
 
 def output_too_large(*at: Any) -> PlantOf:
@@ -151,23 +137,19 @@ def output_too_large(*at: Any) -> PlantOf:
     return plant
 
 
-@contextmanager
-def value_wrong(worker: Any, size: float) -> Iterator[None]:
+def value_wrong(worker: Any, size: float) -> AbstractContextManager[None]:
     """V of one head is too large as it is staged: attention reads it, the commit writes it."""
-    hook = worker.nwor_hook
-    number = 1
 
     def around(original: Any) -> Any:
         def stage(layer: int, key: Tensor, value: Tensor, rows: Tensor) -> str:
-            if layer == number:
+            if layer == 1:
                 value = value.clone()
                 value[:, HEAD % value.shape[1]] *= 1 + size
             return str(original(layer, key, value, rows))
 
         return stage
 
-    with wrapped(hook.buffers, "stage", around):
-        yield
+    return wrapped(worker.nwor_hook.buffers, "stage", around)
 
 
 def in_wrapper(ours: tuple[str, int], on_cpu: tuple[str, int]) -> PlantOf:
@@ -198,27 +180,16 @@ def in_wrapper(ours: tuple[str, int], on_cpu: tuple[str, int]) -> PlantOf:
     return plant
 
 
-@contextmanager
-def sliding_window_short(worker: Any, size: float) -> Iterator[None]:
+def sliding_window_short(worker: Any, size: float) -> AbstractContextManager[None]:
     """The first layer that slides sees this many positions too few."""
     layer = next(each for each in _attending(worker) if each._sliding_window > 0)
-    layer._sliding_window -= int(size)
-    try:
-        yield
-    finally:
-        layer._sliding_window += int(size)
+    return wrapped(layer, "_sliding_window", lambda window: window - int(size))
 
 
-@contextmanager
-def sinks_missing(worker: Any, size: float) -> Iterator[None]:
+def sinks_missing(worker: Any, size: float) -> AbstractContextManager[None]:
     """Attention leaves out the sinks of one layer."""
     layer = next(each for each in _attending(worker) if each._more.get("sinks") is not None)
-    right = layer._more
-    layer._more = {name: each for name, each in right.items() if name != "sinks"}
-    try:
-        yield
-    finally:
-        layer._more = right
+    return wrapped(layer, "_more", lambda more: {k: v for k, v in more.items() if k != "sinks"})
 
 
 def _after_commit(worker: Any, change: Callable[[Tensor, Tensor], None]) -> Any:
@@ -329,9 +300,13 @@ def check_a_batch(
 def smallest_seen(
     engine: VllmEngine, prompts: list[list[int]], fault: LayerFault
 ) -> tuple[float | None, str]:
-    """The smallest size that is seen, all larger ones being seen too; and the last reason."""
+    """The smallest size that is seen, all larger ones being seen too; and the last reason.
+
+    Sizes that need not be seen are tried only for the table (see `keep_sizes`).
+    """
     smallest, reason = None, "not seen"
-    for size in fault.sizes:
+    sizes = fault.sizes if os.environ.get("NWOR_BENCH_PLANTED") else [fault.must]
+    for size in sizes:
         with fault.plant(worker_of(engine), size):
             found = check_a_batch(engine, prompts)
         if found.verdict is not KvVerdict.BROKEN:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from engine_tools import run_cell, worker_of
 from kv_gate_tools import OFF, answer_of
-from planted_cpu import wrapped
+from planted_commits import wrapped
 from planted_layers import check_a_batch
 from torch import Tensor
 

@@ -1,23 +1,32 @@
-"""vLLM's API server, and processes that end with their test."""
+"""vLLM's API servers, processes that end with their test, and loads of requests."""
 
+import asyncio
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
 
+if TYPE_CHECKING:  # a machine without it can still collect the tests
+    import httpx
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 START_S = 400
 DRAFTS = 4
+PROMPTS = [f"{word} two {word} two {word * n} two" for n, word in enumerate("abcdefghijkl", 1)]
 NGRAM = {
     "method": "ngram",
     "num_speculative_tokens": DRAFTS,
@@ -123,3 +132,87 @@ def complete(base: str, prompt: str, tokens: int = 40) -> str:
         {"content-type": "application/json"},
     )
     return str(json.loads(urlopen(request, timeout=60).read())["choices"][0]["text"])
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Addresses of two servers of one model; `stock` is empty if there is only the other one."""
+
+    stock: str
+    staged: str
+
+
+@contextmanager
+def started(*starting: AbstractContextManager[str]) -> Iterator[list[str]]:
+    """These servers, started side by side."""
+    with ExitStack() as stack, ThreadPoolExecutor() as side_by_side:
+        yield list(side_by_side.map(stack.enter_context, starting))
+
+
+def speculating(method: str, drafter: Path | None = None, **more: Any) -> tuple[str, str]:
+    """Flags for DRAFTS drafts by this method; with a draft model each step behind a prefill is a
+    window."""
+    named = {} if drafter is None else {"model": str(drafter)}
+    config = {"method": method, **named, "num_speculative_tokens": DRAFTS, **more}
+    return "--speculative-config", json.dumps(config)
+
+
+def ask_worker(base: str, method: str, *arguments: Any) -> Any:
+    """What the worker says through vLLM's development endpoint."""
+    body = json.dumps({"method": method, "args": list(arguments)}).encode()
+    request = Request(f"{base}/collective_rpc", body, {"content-type": "application/json"})
+    return json.loads(urlopen(request, timeout=60).read())["results"][0]
+
+
+async def stream(
+    client: "httpx.AsyncClient", base: str, number: int, temperature: float
+) -> tuple[str, str | None]:
+    """One streamed request; every second one hangs up after some chunks.
+
+    Returns the prompt, and the text where the request was not cut off.
+    """
+    prompt = PROMPTS[number % len(PROMPTS)]
+    hang_up = random.Random(number).randrange(12) if number % 2 else None
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 40, "stream": True}
+    body |= {"temperature": temperature}
+    pieces: list[str] = []
+    async with client.stream("POST", f"{base}/v1/completions", json=body) as response:
+        assert response.status_code == 200
+        async for line in response.aiter_lines():
+            if hang_up is not None and len(pieces) >= hang_up:
+                return prompt, None
+            data = line.removeprefix("data: ")
+            if data and data != "[DONE]":
+                pieces.append(json.loads(data)["choices"][0]["text"])
+    return prompt, "".join(pieces)
+
+
+async def load(base: str, requests: int, temperature: float = 0.0) -> list[tuple[str, str]]:
+    """All requests at once; the answers of those that were not cut off."""
+    import httpx
+
+    limits = httpx.Limits(max_connections=requests)
+    async with httpx.AsyncClient(limits=limits, timeout=120) as client:
+        streams = (stream(client, base, number, temperature) for number in range(requests))
+        answers = await asyncio.gather(*streams)
+    return [(prompt, text) for prompt, text in answers if text is not None]
+
+
+def metrics_when(base: str, ready: Callable[[dict[str, float]], bool]) -> dict[str, float]:
+    """Sums of all samples, but only of the class `all` if there are classes; once ready."""
+    deadline = time.monotonic() + 60
+    while True:
+        every = read_metrics(f"{base}/metrics")
+        found = every | read_metrics(f"{base}/metrics", num_reqs="all")
+        if ready(found):
+            return found
+        assert time.monotonic() < deadline, {k: v for k, v in found.items() if "nwor" in k}
+        time.sleep(0.2)
+
+
+def nwor_live(base: str, *flags: str) -> tuple[int, str]:
+    """Exit code and output of the command."""
+    command = [sys.executable, "-m", "nwor_bench", "live", base, *flags]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout + done.stderr

@@ -124,6 +124,7 @@ def test_a_planted_fault_turns_the_cell_invalid(
     assert reason.startswith("K/V: layer 1 (model.layers.1.self_attn.attn), request ")
 
 
+@pytest.mark.long
 def test_a_model_that_drafts_with_its_mtp_layer_is_swept(tmp_path: Path) -> None:
     """No drafter is named; the MTP layer drafts, stays stock, and the target's layers stage."""
     code, cells, run = sweep(tmp_path / "run", "tiny-mtp")
@@ -136,9 +137,12 @@ def test_a_model_that_drafts_with_its_mtp_layer_is_swept(tmp_path: Path) -> None
     assert 0 < int(staged.nwor_total_committed) == int(staged.accepted_tokens)
 
 
+@pytest.mark.long
 def test_a_hybrid_whose_states_are_staged_passes_within_tolerance(tmp_path: Path) -> None:
     """Equal tokens do not make the cache equal bit for bit: states come from another kernel."""
-    code, cells, run = sweep(tmp_path / "run", "tiny-states-mtp")
+    code, cells, run = sweep(
+        tmp_path / "run", "tiny-states-mtp", requests=3, batches=1, max_new_tokens=24
+    )
     assert code is ExitCode.OK
     assert run["parity"]["rule"] == "explained"
     verdicts = {cell: found["verdict"] for cell, found in run["kv_gate"]["cells"].items()}

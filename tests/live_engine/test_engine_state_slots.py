@@ -1,31 +1,36 @@
-"""Real vLLM with one state slot a request: every window is staged, the answers are stock's.
-
-As in `test_staged_states.py`, a difference of tokens is a fault unless they are a tie.
-"""
+"""Real vLLM with one state slot a request, on either runner: every window is staged, the answers
+are stock's. A difference of tokens is a fault unless they are a tie."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from checklist_tools import Answers, ask, check_counts, check_partial, greedy
-from engine_tools import tiny_spec, total_of, worker_of
-from test_staged_states import (
+from checklist_tools import ask, check_counts, greedy
+from engine_tools import EAGER, close, tiny_spec, total_of, worker_of
+from state_tools import (
+    AGAINST,
+    ENGINES,
     PROMPTS,
-    WITHOUT_PREFIX_CACHE,
     check_states,
-    difference,
+    engine_case,
+    engines,
+    fault_of,
     hook_of,
     one_by_one,
     states_of,
+    states_spec,
+    stock_answers,
 )
 
 from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.engine.protocol import GreedyOutput
 from nwor_bench.errors import ExitCode
-from nwor_bench.models.pairs import ResolvedPair, resolve_pair
+from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.plugin.observe.state_checks import check_state
 from nwor_bench.plugin.state_layers import SAMPLE, StateCall
 from nwor_bench.plugin.states import StateOutcome, WindowStates
@@ -39,17 +44,9 @@ from nwor_kernels.gated_delta.records import WindowInputs
 
 pytestmark = pytest.mark.engine
 
-AGAINST = {"additional_config": {"nwor_state_slots": 1}}
+Start = Callable[..., VllmEngine]
 
-
-def specs(**changes: Any) -> tuple[RunSpec, RunSpec]:
-    """Specs of an engine with a slot for each draft, and of one with a single slot."""
-    usual = {"requests": 4, "kv_cache_gib": 0.1, "max_model_len": 256}
-    arguments = json.dumps({**WITHOUT_PREFIX_CACHE, **changes.pop("engine_args", {})})
-    spec = tiny_spec(**usual, engine_args=arguments, against=json.dumps(AGAINST), **changes)
-    return spec.engine_specs[None], spec.engine_specs[Arguments.of(AGAINST)]
-
-
+ON_CPU = engines("cpu")
 INTERRUPT = pytest.mark.parametrize(
     "interrupt",
     [
@@ -59,90 +56,111 @@ INTERRUPT = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> ResolvedPair:
-    return resolve_pair("tiny-states-mtp", cache_dir=tmp_path_factory.mktemp("pair"))
+def specs(name: str, **changes: Any) -> tuple[RunSpec, RunSpec]:
+    """Specs of an engine with a slot for each draft, and of one with a single slot."""
+    spec = states_spec(name, against=json.dumps(AGAINST), **changes)
+    return spec.engine_specs[None], spec.engine_specs[Arguments.of(AGAINST)]
+
+
+@dataclass(frozen=True)
+class Stock:
+    """An engine with a slot for each draft, closed before the other one starts."""
+
+    told: tuple[GreedyOutput, ...]
+    staged: list[tuple[int, ...]]
+    """Its answers in mode stage."""
+    slots: int | None
+    table_columns: set[int]
+
+
+def on_gpu(engine: VllmEngine) -> bool:
+    return hook_of(engine).name == "V2"
+
+
+def table_columns(engine: VllmEngine) -> set[int]:
+    """Columns of the block tables of groups with recurrent layers."""
+    runner = worker_of(engine).model_runner
+    names = set(hook_of(engine).layers.recurrent)
+    groups = runner.kv_cache_config.kv_cache_groups
+    if on_gpu(engine):
+        return set()
+    tables = zip(runner.input_batch.block_table.block_tables, groups, strict=True)
+    return {
+        table.block_table.np.shape[1]
+        for table, group in tables
+        if names.intersection(group.layer_names)
+    }
 
 
 @pytest.fixture(scope="module")
-def stock(start_engine: Callable[..., VllmEngine], pair: ResolvedPair) -> VllmEngine:
-    return start_engine(pair, specs()[0])
+def stocks() -> dict[VllmEngine, Stock]:
+    """What stock said, by the engine with a single slot that started behind it."""
+    return {}
 
 
-@pytest.fixture(scope="module")
-def expected(stock: VllmEngine) -> Answers:
-    """Stock's; some drafts are accepted and some are not."""
-    found = ask(stock, "off", PROMPTS, greedy())
-    check_partial(found)
-    return found
+@pytest.fixture(scope="module", params=map(engine_case, ENGINES))
+def engine(
+    request: pytest.FixtureRequest,
+    stocks: dict[VllmEngine, Stock],
+    start_engine: Start,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[VllmEngine]:
+    """Each engine with one slot in turn; a GPU's process holds one at a time."""
+    pair = resolve_pair("tiny-states-mtp", cache_dir=tmp_path_factory.mktemp("pair"))
+    stock_spec, single_spec = specs(request.param)
+    first = start_engine(pair, stock_spec)
+    staged = ask(first, "stage", PROMPTS, greedy()).tokens
+    stock = Stock(stock_answers(first), staged, first.status().state_slots, table_columns(first))
+    close(first)
+    made = start_engine(pair, single_spec)
+    stocks[made] = stock
+    yield made
+    close(made)
 
 
-@pytest.fixture(scope="module")
-def single(
-    start_engine: Callable[..., VllmEngine], pair: ResolvedPair, expected: Answers
-) -> VllmEngine:
-    """Started last: vLLM's counters are those of its last engine."""
-    return start_engine(pair, specs()[1])
+@pytest.fixture
+def stock(engine: VllmEngine, stocks: dict[VllmEngine, Stock]) -> Stock:
+    return stocks[engine]
 
 
-def test_a_request_reserves_one_slot(stock: VllmEngine, single: VllmEngine) -> None:
-    assert [engine.status().state_slots for engine in (stock, single)] == [5, 1]
-    for engine, slots in ((stock, 5), (single, 1)):
-        runner = worker_of(engine).model_runner
-        tables = runner.input_batch.block_table.block_tables
-        names = set(hook_of(engine).layers.recurrent)
-        for table, group in zip(tables, runner.kv_cache_config.kv_cache_groups, strict=True):
-            if names.intersection(group.layer_names):
-                assert table.block_table.np.shape[1] == slots
-    assert hook_of(single).nwor_mode is NworMode.STAGE  # before anybody sets a mode
+@ON_CPU
+def test_a_request_reserves_one_slot(engine: VllmEngine, stock: Stock) -> None:
+    assert (stock.slots, stock.table_columns) == (5, {5})
+    assert (engine.status().state_slots, table_columns(engine)) == (1, {1})
+    assert hook_of(engine).nwor_mode is NworMode.STAGE  # before anybody sets a mode
 
 
-@pytest.mark.parametrize("scv", ["off", pytest.param("graph", marks=pytest.mark.long)])
-def test_the_answers_are_those_of_stock(
-    stock: VllmEngine, single: VllmEngine, expected: Answers, scv: str
-) -> None:
+@pytest.mark.parametrize(
+    "scv", ["off", *(pytest.param(n, marks=pytest.mark.long) for n in ("graph", "adaptive"))]
+)
+def test_the_answers_are_those_of_stock(engine: VllmEngine, stock: Stock, scv: str) -> None:
+    status = engine.status()
+    assert (status.state_slots, status.states_unavailable, status.state_layers) == (1, None, 3)
     for _ in range(2):
-        staged = ask(single, "stage", PROMPTS, greedy(), scv=scv)
-        check_counts(single, staged)
-        check_states(single, staged.windows, staged.total("draft_tokens"))
-        assert difference(stock, staged.tokens, expected.tokens) is None
-    assert staged.tokens == ask(stock, "stage", PROMPTS, greedy()).tokens  # the same arithmetic
-
-
-def check_each(
-    stock: VllmEngine, expected: Answers, answers: Sequence[Sequence[int]]
-) -> str | None:
-    """The first difference of requests that repeat PROMPTS; None without one."""
-    for request, tokens in enumerate(answers):
-        prompt = request % len(PROMPTS)
-        ours: list[Sequence[int]] = [[]] * len(PROMPTS)
-        theirs: list[Sequence[int]] = [[]] * len(PROMPTS)
-        ours[prompt], theirs[prompt] = tokens, expected.tokens[prompt][: len(tokens)]
-        found = difference(stock, ours, theirs)
-        if found is not None:
-            return found
-    return None
+        staged = ask(engine, "stage", PROMPTS, greedy(), scv=scv)
+        check_counts(engine, staged)
+        check_states(engine, staged.windows, staged.total("draft_tokens"))
+        assert fault_of(staged.tokens, stock.told) is None
+    assert staged.tokens == stock.staged or on_gpu(engine)  # the same arithmetic
 
 
 @pytest.mark.parametrize("beside", ["stage", "direct"], ids=["K/V staged", "K/V direct"])
 @INTERRUPT
 def test_requests_come_and_go(
-    stock: VllmEngine,
-    single: VllmEngine,
-    expected: Answers,
+    engine: VllmEngine,
+    stock: Stock,
     interrupt: bool,
     beside: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """States of windows beside a prefill are staged, whatever becomes of their K/V."""
-    monkeypatch.setattr(hook_of(single), "_stages_beside_prefill", beside == "stage")
-    answers = one_by_one(single, "stage", interrupt)
-    windows = windows_of(single._rpc("nwor_drain")["windows"])
+    monkeypatch.setattr(hook_of(engine), "_stages_beside_prefill", beside == "stage")
+    assert fault_of(one_by_one(engine, interrupt), stock.told) is None
+    windows = windows_of(engine._rpc("nwor_drain")["windows"])
     reasons = {window.fallback_reason for window in windows}
-    assert reasons == ({None} if beside == "stage" else {None, "beside_prefill"})
+    assert reasons == ({None} if beside == "stage" else {None, "beside_prefill"}) or on_gpu(engine)
     assert {window.states_reason for window in windows} == {None}
     assert total_of(windows, "states_avoided") == 3 * total_of(windows, "draft_tokens") > 0
-    assert check_each(stock, expected, answers) is None
 
 
 class StockElsewhere:
@@ -199,14 +217,16 @@ class StockElsewhere:
 
 @INTERRUPT
 def test_states_and_outputs_are_those_of_vllms_kernel(
-    single: VllmEngine, interrupt: bool, monkeypatch: pytest.MonkeyPatch
+    engine: VllmEngine, interrupt: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = StockElsewhere(states_of(single), monkeypatch)
-    one_by_one(single, "stage", interrupt)
-    assert min(len(found.alone), len(found.beside)) >= 6  # two windows of three layers
+    found = StockElsewhere(states_of(engine), monkeypatch)
+    one_by_one(engine, interrupt)
+    eager = [found.beside] if on_gpu(engine) else [found.alone, found.beside]
+    assert min(map(len, eager)) >= 6  # two windows of three layers
     assert max(found.alone + found.beside) < 1
 
 
+@ON_CPU
 @pytest.mark.parametrize(
     "fault",
     [
@@ -215,13 +235,13 @@ def test_states_and_outputs_are_those_of_vllms_kernel(
     ],
 )
 def test_a_wrong_commit_beside_a_prefill_is_seen(
-    single: VllmEngine,
+    engine: VllmEngine,
     fault: Callable[[torch.Tensor], torch.Tensor],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """States of other steps are right."""
-    found = StockElsewhere(states_of(single), monkeypatch, fault)
-    one_by_one(single, "stage", interrupt=False)
+    found = StockElsewhere(states_of(engine), monkeypatch, fault)
+    one_by_one(engine, interrupt=False)
     assert max(found.alone) < 1 < max(found.beside)
 
 
@@ -231,7 +251,7 @@ def test_a_sweep_compares_it_with_stock(tmp_path: Path) -> None:
     spec = tiny_spec(
         against=json.dumps(AGAINST), requests=3, batches=3, warmup=1, max_warmup=1,
         block_size=None, max_new_tokens=24, kv_cache_gib=0.1,
-        scv_modes="off", engine_args=json.dumps(WITHOUT_PREFIX_CACHE),
+        scv_modes="off", engine_args=json.dumps({**EAGER, "enable_prefix_caching": False}),
     )  # fmt: skip
     code = run_one(spec, PairChoice(pair="tiny-states-mtp"), RunOptions(output=tmp_path / "run"))
     assert code is ExitCode.OK
@@ -253,9 +273,9 @@ def test_a_sweep_compares_it_with_stock(tmp_path: Path) -> None:
     assert len(set(cells.windows)) == 1  # as many requests at a time
 
 
-def raw_tables(single: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def raw_tables(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: metadata keep their one column."""
-    groups = [group for groups in worker_of(single).model_runner.attn_groups for group in groups]
+    groups = [group for groups in worker_of(engine).model_runner.attn_groups for group in groups]
     builders = [builder for group in groups for builder in group.metadata_builders]
     wrapped = [builder for builder in builders if "build" in vars(builder)]
     assert wrapped
@@ -263,6 +283,7 @@ def raw_tables(single: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(builder, "build", type(builder).build.__get__(builder))
 
 
+@ON_CPU
 @pytest.mark.parametrize(
     "fault",
     [
@@ -271,22 +292,18 @@ def raw_tables(single: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_fault_is_seen(
-    stock: VllmEngine,
-    single: VllmEngine,
-    expected: Answers,
-    fault: str,
-    monkeypatch: pytest.MonkeyPatch,
+    engine: VllmEngine, stock: Stock, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the tests above rest on."""
-    states = states_of(single)
+    states = states_of(engine)
     if fault == "columns":
-        raw_tables(single, monkeypatch)
+        raw_tables(engine, monkeypatch)
     elif fault == "left to stock":
         monkeypatch.setattr(states, "stages", lambda metadata: False)
         monkeypatch.setattr(states, "one_slot", False)
     else:
         monkeypatch.setattr(states, "_commit_of", lambda *given: lambda *counts: None)
-    answers = ask(single, "stage", PROMPTS, greedy())
+    answers = ask(engine, "stage", PROMPTS, greedy())
     monkeypatch.undo()
     states.drop()
-    assert difference(stock, answers.tokens, expected.tokens) is not None
+    assert fault_of(answers.tokens, stock.told) is not None

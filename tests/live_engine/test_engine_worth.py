@@ -39,6 +39,10 @@ pytestmark = [
 ]
 
 
+GRAPHS = {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY",
+                                 "cudagraph_capture_sizes": [1, 2, 3, 6, 9]}}  # fmt: skip
+
+
 def worth(
     folder: Path,
     pair: str,
@@ -131,6 +135,7 @@ def test_draft_counts_alternate_and_give_the_same_tokens(tmp_path: Path, pair: s
     assert "Draft counts by batch size" in document
 
 
+@pytest.mark.long  # three engines, as test_engine_against.py has them
 def test_prompt_lookup_has_an_engine_for_each_count(tmp_path: Path) -> None:
     """Prompt lookup's count cannot change. k = 0 is an engine without speculation: no window."""
     code, (run,) = worth(
@@ -164,7 +169,9 @@ def test_prompt_lookup_has_an_engine_for_each_count(tmp_path: Path) -> None:
 def test_staged_counts_alternate_with_stocks(tmp_path: Path) -> None:
     """Each k > 0 has a staged arm beside it: with the tokens, acceptance and K/V of the same k in
     mode off. What drafts for a staged window's run drafts as many as the run verifies."""
-    code, runs = worth(tmp_path / "worth", "tiny", batches=2, nwor_modes=["off", "stage"])
+    code, runs = worth(
+        tmp_path / "worth", "tiny", requests=(3,), batches=2, nwor_modes=["off", "stage"]
+    )
     assert code is ExitCode.OK
     for run in runs:
         assert run.header.engine is not None
@@ -200,7 +207,7 @@ def test_staged_counts_alternate_with_stocks(tmp_path: Path) -> None:
     for compared in compare_sweeps(own, own).values():
         changes = {cell.label: cell.ratio for cell in compared.cells if cell.cell.drafts}
         assert set(changes) == set(cells)
-        assert {change.ratio for change in changes.values() if change} <= {1.0}
+        assert {change.ratio.value for change in changes.values() if change} <= {1.0}
 
 
 def follows_last(windows: Sequence[WindowRecord]) -> set[int]:
@@ -224,7 +231,7 @@ def test_a_count_that_changes_a_token_is_invalid(tmp_path: Path, plant: Any) -> 
             output.sampled_token_ids[:, 0] = 97
 
     plant(wrong)
-    code, runs = worth(tmp_path / "worth", "tiny", batches=1, max_new_tokens=12)
+    code, runs = worth(tmp_path / "worth", "tiny", requests=(3,), batches=1, max_new_tokens=12)
     assert code is ExitCode.CORRECTNESS_BROKEN
     for run in runs:
         verdicts = {cell.label: cell.verdict for cell in analyse(run).cells}
@@ -285,6 +292,7 @@ def test_a_fault_of_one_staged_count_breaks_that_count(
     assert broken == ["k = 3, stage x off"]
 
 
+@pytest.mark.long
 def test_staging_that_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nwor_bench.plugin.refusals.of_engine", lambda _: "batch_invariant")
     with refused("--nwor-modes", value="off,stage", naming="batch_invariant"):
@@ -335,11 +343,8 @@ def test_draft_counts_alternate_under_full_graphs(
         return original(manager, desc)
 
     monkeypatch.setattr(CudaGraphManager, "run_fullgraph", run_fullgraph)
-    graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY",
-              "cudagraph_capture_sizes": [1, 2, 3, 6, 9]}  # fmt: skip
-    arguments = {"compilation_config": graphs}
     code, runs = worth(
-        tmp_path / "worth", "tiny-mtp", batches=6, max_new_tokens=200, engine_args=arguments
+        tmp_path / "worth", "tiny-mtp", batches=6, max_new_tokens=200, engine_args=GRAPHS
     )
     assert code is ExitCode.OK
     assert replayed >= {(requests, 1 + k) for requests in (1, 3) for k in (0, 1, 2)}
@@ -361,11 +366,9 @@ def test_draft_counts_alternate_under_full_graphs(
 @pytest.mark.gpu
 def test_adaptive_verification_has_an_engine_beside_those_of_the_counts(tmp_path: Path) -> None:
     """V2 runner: each engine with graphs of its own. Tokens are those of plain decoding."""
-    graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY",
-              "cudagraph_capture_sizes": [1, 2, 3, 6, 9]}  # fmt: skip
     code, (run,) = worth(
         tmp_path / "worth", "tiny-mtp", requests=(3,), max_new_tokens=100, engines=True,
-        adaptive_verification=True, engine_args={"compilation_config": graphs},
+        adaptive_verification=True, engine_args=GRAPHS,
     )  # fmt: skip
     assert code is ExitCode.OK
     assert run.header.engine is not None
@@ -388,12 +391,10 @@ def test_adaptive_verification_has_an_engine_beside_those_of_the_counts(tmp_path
 def test_staged_counts_under_full_graphs(tmp_path: Path) -> None:
     """Every k has graphs of mode stage too; SCV decides about smaller counts as about the largest,
     and what is staged leaves what stock leaves."""
-    graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY",
-              "cudagraph_capture_sizes": [1, 2, 3, 6, 9]}  # fmt: skip
     code, runs = worth(
         tmp_path / "worth", "tiny-mtp", batches=6, max_new_tokens=200, attention="ours",
         nwor_modes=["off", "stage"], scv_modes=["off", "adaptive"],
-        engine_args={"compilation_config": graphs},
+        engine_args=GRAPHS,
     )  # fmt: skip
     assert code is ExitCode.OK
     for run in runs:

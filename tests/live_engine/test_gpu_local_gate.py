@@ -1,19 +1,17 @@
 """The local gate on a GPU: sound layers of each kind pass, and faults of one layer are seen."""
 
-import gc
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import pytest
-import torch
 from engine_tools import (
     EAGER,
     FULL_FOR_ALL,
     PIECEWISE,
+    close,
     prompts_of,
     run_cell,
     tiny_spec,
@@ -57,7 +55,9 @@ class Subject:
 
 @pytest.fixture(scope="module", params=ENGINES, ids=list(ENGINES))
 def subject(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    start_engine: Callable[..., VllmEngine],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Subject]:
     """Each engine in turn; a GPU's process holds one at a time."""
     name, arguments = ENGINES[request.param]
@@ -66,13 +66,9 @@ def subject(
     spec = tiny_spec(
         draft_tokens=4, max_model_len=2048, engine_args=json.dumps(arguments), requests=8
     )
-    engine = VllmEngine(resolve_pair(name, cache_dir=folder), spec, Path(folder) / "engine.log")
-    try:
-        yield Subject(engine, request.param, {})
-    finally:
-        engine.close()
-        gc.collect()
-        torch.cuda.empty_cache()
+    engine = start_engine(resolve_pair(name, cache_dir=folder), spec)
+    yield Subject(engine, request.param, {})
+    close(engine)
 
 
 @pytest.mark.parametrize(

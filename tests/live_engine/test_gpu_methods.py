@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checklist_rows import ONE_LONG, PROMPTS, SCHEDULE, check_sampled, check_schedule
+from checklist_rows import ONE_LONG, PROMPTS, check_sampled
 from checklist_tools import ask, check_partial, compare, greedy
 from engine_tools import (
     EAGER,
@@ -34,11 +34,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.gpu]
 
 Start = Callable[..., VllmEngine]
 
-SIZES = [3, 5, 6, 10, 12, 15, 20, 24]
-GRAPHS_OF_BOTH = {
-    "compilation_config": {**FULL_FOR_ALL["compilation_config"], "cudagraph_capture_sizes": SIZES}
-}
-
 
 def spec_of(
     arguments: dict[str, Any], speculative: dict[str, Any] | None = None, **more: Any
@@ -47,16 +42,6 @@ def spec_of(
     if speculative is not None:
         more["speculative_config"] = json.dumps(speculative)
     return tiny_spec(draft_tokens=4, block_size=32, engine_args=json.dumps(arguments), **more)
-
-
-def test_drafts_whose_number_follows_the_batch(tmp_path: Path, start_alone: Start) -> None:
-    """Full graphs of windows of three and of five rows are captured in both sets."""
-    engine = start_alone(tiny_pair(tmp_path, "draft_model"), spec_of(GRAPHS_OF_BOTH, SCHEDULE))
-    check_schedule(engine, SCV)
-    facts = engine._rpc("nwor_status")["cuda_graphs"]
-    assert facts["stage_window_sizes"] == facts["stock_window_sizes"]
-    assert any(size % 5 == 0 for size in facts["stage_window_sizes"])
-    assert any(size % 3 == 0 and size % 5 for size in facts["stage_window_sizes"])
 
 
 def test_block_verification(tmp_path: Path, start_alone: Start) -> None:

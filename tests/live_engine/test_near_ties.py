@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 from engine_tools import smollm2_on_short, tiny_spec, worker_of
-from planted_cpu import second_best
+from planted_parts import second_best
 
 from nwor_bench.analysis.parity.ties import MAX_GAP, together_outside
 from nwor_bench.analysis.parity.tokens import EXACT, EXPLAINED, check_tokens

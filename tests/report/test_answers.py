@@ -84,3 +84,4 @@ def test_to_repeat_names_a_command_that_repeats_only_this_run(command, shown):
     part = text(with_parts(make_run(), command=command)).split("## To repeat this run")[1]
     code = re.search(r"```\n(.*)\n```", part.split("\n## ")[0])
     assert (code.group(1) if code else None) == shown
+    assert ("was not recorded" in part) is (shown is None)

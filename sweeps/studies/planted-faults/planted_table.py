@@ -3,8 +3,8 @@
     NWOR_BENCH_PLANTED=sweeps/studies/planted-faults make test ARGS="-k planted"
     python sweeps/studies/planted-faults/planted_table.py
 
-The tests append to outcomes.csv as each fault ends, and write faults.csv: each fault, what it
-stands for, and why the checks see it.
+The tests append to outcomes.csv as each fault ends. faults.csv is written by hand: each fault,
+what it stands for, and why the checks see it; a test compares its names with the planted faults.
 """
 
 import csv
@@ -114,11 +114,6 @@ def read_faults(folder: Path) -> list[dict[str, str]]:
     """Every fault that the tests plant: `name`, `stands_for`, `why`."""
     with (folder / "faults.csv").open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
-
-
-def write_faults(folder: Path, faults: list[dict[str, str]]) -> None:
-    """Replace the list; the tests call this."""
-    pd.DataFrame(faults).to_csv(folder / "faults.csv", index=False)
 
 
 def has_all_gates(found: dict[str, list[str]]) -> bool:

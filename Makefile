@@ -13,7 +13,7 @@ $(error DEVICE is "$(DEVICE)"; write DEVICE=cpu or DEVICE=cuda)
 endif
 
 # Another vLLM than the locked one gets an environment of its own, .venv-VERSION.
-LOCKED_VLLM := 0.32.0
+LOCKED_VLLM := $(if $(filter cuda,$(DEVICE)),0.33.0,0.32.0)
 VLLM ?= $(LOCKED_VLLM)
 ifeq ($(VLLM),$(LOCKED_VLLM))
 VENV := .venv

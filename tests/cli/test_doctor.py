@@ -83,7 +83,7 @@ def states(checks: list[Check]) -> dict[str, State]:
     ("found", "state", "words"),
     [
         ("0.32.0", State.OK, "0.32.0, CPU build"),
-        ("0.30.1", State.WRONG, "0.30.1, but the plugin supports 0.31.0, 0.32.0"),
+        ("0.30.1", State.WRONG, "0.30.1, but the plugin supports 0.31.0, 0.32.0, 0.33.0"),
         (None, State.MISSING, "not installed"),
     ],
 )
@@ -96,7 +96,7 @@ def test_vllm(
     check = checks.check_vllm()
     assert (check.state, check.found) == (state, words)
     assert check.needed
-    assert ("vllm==0.32.0" in check.remedy) is (state is not State.OK)
+    assert ("vllm==0.33.0" in check.remedy) is (state is not State.OK)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from refusals import refused
 from rich.console import Console
 
 from nwor_bench.errors import ExitCode
-from nwor_bench.microbench.bench import run_kernels
-from nwor_bench.microbench.cases import Spec, Window
+from nwor_bench.run.microbench.bench import run_kernels
+from nwor_bench.run.microbench.cases import Spec, Window
 
 pytestmark = pytest.mark.usefixtures("own_surroundings")
 

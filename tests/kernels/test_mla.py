@@ -36,7 +36,7 @@ def attend(step, device, tuning=None, workspace=None, **how):
 def verify(on_triton, step, tuning=None, **how):
     """The reference to float64's precision, Triton's kernel to its dtype's."""
     if on_triton:
-        dtype = HALF if step.k_scale is not None else step.rows[0].dtype
+        dtype = torch.bfloat16 if step.k_scale is not None else step.rows[0].dtype
         result, tolerance = attend(step, on_triton, tuning, **how), TOLERANCE[dtype]
     else:
         result = run(

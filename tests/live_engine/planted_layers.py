@@ -5,10 +5,9 @@ or, for kinds without a fraction, a count.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch import Tensor
 from nwor_bench.analysis.parity.kv import KvVerdict
 from nwor_bench.analysis.parity.local import LocalResult, local_result
 from nwor_bench.engine.engine import VllmEngine
+from nwor_kernels.attention_step import AttentionStep
 
 PlantOf = Callable[[Any, float], AbstractContextManager[None]]
 """Plants a fault of a size in a worker."""
@@ -90,28 +90,29 @@ def _cpu_attention(
     return wrapped(cpu_attention, "verify_attention_reference", around)
 
 
-@contextmanager
-def _attention_changed(worker: Any, change: Callable[[Tensor], None]) -> Iterator[None]:
+def _attention_changed(
+    worker: Any, change: Callable[[Tensor], None]
+) -> AbstractContextManager[Any]:
     """With `change` applied to [rows, heads, value_dim] that the layer's attention returns."""
-    layer = _layer(worker)
 
-    def after(original: Any) -> Any:
-        names = list(signature(original).parameters)
-
+    def around(original: Any) -> Any:
         def attend(*given: Any) -> Any:
-            attended = original(*given)
-            change(given[names.index("output")] if "output" in names else given[0].output)
-            return attended
+            answer = original(*given)
+            if isinstance(answer, Tensor):  # what the merge of a latent layer made
+                change(answer)
+            else:
+                change(given[0].output if isinstance(given[0], AttentionStep) else given[-1])
+            return answer
 
         return attend
 
-    with ExitStack() as stack:
-        if not _on_gpu(worker):
-            stack.enter_context(_cpu_attention(worker, after=change))
-        for name in ("_verify", "_merge_window"):  # a latent layer on a GPU has both
-            if _on_gpu(worker) and hasattr(layer, name):
-                stack.enter_context(wrapped(layer, name, after))
-        yield
+    layer = _layer(worker)
+    if not _on_gpu(worker):
+        return _cpu_attention(worker, after=change)
+    both = ExitStack()
+    for name in ("_verify",) if hasattr(layer, "_verify") else ("verify", "merge"):
+        both.enter_context(wrapped(layer, name, around))
+    return both
 
 
 def scale_wrong(worker: Any, size: float) -> AbstractContextManager[None]:
@@ -182,14 +183,15 @@ def in_wrapper(ours: tuple[str, int], on_cpu: tuple[str, int]) -> PlantOf:
 
 def sliding_window_short(worker: Any, size: float) -> AbstractContextManager[None]:
     """The first layer that slides sees this many positions too few."""
-    layer = next(each for each in _attending(worker) if each._sliding_window > 0)
-    return wrapped(layer, "_sliding_window", lambda window: window - int(size))
+    layer = next(each for each in _attending(worker) if each.rules.sliding_window > 0)
+    seen = layer.rules.sliding_window - int(size)
+    return wrapped(layer, "rules", lambda rules: replace(rules, sliding_window=seen))
 
 
 def sinks_missing(worker: Any, size: float) -> AbstractContextManager[None]:
     """Attention leaves out the sinks of one layer."""
-    layer = next(each for each in _attending(worker) if each._more.get("sinks") is not None)
-    return wrapped(layer, "_more", lambda more: {k: v for k, v in more.items() if k != "sinks"})
+    layer = next(each for each in _attending(worker) if each.rules.sinks is not None)
+    return wrapped(layer, "rules", lambda rules: replace(rules, sinks=None))
 
 
 def _after_commit(worker: Any, change: Callable[[Tensor, Tensor], None]) -> Any:
@@ -234,15 +236,11 @@ def other_row_wrong(worker: Any, size: float) -> AbstractContextManager[None]:
 
 
 def _slides(worker: Any) -> bool:
-    return _on_gpu(worker) and any(
-        getattr(each, "_sliding_window", -1) > 0 for each in _attending(worker)
-    )
+    return _on_gpu(worker) and any(e.rules.sliding_window > 0 for e in _attending(worker))
 
 
 def _has_sinks(worker: Any) -> bool:
-    return _on_gpu(worker) and any(
-        getattr(each, "_more", {}).get("sinks") is not None for each in _attending(worker)
-    )
+    return _on_gpu(worker) and any(e.rules.sinks is not None for e in _attending(worker))
 
 
 def _watched(worker: Any) -> bool:

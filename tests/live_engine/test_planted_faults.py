@@ -19,6 +19,7 @@ from engine_tools import (
     close,
     pair_with,
     prompts_of,
+    run_cell,
     smollm2_on_short,
     tiny_pair,
     tiny_spec,
@@ -259,6 +260,7 @@ def test_graphs_captured_anew_are_sound_again(subject: Subject, tmp_path: Path) 
 @on(*(setting for setting in ON_GPU if setting.pair == SHAPE))
 def test_the_shape_has_values_at_which_attention_matters(subject: Subject) -> None:
     """K and V of the 3B shape are of order 1 in every layer, and finite."""
+    run_cell(subject.engine, "off", "off", subject.prompts[0], 4)
     facts = subject.engine.status().dummy_weights
     assert facts is not None
     assert facts["target"]["left_alone"] == 0

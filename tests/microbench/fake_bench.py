@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 
-from nwor_bench.microbench.bench import Bench, Call, Contender, Replay
-from nwor_bench.microbench.cases import OURS, PEER, InputGroup, Spec
+from nwor_bench.run.microbench.bench import Bench, Call, Contender, Replay
+from nwor_bench.run.microbench.cases import OURS, PEER, InputGroup, Spec
 
 FACTS = {"gpu": "Fake GPU", "l2_bytes": 60 << 20, "copy_gb_per_s": 4000.0}
 BYTES = 4_000_000

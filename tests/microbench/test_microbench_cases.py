@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 
-from nwor_bench.microbench.cases import (
+from nwor_bench.run.microbench.cases import (
     InputGroup,
     Shape,
     Spec,

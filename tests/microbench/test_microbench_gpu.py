@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from nwor_bench.errors import ExitCode
-from nwor_bench.microbench.cases import OURS, Heads, InputGroup, Nets, Shape, Spec, Window
+from nwor_bench.run.microbench.cases import OURS, Heads, InputGroup, Nets, Shape, Spec, Window
 
 pytestmark = pytest.mark.gpu
 
@@ -27,8 +27,8 @@ GROUPS = [
 
 @pytest.fixture(scope="module", autouse=True)
 def bench():
-    from nwor_bench.microbench import inputs
-    from nwor_bench.microbench.bench import cuda_bench
+    from nwor_bench.run.microbench import inputs
+    from nwor_bench.run.microbench.bench import cuda_bench
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inputs, "NETS", Nets(layers=2, key_heads=2, value_heads=4))
@@ -52,7 +52,7 @@ def test_every_contender_does_the_work_and_one_that_does_nothing_is_wrong(
 
 
 def test_a_run_writes_its_files(tmp_path: Path) -> None:
-    from nwor_bench.microbench.bench import run_kernels
+    from nwor_bench.run.microbench.bench import run_kernels
 
     spec = Spec(windows=(WINDOW,), acceptances=(0.5,), contexts=(300,), shape=SHAPE,
                 heads=(Heads(6, 2), Heads(16, 2)), max_rounds=3)  # fmt: skip

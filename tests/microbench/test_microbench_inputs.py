@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from nwor_bench.microbench import contenders, inputs
-from nwor_bench.microbench.cases import OURS, PEER, Heads, InputGroup, Nets, Shape, Window
-from nwor_bench.microbench.inputs import Attention, Commit, NetWindow
+from nwor_bench.run.microbench import contenders, inputs
+from nwor_bench.run.microbench.cases import OURS, PEER, Heads, InputGroup, Nets, Shape, Window
+from nwor_bench.run.microbench.inputs import Attention, Commit, NetWindow
 
 SHAPE = Shape(layers=2, heads=4, kv_heads=2, head_dim=64)
 

@@ -18,9 +18,12 @@ import torch
 from fake_bench import BYTES, FACTS, make_bench
 from scipy import stats
 
-from nwor_bench.microbench.bench import Bench, graph_timer, run_groups, run_rounds
-from nwor_bench.microbench.cases import OURS, PEER, Spec, Window, expand
-from nwor_bench.microbench.report import (
+from nwor_bench.records.facts import Environment
+from nwor_bench.records.types import columns
+from nwor_bench.report.markdown import render_markdown
+from nwor_bench.run.microbench.bench import Bench, graph_timer, run_groups, run_rounds
+from nwor_bench.run.microbench.cases import OURS, PEER, Spec, Window, expand
+from nwor_bench.run.microbench.report import (
     KernelRow,
     Result,
     Status,
@@ -28,9 +31,6 @@ from nwor_bench.microbench.report import (
     half_widths,
     write_files,
 )
-from nwor_bench.records.facts import Environment
-from nwor_bench.records.types import columns
-from nwor_bench.report.markdown import render_markdown
 from nwor_bench.workload.stopping import FIRST_LOOK, StoppingRule
 
 SPEC = Spec(windows=(Window(8, 4),), acceptances=(0.5,), max_rounds=5)

@@ -1,6 +1,9 @@
 """The local gate's copies are of what vLLM passed to a layer, whatever our wrappers made of it."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,3 +81,33 @@ def test_copies_are_of_what_vllm_passed(
     layers.window.abort("test")
     layers.forward()
     assert trace.calls == {}  # it ends with the window
+
+
+@pytest.mark.parametrize("make", [attention_layers, latent_layers])
+def test_planted_faults_of_one_layer_change_what_the_layers_have(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault that finds nothing to change would only be seen on a GPU, as one that is missed."""
+    from planted_layers import LAYER_FAULTS
+
+    def outputs(plant: Callable[..., Any] | None = None, size: float = 0.0) -> Any:
+        layers = make(monkeypatch)
+        staged, parts = layers.staging, SimpleNamespace(layers=layers.wrapped, recurrent=None)
+        worker = SimpleNamespace(nwor_hook=SimpleNamespace(name="V2", buffers=staged, _parts=parts))
+        right = layers.wrapped[1].rules
+        if make is attention_layers:
+            right = replace(right, sliding_window=5, sinks=torch.zeros(4))
+            layers.wrapped[1].rules = right
+        applies = [fault.name for fault in LAYER_FAULTS if fault.applies(worker)]
+        with plant(worker, size) if plant is not None else nullcontext():
+            layers.forward()
+            changed = layers.wrapped[1].rules is not right
+        return layers.outputs, changed, applies
+
+    sound, _, applies = outputs()
+    kinds = [fault for fault in LAYER_FAULTS if fault.name in applies and "bits" not in fault.name]
+    assert len(kinds) == (9 if make is attention_layers else 6)
+    for fault in kinds:
+        found, changed, _ = outputs(fault.plant, fault.must)
+        assert torch.equal(found[0], sound[0])
+        assert changed or not torch.equal(found[1], sound[1]), fault.name

@@ -26,7 +26,7 @@ FLOORS = (
     ("models",),
     ("analysis",),
     ("engine", "report", "plugin"),
-    ("live", "microbench", "run"),
+    ("live", "run"),
     ("cli",),
     ("__main__",),
 )
@@ -67,7 +67,8 @@ RULES = [
     Rule("stats are pure", "nwor_bench.stats", only="nwor_bench.stats numpy scipy"),
     Rule(
         "vllm stays in engine and plugin", "nwor_bench nwor_kernels",
-        but="nwor_bench.engine nwor_bench.plugin nwor_bench.microbench.contenders", never="vllm",
+        but="nwor_bench.engine nwor_bench.plugin nwor_bench.run.microbench.contenders",
+        never="vllm",
     ),
     Rule(
         "plugin is named by string", "nwor_bench",

@@ -20,8 +20,8 @@ from synthetic_run import make_run, save_run, write_reports
 
 import nwor_bench
 from nwor_bench.analysis.analyse import PERCENTILES
-from nwor_bench.microbench.report import KernelRow
 from nwor_bench.records.types import BatchRecord, CellResult, WindowRecord, columns
+from nwor_bench.run.microbench.report import KernelRow
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PAGE = CHECKOUT / "docs" / "columns.csv"

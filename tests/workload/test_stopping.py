@@ -11,7 +11,7 @@ from refusals import refused
 from simulated_noise import heavy
 
 from nwor_bench.cli.commands.plan import parse_acceptance
-from nwor_bench.microbench.cases import parse_acceptances
+from nwor_bench.run.microbench.cases import parse_acceptances
 from nwor_bench.stats.paired import paired_ratio
 from nwor_bench.workload.config import load_scenario, resolve
 from nwor_bench.workload.options import fraction, seconds

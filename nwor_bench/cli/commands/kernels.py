@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from nwor_bench.cli.flags import AsJson, Quiet, with_flags
-from nwor_bench.microbench.cases import ON_A_GPU, Shape, Spec
+from nwor_bench.run.microbench.cases import ON_A_GPU, Shape, Spec
 from nwor_bench.workload.options import Option
 
 
@@ -38,7 +38,7 @@ def kernels(options: KernelsOptions, spec: Spec, shape: Shape) -> None:
     try:
         import triton  # noqa: F401  (our kernels and the timer are Triton's)
 
-        from nwor_bench.microbench.bench import run_kernels
+        from nwor_bench.run.microbench.bench import run_kernels
     except ImportError as error:
         raise ConfigError.at(f"kernels needs {error.name}", ON_A_GPU) from error
     first = spec.heads[0]

@@ -45,10 +45,10 @@ from nwor_bench.analysis.throughput import rate_of_blocks, rate_of_groups
 from nwor_bench.analysis.verdicts import verdict
 from nwor_bench.analysis.worth import worth_of
 from nwor_bench.live.watch import WidthRule
-from nwor_bench.microbench.cases import OURS
-from nwor_bench.microbench.report import half_widths
 from nwor_bench.records.types import Verdict
 from nwor_bench.records.window_order import SERVER_RUN_LENGTHS
+from nwor_bench.run.microbench.cases import OURS
+from nwor_bench.run.microbench.report import half_widths
 from nwor_bench.stats import robust
 from nwor_bench.stats.interval import Interval, quotient
 from nwor_bench.stats.multiple import ratio_at_once

@@ -7,7 +7,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from nwor_bench.microbench.cases import OURS, PEER, Spec
 from nwor_bench.records import files
 from nwor_bench.records.facts import Environment, to_json
 from nwor_bench.records.types import to_dict
@@ -15,6 +14,7 @@ from nwor_bench.report import document as blocks
 from nwor_bench.report.load import frame_of, to_csv
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.text import NOT_MEASURED, decimal
+from nwor_bench.run.microbench.cases import OURS, PEER, Spec
 from nwor_bench.stats.interval import Interval
 from nwor_bench.stats.paired import paired_ratio
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nwor_bench.microbench.bench import Contender
-from nwor_bench.microbench.cases import OURS, InputGroup, Shape
-from nwor_bench.microbench.inputs import ATTENTION_SCALE, Attention, Call, Commit, NetWindow
+from nwor_bench.run.microbench.bench import Contender
+from nwor_bench.run.microbench.cases import OURS, InputGroup, Shape
+from nwor_bench.run.microbench.inputs import ATTENTION_SCALE, Attention, Call, Commit, NetWindow
 from nwor_kernels.commit.plan import CommitPlan, CommitRows, StagedSources
 from nwor_kernels.gated_delta.launch import StateCommit, verify_window_triton
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace, verify_attention_triton

@@ -24,11 +24,11 @@ from rich.progress import track
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.instruments import environment
 from nwor_bench.instruments.conditions import ConditionMonitor
-from nwor_bench.microbench import report
-from nwor_bench.microbench.cases import ON_A_GPU, OURS, PEER, InputGroup, Spec, expand
-from nwor_bench.microbench.report import KernelRow, Status
 from nwor_bench.records import files
 from nwor_bench.report.terminal import print_document, print_path
+from nwor_bench.run.microbench import report
+from nwor_bench.run.microbench.cases import ON_A_GPU, OURS, PEER, InputGroup, Spec, expand
+from nwor_bench.run.microbench.report import KernelRow, Status
 from nwor_bench.workload.stopping import FIRST_LOOK, StoppingRule
 
 SAMPLE_MS = 2
@@ -188,7 +188,7 @@ def cuda_bench(spec: Spec) -> tuple[Bench, dict[str, Any]]:
         raise ConfigError(f"kernels {problem}: {ON_A_GPU}")
     from triton.testing import do_bench
 
-    from nwor_bench.microbench.contenders import contenders
+    from nwor_bench.run.microbench.contenders import contenders
 
     def make(group: InputGroup) -> Sequence[Contender]:
         gc.collect()  # graphs hold a group's buffers until they are collected

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nwor_bench.microbench.cases import NETS, OURS, InputGroup, Shape
+from nwor_bench.run.microbench.cases import NETS, OURS, InputGroup, Shape
 from nwor_kernels.attention_step import AttentionStep, Scales, ScoreRules, StepRequests
 from nwor_kernels.commit.reference import LayerCaches, commit_windows_reference
 from nwor_kernels.fp8 import quantize_e4m3

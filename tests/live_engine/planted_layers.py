@@ -308,6 +308,7 @@ def smallest_seen(
         with fault.plant(worker_of(engine), size):
             found = check_a_batch(engine, prompts)
         if found.verdict is not KvVerdict.BROKEN:
+            reason = reason if smallest else f"not seen: {found.verdict}, {found.reason}"
             break
         smallest, reason = size, found.reason or ""
     return smallest, reason

@@ -233,7 +233,7 @@ class StagingGraphs:
 
 
 class ControlGraphs(StagingGraphs):
-    """Those of mode `control`: the layers write their drafts too, and nothing is committed."""
+    """Graphs of mode `control`: the layers write their drafts too, and nothing is committed."""
 
     _control = True
 

@@ -512,22 +512,29 @@ def test_a_fault_of_ready_windows_alone_is_seen_by_the_gates_last_batch(
     assert paths_of(run, "timed") == []
 
 
-def test_an_update_that_is_not_known_stays_vllms_and_is_counted(
+def test_an_update_that_is_not_known_stays_vllms(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from vllm.v1.worker.gpu import input_batch, model_runner
 
-    from nwor_bench.plugin.runner_v2.stock_update import find_update, refusals
+    from nwor_bench.plugin.runner_v2.stock_update import StockUpdate, find_update
 
-    refusals.clear()
-    found = find_update()
-    assert found is not None
-    assert found.kernel is input_batch._post_update_kernel
-    assert not refusals
+    update = find_update()
+    assert isinstance(update, StockUpdate)
+    assert update.kernel is input_batch._post_update_kernel
     monkeypatch.setattr(model_runner, "post_update", lambda *_: None)  # other code's
-    assert find_update() is None
-    assert refusals == {"vllm: another post_update": 1}
-    refusals.clear()
+    assert find_update() == "vllm: another post_update"
+
+
+def test_an_update_that_is_not_known_is_counted_by_its_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = make_parts(PieceStaging(), PiecePlanner())
+    reasons = [
+        hook_of(monkeypatch, parts, make_runner(), update=update).launch_refusals()
+        for update in ("vllm: another post_update", None)
+    ]
+    assert reasons == [{"vllm: another post_update": 1}, {}]
 
 
 @pytest.mark.parametrize("other", ["total_len", "output_bin_counts"])

@@ -10,8 +10,6 @@ the host calls as little as possible: between two windows vLLM pushes our code o
 where each call costs it a microsecond.
 """
 
-import logging
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -28,12 +26,7 @@ from nwor_bench.plugin.runner_v2.plan import MAX_PLANS, GpuWindowBatch
 from nwor_bench.plugin.step import Step
 from nwor_kernels.commit.with_update import RequestStates, Update
 
-logger = logging.getLogger("vllm.nwor_bench")
-
 ANOTHER_UPDATE = "vllm: another post_update"
-
-refusals: Counter[str] = Counter()
-"""Updates of vLLM's that our commit cannot run, by reason."""
 
 CALL = "post_update"
 
@@ -47,18 +40,15 @@ class StockUpdate(NamedTuple):
     """The module whose CALL is replaced."""
 
 
-def find_update() -> StockUpdate | None:
-    """vLLM's update, if it is one that a commit can run; otherwise the reason is counted."""
+def find_update() -> StockUpdate | str:
+    """vLLM's update, or why a commit cannot run it."""
     from vllm.v1.worker.gpu import input_batch, model_runner
 
-    reason = lost(Feature.UPDATE)
-    if reason is None and model_runner.post_update is input_batch.post_update:
-        return StockUpdate(input_batch._post_update_kernel, model_runner)
-    reason = reason or ANOTHER_UPDATE
-    if not refusals:
-        logger.warning("the commit does not run vLLM's update: %s", reason)
-    refusals[reason] += 1
-    return None
+    if (reason := lost(Feature.UPDATE)) is not None:
+        return reason
+    if model_runner.post_update is not input_batch.post_update:
+        return ANOTHER_UPDATE
+    return StockUpdate(input_batch._post_update_kernel, model_runner)
 
 
 class UpdateCall(NamedTuple):

@@ -94,9 +94,10 @@ support-table: $(INSTALLED)  ## run the checklist's tests and write docs/support
 	$(BIN)/python sweeps/studies/support/support_table.py
 	exit $$status
 
-lint: $(INSTALLED)  ## ruff: rules and format
+lint: $(INSTALLED)  ## ruff: rules and format; import-linter: who may import whom
 	@$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache --no-logo
 
 types: $(INSTALLED)  ## mypy
 	@$(BIN)/mypy

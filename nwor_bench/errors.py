@@ -58,7 +58,7 @@ class BenchError(Exception):
         return cls(f"{field}{joint}{problem}")._about(str(field), value, near)
 
     def within(self, place: object) -> Self:
-        """This error, with message and field after a place: a line, one of many runs."""
+        """The error with message and field after a place: a line, one of many runs."""
         field = f"{place}: {self.field}" if self.field else str(place)
         return type(self)(f"{place}: {self}")._about(field, self.value, self.near)
 

@@ -21,7 +21,7 @@ from nwor_bench.analysis.findings import Finding, find_all
 from nwor_bench.analysis.invariants import Violation, find_violations
 from nwor_bench.analysis.verdicts import OPEN, with_verdicts
 from nwor_bench.analysis.worth import Measured, refused_arms, worth_of
-from nwor_bench.records.cell import NworMode
+from nwor_bench.records.cell import Count, NworMode
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, BatchRecord, Cell, CellResult, Verdict, WindowRecord
 from nwor_bench.stats.interval import Interval, flat
@@ -94,15 +94,15 @@ def analyse(run: RunData) -> Analysis:
             checks_only=run.header.checks_only,
         )
     parts = tuple(gathered), tuple(effects), tuple(violations), tuple(results)
-    found = Analysis(run, *parts)
+    analysis = Analysis(run, *parts)
     if run.header.spec.draft_counts is None:
-        return found
-    worth = worth_of([found.measured])
+        return analysis
+    worth = worth_of([analysis.measured])
     rates = {rate.count: rate for rate in worth.rates}
-    return replace(found, worth=worth, cells=tuple(_by_tokens(cell, rates) for cell in results))
+    return replace(analysis, worth=worth, cells=tuple(_by_tokens(cell, rates) for cell in results))
 
 
-def _by_tokens(cell: CellResult, rates: Mapping[int, Rate]) -> CellResult:
+def _by_tokens(cell: CellResult, rates: Mapping[Count, Rate]) -> CellResult:
     """A draft count's verdict is that of tokens per second: its windows take longer in any case."""
     rate = rates.get(cell.cell.drafts or 0)
     if rate is None or cell.verdict in (Verdict.INVALID, Verdict.INEFFECTIVE):
@@ -273,7 +273,7 @@ def request_percentiles(batches: Sequence[BatchRecord]) -> dict[str, float | Non
     """Each of `PERCENTILES` over all samples of the batches; None if these are too few."""
     times = [batch.request_times for batch in batches if batch.request_times is not None]
     samples = {
-        metric: np.array([ms for own in times for ms in getattr(own, f"{metric}_ms")], dtype=float)
+        metric: np.array([ms for t in times for ms in getattr(t, f"{metric}_ms")], dtype=float)
         for metric in METRICS
     }
     return {

@@ -208,7 +208,7 @@ def gather_cells(run: RunData) -> list[CellData]:
     for cell in sorted(known, key=cell_order):
         batches = [batch for batch in run.batches if batch.cell == cell]
         timed = [batch for batch in batches if batch.phase == Phase.TIMED]
-        own = [window for batch in timed for window in windows[batch_key(batch)]]
+        whole = [window for batch in timed for window in windows[batch_key(batch)]]
         first = next((batch for batch in batches if batch.phase == Phase.GATE), None)
         shared = interleaved.get(cell, [])
         cells.append(
@@ -216,13 +216,13 @@ def gather_cells(run: RunData) -> list[CellData]:
                 cell,
                 batches,
                 timed,
-                own,
+                whole,
                 found_later.get(cell),
                 shared,
                 counters.get(cell.label, Counter()),
                 gates(cell),
                 [] if first is None else windows[batch_key(first)],
-                ungated_paths(in_gate.get(cell, []), [*own, *shared]),
+                ungated_paths(in_gate.get(cell, []), [*whole, *shared]),
             )
         )
     return cells
@@ -252,9 +252,9 @@ def _gate_results(
 
     def results(cell: Cell) -> GateResults:
         batches = [batch for batch, acting in acted if acting == cell]
-        own = [e for e in interleaved if batches and e.get("batch", batches[0]) in batches]
+        compared = [e for e in interleaved if batches and e.get("batch", batches[0]) in batches]
         kv, local = of[KV_EVENT].get(cell), of[LOCAL_EVENT].get(cell)
-        return GateResults(kv, local, tuple(own), rule, bool(of[LOCAL_EVENT]))
+        return GateResults(kv, local, tuple(compared), rule, bool(of[LOCAL_EVENT]))
 
     return results
 
@@ -263,12 +263,12 @@ def _own_windows(
     run: RunData, windows: Mapping[BatchKey, Sequence[WindowRecord]], phases: Collection[Phase]
 ) -> dict[Cell, list[WindowRecord]]:
     """The windows of these phases' batches, by their own cells."""
-    found: dict[Cell, list[WindowRecord]] = defaultdict(list)
+    by_cell: dict[Cell, list[WindowRecord]] = defaultdict(list)
     for batch in run.batches:
         if batch.phase in phases:
             for window in windows[batch_key(batch)]:
-                found[window.cell].append(window)
-    return dict(found)
+                by_cell[window.cell].append(window)
+    return dict(by_cell)
 
 
 def _compared_windows(
@@ -284,8 +284,8 @@ def _compared_windows(
         and event["verdict"] == KvVerdict.NOT_RUN
         and why_missing(event, equal_tokens=exact, layers=True) is not None
     }
-    found = _own_windows(run, windows, {Phase.GATE, Phase.INTERLEAVED_GATE})
-    return {cell: [w for w in own if w.batch not in missed] for cell, own in found.items()}
+    by_cell = _own_windows(run, windows, {Phase.GATE, Phase.INTERLEAVED_GATE})
+    return {cell: [w for w in gated if w.batch not in missed] for cell, gated in by_cell.items()}
 
 
 def ungated_paths(gated: Iterable[WindowRecord], timed: Iterable[WindowRecord]) -> tuple[str, ...]:
@@ -306,24 +306,24 @@ def ungated_paths(gated: Iterable[WindowRecord], timed: Iterable[WindowRecord]) 
 
 def _interleaved_counters(run: RunData) -> dict[str, Counter[str]]:
     """SCV's counters in interleaved batches, by the cell's label."""
-    found: dict[str, Counter[str]] = defaultdict(Counter)
+    counters: dict[str, Counter[str]] = defaultdict(Counter)
     for event in run.events:
         if event.get("event") == Phase.INTERLEAVED:
             for label, counts in event["cells"].items():
-                found[label].update(counts.get("scv_counters") or {})
-    return dict(found)
+                counters[label].update(counts.get("scv_counters") or {})
+    return dict(counters)
 
 
 def _found_later(run: RunData) -> dict[Cell, str]:
     """Cells that broke parity in a superseded batch or by an event, with the first mismatch."""
-    found: dict[Cell, str] = {}
+    mismatches: dict[Cell, str] = {}
     for batch in run.superseded:
         if batch.parity == Verdict.INVALID:
-            found.setdefault(batch.cell, batch.first_mismatch or "its output differs")
+            mismatches.setdefault(batch.cell, batch.first_mismatch or "its output differs")
     for event in run.events:
         if event.get("event") == "parity_broken":
-            found.setdefault(Cell.from_names(event), event["reason"])
-    return found
+            mismatches.setdefault(Cell.from_names(event), event["reason"])
+    return mismatches
 
 
 def idle_reason(cell: CellData) -> str | None:

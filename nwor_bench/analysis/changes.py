@@ -28,8 +28,8 @@ from nwor_bench.analysis.effects import WINDOWS, WORK_MS
 from nwor_bench.analysis.engine_times import adaptive_tokens
 from nwor_bench.analysis.paired import LATENCY_MS, WINDOW_MS, pair_times
 from nwor_bench.analysis.stored_run import StoredRun
-from nwor_bench.analysis.worth import Measured, times_of
-from nwor_bench.records.cell import ADAPTIVE, Cell
+from nwor_bench.analysis.worth import Measured, arm_of, times_of
+from nwor_bench.records.cell import ADAPTIVE, Cell, Count
 from nwor_bench.records.types import CellResult
 from nwor_bench.stats.interval import Interval, combined, quotient
 from nwor_bench.stats.paired import MIN_BLOCKS, paired_ratio
@@ -148,15 +148,15 @@ def _change(measure: str, base: ByBlock, new: ByBlock, same: Collection[int]) ->
 
 def _ratios(run: StoredRun, cell: Cell, measure: str) -> dict[int, float]:
     """Each block's ratio to off x off by that measure; empty if the run lacks it."""
-    own = run.data[cell]
+    treated = run.data[cell]
     pair = (data for other, data in run.data.items() if other.pair == cell.pair)
     baseline = next((data for data in pair if data.is_baseline), None)
     if baseline is None:
         return {}
     if measure == LATENCY_MS:
-        above, below = _times(own, measure), _times(baseline, measure)
+        above, below = _times(treated, measure), _times(baseline, measure)
         return {block: above[block] / below[block] for block in above.keys() & below.keys()}
-    times = pair_times(own, baseline)
+    times = pair_times(treated, baseline)
     if times is None or times.compared != measure:
         return {}
     ratios = [a / b for a, b in zip(times.treated, times.baseline, strict=True)]
@@ -193,8 +193,7 @@ def _only(cell: CellData, blocks: Collection[int]) -> CellData:
 def token_time_change(base: Measured, new: Measured, cell: Cell) -> Change | None:
     """Change of the cell's time per token over k = 0, or over the same count in mode off; None
     without enough groups of windows, or requests, in both runs."""
-    arm = (cell.drafts, cell.stock_twin is not None)
-    below, above = times_of(base).get(arm), times_of(new).get(arm)
+    below, above = (times_of(data).get(arm_of(cell)) for data in (base, new))
     if below is None or above is None:
         return None
     change = combined(above.value - below.value, [above, below])
@@ -206,17 +205,17 @@ def token_time_change(base: Measured, new: Measured, cell: Cell) -> Change | Non
     return Change(TIME_PER_TOKEN, change.exp())
 
 
-def _tokens_change(base: Measured, new: Measured, k: int) -> Interval | None:
+def _tokens_change(base: Measured, new: Measured, k: Count) -> Interval | None:
     """Change of the log tokens of a window, on the prompts of both runs; synthetic acceptance
     is what its rates say, and runs with other rates are not compared."""
-    if k == ADAPTIVE:  # the blocks' own, which their times hold too
+    if k is ADAPTIVE:  # the blocks' own, which their times hold too
         earlier, later = adaptive_tokens(base.run), adaptive_tokens(new.run)
         if earlier is None or later is None:
             return None
         return Interval.of(log(later / earlier), 0.0, 1, 0)
     if named_rates(base.run) is not None:
         return Interval.of(0.0, 0.0, 1, 0)
-    before, after = (by_prompt(requests_of(own.run, [k])) for own in (base, new))
+    before, after = (by_prompt(requests_of(data.run, [k])) for data in (base, new))
     prompts = sorted(before.keys() & after.keys())
     pairs = [(before[prompt][k], after[prompt][k]) for prompt in prompts]
     if pairs and all(one == other for one, other in pairs):

@@ -224,13 +224,13 @@ def compare_sweeps(
             "BASE and NEW have no run in common",
             f"BASE has {', '.join(base)}; NEW {', '.join(new)}",
         )
-    found = {}
+    comparisons = {}
     for place in common:
         try:
-            found[place] = compare_runs(base[place], new[place], **options)
+            comparisons[place] = compare_runs(base[place], new[place], **options)
         except NotComparableError as error:
             raise error.within(place) from error
-    return found
+    return comparisons
 
 
 def _names(run: StoredRun) -> str:
@@ -282,8 +282,8 @@ Decision = tuple[ChangeVerdict, str | None]
 def _without_numbers(cell: CellChange, by: DecideBy) -> CellChange:
     """Apply rules 1 to 5; the outcome stays None if the interval decides."""
     for rule in _RULES:
-        if (found := rule(cell, by)) is not None:
-            return replace(cell, outcome=found[0], reason=found[1])
+        if (decided := rule(cell, by)) is not None:
+            return replace(cell, outcome=decided[0], reason=decided[1])
     return cell
 
 

@@ -5,15 +5,15 @@
 Errors of tokens and times are independent and are added with Welch's degrees of freedom.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from math import copysign, exp
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from nwor_bench.analysis.verdicts import verdict
-from nwor_bench.records.cell import ADAPTIVE
+from nwor_bench.records.cell import ADAPTIVE, Count, fixed_counts
 from nwor_bench.records.types import Verdict
 from nwor_bench.stats.interval import ENDS, TWO_SIDED, Interval, combined, flat
 from nwor_bench.stats.multiple import at_once
@@ -26,8 +26,8 @@ class Rate:
     requests: int
     drafts: int
     ratio: Interval | None
-    """It holds for all draft counts of its batch size together (95 %, Bonferroni); None without
-    tokens or times."""
+    """Tokens per second over k = 0, valid for all draft counts of this batch size together (95 %,
+    Bonferroni); None without tokens or times."""
     verdict: str
     time_ratio: float | None
     """Time of a window over that at k = 0."""
@@ -43,8 +43,8 @@ class Rate:
     """vLLM decides how many of `drafts` drafts a request verifies."""
 
     @property
-    def count(self) -> int:
-        """`drafts`, or ADAPTIVE."""
+    def count(self) -> Count:
+        """The draft count that the rate is of."""
         return ADAPTIVE if self.adaptive else self.drafts
 
     def to_dict(self) -> dict[str, Any]:
@@ -53,6 +53,12 @@ class Rate:
         groups = None if self.staged is None else self.staged.count
         known = {**vars(self), **flat(self.ratio), **staged, "stage_groups": groups}
         return {name: known[name] for name in RATE_COLUMNS}
+
+
+def best_rate(rates: Iterable[Rate]) -> tuple[Rate, Interval] | None:
+    """The rate with the most tokens per second, and its ratio; None if none has a ratio."""
+    known = [(rate, rate.ratio) for rate in rates if rate.ratio is not None]
+    return max(known, key=lambda entry: entry[1].value, default=None)
 
 
 RATE_COLUMNS = (
@@ -98,16 +104,16 @@ class Worth:
 
     @property
     def schedule(self) -> list[list[int]]:
-        """`schedule_of` the best counts."""
-        return schedule_of(self.best, self.least)
+        """`ranges_of` the best counts."""
+        return ranges_of(self.best, self.least)
 
     @property
     def staged_schedule(self) -> list[list[int]]:
         """The schedule of a server that stages."""
-        return schedule_of(self.best_staged, self.least)
+        return ranges_of(self.best_staged, self.least)
 
 
-def schedule_of(best: Mapping[int, int], least: Mapping[int, int]) -> list[list[int]]:
+def ranges_of(best: Mapping[int, int], least: Mapping[int, int]) -> list[list[int]]:
     """[from, to, drafts] of batch sizes, as vLLM takes it. Between two measured sizes the smaller
     of their counts, below the smallest its own; vLLM goes on with the last one above the largest.
 
@@ -134,18 +140,22 @@ def schedule_of(best: Mapping[int, int], least: Mapping[int, int]) -> list[list[
     return merged
 
 
-class Tokens(Protocol):
+class TokensByCount(Protocol):
     """Tokens of a request in a window, by draft count."""
 
-    def mean(self, k: int) -> float | None:
+    def mean(self, k: Count) -> float | None:
         """Tokens at this draft count; None if they are not known."""
 
-    def difference(self, k: int, other: int) -> Interval | None:
+    def difference(self, k: Count, other: int) -> Interval | None:
         """Log tokens at k over those at another count; None if they are not known."""
 
 
-Arm = tuple[int | None, bool]
-"""A draft count, None being k = 0 against itself, and whether it is staged."""
+class CountArm(NamedTuple):
+    """What one batch size is measured for."""
+
+    drafts: Count | None
+    """None: k = 0 against itself."""
+    staged: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,12 +166,12 @@ class AtSize:
     """The class's largest size."""
     least: int
     """The class's smallest size."""
-    times: Mapping[int | None, Interval]
+    times: Mapping[Count | None, Interval]
     """Log time of a window over that at k = 0 by draft count; None: k = 0 against itself."""
-    tokens: Tokens
-    staged: Mapping[int, Interval] = field(default_factory=dict)
+    tokens: TokensByCount
+    staged: Mapping[Count, Interval] = field(default_factory=dict)
     """Log time of a staged window over that of the same count in mode off."""
-    refused: Mapping[Arm, str] = field(default_factory=dict)
+    refused: Mapping[CountArm, str] = field(default_factory=dict)
     """Verdicts of cells that have no time to trust; INVALID: it failed its checks."""
 
     @property
@@ -181,7 +191,7 @@ MIN_JUDGED = 5
 autocorrelation (`stats.paired.variance_inflation`): it would pass as independent scatter."""
 
 
-def worth_at(sizes: Sequence[AtSize], counts: Sequence[int], texts: int) -> Worth:
+def worth_at(sizes: Sequence[AtSize], counts: Sequence[Count], texts: int) -> Worth:
     """What pays at each batch size.
 
     Args:
@@ -189,23 +199,23 @@ def worth_at(sizes: Sequence[AtSize], counts: Sequence[int], texts: int) -> Wort
         texts: different prompts behind the tokens.
     """
     rates, best, noise, best_staged, measured = [], {}, {}, {}, []
-    for own in sorted(sizes, key=lambda each: each.requests):
-        aa = own.times.get(None)
+    for size in sorted(sizes, key=lambda size: size.requests):
+        aa = size.times.get(None)
         if aa is not None:
-            noise[own.requests] = aa.exp()
-        found = [_rate(own, k, counts) for k in counts]
-        rates += found
-        if any(rate.ratio is not None for rate in found):
-            best[own.requests] = _best([own], counts)
-        if all(r.ratio is not None for r in found if r.verdict != Verdict.INVALID):
-            measured.append(own)
-        both = {k: (own.times[k], over) for k, over in own.staged.items() if k in own.times}
+            noise[size.requests] = aa.exp()
+        size_rates = [_rate(size, k, counts) for k in counts]
+        rates += size_rates
+        if any(rate.ratio is not None for rate in size_rates):
+            best[size.requests] = _best([size], counts)
+        if all(r.ratio is not None for r in size_rates if r.verdict != Verdict.INVALID):
+            measured.append(size)
+        both = {k: (size.times[k], over) for k, over in size.staged.items() if k in size.times}
         if both:
-            times: dict[int | None, Interval] = {} if aa is None else {None: aa}
+            times: dict[Count | None, Interval] = {} if aa is None else {None: aa}
             times |= {k: combined(a.value + b.value, [a, b]) for k, (a, b) in both.items()}
-            best_staged[own.requests] = _best([replace(own, times=times)], counts)
-    least = {own.requests: own.least for own in sizes if own.least < own.requests}
-    fixed = _best(measured, counts) if set(best) & {own.requests for own in measured} else None
+            best_staged[size.requests] = _best([replace(size, times=times)], counts)
+    least = {size.requests: size.least for size in sizes if size.least < size.requests}
+    fixed = _best(measured, counts) if set(best) & {size.requests for size in measured} else None
     return Worth(tuple(rates), best, texts, noise, least, best_staged, best_fixed=fixed)
 
 
@@ -213,15 +223,15 @@ _NONE = Interval.of(0.0, 0.0, 1, 0)
 """Log of the time at k = 0 over itself."""
 
 
-def _best(sizes: Sequence[AtSize], counts: Sequence[int]) -> int:
+def _best(sizes: Sequence[AtSize], counts: Sequence[Count]) -> int:
     """The draft count to use at all of these sizes: a larger one only if its gain over the smaller
     is sure. Of several sizes the mean gain counts (of logs), with the mean of the bounds: their
     tokens are the same texts', so their errors do not average out."""
     chosen = 0
-    for k in (count for count in counts if count != ADAPTIVE):
-        gains = [_gain(own, k, chosen, len(counts)) for own in sizes]
-        known = [each for each in gains if each is not None]
-        floors = [own.floor for own in sizes if own.floor is not None]
+    for k in fixed_counts(counts):
+        gains = [_gain(size, k, chosen, len(counts)) for size in sizes]
+        known = [g for g in gains if g is not None]
+        floors = [size.floor for size in sizes if size.floor is not None]
         if len(known) == len(floors) == len(sizes):
             gain = replace(
                 min(known, key=lambda gain: gain.count),
@@ -242,58 +252,58 @@ def _verdict(gain: Interval, floor: float | None, *, small_counts: bool = False)
     return verdict(gain.exp().inverse(), noise_floor=noise, small_counts=small_counts)
 
 
-def _rate(own: AtSize, k: int, counts: Sequence[int]) -> Rate:
+def _rate(size: AtSize, k: Count, counts: Sequence[Count]) -> Rate:
     """Rate and verdict of one count at one size, in mode off and staged."""
-    time, gain = own.times.get(k), _gain(own, k, 0, len(counts))
-    found = Verdict.AMBIGUOUS if gain is None else _verdict(gain, own.floor)
+    time, gain = size.times.get(k), _gain(size, k, 0, len(counts))
+    outcome = Verdict.AMBIGUOUS if gain is None else _verdict(gain, size.floor)
     rate = Rate(
-        requests=own.requests,
-        drafts=max(counts) if k == ADAPTIVE else k,
+        requests=size.requests,
+        drafts=max(fixed_counts(counts), default=0) if k is ADAPTIVE else k,
         ratio=None if gain is None else gain.exp(),
-        verdict=own.refused.get((k, False), str(found)),
+        verdict=size.refused.get(CountArm(k), str(outcome)),
         time_ratio=None if time is None else exp(time.value),
-        tokens=own.tokens.mean(k),
+        tokens=size.tokens.mean(k),
         groups=0 if time is None else time.count,
-        stage_verdict=own.refused.get((k, True)),
-        adaptive=k == ADAPTIVE,
+        stage_verdict=size.refused.get(CountArm(k, staged=True)),
+        adaptive=k is ADAPTIVE,
     )
-    if (over := own.staged.get(k)) is None:
+    if (over := size.staged.get(k)) is None:
         return rate
     # The gate has shown that staged and not give the same tokens.
     wide = at_once(over, len(counts))
     staged = replace(wide, value=-wide.value, low=-wide.high, high=-wide.low)
-    verdict_of_it = str(_verdict(staged, own.floor, small_counts=True))
+    verdict_of_it = str(_verdict(staged, size.floor, small_counts=True))
     return replace(rate, staged=staged.exp(), stage_verdict=verdict_of_it)
 
 
-def _gain(own: AtSize, k: int, other: int, counts: int) -> Interval | None:
+def _gain(size: AtSize, k: Count, other: int, counts: int) -> Interval | None:
     """The gain of k over another count, with the interval that holds for all counts together; None
     if a part was not measured."""
-    times = {0: _NONE, **own.times}
+    times = {0: _NONE, **size.times}
     if k not in times or other not in times:
         return None
-    accepted = own.tokens.difference(k, other)
+    accepted = size.tokens.difference(k, other)
     if accepted is None:
         return None
     value = accepted.value - times[k].value + times[other].value
-    found = combined(value, [accepted, times[k], times[other]])
+    gain = combined(value, [accepted, times[k], times[other]])
     groups = min(times[j].count for j in (k, other) if j)
-    return replace(at_once(found, counts), count=groups)
+    return replace(at_once(gain, counts), count=groups)
 
 
 @dataclass(frozen=True)
 class SpanTokens:
     """Tokens of a request in a window, if each draft count ran at times of its own."""
 
-    logs: Mapping[int, Interval]
+    logs: Mapping[Count, Interval]
     """Log tokens by draft count, without 0."""
 
-    def mean(self, k: int) -> float | None:
+    def mean(self, k: Count) -> float | None:
         """Tokens at this draft count; None if it has too few spans."""
-        found = self.logs.get(k)
-        return None if found is None else exp(found.value)
+        log_tokens = self.logs.get(k)
+        return None if log_tokens is None else exp(log_tokens.value)
 
-    def difference(self, k: int, other: int) -> Interval | None:
+    def difference(self, k: Count, other: int) -> Interval | None:
         """Log tokens at k over those at another count, as if by other requests: what both have in
         common would make the error smaller. None if one has too few spans."""
         known = {0: Interval.of(0.0, 0.0, 1, 0), **self.logs}

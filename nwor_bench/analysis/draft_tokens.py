@@ -14,13 +14,14 @@ import numpy as np
 
 from nwor_bench.analysis.engine_times import steps_of
 from nwor_bench.analysis.invariants import windows_by_batch
-from nwor_bench.records.cell import ADAPTIVE
+from nwor_bench.records.cell import ADAPTIVE, Count
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Phase, WindowRecord
 from nwor_bench.stats.interval import Interval
 from nwor_bench.stats.robust import Values
+from nwor_bench.workload.experiment import ACCEPTANCE_RATES
 
 MIN_PROMPTS = 3
 """Fewest prompts whose acceptance gives an interval."""
@@ -32,9 +33,6 @@ def named_rates(run: RunData) -> list[float] | None:
     vLLM's are unconditional: the share of windows that accept that draft and all before it.
     """
     return (run.header.spec.speculative_config or {}).get(ACCEPTANCE_RATES)
-
-
-ACCEPTANCE_RATES = "synthetic_acceptance_rates"
 
 
 def expected_tokens(rates: Sequence[float], most: int | None) -> float:
@@ -63,20 +61,21 @@ def requests_of(run: RunData, counts: Sequence[int]) -> Iterator[Request]:
 
     A prompt is known by its id in the run's plan; without a plan by the text that k = 0 gave.
     """
-    prompts = {each.block: each.prompt_ids for each in run.header.blocks or ()}
+    prompts = {block.block: block.prompt_ids for block in run.header.blocks or ()}
     blocks: dict[tuple[Any, ...], dict[int, BatchRecord]] = {}
     for batch in run.batches:
         whole = batch.phase in (Phase.GATE, Phase.TIMED)
-        if whole and batch.cell.drafts is not None and batch.cell.stock_twin is None:
-            blocks.setdefault((batch.phase, batch.block), {})[batch.cell.drafts] = batch
+        k = batch.cell.drafts
+        if whole and isinstance(k, int) and batch.cell.stock_twin is None:
+            blocks.setdefault((batch.phase, batch.block), {})[k] = batch
     for batches in blocks.values():
         if 0 not in batches or not all(k in batches for k in counts):
             continue
         steps = {k: _to_the_end(run.header, batches[k]) for k in counts}
         for place, text in enumerate(prompts.get(batches[0].block) or batches[0].token_digests):
-            own = {k: steps[k][place] for k in counts}
-            if all(windows for windows, _ in own.values()):
-                yield text, own
+            by_count = {k: steps[k][place] for k in counts}
+            if all(windows for windows, _ in by_count.values()):
+                yield text, by_count
 
 
 def _to_the_end(header: RunHeader, batch: BatchRecord) -> Sequence[tuple[float, ...]]:
@@ -93,12 +92,12 @@ def _to_the_end(header: RunHeader, batch: BatchRecord) -> Sequence[tuple[float, 
 def by_prompt(requests: Iterable[Request]) -> dict[str, Counts]:
     """Means over the requests of each prompt. They have one text, or texts that fork at a tie: a
     prompt that ran more often says little more."""
-    found: dict[str, list[Counts]] = {}
-    for prompt, own in requests:
-        found.setdefault(prompt, []).append(own)
+    grouped: dict[str, list[Counts]] = {}
+    for prompt, counts in requests:
+        grouped.setdefault(prompt, []).append(counts)
     return {
-        prompt: {k: tuple(np.mean([own[k] for own in each], axis=0)) for k in each[0]}
-        for prompt, each in found.items()
+        prompt: {k: tuple(np.mean([counts[k] for counts in repeats], axis=0)) for k in repeats[0]}
+        for prompt, repeats in grouped.items()
     }
 
 
@@ -120,15 +119,15 @@ def same_places(run: RunData) -> tuple[int, int]:
         whole = [b for b in batches if b.phase in (Phase.GATE, Phase.TIMED) and b.cell.drafts]
         if not whole:
             continue
-        most = max(whole, key=lambda batch: batch.cell.drafts or 0)
+        most = max(whole, key=lambda batch: batch.cell.fixed_drafts)
         accepted = {at: n for at, _, n in _by_place(windows[batch_key(most)])}
         for batch in batches:
             if batch is most:
                 continue
-            for at, drafts, own in _by_place(windows[batch_key(batch)]):
+            for at, drafts, count in _by_place(windows[batch_key(batch)]):
                 if drafts and at in accepted:
                     compared += 1
-                    equal += own == min(accepted[at], drafts)
+                    equal += count == min(accepted[at], drafts)
     return equal, compared
 
 
@@ -140,7 +139,7 @@ def _by_place(windows: Sequence[WindowRecord]) -> Iterator[tuple[int, int, int]]
         at += 1 + window.accepted_tokens
 
 
-class Tokens:
+class PromptTokens:
     """Tokens of a request in a window, by draft count, over different prompts; or at `rates`.
 
     Args:
@@ -157,28 +156,28 @@ class Tokens:
         most: int | None = None,
         adaptive: float | None = None,
     ):
-        prompts = [{0: (1.0, 0.0)} | own for own in by_prompt(requests).values()]
+        prompts = [{0: (1.0, 0.0)} | m for m in by_prompt(requests).values()]
         self._rates, self._most, self._adaptive = rates, most, adaptive
         self._of = {
-            k: np.array([own[k] for own in prompts], float).reshape(-1, 2).T for k in (0, *counts)
+            k: np.array([m[k] for m in prompts], float).reshape(-1, 2).T for k in (0, *counts)
         }
         """Windows and accepted drafts of each prompt; at k = 0 nothing is accepted."""
 
     def __len__(self) -> int:
         return self._of[0].shape[1]
 
-    def mean(self, k: int) -> float | None:
+    def mean(self, k: Count) -> float | None:
         """Tokens at this draft count; None without requests."""
-        if k == ADAPTIVE:
+        if k is ADAPTIVE:
             return self._adaptive
         known = self._rates is not None or len(self)
         return exp(self._log(k)) if known and k in self._of else None
 
-    def difference(self, k: int, other: int) -> Interval | None:
+    def difference(self, k: Count, other: int) -> Interval | None:
         """Log tokens at k over those at another count: the same prompts, so only their own
         difference scatters; None for too few prompts."""
         number = len(self)
-        if k == ADAPTIVE:
+        if k is ADAPTIVE:
             tokens = self._adaptive
             return None if tokens is None else Interval.of(log(tokens), 0.0, 1, number)
         if self._rates is not None:

@@ -6,12 +6,9 @@ back the prefill's data. Windows of two cells are compared at the same place: eq
 drafts, and tokens generated so far.
 """
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from nwor_bench.analysis.invariants import accepted, windows_by_batch
 from nwor_bench.models.byte_model import BY_REFERENCE, CACHE_BITS, COPY_SPILLED, DIRECT, Strategy
@@ -19,12 +16,17 @@ from nwor_bench.models.recurrent import Moved, added_by_staging
 from nwor_bench.records.cell import Cell, NworMode, ScvMode, cell_order
 from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.header import RunHeader
-from nwor_bench.records.lines import BatchKey, batch_key
+from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import SETTLING, BatchRecord, Phase, StageBy, WindowRecord
 from nwor_bench.stats.interval import Interval
 from nwor_bench.stats.multiple import smallest_effect
 from nwor_bench.stats.paired import mean_of
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+COUNTERS = ("dram_read_bytes", "dram_write_bytes")
 
 
 def strategy_of(header: RunHeader) -> Strategy:
@@ -55,30 +57,19 @@ def predicted_difference(
     if row is None or dtype not in CACHE_BITS or cache not in CACHE_BITS:
         return {}
     wide = row * CACHE_BITS[dtype] / CACHE_BITS[cache]
-
-    def moved(how: Strategy, reads: bool) -> float:
-        return sum(
-            move.rows(staged, accepted_tokens) * (wide if move.as_activations else row)
-            for move in how.moves
-            if move.reads is reads
-        )
-
-    first_tokens = requests * wide if strategy is BY_REFERENCE else 0.0
+    moved = {True: requests * wide if strategy is BY_REFERENCE else 0.0, False: 0.0}
+    for how, sign in ((strategy, 1), (DIRECT, -1)):
+        for move in how.moves:
+            rows = sign * move.rows(staged, accepted_tokens)
+            moved[move.reads] += rows * (wide if move.as_activations else row)
     states = Moved(0, 0)
     if engine.state_bytes is not None and engine.state_record_token_bytes is not None:
         sizes = engine.state_bytes, engine.state_record_token_bytes
         states = added_by_staging(*sizes, requests, staged, accepted_tokens)
-    read = first_tokens + moved(strategy, True) - moved(DIRECT, True)
     return {
-        "dram_read_bytes": read + states.read,
-        "dram_write_bytes": moved(strategy, False) - moved(DIRECT, False) + states.written,
+        "dram_read_bytes": moved[True] + states.read,
+        "dram_write_bytes": moved[False] + states.written,
     }
-
-
-COUNTERS = ("dram_read_bytes", "dram_write_bytes")
-
-Place = tuple[int, int, int]
-"""Requests with drafts, draft tokens, and tokens that the batch generated before the window."""
 
 
 @dataclass(frozen=True)
@@ -109,91 +100,78 @@ class CellBytes:
     predicted: Mapping[str, float]
 
 
+_COLUMNS = ("block", "requests", "drafts", "generated", "accepted", "is_staged", *COUNTERS)
+_PLACE = ["block", "requests", "drafts", "generated"]
+"""Windows of two cells are compared if these are equal; the last are the tokens that the batch
+generated before the window."""
+
+
 def cell_bytes(run: RunData) -> list[CellBytes]:
     """One entry per counted cell, off x off first."""
     counted = [batch for batch in run.batches if batch.phase == Phase.COUNTERS]
-    cells = sorted({batch.cell for batch in counted}, key=cell_order)
-    windows = windows_by_batch(run)
-    placed = {cell: _placed(counted, cell, windows) for cell in cells}
-    compared = len(cells) - 1
-    return [_of_cell(run, cell, placed, compared) for cell in cells]
+    if not counted:
+        return []
+    from pandas import DataFrame  # few runs have counters
+
+    windows, frames = windows_by_batch(run), {}
+    for cell in sorted({batch.cell for batch in counted}, key=cell_order):
+        batches = [batch for batch in counted if batch.cell == cell]
+        rows = [row for b in batches for row in _steady(b, windows[batch_key(b)])]
+        frames[cell] = DataFrame(rows, columns=_COLUMNS, dtype=float)
+    return [_of_cell(run, cell, frames) for cell in frames]
 
 
-Blocks = dict[int, dict[Place, list[WindowRecord]]]
-"""A cell's counted windows, by block and place."""
+def _steady(
+    batch: BatchRecord, windows: Sequence[WindowRecord]
+) -> Iterator[Sequence[float | None]]:
+    """The batch's windows that count, as rows of `_COLUMNS`."""
+    generated = steady = 0
+    for window in windows:
+        kept = accepted(window)
+        # All requests take part: none is being prefilled, none has finished.
+        if window.num_reqs == batch.requests and not window.uncounted_draft_tokens:
+            steady += 1
+            if steady > SETTLING and window.dram_write_bytes is not None:
+                place = (batch.block, window.num_reqs, window.draft_tokens, generated)
+                read = (window.dram_read_bytes, window.dram_write_bytes)
+                yield *place, kept, window.staged_tokens > 0, *read
+        generated += kept + window.num_reqs
 
 
-def _placed(
-    batches: Sequence[BatchRecord], cell: Cell, windows: Mapping[BatchKey, list[WindowRecord]]
-) -> Blocks:
-    blocks: Blocks = defaultdict(lambda: defaultdict(list))
-    for batch in batches:
-        if batch.cell != cell:
-            continue
-        generated = steady = 0
-        for window in windows[batch_key(batch)]:
-            # All requests take part: none is being prefilled, none has finished.
-            if window.num_reqs == batch.requests and not window.uncounted_draft_tokens:
-                steady += 1
-                if steady > SETTLING and window.dram_write_bytes is not None:
-                    place = (window.num_reqs, window.draft_tokens, generated)
-                    blocks[batch.block][place].append(window)
-            generated += accepted(window) + window.num_reqs
-    return blocks
-
-
-def _of_cell(run: RunData, cell: Cell, placed: Mapping[Cell, Blocks], compared: int) -> CellBytes:
-    own = placed[cell]
-    flat = [w for places in own.values() for group in places.values() for w in group]
-    baseline = Cell(cell.pair, NworMode.OFF, ScvMode.OFF)
+def _of_cell(run: RunData, cell: Cell, frames: "Mapping[Cell, DataFrame]") -> CellBytes:
+    frame, baseline = frames[cell], Cell(cell.pair, NworMode.OFF, ScvMode.OFF)
     differences: dict[str, Interval] = {}
     matched = 0
-    if cell != baseline and baseline in placed:
-        differences, matched = _differences(own, placed[baseline])
-    staged = fmean([w.draft_tokens for w in flat]) if flat else None
-    kept = fmean([accepted(w) for w in flat]) if flat else None
+    if cell != baseline and baseline in frames:
+        ours, theirs = (
+            frames[amount].groupby(_PLACE)[[*COUNTERS]].mean() for amount in (cell, baseline)
+        )
+        matched = int(frame.set_index(_PLACE).index.isin(theirs.index).sum())
+        differences = _over_blocks(ours - theirs)  # NaN at places that only one of them has
+    drafts, kept, requests = (
+        float(frame[name].mean()) for name in ("drafts", "accepted", "requests")
+    )
     predicted: dict[str, float] = {}
-    engine, how = run.header.engine, strategy_of(run.header)
-    if staged is not None and kept is not None and any(w.staged_tokens for w in flat):
-        requests = fmean([w.num_reqs for w in flat])
-        predicted = predicted_difference(engine, staged, kept, how, requests)
+    if frame["is_staged"].any():
+        how = strategy_of(run.header)
+        predicted = predicted_difference(run.header.engine, drafts, kept, how, requests)
     return CellBytes(
         cell=cell,
-        windows=len(flat),
-        blocks=len(own),
-        staged=staged,
-        accepted=kept,
-        amounts={name: amount for name in COUNTERS if (amount := _amount(own, name))},
+        windows=len(frame),
+        blocks=frame["block"].nunique(),
+        staged=drafts if len(frame) else None,
+        accepted=kept if len(frame) else None,
+        amounts=_over_blocks(frame),
         differences=differences,
-        visible={name: smallest_effect(found, compared)
-                 for name, found in differences.items() if found.is_bounded},
+        visible={name: smallest_effect(gap, len(frames) - 1)
+                 for name, gap in differences.items() if gap.is_bounded},
         matched=matched,
         predicted=predicted,
     )  # fmt: skip
 
 
-def _amount(blocks: Blocks, name: str) -> Interval | None:
-    flat = [[w for group in places.values() for w in group] for places in blocks.values()]
-    means = [mean for windows in flat if (mean := _mean(windows, name)) is not None]
-    return mean_of(np.array(means)) if means else None
-
-
-def _differences(own: Blocks, base: Blocks) -> tuple[dict[str, Interval], int]:
-    """By counter, the mean difference over places that both cells have; and the windows used."""
-    by_counter: dict[str, list[float]] = defaultdict(list)
-    matched = 0
-    for block in sorted(own.keys() & base.keys()):
-        shared = own[block].keys() & base[block].keys()
-        matched += sum(len(own[block][place]) for place in shared)
-        for name in COUNTERS:
-            pairs = [(_mean(own[block][at], name), _mean(base[block][at], name)) for at in shared]
-            gaps = [ours - theirs for ours, theirs in pairs
-                    if ours is not None and theirs is not None]  # fmt: skip
-            if gaps:
-                by_counter[name].append(fmean(gaps))
-    return {name: mean_of(np.array(gaps)) for name, gaps in by_counter.items()}, matched
-
-
-def _mean(windows: Sequence[WindowRecord], name: str) -> float | None:
-    values = [value for window in windows if (value := getattr(window, name)) is not None]
-    return fmean(values) if values else None
+def _over_blocks(values: "DataFrame") -> dict[str, Interval]:
+    """By counter, the mean over blocks; without a value it is missing."""
+    blocks = values.groupby("block")[[*COUNTERS]].mean()
+    means = {name: blocks[name].dropna().to_numpy() for name in COUNTERS}
+    return {name: mean_of(mean) for name, mean in means.items() if len(mean)}

@@ -113,26 +113,26 @@ def pair_effects(run: RunData) -> list[PairEffect]:
     if not interleaved:
         return []
     keys = set(map(batch_key, interleaved))
-    found = find_groups(window for window in run.windows if batch_key(window) in keys)
-    groups: dict[Pair, list[Group]] = {pair: [] for pair in [*_over_off(run), *found.left_out]}
-    for group in found.counted:
+    all_groups = find_groups(window for window in run.windows if batch_key(window) in keys)
+    groups: dict[Pair, list[Group]] = {pair: [] for pair in [*_over_off(run), *all_groups.left_out]}
+    for group in all_groups.counted:
         groups.setdefault(group.pair, []).append(group)
     batches = {batch.batch: batch for batch in interleaved}
     effects = []
     for pair in sorted(groups, key=lambda p: (cell_order(p.treated), cell_order(p.reference))):
-        own = groups[pair]
-        clock = DEVICE_MS if own and own[0].device is not None else WALL_MS
+        of_pair = groups[pair]
+        clock = DEVICE_MS if of_pair and of_pair[0].device is not None else WALL_MS
         effects.append(
             PairEffect(
                 pair=pair,
-                groups=tuple(own),
-                left_out=dict(found.left_out.get(pair, Counter())),
+                groups=tuple(of_pair),
+                left_out=dict(all_groups.left_out.get(pair, Counter())),
                 clock=clock,
-                device=_on_clock(own, DEVICE_MS) if clock == DEVICE_MS else None,
-                host=_on_clock(own, WALL_MS),
-                work=_work(own),
-                carry_over=_carry_over(own, clock),
-                conditions=condition_effects(own, log_effects(own, clock), batches),
+                device=_on_clock(of_pair, DEVICE_MS) if clock == DEVICE_MS else None,
+                host=_on_clock(of_pair, WALL_MS),
+                work=_work(of_pair),
+                carry_over=_carry_over(of_pair, clock),
+                conditions=condition_effects(of_pair, log_effects(of_pair, clock), batches),
             )
         )
     return effects
@@ -141,7 +141,7 @@ def pair_effects(run: RunData) -> list[PairEffect]:
 def effects_over_off(effects: Sequence[PairEffect]) -> dict[Cell, PairEffect]:
     """The pairs that give a cell's ratio, by that cell: those over off x off, and of a staged draft
     count that over the same count in mode off."""
-    return {each.pair.treated: each for each in effects if each.pair.is_over_stock}
+    return {effect.pair.treated: effect for effect in effects if effect.pair.is_over_stock}
 
 
 def switch_cost(effects: Iterable[PairEffect], *, counts: bool) -> Interval | None:
@@ -150,7 +150,7 @@ def switch_cost(effects: Iterable[PairEffect], *, counts: bool) -> Interval | No
     Args:
         counts: False for the A/A arm, k = 0 behind k = 0, which changes nothing.
     """
-    groups = [g for each in effects for g in each.groups if each.pair.by_drafts]
+    groups = [g for effect in effects for g in effect.groups if effect.pair.by_drafts]
     chosen = [g.switch for g in groups if bool(g.pair.treated.drafts) is counts]
     located = robust_location([switch for switch in chosen if switch is not None])
     return None if located is None else located.exp()
@@ -263,7 +263,7 @@ def splits(effects: Sequence[PairEffect], cells: Sequence[CellResult]) -> list[S
     """
     trusted = {cell.cell for cell in cells if cell.compared and cell.interleaved == WINDOWS}
     over_off = effects_over_off(effects)
-    found = []
+    entries = []
     for writes in effects:
         control, stage = writes.pair.reference, writes.pair.treated
         if control.nwor_mode is not NworMode.CONTROL or not {control, stage} <= trusted:
@@ -272,13 +272,13 @@ def splits(effects: Sequence[PairEffect], cells: Sequence[CellResult]) -> list[S
         if total is None or attention is None:
             continue
         parts = (total, attention, writes)
-        work = [each.work for each in parts if each.work is not None]
-        steps = [each.decisive.robust for each in parts if each.decisive is not None]
+        work = [effect.work for effect in parts if effect.work is not None]
+        steps = [effect.decisive.robust for effect in parts if effect.decisive is not None]
         for clock, ratios in ((WORK_MS, work), (total.clock, steps)):
             if len(ratios) == len(parts):
-                found.append(Split(stage, control, clock, *ratios))
+                entries.append(Split(stage, control, clock, *ratios))
                 break
-    return found
+    return entries
 
 
 WINDOWS = Interleave.WINDOWS.value
@@ -302,17 +302,17 @@ def deciding(windows: Interval | None, batches: Interval | None, cells: int) -> 
 
 def disagree(one: Interval, other: Interval, cells: int = 1) -> bool:
     """True if the intervals do not overlap; each is widened so that those of all cells hold."""
-    own, others = ratio_at_once(one, cells), ratio_at_once(other, cells)
-    return own.high < others.low or others.high < own.low
+    ours, others = ratio_at_once(one, cells), ratio_at_once(other, cells)
+    return ours.high < others.low or others.high < ours.low
 
 
 def mean_disagrees(effect: PairEffect, cells: int = 1) -> bool:
     """True if the mean differs from the robust location: a few windows carry a difference."""
-    found = effect.decisive
-    return found is not None and disagree(found.robust, found.mean, cells)
+    decisive = effect.decisive
+    return decisive is not None and disagree(decisive.robust, decisive.mean, cells)
 
 
 def carries_over(effect: PairEffect, cells: int = 1) -> bool:
     """True if the effect depends on the length of run (Bonferroni over the compared cells)."""
-    found = effect.carry_over
-    return found is not None and found.p_value * cells < SIGNIFICANCE
+    carry_over = effect.carry_over
+    return carry_over is not None and carry_over.p_value * cells < SIGNIFICANCE

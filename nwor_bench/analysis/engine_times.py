@@ -24,7 +24,7 @@ import numpy as np
 
 from nwor_bench.analysis.draft_rates import noise_floor
 from nwor_bench.models.methods import WITHOUT_DRAFTER
-from nwor_bench.records.cell import ADAPTIVE
+from nwor_bench.records.cell import ADAPTIVE, Count
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Phase
@@ -32,27 +32,27 @@ from nwor_bench.stats.interval import Interval
 from nwor_bench.stats.paired import mean_of
 
 
-def block_times(run: RunData) -> dict[int | None, Interval]:
+def block_times(run: RunData) -> dict[Count | None, Interval]:
     """Log time of a step over that at k = 0 by draft count, None being the A/A arm, from the blocks
     that both ran; of counts with MIN_BLOCKS or more."""
-    logs: dict[int | None, dict[int, float]] = {}
+    logs: dict[Count | None, dict[int, float]] = {}
     adaptive = adaptive_tokens(run)
     for batch in _timed(run):
-        own = adaptive if batch.cell.drafts == ADAPTIVE else _tokens(run.header, [batch])
-        value = None if own is None else _log_step(batch, own)
+        tokens = adaptive if batch.cell.drafts is ADAPTIVE else _tokens(run.header, [batch])
+        value = None if tokens is None else _log_step(batch, tokens)
         if value is not None:
             logs.setdefault(batch.cell.drafts, {})[batch.block] = value
     base = logs.pop(0, {})
-    pairs = {k: [own[b] - base[b] for b in sorted(own.keys() & base)] for k, own in logs.items()}
+    pairs = {k: [row[b] - base[b] for b in sorted(row.keys() & base)] for k, row in logs.items()}
     known = {k: mean_of(np.array(values)) for k, values in pairs.items() if values}
-    found = {k: estimate for k, estimate in known.items() if estimate.is_bounded}
-    offset = noise_floor(found[None]) if None in found else 0.0
-    return {k: replace(e, offset=0.0 if k is None else offset) for k, e in found.items()}
+    bounded = {k: estimate for k, estimate in known.items() if estimate.is_bounded}
+    offset = noise_floor(bounded[None]) if None in bounded else 0.0
+    return {k: replace(e, offset=0.0 if k is None else offset) for k, e in bounded.items()}
 
 
 def adaptive_tokens(run: RunData) -> float | None:
     """Tokens of a step with adaptive verification, in all timed blocks; None without one."""
-    batches = [batch for batch in _timed(run) if batch.cell.drafts == ADAPTIVE]
+    batches = [batch for batch in _timed(run) if batch.cell.drafts is ADAPTIVE]
     return _tokens(run.header, batches) if batches else None
 
 
@@ -63,7 +63,7 @@ def _timed(run: RunData) -> list[BatchRecord]:
 
 def _tokens(header: RunHeader, batches: Sequence[BatchRecord]) -> float:
     """Tokens of a step of these batches' requests."""
-    steps = [each for batch in batches for each in steps_of(header, batch)]
+    steps = [step for batch in batches for step in steps_of(header, batch)]
     number, accepted = sum(n for n, _ in steps), sum(a for _, a in steps)
     return 1 + accepted / number if number else 1.0
 

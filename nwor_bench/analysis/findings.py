@@ -469,7 +469,7 @@ def _clocks(evidence: Evidence) -> Iterator[Case]:
     values = {"what": "; ".join(what)}
     if evidence.windows_decide and not dependent and all(_slopes(effect) for _, effect in known):
         steepest = [(*_slopes(effect)[0], cell.label) for cell, effect in known]
-        slope, unit, name = max(steepest, key=lambda own: abs(own[0].value) + own[0].half_width)
+        slope, unit, name = max(steepest, key=lambda row: abs(row[0].value) + row[0].half_width)
         most = f"at most {name}, by {_slope_words(slope)} {unit}"
         remedy = f"{NEIGHBOURS}, and no ratio depends on the clock ({most})."
         yield Case(values, severity=Severity.NOTE, remedy=remedy)

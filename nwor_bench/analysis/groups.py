@@ -94,15 +94,15 @@ def find_groups(windows: Iterable[WindowRecord]) -> FoundGroups:
     left_out: dict[Pair, Counter[LeftOut]] = {}
     inside = (window for window in windows if window.group is not None)
     for _, members in groupby(inside, key=lambda w: (w.block, w.batch, w.group)):
-        own = list(members)
-        pair = pair_of({window.cell for window in own})
+        in_group = list(members)
+        pair = pair_of({window.cell for window in in_group})
         if pair is None:
             continue  # cut before its second cell ran: nothing was compared
-        found = _group(pair, own)
-        if isinstance(found, Group):
-            counted.append(found)
+        judged = _group(pair, in_group)
+        if isinstance(judged, Group):
+            counted.append(judged)
         else:
-            left_out.setdefault(pair, Counter())[found] += 1
+            left_out.setdefault(pair, Counter())[judged] += 1
     if any(group.device is not None for group in counted):
         for group in [group for group in counted if group.device is None]:
             left_out.setdefault(group.pair, Counter())[LeftOut.UNTIMED] += 1
@@ -124,19 +124,19 @@ def _group(pair: Pair, windows: Sequence[WindowRecord]) -> Group | LeftOut:
     length = members[0][1].run_length
     used = compared(length, counts=pair.by_drafts)
     has_counts = pair.reference.drafts is not None
-    found = judge_group(
+    judged = judge_group(
         members,
         used=used,
         size=_size,
-        drafts=(pair.reference.drafts or 0, pair.treated.drafts or 0) if has_counts else None,
+        drafts=(pair.reference.fixed_drafts, pair.treated.fixed_drafts) if has_counts else None,
         fell_back=_fell_back,
     )
-    if isinstance(found, LeftOut):
-        return found
-    first = found.windows[0]
-    clock = "wall_ms" if found.device is None else "device_ms"
+    if isinstance(judged, LeftOut):
+        return judged
+    first = judged.windows[0]
+    clock = "wall_ms" if judged.device is None else "device_ms"
     begins = [] if used[0] == 0 else [window for window, place in members if not place.position]
-    is_first = [True] * len(begins) + [False] * len(found.windows)
+    is_first = [True] * len(begins) + [False] * len(judged.windows)
     alike = [w for w, _ in members if w.fallback_reason is None and _size(w) == _size(first)]
     return Group(
         pair=pair,
@@ -145,12 +145,12 @@ def _group(pair: Pair, windows: Sequence[WindowRecord]) -> Group | LeftOut:
         number=first.group or 0,
         run_length=length,
         num_reqs=first.num_reqs,
-        host=found.host,
-        device=found.device,
-        work=log_effect(found.treated, found.windows, "work_ms"),
+        host=judged.host,
+        device=judged.device,
+        work=log_effect(judged.treated, judged.windows, "work_ms"),
         tokens=_log_ratio(pair, [(w.cell, output_tokens(w)) for w in alike]),
-        pace=_log_ratio(pair, [(w.cell, getattr(w, clock)) for w in found.windows]) or 0.0,
-        switch=log_effect(is_first, [*begins, *found.windows], clock) if begins else None,
+        pace=_log_ratio(pair, [(w.cell, getattr(w, clock)) for w in judged.windows]) or 0.0,
+        switch=log_effect(is_first, [*begins, *judged.windows], clock) if begins else None,
     )
 
 
@@ -167,7 +167,7 @@ def _fell_back(window: WindowRecord) -> bool:
 
 
 def _size(window: WindowRecord) -> tuple[int, int]:
-    drafts = window.draft_tokens - window.num_reqs * (window.cell.drafts or 0)
+    drafts = window.draft_tokens - window.num_reqs * window.cell.fixed_drafts
     return (window.num_reqs, drafts)
 
 

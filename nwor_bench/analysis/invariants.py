@@ -46,21 +46,22 @@ def counted_drafts(windows: Iterable[WindowRecord]) -> int:
     return sum((w.staged_tokens or w.draft_tokens) - w.uncounted_draft_tokens for w in windows)
 
 
-def sums_that_differ(batch: BatchRecord, own: Sequence[WindowRecord]) -> list[str]:
+def sums_that_differ(batch: BatchRecord, windows: Sequence[WindowRecord]) -> list[str]:
     """Sums over a batch's windows that are not those of its record, or of vLLM."""
-    staged = sum(window.staged_tokens for window in own)
-    committed = sum(window.committed_tokens for window in own)
+    staged = sum(window.staged_tokens for window in windows)
+    committed = sum(window.committed_tokens for window in windows)
+    drafts = sum(window.draft_tokens for window in windows)
     per_position = batch.vllm_accepted_per_position
     theirs_per_position = None if per_position is None else _without_zeros(per_position)
     pairs = [
-        ("windows", len(own), batch.windows, "its batch record"),
+        ("windows", len(windows), batch.windows, "its batch record"),
         ("staged tokens", staged, batch.staged_tokens, "its batch record"),
         ("committed tokens", committed, batch.committed_tokens, "its batch record"),
-        ("draft tokens", sum(w.draft_tokens for w in own), batch.draft_tokens, "its batch record"),
-        ("accepted tokens", sum(map(accepted, own)), batch.accepted_tokens, "its batch record"),
-        ("draft tokens", counted_drafts(own), batch.vllm_draft_tokens, "vLLM"),
-        ("accepted tokens", counted_accepted(own), batch.vllm_accepted_tokens, "vLLM"),
-        ("accepted per position", _per_position(own), theirs_per_position, "vLLM"),
+        ("draft tokens", drafts, batch.draft_tokens, "its batch record"),
+        ("accepted tokens", sum(map(accepted, windows)), batch.accepted_tokens, "its batch record"),
+        ("draft tokens", counted_drafts(windows), batch.vllm_draft_tokens, "vLLM"),
+        ("accepted tokens", counted_accepted(windows), batch.vllm_accepted_tokens, "vLLM"),
+        ("accepted per position", _per_position(windows), theirs_per_position, "vLLM"),
     ]
     return [
         f"{ours} {what} in the window records, but {theirs} in {source}"
@@ -141,9 +142,9 @@ def find_violations(run: RunData) -> list[Violation]:
     layers = run.header.engine.target_layers
     found = []
     for batch in every.batches:
-        own = windows[batch_key(batch)]
-        found += [Violation(w.cell, text) for w in own for text in _window_faults(w, batch, layers)]
-        found += _batch_violations(batch, own, whole.get((batch.pair, batch.block)))
+        ran = windows[batch_key(batch)]
+        found += [Violation(w.cell, text) for w in ran for text in _window_faults(w, batch, layers)]
+        found += _batch_violations(batch, ran, whole.get((batch.pair, batch.block)))
     timed = (batch for batch in every.batches if batch.phase == Phase.INTERLEAVED)
     in_order = (window for batch in timed for window in windows[batch_key(batch)])
     found += [Violation(cell, text) for cell, text in acceptance_violations(in_order)]
@@ -159,14 +160,14 @@ def counter_checks(run: RunData) -> list[CounterCheck]:
     checks = []
     for cell in sorted({batch.cell for batch in run.batches}, key=cell_order):
         read = [b for b in run.batches if b.cell == cell and b.vllm_draft_tokens is not None]
-        own = [window for batch in read for window in windows[batch_key(batch)]]
+        counted = [window for batch in read for window in windows[batch_key(batch)]]
         for counter, ours, theirs in (
-            ("draft tokens", counted_drafts(own), [b.vllm_draft_tokens for b in read]),
-            ("accepted tokens", counted_accepted(own), [b.vllm_accepted_tokens for b in read]),
+            ("draft tokens", counted_drafts(counted), [b.vllm_draft_tokens for b in read]),
+            ("accepted tokens", counted_accepted(counted), [b.vllm_accepted_tokens for b in read]),
         ):
             known = [value for value in theirs if value is not None]
             total = sum(known) if known and len(known) == len(theirs) else None
-            checks.append(CounterCheck(cell, counter, ours if own else None, total))
+            checks.append(CounterCheck(cell, counter, ours if counted else None, total))
     return checks
 
 
@@ -196,7 +197,7 @@ def _window_faults(window: WindowRecord, batch: BatchRecord, layers: int | None)
 
 
 def _batch_violations(
-    batch: BatchRecord, own: Sequence[WindowRecord], reference: BatchRecord | None
+    batch: BatchRecord, windows: Sequence[WindowRecord], reference: BatchRecord | None
 ) -> Iterator[Violation]:
     """Counts of one batch that do not add up.
 
@@ -205,23 +206,23 @@ def _batch_violations(
 
     Args:
         batch: of any phase.
-        own: its windows.
+        windows: of the batch.
         reference: off x off on the same block, whose tokens an interleaved batch must give.
     """
     faults = [batch.rank_disagreement] if batch.rank_disagreement else []
     place = f"block {batch.block}, batch {batch.batch} ({batch.phase})"
     if batch.phase not in INTERLEAVED_PHASES:
         if batch.nwor_mode == NworMode.STAGE and not faults:
-            faults = sums_that_differ(batch, own)
+            faults = sums_that_differ(batch, windows)
         for text in faults:
             yield Violation(batch.cell, f"{batch.cell.label}, {place}: {text}.")
         return
-    faults += sums_that_differ(batch, own)
+    faults += sums_that_differ(batch, windows)
     if reference is not None and _same_work(batch, reference):
         differing = _differing(batch.token_digests, reference.token_digests)
         of = f"{differing} of {len(reference.token_digests)} requests"
         faults += [f"{of} gave other tokens than off x off in whole batches"] if differing else []
-    for cell in _suspects(own):
+    for cell in _suspects(windows):
         for text in faults:
             yield Violation(cell, f"{place}, in which {cell.label} ran: {text}.")
 
@@ -239,8 +240,8 @@ def _differing(tokens: Sequence[str], expected: Sequence[str]) -> int:
 def _suspects(windows: Iterable[WindowRecord]) -> list[Cell]:
     """The batch's cells that differ from stock vLLM; off x off if it is the only one."""
     cells = sorted({window.cell for window in windows}, key=cell_order)
-    own = [cell for cell in cells if not cell.is_baseline]
-    return [cell for cell in own if cell.arm is None or cell.drafts is not None] or cells
+    acting = [cell for cell in cells if not cell.is_baseline]
+    return [cell for cell in acting if cell.arm is None or cell.drafts is not None] or cells
 
 
 def _prompt_violations(run: RunData) -> Iterator[Violation]:

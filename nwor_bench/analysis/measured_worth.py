@@ -29,15 +29,15 @@ class MeasuredWorth:
     def staged(self) -> dict[tuple[int, int], CellResult]:
         """The staged cells by batch size and draft count."""
         return {
-            (batch_size(each.run), cell.cell.drafts or 0): cell
-            for each in self.analyses
-            for cell in each.cells
+            (batch_size(analysis.run), cell.cell.fixed_drafts): cell
+            for analysis in self.analyses
+            for cell in analysis.cells
             if cell.nwor_mode != NworMode.OFF
         }
 
 
 def measured_worth(analyses: Sequence[Analysis]) -> MeasuredWorth:
     """Work it out once; a single run's is known already."""
-    runs = [each.measured for each in analyses]
+    runs = [analysis.measured for analysis in analyses]
     worth = analyses[0].worth if len(analyses) == 1 else None
     return MeasuredWorth(tuple(analyses), worth or worth_of(runs), tuple(window_times(runs)))

@@ -60,33 +60,33 @@ def pair_times(cell: CellData, baseline: CellData) -> PairedTimes | None:
         return None
     strata = [(_strata(*ours[block]), _strata(*theirs[block])) for block in blocks]
     matched = [_match(*both) for both in strata]
-    found = [match for match in matched if match is not None]
-    by_window = len(found) == len(blocks)
+    used = [match for match in matched if match is not None]
+    by_window = len(used) == len(blocks)
 
     def work(batches: Sequence[BatchRecord], windows: Sequence[WindowRecord]) -> Work:
         return windows_work(windows) if by_window else _batches_work(batches)
 
     sides = [(work(*ours[block]), work(*theirs[block])) for block in blocks]
     token_logs: tuple[float, ...] = ()
-    if all(own.tokens and other.tokens for own, other in sides):
+    if all(treated.tokens and other.tokens for treated, other in sides):
         token_logs = tuple(log(a.tokens / a.windows * b.windows / b.tokens) for a, b in sides)
     time_logs = tuple(log(a.ms / a.windows * b.windows / b.ms) for a, b in sides)
     if not by_window:
         return PairedTimes(
             LATENCY_MS,
             tuple(blocks),
-            tuple(own.ms for own, _ in sides),
+            tuple(treated.ms for treated, _ in sides),
             tuple(other.ms for _, other in sides),
             token_logs,
             time_logs,
         )
     windows = sum(len(times) for both in strata for side in both for times in side.values())
-    matches = sum(match[2] for match in found)
+    matches = sum(match[2] for match in used)
     return PairedTimes(
         WINDOW_MS,
         tuple(blocks),
-        tuple(match[0] for match in found),
-        tuple(match[1] for match in found),
+        tuple(match[0] for match in used),
+        tuple(match[1] for match in used),
         token_logs,
         time_logs,
         matches,

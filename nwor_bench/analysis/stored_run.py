@@ -85,18 +85,18 @@ def load_stored(folder: Path) -> StoredRun:
     if not records_path(folder).is_file():
         copies = f"copy it (or {KEPT_RECORDS_FILE}) beside {RUN_FILE}"
         raise _unusable(folder, f"it has no {RECORDS_FILE}; {copies}")
-    found = analyse(read_run(folder))
-    if not found.cells:
+    analysis = analyse(read_run(folder))
+    if not analysis.cells:
         raise _unusable(folder, "no cell was measured in it; name a run that has cells")
     unfinished = f"it did not end as planned (status: {header.status or 'unknown'})"
     return StoredRun(
         folder=folder,
         header=header,
-        cells={result.cell: result for result in found.cells},
-        data={data.cell: data for data in found.gathered},
-        counts=None if found.worth is None else found.measured,
+        cells={result.cell: result for result in analysis.cells},
+        data={data.cell: data for data in analysis.gathered},
+        counts=None if analysis.worth is None else analysis.measured,
         warnings=(*([] if header.status == RunStatus.COMPLETE else [unfinished]),
-                  *found.run.warnings),
+                  *analysis.run.warnings),
     )  # fmt: skip
 
 
@@ -115,7 +115,7 @@ _FOLDERS = ("scenario.prompts.path", "pair.target", "pair.draft")
 
 _OWN_SETTINGS = (
     *("LD_PRELOAD", "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_NWOR_MODE", "VLLM_SCV_MODE"),
-    *(each.option.worker_variable for each in declared(RunSpec) if each.option.worker_variable),
+    *(entry.option.worker_variable for entry in declared(RunSpec) if entry.option.worker_variable),
 )
 """Environment variables that nwor-bench sets itself."""
 
@@ -144,8 +144,8 @@ def differences(base: RunHeader, new: RunHeader) -> tuple[list[Difference], list
     machine = _differences(_machine(base), _machine(new))
     devices = [header.engine.device for header in (base, new)]
     on_gpu = not {None, "cpu"} & set(devices)
-    host = [each for each in machine if on_gpu and each.field in _HOST]
-    blocking = [each for each in machine if each not in host]
+    host = [difference for difference in machine if on_gpu and difference.field in _HOST]
+    blocking = [difference for difference in machine if difference not in host]
     others = _differences(_surroundings(base), _surroundings(new))
     return _differences(_work(base), _work(new)) + blocking, host + others
 
@@ -161,22 +161,22 @@ def _differences(base: Mapping[str, Any], new: Mapping[str, Any]) -> list[Differ
 def _work(header: RunHeader) -> dict[str, Any]:
     """The work of a run: scenario, models, and vLLM's arguments."""
     scenario = {k: v for k, v in (header.scenario or {}).items() if k not in _AMOUNT}
-    found = dict(_flat(scenario, "scenario"))
+    work = dict(_flat(scenario, "scenario"))
     for name in ("name", "method", "target", "draft", "speculative"):
-        found[f"pair.{name}"] = _field(header.pair, name)
-    found |= _options(header, Compare.REFUSE)
+        work[f"pair.{name}"] = _field(header.pair, name)
+    work |= _options(header, Compare.REFUSE)
     engine = header.engine
     pair = header.pair
-    found["dtype"] = _first(engine.dtype, header.spec.dtype, pair.dtype)
+    work["dtype"] = _first(engine.dtype, header.spec.dtype, pair.dtype)
     for name in _FOLDERS:
-        if isinstance(found.get(name), str):
-            found[name] = PurePath(found[name]).name
-    return found
+        if isinstance(work.get(name), str):
+            work[name] = PurePath(work[name]).name
+    return work
 
 
 def _options(header: RunHeader, treatment: Compare) -> dict[str, Any]:
     """The run's options with this treatment of differences."""
-    names = [each.field for each in declared(RunSpec) if each.option.compare is treatment]
+    names = [entry.field for entry in declared(RunSpec) if entry.option.compare is treatment]
     return {f"spec.{name}": _entry(header.stored_spec, name) for name in names}
 
 
@@ -195,22 +195,22 @@ def _machine(header: RunHeader) -> dict[str, Any]:
 def _surroundings(header: RunHeader) -> dict[str, Any]:
     environment = header.environment
     gpus, revision = environment.gpus, _field(environment.git, "revision")
-    found = {
+    facts = {
         "nwor-bench": _entry(environment.packages, "nwor-bench"),
         "git revision": revision[:12] if isinstance(revision, str) else revision,
         "uncommitted changes": _field(environment.git, "dirty"),
         "GPU driver": _UNKNOWN if gpus is None else sorted({str(gpu.driver) for gpu in gpus}),
         "seed": _entry(header.stored_spec, "seed"),
     }
-    found |= _options(header, Compare.TELL)
+    facts |= _options(header, Compare.TELL)
     for name in ("runner", "attention_backend", "block_size"):
-        found[f"engine.{name}"] = _field(header.engine, name)
+        facts[f"engine.{name}"] = _field(header.engine, name)
     for name in ("torch", "triton", "transformers"):
-        found[name] = _entry(environment.packages, name)
+        facts[name] = _entry(environment.packages, name)
     for name, value in (environment.settings or {}).items():
         if name not in _OWN_SETTINGS:
-            found[name] = value
-    return found
+            facts[name] = value
+    return facts
 
 
 def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

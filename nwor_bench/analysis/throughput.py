@@ -57,12 +57,12 @@ def rate_of_same_tokens(time: Interval, clock: str) -> RateRatio:
 def rate_of_groups(groups: Sequence[Group]) -> RateRatio | None:
     """The ratio from groups in which both cells gave tokens; None below MIN_GROUPS."""
     both = [(group.tokens, group.pace) for group in groups if group.tokens is not None]
-    tokens, times = [own for own, _ in both], [own for _, own in both]
-    found = robust_location(np.subtract(tokens, times).tolist())
-    if found is None:
+    tokens, times = [value for value, _ in both], [value for _, value in both]
+    located = robust_location(np.subtract(tokens, times).tolist())
+    if located is None:
         return None
     clock = WALL_MS if groups[0].device is None else DEVICE_MS
-    return RateRatio(found.exp(), clock, _noise(tokens, times))
+    return RateRatio(located.exp(), clock, _noise(tokens, times))
 
 
 def rate_of_blocks(times: PairedTimes) -> RateRatio | None:

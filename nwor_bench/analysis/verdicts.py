@@ -227,12 +227,12 @@ def _corrected(cells: Sequence[CellData], results: Sequence[CellResult]) -> list
     floor = next((ratio.distance for cell, ratio in timed if cell.is_aa and ratio), None)
     ratios = [ratio for cell, ratio in timed if ratio and not cell.is_aa]
     p_values = iter(holm([ratio.p_value for ratio in ratios]))
-    found = []
+    decided = []
     for cell, result in both:
         if result.verdict != OPEN or result.ratio is None:
-            found.append(result)
+            decided.append(result)
         elif cell.is_aa:
-            found.append(_decide(cell, result, None))
+            decided.append(_decide(cell, result, None))
         else:
             sure = ratio_at_once(result.ratio, len(ratios))
             rate = result.rate if result.rate and result.rate.is_bounded else None
@@ -242,8 +242,8 @@ def _corrected(cells: Sequence[CellData], results: Sequence[CellResult]) -> list
                 simultaneous_cells=len(ratios),
                 sure_rate=None if rate is None else ratio_at_once(rate, len(ratios)),
             )
-            found.append(_decide(cell, wide, floor))
-    return found
+            decided.append(_decide(cell, wide, floor))
+    return decided
 
 
 def _decide(cell: CellData, result: CellResult, floor: float | None) -> CellResult:
@@ -252,14 +252,14 @@ def _decide(cell: CellData, result: CellResult, floor: float | None) -> CellResu
     assert interval is not None
     # Interleaved windows show differences below 1 %. The A/A arm should show none that matters.
     small_counts = result.interleaved == WINDOWS and result.arm is None
-    found = verdict(interval, p_adjusted=adjusted, noise_floor=floor, small_counts=small_counts)
+    shown = verdict(interval, p_adjusted=adjusted, noise_floor=floor, small_counts=small_counts)
     reasons = [result.reason] if result.reason else []
-    if found is Verdict.AMBIGUOUS:
+    if shown is Verdict.AMBIGUOUS:
         reasons.append(_why_ambiguous(interval, adjusted, floor, result.simultaneous_cells))
     idle = idle_scv(cell)
     if idle:
         reasons.append(f"{idle}; its NWOR result stands")
-    return replace(result, verdict=str(found), reason="; ".join(reasons) or None)
+    return replace(result, verdict=str(shown), reason="; ".join(reasons) or None)
 
 
 def _why_ambiguous(

@@ -19,11 +19,11 @@ from statistics import median
 
 import numpy as np
 
-from nwor_bench.analysis.draft_rates import Arm, AtSize, Worth, worth_at
-from nwor_bench.analysis.draft_tokens import Tokens, named_rates, requests_of
+from nwor_bench.analysis.draft_rates import AtSize, CountArm, Worth, worth_at
+from nwor_bench.analysis.draft_tokens import PromptTokens, named_rates, requests_of
 from nwor_bench.analysis.effects import DEVICE_MS, PairEffect
 from nwor_bench.analysis.engine_times import adaptive_tokens, block_times
-from nwor_bench.records.cell import ADAPTIVE, Cell, NworMode, count_order
+from nwor_bench.records.cell import ADAPTIVE, Cell, NworMode, count_order, fixed_counts
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, Verdict, WindowRecord
 from nwor_bench.records.window_order import compared
@@ -46,7 +46,7 @@ class Measured:
 
     run: RunData
     effects: Sequence[PairEffect]
-    refused: Mapping[Arm, str] = field(default_factory=dict)
+    refused: Mapping[CountArm, str] = field(default_factory=dict)
     """See `AtSize`."""
 
     @property
@@ -55,7 +55,7 @@ class Measured:
         return batch_size(self.run)
 
 
-def refused_arms(cells: Sequence[CellResult]) -> dict[Arm, str]:
+def refused_arms(cells: Sequence[CellResult]) -> dict[CountArm, str]:
     """Verdicts of cells that have no time to trust: INVALID and INEFFECTIVE ones, and those that
     were not compared with their reference, as a check that they need did not run."""
     return {
@@ -66,61 +66,62 @@ def refused_arms(cells: Sequence[CellResult]) -> dict[Arm, str]:
     }
 
 
-def arm_of(cell: Cell) -> Arm:
+def arm_of(cell: Cell) -> CountArm:
     """The cell's draft count, and whether it is staged."""
-    return cell.drafts, cell.stock_twin is not None
+    return CountArm(cell.drafts, cell.stock_twin is not None)
 
 
-def broken_arms(runs: Sequence[Measured]) -> set[Arm]:
+def broken_arms(runs: Sequence[Measured]) -> set[CountArm]:
     """What failed its checks in any of the runs: it is INVALID at every batch size, because wrong
     output at one shows a fault that another may have without showing it."""
-    return {arm for own in runs for arm, found in own.refused.items() if found == Verdict.INVALID}
+    return {arm for data in runs for arm, why in data.refused.items() if why == Verdict.INVALID}
 
 
 def worth_of(runs: Sequence[Measured]) -> Worth:
     """What the runs of one pair say; batch sizes must differ."""
     known = {drafts for m in runs for b in m.run.batches if (drafts := b.cell.drafts)}
     counts, broken = sorted(known, key=count_order), broken_arms(runs)
-    fixed = [k for k in counts if k != ADAPTIVE and (k, False) not in broken]
-    requests = [pair for own in runs for pair in requests_of(own.run, fixed)]
+    fixed = [k for k in fixed_counts(counts) if CountArm(k) not in broken]
+    requests = [pair for data in runs for pair in requests_of(data.run, fixed)]
     rates, scenario = named_rates(runs[0].run), runs[0].run.header.scenario or {}
     sizes = []
     invalid = dict.fromkeys(broken, str(Verdict.INVALID))
-    for own in (replace(each, refused={**each.refused, **invalid}) for each in runs):
-        adaptive = None if (ADAPTIVE, False) in broken else adaptive_tokens(own.run)
-        tokens = Tokens(requests, fixed, rates, scenario.get("max_new_tokens"), adaptive)
-        times = times_of(own)
+    for data in (replace(one, refused={**one.refused, **invalid}) for one in runs):
+        adaptive = None if CountArm(ADAPTIVE) in broken else adaptive_tokens(data.run)
+        tokens = PromptTokens(requests, fixed, rates, scenario.get("max_new_tokens"), adaptive)
+        times = times_of(data)
         stock = {k: time for (k, staged), time in times.items() if not staged}
         staged_too = {k: time for (k, staged), time in times.items() if k and staged}
-        arms = {arm_of(batch.cell) for batch in own.run.batches}
-        untimed = {**dict.fromkeys(arms - times.keys(), str(Verdict.AMBIGUOUS)), **own.refused}
-        sizes.append(AtSize(own.requests, own.requests, stock, tokens, staged_too, untimed))
-    found = worth_at(sizes, counts, len(dict(requests)))
-    return replace(found, by_engines=runs[0].run.header.spec.engines)
+        arms = {arm_of(batch.cell) for batch in data.run.batches}
+        untimed = {**dict.fromkeys(arms - times.keys(), str(Verdict.AMBIGUOUS)), **data.refused}
+        sizes.append(AtSize(data.requests, data.requests, stock, tokens, staged_too, untimed))
+    worth = worth_at(sizes, counts, len(dict(requests)))
+    return replace(worth, by_engines=runs[0].run.header.spec.engines)
 
 
-def times_of(own: Measured) -> dict[Arm, Interval]:
+def times_of(data: Measured) -> dict[CountArm, Interval]:
     """Log time of a window over that at k = 0, of a staged one over the same count in mode off;
     without refused arms, and those that would be compared with one.
 
     At the end of a batch some requests have finished: groups with most of them count. Draft counts
     with an engine each have blocks instead.
     """
-    found: dict[Arm, Interval] = {}
-    if own.run.header.spec.engines:
-        found = {(k, False): time for k, time in block_times(own.run).items()}
-    for effect in own.effects:
+    times: dict[CountArm, Interval] = {}
+    if data.run.header.spec.engines:
+        times = {CountArm(k): time for k, time in block_times(data.run).items()}
+    for effect in data.effects:
         if effect.pair.is_over_stock:
-            full = [g for g in effect.groups if g.num_reqs >= MIN_FULL * own.requests]
+            full = [g for g in effect.groups if g.num_reqs >= MIN_FULL * data.requests]
             both = [g.device if effect.clock == DEVICE_MS else g.host for g in full]
             known = [value for value in both if value is not None]
             if known:
                 located = robust_location(known) or mean_of(np.array(known))
-                found[arm_of(effect.pair.treated)] = located
+                times[arm_of(effect.pair.treated)] = located
     return {
-        (k, staged): time
-        for (k, staged), time in found.items()
-        if time.is_bounded and not {(k, staged), (k if staged else 0, False)} & own.refused.keys()
+        arm: time
+        for arm, time in times.items()
+        if time.is_bounded
+        and not {arm, CountArm(arm.drafts if arm.staged else 0)} & data.refused.keys()
     }
 
 
@@ -140,19 +141,19 @@ class WindowTime:
 
 def window_times(runs: Sequence[Measured]) -> list[WindowTime]:
     """By batch size and draft count, from windows that draft as many as they verify."""
-    found: dict[tuple[int, int, bool], list[WindowRecord]] = {}
+    windows: dict[tuple[int, int, bool], list[WindowRecord]] = {}
     broken = broken_arms(runs)
-    for own in runs:
-        size = own.requests
-        for window in own.run.windows:
+    for data in runs:
+        size = data.requests
+        for window in data.run.windows:
             staged = window.cell.nwor_mode is not NworMode.OFF
             used = compared(window.run_length or 0, counts=not staged)
             inside = window.group is not None and window.position in used
-            arm = window.cell.drafts or 0, staged
+            arm = window.cell.fixed_drafts, staged
             if inside and window.num_reqs == size and arm not in broken and _whole_ms(window):
-                found.setdefault((size, *arm), []).append(window)
+                windows.setdefault((size, *arm), []).append(window)
     times = []
-    for (size, k, staged), every in sorted(found.items()):
+    for (size, k, staged), every in sorted(windows.items()):
         apart = [w.forward_ms + (w.sample_ms or 0.0) for w in every if w.forward_ms is not None]
         target = median(apart) if apart else None
         times.append(WindowTime(size, k, staged, median(map(_whole_ms, every)), target))

@@ -97,13 +97,13 @@ def requirements() -> Iterator[tuple[str, str]]:
 
 def missing_packages() -> dict[str, str]:
     """Requirements whose module cannot be imported, and why."""
-    found = {}
+    missing = {}
     for requirement, module in requirements():
         try:
             import_module(module)
         except ImportError as error:
-            found[requirement] = str(error)
-    return found
+            missing[requirement] = str(error)
+    return missing
 
 
 def install_command(missing: Iterable[str]) -> str:

@@ -23,18 +23,18 @@ from nwor_bench.workload.options import (
 Quiet = Annotated[bool, Option("Print only the answer.", aliases=("-q",))]
 AsJson = Annotated[bool, Option("Print only the result, as JSON (docs/json.md).", name="json")]
 
-Command = Callable[..., None]
+CommandFunction = Callable[..., None]
 
 
-def with_flags(*holders: type) -> Callable[[Command], Command]:
+def with_flags(*holders: type) -> Callable[[CommandFunction], CommandFunction]:
     """Give a command the flags of these classes' options; it takes their values as keywords.
 
     Parameters whose class is a dataclass give it flags too; it takes objects of these classes.
     """
 
-    def add(command: Command) -> Command:
-        own = inspect.signature(command)
-        parameters = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    def add(command: CommandFunction) -> CommandFunction:
+        signature = inspect.signature(command)
+        parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         read: dict[str, Any] = {
             p.name: p.annotation for p in parameters if is_dataclass(p.annotation)
         }
@@ -43,37 +43,37 @@ def with_flags(*holders: type) -> Callable[[Command], Command]:
         def call(**given: Any) -> None:
             objects = {}
             for name, holder in read.items():
-                flags = {each: given.pop(each) for each in of_holders(given, holder)}
+                flags = {flag: given.pop(flag) for flag in of_holders(given, holder)}
                 objects[name] = holder(**read_all(holder, flags))
             command(**objects, **given)
 
         kept = [p for p in parameters if p.name not in read]
-        flags = [_parameter(each) for each in _by_panel(*read.values(), *holders)]
-        call.__signature__ = own.replace(parameters=[*kept, *flags])  # type: ignore[attr-defined]
+        kept += map(_parameter, _by_panel(*read.values(), *holders))
+        call.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
         return call
 
     return add
 
 
 def _by_panel(*holders: type) -> list[Declared]:
-    options = [each for holder in holders for each in declared(holder) if each.option.has_flag]
-    return sorted(options, key=lambda each: list(Panel).index(each.option.panel))
+    options = [entry for holder in holders for entry in declared(holder) if entry.option.has_flag]
+    return sorted(options, key=lambda entry: list(Panel).index(entry.option.panel))
 
 
-def _parameter(each: Declared) -> inspect.Parameter:
+def _parameter(entry: Declared) -> inspect.Parameter:
     """What typer reads a flag from."""
-    option, default = each.option, _text(each.written_default)
-    kind = bare(each.written)
+    option, default = entry.option, _text(entry.written_default)
+    kind = bare(entry.written)
     kind = kind if kind in (bool, int, float, str, Path) else str
     flag = typer.Option(
-        each.flag,
+        entry.flag,
         *option.aliases,
         help=option.help,
         envvar=option.flag_variable,
         rich_help_panel=None if option.panel is Panel.GENERAL else option.panel.value,
     )
     return inspect.Parameter(
-        each.name,
+        entry.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=default,
         annotation=Annotated[kind if default is not None else kind | None, flag],

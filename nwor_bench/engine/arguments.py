@@ -13,7 +13,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from nwor_bench.engine.preflight import check_flags, check_pair
 from nwor_bench.errors import BenchError, ConfigError, EngineError
 from nwor_bench.instruments.draft_counts import SAFE_GRAPHS, schedule_of
 from nwor_bench.instruments.pm_sampling import check_counters
@@ -22,7 +21,7 @@ from nwor_bench.models.recurrent import STAGED_KINDS, recurrent_layers
 from nwor_bench.records.cell import AA, ADAPTIVE, Arguments, Drafts
 from nwor_bench.records.state_slots import FIELD, check_one_slot, one_slot
 from nwor_bench.workload.config import RunSpec
-from nwor_bench.workload.experiment import ACCEPTANCE_RATES, COUNT_BY_SIZE, DraftCounts
+from nwor_bench.workload.experiment import ACCEPTANCE_RATES, COUNT_BY_SIZE
 from nwor_bench.workload.run_spec import ACCEPTANCE_LENGTH, Counters
 
 
@@ -141,7 +140,7 @@ def _processors_of_ranks(ranks: int) -> str:
     processors = sorted(os.sched_getaffinity(0))
     share = len(processors) // ranks
     shares = [processors[rank * share : (rank + 1) * share] for rank in range(ranks)]
-    return "|".join(",".join(map(str, each)) for each in shares)
+    return "|".join(",".join(map(str, part)) for part in shares)
 
 
 def on_cpu() -> bool:
@@ -159,16 +158,15 @@ def _has_gpu() -> bool:
 
 
 def check_arguments(pair: ResolvedPair, spec: RunSpec) -> None:
-    """Have vLLM check the configuration before anything is started or written.
+    """Have vLLM check the configuration before anything is started or written; `run.prepare` has
+    checked what needs no vLLM.
 
     Raises ConfigError with vLLM's own reason if it refuses.
     """
-    check_flags(spec)
-    check_pair(pair, spec)
     if spec.counters is Counters.DRAM:
         check_counters(_has_gpu)
-    specs = {arm: own for arm, own in spec.engine_specs.items() if arm != AA}
-    configs = {arm: _check_engine(pair, own) for arm, own in specs.items()}
+    specs = {arm: engine_spec for arm, engine_spec in spec.engine_specs.items() if arm != AA}
+    configs = {arm: _check_engine(pair, engine_spec) for arm, engine_spec in specs.items()}
     for arm in configs:
         if isinstance(arm, Arguments) and _settings(configs[None]) == _settings(configs[arm]):
             remedy = "vLLM makes the same configuration of it as without; write another"
@@ -209,20 +207,20 @@ def _check_states(pair: ResolvedPair) -> None:
     layers = recurrent_layers(read_model_config(pair.target) or {})
     kind = None if layers is None else layers.state.kind
     if kind not in STAGED_KINDS:
-        found = "it has no recurrent layers" if kind is None else f"its layers are of {kind}"
-        remedy = f"states of {', '.join(STAGED_KINDS)} are staged, and {found}; leave it out"
+        why = "it has no recurrent layers" if kind is None else f"its layers are of {kind}"
+        remedy = f"states of {', '.join(STAGED_KINDS)} are staged, and {why}; leave it out"
         raise ConfigError.for_field(f"--against: {FIELD}", 1, remedy)
 
 
 def _settings(config: Any) -> dict[str, str]:
     """Every setting of a VllmConfig, but not who chose it, nor what is drawn anew each time."""
     parts = {part.name: getattr(config, part.name) for part in fields(config)}
-    found = {name: repr(part) for name, part in parts.items() if not is_dataclass(part)}
+    reprs = {name: repr(part) for name, part in parts.items() if not is_dataclass(part)}
     for name, part in parts.items():
         if is_dataclass(part):
-            found |= {f"{name}.{f.name}": repr(getattr(part, f.name, None)) for f in fields(part)}
+            reprs |= {f"{name}.{f.name}": repr(getattr(part, f.name, None)) for f in fields(part)}
     others = ("instance_id", "user_specified")
-    return {name: value for name, value in found.items() if not any(o in name for o in others)}
+    return {name: value for name, value in reprs.items() if not any(o in name for o in others)}
 
 
 def _check_step_tokens(config: Any) -> None:
@@ -313,9 +311,8 @@ def _speculation(pair: ResolvedPair, spec: RunSpec) -> dict[str, Any] | None:
     config = {**pair.speculative_config(drafts), **given}
     if ACCEPTANCE_RATES in given:
         config.pop(ACCEPTANCE_LENGTH, None)  # the pair's; vLLM takes one of the two
-    experiment = spec.experiment
-    if isinstance(experiment, DraftCounts):
-        config[COUNT_BY_SIZE] = schedule_of(experiment.counts)
+    if counts := spec.experiment.counts:
+        config[COUNT_BY_SIZE] = schedule_of(counts)
     if config.keys() & {ACCEPTANCE_LENGTH, ACCEPTANCE_RATES}:  # only this method takes them
         config.setdefault("rejection_sample_method", "synthetic")
     return config
@@ -346,7 +343,7 @@ def engine_arguments(pair: ResolvedPair, spec: RunSpec) -> dict[str, Any]:
     if pair.load_format is not None:
         arguments["load_format"] = DUMMY_LOADERS.get(pair.load_format, pair.load_format)
     given = dict(spec.engine_args)
-    if isinstance(spec.experiment, DraftCounts) and not on_cpu():
+    if spec.experiment.counts and not on_cpu():
         graphs = given.get("compilation_config") or {}
         if isinstance(graphs, dict):
             given["compilation_config"] = {"cudagraph_mode": SAFE_GRAPHS, **graphs}

@@ -29,7 +29,6 @@ from nwor_bench.records.cell import Arm
 from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.types import AA, Cell
 from nwor_bench.workload.config import RunSpec
-from nwor_bench.workload.experiment import Engines
 
 GPU_SHARE = 0.9
 """Share of a GPU's memory, split as gpu_memory_utilization: vLLM refuses to start with less than
@@ -44,7 +43,7 @@ CLOSING_S = 30.0
 
 def start_engine(pair: ResolvedPair, spec: RunSpec, log: Path | None) -> Engine:
     """The run's engine, or several behind one. Raises as `VllmEngine` does."""
-    if not isinstance(spec.experiment, Engines):
+    if spec.experiment.asked_by is None:
         return VllmEngine(pair, spec, log)
     started = time.perf_counter()
     specs = engines_with_room(pair, spec)
@@ -67,12 +66,12 @@ def _launch(
     pair: ResolvedPair, specs: Mapping[Arm | None, RunSpec], arm: Arm | None, log: Path | None
 ) -> "ChildEngine":
     """The arm's engine, with an equal share of a GPU and a log of its own."""
-    own, number = specs[arm], list(specs).index(arm)
-    if not on_cpu() and "gpu_memory_utilization" not in own.engine_args:
+    spec, number = specs[arm], list(specs).index(arm)
+    if not on_cpu() and "gpu_memory_utilization" not in spec.engine_args:
         share = {"gpu_memory_utilization": round(GPU_SHARE / len(specs), 3)}
-        own = replace(own, engine_args={**own.engine_args, **share})
+        spec = replace(spec, engine_args={**spec.engine_args, **share})
     path = log and log.with_stem(f"{log.stem}-{number}" if number else log.stem)
-    return ChildEngine(pair, own, path)
+    return ChildEngine(pair, spec, path)
 
 
 class EngineArms:
@@ -92,10 +91,10 @@ class EngineArms:
     ):
         self._engines = engines
         self._active = engines[None]
-        own = {arm: engine.status() for arm, engine in engines.items()}
-        baseline = own.pop(None)
-        facts = {str(arm): _differences(status, baseline) for arm, status in own.items()}
-        methods = [status.rejection_sample_method for status in (baseline, *own.values())]
+        statuses = {arm: engine.status() for arm, engine in engines.items()}
+        baseline = statuses.pop(None)
+        facts = {str(arm): _differences(status, baseline) for arm, status in statuses.items()}
+        methods = [status.rejection_sample_method for status in (baseline, *statuses.values())]
         self._facts = {
             "arms": facts,
             "rejection_sample_method": next(filter(None, methods), None),  # none without drafts
@@ -138,8 +137,8 @@ class EngineArms:
 def _differences(status: EngineStatus, baseline: EngineStatus) -> dict[str, Any]:
     """Facts of an engine that are not the baseline's, and how long its start took."""
     other = baseline.model_dump(mode="json")
-    own = status.model_dump(mode="json")
-    return {name: value for name, value in own.items() if value != other[name]}
+    facts = status.model_dump(mode="json")
+    return {name: value for name, value in facts.items() if value != other[name]}
 
 
 class ChildEngine:

@@ -38,7 +38,6 @@ from nwor_bench.records.types import AA, Cell
 from nwor_bench.records.window import WindowTable, windows_of
 from nwor_bench.records.window_order import WindowOrder
 from nwor_bench.workload.config import RunSpec
-from nwor_bench.workload.experiment import DraftCounts
 
 __all__ = ["VllmEngine", "check_arguments"]
 
@@ -78,15 +77,14 @@ class VllmEngine:
         VllmEngine.starts += 1
         self._counting = False
         self._kv_cache = VllmKvCache(self._llm, self._rpc_all, self._running)
-        experiment = spec.experiment
-        if isinstance(experiment, DraftCounts):
+        if counts := spec.experiment.counts:
             try:
                 self._check_draft_counts(pair, spec)
             except ConfigError:
                 self.close()
                 raise
             core = self._llm.llm_engine.engine_core.engine_core  # in this process
-            self._draft_counts = CountSwitch(core.scheduler, experiment.counts)
+            self._draft_counts = CountSwitch(core.scheduler, counts)
         if (spec.speculative_config or {}).get(ADAPTIVE_VERIFICATION):
             self._require_adaptive(pair)
         self._vllm = require_supported_vllm()
@@ -134,7 +132,7 @@ class VllmEngine:
         with stderr_to_file(self._log):
             self._rpc("nwor_set_modes", str(cell.nwor_mode), str(cell.scv_mode))
         if self._draft_counts is not None:
-            self._draft_counts.fix(cell.drafts or 0)
+            self._draft_counts.fix(cell.fixed_drafts)
 
     def generate(
         self,
@@ -161,14 +159,13 @@ class VllmEngine:
         self._kv_cache.last_batch(outputs)
         ranks = self._drain(outputs)
         table: WindowTable = ranks[0]["windows"]
-        counted, facts = self._take_counters(table) if self._counting else ({}, None)
+        counted = self._take_counters(table) if self._counting else {}
         return BatchOutput(
             token_ids=tuple(tuple(output.outputs[0].token_ids) for output in outputs),
             latency_ms=latency_ms,
             windows=windows_of(table | counted),
             counters=read_counters(self._llm).minus(before),
             scv_counters=ranks[0]["scv_counters"],
-            counter_facts=facts,
             rank_disagreement=disagreement([rank["windows"] for rank in ranks]),
             request_times=request_times(outputs),
             request_acceptance=request_acceptance(outputs, ranks[0]["request_acceptance"]),
@@ -301,17 +298,16 @@ class VllmEngine:
         """The KV cache of every rank, to be read back between batches."""
         return self._kv_cache
 
-    def _take_counters(self, table: WindowTable) -> tuple[WindowTable, dict[str, Any]]:
-        """Columns of the counts of these windows, and how precise they are."""
-        taken = self._rpc("nwor_take_counters")
-        columns: WindowTable = taken["windows"]
+    def _take_counters(self, table: WindowTable) -> WindowTable:
+        """Columns of the counts of these windows."""
+        columns: WindowTable = self._rpc("nwor_take_counters")
         windows, counted = len(table["num_reqs"]), len(next(iter(columns.values())))
         if counted != windows:
             raise EngineError(
                 f"{windows} windows ran and {counted} were counted: "
                 "counts cannot be assigned to windows"
             )
-        return columns, dict(taken["facts"])
+        return columns
 
     def close(self) -> None:
         """Shut the engine core down and release its memory."""

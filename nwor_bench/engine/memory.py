@@ -23,7 +23,6 @@ from nwor_bench.models.recurrent import recurrent_kinds, recurrent_layers
 from nwor_bench.records.cell import AA, Arm
 from nwor_bench.records.state_slots import ADDITIONAL, one_slot
 from nwor_bench.workload.config import RunSpec
-from nwor_bench.workload.experiment import Engines
 
 GIB = 1 << 30
 HEADROOM = 1.25
@@ -182,8 +181,8 @@ def require_memory(pair: ResolvedPair, spec: RunSpec) -> None:
     """Raises ConfigError if cache and weights will not fit into the device's free memory."""
     free = free_memory(spec.tensor_parallel_size)
     needed = needed_bytes(pair, spec, free.where)
-    if isinstance(spec.experiment, Engines):
-        _require_memory_of_all(pair, spec, free, spec.experiment)
+    if spec.experiment.asked_by is not None:
+        _require_memory_of_all(pair, spec, free, spec.experiment.asked_by)
     elif needed > free.num_bytes:
         if CACHE_SIZE in spec.engine_args:
             field, value = CACHE_SIZE, str(spec.engine_args[CACHE_SIZE])
@@ -201,27 +200,27 @@ def require_memory(pair: ResolvedPair, spec: RunSpec) -> None:
 
 
 def _require_memory_of_all(
-    pair: ResolvedPair, spec: RunSpec, free: FreeMemory, experiment: Engines
+    pair: ResolvedPair, spec: RunSpec, free: FreeMemory, asked_by: tuple[str, object]
 ) -> None:
     """The engines of all arms but A/A must fit."""
-    engines = [own for arm, own in spec.engine_specs.items() if arm != AA]
-    needed = [needed_bytes(pair, own, free.where) for own in engines]
+    engines = [engine for arm, engine in spec.engine_specs.items() if arm != AA]
+    needed = [needed_bytes(pair, engine, free.where) for engine in engines]
     if sum(needed) <= free.num_bytes:
         return
-    each = ", ".join(f"{size / GIB:.1f}" for size in needed)
+    gib = ", ".join(f"{size / GIB:.1f}" for size in needed)
     remedy = (
-        f"no free memory for {len(engines)} engines: {each} GiB needed, {free.num_bytes / GIB:.1f} "
+        f"no free memory for {len(engines)} engines: {gib} GiB needed, {free.num_bytes / GIB:.1f} "
         f"GiB free; write fewer --requests, a shorter --max-model-len or a smaller {CACHE_SIZE}"
     )
-    if experiment.compares_drafts:
+    if spec.experiment.compares_drafts:
         remedy += ", or a smaller --max-draft-tokens"
-    raise ConfigError.for_field(*experiment.asked_by, remedy)
+    raise ConfigError.for_field(*asked_by, remedy)
 
 
 def engines_with_room(pair: ResolvedPair, spec: RunSpec) -> dict[Arm | None, RunSpec]:
     """`RunSpec.engine_specs`, but that of A/A only if there is room for one more."""
     free, engines = free_memory(spec.tensor_parallel_size), spec.engine_specs
-    if sum(needed_bytes(pair, own, free.where) for own in engines.values()) > free.num_bytes:
+    if sum(needed_bytes(pair, engine, free.where) for engine in engines.values()) > free.num_bytes:
         del engines[AA]
     return engines
 
@@ -231,7 +230,7 @@ def _dummy_bytes(config: dict[str, Any], model: str, spec: RunSpec, element: int
     the embeddings."""
     parameters = shape_parameters(config, model)
     scheme = str(spec.engine_args.get("quantization") or "")
-    size = next((own for name, own in _QUANTISED_BYTES.items() if scheme.startswith(name)), None)
+    size = next((size for name, size in _QUANTISED_BYTES.items() if scheme.startswith(name)), None)
     if size is None:
         return parameters * element
     reader = _reader(config)

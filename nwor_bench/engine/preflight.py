@@ -7,12 +7,11 @@ are read from its source, without importing it.
 
 import ast
 import os
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from nwor_bench.engine.memory import require_memory
 from nwor_bench.errors import ConfigError
@@ -43,8 +42,9 @@ from nwor_bench.models.pairs import (
 from nwor_bench.models.pairs.local import read_model_config
 from nwor_bench.records.cell import ADAPTIVE_VERIFICATION
 from nwor_bench.records.header import RunHeader
-from nwor_bench.records.types import AttentionBy, RunStatus, ScvMode, StageBy
-from nwor_bench.workload.experiment import ACCEPTANCE_RATES, DraftCounts
+from nwor_bench.records.types import RunStatus, ScvMode
+from nwor_bench.workload.experiment import ACCEPTANCE_RATES
+from nwor_bench.workload.options import flag_of, to_plain
 from nwor_bench.workload.run_spec import (
     ACCEPTANCE_LENGTH,
     DEFAULT_PAIR,
@@ -64,90 +64,40 @@ def check_flags(spec: RunSpec) -> None:
 
     Raises ConfigError.
     """
-    _check_names("--engine-args", spec.engine_args, "engine/arg_utils.py", "EngineArgs")
-    _check_names("--against", spec.against or {}, "engine/arg_utils.py", "EngineArgs")
-    speculation = spec.speculative_config or {}
-    _check_names("--speculative-config", speculation, "config/speculative.py", "SpeculativeConfig")
-    _check_logprobs(spec)
-    _check_ranks(spec)
-    if not uses_gpu():
-        _check_without_gpu(spec)
+    for refusal in _flags_refused(spec):
+        raise refusal
 
 
 def check_pair(pair: ResolvedPair, spec: RunSpec) -> None:
     """Refuse what the target's config.json rules out, and what vLLM's CPU build accepts and cannot
     run. Raises ConfigError."""
-    _check_target(pair, spec)
-    _check_draft_counts(pair, pair.method, spec)
-    if spec.against is not None:
-        _refuse_synthetic(
-            pair,
-            spec,
-            "--against compares what two engines say, and with synthetic acceptance that does not "
-            "follow the target; name another pair, or leave it out",
-        )
-    if not is_cpu_build():
-        return
-    remedy = NOT_ON_CPU.get(Method(pair.method))
-    if remedy is not None:
-        raise ConfigError.for_field("--method", pair.method, remedy)
-    remedy = "vLLM has no synthetic acceptance on a CPU; leave it out, or run on a GPU"
-    _refuse_synthetic(pair, spec, remedy)
+    for refusal in _pair_refused(pair, spec):
+        raise refusal
 
 
-def _refuse_synthetic(pair: ResolvedPair, spec: RunSpec, remedy: str) -> None:
-    given = spec.speculative_config or {}
-    named = ((ACCEPTANCE_LENGTH, "--acceptance-length"), (ACCEPTANCE_RATES, "--acceptance-rates"))
-    for key, flag in named:
-        if key in given:
-            raise ConfigError.for_field(flag, given[key], remedy)
-    if {**pair.speculative, **given}.get(_METHOD) == "synthetic":
-        raise ConfigError.for_field("--pair", pair.name, remedy)
+def _flags_refused(spec: RunSpec) -> Iterator[ConfigError]:
+    for option, module, holder in _ENTRIES_OF_VLLM:
+        given = getattr(spec, option) or {}
+        source = _source(module) if given else None
+        known = frozenset() if source is None else _fields(source, holder)
+        for name in given:
+            if known and name not in known:
+                yield ConfigError.unknown(flag_of(option), name, known)
+    most = spec.engine_args.get("max_logprobs", TOP)
+    if isinstance(most, int) and 0 <= most < TOP:
+        remedy = f"the gate asks for {TOP} log probabilities a token; leave it out, or write {TOP} "
+        yield ConfigError.for_field("--engine-args: max_logprobs", most, f"{remedy}or more")
+    yield from _ranks_refused(spec)
+    if not uses_gpu():
+        yield from _without_gpu_refused(spec)
 
 
-_METHOD = "rejection_sample_method"
-
-
-def _check_draft_counts(pair: ModelPair | ResolvedPair, method: str, spec: RunSpec) -> None:
-    """Refuse draft counts in one engine if the method has one count, in any if the device decides
-    it, and synthetic acceptance that nobody named."""
-    if not spec.experiment.compares_drafts:
-        return
-    in_one = isinstance(spec.experiment, DraftCounts)
-    if not changes_count(method) and in_one:
-        raise ConfigError.for_field("--method", str(method), f"{WHICH_CHANGE}; write --engines")
-    if method in WITHOUT_DRAFTER and spec.adaptive_verification:
-        remedy = (
-            f"vLLM verifies adaptively by a drafter's logits, and {method} has none; leave it out"
-        )
-        raise ConfigError.for_field("--adaptive-verification", True, remedy)
-    graphs = spec.engine_args.get("compilation_config")
-    mode = graphs.get("cudagraph_mode") if isinstance(graphs, dict) else None
-    if mode == UNSAFE_GRAPHS and in_one:
-        field = "engine_args: compilation_config: cudagraph_mode"
-        raise ConfigError.for_field(field, mode, WHY_UNSAFE)
-    given = {**pair.speculative, **(spec.speculative_config or {})}
-    if given.get(ADAPTIVE_VERIFICATION):
-        field = f"--speculative-config: {ADAPTIVE_VERIFICATION}"
-        remedy = f"{WHY_NOT_ADAPTIVE}. An engine of its own: --adaptive-verification"
-        raise ConfigError.for_field(field, True, remedy)
-    if given.get(_METHOD) == "synthetic" and ACCEPTANCE_RATES not in given:
-        example = ",".join(f"{0.75 ** (j + 1):.2f}" for j in range(spec.scenario.draft_tokens))
-        remedy = (
-            "its acceptance is synthetic: name the share of windows that accept each draft, for "
-            f"example --acceptance-rates {example}"
-        )
-        raise ConfigError.for_field("--pair", pair.name, remedy)
-
-
-def _check_names(flag: str, given: Iterable[str], module: str, holder: str) -> None:
-    """Refuse entries that vLLM's class does not have; nothing is known without vLLM's source."""
-    names = list(given)
-    source = _source(module) if names else None
-    known = frozenset() if source is None else _fields(source, holder)
-    for name in names:
-        if known and name not in known:
-            raise ConfigError.unknown(flag, name, sorted(known))
+_ENTRIES_OF_VLLM = (
+    ("engine_args", "engine/arg_utils.py", "EngineArgs"),
+    ("against", "engine/arg_utils.py", "EngineArgs"),
+    ("speculative_config", "config/speculative.py", "SpeculativeConfig"),
+)
+"""Options that hold entries of a class of vLLM, its module and its name."""
 
 
 def _source(module: str) -> Path | None:
@@ -170,19 +120,7 @@ def _fields(source: Path, holder: str) -> frozenset[str]:
     )
 
 
-def _check_logprobs(spec: RunSpec) -> None:
-    """The gate asks for the `TOP` likeliest tokens at a difference."""
-    most = spec.engine_args.get("max_logprobs", TOP)
-    if isinstance(most, int) and 0 <= most < TOP:
-        raise ConfigError.for_field(
-            "--engine-args: max_logprobs",
-            most,
-            f"the gate asks for {TOP} log probabilities a token; leave it out, or write {TOP} or "
-            "more",
-        )
-
-
-def _check_ranks(spec: RunSpec) -> None:
+def _ranks_refused(spec: RunSpec) -> Iterator[ConfigError]:
     """One GPU a rank, unless vLLM is told to use other machines too; one processor on a CPU."""
     ranks = spec.tensor_parallel_size
     if ranks == 1 or spec.engine_args.get("distributed_executor_backend") == "ray":
@@ -193,16 +131,54 @@ def _check_ranks(spec: RunSpec) -> None:
         here, what = len(os.sched_getaffinity(0)), "processor"
     if ranks > here:
         remedy = f"each rank needs a {what}, and there are {here} here"
-        raise ConfigError.for_field("--tensor-parallel-size", ranks, remedy)
+        yield ConfigError.for_field("--tensor-parallel-size", ranks, remedy)
 
 
-def _check_target(pair: ResolvedPair, spec: RunSpec) -> None:
-    """Refuse heads that the ranks cannot share, and longer requests than the target's, as vLLM."""
+_ONLY_GPU = {
+    "stage_by": "and mode stage has one way to hold drafts; leave stage_by out",
+    "--attention": "and windows are attended in one way; leave it out",
+    "--counters": "so there is nothing to count; leave it out",
+    "--adaptive-verification": "and vLLM verifies adaptively only on a GPU; leave it out",
+}
+"""Options that only a GPU has a use for, and why they keep their default without one."""
+
+
+def _without_gpu_refused(spec: RunSpec) -> Iterator[ConfigError]:
+    for option, why in _ONLY_GPU.items():
+        name = option.removeprefix("--").replace("-", "_")
+        value = getattr(spec, name)
+        if value != getattr(RunSpec, name):
+            yield ConfigError.for_field(option, to_plain(value), f"{NO_CUDA}, {why}")
+    chosen = spec.only_cells or ()
+    if chosen and all(name.modes[1] is not ScvMode.OFF for name in chosen):
+        remedy = f"{NO_CUDA}, and SCV graph and adaptive need one; write stage-off"
+        yield ConfigError.for_field("--cells", ",".join(chosen), remedy)
+
+
+def _pair_refused(pair: ResolvedPair, spec: RunSpec) -> Iterator[ConfigError]:
+    yield from _target_refused(pair, spec)
+    yield from _counts_refused(pair, pair.method, spec)
+    if spec.against is not None:
+        remedy = (
+            "--against compares what two engines say, and with synthetic acceptance that does not "
+            "follow the target; name another pair, or leave it out"
+        )
+        yield from _synthetic_refused(pair, spec, remedy)
+    if is_cpu_build():
+        remedy = NOT_ON_CPU.get(Method(pair.method), "")
+        if remedy:
+            yield ConfigError.for_field("--method", pair.method, remedy)
+        remedy = "vLLM has no synthetic acceptance on a CPU; leave it out, or run on a GPU"
+        yield from _synthetic_refused(pair, spec, remedy)
+
+
+def _target_refused(pair: ResolvedPair, spec: RunSpec) -> Iterator[ConfigError]:
+    """Heads that the ranks cannot share, and longer requests than the target's, as vLLM."""
     config = text_entries(read_model_config(pair.target) or {})
     heads, ranks = config.get("num_attention_heads"), spec.tensor_parallel_size
     if isinstance(heads, int) and heads % ranks:
         remedy = f"write a divisor of the target's {heads} attention heads"
-        raise ConfigError.for_field("--tensor-parallel-size", ranks, remedy)
+        yield ConfigError.for_field("--tensor-parallel-size", ranks, remedy)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {"rope_type": "default"}
     scaled = not isinstance(rope, dict) or rope.get("rope_type") != "default"
     if scaled or "model_max_length" in config or os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN"):
@@ -210,30 +186,54 @@ def _check_target(pair: ResolvedPair, spec: RunSpec) -> None:
     longest, asked = config.get("max_position_embeddings"), spec.scenario.max_model_len
     if isinstance(longest, int) and asked > longest:
         remedy = f"the target's max_position_embeddings is {longest}; write at most that"
-        raise ConfigError.for_field("--max-model-len", asked, remedy)
+        yield ConfigError.for_field("--max-model-len", asked, remedy)
 
 
-def _check_without_gpu(spec: RunSpec) -> None:
-    """Refuse flags that only a GPU has a use for."""
-    refused: list[tuple[str, Any, str]] = []
-    if spec.stage_by is not StageBy.REFERENCE:
-        remedy = f"{NO_CUDA}, and mode stage has one way to hold drafts; leave stage_by out"
-        refused.append(("stage_by", spec.stage_by.value, remedy))
-    if spec.attention is not AttentionBy.AUTO:
-        remedy = f"{NO_CUDA}, and windows are attended in one way; leave it out"
-        refused.append(("--attention", spec.attention.value, remedy))
-    if spec.counters is not None:
-        remedy = f"{NO_CUDA}, so there is nothing to count; leave it out"
-        refused.append(("--counters", spec.counters.value, remedy))
-    if spec.adaptive_verification:
-        remedy = f"{NO_CUDA}, and vLLM verifies adaptively only on a GPU; leave it out"
-        refused.append(("--adaptive-verification", True, remedy))
-    chosen = spec.only_cells or ()
-    if chosen and all(name.modes[1] is not ScvMode.OFF for name in chosen):
-        remedy = f"{NO_CUDA}, and SCV graph and adaptive need one; write stage-off"
-        refused.append(("--cells", ",".join(chosen), remedy))
-    for field, value, remedy in refused:
-        raise ConfigError.for_field(field, value, remedy)
+def _counts_refused(
+    pair: ModelPair | ResolvedPair, method: str, spec: RunSpec
+) -> Iterator[ConfigError]:
+    """Draft counts in one engine if the method has one count, in any if the device decides it, and
+    synthetic acceptance that nobody named."""
+    if not spec.experiment.compares_drafts:
+        return
+    in_one = bool(spec.experiment.counts)
+    if not changes_count(method) and in_one:
+        yield ConfigError.for_field("--method", str(method), f"{WHICH_CHANGE}; write --engines")
+    if method in WITHOUT_DRAFTER and spec.adaptive_verification:
+        remedy = (
+            f"vLLM verifies adaptively by a drafter's logits, and {method} has none; leave it out"
+        )
+        yield ConfigError.for_field("--adaptive-verification", True, remedy)
+    graphs = spec.engine_args.get("compilation_config")
+    mode = graphs.get("cudagraph_mode") if isinstance(graphs, dict) else None
+    if mode == UNSAFE_GRAPHS and in_one:
+        field = "engine_args: compilation_config: cudagraph_mode"
+        yield ConfigError.for_field(field, mode, WHY_UNSAFE)
+    given = {**pair.speculative, **(spec.speculative_config or {})}
+    if given.get(ADAPTIVE_VERIFICATION):
+        field = f"--speculative-config: {ADAPTIVE_VERIFICATION}"
+        remedy = f"{WHY_NOT_ADAPTIVE}. An engine of its own: --adaptive-verification"
+        yield ConfigError.for_field(field, True, remedy)
+    if given.get(_METHOD) == "synthetic" and ACCEPTANCE_RATES not in given:
+        example = ",".join(f"{0.75 ** (j + 1):.2f}" for j in range(spec.scenario.draft_tokens))
+        remedy = (
+            "its acceptance is synthetic: name the share of windows that accept each draft, for "
+            f"example --acceptance-rates {example}"
+        )
+        yield ConfigError.for_field("--pair", pair.name, remedy)
+
+
+_METHOD = "rejection_sample_method"
+
+
+def _synthetic_refused(pair: ResolvedPair, spec: RunSpec, remedy: str) -> Iterator[ConfigError]:
+    given = spec.speculative_config or {}
+    named = ((ACCEPTANCE_LENGTH, "--acceptance-length"), (ACCEPTANCE_RATES, "--acceptance-rates"))
+    for key, flag in named:
+        if key in given:
+            yield ConfigError.for_field(flag, given[key], remedy)
+    if {**pair.speculative, **given}.get(_METHOD) == "synthetic":
+        yield ConfigError.for_field("--pair", pair.name, remedy)
 
 
 _TOKENIZERS = ("*token*", "*vocab*", "*tekken*", "*.model", "*.spm", "*.bpe", "*.py")
@@ -249,16 +249,11 @@ def check_run(spec: RunSpec, choice: PairChoice) -> None:
     choice = choice.with_config(spec.speculative_config)
     if choice.target_model is None:
         own = load_pair(choice.pair or DEFAULT_PAIR)
-        _check_draft_counts(own, choice.method or own.method, spec)
-        folder = pair_folder(own)
-        if not folder.is_dir():  # it is built or fetched later
+        for refusal in _counts_refused(own, choice.method or own.method, spec):
+            raise refusal
+        if not pair_folder(own).is_dir():  # it is built or fetched later
             return
-    pair = resolve_pair(
-        choice.pair,
-        target_model=choice.target_model,
-        draft_model=choice.draft_model,
-        method=choice.method,
-    )
+    pair = resolve_pair(**asdict(choice))
     check_pair(pair, spec)
     _check_tokenizer(pair.target)
     require_memory(with_own_dtype(pair, spec)[0], spec)
@@ -283,12 +278,7 @@ def why_engines(sweep: SweepFile) -> str | None:
         check_method("--method", choice.method)
     own = None if choice.target_model else load_pair(choice.pair or DEFAULT_PAIR)
     if own is None or pair_folder(own).is_dir():
-        pair = resolve_pair(
-            choice.pair,
-            target_model=choice.target_model,
-            draft_model=choice.draft_model,
-            method=choice.method,
-        )
+        pair = resolve_pair(**asdict(choice))
     method = str(pair.method if pair else choice.method or (own and own.method))
     if not changes_count(method):
         return f"vLLM cannot change the draft count of {method} step by step"

@@ -15,7 +15,7 @@ from pathlib import Path
 from nwor_bench.instruments.device import is_cpu_build
 
 LIBRARY = "libiomp5.so"
-DONE = "NWOR_BENCH_PRELOADED"
+PRELOADED = "NWOR_BENCH_PRELOADED"
 """Set in the new process, so that it re-executes only once, even if LD_PRELOAD is lost."""
 
 
@@ -31,11 +31,11 @@ def preload_environment(environ: Mapping[str, str]) -> dict[str, str] | None:
     """The environment for the restart, or None if no restart is needed."""
     library = openmp_library()
     preloaded = environ.get("LD_PRELOAD", "")
-    if library is None or LIBRARY in preloaded or DONE in environ:
+    if library is None or LIBRARY in preloaded or PRELOADED in environ:
         return None
     both = ":".join(filter(None, [str(library), preloaded]))
     # Intel's runtime prints a notice on a call of PyTorch's that it calls deprecated.
-    return {"KMP_WARNINGS": "0", **environ, "LD_PRELOAD": both, DONE: "1"}
+    return {"KMP_WARNINGS": "0", **environ, "LD_PRELOAD": both, PRELOADED: "1"}
 
 
 def run_under_one_openmp() -> None:

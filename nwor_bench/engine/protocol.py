@@ -79,8 +79,7 @@ class Sampling:
 class BatchOutput:
     """Output and counts of one batch.
 
-    `windows` are the first rank's; `rank_disagreement` names a count in which another
-    rank differs. `counter_facts` has the precision of the counters in `windows`; None without any.
+    `windows` are the first rank's; `rank_disagreement` names a count in which another rank differs.
     """
 
     token_ids: tuple[tuple[int, ...], ...]
@@ -88,7 +87,6 @@ class BatchOutput:
     windows: list[WindowRecord]
     counters: VllmCounters
     scv_counters: dict[str, int] = field(default_factory=dict)
-    counter_facts: dict[str, Any] | None = None
     rank_disagreement: str | None = None
     request_times: RequestTimes | None = None
     request_acceptance: tuple[tuple[int, int, int], ...] = ()

@@ -50,14 +50,14 @@ def read_counters(llm: Any) -> VllmCounters:
     """Counts since `llm` (a vllm.LLM) started. Raises EngineError if vLLM has none."""
     if (reason := lost(Feature.COUNTERS)) is not None:
         raise EngineError(f"sums have nothing to be compared with: {reason}")
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     per_position: tuple[int, ...] = ()
     for metric in llm.get_metrics():
         if metric.name in _COUNTERS:
-            found[_COUNTERS[metric.name]] = int(metric.value)
+            counts[_COUNTERS[metric.name]] = int(metric.value)
         elif metric.name == _PER_POSITION:
             per_position = tuple(int(value) for value in metric.values)
-    return VllmCounters(**found, accepted_per_position=per_position)
+    return VllmCounters(**counts, accepted_per_position=per_position)
 
 
 def request_times(outputs: Sequence[Any]) -> RequestTimes | None:
@@ -67,11 +67,11 @@ def request_times(outputs: Sequence[Any]) -> RequestTimes | None:
         return None
     lengths = [len(output.outputs[0].token_ids) for output in outputs]
     return RequestTimes(
-        ttft_ms=tuple(_ms(own.first_token_latency) for own in stats),
+        ttft_ms=tuple(_ms(request.first_token_latency) for request in stats),
         # vLLM's decode time, its clock being the engine core's at both ends.
         tpot_ms=tuple(
-            _ms((own.last_token_ts - own.first_token_ts) / (length - 1))
-            for own, length in zip(stats, lengths, strict=True)
+            _ms((request.last_token_ts - request.first_token_ts) / (length - 1))
+            for request, length in zip(stats, lengths, strict=True)
             if length > 1
         ),
     )

@@ -72,11 +72,11 @@ class ConditionMonitor:
             for name, value in after.counters.items()
             if name in self._before.counters
         }
-        found = _processor_shares(since)
+        shares = _processor_shares(since)
         for name in ("major_faults", "swapped_in_bytes", "gpu_throttled_ms"):
             if name in since:
-                found[name] = since[name]
-        return {name: round(value, 4) for name, value in {**found, **after.gauges}.items()}
+                shares[name] = since[name]
+        return {name: round(value, 4) for name, value in {**shares, **after.gauges}.items()}
 
     def _read(self) -> _Reading:
         family = _family()
@@ -115,9 +115,9 @@ def _read_host(family: Sequence[psutil.Process]) -> tuple[dict[str, float], dict
 
 
 def _family() -> list[psutil.Process]:
-    """This process and all that it has started, directly or not."""
-    own = psutil.Process()
-    return [own, *own.children(recursive=True)]
+    """Our process and all that it has started, directly or not."""
+    this = psutil.Process()
+    return [this, *this.children(recursive=True)]
 
 
 def _cpu_seconds(family: Sequence[psutil.Process]) -> float:
@@ -148,8 +148,8 @@ class _Gpus:
         self._nvml = nvml
         self._handles = handles
 
-    def read(self, own: Set[int]) -> tuple[dict[str, float], dict[str, float]]:
-        """Counters and gauges; values that a GPU does not support are left out. `own`: our ids."""
+    def read(self, our_ids: Set[int]) -> tuple[dict[str, float], dict[str, float]]:
+        """Counters and gauges; values that a GPU does not support are left out."""
         nvml = self._nvml
         sm = self._ask_all("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM)
         memory = self._ask_all("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM)
@@ -168,7 +168,7 @@ class _Gpus:
             for reason in reasons:
                 bits |= int(reason)
             gauges["gpu_throttle_reasons"] = float(bits)
-        others = [self._others(handle, own) for handle in self._handles]
+        others = [self._others(handle, our_ids) for handle in self._handles]
         if others and None not in others:
             gauges["gpu_other_processes"] = float(sum(n for n in others if n is not None))
         return self._throttled(), gauges
@@ -186,12 +186,12 @@ class _Gpus:
 
     def _throttled(self) -> dict[str, float]:
         policies = (self._nvml.NVML_PERF_POLICY_POWER, self._nvml.NVML_PERF_POLICY_THERMAL)
-        found = [a for p in policies for a in self._ask_all("nvmlDeviceGetViolationStatus", p)]
-        if not found:
+        answers = [a for p in policies for a in self._ask_all("nvmlDeviceGetViolationStatus", p)]
+        if not answers:
             return {}
-        return {"gpu_throttled_ms": sum(answer.violationTime for answer in found) / 1e6}
+        return {"gpu_throttled_ms": sum(answer.violationTime for answer in answers) / 1e6}
 
-    def _others(self, handle: Any, own: Set[int]) -> int | None:
+    def _others(self, handle: Any, our_ids: Set[int]) -> int | None:
         """Number of other processes that compute on this GPU.
 
         In a container NVML may list host process ids. If none of ours is among them, one of the
@@ -200,7 +200,7 @@ class _Gpus:
         running = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
         if running is None:
             return None
-        others = sum(process.pid not in own for process in running)
+        others = sum(process.pid not in our_ids for process in running)
         return max(0, others - 1) if others == len(running) else others
 
 

@@ -106,8 +106,8 @@ def window_sizes(requests: Iterable[int], most: int) -> list[int]:
 def verifies(output: Any) -> int | None:
     """Drafts of every request of a step; None if they differ."""
     drafts = output.scheduled_spec_decode_tokens
-    found = {len(drafts.get(req_id, ())) for req_id in output.num_scheduled_tokens}
-    return found.pop() if len(found) == 1 else None
+    counts = {len(drafts.get(req_id, ())) for req_id in output.num_scheduled_tokens}
+    return counts.pop() if len(counts) == 1 else None
 
 
 def server_counts(most: int) -> tuple[int, ...]:

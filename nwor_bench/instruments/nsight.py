@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from nwor_bench.errors import ConfigError, ExitCode
-from nwor_bench.instruments.nvtx_ranges import DOMAIN, SWITCH
+from nwor_bench.instruments.nvtx_ranges import DOMAIN, NVTX_VARIABLE
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ def numbers_regex(first: int, last: int) -> str:
             size, free = 10 * size, free + 1
         head, digit = divmod(first // size, 10)
         digits = min((last + 1 - first) // size, 10 - digit)
-        own = str(digit) if digits == 1 else f"[{digit}-{digit + digits - 1}]"
-        parts.append(f"{head or ''}{own}{'[0-9]' * free}")
+        last_digit = str(digit) if digits == 1 else f"[{digit}-{digit + digits - 1}]"
+        parts.append(f"{head or ''}{last_digit}{'[0-9]' * free}")
         first += digits * size
     return "|".join(parts)
 
@@ -187,14 +187,14 @@ def find_tool(profiler: Profiler) -> tuple[Path, str]:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _unusable(profiler, tool, f"cannot be run ({error})", str(error)) from error
     answer = (done.stdout + done.stderr).strip()
-    found = re.search(r"(\d{4})\.(\d+)[.\d]*", answer)
-    if found is None:
+    match = re.search(r"(\d{4})\.(\d+)[.\d]*", answer)
+    if match is None:
         raise _unusable(profiler, tool, f"does not say its version ({answer[:80]!r})", answer)
-    if (int(found[1]), int(found[2])) < profiler.oldest:
+    if (int(match[1]), int(match[2])) < profiler.oldest:
         oldest = ".".join(map(str, profiler.oldest))
-        what = f"is version {found[0]}, and {oldest} or newer is needed"
-        raise _unusable(profiler, tool, what, found[0])
-    return Path(tool), found[0]
+        what = f"is version {match[0]}, and {oldest} or newer is needed"
+        raise _unusable(profiler, tool, what, match[0])
+    return Path(tool), match[0]
 
 
 def _unusable(profiler: Profiler, tool: str, what: str, value: str) -> ToolUnavailable:
@@ -250,7 +250,7 @@ def _run(command: Sequence[str], *, stdout_free: bool) -> int:
     before = signal.signal(signal.SIGTERM, hand_on)
     try:
         stdout = _STDERR if stdout_free else None
-        process = subprocess.Popen(command, stdout=stdout, env={**os.environ, SWITCH: "1"})
+        process = subprocess.Popen(command, stdout=stdout, env={**os.environ, NVTX_VARIABLE: "1"})
         if stops:  # SIGTERM came before the tool had started
             process.send_signal(signal.SIGINT)
         while process.returncode is None:

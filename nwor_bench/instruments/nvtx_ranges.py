@@ -30,7 +30,7 @@ from typing import Any, Literal
 from nwor_bench.errors import ConfigError
 
 DOMAIN = "nwor-bench"
-SWITCH = "VLLM_NWOR_NVTX"
+NVTX_VARIABLE = "VLLM_NWOR_NVTX"
 """1: ranges on; 0: off, even under a profiler; unset: on under a profiler."""
 
 PROFILERS = ("NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
@@ -82,9 +82,9 @@ def wanted(environ: Mapping[str, str] = os.environ) -> bool:
 
     Raises ConfigError if VLLM_NWOR_NVTX is neither 0 nor 1.
     """
-    switch = environ.get(SWITCH, "")
+    switch = environ.get(NVTX_VARIABLE, "")
     if switch not in ("", "0", "1"):
-        raise ConfigError.for_field(SWITCH, switch, "write 1 for ranges, 0 for none")
+        raise ConfigError.for_field(NVTX_VARIABLE, switch, "write 1 for ranges, 0 for none")
     return switch == "1" or (not switch and _profiled(environ))
 
 
@@ -98,7 +98,7 @@ def open_ranges(environ: Mapping[str, str] = os.environ) -> Ranges:
         import nvtx
     except ImportError as error:
         raise ConfigError.for_field(
-            SWITCH, "1", f"the package nvtx does not load ({error}); pip install nvtx"
+            NVTX_VARIABLE, "1", f"the package nvtx does not load ({error}); pip install nvtx"
         ) from error
     domain = nvtx.get_domain(DOMAIN)
     if _profiled(environ) and not isinstance(domain, nvtx.Domain):

@@ -1,18 +1,12 @@
 """Hardware counters of one GPU, sampled at a fixed interval (CUPTI's PM sampling).
 
-Uses NVIDIA's package cupti-python: no wrapper process, no replay, no serialised kernels. Observed
-on an H200 with cupti-python 13.4:
-
-- Sample times are nanoseconds of CLOCK_REALTIME, not of the GPU's %globaltimer.
-- The first sample after a start reaches back to the last stop, so it is dropped.
-- One decode returns what fits into its image; a second one returns empty samples.
-- The interval of the first `configure` stays until the collector is disabled.
-- After PyTorch's profiler has run in a process, CUPTI's times there are CPU cycles.
+Uses NVIDIA's package cupti-python: no wrapper process, no replay, no serialised kernels. How CUPTI
+behaves is in sweeps/studies/dram-bytes/counters.md.
 
 Windows are marked by events on the GPU's stream; samples carry host times. Copies of known size are
 marked by events too and show up in the samples. They give the clock offset (a copy's middle by
-events against its middle by samples), its precision (how much it differs between copies), and the
-trust in the counters (bytes counted over bytes copied).
+events against its middle by samples) and the trust in the counters (bytes counted over bytes
+copied).
 
 cupti-python must use its own CUPTI instead of PyTorch's older one. Both libraries are called
 libcupti.so.13, a process loads only one, and importing PyTorch loads PyTorch's. The dynamic linker
@@ -24,14 +18,14 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from psutil import Process
 
 from nwor_bench.errors import ConfigError
 
@@ -44,8 +38,6 @@ OLDEST = (13, 4)
 
 MAX_SAMPLES = 400_000
 """Most samples in one decode; each takes 3.2 kB of host memory."""
-
-FLAG = "--counters dram"
 
 CLOCK_NS = 1_000_000_000
 """Above this difference CUPTI does not use CLOCK_REALTIME; normally they agree to 1 us."""
@@ -62,38 +54,25 @@ PERMISSION = (
 )
 
 
-class CountersUnavailable(ConfigError):
-    """Hardware counters are unavailable: the message names the cause and the remedy."""
+def unavailable(reason: str) -> ConfigError:
+    """The refusal of --counters dram; the reason names the remedy too."""
+    return ConfigError.at("--counters dram", reason)
 
 
-def unavailable(reason: str) -> CountersUnavailable:
-    """The error for --counters dram with that reason."""
-    return CountersUnavailable.at(FLAG, reason)
-
-
-@dataclass(frozen=True)
-class PmSamples:
-    """Samples in order of time.
-
-    Attributes:
-        start_ns, end_ns: [n] int64 on CLOCK_REALTIME.
-        values: [n, metrics] float64, counts within each sample, in METRICS' order.
-    """
+class PmSamples(NamedTuple):
+    """Samples in order of time."""
 
     start_ns: NDArray[np.int64]
+    """[n] on CLOCK_REALTIME, as `end_ns`."""
     end_ns: NDArray[np.int64]
     values: NDArray[np.float64]
+    """[n, metrics], counts within each sample, in METRICS' order."""
 
 
 class PmSampler:
     """Samples one GPU between `start` and `stop`, any number of times; `close` it when done.
 
-    Args:
-        device: the GPU's number in this process.
-        interval_ns: length of a sample.
-
-    Raises:
-        CountersUnavailable: package, library, device or permission is missing.
+    Raises ConfigError if package, library, device or permission is missing.
     """
 
     def __init__(self, device: int = 0, interval_ns: int = INTERVAL_NS):
@@ -124,7 +103,7 @@ class PmSampler:
     def stop(self, seconds: float) -> PmSamples:
         """Stop sampling; returns the samples since `start`, which was `seconds` ago.
 
-        Raises CountersUnavailable if the samples do not fit into one decode.
+        Raises ConfigError if the samples do not fit into one decode.
         """
         self._collector.stop()
         room = int(seconds * 1e9 / self.interval_ns * 1.1) + 1000
@@ -148,7 +127,7 @@ class PmSampler:
 
 
 def check_counters(has_gpu: Callable[[], bool]) -> None:
-    """Try to sample once. Raises CountersUnavailable with the remedy if that fails."""
+    """Try to sample once. Raises ConfigError with the remedy if that fails."""
     if not has_gpu():  # first: without a GPU no installation helps
         raise unavailable(
             "there is no CUDA device here, and DRAM counters need one; leave it out, or run on "
@@ -165,12 +144,12 @@ def check_counters(has_gpu: Callable[[], bool]) -> None:
 def _collector_class() -> Any:
     install = "pip install 'nwor-bench[counters]'"
     try:
-        found = version("cupti-python")
+        installed = version("cupti-python")
     except PackageNotFoundError as error:
         raise unavailable(f"the package cupti-python is not installed; {install}") from error
-    if tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
+    if tuple(int(part) for part in installed.split(".")[:2]) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        raise unavailable(f"cupti-python {found} is too old, {oldest} is needed; {install}")
+        raise unavailable(f"cupti-python {installed} is too old, {oldest} is needed; {install}")
     try:
         from cupti import pm_sampling
     except (ImportError, OSError, RuntimeError) as error:
@@ -179,35 +158,30 @@ def _collector_class() -> Any:
 
 
 def _enabled(collector: Any) -> Any:
-    """The collector, enabled. Raises CountersUnavailable with the reason if CUPTI refuses."""
+    """The collector, enabled. Raises ConfigError with the reason if CUPTI refuses."""
     try:
         collector.enable()
     except PermissionError as error:
         raise unavailable(PERMISSION) from error
     except Exception as error:  # CUPTI's own error types; the library may be the wrong one
+        paths = (region.path for region in Process().memory_maps() if "libcupti.so" in region.path)
         raise unavailable(
-            f"CUPTI refuses ({error}); the library in use is {loaded_cupti() or 'not loaded'}: put "
+            f"CUPTI refuses ({error}); the library in use is {next(paths, 'not loaded')}: put "
             "the folder of the libcupti that came with cupti-python in front of LD_LIBRARY_PATH, "
             "and stop other profilers"
         ) from error
     return collector
 
 
-@dataclass(frozen=True)
-class ClockMatch:
-    """Offset between the events' clock and the samples' clock.
-
-    Attributes:
-        offset_ns: the samples' time of the events' zero.
-        spread_ns: half the largest difference between two copies' offsets.
-        copy_ratio: bytes counted for all copies, over the bytes that they read.
-        copies: number of copies found.
-    """
+class ClockMatch(NamedTuple):
+    """The events' clock on that of the samples."""
 
     offset_ns: int
-    spread_ns: float
+    """The samples' time of the events' zero."""
     copy_ratio: float
+    """Bytes counted for the copies that were found, over the bytes that they read."""
     copies: int
+    """Copies that were found."""
 
 
 def match_clocks(
@@ -234,12 +208,8 @@ def match_clocks(
             counted += total
     if not offsets:
         return None
-    return ClockMatch(
-        offset_ns=guess_ns + round(float(np.median(offsets))),
-        spread_ns=(max(offsets) - min(offsets)) / 2,
-        copy_ratio=counted / (copy_bytes * len(offsets)),
-        copies=len(offsets),
-    )
+    offset_ns = guess_ns + round(float(np.median(offsets)))
+    return ClockMatch(offset_ns, counted / (copy_bytes * len(offsets)), len(offsets))
 
 
 def counted_between(
@@ -270,9 +240,6 @@ DONE = "NWOR_BENCH_CUPTI"
 """Set in the restarted process, so that it restarts once. Set it yourself to choose another CUPTI
 through LD_LIBRARY_PATH."""
 
-FOLDERS = ("nvidia/cu13/lib", "nvidia/cuda_cupti/lib")
-"""Folders of libcupti in NVIDIA's packages, relative to site-packages."""
-
 
 def cupti_folder() -> Path | None:
     """Folder of the libcupti that was installed with cupti-python; None if there is none."""
@@ -280,8 +247,7 @@ def cupti_folder() -> Path | None:
     if spec is None or spec.origin is None:
         return None
     site = Path(spec.origin).parent.parent
-    folders = [site / name for name in FOLDERS]
-    return next((folder for folder in folders if any(folder.glob("libcupti.so*"))), None)
+    return next((path.parent for path in sorted(site.glob("nvidia/*/lib/libcupti.so*"))), None)
 
 
 def cupti_environment(environ: Mapping[str, str], folder: Path | None) -> dict[str, str] | None:
@@ -298,13 +264,3 @@ def run_under_own_cupti() -> None:
     environ = cupti_environment(os.environ, cupti_folder())
     if environ is not None:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)
-
-
-def loaded_cupti() -> str | None:
-    """Path of the libcupti loaded in this process (Linux); None if there is none."""
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return None
-    paths = (line.split()[-1] for line in lines if "libcupti.so" in line)
-    return next(paths, None)

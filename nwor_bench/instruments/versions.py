@@ -37,26 +37,26 @@ def require_supported_vllm() -> str:
 
     Raises UnsupportedVllmError if vLLM is absent, or older than the oldest of TRIED.
     """
-    found = vllm_version()
-    if found is None:
+    vllm = vllm_version()
+    if vllm is None:
         raise UnsupportedVllmError.at("vLLM", "is not installed; run `make venv`", joint=" ")
-    if _release(found) < _release(TRIED[0]):
+    if _release(vllm) < _release(TRIED[0]):
         raise UnsupportedVllmError.at(
             "vLLM",
-            f"{found} is installed, nwor-bench supports vLLM {supported()}; {REMEDY}",
-            found,
+            f"{vllm} is installed, nwor-bench supports vLLM {supported()}; {REMEDY}",
+            vllm,
             joint=" ",
         )
-    return found
+    return vllm
 
 
 def untried_version() -> str | None:
     """One line if the installed vLLM is not in TRIED; None if it is, or if there is none."""
-    found = vllm_version()
-    if found is None or found.partition("+")[0] in TRIED:
+    vllm = vllm_version()
+    if vllm is None or vllm.partition("+")[0] in TRIED:
         return None
     return (
-        f"nwor-bench was not tried with vLLM {found}, only with {supported()}: "
+        f"nwor-bench was not tried with vLLM {vllm}, only with {supported()}: "
         "`nwor-bench doctor` checks whether the hooks attach"
     )
 

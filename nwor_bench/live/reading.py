@@ -24,7 +24,7 @@ from nwor_bench.stats.interval import Interval
 from nwor_bench.stats.robust import from_ends
 
 TIMEOUT_S = 10.0
-REMEDY = (
+START_SERVER = (
     "start the server with VLLM_NWOR_MODE=interleave (modes) or VLLM_NWOR_DRAFTS=interleave (draft "
     "counts; docs/live.md)"
 )
@@ -117,9 +117,12 @@ class Reading:
     def _at_size(self, num_reqs: str) -> AtSize:
         least, _, most = ("0" if num_reqs == ALL else num_reqs).partition("-")
         cells = self.classes.get(num_reqs, {})
-        times = {k or None: own.ratio.ln() for k, own in cells.items() if own.ratio}
-        tokens = {k: own.tokens.ln() for k, own in cells.items() if own.tokens}
-        return AtSize(int(most or least), int(least), times, SpanTokens(tokens))
+        return AtSize(
+            int(most or least),
+            int(least),
+            times={k or None: cell.ratio.ln() for k, cell in cells.items() if cell.ratio},
+            tokens=SpanTokens({k: cell.tokens.ln() for k, cell in cells.items() if cell.tokens}),
+        )
 
 
 def metrics_address(url: str) -> str:
@@ -154,7 +157,7 @@ def read(address: str) -> Reading:
         error.close()
         if error.code == 404:
             raise ConfigError.for_field(
-                "URL", address, f"no metrics are there; {REMEDY}"
+                "URL", address, f"no metrics are there; {START_SERVER}"
             ) from error
         raise Unreachable.at(
             address, f"answers with {error.code} ({error.reason})", error.code, joint=" "
@@ -177,27 +180,27 @@ def reading_of(text: str, address: str, now: float | None = None) -> Reading:
     kind = next((k for k in (Interleaved.DRAFTS, Interleaved.MODES) if _named(samples, k)), None)
     if kind is None:
         raise ConfigError.for_field("URL", address, _why_not_live(samples))
-    updated = [each.value for each in _named(samples, "nwor_live_updated_seconds")]
+    updated = [gauge.value for gauge in _named(samples, "nwor_live_updated_seconds")]
     if updated and now is not None and now - min(updated) > STALE_AFTER_S:
         problem = f"has not updated its metrics for {now - min(updated):.0f} s; its log says why"
         raise Unreachable.at(address, problem, joint=" ")
     every = _named(samples, kind)
     rank = min((sample.labels.get("rank", "0") for sample in every), key=int)
-    own = [sample for sample in every if sample.labels.get("rank", "0") == rank]
-    counted = _named(own, "nwor_drafts_windows_total")
+    of_rank = [sample for sample in every if sample.labels.get("rank", "0") == rank]
+    counted = _named(of_rank, "nwor_drafts_windows_total")
     windows = {int(sample.labels["drafts"]): int(sample.value) for sample in counted}
-    clocks = [s.labels["clock"] for s in own if "clock" in s.labels and s.name in _RATIOS]
-    known = [sample.labels for sample in _named(own, "nwor_drafts_info")]
+    clocks = [s.labels["clock"] for s in of_rank if "clock" in s.labels and s.name in _RATIOS]
+    known = [sample.labels for sample in _named(of_rank, "nwor_drafts_info")]
     info: Mapping[str, str] = known[0] if known else {}
     return Reading(
         kind=kind,
         cells=[STAGE] if kind is Interleaved.MODES else sorted(k for k in windows if k),
-        classes=_classes(own),
-        left_out=_by_reason(own, f"{kind}groups_left_out_total"),
+        classes=_classes(of_rank),
+        left_out=_by_reason(of_rank, f"{kind}groups_left_out_total"),
         clock=clocks[-1] if clocks else None,
         stopped=next(iter(_by_reason(every, "nwor_live_staging_stopped_total")), None),
         fallbacks=_by_reason(samples, "nwor_fallback_count_total", rank=rank),
-        scv_mode=own[0].labels.get("scv_mode", ""),
+        scv_mode=of_rank[0].labels.get("scv_mode", ""),
         windows=dict(sorted(windows.items())),
         pair=PairFacts(method=info.get("method", ""), draft=info.get("model") or None),
     )
@@ -229,9 +232,9 @@ def _why_not_live(samples: Sequence[Any]) -> str:
     modes = {sample.labels.get("nwor_mode") for sample in samples}
     mode = next((mode for mode in modes if mode), None)
     if mode is not None:
-        return f"that server runs only in mode {mode}; {REMEDY}"
+        return f"that server runs only in mode {mode}; {START_SERVER}"
     return (
-        f"no metrics of nwor-bench are there; {REMEDY}, with speculation, and without "
+        f"no metrics of nwor-bench are there; {START_SERVER}, with speculation, and without "
         "VLLM_NWOR_METRICS=0"
     )
 
@@ -246,7 +249,7 @@ def _classes(samples: Sequence[Any]) -> dict[str, dict[int, CellTimes]]:
             cells = values.setdefault(sample.labels["num_reqs"], {})
             cells.setdefault(cell, defaultdict(int))[name.removeprefix("aa_")] = sample.value
     return {
-        size: {cell: _cell_times(own) for cell, own in values[size].items()}
+        size: {cell: _cell_times(by_name) for cell, by_name in values[size].items()}
         for size in sorted(values, key=_smallest)
     }
 
@@ -270,9 +273,9 @@ def _interval(values: Mapping[str, float], name: str, count: int) -> Interval | 
 
 def _by_reason(samples: Sequence[Any], name: str, **labels: str) -> dict[str, int]:
     """Numbers above 0 by reason, the largest first."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for sample in samples:
         if sample.name == name and sample.value and labels.items() <= sample.labels.items():
             reason = sample.labels.get("reason", "")
-            found[reason] = max(found.get(reason, 0), int(sample.value))
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+            counts[reason] = max(counts.get(reason, 0), int(sample.value))
+    return dict(sorted(counts.items(), key=lambda item: -item[1]))

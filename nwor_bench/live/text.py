@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from nwor_bench.analysis.draft_rates import Rate
+from nwor_bench.analysis.draft_rates import Rate, best_rate
 from nwor_bench.analysis.verdicts import DEFAULT_MARGIN, verdict
 from nwor_bench.errors import ExitCode
 from nwor_bench.live.reading import ITSELF, CellTimes, Interleaved, Reading
@@ -51,7 +51,7 @@ HOW_DRAFTS = (
 
 def answer(seen: Seen, wanted: Wanted) -> Answer:
     """Does it pay? In one sentence, to be read after the badge."""
-    reading, own = seen.reading, seen.reading.of(wanted.num_reqs)
+    reading, staged = seen.reading, seen.reading.of(wanted.num_reqs)
     if reading.kind is Interleaved.DRAFTS:
         return worth_sentence(reading.worth(wanted.num_reqs))
     if reading.stopped is not None:
@@ -61,19 +61,19 @@ def answer(seen: Seen, wanted: Wanted) -> Answer:
             f"Staging has stopped for good because {why} ({reading.stopped}). The server goes on "
             "in mode off; its log says more.",
         )
-    if own.ratio is None:
+    if staged.ratio is None:
         return Answer(NOTHING_BADGE, _nothing(reading, wanted.num_reqs))
-    measured = _measured(reading, own.ratio, wanted.num_reqs)
+    measured = _measured(reading, staged.ratio, wanted.num_reqs)
     if reading.clock == "host":
         return Answer(CPU_BADGE, f"{measured}. {CPU_SENTENCE}{_aa_warning(reading)}")
-    found = verdict(own.ratio)
+    shown = verdict(staged.ratio)
     lead = {
         Verdict.FASTER: "Yes, NWOR pays here",
         Verdict.SLOWER: "No, NWOR does not pay here, it costs time",
         Verdict.SAME: "No, NWOR does not pay here: it makes no difference of more than "
         f"{100 * DEFAULT_MARGIN:g} %",
-    }.get(found, "This traffic cannot yet say whether NWOR pays")
-    return Answer(str(found), f"{lead}: {measured}.{_aa_warning(reading)}")
+    }.get(shown, "This traffic cannot yet say whether NWOR pays")
+    return Answer(str(shown), f"{lead}: {measured}.{_aa_warning(reading)}")
 
 
 def exit_code(seen: Seen, wanted: Wanted, *, strict: bool) -> ExitCode:
@@ -92,8 +92,8 @@ def _verdict(seen: Seen, wanted: Wanted) -> str | None:
 
 def document(seen: Seen, wanted: Wanted, *, quiet: bool = False) -> Document:
     """The answer and why it ended; then, unless `quiet`, the table and the rest."""
-    reading, found = seen.reading, answer(seen, wanted)
-    blocks: list[Block] = [Headline(found.badge, found.sentence)]
+    reading, reply = seen.reading, answer(seen, wanted)
+    blocks: list[Block] = [Headline(reply.badge, reply.sentence)]
     if seen.ended in ENDINGS:
         blocks.append(Paragraph(ENDINGS[seen.ended]))
     if not quiet:
@@ -107,9 +107,9 @@ def _ratios(reading: Reading) -> Table:
     """Ratio, interval and groups of stage by class of batch sizes."""
     rows = []
     for size in reading.classes:
-        own, width = reading.of(size), reading.half_width(size)
+        staged, width = reading.of(size), reading.half_width(size)
         half = NOT_MEASURED if width is None else f"{100 * width:.2f} %"
-        rows.append((size, _ratio(own), half, f"{own.groups:,}"))
+        rows.append((size, _ratio(staged), half, f"{staged.groups:,}"))
     return table(("Requests", "Time in stage / off [95 % interval]", "+-", "Groups"), rows)
 
 
@@ -171,21 +171,20 @@ def progress_line(reading: Reading, wanted: Wanted, waited_s: float) -> str:
 
 
 def _best_rate(rates: Sequence[Rate]) -> str:
-    known = [rate for rate in rates if rate.ratio is not None]
-    if not known:
+    best = best_rate(rates)
+    if best is None:
         return NOT_MEASURED
-    best = max(known, key=lambda rate: rate.ratio.value if rate.ratio else 0.0)
-    bounds = interval(best.ratio, 2)
-    return f"{bounds} times the tokens/s of k = 0 with k = {best.drafts}"
+    rate, ratio = best
+    return f"{interval(ratio, 2)} times the tokens/s of k = 0 with k = {rate.drafts}"
 
 
 def result(seen: Seen, wanted: Wanted, url: str, exit_code: int) -> dict[str, Any]:
     """The JSON document; docs/json.md lists its keys."""
-    found, reading = answer(seen, wanted), seen.reading
+    reply, reading = answer(seen, wanted), seen.reading
     measured = _modes_result if reading.kind is Interleaved.MODES else _drafts_result
     return {
         "url": url,
-        "answer": {"badge": found.badge, "sentence": found.sentence, "num_reqs": wanted.num_reqs},
+        "answer": {"badge": reply.badge, "sentence": reply.sentence, "num_reqs": wanted.num_reqs},
         **measured(reading, wanted),
         "clock": reading.clock,
         "ended": str(seen.ended),
@@ -204,10 +203,10 @@ def _modes_result(reading: Reading, _: Wanted) -> dict[str, Any]:
     }
 
 
-def _values(own: CellTimes) -> dict[str, Any]:
+def _values(cell: CellTimes) -> dict[str, Any]:
     return {
-        **flat(own.ratio, ("ratio", "ratio_ci_low", "ratio_ci_high")),
-        "groups": own.groups,
+        **flat(cell.ratio, ("ratio", "ratio_ci_low", "ratio_ci_high")),
+        "groups": cell.groups,
     }
 
 
@@ -263,7 +262,7 @@ def _nothing(reading: Reading, num_reqs: str) -> str:
     )
 
 
-def _ratio(own: CellTimes) -> str:
-    if own.ratio is None:
+def _ratio(cell: CellTimes) -> str:
+    if cell.ratio is None:
         return NOT_MEASURED
-    return f"{own.ratio.value:.4f} [{own.ratio.low:.4f}, {own.ratio.high:.4f}]"
+    return f"{cell.ratio.value:.4f} [{cell.ratio.low:.4f}, {cell.ratio.high:.4f}]"

@@ -23,8 +23,8 @@ FIRST_LOOK = 200
 """Fewest groups whose interval may end it."""
 
 SETTLED = 2
-"""It ends at this many times the groups at which the interval was first narrow enough: that first
-interval is partly luck, the groups after it are not (sweeps/studies/interval-coverage)."""
+"""A watch ends at this many times the groups at which the interval was first narrow enough: that
+first interval is partly luck, the groups after it are not (sweeps/studies/interval-coverage)."""
 
 
 class Ended(StrEnum):

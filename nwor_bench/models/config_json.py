@@ -105,10 +105,10 @@ class _ShapeReader(ConfigReader):
             )
         own_width = "moe_intermediate_size" in self.config
         width = self.number("moe_intermediate_size" if own_width else "intermediate_size")
-        own = self.whole("shared_expert_intermediate_size")
+        shared_width = self.whole("shared_expert_intermediate_size")
         shared = self.whole("n_shared_experts") or self.whole("num_shared_experts")
-        each = self.whole("moe_shared_expert_intermediate_size") or width  # Nemotron's
-        return Experts(count, per_token, width, own or shared * each)
+        width_of_shared = self.whole("moe_shared_expert_intermediate_size") or width  # Nemotron's
+        return Experts(count, per_token, width, shared_width or shared * width_of_shared)
 
     def hybrid_layers(self, kinds: tuple[Kind, ...], experts: Experts | None) -> tuple[Layer, ...]:
         """Layers of a model that has recurrent ones; in Nemotron-H each is one block."""
@@ -228,9 +228,9 @@ def read_value_dim(reader: ConfigReader) -> int | None:
 
 def read_layer_heads(reader: ConfigReader, *, slides: bool) -> Heads:
     """Heads of the layers that slide, or of the others."""
-    own = read_own_heads(reader, slides=slides)
-    if own is not None:
-        return own
+    heads_of_kind = read_own_heads(reader, slides=slides)
+    if heads_of_kind is not None:
+        return heads_of_kind
     heads, kv_heads = read_heads(reader)
     dim = read_head_dim(reader, heads)
     return Heads(heads, kv_heads, dim, read_value_dim(reader) or dim)
@@ -304,8 +304,8 @@ def read_indexer(reader: ConfigReader, family: str) -> Indexer | None:
     pattern = reader.config.get("index_topk_pattern")
     every, first = reader.number("index_topk_freq", 1), reader.whole("index_skip_topk_offset") or 2
     if pattern is None:
-        own = [layer for layer in layers if max(layer - first + 1, 0) % every == 0]
+        with_indexer = [layer for layer in layers if max(layer - first + 1, 0) % every == 0]
     else:
-        own = [n for n in layers if n >= len(pattern) or pattern[n] != "S"]
+        with_indexer = [n for n in layers if n >= len(pattern) or pattern[n] != "S"]
     heads, head_dim = reader.number("index_n_heads"), reader.number("index_head_dim")
-    return Indexer(heads, head_dim, selected, len(own))
+    return Indexer(heads, head_dim, selected, len(with_indexer))

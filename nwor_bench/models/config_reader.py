@@ -87,8 +87,8 @@ def text_entries(config: Config) -> dict[str, Any]:
     named = dict(config)
     for usual, others in _OTHER_NAMES.items():
         if named.get(usual) is None:
-            found = (config[other] for other in others if config.get(other) is not None)
-            value = next(found, None)
+            present = (config[other] for other in others if config.get(other) is not None)
+            value = next(present, None)
             if value is not None:
                 named[usual] = value
     layers = config.get("num_layers")
@@ -126,7 +126,7 @@ def checkpoint_cache_dtype(config: Mapping[str, Any]) -> str:
     inner = quantised.get("quantization")
     places = (inner if isinstance(inner, Mapping) else quantised, quantised)
     asked = next(
-        (found for key in _CACHE_KEYS for place in places if (found := place.get(key))), None
+        (value for key in _CACHE_KEYS for place in places if (value := place.get(key))), None
     )
     if isinstance(asked, Mapping):
         return _of_scheme(asked)
@@ -301,10 +301,10 @@ def _chunked(text: Config, count: int) -> tuple[Kind, ...]:
 
 
 def _attends(block: Any) -> bool:
-    own = block.get("attention") if isinstance(block, Mapping) else None
-    if not isinstance(own, Mapping):
+    attention = block.get("attention") if isinstance(block, Mapping) else None
+    if not isinstance(attention, Mapping):
         raise ValueError(f"block_configs has {block!r}")
-    return not own.get("no_op") and not own.get("replace_with_linear")
+    return not attention.get("no_op") and not attention.get("replace_with_linear")
 
 
 def _has_window(config: Config) -> bool:

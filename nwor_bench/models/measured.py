@@ -62,7 +62,7 @@ class MeasuredRow:
 @cache
 def measured_rows() -> tuple[MeasuredRow, ...]:
     """The last run of each setting that gave an answer on an H200, at the usual acceptance."""
-    found = {}
+    by_setting = {}
     for row in _staged_rows():
         direct = row["verdict"] == Verdict.INEFFECTIVE
         if not direct and not row["ratio_ci_low"]:
@@ -71,7 +71,7 @@ def measured_rows() -> tuple[MeasuredRow, ...]:
         setting = (row["pair"], weights, row["requests"], row["context"], row["cache"])
         numbers = (row["ratio_to_off"], row["ratio_ci_low"], row["ratio_ci_high"])
         ratio, low, high = (None if direct else float(number) for number in numbers)
-        found[setting] = MeasuredRow(
+        by_setting[setting] = MeasuredRow(
             pair=row["pair"],
             weights=weights,
             requests=int(row["requests"]),
@@ -82,7 +82,7 @@ def measured_rows() -> tuple[MeasuredRow, ...]:
             high=high,
             verdict=AS_STOCK if direct else row["verdict"],
         )
-    return tuple(found.values())
+    return tuple(by_setting.values())
 
 
 def _staged_rows() -> Iterator[dict[str, str]]:
@@ -116,17 +116,17 @@ def nearest_rows(
     """
 
     def distance(setting: tuple[MeasuredRow, ModelShape]) -> float:
-        row, own = setting
-        unlike = sum(mine != other for mine, other in zip(_kind(shape), _kind(own), strict=True))
+        row, model = setting
+        unlike = sum(mine != other for mine, other in zip(_kind(shape), _kind(model), strict=True))
         ratios = (
-            (shape.parameters(), own.parameters()),
+            (shape.parameters(), model.parameters()),
             (requests, row.requests),
             (context, row.context or context),
         )
         return 10 * unlike + sum(abs(log(mine / other)) for mine, other in ratios)
 
     shapes = ((row, _shape_of(row.pair)) for row in measured_rows())
-    known = [(row, own) for row, own in shapes if own is not None]
+    known = [(row, model) for row, model in shapes if model is not None]
     known.sort(key=lambda setting: (distance(setting), setting[0].weights))
     return tuple(row for row, _ in known[:most])
 

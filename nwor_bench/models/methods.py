@@ -57,10 +57,10 @@ def check_method(field: str, method: str) -> None:
 
 def mtp_layers(text: Mapping[str, Any]) -> int | None:
     """Number of MTP layers of a config.json; None if it has no such entry."""
-    found = next((text[key] for key in _MTP_LAYERS if text.get(key) is not None), None)
-    if found is None:
+    layers = next((text[key] for key in _MTP_LAYERS if text.get(key) is not None), None)
+    if layers is None:
         return None
-    return found if isinstance(found, int) and not isinstance(found, bool) else 0
+    return layers if isinstance(layers, int) and not isinstance(layers, bool) else 0
 
 
 def why_no_mtp(model_type: str, architecture: str, layers: int | None) -> str | None:

@@ -219,14 +219,14 @@ def _gated_delta_net(reader: ConfigReader) -> RecurrentState:
 
 def _kimi_delta(reader: ConfigReader) -> RecurrentState:
     """Kimi Linear, Kimi K3, GLM-5.3-Flash: vLLM keeps KDA's states in float32."""
-    own = reader.config.get("linear_attn_config") or {}
-    heads = own.get("num_heads") or reader.number("linear_num_heads")
-    size = own.get("head_dim") or reader.number("linear_head_dim")
-    kernel = own.get("short_conv_kernel_size") or reader.number("linear_conv_kernel_dim", 4)
+    config = reader.config.get("linear_attn_config") or {}
+    heads = config.get("num_heads") or reader.number("linear_num_heads")
+    size = config.get("head_dim") or reader.number("linear_head_dim")
+    kernel = config.get("short_conv_kernel_size") or reader.number("linear_conv_kernel_dim", 4)
     hidden, width = reader.number("hidden_size"), heads * size
     bits = MODEL_BITS[reader.dtype()]
     low_rank = hidden * size + size * width  # a decay of each channel, through one head's width
-    gate = hidden * width if own.get("use_full_rank_gate") else low_rank
+    gate = hidden * width if config.get("use_full_rank_gate") else low_rank
     return RecurrentState(
         kind="KDA",
         heads=heads,

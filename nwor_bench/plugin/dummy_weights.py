@@ -25,7 +25,7 @@ from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
 logger = logging.getLogger("vllm.nwor_bench")
 
-LOAD_FORMAT = "nwor_dummy"
+NWOR_LOAD_FORMAT = "nwor_dummy"
 """vLLM's `load_format` for these values; `engine_config` writes it for pairs without weights."""
 
 FACTS = "nwor_dummy_weights"
@@ -44,7 +44,7 @@ RECURRENT = ("A", "A_log", "D", "dt_bias")
 CACHE_SCALES = ("k_scale", "v_scale", "q_scale", "prob_scale")
 
 
-@register_model_loader(LOAD_FORMAT)
+@register_model_loader(NWOR_LOAD_FORMAT)
 class FilledDummyLoader(DummyModelLoader):
     """vLLM's dummy loader, then the values of this module."""
 
@@ -84,7 +84,7 @@ def facts_of(runner: Any) -> dict[str, Any] | None:
     drafter = getattr(getattr(drafting, "model", None), FACTS, None)
     if target is None and drafter is None:
         return None
-    return {"generator": LOAD_FORMAT, "target": target, "drafter": drafter}
+    return {"generator": NWOR_LOAD_FORMAT, "target": target, "drafter": drafter}
 
 
 def _fill_one(path: str, module: nn.Module, name: str, weight: Tensor) -> str:

@@ -362,8 +362,8 @@ class LateCounts:
         step.finished, step.restarted = (), {}
         tokens = [known.get(req_id, 0) for req_id in step.req_ids]
         known.update(zip(step.req_ids, map(add, tokens, num_sampled), strict=False))
-        found = tokens_left(step.req_ids, tokens, lengths)
-        return found if num_sampled else np.zeros_like(found)
+        left = tokens_left(step.req_ids, tokens, lengths)
+        return left if num_sampled else np.zeros_like(left)
 
     def _count_requests(self, step: Step, num_sampled: list[int], left: np.ndarray) -> None:
         assert step.drafts is not None
@@ -371,9 +371,9 @@ class LateCounts:
         got = np.minimum(accepted, left - 1)
         for index in np.flatnonzero((left > 0) & (step.drafts > 0)):
             name = external_request_id(step.req_ids[index])
-            own = self.by_request.setdefault(name, [0, 0, 0])
+            counts = self.by_request.setdefault(name, [0, 0, 0])
             for at, more in enumerate((1, accepted[index], got[index])):
-                own[at] += int(more)
+                counts[at] += int(more)
 
 
 def _log(step: Step, num_sampled: list[int], window: WindowRecord) -> None:

@@ -19,7 +19,7 @@ logger = logging.getLogger("vllm.nwor_bench")
 
 
 class StagingUnavailable(BenchError):
-    """This model's layers cannot be staged; the message is the fallback reason."""
+    """A model's layers cannot be staged; the message is the fallback reason."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,17 @@ def rows_of(layer: Any) -> tuple[Tensor, int]:
     return layer.kv_cache, layer.head_size
 
 
+def slot_index(kv_cache: Tensor, slots: Tensor) -> tuple[Tensor, slice, Tensor]:
+    """Index of the rows at these slots of a cache [blocks, kv_heads, block_size, K + V width]."""
+    block_size = kv_cache.shape[2]  # a kernel's block may be a part of the scheduler's
+    return slots // block_size, slice(None), slots % block_size
+
+
+def rows_at(kv_cache: Tensor, slots: Tensor) -> Tensor:
+    """[rows, kv_heads, K + V width], copied; row 0 of block 0 for a negative slot."""
+    return kv_cache[slot_index(kv_cache, slots.clamp(min=0).to(kv_cache.device))]
+
+
 class StagedLayers:
     """The target layers in the order of their numbers, and how they are staged.
 
@@ -89,7 +100,7 @@ class StagedLayers:
     def bytes_per_token(self) -> int:
         """Cache bytes of one token over all target layers."""
         caches = [layer.kv_cache for layer in self.layers]
-        return sum(each.shape[1] * each.shape[3] * each.element_size() for each in caches)
+        return sum(cache.shape[1] * cache.shape[3] * cache.element_size() for cache in caches)
 
 
 Parts = TypeVar("Parts")
@@ -148,22 +159,22 @@ def attention_layers(runner: Any) -> TargetLayers:
     speculator = getattr(runner, "speculator", None)
     draft_names = set(getattr(drafter, "_draft_attn_layer_names", None) or ())
     draft_names |= set(getattr(speculator, "draft_attn_layer_names", None) or ())
-    found = TargetLayers()
+    target = TargetLayers()
     for group in runner.kv_cache_config.kv_cache_groups:
         for name in group.layer_names:
             layer = runner.compilation_config.static_forward_context[name]
             shared = getattr(layer, "kv_sharing_target_layer_name", None)
             if name in draft_names:
-                found.drafter.append(name)
+                target.drafter.append(name)
             elif shared is not None:
-                found.sharing[name] = shared
+                target.sharing[name] = shared
             elif is_indexer(layer):
-                found.indexers.append(name)
+                target.indexers.append(name)
             elif is_recurrent(layer):
-                found.recurrent.append(name)
+                target.recurrent.append(name)
             else:
-                found.staged.append(name)
-    return found
+                target.staged.append(name)
+    return target
 
 
 def layers_alone_in_their_memory(runner: Any, names: Sequence[str]) -> set[str]:
@@ -178,16 +189,16 @@ def layers_alone_in_their_memory(runner: Any, names: Sequence[str]) -> set[str]:
         for name in group.layer_names
         for cache in _tensors(context[name].kv_cache)
     ]
-    found = set(names)
+    undisturbed = set(names)
     for name, cache in every:
         for other, beside in every:
             alike = cache.shape == beside.shape and cache.stride() == beside.stride()
             same_place = cache.data_ptr() == beside.data_ptr()
-            if alike and (other in found or not same_place):
+            if alike and (other in undisturbed or not same_place):
                 continue  # other memory, perhaps between its blocks
             if same_place or (not alike and _overlap(cache, beside)):
-                found.discard(name)
-    return found.intersection(names)
+                undisturbed.discard(name)
+    return undisturbed.intersection(names)
 
 
 def _tensors(cache: Any) -> list[Tensor]:
@@ -197,7 +208,7 @@ def _tensors(cache: Any) -> list[Tensor]:
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
     (start, end), (first, last) = (
-        (each.data_ptr(), each.data_ptr() + _extent(each)) for each in (one, other)
+        (cache.data_ptr(), cache.data_ptr() + _extent(cache)) for cache in (one, other)
     )
     return start < last and first < end
 

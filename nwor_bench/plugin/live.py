@@ -90,7 +90,7 @@ class LivePublisher:
             numbers = dict.fromkeys(((ALL, cell) for cell in range(kind.cells - 1)), 0)
             numbers |= groups.groups
             left_out = {reason: groups.left_out[reason] for reason in set(LeftOut) - {kind.never}}
-            effects = {series: list(each) for series, each in groups.effects.items()}
+            effects = {series: list(logs) for series, logs in groups.effects.items()}
         for series, number in numbers.items():
             counter, gauge = kind.metric("groups", series), kind.metric("ratio", series)
             if counter is not None and gauge is not None and self._raise_to(*counter, number):
@@ -104,13 +104,13 @@ class LivePublisher:
         cells = range(self._groups.kind.cells - 1)
         with tokens.lock:
             numbers = dict.fromkeys(((ALL, k) for k in cells if k), 0) | tokens.number
-            spans = {series: list(each) for series, each in tokens.spans.items()}
+            spans = {series: list(pairs) for series, pairs in tokens.spans.items()}
             windows = dict.fromkeys(cells, 0) | tokens.windows
         for (size, k), number in numbers.items():
             labels = (("num_reqs", size), ("drafts", str(k)))
             if self._raise_to("nwor_drafts_spans", labels, number):
-                own = spans.get((size, k), [])
-                located = log_tokens([a for a, _ in own], [w for _, w in own])
+                pairs = spans.get((size, k), [])
+                located = log_tokens([a for a, _ in pairs], [w for _, w in pairs])
                 if located is not None:
                     self._show("nwor_drafts_tokens", labels, located.exp())
         for k, number in windows.items():
@@ -163,20 +163,20 @@ def live_traffic(hook: RunnerHook, worker: Any, settings: PluginSettings) -> Liv
 
     Raises ConfigError if the runner's drafter drafts the same number at every k.
     """
-    found = metrics.live_files(worker, settings)
+    files_and_labels = metrics.live_files(worker, settings)
     listeners, publisher = hook.accumulator.listeners, None
     if settings.drafts:
         speculative = _changing(hook, worker.vllm_config.speculative_config)
         groups, tokens = Groups(drafts_kind(speculative.num_speculative_tokens)), DraftTokens()
-        if found is not None:
-            files, labels = found
+        if files_and_labels is not None:
+            files, labels = files_and_labels
             files.set("nwor_drafts_info", (*labels, *_speculation(speculative)), 1)
             publisher = LivePublisher(groups, files, labels, tokens=tokens)
         listeners += [groups.add, tokens.add]
         return LiveTraffic(ModeSwitch(hook), groups, publisher)
     modes, groups = LiveModes(hook, settings.scv_mode), Groups(MODES)
-    if found is not None:
-        publisher = LivePublisher(groups, *found, stopped=lambda: modes.stopped)
+    if files_and_labels is not None:
+        publisher = LivePublisher(groups, *files_and_labels, stopped=lambda: modes.stopped)
     listeners += [lambda window, _: modes.check(window), groups.add]
     hook.late.on_overcount = modes.overcounted
     return LiveTraffic(modes, groups, publisher)
@@ -195,5 +195,5 @@ def _changing(hook: RunnerHook, config: Any) -> Any:
 
 def _speculation(config: Any) -> Labels:
     """Method and drafter as --speculative-config names them; no model if it is the target's own."""
-    own = config.method == "mtp"
-    return ("method", config.method), ("model", "" if own else config.model or "")
+    is_mtp = config.method == "mtp"
+    return ("method", config.method), ("model", "" if is_mtp else config.model or "")

@@ -28,7 +28,7 @@ Series = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Interleaved:
+class LiveKind:
     """What a server interleaves, and how its metrics are named."""
 
     counts: Sequence[int] | None = None
@@ -62,12 +62,12 @@ class Interleaved:
         return f"nwor_{'live' if self.counts is None else 'drafts'}_groups_left_out"
 
 
-MODES = Interleaved()
+MODES = LiveKind()
 
 
-def drafts_kind(most: int) -> Interleaved:
+def drafts_kind(most: int) -> LiveKind:
     """Draft counts from 0 to `most`."""
-    return Interleaved(server_counts(most), MAX_KEPT, 5.0, LeftOut.FALLBACK)  # nothing is staged
+    return LiveKind(server_counts(most), MAX_KEPT, 5.0, LeftOut.FALLBACK)  # nothing is staged
 
 
 class Groups:
@@ -77,7 +77,7 @@ class Groups:
     `left_out` groups without one.
     """
 
-    def __init__(self, kind: Interleaved) -> None:
+    def __init__(self, kind: LiveKind) -> None:
         self.kind = kind
         self.effects: dict[Series, deque[float]] = {}
         self.groups: Counter[Series] = Counter()
@@ -101,16 +101,16 @@ class Groups:
         members, self._members = self._members, []
         counts = self.kind.counts
         used = compared(members[0][1].run_length, counts=counts is not None)
-        found = judge_group(members, used=used, size=_class_of, drafts=counts)
+        judged = judge_group(members, used=used, size=_class_of, drafts=counts)
         with self.lock:
-            if isinstance(found, LeftOut):
-                self.left_out[found] += 1
+            if isinstance(judged, LeftOut):
+                self.left_out[judged] += 1
                 return
-            self.clock, effect = "device", found.device
+            self.clock, effect = "device", judged.device
             if effect is None:
-                self.clock, effect = "host", found.host
+                self.clock, effect = "host", judged.host
             cell = max(place.cell for _, place in members) % (self.kind.cells - 1)
-            for series in ((_class_of(found.windows[-1]), cell), (ALL, cell)):
+            for series in ((_class_of(judged.windows[-1]), cell), (ALL, cell)):
                 self.effects.setdefault(series, deque(maxlen=self.kind.kept)).append(effect)
                 self.groups[series] += 1
 

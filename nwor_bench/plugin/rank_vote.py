@@ -21,7 +21,7 @@ from nwor_bench.records.fallback_reasons import Fault
 MAX_NOTED = 4096
 """Sums kept for a vote: of a window of 8 ms, those of nine minutes."""
 
-NOTHING = -(1 << 40)
+NO_VOTE = -(1 << 40)
 """Below every checksum and its negative: a rank that has no sum to compare."""
 
 
@@ -68,7 +68,7 @@ class RankVote:
             return reason
         digest = crc32(repr(list(num_accepted)).encode())
         late = self._noted.get(self._read_by_all)
-        both = (NOTHING, NOTHING) if late is None else (late, -late)
+        both = (NO_VOTE, NO_VOTE) if late is None else (late, -late)
         read = next(reversed(self._noted), 0)
         votes = torch.tensor([int(reason is not None), digest, -digest, *both, -read])
         dist.all_reduce(votes, dist.ReduceOp.MAX, group=self._group)

@@ -108,8 +108,8 @@ def of_states(layers: Sequence[Any], vllm_config: Any) -> str | None:
 
     All of them stage, or none: one launch commits all.
     """
-    found = (first_reason(STATE_RULES, built=layer) for layer in layers)
-    other = next((reason for reason in found if reason is not None), None)
+    whys = (first_reason(STATE_RULES, built=layer) for layer in layers)
+    other = next((reason for reason in whys if reason is not None), None)
     if other is not None:
         return other
     mode = vllm_config.cache_config.mamba_cache_mode
@@ -214,11 +214,11 @@ def of_target(runner: Any, target: TargetLayers, kernel: Callable[[Any], str | N
     context = runner.compilation_config.static_forward_context
     layers = {name: context[name] for name in (*target.staged, *target.sharing)}
     indexers = [context[name] for name in target.indexers]
-    found = chain(
-        (first_reason(MODULE_RULES, built=each) for each in (*layers.values(), *indexers)),
+    whys = chain(
+        (first_reason(MODULE_RULES, built=module) for module in (*layers.values(), *indexers)),
         (of_layer(layer, kernel) for layer in layers.values()),
     )
-    reason = next((reason for reason in found if reason is not None), None)
+    reason = next((reason for reason in whys if reason is not None), None)
     if reason is None:
         reason = next(map(of_kind, indexers), None)  # of attention that we do not follow
     if reason is None and not layers and target.recurrent:

@@ -38,8 +38,8 @@ def restarted(scheduler_output: Any) -> Mapping[str, int]:
             known[new.req_id] = tokens
     cached = scheduler_output.scheduled_cached_reqs  # V1's
     if cached.resumed_req_ids:
-        each = zip(cached.req_ids, cached.num_output_tokens, strict=True)
-        known |= {req_id: n for req_id, n in each if req_id in cached.resumed_req_ids}
+        counts = zip(cached.req_ids, cached.num_output_tokens, strict=True)
+        known |= {req_id: n for req_id, n in counts if req_id in cached.resumed_req_ids}
     return known
 
 

@@ -24,7 +24,7 @@ INTERLEAVE = "interleave"
 """Value of VLLM_NWOR_MODE: off and stage are interleaved (see `interleaving`); and of
 VLLM_NWOR_DRAFTS: draft counts are (see `draft_patches`)."""
 
-Choice = TypeVar("Choice", bound=StrEnum)
+_Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ def _check_drafts(environ: Mapping[str, str]) -> None:
 
 
 def _choice(
-    environ: Mapping[str, str], name: str, default: Choice, also: Sequence[str] = ()
-) -> Choice:
+    environ: Mapping[str, str], name: str, default: _Choice, also: Sequence[str] = ()
+) -> _Choice:
     """The variable's value; `also` are values that a caller has looked for, to be named."""
     kind = type(default)
     value = environ.get(name) or default

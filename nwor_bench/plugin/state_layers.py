@@ -32,9 +32,9 @@ class StateLayer:
 def shape_of(layer: StateLayer) -> dict[str, int]:
     """Heads and head sizes of this rank, as `gated_delta` names them."""
     _, value_heads, value_dim, key_dim = layer.state.shape
-    own = layer.layer
+    net = layer.layer
     return {
-        "key_heads": own.num_k_heads // own.tp_size,
+        "key_heads": net.num_k_heads // net.tp_size,
         "value_heads": value_heads,
         "key_dim": key_dim,
         "value_dim": value_dim,
@@ -67,10 +67,10 @@ def find_states(
     if reason is not None:
         raise StagingUnavailable(reason)
     groups = runner.kv_cache_config.kv_cache_groups
-    own = [[name for name in group.layer_names if name in layers] for group in groups]
+    names_by_group = [[name for name in group.layer_names if name in layers] for group in groups]
     return [
         StateLayer(name, layers[name], number, view(layers[name].kv_cache[1]))
-        for number, names in enumerate(filter(None, own))
+        for number, names in enumerate(filter(None, names_by_group))
         for name in names
     ]
 
@@ -128,7 +128,7 @@ class StateTrace:
         few = slice(min(SAMPLE * indices.shape[1], metadata.num_actual_tokens))
         column = accepted[:SAMPLE, None].long() - 1
         slots = indices[:SAMPLE].gather(1, column).flatten().long()
-        mixed, a, b = (each[few].clone() for each in inputs)
+        mixed, a, b = (tensor[few].clone() for tensor in inputs)
         kept = layer.layer.kv_cache[0]
         self.calls[number] = StateCall(
             mixed,

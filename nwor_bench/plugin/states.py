@@ -48,7 +48,7 @@ class StateTables:
     @cached_property
     def place(self) -> tuple[tuple[int, ...], ...]:
         """Address and layout of each group's indices: vLLM keeps them in buffers of its own."""
-        return tuple((each.data_ptr(), each.stride(0), *each.shape) for each in self.indices)
+        return tuple((t.data_ptr(), t.stride(0), *t.shape) for t in self.indices)
 
 
 Commit = Callable[[Tensor, Tensor], None]
@@ -197,8 +197,8 @@ class WindowStates:
         bounds = torch.tensor([0, rows], dtype=torch.int32, device=device)
         tables = StateTables((slots,) * (1 + max(self._groups)), one)
         for states in (False, True):
-            own = first.layer.A_log, first.layer.dt_bias, first.state
-            inputs = WindowInputs(zeros, gates, gates, *own, slots, one, bounds)
+            parameters = first.layer.A_log, first.layer.dt_bias, first.state
+            inputs = WindowInputs(zeros, gates, gates, *parameters, slots, one, bounds)
             self._run(0, inputs, out, None, states)
         self._commit_of(range(len(self.layers)), tables)(one, one)
         self._commits.clear()
@@ -268,8 +268,8 @@ class WindowStates:
         # Without the host's masks (vLLM 0.31) the commit waits for the device.
         masks = getattr(metadata, "spec_sequence_masks_cpu", metadata.spec_sequence_masks)
         self._windows = masks if beside_prefill else None
-        own = layer.layer.A_log, layer.layer.dt_bias, layer.state
-        inputs = WindowInputs(mixed, a, b, *own, indices, accepted, bounds)
+        parameters = layer.layer.A_log, layer.layer.dt_bias, layer.state
+        inputs = WindowInputs(mixed, a, b, *parameters, indices, accepted, bounds)
         self._run(number, inputs, out, norm, control)
         if control:
             return
@@ -377,12 +377,12 @@ class WindowStates:
         if len(staged) < len(self.layers):  # the window fell back while its forward ran
             return self._made(staged, tables, self._kernels.commit)
         place = tables.place
-        found = self._commits.get(place)
-        if found is None:
+        commit = self._commits.get(place)
+        if commit is None:
             if len(self._commits) >= MAX_COMMITS:
                 self._commits.clear()
-            found = self._commits[place] = self._made(staged, tables, self._kernels.commit)
-        return found
+            commit = self._commits[place] = self._made(staged, tables, self._kernels.commit)
+        return commit
 
     def _made(
         self, staged: Sequence[int], tables: StateTables, commit: Callable[..., Commit]

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from nwor_bench.plugin.scheduler_output import external_request_id, valid_drafts
-from nwor_bench.plugin.window import Outcome
+from nwor_bench.plugin.window import WindowOutcome
 from nwor_bench.records.window import WindowRecord
 from nwor_bench.records.window_order import WindowPlace
 
@@ -116,7 +116,7 @@ class Step:
     scheduler_output: Any = None
     """vLLM's; None once the step has ended."""
     only_verifies: bool = False
-    """It only verifies windows (`window_order.only_verifies`)."""
+    """True if the step only verifies windows (`window_order.only_verifies`)."""
     batch: Any = None
     """The V2 runner's window in flight (`GpuWindowBatch`); None once the step has ended."""
     ready: Any = None
@@ -190,7 +190,7 @@ class Step:
     undelivered: int | None = None
     """See `WindowRecord.undelivered_tokens`."""
 
-    def take(self, outcome: Outcome) -> None:
+    def take(self, outcome: WindowOutcome) -> None:
         """Note how its window ended."""
         self.staged_tokens, self.fallback_reason, self.control_tokens = outcome
 

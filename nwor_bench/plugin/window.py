@@ -136,7 +136,7 @@ class LayerTrace:
         call.is_merged, call.is_causal = is_merged, is_causal
 
 
-class Outcome(NamedTuple):
+class WindowOutcome(NamedTuple):
     """How a window ended; `fallback_reason` is None when it was committed."""
 
     staged_tokens: int
@@ -306,16 +306,16 @@ class Window:
             return
         self.state = State.COMMITTED
 
-    def close(self) -> Outcome:
+    def close(self) -> WindowOutcome:
         """End the window and return its outcome; raises WindowError if it is not decided."""
         if self.state not in (State.COMMITTED, State.DIRECT) or self.batch is None:
             raise WindowError(f"close() while the window is {self.state.value}")
         if self.state is State.COMMITTED and self.is_control:
-            outcome = Outcome(0, None, control_tokens=self.batch.total)
+            outcome = WindowOutcome(0, None, control_tokens=self.batch.total)
         elif self.state is State.COMMITTED:
-            outcome = Outcome(self.batch.total, None)
+            outcome = WindowOutcome(self.batch.total, None)
         else:
-            outcome = Outcome(0, self._reason)
+            outcome = WindowOutcome(0, self._reason)
         # Now, not as the next window begins: by reference the K/V of the whole step are alive.
         self.forget()
         return outcome

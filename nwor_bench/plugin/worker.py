@@ -36,8 +36,8 @@ def _tool(worker: Any, name: str, make: Callable[[], Tool]) -> Tool:
     tools: dict[str, Any] = vars(worker).setdefault(TOOLS, {})
     if name not in tools:
         tools[name] = make()
-    found: Tool = tools[name]
-    return found
+    tool: Tool = tools[name]
+    return tool
 
 
 class NworWorkerExtension:
@@ -122,7 +122,7 @@ class NworWorkerExtension:
         getattr(self, TOOLS)["counters"].start()
 
     def nwor_take_counters(self) -> dict[str, Any]:
-        """End the batch: columns of each window's counts, and how precise they are."""
+        """End the batch: columns of each window's counts."""
         return dict(getattr(self, TOOLS)["counters"].take())
 
     def nwor_watch_writes(self, on: bool) -> dict[str, int]:
@@ -148,8 +148,8 @@ class NworWorkerExtension:
         hook.gate(on)
         rows = _tool(self, "rows", lambda: KvRows(hook))
         states = _tool(self, "states", lambda: StateRows(hook))
-        for each in (rows, states) if on else (states, rows):  # one wraps what the other has
-            each.watch(on)
+        for tool in (rows, states) if on else (states, rows):  # one wraps what the other has
+            tool.watch(on)
 
     def nwor_nudge_attention(self, on: bool) -> None:
         """Move the output of the target's attention by a rounding step, or stop."""
@@ -225,10 +225,10 @@ class NworWorkerExtension:
             hook.detach()
 
     def nwor_leave(self) -> None:
-        """Before the engine ends: give back what is wrapped. A module of vLLM's that is still
-        wrapped keeps the engine's memory, and the next engine finds no update that it knows."""
+        """Give back what is wrapped, before the engine ends: vLLM's modules outlive it, and the
+        process's next engine would find an update there that it does not know."""
         hook: RunnerHook | None = getattr(self, HOOK, None)
-        if hook is not None and hook.attached:
+        if hook is not None:
             hook.detach()
 
 

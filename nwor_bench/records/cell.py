@@ -1,11 +1,11 @@
 """A cell: a pair of models, an NWOR mode, an SCV mode and an arm."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 SHAM = "sham"
 """What the A/A arm runs in an interleaved batch: off, switched to as stage is."""
@@ -14,14 +14,22 @@ SWITCHED = "switched"
 """A sham's windows that ran as such; other counts are by the reason for which they did not."""
 
 
-ADAPTIVE = -1
-"""Draft count of a cell with adaptive verification: vLLM decides in each step how many of the most
-drafts a request verifies."""
+class Adaptive(StrEnum):
+    """The draft count that is no number: vLLM decides in each step how many of the most drafts a
+    request verifies."""
+
+    ADAPTIVE = "adaptive"
+
+
+ADAPTIVE: Final = Adaptive.ADAPTIVE
+
+Count = int | Adaptive
+"""Drafts per request and window. In tables `2` or `adaptive`, by `str`."""
 
 ADAPTIVE_VERIFICATION = "enable_adaptive_verification"
 """What switches it on in vLLM's speculative_config."""
 
-_DRAFTS, _ADAPTIVE_NAME = "k=", "adaptive"
+_DRAFTS = "k="
 
 
 class Special(StrEnum):
@@ -41,11 +49,10 @@ AA, INTERLEAVED = Special
 class Drafts:
     """The arm of a cell that runs a number of drafts of its own: `k=0`, `k=2`, `k=adaptive`."""
 
-    count: int
-    """Drafts per request and window, or ADAPTIVE."""
+    count: Count
 
     def __str__(self) -> str:
-        return f"{_DRAFTS}{count_name(self.count)}"
+        return f"{_DRAFTS}{self.count}"
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,7 @@ def read_arm(text: str | None) -> Arm | None:
         return None if text is None else Special(text)
     if text.startswith(_DRAFTS):
         count = text.removeprefix(_DRAFTS)
-        return Drafts(ADAPTIVE if count == _ADAPTIVE_NAME else int(count))
+        return Drafts(ADAPTIVE if count == ADAPTIVE else int(count))
     return Arguments(text)
 
 
@@ -127,10 +134,14 @@ class Cell:
         return off and self.arm in (None, Drafts(0))
 
     @property
-    def drafts(self) -> int | None:
-        """Drafts per request and window if the cell has a count of its own, or ADAPTIVE; else
-        None."""
+    def drafts(self) -> Count | None:
+        """Drafts per request and window if the cell has a count of its own; else None."""
         return self.arm.count if isinstance(self.arm, Drafts) else None
+
+    @property
+    def fixed_drafts(self) -> int:
+        """`drafts`, all of which are verified; 0 for a cell without such a count."""
+        return self.drafts if isinstance(self.drafts, int) else 0
 
     @property
     def stock_twin(self) -> "Cell | None":
@@ -160,25 +171,25 @@ def label_of(nwor_mode: str, scv_mode: str, arm: Arm | None) -> str:
     """A cell's name for people: `stage x graph`, `off x off (A/A)`, `k = 2, stage x off`."""
     if isinstance(arm, Drafts):
         staged = "" if nwor_mode == NworMode.OFF else f", {nwor_mode} x {scv_mode}"
-        return f"k = {count_name(arm.count)}{staged}"
+        return f"k = {arm.count}{staged}"
     return f"{nwor_mode} x {scv_mode}" + (f" ({arm})" if arm else "")
 
 
-def count_name(drafts: int) -> str:
-    """A draft count in tables: `2`, `adaptive`."""
-    return _ADAPTIVE_NAME if drafts == ADAPTIVE else str(drafts)
+def fixed_counts(counts: Iterable[Count]) -> list[int]:
+    """The counts but ADAPTIVE."""
+    return [count for count in counts if count is not ADAPTIVE]
 
 
-def count_order(drafts: int) -> int:
-    """Sort key of draft counts: ascending, ADAPTIVE last."""
-    return 99_999 if drafts == ADAPTIVE else drafts
+def count_order(drafts: Count) -> str:
+    """Sort key of draft counts: ascending, ADAPTIVE last, as digits come before letters."""
+    return str(drafts).zfill(5)
 
 
 def cell_order(cell: Cell) -> tuple[str, int, int, str]:
     """Sort key: by pair, then NWOR mode, then SCV mode, each in its declared order (off first);
     the A/A arm follows off x off; draft counts ascend, before the A/A arm."""
     drafts = cell.drafts
-    arm = str(cell.arm or "") if drafts is None else f" {count_order(drafts):05d}"
+    arm = str(cell.arm or "") if drafts is None else f" {count_order(drafts)}"
     return (cell.pair, _NWOR_ORDER[cell.nwor_mode], _SCV_ORDER[cell.scv_mode], arm)
 
 

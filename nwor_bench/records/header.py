@@ -219,10 +219,10 @@ class RunHeader(JsonPart):
 def read_object(text: str | bytes, place: object) -> dict[str, Any]:
     """The JSON object in a file's text; {} for JSON that is none. Raises StoreError otherwise."""
     try:
-        found = parse_json(text)
+        content = parse_json(text)
     except ValueError as error:
         raise StoreError.at(place, f"not valid JSON ({error})") from error
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def parse_header(values: Mapping[str, Any], place: object) -> RunHeader:

@@ -39,7 +39,7 @@ def is_own(window: WindowRecord, batch: BatchRecord) -> bool:
     """True for a window of this batch: of its cell, unless it is interleaved."""
     if batch_key(window) != batch_key(batch):
         return False
-    modes = [(str(each.nwor_mode), str(each.scv_mode)) for each in (window, batch)]
+    modes = [(str(record.nwor_mode), str(record.scv_mode)) for record in (window, batch)]
     return batch.phase in INTERLEAVED_PHASES or modes[0] == modes[1]
 
 
@@ -67,7 +67,7 @@ def parse_records(path: Path, data: bytes) -> Records:
     A batch's windows stand before it, and its own line is what makes them count. `path` is
     for messages only. Raises StoreError if a whole line is no record.
     """
-    found = Records()
+    records = Records()
     pending: list[WindowRecord] = []
     seen: set[BatchKey] = set()
     position = 0
@@ -80,23 +80,23 @@ def parse_records(path: Path, data: bytes) -> Records:
         elif isinstance(record, BatchRecord):
             _check_batch(record, pending, seen, f"{path}:{number}")
             seen.add(batch_key(record))
-            found.batches.append(record)
-            found.windows.extend(pending)
+            records.batches.append(record)
+            records.windows.extend(pending)
             pending = []
         else:
-            found.events.append(record)
+            records.events.append(record)
         if not pending:
-            found.whole_bytes = position
+            records.whole_bytes = position
     if tail:
-        found.warnings.append(
+        records.warnings.append(
             f"{path.name}: its last line ({len(tail)} bytes) was not written to the end "
             "and is left out."
         )
     if pending:
-        found.warnings.append(
+        records.warnings.append(
             f"{path.name}: {len(pending)} windows at its end have no batch record and are left out."
         )
-    return found
+    return records
 
 
 def _check_batch(

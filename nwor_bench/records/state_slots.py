@@ -11,18 +11,18 @@ from typing import Any
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.cell import ADAPTIVE_VERIFICATION, NworMode
 
-SWITCH = "nwor_state_slots"
+STATE_SLOTS = "nwor_state_slots"
 """Entry of vLLM's additional_config."""
 
 ADDITIONAL = "additional_config"
 """vLLM's argument."""
 
-FIELD = f"{ADDITIONAL}: {SWITCH}"
+FIELD = f"{ADDITIONAL}: {STATE_SLOTS}"
 
 
 def one_slot(additional_config: Any) -> bool:
     """True if this additional_config of vLLM asks for one state slot a request."""
-    return isinstance(additional_config, Mapping) and SWITCH in additional_config
+    return isinstance(additional_config, Mapping) and STATE_SLOTS in additional_config
 
 
 def check_one_slot(config: Any, nwor_mode: str) -> None:
@@ -32,7 +32,7 @@ def check_one_slot(config: Any, nwor_mode: str) -> None:
         config: vLLM's VllmConfig, with the switch.
         nwor_mode: VLLM_NWOR_MODE of the engine.
     """
-    value = config.additional_config[SWITCH]
+    value = config.additional_config[STATE_SLOTS]
     if type(value) is not int or value != 1:
         raise ConfigError.for_field(FIELD, value, "write 1, or leave it out")
     if nwor_mode != NworMode.STAGE:
@@ -44,14 +44,14 @@ def check_one_slot(config: Any, nwor_mode: str) -> None:
     for name in ("num_speculative_tokens_per_batch_size", ADAPTIVE_VERIFICATION):
         changing = getattr(speculation, name, None)
         if changing:
-            remedy = f"draft counts must not change with {SWITCH}; leave one of the two out"
+            remedy = f"draft counts must not change with {STATE_SLOTS}; leave one of the two out"
             raise ConfigError.for_field(f"speculative_config: {name}", changing, remedy)
     if cache.mamba_cache_mode != "none":
         remedy = (
             f"vLLM then also keeps states of cached prefixes (mamba_cache_mode "
-            f"{cache.mamba_cache_mode}), which {SWITCH} has no slot for; write false"
+            f"{cache.mamba_cache_mode}), which {STATE_SLOTS} has no slot for; write false"
         )
         raise ConfigError.for_field("enable_prefix_caching", True, remedy)
     if getattr(cache, "use_replayssm", False):
-        remedy = f"it reserves one slot itself; leave it or {SWITCH} out"
+        remedy = f"it reserves one slot itself; leave it or {STATE_SLOTS} out"
         raise ConfigError.for_field("use_replayssm", True, remedy)

@@ -93,7 +93,7 @@ class RunData:
     def first_tries(self) -> list[list[BatchRecord]]:
         """The superseded batches, grouped by block and engine process."""
         numbers = [e["batches"] for e in self.events if e.get("event") == SUPERSEDED_EVENT]
-        return [[batch for batch in self.superseded if batch.batch in own] for own in numbers]
+        return [[batch for batch in self.superseded if batch.batch in ids] for ids in numbers]
 
 
 class RunStore:

@@ -11,7 +11,7 @@ def cache_root(cache_dir: str | Path | None = None) -> Path:
     """
     if cache_dir is not None:
         return Path(cache_dir).expanduser().resolve()
-    if own := os.environ.get("NWOR_BENCH_CACHE"):
-        return Path(own).expanduser().resolve()
+    if folder := os.environ.get("NWOR_BENCH_CACHE"):
+        return Path(folder).expanduser().resolve()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser().resolve() / "nwor-bench"

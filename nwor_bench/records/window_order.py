@@ -46,7 +46,7 @@ SERVER_SEED = "live"
 
 _ABBA = (0, 1, 1, 0)
 
-RUNS = len(_ABBA)
+RUNS_OF_GROUP = len(_ABBA)
 """Runs of a group."""
 
 WAIT = SETTLING - 1
@@ -75,7 +75,7 @@ class WindowPlace:
     @property
     def is_last(self) -> bool:
         """True for the last window of its group."""
-        return self.run == RUNS - 1 and self.position == self.run_length - 1
+        return self.run == RUNS_OF_GROUP - 1 and self.position == self.run_length - 1
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ class WindowOrder:
     @property
     def drafts(self) -> tuple[int, ...] | None:
         """Draft count of each cell, the A/A arm's being 0; None if modes are interleaved."""
-        counts = tuple(cell.drafts for cell in self.cells)
-        return tuple(count or 0 for count in counts) if set(counts) != {None} else None
+        counts = tuple(cell.fixed_drafts for cell in self.cells)
+        return counts if any(cell.drafts is not None for cell in self.cells) else None
 
     @property
     def run_lengths(self) -> Mapping[int, int]:

@@ -128,7 +128,7 @@ def _timed_at_capture(header: RunHeader) -> str:
         return ""
     times = dict(next(iter(of_shapes.values())))
     context, stock = times.pop("context")[-1], times.pop("stock")[-1]
-    best = min(each[-1] for each in times.values())
+    best = min(times_us[-1] for times_us in times.values())
     return (
         f": a layer's write and attention take stock {stock:.0f} us at {context:,} tokens of "
         f"context, and what stages at least {best:.0f} us"
@@ -138,8 +138,8 @@ def _timed_at_capture(header: RunHeader) -> str:
 def _checked(header: RunHeader, live: Sequence[CellResult], cells: Sequence[CellResult]) -> Answer:
     """What was compared in the cells that acted, for a run that times nothing; `live` are those
     that the question is about."""
-    own = [cell for cell in cells if cell.arm != AA and cell.verdict != REFERENCE]
-    compared = [cell for cell in own if cell.verdict == Verdict.CHECKED]
+    acting = [cell for cell in cells if cell.arm != AA and cell.verdict != REFERENCE]
+    compared = [cell for cell in acting if cell.verdict == Verdict.CHECKED]
     if not any(cell in compared for cell in live):
         text = f"The output was not checked: {_reasons(live)}."
         return Answer(str(Verdict.AMBIGUOUS), text, live[0], ExitCode.INCONCLUSIVE)
@@ -152,18 +152,18 @@ def _checked(header: RunHeader, live: Sequence[CellResult], cells: Sequence[Cell
         sizes = tie_sizes(header)
         badge, what = TIES_BADGE, [f"tokens (except at ties{sizes and f': {sizes}'})", "acceptance"]
     by_label = header.kv_gate.cells or {}
-    found = [c for cell in compared if (c := by_label.get(cell.label, {})).get("checked")]
-    if found:
-        least = min(found, key=lambda cell: cell["checked"])
+    gated = [c for cell in compared if (c := by_label.get(cell.label, {})).get("checked")]
+    if gated:
+        least = min(gated, key=lambda cell: cell["checked"])
         what.append(f"{least['checked']:,} cache positions in {plural(least['layers'], 'layer')}")
-    states = [cell["states"] for cell in found if (cell.get("states") or {}).get("states")]
+    states = [cell["states"] for cell in gated if (cell.get("states") or {}).get("states")]
     if states:
-        fewest = min(states, key=lambda each: each["states"])
+        fewest = min(states, key=lambda result: result["states"])
         of_requests = plural(fewest["requests"], "request")
         what.append(f"{fewest['states']:,} recurrent states of {of_requests}")
-    of = f"{len(compared)} of {plural(len(own), 'cell')}"
+    of = f"{len(compared)} of {plural(len(acting), 'cell')}"
     sentence = f"In {of} {joined(what)} equal those of off x off. "
-    left = [cell for cell in own if cell not in compared]
+    left = [cell for cell in acting if cell not in compared]
     if left:
         sentence += f"Not checked: {joined([c.label for c in left])} ({_reasons(left)}). "
     sentence += "Nothing was timed"
@@ -184,12 +184,12 @@ def subject_cells(cells: Sequence[CellResult]) -> tuple[list[CellResult], str]:
 
     Those with NWOR on; in a run without any, the second engine, or those with only SCV on.
     """
-    own = [cell for cell in cells if cell.arm != AA and cell.verdict != REFERENCE]
-    second = [cell for cell in own if cell.arm is not None]
+    acting = [cell for cell in cells if cell.arm != AA and cell.verdict != REFERENCE]
+    second = [cell for cell in acting if cell.arm is not None]
     if second:
         return second, second[0].arm or ""
-    staged = [cell for cell in own if cell.nwor_mode == NworMode.STAGE]
-    return (staged, "NWOR") if staged else (own, "SCV")
+    staged = [cell for cell in acting if cell.nwor_mode == NworMode.STAGE]
+    return (staged, "NWOR") if staged else (acting, "SCV")
 
 
 def _invalid(cells: Sequence[CellResult], subject: str) -> str:
@@ -226,18 +226,18 @@ def _timed(
     no = f"{subject} does not pay here, it"
     if faster:  # the lowest ratio of those whose interval excludes 1 for all cells at once
         best, text = faster[0], f"{subject} pays here"
-    elif found := _having(Verdict.AMBIGUOUS, cells):
-        best = found[0]
+    elif ambiguous := _having(Verdict.AMBIGUOUS, cells):
+        best = ambiguous[0]
         if best.ratio is None:
             why = best.reason or "nothing was compared"
             return Answer(best.verdict, f"{_unknown(subject)}: {why}.", best)
         text = f"this run does not show whether {subject} pays"
-        by_work = [cell for cell in found if work_differs(cell, arm)]
+        by_work = [cell for cell in ambiguous if work_differs(cell, arm)]
         if by_work:
             best = min(by_work, key=lambda cell: cell.work.value if cell.work else 1.0)
             text = f"{''.join(_work(best))}; this host hides it"
-    elif found := _having(Verdict.SAME, cells):
-        best, text = found[0], f"{no} makes no difference of more than {100 * DEFAULT_MARGIN:g} %"
+    elif same := _having(Verdict.SAME, cells):
+        best, text = same[0], f"{no} makes no difference of more than {100 * DEFAULT_MARGIN:g} %"
     else:
         best = _having(Verdict.SLOWER, cells)[0]
         text = f"{no} costs time{' even at its best' if len(cells) > 1 else ''}"
@@ -259,10 +259,10 @@ def _lead(cell: CellResult) -> str:
 
 def work_differs(cell: CellResult, arm: CellResult | None) -> bool:
     """True if the work differs in the interval for all cells at once, and more than in A/A."""
-    own, noise = _sure_work(cell), None if arm is None else _sure_work(arm)
-    if own is None or noise is None or cell.parity is None:
+    difference, noise = _sure_work(cell), None if arm is None else _sure_work(arm)
+    if difference is None or noise is None or cell.parity is None:
         return False
-    return not own.holds(1) and abs(own.value - 1) > noise.distance
+    return not difference.holds(1) and abs(difference.value - 1) > noise.distance
 
 
 def _sure_work(cell: CellResult) -> Interval | None:
@@ -323,5 +323,5 @@ def _unknown(subject: str) -> str:
 
 def _having(verdict: Verdict, cells: Sequence[CellResult]) -> list[CellResult]:
     """The cells of a verdict, the lowest ratio first."""
-    own = [cell for cell in cells if cell.verdict == verdict]
-    return sorted(own, key=lambda cell: cell.ratio.value if cell.ratio else inf)
+    having = [cell for cell in cells if cell.verdict == verdict]
+    return sorted(having, key=lambda cell: cell.ratio.value if cell.ratio else inf)

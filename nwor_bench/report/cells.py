@@ -60,8 +60,8 @@ def first_blocks(header: RunHeader, cells: Sequence[CellResult]) -> list[Block]:
     if header.checks_only:
         return [_outputs(cells)]
     figure = interval_figure(cells, DEFAULT_MARGIN)
-    found = _verdict_table(cells) if on_cpu(header) else _verdicts(cells)
-    return [*([figure] if figure else []), found]
+    verdicts = _verdict_table(cells) if on_cpu(header) else _verdicts(cells)
+    return [*([figure] if figure else []), verdicts]
 
 
 def _outputs(cells: Sequence[CellResult]) -> Table:
@@ -95,11 +95,11 @@ def _verdicts(cells: Sequence[CellResult]) -> Table:
 
 def _verdict_table(cells: Sequence[CellResult], rates: Sequence[str] = ()) -> Table:
     """Without tokens/s (`rates`) on a CPU, where they would pass for NWOR's."""
-    own: Sequence[Sequence[str]] = [[rate] for rate in rates] or [[]] * len(cells)
+    rate_columns: Sequence[Sequence[str]] = [[rate] for rate in rates] or [[]] * len(cells)
     rows = [
         [c.label, c.verdict, interval(c.ratio), decimal(c.window_ms_mean, 2), *rate,
          percent(c.acceptance_rate)]
-        for c, rate in zip(cells, own, strict=True)
+        for c, rate in zip(cells, rate_columns, strict=True)
     ]  # fmt: skip
     heads = ["Cell", "Verdict", "Time over off x off [95 % interval]", "ms a window",
              *(["Tokens/s"] if rates else []), "Accepted"]  # fmt: skip
@@ -207,13 +207,13 @@ def _draw_marks(axes: "Axes", cells: Sequence[CellResult]) -> None:
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     for verdict, marker in VERDICT_MARKS.items():
-        own = [(row, c.ratio) for row, c in enumerate(cells) if c.verdict == verdict and c.ratio]
-        if own:
-            reach = [[r.value - r.low if r.is_bounded else 0.0 for _, r in own],
-                     [r.high - r.value if r.is_bounded else 0.0 for _, r in own]]  # fmt: skip
+        marked = [(row, c.ratio) for row, c in enumerate(cells) if c.verdict == verdict and c.ratio]
+        if marked:
+            reach = [[r.value - r.low if r.is_bounded else 0.0 for _, r in marked],
+                     [r.high - r.value if r.is_bounded else 0.0 for _, r in marked]]  # fmt: skip
             tint = colour(verdict.lower())
             axes.errorbar(
-                [r.value for _, r in own], [row for row, _ in own], xerr=reach, label=verdict,
+                [r.value for _, r in marked], [row for row, _ in marked], xerr=reach, label=verdict,
                 fmt=marker, color=tint, mfc="none" if marker == "D" else tint, ms=8, mew=2, lw=2,
                 capsize=4, ls="none", clip_on=False,
             )  # fmt: skip

@@ -73,11 +73,11 @@ def comparison_document(comparison: Comparison) -> Document:
 def comparisons_document(comparisons: Mapping[str, Comparison]) -> Document:
     """Two sweeps: the headline of all their runs, then each run's changes, values and notes."""
     sections = []
-    for place, own in comparisons.items():
-        noted = Bullets(tuple(notes(own)))
-        blocks = (_origins(own), *_changes(own), _values(own), noted)
+    for place, comparison in comparisons.items():
+        noted = Bullets(tuple(notes(comparison)))
+        blocks = (_origins(comparison), *_changes(comparison), _values(comparison), noted)
         sections.append(Section(place, blocks, brief=True))
-    verdict = worst_outcome(each.outcome for each in comparisons.values())
+    verdict = worst_outcome(comparison.outcome for comparison in comparisons.values())
     return Document(TITLE, (_headline(verdict, headline_of_all(comparisons)),), tuple(sections))
 
 
@@ -142,7 +142,7 @@ def _origin(run: StoredRun) -> str:
 
 def name_of(cell: CellChange, comparison: Comparison) -> str:
     """The cell's label, with its pair if there are several pairs."""
-    pairs = {each.cell.pair for each in comparison.cells}
+    pairs = {change.cell.pair for change in comparison.cells}
     return cell.label if len(pairs) == 1 else f"{cell.cell.pair}: {cell.label}"
 
 
@@ -159,9 +159,11 @@ def headline(comparison: Comparison) -> str:
 def headline_of_all(comparisons: Mapping[str, Comparison]) -> str:
     """Sentences on two sweeps: the cells that got worse, run by run; other runs by their start."""
     groups: dict[str, list[str]] = {}
-    for place, own in comparisons.items():
-        worse = [name_of(cell, own) for cell in own.having(ChangeVerdict.REGRESSION)]
-        text = f"{joined(worse)} {_PHRASES[ChangeVerdict.REGRESSION]}" if worse else _start(own)
+    for place, comparison in comparisons.items():
+        worse = [name_of(cell, comparison) for cell in comparison.having(ChangeVerdict.REGRESSION)]
+        text = (
+            f"{joined(worse)} {_PHRASES[ChangeVerdict.REGRESSION]}" if worse else _start(comparison)
+        )
         groups.setdefault(text, []).append(place)
     return " ".join(f"{joined(places)}: {text}." for text, places in groups.items())
 
@@ -178,7 +180,7 @@ def _start(comparison: Comparison) -> str:
         )
     if comparison.untimed:
         sides = ((name, run.cells.values()) for name, run in _sides(comparison))
-        untimed = [name for name, own in sides if not any(c.batches or c.groups for c in own)]
+        untimed = [name for name, cells in sides if not any(c.batches or c.groups for c in cells)]
         if untimed:
             return f"Not comparable, nothing was timed in {joined(untimed)}"
         return "Not comparable, no cell's change has an interval"
@@ -244,34 +246,34 @@ def _fraction(value: float) -> str:
 
 def notes(comparison: Comparison) -> list[str]:
     """Caveats of the comparison, and how it was made."""
-    found = []
+    lines = []
     if comparison.forced:
         listed = "; ".join(map(str, comparison.forced))
-        found.append(
+        lines.append(
             f"Compared with --force, although the runs differ in work or machine: {listed}."
         )
-    found += [f"{n}: {w.rstrip('.')}." for n, run in _sides(comparison) for w in run.warnings]
-    found += [*_pairing(comparison), *_drift(comparison), *_acceptance(comparison)]
+    lines += [f"{n}: {w.rstrip('.')}." for n, run in _sides(comparison) for w in run.warnings]
+    lines += [*_pairing(comparison), *_drift(comparison), *_acceptance(comparison)]
     if comparison.others:
         listed = "; ".join(map(str, comparison.others))
-        found.append(f"Other differences, which may explain a change: {listed}.")
-    found.append(
+        lines.append(f"Other differences, which may explain a change: {listed}.")
+    lines.append(
         "Each side is one run (one start of one process). No interval covers differences between "
         "two starts of the same code, so repeat both runs before acting on a change."
     )
     if on_cpu(comparison.new.header):
-        found.append(CPU_SENTENCE)
-    return found
+        lines.append(CPU_SENTENCE)
+    return lines
 
 
 def _pairing(comparison: Comparison) -> list[str]:
     """How the deciding intervals were made: paired or unpaired, from windows or batches."""
     changes = [cell.deciding(comparison.decide_by) for cell in comparison.cells]
     made = [change for change in changes if change is not None and change.ratio.is_bounded]
-    found = []
+    lines = []
     paired = [change.new_blocks for change in made if change.paired and change.new_blocks]
     if paired:
-        found.append(
+        lines.append(
             f"Both runs timed {plural(min(paired), 'block')} of the same prompts, seed and "
             "temperature, which are compared in pairs."
         )
@@ -281,23 +283,23 @@ def _pairing(comparison: Comparison) -> list[str]:
     if interleaved:
         engines = comparison.new.header.spec.engines
         what = "whole batches on an engine for each count" if engines else "interleaved windows"
-        found.append(
+        lines.append(
             f"Ratios are those of {what}: each run's interval comes from its own "
             f"{'blocks' if engines else 'groups'}, and the two are independent samples (Welch)."
         )
     if any(not change.paired and change not in interleaved for change in made):
-        found.append(
+        lines.append(
             "The runs are not paired, because prompts, seeds or number of blocks differ: intervals "
             "are for two independent samples (Welch)."
         )
     if any(change.measure == LATENCY_MS for change in made):
-        found.append("Some times are those of whole batches, because a run has no window times.")
-    return found
+        lines.append("Some times are those of whole batches, because a run has no window times.")
+    return lines
 
 
 def _drift(comparison: Comparison) -> list[str]:
     """The change of off x off's own time, if the ratio decides."""
-    found = []
+    lines = []
     for cell in comparison.cells:
         if comparison.decide_by is DecideBy.TIME or not cell.cell.is_baseline or cell.time is None:
             continue
@@ -308,8 +310,8 @@ def _drift(comparison: Comparison) -> list[str]:
             cause = "vLLM, its libraries or the machine changed, not NWOR"
             beyond = f", more than the blocks' noise: {cause}"
         name, time = name_of(cell, comparison), change_text(cell.time)
-        found.append(f"Machine: {name} took {time} times as long as in BASE{beyond}.")
-    return found
+        lines.append(f"Machine: {name} took {time} times as long as in BASE{beyond}.")
+    return lines
 
 
 def _acceptance(comparison: Comparison) -> list[str]:
@@ -343,11 +345,11 @@ def comparison_json(comparison: Comparison, *, strict: bool) -> str:
 
 def comparisons_json(comparisons: Mapping[str, Comparison], *, strict: bool) -> str:
     """The comparisons of two sweeps' runs as JSON, by place."""
-    code = worst_of(own.exit_code(strict=strict) for own in comparisons.values())
+    code = worst_of(comparison.exit_code(strict=strict) for comparison in comparisons.values())
     return json_document({
         "comparison_version": COMPARISON_FORMAT_VERSION,
         "exit_code": int(code),
-        "runs": {place: _plain(own, strict=strict) for place, own in comparisons.items()},
+        "runs": {place: _plain(c, strict=strict) for place, c in comparisons.items()},
     })  # fmt: skip
 
 

@@ -107,7 +107,7 @@ class Section:
     title: str
     blocks: tuple[Block, ...]
     brief: bool = False
-    """It belongs to the short report too."""
+    """True if the short report has the section too."""
     folded: bool = False
     """A page shows only its heading until it is opened."""
 

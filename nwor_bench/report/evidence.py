@@ -132,9 +132,9 @@ def _gated(run: RunData, cells: Sequence[CellResult]) -> list[Block]:
     phases = {batch_key(batch): batch.phase for batch in run.batches}
     both = (Phase.GATE, Phase.INTERLEAVED_GATE), (Phase.TIMED, Phase.INTERLEAVED)
     rows = []
-    for cell in (each for each in cells if each.nwor_mode == NworMode.STAGE):
-        own = [window for window in run.windows if window.cell == cell.cell]
-        gate, timed = ([w for w in own if phases.get(batch_key(w)) in some] for some in both)
+    for cell in (c for c in cells if c.nwor_mode == NworMode.STAGE):
+        of_cell = [window for window in run.windows if window.cell == cell.cell]
+        gate, timed = ([w for w in of_cell if phases.get(batch_key(w)) in some] for some in both)
         if gate and timed:
             shares = [_staged(windows) for windows in (gate, timed)]
             rows.append([cell.label, *shares, _attended(gate), _attended(timed)])
@@ -312,7 +312,7 @@ def state_blocks(run: RunData) -> list[Block]:
         states = result.get("states")
         if states:
             near = decimal((states["finding"] or {}).get("ratio"), 2)
-            counts = [count(states[each]) for each in ("states", "layers", "requests", "alike")]
+            counts = [count(states[key]) for key in ("states", "layers", "requests", "alike")]
             reason = states["reason"] or NOT_MEASURED
             rows.append([name, states["verdict"], reason, *counts, near])
     heads = ["Cell", "States", "What differs", "Compared", "Layers", "Requests",

@@ -23,7 +23,7 @@ from nwor_bench.report.html import render_html
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.run_report import answer_of, build_document, warnings
 
-Table = Literal["cells", "batches", "windows"]
+CsvTable = Literal["cells", "batches", "windows"]
 """A CSV file of a run folder, without its suffix."""
 
 
@@ -58,7 +58,7 @@ class LoadedRun:
         """What weakens the numbers, the severest first."""
         return self.analysis.findings
 
-    def frame(self, table: Table) -> pd.DataFrame:
+    def frame(self, table: CsvTable) -> pd.DataFrame:
         """The rows of cells.csv, batches.csv or windows.csv. A value not measured is missing (NA).
 
         Raises ConfigError for another name.
@@ -96,7 +96,7 @@ def _batches(analysis: Analysis) -> pd.DataFrame:
     )
     times = [request_percentiles([batch]) for batch in batches]
     for name in PERCENTILES:
-        frame[name] = pd.Series([own[name] for own in times], dtype=object)
+        frame[name] = pd.Series([percentiles[name] for percentiles in times], dtype=object)
     return frame
 
 
@@ -170,14 +170,14 @@ def to_csv(frame: pd.DataFrame) -> str:
 def run_result(analysis: Analysis, folder: Path) -> dict[str, Any]:
     """The answer, cells and findings of a run; values that were not measured are None."""
     run, cells, every = analysis.run, analysis.cells, analysis.findings
-    found = answer_of(analysis)
+    headline = answer_of(analysis)
     return {
         "folder": str(folder),
         "status": run.header.status,
         "answer": {
-            "badge": found.badge,
-            "sentence": found.sentence,
-            "cell": None if found.cell is None else found.cell.label,
+            "badge": headline.badge,
+            "sentence": headline.sentence,
+            "cell": None if headline.cell is None else headline.cell.label,
         },
         "cells": [{"cell": cell.label, **to_dict(cell)} for cell in cells],
         "noise_floor": analysis.noise_floor,

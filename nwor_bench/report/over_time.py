@@ -93,11 +93,11 @@ def _ratios(analysis: Analysis) -> list[Panel]:
 
 def _rates(analysis: Analysis) -> list[Panel]:
     idle = {c.cell for c in analysis.cells if c.verdict in (Verdict.INVALID, Verdict.INEFFECTIVE)}
-    found = {own.cell: _rates_of(own) for own in analysis.gathered if own.cell not in idle}
-    line = next((dots for cell, dots in found.items() if cell.is_baseline), ())
+    dots_by_cell = {d.cell: _rates_of(d) for d in analysis.gathered if d.cell not in idle}
+    line = next((dots for cell, dots in dots_by_cell.items() if cell.is_baseline), ())
     return [
         Panel(cell.label, "text", dots, line=() if cell.is_baseline else line)
-        for cell, dots in found.items()
+        for cell, dots in dots_by_cell.items()
         if len(dots) >= MIN_DOTS
     ]
 
@@ -107,7 +107,7 @@ def _table(ratios: Sequence[Panel], rates: Sequence[Panel]) -> Table:
     shown = [{p.title: _thirds(p.dots, digits) for p in panels}
              for panels, digits in ((ratios, 3), (rates, 0))]  # fmt: skip
     missing = [NOT_MEASURED] * 3
-    rows = [[title, *(value for own in shown for value in own.get(title, missing))]
+    rows = [[title, *(value for thirds in shown for value in thirds.get(title, missing))]
             for title in dict.fromkeys(p.title for p in (*rates, *ratios))]  # fmt: skip
     heads = [f"{what}, {part}" for what in ("Ratio", "Tokens/s")
              for part in ("first third", "middle", "last third")]  # fmt: skip
@@ -120,9 +120,9 @@ def ratios_in_order(analysis: Analysis, cell: CellResult) -> list[float]:
         return []
     if cell.interleaved == WINDOWS:
         return [exp(effect) for effect in effects_over_off(analysis.effects)[cell.cell].effects]
-    own = {data.cell: data for data in analysis.gathered}
-    baseline = next(d for d in own.values() if d.is_baseline and d.cell.pair == cell.pair)
-    times = pair_times(own[cell.cell], baseline)
+    by_cell = {data.cell: data for data in analysis.gathered}
+    baseline = next(d for d in by_cell.values() if d.is_baseline and d.cell.pair == cell.pair)
+    times = pair_times(by_cell[cell.cell], baseline)
     return (
         [] if times is None else [a / b for a, b in zip(times.treated, times.baseline, strict=True)]
     )
@@ -133,19 +133,19 @@ def merged(ratios: Sequence[float]) -> tuple[Dot, ...]:
     if len(ratios) < _ONE_BY_ONE:
         return tuple(Dot((at + 0.5) / len(ratios), ratio) for at, ratio in enumerate(ratios))
     parts = np.array_split(np.log(ratios), min(MAX_DOTS, len(ratios) // MIN_GROUPS))
-    found = [robust_location(list(part)) for part in parts]
-    bounds = [None if each is None else each.exp() for each in found]
+    locations = [robust_location(list(part)) for part in parts]
+    bounds = [None if location is None else location.exp() for location in locations]
     return tuple(
-        Dot((at + 0.5) / len(parts), each.value, each.low, each.high)
-        for at, each in enumerate(bounds)
-        if each is not None
+        Dot((at + 0.5) / len(parts), ratio.value, ratio.low, ratio.high)
+        for at, ratio in enumerate(bounds)
+        if ratio is not None
     )
 
 
-def _rates_of(own: CellData) -> tuple[Dot, ...]:
+def _rates_of(data: CellData) -> tuple[Dot, ...]:
     """Tokens per second in the windows of each of its timed batches."""
     batches: dict[tuple[int, int], list[WindowRecord]] = {}
-    for window in own.counted if own.measured else ():
+    for window in data.counted if data.measured else ():
         batches.setdefault((window.batch, window.block), []).append(window)
     works = [windows_work(windows) for _, windows in sorted(batches.items())]
     rates = [1000 * work.tokens / work.ms for work in works if work.ms]
@@ -168,8 +168,8 @@ def _figure(
             axes.set_visible(False)
         canvas.supxlabel("share of the run, %", fontsize=13)
 
-    each = "; ".join(f"{p.title} {', '.join(_thirds(p.dots, digits))}" for p in panels)
-    words = f"{what} in the first, middle and last third of the run: {each}."
+    thirds = "; ".join(f"{p.title} {', '.join(_thirds(p.dots, digits))}" for p in panels)
+    words = f"{what} in the first, middle and last third of the run: {thirds}."
     return Figure(name, caption, words, draw, _ROW * rows + _REST)
 
 

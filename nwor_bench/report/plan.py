@@ -104,7 +104,7 @@ def prediction_values(prediction: BytePrediction) -> dict[str, Any]:
         "measured": [asdict(row) for row in _nearest(prediction)],
         "most_saved_share": prediction.most_share,
         "states_saved_share": prediction.states_share,
-        "strategies": [common | _strategy_values(prediction, each) for each in STRATEGIES],
+        "strategies": [common | _strategy_values(prediction, strategy) for strategy in STRATEGIES],
         "recurrent": None if states is None else state_values(model, states, load),
     }
 

@@ -12,7 +12,7 @@ from nwor_bench.models.byte_model import (
     reserved_states,
 )
 from nwor_bench.models.recurrent import STAGED_KINDS, Moved, RecurrentLayers
-from nwor_bench.records.state_slots import SWITCH
+from nwor_bench.records.state_slots import STATE_SLOTS
 from nwor_bench.report.document import Paragraph, Section, Table, table
 from nwor_bench.report.text import count, plural, size, two_digits
 
@@ -44,7 +44,7 @@ def _one_slot(states: RecurrentLayers) -> str:
     """How to get an engine with one slot."""
     if states.state.kind not in STAGED_KINDS:
         return f"One slot is not built for {states.state.kind}."
-    switch = f'{{"{SWITCH}": 1}}'
+    switch = f'{{"{STATE_SLOTS}": 1}}'
     return (
         f"For 1 slot write VLLM_NWOR_MODE=stage vllm serve ... --additional-config '{switch}' "
         "--no-enable-prefix-caching: every window is then staged."
@@ -71,7 +71,7 @@ def _moved(states: RecurrentLayers, load: Workload) -> Table:
     return table(
         ("states in one step", "read", "written", "both"),
         [
-            (way, *(size(round(each)) for each in (moved.read, moved.written, moved.total)))
+            (way, *(size(round(amount)) for amount in (moved.read, moved.written, moved.total)))
             for way, moved in zip(ways, _ways(states, load), strict=True)
         ],
     )
@@ -79,12 +79,12 @@ def _moved(states: RecurrentLayers, load: Workload) -> Table:
 
 def _memory(model: ByteModel, states: RecurrentLayers, load: Workload) -> Table:
     ways = load.draft_tokens + 1, 1  # slots a request and layer, with and without the drafts'
-    each = [reserved_states(model, states, load, slots) for slots in ways]
+    reserved = [reserved_states(model, states, load, slots) for slots in ways]
     rows = [
-        ("states reserved a request", *(size(round(one)) for one in each)),
+        ("states reserved a request", *(size(round(one)) for one in reserved)),
         (
             f"states reserved for {plural(load.requests, 'request')}",
-            *(size(round(one * load.requests)) for one in each),
+            *(size(round(one * load.requests)) for one in reserved),
         ),
         *(
             (
@@ -102,7 +102,7 @@ def state_values(model: ByteModel, states: RecurrentLayers, load: Workload) -> d
     drafts."""
     stock, staged = _ways(states, load)
     slots = load.draft_tokens + 1
-    reserved = [reserved_states(model, states, load, each) for each in (slots, 1)]
+    reserved = [reserved_states(model, states, load, slot_count) for slot_count in (slots, 1)]
     return {
         "kind": states.state.kind,
         "layers": states.count,

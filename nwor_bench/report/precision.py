@@ -104,14 +104,14 @@ def _pair_name(effect: PairEffect) -> str:
 def _windows_and_batches(effects: Sequence[PairEffect], results: dict[Cell, CellResult]) -> Table:
     rows = []
     for effect in effects:
-        own = results.get(effect.pair.treated) if effect.pair.is_over_stock else None
-        found = effect.decisive
+        result = results.get(effect.pair.treated) if effect.pair.is_over_stock else None
+        decisive = effect.decisive
         rows.append([
             _pair_name(effect),
-            NOT_MEASURED if own is None else own.interleaved or NOT_MEASURED,
-            interval(found.robust if found else None, _DIGITS),
+            NOT_MEASURED if result is None else result.interleaved or NOT_MEASURED,
+            interval(decisive.robust if decisive else None, _DIGITS),
             interval(effect.work, _DIGITS),
-            interval(own.whole if own else None, _DIGITS),
+            interval(result.whole if result else None, _DIGITS),
             interval(effect.carry_over, _DIGITS) if effect.carry_over else UNTESTED,
             count(len(effect.groups)),
             count(sum(effect.left_out.values())),

@@ -38,12 +38,12 @@ _WORTH_WAITING = 100
 def questions(analysis: Analysis) -> Definitions:
     """Each question with its answer; without those that do not apply."""
     run, cells = analysis.run, analysis.cells
-    found = answer(run.header, cells, analysis.splits)
+    headline = answer(run.header, cells, analysis.splits)
     ties = tie_sizes(run.header)
     entries = {
         "What makes the difference?": split_lines(analysis.splits),
         "Does it pay on a GPU?": _elsewhere(run.header),
-        "How sure is that?": _how_sure(found, analysis),
+        "How sure is that?": _how_sure(headline, analysis),
         "Is the output the same?": (
             same_output(cells),
             ties and f"{ties.capitalize()}.",
@@ -51,7 +51,7 @@ def questions(analysis: Analysis) -> Definitions:
             kv_sentence(run),
             state_sentence(run),
         ),
-        "What next?": _next(run, found, cells),
+        "What next?": _next(run, headline, cells),
     }
     answers = ((question, " ".join(filter(None, texts))) for question, texts in entries.items())
     return Definitions(tuple((question, text) for question, text in answers if text))
@@ -94,19 +94,19 @@ def same_output(cells: Sequence[CellResult]) -> str:
     return "As far as it could be checked; see Evidence."
 
 
-def _how_sure(found: Answer, analysis: Analysis) -> Iterator[str]:
-    if analysis.run.header.checks_only and found.badge != Verdict.INVALID:
+def _how_sure(headline: Answer, analysis: Analysis) -> Iterator[str]:
+    if analysis.run.header.checks_only and headline.badge != Verdict.INVALID:
         return
-    if found.badge == CPU_BADGE:
+    if headline.badge == CPU_BADGE:
         yield "Output and counts passed their checks; nothing is known of the speed on a GPU."
         return
-    if found.badge in (Verdict.INEFFECTIVE, UNSTAGED_BADGE):
+    if headline.badge in (Verdict.INEFFECTIVE, UNSTAGED_BADGE):
         yield "Sure that it never ran: the counters show it. Nothing else was timed in the engine."
         return
-    if found.badge == Verdict.INVALID:
+    if headline.badge == Verdict.INVALID:
         yield "Sure: a wrong output or count is a fact, not noise."
         return
-    cell = found.cell
+    cell = headline.cell
     if cell is None or cell.ratio is None:
         return
     why = "its interval excludes 1."
@@ -115,34 +115,34 @@ def _how_sure(found: Answer, analysis: Analysis) -> Iterator[str]:
     yield {
         str(Verdict.AMBIGUOUS): "Not sure enough to say yes or no.",
         str(Verdict.SAME): "Sure that any effect is within the interval above.",
-    }.get(found.badge, f"Sure of the direction: {why}")
+    }.get(headline.badge, f"Sure of the direction: {why}")
     if cell.interleaved == WINDOWS:
         yield f"It rests on {plural(cell.groups or 0, 'group')} of neighbouring windows."
     else:
         yield f"It rests on {plural(cell.batches, 'block')}, each of which ran every cell."
-    found_noise = analysis.noise_floor
-    if found_noise is None:
+    noise = analysis.noise_floor
+    if noise is None:
         yield "The machine's noise is not known: off x off was not run against itself."
         return
     yield (
         "Noise: off x off against itself took "
-        f"{change_range(found_noise['low'], found_noise['high'])} time (95 % interval)."
+        f"{change_range(noise['low'], noise['high'])} time (95 % interval)."
     )
     arm = next(cell for cell in analysis.cells if cell.arm == AA)
     if arm.verdict in (Verdict.FASTER, Verdict.SLOWER):
         yield f"But that difference was {arm.verdict}, so be careful: measure once more."
 
 
-def _next(run: RunData, found: Answer, cells: Sequence[CellResult]) -> Iterator[str]:
+def _next(run: RunData, headline: Answer, cells: Sequence[CellResult]) -> Iterator[str]:
     if run.header.status is RunStatus.PARTIAL:
         yield "Finish the run: nwor-bench sweep --resume with its folder."
-    yield _next_by_verdict(run, found, cells)
+    yield _next_by_verdict(run, headline, cells)
 
 
-def _next_by_verdict(run: RunData, found: Answer, cells: Sequence[CellResult]) -> str:
+def _next_by_verdict(run: RunData, headline: Answer, cells: Sequence[CellResult]) -> str:
     header = run.header
     asked, subject = subject_cells(cells)
-    match found.badge:
+    match headline.badge:
         case Verdict.INVALID:
             rest = [f"{c.label} ({c.verdict})" for c in asked if c.verdict != Verdict.INVALID]
             passed = f" {joined(rest)} passed, but fix the fault before using them." if rest else ""
@@ -151,19 +151,19 @@ def _next_by_verdict(run: RunData, found: Answer, cells: Sequence[CellResult]) -
                 f"Evidence, fix or report it, and run again; VLLM_NWOR_DEBUG=1 logs every "
                 f"window.{passed}"
             )
-        case Verdict.INEFFECTIVE if found.exit_code is ExitCode.OK:
+        case Verdict.INEFFECTIVE if headline.exit_code is ExitCode.OK:
             return (
                 f"Nothing is to be done: {subject} leaves such windows to stock by itself. "
                 "--attention ours or merge stages them all the same, to see what that costs."
             )
         case badge if badge in (Verdict.INEFFECTIVE, UNSTAGED_BADGE):
             return "Find the reason under Evidence (fallbacks), fix it, and run again."
-        case Verdict.FASTER if found.cell is not None:
+        case Verdict.FASTER if headline.cell is not None:
             return (
                 "The answer is valid for this load: repeat the run with your own "
                 f"{'' if (header.choice or {}).get('target_model') else 'models, '}prompts and "
                 "load. If it says the same there, switch it on where you serve: "
-                f"{_switched_on(header, found.cell)}"
+                f"{_switched_on(header, headline.cell)}"
             )
         case Verdict.SLOWER | Verdict.SAME:
             return (
@@ -175,16 +175,16 @@ def _next_by_verdict(run: RunData, found: Answer, cells: Sequence[CellResult]) -
                 f"Run again with --time-budget {sufficient_budget(run, cells)}: warm-up and gate "
                 "come first, and measuring gets the rest."
             )
-        case Verdict.AMBIGUOUS if found.cell and GATE_DID_NOT in (found.cell.reason or ""):
+        case Verdict.AMBIGUOUS if headline.cell and GATE_DID_NOT in (headline.cell.reason or ""):
             return (
                 "Find under Evidence what the gate did not compare and why, and run again. Fewer "
                 "--requests or a larger kv_cache_gib leave more of the cache in place."
             )
         case Verdict.AMBIGUOUS:
             arm = next((cell for cell in cells if cell.arm == AA), None)
-            hidden = found.cell is not None and work_differs(found.cell, arm)
+            hidden = headline.cell is not None and work_differs(headline.cell, arm)
             faster_host = "A faster host, or more --requests, would let the step show it. "
-            return faster_host * hidden + _measure_longer(found.cell)
+            return faster_host * hidden + _measure_longer(headline.cell)
         case _ if on_cpu(header) and header.spec.against:
             return "Run the same command on the GPU that you serve with."
         case _ if header.checks_only and not on_cpu(header):

@@ -131,15 +131,15 @@ def title(header: RunHeader) -> str:
 def warnings(run: RunData) -> list[str]:
     """Problems of the run as a whole; empty for a complete one."""
     status = run.header.status
-    found = list(run.warnings)
+    problems = list(run.warnings)
     if status != RunStatus.COMPLETE:
         why = "".join(f"; {event['error']}" for event in run.events if "error" in event)
-        found.insert(
+        problems.insert(
             0,
             f"This run did not end as planned (status: {status or 'unknown'}{why}): the numbers "
             "cover only what was measured until then.",
         )
-    return found
+    return problems
 
 
 def _lead(analysis: Analysis) -> list[Block]:
@@ -162,11 +162,11 @@ def _state_slots(engine: EngineStatus) -> str | None:
     """What an engine with other state slots saves a request; None without one."""
     slots, reserved = engine.state_slots, engine.state_reserved_bytes
     for arm, facts in (engine.arms or {}).items():
-        own, less = facts.get("state_slots"), facts.get("state_reserved_bytes")
-        if own and less and slots and reserved:
+        arm_slots, less = facts.get("state_slots"), facts.get("state_reserved_bytes")
+        if arm_slots and less and slots and reserved:
             return (
                 f"A request reserves {plural(slots, 'state slot')} ({size(reserved)}) in off x off "
-                f"and {own} ({size(less)}) with {arm}."
+                f"and {arm_slots} ({size(less)}) with {arm}."
             )
     return None
 
@@ -254,11 +254,11 @@ def _repeat(command: str | None) -> Block:
 
 def _findings(analysis: Analysis) -> Section:
     """Each finding with its remedy, the most severe first; then the limits of any such run."""
-    found = tuple((f"{f.severity.upper()}: {f.message}", f.remedy) for f in analysis.findings)
+    entries = tuple((f"{f.severity.upper()}: {f.message}", f.remedy) for f in analysis.findings)
     none = Paragraph("Nothing was found that weakens the numbers.")
     shown = Bullets(limits(analysis.run, analysis.cells))
     blocks = (
-        Definitions(found) if found else none,
+        Definitions(entries) if entries else none,
         Paragraph("What the numbers do not show:"),
         shown,
     )

@@ -23,53 +23,53 @@ WORDS = {
 }
 
 
-def support_document(found: Support, methods: Sequence[MethodSupport], origin: str) -> Document:
+def support_document(support: Support, methods: Sequence[MethodSupport], origin: str) -> Document:
     """One model: the answer, its layers, the speculative methods, and notes."""
     drafts = [
         (m.method.value, WORDS[m.outcome], m.runner.value if m.runner else "", m.reason or "")
         for m in methods
     ]
     blocks = (
-        Paragraph(f"{_setting(found)} Facts: {origin}."),
-        table(LAYER_HEADERS, layer_rows(found), numbers_from=4),
+        Paragraph(f"{_setting(support)} Facts: {origin}."),
+        table(LAYER_HEADERS, layer_rows(support), numbers_from=4),
         table(METHOD_HEADERS, drafts, numbers_from=4),
-        Bullets(tuple(support_notes(found))),
+        Bullets(tuple(support_notes(support))),
     )
-    return Document(found.model.name, (Headline("", answer(found)), *blocks))
+    return Document(support.model.name, (Headline("", answer(support)), *blocks))
 
 
-def answer(found: Support) -> str:
+def answer(support: Support) -> str:
     """The answer in one sentence."""
-    layers = sum(g.count for g in found.groups if g.layer.kind is not Kind.NOTHING)
-    if found.reason is None:
-        states = sum(group.count for group in found.recurrent)
+    layers = sum(g.count for g in support.groups if g.layer.kind is not Kind.NOTHING)
+    if support.reason is None:
+        states = sum(group.count for group in support.recurrent)
         if states:
             kept = (
                 f", and the states of {states} recurrent layers."
-                if found.part is Part.BOTH
+                if support.part is Part.BOTH
                 else f"; the {states} recurrent layers stay as stock vLLM runs them."
             )
             return (
-                f"{found.model.name}: drafts would be staged in the {layers - states} attention "
+                f"{support.model.name}: drafts would be staged in the {layers - states} attention "
                 f"layers{kept}"
             )
         every = "its one layer" if layers == 1 else f"all {layers} layers"
-        return f"{found.model.name}: drafts would be staged, in {every}."
+        return f"{support.model.name}: drafts would be staged, in {every}."
     return (
-        f"{found.model.name}: every draft would be written directly, as stock vLLM does: "
-        f"{found.reason}."
+        f"{support.model.name}: every draft would be written directly, as stock vLLM does: "
+        f"{support.reason}."
     )
 
 
-def _setting(found: Support) -> str:
+def _setting(support: Support) -> str:
     """How the answer was made."""
-    own = found.engine
-    backends = ", ".join(found.backends) or "no attention"
+    engine = support.engine
+    backends = ", ".join(support.backends) or "no attention"
     return (
-        f"{found.model.architecture or found.model.model_type} on {own.device.value}, vLLM's "
-        f"{found.runner.value} runner, {backends}; {own.draft_tokens} drafts a window, cache "
-        f"{own.cache_dtype}. Staged of K/V and states: {found.part.value}. All attention layers "
-        "are staged, or none is."
+        f"{support.model.architecture or support.model.model_type} on {engine.device.value}, "
+        f"vLLM's {support.runner.value} runner, {backends}; {engine.draft_tokens} drafts a window, "
+        f"cache {engine.cache_dtype}. Staged of K/V and states: {support.part.value}. All "
+        "attention layers are staged, or none is."
     )
 
 
@@ -87,11 +87,11 @@ def what(layer: LayerFacts) -> str:
     return layer.kind.value + window + size + "".join(f", {m}" for m, on in marks.items() if on)
 
 
-def layer_rows(found: Support) -> list[tuple[str, ...]]:
+def layer_rows(support: Support) -> list[tuple[str, ...]]:
     """One row for each kind of layer, under LAYER_HEADERS."""
     return [
         (str(group.count), what(group.layer), group.backend or "", _by_itself(group))
-        for group in found.groups
+        for group in support.groups
     ]
 
 
@@ -101,7 +101,7 @@ def _by_itself(group: LayerGroup) -> str:
     return group.reason or "could be staged"
 
 
-def support_notes(found: Support) -> list[str]:
+def support_notes(support: Support) -> list[str]:
     """Assumptions of the prediction."""
     notes = [
         "Predicted only from the config.json, for vLLM 0.32 and its own choices, if vLLM has the "
@@ -110,30 +110,30 @@ def support_notes(found: Support) -> list[str]:
         "nothing.",
         "eagle, eagle3, dflash, dspark and draft_model need a drafter made for this model.",
     ]
-    if found.part is Part.BOTH:
+    if support.part is Part.BOTH:
         notes.append(
             "States only with enable_prefix_caching=false: vLLM's default copies them at the end "
             f"of each block ({mamba_cache_mode('align')})."
         )
-    if any((g.layer.head_dim or 0) > 256 and not g.layer.latent for g in found.groups):
+    if any((g.layer.head_dim or 0) > 256 and not g.layer.latent for g in support.groups):
         notes.append("Without FlashAttention 4 vLLM takes Triton.")
     return notes
 
 
-def support_values(found: Support, methods: Sequence[MethodSupport]) -> dict[str, Any]:
+def support_values(support: Support, methods: Sequence[MethodSupport]) -> dict[str, Any]:
     """Everything for JSON."""
     return {
-        "model": found.model.name,
-        "architecture": found.model.architecture,
+        "model": support.model.name,
+        "architecture": support.model.architecture,
         "answer": {
-            "outcome": found.outcome.value,
-            "reason": found.reason,
-            "part": found.part.value,
-            "sentence": answer(found),
+            "outcome": support.outcome.value,
+            "reason": support.reason,
+            "part": support.part.value,
+            "sentence": answer(support),
         },
-        "device": found.engine.device.value,
-        "runner": found.runner.value,
-        "backends": list(found.backends),
+        "device": support.engine.device.value,
+        "runner": support.runner.value,
+        "backends": list(support.backends),
         "layers": [
             {
                 "count": group.count,
@@ -141,7 +141,7 @@ def support_values(found: Support, methods: Sequence[MethodSupport]) -> dict[str
                 "backend": group.backend,
                 "reason": group.reason,
             }
-            for group in found.groups
+            for group in support.groups
         ],
         "methods": [
             {

@@ -79,7 +79,7 @@ class SweptRun:
         """Warnings and errors of the run."""
         if self.analysis is None or not self.cells:
             return ()
-        return tuple(each for each in self.analysis.findings if each.severity != Severity.NOTE)
+        return tuple(f for f in self.analysis.findings if f.severity != Severity.NOTE)
 
     @property
     def compared(self) -> tuple[CellResult, ...]:
@@ -140,13 +140,13 @@ def sweep_answer(
     see `swept_worths`) which pay, by scenario."""
     if worths:
         return _worth_answer(worths)
-    found = Counter(run.answer.badge for run in runs if run.answer)
-    if not found:
+    badges = Counter(run.answer.badge for run in runs if run.answer)
+    if not badges:
         return Answer(NOTHING, f"None of {plural(len(runs), 'run')} measured anything.")
-    badge = next(iter(found)) if len(found) == 1 else MIXED
-    if Verdict.INVALID in found:
+    badge = next(iter(badges)) if len(badges) == 1 else MIXED
+    if Verdict.INVALID in badges:
         badge = str(Verdict.INVALID)
-    counts = ", ".join(f"{answer} in {number}" for answer, number in found.most_common())
+    counts = ", ".join(f"{answer} in {number}" for answer, number in badges.most_common())
     idle = [run for run in runs if run.answer and run.answer.exit_code]
     said = [f"{counts} of {plural(len(runs), 'run')}.", _extremes(runs)]
     said += [f"Run {run.number}: {run.answer.sentence}" for run in idle if run.answer]
@@ -158,24 +158,24 @@ def swept_worths(runs: Sequence[SweptRun]) -> dict[str, MeasuredWorth]:
     counts and differ only in batch size and scenario; else empty."""
     measured = [run for run in runs if run.cells and run.analysis is not None]
     alike = set(varying(measured)) <= {"requests", "scenario"}
-    found: dict[str, list[Analysis]] = {}
+    by_scenario: dict[str, list[Analysis]] = {}
     for run in measured:
         assert run.analysis is not None
         if not alike or run.analysis.run.header.spec.draft_counts is None:
             return {}
-        found.setdefault(run.words.get("scenario", ""), []).append(run.analysis)
-    return {scenario: measured_worth(own) for scenario, own in found.items()}
+        by_scenario.setdefault(run.words.get("scenario", ""), []).append(run.analysis)
+    return {scenario: measured_worth(analyses) for scenario, analyses in by_scenario.items()}
 
 
 def _worth_answer(worths: Mapping[str, MeasuredWorth]) -> Answer:
-    answers = {scenario: worth_answer(own) for scenario, own in worths.items()}
+    answers = {scenario: worth_answer(worth) for scenario, worth in worths.items()}
     if len(answers) == 1:
         return next(iter(answers.values()))
     badges = {answer.badge for answer in answers.values()}
     badge = badges.pop() if len(badges) == 1 else MIXED
     if Verdict.INVALID in (answer.badge for answer in answers.values()):
         badge = str(Verdict.INVALID)
-    return Answer(badge, " ".join(f"{name}: {own.sentence}" for name, own in answers.items()))
+    return Answer(badge, " ".join(f"{name}: {answer.sentence}" for name, answer in answers.items()))
 
 
 def _worth_document(
@@ -201,15 +201,15 @@ def _worth_document(
 
 def _extremes(runs: Sequence[SweptRun]) -> str:
     """The lowest and the highest of the ratios that the runs' answers rest on."""
-    own = [(run.answer.cell, run) for run in runs if run.answer and run.answer.cell]
-    rated = [(cell.ratio.value, cell, run) for cell, run in own if cell.ratio]
+    answered = [(run.answer.cell, run) for run in runs if run.answer and run.answer.cell]
+    rated = [(cell.ratio.value, cell, run) for cell, run in answered if cell.ratio]
     if len(rated) < 2:
         return ""
     axes = varying(runs)
     ends = [
         f"{value:.3f} ({cell.label}, {label_of_run(run, axes)})"
         for pick in (min, max)
-        for value, cell, run in [pick(rated, key=lambda each: each[0])]
+        for value, cell, run in [pick(rated, key=lambda entry: entry[0])]
     ]
     return f"The ratio to off x off lies between {ends[0]} and {ends[1]}."
 
@@ -274,9 +274,9 @@ def _weakened(runs: Sequence[SweptRun]) -> list[Block]:
     lines = []
     for group in grouped([finding for run in runs for finding in run.findings]):
         kinds = {finding.kind for finding in group.findings}
-        own = [str(run.number) for run in runs if any(f.kind in kinds for f in run.findings)]
-        where = f"{'run' if len(own) == 1 else 'runs'} {', '.join(own)}"
-        if 1 < len(own) == len(runs):
+        numbers = [str(run.number) for run in runs if any(f.kind in kinds for f in run.findings)]
+        where = f"{'run' if len(numbers) == 1 else 'runs'} {', '.join(numbers)}"
+        if 1 < len(numbers) == len(runs):
             where = "all runs"
         lines.append(f"{group.severity.upper()}: {group.line} ({where})")
     return [Paragraph("What weakens these answers:"), Bullets(tuple(lines))] if lines else []

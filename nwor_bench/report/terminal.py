@@ -127,12 +127,12 @@ def _parts(table: Table, width: int) -> list[list[int]]:
     parts = [[0]]
     used = _least(table, 0)
     for column in range(1, len(table.headers)):
-        own = _least(table, column) + 1
-        if used + own > width and len(parts[-1]) > 1:
+        needed = _least(table, column) + 1
+        if used + needed > width and len(parts[-1]) > 1:
             parts.append([0])
             used = _least(table, 0)
         parts[-1].append(column)
-        used += own
+        used += needed
     return parts
 
 
@@ -152,6 +152,6 @@ def _lines(table: Table, column: int) -> Sequence[str]:
     values = max(len(row[column]) for row in table.rows)
     width = max(_HEADER, min(values, _WORDS))
     # "[95 % interval]" stays whole.
-    glued = re.sub(r"\[.*?\]", lambda found: found[0].replace(" ", _NBSP), table.headers[column])
+    glued = re.sub(r"\[.*?\]", lambda match: match[0].replace(" ", _NBSP), table.headers[column])
     lines = wrap(glued, width, break_long_words=False)
     return [line.replace(_NBSP, " ") for line in lines] or [""]

@@ -68,12 +68,12 @@ NARROW = 0.004
 """Narrower intervals are written with four digits."""
 
 
-def interval(found: Interval | None, digits: int | None = None) -> str:
+def interval(ratio: Interval | None, digits: int | None = None) -> str:
     """A ratio with its interval as `with_bounds` writes it; no brackets if it is unbounded."""
-    if found is None:
+    if ratio is None:
         return NOT_MEASURED
-    low, high = (found.low, found.high) if found.is_bounded else (None, None)
-    return with_bounds(found.value, low, high, digits)
+    low, high = (ratio.low, ratio.high) if ratio.is_bounded else (None, None)
+    return with_bounds(ratio.value, low, high, digits)
 
 
 def with_bounds(
@@ -110,7 +110,7 @@ def sure_rate(cell: CellResult) -> Interval | None:
 
 
 def _first_bounded(*intervals: Interval | None) -> Interval | None:
-    return next((found for found in intervals if found is not None and found.is_bounded), None)
+    return next((ratio for ratio in intervals if ratio is not None and ratio.is_bounded), None)
 
 
 def corrected(cell: CellResult) -> str:
@@ -160,7 +160,7 @@ def signed(ratio: float, sure: Interval | None = None, unit: str = "") -> str:
     """A ratio as `+2.9 % tokens/s [2.7, 3.1]`; two decimals below 1 % or for a narrow interval."""
     fine = abs(ratio - 1) < 0.01 or (sure is not None and sure.high - sure.low < NARROW)
     ends = () if sure is None else (sure.low, sure.high)
-    point, *reach = (f"{100 * (each - 1):.{2 if fine else 1}f}" for each in (ratio, *ends))
+    point, *reach = (f"{100 * (bound - 1):.{2 if fine else 1}f}" for bound in (ratio, *ends))
     text = " ".join(filter(None, [f"{'' if ratio < 1 else '+'}{point} %", unit]))
     return f"{text} [{', '.join(reach)}]" if reach else text
 

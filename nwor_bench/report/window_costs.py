@@ -89,15 +89,15 @@ def _phases(rows: Sequence[CellPhases]) -> list[Block]:
 
 def traffic_section(analysis: Analysis) -> Section:
     """Predicted and cache bytes, then the counters' if there are any."""
-    run, cells, found = analysis.run, analysis.cells, analysis.dram
+    run, cells, dram = analysis.run, analysis.cells, analysis.dram
     blocks: list[Block] = [_cache_bytes(run, cells), Paragraph(_cache_note(run.header))]
-    if found:
-        blocks = [Paragraph(answer(found), strong=True), _amounts(found),
-                  _differences(found), Paragraph(MEASURED),
+    if dram:
+        blocks = [Paragraph(answer(dram), strong=True), _amounts(dram),
+                  _differences(dram), Paragraph(MEASURED),
                   *blocks]  # fmt: skip
     else:
         blocks.append(Paragraph(NO_DRAM))
-    return Section(BYTES, tuple(blocks), brief=bool(found), folded=True)
+    return Section(BYTES, tuple(blocks), brief=bool(dram), folded=True)
 
 
 def dram_summary(cells: Sequence[CellBytes]) -> str | None:
@@ -112,19 +112,19 @@ def answer(cells: Sequence[CellBytes]) -> str:
 
 
 def _sentence(cell: CellBytes) -> str:
-    name, found = cell.cell.label, cell.differences.get(WRITE)
+    name, written = cell.cell.label, cell.differences.get(WRITE)
     if not cell.windows:
         return (
             f"{name}: no window counts, because none with all requests came after the first "
             f"{SETTLING} of a batch; write a larger --max-new-tokens."
         )
-    if found is None:
+    if written is None:
         return f"{name}: its writes could not be compared with off x off."
-    if not found.is_bounded:
+    if not written.is_bounded:
         return f"{name}: too few blocks for an interval of its writes."
-    if not found.holds(0):
-        verb = "fewer" if found.value < 0 else "more"
-        text = f"{name} wrote {_mb(abs(found.value))} MB a window {verb} than off x off"
+    if not written.holds(0):
+        verb = "fewer" if written.value < 0 else "more"
+        text = f"{name} wrote {_mb(abs(written.value))} MB a window {verb} than off x off"
     else:
         text = (
             f"{name}: no difference in writes was visible "
@@ -180,18 +180,18 @@ def _cache_bytes(run: RunData, cells: Sequence[CellResult]) -> Table:
 
 def _cache_note(header: RunHeader) -> str:
     per_token = header.engine.bytes_per_token
-    each = "" if per_token is None else f" ({count(per_token)} bytes)"
-    return CACHE.format(each=each, how=strategy_of(header).staging)
+    per_layer = "" if per_token is None else f" ({count(per_token)} bytes)"
+    return CACHE.format(each=per_layer, how=strategy_of(header).staging)
 
 
 def _predicted(run: RunData, cell: CellResult) -> dict[str, float]:
     """The byte model's difference for a staging cell's mean window; empty for other cells."""
     if cell.nwor_mode != NworMode.STAGE or not cell.windows or not cell.nwor_total_staged:
         return {}
-    own = {(b.batch, b.block) for b in run.batches
-           if b.phase == Phase.TIMED and b.cell == cell.cell}  # fmt: skip
+    timed = {(b.batch, b.block) for b in run.batches
+             if b.phase == Phase.TIMED and b.cell == cell.cell}  # fmt: skip
     active = [w.num_reqs for w in run.windows
-              if w.cell == cell.cell and (w.batch, w.block) in own]  # fmt: skip
+              if w.cell == cell.cell and (w.batch, w.block) in timed]  # fmt: skip
     return predicted_difference(
         run.header.engine,
         cell.nwor_total_staged / cell.windows,

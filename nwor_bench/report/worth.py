@@ -12,7 +12,7 @@ from nwor_bench.analysis.effects import PairEffect, switch_cost
 from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.worth import WindowTime
-from nwor_bench.records.cell import AA, ADAPTIVE, count_name, count_order
+from nwor_bench.records.cell import AA, Count, count_order
 from nwor_bench.records.header import PairFacts
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.types import Phase, WindowRecord
@@ -92,13 +92,13 @@ def worth_blocks(measured: MeasuredWorth) -> list[Block]:
         share = max(drafter_shares(measured.times).values(), default=None)
         most = "" if share is None else f" (with the host's work at most {percent(share, 0)} of it)"
         blocks.append(about_zero(header.pair, most))
-    return [*blocks, *_switch_note([e for each in measured.analyses for e in each.effects])]
+    return [*blocks, *_switch_note([e for analysis in measured.analyses for e in analysis.effects])]
 
 
 def rates_table(worth: Worth, *, stages: bool = False) -> Table:
     """Tokens/s over k = 0 with verdicts, and what they are made of, by batch size and count."""
     rows = [
-        [worth.sizes(r.requests), count_name(r.count), r.verdict,
+        [worth.sizes(r.requests), str(r.count), r.verdict,
          interval(r.ratio, 2),
          decimal(r.tokens, 2), decimal(r.time_ratio, 2), str(r.groups),
          *((r.stage_verdict or NOT_MEASURED, interval(r.staged, 3)) if stages else ())]
@@ -135,10 +135,10 @@ def _stage_note(measured: MeasuredWorth) -> Iterator[Paragraph]:
 def _curve(worth: Worth) -> Iterator[Figure]:
     """Tokens/s over k = 0 by draft count, a line for each batch size."""
     lines = [
-        (size, [(rate.drafts, rate.ratio) for rate in own if rate.ratio and not rate.adaptive])
-        for size, own in groupby(worth.rates, key=lambda rate: rate.requests)
+        (size, [(rate.drafts, rate.ratio) for rate in points if rate.ratio and not rate.adaptive])
+        for size, points in groupby(worth.rates, key=lambda rate: rate.requests)
     ]
-    lines = [(size, own) for size, own in lines if own]
+    lines = [(size, points) for size, points in lines if points]
     if not lines:
         return
     tints = ("text", "faster", "slower", "ambiguous", "same", "soft")
@@ -146,13 +146,13 @@ def _curve(worth: Worth) -> Iterator[Figure]:
     def draw(canvas: "Canvas") -> None:
         axes = canvas.subplots()
         axes.axhline(1, color=colour("soft"), lw=1.5, ls=":")
-        for place, (size, own) in enumerate(lines):
+        for place, (size, points) in enumerate(lines):
             aside = 0.05 * (place - (len(lines) - 1) / 2)
             axes.errorbar(
-                [0, *(drafts + aside for drafts, _ in own)],
-                [1, *(ratio.value for _, ratio in own)],
-                yerr=[[0, *(ratio.value - ratio.low for _, ratio in own)],
-                      [0, *(ratio.high - ratio.value for _, ratio in own)]],
+                [0, *(drafts + aside for drafts, _ in points)],
+                [1, *(ratio.value for _, ratio in points)],
+                yerr=[[0, *(ratio.value - ratio.low for _, ratio in points)],
+                      [0, *(ratio.high - ratio.value for _, ratio in points)]],
                 label=plural(size, "request"),
                 color=colour(tints[place % len(tints)]), marker="osD^v<"[place % 6], lw=1.5,
                 capsize=3,
@@ -165,8 +165,8 @@ def _curve(worth: Worth) -> Iterator[Figure]:
 
     words = "; ".join(
         f"{plural(size, 'request')}, k = {drafts}: {ratio.value:.2f}"
-        for size, own in lines
-        for drafts, ratio in own
+        for size, points in lines
+        for drafts, ratio in points
     )
     yield Figure(
         name="worth",
@@ -198,14 +198,14 @@ def _acceptance(analyses: Sequence[Analysis]) -> Table:
 
     Not of adaptive verification, under which that depends on the batch size."""
     whole: dict[int, list[WindowRecord]] = {}
-    for each in analyses:
-        windows = windows_by_batch(each.run)
-        for batch in each.run.batches:
-            k = batch.cell.drafts if batch.cell.stock_twin is None else None
-            if k and k != ADAPTIVE and batch.phase in (Phase.GATE, Phase.TIMED):
+    for analysis in analyses:
+        windows = windows_by_batch(analysis.run)
+        for batch in analysis.run.batches:
+            k = batch.cell.fixed_drafts if batch.cell.stock_twin is None else 0
+            if k and batch.phase in (Phase.GATE, Phase.TIMED):
                 whole.setdefault(k, []).extend(windows[batch_key(batch)])
     most = max(whole, default=0)
-    rows = [[count_name(k), *_positions(whole[k], most)] for k in sorted(whole, key=count_order)]
+    rows = [[str(k), *_positions(whole[k], most)] for k in sorted(whole)]
     named = named_rates(analyses[0].run)
     if named is not None:
         rows.append(["named", *(percent(rate) for rate in named[:most])])
@@ -222,7 +222,7 @@ def _positions(windows: Sequence[WindowRecord], most: int) -> list[str]:
 def _tokens_note(worth: Worth, analyses: Sequence[Analysis]) -> str:
     if named_rates(analyses[0].run) is not None:
         return "Tokens a window are those of the named rates."
-    pairs = [] if worth.by_engines else [same_places(each.run) for each in analyses]
+    pairs = [] if worth.by_engines else [same_places(analysis.run) for analysis in analyses]
     equal, compared = sum(e for e, _ in pairs), sum(n for _, n in pairs)
     note = f"Tokens a window rest on {plural(worth.texts, 'different prompt')} of all batch sizes."
     if any(rate.adaptive for rate in worth.rates):
@@ -241,7 +241,7 @@ def worth_result(measured: MeasuredWorth) -> dict[str, Any]:
     worth, header = measured.worth, measured.header
     return {
         "rates": [rate.to_dict() for rate in worth.rates],
-        "noise": {str(size): flat(own) for size, own in sorted(worth.noise.items())},
+        "noise": {str(size): flat(ratio) for size, ratio in sorted(worth.noise.items())},
         "best": {str(size): k for size, k in sorted(worth.best.items())},
         "best_staged": {str(size): k for size, k in sorted(worth.best_staged.items())},
         "different_requests": worth.texts,
@@ -252,12 +252,14 @@ def worth_result(measured: MeasuredWorth) -> dict[str, Any]:
 
 def worth_rows(measured: MeasuredWorth) -> list[dict[str, Any]]:
     """Rows of worth.csv: each batch size and draft count, k = 0 with its times only."""
-    times = {(t.requests, t.drafts): t for t in measured.times if not t.staged}
+    times: dict[tuple[int, Count], WindowTime] = {
+        (t.requests, t.drafts): t for t in measured.times if not t.staged
+    }
     rates = {(r.requests, r.count): r.to_dict() for r in measured.worth.rates}
     columns = [name for name in RATE_COLUMNS if name != "adaptive"]
     rows, noise = [], measured.worth.noise
     places = rates.keys() | times.keys()
-    for requests, drafts in sorted(places, key=lambda each: (each[0], count_order(each[1]))):
+    for requests, drafts in sorted(places, key=lambda at: (at[0], count_order(at[1]))):
         place: dict[str, Any] = {"requests": requests, "drafts": drafts, "adaptive": False}
         time, rate = times.get((requests, drafts)), rates.get((requests, drafts), place)
         rows.append({
@@ -284,8 +286,8 @@ def noise_note(worth: Worth) -> Iterator[Paragraph]:
     """How far k = 0 was from itself, if that was measured."""
     if worth.noise:
         ratios = [
-            f"{interval(own, 2)} at {sizes_of(worth, [size])}"
-            for size, own in sorted(worth.noise.items())
+            f"{interval(ratio, 2)} at {sizes_of(worth, [size])}"
+            for size, ratio in sorted(worth.noise.items())
         ]
         yield Paragraph(f"Noise, the time of k = 0 over itself: {joined(ratios)}.")
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nwor_bench.analysis.draft_rates import Rate, Worth
+from nwor_bench.analysis.draft_rates import Rate, Worth, best_rate
 from nwor_bench.analysis.draft_tokens import named_rates
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.worth import WindowTime, batch_size
@@ -38,7 +38,7 @@ def speculative_config(schedule: Sequence[Sequence[int]], pair: PairFacts) -> di
         config["model"] = pair.draft
     config["num_speculative_tokens"] = most
     if len(schedule) > 1:
-        config["num_speculative_tokens_per_batch_size"] = [list(each) for each in schedule]
+        config["num_speculative_tokens_per_batch_size"] = [list(row) for row in schedule]
     return config
 
 
@@ -126,32 +126,32 @@ def _code(config: Mapping[str, Any]) -> Code:
 
 def worth_answer(measured: MeasuredWorth) -> Answer:
     """Does speculation pay, up to how many requests, and with how many drafts?"""
-    counts = [cell for each in measured.analyses for cell in each.cells if cell.cell.drafts]
+    counts = [cell for analysis in measured.analyses for cell in analysis.cells if cell.cell.drafts]
     if counts and all(cell.verdict == Verdict.INEFFECTIVE for cell in counts):
         text = f"At no draft count was a draft verified: {counts[0].reason}."
         return Answer(str(Verdict.INEFFECTIVE), text, exit_code=ExitCode.INCONCLUSIVE)
     broken = [
-        f"{cell.label} at {plural(batch_size(each.run), 'request')}: {cell.reason}"
-        for each in measured.analyses
-        for cell in each.cells
+        f"{cell.label} at {plural(batch_size(analysis.run), 'request')}: {cell.reason}"
+        for analysis in measured.analyses
+        for cell in analysis.cells
         if cell.verdict == Verdict.INVALID
     ]
     worth, rates = measured.worth, named_rates(measured.analyses[0].run)
-    found = worth_sentence(worth)
+    headline = worth_sentence(worth)
     if broken:
         failed = "; ".join(broken)
         if all(rate.ratio is None for rate in worth.rates):
             text = "Whether speculation pays is not known, because draft counts failed their checks"
             return Answer(str(Verdict.INVALID), f"{text}: {failed}.")
-        text = f"Draft counts failed their checks and are left out: {failed}. {found.sentence}"
-        found = Answer(str(Verdict.INVALID), text)
-    said = [found.sentence, *_plain_decoding(worth, drafter_shares(measured.times))]
+        text = f"Draft counts failed their checks and are left out: {failed}. {headline.sentence}"
+        headline = Answer(str(Verdict.INVALID), text)
+    said = [headline.sentence, *_plain_decoding(worth, drafter_shares(measured.times))]
     said += _adaptive(worth)
     if rates is not None:
         shares = joined([percent(rate, 0) for rate in rates])
         drafts = f"drafts 1 to {len(rates)}"
         said.append(f"Acceptance is synthetic: {shares} of windows accept {drafts}.")
-    return Answer(found.badge, " ".join(said))
+    return Answer(headline.badge, " ".join(said))
 
 
 def _plain_decoding(worth: Worth, shares: Mapping[int, float]) -> Iterator[str]:
@@ -186,7 +186,8 @@ def worth_sentence(worth: Worth) -> Answer:
     """Up to how many requests speculation pays, and what it gives there."""
     fixed = [rate for rate in worth.rates if not rate.adaptive]
     known = [rate for rate in fixed if rate.ratio is not None]
-    if not known:
+    best = best_rate(fixed)
+    if best is None:
         return Answer(
             str(Verdict.AMBIGUOUS),
             "This does not show whether speculation pays: there are too few windows or requests "
@@ -205,13 +206,13 @@ def worth_sentence(worth: Worth) -> Answer:
         if worth.unmeasured:
             text += f"; at {sizes_of(worth, worth.unmeasured)} nothing was measured"
         return Answer(str(Verdict.FASTER), f"{text}.")
-    best = max(known, key=lambda rate: rate.ratio.value if rate.ratio else 0.0)
-    bounds = interval(best.ratio, 2)
+    rate, ratio = best
+    bounds = interval(ratio, 2)
     if len(slower) == len(fixed):
         text = f"Do not speculate here: at best it gives {bounds} times the tokens/s of k = 0"
-        return Answer(str(Verdict.SLOWER), f"{text}, {_at(worth, best)}.")
+        return Answer(str(Verdict.SLOWER), f"{text}, {_at(worth, rate)}.")
     text = f"No draft count is shown to pay here. The best has {bounds} times the tokens/s of k = 0"
-    return Answer(str(Verdict.AMBIGUOUS), f"{text}, {_at(worth, best)}.")
+    return Answer(str(Verdict.AMBIGUOUS), f"{text}, {_at(worth, rate)}.")
 
 
 def _where(worth: Worth) -> str:
@@ -229,7 +230,8 @@ def sizes_of(worth: Worth, sizes: Sequence[int]) -> str:
 
 
 def _times(rate: Rate) -> str:
-    return "" if rate.ratio is None else f"{rate.ratio.value:.2f} times"
+    assert rate.ratio is not None  # a count that pays has one
+    return f"{rate.ratio.value:.2f} times"
 
 
 def _at(worth: Worth, rate: Rate) -> str:

@@ -137,7 +137,7 @@ def prompt_digest(prompts: Sequence[Sequence[int]]) -> str:
     return digest([token for prompt in prompts for token in (*prompt, -1)])
 
 
-Check = Callable[[list[list[int]], BatchAnswer], BatchAnswer]
+AnswerCheck = Callable[[list[list[int]], BatchAnswer], BatchAnswer]
 """Checks a batch before it is stored, given its prompts; returns the answer with its parity."""
 
 
@@ -201,7 +201,7 @@ class BatchRunner:
         self._bytes = status.bytes_per_token, status.bytes_per_state
 
     def run(
-        self, cell: Cell, phase: Phase, block: Block, order: int, check: Check | None = None
+        self, cell: Cell, phase: Phase, block: Block, order: int, check: AnswerCheck | None = None
     ) -> RanBatch:
         """Run and store one batch; `check` runs first, while its K/V is still in the cache."""
         return self._run(BatchPlace(cell, phase, block, self._next, order, _now()), check)
@@ -212,7 +212,7 @@ class BatchRunner:
         phase: Phase,
         block: Block,
         window_order: WindowOrder,
-        check: Check | None = None,
+        check: AnswerCheck | None = None,
         *,
         keep_prefix_cache: bool = False,
     ) -> RanBatch:
@@ -221,7 +221,7 @@ class BatchRunner:
         place = BatchPlace(baseline, phase, *begun, window_order, keep_prefix_cache)
         return self._run(place, check)
 
-    def _run(self, place: BatchPlace, check: Check | None) -> RanBatch:
+    def _run(self, place: BatchPlace, check: AnswerCheck | None) -> RanBatch:
         prompts = place.block.token_ids(self._encode)
         sampling = self._sampling(place.phase, place.block)
         facts: list[dict[str, dict[str, int]]] = []
@@ -239,10 +239,8 @@ class BatchRunner:
             answer = check(prompts, answer)
         windows = window_records(place, output, *self._bytes)
         self._store.append_batch(answer.record, windows)
-        event = {"event": place.phase, "block": place.block.number, "batch": place.batch}
-        if output.counter_facts is not None:
-            self._store.append_event({**event, **place.cell.names, **output.counter_facts})
         if place.window_order is not None:
+            event = {"event": place.phase, "block": place.block.number, "batch": place.batch}
             labels = [cell.label for cell in place.window_order.cells]
             self._store.append_event({**event, "cells": dict(zip(labels, facts, strict=True))})
         return RanBatch(place.cell, answer, windows, *watched)

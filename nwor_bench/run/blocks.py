@@ -160,19 +160,19 @@ class BlockRunner:
         for cell, reason in self.parity.broken.items():
             self._progress.say(f"gate: {cell.label} is INVALID: {reason}")
         cells = gather_cells(read_run(self._store.folder))
-        self._idle = frozenset(each.cell for each in cells if each.cannot_fire)
-        self._tell_passed([each for each in cells if not (each.is_baseline or each.is_aa)])
+        self._idle = frozenset(data.cell for data in cells if data.cannot_fire)
+        self._tell_passed([data for data in cells if not (data.is_baseline or data.is_aa)])
 
-    def _tell_passed(self, own: Sequence[CellData]) -> None:
+    def _tell_passed(self, cells: Sequence[CellData]) -> None:
         """Say which cells did nothing, and how many of the others passed."""
-        idle = {each.cell: why for each in own if (why := idle_reason(each)) is not None}
+        idle = {cell.cell: why for cell in cells if (why := idle_reason(cell)) is not None}
         for reason in sorted(set(idle.values())):
             labels = ", ".join(c.label for c in self.plan.cells if idle.get(c) == reason)
             self._progress.say(f"gate: INEFFECTIVE {labels}: {reason}")
-        passed = {each.cell for each in own} - idle.keys() - self.parity.broken.keys()
-        if own:
+        passed = {cell.cell for cell in cells} - idle.keys() - self.parity.broken.keys()
+        if cells:
             self._progress.say(
-                f"gate: {len(passed)} of {plural(len(own), 'cell')} acted and gave the output of "
+                f"gate: {len(passed)} of {plural(len(cells), 'cell')} acted and gave the output of "
                 f"{self.plan.baseline.label}"
             )
 

@@ -143,7 +143,7 @@ class Budget:
 
         As the longest one: not every one has to prefill.
         """
-        known = [seconds for (own, _), seconds in self._blocks.items() if own == phase]
+        known = [seconds for (ran, _), seconds in self._blocks.items() if ran == phase]
         if known:
             return max(known) if longest else fmean(known)
         return batches * median(self._batches) if self._batches else 0.0

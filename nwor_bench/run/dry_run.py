@@ -48,8 +48,8 @@ def sweep_lines(
     for group in groups:
         pair = prepared[group.points[0].number].pair
         requests = f"up to {group.spec.scenario.requests} requests"
-        each = ", one for each draft count" if group.spec.engines else ""
-        lines.append(f"engine {group.number}: {pair.name}, {requests}{each}")
+        suffix = ", one for each draft count" if group.spec.engines else ""
+        lines.append(f"engine {group.number}: {pair.name}, {requests}{suffix}")
         lines.append("  " + _memory(pair, group.spec))
         for point in group.points:
             plan, spec = prepared[point.number].plan, point.spec
@@ -65,9 +65,9 @@ def sweep_lines(
 
 def _memory(pair: ResolvedPair, spec: RunSpec) -> str:
     free = free_memory(spec.tensor_parallel_size)
-    engines = [own for arm, own in spec.engine_specs.items() if arm != AA]
-    cache = sum(kv_cache_bytes(pair, own) for own in engines)
-    needed = sum(needed_bytes(pair, own, free.where) for own in engines)
+    engines = [engine for arm, engine in spec.engine_specs.items() if arm != AA]
+    cache = sum(kv_cache_bytes(pair, engine) for engine in engines)
+    needed = sum(needed_bytes(pair, engine, free.where) for engine in engines)
     several = f" of {len(engines)} engines" if len(engines) > 1 else ""
     return (
         f"memory{several}: {_size(cache)} of KV cache, about {_size(needed)} in all, "

@@ -198,10 +198,10 @@ def run_prepared(
             with heed_interrupts() as interrupts:
                 status, failure = _guarded(measure, store, progress, interrupts)
             progress.doing("writing the reports")
-            found = _finish(store, status)
+            analysis = _finish(store, status)
         console.print()
-        tell_result(console, options, found, folder, in_sweep=in_sweep)
-        code = _exit_code(status, found)
+        tell_result(console, options, analysis, folder, in_sweep=in_sweep)
+        code = _exit_code(status, analysis)
         if status is not RunStatus.COMPLETE and not in_sweep:
             say_how_to_go_on(folder, console)
     if failure is not None:
@@ -271,13 +271,13 @@ def _guarded(
 def _finish(store: RunStore, status: RunStatus) -> Analysis:
     """Store the final status and write the reports."""
     store.finish(status, finished_at=_now())
-    found = analyse(read_run(store.folder))
-    write_files(store.folder, found)
-    return found
+    analysis = analyse(read_run(store.folder))
+    write_files(store.folder, analysis)
+    return analysis
 
 
-def _exit_code(status: RunStatus, found: Analysis) -> ExitCode:
-    code = exit_code_of(found)
+def _exit_code(status: RunStatus, analysis: Analysis) -> ExitCode:
+    code = exit_code_of(analysis)
     if status is RunStatus.PARTIAL and code is not ExitCode.CORRECTNESS_BROKEN:
         return ExitCode.INTERRUPTED
     return code

@@ -33,7 +33,6 @@ from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Encode, encode, load_prompts, load_tokenizer
 from nwor_bench.workload.run_spec import PairChoice
 from nwor_bench.workload.schedule import Plan, make_plan
-from nwor_bench.workload.sweep_file import Point
 
 CheckEngine = Callable[[ResolvedPair, RunSpec], None]
 """Raises ConfigError for what vLLM would refuse, without starting it."""
@@ -119,9 +118,7 @@ def resume_prepared(
 def _check_resumable(run: RunData, prepared: Prepared, folder: Path, console: Console) -> None:
     """Refuse what is not the same run, and say how far it is and what a crash cut off."""
     resume.require_resumable(run, str(folder))
-    resume.check_environment(run, environment.collect())
-    resume.check_spec(run, prepared.spec)
-    resume.check_pair(run, prepared.pair)
+    resume.check_same(run, prepared.spec, prepared.pair, environment.collect())
     resume.check_plan(run, prepared.plan, prepared.encode)
     for warning in run.warnings:
         console.print(f"Warning: {warning}", highlight=False, markup=False)
@@ -147,10 +144,7 @@ def prepare(spec: RunSpec, choice: PairChoice, console: Console) -> Prepared:
     check_flags(spec)
     choice = choice.with_config(spec.speculative_config)
     pair = resolve_pair(
-        choice.pair,
-        target_model=choice.target_model,
-        draft_model=choice.draft_model,
-        method=choice.method,
+        **asdict(choice),
         progress=lambda line: console.print(line, highlight=False, markup=False),
     )
     check_pair(pair, spec)
@@ -160,11 +154,6 @@ def prepare(spec: RunSpec, choice: PairChoice, console: Console) -> Prepared:
     spec = spec.experiment.completed(spec, uses_gpu())
     plan = make_plan(spec, pair.name, load_prompts(spec.scenario))
     return Prepared(spec, asdict(choice), pair, plan, _encode_all(plan, spec, pair), note)
-
-
-def prepare_point(point: Point, console: Console) -> Prepared:
-    """A run of a sweep file. Raises as `prepare` does."""
-    return prepare(point.spec, point.choice, console)
 
 
 def _encode_all(plan: Plan, spec: RunSpec, pair: ResolvedPair) -> Encode:

@@ -24,7 +24,7 @@ from nwor_bench.engine.engine import VllmEngine, check_arguments
 from nwor_bench.engine.memory import require_memory
 from nwor_bench.errors import ConfigError, EngineError, ExitCode, worst_of
 from nwor_bench.run.execute import GroupEngine, Prepared, run_prepared
-from nwor_bench.run.prepare import prepare_point
+from nwor_bench.run.prepare import prepare
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.run.sweep_folder import DONE, FAILED, INTERRUPTED, SweepIndex
 from nwor_bench.run.sweep_summary import close_sweep, failure_of, finish_sweep
@@ -59,7 +59,7 @@ def measure_group(task: GroupTask) -> Iterator[str | RunFiles]:
     sys.argv = list(task.command)
     quiet = Console(file=io.StringIO())
     group = task.group
-    prepared = {point.number: prepare_point(point, quiet) for point in group.points}
+    prepared = {p.number: prepare(p.spec, p.choice, quiet) for p in group.points}
     pair = prepared[group.points[0].number].pair
     require_memory(pair, group.spec)
     check_arguments(pair, group.spec)
@@ -80,8 +80,8 @@ def _measure(prepared: Prepared, point: Point, engine: GroupEngine, folder: Path
     except Exception as error:
         engine.close()
         code, text = failure_of(error)
-    found = folder.iterdir() if folder.is_dir() else ()
-    files = {path.name: path.read_bytes() for path in found if path.is_file()}
+    paths = folder.iterdir() if folder.is_dir() else ()
+    files = {path.name: path.read_bytes() for path in paths if path.is_file()}
     return RunFiles(point.number, int(code), files, text)
 
 

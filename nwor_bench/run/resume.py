@@ -61,20 +61,17 @@ def _spec_of(stored: Mapping[str, Any]) -> RunSpec:
     return RunSpec(scenario, **values)
 
 
-def check_spec(run: RunData, spec: RunSpec) -> None:
-    """Refuse a configuration that differs from the run's."""
-    begun = stored_spec(run.header).to_dict()
-    for name, value in spec.to_dict().items():
-        if begun[name] != value:
-            raise _differs(f"spec.{name}", value, begun[name])
-
-
-def check_pair(run: RunData, pair: ResolvedPair) -> None:
-    """Refuse models that differ from those of the run's start."""
-    begun = run.header.pair
-    for name, value in asdict(pair).items():
-        if getattr(begun, name) != value:
-            raise _differs(f"pair.{name}", value, getattr(begun, name))
+def check_same(run: RunData, spec: RunSpec, pair: ResolvedPair, now: Environment) -> None:
+    """Refuse another machine or other libraries, since a run's times must come from one
+    environment; then another configuration and other models than the run's."""
+    for place, begun, today in (
+        ("environment", _identity(run.header.environment), _identity(now)),
+        ("spec", stored_spec(run.header).to_dict(), spec.to_dict()),
+        ("pair", vars(run.header.pair), asdict(pair)),
+    ):
+        for name, value in today.items():
+            if begun[name] != value:
+                raise _differs(f"{place}.{name}", value, begun[name])
 
 
 def check_flags(given: Mapping[str, Any]) -> None:
@@ -112,14 +109,6 @@ def check_plan(run: RunData, plan: Plan, encode: Encode) -> None:
 
 def _digest(block: Block, encode: Encode) -> str:
     return prompt_digest(block.token_ids(encode))
-
-
-def check_environment(run: RunData, now: Environment) -> None:
-    """Refuse another machine or other libraries: a run's times must come from one environment."""
-    begun = _identity(run.header.environment)
-    for name, today in _identity(now).items():
-        if begun[name] != today:
-            raise _differs(f"environment.{name}", today, begun[name])
 
 
 def _identity(environment: Environment) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from nwor_bench.records.types import RunStatus
 from nwor_bench.report.run_report import exit_code_of
 from nwor_bench.run.dry_run import sweep_lines
 from nwor_bench.run.execute import EngineFactory, GroupEngine, Prepared, run_prepared
-from nwor_bench.run.prepare import CheckEngine, prepare_point, resume_prepared
+from nwor_bench.run.prepare import CheckEngine, prepare, resume_prepared
 from nwor_bench.run.progress import check_vllm_version, console_for, tell_plan
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.run.sweep_folder import DONE, FAILED, INTERRUPTED, SweepIndex
@@ -227,7 +227,9 @@ def _checked(
         )
         raise ConfigError.for_field("--ray", True, remedy)
     prepared = {
-        point.number: prepare_point(point, console) for group in groups for point in group.points
+        point.number: prepare(point.spec, point.choice, console)
+        for group in groups
+        for point in group.points
     }
     pairs = [(group, prepared[group.points[0].number].pair) for group in groups]
     if not options.ray:
@@ -236,7 +238,7 @@ def _checked(
                 require_memory(pair, group.spec)
             except ConfigError as error:
                 raise error.within(f"engine {group.number} ({pair.name})") from error
-    for note in sorted({note for each in prepared.values() for note in each.notes}):
+    for note in sorted({note for run in prepared.values() for note in run.notes}):
         console.print(note, highlight=False, markup=False, soft_wrap=True)
     if not options.ray and not options.dry_run:
         for group, pair in pairs:

@@ -87,8 +87,8 @@ class SweepIndex:
 
         Raises StoreError if one of them is damaged.
         """
-        found = sorted(path.parent for path in folder.glob(f"*/{RUN_FILE}"))
-        runs = [_entry(number, own) for number, own in enumerate(found, start=1)]
+        folders = sorted(path.parent for path in folder.glob(f"*/{RUN_FILE}"))
+        runs = [_entry(number, run) for number, run in enumerate(folders, start=1)]
         return cls(folder, {"name": folder.resolve().name, "runs": runs})
 
     def require_unfinished(self) -> None:
@@ -165,8 +165,8 @@ class SweepIndex:
         write_atomically(self.folder / INDEX_FILE, json.dumps(self.content, indent=2) + "\n")
 
     def _run(self, number: int) -> dict[str, Any]:
-        found: dict[str, Any] = next(r for r in self.content["runs"] if r["number"] == number)
-        return found
+        run: dict[str, Any] = next(r for r in self.content["runs"] if r["number"] == number)
+        return run
 
 
 def _entry(number: int, folder: Path) -> dict[str, Any]:
@@ -174,10 +174,10 @@ def _entry(number: int, folder: Path) -> dict[str, Any]:
     header = read_header(folder)
     scenario, parts = header.scenario or {}, vars(header.spec)
     axes = {
-        each.name: (scenario if each.holder is ScenarioValues else parts).get(each.field)
-        if (entry := each.option.entry) is None
+        axis.name: (scenario if axis.holder is ScenarioValues else parts).get(axis.field)
+        if (entry := axis.option.entry) is None
         else (parts[entry[0]] or {}).get(entry[1])
-        for each, _ in AXES
+        for axis, _ in AXES
     }
     ended = {RunStatus.COMPLETE: DONE, RunStatus.FAILED: FAILED}
     status = ended.get(header.status or RunStatus.PARTIAL, INTERRUPTED)

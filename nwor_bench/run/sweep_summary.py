@@ -67,7 +67,7 @@ def write_summary(index: SweepIndex, runs: Sequence[SweptRun], worths: Worths) -
     write_atomically(index.folder / "summary.csv", frame.to_csv(index=False, lineterminator="\n"))
     if worths:
         rates = [
-            {"scenario": name, **row} for name, own in worths.items() for row in worth_rows(own)
+            {"scenario": name, **row} for name, worth in worths.items() for row in worth_rows(worth)
         ]
         text = DataFrame(rates, dtype=object).to_csv(index=False, lineterminator="\n")
         write_atomically(index.folder / "worth.csv", text)
@@ -114,8 +114,8 @@ def _counted(text: str, value: Any) -> str:
 
 def sweep_result(index: SweepIndex, runs: Sequence[SweptRun], worths: Worths) -> dict[str, Any]:
     """The sweep as JSON for scripts: its answer, and the result of each run with its place."""
-    found = sweep_answer(runs, worths)
-    told = [{"scenario": name, **worth_result(own)} for name, own in worths.items()]
+    headline = sweep_answer(runs, worths)
+    told = [{"scenario": name, **worth_result(worth)} for name, worth in worths.items()]
     entries = []
     for entry, run in zip(index.content["runs"], runs, strict=True):
         folder = index.folder / run.folder
@@ -124,7 +124,7 @@ def sweep_result(index: SweepIndex, runs: Sequence[SweptRun], worths: Worths) ->
     return {
         "folder": str(index.folder),
         "name": index.content["name"],
-        "answer": {"badge": found.badge, "sentence": found.sentence},
+        "answer": {"badge": headline.badge, "sentence": headline.sentence},
         **({"worth": told} if told else {}),
         "runs": entries,
     }

@@ -116,7 +116,7 @@ def combined(value: float, parts: Sequence[Interval]) -> Interval:
         return Interval.unbounded(value, min(part.count for part in parts))
     variances = [part.error**2 for part in parts]
     total, spread = sum(variances), zip(variances, parts, strict=True)
-    weighed = sum(own**2 / part.degrees for own, part in spread if own)
+    weighed = sum(variance**2 / part.degrees for variance, part in spread if variance)
     degrees, offset = total**2 / weighed if weighed else 1, max(part.offset for part in parts)
     count = min((part.count for part in parts if part.error), default=parts[0].count)
     return Interval.of(value, total**0.5, degrees, count, offset)

@@ -48,14 +48,14 @@ def from_ends(ratio: float, low: float, high: float, count: int) -> Interval:
     """A ratio that was shown with its 95 % interval, of so many values."""
     degrees = degrees_of(count)
     error = (np.log(high) - np.log(low)) / 2 / t_quantile(TWO_SIDED, degrees)
-    found = Interval.of(float(np.log(ratio)), float(error), degrees, count)
-    return replace(found, value=ratio, low=low, high=high)
+    logs = Interval.of(float(np.log(ratio)), float(error), degrees, count)
+    return replace(logs, value=ratio, low=low, high=high)
 
 
 def robust_location(values: Sequence[float]) -> Interval | None:
     """Huber's location of values in time order, log effects of groups; None below MIN_GROUPS."""
-    found = _huber(_array(values), np.ones((len(values), 1)))
-    return None if found is None else found[0]
+    coefficients = _huber(_array(values), np.ones((len(values), 1)))
+    return None if coefficients is None else coefficients[0]
 
 
 def robust_slope(values: Sequence[float], covariate: Sequence[float]) -> Interval | None:
@@ -69,10 +69,10 @@ def robust_slope(values: Sequence[float], covariate: Sequence[float]) -> Interva
         return None
     design = np.column_stack([np.ones(len(around)), around - around.mean()])
     try:
-        found = _huber(_array(values), design)
+        coefficients = _huber(_array(values), design)
     except np.linalg.LinAlgError:  # only outliers have another covariate
         return None
-    return None if found is None else found[1]
+    return None if coefficients is None else coefficients[1]
 
 
 def mean_location(values: Sequence[float]) -> Interval | None:
@@ -128,10 +128,10 @@ def _huber(values: Values, design: Values) -> list[Interval] | None:
     scale = _scale(values - np.median(values))
     if scale == 0:
         flat = [float(values.mean()), *[0.0] * (design.shape[1] - 1)]
-        return [Interval.of(each, 0.0, len(values) - 1, len(values)) for each in flat]
+        return [Interval.of(coefficient, 0.0, len(values) - 1, len(values)) for coefficient in flat]
     while True:
-        found = _iterate(values, design, scale)
-        away = (values - design @ found) / scale
+        coefficients = _iterate(values, design, scale)
+        away = (values - design @ coefficients) / scale
         inside = np.abs(away) <= HUBER_C
         if inside.mean() >= _MIN_INSIDE:
             break
@@ -141,22 +141,22 @@ def _huber(values: Values, design: Values) -> list[Interval] | None:
     share = float(inside.mean())
     factor = 1 + design.shape[1] / len(values) * (1 - share) / share
     influence = factor * (design * scores[:, None]) @ bread
-    return [_estimate(float(found[k]), influence[:, k]) for k in range(design.shape[1])]
+    return [_estimate(float(coefficients[k]), influence[:, k]) for k in range(design.shape[1])]
 
 
 def _iterate(values: Values, design: Values, scale: float) -> Values:
-    found: Values = np.zeros(design.shape[1])
-    found[0] = np.median(values)
+    coefficients: Values = np.zeros(design.shape[1])
+    coefficients[0] = np.median(values)
     for _ in range(_STEPS):
-        away = np.abs(values - design @ found) / scale
+        away = np.abs(values - design @ coefficients) / scale
         weights = np.minimum(1.0, HUBER_C / np.maximum(away, HUBER_C))
         weighted = design * weights[:, None]
         better = _array(np.linalg.solve(weighted.T @ design, weighted.T @ values))
-        moved = np.abs(design @ (better - found)).max()
-        found = better
+        moved = np.abs(design @ (better - coefficients)).max()
+        coefficients = better
         if moved <= 1e-9 * scale:
             break
-    return found
+    return coefficients
 
 
 def _scale(values: Values) -> float:

@@ -57,9 +57,9 @@ def not_steady(values: Sequence[float], lookback: int) -> str | None:
     if len(values) < lookback:
         return f"only {len(values)} of the {lookback} batches that the check needs"
     last = list(values[-lookback:])
-    found = trend(last)
-    if found.matters:
-        return f"a trend of {100 * found.drift:+.1f} % over {lookback} batches"
+    over_time = trend(last)
+    if over_time.matters:
+        return f"a trend of {100 * over_time.drift:+.1f} % over {lookback} batches"
     spread = max(last) / min(last) - 1
     if spread > MAX_SPREAD:
         return f"a spread of {100 * spread:.0f} % over {lookback} batches"

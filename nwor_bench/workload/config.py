@@ -82,10 +82,10 @@ _NOT_FOR_ENGINE_ARGS = {
     "worker_extension_cls": "nwor-bench sets it itself",
     "disable_log_stats": "nwor-bench reads vLLM's counters",
 } | {
-    each.option.engine_argument: f"use {each.flag}"
+    entry.option.engine_argument: f"use {entry.flag}"
     for holder in (PairChoice, ScenarioValues, RunSpec)
-    for each in declared(holder)
-    if each.option.engine_argument is not None
+    for entry in declared(holder)
+    if entry.option.engine_argument is not None
 }
 """Engine arguments that have a flag of their own, or that nwor-bench must set; what to do."""
 
@@ -130,22 +130,22 @@ def _acceptance_refused(given: Mapping[str, Any], drafts: int) -> Iterator[Confi
 
 def _require_known(given: Iterable[str]) -> None:
     holders = (ScenarioValues, RunSpec, VllmEntries)
-    unknown = set(given).difference(*(names(declared(each)) for each in holders))
+    unknown = set(given).difference(*(names(declared(holder)) for holder in holders))
     if unknown:
         raise TypeError(f"no option is called {min(unknown)!r}")
 
 
 def _add_entries(values: dict[str, Any], given: Mapping[str, Any]) -> None:
     """Move values of `VllmEntries` into the JSON that vLLM reads."""
-    for each in declared(VllmEntries):
-        value = given.get(each.name)
-        if value is not None and each.option.entry is not None:
-            field, key = each.option.entry
-            wanted = each.read(value)
+    for entry in declared(VllmEntries):
+        value = given.get(entry.name)
+        if value is not None and entry.option.entry is not None:
+            field, key = entry.option.entry
+            wanted = entry.read(value)
             said = values.get(field) or {}
             if key in said and said[key] != wanted:
                 remedy_text = f"{flag_of(field)} says {key} {said[key]!r}; give one of the two"
-                raise ConfigError.for_field(each.flag, value, remedy_text)
+                raise ConfigError.for_field(entry.flag, value, remedy_text)
             values[field] = {**said, key: wanted}
 
 

@@ -19,6 +19,7 @@ from nwor_bench.records.cell import (
     Arguments,
     Arm,
     Cell,
+    Count,
     Drafts,
     NworMode,
     ScvMode,
@@ -65,7 +66,9 @@ class Grid:
     """Modes of the cells, in order; off x off among them."""
     has_control: bool
     """Cells of mode stage are compared with their control too."""
+    counts: ClassVar[tuple[int, ...]] = ()
     compares_drafts: ClassVar[bool] = False
+    asked_by: ClassVar[None] = None
 
     @classmethod
     def of(cls, asked: "RunSpec") -> Self:
@@ -111,9 +114,11 @@ class DraftCounts:
     """Draft counts in one engine, each but 0 staged too if there is a mode for it."""
 
     counts: tuple[int, ...]
+    """They alternate in one engine; none in other experiments."""
     staged: Modes | None
     """Modes of the staged counts; None if none is staged."""
     compares_drafts: ClassVar[bool] = True
+    asked_by: ClassVar[None] = None
 
     @classmethod
     def of(cls, asked: "RunSpec") -> "DraftCounts":
@@ -184,14 +189,15 @@ class Engines:
     """Arms of the further engines, but A/A; none in the configuration of a single engine."""
     modes: Modes = OFF
     """Modes of the further engines' cells."""
+    counts: ClassVar[tuple[int, ...]] = ()
 
     @classmethod
     def of(cls, asked: "RunSpec") -> "Engines":
         """The second engine's arguments, or the draft counts, adaptive verification last."""
         if asked.against is not None:
-            own = asked.nwor_modes[-1], asked.scv_modes[-1]
-            return cls(None, (Arguments.of(asked.against),), own)
-        counts = [count for count in sorted(asked.draft_counts or ()) if count]
+            modes = asked.nwor_modes[-1], asked.scv_modes[-1]
+            return cls(None, (Arguments.of(asked.against),), modes)
+        counts: list[Count] = [count for count in sorted(asked.draft_counts or ()) if count]
         counts += [ADAPTIVE] if asked.adaptive_verification else []
         return cls(Drafts(0), tuple(map(Drafts, counts)))
 
@@ -202,7 +208,7 @@ class Engines:
 
     @property
     def asked_by(self) -> tuple[str, object]:
-        """The flag that asks for several engines, and its value."""
+        """The flag that asks for several engines, and its value; None in other experiments."""
         return ("--engines", True) if self.compares_drafts else ("--against", str(self.others[0]))
 
     def cells(self, pair: str) -> tuple[Cell, ...]:
@@ -249,13 +255,13 @@ class Engines:
         yield from _schedule_refused(spec)
 
 
-def _with_count(spec: "RunSpec", count: int) -> "RunSpec":
+def _with_count(spec: "RunSpec", count: Count) -> "RunSpec":
     """The configuration of a draft count's own engine; that of 0 has no drafter."""
-    drafts = spec.scenario.draft_tokens if count == ADAPTIVE else count
+    drafts = spec.scenario.draft_tokens if count is ADAPTIVE else count
     config = dict(spec.speculative_config or {})
     if ACCEPTANCE_RATES in config:
         config[ACCEPTANCE_RATES] = config[ACCEPTANCE_RATES][:drafts]
-    if count == ADAPTIVE:
+    if count is ADAPTIVE:
         config[ADAPTIVE_VERIFICATION] = True
     return replace(
         spec, draft_counts=None, adaptive_verification=False, speculative_config=config or None,

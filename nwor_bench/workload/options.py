@@ -27,18 +27,18 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 def fraction(text: str) -> float | None:
     """`16%`, `16 %` and `0.16` are 0.16; None if it is not a number. `16` is 16."""
-    found = _number_and_unit(text)
-    if found is None or found[1] not in ("", "%"):
+    parsed = _number_and_unit(text)
+    if parsed is None or parsed[1] not in ("", "%"):
         return None
-    return found[0] / 100 if found[1] else found[0]
+    return parsed[0] / 100 if parsed[1] else parsed[0]
 
 
 def seconds(text: str) -> float | None:
     """`60`, `60s`, `1m` and `1min` are 60; None if it is not a duration."""
-    found = _number_and_unit(text)
-    if found is None or found[1] not in _UNITS:
+    parsed = _number_and_unit(text)
+    if parsed is None or parsed[1] not in _UNITS:
         return None
-    return found[0] * _UNITS[found[1]]
+    return parsed[0] * _UNITS[parsed[1]]
 
 
 def quantity(
@@ -56,14 +56,14 @@ def quantity(
 
 
 def _number_and_unit(text: str) -> tuple[float, str] | None:
-    found = re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*(%|[a-z]*)\s*", text)
-    return None if found is None else (float(found.group(1)), found.group(2))
+    match = re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*(%|[a-z]*)\s*", text)
+    return None if match is None else (float(match.group(1)), match.group(2))
 
 
 def bare(kind: Any) -> Any:
     """The type without its None: `int | None` is int."""
     if get_origin(kind) in (Union, UnionType):
-        return next(each for each in get_args(kind) if each is not type(None))
+        return next(member for member in get_args(kind) if member is not type(None))
     return kind
 
 
@@ -105,7 +105,7 @@ def read_as(kind: Any, flag: str, given: Any) -> Any:
     elif get_origin(plain) is dict and isinstance(given, str):
         value = _json_of(flag, given)
     try:
-        found = _adapter(kind).validate_python(value)
+        parsed = _adapter(kind).validate_python(value)
     except ValidationError as error:
         fault = error.errors()[0]
         word = get_args(plain)[0] if get_origin(plain) is tuple else plain
@@ -116,11 +116,11 @@ def read_as(kind: Any, flag: str, given: Any) -> Any:
             wanted = f"write for example {','.join(known)}"
             raise ConfigError.for_field(flag, given, wanted) from None
         raise ConfigError.unknown(flag, str(fault["input"]), map(str, known)) from None
-    if found == ():
+    if parsed == ():
         raise ConfigError.for_field(flag, value, "write one or more, or leave it out")
-    if isinstance(found, tuple) and len(set(found)) < len(found):
+    if isinstance(parsed, tuple) and len(set(parsed)) < len(parsed):
         raise ConfigError.for_field(flag, ",".join(value), "write each mode once")
-    return found
+    return parsed
 
 
 def _json_of(flag: str, text: str) -> dict[str, Any]:
@@ -137,15 +137,15 @@ def _json_of(flag: str, text: str) -> dict[str, Any]:
 def to_plain(value: Any) -> Any:
     """A field's value as JSON has it."""
     if isinstance(value, tuple):
-        return [to_plain(each) for each in value]
+        return [to_plain(item) for item in value]
     return value.value if isinstance(value, Enum) else value
 
 
-Check = Callable[[Any], str | None]
+ValueCheck = Callable[[Any], str | None]
 """What to write instead of a value; None if it is fine."""
 
 
-def up_to(most: int) -> Check:
+def up_to(most: int) -> ValueCheck:
     """A check for numbers from 1 to this one."""
     return lambda value: None if 1 <= value <= most else f"write 1 to {most}"
 
@@ -211,7 +211,7 @@ class Option:
     """The default as a flag's text, if the field's default is what that is read as."""
     read: Callable[[str, Any], Any] | None = None
     """From flag and text to the value, if the field's type is not enough."""
-    check: Check | None = None
+    check: ValueCheck | None = None
     """Refuses values that the type allows; bounds are annotations of the type (`Ge(1)`)."""
     table: Literal["settings", "axes"] | None = None
     """The table of a sweep file that has it."""
@@ -283,15 +283,15 @@ class Declared:
 def declared(holder: type) -> tuple[Declared, ...]:
     """The options that a class declares, in order."""
     defaults = _defaults(holder)
-    found: list[Declared] = []
+    options: list[Declared] = []
     for field, annotation in holder.__annotations__.items():
         added = getattr(annotation, "__metadata__", ())  # what Annotated adds to a type
-        bounds = tuple(each for each in added if not isinstance(each, Option))
+        bounds = tuple(extra for extra in added if not isinstance(extra, Option))
         for option in added:
             if isinstance(option, Option):
                 kind = annotation.__origin__
-                found.append(Declared(holder, field, kind, bounds, defaults.get(field), option))
-    return tuple(found)
+                options.append(Declared(holder, field, kind, bounds, defaults.get(field), option))
+    return tuple(options)
 
 
 def _defaults(holder: type) -> dict[str, Any]:
@@ -305,17 +305,17 @@ def _defaults(holder: type) -> dict[str, Any]:
 
 def axes_of(*holders: type) -> tuple[tuple[Declared, Axis], ...]:
     """The options that sweep files vary, by their place, and how."""
-    options = [each for holder in holders for each in declared(holder)]
-    found = [(each, each.option.axis) for each in options if each.option.axis is not None]
-    return tuple(sorted(found, key=lambda pair: pair[1].place))
+    options = [entry for holder in holders for entry in declared(holder)]
+    varied = [(entry, entry.option.axis) for entry in options if entry.option.axis is not None]
+    return tuple(sorted(varied, key=lambda pair: pair[1].place))
 
 
 def read_all(holder: type, given: dict[str, Any]) -> dict[str, Any]:
     """Fields of a holder and their values, from what was given by name; None gives nothing."""
     return {
-        each.field: each.read(given[each.name])
-        for each in declared(holder)
-        if given.get(each.name) is not None
+        entry.field: entry.read(given[entry.name])
+        for entry in declared(holder)
+        if given.get(entry.name) is not None
     }
 
 
@@ -326,4 +326,4 @@ def flag_of(name: str) -> str:
 
 def names(options: Iterable[Declared]) -> tuple[str, ...]:
     """The names of options in flags and sweep files."""
-    return tuple(each.name for each in options)
+    return tuple(entry.name for entry in options)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.records.files import parse_json, read_text
+from nwor_bench.records.files import parse_json
 from nwor_bench.workload.config import PromptSource, Scenario
-from nwor_bench.workload.toml_file import resource_dir
+from nwor_bench.workload.toml_file import resource_dir, text_of
 
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
 """How a text of SPEED-Bench begins that only NVIDIA's prepare script fills in."""
@@ -84,16 +84,9 @@ def read_jsonl(path: Path, category: str = "user") -> list[Prompt]:
     Of several turns the first is the prompt. A prompt without an id is named after its line,
     `line-7`. Raises ConfigError with file and line.
     """
-    try:
-        lines = read_text(path).split("\n")
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError.at(path, f"cannot be read ({reason}); name a JSONL file") from error
-    except ValueError as error:
-        raise ConfigError.at(path, f"is {error}") from error
     prompts: list[Prompt] = []
     seen: set[str] = set()
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(text_of(path, "JSONL").split("\n"), start=1):
         if not line.strip():
             continue
         prompt = _prompt_of_line(f"{path}:{number}", number, line, category)

@@ -282,16 +282,16 @@ class RunSpec:
 
     @property
     def worker_variables(self) -> dict[str, str]:
-        """This run's settings for the plugin in vLLM's workers, as environment variables."""
+        """Settings of the run for the plugin in vLLM's workers, as environment variables."""
         is_stock = self.experiment.compares_drafts and not self.stages
         attention = "stock" if is_stock else "reference"
-        own = {"VLLM_NWOR_CPU_ATTENTION": attention}
+        variables = {"VLLM_NWOR_CPU_ATTENTION": attention}
         if one_slot(self.engine_args.get(ADDITIONAL)):
-            own["VLLM_NWOR_MODE"] = "stage"
-        return own | {
-            each.option.worker_variable: str(getattr(self, each.field))
-            for each in declared(RunSpec)
-            if each.option.worker_variable is not None
+            variables["VLLM_NWOR_MODE"] = "stage"
+        return variables | {
+            entry.option.worker_variable: str(getattr(self, entry.field))
+            for entry in declared(RunSpec)
+            if entry.option.worker_variable is not None
         }
 
     def value_of(self, asked: Declared) -> Any:

@@ -11,7 +11,6 @@ from nwor_bench.records.header import BlockEntry
 from nwor_bench.records.types import Cell, Interleave, NworMode
 from nwor_bench.records.window_order import WindowOrder, compared_pairs
 from nwor_bench.workload.config import RunSpec
-from nwor_bench.workload.experiment import Engines
 from nwor_bench.workload.prompts import Encode, Prompt
 
 CHECK_BLOCKS = (1, 8, 16)
@@ -140,7 +139,7 @@ def make_plan(spec: RunSpec, pair_name: str, prompts: Sequence[Prompt]) -> Plan:
         return Block(number, tuple(order), tuple(text), new_tokens=new_tokens)
 
     gate, *timed = map(block, range(1 + most))
-    differ = isinstance(experiment, Engines)
+    differ = experiment.asked_by is not None
     return Plan(cells, *spec.warmup_batches, gate, tuple(timed), interleaved, spec.seed, differ)
 
 

@@ -57,10 +57,10 @@ class StoppingRule:
         """Numbers of blocks after which the widths are checked, without the last."""
         if self.ci_width is None:
             return ()
-        found = [max(self.blocks, FIRST_LOOK)]
-        while found[-1] < self.max_blocks:
-            found.append(ceil(found[-1] * LOOK_STEP))
-        return tuple(look for look in found if look < self.max_blocks)
+        looks = [max(self.blocks, FIRST_LOOK)]
+        while looks[-1] < self.max_blocks:
+            looks.append(ceil(looks[-1] * LOOK_STEP))
+        return tuple(look for look in looks if look < self.max_blocks)
 
     def stop(
         self, done: int, half_widths: Sequence[float | None], spent_s: float, next_s: float

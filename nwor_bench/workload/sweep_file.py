@@ -11,7 +11,6 @@ from pydantic import Field, create_model, field_validator
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.workload.config import load_scenario, resolve
-from nwor_bench.workload.experiment import DraftCounts
 from nwor_bench.workload.options import declared, names
 from nwor_bench.workload.run_spec import (
     AXES,
@@ -28,10 +27,10 @@ from nwor_bench.workload.toml_file import NamedFile, StrictModel, read_toml, res
 def _table(name: str) -> dict[str, Any]:
     """Fields of the options that stand in a sweep file's table as they are."""
     return {
-        each.name: (each.written, each.written_default)
+        entry.name: (entry.written, entry.written_default)
         for holder in (PairChoice, ScenarioValues, RunSpec, VllmEntries)
-        for each in declared(holder)
-        if each.option.table == name
+        for entry in declared(holder)
+        if entry.option.table == name
     }
 
 
@@ -42,7 +41,7 @@ _AxesOfOptions: Any = create_model("Axes", __base__=StrictModel, **_varied, **_t
 _SettingsOfOptions: Any = create_model("Settings", __base__=StrictModel, **_table("settings"))
 
 
-_MODELS = [each for each in declared(PairChoice) if each.option.table == "settings"]
+_MODELS = [entry for entry in declared(PairChoice) if entry.option.table == "settings"]
 """Options that name models of the user's own."""
 
 
@@ -82,7 +81,7 @@ class SweepFile(NamedFile):
 
     def choice(self, pair: str) -> PairChoice:
         """The models of the runs with this pair; `target_model` replaces it."""
-        given = {each.name: getattr(self.settings, each.name) for each in _MODELS}
+        given = {entry.name: getattr(self.settings, entry.name) for entry in _MODELS}
         return PairChoice(pair=None if given["target_model"] else pair, **given)
 
 
@@ -193,7 +192,7 @@ def _combinations(sweep: SweepFile) -> list[dict[str, Any]]:
     """A value of every axis, by name; None for an axis that the file leaves out."""
     axes = sweep.axes
     varied: dict[str, tuple[Any, ...]] = {"pair": axes.pairs, "scenario": axes.scenarios}
-    for option, _ in sorted(AXES, key=lambda each: not each[1].is_slow):
+    for option, _ in sorted(AXES, key=lambda entry: not entry[1].is_slow):
         varied[option.name] = getattr(axes, option.name) or (None,)
     return [dict(zip(varied, values, strict=True)) for values in product(*varied.values())]
 
@@ -209,15 +208,14 @@ def group_by_engine(points: Sequence[Point]) -> tuple[EngineGroup, ...]:
         place = [point.axes[option.name] for option, axis in AXES if not axis.shares_engine]
         groups.setdefault((point.pair, *place), []).append(point)
     return tuple(
-        EngineGroup(number, _roomiest(own), tuple(own))
-        for number, own in enumerate(groups.values(), start=1)
+        EngineGroup(number, _roomiest(members), tuple(members))
+        for number, members in enumerate(groups.values(), start=1)
     )
 
 
 def _roomiest(points: Sequence[Point]) -> RunSpec:
     spec = points[0].spec
-    experiment = spec.experiment
-    named = len(experiment.counts) if isinstance(experiment, DraftCounts) else 0
+    named = len(spec.experiment.counts)
     room = {
         "requests": max(named, *(point.spec.scenario.requests for point in points)),
         "max_model_len": max(point.spec.scenario.max_model_len for point in points),

@@ -57,7 +57,7 @@ def read_toml(path: str | Path, model: type[M]) -> M:
     mistyped fields; all faulty fields are named.
     """
     path = Path(path)
-    text = _read_text(path)
+    text = text_of(path, "TOML")
     data = _parse(path, text)
     try:
         # Through JSON, because then a list may become a tuple and a string an enum or a path
@@ -66,16 +66,17 @@ def read_toml(path: str | Path, model: type[M]) -> M:
     except ValidationError as error:
         faults = error.errors(include_url=False)
         faults.sort(key=lambda fault: fault["type"] != "extra_forbidden")  # they explain the rest
-        found = [_describe(data, model, fault).within(path) for fault in faults]
-        raise ConfigError.all_of(found) from error
+        errors = [_describe(data, model, fault).within(path) for fault in faults]
+        raise ConfigError.all_of(errors) from error
 
 
-def _read_text(path: Path) -> str:
+def text_of(path: Path, kind: str) -> str:
+    """The text of a file of this kind. Raises ConfigError if it cannot be read."""
     try:
         return read_text(path)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ConfigError.at(path, f"cannot be read ({reason}); name a TOML file") from error
+        raise ConfigError.at(path, f"cannot be read ({reason}); name a {kind} file") from error
     except ValueError as error:
         raise ConfigError.at(path, f"is {error}") from error
 
@@ -85,8 +86,8 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError, and integers too long to convert
         lines = text.rstrip().split("\n")
-        found = re.search(r"\(at line (\d+)", str(error))
-        number = min(int(found.group(1)) if found else len(lines), len(lines))
+        match = re.search(r"\(at line (\d+)", str(error))
+        number = min(int(match.group(1)) if match else len(lines), len(lines))
         reason = re.sub(r" \(at .*\)$", "", str(error))
         line = lines[number - 1].strip()
         raise ConfigError.at(

@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,11 +21,11 @@ from typing import Any
 import pandas as pd
 
 from nwor_bench.analysis.analyse import analyse
+from nwor_bench.analysis.phases import cell_phases
 from nwor_bench.records.files import RUN_FILE
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import Cell, Phase, RunStatus, to_dict
-from nwor_bench.report.text import NOT_MEASURED
 
 sys.path.append(str(Path(__file__).resolve().parent))
 from tables import SWEEPS, add_rows
@@ -56,16 +56,6 @@ COLUMNS = {
     "kv_verdict": "kv.verdict",
 }
 """Column, and the fact that it holds; any other column is the fact of its name."""
-
-REPORTED = {
-    "forward_ms": "Forward",
-    "sample_ms": "Sample",
-    "mask_ms": "Mask",
-    "commit_ms": "Commit",
-    "hooks_ms": "Hooks ms",
-    "deciding_ms": "Deciding ms",
-}
-"""Column, and the heading of report.md's tables: medians on the device and on the host."""
 
 TIMES = ("wall_ms", "device_ms", "work_ms", "forward_ms", "sample_ms", "commit_ms")
 
@@ -99,54 +89,6 @@ def facts_of_run(folder: Path, name: str, header: Facts) -> Facts:
     }
 
 
-def stored_cells(folder: Path, header: Facts) -> Iterator[Facts]:
-    """Cells as the run's version summarised them; records are not read."""
-    report = folder / "report.md"
-    times = times_in(report.read_text(encoding="utf-8")) if report.is_file() else {}
-    mismatches = mismatches_in(folder / "batches.csv")
-    for place, cell in enumerate(header["cells"]):
-        label = stored_label(cell)
-        yield cell | {
-            "cell": label,
-            "first_mismatch": mismatches.get(label),
-            "command": None if place else header["command"],
-            **{f"reported.{name}": time for name, time in times.get(label, {}).items()},
-        }
-
-
-def stored_label(cell: Mapping[str, Any]) -> str:
-    """`stage x graph`; the A/A arm says so."""
-    arm = f" ({cell['arm']})" if cell.get("arm") else ""
-    return f"{cell['nwor_mode']} x {cell['scv_mode']}{arm}"
-
-
-def times_in(report: str) -> dict[str, dict[str, str]]:
-    """Times by cell from a report in Markdown; a dash is no time."""
-    times: dict[str, dict[str, str]] = {}
-    heading: list[str] = []
-    for line in report.splitlines():
-        parts = [part.strip() for part in line.strip("|").split("|")]
-        if not line.startswith("|"):
-            heading = []
-        elif not heading:
-            heading = parts
-        elif not line.startswith("|:"):
-            row = dict(zip(heading, parts, strict=True))
-            shown = {name: row.get(title, NOT_MEASURED) for name, title in REPORTED.items()}
-            measured = {name: time for name, time in shown.items() if time != NOT_MEASURED}
-            times.setdefault(parts[0], {}).update(measured)
-    return times
-
-
-def mismatches_in(table: Path) -> dict[str, str]:
-    """Each cell's first mismatch in the gate; {} without a table of batches."""
-    if not table.is_file():
-        return {}
-    rows = pd.read_csv(table, dtype=str, keep_default_na=False)
-    gate = rows[(rows.phase == Phase.GATE) & (rows.first_mismatch != "")]
-    return {stored_label(row): row["first_mismatch"] for row in gate.to_dict("records")}
-
-
 def cells_and_splits(folder: Path, header: Facts) -> Iterator[Facts]:
     """Cells of today's analysis, then the writes' part of each effect that was split."""
     run = read_run(folder)
@@ -162,7 +104,9 @@ def cells_and_splits(folder: Path, header: Facts) -> Iterator[Facts]:
         "clock_high_mhz": max(clocks, default=None),
         "verdict_of_off": next((c.verdict for c in analysis.cells if c.label == "off x off"), None),
     }
-    for cell in analysis.cells:
+    phases = {phase.cell: phase for phase in cell_phases(run)}
+    for place, cell in enumerate(analysis.cells):
+        phase = phases.get(cell.cell)
         rate = cell.tokens_per_s_ratio
         yield (
             shared
@@ -170,6 +114,9 @@ def cells_and_splits(folder: Path, header: Facts) -> Iterator[Facts]:
             | facts_of_records(run, cell.cell)
             | {
                 "cell": cell.label,
+                "command": None if place else header["command"],
+                "first_mismatch": mismatch_of(run, cell.cell),
+                **(dict(flat(vars(phase), "phases")) if phase else {}),
                 "tokens_per_s_percent": 100 * (rate - 1) if rate else None,
                 **{f"kv.{name}": fact for name, fact in kept.get(cell.label, {}).items()},
             }
@@ -178,6 +125,12 @@ def cells_and_splits(folder: Path, header: Facts) -> Iterator[Facts]:
         part = split.writes
         ends = {"ratio_to_off": part.value, "ratio_ci_low": part.low, "ratio_ci_high": part.high}
         yield shared | ends | {"cell": f"{split.cell.label} over {split.control.label}"}
+
+
+def mismatch_of(run: RunData, cell: Cell) -> str | None:
+    """The cell's first mismatch in the gate."""
+    gate = (b.first_mismatch for b in run.batches if b.cell == cell and b.phase is Phase.GATE)
+    return next(filter(None, gate), None)
 
 
 def cells(folder: Path, header: Facts) -> Iterator[Facts]:
@@ -273,10 +226,11 @@ STUDIES = {
         "ratio=ratio_to_off ratio_low=ratio_ci_low ratio_high=ratio_ci_high compared "
         "smallest_effect window_ms=window_ms_mean latency_ms_p50 latency_ms_p95 tokens_per_s "
         "draft_tokens_total=draft_tokens accepted_tokens tokens_a_window=acceptance_length staged "
-        "committed rejected parity first_mismatch "
-        + " ".join(f"{name}=reported.{name}" for name in REPORTED)
-        + " gpu driver vllm torch triton commit started_at command",
-        stored_cells,
+        "committed rejected parity first_mismatch forward_ms=phases.device_ms.forward_ms "
+        "sample_ms=phases.device_ms.sample_ms mask_ms=phases.device_ms.mask_ms "
+        "commit_ms=phases.device_ms.commit_ms hooks_ms=phases.hook_ms "
+        "deciding_ms=phases.scv_host_ms "
+        "gpu driver vllm torch triton commit started_at command",
     ),
     "interleave": Study(
         "studies/interleave/cells.csv",

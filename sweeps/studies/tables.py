@@ -1,10 +1,11 @@
 """Fill the tables and numbers of study pages from their CSV files.
 
-    python sweeps/studies/tables.py [PAGE.md ...]    # without an argument: every page below sweeps/
+    python sweeps/studies/tables.py [PAGE.md ...]    # without an argument: all pages
 
 A page is Markdown written by hand. The file of its name with the suffix `.sql` has its statements
-(SQLite's), in which each CSV file beside the page is a table of its name, without suffix and with
-`_` for `-`. A line above each statement says what it is for:
+(SQLite's), in which each CSV file beside the page (or in the folder that a line `-- tables from
+FOLDER` names) is a table of its name, without suffix and with `_` for `-`. A line above each
+statement says what it is for:
 
     -- values         one row, whose columns the page names: <!--name-->filled in here<!--/-->
     -- view NAME      a view for the statements that follow
@@ -22,7 +23,7 @@ robust location that reports use for groups of windows, and half its 95 % interv
 import argparse
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import signature
 from io import StringIO
 from pathlib import Path
@@ -45,8 +46,8 @@ Rows = tuple[list[str], list[Sequence[Any]]]
 
 
 def pages() -> Iterator[Path]:
-    """Every page below sweeps/ with statements beside it."""
-    for page in sorted(SWEEPS.rglob("*.md")):
+    """Every page below sweeps/ and in docs/ with statements beside it."""
+    for page in sorted([*SWEEPS.rglob("*.md"), *(SWEEPS.parent / "docs").glob("*.md")]):
         if page.with_suffix(".sql").exists():
             yield page
 
@@ -55,20 +56,21 @@ def filled(page: Path) -> str:
     """The page's text with every table and value filled in.
 
     Raises:
-        KeyError: a table or value that no statement defines.
+        KeyError: a table or value that no statement defines, or a table without a place.
         sqlite3.Error: a statement that SQLite refuses.
     """
-    known, tables = evaluated(page)
+    known, found = evaluated(page)
+    text = VALUE.sub(
+        lambda place: f"{place[1]}{known[place[2]]}{place[4]}", page.read_text(encoding="utf-8")
+    )
+    return with_tables(text, {name: markdown(*rows) for name, rows in found.items()})
 
-    def table(found: re.Match[str]) -> str:
-        head, name, _, end = found.groups()
-        return f"{head}\n{markdown(*tables[name])}\n\n{end}"
 
-    def value(found: re.Match[str]) -> str:
-        head, name, _, end = found.groups()
-        return f"{head}{known[name]}{end}"
-
-    return VALUE.sub(value, TABLE.sub(table, page.read_text(encoding="utf-8")))
+def with_tables(text: str, tables: Mapping[str, str]) -> str:
+    """The text with these tables in their places."""
+    if homeless := tables.keys() - {place[2] for place in TABLE.finditer(text)}:
+        raise KeyError(f"the page has no <!-- table {' or '.join(sorted(homeless))} -->")
+    return TABLE.sub(lambda place: f"{place[1]}\n{tables[place[2]]}\n\n{place[4]}", text)
 
 
 def values(page: Path) -> dict[str, Any]:
@@ -78,10 +80,11 @@ def values(page: Path) -> dict[str, Any]:
 
 def evaluated(page: Path) -> tuple[dict[str, Any], dict[str, Rows]]:
     """Values and tables of the statements beside a page, by name."""
-    database = open_tables(page.parent)
+    statements = page.with_suffix(".sql").read_text(encoding="utf-8")
+    folder = re.search(r"^-- tables from (\S+)$", statements, re.MULTILINE)
+    database = open_tables(page.parent / (folder[1] if folder else ""))
     known: dict[str, Any] = {}
     tables: dict[str, Rows] = {}
-    statements = page.with_suffix(".sql").read_text(encoding="utf-8")
     for kind, name, query in STATEMENT.findall(statements):
         if kind == "view":
             database.execute(f"CREATE TEMP VIEW {name} AS {query}")

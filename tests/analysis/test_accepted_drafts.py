@@ -187,7 +187,7 @@ def accepting(window: WindowRecord, group: int, row: tuple[int, ...]) -> WindowR
 def windows_of(
     rates: Mapping[Cell, float], groups: int, seed: int = 0, sticky: float = 0.0
 ) -> Iterator[WindowRecord]:
-    """Groups of two windows a run, in turn for each cell beside off.
+    """Groups of two windows a run, one cell after another beside off.
 
     Args:
         rates: of acceptance of one draft, by cell; a request's own otherwise (0.3 to 0.9).

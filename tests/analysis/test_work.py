@@ -76,7 +76,7 @@ def test_the_split_is_of_the_work_if_it_was_timed() -> None:
 
 
 def test_what_the_work_of_a_cell_does_not_answer() -> None:
-    """It may be equal; or without a check of its output a cell's work is no answer."""
+    """The work may be equal; and without a check of the output it is no answer."""
     assert "does not show whether NWOR pays" in sentence(hidden(1.0))
     run = hidden()
     unchecked = replace(run, batches=tuple(replace(b, parity=None) for b in run.batches))
@@ -132,7 +132,7 @@ def test_a_mask_that_the_host_decides_is_no_work(path: str, mask_ms: float) -> N
 def test_the_rest_of_a_windows_time_is_that_of_drafter_and_host(
     times: dict[str, float | None], rest: float | None
 ) -> None:
-    """Of every probed window; not known without the time of its forward or its own."""
+    """Rest of every probed window; not known without the forward's time or the window's own."""
     run = gpu_run(blocks=3)
     probed = {batch.batch for batch in run.batches if batch.phase == Phase.PROBE}
     whole = {

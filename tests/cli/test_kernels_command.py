@@ -38,19 +38,6 @@ def test_json_and_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     assert quiet.splitlines()[-1].startswith("Files: b/kernels.csv")
 
 
-@pytest.mark.slow
-def test_a_run_writes_three_files_into_a_new_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert session(None) == ExitCode.OK
-    (folder,) = (tmp_path / "runs").iterdir()
-    assert folder.name.endswith("Z-kernels")
-    names = {path.name for path in folder.iterdir()}
-    assert names == {"kernels.csv", "kernels.json", "kernels.md"}
-    assert str(folder.relative_to(tmp_path)) in capsys.readouterr().out
-    assert json.loads((folder / "kernels.json").read_text())["environment"]["packages"]
-
-
 def test_a_wrong_result_is_exit_code_3_and_the_files_are_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -61,12 +48,19 @@ def test_a_wrong_result_is_exit_code_3_and_the_files_are_written(
 
 
 @pytest.mark.slow
-def test_an_older_run_is_never_overwritten(tmp_path: Path) -> None:
-    assert session(tmp_path / "out") == ExitCode.OK
-    before = (tmp_path / "out" / "kernels.csv").read_text()
-    with refused("--output", value=str(tmp_path / "out")):
-        session(tmp_path / "out")
-    assert (tmp_path / "out" / "kernels.csv").read_text() == before
+def test_a_run_writes_three_files_and_never_over_an_older_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert session(None) == ExitCode.OK
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.endswith("Z-kernels")
+    assert str(folder.relative_to(tmp_path)) in capsys.readouterr().out
+    before = {path.name: path.read_text() for path in folder.iterdir()}
+    assert before.keys() == {"kernels.csv", "kernels.json", "kernels.md"}
+    assert json.loads(before["kernels.json"])["environment"]["packages"]
+    with refused("--output", value=str(folder)):
+        session(folder)
+    assert {path.name: path.read_text() for path in folder.iterdir()} == before
     (tmp_path / "file").touch()
     with refused("--output", naming="Not a directory"):
         session(tmp_path / "file" / "out")

@@ -12,7 +12,6 @@ from refusals import refused
 from nwor_bench.engine import arguments, preflight
 from nwor_bench.engine.arguments import (
     _check_step_tokens,
-    check_arguments,
     set_environment,
     start_llm,
 )
@@ -141,7 +140,7 @@ def test_synthetic_acceptance_is_refused_on_a_cpu(
 ) -> None:
     own, spec = resolve_pair(pair), resolve(load_scenario("short"), acceptance_length=length)
     with refused(field, value=pair if length is None else 3.33):
-        check_arguments(own, spec)
+        preflight.check_pair(own, spec)
     monkeypatch.setattr(preflight, "is_cpu_build", lambda: False)
     preflight.check_pair(own, spec)
 

@@ -313,7 +313,6 @@ def test_adaptive_verification_is_refused_on_the_older_runner(
         return SimpleNamespace(use_v2_model_runner=False)
 
     monkeypatch.setattr("nwor_bench.engine.arguments._check_engine", check)
-    monkeypatch.setattr("nwor_bench.engine.arguments.check_flags", lambda _: None)
     pair = ResolvedPair("toy", "eagle", "hub/toy", "hub/draft", "float32")
     check_arguments(pair, resolve(SCENARIO, **COUNTS))
     assert asked == [None] * 3  # each count's engine

@@ -57,6 +57,13 @@ def test_without_vllms_source_names_are_left_to_vllm(monkeypatch: pytest.MonkeyP
     check_flags(spec_of(engine_args='{"enforce_eger": true}'))
 
 
+@pytest.mark.parametrize("value", [0, 5, 19])
+def test_too_few_log_probabilities_are_refused(value: int) -> None:
+    with refused("--engine-args: max_logprobs", value=value):
+        check_flags(spec_of(engine_args={"max_logprobs": value}))
+    check_flags(spec_of(engine_args={"max_logprobs": 20}))
+
+
 @pytest.mark.usefixtures("on_gpu")
 def test_more_ranks_than_gpus_are_refused_unless_ray_has_more() -> None:
     check_flags(spec_of(tensor_parallel_size=2))

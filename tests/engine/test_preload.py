@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nwor_bench.engine import preload
-from nwor_bench.engine.preload import DONE, LIBRARY, openmp_library, preload_environment
+from nwor_bench.engine.preload import LIBRARY, PRELOADED, openmp_library, preload_environment
 
 HERE = Path("/venv/lib") / LIBRARY
 
@@ -31,7 +31,7 @@ def test_nothing_is_preloaded_beside_it_when_nothing_was(cpu_build: None) -> Non
         assert environ["LD_PRELOAD"] == str(HERE)
 
 
-@pytest.mark.parametrize("environ", [{DONE: "1"}, {"LD_PRELOAD": f"/other/{LIBRARY}"}])
+@pytest.mark.parametrize("environ", [{PRELOADED: "1"}, {"LD_PRELOAD": f"/other/{LIBRARY}"}])
 def test_who_has_it_goes_on(cpu_build: None, environ: dict[str, str]) -> None:
     assert preload_environment(environ) is None
 
@@ -74,12 +74,12 @@ def test_the_process_is_replaced_with_its_own_arguments(
     monkeypatch.setattr("sys.executable", "/venv/bin/python")
     monkeypatch.setattr("sys.orig_argv", ["python", "-m", "nwor_bench", "sweep", "--seed", "3"])
     monkeypatch.delenv("LD_PRELOAD", raising=False)
-    monkeypatch.setenv(DONE, "1")
+    monkeypatch.setenv(PRELOADED, "1")
     preload.run_under_one_openmp()
     assert calls == []
-    monkeypatch.delenv(DONE)
+    monkeypatch.delenv(PRELOADED)
     preload.run_under_one_openmp()
     ((program, argv, environ),) = calls
     assert program == "/venv/bin/python"
     assert argv == ["/venv/bin/python", "-m", "nwor_bench", "sweep", "--seed", "3"]
-    assert environ[DONE] == "1"
+    assert environ[PRELOADED] == "1"

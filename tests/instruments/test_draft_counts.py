@@ -24,7 +24,7 @@ from nwor_bench.records.cell import AA, Cell, Drafts, NworMode, ScvMode
 from nwor_bench.records.types import SETTLING
 from nwor_bench.records.window_order import (
     PLACE,
-    RUNS,
+    RUNS_OF_GROUP,
     WindowOrder,
     WindowPlace,
     compared_pairs,
@@ -117,7 +117,7 @@ def test_each_place_verifies_its_own_count(untimed: bool) -> None:
 
 
 def test_the_last_window_of_a_staged_group_drafts_for_its_own_count() -> None:
-    """It is compared, so its drafter's time must be that of its count: whatever comes next, the
+    """A window that is compared needs its own count's drafter time: whatever comes next, the
     step behind it verifies as many drafts. Groups of other counts go on with the next group's."""
     cells = (*CELLS, *STAGED)
     decoded = run(900, cells=cells)
@@ -219,7 +219,7 @@ def test_all_counts_take_turns_and_k_0_is_rare() -> None:
     groups = Counter(
         max(place.cell for place in own)
         for _, group in groupby(places(outputs), key=lambda place: place.group)
-        if len(own := list(group)) == RUNS * 3
+        if len(own := list(group)) == RUNS_OF_GROUP * 3
     )
     assert set(groups) == {1, 2, 3, MAX_COUNT + 1}  # the last is k = 0 against itself
     assert max(groups.values()) - min(groups.values()) <= 1

@@ -16,8 +16,8 @@ from nwor_bench.errors import ExitCode
 from nwor_bench.instruments import nvtx_ranges
 from nwor_bench.instruments.nvtx_ranges import (
     DOMAIN,
+    NVTX_VARIABLE,
     PROFILERS,
-    SWITCH,
     ranges_if_wanted,
     wanted,
 )
@@ -27,7 +27,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(autouse=True)
 def no_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (SWITCH, "NVTX_DISABLE", *PROFILERS):
+    for name in (NVTX_VARIABLE, "NVTX_DISABLE", *PROFILERS):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -42,11 +42,11 @@ def nvtx(monkeypatch: pytest.MonkeyPatch) -> NvtxModule:
     ("environ", "on"),
     [
         ({}, False),
-        ({SWITCH: ""}, False),
-        ({SWITCH: "1"}, True),
+        ({NVTX_VARIABLE: ""}, False),
+        ({NVTX_VARIABLE: "1"}, True),
         ({"NVTX_INJECTION64_PATH": "/opt/tool.so"}, True),
         ({"NSYS_PROFILING_SESSION_ID": "77"}, True),
-        ({SWITCH: "0", "NVTX_INJECTION64_PATH": "/opt/tool.so"}, False),
+        ({NVTX_VARIABLE: "0", "NVTX_INJECTION64_PATH": "/opt/tool.so"}, False),
     ],
 )
 def test_when_ranges_are_on(environ: dict[str, str], on: bool) -> None:
@@ -57,11 +57,11 @@ def test_ranges_that_nobody_would_hear_are_refused(
     monkeypatch: pytest.MonkeyPatch, nvtx: NvtxModule
 ) -> None:
     """Never a profile without ranges and without a word."""
-    with refused(SWITCH, value="yes") as refusal:
-        wanted({SWITCH: "yes"})
+    with refused(NVTX_VARIABLE, value="yes") as refusal:
+        wanted({NVTX_VARIABLE: "yes"})
     assert refusal.value.exit_code is ExitCode.BAD_USAGE
     with refused("NVTX_DISABLE", value="1"):
-        ranges_if_wanted({SWITCH: "1", "NVTX_DISABLE": "1"})
+        ranges_if_wanted({NVTX_VARIABLE: "1", "NVTX_DISABLE": "1"})
     nvtx.Domain = type("Domain", (), {})
     monkeypatch.setitem(sys.modules, "nvtx._lib.lib", None)
     assert nvtx_ranges.open_ranges({})
@@ -69,8 +69,8 @@ def test_ranges_that_nobody_would_hear_are_refused(
         nvtx_ranges.open_ranges({"NSYS_PROFILING_SESSION_ID": "7"})
     assert refusal.value.exit_code is ExitCode.BAD_USAGE
     monkeypatch.setitem(sys.modules, "nvtx", None)
-    with refused(SWITCH, cause=ImportError, naming="pip install nvtx"):
-        ranges_if_wanted({SWITCH: "1"})
+    with refused(NVTX_VARIABLE, cause=ImportError, naming="pip install nvtx"):
+        ranges_if_wanted({NVTX_VARIABLE: "1"})
 
 
 def test_a_sweep_without_ranges_does_not_touch_nvtx(
@@ -86,7 +86,7 @@ def test_a_sweep_without_ranges_does_not_touch_nvtx(
 def test_a_sweeps_ranges_are_its_batches(
     monkeypatch: pytest.MonkeyPatch, nvtx: NvtxModule, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(SWITCH, "1")
+    monkeypatch.setenv(NVTX_VARIABLE, "1")
     runner = Runner(tmp_path / "run", FakeEngine(), batches=2)
     run = runner.run()
     (domain,) = nvtx.domains.values()
@@ -109,7 +109,7 @@ def test_a_sweeps_ranges_are_its_batches(
 def test_ranges_are_closed_when_a_batch_fails(
     monkeypatch: pytest.MonkeyPatch, nvtx: NvtxModule, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(SWITCH, "1")
+    monkeypatch.setenv(NVTX_VARIABLE, "1")
     runner = Runner(tmp_path / "run", FakeEngine(failing={3: RuntimeError("gone")}))
     with pytest.raises(RuntimeError, match="gone"):
         runner.run()

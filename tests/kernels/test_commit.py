@@ -361,7 +361,7 @@ def _write_late(counts, value, rounds: tl.constexpr):
 
 @pytest.mark.gpu
 def test_a_commit_waits_for_the_kernel_before_it():
-    """It may start before that one has finished, and must not read before it has."""
+    """A commit may start before that kernel has finished, and must not read before it has."""
     windows = make_windows(WindowShape(1, 5, 0, 2, 8, (128, 128), 16, torch.bfloat16), 1, "cuda")
     windows.slots[:] = torch.arange(5)
     plan, sources = CommitPlan(windows.kv_caches), StagedSources(windows.keys, windows.values)

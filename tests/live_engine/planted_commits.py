@@ -5,7 +5,7 @@ graphs alike, whose K/V are known by their addresses alone. A plant takes the wo
 context manager: the fault is gone when it ends.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,6 +15,7 @@ import torch
 from accepted_rows import accepted_rows
 from torch import Tensor
 
+from nwor_bench.plugin.layers import rows_at, slot_index
 from nwor_bench.records.types import NworMode, ScvMode
 
 Plant = Callable[[Any], AbstractContextManager[None]]
@@ -27,6 +28,17 @@ UNRELATED = 16
 
 LONG = {"V1": 24, "V2": 300}
 """Positions from which a context counts as long, by runner: some of the prompts are longer."""
+
+LATE = {"V1": 62, "V2": 415}
+"""Positions that no context has in the windows that the local gate checks, by runner."""
+
+
+def context_lengths(hook: Any) -> Tensor:
+    """[requests or more] int: tokens of each request, the window's included."""
+    lengths: Tensor = (
+        hook.runner.seq_lens if hook.name == "V1" else hook.runner.input_buffers.seq_lens
+    )
+    return lengths
 
 
 def wrapped(owner: Any, name: str, make: Callable[[Any], Any]) -> AbstractContextManager[None]:
@@ -116,6 +128,11 @@ class Commit:
         length = batch.tokens_per_request
         return rows // length, rows % length - batch.certain
 
+    def beyond(self, limits: Mapping[str, int]) -> Tensor:
+        """[rows] bool: of requests with a context longer than its runner's limit."""
+        request = self.places[0].long().clamp(min=0)
+        return context_lengths(self.hook).to(request.device)[request] > limits[self.hook.name]
+
     def cache(self, layer: int) -> Tensor:
         """A layer's cache; fp8 as bytes."""
         cache: Tensor = self.staging.layers[layer].kv_cache
@@ -123,15 +140,13 @@ class Commit:
 
     def read(self, layer: int, slots: Tensor | None = None) -> Tensor:
         """[rows, kv_heads, width] of a layer at these slots (padding reads slot 0)."""
-        cache = self.cache(layer)
-        at = (self.slots_of(layer) if slots is None else slots).clamp(min=0)
-        return cache[at // cache.shape[2], :, at % cache.shape[2]].clone()
+        return rows_at(self.cache(layer), self.slots_of(layer) if slots is None else slots)
 
     def put(self, layer: int, rows: Tensor, where: Tensor, slots: Tensor | None = None) -> None:
         """Write these rows of a layer where the mask says."""
         cache = self.cache(layer)
         at = (self.slots_of(layer) if slots is None else slots)[where]
-        cache[at // cache.shape[2], :, at % cache.shape[2]] = rows[where]
+        cache[slot_index(cache, at)] = rows[where]
 
     def run(self, instead: Tensor | None = None) -> str:
         """The sound commit; `instead`: the rows that the V1 runner is to write and to count."""
@@ -152,7 +167,7 @@ class Commit:
         return rows
 
     def kept(self) -> "Commit":
-        """This window for later: vLLM's buffers have other slots by then."""
+        """The window for later: vLLM's buffers have other slots by then."""
         kept = replace(self, slots=self.slots.clone(), accepted=self.accepted.clone())
         assert kept.written is not None  # worked out now, while the window is open
         return kept
@@ -335,12 +350,19 @@ def stale_scale(window: Commit) -> None:
 @after_commit
 def value_wrong_at_long_context(window: Commit) -> None:
     """V of one head is 1 % too large in the rows of requests that have a long context."""
-    runner, (request, _) = window.hook.runner, window.places
-    lengths = runner.seq_lens.cpu() if window.on_cpu else runner.input_buffers.seq_lens
     rows, width = window.read(1), window.staging.layers[1].head_dim
     rows[:, 1, width:] *= 1.01
-    long = lengths[request.long().clamp(min=0)] > LONG[window.hook.name]
-    window.put(1, rows, window.written & long)
+    window.put(1, rows, window.written & window.beyond(LONG))
+
+
+@commit_replaced
+def rejected_written_late(window: Commit) -> str:
+    """Rejected drafts are written too, in contexts of which the local gate checks no window."""
+    rows = window.rows_of_all()
+    problem = window.run()
+    for layer in window.layers:
+        window.put(layer, rows[layer], window.real & ~window.written & window.beyond(LATE))
+    return problem
 
 
 @after_commit
@@ -357,7 +379,7 @@ def unrelated_rows(window: Commit) -> None:
 
 def _replace_rows(cache: Tensor, slots: Tensor) -> None:
     """Other values of the same size at these slots."""
-    at = slots // cache.shape[2], slice(None), slots % cache.shape[2]
+    at = slot_index(cache, slots)
     rows = cache[at].float()
     signs = torch.rand(rows.shape, generator=torch.Generator().manual_seed(3)).to(rows) - 0.5
     cache[at] = (rows.flip(-1) * signs.sign()).to(cache.dtype)
@@ -400,13 +422,6 @@ def switch_fault(damage: Callable[[Commit], None]) -> Plant:
             yield
 
     return plant
-
-
-@switch_fault
-def rows_lost_at_a_switch(window: Commit) -> None:
-    """The last commit's rows are zero in every layer."""
-    for layer in window.layers:
-        window.put(layer, torch.zeros_like(window.read(layer)), window.written)
 
 
 @switch_fault

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 from engine_tools import run_cell, worker_of
-from planted_commits import wrapped
+from planted_commits import Commit, after_commit, wrapped
 from torch import Tensor
 
 from nwor_bench.analysis.parity.kv import KvVerdict
 from nwor_bench.analysis.parity.local import LocalResult, local_result
 from nwor_bench.engine.engine import VllmEngine
+from nwor_bench.plugin.layers import slot_index
+from nwor_bench.plugin.observe.errors import bits_of
 from nwor_kernels.attention_step import AttentionStep
 
 PlantOf = Callable[[Any, float], AbstractContextManager[None]]
@@ -196,21 +197,12 @@ def sinks_missing(worker: Any, size: float) -> AbstractContextManager[None]:
 
 def _after_commit(worker: Any, change: Callable[[Tensor, Tensor], None]) -> Any:
     """With `change(cache, slots)` after each commit, in one layer; the cache as integers."""
-    buffers = worker.nwor_hook.buffers
 
-    def around(original: Any) -> Any:
-        def commit(slots: Tensor, accepted: Tensor) -> str:
-            problem = str(original(slots, accepted))
-            layer = buffers.layers[1]
-            of_layer = slots[layer.slot_row] if slots.dim() == 2 else slots
-            cache = layer.kv_cache
-            integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[cache.element_size()]
-            change(cache.view(integers), of_layer)
-            return problem
+    @after_commit
+    def plant(window: Commit) -> None:
+        change(bits_of(window.staging.layers[1].kv_cache), window.slots_of(1))
 
-        return commit
-
-    return wrapped(buffers, "commit", around)
+    return plant(worker)
 
 
 def slot_wrong(worker: Any, size: float) -> AbstractContextManager[None]:
@@ -220,8 +212,8 @@ def slot_wrong(worker: Any, size: float) -> AbstractContextManager[None]:
     """
 
     def change(cache: Tensor, slots: Tensor) -> None:
-        slot = slots[slots >= 0][:1]
-        cache[slot // cache.shape[2], 0, slot % cache.shape[2], 3] ^= 1
+        block, _, offset = slot_index(cache, slots[slots >= 0][:1])
+        cache[block, 0, offset, 3] ^= 1
 
     return _after_commit(worker, change)
 

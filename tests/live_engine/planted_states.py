@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from engine_tools import run_cell, worker_of
 from kv_gate_tools import OFF, answer_of
-from planted_commits import wrapped
+from planted_commits import context_lengths, wrapped
 from planted_layers import check_a_batch
 from torch import Tensor
 
@@ -211,10 +211,33 @@ def convolution_short(states: WindowStates) -> AbstractContextManager[None]:
     return wrapped(gdn_attention, "_spec_forward", wrap_cpu)
 
 
+LATE = 50
+"""Tokens that no context has in the windows that the local gate checks."""
+
+
+def scaled_at_long_context(worker: Any) -> AbstractContextManager[None]:
+    """The last layer's state is 2 % too large behind a context of more than `LATE` tokens."""
+    hook, states = worker.nwor_hook, worker.nwor_hook.states
+
+    def wrap(commit: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+        def faulty(counts: Tensor) -> Any:
+            tables = (states._tables or states._collected()) if states._staged else None
+            outcome = commit(counts)
+            if tables is not None:
+                layer, column = states.layers[-1], counts.long().clamp(min=1)[:, None] - 1
+                slots = tables.indices[layer.group].long().gather(1, column).flatten()
+                late = context_lengths(hook)[: len(slots)].to(slots.device) > LATE
+                layer.state[slots[late]] *= 1.02
+            return outcome
+
+        return faulty
+
+    return wrapped(states, "commit", wrap)
+
+
 PLANTS: dict[str, Plant] = {
     "one too few": counts_changed(lambda counts: (counts - 1).clamp(min=1)),
     "one too many": counts_changed(lambda counts: (counts + 1).clamp(max=5)),
-    "a rejected position": counts_changed(lambda counts: torch.full_like(counts, 5)),
     "a rejected draft's state": rejected_state_committed,
     "another request's record": records_changed(roll_requests),
     "one head's update": records_changed(one_heads_update),
@@ -232,8 +255,9 @@ CASES = ("sound stage", "sound control", *PLANTS)
 
 IN_WRAPPER = "one head's beta in front of the trace"
 
-SUBTLE = ("one head's update", "one head's gate", IN_WRAPPER)
-"""By 0.1 to 4 %: less than what mode off's states differ by from themselves."""
+SUBTLE = ("one head's update", "one head's gate", IN_WRAPPER, "convolution a token short")
+"""End to end these need not be seen: they move a state by 0.1 to 4 %, less than mode off's states
+may differ by from themselves; the last is in mode off too."""
 
 IN_FORWARD = (
     IN_WRAPPER,
@@ -243,7 +267,7 @@ IN_FORWARD = (
 )
 """Planted into the forward: a graph that was captured before does not have them."""
 
-END_TO_END = ("sound stage", "sound control", *(name for name in PLANTS if name not in SUBTLE))
+END_TO_END = ("sound stage", "sound control", "a rejected draft's state")
 
 
 def check_case(engine: VllmEngine, prompts: list[list[int]], case: str, layers: int) -> None:

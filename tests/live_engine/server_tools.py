@@ -36,7 +36,7 @@ NGRAM = {
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """This process's, without what an earlier engine left in it, and with the checkout first."""
+    """Variables of the test process: nothing of earlier engines, and the checkout first."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
     path = ":".join(filter(None, (str(CHECKOUT), f"{CHECKOUT}/kernels", kept.get("PYTHONPATH"))))
     return {
@@ -144,7 +144,7 @@ class Servers:
 
 @contextmanager
 def started(*starting: AbstractContextManager[str]) -> Iterator[list[str]]:
-    """These servers, started side by side."""
+    """Servers that are started side by side."""
     with ExitStack() as stack, ThreadPoolExecutor() as side_by_side:
         yield list(side_by_side.map(stack.enter_context, starting))
 

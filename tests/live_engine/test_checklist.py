@@ -8,7 +8,6 @@ two stock runs of one seed differ.
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +27,6 @@ from checklist_rows import (
 )
 from checklist_tools import ask, check_cache, check_counts, check_partial, compare, greedy
 from engine_tools import EAGER, FULL_FOR_ALL, SCV, close, prompts_of, run_cell, tiny_pair, tiny_spec
-from refusals import refused
 
 from nwor_bench.analysis.parity.ties import Place
 from nwor_bench.engine.engine import VllmEngine
@@ -261,7 +259,7 @@ def counted(output: BatchOutput) -> tuple[Any, ...]:
 def test_log_probabilities_are_the_models_own_at_every_output_position(
     engine: VllmEngine, tolerance: float, nwor: str
 ) -> None:
-    """As transformers computes them."""
+    """Reference: transformers."""
     engine.set_modes(Cell("tiny", NworMode(nwor), ScvMode.GRAPH))
     outputs = engine.decode_greedily(MIXED, LENGTHS, ignore_eos=True, top=TOP)
     assert [len(output.token_ids) for output in outputs] == LENGTHS
@@ -343,13 +341,3 @@ def test_vllms_request_metrics_are_each_batchs_own(engine: VllmEngine) -> None:
         for first, rest in zip(times.ttft_ms, decoding, strict=True):
             assert 0 < first < first + rest <= output.latency_ms + 5
         assert max(times.ttft_ms) > 2 * min(times.ttft_ms)
-
-
-@pytest.mark.parametrize("value", [0, 5, 19])
-def test_too_few_log_probabilities_are_refused_before_a_start(tmp_path: Path, value: int) -> None:
-    from nwor_bench.engine.arguments import check_arguments
-
-    pair = tiny_pair(tmp_path, "ngram")
-    spec = tiny_spec(engine_args=f'{{"max_logprobs": {value}}}')
-    with refused("--engine-args: max_logprobs", value=value):
-        check_arguments(pair, spec)

@@ -79,7 +79,7 @@ def scv_of(device: str) -> Sequence[str]:
 def test_a_drafter_in_the_targets_cache_group(
     device: str, build: Callable[[Path], ResolvedPair], tmp_path: Path, start_alone: Start
 ) -> None:
-    """Its layer registers as one more of the target, and must not be staged."""
+    """The drafter's layer registers as one more of the target, and must not be staged."""
     pair, spec = build(tmp_path), spec_of(device)
     engine = start_alone(pair, spec)
     assert engine.status().staging_buffers == 3

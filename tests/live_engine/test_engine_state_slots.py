@@ -68,7 +68,7 @@ class Stock:
 
     told: tuple[GreedyOutput, ...]
     staged: list[tuple[int, ...]]
-    """Its answers in mode stage."""
+    """Answers in mode stage."""
     slots: int | None
     table_columns: set[int]
 
@@ -105,7 +105,7 @@ def engine(
     start_engine: Start,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[VllmEngine]:
-    """Each engine with one slot in turn; a GPU's process holds one at a time."""
+    """One engine with one slot after another; a GPU's process holds one at a time."""
     pair = resolve_pair("tiny-states-mtp", cache_dir=tmp_path_factory.mktemp("pair"))
     stock_spec, single_spec = specs(request.param)
     first = start_engine(pair, stock_spec)

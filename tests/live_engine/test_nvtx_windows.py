@@ -16,7 +16,7 @@ from nvtx_recorder import NvtxModule, NvtxThatMustNotBeCalled, Recorded, Recordi
 
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.protocol import BatchOutput
-from nwor_bench.instruments.nvtx_ranges import DOMAIN, SWITCH
+from nwor_bench.instruments.nvtx_ranges import DOMAIN, NVTX_VARIABLE
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]
 
@@ -30,7 +30,7 @@ def nvtx() -> Any:
     patch = pytest.MonkeyPatch()
     module = NvtxModule()
     patch.setitem(sys.modules, "nvtx", module)
-    patch.setenv(SWITCH, "1")
+    patch.setenv(NVTX_VARIABLE, "1")
     yield module
     patch.undo()
 

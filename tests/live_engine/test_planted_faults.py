@@ -62,7 +62,7 @@ IN_MAKE_TEST = {
     "K and V swapped in one layer",
     "attention misses the window's last row",
     "the drafter's rows are not written",
-    "every draft written at once and counted as staged",
+    "rejected drafts written too at long context",
     "one row of layer 0 set to 1 at each switch from stage to off",
 }
 """One for each check: tokens and counters, K and V, K/V alone, acceptance, writes; and one that
@@ -163,7 +163,7 @@ def case(setting: Setting) -> Any:
 def subject(
     request: pytest.FixtureRequest, start_engine: Start, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Subject]:
-    """Each engine in turn; a GPU's process holds one at a time."""
+    """One engine after another; a GPU's process holds one at a time."""
     made = subject_of(request.param, tmp_path_factory.mktemp("planted"), start_engine)
     yield made
     close(made.engine)

@@ -181,7 +181,7 @@ def test_a_capture_keeps_the_addresses_of_its_last_run(layers: Any) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_layer_that_shares_k_and_v_reads_what_the_other_staged(layers: Any, way: str) -> None:
-    """It has no write, may be called without K and V, and reads the other layer's cache."""
+    """Such a layer has no write, may be called without K and V, and reads the other's cache."""
     from wrapped_layers import StockImpl, attend, attention_group, step_metadata
 
     from nwor_bench.plugin.patching import PatchSet

@@ -30,7 +30,7 @@ def holder(**values: torch.Tensor | int) -> nn.Module:
 
 
 def test_the_engine_names_the_loader_of_the_plugin() -> None:
-    assert engine_config.DUMMY_LOADERS == {"dummy": dummy_weights.LOAD_FORMAT}
+    assert engine_config.DUMMY_LOADERS == {"dummy": dummy_weights.NWOR_LOAD_FORMAT}
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def test_every_other_step_is_stocks(pieces: Any, why: str) -> None:
 
 
 def test_with_one_state_slot_stocks_forward_runs_beside_a_prefill(pieces: Any) -> None:
-    """It calls the kernel that is replaced there (`test_state_slots.py`)."""
+    """Stock's forward calls the kernel that is replaced there (`test_state_slots.py`)."""
     pieces.states.one_slot = True
     metadata = pieces.context.attn_metadata["net.0"]
     metadata.num_spec_decode_tokens = TOKENS

@@ -62,7 +62,7 @@ class Event:
         return True
 
     def synchronize(self) -> None:
-        """It has passed."""
+        """Nothing to wait for: the event has passed."""
 
     def elapsed_time(self, end: "Event") -> float:
         return end.at - self.at

@@ -312,7 +312,7 @@ def test_every_windows_last_phase_ends_behind_the_update(machine: Machine) -> No
 
 
 def wrap_commit(machine: Machine) -> None:
-    """As an instrument does that is to see every commit."""
+    """Wrap what an instrument wraps that is to see every commit."""
     window = machine.hook.window
     window.commit = window.commit
 
@@ -573,7 +573,7 @@ def test_layers_of_several_shapes_are_committed_before_the_launch_that_updates(
 
 
 def test_vllms_module_keeps_no_hook_of_a_closed_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It outlives the engine: what it kept would hold the cache and the graphs."""
+    """A module outlives the engine: what it kept would hold the cache and the graphs."""
     machine = Machine(monkeypatch)
     postprocess, hook = machine.runner.postprocess_sampled, ref(machine.hook)
     machine.run()

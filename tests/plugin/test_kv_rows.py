@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nwor_bench.errors import BenchError
 from nwor_bench.plugin.observe.errors import RowErrors, RowPlaces
 from nwor_bench.plugin.observe.kv_rows import KvRows
 
@@ -213,7 +214,7 @@ def test_every_row_of_a_finished_request_is_what_was_written(
     kept = rows._groups[0]._kept["now"]
     tokens = [token for request in done for token in request.tokens]
     assert kept.known.tolist() == [True] * len(tokens)  # none was lost without a copy
-    for number, layer in enumerate(kept.layers):
+    for number, layer in enumerate(kept.tensors):
         expected = [rows_of(token)[number] for token in tokens]
         assert torch.equal(layer, torch.stack(expected) if expected else layer[:0])
 
@@ -255,6 +256,9 @@ def test_nothing_is_wrapped_and_nothing_is_kept_once_it_is_off() -> None:
     assert "execute_model" in vars(runner)
     rows.watch(True)  # before the next batch
     rows.keep("now", [], [])
+    for name, other in (("now", "off"), ("off", "now")):
+        with pytest.raises(BenchError, match="compared with rows that are not kept"):
+            rows.compare(name, [(0, other, 0, 0)])
     rows.watch(False)
     assert "execute_model" not in vars(runner)
     assert rows._groups[0]._kept == rows._groups[0]._rescued == {}
@@ -284,7 +288,7 @@ def test_each_layer_is_read_from_the_blocks_of_its_own_group() -> None:
         kept = rows._groups[group]._kept["now"]
         assert kept.known.all()
         expected = torch.stack([rows_of(position)[number] for position in range(8)])
-        assert torch.equal(kept.layers[0], expected)
+        assert torch.equal(kept.tensors[0], expected)
     found = rows.compare("now", [(0, "now", 0, 4)])
     assert (found["checked"], found["unknown"]) == (8, 0)
     assert [entry["layer"] for entry in found["errors"]] == [0] * 4 + [1] * 4
@@ -311,20 +315,20 @@ def test_one_changed_value_is_named_exactly(what: str, layer: int, head: int) ->
     for name, block in (("a-x", 1), ("b-x", 3)):
         writes = [(block + p // SIZE, p % SIZE, p) for p in range(7)]
         runner.execute_model(output_of(new_of(name, [block, block + 1]), writes=writes))
-    rows.keep("off", ["a", "b"], [(0, 7), (2, 7)])
+    rows.keep("off", ["a", "b"], [(1, 7), (2, 7)])
     slot = 3 * SIZE + 5
     column = 1 if what == "K" else K_WIDTH
     runner.cache(layer)[slot // 2, head, slot % 2, column] += 0.5
     rows.keep("cell", ["a", "b"], [(0, 7), (0, 7)])
     found = rows.compare("cell", [(0, "off", 0, 4), (1, "off", 1, 4)])
-    assert found["checked"] == 7 + 5
+    assert found["checked"] == 6 + 5
     (wrong,) = [entry for entry in found["errors"] if entry["differing"]]
     place = {"request": 1, "position": 5, "head": head}
     assert (wrong["layer"], wrong["what"], wrong["part"]) == (layer, what, "output")
     assert wrong["first"] == wrong["place"] == place
     assert wrong["differing"] == 1
     columns = slice(0, K_WIDTH) if what == "K" else slice(K_WIDTH, None)
-    tokens = [*range(7), *range(2, 7)]
+    tokens = [*range(1, 7), *range(2, 7)]
     all_rows = torch.stack([rows_of(token)[layer][:, columns] for token in tokens])
     norm = all_rows.norm(dim=-1).square().mean().sqrt()
     assert wrong["largest"] == pytest.approx(0.5 / float(norm), rel=1e-3)

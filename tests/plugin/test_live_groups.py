@@ -25,7 +25,7 @@ from nwor_bench.plugin.live_groups import (
     UNSETTLED,
     DraftTokens,
     Groups,
-    Interleaved,
+    LiveKind,
     drafts_kind,
 )
 from nwor_bench.records.fallback_reasons import Guard, LeftOut
@@ -40,12 +40,12 @@ COUNTS = drafts_kind(DRAFTS)
 KINDS = pytest.mark.parametrize("kind", [MODES, COUNTS], ids=["modes", "drafts"])
 
 
-def places(kind: Interleaved, number: int, cell: int = 1) -> list[WindowPlace]:
+def places(kind: LiveKind, number: int, cell: int = 1) -> list[WindowPlace]:
     return places_of_group((0, cell), number, 2 if kind is MODES else 3)
 
 
 def group(
-    kind: Interleaved, number: int = 0, cell: int = 1, ms: float = 9.7, size: int = 2
+    kind: LiveKind, number: int = 0, cell: int = 1, ms: float = 9.7, size: int = 2
 ) -> list[Any]:
     """A whole group in which the reference takes 10 ms, and a window beside a switch longer."""
     members = []
@@ -57,7 +57,7 @@ def group(
     return members
 
 
-def groups_of(kind: Interleaved, *windows: Placed) -> Groups:
+def groups_of(kind: LiveKind, *windows: Placed) -> Groups:
     found = Groups(kind)
     for window, place in windows:
         found.add(window, place)
@@ -65,7 +65,7 @@ def groups_of(kind: Interleaved, *windows: Placed) -> Groups:
 
 
 @KINDS
-def test_a_group_compares_the_windows_that_are_not_beside_a_switch(kind: Interleaved) -> None:
+def test_a_group_compares_the_windows_that_are_not_beside_a_switch(kind: LiveKind) -> None:
     again = kind.cells - 1
     windows = [*group(kind), *group(kind, 1, size=7, ms=9.0), *group(kind, 2, again, ms=10.1)]
     found = groups_of(kind, *windows)
@@ -90,9 +90,7 @@ def test_a_group_compares_the_windows_that_are_not_beside_a_switch(kind: Interle
         (COUNTS, 10, verified(0, 3, wall_ms=10.0), LeftOut.BATCH_SIZE),
     ],
 )
-def test_a_window_spoils_its_group(
-    kind: Interleaved, at: int, window: Any, reason: LeftOut
-) -> None:
+def test_a_window_spoils_its_group(kind: LiveKind, at: int, window: Any, reason: LeftOut) -> None:
     spoiled = group(kind)
     spoiled[at] = (window, spoiled[at][1])
     found = groups_of(kind, *spoiled, *group(kind, 1))
@@ -101,7 +99,7 @@ def test_a_window_spoils_its_group(
 
 
 @KINDS
-def test_a_group_cut_short_is_left_out_and_spoils_no_other(kind: Interleaved) -> None:
+def test_a_group_cut_short_is_left_out_and_spoils_no_other(kind: LiveKind) -> None:
     for given in range(1, len(places(kind, 0))):
         found = groups_of(
             kind, *group(kind)[:given], (verified(4, 2, wall_ms=77.0), None), *group(kind, 1)
@@ -117,7 +115,7 @@ def test_the_devices_clock_decides_if_there_is_one() -> None:
 
 
 @KINDS
-def test_memory_is_bounded_and_the_latest_groups_stay(kind: Interleaved) -> None:
+def test_memory_is_bounded_and_the_latest_groups_stay(kind: LiveKind) -> None:
     found = Groups(replace(kind, kept=16))
     for number in range(300):
         whole = group(kind, number, ms=9.0 if number >= 84 else 5.0)
@@ -239,7 +237,7 @@ def test_a_span_weighs_by_its_windows() -> None:
 class Shown:
     """A publisher, and what a scrape of its folder shows."""
 
-    def __init__(self, folder: Path, kind: Interleaved) -> None:
+    def __init__(self, folder: Path, kind: LiveKind) -> None:
         self.folder, self.groups = folder, Groups(kind)
         self.tokens = DraftTokens() if kind is COUNTS else None
         self.stopped: Guard | None = None
@@ -341,7 +339,7 @@ def test_the_guard_that_stopped_staging_is_shown(modes: Shown) -> None:
 def test_a_thread_publishes_and_a_failed_update_is_counted_and_tried_again(
     modes: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(modes.groups, "kind", Interleaved(every_s=0.001))
+    monkeypatch.setattr(modes.groups, "kind", LiveKind(every_s=0.001))
     modes.publisher.start()
     began = modes.scrape()["nwor_live_updated_seconds", ""]
     broken = threading.Event()

@@ -131,10 +131,10 @@ def test_states_are_copied_once_from_where_vllm_reads_them(runner: Runner, rows:
     second = taken_and_changed(runner)
     runner.step([13, 13], [1, 1])
     assert rows.keep("cell", ["0", "1", "elsewhere"])["tokens"] == [(0, 12), (1, 10)]
-    kept = rows._kept["cell"].layers
+    kept = rows._kept["cell"].tensors
     for number in range(2):
         own = 6 * number
-        state, inputs = kept[number]
+        state, inputs = kept[2 * number : 2 * number + 2]
         assert torch.equal(state[0], second[number][0][3 + own].flatten(1))
         assert torch.equal(state[1], first[number][0][5 + own].flatten(1))
         assert torch.equal(inputs[0, 0].view(CHANNELS, 3).T, second[number][1][1 + own, 2:5])

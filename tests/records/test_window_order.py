@@ -15,7 +15,7 @@ from nwor_bench.records.window_order import (
     DRAFT_RUN_LENGTHS,
     PLACE,
     RUN_LENGTHS,
-    RUNS,
+    RUNS_OF_GROUP,
     SERVER_DRAFT_RUN_LENGTHS,
     WindowOrder,
     WindowPlace,
@@ -73,7 +73,7 @@ def test_a_hundred_groups_show_whether_a_switch_leaves_something_behind():
     """And take fewer than ten windows each. Who begins is drawn."""
     (lengths,) = lengths_by_pair([(0, 1)], "seed", 100).values()
     assert min(Counter(lengths).values()) >= MIN_APART
-    assert RUNS * sum(lengths) < 1000
+    assert RUNS_OF_GROUP * sum(lengths) < 1000
     assert len(lengths) == 100
     begins = Counter(own[0].cell for own in groups_of([(0, 1)], "a", 4000).values())
     assert min(begins.values()) > 0.4 * sum(begins.values())
@@ -98,7 +98,7 @@ def test_runs_of_draft_counts_have_windows_between_their_ends():
 
 def test_runs_of_a_batch_that_is_not_timed_are_of_one_window():
     order = WindowOrder(CELLS, compared_pairs(CELLS), "seed", untimed=True)
-    windows = list(islice(order.places(), RUNS * len(order.pairs)))
+    windows = list(islice(order.places(), RUNS_OF_GROUP * len(order.pairs)))
     assert {place.cell for place in windows} == set(range(len(CELLS)))
     assert {place.run_length for place in windows} == {1}
 
@@ -134,6 +134,8 @@ def test_a_staged_draft_count_is_compared_with_the_same_count_in_mode_off():
     cells = (zero, two, staged[0], four, staged[1], again)
     assert compared_pairs(cells) == ((0, 1), (1, 2), (0, 3), (3, 4), (0, 5))
     assert compared_pairs((zero, staged[1])) == ((0, 1),)  # in the gate, if k = 4 ran already
+    assert WindowOrder(cells, (), "seed").drafts == (0, 2, 2, 4, 4, 0)
+    assert WindowOrder(CELLS, (), "seed").drafts is None
 
 
 @pytest.mark.parametrize(

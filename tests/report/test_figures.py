@@ -146,7 +146,7 @@ def dots(axes: Any) -> list[float]:
 
 
 def test_each_panel_has_the_cell_s_dots_and_its_interval() -> None:
-    """Its ratio is the geometric mean of the blocks' ratios."""
+    """The cell's ratio is the geometric mean of the blocks' ratios."""
     run = gpu_run({"graph": 0.95})
     found = {cell.label: cell for cell in analysed(run).cells if cell.ratio_to_off is not None}
     drawn = titled(panels(run, RATIO))

@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 STUDIES = Path(__file__).resolve().parents[2] / "sweeps" / "studies"
+sys.path.insert(0, str(STUDIES))  # for tables.py
 
 
 @pytest.fixture

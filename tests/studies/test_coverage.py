@@ -37,9 +37,15 @@ def test_every_row_is_in_the_table_and_runs(study: Study) -> None:
     [
         ("sweep: ratio of whole batches", "a sweep that drifts, heavy tails; 10 blocks"),
         ("live: draft counts, all k", "50 groups and spans"),
-        ("worth --engines: tokens/s over k = 0, all k", "engines 2 % apart; 8 blocks"),
+        *(
+            ("worth --engines: tokens/s over k = 0, all k", condition)
+            for condition in (
+                "k = 4 five times as noisy; 5 blocks", "blocks correlate by 0.7; 8 blocks",
+                "engines 1 % apart; 8 blocks", "engines 5 % apart; 8 blocks",
+            )
+        ),
     ],
-)
+)  # fmt: skip
 def test_other_runs_are_covered_as_often(study: Study, interval: str, condition: str) -> None:
     """With other seeds; three standard errors of the difference apart at most."""
     measure = study("interval-coverage", "measure")

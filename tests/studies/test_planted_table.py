@@ -1,77 +1,88 @@
 """docs/planted-faults.md says what the recorded tests found, and nothing else."""
 
-from collections.abc import Callable
+import csv
+import shutil
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+import tables
 
+CHECKOUT = Path(__file__).resolve().parents[2]
+RECORDED = CHECKOUT / "sweeps" / "studies" / "planted-faults"
 SOUND = "none (sound run)"
-PLANTS = Path(__file__).resolve().parents[1] / "live_engine"
 
 
-@pytest.fixture
-def table(study: Callable[[str, str], ModuleType]) -> ModuleType:
-    """The script that makes the page."""
-    return study("planted-faults", "planted_table")
+def rows_of(name: str) -> list[dict[str, str]]:
+    with (RECORDED / name).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize(
-    ("fault", "found", "says"),
-    [
-        ("a", {}, ""),
-        ("a", {"a": ["tokens", "K/V"]}, "tokens, K/V"),
-        ("a", {"a": ["writes"], "b": ["layers", "K/V"]}, "**Only** writes"),
-        ("a", {"a": ["writes"], "b": ["K/V"]}, "writes"),  # before the local gate
-        ("a", {"a": []}, "NOT CAUGHT"),
-        (SOUND, {SOUND: []}, "passes"),
-        (SOUND, {SOUND: ["K/V"]}, "FALSE ALARM: K/V"),
-        (SOUND, {}, ""),
-    ],
-)
-def test_a_cell_says_which_checks_saw_a_fault(
-    table: ModuleType, fault: str, found: dict[str, list[str]], says: str
-) -> None:
-    assert table.cell(fault, found) == says
+OUTCOMES = """engine,fault,checks,device,vllm,torch
+cpu,none (sound run),K/V; layers,CPU,1,2
+cpu,K and V swapped in one layer,tokens; layers,CPU,1,2
+cpu,a layer skipped in the commit,tokens,CPU,1,2
+cpu,a layer skipped in the commit,layers,CPU,1,2
+cpu,counters doubled,,CPU,1,2
+gpu-real-full,none (sound run),,GPU,1,2
+gpu-real-full,K and V swapped in one layer,layers,GPU,1,2
+gpu-real-full,"one head of one layer wrong, staged",layers,GPU,1,2
+"""
 
 
-def test_every_recorded_fault_is_in_the_table_and_none_passed(table: ModuleType) -> None:
-    names = {SOUND, *(fault["name"] for fault in table.read_faults(table.RESULTS))}
-    outcomes = table.read_outcomes(table.RESULTS)
-    assert "cpu" in outcomes
-    for column, found in outcomes.items():
-        assert set(found) <= names, column
-        assert [f for f, seen in found.items() if bool(seen) is (f == SOUND)] == []
-
-
-def test_a_check_is_needed_by_the_faults_that_only_it_sees(table: ModuleType) -> None:
-    outcomes = {
-        "one": {SOUND: [], "a": ["tokens", "layers"], "b": ["writes"]},
-        "two": {"a": ["layers"], "b": ["writes", "layers"]},
-        "old": {"a": ["K/V"]},
+def test_the_page_says_which_checks_saw_a_fault_and_which_alone(tmp_path: Path) -> None:
+    """The newest result of an engine and fault counts; a fault has its row without any result."""
+    folder = tmp_path / RECORDED.relative_to(CHECKOUT)
+    shutil.copytree(RECORDED, folder)
+    (folder / "outcomes.csv").write_text(OUTCOMES)
+    (tmp_path / "docs").mkdir()
+    for page in (CHECKOUT / "docs").glob("planted-faults.*"):
+        shutil.copy(page, tmp_path / "docs")
+    _, found = tables.evaluated(tmp_path / "docs" / "planted-faults.md")
+    names, rows = found["faults"]
+    assert names == ["Fault", "CPU, tiny pair", "GPU, real weights"]
+    cells = {fault: (cpu or "", gpu or "") for fault, cpu, gpu in rows}
+    assert list(cells) == [SOUND, *(row["name"] for row in rows_of("faults.csv"))]
+    assert {fault: both for fault, both in cells.items() if any(both)} == {
+        SOUND: ("FALSE ALARM: K/V, layers", "passes"),
+        "K and V swapped in one layer": ("tokens, layers", "**Only** layers"),
+        "a layer skipped in the commit": ("**Only** layers", ""),
+        "counters doubled": ("NOT CAUGHT", ""),
+        "one head of one layer wrong, staged": ("", "**Only** layers"),
     }
-    found = table.seen_by(outcomes).set_index("Check")
-    assert found.loc["layers"].tolist() == [2, 1, "a"]
-    assert found.loc["writes"].tolist() == [1, 1, "b"]
-    assert found.loc["tokens"].tolist() == [1, 0, ""]
+    only = "K and V swapped in one layer; a layer skipped in the commit; "
+    only += "one head of one layer wrong, staged"
+    assert found["checks"][1] == [
+        ("layers", 4, 3, only),
+        ("K/V", 1, 0, None),
+        ("tokens", 1, 0, None),
+    ]
 
 
-def test_the_page_holds_the_recorded_outcomes(table: ModuleType) -> None:
-    outcomes = table.read_outcomes(table.RESULTS)
-    assert table.PAGE.read_text() == table.render(outcomes)
+def test_every_check_sees_a_fault_that_no_other_check_sees() -> None:
+    """Otherwise nothing shows that it is needed."""
+    _, found = tables.evaluated(CHECKOUT / "docs" / "planted-faults.md")
+    assert [check for check, _, only_it, _ in found["checks"][1] if only_it == 0] == []
+
+
+def test_every_recorded_fault_is_in_the_table_and_none_passed() -> None:
+    names = {SOUND, *(row["name"] for row in rows_of("faults.csv"))}
+    outcomes = rows_of("outcomes.csv")
+    assert {row["fault"] for row in outcomes} <= names
+    engines = {row["engine"] for row in outcomes}
+    statements = (CHECKOUT / "docs" / "planted-faults.sql").read_text()
+    assert [engine for engine in engines if f"'{engine}'" not in statements] == []
+    assert [row for row in outcomes if bool(row["checks"]) is (row["fault"] == SOUND)] == []
 
 
 @pytest.mark.slow  # vLLM is imported
-def test_the_list_of_faults_is_the_tests_own(
-    table: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_list_of_faults_is_the_tests_own(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("vllm")
-    monkeypatch.syspath_prepend(str(PLANTS))
+    monkeypatch.syspath_prepend(str(CHECKOUT / "tests" / "live_engine"))
     from planted_faults import FAULTS, RANK_FAULTS, STATE_FAULTS
-    from planted_gate import SOUND as RECORDED
+    from planted_gate import SOUND as RECORDED_SOUND
 
-    rows = table.read_faults(table.RESULTS)
+    rows = rows_of("faults.csv")
     planted = [fault.name for fault in (*FAULTS, *RANK_FAULTS, *STATE_FAULTS)]
     assert [row["name"] for row in rows] == planted
     assert all(row["stands_for"] and row["why"] for row in rows)
-    assert RECORDED == SOUND == table.SOUND
+    assert RECORDED_SOUND == SOUND

@@ -12,7 +12,6 @@ import pytest
 from support_rows import ROWS
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-PAGE = CHECKOUT / "docs" / "support.md"
 CPU = {"device": "CPU", "vllm": "0.32.0", "torch": "2.13", "rows": ROWS}
 
 
@@ -55,22 +54,12 @@ def test_every_row_is_in_the_table_and_a_missing_column_is_empty(table: ModuleTy
     assert "LoRA: only alone" in text
 
 
-def test_the_document_keeps_what_is_around_the_table(table: ModuleType) -> None:
-    begin, end = table.BEGIN, table.END
-    once = table.put(f"a\n{begin}\nold\n{end}\nb", "new")
-    assert once == f"a\n{begin}\n\nnew\n\n{end}\nb"
-    assert table.put(once, "new") == once
-    for broken in ("", begin, end + begin, f"{begin}{begin}{end}", f"{begin}{end}{end}"):
-        with pytest.raises(ValueError, match="once each"):
-            table.put(broken, "new")
-
-
 def test_the_page_holds_the_table_of_the_recorded_outcomes(table: ModuleType) -> None:
-    text = PAGE.read_text()
+    text = table.PAGE.read_text()
     outcomes = table.read_outcomes(table.RESULTS)
     assert outcomes
     assert all(tuple(facts["rows"]) == ROWS for facts in outcomes.values())
-    assert table.put(text, table.render(outcomes)) == text
+    assert table.with_tables(text, {"support": table.render(outcomes)}) == text
 
 
 PROBE = """

@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import tables
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 STUDIES = CHECKOUT / "sweeps" / "studies"
-sys.path.insert(0, str(STUDIES))
-import tables  # noqa: E402
 
 PAGES = list(tables.pages())
-SCRIPTS = sorted([STUDIES / "run_rows.py", *STUDIES.glob("*/measure*.py")])
+SCRIPTS = sorted(path for path in STUDIES.rglob("*.py") if "ArgumentParser" in path.read_text())
 
 
 def words_of(name: str) -> str:
@@ -210,9 +209,15 @@ def test_tables_values_and_pivots_are_filled(page: Path) -> None:
 
 def test_a_value_without_a_definition_is_refused(page: Path) -> None:
     for text in ("about <!--many-->3<!--/-->", "<!-- table many -->\n<!-- end -->"):
-        page.write_text(text)
+        page.write_text(PAGE + text)
         with pytest.raises(KeyError, match="many"):
             tables.filled(page)
+
+
+def test_a_table_without_a_place_is_refused(page: Path) -> None:
+    page.write_text(PAGE.replace("table by_cell", "by_cell"))
+    with pytest.raises(KeyError, match="no <!-- table by_cell -->"):
+        tables.filled(page)
 
 
 def test_aggregates_of_statements(page: Path) -> None:

@@ -25,7 +25,14 @@ from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep import resume_sweep, run_loaded
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.run_spec import CacheDtype
-from nwor_bench.workload.sweep_file import Axes, SweepFile, group_by_engine, load_sweep, make_points
+from nwor_bench.workload.sweep_file import (
+    Axes,
+    Settings,
+    SweepFile,
+    group_by_engine,
+    load_sweep,
+    make_points,
+)
 from nwor_bench.workload.toml_file import resource_dir
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -395,6 +402,26 @@ def test_a_folder_that_holds_a_sweep_is_refused(small: Path) -> None:
         "--output: 'out' is invalid; it already holds a sweep; name a new folder, or go on with "
         "--resume"
     )
+
+
+def test_a_run_that_was_begun_with_another_configuration_does_not_go_on(small: Path) -> None:
+    leave_a_sweep(cut=True)
+    header = Path("out") / index()["runs"][2]["folder"] / "run.json"
+    content = json.loads(header.read_text())
+    content["spec"]["max_warmup"] = 9
+    header.write_text(json.dumps(content))
+    with refused("--resume: spec.max_warmup", value=1, naming="begun with 9"):
+        resume_sweep(Path("out"), engine_factory=Engines(), check_engine=accept_arguments)
+
+
+def test_an_engine_of_draft_counts_has_room_for_a_batch_of_each() -> None:
+    """vLLM captures graphs for those counts only that a batch size names."""
+    axes = Axes(
+        requests=(1,), draft_tokens=(4,), nwor_modes=(NworMode.OFF,), scv_modes=(ScvMode.OFF,)
+    )
+    points = make_points(SweepFile(axes=axes, settings=Settings(draft_counts=(0, 2, 4))))
+    (group,) = group_by_engine(points)
+    assert (points[0].spec.scenario.requests, group.spec.scenario.requests) == (1, 3)
 
 
 def test_modes_are_the_cells_of_every_run() -> None:

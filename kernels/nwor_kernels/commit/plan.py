@@ -219,7 +219,7 @@ class CommitPlan:
         slots, of_rows = rows.slots, (rows.row_request, rows.row_index, rows.rows)
         small = (num_sampled, *of_rows, errors, layer_metadata, written)
         tensors = (slots, *small)
-        layouts = [None if each is None else (each.dtype, each.stride()) for each in tensors]
+        layouts = [None if t is None else (t.dtype, t.stride()) for t in tensors]
         key = (slots.shape, rows.tokens_per_request, rows.certain, sources.layout, *layouts)
         launch = self._launches.get(key)
         if launch is None:
@@ -324,7 +324,7 @@ class CommitPlan:
         num_rows = slots.shape[-1]
         many = num_rows * self.num_layers >= MANY_ROWS
         tile = tiling(num_rows, heads * max(key_dim, value_dim), 2 if many else 1)
-        strides = [0 if each is None else each.stride(0) for each in small[:6]]
+        strides = [0 if tensor is None else tensor.stride(0) for tensor in small[:6]]
         strides = [slots.stride(-1), *strides]
         metadata_stride = 0 if layer_metadata is None else layer_metadata.stride(1)
         written_stride = 0 if written is None else written.stride(0)

@@ -238,6 +238,8 @@ def commit_and_update_with(update: Any) -> Any:
 def _calling(plain: Any, update: Any) -> FunctionType:
     """A function whose `_update` is this one: Triton finds what a kernel calls among the globals
     of its own."""
-    own = FunctionType(plain.__code__, {**plain.__globals__, "_update": update}, plain.__name__)
-    own.__annotations__, own.__module__ = plain.__annotations__, plain.__module__
-    return own
+    function = FunctionType(
+        plain.__code__, {**plain.__globals__, "_update": update}, plain.__name__
+    )
+    function.__annotations__, function.__module__ = plain.__annotations__, plain.__module__
+    return function

@@ -93,13 +93,13 @@ def verify_kernel(
     v_at = mixed_at + 2 * H * K + value_head * V
     v = tl.load(v_at[None, :] + v_row[:, None], mask=is_u[None, :], other=0.0).to(tl.float32)
 
-    each = tl.arange(0, TOKENS)
-    g_at = a + (first + each) * STRIDES[1] + value_head
-    x = tl.load(g_at, mask=each < length, other=0.0).to(tl.float32)
+    g_token = tl.arange(0, TOKENS)
+    g_at = a + (first + g_token) * STRIDES[1] + value_head
+    x = tl.load(g_at, mask=g_token < length, other=0.0).to(tl.float32)
     x += tl.load(dt_bias + value_head).to(tl.float32)
     softplus = tl.where(x <= 20.0, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))), x)
     g = -tl.exp(tl.load(A_log + value_head).to(tl.float32)) * softplus
-    g = tl.where(each < length, g, 0.0)
+    g = tl.where(g_token < length, g, 0.0)
     beta_at = b + (first + token) * STRIDES[2] + value_head
     beta = tl.sigmoid(tl.load(beta_at, mask=known, other=0.0).to(tl.float32))
 
@@ -129,9 +129,9 @@ def verify_kernel(
 
     over_length = tl.rsqrt(squares + _NORM_EPS)
     factor = over_length * tl.where(is_q, SCALE, -beta)
-    decay = tl.sum(tl.where(each[None, :] <= token[:, None], g[None, :], 0.0), 1)
+    decay = tl.sum(tl.where(g_token[None, :] <= token[:, None], g[None, :], 0.0), 1)
     w = w * (tl.exp(decay) * factor)[None, :] + v * beta[None, :]
-    row_decay = tl.sum(tl.where(each[None, :] <= row[:, None], g[None, :], 0.0), 1)
+    row_decay = tl.sum(tl.where(g_token[None, :] <= row[:, None], g[None, :], 0.0), 1)
     later = token[None, :] + is_q.to(tl.int32)[None, :] > row[:, None]
     since = tl.where(later, decay[None, :] - row_decay[:, None], 0.0)
     products = tl.where(later, products * tl.exp(since) * factor[None, :], 0.0)
@@ -144,8 +144,8 @@ def verify_kernel(
     u_at = recorded_u + (line * HV + value_head) * V
     tl.store(u_at[None, :] + v_row[:, None], u_over_length, mask=is_u[None, :])
     if tl.program_id(0) == 0:
-        g_line = request.to(tl.int64) * T + each
-        tl.store(recorded_g + g_line * HV + value_head, g, mask=each < length)
+        g_line = request.to(tl.int64) * T + g_token
+        tl.store(recorded_g + g_line * HV + value_head, g, mask=g_token < length)
 
     if WRITES_STATES:
         k_lane = tl.arange(0, K)
@@ -154,7 +154,7 @@ def verify_kernel(
         for i in range(length):
             u = tl.sum(tl.where(column[None, :] == i, u_over_length, 0.0), 1)
             k = tl.load(mixed + (first + i) * STRIDES[0] + (H + head) * K + k_lane)
-            s *= tl.exp(tl.sum(tl.where(each == i, g, 0.0), 0))
+            s *= tl.exp(tl.sum(tl.where(g_token == i, g, 0.0), 0))
             s += u[:, None] * k.to(tl.float32)[None, :]
             to = tl.load(table + i).to(tl.int64)
             if to > 0:

@@ -86,16 +86,16 @@ def _prepare_equal(
 ) -> Launch:
     """Programs for every entry of the mask, and for every request's count."""
     entries = max(num_sampled.shape[0] * drafts, capacity, 1)
-    each = min(triton.next_power_of_2(entries), ENTRIES_PER_PROGRAM)
+    per_program = min(triton.next_power_of_2(entries), ENTRIES_PER_PROGRAM)
     starts = starts_early(num_sampled.device)
     constants = {
         "STRIDES": (num_sampled.stride(0), accepted.stride(0), num_accepted.stride(0)),
         "DRAFTS": drafts,
-        "ENTRIES": each,
+        "ENTRIES": per_program,
         "STARTS_EARLY": starts,
     }
-    grid = (triton.cdiv(entries, each), 1, 1)
-    warps = max(each // 128, 1)
+    grid = (triton.cdiv(entries, per_program), 1, 1)
+    warps = max(per_program // 128, 1)
     return Launch(_equal_windows_kernel, grid, constants, num_warps=warps, launch_pdl=starts)
 
 
@@ -169,18 +169,18 @@ def _uneven_windows_kernel(
     place = request.to(tl.int64)
     every = tl.arange(0, EVERY)
     counts = tl.load(drafts + every * STRIDES[1], mask=every < num_requests, other=0)
-    own = tl.sum(tl.where(every == request, counts, 0), axis=0)
+    num_drafts = tl.sum(tl.where(every == request, counts, 0), axis=0)
     first = tl.sum(tl.where(every < request, counts, 0), axis=0)
     total = tl.sum(counts, axis=0)
     valid = tl.load(sampled + place * STRIDES[0], mask=exists, other=0)
-    kept = tl.minimum(tl.maximum(valid - 1, 0), own)
+    kept = tl.minimum(tl.maximum(valid - 1, 0), num_drafts)
     tl.store(num_accepted + place * STRIDES[3], kept, mask=exists)
 
     lane = tl.arange(0, 32)
-    for start in range(0, own, 32):
+    for start in range(0, num_drafts, 32):
         draft = start + lane
         entry = first + draft
-        inside = (draft < own) & (entry < capacity)
+        inside = (draft < num_drafts) & (entry < capacity)
         tl.store(accepted + entry * STRIDES[2], draft < kept, mask=inside)
 
     # Past the window's drafts: the programs share the tail.

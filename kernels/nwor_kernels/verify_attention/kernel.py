@@ -208,8 +208,8 @@ def verify_attention_triton(
 def counts_of(scales: Scales) -> dict[str, int]:
     """How many scales `scale_of` chooses from, by a kernel's names; 0 without any."""
     names = ("Q_SCALES", "K_SCALES", "V_SCALES")
-    each = zip(names, scales, strict=True)
-    return {name: 0 if given is None else given.numel() for name, given in each}
+    by_name = zip(names, scales, strict=True)
+    return {name: 0 if given is None else given.numel() for name, given in by_name}
 
 
 def fp8_way(quantised: bool) -> int:

@@ -224,13 +224,13 @@ def discard_parts(
     """
     lines: tl.constexpr = ROWS * DIM // _FLOATS
     sum_lines: tl.constexpr = 2 * ROWS // _FLOATS
-    each = tl.arange(0, MERGED * lines)
-    line = each % lines
+    lane = tl.arange(0, MERGED * lines)
+    line = lane % lines
     was_left = line // (DIM // _FLOATS) < rows_left
     if parts > 1:
         tl.debug_barrier()  # every thread's loads come before any thread's discards
         for group in range(0, parts, MERGED):
-            other = group + each // lines
+            other = group + lane // lines
             slot = slot_of(first_program, other)
             exists = other < parts
             tile = accumulators + slot.to(tl.int64) * (ROWS * DIM)

@@ -22,8 +22,8 @@ def merge_window_reference(
         if staged == 0 or rows == 0:
             continue
         keys, values = (
-            _as_read_back(each[start:end], factor, cache_dtype, dtype).repeat_interleave(ratio, 1)
-            for each, factor in ((step.key, step.scales.key), (step.value, step.scales.value))
+            _as_read_back(tensor[start:end], factor, cache_dtype, dtype).repeat_interleave(ratio, 1)
+            for tensor, factor in ((step.key, step.scales.key), (step.value, step.scales.value))
         )
         queries = query[first:last].to(dtype)
         if q_scale is not None:

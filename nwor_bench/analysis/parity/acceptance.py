@@ -26,7 +26,7 @@ from nwor_bench.analysis.parity.ties import ErrorScale, together_outside
 from nwor_bench.analysis.parity.tokens import TokenCheck, digest
 from nwor_bench.records.cell import Cell, NworMode, cell_order
 from nwor_bench.records.types import BatchRecord, WindowRecord
-from nwor_bench.records.window_order import RUNS
+from nwor_bench.records.window_order import RUNS_OF_GROUP
 
 ALPHA = 1e-4
 """Chance of a false alarm for a sound cell in one comparison, over all positions."""
@@ -79,15 +79,15 @@ def acceptance_of(
     )
 
 
-def acceptance_outside(found: Acceptance, alpha: float = ALPHA) -> str | None:
+def acceptance_outside(counts: Acceptance, alpha: float = ALPHA) -> str | None:
     """Where acceptance per position leaves its interval; None if nowhere.
 
     Args:
-        found: the counts of one batch or of several.
+        counts: of one batch or of several.
         alpha: chance of a false alarm over all positions.
     """
-    ours, theirs = found.accepted, found.expected_accepted
-    drafts, expected = found.drafts, found.expected_drafts
+    ours, theirs = counts.accepted, counts.expected_accepted
+    drafts, expected = counts.drafts, counts.expected_drafts
     if ours is None or theirs is None or len(ours) != len(theirs) or not drafts or not expected:
         if ours == theirs and drafts == expected:
             return None
@@ -95,14 +95,14 @@ def acceptance_outside(found: Acceptance, alpha: float = ALPHA) -> str | None:
             f"accepted per position {ours} in {drafts} drafts of requests, {theirs} in {expected} "
             "with off x off"
         )
-    shares = [tokens / found.tokens for tokens in found.diverged]
+    shares = [tokens / counts.tokens for tokens in counts.diverged]
     for position, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         allowed = half_width(a, drafts, b, expected, shares, alpha / len(ours))
         difference = (a + 1) / (drafts + 2) - (b + 1) / (expected + 2)
         if abs(difference) > allowed:
             return (
                 f"accepted per position: draft {position + 1} {a} of {drafts} times, {b} of "
-                f"{expected} with off x off in {found.batches} batches; the rates differ by "
+                f"{expected} with off x off in {counts.batches} batches; the rates differ by "
                 f"{abs(difference):.3f}, chance explains {allowed:.3f}"
             )
     return None
@@ -150,17 +150,17 @@ def acceptance_violations(windows: Iterable[WindowRecord]) -> Iterator[tuple[Cel
         windows: of timed interleaved batches, in the order in which they ran.
     """
     counts = _counts(windows).items()
-    found = {cell: own for cell, own in counts if own.drafts and own.expected_drafts}
+    known = {cell: sums for cell, sums in counts if sums.drafts and sums.expected_drafts}
     broken = {
         cell: text
-        for cell, own in found.items()
-        if (text := acceptance_outside(own, INTERLEAVED_ALPHA))
+        for cell, sums in known.items()
+        if (text := acceptance_outside(sums, INTERLEAVED_ALPHA))
     }
-    staging = [cell for cell in found if cell.nwor_mode is not NworMode.OFF]
+    staging = [cell for cell in known if cell.nwor_mode is not NworMode.OFF]
     if staging and not any(cell in broken for cell in staging):
-        total, *rest = (found[cell] for cell in staging)
-        for own in rest:
-            total = total.plus(own)
+        total, *rest = (known[cell] for cell in staging)
+        for sums in rest:
+            total = total.plus(sums)
         text = acceptance_outside(total, INTERLEAVED_ALPHA)
         broken |= dict.fromkeys(staging, f"all that stage together: {text}") if text else {}
     for cell in sorted(broken, key=cell_order):
@@ -170,25 +170,25 @@ def acceptance_violations(windows: Iterable[WindowRecord]) -> Iterator[tuple[Cel
 def _counts(windows: Iterable[WindowRecord]) -> dict[Cell, Acceptance]:
     """Each cell's counts and those of what it is compared with, from the complete groups that both
     share."""
-    found: dict[Cell, Acceptance] = {}
+    by_cell: dict[Cell, Acceptance] = {}
     batches: dict[Cell, set[tuple[int, int]]] = defaultdict(set)
     inside = (window for window in windows if window.group is not None)
     for (block, batch, _), members in groupby(inside, key=lambda w: (w.block, w.batch, w.group)):
-        own = list(members)
-        twins = {window.cell.stock_twin for window in own} - {None}
-        theirs = [w for w in own if w.cell in twins or (not twins and w.cell.is_baseline)]
-        ours = [window for window in own if window not in theirs]
-        if len(own) != RUNS * (own[0].run_length or 0) or len(ours) != len(theirs):
+        group = list(members)
+        twins = {window.cell.stock_twin for window in group} - {None}
+        theirs = [w for w in group if w.cell in twins or (not twins and w.cell.is_baseline)]
+        ours = [window for window in group if window not in theirs]
+        if len(group) != RUNS_OF_GROUP * (group[0].run_length or 0) or len(ours) != len(theirs):
             continue  # cut by the end of its batch, or a pair without off x off
         cell = ours[0].cell
         if cell.arm is not None and not twins:
             continue  # the A/A arm is off x off again; other draft counts accept other numbers
         new = (block, batch) not in batches[cell]
         batches[cell].add((block, batch))
-        width = max(len(window.accepted_per_position) for window in own)
+        width = max(len(window.accepted_per_position) for window in group)
         counts = Acceptance(*_sums(ours, width), *_sums(theirs, width), batches=int(new))
-        found[cell] = found[cell].plus(counts) if cell in found else counts
-    return found
+        by_cell[cell] = by_cell[cell].plus(counts) if cell in by_cell else counts
+    return by_cell
 
 
 def _sums(windows: Sequence[WindowRecord], width: int) -> tuple[tuple[int, ...], int]:
@@ -269,8 +269,8 @@ class ParitySums:
         outside = acceptance_outside(batch.acceptance)
         if outside or repeats:
             return outside
-        before, own = sums.acceptance, batch.acceptance
-        sums.acceptance = own if before is None else before.plus(own)
+        before, now = sums.acceptance, batch.acceptance
+        sums.acceptance = now if before is None else before.plus(now)
         return acceptance_outside(sums.acceptance)
 
 

@@ -49,24 +49,24 @@ class KvVerdict(StrEnum):
 NO_RECORD = "it did not run"
 
 
-def is_sound(found: Mapping[str, Any] | None) -> bool:
+def is_sound(event: Mapping[str, Any] | None) -> bool:
     """True for the record of a check that compared something and found no fault."""
-    return found is not None and found["verdict"] in (KvVerdict.EXACT, KvVerdict.WITHIN)
+    return event is not None and event["verdict"] in (KvVerdict.EXACT, KvVerdict.WITHIN)
 
 
-def why_missing(found: Mapping[str, Any] | None, *, equal_tokens: bool, layers: bool) -> str | None:
+def why_missing(event: Mapping[str, Any] | None, *, equal_tokens: bool, layers: bool) -> str | None:
     """Why a comparison through the whole model is missing, with nothing instead of it; None if it
     is there, or something stands in for it.
 
     Args:
-        found: its record, or None.
+        event: its record, or None.
         equal_tokens: float32 tokens are equal, which wrong values would change.
         layers: each layer passed on its own inputs, which counts if the model is too unstable for
             a comparison (`TOO_BLUNT`).
     """
-    if is_sound(found) or equal_tokens:
+    if is_sound(event) or equal_tokens:
         return None
-    reason = (found or {}).get("reason") or NO_RECORD
+    reason = (event or {}).get("reason") or NO_RECORD
     return None if layers and reason == TOO_BLUNT else reason
 
 
@@ -154,7 +154,7 @@ def tolerances(
         Tolerances by rank, layer and K or V; and why there are none (non-finite rows in mode off),
         else None.
     """
-    own: dict[LayerKey, dict[str, float]] = {}
+    worst: dict[LayerKey, dict[str, float]] = {}
     floors: dict[LayerKey, dict[str, float]] = {}
     for ranks in comparisons:
         for rank, entry in _entries(ranks):
@@ -162,36 +162,36 @@ def tolerances(
             if entry["largest"] is None or entry["one_step"] is None:
                 name, what = entry["name"], entry["what"]
                 return {}, f"rows of mode off itself are not finite in {name}, {what}"
-            best = own.setdefault(key, dict.fromkeys(multiples, 0.0))
+            best = worst.setdefault(key, dict.fromkeys(multiples, 0.0))
             least = floors.setdefault(key, dict.fromkeys(multiples, 0.0))
             for measure in multiples:
                 best[measure] = max(best[measure], entry[measure])
                 step = entry["one_step" if measure == "largest" else "one_element"]
                 least[measure] = max(least[measure], step)
-    found = {}
-    for key, errors in own.items():
+    by_layer = {}
+    for key, errors in worst.items():
         # Never finer than one rounding step of the cache: of the largest element for the largest
         # error, of one average element in every row for the others.
         allowed = {name: max(multiples[name] * errors[name], floors[key][name]) for name in errors}
-        found[key] = Tolerance(errors, {n: each for n, each in allowed.items() if each < blunt})
-    return found, None
+        by_layer[key] = Tolerance(errors, {n: most for n, most in allowed.items() if most < blunt})
+    return by_layer, None
 
 
 def compared_layers(allowed: Mapping[LayerKey, Tolerance], kinds: str | Sequence[str]) -> set[int]:
     """Layers in which a wrong row of any of these kinds would show on every rank."""
-    of_kinds = {key: each for key, each in allowed.items() if key[2] in kinds}
-    blunt = {layer for (_, layer, _), each in of_kinds.items() if not each.compares}
+    of_kinds = {key: tolerance for key, tolerance in allowed.items() if key[2] in kinds}
+    blunt = {layer for (_, layer, _), tolerance in of_kinds.items() if not tolerance.compares}
     return {layer for _, layer, _ in of_kinds} - blunt
 
 
 def compare_exactly(ranks: Sequence[Mapping[str, Any]]) -> KvMismatch | None:
     """The first row that is not bit-identical, in the lowest layer that has one."""
-    found = [
+    faults = [
         _finding("largest", entry["largest"], 0.0, 0.0, rank, entry, entry["first"])
         for rank, entry in _entries(ranks)
         if entry["differing"]
     ]
-    return min(found, key=lambda f: (f.layer, f.request, f.position, f.rank, f.what), default=None)
+    return min(faults, key=lambda f: (f.layer, f.request, f.position, f.rank, f.what), default=None)
 
 
 ROUNDING = 6 * 2.0**-23
@@ -214,39 +214,39 @@ def compare_within(
     If none breaks it, the error closest to its limit. A row that is not finite breaks it in any
     layer.
     """
-    found = []
+    findings = []
     for rank, entry in _entries(ranks):
         tolerance = allowed[rank, entry["layer"], entry["what"]]
         if entry["largest"] is None:
-            found.append(_finding("largest", None, 0.0, 0.0, rank, entry))
-        found += [
+            findings.append(_finding("largest", None, 0.0, 0.0, rank, entry))
+        findings += [
             _finding(name, entry[name], limit, tolerance.own[name], rank, entry)
             for name, limit in tolerance.allowed.items()
             if name in entry and (name not in ("rms", "median") or entry["rows"] >= MIN_ROWS)
         ]
-    broken = [finding for finding in found if finding.ratio > 1]
+    broken = [finding for finding in findings if finding.ratio > 1]
     if broken:
         lowest = min(finding.layer for finding in broken)
         return max((f for f in broken if f.layer == lowest), key=lambda f: f.ratio), True
-    return max(found, key=lambda finding: finding.ratio, default=None), False
+    return max(findings, key=lambda finding: finding.ratio, default=None), False
 
 
 def _entries(ranks: Sequence[Mapping[str, Any]]) -> Iterable[tuple[int, Mapping[str, Any]]]:
-    return ((rank, entry) for rank, found in enumerate(ranks) for entry in found["errors"])
+    return ((rank, entry) for rank, of_rank in enumerate(ranks) for entry in of_rank["errors"])
 
 
 def _finding(
     measure: str,
     error: float | None,
     allowed: float,
-    own: float,
+    off_error: float,
     rank: int,
     entry: Mapping[str, Any],
     place: Mapping[str, int] | None = None,
 ) -> KvMismatch:
     values = {name: entry[name] for name in ("layer", "name", "what", "part")}
     where = entry["place"] if place is None else place
-    return KvMismatch(measure, error, allowed, own, rank, **values, **where)
+    return KvMismatch(measure, error, allowed, off_error, rank, **values, **where)
 
 
 KV_EVENT = "kv_gate"

@@ -142,7 +142,7 @@ def local_result(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> LocalResult:
     Args:
         ranks: by rank, the windows of `LayerChecks.take`.
     """
-    windows = [(rank, window) for rank, found in enumerate(ranks) for window in found]
+    windows = [(rank, window) for rank, of_rank in enumerate(ranks) for window in of_rank]
     if not windows:
         return LocalResult(KvVerdict.NOT_RUN, "no window was committed in a way that is checked")
     by_rank = [(rank, entry) for rank, window in windows for entry in window["layers"]]
@@ -185,9 +185,9 @@ def local_result(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> LocalResult:
 def _nothing_compared(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> str | None:
     """A check that compared nothing in any window of a rank; None if each compared something."""
     for rank, windows in enumerate(ranks):
-        found = [("windows", len(windows)), *(each for w in windows for each in _compared(w))]
-        compared = {what for what, count in found if count}
-        missing = next((what for what, _ in found if what not in compared), None)
+        counts = [("windows", len(windows)), *(entry for w in windows for entry in _compared(w))]
+        compared = {what for what, count in counts if count}
+        missing = next((what for what, _ in counts if what not in compared), None)
         if missing is not None:
             return f"nothing was compared of {missing}" + f" on rank {rank}" * (len(ranks) > 1)
     return None
@@ -215,8 +215,8 @@ def _ratio(fault: LocalFault) -> float:
 
 
 def _graphs_equal(windows: Iterable[Mapping[str, Any]]) -> bool | None:
-    found = [w["graphs"] for w in windows if w.get("graphs") and not w["graphs"]["repeated"]]
-    return all(graphs["checking"] == 0 for graphs in found) if found else None
+    known = [w["graphs"] for w in windows if w.get("graphs") and not w["graphs"]["repeated"]]
+    return all(graphs["checking"] == 0 for graphs in known) if known else None
 
 
 def _graph_faults(windows: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[LocalFault]:

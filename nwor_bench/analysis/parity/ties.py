@@ -117,9 +117,9 @@ class PlaceVerdict:
         """The gap beside the allowance, in words."""
         if self.gap is None:
             return "the token is not among mode off's likeliest there"
-        own = " (mode off itself picks either)" if self.is_reversed else ""
+        either = " (mode off itself picks either)" if self.is_reversed else ""
         allowed = self.scale.allowance
-        return f"{self.gap:.3g} nats apart in mode off{own}, a tie is at most {allowed:.3g}"
+        return f"{self.gap:.3g} nats apart in mode off{either}, a tie is at most {allowed:.3g}"
 
 
 def allowed_gap(rms: float, largest: float) -> float:
@@ -179,16 +179,16 @@ def error_scale(
 
     Raises ValueError if no position has both tokens in every shape.
     """
-    own, steps = _movements(decoded, nudged, asked)
+    movements, steps = _movements(decoded, nudged, asked)
     gaps = _leading_gaps(every or decoded)
-    kinds = [own] if same_kernel else [own, steps]
+    kinds = [movements] if same_kernel else [movements, steps]
     rms, largest = max(map(_rms, kinds)), max(map(max, kinds))
     if same_kernel:  # movements are rare, and at least one rounding step
         step = min((gap for gap in gaps if gap > STILL), default=0.0)
         largest = max(largest, min(2 * step, allowed_gap(_rms(steps), max(steps))))
     near = [gap for gap in gaps if gap <= allowed_gap(rms, largest) + STILL]
-    flips = _flips(near, max(own, steps, key=sum), len(gaps))
-    return ErrorScale(rms, largest, len(own), flips)
+    flips = _flips(near, max(movements, steps, key=sum), len(gaps))
+    return ErrorScale(rms, largest, len(movements), flips)
 
 
 def _movements(
@@ -215,8 +215,8 @@ def _movements(
 
 def _leading_gaps(tops: Sequence[TopLogprobs]) -> list[float]:
     """The gap of the two likeliest tokens at each position, in nats."""
-    found = [(top, leading_two(top)) for top in tops]
-    return [top[two[0]] - top[two[1]] for top, two in found if two is not None]
+    leading = [(top, leading_two(top)) for top in tops]
+    return [top[two[0]] - top[two[1]] for top, two in leading if two is not None]
 
 
 def _flips(

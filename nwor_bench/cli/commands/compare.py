@@ -90,11 +90,11 @@ def _compared(base: Path, new: Path, options: CompareOptions) -> tuple["Document
     strict = options.strict
     if is_sweep(base) and is_sweep(new):
         runs = compare_sweeps(load_stored_runs(base), load_stored_runs(new), **rule)
-        code = worst_of(each.exit_code(strict=strict) for each in runs.values())
+        code = worst_of(comparison.exit_code(strict=strict) for comparison in runs.values())
         return told.comparisons_document(runs), told.comparisons_json(runs, strict=strict), code
-    found = compare_runs(load_stored(base), load_stored(new), **rule)
-    text = told.comparison_json(found, strict=strict)
-    return told.comparison_document(found), text, found.exit_code(strict=strict)
+    comparison = compare_runs(load_stored(base), load_stored(new), **rule)
+    text = told.comparison_json(comparison, strict=strict)
+    return told.comparison_document(comparison), text, comparison.exit_code(strict=strict)
 
 
 def _show(document: "Document", base: Path, new: Path, *, quiet: bool) -> None:

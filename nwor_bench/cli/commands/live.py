@@ -21,9 +21,9 @@ def _class_of(flag: str, given: str) -> str:
     if given == ALL:
         return ALL
     if all(part.isdecimal() and int(part) for part in ((low, high) if dash else (low,))):
-        found = size_class(int(high or low))
-        if not dash or found == given:
-            return found
+        size = size_class(int(high or low))
+        if not dash or size == given:
+            return size
     wanted = "write all, a batch size, or a class: 1, 2, 3-4, 5-8, 9-16, ..."
     raise ConfigError.for_field(flag, given, wanted)
 

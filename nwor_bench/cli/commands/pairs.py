@@ -36,18 +36,18 @@ def list_pairs(options: Shown) -> None:
     """List the shipped pairs."""
     from nwor_bench.models.pairs import load_pair, pair_names
 
-    found = {name: load_pair(name) for name in pair_names()}
+    by_name = {name: load_pair(name) for name in pair_names()}
     if options.as_json:
-        tell_json({"pairs": [_pair_facts(name, pair) for name, pair in found.items()]})
+        tell_json({"pairs": [_pair_facts(name, pair) for name, pair in by_name.items()]})
     elif options.quiet:
-        typer.echo("\n".join(found))
+        typer.echo("\n".join(by_name))
     else:
-        _print_pairs(found)
+        _print_pairs(by_name)
 
 
-def _print_pairs(found: "dict[str, ModelPair]") -> None:
+def _print_pairs(by_name: "dict[str, ModelPair]") -> None:
     rows = []
-    for name, pair in found.items():
+    for name, pair in by_name.items():
         label = f"{name} (default)" if name == DEFAULT_PAIR else name
         ready = "yes" if _is_ready(pair) else "no"
         weights = "; no weights" if pair.shape is not None else ""
@@ -106,19 +106,19 @@ def list_scenarios(options: Shown) -> None:
     """List the shipped scenarios."""
     from nwor_bench.workload.config import load_scenario, scenario_names
 
-    found = [load_scenario(name) for name in scenario_names()]
+    shipped = [load_scenario(name) for name in scenario_names()]
     if options.as_json:
-        tell_json({"scenarios": list(map(_scenario_facts, found))})
+        tell_json({"scenarios": list(map(_scenario_facts, shipped))})
     elif options.quiet:
-        typer.echo("\n".join(scenario.name for scenario in found))
+        typer.echo("\n".join(scenario.name for scenario in shipped))
     else:
-        _print_scenarios(found)
+        _print_scenarios(shipped)
 
 
-def _print_scenarios(found: "list[Scenario]") -> None:
+def _print_scenarios(shipped: "list[Scenario]") -> None:
     headers = ["name", "requests", "batches", "drafts", "new tokens", "temp", "max len", "prompts"]
     rows = []
-    for s in found:
+    for s in shipped:
         numbers = (s.requests, s.batches, s.draft_tokens, s.max_new_tokens, s.temperature)
         rows.append((s.name, *map(str, (*numbers, s.max_model_len, _number_of_prompts(s)))))
     print_table(headers, rows, numbers_from=1)

@@ -68,7 +68,7 @@ def plan(options: PlanOptions) -> None:
     from nwor_bench.models.byte_model import Workload
     from nwor_bench.models.pairs.local import find_config
 
-    found = find_config("--config", options.config)
+    model = find_config("--config", options.config)
     load = Workload(
         options.requests,
         options.context,
@@ -76,7 +76,7 @@ def plan(options: PlanOptions) -> None:
         options.acceptance,
         options.tensor_parallel_size,
     )
-    prediction = predict(found.name, found.config, load, options.cache_dtype, options.weight_dtype)
+    prediction = predict(model.name, model.config, load, options.cache_dtype, options.weight_dtype)
     if options.as_json:
         _print_json(prediction)
         return

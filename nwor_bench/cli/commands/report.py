@@ -56,10 +56,10 @@ def report(
     from nwor_bench.report.run_report import exit_code_of
     from nwor_bench.run.progress import tell_result
 
-    found = analyse(data)
-    write_files(run, found)
-    tell_result(Console(), shown, found, run, in_sweep=False)
-    raise typer.Exit(exit_code_of(found))
+    analysis = analyse(data)
+    write_files(run, analysis)
+    tell_result(Console(), shown, analysis, run, in_sweep=False)
+    raise typer.Exit(exit_code_of(analysis))
 
 
 def _report_sweep(folder: Path, options: RunOptions) -> int:

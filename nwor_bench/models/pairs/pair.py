@@ -91,9 +91,9 @@ class ModelPair(StrictModel):
         tables = {"packaged": self.packaged, "generated": self.generated, "shape": self.shape}
         present = [name for name, table in tables.items() if table is not None]
         if present != [self.source]:
-            found = ", ".join(present) or "none"
+            names = ", ".join(present) or "none"
             raise ValueError(f'write one table [{self.source}] for source = "{self.source}", '
-                             f"and no other (found: {found})")  # fmt: skip
+                             f"and no other (found: {names})")  # fmt: skip
         return self
 
 

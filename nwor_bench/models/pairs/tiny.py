@@ -95,8 +95,8 @@ def _with_mtp_layer(
     """
     hidden, prefix, layer = config["hidden_size"], "model.mtp_layers.0.", "model.layers.0."
     weights = dict(target)
-    own = {name: weight for name, weight in draft.items() if name.startswith(layer)}
-    weights |= {name.replace(layer, prefix): weight for name, weight in own.items()}
+    first_layer = {name: weight for name, weight in draft.items() if name.startswith(layer)}
+    weights |= {name.replace(layer, prefix): weight for name, weight in first_layer.items()}
     for name in [name for name in weights if name.endswith(("q_proj.weight", "k_proj.weight",
                                                             "v_proj.weight"))]:  # fmt: skip
         bias = np.zeros(weights[name].shape[0], np.float32)

@@ -67,13 +67,13 @@ def with_delta_nets(
 def _attention(config: dict[str, Any], source: Weights, layer: int, prefix: str) -> Weights:
     """A layer of the Llama under another name, as this family writes it."""
     old, size = f"model.layers.{layer}.", config["head_dim"]
-    found = {n.replace(old, prefix): w for n, w in source.items() if n.startswith(old)}
-    query = found[f"{prefix}self_attn.q_proj.weight"].reshape(-1, size, config["hidden_size"])
+    weights = {n.replace(old, prefix): w for n, w in source.items() if n.startswith(old)}
+    query = weights[f"{prefix}self_attn.q_proj.weight"].reshape(-1, size, config["hidden_size"])
     both = np.concatenate([query, np.zeros_like(query)], axis=1)  # a head's query, then its gate
-    found[f"{prefix}self_attn.q_proj.weight"] = both.reshape(-1, config["hidden_size"])
+    weights[f"{prefix}self_attn.q_proj.weight"] = both.reshape(-1, config["hidden_size"])
     zeros = np.zeros(size, np.float32)
-    found |= {f"{prefix}self_attn.{norm}.weight": zeros for norm in ("q_norm", "k_norm")}
-    return found | _norms(config, prefix)
+    weights |= {f"{prefix}self_attn.{norm}.weight": zeros for norm in ("q_norm", "k_norm")}
+    return weights | _norms(config, prefix)
 
 
 def _norms(config: dict[str, Any], prefix: str) -> Weights:
@@ -91,7 +91,7 @@ def _delta_net(
     def normal(*shape: int, std: float) -> np.ndarray:
         return rng.standard_normal(shape, dtype=np.float32) * np.float32(std)
 
-    own = {
+    mixer = {
         "in_proj_qkvz.weight": normal(2 * keys + 2 * values, hidden, std=hidden**-0.5),
         "in_proj_ba.weight": normal(2 * VALUE_HEADS, hidden, std=hidden**-0.5),
         "conv1d.weight": normal(2 * keys + values, 1, KERNEL, std=0.5),
@@ -103,16 +103,16 @@ def _delta_net(
     old = "model.layers.0.mlp."
     mlp = {n.replace(old, f"{prefix}mlp."): w for n, w in target.items() if n.startswith(old)}
     mlp[f"{prefix}mlp.down_proj.weight"] = mlp[f"{prefix}mlp.down_proj.weight"] * np.float32(MLP)
-    return {f"{prefix}linear_attn.{n}": w for n, w in own.items()} | mlp | _norms(config, prefix)
+    return {f"{prefix}linear_attn.{n}": w for n, w in mixer.items()} | mlp | _norms(config, prefix)
 
 
 def _experts(weights: Weights, prefix: str, hidden: int) -> Weights:
     """Experts for a dense MLP, which is taken out. With zeros for routers the chosen ones weigh 1
     together and the shared one 1/2."""
-    own = [name for name in weights if name.startswith(prefix)]
-    dense = {name.removeprefix(prefix): weights.pop(name) for name in own}
+    names = [name for name in weights if name.startswith(prefix)]
+    dense = {name.removeprefix(prefix): weights.pop(name) for name in names}
     routers = {"gate": EXPERTS, "shared_expert_gate": 1}
-    found = {f"{prefix}{n}.weight": np.zeros((k, hidden), np.float32) for n, k in routers.items()}
+    experts = {f"{prefix}{n}.weight": np.zeros((k, hidden), np.float32) for n, k in routers.items()}
     for expert in (*(f"experts.{number}" for number in range(EXPERTS)), "shared_expert"):
-        found |= {f"{prefix}{expert}.{name}": weight for name, weight in dense.items()}
-    return found
+        experts |= {f"{prefix}{expert}.{name}": weight for name, weight in dense.items()}
+    return experts

@@ -160,10 +160,10 @@ def _sparse(text: Config, kind: Kind) -> bool:
 
 def _block_sparse(text: Config, place: int) -> bool:
     """MiniMax M3: blocks of the context that an index selects, in some layers."""
-    own = text.get("sparse_attention_config")
-    if not isinstance(own, Mapping) or not own.get("use_sparse_attention"):
+    sparse = text.get("sparse_attention_config")
+    if not isinstance(sparse, Mapping) or not sparse.get("use_sparse_attention"):
         return False
-    where = own.get("sparse_attention_freq")
+    where = sparse.get("sparse_attention_freq")
     return bool(where[place]) if isinstance(where, list) and place < len(where) else True
 
 
@@ -285,8 +285,8 @@ def attention_of(
     if device is Device.CPU:
         return _UNEQUAL_ON_CPU if layer.value_dim else _CPU
     if layer.sparse:
-        own = OWN_ATTENTION.get(model.architecture, "")
-        return Attention("of the model", _OWN_SPARSE.get(own, "MiniMaxM3SparseImpl"))
+        attention = OWN_ATTENTION.get(model.architecture, "")
+        return Attention("of the model", _OWN_SPARSE.get(attention, "MiniMaxM3SparseImpl"))
     if model.images_see_themselves:
         return _COMPOSITE[device]
     if layer.value_dim:

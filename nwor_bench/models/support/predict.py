@@ -110,9 +110,9 @@ def why_direct(model: ModelFacts, engine: EngineFacts, runner: Runner) -> str | 
         return reasons.V1_RUNNER_ON_GPU
     layers = _attention_layers(model)
     if runner is Runner.V2:
-        found = first_reason((*RUNNER_RULES, *MODULE_RULES), planned=model)
-        if found is not None:
-            return found
+        why = first_reason((*RUNNER_RULES, *MODULE_RULES), planned=model)
+        if why is not None:
+            return why
     if not layers:
         return reasons.RECURRENT_LAYERS
     if runner is Runner.V1 and any(layer.sparse for layer in layers):
@@ -146,8 +146,8 @@ def _attention_layers(model: ModelFacts) -> list[LayerFacts]:
         whole = layer.kind in (Kind.FULL, Kind.BOTH)
         key = (Kind.FULL,) if whole else (layer.kind, layer.window)
         groups.setdefault(key, []).append(layer)
-    found = [layer for group in groups.values() for layer in group]
-    return found + [layer for layer in model.layers if layer.shares_kv]
+    layers = [layer for group in groups.values() for layer in group]
+    return layers + [layer for layer in model.layers if layer.shares_kv]
 
 
 @dataclass(frozen=True)

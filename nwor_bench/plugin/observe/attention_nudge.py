@@ -45,7 +45,7 @@ class AttentionNudge:
             self._patches = None
         if on:
             self._signs = None
-            patches = PatchSet([each for layer in self._layers for each in self._patches_of(layer)])
+            patches = PatchSet([p for layer in self._layers for p in self._patches_of(layer)])
             patches.apply()
             self._patches = patches
 

@@ -95,7 +95,7 @@ class RowErrors:
         an average one. If each row is of another request, also `each`: [rows][heads] errors.
         """
         numbers = torch.stack(self._measured).tolist() if self._measured else []
-        return [self._entry(*each) for each in zip(self._labels, numbers, strict=True)]
+        return [self._entry(*entry) for entry in zip(self._labels, numbers, strict=True)]
 
     def _entry(self, labels: dict[str, Any], numbers: Sequence[float]) -> dict[str, Any]:
         largest, rms, median, one_step, worst, first, count = numbers
@@ -104,10 +104,10 @@ class RowErrors:
             _place(self._places, int(index[int(n) // heads]), int(n) % heads)
             for n in (worst, first)
         )
-        each = {"each": labels["each"].tolist()} if self._keeps_each else {}
+        of_requests = {"each": labels["each"].tolist()} if self._keeps_each else {}
         return {
             **{name: value for name, value in labels.items() if name != "heads"},
-            **each,
+            **of_requests,
             "rows": index.numel() * heads,
             "largest": _number(largest),
             "rms": _number(rms),
@@ -124,8 +124,8 @@ def _numbers(errors: Tensor, differing: Tensor, one_step: Tensor) -> Tensor:
     errors = errors.flatten().nan_to_num(nan=torch.inf, posinf=torch.inf)
     largest, worst = errors.max(0)
     measured = (largest, errors.square().mean().sqrt(), errors.median())
-    found = (one_step.nan_to_num(nan=0.0), worst, differing.flatten().argmax(), differing.sum())
-    return torch.stack([number.double() for number in (*measured, *found)])
+    facts = (one_step.nan_to_num(nan=0.0), worst, differing.flatten().argmax(), differing.sum())
+    return torch.stack([number.double() for number in (*measured, *facts)])
 
 
 def _place(places: RowPlaces, row: int, head: int) -> dict[str, int]:
@@ -195,8 +195,8 @@ def exact_attention(
     moved = weights * (slope - (weights * slope).sum(-1, keepdim=True))
     groups = (key.shape[1], -1, rows, key.shape[0])
     output, derivative = (
-        torch.einsum("grqt,tgd->qgrd", each.view(groups), value).flatten(1, 2)
-        for each in (weights, moved)
+        torch.einsum("grqt,tgd->qgrd", part.view(groups), value).flatten(1, 2)
+        for part in (weights, moved)
     )
     return output, derivative
 
@@ -231,12 +231,12 @@ def merged_attention(
     visible = token <= position
     by_stock = token <= position - rows if causal else (token < tokens - rows).expand_as(visible)
     ratio = query.shape[1] // key.shape[1]
-    key, value = (each.repeat_interleave(ratio, dim=1) for each in (key, value))
+    key, value = (part.repeat_interleave(ratio, dim=1) for part in (key, value))
     scores = torch.einsum("qhd,thd->hqt", query, key) * scale
     weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
     stocks = weights * by_stock
     share = stocks.sum(-1, keepdim=True)
-    first, rest = (torch.einsum("hqt,thd->hqd", each, value) for each in (stocks, weights - stocks))
+    first, rest = (torch.einsum("hqt,thd->hqd", part, value) for part in (stocks, weights - stocks))
     committed = (first / share.clamp_min(1e-300)).to(dtype).double()
     return (share * committed + rest).to(dtype).double().transpose(0, 1)
 
@@ -296,8 +296,8 @@ def _signed(ours: Tensor, stock: Tensor, direction: Tensor) -> tuple[Tensor, Ten
     length = direction.square().sum(-1)
     total = length.sum(0)
     estimates, errors = [], []
-    for each in (ours, stock):
-        along = (each * direction).sum(-1)
+    for output in (ours, stock):
+        along = (output * direction).sum(-1)
         estimates.append(along.sum(0) / total)
         residual = along - estimates[-1] * length
         errors.append(residual.square().sum(0).sqrt() / total)

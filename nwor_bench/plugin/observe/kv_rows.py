@@ -9,16 +9,15 @@ same batch: blocks about to be lost are reported in time to copy their rows.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nwor_bench.errors import BenchError
 from nwor_bench.instruments.contract import Feature, lost
-from nwor_bench.plugin.layers import rows_of
-from nwor_bench.plugin.observe.errors import RowErrors, RowPlaces, place_for
+from nwor_bench.plugin.layers import rows_at, rows_of
+from nwor_bench.plugin.observe.errors import place_for
+from nwor_bench.plugin.observe.kept_rows import KeptPair, KeptRows, RowPart, RowStore
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.scheduler_output import external_request_id
@@ -111,9 +110,6 @@ def _changes(output: Any) -> Iterator[tuple[str, Sequence[list[int]], int | None
             yield req_id, blocks, cached.num_computed_tokens[i] if resumed else None
 
 
-KeptPair = tuple[int, str, int, int]
-"""(request of this set, other set, its request there, length of its prompt)."""
-
 ROOM = 8
 """Rows stay on a GPU that has this many times their size free, else they go to the host."""
 
@@ -133,27 +129,19 @@ class LayerRows:
     head_dim: int
     cache_dtype: str
 
-
-@dataclass(frozen=True)
-class KeptRows:
-    """Rows of some requests, one after the other, as they stood in the cache."""
-
-    spans: tuple[tuple[int, int], ...]
-    """First position and the one behind the last, of each request."""
-    offsets: tuple[int, ...]
-    """Each request's first row."""
-    known: Tensor
-    """[rows] bool: False if the contents were lost because another request got the block."""
-    layers: tuple[Tensor, ...]
-    """[rows, kv_heads, K + V width] for each target layer."""
+    def parts(self, tensor: int) -> Iterator[RowPart]:
+        """K and V of this kept tensor."""
+        for what, columns in (("K", slice(0, self.head_dim)), ("V", slice(self.head_dim, None))):
+            labels = {"layer": self.number, "name": self.name, "what": what}
+            yield RowPart(tensor, labels, columns, self.cache_dtype)
 
 
-class GroupRows:
+class GroupRows(RowStore):
     """K/V rows of one KV-cache group's target layers, which have them in the same blocks."""
 
     def __init__(self, tables: BlockTables, layers: Sequence[LayerRows]):
+        super().__init__(part for n, layer in enumerate(layers) for part in layer.parts(n))
         self._tables = tables
-        self._kept: dict[str, KeptRows] = {}
         self._rescued: dict[Held, list[Tensor]] = {}
         self._layers = layers
 
@@ -169,7 +157,7 @@ class GroupRows:
             if (len(self._rescued) + 1) * size * self._row_bytes() > RESCUE_BYTES:
                 return  # the rest is lost
             slots = held[0] * size + torch.arange(size)
-            self._rescued[held] = [_gather(layer, slots) for layer in self._layers]
+            self._rescued[held] = [rows_at(layer.kv_cache, slots) for layer in self._layers]
 
     def why_unreadable(self) -> str | None:
         """Why the cache cannot be read row by row; None if it can be."""
@@ -195,92 +183,18 @@ class GroupRows:
         device = self._layers[0].kv_cache.device
         there = place_for(len(held) * self._row_bytes(), device, ROOM)
         slots = places.to(device)
-        rows = [_gather(layer, slots).to(there) for layer in self._layers]
+        rows = [rows_at(layer.kv_cache, slots).to(there) for layer in self._layers]
         for block, copies in self._rescued.items():
             index = [i for i, each in enumerate(held) if each == block]
             known[index] = True
             inside = [offsets[i] % self._tables.block_size for i in index]
             for layer_rows, copy in zip(rows, copies, strict=True):
                 layer_rows[index] = copy[inside].to(there)
-        spans = tuple((start, stop) for start, stop in spans)
-        ends = tuple(accumulate(stop - start for start, stop in spans))
-        self._kept[name] = KeptRows(spans, (0, *ends), known, tuple(rows))
+        self._kept[name] = KeptRows(spans, known, rows, device)
 
     def _row_bytes(self) -> int:
         caches = [layer.kv_cache for layer in self._layers]
         return sum(each.shape[1] * each.shape[3] * each.element_size() for each in caches)
-
-    def drop(self, names: Sequence[str] | None) -> None:
-        """Forget kept rows; None: all of them."""
-        for name in list(self._kept) if names is None else names:
-            del self._kept[name]
-
-    def compare(self, name: str, pairs: Sequence[KeptPair]) -> dict[str, Any]:
-        """Errors of these layers' rows; see `KvRows.compare`."""
-        if name not in self._kept or any(pair[1] not in self._kept for pair in pairs):
-            raise BenchError.at(
-                "K/V rows", f"{name!r} is compared with rows that are not kept", name
-            )
-        rows = _matched(self._kept, name, pairs)
-        checked = rows.places.requests.numel()
-        errors = RowErrors(rows.places)
-        for number in range(len(self._layers) if checked else 0):
-            self._add_errors(errors, number, name, rows)
-        return {"checked": checked, "unknown": rows.unknown, "errors": errors.read()}
-
-    def _add_errors(self, errors: RowErrors, number: int, name: str, rows: "_Matched") -> None:
-        layer = self._layers[number]
-        device = layer.kv_cache.device
-        ours = self._kept[name].layers[number][rows.ours].to(device)
-        theirs = torch.cat(
-            [self._kept[other].layers[number][index].to(device) for other, index in rows.theirs]
-        )
-        split = layer.head_dim
-        for what, columns in (("K", slice(0, split)), ("V", slice(split, None))):
-            both = ours[..., columns].contiguous(), theirs[..., columns].contiguous()
-            labels = {"layer": layer.number, "name": layer.name, "what": what}
-            errors.add(labels, *both, layer.cache_dtype)
-
-
-@dataclass(frozen=True)
-class _Matched:
-    ours: Tensor
-    theirs: list[tuple[str, Tensor]]
-    places: RowPlaces
-    unknown: int
-
-
-def _matched(kept: dict[str, KeptRows], name: str, pairs: Sequence[KeptPair]) -> _Matched:
-    mine = kept[name]
-    ours, theirs, requests, positions, outputs = [], [], [], [], []
-    unknown = 0
-    for i, other_name, j, prompt_length in pairs:
-        other = kept[other_name]
-        start = max(mine.spans[i][0], other.spans[j][0])
-        stop = min(mine.spans[i][1], other.spans[j][1])
-        position = torch.arange(start, max(start, stop))
-        row = position - mine.spans[i][0] + mine.offsets[i]
-        other_row = position - other.spans[j][0] + other.offsets[j]
-        known = mine.known[row] & other.known[other_row]
-        unknown += int((~known).sum())
-        ours.append(row[known])
-        theirs.append((other_name, other_row[known]))
-        positions.append(position[known])
-        requests.append(torch.full_like(position[known], i))
-        outputs.append(position[known] >= prompt_length)
-    empty = torch.empty(0, dtype=torch.int64)
-    places = RowPlaces(
-        torch.cat([empty, *requests]),
-        torch.cat([empty, *positions]),
-        torch.cat([empty.bool(), *outputs]),
-    )
-    # Each set's indices go to the device of its rows: once, not for each layer.
-    mine_at, *beside = (
-        index.to(kept[other].layers[0].device)
-        for other, index in ((name, torch.cat([empty, *ours])), *theirs)
-    )
-    others = [(other, index) for (other, _), index in zip(theirs, beside, strict=True)]
-    return _Matched(mine_at, others, places, unknown)
 
 
 def _places(held: Sequence[Held | None], positions: Sequence[int], tables: BlockTables) -> Tensor:
@@ -291,13 +205,6 @@ def _places(held: Sequence[Held | None], positions: Sequence[int], tables: Block
         for each, position in zip(held, positions, strict=True)
     ]
     return torch.tensor(slots, dtype=torch.int64)
-
-
-def _gather(layer: LayerRows, slots: Tensor) -> Tensor:
-    """[rows, kv_heads, K + V width]; a slot of -1 gives the first row, which is not looked at."""
-    there = slots.clamp(min=0).to(layer.kv_cache.device)
-    size = layer.kv_cache.shape[2]  # a kernel's block may be a part of the scheduler's
-    return layer.kv_cache[there // size, :, there % size]
 
 
 class KvRows:

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from nwor_bench.plugin.layers import rows_at
 from nwor_bench.plugin.observe.errors import (
     FIELDS,
     bits_of,
@@ -199,8 +200,8 @@ class LayerChecks:
 
     def take(self) -> list[dict[str, Any]]:
         """Measurements since the last call; the next batch's windows are chosen afresh."""
-        found, self.windows, self._seen, self._before = self.windows, [], {}, None
-        return found
+        windows, self.windows, self._seen, self._before = self.windows, [], {}, None
+        return windows
 
     def wants(self, path: str, graph: Hashable = None) -> bool:
         """True if the window that begins is to be checked: one beside a prefill, and two in a row
@@ -226,9 +227,9 @@ class LayerChecks:
         """Layers that write to the same tensor: those of several groups, in blocks of their own."""
         place, shape = layer.cache_rows().data_ptr(), layer.cache_rows().shape
         return [
-            each.name
-            for each in self._owners
-            if each.cache_rows().data_ptr() == place and each.cache_rows().shape == shape
+            owner.name
+            for owner in self._owners
+            if owner.cache_rows().data_ptr() == place and owner.cache_rows().shape == shape
         ]
 
     def ended(
@@ -268,7 +269,7 @@ class LayerChecks:
         began = perf_counter()
         kept = _kept_rows(before.step, accepted)
         sample = _sample(before.step, next(iter(tables.values())).seq_lens)
-        found: dict[str, Any] = {
+        measured: dict[str, Any] = {
             "path": before.step.path,
             "requests": len(accepted),
             "rows": before.step.starts[-1],
@@ -278,10 +279,10 @@ class LayerChecks:
             "layers": [],
         }
         for owner in self._owners:
-            found["layers"] += self._check_owner(owner, before, kept, sample, tables)
-        found["seconds"] = self.spent_s + perf_counter() - began
+            measured["layers"] += self._check_owner(owner, before, kept, sample, tables)
+        measured["seconds"] = self.spent_s + perf_counter() - began
         self.spent_s = 0.0
-        self.windows.append(found)
+        self.windows.append(measured)
 
     def _check_owner(
         self,
@@ -291,26 +292,26 @@ class LayerChecks:
         sample: Sequence[int],
         tables: Mapping[str, StepTables],
     ) -> list[dict[str, Any]]:
-        cache, blocks = owner.cache_rows(), before.blocks[owner.name]
+        cache, blocks = bits_of(owner.cache_rows()), before.blocks[owner.name]
         slots = before.step.slots[owner.name][: before.step.starts[-1]]
         kept = kept.to(slots.device)
-        after = bits_of(cache)[blocks]
-        own: dict[str, Any] = {"layer": owner.name}
-        own |= self._strangers(owner, before, after, kept)
-        found = [own]
-        left = _at(cache, slots)
+        after = cache[blocks]
+        owner_entry: dict[str, Any] = {"layer": owner.name}
+        owner_entry |= self._strangers(owner, before, after, kept)
+        entries = [owner_entry]
+        left = rows_at(cache, slots)
         owner.stock_write(self.trace.layers.calls[owner.name], slots)
         stored = kept & (slots >= 0)
-        own |= _write_errors(left, _at(cache, slots), stored, before.step.starts)
+        owner_entry |= _write_errors(left, rows_at(cache, slots), stored, before.step.starts)
         for layer in self._layers:
             if layer.owner != owner.name:
                 continue
-            entry: dict[str, Any] = own if layer is owner else {"layer": layer.name}
+            entry: dict[str, Any] = owner_entry if layer is owner else {"layer": layer.name}
             entry["attention"] = self._attention(layer, before.step, sample, tables[layer.name])
             if layer is not owner:
-                found.append(entry)
-        bits_of(cache)[blocks] = after
-        return found
+                entries.append(entry)
+        cache[blocks] = after
+        return entries
 
     def _strangers(
         self, layer: CheckedLayer, before: _Before, after: Tensor, kept: Tensor
@@ -323,12 +324,12 @@ class LayerChecks:
         changed = (after != before.rows[layer.name]).any(-1).any(1)
         place = torch.searchsorted(blocks, written // size)
         changed[place, written % size] = False
-        found = [[int(blocks[b]), int(row)] for b, row in changed.nonzero().tolist()]
+        strangers = [[int(blocks[b]), int(row)] for b, row in changed.nonzero().tolist()]
         if layer.name in before.sums:
             moved = _sums(layer.cache_rows()) != before.sums[layer.name]
             moved[blocks] = False
-            found += [[int(block), -1] for block in moved.nonzero().flatten().tolist()]
-        return {"strangers": len(found), "first_stranger": found[0] if found else None}
+            strangers += [[int(block), -1] for block in moved.nonzero().flatten().tolist()]
+        return {"strangers": len(strangers), "first_stranger": strangers[0] if strangers else None}
 
     def _attention(
         self, layer: CheckedLayer, step: StepRows, sample: Sequence[int], tables: StepTables
@@ -367,7 +368,7 @@ class LayerChecks:
             "fields": list(FIELDS),
             "heads": _plain(heads),
             "pooled": _plain(pooled),
-            "rows": int(sum(each.numel() for each in rows)),
+            "rows": int(sum(part.numel() for part in rows)),
             "requests": torch.searchsorted(bounds, drafted.cpu(), right=True).tolist(),
         }
 
@@ -386,12 +387,12 @@ def _sample(step: StepRows, seq_lens: Tensor) -> list[int]:
     drafted = sorted((r for r, n in enumerate(step.drafts) if n), key=lambda r: lengths[r])
     most = min(SAMPLE, len(drafted))
     chosen = [drafted[i * (len(drafted) - 1) // max(most - 1, 1)] for i in range(most)]
-    room, found = SAMPLE_TOKENS, list[int]()
+    room, sample = SAMPLE_TOKENS, list[int]()
     for request in dict.fromkeys(chosen):
-        if not found or lengths[request] <= room:
-            found.append(request)
+        if not sample or lengths[request] <= room:
+            sample.append(request)
             room -= lengths[request]
-    return found
+    return sample
 
 
 def _drafted(step: StepRows) -> Tensor:
@@ -412,19 +413,13 @@ def _write_errors(
 ) -> dict[str, Any]:
     """Rows that differ between stock's write and the commit: how many, and the first."""
     differing = (bits_of(left) != bits_of(stock)).any(-1) & kept[:, None]
-    found: dict[str, Any] = {"written": int(kept.sum()), "differing": int(differing.sum())}
-    found["first_differing"] = None
-    if found["differing"]:
+    errors: dict[str, Any] = {"written": int(kept.sum()), "differing": int(differing.sum())}
+    errors["first_differing"] = None
+    if errors["differing"]:
         row, head = differing.nonzero()[0].tolist()
         request = next(r for r in range(len(starts) - 1) if row < starts[r + 1])
-        found["first_differing"] = [request, row - starts[request], head]
-    return found
-
-
-def _at(cache: Tensor, slots: Tensor) -> Tensor:
-    """[rows, kv_heads, width] at these slots; row 0 of block 0 for a negative one."""
-    at = slots.clamp(min=0)
-    return bits_of(cache)[at // cache.shape[2], :, at % cache.shape[2]]
+        errors["first_differing"] = [request, row - starts[request], head]
+    return errors
 
 
 def _sums(rows: Tensor) -> Tensor:
@@ -433,9 +428,9 @@ def _sums(rows: Tensor) -> Tensor:
     One element at a time only if they are not aligned so, and then a few blocks at a time: PyTorch
     makes every element an int64 before it adds them (28 times slower on a CPU).
     """
-    each = 8 // rows.element_size()
+    packed = 8 // rows.element_size()
     *strides, last = rows.stride()
-    if last == 1 and not any(n % each for n in (*strides, rows.shape[-1], rows.storage_offset())):
+    if last == 1 and not any(n % packed for n in (*strides, rows.shape[-1], rows.storage_offset())):
         return rows.view(torch.int64).sum((1, 2, 3))
     bits = bits_of(rows)
     few = max(1, SUMMED_AT_ONCE // max(bits[:1].numel(), 1))
@@ -443,9 +438,9 @@ def _sums(rows: Tensor) -> Tensor:
 
 
 def _plain(numbers: Tensor) -> Any:
-    def finite(each: Any) -> Any:
-        if isinstance(each, list):
-            return [finite(inner) for inner in each]
-        return each if math.isfinite(each) else None
+    def finite(value: Any) -> Any:
+        if isinstance(value, list):
+            return [finite(inner) for inner in value]
+        return value if math.isfinite(value) else None
 
     return finite(numbers.tolist())

@@ -86,7 +86,7 @@ class WindowRanges:
             patches.append(Patch(runner.speculator, "propose", draft))
         if runner.cudagraph_manager is not None:
             patches.append(Patch(runner.cudagraph_manager, "run_fullgraph", forward))
-        return [*patches, *(Patch(own, "replay", forward) for own in self._hook.graph_sets)]
+        return [*patches, *(Patch(graphs, "replay", forward) for graphs in self._hook.graph_sets)]
 
     def _wrap_drain(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def drain(output_lengths: dict[str, int] | None) -> Any:

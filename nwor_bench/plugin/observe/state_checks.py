@@ -38,14 +38,14 @@ def check_states(
     Returns:
         `layer`, `state` and `convolution`; None if inputs or outputs were not seen.
     """
-    found = []
+    checked = []
     for number, call in sorted(trace.calls.items()):
         layer, state, convolution = layers[number], None, None
         if call is not None and call.output is not None:
             state = check_state(layer, call, num_sampled, is_control=is_control)
             convolution = check_convolution(layer, call, state["requests"])
-        found.append({"layer": layer.name, "state": state, "convolution": convolution})
-    return found
+        checked.append({"layer": layer.name, "state": state, "convolution": convolution})
+    return checked
 
 
 def check_state(
@@ -65,7 +65,7 @@ def check_state(
 
     length = bounds.diff()
     column = torch.arange(window, device=device)
-    counts = torch.tensor([max(each, 1) for each in num_sampled[:rows]], device=device)
+    counts = torch.tensor([max(sampled, 1) for sampled in num_sampled[:rows]], device=device)
     wanted = column < length[:, None] if is_control else column == counts[:, None] - 1
     wanted &= (length > 0)[:, None] & (call.indices[:rows] > 0)
     at_row, at_column = wanted.nonzero(as_tuple=True)
@@ -113,7 +113,7 @@ def _furthest(
     allowed = sums + roundings * wide.abs() / largest
     distance = ((ours.float() - wide).abs() / largest).nan_to_num(nan=torch.inf)
     at = int((distance / allowed).argmax())
-    place = [int(each) for each in torch.unravel_index(torch.tensor(at), wide.shape)[:2]]
+    place = [int(index) for index in torch.unravel_index(torch.tensor(at), wide.shape)[:2]]
     return float(distance.flatten()[at]), float(allowed.flatten()[at]), place
 
 
@@ -160,10 +160,10 @@ def _stock_recurrence(
     sizes = [heads * width, heads * width, shape["value_heads"] * shape["value_dim"]]
     assert call.convolved is not None
     q, k, v = torch.split(call.convolved[:tokens], sizes, dim=-1)
-    own, accepted = layer.layer, call.accepted[: len(table)]
+    net, accepted = layer.layer, call.accepted[: len(table)]
     given = {
-        "A_log": own.A_log,
-        "dt_bias": own.dt_bias,
+        "A_log": net.A_log,
+        "dt_bias": net.dt_bias,
         "q": q.reshape(tokens, heads, width),
         "k": k.reshape(tokens, heads, width),
         "v": v.reshape(tokens, shape["value_heads"], shape["value_dim"]),
@@ -187,8 +187,8 @@ def _stock_recurrence(
         )
         output = output.squeeze(0)
     if call.gate is not None:
-        norm = own.norm
-        gated = GatedNorm(call.gate, norm.weight, own.layer_norm_epsilon, norm.activation)
+        norm = net.norm
+        gated = GatedNorm(call.gate, norm.weight, net.layer_norm_epsilon, norm.activation)
         output = gated_norm(output, gated, slice(tokens))
     return output.view(tokens, shape["value_heads"], -1).float()
 
@@ -247,7 +247,7 @@ def _stock_convolution(layer: Any, mixed: Tensor, state: Tensor, metadata: Any) 
     from vllm.model_executor.layers.mamba.ops.causal_conv1d import causal_conv1d_update
 
     weight, table = layer.conv1d.weight, metadata.spec_state_indices_tensor
-    found: Tensor = causal_conv1d_update(
+    convolved: Tensor = causal_conv1d_update(
         mixed,
         rows,
         weight.view(weight.size(0), weight.size(2)),
@@ -259,7 +259,7 @@ def _stock_convolution(layer: Any, mixed: Tensor, state: Tensor, metadata: Any) 
         max_query_len=table.size(1),
         validate_data=False,
     )
-    return found
+    return convolved
 
 
 def _stock_convolution_on_a_cpu(layer: Any, mixed: Tensor, rows: Tensor, metadata: Any) -> Tensor:
@@ -269,10 +269,10 @@ def _stock_convolution_on_a_cpu(layer: Any, mixed: Tensor, rows: Tensor, metadat
     from nwor_bench.plugin.runner_v1.cpu_states import OPERATOR, STOCK_FORWARD
 
     assert STOCK_FORWARD is not None
-    found: list[Tensor] = []
+    outputs: list[Tensor] = []
 
     def recur(**named: Any) -> Tensor:
-        found.append(torch.cat([named[part].flatten(1) for part in ("q", "k", "v")], dim=-1))
+        outputs.append(torch.cat([named[part].flatten(1) for part in ("q", "k", "v")], dim=-1))
         return torch.zeros_like(named["v"])
 
     cut = Patch(_custom_ops, OPERATOR, lambda original: recur)
@@ -283,4 +283,4 @@ def _stock_convolution_on_a_cpu(layer: Any, mixed: Tensor, rows: Tensor, metadat
         STOCK_FORWARD(layer, metadata, mixed, gates, gates, rows, None, width, length)
     finally:
         cut.undo()
-    return found[0]
+    return outputs[0]

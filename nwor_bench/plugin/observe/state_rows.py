@@ -8,15 +8,14 @@ host counts drafts that may be rejected; so the gate's batches run as asynchrono
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nwor_bench.errors import BenchError
-from nwor_bench.plugin.observe.errors import RowErrors, RowPlaces, place_for
-from nwor_bench.plugin.observe.kv_rows import KeptPair
+from nwor_bench.plugin.observe.errors import place_for
+from nwor_bench.plugin.observe.kept_rows import KeptPair, KeptRows, RowPart, RowStore
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.scheduler_output import external_request_id
@@ -46,16 +45,6 @@ class StepStates(NamedTuple):
     """[requests] int32, tokens that the step before left: which state vLLM reads."""
     tables: Mapping[int, Tensor]
     """By KV-cache group, [at least requests, at least k + 1] int32, slots of each request."""
-
-
-@dataclass(frozen=True)
-class KeptStates:
-    """States of some requests."""
-
-    positions: Mapping[int, int]
-    """By number of a request, how many of its tokens the states stand for."""
-    layers: tuple[tuple[Tensor, Tensor], ...]
-    """By layer: [requests, HV, V * K] and [requests, 1, (width - 1) * channels]."""
 
 
 class Sample:
@@ -89,18 +78,22 @@ class Sample:
         return self.places[name]
 
 
-class StateRows:
+class StateRows(RowStore):
     """States that one worker keeps for the state gate; the runner is wrapped while it is on."""
 
     def __init__(self, hook: RunnerHook):
         runner = hook.runner
         self._runner = runner
         self._layers: Sequence[StateLayer] = hook.states.layers if hook.states else ()
+        super().__init__(
+            RowPart(2 * number + k, {"layer": number, "name": layer.name, "what": what})
+            for number, layer in enumerate(self._layers)
+            for k, what in enumerate(WHAT)
+        )
         groups = runner.kv_cache_config.kv_cache_groups
         of_name = {name: number for number, each in enumerate(groups) for name in each.layer_names}
         self._groups = [of_name[layer.name] for layer in self._layers]
         self._drafts: int = runner.vllm_config.speculative_config.num_speculative_tokens
-        self._kept: dict[str, KeptStates] = {}
         self._sample = Sample(SAMPLE)
         self._live: list[tuple[Tensor, Tensor]] = []
         self._reached = torch.zeros(SAMPLE, dtype=torch.int64, device=runner.device)
@@ -118,7 +111,7 @@ class StateRows:
         self._reached.zero_()
         if not on:
             self._patches.undo()
-            self._kept.clear()
+            self.drop(None)
             self._live = []
         elif not self._patches.applied:
             self._patches.apply()
@@ -227,7 +220,7 @@ class StateRows:
     def _states_of(
         self, step: StepStates, row: Tensor, behind: Tensor
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each layer's states of these requests, as `KeptStates` has them."""
+        """Each layer's states [requests, HV, V * K] and convolution inputs [requests, 1, ...]."""
         from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
 
         for layer, group in zip(self._layers, self._groups, strict=True):
@@ -254,44 +247,19 @@ class StateRows:
         reached, places = self._reached.tolist(), self._sample.places
         copied = {i: places[each] for i, each in enumerate(requests) if each in places}
         copied = {i: place for i, place in copied.items() if reached[place]}
-        positions = {i: reached[place] for i, place in copied.items()}
-        index = list(copied.values())
-        size = sum(state.nbytes for both in self._live for state in both)
-        there = place_for(size, self._runner.device, ROOM)
-        layers = tuple(
-            (own[index].to(there), inputs[index].to(there)) for own, inputs in self._live
-        )
-        self._kept[name] = KeptStates(positions, layers)
-        return {"unreadable": None, "tokens": list(positions.items())}
-
-    def drop(self, names: Sequence[str]) -> None:
-        """Forget kept states."""
-        for name in names:
-            self._kept.pop(name, None)
+        tokens = {i: reached[place] for i, place in copied.items()}
+        index, live = list(copied.values()), [each for both in self._live for each in both]
+        device = self._runner.device
+        there = place_for(sum(each.nbytes for each in live), device, ROOM)
+        # A state behind n tokens is the row of position n.
+        own = [(tokens[i], tokens[i] + 1) if i in tokens else (0, 0) for i in range(len(requests))]
+        known = torch.ones(len(copied), dtype=torch.bool)
+        self._kept[name] = KeptRows(own, known, [each[index].to(there) for each in live], device)
+        return {"unreadable": None, "tokens": list(tokens.items())}
 
     def compare(self, name: str, pairs: Sequence[KeptPair]) -> dict[str, Any]:
-        """`errors` of kept states against others after the same tokens: the dicts of
-        `RowErrors.read`, with `layer`, `name` and `what`; a row is one head's state."""
-        ours = self._kept[name]
+        """Errors of kept states against others after the same tokens: a row is one head's state."""
         for i, other, j, _ in pairs:
-            if ours.positions[i] != self._kept[other].positions[j]:
+            if self._kept[name].spans[i] != self._kept[other].spans[j]:
                 raise BenchError.at("states", f"{name!r} and {other!r} are of other tokens", (i, j))
-        numbers = [i for i, *_ in pairs]
-        at = torch.tensor([ours.positions[i] for i in numbers])
-        errors = RowErrors(RowPlaces(torch.tensor(numbers), at, torch.ones_like(at).bool()))
-        for number, layer in enumerate(self._layers):
-            for which, what in enumerate(WHAT):
-                labels = {"layer": number, "name": layer.name, "what": what}
-                mine = self._stacked(number, which, [(name, i) for i in numbers])
-                theirs = self._stacked(number, which, [(other, j) for _, other, j, _ in pairs])
-                errors.add(labels, mine, theirs, "auto")
-        return {"errors": errors.read()}
-
-    def _stacked(self, number: int, which: int, wanted: Sequence[tuple[str, int]]) -> Tensor:
-        """One layer's states of these requests, by set and number."""
-        found = []
-        for name, request in wanted:
-            kept = self._kept[name]
-            row = list(kept.positions).index(request)
-            found.append(kept.layers[number][which][row].to(self._runner.device))
-        return torch.stack(found)
+        return super().compare(name, pairs)

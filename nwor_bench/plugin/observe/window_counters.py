@@ -1,10 +1,8 @@
-"""DRAM and L2 bytes of each window of a batch.
+"""DRAM bytes of each window of a batch.
 
 A window lasts from the start of its step to the start of the next one: the forward, sampling, the
-commit and the drafter. Everything here is in place only while counters are on.
-
-An event on the stream marks each step's start, hardware counters are sampled beside them,
-and copies of known size before and after the batch tie the events to the samples (`counter_join`).
+commit and the drafter. `instruments.pm_sampling` says how its events meet the samples. Everything
+here is in place only while counters are on.
 """
 
 import time
@@ -15,11 +13,12 @@ import torch
 
 from nwor_bench.errors import BenchError
 from nwor_bench.instruments.pm_sampling import (
+    INTERVAL_NS,
     METRICS,
-    CountersUnavailable,
     PmSampler,
     counted_between,
     match_clocks,
+    unavailable,
 )
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_hook import RunnerHook
@@ -37,12 +36,18 @@ TRUSTED = (0.95, 1.05)
 """Bytes counted over bytes copied: outside of this the counters are not used."""
 
 
-class CudaTimeline:
-    """Events on the current stream of this process's GPU, whose times are read later."""
+class StreamSampler(PmSampler):
+    """Counters of this process's GPU, and events on its current stream: times are read later.
+
+    Raises ConfigError if this worker has no CUDA device or cannot sample it.
+    """
 
     copy_bytes = COPY_BYTES
 
-    def __init__(self) -> None:
+    def __init__(self, interval_ns: int = INTERVAL_NS) -> None:
+        if not torch.cuda.is_available():
+            raise unavailable("there is no CUDA device in this worker")
+        super().__init__(torch.cuda.current_device(), interval_ns)
         self._from = torch.zeros(COPY_BYTES, dtype=torch.uint8, device="cuda")
         self._to = torch.zeros_like(self._from)
         self._zero: Any = None
@@ -71,19 +76,12 @@ class CudaTimeline:
         self._to.copy_(self._from)
 
 
-def open_instruments() -> tuple[PmSampler, CudaTimeline]:
-    """The counters and the stream of this process's GPU. Raises CountersUnavailable."""
-    if not torch.cuda.is_available():
-        raise CountersUnavailable.at("--counters dram", "there is no CUDA device in this worker")
-    return PmSampler(torch.cuda.current_device()), CudaTimeline()
-
-
 class CountedWindows:
     """Counts the bytes that the windows of one runner move, batch by batch."""
 
     def __init__(self, hook: RunnerHook):
         self._patch = Patch(hook.runner, "execute_model", self._wrap_execute_model)
-        self._instruments: tuple[PmSampler, CudaTimeline] | None = None
+        self._sampler: StreamSampler | None = None
         self._marks: list[tuple[Any, bool]] = []
         self._copies: list[tuple[Any, Any]] = []
         self._started = 0.0
@@ -93,7 +91,7 @@ class CountedWindows:
         def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
             if not kwargs.get("dummy_run") and scheduler_output.total_num_scheduled_tokens:
                 is_window = bool(scheduler_output.scheduled_spec_decode_tokens)
-                self._marks.append((self._opened()[1].mark(), is_window))
+                self._marks.append((self._opened().mark(), is_window))
             return original(scheduler_output, *args, **kwargs)
 
         return execute_model
@@ -103,73 +101,58 @@ class CountedWindows:
         if on == self._patch.applied:
             return
         if on:
-            self._instruments = open_instruments()
+            self._sampler = StreamSampler()
             self._patch.apply()
             return
         self._patch.undo()
-        self._opened()[0].close()
-        self._instruments = None
+        self._opened().close()
+        self._sampler = None
 
     def start(self) -> None:
         """Start sampling, and make the copies before a batch."""
-        sampler, timeline = self._opened()
+        sampler = self._opened()
         self._marks, self._copies = [], []
         sampler.start()
         self._started = time.perf_counter()
-        self._anchor_ns = timeline.anchor()
-        self._copy(timeline)
+        self._anchor_ns = sampler.anchor()
+        self._copy(sampler)
 
-    def take(self) -> dict[str, Any]:
-        """End the batch: columns of the bytes of each window, and how precise they are.
+    def take(self) -> dict[str, list[int | None]]:
+        """End the batch: columns of the bytes of each window.
 
         Raises BenchError if the counters do not show the known copies correctly.
         """
-        sampler, timeline = self._opened()
-        self._marks.append((timeline.mark(), False))
-        self._copy(timeline)
+        sampler = self._opened()
+        self._marks.append((sampler.mark(), False))
+        self._copy(sampler)
         samples = sampler.stop(time.perf_counter() - self._started)
-        copies = [(timeline.ns(start), timeline.ns(end)) for start, end in self._copies]
-        match = match_clocks(samples, copies, timeline.copy_bytes, self._anchor_ns)
+        copies = [(sampler.ns(start), sampler.ns(end)) for start, end in self._copies]
+        match = match_clocks(samples, copies, sampler.copy_bytes, self._anchor_ns)
         if match is None or not TRUSTED[0] <= match.copy_ratio <= TRUSTED[1]:
             raise BenchError.at(
                 "--counters dram",
                 "the counters do not show copies of known size correctly "
                 f"({match or 'none is found'}); none of their values is used",
             )
-        times = [timeline.ns(mark) for mark, _ in self._marks]
-        windows = [
-            (start, end)
-            for (_, is_window), start, end in zip(self._marks, times, times[1:], strict=False)
-            if is_window
-        ]
-        starts, ends = [start for start, _ in windows], [end for _, end in windows]
-        counted = counted_between(samples, match.offset_ns, starts, ends)
-        columns = {
+        times = [sampler.ns(mark) for mark, _ in self._marks]
+        counted = counted_between(samples, match.offset_ns, times[:-1], times[1:])
+        of_windows = counted[[is_window for _, is_window in self._marks[:-1]]]
+        return {
             name: [None if value != value else round(value) for value in column]
-            for name, column in zip(METRICS, counted.T.tolist(), strict=True)
+            for name, column in zip(METRICS, of_windows.T.tolist(), strict=True)
         }
-        facts = {
-            "samples": len(samples.start_ns),
-            "sample_us": sampler.interval_ns / 1e3,
-            "clock_spread_us": round(match.spread_ns / 1e3, 2),
-            "clock_to_host_us": round((match.offset_ns - self._anchor_ns) / 1e3, 2),
-            "copies_found": match.copies,
-            "copies_made": len(self._copies),
-            "copy_ratio": round(match.copy_ratio, 5),
-        }
-        return {"windows": columns, "facts": facts}
 
-    def _copy(self, timeline: CudaTimeline) -> None:
+    def _copy(self, sampler: StreamSampler) -> None:
         for _ in range(COPIES):
             time.sleep(QUIET_S)
-            start = timeline.mark()
-            timeline.copy()
-            end = timeline.mark()
-            timeline.ns(end)  # waits, so that the pause after it is one
+            start = sampler.mark()
+            sampler.copy()
+            end = sampler.mark()
+            sampler.ns(end)  # waits, so that the pause after it is one
             self._copies.append((start, end))
         time.sleep(QUIET_S)
 
-    def _opened(self) -> tuple[PmSampler, CudaTimeline]:
-        if self._instruments is None:
+    def _opened(self) -> StreamSampler:
+        if self._sampler is None:
             raise BenchError("hardware counters are not switched on in this worker")
-        return self._instruments
+        return self._sampler

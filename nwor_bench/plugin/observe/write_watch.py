@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nwor_bench.plugin.layers import LayerCache
+from nwor_bench.plugin.layers import LayerCache, slot_index
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.window import State, Window, WindowBatch
 
@@ -33,7 +33,7 @@ class WriteWatch:
 
     def __init__(self, window: Window, layers: Sequence[LayerCache]):
         self._window = window
-        self._layers = [(_as_bytes_if_fp8(each.kv_cache), each.slot_row) for each in layers]
+        self._layers = [(_as_bytes_if_fp8(layer.kv_cache), layer.slot_row) for layer in layers]
         self._counts: Counter[str] = Counter()
         self._slots: Tensor | None = None
         self._drafts: Tensor | None = None
@@ -81,7 +81,7 @@ class WriteWatch:
         self._drafts = drafts[real]
         self._without_slot = max(batch.total - int(self._drafts.sum()), 0)
         for cache, row in self._layers:
-            cache[_index(cache, self._slots[row])] = _mark_of(cache)
+            cache[slot_index(cache, self._slots[row])] = _mark_of(cache)
 
     def _wrap_commit(self, original: Callable[[], bool]) -> Callable[[], bool]:
         def commit() -> bool:
@@ -108,13 +108,10 @@ class WriteWatch:
         """[layers, rows] bool: which staged rows no longer hold the mark."""
         assert self._slots is not None
         changed = [
-            cache[_index(cache, self._slots[row])] != _mark_of(cache) for cache, row in self._layers
+            cache[slot_index(cache, self._slots[row])] != _mark_of(cache)
+            for cache, row in self._layers
         ]
-        return torch.stack([each.flatten(1).any(1) for each in changed])
-
-
-def _index(cache: Tensor, slots: Tensor) -> tuple[Tensor, slice, Tensor]:
-    return slots // cache.shape[2], slice(None), slots % cache.shape[2]
+        return torch.stack([rows.flatten(1).any(1) for rows in changed])
 
 
 def _is_draft(batch: WindowBatch) -> Tensor:

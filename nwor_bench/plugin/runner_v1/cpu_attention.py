@@ -149,7 +149,7 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
         return output
 
     def _open_staging(self, key: Any, value: Any, metadata: Any) -> LayerStaging | None:
-        """This layer's staging if its drafts are staged right now, and the step is as planned."""
+        """Staging of the layer if its drafts are staged right now, and the step is as planned."""
         staging = self.staging
         if staging is None or not staging.window.is_staging:
             return None
@@ -229,7 +229,7 @@ def stageable_layers(runner: Any, target: TargetLayers) -> tuple[list[LayerCache
     context = runner.compilation_config.static_forward_context
     theirs = [context[name] for name in (*target.staged, *target.sharing, *target.indexers)]
     for why in (refusals.of_kind, refusals.of_layer):
-        reason = next((found for layer in theirs if (found := why(layer)) is not None), None)
+        reason = next((refused for layer in theirs if (refused := why(layer)) is not None), None)
         if reason is not None:
             raise StagingUnavailable(reason)
     slots = slot_rows(runner, target.staged)
@@ -371,7 +371,7 @@ class CpuWindowChecks:
             return
         self._checks.follow(None)
         self._checks.ended(
-            window, num_sampled, lambda: {each.name: self._tables(each) for each in self._layers}
+            window, num_sampled, lambda: {layer.name: self._tables(layer) for layer in self._layers}
         )
 
     def _tables(self, layer: CpuCheckedLayer) -> StepTables:

@@ -59,8 +59,8 @@ def set_up_states(
     def make() -> WindowStates:
         layers = find_states(runner, target, transposed)
         sizes = {"length": length, "requests": runner.max_num_reqs, "dtype": runner.dtype}
-        own = one_slot(runner.vllm_config.additional_config)
-        return WindowStates(layers, window, kernels=KERNELS, one_slot=own, **sizes)
+        only_one = one_slot(runner.vllm_config.additional_config)
+        return WindowStates(layers, window, kernels=KERNELS, one_slot=only_one, **sizes)
 
     return set_up(make)
 

@@ -63,8 +63,8 @@ class V1RunnerHook(RunnerHook):
             Patch(runner, "sample_tokens", self._wrap_sample_tokens),
         ]
         if self.window is not None:
-            found = set_up_states(runner, self.layers, self.window)
-            self.states, self.states_unavailable = found
+            states_or_why = set_up_states(runner, self.layers, self.window)
+            self.states, self.states_unavailable = states_or_why
         if self.states is not None:
             patches.append(operator_patch(self.states))
         self._patches = PatchSet(patches)
@@ -122,12 +122,12 @@ class V1RunnerHook(RunnerHook):
         """Check windows of the next batch layer by layer; what was measured since the last call."""
         if self.window is None or self.buffers is None:
             return []
-        found = self.checks.take() if self.checks is not None else []
+        windows = self.checks.take() if self.checks is not None else []
         if requests is None:
             self.checks = None
         elif self.checks is None:
             self.checks = CpuWindowChecks(self.runner, self.layers, self.buffers, self.states)
-        return found
+        return windows
 
     # The four wrappers, in call order.
 
@@ -268,7 +268,7 @@ class V1RunnerHook(RunnerHook):
         """The accepted drafts; None: the ids do not fit the window, so every draft is kept."""
         assert step.drafts is not None
         try:
-            found = self.validator.validate(sampled_token_ids, tuple(step.drafts.tolist()))
+            validation = self.validator.validate(sampled_token_ids, tuple(step.drafts.tolist()))
         except ValidationRefused as refusal:
             if self.validator.mode is not ScvMode.OFF:
                 self.validator.count_fallback(str(refusal))
@@ -276,8 +276,8 @@ class V1RunnerHook(RunnerHook):
             if self.window is not None:
                 self.window.abort(f"validate:{refusal}")
             return None
-        step.scv_path, step.scv_fallback_reason = "host", found.fallback_reason
-        return found
+        step.scv_path, step.scv_fallback_reason = "host", validation.fallback_reason
+        return validation
 
     def _commit(self, window: Window, validation: Validation | None, fault: str | None) -> None:
         num_accepted = validation.num_accepted if validation else []

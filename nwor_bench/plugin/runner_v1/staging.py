@@ -61,15 +61,15 @@ class StagingBuffers(StagedLayers):
         """
         self.written.zero_()
         for number, layer in enumerate(self.layers):
-            own = slice(number, number + 1)
+            part = slice(number, number + 1)
             commit_windows_reference(
                 ([self.key[number]], [self.value[number]]),
                 LayerCaches([layer.kv_cache]),
                 self._slots_of(layer, slots),
                 accepted,
-                self.metadata[own, ERROR_FLAG],
-                layer_metadata=self.metadata[own],
-                written=self.written[own],
+                self.metadata[part, ERROR_FLAG],
+                layer_metadata=self.metadata[part],
+                written=self.written[part],
             )
         self.committed_tokens = self._committed(slots, accepted)
         problems = 0

@@ -77,7 +77,7 @@ def from_table(shape: AttentionShape, requests: int, rows: int, processors: int)
     """Our kernel in the tiling that was the fastest on an H200."""
     if shape.latent:
         return Contender.OURS  # its kernel has one
-    found = fastest_tiling(
+    fastest = fastest_tiling(
         rows,
         shape.ratio,
         max(shape.head_dim, shape.value_dim),
@@ -85,16 +85,16 @@ def from_table(shape: AttentionShape, requests: int, rows: int, processors: int)
         requests * shape.kv_heads,
         processors,
     )
-    return next(contender for contender, tiling in TILINGS.items() if tiling is found)
+    return next(contender for contender, tiling in TILINGS.items() if tiling is fastest)
 
 
 def kernels_digest() -> str:
     """Digest of our contenders' sources: other kernels take other times."""
-    found = sha256()
+    digest = sha256()
     for package in (mla_verify_attention, verify_attention, window_merge):
         for source in sorted(Path(package.__path__[0]).glob("*.py")):
-            found.update(source.read_bytes())
-    return found.hexdigest()[:8]
+            digest.update(source.read_bytes())
+    return digest.hexdigest()[:8]
 
 
 class ChoiceStore:
@@ -117,10 +117,10 @@ class ChoiceStore:
     def read(self) -> dict[str, Choice]:
         """Choices by size, without disturbed ones; none if there is no file of these facts."""
         try:
-            found = json.loads(self._path.read_text())
-            if found["facts"] != self._facts:
+            stored = json.loads(self._path.read_text())
+            if stored["facts"] != self._facts:
                 return {}
-            every = {size: _choice_of(entry) for size, entry in found["sizes"].items()}
+            every = {size: _choice_of(entry) for size, entry in stored["sizes"].items()}
             return {size: choice for size, choice in every.items() if not _is_disturbed(choice)}
         except (OSError, ValueError, KeyError, TypeError):
             return {}
@@ -217,7 +217,7 @@ class AttentionKind:
                 if near is None:
                     times = [measurement.times(size, length) for length in lengths]
                     timed = set.intersection(*map(set, times))
-                    both = {c: [each[c] for each in times] for c in times[0] if c in timed}
+                    both = {c: [entry[c] for entry in times] for c in times[0] if c in timed}
                     near, measured = decide(both, lengths, commit), measured + 1
                     near = replace(near, conditions=measurement.conditions())
                 known[name] = near
@@ -275,11 +275,11 @@ class AttentionChoices:
         """Take over what the kinds have chosen."""
         for size in sizes:
             chosen = [(count, kind.chosen.get(size)) for kind, count in self._kinds]
-            found = [(count, choice) for count, choice in chosen if choice is not None]
-            alike = len({choice.lengths for _, choice in found}) == 1
+            known_choices = [(count, choice) for count, choice in chosen if choice is not None]
+            alike = len({choice.lengths for _, choice in known_choices}) == 1
             # A shape that was not measured may lose or gain anything.
-            known = alike and len(found) == len(chosen) and not self.leaves_none
-            self._direct[size] = direct_lengths(found) if known else NEVER
+            known = alike and len(known_choices) == len(chosen) and not self.leaves_none
+            self._direct[size] = direct_lengths(known_choices) if known else NEVER
 
     def given(self) -> list[dict[Size, Choice]]:
         """What each kind has chosen, for other ranks."""

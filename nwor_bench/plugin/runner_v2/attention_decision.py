@@ -92,8 +92,8 @@ def decide(
         return Choice(contender, tuple(lengths), staged, stock, noise, told, blocks)
 
     def lost(choice: Choice) -> tuple[float, float]:
-        each = zip(choice.staged, choice.noise, choice.stock, strict=True)
-        ratios = [(mine + noise) / stock for mine, noise, stock in each]
+        times_at = zip(choice.staged, choice.noise, choice.stock, strict=True)
+        ratios = [(mine + noise) / stock for mine, noise, stock in times_at]
         return sum(min(ratio, 1.0) for ratio in ratios), sum(ratios)
 
     return min((choice_of(c) for c in times if c is not Contender.STOCK), key=lost)
@@ -107,7 +107,7 @@ def uncertainty(mine: Sequence[float], stock: Sequence[float]) -> float:
     """
     differences = [a - b for a, b in zip(mine, stock, strict=True)]
     middle = median(differences)
-    deviation = median(abs(each - middle) for each in differences)
+    deviation = median(abs(difference - middle) for difference in differences)
     # For normal noise 1.48 deviations are its scale, and a median's error is 1.25 of a mean's.
     return 2 * 1.25 * 1.48 * deviation / math.sqrt(len(differences))
 
@@ -155,5 +155,5 @@ def direct_lengths(choices: Sequence[tuple[int, Choice]]) -> DirectLengths:
          for i in range(len(lengths))]
         for name in ("staged", "stock", "noise")
     )  # fmt: skip
-    each = zip(staged, noise, stock, strict=True)
-    return DirectLengths(lengths, tuple(a + error >= (1 - MIN_GAIN) * b for a, error, b in each))
+    sums = zip(staged, noise, stock, strict=True)
+    return DirectLengths(lengths, tuple(a + error >= (1 - MIN_GAIN) * b for a, error, b in sums))

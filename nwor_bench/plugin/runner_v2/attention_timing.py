@@ -76,7 +76,7 @@ class AttentionTiming:
         known = type(self._builder).__name__ in BUILDERS
         if not known or composite or refusals.chunk_of(first.layer) > 0:
             return ()
-        blocks = min(each.cache_rows().shape[0] for each in self._layers)
+        blocks = min(layer.cache_rows().shape[0] for layer in self._layers)
         room = (blocks - 1) // requests * cache.shape[2]
         longest = min(room, self._runner.max_model_len) - rows
         if longest < 1:
@@ -85,9 +85,9 @@ class AttentionTiming:
 
     def conditions(self) -> Conditions:
         """The GPU's since the last call: other processes, clocks, throttling."""
-        found = self._monitor.end()
+        conditions = self._monitor.end()
         self._monitor.begin()
-        return {name: value for name, value in found.items() if name.startswith("gpu_")}
+        return {name: value for name, value in conditions.items() if name.startswith("gpu_")}
 
     @torch.inference_mode()
     def times(self, size: Size, length: int) -> dict[Contender, list[float]]:
@@ -104,8 +104,8 @@ class AttentionTiming:
                     raise
                 logger.exception("nwor: attention by %s could not be timed", contender)
         torch.cuda.synchronize()
-        found = self._measure(graphs)
-        return {contender: [t / step.layers for t in ts] for contender, ts in found.items()}
+        times = self._measure(graphs)
+        return {contender: [t / step.layers for t in ts] for contender, ts in times.items()}
 
     def _capture(self, forward: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """A graph of it. `torch.cuda.graph` would collect garbage each time.
@@ -167,17 +167,17 @@ class _Step:
         first, device = layers[0], runner.device
         cache, rows = first.cache_rows(), requests * self._rows
         _, kv_heads, self._block_size, width = cache.shape
-        blocks = min(each.cache_rows().shape[0] for each in layers)
+        blocks = min(layer.cache_rows().shape[0] for layer in layers)
         read = requests * length * kv_heads * width * cache.element_size()
         self.layers = max(1, min(MAX_TIMED_LAYERS, len(layers), -(-COLD_BYTES // read)))
         self._layers = layers[: self.layers]
         self._max_seq_len = int(runner.max_model_len)
-        each = -(-(length + self._rows) // self._block_size)
-        number = torch.arange(requests * each, device=device)
+        per_request = -(-(length + self._rows) // self._block_size)
+        number = torch.arange(requests * per_request, device=device)
         stride = next(n for n in (7919, 7907, 1) if (blocks - 1) % n)
         # Scattered over the cache; block 0 is vLLM's null block.
         scattered = 1 + number * stride % (blocks - 1)
-        table = scattered.view(requests, each).int()
+        table = scattered.view(requests, per_request).int()
         starts = torch.arange(requests + 1, dtype=torch.int32, device=device) * self._rows
         seq_lens = torch.full((requests,), length + self._rows, dtype=torch.int32, device=device)
         self._requests = StepRequests(starts, seq_lens, table, starts[:-1], starts[1:])
@@ -234,17 +234,17 @@ class _Step:
         shape = group.kind.shape
         wide = max(shape.head_dim, shape.value_dim)
         worth = tilings(self._rows, shape.ratio, wide)
-        found: dict[Contender, Callable[[], None]] = {Contender.STOCK: self._stock}
+        contenders: dict[Contender, Callable[[], None]] = {Contender.STOCK: self._stock}
         for contender, tiling in TILINGS.items():
             if tiling is Tiling.USUAL or (tiling in worth and not shape.latent):
-                found[contender] = partial(self._ours, contender)
+                contenders[contender] = partial(self._ours, contender)
         if group.committed is not None:
-            found[Contender.MERGE] = self._merge
-        return found
+            contenders[Contender.MERGE] = self._merge
+        return contenders
 
     def _stock(self) -> None:
-        for each, scratch in zip(self._layers, self._scratch, strict=True):
-            layer = each.layer
+        for staged, scratch in zip(self._layers, self._scratch, strict=True):
+            layer = staged.layer
             layer.impl.do_kv_cache_update(layer, self._key, self._value, scratch, self._slots)
             layer.impl.forward(
                 layer, self._query, self._key, self._value, layer.kv_cache, self._metadata,
@@ -252,15 +252,15 @@ class _Step:
             )  # fmt: skip
 
     def _ours(self, contender: Contender) -> None:
-        for each in self._layers:
-            each.verify(contender, self._step(each, self._query))
+        for staged in self._layers:
+            staged.verify(contender, self._step(staged, self._query))
 
     def _step(
-        self, each: StagedLayer, query: Tensor, query_pe: Tensor | None = None
+        self, staged: StagedLayer, query: Tensor, query_pe: Tensor | None = None
     ) -> AttentionStep:
         return AttentionStep(
-            query, self._key, self._value, each.layer.kv_cache, self._requests, self._output,
-            each.rules, self._rows, self._max_seq_len, each.scales(query), query_pe,
+            query, self._key, self._value, staged.layer.kv_cache, self._requests, self._output,
+            staged.rules, self._rows, self._max_seq_len, staged.scales(query), query_pe,
         )  # fmt: skip
 
     def _over(self) -> Any:
@@ -269,8 +269,8 @@ class _Step:
 
     def _merge(self) -> None:
         over = self._over()
-        for each in self._layers:
-            each.merge(over, self._step(each, self._query))
+        for staged in self._layers:
+            staged.merge(over, self._step(staged, self._query))
 
 
 class _LatentStep(_Step):
@@ -291,8 +291,8 @@ class _LatentStep(_Step):
         self._value = normal(rows, 1, shape.head_dim)[..., -rope:]
 
     def _stock(self) -> None:
-        for each, scratch in zip(self._layers, self._scratch, strict=True):
-            layer = each.layer
+        for staged, scratch in zip(self._layers, self._scratch, strict=True):
+            layer = staged.layer
             layer.impl.do_kv_cache_update(
                 self._key.squeeze(1), self._value, scratch, self._slots, layer.kv_cache_dtype,
                 layer._k_scale,
@@ -300,14 +300,14 @@ class _LatentStep(_Step):
             layer.impl.forward_mqa(self._query, layer.kv_cache, self._metadata, layer)
 
     def _ours(self, contender: Contender) -> None:
-        for each in self._layers:
-            each.verify(self._step(each, *self._query))
+        for staged in self._layers:
+            staged.verify(self._step(staged, *self._query))
 
     def _merge(self) -> None:
         over = self._over()
-        for each in self._layers:
-            step = self._step(each, *self._query)
-            each.merge(each.layer.impl.forward_mqa, over, self._query, step)
+        for staged in self._layers:
+            step = self._step(staged, *self._query)
+            staged.merge(staged.layer.impl.forward_mqa, over, self._query, step)
 
 
 def _builder_of(runner: Any, name: str) -> Any:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.runner_hook import ScvValidator
-from nwor_bench.plugin.runner_v2.layer_set import Launch
+from nwor_bench.plugin.runner_v2.layer_set import CommitLaunch
 from nwor_bench.plugin.step import DeviceClock, Step
 from nwor_bench.records.types import ScvMode
 from nwor_kernels.mask.kernel import acceptance_mask_from_counts_triton, bind_mask
@@ -132,13 +132,13 @@ class DeviceValidator(ScvValidator):
         """[requests] int32, accepted drafts of each; the step is told how it was decided."""
         assert step.drafts is not None
         began = time.perf_counter()
-        found = self.validate(num_sampled, step.drafts, step.uniform)
+        validation = self.validate(num_sampled, step.drafts, step.uniform)
         clock.phase(step, "mask_ms")
-        step.scv_path, step.scv_fallback_reason = found.path, found.fallback_reason
+        step.scv_path, step.scv_fallback_reason = validation.path, validation.fallback_reason
         step.scv_s = time.perf_counter() - began
-        return found.num_accepted
+        return validation.num_accepted
 
-    def launch_commit(self, step: Step, launch: Launch, num_sampled: Tensor) -> None:
+    def launch_commit(self, step: Step, launch: CommitLaunch, num_sampled: Tensor) -> None:
         """Launch the commit of a step's captured window, which decides itself."""
         began = time.perf_counter()
         shape = step.batch.commit_shape

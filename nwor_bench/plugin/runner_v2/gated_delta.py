@@ -56,8 +56,8 @@ def set_up_states(
             one = length * token_bytes(layers, runner.dtype)
             requests = min(requests, memory_bytes // REFERENCED_PART // one)
         sizes = {"length": length, "requests": requests, "dtype": runner.dtype}
-        own = one_slot(runner.vllm_config.additional_config)
-        return WindowStates(layers, window, kernels=KERNELS, one_slot=own, **sizes)
+        only_one = one_slot(runner.vllm_config.additional_config)
+        return WindowStates(layers, window, kernels=KERNELS, one_slot=only_one, **sizes)
 
     return set_up(make)
 
@@ -165,7 +165,7 @@ class StagedDeltaNet:
 
         layer, indices = self._layer, metadata.spec_state_indices_tensor
         kept, weight = layer.kv_cache[0], layer.conv1d.weight
-        found: Tensor = stock.causal_conv1d_update(
+        convolved: Tensor = stock.causal_conv1d_update(
             mixed,
             kept if stock.is_conv_state_dim_first() else kept.transpose(-1, -2),
             weight.view(weight.size(0), weight.size(2)),
@@ -177,7 +177,7 @@ class StagedDeltaNet:
             max_query_len=indices.size(-1),
             validate_data=False,
         )
-        return found
+        return convolved
 
     def _wrap_behind_convolution(self, original: Callable[..., None]) -> Callable[..., None]:
         def post_conv_fused_norm(

@@ -116,7 +116,7 @@ class HeldValues:
         return key.clone(), value.clone()
 
 
-Launch = Callable[[Tensor], None]
+CommitLaunch = Callable[[Tensor], None]
 """Launches a commit for these counts, [requests] int32 on the device."""
 
 
@@ -155,7 +155,7 @@ class LayerSet:
         self._written, self._written_directly = written
         self._grouped = grouped
         self._plan = self._plan_of(layers, [layer.slot_row for layer in layers])
-        self._bound: dict[tuple[StagedSources, int], Launch] = {}
+        self._bound: dict[tuple[StagedSources, int], CommitLaunch] = {}
         self._updating: dict[tuple[StagedSources, int], tuple[RequestStates, Update]] = {}
         self._collected: StagedSources | None = None
         self.buffers: CopyBuffers | None = None
@@ -205,7 +205,7 @@ class LayerSet:
         """Addresses of the K/V held now, which a captured graph fills with every replay."""
         return StagedSources(self.keys, self.values)
 
-    def launch(self, batch: GpuWindowBatch, slots: Tensor, certain: int) -> Launch:
+    def launch(self, batch: GpuWindowBatch, slots: Tensor, certain: int) -> CommitLaunch:
         """The launch that commits this window, given its counts."""
         if batch.sources is None or batch.tokens_per_request is None:
             return partial(self.commit, batch, slots, certain=certain)

@@ -161,18 +161,18 @@ class StagingParts:
         context = self._runner.compilation_config.static_forward_context
         numbers = {layer.name: number for number, layer in enumerate(self.staging.layers)}
         workspaces: dict[tuple[int, ...], VerifyWorkspace] = {}
-        found: list[Any] = []
+        staged: list[Any] = []
         for name in [*numbers, *target.sharing]:
             layer, number = context[name], numbers[target.sharing.get(name, name)]
             around = (self.window, self.staging, self.inputs, self.inputs.table_of[name])
             workspace = _workspace(workspaces, layer, self._runner, self._length)
             group = self._group_of(layer, self.inputs.table_of[name], workspace)
             if is_latent(layer):
-                found.append(MlaStagingAttention(number, layer, *around, group))
+                staged.append(MlaStagingAttention(number, layer, *around, group))
             else:
                 writes = name in numbers
-                found.append(StagingAttention(number, layer, *around, group, writes=writes))
-        return found
+                staged.append(StagingAttention(number, layer, *around, group, writes=writes))
+        return staged
 
     def measure(self, sizes: Sequence[tuple[int, int]]) -> int:
         """Time what attends windows of these sizes; how many were not stored already.
@@ -187,21 +187,21 @@ class StagingParts:
             **{name: installed(name) or "" for name in ("vllm", "torch", "triton")},
             "kernels": kernels_digest(),
         }
-        found, commit = 0, COMMIT_S / len(self.layers)
+        measured, commit = 0, COMMIT_S / len(self.layers)
         for shape, kind in self._kinds.items():
-            alike = [each for each in self.layers if each.group.kind is kind]
+            alike = [layer for layer in self.layers if layer.group.kind is kind]
             store = ChoiceStore({**facts, "merges": kind.can_merge, **asdict(shape)})
             timing = AttentionTiming(self._runner, alike)
             try:
-                found += kind.choose(sizes, store, timing, commit)
+                measured += kind.choose(sizes, store, timing, commit)
             finally:
                 del timing
                 torch.cuda.synchronize()
                 torch.cuda.empty_cache()
-        return found
+        return measured
 
     def _patches(self) -> list[Patch]:
-        patches = [patch for each in self.layers for patch in each.patches()]
+        patches = [patch for layer in self.layers for patch in layer.patches()]
         if self.states is not None:
             patches += state_patches(self.states)
         return patches
@@ -374,7 +374,7 @@ def graph_facts(stock: Any, parts: StagingParts | None) -> dict[str, Any]:
     facts["attention_us"] = parts.choices.times_us() if parts else None
     facts["attention_untimed"] = parts.choices.failed if parts else None
     control = parts.control_graphs if parts else None
-    for name, each in (("stage", graphs), ("control", control), ("sham", sham)):
-        facts[f"{name}_memory_bytes"] = each.memory_bytes if each else None
-        facts[f"{name}_unavailable"] = each.unavailable if each else None
+    for name, graph_set in (("stage", graphs), ("control", control), ("sham", sham)):
+        facts[f"{name}_memory_bytes"] = graph_set.memory_bytes if graph_set else None
+        facts[f"{name}_unavailable"] = graph_set.unavailable if graph_set else None
     return facts

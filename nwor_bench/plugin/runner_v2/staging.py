@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.layers import LayerCache, StagedLayers
-from nwor_bench.plugin.runner_v2.layer_set import CopyBuffers, HeldValues, Launch, LayerSet
+from nwor_bench.plugin.runner_v2.layer_set import CommitLaunch, CopyBuffers, HeldValues, LayerSet
 from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.stock_update import UpdateCall
 from nwor_bench.records.fallback_reasons import Fault, fault_of
@@ -70,9 +70,9 @@ class GpuStaging(StagedLayers):
             counters = self.errors[part], written[:, part]
             self.sets.append(LayerSet(number, first, alike, *counters, grouped))
             first = part.stop
-        self._places = [(each, place) for each in self.sets for place in range(len(each.layers))]
+        self._places = [(s, place) for s in self.sets for place in range(len(s.layers))]
         self._batch: GpuWindowBatch | None = None
-        self._through: Callable[[Launch, Tensor], None] | None = None
+        self._through: Callable[[CommitLaunch, Tensor], None] | None = None
         self._update: tuple[Any, UpdateCall] | None = None
         self._states: RequestStates | None = None
         self._held = HeldValues(self.num_layers)
@@ -88,10 +88,10 @@ class GpuStaging(StagedLayers):
     def copies(self) -> Tensor:
         """[bytes] uint8: the buffers for copies of all sets, made at the first use."""
         if self._memory is None:
-            sizes = [CopyBuffers.num_bytes(each.layers, self.capacity) for each in self.sets]
+            sizes = [CopyBuffers.num_bytes(s.layers, self.capacity) for s in self.sets]
             memory = torch.empty(sum(sizes), dtype=torch.uint8, device=self.errors.device)
-            for each, part in zip(self.sets, torch.split(memory, sizes), strict=True):
-                each.buffers = CopyBuffers.create(each.layers, self.capacity, part)
+            for layer_set, part in zip(self.sets, torch.split(memory, sizes), strict=True):
+                layer_set.buffers = CopyBuffers.create(layer_set.layers, self.capacity, part)
             self._memory = memory
         return self._memory
 
@@ -118,7 +118,7 @@ class GpuStaging(StagedLayers):
         self._batch = batch
         self._through = self._update = None
 
-    def validate_in_commit(self, through: Callable[[Launch, Tensor], None]) -> None:
+    def validate_in_commit(self, through: Callable[[CommitLaunch, Tensor], None]) -> None:
         """Let `through` launch this window's commit, which decides itself, by `num_sampled`."""
         self._through = through
 
@@ -138,8 +138,8 @@ class GpuStaging(StagedLayers):
         """
         self._batch = self._through = self._update = None
         if self._holds_layers:
-            for each in self.sets:
-                each.release()
+            for layer_set in self.sets:
+                layer_set.release()
             self._held.clear()
             self._holds_layers = False
 
@@ -150,8 +150,8 @@ class GpuStaging(StagedLayers):
         if not self._holds_layers:
             self._holds_layers, self._first_layer = True, layer
         elif layer == self._first_layer:  # a capture runs its forward again
-            for each in self.sets:
-                each.begin_forward()
+            for layer_set in self.sets:
+                layer_set.begin_forward()
         of_set, place = self._places[layer]
         if not batch.copied:
             held = self._held.take(layer, key, value)
@@ -169,7 +169,7 @@ class GpuStaging(StagedLayers):
 
     def captured_sources(self) -> tuple[StagedSources, ...]:
         """Each set's addresses of the K/V held now (see `LayerSet.captured_sources`)."""
-        return tuple(each.captured_sources() for each in self.sets)
+        return tuple(layer_set.captured_sources() for layer_set in self.sets)
 
     def commit(self, slots: Tensor, accepted: Tensor) -> str:
         """Write the accepted rows of all layers.
@@ -199,13 +199,13 @@ class GpuStaging(StagedLayers):
 
     def forget_launches(self) -> None:
         """Drop the bound launches of a warm-up, whose windows never come."""
-        for each in self.sets:
-            each.forget_launches()
+        for layer_set in self.sets:
+            layer_set.forget_launches()
 
-    def _launch(self, slots: Tensor, certain: int) -> Launch:
+    def _launch(self, slots: Tensor, certain: int) -> CommitLaunch:
         batch = self._batch
         assert batch is not None
-        launches = [each.launch(batch, slots, certain) for each in self.sets]
+        launches = [layer_set.launch(batch, slots, certain) for layer_set in self.sets]
         if len(launches) == 1:
             return launches[0]
 
@@ -229,7 +229,7 @@ class GpuStaging(StagedLayers):
         update = first.launch_with_update(batch, batch.slots, certain, kernel, states)
         if not others:
             return states, update
-        launches = [each.launch(batch, batch.slots, certain) for each in others]
+        launches = [layer_set.launch(batch, batch.slots, certain) for layer_set in others]
 
         def update_last(idx_mapping: Tensor, sampled: Tensor, counts: Tensor, *more: Any) -> None:
             for launch in launches:
@@ -242,13 +242,13 @@ class GpuStaging(StagedLayers):
         """Write every staged row of these layers, as stock vLLM would have done at once."""
         batch, staged = self._batch, set(layers)
         assert batch is not None
-        for each in self.sets:
-            if staged.issuperset(each.numbers):
-                each.commit(batch, slots, self._counts_of_all, direct=True)
+        for layer_set in self.sets:
+            if staged.issuperset(layer_set.numbers):
+                layer_set.commit(batch, slots, self._counts_of_all, direct=True)
                 continue
-            for place, number in enumerate(each.numbers):
+            for place, number in enumerate(layer_set.numbers):
                 if number in staged:
-                    each.write_layer(batch, place, slots, self._counts_of_all)
+                    layer_set.write_layer(batch, place, slots, self._counts_of_all)
 
 
 WHAT_IS_LOST = (

@@ -84,18 +84,18 @@ class StepWindows:
     ) -> list[dict[str, Any]]:
         """Check windows layer by layer, as `RunnerHook.check_layers` says."""
         self.ready.clear()
-        found = self.checks.take() if self.checks is not None else []
+        windows = self.checks.take() if self.checks is not None else []
         if requests is None:
             if self.checks is not None:
                 self.checks.stop(self._validator)
             self.checks = None
-            return found
+            return windows
         if self.checks is None:
             whole = layers_alone_in_their_memory(runner, target_layers)
             self.checks = GpuWindowChecks(runner, self.parts, whole)
         if nwor_mode is not NworMode.OFF:
             self.checks.prepare(requests, nwor_mode is NworMode.CONTROL)
-        return found
+        return windows
 
     # Before the forward.
 

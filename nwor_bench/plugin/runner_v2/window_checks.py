@@ -41,10 +41,10 @@ class GpuWindowChecks:
 
     def _wrap_prepare_attn(self, original: Any) -> Any:
         def prepare_attn(*args: Any, **kwargs: Any) -> Any:
-            found = original(*args, **kwargs)
-            if isinstance(found, dict):
-                self._metadata = found
-            return found
+            metadata = original(*args, **kwargs)
+            if isinstance(metadata, dict):
+                self._metadata = metadata
+            return metadata
 
         return prepare_attn
 
@@ -77,8 +77,8 @@ class GpuWindowChecks:
                 validator.forget(batch.sources)
             graphs.give_up("checked")
         self._sets.clear()
-        for each in self._parts.staging.sets:
-            each.forget_launches()
+        for layer_set in self._parts.staging.sets:
+            layer_set.forget_launches()
 
     def take(self) -> list[dict[str, Any]]:
         """Measurements of the windows that were checked since the last call."""
@@ -137,10 +137,10 @@ class GpuWindowChecks:
         if states is None:
             return graphs.replay(desc)
         outputs = []
-        for each in (timed, timed, graphs):
+        for replayed in (timed, timed, graphs):
             for cache, slots, before in states:
                 cache[slots] = before
-            output = each.replay(desc)
+            output = replayed.replay(desc)
             outputs.append(_hidden(output).clone())
         (first, second, checking), rows = outputs, self._input_batch.num_tokens
         self._hidden = {
@@ -152,21 +152,21 @@ class GpuWindowChecks:
     def _states_written(self) -> list[tuple[Tensor, Tensor, Tensor]] | None:
         """Caches of recurrent layers that the forward writes, the window's slots and what is there;
         None without twice the room for copies. A staged layer writes its convolution's only."""
-        batch, found = self._parts.window.batch, list[tuple[Tensor, Tensor]]()
+        batch, written = self._parts.window.batch, list[tuple[Tensor, Tensor]]()
         staged = isinstance(getattr(batch, "states", None), StateTables)
         for name, layer in self._parts.recurrent.items():
             tables = [
-                each.flatten()
-                for field, each in vars(self._metadata[name]).items()
-                if "state_indices" in field and isinstance(each, Tensor)
+                entry.flatten()
+                for field, entry in vars(self._metadata[name]).items()
+                if "state_indices" in field and isinstance(entry, Tensor)
             ]
             slots = torch.unique(torch.cat(tables)).long()
             caches = layer.kv_cache[:1] if staged else layer.kv_cache
-            found += [(cache, slots[slots >= 0]) for cache in caches]
-        size, device = sum(c[0].nbytes * len(slots) for c, slots in found), self._runner.device
-        if found and device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < 2 * size:
+            written += [(cache, slots[slots >= 0]) for cache in caches]
+        size, device = sum(c[0].nbytes * len(slots) for c, slots in written), self._runner.device
+        if written and device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < 2 * size:
             return None
-        return [(cache, slots, cache[slots]) for cache, slots in found]
+        return [(cache, slots, cache[slots]) for cache, slots in written]
 
     def end(self, window: Window, num_sampled: Tensor) -> None:
         """The window is committed, or fell back; its K/V are still held."""

@@ -14,7 +14,7 @@ from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.store import RunStore
 from nwor_bench.records.types import Cell, Phase
 from nwor_bench.records.window_order import WindowOrder
-from nwor_bench.run.batch import BatchRunner, Check, RanBatch
+from nwor_bench.run.batch import AnswerCheck, BatchRunner, RanBatch
 from nwor_bench.run.gate.kv import KvGate, rows_budget
 from nwor_bench.run.gate.parity import BatchAnswer, ParityGate, broken_event
 from nwor_bench.run.progress import Progress
@@ -70,8 +70,8 @@ class GateBlock:
         began = time.perf_counter()
         with self._kv.watching():
             for order, cell in enumerate(self._block.order):
-                own = answers.get(cell.stock_twin, reference)
-                answers[cell] = self._run_batch(cell, order, own)
+                expected = answers.get(cell.stock_twin, reference)
+                answers[cell] = self._run_batch(cell, order, expected)
                 reference = reference or answers[cell]
             if self._order_of is not None and reference is not None:
                 self._run_interleaved(reference, self._order_of)
@@ -79,13 +79,13 @@ class GateBlock:
             self._batches.watches = False
             if reference is not None:
                 self._run_unwatched(answers, reference)
-        found = [result for cell, result in self._kv.results.items() if cell.arm != INTERLEAVED]
-        if found:
+        results = [result for cell, result in self._kv.results.items() if cell.arm != INTERLEAVED]
+        if results:
             facts = self._kv.facts(time.perf_counter() - began)
             self._store.update(kv_gate=facts)
-            compared = sum(result.verdict is not KvVerdict.NOT_RUN for result in found)
+            compared = sum(result.verdict is not KvVerdict.NOT_RUN for result in results)
             self._progress.say(
-                f"K/V gate: the cache of {compared} of {len(found)} staging cells compared with "
+                f"K/V gate: the cache of {compared} of {len(results)} staging cells compared with "
                 f"mode off's, {facts.seconds:.1f} s"
             )
 
@@ -100,8 +100,8 @@ class GateBlock:
             self._run_interleaved(reference, self._order_of)
             return
         for cell in _last_cells(self._sound_cells()):
-            own = answers.get(cell.stock_twin, reference)
-            self._run_batch(cell, self._block.order.index(cell), own)
+            expected = answers.get(cell.stock_twin, reference)
+            self._run_batch(cell, self._block.order.index(cell), expected)
 
     def _run_batch(self, cell: Cell, order: int, reference: BatchAnswer | None) -> BatchAnswer:
         """A batch of one cell."""
@@ -110,7 +110,7 @@ class GateBlock:
         def compare(answer: BatchAnswer) -> BatchAnswer:
             return self._parity.check(cell, answer, reference, self._block)
 
-        def run(check: Check) -> RanBatch:
+        def run(check: AnswerCheck) -> RanBatch:
             return self._batches.run(cell, Phase.GATE, self._block, order, check)
 
         batch, faults = self._checked(cell, run, compare)
@@ -154,22 +154,22 @@ class GateBlock:
         differences: list[str | None] = []
 
         def compare(answer: BatchAnswer) -> BatchAnswer:
-            found = self._parity.interleaved_difference(answer, reference, self._block)
-            differences.append(found)
+            difference = self._parity.interleaved_difference(answer, reference, self._block)
+            differences.append(difference)
             return answer
 
-        def run(check: Check) -> RanBatch:
+        def run(check: AnswerCheck) -> RanBatch:
             return self._batches.run_interleaved(
                 baseline, Phase.INTERLEAVED_GATE, self._block, order, check
             )
 
         batch, faults = self._checked(replace(baseline, arm=INTERLEAVED), run, compare)
-        return batch, [*(found for found in differences if found), *faults]
+        return batch, [*(difference for difference in differences if difference), *faults]
 
     def _checked(
         self,
         cell: Cell,
-        run: Callable[[Check], RanBatch],
+        run: Callable[[AnswerCheck], RanBatch],
         compare: Callable[[BatchAnswer], BatchAnswer],
     ) -> tuple[RanBatch, list[str]]:
         """Run a batch of the gate and check it; the faults that `compare` does not find.

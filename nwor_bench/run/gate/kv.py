@@ -60,7 +60,7 @@ def choose_spans(lengths: Sequence[tuple[int, int]], room: int) -> list[Span]:
         lengths: (prompt, output) tokens of each request.
         room: most positions of all requests together.
     """
-    committed = [max(sum(each) - 1, 0) for each in lengths]  # the last is only sampled
+    committed = [max(sum(tokens) - 1, 0) for tokens in lengths]  # the last is only sampled
     outputs = [
         max(total - prompt, 0) for total, (prompt, _) in zip(committed, lengths, strict=True)
     ]
@@ -177,14 +177,14 @@ class KvReferences:
         Call `pairs` first.
         """
         everybody = list(range(len(batch.ids)))
-        found = []
+        errors = []
         middle = len(everybody) // 2
         for numbers in filter(None, (everybody[:middle], everybody[middle:])):
             for group in self._groups(batch, numbers):
                 name = self._prefill(batch, group, nudged=True)
-                found.append(self._cache.rows.compare(name, self._pairs(batch, group)))
+                errors.append(self._cache.rows.compare(name, self._pairs(batch, group)))
                 self._cache.rows.drop([name])
-        return found
+        return errors
 
     def _pairs(self, batch: KvBatch, numbers: Sequence[int]) -> list[KeptPair]:
         return [
@@ -291,12 +291,12 @@ class KvGate:
             return None
         if self._states is not None:
             self._states.keep_cell(batch.ids)  # before a prefill is copied
-        found = self._check(batch, answer)
-        if self._states is not None and found.reason != NOTHING_STAGED:
-            found = replace(found, states=self._states.compare())
+        result = self._check(batch, answer)
+        if self._states is not None and result.reason != NOTHING_STAGED:
+            result = replace(result, states=self._states.compare())
         spent = time.perf_counter() - began
         self._seconds += spent
-        self.results[cell] = replace(found, seconds=round(spent, 3))
+        self.results[cell] = replace(result, seconds=round(spent, 3))
         return self.results[cell]
 
     def facts(self, gate_seconds: float) -> KvGateFacts:
@@ -370,8 +370,8 @@ class KvGate:
         assert self._off is not None
         batch, _ = self._off
         pairs = self._references.pairs(batch, lasting=True)
-        found = [self._cache.rows.compare("off", pairs), *self._references.own_errors(batch)]
-        self._tolerances, why_not = tolerances(found)
+        compared = [self._cache.rows.compare("off", pairs), *self._references.own_errors(batch)]
+        self._tolerances, why_not = tolerances(compared)
         if why_not is None and not self._tolerances:
             return "no row of off x off could be compared with mode off itself"
         return why_not

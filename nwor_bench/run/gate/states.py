@@ -104,25 +104,25 @@ class StateGate:
             return StateResult(KvVerdict.NOT_RUN, self._why_not or NONE_OF_CELL, sampled)
         states = self._cache.states
         alike = [(i, "off", i, 0) for i, ids in self._cell.items() if self._off.get(i) == ids]
-        found = [states.compare("cell", alike)] if alike else []
+        comparisons = [states.compare("cell", alike)] if alike else []
         others = {i: ids for i, ids in self._cell.items() if self._off.get(i) != ids}
         pairs = [(i, "own", j, 0) for j, i in self._prefill("own", others)]
         if pairs:
-            found.append(states.compare("cell", pairs))
-        if not found:
+            comparisons.append(states.compare("cell", pairs))
+        if not comparisons:
             return StateResult(KvVerdict.NOT_RUN, NOT_REPEATED, sampled)
-        return self._result(found, sampled, len(alike), len(alike) + len(pairs))
+        return self._result(comparisons, sampled, len(alike), len(alike) + len(pairs))
 
     def _result(
-        self, found: Sequence[Sequence[dict[str, Any]]], sampled: int, alike: int, requests: int
+        self, results: Sequence[Sequence[dict[str, Any]]], sampled: int, alike: int, requests: int
     ) -> StateResult:
         if self._measures is ROUTED_MULTIPLES:
             if requests < MIN_REQUESTS:
                 return StateResult(KvVerdict.NOT_RUN, FEW, sampled)
-            _add_routed(found, -2)
+            _add_routed(results, -2)
         ranks = [
-            {"errors": [entry for each in of_rank for entry in each["errors"]]}
-            for of_rank in zip(*found, strict=True)
+            {"errors": [entry for comparison in of_rank for entry in comparison["errors"]]}
+            for of_rank in zip(*results, strict=True)
         ]
         finding, broken = compare_within(ranks, self._tolerances)
         compared = compared_layers(self._tolerances, (RECURRENT,))
@@ -158,16 +158,16 @@ class StateGate:
             self._why_not = NOT_REPEATED if self._off else NONE_COPIED
             return
         nudged = [(again[i], "once", j, 0) for j, i in once if i in again]
-        found = [
+        comparisons = [
             self._cache.states.compare("once", [(j, "off", i, 0) for j, i in once]),
             self._cache.states.compare("again", nudged),
         ]
         self._cache.states.drop(["once", "again"])
         if self._routed and min(len(once), len(nudged)) >= MIN_REQUESTS:
             self._measures = ROUTED_MULTIPLES
-            for each in found:
-                _add_routed([each], -1)
-        self._tolerances, self._why_not = tolerances(found, self._measures, BLUNT)
+            for comparison in comparisons:
+                _add_routed([comparison], -1)
+        self._tolerances, self._why_not = tolerances(comparisons, self._measures, BLUNT)
         for tolerance in self._tolerances.values():
             of_routers = {"second request", "worst head"} & tolerance.allowed.keys()
             tolerance.allowed.update(dict.fromkeys(of_routers, BLUNT))
@@ -188,11 +188,11 @@ class StateGate:
         return [(j, i) for j, (i, ids) in enumerate(tokens.items()) if copied.get(j) == len(ids)]
 
 
-def _add_routed(found: Sequence[Sequence[dict[str, Any]]], request: int) -> None:
+def _add_routed(comparisons: Sequence[Sequence[dict[str, Any]]], request: int) -> None:
     """Add ROUTED_MULTIPLES' measures over the requests of all these comparisons, to the first's
     entries. `request` is the place of the one that counts, the largest last."""
-    for of_rank in zip(*found, strict=True):
-        for entries in zip(*(each["errors"] for each in of_rank), strict=True):
+    for of_rank in zip(*comparisons, strict=True):
+        for entries in zip(*(comparison["errors"] for comparison in of_rank), strict=True):
             rows = [row for entry in entries for row in entry["each"]]
             middles = [median(row) for row in rows]
             beyond = ([e - m for e in row] for row, m in zip(rows, middles, strict=True))
@@ -206,10 +206,10 @@ def _add_routed(found: Sequence[Sequence[dict[str, Any]]], request: int) -> None
 def _stays_wrong(ranks: Sequence[Mapping[str, Any]], layers: set[int]) -> str | None:
     """Why one request's states are wrong that are far off in most of these layers: no router's
     choice is that large. None if there is none, or the measures are not those of routers."""
-    for found in ranks:
-        errors = [e for e in found["errors"] if e["what"] == RECURRENT and e["layer"] in layers]
+    for rank in ranks:
+        errors = [e for e in rank["errors"] if e["what"] == RECURRENT and e["layer"] in layers]
         of_layers = [e["middles"] for e in errors if "middles" in e]
-        largest = max((median(each) for each in zip(*of_layers, strict=True)), default=0.0)
+        largest = max((median(request) for request in zip(*of_layers, strict=True)), default=0.0)
         if largest >= WRONG_ROW:
             return f"states: one request's are off by {largest:.2g} of a norm in most layers"
     return None

@@ -76,8 +76,8 @@ def _run_group(bench: Bench, group: InputGroup, rng: random.Random) -> list[Kern
     except torch.OutOfMemoryError:
         refusal = {"status": Status.REFUSED, "reason": "its inputs do not fit the GPU's memory"}
         return [_row(group, name, refusal) for name in (OURS, PEER[group.kernel])]
-    ready = {each.name: _prepare(bench, each) for each in contenders}
-    replays = {name: found for name, found in ready.items() if callable(found)}
+    ready = {contender.name: _prepare(bench, contender) for contender in contenders}
+    replays = {name: prepared for name, prepared in ready.items() if callable(prepared)}
     rounds = bench.spec.max_rounds
     rule = StoppingRule(min(FIRST_LOOK, rounds), rounds, bench.spec.ci_width)
     before = bench.throttled_ms()
@@ -85,10 +85,10 @@ def _run_group(bench: Bench, group: InputGroup, rng: random.Random) -> list[Kern
     throttled = (bench.throttled_ms() or 0) > (before or 0)
     remark = {"reason": "the GPU throttled its clocks" if throttled else ""}
     rows = []
-    for each in contenders:
-        found = ready[each.name]
-        columns = _measured(each, times) | remark if callable(found) else found
-        rows.append(_row(group, each.name, columns))
+    for contender in contenders:
+        prepared = ready[contender.name]
+        columns = _measured(contender, times) | remark if callable(prepared) else prepared
+        rows.append(_row(group, contender.name, columns))
     return rows
 
 
@@ -124,9 +124,9 @@ def run_rounds(
 
 
 def _measured(contender: Contender, times: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    own, moved = times[contender.name], contender.bytes_moved
-    columns = {"status": Status.OK, "rounds": len(own), "bytes_moved": moved}
-    columns |= {"time_us": median(own), "gb_per_s": moved / median(own) / 1e3}
+    samples, moved = times[contender.name], contender.bytes_moved
+    columns = {"status": Status.OK, "rounds": len(samples), "bytes_moved": moved}
+    columns |= {"time_us": median(samples), "gb_per_s": moved / median(samples) / 1e3}
     ratio = report.ratios(times).get(contender.name)
     return columns | {"ratio": ratio if ratio and ratio.is_bounded else None}
 

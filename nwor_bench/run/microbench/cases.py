@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.workload.options import Check, Option, Panel, fraction
+from nwor_bench.workload.options import Option, Panel, ValueCheck, fraction
 from nwor_bench.workload.stopping import parse_fraction
 
 OURS = "nwor"
@@ -56,7 +56,7 @@ class Heads:
         return f"{self.query}/{self.kv}"
 
 
-def _one_of(*known: int) -> Check:
+def _one_of(*known: int) -> ValueCheck:
     listed = f"{', '.join(map(str, known[:-1]))} or {known[-1]}"
     return lambda value: None if value in known else f"write {listed}"
 
@@ -147,9 +147,9 @@ def _parts(text: str) -> list[str]:
 def _pairs(
     flag: str, text: str, joint: str, remedy: str, fits: Callable[[int, int], bool]
 ) -> list[tuple[int, int]]:
-    found = [re.fullmatch(f"([1-9][0-9]*){joint}([1-9][0-9]*)", part) for part in _parts(text)]
-    pairs = [(int(match[1]), int(match[2])) for match in found if match]
-    if not pairs or len(pairs) < len(found) or not all(fits(*pair) for pair in pairs):
+    matches = [re.fullmatch(f"([1-9][0-9]*){joint}([1-9][0-9]*)", part) for part in _parts(text)]
+    pairs = [(int(match[1]), int(match[2])) for match in matches if match]
+    if not pairs or len(pairs) < len(matches) or not all(fits(*pair) for pair in pairs):
         raise ConfigError.for_field(flag, text, remedy)
     return pairs
 
@@ -202,8 +202,8 @@ def expand(spec: Spec) -> list[InputGroup]:
         heads, contexts = (spec.heads, spec.contexts) if attends else (none, none)
         acceptances = spec.acceptances if kernel == "commit" else none
         groups += [
-            InputGroup(kernel, dtype, window, acceptance, context, each)
-            for dtype, each, window, acceptance, context in product(
+            InputGroup(kernel, dtype, window, acceptance, context, head_counts)
+            for dtype, head_counts, window, acceptance, context in product(
                 dtypes, heads, spec.windows, acceptances, contexts
             )
         ]

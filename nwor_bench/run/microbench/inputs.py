@@ -18,7 +18,6 @@ from nwor_kernels.fp8 import quantize_e4m3
 from nwor_kernels.gated_delta.records import GatedNorm, WindowInputs, allocate_records
 from nwor_kernels.gated_delta.reference import verify_window_reference
 from nwor_kernels.verify_attention.reference import verify_attention_varlen_reference
-from nwor_kernels.verify_attention.tuning import Tiling, tilings
 
 Call = Callable[[], object]
 
@@ -50,8 +49,8 @@ def fault_of(name: str, error: Tensor, allowed: float) -> str:
 class KvInputs:
     """The newest `rows` tokens of each request, in fused QKV outputs, and their slots in caches."""
 
-    absent: tuple[str, ...] = ()
-    """Contenders that do not exist for this shape."""
+    MAX_SETS = 32
+    """Sets of inputs that a graph's calls have at most."""
 
     def __init__(self, group: InputGroup, shape: Shape, layers: int, rows: int, first: Tensor):
         self.group, self.shape, self.rows = group, shape, rows
@@ -112,9 +111,9 @@ class Commit(KvInputs):
         if bool(self.errors.any()):
             return "the kernel set an error flag"
         for layer, pair in enumerate(zip(self.caches, wanted, strict=True)):
-            found, expected = (cache.view(torch.uint8) for cache in pair)
-            if not torch.equal(found, expected):
-                number = int((found != expected).sum())
+            actual, expected = (cache.view(torch.uint8) for cache in pair)
+            if not torch.equal(actual, expected):
+                number = int((actual != expected).sum())
                 return f"layer {layer}: {number} bytes differ from the reference"
         return ""
 
@@ -127,16 +126,14 @@ class Attention(KvInputs):
         super().__init__(group, shape, 1, rows, torch.full((group.window.requests,), self.context))
         self.max_seq_len = max(MAX_SEQ_LEN, self.context + rows)
         self.scale = torch.full((1,), ATTENTION_SCALE) if self.fp8 else None
-        self.given_query, self.key, self.value = self.queries[0], self.keys[0], self.values[0]
-        self.query = self._quantised(self.given_query)
+        query, self.key, self.value = self.queries[0], self.keys[0], self.values[0]
+        self.query = self._quantised(query)
         cache = torch.randn(self.sizes, dtype=torch.bfloat16)
         self.cache = cache if self.scale is None else (cache / self.scale).to(torch.float8_e4m3fn)
         self.table = self.table.int()
         self.starts = torch.arange(self.requests + 1, dtype=torch.int32) * rows
         self.seq_lens = torch.full((self.requests,), self.context + rows, dtype=torch.int32)
         self.output = torch.empty(self.query.shape, dtype=torch.bfloat16)
-        served = tilings(rows, shape.heads // shape.kv_heads, shape.head_dim)
-        self.absent = tuple(tiling for tiling in Tiling if tiling not in served)
         self.write_window()
 
     def bytes_moved(self, name: str) -> int:
@@ -172,13 +169,9 @@ class Attention(KvInputs):
         self.cache.transpose(1, 2).view(torch.uint8)[block, offset] = rows.view(torch.uint8)
 
     def check(self, call: Call, name: str) -> str:
-        """Our kernels must not read the window from the cache, where something else stands.
-
-        FlashAttention, and so `merge`, multiplies rows that it does not see by 0.
-        """
+        """Our kernel must not read the window from the cache, where NaN stands instead."""
         wanted = self.wanted
-        unseen = {"flash_attention_3": None, "flashinfer": None, "merge": 100.0}
-        self.write_window(unseen.get(name, float("nan")))
+        self.write_window(float("nan") if name == OURS else None)
         poison([self.output])
         call()
         self.write_window()
@@ -189,7 +182,7 @@ class Attention(KvInputs):
 class NetWindow:
     """A window in all gated delta nets; every request reads its state from a random slot."""
 
-    absent: tuple[str, ...] = ()
+    MAX_SETS = 1
 
     def __init__(self, group: InputGroup, shape: Shape):
         self.group, self.nets, nets = group, NETS, NETS
@@ -197,18 +190,22 @@ class NetWindow:
         tokens, layers = requests * self.window, nets.layers
         heads = (tokens, nets.value_heads)
         width = 2 * nets.key_heads * nets.key_dim + nets.value_heads * nets.value_dim
-        self.mixed = torch.randn(layers, tokens, width).bfloat16()
-        self.a, self.b = torch.randn(2, layers, *heads).bfloat16()
-        self.decay = torch.randn(layers, nets.value_heads).sigmoid().mul(2).log()
-        self.bias = torch.randn(layers, nets.value_heads).bfloat16()
+        mixed = torch.randn(layers, tokens, width).bfloat16()
+        a, b = torch.randn(2, layers, *heads).bfloat16()
+        decay = torch.randn(layers, nets.value_heads).sigmoid().mul(2).log()
+        bias = torch.randn(layers, nets.value_heads).bfloat16()
         gate, weight = torch.randn(*heads, nets.value_dim), torch.randn(nets.value_dim)
         self.norm = GatedNorm(gate.bfloat16(), weight.bfloat16(), 1e-6)
         self.table = (torch.randperm(tokens).int() + 1).view(requests, self.window)
         self.accepted, self.committed = torch.randint(1, self.window + 1, (2, requests)).int()
-        self.starts = torch.arange(requests + 1, dtype=torch.int32) * self.window
+        starts = torch.arange(requests + 1, dtype=torch.int32) * self.window
         sizes = (tokens + 1, nets.value_heads, nets.value_dim, nets.key_dim)
         dtype = torch.float32 if group.cache_dtype == "f32" else torch.bfloat16
         self.states = [torch.randn(sizes, dtype=dtype) for _ in range(layers)]
+        self.inputs = [
+            WindowInputs._make((*of_layer, self.table, self.accepted, starts))
+            for of_layer in zip(mixed, a, b, decay, bias, self.states, strict=True)
+        ]
         self.out = torch.empty(*heads, nets.value_dim, dtype=torch.bfloat16)
         self.records = allocate_records(
             (layers, requests, self.window), key_heads=nets.key_heads,
@@ -221,40 +218,32 @@ class NetWindow:
         """One state read, the states written, inputs and outputs."""
         written = 1 if name.startswith(OURS) else self.window
         slots = self.group.window.requests * (1 + written)
-        states = slots * self.states[0][0].nbytes * self.nets.layers
-        return states + self.mixed.nbytes + self.nets.layers * self.out.nbytes
-
-    def layer(self, layer: int) -> dict[str, Tensor]:
-        """Inputs of a verify, by the names of the reference's arguments."""
-        return {
-            "mixed": self.mixed[layer], "a": self.a[layer], "b": self.b[layer],
-            "A_log": self.decay[layer], "dt_bias": self.bias[layer], "state": self.states[layer],
-            "state_indices": self.table, "accepted": self.accepted, "query_start_loc": self.starts,
-        }  # fmt: skip
+        inputs = self.inputs[0]
+        layer = slots * inputs.state[0].nbytes + inputs.mixed.nbytes + self.out.nbytes
+        return self.nets.layers * layer
 
     def bind(self, verify: Callable[..., None], layer: int, **more: Any) -> Call:
         """`verify` bound to the arguments that our kernel and its reference share."""
-        state, out = more.pop("state", self.states[layer]), more.pop("out", self.out)
-        inputs = WindowInputs(**{**self.layer(layer), "state": state})
         records, scale = self.records.layer(layer), self.nets.key_dim**-0.5
-        return partial(verify, inputs, out, records, scale=scale, **more)
+        return partial(verify, self.inputs[layer], self.out, records, scale=scale, **more)
 
     def check(self, call: Call, name: str) -> str:
         """Outputs and states of the last layer: ours writes a request's last state, others all."""
         norm = self.norm if name in ("nwor_norm", "vllm_cuda") else None
-        state, out = self._first.clone(), torch.empty_like(self.out)
-        self.bind(verify_window_reference, -1, state=state, out=out, norm=norm, write_states=True)()
+        self.states[-1].copy_(self._first)
+        self.bind(verify_window_reference, -1, norm=norm, write_states=True)()
+        state, out = self.states[-1].clone(), self.out.clone()
         self.states[-1].copy_(self._first)
         poison([self.out, *self.records])
         call()
         slots = self.table.long()
         if name.startswith(OURS):
             slots = slots.gather(1, self.committed[:, None].long() - 1)
-        written = [each[slots.flatten()] for each in (self.states[-1], state)]
+        written = [states[slots.flatten()] for states in (self.states[-1], state)]
         fault = fault_of("states", _error(*written), STATE_ERROR[self.group.cache_dtype])
         return fault or fault_of("outputs", _error(self.out, out), OUT_ERROR)
 
 
-def _error(found: Tensor, wanted: Tensor) -> Tensor:
+def _error(actual: Tensor, wanted: Tensor) -> Tensor:
     """The largest difference over the largest value; NaN if there is one."""
-    return (found.float() - wanted.float()).abs().max() / wanted.float().abs().max()
+    return (actual.float() - wanted.float()).abs().max() / wanted.float().abs().max()

@@ -41,7 +41,7 @@ class Status(StrEnum):
     INVALID = "INVALID"
     """A wrong result, which was not timed."""
     REFUSED = "REFUSED"
-    """It is not installed, does not support this case, or raised an error."""
+    """Not installed, does not support this case, or raised an error."""
 
 
 @dataclass(frozen=True)
@@ -142,13 +142,13 @@ def ratios(times: Mapping[str, Sequence[float]]) -> dict[str, Interval]:
     if OURS not in times:
         return {}
     ours = times[OURS]
-    return {name: paired_ratio(own, ours) for name, own in times.items() if name != OURS}
+    return {name: paired_ratio(samples, ours) for name, samples in times.items() if name != OURS}
 
 
 def half_widths(times: Mapping[str, Sequence[float]]) -> list[float | None]:
     """Relative half width of each ratio's interval; None while there is no interval."""
     every = ratios(times).values()
-    return [each.half_width / each.value if each.is_bounded else None for each in every]
+    return [ratio.half_width / ratio.value if ratio.is_bounded else None for ratio in every]
 
 
 def significant(value: float | None) -> str:
@@ -209,10 +209,10 @@ def _headline(result: Result) -> blocks.Headline:
     """Each kernel's time against its peer's, and which results are wrong."""
     sentences = []
     for kernel, peer in PEER.items():
-        own = [row for row in result.rows if (row.kernel, row.implementation) == (kernel, peer)]
-        found = [row.ratio.value for row in own if row.ratio]
-        if found:
-            low, high = significant(min(found)), significant(max(found))
+        rows = [row for row in result.rows if (row.kernel, row.implementation) == (kernel, peer)]
+        values = [row.ratio.value for row in rows if row.ratio]
+        if values:
+            low, high = significant(min(values)), significant(max(values))
             sentences.append(f"{kernel}: {peer} takes {low} to {high} times our time.")
     text = " ".join(sentences) or "No ratio was measured."
     wrong = [

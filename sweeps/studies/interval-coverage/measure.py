@@ -21,7 +21,6 @@ from unittest.mock import patch
 import numpy as np
 import pandas as pd
 from scipy import stats
-from simulated_engines import Noise, worth_of_noise
 from simulated_noise import (
     BLOCKS,
     NOISES,
@@ -35,7 +34,7 @@ from simulated_noise import (
     correlated,
     neighbours_t3,
 )
-from simulated_runs import COUNTS, Texts, cell, interleaved
+from simulated_runs import COUNTS, EngineNoise, Texts, cell, interleaved, worth_of_engines
 
 from nwor_bench.analysis.changes import token_time_change
 from nwor_bench.analysis.draft_rates import AtSize, Rate, SpanTokens, Worth, worth_at
@@ -358,25 +357,25 @@ def staged_run(rng: Rng, **noise: Any) -> Outcome:
 
 
 ENGINES = {
-    "3 blocks": Noise(3),
-    "5 blocks": Noise(5),
-    "20 blocks": Noise(20),
-    "k = 4 five times as noisy; 5 blocks": Noise(5, of_last=0.05),
-    "k = 4 five times as noisy; 20 blocks": Noise(20, of_last=0.05),
-    "blocks correlate by 0.4; 8 blocks": Noise(8, drift=0.4),
-    "blocks correlate by 0.4; 20 blocks": Noise(20, drift=0.4),
-    "blocks correlate by 0.7; 8 blocks": Noise(8, drift=0.7),
-    "blocks correlate by 0.7; 20 blocks": Noise(20, drift=0.7),
-    "engines 1 % apart; 8 blocks": Noise(8, engines=0.01),
-    "engines 1 % apart; 20 blocks": Noise(20, engines=0.01),
-    "engines 2 % apart; 8 blocks": Noise(8, engines=0.02),
-    "engines 5 % apart; 8 blocks": Noise(8, engines=0.05),
+    "3 blocks": EngineNoise(3),
+    "5 blocks": EngineNoise(5),
+    "20 blocks": EngineNoise(20),
+    "k = 4 five times as noisy; 5 blocks": EngineNoise(5, of_last=0.05),
+    "k = 4 five times as noisy; 20 blocks": EngineNoise(20, of_last=0.05),
+    "blocks correlate by 0.4; 8 blocks": EngineNoise(8, drift=0.4),
+    "blocks correlate by 0.4; 20 blocks": EngineNoise(20, drift=0.4),
+    "blocks correlate by 0.7; 8 blocks": EngineNoise(8, drift=0.7),
+    "blocks correlate by 0.7; 20 blocks": EngineNoise(20, drift=0.7),
+    "engines 1 % apart; 8 blocks": EngineNoise(8, engines=0.01),
+    "engines 1 % apart; 20 blocks": EngineNoise(20, engines=0.01),
+    "engines 2 % apart; 8 blocks": EngineNoise(8, engines=0.02),
+    "engines 5 % apart; 8 blocks": EngineNoise(8, engines=0.05),
 }
 
 
-def engines_run(rng: Rng, noise: Noise) -> Outcome:
+def engines_run(rng: Rng, noise: EngineNoise) -> Outcome:
     """An engine for each count, and one more without drafts."""
-    return of_worth(worth_of_noise(noise, int(rng.integers(1 << 32))))
+    return of_worth(worth_of_engines(noise, int(rng.integers(1 << 32))))
 
 
 def draft_counts() -> Iterator[Case]:

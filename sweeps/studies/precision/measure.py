@@ -24,8 +24,11 @@ as deep, is device-bound:
 
 import argparse
 import math
+import os
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
@@ -36,25 +39,40 @@ from nwor_bench.engine.preload import run_under_one_openmp
 run_under_one_openmp()
 
 import pandas as pd  # noqa: E402
-from many_runs import ManyRuns, add_arguments, one_thread, percent, spec_of  # noqa: E402
-from waits import DeviceWait, HostWait, Wait  # noqa: E402
+from delayed_engine import INJECTED, DelayedEngine  # noqa: E402
+from rich.console import Console  # noqa: E402
 
+from nwor_bench.analysis.analyse import analyse  # noqa: E402
 from nwor_bench.engine.engine import VllmEngine  # noqa: E402
-from nwor_bench.engine.protocol import (  # noqa: E402
-    BatchOutput,
-    KvCache,
-    Sampling,
-)
-from nwor_bench.records.cell import Arguments  # noqa: E402
-from nwor_bench.records.facts import EngineStatus  # noqa: E402
-from nwor_bench.records.store import RunData  # noqa: E402
+from nwor_bench.engine.protocol import Engine  # noqa: E402
+from nwor_bench.instruments.environment import collect  # noqa: E402
+from nwor_bench.records.store import RunData, read_run  # noqa: E402
 from nwor_bench.records.types import AA, Cell, CellResult, NworMode, ScvMode, Verdict  # noqa: E402
-from nwor_bench.workload.config import RunSpec  # noqa: E402
+from nwor_bench.run.execute import run_prepared  # noqa: E402
+from nwor_bench.run.prepare import PairChoice, prepare  # noqa: E402
+from nwor_bench.workload.config import RunSpec, load_scenario, resolve  # noqa: E402
 from nwor_bench.workload.experiment import Grid  # noqa: E402
 
-INJECTED = Arguments("injected")
 NEEDED = 0.45
 """Half-width that a run seeks, as a share of the delay."""
+
+SIZES: dict[str, Any] = {
+    "requests": 1, "draft_tokens": None, "max_new_tokens": 6, "batches": 20, "max_blocks": 1500,
+    "ci_width": "5%", "engine_args": None,
+}  # fmt: skip
+"""Flags of `nwor-bench sweep` that a run takes, and their defaults here."""
+
+
+def one_thread() -> None:
+    """On a CPU, run the kernels on one thread, unless the environment says otherwise.
+
+    A small model's threads wait for each other at every operator, and on a shared machine that
+    wait is most of the noise (seen: 12 % a batch on two threads, 5 % on one). Call it before
+    vLLM is imported. A GPU's host is left as any sweep has it.
+    """
+    if not collect().gpus:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(min(os.sched_getaffinity(0))))
 
 
 class InjectedGrid(Grid):
@@ -75,97 +93,74 @@ class InjectedSpec(RunSpec):
         return InjectedGrid.of(self)
 
 
-class DelayedEngine:
-    """The engine, whose windows take longer in the injected cell.
+class ManyRuns:
+    """Runs one after the other on one engine; each with a seed, and so an order, of its own."""
 
-    The wait stands around the runner's `sample_tokens`, outside of the plugin's hook and within
-    the window's time, which ends when the hook's `sample_tokens` does.
-    """
+    def __init__(self, folder: Path, pair: str, spec: RunSpec):
+        self.folder, self.spec, self.pair = folder, spec, PairChoice(pair)
+        folder.mkdir(parents=True)
+        self._quiet = Console(file=(folder / "console.log").open("w"), width=100)
+        ready = prepare(spec, self.pair, Console())
+        self.engine = DelayedEngine(VllmEngine(ready.pair, spec, folder / "engine.log"))
 
-    def __init__(self, engine: VllmEngine):
-        self._engine = engine
-        self._injected = False
-        self.delay_s = 0.0
-        self.waited_ms: list[float] = []
-        core = engine._llm.llm_engine.engine_core.engine_core
-        worker = core.model_executor.driver_worker.worker
-        self._runner, self._hook = worker.model_runner, worker.nwor_hook
-        self._wait: Wait = HostWait() if self._runner.device.type == "cpu" else DeviceWait()
-        self._plant()
+    def run(self, number: int, name: str, **more: Any) -> tuple[RunData, list[CellResult]]:
+        """One whole sweep: warm-up, gate, blocks, reports."""
 
-    def _plant(self) -> None:
-        execute_model, sample_tokens = self._runner.execute_model, self._runner.sample_tokens
-        is_window = False
+        @contextmanager
+        def source(_: Path | None) -> Iterator[Engine]:
+            yield self.engine
 
-        def watched(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-            nonlocal is_window
-            is_window = bool(scheduler_output.scheduled_spec_decode_tokens)
-            return execute_model(scheduler_output, *args, **kwargs)
+        prepared = prepare(replace(self.spec, seed=number, **more), self.pair, self._quiet)
+        run_prepared(prepared, self.folder / name, source, self._quiet)
+        data = read_run(self.folder / name)
+        if data.header.status != "complete":
+            raise KeyboardInterrupt
+        return data, list(analyse(data).cells)
 
-        def delayed(*args: Any, **kwargs: Any) -> Any:
-            if self._injected and is_window:
-                self._wait.wait(self.delay_s)
-            return sample_tokens(*args, **kwargs)
 
-        self._runner.execute_model, self._runner.sample_tokens = watched, delayed
-
-    def status(self) -> EngineStatus:
-        """The engine's."""
-        return self._engine.status()
-
-    def set_modes(self, cell: Cell) -> None:
-        """Switch the delay on in the injected cell."""
-        self._injected = cell.arm == INJECTED
-        self._engine.set_modes(cell)
-
-    def generate(self, prompts: Any, sampling: Sampling, **more: Any) -> BatchOutput:
-        """The engine's; remembers how long the windows of this batch waited."""
-        output = self._engine.generate(prompts, sampling, **more)
-        waits = self._wait.take()
-        if self._injected:
-            self.waited_ms.append(1e3 * sum(waits) / max(1, len(waits)))
-        return output
-
-    def kv_cache(self) -> KvCache:
-        """The engine's."""
-        return self._engine.kv_cache()
-
-    def close(self) -> None:
-        """Nothing: the engine serves the next run."""
+def percent(value: float | None) -> str:
+    """A fraction with two decimals."""
+    return "-" if value is None else f"{100 * value:+.2f} %"
 
 
 def main() -> int:
     """Run, print, count."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_arguments(
-        parser, runs=10, batches=20, requests=1, max_new_tokens=6, ci_width="5%",
-        max_blocks=1500,
-    )  # fmt: skip
+    for name, default in SIZES.items():
+        kind = str if name in ("ci_width", "engine_args") else int
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default)
+    parser.add_argument("--pair", default="tiny")
+    parser.add_argument("--scenario", default="short")
+    parser.add_argument("--runs", type=int, default=10, help="of each delay")
     parser.add_argument("--delays", default="5,2", help="per cent of the window, by commas")
+    parser.add_argument("--folder", type=Path, required=True, help="for the runs; a new one")
     args = parser.parse_args()
     one_thread()
-    base = spec_of(args)
+    sizes = {name: getattr(args, name) for name in SIZES}
+    base = resolve(load_scenario(args.scenario), nwor_modes="off", scv_modes="off", **sizes)
     spec = InjectedSpec(**{f.name: getattr(base, f.name) for f in fields(RunSpec)})
-    runs = ManyRuns(args, spec)
-    engine = DelayedEngine(runs.engine)
-    _, cells = runs.run(999, "pilot", engine)
+    runs = ManyRuns(args.folder, args.pair, spec)
+    engine = runs.engine
+    _, cells = runs.run(999, "pilot")
     window_ms = next(c.window_ms_mean for c in cells if c.verdict == "reference")
     assert window_ms is not None
     print(f"window: {window_ms:.3f} ms")
     good, rows = True, list[dict[str, Any]]()
     for number, share in enumerate(float(text) / 100 for text in args.delays.split(",")):
         found = held = 0
-        runs.spec = replace(spec, ci_width=NEEDED * share)
         for run in range(args.runs):
             engine.delay_s, engine.waited_ms = share * window_ms / 1e3, []
-            data, cells = runs.run(1000 * number + run, f"{100 * share:g}-{run:02d}", engine)
+            name = f"{100 * share:g}-{run:02d}"
+            data, cells = runs.run(1000 * number + run, name, ci_width=NEEDED * share)
             row = report(data, cells, engine.waited_ms)
             found, held = found + (row["verdict"] == Verdict.SLOWER), held + row["holds"]
             rows.append({"window_ms": round(window_ms, 3), "delay": share, "run": run, **row})
-            write_rows(rows, args.folder / "injection.csv")
+            # All rows so far: a run takes minutes, and the machine may stop after any.
+            table = args.folder / "injection.csv"
+            pd.DataFrame(rows).to_csv(table, index=False, float_format="%.6g")
         print(f"{100 * share:g} %: SLOWER in {found} of {args.runs}, truth held in {held}")
         good &= share < 0.02 or found >= 0.9 * args.runs
-    runs.engine.close()
+    engine.close()
     return int(not good)
 
 
@@ -196,11 +191,6 @@ def report(data: RunData, cells: list[CellResult], waited_ms: list[float]) -> di
         "aa_half_width": arm.half_width,
         "verdict": str(cell.verdict),
     }
-
-
-def write_rows(rows: list[dict[str, Any]], table: Path) -> None:
-    """Write all rows so far: a run takes minutes, and the machine may stop after any run."""
-    pd.DataFrame(rows).to_csv(table, index=False, float_format="%.6g")
 
 
 def true_ratio(data: RunData, waited_ms: list[float]) -> float:

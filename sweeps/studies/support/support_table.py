@@ -4,13 +4,15 @@ Reads cpu.json and cuda.json beside this file, each written by `pytest --support
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from tables import markdown, with_tables
+
 RESULTS = Path(__file__).resolve().parent
-CHECKOUT = RESULTS.parents[2]
-BEGIN = "<!-- support table: written by `make support-table` -->"
-END = "<!-- end of the support table -->"
+PAGE = RESULTS.parents[2] / "docs" / "support.md"
 COLUMNS = {"cpu": "CPU (V1 runner)", "cuda": "GPU (V2 runner)"}
 
 
@@ -47,9 +49,8 @@ def render(outcomes: dict[str, dict[str, Any]]) -> str:
         rows.setdefault(tuple(cell(each) for each in tests.values()), []).append(row)
         for note in (n for each in tests.values() for test in each for n in test["notes"]):
             rows_of_note.setdefault(note, {})[row] = None
-    heads = ("Tested", *COLUMNS.values())
-    lines = [heads, ("---",) * len(heads), *(("; ".join(r), *cells) for cells, r in rows.items())]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    lines = [("; ".join(names), *cells) for cells, names in rows.items()]
+    table = markdown(["Tested", *COLUMNS.values()], lines)
     origin = [
         f"{COLUMNS[name]}: {len(facts['tests'])} tests, {facts['device']}, vLLM {facts['vllm']}, "
         f"torch {facts['torch']}."
@@ -59,18 +60,6 @@ def render(outcomes: dict[str, dict[str, Any]]) -> str:
     return table + "\n\n" + "\n".join(f"- {note}" for note in notes)
 
 
-def put(document: str, table: str) -> str:
-    """The document with the table between its two comment lines.
-
-    Raises ValueError if the two lines are not there, once each and in order.
-    """
-    before, begin, rest = document.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end or BEGIN in rest or END in after:
-        raise ValueError(f"write the two lines into the document, once each: {BEGIN} {END}")
-    return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
-
-
 if __name__ == "__main__":
-    readme = CHECKOUT / "docs" / "support.md"
-    readme.write_text(put(readme.read_text(), render(read_outcomes(RESULTS))))
+    table = render(read_outcomes(RESULTS))
+    PAGE.write_text(with_tables(PAGE.read_text(), {"support": table}))

@@ -100,12 +100,12 @@ def test_method_follows_from_the_drafter(
     [
         *(({**pair, "method": method}, "method", {"near": "", "naming": "--draft-model"})
           for method in ("draft_model", "eagle", "eagle3")
-          for pair in ({"target_model": "TARGET"}, {"name": "smollm2-ngram"})),
-        *(({"name": "smollm2", "method": method}, "method", {"naming": "own drafter is for eagle"})
+          for pair in ({"target_model": "TARGET"}, {"pair": "smollm2-ngram"})),
+        *(({"pair": "smollm2", "method": method}, "method", {"naming": "own drafter is for eagle"})
           for method in ("draft_model", "eagle3")),
         *(({**pair, "method": "eagle-3"}, "method", {"near": "eagle3"})
-          for pair in ({"target_model": "TARGET"}, {"name": "tiny"}, {"name": "smollm2"})),
-        ({"name": "smolm2"}, "pair", {"near": "smollm2", "naming": "tiny-ngram"}),
+          for pair in ({"target_model": "TARGET"}, {"pair": "tiny"}, {"pair": "smollm2"})),
+        ({"pair": "smolm2"}, "pair", {"near": "smollm2", "naming": "tiny-ngram"}),
         *(({"target_model": reference}, "target_model", {"naming": "org/name"}) for reference in
           ("", " ", "llama", "/no/such/folder", "./gone", "a/b/c", "a/b c", "org/ñ", "~/x")),
     ],
@@ -115,7 +115,7 @@ def test_what_names_no_pair_is_refused_before_anything_is_fetched(
     no_building: None, target: str, options: dict[str, str], field: str, wanted: dict[str, Any]
 ) -> None:
     options = {name: target if value == "TARGET" else value for name, value in options.items()}
-    value = options.get(field, options.get("name"))
+    value = options.get(field, options.get("pair"))
     with refused(field, value=value, **wanted):
         resolve_pair(**options)
 
@@ -181,7 +181,7 @@ def test_a_drafter_replaces_the_pairs_own(tmp_path: Path) -> None:
     assert (pair.name, pair.draft) == ("tiny", draft)
     wrong = model_folder(tmp_path / "wrong", vocab_size=512)
     with refused("draft_model", value=wrong, naming="512 tokens"):
-        resolve_pair(name="tiny", draft_model=wrong, cache_dir=tmp_path / "cache")
+        resolve_pair("tiny", draft_model=wrong, cache_dir=tmp_path / "cache")
 
 
 @pytest.mark.parametrize("count", [0, -1, True])

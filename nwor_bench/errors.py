@@ -25,11 +25,12 @@ def worst_of(codes: Iterable[ExitCode]) -> ExitCode:
     return max(codes, key=order.index, default=ExitCode.OK)
 
 
-MAX_LISTED = 50
-"""Names that a refusal lists; more, such as vLLM's arguments, would fill a screen."""
+MAX_OFFERED = 3
+"""Names that a refusal offers for one that is not known."""
 
-MAX_BESIDE_A_NEAR_ONE = 30
-"""Names that it lists if it offers one of them."""
+MAX_LISTED = 30
+"""Names that it lists if none is like the unknown one; more, such as vLLM's arguments, would fill a
+screen."""
 
 
 class BenchError(Exception):
@@ -78,14 +79,11 @@ class ConfigError(BenchError):
         return cls.at(field, f"{value!r} is invalid; {remedy}", value)
 
     @classmethod
-    def unknown(cls, field: str, value: str, known: Iterable[str]) -> Self:
-        """Refuse an unknown name and offer the nearest known one, or all if they are few."""
-        names = sorted(map(str, known))
-        hint, near = nearest(value, names)
-        most = MAX_BESIDE_A_NEAR_ONE if near else MAX_LISTED
-        listed = f"known: {', '.join(names)}" if len(names) <= most else ""
-        problem = f"unknown name {value!r}; {hint}{listed or f'there are {len(names)} names'}"
-        return cls.at(field, problem, value, near=near)
+    def unknown(cls, field: str, value: str, known: Iterable[str], shown_by: str = "") -> Self:
+        """Refuse an unknown name and offer those like it; `shown_by` is the command that lists all
+        known ones."""
+        offer, near = nearest(value, sorted(map(str, known)), shown_by)
+        return cls.at(field, f"unknown name {value!r}; {offer}", value, near=near)
 
     @classmethod
     def all_of(cls, errors: Sequence["ConfigError"]) -> "ConfigError":
@@ -94,10 +92,19 @@ class ConfigError(BenchError):
         return cls("\n".join(map(str, errors)))._about(first.field, first.value, first.near)
 
 
-def nearest(name: str, known: Sequence[str]) -> tuple[str, str]:
-    """Words that offer the known name nearest to `name`, and that name; "" and "" without one."""
-    near = next(iter(get_close_matches(name, known, n=1)), "")
-    return (f"did you mean {near!r}? " if near else ""), near
+def nearest(name: str, known: Sequence[str], shown_by: str = "") -> tuple[str, str]:
+    """Words that offer at most three known names like `name`, or say where all are; and the nearest
+    of them, "" without one."""
+    written = name.lower()
+    like = get_close_matches(written, known, n=MAX_OFFERED)
+    like += [each for each in known if written and each.startswith(written) and each not in like]
+    if like:
+        *others, last = map(repr, like[:MAX_OFFERED])
+        return f"did you mean {' or '.join(filter(None, (', '.join(others), last)))}?", like[0]
+    if shown_by:
+        return f"`{shown_by}` shows all {len(known)}", ""
+    listed = len(known) <= MAX_LISTED
+    return f"known: {', '.join(known)}" if listed else f"there are {len(known)} names", ""
 
 
 class UnsupportedVllmError(ConfigError):

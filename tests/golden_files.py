@@ -59,25 +59,22 @@ PRINTED = {
 """Commands whose output is kept, run beside the runs; `slower` and `broken` are changed ones."""
 
 PREDICTED = {
-    "plan.txt": "plan --config Llama-3.2-3B.json",
-    "plan.json": "plan --config Llama-3.2-3B.json --acceptance 25% --json",
-    "plan-quiet.txt": "plan --config Llama-3.2-3B.json -q",
-    "plan-flags.txt": "plan --config Llama-3.1-8B.json --acceptance 0.8 --cache-dtype fp8 "
-    "--weight-dtype int4 --tensor-parallel-size 2",
-    "plan-experts.txt": "plan --config Qwen3-30B-A3B.json",
-    "plan-latent.txt": "plan --config DeepSeek-V3.json",
-    "plan-states.txt": "plan --config Qwen3.5-27B.json --requests 2",
-    "plan-states.json": "plan --config Qwen3.5-27B.json --requests 2 --json",
-    "plan-mamba.txt": "plan --config Nemotron-H-56B.json",
-    "supports.txt": "supports Llama-3.2-3B.json",
-    "supports-quiet.txt": "supports Llama-3.2-3B.json -q --json",
-    "supports-states.txt": "supports Qwen3.5-27B.json",
-    "supports-states.json": "supports Qwen3.5-27B.json --json",
-    "supports-blackwell.txt": "supports Llama-3.2-3B.json --device blackwell --quiet",
-    "supports-nvfp4.txt": "supports Llama-3.2-3B.json --device blackwell --cache-dtype nvfp4",
-    "scenarios.txt": "scenarios list",
-    "scenarios.json": "scenarios list --json",
-    "scenarios-quiet.txt": "scenarios list -q",
+    "plan.txt": "plan Llama-3.2-3B.json",
+    "plan.json": "plan Llama-3.2-3B.json --acceptance 25% --json",
+    "plan-quiet.txt": "plan Llama-3.2-3B.json -q",
+    "plan-flags.txt": "plan Llama-3.1-8B.json --acceptance 0.8 --cache-dtype fp8 -v "
+    "--weight-dtype int4 --tensor-parallel-size 2 --device L40S",
+    "plan-experts.txt": "plan Qwen3-30B-A3B.json",
+    "plan-latent.txt": "plan DeepSeek-V3.json",
+    "plan-states.txt": "plan Qwen3.5-27B.json --requests 2 -v",
+    "plan-states.json": "plan Qwen3.5-27B.json --requests 2 --json",
+    "plan-mamba.txt": "plan Nemotron-H-56B.json",
+    "plan-pair.txt": "plan gpt-oss-20b-shape --device rtx4090",
+    "plan-cpu.txt": "plan Qwen3.5-27B.json --device cpu",
+    "plan-nvfp4.txt": "plan Llama-3.2-3B.json --device b200 --cache-dtype nvfp4",
+    "scenarios.txt": "list scenarios",
+    "scenarios.json": "list scenarios --json",
+    "scenarios-quiet.txt": "list scenarios -q",
 }
 """Commands that only read config.json files (tests/data/configs) and our own lists."""
 
@@ -89,10 +86,11 @@ SUMMARY_FILES = ("summary.csv", "summary.md", "worth.csv")
 
 
 def of_run(name: str) -> dict[str, str]:
-    """Files that `report` makes of a run, and its `--json`, by their names in the run's folder."""
+    """Files that `report` makes of a run, what it prints, and its `--json`, by their names."""
     with _beside(name):
         printed = printed_by(f"report {name} --json")
         text = {path.name: _read(path) for path in Path(name).iterdir() if not _given(path)}
+        text["terminal.txt"] = printed_by(f"report {name}")
     page = text["report.html"]
     digests = {file: hashlib.sha256(text.pop(file).encode()).hexdigest() for file in LONG}
     return {

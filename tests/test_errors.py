@@ -24,7 +24,7 @@ UNKNOWN = ConfigError.unknown("--pair", "tinny", ["smollm2", "tiny"])
         ),
         (
             UNKNOWN,
-            "--pair: unknown name 'tinny'; did you mean 'tiny'? known: smollm2, tiny",
+            "--pair: unknown name 'tinny'; did you mean 'tiny'?",
             *("--pair", "tinny", "tiny"),
         ),
         (
@@ -33,9 +33,24 @@ UNKNOWN = ConfigError.unknown("--pair", "tinny", ["smollm2", "tiny"])
             *("--pair", "?", ""),
         ),
         (
-            ConfigError.unknown("--pair", "tinny", ["tiny", *map(str, range(30))]),
-            "--pair: unknown name 'tinny'; did you mean 'tiny'? there are 31 names",
-            *("--pair", "tinny", "tiny"),
+            ConfigError.unknown("--pair", "?", map(str, range(31))),
+            "--pair: unknown name '?'; there are 31 names",
+            *("--pair", "?", ""),
+        ),
+        (
+            ConfigError.unknown("--pair", "?", ["tiny"], "nwor-bench list"),
+            "--pair: unknown name '?'; `nwor-bench list` shows all 1",
+            *("--pair", "?", ""),
+        ),
+        (
+            ConfigError.unknown("--pair", "TINY", ["tiny-a", "tiny-b", "tiny-mtp-c", "tiny"]),
+            "--pair: unknown name 'TINY'; did you mean 'tiny', 'tiny-b' or 'tiny-a'?",
+            *("--pair", "TINY", "tiny"),
+        ),
+        (
+            ConfigError.unknown("--pair", "llama", ["llama-3b-shape", "mla"]),
+            "--pair: unknown name 'llama'; did you mean 'llama-3b-shape'?",
+            *("--pair", "llama", "llama-3b-shape"),
         ),
         (UNKNOWN.within("run 2"), f"run 2: {UNKNOWN}", *("run 2: --pair", "tinny", "tiny")),
         (BenchError("lost").within("run 2"), "run 2: lost", "run 2", None, ""),

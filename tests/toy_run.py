@@ -40,9 +40,6 @@ class Log:
     def timed(self, *_: Any) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def block_done(self, number: int) -> None:
-        """Blocks are counted by their batches."""
-
     def batch_done(self, cell: Cell, record: BatchRecord) -> None:
         self.done.append((cell, record))
 

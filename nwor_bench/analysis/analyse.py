@@ -45,7 +45,7 @@ class Analysis:
     cells: tuple[CellResult, ...]
     """One summary a cell that ran, by pair, then NWOR mode, then SCV mode (off first)."""
     worth: Worth | None = None
-    """Which draft counts pay, by this run alone; None for a run that compares modes."""
+    """Which draft counts pay, by this run alone; None if none is timed, or modes are compared."""
 
     @property
     def measured(self) -> Measured:
@@ -95,7 +95,7 @@ def analyse(run: RunData) -> Analysis:
         )
     parts = tuple(gathered), tuple(effects), tuple(violations), tuple(results)
     analysis = Analysis(run, *parts)
-    if run.header.spec.draft_counts is None:
+    if run.header.spec.draft_counts is None or run.header.checks_speculation:
         return analysis
     worth = worth_of([analysis.measured])
     rates = {rate.count: rate for rate in worth.rates}
@@ -111,7 +111,7 @@ def _by_tokens(cell: CellResult, rates: Mapping[Count, Rate]) -> CellResult:
     if cell.nwor_mode != NworMode.OFF:
         if cell.interleaved is None:  # its values were not compared
             return cell
-        sure, verdict = rate.staged, rate.stage_verdict or str(Verdict.AMBIGUOUS)
+        sure, verdict = rate.staged, rate.stage_verdict or str(Verdict.NOT_MEASURED)
     value = None if sure is None else Interval.unbounded(sure.value, sure.count)
     reason = cell.reason if sure is None else None
     return replace(cell, verdict=verdict, reason=reason, rate=value, sure_rate=sure)

@@ -255,7 +255,7 @@ def _verdict(gain: Interval, floor: float | None, *, small_counts: bool = False)
 def _rate(size: AtSize, k: Count, counts: Sequence[Count]) -> Rate:
     """Rate and verdict of one count at one size, in mode off and staged."""
     time, gain = size.times.get(k), _gain(size, k, 0, len(counts))
-    outcome = Verdict.AMBIGUOUS if gain is None else _verdict(gain, size.floor)
+    outcome = Verdict.NOT_MEASURED if gain is None else _verdict(gain, size.floor)
     rate = Rate(
         requests=size.requests,
         drafts=max(fixed_counts(counts), default=0) if k is ADAPTIVE else k,

@@ -64,9 +64,8 @@ def requests_of(run: RunData, counts: Sequence[int]) -> Iterator[Request]:
     prompts = {block.block: block.prompt_ids for block in run.header.blocks or ()}
     blocks: dict[tuple[Any, ...], dict[int, BatchRecord]] = {}
     for batch in run.batches:
-        whole = batch.phase in (Phase.GATE, Phase.TIMED)
         k = batch.cell.drafts
-        if whole and isinstance(k, int) and batch.cell.stock_twin is None:
+        if gives_tokens(run, batch) and isinstance(k, int) and batch.cell.stock_twin is None:
             blocks.setdefault((batch.phase, batch.block), {})[k] = batch
     for batches in blocks.values():
         if 0 not in batches or not all(k in batches for k in counts):
@@ -76,6 +75,12 @@ def requests_of(run: RunData, counts: Sequence[int]) -> Iterator[Request]:
             by_count = {k: steps[k][place] for k in counts}
             if all(windows for windows, _ in by_count.values()):
                 yield text, by_count
+
+
+def gives_tokens(run: RunData, batch: BatchRecord) -> bool:
+    """True for a whole batch at the run's temperature; the gate is greedy."""
+    asked = (run.header.scenario or {}).get("temperature", 0.0)
+    return batch.phase is Phase.TIMED or (batch.phase is Phase.GATE and not asked)
 
 
 def _to_the_end(header: RunHeader, batch: BatchRecord) -> Sequence[tuple[float, ...]]:

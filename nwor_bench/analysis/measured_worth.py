@@ -19,6 +19,8 @@ class MeasuredWorth:
     worth: Worth
     times: tuple[WindowTime, ...]
     """By batch size and draft count."""
+    left_out: tuple[int, ...] = ()
+    """Batch sizes that the time budget had no room for."""
 
     @property
     def header(self) -> RunHeader:
@@ -36,8 +38,10 @@ class MeasuredWorth:
         }
 
 
-def measured_worth(analyses: Sequence[Analysis]) -> MeasuredWorth:
+def measured_worth(analyses: Sequence[Analysis], left_out: Sequence[int] = ()) -> MeasuredWorth:
     """Work it out once; a single run's is known already."""
     runs = [analysis.measured for analysis in analyses]
     worth = analyses[0].worth if len(analyses) == 1 else None
-    return MeasuredWorth(tuple(analyses), worth or worth_of(runs), tuple(window_times(runs)))
+    return MeasuredWorth(
+        tuple(analyses), worth or worth_of(runs), tuple(window_times(runs)), tuple(sorted(left_out))
+    )

@@ -25,7 +25,7 @@ from nwor_bench.analysis.effects import DEVICE_MS, PairEffect
 from nwor_bench.analysis.engine_times import adaptive_tokens, block_times
 from nwor_bench.records.cell import ADAPTIVE, Cell, NworMode, count_order, fixed_counts
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import CellResult, Verdict, WindowRecord
+from nwor_bench.records.types import CellResult, Phase, Verdict, WindowRecord
 from nwor_bench.records.window_order import compared
 from nwor_bench.stats.interval import Interval
 from nwor_bench.stats.paired import mean_of
@@ -57,13 +57,18 @@ class Measured:
 
 def refused_arms(cells: Sequence[CellResult]) -> dict[CountArm, str]:
     """Verdicts of cells that have no time to trust: INVALID and INEFFECTIVE ones, and those that
-    were not compared with their reference, as a check that they need did not run."""
+    were not compared with their reference: AMBIGUOUS, as a check that they need did not run, or
+    NOT MEASURED, as only the gate ran them."""
     return {
-        arm_of(cell.cell): str(cell.verdict)
+        arm_of(cell.cell): str(Verdict.NOT_MEASURED if _only_checked(cell) else cell.verdict)
         for cell in cells
         if cell.verdict in (Verdict.INVALID, Verdict.INEFFECTIVE)
         or (cell.interleaved is None and cell.compared is None and not cell.cell.is_baseline)
     }
+
+
+def _only_checked(cell: CellResult) -> bool:
+    return cell.verdict == Verdict.AMBIGUOUS and cell.counts_from == Phase.GATE
 
 
 def arm_of(cell: Cell) -> CountArm:
@@ -93,7 +98,7 @@ def worth_of(runs: Sequence[Measured]) -> Worth:
         stock = {k: time for (k, staged), time in times.items() if not staged}
         staged_too = {k: time for (k, staged), time in times.items() if k and staged}
         arms = {arm_of(batch.cell) for batch in data.run.batches}
-        untimed = {**dict.fromkeys(arms - times.keys(), str(Verdict.AMBIGUOUS)), **data.refused}
+        untimed = {**dict.fromkeys(arms - times.keys(), str(Verdict.NOT_MEASURED)), **data.refused}
         sizes.append(AtSize(data.requests, data.requests, stock, tokens, staged_too, untimed))
     worth = worth_at(sizes, counts, len(dict(requests)))
     return replace(worth, by_engines=runs[0].run.header.spec.engines)

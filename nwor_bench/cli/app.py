@@ -11,23 +11,35 @@ import typer
 from nwor_bench import __version__
 from nwor_bench.cli.command import Command, CommandGroup, examples, missing_module
 from nwor_bench.cli.commands import (
+    check,
     compare,
     doctor,
     kernels,
+    listing,
     live,
-    pairs,
     plan,
     profile,
     report,
-    supports,
     sweep,
     worth,
 )
 from nwor_bench.errors import BenchError, ConfigError, DeviceDiedError, ExitCode
 
+_MOVED = {
+    "supports": "`nwor-bench plan MODEL`",
+    "pairs": "`nwor-bench list pairs` or `nwor-bench list --fetch PAIR`",
+    "scenarios": "`nwor-bench list scenarios`",
+}
+"""Names that commands had once, and what to type instead."""
+
 
 class _Commands(CommandGroup):
-    """Prints a message when a command is interrupted by Ctrl-C."""
+    """Prints a message when a command is interrupted by Ctrl-C, and says where one went."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in _MOVED:
+            raise ConfigError.at(args[0], f"write {_MOVED[args[0]]}", args[0])
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -45,26 +57,28 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
+    check.check: (
+        "nwor-bench check",
+        "nwor-bench check FOLDER --method mtp --requests 1,32 --prompts mine.jsonl",
+        "nwor-bench check FOLDER --draft-model FOLDER --method eagle3 --dtype float32",
+    ),
+    worth.worth: (
+        "nwor-bench worth",
+        "nwor-bench worth --model FOLDER --method mtp --requests 1,8,32,128 --max-draft-tokens 8",
+    ),
     sweep.sweep: (
         "nwor-bench sweep",
         "nwor-bench sweep --model FOLDER --draft-model FOLDER --method eagle3",
         "nwor-bench sweep --prompts mine.jsonl --num-prompts 64 --ci-width 0.5%",
         "nwor-bench sweep --file quick",
     ),
-    worth.worth: (
-        "nwor-bench worth",
-        "nwor-bench worth --model FOLDER --method mtp --requests 1,8,32,128 --max-draft-tokens 8",
+    plan.plan: (
+        "nwor-bench plan openai/gpt-oss-20b",
+        "nwor-bench plan llama-3b-shape --device l4 --requests 64 --acceptance 60%",
     ),
     report.report: ("nwor-bench report runs/first", "nwor-bench report runs/first --json"),
     compare.compare: ("nwor-bench compare runs/before runs/after --threshold 2%",),
-    plan.plan: (
-        "nwor-bench plan --config config.json",
-        "nwor-bench plan --config config.json --num-prompts 64 --acceptance 60%",
-    ),
-    supports.supports: (
-        "nwor-bench supports config.json",
-        "nwor-bench supports openai/gpt-oss-20b --device blackwell",
-    ),
+    listing.list_shipped: ("nwor-bench list", "nwor-bench list --fetch smollm2"),
     doctor.doctor: ("nwor-bench doctor", "nwor-bench doctor --no-engine --json"),
     kernels.kernels: ("nwor-bench kernels", "nwor-bench kernels --kernels commit --ci-width 2%"),
     live.live: (
@@ -72,11 +86,21 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
         "nwor-bench live http://localhost:8000 --num-reqs 5-8 --ci-width 0.3%",
     ),
 }
+_QUESTIONS: dict[Callable[..., None], str] = {
+    check.check: "Is the output of my speculation right?",
+    worth.worth: "How many drafts pay, at each batch size?",
+    sweep.sweep: "Does NWOR pay: not writing rejected drafts to the cache?",
+}
+"""What the first commands of --help answer."""
 for _command, _lines in _EXAMPLES.items():
-    app.command(cls=Command, epilog=examples(*_lines))(_command)
-app.add_typer(profile.app, name="profile")
-app.add_typer(pairs.pairs, name="pairs")
-app.add_typer(pairs.scenarios, name="scenarios")
+    app.command(
+        "list" if _command is listing.list_shipped else None,
+        cls=Command,
+        epilog=examples(*_lines),
+        short_help=_QUESTIONS.get(_command),
+        rich_help_panel="Three questions" if _command in _QUESTIONS else "More commands",
+    )(_command)
+app.add_typer(profile.app, name="profile", rich_help_panel="More commands")
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,7 +1,7 @@
 """Flags of a command, made from the options that its classes declare (`workload.options`)."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import is_dataclass
 from enum import StrEnum
 from functools import wraps
@@ -26,10 +26,13 @@ AsJson = Annotated[bool, Option("Print only the result, as JSON (docs/json.md)."
 CommandFunction = Callable[..., None]
 
 
-def with_flags(*holders: type) -> Callable[[CommandFunction], CommandFunction]:
+def with_flags(
+    *holders: type, only: Collection[str] | None = None
+) -> Callable[[CommandFunction], CommandFunction]:
     """Give a command the flags of these classes' options; it takes their values as keywords.
 
-    Parameters whose class is a dataclass give it flags too; it takes objects of these classes.
+    Parameters whose class is a dataclass give it flags too; it takes objects of these classes. With
+    `only` it gets the flags of these names.
     """
 
     def add(command: CommandFunction) -> CommandFunction:
@@ -48,7 +51,8 @@ def with_flags(*holders: type) -> Callable[[CommandFunction], CommandFunction]:
             command(**objects, **given)
 
         kept = [p for p in parameters if p.name not in read]
-        kept += map(_parameter, _by_panel(*read.values(), *holders))
+        every = _by_panel(*read.values(), *holders)
+        kept += [_parameter(each) for each in every if only is None or each.name in only]
         call.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
         return call
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,6 +17,7 @@ from pydantic import ValidationError
 from nwor_bench.errors import BenchError, ConfigError, EngineError
 from nwor_bench.instruments.draft_counts import SAFE_GRAPHS, schedule_of
 from nwor_bench.instruments.pm_sampling import check_counters
+from nwor_bench.models.adapter import lora_arguments
 from nwor_bench.models.pairs import ResolvedPair, read_model_config, refused_config
 from nwor_bench.models.recurrent import STAGED_KINDS, recurrent_layers
 from nwor_bench.records.cell import AA, ADAPTIVE, Arguments, Drafts
@@ -270,7 +272,13 @@ def start_llm(pair: ResolvedPair, spec: RunSpec) -> Any:
         with _refusals():
             from vllm import LLM
 
-            return LLM(**engine_arguments(pair, spec))
+            llm = LLM(**engine_arguments(pair, spec))
+            if spec.lora is not None:
+                from vllm.lora.request import LoRARequest
+
+                adapter = LoRARequest("adapter", 1, spec.lora)
+                llm.generate = partial(llm.generate, lora_request=adapter)
+            return llm
     except BenchError:
         raise
     except Exception as error:
@@ -342,6 +350,8 @@ def engine_arguments(pair: ResolvedPair, spec: RunSpec) -> dict[str, Any]:
         arguments["enable_prefix_caching"] = False
     if pair.load_format is not None:
         arguments["load_format"] = DUMMY_LOADERS.get(pair.load_format, pair.load_format)
+    if spec.lora is not None:
+        arguments |= lora_arguments(spec.lora)
     given = dict(spec.engine_args)
     if spec.experiment.counts and not on_cpu():
         graphs = given.get("compilation_config") or {}

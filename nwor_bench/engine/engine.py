@@ -112,7 +112,7 @@ class VllmEngine:
                 "--nwor-modes",
                 ",".join(spec.nwor_modes),
                 f"no window can be staged here ({in_words(unavailable)}); write off, or ask "
-                "`nwor-bench supports` which models stage",
+                "`nwor-bench plan MODEL` which models stage",
             )
 
     def status(self) -> EngineStatus:
@@ -316,6 +316,7 @@ class VllmEngine:
         llm = self.__dict__.pop("_llm", None)
         if llm is None:
             return
+        vars(llm).pop("generate", None)  # of an adapter; it refers to the engine
         try:
             if llm.llm_engine.vllm_config.parallel_config.world_size == 1:  # in this process
                 llm.collective_rpc("nwor_leave")

@@ -212,7 +212,9 @@ def _require_memory_of_all(
         f"no free memory for {len(engines)} engines: {gib} GiB needed, {free.num_bytes / GIB:.1f} "
         f"GiB free; write fewer --requests, a shorter --max-model-len or a smaller {CACHE_SIZE}"
     )
-    if spec.experiment.compares_drafts:
+    if spec.checks_only and spec.experiment.compares_drafts:
+        asked_by = ("--requests", spec.scenario.requests)
+    elif spec.experiment.compares_drafts:
         remedy += ", or a smaller --max-draft-tokens"
     raise ConfigError.for_field(*asked_by, remedy)
 
@@ -221,7 +223,7 @@ def engines_with_room(pair: ResolvedPair, spec: RunSpec) -> dict[Arm | None, Run
     """`RunSpec.engine_specs`, but that of A/A only if there is room for one more."""
     free, engines = free_memory(spec.tensor_parallel_size), spec.engine_specs
     if sum(needed_bytes(pair, engine, free.where) for engine in engines.values()) > free.num_bytes:
-        del engines[AA]
+        engines.pop(AA, None)
     return engines
 
 

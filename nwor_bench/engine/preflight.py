@@ -11,9 +11,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from nwor_bench.engine.memory import require_memory
-from nwor_bench.errors import ConfigError
+from nwor_bench.errors import ConfigError, NotComparableError
 from nwor_bench.instruments.contract import vllm_source
-from nwor_bench.instruments.device import float32_reason, is_cpu_build, uses_gpu, visible_gpu_uuids
+from nwor_bench.instruments.device import (
+    float32_reason,
+    is_cpu_build,
+    planned_card,
+    uses_gpu,
+    visible_gpu_uuids,
+)
 from nwor_bench.instruments.draft_counts import (
     UNSAFE_GRAPHS,
     WHICH_CHANGE,
@@ -21,6 +27,7 @@ from nwor_bench.instruments.draft_counts import (
     WHY_UNSAFE,
     changes_count,
 )
+from nwor_bench.models.adapter import lora_arguments
 from nwor_bench.models.config_reader import text_entries
 from nwor_bench.models.methods import (
     NOT_ON_CPU,
@@ -41,7 +48,7 @@ from nwor_bench.models.pairs.local import read_model_config
 from nwor_bench.records.cell import ADAPTIVE_VERIFICATION
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import RunStatus, ScvMode
-from nwor_bench.workload.experiment import ACCEPTANCE_RATES
+from nwor_bench.workload.experiment import ACCEPTANCE_RATES, LOSSY
 from nwor_bench.workload.options import flag_of, to_plain
 from nwor_bench.workload.run_spec import (
     ACCEPTANCE_LENGTH,
@@ -85,6 +92,8 @@ def _flags_refused(spec: RunSpec) -> Iterator[ConfigError]:
     if isinstance(most, int) and 0 <= most < TOP:
         remedy = f"the gate asks for {TOP} log probabilities a token; leave it out, or write {TOP} "
         yield ConfigError.for_field("--engine-args: max_logprobs", most, f"{remedy}or more")
+    if spec.lora is not None:
+        lora_arguments(spec.lora)
     yield from _ranks_refused(spec)
     if not uses_gpu():
         yield from _without_gpu_refused(spec)
@@ -101,7 +110,8 @@ _ENTRIES_OF_VLLM = {
 def _ranks_refused(spec: RunSpec) -> Iterator[ConfigError]:
     """One GPU a rank, unless vLLM is told to use other machines too; one processor on a CPU."""
     ranks = spec.tensor_parallel_size
-    if ranks == 1 or spec.engine_args.get("distributed_executor_backend") == "ray":
+    elsewhere = spec.engine_args.get("distributed_executor_backend") == "ray" or planned_card()
+    if ranks == 1 or elsewhere:
         return
     if uses_gpu():
         here, what = len(visible_gpu_uuids()), "GPU"
@@ -185,13 +195,15 @@ def _counts_refused(
     graphs = spec.engine_args.get("compilation_config")
     mode = graphs.get("cudagraph_mode") if isinstance(graphs, dict) else None
     if mode == UNSAFE_GRAPHS and in_one:
-        field = "engine_args: compilation_config: cudagraph_mode"
+        field = "--engine-args: compilation_config: cudagraph_mode"
         yield ConfigError.for_field(field, mode, WHY_UNSAFE)
     given = {**pair.speculative, **(spec.speculative_config or {})}
     if given.get(ADAPTIVE_VERIFICATION):
         field = f"--speculative-config: {ADAPTIVE_VERIFICATION}"
         remedy = f"{WHY_NOT_ADAPTIVE}. An engine of its own: --adaptive-verification"
         yield ConfigError.for_field(field, True, remedy)
+    if spec.checks_only and (why := LOSSY.get(str(given.get(_METHOD)))):
+        raise NotComparableError.at("NOT CHECKED", f"{why} ({_METHOD})", given[_METHOD])
     if given.get(_METHOD) == "synthetic" and ACCEPTANCE_RATES not in given:
         example = ",".join(f"{0.75 ** (j + 1):.2f}" for j in range(spec.scenario.draft_tokens))
         remedy = (

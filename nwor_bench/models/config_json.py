@@ -7,6 +7,12 @@ from nwor_bench.models.config_reader import MODEL_BITS, Config, ConfigReader, Ki
 from nwor_bench.models.recurrent import read_state, recurrent_kinds
 from nwor_bench.models.shape import Experts, Heads, Indexer, Layer, Mla, ModelShape
 
+WEIGHT_BITS = {
+    **{"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8, "int8": 8, "int4": 4},
+    **{"mxfp4": 4.25, "nvfp4": 4.5},  # with a scale of 8 bits for 32 or 16 elements
+}
+"""Bits of a matrix element by its dtype. Other scales (a few per cent) are left out."""
+
 MAX_LAYERS = 10_000
 """A config.json with more layers than this is taken for a typing error."""
 
@@ -72,6 +78,7 @@ class _ShapeReader(ConfigReader):
             value_dim=None if mla is not None else read_value_dim(self),
             gated_attention=bool(self.config.get("attn_output_gate", family == "qwen3_next")),
             mlp_matrices=2 if family == "nemotron_h" else 3,
+            plain_attention=self.plain_attention(),
         )
 
     def tied(self) -> bool:
@@ -79,17 +86,24 @@ class _ShapeReader(ConfigReader):
         is_gemma = str(self.config.get("model_type", "")).startswith("gemma")
         return bool(self.config.get("tie_word_embeddings", is_gemma))
 
-    def weight_bits(self, dtype: str) -> int | None:
+    def weight_bits(self, dtype: str) -> float | None:
         """Bits of a matrix element; None if the quantisation config does not say."""
         quantised = self.config.get("quantization_config")
         if not quantised:
             return MODEL_BITS[dtype]
         if not isinstance(quantised, dict):
             raise self.refusal('its "quantization_config" is not an object; remove it')
-        if quantised.get("quant_method") == "fp8":
-            return 8
+        method = str(quantised.get("quant_algo") or quantised.get("quant_method")).lower()
+        if method in WEIGHT_BITS:
+            return WEIGHT_BITS[method]
         bits = quantised.get("bits") or _group_bits(quantised)
         return bits if isinstance(bits, int) and bits > 0 else None
+
+    def plain_attention(self) -> bool:
+        """True if a quantised checkpoint leaves attention in the model's dtype."""
+        quantised = self.config.get("quantization_config") or {}
+        left_out = quantised.get("modules_to_not_convert") or ()
+        return any("attn" in str(module) for module in left_out)
 
     def experts(self) -> Experts | None:
         names = ("n_routed_experts", "num_experts", "num_local_experts")

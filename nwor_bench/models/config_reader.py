@@ -72,7 +72,8 @@ class ConfigReader:
         return value
 
     def dtype(self) -> str:
-        value = self.config.get("dtype") or self.config.get("torch_dtype") or "float32"
+        """The dtype that the config names; without one vLLM reads the weights', mostly bfloat16."""
+        value = self.config.get("dtype") or self.config.get("torch_dtype") or "bfloat16"
         name = str(value).removeprefix("torch.")
         if name not in MODEL_BITS:
             raise self.refusal(f'its "dtype" is {value!r}; write one of {", ".join(MODEL_BITS)}')

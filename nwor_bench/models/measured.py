@@ -109,30 +109,33 @@ def outcomes(rows: Sequence[MeasuredRow]) -> str:
 def nearest_rows(
     shape: ModelShape, requests: int, context: int, most: int = 3
 ) -> tuple[MeasuredRow, ...]:
-    """The measured settings most like this one, the nearest first.
+    """The measured settings most like this one, the nearest first; none if no model of the kind was
+    measured.
 
-    Shapes are alike if they have the same kind of attention (latent, recurrent layers or neither)
-    and experts or not; then parameters, requests and context count by their ratios.
+    Models are of one kind if they have the same attention (latent or not), recurrent states and
+    experts or none; parameters, requests and context then count by their ratios.
     """
 
     def distance(setting: tuple[MeasuredRow, ModelShape]) -> float:
         row, model = setting
-        unlike = sum(mine != other for mine, other in zip(_kind(shape), _kind(model), strict=True))
         ratios = (
             (shape.parameters(), model.parameters()),
             (requests, row.requests),
             (context, row.context or context),
         )
-        return 10 * unlike + sum(abs(log(mine / other)) for mine, other in ratios)
+        return sum(abs(log(mine / other)) for mine, other in ratios)
 
     shapes = ((row, _shape_of(row.pair)) for row in measured_rows())
-    known = [(row, model) for row, model in shapes if model is not None]
-    known.sort(key=lambda setting: (distance(setting), setting[0].weights))
-    return tuple(row for row, _ in known[:most])
+    alike = [
+        (row, model) for row, model in shapes if model is not None and _kind(model) == _kind(shape)
+    ]
+    alike.sort(key=lambda setting: (distance(setting), setting[0].weights))
+    return tuple(row for row, _ in alike[:most])
 
 
-def _kind(shape: ModelShape) -> tuple[bool, bool, bool]:
-    return shape.mla is not None, shape.recurrent is not None, shape.experts is not None
+def _kind(shape: ModelShape) -> tuple[bool, str, bool]:
+    states = "" if shape.state is None else shape.state.kind
+    return shape.mla is not None, states, shape.experts is not None
 
 
 @cache
@@ -141,4 +144,4 @@ def _shape_of(pair: str) -> ModelShape | None:
     source = load_pair(pair).shape if pair in pair_names() else None
     if source is None:
         return None
-    return read_shape(source.target, "pair", pair)
+    return read_shape(source.target, "--pair", pair)

@@ -8,7 +8,7 @@ from nwor_bench.errors import ConfigError
 
 
 class Method(StrEnum):
-    """Names of `speculative_config`'s method that `sweep` takes and `supports` lists."""
+    """Names of `speculative_config`'s method that `sweep` takes and `plan` lists."""
 
     NGRAM = "ngram"
     NGRAM_GPU = "ngram_gpu"

@@ -132,6 +132,7 @@ class ModelShape:
         value_dim: size of a value, if it differs from a key's; None with `mla`.
         gated_attention: True if queries bring a gate of the output with them.
         mlp_matrices: matrices of an MLP: gate, up and down, or two without a gate.
+        plain_attention: a quantised checkpoint leaves attention in the activations' dtype.
     """
 
     model_type: str
@@ -143,7 +144,7 @@ class ModelShape:
     mlp_width: int
     layers: tuple[Layer, ...]
     dtype: str
-    weight_bits: int | None
+    weight_bits: float | None
     tied_embeddings: bool = False
     mla: Mla | None = None
     experts: Experts | None = None
@@ -152,6 +153,7 @@ class ModelShape:
     mlp_matrices: int = 3
     indexer: Indexer | None = None
     value_dim: int | None = None
+    plain_attention: bool = False
 
     @property
     def attending(self) -> tuple[Layer, ...]:
@@ -236,6 +238,12 @@ class ModelShape:
                 + layer.recurrent * mixer
                 + layer.has_mlp * (sparse if layer.sparse else dense)
             )
+        )
+
+    def all_attention_parameters(self, ranks: int = 1) -> float:
+        """Parameters of all layers' attention matrices on one rank."""
+        return self._over_layers(
+            lambda layer: self.attention_parameters(ranks, layer) if layer.attends else 0.0
         )
 
     def _indexer_parameters(self) -> float:

@@ -3,7 +3,7 @@
 Staging holds a window's K/V from the write hook to the commit, and our own kernel does the
 attention. So the hook must run in every step, the K/V must stay in place, and a layer's metadata
 must describe the step's requests. `of_step` checks every step, since no configuration shows all.
-What a config.json shows too is refused by rules shared with `supports` (`models/support/rules.py`).
+What a config.json shows too is refused by rules shared with `plan` (`models/support/rules.py`).
 
 Composite attention (Gemma 4, whose image tokens see each other) has one implementation for steps
 with an image mask and a causal one for all others, windows among them: we look at the causal one.

@@ -179,6 +179,7 @@ class NworWorkerExtension:
         hook = _hook(self)
         config = self.vllm_config  # type: ignore[attr-defined]
         speculative = config.speculative_config
+        drafter = speculative and speculative.draft_model_config
         return {
             "attached": hook.attached,
             "runner": hook.name,
@@ -199,6 +200,7 @@ class NworWorkerExtension:
             "state_record_token_bytes": hook.states.token_bytes if hook.states else None,
             "experts": config.model_config.get_num_experts(),
             "rejection_sample_method": speculative and speculative.rejection_sample_method,
+            "drafter_max_model_len": drafter and drafter.max_model_len,
             "block_size": config.cache_config.block_size,
             "num_gpu_blocks": config.cache_config.num_gpu_blocks,
             "dtype": str(hook.runner.dtype).removeprefix("torch."),

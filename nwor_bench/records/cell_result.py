@@ -18,6 +18,8 @@ class Verdict(StrEnum):
     AMBIGUOUS = "AMBIGUOUS"
     CHECKED = "CHECKED"
     """Output was compared and nothing was timed, as asked."""
+    NOT_MEASURED = "NOT MEASURED"
+    """A draft count without a ratio: too few windows, blocks or prompts."""
     INEFFECTIVE = "INEFFECTIVE"
     INVALID = "INVALID"
 

@@ -127,6 +127,8 @@ class EngineStatus(JsonPart):
     """Bytes of one token in them, over all these layers."""
     rejection_sample_method: str | None = None
     """vLLM's; with "synthetic" acceptance does not follow the target."""
+    drafter_max_model_len: int | None = None
+    """Longest context of the drafter, in tokens; None without speculation."""
     block_size: int | None = None
     """Tokens of a cache block."""
     num_gpu_blocks: int | None = None

@@ -1,6 +1,6 @@
 """Reasons: why windows are written directly, why a live group does not count, why staging stopped.
 
-The plugin reports them and `supports` predicts them. One cause has one name. A reason with a detail
+The plugin reports them and `plan` predicts them. One cause has one name. A reason with a detail
 has it after a colon.
 """
 

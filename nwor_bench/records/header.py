@@ -210,6 +210,11 @@ class RunHeader(JsonPart):
         return (self.scenario or {}).get("batches") == 0
 
     @property
+    def checks_speculation(self) -> bool:
+        """True if speculation's output is compared with plain decoding's (`nwor-bench check`)."""
+        return self.checks_only and self.spec.engines
+
+    @property
     def data_type(self) -> str | None:
         """Data type of weights and activations: what was asked for, else the engine's or pair's."""
         asked = self.spec.dtype if self.spec.dtype != "auto" else None

@@ -1,14 +1,13 @@
 """The cells of a run: ratios on one axis, times, tokens, acceptance."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nwor_bench.analysis.analyse import PERCENTILES, noise_floor
 from nwor_bench.analysis.parity.tokens import EXACT
 from nwor_bench.analysis.verdicts import DEFAULT_MARGIN
 from nwor_bench.records.header import RunHeader
-from nwor_bench.records.types import CellResult, Verdict
+from nwor_bench.records.types import AA, CellResult, Verdict
 from nwor_bench.report.answer import on_cpu
 from nwor_bench.report.document import Block, Bullets, Figure, Paragraph, Section, Table, table
 from nwor_bench.report.html import colour
@@ -31,17 +30,10 @@ if TYPE_CHECKING:
 VERDICT_MARKS = {"FASTER": "<", "SLOWER": ">", "SAME": "o", "AMBIGUOUS": "D"}
 """matplotlib's marker of each verdict: readable without its colour."""
 
-_ROW, _REST = 34, 108
-"""CSS pixels of a row of the figure, and of everything else in it."""
+_ROW, _REST, _PHONE = 34, 108, 480
+"""CSS pixels of a row of the figure, of everything else in it, and its width."""
 
 ACCEPTANCE_NOTE = "Equal acceptance does not prove equal output; see Evidence."
-
-RATE_NOTE = "Tokens/s is that of whole batches, prefill included; its change is that of decoding"
-
-WORK_NOTE = (
-    "Work: change of the GPU's forward, sampling and commit, +- half its 95 % interval. Tokens/s: "
-    "that of off x off's whole batches, and the change of decoding"
-)
 
 FEW_FOR_P95 = 20
 _TERMINAL = 80
@@ -53,15 +45,19 @@ REQUEST_NOTE = (
 )
 
 
-def first_blocks(header: RunHeader, cells: Sequence[CellResult]) -> list[Block]:
-    """The first screen: all ratios on one axis, and a table that fits 80 columns."""
+def first_figure(header: RunHeader, cells: Sequence[CellResult]) -> list[Figure]:
+    """All ratios on one axis; nothing without ratios."""
+    figure = None if header.checks_only else interval_figure(cells, DEFAULT_MARGIN)
+    return [] if figure is None else [figure]
+
+
+def first_table(header: RunHeader, cells: Sequence[CellResult]) -> list[Table]:
+    """The cells in a table that fits 80 columns."""
     if not cells:
         return []
     if header.checks_only:
         return [_outputs(cells)]
-    figure = interval_figure(cells, DEFAULT_MARGIN)
-    verdicts = _verdict_table(cells) if on_cpu(header) else _verdicts(cells)
-    return [*([figure] if figure else []), verdicts]
+    return [_verdict_table(cells) if on_cpu(header) else _verdicts(cells)]
 
 
 def _outputs(cells: Sequence[CellResult]) -> Table:
@@ -81,15 +77,15 @@ def _outputs(cells: Sequence[CellResult]) -> Table:
 def _verdicts(cells: Sequence[CellResult]) -> Table:
     """With the GPU's work if it was timed; and the change of tokens per second, if that fits."""
     if any(cell.work for cell in cells):
-        heads = ["Cell", "Verdict", "Step over off x off [95 % interval]", "Work, %", "Tokens/s"]
+        heads = ["Cell", "Verdict", "Over off x off", "GPU work, %", "Tokens/s"]
         rows = [
             [c.label, c.verdict, interval(c.ratio), work_change(c), _change_of_rate(c) or _rate(c)]
             for c in cells
         ]
-        return table(heads, rows, numbers_from=2, caption=f"{_caption_of(cells)}. {WORK_NOTE}")
+        return table(heads, rows, numbers_from=2, caption=_caption_of(cells))
     full = _verdict_table(cells, [_rate(cell) for cell in cells])
     if any(cell.rate for cell in cells) and fits(full, _TERMINAL):
-        return replace(full, caption=f"{full.caption}. {RATE_NOTE}")
+        return full
     return _verdict_table(cells, [decimal(cell.tokens_per_s) for cell in cells])
 
 
@@ -101,14 +97,14 @@ def _verdict_table(cells: Sequence[CellResult], rates: Sequence[str] = ()) -> Ta
          percent(c.acceptance_rate)]
         for c, rate in zip(cells, rate_columns, strict=True)
     ]  # fmt: skip
-    heads = ["Cell", "Verdict", "Time over off x off [95 % interval]", "ms a window",
-             *(["Tokens/s"] if rates else []), "Accepted"]  # fmt: skip
+    heads = ["Cell", "Verdict", "Over off x off", "ms", *(["Tokens/s"] if rates else []),
+             "Accepted"]  # fmt: skip
     return table(heads, rows, numbers_from=2, caption=_caption_of(cells))
 
 
 def _caption_of(cells: Sequence[CellResult]) -> str:
-    time = compared_time(cells)
-    return f"Ratios compare the {time}, below 1 is faster; each interval is the cell's own"
+    time = compared_time(cells).capitalize()
+    return f"{time} over off x off's, with 95 % intervals; below 1 is faster"
 
 
 def _rate(cell: CellResult) -> str:
@@ -142,9 +138,9 @@ def _times(cells: Sequence[CellResult]) -> list[Block]:
         for c in cells
     ]  # fmt: skip
     names = [f"{name.split('_')[0].upper()} {name.split('_')[-1]}" for name in known]
-    caption = "Milliseconds of a batch and of a request"
+    caption = "Batch and request times, ms"
     if any(cell.latency_ms_p95 is not None and cell.batches < FEW_FOR_P95 for cell in cells):
-        caption += f" (p95 of fewer than {FEW_FOR_P95} batches is close to their maximum)"
+        caption += "; p95 of few batches is near the maximum"
     body = table(["Cell", "Batches", "p50 ms", "p95 ms", *names], rows, caption=caption)
     return [body, Paragraph(REQUEST_NOTE)] if known else [body]
 
@@ -166,9 +162,9 @@ def _tokens(cells: Sequence[CellResult]) -> Table:
 
 
 def interval_figure(cells: Sequence[CellResult], margin: float) -> Figure | None:
-    """Ratios to off x off, the noise band around 1 and the margin of SAME; None without ratios."""
+    """Ratios to off x off, the noise band and the margin of SAME; None if none is compared."""
     shown = [cell for cell in cells if cell.ratio is not None]
-    if not shown:
+    if all(cell.arm == AA for cell in shown):
         return None
     floor = (noise_floor(cells) or {}).get("floor")
     time = compared_time(cells)
@@ -193,10 +189,11 @@ def interval_figure(cells: Sequence[CellResult], margin: float) -> Figure | None
 
     return Figure(
         name="intervals",
-        caption=_caption(time, margin, floor),
+        caption=_caption(margin, floor),
         alternative=f"{time[0].upper()}{time[1:]} over that of off x off. {words}.",
         draw=draw,
         height=_ROW * len(shown) + _REST,
+        width=_PHONE,
     )
 
 
@@ -228,18 +225,9 @@ def _range(cells: Sequence[CellResult], reach: float) -> tuple[float, float]:
     return max(0.0, min(values) - room), max(values) + room
 
 
-def _caption(time: str, margin: float, floor: float | None) -> str:
-    band = (
-        "There is no noise band: off x off was not measured against itself. "
-        if floor is None
-        else f"Shaded: the noise band, {100 * floor:.2f} % on each side, from off x off against "
-        "itself (A/A). "
-    )
-    return (
-        f"Each mark is a cell's {time} over that of off x off, the bar its own 95 % interval. "
-        f"Left of the line at 1.000 is faster. {band}Dotted: {100 * margin:g} % on each side; "
-        "an interval between the dotted lines is SAME."
-    )
+def _caption(margin: float, floor: float | None) -> str:
+    band = "" if floor is None else "; shaded: noise"
+    return f"Bars: 95 % intervals{band}; dotted: {100 * margin:g} %."
 
 
 def _acceptance(cells: Sequence[CellResult]) -> list[Block]:

@@ -52,11 +52,15 @@ class Bullets:
     items: tuple[str, ...]
 
 
+Facts = tuple[tuple[str, str], ...]
+"""Terms, each with what is said of it."""
+
+
 @dataclass(frozen=True)
 class Definitions:
-    """Terms or questions with their explanations."""
+    """Terms with their explanations, or what an answer rests on, a fact each."""
 
-    entries: tuple[tuple[str, str], ...]
+    entries: Facts
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,8 @@ class Table:
     caption: str = ""
     links: tuple[str, ...] = ()
     """The address of each row's first value, "" for none."""
+    result: int | None = None
+    """The column without which a row was not measured; None if that takes all numbers."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,7 @@ class Figure:
         alternative: its content in words, for screen readers.
         draw: draws it with matplotlib; colours are those of `figures.colour`.
         height: in CSS pixels.
+        width: likewise; a narrow one fits a phone without scrolling.
     """
 
     name: str
@@ -95,6 +102,7 @@ class Figure:
     alternative: str
     draw: "Callable[[Canvas], None]"
     height: int
+    width: int = 720
 
 
 Block = Headline | Paragraph | Callout | Bullets | Definitions | Code | Table | Figure

@@ -5,7 +5,7 @@ from typing import Any
 
 from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.invariants import counter_checks
-from nwor_bench.analysis.parity.kv import KvVerdict
+from nwor_bench.analysis.parity.kv import KV_EVENT, KvVerdict
 from nwor_bench.analysis.parity.local import LOCAL_EVENT
 from nwor_bench.records.cell import Cell
 from nwor_bench.records.facts import to_json
@@ -91,9 +91,10 @@ def evidence_section(analysis: Analysis) -> Section:
     """Every gate's result with its method, our counters beside vLLM's, and fallbacks."""
     run, cells = analysis.run, analysis.cells
     violations = tuple(violation.text for violation in analysis.violations)
-    blocks: list[Block] = [_tokens(run, cells), Paragraph(TOKENS), *_gate_size(run),
-                           *_gated(run, cells), *local_blocks(run), *kv_blocks(run),
-                           *state_blocks(run)]  # fmt: skip
+    told = (local_sentence(run), kv_sentence(run), state_sentence(run))
+    blocks: list[Block] = [*(Paragraph(text) for text in told if text), _tokens(run, cells),
+                           Paragraph(TOKENS), *_gate_size(run), *_gated(run, cells),
+                           *local_blocks(run), *kv_blocks(run), *state_blocks(run)]  # fmt: skip
     facts = list(settings(to_json(run.header.parity)))
     if facts:
         blocks.append(table(["Gate", "Value"], facts, numbers_from=2, caption="The gate"))
@@ -208,14 +209,14 @@ def _fallbacks(cells: Sequence[CellResult]) -> list[Block]:
     return [table(heads, rows, numbers_from=4, caption="Fallbacks by reason")]
 
 
-def _results(run: RunData, event: str) -> dict[str, Mapping[str, Any]]:
+def gate_results(run: RunData, event: str) -> dict[str, Mapping[str, Any]]:
     """A gate's last result for each cell, by its label; empty for runs without that gate."""
     return {Cell.from_names(e).label: e for e in run.events if e.get("event") == event}
 
 
 def local_sentence(run: RunData) -> str:
     """Result of the layers' check in a sentence; "" for runs without it."""
-    results = _results(run, LOCAL_EVENT)
+    results = gate_results(run, LOCAL_EVENT)
     sound = {n: r for n, r in results.items() if r["verdict"] == KvVerdict.WITHIN}
     broken = [name for name, r in results.items() if r["verdict"] == KvVerdict.BROKEN]
     unchecked = [name for name, r in results.items() if r["verdict"] == KvVerdict.NOT_RUN]
@@ -247,7 +248,7 @@ def local_blocks(run: RunData) -> list[Block]:
     rows = [
         [name, r["verdict"], r["reason"] or NOT_MEASURED, count(r["windows"]),
          count(r["written"]), count(r["rejected"]), decimal(r["nearest"], 2)]
-        for name, r in _results(run, LOCAL_EVENT).items()
+        for name, r in gate_results(run, LOCAL_EVENT).items()
     ]  # fmt: skip
     body = table(heads, rows, numbers_from=3, caption="Each layer on its own inputs")
     return [body, Paragraph(LOCAL)] if rows else []
@@ -256,7 +257,7 @@ def local_blocks(run: RunData) -> list[Block]:
 def kv_sentence(run: RunData) -> str:
     """How far the cache was compared and the result; "" for runs without a K/V gate."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for name, result in _results(run, "kv_gate").items():
+    for name, result in gate_results(run, KV_EVENT).items():
         groups.setdefault(_cache_words(result), []).append(name)
     return " ".join(
         f"The KV cache of {joined(names)} {verb}{rest}." for (verb, rest), names in groups.items()
@@ -287,7 +288,7 @@ def _layers(result: Mapping[str, Any]) -> str:
 def state_sentence(run: RunData) -> str:
     """How many states were compared end to end, and the result; "" for runs without any."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for name, result in _results(run, "kv_gate").items():
+    for name, result in gate_results(run, KV_EVENT).items():
         if result.get("states"):
             groups.setdefault(_state_words(result["states"]), []).append(name)
     return " ".join(f"{what} of {joined(names)} {rest}." for (what, rest), names in groups.items())
@@ -308,7 +309,7 @@ def _state_words(result: Mapping[str, Any]) -> tuple[str, str]:
 def state_blocks(run: RunData) -> list[Block]:
     """The table of states end to end and its method; nothing for runs without any."""
     rows = []
-    for name, result in _results(run, "kv_gate").items():
+    for name, result in gate_results(run, KV_EVENT).items():
         states = result.get("states")
         if states:
             near = decimal((states["finding"] or {}).get("ratio"), 2)
@@ -324,7 +325,7 @@ def state_blocks(run: RunData) -> list[Block]:
 def kv_blocks(run: RunData) -> list[Block]:
     """The table of the K/V gate and its method; nothing for runs without one."""
     rows = []
-    for name, result in _results(run, "kv_gate").items():
+    for name, result in gate_results(run, KV_EVENT).items():
         finding = result.get("finding") or {}
         near = decimal(finding.get("ratio"), 2) if finding.get("allowed") else NOT_MEASURED
         positions = NOT_MEASURED

@@ -25,6 +25,7 @@ from nwor_bench.report.document import (
     Section,
     Table,
 )
+from nwor_bench.report.text import NOT_MEASURED
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -36,7 +37,9 @@ CSS = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-
 
 def render_html(document: Document) -> str:
     """The document as a complete page; every text of it is escaped."""
-    body = [f"<h1>{escape(document.title)}</h1>", *map(_block, document.lead)]
+    body = [f"<h1>{escape(document.title)}</h1>"]
+    if document.lead:
+        body += ['<div class="lead">', *map(_block, document.lead), "</div>"]
     if len(document.sections) > 1:
         body.append(_contents(document.sections))
     for section in document.sections:
@@ -52,8 +55,15 @@ def render_html(document: Document) -> str:
 
 
 def escape(text: str) -> str:
-    """Text for HTML; a number and its per-cent sign stay on one line."""
-    return html.escape(text).replace(" %", "&nbsp;%")
+    """Text for HTML, without backticks; a number and its per-cent sign stay on one line."""
+    return html.escape(text.replace("`", "")).replace(" %", "&nbsp;%")
+
+
+COPY = (
+    "getSelection().selectAllChildren(this.previousElementSibling);"
+    "document.execCommand('copy');this.textContent='Copied'"
+)
+"""The script of a copy button; a page from a disk has no other clipboard in every browser."""
 
 
 def _section(section: Section) -> list[str]:
@@ -89,9 +99,10 @@ def _block(block: Block) -> str:
             return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
         case Definitions(entries):
             pairs = (f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>" for term, text in entries)
-            return f"<dl>{''.join(pairs)}</dl>"
+            return f"<dl>{''.join(pairs)}</dl>" if entries else ""
         case Code(text):
-            return f'<pre tabindex="0">{html.escape(text)}</pre>'
+            button = f'<button type="button" onclick="{COPY}">Copy</button>'
+            return f'<div class="code"><pre tabindex="0">{html.escape(text)}</pre>{button}</div>'
         case Table():
             return _table(block)
         case Figure():
@@ -102,15 +113,34 @@ def _block(block: Block) -> str:
 
 
 def _table(table: Table) -> str:
+    """The rows with a number; those without any are behind a line that opens."""
     if not table.rows:
         return "<p>Nothing was recorded.</p>"
+    empty = [line for line in range(len(table.rows)) if _is_empty(table, line)]
+    if len(empty) < 2:
+        return _grid(table, range(len(table.rows)))
+    shown = [line for line in range(len(table.rows)) if line not in empty]
+    summary = f"<summary>{len(empty)} rows were not measured</summary>"
+    folded = f"<details>{summary}{_grid(table, empty)}</details>"
+    return _grid(table, shown) + folded if shown else folded
+
+
+def _is_empty(table: Table, line: int) -> bool:
+    """True if a row was not measured, and its verdict says no more than that."""
+    row = table.rows[line]
+    numbers = row[table.numbers_from :] if table.result is None else row[table.result :][:1]
+    faults = {str(Verdict.INVALID), str(Verdict.INEFFECTIVE)} & {*row}
+    return NOT_MEASURED in numbers and not faults and {*numbers} <= {NOT_MEASURED, "0"}
+
+
+def _grid(table: Table, lines: Sequence[int]) -> str:
     heads = "".join(
         f'<th scope="col"{_class(place, "", table)}>{escape(head)}</th>'
         for place, head in enumerate(table.headers)
     )
     rows = "".join(
-        "<tr>" + "".join(_cell(line, place, table) for place in range(len(row))) + "</tr>"
-        for line, row in enumerate(table.rows)
+        "<tr>" + "".join(_cell(line, place, table) for place in range(len(table.headers))) + "</tr>"
+        for line in lines
     )
     name = f' role="region" aria-label="{html.escape(table.caption)}"' if table.caption else ""
     caption = f"<span>{escape(table.caption)}</span>" if table.caption else ""
@@ -145,7 +175,7 @@ COLOURS = ("text", "soft", "line", "head", "band", "same", "faster", "slower", "
            "ineffective", "invalid")  # fmt: skip
 _STAND_INS = {name: f"#0f1e{place:02x}" for place, name in enumerate(COLOURS, 16)}
 
-_WIDTH, _DOTS = 720, 72
+_DOTS = 72
 
 
 def colour(name: str) -> str:
@@ -169,7 +199,7 @@ def canvas_of(figure: Figure) -> "Canvas":
     from matplotlib.figure import Figure as Canvas
 
     with mpl.rc_context(_settings(figure.name)):
-        size = (_WIDTH / _DOTS, figure.height / _DOTS)
+        size = (figure.width / _DOTS, figure.height / _DOTS)
         canvas = Canvas(figsize=size, dpi=_DOTS, layout="constrained")
         figure.draw(canvas)
     return canvas
@@ -205,7 +235,12 @@ def _settings(name: str) -> Any:
     }  # fmt: skip
 
 
-_VERDICTS = {str(verdict): verdict.lower() for verdict in Verdict}
+def tint_of(verdict: str) -> str:
+    """The name of a verdict's colour and class; AMBIGUOUS has that of NOT MEASURED too."""
+    return "ambiguous" if verdict == Verdict.NOT_MEASURED else verdict.lower()
+
+
+_VERDICTS = {str(verdict): tint_of(verdict) for verdict in Verdict}
 _VERDICTS |= {"REGRESSION": "slower", "IMPROVEMENT": "faster"}
 """The colour of each verdict, of cells and of changes."""
 

@@ -133,6 +133,7 @@ def _field(value: Any) -> Any:
     return value
 
 
+REPORT_PAGE = "report.html"
 THE_REST = "Figures, precision and a glossary are in the run folder's report.html."
 
 
@@ -145,7 +146,7 @@ def write_files(folder: Path, analysis: Analysis) -> None:
     write_header(folder, with_summaries(analysis))
     for table, rows in TABLES.items():
         write_atomically(folder / f"{table}.csv", to_csv(rows(analysis)))
-    write_atomically(folder / "report.html", render_html(document))  # first: report.md cites it
+    write_atomically(folder / REPORT_PAGE, render_html(document))  # first: report.md cites it
     write_atomically(folder / "report.md", render_markdown(document.shortened(THE_REST)))
 
 

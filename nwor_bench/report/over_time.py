@@ -14,7 +14,7 @@ from nwor_bench.analysis.effects import WINDOWS, effects_over_off
 from nwor_bench.analysis.paired import pair_times, windows_work
 from nwor_bench.records.types import CellResult, Verdict, WindowRecord
 from nwor_bench.report.document import Figure, Section, Table, table
-from nwor_bench.report.html import colour
+from nwor_bench.report.html import colour, tint_of
 from nwor_bench.report.text import NOT_MEASURED, decimal
 from nwor_bench.stats.robust import MIN_GROUPS, robust_location
 
@@ -35,16 +35,8 @@ _ROW, _REST = 100, 40
 _HALF = 0.005
 """Half of the least height of a panel of ratios."""
 
-RATIOS = (
-    "Each dot is a ratio to off x off, in the order of measurement: of one block or one group of "
-    "interleaved windows, or with a bar (its 95 % interval) of ten or more neighbouring groups. "
-    "Shaded: the cell's ratio over the whole run with its 95 % interval. Dots that climb or fall "
-    "across the panel are drift. Each panel has its own scale."
-)
-RATES = (
-    "Each dot is one batch: its tokens over the time of its windows, so prefills are left out. The "
-    "line is off x off. A batch that accepts more drafts has more tokens per second."
-)
+RATIOS = "Dots: ratios in order of measurement; shaded: the whole run. A slope is drift."
+RATES = "Each dot: a batch's tokens over the time of its windows; the line is off x off."
 
 
 @dataclass(frozen=True)
@@ -87,7 +79,7 @@ def _ratios(analysis: Analysis) -> list[Panel]:
         if len(dots) >= MIN_DOTS:
             ratio = cell.ratio
             band = (ratio.low, ratio.high) if ratio is not None and ratio.is_bounded else None
-            panels.append(Panel(cell.label, cell.verdict.lower(), dots, band))
+            panels.append(Panel(cell.label, tint_of(cell.verdict), dots, band))
     return panels
 
 

@@ -3,18 +3,15 @@
 from typing import Any
 
 from nwor_bench.models.byte_model import (
-    CARDS,
     DIRECT,
-    MEMORY_SHARE,
     ByteModel,
     Workload,
-    requests_that_fit,
     reserved_states,
 )
 from nwor_bench.models.recurrent import STAGED_KINDS, Moved, RecurrentLayers
 from nwor_bench.records.state_slots import STATE_SLOTS
 from nwor_bench.report.document import Paragraph, Section, Table, table
-from nwor_bench.report.text import count, plural, size, two_digits
+from nwor_bench.report.text import plural, size, two_digits
 
 
 def states_section(model: ByteModel, states: RecurrentLayers, load: Workload) -> Section:
@@ -31,13 +28,17 @@ def states_section(model: ByteModel, states: RecurrentLayers, load: Workload) ->
                 f"{two_digits(rows / (rows + stock.written))} of these writes."
             ),
             _moved(states, load),
-            _memory(model, states, load),
             Paragraph(
-                f"A request is one with {load.context:,} tokens of context. Fitting: "
-                f"{MEMORY_SHARE:.0%} of the GPU's memory, less the weights. {_one_slot(states)}"
+                f"vLLM reserves {_reserved(model, states, load, load.draft_tokens + 1)} of states "
+                f"a request, {load.draft_tokens + 1} slots a layer; one slot takes "
+                f"{_reserved(model, states, load, 1)}. {_one_slot(states)}"
             ),
         ),
     )
+
+
+def _reserved(model: ByteModel, states: RecurrentLayers, load: Workload, slots: int) -> str:
+    return size(round(reserved_states(model, states, load, slots)))
 
 
 def _one_slot(states: RecurrentLayers) -> str:
@@ -77,26 +78,6 @@ def _moved(states: RecurrentLayers, load: Workload) -> Table:
     )
 
 
-def _memory(model: ByteModel, states: RecurrentLayers, load: Workload) -> Table:
-    ways = load.draft_tokens + 1, 1  # slots a request and layer, with and without the drafts'
-    reserved = [reserved_states(model, states, load, slots) for slots in ways]
-    rows = [
-        ("states reserved a request", *(size(round(one)) for one in reserved)),
-        (
-            f"states reserved for {plural(load.requests, 'request')}",
-            *(size(round(one * load.requests)) for one in reserved),
-        ),
-        *(
-            (
-                f"requests that fit an {card} ({memory >> 30} GiB)",
-                *(count(requests_that_fit(memory, model, states, load, slots)) for slots in ways),
-            )
-            for card, memory in CARDS.items()
-        ),
-    ]
-    return table(("memory", f"{load.draft_tokens + 1} slots, as vLLM", "1 slot"), rows)
-
-
 def state_values(model: ByteModel, states: RecurrentLayers, load: Workload) -> dict[str, Any]:
     """For JSON: sizes, bytes of a step (stock's, then staged), memory with and without slots for
     drafts."""
@@ -117,13 +98,4 @@ def state_values(model: ByteModel, states: RecurrentLayers, load: Workload) -> d
         "reserved_slots_per_request": slots,
         "reserved_bytes_per_request": reserved[0],
         "one_slot_bytes_per_request": reserved[1],
-        "fits": [
-            {
-                "gpu": card,
-                "memory_bytes": memory,
-                "requests": requests_that_fit(memory, model, states, load, slots),
-                "requests_with_one_slot": requests_that_fit(memory, model, states, load, 1),
-            }
-            for card, memory in CARDS.items()
-        ],
     }

@@ -19,7 +19,6 @@ from nwor_bench.report.text import (
     plural,
     sure_ratio,
 )
-from nwor_bench.stats.interval import Interval
 
 PRECISION = "Measurement precision"
 
@@ -72,18 +71,6 @@ def interleaved_blocks(analysis: Analysis) -> list[Block]:
     ]
 
 
-def split_lines(parts: Sequence[Split]) -> list[str]:
-    """`stage x graph, 2.8 % less work: attention 1.5 % less +- 0.10, writes 1.3 % less +- 0.07.`
-
-    One sentence for each staging cell whose effect is split.
-    """
-    return [
-        f"{part.cell.label}, {change(part.total.value)}{' work' * (part.clock == WORK_MS)}: "
-        f"attention {_part(part.attention)}, writes {_part(part.writes)}."
-        for part in parts
-    ]
-
-
 def sham_words(run: RunData) -> str:
     """What the A/A cell switched, and so what its ratio shows."""
     counts = sham_windows(run)
@@ -118,12 +105,8 @@ def _windows_and_batches(effects: Sequence[PairEffect], results: dict[Cell, Cell
         ])  # fmt: skip
     heads = ["Cell", "Decided by", "Windows", "GPU's work", "Whole batches", "Carry-over",
              "Groups", "Left out"]  # fmt: skip
-    caption = "Time over off x off [95 % interval] by interleaved windows and by whole batches"
+    caption = "Time over off x off by interleaved windows and by whole batches"
     return table(heads, rows, numbers_from=2, caption=caption)
-
-
-def _part(ratio: Interval) -> str:
-    return f"{change(ratio.value)} +- {100 * ratio.half_width:.2f}"
 
 
 def _split_table(parts: Sequence[Split]) -> Table:

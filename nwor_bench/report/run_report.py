@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from nwor_bench.analysis.analyse import Analysis
+from nwor_bench.analysis.check import check_of
 from nwor_bench.analysis.effects import WINDOWS
 from nwor_bench.analysis.findings import Severity, grouped
 from nwor_bench.analysis.measured_worth import measured_worth
@@ -14,14 +15,9 @@ from nwor_bench.records.facts import EngineStatus, to_json
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, NworMode, Phase, RunStatus, Verdict
-from nwor_bench.report.answer import (
-    CHECKED_ON_CPU,
-    MEASURED_ON_CPU,
-    Answer,
-    answer,
-    on_cpu,
-)
-from nwor_bench.report.cells import cell_section, first_blocks
+from nwor_bench.report.answer import FAILED_BADGE, Answer, answer, on_cpu
+from nwor_bench.report.cells import cell_section, first_figure, first_table
+from nwor_bench.report.check import check_answer, check_screen
 from nwor_bench.report.document import (
     Block,
     Bullets,
@@ -34,12 +30,12 @@ from nwor_bench.report.document import (
     table,
 )
 from nwor_bench.report.evidence import evidence_section
+from nwor_bench.report.facts import facts, next_steps
 from nwor_bench.report.over_time import over_time_section
 from nwor_bench.report.precision import precision_section
-from nwor_bench.report.questions import questions
 from nwor_bench.report.text import NOT_MEASURED, joined, plural, settings, size
 from nwor_bench.report.window_costs import dram_summary, phase_section, traffic_section
-from nwor_bench.report.worth import worth_blocks
+from nwor_bench.report.worth import worth_screen, worth_section
 from nwor_bench.report.worth_answer import worth_answer
 from nwor_bench.stats.multiple import SIGNIFICANCE
 
@@ -80,7 +76,10 @@ ENTRIES = (
      "number of cells, and the ratio is farther from 1 than the noise floor."),
     ("SAME", f"The whole interval lies within {100 * DEFAULT_MARGIN:g} % of 1. For interleaved "
      "windows FASTER and SLOWER come first, because they show smaller differences."),
+    ("CPU run", "Both modes run on a reference attention of nwor-bench's own, because stock's CPU "
+     "cache cannot be read in part: times judge the harness, never NWOR."),
     ("AMBIGUOUS", "None of these: the run was too short or too noisy."),
+    ("NOT MEASURED", "A draft count with too few groups, blocks or requests for an interval."),
     ("CHECKED", "The output was compared with that of off x off, and nothing was timed, as asked."),
     ("INEFFECTIVE", "The mode never fired, so it has no ratio."),
     ("INVALID", "The mode changed the model's output, or its counts do not add up: its times do "
@@ -99,7 +98,12 @@ ENTRIES = (
 def build_document(analysis: Analysis) -> Document:
     """The whole report of a run, made only from its records."""
     run = analysis.run
+    by_drafts = run.header.spec.draft_counts is not None and not run.header.checks_only
+    if not analysis.cells and run.header.status is RunStatus.FAILED:
+        told = (_this_run(run), Section("To repeat this run", (_repeat(run.header.command),)))
+        return Document(title(run.header), tuple(_first_screen(analysis)), told)
     sections = (
+        *([worth_section(measured_worth([analysis]))] if by_drafts else []),
         cell_section(analysis.cells),
         *over_time_section(analysis),
         precision_section(analysis),
@@ -115,11 +119,10 @@ def build_document(analysis: Analysis) -> Document:
 
 
 def summary(analysis: Analysis, *, verbose: bool = False) -> Document:
-    """The terminal's part: the lead; with `verbose` also the brief sections."""
+    """The terminal's part: the first screen, with `verbose` also the brief sections."""
     if verbose:
         return build_document(analysis).shortened()
-    more = Paragraph("Details: report.html, or `nwor-bench report FOLDER -v`.")
-    return Document(title(analysis.run.header), (*_lead(analysis), more))
+    return Document(title(analysis.run.header), tuple(_first_screen(analysis)))
 
 
 def title(header: RunHeader) -> str:
@@ -134,35 +137,37 @@ def warnings(run: RunData) -> list[str]:
     problems = list(run.warnings)
     if status != RunStatus.COMPLETE:
         why = "".join(f"; {event['error']}" for event in run.events if "error" in event)
-        problems.insert(
-            0,
-            f"This run did not end as planned (status: {status or 'unknown'}{why}): the numbers "
-            "cover only what was measured until then.",
-        )
+        ended = f"This run did not end as planned (status: {status or 'unknown'}{why})"
+        problems.insert(0, f"{ended}: it measured only a part.")
     return problems
 
 
-def _lead(analysis: Analysis) -> list[Block]:
-    """The first screen: the answer, its figure and table, what weakens it, the questions."""
-    run, cells = analysis.run, analysis.cells
+def _first_screen(analysis: Analysis) -> list[Block]:
+    """The answer, what it rests on, its figure and table, and what to do next."""
+    run, reply = analysis.run, answer_of(analysis)
+    if run.header.checks_speculation:
+        return check_screen(check_of([analysis]))
+    if reply.badge == FAILED_BADGE:
+        return [reply.headline, Definitions(reply.facts)]
+    head = [reply.headline, *_incomplete(run)]
     if run.header.spec.draft_counts is not None:
-        head = [answer_of(analysis).headline, *_incomplete(run)]
-        return [*head, *worth_blocks(measured_worth([analysis])), *_weakens(analysis)]
-    lead: list[Block] = [answer_of(analysis).headline]
-    lead += _incomplete(run)
-    lead += first_blocks(run.header, cells)
-    if on_cpu(run.header):
-        lead.append(CHECKED_ON_CPU if run.header.checks_only else MEASURED_ON_CPU)
-    told = (_state_slots(run.header.engine), dram_summary(analysis.dram))
-    lead += [Paragraph(text) for text in told if text]
-    return [*lead, *_weakens(analysis), questions(analysis)]
+        return [*head, *worth_screen(measured_worth([analysis]))]
+    return [*head, *first_figure(run.header, analysis.cells), facts(analysis),
+            *first_table(run.header, analysis.cells), next_steps(analysis)]  # fmt: skip
+
+
+def _lead(analysis: Analysis) -> list[Block]:
+    """The first screen, and below it everything that weakens the answer."""
+    told = (_state_slots(analysis.run.header.engine), dram_summary(analysis.dram))
+    saved = [Paragraph(text) for text in told if text]
+    return [*_first_screen(analysis), *saved, *_weakens(analysis)]
 
 
 def _state_slots(engine: EngineStatus) -> str | None:
     """What an engine with other state slots saves a request; None without one."""
     slots, reserved = engine.state_slots, engine.state_reserved_bytes
-    for arm, facts in (engine.arms or {}).items():
-        arm_slots, less = facts.get("state_slots"), facts.get("state_reserved_bytes")
+    for arm, own in (engine.arms or {}).items():
+        arm_slots, less = own.get("state_slots"), own.get("state_reserved_bytes")
         if arm_slots and less and slots and reserved:
             return (
                 f"A request reserves {plural(slots, 'state slot')} ({size(reserved)}) in off x off "
@@ -172,15 +177,41 @@ def _state_slots(engine: EngineStatus) -> str | None:
 
 
 def answer_of(analysis: Analysis) -> Answer:
-    """The run's answer: whether NWOR pays, or which draft count does."""
+    """The run's answer: what a check found, why it failed, whether NWOR pays, or which draft count
+    does."""
+    run = analysis.run
+    if run.header.checks_speculation:
+        return check_answer(check_of([analysis]))
+    broken = any(cell.verdict == Verdict.INVALID for cell in analysis.cells)
+    if run.header.status is RunStatus.FAILED and not broken:
+        return _failed(run)
     if analysis.run.header.spec.draft_counts is not None:
         return worth_answer(measured_worth([analysis]))
-    return answer(analysis.run.header, analysis.cells, analysis.splits)
+    return answer(analysis.run.header, analysis.cells)
+
+
+ENGINE_LOG = "engine.log in the run's folder"
+MAX_WORDS = 20
+"""Words of a headline, its badge included."""
+
+
+def _failed(run: RunData) -> Answer:
+    """Why a run ended with an error, and how much it had measured."""
+    errors = [str(event["error"]) for event in run.events if "error" in event]
+    why = " ".join((errors[-1] if errors else "The cause was not recorded.").split())
+    words = why.partition("; ")[0].split(" ")
+    text = " ".join(words) if len(words) < MAX_WORDS else f"{' '.join(words[: MAX_WORDS - 2])} ..."
+    rest = why.removeprefix(text).removeprefix("; ")
+    timed = sum(batch.phase == Phase.TIMED for batch in run.batches)
+    measured = f"{plural(timed, 'batch')} until then" if timed else ""
+    entries = (("what now", rest), ("measured", measured), ("log", ENGINE_LOG))
+    return Answer(FAILED_BADGE, text, facts=tuple(entry for entry in entries if entry[1]))
 
 
 def exit_code_of(analysis: Analysis) -> ExitCode:
     """The exit code that a run's cells and its answer ask for, however it ended."""
-    if any(cell.verdict == Verdict.INVALID for cell in analysis.cells):
+    is_check = analysis.run.header.checks_speculation
+    if not is_check and any(cell.verdict == Verdict.INVALID for cell in analysis.cells):
         return ExitCode.CORRECTNESS_BROKEN
     return answer_of(analysis).exit_code
 
@@ -190,11 +221,10 @@ def _incomplete(run: RunData) -> list[Block]:
 
 
 def _weakens(analysis: Analysis) -> list[Block]:
+    """All causes, if there are more than the one among the facts."""
     groups = [g for g in grouped(analysis.findings) if g.severity != Severity.NOTE]
-    if not groups:
-        return []
     lines = tuple(f"{g.severity.upper()}: {g.line}" for g in groups)
-    return [Paragraph("What weakens this answer:"), Bullets(lines)]
+    return [Paragraph("What weakens this answer:"), Bullets(lines)] if len(lines) > 1 else []
 
 
 def _this_run(run: RunData) -> Section:
@@ -203,7 +233,7 @@ def _this_run(run: RunData) -> Section:
     scenario, pair = header.scenario or {}, header.pair
     engine, environment = header.engine, header.environment
     gpus = joined([str(gpu.name) for gpu in environment.gpus or ()])
-    facts = {
+    values = {
         "target": pair.target,
         "drafts by": pair.method,
         "data type": header.data_type,
@@ -216,7 +246,7 @@ def _this_run(run: RunData) -> Section:
         "started": header.started_at,
         "finished": header.finished_at,
     }
-    known = ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
+    known = ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
     parts = {
         "scenario": header.scenario,
         "pair": to_json(header.pair),

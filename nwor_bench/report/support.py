@@ -1,6 +1,6 @@
-"""Prediction of what the plugin would do with a model's drafts, as a document and as JSON."""
+"""Prediction of what the plugin would do with a model's drafts, in sentences and as JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nwor_bench.models.config_reader import Kind
@@ -11,31 +11,14 @@ from nwor_bench.records.fallback_reasons import (
     KV_TRANSFER,
     mamba_cache_mode,
 )
-from nwor_bench.report.document import Bullets, Document, Headline, Paragraph, table
-
-LAYER_HEADERS = ("layers", "what", "backend", "by themselves")
-METHOD_HEADERS = ("method", "drafts", "runner", "why not staged")
+from nwor_bench.report.document import Table, table
+from nwor_bench.report.text import joined
 
 WORDS = {
     Outcome.STAGED: "staged",
     Outcome.DIRECT: "written directly",
     Outcome.REFUSED: "refused by vLLM",
 }
-
-
-def support_document(support: Support, methods: Sequence[MethodSupport], origin: str) -> Document:
-    """One model: the answer, its layers, the speculative methods, and notes."""
-    drafts = [
-        (m.method.value, WORDS[m.outcome], m.runner.value if m.runner else "", m.reason or "")
-        for m in methods
-    ]
-    blocks = (
-        Paragraph(f"{_setting(support)} Facts: {origin}."),
-        table(LAYER_HEADERS, layer_rows(support), numbers_from=4),
-        table(METHOD_HEADERS, drafts, numbers_from=4),
-        Bullets(tuple(support_notes(support))),
-    )
-    return Document(support.model.name, (Headline("", answer(support)), *blocks))
 
 
 def answer(support: Support) -> str:
@@ -61,18 +44,6 @@ def answer(support: Support) -> str:
     )
 
 
-def _setting(support: Support) -> str:
-    """How the answer was made."""
-    engine = support.engine
-    backends = ", ".join(support.backends) or "no attention"
-    return (
-        f"{support.model.architecture or support.model.model_type} on {engine.device.value}, "
-        f"vLLM's {support.runner.value} runner, {backends}; {engine.draft_tokens} drafts a window, "
-        f"cache {engine.cache_dtype}. Staged of K/V and states: {support.part.value}. All "
-        "attention layers are staged, or none is."
-    )
-
-
 def what(layer: LayerFacts) -> str:
     """A layer in a few words."""
     if layer.kind in (Kind.RECURRENT, Kind.NOTHING):
@@ -87,12 +58,13 @@ def what(layer: LayerFacts) -> str:
     return layer.kind.value + window + size + "".join(f", {m}" for m, on in marks.items() if on)
 
 
-def layer_rows(support: Support) -> list[tuple[str, ...]]:
-    """One row for each kind of layer, under LAYER_HEADERS."""
-    return [
+def layers_table(support: Support) -> Table:
+    """One row for each kind of layer."""
+    rows = [
         (str(group.count), what(group.layer), group.backend or "", _by_itself(group))
         for group in support.groups
     ]
+    return table(("layers", "what", "backend", "by themselves"), rows, numbers_from=4)
 
 
 def _by_itself(group: LayerGroup) -> str:
@@ -101,7 +73,18 @@ def _by_itself(group: LayerGroup) -> str:
     return group.reason or "could be staged"
 
 
-def support_notes(support: Support) -> list[str]:
+def methods_lines(methods: Sequence[MethodSupport]) -> Iterator[str]:
+    """A sentence for each outcome and reason, with the methods that share it."""
+    sharing: dict[tuple[Outcome, str | None], list[str]] = {}
+    for each in methods:
+        sharing.setdefault((each.outcome, each.reason), []).append(each.method.value)
+    for (outcome, reason), names in sharing.items():
+        why = "" if reason is None else f": {reason}"
+        said = WORDS[outcome]
+        yield f"{said[0].upper()}{said[1:]} with {joined(names)}{why}."
+
+
+def notes(support: Support) -> list[str]:
     """Assumptions of the prediction."""
     notes = [
         "Predicted only from the config.json, for vLLM 0.32 and its own choices, if vLLM has the "

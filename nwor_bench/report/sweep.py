@@ -7,15 +7,18 @@ from functools import cached_property
 from typing import Any
 
 from nwor_bench.analysis.analyse import Analysis
+from nwor_bench.analysis.check import Check, check_of
 from nwor_bench.analysis.findings import Finding, Severity, grouped
 from nwor_bench.analysis.measured_worth import MeasuredWorth, measured_worth
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, NworMode, Verdict
-from nwor_bench.report.answer import CPU_BADGE, MEASURED_ON_CPU, Answer
+from nwor_bench.report.answer import Answer
+from nwor_bench.report.check import check_answer, check_screen
 from nwor_bench.report.document import (
     Block,
     Bullets,
     Callout,
+    Definitions,
     Document,
     Paragraph,
     Section,
@@ -24,12 +27,16 @@ from nwor_bench.report.document import (
 )
 from nwor_bench.report.run_report import answer_of
 from nwor_bench.report.text import NOT_MEASURED, interval, plural, work_change
-from nwor_bench.report.worth import worth_blocks
+from nwor_bench.report.worth import worth_screen, worth_section
 from nwor_bench.report.worth_answer import worth_answer
 
-DONE = "done"
+DONE, LEFT_OUT = "done", "left out"
+"""Statuses; `left out`: the time budget had no room for its batch size."""
+
 MIXED = "MIXED"
 NOTHING = "NOTHING MEASURED"
+MAX_ROWS = 8
+"""More runs are below the first screen of a summary."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class SweptRun:
     """`place` for people: `8 requests`."""
 
     status: str
-    """`pending`, `done`, `failed` or `interrupted`."""
+    """`pending`, `done`, `failed`, `interrupted` or `left out`."""
 
     error: str | None
     """Why it failed."""
@@ -120,16 +127,20 @@ def sweep_document(
     Args:
         worths: `swept_worths` of the runs.
     """
+    if (check := swept_check(runs)) is not None:
+        return Document(f"nwor-bench {name}", tuple(check_screen(check)))
     measured = [run for run in runs if run.cells]
     if worths:
         return _worth_document(name, runs, worths)
-    lead: list[Block] = [sweep_answer(runs).headline, *_missing(runs), _answers(runs)]
-    sections: list[Section] = []
+    reply = sweep_answer(runs)
+    lead: list[Block] = [reply.headline, Definitions(reply.facts), *_missing(runs)]
+    many = len(runs) > MAX_ROWS
+    sections = [Section("Answers", (_answers(runs),), brief=True)] if many else []
+    lead += [] if many else [_answers(runs)]
     if measured:
-        lead += [Paragraph(_chance(measured)), *_weakened(measured)]
-        if any(run.answer and run.answer.badge == CPU_BADGE for run in measured):
-            lead.append(MEASURED_ON_CPU)
-        sections.append(Section("All cells", (_ratios(runs),), brief=True))
+        lead += [*_weakened(measured)]
+        cells = (Paragraph(_chance(measured)), _ratios(runs))
+        sections.append(Section("All cells", cells, brief=True))
     return Document(f"nwor-bench sweep: {name}", tuple(lead), tuple(sections))
 
 
@@ -137,7 +148,9 @@ def sweep_answer(
     runs: Sequence[SweptRun], worths: Mapping[str, MeasuredWorth] | None = None
 ) -> Answer:
     """How many runs have which answer, and the range of their ratios; of draft counts (`worths`,
-    see `swept_worths`) which pay, by scenario."""
+    see `swept_worths`) which pay, by scenario; what a check found."""
+    if (check := swept_check(runs)) is not None:
+        return check_answer(check)
     if worths:
         return _worth_answer(worths)
     badges = Counter(run.answer.badge for run in runs if run.answer)
@@ -148,23 +161,37 @@ def sweep_answer(
         badge = str(Verdict.INVALID)
     counts = ", ".join(f"{answer} in {number}" for answer, number in badges.most_common())
     idle = [run for run in runs if run.answer and run.answer.exit_code]
-    said = [f"{counts} of {plural(len(runs), 'run')}.", _extremes(runs)]
-    said += [f"Run {run.number}: {run.answer.sentence}" for run in idle if run.answer]
-    return Answer(badge, " ".join(filter(None, said)))
+    extremes = _extremes(runs)
+    facts = [("ratios", extremes)] if extremes else []
+    facts += [(f"run {run.number}", run.answer.sentence) for run in idle if run.answer]
+    text = f"{counts} of {plural(len(runs), 'run')}."
+    return Answer(badge, text, facts=tuple(facts))
 
 
 def swept_worths(runs: Sequence[SweptRun]) -> dict[str, MeasuredWorth]:
     """By scenario, what its runs say together, if the runs that were measured compare draft
     counts and differ only in batch size and scenario; else empty."""
-    measured = [run for run in runs if run.cells and run.analysis is not None]
+    measured = [run for run in runs if run.cells and run.analysis and run.status != LEFT_OUT]
     alike = set(varying(measured)) <= {"requests", "scenario"}
     by_scenario: dict[str, list[Analysis]] = {}
     for run in measured:
         assert run.analysis is not None
-        if not alike or run.analysis.run.header.spec.draft_counts is None:
+        if not alike or run.analysis.worth is None:
             return {}
         by_scenario.setdefault(run.words.get("scenario", ""), []).append(run.analysis)
-    return {scenario: measured_worth(analyses) for scenario, analyses in by_scenario.items()}
+    out: dict[str, list[int]] = {}
+    for run in (run for run in runs if run.status == LEFT_OUT):
+        out.setdefault(run.words.get("scenario", ""), []).append(run.place["requests"])
+    return {name: measured_worth(own, out.get(name, ())) for name, own in by_scenario.items()}
+
+
+def swept_check(runs: Sequence[SweptRun]) -> Check | None:
+    """What the runs say together if they check speculation; else None."""
+    begun = [run.analysis for run in runs if run.analysis is not None]
+    if not begun or not all(analysis.run.header.checks_speculation for analysis in begun):
+        return None
+    lost = {run.place["requests"]: run.error for run in runs if run.analysis is None}
+    return check_of(begun, lost) if set(varying(runs)) <= {"requests"} else None
 
 
 def _worth_answer(worths: Mapping[str, MeasuredWorth]) -> Answer:
@@ -175,7 +202,9 @@ def _worth_answer(worths: Mapping[str, MeasuredWorth]) -> Answer:
     badge = badges.pop() if len(badges) == 1 else MIXED
     if Verdict.INVALID in (answer.badge for answer in answers.values()):
         badge = str(Verdict.INVALID)
-    return Answer(badge, " ".join(f"{name}: {answer.sentence}" for name, answer in answers.items()))
+    text = f"{plural(len(answers), 'scenario')}, each with its own answer."
+    facts = tuple((name, answer.headline.line) for name, answer in answers.items())
+    return Answer(badge, text, facts=facts)
 
 
 def _worth_document(
@@ -184,19 +213,23 @@ def _worth_document(
     worths: Mapping[str, MeasuredWorth],
 ) -> Document:
     """One answer of all batch sizes together; the runs' own reports have fewer requests."""
-    lead = [_worth_answer(worths).headline, *_missing(runs)]
+    reply = _worth_answer(worths)
+    lead: list[Block] = [reply.headline, *_missing(runs)]
+    lead += [Definitions(reply.facts)] if len(worths) > 1 else []
     sections = []
     for scenario, measured in worths.items():
-        blocks = worth_blocks(measured)
+        screen, whole = worth_screen(measured), worth_section(measured)
         if len(worths) == 1:
-            lead += blocks
+            lead, sections = [*lead, *screen], [whole]
         else:
-            sections.append(Section(scenario, tuple(blocks), brief=True))
+            sections.append(Section(scenario, (*screen, *whole.blocks), brief=True))
     axes = ("scenario", "requests") if len(worths) > 1 else ("requests",)
     rows = [[str(run.number), label_of_run(run, axes), run.status] for run in runs]
     folders = table(["Run", "Batch size", "Status"], rows, numbers_from=3)
     sections.append(Section("Runs", (replace(folders, links=_links(runs)),)))
-    return Document(f"nwor-bench worth: {name}", (*lead, *_weakened(runs)), tuple(sections))
+    weakened = Section("What weakens it", tuple(_weakened(runs)), brief=True)
+    sections += [weakened] if weakened.blocks else []
+    return Document(f"nwor-bench worth: {name}", tuple(lead), tuple(sections))
 
 
 def _extremes(runs: Sequence[SweptRun]) -> str:
@@ -211,12 +244,12 @@ def _extremes(runs: Sequence[SweptRun]) -> str:
         for pick in (min, max)
         for value, cell, run in [pick(rated, key=lambda entry: entry[0])]
     ]
-    return f"The ratio to off x off lies between {ends[0]} and {ends[1]}."
+    return f"over off x off from {ends[0]} to {ends[1]}"
 
 
 def _missing(runs: Sequence[SweptRun]) -> list[Block]:
     """Runs that did not end."""
-    left = [run for run in runs if run.status != DONE]
+    left = [run for run in runs if run.status not in (DONE, LEFT_OUT)]
     if not left:
         return []
     errors = {run.number: f": {' '.join(run.error.split())}" for run in left if run.error}

@@ -21,6 +21,7 @@ from nwor_bench.report.document import (
     Code,
     Definitions,
     Document,
+    Facts,
     Figure,
     Headline,
     Paragraph,
@@ -31,14 +32,17 @@ _STYLES = {
     "SAME": "green", "FASTER": "bold green", "SLOWER": "yellow", "AMBIGUOUS": "cyan",
     "INEFFECTIVE": "magenta", "INVALID": "bold red", "IMPROVEMENT": "bold green",
     "REGRESSION": "bold red", "ONLY IN BASE": "yellow", "ONLY IN NEW": "yellow",
+    "RIGHT": "green", "RIGHT BUT FOR TIES": "green", "NOT CHECKED": "cyan", "WRONG": "bold red",
+    "NOT MEASURED": "dim",
     "ok": "green", "missing": "yellow", "wrong": "bold red",
 }  # fmt: skip
 _MARKS = {"ERROR: ": "bold red", "WARNING: ": "yellow", "NOTE: ": "dim"}
 
 _NBSP = "\N{NO-BREAK SPACE}"
 
-_NAME, _HEADER, _WORDS = 18, 9, 24
-"""Columns that a first value, a header and a long text take before they fold."""
+_NAME, _HEADER, _WORDS, _TERM = 18, 9, 24, 8
+"""Columns that a first value, a header and a long text take before they fold; at least for a term.
+"""
 
 
 def print_document(console: Console, document: Document, *, quiet: bool = False) -> None:
@@ -55,7 +59,7 @@ def fits(table: Table, width: int) -> bool:
 
 
 def print_path(console: Console, name: str, path: object) -> None:
-    """`Run folder: /tmp/run`, unwrapped so that it can be copied from a narrow terminal."""
+    """`Report: /tmp/run/report.html`, unwrapped so that it can be copied from a narrow terminal."""
     console.print(Text(f"{name}: {path}"), soft_wrap=True)
 
 
@@ -65,11 +69,15 @@ def style_of(word: str) -> str:
 
 
 def _print(console: Console, blocks: Sequence[Block]) -> None:
-    """All blocks but figures; an empty line before each, except the first and lists."""
-    shown = [block for block in blocks if not isinstance(block, Figure)]
-    for place, block in enumerate(shown):
-        if place and not isinstance(block, Bullets):
+    """All blocks but figures; an empty line before each, but for lists and a headline's facts."""
+    before: Block | None = None
+    for block in blocks:
+        if isinstance(block, Figure) or block == Definitions(()):
+            continue
+        below = isinstance(block, Definitions) and isinstance(before, Headline | Callout)
+        if before is not None and not below and not isinstance(block, Bullets | Code):
             console.print()
+        before = block
         console.print(_rendered(block, console.width))
 
 
@@ -84,7 +92,7 @@ def _rendered(block: Block, width: int) -> RenderableType:
         case Bullets(items):
             return Group(*map(_bullet, items))
         case Definitions(entries):
-            return Group(*(_bullet(text, term) for term, text in entries))
+            return _facts(entries)
         case Code(text):
             return Padding(Text(text), (0, 0, 0, 2))
         case Table():
@@ -93,11 +101,19 @@ def _rendered(block: Block, width: int) -> RenderableType:
             return ""
 
 
-def _bullet(text: str, term: str = "") -> Grid:
+def _bullet(text: str) -> Grid:
     style = next((style for mark, style in _MARKS.items() if text.startswith(mark)), "")
     grid = Grid.grid(padding=(0, 1, 0, 0))
-    start = Text(f"{term} ", style="bold") if term else Text()
-    grid.add_row("-", start.append_text(Text(text, style)))
+    grid.add_row("-", Text(text, style))
+    return grid
+
+
+def _facts(entries: Facts) -> Grid:
+    """A term and what is said of it in two columns."""
+    grid = Grid.grid(padding=(0, 1, 0, 0))
+    grid.add_column(no_wrap=True, min_width=_TERM, style="bold")
+    for term, text in entries:
+        grid.add_row(Text(term, _MARKS.get(f"{term.upper()}: ", "")), Text(text))
     return grid
 
 

@@ -113,12 +113,6 @@ def _first_bounded(*intervals: Interval | None) -> Interval | None:
     return next((ratio for ratio in intervals if ratio is not None and ratio.is_bounded), None)
 
 
-def corrected(cell: CellResult) -> str:
-    """`corrected for 5 compared cells`; "" for a single cell or if the run did not store it."""
-    cells = cell.simultaneous_cells or 1
-    return f"corrected for {cells} compared cells" if cells > 1 else ""
-
-
 def joined(words: Sequence[str]) -> str:
     """`a, b and c`."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
@@ -157,25 +151,17 @@ def compared_time(cells: Sequence[CellResult]) -> str:
 
 
 def signed(ratio: float, sure: Interval | None = None, unit: str = "") -> str:
-    """A ratio as `+2.9 % tokens/s [2.7, 3.1]`; two decimals below 1 % or for a narrow interval."""
+    """A ratio as `+2.9 % tokens/s (95 %: 2.7 to 3.1)`; more decimals if it is narrow."""
     fine = abs(ratio - 1) < 0.01 or (sure is not None and sure.high - sure.low < NARROW)
     ends = () if sure is None else (sure.low, sure.high)
     point, *reach = (f"{100 * (bound - 1):.{2 if fine else 1}f}" for bound in (ratio, *ends))
     text = " ".join(filter(None, [f"{'' if ratio < 1 else '+'}{point} %", unit]))
-    return f"{text} [{', '.join(reach)}]" if reach else text
+    return f"{text} (95 %: {' to '.join(reach)})" if reach else text
 
 
 def change(ratio: float) -> str:
     """A time ratio as `2.1 % less` or `0.43 % more`."""
     return f"{_off_by(ratio)} {_side(ratio)}"
-
-
-def change_range(low: float, high: float) -> str:
-    """An interval of time ratios, the smaller change first: `1.8 % to 2.4 % less`."""
-    if _side(low) == _side(high):
-        ends = sorted((low, high), key=lambda end: abs(end - 1))
-        return f"{_off_by(ends[0])} to {_off_by(ends[1])} {_side(low)}"
-    return f"anywhere from {change(low)} to {change(high)}"
 
 
 def _side(ratio: float) -> str:
@@ -185,3 +171,9 @@ def _side(ratio: float) -> str:
 def _off_by(ratio: float) -> str:
     away = 100 * abs(ratio - 1)
     return f"{away:.{2 if away < 1 else 1}f} %"
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds: 2:00."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02}"

@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from nwor_bench.analysis.analyse import Analysis, by_position
 from nwor_bench.analysis.draft_rates import MIN_JUDGED, RATE_COLUMNS, Worth
-from nwor_bench.analysis.draft_tokens import named_rates, same_places
+from nwor_bench.analysis.draft_tokens import gives_tokens, named_rates, same_places
 from nwor_bench.analysis.effects import PairEffect, switch_cost
 from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.analysis.measured_worth import MeasuredWorth
@@ -15,28 +16,34 @@ from nwor_bench.analysis.worth import WindowTime
 from nwor_bench.records.cell import AA, Count, count_order
 from nwor_bench.records.header import PairFacts
 from nwor_bench.records.lines import batch_key
-from nwor_bench.records.types import Phase, WindowRecord
+from nwor_bench.records.types import WindowRecord
 from nwor_bench.report.answer import on_cpu
-from nwor_bench.report.document import Block, Callout, Figure, Paragraph, Table, table
+from nwor_bench.report.document import (
+    Block,
+    Definitions,
+    Figure,
+    Paragraph,
+    Section,
+    Table,
+    table,
+)
+from nwor_bench.report.facts import told_of, warned
 from nwor_bench.report.html import colour
 from nwor_bench.report.text import NOT_MEASURED, decimal, interval, joined, percent, plural
-from nwor_bench.report.worth_answer import drafter_shares, line_blocks, line_config, sizes_of
+from nwor_bench.report.worth_answer import (
+    drafter_shares,
+    line_blocks,
+    line_config,
+    sizes_of,
+    worth_answer,
+)
 from nwor_bench.stats.interval import ENDS, flat
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
-ON_CPU = Callout(
-    "Measured on a CPU",
-    "These times judge this CPU, with vLLM's own attention. They do not carry over to a GPU. NWOR "
-    "is off throughout.",
-)
-
-STAGED_ON_CPU = Callout(
-    "Measured on a CPU",
-    "All windows, staged or not, run on nwor-bench's reference attention. Their times judge the "
-    "harness and this CPU, never NWOR.",
-)
+ON_CPU = "the times judge this CPU with vLLM's attention, no GPU; NWOR is off"
+STAGED_ON_CPU = "the times are those of a reference attention, so of the harness"
 
 VERDICTS = (
     "Intervals hold for all draft counts of a batch size together (95 %, Bonferroni). "
@@ -57,42 +64,76 @@ HOW_BY_ENGINES = VERDICTS + (
     "interval is wider by the noise."
 )
 
+LINE_NOTE = Paragraph(
+    "The line for vLLM takes a larger k only if its gain is beyond interval and noise, otherwise "
+    "the smaller one. Above the largest batch size measured vLLM goes on with the last k."
+)
+
 ONE_ENGINE = Paragraph(
     "Memory had no room for a second engine without a drafter: the noise is that of one engine "
     "with itself, and what two engines differ by is not known and in no interval."
 )
 
 
-def worth_blocks(measured: MeasuredWorth) -> list[Block]:
-    """Table and curve, acceptance, the line for vLLM, and what the numbers are of."""
-    worth, header, stages = measured.worth, measured.header, bool(measured.staged)
+def worth_screen(measured: MeasuredWorth) -> list[Block]:
+    """The best draft count of each batch size, the line for vLLM, and what they rest on."""
+    worth, header = measured.worth, measured.header
     graphs = header.engine.cuda_graphs
-    how = Paragraph(HOW_BY_ENGINES if worth.by_engines else HOW)
-    blocks: list[Block] = [rates_table(worth, stages=stages), *noise_note(worth)]
+    captured = None if graphs is None else graphs.largest_window
+    line = line_blocks(worth, header.pair, staged=not on_cpu(header), captured=captured)
+    return [*_best_table(worth), *line, *_curve(worth), _facts(measured)]
+
+
+def _best_table(worth: Worth) -> Iterator[Table]:
+    """The draft count to use at each batch size, and what it gives."""
+    known = {(rate.requests, rate.drafts): rate for rate in worth.rates if not rate.adaptive}
+    rows = []
+    for size, k in sorted(worth.best.items()):
+        rate = known.get((size, k))
+        gives = (
+            ("1", "1", "1")
+            if rate is None
+            else (interval(rate.ratio, 2), decimal(rate.tokens, 2), decimal(rate.time_ratio, 2))
+        )
+        rows.append([worth.sizes(size), str(k), *gives])  # fmt: skip
+    if rows:
+        heads = ["Requests", "Best k", "Over k = 0", "Tokens", "Time"]
+        caption = "Tokens/s over k = 0; tokens and time of a window"
+        yield table(heads, rows, caption=caption)
+
+
+def _facts(measured: MeasuredWorth) -> Definitions:
+    """What the answer rests on: its reasons, the noise, the strongest warning."""
+    worth, header = measured.worth, measured.header
+    sizes = sorted({rate.requests for rate in worth.rates})
+    entries = [
+        told_of(header, sizes_of(worth, sizes)),
+        *worth_answer(measured).facts,
+        *(("noise", n.text) for n in noise_note(worth)),
+    ]
+    if on_cpu(header):
+        entries.append(("CPU", STAGED_ON_CPU if measured.staged else ON_CPU))
+    entries += warned(measured.analyses)
+    if not worth.by_engines:
+        entries.append(("next", "compare with plain decoding: nwor-bench worth --engines"))
+    return Definitions(tuple(entries))
+
+
+def worth_section(measured: MeasuredWorth) -> Section:
+    """All draft counts, acceptance and times, and what the numbers are of."""
+    worth, header, stages = measured.worth, measured.header, bool(measured.staged)
+    blocks: list[Block] = [rates_table(worth, stages=stages)]
     if worth.by_engines and AA not in (header.engine.arms or ()):
         blocks.append(ONE_ENGINE)
-    blocks += [*_curve(worth), how]
-    blocks += _stage_note(measured)
-    if on_cpu(header):
-        blocks.append(STAGED_ON_CPU if stages else ON_CPU)
-    blocks += [
-        _acceptance(measured.analyses),
-        Paragraph(_tokens_note(worth, measured.analyses)),
-        *line_blocks(
-            worth,
-            header.pair,
-            staged=not on_cpu(header),
-            captured=None if graphs is None else graphs.largest_window,
-        ),
-    ]
-    blocks += _times(measured.times)
-    if worth.by_engines:
-        blocks.append(Paragraph("k = 0 is an engine without a drafter: plain decoding."))
-    else:
+    blocks += [Paragraph(HOW_BY_ENGINES if worth.by_engines else HOW), *_stage_note(measured)]
+    blocks += [_acceptance(measured.analyses), Paragraph(_tokens_note(worth, measured.analyses))]
+    blocks += [LINE_NOTE, *_times(measured.times)]
+    if not worth.by_engines:
         share = max(drafter_shares(measured.times).values(), default=None)
         most = "" if share is None else f" (with the host's work at most {percent(share, 0)} of it)"
         blocks.append(about_zero(header.pair, most))
-    return [*blocks, *_switch_note([e for analysis in measured.analyses for e in analysis.effects])]
+    effects = [effect for analysis in measured.analyses for effect in analysis.effects]
+    return Section("Draft counts", (*blocks, *_switch_note(effects)), brief=True)
 
 
 def rates_table(worth: Worth, *, stages: bool = False) -> Table:
@@ -106,14 +147,10 @@ def rates_table(worth: Worth, *, stages: bool = False) -> Table:
     ]  # fmt: skip
     heads = ["Requests", "k", "Verdict", "Tokens/s over k = 0", "Tokens", "Time",
              "Blocks" if worth.by_engines else "Groups"]  # fmt: skip
-    caption = (
-        "Draft counts by batch size. Tokens: of a request in a window. Time: of a window over that "
-        "at k = 0"
-    )
+    caption = "Tokens: of a request in a window. Time: of a window over that at k = 0"
     if stages:
         heads += ["Staged", "Tokens/s, staged over not"]
-        caption += ". Staged: the verdict on staging at that k"
-    return table(heads, rows, numbers_from=3, caption=caption)
+    return replace(table(heads, rows, numbers_from=3, caption=caption), result=3)
 
 
 def _stage_note(measured: MeasuredWorth) -> Iterator[Paragraph]:
@@ -174,6 +211,7 @@ def _curve(worth: Worth) -> Iterator[Figure]:
         alternative=f"Tokens/s over k = 0. {words}.",
         draw=draw,
         height=320,
+        width=480,
     )
 
 
@@ -187,9 +225,7 @@ def _times(times: Sequence[WindowTime]) -> Iterator[Table]:
     ]  # fmt: skip
     if rows:
         heads = ["Requests", "k", "Window ms", "Target ms", "Rest ms"]
-        caption = (
-            "Median times. Target: verification, its forward and sampling. Rest: drafter and host"
-        )
+        caption = "Median times. Target: forward and sampling. Rest: drafter and host"
         yield table(heads, rows, caption=caption)
 
 
@@ -202,7 +238,7 @@ def _acceptance(analyses: Sequence[Analysis]) -> Table:
         windows = windows_by_batch(analysis.run)
         for batch in analysis.run.batches:
             k = batch.cell.fixed_drafts if batch.cell.stock_twin is None else 0
-            if k and batch.phase in (Phase.GATE, Phase.TIMED):
+            if k and gives_tokens(analysis.run, batch):
                 whole.setdefault(k, []).extend(windows[batch_key(batch)])
     most = max(whole, default=0)
     rows = [[str(k), *_positions(whole[k], most)] for k in sorted(whole)]
@@ -210,7 +246,7 @@ def _acceptance(analyses: Sequence[Analysis]) -> Table:
     if named is not None:
         rows.append(["named", *(percent(rate) for rate in named[:most])])
     heads = ["k", *(f"draft {j + 1}" for j in range(most))]
-    return table(heads, rows, caption="Acceptance by position: share of a request's windows")
+    return table(heads, rows, caption="Acceptance by position")
 
 
 def _positions(windows: Sequence[WindowRecord], most: int) -> list[str]:
@@ -278,18 +314,18 @@ def about_zero(pair: PairFacts, share: str = "") -> Paragraph:
         "k = 0 is vLLM's own with a drafter loaded: the drafter still runs one pass in each step "
         f"to keep its cache filled{share}. A server without speculation saves that too, so the "
         "ratios above are over a k = 0 that is slower than plain decoding by up to that pass "
-        f"(method {pair.method}). `nwor-bench worth --engines` compares with plain decoding."
+        f"(method {pair.method}). nwor-bench worth --engines compares with plain decoding."
     )
 
 
 def noise_note(worth: Worth) -> Iterator[Paragraph]:
     """How far k = 0 was from itself, if that was measured."""
-    if worth.noise:
-        ratios = [
-            f"{interval(ratio, 2)} at {sizes_of(worth, [size])}"
-            for size, ratio in sorted(worth.noise.items())
-        ]
-        yield Paragraph(f"Noise, the time of k = 0 over itself: {joined(ratios)}.")
+    shown = sorted(worth.noise, key=lambda size: -worth.noise[size].half_width)
+    shown = shown[: 1 if len(shown) > 2 else 2]
+    if shown:
+        at = [f"{interval(worth.noise[n], 2)} at {sizes_of(worth, [n])}" for n in sorted(shown)]
+        more = ", the widest" if len(worth.noise) > len(shown) else ""
+        yield Paragraph(f"k = 0 over itself {joined(at)}{more}")
 
 
 SWITCHED = {

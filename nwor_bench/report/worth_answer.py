@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nwor_bench.analysis.draft_rates import Rate, Worth, best_rate
@@ -13,7 +14,7 @@ from nwor_bench.instruments.draft_counts import SAFE_GRAPHS, capture_size
 from nwor_bench.records.header import PairFacts
 from nwor_bench.records.types import Verdict
 from nwor_bench.report.answer import Answer
-from nwor_bench.report.document import Block, Code, Paragraph
+from nwor_bench.report.document import Block, Code, Facts, Paragraph
 from nwor_bench.report.text import interval, joined, percent, plural
 
 STAGING = "VLLM_NWOR_MODE=stage VLLM_SCV_MODE=adaptive"
@@ -68,17 +69,14 @@ def line_blocks(
         return  # nothing is known
     if _has_one_count(worth):
         yield Paragraph(
-            "Every engine had one draft count. So the line has one for all batch sizes: a larger k "
-            "only if its gain, as geometric mean over the sizes of values and bounds, is sure."
+            "Every engine had one draft count, so the line has one: a larger k only if its mean "
+            "gain over all batch sizes is sure."
         )
     if config is None:
         yield Paragraph("For vLLM: leave --speculative-config out.")
     else:
         largest = plural(max(worth.best), "request")
-        yield Paragraph(
-            "For vLLM, only from differences beyond interval and noise, elsewhere the smaller k. "
-            f"Above {largest} nothing was measured, and vLLM goes on with the last k:"
-        )
+        yield Paragraph(f"For vLLM, measured up to {largest}:")
         yield _code(config)
         yield from _graphs_note(config, max(worth.best), captured or 0)
     if staged and worth.best_staged:
@@ -95,17 +93,14 @@ def _graphs_note(config: Mapping[str, Any], largest: int, captured: int) -> Iter
     if schedule:
         graphs["cudagraph_mode"] = SAFE_GRAPHS
         why.append(
-            "under changing draft counts vLLM 0.32.0 died with its default graphs, also without "
-            "nwor-bench (docs/worth.md)"
+            "vLLM 0.32.0 died under changing draft counts with its default graphs (docs/worth.md)"
         )
     if CAPTURED < tokens <= captured:
         graphs["max_cudagraph_capture_size"] = capture_size(tokens)
-        why.append(
-            f"by default vLLM captures no window above {CAPTURED} tokens, and those measured were"
-        )
+        why.append(f"by default no window above {CAPTURED} tokens has a graph, those measured had")
     if graphs:
         asked = f"--compilation-config '{json.dumps(graphs)}'"
-        yield Paragraph(f"On a GPU serve it with {asked}: {'; '.join(why)}.")
+        yield Paragraph(f"On a GPU add {asked}: {'; '.join(why)}.")
 
 
 def _staged_line(worth: Worth, pair: PairFacts, stock: dict[str, Any] | None) -> Iterator[Block]:
@@ -125,36 +120,38 @@ def _code(config: Mapping[str, Any]) -> Code:
 
 
 def worth_answer(measured: MeasuredWorth) -> Answer:
-    """Does speculation pay, up to how many requests, and with how many drafts?"""
+    """Does speculation pay, and with how many drafts?"""
     counts = [cell for analysis in measured.analyses for cell in analysis.cells if cell.cell.drafts]
     if counts and all(cell.verdict == Verdict.INEFFECTIVE for cell in counts):
-        text = f"At no draft count was a draft verified: {counts[0].reason}."
-        return Answer(str(Verdict.INEFFECTIVE), text, exit_code=ExitCode.INCONCLUSIVE)
+        why = (("why", f"{counts[0].reason}"),)
+        text = "At no draft count was a draft verified."
+        return Answer(str(Verdict.INEFFECTIVE), text, None, ExitCode.INCONCLUSIVE, why)
     broken = [
-        f"{cell.label} at {plural(batch_size(analysis.run), 'request')}: {cell.reason}"
+        ("why", f"{cell.label} at {plural(batch_size(analysis.run), 'request')}: {cell.reason}")
         for analysis in measured.analyses
         for cell in analysis.cells
         if cell.verdict == Verdict.INVALID
     ]
     worth, rates = measured.worth, named_rates(measured.analyses[0].run)
-    headline = worth_sentence(worth)
-    if broken:
-        failed = "; ".join(broken)
-        if all(rate.ratio is None for rate in worth.rates):
-            text = "Whether speculation pays is not known, because draft counts failed their checks"
-            return Answer(str(Verdict.INVALID), f"{text}: {failed}.")
-        text = f"Draft counts failed their checks and are left out: {failed}. {headline.sentence}"
-        headline = Answer(str(Verdict.INVALID), text)
-    said = [headline.sentence, *_plain_decoding(worth, drafter_shares(measured.times))]
-    said += _adaptive(worth)
+    reply = worth_sentence(worth)
+    facts: Facts = (*reply.facts, *_plain_decoding(worth, drafter_shares(measured.times)))
+    facts += tuple(_adaptive(worth))
+    if measured.left_out:
+        sizes = sizes_of(worth, measured.left_out)
+        facts += (("left out", f"{sizes}: NOT MEASURED, --time-budget had no room"),)
     if rates is not None:
         shares = joined([percent(rate, 0) for rate in rates])
-        drafts = f"drafts 1 to {len(rates)}"
-        said.append(f"Acceptance is synthetic: {shares} of windows accept {drafts}.")
-    return Answer(headline.badge, " ".join(said))
+        facts += (("accepted", f"synthetic: {shares} of drafts 1 to {len(rates)}"),)
+    if broken:
+        left = any(rate.ratio is not None for rate in worth.rates)
+        facts = (*broken, *((("others", reply.headline.line), *facts) if left else ()))
+        end = "left out" if left else "whether speculation pays is not known"
+        text = f"{plural(len(broken), 'draft count')} failed the checks: {end}."
+        reply = Answer(str(Verdict.INVALID), text)
+    return replace(reply, facts=facts)
 
 
-def _plain_decoding(worth: Worth, shares: Mapping[int, float]) -> Iterator[str]:
+def _plain_decoding(worth: Worth, shares: Mapping[int, float]) -> Iterator[tuple[str, str]]:
     """Batch sizes at which the gain over k = 0 may be no more than what k = 0 drafts in vain."""
     small = [
         rate.requests
@@ -166,61 +163,39 @@ def _plain_decoding(worth: Worth, shares: Mapping[int, float]) -> Iterator[str]:
     if small:
         most = percent(max(shares[size] for size in small), 0)
         yield (
-            f"At {sizes_of(worth, small)} a server without a drafter may be as fast: at k = 0 the "
-            f"drafter still runs once a step, with the host's work up to {most} of its time."
+            "but",
+            f"at {sizes_of(worth, small)} plain decoding may be as fast: k = 0 still runs the "
+            f"drafter once a step, with the host up to {most} of it",
         )
 
 
-def _adaptive(worth: Worth) -> Iterator[str]:
+def _adaptive(worth: Worth) -> Iterator[tuple[str, str]]:
     """What adaptive verification gives, if it was measured."""
-    told = [
-        f"{interval(rate.ratio, 2)} times at {sizes_of(worth, [rate.requests])}"
-        for rate in worth.rates
-        if rate.adaptive and rate.ratio is not None
-    ]
-    if told:
-        yield f"Adaptive verification gives, over the tokens/s of k = 0, {joined(told)}."
+    for rate in worth.rates:
+        if rate.adaptive and rate.ratio is not None:
+            yield "adaptive", f"{interval(rate.ratio, 2)} at {sizes_of(worth, [rate.requests])}"
 
 
 def worth_sentence(worth: Worth) -> Answer:
-    """Up to how many requests speculation pays, and what it gives there."""
+    """What speculation gives at the smallest batch size at which it pays."""
     fixed = [rate for rate in worth.rates if not rate.adaptive]
-    known = [rate for rate in fixed if rate.ratio is not None]
     best = best_rate(fixed)
     if best is None:
-        return Answer(
-            str(Verdict.AMBIGUOUS),
-            "This does not show whether speculation pays: there are too few windows or requests "
-            "for an interval. Measure longer.",
-        )
-    paying = [r for r in known if worth.best[r.requests] == r.drafts]
-    slower = [rate for rate in known if rate.verdict == Verdict.SLOWER]
+        text = "Whether speculation pays is not known: too few windows or requests for an interval."
+        longer = (("next", "measure longer, or fewer batch sizes"),)
+        return Answer(str(Verdict.NOT_MEASURED), text, facts=longer)
+    paying = [r for r in fixed if r.ratio is not None and worth.best[r.requests] == r.drafts]
     if paying:
-        ends = [paying[0]] if len(paying) == 1 else [paying[0], paying[-1]]
-        text = f"Speculate {_where(worth)}: {_times(ends[0])} the tokens/s of k = 0"
-        text += f" {_at(worth, ends[0])}"
-        text += "".join(f", {_times(rate)} {_at(worth, rate)}" for rate in ends[1:])
-        rest = [size for size, k in sorted(worth.best.items()) if not k]
-        if rest:
-            text += f"; at {sizes_of(worth, rest)} no draft count is shown to pay"
-        if worth.unmeasured:
-            text += f"; at {sizes_of(worth, worth.unmeasured)} nothing was measured"
-        return Answer(str(Verdict.FASTER), f"{text}.")
-    rate, ratio = best
-    bounds = interval(ratio, 2)
-    if len(slower) == len(fixed):
-        text = f"Do not speculate here: at best it gives {bounds} times the tokens/s of k = 0"
-        return Answer(str(Verdict.SLOWER), f"{text}, {_at(worth, rate)}.")
-    text = f"No draft count is shown to pay here. The best has {bounds} times the tokens/s of k = 0"
-    return Answer(str(Verdict.AMBIGUOUS), f"{text}, {_at(worth, rate)}.")
-
-
-def _where(worth: Worth) -> str:
-    sizes = sorted({rate.requests for rate in worth.rates})
-    pays = [size for size in sizes if worth.best.get(size)]
-    if pays == sizes[: len(pays)]:
-        return f"up to {plural(pays[-1], 'request')}"
-    return f"at {sizes_of(worth, pays)}"
+        where = f"at {sizes_of(worth, [paying[0].requests])} with k = {paying[0].drafts}"
+        text = f"{_times(paying[0])} {where}."
+        left = worth.unmeasured and (("unmeasured", f"at {sizes_of(worth, worth.unmeasured)}"),)
+        return Answer(str(Verdict.FASTER), text, facts=left or ())
+    rate, _ = best
+    where = f"at {sizes_of(worth, [rate.requests])}"
+    if all(r.verdict == Verdict.SLOWER for r in fixed):
+        return Answer(str(Verdict.SLOWER), f"Do not speculate: at best {_times(rate)} {where}.")
+    text = f"No draft count is shown to pay: at best {_times(rate)}."
+    return Answer(str(Verdict.AMBIGUOUS), text)
 
 
 def sizes_of(worth: Worth, sizes: Sequence[int]) -> str:
@@ -231,11 +206,8 @@ def sizes_of(worth: Worth, sizes: Sequence[int]) -> str:
 
 def _times(rate: Rate) -> str:
     assert rate.ratio is not None  # a count that pays has one
-    return f"{rate.ratio.value:.2f} times"
-
-
-def _at(worth: Worth, rate: Rate) -> str:
-    return f"at {sizes_of(worth, [rate.requests])} with k = {rate.drafts}"
+    low, high = f"{rate.ratio.low:.2f}", f"{rate.ratio.high:.2f}"
+    return f"{rate.ratio.value:.2f} times the tokens/s (95 %: {low} to {high})"
 
 
 def drafter_shares(times: Sequence[WindowTime]) -> dict[int, float]:

@@ -5,8 +5,11 @@ and seeds. Warm-up is always done anew, for the engine is cold.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import ceil
 
 from nwor_bench.analysis.cell_data import CellData, gather_cells, idle_reason
+from nwor_bench.analysis.draft_rates import MIN_JUDGED
 from nwor_bench.engine.protocol import Engine
 from nwor_bench.instruments.conditions import ConditionMonitor
 from nwor_bench.instruments.nvtx_ranges import ranges_if_wanted, span
@@ -15,6 +18,7 @@ from nwor_bench.records.store import RunData, RunStore, read_run
 from nwor_bench.records.types import Cell, NworMode, Phase
 from nwor_bench.report.text import plural
 from nwor_bench.run.batch import BatchRunner, RanBatch
+from nwor_bench.run.batch_sizes import BatchSizes, NoTimeLeft
 from nwor_bench.run.budget import BlockLog, Budget, half_widths, warm_up
 from nwor_bench.run.gate.block import GateBlock, kv_gate
 from nwor_bench.run.gate.parity import BatchAnswer, ParityGate, broken_event
@@ -24,6 +28,10 @@ from nwor_bench.run.progress import Progress
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Encode
 from nwor_bench.workload.schedule import Block, Plan
+
+GROUP_WINDOWS = 24
+"""Tokens of a batch for each group of draft counts that is wanted: four runs of three or four
+windows, and as much again for accepted drafts, and for groups that the batch's end cuts."""
 
 
 class BlockRunner:
@@ -74,6 +82,9 @@ class BlockRunner:
         )
         self.kv_gate = kv_gate(engine, status, plan.baseline)
         self.stopped: str | None = None
+        seconds = spec.time_budget_s
+        self.sizes = None if seconds is None else BatchSizes(seconds, [scenario.requests])
+        """Batch sizes of the time budget; a sweep sets those of its runs."""
         self._idle: frozenset[Cell] = frozenset()
         self._interleaved: tuple[int, BatchAnswer] | None = None
         self._engine = engine
@@ -92,9 +103,17 @@ class BlockRunner:
         """Warm up, gate, then time; cells that break parity, and those whose SCV mode cannot fire
         on this machine, are not run further."""
         self._budget.begin()
-        timed = self._progress.timed(lambda: self._budget.spent_s, self.spec.time_budget_s)
+        timed = self._progress.timed(self._clock)
         with span(self._ranges, "sweep", self.plan.num_batches), timed:
             self._run()
+
+    def _clock(self) -> tuple[float, float | None]:
+        """Seconds spent, and about how many it takes in all: the time budget with all of its batch
+        sizes, or by the batches that ran; None if that is not known."""
+        own_s, share = self._budget.spent_s, len(self._budget.batches) / self.plan.num_batches
+        if self.sizes is not None:
+            return self.sizes.spent_s + own_s, self.sizes.seconds
+        return own_s, None if self.spec.ci_width or not share else own_s / min(share, 1.0)
 
     def _run(self) -> None:
         with self._budget.part(WARM_UP):
@@ -109,8 +128,6 @@ class BlockRunner:
                 break
             self._timed_block(block)
             done = block.number
-            if not self._is_finished(done):
-                self._progress.block_done(done)
             self.stopped = self._why_stop(done)
         with self._budget.part("counters"):
             self._count(self.spec.counted_blocks if done else 0)
@@ -163,6 +180,26 @@ class BlockRunner:
         self._idle = frozenset(data.cell for data in cells if data.cannot_fire)
         self._tell_passed([data for data in cells if not (data.is_baseline or data.is_aa)])
 
+    def _forecast(self, batch: RanBatch) -> None:
+        """Say what the time has room for, by the gate's first batch, and take this run's part.
+        Raises NoTimeLeft if that is none."""
+        if self.sizes is None:
+            return
+        requests, batches = self.spec.scenario.requests, 1
+        if self.spec.experiment.compares_drafts:
+            batches = MIN_JUDGED * len(self.plan.cells)
+            if self.plan.interleaved:
+                tokens = self.plan.blocks[0].new_tokens or self.spec.scenario.max_new_tokens
+                batches = ceil(batches * GROUP_WINDOWS / tokens)
+                batches += len(self.plan.cells) * bool(self.spec.scenario.temperature)
+        timed_s = batches * self._size.whole_s(batch)
+        said = self.sizes.forecast(requests, self._size.gate_s(batch), timed_s)
+        if said is not None:
+            self._progress.say(said)
+        if not self.sizes.has_room(requests):
+            raise NoTimeLeft(f"--time-budget has no room for {plural(requests, 'request')}")
+        self._budget.seconds = round(self.sizes.share_s(requests), 1)
+
     def _tell_passed(self, cells: Sequence[CellData]) -> None:
         """Say which cells did nothing, and how many of the others passed."""
         idle = {cell.cell: why for cell in cells if (why := idle_reason(cell)) is not None}
@@ -177,16 +214,20 @@ class BlockRunner:
             )
 
     def _has_whole_batches(self, block: Block) -> bool:
-        """True if every cell has a batch of its own; a check only if it has room."""
+        """True if every cell has a batch of its own. A check only if it has room; the first block
+        of draft counts at a temperature always, since the gate is greedy and gives no tokens."""
         if not self.plan.has_whole_batches(block):
             return False
         if not self.plan.interleaved or self._log.is_cut(Phase.TIMED, block):
+            return True
+        if block.number == 1 and self.spec.experiment.counts and self.spec.scenario.temperature:
             return True
         return self._budget.has_room_to_check(len(self._live_cells()))
 
     def _why_stop(self, done: int) -> str | None:
         """What the stopping rule says after `done` blocks."""
-        rule, blocks = self.spec.stopping, self.plan.blocks
+        rule = replace(self.spec.stopping, time_budget_s=self._budget.seconds)
+        blocks = self.plan.blocks
         widths = half_widths(read_run(self._store.folder), done) if done in rule.looks else []
         if self._is_finished(done + 1):
             return rule.stop(done, widths, 0.0, 0.0)  # the clock let an earlier try go on
@@ -295,6 +336,8 @@ class BlockRunner:
         record = batch.answer.record
         self._budget.batch(self._size.whole_s(batch))
         self._progress.batch_done(batch.cell, record)
+        if record.phase is Phase.GATE and batch.cell == self.plan.baseline:
+            self._forecast(batch)
 
     def _live_cells(self) -> frozenset[Cell]:
         """The cells that are still measured."""

@@ -25,7 +25,7 @@ from nwor_bench.records.store import (
     RunStore,
     block_of,
 )
-from nwor_bench.records.types import BatchRecord, Phase
+from nwor_bench.records.types import BatchRecord, Phase, Verdict
 from nwor_bench.run.batch import RanBatch
 from nwor_bench.stats.trend import not_steady
 from nwor_bench.workload.run_spec import WARMUP_LOOKBACK
@@ -84,12 +84,14 @@ class Budget:
             block = block_of(batch)
             if block in run.finished:
                 spent[block] += batch.latency_ms / 1e3
-        self._seconds = seconds
+        self.seconds = seconds
+        """The budget; a batch size may get another share of it."""
         self.interleaved = interleaved
         self._warmup_share = WARMUP_SHARE_INTERLEAVED if interleaved else WARMUP_SHARE
         self._blocks = dict(spent)
         self._spent_before = sum(spent.values())
-        self._batches: list[float] = []
+        self.batches: list[float] = []
+        """Seconds of each batch that ran, untimed ones too."""
         self.parts = defaultdict(float, run.header.spent_s or {})
         """Seconds spent by part, over all tries."""
         self._began = time.perf_counter()
@@ -114,11 +116,11 @@ class Budget:
 
     def gate_room_s(self) -> float | None:
         """Seconds of CHECK_SHARE that are left for the gate; None without a budget."""
-        return None if self._seconds is None else CHECK_SHARE * self._seconds - self.spent_s
+        return None if self.seconds is None else CHECK_SHARE * self.seconds - self.spent_s
 
     def batch(self, seconds: float) -> None:
         """Note how long a batch took."""
-        self._batches.append(seconds)
+        self.batches.append(seconds)
 
     def block(self, phase: Phase, number: int, seconds: float) -> None:
         """Note how long a phase of a timed block took."""
@@ -126,17 +128,17 @@ class Budget:
 
     def has_room_to_warm_up(self) -> bool:
         """Would one more batch as the last one end within warm-up's share?"""
-        if self._seconds is None or not self._batches:
+        if self.seconds is None or not self.batches:
             return True
-        return self.spent_s + self._batches[-1] <= self._warmup_share * self._seconds
+        return self.spent_s + self.batches[-1] <= self._warmup_share * self.seconds
 
     def has_room_to_check(self, cells: int) -> bool:
         """Would whole batches of so many cells end within CHECK_SHARE?"""
-        if self._seconds is None:
+        if self.seconds is None:
             return True
         windows_s = sum(s for (phase, _), s in self._blocks.items() if phase == Phase.INTERLEAVED)
         spent = self.spent_s - windows_s
-        return spent + self.block_s(Phase.TIMED, cells) <= CHECK_SHARE * self._seconds
+        return spent + self.block_s(Phase.TIMED, cells) <= CHECK_SHARE * self.seconds
 
     def block_s(self, phase: Phase, batches: int, *, longest: bool = False) -> float:
         """Seconds that a block of so many batches takes; from single batches before the first.
@@ -146,7 +148,7 @@ class Budget:
         known = [seconds for (ran, _), seconds in self._blocks.items() if ran == phase]
         if known:
             return max(known) if longest else fmean(known)
-        return batches * median(self._batches) if self._batches else 0.0
+        return batches * median(self.batches) if self.batches else 0.0
 
 
 class BlockLog:
@@ -194,14 +196,19 @@ _BEFORE_A_LOOK = (
 
 
 def half_widths(run: RunData, done: int) -> list[float | None]:
-    """Half the interval of every compared cell; None for a cell without one.
+    """Half the interval of every compared cell, of draft counts that of tokens/s; None for a cell
+    without one.
 
     Uses only records up to block `done`, so that a resumed run stops at the same block as an
     uninterrupted one.
     """
     from nwor_bench.analysis.analyse import analyse  # imports scipy: half a second
 
-    cells = analyse(_as_of(run, done)).cells
+    analysis = analyse(_as_of(run, done))
+    if analysis.worth is not None:
+        ratios = [r.ratio for r in analysis.worth.rates if r.verdict != Verdict.INVALID]
+        return [None if ratio is None else ratio.half_width / ratio.value for ratio in ratios]
+    cells = analysis.cells
     return [cell.half_width for cell in cells if cell.ratio is not None]
 
 

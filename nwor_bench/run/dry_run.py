@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from nwor_bench.engine.memory import GIB, kv_cache_bytes, needed_bytes
-from nwor_bench.instruments.device import free_memory
+from nwor_bench.instruments.device import free_memory, planned_card
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.types import AA, AttentionBy, StageBy
 from nwor_bench.report.text import plural
@@ -69,9 +69,11 @@ def _memory(pair: ResolvedPair, spec: RunSpec) -> str:
     cache = sum(kv_cache_bytes(pair, engine) for engine in engines)
     needed = sum(needed_bytes(pair, engine, free.where) for engine in engines)
     several = f" of {len(engines)} engines" if len(engines) > 1 else ""
+    card = planned_card()
+    has = "are free" if card is None or free.where == "host" else f"on each {card.label}"
     return (
         f"memory{several}: {_size(cache)} of KV cache, about {_size(needed)} in all, "
-        f"{_size(free.num_bytes)} are free"
+        f"{_size(free.num_bytes)} {has}"
     )
 
 

@@ -24,10 +24,12 @@ from nwor_bench.records.files import only_writer
 from nwor_bench.records.header import PairFacts, RunHeader
 from nwor_bench.records.store import RunData, RunStore, read_run
 from nwor_bench.records.types import RunStatus
-from nwor_bench.report.load import write_files
+from nwor_bench.report.load import REPORT_PAGE, write_files
 from nwor_bench.report.run_report import exit_code_of
+from nwor_bench.report.terminal import print_path
 from nwor_bench.report.text import plural
 from nwor_bench.run import resume
+from nwor_bench.run.batch_sizes import BatchSizes, NoTimeLeft
 from nwor_bench.run.blocks import BlockRunner
 from nwor_bench.run.progress import Progress, tell_result
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
@@ -89,6 +91,8 @@ class Prepared:
     plan: Plan
     encode: Encode
     dtype_note: str | None = None
+    sizes: BatchSizes | None = None
+    """The batch sizes that share a time budget with it; None if it has its own."""
 
     @property
     def notes(self) -> list[str]:
@@ -189,6 +193,7 @@ def run_prepared(
                     monitor,
                     interrupts.check,
                 )
+                sweep.sizes = prepared.sizes or sweep.sizes
                 _measure(sweep, status, store, progress)
                 progress.doing("closing the engine")
                 # Staging captured its graphs on the way: what they took is known only now.
@@ -200,7 +205,10 @@ def run_prepared(
             progress.doing("writing the reports")
             analysis = _finish(store, status)
         console.print()
-        tell_result(console, options, analysis, folder, in_sweep=in_sweep)
+        if failure is None or options.as_json:  # an error is printed last, by whoever catches it
+            tell_result(console, options, analysis, folder, in_sweep=in_sweep)
+        else:
+            print_path(console, "Report", folder / REPORT_PAGE)
         code = _exit_code(status, analysis)
         if status is not RunStatus.COMPLETE and not in_sweep:
             say_how_to_go_on(folder, console)
@@ -254,6 +262,8 @@ def _guarded(
     """How measuring ended, noted in the records; the run is reported before an error goes on."""
     try:
         measure(progress, interrupts)
+    except NoTimeLeft:
+        return RunStatus.PARTIAL, None
     except KeyboardInterrupt:
         pass
     except Exception as error:

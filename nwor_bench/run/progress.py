@@ -9,16 +9,19 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
+from rich.table import Table
 from rich.text import Text
 
 from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.instruments.versions import require_supported_vllm, untried_version
 from nwor_bench.records.files import result_document
 from nwor_bench.records.types import INTERLEAVED_PHASES, BatchRecord, Cell, Phase
-from nwor_bench.report.load import run_result
+from nwor_bench.report.load import REPORT_PAGE, run_result
 from nwor_bench.report.run_report import summary
 from nwor_bench.report.terminal import print_document, print_path
+from nwor_bench.report.text import clock
 from nwor_bench.run.run_options import Heartbeat, RunOptions
 
 
@@ -55,7 +58,7 @@ def tell_result(
     shown = Console() if options.quiet else console
     document = summary(analysis, verbose=options.verbose)
     print_document(shown, document, quiet=options.quiet)
-    print_path(shown, "Run folder", folder)
+    print_path(shown, "Report", folder / REPORT_PAGE)
 
 
 def tell_plan(options: RunOptions, lines: Sequence[str]) -> None:
@@ -68,10 +71,13 @@ def tell_plan(options: RunOptions, lines: Sequence[str]) -> None:
         console.print(line, highlight=False, markup=False)
 
 
-class Progress:
-    """A line for each step, batch of the gate, and block.
+BAR = 20
+"""Columns of the bar."""
 
-    On a terminal the batches and blocks share one line, updated in place.
+
+class Progress:
+    """A line for each step and batch of the gate; a bar on a terminal, elsewhere a line for every
+    QUIET_S without one, each with the time that the run takes.
 
     Args:
         console: where it prints.
@@ -82,8 +88,7 @@ class Progress:
         self._console = console
         self._heartbeat = heartbeat
         self._began = time.monotonic()
-        self._spent: Callable[[], float] | None = None
-        self._most = ""
+        self._clock: Callable[[], tuple[float, float | None]] | None = None
         self._doing = "starting"
         # What libraries write to stderr stays there: vLLM's log takes it.
         self._live = Live(
@@ -95,27 +100,35 @@ class Progress:
             if self._heartbeat is not None:
                 self._heartbeat.stop()
             self._live.start()
+        elif self._heartbeat is not None:
+            self._heartbeat.shown = self._text
         return self
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
 
-    def __rich__(self) -> Text:
-        """The line that a terminal shows beside the spinner, drawn several times a second."""
-        return Text(f"{self._doing}, {self._time()}", overflow="ellipsis", no_wrap=True)
+    def __rich__(self) -> Table:
+        """What a terminal shows beside the spinner, drawn several times a second."""
+        line = Table.grid(padding=(0, 1))
+        spent, total = self._times()
+        text = Text(self._text(), overflow="ellipsis", no_wrap=True)
+        line.add_row(*([ProgressBar(total, min(spent, total), BAR)] if total else []), text)
+        return line
 
     @contextmanager
-    def timed(self, spent_s: Callable[[], float], budget_s: float | None) -> Iterator[None]:
-        """Inside, times are seconds spent of a budget."""
-        self._spent, self._most = spent_s, f" of at most {_clock(budget_s)}" if budget_s else ""
+    def timed(self, times: Callable[[], tuple[float, float | None]]) -> Iterator[None]:
+        """Inside, times are seconds spent, and those of all that is to be done, None if unknown."""
+        self._clock = times
         yield
-        self._spent, self._most = None, ""
+        self._clock = None
 
-    def _time(self) -> str:
-        spent = time.monotonic() - self._began if self._spent is None else self._spent()
-        return f"{_clock(spent)}{self._most}"
+    def _times(self) -> tuple[float, float | None]:
+        return (time.monotonic() - self._began, None) if self._clock is None else self._clock()
+
+    def _text(self) -> str:
+        spent, total = self._times()
+        most = f" of about {clock(total)}" if total else ""
+        return f"{self._doing}, {clock(spent)}{most}"
 
     def doing(self, what: str) -> None:
         """Show what is being done, for as long as nothing else is."""
@@ -140,14 +153,3 @@ class Progress:
                 f"accepted {record.accepted_tokens}/{record.draft_tokens}"
                 + (f"  parity {record.parity}" if record.parity else "")
             )
-
-    def block_done(self, number: int) -> None:
-        """Show in a log how far the run is."""
-        if not self._console.is_terminal:
-            self.say(f"block {number} done, {self._time()}")
-
-
-def _clock(seconds: float) -> str:
-    """Minutes and seconds: 2:00."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02}"

@@ -8,9 +8,10 @@ from threading import Event, Thread
 from typing import Annotated
 
 from nwor_bench.errors import ConfigError
+from nwor_bench.instruments.cards import Card, card_named
 from nwor_bench.workload.options import Option, Panel
 
-QUIET_S = 2.0
+QUIET_S = 15.0
 """Longest time without a line."""
 
 
@@ -29,6 +30,8 @@ class Heartbeat:
         self._quiet_s = quiet_s
         self._ended = Event()
         self._doing = doing
+        self.shown: Callable[[], str] | None = None
+        """What a line says, if not what is done and for how long."""
         self._began = self._printed = time.monotonic()
         self._thread = Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -53,7 +56,8 @@ class Heartbeat:
         while not self._ended.wait(self._quiet_s / 10):
             now = time.monotonic()
             if now - self._printed >= self._quiet_s:
-                self._echo(f"  {self._doing}: {now - self._began:.0f} s")
+                waited = f"{self._doing}: {now - self._began:.0f} s"
+                self._echo(f"  {waited if self.shown is None else self.shown()}")
                 self._printed = now
 
 
@@ -88,6 +92,10 @@ class RunOptions:
         Panel.FILES,
     )] = False
     dry_run: Annotated[bool, Option("Show what would run, and stop.")] = False
+    device: Annotated[Card | None, Option(
+        "With --dry-run: plan for this GPU, such as h100 or l4, not for this machine.",
+        written=str, read=card_named,
+    )] = None
     quiet: Annotated[bool, Option(
         "Print only the answer and the folder.", aliases=("-q",),
     )] = False

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from nwor_bench.records.files import RUN_FILE, RUNS, check_output, default_folde
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import RunStatus
 from nwor_bench.report.run_report import exit_code_of
+from nwor_bench.report.sweep import LEFT_OUT
+from nwor_bench.run.batch_sizes import BatchSizes
 from nwor_bench.run.dry_run import sweep_lines
 from nwor_bench.run.execute import EngineFactory, GroupEngine, Prepared, run_prepared
 from nwor_bench.run.prepare import CheckEngine, prepare, resume_prepared
@@ -73,7 +76,17 @@ class SweepRunner:
             close_sweep(self._index, self._console, self._options)
         return worst_of(self._codes)
 
+    def _is_left_out(self, point: Point) -> bool:
+        """True for a batch size that the time budget has no room for; noted in the index."""
+        sizes = self._prepared[point.number].sizes
+        if sizes is None or sizes.has_room(point.spec.scenario.requests):
+            return False
+        self._index.set_run(point.number, status=LEFT_OUT)
+        return True
+
     def _run_point(self, engine: GroupEngine, point: Point) -> ExitCode:
+        if self._is_left_out(point):
+            return ExitCode.OK
         folder = self._index.folder / point.folder
         title = f"run {point.number} of {len(self._index.content['runs'])}: {point.label}"
         self._console.rule(title, style="dim")
@@ -88,7 +101,13 @@ class SweepRunner:
                 raise
             self._console.print(f"run {point.number} failed: {text}", style="red", markup=False)
         else:
-            whole = read_run(folder).header.status is RunStatus.COMPLETE
+            header, sizes = read_run(folder).header, self._prepared[point.number].sizes
+            left_out = self._is_left_out(point)
+            if sizes is not None:
+                sizes.finish(point.spec.scenario.requests, header.measuring_s or 0.0)
+            if left_out:
+                return ExitCode.OK
+            whole = header.status is RunStatus.COMPLETE
             status = DONE if whole else INTERRUPTED
             self._index.set_run(point.number, status=status, error=None, exit_code=int(code))
             code = code if whole else ExitCode.INTERRUPTED
@@ -259,4 +278,23 @@ def _run(
         from nwor_bench.run.ray_sweep import run_on_ray
 
         return run_on_ray(index, groups, sys.argv, console, options)
+    prepared = _with_shared_time(groups, prepared)
     return SweepRunner(index, prepared, console, engine_factory, options).run(groups)
+
+
+def _with_shared_time(
+    groups: Sequence[EngineGroup], prepared: Mapping[int, Prepared]
+) -> dict[int, Prepared]:
+    """Runs of draft counts know the batch sizes that have the same time budget: all that differ in
+    nothing else."""
+    shared: dict[tuple[object, ...], list[Point]] = {}
+    for point in (point for group in groups for point in group.points):
+        if point.spec.experiment.compares_drafts and point.spec.time_budget_s is not None:
+            place = {**point.axes, "requests": None}
+            shared.setdefault(tuple(place.values()), []).append(point)
+    found = dict(prepared)
+    for points in shared.values():
+        seconds = sum(point.spec.time_budget_s or 0.0 for point in points)
+        sizes = BatchSizes(seconds, [point.spec.scenario.requests for point in points])
+        found |= {p.number: replace(prepared[p.number], sizes=sizes) for p in points}
+    return found

@@ -12,6 +12,7 @@ from nwor_bench.records.files import RUN_FILE, SWEEP_FILE, write_atomically
 from nwor_bench.records.header import read_object
 from nwor_bench.records.store import read_header
 from nwor_bench.records.types import RunStatus
+from nwor_bench.report.sweep import LEFT_OUT
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.options import remedy
 from nwor_bench.workload.run_spec import AXES, Counters
@@ -192,7 +193,7 @@ def _entry(number: int, folder: Path) -> dict[str, Any]:
 def _has(run: object, wanted: Mapping[str, Any]) -> bool:
     return (
         isinstance(run, Mapping)
-        and run.get("status") in (PENDING, DONE, FAILED, INTERRUPTED)
+        and run.get("status") in (PENDING, DONE, FAILED, INTERRUPTED, LEFT_OUT)
         and (run["status"] != DONE or isinstance(run.get("exit_code"), int))
         and all(run.get(name) == value for name, value in wanted.items())
     )

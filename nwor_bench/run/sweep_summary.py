@@ -1,6 +1,7 @@
 """The end of a sweep: its exit code, and summary.csv, summary.md and summary.html of all runs."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from nwor_bench.report.sweep import (
     SweptRun,
     sweep_answer,
     sweep_document,
+    swept_check,
     swept_worths,
 )
-from nwor_bench.report.terminal import print_document
+from nwor_bench.report.terminal import print_document, print_path
 from nwor_bench.report.worth import worth_result, worth_rows
 from nwor_bench.run.execute import say_how_to_go_on
 from nwor_bench.run.progress import tell_json
@@ -114,7 +116,7 @@ def _counted(text: str, value: Any) -> str:
 
 def sweep_result(index: SweepIndex, runs: Sequence[SweptRun], worths: Worths) -> dict[str, Any]:
     """The sweep as JSON for scripts: its answer, and the result of each run with its place."""
-    headline = sweep_answer(runs, worths)
+    headline, check = sweep_answer(runs, worths), swept_check(runs)
     told = [{"scenario": name, **worth_result(worth)} for name, worth in worths.items()]
     entries = []
     for entry, run in zip(index.content["runs"], runs, strict=True):
@@ -126,6 +128,7 @@ def sweep_result(index: SweepIndex, runs: Sequence[SweptRun], worths: Worths) ->
         "name": index.content["name"],
         "answer": {"badge": headline.badge, "sentence": headline.sentence},
         **({"worth": told} if told else {}),
+        **({} if check is None else {"check": check.to_dict()}),
         "runs": entries,
     }
 
@@ -138,18 +141,23 @@ def finish_sweep(index: SweepIndex) -> None:
 def close_sweep(index: SweepIndex, console: Console, options: RunOptions) -> None:
     """Write index and summary, even after a failure, and print their paths."""
     index.write()
+    runs = tell_sweep(Console() if options.quiet else console, options, index)
+    if not index.is_done and swept_check(runs) is None:
+        say_how_to_go_on(index.folder, console)
+
+
+def tell_sweep(console: Console, options: RunOptions, index: SweepIndex) -> tuple[SweptRun, ...]:
+    """Write a sweep's summary, print its first screen and where the whole is; returns its runs."""
     runs = swept_runs(index)
     worths = swept_worths(runs)
     document = write_summary(index, runs, worths)
     if options.as_json:
         tell_json(sweep_result(index, runs, worths))
-    line = f"Sweep folder: {index.folder}"
-    shown = Console() if options.quiet and not options.as_json else console
-    if worths and not options.as_json:
-        print_document(shown, document.shortened(), quiet=options.quiet)
-    shown.print(line, highlight=False, markup=False, soft_wrap=True)
-    if not index.is_done:
-        say_how_to_go_on(index.folder, console)
+        return runs
+    shown = document.shortened() if options.verbose else replace(document, sections=())
+    print_document(console, shown, quiet=options.quiet)
+    print_path(console, "Report", index.folder / SUMMARY_PAGE)
+    return runs
 
 
 def failure_of(error: BaseException) -> tuple[ExitCode, str]:

@@ -27,6 +27,10 @@ __all__ = [
 ]
 
 
+MAX_DRAFT_TOKENS = 128
+"""vLLM's MAX_SPEC_LEN: its rejection sampler asserts that a request has no more drafts."""
+
+
 class PromptSource(StrictModel):
     """Which prompts a scenario uses: those of `path` (JSONL), or the shipped ones without it."""
 
@@ -67,7 +71,8 @@ def load_scenario(name_or_path: str | Path) -> Scenario:
     elif str(name_or_path) in scenario_names():
         path = resource_dir("scenarios") / f"{name_or_path}.toml"
     else:
-        raise ConfigError.unknown("--scenario", str(name_or_path), scenario_names())
+        names, shown_by = scenario_names(), "nwor-bench list scenarios"
+        raise ConfigError.unknown("--scenario", str(name_or_path), names, shown_by)
     scenario = read_toml(path, Scenario)
     prompts = scenario.prompts
     if prompts.path is not None:
@@ -109,7 +114,7 @@ def resolve(scenario: Scenario, **given: Any) -> RunSpec:
     wanted = _drafts_from(values.get("speculative_config"), wanted)
     if values.get("draft_counts"):
         wanted.setdefault("draft_tokens", max(values["draft_counts"]))
-    spec = with_modes(RunSpec(scenario=_override(scenario, wanted), **values))
+    spec = with_modes(RunSpec(scenario=_override(scenario, wanted), **values), given)
     for refusal in chain(_refusals(spec), _acceptance_refused(given, spec.scenario.draft_tokens)):
         raise refusal
     return spec
@@ -177,6 +182,9 @@ def _drafts_from(config: Mapping[str, Any] | None, values: dict[str, Any]) -> di
 def _refusals(spec: RunSpec) -> Iterator[ConfigError]:
     """Rules that concern more than one option."""
     scenario = spec.scenario
+    if scenario.draft_tokens > MAX_DRAFT_TOKENS:
+        remedy_text = f"write {MAX_DRAFT_TOKENS} at most: vLLM verifies no more (MAX_SPEC_LEN)"
+        yield ConfigError.for_field("--draft-tokens", scenario.draft_tokens, remedy_text)
     room = scenario.max_new_tokens + scenario.draft_tokens
     if room >= scenario.max_model_len:
         yield ConfigError.for_field(

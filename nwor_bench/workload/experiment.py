@@ -5,7 +5,7 @@ classes of them. Each knows its cells, the configurations of the engines that
 run them, its defaults, and what it refuses. Another kind of comparison is another class here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import product
@@ -33,6 +33,12 @@ if TYPE_CHECKING:
 ACCEPTANCE_RATES = "synthetic_acceptance_rates"
 COUNT_BY_SIZE = "num_speculative_tokens_per_batch_size"
 """Entries of vLLM's speculative_config."""
+
+LOSSY = {
+    "synthetic": "acceptance is synthetic, so tokens do not follow the target",
+    "fly": "FLy is lossy by design: it accepts tokens that are not the target's",
+}
+"""Values of vLLM's rejection_sample_method whose output need not be plain decoding's, and why."""
 
 Modes = tuple[NworMode, ScvMode]
 OFF: Modes = NworMode.OFF, ScvMode.OFF
@@ -218,10 +224,11 @@ class Engines:
 
     def engine_specs(self, spec: "RunSpec") -> "dict[Arm | None, RunSpec]":
         """The engines' configurations by arm: None is the baseline's, A/A, which is the same, the
-        last; a single one's as it is."""
+        last; a single one's as it is. If nothing is timed, A/A is the baseline's engine again."""
         if not self.others:
             return {None: spec}
-        return {arm: self._engine_spec(spec, arm) for arm in (None, *self.others, AA)}
+        arms = (None, *self.others) if spec.checks_only else (None, *self.others, AA)
+        return {arm: self._engine_spec(spec, arm) for arm in arms}
 
     def _engine_spec(self, spec: "RunSpec", arm: Arm | None) -> "RunSpec":
         if self.compares_drafts:
@@ -309,23 +316,22 @@ def refusals(spec: "RunSpec") -> Iterator[ConfigError]:
     if spec.adaptive_verification and not spec.engines:
         remedy = "it needs an engine of its own; write engines = true (worth: --engines) too"
         yield ConfigError.for_field("--adaptive-verification", True, remedy)
-    if spec.engines and spec.draft_counts is None:
-        remedy = "it starts an engine for each draft count; write draft_counts too"
-        yield ConfigError.for_field("--engines", True, remedy)
     yield from spec.experiment.refusals(spec)
 
 
-def with_modes(spec: "RunSpec") -> "RunSpec":
-    """The configuration with the modes of its engines if none were asked for, and whole batches.
+def with_modes(spec: "RunSpec", given: Mapping[str, Any]) -> "RunSpec":
+    """The configuration with the modes of its engines that were not `given`, and whole batches.
 
-    With `against` they are off x off, and one with a single state slot stages.
+    They are off x off, and with `against` one with a single state slot stages. Engines without
+    draft counts are two: without drafts, and with the scenario's.
     """
     if spec.against is None and not spec.engines:
         return spec
-    modes = type(spec).nwor_modes, type(spec).scv_modes  # the defaults
-    if spec.against is not None and (spec.nwor_modes, spec.scv_modes) == modes:
-        stages = one_slot(spec.against.get(ADDITIONAL))
-        nwor = (NworMode.OFF, NworMode.STAGE) if stages else (NworMode.OFF,)
-        scv = (ScvMode.OFF, ScvMode.GRAPH) if stages else (ScvMode.OFF,)
-        spec = replace(spec, nwor_modes=nwor, scv_modes=scv)
-    return replace(spec, interleave=spec.interleave or Interleave.BATCHES)
+    stages = one_slot((spec.against or {}).get(ADDITIONAL))
+    modes: dict[str, Any] = {
+        "nwor_modes": (NworMode.OFF, NworMode.STAGE) if stages else (NworMode.OFF,),
+        "scv_modes": (ScvMode.OFF, ScvMode.GRAPH) if stages else (ScvMode.OFF,),
+        "draft_counts": (0, spec.scenario.draft_tokens) if spec.engines else None,
+        "interleave": Interleave.BATCHES,
+    }
+    return replace(spec, **{k: v for k, v in modes.items() if given.get(k) is None})

@@ -97,13 +97,16 @@ def read_jsonl(path: Path, category: str = "user") -> list[Prompt]:
     return prompts
 
 
-def with_own_prompts(scenario: Scenario, path: Path) -> Scenario:
-    """The scenario with all prompts of the user's JSONL file instead of its own.
+def with_own_prompts(scenario: Scenario, file: str | Path | None) -> Scenario:
+    """The scenario with all prompts of the user's JSONL file, if there is one, instead of its own.
 
     Raises ConfigError with file and line for what is no prompt.
     """
+    if file is None:
+        return scenario
+    path = Path(file)
     if not read_jsonl(path):
-        raise ConfigError.for_field("--prompts", str(path), 'it is empty; write {"text": "..."}')
+        raise ConfigError.for_field("--prompts", str(file), 'it is empty; write {"text": "..."}')
     return scenario.model_copy(update={"prompts": PromptSource(path=path)})
 
 

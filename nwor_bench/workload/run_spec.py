@@ -120,6 +120,23 @@ def _agreed(
 
 DEFAULT_PAIR = "smollm2"
 DEFAULT_SCENARIO = "short"
+
+
+@dataclass(frozen=True)
+class ScenarioChoice:
+    """The scenario as the command line names it."""
+
+    # fmt: off
+    scenario: Annotated[str, Option(
+        "A scenario's name, or the path of a scenario's .toml file.",
+    )] = DEFAULT_SCENARIO
+    prompts: Annotated[str | None, Option(
+        "Your prompts instead of the scenario's: a .jsonl file with `text` or `prompt` in each "
+        "line.", table="settings",
+    )] = None
+    # fmt: on
+
+
 DEFAULT_MAX_WARMUP = 15
 WARMUP_LOOKBACK = 5
 """Batches that must be steady. Five rising or falling in a row have p = 0.017, four 0.083."""
@@ -133,13 +150,13 @@ class RunSpec:
     """The workload, with the values of flags and sweep files already in it."""
     # fmt: off
     nwor_modes: Annotated[tuple[NworMode, ...], Option(
-        "off, stage, control: how drafts' K/V is written.", Panel.MODES, check=includes_off,
-        table="axes",
+        "off, stage, control: how drafts' K/V is written (default: off,stage).", Panel.MODES,
+        written=tuple[NworMode, ...], check=includes_off, table="axes",
     )] = (NworMode.OFF, NworMode.STAGE)
     """Rows of the grid of cells."""
     scv_modes: Annotated[tuple[ScvMode, ...], Option(
-        "off, graph, adaptive: how acceptance is computed.", Panel.MODES, check=includes_off,
-        table="axes",
+        "off, graph, adaptive: how acceptance is computed (default: all).", Panel.MODES,
+        written=tuple[ScvMode, ...], check=includes_off, table="axes",
     )] = tuple(ScvMode)
     """Columns of the grid of cells."""
     only_cells: Annotated[tuple[CellName, ...] | None, Option(
@@ -213,12 +230,17 @@ class RunSpec:
     ), Ge(1)] = 1
     speculative_config: Annotated[dict[str, Any] | None, Option(
         "vLLM's JSON, on top of the pair's.", Panel.VLLM, engine_argument="speculative_config",
-        compare=Compare.REFUSE,
+        table="settings", compare=Compare.REFUSE,
     )] = None
     engine_args: Annotated[dict[str, Any], Option(
         "More arguments of vLLM's LLM(), as JSON.", Panel.VLLM, table="settings",
         compare=Compare.REFUSE,
     )] = field(default_factory=dict)
+    lora: Annotated[str | None, Option(
+        "A LoRA adapter's folder; every request uses it.", Panel.VLLM, table="settings",
+        engine_argument="enable_lora", compare=Compare.REFUSE,
+    )] = None
+    """The adapter's folder; None for the model as it is."""
     against: Annotated[dict[str, Any] | None, Option(
         "Compare with a second engine that has these arguments too, as JSON; NWOR is off.",
         Panel.VLLM, table="settings", compare=Compare.REFUSE,

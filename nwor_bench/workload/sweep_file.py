@@ -12,12 +12,14 @@ from pydantic import Field, create_model, field_validator
 from nwor_bench.errors import ConfigError
 from nwor_bench.workload.config import load_scenario, resolve
 from nwor_bench.workload.options import declared, names
+from nwor_bench.workload.prompts import with_own_prompts
 from nwor_bench.workload.run_spec import (
     AXES,
     DEFAULT_PAIR,
     DEFAULT_SCENARIO,
     PairChoice,
     RunSpec,
+    ScenarioChoice,
     VllmEntries,
 )
 from nwor_bench.workload.scenario_values import ScenarioValues
@@ -28,7 +30,7 @@ def _table(name: str) -> dict[str, Any]:
     """Fields of the options that stand in a sweep file's table as they are."""
     return {
         entry.name: (entry.written, entry.written_default)
-        for holder in (PairChoice, ScenarioValues, RunSpec, VllmEntries)
+        for holder in (PairChoice, ScenarioChoice, ScenarioValues, RunSpec, VllmEntries)
         for entry in declared(holder)
         if entry.option.table == name
     }
@@ -56,8 +58,8 @@ class Axes(_AxesOfOptions):
 
     @field_validator("*")
     @classmethod
-    def _each_once(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        if len(set(values)) < len(values):
+    def _each_once(cls, values: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
+        if values is not None and len(set(values)) < len(values):
             raise ValueError("write each value once")
         return values
 
@@ -74,9 +76,10 @@ class SweepFile(NamedFile):
 
     @property
     def shared(self) -> dict[str, Any]:
-        """The options that all runs share, by name, but for the models."""
+        """The options that all runs share, by name, but for the models and the prompts."""
         modes = {name: getattr(self.axes, name) for name in _table("axes")}
-        values = {k: v for k, v in dict(self.settings).items() if k not in names(_MODELS)}
+        apart = (*names(_MODELS), "prompts")
+        values = {k: v for k, v in dict(self.settings).items() if k not in apart}
         return {**values, **modes}
 
     def choice(self, pair: str) -> PairChoice:
@@ -169,11 +172,13 @@ def make_points(sweep: SweepFile) -> tuple[Point, ...]:
     for number, place in enumerate(_combinations(sweep), start=1):
         pair, scenario = place.pop("pair"), place.pop("scenario")
         try:
-            spec = resolve(load_scenario(scenario), **sweep.shared, **place)
+            prompts = with_own_prompts(load_scenario(scenario), sweep.settings.prompts)
+            spec = resolve(prompts, **sweep.shared, **place)
         except ConfigError as error:
             raise error.within(f"run {number} ({pair}, {scenario})") from error
         if spec.experiment.compares_drafts and spec.time_budget_s is not None:
-            share = _share(spec.scenario.requests, sweep.axes.requests)
+            requests = spec.scenario.requests
+            share = size_weight(requests) / sum(map(size_weight, {requests, *sweep.axes.requests}))
             share /= len(sweep.axes.scenarios)
             spec = replace(spec, time_budget_s=round(spec.time_budget_s * share, 1))
         choice = sweep.choice(pair)
@@ -181,11 +186,10 @@ def make_points(sweep: SweepFile) -> tuple[Point, ...]:
     return tuple(points)
 
 
-def _share(requests: int, sizes: Sequence[int]) -> float:
-    """A batch size's share of the time for draft counts of a scenario, which all sizes answer
+def size_weight(requests: int) -> float:
+    """A batch size's part of the time for draft counts of a scenario, which all sizes answer
     together: larger batches take longer."""
-    weights = {size: 1 + size**0.5 for size in {requests, *sizes}}
-    return float(weights[requests] / sum(weights.values()))
+    return float(1 + requests**0.5)
 
 
 def _combinations(sweep: SweepFile) -> list[dict[str, Any]]:

@@ -108,8 +108,8 @@ def _describe(data: dict[str, Any], model: type[StrictModel], fault: ErrorDetail
         return ConfigError.at(field, f"is missing; add `{loc[-1]} = ...`")
     if fault["type"] == "extra_forbidden":
         names = sorted(_field_names(model, loc[:-1]))
-        hint, near = nearest(str(loc[-1]), names)
-        problem = f"unknown field; {hint}known here: {', '.join(names)}"
+        offer, near = nearest(str(loc[-1]), names)
+        problem = f"unknown field; {offer}"
         value = fault["input"]
         return ConfigError.at(field, problem, value, joint=f"{_value(value)}: ", near=near)
     return ConfigError.for_field(field, fault["input"], remedy(fault))

@@ -123,6 +123,19 @@ def test_a_windows_output_has_no_tokens_behind_a_requests_last_one() -> None:
     assert output_tokens(replace(window, undelivered_tokens=None)) == 3 + 5  # an older run
 
 
+@pytest.mark.parametrize(("temperature", "texts"), [(0.0, 4), (0.8, 2)])
+def test_the_greedy_gate_gives_no_tokens_of_sampled_requests(
+    temperature: float, texts: int
+) -> None:
+    batches = [
+        whole_batch(k, [(9, 2, 2)] * 2, 12, phase=phase)
+        for phase in (Phase.GATE, Phase.TIMED)
+        for k in (0, 1)
+    ]
+    run = run_of(batches, temperature=temperature, max_new_tokens=12)
+    assert len(list(requests_of(run, [1]))) == texts
+
+
 @pytest.mark.parametrize(("k", "most"), [(1, 2), (2, 24), (4, 24), (4, 192)])
 def test_named_rates_give_the_tokens_of_requests_that_long(k: int, most: int) -> None:
     rates, rng = [0.75, 0.56, 0.42, 0.32][:k], np.random.default_rng(k)

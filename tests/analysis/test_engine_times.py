@@ -163,7 +163,7 @@ def test_a_cut_block_and_a_count_that_left_the_run_do_not_count() -> None:
     steps[1][3] = 9.0
     assert block_times(run_of(steps, cut=4))[1].value == pytest.approx(log(1.2))
     (rate,) = worth_of([Measured(run_of({0: [1.0, 1.1], 1: [1.2, 1.3]}), ())]).rates
-    assert (rate.ratio, rate.groups, rate.verdict) == (None, 0, Verdict.AMBIGUOUS)
+    assert (rate.ratio, rate.groups, rate.verdict) == (None, 0, Verdict.NOT_MEASURED)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The GPU's own work beside the step: known where the host hides everything else."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -17,8 +18,8 @@ from nwor_bench.analysis.phases import cell_phases
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult, Phase, WindowRecord
 from nwor_bench.report.answer import answer
+from nwor_bench.report.facts import facts
 from nwor_bench.report.markdown import render_markdown
-from nwor_bench.report.precision import split_lines
 from nwor_bench.report.run_report import build_document
 from nwor_bench.stats.robust import robust_location
 
@@ -52,15 +53,13 @@ def test_work_is_known_where_the_step_is_not() -> None:
 
 
 def test_the_answer_says_what_the_host_hides() -> None:
-    said = sentence(hidden())
-    assert "the GPU's work falls by 1." in said
-    assert " % +- 0.1" in said
-    assert said.count("the GPU's work") == 1
-    assert "; this host hides it" in said
-    text = render_markdown(build_document(analysed(hidden())))
-    assert "Work, % |" in text
-    assert "A faster host, or more --requests, would let the step show it." in text
-    assert "GPU's work grows by 1." in sentence(hidden(1.015))
+    assert re.search(r"GPU work -1\.\d %, hidden by this host\.$", sentence(hidden()))
+    assert "GPU work +1." in sentence(hidden(1.015))
+    found = analysed(hidden())
+    assert re.search(r"^-1\.\d+ % \(95 %: ", dict(facts(found).entries)["GPU work"])
+    text = render_markdown(build_document(found))
+    assert "GPU work, % |" in text
+    assert "a faster host, or more --requests, would let the step show it" in text
 
 
 def test_the_split_is_of_the_work_if_it_was_timed() -> None:
@@ -72,16 +71,15 @@ def test_the_split_is_of_the_work_if_it_was_timed() -> None:
     assert split.clock == WORK_MS
     for part, truth in ((split.attention, 0.98), (split.writes, 0.97 / 0.98)):
         assert abs(part.value - truth) < 2 * part.half_width < 0.004
-    assert " less work: attention 2." in split_lines(found.splits)[0]
+    assert ": attention -2." in dict(facts(found).entries)["GPU work"]
 
 
 def test_what_the_work_of_a_cell_does_not_answer() -> None:
     """The work may be equal; and without a check of the output it is no answer."""
-    assert "does not show whether NWOR pays" in sentence(hidden(1.0))
     run = hidden()
     unchecked = replace(run, batches=tuple(replace(b, parity=None) for b in run.batches))
     for own in (hidden(1.0), unchecked):
-        assert "hides" not in sentence(own)
+        assert "hidden" not in sentence(own)
 
 
 def noisy_groups(groups: int, rng: Random) -> Iterator[WindowRecord]:

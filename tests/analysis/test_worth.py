@@ -244,24 +244,30 @@ def test_what_failed_its_checks_has_no_ratio_and_is_no_candidate(
 
 @pytest.mark.parametrize("mode", [NworMode.OFF, NworMode.STAGE])
 @pytest.mark.parametrize(
-    ("verdict", "interleaved", "compared", "refused"),
+    ("verdict", "interleaved", "compared", "timed", "refused"),
     [
-        (Verdict.FASTER, "windows", "wall_ms", False),
-        (Verdict.AMBIGUOUS, "batches", None, False),  # too few groups: a matter of times
-        (Verdict.FASTER, None, "latency_ms", False),  # an engine of its own, in whole batches
-        (Verdict.INVALID, None, None, True),
-        (Verdict.INEFFECTIVE, None, None, True),
-        (Verdict.AMBIGUOUS, None, None, True),  # a check did not run
+        (Verdict.FASTER, "windows", "wall_ms", True, None),
+        (Verdict.AMBIGUOUS, "batches", None, True, None),  # too few groups: a matter of times
+        (Verdict.FASTER, None, "latency_ms", True, None),  # an engine of its own, in whole batches
+        (Verdict.INVALID, None, None, False, Verdict.INVALID),
+        (Verdict.INEFFECTIVE, None, None, False, Verdict.INEFFECTIVE),
+        (Verdict.AMBIGUOUS, None, None, True, Verdict.AMBIGUOUS),  # a check did not run
+        (Verdict.AMBIGUOUS, None, None, False, Verdict.NOT_MEASURED),  # no time after the gate
     ],
 )
 def test_cells_that_failed_or_were_not_checked_are_refused(
-    mode: NworMode, verdict: Verdict, interleaved: str | None, compared: str | None, refused: bool
+    mode: NworMode,
+    verdict: Verdict,
+    interleaved: str | None,
+    compared: str | None,
+    timed: bool,
+    refused: Verdict | None,
 ) -> None:
     result: Any = SimpleNamespace(
         cell=replace(cell(Drafts(2)), nwor_mode=mode), verdict=verdict, interleaved=interleaved,
-        compared=compared,
+        compared=compared, counts_from="timed" if timed else "gate",
     )  # fmt: skip
-    expected = {(2, mode is NworMode.STAGE): str(verdict)} if refused else {}
+    expected = {} if refused is None else {(2, mode is NworMode.STAGE): str(refused)}
     assert refused_arms([result]) == expected
     result.cell, result.verdict = cell(Drafts(0)), "reference"
     assert refused_arms([result]) == {}

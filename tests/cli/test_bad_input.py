@@ -100,9 +100,7 @@ def test_what_vllm_refuses_is_refused_before_a_folder_is_made(
     assert "input_value" not in message
 
 
-@pytest.mark.parametrize(
-    "arguments", ["plan --config", "supports", "report", "compare", "sweep --pair tiny --resume"]
-)
+@pytest.mark.parametrize("arguments", ["plan", "report", "compare", "sweep --pair tiny --resume"])
 def test_a_name_that_is_too_long(refusal: Refusal, arguments: str) -> None:
     name = "a" * 300
     both = [name] * (2 if arguments == "compare" else 1)
@@ -111,7 +109,7 @@ def test_a_name_that_is_too_long(refusal: Refusal, arguments: str) -> None:
 
 def test_json_that_is_nested_too_deeply(refusal: Refusal) -> None:
     Path("deep.json").write_text("[" * 10**5)
-    assert "as JSON" in refusal("plan", "--config", "deep.json")
+    assert "as JSON" in refusal("plan", "deep.json")
     with pytest.raises(ConfigError, match=r"--engine-args: .*not JSON"):
         resolve(load_scenario("short"), engine_args="[" * 10**5)
 
@@ -128,8 +126,7 @@ CONFIG = (CHECKOUT / "tests/data/configs/Llama-3.2-3B.json").read_text()
 DRY_RUN = ("sweep", "--pair", "tiny", "--dry-run")
 
 FILES = {
-    "config.json": (CONFIG, ("plan", "--config", "config.json")),
-    "model.json": (CONFIG, ("supports", "model.json")),
+    "config.json": (CONFIG, ("plan", "config.json")),
     "prompts.jsonl": (json.dumps({"text": "h\u00e9"}), (*DRY_RUN, "--prompts", "prompts.jsonl")),
     "points.toml": ("[axes]\npairs = ['tiny']", ("sweep", "--dry-run", "--file", "points.toml")),
     "work.toml": (
@@ -164,7 +161,7 @@ def test_a_model_folder_with_a_byte_order_mark_would_fail_in_transformers(refusa
     assert "byte order mark" in message
 
 
-HUB = ("sweep --target-model no/such", "plan --config no/such", "supports no/such")
+HUB = ("sweep --target-model no/such", "plan no/such")
 
 SCRIPT = f"""
 import sys

@@ -4,18 +4,23 @@ import csv
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from recipe_models import CONTENT
 
+from nwor_bench.models.measured import AS_STOCK, MeasuredRow
+from nwor_bench.models.methods import Method
 from nwor_bench.models.pairs import resolve_pair
+from nwor_bench.report.plan import measured_words
 from nwor_bench.report.text import two_digits as percent
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 CONFIGS = CHECKOUT / "tests" / "data" / "configs"
-LLAMA = ("--config", str(CONFIGS / "Llama-3.2-3B.json"))
+LLAMA = (str(CONFIGS / "Llama-3.2-3B.json"),)
 SHARE = re.compile(r"saves at most ([\d.]+) %")
 
 Run = Callable[..., tuple[int, str, str]]
@@ -49,23 +54,19 @@ def test_a_folder_of_an_unknown_model_type(plan: Run) -> None:
     config = json.loads((CONFIGS / "Llama-3.1-8B.json").read_text())
     Path("my-model").mkdir()
     Path("my-model/config.json").write_text(json.dumps({**config, "model_type": "novel"}))
-    _, out, _ = plan("--config", "my-model")
-    assert "my-model: 8.03 billion" in out
+    _, out, _ = plan("my-model", "-v")
+    assert "8.03 billion" in out
     assert "'novel' is read as Llama" in flat(out)
 
 
-def test_json_has_each_strategy_and_says_predicted(plan: Run) -> None:
+def test_json_says_what_is_predicted(plan: Run) -> None:
     code, out, _ = plan(*LLAMA, "--acceptance", "0.25", "--json")
     assert code == 0
-    rows = json.loads(out)["predictions"][0]["strategies"]
-    assert [r["strategy"] for r in rows] == ["direct", "copy_spilled", "copy_in_l2", "reference"]
+    told = json.loads(out)["bytes"]
     row = 28 * 2 * 8 * 128 * 2
-    total = [r["predicted_bytes_read"] + r["predicted_bytes_written"] for r in rows]
-    assert total == [32 * row, 48 * row, 8 * row, 16 * row]
-    limits = [r["predicted_break_even_acceptance"] for r in rows]
-    assert [limit is None for limit in limits] == [True, True, False, False]
-    counted = [name for name in rows[0] if "bytes" in name or "share" in name]
-    assert all(name.startswith("predicted_") for name in counted)
+    assert told["most_saved_share"] == pytest.approx(24 * row / told["predicted_step_bytes"])
+    counted = [name for name in told if "bytes" in name]
+    assert all(name.startswith("predicted_") for name in counted if name != "weight_bytes")
 
 
 @pytest.mark.parametrize(
@@ -81,9 +82,9 @@ def test_percentages_have_two_digits_and_no_exponent(share: float, text: str) ->
 
 def test_a_hybrids_recurrent_states_are_predicted(plan: Run) -> None:
     """Qwen3.5-27B: 48 layers x 48 heads x 128 x 128 in float32, five of them a window of 4."""
-    hybrid = ("--config", str(CONFIGS / "Qwen3.5-27B.json"), "--requests", "2")
+    hybrid = (str(CONFIGS / "Qwen3.5-27B.json"), "--requests", "2")
     _, out, _ = plan(*hybrid, "--json")
-    told = json.loads(out)["predictions"][0]["recurrent"]
+    told = json.loads(out)["bytes"]["recurrent"]
     one = 48 * 48 * 128 * 128 * 4
     assert told["state_bytes_per_request"] == one
     columns = 48 * 10240 * 2
@@ -100,8 +101,8 @@ def test_a_hybrids_recurrent_states_are_predicted(plan: Run) -> None:
 
 def nearest(plan: Run, config: Path | str, requests: int) -> list[dict[str, Any]]:
     """The measured settings that stand beside a prediction, nearest first."""
-    _, out, _ = plan("--config", str(config), "--requests", str(requests), "--json")
-    found: list[dict[str, Any]] = json.loads(out)["predictions"][0]["measured"]
+    _, out, _ = plan(str(config), "--requests", str(requests), "--json")
+    found: list[dict[str, Any]] = json.loads(out)["measured"]
     return found
 
 
@@ -118,7 +119,7 @@ def test_the_nearest_measured_settings_stand_beside_the_prediction(
     plan: Run, tmp_path: Path
 ) -> None:
     """Settings of its own shape come first, with the numbers that the study's CSV has."""
-    first = nearest(plan, LLAMA[1], 8)[0]
+    first = nearest(plan, LLAMA[0], 8)[0]
     assert (first["pair"], first["requests"], first["context"]) == ("llama-3b-shape", 8, 1024)
     place = {"pair": first["pair"], "cache": first["cache"], "requests": "8", "context": "1024"}
     study = "two-clocks/cells.csv"
@@ -131,6 +132,118 @@ def test_the_nearest_measured_settings_stand_beside_the_prediction(
     own = nearest(plan, quarter, 128)[0]
     place = {"pair": "qwen3.5-quarter-shape", "requests": "128", "drafts": "4"}  # not those of two
     assert own["ratio"] == ratio_in("states/windows.csv", "stage x adaptive", **place)
-    latent = nearest(plan, CONFIGS / "DeepSeek-V3.json", 64)[0]
-    assert (latent["pair"], latent["requests"]) == ("deepseek-lite-shape", 64)
-    assert (latent["ratio"], latent["verdict"]) == (None, "as stock")
+
+
+def test_a_model_quotes_only_measurements_of_its_kind(plan: Run) -> None:
+    """DeepSeek-V3 is written as stock, as the small DeepSeek was; Mamba2's states do not stage."""
+    latent = nearest(plan, CONFIGS / "DeepSeek-V3.json", 64)
+    assert {row["pair"] for row in latent} == {"deepseek-lite-shape"}
+    assert {(row["ratio"], row["verdict"]) for row in latent} == {(None, "as stock")}
+    out = flat(plan(str(CONFIGS / "DeepSeek-V3.json"), "-q")[1])
+    assert out.endswith("Nearest settings measured: written as stock, no gain.")
+    assert nearest(plan, CONFIGS / "Nemotron-H-56B.json", 8) == []
+    assert "No model of its kind was measured." in flat(
+        plan(str(CONFIGS / "Nemotron-H-56B.json"), "-q")[1]
+    )
+
+
+def test_a_setting_written_as_stock_is_named_beside_timed_ones() -> None:
+    timed = MeasuredRow("p", "", 8, 1024, "auto", 0.98, 0.97, 0.99, "FASTER")
+    slower = replace(timed, ratio=1.02, verdict="SLOWER")
+    stock = replace(timed, ratio=None, low=None, high=None, verdict=AS_STOCK)
+    assert measured_words([timed, stock, slower]) == (
+        "Nearest settings measured: 0.980 to 1.020 times stock's time of a window in 2, written "
+        "as stock, no gain in 1."
+    )
+    alone = "Nearest settings measured: 0.980 times stock's time of a window."
+    assert measured_words([timed, timed]) == alone
+
+
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "head_dim": 64,
+    "hidden_size": 2880, "intermediate_size": 2880, "num_attention_heads": 64,
+    "num_key_value_heads": 8, "num_hidden_layers": 24, "num_local_experts": 32,
+    "num_experts_per_tok": 4, "sliding_window": 128, "vocab_size": 201088,
+    "tie_word_embeddings": False,
+    "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": [
+        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]},
+}  # fmt: skip
+"""openai/gpt-oss-20b's: no dtype, experts in mxfp4."""
+
+
+def test_gpt_oss_has_the_published_size(plan: Run, tmp_path: Path) -> None:
+    """Its model card says 20.9 billion parameters, and 12.8 GiB of checkpoint."""
+    (tmp_path / "config.json").write_text(json.dumps(GPT_OSS))
+    code, out, _ = plan(str(tmp_path), "--json")
+    told = json.loads(out)["bytes"]
+    assert (code, told["weight_dtype"], told["cache_dtype"]) == (
+        0, "4.25-bit (quantised)", "bfloat16",
+    )  # fmt: skip
+    assert told["parameters"] == pytest.approx(20.9e9, rel=0.002)
+    assert told["weight_bytes"] / 2**30 == pytest.approx(12.8, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("model", "needed"),
+    [("Llama-3.2-3B", {"l4": 1, "h100": 1}), ("Llama-3.1-70B", {"l4": 8, "h100": 2, "h200": 2}),
+     ("DeepSeek-V3", {"h100": 16, "h200": 8})],
+)  # fmt: skip
+def test_gpus_that_a_model_needs(plan: Run, model: str, needed: dict[str, int]) -> None:
+    """DeepSeek-V3 runs on eight H200 or sixteen H100, as its vLLM recipe says."""
+    gpus = json.loads(plan(str(CONFIGS / f"{model}.json"), "--json")[1])["gpus"]
+    found = {each["gpu"]: each["gpus_needed"] for each in gpus}
+    assert found.items() >= needed.items()
+    memory = 79 * 2**30 * 0.92
+    if model == "Llama-3.2-3B":
+        (one,) = [each for each in gpus if each["gpu"] == "h100"]
+        request = 1040 * 28 * 2 * 8 * 128 * 2  # 1,024 + 4 + 1 tokens in blocks of 16
+        weights = (28 * (2 * 3072 * 3072 + 2 * 3072 * 1024 + 3 * 3072 * 8192) + 128256 * 3072) * 2
+        assert one["requests_that_fit"] == (memory - weights) // request
+        step = json.loads(plan(*LLAMA, "--json")[1])["bytes"]["predicted_step_bytes"]
+        assert one["predicted_step_ms"] == pytest.approx(step / 3.35e12 * 1e3)
+
+
+def test_a_device_is_one_row_and_its_own_attention(plan: Run) -> None:
+    for written in ("RTX 4090", "rtx-4090", "NVIDIA rtx4090"):
+        told = json.loads(plan("gpt-oss-20b-shape", "--device", written, "--json")[1])
+        assert [each["gpu"] for each in told["gpus"]] == ["rtx4090"]
+        assert told["support"]["backends"] == ["TRITON_ATTN"]  # sinks
+    told = json.loads(plan(*LLAMA, "--device", "cpu", "--json")[1])
+    assert (told["gpus"], told["measured"], told["support"]["runner"]) == ([], [], "V1")
+
+
+def test_what_the_byte_model_does_not_cover_has_an_answer(plan: Run, tmp_path: Path) -> None:
+    """A missing entry, or weights of unknown size: layers are told all the same."""
+    config = json.loads(Path(LLAMA[0]).read_text())
+    odd = {**config, "quantization_config": {"quant_method": "odd"}}
+    for content, why in (
+        ({**config, "intermediate_size": None}, 'its config has no "intermediate_size"'),
+        (odd, "how many bits a weight has; write one of --weight-dtype"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        code, out, _ = plan(str(tmp_path))
+        assert code == 0
+        assert "drafts would be staged, in all 28 layers." in flat(out)
+        assert "Bytes and memory are not predicted" in flat(out)
+        assert why in flat(out)
+
+
+def test_every_recipe_model_has_an_answer(plan: Run) -> None:
+    for entry in CONTENT["models"]:
+        Path("config.json").write_text(json.dumps(entry["config"]))
+        code, out, err = plan("config.json", "--json")
+        assert (code, err) == (0, "")
+        methods = json.loads(out)["support"]["methods"]
+        assert {each["method"] for each in methods} == set(Method)
+
+
+def test_a_checkpoint_with_an_fp8_cache_is_one_without_a_flag(plan: Run, tmp_path: Path) -> None:
+    """vLLM takes `auto` so; a flag stands above it."""
+    quantised = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+    config = json.loads(Path(LLAMA[0]).read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": quantised}))
+    on_cpu = ("config.json", "--device", "cpu")
+    assert "cache_dtype:fp8" in plan(*on_cpu, "-q")[1]
+    assert "cache_dtype" not in plan(*on_cpu, "-q", "--cache-dtype", "bfloat16")[1]
+    assert "8-bit (quantised), cache in fp8" in flat(plan("config.json")[1])
+    assert "cache in bfloat16" in flat(plan("config.json", "--cache-dtype", "bfloat16")[1])

@@ -17,7 +17,6 @@ from nwor_bench.engine.memory import (
     HEADROOM,
     RUNTIME_BYTES,
     UNKNOWN_MODEL_CACHE,
-    WIDEST,
     cache_bytes_per_token,
     kv_cache_bytes,
     require_memory,
@@ -104,8 +103,8 @@ def test_bytes_of_one_token(tmp_path: Path, config: dict[str, Any], expected: in
         ("float32", None, "fp8", 1),
         ("float32", None, "fp8_e5m2", 1),
         ("bfloat16", None, "float32", 4),
-        # Where the pair leaves it to the model, its config.json says it, or the widest is taken.
-        ("auto", None, None, WIDEST),
+        # The config.json decides; without a dtype there, vLLM's default half precision.
+        ("auto", None, None, 2),
     ],
 )
 def test_bytes_of_an_element(
@@ -220,7 +219,8 @@ def test_weights_cache_and_runtime_must_fit(
 def test_every_rank_holds_its_share_of_the_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pair = with_weights(pair_of(tmp_path, TARGET, TARGET), 1001)
+    config = {**TARGET, "dtype": "float32"}
+    pair = with_weights(pair_of(tmp_path, config, config), 1001)
     spec = spec_with(kv_cache_gib=1.0, tensor_parallel_size=2)
     expect_limit(monkeypatch, pair, spec, GIB + 1001 + RUNTIME_BYTES["gpu"], "gpu")
 

@@ -35,7 +35,7 @@ from engine_tools import (
     total,
     worker_of,
 )
-from tiny_drafters import eagle3_pair, mtp_pair, speculators_pair
+from tiny_drafters import eagle3_pair, mtp_pair, speculators_pair, write_lora
 
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.models.pairs import ResolvedPair
@@ -203,3 +203,13 @@ def test_an_adapter(tmp_path: Path, start_alone: Start) -> None:
     pair = tiny_pair(tmp_path / "pair", "ngram")
     engine = start_alone(pair, spec_of("cpu", {"enable_lora": True, "max_lora_rank": 8}))
     check_adapter(engine, pair.target, tmp_path / "lora", ["off", "graph"], fallback=None)
+
+
+def test_every_request_of_a_run_uses_its_adapter(tmp_path: Path, start_alone: Start) -> None:
+    pair = tiny_pair(tmp_path / "pair", "ngram")
+    adapter = str(write_lora(tmp_path / "lora", Path(pair.target)))
+    engine = start_alone(pair, spec_of("cpu", lora=adapter))
+    own = engine.decode_greedily([[5, 6, 7], [8, 9]], [8, 8], ignore_eos=True)
+    del engine._llm.generate
+    plain = engine.decode_greedily([[5, 6, 7], [8, 9]], [8, 8], ignore_eos=True)
+    assert all(a.token_ids != b.token_ids for a, b in zip(own, plain, strict=True))

@@ -101,7 +101,7 @@ def test_a_cache_that_cannot_be_staged_is_no_check(
     report = (tmp_path / "run" / "report.md").read_text()
     for text in (capsys.readouterr().out, report):
         assert "NOTHING STAGED: " in text
-        assert f": {why}." in " ".join(text.split())
+        assert f"{why}" in " ".join(text.split())
         assert "IDENTICAL" not in text
 
 

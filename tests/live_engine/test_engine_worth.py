@@ -132,7 +132,7 @@ def test_draft_counts_alternate_and_give_the_same_tokens(tmp_path: Path, pair: s
     assert rows.stage_verdict.isna().all()
     document = (tmp_path / "worth" / "summary.md").read_text()
     assert "Acceptance by position" in document
-    assert "Draft counts by batch size" in document
+    assert "Tokens: of a request in a window" in document
 
 
 @pytest.mark.long  # three engines, as test_engine_against.py has them

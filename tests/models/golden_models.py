@@ -1,4 +1,4 @@
-"""Answers of `supports` and `plan` for many config.json: kept in `golden/models.csv`, one a row.
+"""Answers of `plan` for many config.json: kept in `golden/models.csv`, one a row.
 
 A changed answer is a decision; `PYTHONPATH=tests:. python tests/models/golden_models.py` writes the
 table anew.
@@ -15,15 +15,16 @@ from typing import Any, NamedTuple
 from recipe_models import CONTENT
 from small_configs import VARIANTS
 
-from nwor_bench.cli.commands.plan import predict
+from nwor_bench.cli.commands.plan import MODEL, NotCovered, predict
 from nwor_bench.errors import ConfigError
+from nwor_bench.instruments.cards import Device
 from nwor_bench.models.byte_model import Workload
 from nwor_bench.models.config_reader import chosen_cache_dtype
 from nwor_bench.models.pairs import load_pair, pair_names
-from nwor_bench.models.support.facts import Device, EngineFacts, read_facts
+from nwor_bench.models.support.facts import EngineFacts, read_facts
 from nwor_bench.models.support.predict import methods_of, predict_support
-from nwor_bench.report.plan import prediction_values
-from nwor_bench.report.support import support_notes, support_values
+from nwor_bench.report.plan_bytes import bytes_values
+from nwor_bench.report.support import notes, support_values
 
 TESTS = Path(__file__).parents[1]
 TABLE = TESTS / "golden/models.csv"
@@ -31,6 +32,7 @@ TABLE = TESTS / "golden/models.csv"
 ENGINES = {
     "hopper": EngineFacts(),
     "blackwell": EngineFacts(Device.BLACKWELL),
+    "ampere": EngineFacts(Device.AMPERE),
     "cpu": EngineFacts(Device.CPU),
     "hopper, 16 drafts": EngineFacts(draft_tokens=16),
     "hopper, fp8": EngineFacts(cache_dtype="fp8"),
@@ -76,11 +78,11 @@ def rows() -> Iterator[GoldenRow]:
 def _supports(name: str, config: dict[str, Any], asked: str, engine: EngineFacts) -> GoldenRow:
     engine = replace(engine, cache_dtype=chosen_cache_dtype(config, engine.cache_dtype))
     try:
-        model = read_facts(config, name, "CONFIG_OR_MODEL", name)
+        model = read_facts(config, name, MODEL, name)
         found, methods = predict_support(model, engine), tuple(methods_of(model, engine))
     except ConfigError as error:
         return GoldenRow(name, asked, str(error), "")
-    said = [support_values(found, methods), support_notes(found)]
+    said = [support_values(found, methods), notes(found)]
     return GoldenRow(name, asked, found.reason or found.part.value, _digest(said))
 
 
@@ -88,8 +90,8 @@ def _plan(
     name: str, config: dict[str, Any], asked: str, load: Workload, cache: str, weights: str
 ) -> GoldenRow:
     try:
-        values = prediction_values(predict(name, config, load, cache, weights))
-    except ConfigError as error:
+        values = bytes_values(predict(name, config, load, cache, weights))
+    except (ConfigError, NotCovered) as error:
         return GoldenRow(name, asked, str(error), "")
     return GoldenRow(name, asked, "", _digest(values))
 

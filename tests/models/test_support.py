@@ -11,12 +11,12 @@ from recipe_models import LEFT_OUT, recipe_table, recipes
 from refusals import refused
 from small_configs import PLAIN, SLIDING
 
+from nwor_bench.instruments.cards import Device
 from nwor_bench.models.methods import NOT_ON_CPU, Method
 from nwor_bench.models.pairs.local import find_config
 from nwor_bench.models.support.facts import (
     OWN_ATTENTION,
     STATE_LAYERS,
-    Device,
     EngineFacts,
     ModelFacts,
     Runner,
@@ -29,23 +29,23 @@ from nwor_bench.models.support.predict import (
     predict_support,
 )
 from nwor_bench.models.support.rules import FOLLOWED_ON_CPU, FOLLOWED_ON_GPU, path_of
-from nwor_bench.report.support import layer_rows
+from nwor_bench.report.support import layers_table
 
 CHECKOUT = Path(__file__).parents[2]
-FIELD = "CONFIG_OR_MODEL"
+FIELD = "MODEL"
 
 
 def facts(**changes: Any) -> ModelFacts:
-    return read_facts({**PLAIN, **changes}, "m", "CONFIG_OR_MODEL", "m")
+    return read_facts({**PLAIN, **changes}, "m", FIELD, "m")
 
 
 def test_layers_are_told_by_themselves() -> None:
     """Recurrent layers stay as they are, whatever becomes of the others."""
-    rows = layer_rows(predict_support(facts(**SLIDING), EngineFacts()))
+    rows = layers_table(predict_support(facts(**SLIDING), EngineFacts())).rows
     assert [(row[0], row[3]) for row in rows] == [("2", "could be staged")] * 2
     assert rows[0][1] == "sliding attention of 32, head size 64"
     blocks = predict_support(facts(hybrid_override_pattern="M-M*"), EngineFacts())
-    assert [row[3] for row in layer_rows(blocks)] == [
+    assert [row[3] for row in layers_table(blocks).rows] == [
         "recurrent_layers", "nothing to stage", "could be staged",
     ]  # fmt: skip
 

@@ -94,7 +94,7 @@ KNOWN = {
     ("variable", "value", "near", "others"),
     [
         ("VLLM_NWOR_MODE", "stag", "stage", {}),
-        ("VLLM_NWOR_MODE", "STAGE", "", {}),
+        ("VLLM_NWOR_MODE", "STAGE", "stage", {}),
         ("VLLM_SCV_MODE", "adaptiv", "adaptive", {}),
         ("VLLM_SCV_MODE", "stage", "", {}),
         ("VLLM_NWOR_BESIDE_PREFILL", "staged", "stage", {}),
@@ -109,7 +109,7 @@ KNOWN = {
 def test_what_is_refused_names_the_variable_the_value_and_what_to_write(
     variable: str, value: str, near: str, others: dict[str, str]
 ) -> None:
-    naming = "unset VLLM_NWOR_DRAFTS" if others else KNOWN.get(variable, near)
+    naming = "unset VLLM_NWOR_DRAFTS" if others else near or KNOWN.get(variable, "")
     with refused(variable, value=value, near=near, naming=naming) as caught:
         read_settings({"VLLM_NWOR_MODE": "off", **others, variable: value})
     assert "\n" not in str(caught.value)

@@ -124,10 +124,10 @@ def test_wheel_works_in_a_clean_environment(wheel: Path, tmp_path: Path) -> None
     )
     for entry in ("nwor_bench.cli.app:main", "nwor_bench.plugin:register"):
         assert entry in run(python, "-c", plugins, cwd=tmp_path)
-    assert json.loads(run(command, "pairs", "list", "--json", cwd=tmp_path))["pairs"]
+    assert json.loads(run(command, "list", "pairs", "--json", cwd=tmp_path))["pairs"]
     pair = tomllib.loads((CHECKOUT / "scenarios/pairs/llama-1b-shape.toml").read_text())
     (tmp_path / "config.json").write_text(json.dumps(pair["shape"]["target"]))
-    assert "Nearest settings" in run(command, "plan", "--config", "config.json", cwd=tmp_path)
+    assert "Nearest settings" in run(command, "plan", "config.json", cwd=tmp_path)
     assert "quick" in run(command, "sweep", "--file", "quick", "--dry-run", cwd=tmp_path)
     assert "stage x graph" in run(command, "sweep", "--dry-run", "--pair", "tiny", cwd=tmp_path)
 

@@ -5,7 +5,9 @@ golden_files.py makes the expected files, and makes them anew if a change is wan
 tests/golden/run was written on the stand-in engine before cells had arms: nothing in it is a
 measurement."""
 
+import html
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -26,8 +28,11 @@ from nwor_bench.analysis.analyse import analyse, noise_floor
 from nwor_bench.records.files import KEPT_RECORDS_FILE, RUN_FILE
 from nwor_bench.records.store import read_run
 from nwor_bench.report.load import write_files
+from nwor_bench.report.run_report import MAX_WORDS
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "run"
+
+HEADLINE = r"(?m)^\*\*([A-Z ]{4,}: .*)\*\*$"
 
 
 def test_a_run_without_arms_counts_what_its_own_version_summed():
@@ -111,3 +116,32 @@ def test_its_report_is_made_again_from_its_records(folder: Path, tmp_path: Path)
             assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
     assert (folder / "report.html").is_file() == (folder == RUNS[0])
     assert len(RUNS) == 2
+
+
+def test_a_headline_has_at_most_20_words():
+    """Its badge included: of kept runs, and of every made-up one."""
+    lines = [line for text in stored("said").values() for line in re.findall(HEADLINE, text)]
+    for name in CASES:
+        said = json.loads(stored(name)["result.json"].partition("\n}\n")[0] + "}")["answer"]
+        lines.append(f"{said['badge']}: {said['sentence']}")
+    assert len(lines) > 60
+    assert [line for line in lines if len(line.split()) > MAX_WORDS] == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_end_of_a_run_fits_a_terminal_of_24_lines(name):
+    text = stored(name)["terminal.txt"]
+    first, *rest = text.removesuffix("exit code 3\n").splitlines()
+    assert len(rest) < 24
+    assert max(map(len, rest)) <= 80
+    assert re.match(r"[A-Z ]{4,}: ", first)
+    assert rest[-1] == f"Report: {name}/report.html"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_captions_have_one_line_and_pages_no_backticks(name):
+    page = stored(name)["page.html"]
+    captions = re.findall(r"<(?:caption><span|figcaption)>(.*?)</", page)
+    assert captions
+    assert [text for text in captions if len(html.unescape(text)) > 80] == []
+    assert "`" not in page

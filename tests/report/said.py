@@ -3,12 +3,15 @@
 Each case changes one thing. tests/golden/said has the texts; golden_files.py writes them.
 """
 
+import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from check_runs import FAR, TIE, UNKNOWN, check_run, checked, failed, unsteady, with_places
 from interleaved_run import Planted, interleaved_run
 from report_runs import RUNS, faster, gpu_run, ineffective, spent_by_gate
+from rich.console import Console
 from synthetic_run import (
     analysed,
     change_batches,
@@ -20,6 +23,7 @@ from synthetic_run import (
     with_parts,
 )
 
+from nwor_bench.analysis.check import check_of
 from nwor_bench.analysis.draft_rates import Rate, Worth
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.parity.kv import KvMismatch, KvResult, KvVerdict, StateResult, kv_event
@@ -29,10 +33,13 @@ from nwor_bench.records.facts import CudaGraphs
 from nwor_bench.records.header import PairFacts, ParityFacts
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Cell, CellResult, NworMode, RunStatus, ScvMode, Verdict
+from nwor_bench.report.check import check_answer, check_screen
+from nwor_bench.report.document import Definitions, Document
+from nwor_bench.report.facts import facts, next_steps
 from nwor_bench.report.markdown import render_blocks
 from nwor_bench.report.precision import interleaved_blocks
-from nwor_bench.report.questions import questions
 from nwor_bench.report.run_report import answer_of, exit_code_of
+from nwor_bench.report.terminal import print_document
 from nwor_bench.report.worth import noise_note, rates_table
 from nwor_bench.report.worth_answer import line_blocks, worth_answer
 from nwor_bench.stats.robust import from_ends
@@ -211,7 +218,8 @@ def answers() -> str:
 def _said(name: str, run: RunData, cells: Sequence[CellResult] | None) -> str:
     found = analysed(run, cells)
     code = f"exit code {int(exit_code_of(found))}"
-    return f"## {name} ({code})\n\n{render_blocks([answer_of(found).headline, questions(found)])}"
+    blocks = [answer_of(found).headline, facts(found), next_steps(found)]
+    return f"## {name} ({code})\n\n{render_blocks(blocks)}"
 
 
 FAST, SLOW, OPEN = Verdict.FASTER, Verdict.SLOWER, Verdict.AMBIGUOUS
@@ -274,8 +282,9 @@ def draft_counts() -> str:
     texts = []
     for name, found, times in cases:
         lines = line_blocks(found, PAIR, staged=True, captured=1024)
-        blocks = [worth_answer(MeasuredWorth((run,), found, times)).headline,
-                  rates_table(found), *noise_note(found), *lines]  # fmt: skip
+        reply = worth_answer(MeasuredWorth((run,), found, times))
+        blocks = [reply.headline, Definitions(reply.facts), rates_table(found), *noise_note(found),
+                  *lines]  # fmt: skip
         texts.append(f"## {name}\n\n{render_blocks(blocks)}")
     for name, pair, captured in (("a shape", SHAPE, 0), ("fewer tokens captured", PAIR, 512)):
         wide = worth([rate(128, 4, 1.9, FAST)], {128: 4})
@@ -295,8 +304,43 @@ def shams() -> str:
     )
 
 
+CHECKS: Mapping[str, Callable[[], Sequence[RunData]]] = {
+    "right": lambda: [check_run(4), check_run(1)],
+    "ties": lambda: [with_places(check_run(parity="explained"), TIE, compared=256), check_run(1)],
+    "wrong": lambda: [with_places(check_run(parity="INVALID"), FAR, TIE), check_run(1)],
+    "wrong, and not a likely token": lambda: [with_places(check_run(parity="INVALID"), UNKNOWN)],
+    "too many ties": lambda: [with_places(check_run(parity="INVALID"), TIE)],
+    "died on a hybrid, by prompt lookup": lambda: [
+        failed(check_run(4, state_slots=5), "RuntimeError: the size of tensor a\nmust match."),
+        with_places(check_run(1, "INVALID", state_slots=5), FAR),
+    ],
+    "plain decoding differs from itself": lambda: [unsteady(check_run())],
+    "a short drafter": lambda: [check_run(arms={"k=4": {"drafter_max_model_len": 128}})],
+}
+"""Runs of `nwor-bench check` of which the whole terminal page is kept, at 80 columns."""
+
+MAX_LINES, MAX_WORDS = 22, 20
+"""Of a terminal beside the report's path and the prompt; of a headline."""
+
+
+def checks() -> str:
+    """What a check prints in each case."""
+    texts = []
+    for name, make in CHECKS.items():
+        check = check_of([checked(run) for run in make()])
+        answer, out = check_answer(check), io.StringIO()
+        print_document(Console(file=out, width=80), Document("", tuple(check_screen(check))))
+        lines = [line.rstrip() for line in out.getvalue().splitlines()]
+        assert len(lines) <= MAX_LINES
+        assert len(answer.headline.line.split()) <= MAX_WORDS
+        code = f"exit code {int(answer.exit_code)}"
+        texts.append("\n".join([f"## {name} ({code})", "", *lines, ""]))
+    return "\n".join(texts)
+
+
 def said() -> Iterator[tuple[str, str]]:
     """Names and texts of the files in tests/golden/said."""
     yield "answers.md", answers()
     yield "draft-counts.md", draft_counts()
     yield "interleaved.md", shams()
+    yield "check.md", checks()

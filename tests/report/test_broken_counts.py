@@ -102,8 +102,9 @@ def test_a_broken_count_is_in_no_number_and_another_one_is_the_line() -> None:
     assert ['"num_speculative_tokens": 2' in line for line in line_of(found)] == [True]
     answer = worth_answer(found)
     assert answer.badge == "INVALID"
-    assert "k = 1 at 2 requests: it changed the model's output (token 7 differs)" in answer.sentence
-    assert "Speculate up to 2 requests: 1.50 times" in answer.sentence
+    why = "k = 1 at 2 requests: it changed the model's output (token 7 differs)"
+    assert ("why", why) in answer.facts
+    assert dict(answer.facts)["others"].startswith("FASTER: 1.50 times the tokens/s")
     (broken,) = (row for row in worth_rows(found) if row["drafts"] == 1)
     assert broken["verdict"] == "INVALID"
     known = ("ratio", "low", "high", "time_ratio", "tokens", "window_ms", "target_ms")
@@ -123,7 +124,7 @@ def test_broken_adaptive_verification_and_a_broken_aa_engine(arm: int | None) ->
         return
     (rate,) = (rate for rate in found.worth.rates if rate.adaptive)
     assert (rate.verdict, rate.ratio, rate.tokens, rate.groups) == ("INVALID", None, None, 0)
-    assert "Adaptive verification gives" not in worth_answer(found).sentence
+    assert "adaptive" not in dict(worth_answer(found).facts)
     assert found.worth.best == {2: 1}
 
 
@@ -138,8 +139,8 @@ def test_without_a_valid_count_there_is_no_line_and_the_answer_says_why(
     assert line_of(found) == []
     answer = worth_answer(found)
     assert answer.badge == "INVALID"
-    assert answer.sentence.startswith("Whether speculation pays is not known")
-    assert "token 7 differs" in answer.sentence
+    assert answer.sentence.endswith("whether speculation pays is not known.")
+    assert "token 7 differs" in answer.facts[0][1]
     assert worth_result(found)["speculative_config"] is None
 
 
@@ -150,7 +151,7 @@ def test_a_count_that_broke_at_one_batch_size_is_invalid_at_all(order: int) -> N
         (size, k): "INVALID" if k == 1 else "FASTER" for size in (2, 4) for k in (1, 2, ADAPTIVE)
     }
     assert (found.worth.best, found.worth.best_fixed) == ({2: 2, 4: 2}, 2)
-    assert "k = 1 at 4 requests" in worth_answer(found).sentence
+    assert dict(worth_answer(found).facts)["why"].startswith("k = 1 at 4 requests")
     assert {row["window_ms"] for row in worth_rows(found) if row["drafts"] == 1} == {None}
 
 

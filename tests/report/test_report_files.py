@@ -64,12 +64,27 @@ def test_a_torn_run_and_an_empty_one_get_their_reports(tmp_path):
     assert "last line" in json.loads(paths.run_json.read_text())["warnings"][0]
     for path in (paths.markdown, paths.html):
         text = path.read_text()
-        assert text.index("was not written to the end") < text.index("How sure is that?")
+        assert text.index("was not written to the end") < text.index("Time per window over")
     header = run.header.model_copy(update={"status": RunStatus.PARTIAL})
     save_run(replace(run, batches=(), windows=(), header=header), tmp_path / "empty")
     paths = write_reports(tmp_path / "empty")
     assert "Nothing was measured." in paths.markdown.read_text()
     assert rows(paths.cells_csv) == []
+
+
+def test_a_failed_run_says_why_and_no_more(tmp_path):
+    run = make_run()
+    header = run.header.model_copy(update={"status": RunStatus.FAILED})
+    why = f"vLLM did not start: no luck{' at all' * 20}; write a smaller --max-model-len"
+    event = {"event": "failed", "error": why}
+    save_run(replace(run, batches=(), windows=(), header=header, events=(event,)), tmp_path)
+    page = write_reports(tmp_path).markdown.read_text()
+    lead, *sections = page.split("\n## ")
+    assert "**FAILED: vLLM did not start: no luck at all" in lead
+    assert why in " ".join(lead.split())
+    assert [section.split("\n")[0] for section in sections] == []
+    html = (tmp_path / "report.html").read_text()
+    assert re.findall(r'<h2 id="[^"]*">([^<]*)', html) == ["This run", "To repeat this run"]
 
 
 def test_no_run_and_no_place_to_write_are_refused(tmp_path):

@@ -10,8 +10,8 @@ from synthetic_run import analysed, change_batches, make_run, summarised
 from nwor_bench.analysis.findings import Severity, grouped
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult
-from nwor_bench.report.cells import RATE_NOTE, cell_section, first_blocks
-from nwor_bench.report.document import Bullets, Document, Figure, Headline, Section, Table, table
+from nwor_bench.report.cells import cell_section, first_table
+from nwor_bench.report.document import Bullets, Document, Headline, Section, table
 from nwor_bench.report.run_report import summary
 from nwor_bench.report.terminal import print_document, print_path
 from nwor_bench.report.text import interval
@@ -49,9 +49,7 @@ def big_cells() -> list[CellResult]:
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("cells", [summarised(make_run()), big_cells()], ids=["usual", "big"])
 def test_tables_fit_and_cut_no_number(cells, width):
-    lead = tuple(
-        block for block in first_blocks(faster().header, cells) if not isinstance(block, Figure)
-    )
+    lead = tuple(first_table(faster().header, cells))
     first = printed(Document("", lead), width)
     details = printed(Document("", (), (cell_section(cells),)), width)
     assert max(map(len, (first + details).splitlines())) <= width
@@ -72,9 +70,8 @@ def test_the_change_of_tokens_stands_beside_them_if_that_fits():
         for cell in summarised(faster())
     ]
     for shown, text in ((cells, "1,450 +2.0 %"), (big_cells(), "98,765.4")):
-        (verdicts,) = (b for b in first_blocks(faster().header, shown) if isinstance(b, Table))
+        (verdicts,) = first_table(faster().header, shown)
         assert verdicts.rows[-1][4] == text
-        assert (RATE_NOTE in verdicts.caption) == (text != "98,765.4")
 
 
 def test_a_table_that_is_too_wide_is_printed_in_parts():
@@ -93,23 +90,24 @@ def test_narrow_consoles_fold_words_and_no_number(capsys: pytest.CaptureFixture[
     assert max(map(len, text.splitlines())) <= 24
     assert "1,234,567.8" in text
     assert "A title" in text
-    print_path(Console(width=80), "Run folder", "deep/" * 30)  # it can be copied
-    assert capsys.readouterr().out == f"Run folder: {'deep/' * 30}\n"
+    print_path(Console(width=80), "Report", "deep/" * 30)  # it can be copied
+    assert capsys.readouterr().out == f"Report: {'deep/' * 30}\n"
 
 
-def test_causes_are_one_line_each_and_verbose_shows_the_evidence():
+def test_the_strongest_cause_is_a_fact_and_verbose_shows_all_and_the_evidence():
     run = make_run()
-    lines = of_run(run).splitlines()
-    marks = [line for line in lines if line.startswith(("- ERROR: ", "- WARNING: "))]
-    groups = grouped(analysed(run).findings)
-    expected = [g.line for g in groups if g.severity != Severity.NOTE]
-    assert [line.partition(": ")[2] for line in marks] == expected
-    assert max(map(len, lines)) <= 80
+    text = of_run(run)
+    first, *others = [g for g in grouped(analysed(run).findings) if g.severity != Severity.NOTE]
+    words = " ".join(text.split())
+    assert f"{first.severity} {first.line} (and {len(others)} more)" in words
+    assert not any(group.line in words for group in others)
     verbose = of_run(run, verbose=True)
-    assert max(map(len, verbose.splitlines())) <= 80
+    assert max(map(len, [*text.splitlines(), *verbose.splitlines()])) <= 80
+    marks = [line for line in verbose.splitlines() if line.startswith(("- ERROR: ", "- WARNING: "))]
+    assert [line.partition(": ")[2] for line in marks] == [g.line for g in (first, *others)]
     assert "Committed" in verbose
     assert "Tokens compared with those of off x off" in verbose
-    assert "Committed" not in " ".join(lines)
+    assert "Committed" not in text
 
 
 def test_square_brackets_in_a_reason_are_not_markup():

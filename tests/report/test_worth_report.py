@@ -38,9 +38,9 @@ def test_draft_counts_of_which_none_drafted_are_no_answer(drafted: int) -> None:
         own.append(replace(own[0], arm=str(Drafts(k)), verdict=verdict, reason=why))
     measured = MeasuredWorth((replace(found, cells=tuple(own)),), worth([], {}), ())
     said = worth_answer.worth_answer(measured)
-    expected = ("AMBIGUOUS", ExitCode.OK) if drafted else ("INEFFECTIVE", ExitCode.INCONCLUSIVE)
+    expected = ("NOT MEASURED", ExitCode.OK) if drafted else ("INEFFECTIVE", ExitCode.INCONCLUSIVE)
     assert (said.badge, said.exit_code) == expected
-    assert ("no draft token was proposed" in said.sentence) != bool(drafted)
+    assert ("no draft token was proposed" in dict(said.facts).values()) != bool(drafted)
 
 
 @pytest.fixture(scope="module")
@@ -51,17 +51,15 @@ def analysis() -> Analysis:
 def test_synthetic_acceptance_is_said(analysis: Analysis, monkeypatch: pytest.MonkeyPatch) -> None:
     found = worth([rate(1, 2, 1.9, Verdict.FASTER)], {1: 2})
     monkeypatch.setattr(worth_answer, "named_rates", lambda _: [0.75, 0.5])
-    sentence = worth_answer.worth_answer(MeasuredWorth((analysis,), found, ())).sentence
-    assert sentence.endswith(
-        "Acceptance is synthetic: 75 % and 50 % of windows accept drafts 1 to 2."
-    )
+    facts = worth_answer.worth_answer(MeasuredWorth((analysis,), found, ())).facts
+    assert dict(facts)["accepted"] == "synthetic: 75 % and 50 % of drafts 1 to 2"
 
 
 def times(*windows: Any, refused: Any = None) -> list[WindowTime]:
     """Times by draft count of (drafts, mode, position, device, wall, forward) in runs of three."""
     own = [
-        SimpleNamespace(cell=SimpleNamespace(drafts=k, nwor_mode=mode), group=0, position=position,
-                        run_length=3, num_reqs=2, device_ms=device, wall_ms=wall,
+        SimpleNamespace(cell=SimpleNamespace(fixed_drafts=k, nwor_mode=mode), group=0,
+                        position=position, run_length=3, num_reqs=2, device_ms=device, wall_ms=wall,
                         forward_ms=forward, sample_ms=None)
         for k, mode, position, device, wall, forward in windows
     ]  # fmt: skip
@@ -109,7 +107,7 @@ def test_acceptance_by_position_is_of_fixed_counts() -> None:
     """What adaptive verification accepts depends on the batch size."""
     pair, block = "tiny", 1
     analyses: Any = [SimpleNamespace(run=SimpleNamespace(
-        header=SimpleNamespace(spec=StoredSpec()),
+        header=SimpleNamespace(spec=StoredSpec(), scenario=None),
         batches=[
             SimpleNamespace(pair=pair, block=block, batch=number, phase=Phase.TIMED,
                             cell=Cell(pair, NworMode.OFF, ScvMode.OFF, Drafts(k)))
@@ -139,5 +137,5 @@ def test_noise_of_one_engine_is_not_that_of_two(arms: dict[str, Any], said: bool
     run = analyse(with_header(make_run(), "engine", arms=arms))
     for by_engines in (True, False):
         found = worth([rate(1, 1, 1.9, Verdict.FASTER)], {1: 1}, by_engines=by_engines)
-        blocks = worth_page.worth_blocks(MeasuredWorth((run,), found, ()))
+        blocks = worth_page.worth_section(MeasuredWorth((run,), found, ())).blocks
         assert (worth_page.ONE_ENGINE in blocks) == (said and by_engines)

@@ -4,8 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused
 
 from nwor_bench.engine import preflight
+from nwor_bench.instruments.cards import card_named
+from nwor_bench.instruments.device import is_cpu_build, planned_for, uses_gpu
 from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep import run_loaded
@@ -55,6 +58,22 @@ def test_what_may_end_a_run_and_what_is_counted_after_it(
 ) -> None:
     monkeypatch.setattr(preflight, "uses_gpu", lambda: True)  # else counters are refused
     assert line in told(batches=4, **flags)
+
+
+@pytest.mark.slow
+def test_a_gpu_is_planned_for_without_one(told: Any) -> None:
+    """Cells, counters, ranks and memory are those of the named GPU, until the plan is made."""
+    with planned_for(card_named("--device", "RTX 4090")):
+        lines = told(batches=4, counters="dram", tensor_parallel_size=4)
+        assert "  stage x graph" in lines
+        assert any(line.endswith(", 23.0 GiB on each RTX 4090") for line in lines)
+        with refused("--requests x --max-model-len", naming="23.0 GiB free on the GPU"):
+            told(requests=30_000)
+    with refused("--counters", value="dram"):
+        told(counters="dram")
+    with planned_for(card_named("--device", "cpu")):
+        assert not uses_gpu()
+        assert is_cpu_build()
 
 
 @pytest.mark.slow

@@ -56,8 +56,8 @@ def test_a_sound_session(
     assert all(len(prompt) > 10 and max(prompt) < 264 for prompt in ids)
     text = capsys.readouterr().out
     assert "gate: 3 of 5 cells acted" in text
-    assert "Run folder: run" in text
-    whole = ("Run folder", "gate: INEFFECTIVE")  # a log has each step in one line
+    assert "Report: run/report.html" in text
+    whole = ("Report: ", "gate: INEFFECTIVE")  # a log has each step in one line
     assert max(len(line) for line in text.splitlines() if not line.startswith(whole)) <= 100
     header = json.loads(Path("run/run.json").read_text())
     assert (header["pair"]["name"], header["spec"]["seed"]) == ("tiny", 9)
@@ -169,8 +169,12 @@ def test_an_engine_that_does_not_start_leaves_a_failed_run(
     run, cells = reported()
     assert (run.header.status, len(run.batches), len(cells)) == ("failed", 0, 0)
     out = capsys.readouterr().out
-    assert "Nothing was measured" in out
-    assert "Verdict" not in out  # no table without a line
+    assert out.endswith("Report: run/report.html\nTo go on: nwor-bench sweep --resume run\n")
+    assert "no luck" not in out  # the command prints it last
+    page = Path("run/report.md").read_text()
+    assert "**FAILED: vLLM did not start: no luck**" in page
+    for table in (out, page):
+        assert "Verdict" not in table
 
 
 def test_what_vllm_refuses_leaves_no_run_folder() -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from nwor_bench.errors import ConfigError, EngineError, ExitCode
 from nwor_bench.records.store import read_run
+from nwor_bench.report.document import Document
 from nwor_bench.run.ray_sweep import (
     GroupTask,
     RunFiles,
@@ -154,7 +155,9 @@ def on_fake_ray(
         monkeypatch.setattr("nwor_bench.run.ray_sweep.require_ray", lambda: ray)
         monkeypatch.setattr("nwor_bench.run.ray_sweep.import_module", lambda name: strategies)
         monkeypatch.setattr("nwor_bench.run.sweep_summary.swept_runs", lambda index: ())
-        monkeypatch.setattr("nwor_bench.run.sweep_summary.write_summary", lambda *_: None)
+        monkeypatch.setattr(
+            "nwor_bench.run.sweep_summary.write_summary", lambda *_: Document("", ())
+        )
         index = SweepIndex.create(tmp_path / "out", sweep, groups, "now")
         code = run_on_ray(index, groups, ["nwor-bench"], Console(quiet=True), RunOptions(**how))
         return ray, code, SweepIndex.open(tmp_path / "out")

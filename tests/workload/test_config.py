@@ -1,6 +1,7 @@
 """Scenarios and command-line values are merged and checked in one place."""
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from refusals import refused
 from nwor_bench.engine.arguments import engine_arguments
 from nwor_bench.errors import ConfigError
 from nwor_bench.workload.config import (
+    MAX_DRAFT_TOKENS,
     Scenario,
     load_scenario,
     resolve,
@@ -201,3 +203,12 @@ def test_the_engine_is_told_the_method_that_the_length_needs(
     assert (config[KEY], config["rejection_sample_method"]) == (2.6, "synthetic")
     plain = engine_arguments(told, resolve(load_scenario("short")))  # type: ignore[arg-type]
     assert "rejection_sample_method" not in plain["speculative_config"]
+
+
+def test_a_window_has_no_more_drafts_than_vllm_verifies() -> None:
+    assert resolve(SCENARIO, draft_tokens=128, max_model_len=4096).scenario.draft_tokens == 128
+    with refused("--draft-tokens", value=129, naming="MAX_SPEC_LEN"):
+        resolve(SCENARIO, draft_tokens=129, max_model_len=4096)
+    (package,) = find_spec("vllm").submodule_search_locations  # type: ignore[union-attr,misc]
+    source = Path(package, "v1", "sample", "rejection_sampler.py").read_text()
+    assert f"MAX_SPEC_LEN = {MAX_DRAFT_TOKENS}\n" in source

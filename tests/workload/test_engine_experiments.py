@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from refusals import refused
 
 from nwor_bench.records.cell import ADAPTIVE, Arguments, Drafts
 from nwor_bench.records.types import AA, Interleave, NworMode, ScvMode
@@ -14,12 +15,9 @@ SCENARIO = Scenario(
     name="toy", requests=2, batches=6, warmup=1, draft_tokens=4, max_new_tokens=8, max_model_len=64
 )
 
-FLAGS = {"nwor_modes": "off,stage", "scv_modes": "off,graph,adaptive"}
-"""What the command line gives if nothing is written."""
-
 
 def spec_with(**given: Any) -> RunSpec:
-    return resolve(SCENARIO, **{**FLAGS, **given})
+    return resolve(SCENARIO, **given)
 
 
 def test_the_cells_are_off_x_off_once_for_each_engine_and_the_a_a_arm() -> None:
@@ -38,6 +36,16 @@ def test_only_the_arms_engine_has_its_arguments() -> None:
     for other in (None, AA):
         assert spec.engine_specs[other].engine_args == {"block_size": 16, "seed_": 1}
     assert {own.against for own in spec.engine_specs.values()} == {None}
+
+
+@pytest.mark.parametrize("given", [
+    {"nwor_modes": "off,stage"}, {"scv_modes": "off,graph,adaptive"}, {"cells": "stage-off"},
+])  # fmt: skip
+def test_modes_that_were_written_are_no_part_of_a_comparison_of_engines(given: Any) -> None:
+    """The default's too: it would be measured without them, and nothing would say so."""
+    with refused("--against"):
+        spec_with(against='{"block_size": 32}', **given)
+    assert spec_with(against='{"block_size": 32}', nwor_modes="off", scv_modes="off").against
 
 
 ONE_SLOT = '{"additional_config": {"nwor_state_slots": 1}}'

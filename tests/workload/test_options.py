@@ -21,7 +21,13 @@ from nwor_bench.run.resume import stored_spec
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.config import Scenario, load_scenario, resolve
 from nwor_bench.workload.options import Option, Panel, declared, names, read_as, to_plain
-from nwor_bench.workload.run_spec import AXES, PairChoice, RunSpec, VllmEntries
+from nwor_bench.workload.run_spec import (
+    AXES,
+    PairChoice,
+    RunSpec,
+    ScenarioChoice,
+    VllmEntries,
+)
 from nwor_bench.workload.scenario_values import ScenarioValues
 from nwor_bench.workload.stopping import parse_fraction
 from nwor_bench.workload.sweep_file import Axes, Settings
@@ -144,7 +150,7 @@ def test_axes_have_a_place_each() -> None:
 def test_sweep_files_have_every_option_that_says_so() -> None:
     wanted = {
         each.name
-        for holder in (PairChoice, ScenarioValues, RunSpec, VllmEntries)
+        for holder in (PairChoice, ScenarioChoice, ScenarioValues, RunSpec, VllmEntries)
         for each in declared(holder)
         if each.option.table == "settings"
     }

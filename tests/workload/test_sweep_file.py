@@ -256,7 +256,7 @@ def test_an_interrupted_sweep_goes_on(small: Path, capsys: pytest.CaptureFixture
         "done", "done", "interrupted", "pending",
     ]  # fmt: skip
     out = capsys.readouterr().out
-    assert out.endswith("Sweep folder: out\nTo go on: nwor-bench sweep --resume out\n")
+    assert out.endswith("Report: out/summary.html\nTo go on: nwor-bench sweep --resume out\n")
     assert out.count("To go on") == 1
     engines = Engines()
     code = resume_sweep(

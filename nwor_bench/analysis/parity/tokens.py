@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -283,6 +283,7 @@ def ties_event(
         "allowance": scale.allowance,
         "spent_s": spent_s,
         "expected_differences": scale.flips_from(0.0) * checked.tokens_compared,
+        "places": [{**asdict(v.place), "gap": v.gap, "is_tie": v.is_tie} for v in checked.verdicts],
     }
 
 

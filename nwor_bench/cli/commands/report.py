@@ -69,24 +69,12 @@ def _report_sweep(folder: Path, options: RunOptions) -> int:
     of_sweep = (folder / INDEX_FILE).is_file()
     index = SweepIndex.open(folder) if of_sweep else SweepIndex.of_runs(folder)
     index.check_readable()
-    from dataclasses import replace
-
     from rich.console import Console
 
     from nwor_bench.report.run_report import exit_code_of
-    from nwor_bench.report.sweep import swept_worths
-    from nwor_bench.report.terminal import print_document, print_path
-    from nwor_bench.run.progress import tell_json
-    from nwor_bench.run.sweep_summary import sweep_result, swept_runs, write_summary
+    from nwor_bench.report.sweep import swept_check
+    from nwor_bench.run.sweep_summary import tell_sweep
 
-    runs = swept_runs(index)
-    worths = swept_worths(runs)
-    document = write_summary(index, runs, worths)
-    if options.as_json:
-        tell_json(sweep_result(index, runs, worths))
-    else:
-        console = Console()
-        shown = document.shortened() if options.verbose else replace(document, sections=())
-        print_document(console, shown, quiet=options.quiet)
-        print_path(console, "Sweep folder", folder)
-    return worst_of(exit_code_of(run.analysis) for run in runs if run.analysis and run.cells)
+    runs = tell_sweep(Console(), options, index)
+    begun = [run.analysis for run in runs if run.analysis and (run.cells or swept_check(runs))]
+    return worst_of(map(exit_code_of, begun))

@@ -1,36 +1,21 @@
 """`nwor-bench sweep`: one run from its flags, or the runs of a file."""
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from nwor_bench.cli.flags import with_flags, written_on
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.run.run_options import Heartbeat, RunOptions
-from nwor_bench.workload.options import Option, flag_of
-from nwor_bench.workload.run_spec import DEFAULT_SCENARIO, PairChoice, RunSpec, VllmEntries
+from nwor_bench.workload.options import flag_of
+from nwor_bench.workload.run_spec import PairChoice, RunSpec, ScenarioChoice, VllmEntries
 from nwor_bench.workload.scenario_values import ScenarioValues
 
 if TYPE_CHECKING:
     from nwor_bench.workload.sweep_file import SweepFile
-
-
-@dataclass(frozen=True)
-class ScenarioChoice:
-    """The scenario as the command line names it."""
-
-    # fmt: off
-    scenario: Annotated[str, Option(
-        "A scenario's name, or the path of a scenario's .toml file.",
-    )] = DEFAULT_SCENARIO
-    prompts: Annotated[str | None, Option(
-        "Your prompts instead of the scenario's: a .jsonl file with `text` or `prompt` in each "
-        "line.",
-    )] = None
-    # fmt: on
 
 
 @with_flags(ScenarioValues, RunSpec, VllmEntries)
@@ -46,16 +31,33 @@ def sweep(
     Exit codes: 0 done, 1 failed, 2 bad input, 3 correctness broken,
     130 interrupted (what was measured is kept).
     """
+    plan_elsewhere(context, options)
     work = _checked(workload, pair, flags, options)
     options = started(context, options)
     prepare_process(flags["counters"], options)
     raise typer.Exit(_run(work, pair, written_on(context), options))
 
 
-def started(context: typer.Context, options: RunOptions) -> RunOptions:
-    """Print the first line, before anything heavy is imported; the options with a sign of life."""
-    from nwor_bench.engine.preload import PRELOADED
+def plan_elsewhere(context: typer.Context, options: RunOptions) -> None:
+    """Plan for --device until the command ends. Raises ConfigError without --dry-run."""
+    from nwor_bench.instruments.device import planned_for
 
+    if options.device is not None and not options.dry_run:
+        remedy = "a run takes this machine's own device; write --dry-run too, or leave it out"
+        raise ConfigError.for_field("--device", options.device.name, remedy)
+    context.with_resource(planned_for(options.device))
+
+
+def started(context: typer.Context, options: RunOptions) -> RunOptions:
+    """Print the first line, before anything heavy is imported; the options with a sign of life.
+
+    Refuses a folder that is not new.
+    """
+    from nwor_bench.engine.preload import PRELOADED
+    from nwor_bench.records.files import check_output
+
+    if options.output is not None:
+        check_output(options.output)
     if options.quiet or options.as_json or options.dry_run:
         return options
     if PRELOADED not in os.environ:  # else this process has replaced the one that said it
@@ -74,10 +76,6 @@ def _checked(
     if options.as_json and options.dry_run and options.resume is not None:
         remedy = "a resumed run has no plan to print as JSON; leave one of the two out"
         raise ConfigError.for_field("--dry-run", True, remedy)
-    if options.output is not None:
-        from nwor_bench.records.files import check_output
-
-        check_output(options.output)
     for name in ("continue_on_error", "ray"):
         if getattr(options, name) and not _is_sweep(options):
             raise ConfigError.for_field(flag_of(name), True, "it needs --file")
@@ -129,9 +127,7 @@ def _spec(workload: ScenarioChoice, flags: dict[str, Any]) -> RunSpec:
     from nwor_bench.workload.config import load_scenario, resolve
     from nwor_bench.workload.prompts import with_own_prompts
 
-    scenario = load_scenario(workload.scenario)
-    if workload.prompts is not None:
-        scenario = with_own_prompts(scenario, Path(workload.prompts))
+    scenario = with_own_prompts(load_scenario(workload.scenario), workload.prompts)
     return resolve(scenario, **flags | default_amount(flags, scenario))
 
 

@@ -1,20 +1,21 @@
 """`nwor-bench worth`: which draft counts pay at which batch size. A sweep of draft counts."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nwor_bench.cli.commands.sweep import prepare_process, started
+from nwor_bench.cli.commands.sweep import plan_elsewhere, prepare_process, started
 from nwor_bench.cli.flags import AsJson, Quiet, with_flags
 from nwor_bench.errors import ConfigError, ExitCode
+from nwor_bench.instruments.cards import Card, card_named
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.options import Option, up_to
 from nwor_bench.workload.run_spec import DEFAULT_PAIR
-from nwor_bench.workload.stopping import parse_seconds
+from nwor_bench.workload.stopping import parse_half_width, parse_seconds
 
 if TYPE_CHECKING:
     from nwor_bench.workload.sweep_file import SweepFile
@@ -23,7 +24,7 @@ MAX_DRAFTS = 32
 """Largest number of drafts per request and window; more is a typing error."""
 
 
-def _sizes(flag: str, text: str) -> tuple[int, ...]:
+def read_sizes(flag: str, text: str) -> tuple[int, ...]:
     """`1,2,4`. Raises ConfigError for anything but different positive numbers."""
     words = _words(text)
     sizes = [int(word) for word in words if word.isdecimal() and int(word)]
@@ -62,7 +63,7 @@ class WorthOptions:
     method: Annotated[str | None, Option(
         "How to draft: mtp, eagle3, eagle, draft_model, ngram, ...",
     )] = None
-    requests: Annotated[tuple[int, ...], Option("Batch sizes.", read=_sizes)] = (1, 2, 4, 8)
+    requests: Annotated[tuple[int, ...], Option("Batch sizes.", read=read_sizes)] = (1, 2, 4, 8)
     max_draft_tokens: Annotated[int, Option(
         "Compare 0 to this many drafts per request and window.",
         aliases=("--num-speculative-tokens",), check=up_to(MAX_DRAFTS),
@@ -84,7 +85,16 @@ class WorthOptions:
     scenario: Annotated[str, Option(
         "Prompts and output lengths, by name or .toml file: short,ctx-1k.",
     )] = "short"
+    prompts: Annotated[str | None, Option(
+        "Your prompts instead of the scenario's: a .jsonl file with `text` or `prompt` in each "
+        "line.",
+    )] = None
     max_new_tokens: Annotated[int, Option("Tokens to generate per request.")] = 64
+    temperature: Annotated[float, Option("0 is greedy; the gate always is.")] = 0.0
+    ci_width: Annotated[float | None, Option(
+        "Stop at a batch size when tokens/s over k = 0 is within +- this much for every k, e.g. "
+        "5%.", written=str, read=parse_half_width,
+    )] = None
     time_budget_s: Annotated[float, Option(
         "Time of all sizes and scenarios, without the engine's start.", name="time_budget",
         shown="200s", read=parse_seconds,
@@ -92,6 +102,7 @@ class WorthOptions:
     dtype: Annotated[str | None, Option(
         "vLLM's dtype (default: the pair's; on a CPU float32).",
     )] = None
+    lora: Annotated[str | None, Option("A LoRA adapter's folder; every request uses it.")] = None
     engine_args: Annotated[dict[str, Any] | None, Option(
         "More arguments of vLLM's LLM(), as a JSON object.",
     )] = None
@@ -99,6 +110,10 @@ class WorthOptions:
     seed: Annotated[int, Option("Seed of prompts, order, sampling.")] = 0
     output: Annotated[Path | None, Option("Folder (default: runs/TIME-worth).")] = None
     dry_run: Annotated[bool, Option("Show what would run, and stop.")] = False
+    device: Annotated[Card | None, Option(
+        "With --dry-run: plan for this GPU, such as h100 or l4, not for this machine.",
+        written=str, read=card_named,
+    )] = None
     # fmt: on
     quiet: Quiet = False
     as_json: AsJson = False
@@ -119,6 +134,14 @@ def worth(context: typer.Context, options: WorthOptions) -> None:
     if options.target_model is not None and options.pair is not None:
         wanted = "--target-model names the target already"
         raise ConfigError.for_field("--pair", options.pair, wanted)
+    shown = RunOptions(
+        output=options.output,
+        dry_run=options.dry_run,
+        device=options.device,
+        quiet=options.quiet,
+        as_json=options.as_json,
+    )
+    plan_elsewhere(context, shown)
     if options.dtype is None and not uses_gpu():
         # In bfloat16 draft counts differ at ties: explaining them takes minutes.
         options = replace(options, dtype="float32")
@@ -128,12 +151,6 @@ def worth(context: typer.Context, options: WorthOptions) -> None:
         raise ConfigError.for_field("--adaptive-verification", True, "write --engines too")
     sweep = worth_sweep(options)
     check_sweep(sweep)
-    shown = RunOptions(
-        output=options.output,
-        dry_run=options.dry_run,
-        quiet=options.quiet,
-        as_json=options.as_json,
-    )
     shown = started(context, shown)
     prepare_process(None, shown)
     raise typer.Exit(_run(sweep, shown, why))
@@ -151,12 +168,17 @@ def _run(sweep: "SweepFile", options: RunOptions, why_engines: str | None) -> Ex
 
 def worth_sweep(options: WorthOptions) -> "SweepFile":
     """The sweep over batch sizes in which draft counts are interleaved; the same as a file."""
+    return file_of("worth", _axes(options), _settings(options))
+
+
+def file_of(name: str, axes: Mapping[str, Any], settings: Mapping[str, Any]) -> "SweepFile":
+    """A sweep file of these tables. Raises ConfigError that names the flag of a wrong value."""
     from pydantic import ValidationError
 
     from nwor_bench.workload.options import flag_of, remedy
     from nwor_bench.workload.sweep_file import SweepFile
 
-    content = json.dumps({"name": "worth", "axes": _axes(options), "settings": _settings(options)})
+    content = json.dumps({"name": name, "axes": axes, "settings": settings})
     try:
         return SweepFile.model_validate_json(content)
     except ValidationError as error:
@@ -175,6 +197,7 @@ def _axes(options: WorthOptions) -> dict[str, Any]:
         # The largest first: it has most of the time, and the first run compiles kernels.
         "requests": sorted(options.requests, reverse=True),
         "draft_tokens": [options.max_draft_tokens],
+        "temperature": [options.temperature],
         "nwor_modes": _words(options.nwor_modes),
         "scv_modes": ["off", "adaptive"] if adapts else ["off"],
         "dtype": [] if options.dtype is None else [options.dtype],
@@ -187,7 +210,7 @@ def _settings(options: WorthOptions) -> dict[str, Any]:
     from nwor_bench.instruments.device import uses_gpu
 
     named = ("target_model", "draft_model", "method", "max_new_tokens", "tensor_parallel_size",
-             "seed", "acceptance_rates", "engines")  # fmt: skip
+             "seed", "acceptance_rates", "engines", "prompts", "lora")  # fmt: skip
     most, engine_args = options.max_draft_tokens, options.engine_args or {}
     if uses_gpu() and not options.engines:
         engine_args = _with_graphs(engine_args, options.requests, most)
@@ -203,6 +226,7 @@ def _settings(options: WorthOptions) -> dict[str, Any]:
         "max_warmup": warmup,
         "batches": MIN_JUDGED if options.engines else 1,
         "time_budget": f"{options.time_budget_s:g}s",
+        "ci_width": None if options.ci_width is None else str(options.ci_width),
     }
 
 

@@ -77,14 +77,14 @@ def resolve_pair(
     progress = progress or _silent
     draft = None
     if draft_model is not None:
-        draft = unpacked(locate_model("draft_model", draft_model), cache_dir, progress)
+        draft = unpacked(locate_model("--draft-model", draft_model), cache_dir, progress)
     if target_model is not None:
         if pair is not None:
             raise ConfigError.for_field(
-                "pair", pair, "--target-model (or TARGET_MODEL in the environment) names the "
+                "--pair", pair, "--target-model (or TARGET_MODEL in the environment) names the "
                 "target already; give one of the two",
             )  # fmt: skip
-        target = locate_model("target_model", target_model)
+        target = locate_model("--target-model", target_model)
         chosen = choose_method(method, draft)
         return _resolved(None, Path(target).name, chosen, target, draft)
     named = load_pair(DEFAULT_PAIR if pair is None else pair)
@@ -103,7 +103,7 @@ def _drafting_itself(
     choose_method(method, pair.name if uses_drafter else None)  # refuse before fetching
     if uses_drafter and pair.method not in WITHOUT_DRAFTER | {method}:
         raise ConfigError.for_field(
-            "method", method, f"{pair.name}'s own drafter is for {pair.method}: leave --method "
+            "--method", method, f"{pair.name}'s own drafter is for {pair.method}: leave --method "
             "out, write --method ngram, or name another drafter with --draft-model",
         )  # fmt: skip
     target, draft = _models(pair, cache_dir, progress)
@@ -180,15 +180,15 @@ def choose_method(method: str | None, draft: str | None) -> str:
     """
     if method is None:
         return _method_of(draft)
-    check_method("method", method)
+    check_method("--method", method)
     if method in WITHOUT_DRAFTER and draft is not None:
         raise ConfigError.for_field(
-            "draft_model", draft, f"method {method} drafts from the tokens so far and takes no "
+            "--draft-model", draft, f"method {method} drafts from the tokens so far and takes no "
             "drafter: leave --draft-model out, or write --method draft_model, eagle or eagle3",
         )  # fmt: skip
     if method not in WITHOUT_DRAFTER | FROM_TARGET and draft is None:
         raise ConfigError.for_field(
-            "method", method, "it needs a drafter: add --draft-model FOLDER_OR_HUB_NAME, "
+            "--method", method, "it needs a drafter: add --draft-model FOLDER_OR_HUB_NAME, "
             "or write --method ngram, or --method mtp if the model has MTP layers",
         )  # fmt: skip
     return method
@@ -199,21 +199,21 @@ def check_mtp_layers(target: str) -> None:
 
     Hub models are left for vLLM to check. Raises ConfigError.
     """
-    config = read_model_config(target, "target_model")
+    config = read_model_config(target, "--target-model")
     if config is None:
         return
     architecture = str((config.get("architectures") or [""])[0])
     layers = mtp_layers(text_entries(config))
     reason = why_no_mtp(str(config.get("model_type")), architecture, layers)
     if reason is not None:
-        raise ConfigError.for_field("method", Method.MTP.value, f"{reason} ({target}); write "
+        raise ConfigError.for_field("--method", Method.MTP.value, f"{reason} ({target}); write "
             "--method ngram, or name a drafter with --draft-model")  # fmt: skip
 
 
 def _method_of(draft: str | None) -> str:
     if draft is None:
         return "ngram"
-    config = read_model_config(draft, "draft_model") or {}
+    config = read_model_config(draft, "--draft-model") or {}
     kinds = f"{config.get('architectures')} {config.get('model_type')}".lower()
     known = (Method.EAGLE3, Method.EAGLE, Method.DFLASH, Method.DSPARK, Method.MTP)
     return next((method for method in known if method in kinds), Method.DRAFT_MODEL)
@@ -227,8 +227,8 @@ def check_vocabulary(method: str, target: str, draft: str | None) -> None:
     """
     if draft is None:
         return
-    target_size = vocabulary_size(read_model_config(target, "target_model"))
-    draft_config = read_model_config(draft, "draft_model")
+    target_size = vocabulary_size(read_model_config(target, "--target-model"))
+    draft_config = read_model_config(draft, "--draft-model")
     draft_size = vocabulary_size(draft_config)
     if method in ("eagle", "eagle3") and draft_config is not None:
         draft_size = draft_config.get("draft_vocab_size") or draft_size
@@ -237,7 +237,7 @@ def check_vocabulary(method: str, target: str, draft: str | None) -> None:
     fits = draft_size == target_size if method == "draft_model" else draft_size <= target_size
     if not fits:
         raise ConfigError.for_field(
-            "draft_model", draft, f"its vocabulary has {draft_size} tokens and the target's "
+            "--draft-model", draft, f"its vocabulary has {draft_size} tokens and the target's "
             f"{target_size}; name a drafter made for {target}",
         )  # fmt: skip
 

@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from nwor_bench.errors import ConfigError
+from nwor_bench.errors import ConfigError, nearest
 from nwor_bench.models.config_json import KNOWN_TYPES
-from nwor_bench.models.pairs.pair import ResolvedPair
+from nwor_bench.models.pairs.cache import pair_folder
+from nwor_bench.models.pairs.pair import ResolvedPair, load_pair, pair_names
 from nwor_bench.records.files import home_path, parse_json, read_text
 
 CONFIG = "config.json"
@@ -117,11 +118,15 @@ class FoundConfig:
 
 
 def find_config(field: str, named: str) -> FoundConfig:
-    """The config of a config.json, a model folder, or a hub model, cached or not.
+    """The config of a config.json, a model folder, a pair, or a hub model, cached or not.
 
     Of a hub model only config.json is fetched. Raises ConfigError.
     """
     path = home_path(named)
+    if not path.exists() and (named in pair_names() or named.endswith(".toml")):
+        return _of_pair(field, named)
+    if not path.exists() and not _HUB_NAME.fullmatch(named) and nearest(named, pair_names())[1]:
+        raise ConfigError.unknown(field, named, pair_names())
     if path.is_file():
         name = path.resolve().parent.name if path.name == CONFIG else path.stem
         return FoundConfig(name, read_config_file(path, field, named), str(path))
@@ -136,6 +141,19 @@ def find_config(field: str, named: str) -> FoundConfig:
         check_hub_model(field, named)
         file = _fetch_config(field, named)
     return FoundConfig(named, read_config_file(Path(file), field, named), file)
+
+
+def _of_pair(field: str, named: str) -> FoundConfig:
+    """The config of a pair's target."""
+    pair = load_pair(named)
+    if pair.shape is not None:
+        return FoundConfig(pair.name, pair.shape.target, f"pair {named}")
+    folder = pair_folder(pair)
+    folder = folder if pair.packaged else folder / "target"
+    missing = f"it is not here yet; write nwor-bench list --fetch {named}"
+    return FoundConfig(
+        pair.name, read_config_file(folder / CONFIG, field, named, missing), str(folder)
+    )
 
 
 def _fetch_config(field: str, name: str) -> str:

@@ -120,7 +120,7 @@ class ResolvedPair:
         """
         if isinstance(draft_tokens, bool) or draft_tokens < 1:
             raise ConfigError.for_field(
-                "draft_tokens", draft_tokens, "write the number of drafts a window, 1 or more"
+                "--draft-tokens", draft_tokens, "write the number of drafts a window, 1 or more"
             )
         config = {**self.speculative, "method": self.method, "num_speculative_tokens": draft_tokens}
         return config if self.draft is None else {**config, "model": self.draft}
@@ -140,7 +140,7 @@ def load_pair(name: str) -> ModelPair:
         path = Path(name).expanduser()
         return _with_drafter_beside(path, read_toml(path, ModelPair))
     if name not in pair_names():
-        raise ConfigError.unknown("pair", name, pair_names())
+        raise ConfigError.unknown("--pair", name, pair_names(), "nwor-bench list pairs")
     path = _folder() / f"{name}.toml"
     return _with_drafter_beside(path, read_toml(path, ModelPair))
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from nwor_bench.errors import ConfigError
+from nwor_bench.instruments.cards import Device
 from nwor_bench.models.config_json import has_latent_rows, read_latent_row, read_layer_heads
 from nwor_bench.models.config_reader import Config, ConfigReader, Kind, kinds_of
 from nwor_bench.models.methods import mtp_layers
@@ -188,16 +189,6 @@ def _whole(text: Config, key: str) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
-class Device(StrEnum):
-    """Kinds of devices that differ in their attention."""
-
-    HOPPER = "hopper"
-    """H100 and H200; Ampere and Ada choose alike but for sinks."""
-    BLACKWELL = "blackwell"
-    """B200 and B300."""
-    CPU = "cpu"
-
-
 class Runner(StrEnum):
     """vLLM's model runners."""
 
@@ -228,6 +219,7 @@ _FLASHINFER = Attention("FLASHINFER", "FlashInferImpl")
 _UNEQUAL = Attention("FLASH_ATTN_DIFFKV", "FlashAttentionDiffKVImpl")
 _UNEQUAL_ON_CPU = Attention("TRITON_ATTN_DIFFKV", "TritonAttentionDiffKVImpl")
 """Value and key head sizes differ; the model chooses Triton without FlashAttention 3 or 4."""
+_TRITON = Attention("TRITON_ATTN", "TritonAttentionImpl")
 _COMPOSITE = {
     Device.HOPPER: Attention("TRITON_FLASH_ATTN", _FLASH.implementation),
     Device.BLACKWELL: Attention("TRITON_FLASHINFER", _FLASHINFER.implementation),
@@ -287,11 +279,14 @@ def attention_of(
     if layer.sparse:
         attention = OWN_ATTENTION.get(model.architecture, "")
         return Attention("of the model", _OWN_SPARSE.get(attention, "MiniMaxM3SparseImpl"))
+    if device is Device.AMPERE and (layer.sinks or model.images_see_themselves):
+        return _TRITON
     if model.images_see_themselves:
         return _COMPOSITE[device]
     if layer.value_dim:
         return _UNEQUAL
-    if device is Device.BLACKWELL and (layer.head_dim or 0) <= 256:
+    without_flash = device is Device.AMPERE and cache_dtype not in PLAIN_CACHES
+    if without_flash or (device is Device.BLACKWELL and (layer.head_dim or 0) <= 256):
         return _FLASHINFER
     return _FLASH
 
@@ -304,7 +299,7 @@ def _latent(layer: LayerFacts, device: Device, cache_dtype: str) -> Attention:
         return Attention("FLASHMLA_SPARSE", "FlashMLASparseImpl")
     if layer.sparse:
         return Attention("FLASH_ATTN_MLA_SPARSE", "FlashAttnMLASparseImpl")
-    if layer.head_dim != FULL_LATENT_ROW:
+    if layer.head_dim != FULL_LATENT_ROW or device is Device.AMPERE:
         return Attention("TRITON_MLA", "TritonMLAImpl")
     if device is Device.BLACKWELL:
         return Attention("FLASHINFER_MLA", "FlashInferMLAImpl")

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from nwor_bench.instruments.cards import Device
 from nwor_bench.models.config_reader import Kind
 from nwor_bench.models.methods import NOT_ON_CPU, Method, why_no_mtp
 from nwor_bench.models.support.facts import (
-    Device,
     EngineFacts,
     LayerFacts,
     ModelFacts,

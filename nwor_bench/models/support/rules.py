@@ -1,6 +1,6 @@
-"""Why windows are written directly: the rules that `supports` and the plugin share.
+"""Why windows are written directly: the rules that `plan` and the plugin share.
 
-`supports` has a config.json (`planned`), the plugin has vLLM's runner and layers (`built`). A rule
+`plan` has a config.json (`planned`), the plugin has vLLM's runner and layers (`built`). A rule
 has a predicate for each, None if that side cannot see the cause. The first rule that holds gives
 the reason. The plugin also refuses what no config.json shows (`plugin/refusals.py`).
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from nwor_bench.instruments.cards import Device
 from nwor_bench.models.support.facts import (
     FP8_CACHES,
     OWN_ATTENTION,
@@ -17,7 +18,6 @@ from nwor_bench.models.support.facts import (
     READ_AGAIN,
     STAGED_STATES,
     Attention,
-    Device,
     EngineFacts,
     LayerFacts,
     ModelFacts,

@@ -72,7 +72,7 @@ class RowStore:
         checked = places.requests.numel()
         errors = RowErrors(places)
         for part in self._parts if checked else ():
-            ours, *theirs = (self._rows(part, *each) for each in sets)
+            ours, *theirs = (self._rows(part, *entry) for entry in sets)
             errors.add(part.labels, ours, torch.cat(theirs), part.cache_dtype)
         return {"checked": checked, "unknown": unknown, "errors": errors.read()}
 
@@ -109,5 +109,5 @@ class RowStore:
         )
         # Each set's indices go to the device of its rows: once, not for each tensor.
         sets = [(name, torch.cat([empty, *ours])), *theirs]
-        there = [(each, at.to(self._kept[each].tensors[0].device)) for each, at in sets]
+        there = [(set_name, at.to(self._kept[set_name].tensors[0].device)) for set_name, at in sets]
         return places, there, unknown

@@ -69,7 +69,7 @@ class Sample:
         number = self._started[name] = len(self._started)
         if number % self._stride == 0 and not self._free:
             self._stride *= 2
-            for other in [each for each in self.places if self._started[each] % self._stride]:
+            for other in [old for old in self.places if self._started[old] % self._stride]:
                 self._free.append(self.places.pop(other))
                 del self.targets[other]
         if number % self._stride:
@@ -91,7 +91,7 @@ class StateRows(RowStore):
             for k, what in enumerate(WHAT)
         )
         groups = runner.kv_cache_config.kv_cache_groups
-        of_name = {name: number for number, each in enumerate(groups) for name in each.layer_names}
+        of_name = {name: number for number, g in enumerate(groups) for name in g.layer_names}
         self._groups = [of_name[layer.name] for layer in self._layers]
         self._drafts: int = runner.vllm_config.speculative_config.num_speculative_tokens
         self._sample = Sample(SAMPLE)
@@ -189,7 +189,7 @@ class StateRows(RowStore):
 
     def _take(self, step: StepStates) -> None:
         """Copy the states of those requests that begin the step with enough tokens."""
-        names = [external_request_id(each) for each in step.req_ids]
+        names = [external_request_id(req_id) for req_id in step.req_ids]
         targets = self._sample.targets
         rows = [
             row
@@ -203,12 +203,12 @@ class StateRows(RowStore):
         computed = step.computed[row].long()
         takes = (computed >= target) & (self._reached[place] == 0)
         behind = step.accepted[row].long() - 1
-        for number, found in enumerate(self._states_of(step, row, behind)):
+        for number, states in enumerate(self._states_of(step, row, behind)):
             if len(self._live) <= number:
-                shape = (self._room(), *found[0].shape[1:]), (self._room(), *found[1].shape[1:])
-                self._live.append((found[0].new_zeros(shape[0]), found[1].new_zeros(shape[1])))
-            for live, each in zip(self._live[number], found, strict=True):
-                live[place] = each.where(takes.view(-1, 1, 1), live[place])
+                shape = (self._room(), *states[0].shape[1:]), (self._room(), *states[1].shape[1:])
+                self._live.append((states[0].new_zeros(shape[0]), states[1].new_zeros(shape[1])))
+            for live, state in zip(self._live[number], states, strict=True):
+                live[place] = state.where(takes.view(-1, 1, 1), live[place])
         self._reached[place] = computed.where(takes, self._reached[place])
 
     def _on_device(self, numbers: list[list[int]]) -> Tensor:
@@ -245,16 +245,16 @@ class StateRows(RowStore):
         is None.
         """
         reached, places = self._reached.tolist(), self._sample.places
-        copied = {i: places[each] for i, each in enumerate(requests) if each in places}
+        copied = {i: places[request] for i, request in enumerate(requests) if request in places}
         copied = {i: place for i, place in copied.items() if reached[place]}
         tokens = {i: reached[place] for i, place in copied.items()}
-        index, live = list(copied.values()), [each for both in self._live for each in both]
+        index, live = list(copied.values()), [state for both in self._live for state in both]
         device = self._runner.device
-        there = place_for(sum(each.nbytes for each in live), device, ROOM)
+        there = place_for(sum(state.nbytes for state in live), device, ROOM)
         # A state behind n tokens is the row of position n.
-        own = [(tokens[i], tokens[i] + 1) if i in tokens else (0, 0) for i in range(len(requests))]
+        rows = [(tokens[i], tokens[i] + 1) if i in tokens else (0, 0) for i in range(len(requests))]
         known = torch.ones(len(copied), dtype=torch.bool)
-        self._kept[name] = KeptRows(own, known, [each[index].to(there) for each in live], device)
+        self._kept[name] = KeptRows(rows, known, [state[index].to(there) for state in live], device)
         return {"unreadable": None, "tokens": list(tokens.items())}
 
     def compare(self, name: str, pairs: Sequence[KeptPair]) -> dict[str, Any]:

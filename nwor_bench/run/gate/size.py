@@ -9,6 +9,7 @@ budget. All tokens, positions and layers of what runs are compared.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from statistics import median
 
 from nwor_bench.records.header import GateFacts
 from nwor_bench.records.types import NworMode
@@ -133,9 +134,10 @@ def token_seconds(batch: RanBatch) -> TokenSeconds | None:
     if not walls or not record.prompt_tokens:
         return None
     decode_s = min(sum(walls) * len(windows) / len(walls), record.latency_ms) / 1e3
+    usual_s = median(walls) * len(windows) / 1e3  # the first ones may compile
     return TokenSeconds(
         prefill_s=max(record.latency_ms / 1e3 - decode_s, 1e-6) / record.prompt_tokens,
-        decode_s=decode_s * record.requests / record.output_tokens,
+        decode_s=min(decode_s, usual_s) * record.requests / record.output_tokens,
     )
 
 
@@ -188,6 +190,13 @@ class GateSize:
         if room_s is not None and per_token.gate_s(self.tokens) > room_s:
             self._cut_to(min(self._most, per_token.most_prompt_tokens(room_s, self.tokens)))
         self._forecast_s = per_token.gate_s(self.tokens)
+
+    def gate_s(self, batch: RanBatch) -> float:
+        """Seconds that the gate takes, by one of its batches."""
+        per_token = token_seconds(batch)
+        if per_token is None:
+            return self.tokens.batches * batch.answer.record.latency_ms / 1e3
+        return per_token.gate_s(self.tokens)
 
     def whole_s(self, batch: RanBatch) -> float:
         """Seconds that a batch takes, or would take with whole prompts and block 1's tokens."""

@@ -8,7 +8,7 @@ import pytest
 from refusals import refused
 from typer.testing import CliRunner
 
-from nwor_bench.cli.commands.pairs import pairs as app
+from nwor_bench.cli.app import app
 from nwor_bench.models.pairs import DEFAULT_PAIR, fetch_pair, load_pair, pair_names
 
 OWN_PAIR = """\
@@ -109,12 +109,12 @@ def test_the_command_lists_every_pair_and_fetches_once(
         assert result.exit_code == 0
         return result.output
 
-    text = output("list")
+    text = output("list", "pairs")
     assert all(name in text for name in pair_names())
     assert max(map(len, text.splitlines())) <= 80
     assert " yes " not in text  # the cache is empty
-    first, second = output("fetch", "tiny"), output("fetch", "tiny")
-    assert " yes " in output("list")
+    first, second = output("list", "--fetch", "tiny"), output("list", "--fetch", "tiny")
+    assert " yes " in output("list", "pairs")
     assert "tiny: generating" in first
     assert "tiny: ready" in first
     assert "tiny: already there" in second

@@ -78,7 +78,7 @@ def test_a_drafter_that_does_not_fit_is_refused(
     tmp_path: Path, target: str, config: dict[str, Any], method: str | None, naming: str
 ) -> None:
     draft = model_folder(tmp_path / "draft", **config)
-    with refused("draft_model", value=draft, naming=naming):
+    with refused("--draft-model", value=draft, naming=naming):
         resolve_pair(target_model=target, draft_model=draft, method=method)
 
 
@@ -98,15 +98,16 @@ def test_method_follows_from_the_drafter(
 @pytest.mark.parametrize(
     ("options", "field", "wanted"),
     [
-        *(({**pair, "method": method}, "method", {"near": "", "naming": "--draft-model"})
+        *(({**pair, "method": method}, "--method", {"near": "", "naming": "--draft-model"})
           for method in ("draft_model", "eagle", "eagle3")
           for pair in ({"target_model": "TARGET"}, {"pair": "smollm2-ngram"})),
-        *(({"pair": "smollm2", "method": method}, "method", {"naming": "own drafter is for eagle"})
+        *(({"pair": "smollm2", "method": method}, "--method", {"naming": "drafter is for eagle"})
           for method in ("draft_model", "eagle3")),
-        *(({**pair, "method": "eagle-3"}, "method", {"near": "eagle3"})
+        *(({**pair, "method": "eagle-3"}, "--method", {"near": "eagle3"})
           for pair in ({"target_model": "TARGET"}, {"pair": "tiny"}, {"pair": "smollm2"})),
-        ({"pair": "smolm2"}, "pair", {"near": "smollm2", "naming": "tiny-ngram"}),
-        *(({"target_model": reference}, "target_model", {"naming": "org/name"}) for reference in
+        ({"pair": "smolm2"}, "--pair", {"near": "smollm2"}),
+        ({"pair": "mine"}, "--pair", {"naming": "`nwor-bench list pairs` shows all"}),
+        *(({"target_model": reference}, "--target-model", {"naming": "org/name"}) for reference in
           ("", " ", "llama", "/no/such/folder", "./gone", "a/b/c", "a/b c", "org/ñ", "~/x")),
     ],
     ids=str,
@@ -115,7 +116,7 @@ def test_what_names_no_pair_is_refused_before_anything_is_fetched(
     no_building: None, target: str, options: dict[str, str], field: str, wanted: dict[str, Any]
 ) -> None:
     options = {name: target if value == "TARGET" else value for name, value in options.items()}
-    value = options.get(field, options.get("pair"))
+    value = options.get(field.removeprefix("--").replace("-", "_"), options.get("pair"))
     with refused(field, value=value, **wanted):
         resolve_pair(**options)
 
@@ -125,7 +126,8 @@ def test_folder_without_config_is_refused(
     no_building: None, tmp_path: Path, option: str, target: str
 ) -> None:
     options = {"target_model": target, option: str(tmp_path)}
-    with refused(option, value=str(tmp_path), cause=FileNotFoundError):
+    flag = "--" + option.replace("_", "-")
+    with refused(flag, value=str(tmp_path), cause=FileNotFoundError):
         resolve_pair(**options)
 
 
@@ -141,14 +143,14 @@ def test_a_config_that_is_not_a_json_object_is_refused(
     tmp_path: Path, content: str, wanted: dict[str, Any]
 ) -> None:
     (tmp_path / "config.json").write_text(content)
-    with refused("target_model", value=str(tmp_path), **wanted):
+    with refused("--target-model", value=str(tmp_path), **wanted):
         resolve_pair(target_model=str(tmp_path))
 
 
 def test_file_is_refused_in_favour_of_its_folder(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
     file = str(tmp_path / "model.gguf")
-    with refused("target_model", value=file, naming="it is a file"):
+    with refused("--target-model", value=file, naming="it is a file"):
         resolve_pair(target_model=file)
 
 
@@ -180,14 +182,14 @@ def test_a_drafter_replaces_the_pairs_own(tmp_path: Path) -> None:
     pair = resolve_pair("tiny", draft_model=draft, cache_dir=tmp_path / "cache")
     assert (pair.name, pair.draft) == ("tiny", draft)
     wrong = model_folder(tmp_path / "wrong", vocab_size=512)
-    with refused("draft_model", value=wrong, naming="512 tokens"):
+    with refused("--draft-model", value=wrong, naming="512 tokens"):
         resolve_pair("tiny", draft_model=wrong, cache_dir=tmp_path / "cache")
 
 
 @pytest.mark.parametrize("count", [0, -1, True])
 def test_draft_tokens_must_be_positive(count: int) -> None:
     pair = ResolvedPair("p", "ngram", "org/name", None, "auto")
-    with refused("draft_tokens", value=count):
+    with refused("--draft-tokens", value=count):
         pair.speculative_config(count)
 
 
@@ -214,7 +216,7 @@ def test_mtp_without_mtp_layers_is_refused(
     tmp_path: Path, config: dict[str, Any], reason: str
 ) -> None:
     target = model_folder(tmp_path / "target", **config)
-    with refused("method", value="mtp", naming=reason):
+    with refused("--method", value="mtp", naming=reason):
         resolve_pair(target_model=target, method="mtp")
 
 
@@ -223,5 +225,5 @@ def test_the_generated_mtp_pair_has_no_drafter(tmp_path: Path) -> None:
     assert (pair.method, pair.draft) == ("mtp", None)
     lookup = resolve_pair("tiny-mtp", method="ngram", cache_dir=tmp_path)
     assert (lookup.target, lookup.draft) == (pair.target, None)
-    with refused("method", value="draft_model", naming="--draft-model"):
+    with refused("--method", value="draft_model", naming="--draft-model"):
         resolve_pair("tiny-mtp", method="draft_model", cache_dir=tmp_path)

@@ -1,0 +1,143 @@
+"""The byte model's prediction of one step, as sections and JSON. Nothing is measured."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from nwor_bench.models.byte_model import BY_REFERENCE, DIRECT, ByteModel, Strategy, Workload
+from nwor_bench.models.config_json import KNOWN_TYPES
+from nwor_bench.report.document import Section, Table, table
+from nwor_bench.report.plan_states import state_values, states_section
+from nwor_bench.report.text import plural, size
+from nwor_bench.report.text import two_digits as percent
+
+
+@dataclass(frozen=True)
+class BytePrediction:
+    """The prediction for one model and workload; dtypes are names for display."""
+
+    name: str
+    model: ByteModel
+    load: Workload
+    cache_dtype: str
+    weight_dtype: str
+
+    @property
+    def most_share(self) -> float:
+        """The most that leaving out K/V can save, as a fraction of the step's DRAM bytes."""
+        return self.model.most_saved(self.load) / self.model.step(self.load)
+
+    @property
+    def states_share(self) -> float:
+        """What staging recurrent states saves, as a fraction of the step's DRAM bytes."""
+        return self.model.states_saved(self.load) / self.model.step(self.load)
+
+    @property
+    def size_words(self) -> str:
+        """Parameters, layers and dtypes in a sentence."""
+        shape = self.model.shape
+        return (
+            f"{_amount(shape.parameters())} parameters in {plural(len(shape.layers), 'layer')}: "
+            f"{size(round(self.model.weights(self.load.ranks)))} of weights in "
+            f"{self.weight_dtype}, cache in {self.cache_dtype}."
+        )
+
+    def saving_words(self, where: str) -> str:
+        """Bytes and launches that NWOR saves, in two sentences."""
+        launches = _launches(self, BY_REFERENCE).replace("-", " to ")
+        states = f" with K/V and {percent(self.states_share)} with recurrent states"
+        return (
+            f"NWOR saves at most {percent(self.most_share)} of a step's DRAM bytes{where}"
+            f"{states if self.states_share else ''}. Stock's {_launches(self, DIRECT)} writes "
+            f"become {launches} launches, which counts for more."
+        )
+
+
+def bytes_sections(prediction: BytePrediction) -> tuple[Section, ...]:
+    """A step's bytes, and recurrent states."""
+    states, load = prediction.model.shape.recurrent, prediction.load
+    step = Section("One step of stock vLLM", (_step(prediction),))
+    return (step,) if states is None else (step, states_section(prediction.model, states, load))
+
+
+def bytes_values(prediction: BytePrediction) -> dict[str, Any]:
+    """The prediction for JSON."""
+    model, load = prediction.model, prediction.load
+    states = model.shape.recurrent
+    return {
+        "parameters": model.shape.parameters(),
+        "requests": load.requests,
+        "context_tokens": load.context,
+        "draft_tokens": load.draft_tokens,
+        "acceptance_rate": load.acceptance,
+        "cache_dtype": prediction.cache_dtype,
+        "weight_dtype": prediction.weight_dtype,
+        "tensor_parallel_size": load.ranks,
+        "staged_tokens": load.staged,
+        "accepted_tokens": load.accepted,
+        "weight_bytes": model.weights(load.ranks),
+        "predicted_step_bytes": model.step(load),
+        "predicted_weight_bytes_read": model.weights_read(load),
+        "predicted_context_bytes_read": model.context_read(load),
+        "most_saved_share": prediction.most_share,
+        "states_saved_share": prediction.states_share,
+        "recurrent": None if states is None else state_values(model, states, load),
+    }
+
+
+def _amount(parameters: int) -> str:
+    for unit, word in ((1e9, " billion"), (1e6, " million")):
+        if parameters >= unit:
+            return f"{parameters / unit:,.2f}{word}"
+    return f"{parameters:,}"
+
+
+def _launches(prediction: BytePrediction, strategy: Strategy) -> str:
+    """Launches per window: `28`, or `1-29` depending on how first tokens are written."""
+    fewest, most = strategy.launches(len(prediction.model.shape.attending))
+    return str(fewest) if fewest == most else f"{fewest}-{most}"
+
+
+def _step(prediction: BytePrediction) -> Table:
+    """DRAM bytes of a step of stock vLLM."""
+    model, load = prediction.model, prediction.load
+    step = model.step(load)
+    parts = {
+        "weights, read": model.weights_read(load),
+        "K/V of the context, read": model.context_read(load),
+        "K/V of each request's first token, written": model.first_tokens_written(load),
+        f"K/V of {load.staged:,} drafts, written": model.moved(DIRECT, load).total,
+    }
+    if model.states_moved(load):
+        parts["recurrent states, read and written"] = model.states_moved(load)
+    if model.indexer_keys_moved(load):
+        parts["indexer keys, read and written directly"] = model.indexer_keys_moved(load)
+    rows = [
+        (what, size(round(amount)), percent(amount / step))
+        for what, amount in {**parts, "total": step}.items()
+    ]
+    return table(("DRAM bytes of one step", "predicted", "share"), rows)
+
+
+def bytes_notes(prediction: BytePrediction) -> tuple[str, ...]:
+    """Assumptions of the prediction, one or two sentences each."""
+    shape, load = prediction.model.shape, prediction.load
+    lines = [
+        "The byte model predicts bytes; nothing was measured. Activations, logits and the drafter "
+        "are left out, so a real step moves more bytes and every share is an upper bound.",
+        "GPUs: activations and graphs (1 to 3 GiB each) are left out. A step takes at least its "
+        "bytes at full bandwidth. NWOR was measured on H100s and H200s only.",
+        "Launches: the lower number counts only the drafts; the higher adds the stock write of the "
+        f"certain first tokens, one launch in each of {len(shape.attending)} layers.",
+    ]
+    if shape.experts is not None:
+        touched = shape.experts.expected_distinct(load.tokens)
+        lines.append(
+            f"Experts: {load.tokens:,} tokens use {touched:.1f} of {shape.experts.count} "
+            "experts per layer on average, if routing is uniform."
+        )
+    if shape.model_type not in KNOWN_TYPES:
+        lines.append(
+            f"Model type {shape.model_type!r} is read as Llama: compare the parameter count "
+            "above with the published one."
+        )
+    return tuple(lines)

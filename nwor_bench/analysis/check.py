@@ -96,7 +96,8 @@ def check_of(analyses: Sequence[Analysis], lost: Mapping[int, str | None] | None
 
 def _size(analysis: Analysis) -> SizeCheck:
     run, requests = analysis.run, batch_size(analysis.run)
-    cell = next((cell for cell in analysis.cells if cell.cell.drafts), None)
+    counts = [cell for cell in analysis.cells if cell.cell.drafts]  # a sweep file may have several
+    cell = min(counts, key=lambda cell: cell.parity != INVALID, default=None)
     why = _why_not(analysis, cell)
     if why is not None or cell is None:
         return SizeCheck(requests, CheckVerdict.NOT_CHECKED, why)

@@ -24,11 +24,14 @@ class Rate:
     """Tokens per second of a draft count over those of k = 0, at one batch size."""
 
     requests: int
+    """Batch size."""
     drafts: int
+    """Drafts of a request in a window."""
     ratio: Interval | None
     """Tokens per second over k = 0, valid for all draft counts of this batch size together (95 %,
     Bonferroni); None without tokens or times."""
     verdict: str
+    """Verdict on `ratio`; INVALID if the count changed the output."""
     time_ratio: float | None
     """Time of a window over that at k = 0."""
     tokens: float | None
@@ -39,6 +42,7 @@ class Rate:
     """Tokens per second staged over the same draft count in mode off, for all counts together; None
     if that did not run."""
     stage_verdict: str | None = None
+    """Verdict on `staged`; None if that did not run."""
     adaptive: bool = False
     """vLLM decides how many of `drafts` drafts a request verifies."""
 
@@ -219,7 +223,7 @@ def worth_at(sizes: Sequence[AtSize], counts: Sequence[Count], texts: int) -> Wo
     return Worth(tuple(rates), best, texts, noise, least, best_staged, best_fixed=fixed)
 
 
-_NONE = Interval.of(0.0, 0.0, 1, 0)
+_NONE = Interval(0.0, 0.0, 0.0, count=0, p_value=1.0, error=0.0, degrees=1)
 """Log of the time at k = 0 over itself."""
 
 

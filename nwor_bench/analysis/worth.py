@@ -139,6 +139,7 @@ class WindowTime:
     drafts: int
     staged: bool
     window_ms: float
+    """Median time of a window."""
     target_ms: float | None
     """The target's forward and sampling; the rest is the drafter, the commit and the host. None if
     they were not timed apart."""

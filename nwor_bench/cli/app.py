@@ -86,18 +86,13 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
         "nwor-bench live http://localhost:8000 --num-reqs 5-8 --ci-width 0.3%",
     ),
 }
-_QUESTIONS: dict[Callable[..., None], str] = {
-    check.check: "Is the output of my speculation right?",
-    worth.worth: "How many drafts pay, at each batch size?",
-    sweep.sweep: "Does NWOR pay: not writing rejected drafts to the cache?",
-}
-"""What the first commands of --help answer."""
+_QUESTIONS = (check.check, worth.worth, sweep.sweep)
+"""The first commands of --help."""
 for _command, _lines in _EXAMPLES.items():
     app.command(
         "list" if _command is listing.list_shipped else None,
         cls=Command,
         epilog=examples(*_lines),
-        short_help=_QUESTIONS.get(_command),
         rich_help_panel="Three questions" if _command in _QUESTIONS else "More commands",
     )(_command)
 app.add_typer(profile.app, name="profile", rich_help_panel="More commands")

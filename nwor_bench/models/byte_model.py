@@ -62,7 +62,6 @@ class Move:
 class Strategy:
     """A strategy: its moves, and the kernel launches that drafts need."""
 
-    name: str
     label: str
     moves: tuple[Move, ...]
     launches_per_layer: int
@@ -85,7 +84,6 @@ class Strategy:
 
 
 DIRECT = Strategy(
-    "direct",
     "direct (stock vLLM)",
     (Move(reads=False, staged=1),),
     launches_per_layer=1,
@@ -93,7 +91,6 @@ DIRECT = Strategy(
     writes_drafts_in_place=True,
 )
 COPY_SPILLED = Strategy(
-    "copy_spilled",
     "copy, spilled from L2",
     (
         Move(reads=False, staged=1, as_activations=True),
@@ -104,7 +101,6 @@ COPY_SPILLED = Strategy(
     launches_per_window=1,
 )
 BY_REFERENCE = Strategy(
-    "reference",
     "by reference",
     (Move(reads=True, accepted=1, as_activations=True), Move(reads=False, accepted=1)),
     launches_per_layer=0,

@@ -95,6 +95,8 @@ RUNS = Path("runs")
 RUN_FILE = "run.json"
 SWEEP_FILE = "sweep.json"
 """The index of a folder of several runs."""
+DONE, LEFT_OUT = "done", "left out"
+"""Statuses of its runs; `left out`: the time budget had no room for the batch size."""
 RECORDS_FILE = "records.jsonl"
 KEPT_RECORDS_FILE = "records.jsonl.gz"
 """Compressed records of an archived run, which can be read but not resumed."""

@@ -1,4 +1,4 @@
-"""A stored run for notebooks and scripts: typed records, and the rows of its CSV files as frames.
+"""Stored runs for notebooks and scripts: typed records, and the rows of their CSV files as frames.
 
 `nwor_bench.load` is the way in. The report writes the same frames as CSV files.
 """
@@ -6,32 +6,53 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pandas as pd
 
 from nwor_bench.analysis.analyse import PERCENTILES, Analysis, analyse, request_percentiles
 from nwor_bench.analysis.findings import Finding, grouped
 from nwor_bench.errors import ConfigError
-from nwor_bench.records.files import write_atomically
+from nwor_bench.records.files import RUN_FILE, write_atomically
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import read_run, write_header
 from nwor_bench.records.types import BatchRecord, CellResult, WindowRecord, columns, to_dict
-from nwor_bench.report.html import render_html
+from nwor_bench.report.html import escape, render_html
 from nwor_bench.report.markdown import render_markdown
-from nwor_bench.report.run_report import answer_of, build_document, warnings
+from nwor_bench.report.run_report import answer_of, build_document, title, warnings
+from nwor_bench.report.text import plural
 
 CsvTable = Literal["cells", "batches", "windows"]
 """A CSV file of a run folder, without its suffix."""
 
 
-@dataclass(frozen=True)
+SweepTable = Literal["worth", "summary"]
+"""A CSV file of a sweep folder, without its suffix; `worth` only of draft counts."""
+
+_SHOWN = ("scenario", "requests", "drafts", "nwor_mode", "scv_mode", "arm", "verdict",
+          "ratio_to_off", "ratio_ci_low", "ratio_ci_high", "ratio", "low", "high", "tokens_per_s",
+          "parity", "folder")  # fmt: skip
+"""Columns of a table that a notebook shows, if they are not empty."""
+
+
+@dataclass(frozen=True, repr=False)
 class LoadedRun:
     """A stored run and what its records say."""
 
     analysis: Analysis
+
+    def __repr__(self) -> str:
+        counts = (
+            f"{len(self.cells)} cells, {len(self.batches)} batches, {len(self.windows)} windows"
+        )
+        return f"<{title(self.header)}: {answer_of(self.analysis).badge}; {counts}>"
+
+    def _repr_html_(self) -> str:
+        """The answer and the cells, in a notebook."""
+        return _in_notebook(answer_of(self.analysis).headline.line, self.frame("cells"))
 
     @property
     def header(self) -> RunHeader:
@@ -68,12 +89,57 @@ class LoadedRun:
         return TABLES[table](self.analysis).convert_dtypes()
 
 
-def load_run(folder: Path) -> LoadedRun:
-    """Read a run folder.
+@dataclass(frozen=True, repr=False)
+class LoadedSweep:
+    """A folder of runs, such as that of `nwor-bench worth`."""
+
+    folder: Path
+
+    @cached_property
+    def runs(self) -> tuple[LoadedRun, ...]:
+        """Its runs, in the order of their folders' names."""
+        folders = sorted(path.parent for path in self.folder.glob(f"*/{RUN_FILE}"))
+        return tuple(LoadedRun(analyse(read_run(folder))) for folder in folders)
+
+    def frame(self, table: SweepTable) -> pd.DataFrame:
+        """The rows of worth.csv or summary.csv. A value not measured is missing (NA).
+
+        Raises ConfigError if the folder has no such file.
+        """
+        if table not in self._tables:
+            raise ConfigError.unknown("table", table, self._tables)
+        return pd.read_csv(self.folder / f"{table}.csv").convert_dtypes()
+
+    @property
+    def _tables(self) -> list[SweepTable]:
+        every: tuple[SweepTable, ...] = get_args(SweepTable)
+        return [table for table in every if (self.folder / f"{table}.csv").is_file()]
+
+    def __repr__(self) -> str:
+        number = len(list(self.folder.glob(f"*/{RUN_FILE}")))
+        return f"<{self.folder}: {plural(number, 'run')}; tables {', '.join(self._tables)}>"
+
+    def _repr_html_(self) -> str:
+        """The first of its tables, in a notebook."""
+        frame = self.frame(self._tables[0]) if self._tables else pd.DataFrame()
+        return _in_notebook(repr(self), frame)
+
+
+def _in_notebook(heading: str, frame: pd.DataFrame) -> str:
+    columns = [name for name in _SHOWN if name in frame and frame[name].notna().any()]
+    shown = frame[columns].astype(object).fillna("")
+    table = shown.to_html(index=False, float_format="{:.4g}".format)
+    return f"<p><b>{escape(heading)}</b></p>{table}"
+
+
+def load_folder(folder: Path) -> LoadedRun | LoadedSweep:
+    """Read the folder of a run, or of several.
 
     Raises ConfigError if it holds no run, StoreError if the run is damaged, has no records, or is
     of another version.
     """
+    if not (folder / RUN_FILE).is_file() and any(folder.glob(f"*/{RUN_FILE}")):
+        return LoadedSweep(folder)
     return LoadedRun(analyse(read_run(folder)))
 
 

@@ -13,6 +13,7 @@ from nwor_bench.models.byte_model import (
     requests_that_fit,
 )
 from nwor_bench.models.measured import MeasuredRow, nearest_rows
+from nwor_bench.models.recurrent import STAGED_KINDS
 from nwor_bench.models.support.predict import MethodSupport, Support
 from nwor_bench.report.document import Block, Bullets, Document, Headline, Section, Table, table
 from nwor_bench.report.plan_bytes import BytePrediction, bytes_notes, bytes_sections, bytes_values
@@ -134,13 +135,13 @@ def _measured(rows: Sequence[MeasuredRow]) -> Table:
 
 def _gpu_values(plan: ModelPlan, predicted: BytePrediction) -> Iterator[dict[str, Any]]:
     """How the model fits GPUs of each kind; None if MAX_GPUS of them do not hold it."""
-    model, hybrid = predicted.model, predicted.model.shape.recurrent is not None
+    model, has_one_slot = predicted.model, _has_one_slot(predicted)
     for card in plan.cards:
         memory = card.memory_bytes
         gpus = gpus_needed(memory, model, plan.load)
         load = replace(plan.load, ranks=gpus or 1)
         fit = None if gpus is None else requests_that_fit(memory, model, load)
-        one_slot = requests_that_fit(memory, model, load, 1) if gpus and hybrid else None
+        one_slot = requests_that_fit(memory, model, load, 1) if gpus and has_one_slot else None
         yield {
             "gpu": card.name,
             "memory_bytes": memory,
@@ -152,16 +153,21 @@ def _gpu_values(plan: ModelPlan, predicted: BytePrediction) -> Iterator[dict[str
         }
 
 
+def _has_one_slot(predicted: BytePrediction) -> bool:
+    states = predicted.model.shape.state
+    return states is not None and states.kind in STAGED_KINDS
+
+
 def _gpus(plan: ModelPlan, predicted: BytePrediction) -> Table:
     rows = [
         [card.label, f"{card.memory_gib} GiB", f"{card.gb_per_s:,} GB/s",
-         count(found["gpus_needed"]) or f"over {MAX_GPUS}", count(found["requests_that_fit"]),
+         str(found["gpus_needed"] or f"over {MAX_GPUS}"), count(found["requests_that_fit"]),
          count(found["requests_with_one_slot"]), decimal(found["predicted_step_ms"])]
         for card, found in zip(plan.cards, _gpu_values(plan, predicted), strict=True)
     ]  # fmt: skip
     headers = ["GPU", "memory", "bandwidth", "GPUs needed", "requests that fit", "with one slot",
                "step, at least (ms)"]  # fmt: skip
-    if predicted.model.shape.recurrent is None:
+    if not _has_one_slot(predicted):
         for row in (headers, *rows):
             del row[-2]
     return table(

@@ -199,12 +199,12 @@ def _failed(run: RunData) -> Answer:
     """Why a run ended with an error, and how much it had measured."""
     errors = [str(event["error"]) for event in run.events if "error" in event]
     why = " ".join((errors[-1] if errors else "The cause was not recorded.").split())
-    words = why.partition("; ")[0].split(" ")
-    text = " ".join(words) if len(words) < MAX_WORDS else f"{' '.join(words[: MAX_WORDS - 2])} ..."
-    rest = why.removeprefix(text).removeprefix("; ")
+    text, *rest = re.split(r"[.;] ", why, maxsplit=1)
+    if len(words := text.split(" ")) >= MAX_WORDS:
+        text, rest = f"{' '.join(words[: MAX_WORDS - 2])} ...", [why]
     timed = sum(batch.phase == Phase.TIMED for batch in run.batches)
     measured = f"{plural(timed, 'batch')} until then" if timed else ""
-    entries = (("what now", rest), ("measured", measured), ("log", ENGINE_LOG))
+    entries = (("what now", "".join(rest)), ("measured", measured), ("log", ENGINE_LOG))
     return Answer(FAILED_BADGE, text, facts=tuple(entry for entry in entries if entry[1]))
 
 

@@ -80,7 +80,8 @@ def methods_lines(methods: Sequence[MethodSupport]) -> Iterator[str]:
         sharing.setdefault((each.outcome, each.reason), []).append(each.method.value)
     for (outcome, reason), names in sharing.items():
         why = "" if reason is None else f": {reason}"
-        said = WORDS[outcome]
+        meaning = " (kept out of the cache until accepted)" if outcome is Outcome.STAGED else ""
+        said = WORDS[outcome] + meaning
         yield f"{said[0].upper()}{said[1:]} with {joined(names)}{why}."
 
 

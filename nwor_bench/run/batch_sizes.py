@@ -1,12 +1,33 @@
 """Batch sizes that share a time budget: it has room for all, for both ends, or for one. Pure."""
 
 from collections.abc import Iterable, Sequence
+from math import ceil
 
+from nwor_bench.analysis.draft_rates import MIN_JUDGED
 from nwor_bench.report.text import clock, joined, plural
+from nwor_bench.workload.config import RunSpec
+from nwor_bench.workload.schedule import Plan
 from nwor_bench.workload.sweep_file import size_weight
 
 MAX_GATE_SHARE = 2 / 3
 """Largest share of the time left that a size's gate may take: windows need the rest."""
+
+
+GROUP_WINDOWS = 24
+"""Tokens of a batch for each group of draft counts that is wanted: four runs of three or four
+windows, and as much again for accepted drafts, and for groups that the batch's end cuts."""
+
+
+def timed_batches(plan: Plan, spec: RunSpec) -> int:
+    """Batches that take as long as what is timed for a verdict on each draft count; of modes 1."""
+    if not spec.experiment.compares_drafts:
+        return 1
+    batches = MIN_JUDGED * len(plan.cells)
+    if plan.interleaved:
+        tokens = plan.blocks[0].new_tokens or spec.scenario.max_new_tokens
+        batches = ceil(batches * GROUP_WINDOWS / tokens)
+        batches += len(plan.cells) * bool(spec.scenario.temperature)
+    return batches
 
 
 class NoTimeLeft(Exception):

@@ -6,10 +6,8 @@ and seeds. Warm-up is always done anew, for the engine is cold.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import ceil
 
 from nwor_bench.analysis.cell_data import CellData, gather_cells, idle_reason
-from nwor_bench.analysis.draft_rates import MIN_JUDGED
 from nwor_bench.engine.protocol import Engine
 from nwor_bench.instruments.conditions import ConditionMonitor
 from nwor_bench.instruments.nvtx_ranges import ranges_if_wanted, span
@@ -18,7 +16,7 @@ from nwor_bench.records.store import RunData, RunStore, read_run
 from nwor_bench.records.types import Cell, NworMode, Phase
 from nwor_bench.report.text import plural
 from nwor_bench.run.batch import BatchRunner, RanBatch
-from nwor_bench.run.batch_sizes import BatchSizes, NoTimeLeft
+from nwor_bench.run.batch_sizes import BatchSizes, NoTimeLeft, timed_batches
 from nwor_bench.run.budget import BlockLog, Budget, half_widths, warm_up
 from nwor_bench.run.gate.block import GateBlock, kv_gate
 from nwor_bench.run.gate.parity import BatchAnswer, ParityGate, broken_event
@@ -28,10 +26,6 @@ from nwor_bench.run.progress import Progress
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.prompts import Encode
 from nwor_bench.workload.schedule import Block, Plan
-
-GROUP_WINDOWS = 24
-"""Tokens of a batch for each group of draft counts that is wanted: four runs of three or four
-windows, and as much again for accepted drafts, and for groups that the batch's end cuts."""
 
 
 class BlockRunner:
@@ -185,14 +179,8 @@ class BlockRunner:
         Raises NoTimeLeft if that is none."""
         if self.sizes is None:
             return
-        requests, batches = self.spec.scenario.requests, 1
-        if self.spec.experiment.compares_drafts:
-            batches = MIN_JUDGED * len(self.plan.cells)
-            if self.plan.interleaved:
-                tokens = self.plan.blocks[0].new_tokens or self.spec.scenario.max_new_tokens
-                batches = ceil(batches * GROUP_WINDOWS / tokens)
-                batches += len(self.plan.cells) * bool(self.spec.scenario.temperature)
-        timed_s = batches * self._size.whole_s(batch)
+        requests = self.spec.scenario.requests
+        timed_s = timed_batches(self.plan, self.spec) * self._size.whole_s(batch)
         said = self.sizes.forecast(requests, self._size.gate_s(batch), timed_s)
         if said is not None:
             self._progress.say(said)

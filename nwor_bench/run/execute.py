@@ -4,6 +4,7 @@ import shlex
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
@@ -73,6 +74,9 @@ def heed_interrupts() -> Iterator[Interrupts]:
         for number, handler in previous.items():
             signal.signal(number, handler)
 
+
+LOG_FILE = "engine.log"
+"""vLLM's log in a run's folder, and the traceback of what ended the run."""
 
 EngineFactory = Callable[[ResolvedPair, RunSpec, Path | None], Engine]
 
@@ -172,7 +176,7 @@ def run_prepared(
             store.append_event(
                 {"event": "resumed", "at": _now(), "warnings": list(resumed.warnings)}
             )
-        log = None if options.verbose else folder / "engine.log"
+        log = None if options.verbose else folder / LOG_FILE
 
         def measure(progress: Progress, interrupts: Interrupts) -> None:
             progress.say(f"vLLM with {pair.name} (log: {log or 'this terminal'})")
@@ -270,6 +274,10 @@ def _guarded(
         if not interrupts.seen:  # code that Ctrl-C cuts short may raise an error of its own
             message = str(error) or repr(error)
             store.append_event({"event": "failed", "at": _now(), "error": message})
+            log = store.folder / LOG_FILE
+            with log.open("a", encoding="utf-8") as file:
+                traceback.print_exception(error, file=file)
+            progress.say(f"failed; traceback: {log}")
             return RunStatus.FAILED, error
     else:
         return RunStatus.COMPLETE, None

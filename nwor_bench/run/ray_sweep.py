@@ -23,10 +23,11 @@ from rich.console import Console
 from nwor_bench.engine.engine import VllmEngine, check_arguments
 from nwor_bench.engine.memory import require_memory
 from nwor_bench.errors import ConfigError, EngineError, ExitCode, worst_of
+from nwor_bench.records.files import DONE
 from nwor_bench.run.execute import GroupEngine, Prepared, run_prepared
 from nwor_bench.run.prepare import prepare
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
-from nwor_bench.run.sweep_folder import DONE, FAILED, INTERRUPTED, SweepIndex
+from nwor_bench.run.sweep_folder import FAILED, INTERRUPTED, SweepIndex
 from nwor_bench.run.sweep_summary import close_sweep, failure_of, finish_sweep
 from nwor_bench.workload.sweep_file import EngineGroup, Point
 

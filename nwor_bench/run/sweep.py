@@ -15,18 +15,24 @@ from nwor_bench.engine.arms import start_engine
 from nwor_bench.engine.engine import check_arguments
 from nwor_bench.engine.memory import require_memory
 from nwor_bench.errors import ConfigError, ExitCode, worst_of
-from nwor_bench.records.files import RUN_FILE, RUNS, check_output, default_folder
+from nwor_bench.records.files import (
+    DONE,
+    LEFT_OUT,
+    RUN_FILE,
+    RUNS,
+    check_output,
+    default_folder,
+)
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import RunStatus
 from nwor_bench.report.run_report import exit_code_of
-from nwor_bench.report.sweep import LEFT_OUT
 from nwor_bench.run.batch_sizes import BatchSizes
 from nwor_bench.run.dry_run import sweep_lines
 from nwor_bench.run.execute import EngineFactory, GroupEngine, Prepared, run_prepared
 from nwor_bench.run.prepare import CheckEngine, prepare, resume_prepared
 from nwor_bench.run.progress import check_vllm_version, console_for, tell_plan
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
-from nwor_bench.run.sweep_folder import DONE, FAILED, INTERRUPTED, SweepIndex
+from nwor_bench.run.sweep_folder import FAILED, INTERRUPTED, SweepIndex
 from nwor_bench.run.sweep_summary import close_sweep, failure_of, finish_sweep
 from nwor_bench.workload.options import declared, flag_of, names
 from nwor_bench.workload.run_spec import Counters

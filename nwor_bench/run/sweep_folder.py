@@ -8,11 +8,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from nwor_bench.errors import ConfigError, StoreError
-from nwor_bench.records.files import RUN_FILE, SWEEP_FILE, write_atomically
+from nwor_bench.records.files import DONE, LEFT_OUT, RUN_FILE, SWEEP_FILE, write_atomically
 from nwor_bench.records.header import read_object
 from nwor_bench.records.store import read_header
 from nwor_bench.records.types import RunStatus
-from nwor_bench.report.sweep import LEFT_OUT
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.options import remedy
 from nwor_bench.workload.run_spec import AXES, Counters
@@ -22,7 +21,7 @@ from nwor_bench.workload.toml_file import dotted
 
 INDEX_FILE = SWEEP_FILE
 SWEEP_FORMAT_VERSION = 1
-PENDING, DONE, FAILED, INTERRUPTED = "pending", "done", "failed", "interrupted"
+PENDING, FAILED, INTERRUPTED = "pending", "failed", "interrupted"
 
 
 _READ = frozenset(("number", "folder", "pair", "scenario", "status", "error"))

@@ -1,21 +1,16 @@
 """`nwor-bench compare` as a user meets it: output, files, exit codes."""
 
 import gzip
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 from changed_run import slowed
-from command_calls import parse
 from synthetic_run import change_batches, make_run, save_run, with_header, with_parts
 
 pytestmark = pytest.mark.slow  # whole runs
 
 
-CHECKOUT = Path(__file__).resolve().parents[2]
-CI_EXAMPLE = CHECKOUT / "sweeps/ci-example.yml"
 BASE = make_run(blocks=6, device="cuda", aa=True)
 RUNS = {
     "base": BASE,
@@ -100,35 +95,3 @@ def test_markdown_instead_of_the_tables(run: Run) -> None:
     code, printed, _ = run("compare", "base", "slower", "--markdown")
     assert code == 4
     assert printed.startswith("# nwor-bench compare\n\n**REGRESSION: stage x graph +")
-
-
-def commands_in(workflow: Path) -> list[list[str]]:
-    """The arguments of every nwor-bench call in a workflow's `run` steps."""
-    jobs = yaml.safe_load(workflow.read_text())["jobs"].values()
-    scripts = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
-    lines = "\n".join(scripts).replace("\\\n", " ").splitlines()
-    return [
-        shlex.split(line.partition(">")[0])[1:] for line in lines if line.startswith("nwor-bench ")
-    ]
-
-
-def test_the_example_for_ci_calls_what_there_is() -> None:
-    called = [parse(arguments) for arguments in commands_in(CI_EXAMPLE)]
-    assert called == ["sweep", "compare"]
-    with pytest.raises(Exception, match="No such option"):
-        parse(["compare", "a", "b", "--no-such-flag"])
-
-
-def test_the_example_for_ci_is_a_workflow() -> None:
-    workflow = yaml.safe_load(CI_EXAMPLE.read_text())
-    (job,) = workflow["jobs"].values()
-    sweep, compare = commands_in(CI_EXAMPLE)
-    # YAML reads the bare word `on` as true.
-    assert "pull_request" in workflow[True]
-    written = sweep[sweep.index("--output") + 1]
-    assert compare[2] == written
-    upload = next(step for step in job["steps"] if "upload-artifact" in step.get("uses", ""))
-    kept = upload["with"]["path"].split()
-    assert kept == [f"{written}/", "compare.md"]
-    assert {"--markdown", "--strict"} <= set(compare)
-    assert set(job["env"]) <= {"TARGET_MODEL", "DRAFT_MODEL"}

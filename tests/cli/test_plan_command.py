@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -201,6 +202,18 @@ def test_gpus_that_a_model_needs(plan: Run, model: str, needed: dict[str, int]) 
         assert one["requests_that_fit"] == (memory - weights) // request
         step = json.loads(plan(*LLAMA, "--json")[1])["bytes"]["predicted_step_bytes"]
         assert one["predicted_step_ms"] == pytest.approx(step / 3.35e12 * 1e3)
+
+
+def test_a_pair_is_planned_by_name_or_file_as_its_config(plan: Run, tmp_path: Path) -> None:
+    """The pair's target decides; a folder of that name comes first, and a pair may be unbuilt."""
+    file = CHECKOUT / "scenarios/pairs/qwen-shape.toml"
+    folder = Path(resolve_pair("qwen-shape", cache_dir=tmp_path).target)
+    told = [json.loads(plan(str(each), "--json")[1]) for each in ("qwen-shape", file, folder)]
+    assert told[0] == told[1]
+    assert told[0]["bytes"] == told[2]["bytes"]
+    shutil.copytree(CONFIGS, "qwen-shape")
+    shutil.move("qwen-shape/Llama-3.2-3B.json", "qwen-shape/config.json")
+    assert json.loads(plan("qwen-shape", "--json")[1])["bytes"]["parameters"] > 3.2e9
 
 
 def test_a_device_is_one_row_and_its_own_attention(plan: Run) -> None:

@@ -100,7 +100,7 @@ def server(target: Path, log: Path, *flags: str, **extra: str) -> Iterator[str]:
 
     `flags` come after our own, `extra` are environment variables.
 
-    The command `vllm` of the CPU build looks for a distribution called vllm and fails.
+    Without `make venv` the command `vllm` of the CPU build does not find its version and fails.
     """
     port = free_port()
     command = [

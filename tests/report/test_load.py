@@ -8,8 +8,10 @@ import ast
 import csv
 import inspect
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 
@@ -20,12 +22,15 @@ from synthetic_run import make_run, save_run, write_reports
 
 import nwor_bench
 from nwor_bench.analysis.analyse import PERCENTILES
+from nwor_bench.analysis.draft_rates import Rate
+from nwor_bench.analysis.worth import WindowTime
 from nwor_bench.records.types import BatchRecord, CellResult, WindowRecord, columns
 from nwor_bench.run.microbench.report import KernelRow
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PAGE = CHECKOUT / "docs" / "columns.csv"
 KEPT = CHECKOUT / "sweeps" / "results" / "h200" / "kept"
+GOLDEN = CHECKOUT / "tests" / "golden"
 RECORDS = {"cells": CellResult, "batches": BatchRecord, "windows": WindowRecord}
 
 
@@ -82,10 +87,54 @@ def test_records_and_frames_are_those_of_the_files(folder: Path) -> None:
     frame = run.frame("cells")
     assert pd.api.types.is_integer_dtype(frame["nwor_total_staged"])
     assert pd.api.types.is_float_dtype(frame["ratio_to_off"])
-    with refused("run folder", value=str(folder.parent)):
-        nwor_bench.load(folder.parent)
+    with refused("run folder", value=str(folder / "none")):
+        nwor_bench.load(folder / "none")
     with refused("table", value="window"):
         run.frame("window")
+
+
+def column(table: str, name: str) -> list[str]:
+    """The values of a column of an HTML table."""
+    place = re.findall(r"<th>(.*?)</th>", table).index(name)
+    rows = re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)
+    return [re.findall(r"<td>(.*?)</td>", row)[place] for row in rows]
+
+
+@pytest.mark.slow  # a whole run
+def test_a_run_fits_a_line_and_a_notebooks_cell(folder: Path) -> None:
+    run = nwor_bench.load(folder)
+    assert repr(run) == (
+        "<nwor-bench: scenario short, models toy: "
+        f"CPU RUN; {len(run.cells)} cells, {len(run.batches)} batches, {len(run.windows)} windows>"
+    )
+    shown = run._repr_html_()
+    ratios = [f"{c.ratio_to_off:.4g}" if c.ratio_to_off else "" for c in run.cells]
+    assert column(shown, "ratio_to_off") == ratios
+    assert "CPU RUN" in shown
+    assert "NA" not in shown
+
+
+@pytest.mark.slow  # a whole run
+def test_the_folder_of_worth_has_its_rows_and_its_runs(
+    tmp_path: Path, command_line: Callable[..., tuple[int, str, str]]
+) -> None:
+    own = tmp_path / "worth" / "01-tiny"
+    shutil.copytree(GOLDEN / "worth-one", own, ignore=shutil.ignore_patterns("*.csv"))
+    assert command_line("report", str(own.parent))[0] == 0
+    loaded = nwor_bench.load(own.parent)
+    rows = loaded.frame("worth")
+    stored = pd.read_csv(own.parent / "worth.csv")
+    assert rows["ratio"].dropna().tolist() == stored["ratio"].dropna().tolist() != []
+    assert rows["drafts"].tolist() == [0, 1, 2]
+    assert repr(loaded) == f"<{own.parent}: 1 run; tables worth, summary>"
+    assert [run.header.pair.name for run in loaded.runs] == ["tiny"]
+    assert column(loaded._repr_html_(), "drafts") == ["0", "1", "2"]
+    with refused("table", value="cells"):
+        loaded.frame("cells")
+    (own.parent / "worth.csv").unlink()
+    assert "verdict" in loaded.frame("summary")
+    (own.parent / "summary.csv").unlink()
+    assert "1 run" in loaded._repr_html_()
 
 
 @pytest.mark.slow  # reads a whole run
@@ -120,6 +169,18 @@ def meanings(record_type: type) -> dict[str, str]:
     return found
 
 
+def worth_meanings() -> dict[str, str]:
+    """The columns of worth.csv: fields of its records, and the ends of their intervals."""
+    found = meanings(WindowTime) | meanings(Rate) | {"scenario": "Name of the scenario."}
+    found["noise_ratio"] = "Time of k = 0 over itself (A/A) at this batch size."
+    found["stage_ratio"] = found["staged"]
+    found["stage_groups"] = "Groups of windows behind `stage_ratio`."
+    for prefix in ("", "stage_", "noise_"):
+        found[f"{prefix}low"] = f"Low end of the interval of `{prefix}ratio`."
+        found[f"{prefix}high"] = f"High end of the interval of `{prefix}ratio`."
+    return found
+
+
 def documented() -> list[list[str]]:
     """The rows of docs/columns.csv as the code has them: file, column, meaning."""
     known = {table: meanings(record_type) for table, record_type in RECORDS.items()}
@@ -129,6 +190,8 @@ def documented() -> list[list[str]]:
     run = nwor_bench.load(KEPT / "smollm2-short")
     listed = {table: list(run.frame(table).columns) for table in RECORDS}
     listed["kernels"] = columns(KernelRow)
+    known["worth"] = worth_meanings()
+    listed["worth"] = [*pd.read_csv(GOLDEN / "printed/worth.csv", nrows=0)]
     return [
         [f"{table}.csv", column, known[table].get(column, "")]
         for table, names in listed.items()

@@ -142,7 +142,9 @@ def test_an_interruption_of_a_broken_run_still_says_3() -> None:
 @pytest.mark.parametrize(
     "error", [EngineError("the engine died"), RuntimeError("the engine died"), MemoryError()]
 )
-def test_an_error_is_raised_after_the_reports_are_written(error: Exception) -> None:
+def test_an_error_is_raised_after_the_reports_are_written(
+    error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
     engine = FakeEngine(failing={10: error})
     with pytest.raises(type(error)) as caught:
         begin(engine)
@@ -156,6 +158,12 @@ def test_an_error_is_raised_after_the_reports_are_written(error: Exception) -> N
     assert event["error"] in ("the engine died", "MemoryError()")
     assert event["error"] in Path("run/report.md").read_text()
     assert engine.closed == 1
+    log = Path("run/engine.log")
+    assert f"failed; traceback: {log}" in capsys.readouterr().out
+    told = log.read_text(encoding="utf-8")
+    assert told.startswith("Traceback")
+    assert "fake_engine.py" in told
+    assert told.splitlines()[-1].endswith(f"{type(error).__name__}: {error}".removesuffix(": "))
 
 
 def test_an_engine_that_does_not_start_leaves_a_failed_run(

@@ -14,9 +14,10 @@ from toy_run import Runner, of_phase
 from nwor_bench.analysis.analyse import analyse
 from nwor_bench.engine.protocol import BatchOutput
 from nwor_bench.errors import ExitCode
+from nwor_bench.records.files import LEFT_OUT
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import Phase
-from nwor_bench.report.sweep import LEFT_OUT, swept_worths
+from nwor_bench.report.sweep import swept_worths
 from nwor_bench.report.worth_answer import worth_answer
 from nwor_bench.run import budget
 from nwor_bench.run.budget import half_widths

@@ -26,7 +26,9 @@ def sweep(
     options: RunOptions,
     **flags: Any,
 ) -> None:
-    """Sweep NWOR x SCV over one model pair, in one engine.
+    """Does NWOR pay? Times stock against not writing rejected drafts to the cache.
+
+    All cells of NWOR x SCV over one model pair, in one engine.
 
     Exit codes: 0 done, 1 failed, 2 bad input, 3 correctness broken,
     130 interrupted (what was measured is kept).

@@ -121,9 +121,9 @@ class WorthOptions:
 
 @with_flags()
 def worth(context: typer.Context, options: WorthOptions) -> None:
-    """Is speculation worth it here? Draft counts are interleaved in one engine.
+    """How many drafts pay? Times draft counts against plain decoding, at each batch size.
 
-    0 to --max-draft-tokens drafts alternate window by window, at each batch size.
+    0 to --max-draft-tokens drafts alternate window by window, in one engine.
     With --engines each has an engine, and whole batches alternate.
     Prints tokens/s over k = 0, acceptance by position, and the line for vLLM.
     Exit codes: 0 done, 1 failed, 2 bad input, 3 a draft count changed the output.

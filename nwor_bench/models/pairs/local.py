@@ -123,7 +123,7 @@ def find_config(field: str, named: str) -> FoundConfig:
     Of a hub model only config.json is fetched. Raises ConfigError.
     """
     path = home_path(named)
-    if not path.exists() and (named in pair_names() or named.endswith(".toml")):
+    if named.endswith(".toml") or (named in pair_names() and not path.exists()):
         return _of_pair(field, named)
     if not path.exists() and not _HUB_NAME.fullmatch(named) and nearest(named, pair_names())[1]:
         raise ConfigError.unknown(field, named, pair_names())

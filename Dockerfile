@@ -2,7 +2,7 @@
 #
 #     docker build -t nwor-bench .
 #     docker run --rm --gpus all --ipc=host -v "$PWD/runs:/work/runs" nwor-bench sweep
-FROM vllm/vllm-openai:v0.32.0
+FROM vllm/vllm-openai:v0.33.0
 
 # Packages of the image are constraints, so that pip only adds what is missing: vLLM and PyTorch
 # stay as they are. Ubuntu's Python wants to be told that packages may be added to it.

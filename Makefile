@@ -13,14 +13,14 @@ $(error DEVICE is "$(DEVICE)"; write DEVICE=cpu or DEVICE=cuda)
 endif
 
 # Another vLLM than the locked one gets an environment of its own, .venv-VERSION.
-LOCKED_VLLM := 0.32.0
+LOCKED_VLLM := $(if $(filter cuda,$(DEVICE)),0.33.0,0.32.0)
 VLLM ?= $(LOCKED_VLLM)
 ifeq ($(VLLM),$(LOCKED_VLLM))
 VENV := .venv
 else
 VENV := .venv-$(VLLM)
 OWN_PINS := $(wildcard requirements/$(DEVICE)-$(VLLM).txt)
-ifeq ($(DEVICE)$(OWN_PINS),cpu)
+ifeq ($(DEVICE)$(OWN_PINS)$(filter contract,$(MAKECMDGOALS)),cpu)
 $(error VLLM is "$(VLLM)"; on a CPU write $(LOCKED_VLLM)$(patsubst requirements/cpu-%.txt, or %,$(wildcard requirements/cpu-*.txt)))
 endif
 endif
@@ -60,13 +60,17 @@ UV_INSTALL = $(UV) pip install -q --index-strategy unsafe-best-match --python $(
 BY_UV = $(UV_INSTALL) $(1) || { echo "uv could not (its reason is above); pip tries"; $(PIP_INSTALL) $(1); }
 install = $(if $(UV),$(BY_UV),$(PIP_INSTALL) $(1))
 
-.PHONY: help venv sweep check test test-fast test-all test-gpu support-table lint types docs clean stamps
+.PHONY: help venv contract sweep check test test-fast test-all test-gpu support-table lint types docs clean stamps
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 	echo '  options: DEVICE=cpu|cuda  VLLM=0.31.0  PYTHON=python3.11  PIP_ARGS="..."  ARGS="..."'
 
 venv: $(INSTALLED)  ## set up .venv (with VLLM= .venv-VERSION) for the device that this machine has
+
+contract:  ## read the wheel of VLLM= (no GPU, no PyTorch): what it takes from the plugin
+	@$(pick_python)
+	"$$python" -m nwor_bench.instruments.contract $(VLLM)
 
 sweep: $(INSTALLED)  ## check the default pair's output, on a GPU measure it too; ARGS adds flags
 	@$(BIN)/nwor-bench sweep --scenario short $(ARGS)

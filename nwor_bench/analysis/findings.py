@@ -26,7 +26,12 @@ from nwor_bench.instruments.conditions import throttle_names
 from nwor_bench.instruments.draft_counts import capture_size
 from nwor_bench.records.cell import SWITCHED, Cell
 from nwor_bench.records.facts import EngineStatus, MemoryFacts
-from nwor_bench.records.fallback_reasons import NO_CUDA, mamba_cache_mode, unsupported_states
+from nwor_bench.records.fallback_reasons import (
+    NO_CUDA,
+    mamba_cache_mode,
+    unsupported_states,
+    written_elsewhere,
+)
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
@@ -64,6 +69,7 @@ class FindingKind(StrEnum):
     INEFFECTIVE = "ineffective"
     AMBIGUOUS = "ambiguous"
     FALLBACKS = "fallbacks"
+    ELSEWHERE = "written_elsewhere"
     STATES = "states_by_stock"
     NO_GRAPH = "windows_without_graph"
     WINDOWS_DISAGREE = "windows_disagree"
@@ -302,6 +308,13 @@ def _fallbacks(evidence: Evidence) -> Iterator[Case]:
             reasons = ", ".join(f"{reason} {n}" for reason, n in cell.fallbacks.items())
             severity = Severity.WARNING if share > 0.1 else Severity.NOTE
             yield Case({"share": _percent(share), "reasons": reasons}, cell.label, severity)
+
+
+def _elsewhere(evidence: Evidence) -> Iterator[Case]:
+    for cell in evidence.cells:
+        reasons = [reason for reason in cell.fallbacks if written_elsewhere(reason)]
+        if reasons:
+            yield Case({"reasons": ", ".join(reasons)}, cell.label)
 
 
 _STATES_REMEDY = {
@@ -564,6 +577,11 @@ ROWS = (
         "{name}: {share} of its windows were written directly ({reasons}).",
         "The ratio is a mixture. Evidence explains the reasons.",
         "windows that staged nothing", "have"),
+    Row(_K.ELSEWHERE, _elsewhere, _WARNING,
+        "{name}: K/V did not come by the write that nwor-bench wraps ({reasons}). Another kernel "
+        "wrote them, every draft token's too.",
+        "Switch that fusion off. See --compilation-config, pass_config.",
+        "K/V that another kernel wrote", "have"),
     Row(_K.STATES, _states, _WARNING,
         "Stock wrote the recurrent states of every staged window of {cells} ({reasons}). What was "
         "measured there is K/V only.", "Read states_reason in windows.csv. engine.log may have a "

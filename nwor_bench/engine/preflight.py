@@ -5,16 +5,14 @@ What vLLM itself would refuse later is `engine.arguments.check_arguments`. Names
 are read from its source, without importing it.
 """
 
-import ast
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 from nwor_bench.engine.memory import require_memory
 from nwor_bench.errors import ConfigError, NotComparableError
+from nwor_bench.instruments.contract import vllm_source
 from nwor_bench.instruments.device import (
     float32_reason,
     is_cpu_build,
@@ -23,11 +21,11 @@ from nwor_bench.instruments.device import (
     visible_gpu_uuids,
 )
 from nwor_bench.instruments.draft_counts import (
-    CHANGES_COUNT,
     UNSAFE_GRAPHS,
     WHICH_CHANGE,
     WHY_NOT_ADAPTIVE,
     WHY_UNSAFE,
+    changes_count,
 )
 from nwor_bench.models.adapter import lora_arguments
 from nwor_bench.models.config_reader import text_entries
@@ -83,10 +81,10 @@ def check_pair(pair: ResolvedPair, spec: RunSpec) -> None:
 
 
 def _flags_refused(spec: RunSpec) -> Iterator[ConfigError]:
-    for option, module, holder in _ENTRIES_OF_VLLM:
+    for option, holder in _ENTRIES_OF_VLLM.items():
         given = getattr(spec, option) or {}
-        source = _source(module) if given else None
-        known = frozenset() if source is None else _fields(source, holder)
+        source = vllm_source() if given else None
+        known = source.fields(holder) if source is not None else frozenset()
         for name in given:
             if known and name not in known:
                 yield ConfigError.unknown(flag_of(option), name, known)
@@ -101,32 +99,12 @@ def _flags_refused(spec: RunSpec) -> Iterator[ConfigError]:
         yield from _without_gpu_refused(spec)
 
 
-_ENTRIES_OF_VLLM = (
-    ("engine_args", "engine/arg_utils.py", "EngineArgs"),
-    ("against", "engine/arg_utils.py", "EngineArgs"),
-    ("speculative_config", "config/speculative.py", "SpeculativeConfig"),
-)
-"""Options that hold entries of a class of vLLM, its module and its name."""
-
-
-def _source(module: str) -> Path | None:
-    """The file of a module of vLLM; None without vLLM's source."""
-    found = find_spec("vllm")
-    folders = (found and found.submodule_search_locations) or ()
-    paths = (Path(folder) / module for folder in folders)
-    return next((path for path in paths if path.is_file()), None)
-
-
-@cache
-def _fields(source: Path, holder: str) -> frozenset[str]:
-    """Annotated fields of a class. Cached, as every run of a sweep file asks."""
-    return frozenset(
-        part.target.id
-        for node in ast.parse(source.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef) and node.name == holder
-        for part in node.body
-        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
-    )
+_ENTRIES_OF_VLLM = {
+    "engine_args": "engine.arg_utils:EngineArgs",
+    "against": "engine.arg_utils:EngineArgs",
+    "speculative_config": "config.speculative:SpeculativeConfig",
+}
+"""Options that hold entries of a class of vLLM."""
 
 
 def _ranks_refused(spec: RunSpec) -> Iterator[ConfigError]:
@@ -207,7 +185,7 @@ def _counts_refused(
     if not spec.experiment.compares_drafts:
         return
     in_one = bool(spec.experiment.counts)
-    if method not in CHANGES_COUNT and in_one:
+    if not changes_count(method) and in_one:
         yield ConfigError.for_field("--method", str(method), f"{WHICH_CHANGE}; write --engines")
     if method in WITHOUT_DRAFTER and spec.adaptive_verification:
         remedy = (
@@ -292,7 +270,7 @@ def why_engines(sweep: SweepFile) -> str | None:
     if own is None or pair_folder(own).is_dir():
         pair = resolve_pair(**asdict(choice))
     method = str(pair.method if pair else choice.method or (own and own.method))
-    if method not in CHANGES_COUNT:
+    if not changes_count(method):
         return f"vLLM cannot change the draft count of {method} step by step"
     if not uses_gpu() or os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "0":
         return None

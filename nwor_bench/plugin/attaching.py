@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.instruments import nvtx_ranges
+from nwor_bench.instruments.contract import Feature, lost
 from nwor_bench.plugin.observe import metrics
 from nwor_bench.plugin.observe.nvtx import WindowRanges
-from nwor_bench.plugin.patching import Patch, PatchSet
+from nwor_bench.plugin.patching import Patch, PatchError, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.settings import DRAFTS, PluginSettings, read_settings
@@ -223,7 +224,13 @@ class _Attachment:
 
 
 def make_hook(runner: Any, settings: PluginSettings) -> RunnerHook:
-    """The hook for vLLM's V1 or V2 runner; each is imported only if it is used."""
+    """The hook for vLLM's V1 or V2 runner; each is imported only if it is used.
+
+    Raises PatchError if this vLLM lacks what every hook needs.
+    """
+    reason = lost(Feature.WINDOWS)
+    if reason is not None:
+        raise PatchError.at("cannot attach", reason)
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     if isinstance(runner, GPUModelRunner):

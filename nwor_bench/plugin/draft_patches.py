@@ -9,14 +9,15 @@ from collections.abc import Callable
 from typing import Any
 
 from nwor_bench.errors import ConfigError
+from nwor_bench.instruments.contract import Feature, lost
 from nwor_bench.instruments.draft_counts import (
-    CHANGES_COUNT,
     SAFE_GRAPHS,
     UNSAFE_GRAPHS,
     WHICH_CHANGE,
     WHY_NOT_ADAPTIVE,
     WHY_UNSAFE,
     CountSwitch,
+    changes_count,
     schedule_of,
 )
 from nwor_bench.plugin.patching import Patch
@@ -28,7 +29,12 @@ logger = logging.getLogger("vllm.nwor_bench")
 
 
 def draft_patches() -> list[Patch]:
-    """Name every draft count in vLLM's configuration, and change them in its scheduler."""
+    """Name every draft count in vLLM's configuration, and change them in its scheduler.
+
+    Raises ConfigError if vLLM lacks what this needs.
+    """
+    if (reason := lost(Feature.COUNTS)) is not None:
+        raise ConfigError.at(DRAFTS, f"draft counts cannot be interleaved here: {reason}")
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -113,7 +119,7 @@ def name_counts(config: Any, max_num_seqs: int | None) -> None:
     if config is None:
         example = '{"method": "mtp", "num_speculative_tokens": 4}'
         raise ConfigError.for_field(flag, None, f"{DRAFTS} needs it, for example '{example}'")
-    if config.method not in CHANGES_COUNT:
+    if not changes_count(config.method):
         raise ConfigError.for_field(f"{flag}: method", config.method, WHICH_CHANGE)
     if getattr(config, ADAPTIVE_VERIFICATION, False):
         raise ConfigError.for_field(f"{flag}: {ADAPTIVE_VERIFICATION}", True, WHY_NOT_ADAPTIVE)

@@ -19,6 +19,8 @@ from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
 from vllm.config import CompilationMode
 from vllm.v1.attention.backend import AttentionType
 
+from nwor_bench.instruments.contract import Feature, lost
+from nwor_bench.instruments.draft_counts import changes_count
 from nwor_bench.models.support.facts import FP8_CACHES, PLAIN_CACHES
 from nwor_bench.models.support.rules import (
     FOLLOWED_ON_CPU,
@@ -48,8 +50,8 @@ LATENT_FUSION = "fuse_rope_kvcache_cat_mla"
 SCALES = ("output_scale", "output_block_scale")
 """Arguments of vLLM's attention after `output`."""
 
-NOT_STAGED = "attention:kv_not_staged"
-"""Attention of a layer whose write hook did not run in this step."""
+OWN_FEATURES = {"FlashInferImpl": Feature.FLASHINFER, "TritonAttentionImpl": Feature.TRITON}
+"""Implementations besides FlashAttention's that a new vLLM may take."""
 
 IMAGE_MASK = "attention:image_mask"
 """A step in which tokens of an image see each other."""
@@ -137,6 +139,13 @@ class BuiltLayer:
         kind = type(self.impl)
         known = FOLLOWED_ON_CPU if self.kernel is None else FOLLOWED_ON_GPU
         return None if path_of(kind) in known else kind.__name__
+
+    @property
+    def changed(self) -> str | None:
+        """What staging of this attention needs, if vLLM lacks it."""
+        feature = OWN_FEATURES.get(type(self.impl).__name__)
+        feature = Feature.MLA if is_latent(self.layer) else feature
+        return None if feature is None else lost(feature)
 
     @property
     def refused_on_cpu(self) -> str | None:
@@ -324,11 +333,13 @@ def of_call(
 
 def constant_drafter(runner: Any) -> str | None:
     """The class of a drafter that drafts as many tokens whatever the scheduler says; None if it
-    follows. Of the V2 runner's, those that share the target's batch do; V1's follow by method."""
+    follows. Of the V2 runner's, those that share the target's batch do, and dflash, whose one pass
+    takes as long for any number; V1's follow by method."""
     speculator = getattr(runner, "speculator", None)
     if speculator is None:
         return None
     from vllm.v1.worker.gpu.spec_decode.target_dependent_ar import speculator as following
 
+    name = type(speculator).__name__
     follows = isinstance(speculator, following.TargetDependentARSpeculator)
-    return None if follows else type(speculator).__name__
+    return None if follows or (name == "DFlashSpeculator" and changes_count("dflash")) else name

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from nwor_bench.errors import ConfigError
+from nwor_bench.instruments.contract import Feature, lost
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.settings import ATTENTION, read_settings
 from nwor_bench.records.state_slots import FIELD, check_one_slot, one_slot
@@ -20,7 +21,9 @@ from nwor_bench.records.types import AttentionBy
 
 
 def slot_patches() -> list[Patch]:
-    """The patches; not yet applied."""
+    """The patches; not yet applied. None without what they need: `require_one_slot` refuses it."""
+    if lost(Feature.SLOTS) is not None:
+        return []
     from vllm.model_executor.layers.mamba.abstract import MambaBase
     from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadataBuilder
 
@@ -101,6 +104,7 @@ def require_one_slot(worker: Any, hook: Any, not_attached: str | None) -> None:
     if not one_slot(getattr(worker.vllm_config, "additional_config", None)):
         return
     reason = not_attached if hook is None else hook.why_not_one_slot()
+    reason = lost(Feature.SLOTS) or reason
     if hook is None or reason is not None:
         remedy = f"windows cannot all be staged here ({reason or 'no hook'}); leave it out"
         raise ConfigError.for_field(FIELD, 1, remedy)

@@ -138,8 +138,8 @@ class CellResult:
     ratio: Interval | None
     """Time over that of off x off."""
     parity: str | None
-    """"reference", "exact", "explained" (only ties differ), "acceptance only", "INVALID"; None if
-    not checked."""
+    """"reference", "exact", "explained" (only ties differ), "acceptance only", "lossy" (FLy),
+    "INVALID"; None if not checked."""
     verdict: str
     """One of `Verdict`, or "reference" for off x off."""
     acceptance_length: float | None = None

@@ -97,6 +97,14 @@ NOT_CAUSAL = "attention:not_causal"
 """Attention in which a token sees later ones of its window."""
 ALREADY_WRITTEN = "attention:kv_cache_update_bypass"
 """Attention that is called without K and V: they were written before."""
+NOT_STAGED = "attention:kv_not_staged"
+"""Attention of a layer whose write did not come by our hook in this step."""
+_ELSEWHERE = {"kv_cache_update_bypass", "kv_not_staged", "layer_not_staged"}
+
+
+def written_elsewhere(reason: str) -> bool:
+    """True if K/V did not come by the write that we wrap: another kernel wrote them."""
+    return not _ELSEWHERE.isdisjoint(reason.split(":"))
 
 
 def attention_metadata(builder: str) -> str:

@@ -6,7 +6,7 @@ from math import inf
 
 from nwor_bench.analysis.cell_data import OFF_BY_CHOICE
 from nwor_bench.analysis.findings import nothing_timed
-from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED, REFERENCE
+from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED, LOSSY, REFERENCE
 from nwor_bench.analysis.throughput import ACCEPTANCE, TIME
 from nwor_bench.errors import ExitCode
 from nwor_bench.records.header import RunHeader
@@ -210,6 +210,7 @@ OUTPUT = {
     EXACT: "Output identical.",
     EXPLAINED: "Output identical but for ties.",
     ACCEPTANCE_ONLY: "Output checked; acceptance synthetic.",
+    LOSSY: "Tokens not compared: FLy is lossy by design.",
 }
 """The end of a headline, by what was compared."""
 

@@ -9,7 +9,7 @@ from nwor_bench.analysis.effects import WINDOWS, WORK_MS
 from nwor_bench.analysis.findings import Severity, grouped, nothing_timed, sufficient_budget
 from nwor_bench.analysis.parity.kv import KV_EVENT, KvVerdict
 from nwor_bench.analysis.parity.required import GATE_DID_NOT
-from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED
+from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED, LOSSY
 from nwor_bench.analysis.verdicts import DEFAULT_MARGIN
 from nwor_bench.errors import ExitCode
 from nwor_bench.models.measured import measured_rows, outcomes
@@ -114,6 +114,8 @@ def _output(run: RunData, cells: Sequence[CellResult]) -> str:
         what = "tokens are off x off's on the gate's prompts"
     elif parities <= {EXACT, EXPLAINED}:
         what = f"tokens are off x off's but for ties{_tie_sizes(run.header)}"
+    elif LOSSY in parities:
+        what = "tokens were not compared: FLy is lossy by design"
     return "; ".join([what, *_values(run, compared)])
 
 

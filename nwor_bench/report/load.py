@@ -23,7 +23,6 @@ from nwor_bench.records.types import BatchRecord, CellResult, WindowRecord, colu
 from nwor_bench.report.html import escape, render_html
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.run_report import answer_of, build_document, title, warnings
-from nwor_bench.report.text import plural
 
 CsvTable = Literal["cells", "batches", "windows"]
 """A CSV file of a run folder, without its suffix."""
@@ -89,7 +88,7 @@ class LoadedRun:
         return TABLES[table](self.analysis).convert_dtypes()
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class LoadedSweep:
     """A folder of runs, such as that of `nwor-bench worth`."""
 
@@ -115,14 +114,10 @@ class LoadedSweep:
         every: tuple[SweepTable, ...] = get_args(SweepTable)
         return [table for table in every if (self.folder / f"{table}.csv").is_file()]
 
-    def __repr__(self) -> str:
-        number = len(list(self.folder.glob(f"*/{RUN_FILE}")))
-        return f"<{self.folder}: {plural(number, 'run')}; tables {', '.join(self._tables)}>"
-
     def _repr_html_(self) -> str:
         """The first of its tables, in a notebook."""
         frame = self.frame(self._tables[0]) if self._tables else pd.DataFrame()
-        return _in_notebook(repr(self), frame)
+        return _in_notebook(str(self.folder), frame)
 
 
 def _in_notebook(heading: str, frame: pd.DataFrame) -> str:

@@ -13,7 +13,7 @@ from nwor_bench.analysis.measured_worth import MeasuredWorth, measured_worth
 from nwor_bench.records.files import DONE, LEFT_OUT
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, NworMode, Verdict
-from nwor_bench.report.answer import Answer
+from nwor_bench.report.answer import FAILED_BADGE, Answer
 from nwor_bench.report.check import check_answer, check_screen
 from nwor_bench.report.document import (
     Block,
@@ -131,7 +131,11 @@ def sweep_document(
     if worths:
         return _worth_document(name, runs, worths)
     reply = sweep_answer(runs)
-    lead: list[Block] = [reply.headline, Definitions(reply.facts), *_missing(runs)]
+    lead: list[Block] = [reply.headline, Definitions(reply.facts)]
+    if reply.badge == FAILED_BADGE:
+        told = (Section("Runs", tuple(_missing(runs)), brief=True),)
+        return Document(f"nwor-bench sweep: {name}", tuple(lead), told)
+    lead += _missing(runs)
     many = len(runs) > MAX_ROWS
     sections = [Section("Answers", (_answers(runs),), brief=True)] if many else []
     lead += [] if many else [_answers(runs)]
@@ -152,7 +156,10 @@ def sweep_answer(
     if worths:
         return _worth_answer(worths)
     badges = Counter(run.answer.badge for run in runs if run.answer)
-    if not badges:
+    if set(badges) <= {FAILED_BADGE}:
+        for run in runs:
+            if run.status == "failed" and run.analysis is not None:
+                return answer_of(run.analysis)
         return Answer(NOTHING, f"None of {plural(len(runs), 'run')} measured anything.")
     badge = next(iter(badges)) if len(badges) == 1 else MIXED
     if Verdict.INVALID in badges:

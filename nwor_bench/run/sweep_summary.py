@@ -30,7 +30,7 @@ from nwor_bench.report.worth import worth_result, worth_rows
 from nwor_bench.run.execute import say_how_to_go_on
 from nwor_bench.run.progress import tell_json
 from nwor_bench.run.run_options import RunOptions
-from nwor_bench.run.sweep_folder import SweepIndex
+from nwor_bench.run.sweep_folder import FAILED, SweepIndex
 from nwor_bench.workload.run_spec import AXES
 from nwor_bench.workload.sweep_file import short_name
 
@@ -141,7 +141,11 @@ def finish_sweep(index: SweepIndex) -> None:
 def close_sweep(index: SweepIndex, console: Console, options: RunOptions) -> None:
     """Write index and summary, even after a failure, and print their paths."""
     index.write()
-    tell_sweep(Console() if options.quiet else console, options, index)
+    shown = Console() if options.quiet else console
+    failed = any(run["status"] == FAILED for run in index.content["runs"])
+    if failed and not index.done_codes() and not options.continue_on_error:
+        shown = Console(quiet=True)  # the error is printed last, by whoever catches it
+    tell_sweep(shown, options, index)
     if not index.is_done:
         say_how_to_go_on(index.folder, console)
 

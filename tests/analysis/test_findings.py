@@ -191,6 +191,25 @@ def test_what_is_no_fault_is_no_finding() -> None:
     assert "of stage x graph (" in the(K.STATES, made).message  # one of three that stage
 
 
+@pytest.mark.parametrize(
+    ("reason", "elsewhere"),
+    [
+        ("attention:kv_cache_update_bypass", True),
+        ("attention:kv_not_staged", True),
+        ("graph_capture:layer_not_staged", True),
+        ("graph_capture:OutOfMemoryError", False),
+        ("mixed_batch", False),
+    ],
+)
+def test_kv_that_another_kernel_wrote_are_a_finding(reason: str, elsewhere: bool) -> None:
+    run = change_batches(
+        sound(), lambda b: timed(b) and b.nwor_mode == "stage", fallbacks={reason: 3}
+    )
+    found = found_in(run, K.ELSEWHERE)
+    assert bool(found) is elsewhere
+    assert all(reason in each.message for each in found)
+
+
 def test_ambiguous_cells_are_named_with_what_they_could_have_seen() -> None:
     assert the(K.AMBIGUOUS, slower(shaken)).cell == "stage x off"
     assert found_in(make_run(blocks=2, aa=True), K.AMBIGUOUS)[0].remedy == ON_CPU

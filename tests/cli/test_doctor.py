@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from contracted_vllm import ContractedVllm
 from documented_keys import lacking, top_level
 from fake_engine import FakeEngine
 from rich.console import Console
@@ -28,7 +29,7 @@ from nwor_bench.cli.commands.doctor import (
 )
 from nwor_bench.engine.protocol import BatchOutput, Sampling
 from nwor_bench.errors import BenchError, ConfigError, EngineError, ExitCode
-from nwor_bench.instruments import environment
+from nwor_bench.instruments import contract, environment
 from nwor_bench.instruments.nsight import NCU, NSYS
 from nwor_bench.records.facts import GpuFacts
 from nwor_bench.records.types import Cell, NworMode
@@ -82,7 +83,7 @@ def states(checks: list[Check]) -> dict[str, State]:
     ("found", "state", "words"),
     [
         ("0.32.0", State.OK, "0.32.0, CPU build"),
-        ("0.30.1", State.WRONG, "0.30.1, but the plugin supports 0.31.0, 0.32.0"),
+        ("0.30.1", State.WRONG, "0.30.1, but the plugin supports 0.31.0, 0.32.0, 0.33.0"),
         (None, State.MISSING, "not installed"),
     ],
 )
@@ -95,7 +96,38 @@ def test_vllm(
     check = checks.check_vllm()
     assert (check.state, check.found) == (state, words)
     assert check.needed
-    assert ("vllm==0.32.0" in check.remedy) is (state is not State.OK)
+    assert ("vllm==0.33.0" in check.remedy) is (state is not State.OK)
+
+
+@pytest.mark.parametrize(
+    ("module", "gone", "reason", "stops"),
+    [
+        ("input_batch", "post_update", "joined update no (post_update is gone), states yes", False),
+        ("block_table", "BlockTables", "staging no (BlockTables is gone), joined update no,", True),
+    ],
+)
+def test_what_a_new_vllm_takes_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    packages: Packages,
+    module: str,
+    gone: str,
+    reason: str,
+    stops: bool,
+) -> None:
+    packages(vllm="0.34.0")
+    monkeypatch.setattr("nwor_bench.instruments.versions.vllm_version", lambda: "0.34.0")
+    source = ContractedVllm(without=(f"v1.worker.gpu.{module}", gone))
+    monkeypatch.setattr(contract, "installed_source", lambda: source)
+    check = checks.check_vllm()
+    assert check.found.startswith("0.34.0 (not tried): windows yes, staging ")
+    assert reason in check.found
+    assert check.state is State.WRONG
+    assert check.remedy.startswith("without staging: windows" if stops else "without joined")
+    assert checks.can_sweep([check]) is not stops
+    whole = ContractedVllm()
+    monkeypatch.setattr(contract, "installed_source", lambda: whole)
+    check = checks.check_vllm()
+    assert (check.state, " no" in check.found, check.remedy) == (State.OK, False, "")
 
 
 @pytest.mark.parametrize(

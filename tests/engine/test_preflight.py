@@ -53,7 +53,7 @@ def test_names_that_vllm_knows_pass() -> None:
 
 
 def test_without_vllms_source_names_are_left_to_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "find_spec", lambda _: None)
+    monkeypatch.setattr(preflight, "vllm_source", lambda: None)
     check_flags(spec_of(engine_args='{"enforce_eger": true}'))
 
 

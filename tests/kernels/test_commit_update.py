@@ -21,26 +21,39 @@ import triton
 from window_cases import Windows, WindowShape, make_windows
 
 from nwor_kernels.commit.plan import CommitPlan, CommitRows, StagedSources
-from nwor_kernels.commit.with_update import UPDATE_ARGUMENTS, RequestStates
+from nwor_kernels.commit.with_update import DRAFT_ARGUMENTS, UPDATE_ARGUMENTS, RequestStates
 
 MAX_REQUESTS, LENGTH, VOCABULARY = 9, 24, 7
 
 
+DRAFTS = """\
+    if draft_tokens_ptr is not None:
+        for i in range(num_draft_tokens):
+            token = tl.load(draft_tokens_ptr + tl.program_id(0) * num_draft_tokens + i)
+            tl.store(draft_tokens_out_ptr + i, token)
+"""
+"""What vLLM 0.33's begins with."""
+
+
 @cache
-def stock_update() -> Any:
+def stock_update(with_drafts: bool = False) -> Any:
     """vLLM's `_post_update_kernel`; without a GPU vLLM leaves it undecorated, so its text is read.
 
-    Only that function: importing its module takes seconds.
+    Only that function: importing its module takes seconds. `with_drafts`: in vLLM 0.33's form,
+    made of an older one's text.
     """
     site = importlib.util.find_spec("vllm")
     if site is None or not site.submodule_search_locations:
         pytest.skip("vLLM is not here")
-    if not INTERPRETED:
+    if not INTERPRETED and not with_drafts:
         from vllm.v1.worker.gpu import input_batch
 
         return input_batch._post_update_kernel
     text = (Path(site.submodule_search_locations[0]) / "v1/worker/gpu/input_batch.py").read_text()
     body = inspect.getblock(text[text.index("def _post_update_kernel(") :].splitlines(True))
+    if with_drafts and "    draft_tokens_ptr,\n" not in body:
+        end = body.index("):\n")
+        body[end : end + 1] = [*(f"    {name},\n" for name in DRAFT_ARGUMENTS), body[end], DRAFTS]
     with TemporaryDirectory() as folder:
         path = Path(folder) / "stock_update.py"
         path.write_text("import triton.language as tl\n\n\n" + "".join(body))
@@ -53,6 +66,11 @@ def stock_update() -> Any:
         _ = getattr(kernel, "rewriter", None)  # the interpreter reads the text when it first runs
         inspect.getsourcelines(kernel.fn)
         return kernel
+
+
+def parameters_of(kernel: Any) -> tuple[str, ...]:
+    """Without a GPU vLLM may leave it a plain function."""
+    return tuple(inspect.signature(getattr(kernel, "fn", kernel)).parameters)
 
 
 class Requests:
@@ -94,14 +112,21 @@ class Requests:
         """Launch vLLM's kernel as vLLM does."""
         mapping, sampled, counts, rejected, starts = self.step()
         computed, last, bins, bins_stride, stride, *tokens = self.states.as_arguments()
+        more = (None, None, 0) if set(DRAFT_ARGUMENTS) <= set(parameters_of(stock_update())) else ()
         stock_update()[(len(mapping),)](
             mapping, computed, last, bins, bins_stride, sampled, stride, counts, rejected, starts,
-            *tokens,
+            *tokens, *more,
             num_warps=1,
         )  # fmt: skip
 
 
-def commit_with_update(windows: Windows, requests: Requests, tokens: int, certain: int = 0) -> Any:
+def commit_with_update(
+    windows: Windows,
+    requests: Requests,
+    tokens: int,
+    certain: int = 0,
+    with_drafts: bool = False,
+) -> Any:
     """The bound launch that commits windows and updates requests."""
     plan = CommitPlan(windows.kv_caches, slot_rows=windows.slot_rows)
     return plan.bind_with_update(
@@ -109,7 +134,7 @@ def commit_with_update(windows: Windows, requests: Requests, tokens: int, certai
         CommitRows(windows.slots, tokens, certain=certain),
         windows.errors,
         written=windows.written,
-        update=stock_update(),
+        update=stock_update(with_drafts),
         states=requests.states,
     )
 
@@ -121,8 +146,9 @@ def assert_same_requests(ours: Requests, theirs: Requests) -> None:
 
 
 def test_vllms_update_is_the_one_that_is_called() -> None:
-    kernel = stock_update()  # without a GPU vLLM may leave it a plain function
-    assert tuple(inspect.signature(getattr(kernel, "fn", kernel)).parameters) == UPDATE_ARGUMENTS
+    known = UPDATE_ARGUMENTS, UPDATE_ARGUMENTS + DRAFT_ARGUMENTS
+    assert parameters_of(stock_update()) in known
+    assert parameters_of(stock_update(True)) == known[1]
 
 
 @examples(12)
@@ -134,17 +160,18 @@ def test_vllms_update_is_the_one_that_is_called() -> None:
     counted=st.booleans(),
     groups=st.sampled_from((0, 0, 2)),
     certain=st.sampled_from((0, -1)),
+    with_drafts=st.booleans(),
     data=st.data(),
 )
 def test_one_launch_leaves_what_two_leave(
-    triton_device, seed, captured, tokens, layers, counted, groups, certain, data
+    triton_device, seed, captured, tokens, layers, counted, groups, certain, with_drafts, data
 ) -> None:
     """Twice with one bound launch: other counts, other requests, fewer than were captured."""
     # No padding rows: a captured step has rows for its requests only.
     shape = WindowShape(captured, tokens, padding=0, layers=layers, groups=groups)
     actual = make_windows(shape, seed, triton_device)
     ours = Requests(seed, captured, tokens, counted, triton_device)
-    launch = commit_with_update(actual, ours, tokens, certain)
+    launch = commit_with_update(actual, ours, tokens, certain, with_drafts)
     expected = make_windows(shape, seed, "cpu")
     expected.options["certain"] = certain
     theirs = Requests(seed, captured, tokens, counted, triton_device)

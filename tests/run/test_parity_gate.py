@@ -88,25 +88,26 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "synthetic", "states", "rule"),
+    ("device", "dtype", "method", "states", "rule"),
     [
-        ("cpu", "float32", False, False, ParityRule.EXACT),
-        ("cpu", "bfloat16", False, False, ParityRule.EXACT),
-        ("cuda:0", "float32", False, False, ParityRule.EXACT),
-        ("cuda:0", "bfloat16", False, False, ParityRule.EXPLAINED),
-        ("cuda:0", "float16", False, False, ParityRule.EXPLAINED),
-        ("cuda:0", "bfloat16", True, False, ParityRule.ACCEPTANCE_ONLY),
-        ("cpu", "float32", True, False, ParityRule.ACCEPTANCE_ONLY),
+        ("cpu", "float32", None, False, ParityRule.EXACT),
+        ("cpu", "bfloat16", "standard", False, ParityRule.EXACT),
+        ("cuda:0", "float32", "block", False, ParityRule.EXACT),
+        ("cuda:0", "bfloat16", "standard", False, ParityRule.EXPLAINED),
+        ("cuda:0", "float16", None, False, ParityRule.EXPLAINED),
+        ("cuda:0", "bfloat16", "synthetic", False, ParityRule.ACCEPTANCE_ONLY),
+        ("cpu", "float32", "synthetic", False, ParityRule.ACCEPTANCE_ONLY),
+        ("cuda:0", "float32", "fly", False, ParityRule.LOSSY),
         # Staged states are computed by another kernel than mode off's, on a CPU too.
-        ("cpu", "bfloat16", False, True, ParityRule.EXPLAINED),
-        ("cpu", "float32", False, True, ParityRule.EXACT),
-        ("cuda:0", "bfloat16", False, True, ParityRule.EXPLAINED),
+        ("cpu", "bfloat16", None, True, ParityRule.EXPLAINED),
+        ("cpu", "float32", None, True, ParityRule.EXACT),
+        ("cuda:0", "bfloat16", None, True, ParityRule.EXPLAINED),
     ],
 )
 def test_the_rule_of_a_device_and_dtype(
-    device: str, dtype: str, synthetic: bool, states: bool, rule: ParityRule
+    device: str, dtype: str, method: str | None, states: bool, rule: ParityRule
 ) -> None:
-    assert parity_rule(device, dtype, synthetic, states=states) is rule
+    assert parity_rule(device, dtype, method, states=states) is rule
 
 
 def test_a_drafters_tie_leaves_the_cell_valid(folder: Path) -> None:
@@ -188,6 +189,20 @@ def test_a_staged_count_must_accept_as_many_as_the_same_count_in_mode_off(
     found = gate.check(staged, answer(staged, *counts), stock, block)
     assert stock.record.parity == "acceptance only"
     assert found.record.parity == parity
+
+
+@pytest.mark.parametrize("by_drafts", [False, True])
+def test_a_lossy_method_breaks_no_cell_by_its_tokens(by_drafts: bool) -> None:
+    status = GpuEngine(device="cuda:0", dtype="bfloat16").status()
+    status = status.model_copy(update={"rejection_sample_method": "fly"})
+    gate = ParityGate(status, encode, Mock(), False, lambda event: None, by_drafts=by_drafts)
+    cell = Cell("tiny", NworMode.STAGE, ScvMode.OFF)
+    record: Any = Accepted(cell, (5, 3))
+    reference = BatchAnswer(record, ((1, 2, 3),))
+    block: Any = None
+    found = gate.check(cell, BatchAnswer(record, ((1, 7),)), reference, block)
+    assert found.record.parity == "lossy"
+    assert gate.broken == {}
 
 
 @pytest.mark.parametrize("at", [None, 7])

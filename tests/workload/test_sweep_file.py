@@ -231,14 +231,21 @@ def test_an_engine_without_room_is_named(small: Path) -> None:
         run_loaded(load_sweep(small), RunOptions(dry_run=True))
 
 
-def test_a_failing_run_ends_the_sweep_and_the_index_says_so(small: Path) -> None:
+def test_a_failing_run_ends_the_sweep_and_the_index_says_so(
+    small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with refused("engine", EngineError):
         sweep(small, Engines({0: NO_LUCK}))
     runs = index()["runs"]
     assert [run["status"] for run in runs] == ["failed"] + ["pending"] * 3
     assert (runs[0]["error"], runs[0]["exit_code"]) == ("engine: no luck", 1)
     assert index()["finished_at"] is None
-    assert "no luck" in Path("out/summary.md").read_text()
+    summary = Path("out/summary.md").read_text()
+    assert "**FAILED: engine: no luck**" in summary
+    assert "| Run" not in summary  # no table without a number
+    out = capsys.readouterr().out
+    assert "FAILED" not in out  # the error is printed by whoever catches it
+    assert out.endswith("To go on: nwor-bench sweep --resume out\n")
 
 
 def test_a_failing_run_may_be_passed_over(small: Path) -> None:

@@ -34,6 +34,9 @@ UPDATE_ARGUMENTS = (
 )
 """Arguments of the update that can be called here; program (n, 0, 0) of it updates request n."""
 
+DRAFT_ARGUMENTS = ("draft_tokens_ptr", "draft_tokens_out_ptr", "num_draft_tokens")
+"""What vLLM 0.33 adds: drafts from a pipeline's last stage, which no other update has."""
+
 Update = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 """Launches for `idx_mapping`, `sampled_tokens`, `num_sampled`, `num_rejected` and
 `query_start_loc` of one step."""
@@ -211,14 +214,32 @@ def commit_and_update(
     )
 
 
+def update_without_drafts(
+    idx_mapping, num_computed_tokens, last_sampled_tokens, output_bin_counts,
+    output_bin_counts_stride, sampled_tokens, sampled_tokens_stride, num_sampled, num_rejected,
+    query_start_loc, all_token_ids, all_token_ids_stride, total_len,
+):  # fmt: skip
+    _update(
+        idx_mapping, num_computed_tokens, last_sampled_tokens, output_bin_counts,
+        output_bin_counts_stride, sampled_tokens, sampled_tokens_stride, num_sampled, num_rejected,
+        query_start_loc, all_token_ids, all_token_ids_stride, total_len, None, None, 0,
+    )  # fmt: skip
+
+
 @cache
 def commit_and_update_with(update: Any) -> Any:
-    """The kernel that commits and calls `update`, a `triton.jit` function of UPDATE_ARGUMENTS.
+    """The kernel that commits and calls `update`, a `triton.jit` function of UPDATE_ARGUMENTS,
+    perhaps with DRAFT_ARGUMENTS behind them."""
+    if tuple(update.arg_names) == UPDATE_ARGUMENTS + DRAFT_ARGUMENTS:
+        update = triton.jit(_calling(update_without_drafts, update))
+    return triton.jit(**_NOT_SPECIALIZED)(_calling(commit_and_update, update))
 
-    Triton finds the functions that a kernel calls among the globals of its own.
-    """
-    plain = commit_and_update
-    names = {**plain.__globals__, "_update": update}
-    function = FunctionType(plain.__code__, names, plain.__name__)
+
+def _calling(plain: Any, update: Any) -> FunctionType:
+    """A function whose `_update` is this one: Triton finds what a kernel calls among the globals
+    of its own."""
+    function = FunctionType(
+        plain.__code__, {**plain.__globals__, "_update": update}, plain.__name__
+    )
     function.__annotations__, function.__module__ = plain.__annotations__, plain.__module__
-    return triton.jit(**_NOT_SPECIALIZED)(function)
+    return function

@@ -25,7 +25,7 @@ from typing import Any
 
 from nwor_bench.analysis.cell_data import CellData
 from nwor_bench.analysis.parity.kv import NO_RECORD, is_sound, why_missing
-from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, ParityRule
+from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, LOSSY, ParityRule
 from nwor_bench.records.cell import NworMode
 from nwor_bench.records.fallback_reasons import BESIDE_PREFILL
 from nwor_bench.records.types import WindowRecord
@@ -51,9 +51,9 @@ def _tokens(cell: CellData) -> str | None:
 def _kv(cell: CellData) -> str | None:
     if not _has_values(cell):
         return None
-    if not cell.gate.checks_layers and cell.parity != ACCEPTANCE_ONLY:
+    if not cell.gate.checks_layers and cell.parity not in (ACCEPTANCE_ONLY, LOSSY):
         return None  # as older versions had it
-    if _is_other_engine(cell) and cell.parity != ACCEPTANCE_ONLY:
+    if _is_other_engine(cell) and cell.parity not in (ACCEPTANCE_ONLY, LOSSY):
         return None
     return _end_to_end(cell, "K/V", cell.gate.kv)
 

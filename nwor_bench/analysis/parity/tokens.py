@@ -19,6 +19,10 @@ EXPLAINED = "explained"
 """Parity of a cell whose tokens differ only at ties."""
 
 ACCEPTANCE_ONLY = "acceptance only"
+
+LOSSY = "lossy"
+"""Parity of a cell that accepts tokens which are not the target's, in every mode."""
+
 INVALID = "INVALID"
 
 Tokens = Sequence[Sequence[int]]
@@ -30,23 +34,29 @@ class ParityRule(StrEnum):
     EXACT: every token, and every position's acceptance. EXPLAINED: each differing token must be a
     tie in mode off, and each position's acceptance must stay within its interval.
     ACCEPTANCE_ONLY: with synthetic acceptance tokens do not follow the target; lengths and
-    acceptance must be equal, since vLLM draws from the batch's seed.
+    acceptance must be equal, since vLLM draws from the batch's seed. LOSSY: FLy accepts by how
+    sure the target is, so a rounding changes tokens and counts; nothing of them is compared.
     """
 
     EXACT = EXACT
     EXPLAINED = EXPLAINED
     ACCEPTANCE_ONLY = ACCEPTANCE_ONLY
+    LOSSY = LOSSY
 
 
-def parity_rule(device: str, dtype: str, synthetic: bool, states: bool = False) -> ParityRule:
+BY_METHOD = {"synthetic": ParityRule.ACCEPTANCE_ONLY, "fly": ParityRule.LOSSY}
+"""Rules of vLLM's rejection_sample_method; other methods accept the target's own tokens."""
+
+
+def parity_rule(device: str, dtype: str, method: str | None, states: bool = False) -> ParityRule:
     """The strictest rule that sound modes can meet.
 
     On a CPU all modes share one attention kernel, and in float32 no near-ties are expected: tokens
     must be equal. Other dtypes on a GPU have ties, which the engine can check for any target; on a
     CPU too if `states` are staged, which are computed by another kernel than stock's.
     """
-    if synthetic:
-        return ParityRule.ACCEPTANCE_ONLY
+    if method in BY_METHOD:
+        return BY_METHOD[method]
     if dtype == "float32" or (device.startswith("cpu") and not states):
         return ParityRule.EXACT
     return ParityRule.EXPLAINED

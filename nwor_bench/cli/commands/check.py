@@ -46,9 +46,9 @@ def check(
     ] = "1,4",
     **flags: Any,
 ) -> None:
-    """Is my speculation's output right? Compares it with plain decoding, token by token.
+    """Is my speculation's output right? Compares it with plain decoding.
 
-    Two stock engines, one with drafts and one without, decode the same prompts greedily.
+    Two stock engines, with drafts and without, decode the same prompts greedily.
     NWOR is off. A differing token must be a tie (docs/tie-rule.md).
     Exit codes: 0 RIGHT, 3 WRONG, 5 NOT CHECKED, 1 failed, 2 bad input.
     """

@@ -19,6 +19,7 @@ import typer
 
 from nwor_bench.cli.flags import AsJson, Quiet, with_flags
 from nwor_bench.errors import BenchError, ConfigError, ExitCode, UnsupportedVllmError
+from nwor_bench.instruments import contract
 from nwor_bench.instruments.device import free_memory, is_cpu_build
 from nwor_bench.instruments.nsight import NCU, NSYS, Profiler, ToolUnavailable, find_tool
 from nwor_bench.instruments.versions import (
@@ -206,9 +207,16 @@ def check_vllm() -> Check:
         state = State.WRONG if found else State.MISSING
         what = f"{found}, but the plugin supports {supported()}" if found else "not installed"
         return Check("vLLM", state, what, REMEDY, needed=True)
-    build = "CPU build" if is_cpu_build() else "CUDA build"
-    tried = "" if untried_version() is None else f"; tried with {supported()} only"
-    return Check("vLLM", State.OK, f"{found}, {build}{tried}", needed=True)
+    tried = "" if untried_version() is None else " (not tried)"
+    source = contract.installed_source()
+    if source is None:
+        build = "CPU build" if is_cpu_build() else "CUDA build"
+        return Check("vLLM", State.OK, f"{found}{tried}, {build}", needed=True)
+    lost = contract.losses(source)
+    words = (f"{name} {answer}" for name, answer in contract.in_words(lost).items())
+    what, remedy = f"{found}{tried}: {', '.join(words)}", "; ".join(contract.remedies(lost))
+    state, needed = State.WRONG if lost else State.OK, contract.Feature.STAGING in lost
+    return Check("vLLM", state, what, remedy, needed=needed or not lost)
 
 
 def check_torch(has_gpu: bool) -> Check:

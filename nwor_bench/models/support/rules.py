@@ -150,6 +150,7 @@ vLLM's newest models bring kernels that norm, rotate and write in one, or caches
 
 LAYER_RULES = (
     Rule(reasons.unsupported_attention, lambda p: p.unfollowed, lambda b: b.unfollowed),
+    Rule(str, None, lambda b: b.changed),
     Rule(str, None, lambda b: b.refused_on_cpu),
     Rule(reasons.cache_dtype, lambda p: p.strange_cache if p.on_cpu else None),
     Rule(

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nwor_bench.instruments.contract import Feature, lost
 from nwor_bench.plugin.layers import rows_at, rows_of
 from nwor_bench.plugin.observe.errors import place_for
 from nwor_bench.plugin.observe.kept_rows import KeptPair, KeptRows, RowPart, RowStore
@@ -241,7 +242,7 @@ class KvRows:
         """Why the cache cannot be read row by row; None if it can be."""
         if not self._groups:
             return "there is no target layer with a KV cache"
-        found = (rows.why_unreadable() for rows in self._groups.values())
+        found = (lost(Feature.GATE), *(rows.why_unreadable() for rows in self._groups.values()))
         return next((reason for reason in found if reason is not None), None)
 
     def keep(

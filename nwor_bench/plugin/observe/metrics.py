@@ -17,6 +17,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from nwor_bench.errors import ConfigError
+from nwor_bench.instruments.contract import Feature, lost
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.settings import PluginSettings
 from nwor_bench.records.metrics import Labels, MetricFiles, WindowMetrics, labels_of, process_name
@@ -37,7 +38,7 @@ _own_folder: TemporaryDirectory[str] | None = None
 def share_folder() -> None:
     """In the first process of a server: make the folder, and show it on /metrics."""
     global _own_folder
-    if os.environ.get(SWITCH) == "0" or FOLDER in os.environ:
+    if os.environ.get(SWITCH) == "0" or FOLDER in os.environ or lost(Feature.LIVE) is not None:
         return
     _own_folder = TemporaryDirectory(prefix="nwor-metrics-")
     os.environ[FOLDER] = _own_folder.name

@@ -156,7 +156,7 @@ class ReferenceCPUAttentionImpl(CPUAttentionBackendImpl):
         window = staging.window
         reason = refusals.of_call(key, value, (), {}, shared=staging.shares)
         if reason is None and not window.has_staged(staging.layer):
-            reason = refusals.NOT_STAGED
+            reason = reasons.NOT_STAGED
         if reason is None and window.batch is not None:
             # Virtual requests are planned as requests are: a row's chunk holds all that it sees.
             requests = None if staging.chunk > 0 else len(window.batch.num_draft_tokens)

@@ -31,6 +31,7 @@ from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.staged_layer import StagedLayer, StepInputs
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.window import LayerCall, LayerTrace, Window
+from nwor_bench.records.fallback_reasons import NOT_STAGED
 from nwor_kernels.attention_step import AttentionStep, Scales, ScoreRules
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace, verify_attention_triton
 from nwor_kernels.verify_attention.tuning import Tuning, tuning_of
@@ -154,7 +155,7 @@ class StagingAttention(StagedLayer):
     def _why_not_staged(self, metadata: Any) -> str | None:
         """Why this layer's attention must read the cache in this step; None: it need not."""
         if not self._window.has_staged(self._number):
-            return refusals.NOT_STAGED
+            return NOT_STAGED
         assert self._window.batch is not None
         requests = len(self._window.batch.num_draft_tokens)
         return refusals.of_step(metadata, None if self.rules.chunk > 0 else requests)

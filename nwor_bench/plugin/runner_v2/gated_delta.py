@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from vllm.forward_context import get_forward_context
 
+from nwor_bench.instruments.contract import Feature, lost
 from nwor_bench.plugin.layers import StagingUnavailable, TargetLayers, set_up
 from nwor_bench.plugin.patching import Patch, noting
 from nwor_bench.plugin.runner_v2.plan import REFERENCED_PART
@@ -46,6 +47,8 @@ def set_up_states(
     length = runner.num_speculative_steps + 1
 
     def make() -> WindowStates:
+        if (reason := lost(Feature.STATES)) is not None:
+            raise StagingUnavailable(reason)
         layers = find_states(runner, target, lambda states: states)
         _check(layers[0], length, runner)
         requests = runner.max_num_reqs

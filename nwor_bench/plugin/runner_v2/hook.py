@@ -20,7 +20,6 @@ from torch import Tensor
 from nwor_bench.errors import EngineError
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.runner_hook import RunnerHook
-from nwor_bench.plugin.runner_v2 import stock_update
 from nwor_bench.plugin.runner_v2.device_validation import DeviceValidator
 from nwor_bench.plugin.runner_v2.graph_sets import StagingGraphs, StockGraphs
 from nwor_bench.plugin.runner_v2.setup import (
@@ -58,6 +57,10 @@ class V2RunnerHook(RunnerHook):
         self.validator = DeviceValidator(self._drafts, runner.max_num_reqs, runner.device)
         parts, self.staging_unavailable = set_up_staging(runner, self.layers, settings)
         update = None if parts is None else find_update()
+        self._why_no_update = update if isinstance(update, str) else None
+        if isinstance(update, str):
+            logger.warning("the commit does not run vLLM's update: %s", update)
+            update = None
         self._watches_update = update is not None
         """True if steps end with vLLM's update; False: with their samples."""
         self._name_parts(parts, update)
@@ -169,7 +172,7 @@ class V2RunnerHook(RunnerHook):
 
     def launch_refusals(self) -> dict[str, int]:
         """Updates of vLLM's that our commit cannot run, by reason."""
-        return dict(stock_update.refusals)
+        return {} if self._why_no_update is None else {self._why_no_update: 1}
 
     def graph_facts(self) -> dict[str, Any]:
         """Sizes of vLLM's graph set and of ours, which must be equal, and the memory of ours."""
@@ -308,6 +311,7 @@ class V2RunnerHook(RunnerHook):
         windows, call = self._windows, None
         if windows is not None and windows.joins_update(step):
             call = UpdateCall(*arguments, **named)
+            call = call if call.draft_tokens is None else None
         self._end(step, call)
         step.hook_s += time.perf_counter() - began
         if call is None or step.certain is None:  # no commit ran it

@@ -31,6 +31,7 @@ from nwor_bench.plugin.runner_v2.plan import GpuWindowBatch
 from nwor_bench.plugin.runner_v2.staged_layer import StagedLayer, StepInputs
 from nwor_bench.plugin.runner_v2.staging import GpuStaging
 from nwor_bench.plugin.window import LayerCall, LayerTrace, Window
+from nwor_bench.records.fallback_reasons import NOT_STAGED
 from nwor_kernels.attention_step import AttentionStep, Scales, ScoreRules
 from nwor_kernels.mla_verify_attention.kernel import mla_verify_attention_triton, unsupported_reason
 from nwor_kernels.mla_verify_attention.tail import mla_tail_triton
@@ -136,7 +137,7 @@ class LatentLayer(StagedLayer):
             return None
         batch = window.batch
         assert isinstance(batch, GpuWindowBatch)
-        reason = None if window.has_staged(self._number) else refusals.NOT_STAGED
+        reason = None if window.has_staged(self._number) else NOT_STAGED
         reason = reason or refusals.of_latent_step(metadata, batch.num_draft_tokens)
         if reason is None:
             return batch

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from vllm.config.compilation import CUDAGraphMode
 
+from nwor_bench.instruments.contract import Feature, lost
 from nwor_bench.plugin import refusals
 from nwor_bench.plugin.layers import (
     LayerCache,
@@ -71,7 +72,7 @@ class StagingParts:
         names = [*target.staged, *target.sharing]
         self._runner, self._length = runner, runner.num_speculative_steps + 1
         context = runner.compilation_config.static_forward_context
-        reason = refusals.of_runner(runner)
+        reason = lost(Feature.STAGING) or refusals.of_runner(runner)
         reason = reason or refusals.of_target(runner, target, self._why_no_kernel)
         if reason:
             raise StagingUnavailable(reason)

@@ -10,8 +10,6 @@ the host calls as little as possible: between two windows vLLM pushes our code o
 where each call costs it a microsecond.
 """
 
-import logging
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -22,57 +20,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nwor_bench.instruments.contract import Feature, lost
 from nwor_bench.plugin.patching import Patch
 from nwor_bench.plugin.runner_v2.plan import MAX_PLANS, GpuWindowBatch
 from nwor_bench.plugin.step import Step
-from nwor_kernels.commit.with_update import UPDATE_ARGUMENTS, RequestStates, Update
-
-logger = logging.getLogger("vllm.nwor_bench")
+from nwor_kernels.commit.with_update import RequestStates, Update
 
 ANOTHER_UPDATE = "vllm: another post_update"
 
-refusals: Counter[str] = Counter()
-"""Updates of vLLM's that our commit cannot run, by reason."""
-
 CALL = "post_update"
-KERNEL = "_post_update_kernel"
-ARGUMENTS = (
-    "idx_mapping",
-    "num_computed_tokens",
-    "last_sampled_tokens",
-    "output_bin_counts",
-    "sampled_tokens",
-    "num_sampled",
-    "num_rejected",
-    "query_start_loc",
-    "all_token_ids",
-    "total_len",
-)
 
 
 class StockUpdate(NamedTuple):
     """The update that vLLM would launch."""
 
     kernel: Any
-    """Triton's function of UPDATE_ARGUMENTS."""
+    """Triton's function."""
     caller: ModuleType
     """The module whose CALL is replaced."""
 
 
-def find_update() -> StockUpdate | None:
-    """vLLM's update, if it is the one that a commit can run; otherwise it is counted once."""
+def find_update() -> StockUpdate | str:
+    """vLLM's update, or why a commit cannot run it."""
     from vllm.v1.worker.gpu import input_batch, model_runner
 
-    call, kernel = getattr(input_batch, CALL, None), getattr(input_batch, KERNEL, None)
-    code = getattr(call, "__code__", None)
-    names = code.co_varnames[: code.co_argcount] if code is not None else ()
-    known = names == ARGUMENTS and tuple(getattr(kernel, "arg_names", ())) == UPDATE_ARGUMENTS
-    if known and getattr(model_runner, CALL, None) is call:
-        return StockUpdate(kernel, model_runner)
-    if not refusals:
-        logger.warning("the commit does not run vLLM's update: %s", ANOTHER_UPDATE)
-    refusals[ANOTHER_UPDATE] += 1
-    return None
+    if (reason := lost(Feature.UPDATE)) is not None:
+        return reason
+    if model_runner.post_update is not input_batch.post_update:
+        return ANOTHER_UPDATE
+    return StockUpdate(input_batch._post_update_kernel, model_runner)
 
 
 class UpdateCall(NamedTuple):
@@ -93,6 +69,9 @@ class UpdateCall(NamedTuple):
     """[requests + 1] int32; None without rejected tokens."""
     all_token_ids: Tensor
     total_len: Tensor
+    draft_tokens: Tensor | None = None
+    """Drafts from a pipeline's last stage (vLLM 0.33); then the update is vLLM's own launch."""
+    draft_tokens_out: Tensor | None = None
 
     def of_step(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The tensors that every step brings, in the launch's order."""

@@ -19,6 +19,7 @@ from nwor_bench.analysis.parity.tokens import (
     ACCEPTANCE_ONLY,
     EXACT,
     INVALID,
+    LOSSY,
     REFERENCE,
     TIES_EVENT,
     CellParity,
@@ -52,6 +53,7 @@ COMPARED = {
     "of each request); acceptance within its interval, position by position",
     ParityRule.ACCEPTANCE_ONLY: "output lengths and per-position acceptance: acceptance is "
     "synthetic here, so tokens do not follow the target",
+    ParityRule.LOSSY: "K/V and layers, no tokens: FLy is lossy by design",
 }
 
 
@@ -87,13 +89,12 @@ class ParityGate:
         on_event: Callable[[dict[str, Any]], None],
         by_drafts: bool = False,
     ):
-        synthetic = status.rejection_sample_method == "synthetic"
-        own = status.device or "cpu", status.dtype or "float32"
-        self.rule = parity_rule(*own, synthetic, states=bool(status.state_layers))
+        own = status.device or "cpu", status.dtype or "float32", status.rejection_sample_method
+        self.rule = parity_rule(*own, states=bool(status.state_layers))
         self._compared = COMPARED[self.rule]
-        if by_drafts and synthetic:
+        if by_drafts and self.rule is ParityRule.ACCEPTANCE_ONLY:
             self._compared = self._compared.replace(" and per-position acceptance", "")
-        elif by_drafts:
+        elif by_drafts and self.rule is not ParityRule.LOSSY:
             self.rule = ParityRule.EXPLAINED
             self._compared = COMPARED[self.rule].rpartition("; ")[0]  # all but acceptance
         self.broken: dict[Cell, str] = {}
@@ -194,6 +195,8 @@ class ParityGate:
             lengths = compare_lengths(answer.token_ids, reference.token_ids)
             if lengths:
                 return CellParity(INVALID, lengths)
+        if self.rule is ParityRule.LOSSY:
+            return CellParity(LOSSY)
         if self.rule is ParityRule.EXPLAINED:
             return self._explain(cell, answer, reference, block, to_the_end=to_the_end)
         by_drafts = _other_drafts(cell, reference)

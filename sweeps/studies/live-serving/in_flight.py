@@ -1,0 +1,219 @@
+r"""Does a server gain anything? Servers on one GPU under the same load, one after the other.
+
+    python sweeps/studies/live-serving/in_flight.py --requests 64 --output DIR
+    python sweeps/studies/live-serving/in_flight.py --requests 64 256 --output DIR \
+      --pair qwen3.5-quarter-shape --flags "--gpu-memory-utilization 0.45"
+    VLLM_USE_V2_MODEL_RUNNER=0 python sweeps/studies/live-serving/in_flight.py --pair tiny \
+      --requests 4 --tokens 64 --input 32 --blocks 2 --seconds 4 --output DIR --flags \
+      "--kv-cache-memory-bytes 50000000 --enforce-eager --block-size 32"            # without a GPU
+
+A server for each mode, all up at once, so that their caches must fit side by side; one is loaded,
+the others are idle. So many requests are always in flight: one that ends is followed by the next.
+Prompts are random and new in each block, outputs have half to one and a half times --tokens; all of
+it is the same for each mode of a block, whose order is random. Counted are the seconds behind a
+ramp, by the server's own /metrics. Writes in_flight.csv, a row for each block, size and mode.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pandas as pd
+from prometheus_client.parser import text_string_to_metric_families
+
+from nwor_bench.models.pairs import ResolvedPair, resolve_pair
+from nwor_bench.records.fallback_reasons import BESIDE_PREFILL
+from nwor_bench.stats.paired import paired_ratio
+
+MODES: dict[str, dict[str, str]] = {
+    "stock": {"VLLM_PLUGINS": ""},
+    "stage": {"VLLM_NWOR_MODE": "stage", "VLLM_SCV_MODE": "adaptive"},
+    "beside": {
+        "VLLM_NWOR_MODE": "stage",
+        "VLLM_SCV_MODE": "adaptive",
+        "VLLM_NWOR_BESIDE_PREFILL": "stage",
+    },
+    "interleave": {"VLLM_NWOR_MODE": "interleave"},
+}
+START_S = 400
+COUNTED = {
+    "tokens": "vllm:generation_tokens_total",
+    "tpot_s": "vllm:request_time_per_output_token_seconds_sum",
+    "ended": "vllm:request_time_per_output_token_seconds_count",
+    "ttft_s": "vllm:time_to_first_token_seconds_sum",
+    "begun": "vllm:time_to_first_token_seconds_count",
+    "preempted": "vllm:num_preemptions_total",
+    "windows": "nwor_windows_total",
+    "beside_prefill": "beside_prefill",
+    "other_fallbacks": "nwor_fallback_count_total",
+}
+
+
+@contextmanager
+def server(
+    pair: ResolvedPair, arguments: argparse.Namespace, mode: str, number: int
+) -> Iterator[str]:
+    """The address of vLLM's API server in this mode."""
+    drafting = {"method": pair.method, "num_speculative_tokens": 4, **pair.speculative}
+    drafting |= {"model": pair.draft} if pair.draft else {}
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", pair.target),
+        *("--served-model-name", "model", "--port", str(arguments.port + number)),
+        *("--dtype", pair.dtype, "--max-model-len", "2048", "--no-enable-prefix-caching"),
+        *("--max-num-seqs", str(max(arguments.requests)), "--disable-uvicorn-access-log"),
+        *("--speculative-config", json.dumps(drafting)),
+        *(("--load-format", pair.load_format) if pair.load_format else ()),
+        *shlex.split(arguments.flags),
+    ]
+    with (arguments.output / f"{mode}.log").open("wb") as log:
+        child = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | MODES[mode])
+    try:
+        yield f"http://127.0.0.1:{arguments.port + number}"
+    finally:
+        child.terminate()
+        child.wait(60)
+
+
+async def wait_for(base: str) -> None:
+    """Return when the server answers; raises TimeoutError behind START_S."""
+    deadline = time.monotonic() + START_S
+    async with httpx.AsyncClient() as client:
+        while time.monotonic() < deadline:
+            try:
+                if (await client.get(f"{base}/health")).status_code == 200:
+                    return
+            except httpx.HTTPError:
+                pass
+            await asyncio.sleep(0.5)
+    raise TimeoutError(f"{base} did not start; see its log")
+
+
+async def counts(client: httpx.AsyncClient, base: str) -> dict[str, float]:
+    """The server's counters, summed over labels, and the time of reading."""
+    text = (await client.get(f"{base}/metrics")).text
+    sums: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            beside = sample.labels.get("reason") == BESIDE_PREFILL
+            name = "beside_prefill" if beside else sample.name
+            sums[name] = sums.get(name, 0.0) + sample.value
+    counted = {name: sums.get(key, 0.0) for name, key in COUNTED.items()}
+    return counted | {"s": time.perf_counter()}
+
+
+async def load(
+    base: str, requests: int, block: int, arguments: argparse.Namespace
+) -> dict[str, float]:
+    """Changes of the counters over the measured seconds of one block."""
+    draw = random.Random(f"{block} {requests}")
+
+    async def one_after_another(client: httpx.AsyncClient, first: float) -> None:
+        share = first  # requests do not all end at once
+        while True:
+            prompt = [draw.randrange(5, 60) for _ in range(arguments.input)]
+            length = max(int(share * arguments.tokens), 1)
+            body = {"model": "model", "prompt": prompt, "max_tokens": length, "temperature": 0}
+            body |= {"ignore_eos": True}
+            reply = await client.post(f"{base}/v1/completions", json=body)
+            reply.raise_for_status()
+            share = draw.uniform(0.5, 1.5)
+
+    limits = httpx.Limits(max_connections=requests + 4)
+    async with httpx.AsyncClient(limits=limits, timeout=600) as client:
+        streams = [
+            asyncio.create_task(one_after_another(client, draw.uniform(0.1, 1.5)))
+            for _ in range(requests)
+        ]
+        await asyncio.sleep(arguments.ramp)
+        before = await counts(client, base)
+        await asyncio.sleep(arguments.seconds)
+        after = await counts(client, base)
+        failed = [task.exception() for task in streams if task.done()]
+        assert not failed, failed
+        for task in streams:
+            task.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+    return {name: value - before.get(name, 0.0) for name, value in after.items()}
+
+
+def row_of(place: dict[str, Any], change: dict[str, float]) -> dict[str, Any]:
+    """One row of in_flight.csv."""
+    return {
+        **place,
+        "tokens_per_s": change["tokens"] / change["s"],
+        "tpot_ms": 1e3 * change["tpot_s"] / change["ended"] if change["ended"] else None,
+        "ttft_ms": 1e3 * change["ttft_s"] / change["begun"] if change["begun"] else None,
+        **change,
+    }
+
+
+def summary(table: pd.DataFrame) -> str:
+    """Each mode over stock, paired by block."""
+    lines = []
+    for (requests, mode), rows in table[table["mode"] != "stock"].groupby(["requests", "mode"]):
+        stock = table[(table["mode"] == "stock") & (table.requests == requests)].set_index("block")
+        rows = rows[rows.block.isin(stock.index)].set_index("block")
+        for name in ("tokens_per_s", "tpot_ms"):
+            base = stock.loc[rows.index, name]
+            ratio = paired_ratio(rows[name].tolist(), base.tolist())
+            said = f"{ratio.value:.4f} [{ratio.low:.4f}, {ratio.high:.4f}]"
+            lines.append(f"{requests} {mode} {name}: {said} of {base.median():.4g}")
+    return "\n".join(lines)
+
+
+async def measure(bases: dict[str, str], arguments: argparse.Namespace) -> None:
+    """Load all servers, block by block; the first of each size is a warm-up."""
+    await asyncio.gather(*(wait_for(base) for base in bases.values()))
+    rows: list[dict[str, Any]] = []
+    for block, requests in product(range(-1, arguments.blocks), arguments.requests):
+        for mode in random.Random(block).sample(list(bases), len(bases)):
+            change = await load(bases[mode], requests, block, arguments)
+            if block >= 0:
+                place = {"pair": arguments.pair, "requests": requests, "mode": mode, "block": block}
+                rows.append(row_of(place, change))
+        if rows:
+            table = pd.DataFrame(rows)
+            table.to_csv(arguments.output / "in_flight.csv", index=False, float_format="%.6g")
+            if block > 1:
+                print(block, summary(table), sep="\n", flush=True)
+
+
+def main() -> None:
+    """Start the servers and measure."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--pair", default="llama-3b-shape")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=["stock", "stage"])
+    parser.add_argument("--requests", type=int, nargs="+", default=[64], help="in flight")
+    parser.add_argument("--blocks", type=int, default=12)
+    parser.add_argument("--ramp", type=float, default=2.0, help="seconds before those counted")
+    parser.add_argument("--seconds", type=float, default=8.0, help="counted in a block")
+    parser.add_argument("--input", type=int, default=256, help="tokens of a prompt")
+    parser.add_argument("--tokens", type=int, default=768, help="to generate, on average")
+    parser.add_argument("--port", type=int, default=8123, help="of the first server")
+    parser.add_argument("--flags", default="", help="further flags of vLLM's server, in one string")
+    arguments = parser.parse_args()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    pair = resolve_pair(arguments.pair)
+    with ExitStack() as up:
+        bases = {
+            mode: up.enter_context(server(pair, arguments, mode, number))
+            for number, mode in enumerate(arguments.modes)
+        }
+        asyncio.run(measure(bases, arguments))
+
+
+if __name__ == "__main__":
+    main()

@@ -262,6 +262,12 @@ STUDIES = {
         "pair gpu requests drafts context cache",
         f"{CLOCKS} ready_gate ready_timed kv_layers=kv_gate.layers local_layers=local_gate.layers",
     ),
+    "versions": Study(
+        "studies/versions/cells.csv",
+        "pair gpu requests drafts context vllm",
+        f"{CLOCKS} torch ready_gate ready_timed kv_layers=kv_gate.layers "
+        "local_layers=local_gate.layers vllm",
+    ),
     "mtp": Study(
         "studies/mtp/mtp.csv",
         "pair gpu",

@@ -2,7 +2,7 @@ r"""Does a server gain anything? Servers on one GPU under the same load, one aft
 
     python sweeps/studies/live-serving/in_flight.py --requests 64 --output DIR
     python sweeps/studies/live-serving/in_flight.py --requests 64 256 --output DIR \
-      --pair qwen3.5-quarter-shape --flags "--gpu-memory-utilization 0.45"
+      --pair qwen3.5-quarter-shape
     VLLM_USE_V2_MODEL_RUNNER=0 python sweeps/studies/live-serving/in_flight.py --pair tiny \
       --requests 4 --tokens 64 --input 32 --blocks 2 --seconds 4 --output DIR --flags \
       "--kv-cache-memory-bytes 50000000 --enforce-eager --block-size 32"            # without a GPU
@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pandas as pd
@@ -61,11 +61,18 @@ COUNTED = {
 }
 
 
+class Server(NamedTuple):
+    """A process of vLLM's API server, and where it answers."""
+
+    base: str
+    child: subprocess.Popen[bytes]
+
+
 @contextmanager
 def server(
     pair: ResolvedPair, arguments: argparse.Namespace, mode: str, number: int
-) -> Iterator[str]:
-    """The address of vLLM's API server in this mode."""
+) -> Iterator[Server]:
+    """vLLM's API server in this mode, which may not have started yet."""
     drafting = {"method": pair.method, "num_speculative_tokens": 4, **pair.speculative}
     drafting |= {"model": pair.draft} if pair.draft else {}
     command = [
@@ -74,30 +81,31 @@ def server(
         *("--dtype", pair.dtype, "--max-model-len", "2048", "--no-enable-prefix-caching"),
         *("--max-num-seqs", str(max(arguments.requests)), "--disable-uvicorn-access-log"),
         *("--speculative-config", json.dumps(drafting)),
+        *("--gpu-memory-utilization", f"{0.9 / len(arguments.modes):.2f}"),  # vLLM wants it free
         *(("--load-format", pair.load_format) if pair.load_format else ()),
         *shlex.split(arguments.flags),
     ]
     with (arguments.output / f"{mode}.log").open("wb") as log:
         child = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | MODES[mode])
     try:
-        yield f"http://127.0.0.1:{arguments.port + number}"
+        yield Server(f"http://127.0.0.1:{arguments.port + number}", child)
     finally:
         child.terminate()
         child.wait(60)
 
 
-async def wait_for(base: str) -> None:
-    """Return when the server answers; raises TimeoutError behind START_S."""
+async def wait_for(server: Server) -> None:
+    """Return when it answers; raises RuntimeError if it has ended, or does not start in START_S."""
     deadline = time.monotonic() + START_S
     async with httpx.AsyncClient() as client:
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and server.child.poll() is None:
             try:
-                if (await client.get(f"{base}/health")).status_code == 200:
+                if (await client.get(f"{server.base}/health")).status_code == 200:
                     return
             except httpx.HTTPError:
                 pass
             await asyncio.sleep(0.5)
-    raise TimeoutError(f"{base} did not start; see its log")
+    raise RuntimeError(f"{server.base} did not start; see its log")
 
 
 async def counts(client: httpx.AsyncClient, base: str) -> dict[str, float]:
@@ -173,13 +181,13 @@ def summary(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-async def measure(bases: dict[str, str], arguments: argparse.Namespace) -> None:
+async def measure(servers: dict[str, Server], arguments: argparse.Namespace) -> None:
     """Load all servers, block by block; the first of each size is a warm-up."""
-    await asyncio.gather(*(wait_for(base) for base in bases.values()))
+    await asyncio.gather(*(wait_for(server) for server in servers.values()))
     rows: list[dict[str, Any]] = []
     for block, requests in product(range(-1, arguments.blocks), arguments.requests):
-        for mode in random.Random(block).sample(list(bases), len(bases)):
-            change = await load(bases[mode], requests, block, arguments)
+        for mode in random.Random(block).sample(list(servers), len(servers)):
+            change = await load(servers[mode].base, requests, block, arguments)
             if block >= 0:
                 place = {"pair": arguments.pair, "requests": requests, "mode": mode, "block": block}
                 rows.append(row_of(place, change))
@@ -208,11 +216,11 @@ def main() -> None:
     arguments.output.mkdir(parents=True, exist_ok=True)
     pair = resolve_pair(arguments.pair)
     with ExitStack() as up:
-        bases = {
+        servers = {
             mode: up.enter_context(server(pair, arguments, mode, number))
             for number, mode in enumerate(arguments.modes)
         }
-        asyncio.run(measure(bases, arguments))
+        asyncio.run(measure(servers, arguments))
 
 
 if __name__ == "__main__":

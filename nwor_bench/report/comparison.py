@@ -148,7 +148,7 @@ def name_of(cell: CellChange, comparison: Comparison) -> str:
 
 
 def headline(comparison: Comparison) -> str:
-    """Whether NEW is worse than BASE: the worst change, or how many cells have which outcome."""
+    """The worst change of NEW, or how many cells have which outcome."""
     worst = _worst(comparison)
     if worst is not None:
         return f"{name_of(worst[1], comparison)} {worst[0]}, the worst of {_start(comparison)}."

@@ -96,7 +96,7 @@ class LoadedSweep:
 
     @cached_property
     def runs(self) -> tuple[LoadedRun, ...]:
-        """Its runs, in the order of their folders' names."""
+        """The folder's runs, in the order of their folders' names."""
         folders = sorted(path.parent for path in self.folder.glob(f"*/{RUN_FILE}"))
         return tuple(LoadedRun(analyse(read_run(folder))) for folder in folders)
 

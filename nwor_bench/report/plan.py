@@ -75,7 +75,7 @@ def plan_document(plan: ModelPlan) -> Document:
 
 
 def headline(plan: ModelPlan) -> str:
-    """Whether drafts are staged, and what that did to the time of a window."""
+    """What is staged, and what staging did to the time of a window."""
     said = answer(plan.support)
     return f"{said} {measured_words(plan.nearest)}" if plan.has_time else said
 

@@ -173,7 +173,7 @@ GPT_OSS = {
 
 
 def test_gpt_oss_has_the_published_size(plan: Run, tmp_path: Path) -> None:
-    """Its model card says 20.9 billion parameters, and 12.8 GiB of checkpoint."""
+    """The model card says 20.9 billion parameters, and 12.8 GiB of checkpoint."""
     (tmp_path / "config.json").write_text(json.dumps(GPT_OSS))
     code, out, _ = plan(str(tmp_path), "--json")
     told = json.loads(out)["bytes"]

@@ -252,7 +252,7 @@ def test_only_drafters_of_one_batch_follow_the_scheduler(
 def test_dflash_follows_if_it_drafts_nothing_at_no_drafts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """As from vLLM 0.33 on."""
+    """vLLM 0.33 has such a drafter."""
     module = tmp_path / "v1/worker/gpu/spec_decode/dflash/speculator.py"
     module.parent.mkdir(parents=True)
     module.write_text(f"class DFlashSpeculator:\n    def {method}(self): pass\n")

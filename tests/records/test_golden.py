@@ -119,7 +119,7 @@ def test_its_report_is_made_again_from_its_records(folder: Path, tmp_path: Path)
 
 
 def test_a_headline_has_at_most_20_words():
-    """Its badge included: of kept runs, and of every made-up one."""
+    """The badge counts. Kept runs, and every made-up one."""
     lines = [line for text in stored("said").values() for line in re.findall(HEADLINE, text)]
     for name in CASES:
         said = json.loads(stored(name)["result.json"].partition("\n}\n")[0] + "}")["answer"]

@@ -208,7 +208,7 @@ def test_a_short_run_has_no_such_section() -> None:
 
 @pytest.mark.parametrize("verdict", [v for v in Verdict if v != Verdict.CHECKED])
 def test_a_cell_of_any_verdict_can_be_drawn(run: RunData, verdict: Verdict) -> None:
-    """Of a draft count a few groups may be known, too few for a verdict."""
+    """A draft count may have a few groups, too few for a verdict."""
     cells = [replace(cell, verdict=str(verdict)) for cell in summarised(run)]
     (section,) = over_time_section(analysed(run, cells))
     assert all("<svg" in draw_svg(b) for b in section.blocks if isinstance(b, Figure))

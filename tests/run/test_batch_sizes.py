@@ -43,7 +43,7 @@ def test_what_is_measured_shares_all_of_the_time() -> None:
 
 
 def test_the_last_size_is_measured_as_far_as_the_time_goes() -> None:
-    """Its gate is not paid from a time that is shorter without a word."""
+    """The gate is not paid from a time that is shorter without a word."""
     sizes = BatchSizes(60.0, [8])
     assert sizes.forecast(8, 30.0, 300.0) is None
     said = sizes.forecast(8, 50.0, 40.0)

@@ -201,7 +201,9 @@ def test_drafts_whose_number_follows_the_batch(
 def test_an_adapter(tmp_path: Path, start_alone: Start) -> None:
     """In a batch with both, stock vLLM 0.32 gives every request the adapter on a CPU."""
     pair = tiny_pair(tmp_path / "pair", "ngram")
-    engine = start_alone(pair, spec_of("cpu", {"enable_lora": True, "max_lora_rank": 8}))
+    own = str(write_lora(tmp_path / "own", Path(pair.target)))
+    engine = start_alone(pair, spec_of("cpu", lora=own))
+    del engine._llm.generate  # which gives every request the adapter
     check_adapter(engine, pair.target, tmp_path / "lora", ["off", "graph"], fallback=None)
 
 

@@ -127,11 +127,11 @@ def test_an_adapter(
     from vllm.lora.request import LoRARequest
 
     pair: ResolvedPair = tiny_pair(tmp_path / "pair", "ngram")
-    arguments = {**graphs, "enable_lora": True, "max_lora_rank": 8}
-    engine = start_alone(pair, spec_of(arguments, dtype="bfloat16"))
+    folder = write_lora(tmp_path / "lora", Path(pair.target))
+    engine = start_alone(pair, spec_of(graphs, dtype="bfloat16", lora=str(folder)))
+    del engine._llm.generate  # which gives every request the adapter
     assert engine.status().staging_unavailable is None
     check_cache_of(engine)
-    folder = write_lora(tmp_path / "lora", Path(pair.target))
     generate = engine._llm.generate
     adapter = LoRARequest("adapter", 1, str(folder))
     monkeypatch.setattr(engine._llm, "generate", partial(generate, lora_request=adapter))

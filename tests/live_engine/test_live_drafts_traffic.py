@@ -110,7 +110,7 @@ def check_drafts_command(base: str, clock: str) -> None:
     assert told["clock"] == clock
     code, out = nwor_live(base, "--time-budget", "1s")
     assert code == 0
-    assert "Draft counts by batch size" in out
+    assert "Tokens/s over k =" in out
     assert "Windows: " in out
 
 

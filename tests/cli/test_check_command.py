@@ -1,6 +1,7 @@
 """`nwor-bench check`: what it asks for, and what it refuses."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,17 +16,10 @@ from nwor_bench.records.types import AA
 from nwor_bench.workload.run_spec import RunSpec
 from nwor_bench.workload.sweep_file import group_by_engine, make_points
 
-pytestmark = pytest.mark.slow  # imports pydantic and more
-
-
-@pytest.fixture(autouse=True)
-def _never_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not refused would replace this process."""
-
-    def start() -> None:
-        raise AssertionError("it was not refused early")
-
-    monkeypatch.setattr("nwor_bench.engine.preload.run_under_one_openmp", start)
+pytestmark = [
+    pytest.mark.slow,  # imports pydantic and more
+    pytest.mark.usefixtures("never_started"),
+]
 
 
 def call(*words: str) -> None:
@@ -70,7 +64,7 @@ def test_flags_reach_every_run() -> None:
         assert (spec.scenario.max_new_tokens, spec.scenario.max_model_len) == (9, 99)
 
 
-def test_a_model_is_a_pair_or_a_target() -> None:
+def test_a_model_is_a_pair_or_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for model in ("tiny", "own.toml"):
         choice = check_file(model, (1,), {}).choice(model)
         assert (choice.pair, choice.target_model) == (model, None)
@@ -78,6 +72,9 @@ def test_a_model_is_a_pair_or_a_target() -> None:
     assert (own.pair, own.target_model, own.draft_model) == (None, "org/name", "org/draft")
     with refused("MODEL", value="tinny", near="tiny"):
         call("tinny")
+    (tmp_path / "tiny").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert check_file("tiny", (1,), {}).choice("smollm2").target_model == "tiny"  # as for `plan`
 
 
 @pytest.mark.parametrize("method", ["synthetic", "fly"])

@@ -20,17 +20,10 @@ from nwor_bench.workload.config import load_scenario, resolve
 from nwor_bench.workload.run_spec import PairChoice, RunSpec
 from nwor_bench.workload.sweep_file import SweepFile, group_by_engine, make_points
 
-pytestmark = pytest.mark.slow  # imports pydantic and more
-
-
-@pytest.fixture(autouse=True)
-def _never_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not refused would replace this process."""
-
-    def start() -> None:
-        raise AssertionError("it was not refused early")
-
-    monkeypatch.setattr("nwor_bench.engine.preload.run_under_one_openmp", start)
+pytestmark = [
+    pytest.mark.slow,  # imports pydantic and more
+    pytest.mark.usefixtures("never_started"),
+]
 
 
 def asked(**options: Any) -> SweepFile:

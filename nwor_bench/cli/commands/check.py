@@ -81,8 +81,9 @@ def check_file(model: str, requests: tuple[int, ...], flags: dict[str, Any]) -> 
 def _models(model: str) -> tuple[str, str | None]:
     """A pair and no target, or any pair and a target of the user's own."""
     from nwor_bench.models.pairs import pair_names
+    from nwor_bench.models.pairs.local import is_pair
 
-    if model.endswith(".toml") or model in pair_names():
+    if is_pair(model):
         return model, None
     if "/" not in model and not Path(model).is_dir():
         raise ConfigError.unknown("MODEL", model, pair_names(), "nwor-bench list pairs")

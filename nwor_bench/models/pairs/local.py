@@ -117,13 +117,18 @@ class FoundConfig:
     origin: str
 
 
+def is_pair(named: str) -> bool:
+    """True for a pair's .toml file, and for a pair's name unless a file or folder here has it."""
+    return named.endswith(".toml") or (named in pair_names() and not home_path(named).exists())
+
+
 def find_config(field: str, named: str) -> FoundConfig:
     """The config of a config.json, a model folder, a pair, or a hub model, cached or not.
 
     Of a hub model only config.json is fetched. Raises ConfigError.
     """
     path = home_path(named)
-    if named.endswith(".toml") or (named in pair_names() and not path.exists()):
+    if is_pair(named):
         return _of_pair(field, named)
     if not path.exists() and not _HUB_NAME.fullmatch(named) and nearest(named, pair_names())[1]:
         raise ConfigError.unknown(field, named, pair_names())

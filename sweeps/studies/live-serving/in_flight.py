@@ -48,6 +48,7 @@ MODES: dict[str, dict[str, str]] = {
     "interleave": {"VLLM_NWOR_MODE": "interleave"},
 }
 START_S = 400
+DRAFTS = 4
 COUNTED = {
     "tokens": "vllm:generation_tokens_total",
     "tpot_s": "vllm:request_time_per_output_token_seconds_sum",
@@ -73,14 +74,12 @@ def server(
     pair: ResolvedPair, arguments: argparse.Namespace, mode: str, number: int
 ) -> Iterator[Server]:
     """vLLM's API server in this mode, which may not have started yet."""
-    drafting = {"method": pair.method, "num_speculative_tokens": 4, **pair.speculative}
-    drafting |= {"model": pair.draft} if pair.draft else {}
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", pair.target),
         *("--served-model-name", "model", "--port", str(arguments.port + number)),
         *("--dtype", pair.dtype, "--max-model-len", "2048", "--no-enable-prefix-caching"),
         *("--max-num-seqs", str(max(arguments.requests)), "--disable-uvicorn-access-log"),
-        *("--speculative-config", json.dumps(drafting)),
+        *("--speculative-config", json.dumps(pair.speculative_config(DRAFTS))),
         *("--gpu-memory-utilization", f"{0.9 / len(arguments.modes):.2f}"),  # vLLM wants it free
         *(("--load-format", pair.load_format) if pair.load_format else ()),
         *shlex.split(arguments.flags),

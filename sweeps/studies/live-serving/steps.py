@@ -25,11 +25,12 @@ from typing import Any
 
 import pandas as pd
 
-from nwor_bench.models.pairs import ResolvedPair, resolve_pair
+from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.records.types import NworMode, ScvMode
 
 MODES = ("stock", "off", "stage", "beside", "interleave")
 SETTLING_S = 1.0
+DRAFTS = 4
 COLUMNS = ("rate", "block", "mode", "began", "tokens", "requests", "drafting", "alone", "host_ms")
 GRAPHS = {
     "max_num_batched_tokens": 8192,
@@ -40,16 +41,6 @@ GRAPHS = {
         "cudagraph_capture_sizes": [5, 10, 20, 40, 80, 160, 320],
     },
 }
-
-
-def drafting_of(pair: ResolvedPair) -> dict[str, Any]:
-    """vLLM's speculative configuration: four drafts."""
-    return {
-        "method": pair.method,
-        "num_speculative_tokens": 4,
-        **pair.speculative,
-        **({"model": pair.draft} if pair.draft else {}),
-    }
 
 
 class Load:
@@ -190,7 +181,7 @@ def engine_of(arguments: argparse.Namespace) -> tuple[Any, Any]:
         dtype=pair.dtype,
         max_model_len=2048,
         max_num_seqs=arguments.most,
-        speculative_config=drafting_of(pair),
+        speculative_config=pair.speculative_config(DRAFTS),
         **({"load_format": pair.load_format} if pair.load_format else {}),
         worker_extension_cls="nwor_bench.plugin.worker.NworWorkerExtension",
         **(json.loads(arguments.flags) if arguments.flags else GRAPHS),

@@ -203,6 +203,7 @@ CHANGED_CELLS: Mapping[str, Callable[[], list[CellResult]]] = {
     "sure only by Holm": lambda: [
         cell for cell in chosen_among_two(0.94, 0.95) if cell.label != "stage x graph"],
     "synthetic": lambda: [replace(c, parity="acceptance only") for c in summarised(faster())],
+    "fly": lambda: [replace(c, parity="lossy") for c in summarised(faster())],
     "no cells": lambda: [],
 }  # fmt: skip
 """The cells of `faster`, changed."""

@@ -48,7 +48,7 @@ from nwor_bench.models.pairs.local import read_model_config
 from nwor_bench.records.cell import ADAPTIVE_VERIFICATION
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import RunStatus, ScvMode
-from nwor_bench.workload.experiment import ACCEPTANCE_RATES, LOSSY
+from nwor_bench.workload.experiment import ACCEPTANCE_RATES, WHY_LOSSY
 from nwor_bench.workload.options import flag_of, to_plain
 from nwor_bench.workload.run_spec import (
     ACCEPTANCE_LENGTH,
@@ -202,7 +202,7 @@ def _counts_refused(
         field = f"--speculative-config: {ADAPTIVE_VERIFICATION}"
         remedy = f"{WHY_NOT_ADAPTIVE}. An engine of its own: --adaptive-verification"
         yield ConfigError.for_field(field, True, remedy)
-    if spec.checks_only and (why := LOSSY.get(str(given.get(_METHOD)))):
+    if spec.checks_only and (why := WHY_LOSSY.get(str(given.get(_METHOD)))):
         raise NotComparableError.at("NOT CHECKED", f"{why} ({_METHOD})", given[_METHOD])
     if given.get(_METHOD) == "synthetic" and ACCEPTANCE_RATES not in given:
         example = ",".join(f"{0.75 ** (j + 1):.2f}" for j in range(spec.scenario.draft_tokens))

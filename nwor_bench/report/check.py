@@ -58,7 +58,7 @@ def _facts(check: Check) -> Iterator[tuple[str, str]]:
 
 
 def _compared(header: RunHeader) -> str:
-    """Both engines in two sentences."""
+    """The two engines and what they decode, in two sentences."""
     scenario, engine = header.scenario or {}, header.engine
     text = (
         f"{header.pair.name}: k = {scenario.get('draft_tokens')} ({header.pair.method}) with plain "

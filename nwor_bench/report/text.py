@@ -48,12 +48,6 @@ def p_value(value: float | None) -> str:
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def signed_size(amount: float) -> str:
-    """Bytes with a minus sign if negative: -1.8 MB."""
-    text = size(round(abs(amount)))
-    return f"-{text}" if round(amount) < 0 else text
-
-
 def size(value: int | None) -> str:
     """Bytes in decimal units (1 MB = 1,000,000 bytes)."""
     if value is None:

@@ -209,7 +209,7 @@ def run_prepared(
             progress.doing("writing the reports")
             analysis = _finish(store, status)
         console.print()
-        if failure is None or options.as_json:  # an error is printed last, by whoever catches it
+        if failure is None or options.as_json:  # an error is printed last, where it is caught
             tell_result(console, options, analysis, folder, in_sweep=in_sweep)
         else:
             print_path(console, "Report", folder / REPORT_PAGE)

@@ -144,7 +144,7 @@ def close_sweep(index: SweepIndex, console: Console, options: RunOptions) -> Non
     shown = Console() if options.quiet else console
     failed = any(run["status"] == FAILED for run in index.content["runs"])
     if failed and not index.done_codes() and not options.continue_on_error:
-        shown = Console(quiet=True)  # the error is printed last, by whoever catches it
+        shown = Console(quiet=True)  # the error is printed last, where it is caught
     tell_sweep(shown, options, index)
     if not index.is_done:
         say_how_to_go_on(index.folder, console)

@@ -34,7 +34,7 @@ ACCEPTANCE_RATES = "synthetic_acceptance_rates"
 COUNT_BY_SIZE = "num_speculative_tokens_per_batch_size"
 """Entries of vLLM's speculative_config."""
 
-LOSSY = {
+WHY_LOSSY = {
     "synthetic": "acceptance is synthetic, so tokens do not follow the target",
     "fly": "FLy is lossy by design: it accepts tokens that are not the target's",
 }
@@ -120,7 +120,7 @@ class DraftCounts:
     """Draft counts in one engine, each but 0 staged too if there is a mode for it."""
 
     counts: tuple[int, ...]
-    """They alternate in one engine; none in other experiments."""
+    """Counts that alternate in one engine; none in other experiments."""
     staged: Modes | None
     """Modes of the staged counts; None if none is staged."""
     compares_drafts: ClassVar[bool] = True

@@ -51,7 +51,6 @@ class _Commands(CommandGroup):
 
 app = typer.Typer(
     cls=_Commands,
-    help="What happens to the KV cache in speculative decoding, measured on stock vLLM.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -115,7 +114,7 @@ def _options(
         is_eager=True,
     ),
 ) -> None:
-    """What happens to the KV cache in speculative decoding, measured on stock vLLM."""
+    """Checks and times speculative decoding in your vLLM."""
 
 
 def main() -> None:

@@ -334,4 +334,4 @@ def _check_tokenizer(target: str) -> None:
     folder = Path(target)
     if folder.is_dir() and not any(any(folder.glob(name)) for name in _TOKENIZERS):
         remedy = "it has no tokenizer; name a folder with tokenizer files"
-        raise ConfigError.for_field("--target-model", target, remedy)
+        raise ConfigError.for_field("--model", target, remedy)

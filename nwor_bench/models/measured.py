@@ -96,7 +96,9 @@ def _staged_rows() -> Iterator[dict[str, str]]:
 
 
 def outcomes(rows: Sequence[MeasuredRow]) -> str:
-    """`faster in 13 of 20 settings, slower in 4, undecided in 1, left to stock in 2`."""
+    """`faster in 13 of 20 settings, slower in 4, undecided in 1, left to stock in 2`, of whole
+    models: a quarter of the layers is none."""
+    rows = [row for row in rows if "quarter" not in row.pair]
     counts = Counter(row.verdict for row in rows)
     faster, slower, direct = (counts[v] for v in (Verdict.FASTER, Verdict.SLOWER, AS_STOCK))
     rest = len(rows) - faster - slower - direct

@@ -159,10 +159,26 @@ IN_WORDS = {
     Guard.COMMIT_REFUSED: "a commit was refused",
     Guard.COUNTS: "counts of a window do not add up",
     Guard.RANKS_DIFFER: "tensor-parallel ranks accepted different drafts",
+    V1_RUNNER_ON_GPU: "vLLM's V1 runner serves it, which cannot stage on a GPU",
+    RECURRENT_LAYERS: "recurrent layers keep a state and no K/V",
+    SPARSE_INDEXER: "its sparse indexer writes a cache of its own",
+    RSWA_WINDOW: "its sliding window moves with the request",
+    ALIBI: "our attention has no ALiBi slopes",
+    ALREADY_WRITTEN: "its kernel writes the cache itself",
+    "cache_dtype": "our kernels cannot read such a cache",
+    "own_attention": "its own module attends or writes the cache",
+    "attention_metadata": "its metadata do not have one row a request",
+    "unsupported_attention": "its attention is not ours to replace",
+    "unsupported_states": "stock writes such states",
 }
-"""Why a group is left out, behind its number; a guard, as the end of a sentence."""
+"""Why a group is left out, behind its number; a guard, or why nothing is staged, as the end of a
+sentence. A reason with a detail stands without it."""
 
 
 def in_words(reason: str) -> str:
     """The reason for people; one that is not known stays as it is."""
-    return next((words for known, words in IN_WORDS.items() if known == reason), reason)
+    kind, _, detail = reason.partition(":")
+    known = {str(name): words for name, words in IN_WORDS.items()}
+    if kind in known and detail:
+        return f"{known[kind]} ({detail})"
+    return known.get(reason, reason)

@@ -104,7 +104,8 @@ def _next(check: Check, worst: SizeCheck) -> Iterator[str]:
         if worst.verdict is CheckVerdict.TIES and header.engine.state_slots is None:
             yield f"hardly any ties: {_command(header, 'dtype')} --dtype float32"
         given = {name: value for name, value in (header.choice or {}).items() if value is not None}
-        models = " ".join(f"--{n.replace('_', '-')} {shlex.quote(v)}" for n, v in given.items())
+        flags = {name: name.removeprefix("target_").replace("_", "-") for name in given}
+        models = " ".join(f"--{flags[name]} {shlex.quote(v)}" for name, v in given.items())
         sizes = ",".join(str(own.requests) for own in check.sizes)
         yield f"how many drafts pay: nwor-bench worth {models} --requests {sizes}"
 

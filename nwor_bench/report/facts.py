@@ -231,4 +231,4 @@ def _gpu_command(header: RunHeader) -> str:
     if pair.draft is None and choice.get("draft_model") is None:
         drafter = f"--method {pair.method}"
     target = choice.get("target_model") or "MODEL"
-    return f"nwor-bench sweep --target-model {target} {drafter} --ci-width 0.5%"
+    return f"nwor-bench sweep --model {target} {drafter} --ci-width 0.5%"

@@ -7,7 +7,6 @@ from nwor_bench.models.byte_model import (
     BY_REFERENCE,
     DIRECT,
     ByteModel,
-    Strategy,
     Workload,
     reserved_states,
 )
@@ -51,11 +50,14 @@ class BytePrediction:
 
     def saving_words(self, where: str) -> str:
         """Bytes and launches that NWOR saves, in two sentences."""
+        attending = len(self.model.shape.attending)
+        (stock, _), (least, most) = (s.launches(attending) for s in (DIRECT, BY_REFERENCE))
         states = f" with K/V and {percent(self.states_share)} with recurrent states"
         return (
             f"NWOR saves at most {percent(self.most_share)} of a step's DRAM bytes{where}"
-            f"{states if self.states_share else ''}. Stock's {_launches(self, DIRECT)} writes "
-            f"become {_launches(self, BY_REFERENCE)} launches, which counts for more."
+            f"{states if self.states_share else ''}. Launches count for more: stock writes a "
+            f"window's K/V with {stock}, NWOR with {least} ({most} if each request's first token "
+            "is written apart)."
         )
 
 
@@ -98,12 +100,6 @@ def _amount(parameters: int) -> str:
     return f"{parameters:,}"
 
 
-def _launches(prediction: BytePrediction, strategy: Strategy) -> str:
-    """Launches per window: `28`, or `1 to 29` depending on how first tokens are written."""
-    fewest, most = strategy.launches(len(prediction.model.shape.attending))
-    return str(fewest) if fewest == most else f"{fewest} to {most}"
-
-
 def _step(prediction: BytePrediction) -> Table:
     """DRAM bytes of a step of stock vLLM."""
     model, load = prediction.model, prediction.load
@@ -133,8 +129,6 @@ def bytes_notes(prediction: BytePrediction) -> tuple[str, ...]:
         "are left out, so a real step moves more bytes and every share is an upper bound.",
         "GPUs: activations and graphs (1 to 3 GiB each) are left out. A step takes at least its "
         "bytes at full bandwidth. NWOR was measured on H100s and H200s only.",
-        "Launches: the lower number counts only the drafts; the higher adds the stock write of the "
-        f"certain first tokens, one launch in each of {len(shape.attending)} layers.",
     ]
     if shape.experts is not None:
         touched = shape.experts.expected_distinct(load.tokens)

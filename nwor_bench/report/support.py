@@ -9,6 +9,7 @@ from nwor_bench.models.support.predict import LayerGroup, MethodSupport, Outcome
 from nwor_bench.records.fallback_reasons import (
     BATCH_INVARIANT,
     KV_TRANSFER,
+    in_words,
     mamba_cache_mode,
 )
 from nwor_bench.report.document import Table, table
@@ -40,7 +41,7 @@ def answer(support: Support) -> str:
         return f"{support.model.name}: drafts would be staged, in {every}."
     return (
         f"{support.model.name}: every draft would be written directly, as stock vLLM does: "
-        f"{support.reason}."
+        f"{in_words(support.reason)}."
     )
 
 
@@ -61,16 +62,19 @@ def what(layer: LayerFacts) -> str:
 def layers_table(support: Support) -> Table:
     """One row for each kind of layer."""
     rows = [
-        (str(group.count), what(group.layer), group.backend or "", _by_itself(group))
+        (str(group.count), what(group.layer), group.backend or "", _drafts(group, support))
         for group in support.groups
     ]
-    return table(("layers", "what", "backend", "by themselves"), rows, numbers_from=4)
+    return table(("layers", "what", "backend", "drafts"), rows, numbers_from=4)
 
 
-def _by_itself(group: LayerGroup) -> str:
+def _drafts(group: LayerGroup, support: Support) -> str:
+    """How drafts are handled in these layers."""
     if group.layer.kind is Kind.NOTHING:
-        return "nothing to stage"
-    return group.reason or "could be staged"
+        return "without K/V"
+    if group.reason is not None:
+        return f"written directly: {in_words(group.reason)}"
+    return "staged" if support.reason is None else "written directly, as in the other layers"
 
 
 def methods_lines(methods: Sequence[MethodSupport]) -> Iterator[str]:
@@ -79,7 +83,7 @@ def methods_lines(methods: Sequence[MethodSupport]) -> Iterator[str]:
     for each in methods:
         sharing.setdefault((each.outcome, each.reason), []).append(each.method.value)
     for (outcome, reason), names in sharing.items():
-        why = "" if reason is None else f": {reason}"
+        why = "" if reason is None else f": {in_words(reason)}"
         meaning = " (kept out of the cache until accepted)" if outcome is Outcome.STAGED else ""
         said = WORDS[outcome] + meaning
         yield f"{said[0].upper()}{said[1:]} with {joined(names)}{why}."

@@ -81,7 +81,7 @@ def load_scenario(name_or_path: str | Path) -> Scenario:
 
 
 _NOT_FOR_ENGINE_ARGS = {
-    "tokenizer": "it comes with --target-model",
+    "tokenizer": "it comes with --model",
     "hf_overrides": "memory and bytes are worked out from config.json; change it in a copy of the "
     "model's folder, or write a pair file",
     "worker_extension_cls": "nwor-bench sets it itself",

@@ -199,6 +199,8 @@ class Option:
     """The group of --help that it stands in."""
     name: str | None = None
     """Name in flags and sweep files, if it is not the field's."""
+    flag: str | None = None
+    """Flag, if it differs from the name."""
     aliases: tuple[str, ...] = ()
     """Further flags of the same meaning, such as -v."""
     has_flag: bool = True
@@ -249,7 +251,7 @@ class Declared:
     @property
     def flag(self) -> str:
         """The option's flag; the name in sweep files if it has none."""
-        return flag_of(self.name) if self.option.has_flag else self.name
+        return self.option.flag or flag_of(self.name) if self.option.has_flag else self.name
 
     @property
     def bare_kind(self) -> Any:

@@ -214,7 +214,7 @@ def load_tokenizer(target: str | Path) -> Any:
         return AutoTokenizer.from_pretrained(str(target))
     except Exception as error:  # files of the model's own raise errors of any kind
         raise ConfigError.for_field(
-            "--target-model",
+            "--model",
             str(target),
             f"its tokenizer did not load ({error}); name a folder with tokenizer files",
         ) from error

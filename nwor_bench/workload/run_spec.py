@@ -77,7 +77,7 @@ class PairChoice:
     )] = None
     target_model: Annotated[str | None, Option(
         "A local folder or hub name, instead of --pair.", Panel.MODELS, table="settings",
-        aliases=("--model",), flag_variable="TARGET_MODEL",
+        flag="--model", aliases=("--target-model",), flag_variable="TARGET_MODEL",
         engine_argument="model",
     )] = None
     draft_model: Annotated[str | None, Option(

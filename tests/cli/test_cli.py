@@ -240,7 +240,7 @@ def test_a_model_that_the_hub_does_not_give(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     code, _, err = command_line("sweep", "--model", "no/where")
     assert code == ExitCode.BAD_USAGE
-    assert "--target-model: 'no/where'" in err
+    assert "--model: 'no/where'" in err
 
 
 def test_both_ways_to_say_the_same() -> None:

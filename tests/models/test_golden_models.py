@@ -6,6 +6,8 @@ import pytest
 from golden_models import TABLE, configs, kept, rows
 
 from nwor_bench.models.config_reader import Kind, kinds_of, text_entries
+from nwor_bench.models.support.predict import Part
+from nwor_bench.records.fallback_reasons import in_words
 
 KINDS = {
     **{"full_attention": Kind.FULL, "attention": Kind.FULL, "indexed_attention": Kind.FULL},
@@ -41,6 +43,14 @@ def test_kinds_are_those_of_transformers() -> None:
     known = {name: kinds for name, kinds in found.items() if kinds is not None}
     assert len({texts[name]["model_type"] for name in known}) >= 30
     assert {name: list(kinds_of(texts[name])) for name in known} == known
+
+
+def test_every_reason_is_told_in_words() -> None:
+    answers = {row.answer for row in kept() if row.digest and not row.asked.startswith("plan")}
+    reasons = answers - {part.value for part in Part}
+    assert len(reasons) > 15
+    sizes = ("head_dim_", "window_of_")  # they are words
+    assert not [r for r in reasons if in_words(r) == r and not r.startswith(sizes)]
 
 
 @pytest.mark.slow  # two thousand answers

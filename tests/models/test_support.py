@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -39,15 +40,23 @@ def facts(**changes: Any) -> ModelFacts:
     return read_facts({**PLAIN, **changes}, "m", FIELD, "m")
 
 
-def test_layers_are_told_by_themselves() -> None:
-    """Recurrent layers stay as they are, whatever becomes of the others."""
+def test_layers_are_told_by_kind() -> None:
+    """Recurrent layers stay as they are, whatever becomes of the others; one attention layer that
+    is written directly takes all."""
     rows = layers_table(predict_support(facts(**SLIDING), EngineFacts())).rows
-    assert [(row[0], row[3]) for row in rows] == [("2", "could be staged")] * 2
+    assert [(row[0], row[3]) for row in rows] == [("2", "staged")] * 2
     assert rows[0][1] == "sliding attention of 32, head size 64"
     blocks = predict_support(facts(hybrid_override_pattern="M-M*"), EngineFacts())
     assert [row[3] for row in layers_table(blocks).rows] == [
-        "recurrent_layers", "nothing to stage", "could be staged",
+        "written directly: recurrent layers keep a state and no K/V", "without K/V", "staged",
     ]  # fmt: skip
+    support = predict_support(facts(**SLIDING), EngineFacts())
+    refused = replace(support.groups[0], reason="cache_dtype:nvfp4")
+    mixed = replace(support, groups=(refused, support.groups[1]), reason=refused.reason)
+    assert [row[3] for row in layers_table(mixed).rows] == [
+        "written directly: our kernels cannot read such a cache (nvfp4)",
+        "written directly, as in the other layers",
+    ]
 
 
 def test_methods_are_staged_or_refused_with_their_reason() -> None:

@@ -250,5 +250,5 @@ def test_a_real_tokenizer_with_a_chat_template(tmp_path: Path) -> None:
 
 @pytest.mark.slow  # transformers
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    with refused("--target-model", value=str(tmp_path), naming="tokenizer"):
+    with refused("--model", value=str(tmp_path), naming="tokenizer"):
         module.load_tokenizer(tmp_path)

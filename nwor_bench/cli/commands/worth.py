@@ -61,7 +61,8 @@ class WorthOptions:
         "A model pair's name or .toml file (default: smollm2).",
     )] = None
     target_model: Annotated[str | None, Option(
-        "A local folder or hub name, instead of --pair.", aliases=("--model",),
+        "A local folder or hub name, instead of --pair.", flag="--model",
+        aliases=("--model",),
     )] = None
     draft_model: Annotated[str | None, Option(
         "The drafter: a local folder or hub name.", aliases=("--speculative-model",),
@@ -142,7 +143,7 @@ def worth(context: typer.Context, options: WorthOptions) -> None:
     from nwor_bench.instruments.device import uses_gpu
 
     if options.target_model is not None and options.pair is not None:
-        wanted = "--target-model names the target already"
+        wanted = "--model names the target already"
         raise ConfigError.for_field("--pair", options.pair, wanted)
     shown = RunOptions(
         output=options.output,

@@ -81,10 +81,10 @@ def resolve_pair(
     if target_model is not None:
         if pair is not None:
             raise ConfigError.for_field(
-                "--pair", pair, "--target-model (or TARGET_MODEL in the environment) names the "
+                "--pair", pair, "--model (or TARGET_MODEL in the environment) names the "
                 "target already; give one of the two",
             )  # fmt: skip
-        target = locate_model("--target-model", target_model)
+        target = locate_model("--model", target_model)
         chosen = choose_method(method, draft)
         return _resolved(None, Path(target).name, chosen, target, draft)
     named = load_pair(DEFAULT_PAIR if pair is None else pair)
@@ -199,7 +199,7 @@ def check_mtp_layers(target: str) -> None:
 
     Hub models are left for vLLM to check. Raises ConfigError.
     """
-    config = read_model_config(target, "--target-model")
+    config = read_model_config(target, "--model")
     if config is None:
         return
     architecture = str((config.get("architectures") or [""])[0])
@@ -227,7 +227,7 @@ def check_vocabulary(method: str, target: str, draft: str | None) -> None:
     """
     if draft is None:
         return
-    target_size = vocabulary_size(read_model_config(target, "--target-model"))
+    target_size = vocabulary_size(read_model_config(target, "--model"))
     draft_config = read_model_config(draft, "--draft-model")
     draft_size = vocabulary_size(draft_config)
     if method in ("eagle", "eagle3") and draft_config is not None:

@@ -236,7 +236,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 def check_hub_models(pair: ResolvedPair) -> None:
     """Check target and drafter if they are hub names; raises ConfigError as below."""
-    for flag, model in (("--target-model", pair.target), ("--draft-model", pair.draft)):
+    for flag, model in (("--model", pair.target), ("--draft-model", pair.draft)):
         if model is not None and not Path(model).is_dir():
             check_hub_model(flag, model)
 

@@ -91,7 +91,7 @@ def test_what_the_hub_may_have_is_left_to_vllm_and_asked_once(
     own_hub: type[_Hub], name: str
 ) -> None:
     for _ in range(2):
-        check_hub_model("--target-model", name)
+        check_hub_model("--model", name)
     assert len(own_hub.asked) == 1
 
 
@@ -101,7 +101,7 @@ def test_what_the_hub_may_have_is_left_to_vllm_and_asked_once(
 )
 def test_what_the_hub_refuses_is_refused(own_hub: type[_Hub], name: str, naming: str) -> None:
     pair = ResolvedPair("x", "ngram", name, None, "auto")
-    with refused("--target-model", value=name, cause=HTTPError, naming=naming):
+    with refused("--model", value=name, cause=HTTPError, naming=naming):
         check_hub_models(pair)
 
 
@@ -117,11 +117,11 @@ def test_an_unreachable_hub_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.usefixtures("no_hub")
 def test_a_cached_model_is_used_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cached(monkeypatch, str(tmp_path))
-    check_hub_model("--target-model", "org/there")
+    check_hub_model("--model", "org/there")
     assert constants.HF_HUB_OFFLINE
     cached(monkeypatch, None)
-    with refused("--target-model", value="org/other", cause=None, naming="HF_HUB_OFFLINE"):
-        check_hub_model("--target-model", "org/other")
+    with refused("--model", value="org/other", cause=None, naming="HF_HUB_OFFLINE"):
+        check_hub_model("--model", "org/other")
 
 
 def test_of_a_hub_model_only_config_json_is_fetched_and_kept(

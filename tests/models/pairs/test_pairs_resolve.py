@@ -107,7 +107,7 @@ def test_method_follows_from_the_drafter(
           for pair in ({"target_model": "TARGET"}, {"pair": "tiny"}, {"pair": "smollm2"})),
         ({"pair": "smolm2"}, "--pair", {"near": "smollm2"}),
         ({"pair": "mine"}, "--pair", {"naming": "`nwor-bench list pairs` shows all"}),
-        *(({"target_model": reference}, "--target-model", {"naming": "org/name"}) for reference in
+        *(({"target_model": reference}, "--model", {"naming": "org/name"}) for reference in
           ("", " ", "llama", "/no/such/folder", "./gone", "a/b/c", "a/b c", "org/ñ", "~/x")),
     ],
     ids=str,
@@ -116,7 +116,7 @@ def test_what_names_no_pair_is_refused_before_anything_is_fetched(
     no_building: None, target: str, options: dict[str, str], field: str, wanted: dict[str, Any]
 ) -> None:
     options = {name: target if value == "TARGET" else value for name, value in options.items()}
-    value = options.get(field.removeprefix("--").replace("-", "_"), options.get("pair"))
+    value = options.get("method" if field == "--method" else "target_model", options.get("pair"))
     with refused(field, value=value, **wanted):
         resolve_pair(**options)
 
@@ -126,7 +126,7 @@ def test_folder_without_config_is_refused(
     no_building: None, tmp_path: Path, option: str, target: str
 ) -> None:
     options = {"target_model": target, option: str(tmp_path)}
-    flag = "--" + option.replace("_", "-")
+    flag = {"target_model": "--model", "draft_model": "--draft-model"}[option]
     with refused(flag, value=str(tmp_path), cause=FileNotFoundError):
         resolve_pair(**options)
 
@@ -143,14 +143,14 @@ def test_a_config_that_is_not_a_json_object_is_refused(
     tmp_path: Path, content: str, wanted: dict[str, Any]
 ) -> None:
     (tmp_path / "config.json").write_text(content)
-    with refused("--target-model", value=str(tmp_path), **wanted):
+    with refused("--model", value=str(tmp_path), **wanted):
         resolve_pair(target_model=str(tmp_path))
 
 
 def test_file_is_refused_in_favour_of_its_folder(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
     file = str(tmp_path / "model.gguf")
-    with refused("--target-model", value=file, naming="it is a file"):
+    with refused("--model", value=file, naming="it is a file"):
         resolve_pair(target_model=file)
 
 

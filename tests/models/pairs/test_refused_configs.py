@@ -52,7 +52,7 @@ def sweep_with(
     models = {"target": tiny.target, "draft": str(tiny.draft)}
     folder = changed(models[role], **changes)
     models[role] = str(folder)
-    flags = ("--target-model", models["target"], "--draft-model", models["draft"])
+    flags = ("--model", models["target"], "--draft-model", models["draft"])
     code, _, error = command_line("sweep", *flags, *SIZES)
     assert code == ExitCode.BAD_USAGE
     assert not Path("run").exists()

@@ -82,5 +82,6 @@ def _check_drafter(name: str, method: str, model: str | None, choice: PairChoice
     own = None if choice.target_model else load_pair(choice.pair or DEFAULT_PAIR)
     has_drafter = own is not None and own.own_drafter and own.method == method
     if not has_drafter and method not in WITHOUT_DRAFTER | FROM_TARGET:
-        remedy = f"{method} needs a drafter: write {name}=FOLDER_OR_HUB_NAME"
+        others = f", and {own.name}'s is for {own.method}" if own and own.own_drafter else ""
+        remedy = f"{method} needs a drafter{others}: write {name}=FOLDER_OR_HUB_NAME"
         raise ConfigError.for_field("--arm", name, remedy)

@@ -1,6 +1,7 @@
 """`nwor-bench kernels` on a stand-in bench: files, exit codes, --json and --quiet."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ from refusals import refused
 from rich.console import Console
 
 from nwor_bench.errors import ExitCode
+from nwor_bench.instruments import device
+from nwor_bench.run.microbench import bench
 from nwor_bench.run.microbench.bench import run_kernels
-from nwor_bench.run.microbench.cases import Spec, Window
+from nwor_bench.run.microbench.cases import Heads, Spec, Window
 
 pytestmark = pytest.mark.usefixtures("own_surroundings")
 
@@ -19,8 +22,8 @@ SPEC = Spec(kernels=("commit",), windows=(Window(8, 4),), max_rounds=3)
 
 
 def session(folder: Path | None, faults: dict[str, object] | None = None, **shown: bool) -> int:
-    bench = make_bench(SPEC, **(faults or {})), FACTS
-    return run_kernels(Console(width=80), SPEC, folder, make_bench=lambda _: bench, **shown)
+    made = make_bench(SPEC, **(faults or {})), FACTS
+    return run_kernels(Console(width=80), SPEC, folder, make_bench=lambda _: made, **shown)
 
 
 def test_json_and_quiet(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,6 +48,32 @@ def test_a_wrong_result_is_exit_code_3_and_the_files_are_written(
     assert code == ExitCode.CORRECTNESS_BROKEN
     assert "INVALID" in (tmp_path / "out" / "kernels.csv").read_text()
     assert "INVALID" in capsys.readouterr().out
+
+
+def test_the_shape_is_the_models(
+    command_line: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    ran: list[Spec] = []
+    monkeypatch.setattr(device, "visible_gpu_uuids", lambda: ("GPU-0",))
+    monkeypatch.setattr(bench, "run_kernels", lambda _, spec, *__, **___: ran.append(spec) or 0)
+    for model, heads, dim, layers in (
+        ("llama-8b-shape", Heads(32, 8), 128, 32),
+        ("gemma-3-12b-shape", Heads(16, 8), 256, 8),  # those without a sliding window
+    ):
+        assert command_line("kernels", "--kernels", "attention", "--model", model)[0] == 0
+        spec, shape = ran[-1], ran[-1].shape
+        assert (spec.heads, shape.heads, shape.kv_heads) == ((heads,), heads.query, heads.kv)
+        assert (shape.head_dim, shape.layers) == (dim, layers)
+    for flags in (["--heads", "8/1"], ["--layers", "3"], ["--head-dim", "64"]):
+        code, _, said = command_line("kernels", "--model", "llama-8b-shape", *flags)
+        assert (code, said.startswith(f"nwor-bench: {flags[0]}: ")) == (2, True), said
+    for unknown in ("mla-shape", "llama-9b-shape"):
+        code, _, said = command_line("kernels", "--model", unknown)
+        assert code == 2
+        assert "--model: " in said
+        assert unknown in said
+    assert len(ran) == 2
 
 
 @pytest.mark.slow

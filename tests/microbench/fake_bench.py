@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 
 from nwor_bench.run.microbench.bench import Bench, Call, Contender, Replay
-from nwor_bench.run.microbench.cases import OURS, PEER, InputGroup, Spec
+from nwor_bench.run.microbench.cases import ONE_ROW, OURS, PEER, InputGroup, Spec
 
+BACKENDS = ("nwor_staged", "triton")
 FACTS = {"gpu": "Fake GPU", "l2_bytes": 60 << 20, "copy_gb_per_s": 4000.0}
 BYTES = 4_000_000
 
@@ -39,20 +40,23 @@ def make_bench(
     throttled: Iterator[float] | None = None,
     cannot: str = "",
 ) -> Bench:
-    """A bench of ours and one peer.
+    """A bench of ours and one peer; of `attention` ours and Triton, each at one row too.
 
     `wrong`: whose check fails how; `missing`: who is not installed; `cannot`: who is not captured.
     """
 
-    def contender(name: str) -> Contender:
+    def contender(name: str, one: Contender | None = None) -> Contender:
         def bind() -> list[Call]:
             if missing and name in missing:
                 raise missing[name]
             return [lambda: name]
 
-        return Contender(name, BYTES, bind, lambda call: (wrong or {}).get(name, ""))
+        return Contender(name, BYTES, bind, lambda call: (wrong or {}).get(name, ""), one)
 
     def make(group: InputGroup) -> list[Contender]:
+        if group.kernel == "attention":
+            ones = {name: contender(f"{name}{ONE_ROW}") for name in BACKENDS}
+            return [contender(*pair) for pair in ones.items()]
         return [contender(name) for name in (OURS, PEER[group.kernel])]
 
     clock = Clock(us or {OURS: 4.0, "vllm_cuda": 80.0}, cannot)

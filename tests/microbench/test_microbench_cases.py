@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from nwor_bench.run.microbench.cases import (
+    Heads,
     InputGroup,
     Shape,
     Spec,
@@ -31,6 +32,15 @@ def test_the_default_run_has_every_case_that_was_asked_for() -> None:
     assert {str(group.window) for group in groups} == {"8x4", "64x4", "64x8", "256x8"}
     ratios = {each.query // each.kv for group in groups if (each := group.heads)}
     assert ratios == {3, 8}
+
+
+def test_attention_has_contexts_of_its_own_up_to_32k() -> None:
+    groups = expand(Spec(kernels=("attention",), cache_dtypes=("bf16",), heads=(Heads(32, 8),)))
+    assert len(groups) == 4 * 5  # windows, contexts
+    assert {group.context for group in groups} == {256, 1024, 4096, 8192, 32768}
+    both = Spec(kernels=("attention", "verify_attention"), contexts=(300,))
+    assert {group.context for group in expand(both)} == {300}
+    assert {group.context for group in expand(Spec())} == {None, 1024}
 
 
 @given(WINDOWS, st.floats(0.001, 1))

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from nwor_bench.run.microbench import contenders, inputs
 from nwor_bench.run.microbench.cases import OURS, PEER, InputGroup, Nets, Shape, Window
-from nwor_bench.run.microbench.inputs import Attention, Commit, NetWindow
+from nwor_bench.run.microbench.inputs import MERGE, STAGED, Attention, Commit, NetWindow
 
 SHAPE = Shape(layers=2, heads=4, kv_heads=2, head_dim=64)
 
@@ -87,6 +87,29 @@ def test_attentions_reference_is_attention() -> None:
         step.check(lambda name=name: seen.update({name: step.cache.float().abs().max()}), name)
     assert seen[OURS].isnan()  # ours must not read the window from the cache
     assert seen[PEER["verify_attention"]] < 10  # it reads what stock wrote
+
+
+def test_one_row_is_the_windows_first_on_the_same_cache() -> None:
+    torch.manual_seed(6)
+    step = Attention(InputGroup("attention", "bf16", Window(3, 4), context=37), SHAPE)
+    one = step.one_row()
+    assert one.cache.data_ptr() == step.cache.data_ptr()
+    assert (one.rows, one.seq_lens.tolist(), one.query.shape[0]) == (1, [38] * 3, 3)
+    torch.testing.assert_close(one.wanted, step.wanted[::5])
+    assert one.wanted.dtype == torch.float64
+    for each, row in ((step, 4), (one, 0)):
+        assert each.check(lambda each=each: each.output.copy_(each.wanted), MERGE) == ""
+        for name in (MERGE, STAGED):
+            seen = []
+            each.check(lambda each=each, row=row, seen=seen: seen.append(cached(each, row)), name)
+            assert seen[0].isnan().all() if name == STAGED else bool((seen[0] == 100).all())
+        assert cached(each, row).abs().max() < 10
+
+
+def cached(step: Attention, row: int) -> torch.Tensor:
+    """What stands in the cache for a row of the last request."""
+    slot = int(step.slots[-step.rows + row])
+    return step.cache.transpose(1, 2)[slot // 16, slot % 16].float()
 
 
 def test_a_wrong_state_or_output_of_a_net_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from nwor_bench.records.facts import Environment
 from nwor_bench.records.types import columns
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.run.microbench.bench import Bench, graph_timer, run_groups, run_rounds
-from nwor_bench.run.microbench.cases import OURS, PEER, Spec, Window, expand
+from nwor_bench.run.microbench.cases import OURS, PEER, Heads, Spec, Window, expand
 from nwor_bench.run.microbench.report import (
     KernelRow,
     Result,
@@ -104,6 +104,53 @@ def test_every_contender_has_a_row_in_every_case() -> None:
     assert [row.implementation for row in rows[:2]] == [OURS, STOCK]
     (reason,) = {row.reason for row in of(rows, STOCK)}
     assert reason == "ModuleNotFoundError: No module named 'vllm'"
+
+
+CLIFF = replace(SPEC, kernels=("attention",), cache_dtypes=("bf16",), contexts=(256, 8192),
+                heads=(Heads(32, 8),))  # fmt: skip
+
+
+def test_a_backend_is_compared_with_itself_at_one_row() -> None:
+    us = {"triton, 1 row": 10.0, "triton": 30.0, "nwor_staged, 1 row": 8.0, "nwor_staged": 9.0}
+    rows = run(make_bench(CLIFF, us))
+    assert [(row.implementation, row.context) for row in rows] == [
+        ("nwor_staged", 256), ("triton", 256), ("nwor_staged", 8192), ("triton", 8192),
+    ]  # fmt: skip
+    for row, ratio in zip(rows, (9 / 8, 3, 9 / 8, 3), strict=True):
+        assert row.over_one_row.holds(ratio)
+        assert row.over_one_row.half_width < 0.01
+        assert row.one_row_us == pytest.approx(us[f"{row.implementation}, 1 row"], rel=1e-2)
+        assert row.ratio is None
+    assert rows[1].time_over_one_row == rows[1].over_one_row.value
+    text = render_markdown(document(Result(CLIFF, rows, "", FACTS, Environment(), 1.0)))
+    headline = text.splitlines()[2]
+    assert "over that of one: nwor_staged 1.1" in headline
+    assert "triton 3.00 to 3.00." in headline
+    table = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| 8x4")]
+    assert [(line[0].split(",")[1].strip(), line[1].strip()) for line in table] == [
+        ("256", "nwor_staged"), ("8192", "nwor_staged"), ("256", "triton"), ("8192", "triton"),
+    ]  # fmt: skip
+    numbers = [float(cell.split("[")[0]) for cell in table[-1][2:]]
+    assert numbers == pytest.approx([10, 30, 3], rel=1e-2)
+
+
+@pytest.mark.parametrize("part", ["triton", "triton, 1 row"])
+def test_a_backend_that_fails_at_either_number_of_rows_is_named_with_its_reason(part: str) -> None:
+    for kind, status in (("missing", Status.REFUSED), ("wrong", Status.INVALID)):
+        fault = "7 bytes" if kind == "wrong" else ValueError("no such shape")
+        rows = run(make_bench(CLIFF, **{kind: {part: fault}}))
+        reason = "7 bytes" if kind == "wrong" else "ValueError: no such shape"
+        for row in of(rows, "triton", "attention"):
+            assert (row.status, row.reason, row.time_us) == (status, reason, None)
+        assert {row.status for row in of(rows, "nwor_staged", "attention")} == {Status.OK}
+
+    def make(group):
+        raise torch.OutOfMemoryError
+
+    rows = run(replace(make_bench(CLIFF), contenders=make))
+    assert [(row.implementation, row.status) for row in rows] == 2 * [
+        ("every backend", Status.REFUSED)
+    ]
 
 
 def test_what_is_wrong_is_not_timed() -> None:

@@ -50,6 +50,8 @@ class Contender:
     """Makes a call for each set of inputs."""
     check: Callable[[Call], str]
     """Makes the first call on poisoned outputs; returns its fault, or an empty string."""
+    one_row: "Contender | None" = None
+    """Its work without drafts, which its time is compared with; None: with our kernel's."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,15 @@ def _run_group(bench: Bench, group: InputGroup, rng: random.Random) -> list[Kern
         contenders = bench.contenders(group)
     except torch.OutOfMemoryError:
         refusal = {"status": Status.REFUSED, "reason": "its inputs do not fit the GPU's memory"}
-        return [_row(group, name, refusal) for name in (OURS, PEER[group.kernel])]
-    ready = {contender.name: _prepare(bench, contender) for contender in contenders}
+        names = (OURS, PEER[group.kernel]) if group.kernel in PEER else ("every backend",)
+        return [_row(group, name, refusal) for name in names]
+    ready: dict[str, Replay | dict[str, Any]] = {}
+    for contender in contenders:
+        one, refused = contender.one_row, None
+        if one is not None:
+            ready[one.name] = of_one = _prepare(bench, one)
+            refused = None if callable(of_one) else of_one
+        ready[contender.name] = refused or _prepare(bench, contender)
     replays = {name: prepared for name, prepared in ready.items() if callable(prepared)}
     rounds = bench.spec.max_rounds
     rule = StoppingRule(min(FIRST_LOOK, rounds), rounds, bench.spec.ci_width)
@@ -128,7 +137,10 @@ def _measured(contender: Contender, times: Mapping[str, Sequence[float]]) -> dic
     columns = {"status": Status.OK, "rounds": len(samples), "bytes_moved": moved}
     columns |= {"time_us": median(samples), "gb_per_s": moved / median(samples) / 1e3}
     ratio = report.ratios(times).get(contender.name)
-    return columns | {"ratio": ratio if ratio and ratio.is_bounded else None}
+    ratio = ratio if ratio and ratio.is_bounded else None
+    if contender.one_row is None:
+        return columns | {"ratio": ratio}
+    return columns | {"one_row_us": median(times[contender.one_row.name]), "over_one_row": ratio}
 
 
 def _row(group: InputGroup, name: str, columns: Mapping[str, Any]) -> KernelRow:

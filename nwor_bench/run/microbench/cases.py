@@ -18,11 +18,18 @@ PEER = {
     "verify_attention": "flash_attention_3",
     "gated_delta": "vllm_triton",
 }
-"""The peer of each kernel that the headline compares."""
+"""The peer of each kernel that the headline compares; `attention` compares backends with
+themselves."""
+
+ONE_ROW = ", 1 row"
+"""What the name of a contender ends with that has one query row, as without drafts."""
 
 ON_A_GPU = "run it on a machine with an NVIDIA GPU, set up by `make venv DEVICE=cuda`"
 
-Kernel = Literal["commit", "verify_attention", "gated_delta"]
+CONTEXTS = (256, 1024, 4096, 8192, 32768)
+"""Contexts of `attention`, if none are given."""
+
+Kernel = Literal["commit", "verify_attention", "attention", "gated_delta"]
 CacheDtype = Literal["bf16", "fp8"]
 
 STATE_DTYPES = ("f32", "bf16")
@@ -160,7 +167,7 @@ class Spec:
 
     # fmt: off
     kernels: Annotated[tuple[Kernel, ...], Option(
-        "Some of commit, verify_attention, gated_delta.", Panel.WORK,
+        "Some of commit, verify_attention, attention, gated_delta.", Panel.WORK,
     )] = ("commit", "verify_attention")
     windows: Annotated[tuple[Window, ...], Option(
         "Requests x drafts.", Panel.WORK, read=parse_windows,
@@ -169,9 +176,10 @@ class Spec:
         "Accepted drafts over drafts; for commit.", Panel.WORK, "acceptance",
         read=parse_acceptances,
     )] = (0.1, 0.5, 0.9)
-    contexts: Annotated[tuple[Annotated[int, Ge(1)], ...], Option(
-        "Cached tokens per request; for verify_attention.", Panel.WORK, "context",
-    )] = (1024,)
+    contexts: Annotated[tuple[Annotated[int, Ge(1)], ...] | None, Option(
+        "Cached tokens per request (default: 1024; attention: 256 to 32768).", Panel.WORK,
+        "context",
+    )] = None
     cache_dtypes: Annotated[tuple[CacheDtype, ...], Option(
         "bf16, fp8.", Panel.WORK, "cache_dtype",
     )] = ("bf16", "fp8")
@@ -198,8 +206,8 @@ def expand(spec: Spec) -> list[InputGroup]:
     groups: list[InputGroup] = []
     for kernel in spec.kernels:
         dtypes = STATE_DTYPES if kernel == "gated_delta" else spec.cache_dtypes
-        attends = kernel == "verify_attention"
-        heads, contexts = (spec.heads, spec.contexts) if attends else (none, none)
+        usual = {"verify_attention": (1024,), "attention": CONTEXTS}.get(kernel)
+        heads, contexts = (spec.heads, spec.contexts or usual) if usual else (none, none)
         acceptances = spec.acceptances if kernel == "commit" else none
         groups += [
             InputGroup(kernel, dtype, window, acceptance, context, head_counts)

@@ -1,4 +1,4 @@
-"""Table of contenders: our kernels, vLLM's and FlashAttention 3, as bound calls.
+"""Table of contenders: our kernels, vLLM's and its attention backends, as bound calls.
 
 Only this module of the microbenchmarks imports vLLM. What is missing raises, and is refused.
 """
@@ -8,14 +8,17 @@ from functools import lru_cache, partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nwor_bench.run.microbench.bench import Contender
-from nwor_bench.run.microbench.cases import OURS, InputGroup, Shape
-from nwor_bench.run.microbench.inputs import Attention, Call, Commit, NetWindow
+from nwor_bench.run.microbench.cases import ONE_ROW, OURS, InputGroup, Shape
+from nwor_bench.run.microbench.inputs import MERGE, STAGED, Attention, Call, Commit, NetWindow
 from nwor_kernels.commit.plan import CommitPlan, CommitRows, StagedSources
 from nwor_kernels.gated_delta.launch import StateCommit, verify_window_triton
 from nwor_kernels.gated_delta.records import WindowInputs
 from nwor_kernels.verify_attention.kernel import VerifyWorkspace, verify_attention_triton
+from nwor_kernels.verify_attention.tuning import padded
+from nwor_kernels.window_merge.kernel import merge_window_triton
 
 MAX_SPLITS = 32
 """vLLM's flash_attn_max_num_splits_for_cuda_graph."""
@@ -50,7 +53,7 @@ def _verify(step: Attention) -> Call:
     return partial(verify_attention_triton, step.step, workspace)
 
 
-@lru_cache(maxsize=1)  # all calls of a case share one, as layers do
+@lru_cache(maxsize=2)  # all calls of a case share one, as layers do
 def _workspace(requests: int, shape: Shape, rows: int, device: torch.device) -> VerifyWorkspace:
     return VerifyWorkspace.create(
         max_requests=requests, num_heads=shape.heads, num_kv_heads=shape.kv_heads,
@@ -58,28 +61,121 @@ def _workspace(requests: int, shape: Shape, rows: int, device: torch.device) -> 
     )  # fmt: skip
 
 
-def _flash_attention(step: Attention) -> Call:
-    """FlashAttention 3 as vLLM calls it under full graphs, scheduled beforehand."""
+def _merge(step: Attention) -> Call:
+    """FlashAttention 3 over the committed tokens without a mask, then our merge of the window."""
+    attend, given = _flash_attention(step, 3, step.seq_lens - step.rows, causal=False), step.step
+    return lambda: merge_window_triton(given, attend()[1])
+
+
+def _flash_attention(
+    step: Attention, version: int = 3, lengths: Tensor | None = None, *, causal: bool = True
+) -> Callable[[], Any]:
+    """FlashAttention as vLLM calls it under full graphs, version 3 scheduled beforehand.
+
+    `lengths`: [requests] int32, tokens of the cache that are seen; None: all. Without a mask it
+    returns its log-sum-exp too.
+    """
     from vllm.vllm_flash_attn import flash_attn_interface as interface
 
-    shape = step.shape
+    shape, lengths = step.shape, step.seq_lens if lengths is None else lengths
     common = {
         "max_seqlen_q": step.rows, "max_seqlen_k": step.max_seq_len, "cu_seqlens_q": step.starts,
-        "causal": True, "num_splits": MAX_SPLITS,
+        "causal": causal, "num_splits": MAX_SPLITS if version == 3 else 0,
     }  # fmt: skip
-    metadata = interface.get_scheduler_metadata(
+    metadata = None if version == 2 else interface.get_scheduler_metadata(
         **common, batch_size=step.requests, num_heads_q=shape.heads, num_heads_kv=shape.kv_heads,
-        headdim=shape.head_dim, cache_seqlens=step.seq_lens, qkv_dtype=step.query.dtype,
+        headdim=shape.head_dim, cache_seqlens=lengths, qkv_dtype=step.query.dtype,
         page_size=shape.block_size, window_size=(-1, -1),
     )  # fmt: skip
     key, value = step.cache.transpose(1, 2).chunk(2, dim=-1)
     scale = None if step.scale is None else step.scale.expand(step.requests, shape.kv_heads)
     return partial(
         interface.flash_attn_varlen_func, **common, q=step.query, k=key, v=value, out=step.output,
-        seqused_k=step.seq_lens, softmax_scale=shape.head_dim**-0.5, block_table=step.table,
+        seqused_k=lengths, softmax_scale=shape.head_dim**-0.5, block_table=step.table,
         scheduler_metadata=metadata, q_descale=scale, k_descale=scale, v_descale=scale,
-        fa_version=3,
+        fa_version=version, return_softmax_lse=not causal,
     )  # fmt: skip
+
+
+def _triton(step: Attention) -> Call:
+    """vLLM's Triton backend, with the scratch memory of its metadata builder."""
+    from vllm.v1.attention.backends import triton_attn
+    from vllm.v1.attention.ops.triton_unified_attention import unified_attention
+    from vllm.v1.kv_cache_interface import KVQuantMode
+
+    shape, segments = step.shape, triton_attn.NUM_PAR_SOFTMAX_SEGMENTS
+    sizes = (len(step.query), shape.heads, segments)
+    widths = {"output": (padded(shape.head_dim),), "max": (), "expsum": ()}
+    scratch = {
+        f"softmax_segm_{name}": _scratch(name, step.query.device, sizes + width)
+        for name, width in widths.items()
+    }
+    key, value = step.cache.transpose(1, 2).chunk(2, dim=-1)
+    scale = None if step.scale is None else step.scale.expand(step.requests, shape.kv_heads)
+    return partial(
+        unified_attention, q=step.query, k=key, v=value, out=step.output, cu_seqlens_q=step.starts,
+        max_seqlen_q=step.rows, seqused_k=step.seq_lens, max_seqlen_k=step.max_seq_len,
+        softmax_scale=shape.head_dim**-0.5, causal=True, window_size=(-1, -1), softcap=0.0,
+        block_table=step.table, q_descale=step.scale, k_descale=scale, v_descale=scale,
+        seq_threshold_3D=triton_attn.MIN_LAUNCH_GRID_SIZE_2D // shape.kv_heads,
+        num_par_softmax_segments=segments, **scratch,
+        kv_quant_mode=KVQuantMode.FP8_PER_TENSOR if step.fp8 else KVQuantMode.NONE,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=6)
+def _scratch(name: str, device: torch.device, sizes: tuple[int, ...] | None = None) -> Tensor:
+    """Memory at 0 that all calls of a case share, as layers do; FlashInfer's without `sizes`."""
+    if sizes is None:
+        return torch.zeros(394 << 20, dtype=torch.uint8, device=device)  # vLLM's default
+    return torch.zeros(sizes, device=device)
+
+
+def _flashinfer(step: Attention) -> Call:
+    """FlashInfer's decode, of several rows its prefill, planned beforehand.
+
+    vLLM has these on Hopper if it has neither flashinfer-cubin nor internet access.
+    """
+    import flashinfer
+
+    _without_fp8(step)
+    query, shape, rows = step.query, step.shape, step.rows
+    pages = -(-int(step.seq_lens[0]) // shape.block_size)
+    starts = torch.arange(step.requests + 1, dtype=torch.int32, device="cpu")
+    last = ((step.seq_lens - 1) % shape.block_size + 1).cpu()
+    planned = (starts * pages, step.table[:, :pages].flatten(), last,
+               shape.heads, shape.kv_heads, shape.head_dim, shape.block_size)  # fmt: skip
+    dtypes = {"q_data_type": query.dtype, "kv_data_type": query.dtype}
+    memory = _scratch("flashinfer", query.device)
+    if rows == 1:
+        run = flashinfer.BatchDecodeWithPagedKVCacheWrapper(memory, "HND", use_tensor_cores=True)
+        run.plan(*planned, **dtypes)
+    else:
+        run = flashinfer.BatchPrefillWithPagedKVCacheWrapper(memory, "HND")
+        run.plan(starts * rows, *planned, causal=True, **dtypes)
+    return partial(run.run, query, step.cache.chunk(2, dim=-1), out=step.output)
+
+
+def _flashinfer_xqa(step: Attention) -> Call:
+    """FlashInfer's XQA, which decodes windows too; vLLM's choice on Hopper if it can have it."""
+    from flashinfer.decode import xqa_batch_decode_with_kv_cache as attend
+    from vllm.v1.attention.backends.flashinfer import _make_xqa_draft_block_mask as mask_of
+
+    _without_fp8(step)
+    query, rows = step.query, step.rows
+    mask = mask_of(rows, True, query.device).expand(step.requests, -1, -1).contiguous()
+    run = partial(
+        attend, kv_cache=step.cache.chunk(2, dim=-1), block_tables=step.table, kv_layout="HND",
+        workspace_buffer=_scratch("xqa", query.device), seq_lens=step.seq_lens, out=step.output,
+        max_seq_len=step.max_seq_len, bmm1_scale=step.shape.head_dim**-0.5, q_len_per_req=rows,
+        mask=mask if rows > 1 else None,
+    )  # fmt: skip
+    return lambda: run(query=query.contiguous())  # a copy that vLLM makes too
+
+
+def _without_fp8(step: Attention) -> None:
+    if step.fp8:
+        raise ValueError("FlashInfer is timed with bf16 caches only")
 
 
 def _verify_nets(step: NetWindow, **more: Any) -> Call:
@@ -146,6 +242,18 @@ def _in_turn(calls: Iterable[Call]) -> Call:
 KERNELS: dict[str, tuple[Callable[[InputGroup, Shape], Any], dict[str, Callable[[Any], Call]]]] = {
     "commit": (Commit, {OURS: _commit, "vllm_cuda": _stock_writes}),
     "verify_attention": (Attention, {OURS: _verify, "flash_attention_3": _flash_attention}),
+    "attention": (
+        Attention,
+        {
+            STAGED: _verify,
+            MERGE: _merge,
+            "flash_attention_3": _flash_attention,
+            "flash_attention_2": partial(_flash_attention, version=2),
+            "flashinfer": _flashinfer,
+            "flashinfer_xqa": _flashinfer_xqa,
+            "triton": _triton,
+        },
+    ),
     "gated_delta": (
         NetWindow,
         {
@@ -161,14 +269,23 @@ KERNELS: dict[str, tuple[Callable[[InputGroup, Shape], Any], dict[str, Callable[
 
 
 def contenders(group: InputGroup, shape: Shape) -> list[Contender]:
-    """A group's contenders, ours first; inputs are made now, calls when they are bound."""
+    """A group's contenders, ours first; inputs are made now, calls when they are bound.
+
+    Those of `attention` are compared with themselves at one query row.
+    """
     make, rows = KERNELS[group.kernel]
     first = make(group, shape)
     number = min(first.MAX_SETS, max(2, -(-COLD_BYTES // first.bytes_moved(OURS))))
     sets = [first, *(make(group, shape) for _ in range(1, number))]
 
-    def contender(name: str, bind: Callable[[Any], Call]) -> Contender:
-        check = partial(first.check, name=name)
-        return Contender(name, first.bytes_moved(name), lambda: list(map(bind, sets)), check)
+    def contender(
+        name: str, bind: Callable[[Any], Call], steps: list[Any] = sets, one: Any = None
+    ) -> Contender:
+        moved, check = steps[0].bytes_moved(name), partial(steps[0].check, name=name)
+        shown = name if steps is sets else f"{name}{ONE_ROW}"
+        return Contender(shown, moved, lambda: list(map(bind, steps)), check, one)
 
-    return [contender(*row) for row in rows.items()]
+    if group.kernel != "attention":
+        return [contender(*row) for row in rows.items()]
+    ones = [step.one_row() for step in sets]
+    return [contender(*row, one=contender(*row, ones)) for row in rows.items()]

@@ -5,6 +5,7 @@ outputs; it returns the fault, or an empty string.
 """
 
 from collections.abc import Callable, Iterable
+from copy import copy
 from functools import cached_property, partial
 from typing import Any
 
@@ -20,6 +21,9 @@ from nwor_kernels.gated_delta.reference import verify_window_reference
 from nwor_kernels.verify_attention.reference import verify_attention_varlen_reference
 
 Call = Callable[[], object]
+
+STAGED, MERGE = f"{OURS}_staged", f"{OURS}_merge"
+"""Our two ways to attend a staged window, beside vLLM's backends."""
 
 COMMIT_SCALE, ATTENTION_SCALE = 0.37, 0.02
 """Scales of fp8 caches. With the first, some random values saturate e4m3."""
@@ -154,11 +158,22 @@ class Attention(KvInputs):
             self.max_seq_len, Scales(self.scale, self.scale, self.scale),
         )  # fmt: skip
 
+    def one_row(self) -> "Attention":
+        """The same requests and cache without drafts: the first row of each window."""
+        one, number = copy(self), self.requests
+        one.rows, one.starts = 1, torch.arange(number + 1, dtype=torch.int32)
+        one.query, one.key, one.value = (
+            tensor[:: self.rows].contiguous() for tensor in (self.query, self.key, self.value)
+        )
+        one.slots, one.seq_lens = self.slots[:: self.rows], self.seq_lens - self.rows + 1
+        one.output = torch.empty_like(self.output[:number])
+        return one
+
     @cached_property
     def wanted(self) -> Tensor:
-        """The reference's result, in float32."""
-        output = torch.empty_like(self.output, dtype=torch.float32)
-        verify_attention_varlen_reference(self.step._replace(output=output))
+        """The reference's result, in float64."""
+        output = torch.empty_like(self.output, dtype=torch.float64)
+        verify_attention_varlen_reference(self.step._replace(output=output), torch.float64)
         return output
 
     def write_window(self, instead: float | None = None) -> None:
@@ -169,13 +184,16 @@ class Attention(KvInputs):
         self.cache.transpose(1, 2).view(torch.uint8)[block, offset] = rows.view(torch.uint8)
 
     def check(self, call: Call, name: str) -> str:
-        """Our kernel must not read the window from the cache, where NaN stands instead."""
-        wanted = self.wanted
-        self.write_window(float("nan") if name == OURS else None)
+        """Ours must not read the window from the cache, where something else stands.
+
+        FlashAttention, and so the merge, multiplies rows that it does not see by 0.
+        """
+        wanted, unseen = self.wanted, {OURS: float("nan"), STAGED: float("nan"), MERGE: 100.0}
+        self.write_window(unseen.get(name))
         poison([self.output])
         call()
         self.write_window()
-        error = (self.output.float() - wanted).norm() / wanted.norm()
+        error = (self.output.double() - wanted).norm() / wanted.norm()
         return fault_of("outputs", error, ATTENTION_ERROR[self.group.cache_dtype])
 
 

@@ -14,7 +14,7 @@ from nwor_bench.report import document as blocks
 from nwor_bench.report.load import frame_of, to_csv
 from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.text import NOT_MEASURED, decimal
-from nwor_bench.run.microbench.cases import OURS, PEER, Spec
+from nwor_bench.run.microbench.cases import ONE_ROW, OURS, PEER, Spec
 from nwor_bench.stats.interval import Interval
 from nwor_bench.stats.paired import paired_ratio
 
@@ -29,6 +29,8 @@ NOTES = (
     "gated_delta: a call does Qwen3-Next's 36 gated delta nets. nwor verifies each without a state "
     "write and commits all in one launch; control writes every state, as vLLM does. nwor_norm and "
     "vllm_cuda have Qwen3.5's gated norm in them.",
+    "attention: 1 row is a step without drafts; its time and that of k + 1 rows a request, drafts "
+    "and one more, are paired by round. 2 means that attention takes twice as long with drafts.",
     "Calls are replayed from CUDA graphs, and L2 holds none of their data.",
     "Every result was checked against a torch reference before it was timed.",
 )
@@ -79,6 +81,9 @@ class KernelRow:
     """Why there is no time, or that the GPU throttled."""
     heads: str | None = None
     """Query heads / K/V heads of attention."""
+    one_row_us: float | None = None
+    """Median time of a call with one query row a request; of kernel `attention`."""
+    over_one_row: Interval | None = None
 
     INTERVAL_COLUMNS: ClassVar = {
         "ratio": {
@@ -86,17 +91,23 @@ class KernelRow:
                                "2 means that ours takes half the time."),
             "time_over_nwor_low": ("low", "Low end of its 95 % interval."),
             "time_over_nwor_high": ("high", "High end of it."),
-        }
+        },
+        "over_one_row": {
+            "time_over_one_row": ("value", "This time over that of one query row a request, "
+                                  "geometric mean over rounds; of kernel `attention`."),
+            "time_over_one_row_low": ("low", "Low end of its 95 % interval."),
+            "time_over_one_row_high": ("high", "High end of it."),
+        },
     }  # fmt: skip
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, column: str) -> float | None:
-            """A part of the ratio by its column's name, for the files."""
-            part, _ = self.INTERVAL_COLUMNS["ratio"].get(column, ("", ""))
-            if not part:
-                raise AttributeError(column)
-            return getattr(self.ratio, part, None)
+            """A part of a ratio by its column's name, for the files."""
+            for field, columns in self.INTERVAL_COLUMNS.items():
+                if column in columns:
+                    return getattr(getattr(self, field), columns[column][0], None)
+            raise AttributeError(column)
 
     @property
     def case(self) -> str:
@@ -107,16 +118,20 @@ class KernelRow:
 
     @property
     def numbers(self) -> tuple[str, str, str]:
-        """Time, GB/s and ratio with its interval; the status instead of a missing time."""
+        """Time, GB/s and ratio with its interval; the status instead of a missing time.
+
+        Of `attention` the times at 1 and at k + 1 rows, and their ratio.
+        """
         if self.status is not Status.OK:
             word = "INVALID" if self.status is Status.INVALID else "refused"
             return word, NOT_MEASURED, NOT_MEASURED
-        ratio = "1" if self.implementation == OURS else NOT_MEASURED
-        if self.ratio is not None:
-            ends = significant(self.ratio.low), significant(self.ratio.high)
-            ratio = f"{significant(self.ratio.value)} [{', '.join(ends)}]"
-        time_us = decimal(self.time_us, 2 if (self.time_us or 0) < 100 else 0)
-        return time_us, decimal(self.gb_per_s, 0), ratio
+        shown = "1" if self.implementation == OURS else NOT_MEASURED
+        if (ratio := self.ratio or self.over_one_row) is not None:
+            ends = significant(ratio.low), significant(ratio.high)
+            shown = f"{significant(ratio.value)} [{', '.join(ends)}]"
+        if self.one_row_us is not None:
+            return _us(self.one_row_us), _us(self.time_us), shown
+        return _us(self.time_us), decimal(self.gb_per_s, 0), shown
 
 
 @dataclass(frozen=True)
@@ -138,11 +153,13 @@ class Result:
 
 
 def ratios(times: Mapping[str, Sequence[float]]) -> dict[str, Interval]:
-    """Each time over ours, paired by round."""
-    if OURS not in times:
-        return {}
-    ours = times[OURS]
-    return {name: paired_ratio(samples, ours) for name, samples in times.items() if name != OURS}
+    """Each time over its own at one query row, or if that was not timed over ours, by round."""
+    bases = {name: f"{name}{ONE_ROW}" if f"{name}{ONE_ROW}" in times else OURS for name in times}
+    return {
+        name: paired_ratio(times[name], times[base])
+        for name, base in bases.items()
+        if base in times and name != base
+    }
 
 
 def half_widths(times: Mapping[str, Sequence[float]]) -> list[float | None]:
@@ -154,6 +171,10 @@ def half_widths(times: Mapping[str, Sequence[float]]) -> list[float | None]:
 def significant(value: float | None) -> str:
     """A number with two decimals below 10, one below 100, else none."""
     return decimal(value, 0 if value is None or value >= 100 else 1 if value >= 10 else 2)
+
+
+def _us(value: float | None) -> str:
+    return decimal(value, 2 if (value or 0) < 100 else 0)
 
 
 def write_files(folder: Path, result: Result) -> list[Path]:
@@ -186,10 +207,17 @@ def document(result: Result) -> blocks.Document:
     """The answer, machine, a table per kernel, and notes."""
     lead = (_headline(result), blocks.Paragraph(_machine(result)), blocks.Code(result.command))
     sections = []
-    for (kernel, dtype), rows in groupby(result.rows, lambda row: (row.kernel, row.cache_dtype)):
+    for (kernel, dtype), group in groupby(result.rows, lambda row: (row.kernel, row.cache_dtype)):
+        rows = list(group)
+        if kernel == "attention":  # each backend by context
+            names = list(dict.fromkeys(row.implementation for row in rows))
+            rows.sort(key=lambda row: (row.requests, row.drafts, names.index(row.implementation)))
         cells = [(row.case, row.implementation, *row.numbers) for row in rows]
-        more = {"commit": ", accepted", "verify_attention": ", context, heads"}.get(kernel, "")
-        headers = (f"window{more}", "implementation", "time us", "GB/s", "time/nwor [95 %]")
+        more = {"commit": ", accepted", "gated_delta": ""}.get(kernel, ", context, heads")
+        numbers = ("time us", "GB/s", "time/nwor [95 %]")
+        if kernel == "attention":
+            numbers = ("1 row us", "k + 1 us", "k + 1 over 1 [95 %]")
+        headers = (f"window{more}", "implementation", *numbers)
         shown = blocks.table(headers, cells, numbers_from=2)
         sections.append(blocks.Section(f"{kernel}, {dtype} cache", (shown,), brief=True))
     listed = dict.fromkeys(
@@ -212,8 +240,14 @@ def _headline(result: Result) -> blocks.Headline:
         rows = [row for row in result.rows if (row.kernel, row.implementation) == (kernel, peer)]
         values = [row.ratio.value for row in rows if row.ratio]
         if values:
-            low, high = significant(min(values)), significant(max(values))
-            sentences.append(f"{kernel}: {peer} takes {low} to {high} times our time.")
+            sentences.append(f"{kernel}: {peer} takes {_range(values)} times our time.")
+    over_one: dict[str, list[float]] = {}
+    for row in result.rows:
+        if row.over_one_row:
+            over_one.setdefault(row.implementation, []).append(row.over_one_row.value)
+    if over_one:
+        told = ", ".join(f"{name} {_range(values)}" for name, values in over_one.items())
+        sentences.append(f"attention: time of k + 1 query rows over that of one: {told}.")
     text = " ".join(sentences) or "No ratio was measured."
     wrong = [
         f"{row.implementation}, {row.kernel} {row.case}, {row.cache_dtype}: {row.reason}"
@@ -222,6 +256,10 @@ def _headline(result: Result) -> blocks.Headline:
     if not wrong:
         return blocks.Headline("", text)
     return blocks.Headline("INVALID", f"{text} Wrong results: {'; '.join(wrong)}.", "invalid")
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{significant(min(values))} to {significant(max(values))}"
 
 
 def _machine(result: Result) -> str:
